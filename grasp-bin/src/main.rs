@@ -1,0 +1,2 @@
+//! The grasp command.
+fn main() {}

@@ -1,0 +1,6 @@
+//! The words and the rules of GRASP. Opens nothing, reads no clock, takes no lock.
+
+pub mod limits;
+mod time;
+
+pub use time::{Mono, Now};

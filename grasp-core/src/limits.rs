@@ -1,0 +1,1 @@
+//! Budgets, waits and refusals: the small machines that keep us a good guest.

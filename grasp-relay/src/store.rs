@@ -1,0 +1,133 @@
+//! Where accepted events live: one trait, several houses.
+//!
+//! An [`EventStore`] keeps NIP-01, NIP-09, NIP-40 and NIP-62 by itself, atomically with each save, so that no
+//! order of arrival and no crash can leave it in a state those rules forbid. It does not judge whether an event
+//! is *wanted*; that is admission's work.
+
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use futures_util::stream::BoxStream;
+use nostr::event::{Event, EventId};
+use nostr::filter::Filter;
+use nostr::nips::nip01::Coordinate;
+use nostr::types::Timestamp;
+
+/// What became of one event that was offered to the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Saved {
+    /// Written now, durably, and served from now on.
+    Stored,
+    /// The very same event was stored before.
+    Duplicate,
+    /// A version that wins over this one (newer, or as old with a lower id) is served.
+    Superseded,
+    /// The store keeps no such event.
+    Refused(Refusal),
+}
+
+/// Why the store will not keep an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// Its author asked for its deletion (NIP-09).
+    Deleted,
+    /// Its author asked to vanish after writing it (NIP-62).
+    Vanished,
+    /// Its time is over (NIP-40).
+    Expired,
+    /// A deletion request that names somebody else's event; none of it is honoured.
+    ForeignDeletion,
+    /// A deletion request with more targets than anybody needs.
+    TooManyTargets,
+    /// Ephemeral kinds are passed on, never kept.
+    Ephemeral,
+}
+
+/// One stored event, as text that can be sent as it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredEvent {
+    /// Its id.
+    pub id: EventId,
+    /// When its author says it was made.
+    pub created_at: Timestamp,
+    /// The event as compact JSON.
+    pub json: Arc<str>,
+}
+
+/// The served events of one filter as set reconciliation wants them: no content, only what orders them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Inventory {
+    /// All of them, oldest first, ties by lowest id.
+    Complete(Vec<(Timestamp, EventId)>),
+    /// More than the caller was ready to take.
+    TooMany,
+}
+
+/// Why the store could not answer. Always our fault, never the peer's.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// The engine underneath failed.
+    #[error("the event store failed")]
+    Engine(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The file was written by a newer release.
+    #[error("the event store has schema {found}, this release knows up to {known}")]
+    NewerSchema {
+        /// What the file says.
+        found: u32,
+        /// What we can read.
+        known: u32,
+    },
+    /// The store is shutting down.
+    #[error("the event store is closed")]
+    Closed,
+}
+
+/// A durable set of events under the rules of NIP-01, 09, 40 and 62.
+pub trait EventStore: Send + Sync + 'static {
+    /// Saves events in order; resolves once every one of them is durable, with one answer each.
+    fn save(
+        &self,
+        events: Vec<Arc<Event>>,
+        now: Timestamp,
+    ) -> BoxFuture<'_, Result<Vec<Saved>, StoreError>>;
+
+    /// Says whether [`save`](Self::save) would refuse this event for what is already known, changing nothing.
+    fn refusal(
+        &self,
+        event: Arc<Event>,
+        now: Timestamp,
+    ) -> BoxFuture<'_, Result<Option<Refusal>, StoreError>>;
+
+    /// Served events that match any of the filters: newest first, ties by lowest id, each once, in chunks.
+    fn query(
+        &self,
+        filters: Vec<Filter>,
+        now: Timestamp,
+    ) -> BoxStream<'static, Result<Vec<StoredEvent>, StoreError>>;
+
+    /// How many served events match any of the filters.
+    fn count(&self, filters: Vec<Filter>, now: Timestamp)
+    -> BoxFuture<'_, Result<u64, StoreError>>;
+
+    /// What is served for this filter, without loading it; gives up beyond `max` items.
+    fn inventory(
+        &self,
+        filter: Filter,
+        now: Timestamp,
+        max: usize,
+    ) -> BoxFuture<'_, Result<Inventory, StoreError>>;
+
+    /// Superseded versions of an addressable event that are kept for rollback (kinds 30617 and 30618), winner first.
+    fn superseded(&self, coordinate: Coordinate) -> BoxFuture<'_, Result<Vec<Event>, StoreError>>;
+
+    /// Takes events out of service without leaving a gate behind: they may come back.
+    fn remove(&self, ids: Vec<EventId>) -> BoxFuture<'_, Result<u64, StoreError>>;
+
+    /// Reclaims what time has made worthless: expired events, unused deletion requests past their term.
+    fn sweep(&self, now: Timestamp) -> BoxFuture<'_, Result<u64, StoreError>>;
+
+    /// Finishes what was promised and stops; later calls answer [`StoreError::Closed`].
+    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>>;
+}
