@@ -1,0 +1,37 @@
+//! The event kinds that GRASP gives a meaning to.
+
+use nostr::event::Kind;
+
+/// NIP-34 repository announcement.
+pub const ANNOUNCEMENT: Kind = Kind::GitRepoAnnouncement;
+/// NIP-34 repository state.
+pub const STATE: Kind = Kind::RepoState;
+/// NIP-34 patch.
+pub const PATCH: Kind = Kind::GitPatch;
+/// NIP-34 pull request.
+pub const PULL_REQUEST: Kind = Kind::GitPullRequest;
+/// NIP-34 pull request update.
+pub const PULL_REQUEST_UPDATE: Kind = Kind::GitPullRequestUpdate;
+/// NIP-34 issue.
+pub const ISSUE: Kind = Kind::GitIssue;
+/// A user's list of GRASP servers.
+pub const GRASP_LIST: Kind = Kind::GitUserGraspList;
+/// NIP-09 deletion request.
+pub const DELETION: Kind = Kind::EventDeletion;
+/// NIP-62 request to vanish.
+pub const VANISH: Kind = Kind::RequestToVanish;
+
+/// What a thread about a repository begins with; later events may name only these.
+pub const ROOTS: [Kind; 4] = [PATCH, PULL_REQUEST, PULL_REQUEST_UPDATE, ISSUE];
+
+/// What a relay must tell its own syncer: everything that changes what to ask others for.
+pub const SELF_SUBSCRIPTION: [Kind; 5] = [
+    ANNOUNCEMENT,
+    PATCH,
+    PULL_REQUEST,
+    PULL_REQUEST_UPDATE,
+    ISSUE,
+];
+
+/// Kinds that only prove something to one server at one moment, and are never stored.
+pub const NEVER_STORED: [Kind; 2] = [Kind::Authentication, Kind::HttpAuth];

@@ -1,0 +1,106 @@
+//! Names of git objects.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::text::{hex_bytes, serde_as_text};
+
+/// The name of a git object: 40 hex digits (SHA-1) or 64 (SHA-256).
+///
+/// Upper-case digits are read and written back in lower case, as git does.
+///
+/// ```
+/// use grasp_core::Oid;
+///
+/// let oid: Oid = "DEADBEEFdeadbeefdeadbeefdeadbeefdeadbeef".parse().unwrap();
+/// assert_eq!(oid.to_string(), "deadbeefdeadbeefdeadbeefdeadbeefdeadbeef");
+/// assert!("abc123".parse::<Oid>().is_err());
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Oid {
+    /// An object of an ordinary repository.
+    Sha1([u8; 20]),
+    /// An object of a repository with the newer hash.
+    Sha256([u8; 32]),
+}
+
+/// The text names no object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not an object id of 40 or 64 hex digits")]
+pub struct OidError;
+
+impl Oid {
+    /// What git writes where there is no object.
+    pub const ZERO: Self = Self::Sha1([0; 20]);
+
+    /// Whether this stands for "no object".
+    pub fn is_zero(&self) -> bool {
+        self.as_bytes().iter().all(|byte| *byte == 0)
+    }
+
+    /// The bytes of the hash.
+    pub fn as_bytes(&self) -> &[u8] {
+        match self {
+            Self::Sha1(bytes) => bytes,
+            Self::Sha256(bytes) => bytes,
+        }
+    }
+
+    /// The first eight digits, as people write them.
+    pub fn short(&self) -> String {
+        self.to_string().chars().take(8).collect()
+    }
+}
+
+impl FromStr for Oid {
+    type Err = OidError;
+    fn from_str(text: &str) -> Result<Self, OidError> {
+        hex_bytes(text)
+            .map(Self::Sha1)
+            .or_else(|| hex_bytes(text).map(Self::Sha256))
+            .ok_or(OidError)
+    }
+}
+
+impl fmt::Display for Oid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.as_bytes()
+            .iter()
+            .try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Oid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Oid({self})")
+    }
+}
+
+serde_as_text!(Oid);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_hashes_are_read_and_nothing_else() {
+        assert!(matches!("0".repeat(40).parse(), Ok(Oid::Sha1(_))));
+        assert!(matches!("f".repeat(64).parse(), Ok(Oid::Sha256(_))));
+        for text in [
+            "",
+            "abc123",
+            &"0".repeat(41),
+            &"g".repeat(40),
+            &"é".repeat(20),
+        ] {
+            assert_eq!(text.parse::<Oid>(), Err(OidError), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn zero_of_either_length_means_no_object() {
+        assert!(Oid::ZERO.is_zero());
+        assert!("0".repeat(64).parse::<Oid>().unwrap().is_zero());
+        assert!(!"1".repeat(40).parse::<Oid>().unwrap().is_zero());
+    }
+}
