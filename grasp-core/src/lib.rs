@@ -2,10 +2,14 @@
 
 pub mod kinds;
 pub mod limits;
+pub mod nip34;
 pub mod repo;
 pub mod service;
+#[cfg(test)]
+mod testing;
 mod text;
 mod time;
+mod version;
 
 pub use repo::{
     CloneUrl, CoordinateError, Host, Identifier, IdentifierError, Namespace, Oid, OidError,
@@ -13,3 +17,4 @@ pub use repo::{
 };
 pub use service::ServiceIdentity;
 pub use time::{Mono, Now};
+pub use version::Version;
