@@ -2,6 +2,7 @@
 
 pub mod kinds;
 pub mod limits;
+pub mod maintainers;
 pub mod nip34;
 pub mod repo;
 pub mod service;
@@ -11,6 +12,7 @@ mod text;
 mod time;
 mod version;
 
+pub use maintainers::{MaintainerModel, Maintainers};
 pub use repo::{
     CloneUrl, CoordinateError, Host, Identifier, IdentifierError, Namespace, Oid, OidError,
     RefName, RefNameError, RelayUrl, RepoId, UrlError, parse_coordinate,

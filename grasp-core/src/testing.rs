@@ -47,10 +47,6 @@ impl Unsigned {
         self
     }
 
-    pub(crate) fn content(mut self, text: &str) -> Self {
-        self.content = text.to_owned();
-        self
-    }
 
     pub(crate) fn by(self, author: PublicKey) -> Event {
         let id = EventId::from_slice(&[self.id; 32]).unwrap();
