@@ -4,6 +4,7 @@ pub mod kinds;
 pub mod limits;
 pub mod maintainers;
 pub mod nip34;
+pub mod push;
 pub mod repo;
 pub mod service;
 #[cfg(test)]

@@ -38,17 +38,12 @@ pub struct Maintainers {
 pub fn rosters<'a>(announcements: impl IntoIterator<Item = &'a Announcement>) -> Rosters {
     let mut winners: BTreeMap<PublicKey, &Announcement> = BTreeMap::new();
     for announcement in announcements {
-        let winner = winners
-            .entry(announcement.repo.owner)
-            .or_insert(announcement);
+        let winner = winners.entry(announcement.repo.owner).or_insert(announcement);
         if announcement.version > winner.version {
             *winner = announcement;
         }
     }
-    winners
-        .into_iter()
-        .map(|(author, winner)| (author, winner.roster.clone()))
-        .collect()
+    winners.into_iter().map(|(author, winner)| (author, winner.roster.clone())).collect()
 }
 
 impl MaintainerModel {
@@ -101,10 +96,7 @@ fn plain(selected: &PublicKey, rosters: &Rosters) -> Maintainers {
             open.extend(listed.into_iter().filter(|key| seen.insert(*key)));
         }
     }
-    Maintainers {
-        confirmed,
-        invited: BTreeSet::new(),
-    }
+    Maintainers { confirmed, invited: BTreeSet::new() }
 }
 
 /// The root, and then whoever lists and is listed back, until nothing changes.
@@ -117,11 +109,8 @@ fn reciprocal(selected: &PublicKey, rosters: &Rosters) -> Maintainers {
     let mut open = vec![root];
     while let Some(member) = open.pop() {
         invited.extend(rosters.get(&member).map(Roster::listed).unwrap_or_default());
-        let accepted: Vec<_> = invited
-            .iter()
-            .filter(|key| accepts(key, &confirmed, rosters))
-            .copied()
-            .collect();
+        let accepted: Vec<_> =
+            invited.iter().filter(|key| accepts(key, &confirmed, rosters)).copied().collect();
         for key in accepted {
             invited.remove(&key);
             if confirmed.insert(key) {
@@ -177,11 +166,7 @@ mod tests {
     }
 
     fn roles(records: &[(Role, u8, Tenure)]) -> Roster {
-        let record = |&(role, n, tenure)| RoleRecord {
-            role,
-            key: key(n),
-            tenure,
-        };
+        let record = |&(role, n, tenure)| RoleRecord { role, key: key(n), tenure };
         Roster::Roles(records.iter().map(record).collect())
     }
 
@@ -194,10 +179,7 @@ mod tests {
     }
 
     fn confirmed(model: MaintainerModel, selected: u8, rosters: &[(u8, Roster)]) -> Vec<u8> {
-        let rosters = rosters
-            .iter()
-            .map(|(n, roster)| (key(*n), roster.clone()))
-            .collect();
+        let rosters = rosters.iter().map(|(n, roster)| (key(*n), roster.clone())).collect();
         let say = model.maintainers(&key(selected), &rosters);
         say.confirmed.iter().map(|key| key.to_bytes()[0]).collect()
     }
@@ -213,19 +195,13 @@ mod tests {
 
     #[test]
     fn reciprocal_needs_acceptance_along_the_whole_chain() {
-        let accepted = [
-            (ALICE, listed(&[BOB])),
-            (BOB, listed(&[ALICE, CAROL])),
-            (CAROL, listed(&[BOB])),
-        ];
+        let accepted =
+            [(ALICE, listed(&[BOB])), (BOB, listed(&[ALICE, CAROL])), (CAROL, listed(&[BOB]))];
         assert_eq!(confirmed(Reciprocal, ALICE, &accepted), [ALICE, BOB, CAROL]);
         let carol_silent = &accepted[..2];
         assert_eq!(confirmed(Reciprocal, ALICE, carol_silent), [ALICE, BOB]);
-        let bob_elsewhere = [
-            (ALICE, listed(&[BOB])),
-            (BOB, listed(&[CAROL])),
-            (CAROL, listed(&[BOB])),
-        ];
+        let bob_elsewhere =
+            [(ALICE, listed(&[BOB])), (BOB, listed(&[CAROL])), (CAROL, listed(&[BOB]))];
         assert_eq!(confirmed(Reciprocal, ALICE, &bob_elsewhere), [ALICE]);
     }
 
@@ -256,19 +232,12 @@ mod tests {
 
     #[test]
     fn an_unclear_lead_means_nobody() {
-        let two = [
-            (ALICE, roles(&[lead(ALICE), lead(BOB)])),
-            (BOB, roles(&[lead(BOB)])),
-        ];
+        let two = [(ALICE, roles(&[lead(ALICE), lead(BOB)])), (BOB, roles(&[lead(BOB)]))];
         let missing = [(ALICE, roles(&[lead(BOB)]))];
         let cycle = [(ALICE, roles(&[lead(BOB)])), (BOB, roles(&[lead(ALICE)]))];
         let no_self_lead = [(ALICE, roles(&[lead(BOB)])), (BOB, listed(&[ALICE]))];
         for rosters in [&two[..], &missing, &cycle, &no_self_lead, &[]] {
-            assert_eq!(
-                confirmed(Reciprocal, ALICE, rosters),
-                [0u8; 0],
-                "{rosters:?}"
-            );
+            assert_eq!(confirmed(Reciprocal, ALICE, rosters), [0u8; 0], "{rosters:?}");
         }
         assert_eq!(confirmed(Plain, ALICE, &[]), [0u8; 0]);
     }

@@ -129,11 +129,7 @@ mod tests {
             &["relays", "wss://a.example/"],
         ])
         .unwrap();
-        let hosts: Vec<_> = announcement
-            .clone
-            .iter()
-            .map(|url| url.host().to_string())
-            .collect();
+        let hosts: Vec<_> = announcement.clone.iter().map(|url| url.host().to_string()).collect();
         assert_eq!(hosts, ["a.example", "b.example"]);
         assert_eq!(announcement.clone_unusable, ["ssh://git@a.example/x"]);
         assert_eq!(announcement.relays.len(), 1);
@@ -145,10 +141,7 @@ mod tests {
         assert_eq!(parse(&[]), Err(AnnouncementError::NoIdentifier));
         assert_eq!(parse(&[&["d"]]), Err(AnnouncementError::NoIdentifier));
         assert_eq!(parse(&[&["d", ""]]), Err(IdentifierError::Empty.into()));
-        assert_eq!(
-            parse(&[&["d", "a/b"]]),
-            Err(IdentifierError::Separator.into())
-        );
+        assert_eq!(parse(&[&["d", "a/b"]]), Err(IdentifierError::Separator.into()));
         let issue = Unsigned::kind(1621).tags(&[&["d", "x"]]).by(key(1));
         assert_eq!(Announcement::parse(&issue), Err(AnnouncementError::Kind));
     }
@@ -159,9 +152,7 @@ mod tests {
         let ours = format!("https://us.example/{}/x.git", npub(&key(1)));
         let theirs = format!("https://us.example/{}/x.git", npub(&key(2)));
         let listed = |clone: &str, relay: &str| {
-            parse(&[&["d", "x"], &["clone", clone], &["relays", relay]])
-                .unwrap()
-                .lists(&us)
+            parse(&[&["d", "x"], &["clone", clone], &["relays", relay]]).unwrap().lists(&us)
         };
         assert!(listed(&ours, "wss://us.example"));
         assert!(!listed(&ours, "wss://them.example"));

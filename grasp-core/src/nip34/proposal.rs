@@ -69,16 +69,8 @@ impl Proposal {
             },
             _ => return Err(ProposalError::Kind),
         };
-        let clone = tags::all_values(event, "clone")
-            .filter_map(|url| url.parse().ok())
-            .collect();
-        Ok(Self {
-            id: event.id,
-            author: event.pubkey,
-            kind,
-            repos: repo_refs(event),
-            clone,
-        })
+        let clone = tags::all_values(event, "clone").filter_map(|url| url.parse().ok()).collect();
+        Ok(Self { id: event.id, author: event.pubkey, kind, repos: repo_refs(event), clone })
     }
 
     /// The commit whose arrival makes the proposal servable; patches and issues wait for nothing.
@@ -110,47 +102,25 @@ mod tests {
         assert!(matches!(with(&"a".repeat(40)), Ok(Some(Oid::Sha1(_)))));
         assert!(matches!(with(&"a".repeat(64)), Ok(Some(Oid::Sha256(_)))));
         assert_eq!(with("abc"), Err(ProposalError::NoTip));
-        assert_eq!(
-            Proposal::parse(&Unsigned::kind(1618).by(key(1))),
-            Err(ProposalError::NoTip)
-        );
-        assert_eq!(
-            Proposal::parse(&Unsigned::kind(1619).by(key(1))),
-            Err(ProposalError::NoTip)
-        );
+        assert_eq!(Proposal::parse(&Unsigned::kind(1618).by(key(1))), Err(ProposalError::NoTip));
+        assert_eq!(Proposal::parse(&Unsigned::kind(1619).by(key(1))), Err(ProposalError::NoTip));
     }
 
     #[test]
     fn an_update_names_the_pull_request_it_updates() {
         let (id, c) = ("ab".repeat(32), "a".repeat(40));
-        let event = Unsigned::kind(1619)
-            .tags(&[&["E", &id], &["c", &c]])
-            .by(key(1));
+        let event = Unsigned::kind(1619).tags(&[&["E", &id], &["c", &c]]).by(key(1));
         let kind = Proposal::parse(&event).unwrap().kind;
         let of = Some(EventId::from_hex(&id).unwrap());
-        assert_eq!(
-            kind,
-            ProposalKind::PullRequestUpdate {
-                tip: c.parse().unwrap(),
-                of
-            }
-        );
+        assert_eq!(kind, ProposalKind::PullRequestUpdate { tip: c.parse().unwrap(), of });
     }
 
     #[test]
     fn issues_and_patches_wait_for_no_commit() {
         for kind in [1617, 1621] {
-            assert_eq!(
-                Proposal::parse(&Unsigned::kind(kind).by(key(1)))
-                    .unwrap()
-                    .tip(),
-                None
-            );
+            assert_eq!(Proposal::parse(&Unsigned::kind(kind).by(key(1))).unwrap().tip(), None);
         }
-        assert_eq!(
-            Proposal::parse(&Unsigned::kind(1).by(key(1))),
-            Err(ProposalError::Kind)
-        );
+        assert_eq!(Proposal::parse(&Unsigned::kind(1).by(key(1))), Err(ProposalError::Kind));
     }
 
     #[test]
@@ -158,20 +128,9 @@ mod tests {
         let a = format!("30617:{}:a", key(1));
         let b = format!("30617:{}:b:c", key(2));
         let state = format!("30618:{}:a", key(1));
-        let tags: &[&[&str]] = &[
-            &["a", &a],
-            &["a", &b],
-            &["a", &state],
-            &["a", "x"],
-            &["a"],
-            &["A", "y"],
-        ];
-        let repos = Proposal::parse(&Unsigned::kind(1621).tags(tags).by(key(3)))
-            .unwrap()
-            .repos;
-        assert_eq!(
-            repos,
-            BTreeSet::from([a.parse().unwrap(), b.parse().unwrap()])
-        );
+        let tags: &[&[&str]] =
+            &[&["a", &a], &["a", &b], &["a", &state], &["a", "x"], &["a"], &["A", "y"]];
+        let repos = Proposal::parse(&Unsigned::kind(1621).tags(tags).by(key(3))).unwrap().repos;
+        assert_eq!(repos, BTreeSet::from([a.parse().unwrap(), b.parse().unwrap()]));
     }
 }

@@ -29,9 +29,7 @@ impl References {
             references.coordinates.extend(parsed);
         }
         for name in ["e", "E", "q"] {
-            references
-                .ids
-                .extend(tags::first_values(event, name).filter_map(event_id));
+            references.ids.extend(tags::first_values(event, name).filter_map(event_id));
         }
         references
     }
@@ -44,18 +42,12 @@ impl References {
 
 /// An event id in the only spelling that relays index.
 fn event_id(text: &str) -> Option<EventId> {
-    if is_lower_hex(text) {
-        EventId::from_hex(text).ok()
-    } else {
-        None
-    }
+    if is_lower_hex(text) { EventId::from_hex(text).ok() } else { None }
 }
 
 /// Every repository that an event is addressed to by its `a` tags, not just the first.
 pub fn repo_refs(event: &Event) -> BTreeSet<RepoId> {
-    tags::first_values(event, "a")
-        .filter_map(|value| value.parse().ok())
-        .collect()
+    tags::first_values(event, "a").filter_map(|value| value.parse().ok()).collect()
 }
 
 #[cfg(test)]
@@ -67,12 +59,7 @@ mod tests {
     fn only_first_values_count_and_a_quote_may_be_either() {
         let (id, coordinate) = ("ab".repeat(32), format!("30617:{}:x", key(1)));
         let event = Unsigned::kind(1)
-            .tags(&[
-                &["e", "wss://x", &id],
-                &["q", &coordinate],
-                &["q", &id],
-                &["p", &id],
-            ])
+            .tags(&[&["e", "wss://x", &id], &["q", &coordinate], &["q", &id], &["p", &id]])
             .by(key(1));
         let references = References::of(&event);
         assert_eq!(references.ids.len(), 1);

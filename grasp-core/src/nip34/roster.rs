@@ -66,22 +66,16 @@ impl Roster {
         if roles().next().is_some() {
             return Self::Roles(roles().filter_map(RoleRecord::parse).collect());
         }
-        Self::Listed(
-            tags::all_values(event, "maintainers")
-                .filter_map(parse_pubkey)
-                .collect(),
-        )
+        Self::Listed(tags::all_values(event, "maintainers").filter_map(parse_pubkey).collect())
     }
 
     /// The keys that may sign states by this announcement's word, its author not among them unless named.
     pub fn listed(&self) -> BTreeSet<PublicKey> {
         match self {
             Self::Listed(keys) => keys.clone(),
-            Self::Roles(records) => records
-                .iter()
-                .filter(|r| r.may_sign_states())
-                .map(|r| r.key)
-                .collect(),
+            Self::Roles(records) => {
+                records.iter().filter(|r| r.may_sign_states()).map(|r| r.key).collect()
+            }
         }
     }
 
@@ -101,10 +95,7 @@ impl Roster {
         match self {
             Self::Listed(_) => true,
             Self::Roles(records) => {
-                let mut own = records
-                    .iter()
-                    .filter(|record| record.key == *author)
-                    .peekable();
+                let mut own = records.iter().filter(|record| record.key == *author).peekable();
                 own.peek().is_none() || own.any(RoleRecord::may_sign_states)
             }
         }
@@ -128,11 +119,7 @@ impl RoleRecord {
         let role = Role::of(tag)?;
         let mut values = tags::values(tag);
         let key = parse_pubkey(values.next()?)?;
-        Some(Self {
-            role,
-            key,
-            tenure: Tenure::parse(values),
-        })
+        Some(Self { role, key, tenure: Tenure::parse(values) })
     }
 
     fn may_sign_states(&self) -> bool {
@@ -214,11 +201,7 @@ mod tests {
             (&[""], Tenure::Void),
         ];
         for (boundaries, tenure) in cases {
-            assert_eq!(
-                Tenure::parse(boundaries.iter().copied()),
-                tenure,
-                "{boundaries:?}"
-            );
+            assert_eq!(Tenure::parse(boundaries.iter().copied()), tenure, "{boundaries:?}");
         }
     }
 

@@ -96,13 +96,9 @@ impl State {
     /// Whether these refs are exactly what the state declares.
     pub fn is_realised_by(&self, refs: &BTreeMap<RefName, Oid>) -> bool {
         self.refs.len() == refs.len()
-            && self
-                .refs
-                .iter()
-                .zip(refs)
-                .all(|((want, declared), (have, oid))| {
-                    want == have && *declared == Declared::Oid(*oid)
-                })
+            && self.refs.iter().zip(refs).all(|((want, declared), (have, oid))| {
+                want == have && *declared == Declared::Oid(*oid)
+            })
     }
 }
 
@@ -152,12 +148,7 @@ mod tests {
     const B: &str = "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb";
 
     fn parse(tags: &[&[&str]]) -> Result<State, StateError> {
-        State::parse(
-            &Unsigned::kind(30618)
-                .tags(&[&["d", "x"]])
-                .tags(tags)
-                .by(key(1)),
-        )
+        State::parse(&Unsigned::kind(30618).tags(&[&["d", "x"]]).tags(tags).by(key(1)))
     }
 
     fn name(text: &str) -> RefName {
@@ -179,19 +170,13 @@ mod tests {
         let declared: Vec<_> = state.refs.keys().map(RefName::as_str).collect();
         assert_eq!(declared, ["refs/heads/main", "refs/tags/v1"]);
         assert_eq!(state.head, Some(name("refs/heads/main")));
-        assert_eq!(
-            state.tips(),
-            Some(vec![A.parse().unwrap(), B.parse().unwrap()])
-        );
+        assert_eq!(state.tips(), Some(vec![A.parse().unwrap(), B.parse().unwrap()]));
     }
 
     #[test]
     fn head_is_read_with_and_without_its_prefix_and_only_for_branches() {
         for head in ["ref: refs/heads/dev", "refs/heads/dev"] {
-            assert_eq!(
-                parse(&[&["HEAD", head]]).unwrap().head,
-                Some(name("refs/heads/dev"))
-            );
+            assert_eq!(parse(&[&["HEAD", head]]).unwrap().head, Some(name("refs/heads/dev")));
         }
         for head in ["refs/tags/v1", "dev", "", "ref: ref: refs/heads/dev"] {
             assert_eq!(parse(&[&["HEAD", head]]).unwrap().head, None, "{head}");
@@ -217,29 +202,17 @@ mod tests {
 
     #[test]
     fn names_that_git_refuses_spoil_the_state() {
-        assert_eq!(
-            parse(&[&["refs/heads/a..b", A]]),
-            Err(RefNameError::Dot.into())
-        );
-        assert_eq!(
-            parse(&[&["refs/heads/", A]]),
-            Err(RefNameError::EmptyComponent.into())
-        );
+        assert_eq!(parse(&[&["refs/heads/a..b", A]]), Err(RefNameError::Dot.into()));
+        assert_eq!(parse(&[&["refs/heads/", A]]), Err(RefNameError::EmptyComponent.into()));
     }
 
     #[test]
     fn a_branch_cannot_be_a_directory_too() {
-        let refs: &[&[&str]] = &[
-            &["refs/heads/a", A],
-            &["refs/heads/a-b", A],
-            &["refs/heads/a/b", A],
-        ];
+        let refs: &[&[&str]] =
+            &[&["refs/heads/a", A], &["refs/heads/a-b", A], &["refs/heads/a/b", A]];
         assert_eq!(
             parse(refs),
-            Err(StateError::Conflict(
-                name("refs/heads/a"),
-                name("refs/heads/a/b")
-            ))
+            Err(StateError::Conflict(name("refs/heads/a"), name("refs/heads/a/b")))
         );
     }
 

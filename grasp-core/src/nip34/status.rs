@@ -59,11 +59,7 @@ impl Status {
             .or_else(|| tags::first(event, "e"))
             .and_then(|id| EventId::from_hex(id).ok())
             .ok_or(StatusError::NoRoot)?;
-        Ok(Self {
-            kind,
-            root,
-            repos: repo_refs(event),
-        })
+        Ok(Self { kind, root, repos: repo_refs(event) })
     }
 }
 
@@ -79,25 +75,16 @@ mod tests {
             .tags(&[&["e", &a, "", "reply"], &["e", &b, "", "root"]])
             .by(key(1));
         let status = Status::parse(&event).unwrap();
-        assert_eq!(
-            (status.kind, status.root.to_hex()),
-            (StatusKind::Applied, b)
-        );
+        assert_eq!((status.kind, status.root.to_hex()), (StatusKind::Applied, b));
         let plain = Unsigned::kind(1632).tags(&[&["e", &a]]).by(key(1));
         assert_eq!(Status::parse(&plain).unwrap().root.to_hex(), a);
     }
 
     #[test]
     fn a_status_of_nothing_is_none() {
-        assert_eq!(
-            Status::parse(&Unsigned::kind(1630).by(key(1))),
-            Err(StatusError::NoRoot)
-        );
+        assert_eq!(Status::parse(&Unsigned::kind(1630).by(key(1))), Err(StatusError::NoRoot));
         let bad = Unsigned::kind(1633).tags(&[&["e", "x"]]).by(key(1));
         assert_eq!(Status::parse(&bad), Err(StatusError::NoRoot));
-        assert_eq!(
-            Status::parse(&Unsigned::kind(1).by(key(1))),
-            Err(StatusError::Kind)
-        );
+        assert_eq!(Status::parse(&Unsigned::kind(1).by(key(1))), Err(StatusError::Kind));
     }
 }
