@@ -1,5 +1,6 @@
 //! The words and the rules of GRASP. Opens nothing, reads no clock, takes no lock.
 
+pub mod admission;
 pub mod kinds;
 pub mod limits;
 pub mod maintainers;
@@ -11,6 +12,7 @@ pub mod service;
 mod testing;
 mod text;
 mod time;
+mod verified;
 mod version;
 
 pub use maintainers::{MaintainerModel, Maintainers};
@@ -20,4 +22,5 @@ pub use repo::{
 };
 pub use service::ServiceIdentity;
 pub use time::{Mono, Now};
+pub use verified::{Forged, Verified};
 pub use version::Version;
