@@ -38,7 +38,7 @@ use crate::verified::Verified;
 /// let now = note.created_at;
 /// let note = Verified::check(note).unwrap();
 /// let policy = Policy::new("grasp.example".parse().unwrap());
-/// let verdict = judge(&policy, now, &Origin::anonymous(), &note, &Facts::default());
+/// let verdict = judge(&policy, now, &Origin::anonymous(), note.as_ref(), &Facts::default());
 /// assert_eq!(verdict, Verdict::Reject(Rejection::Unrelated));
 /// assert!(verdict.answer().message.starts_with("restricted: "));
 /// ```
@@ -46,12 +46,12 @@ pub fn judge(
     policy: &Policy,
     now: Timestamp,
     origin: &Origin,
-    event: &Verified<Event>,
+    event: Verified<&Event>,
     facts: &Facts,
 ) -> Verdict {
-    match before_dispatch(policy, now, origin, event, facts) {
+    match before_dispatch(policy, now, origin, &event, facts) {
         Some(verdict) => verdict,
-        None => dispatch(policy, origin, event, facts),
+        None => dispatch(policy, origin, &event, facts),
     }
 }
 

@@ -1,6 +1,8 @@
 //! Proof that an event is what its id says and that its author signed it.
 
+use std::borrow::Borrow;
 use std::ops::Deref;
+use std::sync::Arc;
 
 use nostr::event::Event;
 
@@ -8,7 +10,7 @@ use nostr::event::Event;
 ///
 /// Nothing may be remembered, deduplicated or stored for an event before it has this form: a forged copy must not
 /// spoil the genuine id.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verified<E = Event>(E);
 
 /// The id is not the hash of the event, or the signature is not its author's.
@@ -23,14 +25,29 @@ impl Verified<Event> {
         Ok(Self(event))
     }
 
-    /// Gives the event back.
-    pub fn into_inner(self) -> Event {
-        self.0
+    /// Shares the event among many without copying it.
+    pub fn share(self) -> Verified<Arc<Event>> {
+        Verified(Arc::new(self.0))
     }
 
     #[cfg(test)]
     pub(crate) fn pretend(event: Event) -> Self {
         Self(event)
+    }
+}
+
+impl<E> Verified<E> {
+    /// Gives the event back.
+    pub fn into_inner(self) -> E {
+        self.0
+    }
+
+    /// The same proof for a borrowed event.
+    pub fn as_ref(&self) -> Verified<&Event>
+    where
+        E: Borrow<Event>,
+    {
+        Verified(self.0.borrow())
     }
 }
 

@@ -18,7 +18,7 @@ fn policy() -> Policy {
 }
 
 fn say(policy: &Policy, event: Unsigned, by: u8, facts: &Facts) -> Verdict {
-    judge(policy, NOW, &Origin::anonymous(), &Verified::pretend(event.by(key(by))), facts)
+    judge(policy, NOW, &Origin::anonymous(), Verified::pretend(event.by(key(by))).as_ref(), facts)
 }
 
 /// An announcement of `x` that asks us to host, by its author's own path.
@@ -263,7 +263,7 @@ fn ephemeral_events_are_passed_on_and_never_taken_from_relays() {
     let origin =
         Origin::Sync { relay: "wss://them.example".parse().unwrap(), path: SyncPath::Live };
     let event = Verified::pretend(event().by(key(EVE)));
-    let verdict = judge(&policy(), NOW, &origin, &event, &related);
+    let verdict = judge(&policy(), NOW, &origin, event.as_ref(), &related);
     assert_eq!(verdict, Verdict::Reject(Rejection::NeverStored));
 }
 
@@ -295,7 +295,7 @@ fn the_clock_bounds_what_is_taken() {
 fn a_protected_event_comes_from_its_author_or_not_at_all() {
     let related = Facts { related: true, ..Facts::default() };
     let event = Verified::pretend(Unsigned::kind(1).tags(&[&["-"]]).by(key(ALICE)));
-    let from = |origin: Origin| judge(&policy(), NOW, &origin, &event, &related);
+    let from = |origin: Origin| judge(&policy(), NOW, &origin, event.as_ref(), &related);
     let answer = from(Origin::anonymous()).answer();
     assert!(!answer.accepted && answer.message.starts_with("auth-required: "));
     let other = Origin::Client { authenticated: vec![key(EVE)] };
