@@ -1,5 +1,6 @@
 //! The words and the rules of GRASP. Opens nothing, reads no clock, takes no lock.
 
+pub mod deletion;
 pub mod limits;
 mod time;
 
