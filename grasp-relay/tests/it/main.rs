@@ -3,3 +3,5 @@
 
 mod store_contract;
 mod store_events;
+mod store_kill;
+mod store_model;
