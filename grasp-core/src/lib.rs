@@ -1,6 +1,7 @@
 //! The words and the rules of GRASP. Opens nothing, reads no clock, takes no lock.
 
 pub mod admission;
+pub mod deletion;
 pub mod kinds;
 pub mod limits;
 pub mod maintainers;

@@ -4,6 +4,10 @@
 //! order of arrival and no crash can leave it in a state those rules forbid. It does not judge whether an event
 //! is *wanted*; that is admission's work.
 
+pub mod memory;
+pub mod rules;
+pub mod sqlite;
+
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
@@ -93,7 +97,9 @@ pub trait EventStore: Send + Sync + 'static {
         now: Timestamp,
     ) -> BoxFuture<'_, Result<Vec<Saved>, StoreError>>;
 
-    /// Says whether [`save`](Self::save) would refuse this event for what is already known, changing nothing.
+    /// Says whether [`save`](Self::save) would refuse this event for what is already known.
+    ///
+    /// Changes nothing that is served. If a deletion request is the reason, it counts as useful now and is kept longer.
     fn refusal(
         &self,
         event: Arc<Event>,
@@ -101,13 +107,16 @@ pub trait EventStore: Send + Sync + 'static {
     ) -> BoxFuture<'_, Result<Option<Refusal>, StoreError>>;
 
     /// Served events that match any of the filters: newest first, ties by lowest id, each once, in chunks.
+    ///
+    /// Each filter has its own `limit`. Empty lists and filters with `search` match nothing. It is not a snapshot: what is
+    /// stored while the answer is read may or may not be in it. Dropping the stream ends the work.
     fn query(
         &self,
         filters: Vec<Filter>,
         now: Timestamp,
     ) -> BoxStream<'static, Result<Vec<StoredEvent>, StoreError>>;
 
-    /// How many served events match any of the filters.
+    /// How many events [`query`](Self::query) would answer with.
     fn count(&self, filters: Vec<Filter>, now: Timestamp)
     -> BoxFuture<'_, Result<u64, StoreError>>;
 
@@ -122,10 +131,14 @@ pub trait EventStore: Send + Sync + 'static {
     /// Superseded versions of an addressable event that are kept for rollback (kinds 30617 and 30618), winner first.
     fn superseded(&self, coordinate: Coordinate) -> BoxFuture<'_, Result<Vec<Event>, StoreError>>;
 
-    /// Takes events out of service without leaving a gate behind: they may come back.
+    /// Takes events out of service without leaving a gate behind: they may come back. Says how many there were.
+    ///
+    /// Superseded versions with these ids go too. What deletion requests among them have deleted stays refused.
     fn remove(&self, ids: Vec<EventId>) -> BoxFuture<'_, Result<u64, StoreError>>;
 
     /// Reclaims what time has made worthless: expired events, unused deletion requests past their term.
+    ///
+    /// Says how many events went. It only saves space: what has expired is not served anyway.
     fn sweep(&self, now: Timestamp) -> BoxFuture<'_, Result<u64, StoreError>>;
 
     /// Finishes what was promised and stops; later calls answer [`StoreError::Closed`].
