@@ -1,4 +1,12 @@
 //! A GRASP server as a library: a nostr relay and a git smart-HTTP host on one port.
 
+pub mod clock;
+pub mod feed;
 pub mod ingest;
+pub mod nostr;
+pub mod server;
 pub mod store;
+
+pub use clock::Clock;
+pub use feed::{Accepted, Feed};
+pub use server::{Parts, serve};

@@ -1,0 +1,31 @@
+//! The relay at `/`: NIP-01, 11, 42, 45 and 77 over one websocket.
+//!
+//! ```text
+//!             text frame                          Request
+//!   socket ───────────────▶ codec ──────────────────────────────▶ session (pure: accounts, refuses, orders)
+//!      ▲                                                              │ Output
+//!      │ EVENT, EOSE, OK …                                            ▼
+//!   delivery ◀── history (store) ──── connection (the only place that waits) ──▶ ingest
+//!      ▲                                                              │ register
+//!      └────────────── live events ◀──── hub (indexed fan-out) ◀──────┘
+//! ```
+//!
+//! One socket is one task with one [`session`](self) state; the hub is one task with one index. Nothing of either
+//! is shared or locked, and whatever waits on a peer waits in that peer's own task.
+
+pub(crate) mod auth;
+pub(crate) mod codec;
+pub(crate) mod connection;
+pub(crate) mod delivery;
+pub mod hub;
+pub mod limits;
+pub(crate) mod negentropy;
+pub mod nip11;
+pub(crate) mod query;
+pub(crate) mod rate;
+pub(crate) mod session;
+pub mod subscriptions;
+
+pub use hub::Hub;
+pub use limits::Limits;
+pub use nip11::RelayInfo;

@@ -1,0 +1,109 @@
+//! The events of one connection on their way to ingest: in order, in batches, never half-way.
+
+use std::sync::Arc;
+
+use nostr::event::{Event, EventId};
+use nostr::key::PublicKey;
+use tokio::task::JoinHandle;
+
+use super::super::limits::Limits;
+use crate::ingest::{Ingest, OkAnswer, Origin};
+
+/// Bytes of events that may wait, beside the batch that is under way.
+const MOST_WAITING_BYTES: usize = 2 * 1024 * 1024;
+
+/// What ingest said of one event.
+pub(super) type Judged = (EventId, OkAnswer);
+
+/// At most one batch is with ingest; what comes meanwhile is the next. One client that sends much thus fills large
+/// batches by itself, and its answers keep their order.
+pub(super) struct Intake {
+    waiting: Vec<Event>,
+    waiting_bytes: usize,
+    running: Option<Batch>,
+    most: usize,
+}
+
+/// A batch runs as a task of its own: once begun, it is finished even if the client goes away.
+struct Batch {
+    ids: Vec<EventId>,
+    task: JoinHandle<Vec<OkAnswer>>,
+}
+
+impl Intake {
+    pub(super) fn new(limits: &Limits) -> Self {
+        Self {
+            waiting: Vec::new(),
+            waiting_bytes: 0,
+            running: None,
+            most: limits.ingest_batch.max(1),
+        }
+    }
+
+    /// Whether another event may come in.
+    pub(super) fn has_room(&self) -> bool {
+        self.waiting.len() < self.most && self.waiting_bytes < MOST_WAITING_BYTES
+    }
+
+    pub(super) fn is_busy(&self) -> bool {
+        self.running.is_some() || !self.waiting.is_empty()
+    }
+
+    pub(super) fn push(&mut self, event: Event) {
+        self.waiting_bytes = self.waiting_bytes.saturating_add(weight(&event));
+        self.waiting.push(event);
+    }
+
+    /// Sends the next batch on, if none is under way.
+    pub(super) fn start(
+        &mut self,
+        ingest: &Arc<dyn Ingest>,
+        authenticated: impl FnOnce() -> Vec<PublicKey>,
+    ) {
+        if self.running.is_some() || self.waiting.is_empty() {
+            return;
+        }
+        let events = std::mem::take(&mut self.waiting);
+        self.waiting_bytes = 0;
+        let ids = events.iter().map(|event| event.id).collect();
+        let origin = Origin::Client {
+            authenticated: authenticated(),
+        };
+        let ingest = ingest.clone();
+        let task = tokio::spawn(async move { ingest.ingest(events, origin).await });
+        self.running = Some(Batch { ids, task });
+    }
+
+    /// Waits for the batch under way; for ever, if there is none. Loses nothing if it is dropped while waiting.
+    pub(super) async fn judged(&mut self) -> Vec<Judged> {
+        let Some(batch) = &mut self.running else {
+            return std::future::pending().await;
+        };
+        let answers = (&mut batch.task).await.unwrap_or_else(|error| {
+            tracing::error!(%error, "ingest died");
+            Vec::new()
+        });
+        let ids = self
+            .running
+            .take()
+            .map(|batch| batch.ids)
+            .unwrap_or_default();
+        let answers = answers.into_iter().chain(std::iter::repeat_with(no_answer));
+        ids.into_iter().zip(answers).collect()
+    }
+}
+
+/// What stands in for an answer that ingest failed to give: whoever sent the event should try again.
+fn no_answer() -> OkAnswer {
+    OkAnswer {
+        accepted: false,
+        message: "error: the event could not be judged".into(),
+    }
+}
+
+fn weight(event: &Event) -> usize {
+    let tags = event.tags.iter().flat_map(|tag| tag.as_slice());
+    tags.map(|text| text.len() + size_of::<String>())
+        .sum::<usize>()
+        + event.content.len()
+}

@@ -1,0 +1,165 @@
+//! Doing what the session says.
+
+use std::sync::Arc;
+
+use futures_util::stream::{self, AbortHandle, StreamExt as _};
+use grasp_core::Now;
+
+use super::super::codec::{Asked, SubId, event_prefix};
+use super::super::hub::Published;
+use super::super::query;
+use super::{
+    Connection, Delivery, Done, Ending, Input, Live, Output, Page, Stop, Subscription, Token,
+};
+
+impl Connection {
+    /// Tells the session what happened and does what it says.
+    pub(super) async fn tell(&mut self, now: Now, input: Input<'_>) -> Result<(), Stop> {
+        self.orders.extend(self.session.handle(now, input));
+        while let Some(order) = self.orders.pop_front() {
+            self.perform(now, order).await?;
+        }
+        Ok(())
+    }
+
+    async fn perform(&mut self, now: Now, order: Output) -> Result<(), Stop> {
+        match order {
+            Output::Send(reply) => self.writer.text(reply.to_json()).await?,
+            Output::Ping => self.writer.ping().await?,
+            Output::Ingest(event) => self.intake.push(*event),
+            Output::Subscribe { token, id, asked } => {
+                self.subscribe(now, token, &id, asked).await?
+            }
+            Output::Unsubscribe(token) => self.unsubscribe(token).await,
+            Output::Count { token, filters } => {
+                let (store, unix) = (self.shared.store.clone(), now.unix);
+                let count = async move { Done::Counted(token, store.count(filters, unix).await) };
+                self.jobs.push(Box::pin(count));
+            }
+            Output::OpenNeg {
+                token,
+                filter,
+                message,
+            } => {
+                let (store, workshop) = (self.shared.store.clone(), self.shared.workshop.clone());
+                let open = workshop.open(store, *filter, now.unix, message);
+                self.jobs
+                    .push(Box::pin(async move { Done::NegOpened(token, open.await) }));
+            }
+            Output::AnswerNeg { token, message } => self.answer_neg(token, message),
+            Output::DropNeg(token) => {
+                self.snapshots.remove(&token);
+            }
+            Output::Hangup(hangup) => return Err(Stop::Hangup(hangup)),
+        }
+        Ok(())
+    }
+
+    /// Listens first and reads history then, so that nothing falls between the two.
+    async fn subscribe(
+        &mut self,
+        now: Now,
+        token: Token,
+        id: &SubId,
+        asked: Asked,
+    ) -> Result<(), Stop> {
+        let bytes = u32::try_from(asked.bytes).unwrap_or(u32::MAX);
+        let Ok(room) = self
+            .shared
+            .filter_room
+            .clone()
+            .try_acquire_many_owned(bytes)
+        else {
+            let refusal = self
+                .session
+                .handle(now, Input::Ended(token, Ending::NoRoom));
+            self.orders.extend(refusal);
+            return Ok(());
+        };
+        let limits = &self.shared.rules.limits;
+        let wanted = query::history(&asked.filters, limits);
+        let delivery = Delivery::new(event_prefix(id), limits);
+        let (history, registration) = AbortHandle::new_pair();
+        self.subscriptions.insert(
+            token,
+            Subscription {
+                delivery,
+                history,
+                _room: room,
+            },
+        );
+        self.listener.subscribe(token.0, asked.filters.into()).await;
+        if wanted.is_empty() {
+            return self.catch_up(now, token).await;
+        }
+        let pages = self
+            .shared
+            .store
+            .query(wanted, now.unix)
+            .map(move |chunk| match chunk {
+                Ok(events) => Page::Events(token, events),
+                Err(error) => Page::Failed(token, error),
+            });
+        let pages = pages.chain(stream::iter([Page::End(token)]));
+        self.histories
+            .push(stream::Abortable::new(pages, registration).boxed());
+        Ok(())
+    }
+
+    async fn unsubscribe(&mut self, token: Token) {
+        if self.subscriptions.remove(&token).is_some() {
+            self.listener.unsubscribe(token.0).await;
+        }
+    }
+
+    /// Ends a history: EOSE, then whatever was published while it was read.
+    pub(super) async fn catch_up(&mut self, now: Now, token: Token) -> Result<(), Stop> {
+        let Some(subscription) = self.subscriptions.get_mut(&token) else {
+            return Ok(());
+        };
+        let early = subscription
+            .delivery
+            .caught_up(now.mono, &self.shared.rules.limits);
+        for output in self.session.handle(now, Input::CaughtUp(token)) {
+            if let Output::Send(reply) = output {
+                self.writer.text(reply.to_json()).await?;
+            }
+        }
+        for published in early {
+            self.writer
+                .event(&subscription.delivery, &published.json)
+                .await?;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn take_live(
+        &mut self,
+        now: Now,
+        token: Token,
+        published: &Arc<Published>,
+    ) -> Result<(), Stop> {
+        let Some(subscription) = self.subscriptions.get_mut(&token) else {
+            return Ok(());
+        };
+        match subscription.delivery.live(now.mono, published) {
+            Live::Send => {
+                self.writer
+                    .event(&subscription.delivery, &published.json)
+                    .await?;
+                Ok(())
+            }
+            Live::Kept | Live::Known => Ok(()),
+            Live::Overflow => self.tell(now, Input::Ended(token, Ending::Overflow)).await,
+        }
+    }
+
+    fn answer_neg(&mut self, token: Token, message: Vec<u8>) {
+        if let Some(snapshot) = self.snapshots.get(&token).cloned() {
+            let answer = self.shared.workshop.clone().answer(snapshot, message);
+            self.jobs.push(Box::pin(
+                async move { Done::NegAnswered(token, answer.await) },
+            ));
+        }
+    }
+}

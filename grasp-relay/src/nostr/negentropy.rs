@@ -1,0 +1,175 @@
+//! Set reconciliation (NIP-77): what we have for one filter, compared with what the peer has.
+//!
+//! The set is read and sorted once per session; each message is then answered from it alone. Both are work for a
+//! thread of its own, and only so many run at once, so that no number of sessions can starve the sockets. The
+//! algorithm checks every count against the bytes that are there before it allocates, visits each item a bounded
+//! number of times per message, and cuts its answer at the frame limit.
+
+use std::sync::Arc;
+
+use negentropy::{Bound, Error, Id, Item, Negentropy, NegentropyStorageBase, Storage};
+use nostr::event::EventId;
+use nostr::filter::Filter;
+use nostr::types::Timestamp;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::limits::Limits;
+use super::session::Reconciled;
+use crate::store::{EventStore, Inventory};
+
+/// The first byte of every message of the protocol's version that we speak.
+const VERSION: u8 = 0x61;
+
+/// What all sessions of all connections share.
+#[derive(Clone, Debug)]
+pub(crate) struct Workshop {
+    jobs: Arc<Semaphore>,
+    items: Arc<Semaphore>,
+    most_items: usize,
+    frame: u64,
+}
+
+/// One session's set, and its share of the memory for all.
+#[derive(Debug)]
+pub(crate) struct Snapshot {
+    set: SortedSet,
+    _share: OwnedSemaphorePermit,
+}
+
+/// What was built for a NEG-OPEN, and what to tell the session.
+pub(crate) type Opened = (Option<Arc<Snapshot>>, Reconciled);
+
+impl Workshop {
+    pub(crate) fn new(limits: &Limits) -> Self {
+        let most = limits.neg_total_items.min(Semaphore::MAX_PERMITS);
+        Self {
+            jobs: Arc::new(Semaphore::new(limits.neg_jobs.max(1))),
+            items: Arc::new(Semaphore::new(most)),
+            most_items: limits.neg_items,
+            frame: limits.neg_frame(),
+        }
+    }
+
+    /// Builds the set for a filter and answers the first message.
+    pub(crate) async fn open(
+        self,
+        store: Arc<dyn EventStore>,
+        filter: Filter,
+        now: Timestamp,
+        message: Vec<u8>,
+    ) -> Opened {
+        let job = self.jobs.clone().acquire_owned().await.ok();
+        let items = match store.inventory(filter, now, self.most_items).await {
+            Ok(Inventory::Complete(items)) => items,
+            Ok(Inventory::TooMany) => return (None, Reconciled::TooBig),
+            Err(error) => {
+                tracing::error!(%error, "no inventory for a negentropy session");
+                return (None, Reconciled::StoreFailed);
+            }
+        };
+        let Some(share) = self.share(items.len()) else {
+            return (None, Reconciled::NoRoom);
+        };
+        let items_held = items.len();
+        let snapshot = Arc::new(Snapshot {
+            set: SortedSet(items),
+            _share: share,
+        });
+        match self.compare(job, snapshot.clone(), message).await {
+            Reconciled::Answered(answer) => {
+                let opened = Reconciled::Opened {
+                    items: items_held,
+                    answer,
+                };
+                (Some(snapshot), opened)
+            }
+            other => (None, other),
+        }
+    }
+
+    /// Answers a later message.
+    pub(crate) async fn answer(self, snapshot: Arc<Snapshot>, message: Vec<u8>) -> Reconciled {
+        let job = self.jobs.clone().acquire_owned().await.ok();
+        self.compare(job, snapshot, message).await
+    }
+
+    /// Compares on a thread that keeps its place in the queue even if nobody waits for it any more.
+    async fn compare(
+        &self,
+        job: Option<OwnedSemaphorePermit>,
+        snapshot: Arc<Snapshot>,
+        message: Vec<u8>,
+    ) -> Reconciled {
+        let frame = self.frame;
+        let answer = tokio::task::spawn_blocking(move || {
+            let _until_done = job;
+            snapshot.set.answer(&message, frame)
+        });
+        match answer.await {
+            Ok(Some(answer)) => Reconciled::Answered(answer),
+            Ok(None) => Reconciled::Invalid,
+            Err(error) => {
+                tracing::error!(%error, "a negentropy job died");
+                Reconciled::Invalid
+            }
+        }
+    }
+
+    fn share(&self, items: usize) -> Option<OwnedSemaphorePermit> {
+        let items = u32::try_from(items).ok()?;
+        self.items.clone().try_acquire_many_owned(items).ok()
+    }
+}
+
+/// Items oldest first, ties by lowest id, as the store's inventory gives them.
+#[derive(Debug)]
+struct SortedSet(Vec<(Timestamp, EventId)>);
+
+impl SortedSet {
+    /// The answer to one message; none if it makes no sense.
+    fn answer(&self, message: &[u8], frame: u64) -> Option<Vec<u8>> {
+        // A peer of another version is told ours, and may begin again with it.
+        if *message.first()? != VERSION {
+            return Some(vec![VERSION]);
+        }
+        let mut negentropy = Negentropy::new(Storage::Borrowed(self), frame).ok()?;
+        negentropy.reconcile(message).ok()
+    }
+}
+
+fn item((at, id): &(Timestamp, EventId)) -> Item {
+    Item::with_timestamp_and_id(at.as_secs(), Id::from_byte_array(id.to_bytes()))
+}
+
+impl NegentropyStorageBase for SortedSet {
+    fn size(&self) -> Result<usize, Error> {
+        Ok(self.0.len())
+    }
+
+    fn get_item(&self, i: usize) -> Result<Option<Item>, Error> {
+        Ok(self.0.get(i).map(item))
+    }
+
+    fn iterate(
+        &self,
+        begin: usize,
+        end: usize,
+        visit: &mut dyn FnMut(Item, usize) -> Result<bool, Error>,
+    ) -> Result<(), Error> {
+        let items = self.0.get(begin..end).ok_or(Error::BadRange)?;
+        for (index, at) in (begin..end).zip(items) {
+            if !visit(item(at), index)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn find_lower_bound(&self, first: usize, last: usize, value: &Bound) -> usize {
+        let items = self.0.get(first..last).unwrap_or_default();
+        first + items.partition_point(|at| item(at) < value.item)
+    }
+}
+
+#[cfg(test)]
+mod tests;

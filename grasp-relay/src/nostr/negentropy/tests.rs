@@ -1,0 +1,106 @@
+use std::collections::BTreeSet;
+
+use negentropy::NegentropyStorageVector;
+use proptest::prelude::*;
+
+use super::*;
+
+const FRAME: u64 = 4_096;
+
+fn id(nth: u32) -> EventId {
+    let mut bytes = [0; 32];
+    // Spread like hashes, and different for every number.
+    bytes[..4].copy_from_slice(&nth.wrapping_mul(0x9E37_79B1).to_be_bytes());
+    EventId::from_byte_array(bytes)
+}
+
+fn set(items: &BTreeSet<(u64, u32)>) -> SortedSet {
+    let mut items: Vec<_> = items
+        .iter()
+        .map(|(at, nth)| (Timestamp::from_secs(*at), id(*nth)))
+        .collect();
+    items.sort();
+    SortedSet(items)
+}
+
+/// A client that speaks the protocol through the crate's own storage; gives what it lacks and what we lack.
+fn sync(client: &BTreeSet<(u64, u32)>, relay: &SortedSet) -> (BTreeSet<Id>, BTreeSet<Id>) {
+    let mut storage = NegentropyStorageVector::new();
+    for (at, nth) in client {
+        storage
+            .insert(*at, Id::from_byte_array(id(*nth).to_bytes()))
+            .expect("open");
+    }
+    storage.seal().expect("sealed once");
+    let mut client = Negentropy::borrowed(&storage, FRAME).expect("a frame limit");
+    let (mut have, mut need) = (Vec::new(), Vec::new());
+    let mut message = client.initiate().expect("first message");
+    for _ in 0..200 {
+        let answer = relay.answer(&message, FRAME).expect("a good message");
+        assert!(answer.len() as u64 <= FRAME);
+        match client
+            .reconcile_with_ids(&answer, &mut have, &mut need)
+            .expect("a good answer")
+        {
+            Some(next) => message = next,
+            None => return (need.into_iter().collect(), have.into_iter().collect()),
+        }
+    }
+    panic!("no end")
+}
+
+fn ids<'a>(items: impl Iterator<Item = &'a (u64, u32)>) -> BTreeSet<Id> {
+    items
+        .map(|(_, nth)| Id::from_byte_array(id(*nth).to_bytes()))
+        .collect()
+}
+
+fn some_items() -> impl Strategy<Value = BTreeSet<(u64, u32)>> {
+    prop::collection::btree_set(
+        (0u32..600).prop_map(|nth| (u64::from(nth % 40), nth)),
+        0..500,
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn both_sides_learn_exactly_the_difference(ours in some_items(), theirs in some_items()) {
+        let (need, have) = sync(&theirs, &set(&ours));
+        prop_assert_eq!(need, ids(ours.difference(&theirs)));
+        prop_assert_eq!(have, ids(theirs.difference(&ours)));
+    }
+
+    #[test]
+    fn no_bytes_panic_or_answer_beyond_the_frame(message: Vec<u8>, ours in some_items()) {
+        let message = [vec![VERSION], message].concat();
+        if let Some(answer) = set(&ours).answer(&message, FRAME) {
+            prop_assert!(answer.len() as u64 <= FRAME);
+        }
+    }
+}
+
+#[test]
+fn absurd_counts_and_lengths_are_refused_before_anything_is_reserved() {
+    let ours = set(&(0..100).map(|nth| (u64::from(nth), nth)).collect());
+    let huge = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f];
+    // An id list of 2^63 ids, of which none follow.
+    let list = [&[VERSION, 0x00, 0x00, 0x02][..], &huge].concat();
+    assert_eq!(ours.answer(&list, FRAME), None);
+    // A bound with an id prefix of that length.
+    let bound = [&[VERSION, 0x01][..], &huge].concat();
+    assert_eq!(ours.answer(&bound, FRAME), None);
+    // A mode that does not exist, and a fingerprint cut short.
+    assert_eq!(ours.answer(&[VERSION, 0x00, 0x00, 0x07], FRAME), None);
+    assert_eq!(ours.answer(&[VERSION, 0x00, 0x00, 0x01, 0xaa], FRAME), None);
+    assert_eq!(ours.answer(&[], FRAME), None);
+}
+
+#[test]
+fn another_version_is_told_ours() {
+    let ours = set(&BTreeSet::new());
+    for version in [0x00, 0x60, 0x62, 0xff] {
+        assert_eq!(ours.answer(&[version, 1, 2, 3], FRAME), Some(vec![VERSION]));
+    }
+}

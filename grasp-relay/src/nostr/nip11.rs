@@ -1,0 +1,175 @@
+//! The relay's card: what it is, and what it allows (NIP-11, GRASP-01).
+
+use std::time::Duration;
+
+use nostr::key::PublicKey;
+use serde::Serialize;
+
+use super::limits::Limits;
+
+/// What the operator says about the relay. The limits are added from [`Limits`], so they are always true.
+///
+/// ```
+/// use grasp_relay::nostr::{Limits, RelayInfo};
+///
+/// let info = RelayInfo { name: "grasp.example".into(), ..RelayInfo::default() };
+/// let card = info.document(&Limits::default());
+/// assert!(card.contains(r#""supported_grasps":["GRASP-01"]"#));
+/// assert!(card.contains(r#""max_limit":5000"#));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RelayInfo {
+    /// A short name.
+    pub name: String,
+    /// A few sentences.
+    pub description: String,
+    /// The operator's key.
+    pub pubkey: Option<PublicKey>,
+    /// The key that the service itself signs with.
+    pub service_key: Option<PublicKey>,
+    /// Another way to reach the operator.
+    pub contact: Option<String>,
+    /// Where a picture is.
+    pub icon: Option<String>,
+    /// Name of the software.
+    pub software: String,
+    /// Its version.
+    pub version: String,
+    /// What is really honoured.
+    pub supported_nips: Vec<u16>,
+    /// What runs now, as `GRASP-01`.
+    pub supported_grasps: Vec<String>,
+    /// Which repositories are taken in, in words; never empty.
+    pub repo_acceptance_criteria: String,
+    /// How events are curated beyond spam control, if they are.
+    pub curation: Option<String>,
+    /// How far ahead of our clock an event may be, where ingest checks it.
+    pub created_at_ahead: Option<Duration>,
+    /// Whether nothing is served before AUTH.
+    pub auth_required: bool,
+}
+
+impl Default for RelayInfo {
+    fn default() -> Self {
+        Self {
+            name: "grasp".into(),
+            description: "A nostr relay and git host for repositories announced here.".into(),
+            pubkey: None,
+            service_key: None,
+            contact: None,
+            icon: None,
+            software: env!("CARGO_PKG_NAME").into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            supported_nips: vec![1, 9, 11, 34, 40, 42, 45, 62, 70, 77],
+            supported_grasps: vec!["GRASP-01".into()],
+            repo_acceptance_criteria: "None".into(),
+            curation: None,
+            created_at_ahead: Some(Duration::from_secs(900)),
+            auth_required: false,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    name: &'a str,
+    description: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pubkey: Option<&'a PublicKey>,
+    #[serde(rename = "self", skip_serializing_if = "Option::is_none")]
+    service_key: Option<&'a PublicKey>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    contact: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    icon: Option<&'a str>,
+    software: &'a str,
+    version: &'a str,
+    supported_nips: &'a [u16],
+    supported_grasps: &'a [String],
+    repo_acceptance_criteria: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    curation: Option<&'a str>,
+    limitation: Limitation,
+}
+
+#[derive(Serialize)]
+struct Limitation {
+    max_message_length: usize,
+    max_subscriptions: usize,
+    max_subid_length: usize,
+    max_limit: usize,
+    default_limit: usize,
+    auth_required: bool,
+    payment_required: bool,
+    /// Only what belongs to an accepted repository is taken in.
+    restricted_writes: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    created_at_upper_limit: Option<u64>,
+}
+
+impl RelayInfo {
+    /// The document as JSON.
+    pub fn document(&self, limits: &Limits) -> String {
+        let document = Document {
+            name: &self.name,
+            description: &self.description,
+            pubkey: self.pubkey.as_ref(),
+            service_key: self.service_key.as_ref(),
+            contact: self.contact.as_deref(),
+            icon: self.icon.as_deref(),
+            software: &self.software,
+            version: &self.version,
+            supported_nips: &self.supported_nips,
+            supported_grasps: &self.supported_grasps,
+            repo_acceptance_criteria: &self.repo_acceptance_criteria,
+            curation: self.curation.as_deref(),
+            limitation: self.limitation(limits),
+        };
+        serde_json::to_string(&document).expect("strings and numbers always have a JSON form")
+    }
+
+    fn limitation(&self, limits: &Limits) -> Limitation {
+        Limitation {
+            max_message_length: limits.message_bytes,
+            max_subscriptions: limits.subscriptions,
+            max_subid_length: limits.subscription_id_chars,
+            max_limit: limits.max_limit,
+            default_limit: limits.default_limit.min(limits.max_limit),
+            auth_required: self.auth_required,
+            payment_required: false,
+            restricted_writes: true,
+            created_at_upper_limit: self.created_at_ahead.map(|ahead| ahead.as_secs()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn curation_is_absent_unless_there_is_some() {
+        let plain = RelayInfo::default();
+        assert!(!plain.document(&Limits::default()).contains("curation"));
+        let curated = RelayInfo {
+            curation: Some("no forks".into()),
+            ..plain
+        };
+        let document = curated.document(&Limits::default());
+        assert!(document.contains(r#""curation":"no forks""#));
+    }
+
+    #[test]
+    fn keys_stand_as_hex_under_their_names() {
+        let key = PublicKey::from_byte_array([0xab; 32]);
+        let info = RelayInfo {
+            pubkey: Some(key),
+            service_key: Some(key),
+            ..RelayInfo::default()
+        };
+        let card: serde_json::Value =
+            serde_json::from_str(&info.document(&Limits::default())).expect("JSON");
+        assert_eq!(card["pubkey"], "ab".repeat(32));
+        assert_eq!(card["self"], "ab".repeat(32));
+    }
+}

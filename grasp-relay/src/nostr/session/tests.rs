@@ -1,0 +1,1 @@
+//! The session, told what happened and asked what to do.

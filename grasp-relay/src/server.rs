@@ -1,0 +1,259 @@
+//! One port for everything: the accept loop and the routes.
+//!
+//! The relay, its NIP-11 card and its landing page share one address. Whatever else the server offers comes in as
+//! a router of its own ([`Parts::extra`]) and gets the same CORS headers, timeouts and shutdown.
+
+mod cors;
+mod guests;
+mod landing;
+mod root;
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::http::Request;
+use axum::routing::get;
+use grasp_core::ServiceIdentity;
+use hyper::body::Incoming;
+use hyper::service::Service as _;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+
+pub use self::guests::{AddressRange, AddressRangeError};
+use self::guests::{Guest, Guests};
+use self::root::Root;
+use crate::clock::Clock;
+use crate::ingest::Ingest;
+use crate::nostr::connection::Shared;
+use crate::nostr::negentropy::Workshop;
+use crate::nostr::session::Rules;
+use crate::nostr::{Hub, Limits, RelayInfo};
+use crate::store::EventStore;
+
+/// Pause after a failed accept: the usual cause is that the process is out of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What a server is made of. The caller builds it, so that every piece can be another one.
+#[derive(Clone)]
+pub struct Parts {
+    /// Where accepted events are read from.
+    pub store: Arc<dyn EventStore>,
+    /// Where events of clients go.
+    pub ingest: Arc<dyn Ingest>,
+    /// Where accepted events come out, for live subscriptions.
+    pub hub: Hub,
+    /// Everything that can be set.
+    pub config: Config,
+    /// The time.
+    pub clock: Clock,
+    /// More routes below the same mount. They must not overlap with `/`.
+    pub extra: Router,
+}
+
+/// How the server presents itself and what it allows.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The address that clients reach us at; its mount is where the routes are.
+    pub service: ServiceIdentity,
+    /// What the NIP-11 document says.
+    pub info: RelayInfo,
+    /// Every bound.
+    pub limits: Limits,
+    /// Proxies whose `X-Forwarded-For` is believed.
+    pub trusted_proxies: Vec<AddressRange>,
+    /// Whether clients get an AUTH challenge at once, rather than when they first need one.
+    pub challenge_on_connect: bool,
+}
+
+/// How far the server's end has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Stage {
+    Running,
+    /// Nobody new is let in; everybody finishes.
+    Draining,
+    /// The grace period is over.
+    Killed,
+}
+
+impl Stage {
+    /// Waits until the server has come this far, or is gone.
+    pub(crate) async fn reached(self, stage: &mut watch::Receiver<Self>) {
+        let _ = stage.wait_for(|stage| *stage >= self).await;
+    }
+}
+
+/// Serves until `shutdown` resolves, then lets everybody finish within the grace period.
+///
+/// Returns when the last connection is gone, or the grace period is over; whatever was acknowledged is durable.
+pub async fn serve(
+    listener: TcpListener,
+    parts: Parts,
+    shutdown: impl Future<Output = ()>,
+) -> io::Result<()> {
+    let server = Server::new(parts);
+    server.accept_until(listener, shutdown).await;
+    server.drain().await;
+    Ok(())
+}
+
+struct Server {
+    router: Router,
+    limits: Limits,
+    guests: Guests,
+    slots: Arc<Semaphore>,
+    stage: watch::Sender<Stage>,
+    graceful: GracefulShutdown,
+    /// Held by every websocket; when all are gone, the other end knows.
+    alive: mpsc::Receiver<Infallible>,
+}
+
+impl Server {
+    fn new(parts: Parts) -> Self {
+        let Parts {
+            store,
+            ingest,
+            hub,
+            config,
+            clock,
+            extra,
+        } = parts;
+        let limits = config.limits.clone();
+        let (stage, watcher) = watch::channel(Stage::Running);
+        let (token, alive) = mpsc::channel(1);
+        let shared = Shared {
+            store,
+            ingest,
+            hub,
+            clock,
+            workshop: Workshop::new(&limits),
+            filter_room: bounded(limits.total_subscription_bytes),
+            rules: Arc::new(Rules {
+                limits: limits.clone(),
+                service: config.service.clone(),
+                challenge_on_connect: config.challenge_on_connect,
+            }),
+        };
+        let guests = Guests::new(limits.connections_per_ip, config.trusted_proxies.clone());
+        let root = Root::new(Arc::new(shared), &config, guests.clone(), watcher, token);
+        Self {
+            router: routes(root, &config.service.mount_path(), extra),
+            guests,
+            slots: bounded(limits.tcp_connections),
+            stage,
+            graceful: GracefulShutdown::new(),
+            alive,
+            limits,
+        }
+    }
+
+    async fn accept_until(&self, listener: TcpListener, shutdown: impl Future<Output = ()>) {
+        tokio::pin!(shutdown);
+        loop {
+            tokio::select! {
+                biased;
+                () = &mut shutdown => return,
+                (stream, peer, slot) = accept(&listener, &self.slots) => self.welcome(stream, peer, slot),
+            }
+        }
+    }
+
+    /// Serves one TCP connection in a task of its own.
+    fn welcome(&self, stream: TcpStream, peer: SocketAddr, slot: Option<OwnedSemaphorePermit>) {
+        let Some(guest) = self.guests.admit_peer(peer.ip()) else {
+            guests::turn_away(&stream);
+            return;
+        };
+        // Small answers must not wait for the acknowledgement of the one before.
+        let _ = stream.set_nodelay(true);
+        let router = self.router.clone();
+        let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
+            request.extensions_mut().insert(Peer(peer));
+            TowerToHyperService::new(router.clone()).call(request)
+        });
+        let connection = http(&self.limits)
+            .serve_connection_with_upgrades(TokioIo::new(stream), service)
+            .into_owned();
+        let connection = self.graceful.watch(connection);
+        tokio::spawn(async move {
+            let _held: (Guest, _) = (guest, slot);
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, %peer, "connection ended early");
+            }
+        });
+    }
+
+    async fn drain(mut self) {
+        self.stage.send_replace(Stage::Draining);
+        let finished = async {
+            // The routers hold a token for the websockets to come; there are none to come any more.
+            drop(self.router);
+            self.graceful.shutdown().await;
+            let _ = self.alive.recv().await;
+        };
+        if tokio::time::timeout(self.limits.grace, finished)
+            .await
+            .is_err()
+        {
+            tracing::warn!("the grace period is over, closing what is left");
+        }
+        self.stage.send_replace(Stage::Killed);
+    }
+}
+
+/// Who is at the other end of the TCP connection.
+#[derive(Clone, Copy, Debug)]
+struct Peer(SocketAddr);
+
+/// All routes; the mount is either empty or `/a/b`.
+fn routes(root: Root, mount: &str, extra: Router) -> Router {
+    let at_root = get(root::at_root).with_state(Arc::new(root));
+    let routes = match mount {
+        "" => Router::new().route("/", at_root).merge(extra),
+        _ => Router::new()
+            .route(mount, at_root.clone())
+            .route(&format!("{mount}/"), at_root)
+            .merge(Router::new().nest(mount, extra)),
+    };
+    routes.layer(axum::middleware::from_fn(cors::share_with_everybody))
+}
+
+/// HTTP/1.1 with a bound on how long and how large a request head may be.
+fn http(limits: &Limits) -> auto::Builder<TokioExecutor> {
+    let mut builder = auto::Builder::new(TokioExecutor::new()).http1_only();
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.header_timeout)
+        // hyper refuses to work with less.
+        .max_buf_size(limits.header_bytes.max(8_192));
+    builder
+}
+
+/// The next connection, once there is a slot for it.
+async fn accept(
+    listener: &TcpListener,
+    slots: &Arc<Semaphore>,
+) -> (TcpStream, SocketAddr, Option<OwnedSemaphorePermit>) {
+    let slot = slots.clone().acquire_owned().await.ok();
+    loop {
+        match listener.accept().await {
+            Ok((stream, peer)) => return (stream, peer, slot),
+            Err(error) => {
+                tracing::warn!(%error, "could not accept a connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+fn bounded(permits: usize) -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(permits.min(Semaphore::MAX_PERMITS)))
+}

@@ -1,0 +1,273 @@
+//! How many connections each address has, and which address that is.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use axum::http::HeaderMap;
+use tokio::net::TcpStream;
+
+/// A range of addresses, as `10.0.0.0/8` or `::1`.
+///
+/// ```
+/// use grasp_relay::server::AddressRange;
+///
+/// let range: AddressRange = "10.0.0.0/8".parse().unwrap();
+/// assert!(range.contains("10.1.2.3".parse().unwrap()));
+/// assert!(!range.contains("11.1.2.3".parse().unwrap()));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AddressRange {
+    bits: u128,
+    /// Leading bits that count, of 128.
+    prefix: u8,
+}
+
+/// Why a text is no range of addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected an address or address/prefix")]
+pub struct AddressRangeError;
+
+impl AddressRange {
+    /// Whether an address lies in the range. IPv4 and its IPv6-mapped form are the same address.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        masked(bits(address), self.prefix) == masked(self.bits, self.prefix)
+    }
+}
+
+impl FromStr for AddressRange {
+    type Err = AddressRangeError;
+    fn from_str(text: &str) -> Result<Self, AddressRangeError> {
+        let (address, prefix) = match text.split_once('/') {
+            Some((address, prefix)) => (address, Some(prefix)),
+            None => (text, None),
+        };
+        let address: IpAddr = address.parse().map_err(|_| AddressRangeError)?;
+        let (width, above) = if address.is_ipv4() {
+            (32, 96)
+        } else {
+            (128, 0)
+        };
+        let prefix = match prefix {
+            Some(prefix) => prefix.parse().ok().filter(|prefix| *prefix <= width),
+            None => Some(width),
+        };
+        Ok(Self {
+            bits: bits(address),
+            prefix: above + prefix.ok_or(AddressRangeError)?,
+        })
+    }
+}
+
+/// Connections by household.
+type Counts = Arc<Mutex<HashMap<u128, usize>>>;
+
+/// Counts connections per address.
+///
+/// The map is shared by the accept loop and the end of each connection; nothing waits while it is held.
+#[derive(Clone, Debug)]
+pub(super) struct Guests {
+    counts: Counts,
+    most: usize,
+    proxies: Arc<[AddressRange]>,
+}
+
+/// One connection's place in the count, given back when it is dropped.
+#[derive(Debug)]
+pub(super) struct Guest {
+    counted: Option<(u128, Counts)>,
+}
+
+impl Guests {
+    pub(super) fn new(most: usize, proxies: Vec<AddressRange>) -> Self {
+        Self {
+            counts: Arc::default(),
+            most,
+            proxies: proxies.into(),
+        }
+    }
+
+    /// A place for a TCP connection. A trusted proxy speaks for many and is not counted itself.
+    pub(super) fn admit_peer(&self, peer: IpAddr) -> Option<Guest> {
+        if self.is_trusted(peer) {
+            Some(Guest { counted: None })
+        } else {
+            self.admit(peer)
+        }
+    }
+
+    /// A place for whoever a trusted proxy opens a websocket for. Others were counted when they connected.
+    pub(super) fn admit_forwarded(&self, peer: IpAddr, headers: &HeaderMap) -> Option<Guest> {
+        let client = self
+            .is_trusted(peer)
+            .then(|| self.forwarded_for(headers))
+            .flatten();
+        match client {
+            Some(client) => self.admit(client),
+            None => Some(Guest { counted: None }),
+        }
+    }
+
+    /// The last address of `X-Forwarded-For` that is no proxy of ours: all before it is only claimed.
+    fn forwarded_for(&self, headers: &HeaderMap) -> Option<IpAddr> {
+        let hops = headers
+            .get_all("x-forwarded-for")
+            .iter()
+            .filter_map(|value| value.to_str().ok());
+        let hops: Vec<_> = hops
+            .flat_map(|value| value.split(','))
+            .map(str::trim)
+            .collect();
+        let mut addresses = hops.iter().rev().map_while(|hop| hop.parse().ok());
+        addresses.find(|address| !self.is_trusted(*address))
+    }
+
+    fn is_trusted(&self, address: IpAddr) -> bool {
+        self.proxies.iter().any(|range| range.contains(address))
+    }
+
+    fn admit(&self, address: IpAddr) -> Option<Guest> {
+        let key = household(address);
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = counts.entry(key).or_default();
+        if *count >= self.most {
+            return None;
+        }
+        *count += 1;
+        Some(Guest {
+            counted: Some((key, self.counts.clone())),
+        })
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let Some((key, counts)) = &self.counted else {
+            return;
+        };
+        let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = counts.get_mut(key) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                counts.remove(key);
+            }
+        }
+    }
+}
+
+/// Tells a connection that is one too many, without spending a task on it.
+pub(super) fn turn_away(stream: &TcpStream) {
+    const REFUSAL: &[u8] = b"HTTP/1.1 429 Too Many Requests\r\n\
+        Access-Control-Allow-Origin: *\r\nRetry-After: 30\r\n\
+        Content-Type: text/plain\r\nContent-Length: 39\r\nConnection: close\r\n\r\n\
+        too many connections from this address\n";
+    let _ = stream.try_write(REFUSAL);
+}
+
+/// The part of an address that one household has: all of IPv4, the first half of IPv6.
+fn household(address: IpAddr) -> u128 {
+    let bits = bits(address);
+    let is_v4 = Ipv6Addr::from(bits).to_ipv4_mapped().is_some();
+    if is_v4 { bits } else { masked(bits, 64) }
+}
+
+fn bits(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().into(),
+        IpAddr::V6(v6) => v6.into(),
+    }
+}
+
+fn masked(bits: u128, prefix: u8) -> u128 {
+    let dropped = 128 - u32::from(prefix.min(128));
+    u128::MAX.checked_shl(dropped).map_or(0, |mask| bits & mask)
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().expect("an address")
+    }
+
+    fn forwarded(value: &str) -> HeaderMap {
+        let value = HeaderValue::from_str(value).expect("a header");
+        [("x-forwarded-for".parse().expect("a name"), value)]
+            .into_iter()
+            .collect()
+    }
+
+    #[test]
+    fn ranges_are_read_and_compared_by_bits() {
+        let range = |text: &str| text.parse::<AddressRange>();
+        assert!(range("::1").expect("one").contains(ip("::1")));
+        assert!(
+            range("127.0.0.1")
+                .expect("one")
+                .contains(ip("::ffff:127.0.0.1"))
+        );
+        assert!(!range("fd00::/8").expect("a range").contains(ip("fe00::1")));
+        assert!(range("0.0.0.0/0").expect("all").contains(ip("9.9.9.9")));
+        assert!(
+            !range("0.0.0.0/0")
+                .expect("all of IPv4")
+                .contains(ip("2001:db8::1"))
+        );
+        assert!(range("::/0").expect("all").contains(ip("9.9.9.9")));
+        for bad in ["", "x", "1.2.3.4/33", "::/129", "1.2.3.4/", "1.2.3.4/-1"] {
+            assert_eq!(range(bad), Err(AddressRangeError), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_place_is_free_again_when_its_connection_ends() {
+        let guests = Guests::new(2, vec![]);
+        let first = guests.admit_peer(ip("1.2.3.4"));
+        let second = guests.admit_peer(ip("1.2.3.4"));
+        assert!(first.is_some() && second.is_some());
+        assert!(guests.admit_peer(ip("1.2.3.4")).is_none());
+        assert!(guests.admit_peer(ip("1.2.3.5")).is_some());
+        drop(first);
+        assert!(guests.admit_peer(ip("1.2.3.4")).is_some());
+        drop(second);
+        assert!(guests.counts.lock().expect("no panic").is_empty());
+    }
+
+    #[test]
+    fn a_household_of_ipv6_is_one_guest() {
+        let guests = Guests::new(1, vec![]);
+        let _first = guests.admit_peer(ip("2001:db8::1"));
+        assert!(guests.admit_peer(ip("2001:db8::ffff:2")).is_none());
+        assert!(guests.admit_peer(ip("2001:db8:0:1::1")).is_some());
+    }
+
+    #[test]
+    fn forwarded_addresses_count_only_behind_a_trusted_proxy() {
+        let guests = Guests::new(1, vec!["10.0.0.0/8".parse().expect("a range")]);
+        let proxy = ip("10.0.0.1");
+        let held: Vec<_> = (0..5).map(|_| guests.admit_peer(proxy)).collect();
+        assert!(held.iter().all(Option::is_some));
+        let _client = guests.admit_forwarded(proxy, &forwarded("6.6.6.6, 1.2.3.4, 10.0.0.2"));
+        assert!(
+            guests
+                .admit_forwarded(proxy, &forwarded("7.7.7.7, 1.2.3.4"))
+                .is_none()
+        );
+        assert!(
+            guests
+                .admit_forwarded(proxy, &forwarded("1.2.3.4, 7.7.7.7"))
+                .is_some()
+        );
+        // Somebody else may write what they like.
+        let stranger = ip("8.8.8.8");
+        assert!(
+            guests
+                .admit_forwarded(stranger, &forwarded("1.2.3.4"))
+                .is_some()
+        );
+    }
+}

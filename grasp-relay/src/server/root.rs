@@ -1,0 +1,154 @@
+//! What `/` is: a websocket, a NIP-11 document or a page, as the request asks.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::extract::ws::rejection::WebSocketUpgradeRejection;
+use axum::extract::{Extension, State, WebSocketUpgrade};
+use axum::http::header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER, UPGRADE};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{Html, IntoResponse as _, Response};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+
+use super::guests::{Guest, Guests};
+use super::{Config, Peer, Stage, bounded, landing};
+use crate::nostr::connection::{self, Shared};
+
+const NOSTR_JSON: &str = "application/nostr+json";
+
+/// Bytes that a quiet websocket costs for each direction; longer messages take what they need while they last.
+const SOCKET_BUFFER: usize = 8 * 1024;
+
+/// Everything behind `/`.
+pub(super) struct Root {
+    shared: Arc<Shared>,
+    document: String,
+    page: String,
+    guests: Guests,
+    seats: Arc<Semaphore>,
+    stage: watch::Receiver<Stage>,
+    alive: mpsc::Sender<Infallible>,
+}
+
+impl Root {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        config: &Config,
+        guests: Guests,
+        stage: watch::Receiver<Stage>,
+        alive: mpsc::Sender<Infallible>,
+    ) -> Self {
+        Self {
+            shared,
+            document: config.info.document(&config.limits),
+            page: landing::page(&config.info.name),
+            guests,
+            seats: bounded(config.limits.connections),
+            stage,
+            alive,
+        }
+    }
+
+    /// A seat for one more websocket, or why there is none.
+    fn seat(&self, peer: Peer, headers: &HeaderMap) -> Result<Seat, Refusal> {
+        if *self.stage.borrow() != Stage::Running {
+            return Err(Refusal::ShuttingDown);
+        }
+        let guest = self
+            .guests
+            .admit_forwarded(peer.0.ip(), headers)
+            .ok_or(Refusal::TooManyOfYou)?;
+        let seat = self
+            .seats
+            .clone()
+            .try_acquire_owned()
+            .map_err(|_| Refusal::Full)?;
+        Ok(Seat {
+            _guest: guest,
+            _seat: seat,
+            _alive: self.alive.clone(),
+        })
+    }
+}
+
+/// What one websocket holds as long as it lives.
+struct Seat {
+    _guest: Guest,
+    _seat: OwnedSemaphorePermit,
+    _alive: mpsc::Sender<Infallible>,
+}
+
+/// Why a websocket is not opened.
+enum Refusal {
+    ShuttingDown,
+    Full,
+    TooManyOfYou,
+    NoEntropy,
+}
+
+impl Refusal {
+    fn into_response(self) -> Response {
+        let (status, text) = match self {
+            Self::ShuttingDown => (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n"),
+            Self::Full => (StatusCode::SERVICE_UNAVAILABLE, "too many connections\n"),
+            Self::TooManyOfYou => (
+                StatusCode::TOO_MANY_REQUESTS,
+                "too many connections from this address\n",
+            ),
+            Self::NoEntropy => (StatusCode::INTERNAL_SERVER_ERROR, "no randomness\n"),
+        };
+        (status, [(RETRY_AFTER, "30")], text).into_response()
+    }
+}
+
+pub(super) async fn at_root(
+    State(root): State<Arc<Root>>,
+    Extension(peer): Extension<Peer>,
+    headers: HeaderMap,
+    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+) -> Response {
+    match upgrade {
+        Ok(upgrade) => open(&root, peer, &headers, upgrade),
+        Err(rejection) if headers.contains_key(UPGRADE) => rejection.into_response(),
+        Err(_) if accepts_nostr_json(&headers) => {
+            ([(CONTENT_TYPE, NOSTR_JSON)], root.document.clone()).into_response()
+        }
+        Err(_) => Html(root.page.clone()).into_response(),
+    }
+}
+
+fn open(root: &Root, peer: Peer, headers: &HeaderMap, upgrade: WebSocketUpgrade) -> Response {
+    let (seat, challenge) = match root
+        .seat(peer, headers)
+        .and_then(|seat| Ok((seat, challenge()?)))
+    {
+        Ok(admitted) => admitted,
+        Err(refusal) => return refusal.into_response(),
+    };
+    let most = root.shared.rules.limits.message_bytes;
+    let (shared, stage) = (root.shared.clone(), root.stage.clone());
+    upgrade
+        .max_message_size(most)
+        .max_frame_size(most)
+        .read_buffer_size(SOCKET_BUFFER)
+        .write_buffer_size(SOCKET_BUFFER)
+        .on_upgrade(move |socket| async move {
+            let _seat = seat;
+            connection::run(socket, shared, stage, challenge).await;
+        })
+}
+
+/// Sixteen random bytes as hex.
+fn challenge() -> Result<String, Refusal> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|_| Refusal::NoEntropy)?;
+    Ok(format!("{:032x}", u128::from_be_bytes(bytes)))
+}
+
+fn accepts_nostr_json(headers: &HeaderMap) -> bool {
+    let mut accepted = headers
+        .get_all(ACCEPT)
+        .iter()
+        .filter_map(|value| value.to_str().ok());
+    accepted.any(|value| value.to_ascii_lowercase().contains(NOSTR_JSON))
+}
