@@ -89,17 +89,11 @@ pub fn coordinate(event: &Event) -> Option<Coordinate> {
         String::new()
     } else if event.kind.is_addressable() {
         let d = event.tags.iter().find(|tag| tag.kind() == "d");
-        d.and_then(|tag| tag.content())
-            .unwrap_or_default()
-            .to_owned()
+        d.and_then(|tag| tag.content()).unwrap_or_default().to_owned()
     } else {
         return None;
     };
-    Some(Coordinate {
-        kind: event.kind,
-        public_key: event.pubkey,
-        identifier,
-    })
+    Some(Coordinate { kind: event.kind, public_key: event.pubkey, identifier })
 }
 
 /// Kinds 0, 3 and 10000–19999: one event per author and kind (NIP-01).
@@ -119,11 +113,7 @@ fn parse_coordinate(value: &str) -> Option<Coordinate> {
         (Some(identifier), false) if kind.is_addressable() => identifier,
         _ => return None,
     };
-    Some(Coordinate {
-        kind,
-        public_key,
-        identifier: identifier.to_owned(),
-    })
+    Some(Coordinate { kind, public_key, identifier: identifier.to_owned() })
 }
 
 /// From where an author wishes to vanish.
@@ -158,10 +148,7 @@ impl VanishScope {
             Self::Everywhere => true,
             Self::Relays(named) => {
                 let ours: BTreeSet<Place> = ours.iter().filter_map(Place::of).collect();
-                named
-                    .iter()
-                    .filter_map(Place::of)
-                    .any(|place| ours.contains(&place))
+                named.iter().filter_map(Place::of).any(|place| ours.contains(&place))
             }
         }
     }
@@ -242,11 +229,8 @@ mod tests {
         ))
         .unwrap();
         assert_eq!(request.ids, BTreeSet::from([id]));
-        let named: Vec<_> = request
-            .coordinates
-            .iter()
-            .map(|c| (c.kind.as_u16(), c.identifier.as_str()))
-            .collect();
+        let named: Vec<_> =
+            request.coordinates.iter().map(|c| (c.kind.as_u16(), c.identifier.as_str())).collect();
         assert_eq!(named, [(10_002, ""), (30_617, "a:b")]);
     }
 
@@ -257,10 +241,7 @@ mod tests {
             DeletionRequest::parse(&at(MAX_TARGETS)).map(|request| request.ids.len()),
             Ok(MAX_TARGETS)
         );
-        assert_eq!(
-            DeletionRequest::parse(&at(MAX_TARGETS + 1)),
-            Err(TooManyTargets)
-        );
+        assert_eq!(DeletionRequest::parse(&at(MAX_TARGETS + 1)), Err(TooManyTargets));
     }
 
     #[test]

@@ -117,14 +117,7 @@ struct Server {
 
 impl Server {
     fn new(parts: Parts) -> Self {
-        let Parts {
-            store,
-            ingest,
-            hub,
-            config,
-            clock,
-            extra,
-        } = parts;
+        let Parts { store, ingest, hub, config, clock, extra } = parts;
         let limits = config.limits.clone();
         let (stage, watcher) = watch::channel(Stage::Running);
         let (token, alive) = mpsc::channel(1);
@@ -198,10 +191,7 @@ impl Server {
             self.graceful.shutdown().await;
             let _ = self.alive.recv().await;
         };
-        if tokio::time::timeout(self.limits.grace, finished)
-            .await
-            .is_err()
-        {
+        if tokio::time::timeout(self.limits.grace, finished).await.is_err() {
             tracing::warn!("the grace period is over, closing what is left");
         }
         self.stage.send_replace(Stage::Killed);

@@ -59,6 +59,13 @@ pub struct StoredEvent {
     pub json: Arc<str>,
 }
 
+impl StoredEvent {
+    /// The event itself.
+    pub fn event(&self) -> Result<Event, StoreError> {
+        Event::from_json(&*self.json).map_err(|error| StoreError::Engine(Box::new(error)))
+    }
+}
+
 /// The served events of one filter as set reconciliation wants them: no content, only what orders them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Inventory {
@@ -119,6 +126,24 @@ pub trait EventStore: Send + Sync + 'static {
     /// How many events [`query`](Self::query) would answer with.
     fn count(&self, filters: Vec<Filter>, now: Timestamp)
     -> BoxFuture<'_, Result<u64, StoreError>>;
+
+    /// For each question, whether any served event matches any of its filters.
+    ///
+    /// No filters match nothing. One call for many questions costs one turn of a reader.
+    fn exists(
+        &self,
+        questions: Vec<Vec<Filter>>,
+        now: Timestamp,
+    ) -> BoxFuture<'_, Result<Vec<bool>, StoreError>> {
+        Box::pin(async move {
+            let mut answers = Vec::with_capacity(questions.len());
+            for filters in questions {
+                let filters = filters.into_iter().map(|filter| filter.limit(1)).collect();
+                answers.push(self.count(filters, now).await? > 0);
+            }
+            Ok(answers)
+        })
+    }
 
     /// What is served for this filter, without loading it; gives up beyond `max` items.
     fn inventory(

@@ -68,10 +68,7 @@ struct Request {
 impl MemoryStore {
     /// An empty store under these rules.
     pub fn new(rules: Rules) -> Self {
-        Self {
-            rules,
-            state: Mutex::default(),
-        }
+        Self { rules, state: Mutex::default() }
     }
 
     fn open(&self) -> Result<MutexGuard<'_, State>, StoreError> {
@@ -102,9 +99,7 @@ impl EventStore for MemoryStore {
     ) -> BoxFuture<'_, Result<Vec<Saved>, StoreError>> {
         self.with(|rules, state| {
             state.expire(now);
-            let saved = events
-                .into_iter()
-                .map(|event| state.save(rules, event, now));
+            let saved = events.into_iter().map(|event| state.save(rules, event, now));
             saved.collect()
         })
     }
@@ -138,10 +133,9 @@ impl EventStore for MemoryStore {
             json: event.as_json().into(),
         };
         let chunks: Vec<_> = match found {
-            Ok(events) => events
-                .chunks(100)
-                .map(|chunk| Ok(chunk.iter().map(stored).collect()))
-                .collect(),
+            Ok(events) => {
+                events.chunks(100).map(|chunk| Ok(chunk.iter().map(stored).collect())).collect()
+            }
             Err(error) => vec![Err(error)],
         };
         stream::iter(chunks).boxed()
@@ -166,10 +160,8 @@ impl EventStore for MemoryStore {
             if found.len() > max {
                 return Inventory::TooMany;
             }
-            let mut items: Vec<_> = found
-                .iter()
-                .map(|event| (event.created_at, event.id))
-                .collect();
+            let mut items: Vec<_> =
+                found.iter().map(|event| (event.created_at, event.id)).collect();
             items.sort();
             Inventory::Complete(items)
         })
@@ -195,11 +187,7 @@ impl EventStore for MemoryStore {
             let expired = state.expire(now);
             let (retired, forgotten) = (rules.retired_before(now), rules.forgotten_before(now));
             let mut due = BTreeSet::new();
-            for request in state
-                .requests
-                .iter_mut()
-                .filter(|r| !r.retired && r.clock <= retired)
-            {
+            for request in state.requests.iter_mut().filter(|r| !r.retired && r.clock <= retired) {
                 request.retired = true;
                 due.insert(request.event.id);
             }
@@ -300,10 +288,7 @@ impl State {
 
     fn knows(&self, event: &Event) -> bool {
         self.served.iter().any(|served| served.id == event.id)
-            || self
-                .requests
-                .iter()
-                .any(|r| r.retired && r.event.id == event.id)
+            || self.requests.iter().any(|r| r.retired && r.event.id == event.id)
     }
 
     fn note_use(&mut self, event: &Event, now: Timestamp) {
@@ -359,10 +344,7 @@ impl State {
                 .filter(|event| !is_expired(event, now) && matches(filter, event))
                 .collect();
             matching.sort_by_key(|event| place(event));
-            for event in matching
-                .into_iter()
-                .take(filter.limit.unwrap_or(usize::MAX))
-            {
+            for event in matching.into_iter().take(filter.limit.unwrap_or(usize::MAX)) {
                 found.insert(place(event), Arc::clone(event));
             }
         }
@@ -409,18 +391,9 @@ fn matches(filter: &Filter, event: &Event) -> bool {
     });
     tagged
         && filter.search.is_none()
-        && filter
-            .ids
-            .as_ref()
-            .is_none_or(|ids| ids.contains(&event.id))
-        && filter
-            .authors
-            .as_ref()
-            .is_none_or(|authors| authors.contains(&event.pubkey))
-        && filter
-            .kinds
-            .as_ref()
-            .is_none_or(|kinds| kinds.contains(&event.kind))
+        && filter.ids.as_ref().is_none_or(|ids| ids.contains(&event.id))
+        && filter.authors.as_ref().is_none_or(|authors| authors.contains(&event.pubkey))
+        && filter.kinds.as_ref().is_none_or(|kinds| kinds.contains(&event.kind))
         && filter.since.is_none_or(|since| event.created_at >= since)
         && filter.until.is_none_or(|until| event.created_at <= until)
 }

@@ -41,10 +41,7 @@ impl Rules {
 
     /// A request last useful at this time or earlier no longer refuses anything.
     pub(crate) fn forgotten_before(&self, now: Timestamp) -> u64 {
-        ago(
-            now,
-            self.deletions_served.saturating_add(self.deletions_gated),
-        )
+        ago(now, self.deletions_served.saturating_add(self.deletions_gated))
     }
 }
 

@@ -164,9 +164,7 @@ impl SqliteStore {
             readers,
             closed: AtomicBool::new(false),
         };
-        Ok(Self {
-            shared: Arc::new(shared),
-        })
+        Ok(Self { shared: Arc::new(shared) })
     }
 
     /// Counts events and bytes.
@@ -174,17 +172,12 @@ impl SqliteStore {
         let events: i64 = self
             .shared
             .read(|ledger| {
-                ledger
-                    .conn
-                    .query_row("SELECT count(*) FROM events", [], |row| row.get(0))
+                ledger.conn.query_row("SELECT count(*) FROM events", [], |row| row.get(0))
             })
             .await?;
         let path = &self.shared.path;
         let bytes = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
-        Ok(Stats {
-            events: events.unsigned_abs(),
-            bytes: bytes(path) + bytes(&log_of(path)),
-        })
+        Ok(Stats { events: events.unsigned_abs(), bytes: bytes(path) + bytes(&log_of(path)) })
     }
 
     /// Examines the whole file: its pages, its indexes, and whether they speak of the same events.
@@ -206,8 +199,7 @@ impl EventStore for SqliteStore {
         now: Timestamp,
     ) -> BoxFuture<'_, Result<Vec<Saved>, StoreError>> {
         let weight = events.len();
-        self.shared
-            .write(weight, move |ledger| ledger.save(&events, now))
+        self.shared.write(weight, move |ledger| ledger.save(&events, now))
     }
 
     fn refusal(
@@ -235,11 +227,8 @@ impl EventStore for SqliteStore {
         now: Timestamp,
     ) -> BoxStream<'static, Result<Vec<StoredEvent>, StoreError>> {
         let shared = Arc::clone(&self.shared);
-        let delivery = Delivery {
-            search: Search::new(filters, now),
-            found: VecDeque::new(),
-            finished: false,
-        };
+        let delivery =
+            Delivery { search: Search::new(filters, now), found: VecDeque::new(), finished: false };
         stream::unfold(Some(delivery), move |delivery| {
             let shared = Arc::clone(&shared);
             async move { deliver(&shared, delivery?).await }
@@ -266,6 +255,16 @@ impl EventStore for SqliteStore {
         })
     }
 
+    fn exists(
+        &self,
+        questions: Vec<Vec<Filter>>,
+        now: Timestamp,
+    ) -> BoxFuture<'_, Result<Vec<bool>, StoreError>> {
+        Box::pin(self.shared.read(move |ledger| {
+            questions.into_iter().map(|filters| any(ledger, filters, now)).collect()
+        }))
+    }
+
     fn inventory(
         &self,
         filter: Filter,
@@ -279,11 +278,8 @@ impl EventStore for SqliteStore {
                 let wanted = (max - items.len()).saturating_add(1);
                 let (found, turn);
                 (search, found, turn) = self.shared.search(search, wanted).await?;
-                items.extend(
-                    found
-                        .iter()
-                        .map(|found| (found.at.created_at(), found.at.event_id())),
-                );
+                items
+                    .extend(found.iter().map(|found| (found.at.created_at(), found.at.event_id())));
                 if items.len() > max {
                     return Ok(Inventory::TooMany);
                 }
@@ -297,30 +293,21 @@ impl EventStore for SqliteStore {
 
     fn superseded(&self, coordinate: Coordinate) -> BoxFuture<'_, Result<Vec<Event>, StoreError>> {
         Box::pin(async move {
-            let kept = self
-                .shared
-                .read(move |ledger| ledger.superseded(&coordinate))
-                .await?;
+            let kept = self.shared.read(move |ledger| ledger.superseded(&coordinate)).await?;
             let parsed = kept.iter().map(Event::from_json);
-            parsed
-                .collect::<Result<_, _>>()
-                .map_err(|error| StoreError::Engine(Box::new(error)))
+            parsed.collect::<Result<_, _>>().map_err(|error| StoreError::Engine(Box::new(error)))
         })
     }
 
     fn remove(&self, ids: Vec<EventId>) -> BoxFuture<'_, Result<u64, StoreError>> {
-        self.shared
-            .write(ids.len(), move |ledger| ledger.remove(&ids))
+        self.shared.write(ids.len(), move |ledger| ledger.remove(&ids))
     }
 
     fn sweep(&self, now: Timestamp) -> BoxFuture<'_, Result<u64, StoreError>> {
         Box::pin(async move {
             let mut events = 0;
             loop {
-                let swept = self
-                    .shared
-                    .write(1, move |ledger| ledger.sweep(now))
-                    .await?;
+                let swept = self.shared.write(1, move |ledger| ledger.sweep(now)).await?;
                 events += swept.events;
                 if !swept.more {
                     return Ok(events);
@@ -431,14 +418,25 @@ impl Delivery {
     }
 }
 
+/// Says whether anything matches.
+fn any(ledger: &Ledger<'_>, filters: Vec<Filter>, now: Timestamp) -> rusqlite::Result<bool> {
+    let filters = filters.into_iter().map(|filter| filter.limit(1)).collect();
+    let mut search = Search::new(filters, now);
+    let mut found = Vec::new();
+    loop {
+        let turn = search.turn(ledger, 1, &mut found)?;
+        if !found.is_empty() || turn == Turn::Finished {
+            return Ok(!found.is_empty());
+        }
+    }
+}
+
 /// Loads an event that was found, unless it is gone and its row is another's now.
 fn load(ledger: &Ledger<'_>, found: &Found) -> rusqlite::Result<Option<StoredEvent>> {
     let json: Option<Arc<str>> = ledger
         .conn
         .prepare_cached("SELECT json FROM events WHERE seq = ?1 AND id = ?2")?
-        .query_row((found.seq, found.at.id()), |row| {
-            Ok(Arc::from(row.get_ref(0)?.as_str()?))
-        })
+        .query_row((found.seq, found.at.id()), |row| Ok(Arc::from(row.get_ref(0)?.as_str()?)))
         .optional()?;
     Ok(json.map(|json| StoredEvent {
         id: found.at.event_id(),
@@ -449,20 +447,15 @@ fn load(ledger: &Ledger<'_>, found: &Found) -> rusqlite::Result<Option<StoredEve
 
 fn examine(ledger: &Ledger<'_>) -> rusqlite::Result<Vec<String>> {
     let report = "PRAGMA integrity_check";
-    let mut faults: Vec<String> = ledger
-        .conn
-        .prepare(report)?
-        .query_map([], |row| row.get(0))?
-        .collect::<Result<_, _>>()?;
+    let mut faults: Vec<String> =
+        ledger.conn.prepare(report)?.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?;
     faults.retain(|line| line != "ok");
     for table in ["tags", "heads", "expirations"] {
         let stray =
             format!("SELECT count(*) FROM {table} WHERE seq NOT IN (SELECT seq FROM events)");
         let count: i64 = ledger.conn.query_row(&stray, [], |row| row.get(0))?;
         if count > 0 {
-            faults.push(format!(
-                "{count} rows of {table} speak of events that are not there"
-            ));
+            faults.push(format!("{count} rows of {table} speak of events that are not there"));
         }
     }
     Ok(faults)

@@ -27,13 +27,7 @@ impl Author {
 
     /// An event of this author, a second before [`NOW`].
     pub(crate) fn writes(self, kind: u16) -> Draft {
-        Draft {
-            author: self,
-            kind,
-            at: NOW - 1,
-            id: None,
-            tags: Vec::new(),
-        }
+        Draft { author: self, kind, at: NOW - 1, id: None, tags: Vec::new() }
     }
 }
 
@@ -60,8 +54,7 @@ impl Draft {
     }
 
     pub(crate) fn tag(mut self, name: &str, value: impl ToString) -> Self {
-        self.tags
-            .push(Tag::parse([name, &value.to_string()]).unwrap());
+        self.tags.push(Tag::parse([name, &value.to_string()]).unwrap());
         self
     }
 
@@ -83,9 +76,7 @@ impl Draft {
         );
         let id = self.id.map_or(computed, id);
         let signature = Signature::from_byte_array([7; 64]);
-        Arc::new(Event::new(
-            id, author, at, kind, self.tags, content, signature,
-        ))
+        Arc::new(Event::new(id, author, at, kind, self.tags, content, signature))
     }
 }
 
@@ -100,10 +91,7 @@ pub(crate) fn time(secs: u64) -> Timestamp {
 }
 
 pub(crate) async fn save_at(store: &dyn EventStore, event: &Arc<Event>, now: u64) -> Saved {
-    let saved = store
-        .save(vec![Arc::clone(event)], time(now))
-        .await
-        .unwrap();
+    let saved = store.save(vec![Arc::clone(event)], time(now)).await.unwrap();
     assert_eq!(saved.len(), 1);
     saved[0]
 }
@@ -143,11 +131,7 @@ pub(crate) async fn inventory_at(
     filter: Filter,
     now: u64,
 ) -> Vec<(Timestamp, EventId)> {
-    match store
-        .inventory(filter, time(now), usize::MAX)
-        .await
-        .unwrap()
-    {
+    match store.inventory(filter, time(now), usize::MAX).await.unwrap() {
         Inventory::Complete(items) => items,
         Inventory::TooMany => panic!("no inventory has more than usize::MAX items"),
     }

@@ -43,12 +43,7 @@ fn what_was_acknowledged_survives_kill_9() {
 
 fn spawn(path: &Path, first: u64) -> Child {
     Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "store_kill::writes_until_killed",
-            "--ignored",
-            "--nocapture",
-        ])
+        .args(["--exact", "store_kill::writes_until_killed", "--ignored", "--nocapture"])
         .env(VICTIM, path)
         .env(FIRST, first.to_string())
         .stdout(Stdio::piped())
@@ -80,10 +75,7 @@ fn writes_until_killed() {
     let write = async |writer: u64| {
         for number in (first + writer..).step_by(WRITERS as usize) {
             let event = ALICE.writes(1621).id(number).tag("t", number).done();
-            let saved = store
-                .save(vec![Arc::clone(&event)], time(NOW))
-                .await
-                .unwrap();
+            let saved = store.save(vec![Arc::clone(&event)], time(NOW)).await.unwrap();
             assert_eq!(saved, [Saved::Stored]);
             writeln!(std::io::stdout().lock(), "stored {}", event.id).unwrap();
         }

@@ -54,11 +54,7 @@ fn sketch() -> impl Strategy<Value = Sketch> {
         2 => Just(5),
         2 => select(&[30_617, 30_618][..]),
     ];
-    let coordinate = (
-        select(&AUTHORS[..]),
-        select(&KINDS[4..8]),
-        select(&NAMES[..]),
-    );
+    let coordinate = (select(&AUTHORS[..]), select(&KINDS[4..8]), select(&NAMES[..]));
     let relay = select(&["ALL_RELAYS", "wss://us.example", "wss://elsewhere.example"][..]);
     (
         (select(&AUTHORS[..]), kind, 0..12u64),
@@ -90,20 +86,12 @@ fn scattered(place: usize) -> u64 {
 }
 
 fn draw(place: usize, sketch: &Sketch) -> Arc<Event> {
-    let mut draft = sketch
-        .author
-        .writes(sketch.kind)
-        .at(NOW - sketch.age)
-        .id(scattered(place));
+    let mut draft = sketch.author.writes(sketch.kind).at(NOW - sketch.age).id(scattered(place));
     for (name, value) in [("d", sketch.identifier), ("relay", sketch.relay)] {
-        draft = value
-            .into_iter()
-            .fold(draft, |draft, value| draft.tag(name, value));
+        draft = value.into_iter().fold(draft, |draft, value| draft.tag(name, value));
     }
     for word in &sketch.words {
-        draft = draft
-            .tag("t", word)
-            .tag(if *word == "x" { "T" } else { "r" }, word);
+        draft = draft.tag("t", word).tag(if *word == "x" { "T" } else { "r" }, word);
     }
     if let Some(end) = sketch.end {
         draft = draft.tag("expiration", NOW + end);
@@ -135,10 +123,7 @@ fn filter() -> impl Strategy<Value = Filter> {
             option::weighted(0.2, words()),
             option::weighted(0.1, words()),
         ),
-        (
-            option::weighted(0.3, 0..14u64),
-            option::weighted(0.3, 0..14u64),
-        ),
+        (option::weighted(0.3, 0..14u64), option::weighted(0.3, 0..14u64)),
         (option::weighted(0.3, 0..6usize), optional(0.02)),
     )
         .prop_map(
@@ -164,17 +149,7 @@ fn filter() -> impl Strategy<Value = Filter> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let waits = [
-        1,
-        2,
-        5,
-        DAY,
-        2 * DAY,
-        29 * DAY,
-        30 * DAY,
-        150 * DAY,
-        210 * DAY,
-    ];
+    let waits = [1, 2, 5, DAY, 2 * DAY, 29 * DAY, 30 * DAY, 150 * DAY, 210 * DAY];
     prop_oneof![
         8 => vec(0..POOL, 1..8).prop_map(Step::Save),
         2 => (0..POOL).prop_map(Step::Refusal),
@@ -187,10 +162,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 fn open(path: &Path) -> SqliteStore {
-    let options = SqliteOptions {
-        rules: rules(),
-        ..SqliteOptions::default()
-    };
+    let options = SqliteOptions { rules: rules(), ..SqliteOptions::default() };
     SqliteStore::open(path, options).unwrap()
 }
 
@@ -210,12 +182,8 @@ macro_rules! same {
 }
 
 async fn agree(file: &SqliteStore, list: &MemoryStore, filters: &[Filter], now: u64) {
-    same!(*file, *list, |store| find_at(store, filters.to_vec(), now)
-        .await);
-    same!(*file, *list, |store| store
-        .count(filters.to_vec(), time(now))
-        .await
-        .unwrap());
+    same!(*file, *list, |store| find_at(store, filters.to_vec(), now).await);
+    same!(*file, *list, |store| store.count(filters.to_vec(), time(now)).await.unwrap());
     for filter in filters {
         for max in [3, usize::MAX] {
             same!(*file, *list, |store| store
@@ -231,18 +199,13 @@ async fn live(pool: &[Arc<Event>], steps: Vec<Step>) {
     let path = dir.path().join("events.db");
     let (mut file, list) = (open(&path), MemoryStore::new(rules()));
     let mut now = NOW;
-    let events = |places: &[usize]| {
-        places
-            .iter()
-            .map(|place| Arc::clone(&pool[*place]))
-            .collect::<Vec<_>>()
-    };
+    let events =
+        |places: &[usize]| places.iter().map(|place| Arc::clone(&pool[*place])).collect::<Vec<_>>();
     for step in steps {
         match step {
-            Step::Save(places) => same!(file, list, |store| store
-                .save(events(&places), time(now))
-                .await
-                .unwrap()),
+            Step::Save(places) => {
+                same!(file, list, |store| store.save(events(&places), time(now)).await.unwrap())
+            }
             Step::Refusal(place) => {
                 same!(file, list, |store| store
                     .refusal(Arc::clone(&pool[place]), time(now))
@@ -263,17 +226,11 @@ async fn live(pool: &[Arc<Event>], steps: Vec<Step>) {
         }
     }
     agree(&file, &list, &[Filter::new()], now).await;
-    for (author, kind) in AUTHORS
-        .iter()
-        .flat_map(|author| [(author, 30_617), (author, 30_618)])
-    {
+    for (author, kind) in AUTHORS.iter().flat_map(|author| [(author, 30_617), (author, 30_618)]) {
         for identifier in ["", "x", "y"] {
             let coordinate =
                 Coordinate::new(Kind::from_u16(kind), author.key()).identifier(identifier);
-            same!(file, list, |store| store
-                .superseded(coordinate.clone())
-                .await
-                .unwrap());
+            same!(file, list, |store| store.superseded(coordinate.clone()).await.unwrap());
         }
     }
     assert_eq!(file.integrity_check().await.unwrap(), Integrity::Sound);

@@ -19,32 +19,20 @@ pub(super) struct Position {
 
 impl Position {
     /// Before everything.
-    pub(super) const FIRST: Self = Self {
-        newest: i64::MIN,
-        id: [0xff; 32],
-    };
+    pub(super) const FIRST: Self = Self { newest: i64::MIN, id: [0xff; 32] };
 
     /// The place after everything newer than this time and before everything else.
     pub(super) fn start_of(time: Timestamp) -> Self {
-        Self {
-            newest: newest(time).saturating_sub(1),
-            ..Self::FIRST
-        }
+        Self { newest: newest(time).saturating_sub(1), ..Self::FIRST }
     }
 
     pub(super) fn of(event: &Event) -> Self {
-        Self {
-            newest: newest(event.created_at),
-            id: event.id.to_bytes(),
-        }
+        Self { newest: newest(event.created_at), id: event.id.to_bytes() }
     }
 
     /// Reads the columns `newest, id`, which come first in every statement that has them.
     pub(super) fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
-        Ok(Self {
-            newest: row.get(0)?,
-            id: row.get(1)?,
-        })
+        Ok(Self { newest: row.get(0)?, id: row.get(1)? })
     }
 
     pub(super) fn newest(&self) -> i64 {
@@ -104,10 +92,7 @@ impl Keys {
 
     /// The keys of all tags of an event that filters can name.
     pub(super) fn tags<'a>(&'a self, event: &'a Event) -> impl Iterator<Item = Digest> + 'a {
-        event
-            .tags
-            .iter()
-            .filter_map(|tag| Some(self.tag(tag.single_letter_tag()?, tag.content()?)))
+        event.tags.iter().filter_map(|tag| Some(self.tag(tag.single_letter_tag()?, tag.content()?)))
     }
 
     fn digest(&self, parts: &[&[u8]]) -> Digest {

@@ -48,10 +48,7 @@ impl Ledger<'_> {
         now: Timestamp,
     ) -> rusqlite::Result<Vec<Saved>> {
         self.expire(now)?;
-        events
-            .iter()
-            .map(|event| self.save_one(event, now))
-            .collect()
+        events.iter().map(|event| self.save_one(event, now)).collect()
     }
 
     /// Judges one event without touching anything. Expects that nothing expired is left, or is only asked for advice.
@@ -224,9 +221,6 @@ impl Ledger<'_> {
 
 impl Served {
     fn read(row: &rusqlite::Row<'_>) -> rusqlite::Result<Self> {
-        Ok(Self {
-            at: Position::read(row)?,
-            seq: row.get(2)?,
-        })
+        Ok(Self { at: Position::read(row)?, seq: row.get(2)? })
     }
 }

@@ -72,9 +72,7 @@ pub(super) fn plan(ledger: &Ledger<'_>, filter: Filter) -> rusqlite::Result<Opti
     };
     let remaining = filter.limit.unwrap_or(usize::MAX);
     let mut rest = Rest {
-        kinds: filter
-            .kinds
-            .map(|kinds| kinds.iter().map(|kind| kind.as_u16()).collect()),
+        kinds: filter.kinds.map(|kinds| kinds.iter().map(|kind| kind.as_u16()).collect()),
         authors: filter.authors,
         tags: filter.generic_tags.into_iter().collect(),
     };
@@ -82,12 +80,7 @@ pub(super) fn plan(ledger: &Ledger<'_>, filter: Filter) -> rusqlite::Result<Opti
         Some(ids) => Source::Ids(ids),
         None => Source::Lists(rest.take_shortest(ledger, &bounds)?),
     };
-    Ok(Some(Plan {
-        source,
-        rest,
-        bounds,
-        remaining,
-    }))
+    Ok(Some(Plan { source, rest, bounds, remaining }))
 }
 
 fn is_empty(filter: &Filter) -> bool {
@@ -164,13 +157,7 @@ impl Rest {
                 .flat_map(|(_, values)| values)
                 .map(|value| List::Tag(ledger.keys.tag(*name, value)))
                 .collect()),
-            Way::Kinds => Ok(self
-                .kinds
-                .iter()
-                .flatten()
-                .copied()
-                .map(List::Kind)
-                .collect()),
+            Way::Kinds => Ok(self.kinds.iter().flatten().copied().map(List::Kind).collect()),
             Way::Authors => {
                 let mut lists = Vec::new();
                 for author in self.authors.iter().flatten() {
@@ -195,9 +182,7 @@ fn kinds_of(ledger: &Ledger<'_>, author: &[u8; 32]) -> rusqlite::Result<Vec<u16>
     let mut kinds: Vec<u16> = Vec::new();
     loop {
         let last = kinds.last().map_or(-1, |kind| i64::from(*kind));
-        let found = next
-            .query_row(params![author, last], |row| row.get(0))
-            .optional()?;
+        let found = next.query_row(params![author, last], |row| row.get(0)).optional()?;
         match found {
             Some(kind) => kinds.push(kind),
             None => return Ok(kinds),

@@ -44,18 +44,14 @@ impl Readers {
         let orders = Arc::new(Mutex::new(orders));
         for number in 0..count.get() {
             let conn = connect(path, cache)?;
-            conn.pragma_update(None, "query_only", true)
-                .map_err(failure)?;
+            conn.pragma_update(None, "query_only", true).map_err(failure)?;
             let orders = Arc::clone(&orders);
             thread::Builder::new()
                 .name(format!("store-reader-{number}"))
                 .spawn(move || work(conn, &orders))
                 .map_err(|error| StoreError::Engine(Box::new(error)))?;
         }
-        Ok(Self {
-            queue,
-            count: count.get(),
-        })
+        Ok(Self { queue, count: count.get() })
     }
 
     /// Reads from one snapshot; not at all if the caller has stopped waiting by the time it is its turn.
@@ -79,9 +75,7 @@ impl Readers {
         };
         let sent = self.queue.send(Order::Run(Box::new(run))).await;
         sent.map_err(|_| StoreError::Closed)?;
-        answer
-            .await
-            .map_err(|lost| StoreError::Engine(Box::new(lost)))?
+        answer.await.map_err(|lost| StoreError::Engine(Box::new(lost)))?
     }
 
     /// Lets the readers finish what is queued, and ends them.
@@ -107,19 +101,12 @@ fn snapshot<T>(
     errand: impl FnOnce(&Ledger<'_>) -> rusqlite::Result<T>,
 ) -> rusqlite::Result<T> {
     let tx = conn.unchecked_transaction()?;
-    errand(&Ledger {
-        conn: &tx,
-        keys,
-        rules,
-    })
+    errand(&Ledger { conn: &tx, keys, rules })
 }
 
 fn work(conn: Connection, orders: &Mutex<mpsc::Receiver<Order>>) {
     loop {
-        let order = orders
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .blocking_recv();
+        let order = orders.lock().unwrap_or_else(PoisonError::into_inner).blocking_recv();
         match order {
             Some(Order::Run(errand)) => {
                 // A panic is a fault of ours; it costs this errand, whose caller hears of it, and not a reader.

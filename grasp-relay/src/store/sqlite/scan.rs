@@ -93,10 +93,7 @@ impl<'c> Merge<'c> {
         let Some(cursor) = self.lists.get_mut(list) else {
             return Ok(());
         };
-        let bounds = Bounds {
-            after,
-            oldest: self.oldest,
-        };
+        let bounds = Bounds { after, oldest: self.oldest };
         let mut rows = cursor.list.rows(&mut self.statement, bounds, cursor.run)?;
         let mut read = 0;
         while let Some(row) = rows.next()? {
@@ -158,11 +155,7 @@ impl List {
 
 impl Found {
     fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
-        Ok(Self {
-            at: Position::read(row)?,
-            seq: row.get(2)?,
-            kind: row.get(3)?,
-        })
+        Ok(Self { at: Position::read(row)?, seq: row.get(2)?, kind: row.get(3)? })
     }
 }
 
@@ -193,9 +186,8 @@ pub(super) fn look_up<'i>(
     ids: impl IntoIterator<Item = &'i EventId>,
     bounds: Bounds,
 ) -> rusqlite::Result<Vec<Found>> {
-    let mut statement = ledger
-        .conn
-        .prepare_cached("SELECT newest, id, seq, kind FROM events WHERE id = ?1")?;
+    let mut statement =
+        ledger.conn.prepare_cached("SELECT newest, id, seq, kind FROM events WHERE id = ?1")?;
     let mut found = Vec::new();
     for id in ids {
         let mut rows = statement.query([id.as_bytes()])?;

@@ -29,14 +29,10 @@ fn migrate_with(conn: &mut Connection, steps: &[&str]) -> Result<(), StoreError>
     }
     let pending = steps.iter().zip(1u32..).skip(found as usize);
     for (step, reached) in pending {
-        let tx = conn
-            .transaction_with_behavior(TransactionBehavior::Immediate)
-            .map_err(failure)?;
+        let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failure)?;
         tx.execute_batch(step).map_err(failure)?;
-        tx.pragma_update(None, "application_id", APPLICATION_ID)
-            .map_err(failure)?;
-        tx.pragma_update(None, "user_version", reached)
-            .map_err(failure)?;
+        tx.pragma_update(None, "application_id", APPLICATION_ID).map_err(failure)?;
+        tx.pragma_update(None, "user_version", reached).map_err(failure)?;
         tx.commit().map_err(failure)?;
     }
     Ok(())
@@ -68,9 +64,7 @@ mod tests {
         migrate_with(&mut conn, &[first]).unwrap();
         migrate_with(&mut conn, &[first, second]).unwrap();
         migrate_with(&mut conn, &[first, second]).unwrap();
-        let x: i64 = conn
-            .query_row("SELECT x FROM a", [], |row| row.get(0))
-            .unwrap();
+        let x: i64 = conn.query_row("SELECT x FROM a", [], |row| row.get(0)).unwrap();
         assert_eq!(x, 10);
         assert_eq!(version(&conn).unwrap(), 2);
     }
@@ -90,10 +84,7 @@ mod tests {
         migrate(&mut conn).unwrap();
         conn.pragma_update(None, "user_version", 7).unwrap();
         let refused = migrate(&mut conn);
-        assert!(matches!(
-            refused,
-            Err(StoreError::NewerSchema { found: 7, known: 1 })
-        ));
+        assert!(matches!(refused, Err(StoreError::NewerSchema { found: 7, known: 1 })));
     }
 
     #[test]

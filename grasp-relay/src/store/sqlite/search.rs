@@ -45,10 +45,7 @@ pub(super) enum Turn {
 
 impl Search {
     pub(super) fn new(filters: Vec<Filter>, now: Timestamp) -> Self {
-        Self {
-            state: State::Fresh(filters),
-            now,
-        }
+        Self { state: State::Fresh(filters), now }
     }
 
     /// Appends what is found next, until `wanted` events are there or the turn is over.
@@ -206,11 +203,7 @@ impl Rest {
     }
 
     fn admits(&self, ledger: &Ledger<'_>, found: &Found) -> rusqlite::Result<bool> {
-        if self
-            .kinds
-            .as_ref()
-            .is_some_and(|kinds| !kinds.contains(&found.kind))
-        {
+        if self.kinds.as_ref().is_some_and(|kinds| !kinds.contains(&found.kind)) {
             return Ok(false);
         }
         if !self.needs_event() {
@@ -228,9 +221,7 @@ impl Rest {
 
     fn admits_author(&self, author: [u8; 32]) -> bool {
         let author = nostr::key::PublicKey::from_byte_array(author);
-        self.authors
-            .as_ref()
-            .is_none_or(|authors| authors.contains(&author))
+        self.authors.as_ref().is_none_or(|authors| authors.contains(&author))
     }
 
     fn admits_tags(&self, json: &str) -> bool {

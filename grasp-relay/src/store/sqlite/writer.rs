@@ -51,15 +51,8 @@ impl Writer {
         rules: Arc<Rules>,
     ) -> std::io::Result<Self> {
         let (queue, orders) = mpsc::channel(QUEUE);
-        let desk = Desk {
-            conn,
-            log,
-            keys,
-            rules,
-        };
-        thread::Builder::new()
-            .name("store-writer".to_owned())
-            .spawn(move || desk.work(orders))?;
+        let desk = Desk { conn, log, keys, rules };
+        thread::Builder::new().name("store-writer".to_owned()).spawn(move || desk.work(orders))?;
         Ok(Self { queue })
     }
 
@@ -70,12 +63,7 @@ impl Writer {
         W: FnOnce(&Ledger<'_>) -> rusqlite::Result<T> + Send + 'static,
     {
         let (reply, answer) = oneshot::channel();
-        let task = Once {
-            weight,
-            work: Some(work),
-            outcome: None,
-            reply,
-        };
+        let task = Once { weight, work: Some(work), outcome: None, reply };
         let order = Order::Perform(Box::new(task));
         let sent = self.queue.send(order).await;
         sent.map_err(|_| StoreError::Closed)?;
@@ -88,12 +76,7 @@ impl Writer {
         W: FnOnce(&Ledger<'_>) -> rusqlite::Result<()> + Send + 'static,
     {
         let (reply, _) = oneshot::channel();
-        let task = Once {
-            weight: 1,
-            work: Some(work),
-            outcome: None,
-            reply,
-        };
+        let task = Once { weight: 1, work: Some(work), outcome: None, reply };
         // A full queue means there are more important things to write.
         let _ = self.queue.try_send(Order::Perform(Box::new(task)));
     }
@@ -191,14 +174,8 @@ impl Desk {
     }
 
     fn transact(&mut self, group: &mut [Box<dyn Task>]) -> rusqlite::Result<()> {
-        let tx = self
-            .conn
-            .transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let ledger = Ledger {
-            conn: &tx,
-            keys: &self.keys,
-            rules: &self.rules,
-        };
+        let tx = self.conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let ledger = Ledger { conn: &tx, keys: &self.keys, rules: &self.rules };
         for task in group {
             task.perform(&ledger)?;
         }
@@ -216,8 +193,7 @@ impl Desk {
     }
 
     fn empty_log(&self) -> rusqlite::Result<()> {
-        self.conn
-            .query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
+        self.conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
     }
 
     fn leave(self) {

@@ -54,16 +54,7 @@ pub(super) async fn own_versions_are_deleted_up_to_the_request(store: &dyn Event
         gone(store, &version(100)).await;
         gone(store, &version(99)).await;
         stored(store, &version(101)).await;
-        stored(
-            store,
-            &ALICE
-                .writes(5)
-                .at(100)
-                .tag("a", &name)
-                .tag("t", "again")
-                .done(),
-        )
-        .await;
+        stored(store, &ALICE.writes(5).at(100).tag("a", &name).tag("t", "again").done()).await;
         assert!(serves(store, &version(101)).await);
     }
 }
@@ -71,11 +62,7 @@ pub(super) async fn own_versions_are_deleted_up_to_the_request(store: &dyn Event
 pub(super) async fn a_deletion_may_come_before_its_target(store: &dyn EventStore) {
     let note = ALICE.writes(1).done();
     let state = ALICE.writes(30_618).at(100).tag("d", "x").done();
-    let request = ALICE
-        .writes(5)
-        .at(100)
-        .tag("e", note.id)
-        .tag("a", named(ALICE, 30_618, "x"));
+    let request = ALICE.writes(5).at(100).tag("e", note.id).tag("a", named(ALICE, 30_618, "x"));
     stored(store, &request.done()).await;
     gone(store, &note).await;
     gone(store, &state).await;
@@ -108,10 +95,7 @@ pub(super) async fn somebody_elses_coordinates_are_ignored(store: &dyn EventStor
     let theirs = BOB.writes(30_617).tag("d", "x").done();
     stored(store, &mine).await;
     stored(store, &theirs).await;
-    let request = ALICE
-        .writes(5)
-        .tag("e", mine.id)
-        .tag("a", named(BOB, 30_617, "x"));
+    let request = ALICE.writes(5).tag("e", mine.id).tag("a", named(BOB, 30_617, "x"));
     stored(store, &request.done()).await;
     gone(store, &mine).await;
     assert!(serves(store, &theirs).await);
@@ -141,18 +125,13 @@ pub(super) async fn requests_to_vanish_cannot_be_deleted(store: &dyn EventStore)
 pub(super) async fn too_many_targets_are_refused(store: &dyn EventStore) {
     let naming = |count: u64| {
         let targets = (0..count).map(id);
-        targets
-            .fold(ALICE.writes(5), |draft, id| draft.tag("e", id))
-            .done()
+        targets.fold(ALICE.writes(5), |draft, id| draft.tag("e", id)).done()
     };
     let most = MAX_TARGETS as u64;
     let refused = Saved::Refused(Refusal::TooManyTargets);
     assert_eq!(save(store, &naming(most + 1)).await, refused);
     stored(store, &naming(most)).await;
-    assert_eq!(
-        save(store, &ALICE.writes(1).id(most - 1).done()).await,
-        DELETED
-    );
+    assert_eq!(save(store, &ALICE.writes(1).id(most - 1).done()).await, DELETED);
 }
 
 pub(super) async fn kept_versions_are_deleted_too(store: &dyn EventStore) {
@@ -166,19 +145,8 @@ pub(super) async fn kept_versions_are_deleted_too(store: &dyn EventStore) {
     };
     stored(store, &ALICE.writes(5).tag("e", id(3)).done()).await;
     assert_eq!(kept().await, 2);
-    assert_eq!(
-        save(store, &BOB.writes(5).tag("e", id(2)).done()).await,
-        FOREIGN
-    );
-    stored(
-        store,
-        &ALICE
-            .writes(5)
-            .at(2)
-            .tag("a", named(ALICE, 30_617, "x"))
-            .done(),
-    )
-    .await;
+    assert_eq!(save(store, &BOB.writes(5).tag("e", id(2)).done()).await, FOREIGN);
+    stored(store, &ALICE.writes(5).at(2).tag("a", named(ALICE, 30_617, "x")).done()).await;
     assert_eq!(kept().await, 0);
     assert!(serves(store, &version(4)).await);
 }
@@ -214,22 +182,14 @@ pub(super) async fn a_vanished_author_is_forgotten_up_to_the_request(store: &dyn
         assert_eq!(save(store, event).await, VANISHED);
     }
     // An older wish takes nothing back.
-    stored(
-        store,
-        &ALICE.writes(62).at(40).tag("relay", "ALL_RELAYS").done(),
-    )
-    .await;
+    stored(store, &ALICE.writes(62).at(40).tag("relay", "ALL_RELAYS").done()).await;
     assert_eq!(save(store, &written[0]).await, VANISHED);
 }
 
 pub(super) async fn a_vanished_authors_later_events_are_welcome(store: &dyn EventStore) {
     let later = ALICE.writes(1).at(101).done();
     stored(store, &later).await;
-    stored(
-        store,
-        &ALICE.writes(62).at(100).tag("relay", "ALL_RELAYS").done(),
-    )
-    .await;
+    stored(store, &ALICE.writes(62).at(100).tag("relay", "ALL_RELAYS").done()).await;
     assert!(serves(store, &later).await);
     stored(store, &ALICE.writes(1).at(102).done()).await;
 }
@@ -237,11 +197,7 @@ pub(super) async fn a_vanished_authors_later_events_are_welcome(store: &dyn Even
 pub(super) async fn vanishing_elsewhere_does_nothing_here(store: &dyn EventStore) {
     let note = ALICE.writes(1).at(99).done();
     stored(store, &note).await;
-    let vanish = ALICE
-        .writes(62)
-        .at(100)
-        .tag("relay", "wss://elsewhere.example")
-        .done();
+    let vanish = ALICE.writes(62).at(100).tag("relay", "wss://elsewhere.example").done();
     stored(store, &vanish).await;
     assert!(serves(store, &note).await && serves(store, &vanish).await);
     stored(store, &ALICE.writes(1).at(98).done()).await;
@@ -251,9 +207,7 @@ pub(super) async fn vanishing_by_our_name_works_like_everywhere(store: &dyn Even
     let note = ALICE.writes(1).at(99).done();
     stored(store, &note).await;
     let vanish = ALICE.writes(62).at(100);
-    let vanish = vanish
-        .tag("relay", "wss://elsewhere.example")
-        .tag("relay", format!("{US}/"));
+    let vanish = vanish.tag("relay", "wss://elsewhere.example").tag("relay", format!("{US}/"));
     stored(store, &vanish.done()).await;
     assert!(!serves(store, &note).await);
     assert_eq!(save(store, &note).await, VANISHED);
@@ -263,11 +217,7 @@ pub(super) async fn vanishing_takes_deletion_requests_and_their_gates(store: &dy
     let later = ALICE.writes(1).at(200).done();
     stored(store, &ALICE.writes(5).at(99).tag("e", later.id).done()).await;
     assert_eq!(save(store, &later).await, DELETED);
-    stored(
-        store,
-        &ALICE.writes(62).at(100).tag("relay", "ALL_RELAYS").done(),
-    )
-    .await;
+    stored(store, &ALICE.writes(62).at(100).tag("relay", "ALL_RELAYS").done()).await;
     stored(store, &later).await;
 }
 
@@ -275,11 +225,7 @@ pub(super) async fn vanishing_takes_kept_versions(store: &dyn EventStore) {
     for at in [98, 99, 101] {
         stored(store, &ALICE.writes(30_617).at(at).tag("d", "x").done()).await;
     }
-    stored(
-        store,
-        &ALICE.writes(62).at(100).tag("relay", "ALL_RELAYS").done(),
-    )
-    .await;
+    stored(store, &ALICE.writes(62).at(100).tag("relay", "ALL_RELAYS").done()).await;
     let coordinate = Coordinate::new(Kind::from_u16(30_617), ALICE.key()).identifier("x");
     assert!(store.superseded(coordinate).await.unwrap().is_empty());
     assert_eq!(find(store, Filter::new()).await.len(), 2);
@@ -290,15 +236,8 @@ pub(super) async fn a_refusal_can_be_asked_for_in_advance(store: &dyn EventStore
     let theirs = BOB.writes(1).at(99).done();
     let vanished = Author(3).writes(1).at(50).done();
     let request = ALICE.writes(5).tag("e", note.id).done();
-    for event in [
-        &request,
-        &theirs,
-        &Author(3)
-            .writes(62)
-            .at(50)
-            .tag("relay", "ALL_RELAYS")
-            .done(),
-    ] {
+    for event in [&request, &theirs, &Author(3).writes(62).at(50).tag("relay", "ALL_RELAYS").done()]
+    {
         stored(store, event).await;
     }
     let before = find(store, Filter::new()).await;
@@ -308,10 +247,7 @@ pub(super) async fn a_refusal_can_be_asked_for_in_advance(store: &dyn EventStore
         (vanished, Some(Refusal::Vanished)),
         (foreign, Some(Refusal::ForeignDeletion)),
         (ALICE.writes(20_001).done(), Some(Refusal::Ephemeral)),
-        (
-            ALICE.writes(1).tag("expiration", NOW).done(),
-            Some(Refusal::Expired),
-        ),
+        (ALICE.writes(1).tag("expiration", NOW).done(), Some(Refusal::Expired)),
         (ALICE.writes(1).at(3).done(), None),
         (theirs, None),
         (request, None),

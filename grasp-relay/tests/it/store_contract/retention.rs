@@ -59,10 +59,7 @@ pub(super) async fn a_request_that_blocked_something_starts_anew(store: &dyn Eve
     let end = used + SERVED + GATED;
     swept(store, end - 1).await;
     assert_eq!(
-        store
-            .refusal(Arc::clone(&note), time(end - 1))
-            .await
-            .unwrap(),
+        store.refusal(Arc::clone(&note), time(end - 1)).await.unwrap(),
         Some(Refusal::Deleted)
     );
 }

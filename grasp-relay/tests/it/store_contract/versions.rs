@@ -67,12 +67,7 @@ pub(super) async fn addressable_events_are_told_apart_by_identifier(store: &dyn 
 pub(super) async fn a_missing_identifier_is_an_empty_one(store: &dyn EventStore) {
     let missing = ALICE.writes(30_023).at(10).done();
     let empty = ALICE.writes(30_023).at(11).tag("d", "").done();
-    let bare = ALICE
-        .writes(30_023)
-        .at(12)
-        .raw_tag(&["d"])
-        .tag("d", "x")
-        .done();
+    let bare = ALICE.writes(30_023).at(12).raw_tag(&["d"]).tag("d", "x").done();
     wins(store, &empty, &missing).await;
     stored(store, &bare).await;
     assert_eq!(find(store, Filter::new()).await, [bare.id]);
@@ -90,22 +85,11 @@ pub(super) async fn superseded_announcements_and_states_are_kept_but_not_served(
     store: &dyn EventStore,
 ) {
     for kind in [30_617, 30_618] {
-        let version = |at| {
-            ALICE
-                .writes(kind)
-                .at(at)
-                .id(at)
-                .tag("d", "x")
-                .tag("t", "y")
-                .done()
-        };
+        let version = |at| ALICE.writes(kind).at(at).id(at).tag("d", "x").tag("t", "y").done();
         // 3 arrives when it is already superseded.
-        for (at, saved) in [
-            (1, Saved::Stored),
-            (2, Saved::Stored),
-            (4, Saved::Stored),
-            (3, Saved::Superseded),
-        ] {
+        for (at, saved) in
+            [(1, Saved::Stored), (2, Saved::Stored), (4, Saved::Stored), (3, Saved::Superseded)]
+        {
             assert_eq!(save(store, &version(at)).await, saved);
         }
         assert_eq!(kept(store, kind, "x").await, [id(3), id(2), id(1)]);
@@ -135,11 +119,7 @@ pub(super) async fn other_superseded_events_are_not_kept(store: &dyn EventStore)
 
 pub(super) async fn only_so_many_versions_are_kept(store: &dyn EventStore) {
     for at in [1, 3, 5, 7, 9, 2, 8] {
-        let saved = save(
-            store,
-            &ALICE.writes(30_618).at(at).id(at).tag("d", "x").done(),
-        )
-        .await;
+        let saved = save(store, &ALICE.writes(30_618).at(at).id(at).tag("d", "x").done()).await;
         assert!(matches!(saved, Saved::Stored | Saved::Superseded));
     }
     let kept = kept(store, 30_618, "x").await;
@@ -153,10 +133,7 @@ pub(super) async fn a_kept_version_returns_once_the_winner_is_gone(store: &dyn E
         stored(store, &version(at)).await;
     }
     stored(store, &ALICE.writes(5).tag("e", id(3)).done()).await;
-    assert_eq!(
-        find(store, Filter::new().kind(Kind::from_u16(30_618))).await,
-        []
-    );
+    assert_eq!(find(store, Filter::new().kind(Kind::from_u16(30_618))).await, []);
     assert_eq!(save(store, &version(2)).await, Saved::Stored);
     assert!(serves(store, &version(2)).await);
     assert_eq!(kept(store, 30_618, "x").await, [id(1)]);

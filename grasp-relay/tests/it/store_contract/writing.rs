@@ -85,29 +85,15 @@ pub(super) async fn many_writers_at_once_all_get_their_events_stored(store: &dyn
     let saves = events.iter().map(|event| save(store, event));
     let saved = futures_util::future::join_all(saves).await;
     assert!(saved.iter().all(|saved| *saved == Saved::Stored));
-    assert_eq!(
-        store.count(vec![Filter::new()], time(NOW)).await.unwrap(),
-        300
-    );
+    assert_eq!(store.count(vec![Filter::new()], time(NOW)).await.unwrap(), 300);
 }
 
 pub(super) async fn an_expired_event_is_never_served(store: &dyn EventStore) {
-    let event = ALICE
-        .writes(1)
-        .tag("t", "x")
-        .tag("expiration", NOW + 10)
-        .done();
+    let event = ALICE.writes(1).tag("t", "x").tag("expiration", NOW + 10).done();
     stored(store, &event).await;
-    for filter in [
-        Filter::new(),
-        Filter::new().id(event.id),
-        Filter::new().hashtag("x"),
-    ] {
+    for filter in [Filter::new(), Filter::new().id(event.id), Filter::new().hashtag("x")] {
         for (now, served) in [(NOW + 9, 1), (NOW + 10, 0), (NOW + 11, 0)] {
-            assert_eq!(
-                find_at(store, vec![filter.clone()], now).await.len(),
-                served
-            );
+            assert_eq!(find_at(store, vec![filter.clone()], now).await.len(), served);
             assert_eq!(inventory_at(store, filter.clone(), now).await.len(), served);
             let counted = store.count(vec![filter.clone()], time(now)).await.unwrap();
             assert_eq!(counted, served as u64);
@@ -128,11 +114,7 @@ pub(super) async fn an_expired_event_is_refused(store: &dyn EventStore) {
 
 pub(super) async fn a_sweep_takes_out_what_has_expired(store: &dyn EventStore) {
     for n in 0..3 {
-        stored(
-            store,
-            &ALICE.writes(1).tag("expiration", NOW + n + 1).done(),
-        )
-        .await;
+        stored(store, &ALICE.writes(1).tag("expiration", NOW + n + 1).done()).await;
     }
     stored(store, &ALICE.writes(1).done()).await;
     assert_eq!(store.sweep(time(NOW)).await.unwrap(), 0);
@@ -142,11 +124,7 @@ pub(super) async fn a_sweep_takes_out_what_has_expired(store: &dyn EventStore) {
 }
 
 pub(super) async fn an_expired_version_gives_way_to_an_older_one(store: &dyn EventStore) {
-    let winner = ALICE
-        .writes(10_002)
-        .at(NOW - 1)
-        .tag("expiration", NOW + 1)
-        .done();
+    let winner = ALICE.writes(10_002).at(NOW - 1).tag("expiration", NOW + 1).done();
     let older = ALICE.writes(10_002).at(NOW - 2).done();
     stored(store, &winner).await;
     assert_eq!(save(store, &older).await, Saved::Superseded);
@@ -160,14 +138,8 @@ pub(super) async fn a_closed_store_says_so(store: &dyn EventStore) {
     store.close().await.unwrap();
     store.close().await.unwrap();
     let now = time(NOW);
-    assert!(matches!(
-        store.save(vec![event], now).await,
-        Err(StoreError::Closed)
-    ));
-    assert!(matches!(
-        store.count(vec![Filter::new()], now).await,
-        Err(StoreError::Closed)
-    ));
+    assert!(matches!(store.save(vec![event], now).await, Err(StoreError::Closed)));
+    assert!(matches!(store.count(vec![Filter::new()], now).await, Err(StoreError::Closed)));
     let inventory: Result<Inventory, _> = store.inventory(Filter::new(), now, 9).await;
     assert!(matches!(inventory, Err(StoreError::Closed)));
     let mut chunks = store.query(vec![Filter::new()], now);

@@ -94,10 +94,7 @@ impl Ledger<'_> {
             .conn
             .prepare_cached("DELETE FROM superseded WHERE expires_at <= ?1")?
             .execute([now])?;
-        Ok(Swept {
-            events: (due.len() + copies) as u64,
-            more: due.len() == SWEEP_TURN,
-        })
+        Ok(Swept { events: (due.len() + copies) as u64, more: due.len() == SWEEP_TURN })
     }
 
     /// Stops serving deletion requests that nobody needed for long; their gates stay.
@@ -117,10 +114,7 @@ impl Ledger<'_> {
                 events += 1;
             }
         }
-        Ok(Swept {
-            events,
-            more: due.len() == SWEEP_TURN,
-        })
+        Ok(Swept { events, more: due.len() == SWEEP_TURN })
     }
 
     /// Drops requests, with their gates, that blocked nothing for longer than anybody remembers.
@@ -130,17 +124,13 @@ impl Ledger<'_> {
             seconds(self.rules.forgotten_before(now)),
         )?;
         for request in &due {
-            for forget in [
-                "DELETE FROM gates WHERE request = ?1",
-                "DELETE FROM requests WHERE seq = ?1",
-            ] {
+            for forget in
+                ["DELETE FROM gates WHERE request = ?1", "DELETE FROM requests WHERE seq = ?1"]
+            {
                 self.conn.prepare_cached(forget)?.execute([request])?;
             }
         }
-        Ok(Swept {
-            events: 0,
-            more: due.len() == SWEEP_TURN,
-        })
+        Ok(Swept { events: 0, more: due.len() == SWEEP_TURN })
     }
 
     /// Up to one turn's worth of row numbers that are due.

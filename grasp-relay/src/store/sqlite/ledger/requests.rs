@@ -58,10 +58,7 @@ impl Ledger<'_> {
                 "SELECT requests.seq FROM gates JOIN requests ON requests.seq = gates.request
                  WHERE target = ?1 AND pubkey = ?2",
             )?
-            .query_map(
-                params![event.id.as_bytes(), event.pubkey.as_bytes()],
-                |row| row.get(0),
-            )?
+            .query_map(params![event.id.as_bytes(), event.pubkey.as_bytes()], |row| row.get(0))?
             .collect::<Result<Vec<i64>, _>>()?;
         if let Some(coordinate) = deletion::coordinate(event) {
             let key = self.keys.coordinate(&coordinate);
