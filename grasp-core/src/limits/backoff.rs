@@ -454,10 +454,12 @@ mod tests {
             failing_secs: 0,
             retry_at: Timestamp::from_secs(1_000),
         };
-        let a_week_later = Now::new(Mono::ZERO, Timestamp::from_secs(1_000 + 7 * 86_400));
+        // Nor does the time for which this process has not known the peer.
+        let up = Mono::ZERO + 48 * HOUR;
+        let a_week_later = Now::new(up, Timestamp::from_secs(1_000 + 7 * 86_400));
         let mut restored = Backoff::restore(BackoffPolicy::RELAY, a_week_later, &snapshot);
-        restored.failed(Mono::ZERO);
-        assert_eq!(restored.health(Mono::ZERO), Health::Degraded);
+        restored.failed(up);
+        assert_eq!(restored.health(up), Health::Degraded);
     }
 
     #[test]

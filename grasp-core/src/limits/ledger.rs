@@ -159,7 +159,7 @@ impl SlotLedger {
     /// those still in use to be all that this connection allows.
     pub fn refused_by_count(&mut self, slot: Slot) {
         if self.open.remove(&slot.number).is_some() {
-            self.total = self.total.min(self.open.len()).max(1);
+            self.total = self.open.len().max(1);
         }
     }
 

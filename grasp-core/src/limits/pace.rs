@@ -235,11 +235,13 @@ mod tests {
         pace.refused(Mono::from_secs(65));
         let resumed = Mono::from_secs(65 + 130);
 
-        let mut patient = pace.clone();
         let forgiven = resumed + 5 * MINUTE;
-        assert!((0..60).all(|_| patient.admit(forgiven) == Admit::Go));
-        patient.refused(forgiven);
-        assert_eq!(wait_of(&mut patient, forgiven).as_secs(), 65);
+        let mut asked = pace.clone();
+        assert!((0..60).all(|_| asked.admit(forgiven) == Admit::Go));
+
+        let mut refused = pace.clone();
+        refused.refused(forgiven);
+        assert_eq!(wait_of(&mut refused, forgiven).as_secs(), 65);
 
         let too_early = resumed + 4 * MINUTE;
         pace.refused(too_early);

@@ -112,7 +112,8 @@ pub struct GapSecond {
 /// up that an uncut page would have shown.
 ///
 /// Complete means: every event was delivered or lies in a [`GapSecond`], provided that the relay
-/// orders by time, honours `until`, and shows at least one row as long as it has one to show.
+/// orders by time, honours `until`, shows at least one row as long as it has one to show, and does
+/// not cut its very oldest second below `smallest_page`.
 ///
 /// ```
 /// use grasp_core::limits::{Ending, Next, Pager, PagerConfig};
@@ -201,7 +202,7 @@ impl Pager {
                 continue;
             }
             page.rows += 1;
-            page.has_unseen |= Some(at) != self.until || !self.ties.contains(&id);
+            page.has_unseen |= !self.ties.contains(&id);
             page.note_tie(at, id, self.config.max_ties);
         }
         page

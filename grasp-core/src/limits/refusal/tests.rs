@@ -206,12 +206,20 @@ fn unknown_words_are_surfaced_and_not_guessed_at() {
         Refusal::Unknown,
         &[
             (Closed, "bye"),
+            (Closed, "ERROR: bye"),
             (NegErr, ""),
             (Heard::Ok, "too many cooks"),
             (Closed, "duplicate: of what?"),
         ],
     );
-    assert_all(Refusal::Remark, &[(Notice, "welcome to this relay")]);
+    assert_all(
+        Refusal::Remark,
+        &[
+            (Notice, "welcome to this relay"),
+            (Notice, "ERROR: we moved house"),
+            (Notice, "down on Sunday; thank you for your support"),
+        ],
+    );
 }
 
 #[test]
@@ -230,6 +238,7 @@ fn repository_names_decide_nothing() {
             (Closed, "error: openssl-test: too many queries"),
             (Closed, "error: no repository 'throttle' in rate-limited"),
             (Notice, "error: cannot serve slow-down/throttle.git"),
+            (Notice, "error: throttle-rs is broken"),
             (Notice, "error: `throttle` is broken"),
             (NegErr, "error: repository not-supported is broken"),
         ],
