@@ -16,6 +16,8 @@ mod time;
 mod verified;
 mod version;
 
+pub use nostr;
+
 pub use maintainers::{MaintainerModel, Maintainers};
 pub use repo::{
     CloneUrl, CoordinateError, Host, Identifier, IdentifierError, Namespace, Oid, OidError,
