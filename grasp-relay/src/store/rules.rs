@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use nostr::event::{Event, Kind};
-use nostr::types::{RelayUrl, Timestamp};
+pub use nostr::types::RelayUrl;
+use nostr::types::Timestamp;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 

@@ -1,0 +1,155 @@
+//! `grasp serve`: the parts of a server, put together.
+
+use std::fs;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use grasp_core::ServiceIdentity;
+use grasp_core::admission::Policy;
+use grasp_relay::ingest::{Pipeline, RelayOnly};
+use grasp_relay::nostr::{Hub, Limits, RelayInfo};
+use grasp_relay::server::{Config, Parts, serve};
+use grasp_relay::store::EventStore;
+use grasp_relay::store::rules::Rules;
+use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
+use grasp_relay::{Clock, store};
+use tokio::net::TcpListener;
+
+use crate::cli::Serve;
+
+/// How often what time has made worthless is thrown away.
+const SWEEP: Duration = Duration::from_secs(60);
+
+/// Runs the server until it is told to stop.
+pub(crate) fn run(settings: &Serve) -> Result<()> {
+    let runtime = tokio::runtime::Runtime::new().context("could not start the runtime")?;
+    runtime.block_on(serve_until_told(settings))
+}
+
+async fn serve_until_told(settings: &Serve) -> Result<()> {
+    let listener = TcpListener::bind(settings.listen)
+        .await
+        .with_context(|| format!("could not listen on {}", settings.listen))?;
+    let service = identity(settings, &listener)?;
+    let store = open_store(settings, &service)?;
+    let clock = Clock::system();
+    let sweeper = tokio::spawn(sweep(Arc::clone(&store), clock.clone()));
+
+    welcome(&service);
+    let parts = parts(settings, service, Arc::clone(&store), clock);
+    serve(listener, parts, told_to_stop()).await.context("the server failed")?;
+
+    sweeper.abort();
+    store.close().await.context("the store did not close")?;
+    tracing::info!("stopped, everything acknowledged is on disk");
+    Ok(())
+}
+
+/// The address others know us by: the one that was set, or the one we listen on.
+fn identity(settings: &Serve, listener: &TcpListener) -> Result<ServiceIdentity> {
+    if let Some(domain) = &settings.domain {
+        return Ok(domain.clone());
+    }
+    let address = listener.local_addr().context("could not learn where we listen")?;
+    address.to_string().parse().context("could not make an address of where we listen")
+}
+
+fn open_store(settings: &Serve, service: &ServiceIdentity) -> Result<Arc<dyn EventStore>> {
+    let dir = &settings.data_dir;
+    fs::create_dir_all(dir).with_context(|| format!("could not create {}", dir.display()))?;
+    let ours = [true, false].into_iter().filter_map(|secure| service.relay_url(secure).ok());
+    let vanish_relays =
+        ours.filter_map(|url| store::rules::RelayUrl::parse(url.as_str()).ok()).collect();
+    let rules = Rules { vanish_relays, ..Rules::default() };
+    let file = dir.join("events.db");
+    let options = SqliteOptions { rules, ..SqliteOptions::default() };
+    let store = SqliteStore::open(&file, options)
+        .with_context(|| format!("could not open {}", file.display()))?;
+    Ok(Arc::new(store))
+}
+
+fn parts(
+    settings: &Serve,
+    service: ServiceIdentity,
+    store: Arc<dyn EventStore>,
+    clock: Clock,
+) -> Parts {
+    let hub = Hub::start();
+    let policy = Policy { model: settings.maintainers.into(), ..Policy::new(service.clone()) };
+    let ingest = Pipeline {
+        store: Arc::clone(&store),
+        git: Arc::new(RelayOnly),
+        hub: hub.clone(),
+        policy,
+        clock: clock.clone(),
+    };
+    let info = RelayInfo {
+        name: service.to_string(),
+        software: "grasp".into(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        ..RelayInfo::default()
+    };
+    Parts {
+        store,
+        ingest: Arc::new(ingest),
+        hub,
+        config: Config {
+            service,
+            info,
+            limits: Limits::default(),
+            trusted_proxies: Vec::new(),
+            challenge_on_connect: false,
+        },
+        clock,
+        extra: Default::default(),
+    }
+}
+
+/// Throws away, now and then, what has expired.
+async fn sweep(store: Arc<dyn EventStore>, clock: Clock) {
+    let mut pause = tokio::time::interval(SWEEP);
+    loop {
+        pause.tick().await;
+        match store.sweep(clock.now().unix).await {
+            Ok(0) => {}
+            Ok(gone) => tracing::info!(gone, "swept expired events"),
+            Err(error) => tracing::warn!(%error, "could not sweep"),
+        }
+    }
+}
+
+/// Tells the operator where everything is.
+fn welcome(service: &ServiceIdentity) {
+    println!("grasp {} is up", env!("CARGO_PKG_VERSION"));
+    println!("  relay   ws://{service}");
+    println!("  page    http://{service}/");
+    println!("  stop    Ctrl-C");
+}
+
+/// Resolves when the operator or the system asks us to stop; asked twice, the process ends at once.
+async fn told_to_stop() {
+    signal().await;
+    tracing::info!("stopping; once more to stop at once");
+    tokio::spawn(async {
+        signal().await;
+        std::process::exit(130);
+    });
+}
+
+#[cfg(unix)]
+async fn signal() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let Ok(mut term) = signal(SignalKind::terminate()) else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = tokio::signal::ctrl_c() => {}
+    }
+}
+
+#[cfg(not(unix))]
+async fn signal() {
+    let _ = tokio::signal::ctrl_c().await;
+}
