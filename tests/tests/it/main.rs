@@ -1,0 +1,4 @@
+//! grasp from outside.
+#![allow(clippy::unwrap_used)]
+
+mod stranger;

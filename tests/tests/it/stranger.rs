@@ -1,0 +1,107 @@
+//! A client that nobody here wrote talks to the relay: it must get along without knowing us.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use grasp_tests::{Instance, Maker};
+use nostr_relay_pool::prelude::{
+    Event, Filter, Kind, Relay, RelayNotification, RelayOptions, RelayPool, ReqExitPolicy,
+    SubscribeOptions, SyncDirection, SyncOptions,
+};
+
+/// Long enough for the busiest machine; nothing waits for it to pass.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+async fn connect(instance: &Instance) -> (RelayPool, Relay) {
+    let pool = RelayPool::new();
+    let url = instance.relay_url();
+    pool.add_relay(&url, RelayOptions::default()).await.unwrap();
+    pool.try_connect_relay(&url, PATIENCE).await.unwrap();
+    let relay = pool.relay(&url).await.unwrap();
+    (pool, relay)
+}
+
+/// The same event in the stranger's own types, by way of the wire's.
+fn theirs(event: &nostr::event::Event) -> Event {
+    use nostr_relay_pool::prelude::JsonUtil;
+    Event::from_json(event.as_json()).unwrap()
+}
+
+#[tokio::test]
+async fn publishes_and_fetches_what_it_published() {
+    let instance = Instance::start().await;
+    let (_pool, relay) = connect(&instance).await;
+    let alice = Maker::new();
+    let announcement = theirs(&alice.announce("x", &instance.service()));
+    let issue = theirs(&alice.issue(&alice.repo("x"), "it does not build"));
+    relay.send_event(&announcement).await.unwrap();
+    relay.send_event(&issue).await.unwrap();
+
+    let filter = Filter::new().kind(Kind::GitIssue).author(issue.pubkey);
+    let found =
+        relay.fetch_events(filter.clone(), PATIENCE, ReqExitPolicy::ExitOnEOSE).await.unwrap();
+    assert_eq!(found.to_vec(), [issue]);
+    assert_eq!(relay.count_events(filter, PATIENCE).await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn is_told_why_an_event_is_refused() {
+    let instance = Instance::start().await;
+    let (_pool, relay) = connect(&instance).await;
+    let note = theirs(&Maker::new().sign(1, "hello, anybody?", &[]));
+    let refused = relay.send_event(&note).await.unwrap_err().to_string();
+    assert!(refused.contains("restricted: "), "{refused}");
+}
+
+#[tokio::test]
+async fn hears_live_what_others_publish() {
+    let instance = Instance::start().await;
+    let alice = Maker::new();
+    instance.take(vec![alice.announce("x", &instance.service())]).await;
+    let (_listening, listener) = connect(&instance).await;
+    let mut heard = listener.notifications();
+    let filter = Filter::new().kind(Kind::GitIssue);
+    let subscription = listener.subscribe(filter, SubscribeOptions::default()).await.unwrap();
+
+    let (_writing, writer) = connect(&instance).await;
+    let issue = theirs(&alice.issue(&alice.repo("x"), "live"));
+    writer.send_event(&issue).await.unwrap();
+    let event = tokio::time::timeout(PATIENCE, async {
+        loop {
+            if let RelayNotification::Event { subscription_id, event } = heard.recv().await.unwrap()
+            {
+                assert_eq!(subscription_id, subscription);
+                return *event;
+            }
+        }
+    });
+    assert_eq!(event.await.unwrap(), issue);
+}
+
+#[tokio::test]
+async fn reconciles_and_ends_with_the_same_set() {
+    let instance = Instance::start().await;
+    let alice = Maker::new();
+    let repo = alice.repo("x");
+    let issues: Vec<_> =
+        (0..700).map(|n| alice.later(n % 50).issue(&repo, &n.to_string())).collect();
+    instance.take(vec![alice.announce("x", &instance.service())]).await;
+    let verdicts = instance.take(issues.clone()).await;
+    assert!(verdicts.iter().all(|verdict| verdict.answer().accepted));
+
+    let (_pool, relay) = connect(&instance).await;
+    let filter = Filter::new().kind(Kind::GitIssue);
+    let item = |event: &nostr::event::Event| (theirs(event).id, theirs(event).created_at);
+    // It has some of them already, and one that the relay has not.
+    let own = alice.issue(&repo, "mine alone");
+    let mut has: Vec<_> = issues[..300].iter().chain([&own]).map(item).collect();
+    let down = SyncOptions::new().direction(SyncDirection::Down);
+    let synced = relay.sync_with_items(filter.clone(), has.clone(), &down).await.unwrap();
+    let missing: HashSet<_> = issues[300..].iter().map(|issue| theirs(issue).id).collect();
+    assert!(synced.received == missing, "{} of {}", synced.received.len(), missing.len());
+    assert!(synced.local == HashSet::from([theirs(&own).id]));
+
+    has.extend(issues[300..].iter().map(item));
+    let again = relay.sync_with_items(filter, has, &down).await.unwrap();
+    assert!(again.remote.is_empty() && again.received.is_empty());
+}
