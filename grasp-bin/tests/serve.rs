@@ -1,0 +1,188 @@
+//! The command itself, as a child process: started, asked, told to stop, and killed.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use futures_util::{SinkExt, StreamExt};
+use grasp_core::service::npub;
+use nostr::event::{Event, EventBuilder, FinalizeEvent, Kind, Tag};
+use nostr::key::Keys;
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
+
+/// A running `grasp serve` on a free port of loopback. Killed when dropped.
+struct Server {
+    child: Child,
+    url: String,
+}
+
+impl Server {
+    fn start(data: &Path) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_grasp"))
+            .args(["serve", "--listen", "127.0.0.1:0", "--data-dir"])
+            .arg(data)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let url = lines.map_while(Result::ok).find_map(|line| {
+            line.split_whitespace().find(|word| word.starts_with("ws://")).map(str::to_owned)
+        });
+        Self { child, url: url.expect("the server says where it is") }
+    }
+
+    async fn connect(&self) -> Client {
+        let (socket, _) = tokio_tungstenite::connect_async(&self.url).await.unwrap();
+        Client { socket }
+    }
+
+    fn host(&self) -> &str {
+        self.url.strip_prefix("ws://").unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+struct Client {
+    socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
+}
+
+impl Client {
+    async fn send(&mut self, message: Value) -> Option<()> {
+        self.socket.send(Message::text(message.to_string())).await.ok()
+    }
+
+    /// The next message; `None` once the connection is gone.
+    async fn next(&mut self) -> Option<Value> {
+        loop {
+            if let Message::Text(text) = self.socket.next().await?.ok()? {
+                return Some(serde_json::from_str(&text).unwrap());
+            }
+        }
+    }
+
+    /// Publishes an event; whether it was accepted, or `None` if nobody said.
+    async fn publish(&mut self, event: &Event) -> Option<bool> {
+        let event: Value = serde_json::from_str(&event.as_json()).unwrap();
+        self.send(json!(["EVENT", event])).await?;
+        let answer = self.next().await?;
+        assert_eq!(answer[0], "OK", "{answer}");
+        answer[2].as_bool()
+    }
+
+    /// The ids that the server has of these.
+    async fn stored(&mut self, ids: &BTreeSet<String>) -> BTreeSet<String> {
+        self.send(json!(["REQ", "s", {"ids": ids, "limit": 5000}])).await.unwrap();
+        let mut found = BTreeSet::new();
+        loop {
+            let message = self.next().await.unwrap();
+            match message[0].as_str().unwrap() {
+                "EVENT" => found.insert(message[2]["id"].as_str().unwrap().to_owned()),
+                "EOSE" => return found,
+                _ => panic!("{message}"),
+            };
+        }
+    }
+}
+
+fn sign(keys: &Keys, kind: u16, content: &str, tags: &[&[&str]]) -> Event {
+    let tags = tags.iter().map(|tag| Tag::parse(tag.iter().copied()).unwrap());
+    EventBuilder::new(Kind::from_u16(kind), content).tags(tags).finalize(keys).unwrap()
+}
+
+fn announcement(keys: &Keys, host: &str) -> Event {
+    let clone = format!("http://{host}/{}/x.git", npub(&keys.public_key()));
+    let relay = format!("ws://{host}");
+    sign(keys, 30617, "", &[&["d", "x"], &["clone", &clone], &["relays", &relay]])
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_acknowledged_survives_a_kill() {
+    const CLIENTS: usize = 16;
+    const ENOUGH: usize = 400;
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = Server::start(dir.path());
+    let alice = Keys::generate();
+    let announced = announcement(&alice, server.host());
+    assert_eq!(server.connect().await.publish(&announced).await, Some(true));
+
+    let a = format!("30617:{}:x", alice.public_key());
+    let acknowledged = Arc::new(AtomicUsize::new(0));
+    let mut clients = tokio::task::JoinSet::new();
+    for number in 0..CLIENTS {
+        let mut client = server.connect().await;
+        let (keys, a, acknowledged) = (Keys::generate(), a.clone(), Arc::clone(&acknowledged));
+        clients.spawn(async move {
+            let mut ids = BTreeSet::new();
+            for turn in 0.. {
+                let issue = sign(&keys, 1621, &format!("{number}/{turn}"), &[&["a", &a]]);
+                match client.publish(&issue).await {
+                    Some(accepted) => assert!(accepted),
+                    None => break, // killed before it could say
+                }
+                ids.insert(issue.id.to_hex());
+                acknowledged.fetch_add(1, Ordering::Relaxed);
+            }
+            ids
+        });
+    }
+    while acknowledged.load(Ordering::Relaxed) < ENOUGH {
+        tokio::task::yield_now().await;
+    }
+    server.child.kill().unwrap();
+    server.child.wait().unwrap();
+    let mut ids = BTreeSet::from([announced.id.to_hex()]);
+    ids.extend(clients.join_all().await.into_iter().flatten());
+    assert!(ids.len() > ENOUGH);
+
+    let again = Server::start(dir.path());
+    let found = again.connect().await.stored(&ids).await;
+    assert_eq!(ids.difference(&found).count(), 0, "of {} acknowledged", ids.len());
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn told_to_stop_it_says_goodbye_and_ends_well() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = Server::start(dir.path());
+    let mut client = server.connect().await;
+    let pid = server.child.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    let goodbye = client.socket.next().await.unwrap().unwrap();
+    assert!(
+        matches!(&goodbye, Message::Close(Some(frame)) if !frame.reason.is_empty()),
+        "{goodbye:?}"
+    );
+    drop(client);
+    assert!(server.child.wait().unwrap().success());
+}
+
+#[test]
+fn a_port_that_is_taken_is_named() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let dir = tempfile::tempdir().unwrap();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_grasp"))
+        .args(["serve", "--listen", &address, "--data-dir"])
+        .arg(dir.path())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(!child.wait().unwrap().success());
+    assert!(said.contains(&address), "{said}");
+}
