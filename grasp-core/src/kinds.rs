@@ -25,13 +25,8 @@ pub const VANISH: Kind = Kind::RequestToVanish;
 pub const ROOTS: [Kind; 4] = [PATCH, PULL_REQUEST, PULL_REQUEST_UPDATE, ISSUE];
 
 /// What a relay must tell its own syncer: everything that changes what to ask others for.
-pub const SELF_SUBSCRIPTION: [Kind; 5] = [
-    ANNOUNCEMENT,
-    PATCH,
-    PULL_REQUEST,
-    PULL_REQUEST_UPDATE,
-    ISSUE,
-];
+pub const SELF_SUBSCRIPTION: [Kind; 5] =
+    [ANNOUNCEMENT, PATCH, PULL_REQUEST, PULL_REQUEST_UPDATE, ISSUE];
 
 /// Kinds that only prove something to one server at one moment, and are never stored.
 pub const NEVER_STORED: [Kind; 2] = [Kind::Authentication, Kind::HttpAuth];

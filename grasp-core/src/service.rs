@@ -52,20 +52,13 @@ impl ServiceIdentity {
     /// The path of a repository below the mount, percent-encoded: `/<npub>/<identifier>.git`.
     pub fn repo_path(&self, repo: &RepoId) -> String {
         let mut path = self.mount_path();
-        path.push_str(&format!(
-            "/{}/{}.git",
-            npub(&repo.owner),
-            encode(&repo.identifier)
-        ));
+        path.push_str(&format!("/{}/{}.git", npub(&repo.owner), encode(&repo.identifier)));
         path
     }
 
     /// The mount as a path: empty, or `/a/b`.
     pub fn mount_path(&self) -> String {
-        self.mount
-            .iter()
-            .map(|segment| format!("/{segment}"))
-            .collect()
+        self.mount.iter().map(|segment| format!("/{segment}")).collect()
     }
 
     /// Our relay address, for events and filters.
@@ -98,9 +91,7 @@ impl ServiceIdentity {
         };
         head.iter().zip(prefix).all(|(have, want)| have == want)
             && *owner == npub(&repo.owner)
-            && decode(name)
-                .as_deref()
-                .and_then(|name| name.strip_suffix(".git"))
+            && decode(name).as_deref().and_then(|name| name.strip_suffix(".git"))
                 == Some(repo.identifier.as_str())
     }
 }
@@ -153,15 +144,9 @@ impl FromStr for ServiceIdentity {
         }
         // `host:443` was written with a port and means just that port; the URL parser drops it as the default.
         let authority = text.split('/').next().unwrap_or(text);
-        let explicit = authority
-            .rsplit_once(':')
-            .and_then(|(_, port)| port.parse().ok());
+        let explicit = authority.rsplit_once(':').and_then(|(_, port)| port.parse().ok());
         let port = parts.url.port().or(explicit);
-        Ok(Self {
-            host: parts.host,
-            port,
-            mount: parts.segments,
-        })
+        Ok(Self { host: parts.host, port, mount: parts.segments })
     }
 }
 
@@ -234,14 +219,9 @@ mod tests {
 
     #[test]
     fn a_repository_is_served_at_exactly_one_path() {
-        let repo = RepoId::new(
-            PublicKey::from_byte_array([7; 32]),
-            "a b.git".parse().unwrap(),
-        );
+        let repo = RepoId::new(PublicKey::from_byte_array([7; 32]), "a b.git".parse().unwrap());
         let us = us("h.example/m");
-        let url: CloneUrl = format!("https://h.example{}", us.repo_path(&repo))
-            .parse()
-            .unwrap();
+        let url: CloneUrl = format!("https://h.example{}", us.repo_path(&repo)).parse().unwrap();
         assert!(url.as_str().ends_with("/a%20b.git.git"));
         assert!(us.serves(&url, &repo));
         let other = RepoId::new(repo.owner, "a b".parse().unwrap());

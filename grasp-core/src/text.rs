@@ -44,6 +44,5 @@ fn hex_digit(digit: u8) -> Option<u8> {
 
 /// Whether a text is made of lower-case hex digits only.
 pub(crate) fn is_lower_hex(text: &str) -> bool {
-    text.bytes()
-        .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }

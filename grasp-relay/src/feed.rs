@@ -23,10 +23,7 @@ use crate::nostr::hub::{Capacity, Heard, Listener};
 use crate::store::{EventStore, Inventory, StoreError, StoredEvent};
 
 /// How much may wait for the consumer before the rest is left to the store.
-const QUEUE: Capacity = Capacity {
-    events: 4_096,
-    bytes: 16 * 1024 * 1024,
-};
+const QUEUE: Capacity = Capacity { events: 4_096, bytes: 16 * 1024 * 1024 };
 /// How long after reading the store an event of it may still come through the live path.
 const SETTLE: Duration = Duration::from_secs(10);
 /// Pause before a failed read is tried again.
@@ -69,12 +66,7 @@ pub struct Feed {
 impl Feed {
     /// A feed of what this store holds and this hub publishes.
     pub fn new(store: Arc<dyn EventStore>, hub: Hub, clock: Clock) -> Self {
-        Self {
-            store,
-            hub,
-            clock,
-            queue: QUEUE,
-        }
+        Self { store, hub, clock, queue: QUEUE }
     }
 
     /// The same with another bound on what may wait for the consumer.
@@ -163,9 +155,7 @@ impl Reader {
         self.listener.unsubscribe(self.round).await;
         self.round += 1;
         let filters = vec![self.filter.clone()];
-        self.listener
-            .subscribe(self.round, filters.clone().into())
-            .await;
+        self.listener.subscribe(self.round, filters.clone().into()).await;
         let pages = self.feed.store.query(filters, self.feed.clock.now().unix);
         self.just_read.clear();
         self.phase = Phase::Reading(pages, VecDeque::new());
@@ -210,10 +200,7 @@ impl Reader {
 
     async fn hear(&mut self, heard: Heard) -> Option<Arc<Event>> {
         match heard {
-            Heard::Event {
-                subscription,
-                published,
-            } if subscription == self.round => {
+            Heard::Event { subscription, published } if subscription == self.round => {
                 let event = &published.event;
                 if self.feed.clock.now().mono >= self.settled_at {
                     self.just_read = HashSet::new();
@@ -239,11 +226,7 @@ impl Reader {
             return;
         }
         let now = self.feed.clock.now().unix;
-        let inventory = self
-            .feed
-            .store
-            .inventory(self.filter.clone(), now, usize::MAX)
-            .await;
+        let inventory = self.feed.store.inventory(self.filter.clone(), now, usize::MAX).await;
         if let Ok(Inventory::Complete(items)) = inventory {
             let stored: HashSet<_> = items.iter().map(|(_, id)| half(id)).collect();
             self.given.retain(|id| stored.contains(id));

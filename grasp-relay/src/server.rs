@@ -117,14 +117,7 @@ struct Server {
 
 impl Server {
     fn new(parts: Parts) -> Self {
-        let Parts {
-            store,
-            ingest,
-            hub,
-            config,
-            clock,
-            extra,
-        } = parts;
+        let Parts { store, ingest, hub, config, clock, extra } = parts;
         let limits = config.limits.clone();
         let (stage, watcher) = watch::channel(Stage::Running);
         let (token, alive) = mpsc::channel(1);
@@ -174,10 +167,7 @@ impl Server {
         // Small answers must not wait for the acknowledgement of the one before.
         let _ = stream.set_nodelay(true);
         let router = self.router.clone();
-        let place = Arc::new(Place {
-            _guest: guest,
-            _slot: slot,
-        });
+        let place = Arc::new(Place { _guest: guest, _slot: slot });
         let peer = Peer { address, place };
         let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(peer.clone());
@@ -202,10 +192,7 @@ impl Server {
             self.graceful.shutdown().await;
             let _ = self.alive.recv().await;
         };
-        if tokio::time::timeout(self.limits.grace, finished)
-            .await
-            .is_err()
-        {
+        if tokio::time::timeout(self.limits.grace, finished).await.is_err() {
             tracing::warn!("the grace period is over, closing what is left");
         }
         self.stage.send_replace(Stage::Killed);

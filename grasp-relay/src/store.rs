@@ -4,6 +4,10 @@
 //! order of arrival and no crash can leave it in a state those rules forbid. It does not judge whether an event
 //! is *wanted*; that is admission's work.
 
+pub mod memory;
+pub mod rules;
+pub mod sqlite;
+
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
@@ -55,6 +59,13 @@ pub struct StoredEvent {
     pub json: Arc<str>,
 }
 
+impl StoredEvent {
+    /// The event itself.
+    pub fn event(&self) -> Result<Event, StoreError> {
+        Event::from_json(&*self.json).map_err(|error| StoreError::Engine(Box::new(error)))
+    }
+}
+
 /// The served events of one filter as set reconciliation wants them: no content, only what orders them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Inventory {
@@ -93,7 +104,9 @@ pub trait EventStore: Send + Sync + 'static {
         now: Timestamp,
     ) -> BoxFuture<'_, Result<Vec<Saved>, StoreError>>;
 
-    /// Says whether [`save`](Self::save) would refuse this event for what is already known, changing nothing.
+    /// Says whether [`save`](Self::save) would refuse this event for what is already known.
+    ///
+    /// Changes nothing that is served. If a deletion request is the reason, it counts as useful now and is kept longer.
     fn refusal(
         &self,
         event: Arc<Event>,
@@ -101,15 +114,36 @@ pub trait EventStore: Send + Sync + 'static {
     ) -> BoxFuture<'_, Result<Option<Refusal>, StoreError>>;
 
     /// Served events that match any of the filters: newest first, ties by lowest id, each once, in chunks.
+    ///
+    /// Each filter has its own `limit`. Empty lists and filters with `search` match nothing. It is not a snapshot: what is
+    /// stored while the answer is read may or may not be in it. Dropping the stream ends the work.
     fn query(
         &self,
         filters: Vec<Filter>,
         now: Timestamp,
     ) -> BoxStream<'static, Result<Vec<StoredEvent>, StoreError>>;
 
-    /// How many served events match any of the filters.
+    /// How many events [`query`](Self::query) would answer with.
     fn count(&self, filters: Vec<Filter>, now: Timestamp)
     -> BoxFuture<'_, Result<u64, StoreError>>;
+
+    /// For each question, whether any served event matches any of its filters.
+    ///
+    /// No filters match nothing. One call for many questions costs one turn of a reader.
+    fn exists(
+        &self,
+        questions: Vec<Vec<Filter>>,
+        now: Timestamp,
+    ) -> BoxFuture<'_, Result<Vec<bool>, StoreError>> {
+        Box::pin(async move {
+            let mut answers = Vec::with_capacity(questions.len());
+            for filters in questions {
+                let filters = filters.into_iter().map(|filter| filter.limit(1)).collect();
+                answers.push(self.count(filters, now).await? > 0);
+            }
+            Ok(answers)
+        })
+    }
 
     /// What is served for this filter, without loading it; gives up beyond `max` items.
     fn inventory(
@@ -122,10 +156,14 @@ pub trait EventStore: Send + Sync + 'static {
     /// Superseded versions of an addressable event that are kept for rollback (kinds 30617 and 30618), winner first.
     fn superseded(&self, coordinate: Coordinate) -> BoxFuture<'_, Result<Vec<Event>, StoreError>>;
 
-    /// Takes events out of service without leaving a gate behind: they may come back.
+    /// Takes events out of service without leaving a gate behind: they may come back. Says how many there were.
+    ///
+    /// Superseded versions with these ids go too. What deletion requests among them have deleted stays refused.
     fn remove(&self, ids: Vec<EventId>) -> BoxFuture<'_, Result<u64, StoreError>>;
 
     /// Reclaims what time has made worthless: expired events, unused deletion requests past their term.
+    ///
+    /// Says how many events went. It only saves space: what has expired is not served anyway.
     fn sweep(&self, now: Timestamp) -> BoxFuture<'_, Result<u64, StoreError>>;
 
     /// Finishes what was promised and stops; later calls answer [`StoreError::Closed`].

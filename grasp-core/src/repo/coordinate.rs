@@ -64,11 +64,9 @@ pub fn parse_coordinate(text: &str) -> Result<Coordinate, CoordinateError> {
     let kind = parse_kind(kind).ok_or(CoordinateError::Kind)?;
     let public_key = parse_pubkey(author).ok_or(CoordinateError::Author)?;
     match identifier {
-        Some(identifier) if kind.is_addressable() => Ok(Coordinate {
-            kind,
-            public_key,
-            identifier: identifier.to_owned(),
-        }),
+        Some(identifier) if kind.is_addressable() => {
+            Ok(Coordinate { kind, public_key, identifier: identifier.to_owned() })
+        }
         None | Some("") if kind.is_replaceable() => Ok(Coordinate::new(kind, public_key)),
         _ if kind.is_addressable() || kind.is_replaceable() => Err(CoordinateError::Shape),
         _ => Err(CoordinateError::Kind),
@@ -77,20 +75,12 @@ pub fn parse_coordinate(text: &str) -> Result<Coordinate, CoordinateError> {
 
 fn parse_kind(text: &str) -> Option<Kind> {
     let canonical = text == "0" || !text.starts_with(['0', '+']);
-    if canonical {
-        text.parse().ok().map(Kind::from_u16)
-    } else {
-        None
-    }
+    if canonical { text.parse().ok().map(Kind::from_u16) } else { None }
 }
 
 /// A public key in the only spelling that tags and filters agree on.
 pub(crate) fn parse_pubkey(text: &str) -> Option<PublicKey> {
-    if is_lower_hex(text) {
-        PublicKey::from_hex(text).ok()
-    } else {
-        None
-    }
+    if is_lower_hex(text) { PublicKey::from_hex(text).ok() } else { None }
 }
 
 impl RepoId {
@@ -122,10 +112,7 @@ impl TryFrom<&Coordinate> for RepoId {
             return Err(CoordinateError::NotARepository);
         }
         let identifier = Identifier::new(&coordinate.identifier)?;
-        Ok(Self {
-            owner: coordinate.public_key,
-            identifier,
-        })
+        Ok(Self { owner: coordinate.public_key, identifier })
     }
 }
 
@@ -166,10 +153,7 @@ mod tests {
     fn replaceable_kinds_have_two_spellings() {
         let short = parse_coordinate(&format!("10317:{KEY}")).unwrap();
         assert_eq!(short, parse_coordinate(&format!("10317:{KEY}:")).unwrap());
-        assert_eq!(
-            parse_coordinate(&format!("10317:{KEY}:x")),
-            Err(CoordinateError::Shape)
-        );
+        assert_eq!(parse_coordinate(&format!("10317:{KEY}:x")), Err(CoordinateError::Shape));
     }
 
     #[test]

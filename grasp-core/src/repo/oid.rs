@@ -64,9 +64,7 @@ impl FromStr for Oid {
 
 impl fmt::Display for Oid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.as_bytes()
-            .iter()
-            .try_for_each(|byte| write!(f, "{byte:02x}"))
+        self.as_bytes().iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
@@ -86,13 +84,7 @@ mod tests {
     fn both_hashes_are_read_and_nothing_else() {
         assert!(matches!("0".repeat(40).parse(), Ok(Oid::Sha1(_))));
         assert!(matches!("f".repeat(64).parse(), Ok(Oid::Sha256(_))));
-        for text in [
-            "",
-            "abc123",
-            &"0".repeat(41),
-            &"g".repeat(40),
-            &"é".repeat(20),
-        ] {
+        for text in ["", "abc123", &"0".repeat(41), &"g".repeat(40), &"é".repeat(20)] {
             assert_eq!(text.parse::<Oid>(), Err(OidError), "{text:?}");
         }
     }

@@ -116,8 +116,7 @@ impl RefName {
     /// Whether one of the two would have to be a directory where the other is a file.
     pub fn conflicts_with(&self, other: &Self) -> bool {
         let below = |long: &str, short: &str| {
-            long.strip_prefix(short)
-                .is_some_and(|rest| rest.starts_with('/'))
+            long.strip_prefix(short).is_some_and(|rest| rest.starts_with('/'))
         };
         below(&self.0, &other.0) || below(&other.0, &self.0)
     }
@@ -214,10 +213,7 @@ mod tests {
     fn a_component_leaves_room_for_the_lock_file() {
         let longest = format!("refs/heads/{}", "x".repeat(RefName::MAX_COMPONENT_BYTES));
         assert!(RefName::new(&longest).is_ok());
-        assert_eq!(
-            RefName::new(&format!("{longest}x")),
-            Err(RefNameError::TooLong)
-        );
+        assert_eq!(RefName::new(&format!("{longest}x")), Err(RefNameError::TooLong));
     }
 
     #[test]

@@ -81,18 +81,8 @@ impl Parts {
             return Err(UrlError::NoHost);
         }
         let port = url.port_or_known_default().ok_or(UrlError::NoHost)?;
-        let segments = url
-            .path()
-            .split('/')
-            .filter(|s| !s.is_empty())
-            .map(str::to_owned)
-            .collect();
-        Ok(Self {
-            url,
-            host,
-            port,
-            segments,
-        })
+        let segments = url.path().split('/').filter(|s| !s.is_empty()).map(str::to_owned).collect();
+        Ok(Self { url, host, port, segments })
     }
 
     fn authority(&self) -> String {
@@ -156,9 +146,7 @@ impl Host {
 
     /// The authority of a URL that has been canonicalised before.
     fn of(canonical: &str) -> Self {
-        let rest = canonical
-            .split_once("://")
-            .map_or(canonical, |(_, rest)| rest);
+        let rest = canonical.split_once("://").map_or(canonical, |(_, rest)| rest);
         let end = rest.find(['/', '?']).unwrap_or(rest.len());
         Self(rest[..end].into())
     }
@@ -232,14 +220,8 @@ mod tests {
         ] {
             assert_eq!(relay(text), relay("wss://r.example"), "{text}");
         }
-        assert_eq!(
-            relay("ws://r.example:80/a//b/"),
-            relay("ws://r.example/a/b")
-        );
-        assert_eq!(
-            relay("wss://müsli.example"),
-            relay("wss://xn--msli-0ra.example")
-        );
+        assert_eq!(relay("ws://r.example:80/a//b/"), relay("ws://r.example/a/b"));
+        assert_eq!(relay("wss://müsli.example"), relay("wss://xn--msli-0ra.example"));
     }
 
     #[test]
@@ -260,11 +242,7 @@ mod tests {
 
     #[test]
     fn canonical_text_is_stable() {
-        for text in [
-            "wss://r.example",
-            "ws://[::1]:7334/a/b?c=d",
-            "wss://r.example/%E2%9C%93",
-        ] {
+        for text in ["wss://r.example", "ws://[::1]:7334/a/b?c=d", "wss://r.example/%E2%9C%93"] {
             assert_eq!(relay(relay(text).as_str()), relay(text));
         }
     }
@@ -282,14 +260,9 @@ mod tests {
         for (text, why) in cases {
             assert_eq!(text.parse::<RelayUrl>(), Err(why), "{text}");
         }
-        for text in [
-            "ext::sh -c x",
-            "file:///etc",
-            "ssh://git@h/x",
-            "git://h/x",
-            "/x",
-            "-oProxyCommand=x",
-        ] {
+        for text in
+            ["ext::sh -c x", "file:///etc", "ssh://git@h/x", "git://h/x", "/x", "-oProxyCommand=x"]
+        {
             assert!(text.parse::<CloneUrl>().is_err(), "{text}");
         }
         let long = format!("https://h/{}", "x".repeat(MAX_URL_BYTES));

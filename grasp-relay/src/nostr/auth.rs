@@ -68,10 +68,7 @@ mod tests {
 
     fn auth(kind: Kind, challenge: &str, relay: &str, at: u64) -> Event {
         EventBuilder::new(kind, "")
-            .tags([
-                Tag::custom("challenge", [challenge]),
-                Tag::custom("relay", [relay]),
-            ])
+            .tags([Tag::custom("challenge", [challenge]), Tag::custom("relay", [relay])])
             .custom_created_at(Timestamp::from_secs(at))
             .finalize(&Keys::generate())
             .expect("signed")
@@ -107,18 +104,9 @@ mod tests {
         for (event, fault) in [
             (auth(Kind::from(1), "c", us, NOW), AuthFault::Kind),
             (auth(kind, "d", us, NOW), AuthFault::Challenge),
-            (
-                auth(kind, "c", "ws://grasp.example/git", NOW),
-                AuthFault::Relay,
-            ),
-            (
-                auth(kind, "c", "ws://grasp.example:7334/gitx", NOW),
-                AuthFault::Relay,
-            ),
-            (
-                auth(kind, "c", "ws://evil.org/grasp.example:7334/git", NOW),
-                AuthFault::Relay,
-            ),
+            (auth(kind, "c", "ws://grasp.example/git", NOW), AuthFault::Relay),
+            (auth(kind, "c", "ws://grasp.example:7334/gitx", NOW), AuthFault::Relay),
+            (auth(kind, "c", "ws://evil.org/grasp.example:7334/git", NOW), AuthFault::Relay),
             (auth(kind, "c", us, NOW + 601), AuthFault::Time),
             (auth(kind, "c", us, NOW - 601), AuthFault::Time),
         ] {

@@ -133,22 +133,19 @@ fn sub_id(frame: &Frame<'_>, limits: &Limits) -> Result<SubId, Reply> {
     let id: Option<String> = (raw.len() <= most.saturating_mul(12).saturating_add(2))
         .then(|| serde_json::from_str(raw).ok())
         .flatten();
-    id.filter(|id| (1..=most).contains(&id.chars().count()))
-        .map(|id| SubId(id.into()))
-        .ok_or_else(|| {
+    id.filter(|id| (1..=most).contains(&id.chars().count())).map(|id| SubId(id.into())).ok_or_else(
+        || {
             Reply::notice(format_args!(
                 "invalid: expected a subscription id of 1 to {most} characters"
             ))
-        })
+        },
+    )
 }
 
 fn neg_open(frame: &Frame<'_>, limits: &Limits) -> Result<Request, Reply> {
     let id = sub_id(frame, limits)?;
     let [_, filter, message] = frame.rest[..] else {
-        return Err(Reply::neg_err(
-            &id,
-            "invalid: expected one filter and one message",
-        ));
+        return Err(Reply::neg_err(&id, "invalid: expected one filter and one message"));
     };
     let filter = filter::read(filter.get(), limits.filter_values)
         .map_err(|fault| Reply::neg_err(&id, fault.to_string()))?;
@@ -177,12 +174,8 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<Request, Reply> {
-        let limits = Limits {
-            filters: 3,
-            filter_values: 4,
-            event_bytes: 2_000,
-            ..Limits::default()
-        };
+        let limits =
+            Limits { filters: 3, filter_values: 4, event_bytes: 2_000, ..Limits::default() };
         Request::read(text, &limits)
     }
 
@@ -219,10 +212,7 @@ mod tests {
             r#"["REQ","s",{}]x"#,
         ] {
             let answer = refusal(text);
-            assert!(
-                answer.starts_with(r#"["NOTICE","invalid: "#),
-                "{text}: {answer}"
-            );
+            assert!(answer.starts_with(r#"["NOTICE","invalid: "#), "{text}: {answer}");
         }
         assert!(refusal(r#"["HELLO",1]"#).starts_with(r#"["NOTICE","unsupported: "#));
         let shout = refusal(&format!(r#"["REQ","{}",{{}}]"#, "x".repeat(100_000)));
@@ -260,14 +250,9 @@ mod tests {
     fn a_broken_event_with_a_readable_id_gets_its_ok() {
         let id = "a".repeat(64);
         let answer = refusal(&format!(r#"["EVENT",{{"id":"{id}","kind":"x"}}]"#));
-        assert_eq!(
-            answer,
-            format!(r#"["OK","{id}",false,"invalid: not a nostr event"]"#)
-        );
+        assert_eq!(answer, format!(r#"["OK","{id}",false,"invalid: not a nostr event"]"#));
         let content = "x".repeat(3_000);
-        let answer = refusal(&format!(
-            r#"["EVENT",{{"id":"{id}","content":"{content}"}}]"#
-        ));
+        let answer = refusal(&format!(r#"["EVENT",{{"id":"{id}","content":"{content}"}}]"#));
         assert_eq!(
             answer,
             format!(r#"["OK","{id}",false,"invalid: event larger than 2000 bytes"]"#)

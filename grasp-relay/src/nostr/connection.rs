@@ -135,10 +135,8 @@ impl Connection {
     ) -> Self {
         let limits = &shared.rules.limits;
         let now = shared.clock.now();
-        let capacity = Capacity {
-            events: limits.live_queue_events,
-            bytes: limits.live_queue_bytes,
-        };
+        let capacity =
+            Capacity { events: limits.live_queue_events, bytes: limits.live_queue_bytes };
         let session = Session::new(now, shared.rules.clone(), challenge);
         Self {
             alarm: Alarm::set(now.mono, session.next_deadline()),
@@ -168,9 +166,7 @@ impl Connection {
     }
 
     async fn next_turn(&mut self) -> Turn {
-        let alarm = self
-            .alarm
-            .ring(&self.shared.clock, self.session.next_deadline());
+        let alarm = self.alarm.ring(&self.shared.clock, self.session.next_deadline());
         let has_room = self.intake.has_room();
         tokio::select! {
             frame = self.writer.receive(), if has_room => Turn::Frame(frame),
@@ -220,10 +216,7 @@ impl Connection {
         let mut next = Some(first);
         for _ in 0..LIVE_BURST {
             match next {
-                Some(Heard::Event {
-                    subscription,
-                    published,
-                }) => {
+                Some(Heard::Event { subscription, published }) => {
                     self.take_live(now, Token(subscription), &published).await?;
                 }
                 Some(Heard::Overflow { subscription }) => {
@@ -245,16 +238,13 @@ impl Connection {
                         break;
                     };
                     subscription.delivery.stored(&event.id);
-                    self.writer
-                        .event(&subscription.delivery, &event.json)
-                        .await?;
+                    self.writer.event(&subscription.delivery, &event.json).await?;
                 }
                 Ok(())
             }
             Page::Failed(token, error) => {
                 tracing::error!(%error, "a history could not be read");
-                self.tell(now, Input::Ended(token, Ending::StoreFailed))
-                    .await
+                self.tell(now, Input::Ended(token, Ending::StoreFailed)).await
             }
             Page::End(token) => self.catch_up(now, token).await,
         }
@@ -269,8 +259,7 @@ impl Connection {
             }
             Done::NegOpened(token, (snapshot, what)) => {
                 let wanted = snapshot.filter(|_| self.session.is_reconciling(token));
-                self.snapshots
-                    .extend(wanted.map(|snapshot| (token, snapshot)));
+                self.snapshots.extend(wanted.map(|snapshot| (token, snapshot)));
                 Input::Reconciled(token, what)
             }
             Done::NegAnswered(token, what) => Input::Reconciled(token, what),

@@ -26,15 +26,8 @@ pub(crate) struct Delivery {
 
 #[derive(Clone, Debug)]
 enum Phase {
-    Reading {
-        sent: Sent,
-        early: Vec<Arc<Published>>,
-        early_bytes: usize,
-    },
-    Settling {
-        sent: Sent,
-        until: Mono,
-    },
+    Reading { sent: Sent, early: Vec<Arc<Published>>, early_bytes: usize },
+    Settling { sent: Sent, until: Mono },
     Live,
 }
 
@@ -58,15 +51,8 @@ impl Delivery {
     pub(crate) fn new(prefix: String, limits: &Limits) -> Self {
         Self {
             prefix,
-            phase: Phase::Reading {
-                sent: Sent::new(),
-                early: Vec::new(),
-                early_bytes: 0,
-            },
-            capacity: Capacity {
-                events: limits.live_queue_events,
-                bytes: limits.live_queue_bytes,
-            },
+            phase: Phase::Reading { sent: Sent::new(), early: Vec::new(), early_bytes: 0 },
+            capacity: Capacity { events: limits.live_queue_events, bytes: limits.live_queue_bytes },
         }
     }
 
@@ -85,14 +71,9 @@ impl Delivery {
     /// Ends history; gives what came early and is still to be sent.
     pub(crate) fn caught_up(&mut self, now: Mono, limits: &Limits) -> Vec<Arc<Published>> {
         match std::mem::replace(&mut self.phase, Phase::Live) {
-            Phase::Reading {
-                sent, mut early, ..
-            } => {
+            Phase::Reading { sent, mut early, .. } => {
                 early.retain(|published| !sent.contains(&half(&published.event.id)));
-                self.phase = Phase::Settling {
-                    sent,
-                    until: now + limits.settle,
-                };
+                self.phase = Phase::Settling { sent, until: now + limits.settle };
                 early
             }
             other => {
@@ -105,9 +86,7 @@ impl Delivery {
     /// Judges a live event.
     pub(crate) fn live(&mut self, now: Mono, published: &Arc<Published>) -> Live {
         match &mut self.phase {
-            Phase::Reading {
-                early, early_bytes, ..
-            } => {
+            Phase::Reading { early, early_bytes, .. } => {
                 *early_bytes = early_bytes.saturating_add(published.json.len());
                 if early.len() >= self.capacity.events || *early_bytes > self.capacity.bytes {
                     return Live::Overflow;
@@ -116,11 +95,7 @@ impl Delivery {
                 Live::Kept
             }
             Phase::Settling { sent, until } if now < *until => {
-                if sent.remove(&half(&published.event.id)) {
-                    Live::Known
-                } else {
-                    Live::Send
-                }
+                if sent.remove(&half(&published.event.id)) { Live::Known } else { Live::Send }
             }
             Phase::Settling { .. } => {
                 self.phase = Phase::Live;
@@ -146,11 +121,7 @@ mod tests {
     use super::*;
 
     fn limits() -> Limits {
-        Limits {
-            live_queue_events: 3,
-            settle: Duration::from_secs(10),
-            ..Limits::default()
-        }
+        Limits { live_queue_events: 3, settle: Duration::from_secs(10), ..Limits::default() }
     }
 
     fn notes() -> [Arc<Published>; 5] {

@@ -121,10 +121,7 @@ impl Hub {
     pub fn start() -> Self {
         let (commands, orders) = mpsc::channel(BACKLOG);
         tokio::spawn(Switchboard::default().run(orders));
-        Self {
-            commands,
-            listeners: Arc::default(),
-        }
+        Self { commands, listeners: Arc::default() }
     }
 
     /// Hands an accepted event to everybody who wants it. Waits only for the hub itself, never for a listener.
@@ -164,24 +161,13 @@ impl Listener {
     /// Once this returns, an event that is published later will be heard: reading history after it leaves no gap.
     pub async fn subscribe(&self, subscription: u64, filters: Arc<[Filter]>) {
         let mailbox = self.mailbox.clone();
-        send(
-            &self.commands,
-            Command::Subscribe(mailbox, subscription, filters),
-        )
-        .await;
+        send(&self.commands, Command::Subscribe(mailbox, subscription, filters)).await;
     }
 
     /// Ends one subscription. What is queued for it may still arrive.
     pub async fn unsubscribe(&self, subscription: u64) {
         let listener = self.mailbox.listener;
-        send(
-            &self.commands,
-            Command::Unsubscribe(Subscriber {
-                listener,
-                subscription,
-            }),
-        )
-        .await;
+        send(&self.commands, Command::Unsubscribe(Subscriber { listener, subscription })).await;
     }
 
     /// Waits for the next thing to hear. Loses nothing if it is dropped while waiting.
@@ -205,13 +191,8 @@ impl Listener {
     }
 
     fn received(&self, (subscription, published): (u64, Arc<Published>)) -> Heard {
-        self.mailbox
-            .waiting
-            .fetch_sub(published.json.len(), Ordering::Relaxed);
-        Heard::Event {
-            subscription,
-            published,
-        }
+        self.mailbox.waiting.fetch_sub(published.json.len(), Ordering::Relaxed);
+        Heard::Event { subscription, published }
     }
 }
 
@@ -288,13 +269,7 @@ impl Switchboard {
             Command::Subscribe(mailbox, subscription, filters) => {
                 let listener = mailbox.listener;
                 self.mailboxes.entry(listener).or_insert(mailbox);
-                self.index.insert(
-                    Subscriber {
-                        listener,
-                        subscription,
-                    },
-                    filters,
-                );
+                self.index.insert(Subscriber { listener, subscription }, filters);
             }
             Command::Unsubscribe(subscriber) => {
                 self.index.remove(subscriber);
@@ -338,10 +313,7 @@ mod tests {
 
     use super::*;
 
-    const ROOMY: Capacity = Capacity {
-        events: 100,
-        bytes: 1_000_000,
-    };
+    const ROOMY: Capacity = Capacity { events: 100, bytes: 1_000_000 };
 
     fn note(text: &str) -> Arc<Event> {
         let note = EventBuilder::new(Kind::from(1), text).finalize(&Keys::generate());
@@ -354,10 +326,7 @@ mod tests {
 
     async fn heard_note(listener: &mut Listener) -> (u64, Arc<Event>) {
         match listener.next().await {
-            Heard::Event {
-                subscription,
-                published,
-            } => (subscription, published.event.clone()),
+            Heard::Event { subscription, published } => (subscription, published.event.clone()),
             Heard::Overflow { subscription } => panic!("overflow of {subscription}"),
         }
     }
@@ -365,10 +334,7 @@ mod tests {
     #[tokio::test]
     async fn a_full_queue_ends_that_subscription_and_no_other() {
         let hub = Hub::start();
-        let mut slow = hub.listen(Capacity {
-            events: 2,
-            bytes: 1_000_000,
-        });
+        let mut slow = hub.listen(Capacity { events: 2, bytes: 1_000_000 });
         let mut quick = hub.listen(ROOMY);
         slow.subscribe(1, everything()).await;
         quick.subscribe(1, everything()).await;
@@ -393,10 +359,7 @@ mod tests {
     async fn bytes_fill_a_queue_as_events_do_and_reading_empties_it() {
         let hub = Hub::start();
         let big = note(&"x".repeat(1_000));
-        let mut listener = hub.listen(Capacity {
-            events: 100,
-            bytes: 2_000,
-        });
+        let mut listener = hub.listen(Capacity { events: 100, bytes: 2_000 });
         listener.subscribe(1, everything()).await;
         for _ in 0..3 {
             hub.publish(big.clone()).await;
@@ -431,13 +394,8 @@ mod tests {
     fn a_listener_that_left_leaves_nothing_behind() {
         let (events, _) = mpsc::channel(1);
         let (overflows, _) = mpsc::unbounded_channel();
-        let mailbox = Mailbox {
-            listener: 3,
-            events,
-            overflows,
-            waiting: Arc::default(),
-            most_waiting: 9,
-        };
+        let mailbox =
+            Mailbox { listener: 3, events, overflows, waiting: Arc::default(), most_waiting: 9 };
         let mut board = Switchboard::default();
         board.obey(Command::Subscribe(mailbox, 1, everything()));
         board.obey(Command::Leave(3));

@@ -71,16 +71,10 @@ impl Workshop {
             return (None, Reconciled::NoRoom);
         };
         let items_held = items.len();
-        let snapshot = Arc::new(Snapshot {
-            set: SortedSet(items),
-            _share: share,
-        });
+        let snapshot = Arc::new(Snapshot { set: SortedSet(items), _share: share });
         match self.compare(job, snapshot.clone(), message).await {
             Reconciled::Answered(answer) => {
-                let opened = Reconciled::Opened {
-                    items: items_held,
-                    answer,
-                };
+                let opened = Reconciled::Opened { items: items_held, answer };
                 (Some(snapshot), opened)
             }
             other => (None, other),

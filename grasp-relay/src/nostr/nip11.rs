@@ -151,10 +151,7 @@ mod tests {
     fn curation_is_absent_unless_there_is_some() {
         let plain = RelayInfo::default();
         assert!(!plain.document(&Limits::default()).contains("curation"));
-        let curated = RelayInfo {
-            curation: Some("no forks".into()),
-            ..plain
-        };
+        let curated = RelayInfo { curation: Some("no forks".into()), ..plain };
         let document = curated.document(&Limits::default());
         assert!(document.contains(r#""curation":"no forks""#));
     }
@@ -162,11 +159,7 @@ mod tests {
     #[test]
     fn keys_stand_as_hex_under_their_names() {
         let key = PublicKey::from_byte_array([0xab; 32]);
-        let info = RelayInfo {
-            pubkey: Some(key),
-            service_key: Some(key),
-            ..RelayInfo::default()
-        };
+        let info = RelayInfo { pubkey: Some(key), service_key: Some(key), ..RelayInfo::default() };
         let card: serde_json::Value =
             serde_json::from_str(&info.document(&Limits::default())).expect("JSON");
         assert_eq!(card["pubkey"], "ab".repeat(32));

@@ -29,9 +29,7 @@ impl<'a> Facts<'a> {
         let tags = event.tags.iter();
         Self {
             event,
-            tags: tags
-                .filter_map(|tag| Some((tag.single_letter_tag()?, tag.content()?)))
-                .collect(),
+            tags: tags.filter_map(|tag| Some((tag.single_letter_tag()?, tag.content()?))).collect(),
         }
     }
 
@@ -43,18 +41,9 @@ impl<'a> Facts<'a> {
     /// Whether a filter wants this event, by NIP-01 to the letter: an empty list wants nothing.
     pub(crate) fn matches(&self, filter: &Filter) -> bool {
         let event = self.event;
-        filter
-            .ids
-            .as_ref()
-            .is_none_or(|ids| ids.contains(&event.id))
-            && filter
-                .authors
-                .as_ref()
-                .is_none_or(|keys| keys.contains(&event.pubkey))
-            && filter
-                .kinds
-                .as_ref()
-                .is_none_or(|kinds| kinds.contains(&event.kind))
+        filter.ids.as_ref().is_none_or(|ids| ids.contains(&event.id))
+            && filter.authors.as_ref().is_none_or(|keys| keys.contains(&event.pubkey))
+            && filter.kinds.as_ref().is_none_or(|kinds| kinds.contains(&event.kind))
             && filter.since.is_none_or(|since| event.created_at >= since)
             && filter.until.is_none_or(|until| event.created_at <= until)
             && self.match_tags(filter)
@@ -86,21 +75,14 @@ mod tests {
 
     #[test]
     fn history_is_bounded_by_filter_and_left_out_where_not_wanted() {
-        let limits = Limits {
-            max_limit: 50,
-            default_limit: 20,
-            ..Limits::default()
-        };
+        let limits = Limits { max_limit: 50, default_limit: 20, ..Limits::default() };
         let filters = [
             Filter::new(),
             Filter::new().limit(7),
             Filter::new().limit(0),
             Filter::new().limit(usize::MAX),
         ];
-        let limits: Vec<_> = history(&filters, &limits)
-            .iter()
-            .map(|filter| filter.limit)
-            .collect();
+        let limits: Vec<_> = history(&filters, &limits).iter().map(|filter| filter.limit).collect();
         assert_eq!(limits, [Some(20), Some(7), Some(50)]);
     }
 
@@ -115,16 +97,9 @@ mod tests {
             .id(event.id)
             .author(event.pubkey)
             .kinds([Kind::from(1), Kind::from(2)])));
-        assert!(hit(Filter::new()
-            .since(at(100))
-            .until(at(100))
-            .hashtags(["x", "y"])));
-        assert!(hit(
-            Filter::new().custom_tag(SingleLetterTag::UPPERCASE_E, "root")
-        ));
-        assert!(!hit(
-            Filter::new().custom_tag(SingleLetterTag::LOWERCASE_E, "root")
-        ));
+        assert!(hit(Filter::new().since(at(100)).until(at(100)).hashtags(["x", "y"])));
+        assert!(hit(Filter::new().custom_tag(SingleLetterTag::UPPERCASE_E, "root")));
+        assert!(!hit(Filter::new().custom_tag(SingleLetterTag::LOWERCASE_E, "root")));
         assert!(!hit(Filter::new().since(at(101))));
         assert!(!hit(Filter::new().until(at(99))));
         assert!(!hit(Filter::new().kind(Kind::from(1)).hashtag("y")));

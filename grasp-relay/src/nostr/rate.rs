@@ -18,10 +18,7 @@ pub(crate) struct Allowance {
 
 impl Allowance {
     pub(crate) fn new(per_minute: u32) -> Self {
-        Self {
-            cost: MINUTE / per_minute.max(1),
-            full_at: Mono::ZERO,
-        }
+        Self { cost: MINUTE / per_minute.max(1), full_at: Mono::ZERO }
     }
 
     /// Takes one, if there is one.

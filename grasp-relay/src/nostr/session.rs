@@ -21,7 +21,7 @@ use self::subscriptions::Subscriptions;
 use super::codec::{Asked, Reply, Request, SubId};
 use super::limits::Limits;
 use super::rate::Allowance;
-use crate::ingest::OkAnswer;
+use crate::ingest::Answer;
 
 /// What a session is held to; the same for all of them.
 #[derive(Clone, Debug)]
@@ -43,7 +43,7 @@ pub(crate) enum Input<'a> {
     Binary,
     /// A ping or pong.
     Heard,
-    Judged(EventId, OkAnswer),
+    Judged(EventId, Answer),
     CaughtUp(Token),
     Ended(Token, Ending),
     Counted(Token, u64),
@@ -80,25 +80,11 @@ pub(crate) enum Output {
     Send(Reply),
     Ping,
     Ingest(Box<Event>),
-    Subscribe {
-        token: Token,
-        id: SubId,
-        asked: Asked,
-    },
+    Subscribe { token: Token, id: SubId, asked: Asked },
     Unsubscribe(Token),
-    Count {
-        token: Token,
-        filters: Vec<Filter>,
-    },
-    OpenNeg {
-        token: Token,
-        filter: Box<Filter>,
-        message: Vec<u8>,
-    },
-    AnswerNeg {
-        token: Token,
-        message: Vec<u8>,
-    },
+    Count { token: Token, filters: Vec<Filter> },
+    OpenNeg { token: Token, filter: Box<Filter>, message: Vec<u8> },
+    AnswerNeg { token: Token, message: Vec<u8> },
     DropNeg(Token),
     Hangup(Hangup),
 }
@@ -111,34 +97,14 @@ pub(crate) struct Hangup {
 }
 
 impl Hangup {
-    pub(crate) const SHUTDOWN: Self = Self {
-        code: 1001,
-        reason: "the relay is shutting down",
-    };
-    pub(crate) const NOT_UTF8: Self = Self {
-        code: 1007,
-        reason: "invalid: text must be UTF-8",
-    };
-    pub(crate) const TOO_BIG: Self = Self {
-        code: 1009,
-        reason: "invalid: message too big",
-    };
-    pub(crate) const PROTOCOL: Self = Self {
-        code: 1002,
-        reason: "invalid: broken websocket frame",
-    };
-    const IDLE: Self = Self {
-        code: 1001,
-        reason: "closed: idle for too long",
-    };
-    const TOO_MANY_MESSAGES: Self = Self {
-        code: 1008,
-        reason: "rate-limited: too many messages",
-    };
-    const TOO_MANY_AUTHS: Self = Self {
-        code: 1008,
-        reason: "rate-limited: too many failed AUTHs",
-    };
+    pub(crate) const SHUTDOWN: Self = Self { code: 1001, reason: "the relay is shutting down" };
+    pub(crate) const NOT_UTF8: Self = Self { code: 1007, reason: "invalid: text must be UTF-8" };
+    pub(crate) const TOO_BIG: Self = Self { code: 1009, reason: "invalid: message too big" };
+    pub(crate) const PROTOCOL: Self =
+        Self { code: 1002, reason: "invalid: broken websocket frame" };
+    const IDLE: Self = Self { code: 1001, reason: "closed: idle for too long" };
+    const TOO_MANY_MESSAGES: Self = Self { code: 1008, reason: "rate-limited: too many messages" };
+    const TOO_MANY_AUTHS: Self = Self { code: 1008, reason: "rate-limited: too many failed AUTHs" };
 }
 
 /// One socket's state.
@@ -194,8 +160,7 @@ impl Session {
             Input::Ended(token, why) => self.subscriptions.ended(token, why),
             Input::Counted(token, count) => self.subscriptions.counted(token, count),
             Input::Reconciled(token, what) => {
-                self.reconciliations
-                    .reconciled(now.mono, token, what, &self.rules.limits)
+                self.reconciliations.reconciled(now.mono, token, what, &self.rules.limits)
             }
             Input::Tick => self.on_tick(now),
         }
@@ -204,11 +169,7 @@ impl Session {
     /// When to send the next [`Input::Tick`]. Ask again after each `handle`.
     pub(crate) fn next_deadline(&self) -> Mono {
         let limits = &self.rules.limits;
-        let quiet = if self.pinged {
-            limits.idle_timeout
-        } else {
-            limits.ping_after
-        };
+        let quiet = if self.pinged { limits.idle_timeout } else { limits.ping_after };
         let quiet = self.heard_at + quiet.min(limits.idle_timeout);
         match self.reconciliations.next_deadline(limits.neg_idle) {
             Some(neg) => neg.min(quiet),
@@ -290,8 +251,7 @@ impl Session {
             }
             Request::NegOpen(id, filter, message) => {
                 let token = next_token(&mut self.tokens);
-                self.reconciliations
-                    .open(token, id, filter, message, limits)
+                self.reconciliations.open(token, id, filter, message, limits)
             }
             Request::NegMsg(id, message) => self.reconciliations.go_on(&id, message),
             Request::Close(id) => self.subscriptions.close(&id),
@@ -328,13 +288,9 @@ impl Session {
         outputs
     }
 
-    fn on_judged(&mut self, id: EventId, answer: OkAnswer) -> Vec<Output> {
-        let OkAnswer { accepted, message } = answer;
-        self.answer(Reply::Ok {
-            id,
-            accepted,
-            message,
-        })
+    fn on_judged(&mut self, id: EventId, answer: Answer) -> Vec<Output> {
+        let Answer { accepted, message } = answer;
+        self.answer(Reply::Ok { id, accepted, message: message.into_owned() })
     }
 
     fn on_tick(&mut self, now: Now) -> Vec<Output> {

@@ -85,18 +85,12 @@ impl Index {
 
     /// Takes all subscriptions of one listener out.
     pub fn remove_listener(&mut self, listener: u64) {
-        let all = Subscriber {
-            listener,
-            subscription: 0,
-        }..=Subscriber {
+        let all = Subscriber { listener, subscription: 0 }..=Subscriber {
             listener,
             subscription: u64::MAX,
         };
-        let gone: Vec<_> = self
-            .subscriptions
-            .range(all)
-            .map(|(subscriber, _)| *subscriber)
-            .collect();
+        let gone: Vec<_> =
+            self.subscriptions.range(all).map(|(subscriber, _)| *subscriber).collect();
         for subscriber in gone {
             self.remove(subscriber);
         }
@@ -133,17 +127,8 @@ impl Index {
             self.kinds.get(&event.kind),
             Some(&self.all),
         ];
-        let by_tag = facts
-            .tags
-            .iter()
-            .filter_map(|(name, value)| self.tags.get(name)?.get(*value));
-        shelves
-            .into_iter()
-            .flatten()
-            .chain(by_tag)
-            .flatten()
-            .copied()
-            .collect()
+        let by_tag = facts.tags.iter().filter_map(|(name, value)| self.tags.get(name)?.get(*value));
+        shelves.into_iter().flatten().chain(by_tag).flatten().copied().collect()
     }
 
     fn file(&mut self, subscriber: Subscriber, filter: &Filter) {

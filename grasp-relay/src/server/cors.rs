@@ -12,10 +12,7 @@ use axum::response::{IntoResponse as _, Response};
 const HEADERS: [(HeaderName, &str); 4] = [
     (ACCESS_CONTROL_ALLOW_ORIGIN, "*"),
     (ACCESS_CONTROL_ALLOW_METHODS, "GET, POST"),
-    (
-        ACCESS_CONTROL_ALLOW_HEADERS,
-        "Content-Type, Authorization, Git-Protocol",
-    ),
+    (ACCESS_CONTROL_ALLOW_HEADERS, "Content-Type, Authorization, Git-Protocol"),
     (ACCESS_CONTROL_EXPOSE_HEADERS, "WWW-Authenticate"),
 ];
 
@@ -27,9 +24,7 @@ pub(super) async fn share_with_everybody(request: Request, next: Next) -> Respon
         next.run(request).await
     };
     for (name, value) in HEADERS {
-        response
-            .headers_mut()
-            .insert(name, HeaderValue::from_static(value));
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
     }
     response
 }

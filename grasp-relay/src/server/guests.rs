@@ -51,19 +51,12 @@ impl FromStr for AddressRange {
             None => (text, None),
         };
         let address: IpAddr = address.parse().map_err(|_| AddressRangeError)?;
-        let (width, above) = if address.is_ipv4() {
-            (32, 96)
-        } else {
-            (128, 0)
-        };
+        let (width, above) = if address.is_ipv4() { (32, 96) } else { (128, 0) };
         let prefix = match prefix {
             Some(prefix) => prefix.parse().ok().filter(|prefix| *prefix <= width),
             None => Some(width),
         };
-        Ok(Self {
-            bits: bits(address),
-            prefix: above + prefix.ok_or(AddressRangeError)?,
-        })
+        Ok(Self { bits: bits(address), prefix: above + prefix.ok_or(AddressRangeError)? })
     }
 }
 
@@ -88,28 +81,17 @@ pub(super) struct Guest {
 
 impl Guests {
     pub(super) fn new(most: usize, proxies: Vec<AddressRange>) -> Self {
-        Self {
-            counts: Arc::default(),
-            most,
-            proxies: proxies.into(),
-        }
+        Self { counts: Arc::default(), most, proxies: proxies.into() }
     }
 
     /// A place for a TCP connection. A trusted proxy speaks for many and is not counted itself.
     pub(super) fn admit_peer(&self, peer: IpAddr) -> Option<Guest> {
-        if self.is_trusted(peer) {
-            Some(Guest { counted: None })
-        } else {
-            self.admit(peer)
-        }
+        if self.is_trusted(peer) { Some(Guest { counted: None }) } else { self.admit(peer) }
     }
 
     /// A place for whoever a trusted proxy opens a websocket for. Others were counted when they connected.
     pub(super) fn admit_forwarded(&self, peer: IpAddr, headers: &HeaderMap) -> Option<Guest> {
-        let client = self
-            .is_trusted(peer)
-            .then(|| self.forwarded_for(headers))
-            .flatten();
+        let client = self.is_trusted(peer).then(|| self.forwarded_for(headers)).flatten();
         match client {
             Some(client) => self.admit(client),
             None => Some(Guest { counted: None }),
@@ -118,14 +100,9 @@ impl Guests {
 
     /// The last address of `X-Forwarded-For` that is no proxy of ours: all before it is only claimed.
     fn forwarded_for(&self, headers: &HeaderMap) -> Option<IpAddr> {
-        let hops = headers
-            .get_all("x-forwarded-for")
-            .iter()
-            .filter_map(|value| value.to_str().ok());
-        let hops: Vec<_> = hops
-            .flat_map(|value| value.split(','))
-            .map(str::trim)
-            .collect();
+        let hops =
+            headers.get_all("x-forwarded-for").iter().filter_map(|value| value.to_str().ok());
+        let hops: Vec<_> = hops.flat_map(|value| value.split(',')).map(str::trim).collect();
         let mut addresses = hops.iter().rev().map_while(|hop| hop.parse().ok());
         addresses.find(|address| !self.is_trusted(*address))
     }
@@ -142,9 +119,7 @@ impl Guests {
             return None;
         }
         *count += 1;
-        Some(Guest {
-            counted: Some((key, self.counts.clone())),
-        })
+        Some(Guest { counted: Some((key, self.counts.clone())) })
     }
 }
 
@@ -210,27 +185,17 @@ mod tests {
 
     fn forwarded(value: &str) -> HeaderMap {
         let value = HeaderValue::from_str(value).expect("a header");
-        [("x-forwarded-for".parse().expect("a name"), value)]
-            .into_iter()
-            .collect()
+        [("x-forwarded-for".parse().expect("a name"), value)].into_iter().collect()
     }
 
     #[test]
     fn ranges_are_read_and_compared_by_bits() {
         let range = |text: &str| text.parse::<AddressRange>();
         assert!(range("::1").expect("one").contains(ip("::1")));
-        assert!(
-            range("127.0.0.1")
-                .expect("one")
-                .contains(ip("::ffff:127.0.0.1"))
-        );
+        assert!(range("127.0.0.1").expect("one").contains(ip("::ffff:127.0.0.1")));
         assert!(!range("fd00::/8").expect("a range").contains(ip("fe00::1")));
         assert!(range("0.0.0.0/0").expect("all").contains(ip("9.9.9.9")));
-        assert!(
-            !range("0.0.0.0/0")
-                .expect("all of IPv4")
-                .contains(ip("2001:db8::1"))
-        );
+        assert!(!range("0.0.0.0/0").expect("all of IPv4").contains(ip("2001:db8::1")));
         assert!(range("::/0").expect("all").contains(ip("9.9.9.9")));
         for bad in ["", "x", "1.2.3.4/33", "::/129", "1.2.3.4/", "1.2.3.4/-1"] {
             assert_eq!(range(bad), Err(AddressRangeError), "{bad}");
@@ -266,22 +231,10 @@ mod tests {
         let held: Vec<_> = (0..5).map(|_| guests.admit_peer(proxy)).collect();
         assert!(held.iter().all(Option::is_some));
         let _client = guests.admit_forwarded(proxy, &forwarded("6.6.6.6, 1.2.3.4, 10.0.0.2"));
-        assert!(
-            guests
-                .admit_forwarded(proxy, &forwarded("7.7.7.7, 1.2.3.4"))
-                .is_none()
-        );
-        assert!(
-            guests
-                .admit_forwarded(proxy, &forwarded("1.2.3.4, 7.7.7.7"))
-                .is_some()
-        );
+        assert!(guests.admit_forwarded(proxy, &forwarded("7.7.7.7, 1.2.3.4")).is_none());
+        assert!(guests.admit_forwarded(proxy, &forwarded("1.2.3.4, 7.7.7.7")).is_some());
         // Somebody else may write what they like.
         let stranger = ip("8.8.8.8");
-        assert!(
-            guests
-                .admit_forwarded(stranger, &forwarded("1.2.3.4"))
-                .is_some()
-        );
+        assert!(guests.admit_forwarded(stranger, &forwarded("1.2.3.4")).is_some());
     }
 }

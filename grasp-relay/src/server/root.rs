@@ -54,15 +54,9 @@ impl Root {
         if *self.stage.borrow() != Stage::Running {
             return Err(Refusal::ShuttingDown);
         }
-        let guest = self
-            .guests
-            .admit_forwarded(peer.address.ip(), headers)
-            .ok_or(Refusal::TooManyOfYou)?;
-        let seat = self
-            .seats
-            .clone()
-            .try_acquire_owned()
-            .map_err(|_| Refusal::Full)?;
+        let guest =
+            self.guests.admit_forwarded(peer.address.ip(), headers).ok_or(Refusal::TooManyOfYou)?;
+        let seat = self.seats.clone().try_acquire_owned().map_err(|_| Refusal::Full)?;
         Ok(Seat {
             _place: peer.place.clone(),
             _guest: guest,
@@ -93,10 +87,9 @@ impl Refusal {
         let (status, text) = match self {
             Self::ShuttingDown => (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n"),
             Self::Full => (StatusCode::SERVICE_UNAVAILABLE, "too many connections\n"),
-            Self::TooManyOfYou => (
-                StatusCode::TOO_MANY_REQUESTS,
-                "too many connections from this address\n",
-            ),
+            Self::TooManyOfYou => {
+                (StatusCode::TOO_MANY_REQUESTS, "too many connections from this address\n")
+            }
             Self::NoEntropy => (StatusCode::INTERNAL_SERVER_ERROR, "no randomness\n"),
         };
         (status, [(RETRY_AFTER, "30")], text).into_response()
@@ -120,9 +113,7 @@ pub(super) async fn at_root(
 }
 
 fn open(root: &Root, peer: &Peer, headers: &HeaderMap, upgrade: WebSocketUpgrade) -> Response {
-    let (seat, challenge) = match root
-        .seat(peer, headers)
-        .and_then(|seat| Ok((seat, challenge()?)))
+    let (seat, challenge) = match root.seat(peer, headers).and_then(|seat| Ok((seat, challenge()?)))
     {
         Ok(admitted) => admitted,
         Err(refusal) => return refusal.into_response(),
@@ -148,9 +139,6 @@ fn challenge() -> Result<String, Refusal> {
 }
 
 fn accepts_nostr_json(headers: &HeaderMap) -> bool {
-    let mut accepted = headers
-        .get_all(ACCEPT)
-        .iter()
-        .filter_map(|value| value.to_str().ok());
+    let mut accepted = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
     accepted.any(|value| value.to_ascii_lowercase().contains(NOSTR_JSON))
 }

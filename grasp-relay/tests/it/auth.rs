@@ -37,28 +37,19 @@ async fn a_protected_event_is_taken_once_its_author_is_there() {
     let challenge = challenge[1].as_str().expect("a challenge").to_owned();
     let refusal = client.next().await;
     assert_eq!((&refusal[0], &refusal[2]), (&json!("OK"), &json!(false)));
-    assert!(
-        refusal[3]
-            .as_str()
-            .is_some_and(|why| why.starts_with("auth-required: "))
-    );
+    assert!(refusal[3].as_str().is_some_and(|why| why.starts_with("auth-required: ")));
 
     // Somebody else does not help, the author does, and both may be there at once.
     assert_eq!(client.ask(auth(&eve, &relay, &challenge)).await[2], true);
     assert_eq!(client.ask(message.clone()).await[2], false);
     assert_eq!(client.ask(auth(&alice, &relay, &challenge)).await[2], true);
-    assert_eq!(
-        client.ask(message).await,
-        json!(["OK", event.id.to_hex(), true, ""])
-    );
+    assert_eq!(client.ask(message).await, json!(["OK", event.id.to_hex(), true, ""]));
 }
 
 #[tokio::test]
 async fn every_connection_has_its_own_riddle() {
-    let relay = Relay::with(Default::default(), |parts| {
-        parts.config.challenge_on_connect = true
-    })
-    .await;
+    let relay =
+        Relay::with(Default::default(), |parts| parts.config.challenge_on_connect = true).await;
     let (mut one, mut two) = (relay.client().await, relay.client().await);
     let (first, second) = (one.next().await, two.next().await);
     assert_eq!(first[0], "AUTH");
@@ -66,9 +57,5 @@ async fn every_connection_has_its_own_riddle() {
     let foreign = second[1].as_str().expect("a challenge");
     let answer = one.ask(auth(&Keys::generate(), &relay, foreign)).await;
     assert_eq!(answer[2], false);
-    assert!(
-        answer[3]
-            .as_str()
-            .is_some_and(|why| why.starts_with("invalid: "))
-    );
+    assert!(answer[3].as_str().is_some_and(|why| why.starts_with("invalid: ")));
 }

@@ -7,29 +7,37 @@ use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
 use grasp_relay::nostr::Hub;
 use grasp_relay::nostr::hub::Capacity;
+use grasp_relay::store::memory::MemoryStore;
+use grasp_relay::store::{EventStore as _, Saved};
 use grasp_relay::{Accepted, Clock, Feed};
 use nostr::event::{Event, EventId, Kind};
+use nostr::types::Timestamp;
 
-use crate::support::{Shelf, in_time, note};
+use crate::support::{in_time, note};
 
 struct World {
-    store: Arc<Shelf>,
+    store: Arc<MemoryStore>,
     hub: Hub,
     feed: Feed,
 }
 
 impl World {
     fn new() -> Self {
-        let store = Arc::new(Shelf::default());
+        let store = Arc::new(MemoryStore::default());
         let hub = Hub::start();
         let feed = Feed::new(store.clone(), hub.clone(), Clock::system());
         Self { store, hub, feed }
     }
 
+    async fn put(&self, event: Arc<Event>) {
+        let saved = self.store.save(vec![event], Timestamp::now()).await.expect("a store");
+        assert_eq!(saved, [Saved::Stored]);
+    }
+
     async fn accept(&self, event: Event) -> EventId {
         let id = event.id;
         let event = Arc::new(event);
-        self.store.put(event.clone());
+        self.put(event.clone()).await;
         self.hub.publish(event).await;
         id
     }
@@ -60,7 +68,7 @@ async fn an_event_that_races_with_the_reading_comes_once() {
     let world = World::new();
     let first = world.accept(note(1, "a")).await;
     let racing = Arc::new(note(1, "b"));
-    world.store.put(racing.clone());
+    world.put(racing.clone()).await;
     let mut feed = world.feed.accepted(&[Kind::from(1)]);
     let mut given = BTreeSet::from([next(&mut feed).await]);
     // Committed before the reading, published in the middle of it.
@@ -75,15 +83,8 @@ async fn an_event_that_races_with_the_reading_comes_once() {
 #[tokio::test]
 async fn a_consumer_that_falls_behind_misses_nothing_and_hears_nothing_twice() {
     let world = World::new();
-    let queue = Capacity {
-        events: 5,
-        bytes: 1_000_000,
-    };
-    let mut feed = world
-        .feed
-        .clone()
-        .with_queue(queue)
-        .accepted(&[Kind::from(1)]);
+    let queue = Capacity { events: 5, bytes: 1_000_000 };
+    let mut feed = world.feed.clone().with_queue(queue).accepted(&[Kind::from(1)]);
     assert_eq!(next(&mut feed).await, None);
     let mut expected = BTreeSet::new();
     let mut given = Vec::new();
@@ -105,7 +106,6 @@ async fn a_consumer_that_falls_behind_misses_nothing_and_hears_nothing_twice() {
 
 #[tokio::test]
 async fn an_event_that_went_and_came_back_is_told_again() {
-    use grasp_relay::store::EventStore as _;
     let world = World::new();
     let mut feed = world.feed.accepted(&[Kind::from(1)]);
     assert_eq!(next(&mut feed).await, None);

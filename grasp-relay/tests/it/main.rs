@@ -1,4 +1,11 @@
-//! The relay over real sockets, spoken to by hand.
+//! Tests of this crate's public face.
+#![allow(clippy::unwrap_used)]
+
+mod ingest;
+mod store_contract;
+mod store_events;
+mod store_kill;
+mod store_model;
 
 mod support;
 

@@ -4,8 +4,6 @@
 mod client;
 #[path = "support/ingest.rs"]
 mod ingest;
-#[path = "support/shelf.rs"]
-mod shelf;
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -14,6 +12,8 @@ use std::time::Duration;
 
 use grasp_relay::nostr::{Hub, Limits, RelayInfo};
 use grasp_relay::server::Config;
+use grasp_relay::store::EventStore;
+use grasp_relay::store::memory::MemoryStore;
 use grasp_relay::{Clock, Parts};
 use nostr::event::{Event, EventBuilder, FinalizeEvent, Kind, Tag};
 use nostr::key::Keys;
@@ -25,7 +25,6 @@ use tokio::task::JoinHandle;
 pub(crate) use self::client::{Client, Farewell};
 
 use self::ingest::Door;
-pub(crate) use self::shelf::Shelf;
 
 /// How long anything may take before a test gives up on it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -33,7 +32,6 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// A running relay.
 pub(crate) struct Relay {
     pub(crate) address: SocketAddr,
-    pub(crate) store: Arc<Shelf>,
     pub(crate) hub: Hub,
     pub(crate) door: Arc<Door>,
     stop: Option<oneshot::Sender<()>>,
@@ -42,7 +40,7 @@ pub(crate) struct Relay {
 
 impl Relay {
     pub(crate) async fn start() -> Self {
-        Self::with(Limits::default(), |_| {}).await
+        Self::limited(Limits::default()).await
     }
 
     pub(crate) async fn limited(limits: Limits) -> Self {
@@ -50,9 +48,17 @@ impl Relay {
     }
 
     pub(crate) async fn with(limits: Limits, adjust: impl FnOnce(&mut Parts)) -> Self {
+        Self::on(Arc::new(MemoryStore::default()), limits, adjust).await
+    }
+
+    /// A relay on this store.
+    pub(crate) async fn on(
+        store: Arc<dyn EventStore>,
+        limits: Limits,
+        adjust: impl FnOnce(&mut Parts),
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
-        let store = Arc::new(Shelf::default());
         let hub = Hub::start();
         let door = Arc::new(Door::new(store.clone(), hub.clone()));
         let mut parts = Parts {
@@ -74,14 +80,7 @@ impl Relay {
         let server = tokio::spawn(grasp_relay::serve(listener, parts, async {
             let _ = stopped.await;
         }));
-        Self {
-            address,
-            store,
-            hub,
-            door,
-            stop: Some(stop),
-            server,
-        }
+        Self { address, hub, door, stop: Some(stop), server }
     }
 
     pub(crate) async fn client(&self) -> Client {
@@ -90,9 +89,7 @@ impl Relay {
 
     /// Puts an event into the store and tells everybody, as ingest does.
     pub(crate) async fn accept(&self, event: &Event) {
-        let event = Arc::new(event.clone());
-        self.store.put(event.clone());
-        self.hub.publish(event).await;
+        self.door.admit(vec![Arc::new(event.clone())]).await;
     }
 
     /// Asks the server to end.
@@ -102,18 +99,13 @@ impl Relay {
 
     /// Waits for the server's end.
     pub(crate) async fn ended(self) {
-        in_time(self.server)
-            .await
-            .expect("no panic")
-            .expect("a clean end");
+        in_time(self.server).await.expect("no panic").expect("a clean end");
     }
 }
 
 /// Gives up on what takes too long.
 pub(crate) async fn in_time<F: Future>(future: F) -> F::Output {
-    tokio::time::timeout(PATIENCE, future)
-        .await
-        .expect("in time")
+    tokio::time::timeout(PATIENCE, future).await.expect("in time")
 }
 
 /// An event of a kind with a text, signed by a fresh key now.
@@ -127,10 +119,7 @@ pub(crate) fn tagged(kind: u16, content: &str, tags: &[[&str; 2]]) -> Event {
 
 pub(crate) fn at(kind: u16, content: &str, tags: &[[&str; 2]], when: Timestamp) -> Event {
     EventBuilder::new(Kind::from(kind), content)
-        .tags(
-            tags.iter()
-                .map(|[name, value]| Tag::custom(*name, [*value])),
-        )
+        .tags(tags.iter().map(|[name, value]| Tag::custom(*name, [*value])))
         .custom_created_at(when)
         .finalize(&Keys::generate())
         .expect("signed")

@@ -99,10 +99,7 @@ impl Budget {
         let (values, count) = Values(self.left, PhantomData)
             .deserialize(&mut json)
             .map_err(|_| FilterFault::Malformed(name))?;
-        self.left = self
-            .left
-            .checked_sub(count)
-            .ok_or(FilterFault::TooManyValues(self.most))?;
+        self.left = self.left.checked_sub(count).ok_or(FilterFault::TooManyValues(self.most))?;
         Ok(values)
     }
 }

@@ -1,8 +1,7 @@
 //! Bytes as lower-case hexadecimal text.
 
-const DIGITS: [char; 16] = [
-    '0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'a', 'b', 'c', 'd', 'e', 'f',
-];
+const DIGITS: [char; 16] =
+    ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'a', 'b', 'c', 'd', 'e', 'f'];
 
 /// The bytes that a text of hex digits stands for.
 pub(super) fn decode(text: &str) -> Option<Vec<u8>> {

@@ -32,11 +32,7 @@ impl Reply {
     }
 
     pub(crate) fn refused(id: EventId, reason: impl Into<String>) -> Self {
-        Self::Ok {
-            id,
-            accepted: false,
-            message: reason.into(),
-        }
+        Self::Ok { id, accepted: false, message: reason.into() }
     }
 
     pub(crate) fn closed(id: &SubId, reason: impl Into<Cow<'static, str>>) -> Self {
@@ -60,11 +56,7 @@ impl Reply {
     /// The message as it goes on the wire.
     pub(crate) fn to_json(&self) -> String {
         match self {
-            Self::Ok {
-                id,
-                accepted,
-                message,
-            } => json(&("OK", id, accepted, message)),
+            Self::Ok { id, accepted, message } => json(&("OK", id, accepted, message)),
             Self::Eose(id) => json(&("EOSE", id.as_str())),
             Self::Closed(id, reason) => json(&("CLOSED", id.as_str(), reason)),
             Self::Notice(text) => json(&("NOTICE", text)),
@@ -114,14 +106,7 @@ mod tests {
 
     #[test]
     fn a_refusal_for_size_says_what_would_be_served() {
-        let reply = Reply::NegErr(
-            SubId::of("n"),
-            "blocked: this query is too big".into(),
-            Some(7),
-        );
-        assert_eq!(
-            reply.to_json(),
-            r#"["NEG-ERR","n","blocked: this query is too big",7]"#
-        );
+        let reply = Reply::NegErr(SubId::of("n"), "blocked: this query is too big".into(), Some(7));
+        assert_eq!(reply.to_json(), r#"["NEG-ERR","n","blocked: this query is too big",7]"#);
     }
 }

@@ -17,10 +17,7 @@ pub(super) struct Alarm {
 
 impl Alarm {
     pub(super) fn set(now: Mono, deadline: Mono) -> Self {
-        Self {
-            sleep: Box::pin(sleep(deadline - now)),
-            set_for: deadline,
-        }
+        Self { sleep: Box::pin(sleep(deadline - now)), set_for: deadline }
     }
 
     /// Waits until the deadline has passed.

@@ -7,13 +7,13 @@ use nostr::key::PublicKey;
 use tokio::task::JoinHandle;
 
 use super::super::limits::Limits;
-use crate::ingest::{Ingest, OkAnswer, Origin};
+use crate::ingest::{Answer, Ingest, Origin, Verdict};
 
 /// Bytes of events that may wait, beside the batch that is under way.
 const MOST_WAITING_BYTES: usize = 2 * 1024 * 1024;
 
 /// What ingest said of one event.
-pub(super) type Judged = (EventId, OkAnswer);
+pub(super) type Judged = (EventId, Answer);
 
 /// At most one batch is with ingest; what comes meanwhile is the next. One client that sends much thus fills large
 /// batches by itself, and its answers keep their order.
@@ -27,7 +27,7 @@ pub(super) struct Intake {
 /// A batch runs as a task of its own: once begun, it is finished even if the client goes away.
 struct Batch {
     ids: Vec<EventId>,
-    task: JoinHandle<Vec<OkAnswer>>,
+    task: JoinHandle<Vec<Verdict>>,
 }
 
 impl Intake {
@@ -66,9 +66,7 @@ impl Intake {
         let events = std::mem::take(&mut self.waiting);
         self.waiting_bytes = 0;
         let ids = events.iter().map(|event| event.id).collect();
-        let origin = Origin::Client {
-            authenticated: authenticated(),
-        };
+        let origin = Origin::Client { authenticated: authenticated() };
         let ingest = ingest.clone();
         let task = tokio::spawn(async move { ingest.ingest(events, origin).await });
         self.running = Some(Batch { ids, task });
@@ -83,27 +81,18 @@ impl Intake {
             tracing::error!(%error, "ingest died");
             Vec::new()
         });
-        let ids = self
-            .running
-            .take()
-            .map(|batch| batch.ids)
-            .unwrap_or_default();
-        let answers = answers.into_iter().chain(std::iter::repeat_with(no_answer));
+        let ids = self.running.take().map(|batch| batch.ids).unwrap_or_default();
+        let answers = answers.iter().map(Verdict::answer).chain(std::iter::repeat_with(no_answer));
         ids.into_iter().zip(answers).collect()
     }
 }
 
 /// What stands in for an answer that ingest failed to give: whoever sent the event should try again.
-fn no_answer() -> OkAnswer {
-    OkAnswer {
-        accepted: false,
-        message: "error: the event could not be judged".into(),
-    }
+fn no_answer() -> Answer {
+    Answer { accepted: false, message: "error: the event could not be judged".into() }
 }
 
 fn weight(event: &Event) -> usize {
     let tags = event.tags.iter().flat_map(|tag| tag.as_slice());
-    tags.map(|text| text.len() + size_of::<String>())
-        .sum::<usize>()
-        + event.content.len()
+    tags.map(|text| text.len() + size_of::<String>()).sum::<usize>() + event.content.len()
 }

@@ -36,15 +36,10 @@ impl Connection {
                 let count = async move { Done::Counted(token, store.count(filters, unix).await) };
                 self.jobs.push(Box::pin(count));
             }
-            Output::OpenNeg {
-                token,
-                filter,
-                message,
-            } => {
+            Output::OpenNeg { token, filter, message } => {
                 let (store, workshop) = (self.shared.store.clone(), self.shared.workshop.clone());
                 let open = workshop.open(store, *filter, now.unix, message);
-                self.jobs
-                    .push(Box::pin(async move { Done::NegOpened(token, open.await) }));
+                self.jobs.push(Box::pin(async move { Done::NegOpened(token, open.await) }));
             }
             Output::AnswerNeg { token, message } => self.answer_neg(token, message),
             Output::DropNeg(token) => {
@@ -64,15 +59,8 @@ impl Connection {
         asked: Asked,
     ) -> Result<(), Stop> {
         let bytes = u32::try_from(asked.bytes).unwrap_or(u32::MAX);
-        let Ok(room) = self
-            .shared
-            .filter_room
-            .clone()
-            .try_acquire_many_owned(bytes)
-        else {
-            let refusal = self
-                .session
-                .handle(now, Input::Ended(token, Ending::NoRoom));
+        let Ok(room) = self.shared.filter_room.clone().try_acquire_many_owned(bytes) else {
+            let refusal = self.session.handle(now, Input::Ended(token, Ending::NoRoom));
             self.orders.extend(refusal);
             return Ok(());
         };
@@ -80,29 +68,17 @@ impl Connection {
         let wanted = query::history(&asked.filters, limits);
         let delivery = Delivery::new(event_prefix(id), limits);
         let (history, registration) = AbortHandle::new_pair();
-        self.subscriptions.insert(
-            token,
-            Subscription {
-                delivery,
-                history,
-                _room: room,
-            },
-        );
+        self.subscriptions.insert(token, Subscription { delivery, history, _room: room });
         self.listener.subscribe(token.0, asked.filters.into()).await;
         if wanted.is_empty() {
             return self.catch_up(now, token).await;
         }
-        let pages = self
-            .shared
-            .store
-            .query(wanted, now.unix)
-            .map(move |chunk| match chunk {
-                Ok(events) => Page::Events(token, events),
-                Err(error) => Page::Failed(token, error),
-            });
+        let pages = self.shared.store.query(wanted, now.unix).map(move |chunk| match chunk {
+            Ok(events) => Page::Events(token, events),
+            Err(error) => Page::Failed(token, error),
+        });
         let pages = pages.chain(stream::iter([Page::End(token)]));
-        self.histories
-            .push(stream::Abortable::new(pages, registration).boxed());
+        self.histories.push(stream::Abortable::new(pages, registration).boxed());
         Ok(())
     }
 
@@ -117,18 +93,14 @@ impl Connection {
         let Some(subscription) = self.subscriptions.get_mut(&token) else {
             return Ok(());
         };
-        let early = subscription
-            .delivery
-            .caught_up(now.mono, &self.shared.rules.limits);
+        let early = subscription.delivery.caught_up(now.mono, &self.shared.rules.limits);
         for output in self.session.handle(now, Input::CaughtUp(token)) {
             if let Output::Send(reply) = output {
                 self.writer.text(reply.to_json()).await?;
             }
         }
         for published in early {
-            self.writer
-                .event(&subscription.delivery, &published.json)
-                .await?;
+            self.writer.event(&subscription.delivery, &published.json).await?;
         }
         Ok(())
     }
@@ -144,9 +116,7 @@ impl Connection {
         };
         match subscription.delivery.live(now.mono, published) {
             Live::Send => {
-                self.writer
-                    .event(&subscription.delivery, &published.json)
-                    .await?;
+                self.writer.event(&subscription.delivery, &published.json).await?;
                 Ok(())
             }
             Live::Kept | Live::Known => Ok(()),
@@ -157,9 +127,7 @@ impl Connection {
     fn answer_neg(&mut self, token: Token, message: Vec<u8>) {
         if let Some(snapshot) = self.snapshots.get(&token).cloned() {
             let answer = self.shared.workshop.clone().answer(snapshot, message);
-            self.jobs.push(Box::pin(
-                async move { Done::NegAnswered(token, answer.await) },
-            ));
+            self.jobs.push(Box::pin(async move { Done::NegAnswered(token, answer.await) }));
         }
     }
 }

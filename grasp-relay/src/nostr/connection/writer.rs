@@ -47,11 +47,7 @@ impl Writer {
         timeout: Duration,
         stage: watch::Receiver<Stage>,
     ) -> Self {
-        Self {
-            socket,
-            timeout,
-            stage,
-        }
+        Self { socket, timeout, stage }
     }
 
     pub(super) async fn receive(&mut self) -> Option<Result<Message, axum::Error>> {
@@ -71,11 +67,7 @@ impl Writer {
     }
 
     pub(super) async fn flush(&mut self) -> Result<(), Stop> {
-        let Self {
-            socket,
-            timeout,
-            stage,
-        } = self;
+        let Self { socket, timeout, stage } = self;
         unless_stuck(socket.flush(), *timeout, stage).await
     }
 
@@ -83,10 +75,7 @@ impl Writer {
     pub(super) async fn part(&mut self, hangup: Option<Hangup>) {
         let farewell = async {
             if let Some(Hangup { code, reason }) = hangup {
-                let frame = CloseFrame {
-                    code,
-                    reason: reason.into(),
-                };
+                let frame = CloseFrame { code, reason: reason.into() };
                 self.socket.send(Message::Close(Some(frame))).await?;
             }
             while self.socket.recv().await.is_some_and(|frame| frame.is_ok()) {}
@@ -96,11 +85,7 @@ impl Writer {
     }
 
     async fn feed(&mut self, message: Message) -> Result<(), Stop> {
-        let Self {
-            socket,
-            timeout,
-            stage,
-        } = self;
+        let Self { socket, timeout, stage } = self;
         unless_stuck(socket.feed(message), *timeout, stage).await
     }
 }

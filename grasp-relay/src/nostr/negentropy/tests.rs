@@ -7,18 +7,14 @@ use super::*;
 
 const FRAME: u64 = 4_096;
 
+/// A hash, as ids are: sums of related numbers would collide, and fingerprints are sums.
 fn id(nth: u32) -> EventId {
-    let mut bytes = [0; 32];
-    // Spread like hashes, and different for every number.
-    bytes[..4].copy_from_slice(&nth.wrapping_mul(0x9E37_79B1).to_be_bytes());
-    EventId::from_byte_array(bytes)
+    EventId::from_byte_array(bitcoin_hashes::Sha256::hash(&nth.to_be_bytes()).to_byte_array())
 }
 
 fn set(items: &BTreeSet<(u64, u32)>) -> SortedSet {
-    let mut items: Vec<_> = items
-        .iter()
-        .map(|(at, nth)| (Timestamp::from_secs(*at), id(*nth)))
-        .collect();
+    let mut items: Vec<_> =
+        items.iter().map(|(at, nth)| (Timestamp::from_secs(*at), id(*nth))).collect();
     items.sort();
     SortedSet(items)
 }
@@ -27,9 +23,7 @@ fn set(items: &BTreeSet<(u64, u32)>) -> SortedSet {
 fn sync(client: &BTreeSet<(u64, u32)>, relay: &SortedSet) -> (BTreeSet<Id>, BTreeSet<Id>) {
     let mut storage = NegentropyStorageVector::new();
     for (at, nth) in client {
-        storage
-            .insert(*at, Id::from_byte_array(id(*nth).to_bytes()))
-            .expect("open");
+        storage.insert(*at, Id::from_byte_array(id(*nth).to_bytes())).expect("open");
     }
     storage.seal().expect("sealed once");
     let mut client = Negentropy::borrowed(&storage, FRAME).expect("a frame limit");
@@ -38,10 +32,7 @@ fn sync(client: &BTreeSet<(u64, u32)>, relay: &SortedSet) -> (BTreeSet<Id>, BTre
     for _ in 0..200 {
         let answer = relay.answer(&message, FRAME).expect("a good message");
         assert!(answer.len() as u64 <= FRAME);
-        match client
-            .reconcile_with_ids(&answer, &mut have, &mut need)
-            .expect("a good answer")
-        {
+        match client.reconcile_with_ids(&answer, &mut have, &mut need).expect("a good answer") {
             Some(next) => message = next,
             None => return (need.into_iter().collect(), have.into_iter().collect()),
         }
@@ -50,16 +41,11 @@ fn sync(client: &BTreeSet<(u64, u32)>, relay: &SortedSet) -> (BTreeSet<Id>, BTre
 }
 
 fn ids<'a>(items: impl Iterator<Item = &'a (u64, u32)>) -> BTreeSet<Id> {
-    items
-        .map(|(_, nth)| Id::from_byte_array(id(*nth).to_bytes()))
-        .collect()
+    items.map(|(_, nth)| Id::from_byte_array(id(*nth).to_bytes())).collect()
 }
 
 fn some_items() -> impl Strategy<Value = BTreeSet<(u64, u32)>> {
-    prop::collection::btree_set(
-        (0u32..600).prop_map(|nth| (u64::from(nth % 40), nth)),
-        0..500,
-    )
+    prop::collection::btree_set((0u32..600).prop_map(|nth| (u64::from(nth % 40), nth)), 0..500)
 }
 
 proptest! {

@@ -18,12 +18,7 @@ pub(super) struct Authentication {
 
 impl Authentication {
     pub(super) const fn new(challenge: String) -> Self {
-        Self {
-            challenge,
-            sent: false,
-            keys: Vec::new(),
-            failures: 0,
-        }
+        Self { challenge, sent: false, keys: Vec::new(), failures: 0 }
     }
 
     pub(super) fn keys(&self) -> &[PublicKey] {
@@ -68,9 +63,5 @@ impl Authentication {
 }
 
 fn accepted(event: &Event) -> Output {
-    Output::Send(Reply::Ok {
-        id: event.id,
-        accepted: true,
-        message: String::new(),
-    })
+    Output::Send(Reply::Ok { id: event.id, accepted: true, message: String::new() })
 }

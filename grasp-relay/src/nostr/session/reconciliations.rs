@@ -47,20 +47,9 @@ impl Reconciliations {
             outputs.push(Output::Send(Reply::neg_err(&id, reason)));
             return outputs;
         }
-        self.open.insert(
-            id.clone(),
-            Open {
-                token,
-                items: 0,
-                turn: Turn::Ours,
-            },
-        );
+        self.open.insert(id.clone(), Open { token, items: 0, turn: Turn::Ours });
         self.ids.insert(token, id);
-        outputs.push(Output::OpenNeg {
-            token,
-            filter,
-            message,
-        });
+        outputs.push(Output::OpenNeg { token, filter, message });
         outputs
     }
 
@@ -73,10 +62,7 @@ impl Reconciliations {
             Turn::Ours => self.fail(id, Reply::neg_err(id, "invalid: it is not your turn")),
             Turn::Theirs { .. } => {
                 open.turn = Turn::Ours;
-                vec![Output::AnswerNeg {
-                    token: open.token,
-                    message,
-                }]
+                vec![Output::AnswerNeg { token: open.token, message }]
             }
         }
     }
@@ -87,10 +73,7 @@ impl Reconciliations {
         if let Some(open) = closed {
             self.ids.remove(&open.token);
         }
-        closed
-            .map(|open| Output::DropNeg(open.token))
-            .into_iter()
-            .collect()
+        closed.map(|open| Output::DropNeg(open.token)).into_iter().collect()
     }
 
     pub(super) fn reconciled(
@@ -112,16 +95,12 @@ impl Reconciliations {
             Reconciled::Answered(answer) => self.answered(now, id, None, answer),
             Reconciled::TooBig => {
                 let reason = "blocked: this query is too big".into();
-                self.fail(
-                    &id,
-                    Reply::NegErr(id.clone(), reason, Some(limits.neg_items)),
-                )
+                self.fail(&id, Reply::NegErr(id.clone(), reason, Some(limits.neg_items)))
             }
             Reconciled::NoRoom => self.fail(&id, Reply::neg_err(&id, full)),
-            Reconciled::Invalid => self.fail(
-                &id,
-                Reply::neg_err(&id, "invalid: not a negentropy message"),
-            ),
+            Reconciled::Invalid => {
+                self.fail(&id, Reply::neg_err(&id, "invalid: not a negentropy message"))
+            }
             Reconciled::StoreFailed => {
                 self.fail(&id, Reply::neg_err(&id, "error: the event store failed"))
             }
@@ -132,12 +111,8 @@ impl Reconciliations {
     pub(super) fn expire(&mut self, now: Mono, idle: Duration) -> Vec<Output> {
         let stale =
             |open: &Open| matches!(open.turn, Turn::Theirs { since } if now - since >= idle);
-        let ids: Vec<_> = self
-            .open
-            .iter()
-            .filter(|(_, open)| stale(open))
-            .map(|(id, _)| id.clone())
-            .collect();
+        let ids: Vec<_> =
+            self.open.iter().filter(|(_, open)| stale(open)).map(|(id, _)| id.clone()).collect();
         ids.iter()
             .flat_map(|id| self.fail(id, Reply::neg_err(id, "closed: idle for too long")))
             .collect()

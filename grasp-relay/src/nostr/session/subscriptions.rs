@@ -47,10 +47,7 @@ impl Subscriptions {
     ) -> Vec<Output> {
         let mut outputs = self.close(&id);
         outputs.push(match self.admit(token, &id, asked.bytes, limits) {
-            Ok(()) => Output::Count {
-                token,
-                filters: asked.filters,
-            },
+            Ok(()) => Output::Count { token, filters: asked.filters },
             Err(refusal) => Output::Send(refusal),
         });
         outputs
@@ -58,17 +55,12 @@ impl Subscriptions {
 
     /// Ends a subscription, if it is open.
     pub(super) fn close(&mut self, id: &SubId) -> Vec<Output> {
-        self.forget(id)
-            .map(Output::Unsubscribe)
-            .into_iter()
-            .collect()
+        self.forget(id).map(Output::Unsubscribe).into_iter().collect()
     }
 
     pub(super) fn caught_up(&self, token: Token) -> Vec<Output> {
         let id = self.ids.get(&token);
-        id.map(|id| Output::Send(Reply::Eose(id.clone())))
-            .into_iter()
-            .collect()
+        id.map(|id| Output::Send(Reply::Eose(id.clone()))).into_iter().collect()
     }
 
     pub(super) fn counted(&mut self, token: Token, count: u64) -> Vec<Output> {

@@ -6,10 +6,7 @@ use proptest::prelude::*;
 use super::*;
 
 fn subscriber(listener: u64, subscription: u64) -> Subscriber {
-    Subscriber {
-        listener,
-        subscription,
-    }
+    Subscriber { listener, subscription }
 }
 
 /// A small world, so that random filters and events often meet.
@@ -19,20 +16,14 @@ fn keys(nth: u8) -> Keys {
 
 fn event(author: u8, kind: u16, tags: &[(char, u8)], at: u64) -> Event {
     EventBuilder::new(Kind::from(kind), "")
-        .tags(
-            tags.iter()
-                .map(|(name, value)| Tag::custom(name.to_string(), [value.to_string()])),
-        )
+        .tags(tags.iter().map(|(name, value)| Tag::custom(name.to_string(), [value.to_string()])))
         .custom_created_at(Timestamp::from_secs(at))
         .finalize(&keys(author))
         .expect("signed")
 }
 
 fn some_event() -> impl Strategy<Value = Event> {
-    let tag = (
-        prop_oneof![Just('a'), Just('e'), Just('p'), Just('t')],
-        0u8..3,
-    );
+    let tag = (prop_oneof![Just('a'), Just('e'), Just('p'), Just('t')], 0u8..3);
     (0u8..3, 0u16..3, prop::collection::vec(tag, 0..4), 0u64..4)
         .prop_map(|(author, kind, tags, at)| event(author, kind, &tags, at))
 }
@@ -67,10 +58,8 @@ fn some_filter(events: Vec<Event>) -> impl Strategy<Value = Filter> {
 
 fn some_world() -> impl Strategy<Value = (Vec<Event>, Vec<Vec<Filter>>)> {
     prop::collection::vec(some_event(), 1..6).prop_flat_map(|events| {
-        let subscriptions = prop::collection::vec(
-            prop::collection::vec(some_filter(events.clone()), 0..4),
-            0..12,
-        );
+        let subscriptions =
+            prop::collection::vec(prop::collection::vec(some_filter(events.clone()), 0..4), 0..12);
         (Just(events), subscriptions)
     })
 }
@@ -109,14 +98,8 @@ proptest! {
 #[test]
 fn a_subscription_of_the_same_name_replaces_the_old_one() {
     let mut index = Index::default();
-    index.insert(
-        subscriber(1, 1),
-        vec![Filter::new().kind(Kind::from(1))].into(),
-    );
-    index.insert(
-        subscriber(1, 1),
-        vec![Filter::new().kind(Kind::from(2))].into(),
-    );
+    index.insert(subscriber(1, 1), vec![Filter::new().kind(Kind::from(1))].into());
+    index.insert(subscriber(1, 1), vec![Filter::new().kind(Kind::from(2))].into());
     assert_eq!(index.wanting(&event(0, 1, &[], 0)), []);
     assert_eq!(index.wanting(&event(0, 2, &[], 0)), [subscriber(1, 1)]);
 }

@@ -1,32 +1,31 @@
-//! A way in that verifies, stores and publishes, and judges nothing else.
+//! A way in that verifies, stores and publishes, and judges little else.
 
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use grasp_relay::ingest::{Ingest, OkAnswer, Origin};
+use grasp_core::Verified;
+use grasp_core::admission::{Acceptance, Known, Rejection};
+use grasp_relay::ingest::{Ingest, Origin, Verdict};
 use grasp_relay::nostr::Hub;
+use grasp_relay::store::{EventStore, Saved};
 use nostr::event::Event;
 use nostr::types::Timestamp;
 use tokio::sync::Semaphore;
 
-use super::{Shelf, in_time};
+use super::in_time;
 
-/// Verifies, stores and publishes. It can be held shut, to see what waits.
+/// Takes any kind of event, related to something or not. It can be held shut, to see what waits.
 pub(crate) struct Door {
-    store: Arc<Shelf>,
+    store: Arc<dyn EventStore>,
     hub: Hub,
     open: Semaphore,
     knocks: Semaphore,
 }
 
 impl Door {
-    pub(crate) fn new(store: Arc<Shelf>, hub: Hub) -> Self {
-        Self {
-            store,
-            hub,
-            open: Semaphore::new(Semaphore::MAX_PERMITS),
-            knocks: Semaphore::new(0),
-        }
+    pub(crate) fn new(store: Arc<dyn EventStore>, hub: Hub) -> Self {
+        let (open, knocks) = (Semaphore::new(Semaphore::MAX_PERMITS), Semaphore::new(0));
+        Self { store, hub, open, knocks }
     }
 
     /// Nothing gets through until [`open`](Self::open).
@@ -38,51 +37,64 @@ impl Door {
         self.open.add_permits(1_000);
     }
 
-    /// Waits until an event stands before the door.
+    /// Waits until a batch stands before the door.
     pub(crate) async fn knocked(&self) {
-        in_time(self.knocks.acquire())
-            .await
-            .expect("never closed")
-            .forget();
+        in_time(self.knocks.acquire()).await.expect("never closed").forget();
     }
 
-    async fn judge(&self, event: Event, origin: &Origin) -> OkAnswer {
-        let answer = |accepted, message: &str| OkAnswer {
-            accepted,
-            message: message.into(),
-        };
-        if event.verify().is_err() {
-            return answer(false, "invalid: bad id or signature");
+    /// Stores and publishes, as if it had been judged.
+    pub(crate) async fn admit(&self, events: Vec<Arc<Event>>) -> Vec<Saved> {
+        let saved = self.store.save(events.clone(), Timestamp::now()).await.expect("a store");
+        for (event, saved) in events.into_iter().zip(&saved) {
+            if *saved == Saved::Stored {
+                self.hub.publish(event).await;
+            }
         }
-        if event.created_at.as_secs() > Timestamp::now().as_secs() + 900 {
-            return answer(false, "invalid: created_at is too far in the future");
-        }
-        let Origin::Client { authenticated } = origin else {
-            return answer(false, "blocked: clients only");
-        };
-        if event.is_protected() && !authenticated.contains(&event.pubkey) {
-            return answer(false, "auth-required: a protected event wants its author");
-        }
-        let event = Arc::new(event);
-        if !self.store.put(event.clone()) {
-            return answer(true, "duplicate: already have this event");
-        }
-        self.hub.publish(event).await;
-        answer(true, "")
+        saved
+    }
+}
+
+fn objection(event: &Event, origin: &Origin) -> Option<Rejection> {
+    let ahead = event.created_at.as_secs() > Timestamp::now().as_secs() + 900;
+    let by_author =
+        matches!(origin, Origin::Client { authenticated } if authenticated.contains(&event.pubkey));
+    if ahead {
+        Some(Rejection::TooFarAhead)
+    } else if event.is_protected() && !by_author {
+        Some(Rejection::Protected)
+    } else {
+        None
+    }
+}
+
+fn verdict(objection: Option<Rejection>, saved: Option<Saved>) -> Verdict {
+    match (objection, saved) {
+        (Some(why), _) => Verdict::Reject(why),
+        (None, Some(Saved::Stored)) => Verdict::Accept(Acceptance::Related),
+        (None, Some(Saved::Duplicate)) => Verdict::Known(Known::Stored),
+        (None, Some(Saved::Superseded)) => Verdict::Known(Known::Superseded),
+        (None, Some(Saved::Refused(_)) | None) => Verdict::Reject(Rejection::Internal),
     }
 }
 
 impl Ingest for Door {
-    fn ingest(&self, events: Vec<Event>, origin: Origin) -> BoxFuture<'_, Vec<OkAnswer>> {
+    fn ingest_verified(
+        &self,
+        events: Vec<Verified<Event>>,
+        origin: Origin,
+    ) -> BoxFuture<'_, Vec<Verdict>> {
         Box::pin(async move {
-            let mut answers = Vec::new();
-            for event in events {
-                self.knocks.add_permits(1);
-                let pass = self.open.acquire().await.expect("never closed");
-                answers.push(self.judge(event, &origin).await);
-                drop(pass);
-            }
-            answers
+            self.knocks.add_permits(1);
+            let _pass = self.open.acquire().await.expect("never closed");
+            let objections: Vec<_> = events.iter().map(|event| objection(event, &origin)).collect();
+            let good = events.into_iter().zip(&objections).filter(|(_, no)| no.is_none());
+            let good = good.map(|(event, _)| Arc::new(event.into_inner())).collect();
+            let mut saved = self.admit(good).await.into_iter();
+            let judge = |no: Option<Rejection>| {
+                let saved = if no.is_none() { saved.next() } else { None };
+                verdict(no, saved)
+            };
+            objections.into_iter().map(judge).collect()
         })
     }
 }

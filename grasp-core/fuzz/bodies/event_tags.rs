@@ -1,0 +1,33 @@
+//! Events: whatever tags somebody signs, the parsers answer and the rulebook judges.
+//!
+//! An input is text: the kind on the first line, then a tag per line, its values divided by tabs.
+
+use grasp_core::admission::{Facts, Needs};
+use grasp_core::deletion::{DeletionRequest, VanishScope};
+use grasp_core::nip34::{Announcement, Proposal, References, State, Status};
+use grasp_core::nostr::event::{Event, EventId, Kind, Signature, Tag};
+use grasp_core::nostr::key::PublicKey;
+use grasp_core::nostr::types::Timestamp;
+
+pub(crate) fn run(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let mut lines = text.lines();
+    let kind = lines.next().and_then(|line| line.parse().ok()).unwrap_or(30617);
+    let event = Event::new(
+        EventId::from_byte_array([1; 32]),
+        PublicKey::from_byte_array([1; 32]),
+        Timestamp::from_secs(5),
+        Kind::from_u16(kind),
+        lines.filter_map(|line| Tag::parse(line.split('\t')).ok()),
+        "",
+        Signature::from_byte_array([0; 64]),
+    );
+    let _ = (Needs::of(&event), References::of(&event), Status::parse(&event), Facts::default());
+    let _ = (DeletionRequest::parse(&event), VanishScope::parse(&event), Proposal::parse(&event));
+    if let Ok(announcement) = Announcement::parse(&event) {
+        assert_eq!(announcement.repo.to_string().parse(), Ok(announcement.repo));
+    }
+    if let Ok(state) = State::parse(&event) {
+        assert!(state.refs.keys().all(|name| name.is_branch_or_tag()));
+    }
+}

@@ -1,0 +1,33 @@
+//! Pushes: any bytes are a command list or none, and what is authorised reads back as itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use grasp_core::nostr::key::PublicKey;
+use grasp_core::push::{CommandReader, KnownProposal, Progress, PushView, authorise};
+use grasp_core::{Namespace, RefName};
+
+pub(crate) fn run(data: &[u8]) {
+    let Ok(Progress::Complete { request, .. }) = CommandReader::default().feed(data) else {
+        return;
+    };
+    assert!(!request.commands().is_empty(), "an empty list is no request");
+    let event = |name: &RefName| match name.namespace() {
+        Namespace::Nostr(event) => Some((event, KnownProposal::Unknown)),
+        _ => None,
+    };
+    let proposals = request.commands().iter().filter_map(|command| event(&command.name)).collect();
+    let view = PushView {
+        refs: &BTreeMap::new(),
+        maintainers: &BTreeSet::from([PublicKey::from_byte_array([1; 32])]),
+        candidates: &[],
+        proposals: &proposals,
+    };
+    let verdict = authorise(&request, &view);
+    let Some(authorised) = verdict.authorised else { return };
+    assert!(authorised.execute().is_empty(), "nobody signed anything");
+    let again = CommandReader::default().feed(&authorised.encode_staged());
+    let Ok(Progress::Complete { request, .. }) = again else {
+        panic!("what we encode is readable")
+    };
+    assert_eq!(request.commands(), authorised.stage());
+}

@@ -1,0 +1,105 @@
+//! The rulebook: is this event stored, held or refused? One for socket and sync alike.
+//!
+//! ```text
+//! event ─▶ Needs::of ─▶ the caller looks things up ─▶ Facts ─▶ judge ─▶ Verdict ─▶ Answer (the OK message)
+//! ```
+//!
+//! [`judge`] is a function of the event, the time and what is known. It looks nothing up and changes nothing.
+
+mod announcement;
+mod answer;
+mod facts;
+mod general;
+mod policy;
+mod proposal;
+mod state;
+mod verdict;
+
+pub use answer::Answer;
+pub use facts::{Facts, Gate, GitData, KnownAnnouncement, KnownState, Needs, Origin, SyncPath};
+pub use policy::{Archive, Bans, Policy};
+pub use verdict::{Acceptance, Hold, Known, Lasting, Rejection, Verdict};
+
+use nostr::event::Event;
+use nostr::types::Timestamp;
+
+use crate::kinds;
+use crate::verified::Verified;
+
+/// Judges an event by everything that is known at this moment.
+///
+/// ```
+/// use grasp_core::admission::{Facts, Origin, Policy, Rejection, Verdict, judge};
+/// use grasp_core::Verified;
+/// use nostr::event::{EventBuilder, FinalizeEvent, Kind};
+/// use nostr::{key::Keys, types::Timestamp};
+///
+/// let note = EventBuilder::new(Kind::TextNote, "hi").finalize(&Keys::generate()).unwrap();
+/// let now = note.created_at;
+/// let note = Verified::check(note).unwrap();
+/// let policy = Policy::new("grasp.example".parse().unwrap());
+/// let verdict = judge(&policy, now, &Origin::anonymous(), note.as_ref(), &Facts::default());
+/// assert_eq!(verdict, Verdict::Reject(Rejection::Unrelated));
+/// assert!(verdict.answer().message.starts_with("restricted: "));
+/// ```
+pub fn judge(
+    policy: &Policy,
+    now: Timestamp,
+    origin: &Origin,
+    event: Verified<&Event>,
+    facts: &Facts,
+) -> Verdict {
+    match before_dispatch(policy, now, origin, &event, facts) {
+        Some(verdict) => verdict,
+        None => dispatch(policy, origin, &event, facts),
+    }
+}
+
+/// The checks that every kind goes through, in their order.
+fn before_dispatch(
+    policy: &Policy,
+    now: Timestamp,
+    origin: &Origin,
+    event: &Event,
+    facts: &Facts,
+) -> Option<Verdict> {
+    let rejected = if policy.bans.authors.contains(&event.pubkey) {
+        Some(Rejection::Banned)
+    } else if is_expired(event, now) {
+        Some(Rejection::Expired)
+    } else if event.created_at > now + policy.max_ahead {
+        Some(Rejection::TooFarAhead)
+    } else if event.is_protected() && !origin.is_author(&event.pubkey) {
+        Some(Rejection::Protected)
+    } else {
+        facts.gate.map(Rejection::from)
+    };
+    match (rejected, facts.known) {
+        (Some(why), _) => Some(Verdict::Reject(why)),
+        (None, Some(standing)) => Some(Verdict::Known(standing.into())),
+        (None, None) => None,
+    }
+}
+
+/// Whether an event's time is over (NIP-40): from the stated second on.
+fn is_expired(event: &Event, now: Timestamp) -> bool {
+    event.tags.expiration().is_some_and(|end| end <= now)
+}
+
+fn dispatch(policy: &Policy, origin: &Origin, event: &Event, facts: &Facts) -> Verdict {
+    let kind = event.kind;
+    if kinds::NEVER_STORED.contains(&kind) {
+        Verdict::Reject(Rejection::NeverStored)
+    } else if kind == kinds::ANNOUNCEMENT {
+        announcement::judge(policy, event, facts)
+    } else if kind == kinds::STATE {
+        state::judge(policy, event, facts)
+    } else if kind == kinds::PULL_REQUEST || kind == kinds::PULL_REQUEST_UPDATE {
+        proposal::judge(policy, event, facts)
+    } else {
+        general::judge(policy, origin, event, facts)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,138 @@
+//! What the rulebook must be told, and how to find out what that is.
+
+use nostr::event::Event;
+use nostr::key::PublicKey;
+
+use crate::kinds;
+use crate::nip34::{Announcement, References};
+use crate::push::Standing;
+use crate::repo::{Identifier, RelayUrl};
+use crate::version::Version;
+
+/// Where an event came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A client on a socket of ours.
+    Client {
+        /// Whom it proved to be (NIP-42).
+        authenticated: Vec<PublicKey>,
+    },
+    /// Another relay that we asked.
+    Sync {
+        /// Which.
+        relay: RelayUrl,
+        /// How it came to us.
+        path: SyncPath,
+    },
+}
+
+/// By which way of syncing an event came. Whatever does not come live is a gap that live sync left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SyncPath {
+    /// On a live subscription.
+    Live,
+    /// While catching up after a connection was made.
+    CatchUp,
+    /// In the daily pass over everything.
+    Daily,
+}
+
+impl Origin {
+    /// A client that proved nothing.
+    pub const fn anonymous() -> Self {
+        Self::Client { authenticated: Vec::new() }
+    }
+
+    /// Whether whoever brings the event has proved to be this author.
+    pub(super) fn is_author(&self, author: &PublicKey) -> bool {
+        matches!(self, Self::Client { authenticated } if authenticated.contains(author))
+    }
+
+    /// Whether a relay brought it.
+    pub fn is_sync(&self) -> bool {
+        matches!(self, Self::Sync { .. })
+    }
+}
+
+/// What to look up before an event can be judged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Needs {
+    /// All announcements and states with this identifier, stored and held.
+    pub identifier: Option<Identifier>,
+    /// Whether any of these is stored.
+    pub references: References,
+    /// Whether some stored event names this one: by its id, or by its coordinate if it has one.
+    pub named_by_others: bool,
+}
+
+impl Needs {
+    /// What this event depends on.
+    pub fn of(event: &Event) -> Self {
+        let ruled = event.kind == kinds::ANNOUNCEMENT || event.kind == kinds::STATE;
+        if ruled {
+            let identifier = event.tags.identifier().and_then(|d| Identifier::new(&d).ok());
+            return Self { identifier, references: References::default(), named_by_others: false };
+        }
+        Self { identifier: None, references: References::of(event), named_by_others: true }
+    }
+}
+
+/// What is known about an event and around it. The default knows nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    /// Its author took it back.
+    pub gate: Option<Gate>,
+    /// This very event is here already.
+    pub known: Option<Standing>,
+    /// The stored version of the same replaceable or addressable event.
+    pub latest: Option<Version>,
+    /// Announcements with its identifier, at most one stored and one held per author.
+    pub announcements: Vec<KnownAnnouncement>,
+    /// States with its identifier.
+    pub states: Vec<KnownState>,
+    /// Whether the git data it speaks of is here.
+    pub git: GitData,
+    /// Whether it names, or is named by, something stored (first values of `a`, `A`, `e`, `E`, `q`).
+    pub related: bool,
+    /// Whether its author takes part in accepted repositories or threads.
+    pub author_known: bool,
+    /// Whether a bound on what may wait here is reached.
+    pub over_quota: bool,
+}
+
+/// Why an event may not come back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// Its author deleted it (NIP-09).
+    Deleted,
+    /// Its author vanished (NIP-62).
+    Vanished,
+}
+
+/// An announcement that is here.
+#[derive(Clone, Debug)]
+pub struct KnownAnnouncement {
+    /// The announcement.
+    pub announcement: Announcement,
+    /// Whether it is served.
+    pub standing: Standing,
+}
+
+/// A state that is here, as far as admission cares.
+#[derive(Clone, Copy, Debug)]
+pub struct KnownState {
+    /// Who signed it.
+    pub author: PublicKey,
+    /// Whether all its objects are here and connected.
+    pub git: GitData,
+}
+
+/// Whether git data is here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GitData {
+    /// Some is missing.
+    #[default]
+    Missing,
+    /// All objects are here, with their whole history.
+    Complete,
+}

@@ -1,0 +1,47 @@
+//! Every other kind: it belongs to something accepted, or it does not belong here.
+
+use nostr::event::{Event, Kind};
+
+use super::facts::{Facts, Origin};
+use super::policy::Policy;
+use super::verdict::{Acceptance, Known, Rejection, Verdict};
+use crate::kinds;
+use crate::version::Version;
+
+pub(super) fn judge(policy: &Policy, origin: &Origin, event: &Event, facts: &Facts) -> Verdict {
+    if facts.latest.is_some_and(|latest| latest > Version::of(event)) {
+        return Verdict::Known(Known::Superseded);
+    }
+    if event.kind.is_ephemeral() {
+        return judge_ephemeral(origin, facts);
+    }
+    if is_always_welcome(policy, event) || belongs(event, facts) {
+        return Verdict::Accept(Acceptance::Related);
+    }
+    Verdict::Reject(Rejection::Unrelated)
+}
+
+/// Ephemeral events are worth something only to those who listen now; a copy from elsewhere is late by nature.
+fn judge_ephemeral(origin: &Origin, facts: &Facts) -> Verdict {
+    match origin {
+        Origin::Sync { .. } => Verdict::Reject(Rejection::NeverStored),
+        Origin::Client { .. } if facts.related => Verdict::Broadcast,
+        Origin::Client { .. } => Verdict::Reject(Rejection::Unrelated),
+    }
+}
+
+/// Requests to delete are honoured whether or not their target is here; server lists and the operator's own words
+/// need no reason.
+fn is_always_welcome(policy: &Policy, event: &Event) -> bool {
+    let kind = event.kind;
+    kind == kinds::DELETION
+        || kind == kinds::VANISH
+        || kind == kinds::GRASP_LIST
+        || policy.is_operators(event)
+}
+
+/// Profiles and relay lists belong to known people, everything else to known events.
+fn belongs(event: &Event, facts: &Facts) -> bool {
+    let is_about_its_author = event.kind == Kind::Metadata || event.kind == Kind::RelayList;
+    if is_about_its_author { facts.author_known } else { facts.related }
+}

@@ -1,0 +1,48 @@
+//! Kind 30618: may this author say where the refs are?
+
+use nostr::event::Event;
+use nostr::key::PublicKey;
+
+use super::facts::{Facts, GitData};
+use super::policy::Policy;
+use super::verdict::{Acceptance, Hold, Known, Rejection, Verdict};
+use crate::maintainers::rosters;
+use crate::nip34::State;
+use crate::repo::RepoId;
+
+pub(super) fn judge(policy: &Policy, event: &Event, facts: &Facts) -> Verdict {
+    let state = match State::parse(event) {
+        Ok(state) => state,
+        Err(why) => return Verdict::Reject(Rejection::Malformed(why.to_string())),
+    };
+    if facts.latest.is_some_and(|latest| latest > state.version) {
+        return Verdict::Known(Known::Superseded);
+    }
+    if facts.announcements.is_empty() {
+        return Verdict::Reject(Rejection::NoAnnouncement);
+    }
+    let ruled = ruled_by(policy, &event.pubkey, facts);
+    if ruled.is_empty() {
+        return Verdict::Reject(Rejection::NotMaintainer(event.pubkey));
+    }
+    match facts.git {
+        GitData::Complete if state.tips().is_some() => Verdict::Accept(Acceptance::State(ruled)),
+        _ if facts.over_quota => Verdict::Reject(Rejection::Quota),
+        _ => Verdict::Hold(Hold::State(ruled)),
+    }
+}
+
+/// The repositories hosted here for which this author may sign.
+fn ruled_by(policy: &Policy, author: &PublicKey, facts: &Facts) -> Vec<RepoId> {
+    let known = || facts.announcements.iter().map(|known| &known.announcement);
+    let rosters = rosters(known());
+    let mut repos: Vec<_> = known()
+        .filter(|announcement| policy.hosts(announcement))
+        .map(|announcement| &announcement.repo)
+        .filter(|repo| policy.model.maintainers(&repo.owner, &rosters).confirmed.contains(author))
+        .cloned()
+        .collect();
+    repos.sort();
+    repos.dedup();
+    repos
+}

@@ -1,0 +1,361 @@
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::MaintainerModel;
+use crate::nip34::Announcement;
+use crate::push::Standing;
+use crate::service::npub;
+use crate::testing::{Unsigned, key};
+
+const ALICE: u8 = 1;
+const BOB: u8 = 2;
+const EVE: u8 = 9;
+const NOW: Timestamp = Timestamp::from_secs(10_000);
+const OID: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+
+fn policy() -> Policy {
+    Policy::new("us.example".parse().unwrap())
+}
+
+fn say(policy: &Policy, event: Unsigned, by: u8, facts: &Facts) -> Verdict {
+    judge(policy, NOW, &Origin::anonymous(), Verified::pretend(event.by(key(by))).as_ref(), facts)
+}
+
+/// An announcement of `x` that asks us to host, by its author's own path.
+fn listing(by: u8) -> Unsigned {
+    let clone = format!("https://us.example/{}/x.git", npub(&key(by)));
+    Unsigned::kind(30617).tags(&[&["d", "x"], &["clone", &clone], &["relays", "wss://us.example"]])
+}
+
+fn elsewhere() -> Unsigned {
+    Unsigned::kind(30617).tags(&[
+        &["d", "x"],
+        &["clone", "https://them.example/x.git"],
+        &["relays", "wss://them.example"],
+    ])
+}
+
+fn naming(event: Unsigned, other: u8) -> Unsigned {
+    event.tags(&[&["maintainers", &key(other).to_string()]])
+}
+
+fn known(event: Unsigned, by: u8, standing: Standing) -> KnownAnnouncement {
+    KnownAnnouncement { announcement: Announcement::parse(&event.by(key(by))).unwrap(), standing }
+}
+
+fn knowing(announcements: Vec<KnownAnnouncement>) -> Facts {
+    Facts { announcements, ..Facts::default() }
+}
+
+fn state() -> Unsigned {
+    Unsigned::kind(30618).tags(&[&["d", "x"], &["refs/heads/main", OID]])
+}
+
+fn repo(owner: u8) -> crate::RepoId {
+    crate::RepoId::new(key(owner), "x".parse().unwrap())
+}
+
+#[test]
+fn a_new_repository_that_lists_us_is_held() {
+    let verdict = say(&policy(), listing(ALICE), ALICE, &Facts::default());
+    assert_eq!(verdict, Verdict::Hold(Hold::Announcement));
+    let answer = verdict.answer();
+    assert!(answer.accepted && answer.message.starts_with("purgatory: "));
+}
+
+#[test]
+fn one_that_lists_others_is_refused_with_the_places_it_named() {
+    let answer = say(&policy(), elsewhere(), ALICE, &Facts::default()).answer();
+    assert!(!answer.accepted && answer.message.starts_with("invalid: "));
+    assert!(answer.message.contains("https://them.example/x.git"));
+    let theirs = listing(BOB); // bob's path under alice's signature
+    assert!(!say(&policy(), theirs, ALICE, &Facts::default()).answer().accepted);
+}
+
+#[test]
+fn a_served_repository_gets_its_next_announcement_at_once_and_a_held_one_does_not() {
+    let served = knowing(vec![known(listing(ALICE), ALICE, Standing::Stored)]);
+    let next = || listing(ALICE).at(2_000).id(2);
+    assert_eq!(say(&policy(), next(), ALICE, &served), Verdict::Accept(Acceptance::Replacement));
+    let held = knowing(vec![known(listing(ALICE), ALICE, Standing::Held)]);
+    assert_eq!(say(&policy(), next(), ALICE, &held), Verdict::Hold(Hold::Announcement));
+}
+
+#[test]
+fn one_known_only_for_discovery_still_needs_data_before_it_is_hosted() {
+    let facts = knowing(vec![
+        known(naming(listing(ALICE), BOB), ALICE, Standing::Stored),
+        known(elsewhere(), BOB, Standing::Stored),
+    ]);
+    let next = listing(BOB).at(2_000).id(2);
+    assert_eq!(say(&policy(), next, BOB, &facts), Verdict::Hold(Hold::Announcement));
+}
+
+#[test]
+fn an_older_version_changes_nothing() {
+    let facts = knowing(vec![known(listing(ALICE).at(2_000), ALICE, Standing::Stored)]);
+    for old in [listing(ALICE).at(1_999).id(2), elsewhere().at(1_999).id(2)] {
+        assert_eq!(say(&policy(), old, ALICE, &facts), Verdict::Known(Known::Superseded));
+    }
+}
+
+#[test]
+fn within_one_second_the_lower_id_wins() {
+    let facts = knowing(vec![known(listing(ALICE).id(5), ALICE, Standing::Stored)]);
+    let lower = say(&policy(), listing(ALICE).id(4), ALICE, &facts);
+    assert_eq!(lower, Verdict::Accept(Acceptance::Replacement));
+    let higher = say(&policy(), listing(ALICE).id(6), ALICE, &facts);
+    assert_eq!(higher, Verdict::Known(Known::Superseded));
+}
+
+#[test]
+fn a_repository_whose_data_came_before_it_is_served_at_once() {
+    let mut facts = knowing(vec![known(naming(listing(ALICE), BOB), ALICE, Standing::Stored)]);
+    facts.states = vec![KnownState { author: key(ALICE), git: GitData::Complete }];
+    let accepts = naming(listing(BOB), ALICE);
+    assert_eq!(say(&policy(), accepts, BOB, &facts), Verdict::Accept(Acceptance::Promoted));
+    let stranger = naming(listing(EVE), EVE);
+    assert_eq!(say(&policy(), stranger, EVE, &facts), Verdict::Hold(Hold::Announcement));
+}
+
+#[test]
+fn whoever_is_named_by_another_may_announce_for_discovery() {
+    for standing in [Standing::Stored, Standing::Held] {
+        let facts = knowing(vec![known(naming(listing(ALICE), BOB), ALICE, standing)]);
+        assert_eq!(
+            say(&policy(), elsewhere(), BOB, &facts),
+            Verdict::Accept(Acceptance::Discovery)
+        );
+        assert!(!say(&policy(), elsewhere(), EVE, &facts).answer().accepted);
+    }
+}
+
+#[test]
+fn taking_us_off_the_list_takes_the_repository_out_of_service() {
+    let alone = knowing(vec![known(listing(ALICE), ALICE, Standing::Stored)]);
+    let gone = say(&policy(), elsewhere().at(2_000).id(2), ALICE, &alone);
+    assert_eq!(gone, Verdict::Delist { keep: false });
+    assert!(!gone.answer().accepted);
+    let named = knowing(vec![
+        known(listing(ALICE), ALICE, Standing::Held),
+        known(naming(listing(BOB), ALICE), BOB, Standing::Stored),
+    ]);
+    let kept = say(&policy(), elsewhere().at(2_000).id(2), ALICE, &named);
+    assert_eq!(kept, Verdict::Delist { keep: true });
+    assert!(kept.answer().accepted);
+}
+
+#[test]
+fn an_archive_hosts_what_does_not_list_it() {
+    let mut policy = policy();
+    policy.archive.services = vec!["them.example".parse().unwrap()];
+    let verdict = say(&policy, elsewhere(), ALICE, &Facts::default());
+    assert_eq!(verdict, Verdict::Hold(Hold::Announcement));
+    policy.bans.repos = BTreeSet::from([repo(ALICE)]);
+    let banned = say(&policy, elsewhere(), ALICE, &Facts::default());
+    assert_eq!(banned, Verdict::Reject(Rejection::Banned));
+}
+
+#[test]
+fn a_state_needs_an_announcement_and_an_author_who_may_sign() {
+    let none = say(&policy(), state(), ALICE, &Facts::default());
+    assert_eq!(none, Verdict::Reject(Rejection::NoAnnouncement));
+    assert_eq!(Rejection::NoAnnouncement.lasting(), Lasting::UntilDependency);
+    let facts = knowing(vec![known(listing(ALICE), ALICE, Standing::Held)]);
+    let stranger = say(&policy(), state(), EVE, &facts);
+    assert_eq!(stranger, Verdict::Reject(Rejection::NotMaintainer(key(EVE))));
+    assert!(stranger.answer().message.starts_with("restricted: "));
+    let owner = say(&policy(), state(), ALICE, &facts);
+    assert_eq!(owner, Verdict::Hold(Hold::State(vec![repo(ALICE)])));
+}
+
+#[test]
+fn a_state_whose_objects_are_here_is_served() {
+    let mut facts = knowing(vec![known(listing(ALICE), ALICE, Standing::Stored)]);
+    facts.git = GitData::Complete;
+    let verdict = say(&policy(), state(), ALICE, &facts);
+    assert_eq!(verdict, Verdict::Accept(Acceptance::State(vec![repo(ALICE)])));
+    let nonsense = Unsigned::kind(30618).tags(&[&["d", "x"], &["refs/heads/main", "abc123"]]);
+    let never = say(&policy(), nonsense, ALICE, &facts);
+    assert_eq!(never, Verdict::Hold(Hold::State(vec![repo(ALICE)])));
+}
+
+#[test]
+fn an_invited_key_may_sign_only_in_the_plain_model() {
+    let facts = knowing(vec![known(naming(listing(ALICE), BOB), ALICE, Standing::Stored)]);
+    let reciprocal = say(&policy(), state(), BOB, &facts);
+    assert_eq!(reciprocal, Verdict::Reject(Rejection::NotMaintainer(key(BOB))));
+    let plain = Policy { model: MaintainerModel::Plain, ..policy() };
+    assert_eq!(say(&plain, state(), BOB, &facts), Verdict::Hold(Hold::State(vec![repo(ALICE)])));
+}
+
+#[test]
+fn discovery_only_announcements_are_nothing_to_sign_for() {
+    let mut facts = knowing(vec![
+        known(naming(listing(ALICE), BOB), ALICE, Standing::Stored),
+        known(elsewhere(), BOB, Standing::Stored),
+    ]);
+    facts.git = GitData::Complete;
+    let verdict = say(&policy(), state(), BOB, &facts);
+    assert_eq!(verdict, Verdict::Reject(Rejection::NotMaintainer(key(BOB))));
+}
+
+#[test]
+fn pull_requests_wait_for_their_tip() {
+    let request = || Unsigned::kind(1618).tags(&[&["c", OID]]);
+    let mut facts = Facts { related: true, ..Facts::default() };
+    assert_eq!(say(&policy(), request(), EVE, &facts), Verdict::Hold(Hold::Proposal));
+    facts.git = GitData::Complete;
+    assert_eq!(say(&policy(), request(), EVE, &facts), Verdict::Accept(Acceptance::Proposal));
+    let unrelated = say(&policy(), request(), EVE, &Facts::default());
+    assert_eq!(unrelated, Verdict::Reject(Rejection::Unrelated));
+    let tipless = say(&policy(), Unsigned::kind(1618), EVE, &facts);
+    assert!(tipless.answer().message.starts_with("invalid: "));
+}
+
+#[test]
+fn a_pull_request_through_our_own_door_needs_no_accepted_repository() {
+    let policy = Policy { contributor_proposals: true, ..policy() };
+    let a = format!("30617:{}:x", key(ALICE));
+    let at = |host: &str, by: u8, name: &str| {
+        let clone = format!("https://{host}/prs/{}/{name}.git", npub(&key(by)));
+        Unsigned::kind(1618).tags(&[&["c", OID], &["a", &a], &["clone", &clone]])
+    };
+    let say = |event| say(&policy, event, EVE, &Facts::default());
+    assert_eq!(say(at("us.example", EVE, "x")), Verdict::Hold(Hold::Proposal));
+    for other in
+        [at("them.example", EVE, "x"), at("us.example", BOB, "x"), at("us.example", EVE, "y")]
+    {
+        assert_eq!(say(other), Verdict::Reject(Rejection::Unrelated));
+    }
+}
+
+#[test]
+fn everything_else_must_belong_to_something_accepted() {
+    let related = Facts { related: true, ..Facts::default() };
+    for kind in [1, 1111, 1621, 1617, 1985, 9842] {
+        let event = || Unsigned::kind(kind);
+        assert_eq!(say(&policy(), event(), EVE, &related), Verdict::Accept(Acceptance::Related));
+        let verdict = say(&policy(), event(), EVE, &Facts::default());
+        assert_eq!(verdict, Verdict::Reject(Rejection::Unrelated));
+    }
+    for kind in [5, 62, 10317] {
+        let verdict = say(&policy(), Unsigned::kind(kind), EVE, &Facts::default());
+        assert_eq!(verdict, Verdict::Accept(Acceptance::Related));
+    }
+}
+
+#[test]
+fn profiles_are_kept_of_known_people_only() {
+    let related = Facts { related: true, ..Facts::default() };
+    let known = Facts { author_known: true, ..Facts::default() };
+    for kind in [0, 10002] {
+        assert!(!say(&policy(), Unsigned::kind(kind), EVE, &related).answer().accepted);
+        assert!(say(&policy(), Unsigned::kind(kind), EVE, &known).answer().accepted);
+    }
+}
+
+#[test]
+fn ephemeral_events_are_passed_on_and_never_taken_from_relays() {
+    let related = Facts { related: true, ..Facts::default() };
+    let event = || Unsigned::kind(29846);
+    assert_eq!(say(&policy(), event(), EVE, &related), Verdict::Broadcast);
+    let origin =
+        Origin::Sync { relay: "wss://them.example".parse().unwrap(), path: SyncPath::Live };
+    let event = Verified::pretend(event().by(key(EVE)));
+    let verdict = judge(&policy(), NOW, &origin, event.as_ref(), &related);
+    assert_eq!(verdict, Verdict::Reject(Rejection::NeverStored));
+}
+
+#[test]
+fn proofs_for_one_moment_are_never_stored() {
+    let operator = Policy { operator: Some(key(ALICE)), ..policy() };
+    for kind in [22242, 27235] {
+        let verdict = say(&operator, Unsigned::kind(kind), ALICE, &Facts::default());
+        assert_eq!(verdict, Verdict::Reject(Rejection::NeverStored));
+    }
+    let note = say(&operator, Unsigned::kind(1), ALICE, &Facts::default());
+    assert_eq!(note, Verdict::Accept(Acceptance::Related));
+}
+
+#[test]
+fn the_clock_bounds_what_is_taken() {
+    let related = Facts { related: true, ..Facts::default() };
+    let at = |seconds| say(&policy(), Unsigned::kind(1).at(seconds), EVE, &related);
+    assert_eq!(at(10_901), Verdict::Reject(Rejection::TooFarAhead));
+    assert_eq!(at(10_900), Verdict::Accept(Acceptance::Related));
+    let ending = |seconds: &str| {
+        say(&policy(), Unsigned::kind(1).tags(&[&["expiration", seconds]]), EVE, &related)
+    };
+    assert_eq!(ending("10000"), Verdict::Reject(Rejection::Expired));
+    assert_eq!(ending("10001"), Verdict::Accept(Acceptance::Related));
+}
+
+#[test]
+fn a_protected_event_comes_from_its_author_or_not_at_all() {
+    let related = Facts { related: true, ..Facts::default() };
+    let event = Verified::pretend(Unsigned::kind(1).tags(&[&["-"]]).by(key(ALICE)));
+    let from = |origin: Origin| judge(&policy(), NOW, &origin, event.as_ref(), &related);
+    let answer = from(Origin::anonymous()).answer();
+    assert!(!answer.accepted && answer.message.starts_with("auth-required: "));
+    let other = Origin::Client { authenticated: vec![key(EVE)] };
+    assert_eq!(from(other), Verdict::Reject(Rejection::Protected));
+    let author = Origin::Client { authenticated: vec![key(EVE), key(ALICE)] };
+    assert_eq!(from(author), Verdict::Accept(Acceptance::Related));
+    let relay = Origin::Sync { relay: "wss://x.example".parse().unwrap(), path: SyncPath::Daily };
+    assert_eq!(from(relay), Verdict::Reject(Rejection::Protected));
+}
+
+#[test]
+fn what_was_taken_back_stays_away_even_for_the_operator() {
+    let operator = Policy { operator: Some(key(ALICE)), ..policy() };
+    for (gate, text) in [
+        (Gate::Deleted, "invalid: this event is deleted"),
+        (Gate::Vanished, "invalid: this pubkey has requested to vanish"),
+    ] {
+        let facts = Facts { gate: Some(gate), related: true, ..Facts::default() };
+        let answer = say(&operator, Unsigned::kind(1), ALICE, &facts).answer();
+        assert_eq!((answer.accepted, answer.message.as_ref()), (false, text));
+    }
+}
+
+#[test]
+fn what_is_here_is_a_duplicate() {
+    for (standing, text) in [
+        (Standing::Stored, "duplicate: already have this event"),
+        (Standing::Held, "duplicate: in purgatory"),
+    ] {
+        let facts = Facts { known: Some(standing), ..Facts::default() };
+        let answer = say(&policy(), Unsigned::kind(1), EVE, &facts).answer();
+        assert_eq!((answer.accepted, answer.message.as_ref()), (true, text));
+    }
+}
+
+#[test]
+fn bans_beat_everything() {
+    let mut policy = policy();
+    policy.bans.authors = BTreeSet::from([key(EVE)]);
+    let facts = Facts { related: true, known: Some(Standing::Stored), ..Facts::default() };
+    let answer = say(&policy, Unsigned::kind(1), EVE, &facts).answer();
+    assert!(!answer.accepted && answer.message.starts_with("blocked: "));
+}
+
+#[test]
+fn a_full_purgatory_says_so_and_what_needs_none_still_comes_in() {
+    let mut facts = knowing(vec![known(listing(ALICE), ALICE, Standing::Stored)]);
+    facts.over_quota = true;
+    let answer = say(&policy(), state(), ALICE, &facts).answer();
+    assert!(!answer.accepted && answer.message.starts_with("rate-limited: "));
+    facts.git = GitData::Complete;
+    assert!(say(&policy(), state(), ALICE, &facts).answer().accepted);
+}
+
+#[test]
+fn messages_about_places_stay_short_and_clean() {
+    let many: Vec<String> =
+        (0..100).map(|n| format!("htree://{}\u{1b}\n{n}", "x".repeat(500))).collect();
+    let why = Rejection::NotListed { clone: many.clone(), relays: Vec::new() };
+    let message = why.answer().message;
+    assert!(message.len() < 500 && !message.chars().any(char::is_control), "{message}");
+    assert!(message.ends_with("and 97 more; relays: none"));
+}

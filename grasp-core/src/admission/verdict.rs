@@ -1,0 +1,166 @@
+//! What becomes of an event.
+
+use nostr::key::PublicKey;
+
+use super::facts::Gate;
+use crate::push::Standing;
+use crate::repo::RepoId;
+
+/// What becomes of an event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Verdict {
+    /// Stored and served.
+    Accept(Acceptance),
+    /// Acknowledged, and kept in purgatory until its git data is here.
+    Hold(Hold),
+    /// Passed on to whoever listens, never stored.
+    Broadcast,
+    /// Nothing to do.
+    Known(Known),
+    /// The owner takes the repository from us: it goes out of service.
+    Delist {
+        /// Whether the announcement itself is kept, because another one names its author.
+        keep: bool,
+    },
+    /// Refused.
+    Reject(Rejection),
+}
+
+/// As what an event is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Acceptance {
+    /// An event that belongs to something accepted.
+    Related,
+    /// The next version of a hosted repository's announcement.
+    Replacement,
+    /// The announcement of a repository whose data is here already.
+    Promoted,
+    /// An announcement that makes the maintainer graph complete: no view, no authority by itself.
+    Discovery,
+    /// A state whose objects are all here, to be applied to the views of these repositories.
+    State(Vec<RepoId>),
+    /// A pull request whose tip is here.
+    Proposal,
+}
+
+/// As what an event waits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Hold {
+    /// A repository without data; its empty view exists from now on.
+    Announcement,
+    /// A state for the views of these repositories, some of whose objects are missing.
+    State(Vec<RepoId>),
+    /// A pull request whose tip is missing.
+    Proposal,
+}
+
+/// Why there is nothing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Known {
+    /// It is stored.
+    Stored,
+    /// It is held.
+    Held,
+    /// A version that wins over it is here.
+    Superseded,
+}
+
+impl From<Standing> for Known {
+    fn from(standing: Standing) -> Self {
+        match standing {
+            Standing::Stored => Self::Stored,
+            Standing::Held => Self::Held,
+        }
+    }
+}
+
+/// Why an event is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Rejection {
+    /// Its id or signature does not verify.
+    Forged,
+    /// It cannot be read as what its kind says.
+    Malformed(String),
+    /// Its time is over.
+    Expired,
+    /// It is dated too far ahead.
+    TooFarAhead,
+    /// Only its author may publish it (NIP-70).
+    Protected,
+    /// Its author deleted it.
+    Deleted,
+    /// Its author vanished.
+    Vanished,
+    /// Its author or repository is not welcome.
+    Banned,
+    /// An announcement that does not ask us to host, with the places it names.
+    NotListed {
+        /// Its `clone` values.
+        clone: Vec<String>,
+        /// Its `relays` values.
+        relays: Vec<String>,
+    },
+    /// A state of a repository that nobody announced.
+    NoAnnouncement,
+    /// A state by somebody who may not sign any.
+    NotMaintainer(PublicKey),
+    /// It belongs to nothing that is accepted here.
+    Unrelated,
+    /// Its kind is never stored.
+    NeverStored,
+    /// A deletion request that names somebody else's event.
+    ForeignDeletion,
+    /// A deletion request with too many targets.
+    TooManyTargets,
+    /// Too much is waiting already.
+    Quota,
+    /// We failed.
+    Internal,
+}
+
+impl From<Gate> for Rejection {
+    fn from(gate: Gate) -> Self {
+        match gate {
+            Gate::Deleted => Self::Deleted,
+            Gate::Vanished => Self::Vanished,
+        }
+    }
+}
+
+/// For how long a refusal holds for that very event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lasting {
+    /// For ever: a syncer need not fetch that id again.
+    Forever,
+    /// Until something it depends on arrives.
+    UntilDependency,
+    /// Until we feel better: try again soon.
+    Briefly,
+}
+
+impl Rejection {
+    /// For how long this refusal holds.
+    pub fn lasting(&self) -> Lasting {
+        match self {
+            Self::Forged
+            | Self::Malformed(_)
+            | Self::Expired
+            | Self::Protected
+            | Self::Deleted
+            | Self::Vanished
+            | Self::Banned
+            | Self::NeverStored
+            | Self::ForeignDeletion
+            | Self::TooManyTargets => Lasting::Forever,
+            // An announcement that lists somebody else is welcome once its author is invited.
+            Self::NotListed { .. }
+            | Self::NoAnnouncement
+            | Self::NotMaintainer(_)
+            | Self::Unrelated
+            | Self::TooFarAhead => Lasting::UntilDependency,
+            Self::Quota | Self::Internal => Lasting::Briefly,
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! What authors may take back: deletion requests (NIP-09) and requests to vanish (NIP-62).
+//!
+//! Pure reading of the requests. Which events are here, and what was refused before, is the store's knowledge.
+
+use std::collections::BTreeSet;
+
+use nostr::event::{Event, EventId, Kind};
+use nostr::key::PublicKey;
+use nostr::nips::nip01::Coordinate;
+use nostr::types::RelayUrl;
+use url::Url;
+
+/// More `e` and `a` tags than this in one deletion request serve nobody but a vandal.
+pub const MAX_TARGETS: usize = 2_048;
+
+/// The word that makes a request to vanish reach every relay.
+const ALL_RELAYS: &str = "ALL_RELAYS";
+
+/// What one deletion request asks for, as far as its author may ask.
+///
+/// Ids may turn out to be somebody else's once the event is at hand. Coordinates name their author, so only the
+/// requester's own are here; others are left out rather than held against the request, because clients also use
+/// `a` to say which repository a deletion belongs to.
+///
+/// ```
+/// use grasp_core::deletion::DeletionRequest;
+/// use nostr::event::{EventBuilder, FinalizeEvent, Kind, Tag};
+/// use nostr::key::Keys;
+///
+/// let keys = Keys::generate();
+/// let coordinate = format!("30617:{}:my:repo", keys.public_key());
+/// let event = EventBuilder::new(Kind::EventDeletion, "by accident")
+///     .tags([Tag::parse(["a", &coordinate]).unwrap()])
+///     .finalize(&keys)
+///     .unwrap();
+///
+/// let request = DeletionRequest::parse(&event).unwrap();
+/// assert_eq!(request.coordinates.first().unwrap().identifier, "my:repo");
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeletionRequest {
+    /// Events named by id (`e` tags).
+    pub ids: BTreeSet<EventId>,
+    /// The author's own replaceable and addressable events (`a` tags), up to the request's `created_at`.
+    pub coordinates: BTreeSet<Coordinate>,
+}
+
+/// A deletion request names more than [`MAX_TARGETS`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a deletion request may name at most {MAX_TARGETS} targets")]
+pub struct TooManyTargets;
+
+impl DeletionRequest {
+    /// Reads the targets of a kind 5 event; tags that name nothing are skipped.
+    pub fn parse(request: &Event) -> Result<Self, TooManyTargets> {
+        let targets = || {
+            let named = |tag| matches!(tag, "e" | "a");
+            request.tags.iter().filter(move |tag| named(tag.kind()))
+        };
+        if targets().count() > MAX_TARGETS {
+            return Err(TooManyTargets);
+        }
+        let mut parsed = Self::default();
+        for tag in targets() {
+            let value = tag.content().unwrap_or_default();
+            if tag.kind() == "e" {
+                parsed.ids.extend(EventId::from_hex(value));
+            } else {
+                let own = parse_coordinate(value).filter(|c| c.public_key == request.pubkey);
+                parsed.coordinates.extend(own);
+            }
+        }
+        Ok(parsed)
+    }
+}
+
+/// Says whether a deletion request can do anything to events of this kind.
+///
+/// Taking back a deletion, or a wish to vanish, does nothing.
+pub fn is_deletable(kind: Kind) -> bool {
+    kind != Kind::EventDeletion && kind != Kind::RequestToVanish
+}
+
+/// The coordinate under which at most one event is served, for kinds that have one (NIP-01).
+///
+/// The identifier of a plain replaceable event is always empty, whatever `d` tag it carries.
+pub fn coordinate(event: &Event) -> Option<Coordinate> {
+    let identifier = if is_replaceable(event.kind) {
+        String::new()
+    } else if event.kind.is_addressable() {
+        let d = event.tags.iter().find(|tag| tag.kind() == "d");
+        d.and_then(|tag| tag.content()).unwrap_or_default().to_owned()
+    } else {
+        return None;
+    };
+    Some(Coordinate { kind: event.kind, public_key: event.pubkey, identifier })
+}
+
+/// Kinds 0, 3 and 10000–19999: one event per author and kind (NIP-01).
+///
+/// The library counts kind 41 among them, which has many living events per author.
+pub fn is_replaceable(kind: Kind) -> bool {
+    matches!(kind.as_u16(), 0 | 3 | 10_000..=19_999)
+}
+
+/// Reads `kind:pubkey:identifier`; only the first two colons divide, and plain replaceable kinds may omit the last.
+fn parse_coordinate(value: &str) -> Option<Coordinate> {
+    let mut parts = value.splitn(3, ':');
+    let kind = Kind::from_u16(parts.next()?.parse().ok()?);
+    let public_key = PublicKey::from_hex(parts.next()?).ok()?;
+    let identifier = match (parts.next(), is_replaceable(kind)) {
+        (None | Some(""), true) => "",
+        (Some(identifier), false) if kind.is_addressable() => identifier,
+        _ => return None,
+    };
+    Some(Coordinate { kind, public_key, identifier: identifier.to_owned() })
+}
+
+/// From where an author wishes to vanish.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VanishScope {
+    /// From every relay that hears of it.
+    Everywhere,
+    /// From these relays; possibly none, and then the request does nothing.
+    Relays(Vec<RelayUrl>),
+}
+
+impl VanishScope {
+    /// Reads the `relay` tags of a kind 62 event.
+    pub fn parse(request: &Event) -> Self {
+        let named = request.tags.iter().filter(|tag| tag.kind() == "relay");
+        let mut relays = Vec::new();
+        for value in named.filter_map(|tag| tag.content()) {
+            if value == ALL_RELAYS {
+                return Self::Everywhere;
+            }
+            relays.extend(RelayUrl::parse(value));
+        }
+        Self::Relays(relays)
+    }
+
+    /// Says whether one of our addresses is meant.
+    ///
+    /// Host, port and path must agree; `ws` and `wss` are the same place. What is destroyed cannot be brought back,
+    /// so a path below ours is not taken for us.
+    pub fn includes(&self, ours: &[RelayUrl]) -> bool {
+        match self {
+            Self::Everywhere => true,
+            Self::Relays(named) => {
+                let ours: BTreeSet<Place> = ours.iter().filter_map(Place::of).collect();
+                named.iter().filter_map(Place::of).any(|place| ours.contains(&place))
+            }
+        }
+    }
+}
+
+/// A relay address without the ways of spelling it.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    host: String,
+    /// `None` for 80 and 443, which say no more than the scheme does.
+    port: Option<u16>,
+    path: String,
+}
+
+impl Place {
+    fn of(url: &RelayUrl) -> Option<Self> {
+        let url = Url::parse(url.as_str()).ok()?;
+        let host = url.host_str()?.to_ascii_lowercase();
+        let segments = url.path().split('/').filter(|segment| !segment.is_empty());
+        Some(Self {
+            host: host.strip_suffix('.').unwrap_or(&host).to_owned(),
+            port: url.port().filter(|port| !matches!(port, 80 | 443)),
+            path: segments.collect::<Vec<_>>().join("/"),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nostr::event::{Signature, Tag};
+    use nostr::types::Timestamp;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const ME: PublicKey = PublicKey::from_byte_array([1; 32]);
+    const OTHER: PublicKey = PublicKey::from_byte_array([2; 32]);
+
+    fn event(kind: u16, tags: impl IntoIterator<Item = Vec<String>>) -> Event {
+        Event::new(
+            EventId::from_byte_array([9; 32]),
+            ME,
+            Timestamp::from_secs(100),
+            Kind::from_u16(kind),
+            tags.into_iter().map(|tag| Tag::parse(tag).unwrap()),
+            "",
+            Signature::from_byte_array([0; 64]),
+        )
+    }
+
+    fn tag(name: &str, value: impl ToString) -> Vec<String> {
+        vec![name.to_owned(), value.to_string()]
+    }
+
+    fn scope(values: &[&str]) -> VanishScope {
+        VanishScope::parse(&event(62, values.iter().map(|value| tag("relay", value))))
+    }
+
+    fn relay(url: &str) -> RelayUrl {
+        RelayUrl::parse(url).unwrap()
+    }
+
+    #[test]
+    fn foreign_coordinates_are_left_out_and_ids_kept() {
+        let id = EventId::from_byte_array([7; 32]);
+        let request = DeletionRequest::parse(&event(
+            5,
+            [
+                tag("e", id),
+                tag("e", "not an id"),
+                tag("a", format!("30617:{OTHER}:repo")),
+                tag("a", format!("30617:{ME}:a:b")),
+                tag("a", format!("10002:{ME}")),
+                tag("a", format!("1621:{ME}:")),
+                tag("k", "1621"),
+            ],
+        ))
+        .unwrap();
+        assert_eq!(request.ids, BTreeSet::from([id]));
+        let named: Vec<_> =
+            request.coordinates.iter().map(|c| (c.kind.as_u16(), c.identifier.as_str())).collect();
+        assert_eq!(named, [(10_002, ""), (30_617, "a:b")]);
+    }
+
+    #[test]
+    fn the_cap_counts_every_named_target() {
+        let at = |count: usize| event(5, (0..count).map(|n| tag("e", format!("{n:064x}"))));
+        assert_eq!(
+            DeletionRequest::parse(&at(MAX_TARGETS)).map(|request| request.ids.len()),
+            Ok(MAX_TARGETS)
+        );
+        assert_eq!(DeletionRequest::parse(&at(MAX_TARGETS + 1)), Err(TooManyTargets));
+    }
+
+    #[test]
+    fn a_plain_replaceable_event_has_no_identifier() {
+        let named = |kind| coordinate(&event(kind, [tag("d", "x")])).map(|c| c.identifier);
+        assert_eq!(named(10_002).as_deref(), Some(""));
+        assert_eq!(named(30_617).as_deref(), Some("x"));
+        assert_eq!(named(41), None);
+        assert_eq!(named(1_621), None);
+    }
+
+    #[test]
+    fn the_first_d_tag_identifies_even_without_a_value() {
+        let both = event(30_617, [vec!["d".to_owned()], tag("d", "x")]);
+        assert_eq!(coordinate(&both).unwrap().identifier, "");
+    }
+
+    #[test]
+    fn deletions_and_vanishings_cannot_be_deleted() {
+        assert!(!is_deletable(Kind::EventDeletion));
+        assert!(!is_deletable(Kind::RequestToVanish));
+        assert!(is_deletable(Kind::from_u16(30_618)));
+    }
+
+    #[test]
+    fn one_mention_of_all_relays_is_enough() {
+        assert!(scope(&["wss://elsewhere.example", "ALL_RELAYS"]).includes(&[]));
+        assert!(!scope(&["all_relays"]).includes(&[]));
+        assert!(!scope(&[]).includes(&[relay("wss://us.example")]));
+    }
+
+    #[test]
+    fn our_address_is_known_in_every_spelling_and_no_other_is() {
+        let ours = [relay("wss://us.example"), relay("ws://us.example:7334/git")];
+        for same in [
+            "wss://us.example/",
+            "ws://US.example",
+            "wss://us.example.:443",
+            "ws://us.example:7334//git/",
+        ] {
+            assert!(scope(&[same]).includes(&ours), "{same}");
+        }
+        for other in [
+            "wss://us.example.evil.org",
+            "wss://evil.org/us.example",
+            "wss://us.example:7334",
+            "wss://us.example/git",
+            "wss://not us",
+        ] {
+            assert!(!scope(&[other]).includes(&ours), "{other}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_tags_are_read_without_a_panic_and_yield_only_own_targets(
+            tags in vec(vec("[ea]|relay|ALL_RELAYS|[0-9:a-f]{0,80}|.{0,20}", 1..4), 0..20),
+        ) {
+            let request = event(5, tags);
+            VanishScope::parse(&request).includes(&[relay("wss://us.example")]);
+            let parsed = DeletionRequest::parse(&request).unwrap();
+            prop_assert!(parsed.coordinates.iter().all(|c| c.public_key == ME));
+        }
+
+        #[test]
+        fn a_coordinate_written_is_the_coordinate_read(
+            kind in prop_oneof![30_000u16..40_000, 10_000u16..20_000],
+            identifier in ".{0,20}",
+        ) {
+            let version = event(kind, [tag("d", identifier)]);
+            let wanted = coordinate(&version).unwrap();
+            let request = event(5, [tag("a", &wanted)]);
+            let parsed = DeletionRequest::parse(&request).unwrap();
+            prop_assert_eq!(parsed.coordinates, BTreeSet::from([wanted]));
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! Who may sign states for a repository, from everybody's own words.
+//!
+//! Two models. In the **plain** one, whoever is listed is in. In the **reciprocal** one a listed key counts only
+//! once its own announcement lists somebody back: an invitation alone makes nobody's fork authoritative for the
+//! inviting repository. Both are functions of the announcements as they are now; nothing is remembered.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use nostr::key::PublicKey;
+use serde::{Deserialize, Serialize};
+
+use crate::nip34::{Announcement, Roster};
+
+/// How listing and being listed make a maintainer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MaintainerModel {
+    /// A listed key counts once it lists back.
+    #[default]
+    Reciprocal,
+    /// A listed key counts.
+    Plain,
+}
+
+/// The rosters of all announcements with one identifier, by author: each author's winning version.
+pub type Rosters = BTreeMap<PublicKey, Roster>;
+
+/// Who has a say in one repository.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Maintainers {
+    /// May sign states.
+    pub confirmed: BTreeSet<PublicKey>,
+    /// Listed by a confirmed one, but not confirmed: their announcements are welcome, their states are not.
+    pub invited: BTreeSet<PublicKey>,
+}
+
+/// Collects rosters from announcements of one identifier, keeping each author's winning version.
+pub fn rosters<'a>(announcements: impl IntoIterator<Item = &'a Announcement>) -> Rosters {
+    let mut winners: BTreeMap<PublicKey, &Announcement> = BTreeMap::new();
+    for announcement in announcements {
+        let winner = winners.entry(announcement.repo.owner).or_insert(announcement);
+        if announcement.version > winner.version {
+            *winner = announcement;
+        }
+    }
+    winners.into_iter().map(|(author, winner)| (author, winner.roster.clone())).collect()
+}
+
+impl MaintainerModel {
+    /// Who has a say in the repository that `selected` announced under the rosters' identifier.
+    ///
+    /// ```
+    /// use std::collections::BTreeSet;
+    /// use grasp_core::{MaintainerModel, maintainers::Rosters, nip34::Roster};
+    /// use nostr::key::PublicKey;
+    ///
+    /// let [alice, bob] = [1, 2].map(|n| PublicKey::from_byte_array([n; 32]));
+    /// let mut rosters = Rosters::from([(alice, Roster::Listed(BTreeSet::from([bob])))]);
+    ///
+    /// // Alice invites bob. By that alone he can sign for her only in the plain model.
+    /// let say = MaintainerModel::Reciprocal.maintainers(&alice, &rosters);
+    /// assert_eq!((say.confirmed, say.invited), (BTreeSet::from([alice]), BTreeSet::from([bob])));
+    /// let say = MaintainerModel::Plain.maintainers(&alice, &rosters);
+    /// assert_eq!(say.confirmed, BTreeSet::from([alice, bob]));
+    ///
+    /// // Bob accepts by listing her back.
+    /// rosters.insert(bob, Roster::Listed(BTreeSet::from([alice])));
+    /// let say = MaintainerModel::Reciprocal.maintainers(&alice, &rosters);
+    /// assert_eq!(say.confirmed, BTreeSet::from([alice, bob]));
+    /// ```
+    pub fn maintainers(self, selected: &PublicKey, rosters: &Rosters) -> Maintainers {
+        match self {
+            Self::Plain => plain(selected, rosters),
+            Self::Reciprocal => reciprocal(selected, rosters),
+        }
+    }
+}
+
+/// Everybody reachable by listing. Whoever has left by their own word is not in and not followed.
+fn plain(selected: &PublicKey, rosters: &Rosters) -> Maintainers {
+    let mut confirmed = BTreeSet::new();
+    let mut seen = BTreeSet::from([*selected]);
+    let mut open = vec![*selected];
+    if !rosters.contains_key(selected) {
+        return Maintainers::default();
+    }
+    while let Some(key) = open.pop() {
+        let roster = rosters.get(&key);
+        let active = roster.is_none_or(|roster| roster.author_is_active(&key));
+        if active {
+            confirmed.insert(key);
+        }
+        // The selected author's listing stands even after they left: it is how they handed over.
+        if active || key == *selected {
+            let listed = roster.map(Roster::listed).unwrap_or_default();
+            open.extend(listed.into_iter().filter(|key| seen.insert(*key)));
+        }
+    }
+    Maintainers { confirmed, invited: BTreeSet::new() }
+}
+
+/// The root, and then whoever lists and is listed back, until nothing changes.
+fn reciprocal(selected: &PublicKey, rosters: &Rosters) -> Maintainers {
+    let Some(root) = root(selected, rosters) else {
+        return Maintainers::default();
+    };
+    let mut confirmed = BTreeSet::from([root]);
+    let mut invited = BTreeSet::new();
+    let mut open = vec![root];
+    while let Some(member) = open.pop() {
+        invited.extend(rosters.get(&member).map(Roster::listed).unwrap_or_default());
+        let accepted: Vec<_> =
+            invited.iter().filter(|key| accepts(key, &confirmed, rosters)).copied().collect();
+        for key in accepted {
+            invited.remove(&key);
+            if confirmed.insert(key) {
+                open.push(key);
+            }
+        }
+    }
+    invited.retain(|key| !confirmed.contains(key));
+    Maintainers { confirmed, invited }
+}
+
+/// Whether a listed key's own announcement lists a confirmed member back.
+fn accepts(key: &PublicKey, confirmed: &BTreeSet<PublicKey>, rosters: &Rosters) -> bool {
+    rosters.get(key).is_some_and(|roster| {
+        roster.author_is_active(key) && confirmed.iter().any(|member| roster.lists(member))
+    })
+}
+
+/// The lead whose announcement counts, following `M` from the selected one.
+///
+/// A missing announcement, two leads, a cycle, or a path that ends without a lead who leads by their own word:
+/// nobody has a say.
+fn root(selected: &PublicKey, rosters: &Rosters) -> Option<PublicKey> {
+    let mut at = *selected;
+    let mut seen = BTreeSet::new();
+    while seen.insert(at) {
+        let roster = rosters.get(&at)?;
+        let leads = roster.leads();
+        let mut leads = leads.iter();
+        match (leads.next(), leads.next()) {
+            (None, _) if at == *selected && roster.author_is_active(&at) => return Some(at),
+            (Some(lead), None) if *lead == at => return Some(at),
+            (Some(lead), None) => at = *lead,
+            _ => return None,
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nip34::{Role, RoleRecord, Tenure};
+    use crate::testing::key;
+
+    const ALICE: u8 = 1;
+    const BOB: u8 = 2;
+    const CAROL: u8 = 3;
+    const EVE: u8 = 9;
+
+    fn listed(keys: &[u8]) -> Roster {
+        Roster::Listed(keys.iter().map(|n| key(*n)).collect())
+    }
+
+    fn roles(records: &[(Role, u8, Tenure)]) -> Roster {
+        let record = |&(role, n, tenure)| RoleRecord { role, key: key(n), tenure };
+        Roster::Roles(records.iter().map(record).collect())
+    }
+
+    fn lead(n: u8) -> (Role, u8, Tenure) {
+        (Role::Lead, n, Tenure::Active)
+    }
+
+    fn maintainer(n: u8) -> (Role, u8, Tenure) {
+        (Role::Maintainer, n, Tenure::Active)
+    }
+
+    fn confirmed(model: MaintainerModel, selected: u8, rosters: &[(u8, Roster)]) -> Vec<u8> {
+        let rosters = rosters.iter().map(|(n, roster)| (key(*n), roster.clone())).collect();
+        let say = model.maintainers(&key(selected), &rosters);
+        say.confirmed.iter().map(|key| key.to_bytes()[0]).collect()
+    }
+
+    use MaintainerModel::{Plain, Reciprocal};
+
+    #[test]
+    fn plain_follows_listings_of_listed_keys() {
+        let rosters = [(ALICE, listed(&[BOB])), (BOB, listed(&[CAROL]))];
+        assert_eq!(confirmed(Plain, ALICE, &rosters), [ALICE, BOB, CAROL]);
+        assert_eq!(confirmed(Plain, BOB, &rosters), [BOB, CAROL]);
+    }
+
+    #[test]
+    fn reciprocal_needs_acceptance_along_the_whole_chain() {
+        let accepted =
+            [(ALICE, listed(&[BOB])), (BOB, listed(&[ALICE, CAROL])), (CAROL, listed(&[BOB]))];
+        assert_eq!(confirmed(Reciprocal, ALICE, &accepted), [ALICE, BOB, CAROL]);
+        let carol_silent = &accepted[..2];
+        assert_eq!(confirmed(Reciprocal, ALICE, carol_silent), [ALICE, BOB]);
+        let bob_elsewhere =
+            [(ALICE, listed(&[BOB])), (BOB, listed(&[CAROL])), (CAROL, listed(&[BOB]))];
+        assert_eq!(confirmed(Reciprocal, ALICE, &bob_elsewhere), [ALICE]);
+    }
+
+    #[test]
+    fn an_invited_fork_owner_takes_nothing_over() {
+        // Eve already has a fork under the same identifier when alice invites her.
+        let rosters = [(ALICE, listed(&[EVE])), (EVE, listed(&[]))];
+        assert_eq!(confirmed(Reciprocal, ALICE, &rosters), [ALICE]);
+        assert_eq!(confirmed(Plain, ALICE, &rosters), [ALICE, EVE]);
+    }
+
+    #[test]
+    fn listing_oneself_into_a_repository_gives_nothing() {
+        let rosters = [(ALICE, listed(&[])), (EVE, listed(&[ALICE]))];
+        assert_eq!(confirmed(Reciprocal, ALICE, &rosters), [ALICE]);
+        assert_eq!(confirmed(Plain, ALICE, &rosters), [ALICE]);
+    }
+
+    #[test]
+    fn the_lead_is_found_by_following_m() {
+        let rosters = [
+            (ALICE, roles(&[lead(BOB)])),
+            (BOB, roles(&[lead(BOB), maintainer(CAROL)])),
+            (CAROL, roles(&[lead(BOB), maintainer(CAROL)])),
+        ];
+        assert_eq!(confirmed(Reciprocal, ALICE, &rosters), [BOB, CAROL]);
+    }
+
+    #[test]
+    fn an_unclear_lead_means_nobody() {
+        let two = [(ALICE, roles(&[lead(ALICE), lead(BOB)])), (BOB, roles(&[lead(BOB)]))];
+        let missing = [(ALICE, roles(&[lead(BOB)]))];
+        let cycle = [(ALICE, roles(&[lead(BOB)])), (BOB, roles(&[lead(ALICE)]))];
+        let no_self_lead = [(ALICE, roles(&[lead(BOB)])), (BOB, listed(&[ALICE]))];
+        for rosters in [&two[..], &missing, &cycle, &no_self_lead, &[]] {
+            assert_eq!(confirmed(Reciprocal, ALICE, rosters), [0u8; 0], "{rosters:?}");
+        }
+        assert_eq!(confirmed(Plain, ALICE, &[]), [0u8; 0]);
+    }
+
+    #[test]
+    fn whoever_left_has_no_say_whoever_lists_them() {
+        for gone in [Tenure::Ended, Tenure::Deferred, Tenure::Void] {
+            let left = roles(&[(Role::Maintainer, BOB, gone), maintainer(ALICE)]);
+            let rosters = [(ALICE, listed(&[BOB])), (BOB, left)];
+            assert_eq!(confirmed(Reciprocal, ALICE, &rosters), [ALICE]);
+            assert_eq!(confirmed(Plain, ALICE, &rosters), [ALICE]);
+        }
+        let alone = [(ALICE, roles(&[(Role::Lead, ALICE, Tenure::Ended)]))];
+        assert_eq!(confirmed(Reciprocal, ALICE, &alone), [0u8; 0]);
+        assert_eq!(confirmed(Plain, ALICE, &alone), [0u8; 0]);
+    }
+
+    #[test]
+    fn the_winning_version_of_each_author_counts() {
+        use crate::testing::Unsigned;
+        let version = |at, id, other: u8| {
+            let event = Unsigned::kind(30617)
+                .tags(&[&["d", "x"], &["maintainers", &key(other).to_string()]])
+                .at(at)
+                .id(id)
+                .by(key(ALICE));
+            Announcement::parse(&event).unwrap()
+        };
+        let all = [version(5, 1, BOB), version(7, 9, CAROL), version(7, 3, EVE)];
+        let won = rosters(&all);
+        assert!(won[&key(ALICE)].lists(&key(EVE)));
+        assert_eq!(won, rosters(all.iter().rev()));
+    }
+}

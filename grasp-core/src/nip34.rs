@@ -1,0 +1,16 @@
+//! NIP-34 events as values. Every parser is total: any event gives a value or says what is wrong with it.
+
+mod announcement;
+mod proposal;
+mod references;
+mod roster;
+mod state;
+mod status;
+mod tags;
+
+pub use announcement::{Announcement, AnnouncementError};
+pub use proposal::{Proposal, ProposalError, ProposalKind};
+pub use references::{References, repo_refs};
+pub use roster::{Role, RoleRecord, Roster, Tenure};
+pub use state::{Declared, State, StateError};
+pub use status::{Status, StatusError, StatusKind};

@@ -1,0 +1,229 @@
+//! Kind 30618: these are the branches and tags.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use nostr::event::{Event, Tag};
+
+use super::tags;
+use crate::kinds;
+use crate::repo::{Identifier, IdentifierError, Namespace, Oid, RefName, RefNameError, RepoId};
+use crate::version::Version;
+
+/// A repository state: the exact set of branches and tags that its author signed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct State {
+    /// The author's own repository of that identifier; the state may rule others' views too.
+    pub repo: RepoId,
+    /// Which version of the state this is.
+    pub version: Version,
+    /// Branches and tags and where they point.
+    pub refs: BTreeMap<RefName, Declared>,
+    /// The branch that HEAD should name.
+    pub head: Option<RefName>,
+}
+
+/// Where a state says that a ref points.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Declared {
+    /// At this object.
+    Oid(Oid),
+    /// At something that can be no object: such a state waits for ever, for it can never be true.
+    Nonsense,
+}
+
+/// Why an event is no repository state.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StateError {
+    /// Another kind.
+    #[error("not a repository state")]
+    Kind,
+    /// No `d` tag.
+    #[error("the state has no d tag")]
+    NoIdentifier,
+    /// A `d` tag that can name no repository.
+    #[error(transparent)]
+    Identifier(#[from] IdentifierError),
+    /// A ref that git would not take.
+    #[error("a ref name {0}")]
+    RefName(#[from] RefNameError),
+    /// One ref in two places.
+    #[error("{0} has two values")]
+    TwoValues(RefName),
+    /// Two refs that cannot both exist, one being a directory of the other.
+    #[error("{0} and {1} cannot both exist")]
+    Conflict(RefName, RefName),
+}
+
+impl State {
+    /// Reads a state. Peeled markers (`…^{}`), symbolic values and other namespaces are passed over.
+    pub fn parse(event: &Event) -> Result<Self, StateError> {
+        if event.kind != kinds::STATE {
+            return Err(StateError::Kind);
+        }
+        let identifier = tags::first(event, "d").ok_or(StateError::NoIdentifier)?;
+        let mut refs = BTreeMap::new();
+        for tag in event.tags.iter() {
+            let Some((name, declared)) = declaration(tag)? else {
+                continue;
+            };
+            match refs.entry(name) {
+                Entry::Vacant(entry) => _ = entry.insert(declared),
+                Entry::Occupied(entry) if *entry.get() == declared => {}
+                Entry::Occupied(entry) => return Err(StateError::TwoValues(entry.key().clone())),
+            }
+        }
+        check_conflicts(&refs)?;
+        Ok(Self {
+            repo: RepoId::new(event.pubkey, Identifier::new(identifier)?),
+            version: Version::of(event),
+            refs,
+            head: tags::first(event, "HEAD").and_then(head),
+        })
+    }
+
+    /// The objects that must be here before the state can be true, or `None` if it never can be.
+    pub fn tips(&self) -> Option<Vec<Oid>> {
+        self.refs
+            .values()
+            .map(|declared| match declared {
+                Declared::Oid(oid) => Some(*oid),
+                Declared::Nonsense => None,
+            })
+            .collect()
+    }
+
+    /// Whether these refs are exactly what the state declares.
+    pub fn is_realised_by(&self, refs: &BTreeMap<RefName, Oid>) -> bool {
+        self.refs.len() == refs.len()
+            && self.refs.iter().zip(refs).all(|((want, declared), (have, oid))| {
+                want == have && *declared == Declared::Oid(*oid)
+            })
+    }
+}
+
+/// What one tag declares, if it declares anything.
+fn declaration(tag: &Tag) -> Result<Option<(RefName, Declared)>, StateError> {
+    let name = tag.kind();
+    let value = tag.content().unwrap_or_default();
+    let ruled = name.starts_with("refs/heads/") || name.starts_with("refs/tags/");
+    if !ruled || name.ends_with("^{}") || value.starts_with("ref: ") {
+        return Ok(None);
+    }
+    let declared = value.parse().map_or(Declared::Nonsense, Declared::Oid);
+    Ok(Some((RefName::new(name)?, declared)))
+}
+
+/// The branch that a HEAD value names, written with or without `ref: `.
+fn head(value: &str) -> Option<RefName> {
+    let name = RefName::new(value.strip_prefix("ref: ").unwrap_or(value)).ok()?;
+    matches!(name.namespace(), Namespace::Branch(_)).then_some(name)
+}
+
+/// Finds a ref that would have to be a directory of another.
+///
+/// Names sort so that everything below `a/` follows `a`, with at most names like `a-b` between them; so each
+/// name is compared with its own ancestors rather than with its neighbours.
+fn check_conflicts(refs: &BTreeMap<RefName, Declared>) -> Result<(), StateError> {
+    for name in refs.keys() {
+        let slashes = name.as_str().match_indices('/').map(|(at, _)| at).skip(2);
+        for at in slashes {
+            let Ok(parent) = RefName::new(&name.as_str()[..at]) else {
+                continue;
+            };
+            if refs.contains_key(&parent) {
+                return Err(StateError::Conflict(parent, name.clone()));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Unsigned, key};
+
+    const A: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+    const B: &str = "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb";
+
+    fn parse(tags: &[&[&str]]) -> Result<State, StateError> {
+        State::parse(&Unsigned::kind(30618).tags(&[&["d", "x"]]).tags(tags).by(key(1)))
+    }
+
+    fn name(text: &str) -> RefName {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn only_branches_and_tags_are_declared() {
+        let state = parse(&[
+            &["refs/heads/main", A, "an ancestor"],
+            &["refs/tags/v1", B],
+            &["refs/tags/v1^{}", A],
+            &["refs/nostr/x", A],
+            &["refs/heads/alias", "ref: refs/heads/main"],
+            &["HEAD", "ref: refs/heads/main"],
+            &["nonce", "1", "20"],
+        ])
+        .unwrap();
+        let declared: Vec<_> = state.refs.keys().map(RefName::as_str).collect();
+        assert_eq!(declared, ["refs/heads/main", "refs/tags/v1"]);
+        assert_eq!(state.head, Some(name("refs/heads/main")));
+        assert_eq!(state.tips(), Some(vec![A.parse().unwrap(), B.parse().unwrap()]));
+    }
+
+    #[test]
+    fn head_is_read_with_and_without_its_prefix_and_only_for_branches() {
+        for head in ["ref: refs/heads/dev", "refs/heads/dev"] {
+            assert_eq!(parse(&[&["HEAD", head]]).unwrap().head, Some(name("refs/heads/dev")));
+        }
+        for head in ["refs/tags/v1", "dev", "", "ref: ref: refs/heads/dev"] {
+            assert_eq!(parse(&[&["HEAD", head]]).unwrap().head, None, "{head}");
+        }
+    }
+
+    #[test]
+    fn a_malformed_object_is_no_reason_to_refuse_but_never_true() {
+        let state = parse(&[&["refs/heads/main", "abc123"], &["refs/heads/dev"]]).unwrap();
+        assert_eq!(state.refs[&name("refs/heads/main")], Declared::Nonsense);
+        assert_eq!(state.tips(), None);
+        assert!(!state.is_realised_by(&BTreeMap::new()));
+    }
+
+    #[test]
+    fn one_name_has_one_value() {
+        assert!(parse(&[&["refs/heads/main", A], &["refs/heads/main", A]]).is_ok());
+        assert_eq!(
+            parse(&[&["refs/heads/main", A], &["refs/heads/main", B]]),
+            Err(StateError::TwoValues(name("refs/heads/main")))
+        );
+    }
+
+    #[test]
+    fn names_that_git_refuses_spoil_the_state() {
+        assert_eq!(parse(&[&["refs/heads/a..b", A]]), Err(RefNameError::Dot.into()));
+        assert_eq!(parse(&[&["refs/heads/", A]]), Err(RefNameError::EmptyComponent.into()));
+    }
+
+    #[test]
+    fn a_branch_cannot_be_a_directory_too() {
+        let refs: &[&[&str]] =
+            &[&["refs/heads/a", A], &["refs/heads/a-b", A], &["refs/heads/a/b", A]];
+        assert_eq!(
+            parse(refs),
+            Err(StateError::Conflict(name("refs/heads/a"), name("refs/heads/a/b")))
+        );
+    }
+
+    #[test]
+    fn a_state_is_realised_by_exactly_its_refs() {
+        let state = parse(&[&["refs/heads/main", A]]).unwrap();
+        let main = (name("refs/heads/main"), A.parse().unwrap());
+        let other = (name("refs/heads/dev"), A.parse().unwrap());
+        assert!(state.is_realised_by(&BTreeMap::from([main.clone()])));
+        assert!(!state.is_realised_by(&BTreeMap::from([main, other.clone()])));
+        assert!(!state.is_realised_by(&BTreeMap::from([other])));
+        assert!(parse(&[]).unwrap().is_realised_by(&BTreeMap::new()));
+    }
+}

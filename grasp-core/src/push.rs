@@ -1,0 +1,21 @@
+//! May this push happen? From the bytes of its command list to a verdict for every ref.
+//!
+//! ```text
+//! bytes ─▶ CommandReader ─▶ PushRequest ─▶ authorise(request, view) ─▶ PushVerdict ─▶ AuthorisedPush
+//!          strict, bounded                 would-be = declared            per ref        re-encoded for git
+//! ```
+//!
+//! What git executes is encoded anew from what was judged. A list that is empty, partly understood or outside the
+//! allowed namespaces never becomes an [`AuthorisedPush`]: only [`authorise`] makes one.
+
+mod authorise;
+mod command;
+mod pktline;
+mod verdict;
+
+pub use authorise::{Candidate, KnownProposal, PushView, Standing, authorise};
+pub use command::{
+    Capabilities, CommandReader, MAX_COMMANDS, Progress, PushCommand, PushParseError, PushRequest,
+};
+pub use pktline::{MAX_PKT_DATA, Pkt, PktError, encode_pkt, read_pkt};
+pub use verdict::{AuthorisedPush, PushVerdict, RefRefusal, RefVerdict};

@@ -1,0 +1,232 @@
+use super::*;
+use crate::push::{CommandReader, Progress};
+use crate::testing::{Unsigned, key};
+
+const NONE: &str = "0000000000000000000000000000000000000000";
+const A: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+const B: &str = "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb";
+const ALICE: u8 = 1;
+const EVE: u8 = 9;
+
+fn request(capabilities: &str, commands: &[(&str, &str, &str)]) -> PushRequest {
+    let mut bytes = Vec::new();
+    for (i, (old, new, name)) in commands.iter().enumerate() {
+        let tail = if i == 0 { format!("\0{capabilities}") } else { String::new() };
+        crate::push::encode_pkt(format!("{old} {new} {name}{tail}").as_bytes(), &mut bytes);
+    }
+    bytes.extend_from_slice(b"0000");
+    match CommandReader::default().feed(&bytes) {
+        Ok(Progress::Complete { request, .. }) => request,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn refs(pairs: &[(&str, &str)]) -> BTreeMap<RefName, Oid> {
+    pairs.iter().map(|(name, oid)| (name.parse().unwrap(), oid.parse().unwrap())).collect()
+}
+
+fn state(author: u8, at: u64, standing: Standing, pairs: &[(&str, &str)]) -> Candidate {
+    let tags: Vec<Vec<&str>> = pairs.iter().map(|(name, oid)| vec![*name, *oid]).collect();
+    let tags: Vec<&[&str]> = tags.iter().map(Vec::as_slice).collect();
+    let id = u8::try_from(at).unwrap();
+    let event =
+        Unsigned::kind(30618).tags(&[&["d", "x"]]).tags(&tags).at(at).id(id).by(key(author));
+    Candidate { state: State::parse(&event).unwrap(), standing }
+}
+
+struct Repository {
+    refs: BTreeMap<RefName, Oid>,
+    candidates: Vec<Candidate>,
+    proposals: BTreeMap<EventId, KnownProposal>,
+}
+
+impl Repository {
+    fn new(pairs: &[(&str, &str)], candidates: Vec<Candidate>) -> Self {
+        Self { refs: refs(pairs), candidates, proposals: BTreeMap::new() }
+    }
+
+    fn judge(&self, request: &PushRequest) -> PushVerdict {
+        authorise(
+            request,
+            &PushView {
+                refs: &self.refs,
+                maintainers: &BTreeSet::from([key(ALICE)]),
+                candidates: &self.candidates,
+                proposals: &self.proposals,
+            },
+        )
+    }
+
+    /// The verdicts as a person would read them.
+    fn say(&self, request: &PushRequest) -> Vec<String> {
+        let verdict = self.judge(request);
+        let say = |v: &RefVerdict| match v {
+            RefVerdict::Refused(why) => why.to_string(),
+            other => format!("{other:?}"),
+        };
+        verdict.refs.iter().map(|(_, v)| say(v)).collect()
+    }
+}
+
+const MAIN: &str = "refs/heads/main";
+const DEV: &str = "refs/heads/dev";
+
+#[test]
+fn a_push_that_realises_a_held_state_is_executed() {
+    let repo = Repository::new(&[], vec![state(ALICE, 5, Standing::Held, &[(MAIN, A)])]);
+    let verdict = repo.judge(&request("", &[(NONE, A, MAIN)]));
+    assert!(verdict.is_accepted());
+    assert_eq!(verdict.realises, Some(repo.candidates[0].state.version.id));
+    assert_eq!(verdict.authorised.unwrap().execute().len(), 1);
+}
+
+#[test]
+fn a_strangers_state_authorises_nothing() {
+    let repo = Repository::new(&[], vec![state(EVE, 5, Standing::Held, &[(MAIN, A)])]);
+    let said = repo.say(&request("", &[(NONE, A, MAIN)]));
+    assert_eq!(said, ["no state event from a maintainer is waiting for this push"]);
+}
+
+#[test]
+fn without_confirmed_maintainers_nothing_moves() {
+    let request = request("", &[(NONE, A, MAIN)]);
+    let view = PushView {
+        refs: &BTreeMap::new(),
+        maintainers: &BTreeSet::new(),
+        candidates: &[state(ALICE, 5, Standing::Held, &[(MAIN, A)])],
+        proposals: &BTreeMap::new(),
+    };
+    let verdict = authorise(&request, &view);
+    assert_eq!(verdict.refs[0].1, RefVerdict::Refused(RefRefusal::NoMaintainers));
+    assert_eq!(verdict.authorised, None);
+}
+
+#[test]
+fn every_difference_from_the_signed_state_is_named() {
+    let declared = &[(MAIN, A), ("refs/tags/v1", A), ("refs/tags/v2", "abc123"), (DEV, B)];
+    let repo =
+        Repository::new(&[("refs/tags/v1", A)], vec![state(ALICE, 5, Standing::Held, declared)]);
+    let said = repo.say(&request(
+        "",
+        &[
+            (NONE, B, MAIN),
+            (A, NONE, "refs/tags/v1"),
+            (NONE, A, "refs/heads/other"),
+            (NONE, A, "refs/tags/v2"),
+            (NONE, B, DEV),
+            (NONE, A, "refs/heads/pr/mine"),
+        ],
+    ));
+    let expected = [
+        "would be at bbbbbbbb but the signed state says aaaaaaaa",
+        "is still in the signed state",
+        "is not in the signed state",
+        "would be at aaaaaaaa but the signed state names no object",
+        "other refs differ from the signed state",
+        "push pull requests to refs/nostr/<event-id>",
+    ];
+    assert_eq!(said, expected);
+}
+
+#[test]
+fn a_ref_left_out_of_the_push_counts_too() {
+    let repo = Repository::new(&[(DEV, A)], vec![state(ALICE, 5, Standing::Held, &[(MAIN, A)])]);
+    let alone = repo.say(&request("", &[(NONE, A, MAIN)]));
+    assert_eq!(alone, ["other refs differ from the signed state"]);
+    let whole = repo.judge(&request("", &[(NONE, A, MAIN), (A, NONE, DEV)]));
+    assert!(whole.is_accepted());
+}
+
+#[test]
+fn what_is_there_already_needs_no_state() {
+    let repo = Repository::new(&[(MAIN, A)], vec![]);
+    let verdict = repo.judge(&request("", &[(B, A, MAIN), (A, NONE, DEV)]));
+    assert!(verdict.is_accepted());
+    assert_eq!(verdict.authorised, None);
+    assert_eq!(verdict.realises, None);
+}
+
+#[test]
+fn lost_refs_of_the_served_state_can_be_pushed_again() {
+    let repo = Repository::new(&[], vec![state(ALICE, 5, Standing::Stored, &[(MAIN, A)])]);
+    assert!(repo.judge(&request("", &[(NONE, A, MAIN)])).is_accepted());
+}
+
+#[test]
+fn a_held_state_that_loses_to_the_served_one_moves_nothing() {
+    let served = state(ALICE, 7, Standing::Stored, &[(MAIN, B)]);
+    let older = state(ALICE, 5, Standing::Held, &[(MAIN, A)]);
+    let repo = Repository::new(&[(MAIN, B)], vec![older, served]);
+    assert!(!repo.judge(&request("", &[(B, A, MAIN)])).is_accepted());
+}
+
+#[test]
+fn an_older_held_state_can_still_be_the_one_that_is_pushed() {
+    let first = state(ALICE, 5, Standing::Held, &[(MAIN, A)]);
+    let second = state(ALICE, 6, Standing::Held, &[(MAIN, B)]);
+    let repo = Repository::new(&[], vec![first.clone(), second]);
+    let verdict = repo.judge(&request("", &[(NONE, A, MAIN)]));
+    assert_eq!(verdict.realises, Some(first.state.version.id));
+}
+
+#[test]
+fn a_ref_that_moved_meanwhile_stops_all_of_its_state() {
+    let repo = Repository::new(
+        &[(MAIN, B)],
+        vec![state(ALICE, 5, Standing::Held, &[(MAIN, A), (DEV, A)])],
+    );
+    let said = repo.say(&request("", &[(NONE, A, MAIN), (NONE, A, DEV)]));
+    let expected =
+        ["has moved meanwhile, fetch first", "other refs have moved meanwhile, fetch first"];
+    assert_eq!(said, expected);
+}
+
+#[test]
+fn other_namespaces_are_closed_to_everybody() {
+    let repo = Repository::new(&[], vec![state(ALICE, 5, Standing::Held, &[(MAIN, A)])]);
+    let said = repo.say(&request(
+        "",
+        &[(NONE, A, MAIN), (NONE, A, "refs/notes/x"), (NONE, A, "refs/nostr/123")],
+    ));
+    assert_eq!(said[0], "Execute");
+    assert!(said[1].starts_with("only branches") && said[2].starts_with("refs/nostr/ must"));
+}
+
+#[test]
+fn an_atomic_push_is_all_or_nothing() {
+    let repo = Repository::new(&[], vec![state(ALICE, 5, Standing::Held, &[(MAIN, A)])]);
+    let commands = [(NONE, A, MAIN), (NONE, A, "refs/notes/x")];
+    let verdict = repo.judge(&request("atomic", &commands));
+    assert_eq!(verdict.refs[0].1, RefVerdict::Refused(RefRefusal::Atomic));
+    assert_eq!((verdict.authorised, verdict.realises), (None, None));
+}
+
+#[test]
+fn a_pull_request_tip_goes_by_its_event() {
+    let event = EventId::from_slice(&[7; 32]).unwrap();
+    let name = RefName::nostr(event).to_string();
+    let mut repo = Repository::new(&[], vec![]);
+    let mut say = |known, old: &str, new: &str| {
+        repo.proposals = BTreeMap::from([(event, known)]);
+        repo.say(&request("", &[(old, new, &name)])).remove(0)
+    };
+    let tip = KnownProposal::Tip(A.parse().unwrap());
+    assert_eq!(say(tip, NONE, A), "Execute");
+    assert_eq!(say(tip, NONE, B), "its event names commit aaaaaaaa");
+    assert_eq!(say(tip, A, NONE), "pull requests are removed by deleting their event");
+    assert_eq!(say(KnownProposal::Unknown, NONE, B), "Stage");
+    assert_eq!(say(KnownProposal::Unavailable, NONE, A), "could not look up its event, try again");
+}
+
+#[test]
+fn git_is_told_to_move_branches_together() {
+    let repo = Repository::new(&[], vec![state(ALICE, 5, Standing::Held, &[(MAIN, A)])]);
+    let verdict =
+        repo.judge(&request("report-status", &[(NONE, A, MAIN), (NONE, A, "refs/notes/x")]));
+    let encoded = verdict.authorised.unwrap().encode_executed();
+    let Ok(Progress::Complete { request, .. }) = CommandReader::default().feed(&encoded) else {
+        panic!()
+    };
+    assert!(request.capabilities().atomic);
+    assert_eq!(request.commands().len(), 1, "what was refused is not handed on");
+}

@@ -1,0 +1,366 @@
+//! The command list of a push, read strictly.
+
+use std::collections::BTreeSet;
+
+use super::pktline::{Pkt, PktError, encode_pkt, read_pkt};
+use crate::repo::{Oid, RefName, RefNameError};
+
+/// More refs than any honest push moves at once.
+pub const MAX_COMMANDS: usize = 10_000;
+
+/// One ref to move: from where, to where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PushCommand {
+    /// Where the client believes the ref is; `None` if it believes there is none.
+    pub old: Option<Oid>,
+    /// Where it shall be; `None` to delete it.
+    pub new: Option<Oid>,
+    /// The ref.
+    pub name: RefName,
+}
+
+/// A complete, well-formed, non-empty command list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PushRequest {
+    commands: Vec<PushCommand>,
+    capabilities: Capabilities,
+}
+
+/// What the client said it can do, as far as it matters here; anything else is not passed on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Wants a report per ref.
+    pub report_status: bool,
+    /// Wants the newer report per ref.
+    pub report_status_v2: bool,
+    /// Takes progress and report on one stream.
+    pub side_band_64k: bool,
+    /// All or nothing.
+    pub atomic: bool,
+    /// No progress text.
+    pub quiet: bool,
+    /// Push options follow the command list.
+    pub push_options: bool,
+}
+
+/// Why a command list is not one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PushParseError {
+    /// The framing is broken.
+    #[error(transparent)]
+    Framing(#[from] PktError),
+    /// A packet that has no place in a command list.
+    #[error("unexpected packet in the command list")]
+    UnexpectedPacket,
+    /// Not `old new ref`.
+    #[error("a command is not of the form <old id> <new id> <ref>")]
+    Shape,
+    /// A ref that git would not take.
+    #[error("a ref name {0}")]
+    RefName(#[from] RefNameError),
+    /// One ref twice.
+    #[error("{0} is pushed twice")]
+    Duplicate(RefName),
+    /// More than [`MAX_COMMANDS`].
+    #[error("more than {MAX_COMMANDS} refs in one push")]
+    TooMany,
+    /// A shallow client; its history could not be checked.
+    #[error("pushing from a shallow clone is not supported")]
+    Shallow,
+    /// A signed push; the signed state says more.
+    #[error("push certificates are not supported")]
+    Certificate,
+    /// Another hash than the repository's.
+    #[error("object format {0} is not supported")]
+    ObjectFormat(String),
+}
+
+/// How far the reading has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// The list is not complete; feed more.
+    More,
+    /// A lone flush: git asks whether a big push may come. It authorises nothing and runs nothing.
+    Probe,
+    /// The list is complete.
+    Complete {
+        /// What is asked for.
+        request: PushRequest,
+        /// What followed the list, the beginning of push options or of the pack.
+        rest: Vec<u8>,
+    },
+}
+
+/// Reads a command list from chunks as they arrive.
+///
+/// Memory is bounded by [`MAX_COMMANDS`] and the longest packet; after an error nothing more is read.
+///
+/// ```
+/// use grasp_core::push::{CommandReader, Progress};
+///
+/// let mut reader = CommandReader::default();
+/// let line = format!("{} {} refs/heads/main\0report-status", "0".repeat(40), "a".repeat(40));
+/// let bytes = format!("{:04x}{line}0000PACK", line.len() + 4);
+/// let Ok(Progress::Complete { request, rest }) = reader.feed(bytes.as_bytes()) else { panic!() };
+/// assert_eq!(request.commands()[0].name.as_str(), "refs/heads/main");
+/// assert_eq!(rest, b"PACK");
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct CommandReader {
+    buffer: Vec<u8>,
+    commands: Vec<PushCommand>,
+    names: BTreeSet<RefName>,
+    capabilities: Capabilities,
+}
+
+impl CommandReader {
+    /// Takes the next bytes of the request.
+    pub fn feed(&mut self, bytes: &[u8]) -> Result<Progress, PushParseError> {
+        self.buffer.extend_from_slice(bytes);
+        let buffer = std::mem::take(&mut self.buffer);
+        let mut rest = buffer.as_slice();
+        while let Some((pkt, after)) = read_pkt(rest)? {
+            rest = after;
+            match pkt {
+                Pkt::Data(line) => self.take_line(line)?,
+                Pkt::Flush => return Ok(self.finish(rest)),
+                Pkt::Delimiter | Pkt::ResponseEnd => return Err(PushParseError::UnexpectedPacket),
+            }
+        }
+        self.buffer = rest.to_vec();
+        Ok(Progress::More)
+    }
+
+    fn finish(&mut self, rest: &[u8]) -> Progress {
+        let commands = std::mem::take(&mut self.commands);
+        if commands.is_empty() {
+            return Progress::Probe;
+        }
+        let request = PushRequest { commands, capabilities: self.capabilities };
+        Progress::Complete { request, rest: rest.to_vec() }
+    }
+
+    fn take_line(&mut self, line: &[u8]) -> Result<(), PushParseError> {
+        if line.starts_with(b"shallow ") {
+            return Err(PushParseError::Shallow);
+        }
+        if line.starts_with(b"push-cert") {
+            return Err(PushParseError::Certificate);
+        }
+        if self.commands.len() == MAX_COMMANDS {
+            return Err(PushParseError::TooMany);
+        }
+        let line = std::str::from_utf8(line).map_err(|_| PushParseError::Shape)?;
+        let line = line.strip_suffix('\n').unwrap_or(line);
+        let command = match line.split_once('\0') {
+            Some((command, capabilities)) if self.commands.is_empty() => {
+                self.capabilities = Capabilities::parse(capabilities)?;
+                command
+            }
+            Some(_) => return Err(PushParseError::Shape),
+            None => line,
+        };
+        let command = PushCommand::parse(command)?;
+        if !self.names.insert(command.name.clone()) {
+            return Err(PushParseError::Duplicate(command.name));
+        }
+        self.commands.push(command);
+        Ok(())
+    }
+}
+
+impl PushCommand {
+    /// Reads `<40 hex> <40 hex> <ref>`.
+    fn parse(line: &str) -> Result<Self, PushParseError> {
+        let mut parts = line.splitn(3, ' ');
+        let (Some(old), Some(new), Some(name)) = (parts.next(), parts.next(), parts.next()) else {
+            return Err(PushParseError::Shape);
+        };
+        Ok(Self { old: object(old)?, new: object(new)?, name: RefName::new(name)? })
+    }
+
+    fn encode(&self) -> String {
+        let [old, new] = [self.old, self.new].map(|oid| oid.unwrap_or(Oid::ZERO));
+        format!("{old} {new} {}", self.name)
+    }
+}
+
+/// An object of a SHA-1 repository, or none.
+fn object(text: &str) -> Result<Option<Oid>, PushParseError> {
+    match text.parse() {
+        Ok(oid @ Oid::Sha1(_)) => Ok((!oid.is_zero()).then_some(oid)),
+        _ => Err(PushParseError::Shape),
+    }
+}
+
+impl PushRequest {
+    /// What is asked for; never empty, no ref twice.
+    pub fn commands(&self) -> &[PushCommand] {
+        &self.commands
+    }
+
+    /// What the client can do.
+    pub fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+}
+
+/// Encodes commands for git: what was judged, and nothing else that the client sent.
+pub(super) fn encode_commands(commands: &[PushCommand], capabilities: Capabilities) -> Vec<u8> {
+    let mut out = Vec::new();
+    for (position, command) in commands.iter().enumerate() {
+        let mut line = command.encode();
+        if position == 0 {
+            line.push('\0');
+            line.push_str(&capabilities.encode());
+        }
+        encode_pkt(line.as_bytes(), &mut out);
+    }
+    out.extend_from_slice(b"0000");
+    out
+}
+
+impl Capabilities {
+    fn parse(text: &str) -> Result<Self, PushParseError> {
+        let mut capabilities = Self::default();
+        for token in text.split_ascii_whitespace() {
+            match token {
+                "report-status" => capabilities.report_status = true,
+                "report-status-v2" => capabilities.report_status_v2 = true,
+                "side-band-64k" => capabilities.side_band_64k = true,
+                "atomic" => capabilities.atomic = true,
+                "quiet" => capabilities.quiet = true,
+                "push-options" => capabilities.push_options = true,
+                "object-format=sha1" => {}
+                _ if token.starts_with("push-cert") => return Err(PushParseError::Certificate),
+                _ => {
+                    if let Some(format) = token.strip_prefix("object-format=") {
+                        let format = format.chars().take(16).collect();
+                        return Err(PushParseError::ObjectFormat(format));
+                    }
+                }
+            }
+        }
+        Ok(capabilities)
+    }
+
+    fn encode(self) -> String {
+        let known = [
+            (self.report_status, "report-status"),
+            (self.report_status_v2, "report-status-v2"),
+            (self.side_band_64k, "side-band-64k"),
+            (self.atomic, "atomic"),
+            (self.quiet, "quiet"),
+            (self.push_options, "push-options"),
+            (true, "object-format=sha1"),
+        ];
+        let said: Vec<_> = known.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
+        said.join(" ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NONE: &str = "0000000000000000000000000000000000000000";
+    const A: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+
+    fn list(lines: &[String]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        lines.iter().for_each(|line| encode_pkt(line.as_bytes(), &mut bytes));
+        bytes.extend_from_slice(b"0000");
+        bytes
+    }
+
+    fn parse(lines: &[String]) -> Result<PushRequest, PushParseError> {
+        match CommandReader::default().feed(&list(lines))? {
+            Progress::Complete { request, .. } => Ok(request),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn create(name: &str) -> String {
+        format!("{NONE} {A} {name}")
+    }
+
+    #[test]
+    fn commands_and_capabilities_are_read() {
+        let first = format!("{}\0 report-status atomic agent=x", create("refs/heads/a"));
+        let request = parse(&[first, format!("{A} {NONE} refs/heads/b\n")]).unwrap();
+        let [a, b] = request.commands() else { panic!() };
+        assert_eq!((a.old, a.new), (None, Some(A.parse().unwrap())));
+        assert_eq!((b.old, b.new), (Some(A.parse().unwrap()), None));
+        let capabilities = request.capabilities();
+        assert!(capabilities.atomic && capabilities.report_status && !capabilities.quiet);
+    }
+
+    #[test]
+    fn bytes_may_come_one_at_a_time() {
+        let bytes = list(&[create("refs/heads/a"), create("refs/heads/b")]);
+        let mut reader = CommandReader::default();
+        let (last, most) = bytes.split_last().unwrap();
+        for byte in most {
+            assert_eq!(reader.feed(&[*byte]), Ok(Progress::More));
+        }
+        let Ok(Progress::Complete { request, rest }) = reader.feed(&[*last]) else { panic!() };
+        assert_eq!((request.commands().len(), rest.len()), (2, 0));
+    }
+
+    #[test]
+    fn a_lone_flush_is_a_probe_and_no_command_list() {
+        assert_eq!(CommandReader::default().feed(b"0000"), Ok(Progress::Probe));
+    }
+
+    #[test]
+    fn anything_not_wholly_understood_is_refused() {
+        let good = create("refs/heads/a");
+        let cases = [
+            (vec![String::new()], PushParseError::Shape),
+            (vec![format!("{A} {A}")], PushParseError::Shape),
+            (vec![format!("{A}  {A} refs/heads/a")], PushParseError::Shape),
+            (vec![format!("{A} {} refs/heads/a", "a".repeat(64))], PushParseError::Shape),
+            (
+                vec![good.clone(), format!("{}\0atomic", create("refs/heads/b"))],
+                PushParseError::Shape,
+            ),
+            (vec![create("main")], RefNameError::NotARef.into()),
+            (vec![create("refs/heads/a b")], RefNameError::Character.into()),
+            (
+                vec![good.clone(), good.clone()],
+                PushParseError::Duplicate("refs/heads/a".parse().unwrap()),
+            ),
+            (vec![format!("shallow {A}")], PushParseError::Shallow),
+            (vec![String::from("push-cert\0x")], PushParseError::Certificate),
+            (vec![format!("{good}\0push-cert=x")], PushParseError::Certificate),
+            (
+                vec![format!("{good}\0object-format=sha256")],
+                PushParseError::ObjectFormat("sha256".into()),
+            ),
+        ];
+        for (lines, why) in cases {
+            assert_eq!(parse(&lines), Err(why), "{lines:?}");
+        }
+        assert_eq!(CommandReader::default().feed(b"0001"), Err(PushParseError::UnexpectedPacket));
+    }
+
+    #[test]
+    fn the_number_of_refs_is_bounded() {
+        let lines: Vec<_> =
+            (0..=MAX_COMMANDS).map(|n| create(&format!("refs/heads/{n}"))).collect();
+        assert_eq!(parse(&lines[..MAX_COMMANDS]).unwrap().commands().len(), MAX_COMMANDS);
+        assert_eq!(parse(&lines), Err(PushParseError::TooMany));
+    }
+
+    #[test]
+    fn what_is_encoded_reads_back_as_the_same_request() {
+        let first = format!("{}\0report-status-v2 side-band-64k x y", create("refs/heads/a"));
+        let request = parse(&[first, create("refs/tags/v1")]).unwrap();
+        let bytes = encode_commands(request.commands(), request.capabilities());
+        let Ok(Progress::Complete { request: again, .. }) = CommandReader::default().feed(&bytes)
+        else {
+            panic!()
+        };
+        assert_eq!(again, request);
+    }
+}

@@ -1,0 +1,171 @@
+//! What may happen to each ref of a push, and why not.
+
+use std::fmt;
+
+use nostr::event::EventId;
+
+use super::command::{Capabilities, PushCommand, encode_commands};
+use crate::nip34::Declared;
+use crate::repo::{Oid, RefName};
+
+/// The judgement on a push, one verdict per command in the order they came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct PushVerdict {
+    /// What may happen to each ref.
+    pub refs: Vec<(RefName, RefVerdict)>,
+    /// The signed state that the branches and tags will realise.
+    pub realises: Option<EventId>,
+    /// What git may execute; `None` if nothing is left to do.
+    pub authorised: Option<AuthorisedPush>,
+}
+
+impl PushVerdict {
+    /// Whether every ref may be where the client wants it.
+    pub fn is_accepted(&self) -> bool {
+        self.refs.iter().all(|(_, verdict)| !matches!(verdict, RefVerdict::Refused(_)))
+    }
+}
+
+/// What may happen to one ref.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RefVerdict {
+    /// It is there already: report success, execute nothing.
+    Satisfied,
+    /// Git may move it.
+    Execute,
+    /// Nobody has signed for it yet: its objects go to staging, hidden until somebody does.
+    Stage,
+    /// It stays where it is.
+    Refused(RefRefusal),
+}
+
+/// Commands that were judged and found good. Made by [`authorise`](super::authorise) alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AuthorisedPush {
+    execute: Vec<PushCommand>,
+    stage: Vec<PushCommand>,
+    capabilities: Capabilities,
+}
+
+impl AuthorisedPush {
+    /// `None` if there is nothing to do.
+    pub(super) fn new(
+        execute: Vec<PushCommand>,
+        stage: Vec<PushCommand>,
+        capabilities: Capabilities,
+    ) -> Option<Self> {
+        let some = !execute.is_empty() || !stage.is_empty();
+        some.then_some(Self { execute, stage, capabilities })
+    }
+
+    /// Refs to move in the view.
+    pub fn execute(&self) -> &[PushCommand] {
+        &self.execute
+    }
+
+    /// Refs whose objects go to staging.
+    pub fn stage(&self) -> &[PushCommand] {
+        &self.stage
+    }
+
+    /// The command list for git: exactly the commands that move refs of the view, encoded anew.
+    ///
+    /// Branches and tags move all or none, for only together are they what was signed.
+    pub fn encode_executed(&self) -> Vec<u8> {
+        let ruled = self.execute.iter().any(|command| command.name.is_branch_or_tag());
+        let atomic = self.capabilities.atomic || ruled;
+        encode_commands(&self.execute, Capabilities { atomic, ..self.capabilities })
+    }
+
+    /// The command list for git in staging.
+    pub fn encode_staged(&self) -> Vec<u8> {
+        encode_commands(&self.stage, self.capabilities)
+    }
+}
+
+/// Why one ref may not move. Its text is what the person who pushed gets to read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RefRefusal {
+    /// Not a branch, not a tag, not a pull request.
+    Namespace,
+    /// `refs/nostr/` with something that is no event id.
+    NotAnEventId,
+    /// A branch below `pr/`, which is how pull requests are *not* made here.
+    PullRequestBranch,
+    /// The repository has no maintainers that anybody could name.
+    NoMaintainers,
+    /// No maintainer has signed a state that is still to be fulfilled.
+    NoState,
+    /// The closest signed state wants this ref elsewhere.
+    Elsewhere {
+        /// Where the push would put it.
+        would_be: Oid,
+        /// Where the state puts it.
+        declared: Declared,
+    },
+    /// The closest signed state has no such ref.
+    NotDeclared,
+    /// The closest signed state keeps this ref.
+    StillDeclared,
+    /// This ref is as the state wants it, but others are not.
+    OthersDiffer,
+    /// The event of that id names another commit.
+    WrongTip {
+        /// The commit that its event names.
+        wanted: Oid,
+    },
+    /// Tips of pull requests go with their events, not by pushing.
+    PullRequestDelete,
+    /// Whether the event is known could not be found out; nobody gets in on that ground.
+    Unknowable,
+    /// The ref has moved since the client looked.
+    Moved,
+    /// Another ref of the same state has moved since the client looked.
+    OthersMoved,
+    /// All or nothing was asked for, and not all could be.
+    Atomic,
+}
+
+impl fmt::Display for RefRefusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Namespace => {
+                f.write_str("only branches, tags and refs/nostr/<event-id> can be pushed")
+            }
+            Self::NotAnEventId => f.write_str(
+                "refs/nostr/ must be followed by an event id of 64 lower-case hex digits",
+            ),
+            Self::PullRequestBranch => f.write_str("push pull requests to refs/nostr/<event-id>"),
+            Self::NoMaintainers => {
+                f.write_str("nobody is confirmed as maintainer of this repository")
+            }
+            Self::NoState => {
+                f.write_str("no state event from a maintainer is waiting for this push")
+            }
+            Self::Elsewhere { would_be, declared: Declared::Oid(oid) } => {
+                write!(
+                    f,
+                    "would be at {} but the signed state says {}",
+                    would_be.short(),
+                    oid.short()
+                )
+            }
+            Self::Elsewhere { would_be, declared: Declared::Nonsense } => {
+                write!(f, "would be at {} but the signed state names no object", would_be.short())
+            }
+            Self::NotDeclared => f.write_str("is not in the signed state"),
+            Self::StillDeclared => f.write_str("is still in the signed state"),
+            Self::OthersDiffer => f.write_str("other refs differ from the signed state"),
+            Self::WrongTip { wanted } => write!(f, "its event names commit {}", wanted.short()),
+            Self::PullRequestDelete => {
+                f.write_str("pull requests are removed by deleting their event")
+            }
+            Self::Unknowable => f.write_str("could not look up its event, try again"),
+            Self::Moved => f.write_str("has moved meanwhile, fetch first"),
+            Self::OthersMoved => f.write_str("other refs have moved meanwhile, fetch first"),
+            Self::Atomic => f.write_str("atomic push failed"),
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! Properties of the rules over inputs nobody would think of, and the fuzzing corpus replayed.
+#![allow(clippy::unwrap_used)]
+
+mod events;
+mod fuzz_corpus;
+mod prop_limits;
+mod prop_maintainers;
+mod prop_parsers;
+mod prop_push;
+
+use proptest::prelude::ProptestConfig;
+
+/// So many cases; a failing one is kept under `tests/proptest-regressions/` and tried first.
+pub(crate) fn config(cases: u32) -> ProptestConfig {
+    ProptestConfig::with_cases(cases)
+}

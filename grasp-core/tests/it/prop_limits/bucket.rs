@@ -1,0 +1,109 @@
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use grasp_core::Mono;
+use grasp_core::limits::{Admit, Pace, PaceConfig, Rate, TokenBucket};
+use proptest::prelude::*;
+
+fn rates() -> impl Strategy<Value = Rate> {
+    (1..40_u32, 1..3_000_000_000_u64).prop_map(|(tokens, per)| Rate {
+        tokens: NonZeroU32::new(tokens).unwrap(),
+        per: Duration::from_nanos(per),
+    })
+}
+
+/// No stretch between two starts holds more than `burst + rate · length`, in whole numbers.
+fn assert_within(starts: &[Mono], burst: NonZeroU32, rate: Rate) {
+    for (i, from) in starts.iter().enumerate() {
+        for (j, to) in starts.iter().enumerate().skip(i) {
+            let over = (j - i + 1).saturating_sub(burst.get() as usize) as u128;
+            let earned = (*to - *from).as_nanos() * u128::from(rate.tokens.get());
+            assert!(
+                over * rate.per.as_nanos() <= earned,
+                "{} starts in {:?}",
+                j - i + 1,
+                *to - *from
+            );
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(crate::config(256))]
+
+    #[test]
+    fn no_stretch_holds_more_than_the_burst_and_what_came_in(
+        burst in 1..20_u32,
+        rate in rates(),
+        steps in prop::collection::vec((0..400_000_000_u64, 1..8_u32), 0..60),
+    ) {
+        let burst = NonZeroU32::new(burst).unwrap();
+        let mut bucket = TokenBucket::new(burst, rate);
+        let mut now = Mono::ZERO;
+        let mut starts = Vec::new();
+        for (step, asks) in steps {
+            now = now + Duration::from_nanos(step);
+            let granted = (0..asks).filter(|_| bucket.admit(now) == Admit::Go).count();
+            starts.extend(std::iter::repeat_n(now, granted));
+        }
+        assert_within(&starts, burst, rate);
+    }
+
+    #[test]
+    fn whoever_comes_back_when_told_is_admitted_then_and_not_before(
+        burst in 1..20_u32,
+        rate in rates(),
+        count in 1..200_usize,
+    ) {
+        let burst = NonZeroU32::new(burst).unwrap();
+        let mut bucket = TokenBucket::new(burst, rate);
+        let mut now = Mono::ZERO;
+        let mut starts = Vec::new();
+        while starts.len() < count {
+            match bucket.admit(now) {
+                Admit::Go => starts.push(now),
+                Admit::Wait(until) => {
+                    let early = until - Duration::from_nanos(1);
+                    prop_assert_eq!(bucket.check(early), Admit::Wait(until));
+                    now = until;
+                }
+            }
+        }
+        assert_within(&starts, burst, rate);
+        // Nothing is lost to rounding either: the last start comes as early as the rate allows. A
+        // bucket of one token cannot keep the fraction of a nanosecond that it waits too long.
+        let earned = count.saturating_sub(burst.get() as usize) as u128 * rate.per.as_nanos();
+        let earliest = earned.div_ceil(u128::from(rate.tokens.get()));
+        let late = (now - Mono::ZERO).as_nanos() - earliest;
+        let fractions = if burst.get() == 1 { count as u128 } else { 0 };
+        prop_assert!(late <= fractions, "{late} ns late");
+    }
+
+    #[test]
+    fn a_relay_is_sent_nothing_during_a_pause_and_keeps_its_distance_after(
+        steps in prop::collection::vec((0..90_000_u64, any::<bool>()), 0..120),
+    ) {
+        let config = PaceConfig::default();
+        let mut pace = Pace::new(config);
+        let mut now = Mono::ZERO;
+        let mut starts: Vec<Mono> = Vec::new();
+        let mut resume = Mono::ZERO;
+        for (step, refused) in steps {
+            now = now + Duration::from_millis(step);
+            if refused {
+                pace.refused(now);
+                prop_assert!(pace.is_paused(now));
+                prop_assert!(pace.reopens_at() <= now.max(resume) + config.longest_pause);
+                resume = pace.reopens_at();
+            }
+            if pace.admit(now) == Admit::Go {
+                prop_assert!(now >= resume);
+                let strict = resume > Mono::ZERO && now < resume + config.quiet;
+                let spaced = starts.last().is_none_or(|last| now - *last >= config.first_gap);
+                prop_assert!(!strict || spaced);
+                starts.push(now);
+            }
+        }
+        assert_within(&starts, config.burst, config.rate);
+    }
+}

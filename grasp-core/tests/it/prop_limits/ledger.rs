@@ -1,0 +1,148 @@
+use grasp_core::limits::{LedgerConfig, Slot, SlotClass, SlotLedger, Take};
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Take(SlotClass, usize),
+    Free(Index),
+    RefuseByCount(Index),
+    RefuseByBytes(Index, Option<u64>),
+    Reconnect(Option<usize>),
+}
+
+fn classes() -> impl Strategy<Value = SlotClass> {
+    prop::sample::select(vec![
+        SlotClass::Live,
+        SlotClass::Live,
+        SlotClass::Fetch,
+        SlotClass::Reconcile,
+        SlotClass::Reserve,
+    ])
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        12 => (classes(), 0..120_000_usize).prop_map(|(class, bytes)| Step::Take(class, bytes)),
+        6 => any::<Index>().prop_map(Step::Free),
+        1 => any::<Index>().prop_map(Step::RefuseByCount),
+        1 => (any::<Index>(), prop::option::of(0..2_000_000_u64))
+            .prop_map(|(index, stated)| Step::RefuseByBytes(index, stated)),
+        1 => prop::option::of(0..300_usize).prop_map(Step::Reconnect),
+    ];
+    prop::collection::vec(step, 0..150)
+}
+
+/// The ledger beside a plain list of the slots it gave out, old ones included.
+struct World {
+    ledger: SlotLedger,
+    /// Each slot with the number of the connection it belongs to.
+    slots: Vec<(u32, Slot)>,
+    connection: u32,
+}
+
+impl World {
+    fn current(&self) -> impl Iterator<Item = &Slot> {
+        let own = |(connection, _): &&(u32, Slot)| *connection == self.connection;
+        self.slots.iter().filter(own).map(|(_, slot)| slot)
+    }
+
+    fn live(&self) -> usize {
+        let live = |slot: &&Slot| slot.class() == SlotClass::Live;
+        self.current().filter(live).count()
+    }
+
+    fn draw(&mut self, index: Index) -> Option<Slot> {
+        (!self.slots.is_empty()).then(|| self.slots.remove(index.index(self.slots.len())).1)
+    }
+
+    fn step(&mut self, step: Step) {
+        match step {
+            Step::Take(class, bytes) => self.take(class, bytes),
+            Step::Free(index) => {
+                let slot = self.draw(index);
+                slot.into_iter().for_each(|slot| self.ledger.free(slot));
+            }
+            Step::RefuseByCount(index) => {
+                if let Some(slot) = self.draw(index) {
+                    self.ledger.refused_by_count(slot);
+                }
+            }
+            Step::RefuseByBytes(index, stated) => {
+                let before = self.ledger.byte_ceiling();
+                if let Some(slot) = self.draw(index) {
+                    self.ledger.refused_by_bytes(slot, stated);
+                }
+                assert!(self.ledger.byte_ceiling() <= before);
+            }
+            Step::Reconnect(advertised) => {
+                self.ledger.reconnected(advertised);
+                self.connection += 1;
+            }
+        }
+    }
+
+    fn take(&mut self, class: SlotClass, bytes: usize) {
+        let Take::Slot(slot) = self.ledger.take(class, bytes) else {
+            return;
+        };
+        self.slots.push((self.connection, slot));
+        let config = LedgerConfig::default();
+        assert!(self.ledger.retained_bytes() <= self.ledger.byte_ceiling());
+        assert!(self.ledger.in_use_by(class) <= self.ledger.class_limit(class));
+        if class == SlotClass::Live {
+            assert!(self.ledger.total() - self.live() >= config.transient_floor);
+        }
+    }
+
+    fn check(&self) {
+        assert!((1..=200).contains(&self.ledger.total()));
+        assert!(self.ledger.in_use() <= self.ledger.total());
+        assert_eq!(self.ledger.in_use(), self.current().count());
+    }
+}
+
+proptest! {
+    #![proptest_config(crate::config(512))]
+
+    #[test]
+    fn the_budget_holds_and_each_slot_is_freed_once(
+        advertised in prop::option::of(0..300_usize),
+        steps in steps(),
+    ) {
+        let mut world = World {
+            ledger: SlotLedger::new(LedgerConfig::default(), advertised),
+            slots: Vec::new(),
+            connection: 0,
+        };
+        for step in steps {
+            world.step(step);
+            world.check();
+        }
+    }
+
+    #[test]
+    fn history_can_always_move_once_its_own_requests_have_ended(
+        advertised in prop::option::of(1..300_usize),
+        steps in steps(),
+    ) {
+        let mut world = World {
+            ledger: SlotLedger::new(LedgerConfig::default(), advertised),
+            slots: Vec::new(),
+            connection: 0,
+        };
+        let harmless = |step: &Step| matches!(step, Step::Take(..) | Step::Free(_));
+        for step in steps.into_iter().filter(harmless) {
+            world.step(step);
+        }
+        let (live, other): (Vec<_>, Vec<_>) = world
+            .slots
+            .drain(..)
+            .partition(|(_, slot)| slot.class() == SlotClass::Live);
+        for (_, slot) in other {
+            world.ledger.free(slot);
+        }
+        let fetch = world.ledger.take(SlotClass::Fetch, LedgerConfig::default().transient_bytes);
+        prop_assert!(matches!(fetch, Take::Slot(_)), "{} live, {fetch:?}", live.len());
+    }
+}

@@ -1,0 +1,221 @@
+//! A push is authorised exactly when a naive reading of the rule says so.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use grasp_core::nip34::{Declared, State};
+use grasp_core::push::{
+    Candidate, CommandReader, KnownProposal, Progress, PushRequest, PushView, RefVerdict, Standing,
+    authorise, encode_pkt,
+};
+use grasp_core::{Namespace, Oid, RefName};
+use nostr::event::EventId;
+use proptest::prelude::*;
+
+use crate::events::{event, key};
+
+const NAMES: [&str; 7] = [
+    "refs/heads/main",
+    "refs/heads/dev",
+    "refs/tags/v1",
+    "refs/nostr/0707070707070707070707070707070707070707070707070707070707070707",
+    "refs/nostr/123",
+    "refs/notes/x",
+    "refs/heads/pr/x",
+];
+const NONE: &str = "0000000000000000000000000000000000000000";
+
+fn oid() -> impl Strategy<Value = String> {
+    prop::sample::select(vec!["a".repeat(40), "b".repeat(40)])
+}
+
+fn oid_or_none() -> impl Strategy<Value = String> {
+    prop_oneof![oid(), Just(NONE.to_owned())]
+}
+
+fn name(range: std::ops::Range<usize>) -> impl Strategy<Value = &'static str> {
+    prop::sample::select(NAMES[range].to_vec())
+}
+
+#[derive(Debug, Clone)]
+struct World {
+    refs: BTreeMap<RefName, Oid>,
+    candidates: Vec<Candidate>,
+    maintainers: BTreeSet<nostr::key::PublicKey>,
+    proposals: BTreeMap<EventId, KnownProposal>,
+}
+
+fn candidate() -> impl Strategy<Value = Candidate> {
+    let refs = prop::collection::btree_map(
+        name(0..3),
+        prop_oneof![8 => oid(), 1 => Just("abc".to_owned())],
+        0..3,
+    );
+    (0u8..3, 1u64..5, any::<u8>(), refs, any::<bool>()).prop_map(
+        |(author, at, id, refs, stored)| {
+            let mut tags = vec![vec!["d".to_owned(), "x".to_owned()]];
+            tags.extend(refs.into_iter().map(|(name, oid)| vec![name.to_owned(), oid]));
+            let state = State::parse(&event(30618, author, at, id, &tags)).unwrap();
+            Candidate { state, standing: if stored { Standing::Stored } else { Standing::Held } }
+        },
+    )
+}
+
+fn world() -> impl Strategy<Value = World> {
+    let refs = prop::collection::btree_map(name(0..4), oid(), 0..4);
+    let known = prop_oneof![
+        oid().prop_map(|tip| KnownProposal::Tip(tip.parse().unwrap())),
+        Just(KnownProposal::Unknown),
+        Just(KnownProposal::Unavailable),
+    ];
+    let maintainers = prop::collection::btree_set((0u8..3).prop_map(key), 0..3);
+    (refs, prop::collection::vec(candidate(), 0..4), maintainers, prop::option::of(known)).prop_map(
+        |(refs, candidates, maintainers, known)| World {
+            refs: refs.into_iter().map(|(n, o)| (n.parse().unwrap(), o.parse().unwrap())).collect(),
+            candidates,
+            maintainers,
+            proposals: known
+                .into_iter()
+                .map(|k| (EventId::from_slice(&[7; 32]).unwrap(), k))
+                .collect(),
+        },
+    )
+}
+
+type Commands = BTreeMap<&'static str, (String, String)>;
+
+fn commands() -> impl Strategy<Value = Commands> {
+    prop::collection::btree_map(name(0..7), (oid_or_none(), oid_or_none()), 1..4)
+}
+
+fn request(commands: &Commands, atomic: bool) -> PushRequest {
+    let mut bytes = Vec::new();
+    for (position, (name, (old, new))) in commands.iter().enumerate() {
+        let capabilities = match (position, atomic) {
+            (0, true) => "\0atomic",
+            _ => "",
+        };
+        encode_pkt(format!("{old} {new} {name}{capabilities}").as_bytes(), &mut bytes);
+    }
+    bytes.extend_from_slice(b"0000");
+    match CommandReader::default().feed(&bytes) {
+        Ok(Progress::Complete { request, .. }) => request,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn view(world: &World) -> PushView<'_> {
+    PushView {
+        refs: &world.refs,
+        maintainers: &world.maintainers,
+        candidates: &world.candidates,
+        proposals: &world.proposals,
+    }
+}
+
+/// The refs that would result, said as plainly as possible.
+fn after(world: &World, commands: &Commands) -> BTreeMap<String, String> {
+    let mut refs: BTreeMap<String, String> = world
+        .refs
+        .iter()
+        .map(|(name, oid)| (name.to_string(), oid.to_string()))
+        .chain(commands.iter().map(|(name, (_, new))| ((*name).to_owned(), new.clone())))
+        .collect();
+    refs.retain(|name, oid| {
+        oid != NONE && (name.starts_with("refs/heads/") || name.starts_with("refs/tags/"))
+    });
+    refs
+}
+
+/// Whether a maintainer's state that is served, or would win over the one served, declares exactly these refs.
+fn somebody_signed(world: &World, refs: &BTreeMap<String, String>) -> bool {
+    let by_maintainers =
+        || world.candidates.iter().filter(|c| world.maintainers.contains(&c.state.repo.owner));
+    let served =
+        by_maintainers().filter(|c| c.standing == Standing::Stored).map(|c| c.state.version).max();
+    by_maintainers().filter(|c| served.is_none_or(|served| c.state.version >= served)).any(|c| {
+        let declared: BTreeMap<_, _> = c
+            .state
+            .refs
+            .iter()
+            .map(|(name, declared)| match declared {
+                Declared::Oid(oid) => (name.to_string(), oid.to_string()),
+                Declared::Nonsense => (name.to_string(), "nonsense".to_owned()),
+            })
+            .collect();
+        declared == *refs
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    #[test]
+    fn branches_move_exactly_when_the_oracle_says_so(world in world(), commands in commands()) {
+        let verdict = authorise(&request(&commands, false), &view(&world));
+        let current = |name: &str| world.refs.get(&name.parse::<RefName>().unwrap()).map_or(NONE.to_owned(), Oid::to_string);
+        let ruled: Vec<_> = commands.iter().filter(|(n, _)| n.starts_with("refs/heads/") || n.starts_with("refs/tags/")).collect();
+        let moving: Vec<_> = ruled.iter().filter(|(n, (_, new))| current(n) != **new).collect();
+        let seen_rightly = moving.iter().all(|(n, (old, _))| current(n) == **old);
+        let allowed = seen_rightly && somebody_signed(&world, &after(&world, &commands));
+
+        for (name, verdict) in &verdict.refs {
+            if !name.is_branch_or_tag() {
+                continue;
+            }
+            let is_moving = moving.iter().any(|(n, _)| **n == name.as_str());
+            match (is_moving, allowed) {
+                (false, _) => prop_assert_eq!(verdict, &RefVerdict::Satisfied),
+                (true, true) => prop_assert_eq!(verdict, &RefVerdict::Execute),
+                (true, false) => prop_assert!(matches!(verdict, RefVerdict::Refused(_))),
+            }
+        }
+        prop_assert_eq!(verdict.realises.is_some(), allowed && !moving.is_empty());
+    }
+
+    #[test]
+    fn nothing_outside_the_allowed_namespaces_is_ever_authorised(world in world(), commands in commands(), atomic in any::<bool>()) {
+        let verdict = authorise(&request(&commands, atomic), &view(&world));
+        let Some(authorised) = &verdict.authorised else { return Ok(()) };
+        prop_assert!(!authorised.execute().is_empty() || !authorised.stage().is_empty());
+        for command in authorised.execute() {
+            prop_assert!(matches!(command.name.namespace(), Namespace::Branch(_) | Namespace::Tag(_) | Namespace::Nostr(_)));
+            prop_assert_eq!(command.old, world.refs.get(&command.name).copied());
+        }
+        for command in authorised.stage() {
+            prop_assert!(matches!(command.name.namespace(), Namespace::Nostr(_)) && command.new.is_some());
+        }
+    }
+
+    #[test]
+    fn git_is_handed_exactly_what_was_judged(world in world(), commands in commands()) {
+        let verdict = authorise(&request(&commands, false), &view(&world));
+        let Some(authorised) = &verdict.authorised else { return Ok(()) };
+        if authorised.execute().is_empty() {
+            return Ok(());
+        }
+        let Ok(Progress::Complete { request, rest }) = CommandReader::default().feed(&authorised.encode_executed()) else {
+            return Err(TestCaseError::fail("what we encode must be readable"));
+        };
+        prop_assert_eq!(request.commands(), authorised.execute());
+        prop_assert!(rest.is_empty());
+    }
+
+    #[test]
+    fn an_atomic_push_moves_everything_or_nothing(world in world(), commands in commands()) {
+        let verdict = authorise(&request(&commands, true), &view(&world));
+        prop_assert!(verdict.is_accepted() || verdict.authorised.is_none());
+    }
+
+    #[test]
+    fn the_same_push_is_judged_the_same(world in world(), commands in commands()) {
+        let request = request(&commands, false);
+        prop_assert_eq!(authorise(&request, &view(&world)), authorise(&request, &view(&world)));
+    }
+
+    #[test]
+    fn a_list_that_does_not_parse_whole_yields_no_request(bytes in prop::collection::vec(any::<u8>(), 0..120)) {
+        if let Ok(Progress::Complete { request, .. }) = CommandReader::default().feed(&bytes) {
+            prop_assert!(!request.commands().is_empty());
+        }
+    }
+}

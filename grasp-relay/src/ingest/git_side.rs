@@ -1,0 +1,62 @@
+//! What the relay must know of the git half of the server.
+
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use grasp_core::admission::{GitData, Hold, KnownAnnouncement, KnownState, Origin};
+use nostr::event::Event;
+
+use crate::store::StoreError;
+
+/// What the git half knows about an event and around it.
+#[derive(Clone, Debug, Default)]
+pub struct GitFacts {
+    /// Whether this very event waits there.
+    pub is_held: bool,
+    /// Whether the git data it speaks of is here, with its whole history.
+    pub git: GitData,
+    /// Announcements with its identifier that wait there.
+    pub announcements: Vec<KnownAnnouncement>,
+    /// States with its identifier, stored or waiting.
+    pub states: Vec<KnownState>,
+    /// Whether a bound on what may wait is reached.
+    pub over_quota: bool,
+}
+
+/// What became of an event that was to be held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// It waits, durably.
+    Held,
+    /// There is nothing to wait for: it can be served.
+    Servable,
+}
+
+/// Where git data is, and where events wait for it.
+pub trait GitSide: Send + Sync + 'static {
+    /// What is known about an event.
+    fn facts(&self, event: Arc<Event>) -> BoxFuture<'_, Result<GitFacts, StoreError>>;
+
+    /// Keeps an event until its git data is here; resolves once that is durable.
+    fn hold(
+        &self,
+        event: Arc<Event>,
+        hold: Hold,
+        origin: Origin,
+    ) -> BoxFuture<'_, Result<Kept, StoreError>>;
+}
+
+/// The git half of a server that hosts no git: no event waits for data that can never come.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RelayOnly;
+
+impl GitSide for RelayOnly {
+    fn facts(&self, _: Arc<Event>) -> BoxFuture<'_, Result<GitFacts, StoreError>> {
+        let facts = GitFacts { git: GitData::Complete, ..GitFacts::default() };
+        Box::pin(std::future::ready(Ok(facts)))
+    }
+
+    fn hold(&self, _: Arc<Event>, _: Hold, _: Origin) -> BoxFuture<'_, Result<Kept, StoreError>> {
+        Box::pin(std::future::ready(Ok(Kept::Servable)))
+    }
+}

@@ -1,0 +1,159 @@
+//! One round of a batch: facts, verdicts, one transaction, and the news.
+
+use std::collections::BTreeSet;
+use std::error::Error;
+use std::sync::Arc;
+
+use grasp_core::admission::{
+    Acceptance, Facts, Hold, Known, Needs, Origin, Rejection, Verdict, judge,
+};
+use grasp_core::{Identifier, Verified};
+use nostr::event::Event;
+use nostr::types::Timestamp;
+
+use super::git_side::Kept;
+use super::{Pipeline, lookup};
+use crate::store::{Refusal, Saved, StoreError};
+
+/// An event of a batch that has no final verdict yet.
+#[derive(Clone)]
+pub(super) struct Pending {
+    /// Where its verdict goes.
+    pub(super) position: usize,
+    pub(super) event: Verified<Arc<Event>>,
+}
+
+/// Splits off what can be judged together: at most one announcement or state per repository name, for each may
+/// change what the next one is judged by.
+pub(super) fn next_round(pending: Vec<Pending>) -> (Vec<Pending>, Vec<Pending>) {
+    let mut names: BTreeSet<Identifier> = BTreeSet::new();
+    pending.into_iter().partition(|pending| match Needs::of(&pending.event).identifier {
+        Some(identifier) => names.insert(identifier),
+        None => true,
+    })
+}
+
+impl Pipeline {
+    /// Judges a round and keeps what is to be kept; one verdict per event, in order.
+    pub(super) async fn judge_and_keep(&self, round: &[Pending], origin: &Origin) -> Vec<Verdict> {
+        match self.try_round(round, origin).await {
+            Ok(verdicts) => verdicts,
+            Err(error) => {
+                tracing::error!(%error, cause = ?error.source(), "events could not be taken in");
+                vec![Verdict::Reject(Rejection::Internal); round.len()]
+            }
+        }
+    }
+
+    async fn try_round(
+        &self,
+        round: &[Pending],
+        origin: &Origin,
+    ) -> Result<Vec<Verdict>, StoreError> {
+        let now = self.clock.now().unix;
+        let facts = lookup::facts(&*self.store, &*self.git, round, now).await?;
+        let mut verdicts = Vec::with_capacity(round.len());
+        for (pending, facts) in round.iter().zip(&facts) {
+            let verdict = judge(&self.policy, now, origin, pending.event.as_ref(), facts);
+            verdicts.push(match verdict {
+                Verdict::Hold(hold) => self.hold(pending, hold, origin, now).await?,
+                other => other,
+            });
+        }
+        self.save(round, &mut verdicts, now).await?;
+        self.take_out_of_service(round, &verdicts, &facts).await?;
+        self.tell(round, &verdicts).await;
+        Ok(verdicts)
+    }
+
+    /// Hands over what must wait; what need not wait after all is to be stored.
+    async fn hold(
+        &self,
+        pending: &Pending,
+        hold: Hold,
+        origin: &Origin,
+        now: Timestamp,
+    ) -> Result<Verdict, StoreError> {
+        let event = Arc::clone(&pending.event);
+        if let Some(refusal) = self.store.refusal(Arc::clone(&event), now).await? {
+            return Ok(Verdict::Reject(refusal.into()));
+        }
+        Ok(match self.git.hold(event, hold.clone(), origin.clone()).await? {
+            Kept::Held => Verdict::Hold(hold),
+            Kept::Servable => Verdict::Accept(Acceptance::Promoted),
+        })
+    }
+
+    /// Stores everything that is to be served, in one transaction, and corrects verdicts by what the store says.
+    async fn save(
+        &self,
+        round: &[Pending],
+        verdicts: &mut [Verdict],
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        let mut chosen: Vec<(&Pending, &mut Verdict)> =
+            round.iter().zip(verdicts).filter(|(_, verdict)| is_stored(verdict)).collect();
+        if chosen.is_empty() {
+            return Ok(());
+        }
+        let events = chosen.iter().map(|(pending, _)| Arc::clone(&pending.event)).collect();
+        let saved = self.store.save(events, now).await?;
+        for ((_, verdict), saved) in chosen.iter_mut().zip(saved) {
+            match saved {
+                Saved::Stored => {}
+                Saved::Duplicate => **verdict = Verdict::Known(Known::Stored),
+                Saved::Superseded => **verdict = Verdict::Known(Known::Superseded),
+                Saved::Refused(refusal) => **verdict = Verdict::Reject(refusal.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// A repository whose owner took us off the list is no longer announced here.
+    async fn take_out_of_service(
+        &self,
+        round: &[Pending],
+        verdicts: &[Verdict],
+        facts: &[Facts],
+    ) -> Result<(), StoreError> {
+        let mut gone = Vec::new();
+        for ((pending, verdict), facts) in round.iter().zip(verdicts).zip(facts) {
+            if *verdict == (Verdict::Delist { keep: false }) {
+                let own = facts.announcements.iter().map(|known| &known.announcement);
+                let own = own.filter(|known| known.repo.owner == pending.event.pubkey);
+                gone.extend(own.map(|known| known.version.id));
+            }
+        }
+        if !gone.is_empty() {
+            self.store.remove(gone).await?;
+        }
+        Ok(())
+    }
+
+    /// Tells whoever listens, once everything is durable.
+    async fn tell(&self, round: &[Pending], verdicts: &[Verdict]) {
+        for (pending, verdict) in round.iter().zip(verdicts) {
+            if is_stored(verdict) || *verdict == Verdict::Broadcast {
+                self.hub.publish(Arc::clone(&pending.event)).await;
+            }
+        }
+    }
+}
+
+/// Whether a verdict means that the event is in the store.
+fn is_stored(verdict: &Verdict) -> bool {
+    matches!(verdict, Verdict::Accept(_) | Verdict::Delist { keep: true })
+}
+
+impl From<Refusal> for Rejection {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Deleted => Self::Deleted,
+            Refusal::Vanished => Self::Vanished,
+            Refusal::Expired => Self::Expired,
+            Refusal::ForeignDeletion => Self::ForeignDeletion,
+            Refusal::TooManyTargets => Self::TooManyTargets,
+            Refusal::Ephemeral => Self::NeverStored,
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! Events in memory, for tests: every rule is a plain walk over a list.
+//!
+//! Nothing here is fast, durable or shared with the store that is, except the reading of requests in `grasp-core`.
+//! That makes it fit to be the yardstick for other stores.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures_util::StreamExt;
+use futures_util::future::{self, BoxFuture};
+use futures_util::stream::{self, BoxStream};
+use grasp_core::deletion::{self, DeletionRequest, VanishScope};
+use nostr::event::{Event, EventId, Kind};
+use nostr::filter::Filter;
+use nostr::key::PublicKey;
+use nostr::nips::nip01::Coordinate;
+use nostr::types::Timestamp;
+
+use super::rules::{Rules, is_expired, keeps_versions, noted_before};
+use super::{EventStore, Inventory, Refusal, Saved, StoreError, StoredEvent};
+
+/// An [`EventStore`] that forgets everything when it is dropped.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use grasp_relay::store::memory::MemoryStore;
+/// use grasp_relay::store::{EventStore, Saved};
+/// use nostr::event::{EventBuilder, FinalizeEvent, Kind};
+/// use nostr::filter::Filter;
+/// use nostr::key::Keys;
+/// use nostr::types::Timestamp;
+///
+/// # let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+/// # runtime.block_on(async {
+/// let store = MemoryStore::default();
+/// let note = EventBuilder::new(Kind::TextNote, "hello").finalize(&Keys::generate()).unwrap();
+/// let now = Timestamp::now();
+/// assert_eq!(store.save(vec![Arc::new(note)], now).await.unwrap(), [Saved::Stored]);
+/// assert_eq!(store.count(vec![Filter::new()], now).await.unwrap(), 1);
+/// # });
+/// ```
+#[derive(Debug, Default)]
+pub struct MemoryStore {
+    rules: Rules,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    served: Vec<Arc<Event>>,
+    superseded: Vec<Arc<Event>>,
+    requests: Vec<Request>,
+    vanished: BTreeMap<PublicKey, Timestamp>,
+    closed: bool,
+}
+
+/// A deletion request, remembered beyond its event.
+#[derive(Debug)]
+struct Request {
+    event: Arc<Event>,
+    targets: DeletionRequest,
+    clock: u64,
+    retired: bool,
+}
+
+impl MemoryStore {
+    /// An empty store under these rules.
+    pub fn new(rules: Rules) -> Self {
+        Self { rules, state: Mutex::default() }
+    }
+
+    fn open(&self) -> Result<MutexGuard<'_, State>, StoreError> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        match state.closed {
+            true => Err(StoreError::Closed),
+            false => Ok(state),
+        }
+    }
+
+    fn with<T>(
+        &self,
+        work: impl FnOnce(&Rules, &mut State) -> T,
+    ) -> BoxFuture<'_, Result<T, StoreError>>
+    where
+        T: Send + 'static,
+    {
+        let done = self.open().map(|mut state| work(&self.rules, &mut state));
+        Box::pin(future::ready(done))
+    }
+}
+
+impl EventStore for MemoryStore {
+    fn save(
+        &self,
+        events: Vec<Arc<Event>>,
+        now: Timestamp,
+    ) -> BoxFuture<'_, Result<Vec<Saved>, StoreError>> {
+        self.with(|rules, state| {
+            state.expire(now);
+            let saved = events.into_iter().map(|event| state.save(rules, event, now));
+            saved.collect()
+        })
+    }
+
+    fn refusal(
+        &self,
+        event: Arc<Event>,
+        now: Timestamp,
+    ) -> BoxFuture<'_, Result<Option<Refusal>, StoreError>> {
+        self.with(|_, state| {
+            if state.knows(&event) && !is_expired(&event, now) {
+                return None;
+            }
+            let refusal = state.refusal(&event, now);
+            if refusal == Some(Refusal::Deleted) {
+                state.note_use(&event, now);
+            }
+            refusal
+        })
+    }
+
+    fn query(
+        &self,
+        filters: Vec<Filter>,
+        now: Timestamp,
+    ) -> BoxStream<'static, Result<Vec<StoredEvent>, StoreError>> {
+        let found = self.open().map(|state| state.find(&filters, now));
+        let stored = |event: &Arc<Event>| StoredEvent {
+            id: event.id,
+            created_at: event.created_at,
+            json: event.as_json().into(),
+        };
+        let chunks: Vec<_> = match found {
+            Ok(events) => {
+                events.chunks(100).map(|chunk| Ok(chunk.iter().map(stored).collect())).collect()
+            }
+            Err(error) => vec![Err(error)],
+        };
+        stream::iter(chunks).boxed()
+    }
+
+    fn count(
+        &self,
+        filters: Vec<Filter>,
+        now: Timestamp,
+    ) -> BoxFuture<'_, Result<u64, StoreError>> {
+        self.with(|_, state| state.find(&filters, now).len() as u64)
+    }
+
+    fn inventory(
+        &self,
+        filter: Filter,
+        now: Timestamp,
+        max: usize,
+    ) -> BoxFuture<'_, Result<Inventory, StoreError>> {
+        self.with(|_, state| {
+            let found = state.find(&[filter], now);
+            if found.len() > max {
+                return Inventory::TooMany;
+            }
+            let mut items: Vec<_> =
+                found.iter().map(|event| (event.created_at, event.id)).collect();
+            items.sort();
+            Inventory::Complete(items)
+        })
+    }
+
+    fn superseded(&self, coordinate: Coordinate) -> BoxFuture<'_, Result<Vec<Event>, StoreError>> {
+        self.with(|_, state| {
+            let mut kept: Vec<_> = versions(&state.superseded, &coordinate).collect();
+            kept.sort_by_key(|event| place(event));
+            kept.into_iter().map(|event| Event::clone(event)).collect()
+        })
+    }
+
+    fn remove(&self, ids: Vec<EventId>) -> BoxFuture<'_, Result<u64, StoreError>> {
+        self.with(|_, state| {
+            let ids: BTreeSet<EventId> = ids.into_iter().collect();
+            state.erase(|event| ids.contains(&event.id))
+        })
+    }
+
+    fn sweep(&self, now: Timestamp) -> BoxFuture<'_, Result<u64, StoreError>> {
+        self.with(|rules, state| {
+            let expired = state.expire(now);
+            let (retired, forgotten) = (rules.retired_before(now), rules.forgotten_before(now));
+            let mut due = BTreeSet::new();
+            for request in state.requests.iter_mut().filter(|r| !r.retired && r.clock <= retired) {
+                request.retired = true;
+                due.insert(request.event.id);
+            }
+            state.requests.retain(|request| request.clock > forgotten);
+            expired + state.erase(|event| due.contains(&event.id))
+        })
+    }
+
+    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        if let Ok(mut state) = self.open() {
+            state.closed = true;
+        }
+        Box::pin(future::ready(Ok(())))
+    }
+}
+
+impl State {
+    fn save(&mut self, rules: &Rules, event: Arc<Event>, now: Timestamp) -> Saved {
+        if self.knows(&event) && !is_expired(&event, now) {
+            return Saved::Duplicate;
+        }
+        if let Some(refusal) = self.refusal(&event, now) {
+            if refusal == Refusal::Deleted {
+                self.note_use(&event, now);
+            }
+            return Saved::Refused(refusal);
+        }
+        match event.kind {
+            Kind::EventDeletion => self.delete(&event, now),
+            Kind::RequestToVanish => self.vanish(rules, &event),
+            _ => {}
+        }
+        match deletion::coordinate(&event) {
+            None => self.served.push(event),
+            Some(coordinate) => return self.save_version(rules, &coordinate, event),
+        }
+        Saved::Stored
+    }
+
+    /// Serves the better of a version and the one served so far, and shelves the other.
+    fn save_version(&mut self, rules: &Rules, coordinate: &Coordinate, event: Arc<Event>) -> Saved {
+        let head = versions(&self.served, coordinate).next().cloned();
+        match head {
+            Some(head) if place(&head) < place(&event) => {
+                self.shelve(rules, coordinate, event);
+                return Saved::Superseded;
+            }
+            Some(head) => {
+                self.served.retain(|served| served.id != head.id);
+                self.shelve(rules, coordinate, head);
+            }
+            None => {}
+        }
+        self.superseded.retain(|kept| kept.id != event.id);
+        self.served.push(event);
+        Saved::Stored
+    }
+
+    fn shelve(&mut self, rules: &Rules, coordinate: &Coordinate, event: Arc<Event>) {
+        let known = self.superseded.iter().any(|kept| kept.id == event.id);
+        if !keeps_versions(event.kind) || known {
+            return;
+        }
+        self.superseded.push(event);
+        let mut kept: Vec<_> = versions(&self.superseded, coordinate).map(place).collect();
+        kept.sort();
+        for (_, id) in kept.into_iter().skip(rules.kept_versions) {
+            self.superseded.retain(|kept| kept.id != id);
+        }
+    }
+
+    fn refusal(&self, event: &Event, now: Timestamp) -> Option<Refusal> {
+        if event.kind.is_ephemeral() {
+            return Some(Refusal::Ephemeral);
+        }
+        if is_expired(event, now) {
+            return Some(Refusal::Expired);
+        }
+        let vanished = self.vanished.get(&event.pubkey);
+        if vanished.is_some_and(|until| is_vanishable(event, *until)) {
+            return Some(Refusal::Vanished);
+        }
+        if self.requests.iter().any(|request| request.deletes(event)) {
+            return Some(Refusal::Deleted);
+        }
+        if event.kind != Kind::EventDeletion {
+            return None;
+        }
+        let Ok(targets) = DeletionRequest::parse(event) else {
+            return Some(Refusal::TooManyTargets);
+        };
+        let foreign = |held: &Arc<Event>| {
+            targets.ids.contains(&held.id) && held.pubkey != event.pubkey && !is_expired(held, now)
+        };
+        let names_others = self.served.iter().any(foreign) || self.superseded.iter().any(foreign);
+        names_others.then_some(Refusal::ForeignDeletion)
+    }
+
+    fn knows(&self, event: &Event) -> bool {
+        self.served.iter().any(|served| served.id == event.id)
+            || self.requests.iter().any(|r| r.retired && r.event.id == event.id)
+    }
+
+    fn note_use(&mut self, event: &Event, now: Timestamp) {
+        for request in &mut self.requests {
+            if request.deletes(event) && request.clock <= noted_before(now) {
+                request.clock = now.as_secs();
+            }
+        }
+    }
+
+    fn delete(&mut self, event: &Arc<Event>, now: Timestamp) {
+        let request = Request {
+            event: Arc::clone(event),
+            targets: DeletionRequest::parse(event).unwrap_or_default(),
+            clock: now.as_secs(),
+            retired: false,
+        };
+        self.erase(|event| request.deletes(event));
+        self.requests.retain(|other| other.event.id != event.id);
+        self.requests.push(request);
+    }
+
+    fn vanish(&mut self, rules: &Rules, request: &Event) {
+        if VanishScope::parse(request).includes(&rules.vanish_relays) {
+            let until = request.created_at;
+            let gone =
+                |event: &Event| event.pubkey == request.pubkey && is_vanishable(event, until);
+            self.erase(gone);
+            self.requests.retain(|request| !gone(&request.event));
+            let known = self.vanished.entry(request.pubkey).or_insert(until);
+            *known = until.max(*known);
+        }
+    }
+
+    fn expire(&mut self, now: Timestamp) -> u64 {
+        self.erase(|event| is_expired(event, now))
+    }
+
+    fn erase(&mut self, gone: impl Fn(&Event) -> bool) -> u64 {
+        let before = self.served.len() + self.superseded.len();
+        self.served.retain(|event| !gone(event));
+        self.superseded.retain(|event| !gone(event));
+        (before - self.served.len() - self.superseded.len()) as u64
+    }
+
+    /// What any of the filters matches, each within its own limit, in serving order.
+    fn find(&self, filters: &[Filter], now: Timestamp) -> Vec<Arc<Event>> {
+        let mut found = BTreeMap::new();
+        for filter in filters {
+            let mut matching: Vec<_> = self
+                .served
+                .iter()
+                .filter(|event| !is_expired(event, now) && matches(filter, event))
+                .collect();
+            matching.sort_by_key(|event| place(event));
+            for event in matching.into_iter().take(filter.limit.unwrap_or(usize::MAX)) {
+                found.insert(place(event), Arc::clone(event));
+            }
+        }
+        found.into_values().collect()
+    }
+}
+
+impl Request {
+    fn deletes(&self, event: &Event) -> bool {
+        let covered = deletion::coordinate(event).is_some_and(|coordinate| {
+            self.targets.coordinates.contains(&coordinate)
+                && event.created_at <= self.event.created_at
+        });
+        deletion::is_deletable(event.kind)
+            && event.pubkey == self.event.pubkey
+            && (covered || self.targets.ids.contains(&event.id))
+    }
+}
+
+/// Newest first, ties by lowest id.
+fn place(event: &Arc<Event>) -> (Reverse<Timestamp>, EventId) {
+    (Reverse(event.created_at), event.id)
+}
+
+fn versions<'a>(
+    events: &'a [Arc<Event>],
+    coordinate: &'a Coordinate,
+) -> impl Iterator<Item = &'a Arc<Event>> {
+    let same = |event: &&Arc<Event>| deletion::coordinate(event).as_ref() == Some(coordinate);
+    events.iter().filter(same)
+}
+
+fn is_vanishable(event: &Event, until: Timestamp) -> bool {
+    event.kind != Kind::RequestToVanish && event.created_at <= until
+}
+
+/// NIP-01's matching: an empty list matches nothing, and neither does `search`, which is not supported.
+fn matches(filter: &Filter, event: &Event) -> bool {
+    let tagged = filter.generic_tags.iter().all(|(name, values)| {
+        event.tags.iter().any(|tag| {
+            tag.single_letter_tag() == Some(*name)
+                && tag.content().is_some_and(|value| values.contains(value))
+        })
+    });
+    tagged
+        && filter.search.is_none()
+        && filter.ids.as_ref().is_none_or(|ids| ids.contains(&event.id))
+        && filter.authors.as_ref().is_none_or(|authors| authors.contains(&event.pubkey))
+        && filter.kinds.as_ref().is_none_or(|kinds| kinds.contains(&event.kind))
+        && filter.since.is_none_or(|since| event.created_at >= since)
+        && filter.until.is_none_or(|until| event.created_at <= until)
+}

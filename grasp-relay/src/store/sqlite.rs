@@ -1,0 +1,491 @@
+//! Events in one SQLite file.
+//!
+//! ```text
+//!  save, remove, sweep ──▶ queue ──▶ one writer thread: everything queued, one transaction, one fsync
+//!  query, count, …     ──▶ queue ──▶ a few reader threads, each its own snapshot, in short turns
+//! ```
+//!
+//! Nothing blocks an async thread, readers and the writer do not wait for each other (write-ahead log), and a save is
+//! answered only after its transaction is on the disk.
+
+mod keys;
+mod ledger;
+mod plan;
+mod readers;
+mod scan;
+mod schema;
+mod search;
+mod writer;
+
+use std::collections::VecDeque;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream::{self, BoxStream};
+use nostr::event::{Event, EventId};
+use nostr::filter::Filter;
+use nostr::nips::nip01::Coordinate;
+use nostr::types::Timestamp;
+use rusqlite::{Connection, OptionalExtension};
+
+use self::keys::Keys;
+use self::ledger::{Ledger, Verdict};
+use self::readers::Readers;
+use self::scan::Found;
+use self::search::{Search, Turn};
+use self::writer::Writer;
+use super::rules::Rules;
+use super::{EventStore, Inventory, Refusal, Saved, StoreError, StoredEvent};
+
+/// Events delivered at once by a query, at most.
+const CHUNK: usize = 500;
+
+/// Bytes of JSON delivered at once by a query, unless a single event is longer.
+const CHUNK_BYTES: usize = 1024 * 1024;
+
+/// Places found ahead of what is delivered: looking them up is cheap, starting over is not.
+const LOOKAHEAD: usize = 4_000;
+
+/// How long a connection waits for a lock, which only another process can hold for long.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Pages of log after which a commit also copies the log into the file.
+const CHECKPOINT_PAGES: u32 = 4_000;
+
+/// Bytes of log that are kept for reuse.
+const LOG_KEPT: u32 = 32 * 1024 * 1024;
+
+/// How a [`SqliteStore`] uses the machine.
+#[derive(Clone, Debug)]
+pub struct SqliteOptions {
+    /// What it does about deletion, vanishing and rollback.
+    pub rules: Rules,
+    /// How many threads read at the same time; each costs a connection and up to `reader_cache` of memory.
+    pub readers: NonZeroUsize,
+    /// Bytes of the file that one reader keeps in memory.
+    pub reader_cache: usize,
+    /// Bytes of the file that the writer keeps in memory; more makes large imports faster.
+    pub writer_cache: usize,
+}
+
+impl Default for SqliteOptions {
+    fn default() -> Self {
+        Self {
+            rules: Rules::default(),
+            readers: NonZeroUsize::MIN.saturating_add(3),
+            reader_cache: 4 * 1024 * 1024,
+            writer_cache: 16 * 1024 * 1024,
+        }
+    }
+}
+
+/// How much a store holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stats {
+    /// Served events.
+    pub events: u64,
+    /// Bytes on disk, with the log.
+    pub bytes: u64,
+}
+
+/// What an examination of the file found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Integrity {
+    /// Nothing is wrong.
+    Sound,
+    /// What is wrong, in SQLite's words and ours.
+    Damaged(Vec<String>),
+}
+
+/// An [`EventStore`] in one SQLite file.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use futures_util::StreamExt;
+/// use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
+/// use grasp_relay::store::{EventStore, Saved};
+/// use nostr::event::{EventBuilder, FinalizeEvent, Kind};
+/// use nostr::filter::Filter;
+/// use nostr::key::Keys;
+/// use nostr::types::Timestamp;
+///
+/// # let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+/// # runtime.block_on(async {
+/// let dir = tempfile::tempdir().unwrap();
+/// let store = SqliteStore::open(&dir.path().join("events.db"), SqliteOptions::default()).unwrap();
+///
+/// let issue = EventBuilder::new(Kind::from_u16(1621), "it does not build")
+///     .finalize(&Keys::generate())
+///     .unwrap();
+/// let now = Timestamp::now();
+/// let saved = store.save(vec![Arc::new(issue.clone())], now).await.unwrap();
+/// assert_eq!(saved, [Saved::Stored]);
+///
+/// let mut found = store.query(vec![Filter::new().kind(issue.kind).limit(10)], now);
+/// let chunk = found.next().await.unwrap().unwrap();
+/// assert_eq!(chunk[0].id, issue.id);
+/// # });
+/// ```
+pub struct SqliteStore {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    path: PathBuf,
+    rules: Arc<Rules>,
+    keys: Arc<Keys>,
+    writer: Writer,
+    readers: Readers,
+    closed: AtomicBool,
+}
+
+impl SqliteStore {
+    /// Opens a file, which is made or brought up to date as needed. Blocks for as long as that takes.
+    pub fn open(path: &Path, options: SqliteOptions) -> Result<Self, StoreError> {
+        let mut conn = connect(path, options.writer_cache)?;
+        schema::migrate(&mut conn)?;
+        let keys = Keys::load(&conn).map_err(failure)?;
+        let rules = Arc::new(options.rules);
+        let readers = Readers::start(path, options.readers, options.reader_cache)?;
+        let writer = Writer::start(conn, log_of(path), keys.clone(), Arc::clone(&rules))
+            .map_err(|error| StoreError::Engine(Box::new(error)))?;
+        let shared = Shared {
+            path: path.to_owned(),
+            rules,
+            keys: Arc::new(keys),
+            writer,
+            readers,
+            closed: AtomicBool::new(false),
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// Counts events and bytes.
+    pub async fn stats(&self) -> Result<Stats, StoreError> {
+        let events: i64 = self
+            .shared
+            .read(|ledger| {
+                ledger.conn.query_row("SELECT count(*) FROM events", [], |row| row.get(0))
+            })
+            .await?;
+        let path = &self.shared.path;
+        let bytes = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
+        Ok(Stats { events: events.unsigned_abs(), bytes: bytes(path) + bytes(&log_of(path)) })
+    }
+
+    /// Examines the whole file: its pages, its indexes, and whether they speak of the same events.
+    ///
+    /// Takes as long as reading everything does, while the store goes on working.
+    pub async fn integrity_check(&self) -> Result<Integrity, StoreError> {
+        let faults = self.shared.read(examine).await?;
+        Ok(match faults.is_empty() {
+            true => Integrity::Sound,
+            false => Integrity::Damaged(faults),
+        })
+    }
+}
+
+impl EventStore for SqliteStore {
+    fn save(
+        &self,
+        events: Vec<Arc<Event>>,
+        now: Timestamp,
+    ) -> BoxFuture<'_, Result<Vec<Saved>, StoreError>> {
+        let weight = events.len();
+        self.shared.write(weight, move |ledger| ledger.save(&events, now))
+    }
+
+    fn refusal(
+        &self,
+        event: Arc<Event>,
+        now: Timestamp,
+    ) -> BoxFuture<'_, Result<Option<Refusal>, StoreError>> {
+        Box::pin(async move {
+            let judge = move |ledger: &Ledger<'_>| ledger.judge(&event, now);
+            Ok(match self.shared.read(judge).await? {
+                Verdict::Welcome | Verdict::Known => None,
+                Verdict::Refused(refusal) => Some(refusal),
+                Verdict::Deleted(by) => {
+                    let note = move |ledger: &Ledger<'_>| ledger.note_use(&by, now);
+                    self.shared.writer.suggest(note);
+                    Some(Refusal::Deleted)
+                }
+            })
+        })
+    }
+
+    fn query(
+        &self,
+        filters: Vec<Filter>,
+        now: Timestamp,
+    ) -> BoxStream<'static, Result<Vec<StoredEvent>, StoreError>> {
+        let shared = Arc::clone(&self.shared);
+        let delivery =
+            Delivery { search: Search::new(filters, now), found: VecDeque::new(), finished: false };
+        stream::unfold(Some(delivery), move |delivery| {
+            let shared = Arc::clone(&shared);
+            async move { deliver(&shared, delivery?).await }
+        })
+        .boxed()
+    }
+
+    fn count(
+        &self,
+        filters: Vec<Filter>,
+        now: Timestamp,
+    ) -> BoxFuture<'_, Result<u64, StoreError>> {
+        Box::pin(async move {
+            let mut search = Search::new(filters, now);
+            let mut count = 0;
+            loop {
+                let (found, turn);
+                (search, found, turn) = self.shared.search(search, usize::MAX).await?;
+                count += found.len() as u64;
+                if turn == Turn::Finished {
+                    return Ok(count);
+                }
+            }
+        })
+    }
+
+    fn exists(
+        &self,
+        questions: Vec<Vec<Filter>>,
+        now: Timestamp,
+    ) -> BoxFuture<'_, Result<Vec<bool>, StoreError>> {
+        Box::pin(self.shared.read(move |ledger| {
+            questions.into_iter().map(|filters| any(ledger, filters, now)).collect()
+        }))
+    }
+
+    fn inventory(
+        &self,
+        filter: Filter,
+        now: Timestamp,
+        max: usize,
+    ) -> BoxFuture<'_, Result<Inventory, StoreError>> {
+        Box::pin(async move {
+            let mut search = Search::new(vec![filter], now);
+            let mut items = Vec::new();
+            loop {
+                let wanted = (max - items.len()).saturating_add(1);
+                let (found, turn);
+                (search, found, turn) = self.shared.search(search, wanted).await?;
+                items
+                    .extend(found.iter().map(|found| (found.at.created_at(), found.at.event_id())));
+                if items.len() > max {
+                    return Ok(Inventory::TooMany);
+                }
+                if turn == Turn::Finished {
+                    items.sort_unstable();
+                    return Ok(Inventory::Complete(items));
+                }
+            }
+        })
+    }
+
+    fn superseded(&self, coordinate: Coordinate) -> BoxFuture<'_, Result<Vec<Event>, StoreError>> {
+        Box::pin(async move {
+            let kept = self.shared.read(move |ledger| ledger.superseded(&coordinate)).await?;
+            let parsed = kept.iter().map(Event::from_json);
+            parsed.collect::<Result<_, _>>().map_err(|error| StoreError::Engine(Box::new(error)))
+        })
+    }
+
+    fn remove(&self, ids: Vec<EventId>) -> BoxFuture<'_, Result<u64, StoreError>> {
+        self.shared.write(ids.len(), move |ledger| ledger.remove(&ids))
+    }
+
+    fn sweep(&self, now: Timestamp) -> BoxFuture<'_, Result<u64, StoreError>> {
+        Box::pin(async move {
+            let mut events = 0;
+            loop {
+                let swept = self.shared.write(1, move |ledger| ledger.sweep(now)).await?;
+                events += swept.events;
+                if !swept.more {
+                    return Ok(events);
+                }
+            }
+        })
+    }
+
+    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move {
+            self.shared.closed.store(true, Ordering::SeqCst);
+            // The writer goes last: the last connection to close tidies the log away.
+            self.shared.readers.stop().await;
+            self.shared.writer.stop().await;
+            Ok(())
+        })
+    }
+}
+
+impl Shared {
+    fn write<T, W>(&self, weight: usize, work: W) -> BoxFuture<'_, Result<T, StoreError>>
+    where
+        T: Send + 'static,
+        W: FnOnce(&Ledger<'_>) -> rusqlite::Result<T> + Send + 'static,
+    {
+        Box::pin(async move {
+            self.open_only()?;
+            self.writer.perform(weight, work).await
+        })
+    }
+
+    async fn read<T, R>(&self, errand: R) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        R: FnOnce(&Ledger<'_>) -> rusqlite::Result<T> + Send + 'static,
+    {
+        self.open_only()?;
+        self.readers.read(&self.keys, &self.rules, errand).await
+    }
+
+    async fn search(
+        &self,
+        mut search: Search,
+        wanted: usize,
+    ) -> Result<(Search, Vec<Found>, Turn), StoreError> {
+        self.read(move |ledger| {
+            let mut found = Vec::new();
+            let turn = search.turn(ledger, wanted, &mut found)?;
+            Ok((search, found, turn))
+        })
+        .await
+    }
+
+    fn open_only(&self) -> Result<(), StoreError> {
+        match self.closed.load(Ordering::SeqCst) {
+            true => Err(StoreError::Closed),
+            false => Ok(()),
+        }
+    }
+}
+
+/// A query between two chunks.
+struct Delivery {
+    search: Search,
+    found: VecDeque<Found>,
+    finished: bool,
+}
+
+type Delivered = (Result<Vec<StoredEvent>, StoreError>, Option<Delivery>);
+
+/// Reads until there is something to deliver, or nothing more to find.
+async fn deliver(shared: &Shared, mut delivery: Delivery) -> Option<Delivered> {
+    while !(delivery.finished && delivery.found.is_empty()) {
+        let chunk;
+        let read =
+            shared.read(move |ledger| delivery.next_chunk(ledger).map(|chunk| (delivery, chunk)));
+        (delivery, chunk) = match read.await {
+            Ok(read) => read,
+            Err(error) => return Some((Err(error), None)),
+        };
+        if !chunk.is_empty() {
+            return Some((Ok(chunk), Some(delivery)));
+        }
+    }
+    None
+}
+
+impl Delivery {
+    fn next_chunk(&mut self, ledger: &Ledger<'_>) -> rusqlite::Result<Vec<StoredEvent>> {
+        if self.found.is_empty() && !self.finished {
+            let mut found = Vec::new();
+            let turn = self.search.turn(ledger, LOOKAHEAD, &mut found)?;
+            self.finished = turn == Turn::Finished;
+            self.found = found.into();
+        }
+        let mut chunk = Vec::new();
+        let mut bytes = 0;
+        while chunk.len() < CHUNK && bytes < CHUNK_BYTES {
+            let Some(found) = self.found.pop_front() else {
+                break;
+            };
+            if let Some(event) = load(ledger, &found)? {
+                bytes += event.json.len();
+                chunk.push(event);
+            }
+        }
+        Ok(chunk)
+    }
+}
+
+/// Says whether anything matches.
+fn any(ledger: &Ledger<'_>, filters: Vec<Filter>, now: Timestamp) -> rusqlite::Result<bool> {
+    let filters = filters.into_iter().map(|filter| filter.limit(1)).collect();
+    let mut search = Search::new(filters, now);
+    let mut found = Vec::new();
+    loop {
+        let turn = search.turn(ledger, 1, &mut found)?;
+        if !found.is_empty() || turn == Turn::Finished {
+            return Ok(!found.is_empty());
+        }
+    }
+}
+
+/// Loads an event that was found, unless it is gone and its row is another's now.
+fn load(ledger: &Ledger<'_>, found: &Found) -> rusqlite::Result<Option<StoredEvent>> {
+    let json: Option<Arc<str>> = ledger
+        .conn
+        .prepare_cached("SELECT json FROM events WHERE seq = ?1 AND id = ?2")?
+        .query_row((found.seq, found.at.id()), |row| Ok(Arc::from(row.get_ref(0)?.as_str()?)))
+        .optional()?;
+    Ok(json.map(|json| StoredEvent {
+        id: found.at.event_id(),
+        created_at: found.at.created_at(),
+        json,
+    }))
+}
+
+fn examine(ledger: &Ledger<'_>) -> rusqlite::Result<Vec<String>> {
+    let report = "PRAGMA integrity_check";
+    let mut faults: Vec<String> =
+        ledger.conn.prepare(report)?.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?;
+    faults.retain(|line| line != "ok");
+    for table in ["tags", "heads", "expirations"] {
+        let stray =
+            format!("SELECT count(*) FROM {table} WHERE seq NOT IN (SELECT seq FROM events)");
+        let count: i64 = ledger.conn.query_row(&stray, [], |row| row.get(0))?;
+        if count > 0 {
+            faults.push(format!("{count} rows of {table} speak of events that are not there"));
+        }
+    }
+    Ok(faults)
+}
+
+/// Opens a connection the way all of ours are.
+fn connect(path: &Path, cache: usize) -> Result<Connection, StoreError> {
+    let conn = Connection::open(path).map_err(failure)?;
+    let cache_kib = i64::try_from(cache / 1024).unwrap_or(i64::MAX);
+    let set = || {
+        conn.busy_timeout(PATIENCE)?;
+        conn.set_prepared_statement_cache_capacity(64);
+        conn.pragma_update(None, "journal_mode", "WAL")?;
+        conn.pragma_update(None, "synchronous", "FULL")?;
+        conn.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
+        conn.pragma_update(None, "journal_size_limit", LOG_KEPT)?;
+        conn.pragma_update(None, "temp_store", "MEMORY")?;
+        conn.pragma_update(None, "cache_size", -cache_kib)
+    };
+    set().map_err(failure)?;
+    Ok(conn)
+}
+
+/// Where SQLite keeps the log of a file.
+fn log_of(path: &Path) -> PathBuf {
+    let mut log = path.as_os_str().to_owned();
+    log.push("-wal");
+    PathBuf::from(log)
+}
+
+fn failure(error: rusqlite::Error) -> StoreError {
+    StoreError::Engine(Box::new(error))
+}

@@ -1,0 +1,226 @@
+//! The rules of NIP-01, 09, 40 and 62 upon the tables. Runs inside a transaction that somebody else ends.
+
+mod erasure;
+mod requests;
+
+use std::sync::Arc;
+
+use grasp_core::deletion;
+use nostr::event::Event;
+use nostr::nips::nip01::Coordinate;
+use nostr::types::Timestamp;
+use rusqlite::{Connection, OptionalExtension, named_params, params};
+
+use super::keys::{Digest, Keys, Position, seconds};
+use crate::store::rules::{Rules, is_expired, keeps_versions};
+use crate::store::{Refusal, Saved};
+
+/// One connection, seen through the rules.
+pub(super) struct Ledger<'a> {
+    pub(super) conn: &'a Connection,
+    pub(super) keys: &'a Keys,
+    pub(super) rules: &'a Rules,
+}
+
+/// What is known of an event before it is stored.
+pub(super) enum Verdict {
+    /// Nothing speaks against it.
+    Welcome,
+    /// It is here, or was a deletion request that is no longer served.
+    Known,
+    /// It must not be stored.
+    Refused(Refusal),
+    /// Its author deleted it, with these requests.
+    Deleted(Vec<i64>),
+}
+
+/// A served event, without its text.
+struct Served {
+    seq: i64,
+    at: Position,
+}
+
+impl Ledger<'_> {
+    /// Saves events in order, after burying whatever has expired by now.
+    pub(super) fn save(
+        &self,
+        events: &[Arc<Event>],
+        now: Timestamp,
+    ) -> rusqlite::Result<Vec<Saved>> {
+        self.expire(now)?;
+        events.iter().map(|event| self.save_one(event, now)).collect()
+    }
+
+    /// Judges one event without touching anything. Expects that nothing expired is left, or is only asked for advice.
+    pub(super) fn judge(&self, event: &Event, now: Timestamp) -> rusqlite::Result<Verdict> {
+        if event.kind.is_ephemeral() {
+            return Ok(Verdict::Refused(Refusal::Ephemeral));
+        }
+        if is_expired(event, now) {
+            return Ok(Verdict::Refused(Refusal::Expired));
+        }
+        if self.is_known(event)? {
+            return Ok(Verdict::Known);
+        }
+        if self.has_vanished(event)? {
+            return Ok(Verdict::Refused(Refusal::Vanished));
+        }
+        let blockers = self.blockers(event)?;
+        if !blockers.is_empty() {
+            return Ok(Verdict::Deleted(blockers));
+        }
+        let refusal = self.deletion_refusal(event, now)?;
+        Ok(refusal.map_or(Verdict::Welcome, Verdict::Refused))
+    }
+
+    /// Superseded versions of a coordinate, winner first, as JSON.
+    pub(super) fn superseded(&self, coordinate: &Coordinate) -> rusqlite::Result<Vec<String>> {
+        let key = self.keys.coordinate(coordinate);
+        self.conn
+            .prepare_cached(
+                "SELECT json FROM superseded WHERE coordinate = ?1 ORDER BY newest, id",
+            )?
+            .query_map([key], |row| row.get(0))?
+            .collect()
+    }
+
+    fn save_one(&self, event: &Event, now: Timestamp) -> rusqlite::Result<Saved> {
+        match self.judge(event, now)? {
+            Verdict::Welcome => self.admit(event, now),
+            Verdict::Known => Ok(Saved::Duplicate),
+            Verdict::Refused(refusal) => Ok(Saved::Refused(refusal)),
+            Verdict::Deleted(blockers) => {
+                self.note_use(&blockers, now)?;
+                Ok(Saved::Refused(Refusal::Deleted))
+            }
+        }
+    }
+
+    fn admit(&self, event: &Event, now: Timestamp) -> rusqlite::Result<Saved> {
+        let Some(coordinate) = deletion::coordinate(event) else {
+            self.insert(event, None)?;
+            self.obey(event, now)?;
+            return Ok(Saved::Stored);
+        };
+        let key = self.keys.coordinate(&coordinate);
+        match self.head(&key)? {
+            Some(head) if head.at < Position::of(event) => {
+                self.shelve(event, &key)?;
+                return Ok(Saved::Superseded);
+            }
+            Some(head) => self.supersede(&head, &key)?,
+            None => {}
+        }
+        self.unshelve(event)?;
+        self.insert(event, Some(&key))?;
+        Ok(Saved::Stored)
+    }
+
+    fn insert(&self, event: &Event, coordinate: Option<&Digest>) -> rusqlite::Result<()> {
+        let at = Position::of(event);
+        let kind = event.kind.as_u16();
+        let seq = self
+            .conn
+            .prepare_cached(
+                "INSERT INTO events (newest, id, pubkey, kind, json) VALUES (?1, ?2, ?3, ?4, ?5)",
+            )?
+            .insert(params![
+                at.newest(),
+                at.id(),
+                event.pubkey.as_bytes(),
+                kind,
+                event.as_json()
+            ])?;
+        let mut tag = self.conn.prepare_cached(
+            "INSERT OR IGNORE INTO tags (tag, newest, id, kind, seq) VALUES (?1, ?2, ?3, ?4, ?5)",
+        )?;
+        for key in self.keys.tags(event) {
+            tag.execute(params![key, at.newest(), at.id(), kind, seq])?;
+        }
+        if let Some(key) = coordinate {
+            self.conn
+                .prepare_cached("INSERT INTO heads (coordinate, seq) VALUES (?1, ?2)")?
+                .execute(params![key, seq])?;
+        }
+        if let Some(end) = event.tags.expiration() {
+            self.conn
+                .prepare_cached("INSERT INTO expirations (at, seq) VALUES (?1, ?2)")?
+                .execute([seconds(end.as_secs()), seq])?;
+        }
+        Ok(())
+    }
+
+    fn is_known(&self, event: &Event) -> rusqlite::Result<bool> {
+        Ok(self.served(event.id.as_bytes())?.is_some() || self.is_retired(event)?)
+    }
+
+    fn served(&self, id: &[u8; 32]) -> rusqlite::Result<Option<Served>> {
+        self.conn
+            .prepare_cached("SELECT newest, id, seq FROM events WHERE id = ?1")?
+            .query_row([id], Served::read)
+            .optional()
+    }
+
+    fn head(&self, coordinate: &Digest) -> rusqlite::Result<Option<Served>> {
+        self.conn
+            .prepare_cached(
+                "SELECT newest, id, events.seq FROM heads JOIN events USING (seq)
+                 WHERE coordinate = ?1",
+            )?
+            .query_row([coordinate], Served::read)
+            .optional()
+    }
+
+    /// Takes a version out of service because a better one is here.
+    fn supersede(&self, head: &Served, coordinate: &Digest) -> rusqlite::Result<()> {
+        match self.erase(head.seq)? {
+            Some(loser) => self.shelve(&loser, coordinate),
+            None => Ok(()),
+        }
+    }
+
+    /// Keeps a superseded version for rollback, if its kind deserves that, within the bound per coordinate.
+    fn shelve(&self, event: &Event, coordinate: &Digest) -> rusqlite::Result<()> {
+        if !keeps_versions(event.kind) {
+            return Ok(());
+        }
+        let at = Position::of(event);
+        let end = event.tags.expiration().map(|end| seconds(end.as_secs()));
+        self.conn
+            .prepare_cached(
+                "INSERT OR IGNORE INTO superseded (coordinate, newest, id, pubkey, expires_at, json)
+                 VALUES (:coordinate, :newest, :id, :pubkey, :end, :json)",
+            )?
+            .execute(named_params! {
+                ":coordinate": coordinate,
+                ":newest": at.newest(),
+                ":id": at.id(),
+                ":pubkey": event.pubkey.as_bytes(),
+                ":end": end,
+                ":json": event.as_json(),
+            })?;
+        let kept = i64::try_from(self.rules.kept_versions).unwrap_or(i64::MAX);
+        self.conn
+            .prepare_cached(
+                "DELETE FROM superseded WHERE seq IN (SELECT seq FROM superseded
+                 WHERE coordinate = ?1 ORDER BY newest, id LIMIT -1 OFFSET ?2)",
+            )?
+            .execute(params![coordinate, kept])?;
+        Ok(())
+    }
+
+    fn unshelve(&self, event: &Event) -> rusqlite::Result<()> {
+        if keeps_versions(event.kind) {
+            self.conn
+                .prepare_cached("DELETE FROM superseded WHERE id = ?1")?
+                .execute([event.id.as_bytes()])?;
+        }
+        Ok(())
+    }
+}
+
+impl Served {
+    fn read(row: &rusqlite::Row<'_>) -> rusqlite::Result<Self> {
+        Ok(Self { at: Position::read(row)?, seq: row.get(2)? })
+    }
+}

@@ -1,0 +1,143 @@
+//! Taking events out: one by one, by time, or because somebody asked.
+
+use nostr::event::{Event, EventId};
+use nostr::types::Timestamp;
+use rusqlite::{OptionalExtension, params};
+
+use super::Ledger;
+use crate::store::sqlite::keys::{Position, seconds};
+
+/// How many events one turn of a sweep takes out, so that saves waiting behind it are not kept for long.
+const SWEEP_TURN: usize = 500;
+
+/// What one turn of a sweep did.
+pub(in crate::store::sqlite) struct Swept {
+    /// Events taken out, served ones and kept versions.
+    pub(in crate::store::sqlite) events: u64,
+    /// Whether another turn would find more.
+    pub(in crate::store::sqlite) more: bool,
+}
+
+impl Ledger<'_> {
+    /// Takes events out of service, and out of what is kept for rollback.
+    pub(in crate::store::sqlite) fn remove(&self, ids: &[EventId]) -> rusqlite::Result<u64> {
+        let mut removed = 0;
+        for id in ids {
+            if let Some(served) = self.served(id.as_bytes())? {
+                self.erase(served.seq)?;
+                removed += 1;
+            }
+            removed += self
+                .conn
+                .prepare_cached("DELETE FROM superseded WHERE id = ?1")?
+                .execute([id.as_bytes()])? as u64;
+        }
+        Ok(removed)
+    }
+
+    /// Buries everything that has expired.
+    pub(super) fn expire(&self, now: Timestamp) -> rusqlite::Result<()> {
+        while self.bury(now)?.more {}
+        Ok(())
+    }
+
+    /// Does one turn of reclaiming: the expired, then deletion requests that are past their term.
+    pub(in crate::store::sqlite) fn sweep(&self, now: Timestamp) -> rusqlite::Result<Swept> {
+        let turns = [self.bury(now)?, self.retire(now)?, self.forget(now)?];
+        Ok(Swept {
+            events: turns.iter().map(|turn| turn.events).sum(),
+            more: turns.iter().any(|turn| turn.more),
+        })
+    }
+
+    /// Deletes a served event with everything that points at it.
+    pub(super) fn erase(&self, seq: i64) -> rusqlite::Result<Option<Event>> {
+        let json: Option<String> = self
+            .conn
+            .prepare_cached("DELETE FROM events WHERE seq = ?1 RETURNING json")?
+            .query_row([seq], |row| row.get(0))
+            .optional()?;
+        let Some(event) = json.and_then(|json| Event::from_json(json).ok()) else {
+            return Ok(None);
+        };
+        let at = Position::of(&event);
+        let mut tag = self
+            .conn
+            .prepare_cached("DELETE FROM tags WHERE tag = ?1 AND newest = ?2 AND id = ?3")?;
+        for key in self.keys.tags(&event) {
+            tag.execute(params![key, at.newest(), at.id()])?;
+        }
+        if let Some(coordinate) = grasp_core::deletion::coordinate(&event) {
+            self.conn
+                .prepare_cached("DELETE FROM heads WHERE coordinate = ?1 AND seq = ?2")?
+                .execute(params![self.keys.coordinate(&coordinate), seq])?;
+        }
+        if let Some(end) = event.tags.expiration() {
+            self.conn
+                .prepare_cached("DELETE FROM expirations WHERE at = ?1 AND seq = ?2")?
+                .execute([seconds(end.as_secs()), seq])?;
+        }
+        Ok(Some(event))
+    }
+
+    fn bury(&self, now: Timestamp) -> rusqlite::Result<Swept> {
+        let now = seconds(now.as_secs());
+        let due = self.rows(
+            "DELETE FROM expirations WHERE (at, seq) IN
+                (SELECT at, seq FROM expirations WHERE at <= ?1 LIMIT ?2) RETURNING seq",
+            now,
+        )?;
+        for seq in &due {
+            self.erase(*seq)?;
+        }
+        let copies = self
+            .conn
+            .prepare_cached("DELETE FROM superseded WHERE expires_at <= ?1")?
+            .execute([now])?;
+        Ok(Swept { events: (due.len() + copies) as u64, more: due.len() == SWEEP_TURN })
+    }
+
+    /// Stops serving deletion requests that nobody needed for long; their gates stay.
+    fn retire(&self, now: Timestamp) -> rusqlite::Result<Swept> {
+        let due = self.rows(
+            "SELECT seq FROM requests WHERE retired = 0 AND clock <= ?1 LIMIT ?2",
+            seconds(self.rules.retired_before(now)),
+        )?;
+        let mut events = 0;
+        for request in &due {
+            let id: [u8; 32] = self
+                .conn
+                .prepare_cached("UPDATE requests SET retired = 1 WHERE seq = ?1 RETURNING id")?
+                .query_row([request], |row| row.get(0))?;
+            if let Some(served) = self.served(&id)? {
+                self.erase(served.seq)?;
+                events += 1;
+            }
+        }
+        Ok(Swept { events, more: due.len() == SWEEP_TURN })
+    }
+
+    /// Drops requests, with their gates, that blocked nothing for longer than anybody remembers.
+    fn forget(&self, now: Timestamp) -> rusqlite::Result<Swept> {
+        let due = self.rows(
+            "SELECT seq FROM requests WHERE retired = 1 AND clock <= ?1 LIMIT ?2",
+            seconds(self.rules.forgotten_before(now)),
+        )?;
+        for request in &due {
+            for forget in
+                ["DELETE FROM gates WHERE request = ?1", "DELETE FROM requests WHERE seq = ?1"]
+            {
+                self.conn.prepare_cached(forget)?.execute([request])?;
+            }
+        }
+        Ok(Swept { events: 0, more: due.len() == SWEEP_TURN })
+    }
+
+    /// Up to one turn's worth of row numbers that are due.
+    fn rows(&self, sql: &str, due: i64) -> rusqlite::Result<Vec<i64>> {
+        self.conn
+            .prepare_cached(sql)?
+            .query_map(params![due, SWEEP_TURN as i64], |row| row.get(0))?
+            .collect()
+    }
+}

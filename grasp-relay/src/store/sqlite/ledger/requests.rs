@@ -1,0 +1,213 @@
+//! Deletion requests and requests to vanish: what they gate, what they remove, how long they count.
+
+use grasp_core::deletion::{self, DeletionRequest, VanishScope};
+use nostr::event::{Event, Kind};
+use nostr::types::Timestamp;
+use rusqlite::{OptionalExtension, params};
+
+use super::Ledger;
+use crate::store::Refusal;
+use crate::store::rules::noted_before;
+use crate::store::sqlite::keys::{newest, seconds};
+
+impl Ledger<'_> {
+    /// Does what a stored event asks for, if it is a request.
+    pub(super) fn obey(&self, event: &Event, now: Timestamp) -> rusqlite::Result<()> {
+        match event.kind {
+            Kind::EventDeletion => self.delete_targets(event, now),
+            Kind::RequestToVanish => self.vanish(event),
+            _ => Ok(()),
+        }
+    }
+
+    /// Why a deletion request cannot be honoured; nothing for other kinds.
+    pub(super) fn deletion_refusal(
+        &self,
+        event: &Event,
+        now: Timestamp,
+    ) -> rusqlite::Result<Option<Refusal>> {
+        if event.kind != Kind::EventDeletion {
+            return Ok(None);
+        }
+        let Ok(request) = DeletionRequest::parse(event) else {
+            return Ok(Some(Refusal::TooManyTargets));
+        };
+        let mut foreign = self.conn.prepare_cached(
+            "SELECT 1 FROM events WHERE id = ?1 AND pubkey <> ?2
+                AND NOT EXISTS (SELECT 1 FROM expirations WHERE at <= ?3 AND expirations.seq = events.seq)
+             UNION ALL
+             SELECT 1 FROM superseded WHERE id = ?1 AND pubkey <> ?2 AND ifnull(expires_at > ?3, TRUE)",
+        )?;
+        for id in &request.ids {
+            let now = seconds(now.as_secs());
+            if foreign.exists(params![id.as_bytes(), event.pubkey.as_bytes(), now])? {
+                return Ok(Some(Refusal::ForeignDeletion));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The requests of its author that delete this event.
+    pub(super) fn blockers(&self, event: &Event) -> rusqlite::Result<Vec<i64>> {
+        if !deletion::is_deletable(event.kind) {
+            return Ok(Vec::new());
+        }
+        let mut blockers = self
+            .conn
+            .prepare_cached(
+                "SELECT requests.seq FROM gates JOIN requests ON requests.seq = gates.request
+                 WHERE target = ?1 AND pubkey = ?2",
+            )?
+            .query_map(params![event.id.as_bytes(), event.pubkey.as_bytes()], |row| row.get(0))?
+            .collect::<Result<Vec<i64>, _>>()?;
+        if let Some(coordinate) = deletion::coordinate(event) {
+            let key = self.keys.coordinate(&coordinate);
+            let mut covering = self.conn.prepare_cached(
+                "SELECT requests.seq FROM gates JOIN requests ON requests.seq = gates.request
+                 WHERE target = ?1 AND newest <= ?2",
+            )?;
+            for blocker in
+                covering.query_map(params![key, newest(event.created_at)], |row| row.get(0))?
+            {
+                blockers.push(blocker?);
+            }
+        }
+        Ok(blockers)
+    }
+
+    /// Restarts the clock of requests that have just blocked something.
+    pub(in crate::store::sqlite) fn note_use(
+        &self,
+        requests: &[i64],
+        now: Timestamp,
+    ) -> rusqlite::Result<()> {
+        let mut note = self
+            .conn
+            .prepare_cached("UPDATE requests SET clock = ?2 WHERE seq = ?1 AND clock <= ?3")?;
+        for request in requests {
+            note.execute([*request, seconds(now.as_secs()), seconds(noted_before(now))])?;
+        }
+        Ok(())
+    }
+
+    /// Says whether a deletion request was known, and is no longer served because nobody needed it.
+    pub(super) fn is_retired(&self, event: &Event) -> rusqlite::Result<bool> {
+        if event.kind != Kind::EventDeletion {
+            return Ok(false);
+        }
+        self.conn
+            .prepare_cached("SELECT 1 FROM requests WHERE pubkey = ?1 AND id = ?2 AND retired = 1")?
+            .exists(params![event.pubkey.as_bytes(), event.id.as_bytes()])
+    }
+
+    /// Says whether the author asked to vanish with all that was written up to a time that includes this event.
+    ///
+    /// Requests to vanish are exempt: they are what proves the author's wish.
+    pub(super) fn has_vanished(&self, event: &Event) -> rusqlite::Result<bool> {
+        if event.kind == Kind::RequestToVanish {
+            return Ok(false);
+        }
+        self.conn
+            .prepare_cached("SELECT 1 FROM vanished WHERE pubkey = ?1 AND newest <= ?2")?
+            .exists(params![event.pubkey.as_bytes(), newest(event.created_at)])
+    }
+
+    fn delete_targets(&self, event: &Event, now: Timestamp) -> rusqlite::Result<()> {
+        let Ok(request) = DeletionRequest::parse(event) else {
+            return Ok(());
+        };
+        let number = self.record(event, now)?;
+        let mut gate = self
+            .conn
+            .prepare_cached("INSERT OR IGNORE INTO gates (target, request) VALUES (?1, ?2)")?;
+        for id in &request.ids {
+            gate.execute(params![id.as_bytes(), number])?;
+            self.delete_id(id.as_bytes(), event)?;
+        }
+        for coordinate in &request.coordinates {
+            let key = self.keys.coordinate(coordinate);
+            gate.execute(params![key, number])?;
+            self.delete_versions(&key, event)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the request down apart from its event, which may go earlier.
+    fn record(&self, event: &Event, now: Timestamp) -> rusqlite::Result<i64> {
+        self.conn
+            .prepare_cached(
+                "INSERT INTO requests (pubkey, id, newest, clock) VALUES (?1, ?2, ?3, ?4)
+                 ON CONFLICT (pubkey, id) DO UPDATE SET clock = excluded.clock, retired = 0
+                 RETURNING seq",
+            )?
+            .query_row(
+                params![
+                    event.pubkey.as_bytes(),
+                    event.id.as_bytes(),
+                    newest(event.created_at),
+                    seconds(now.as_secs())
+                ],
+                |row| row.get(0),
+            )
+    }
+
+    fn delete_id(&self, id: &[u8; 32], request: &Event) -> rusqlite::Result<()> {
+        let target: Option<i64> = self
+            .conn
+            .prepare_cached(
+                "SELECT seq FROM events WHERE id = ?1 AND pubkey = ?2 AND kind NOT IN (5, 62)",
+            )?
+            .query_row(params![id, request.pubkey.as_bytes()], |row| row.get(0))
+            .optional()?;
+        if let Some(seq) = target {
+            self.erase(seq)?;
+        }
+        self.conn
+            .prepare_cached("DELETE FROM superseded WHERE id = ?1 AND pubkey = ?2")?
+            .execute(params![id, request.pubkey.as_bytes()])?;
+        Ok(())
+    }
+
+    /// Removes every version of a coordinate that is not newer than the request.
+    fn delete_versions(&self, coordinate: &[u8; 16], request: &Event) -> rusqlite::Result<()> {
+        let until = newest(request.created_at);
+        if let Some(head) = self.head(coordinate)? {
+            if head.at.newest() >= until {
+                self.erase(head.seq)?;
+            }
+        }
+        self.conn
+            .prepare_cached("DELETE FROM superseded WHERE coordinate = ?1 AND newest >= ?2")?
+            .execute(params![coordinate, until])?;
+        Ok(())
+    }
+
+    /// Forgets an author up to the request, if it speaks to us: events, copies, deletion requests and their gates.
+    fn vanish(&self, request: &Event) -> rusqlite::Result<()> {
+        if !VanishScope::parse(request).includes(&self.rules.vanish_relays) {
+            return Ok(());
+        }
+        let author = params![request.pubkey.as_bytes(), newest(request.created_at)];
+        let written: Vec<i64> = self
+            .conn
+            .prepare_cached(
+                "SELECT seq FROM events WHERE pubkey = ?1 AND newest >= ?2 AND kind <> 62",
+            )?
+            .query_map(author, |row| row.get(0))?
+            .collect::<Result<_, _>>()?;
+        for seq in written {
+            self.erase(seq)?;
+        }
+        for forget in [
+            "DELETE FROM superseded WHERE pubkey = ?1 AND newest >= ?2",
+            "DELETE FROM gates WHERE request IN
+                (SELECT seq FROM requests WHERE pubkey = ?1 AND newest >= ?2)",
+            "DELETE FROM requests WHERE pubkey = ?1 AND newest >= ?2",
+            "INSERT INTO vanished (pubkey, newest) VALUES (?1, ?2)
+                ON CONFLICT (pubkey) DO UPDATE SET newest = min(newest, excluded.newest)",
+        ] {
+            self.conn.prepare_cached(forget)?.execute(author)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,191 @@
+//! Which index answers a filter, and what is left to check event by event.
+
+use std::collections::BTreeSet;
+
+use nostr::event::EventId;
+use nostr::filter::{Filter, SingleLetterTag};
+use nostr::key::PublicKey;
+use nostr::types::Timestamp;
+use rusqlite::{OptionalExtension, params};
+
+use super::keys::{Digest, Position, newest};
+use super::ledger::Ledger;
+use super::scan::{self, Bounds, Found};
+
+/// A filter, ready to be read from an index.
+pub(super) struct Plan {
+    pub(super) source: Source,
+    pub(super) rest: Rest,
+    pub(super) bounds: Bounds,
+    /// How many more events the filter wants.
+    pub(super) remaining: usize,
+}
+
+/// Where candidates come from, in serving order.
+pub(super) enum Source {
+    /// Lists of one index that are merged.
+    Lists(Vec<List>),
+    /// To be looked up one by one.
+    Ids(BTreeSet<EventId>),
+    /// Looked up, in serving order.
+    Sorted(Vec<Found>),
+}
+
+/// One run of an index whose rows are in serving order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum List {
+    Everything,
+    Kind(u16),
+    AuthorKind([u8; 32], u16),
+    Tag(Digest),
+}
+
+/// Conditions that the source does not imply.
+#[derive(Default)]
+pub(super) struct Rest {
+    pub(super) kinds: Option<BTreeSet<u16>>,
+    pub(super) authors: Option<BTreeSet<PublicKey>>,
+    pub(super) tags: Vec<(SingleLetterTag, BTreeSet<String>)>,
+}
+
+/// A way to read a filter that could be chosen.
+enum Way {
+    Tag(SingleLetterTag),
+    Authors,
+    Kinds,
+}
+
+/// Rows counted, at most, when ways are compared: first few, then more while no way has shown to be short.
+const PROBES: [usize; 3] = [64, 512, 4_096];
+
+/// Plans a filter; `None` if it matches nothing.
+///
+/// An empty list, `limit: 0` and a time window that is closed match nothing. So does a filter with `search`, which no
+/// index here can answer: silence is honest, ignoring the condition would be a wrong answer.
+pub(super) fn plan(ledger: &Ledger<'_>, filter: Filter) -> rusqlite::Result<Option<Plan>> {
+    if is_empty(&filter) {
+        return Ok(None);
+    }
+    let bounds = Bounds {
+        after: filter.until.map_or(Position::FIRST, Position::start_of),
+        oldest: filter.since.map_or(0, newest),
+    };
+    let remaining = filter.limit.unwrap_or(usize::MAX);
+    let mut rest = Rest {
+        kinds: filter.kinds.map(|kinds| kinds.iter().map(|kind| kind.as_u16()).collect()),
+        authors: filter.authors,
+        tags: filter.generic_tags.into_iter().collect(),
+    };
+    let source = match filter.ids {
+        Some(ids) => Source::Ids(ids),
+        None => Source::Lists(rest.take_shortest(ledger, &bounds)?),
+    };
+    Ok(Some(Plan { source, rest, bounds, remaining }))
+}
+
+fn is_empty(filter: &Filter) -> bool {
+    filter.ids.as_ref().is_some_and(BTreeSet::is_empty)
+        || filter.authors.as_ref().is_some_and(BTreeSet::is_empty)
+        || filter.kinds.as_ref().is_some_and(BTreeSet::is_empty)
+        || filter.generic_tags.values().any(BTreeSet::is_empty)
+        || filter.search.is_some()
+        || filter.limit == Some(0)
+        || filter.since > filter.until.or(Some(Timestamp::max()))
+}
+
+impl Rest {
+    /// Takes out the conditions that promise the fewest candidates and turns them into lists.
+    fn take_shortest(
+        &mut self,
+        ledger: &Ledger<'_>,
+        bounds: &Bounds,
+    ) -> rusqlite::Result<Vec<List>> {
+        let mut ways = self.ways();
+        let chosen = match ways.len() {
+            0 => return Ok(vec![List::Everything]),
+            1 => ways.remove(0),
+            _ => self.shortest(ledger, bounds, ways)?,
+        };
+        let lists = self.lists(ledger, &chosen)?;
+        match chosen {
+            Way::Tag(name) => self.tags.retain(|(other, _)| *other != name),
+            Way::Authors => (self.authors, self.kinds) = (None, None),
+            Way::Kinds => self.kinds = None,
+        }
+        Ok(lists)
+    }
+
+    /// Every way this filter could be read, the one that is usually best first.
+    fn ways(&self) -> Vec<Way> {
+        let mut tags: Vec<_> = self.tags.iter().collect();
+        tags.sort_by_key(|(_, values)| values.len());
+        let tags = tags.into_iter().map(|(name, _)| Way::Tag(*name));
+        tags.chain(self.authors.as_ref().map(|_| Way::Authors))
+            .chain(self.kinds.as_ref().map(|_| Way::Kinds))
+            .collect()
+    }
+
+    /// Compares ways by counting, never more than a fraction of what the scan itself would read.
+    fn shortest(
+        &self,
+        ledger: &Ledger<'_>,
+        bounds: &Bounds,
+        mut ways: Vec<Way>,
+    ) -> rusqlite::Result<Way> {
+        for most in PROBES {
+            let mut best = (most, 0);
+            for (number, way) in ways.iter().enumerate() {
+                let lists = self.lists(ledger, way)?;
+                let rows = scan::count_up_to(ledger, &lists, bounds, most)?;
+                if rows < best.0 {
+                    best = (rows, number);
+                }
+            }
+            if best.0 < most {
+                return Ok(ways.swap_remove(best.1));
+            }
+        }
+        Ok(ways.swap_remove(0))
+    }
+
+    fn lists(&self, ledger: &Ledger<'_>, way: &Way) -> rusqlite::Result<Vec<List>> {
+        match way {
+            Way::Tag(name) => Ok(self
+                .tags
+                .iter()
+                .filter(|(other, _)| other == name)
+                .flat_map(|(_, values)| values)
+                .map(|value| List::Tag(ledger.keys.tag(*name, value)))
+                .collect()),
+            Way::Kinds => Ok(self.kinds.iter().flatten().copied().map(List::Kind).collect()),
+            Way::Authors => {
+                let mut lists = Vec::new();
+                for author in self.authors.iter().flatten() {
+                    let author = author.to_bytes();
+                    let kinds = match &self.kinds {
+                        Some(kinds) => kinds.iter().copied().collect(),
+                        None => kinds_of(ledger, &author)?,
+                    };
+                    lists.extend(kinds.into_iter().map(|kind| List::AuthorKind(author, kind)));
+                }
+                Ok(lists)
+            }
+        }
+    }
+}
+
+/// The kinds an author has written, found by leaping from one to the next.
+fn kinds_of(ledger: &Ledger<'_>, author: &[u8; 32]) -> rusqlite::Result<Vec<u16>> {
+    let mut next = ledger.conn.prepare_cached(
+        "SELECT kind FROM events WHERE pubkey = ?1 AND kind > ?2 ORDER BY kind LIMIT 1",
+    )?;
+    let mut kinds: Vec<u16> = Vec::new();
+    loop {
+        let last = kinds.last().map_or(-1, |kind| i64::from(*kind));
+        let found = next.query_row(params![author, last], |row| row.get(0)).optional()?;
+        match found {
+            Some(kind) => kinds.push(kind),
+            None => return Ok(kinds),
+        }
+    }
+}

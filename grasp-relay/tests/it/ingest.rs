@@ -1,0 +1,258 @@
+//! The way in, with a real store and a git half that does as it is told.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+
+use futures_util::future::BoxFuture;
+use grasp_core::Now;
+use grasp_core::admission::{GitData, Hold, Known, Policy, Rejection};
+use grasp_core::service::npub;
+use grasp_relay::Clock;
+use grasp_relay::ingest::{GitFacts, GitSide, Ingest, Kept, Origin, Pipeline, RelayOnly, Verdict};
+use grasp_relay::nostr::Hub;
+use grasp_relay::nostr::hub::{Capacity, Heard, Listener};
+use grasp_relay::store::StoreError;
+use grasp_relay::store::memory::MemoryStore;
+use nostr::event::{Event, EventBuilder, EventId, FinalizeEvent, Kind, Tag};
+use nostr::filter::Filter;
+use nostr::key::Keys;
+use nostr::types::Timestamp;
+
+const NOW: u64 = 1_800_000_000;
+
+/// A git half that has the data of some events, and remembers what it was given to hold.
+#[derive(Default)]
+struct ScriptedGit {
+    complete: BTreeSet<EventId>,
+    held: Mutex<Vec<(EventId, Hold)>>,
+}
+
+impl GitSide for ScriptedGit {
+    fn facts(&self, event: Arc<Event>) -> BoxFuture<'_, Result<GitFacts, StoreError>> {
+        let git = match self.complete.contains(&event.id) {
+            true => GitData::Complete,
+            false => GitData::Missing,
+        };
+        let is_held = self.held.lock().unwrap().iter().any(|(id, _)| *id == event.id);
+        Box::pin(std::future::ready(Ok(GitFacts { git, is_held, ..GitFacts::default() })))
+    }
+
+    fn hold(
+        &self,
+        event: Arc<Event>,
+        hold: Hold,
+        _: Origin,
+    ) -> BoxFuture<'_, Result<Kept, StoreError>> {
+        self.held.lock().unwrap().push((event.id, hold));
+        Box::pin(std::future::ready(Ok(Kept::Held)))
+    }
+}
+
+struct Server {
+    pipeline: Pipeline,
+    listener: Listener,
+}
+
+impl Server {
+    async fn with(git: Arc<dyn GitSide>) -> Self {
+        let hub = Hub::start();
+        let listener = hub.listen(Capacity { events: 1_000, bytes: 10_000_000 });
+        listener.subscribe(1, vec![Filter::new()].into()).await;
+        let now = Now::new(grasp_core::Mono::ZERO, Timestamp::from_secs(NOW));
+        let pipeline = Pipeline {
+            store: Arc::new(MemoryStore::default()),
+            git,
+            hub,
+            policy: Policy::new("us.example".parse().unwrap()),
+            clock: Clock::new(move || now),
+        };
+        Self { pipeline, listener }
+    }
+
+    async fn take(&self, events: &[&Event]) -> Vec<Verdict> {
+        let events = events.iter().map(|event| (*event).clone()).collect();
+        self.pipeline.ingest(events, Origin::anonymous()).await
+    }
+
+    async fn is_served(&self, event: &Event) -> bool {
+        let question = vec![vec![Filter::new().id(event.id)]];
+        self.pipeline.store.exists(question, Timestamp::from_secs(NOW)).await.unwrap()[0]
+    }
+
+    /// What listeners have heard so far.
+    async fn heard(&mut self) -> Vec<EventId> {
+        // A broadcast of our own marks the end of what came before it.
+        let end = Arc::new(sign(&Keys::generate(), 1, &[]));
+        self.pipeline.hub.publish(end.clone()).await;
+        let mut ids = Vec::new();
+        loop {
+            let Heard::Event { published, .. } = self.listener.next().await else { panic!() };
+            if published.event.id == end.id {
+                return ids;
+            }
+            ids.push(published.event.id);
+        }
+    }
+}
+
+fn sign_at(keys: &Keys, kind: u16, at: u64, tags: &[&[&str]]) -> Event {
+    let tags = tags.iter().map(|tag| Tag::parse(tag.iter().copied()).unwrap());
+    EventBuilder::new(Kind::from_u16(kind), "")
+        .tags(tags)
+        .custom_created_at(Timestamp::from_secs(at))
+        .finalize(keys)
+        .unwrap()
+}
+
+fn sign(keys: &Keys, kind: u16, tags: &[&[&str]]) -> Event {
+    sign_at(keys, kind, NOW, tags)
+}
+
+fn announcement(keys: &Keys) -> Event {
+    let clone = format!("https://us.example/{}/x.git", npub(&keys.public_key()));
+    sign(keys, 30617, &[&["d", "x"], &["clone", &clone], &["relays", "wss://us.example"]])
+}
+
+fn issue(keys: &Keys, owner: &Keys) -> Event {
+    let a = format!("30617:{}:x", owner.public_key());
+    sign(keys, 1621, &[&["a", &a]])
+}
+
+#[tokio::test]
+async fn the_order_inside_a_batch_does_not_matter() {
+    let mut server = Server::with(Arc::new(RelayOnly)).await;
+    let (alice, bob) = (Keys::generate(), Keys::generate());
+    let announcement = announcement(&alice);
+    let issue = issue(&bob, &alice);
+    let comment = sign(&bob, 1111, &[&["E", &issue.id.to_hex()]]);
+    let reply = sign(&bob, 1111, &[&["e", &comment.id.to_hex()]]);
+    let noise = sign(&bob, 1, &[]);
+    let verdicts = server.take(&[&reply, &comment, &noise, &issue, &announcement]).await;
+    let accepted: Vec<_> = verdicts.iter().map(|verdict| verdict.answer().accepted).collect();
+    assert_eq!(accepted, [true, true, false, true, true]);
+    let heard: BTreeSet<_> = server.heard().await.into_iter().collect();
+    assert_eq!(heard, BTreeSet::from([announcement.id, issue.id, comment.id, reply.id]));
+}
+
+#[tokio::test]
+async fn what_a_stored_event_names_is_welcome() {
+    let server = Server::with(Arc::new(RelayOnly)).await;
+    let (alice, bob) = (Keys::generate(), Keys::generate());
+    let note = sign(&bob, 1, &[]);
+    let a = format!("30617:{}:x", alice.public_key());
+    let issue = sign(&alice, 1621, &[&["a", &a], &["q", &note.id.to_hex()]]);
+    server.take(&[&announcement(&alice)]).await;
+    assert!(!server.take(&[&note]).await[0].answer().accepted);
+    server.take(&[&issue]).await;
+    assert!(server.take(&[&note]).await[0].answer().accepted);
+}
+
+#[tokio::test]
+async fn forged_copies_are_refused_and_spoil_nothing() {
+    let server = Server::with(Arc::new(RelayOnly)).await;
+    let (alice, bob) = (Keys::generate(), Keys::generate());
+    let genuine = announcement(&alice);
+    let mut tampered = genuine.clone();
+    tampered.content = "tampered".into();
+    let mut resigned = genuine.clone();
+    resigned.sig = announcement(&bob).sig;
+    let verdicts = server.take(&[&tampered, &resigned, &genuine, &tampered]).await;
+    let forged = Verdict::Reject(Rejection::Forged);
+    assert_eq!((&verdicts[0], &verdicts[1], &verdicts[3]), (&forged, &forged, &forged));
+    assert!(verdicts[2].answer().accepted && server.is_served(&genuine).await);
+}
+
+#[tokio::test]
+async fn what_waits_for_git_data_is_neither_served_nor_told() {
+    let git = Arc::new(ScriptedGit::default());
+    let mut server = Server::with(git.clone()).await;
+    let alice = Keys::generate();
+    let announcement = announcement(&alice);
+    let verdicts = server.take(&[&announcement]).await;
+    assert_eq!(verdicts, [Verdict::Hold(Hold::Announcement)]);
+    assert_eq!(*git.held.lock().unwrap(), [(announcement.id, Hold::Announcement)]);
+    assert!(!server.is_served(&announcement).await);
+    let issue = issue(&alice, &alice);
+    assert!(!server.take(&[&issue]).await[0].answer().accepted, "held announcements admit nothing");
+    assert_eq!(server.take(&[&announcement]).await, [Verdict::Known(Known::Held)]);
+    assert_eq!(server.heard().await, []);
+}
+
+#[tokio::test]
+async fn what_was_deleted_before_it_came_is_not_even_held() {
+    let git = Arc::new(ScriptedGit::default());
+    let server = Server::with(git.clone()).await;
+    let alice = Keys::generate();
+    let announcement = announcement(&alice);
+    let deletion = sign(&alice, 5, &[&["e", &announcement.id.to_hex()]]);
+    assert!(server.take(&[&deletion]).await[0].answer().accepted);
+    assert_eq!(server.take(&[&announcement]).await, [Verdict::Reject(Rejection::Deleted)]);
+    assert!(git.held.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_repository_that_leaves_us_is_no_longer_served() {
+    let server = Server::with(Arc::new(RelayOnly)).await;
+    let alice = Keys::generate();
+    let here = announcement(&alice);
+    let gone =
+        sign_at(&alice, 30617, NOW + 1, &[&["d", "x"], &["clone", "https://them.example/x"]]);
+    assert!(server.take(&[&here]).await[0].answer().accepted);
+    assert_eq!(server.take(&[&gone]).await, [Verdict::Delist { keep: false }]);
+    assert!(!server.is_served(&here).await && !server.is_served(&gone).await);
+}
+
+#[tokio::test]
+async fn versions_of_one_announcement_in_one_batch_end_with_the_winner() {
+    let server = Server::with(Arc::new(RelayOnly)).await;
+    let alice = Keys::generate();
+    let clone = format!("https://us.example/{}/x.git", npub(&alice.public_key()));
+    let version = |at| {
+        sign_at(
+            &alice,
+            30617,
+            at,
+            &[&["d", "x"], &["clone", &clone], &["relays", "ws://us.example"]],
+        )
+    };
+    let versions = [version(NOW - 2), version(NOW), version(NOW - 1)];
+    let verdicts = server.take(&versions.each_ref()).await;
+    assert_eq!(verdicts[2], Verdict::Known(Known::Superseded));
+    assert!(server.is_served(&versions[1]).await && !server.is_served(&versions[0]).await);
+}
+
+#[tokio::test]
+async fn a_state_is_judged_by_the_stored_announcements_of_its_name() {
+    let server = Server::with(Arc::new(RelayOnly)).await;
+    let (alice, eve) = (Keys::generate(), Keys::generate());
+    let state =
+        |keys: &Keys| sign(keys, 30618, &[&["d", "x"], &["refs/heads/main", &"a".repeat(40)]]);
+    let (ours, theirs) = (state(&alice), state(&eve));
+    assert_eq!(server.take(&[&ours]).await, [Verdict::Reject(Rejection::NoAnnouncement)]);
+    server.take(&[&announcement(&alice)]).await;
+    assert!(server.take(&[&ours]).await[0].answer().accepted);
+    let refused = Verdict::Reject(Rejection::NotMaintainer(eve.public_key()));
+    assert_eq!(server.take(&[&theirs]).await, [refused]);
+}
+
+#[tokio::test]
+async fn a_profile_needs_an_author_who_takes_part() {
+    let server = Server::with(Arc::new(RelayOnly)).await;
+    let (alice, bob) = (Keys::generate(), Keys::generate());
+    let profile = sign(&bob, 0, &[]);
+    server.take(&[&announcement(&alice)]).await;
+    assert!(!server.take(&[&profile]).await[0].answer().accepted);
+    server.take(&[&issue(&bob, &alice)]).await;
+    assert!(server.take(&[&profile]).await[0].answer().accepted);
+}
+
+#[tokio::test]
+async fn foreign_deletions_are_refused_whole() {
+    let server = Server::with(Arc::new(RelayOnly)).await;
+    let (alice, eve) = (Keys::generate(), Keys::generate());
+    let announcement = announcement(&alice);
+    server.take(&[&announcement]).await;
+    let deletion = sign(&eve, 5, &[&["e", &announcement.id.to_hex()]]);
+    assert_eq!(server.take(&[&deletion]).await, [Verdict::Reject(Rejection::ForeignDeletion)]);
+    assert!(server.is_served(&announcement).await && !server.is_served(&deletion).await);
+}

@@ -1,0 +1,152 @@
+//! What every store must do, run over every store there is.
+
+mod deletion;
+mod filters;
+mod retention;
+mod versions;
+mod writing;
+
+use futures_util::future::BoxFuture;
+use grasp_relay::store::EventStore;
+use grasp_relay::store::memory::MemoryStore;
+use grasp_relay::store::rules::Rules;
+use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
+use nostr::types::RelayUrl;
+
+/// One rule, tried on an empty store under [`rules`].
+pub(crate) type Rule = for<'s> fn(&'s dyn EventStore) -> BoxFuture<'s, ()>;
+
+pub(crate) const US: &str = "wss://us.example";
+pub(crate) const KEPT_VERSIONS: usize = 3;
+
+pub(crate) fn rules() -> Rules {
+    Rules {
+        vanish_relays: vec![RelayUrl::parse(US).unwrap()],
+        kept_versions: KEPT_VERSIONS,
+        ..Rules::default()
+    }
+}
+
+pub(crate) fn block_on<T>(work: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(work)
+}
+
+/// Names every rule once: as a table for stores with known faults, and as one test each for those without.
+macro_rules! contract {
+    ($($chapter:ident { $($rule:ident)* })*) => {
+        /// Every rule by name.
+        #[allow(dead_code, reason = "read by the adapters' tests, which are behind features")]
+        pub(crate) const RULES: &[(&str, Rule)] = &[
+            $($((stringify!($rule), |store| Box::pin($chapter::$rule(store))),)*)*
+        ];
+
+        mod sqlite {
+            $($(
+                #[test]
+                fn $rule() {
+                    super::on_sqlite(|store| Box::pin(super::$chapter::$rule(store)));
+                }
+            )*)*
+        }
+
+        mod memory {
+            $($(
+                #[test]
+                fn $rule() {
+                    let store = super::MemoryStore::new(super::rules());
+                    super::block_on(super::$chapter::$rule(&store));
+                }
+            )*)*
+        }
+    };
+}
+
+fn on_sqlite(rule: Rule) {
+    let dir = tempfile::tempdir().unwrap();
+    let options = SqliteOptions { rules: rules(), ..SqliteOptions::default() };
+    let store = SqliteStore::open(&dir.path().join("events.db"), options).unwrap();
+    block_on(rule(&store));
+}
+
+contract! {
+    writing {
+        a_stored_event_is_found_as_it_was_written
+        the_same_event_again_is_a_duplicate
+        each_event_of_a_batch_gets_its_own_answer
+        ephemeral_events_are_refused
+        a_removed_event_is_gone_and_may_come_back
+        an_absurd_time_does_no_harm
+        many_writers_at_once_all_get_their_events_stored
+        an_expired_event_is_never_served
+        an_expired_event_is_refused
+        a_sweep_takes_out_what_has_expired
+        an_expired_version_gives_way_to_an_older_one
+        a_closed_store_says_so
+    }
+    filters {
+        newest_first_and_ties_by_lowest_id
+        a_filter_without_conditions_matches_everything
+        any_value_of_a_list_and_every_condition
+        since_and_until_include_their_second
+        the_limit_takes_the_newest
+        a_limit_cuts_ties_by_lowest_id
+        limit_zero_matches_nothing
+        empty_lists_match_nothing
+        search_matches_nothing
+        no_filter_matches_nothing
+        tag_names_know_their_case
+        only_the_first_value_of_a_tag_counts
+        long_and_empty_tag_values_are_found_exactly
+        several_filters_give_each_event_once_in_order
+        each_filter_has_its_own_limit
+        tens_of_thousands_of_values_are_one_filter
+        a_large_answer_comes_whole_in_several_chunks
+        an_event_that_matches_by_several_values_comes_once
+        an_inventory_is_oldest_first
+        an_inventory_gives_up_beyond_its_bound
+        an_author_with_many_kinds_is_served_in_order
+    }
+    versions {
+        the_newer_version_wins_in_any_order
+        in_the_same_second_the_lower_id_wins_in_any_order
+        plain_replaceable_events_ignore_the_identifier
+        addressable_events_are_told_apart_by_identifier
+        a_missing_identifier_is_an_empty_one
+        ordinary_kinds_are_never_replaced
+        superseded_announcements_and_states_are_kept_but_not_served
+        other_superseded_events_are_not_kept
+        only_so_many_versions_are_kept
+        a_kept_version_returns_once_the_winner_is_gone
+    }
+    deletion {
+        own_events_are_deleted_by_id_and_stay_away
+        own_versions_are_deleted_up_to_the_request
+        a_deletion_may_come_before_its_target
+        a_deletion_with_somebody_elses_event_is_refused_whole
+        somebody_elses_unknown_event_is_not_gated
+        somebody_elses_coordinates_are_ignored
+        deletions_cannot_be_deleted
+        requests_to_vanish_cannot_be_deleted
+        too_many_targets_are_refused
+        kept_versions_are_deleted_too
+        an_older_version_may_follow_a_deletion_by_id
+        a_vanished_author_is_forgotten_up_to_the_request
+        a_vanished_authors_later_events_are_welcome
+        vanishing_elsewhere_does_nothing_here
+        vanishing_by_our_name_works_like_everywhere
+        vanishing_takes_deletion_requests_and_their_gates
+        vanishing_takes_kept_versions
+        a_refusal_can_be_asked_for_in_advance
+    }
+    retention {
+        an_unused_deletion_request_is_served_for_its_term_only
+        the_targets_of_a_retired_request_stay_refused
+        a_forgotten_request_gates_nothing
+        a_request_that_blocked_something_starts_anew
+        asking_in_advance_counts_as_use
+        a_retired_request_is_still_known
+        the_receipt_counts_and_not_the_date_on_the_request
+        a_removed_request_still_gates_and_may_come_back
+    }
+}

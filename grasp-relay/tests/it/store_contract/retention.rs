@@ -1,0 +1,97 @@
+use std::sync::Arc;
+
+use grasp_relay::store::{EventStore, Refusal, Saved};
+use nostr::event::Event;
+use nostr::filter::Filter;
+
+use crate::store_events::*;
+
+const DELETED: Saved = Saved::Refused(Refusal::Deleted);
+const SERVED: u64 = 30 * DAY;
+const GATED: u64 = 180 * DAY;
+
+/// Stores a request that deletes the note given back, long before the note arrives.
+async fn request(store: &dyn EventStore) -> (Arc<Event>, Arc<Event>) {
+    let note = ALICE.writes(1).done();
+    let request = ALICE.writes(5).tag("e", note.id).done();
+    stored(store, &request).await;
+    (request, note)
+}
+
+async fn swept(store: &dyn EventStore, now: u64) -> u64 {
+    store.sweep(time(now)).await.unwrap()
+}
+
+pub(super) async fn an_unused_deletion_request_is_served_for_its_term_only(store: &dyn EventStore) {
+    let (request, _) = request(store).await;
+    assert_eq!(swept(store, NOW + SERVED - 1).await, 0);
+    assert!(serves(store, &request).await);
+    assert_eq!(swept(store, NOW + SERVED).await, 1);
+    assert!(!serves(store, &request).await);
+}
+
+pub(super) async fn the_targets_of_a_retired_request_stay_refused(store: &dyn EventStore) {
+    let (_, note) = request(store).await;
+    let end = NOW + SERVED + GATED;
+    swept(store, end - 1).await;
+    assert_eq!(save_at(store, &note, end - 1).await, DELETED);
+}
+
+pub(super) async fn a_forgotten_request_gates_nothing(store: &dyn EventStore) {
+    let (request, note) = request(store).await;
+    let end = NOW + SERVED + GATED;
+    swept(store, end).await;
+    assert_eq!(save_at(store, &note, end).await, Saved::Stored);
+    assert_eq!(save_at(store, &request, end).await, Saved::Stored);
+    assert!(!serves(store, &note).await);
+}
+
+pub(super) async fn a_request_that_blocked_something_starts_anew(store: &dyn EventStore) {
+    let (request, note) = request(store).await;
+    let used = NOW + SERVED - DAY;
+    assert_eq!(save_at(store, &note, used).await, DELETED);
+    assert_eq!(swept(store, used + SERVED - 1).await, 0);
+    assert!(serves(store, &request).await);
+    assert_eq!(swept(store, used + SERVED).await, 1);
+
+    let used = used + SERVED + GATED - 1;
+    assert_eq!(save_at(store, &note, used).await, DELETED);
+    let end = used + SERVED + GATED;
+    swept(store, end - 1).await;
+    assert_eq!(
+        store.refusal(Arc::clone(&note), time(end - 1)).await.unwrap(),
+        Some(Refusal::Deleted)
+    );
+}
+
+pub(super) async fn asking_in_advance_counts_as_use(store: &dyn EventStore) {
+    let (request, note) = request(store).await;
+    let asked = NOW + SERVED - DAY;
+    let refusal = store.refusal(note, time(asked)).await.unwrap();
+    assert_eq!(refusal, Some(Refusal::Deleted));
+    assert_eq!(swept(store, asked + SERVED - 1).await, 0);
+    assert!(serves(store, &request).await);
+}
+
+pub(super) async fn a_retired_request_is_still_known(store: &dyn EventStore) {
+    let (request, _) = request(store).await;
+    let later = NOW + SERVED;
+    swept(store, later).await;
+    assert_eq!(save_at(store, &request, later).await, Saved::Duplicate);
+    assert!(find(store, Filter::new()).await.is_empty());
+}
+
+pub(super) async fn the_receipt_counts_and_not_the_date_on_the_request(store: &dyn EventStore) {
+    let old = ALICE.writes(5).at(1).tag("e", id(1)).done();
+    stored(store, &old).await;
+    assert_eq!(swept(store, NOW + SERVED - 1).await, 0);
+    assert!(serves(store, &old).await);
+}
+
+pub(super) async fn a_removed_request_still_gates_and_may_come_back(store: &dyn EventStore) {
+    let (request, note) = request(store).await;
+    assert_eq!(store.remove(vec![request.id]).await.unwrap(), 1);
+    assert_eq!(save(store, &note).await, DELETED);
+    stored(store, &request).await;
+    assert!(serves(store, &request).await);
+}
