@@ -159,16 +159,18 @@ impl Server {
     }
 
     /// Serves one TCP connection in a task of its own.
-    fn welcome(&self, stream: TcpStream, peer: SocketAddr, slot: Option<OwnedSemaphorePermit>) {
-        let Some(guest) = self.guests.admit_peer(peer.ip()) else {
-            guests::turn_away(&stream);
+    fn welcome(&self, stream: TcpStream, address: SocketAddr, slot: Option<OwnedSemaphorePermit>) {
+        let Some(guest) = self.guests.admit_peer(address.ip()) else {
+            tokio::spawn(guests::turn_away(stream, slot));
             return;
         };
         // Small answers must not wait for the acknowledgement of the one before.
         let _ = stream.set_nodelay(true);
         let router = self.router.clone();
+        let place = Arc::new(Place { _guest: guest, _slot: slot });
+        let peer = Peer { address, place };
         let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
-            request.extensions_mut().insert(Peer(peer));
+            request.extensions_mut().insert(peer.clone());
             TowerToHyperService::new(router.clone()).call(request)
         });
         let connection = http(&self.limits)
@@ -176,9 +178,8 @@ impl Server {
             .into_owned();
         let connection = self.graceful.watch(connection);
         tokio::spawn(async move {
-            let _held: (Guest, _) = (guest, slot);
             if let Err(error) = connection.await {
-                tracing::debug!(%error, %peer, "connection ended early");
+                tracing::debug!(%error, %address, "connection ended early");
             }
         });
     }
@@ -199,8 +200,18 @@ impl Server {
 }
 
 /// Who is at the other end of the TCP connection.
-#[derive(Clone, Copy, Debug)]
-struct Peer(SocketAddr);
+#[derive(Clone, Debug)]
+struct Peer {
+    address: SocketAddr,
+    place: Arc<Place>,
+}
+
+/// What one TCP connection holds as long as it lives, as a websocket too.
+#[derive(Debug)]
+struct Place {
+    _guest: Guest,
+    _slot: Option<OwnedSemaphorePermit>,
+}
 
 /// All routes; the mount is either empty or `/a/b`.
 fn routes(root: Root, mount: &str, extra: Router) -> Router {

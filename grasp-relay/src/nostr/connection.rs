@@ -212,22 +212,27 @@ impl Connection {
         }
     }
 
+    /// Takes what is there to hear, but not so much that the others wait for long.
     async fn take_heard(&mut self, now: Now, first: Heard) -> Result<(), Stop> {
-        let mut next = Some(first);
-        for _ in 0..LIVE_BURST {
-            match next {
-                Some(Heard::Event { subscription, published }) => {
-                    self.take_live(now, Token(subscription), &published).await?;
-                }
-                Some(Heard::Overflow { subscription }) => {
-                    let overflow = Input::Ended(Token(subscription), Ending::Overflow);
-                    self.tell(now, overflow).await?;
-                }
-                None => break,
-            }
-            next = self.listener.try_next();
+        self.take_one_heard(now, first).await?;
+        for _ in 1..LIVE_BURST {
+            let Some(next) = self.listener.try_next() else {
+                break;
+            };
+            self.take_one_heard(now, next).await?;
         }
         Ok(())
+    }
+
+    async fn take_one_heard(&mut self, now: Now, heard: Heard) -> Result<(), Stop> {
+        match heard {
+            Heard::Event { subscription, published } => {
+                self.take_live(now, Token(subscription), &published).await
+            }
+            Heard::Overflow { subscription } => {
+                self.tell(now, Input::Ended(Token(subscription), Ending::Overflow)).await
+            }
+        }
     }
 
     async fn take_page(&mut self, now: Now, page: Page) -> Result<(), Stop> {

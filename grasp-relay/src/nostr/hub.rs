@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use nostr::event::Event;
 use nostr::filter::Filter;
-use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{mpsc, oneshot};
 
 use super::subscriptions::{Index, Subscriber};
 
@@ -88,6 +88,15 @@ pub enum Heard {
     },
 }
 
+/// Who listens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Census {
+    /// Connections and feeds with a subscription, now or before.
+    pub listeners: usize,
+    /// Their subscriptions.
+    pub subscriptions: usize,
+}
+
 /// One listener's subscriptions and queue. Dropping it ends them all.
 #[derive(Debug)]
 pub struct Listener {
@@ -104,6 +113,7 @@ enum Command {
     Subscribe(Mailbox, u64, Arc<[Filter]>),
     Unsubscribe(Subscriber),
     Leave(u64),
+    Census(oneshot::Sender<Census>),
 }
 
 impl Hub {
@@ -117,6 +127,13 @@ impl Hub {
     /// Hands an accepted event to everybody who wants it. Waits only for the hub itself, never for a listener.
     pub async fn publish(&self, event: Arc<Event>) {
         send(&self.commands, Command::Publish(Published::new(event))).await;
+    }
+
+    /// Counts who listens, after everything that was said to the hub before.
+    pub async fn census(&self) -> Census {
+        let (answer, census) = oneshot::channel();
+        send(&self.commands, Command::Census(answer)).await;
+        census.await.unwrap_or_default()
     }
 
     /// A new listener, without subscriptions yet.
@@ -258,6 +275,12 @@ impl Switchboard {
                 self.index.remove(subscriber);
             }
             Command::Leave(listener) => self.leave(listener),
+            Command::Census(answer) => {
+                let _ = answer.send(Census {
+                    listeners: self.mailboxes.len(),
+                    subscriptions: self.index.len(),
+                });
+            }
         }
     }
 

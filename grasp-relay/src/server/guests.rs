@@ -1,12 +1,19 @@
 //! How many connections each address has, and which address that is.
 
 use std::collections::HashMap;
+use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use axum::http::HeaderMap;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::sync::OwnedSemaphorePermit;
+
+/// How long somebody who is turned away may take to leave.
+const GOODBYE: Duration = Duration::from_secs(1);
 
 /// A range of addresses, as `10.0.0.0/8` or `::1`.
 ///
@@ -131,13 +138,20 @@ impl Drop for Guest {
     }
 }
 
-/// Tells a connection that is one too many, without spending a task on it.
-pub(super) fn turn_away(stream: &TcpStream) {
+/// Tells a connection that it is one too many, and keeps its slot for the moment that this takes.
+pub(super) async fn turn_away(mut stream: TcpStream, _slot: Option<OwnedSemaphorePermit>) {
     const REFUSAL: &[u8] = b"HTTP/1.1 429 Too Many Requests\r\n\
         Access-Control-Allow-Origin: *\r\nRetry-After: 30\r\n\
         Content-Type: text/plain\r\nContent-Length: 39\r\nConnection: close\r\n\r\n\
         too many connections from this address\n";
-    let _ = stream.try_write(REFUSAL);
+    let goodbye = async {
+        stream.write_all(REFUSAL).await?;
+        stream.shutdown().await?;
+        // Closing with unread input would take the answer back.
+        while stream.read(&mut [0; 1_024]).await? > 0 {}
+        io::Result::Ok(())
+    };
+    let _ = tokio::time::timeout(GOODBYE, goodbye).await;
 }
 
 /// The part of an address that one household has: all of IPv4, the first half of IPv6.

@@ -11,7 +11,7 @@ use axum::response::{Html, IntoResponse as _, Response};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
 use super::guests::{Guest, Guests};
-use super::{Config, Peer, Stage, bounded, landing};
+use super::{Config, Peer, Place, Stage, bounded, landing};
 use crate::nostr::connection::{self, Shared};
 
 const NOSTR_JSON: &str = "application/nostr+json";
@@ -50,19 +50,25 @@ impl Root {
     }
 
     /// A seat for one more websocket, or why there is none.
-    fn seat(&self, peer: Peer, headers: &HeaderMap) -> Result<Seat, Refusal> {
+    fn seat(&self, peer: &Peer, headers: &HeaderMap) -> Result<Seat, Refusal> {
         if *self.stage.borrow() != Stage::Running {
             return Err(Refusal::ShuttingDown);
         }
         let guest =
-            self.guests.admit_forwarded(peer.0.ip(), headers).ok_or(Refusal::TooManyOfYou)?;
+            self.guests.admit_forwarded(peer.address.ip(), headers).ok_or(Refusal::TooManyOfYou)?;
         let seat = self.seats.clone().try_acquire_owned().map_err(|_| Refusal::Full)?;
-        Ok(Seat { _guest: guest, _seat: seat, _alive: self.alive.clone() })
+        Ok(Seat {
+            _place: peer.place.clone(),
+            _guest: guest,
+            _seat: seat,
+            _alive: self.alive.clone(),
+        })
     }
 }
 
 /// What one websocket holds as long as it lives.
 struct Seat {
+    _place: Arc<Place>,
     _guest: Guest,
     _seat: OwnedSemaphorePermit,
     _alive: mpsc::Sender<Infallible>,
@@ -97,7 +103,7 @@ pub(super) async fn at_root(
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Response {
     match upgrade {
-        Ok(upgrade) => open(&root, peer, &headers, upgrade),
+        Ok(upgrade) => open(&root, &peer, &headers, upgrade),
         Err(rejection) if headers.contains_key(UPGRADE) => rejection.into_response(),
         Err(_) if accepts_nostr_json(&headers) => {
             ([(CONTENT_TYPE, NOSTR_JSON)], root.document.clone()).into_response()
@@ -106,7 +112,7 @@ pub(super) async fn at_root(
     }
 }
 
-fn open(root: &Root, peer: Peer, headers: &HeaderMap, upgrade: WebSocketUpgrade) -> Response {
+fn open(root: &Root, peer: &Peer, headers: &HeaderMap, upgrade: WebSocketUpgrade) -> Response {
     let (seat, challenge) = match root.seat(peer, headers).and_then(|seat| Ok((seat, challenge()?)))
     {
         Ok(admitted) => admitted,

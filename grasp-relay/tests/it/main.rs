@@ -6,3 +6,14 @@ mod store_contract;
 mod store_events;
 mod store_kill;
 mod store_model;
+
+mod support;
+
+mod auth;
+mod bad_input;
+mod feed;
+mod http;
+mod limits;
+mod negentropy;
+mod relay;
+mod shutdown;

@@ -7,11 +7,9 @@ use super::*;
 
 const FRAME: u64 = 4_096;
 
+/// A hash, as ids are: sums of related numbers would collide, and fingerprints are sums.
 fn id(nth: u32) -> EventId {
-    let mut bytes = [0; 32];
-    // Spread like hashes, and different for every number.
-    bytes[..4].copy_from_slice(&nth.wrapping_mul(0x9E37_79B1).to_be_bytes());
-    EventId::from_byte_array(bytes)
+    EventId::from_byte_array(bitcoin_hashes::Sha256::hash(&nth.to_be_bytes()).to_byte_array())
 }
 
 fn set(items: &BTreeSet<(u64, u32)>) -> SortedSet {

@@ -1,1 +1,295 @@
 //! The session, told what happened and asked what to do.
+
+use std::time::Duration;
+
+use nostr::event::{EventBuilder, FinalizeEvent, Kind, Tag};
+use nostr::key::Keys;
+use nostr::types::Timestamp;
+
+use super::*;
+
+const NOW: Now = Now::new(Mono::from_secs(1_000), Timestamp::from_secs(1_700_000_000));
+
+fn session(limits: Limits) -> Session {
+    let rules = Rules {
+        limits,
+        service: "grasp.example".parse().expect("an address"),
+        challenge_on_connect: false,
+    };
+    Session::new(NOW, Arc::new(rules), "riddle".into())
+}
+
+impl Session {
+    fn hears(&mut self, text: &str) -> Vec<Output> {
+        self.handle(NOW, Input::Text(text))
+    }
+
+    /// The answer to a message that is only answered.
+    fn says(&mut self, text: &str) -> String {
+        sent(&self.hears(text)).join(" ")
+    }
+
+    fn opens(&mut self, text: &str) -> Token {
+        match self.hears(text).pop() {
+            Some(
+                Output::Subscribe { token, .. }
+                | Output::Count { token, .. }
+                | Output::OpenNeg { token, .. },
+            ) => token,
+            other => panic!("{text}: {other:?}"),
+        }
+    }
+}
+
+fn sent(outputs: &[Output]) -> Vec<String> {
+    outputs
+        .iter()
+        .filter_map(|output| match output {
+            Output::Send(reply) => Some(reply.to_json()),
+            _ => None,
+        })
+        .collect()
+}
+
+fn after(length: Duration) -> Now {
+    NOW.after(length)
+}
+
+fn auth(keys: &Keys, challenge: &str) -> String {
+    let event = EventBuilder::new(Kind::Authentication, "")
+        .tags([
+            Tag::custom("challenge", [challenge]),
+            Tag::custom("relay", ["wss://grasp.example/"]),
+        ])
+        .custom_created_at(NOW.unix)
+        .finalize(keys)
+        .expect("signed");
+    format!(r#"["AUTH",{}]"#, event.as_json())
+}
+
+#[test]
+fn a_subscription_of_the_same_id_gives_way_and_its_late_results_find_nobody() {
+    let mut session = session(Limits::default());
+    let old = session.opens(r#"["REQ","s",{}]"#);
+    let outputs = session.hears(r#"["REQ","s",{"kinds":[1]}]"#);
+    assert!(
+        matches!(outputs[..], [Output::Unsubscribe(token), Output::Subscribe { .. }] if token == old)
+    );
+    assert_eq!(session.handle(NOW, Input::CaughtUp(old)), []);
+    assert_eq!(session.handle(NOW, Input::Ended(old, Ending::Overflow)), []);
+}
+
+#[test]
+fn slots_are_given_back_by_close_overflow_and_an_answered_count() {
+    let mut session = session(Limits { subscriptions: 1, ..Limits::default() });
+    let refusal = r#"["CLOSED","b","rate-limited: too many REQs: 1 subscriptions may be open"]"#;
+    session.opens(r#"["REQ","a",{}]"#);
+    assert_eq!(session.says(r#"["REQ","b",{}]"#), refusal);
+    assert!(matches!(session.hears(r#"["CLOSE","a"]"#)[..], [Output::Unsubscribe(_)]));
+    let token = session.opens(r#"["REQ","b",{}]"#);
+    let closed = sent(&session.handle(NOW, Input::Ended(token, Ending::Overflow)));
+    assert!(closed[0].starts_with(r#"["CLOSED","b","error: "#) && closed[0].contains("overflow"));
+    let token = session.opens(r#"["COUNT","c",{}]"#);
+    assert_eq!(session.says(r#"["REQ","b",{}]"#), refusal);
+    let counted = sent(&session.handle(NOW, Input::Counted(token, 7)));
+    assert_eq!(counted, [r#"["COUNT","c",{"count":7}]"#]);
+    session.opens(r#"["REQ","b",{}]"#);
+}
+
+#[test]
+fn the_text_of_open_filters_is_bounded_together() {
+    let mut session = session(Limits { subscription_bytes: 30, ..Limits::default() });
+    session.opens(r#"["REQ","a",{"kinds":[1,2,3]}]"#);
+    let refusal = session.says(r#"["REQ","b",{"kinds":[1,2,3]}]"#);
+    assert_eq!(
+        refusal,
+        r#"["CLOSED","b","rate-limited: active subscriptions exceed max size 30 bytes"]"#
+    );
+    // Replacing frees the old text first.
+    session.opens(r#"["REQ","a",{"kinds":[4,5,6,7,8]}]"#);
+    session.hears(r#"["CLOSE","a"]"#);
+    session.opens(r#"["REQ","b",{"kinds":[1,2,3]}]"#);
+}
+
+#[test]
+fn too_many_queries_are_refused_each_in_its_own_form_and_continuations_are_free() {
+    let mut session = session(Limits { queries_per_minute: 1, ..Limits::default() });
+    let token = session.opens(r#"["NEG-OPEN","n",{},"61"]"#);
+    let why = "rate-limited: too many queries";
+    assert_eq!(session.says(r#"["REQ","s",{}]"#), format!(r#"["CLOSED","s","{why}"]"#));
+    assert_eq!(session.says(r#"["COUNT","c",{}]"#), format!(r#"["CLOSED","c","{why}"]"#));
+    assert_eq!(session.says(r#"["NEG-OPEN","m",{},"61"]"#), format!(r#"["NEG-ERR","m","{why}"]"#));
+    for _ in 0..20 {
+        let opened = Reconciled::Answered(vec![0x61]);
+        assert_eq!(
+            sent(&session.handle(NOW, Input::Reconciled(token, opened))),
+            [r#"["NEG-MSG","n","61"]"#]
+        );
+        assert!(matches!(session.hears(r#"["NEG-MSG","n","61"]"#)[..], [Output::AnswerNeg { .. }]));
+    }
+    let later = after(Duration::from_secs(60));
+    assert!(matches!(
+        session.handle(later, Input::Text(r#"["REQ","s",{}]"#))[..],
+        [Output::Subscribe { .. }]
+    ));
+}
+
+#[test]
+fn too_many_events_are_refused_by_their_ok() {
+    let mut session = session(Limits { events_per_minute: 1, ..Limits::default() });
+    let event = EventBuilder::new(Kind::from(1), "").finalize(&Keys::generate()).expect("signed");
+    let message = format!(r#"["EVENT",{}]"#, event.as_json());
+    assert!(matches!(session.hears(&message)[..], [Output::Ingest(_)]));
+    let id = event.id;
+    assert_eq!(
+        session.says(&message),
+        format!(r#"["OK","{id}",false,"rate-limited: too many events"]"#)
+    );
+}
+
+#[test]
+fn a_flood_is_answered_once_over_and_then_hung_up_on() {
+    let mut session = session(Limits { messages_per_minute: 3, ..Limits::default() });
+    let token = session.opens(r#"["REQ","s",{}]"#);
+    session.opens(r#"["REQ","t",{}]"#);
+    session.opens(r#"["REQ","u",{}]"#);
+    assert_eq!(
+        session.says(r#"["REQ","v",{}]"#),
+        r#"["CLOSED","v","rate-limited: too many messages"]"#
+    );
+    // Closing only frees, and is obeyed even now.
+    assert_eq!(session.hears(r#"["CLOSE","s"]"#), [Output::Unsubscribe(token)]);
+    assert_eq!(session.says("junk"), r#"["NOTICE","invalid: not a JSON array"]"#);
+    assert_eq!(session.hears("junk"), [Output::Hangup(Hangup::TOO_MANY_MESSAGES)]);
+}
+
+#[test]
+fn a_challenge_comes_before_the_first_refusal_that_asks_for_auth_and_only_then() {
+    let mut session = session(Limits::default());
+    assert_eq!(session.handle(NOW, Input::Connected), []);
+    let judged = || Answer { accepted: false, message: "auth-required: who are you?".into() };
+    let id = EventId::from_byte_array([7; 32]);
+    let first = sent(&session.handle(NOW, Input::Judged(id, judged())));
+    assert_eq!(first[0], r#"["AUTH","riddle"]"#);
+    assert!(first[1].starts_with(r#"["OK","07"#));
+    assert_eq!(session.handle(NOW, Input::Judged(id, judged())).len(), 1);
+}
+
+#[test]
+fn a_challenge_can_come_at_once() {
+    let mut session = session(Limits::default());
+    session.rules = Arc::new(Rules { challenge_on_connect: true, ..(*session.rules).clone() });
+    assert_eq!(sent(&session.handle(NOW, Input::Connected)), [r#"["AUTH","riddle"]"#]);
+}
+
+#[test]
+fn several_keys_may_be_proved_up_to_a_number() {
+    let mut session = session(Limits { auth_keys: 2, ..Limits::default() });
+    let [a, b, c] = [Keys::generate(), Keys::generate(), Keys::generate()];
+    for keys in [&a, &a, &b] {
+        assert!(session.says(&auth(keys, "riddle")).ends_with(r#",true,""]"#));
+    }
+    assert!(session.says(&auth(&c, "riddle")).contains("rate-limited: "));
+    assert_eq!(session.authenticated(), [a.public_key(), b.public_key()]);
+}
+
+#[test]
+fn failed_auths_are_answered_and_then_hung_up_on() {
+    let mut session = session(Limits { auth_failures: 2, ..Limits::default() });
+    let keys = Keys::generate();
+    assert!(session.says(&auth(&keys, "wrong")).contains(r#"false,"invalid: the challenge"#));
+    let last = session.hears(&auth(&keys, "wrong"));
+    assert!(matches!(last[..], [Output::Send(_), Output::Hangup(Hangup::TOO_MANY_AUTHS)]));
+    assert!(session.authenticated().is_empty());
+}
+
+#[test]
+fn negentropy_sessions_are_bounded_in_number_and_in_items() {
+    let limits = Limits { neg_sessions: 2, neg_connection_items: 10, ..Limits::default() };
+    let mut session = session(limits);
+    let first = session.opens(r#"["NEG-OPEN","a",{},"61"]"#);
+    let second = session.opens(r#"["NEG-OPEN","b",{},"61"]"#);
+    let full = session.says(r#"["NEG-OPEN","c",{},"61"]"#);
+    assert_eq!(full, r#"["NEG-ERR","c","rate-limited: too many negentropy subscriptions"]"#);
+    let opened = |items| Reconciled::Opened { items, answer: vec![0x61] };
+    assert_eq!(
+        sent(&session.handle(NOW, Input::Reconciled(first, opened(6)))),
+        [r#"["NEG-MSG","a","61"]"#]
+    );
+    let outputs = session.handle(NOW, Input::Reconciled(second, opened(6)));
+    assert_eq!(outputs[0], Output::DropNeg(second));
+    assert!(sent(&outputs)[0].starts_with(r#"["NEG-ERR","b","rate-limited: "#));
+    session.hears(r#"["NEG-CLOSE","a"]"#);
+    let third = session.opens(r#"["NEG-OPEN","b",{},"61"]"#);
+    assert_eq!(sent(&session.handle(NOW, Input::Reconciled(third, opened(10)))).len(), 1);
+}
+
+#[test]
+fn a_negentropy_session_ends_with_the_reason_it_ended_for() {
+    for (what, reason) in [
+        (Reconciled::TooBig, r#""blocked: this query is too big",500000]"#),
+        (Reconciled::NoRoom, r#""rate-limited: "#),
+        (Reconciled::Invalid, r#""invalid: not a negentropy message"]"#),
+        (Reconciled::StoreFailed, r#""error: the event store failed"]"#),
+    ] {
+        let mut session = session(Limits::default());
+        let token = session.opens(r#"["NEG-OPEN","n",{},"61"]"#);
+        let outputs = session.handle(NOW, Input::Reconciled(token, what));
+        assert_eq!(outputs[0], Output::DropNeg(token));
+        assert!(sent(&outputs)[0].contains(reason), "{outputs:?}");
+        let again = session.says(r#"["NEG-MSG","n","61"]"#);
+        assert_eq!(again, r#"["NEG-ERR","n","closed: no such session"]"#);
+    }
+}
+
+#[test]
+fn a_client_that_does_not_wait_for_its_answer_loses_the_session() {
+    let mut session = session(Limits::default());
+    let token = session.opens(r#"["NEG-OPEN","n",{},"61"]"#);
+    let outputs = session.hears(r#"["NEG-MSG","n","61"]"#);
+    assert_eq!(outputs[0], Output::DropNeg(token));
+    assert!(sent(&outputs)[0].starts_with(r#"["NEG-ERR","n","invalid: "#));
+    assert!(!session.is_reconciling(token));
+}
+
+#[test]
+fn an_unused_negentropy_session_is_closed_when_its_time_is_over_and_not_before() {
+    let idle = Duration::from_secs(20);
+    let mut session = session(Limits { neg_idle: idle, ..Limits::default() });
+    let token = session.opens(r#"["NEG-OPEN","n",{},"61"]"#);
+    let _ = session.handle(NOW, Input::Reconciled(token, Reconciled::Answered(vec![0x61])));
+    assert_eq!(session.next_deadline(), NOW.mono + idle);
+    assert_eq!(session.handle(after(idle - Duration::from_millis(1)), Input::Tick), []);
+    let outputs = session.handle(after(idle), Input::Tick);
+    assert_eq!(sent(&outputs), [r#"["NEG-ERR","n","closed: idle for too long"]"#]);
+}
+
+#[test]
+fn a_quiet_client_is_pinged_and_then_hung_up_on_unless_it_answers() {
+    let limits = Limits::default();
+    let (ping, idle) = (limits.ping_after, limits.idle_timeout);
+    let mut session = session(limits);
+    assert_eq!(session.next_deadline(), NOW.mono + ping);
+    assert_eq!(session.handle(after(ping), Input::Tick), [Output::Ping]);
+    assert_eq!(session.handle(after(ping), Input::Tick), []);
+    assert_eq!(session.next_deadline(), NOW.mono + idle);
+    assert_eq!(session.handle(after(idle), Input::Tick), [Output::Hangup(Hangup::IDLE)]);
+
+    let _ = session.handle(after(idle), Input::Heard);
+    assert_eq!(session.next_deadline(), NOW.mono + idle + ping);
+    assert_eq!(session.handle(after(idle), Input::Tick), []);
+}
+
+#[test]
+fn binary_frames_are_named_as_what_they_are() {
+    let mut session = session(Limits::default());
+    let answer = sent(&session.handle(NOW, Input::Binary));
+    assert_eq!(answer, [r#"["NOTICE","invalid: binary frames are not understood"]"#]);
+}
+
+#[test]
+fn close_and_neg_close_of_nothing_are_silent() {
+    let mut session = session(Limits::default());
+    assert_eq!(session.hears(r#"["CLOSE","x"]"#), []);
+    assert_eq!(session.hears(r#"["NEG-CLOSE","x"]"#), []);
+}

@@ -1,0 +1,168 @@
+//! Over a limit: the right answer, and nobody else notices.
+
+use std::time::Duration;
+
+use grasp_relay::nostr::Limits;
+use serde_json::json;
+use tokio_tungstenite::tungstenite::Message;
+
+use crate::support::{Farewell, Relay, in_time, note};
+
+#[tokio::test]
+async fn a_reader_that_does_not_read_loses_its_subscription_and_others_lose_nothing() {
+    const EVENTS: usize = 2_000;
+    let limits = Limits { live_queue_events: 100, ..Limits::default() };
+    let relay = Relay::limited(limits).await;
+    let mut slow = relay.client().await;
+    let mut quick = relay.client().await;
+    slow.req("s", r#"{"kinds":[1],"limit":0}"#).await;
+    quick.req("q", r#"{"kinds":[1],"limit":0}"#).await;
+    let text = "x".repeat(20_000);
+    let events: Vec<_> = (0..EVENTS).map(|nth| note(1, &format!("{nth} {text}"))).collect();
+    let ids: Vec<_> = events.iter().map(|event| event.id.to_hex()).collect();
+    for event in &events {
+        relay.accept(event).await;
+        let heard = quick.next().await;
+        assert_eq!(heard[2]["id"], event.id.to_hex());
+    }
+    // What the slow one hears is the beginning, whole, and then why there is no more.
+    let mut heard = Vec::new();
+    let reason = loop {
+        let message = slow.next().await;
+        match message[0].as_str() {
+            Some("EVENT") => heard.push(message[2]["id"].as_str().expect("an id").to_owned()),
+            Some("CLOSED") => break message,
+            _ => panic!("unexpected {message}"),
+        }
+    };
+    assert!(heard.len() < EVENTS && heard[..] == ids[..heard.len()], "{} heard", heard.len());
+    assert_eq!(reason[1], "s");
+    let why = reason[2].as_str().expect("a reason");
+    assert!(why.starts_with("error: ") && why.contains("overflow"), "{why}");
+    // The connection itself is well, and may ask again.
+    assert_eq!(slow.req("again", r#"{"kinds":[1],"limit":3}"#).await.len(), 3);
+}
+
+#[tokio::test]
+async fn a_reader_that_never_reads_is_given_up_on() {
+    let limits = Limits { write_timeout: Duration::from_millis(200), ..Limits::default() };
+    let relay = Relay::limited(limits).await;
+    let text = "x".repeat(200_000);
+    for nth in 0..100 {
+        relay.accept(&note(1, &format!("{nth}{text}"))).await;
+    }
+    let mut stuck = relay.client().await;
+    stuck.send(r#"["REQ","s",{"kinds":[1]}]"#).await;
+    let mut other = relay.client().await;
+    assert_eq!(other.ask(r#"["COUNT","c",{}]"#).await, json!(["COUNT", "c", {"count": 100}]));
+    // The relay stops waiting; what it had written arrives, and then nothing.
+    let mut socket = stuck.into_inner();
+    in_time(async {
+        use futures_util::StreamExt as _;
+        // Not reading for a while is the point of this test: the relay's patience is real time.
+        tokio::time::sleep(Duration::from_millis(600)).await;
+        let mut frames = 0;
+        while let Some(Ok(_)) = socket.next().await {
+            frames += 1;
+        }
+        assert!(frames < 100, "{frames} frames were written to somebody who did not read");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn live_events_that_come_while_history_is_read_are_bounded_too() {
+    let limits = Limits { live_queue_events: 5, max_limit: 10_000, ..Limits::default() };
+    let relay = Relay::limited(limits).await;
+    let text = "x".repeat(20_000);
+    for nth in 0..1_000 {
+        relay.accept(&note(1, &format!("{nth} {text}"))).await;
+    }
+    let mut client = relay.client().await;
+    client.send(r#"["REQ","s",{"kinds":[1,2],"limit":10000}]"#).await;
+    // The first event shows that the history is under way; it is far too long for the socket's buffers.
+    assert_eq!(client.next().await[0], "EVENT");
+    for nth in 0..50 {
+        relay.accept(&note(2, &nth.to_string())).await;
+    }
+    let closed = loop {
+        let message = client.next().await;
+        match message[0].as_str() {
+            Some("EVENT") => assert_eq!(message[2]["kind"], 1, "a gap before this one"),
+            Some("CLOSED") => break message,
+            _ => panic!("unexpected {message}"),
+        }
+    };
+    assert!(closed[2].as_str().is_some_and(|why| why.contains("overflow")), "{closed}");
+}
+
+#[tokio::test]
+async fn a_page_is_as_long_as_the_card_says() {
+    let limits = Limits { max_limit: 20, default_limit: 10, ..Limits::default() };
+    let relay = Relay::limited(limits).await;
+    for nth in 0..30 {
+        relay.accept(&note(1, &nth.to_string())).await;
+    }
+    let mut client = relay.client().await;
+    assert_eq!(client.req("s", r#"{"kinds":[1]}"#).await.len(), 10);
+    assert_eq!(client.req("s", r#"{"kinds":[1],"limit":15}"#).await.len(), 15);
+    assert_eq!(client.req("s", r#"{"kinds":[1],"limit":9999}"#).await.len(), 20);
+}
+
+#[tokio::test]
+async fn all_connections_together_hold_only_so_much_filter_text() {
+    let limits = Limits { total_subscription_bytes: 30, ..Limits::default() };
+    let relay = Relay::limited(limits).await;
+    let (mut alice, mut bob) = (relay.client().await, relay.client().await);
+    alice.req("s", r#"{"kinds":[1,2,3]}"#).await;
+    let full = bob.ask(r#"["REQ","s",{"kinds":[1,2,3]}]"#).await;
+    assert_eq!(full[0], "CLOSED");
+    assert!(full[2].as_str().is_some_and(|why| why.starts_with("rate-limited: ")), "{full}");
+    alice.send(r#"["CLOSE","s"]"#).await;
+    alice.ask(r#"["COUNT","c",{}]"#).await;
+    bob.req("s", r#"{"kinds":[1,2,3]}"#).await;
+}
+
+#[tokio::test]
+async fn a_quiet_client_is_pinged_and_one_that_does_not_answer_is_closed() {
+    let limits = Limits {
+        ping_after: Duration::from_millis(50),
+        idle_timeout: Duration::from_millis(200),
+        ..Limits::default()
+    };
+    let relay = Relay::limited(limits).await;
+    let mut client = relay.client().await;
+    assert!(matches!(client.frame().await, Message::Ping(_)));
+    // Reading answered that ping; only a client that does not read is silent.
+    assert!(matches!(client.frame().await, Message::Ping(_)));
+    let mut silent = relay.client().await;
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    let end = Farewell { code: 1001, reason: "closed: idle for too long".into() };
+    assert_eq!(silent.farewell().await, Some(end));
+}
+
+#[tokio::test]
+async fn a_flood_is_answered_and_then_cut() {
+    let limits = Limits { messages_per_minute: 50, ..Limits::default() };
+    let relay = Relay::limited(limits).await;
+    let mut client = relay.client().await;
+    for nth in 0..100 {
+        let answer = client.ask(r#"["COUNT","c",{}]"#).await;
+        assert_eq!(answer[0], if nth < 50 { "COUNT" } else { "CLOSED" });
+    }
+    client.send(r#"["COUNT","c",{}]"#).await;
+    let end = Farewell { code: 1008, reason: "rate-limited: too many messages".into() };
+    assert_eq!(client.farewell().await, Some(end));
+}
+
+#[tokio::test]
+async fn a_client_that_vanishes_is_forgotten() {
+    let relay = Relay::start().await;
+    let mut client = relay.client().await;
+    client.req("a", r#"{"kinds":[1]}"#).await;
+    client.req("b", "{}").await;
+    assert_eq!(relay.hub.census().await.subscriptions, 2);
+    drop(client);
+    in_time(async { while relay.hub.census().await.listeners > 0 {} }).await;
+    assert_eq!(relay.hub.census().await.subscriptions, 0);
+}

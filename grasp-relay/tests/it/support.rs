@@ -1,0 +1,126 @@
+//! A relay on a loopback port, and a client that says exactly what it is told.
+
+#[path = "support/client.rs"]
+mod client;
+#[path = "support/ingest.rs"]
+mod ingest;
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use grasp_relay::nostr::{Hub, Limits, RelayInfo};
+use grasp_relay::server::Config;
+use grasp_relay::store::EventStore;
+use grasp_relay::store::memory::MemoryStore;
+use grasp_relay::{Clock, Parts};
+use nostr::event::{Event, EventBuilder, FinalizeEvent, Kind, Tag};
+use nostr::key::Keys;
+use nostr::types::Timestamp;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+pub(crate) use self::client::{Client, Farewell};
+
+use self::ingest::Door;
+
+/// How long anything may take before a test gives up on it.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A running relay.
+pub(crate) struct Relay {
+    pub(crate) address: SocketAddr,
+    pub(crate) hub: Hub,
+    pub(crate) door: Arc<Door>,
+    stop: Option<oneshot::Sender<()>>,
+    server: JoinHandle<std::io::Result<()>>,
+}
+
+impl Relay {
+    pub(crate) async fn start() -> Self {
+        Self::limited(Limits::default()).await
+    }
+
+    pub(crate) async fn limited(limits: Limits) -> Self {
+        Self::with(limits, |_| {}).await
+    }
+
+    pub(crate) async fn with(limits: Limits, adjust: impl FnOnce(&mut Parts)) -> Self {
+        Self::on(Arc::new(MemoryStore::default()), limits, adjust).await
+    }
+
+    /// A relay on this store.
+    pub(crate) async fn on(
+        store: Arc<dyn EventStore>,
+        limits: Limits,
+        adjust: impl FnOnce(&mut Parts),
+    ) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("an address");
+        let hub = Hub::start();
+        let door = Arc::new(Door::new(store.clone(), hub.clone()));
+        let mut parts = Parts {
+            store: store.clone(),
+            ingest: door.clone(),
+            hub: hub.clone(),
+            config: Config {
+                service: address.to_string().parse().expect("an address"),
+                info: RelayInfo::default(),
+                limits,
+                trusted_proxies: vec![],
+                challenge_on_connect: false,
+            },
+            clock: Clock::system(),
+            extra: axum::Router::new(),
+        };
+        adjust(&mut parts);
+        let (stop, stopped) = oneshot::channel::<()>();
+        let server = tokio::spawn(grasp_relay::serve(listener, parts, async {
+            let _ = stopped.await;
+        }));
+        Self { address, hub, door, stop: Some(stop), server }
+    }
+
+    pub(crate) async fn client(&self) -> Client {
+        Client::connect(self.address).await
+    }
+
+    /// Puts an event into the store and tells everybody, as ingest does.
+    pub(crate) async fn accept(&self, event: &Event) {
+        self.door.admit(vec![Arc::new(event.clone())]).await;
+    }
+
+    /// Asks the server to end.
+    pub(crate) fn stop(&mut self) {
+        let _ = self.stop.take().expect("stopped once").send(());
+    }
+
+    /// Waits for the server's end.
+    pub(crate) async fn ended(self) {
+        in_time(self.server).await.expect("no panic").expect("a clean end");
+    }
+}
+
+/// Gives up on what takes too long.
+pub(crate) async fn in_time<F: Future>(future: F) -> F::Output {
+    tokio::time::timeout(PATIENCE, future).await.expect("in time")
+}
+
+/// An event of a kind with a text, signed by a fresh key now.
+pub(crate) fn note(kind: u16, content: &str) -> Event {
+    tagged(kind, content, &[])
+}
+
+pub(crate) fn tagged(kind: u16, content: &str, tags: &[[&str; 2]]) -> Event {
+    at(kind, content, tags, Timestamp::now())
+}
+
+pub(crate) fn at(kind: u16, content: &str, tags: &[[&str; 2]], when: Timestamp) -> Event {
+    EventBuilder::new(Kind::from(kind), content)
+        .tags(tags.iter().map(|[name, value]| Tag::custom(*name, [*value])))
+        .custom_created_at(when)
+        .finalize(&Keys::generate())
+        .expect("signed")
+}

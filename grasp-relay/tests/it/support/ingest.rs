@@ -1,0 +1,100 @@
+//! A way in that verifies, stores and publishes, and judges little else.
+
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use grasp_core::Verified;
+use grasp_core::admission::{Acceptance, Known, Rejection};
+use grasp_relay::ingest::{Ingest, Origin, Verdict};
+use grasp_relay::nostr::Hub;
+use grasp_relay::store::{EventStore, Saved};
+use nostr::event::Event;
+use nostr::types::Timestamp;
+use tokio::sync::Semaphore;
+
+use super::in_time;
+
+/// Takes any kind of event, related to something or not. It can be held shut, to see what waits.
+pub(crate) struct Door {
+    store: Arc<dyn EventStore>,
+    hub: Hub,
+    open: Semaphore,
+    knocks: Semaphore,
+}
+
+impl Door {
+    pub(crate) fn new(store: Arc<dyn EventStore>, hub: Hub) -> Self {
+        let (open, knocks) = (Semaphore::new(Semaphore::MAX_PERMITS), Semaphore::new(0));
+        Self { store, hub, open, knocks }
+    }
+
+    /// Nothing gets through until [`open`](Self::open).
+    pub(crate) fn shut(&self) {
+        self.open.forget_permits(Semaphore::MAX_PERMITS);
+    }
+
+    pub(crate) fn open(&self) {
+        self.open.add_permits(1_000);
+    }
+
+    /// Waits until a batch stands before the door.
+    pub(crate) async fn knocked(&self) {
+        in_time(self.knocks.acquire()).await.expect("never closed").forget();
+    }
+
+    /// Stores and publishes, as if it had been judged.
+    pub(crate) async fn admit(&self, events: Vec<Arc<Event>>) -> Vec<Saved> {
+        let saved = self.store.save(events.clone(), Timestamp::now()).await.expect("a store");
+        for (event, saved) in events.into_iter().zip(&saved) {
+            if *saved == Saved::Stored {
+                self.hub.publish(event).await;
+            }
+        }
+        saved
+    }
+}
+
+fn objection(event: &Event, origin: &Origin) -> Option<Rejection> {
+    let ahead = event.created_at.as_secs() > Timestamp::now().as_secs() + 900;
+    let by_author =
+        matches!(origin, Origin::Client { authenticated } if authenticated.contains(&event.pubkey));
+    if ahead {
+        Some(Rejection::TooFarAhead)
+    } else if event.is_protected() && !by_author {
+        Some(Rejection::Protected)
+    } else {
+        None
+    }
+}
+
+fn verdict(objection: Option<Rejection>, saved: Option<Saved>) -> Verdict {
+    match (objection, saved) {
+        (Some(why), _) => Verdict::Reject(why),
+        (None, Some(Saved::Stored)) => Verdict::Accept(Acceptance::Related),
+        (None, Some(Saved::Duplicate)) => Verdict::Known(Known::Stored),
+        (None, Some(Saved::Superseded)) => Verdict::Known(Known::Superseded),
+        (None, Some(Saved::Refused(_)) | None) => Verdict::Reject(Rejection::Internal),
+    }
+}
+
+impl Ingest for Door {
+    fn ingest_verified(
+        &self,
+        events: Vec<Verified<Event>>,
+        origin: Origin,
+    ) -> BoxFuture<'_, Vec<Verdict>> {
+        Box::pin(async move {
+            self.knocks.add_permits(1);
+            let _pass = self.open.acquire().await.expect("never closed");
+            let objections: Vec<_> = events.iter().map(|event| objection(event, &origin)).collect();
+            let good = events.into_iter().zip(&objections).filter(|(_, no)| no.is_none());
+            let good = good.map(|(event, _)| Arc::new(event.into_inner())).collect();
+            let mut saved = self.admit(good).await.into_iter();
+            let judge = |no: Option<Rejection>| {
+                let saved = if no.is_none() { saved.next() } else { None };
+                verdict(no, saved)
+            };
+            objections.into_iter().map(judge).collect()
+        })
+    }
+}

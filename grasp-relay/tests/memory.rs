@@ -1,0 +1,104 @@
+//! Memory stays flat whatever clients abandon. Alone in its process, so that the figure means something.
+
+#[allow(
+    dead_code,
+    unused_imports,
+    reason = "shared with the other socket tests, of which this one needs little"
+)]
+#[path = "it/support.rs"]
+mod support;
+
+use futures_util::stream::{SplitSink, SplitStream};
+use futures_util::{SinkExt as _, StreamExt as _};
+use grasp_relay::nostr::Limits;
+use tokio::net::TcpStream;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::Message;
+
+use crate::support::{Relay, in_time, note};
+
+/// What both rounds together may leave: room for the allocator's habits, not for a hundredth of what went through.
+const SLACK_KIB: usize = 16 * 1024;
+
+/// Resident memory of this process in KiB: relay and client together.
+fn resident() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
+    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+    let kib = line.and_then(|line| line.split_whitespace().nth(1)?.parse().ok());
+    kib.expect("a figure")
+}
+
+fn limits() -> Limits {
+    Limits {
+        messages_per_minute: u32::MAX,
+        queries_per_minute: u32::MAX,
+        connections_per_ip: 10_000,
+        ..Limits::default()
+    }
+}
+
+fn req(nth: usize) -> String {
+    format!(r##"["REQ","{nth}",{{"#a":["30617:x:{nth}"],"kinds":[1]}}]"##)
+}
+
+type Socket = WebSocketStream<TcpStream>;
+
+async fn feed(writer: &mut SplitSink<Socket, Message>, text: String) {
+    in_time(writer.feed(Message::Text(text.into()))).await.expect("sent");
+}
+
+/// The type of the next message.
+async fn verb(reader: &mut SplitStream<Socket>) -> String {
+    let message = in_time(reader.next()).await.expect("open").expect("a frame");
+    let text = message.into_text().expect("text");
+    text.split('"').nth(1).expect("a message type").to_owned()
+}
+
+/// One client opens and closes as fast as it can.
+async fn open_and_close(relay: &Relay, subscriptions: usize) {
+    let (mut writer, mut reader) = relay.client().await.into_inner().split();
+    for nth in 0..subscriptions {
+        feed(&mut writer, req(nth)).await;
+        feed(&mut writer, format!(r#"["CLOSE","{nth}"]"#)).await;
+        if nth % 100 == 0 {
+            feed(&mut writer, r#"["COUNT","here",{}]"#.into()).await;
+            in_time(writer.flush()).await.expect("sent");
+            while verb(&mut reader).await != "COUNT" {}
+        }
+    }
+}
+
+/// Clients open what they may, and one more, and vanish without a word.
+async fn open_and_vanish(relay: &Relay, clients: usize, each: usize) {
+    for _ in 0..clients {
+        let (mut writer, mut reader) = relay.client().await.into_inner().split();
+        for nth in 0..=each {
+            feed(&mut writer, req(nth)).await;
+        }
+        in_time(writer.flush()).await.expect("sent");
+        let mut refusals = 0;
+        for _ in 0..=each {
+            refusals += usize::from(verb(&mut reader).await == "CLOSED");
+        }
+        assert_eq!(refusals, 1);
+    }
+}
+
+#[tokio::test]
+async fn a_hundred_thousand_abandoned_subscriptions_leave_nothing_behind() {
+    let relay = Relay::limited(limits()).await;
+    open_and_close(&relay, 2_000).await;
+    open_and_vanish(&relay, 5, 500).await;
+    let before = resident();
+    open_and_close(&relay, 50_000).await;
+    open_and_vanish(&relay, 100, 500).await;
+    let grown = resident().saturating_sub(before);
+    assert!(grown < SLACK_KIB, "{grown} KiB more");
+    // And the relay is well.
+    let mut client = relay.client().await;
+    client.req("s", r#"{"kinds":[1]}"#).await;
+    relay.accept(&note(1, "still served")).await;
+    assert_eq!(client.next().await[0], "EVENT");
+    let census = relay.hub.census().await;
+    assert_eq!(census.subscriptions, 1, "{census:?}");
+}
