@@ -1,4 +1,40 @@
 //! The words and the rules of GRASP. Opens nothing, reads no clock, takes no lock.
+//!
+//! ```text
+//!   event ──▶ nip34 ──▶ admission::judge(policy, now, origin, event, facts) ──▶ stored | held | refused + OK text
+//!   push  ──▶ push::CommandReader ──▶ push::authorise(request, view) ─────────▶ a verdict per ref
+//!   announcements ──▶ MaintainerModel::maintainers ───────────────────────────▶ who may sign
+//!   accepted events ──▶ sync::SyncIndex ──▶ sync::compute_actions ────────────▶ what to ask which relay
+//!   what relays answer ──▶ limits ────────────────────────────────────────────▶ when, how much, and what now
+//! ```
+//!
+//! Everything here is a value, a function of values, or a small machine that is told the time. Whoever embeds it
+//! brings sockets, clocks and databases. What comes from a peer is hostile until it has become one of these types.
+//!
+//! ```
+//! use grasp_core::{RelayUrl, RepoId, ServiceIdentity};
+//! use grasp_core::nip34::Announcement;
+//! use nostr::event::{EventBuilder, FinalizeEvent, Kind, Tag};
+//! use nostr::key::Keys;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let us: ServiceIdentity = "grasp.example".parse()?;
+//! let alice = Keys::generate();
+//! let repo = RepoId::new(alice.public_key(), "hello".parse()?);
+//!
+//! let event = EventBuilder::new(Kind::GitRepoAnnouncement, "")
+//!     .tag(Tag::identifier("hello"))
+//!     .tag(Tag::parse(["clone", &format!("https://grasp.example{}", us.repo_path(&repo))])?)
+//!     .tag(Tag::parse(["relays", "wss://grasp.example", "wss://Other.example:443/"])?)
+//!     .finalize(&alice)?;
+//!
+//! let announcement = Announcement::parse(&event)?;
+//! assert_eq!(announcement.repo, repo);
+//! assert!(announcement.lists(&us));
+//! let others: Vec<&RelayUrl> = announcement.relays.iter().filter(|url| !us.is_us(url.as_str())).collect();
+//! assert_eq!(others[0].as_str(), "wss://other.example");
+//! # Ok(()) }
+//! ```
 
 pub mod admission;
 pub mod deletion;
