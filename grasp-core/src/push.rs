@@ -11,6 +11,7 @@
 mod authorise;
 mod command;
 mod pktline;
+mod report;
 mod verdict;
 
 pub use authorise::{Candidate, KnownProposal, PushView, Standing, authorise};
@@ -18,4 +19,5 @@ pub use command::{
     Capabilities, CommandReader, MAX_COMMANDS, Progress, PushCommand, PushParseError, PushRequest,
 };
 pub use pktline::{MAX_PKT_DATA, Pkt, PktError, encode_pkt, read_pkt};
+pub use report::{RefReport, encode_progress, encode_report};
 pub use verdict::{AuthorisedPush, PushVerdict, RefRefusal, RefVerdict};

@@ -1,11 +1,14 @@
 //! Who we are, and which URLs mean us.
 
+mod path;
+
 use std::fmt;
 use std::str::FromStr;
 
 use nostr::key::PublicKey;
 use nostr::nips::nip19::ToBech32;
 
+pub use self::path::{Door, GitPath};
 use crate::repo::Parts;
 use crate::repo::{CloneUrl, Identifier, RelayUrl, RepoId, UrlError};
 
@@ -117,7 +120,7 @@ fn encode(identifier: &Identifier) -> String {
 }
 
 /// Undoes percent-encoding once; `None` if an escape is broken or the result is no text.
-pub fn decode(text: &str) -> Option<String> {
+fn decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((&first, tail)) = rest.split_first() {
