@@ -10,6 +10,8 @@
 
 mod authorise;
 mod command;
+mod options;
+mod outcome;
 mod pktline;
 mod report;
 mod verdict;
@@ -18,6 +20,8 @@ pub use authorise::{Candidate, KnownProposal, PushView, Standing, authorise};
 pub use command::{
     Capabilities, CommandReader, MAX_COMMANDS, Progress, PushCommand, PushParseError, PushRequest,
 };
+pub use options::OptionsReader;
+pub use outcome::{GitOutcome, NoReport};
 pub use pktline::{MAX_PKT_DATA, Pkt, PktError, encode_pkt, read_pkt};
 pub use report::{RefReport, encode_progress, encode_report};
 pub use verdict::{AuthorisedPush, PushVerdict, RefRefusal, RefVerdict};

@@ -70,6 +70,9 @@ pub enum PushParseError {
     /// A signed push; the signed state says more.
     #[error("push certificates are not supported")]
     Certificate,
+    /// More push options than anybody needs.
+    #[error("too many push options")]
+    TooManyOptions,
     /// Another hash than the repository's.
     #[error("object format {0} is not supported")]
     ObjectFormat(String),
@@ -114,6 +117,11 @@ pub struct CommandReader {
 }
 
 impl CommandReader {
+    /// What the client said it can do, once its first command was read; how to answer even a broken list.
+    pub fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
     /// Takes the next bytes of the request.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<Progress, PushParseError> {
         self.buffer.extend_from_slice(bytes);
@@ -206,6 +214,8 @@ impl PushRequest {
 }
 
 /// Encodes commands for git: what was judged, and nothing else that the client sent.
+///
+/// Push options are not announced: they were read and forgotten before git is asked.
 pub(super) fn encode_commands(commands: &[PushCommand], capabilities: Capabilities) -> Vec<u8> {
     let mut out = Vec::new();
     for (position, command) in commands.iter().enumerate() {
@@ -251,7 +261,6 @@ impl Capabilities {
             (self.side_band_64k, "side-band-64k"),
             (self.atomic, "atomic"),
             (self.quiet, "quiet"),
-            (self.push_options, "push-options"),
             (true, "object-format=sha1"),
         ];
         let said: Vec<_> = known.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();

@@ -74,13 +74,19 @@ impl AuthorisedPush {
     /// Branches and tags move all or none, for only together are they what was signed.
     pub fn encode_executed(&self) -> Vec<u8> {
         let ruled = self.execute.iter().any(|command| command.name.is_branch_or_tag());
-        let atomic = self.capabilities.atomic || ruled;
-        encode_commands(&self.execute, Capabilities { atomic, ..self.capabilities })
+        self.encode(&self.execute, self.capabilities.atomic || ruled)
     }
 
     /// The command list for git in staging.
     pub fn encode_staged(&self) -> Vec<u8> {
-        encode_commands(&self.stage, self.capabilities)
+        self.encode(&self.stage, self.capabilities.atomic)
+    }
+
+    /// Git reports to us, plainly; what the client is told is ours to write.
+    fn encode(&self, commands: &[PushCommand], atomic: bool) -> Vec<u8> {
+        let asked =
+            Capabilities { report_status: true, quiet: true, atomic, ..Capabilities::default() };
+        encode_commands(commands, asked)
     }
 }
 
@@ -116,6 +122,8 @@ pub enum RefRefusal {
         /// The commit that its event names.
         wanted: Oid,
     },
+    /// Branches and a pull request that nobody knows yet, in one push: their objects belong in different places.
+    Separately,
     /// Tips of pull requests go with their events, not by pushing.
     PullRequestDelete,
     /// Whether the event is known could not be found out; nobody gets in on that ground.
@@ -159,6 +167,9 @@ impl fmt::Display for RefRefusal {
             Self::StillDeclared => f.write_str("is still in the signed state"),
             Self::OthersDiffer => f.write_str("other refs differ from the signed state"),
             Self::WrongTip { wanted } => write!(f, "its event names commit {}", wanted.short()),
+            Self::Separately => {
+                f.write_str("push a pull request before its event apart from other refs")
+            }
             Self::PullRequestDelete => {
                 f.write_str("pull requests are removed by deleting their event")
             }

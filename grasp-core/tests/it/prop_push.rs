@@ -176,7 +176,7 @@ proptest! {
     fn nothing_outside_the_allowed_namespaces_is_ever_authorised(world in world(), commands in commands(), atomic in any::<bool>()) {
         let verdict = authorise(&request(&commands, atomic), &view(&world));
         let Some(authorised) = &verdict.authorised else { return Ok(()) };
-        prop_assert!(!authorised.execute().is_empty() || !authorised.stage().is_empty());
+        prop_assert!(authorised.execute().is_empty() != authorised.stage().is_empty(), "one place");
         for command in authorised.execute() {
             prop_assert!(matches!(command.name.namespace(), Namespace::Branch(_) | Namespace::Tag(_) | Namespace::Nostr(_)));
             prop_assert_eq!(command.old, world.refs.get(&command.name).copied());
