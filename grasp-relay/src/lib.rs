@@ -2,10 +2,12 @@
 
 pub mod clock;
 pub mod feed;
+pub mod git_http;
 pub mod ingest;
 pub mod nostr;
 pub mod server;
 pub mod store;
+pub mod web;
 
 pub use clock::Clock;
 pub use feed::{Accepted, Feed};

@@ -1,0 +1,315 @@
+//! Keeps events and git data in step: the driver of purgatory.
+//!
+//! ```text
+//!  ingest, pushes ──Order──▶ ┌───────────────┐ ──records──▶ journal (one write for many turns)
+//!  ends of work   ──Input──▶ │ loop: Purgatory│
+//!                            └───────┬───────┘ ──Op──▶ a lane per repository name: git, event store, hub
+//! ```
+//!
+//! One task owns the core. What it wants done runs in lanes, one per identifier: in order within a lane, at the same
+//! time across lanes, so that a slow repository keeps nobody waiting but itself.
+
+mod git;
+mod lane;
+mod side;
+mod survey;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use grasp_core::admission::{Hold, Origin, Policy};
+use grasp_core::{Identifier, Mono};
+use grasp_purgatory::git::RepoStore;
+use grasp_purgatory::journal::sqlite::SqliteJournal;
+use grasp_purgatory::{Config, Input, Kept, Output, Purgatory};
+use nostr::event::{Event, EventId};
+use tokio::sync::{mpsc, oneshot};
+
+use self::lane::{Lanes, Op};
+use self::survey::SurveyRequest;
+use crate::clock::Clock;
+use crate::nostr::Hub;
+use crate::store::EventStore;
+
+/// Orders that may wait before callers have to.
+const QUEUE: usize = 1_024;
+
+/// Turns that share one write of the journal, at most.
+const TURNS: usize = 64;
+
+/// What a keeper works with.
+#[derive(Clone)]
+pub struct KeeperParts {
+    /// Repositories on disk.
+    pub repos: RepoStore,
+    /// Served events.
+    pub store: Arc<dyn EventStore>,
+    /// Where news are told.
+    pub hub: Hub,
+    /// The settings of the rulebook.
+    pub policy: Policy,
+    /// The time.
+    pub clock: Clock,
+}
+
+/// The way to the keeper. Cheap to clone; its task ends with the last clone.
+#[derive(Clone)]
+pub struct Keeper {
+    orders: mpsc::Sender<Order>,
+    parts: Arc<KeeperParts>,
+}
+
+/// The keeper is gone: the server is stopping, or its journal cannot be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("purgatory is closed")]
+pub struct Gone;
+
+type Question = Box<dyn FnOnce(&Purgatory) + Send>;
+
+enum Order {
+    Tell(Input),
+    Hold { event: Arc<Event>, hold: Hold, origin: Origin, reply: oneshot::Sender<Kept> },
+    Ask(Question),
+    Settle { identifier: Identifier, reply: oneshot::Sender<()> },
+}
+
+impl Keeper {
+    /// Takes up where the journal ends, and starts to work.
+    pub async fn start(
+        parts: KeeperParts,
+        config: Config,
+        journal: SqliteJournal,
+    ) -> Result<Self, grasp_purgatory::journal::sqlite::JournalError> {
+        let (journal, records) = load(journal).await?;
+        let now = parts.clock.now();
+        let purgatory = Purgatory::restore(config, parts.policy.clone(), records, now);
+        let parts = Arc::new(parts);
+        let (orders, inbox) = mpsc::channel(QUEUE);
+        let keeper = Self { orders: orders.clone(), parts: Arc::clone(&parts) };
+        let task = Task {
+            purgatory,
+            journal: Some(journal),
+            lanes: Lanes::new(Arc::clone(&parts), orders.downgrade()),
+            answers: BTreeMap::new(),
+            waiters: Vec::new(),
+            clock: parts.clock.clone(),
+        };
+        tokio::spawn(task.run(inbox));
+        keeper.tell(Input::Started).await;
+        Ok(keeper)
+    }
+
+    /// Repositories on disk.
+    pub fn repos(&self) -> &RepoStore {
+        &self.parts.repos
+    }
+
+    /// Served events.
+    pub fn store(&self) -> &Arc<dyn EventStore> {
+        &self.parts.store
+    }
+
+    /// The settings of the rulebook.
+    pub fn policy(&self) -> &Policy {
+        &self.parts.policy
+    }
+
+    /// The time.
+    pub fn clock(&self) -> &Clock {
+        &self.parts.clock
+    }
+
+    /// Tells purgatory what happened.
+    pub async fn tell(&self, input: Input) {
+        let _ = self.orders.send(Order::Tell(input)).await;
+    }
+
+    /// Asks purgatory something, between two turns.
+    pub async fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&Purgatory) -> T + Send + 'static,
+    ) -> Result<T, Gone> {
+        let (reply, answer) = oneshot::channel();
+        let question = Box::new(move |purgatory: &Purgatory| {
+            let _ = reply.send(question(purgatory));
+        });
+        self.orders.send(Order::Ask(question)).await.map_err(|_| Gone)?;
+        answer.await.map_err(|_| Gone)
+    }
+
+    /// Says that something changed under an identifier, and waits until everything that follows from it is done.
+    pub async fn settle(&self, identifier: &Identifier) -> Result<(), Gone> {
+        self.tell(Input::Changed { identifier: identifier.clone() }).await;
+        let (reply, settled) = oneshot::channel();
+        let identifier = identifier.clone();
+        self.orders.send(Order::Settle { identifier, reply }).await.map_err(|_| Gone)?;
+        settled.await.map_err(|_| Gone)
+    }
+
+    /// Holds an event; resolves once it is written down and its view exists.
+    async fn hold(&self, event: Arc<Event>, hold: Hold, origin: Origin) -> Result<Kept, Gone> {
+        let (reply, kept) = oneshot::channel();
+        let order = Order::Hold { event, hold, origin, reply };
+        self.orders.send(order).await.map_err(|_| Gone)?;
+        kept.await.map_err(|_| Gone)
+    }
+}
+
+async fn load(
+    journal: SqliteJournal,
+) -> Result<
+    (SqliteJournal, Vec<grasp_purgatory::journal::Record>),
+    grasp_purgatory::journal::sqlite::JournalError,
+> {
+    let read = tokio::task::spawn_blocking(move || {
+        let records = journal.load()?;
+        Ok((journal, records))
+    });
+    read.await.expect("reading the journal does not panic")
+}
+
+/// The one owner of the core.
+struct Task {
+    purgatory: Purgatory,
+    /// Away while it is written to.
+    journal: Option<SqliteJournal>,
+    lanes: Lanes,
+    answers: BTreeMap<EventId, Vec<oneshot::Sender<Kept>>>,
+    waiters: Vec<(Identifier, oneshot::Sender<()>)>,
+    clock: Clock,
+}
+
+impl Task {
+    async fn run(mut self, mut inbox: mpsc::Receiver<Order>) {
+        loop {
+            let deadline = self.purgatory.next_deadline();
+            let order = tokio::select! {
+                order = inbox.recv() => match order {
+                    Some(order) => order,
+                    None => return,
+                },
+                () = until(&self.clock, deadline) => Order::Tell(Input::Tick),
+            };
+            let mut turns = vec![self.take(order)];
+            while turns.len() < TURNS {
+                let Ok(order) = inbox.try_recv() else { break };
+                turns.push(self.take(order));
+            }
+            if let Err(error) = self.write_down(&mut turns).await {
+                // The core knows more than the disk now. Everybody who waits hears that we are gone.
+                tracing::error!(%error, "the journal cannot be written; purgatory is closed");
+                return;
+            }
+            for turn in turns {
+                self.perform(turn);
+            }
+            self.wake_settled();
+        }
+    }
+
+    /// Lets the core handle one order.
+    fn take(&mut self, order: Order) -> Vec<Output> {
+        let now = self.clock.now();
+        match order {
+            Order::Tell(input) => self.purgatory.handle(now, input),
+            Order::Hold { event, hold, origin, reply } => {
+                self.answers.entry(event.id).or_default().push(reply);
+                self.purgatory.handle(now, Input::Held { event, hold, origin })
+            }
+            Order::Ask(question) => {
+                question(&self.purgatory);
+                Vec::new()
+            }
+            Order::Settle { identifier, reply } => {
+                self.waiters.push((identifier, reply));
+                Vec::new()
+            }
+        }
+    }
+
+    /// Writes the records of all turns at once, before anything else of them is done.
+    async fn write_down(
+        &mut self,
+        turns: &mut [Vec<Output>],
+    ) -> Result<(), grasp_purgatory::journal::sqlite::JournalError> {
+        let mut records = Vec::new();
+        for turn in turns {
+            turn.retain_mut(|output| match output {
+                Output::Journal(record) => {
+                    records.push(record.clone());
+                    false
+                }
+                _ => true,
+            });
+        }
+        let Some(mut journal) = self.journal.take() else { return Ok(()) };
+        if records.is_empty() {
+            self.journal = Some(journal);
+            return Ok(());
+        }
+        let write = tokio::task::spawn_blocking(move || {
+            let written = journal.append(&records);
+            (journal, written)
+        });
+        let (journal, written) = write.await.expect("writing the journal does not panic");
+        self.journal = Some(journal);
+        written
+    }
+
+    /// Hands the outputs of one turn to the lane they belong to.
+    fn perform(&mut self, turn: Vec<Output>) {
+        let lane = turn.iter().find_map(lane::identifier_of).cloned();
+        let ops: Vec<Op> = turn.into_iter().flat_map(|output| self.op(output)).collect();
+        if !ops.is_empty() {
+            self.lanes.run(lane, ops);
+        }
+    }
+
+    fn op(&mut self, output: Output) -> Vec<Op> {
+        match output {
+            Output::Journal(_) => Vec::new(),
+            Output::Do(chore) => vec![Op::Do(chore)],
+            Output::Answer { id, kept } => {
+                let waiting = self.answers.remove(&id).unwrap_or_default();
+                waiting.into_iter().map(|reply| Op::Answer { reply, kept }).collect()
+            }
+            Output::Survey { identifier } => {
+                vec![Op::Survey(SurveyRequest::of(&self.purgatory, identifier))]
+            }
+            Output::Apply { identifier, views, proposals } => {
+                vec![Op::Apply { identifier, views, proposals }]
+            }
+            Output::Store { identifier, events, withdraw } => {
+                vec![Op::Store { identifier, events, withdraw }]
+            }
+            Output::Publish { events } => vec![Op::Publish(events)],
+            Output::Hunt { identifier, after } => {
+                tracing::debug!(%identifier, ?after, "git data is wanted");
+                Vec::new()
+            }
+            Output::Report(report) => {
+                tracing::warn!(?report, "purgatory");
+                Vec::new()
+            }
+        }
+    }
+
+    fn wake_settled(&mut self) {
+        let waiters = std::mem::take(&mut self.waiters);
+        for (identifier, reply) in waiters {
+            if self.purgatory.is_settled(&identifier) {
+                let _ = reply.send(());
+            } else if !reply.is_closed() {
+                self.waiters.push((identifier, reply));
+            }
+        }
+    }
+}
+
+/// Sleeps until a point of the clock; for ever without one.
+async fn until(clock: &Clock, deadline: Option<Mono>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep(deadline - clock.now().mono).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,158 @@
+//! Pages for people: what this is, one repository, and nothing here.
+//!
+//! Written with a template that escapes whatever it shows, without scripts and without anything from elsewhere.
+
+use grasp_core::nip34::Announcement;
+use grasp_core::service::npub;
+use grasp_core::{RefName, RepoId, ServiceIdentity};
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+const STYLE: &str = "
+:root { color-scheme: light dark; }
+body { font: 1rem/1.5 system-ui, sans-serif; max-width: 46rem; margin: 3rem auto; padding: 0 1rem; }
+pre { overflow-x: auto; padding: .75rem 1rem; border-radius: .4rem; background: rgba(127,127,127,.15); }
+code { font-family: ui-monospace, monospace; overflow-wrap: anywhere; }
+footer { margin-top: 3rem; opacity: .7; }
+";
+
+/// A web client for repositories that live on nostr.
+const WEB_CLIENT: &str = "https://gitworkshop.dev";
+
+/// What is known of a repository when its page is asked for.
+#[derive(Clone, Debug)]
+pub struct RepositoryPage<'a> {
+    /// The repository.
+    pub repo: &'a RepoId,
+    /// Its announcement, once it is served.
+    pub announcement: Option<&'a Announcement>,
+    /// The branch that HEAD names, and how many branches and tags there are.
+    pub head: Option<&'a RefName>,
+    /// Branches.
+    pub branches: usize,
+    /// Tags.
+    pub tags: usize,
+}
+
+/// The page at the root.
+pub fn landing(name: &str, description: &str, service: &ServiceIdentity) -> String {
+    page(
+        name,
+        html! {
+            h1 { (name) }
+            p { (description) }
+            p {
+                "This is a GRASP server: a nostr relay and a git host on one address. A push is accepted exactly when a "
+                "maintainer of the repository has signed for it."
+            }
+            h2 { "Host a repository here" }
+            ol {
+                li { "Announce it (NIP-34, kind 30617) with these two addresses:"
+                    pre { "clone   http(s)://" (service) "/<your npub>/<name>.git\nrelays  ws(s)://" (service) }
+                }
+                li { "Sign its state (kind 30618): which commit each branch and tag is at." }
+                li { "Push exactly that:"
+                    pre { "git push http(s)://" (service) "/<your npub>/<name>.git main" }
+                }
+            }
+            p { "Clients such as " code { "ngit" } " do all three." }
+        },
+    )
+}
+
+/// The page of one repository.
+pub fn repository(service: &ServiceIdentity, page_of: &RepositoryPage<'_>, secure: bool) -> String {
+    let repo = page_of.repo;
+    let scheme = if secure { "https" } else { "http" };
+    let host = service.to_string();
+    let host = host.strip_suffix(&service.mount_path()).unwrap_or(&host);
+    let clone = format!("{scheme}://{host}{}", service.repo_path(repo));
+    let title = page_of.announcement.and_then(|a| a.name.as_deref());
+    let title = title.filter(|name| !name.is_empty()).unwrap_or(repo.identifier.as_str());
+    let encoded = service.repo_path(repo);
+    let name = encoded.rsplit('/').next().and_then(|last| last.strip_suffix(".git")).unwrap_or("");
+    let place = format!("{}/{}/{name}", npub(&repo.owner), service.to_string().replace('/', "%2F"));
+    page(
+        title,
+        html! {
+            h1 { (title) }
+            @if let Some(description) = page_of.announcement.and_then(|a| a.description.as_deref()) {
+                p { (description) }
+            }
+            @if page_of.announcement.is_none() {
+                p { "This repository is announced and waits for its first push." }
+            }
+            h2 { "Clone" }
+            pre { "git clone " (clone) }
+            p { "or, with a client that speaks nostr:" }
+            pre { "git clone nostr://" (place) }
+            p { a href=(format!("{WEB_CLIENT}/{place}")) { "Issues, pull requests and code in a web client" } }
+            p { (page_of.branches) " branches, " (page_of.tags) " tags"
+                @if let Some(head) = page_of.head { ", HEAD at " code { (head) } }
+            }
+            p { "Owner: " code { (npub(&repo.owner)) } }
+        },
+    )
+}
+
+/// The page for what is not here.
+pub fn not_found() -> String {
+    page(
+        "Not here",
+        html! {
+            h1 { "Not here" }
+            p { "No repository is hosted at this address." }
+        },
+    )
+}
+
+fn page(title: &str, body: Markup) -> String {
+    html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                title { (title) }
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                main { (body) }
+                footer { "grasp " (env!("CARGO_PKG_VERSION")) }
+            }
+        }
+    }
+    .into_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use nostr::key::PublicKey;
+
+    use super::*;
+
+    fn of(name: &str) -> RepoId {
+        RepoId::new(PublicKey::from_byte_array([7; 32]), name.parse().unwrap())
+    }
+
+    #[test]
+    fn nothing_that_people_chose_becomes_markup() {
+        let repo = of("<script>alert(1)<");
+        let page_of =
+            RepositoryPage { repo: &repo, announcement: None, head: None, branches: 0, tags: 0 };
+        let page = repository(&"us.example".parse().unwrap(), &page_of, true);
+        assert!(!page.contains("<script>") && page.contains("&lt;script&gt;"));
+        assert!(!landing("<b>", "\"><i>", &"us.example".parse().unwrap()).contains("<i>"));
+    }
+
+    #[test]
+    fn the_clone_command_is_where_we_serve() {
+        let service: ServiceIdentity = "us.example:8443/git".parse().unwrap();
+        let repo = of("my repo");
+        let page_of =
+            RepositoryPage { repo: &repo, announcement: None, head: None, branches: 1, tags: 2 };
+        let page = repository(&service, &page_of, false);
+        let url = format!("http://us.example:8443/git/{}/my%20repo.git", npub(&repo.owner));
+        assert!(page.contains(&format!("git clone {url}")), "{page}");
+        assert!(service.serves(&url.parse().unwrap(), &repo));
+    }
+}
