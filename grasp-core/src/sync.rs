@@ -20,6 +20,7 @@ mod coverage;
 mod filters;
 mod incremental;
 mod index;
+mod root;
 mod targets;
 
 pub use self::actions::{AddFilters, compute_actions};
@@ -35,4 +36,5 @@ pub use self::index::{
     PendingSyncIndex, RETENTION, RelayState, RelaySyncIndex, RelaySyncNeeds, RepoSyncIndex,
     RepoSyncNeeds, Resume, SyncLevel, SyncMethod,
 };
+pub use self::root::RootId;
 pub use self::targets::derive_relay_targets;

@@ -112,7 +112,7 @@ mod tests {
             repos: repos.iter().map(|(n, level)| (repo(*n), *level)).collect(),
             root_events: roots
                 .iter()
-                .map(|n| EventId::from_byte_array([*n; 32]))
+                .map(|n| EventId::from_byte_array([*n; 32]).into())
                 .collect(),
         }
     }

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use nostr::event::EventId;
 use nostr::filter::{Filter, SingleLetterTag};
 use nostr::types::Timestamp;
 
 use super::chunk::{RequestBudget, split};
 use super::index::{RelaySyncNeeds, SyncLevel};
+use super::root::RootId;
 use crate::{Identifier, RepoId, kinds};
 
 /// How an event names a repository: as its subject, as a thread's subject, or in passing.
@@ -44,11 +44,11 @@ pub fn tagged_one_of_our_repo_event_filters<'a>(
 
 /// Layer 3: events that tag one of these root events.
 pub fn tagged_one_of_our_root_event_filters<'a>(
-    roots: impl IntoIterator<Item = &'a EventId>,
+    roots: impl IntoIterator<Item = &'a RootId>,
     since: Option<Timestamp>,
     budget: &RequestBudget,
 ) -> Vec<Filter> {
-    let values = roots.into_iter().map(EventId::to_hex);
+    let values = roots.into_iter().map(|root| root.event().to_hex());
     split(&within(Filter::new(), since), &ROOT_TAGS, values, budget)
 }
 
@@ -71,14 +71,13 @@ pub fn build_state_filters<'a>(
 /// ```
 /// use grasp_core::RepoId;
 /// use grasp_core::sync::{RelaySyncNeeds, RequestBudget, SyncLevel, build_layer2_and_layer3_filters};
-/// use nostr::event::EventId;
-/// use nostr::types::Timestamp;
+/// /// use nostr::types::Timestamp;
 ///
 /// let owner = "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798";
 /// let repo: RepoId = format!("30617:{owner}:grasp").parse()?;
 /// let items = RelaySyncNeeds {
 ///     repos: [(repo, SyncLevel::Full)].into(),
-///     root_events: [EventId::from_byte_array([7; 32])].into(),
+///     root_events: [EventId::from_byte_array([7; 32]).into()].into(),
 /// };
 /// let filters = build_layer2_and_layer3_filters(&items, Some(Timestamp::from_secs(9)), &RequestBudget::default());
 /// assert_eq!(filters.len(), 6, "a, A, q for the repository; e, E, q for its root");
@@ -114,6 +113,7 @@ fn within(filter: Filter, since: Option<Timestamp>) -> Filter {
 
 #[cfg(test)]
 mod tests {
+    use nostr::event::EventId;
     use nostr::key::PublicKey;
 
     use super::*;
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn a_root_is_looked_for_under_three_tags() {
-        let root = EventId::from_byte_array([0xab; 32]);
+        let root = EventId::from_byte_array([0xab; 32]).into();
         let filters =
             tagged_one_of_our_root_event_filters([&root], None, &RequestBudget::default());
         let wanted =

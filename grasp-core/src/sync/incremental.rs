@@ -4,16 +4,15 @@ mod delta;
 mod owners;
 mod waiting;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
-
-use nostr::event::EventId;
 
 use self::delta::Before;
 pub use self::delta::SyncDelta;
 use self::owners::Owners;
 use self::waiting::WaitingRoots;
 use super::index::{RelaySyncNeeds, RepoSyncIndex, RepoSyncNeeds, SyncLevel};
-use super::targets::needs_of;
+use super::root::RootId;
 use crate::{RelayUrl, RepoId, ServiceIdentity};
 
 /// Something our own relay has accepted, held, released or dropped.
@@ -43,14 +42,14 @@ pub enum IndexChange {
     /// A root event was accepted.
     RootAdded {
         /// The event.
-        root: EventId,
+        root: RootId,
         /// All repositories that it names.
-        repos: BTreeSet<RepoId>,
+        repos: Vec<RepoId>,
     },
     /// A root event was deleted, or expired.
     RootRemoved {
         /// The event.
-        root: EventId,
+        root: RootId,
     },
 }
 
@@ -138,12 +137,18 @@ impl SyncIndex {
 
     /// Everything wanted from one relay, written out; `None` if it is no target.
     pub fn target(&self, relay: &RelayUrl) -> Option<RelaySyncNeeds> {
-        let listed = self.relays.get(relay)?;
+        let listed = self.relays.get(relay)?.iter();
         let entries: Vec<_> = listed
-            .iter()
             .filter_map(|repo| self.repos.get_key_value(repo))
             .collect();
-        Some(needs_of(&entries))
+        let roots = entries.iter().flat_map(|(_, needs)| needs.wanted_roots());
+        Some(RelaySyncNeeds {
+            root_events: roots.copied().collect(),
+            repos: entries
+                .into_iter()
+                .map(|(repo, needs)| (repo.clone(), needs.level))
+                .collect(),
+        })
     }
 
     fn make(&mut self, change: IndexChange, before: &mut Before) {
@@ -154,13 +159,17 @@ impl SyncIndex {
                 level,
             } => self.announced(repo, relays, level, before),
             IndexChange::LevelChanged { repo, level } => self.level_changed(&repo, level, before),
-            IndexChange::Retired { repo } => self.retired(repo, before),
+            IndexChange::Retired { repo } => self.retired(&repo, before),
             IndexChange::RootAdded { root, repos } => {
+                before.root(self, &root);
                 for repo in repos {
-                    self.root_added(root, repo, before);
+                    self.root_added(root, repo);
                 }
             }
-            IndexChange::RootRemoved { root } => self.root_removed(&root, before),
+            IndexChange::RootRemoved { root } => {
+                before.root(self, &root);
+                self.root_removed(&root);
+            }
         }
     }
 
@@ -172,103 +181,79 @@ impl SyncIndex {
         before: &mut Before,
     ) {
         relays.retain(|relay| self.is_foreign(relay));
-        if !self.repos.contains_key(&repo) {
-            let needs = RepoSyncNeeds {
-                root_events: self.waiting.take(&repo),
-                ..RepoSyncNeeds::new(level, [])
-            };
-            self.repos.insert(repo.clone(), needs);
+        let said = |needs: &RepoSyncNeeds| needs.level == level && needs.relays == relays;
+        if self.repos.get(&repo).is_some_and(said) {
+            return;
         }
-        self.rewrite(&repo, relays, level, before);
+        before.repo(self, &repo);
+        let mut needs = self.repos.remove(&repo).unwrap_or_else(|| RepoSyncNeeds {
+            root_events: self.waiting.take(&repo),
+            ..RepoSyncNeeds::new(level, [])
+        });
+        for relay in relays.difference(&needs.relays) {
+            self.list(relay, &repo, before);
+        }
+        for relay in needs.relays.difference(&relays) {
+            self.unlist(relay, &repo, before);
+        }
+        needs.relays = relays;
+        needs.level = level;
+        self.repos.insert(repo, needs);
     }
 
     fn level_changed(&mut self, repo: &RepoId, level: SyncLevel, before: &mut Before) {
-        if let Some(needs) = self.repos.get(repo) {
-            let relays = needs.relays.clone();
-            self.rewrite(repo, relays, level, before);
+        before.repo(self, repo);
+        if let Some(needs) = self.repos.get_mut(repo) {
+            needs.level = level;
         }
     }
 
     /// Its roots wait for a new announcement: our relay still has them and will not tell us again.
-    fn retired(&mut self, repo: RepoId, before: &mut Before) {
-        self.rewrite(&repo, BTreeSet::new(), SyncLevel::StateOnly, before);
-        if let Some(needs) = self.repos.remove(&repo) {
-            for root in needs.root_events {
-                if !self.waiting.add(&repo, root) {
-                    self.owners.remove(&root, &repo);
-                }
+    fn retired(&mut self, repo: &RepoId, before: &mut Before) {
+        before.repo(self, repo);
+        let Some(needs) = self.repos.remove(repo) else {
+            return;
+        };
+        for relay in &needs.relays {
+            self.unlist(relay, repo, before);
+        }
+        for root in needs.root_events {
+            if !self.waiting.add(repo, root) {
+                self.owners.remove(&root, repo);
             }
         }
     }
 
-    fn root_added(&mut self, root: EventId, repo: RepoId, before: &mut Before) {
-        let kept = match self.repos.get(&repo) {
+    fn root_added(&mut self, root: RootId, repo: RepoId) {
+        let kept = match self.repos.get_mut(&repo) {
             Some(needs) => {
-                before.remember_root(self, root, needs.relays.iter());
+                needs.root_events.insert(root);
                 true
             }
             None => self.waiting.add(&repo, root),
         };
-        if let Some(needs) = self.repos.get_mut(&repo) {
-            needs.root_events.insert(root);
-        }
         if kept {
             self.owners.add(root, repo);
         }
     }
 
-    fn root_removed(&mut self, root: &EventId, before: &mut Before) {
-        let owners: Vec<RepoId> = self.owners.of(root).cloned().collect();
-        for needs in owners.iter().filter_map(|repo| self.repos.get(repo)) {
-            before.remember_root(self, *root, needs.relays.iter());
-        }
-        for repo in &owners {
-            match self.repos.get_mut(repo) {
+    fn root_removed(&mut self, root: &RootId) {
+        for repo in self.owners.take(root) {
+            match self.repos.get_mut(&repo) {
                 Some(needs) => _ = needs.root_events.remove(root),
-                None => self.waiting.remove(repo, root),
+                None => self.waiting.remove(&repo, root),
             }
-            self.owners.remove(root, repo);
         }
     }
 
-    /// Gives an announced repository new relays and a new level.
-    fn rewrite(
-        &mut self,
-        repo: &RepoId,
-        relays: BTreeSet<RelayUrl>,
-        level: SyncLevel,
-        before: &mut Before,
-    ) {
-        let Some(old) = self.repos.get(repo) else {
-            return;
-        };
-        let level_at = |relay| relays.contains(relay).then_some(level);
-        let touched: Vec<RelayUrl> = old
-            .relays
-            .union(&relays)
-            .filter(|relay| old.level_at(relay) != level_at(relay))
-            .cloned()
-            .collect();
-        before.remember(self, repo, old, &touched);
-        for relay in &touched {
-            if relays.contains(relay) {
-                self.list(relay, repo);
-            } else {
-                self.unlist(relay, repo);
-            }
-        }
-        if let Some(needs) = self.repos.get_mut(repo) {
-            needs.relays = relays;
-            needs.level = level;
-        }
-    }
-
-    fn list(&mut self, relay: &RelayUrl, repo: &RepoId) {
+    fn list(&mut self, relay: &RelayUrl, repo: &RepoId, before: &mut Before) {
+        before.relay(self, relay);
         let listed = self.relays.entry(relay.clone()).or_default();
         listed.insert(repo.clone());
     }
 
-    fn unlist(&mut self, relay: &RelayUrl, repo: &RepoId) {
+    fn unlist(&mut self, relay: &RelayUrl, repo: &RepoId, before: &mut Before) {
+        before.relay(self, relay);
         let Some(listed) = self.relays.get_mut(relay) else {
             return;
         };
@@ -283,15 +268,24 @@ impl SyncIndex {
         self.relays.contains_key(relay) || !self.own.is_us(relay.as_str())
     }
 
-    fn level_at(&self, relay: &RelayUrl, repo: &RepoId) -> Option<SyncLevel> {
-        self.repos.get(repo)?.level_at(relay)
+    /// The roots of a repository, announced or not.
+    fn roots_of(&self, repo: &RepoId) -> impl Iterator<Item = &RootId> {
+        let announced = self.repos.get(repo).map(|needs| &needs.root_events);
+        announced
+            .or_else(|| self.waiting.of(repo))
+            .into_iter()
+            .flatten()
     }
 
-    /// Whether some repository wants this root from this relay.
-    fn wants_root(&self, relay: &RelayUrl, root: &EventId) -> bool {
+    /// The relays that a root is wanted from: those of all its repositories that are wanted in full.
+    fn wanted_from(&self, root: &RootId) -> Cow<'_, BTreeSet<RelayUrl>> {
         self.owners
             .of(root)
-            .any(|repo| self.level_at(relay, repo) == Some(SyncLevel::Full))
+            .filter_map(|repo| self.repos.get(repo))
+            .filter(|needs| needs.level == SyncLevel::Full)
+            .map(|needs| Cow::Borrowed(&needs.relays))
+            .reduce(|all, some| Cow::Owned(&*all | &*some))
+            .unwrap_or_default()
     }
 }
 

@@ -5,12 +5,11 @@ mod relay;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use nostr::event::EventId;
-
 pub use self::pending::{
     BatchId, BatchProgress, PendingBatch, PendingItems, PendingSyncIndex, SyncMethod,
 };
 pub use self::relay::{ConnectionStatus, History, RETENTION, RelayState, RelaySyncIndex, Resume};
+use super::root::RootId;
 use crate::{RelayUrl, RepoId};
 
 /// What we want, by repository: the source that every target is derived from.
@@ -32,7 +31,7 @@ pub struct RepoSyncNeeds {
     pub relays: BTreeSet<RelayUrl>,
     /// Patches, pull requests and issues about it. A held repository may already have some, because an event
     /// can name it beside an accepted one; they are asked about once the level is [`SyncLevel::Full`].
-    pub root_events: BTreeSet<EventId>,
+    pub root_events: BTreeSet<RootId>,
     /// How much of it is wanted.
     pub level: SyncLevel,
 }
@@ -48,7 +47,7 @@ impl RepoSyncNeeds {
     }
 
     /// The roots to ask others about: none while only states are wanted.
-    pub fn wanted_roots(&self) -> impl Iterator<Item = &EventId> {
+    pub fn wanted_roots(&self) -> impl Iterator<Item = &RootId> {
         let wanted = self.level == SyncLevel::Full;
         self.root_events.iter().filter(move |_| wanted)
     }
@@ -65,7 +64,7 @@ pub struct RelaySyncNeeds {
     /// Repositories, each with how much of it.
     pub repos: BTreeMap<RepoId, SyncLevel>,
     /// Root events.
-    pub root_events: BTreeSet<EventId>,
+    pub root_events: BTreeSet<RootId>,
 }
 
 impl RelaySyncNeeds {
@@ -90,6 +89,9 @@ impl RelaySyncNeeds {
     /// What is in here and not in `other`; a repository stays if `other` has less of it.
     #[must_use]
     pub fn without(&self, other: &Self) -> Self {
+        if other.is_empty() {
+            return self.clone();
+        }
         let missing = |(repo, level): &(&RepoId, &SyncLevel)| !other.includes_repo(repo, **level);
         Self {
             repos: self
@@ -126,6 +128,7 @@ impl RelaySyncNeeds {
 
 #[cfg(test)]
 mod tests {
+    use nostr::event::EventId;
     use nostr::key::PublicKey;
 
     use super::*;
@@ -134,8 +137,8 @@ mod tests {
         RepoId::new(PublicKey::from_byte_array([n; 32]), "r".parse().unwrap())
     }
 
-    fn root(n: u8) -> EventId {
-        EventId::from_byte_array([n; 32])
+    fn root(n: u8) -> RootId {
+        EventId::from_byte_array([n; 32]).into()
     }
 
     fn needs(repos: &[(u8, SyncLevel)], roots: &[u8]) -> RelaySyncNeeds {

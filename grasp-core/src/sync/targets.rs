@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::index::{RelaySyncNeeds, RepoSyncIndex, RepoSyncNeeds};
+use super::root::RootId;
 use crate::{RelayUrl, RepoId, ServiceIdentity};
 
 /// Inverts the index: for each relay that a repository names, all that is wanted from it.
@@ -32,32 +33,48 @@ pub fn derive_relay_targets(
     own: &ServiceIdentity,
     bootstrap: &BTreeSet<RelayUrl>,
 ) -> BTreeMap<RelayUrl, RelaySyncNeeds> {
-    let mut by_relay: BTreeMap<&RelayUrl, Vec<(&RepoId, &RepoSyncNeeds)>> =
-        bootstrap.iter().map(|relay| (relay, Vec::new())).collect();
-    for entry in repos {
-        for relay in &entry.1.relays {
-            by_relay.entry(relay).or_default().push(entry);
-        }
-    }
-    by_relay
-        .into_iter()
-        .filter(|(relay, _)| !own.is_us(relay.as_str()))
-        .map(|(relay, listed)| (relay.clone(), needs_of(&listed)))
-        .collect()
+    let mut relays: BTreeSet<&RelayUrl> = bootstrap.iter().collect();
+    relays.extend(repos.values().flat_map(|needs| &needs.relays));
+    relays.retain(|relay| !own.is_us(relay.as_str()));
+    let place: BTreeMap<&RelayUrl, usize> = relays.into_iter().zip(0..).collect();
+    let places_of = |needs: &RepoSyncNeeds| -> Vec<usize> {
+        let places = needs.relays.iter().filter_map(|relay| place.get(relay));
+        places.copied().collect()
+    };
+    let wanted: Vec<_> = repos
+        .iter()
+        .map(|(repo, needs)| (repo, needs, places_of(needs)))
+        .collect();
+    let gathered = gather(&wanted, place.len());
+    place.into_keys().cloned().zip(gathered).collect()
 }
 
-/// All that these repositories want; a root that several of them share is wanted once.
-pub(super) fn needs_of(repos: &[(&RepoId, &RepoSyncNeeds)]) -> RelaySyncNeeds {
-    RelaySyncNeeds {
-        repos: repos
-            .iter()
-            .map(|(repo, needs)| ((*repo).clone(), needs.level))
-            .collect(),
-        root_events: repos
-            .iter()
-            .flat_map(|(_, needs)| needs.wanted_roots().copied())
-            .collect(),
+/// A repository, its needs, and the places of the relays to ask.
+type Wanted<'a> = (&'a RepoId, &'a RepoSyncNeeds, Vec<usize>);
+
+/// Hands every repository and every root to each of its relays, in order: sets are cheap to build from what is
+/// sorted, and sorting once costs less than once per relay.
+fn gather(wanted: &[Wanted<'_>], places: usize) -> impl Iterator<Item = RelaySyncNeeds> + use<> {
+    let mut gathered = vec![(Vec::new(), Vec::new()); places];
+    for (repo, needs, places) in wanted {
+        for place in places {
+            gathered[*place].0.push(((*repo).clone(), needs.level));
+        }
     }
+    let mut roots: Vec<(RootId, &[usize])> = Vec::new();
+    for (_, needs, places) in wanted {
+        roots.extend(needs.wanted_roots().map(|root| (*root, places.as_slice())));
+    }
+    roots.sort_unstable_by_key(|(root, _)| *root);
+    for (root, places) in roots {
+        for place in places {
+            gathered[*place].1.push(root);
+        }
+    }
+    gathered.into_iter().map(|(repos, roots)| RelaySyncNeeds {
+        repos: repos.into_iter().collect(),
+        root_events: roots.into_iter().collect(),
+    })
 }
 
 #[cfg(test)]
@@ -76,8 +93,8 @@ mod tests {
         RepoId::new(PublicKey::from_byte_array([n; 32]), "r".parse().unwrap())
     }
 
-    fn root(n: u8) -> EventId {
-        EventId::from_byte_array([n; 32])
+    fn root(n: u8) -> RootId {
+        EventId::from_byte_array([n; 32]).into()
     }
 
     fn needs(level: SyncLevel, relays: &[&str], roots: &[u8]) -> RepoSyncNeeds {

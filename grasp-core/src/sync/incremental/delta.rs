@@ -1,11 +1,11 @@
 //! What a batch of changes did to the targets, exactly.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
-use nostr::event::EventId;
-
 use super::SyncIndex;
-use crate::sync::index::{RelaySyncNeeds, RepoSyncNeeds, SyncLevel};
+use crate::sync::index::{RelaySyncNeeds, RepoSyncNeeds};
+use crate::sync::root::RootId;
 use crate::{RelayUrl, RepoId};
 
 /// The difference between the targets before and after a batch of changes.
@@ -37,109 +37,102 @@ impl SyncDelta {
         }
     }
 
-    fn repo(
-        &mut self,
-        relay: &RelayUrl,
-        repo: RepoId,
-        was: Option<SyncLevel>,
-        is: Option<SyncLevel>,
-    ) {
-        // No level is less than any level.
-        let (side, level) = match is.cmp(&was) {
-            std::cmp::Ordering::Greater => (&mut self.added, is),
-            std::cmp::Ordering::Less => (&mut self.removed, was),
-            std::cmp::Ordering::Equal => return,
-        };
-        if let Some(level) = level {
-            needs_at(side, relay).repos.insert(repo, level);
+    fn repo(&mut self, repo: &RepoId, was: Option<&RepoSyncNeeds>, is: Option<&RepoSyncNeeds>) {
+        for relay in was.into_iter().chain(is).flat_map(|needs| &needs.relays) {
+            let was = was.and_then(|needs| needs.level_at(relay));
+            let is = is.and_then(|needs| needs.level_at(relay));
+            // No level is less than any level.
+            let (side, level) = match is.cmp(&was) {
+                Ordering::Greater => (&mut self.added, is),
+                Ordering::Less => (&mut self.removed, was),
+                Ordering::Equal => continue,
+            };
+            let needs = side.entry(relay.clone()).or_default();
+            needs.repos.extend(level.map(|level| (repo.clone(), level)));
         }
     }
+}
 
-    fn root(&mut self, relay: &RelayUrl, root: EventId, was: bool, is: bool) {
-        let side = match (was, is) {
-            (false, true) => &mut self.added,
-            (true, false) => &mut self.removed,
-            _ => return,
-        };
-        needs_at(side, relay).root_events.insert(root);
+/// Roots on their way to or from each relay.
+type Moves<'a> = BTreeMap<&'a RelayUrl, Vec<RootId>>;
+
+/// Sets are cheap to build from what has been gathered, dear to build one by one.
+fn settle(moves: Moves<'_>, side: &mut BTreeMap<RelayUrl, RelaySyncNeeds>) {
+    for (relay, roots) in moves {
+        let needs = side.entry(relay.clone()).or_default();
+        needs.root_events = roots.into_iter().collect();
     }
 }
 
-fn needs_at<'a>(
-    side: &'a mut BTreeMap<RelayUrl, RelaySyncNeeds>,
-    relay: &RelayUrl,
-) -> &'a mut RelaySyncNeeds {
-    side.entry(relay.clone()).or_default()
-}
-
-/// How everything stood before it was first touched in this batch.
+/// How everything stood before the batch first touched it.
 #[derive(Default)]
 pub(super) struct Before {
-    relays: BTreeMap<RelayUrl, RelayBefore>,
-    roots: BTreeMap<EventId, BTreeMap<RelayUrl, bool>>,
-}
-
-struct RelayBefore {
-    was_target: bool,
-    repos: BTreeMap<RepoId, Option<SyncLevel>>,
+    /// Whether a relay was a target.
+    relays: BTreeMap<RelayUrl, bool>,
+    /// Who was to be asked for a repository, and for how much; its roots are noted apart.
+    repos: BTreeMap<RepoId, Option<RepoSyncNeeds>>,
+    /// Which relays a root was wanted from.
+    roots: BTreeMap<RootId, BTreeSet<RelayUrl>>,
 }
 
 impl Before {
-    /// Notes a repository and its roots at these relays, before they change there.
-    pub(super) fn remember(
-        &mut self,
-        index: &SyncIndex,
-        repo: &RepoId,
-        needs: &RepoSyncNeeds,
-        relays: &[RelayUrl],
-    ) {
-        for relay in relays {
-            let seen = self
-                .relays
-                .entry(relay.clone())
-                .or_insert_with(|| RelayBefore {
-                    was_target: index.relays.contains_key(relay),
-                    repos: BTreeMap::new(),
-                });
-            seen.repos
-                .entry(repo.clone())
-                .or_insert_with(|| needs.level_at(relay));
-        }
-        for root in &needs.root_events {
-            self.remember_root(index, *root, relays);
+    /// Notes whether a relay is a target, before that changes.
+    pub(super) fn relay(&mut self, index: &SyncIndex, relay: &RelayUrl) {
+        let is_target = index.relays.contains_key(relay);
+        self.relays.entry(relay.clone()).or_insert(is_target);
+    }
+
+    /// Notes a repository with its roots, before its relays or level change.
+    pub(super) fn repo(&mut self, index: &SyncIndex, repo: &RepoId) {
+        self.repos.entry(repo.clone()).or_insert_with(|| {
+            let needs = index.repos.get(repo)?;
+            Some(RepoSyncNeeds::new(
+                needs.level,
+                needs.relays.iter().cloned(),
+            ))
+        });
+        for root in index.roots_of(repo) {
+            self.root(index, root);
         }
     }
 
-    /// Notes whether a root is wanted from these relays, before that changes.
-    pub(super) fn remember_root<'a>(
-        &mut self,
-        index: &SyncIndex,
-        root: EventId,
-        relays: impl IntoIterator<Item = &'a RelayUrl>,
-    ) {
-        let seen = self.roots.entry(root).or_default();
-        for relay in relays {
-            if !seen.contains_key(relay) {
-                seen.insert(relay.clone(), index.wants_root(relay, &root));
-            }
-        }
+    /// Notes a root, before its repositories change.
+    pub(super) fn root(&mut self, index: &SyncIndex, root: &RootId) {
+        self.roots
+            .entry(*root)
+            .or_insert_with(|| index.wanted_from(root).into_owned());
     }
 
     /// Holds what was against what is.
-    pub(super) fn compare(self, index: &SyncIndex) -> SyncDelta {
+    pub(super) fn compare(&self, index: &SyncIndex) -> SyncDelta {
         let mut delta = SyncDelta::default();
-        for (relay, before) in self.relays {
-            delta.relay(&relay, before.was_target, index.relays.contains_key(&relay));
-            for (repo, was) in before.repos {
-                let is = index.level_at(&relay, &repo);
-                delta.repo(&relay, repo, was, is);
-            }
+        for (relay, was) in &self.relays {
+            delta.relay(relay, *was, index.relays.contains_key(relay));
         }
-        for (root, relays) in self.roots {
-            for (relay, was) in relays {
-                delta.root(&relay, root, was, index.wants_root(&relay, &root));
-            }
+        for (repo, was) in &self.repos {
+            delta.repo(repo, was.as_ref(), index.repos.get(repo));
         }
+        self.compare_roots(index, &mut delta);
         delta
+    }
+
+    fn compare_roots(&self, index: &SyncIndex, delta: &mut SyncDelta) {
+        // Roots are many, and most go the way of some other.
+        let mut ways: BTreeMap<_, Vec<RootId>> = BTreeMap::new();
+        for (root, was) in &self.roots {
+            let way = (was, index.wanted_from(root));
+            ways.entry(way).or_default().push(*root);
+        }
+        let (mut added, mut removed) = (Moves::new(), Moves::new());
+        for ((was, is), roots) in &ways {
+            for relay in is.difference(was) {
+                added.entry(relay).or_default().extend(roots);
+            }
+            for relay in was.difference(is) {
+                removed.entry(relay).or_default().extend(roots);
+            }
+        }
+        settle(added, &mut delta.added);
+        settle(removed, &mut delta.removed);
     }
 }

@@ -1,17 +1,17 @@
 //! Whose root an event is.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
-use nostr::event::EventId;
-
 use crate::RepoId;
+use crate::sync::root::RootId;
 
 /// The repositories of each root.
 ///
 /// Nearly every root has one. It is kept in place, without a set of its own: there is an entry here for every
 /// root there is.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Owners(BTreeMap<EventId, Set>);
+pub(super) struct Owners(BTreeMap<RootId, Set>);
 
 #[derive(Clone, Debug)]
 enum Set {
@@ -20,21 +20,14 @@ enum Set {
 }
 
 impl Owners {
-    pub(super) fn add(&mut self, root: EventId, repo: RepoId) {
-        match self.0.get_mut(&root) {
-            None => _ = self.0.insert(root, Set::One(repo)),
-            Some(Set::Many(repos)) => _ = repos.insert(repo),
-            Some(Set::One(one)) if *one == repo => {}
-            Some(set @ Set::One(_)) => {
-                let Set::One(one) = std::mem::replace(set, Set::Many(BTreeSet::new())) else {
-                    return;
-                };
-                *set = Set::Many([one, repo].into());
-            }
+    pub(super) fn add(&mut self, root: RootId, repo: RepoId) {
+        match self.0.entry(root) {
+            Entry::Vacant(entry) => _ = entry.insert(Set::One(repo)),
+            Entry::Occupied(mut entry) => entry.get_mut().insert(repo),
         }
     }
 
-    pub(super) fn remove(&mut self, root: &EventId, repo: &RepoId) {
+    pub(super) fn remove(&mut self, root: &RootId, repo: &RepoId) {
         let empty = match self.0.get_mut(root) {
             None => false,
             Some(Set::One(one)) => one == repo,
@@ -48,12 +41,31 @@ impl Owners {
         }
     }
 
-    pub(super) fn of(&self, root: &EventId) -> impl Iterator<Item = &RepoId> {
+    /// Forgets a root and tells whose it was.
+    pub(super) fn take(&mut self, root: &RootId) -> BTreeSet<RepoId> {
+        match self.0.remove(root) {
+            None => BTreeSet::new(),
+            Some(Set::One(repo)) => [repo].into(),
+            Some(Set::Many(repos)) => repos,
+        }
+    }
+
+    pub(super) fn of(&self, root: &RootId) -> impl Iterator<Item = &RepoId> {
         let (one, many) = match self.0.get(root) {
             None => (None, None),
             Some(Set::One(repo)) => (Some(repo), None),
             Some(Set::Many(repos)) => (None, Some(repos)),
         };
         one.into_iter().chain(many.into_iter().flatten())
+    }
+}
+
+impl Set {
+    fn insert(&mut self, repo: RepoId) {
+        match self {
+            Self::Many(repos) => _ = repos.insert(repo),
+            Self::One(one) if *one == repo => {}
+            Self::One(one) => *self = Self::Many([one.clone(), repo].into()),
+        }
     }
 }

@@ -1,6 +1,7 @@
 use super::super::derive_relay_targets;
 use super::*;
 use SyncLevel::{Full, StateOnly};
+use nostr::event::EventId;
 use nostr::key::PublicKey;
 
 fn relay(name: &str) -> RelayUrl {
@@ -11,8 +12,8 @@ fn repo(n: u8) -> RepoId {
     RepoId::new(PublicKey::from_byte_array([n; 32]), "r".parse().unwrap())
 }
 
-fn root(n: u8) -> EventId {
-    EventId::from_byte_array([n; 32])
+fn root(n: u8) -> RootId {
+    EventId::from_byte_array([n; 32]).into()
 }
 
 fn announced(n: u8, level: SyncLevel, relays: &[&str]) -> IndexChange {

@@ -2,9 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use nostr::event::EventId;
-
 use crate::RepoId;
+use crate::sync::root::RootId;
 
 /// How many roots may wait. Anyone can name repositories that nobody has announced; who replays a relay's
 /// events announcements first never comes near this.
@@ -13,13 +12,13 @@ pub(super) const MAX_WAITING_ROOTS: usize = 250_000;
 /// Roots of repositories that are not announced, bounded.
 #[derive(Clone, Debug, Default)]
 pub(super) struct WaitingRoots {
-    roots: BTreeMap<RepoId, BTreeSet<EventId>>,
+    roots: BTreeMap<RepoId, BTreeSet<RootId>>,
     count: usize,
 }
 
 impl WaitingRoots {
     /// Keeps a root; `false` if there is no room.
-    pub(super) fn add(&mut self, repo: &RepoId, root: EventId) -> bool {
+    pub(super) fn add(&mut self, repo: &RepoId, root: RootId) -> bool {
         if self.count >= MAX_WAITING_ROOTS {
             return self
                 .roots
@@ -32,7 +31,7 @@ impl WaitingRoots {
         true
     }
 
-    pub(super) fn remove(&mut self, repo: &RepoId, root: &EventId) {
+    pub(super) fn remove(&mut self, repo: &RepoId, root: &RootId) {
         let Some(roots) = self.roots.get_mut(repo) else {
             return;
         };
@@ -44,8 +43,12 @@ impl WaitingRoots {
         }
     }
 
+    pub(super) fn of(&self, repo: &RepoId) -> Option<&BTreeSet<RootId>> {
+        self.roots.get(repo)
+    }
+
     /// Hands over all roots of a repository.
-    pub(super) fn take(&mut self, repo: &RepoId) -> BTreeSet<EventId> {
+    pub(super) fn take(&mut self, repo: &RepoId) -> BTreeSet<RootId> {
         let roots = self.roots.remove(repo).unwrap_or_default();
         self.count -= roots.len();
         roots
@@ -54,6 +57,7 @@ impl WaitingRoots {
 
 #[cfg(test)]
 mod tests {
+    use nostr::event::EventId;
     use nostr::key::PublicKey;
 
     use super::*;
@@ -62,10 +66,10 @@ mod tests {
         RepoId::new(PublicKey::from_byte_array([n; 32]), "r".parse().unwrap())
     }
 
-    fn root(n: usize) -> EventId {
+    fn root(n: usize) -> RootId {
         let mut bytes = [0; 32];
         bytes[..8].copy_from_slice(&n.to_be_bytes());
-        EventId::from_byte_array(bytes)
+        EventId::from_byte_array(bytes).into()
     }
 
     #[test]

@@ -208,7 +208,7 @@ mod tests {
 
     fn items() -> RelaySyncNeeds {
         RelaySyncNeeds {
-            root_events: [EventId::from_byte_array([1; 32])].into(),
+            root_events: [EventId::from_byte_array([1; 32]).into()].into(),
             ..RelaySyncNeeds::default()
         }
     }
