@@ -1,15 +1,15 @@
 //! What to ask which relay for. Decides nothing about when, and sends nothing.
 //!
 //! ```text
-//!  announcements, roots ──IndexChange──▶ ┌───────────┐   repository → relays, roots, level
-//!  (from our own relay)                  │ SyncIndex │   relay → repositories
-//!                                        └─────┬─────┘
-//!     connect, disconnect  ◀─discovered, retired─┤ SyncDelta (derive_relay_targets, from scratch)
-//!                                              ▼ added
-//!  PendingSyncIndex, RelaySyncIndex ──▶ compute_actions ──▶ AddFilters ──filters──▶ pack_requests ──▶ REQ
-//!         ▲                 ▲                                   │ items
-//!         └── PendingBatch ◀┼───────────────────────────────────┘
-//!                  └── EOSE, NEG ends: RelayState::confirm ──▶ Proof of coverage
+//!   our own relay ──IndexChange──▶ ┌───────────┐ ──discovered, retired──▶ connect, disconnect
+//!   accepts, holds, drops          │ SyncIndex │
+//!                                  └───────────┘
+//!                                        │ added   (derive_relay_targets says the same from scratch)
+//!                                        ▼
+//!   PendingSyncIndex ──▶ ┌─────────────────┐ ──AddFilters──▶ filters ──▶ pack_requests ──▶ REQ
+//!   RelaySyncIndex   ──▶ │ compute_actions │       │
+//!                        └─────────────────┘       ▼ items
+//!   PendingSyncIndex ◀── under way ────────── PendingBatch ── properly ended: confirm ──▶ RelaySyncIndex
 //! ```
 //!
 //! [`compute_actions`] is the only place that decides on new subscriptions: target − pending − confirmed.
