@@ -7,6 +7,11 @@ mod prop_limits;
 mod prop_maintainers;
 mod prop_parsers;
 mod prop_push;
+mod prop_sync_actions;
+mod prop_sync_coverage;
+mod prop_sync_filters;
+mod prop_sync_index;
+mod prop_sync_world;
 
 use proptest::prelude::ProptestConfig;
 

@@ -29,7 +29,7 @@ pub struct Limits {
     pub filter_values: usize,
     /// Bytes of filter text that one connection's open subscriptions may hold.
     pub subscription_bytes: usize,
-    /// Bytes of filter text that all connections' open subscriptions may hold.
+    /// Bytes of filter text that all connections' open subscriptions, and their COUNTs under way, may hold.
     pub total_subscription_bytes: usize,
     /// Most events a filter is answered with from history, whatever its `limit` says.
     pub max_limit: usize,
@@ -51,6 +51,8 @@ pub struct Limits {
     pub neg_connection_items: usize,
     /// Items in all negentropy sessions of all connections, at 40 bytes each.
     pub neg_total_items: usize,
+    /// Bytes of negentropy messages of all connections that may wait for their turn.
+    pub neg_waiting_bytes: usize,
     /// How long a negentropy session may go unused.
     pub neg_idle: Duration,
     /// Largest negentropy answer in bytes, before hex. Kept between 4,096 and 500,000.
@@ -116,6 +118,7 @@ impl Default for Limits {
             neg_items: 500_000,
             neg_connection_items: 1_000_000,
             neg_total_items: 4_000_000,
+            neg_waiting_bytes: 64 * 1024 * 1024,
             neg_idle: Duration::from_secs(120),
             neg_frame_bytes: 500_000,
             neg_jobs: 2,

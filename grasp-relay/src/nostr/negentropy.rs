@@ -25,6 +25,7 @@ const VERSION: u8 = 0x61;
 pub(crate) struct Workshop {
     jobs: Arc<Semaphore>,
     items: Arc<Semaphore>,
+    waiting: Arc<Semaphore>,
     most_items: usize,
     frame: u64,
 }
@@ -41,10 +42,11 @@ pub(crate) type Opened = (Option<Arc<Snapshot>>, Reconciled);
 
 impl Workshop {
     pub(crate) fn new(limits: &Limits) -> Self {
-        let most = limits.neg_total_items.min(Semaphore::MAX_PERMITS);
+        let bounded = |most: usize| Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
         Self {
-            jobs: Arc::new(Semaphore::new(limits.neg_jobs.max(1))),
-            items: Arc::new(Semaphore::new(most)),
+            jobs: bounded(limits.neg_jobs.max(1)),
+            items: bounded(limits.neg_total_items),
+            waiting: bounded(limits.neg_waiting_bytes),
             most_items: limits.neg_items,
             frame: limits.neg_frame(),
         }
@@ -58,7 +60,9 @@ impl Workshop {
         now: Timestamp,
         message: Vec<u8>,
     ) -> Opened {
-        let job = self.jobs.clone().acquire_owned().await.ok();
+        let Some(turn) = self.turn(message).await else {
+            return (None, Reconciled::NoRoom);
+        };
         let items = match store.inventory(filter, now, self.most_items).await {
             Ok(Inventory::Complete(items)) => items,
             Ok(Inventory::TooMany) => return (None, Reconciled::TooBig),
@@ -67,15 +71,14 @@ impl Workshop {
                 return (None, Reconciled::StoreFailed);
             }
         };
-        let Some(share) = self.share(items.len()) else {
+        let Some(share) = reserve(&self.items, items.len()) else {
             return (None, Reconciled::NoRoom);
         };
-        let items_held = items.len();
+        let held = items.len();
         let snapshot = Arc::new(Snapshot { set: SortedSet(items), _share: share });
-        match self.compare(job, snapshot.clone(), message).await {
+        match self.compare(snapshot.clone(), turn).await {
             Reconciled::Answered(answer) => {
-                let opened = Reconciled::Opened { items: items_held, answer };
-                (Some(snapshot), opened)
+                (Some(snapshot), Reconciled::Opened { items: held, answer })
             }
             other => (None, other),
         }
@@ -83,23 +86,24 @@ impl Workshop {
 
     /// Answers a later message.
     pub(crate) async fn answer(self, snapshot: Arc<Snapshot>, message: Vec<u8>) -> Reconciled {
-        let job = self.jobs.clone().acquire_owned().await.ok();
-        self.compare(job, snapshot, message).await
+        match self.turn(message).await {
+            Some(turn) => self.compare(snapshot, turn).await,
+            None => Reconciled::NoRoom,
+        }
     }
 
-    /// Compares on a thread that keeps its place in the queue even if nobody waits for it any more.
-    async fn compare(
-        &self,
-        job: Option<OwnedSemaphorePermit>,
-        snapshot: Arc<Snapshot>,
-        message: Vec<u8>,
-    ) -> Reconciled {
+    /// Waits for this message's turn, if there is room for it to wait.
+    async fn turn(&self, message: Vec<u8>) -> Option<Turn> {
+        let waiting = reserve(&self.waiting, message.len())?;
+        let job = self.jobs.clone().acquire_owned().await.ok()?;
+        Some(Turn { message, _waiting: waiting, _job: job })
+    }
+
+    /// Compares on a thread that keeps its turn even if nobody waits for the answer any more.
+    async fn compare(&self, snapshot: Arc<Snapshot>, turn: Turn) -> Reconciled {
         let frame = self.frame;
-        let answer = tokio::task::spawn_blocking(move || {
-            let _until_done = job;
-            snapshot.set.answer(&message, frame)
-        });
-        match answer.await {
+        let job = tokio::task::spawn_blocking(move || snapshot.set.answer(&turn.message, frame));
+        match job.await {
             Ok(Some(answer)) => Reconciled::Answered(answer),
             Ok(None) => Reconciled::Invalid,
             Err(error) => {
@@ -108,11 +112,18 @@ impl Workshop {
             }
         }
     }
+}
 
-    fn share(&self, items: usize) -> Option<OwnedSemaphorePermit> {
-        let items = u32::try_from(items).ok()?;
-        self.items.clone().try_acquire_many_owned(items).ok()
-    }
+/// A message whose turn has come, with what it holds until it is answered.
+struct Turn {
+    message: Vec<u8>,
+    _waiting: OwnedSemaphorePermit,
+    _job: OwnedSemaphorePermit,
+}
+
+fn reserve(room: &Arc<Semaphore>, amount: usize) -> Option<OwnedSemaphorePermit> {
+    let amount = u32::try_from(amount).ok()?;
+    room.clone().try_acquire_many_owned(amount).ok()
 }
 
 /// Items oldest first, ties by lowest id, as the store's inventory gives them.

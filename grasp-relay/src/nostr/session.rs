@@ -82,7 +82,7 @@ pub(crate) enum Output {
     Ingest(Box<Event>),
     Subscribe { token: Token, id: SubId, asked: Asked },
     Unsubscribe(Token),
-    Count { token: Token, filters: Vec<Filter> },
+    Count { token: Token, asked: Asked },
     OpenNeg { token: Token, filter: Box<Filter>, message: Vec<u8> },
     AnswerNeg { token: Token, message: Vec<u8> },
     DropNeg(Token),

@@ -159,3 +159,14 @@ async fn all_connections_together_hold_only_so_many_items() {
     alice.ask(r#"["COUNT","c",{}]"#).await;
     assert_eq!(bob.ask(open).await[0], "NEG-MSG");
 }
+
+#[tokio::test]
+async fn only_so_many_bytes_wait_for_their_turn() {
+    let relay = Relay::limited(Limits { neg_waiting_bytes: 1_000, ..Limits::default() }).await;
+    let mut client = relay.client().await;
+    let long = "00".repeat(2_000);
+    let full = client.ask(format!(r#"["NEG-OPEN","n",{{}},"61{long}"]"#)).await;
+    assert_eq!(full[0], "NEG-ERR");
+    assert!(full[2].as_str().is_some_and(|why| why.starts_with("rate-limited: ")), "{full}");
+    assert_eq!(client.ask(r#"["NEG-OPEN","n",{},"61"]"#).await[0], "NEG-MSG");
+}

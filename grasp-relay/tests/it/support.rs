@@ -15,7 +15,7 @@ use grasp_relay::server::Config;
 use grasp_relay::store::EventStore;
 use grasp_relay::store::memory::MemoryStore;
 use grasp_relay::{Clock, Parts};
-use nostr::event::{Event, EventBuilder, FinalizeEvent, Kind, Tag};
+use nostr::event::{Event, EventBuilder, EventId, FinalizeEvent, Kind, Tag};
 use nostr::key::Keys;
 use nostr::types::Timestamp;
 use tokio::net::TcpListener;
@@ -123,4 +123,17 @@ pub(crate) fn at(kind: u16, content: &str, tags: &[[&str; 2]], when: Timestamp) 
         .custom_created_at(when)
         .finalize(&Keys::generate())
         .expect("signed")
+}
+
+/// Events that were never signed, for tests where only their bytes matter and the store is filled by hand.
+pub(crate) fn bulk(kind: u16, count: u32, content_bytes: usize) -> Vec<Event> {
+    let pattern = note(kind, &"x".repeat(content_bytes));
+    let numbered = |nth: u32| {
+        let mut event = pattern.clone();
+        let mut id = event.id.to_bytes();
+        id[..4].copy_from_slice(&nth.to_be_bytes());
+        event.id = EventId::from_byte_array(id);
+        event
+    };
+    (0..count).map(numbered).collect()
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use futures_util::stream::{self, AbortHandle, StreamExt as _};
 use grasp_core::Now;
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::super::codec::{Asked, SubId, event_prefix};
 use super::super::hub::Published;
@@ -31,11 +32,7 @@ impl Connection {
                 self.subscribe(now, token, &id, asked).await?
             }
             Output::Unsubscribe(token) => self.unsubscribe(token).await,
-            Output::Count { token, filters } => {
-                let (store, unix) = (self.shared.store.clone(), now.unix);
-                let count = async move { Done::Counted(token, store.count(filters, unix).await) };
-                self.jobs.push(Box::pin(count));
-            }
+            Output::Count { token, asked } => self.count(now, token, asked),
             Output::OpenNeg { token, filter, message } => {
                 let (store, workshop) = (self.shared.store.clone(), self.shared.workshop.clone());
                 let open = workshop.open(store, *filter, now.unix, message);
@@ -58,10 +55,7 @@ impl Connection {
         id: &SubId,
         asked: Asked,
     ) -> Result<(), Stop> {
-        let bytes = u32::try_from(asked.bytes).unwrap_or(u32::MAX);
-        let Ok(room) = self.shared.filter_room.clone().try_acquire_many_owned(bytes) else {
-            let refusal = self.session.handle(now, Input::Ended(token, Ending::NoRoom));
-            self.orders.extend(refusal);
+        let Some(room) = self.room(now, token, asked.bytes) else {
             return Ok(());
         };
         let limits = &self.shared.rules.limits;
@@ -80,6 +74,28 @@ impl Connection {
         let pages = pages.chain(stream::iter([Page::End(token)]));
         self.histories.push(stream::Abortable::new(pages, registration).boxed());
         Ok(())
+    }
+
+    fn count(&mut self, now: Now, token: Token, asked: Asked) {
+        let Some(room) = self.room(now, token, asked.bytes) else {
+            return;
+        };
+        let (store, unix) = (self.shared.store.clone(), now.unix);
+        self.jobs.push(Box::pin(async move {
+            let counted = store.count(asked.filters, unix).await;
+            drop(room);
+            Done::Counted(token, counted)
+        }));
+    }
+
+    /// Room for filters among those of all connections; without it the session is told so.
+    fn room(&mut self, now: Now, token: Token, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let room = self.shared.filter_room.clone().try_acquire_many_owned(bytes).ok();
+        if room.is_none() {
+            self.orders.extend(self.session.handle(now, Input::Ended(token, Ending::NoRoom)));
+        }
+        room
     }
 
     async fn unsubscribe(&mut self, token: Token) {

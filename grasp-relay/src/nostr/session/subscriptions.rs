@@ -47,7 +47,7 @@ impl Subscriptions {
     ) -> Vec<Output> {
         let mut outputs = self.close(&id);
         outputs.push(match self.admit(token, &id, asked.bytes, limits) {
-            Ok(()) => Output::Count { token, filters: asked.filters },
+            Ok(()) => Output::Count { token, asked },
             Err(refusal) => Output::Send(refusal),
         });
         outputs

@@ -104,6 +104,8 @@ impl Client {
         loop {
             match in_time(self.0.next()).await {
                 Some(Ok(Message::Close(Some(CloseFrame { code, reason })))) => {
+                    // Reading on sends our own goodbye.
+                    let _ = in_time(self.0.next()).await;
                     return Some(Farewell { code: code.into(), reason: reason.to_string() });
                 }
                 Some(Ok(_)) => {}

@@ -1,0 +1,64 @@
+//! EVENTs over the websocket: verified, judged, durable, acknowledged.
+
+use std::time::Instant;
+
+use crate::client::Client;
+use crate::world::{Repository, World, repositories};
+use crate::{per_second, report};
+
+fn message(event: &nostr::event::Event) -> String {
+    format!(r#"["EVENT",{}]"#, event.as_json())
+}
+
+pub(crate) async fn run(events: usize) {
+    for clients in [1, 10] {
+        let world = World::start().await;
+        let repositories = repositories(world.address, events);
+        let mut announcer = Client::connect(world.address).await;
+        let announcements = repositories.iter().map(|repository| message(&repository.announcement));
+        announcer.publish(announcements.collect()).await;
+        let shares = shares(&repositories, clients);
+        let count: usize = shares.iter().map(Vec::len).sum();
+        let start = Instant::now();
+        let mut tasks = Vec::new();
+        for share in shares {
+            let mut client = Client::connect(world.address).await;
+            tasks.push(tokio::spawn(async move { client.publish(share).await }));
+        }
+        for task in tasks {
+            task.await.expect("no panic");
+        }
+        report(
+            &format!("ingest, {clients} clients, {count} events"),
+            &per_second(count, start.elapsed()),
+        );
+    }
+    one_by_one().await;
+}
+
+/// A client that waits for each OK before it sends the next: what one fsync at a time allows.
+async fn one_by_one() {
+    let world = World::start().await;
+    let repositories = repositories(world.address, 500);
+    let mut client = Client::connect(world.address).await;
+    for repository in &repositories {
+        client.publish(vec![message(&repository.announcement)]).await;
+    }
+    let start = Instant::now();
+    let mut count = 0;
+    for event in repositories.iter().flat_map(|repository| &repository.issues) {
+        client.publish(vec![message(event)]).await;
+        count += 1;
+    }
+    report("ingest, 1 client that waits for each OK", &per_second(count, start.elapsed()));
+}
+
+/// The issues of all repositories, dealt out.
+fn shares(repositories: &[Repository], clients: usize) -> Vec<Vec<String>> {
+    let mut shares = vec![Vec::new(); clients];
+    let issues = repositories.iter().flat_map(|repository| &repository.issues);
+    for (nth, issue) in issues.enumerate() {
+        shares[nth % clients].push(message(issue));
+    }
+    shares
+}

@@ -1,0 +1,128 @@
+//! A relay with the real pipeline and a store on disk, and events of made-up repositories.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use grasp_core::admission::Policy;
+use grasp_core::service::npub;
+use grasp_relay::ingest::{Pipeline, RelayOnly};
+use grasp_relay::nostr::{Hub, Limits, RelayInfo};
+use grasp_relay::server::Config;
+use grasp_relay::store::EventStore;
+use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
+use grasp_relay::{Clock, Parts};
+use nostr::event::{Event, EventBuilder, FinalizeEvent, Kind, Tag};
+use nostr::key::Keys;
+use nostr::types::Timestamp;
+use tokio::net::TcpListener;
+
+/// Events of one author and repository.
+pub(crate) const PER_REPOSITORY: usize = 100;
+
+pub(crate) struct World {
+    pub(crate) address: SocketAddr,
+    pub(crate) store: Arc<dyn EventStore>,
+    pub(crate) hub: Hub,
+    _directory: tempfile::TempDir,
+}
+
+impl World {
+    pub(crate) async fn start() -> Self {
+        let place = std::env::var("GRASP_BENCH_DIR");
+        let directory = match place {
+            Ok(place) => tempfile::tempdir_in(place),
+            Err(_) => tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")),
+        };
+        let directory = directory.expect("a directory");
+        let file = directory.path().join("events.db");
+        let store = SqliteStore::open(&file, SqliteOptions::default()).expect("a store");
+        let store: Arc<dyn EventStore> = Arc::new(store);
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let hub = Hub::start();
+        let parts = parts(address, store.clone(), hub.clone());
+        tokio::spawn(grasp_relay::serve(listener, parts, std::future::pending()));
+        Self { address, store, hub, _directory: directory }
+    }
+
+    /// Puts events into the store without asking anybody.
+    pub(crate) async fn fill(&self, events: &[Event]) {
+        for batch in events.chunks(5_000) {
+            let batch = batch.iter().cloned().map(Arc::new).collect();
+            let _ = self.store.save(batch, Timestamp::now()).await.expect("a store");
+        }
+    }
+}
+
+fn parts(address: SocketAddr, store: Arc<dyn EventStore>, hub: Hub) -> Parts {
+    let service: grasp_core::ServiceIdentity = address.to_string().parse().expect("an address");
+    let clock = Clock::system();
+    let pipeline = Pipeline {
+        store: store.clone(),
+        git: Arc::new(RelayOnly),
+        hub: hub.clone(),
+        policy: Policy::new(service.clone()),
+        clock: clock.clone(),
+    };
+    let limits = Limits {
+        messages_per_minute: u32::MAX,
+        events_per_minute: u32::MAX,
+        queries_per_minute: u32::MAX,
+        connections_per_ip: usize::MAX,
+        ..Limits::default()
+    };
+    let config = Config {
+        service,
+        info: RelayInfo::default(),
+        limits,
+        trusted_proxies: vec![],
+        challenge_on_connect: false,
+    };
+    Parts { store, ingest: Arc::new(pipeline), hub, config, clock, extra: axum::Router::new() }
+}
+
+/// An announcement for a relay, and issues about its repository.
+pub(crate) struct Repository {
+    pub(crate) announcement: Event,
+    pub(crate) coordinate: String,
+    pub(crate) issues: Vec<Event>,
+}
+
+/// Repositories with so many issues in all, each about 700 bytes, a second apart.
+pub(crate) fn repositories(address: SocketAddr, issues: usize) -> Vec<Repository> {
+    let count = issues.div_ceil(PER_REPOSITORY);
+    (0..count).map(|nth| repository(address, nth, PER_REPOSITORY.min(issues))).collect()
+}
+
+fn repository(address: SocketAddr, nth: usize, issues: usize) -> Repository {
+    let keys = Keys::generate();
+    let author = npub(&keys.public_key());
+    let name = format!("repository-{nth}");
+    let coordinate = format!("30617:{}:{name}", keys.public_key());
+    let clone = format!("http://{address}/{author}/{name}.git");
+    let relay = format!("ws://{address}");
+    let announcement = sign(
+        &keys,
+        Kind::GitRepoAnnouncement,
+        "",
+        vec![Tag::identifier(name), Tag::custom("clone", [clone]), Tag::custom("relays", [relay])],
+        0,
+    );
+    let text = "It does not work as it should. ".repeat(10);
+    let issue = |age: usize| {
+        let tags = vec![Tag::custom("a", [coordinate.clone()]), Tag::public_key(keys.public_key())];
+        let age = nth * PER_REPOSITORY + age;
+        sign(&keys, Kind::GitIssue, &format!("{age} {text}"), tags, age)
+    };
+    let issues = (0..issues).map(issue).collect();
+    Repository { announcement, coordinate, issues }
+}
+
+fn sign(keys: &Keys, kind: Kind, content: &str, tags: Vec<Tag>, age: usize) -> Event {
+    let at = Timestamp::now().as_secs() - age as u64;
+    EventBuilder::new(kind, content)
+        .tags(tags)
+        .custom_created_at(Timestamp::from_secs(at))
+        .finalize(keys)
+        .expect("signed")
+}
