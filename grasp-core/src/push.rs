@@ -11,7 +11,6 @@
 mod authorise;
 mod command;
 mod options;
-mod outcome;
 mod pktline;
 mod report;
 mod verdict;
@@ -21,7 +20,6 @@ pub use command::{
     Capabilities, CommandReader, MAX_COMMANDS, Progress, PushCommand, PushParseError, PushRequest,
 };
 pub use options::OptionsReader;
-pub use outcome::{GitOutcome, NoReport};
 pub use pktline::{MAX_PKT_DATA, Pkt, PktError, encode_pkt, read_pkt};
-pub use report::{RefReport, encode_progress, encode_report};
+pub use report::{RefReport, encode_error, encode_progress, encode_report};
 pub use verdict::{AuthorisedPush, PushVerdict, RefRefusal, RefVerdict};

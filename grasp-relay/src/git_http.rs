@@ -1,3 +1,134 @@
 //! Git over HTTP: the smart protocol for every repository that is held or served here.
+//!
+//! ```text
+//!  GET  …/info/refs?service=…   advertise ──▶ git
+//!  POST …/git-upload-pack       upload    ──▶ git, both directions at once
+//!  POST …/git-receive-pack      receive   ──▶ judge ─▶ unpack ─▶ lock, judge again, move refs ─▶ settle ─▶ report
+//!  GET  ….git                   a page
+//! ```
+//!
+//! A push is judged by `grasp_core::push`. Git only unpacks; refs are moved by us, exactly those that were judged.
 
+mod advertise;
 mod body;
+mod judge;
+mod page;
+mod receive;
+mod route;
+mod stream;
+mod upload;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{Html, IntoResponse, Response};
+use grasp_purgatory::git::GitError;
+
+use self::body::BodyError;
+use self::route::Action;
+use crate::keeper::Keeper;
+use crate::web;
+
+/// What git clients may send.
+#[derive(Clone, Debug)]
+pub struct GitLimits {
+    /// The largest pack that one push may bring.
+    pub push_bytes: u64,
+    /// The largest request for a fetch; it holds only names of objects.
+    pub fetch_request_bytes: u64,
+    /// Whether others reach us over TLS, for the addresses that pages show.
+    pub secure: bool,
+}
+
+impl Default for GitLimits {
+    fn default() -> Self {
+        const MIB: u64 = 1024 * 1024;
+        Self { push_bytes: 2_048 * MIB, fetch_request_bytes: 64 * MIB, secure: false }
+    }
+}
+
+/// Everything the routes need.
+struct GitHttp {
+    keeper: Keeper,
+    limits: GitLimits,
+}
+
+/// The routes of all repositories, to be merged below the mount. Whatever names none is not found.
+pub fn routes(keeper: Keeper, limits: GitLimits) -> Router {
+    Router::new().fallback(serve).with_state(Arc::new(GitHttp { keeper, limits }))
+}
+
+async fn serve(State(git): State<Arc<GitHttp>>, request: Request) -> Response {
+    let (parts, body) = request.into_parts();
+    let Some((repo, action)) = route::route(&parts.method, &parts.uri) else {
+        return not_found();
+    };
+    match git.keeper.repos().has_view(&repo).await {
+        Ok(true) => {}
+        Ok(false) => return not_found(),
+        Err(error) => return failed(&error),
+    }
+    let answered = match action {
+        Action::Page => git.page(&repo).await,
+        Action::Advertise(service) => git.advertise(&repo, service, &parts).await,
+        Action::Upload => git.upload(&repo, &parts.headers, body).await,
+        Action::Receive => git.receive(repo, &parts.headers, body).await,
+        Action::Dumb => Ok(dumb()),
+        Action::Refuse { allow } => Ok(method_not_allowed(allow)),
+        Action::NotFound => Ok(not_found()),
+    };
+    answered.unwrap_or_else(HttpError::into_response)
+}
+
+/// Why a request has no git answer.
+#[derive(Debug, thiserror::Error)]
+enum HttpError {
+    #[error(transparent)]
+    Git(#[from] GitError),
+    #[error(transparent)]
+    Body(#[from] BodyError),
+    #[error(transparent)]
+    Store(#[from] crate::store::StoreError),
+    #[error(transparent)]
+    Gone(#[from] crate::keeper::Gone),
+}
+
+impl HttpError {
+    fn into_response(self) -> Response {
+        let status = match &self {
+            Self::Git(GitError::NoView) => return not_found(),
+            Self::Git(error) => return failed(error),
+            Self::Body(BodyError::TooLarge) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Body(BodyError::Encoding) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::Body(_) => StatusCode::BAD_REQUEST,
+            Self::Store(_) | Self::Gone(_) => {
+                tracing::error!(error = %self, "a git request failed");
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
+        };
+        (status, NO_CACHE, format!("{self}\n")).into_response()
+    }
+}
+
+const NO_CACHE: [(header::HeaderName, HeaderValue); 1] =
+    [(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"))];
+
+fn not_found() -> Response {
+    (StatusCode::NOT_FOUND, Html(web::not_found())).into_response()
+}
+
+fn failed(error: &GitError) -> Response {
+    tracing::error!(%error, "a git request failed");
+    (StatusCode::INTERNAL_SERVER_ERROR, NO_CACHE, "the server failed, try again\n").into_response()
+}
+
+fn dumb() -> Response {
+    let text = "only the smart protocol is spoken here; use a git that is not older than 1.6.6\n";
+    (StatusCode::FORBIDDEN, NO_CACHE, text).into_response()
+}
+
+fn method_not_allowed(allow: &'static str) -> Response {
+    (StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, allow)], "not this way\n").into_response()
+}

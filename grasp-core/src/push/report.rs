@@ -52,6 +52,18 @@ pub fn encode_progress(text: &str, capabilities: Capabilities) -> Vec<u8> {
     out
 }
 
+/// Encodes the answer to a push that was not even understood: there are no refs to speak of.
+pub fn encode_error(why: &str, capabilities: Capabilities) -> Vec<u8> {
+    let mut out = Vec::new();
+    if capabilities.side_band_64k {
+        encode_band(3, one_line(why).as_bytes(), &mut out);
+    } else {
+        encode_pkt(format!("ERR {}\n", one_line(why)).as_bytes(), &mut out);
+    }
+    out.extend_from_slice(b"0000");
+    out
+}
+
 /// Splits data over as many packets of a band as it needs.
 fn encode_band(band: u8, data: &[u8], out: &mut Vec<u8>) {
     for chunk in data.chunks(BAND) {
@@ -62,16 +74,10 @@ fn encode_band(band: u8, data: &[u8], out: &mut Vec<u8>) {
 
 /// A client that wants no report still gets the first reason.
 fn encode_without_report(refs: &[RefReport], capabilities: Capabilities) -> Vec<u8> {
-    let mut out = Vec::new();
-    if let Some(why) = refs.iter().find_map(|report| report.refusal.as_deref()) {
-        if capabilities.side_band_64k {
-            encode_band(3, one_line(why).as_bytes(), &mut out);
-        } else {
-            encode_pkt(format!("ERR {}\n", one_line(why)).as_bytes(), &mut out);
-        }
+    match refs.iter().find_map(|report| report.refusal.as_deref()) {
+        Some(why) => encode_error(why, capabilities),
+        None => b"0000".to_vec(),
     }
-    out.extend_from_slice(b"0000");
-    out
 }
 
 /// A reason fits one line of a terminal, and cannot pretend to be another.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use grasp_core::admission::{GitData, Hold, KnownAnnouncement, KnownState, Origin};
+use grasp_core::{RepoId, Version};
 use nostr::event::Event;
 
 use crate::store::StoreError;
@@ -28,6 +29,10 @@ pub struct GitFacts {
 pub enum Kept {
     /// It waits, durably.
     Held,
+    /// Newer versions of its author wait already.
+    Superseded,
+    /// There is no room to wait in.
+    Full,
     /// There is nothing to wait for: it can be served.
     Servable,
 }
@@ -44,6 +49,12 @@ pub trait GitSide: Send + Sync + 'static {
         hold: Hold,
         origin: Origin,
     ) -> BoxFuture<'_, Result<Kept, StoreError>>;
+
+    /// Hears of an event that was stored, after it was.
+    fn stored(&self, event: Arc<Event>) -> BoxFuture<'_, ()>;
+
+    /// Hears that an owner no longer asks us to host a repository.
+    fn delisted(&self, repo: RepoId, by: Version) -> BoxFuture<'_, ()>;
 }
 
 /// The git half of a server that hosts no git: no event waits for data that can never come.
@@ -58,5 +69,13 @@ impl GitSide for RelayOnly {
 
     fn hold(&self, _: Arc<Event>, _: Hold, _: Origin) -> BoxFuture<'_, Result<Kept, StoreError>> {
         Box::pin(std::future::ready(Ok(Kept::Servable)))
+    }
+
+    fn stored(&self, _: Arc<Event>) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
+    fn delisted(&self, _: RepoId, _: Version) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
     }
 }

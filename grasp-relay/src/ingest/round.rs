@@ -7,6 +7,7 @@ use std::sync::Arc;
 use grasp_core::admission::{
     Acceptance, Facts, Hold, Known, Needs, Origin, Rejection, Verdict, judge,
 };
+use grasp_core::nip34::Announcement;
 use grasp_core::{Identifier, Verified};
 use nostr::event::Event;
 use nostr::types::Timestamp;
@@ -80,6 +81,8 @@ impl Pipeline {
         }
         Ok(match self.git.hold(event, hold.clone(), origin.clone()).await? {
             Kept::Held => Verdict::Hold(hold),
+            Kept::Superseded => Verdict::Known(Known::Superseded),
+            Kept::Full => Verdict::Reject(Rejection::Quota),
             Kept::Servable => Verdict::Accept(Acceptance::Promoted),
         })
     }
@@ -123,6 +126,9 @@ impl Pipeline {
                 let own = own.filter(|known| known.repo.owner == pending.event.pubkey);
                 gone.extend(own.map(|known| known.version.id));
             }
+            if matches!(verdict, Verdict::Delist { .. }) {
+                self.delist(&pending.event).await;
+            }
         }
         if !gone.is_empty() {
             self.store.remove(gone).await?;
@@ -130,9 +136,18 @@ impl Pipeline {
         Ok(())
     }
 
+    async fn delist(&self, event: &Event) {
+        if let Ok(announcement) = Announcement::parse(event) {
+            self.git.delisted(announcement.repo, announcement.version).await;
+        }
+    }
+
     /// Tells whoever listens, once everything is durable.
     async fn tell(&self, round: &[Pending], verdicts: &[Verdict]) {
         for (pending, verdict) in round.iter().zip(verdicts) {
+            if is_stored(verdict) {
+                self.git.stored(Arc::clone(&pending.event)).await;
+            }
             if is_stored(verdict) || *verdict == Verdict::Broadcast {
                 self.hub.publish(Arc::clone(&pending.event)).await;
             }

@@ -1,0 +1,44 @@
+//! `info/refs`: what a repository has, and what can be done with it.
+
+use axum::body::Body;
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, Method, header};
+use axum::response::{IntoResponse, Response};
+use grasp_core::RepoId;
+use grasp_purgatory::git::{Protocol, Service};
+
+use super::{GitHttp, HttpError, NO_CACHE, stream};
+
+impl GitHttp {
+    pub(super) async fn advertise(
+        &self,
+        repo: &RepoId,
+        service: Service,
+        parts: &Parts,
+    ) -> Result<Response, HttpError> {
+        let (prefix, content_type): (&'static [u8], _) = match service {
+            Service::UploadPack => (
+                b"001e# service=git-upload-pack\n0000",
+                "application/x-git-upload-pack-advertisement",
+            ),
+            Service::ReceivePack => (
+                b"001f# service=git-receive-pack\n0000",
+                "application/x-git-receive-pack-advertisement",
+            ),
+        };
+        let body = if parts.method == Method::HEAD {
+            Body::empty()
+        } else {
+            let protocol = protocol(&parts.headers);
+            let process = self.keeper.repos().advertise(repo, service, protocol).await?;
+            stream::body(process, prefix)?
+        };
+        Ok((NO_CACHE, [(header::CONTENT_TYPE, content_type)], body).into_response())
+    }
+}
+
+/// The protocol version that a client asks for.
+pub(super) fn protocol(headers: &HeaderMap) -> Protocol {
+    let value = headers.get("git-protocol").and_then(|value| value.to_str().ok());
+    value.map_or(Protocol::V0, Protocol::from_header)
+}
