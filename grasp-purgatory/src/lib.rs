@@ -1,1 +1,4 @@
-//! To come.
+//! Holds events until their git data is here, and keeps that data.
+
+#[cfg(feature = "driver")]
+pub mod git;
