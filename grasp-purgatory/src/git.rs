@@ -1,0 +1,89 @@
+//! Git on disk: repositories that share their objects, and refs that move all or none.
+//!
+//! It knows nothing of events: who may do what was judged before, by [`grasp_core::push`] and whoever holds events.
+//!
+//! ```text
+//!                     ┌── family (one per identifier) ────────────────┐
+//!  pack ─▶ Incoming ──┼─promote─▶ objects ◀── read by ── views (refs) ─┼─▶ upload_pack ─▶ client
+//!            │        └──────▲─────────────────────────────▲──────────┘
+//!            └─stage─▶ staging                              apply, accept, move_refs
+//!                             └──promote_staged
+//! ```
+//!
+//! - A **view** is what is served at one address: refs and HEAD. A **family** is all views of one identifier; they
+//!   share one object store. Any object of a family can be asked for by id from any of its views, as protocol v2
+//!   has it, so what must not be read yet lies elsewhere.
+//! - **Incoming** objects lie apart until they are whole. Receiving holds no lock: a slow sender delays nobody.
+//! - Refs of a view move **all or none**, for readers and across crashes, and only to tips whose whole history is here.
+//! - Git's own programs do what touches packs, in a sandbox ([`GitCommand`]); libgit2 reads refs and looks for objects.
+//!
+//! A push is `incoming` → `unpack` → `check`, all without a lock; then `lock`, judge on [`FamilyGuard::refs`] and
+//! [`FamilyGuard::accept`]. `git receive-pack` is asked for its advertisement only: it cannot turn a branch `a` into
+//! `a/b` in one transaction, would hold the lock for as long as the client sends, and could not keep apart what one
+//! pack brings for a signed branch and for an unsigned pull request.
+//!
+//! ```
+//! use grasp_core::RepoId;
+//! use grasp_purgatory::git::{Git, Protocol, RepoStore, Service, Slots, StagingLimits};
+//! use tokio::io::AsyncReadExt;
+//!
+//! # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+//! # runtime.block_on(async {
+//! # let dir = tempfile::tempdir()?;
+//! # let root = dir.path();
+//! let path = std::env::var_os("PATH").unwrap_or_default();
+//! let git = Git::find(&path, Slots::default())?;
+//! let store = RepoStore::open(root, git, StagingLimits::default()).await?;
+//!
+//! let owner = "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798";
+//! let repo: RepoId = format!("30617:{owner}:my repo 🦀").parse()?;
+//! store.lock(&repo.identifier).await?.create_view(&repo.owner).await?;
+//! assert!(store.refs(&repo).await?.is_empty());
+//!
+//! let mut process = store.advertise(&repo, Service::UploadPack, Protocol::V0).await?;
+//! let mut answer = String::new();
+//! process.take_stdout().unwrap().read_to_string(&mut answer).await?;
+//! assert!(answer.contains("capabilities^{}"));
+//! assert!(process.finish().await?.status.success());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod binary;
+mod check;
+mod command;
+mod error;
+mod layout;
+mod process;
+mod read;
+mod refs;
+mod serve;
+mod store;
+
+use std::ops::ControlFlow;
+
+pub use binary::{Git, GitVersion, Slots};
+pub use check::Completeness;
+pub use command::{GitCommand, Network};
+pub use error::{BinaryError, Blame, GitError};
+pub use process::{Finished, GitProcess};
+pub use refs::{RETENTION, RefTarget};
+pub use serve::{Protocol, Service};
+pub use store::{Applied, FamilyGuard, Incoming, RepoStore, StagedTip, StagingLimits, Unpacking};
+
+/// Runs work that waits for the disk where waiting disturbs nobody.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, GitError> + Send + 'static,
+) -> Result<T, GitError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        Err(_) => Err(GitError::Stopping),
+    }
+}
+
+/// Lets a ref transaction run to its end.
+fn never_stops(_: refs::Step) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}

@@ -1,0 +1,189 @@
+//! The installed `git`: where it is, whether it will do, and how many may run at once.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::available_parallelism;
+
+use tokio::sync::Semaphore;
+
+use super::command::GitCommand;
+use super::error::BinaryError;
+
+/// A release of git.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct GitVersion {
+    /// The first number.
+    pub major: u32,
+    /// The second.
+    pub minor: u32,
+}
+
+impl GitVersion {
+    /// The oldest with everything needed: config by environment, and the flag for HTTP advertisements.
+    pub const OLDEST: Self = Self { major: 2, minor: 34 };
+
+    /// Reads the answer of `git --version`.
+    fn parse(said: &str) -> Option<Self> {
+        let mut numbers = said.strip_prefix("git version ")?.split('.');
+        let major = numbers.next()?.parse().ok()?;
+        let minor = numbers.next()?.trim().parse().ok()?;
+        Some(Self { major, minor })
+    }
+}
+
+impl fmt::Display for GitVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// How many git processes may run at once. Whoever comes later waits in line.
+#[derive(Clone, Copy, Debug)]
+pub struct Slots {
+    /// Processes that work as fast as the machine lets them: unpacking, checking, repacking.
+    pub own_pace: NonZeroUsize,
+    /// Processes that work as fast as a client reads or sends. They cost memory more than time, and a line of
+    /// their own keeps slow clients from holding up everybody's pushes.
+    pub client_pace: NonZeroUsize,
+}
+
+impl Default for Slots {
+    /// Two per processor, and sixteen per processor for clients.
+    fn default() -> Self {
+        let cpus = available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        let times = |n: usize| cpus.saturating_mul(NonZeroUsize::new(n).unwrap_or(cpus));
+        Self { own_pace: times(2), client_pace: times(16) }
+    }
+}
+
+/// Which line a process waits in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pace {
+    /// As fast as the machine.
+    Own,
+    /// As fast as a client.
+    Client,
+}
+
+/// The installed git, checked, with the lines that its processes wait in. Clones share them.
+#[derive(Clone, Debug)]
+pub struct Git {
+    program: Arc<Path>,
+    version: GitVersion,
+    own_pace: Arc<Semaphore>,
+    client_pace: Arc<Semaphore>,
+}
+
+impl Git {
+    /// Finds `git` in the directories of `search` (the form of `$PATH`) and checks its version.
+    pub fn find(search: &OsStr, slots: Slots) -> Result<Self, BinaryError> {
+        let program = std::env::split_paths(search)
+            .map(|dir| dir.join("git"))
+            .find(|path| path.is_absolute() && path.is_file())
+            .ok_or_else(|| BinaryError::NotFound(search.to_string_lossy().into_owned()))?;
+        Self::at(program, slots)
+    }
+
+    /// Takes the `git` at this path and checks its version.
+    pub fn at(program: PathBuf, slots: Slots) -> Result<Self, BinaryError> {
+        let output = std::process::Command::new(&program)
+            .arg("--version")
+            .env_clear()
+            .stdin(std::process::Stdio::null())
+            .output()
+            .map_err(|source| BinaryError::Run { program: program.clone(), source })?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        let Some(version) = GitVersion::parse(&said) else {
+            let said = said.chars().take(80).collect();
+            return Err(BinaryError::NotGit { program, said });
+        };
+        if version < GitVersion::OLDEST {
+            return Err(BinaryError::TooOld { found: version });
+        }
+        Ok(Self {
+            program: program.into(),
+            version,
+            own_pace: Arc::new(Semaphore::new(slots.own_pace.get())),
+            client_pace: Arc::new(Semaphore::new(slots.client_pace.get())),
+        })
+    }
+
+    /// Which git this is.
+    pub fn version(&self) -> GitVersion {
+        self.version
+    }
+
+    /// Begins a command line. It will run in the sandbox that [`GitCommand`] describes.
+    pub fn command(&self, subcommand: &'static str) -> GitCommand {
+        GitCommand::new(self, subcommand)
+    }
+
+    pub(super) fn program(&self) -> &Path {
+        &self.program
+    }
+
+    pub(super) fn line(&self, pace: Pace) -> Arc<Semaphore> {
+        match pace {
+            Pace::Own => self.own_pace.clone(),
+            Pace::Client => self.client_pace.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    /// A program that answers like git of some version.
+    fn pretender(dir: &Path, says: &str) -> PathBuf {
+        let path = dir.join("git");
+        fs::write(&path, format!("#!/bin/sh\necho '{says}'\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    #[test]
+    fn versions_are_read_as_distributions_write_them() {
+        let cases = [
+            ("git version 2.34.1\n", Some((2, 34))),
+            ("git version 2.39.5 (Apple Git-154)\n", Some((2, 39))),
+            ("git version 2.50\n", Some((2, 50))),
+            ("git version 3.0.0.rc1\n", Some((3, 0))),
+            ("git version two", None),
+            ("hg 6.0", None),
+        ];
+        for (said, expected) in cases {
+            let found = GitVersion::parse(said).map(|version| (version.major, version.minor));
+            assert_eq!(found, expected, "{said}");
+        }
+    }
+
+    #[test]
+    fn an_old_git_is_refused_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        pretender(dir.path(), "git version 2.33.8");
+        let error = Git::find(dir.path().as_os_str(), Slots::default()).unwrap_err();
+        assert_eq!(error.to_string(), "git 2.33 is too old; 2.34 or newer is needed");
+    }
+
+    #[test]
+    fn something_else_of_that_name_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = pretender(dir.path(), "hello");
+        let error = Git::at(path, Slots::default()).unwrap_err();
+        assert!(matches!(error, BinaryError::NotGit { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_missing_git_is_an_error_that_says_what_to_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = Git::find(dir.path().as_os_str(), Slots::default()).unwrap_err();
+        assert!(error.to_string().contains("install git 2.34 or newer"), "{error}");
+    }
+}

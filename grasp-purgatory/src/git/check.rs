@@ -1,0 +1,174 @@
+//! Is all of it here? Not only the tips: every commit, tree and blob that can be reached from them.
+
+mod proofs;
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use grasp_core::Oid;
+
+use super::binary::Git;
+use super::blocking;
+use super::command::GitCommand;
+use super::error::{GitError, says_disk_full};
+use super::layout::Family;
+use super::read;
+use super::store::Quarantine;
+
+pub(super) use proofs::Proofs;
+
+/// How long one walk through a history may take.
+const MAX_WALK: Duration = Duration::from_secs(30 * 60);
+
+/// How many walks may be spent on finding out which of several tips are broken.
+const MAX_WALKS: usize = 32;
+
+/// Whether the histories of some tips are here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Completeness {
+    /// All of them, whole.
+    Complete,
+    /// Not all.
+    Incomplete {
+        /// Tips that are not here.
+        missing: BTreeSet<Oid>,
+        /// Tips that are here, but not everything behind them is.
+        broken: BTreeSet<Oid>,
+    },
+}
+
+impl Completeness {
+    /// Whether nothing is lacking.
+    pub fn is_complete(&self) -> bool {
+        *self == Self::Complete
+    }
+
+    /// Lack as an error of whoever should have sent everything.
+    pub(super) fn required(self) -> Result<(), GitError> {
+        match self {
+            Self::Complete => Ok(()),
+            Self::Incomplete { missing, broken } => {
+                Err(GitError::Incomplete { count: missing.len() + broken.len() })
+            }
+        }
+    }
+}
+
+/// The objects of a family, perhaps with some that are being received.
+#[derive(Clone, Debug)]
+pub(super) struct Objects {
+    pub(super) git: Git,
+    pub(super) family: Family,
+    pub(super) incoming: Option<Quarantine>,
+}
+
+/// What was found out about some tips.
+#[derive(Debug)]
+pub(super) struct Findings {
+    pub(super) whole: BTreeSet<Oid>,
+    missing: BTreeSet<Oid>,
+    broken: BTreeSet<Oid>,
+}
+
+impl Findings {
+    pub(super) fn completeness(&self) -> Completeness {
+        if self.missing.is_empty() && self.broken.is_empty() {
+            return Completeness::Complete;
+        }
+        Completeness::Incomplete { missing: self.missing.clone(), broken: self.broken.clone() }
+    }
+}
+
+impl Objects {
+    /// A command that reads these objects, and writes new ones where things are received.
+    pub(super) fn command(&self, subcommand: &'static str) -> GitCommand {
+        let command = self.git.command(subcommand).repository(self.family.path());
+        match &self.incoming {
+            None => command,
+            Some(incoming) => command
+                .writing_objects(&incoming.objects())
+                .reading_objects(&self.family.objects())
+                .keeping(incoming.kept()),
+        }
+    }
+
+    /// Finds out about tips. What is proven already is not walked again, nor is anything behind it.
+    pub(super) async fn examine(&self, tips: &BTreeSet<Oid>) -> Result<Findings, GitError> {
+        let (unproven, missing) = self.unproven_and_missing(tips).await?;
+        let here: Vec<_> = unproven.difference(&missing).copied().collect();
+        let broken = self.broken_among(here).await?;
+        let whole = tips.iter().filter(|tip| !missing.contains(tip) && !broken.contains(tip));
+        Ok(Findings { whole: whole.copied().collect(), missing, broken })
+    }
+
+    async fn unproven_and_missing(
+        &self,
+        tips: &BTreeSet<Oid>,
+    ) -> Result<(BTreeSet<Oid>, BTreeSet<Oid>), GitError> {
+        let (tips, family, stores) = (tips.clone(), self.family.clone(), self.stores());
+        blocking(move || {
+            let proofs = Proofs::load(&family)?;
+            let unproven: BTreeSet<_> =
+                tips.into_iter().filter(|tip| !proofs.contains(tip)).collect();
+            let missing = read::missing(&stores, &unproven)?;
+            Ok((unproven, missing))
+        })
+        .await
+    }
+
+    fn stores(&self) -> Vec<PathBuf> {
+        let incoming = self.incoming.iter().map(Quarantine::objects);
+        std::iter::once(self.family.objects()).chain(incoming).collect()
+    }
+
+    /// Walks all at once, which is what almost always suffices; if something lacks, halves until it is found.
+    async fn broken_among(&self, tips: Vec<Oid>) -> Result<BTreeSet<Oid>, GitError> {
+        let mut broken = BTreeSet::new();
+        let mut groups = vec![tips];
+        let mut walks = 0;
+        while let Some(mut group) = groups.pop() {
+            if group.is_empty() {
+                continue;
+            }
+            if walks == MAX_WALKS {
+                broken.extend(group);
+                continue;
+            }
+            walks += 1;
+            if self.is_connected(&group).await? {
+                continue;
+            }
+            if group.len() == 1 {
+                broken.extend(group);
+                continue;
+            }
+            let half = group.split_off(group.len() / 2);
+            groups.extend([group, half]);
+        }
+        Ok(broken)
+    }
+
+    async fn is_connected(&self, tips: &[Oid]) -> Result<bool, GitError> {
+        const COMMAND: &str = "rev-list";
+        let input: String = tips.iter().map(|tip| format!("{tip}\n")).collect();
+        let finished = self
+            .command(COMMAND)
+            .args(["--objects", "--quiet", "--stdin", "--not", "--all"])
+            .limit(MAX_WALK)
+            .run(input.into_bytes())
+            .await?;
+        if !finished.status.success() && says_lack(&finished.words) {
+            return Ok(false);
+        }
+        finished.success(COMMAND).map(|_| true)
+    }
+}
+
+/// Whether git's last words are about an object that is not there.
+fn says_lack(words: &str) -> bool {
+    const WORDS: &[&str] =
+        &["bad object", "bad tree object", "missing", "ould not read", "Failed to traverse"];
+    !says_disk_full(words) && WORDS.iter().any(|lack| words.contains(lack))
+}

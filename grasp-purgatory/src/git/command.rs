@@ -1,0 +1,223 @@
+//! A git command line in a sandbox.
+
+use std::any::Any;
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::process::Command;
+
+use super::binary::{Git, Pace};
+use super::error::GitError;
+use super::process::{Finished, GitProcess};
+
+/// Settings of every git process. Given by environment, so that git's own child processes obey them too.
+const SETTINGS: &[(&str, &str)] = &[
+    ("core.hooksPath", "/dev/null"),
+    ("core.fsync", "committed"),
+    ("gc.auto", "0"),
+    ("maintenance.auto", "false"),
+    ("credential.helper", ""),
+    ("http.followRedirects", "false"),
+    // The directories are ours, whoever runs this server; only commands that name one find it.
+    ("safe.directory", "*"),
+    ("safe.bareRepository", "explicit"),
+    ("transfer.fsckObjects", "true"),
+    ("transfer.hideRefs", "refs/grasp"),
+    // Whatever is fetched comes as a pack, which moves in one piece.
+    ("transfer.unpackLimit", "1"),
+    ("uploadpack.allowTipSHA1InWant", "true"),
+    ("uploadpack.allowReachableSHA1InWant", "true"),
+    ("uploadpack.allowFilter", "true"),
+    ("receive.advertiseAtomic", "true"),
+    ("receive.advertisePushOptions", "true"),
+];
+
+/// Whom a git process may talk to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Network {
+    /// Nobody.
+    None,
+    /// Servers by HTTP and HTTPS.
+    Http,
+}
+
+/// A git command line that will run with no hooks, no configuration of the machine or a user, no prompts, a cleared
+/// environment, no network unless asked for, and in a process group of its own.
+#[must_use]
+#[derive(Debug)]
+pub struct GitCommand {
+    git: Git,
+    name: &'static str,
+    pace: Pace,
+    arguments: Vec<OsString>,
+    environment: Vec<(&'static str, OsString)>,
+    settings: Vec<(String, String)>,
+    network: Network,
+    limit: Option<Duration>,
+    keep: Vec<Keep>,
+}
+
+/// Something that must outlive the last of the processes.
+pub(super) type Keep = Arc<dyn Any + Send + Sync>;
+
+impl GitCommand {
+    pub(super) fn new(git: &Git, name: &'static str) -> Self {
+        Self {
+            git: git.clone(),
+            name,
+            pace: Pace::Own,
+            arguments: Vec::new(),
+            environment: Vec::new(),
+            settings: Vec::new(),
+            network: Network::None,
+            limit: None,
+            keep: Vec::new(),
+        }
+    }
+
+    /// Adds an argument.
+    pub fn arg(mut self, argument: impl AsRef<OsStr>) -> Self {
+        self.arguments.push(argument.as_ref().to_owned());
+        self
+    }
+
+    /// Adds arguments.
+    pub fn args<A: AsRef<OsStr>>(mut self, arguments: impl IntoIterator<Item = A>) -> Self {
+        self.arguments.extend(arguments.into_iter().map(|a| a.as_ref().to_owned()));
+        self
+    }
+
+    /// Adds a setting.
+    pub fn setting(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.settings.push((key.into(), value.into()));
+        self
+    }
+
+    /// Lets it talk to others.
+    pub fn network(mut self, network: Network) -> Self {
+        self.network = network;
+        self
+    }
+
+    /// Stops it after this long.
+    pub fn limit(mut self, limit: Duration) -> Self {
+        self.limit = Some(limit);
+        self
+    }
+
+    /// Works in this repository.
+    pub(super) fn repository(self, path: &Path) -> Self {
+        self.env("GIT_DIR", path)
+    }
+
+    /// Writes new objects here.
+    pub(super) fn writing_objects(self, path: &Path) -> Self {
+        self.env("GIT_OBJECT_DIRECTORY", path)
+    }
+
+    /// Also reads objects from here.
+    pub(super) fn reading_objects(self, path: &Path) -> Self {
+        self.env("GIT_ALTERNATE_OBJECT_DIRECTORIES", quoted(path))
+    }
+
+    /// Speaks this version of the protocol.
+    pub(super) fn protocol(self, value: &'static str) -> Self {
+        self.env("GIT_PROTOCOL", value)
+    }
+
+    /// Runs as fast as a client reads or sends, and waits in that line.
+    pub(super) fn paced_by_client(mut self) -> Self {
+        self.pace = Pace::Client;
+        self
+    }
+
+    /// Keeps something until the last process of this command is gone.
+    pub(super) fn keeping(mut self, keep: Keep) -> Self {
+        self.keep.push(keep);
+        self
+    }
+
+    fn env(mut self, key: &'static str, value: impl Into<OsString>) -> Self {
+        self.environment.push((key, value.into()));
+        self
+    }
+
+    /// Waits for its turn, then starts.
+    pub async fn spawn(self) -> Result<GitProcess, GitError> {
+        let line = self.git.line(self.pace);
+        let turn = line.acquire_owned().await.map_err(|_| GitError::Stopping)?;
+        let child = self
+            .to_command()
+            .spawn()
+            .map_err(|source| GitError::Spawn { command: self.name, source })?;
+        Ok(GitProcess::new(self.name, child, turn, self.keep))
+    }
+
+    /// Runs to the end with this input, and returns a bounded part of the output.
+    pub async fn run(self, input: Vec<u8>) -> Result<Finished, GitError> {
+        let (command, limit) = (self.name, self.limit);
+        let process = self.spawn().await?;
+        let Some(after) = limit else {
+            return process.run(input).await;
+        };
+        // Dropping the process at the deadline kills it and all its children.
+        let ran = tokio::time::timeout(after, process.run(input)).await;
+        ran.unwrap_or(Err(GitError::Timeout { command, after }))
+    }
+
+    fn to_command(&self) -> Command {
+        let mut command = Command::new(self.git.program());
+        command
+            .arg(self.name)
+            .args(&self.arguments)
+            .env_clear()
+            .env("PATH", self.git.program().parent().unwrap_or(Path::new("/usr/bin")))
+            // Nothing can lie below this.
+            .env("HOME", "/dev/null")
+            .env("LC_ALL", "C")
+            .env("GIT_CONFIG_NOSYSTEM", "1")
+            .env("GIT_CONFIG_GLOBAL", "/dev/null")
+            .env("GIT_ATTR_NOSYSTEM", "1")
+            .env("GIT_TERMINAL_PROMPT", "0")
+            .env(
+                "GIT_ALLOW_PROTOCOL",
+                match self.network {
+                    Network::None => "",
+                    Network::Http => "http:https",
+                },
+            )
+            .envs(self.environment.iter().map(|(key, value)| (*key, value)))
+            .current_dir("/")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .kill_on_drop(true);
+        let own = self.settings.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+        let settings: Vec<_> = SETTINGS.iter().copied().chain(own).collect();
+        command.env("GIT_CONFIG_COUNT", settings.len().to_string());
+        for (position, (key, value)) in settings.into_iter().enumerate() {
+            command.env(format!("GIT_CONFIG_KEY_{position}"), key);
+            command.env(format!("GIT_CONFIG_VALUE_{position}"), value);
+        }
+        command
+    }
+}
+
+/// A path as git reads it in a list of paths: quoted, so that a colon in it divides nothing.
+fn quoted(path: &Path) -> OsString {
+    use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+    let mut bytes = vec![b'"'];
+    for byte in path.as_os_str().as_bytes() {
+        if matches!(byte, b'"' | b'\\') {
+            bytes.push(b'\\');
+        }
+        bytes.push(*byte);
+    }
+    bytes.push(b'"');
+    OsString::from_vec(bytes)
+}

@@ -1,0 +1,218 @@
+//! What can go wrong, by who must act on it.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use grasp_core::RefName;
+
+use super::binary::GitVersion;
+
+/// Who can do something about an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blame {
+    /// This server or its operator.
+    Us,
+    /// Whoever sent the data or asked the question.
+    Peer,
+    /// Nobody in particular: the same request may work later.
+    Transient,
+}
+
+/// Why the installed git cannot be used. Each is for the operator, at start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BinaryError {
+    /// No such program.
+    #[error("git was not found ({0}); install git {min} or newer, or set its path", min = GitVersion::OLDEST)]
+    NotFound(String),
+    /// It is there but could not be run.
+    #[error("could not run {program}")]
+    Run {
+        /// What was run.
+        program: PathBuf,
+        /// Why it did not run.
+        #[source]
+        source: io::Error,
+    },
+    /// It ran, and did not answer like git.
+    #[error("{program} did not tell its version: {said:?}")]
+    NotGit {
+        /// What was run.
+        program: PathBuf,
+        /// The beginning of what it said.
+        said: String,
+    },
+    /// A git without what is needed here.
+    #[error("git {found} is too old; {min} or newer is needed", min = GitVersion::OLDEST)]
+    TooOld {
+        /// What is installed.
+        found: GitVersion,
+    },
+}
+
+/// Why something with a repository did not work.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GitError {
+    /// A file or directory could not be read or written.
+    #[error("could not {doing} {path}")]
+    Io {
+        /// What was tried, as a verb.
+        doing: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// The disk, or our quota of it, is full.
+    #[error("no space left on disk")]
+    DiskFull,
+    /// A repository of ours could not be read.
+    #[error("could not read a repository")]
+    Read(#[from] git2::Error),
+    /// A git process could not be started or talked to.
+    #[error("could not run git {command}")]
+    Spawn {
+        /// The subcommand.
+        command: &'static str,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// A git process failed for a reason that is not the peer's.
+    #[error("git {command} failed: {said}")]
+    Failed {
+        /// The subcommand.
+        command: &'static str,
+        /// The end of what it said.
+        said: String,
+    },
+    /// Another process works in the same directory.
+    #[error("{0} is used by another process")]
+    InUse(PathBuf),
+    /// The directory was written by another version of this program.
+    #[error("{path} has layout {found:?}, and this version knows only {known:?}")]
+    Layout {
+        /// The directory.
+        path: PathBuf,
+        /// What it says of itself.
+        found: String,
+        /// What is known.
+        known: &'static str,
+    },
+    /// There is no such repository here.
+    #[error("no such repository")]
+    NoView,
+    /// The ref has moved since the caller looked.
+    #[error("{0} has moved meanwhile")]
+    Moved(RefName),
+    /// Two refs that cannot both exist, one being a directory of the other.
+    #[error("{0} and {1} cannot both exist")]
+    Conflict(RefName, RefName),
+    /// A branch may point at commits only.
+    #[error("{0} does not point at a commit")]
+    NotACommit(RefName),
+    /// The objects came, but some that they need did not.
+    #[error("the history of {count} tips is incomplete")]
+    Incomplete {
+        /// How many tips lack something.
+        count: usize,
+    },
+    /// What was sent is no pack, or contains what git's own checks refuse.
+    #[error("the pack was refused: {0}")]
+    BadPack(String),
+    /// More was sent than may be.
+    #[error("the pack is larger than {limit} bytes")]
+    TooLarge {
+        /// How much may be sent.
+        limit: u64,
+    },
+    /// As much is staged as may be until somebody signs for it.
+    #[error("too much is waiting for its events")]
+    StagingFull,
+    /// The work took longer than it may.
+    #[error("git {command} was stopped after {after:?}")]
+    Timeout {
+        /// The subcommand.
+        command: &'static str,
+        /// How long it ran.
+        after: Duration,
+    },
+    /// The work was given up because the server ends.
+    #[error("the server is stopping")]
+    Stopping,
+}
+
+impl GitError {
+    /// Who can do something about it.
+    pub fn blame(&self) -> Blame {
+        match self {
+            Self::Io { .. }
+            | Self::DiskFull
+            | Self::Read(_)
+            | Self::Spawn { .. }
+            | Self::Failed { .. }
+            | Self::InUse(_)
+            | Self::Layout { .. } => Blame::Us,
+            Self::NoView
+            | Self::Conflict(..)
+            | Self::NotACommit(_)
+            | Self::Incomplete { .. }
+            | Self::BadPack(_)
+            | Self::TooLarge { .. } => Blame::Peer,
+            Self::Moved(_) | Self::StagingFull | Self::Timeout { .. } | Self::Stopping => {
+                Blame::Transient
+            }
+        }
+    }
+
+    /// Whether the operator must make room.
+    pub fn is_disk_full(&self) -> bool {
+        matches!(self, Self::DiskFull)
+    }
+
+    /// An error of the file system, with the one kind apart that operators must tell at a glance.
+    pub(super) fn io(doing: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Self {
+        match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::DiskFull,
+            _ => Self::Io { doing, path: path.into(), source },
+        }
+    }
+
+    /// A git process that failed through no fault of a peer, as far as its last words tell.
+    pub(super) fn failed(command: &'static str, said: &str) -> Self {
+        if says_disk_full(said) {
+            return Self::DiskFull;
+        }
+        Self::Failed { command, said: said.trim().to_owned() }
+    }
+}
+
+/// Whether git's last words are those of a full disk.
+pub(super) fn says_disk_full(said: &str) -> bool {
+    said.contains("No space left on device") || said.contains("Disk quota exceeded")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_told_apart_however_it_shows() {
+        let full = io::Error::from(io::ErrorKind::StorageFull);
+        assert!(GitError::io("write", "x", full).is_disk_full());
+        let said = "fatal: sha1 file 'x' write error: No space left on device";
+        assert!(GitError::failed("index-pack", said).is_disk_full());
+        let other = io::Error::from(io::ErrorKind::PermissionDenied);
+        assert!(!GitError::io("write", "x", other).is_disk_full());
+    }
+
+    #[test]
+    fn a_peer_is_blamed_for_its_pack_and_not_for_our_disk() {
+        assert_eq!(GitError::BadPack(String::new()).blame(), Blame::Peer);
+        assert_eq!(GitError::DiskFull.blame(), Blame::Us);
+        assert_eq!(GitError::Moved("refs/heads/x".parse().unwrap()).blame(), Blame::Transient);
+    }
+}

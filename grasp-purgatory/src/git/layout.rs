@@ -1,0 +1,310 @@
+//! Where things lie on disk. No name given by a stranger is part of a path.
+//!
+//! ```text
+//! <root>/version                                 which layout this is
+//! <root>/lock                                    held while a server works here
+//! <root>/families/<2 hex>/<62 hex>/              one per identifier, by its hash; a bare repository
+//!     identifier                                 the identifier, for people
+//!     objects/                                   what all its views share
+//!     packed-refs                                refs/proven/…: tips whose whole history is here
+//!     views/<public key>/                        a bare repository: refs, HEAD, no objects of its own
+//!     retired/<public key>.<unix time>/          a view out of service, until it is forgotten or comes back
+//! <root>/staging/<64 hex>/<event id>/<tip>/      objects that nobody has signed for
+//! <root>/incoming/<n>/                           what is being received; emptied at start
+//! <root>/workbench/                              an empty repository; made anew at start
+//! <root>/journal/<64 hex>.<public key>/          ref transactions that were decided and not yet finished
+//! ```
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bitcoin_hashes::sha256;
+use grasp_core::{Identifier, Oid, RepoId};
+use nostr::event::EventId;
+use nostr::key::PublicKey;
+
+use super::error::GitError;
+
+/// What `<root>/version` says.
+pub(super) const VERSION: &str = "grasp repositories 1\n";
+
+/// The config of every repository of ours. Precious: `git gc` by hand must not delete what views share.
+const CONFIG: &str = "\
+[core]
+\trepositoryformatversion = 1
+\tfilemode = true
+\tbare = true
+\tlogallrefupdates = false
+[extensions]
+\tpreciousObjects = true
+[gc]
+\tauto = 0
+";
+
+/// HEAD of a view in which nothing was pushed yet.
+const FIRST_HEAD: &str = "ref: refs/heads/main\n";
+
+/// The root directory and what is at its top.
+#[derive(Clone, Debug)]
+pub(super) struct Layout {
+    root: Arc<Path>,
+}
+
+impl Layout {
+    pub(super) fn new(root: &Path) -> Self {
+        Self { root: root.into() }
+    }
+
+    pub(super) fn version(&self) -> PathBuf {
+        self.root.join("version")
+    }
+
+    pub(super) fn lock(&self) -> PathBuf {
+        self.root.join("lock")
+    }
+
+    pub(super) fn families(&self) -> PathBuf {
+        self.root.join("families")
+    }
+
+    pub(super) fn staging(&self) -> PathBuf {
+        self.root.join("staging")
+    }
+
+    pub(super) fn incoming(&self) -> PathBuf {
+        self.root.join("incoming")
+    }
+
+    pub(super) fn journal(&self) -> PathBuf {
+        self.root.join("journal")
+    }
+
+    /// A repository without refs and objects, for work on the objects of others that precious ones do not allow.
+    pub(super) fn workbench(&self) -> PathBuf {
+        self.root.join("workbench")
+    }
+
+    pub(super) fn create_workbench(&self) -> Result<(), GitError> {
+        let path = self.workbench();
+        remove(&path)?;
+        create_repository(&path)?;
+        write(&path.join("config"), b"[core]\n\trepositoryformatversion = 0\n\tbare = true\n")
+    }
+
+    pub(super) fn family(&self, identifier: &Identifier) -> Family {
+        let key = sha256::Hash::hash(identifier.as_str().as_bytes()).to_string();
+        self.family_of_key(key)
+    }
+
+    /// The family of a key that this module has made.
+    pub(super) fn family_of_key(&self, key: String) -> Family {
+        let (shard, rest) = key.split_at_checked(2).unwrap_or((&key, ""));
+        let path = self.families().join(shard).join(rest);
+        Family { layout: self.clone(), key: key.as_str().into(), path: path.into() }
+    }
+}
+
+/// The directory of a family.
+#[derive(Clone, Debug)]
+pub(super) struct Family {
+    layout: Layout,
+    key: Arc<str>,
+    path: Arc<Path>,
+}
+
+impl Family {
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    pub(super) fn key(&self) -> &str {
+        &self.key
+    }
+
+    pub(super) fn objects(&self) -> PathBuf {
+        self.path.join("objects")
+    }
+
+    pub(super) fn proofs(&self) -> PathBuf {
+        self.path.join("packed-refs")
+    }
+
+    pub(super) fn identifier(&self) -> PathBuf {
+        self.path.join("identifier")
+    }
+
+    pub(super) fn views(&self) -> PathBuf {
+        self.path.join("views")
+    }
+
+    pub(super) fn view(&self, owner: &PublicKey) -> PathBuf {
+        self.views().join(owner.to_hex())
+    }
+
+    pub(super) fn retired(&self) -> PathBuf {
+        self.path.join("retired")
+    }
+
+    pub(super) fn staging(&self) -> PathBuf {
+        self.layout.staging().join(&*self.key)
+    }
+
+    pub(super) fn staged(&self, event: &EventId) -> PathBuf {
+        self.staging().join(event.to_hex())
+    }
+
+    pub(super) fn staged_tip(&self, event: &EventId, tip: &Oid) -> PathBuf {
+        self.staged(event).join(tip.to_string())
+    }
+
+    pub(super) fn journal(&self, owner: &PublicKey) -> PathBuf {
+        self.layout.journal().join(format!("{}.{}", self.key, owner.to_hex()))
+    }
+
+    /// Makes the family unless it is there. `scratch` must not exist and lie on the same disk.
+    pub(super) fn create(&self, identifier: &Identifier, scratch: &Path) -> Result<(), GitError> {
+        if self.path.is_dir() {
+            return Ok(());
+        }
+        create_repository(scratch)?;
+        create_dir(&scratch.join("views"))?;
+        write(&scratch.join("identifier"), identifier.as_str().as_bytes())?;
+        create_dir(self.path.parent().unwrap_or(&self.layout.root))?;
+        rename(scratch, &self.path)
+    }
+
+    /// Makes an empty view unless it is there. No process, no sync: its first refs bring both.
+    pub(super) fn create_view(&self, repo: &RepoId, scratch: &Path) -> Result<(), GitError> {
+        let path = self.view(&repo.owner);
+        if path.is_dir() {
+            return Ok(());
+        }
+        create_repository(scratch)?;
+        write(&scratch.join("description"), repo.to_string().as_bytes())?;
+        create_dir(&scratch.join("objects/info"))?;
+        write(&scratch.join("objects/info/alternates"), b"../../../objects\n")?;
+        rename(scratch, &path)
+    }
+}
+
+fn create_repository(path: &Path) -> Result<(), GitError> {
+    for dir in ["refs", "objects"] {
+        create_dir(&path.join(dir))?;
+    }
+    write(&path.join("HEAD"), FIRST_HEAD.as_bytes())?;
+    write(&path.join("config"), CONFIG.as_bytes())
+}
+
+pub(super) fn create_dir(path: &Path) -> Result<(), GitError> {
+    fs::create_dir_all(path).map_err(|source| GitError::io("create", path, source))
+}
+
+pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<(), GitError> {
+    fs::write(path, bytes).map_err(|source| GitError::io("write", path, source))
+}
+
+pub(super) fn rename(from: &Path, to: &Path) -> Result<(), GitError> {
+    fs::rename(from, to).map_err(|source| GitError::io("rename", from, source))
+}
+
+/// Writes a file whose content is on disk when this returns; its name is so after [`sync`] of its directory.
+pub(super) fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), GitError> {
+    let written = File::create(path).and_then(|mut file| {
+        file.write_all(bytes)?;
+        file.sync_all()
+    });
+    written.map_err(|source| GitError::io("write", path, source))
+}
+
+/// Puts the content of a file, or the names in a directory, on disk.
+pub(super) fn sync(path: &Path) -> Result<(), GitError> {
+    let synced = File::open(path).and_then(|file| file.sync_all());
+    synced.map_err(|source| GitError::io("sync", path, source))
+}
+
+/// Puts everything below a directory on disk.
+pub(super) fn sync_tree(path: &Path) -> Result<(), GitError> {
+    if path.is_dir() {
+        list(path)?.iter().try_for_each(|below| sync_tree(below))?;
+    }
+    sync(path)
+}
+
+/// Removes a file or a whole directory; that it is not there is fine.
+pub(super) fn remove(path: &Path) -> Result<(), GitError> {
+    let removed = match fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+        Err(error) => Err(error),
+    };
+    match removed {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(GitError::io("remove", path, error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The paths in a directory in order of name; none if it is not there.
+pub(super) fn list(path: &Path) -> Result<Vec<PathBuf>, GitError> {
+    let entries = match fs::read_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(|source| GitError::io("list", path, source))?,
+    };
+    let paths: io::Result<Vec<_>> = entries.map(|entry| Ok(entry?.path())).collect();
+    let mut paths = paths.map_err(|source| GitError::io("list", path, source))?;
+    paths.sort();
+    Ok(paths)
+}
+
+/// The last part of a path that is plain text, as all of ours are.
+pub(super) fn name(path: &Path) -> &str {
+    path.file_name().and_then(OsStr::to_str).unwrap_or_default()
+}
+
+/// How many bytes the files below a directory have.
+pub(super) fn size(path: &Path) -> Result<u64, GitError> {
+    let mut total = 0_u64;
+    let mut waiting = vec![path.to_owned()];
+    while let Some(path) = waiting.pop() {
+        let metadata =
+            fs::symlink_metadata(&path).map_err(|source| GitError::io("measure", &path, source))?;
+        if metadata.is_dir() {
+            waiting.extend(list(&path)?);
+        } else {
+            total = total.saturating_add(metadata.len());
+        }
+    }
+    Ok(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn family_path(identifier: &str) -> PathBuf {
+        let layout = Layout::new(Path::new("/r"));
+        layout.family(&identifier.parse().unwrap()).path().to_owned()
+    }
+
+    #[test]
+    fn a_family_lies_at_the_hash_of_its_identifier() {
+        let expected =
+            "/r/families/ba/7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(family_path("abc"), Path::new(expected));
+    }
+
+    #[test]
+    fn names_that_differ_in_case_alone_are_apart() {
+        let [lower, upper] =
+            ["repo", "Repo"].map(|text| family_path(text).to_str().unwrap().to_lowercase());
+        assert_ne!(lower, upper);
+    }
+}

@@ -1,0 +1,225 @@
+//! A running git, with everything it started.
+
+use std::io;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::process::{Child, ChildStdin, ChildStdout};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+
+use super::command::Keep;
+use super::error::GitError;
+
+/// How much of git's last words are kept.
+const MAX_WORDS: usize = 8 * 1024;
+
+/// How much output of a command that is run to its end is kept; more is an error.
+const MAX_OUTPUT: usize = 16 * 1024 * 1024;
+
+/// How long git may take to put its things away when told to stop.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// How long the children of a killed git may take to be gone.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// How often they are looked for.
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
+
+/// A running git process and the group of everything it started.
+///
+/// Dropping it stops and reaps the whole group in the background; its place in line is free after that.
+#[derive(Debug)]
+pub struct GitProcess {
+    name: &'static str,
+    stdin: Option<ChildStdin>,
+    stdout: Option<ChildStdout>,
+    running: Option<Running>,
+}
+
+#[derive(Debug)]
+struct Running {
+    child: Child,
+    group: Option<Pid>,
+    words: JoinHandle<Vec<u8>>,
+    // Dropped last: the turn in line, and what the processes were working on.
+    _turn: OwnedSemaphorePermit,
+    _keep: Vec<Keep>,
+}
+
+/// How a process ended.
+#[derive(Debug)]
+pub struct Finished {
+    /// How it ended.
+    pub status: ExitStatus,
+    /// What it wrote; empty if somebody else has read it.
+    pub stdout: Vec<u8>,
+    /// The end of what it said to people.
+    pub words: String,
+}
+
+impl GitProcess {
+    pub(super) fn new(
+        name: &'static str,
+        mut child: Child,
+        turn: OwnedSemaphorePermit,
+        keep: Vec<Keep>,
+    ) -> Self {
+        let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
+        let words = tokio::spawn(last_words(child.stderr.take()));
+        let running = Running { child, group, words, _turn: turn, _keep: keep };
+        Self { name, stdin, stdout, running: Some(running) }
+    }
+
+    /// Takes the way in. Dropping it tells git that no more will come.
+    pub fn take_stdin(&mut self) -> Option<ChildStdin> {
+        self.stdin.take()
+    }
+
+    /// Takes the way out.
+    pub fn take_stdout(&mut self) -> Option<ChildStdout> {
+        self.stdout.take()
+    }
+
+    /// The process id, which is that of its group, while it runs.
+    pub fn id(&self) -> Option<u32> {
+        self.running.as_ref().and_then(|running| running.child.id())
+    }
+
+    /// Waits for the end. Whatever was not taken is closed first.
+    pub async fn finish(mut self) -> Result<Finished, GitError> {
+        self.stdin = None;
+        self.stdout = None;
+        self.ended().await
+    }
+
+    /// Stops it and everything it started, and waits until they are gone.
+    pub async fn stop(mut self) {
+        if let Some(running) = self.running.take() {
+            running.stop().await;
+        }
+    }
+
+    /// Feeds it, reads it and waits for its end, all at once.
+    pub(super) async fn run(mut self, input: Vec<u8>) -> Result<Finished, GitError> {
+        let (stdin, stdout) = (self.stdin.take(), self.stdout.take());
+        let feed = async move {
+            if let Some(mut stdin) = stdin {
+                // Git may know enough before it has read everything; its exit status tells.
+                _ = stdin.write_all(&input).await;
+            }
+        };
+        let ((), output) = tokio::join!(feed, bounded(stdout));
+        let stdout = output.map_err(|source| GitError::Spawn { command: self.name, source })?;
+        let finished = self.ended().await?;
+        Ok(Finished { stdout, ..finished })
+    }
+
+    async fn ended(&mut self) -> Result<Finished, GitError> {
+        let name = self.name;
+        let failed = |source| GitError::Spawn { command: name, source };
+        let Some(running) = self.running.as_mut() else {
+            return Err(failed(io::ErrorKind::NotFound.into()));
+        };
+        let status = running.child.wait().await.map_err(failed)?;
+        // Nothing that git started outlives it.
+        running.signal(Signal::KILL);
+        let words = running.words().await;
+        self.running = None;
+        Ok(Finished { status, stdout: Vec::new(), words })
+    }
+}
+
+impl Drop for GitProcess {
+    fn drop(&mut self) {
+        let Some(running) = self.running.take() else {
+            return;
+        };
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(running.stop());
+        }
+    }
+}
+
+impl Drop for Running {
+    /// The last resort, when there is no time left to ask nicely.
+    fn drop(&mut self) {
+        if self.child.id().is_some() {
+            self.signal(Signal::KILL);
+        }
+    }
+}
+
+impl Running {
+    /// Asks nicely first, so that git removes its temporary files; then does not ask.
+    async fn stop(mut self) {
+        self.signal(Signal::TERM);
+        _ = timeout(GRACE, self.child.wait()).await;
+        self.signal(Signal::KILL);
+        _ = self.child.wait().await;
+        _ = timeout(LINGER, self.gone()).await;
+        self.words.abort();
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(group) = self.group {
+            // The group may be gone already, which is what is wanted.
+            _ = kill_process_group(group, signal);
+        }
+    }
+
+    async fn gone(&self) {
+        while self.group.is_some_and(|group| test_kill_process_group(group).is_ok()) {
+            sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    async fn words(&mut self) -> String {
+        // A child that outlives git could keep the pipe open.
+        match timeout(LINGER, &mut self.words).await {
+            Ok(Ok(words)) => String::from_utf8_lossy(&words).trim().to_owned(),
+            _ => String::new(),
+        }
+    }
+}
+
+impl Finished {
+    /// The output, if git was content; otherwise its last words as our failure.
+    pub fn success(self, command: &'static str) -> Result<Vec<u8>, GitError> {
+        if self.status.success() {
+            return Ok(self.stdout);
+        }
+        Err(GitError::failed(command, &self.words))
+    }
+}
+
+/// Reads to the end, keeping the end.
+async fn last_words(stderr: Option<impl AsyncRead + Unpin>) -> Vec<u8> {
+    let mut kept = Vec::new();
+    let Some(mut stderr) = stderr else {
+        return kept;
+    };
+    let mut buffer = [0; 4096];
+    while let Ok(count @ 1..) = stderr.read(&mut buffer).await {
+        kept.extend(buffer.iter().take(count));
+        let excess = kept.len().saturating_sub(MAX_WORDS);
+        kept.drain(..excess);
+    }
+    kept
+}
+
+async fn bounded(stdout: Option<ChildStdout>) -> io::Result<Vec<u8>> {
+    let mut output = Vec::new();
+    if let Some(stdout) = stdout {
+        let more_than_allowed = MAX_OUTPUT as u64 + 1;
+        stdout.take(more_than_allowed).read_to_end(&mut output).await?;
+    }
+    if output.len() > MAX_OUTPUT {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    Ok(output)
+}

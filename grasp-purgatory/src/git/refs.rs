@@ -1,0 +1,67 @@
+//! Moving the refs of a view, all or none.
+//!
+//! All refs of a view lie in its `packed-refs`, and nobody but this module writes there. So a transaction is the
+//! renaming of one file: a client that clones meanwhile sees the old refs or the new ones and nothing between, a
+//! branch `a` can become `a/b` in one step, and ten thousand refs cost one write. HEAD is a second file; that both
+//! change or neither is what the journal is for.
+
+mod head;
+mod journal;
+mod snapshot;
+
+use std::collections::BTreeMap;
+
+use grasp_core::nip34::{Declared, State};
+use grasp_core::push::PushCommand;
+use grasp_core::{Oid, RefName};
+
+pub(super) use journal::{Pending, Step};
+pub use snapshot::RETENTION;
+pub(super) use snapshot::{Snapshot, Target, Wish};
+
+/// The branches and tags that a view shall have, exactly.
+///
+/// ```
+/// use std::collections::BTreeMap;
+/// use grasp_purgatory::git::RefTarget;
+///
+/// let main: grasp_core::RefName = "refs/heads/main".parse().unwrap();
+/// let tip: grasp_core::Oid = "a".repeat(40).parse().unwrap();
+/// let target = RefTarget { refs: BTreeMap::from([(main.clone(), tip)]), head: Some(main) };
+/// assert_eq!(target.changes(&BTreeMap::new()).len(), 1);
+/// assert!(target.changes(&target.refs).is_empty());
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RefTarget {
+    /// Branches and tags and where they point.
+    pub refs: BTreeMap<RefName, Oid>,
+    /// The branch that HEAD should name.
+    pub head: Option<RefName>,
+}
+
+impl RefTarget {
+    /// What a signed state asks for; `None` if it can never be true.
+    pub fn of(state: &State) -> Option<Self> {
+        let refs = state.refs.iter().map(|(name, declared)| match declared {
+            Declared::Oid(oid) => Some((name.clone(), *oid)),
+            Declared::Nonsense => None,
+        });
+        Some(Self { refs: refs.collect::<Option<_>>()?, head: state.head.clone() })
+    }
+
+    /// What must change in these refs. Only branches and tags are looked at.
+    pub fn changes(&self, current: &BTreeMap<RefName, Oid>) -> Vec<PushCommand> {
+        let gone = current
+            .iter()
+            .filter(|(name, _)| name.is_branch_or_tag() && !self.refs.contains_key(*name))
+            .map(|(name, old)| PushCommand { old: Some(*old), new: None, name: name.clone() });
+        let moved = self.refs.iter().filter(|(name, new)| current.get(*name) != Some(*new)).map(
+            |(name, new)| PushCommand {
+                old: current.get(name).copied(),
+                new: Some(*new),
+                name: name.clone(),
+            },
+        );
+        gone.chain(moved).collect()
+    }
+}

@@ -1,0 +1,122 @@
+//! Git's side of a conversation with a client, as a process to be fed and read.
+
+use grasp_core::RepoId;
+
+use super::blocking;
+use super::error::GitError;
+use super::process::GitProcess;
+use super::store::RepoStore;
+
+/// What a client wants to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Service {
+    /// Fetch or clone.
+    UploadPack,
+    /// Push.
+    ReceivePack,
+}
+
+impl Service {
+    /// Reads the value of `service=`.
+    pub fn parse(name: &str) -> Option<Self> {
+        [Self::UploadPack, Self::ReceivePack].into_iter().find(|service| service.name() == name)
+    }
+
+    /// Its name on the wire.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::UploadPack => "git-upload-pack",
+            Self::ReceivePack => "git-receive-pack",
+        }
+    }
+}
+
+/// A version of git's protocol.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Protocol {
+    /// Refs first, no version line.
+    #[default]
+    V0,
+    /// As before, with a version line.
+    V1,
+    /// Commands first. For fetching only.
+    V2,
+}
+
+impl Protocol {
+    /// The highest version that a `Git-Protocol` header asks for. Nothing else of it reaches git.
+    ///
+    /// ```
+    /// use grasp_purgatory::git::Protocol;
+    ///
+    /// assert_eq!(Protocol::from_header("version=2"), Protocol::V2);
+    /// assert_eq!(Protocol::from_header("version=1:agent=x; rm -rf"), Protocol::V1);
+    /// assert_eq!(Protocol::from_header("version=22"), Protocol::V0);
+    /// ```
+    pub fn from_header(value: &str) -> Self {
+        let versions = value.split(':').map(|token| match token {
+            "version=2" => Self::V2,
+            "version=1" => Self::V1,
+            _ => Self::V0,
+        });
+        versions.max().unwrap_or_default()
+    }
+
+    fn value(self) -> &'static str {
+        match self {
+            Self::V0 => "version=0",
+            Self::V1 => "version=1",
+            Self::V2 => "version=2",
+        }
+    }
+}
+
+impl RepoStore {
+    /// Starts git's answer to `info/refs`, without the line that HTTP puts before it. Nothing is to be fed.
+    pub async fn advertise(
+        &self,
+        repo: &RepoId,
+        service: Service,
+        protocol: Protocol,
+    ) -> Result<GitProcess, GitError> {
+        let mut process =
+            self.serve(repo, service, protocol, &["--http-backend-info-refs"]).await?;
+        drop(process.take_stdin());
+        Ok(process)
+    }
+
+    /// Starts one round of fetching: the client's request is fed, git's answer read, both at once.
+    pub async fn upload_pack(
+        &self,
+        repo: &RepoId,
+        protocol: Protocol,
+    ) -> Result<GitProcess, GitError> {
+        self.serve(repo, Service::UploadPack, protocol, &["--stateless-rpc"]).await
+    }
+
+    async fn serve(
+        &self,
+        repo: &RepoId,
+        service: Service,
+        protocol: Protocol,
+        arguments: &[&str],
+    ) -> Result<GitProcess, GitError> {
+        let view = self.view(repo);
+        let looked_for = view.clone();
+        if !blocking(move || Ok(looked_for.is_dir())).await? {
+            return Err(GitError::NoView);
+        }
+        let subcommand = match service {
+            Service::UploadPack => "upload-pack",
+            Service::ReceivePack => "receive-pack",
+        };
+        self.git()
+            .command(subcommand)
+            .args(arguments)
+            .arg(view)
+            .protocol(protocol.value())
+            .paced_by_client()
+            .spawn()
+            .await
+    }
+}

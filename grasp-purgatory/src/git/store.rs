@@ -1,0 +1,230 @@
+//! All repositories of a server on one disk.
+
+mod guard;
+mod incoming;
+mod quarantine;
+mod retired;
+mod staging;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use grasp_core::nostr::types::Timestamp;
+use grasp_core::{Identifier, Oid, RefName, RepoId};
+use nostr::key::PublicKey;
+use rustix::fs::{FlockOperation, flock};
+
+pub use guard::{Applied, FamilyGuard};
+pub use incoming::{Incoming, StagedTip, Unpacking};
+pub(super) use quarantine::Quarantine;
+pub use staging::StagingLimits;
+
+use super::binary::Git;
+use super::error::GitError;
+use super::layout::{self, Family, Layout, VERSION};
+use super::refs::{Pending, Snapshot};
+use super::{blocking, never_stops, read};
+
+/// More locks than this are looked through for ones that nobody holds.
+const MANY_LOCKS: usize = 1024;
+
+/// All repositories of a server: families of shared objects, views with refs, and what waits outside.
+///
+/// Clones share everything. Reading takes no lock; changing goes through [`RepoStore::lock`].
+#[derive(Clone, Debug)]
+pub struct RepoStore {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    layout: Layout,
+    git: Git,
+    staging: StagingLimits,
+    locks: Mutex<BTreeMap<String, Weak<tokio::sync::Mutex<()>>>>,
+    next_scratch: AtomicU64,
+    // Held for as long as anybody works here.
+    _lock: File,
+}
+
+impl RepoStore {
+    /// Opens the directory, makes it if need be, and finishes what a crash has left unfinished.
+    pub async fn open(root: &Path, git: Git, staging: StagingLimits) -> Result<Self, GitError> {
+        let root = root.to_owned();
+        let (layout, lock) = blocking(move || prepare(&root)).await?;
+        let inner = Inner {
+            layout,
+            git,
+            staging,
+            locks: Mutex::default(),
+            next_scratch: AtomicU64::new(0),
+            _lock: lock,
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// The git that works for this store.
+    pub fn git(&self) -> &Git {
+        &self.inner.git
+    }
+
+    /// Waits for its turn to change anything in the family of this identifier.
+    ///
+    /// Turns come in the order of asking. Other families are not affected.
+    pub async fn lock(&self, identifier: &Identifier) -> Result<FamilyGuard, GitError> {
+        let family = self.family(identifier);
+        let held = self.lock_of(family.key()).lock_owned().await;
+        FamilyGuard::new(self.clone(), identifier.clone(), family, held).await
+    }
+
+    /// A place for objects that are about to come for this repository.
+    pub async fn incoming(&self, repo: &RepoId) -> Result<Incoming, GitError> {
+        let (store, family, owner) = (self.clone(), self.family(&repo.identifier), repo.owner);
+        blocking(move || {
+            if !family.view(&owner).is_dir() {
+                return Err(GitError::NoView);
+            }
+            Incoming::new(&store, family)
+        })
+        .await
+    }
+
+    /// Whether there is such a view.
+    pub async fn has_view(&self, repo: &RepoId) -> Result<bool, GitError> {
+        let view = self.view(repo);
+        blocking(move || Ok(view.is_dir())).await
+    }
+
+    /// The refs that clients see.
+    pub async fn refs(&self, repo: &RepoId) -> Result<BTreeMap<RefName, Oid>, GitError> {
+        self.snapshot(repo).await.map(|snapshot| snapshot.visible())
+    }
+
+    /// The branch that HEAD names, whether it exists or not.
+    pub async fn head(&self, repo: &RepoId) -> Result<Option<RefName>, GitError> {
+        self.snapshot(repo).await.map(|snapshot| snapshot.head)
+    }
+
+    /// When the commit that HEAD names was made; `None` without one.
+    pub async fn last_commit(&self, repo: &RepoId) -> Result<Option<Timestamp>, GitError> {
+        let view = self.view(repo);
+        blocking(move || read::last_commit(&view)).await
+    }
+
+    /// All views there are, in no particular order.
+    pub async fn repositories(&self) -> Result<Vec<RepoId>, GitError> {
+        let layout = self.inner.layout.clone();
+        blocking(move || repositories(&layout)).await
+    }
+
+    async fn snapshot(&self, repo: &RepoId) -> Result<Snapshot, GitError> {
+        let view = self.view(repo);
+        blocking(move || read::snapshot(&view)).await
+    }
+
+    pub(super) fn family(&self, identifier: &Identifier) -> Family {
+        self.inner.layout.family(identifier)
+    }
+
+    pub(super) fn view(&self, repo: &RepoId) -> PathBuf {
+        self.family(&repo.identifier).view(&repo.owner)
+    }
+
+    fn layout(&self) -> &Layout {
+        &self.inner.layout
+    }
+
+    /// A path that nothing has, for something that is then renamed to its place.
+    fn scratch(&self) -> PathBuf {
+        let number = self.inner.next_scratch.fetch_add(1, Ordering::Relaxed);
+        self.inner.layout.incoming().join(number.to_string())
+    }
+
+    fn lock_of(&self, key: &str) -> Arc<tokio::sync::Mutex<()>> {
+        // Nothing below can panic, and a map of locks is whole at any time.
+        let mut locks = self.inner.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(lock) = locks.get(key).and_then(Weak::upgrade) {
+            return lock;
+        }
+        if locks.len() > MANY_LOCKS {
+            locks.retain(|_, lock| lock.strong_count() > 0);
+        }
+        let lock = Arc::default();
+        locks.insert(key.to_owned(), Arc::downgrade(&lock));
+        lock
+    }
+}
+
+/// Makes the top of the layout, claims it, clears what was being received and finishes what was decided.
+fn prepare(root: &Path) -> Result<(Layout, File), GitError> {
+    layout::create_dir(root)?;
+    let root = fs::canonicalize(root).map_err(|source| GitError::io("find", root, source))?;
+    let layout = Layout::new(&root);
+    let lock = claim(&root, &layout)?;
+    check_version(&root, &layout)?;
+    layout::remove(&layout.incoming())?;
+    for dir in [layout.families(), layout.staging(), layout.incoming(), layout.journal()] {
+        layout::create_dir(&dir)?;
+    }
+    layout.create_workbench()?;
+    for pending in Pending::left_behind(&layout)? {
+        pending.roll_forward(never_stops)?;
+    }
+    Ok((layout, lock))
+}
+
+fn claim(root: &Path, layout: &Layout) -> Result<File, GitError> {
+    let path = layout.lock();
+    let file = File::create(&path).map_err(|source| GitError::io("create", &path, source))?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(GitError::InUse(root.to_owned())),
+        Err(error) => Err(GitError::io("lock", path, error.into())),
+    }
+}
+
+fn check_version(root: &Path, layout: &Layout) -> Result<(), GitError> {
+    let path = layout.version();
+    if !path.exists() {
+        layout::write_synced(&path, VERSION.as_bytes())?;
+        return layout::sync(root);
+    }
+    let found = fs::read_to_string(&path).map_err(|source| GitError::io("read", &path, source))?;
+    if found != VERSION {
+        return Err(GitError::Layout { path: root.to_owned(), found, known: VERSION });
+    }
+    Ok(())
+}
+
+fn repositories(layout: &Layout) -> Result<Vec<RepoId>, GitError> {
+    let mut found = Vec::new();
+    for family in families(layout)? {
+        let Some(identifier) = identifier_of(&family) else {
+            continue;
+        };
+        let owners = layout::list(&family.views())?.into_iter();
+        let owners = owners.filter_map(|view| PublicKey::from_hex(layout::name(&view)).ok());
+        found.extend(owners.map(|owner| RepoId::new(owner, identifier.clone())));
+    }
+    Ok(found)
+}
+
+fn families(layout: &Layout) -> Result<Vec<Family>, GitError> {
+    let mut found = Vec::new();
+    for shard in layout::list(&layout.families())? {
+        let rests = layout::list(&shard)?.into_iter();
+        let keys = rests.map(|rest| format!("{}{}", layout::name(&shard), layout::name(&rest)));
+        found.extend(keys.map(|key| layout.family_of_key(key)));
+    }
+    Ok(found)
+}
+
+/// What the family says it is called, if that is where it lies.
+fn identifier_of(family: &Family) -> Option<Identifier> {
+    let text = fs::read_to_string(family.identifier()).ok()?;
+    let identifier = Identifier::new(&text).ok()?;
+    (family.layout().family(&identifier).key() == family.key()).then_some(identifier)
+}

@@ -1,0 +1,260 @@
+//! A family that nobody else changes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+
+use grasp_core::nostr::types::Timestamp;
+use grasp_core::push::{AuthorisedPush, PushCommand};
+use grasp_core::{Identifier, Namespace, Oid, RefName, RepoId};
+use nostr::key::PublicKey;
+use tokio::sync::OwnedMutexGuard;
+
+use super::quarantine::move_objects;
+use super::{Incoming, RepoStore};
+use crate::git::check::{Completeness, Objects, Proofs};
+use crate::git::error::GitError;
+use crate::git::layout::{self, Family};
+use crate::git::refs::{Pending, RefTarget, Snapshot, Wish};
+use crate::git::{blocking, never_stops, read};
+
+/// As many packs as are worth the work of putting them together.
+const MANY_PACKS: usize = 32;
+
+/// The right to change a family: its views, their refs, its objects. Made by [`RepoStore::lock`].
+///
+/// Work that has begun on disk keeps the lock until it is done, even if the guard is dropped meanwhile.
+#[derive(Debug)]
+pub struct FamilyGuard {
+    pub(super) store: RepoStore,
+    pub(super) identifier: Identifier,
+    pub(super) family: Family,
+    held: Arc<OwnedMutexGuard<()>>,
+}
+
+/// What a view serves after its refs were moved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Applied {
+    /// The refs that clients see.
+    pub refs: BTreeMap<RefName, Oid>,
+    /// The branch that HEAD names.
+    pub head: Option<RefName>,
+}
+
+impl FamilyGuard {
+    pub(super) async fn new(
+        store: RepoStore,
+        identifier: Identifier,
+        family: Family,
+        held: OwnedMutexGuard<()>,
+    ) -> Result<Self, GitError> {
+        let guard = Self { store, identifier, family, held: Arc::new(held) };
+        let layout = guard.store.layout().clone();
+        let family = guard.family.clone();
+        // An error of the disk may have left a decided transaction unfinished without a crash.
+        guard
+            .blocking(move || {
+                let left = Pending::left_behind(&layout)?.into_iter();
+                left.filter(|it| it.is_of(&family)).try_for_each(|it| it.roll_forward(never_stops))
+            })
+            .await?;
+        Ok(guard)
+    }
+
+    /// Whose family this is.
+    pub fn identifier(&self) -> &Identifier {
+        &self.identifier
+    }
+
+    /// Makes an empty view, or brings back the one that was retired last, unless there is a view.
+    pub async fn create_view(&mut self, owner: &PublicKey) -> Result<(), GitError> {
+        let repo = self.repo(owner);
+        let (store, family) = (self.store.clone(), self.family.clone());
+        self.blocking(move || {
+            family.create(&repo.identifier, &store.scratch())?;
+            super::retired::restore(&family, &repo.owner)?;
+            family.create_view(&repo, &store.scratch())
+        })
+        .await
+    }
+
+    /// The refs that clients see.
+    pub async fn refs(&self, owner: &PublicKey) -> Result<BTreeMap<RefName, Oid>, GitError> {
+        self.store.refs(&self.repo(owner)).await
+    }
+
+    /// Whether the histories of these tips are whole. What is found to be so is remembered.
+    pub async fn check(&mut self, tips: &BTreeSet<Oid>) -> Result<Completeness, GitError> {
+        let objects =
+            Objects { git: self.store.git().clone(), family: self.family.clone(), incoming: None };
+        let findings = objects.examine(tips).await?;
+        self.remember(findings.whole.clone()).await?;
+        Ok(findings.completeness())
+    }
+
+    /// Makes the branches and tags of a view exactly these, if everything behind them is here.
+    pub async fn apply(
+        &mut self,
+        owner: &PublicKey,
+        target: &RefTarget,
+        now: Timestamp,
+    ) -> Result<Applied, GitError> {
+        let snapshot = self.store.snapshot(&self.repo(owner)).await?;
+        let changes = target.changes(&snapshot.visible());
+        self.move_from(owner, snapshot, changes, target.head.clone(), now).await
+    }
+
+    /// Does what was judged: takes the objects in, moves the refs of the view, stages what nobody has signed for.
+    ///
+    /// The judgement must have been made on refs read under this guard. No ref moves unless all do.
+    pub async fn accept(
+        &mut self,
+        owner: &PublicKey,
+        push: &AuthorisedPush,
+        incoming: Option<Incoming>,
+        head: Option<&RefName>,
+        now: Timestamp,
+    ) -> Result<Applied, GitError> {
+        if let Some(mut incoming) = incoming {
+            let tips = tips(push.execute().iter().chain(push.stage()));
+            incoming.check(&tips).await?.required()?;
+            for command in push.stage() {
+                self.stage_command(command, &incoming).await?;
+            }
+            let signed = match (push.execute(), push.stage()) {
+                ([], _) => None,
+                (_, []) => Some(incoming),
+                // One pack brought both; only what was signed for becomes readable.
+                (execute, _) => Some(incoming.extract(&self.store, &self::tips(execute)).await?),
+            };
+            if let Some(signed) = signed {
+                self.promote(signed).await?;
+            }
+        }
+        self.move_refs(owner, push.execute(), head, now).await
+    }
+
+    async fn stage_command(
+        &mut self,
+        command: &PushCommand,
+        incoming: &Incoming,
+    ) -> Result<(), GitError> {
+        match (command.name.namespace(), command.new) {
+            (Namespace::Nostr(event), Some(tip)) => self.stage(event, tip, incoming).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes what has arrived readable from every view of the family.
+    pub async fn promote(&mut self, incoming: Incoming) -> Result<(), GitError> {
+        let (from, to) = (incoming.quarantine().objects(), self.family.objects());
+        self.blocking(move || {
+            // The family may have been removed while its objects were on their way.
+            if to.is_dir() { move_objects(&from, &to) } else { Err(GitError::NoView) }
+        })
+        .await?;
+        self.remember(incoming.whole().clone()).await
+    }
+
+    /// Moves refs of a view, all or none, each from where the caller believes it to be.
+    ///
+    /// HEAD goes to `head` if that branch then exists; else it stays if it can, else it goes to a usual branch.
+    pub async fn move_refs(
+        &mut self,
+        owner: &PublicKey,
+        changes: &[PushCommand],
+        head: Option<&RefName>,
+        now: Timestamp,
+    ) -> Result<Applied, GitError> {
+        let snapshot = self.store.snapshot(&self.repo(owner)).await?;
+        self.move_from(owner, snapshot, changes.to_vec(), head.cloned(), now).await
+    }
+
+    async fn move_from(
+        &mut self,
+        owner: &PublicKey,
+        snapshot: Snapshot,
+        changes: Vec<PushCommand>,
+        head: Option<RefName>,
+        now: Timestamp,
+    ) -> Result<Applied, GitError> {
+        // What a view serves was whole when it came to be served.
+        let served: BTreeSet<_> = snapshot.visible().into_values().collect();
+        let new = tips(&changes).difference(&served).copied().collect();
+        self.check(&new).await?.required()?;
+        let (store, family, owner) = (self.store.clone(), self.family.clone(), *owner);
+        self.blocking(move || {
+            let view = family.view(&owner);
+            let behind = read::behind_tags(&view, &named_tips(&changes))?;
+            let wish = Wish { changes: &changes, head: head.as_ref(), now };
+            let next = snapshot.after(&wish, &behind)?;
+            if next != snapshot {
+                let pending = Pending::of(family.journal(&owner), view);
+                pending.commit(&next, &store.scratch(), never_stops)?;
+            }
+            Ok(Applied { refs: next.visible(), head: next.head })
+        })
+        .await
+    }
+
+    /// Makes few packs of many, if there are many; says whether there were. Nothing is thrown away.
+    ///
+    /// Each push brings a pack, and looking for an object may mean looking into every one.
+    pub async fn compact(&mut self) -> Result<bool, GitError> {
+        const COMMAND: &str = "repack";
+        let packs = self.family.objects().join("pack");
+        let count = self.blocking(move || count_packs(&packs)).await?;
+        if count < MANY_PACKS {
+            return Ok(false);
+        }
+        self.store
+            .git()
+            .command(COMMAND)
+            .args(["--geometric=2", "-d", "-q"])
+            .repository(&self.store.layout().workbench())
+            .writing_objects(&self.family.objects())
+            .keeping(self.held.clone())
+            .run(Vec::new())
+            .await?
+            .success(COMMAND)?;
+        Ok(true)
+    }
+
+    pub(super) fn repo(&self, owner: &PublicKey) -> RepoId {
+        RepoId::new(*owner, self.identifier.clone())
+    }
+
+    pub(super) async fn remember(&self, whole: BTreeSet<Oid>) -> Result<(), GitError> {
+        let (store, family) = (self.store.clone(), self.family.clone());
+        self.blocking(move || Proofs::add(&family, whole, &store.scratch())).await
+    }
+
+    /// Runs work on the disk, which keeps the lock to its own end.
+    pub(super) async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, GitError> + Send + 'static,
+    ) -> Result<T, GitError> {
+        let held = self.held.clone();
+        blocking(move || {
+            let result = work();
+            drop(held);
+            result
+        })
+        .await
+    }
+}
+
+fn count_packs(dir: &Path) -> Result<usize, GitError> {
+    let files = layout::list(dir)?;
+    Ok(files.iter().filter(|file| layout::name(file).ends_with(".pack")).count())
+}
+
+/// The objects that these commands move refs to.
+fn tips<'a>(commands: impl IntoIterator<Item = &'a PushCommand>) -> BTreeSet<Oid> {
+    commands.into_iter().filter_map(|command| command.new).collect()
+}
+
+fn named_tips(commands: &[PushCommand]) -> BTreeMap<RefName, Oid> {
+    let named = commands.iter().filter_map(|command| Some((command.name.clone(), command.new?)));
+    named.collect()
+}

@@ -1,0 +1,171 @@
+//! Objects on their way in.
+
+use std::collections::BTreeSet;
+
+use grasp_core::Oid;
+use nostr::event::EventId;
+use tokio::io::AsyncWriteExt;
+use tokio::process::ChildStdin;
+
+use super::{Quarantine, RepoStore};
+use crate::git::blocking;
+use crate::git::check::{Completeness, Objects, Proofs};
+use crate::git::command::GitCommand;
+use crate::git::error::{GitError, says_disk_full};
+use crate::git::layout::Family;
+use crate::git::process::GitProcess;
+
+/// Flaws of old but harmless commits and trees that famous histories contain; all others are refused.
+const FLAWS: &str =
+    "--strict=badTimezone=ignore,missingSpaceBeforeDate=ignore,zeroPaddedFilemode=ignore";
+
+/// Objects that have arrived for a family and that no view can read.
+///
+/// Receiving takes no lock, however slow the sender. Dropping it forgets the objects.
+#[derive(Debug)]
+pub struct Incoming {
+    objects: Objects,
+    quarantine: Quarantine,
+    whole: BTreeSet<Oid>,
+}
+
+impl Incoming {
+    pub(super) fn new(store: &RepoStore, family: Family) -> Result<Self, GitError> {
+        let quarantine = Quarantine::create(store.scratch())?;
+        let git = store.git().clone();
+        let objects = Objects { git, family, incoming: Some(quarantine.clone()) };
+        Ok(Self { objects, quarantine, whole: BTreeSet::new() })
+    }
+
+    /// Starts to unpack; the pack is fed to what is returned.
+    pub async fn unpack(&self, max_bytes: u64) -> Result<Unpacking, GitError> {
+        let mut process = self
+            .command("index-pack")
+            .args(["--stdin", "--fix-thin", FLAWS])
+            .arg(format!("--max-input-size={max_bytes}"))
+            .paced_by_client()
+            .spawn()
+            .await?;
+        let pack = process.take_stdin();
+        Ok(Unpacking { pack, process: Some(process), max_bytes })
+    }
+
+    /// A git command whose new objects arrive here, such as `fetch`.
+    pub fn command(&self, subcommand: &'static str) -> GitCommand {
+        self.objects.command(subcommand)
+    }
+
+    /// Whether the histories of these tips are whole, with what the family has.
+    pub async fn check(&mut self, tips: &BTreeSet<Oid>) -> Result<Completeness, GitError> {
+        let unknown = tips.difference(&self.whole).copied().collect();
+        let findings = self.objects.examine(&unknown).await?;
+        self.whole.extend(&findings.whole);
+        Ok(findings.completeness())
+    }
+
+    /// Tips that were found to be whole.
+    pub(super) fn whole(&self) -> &BTreeSet<Oid> {
+        &self.whole
+    }
+
+    pub(super) fn quarantine(&self) -> &Quarantine {
+        &self.quarantine
+    }
+
+    /// What these tips need beyond what the family has proven, and nothing else that was sent, in a place of its own.
+    pub(super) async fn extract(
+        &self,
+        store: &RepoStore,
+        tips: &BTreeSet<Oid>,
+    ) -> Result<Self, GitError> {
+        const COMMAND: &str = "pack-objects";
+        let part = Self {
+            whole: tips.intersection(&self.whole).copied().collect(),
+            ..Self::new(store, self.objects.family.clone())?
+        };
+        let family = self.objects.family.clone();
+        let proofs = blocking(move || Proofs::load(&family)).await?;
+        let wanted = tips.iter().map(|tip| format!("{tip}\n"));
+        let had = proofs.tips().iter().map(|tip| format!("^{tip}\n"));
+        let input: String = wanted.chain(had).collect();
+        self.command(COMMAND)
+            .args(["--revs", "--non-empty", "--delta-base-offset", "-q"])
+            .arg(part.quarantine.objects().join("pack/pack"))
+            .keeping(part.quarantine.kept())
+            .run(input.into_bytes())
+            .await?
+            .success(COMMAND)?;
+        Ok(part)
+    }
+}
+
+/// A pack being unpacked. Dropping it stops git, and forgets what came.
+#[derive(Debug)]
+pub struct Unpacking {
+    pack: Option<ChildStdin>,
+    process: Option<GitProcess>,
+    max_bytes: u64,
+}
+
+impl Unpacking {
+    /// Hands the next bytes of the pack to git. An error says what git thinks of those before.
+    pub async fn feed(&mut self, bytes: &[u8]) -> Result<(), GitError> {
+        let fed = match &mut self.pack {
+            Some(pack) => pack.write_all(bytes).await.is_ok(),
+            None => false,
+        };
+        if fed {
+            return Ok(());
+        }
+        // Git reads no further only if it has found fault, or if bytes follow the pack.
+        self.end().await?;
+        Err(GitError::BadPack(String::from("bytes after the end of the pack")))
+    }
+
+    /// Says that the pack is complete, and waits for git's opinion.
+    pub async fn finish(mut self) -> Result<(), GitError> {
+        self.end().await
+    }
+
+    /// Stops at once, and waits until git is gone.
+    pub async fn abort(mut self) {
+        self.pack = None;
+        if let Some(process) = self.process.take() {
+            process.stop().await;
+        }
+    }
+
+    async fn end(&mut self) -> Result<(), GitError> {
+        self.pack = None;
+        let Some(process) = self.process.take() else {
+            return Err(GitError::BadPack(String::from("it was refused before")));
+        };
+        let finished = process.run(Vec::new()).await?;
+        if finished.status.success() {
+            return Ok(());
+        }
+        Err(refusal(&finished.words, self.max_bytes))
+    }
+}
+
+/// Why git did not take a pack.
+fn refusal(words: &str, limit: u64) -> GitError {
+    if says_disk_full(words) {
+        return GitError::DiskFull;
+    }
+    if words.contains("exceeds maximum allowed size") {
+        return GitError::TooLarge { limit };
+    }
+    let fault = words.lines().find(|line| line.starts_with("error:") || line.starts_with("fatal:"));
+    let fault = fault.or(words.lines().next()).unwrap_or("git gave no reason");
+    GitError::BadPack(fault.chars().filter(|c| !c.is_control()).take(200).collect())
+}
+
+/// A tip that waits for its event.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct StagedTip {
+    /// The event that would have to name it.
+    pub event: EventId,
+    /// The commit.
+    pub tip: Oid,
+}

@@ -1,0 +1,118 @@
+//! Views out of service: kept for a while, brought back if their owner comes back.
+
+use std::path::PathBuf;
+
+use grasp_core::nostr::types::Timestamp;
+use nostr::key::PublicKey;
+
+use super::{FamilyGuard, RepoStore};
+use crate::git::blocking;
+use crate::git::error::GitError;
+use crate::git::layout::{self, Family};
+use crate::git::refs::RETENTION;
+
+impl FamilyGuard {
+    /// Takes a view out of service. [`FamilyGuard::create_view`] brings it back, until it is forgotten.
+    ///
+    /// One that never had refs is not worth keeping. That there is no view is fine.
+    pub async fn retire_view(&mut self, owner: &PublicKey, now: Timestamp) -> Result<(), GitError> {
+        let (family, owner) = (self.family.clone(), *owner);
+        self.blocking(move || {
+            let view = family.view(&owner);
+            if !view.is_dir() {
+                return Ok(());
+            }
+            if !view.join("packed-refs").exists() {
+                return layout::remove(&view);
+            }
+            let name = format!("{}.{}", owner.to_hex(), now.as_secs());
+            layout::create_dir(&family.retired())?;
+            layout::rename(&view, &family.retired().join(name))?;
+            [family.retired(), family.views(), family.path().to_owned()]
+                .iter()
+                .try_for_each(|dir| layout::sync(dir))
+        })
+        .await
+    }
+
+    /// Removes a view for good, with all its retired forms: its owner has asked to vanish.
+    ///
+    /// Objects that other views share stay; without any other view the whole family goes.
+    pub async fn destroy_view(&mut self, owner: &PublicKey) -> Result<(), GitError> {
+        let (family, owner) = (self.family.clone(), *owner);
+        self.blocking(move || {
+            layout::remove(&family.view(&owner))?;
+            retired(&family, &owner)?.iter().try_for_each(|(_, path)| layout::remove(path))?;
+            remove_if_deserted(&family)
+        })
+        .await
+    }
+
+    /// Forgets retired views whose time is over. Says how many views are still retired.
+    pub async fn forget_retired(&mut self, now: Timestamp) -> Result<usize, GitError> {
+        let family = self.family.clone();
+        self.blocking(move || {
+            let oldest = now.as_secs().saturating_sub(RETENTION.as_secs());
+            for path in layout::list(&family.retired())? {
+                if since(layout::name(&path)).is_some_and(|since| since < oldest) {
+                    layout::remove(&path)?;
+                }
+            }
+            let left = layout::list(&family.retired())?.len();
+            remove_if_deserted(&family)?;
+            Ok(left)
+        })
+        .await
+    }
+}
+
+impl RepoStore {
+    /// The identifiers of families with retired views, for [`FamilyGuard::forget_retired`].
+    pub async fn families_with_retired(&self) -> Result<Vec<grasp_core::Identifier>, GitError> {
+        let layout = self.layout().clone();
+        blocking(move || {
+            let mut found = Vec::new();
+            for family in super::families(&layout)? {
+                if !layout::list(&family.retired())?.is_empty() {
+                    found.extend(super::identifier_of(&family));
+                }
+            }
+            Ok(found)
+        })
+        .await
+    }
+}
+
+/// Brings back the view that was retired last, unless one is in service.
+pub(super) fn restore(family: &Family, owner: &PublicKey) -> Result<(), GitError> {
+    let view = family.view(owner);
+    if view.is_dir() {
+        return Ok(());
+    }
+    let Some((_, latest)) = retired(family, owner)?.into_iter().max() else {
+        return Ok(());
+    };
+    layout::rename(&latest, &view)?;
+    layout::sync(&family.views())?;
+    layout::sync(&family.retired())
+}
+
+/// The retired views of an owner and since when they are so.
+fn retired(family: &Family, owner: &PublicKey) -> Result<Vec<(u64, PathBuf)>, GitError> {
+    let owner = owner.to_hex();
+    let all = layout::list(&family.retired())?.into_iter();
+    let own = all.filter(|path| layout::name(path).split('.').next() == Some(owner.as_str()));
+    Ok(own.filter_map(|path| Some((since(layout::name(&path))?, path))).collect())
+}
+
+fn since(name: &str) -> Option<u64> {
+    name.split_once('.')?.1.parse().ok()
+}
+
+/// Removes a family that nothing refers to: no view, none retired.
+fn remove_if_deserted(family: &Family) -> Result<(), GitError> {
+    let deserted = layout::list(&family.views())?.is_empty()
+        && layout::list(&family.retired())?.is_empty()
+        && layout::list(&family.staging())?.is_empty();
+    if deserted { layout::remove(family.path()) } else { Ok(()) }
+}

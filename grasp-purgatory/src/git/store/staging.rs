@@ -1,0 +1,128 @@
+//! Uploads that nobody has signed for yet: kept, and kept out of sight.
+
+use std::collections::BTreeSet;
+
+use grasp_core::{Identifier, Oid};
+use nostr::event::EventId;
+
+use super::quarantine::move_objects;
+use super::{FamilyGuard, Incoming, RepoStore, StagedTip, identifier_of};
+use crate::git::blocking;
+use crate::git::error::GitError;
+use crate::git::layout::{self, Layout};
+
+/// How much may wait for events. Over a limit nothing is thrown out; the newcomer is refused.
+#[derive(Clone, Copy, Debug)]
+pub struct StagingLimits {
+    /// Competing tips for one event: whoever uploads a false one must not push out the true one.
+    pub tips_per_event: usize,
+    /// Bytes of all tips for one event.
+    pub bytes_per_event: u64,
+    /// Bytes of everything that waits in one family.
+    pub bytes_per_family: u64,
+}
+
+impl Default for StagingLimits {
+    fn default() -> Self {
+        const MIB: u64 = 1024 * 1024;
+        Self { tips_per_event: 8, bytes_per_event: 128 * MIB, bytes_per_family: 512 * MIB }
+    }
+}
+
+impl FamilyGuard {
+    /// Keeps what this tip needs until its event comes, unless the same tip is kept already.
+    pub(super) async fn stage(
+        &mut self,
+        event: EventId,
+        tip: Oid,
+        incoming: &Incoming,
+    ) -> Result<(), GitError> {
+        let part = incoming.extract(&self.store, &BTreeSet::from([tip])).await?;
+        let (family, limits) = (self.family.clone(), self.store.inner.staging);
+        self.blocking(move || {
+            let (place, target) = (family.staged(&event), family.staged_tip(&event, &tip));
+            if target.is_dir() {
+                return Ok(());
+            }
+            layout::create_dir(&place)?;
+            let size = layout::size(&part.quarantine().objects())?;
+            let fits = layout::list(&place)?.len() < limits.tips_per_event
+                && layout::size(&place)?.saturating_add(size) <= limits.bytes_per_event
+                && layout::size(&family.staging())?.saturating_add(size) <= limits.bytes_per_family;
+            if !fits {
+                return Err(GitError::StagingFull);
+            }
+            layout::rename(&part.quarantine().objects(), &target)?;
+            layout::sync_tree(&target)?;
+            [place, family.staging(), family.layout().staging()]
+                .iter()
+                .try_for_each(|dir| layout::sync(dir))
+        })
+        .await
+    }
+
+    /// The tips that wait for this event.
+    pub async fn staged(&self, event: EventId) -> Result<BTreeSet<Oid>, GitError> {
+        let place = self.family.staged(&event);
+        self.blocking(move || {
+            let tips = layout::list(&place)?;
+            Ok(tips.iter().filter_map(|tip| layout::name(tip).parse().ok()).collect())
+        })
+        .await
+    }
+
+    /// Takes a staged tip into the family, now that its event has come. Says whether it was there.
+    ///
+    /// The tip can be read by its id from then on; a ref to it is made by [`FamilyGuard::move_refs`].
+    pub async fn promote_staged(&mut self, event: EventId, tip: Oid) -> Result<bool, GitError> {
+        let (from, to) = (self.family.staged_tip(&event, &tip), self.family.objects());
+        let there = self
+            .blocking(move || {
+                if !from.is_dir() {
+                    return Ok(false);
+                }
+                move_objects(&from, &to)?;
+                layout::remove(&from)?;
+                Ok(true)
+            })
+            .await?;
+        if there {
+            // The family may have lost nothing since the upload was checked, but looking costs little.
+            _ = self.check(&BTreeSet::from([tip])).await?;
+        }
+        Ok(there)
+    }
+
+    /// Forgets all tips that wait for this event.
+    pub async fn discard_staged(&mut self, event: EventId) -> Result<(), GitError> {
+        let place = self.family.staged(&event);
+        self.blocking(move || layout::remove(&place)).await
+    }
+}
+
+impl RepoStore {
+    /// Everything that waits for an event, to be compared with what should wait after a restart.
+    pub async fn staged(&self) -> Result<Vec<(Identifier, StagedTip)>, GitError> {
+        let layout = self.layout().clone();
+        blocking(move || staged(&layout)).await
+    }
+}
+
+fn staged(layout: &Layout) -> Result<Vec<(Identifier, StagedTip)>, GitError> {
+    let mut found = Vec::new();
+    for place in layout::list(&layout.staging())? {
+        let family = layout.family_of_key(layout::name(&place).to_owned());
+        let Some(identifier) = identifier_of(&family) else {
+            continue;
+        };
+        for event in layout::list(&place)? {
+            let Ok(id) = EventId::from_hex(layout::name(&event)) else {
+                continue;
+            };
+            let tips = layout::list(&event)?.into_iter();
+            let tips = tips.filter_map(|tip| layout::name(&tip).parse().ok());
+            found.extend(tips.map(|tip| (identifier.clone(), StagedTip { event: id, tip })));
+        }
+    }
+    Ok(found)
+}

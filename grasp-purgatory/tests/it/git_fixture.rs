@@ -1,0 +1,292 @@
+//! A store, somebody's working copy, and what is needed to bring the two together.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use grasp_core::nip34::State;
+use grasp_core::push::{
+    AuthorisedPush, Candidate, CommandReader, KnownProposal, Progress, PushView, Standing,
+    authorise, encode_pkt,
+};
+use grasp_core::{Identifier, Oid, RefName, RepoId};
+use grasp_purgatory::git::{
+    Applied, Git, GitError, Incoming, Protocol, RepoStore, Slots, StagingLimits,
+};
+use nostr::event::{EventBuilder, EventId, FinalizeEvent, Kind, Tag};
+use nostr::key::Keys;
+use nostr::types::Timestamp;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+/// A pack larger than any test makes.
+pub(crate) const PLENTY: u64 = 1 << 30;
+
+pub(crate) fn now() -> Timestamp {
+    Timestamp::from_secs(1_700_000_000)
+}
+
+pub(crate) fn name(text: &str) -> RefName {
+    text.parse().unwrap()
+}
+
+pub(crate) fn installed_git() -> Git {
+    Git::find(&std::env::var_os("PATH").unwrap(), Slots::default()).unwrap()
+}
+
+/// A store in a directory that goes with it.
+pub(crate) struct World {
+    pub(crate) dir: TempDir,
+    pub(crate) store: RepoStore,
+}
+
+impl World {
+    pub(crate) async fn new() -> Self {
+        Self::limited(StagingLimits::default()).await
+    }
+
+    pub(crate) async fn limited(limits: StagingLimits) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let store =
+            RepoStore::open(&dir.path().join("git"), installed_git(), limits).await.unwrap();
+        Self { dir, store }
+    }
+
+    /// Ends the server and starts it again.
+    pub(crate) async fn restart(self) -> Self {
+        let Self { dir, store } = self;
+        drop(store);
+        let root = dir.path().join("git");
+        let store =
+            RepoStore::open(&root, installed_git(), StagingLimits::default()).await.unwrap();
+        Self { dir, store }
+    }
+
+    pub(crate) fn root(&self) -> PathBuf {
+        self.dir.path().join("git")
+    }
+
+    /// An empty view of a new owner.
+    pub(crate) async fn repo(&self, identifier: &str) -> RepoId {
+        let identifier: Identifier = identifier.parse().unwrap();
+        let repo = RepoId::new(Keys::generate().public_key(), identifier);
+        self.create(&repo).await;
+        repo
+    }
+
+    pub(crate) async fn create(&self, repo: &RepoId) {
+        let mut guard = self.store.lock(&repo.identifier).await.unwrap();
+        guard.create_view(&repo.owner).await.unwrap();
+    }
+
+    /// Where a view lies, found as an operator would find it.
+    pub(crate) fn view(&self, repo: &RepoId) -> PathBuf {
+        let description = repo.to_string();
+        let views = files_below(&self.root()).into_iter().filter(|path| {
+            path.ends_with("description") && std::fs::read_to_string(path).unwrap() == description
+        });
+        let view = views.into_iter().next().expect("the view describes itself");
+        view.parent().unwrap().to_owned()
+    }
+
+    /// Receives what these tips need.
+    pub(crate) async fn receive(&self, repo: &RepoId, pack: &[u8]) -> Result<Incoming, GitError> {
+        let incoming = self.store.incoming(repo).await?;
+        let mut unpacking = incoming.unpack(PLENTY).await?;
+        unpacking.feed(pack).await?;
+        unpacking.finish().await?;
+        Ok(incoming)
+    }
+
+    /// Pushes as the relay would: receive, lock, judge, accept.
+    pub(crate) async fn push(
+        &self,
+        repo: &RepoId,
+        work: &Work,
+        moves: &[(&str, Option<Oid>)],
+    ) -> Result<Applied, GitError> {
+        let tips: Vec<_> = moves.iter().filter_map(|(_, tip)| *tip).collect();
+        let incoming = match tips.as_slice() {
+            [] => None,
+            tips => Some(self.receive(repo, &work.pack(tips)).await?),
+        };
+        let mut guard = self.store.lock(&repo.identifier).await?;
+        let push = judged(&guard.refs(&repo.owner).await?, moves);
+        guard.accept(&repo.owner, &push, incoming, None, now()).await
+    }
+
+    /// What git answers to one request for objects.
+    pub(crate) async fn fetch_v2(&self, repo: &RepoId, wants: &[Oid]) -> Vec<u8> {
+        let mut request = Vec::new();
+        encode_pkt(b"command=fetch\n", &mut request);
+        encode_pkt(b"object-format=sha1", &mut request);
+        request.extend_from_slice(b"0001");
+        for want in wants {
+            encode_pkt(format!("want {want}\n").as_bytes(), &mut request);
+        }
+        encode_pkt(b"done\n", &mut request);
+        request.extend_from_slice(b"0000");
+        let mut process = self.store.upload_pack(repo, Protocol::V2).await.unwrap();
+        let mut stdin = process.take_stdin().unwrap();
+        stdin.write_all(&request).await.unwrap();
+        drop(stdin);
+        let mut answer = Vec::new();
+        process.take_stdout().unwrap().read_to_end(&mut answer).await.unwrap();
+        process.finish().await.unwrap();
+        answer
+    }
+}
+
+/// What a push amounts to when a maintainer has signed exactly what would result.
+pub(crate) fn judged(
+    refs: &BTreeMap<RefName, Oid>,
+    moves: &[(&str, Option<Oid>)],
+) -> AuthorisedPush {
+    let mut request = Vec::new();
+    let mut would_be = refs.clone();
+    let mut proposals = BTreeMap::new();
+    for (text, new) in moves {
+        let old = refs.get(&name(text)).copied().unwrap_or(Oid::ZERO);
+        let line = format!("{old} {} {text}\0report-status", new.unwrap_or(Oid::ZERO));
+        let line =
+            if request.is_empty() { line.as_str() } else { line.split('\0').next().unwrap() };
+        encode_pkt(line.as_bytes(), &mut request);
+        match new {
+            Some(oid) => would_be.insert(name(text), *oid),
+            None => would_be.remove(&name(text)),
+        };
+        if let Some(id) = text.strip_prefix("refs/nostr/") {
+            proposals.insert(EventId::from_hex(id).unwrap(), KnownProposal::Unknown);
+        }
+    }
+    request.extend_from_slice(b"0000");
+    let Ok(Progress::Complete { request, .. }) = CommandReader::default().feed(&request) else {
+        panic!("a good command list")
+    };
+    let state = signed_state(&would_be);
+    let verdict = authorise(
+        &request,
+        &PushView {
+            refs,
+            maintainers: &BTreeSet::from([state.repo.owner]),
+            candidates: &[Candidate { state, standing: Standing::Held }],
+            proposals: &proposals,
+        },
+    );
+    verdict.authorised.unwrap_or_else(|| panic!("{:?}", verdict.refs))
+}
+
+fn signed_state(refs: &BTreeMap<RefName, Oid>) -> State {
+    let ruled = refs.iter().filter(|(name, _)| name.is_branch_or_tag());
+    let tags = ruled.map(|(name, oid)| [name.to_string(), oid.to_string()]);
+    let tags = tags.chain([["d".to_owned(), "x".to_owned()]]).map(|tag| Tag::parse(tag).unwrap());
+    let event = EventBuilder::new(Kind::Custom(30618), "").tags(tags);
+    State::parse(&event.finalize(&Keys::generate()).unwrap()).unwrap()
+}
+
+/// Somebody's working copy.
+pub(crate) struct Work {
+    pub(crate) dir: TempDir,
+}
+
+impl Work {
+    pub(crate) fn new() -> Self {
+        let work = Self { dir: tempfile::tempdir().unwrap() };
+        work.git(&["init", "-q", "-b", "main"]);
+        work
+    }
+
+    pub(crate) fn git(&self, arguments: &[&str]) -> String {
+        git(self.dir.path(), arguments, b"")
+            .unwrap_or_else(|words| panic!("{arguments:?}: {words}"))
+    }
+
+    pub(crate) fn write(&self, file: &str, content: &[u8]) {
+        std::fs::write(self.dir.path().join(file), content).unwrap();
+    }
+
+    /// Commits one file with this content.
+    pub(crate) fn commit(&self, content: &str) -> Oid {
+        self.write("file", content.as_bytes());
+        self.git(&["add", "-A"]);
+        self.git(&["commit", "-q", "-m", content]);
+        self.rev("HEAD")
+    }
+
+    pub(crate) fn rev(&self, what: &str) -> Oid {
+        self.git(&["rev-parse", what]).parse().unwrap()
+    }
+
+    /// A pack with everything that these tips need.
+    pub(crate) fn pack(&self, tips: &[Oid]) -> Vec<u8> {
+        let input: String = tips.iter().map(|tip| format!("{tip}\n")).collect();
+        self.pack_of(&["--revs"], &input)
+    }
+
+    /// A pack with just these objects.
+    pub(crate) fn pack_only(&self, objects: &[Oid]) -> Vec<u8> {
+        let input: String = objects.iter().map(|oid| format!("{oid}\n")).collect();
+        self.pack_of(&[], &input)
+    }
+
+    /// The last commit, its tree and its file.
+    pub(crate) fn objects_of_last_commit(&self) -> Vec<Oid> {
+        ["HEAD", "HEAD^{tree}", "HEAD:file"].map(|what| self.rev(what)).into()
+    }
+
+    fn pack_of(&self, arguments: &[&str], input: &str) -> Vec<u8> {
+        let arguments = [&["pack-objects", "--stdout", "-q"], arguments].concat();
+        raw_git(self.dir.path(), &arguments, input.as_bytes()).unwrap()
+    }
+}
+
+/// Runs the installed git as a person would, and returns what it says.
+pub(crate) fn git(dir: &Path, arguments: &[&str], input: &[u8]) -> Result<String, String> {
+    let output = raw_git(dir, arguments, input)?;
+    Ok(String::from_utf8(output).unwrap().trim().to_owned())
+}
+
+fn raw_git(dir: &Path, arguments: &[&str], input: &[u8]) -> Result<Vec<u8>, String> {
+    let mut child = Command::new("git")
+        .args(arguments)
+        .current_dir(dir)
+        .env("GIT_CONFIG_NOSYSTEM", "1")
+        .env("GIT_CONFIG_GLOBAL", "/dev/null")
+        .envs(["AUTHOR", "COMMITTER"].map(|who| (format!("GIT_{who}_NAME"), "Alice")))
+        .envs(["AUTHOR", "COMMITTER"].map(|who| (format!("GIT_{who}_EMAIL"), "alice@example")))
+        .envs(["AUTHOR", "COMMITTER"].map(|who| (format!("GIT_{who}_DATE"), "1700000000 +0000")))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (mut stdin, input) = (child.stdin.take().unwrap(), input.to_vec());
+    let feeder = std::thread::spawn(move || _ = stdin.write_all(&input));
+    let output = child.wait_with_output().unwrap();
+    feeder.join().unwrap();
+    if output.status.success() {
+        return Ok(output.stdout);
+    }
+    Err(String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// All files below a directory.
+pub(crate) fn files_below(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir).into_iter().flatten() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => found.extend(files_below(&path)),
+            false => found.push(path),
+        }
+    }
+    found
+}
+
+/// Bytes of all packs below a directory.
+pub(crate) fn pack_bytes(dir: &Path) -> u64 {
+    let packs =
+        files_below(dir).into_iter().filter(|path| path.extension().is_some_and(|e| e == "pack"));
+    packs.map(|pack| pack.metadata().unwrap().len()).sum()
+}

@@ -1,0 +1,150 @@
+//! Git processes: alone in their sandbox, and gone when they should be.
+
+use std::num::NonZeroUsize;
+use std::os::unix::ffi::OsStringExt;
+use std::path::Path;
+use std::time::Duration;
+
+use grasp_purgatory::git::{Git, GitError, Protocol, Slots};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::{sleep, timeout};
+
+use crate::git_fixture::{PLENTY, Work, World, files_below, installed_git, name};
+
+/// The living processes that work below this directory.
+fn processes(root: &Path) -> Vec<String> {
+    let marker = root.to_str().unwrap().as_bytes();
+    let all = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
+    all.filter(|dir| {
+        let read = |file: &str| std::fs::read(dir.join(file)).unwrap_or_default();
+        let cwd = std::fs::read_link(dir.join("cwd")).unwrap_or_default();
+        let about = [read("environ"), read("cmdline"), cwd.into_os_string().into_vec()].concat();
+        about.windows(marker.len()).any(|window| window == marker)
+    })
+    .map(|dir| {
+        String::from_utf8_lossy(&std::fs::read(dir.join("cmdline")).unwrap_or_default())
+            .into_owned()
+    })
+    .collect()
+}
+
+/// Waits for something that the kernel does in its own time.
+async fn eventually(mut holds: impl FnMut() -> bool) {
+    let wait = async {
+        while !holds() {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(Duration::from_secs(20), wait).await.expect("in time");
+}
+
+#[tokio::test]
+async fn an_aborted_push_leaves_no_process_and_no_file() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    let before = files_below(&world.root());
+    let pack = work.pack(&[work.commit("1")]);
+    let incoming = world.store.incoming(&repo).await.unwrap();
+    let mut unpacking = incoming.unpack(PLENTY).await.unwrap();
+    unpacking.feed(&pack[..pack.len() - 1]).await.unwrap();
+    assert!(!processes(&world.root()).is_empty());
+    unpacking.abort().await;
+    assert_eq!(processes(&world.root()), Vec::<String>::new());
+    drop(incoming);
+    eventually(|| files_below(&world.root()) == before).await;
+}
+
+#[tokio::test]
+async fn a_client_that_vanishes_mid_push_leaves_no_process_and_no_file() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    let before = files_below(&world.root());
+    let pack = work.pack(&[work.commit("1")]);
+    let incoming = world.store.incoming(&repo).await.unwrap();
+    let mut unpacking = incoming.unpack(PLENTY).await.unwrap();
+    unpacking.feed(&pack[..pack.len() / 2]).await.unwrap();
+    drop((incoming, unpacking));
+    eventually(|| processes(&world.root()).is_empty()).await;
+    eventually(|| files_below(&world.root()) == before).await;
+}
+
+#[tokio::test]
+async fn a_client_that_vanishes_mid_clone_takes_gits_children_along() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    let noise: Vec<u8> =
+        (0..2_000_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+    work.write("noise", &noise);
+    let tip = work.commit("1");
+    world.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
+    let mut process = world.store.upload_pack(&repo, Protocol::V0).await.unwrap();
+    let mut stdin = process.take_stdin().unwrap();
+    let mut stdout = process.take_stdout().unwrap();
+    let want = format!("want {tip} side-band-64k\n");
+    let request = format!("{:04x}{want}00000009done\n", want.len() + 4);
+    stdin.write_all(request.as_bytes()).await.unwrap();
+    // The pack has begun, and is larger than any pipe: git and its child wait for the reader.
+    let mut beginning = [0; 4096];
+    stdout.read_exact(&mut beginning).await.unwrap();
+    assert!(processes(&world.root()).iter().any(|line| line.contains("pack-objects")));
+    process.stop().await;
+    eventually(|| processes(&world.root()).is_empty()).await;
+}
+
+#[tokio::test]
+async fn only_so_many_run_at_once_and_the_next_waits_its_turn() {
+    let one = NonZeroUsize::MIN;
+    let path = std::env::var_os("PATH").unwrap();
+    let git = Git::find(&path, Slots { own_pace: one, client_pace: one }).unwrap();
+    let first = git.command("cat-file").arg("--batch").spawn().await.unwrap();
+    let waiting = git.command("version").spawn();
+    let mut waiting = std::pin::pin!(waiting);
+    assert!(timeout(Duration::ZERO, &mut waiting).await.is_err());
+    first.stop().await;
+    assert!(waiting.await.is_ok());
+}
+
+#[tokio::test]
+async fn a_command_that_takes_too_long_is_stopped() {
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = dir.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    // Nobody will ever write into it.
+    let endless = installed_git().command("config").arg("--file").arg(&pipe).arg("--list");
+    let limited = endless.limit(Duration::from_millis(20)).run(Vec::new()).await;
+    assert!(matches!(limited, Err(GitError::Timeout { .. })), "{limited:?}");
+    eventually(|| processes(dir.path()).is_empty()).await;
+}
+
+#[tokio::test]
+async fn the_sandbox_has_no_user_no_hooks_and_no_network() {
+    let git = installed_git();
+    let listed = git.command("config").args(["--list", "--show-scope"]).run(Vec::new()).await;
+    let listed = String::from_utf8(listed.unwrap().stdout).unwrap();
+    assert!(listed.lines().all(|line| line.starts_with("command\t")), "{listed}");
+    assert!(listed.contains("core.hookspath=/dev/null"), "{listed}");
+    let work = Work::new();
+    work.commit("1");
+    let url = format!("file://{}", work.dir.path().display());
+    let fetched = git.command("ls-remote").arg(url).run(Vec::new()).await.unwrap();
+    assert!(!fetched.status.success() && fetched.words.contains("not allowed"), "{fetched:?}");
+}
+
+#[tokio::test]
+async fn hooks_in_a_view_are_not_run() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    let (hooks, trace) = (world.view(&repo).join("hooks"), world.dir.path().join("ran"));
+    std::fs::create_dir(&hooks).unwrap();
+    for hook in ["pre-receive", "update", "post-update", "reference-transaction", "post-receive"] {
+        let path = hooks.join(hook);
+        std::fs::write(&path, format!("#!/bin/sh\necho x >> {}\n", trace.display())).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let tip = work.commit("1");
+    world.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
+    assert_eq!(world.store.refs(&repo).await.unwrap()[&name("refs/heads/main")], tip);
+    assert!(!trace.exists());
+}

@@ -1,0 +1,298 @@
+//! Objects in, refs moved: what a push does to a view.
+
+use std::collections::BTreeSet;
+
+use grasp_core::Oid;
+use grasp_purgatory::git::{Blame, Completeness, GitError};
+
+use crate::git_fixture::{PLENTY, Work, World, files_below, git, judged, name, now};
+
+#[tokio::test]
+async fn a_plain_clone_of_the_view_gets_what_was_pushed() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    let first = work.commit("1");
+    work.git(&["tag", "-a", "-m", "tagged", "v1"]);
+    let tip = work.commit("2");
+    let moves = [("refs/heads/main", Some(tip)), ("refs/tags/v1", Some(work.rev("v1")))];
+    let applied = world.push(&repo, &work, &moves).await.unwrap();
+    assert_eq!(applied.head, Some(name("refs/heads/main")));
+
+    let clone = world.dir.path().join("clone");
+    let view = world.view(&repo);
+    git(world.dir.path(), &["clone", "-q", view.to_str().unwrap(), "clone"], b"").unwrap();
+    assert_eq!(git(&clone, &["rev-parse", "HEAD"], b"").unwrap(), tip.to_string());
+    assert_eq!(git(&clone, &["rev-parse", "v1^{}"], b"").unwrap(), first.to_string());
+    git(&clone, &["fsck", "--full", "--strict"], b"").unwrap();
+    // What git itself reads from our file is what we wrote into it, tags peeled.
+    let peeled = git(&view, &["show-ref", "-d", "v1"], b"").unwrap();
+    assert!(peeled.contains(&format!("{first} refs/tags/v1^{{}}")), "{peeled}");
+    git(&view, &["fsck", "--full", "--strict"], b"").unwrap();
+}
+
+#[tokio::test]
+async fn refs_are_created_updated_forced_and_deleted() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    let one = work.commit("1");
+    world
+        .push(&repo, &work, &[("refs/heads/main", Some(one)), ("refs/heads/dev", Some(one))])
+        .await
+        .unwrap();
+    let two = work.commit("2");
+    world.push(&repo, &work, &[("refs/heads/main", Some(two))]).await.unwrap();
+    work.git(&["reset", "-q", "--hard", &one.to_string()]);
+    let other = work.commit("other");
+    world.push(&repo, &work, &[("refs/heads/main", Some(other))]).await.unwrap();
+    let applied = world.push(&repo, &work, &[("refs/heads/main", None)]).await.unwrap();
+    assert_eq!(applied.refs.into_iter().collect::<Vec<_>>(), [(name("refs/heads/dev"), one)]);
+    assert_eq!(applied.head, Some(name("refs/heads/dev")));
+}
+
+#[tokio::test]
+async fn a_branch_becomes_a_directory_in_one_push() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    let tip = work.commit("1");
+    world.push(&repo, &work, &[("refs/heads/foo", Some(tip))]).await.unwrap();
+    let moves = [("refs/heads/foo", None), ("refs/heads/foo/bar", Some(tip))];
+    let applied = world.push(&repo, &work, &moves).await.unwrap();
+    assert_eq!(applied.refs.into_keys().collect::<Vec<_>>(), [name("refs/heads/foo/bar")]);
+    let back = [("refs/heads/foo/bar", None), ("refs/heads/foo", Some(tip))];
+    let applied = world.push(&repo, &work, &back).await.unwrap();
+    assert_eq!(applied.refs.into_keys().collect::<Vec<_>>(), [name("refs/heads/foo")]);
+}
+
+#[tokio::test]
+async fn a_push_judged_on_other_refs_moves_nothing() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    let (one, two) = (work.commit("1"), work.commit("2"));
+    world.push(&repo, &work, &[("refs/heads/main", Some(two))]).await.unwrap();
+    let incoming = world.receive(&repo, &work.pack(&[one])).await.unwrap();
+    let stale = judged(&Default::default(), &[("refs/heads/main", Some(one))]);
+    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+    let error = guard.accept(&repo.owner, &stale, Some(incoming), None, now()).await.unwrap_err();
+    assert!(matches!(&error, GitError::Moved(moved) if *moved == name("refs/heads/main")));
+    assert_eq!(error.blame(), Blame::Transient);
+    assert_eq!(guard.refs(&repo.owner).await.unwrap().into_values().collect::<Vec<_>>(), [two]);
+}
+
+#[tokio::test]
+async fn tips_without_their_history_are_refused_and_leave_nothing() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    let one = work.commit("1");
+    let two = work.commit("2");
+    let (tree, blob) = (work.rev("HEAD^{tree}"), work.rev("HEAD:file"));
+    // The parent lacks; then a blob lacks, which a look at the commits alone would not notice.
+    for objects in [vec![two, tree, blob], vec![one, two, tree]] {
+        let error = match world.receive(&repo, &work.pack_only(&objects)).await {
+            Err(error) => error,
+            Ok(incoming) => {
+                let push = judged(&Default::default(), &[("refs/heads/main", Some(two))]);
+                let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+                guard.accept(&repo.owner, &push, Some(incoming), None, now()).await.unwrap_err()
+            }
+        };
+        assert_eq!(error.blame(), Blame::Peer, "{error}");
+    }
+    assert!(world.store.refs(&repo).await.unwrap().is_empty());
+    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+    let found = guard.check(&BTreeSet::from([two])).await.unwrap();
+    assert!(!found.is_complete(), "{found:?}");
+}
+
+#[tokio::test]
+async fn incomplete_history_is_told_apart_from_absent_tips() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    let whole = work.commit("whole");
+    work.git(&["checkout", "-q", "--orphan", "other"]);
+    let parent = work.commit("parent");
+    let broken = work.commit("broken");
+    let absent: Oid = "ab".repeat(20).parse().unwrap();
+    let mut incoming = world.receive(&repo, &work.pack(&[whole])).await.unwrap();
+    // As a server would that hands out shallow history: everything but what is behind the tip.
+    std::fs::write(work.dir.path().join(".git/shallow"), format!("{broken}\n")).unwrap();
+    let shallow = work.pack(&[broken]);
+    std::fs::remove_file(work.dir.path().join(".git/shallow")).unwrap();
+    let plain = git(&world.view(&repo), &["--version"], b"").unwrap();
+    assert!(plain.starts_with("git version"));
+    unpack_unchecked(&incoming_dir(&world), &shallow);
+    let tips = BTreeSet::from([whole, broken, absent]);
+    let found = incoming.check(&tips).await.unwrap();
+    let expected = Completeness::Incomplete {
+        missing: BTreeSet::from([absent]),
+        broken: BTreeSet::from([broken]),
+    };
+    assert_eq!(found, expected);
+    assert_ne!(parent, broken);
+}
+
+/// The only directory in which something is being received.
+fn incoming_dir(world: &World) -> std::path::PathBuf {
+    let dirs = std::fs::read_dir(world.root().join("incoming")).unwrap();
+    dirs.map(|dir| dir.unwrap().path()).find(|dir| !files_below(dir).is_empty()).unwrap()
+}
+
+/// Puts a pack where a careless fetch would.
+fn unpack_unchecked(objects: &std::path::Path, pack: &[u8]) {
+    let file = objects.join("pack/pack-0000000000000000000000000000000000000000.pack");
+    std::fs::write(&file, pack).unwrap();
+    git(objects, &["index-pack", file.to_str().unwrap()], b"").unwrap();
+}
+
+#[tokio::test]
+async fn what_was_proven_once_is_not_walked_again() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    work.commit("1");
+    let tip = work.commit("2");
+    world.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
+    let family = world.view(&repo).join("../..");
+    let proven = git(&family, &["for-each-ref", "--format=%(objectname)"], b"").unwrap();
+    assert_eq!(proven, tip.to_string());
+    // Without its objects only memory can say that the tip is whole; it does so after a restart too.
+    let world = world.restart().await;
+    std::fs::remove_dir_all(family.join("objects/pack")).unwrap();
+    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+    assert!(guard.check(&BTreeSet::from([tip])).await.unwrap().is_complete());
+}
+
+#[tokio::test]
+async fn packs_that_lie_are_the_peers_fault() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    let tip = work.commit("1");
+    let pack = work.pack(&[tip]);
+    let mut flipped = pack.clone();
+    *flipped.last_mut().unwrap() ^= 1;
+    let truncated = &pack[..pack.len() / 2];
+    for bytes in [&b"not a pack at all"[..], &flipped, truncated, b""] {
+        let error = world.receive(&repo, bytes).await.unwrap_err();
+        assert!(matches!(error, GitError::BadPack(_)), "{error:?}");
+        assert_eq!(error.blame(), Blame::Peer);
+    }
+}
+
+#[tokio::test]
+async fn objects_that_git_would_refuse_are_refused() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    work.write("blob", b"[core]\n");
+    let blob = work.git(&["hash-object", "-w", "blob"]);
+    // A tree that would write into the clone's own .git directory.
+    let tree = git(work.dir.path(), &["mktree"], format!("100644 blob {blob}\t.git\n").as_bytes());
+    let tree = tree.unwrap();
+    let commit = work.git(&["commit-tree", &tree, "-m", "evil"]);
+    let pack = work.pack_only(&[&blob, &tree, &commit].map(|oid| oid.parse().unwrap()));
+    let error = world.receive(&repo, &pack).await.unwrap_err();
+    assert!(matches!(&error, GitError::BadPack(why) if why.contains("hasDotgit")), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_pack_over_the_limit_is_refused_and_leaves_nothing_behind() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    let noise: Vec<u8> =
+        (0..200_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+    work.write("noise", &noise);
+    let pack = work.pack(&[work.commit("1")]);
+    let incoming = world.store.incoming(&repo).await.unwrap();
+    let mut unpacking = incoming.unpack(10_000).await.unwrap();
+    let error = match unpacking.feed(&pack).await {
+        Ok(()) => unpacking.finish().await.unwrap_err(),
+        Err(error) => error,
+    };
+    assert!(matches!(error, GitError::TooLarge { limit: 10_000 }), "{error:?}");
+    drop(incoming);
+    let world = world.restart().await;
+    assert_eq!(files_below(&world.root().join("incoming")), Vec::<std::path::PathBuf>::new());
+    assert!(world.store.refs(&repo).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn nothing_arrives_for_a_repository_that_is_not_here() {
+    let world = World::new().await;
+    let mut repo = world.repo("x").await;
+    repo.identifier = "y".parse().unwrap();
+    let error = world.store.incoming(&repo).await.unwrap_err();
+    assert!(matches!(error, GitError::NoView), "{error:?}");
+    assert!(matches!(world.store.refs(&repo).await.unwrap_err(), GitError::NoView));
+    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+    let absent = BTreeSet::from(["ab".repeat(20).parse().unwrap()]);
+    assert!(!guard.check(&absent).await.unwrap().is_complete());
+}
+
+#[tokio::test]
+async fn a_branch_points_at_commits_only() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    work.commit("1");
+    let tree = work.rev("HEAD^{tree}");
+    let error = world.push(&repo, &work, &[("refs/heads/main", Some(tree))]).await.unwrap_err();
+    assert!(matches!(error, GitError::NotACommit(_)), "{error:?}");
+    assert!(world.push(&repo, &work, &[("refs/tags/tree", Some(tree))]).await.is_ok());
+}
+
+#[tokio::test]
+async fn pushes_to_one_family_take_turns_and_all_arrive() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    let base = work.commit("base");
+    world.push(&repo, &work, &[("refs/heads/main", Some(base))]).await.unwrap();
+    let branches: Vec<_> = (0..8).map(|n| format!("refs/heads/b{n}")).collect();
+    let pushes: Vec<_> =
+        branches.iter().map(|branch| (branch.as_str(), work.commit(branch))).collect();
+    let moves: Vec<_> = pushes.iter().map(|(branch, tip)| [(*branch, Some(*tip))]).collect();
+    let all = moves.iter().map(|moves| world.push(&repo, &work, moves));
+    for pushed in futures_in_turn(all).await {
+        pushed.unwrap();
+    }
+    assert_eq!(world.store.refs(&repo).await.unwrap().len(), 1 + pushes.len());
+    git(&world.view(&repo), &["fsck", "--full"], b"").unwrap();
+}
+
+/// Drives futures at once, without a crate for it.
+async fn futures_in_turn<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
+    let mut waiting: Vec<_> = futures.map(|future| (Box::pin(future), None)).collect();
+    std::future::poll_fn(|context| {
+        for (future, output) in &mut waiting {
+            if output.is_none() {
+                if let std::task::Poll::Ready(ready) = future.as_mut().poll(context) {
+                    *output = Some(ready);
+                }
+            }
+        }
+        let done = waiting.iter().all(|(_, output)| output.is_some());
+        if done { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+    })
+    .await;
+    waiting.into_iter().map(|(_, output)| output.unwrap()).collect()
+}
+
+#[tokio::test]
+async fn the_same_objects_may_come_twice() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    let tip = work.commit("1");
+    world.push(&repo, &work, &[("refs/heads/a", Some(tip))]).await.unwrap();
+    world.push(&repo, &work, &[("refs/heads/b", Some(tip))]).await.unwrap();
+    // An empty pack, as git sends it when the server has everything.
+    let empty = git_empty_pack(&work);
+    let incoming = world.receive(&repo, &empty).await.unwrap();
+    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+    let refs = guard.refs(&repo.owner).await.unwrap();
+    let push = judged(&refs, &[("refs/heads/c", Some(tip))]);
+    guard.accept(&repo.owner, &push, Some(incoming), None, now()).await.unwrap();
+    let packs = files_below(&world.root())
+        .into_iter()
+        .filter(|f| f.extension().is_some_and(|e| e == "pack"));
+    assert_eq!(packs.count(), 1);
+    assert!(PLENTY > empty.len() as u64);
+}
+
+fn git_empty_pack(work: &Work) -> Vec<u8> {
+    work.pack_only(&[])
+}

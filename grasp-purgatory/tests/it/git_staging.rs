@@ -1,0 +1,107 @@
+//! Uploads that nobody has signed for stay out of sight.
+
+use std::collections::BTreeSet;
+
+use grasp_core::Oid;
+use grasp_purgatory::git::{GitError, StagedTip, StagingLimits};
+use nostr::event::EventId;
+
+use crate::git_fixture::{Work, World, git, name, now};
+
+fn event(n: u8) -> (EventId, String) {
+    let id = EventId::from_byte_array([n; 32]);
+    (id, format!("refs/nostr/{id}"))
+}
+
+fn contains(answer: &[u8], text: &str) -> bool {
+    answer.windows(text.len()).any(|window| window == text.as_bytes())
+}
+
+#[tokio::test]
+async fn staged_objects_cannot_be_read_until_their_event_comes() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    let base = work.commit("base");
+    world.push(&repo, &work, &[("refs/heads/main", Some(base))]).await.unwrap();
+    let tip = work.commit("contribution");
+    let (id, reference) = event(1);
+    world.push(&repo, &work, &[(&reference, Some(tip))]).await.unwrap();
+
+    assert_eq!(world.store.refs(&repo).await.unwrap().into_values().collect::<Vec<_>>(), [base]);
+    for hidden in [tip, work.rev("HEAD^{tree}"), work.rev("HEAD:file")] {
+        let answer = world.fetch_v2(&repo, &[hidden]).await;
+        assert!(contains(&answer, "not our ref"), "{}", String::from_utf8_lossy(&answer));
+    }
+    assert!(contains(&world.fetch_v2(&repo, &[base]).await, "packfile"));
+
+    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+    assert!(!guard.check(&BTreeSet::from([tip])).await.unwrap().is_complete());
+    assert!(guard.promote_staged(id, tip).await.unwrap());
+    assert!(guard.check(&BTreeSet::from([tip])).await.unwrap().is_complete());
+    assert!(guard.staged(id).await.unwrap().is_empty());
+    assert!(!guard.promote_staged(id, tip).await.unwrap(), "it is there no more");
+    assert!(contains(&world.fetch_v2(&repo, &[tip]).await, "packfile"));
+}
+
+#[tokio::test]
+async fn one_push_may_bring_signed_and_unsigned_work_and_only_the_signed_is_readable() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    let signed = work.commit("signed");
+    let unsigned = work.commit("unsigned");
+    let (id, reference) = event(1);
+    let moves = [("refs/heads/main", Some(signed)), (reference.as_str(), Some(unsigned))];
+    world.push(&repo, &work, &moves).await.unwrap();
+    assert!(contains(&world.fetch_v2(&repo, &[signed]).await, "packfile"));
+    assert!(contains(&world.fetch_v2(&repo, &[unsigned]).await, "not our ref"));
+    let guard = world.store.lock(&repo.identifier).await.unwrap();
+    assert_eq!(guard.staged(id).await.unwrap(), BTreeSet::from([unsigned]));
+    git(&world.view(&repo), &["fsck", "--full"], b"").unwrap();
+}
+
+#[tokio::test]
+async fn competing_tips_wait_side_by_side_and_survive_a_restart() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    let (one, two) = (work.commit("1"), work.commit("2"));
+    let (id, reference) = event(7);
+    for tip in [one, two, one] {
+        world.push(&repo, &work, &[(&reference, Some(tip))]).await.unwrap();
+    }
+    let world = world.restart().await;
+    let waiting: BTreeSet<_> = world.store.staged().await.unwrap().into_iter().collect();
+    let expected = [one, two].map(|tip| (repo.identifier.clone(), StagedTip { event: id, tip }));
+    assert_eq!(waiting, BTreeSet::from(expected));
+    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+    guard.promote_staged(id, two).await.unwrap();
+    let change =
+        grasp_core::push::PushCommand { old: None, new: Some(two), name: name(&reference) };
+    guard.move_refs(&repo.owner, &[change], None, now()).await.unwrap();
+    guard.discard_staged(id).await.unwrap();
+    assert!(world.store.staged().await.unwrap().is_empty());
+    assert_eq!(world.store.refs(&repo).await.unwrap()[&name(&reference)], two);
+}
+
+#[tokio::test]
+async fn too_many_tips_or_bytes_are_refused_and_nobody_is_pushed_out() {
+    let limits =
+        StagingLimits { tips_per_event: 2, bytes_per_event: 4_000, bytes_per_family: 8_000 };
+    let (world, work) = (World::limited(limits).await, Work::new());
+    let repo = world.repo("x").await;
+    let (id, reference) = event(1);
+    let tips: Vec<Oid> = (0..3).map(|n| work.commit(&n.to_string())).collect();
+    for tip in &tips[..2] {
+        world.push(&repo, &work, &[(&reference, Some(*tip))]).await.unwrap();
+    }
+    let error = world.push(&repo, &work, &[(&reference, Some(tips[2]))]).await.unwrap_err();
+    assert!(matches!(error, GitError::StagingFull), "{error:?}");
+    let noise: Vec<u8> =
+        (0..2_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+    work.write("noise", &noise);
+    let large = work.commit("large");
+    let (_, other) = event(2);
+    let error = world.push(&repo, &work, &[(&other, Some(large))]).await.unwrap_err();
+    assert!(matches!(error, GitError::StagingFull), "{error:?}");
+    let guard = world.store.lock(&repo.identifier).await.unwrap();
+    assert_eq!(guard.staged(id).await.unwrap(), tips[..2].iter().copied().collect());
+}

@@ -1,0 +1,274 @@
+//! Families and views: names, sharing, advertisements, coming and going.
+
+use std::time::Instant;
+
+use grasp_core::{Identifier, RepoId};
+use grasp_purgatory::git::{
+    GitError, Protocol, RETENTION, RefTarget, RepoStore, Service, StagingLimits,
+};
+use nostr::types::Timestamp;
+use tokio::io::AsyncReadExt;
+
+use crate::git_fixture::{Work, World, files_below, git, installed_git, name, now, pack_bytes};
+
+async fn advertised(world: &World, repo: &RepoId, service: Service, protocol: Protocol) -> String {
+    let mut process = world.store.advertise(repo, service, protocol).await.unwrap();
+    let mut answer = Vec::new();
+    process.take_stdout().unwrap().read_to_end(&mut answer).await.unwrap();
+    assert!(process.finish().await.unwrap().status.success());
+    String::from_utf8(answer).unwrap()
+}
+
+#[tokio::test]
+async fn an_empty_view_advertises_what_it_can_do() {
+    let world = World::new().await;
+    let repo = world.repo("x").await;
+    let fetch = advertised(&world, &repo, Service::UploadPack, Protocol::V0).await;
+    for word in [
+        "capabilities^{}",
+        "allow-tip-sha1-in-want",
+        "allow-reachable-sha1-in-want",
+        "filter",
+        "multi_ack_detailed",
+        "side-band-64k",
+        "shallow",
+        "ofs-delta",
+        "no-progress",
+        "object-format=sha1",
+    ] {
+        assert!(fetch.contains(word), "{word} in {fetch}");
+    }
+    let push = advertised(&world, &repo, Service::ReceivePack, Protocol::V0).await;
+    for word in [
+        "capabilities^{}",
+        "report-status",
+        "report-status-v2",
+        "delete-refs",
+        "side-band-64k",
+        "ofs-delta",
+        "atomic",
+        "quiet",
+        "object-format=sha1",
+        "push-options",
+    ] {
+        assert!(push.contains(word), "{word} in {push}");
+    }
+    assert!(!push.contains("push-cert"));
+    let v2 = advertised(&world, &repo, Service::UploadPack, Protocol::V2).await;
+    assert!(v2.contains("version 2") && v2.contains("fetch="), "{v2}");
+}
+
+#[tokio::test]
+async fn the_advertisement_names_head_and_hides_what_is_internal() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    let (one, two) = (work.commit("1"), work.commit("2"));
+    world.push(&repo, &work, &[("refs/heads/dev", Some(one))]).await.unwrap();
+    world.push(&repo, &work, &[("refs/heads/dev", Some(two))]).await.unwrap();
+    for service in [Service::UploadPack, Service::ReceivePack] {
+        let text = advertised(&world, &repo, service, Protocol::V0).await;
+        assert!(text.contains(&format!("{two} refs/heads/dev")), "{text}");
+        assert!(!text.contains("refs/grasp") && !text.contains("refs/proven"), "{text}");
+    }
+    let text = advertised(&world, &repo, Service::UploadPack, Protocol::V0).await;
+    assert!(text.contains("symref=HEAD:refs/heads/dev"), "{text}");
+}
+
+#[tokio::test]
+async fn views_of_a_family_store_history_once() {
+    let (world, work) = (World::new().await, Work::new());
+    let (alice, bob) = (world.repo("x").await, world.repo("x").await);
+    let noise: Vec<u8> =
+        (0..100_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+    work.write("noise", &noise);
+    let tip = work.commit("1");
+    world.push(&alice, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
+    let before = pack_bytes(&world.root());
+    let mut guard = world.store.lock(&bob.identifier).await.unwrap();
+    let target = RefTarget { refs: guard.refs(&alice.owner).await.unwrap(), head: None };
+    guard.apply(&bob.owner, &target, now()).await.unwrap();
+    assert_eq!(pack_bytes(&world.root()), before);
+    let view = world.view(&bob);
+    git(world.dir.path(), &["clone", "-q", view.to_str().unwrap(), "bob"], b"").unwrap();
+    git(&world.dir.path().join("bob"), &["fsck", "--full"], b"").unwrap();
+}
+
+#[tokio::test]
+async fn who_pushes_to_an_empty_view_is_told_what_the_family_has() {
+    let (world, work) = (World::new().await, Work::new());
+    let (alice, bob) = (world.repo("x").await, world.repo("x").await);
+    let tip = work.commit("1");
+    world.push(&alice, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
+    let text = advertised(&world, &bob, Service::ReceivePack, Protocol::V0).await;
+    assert!(text.contains(&format!("{tip} .have")), "{text}");
+    let other = world.repo("y").await;
+    let text = advertised(&world, &other, Service::ReceivePack, Protocol::V0).await;
+    assert!(!text.contains(".have"), "{text}");
+}
+
+#[tokio::test]
+async fn no_object_of_another_family_can_be_read() {
+    let (world, work) = (World::new().await, Work::new());
+    let (x, y) = (world.repo("x").await, world.repo("y").await);
+    let tip = work.commit("1");
+    world.push(&x, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
+    let answer = world.fetch_v2(&y, &[tip]).await;
+    assert!(String::from_utf8_lossy(&answer).contains("not our ref"));
+}
+
+#[tokio::test]
+async fn any_identifier_has_a_place_of_its_own() {
+    let (world, work) = (World::new().await, Work::new());
+    let long = "ä".repeat(Identifier::MAX_BYTES / 2);
+    let names = ["repo", "Repo", "日本 語 🦀", "...", "-rf", "a:b", "x.git", "CON", long.as_str()];
+    let owner = world.repo("first").await.owner;
+    let repos = names.map(|text| RepoId::new(owner, text.parse().unwrap()));
+    for (n, repo) in repos.iter().enumerate() {
+        world.create(repo).await;
+        let tip = work.commit(&n.to_string());
+        world.push(repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
+        assert_eq!(world.store.refs(repo).await.unwrap()[&name("refs/heads/main")], tip);
+    }
+    let tips: std::collections::BTreeSet<_> = {
+        let mut tips = std::collections::BTreeSet::new();
+        for repo in &repos {
+            tips.extend(world.store.refs(repo).await.unwrap().into_values());
+        }
+        tips
+    };
+    assert_eq!(tips.len(), repos.len());
+    let found = world.store.repositories().await.unwrap();
+    assert!(repos.iter().all(|repo| found.contains(repo)) && found.len() == repos.len() + 1);
+    for path in files_below(&world.root()) {
+        assert!(path.strip_prefix(world.root()).unwrap().to_str().unwrap().is_ascii(), "{path:?}");
+    }
+}
+
+#[tokio::test]
+async fn hundreds_of_empty_views_are_made_without_a_process() {
+    const MANY: u32 = 300;
+    let world = World::new().await;
+    let owner = world.repo("first").await.owner;
+    let started = Instant::now();
+    for n in 0..MANY {
+        world.create(&RepoId::new(owner, n.to_string().parse().unwrap())).await;
+    }
+    println!("an empty view in a family of its own takes {:?}", started.elapsed() / MANY);
+    assert_eq!(world.store.repositories().await.unwrap().len(), MANY as usize + 1);
+}
+
+#[tokio::test]
+async fn a_retired_view_comes_back_with_its_refs_until_it_is_forgotten() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    let tip = work.commit("1");
+    world.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
+    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+    guard.retire_view(&repo.owner, now()).await.unwrap();
+    assert!(!world.store.has_view(&repo).await.unwrap());
+    let served = world.store.advertise(&repo, Service::UploadPack, Protocol::V0).await;
+    assert!(matches!(served.unwrap_err(), GitError::NoView));
+    let families = world.store.families_with_retired().await.unwrap();
+    assert_eq!(families, std::slice::from_ref(&repo.identifier));
+    assert_eq!(guard.forget_retired(now()).await.unwrap(), 1);
+
+    guard.create_view(&repo.owner).await.unwrap();
+    assert_eq!(guard.refs(&repo.owner).await.unwrap()[&name("refs/heads/main")], tip);
+
+    guard.retire_view(&repo.owner, now()).await.unwrap();
+    let later = Timestamp::from_secs(now().as_secs() + RETENTION.as_secs() + 1);
+    assert_eq!(guard.forget_retired(later).await.unwrap(), 0);
+    guard.create_view(&repo.owner).await.unwrap();
+    assert!(guard.refs(&repo.owner).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn who_vanishes_leaves_nothing_and_takes_nothing_from_others() {
+    let (world, work) = (World::new().await, Work::new());
+    let (alice, bob) = (world.repo("x").await, world.repo("x").await);
+    let tip = work.commit("1");
+    for repo in [&alice, &bob] {
+        world.push(repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
+    }
+    let mut guard = world.store.lock(&alice.identifier).await.unwrap();
+    guard.retire_view(&alice.owner, now()).await.unwrap();
+    guard.destroy_view(&alice.owner).await.unwrap();
+    git(&world.view(&bob), &["fsck", "--full"], b"").unwrap();
+    guard.destroy_view(&bob.owner).await.unwrap();
+    drop(guard);
+    assert!(files_below(&world.root().join("families")).is_empty());
+    world.create(&bob).await;
+    assert!(world.store.refs(&bob).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn one_directory_serves_one_server() {
+    let world = World::new().await;
+    let second = RepoStore::open(&world.root(), installed_git(), StagingLimits::default()).await;
+    assert!(matches!(second.unwrap_err(), GitError::InUse(_)));
+}
+
+#[tokio::test]
+async fn a_directory_of_another_layout_is_left_alone() {
+    let world = World::new().await;
+    let root = world.root();
+    std::fs::write(root.join("version"), "grasp repositories 99\n").unwrap();
+    drop(world.store);
+    let again = RepoStore::open(&root, installed_git(), StagingLimits::default()).await;
+    assert!(matches!(again.unwrap_err(), GitError::Layout { .. }));
+}
+
+#[tokio::test]
+async fn the_last_commit_is_that_of_head() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    assert_eq!(world.store.last_commit(&repo).await.unwrap(), None);
+    let tip = work.commit("1");
+    world.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
+    let made = world.store.last_commit(&repo).await.unwrap();
+    assert_eq!(made, Some(Timestamp::from_secs(1_700_000_000)));
+}
+
+#[tokio::test]
+async fn collecting_garbage_by_hand_takes_nothing_from_a_view() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    let tip = work.commit("1");
+    world.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
+    let view = world.view(&repo);
+    for dir in [view.join("../.."), view.clone()] {
+        _ = git(&dir, &["gc", "-q", "--prune=now"], b"");
+        _ = git(&dir, &["repack", "-a", "-d", "-q"], b"");
+    }
+    git(&view, &["fsck", "--full"], b"").unwrap();
+    assert_eq!(world.store.refs(&repo).await.unwrap()[&name("refs/heads/main")], tip);
+}
+
+#[tokio::test]
+async fn many_packs_become_few_and_lose_nothing() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    let mut first = None;
+    for n in 0..40 {
+        let tip = work.commit(&n.to_string());
+        let incoming = world.receive(&repo, &work.pack_only(&work.objects_of_last_commit())).await;
+        let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+        guard.promote(incoming.unwrap()).await.unwrap();
+        first = first.or(Some(tip));
+    }
+    let tip = work.rev("HEAD");
+    let packs = || {
+        files_below(&world.root())
+            .into_iter()
+            .filter(|f| f.extension().is_some_and(|e| e == "pack"))
+            .count()
+    };
+    assert_eq!(packs(), 40);
+    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+    // No ref names any of them, and still nothing may go.
+    assert!(guard.compact().await.unwrap());
+    assert!(packs() < 10, "{}", packs());
+    assert!(!guard.compact().await.unwrap(), "there is nothing left to do");
+    let found = guard.check(&[tip, first.unwrap()].into()).await.unwrap();
+    assert!(found.is_complete(), "{found:?}");
+}
