@@ -1,4 +1,21 @@
-//! Holds events until their git data is here, and keeps that data.
+//! Holds nostr events until their git data is here, and goes and gets that data.
+//!
+//! It knows no sockets of nostr clients and stores no event that is served: those belong to the relay around it.
+//!
+//! ```text
+//!   relay   ──Held──────▶ ┌───────────┐ ──Store, Publish──▶ relay     events whose refs are set
+//!   git     ──Surveyed──▶ │ Purgatory │ ──Apply───────────▶ git       refs, HEAD, views, staging
+//!   hunter  ──Changed───▶ │           │ ──Hunt────────────▶ hunter    go and get it
+//!   timer   ──Tick──────▶ └───────────┘ ──Journal─────────▶ disk      before any of the others
+//!                 next_deadline() ────────────────────────▶ timer
+//! ```
 
 #[cfg(feature = "driver")]
 pub mod git;
+pub mod journal;
+pub mod purgatory;
+
+pub use purgatory::{
+    Bound, Chore, Config, Counts, Door, Input, Kept, Output, Phase, ProposalRef, Purgatory, Report,
+    Room, Stage, Survey, ViewTarget, Want, Why,
+};

@@ -1,4 +1,4 @@
-//! The git half against real git: no network, everything below a temporary directory.
+//! Purgatory from outside: its rules in a small scripted world, and its repositories against real git.
 #![allow(clippy::unwrap_used)]
 
 mod git_fixture;
@@ -7,3 +7,16 @@ mod git_push;
 mod git_refs;
 mod git_staging;
 mod git_views;
+mod model;
+mod model_disk;
+mod model_drive;
+mod model_events;
+mod model_rules;
+mod model_sight;
+mod model_world;
+mod purgatory_authority;
+mod purgatory_expiry;
+mod purgatory_hold;
+mod purgatory_journal;
+mod purgatory_proposals;
+mod purgatory_removal;

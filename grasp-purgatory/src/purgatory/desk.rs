@@ -1,0 +1,72 @@
+//! What is going on under one identifier right now. Nothing of it outlives the process.
+
+use std::sync::Arc;
+
+use grasp_core::Mono;
+use nostr::event::{Event, EventId};
+
+use super::output::Stage;
+
+/// Work on one identifier: one step at a time, in a circle from `Idle` to `Idle`.
+///
+/// A crash forgets the step and loses nothing. What is kept is in the ledger until it is served, and the survey after
+/// the restart finds again what was left to do.
+#[derive(Debug, Default)]
+pub(super) struct Desk {
+    pub(super) step: Step,
+    /// Something changed after the survey that the current step builds on.
+    pub(super) again: bool,
+    /// Fetches that are running.
+    pub(super) fetches: usize,
+    /// When to try again after a failure.
+    pub(super) retry: Option<Mono>,
+}
+
+/// The step that was asked for and has not come back.
+#[derive(Debug, Default)]
+pub(super) enum Step {
+    /// None.
+    #[default]
+    Idle,
+    /// Store and git are being looked at.
+    Surveying,
+    /// Refs are being set, for these events.
+    Applying(Job),
+    /// Events are being stored.
+    Storing(Job),
+}
+
+/// What a release stores and withdraws once git is ready for it.
+#[derive(Debug, Default)]
+pub(super) struct Job {
+    pub(super) events: Vec<Arc<Event>>,
+    pub(super) withdraw: Vec<EventId>,
+}
+
+impl Job {
+    pub(super) fn is_empty(&self) -> bool {
+        self.events.is_empty() && self.withdraw.is_empty()
+    }
+}
+
+impl Desk {
+    /// Whether something is going on that may yet release what waits here.
+    pub(super) fn is_busy(&self) -> bool {
+        self.fetches > 0 || !matches!(self.step, Step::Idle)
+    }
+
+    /// Whether this is what was asked for last.
+    pub(super) fn is_at(&self, stage: Stage) -> bool {
+        match self.step {
+            Step::Idle => false,
+            Step::Surveying => stage == Stage::Survey,
+            Step::Applying(_) => stage == Stage::Apply,
+            Step::Storing(_) => stage == Stage::Store,
+        }
+    }
+
+    /// Whether there is nothing to remember.
+    pub(super) fn is_clear(&self) -> bool {
+        !self.is_busy() && self.retry.is_none()
+    }
+}

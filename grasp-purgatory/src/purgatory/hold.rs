@@ -1,0 +1,211 @@
+//! What comes in: events that must wait, uploads that nobody has signed for, and signs that somebody is at it.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use grasp_core::admission::{Hold, Origin};
+use grasp_core::{Identifier, Oid, RepoId};
+use nostr::event::{Event, EventId};
+use nostr::types::Timestamp;
+
+use super::books::Room;
+use super::entry::{Entry, Phase, What, Why};
+use super::output::{Chore, Kept, Output, Report, Turn};
+use super::staging::Door;
+use super::{Config, Ledger, Purgatory};
+use crate::journal::Record;
+
+/// Whether an entry has a place, and which one it takes over.
+pub(super) enum Admission {
+    /// There is room, if the older one goes.
+    Admitted {
+        displaces: Option<EventId>,
+    },
+    /// Its author's newer ones have the place.
+    Superseded,
+    Full,
+}
+
+impl Admission {
+    /// Judges by what is kept; nothing is changed.
+    pub(super) fn of(config: &Config, ledger: &Ledger, new: &Entry) -> Self {
+        let displaced = match displaced(config, ledger, new) {
+            Ok(displaced) => displaced,
+            Err(Kept::Superseded) => return Self::Superseded,
+            Err(_) => return Self::Full,
+        };
+        match ledger.books().room(config, new, displaced) {
+            Room::Free => Self::Admitted { displaces: displaced.map(Entry::id) },
+            Room::Full => Self::Full,
+        }
+    }
+}
+
+/// The entry that a new one takes the place of.
+fn displaced<'a>(
+    config: &Config,
+    ledger: &'a Ledger,
+    new: &Entry,
+) -> Result<Option<&'a Entry>, Kept> {
+    match &new.what {
+        What::Announcement(announcement) => match ledger.announcement(&announcement.repo) {
+            Some(kept) if kept.version() > new.version() => Err(Kept::Superseded),
+            kept => Ok(kept.filter(|kept| kept.id() != new.id())),
+        },
+        What::State(state) => {
+            let states = ledger.states_by(&state.repo.identifier, new.author());
+            let others: Vec<_> = states
+                .filter(|kept| kept.phase == Phase::Waiting && kept.id() != new.id())
+                .collect();
+            if others.len() < config.states_per_author {
+                return Ok(None);
+            }
+            match others.into_iter().min_by_key(|kept| kept.version()) {
+                Some(oldest) if oldest.version() > new.version() => Err(Kept::Superseded),
+                oldest => Ok(oldest),
+            }
+        }
+        What::Proposal { .. } => Ok(None),
+    }
+}
+
+impl Purgatory {
+    pub(super) fn on_held(
+        &mut self,
+        out: &mut Turn,
+        event: Arc<Event>,
+        hold: &Hold,
+        origin: &Origin,
+    ) {
+        let id = event.id;
+        let kept = match Entry::new(event, Phase::Waiting, self.end_of_wait()) {
+            Some(_) if self.needs_no_place(&id, origin) => Kept::Held,
+            Some(entry) => self.admit(out, entry, hold, origin),
+            None => Kept::Unreadable,
+        };
+        out.act(Output::Answer { id, kept });
+    }
+
+    /// Whether the event is kept already and stays as it is. What another relay offers again and again is not
+    /// thereby taken off the shelf.
+    fn needs_no_place(&self, id: &EventId, origin: &Origin) -> bool {
+        let kept = self.ledger.entry(id);
+        kept.is_some_and(|entry| entry.phase == Phase::Waiting || origin.is_sync())
+    }
+
+    fn admit(&mut self, out: &mut Turn, new: Entry, hold: &Hold, origin: &Origin) -> Kept {
+        let displaces = match Admission::of(&self.config, &self.ledger, &new) {
+            Admission::Admitted { displaces } => displaces,
+            Admission::Superseded => return Kept::Superseded,
+            Admission::Full => {
+                out.act(Output::Report(Report::TurnedAway { id: new.id() }));
+                return Kept::Full;
+            }
+        };
+        let had_view = new.announcement().is_some_and(|a| self.has_view(&a.repo));
+        if let Some(id) = displaces {
+            self.record(out, Record::Gone { id, why: Why::Superseded });
+        }
+        let (event, phase, until) = (new.event.clone(), new.phase, new.until);
+        self.record(out, Record::Held { event, phase, until });
+        match &new.what {
+            What::Announcement(_) if had_view => {}
+            What::Announcement(a) => {
+                self.owe(out, Chore::CreateView { repo: a.repo.clone() });
+            }
+            What::State(_) => self.renew_announcements(out, hold),
+            What::Proposal { tip, .. } => self.keep_only(out, new.id(), *tip),
+        }
+        self.look_after(out, &new, origin);
+        Kept::Held
+    }
+
+    /// A new state shows that its repositories are alive: their announcements wait anew, with a view.
+    fn renew_announcements(&mut self, out: &mut Turn, hold: &Hold) {
+        let Hold::State(ruled) = hold else { return };
+        ruled.iter().for_each(|repo| self.renew_announcement(out, repo));
+    }
+
+    fn renew_announcement(&mut self, out: &mut Turn, repo: &RepoId) {
+        let Some(entry) = self.ledger.announcement(repo) else { return };
+        let (id, was_shelved) = (entry.id(), entry.phase == Phase::Shelved);
+        self.renew(out, id);
+        if was_shelved {
+            self.owe(out, Chore::CreateView { repo: repo.clone() });
+        }
+    }
+
+    /// Gives an entry its full time again.
+    fn renew(&mut self, out: &mut Turn, id: EventId) {
+        let until = self.end_of_wait();
+        self.record(out, Record::Moved { id, phase: Phase::Waiting, until });
+    }
+
+    /// The signed word is here: other tips for it are nobody's, and neither are refs that say otherwise.
+    fn keep_only(&mut self, out: &mut Turn, id: EventId, tip: Oid) {
+        let entry = self.ledger.entry(&id).and_then(Entry::proposal);
+        let upload = self.ledger.staging().of(&id).and_then(|staged| staged.tips.get(&tip));
+        let fits = entry.zip(upload).is_some_and(|((p, _), u)| u.door.fits(&self.policy, p));
+        if self.ledger.staging().of(&id).is_some() {
+            self.record(out, Record::Unstaged { id, keep: fits.then_some(tip) });
+        }
+        self.owe(out, Chore::ClearProposal { id, keep: BTreeSet::from([tip]) });
+    }
+
+    /// Looks whether it can be released at once, and has its data hunted for if not.
+    fn look_after(&mut self, out: &mut Turn, new: &Entry, origin: &Origin) {
+        let after = if origin.is_sync() { self.config.sync_delay } else { self.config.user_delay };
+        for identifier in new.identifiers() {
+            self.ask(out, identifier);
+            self.hunt(out, identifier, after);
+        }
+    }
+
+    /// Has an identifier hunted for, if anything there waits for objects.
+    pub(super) fn hunt(&self, out: &mut Turn, identifier: &Identifier, after: Duration) {
+        let waits = |entry: &Entry| entry.phase == Phase::Waiting && entry.announcement().is_none();
+        if self.ledger.family(identifier).any(waits) {
+            out.act(Output::Hunt { identifier: identifier.clone(), after });
+        }
+    }
+
+    /// Somebody is pushing what was signed: give them time.
+    pub(super) fn on_push(&mut self, out: &mut Turn, repo: &RepoId, events: &BTreeSet<EventId>) {
+        self.renew_announcement(out, repo);
+        for id in events {
+            if self.ledger.entry(id).is_some() {
+                self.renew(out, *id);
+            }
+        }
+    }
+
+    pub(super) fn on_staged(
+        &mut self,
+        out: &mut Turn,
+        id: EventId,
+        tip: Oid,
+        door: Door,
+        bytes: u64,
+    ) {
+        let staged = self.ledger.staging();
+        let known = staged.of(&id).is_some_and(|placeholder| placeholder.tips.contains_key(&tip));
+        if !known && staged.room(&self.config, &id, bytes) == Room::Full {
+            let keep = staged.of(&id).map(|p| p.tips.keys().copied().collect());
+            return self.owe(out, Chore::ClearProposal { id, keep: keep.unwrap_or_default() });
+        }
+        self.settle_conflicting(out, &Chore::ClearProposal { id, keep: BTreeSet::from([tip]) });
+        let until = self.now.unix + self.config.placeholder;
+        self.record(out, Record::Staged { id, tip, door, bytes, until });
+        // The event may have come in while the push was under way.
+        let Some(entry) = self.ledger.entry(&id) else { return };
+        let Some((_, wanted)) = entry.proposal() else { return };
+        let identifiers: Vec<_> = entry.identifiers().into_iter().cloned().collect();
+        self.keep_only(out, id, wanted);
+        identifiers.iter().for_each(|identifier| self.ask(out, identifier));
+    }
+
+    pub(super) fn end_of_wait(&self) -> Timestamp {
+        self.now.unix + self.config.wait
+    }
+}

@@ -1,0 +1,73 @@
+//! Pull requests: served once their tip is in a view that they are addressed to, and from there in all of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use grasp_core::nip34::Proposal;
+use grasp_core::push::Standing;
+use grasp_core::{Namespace, Oid, RefName, RepoId};
+use nostr::event::EventId;
+
+use super::Scene;
+use crate::purgatory::entry::Entry;
+use crate::purgatory::output::ProposalRef;
+use crate::purgatory::staging::{Door, own_places};
+
+impl Scene<'_> {
+    /// Refs to be set: for those that can be released, and for stored ones where a view lacks them.
+    pub(super) fn proposals(&self) -> Vec<ProposalRef> {
+        let kept = self.ledger.family(self.identifier).filter_map(|entry| self.release(entry));
+        let stored = self.stored.proposals.iter();
+        let spread = stored.filter_map(|(proposal, tip)| self.spread(proposal, *tip));
+        kept.chain(spread).collect()
+    }
+
+    fn release(&self, entry: &Entry) -> Option<ProposalRef> {
+        let (proposal, tip) = entry.proposal()?;
+        let id = entry.id();
+        let staged = self.staged(proposal, tip);
+        let here = staged.is_some() || self.survey.complete.contains(&id);
+        if !here || self.settles(entry).is_some() {
+            return None;
+        }
+        let repos = self.served_and_addressed(proposal);
+        let has_place = !repos.is_empty() || own_places(self.policy, proposal).next().is_some();
+        has_place.then_some(ProposalRef { id, tip, repos, staged })
+    }
+
+    /// Where the tip waits in staging, if it came in by a door that is right for its author.
+    fn staged(&self, proposal: &Proposal, tip: Oid) -> Option<Door> {
+        let upload = self.ledger.staging().of(&proposal.id)?.tips.get(&tip)?;
+        upload.door.fits(self.policy, proposal).then(|| upload.door.clone())
+    }
+
+    /// A stored pull request goes to every view that has become relevant since.
+    fn spread(&self, proposal: &Proposal, tip: Oid) -> Option<ProposalRef> {
+        let mut repos = self.served_and_addressed(proposal);
+        repos.retain(|repo| {
+            let view = self.survey.views.get(repo);
+            repo.identifier == *self.identifier
+                && view.is_none_or(|refs| tip_of(refs, proposal.id) != Some(tip))
+        });
+        let id = proposal.id;
+        (!repos.is_empty()).then_some(ProposalRef { id, tip, repos, staged: None })
+    }
+
+    /// The repositories that a pull request is addressed to and that are served, or will be with this plan.
+    fn served_and_addressed(&self, proposal: &Proposal) -> BTreeSet<RepoId> {
+        let families = self.families.iter();
+        let addressed = families.flat_map(|(name, family)| family.addressed_by(name, proposal));
+        addressed
+            .filter(|(repo, place)| match repo.identifier == *self.identifier {
+                true => self.winners.contains_key(repo),
+                false => place.standing == Standing::Stored,
+            })
+            .map(|(repo, _)| repo.clone())
+            .collect()
+    }
+}
+
+/// Where a view has the tip of a pull request.
+fn tip_of(refs: &BTreeMap<RefName, Oid>, id: EventId) -> Option<Oid> {
+    let (_, tip) = refs.iter().find(|(name, _)| name.namespace() == Namespace::Nostr(id))?;
+    Some(*tip)
+}

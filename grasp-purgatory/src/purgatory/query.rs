@@ -1,0 +1,223 @@
+//! What others may ask of purgatory.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use grasp_core::admission::{GitData, KnownAnnouncement, KnownState};
+use grasp_core::maintainers::rosters;
+use grasp_core::nip34::Announcement;
+use grasp_core::push::{Candidate, Standing};
+use grasp_core::{CloneUrl, Identifier, Oid, RepoId};
+use nostr::event::{Event, EventId};
+use nostr::types::Timestamp;
+
+use super::Purgatory;
+use super::books::Room;
+use super::desk::Step;
+use super::entry::{Entry, Phase, What};
+use super::hold::Admission;
+
+/// One event in want of objects, and where they may be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Want {
+    /// The event.
+    pub id: EventId,
+    /// Whether it is hunted for or only looked for once an hour.
+    pub phase: Phase,
+    /// Its tips; for a pull request the one that others have under `refs/nostr/<id>`.
+    pub tips: Vec<Oid>,
+    /// Git servers that the repository's keepers name: its author's first, each once, never ourselves.
+    pub trusted: Vec<CloneUrl>,
+    /// Git servers that only the author of a pull request names.
+    pub untrusted: Vec<CloneUrl>,
+}
+
+/// How much of what is here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Announcements that wait.
+    pub announcements: usize,
+    /// States that wait.
+    pub states: usize,
+    /// Pull requests and updates that wait.
+    pub proposals: usize,
+    /// Whatever expired and is remembered.
+    pub shelved: usize,
+    /// Uploads that wait for their event.
+    pub staged: usize,
+    /// What the waiting events take in memory, roughly.
+    pub bytes: u64,
+    /// What the uploads take on disk.
+    pub staged_bytes: u64,
+    /// Chores that are owed.
+    pub owed: usize,
+}
+
+/// No event makes the hunter look in more places than this.
+const MOST_PLACES: usize = 32;
+
+/// For admission.
+impl Purgatory {
+    /// Whether an event is known here, so that it need not be offered again.
+    ///
+    /// States and pull requests on the shelf are not: whoever brings one again has a reason.
+    pub fn holds(&self, id: &EventId) -> bool {
+        let known = |entry: &Entry| entry.phase == Phase::Waiting || entry.announcement().is_some();
+        self.ledger.entry(id).is_some_and(known)
+    }
+
+    /// The announcements kept under an identifier. Expired ones still count: a new state revives them.
+    pub fn announcements(&self, identifier: &Identifier) -> Vec<KnownAnnouncement> {
+        let kept = self.ledger.family(identifier).filter_map(Entry::announcement);
+        let known = |announcement: &Announcement| KnownAnnouncement {
+            announcement: announcement.clone(),
+            standing: Standing::Held,
+        };
+        kept.map(known).collect()
+    }
+
+    /// The states kept under an identifier. What is kept is incomplete: it would have been released.
+    pub fn states(&self, identifier: &Identifier) -> Vec<KnownState> {
+        let kept = self.ledger.family(identifier).filter(|entry| entry.state().is_some());
+        kept.map(|entry| KnownState { author: entry.author(), git: GitData::Missing }).collect()
+    }
+
+    /// Whether an event could wait here.
+    pub fn room_for(&self, event: &Arc<Event>) -> Room {
+        let entry = Entry::new(event.clone(), Phase::Waiting, Timestamp::from_secs(0));
+        match entry.map(|entry| Admission::of(&self.config, &self.ledger, &entry)) {
+            Some(Admission::Full) => Room::Full,
+            _ => Room::Free,
+        }
+    }
+}
+
+/// For pushes.
+impl Purgatory {
+    /// The states kept under an identifier, each of which a push may realise and a survey may find complete.
+    pub fn candidates(&self, identifier: &Identifier) -> Vec<Candidate> {
+        let kept = self.ledger.family(identifier).filter_map(Entry::state);
+        let candidate =
+            |state: &_| Candidate { state: Clone::clone(state), standing: Standing::Held };
+        kept.map(candidate).collect()
+    }
+
+    /// The pull requests kept under an identifier, and their tips.
+    pub fn proposals(&self, identifier: &Identifier) -> Vec<(EventId, Oid)> {
+        let kept = self.ledger.family(identifier);
+        kept.filter_map(|entry| Some((entry.id(), entry.proposal()?.1))).collect()
+    }
+
+    /// The tip of a pull request that is kept here.
+    pub fn tip_of(&self, id: &EventId) -> Option<Oid> {
+        self.ledger.entry(id)?.proposal().map(|(_, tip)| tip)
+    }
+
+    /// Whether an upload for an unknown event could wait here.
+    pub fn room_to_stage(&self, id: &EventId, bytes: u64) -> Room {
+        self.ledger.staging().room(&self.config, id, bytes)
+    }
+
+    /// Whether an event that waits here asks for the view of a repository.
+    pub fn has_view(&self, repo: &RepoId) -> bool {
+        self.ledger.announcement(repo).is_some_and(|entry| entry.phase == Phase::Waiting)
+    }
+
+    /// Whether nothing is being released under an identifier: what a push brought is served by now, if it can be.
+    pub fn is_settled(&self, identifier: &Identifier) -> bool {
+        let desk = self.desks.get(identifier);
+        desk.is_none_or(|desk| matches!(desk.step, Step::Idle))
+    }
+}
+
+/// For the driver and the hunter.
+impl Purgatory {
+    /// The identifiers whose stored announcements a survey of one must show: those that its pull requests are
+    /// addressed to.
+    pub fn scope(&self, identifier: &Identifier) -> BTreeSet<Identifier> {
+        let proposals = self.ledger.family(identifier).filter(|entry| entry.proposal().is_some());
+        let others = proposals.flat_map(Entry::identifiers).cloned();
+        others.chain([identifier.clone()]).collect()
+    }
+
+    /// Every upload that waits for its event. Whatever else is in staging at a start was never accounted for.
+    pub fn staged(&self) -> BTreeSet<(EventId, Oid)> {
+        let staged = self.ledger.staging().iter();
+        staged.flat_map(|(id, uploads)| uploads.tips.keys().map(|tip| (*id, *tip))).collect()
+    }
+
+    /// Every identifier with something that wants objects in a phase.
+    pub fn wanting(&self, phase: Phase) -> BTreeSet<Identifier> {
+        let wanting = |entry: &&Entry| entry.phase == phase && entry.announcement().is_none();
+        let entries = self.ledger.entries().filter(wanting);
+        entries.flat_map(Entry::identifiers).cloned().collect()
+    }
+
+    /// What is wanted under an identifier, and where to look. `stored` are its stored announcements.
+    pub fn wants(&self, identifier: &Identifier, stored: &[Announcement]) -> Vec<Want> {
+        let kept = self.ledger.family(identifier).filter_map(Entry::announcement);
+        let known: Vec<&Announcement> = stored.iter().chain(kept).collect();
+        let entries = self.ledger.family(identifier);
+        entries.filter_map(|entry| self.want(entry, &known)).collect()
+    }
+
+    fn want(&self, entry: &Entry, known: &[&Announcement]) -> Option<Want> {
+        let (keepers, tips, untrusted) = match &entry.what {
+            What::Announcement(_) => return None,
+            What::State(state) => (vec![entry.author()], state.tips()?, &[][..]),
+            What::Proposal { proposal, tip } => {
+                let keepers = proposal.repos.iter().map(|repo| repo.owner).collect();
+                (keepers, vec![*tip], &proposal.clone[..])
+            }
+        };
+        let trusted = self.places(&keepers, known);
+        let untrusted = self.not_us(untrusted.iter()).filter(|url| !trusted.contains(url));
+        let untrusted = untrusted.take(MOST_PLACES).cloned().collect();
+        Some(Want { id: entry.id(), phase: entry.phase, tips, trusted, untrusted })
+    }
+
+    /// Where the given keepers and those they keep repositories with say that the repository is.
+    fn places(&self, keepers: &[nostr::key::PublicKey], known: &[&Announcement]) -> Vec<CloneUrl> {
+        let rosters = rosters(known.iter().copied());
+        let fellows: BTreeSet<_> = rosters
+            .keys()
+            .map(|owner| self.policy.model.maintainers(owner, &rosters).confirmed)
+            .filter(|confirmed| keepers.iter().any(|keeper| confirmed.contains(keeper)))
+            .flatten()
+            .collect();
+        let own = known.iter().filter(|a| keepers.contains(&a.repo.owner));
+        let of_fellows = known.iter().filter(|a| fellows.contains(&a.repo.owner));
+        let mut seen = BTreeSet::new();
+        let urls = own.chain(of_fellows).flat_map(|announcement| &announcement.clone);
+        let urls = self.not_us(urls).filter(|url| seen.insert(*url));
+        urls.take(MOST_PLACES).cloned().collect()
+    }
+
+    fn not_us<'a>(
+        &'a self,
+        urls: impl Iterator<Item = &'a CloneUrl> + 'a,
+    ) -> impl Iterator<Item = &'a CloneUrl> + 'a {
+        urls.filter(|url| !self.policy.service.is_us(url.as_str()))
+    }
+
+    /// How much of what is here.
+    pub fn counts(&self) -> Counts {
+        let (books, staged) = (self.ledger.books(), self.ledger.staging().usage());
+        let mut counts = Counts {
+            shelved: books.shelved().count,
+            bytes: books.waiting().bytes,
+            staged: staged.count,
+            staged_bytes: staged.bytes,
+            owed: self.ledger.owed().len(),
+            ..Counts::default()
+        };
+        for entry in self.ledger.entries().filter(|entry| entry.phase == Phase::Waiting) {
+            *match entry.what {
+                What::Announcement(_) => &mut counts.announcements,
+                What::State(_) => &mut counts.states,
+                What::Proposal { .. } => &mut counts.proposals,
+            } += 1;
+        }
+        counts
+    }
+}

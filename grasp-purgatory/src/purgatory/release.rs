@@ -1,0 +1,179 @@
+//! The way out: survey, refs, events, and only then is anything gone from here.
+
+use std::collections::BTreeSet;
+
+use grasp_core::Identifier;
+use nostr::event::EventId;
+
+use super::Purgatory;
+use super::desk::{Job, Step};
+use super::entry::{Entry, Phase, What, Why};
+use super::judge::{self, Plan};
+use super::output::{Chore, Output, Report, Stage, Turn};
+use crate::journal::Record;
+
+impl Purgatory {
+    /// Has an identifier looked at, now or as soon as the step that runs there has ended.
+    pub(super) fn ask(&mut self, out: &mut Turn, identifier: &Identifier) {
+        let desk = self.desks.entry(identifier.clone()).or_default();
+        desk.retry = None;
+        match desk.step {
+            Step::Idle => {
+                desk.step = Step::Surveying;
+                desk.again = false;
+                out.asked.insert(identifier.clone());
+                out.act(Output::Survey { identifier: identifier.clone() });
+            }
+            // A survey that was asked for in this very turn will see everything.
+            Step::Surveying if out.asked.contains(identifier) => {}
+            _ => desk.again = true,
+        }
+    }
+
+    pub(super) fn on_surveyed(
+        &mut self,
+        out: &mut Turn,
+        identifier: &Identifier,
+        survey: &super::Survey,
+    ) {
+        let Some(Step::Surveying) = self.desks.get(identifier).map(|desk| &desk.step) else {
+            return self.ask(out, identifier);
+        };
+        let plan = judge::plan(&self.policy, &self.ledger, identifier, survey);
+        for (id, why) in &plan.gone {
+            self.forget(out, *id, *why);
+        }
+        for repo in &plan.orphans {
+            self.owe(out, Chore::RemoveView { repo: repo.clone() });
+        }
+        // Kept before it is withdrawn: at no time is it nowhere.
+        for event in &plan.withdraw {
+            let (phase, until) = (Phase::Waiting, self.end_of_wait());
+            self.record(out, Record::Held { event: event.clone(), phase, until });
+        }
+        self.carry_out(out, identifier, plan);
+    }
+
+    fn carry_out(&mut self, out: &mut Turn, identifier: &Identifier, plan: Plan) {
+        let Plan { views, proposals, store, withdraw, .. } = plan;
+        let withdraw = withdraw.iter().map(|event| event.id).collect();
+        let job = Job { events: store, withdraw };
+        if views.is_empty() && proposals.is_empty() {
+            return self.store(out, identifier, job);
+        }
+        self.step(identifier, Step::Applying(job));
+        out.act(Output::Apply { identifier: identifier.clone(), views, proposals });
+    }
+
+    pub(super) fn on_applied(&mut self, out: &mut Turn, identifier: &Identifier) {
+        let Some(desk) = self.desks.get_mut(identifier) else { return };
+        let Step::Applying(job) = std::mem::take(&mut desk.step) else { return };
+        let planned = job.events.len();
+        let kept = |id: &EventId| self.ledger.entry(id).is_some();
+        let events: Vec<_> = job.events.into_iter().filter(|event| kept(&event.id)).collect();
+        // Its author took one back meanwhile: the refs must follow.
+        desk.again |= events.len() < planned;
+        self.store(out, identifier, Job { events, ..job });
+    }
+
+    fn store(&mut self, out: &mut Turn, identifier: &Identifier, job: Job) {
+        if job.is_empty() {
+            return self.rest(out, identifier);
+        }
+        out.act(Output::Store {
+            identifier: identifier.clone(),
+            events: job.events.clone(),
+            withdraw: job.withdraw.clone(),
+        });
+        self.step(identifier, Step::Storing(job));
+    }
+
+    pub(super) fn on_stored(
+        &mut self,
+        out: &mut Turn,
+        identifier: &Identifier,
+        stored: &BTreeSet<EventId>,
+    ) {
+        let Some(desk) = self.desks.get_mut(identifier) else { return };
+        let Step::Storing(job) = std::mem::take(&mut desk.step) else { return };
+        let (served, refused): (Vec<_>, Vec<_>) =
+            job.events.into_iter().partition(|event| stored.contains(&event.id));
+        // Refs may say what a refused state said.
+        desk.again |= !refused.is_empty();
+        for event in &refused {
+            self.forget(out, event.id, Why::Refused);
+        }
+        for event in &served {
+            self.forget_older(out, event.id);
+            self.forget(out, event.id, Why::Served);
+        }
+        if !served.is_empty() {
+            out.act(Output::Publish { events: served });
+        }
+        self.rest(out, identifier);
+    }
+
+    /// What failed is tried again after a while; what waits for it goes on waiting.
+    pub(super) fn on_failed(&mut self, out: &mut Turn, identifier: &Identifier, at: Stage) {
+        let Some(desk) = self.desks.get_mut(identifier).filter(|desk| desk.is_at(at)) else {
+            return;
+        };
+        desk.step = Step::Idle;
+        desk.retry = Some(self.now.mono + self.config.retry);
+        out.act(Output::Report(Report::Failed { identifier: identifier.clone(), at }));
+    }
+
+    pub(super) fn on_fetch_started(&mut self, identifier: Identifier) {
+        self.desks.entry(identifier).or_default().fetches += 1;
+    }
+
+    pub(super) fn on_fetch_ended(&mut self, out: &mut Turn, identifier: &Identifier) {
+        if let Some(desk) = self.desks.get_mut(identifier) {
+            desk.fetches = desk.fetches.saturating_sub(1);
+        }
+        self.ask(out, identifier);
+    }
+
+    fn step(&mut self, identifier: &Identifier, step: Step) {
+        self.desks.entry(identifier.clone()).or_default().step = step;
+    }
+
+    /// Ends a round, and begins the next if something has changed since its survey.
+    fn rest(&mut self, out: &mut Turn, identifier: &Identifier) {
+        let Some(desk) = self.desks.get_mut(identifier) else { return };
+        desk.step = Step::Idle;
+        if std::mem::take(&mut desk.again) {
+            return self.ask(out, identifier);
+        }
+        if desk.is_clear() {
+            self.desks.remove(identifier);
+        }
+    }
+
+    /// Lets go of an entry, and of the uploads that waited with it.
+    pub(super) fn forget(&mut self, out: &mut Turn, id: EventId, why: Why) {
+        let Some(entry) = self.ledger.entry(&id) else { return };
+        let is_proposal = entry.proposal().is_some();
+        self.record(out, Record::Gone { id, why });
+        let was_staged = self.ledger.staging().of(&id).is_some();
+        if was_staged {
+            self.record(out, Record::Unstaged { id, keep: None });
+        }
+        // Its refs may have been set when its author or the event store said no.
+        let may_have_refs = is_proposal && matches!(why, Why::Withdrawn | Why::Refused);
+        if was_staged || may_have_refs {
+            self.owe(out, Chore::ClearProposal { id, keep: BTreeSet::new() });
+        }
+    }
+
+    /// States of the same author that have lost to one that is served now.
+    fn forget_older(&mut self, out: &mut Turn, served: EventId) {
+        let Some(entry) = self.ledger.entry(&served) else { return };
+        let What::State(state) = &entry.what else { return };
+        let version = entry.version();
+        let states = self.ledger.states_by(&state.repo.identifier, entry.author());
+        let older: Vec<_> =
+            states.filter(|state| state.version() < version).map(Entry::id).collect();
+        older.into_iter().for_each(|id| self.forget(out, id, Why::Superseded));
+    }
+}

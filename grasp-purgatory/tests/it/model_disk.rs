@@ -1,0 +1,221 @@
+//! What survives a crash in the model: an event store, a git that knows objects by name only, and the journal.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use grasp_core::deletion::{DeletionRequest, coordinate};
+use grasp_core::nip34::{Announcement, Declared, Proposal, State};
+use grasp_core::{Identifier, Namespace, Oid, RefName, RepoId, Version, kinds};
+use grasp_purgatory::{Chore, Door, ProposalRef, ViewTarget};
+use nostr::event::{Event, EventId};
+use nostr::nips::nip01::Coordinate;
+use nostr::types::Timestamp;
+
+pub(crate) type Refs = BTreeMap<RefName, Oid>;
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Disk {
+    /// Encoded, as on a real disk.
+    pub(crate) journal: Vec<String>,
+    pub(crate) store: Store,
+    pub(crate) git: Git,
+}
+
+/// Events that are served, by the rules of NIP-01 and NIP-09.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Store {
+    events: BTreeMap<EventId, Arc<Event>>,
+    /// Versions that were replaced, and come back when what replaced them is deleted.
+    replaced: Vec<Arc<Event>>,
+    deleted: BTreeSet<EventId>,
+    deleted_until: BTreeMap<Coordinate, Timestamp>,
+}
+
+impl Store {
+    pub(crate) fn contains(&self, id: &EventId) -> bool {
+        self.events.contains_key(id)
+    }
+
+    pub(crate) fn is_deleted(&self, event: &Event) -> bool {
+        let until = coordinate(event).and_then(|place| self.deleted_until.get(&place));
+        self.deleted.contains(&event.id) || until.is_some_and(|until| event.created_at <= *until)
+    }
+
+    /// The served version at an event's coordinate.
+    pub(crate) fn version_at(&self, event: &Event) -> Option<&Arc<Event>> {
+        let place = coordinate(event)?;
+        self.events.values().find(|other| coordinate(other).as_ref() == Some(&place))
+    }
+
+    /// Whether the event is served afterwards.
+    pub(crate) fn save(&mut self, event: &Arc<Event>) -> bool {
+        if self.is_deleted(event) {
+            return false;
+        }
+        let before = self.version_at(event).cloned();
+        match before {
+            Some(other) if other.id == event.id => return true,
+            Some(other) if Version::of(&other) > Version::of(event) => return false,
+            Some(other) => {
+                self.events.remove(&other.id);
+                self.replaced.push(other);
+            }
+            None => {}
+        }
+        self.events.insert(event.id, event.clone());
+        true
+    }
+
+    pub(crate) fn remove(&mut self, id: &EventId) -> Option<Arc<Event>> {
+        self.events.remove(id)
+    }
+
+    /// Takes back what a request names, and brings back what that had replaced.
+    pub(crate) fn delete(&mut self, request: &Event) {
+        let targets = DeletionRequest::parse(request).unwrap();
+        for place in targets.coordinates {
+            self.deleted_until.insert(place, request.created_at);
+        }
+        let own = |event: &&Arc<Event>| event.pubkey == request.pubkey;
+        let known: Vec<_> =
+            self.events.values().chain(&self.replaced).filter(own).cloned().collect();
+        let known: BTreeSet<_> = known.iter().map(|event| event.id).collect();
+        // Ids that are not here yet are remembered too; the model deletes only own events.
+        self.deleted.extend(targets.ids);
+        let gone: Vec<_> = self.events.values().filter(|e| self.is_deleted(e)).cloned().collect();
+        for event in gone.into_iter().filter(|event| known.contains(&event.id)) {
+            self.events.remove(&event.id);
+            let same = |other: &&Arc<Event>| coordinate(other) == coordinate(&event);
+            let alive = self.replaced.iter().filter(same).filter(|e| !self.is_deleted(e)).cloned();
+            if let Some(previous) = alive.max_by_key(|event| Version::of(event)) {
+                self.events.insert(previous.id, previous);
+            }
+        }
+    }
+
+    pub(crate) fn announcements(&self, of: &BTreeSet<Identifier>) -> Vec<Arc<Event>> {
+        let named =
+            |e: &Event| Announcement::parse(e).is_ok_and(|a| of.contains(&a.repo.identifier));
+        self.events.values().filter(|event| named(event)).cloned().collect()
+    }
+
+    pub(crate) fn states(&self, of: &Identifier) -> Vec<Arc<Event>> {
+        let named = |e: &Event| State::parse(e).is_ok_and(|s| s.repo.identifier == *of);
+        self.events.values().filter(|event| named(event)).cloned().collect()
+    }
+
+    pub(crate) fn proposals(&self, of: &Identifier) -> Vec<Arc<Event>> {
+        let named = |e: &Event| {
+            let addressed = |repo: &RepoId| repo.identifier == *of;
+            Proposal::parse(e).is_ok_and(|p| p.repos.iter().any(addressed))
+        };
+        let served = self.events.values().filter(|event| event.kind == kinds::PULL_REQUEST);
+        served.filter(|event| named(event)).cloned().collect()
+    }
+}
+
+/// Which objects are here with all their history, and what the views show.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Git {
+    pub(crate) objects: BTreeMap<Identifier, BTreeSet<Oid>>,
+    pub(crate) staging: BTreeMap<EventId, BTreeMap<Oid, Door>>,
+    pub(crate) views: BTreeMap<RepoId, Refs>,
+}
+
+impl Git {
+    pub(crate) fn has_all(&self, identifier: &Identifier, oids: &[Oid]) -> bool {
+        let here = self.objects.get(identifier);
+        oids.iter().all(|oid| here.is_some_and(|here| here.contains(oid)))
+    }
+
+    pub(crate) fn has_state(&self, state: &State) -> bool {
+        state.tips().is_some_and(|tips| self.has_all(&state.repo.identifier, &tips))
+    }
+
+    /// Makes views and refs as asked. To be asked for what is not here is a mistake of whoever asks.
+    pub(crate) fn apply(
+        &mut self,
+        identifier: &Identifier,
+        views: &[ViewTarget],
+        proposals: &[ProposalRef],
+    ) {
+        for target in views {
+            let declared = target.state.as_ref().map(|state| {
+                assert!(self.has_state(state), "asked to show a state without its objects");
+                declared(state)
+            });
+            let view = self.views.entry(target.repo.clone()).or_default();
+            view.retain(|name, _| !name.is_branch_or_tag());
+            view.extend(declared.unwrap_or_default());
+        }
+        for proposal in proposals {
+            self.set_proposal(identifier, proposal);
+        }
+    }
+
+    fn set_proposal(&mut self, identifier: &Identifier, proposal: &ProposalRef) {
+        let staged = self.staging.get(&proposal.id).is_some_and(|t| t.contains_key(&proposal.tip));
+        if proposal.staged.is_some() {
+            assert!(staged, "asked to take from staging what is not there");
+            self.objects.entry(identifier.clone()).or_default().insert(proposal.tip);
+        }
+        assert!(self.has_all(identifier, &[proposal.tip]), "asked to show a tip that is not here");
+        for repo in &proposal.repos {
+            self.objects.entry(repo.identifier.clone()).or_default().insert(proposal.tip);
+            let view = self.views.entry(repo.clone()).or_default();
+            view.insert(proposal_ref(&proposal.id), proposal.tip);
+        }
+    }
+
+    /// Drops uploads that nobody accounts for.
+    pub(crate) fn keep_staged(&mut self, known: &BTreeSet<(EventId, Oid)>) {
+        for (id, tips) in &mut self.staging {
+            tips.retain(|tip, _| known.contains(&(*id, *tip)));
+        }
+        self.staging.retain(|_, tips| !tips.is_empty());
+    }
+
+    pub(crate) fn clear(&mut self, id: &EventId, keep: &BTreeSet<Oid>, served: Option<Oid>) {
+        let stays = |tip: &Oid| keep.contains(tip) || served == Some(*tip);
+        if let Some(tips) = self.staging.get_mut(id) {
+            tips.retain(|tip, _| keep.contains(tip));
+        }
+        self.staging.retain(|_, tips| !tips.is_empty());
+        for view in self.views.values_mut() {
+            view.retain(|name, tip| name.namespace() != Namespace::Nostr(*id) || stays(tip));
+        }
+    }
+}
+
+impl Disk {
+    /// Does a chore, looking again before anything is removed.
+    pub(crate) fn perform(&mut self, chore: &Chore, is_hosted: impl Fn(&Announcement) -> bool) {
+        match chore {
+            Chore::CreateView { repo } => _ = self.git.views.entry(repo.clone()).or_default(),
+            Chore::RemoveView { repo } => {
+                let stored = self.store.announcements(&BTreeSet::from([repo.identifier.clone()]));
+                let stored = stored.iter().filter_map(|event| Announcement::parse(event).ok());
+                if !stored.into_iter().any(|a| a.repo == *repo && is_hosted(&a)) {
+                    self.git.views.remove(repo);
+                }
+            }
+            Chore::ClearProposal { id, keep } => {
+                let served = self.store.events.get(id).and_then(|e| Proposal::parse(e).ok()?.tip());
+                self.git.clear(id, keep, served);
+            }
+        }
+    }
+}
+
+/// The refs that a state declares.
+pub(crate) fn declared(state: &State) -> Refs {
+    let oid = |declared: &Declared| match declared {
+        Declared::Oid(oid) => Some(*oid),
+        Declared::Nonsense => None,
+    };
+    state.refs.iter().filter_map(|(name, at)| Some((name.clone(), oid(at)?))).collect()
+}
+
+pub(crate) fn proposal_ref(id: &EventId) -> RefName {
+    format!("refs/nostr/{id}").parse().unwrap()
+}

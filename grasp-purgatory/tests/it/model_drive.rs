@@ -1,0 +1,141 @@
+//! How the world performs what a purgatory wants done.
+
+use grasp_core::Identifier;
+use grasp_purgatory::{Chore, Input, Kept, Output, Stage};
+
+use crate::model_world::{PowerCut, Powered, World};
+
+/// Something that takes a while and comes back.
+pub(crate) enum Task {
+    Survey(Identifier),
+    Apply(Output),
+    Store(Output),
+}
+
+impl World {
+    /// One thing happens; the power may go just before it.
+    pub(crate) fn spark(&mut self) -> Powered {
+        match &mut self.fuse {
+            Some(0) => Err(PowerCut),
+            Some(left) => {
+                *left -= 1;
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn turn(&mut self, input: Input) -> Powered {
+        let outputs = self.core.handle(self.now, input.clone());
+        self.transcript.push((self.now, input, format!("{outputs:?}")));
+        let (records, effects): (Vec<_>, Vec<_>) =
+            outputs.into_iter().partition(|output| matches!(output, Output::Journal(_)));
+        if !records.is_empty() {
+            self.spark()?;
+        }
+        for record in records {
+            let Output::Journal(record) = record else { unreachable!() };
+            self.disk.journal.push(record.encode().unwrap());
+        }
+        effects.into_iter().try_for_each(|effect| self.perform(effect))
+    }
+
+    pub(crate) fn perform(&mut self, effect: Output) -> Powered {
+        self.spark()?;
+        match effect {
+            Output::Journal(_) => unreachable!("records come first"),
+            Output::Do(chore) => {
+                self.spare_what_is_waited_for(&chore);
+                self.disk.perform(&chore, |a| self.policy.hosts(a));
+                self.chores.push(chore.clone());
+                self.spark()?;
+                self.turn(Input::Done(chore))?;
+            }
+            Output::Answer { id, kept } => {
+                self.answer = Some(kept);
+                let last = self.transcript.iter().rev().find_map(|(_, input, _)| match input {
+                    Input::Held { event, .. } if event.id == id => Some(event.clone()),
+                    _ => None,
+                });
+                if kept == Kept::Held {
+                    self.promised.insert(id, last.unwrap());
+                }
+            }
+            Output::Survey { identifier } => self.tasks.push_back(Task::Survey(identifier)),
+            Output::Apply { .. } => self.tasks.push_back(Task::Apply(effect)),
+            Output::Store { .. } => self.tasks.push_back(Task::Store(effect)),
+            Output::Publish { events } => {
+                assert!(events.iter().all(|e| self.disk.store.contains(&e.id)), "served first");
+                self.published.extend(events.iter().map(|event| event.id));
+            }
+            Output::Hunt { identifier, after } => self.hunts.push((identifier, after)),
+            Output::Report(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Nobody may ask for a view to be removed that an event waits for.
+    pub(crate) fn spare_what_is_waited_for(&self, chore: &Chore) {
+        if let Chore::RemoveView { repo } = chore {
+            assert!(!self.core.has_view(repo), "a view that is waited for would be removed");
+        }
+    }
+
+    /// Performs tasks until none is left, and waits for another try where something failed.
+    pub(crate) fn run(&mut self) -> Powered {
+        loop {
+            while let Some(task) = self.tasks.pop_front() {
+                let input = self.work(task)?;
+                self.turn(input)?;
+            }
+            if !std::mem::take(&mut self.failed) {
+                return Ok(());
+            }
+            self.now = self.now.after(self.config.retry);
+            self.turn(Input::Tick)?;
+        }
+    }
+
+    pub(crate) fn work(&mut self, task: Task) -> Powered<Input> {
+        self.spark()?;
+        let input = match task {
+            Task::Survey(identifier) if self.fails(Stage::Survey) => {
+                Input::SurveyFailed { identifier }
+            }
+            Task::Survey(identifier) => {
+                Input::Surveyed { survey: self.survey(&identifier), identifier }
+            }
+            Task::Apply(Output::Apply { identifier, views, proposals }) => {
+                if self.fails(Stage::Apply) {
+                    Input::ApplyFailed { identifier }
+                } else {
+                    self.disk.git.apply(&identifier, &views, &proposals);
+                    Input::Applied { identifier }
+                }
+            }
+            Task::Store(Output::Store { identifier, events, withdraw }) => {
+                if self.fails(Stage::Store) {
+                    Input::StoreFailed { identifier }
+                } else {
+                    withdraw.iter().for_each(|id| _ = self.disk.store.remove(id));
+                    let saved = events.iter().filter(|event| self.disk.store.save(event));
+                    Input::Stored { identifier, stored: saved.map(|event| event.id).collect() }
+                }
+            }
+            Task::Apply(_) | Task::Store(_) => unreachable!(),
+        };
+        self.spark()?;
+        Ok(input)
+    }
+
+    pub(crate) fn fails(&mut self, stage: Stage) -> bool {
+        match &mut self.failing {
+            Some((failing, times)) if *failing == stage && *times > 0 => {
+                *times -= 1;
+                self.failed = true;
+                true
+            }
+            _ => false,
+        }
+    }
+}

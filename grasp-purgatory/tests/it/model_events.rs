@@ -1,0 +1,125 @@
+//! People, and what they sign.
+
+use std::sync::Arc;
+
+use grasp_core::service::npub;
+use grasp_core::{Identifier, Oid, RefName, RepoId};
+use nostr::event::{Event, EventBuilder, FinalizeEvent, Kind, Tag};
+use nostr::key::{Keys, PublicKey};
+use nostr::types::Timestamp;
+
+/// When all tests begin.
+pub(crate) const START: u64 = 1_800_000_000;
+
+/// The service that everything is about.
+pub(crate) const US: &str = "us.example";
+
+/// Somebody with a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Person(u8);
+
+pub(crate) const ALICE: Person = Person(1);
+pub(crate) const BOB: Person = Person(2);
+pub(crate) const CAROL: Person = Person(3);
+pub(crate) const DAVE: Person = Person(4);
+
+impl Person {
+    fn keys(self) -> Keys {
+        Keys::parse(&format!("{:064x}", u32::from(self.0) + 1_000)).unwrap()
+    }
+
+    pub(crate) fn key(self) -> PublicKey {
+        self.keys().public_key()
+    }
+
+    pub(crate) fn repo(self, identifier: &str) -> RepoId {
+        RepoId::new(self.key(), name(identifier))
+    }
+
+    /// Signs an event `at` seconds before or after the start.
+    pub(crate) fn signs(self, kind: u16, at: i64, tags: Vec<Vec<String>>) -> Arc<Event> {
+        let at = Timestamp::from_secs(START.saturating_add_signed(at));
+        let tags = tags.into_iter().map(|tag| Tag::parse(tag).unwrap());
+        let event = EventBuilder::new(Kind::from_u16(kind), "")
+            .tags(tags)
+            .custom_created_at(at)
+            .finalize(&self.keys())
+            .unwrap();
+        Arc::new(event)
+    }
+}
+
+pub(crate) fn name(identifier: &str) -> Identifier {
+    identifier.parse().unwrap()
+}
+
+/// An object that is easy to tell apart.
+pub(crate) fn oid(n: u8) -> Oid {
+    Oid::Sha1([n; 20])
+}
+
+pub(crate) fn branch(name: &str) -> RefName {
+    format!("refs/heads/{name}").parse().unwrap()
+}
+
+fn tag(name: &str, values: impl IntoIterator<Item = String>) -> Vec<String> {
+    [name.to_owned()].into_iter().chain(values).collect()
+}
+
+/// An announcement that asks us to host the repository.
+pub(crate) fn announcement(
+    by: Person,
+    identifier: &str,
+    at: i64,
+    fellows: &[Person],
+) -> Arc<Event> {
+    let ours = format!("https://{US}/{}/{identifier}.git", npub(&by.key()));
+    announcement_at(by, identifier, at, fellows, &ours, &format!("wss://{US}"))
+}
+
+/// An announcement that asks somebody else.
+pub(crate) fn elsewhere(by: Person, identifier: &str, at: i64, fellows: &[Person]) -> Arc<Event> {
+    let theirs = format!("https://them.example/{}/{identifier}.git", npub(&by.key()));
+    announcement_at(by, identifier, at, fellows, &theirs, "wss://them.example")
+}
+
+fn announcement_at(
+    by: Person,
+    identifier: &str,
+    at: i64,
+    fellows: &[Person],
+    clone: &str,
+    relay: &str,
+) -> Arc<Event> {
+    let mirror = format!("https://mirror.example/{}/{identifier}", npub(&by.key()));
+    let tags = vec![
+        tag("d", [identifier.to_owned()]),
+        tag("clone", [clone.to_owned(), mirror]),
+        tag("relays", [relay.to_owned()]),
+        tag("maintainers", fellows.iter().map(|fellow| fellow.key().to_hex())),
+    ];
+    by.signs(30617, at, tags)
+}
+
+/// A state with these branches.
+pub(crate) fn state(by: Person, identifier: &str, at: i64, refs: &[(&str, u8)]) -> Arc<Event> {
+    let refs =
+        refs.iter().map(|(branch, n)| tag(&format!("refs/heads/{branch}"), [oid(*n).to_string()]));
+    by.signs(30618, at, [tag("d", [identifier.to_owned()])].into_iter().chain(refs).collect())
+}
+
+/// A pull request for a tip, to these repositories.
+pub(crate) fn pull_request(by: Person, at: i64, to: &[RepoId], tip: u8) -> Arc<Event> {
+    let to = to.iter().map(|repo| tag("a", [repo.to_string()]));
+    by.signs(1618, at, to.chain([tag("c", [oid(tip).to_string()])]).collect())
+}
+
+/// A request to delete events by their ids.
+pub(crate) fn deletion(by: Person, at: i64, targets: &[&Event]) -> Arc<Event> {
+    by.signs(5, at, targets.iter().map(|event| tag("e", [event.id.to_hex()])).collect())
+}
+
+/// A request to delete everything at a coordinate.
+pub(crate) fn deletion_at(by: Person, at: i64, kind: u16, identifier: &str) -> Arc<Event> {
+    by.signs(5, at, vec![tag("a", [format!("{kind}:{}:{identifier}", by.key())])])
+}

@@ -1,0 +1,103 @@
+//! What can be seen of the world: by a survey, by the rulebook, by people.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use grasp_core::admission::{Facts, Gate, GitData, KnownAnnouncement, KnownState, Needs};
+use grasp_core::nip34::{Announcement, Proposal, State};
+use grasp_core::push::Standing;
+use grasp_core::{Identifier, RepoId, Version};
+use grasp_purgatory::{Room, Survey};
+use nostr::event::Event;
+use nostr::key::PublicKey;
+
+use crate::model_disk::Refs;
+use crate::model_world::World;
+
+impl World {
+    pub(crate) fn survey(&self, identifier: &Identifier) -> Survey {
+        let (store, git) = (&self.disk.store, &self.disk.git);
+        let states = self.core.candidates(identifier).into_iter().map(|c| c.state);
+        let complete = states.filter(|state| git.has_state(state)).map(|state| state.version.id);
+        let proposals = self.core.proposals(identifier).into_iter();
+        let arrived = proposals.filter(|(_, tip)| git.has_all(identifier, &[*tip]));
+        let own = |repo: &RepoId| repo.identifier == *identifier;
+        let views = git.views.iter().filter(|(repo, _)| own(repo));
+        Survey {
+            announcements: store.announcements(&self.core.scope(identifier)),
+            states: store.states(identifier),
+            proposals: store.proposals(identifier),
+            views: views.map(|(repo, refs)| (repo.clone(), refs.clone())).collect(),
+            complete: complete.chain(arrived.map(|(id, _)| id)).collect(),
+        }
+    }
+
+    pub(crate) fn facts(&self, event: &Arc<Event>) -> Facts {
+        let store = &self.disk.store;
+        let known = match (store.contains(&event.id), self.core.holds(&event.id)) {
+            (true, _) => Some(Standing::Stored),
+            (false, true) => Some(Standing::Held),
+            (false, false) => None,
+        };
+        let mut facts = Facts {
+            gate: store.is_deleted(event).then_some(Gate::Deleted),
+            known,
+            latest: store.version_at(event).map(|stored| Version::of(stored)),
+            related: self.is_related(event),
+            over_quota: self.core.room_for(event) == Room::Full,
+            ..Facts::default()
+        };
+        if let Some(identifier) = Needs::of(event).identifier {
+            facts.announcements = self.known_announcements(&identifier);
+            let stored = store.states(&identifier).into_iter();
+            let stored = stored.map(|e| KnownState { author: e.pubkey, git: GitData::Complete });
+            facts.states = stored.chain(self.core.states(&identifier)).collect();
+        }
+        facts
+    }
+
+    pub(crate) fn is_related(&self, event: &Event) -> bool {
+        let Ok(proposal) = Proposal::parse(event) else { return false };
+        let of = proposal.repos.iter().map(|repo| repo.identifier.clone()).collect();
+        let stored = self.disk.store.announcements(&of);
+        let mut stored = stored.iter().filter_map(|e| Announcement::parse(e).ok());
+        stored.any(|announcement| proposal.repos.contains(&announcement.repo))
+    }
+
+    /// Stored and kept announcements of an identifier.
+    pub(crate) fn known_announcements(&self, identifier: &Identifier) -> Vec<KnownAnnouncement> {
+        let stored = self.disk.store.announcements(&BTreeSet::from([identifier.clone()]));
+        let stored = stored.iter().filter_map(|event| Announcement::parse(event).ok());
+        let stored = stored
+            .map(|announcement| KnownAnnouncement { announcement, standing: Standing::Stored });
+        stored.chain(self.core.announcements(identifier)).collect()
+    }
+
+    /// Whether this state would be the winner of a view, signed by somebody who may.
+    pub(crate) fn may_push(&self, repo: &RepoId, state: &State) -> bool {
+        let confirmed = self.confirmed(repo);
+        let stored = self.disk.store.states(&repo.identifier);
+        let winner = stored.iter().filter(|event| confirmed.contains(&event.pubkey));
+        let winner = winner.map(|event| Version::of(event)).max();
+        self.disk.git.views.contains_key(repo)
+            && confirmed.contains(&state.repo.owner)
+            && winner.is_none_or(|winner| state.version > winner)
+            && state.tips().is_some()
+    }
+
+    /// Who may sign for a repository, by everything that is known.
+    pub(crate) fn confirmed(&self, repo: &RepoId) -> BTreeSet<PublicKey> {
+        let known = self.known_announcements(&repo.identifier);
+        let rosters =
+            grasp_core::maintainers::rosters(known.iter().map(|known| &known.announcement));
+        self.policy.model.maintainers(&repo.owner, &rosters).confirmed
+    }
+
+    pub(crate) fn serves(&self, event: &Event) -> bool {
+        self.disk.store.contains(&event.id)
+    }
+
+    pub(crate) fn view(&self, repo: &RepoId) -> Option<&Refs> {
+        self.disk.git.views.get(repo)
+    }
+}

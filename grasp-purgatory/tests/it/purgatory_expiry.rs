@@ -1,0 +1,208 @@
+//! Nothing waits for ever, and nothing that is at hand is thrown away.
+
+use std::time::Duration;
+
+use grasp_core::admission::Policy;
+use grasp_purgatory::{Bound, Config, Input, Phase};
+
+use crate::model_events::*;
+use crate::model_world::World;
+
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3_600);
+const SECOND: Duration = Duration::from_secs(1);
+
+fn wait(world: &mut World, length: Duration) {
+    world.wait(length).unwrap();
+}
+
+/// A served repository, so that states can wait without their announcement.
+fn served() -> World {
+    let mut world = World::new();
+    world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
+    world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
+    world.fetch("x", &[1]).unwrap();
+    world
+}
+
+#[test]
+fn a_state_expires_after_thirty_minutes_and_not_before() {
+    let mut world = served();
+    let waiting = state(ALICE, "x", 2, &[("main", 2)]);
+    world.send(&waiting).unwrap();
+    wait(&mut world, MINUTE * 30 - SECOND);
+    assert!(world.core.holds(&waiting.id));
+    wait(&mut world, SECOND);
+    assert!(!world.core.holds(&waiting.id));
+}
+
+#[test]
+fn data_that_comes_after_the_expiry_still_releases() {
+    let mut world = served();
+    let waiting = state(ALICE, "x", 2, &[("main", 2)]);
+    world.send(&waiting).unwrap();
+    wait(&mut world, HOUR * 5);
+    assert_eq!(world.core.wanting(Phase::Shelved), [name("x")].into());
+    assert!(world.core.wanting(Phase::Waiting).is_empty());
+    world.fetch("x", &[2]).unwrap();
+    assert!(world.serves(&waiting));
+}
+
+#[test]
+fn an_expired_state_waits_anew_for_a_user_and_not_for_another_relay() {
+    let mut world = served();
+    let waiting = state(ALICE, "x", 2, &[("main", 2)]);
+    world.send(&waiting).unwrap();
+    wait(&mut world, HOUR);
+    world.hunts.clear();
+    assert!(world.sync(&waiting).unwrap().accepted);
+    assert!(!world.core.holds(&waiting.id) && world.hunts.is_empty());
+    world.send(&waiting).unwrap();
+    assert!(world.core.holds(&waiting.id) && world.hunts.len() == 1);
+    wait(&mut world, MINUTE * 29);
+    assert!(world.core.holds(&waiting.id));
+}
+
+#[test]
+fn a_fetch_that_is_running_extends_the_time() {
+    let mut world = served();
+    let waiting = state(ALICE, "x", 2, &[("main", 2)]);
+    world.send(&waiting).unwrap();
+    world.turn(Input::FetchStarted { identifier: name("x") }).unwrap();
+    wait(&mut world, HOUR * 2);
+    assert!(world.core.holds(&waiting.id));
+    world.turn(Input::FetchEnded { identifier: name("x") }).unwrap();
+    assert!(world.core.holds(&waiting.id), "what it brought is looked at first");
+    world.run().unwrap();
+    wait(&mut world, SECOND);
+    assert!(!world.core.holds(&waiting.id));
+}
+
+#[test]
+fn an_authorised_push_gives_its_state_and_its_repository_the_full_time() {
+    let mut world = World::new();
+    let announced = announcement(ALICE, "x", 0, &[]);
+    let (pushed, other) = (state(ALICE, "x", 1, &[("main", 1)]), state(ALICE, "x", 2, &[("a", 2)]));
+    for event in [&announced, &pushed, &other] {
+        world.send(event).unwrap();
+    }
+    wait(&mut world, MINUTE * 20);
+    let events = [pushed.id].into();
+    world.turn(Input::PushAuthorised { repo: ALICE.repo("x"), events }).unwrap();
+    wait(&mut world, MINUTE * 20);
+    assert!(world.core.holds(&announced.id) && world.core.holds(&pushed.id));
+    assert!(world.view(&ALICE.repo("x")).is_some());
+    assert!(!world.core.holds(&other.id));
+}
+
+#[test]
+fn an_announcement_loses_its_view_first_and_is_forgotten_a_day_later() {
+    let mut world = World::new();
+    let announced = announcement(ALICE, "x", 0, &[]);
+    world.send(&announced).unwrap();
+    wait(&mut world, MINUTE * 30);
+    assert!(world.view(&ALICE.repo("x")).is_none());
+    assert!(world.core.holds(&announced.id), "not fetched anew each time it is offered");
+    wait(&mut world, HOUR * 24 - SECOND);
+    assert!(world.core.holds(&announced.id));
+    wait(&mut world, SECOND);
+    assert!(!world.core.holds(&announced.id));
+}
+
+#[test]
+fn a_new_state_revives_an_expired_announcement_with_its_view_and_full_time() {
+    let mut world = World::new();
+    let announced = announcement(ALICE, "x", 0, &[]);
+    world.send(&announced).unwrap();
+    wait(&mut world, HOUR * 20);
+    let signed = state(ALICE, "x", 1, &[("main", 1)]);
+    world.send(&signed).unwrap();
+    assert!(world.view(&ALICE.repo("x")).unwrap().is_empty());
+    wait(&mut world, MINUTE * 29);
+    assert!(world.push(&ALICE.repo("x"), &signed).unwrap());
+    assert!(world.serves(&announced));
+}
+
+#[test]
+fn an_authorised_state_and_a_replacement_each_restart_the_announcements_time() {
+    let mut world = World::new();
+    world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
+    wait(&mut world, MINUTE * 29);
+    world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
+    wait(&mut world, MINUTE * 29);
+    assert!(world.view(&ALICE.repo("x")).is_some());
+    world.send(&announcement(ALICE, "x", 2, &[])).unwrap();
+    wait(&mut world, MINUTE * 29);
+    assert!(world.view(&ALICE.repo("x")).is_some());
+    wait(&mut world, MINUTE);
+    assert!(world.view(&ALICE.repo("x")).is_none());
+}
+
+#[test]
+fn data_found_for_an_expired_state_brings_back_its_expired_repository() {
+    let mut world = World::new();
+    let (announced, signed) =
+        (announcement(ALICE, "x", 0, &[]), state(ALICE, "x", 1, &[("main", 1)]));
+    world.send(&announced).unwrap();
+    world.send(&signed).unwrap();
+    wait(&mut world, HOUR * 2);
+    assert!(world.view(&ALICE.repo("x")).is_none());
+    world.fetch("x", &[1]).unwrap();
+    assert!(world.serves(&announced) && world.serves(&signed));
+    assert_eq!(world.view(&ALICE.repo("x")).unwrap()[&branch("main")], oid(1));
+}
+
+#[test]
+fn expiry_spares_a_repository_that_is_served_by_then() {
+    let mut world = served();
+    wait(&mut world, HOUR * 48);
+    assert!(!world.view(&ALICE.repo("x")).unwrap().is_empty());
+}
+
+#[test]
+fn the_shelf_is_bounded_and_gives_up_what_would_go_first() {
+    let config = Config { shelf: Bound { count: 2, bytes: u64::MAX }, ..Config::default() };
+    let mut world = World::with(config, Policy::new(US.parse().unwrap()));
+    for name in ["a", "b", "c"] {
+        world.send(&announcement(ALICE, name, 0, &[])).unwrap();
+        wait(&mut world, MINUTE);
+    }
+    wait(&mut world, HOUR);
+    assert_eq!(world.core.counts().shelved, 2);
+    assert!(world.core.announcements(&name("a")).is_empty());
+    assert!(world.view(&ALICE.repo("a")).is_none());
+}
+
+#[test]
+fn time_passes_while_the_process_is_down() {
+    let mut world = World::new();
+    let announced = announcement(ALICE, "x", 0, &[]);
+    world.send(&announced).unwrap();
+    wait(&mut world, MINUTE * 10);
+    world.restart(MINUTE * 10);
+    assert!(world.view(&ALICE.repo("x")).is_some());
+    wait(&mut world, MINUTE * 10);
+    assert!(world.view(&ALICE.repo("x")).is_none());
+    world.restart(HOUR * 24);
+    wait(&mut world, SECOND);
+    assert!(!world.core.holds(&announced.id));
+}
+
+#[test]
+fn a_state_that_was_complete_when_the_power_went_is_released_however_late_it_returns() {
+    let mut world = served();
+    let waiting = state(ALICE, "x", 2, &[("main", 2)]);
+    world.send(&waiting).unwrap();
+    world.fuse = Some(1);
+    assert!(world.fetch("x", &[2]).is_err());
+    world.restart(HOUR);
+    assert!(world.serves(&waiting));
+}
+
+#[test]
+fn an_idle_purgatory_wants_no_waking() {
+    let mut world = served();
+    assert_eq!(world.core.next_deadline(), None);
+    world.send(&state(ALICE, "x", 2, &[("main", 2)])).unwrap();
+    assert_eq!(world.core.next_deadline(), Some(world.now.mono + MINUTE * 30));
+}

@@ -1,0 +1,224 @@
+//! What waits, and what ends the wait.
+
+use grasp_core::admission::Policy;
+use grasp_purgatory::{Bound, Config, Kept};
+
+use crate::model_events::*;
+use crate::model_world::World;
+
+#[test]
+fn a_new_repository_waits_with_an_empty_view_until_a_push_fills_it() {
+    let mut world = World::new();
+    let (repo, announced) = (ALICE.repo("x"), announcement(ALICE, "x", 0, &[]));
+    let signed = state(ALICE, "x", 1, &[("main", 1)]);
+    assert!(world.send(&announced).unwrap().message.starts_with("purgatory: "));
+    assert!(world.view(&repo).unwrap().is_empty());
+    world.send(&signed).unwrap();
+    assert!(!world.serves(&announced) && !world.serves(&signed));
+
+    assert!(world.push(&repo, &signed).unwrap());
+    assert!(world.serves(&announced) && world.serves(&signed));
+    assert_eq!(world.published, [announced.id, signed.id]);
+    assert!(!world.core.holds(&signed.id));
+}
+
+#[test]
+fn fetched_data_releases_as_pushed_data_does() {
+    let mut world = World::new();
+    let signed = state(ALICE, "x", 1, &[("main", 1), ("dev", 2)]);
+    world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
+    world.sync(&signed).unwrap();
+    world.fetch("x", &[1]).unwrap();
+    assert!(!world.serves(&signed), "half of it is not it");
+    world.fetch("x", &[2]).unwrap();
+    assert!(world.serves(&signed));
+    assert_eq!(world.view(&ALICE.repo("x")).unwrap()[&branch("dev")], oid(2));
+}
+
+#[test]
+fn a_state_whose_objects_are_here_is_applied_and_served_at_once() {
+    let mut world = World::new();
+    world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
+    world.fetch("x", &[1]).unwrap();
+    let signed = state(ALICE, "x", 1, &[("main", 1)]);
+    world.send(&signed).unwrap();
+    assert!(world.serves(&signed));
+    assert_eq!(world.view(&ALICE.repo("x")).unwrap()[&branch("main")], oid(1));
+}
+
+#[test]
+fn an_announcement_is_served_at_once_where_a_state_for_it_is_complete() {
+    let mut world = World::new();
+    world.send(&announcement(ALICE, "x", 0, &[BOB])).unwrap();
+    world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
+    world.fetch("x", &[1]).unwrap();
+    let accepted = announcement(BOB, "x", 2, &[ALICE]);
+    world.send(&accepted).unwrap();
+    assert!(world.serves(&accepted));
+    assert_eq!(world.view(&BOB.repo("x")), world.view(&ALICE.repo("x")));
+}
+
+#[test]
+fn an_older_state_is_released_when_its_data_comes_though_a_newer_one_waits() {
+    let mut world = World::new();
+    let older = state(ALICE, "x", 1, &[("main", 1)]);
+    let newer = state(ALICE, "x", 2, &[("main", 2)]);
+    world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
+    world.send(&newer).unwrap();
+    world.send(&older).unwrap();
+    assert!(world.push(&ALICE.repo("x"), &older).unwrap());
+    assert!(world.serves(&older) && world.core.holds(&newer.id));
+    world.fetch("x", &[2]).unwrap();
+    assert!(world.serves(&newer) && !world.serves(&older));
+}
+
+#[test]
+fn a_newer_state_that_waits_does_not_hide_the_served_one() {
+    let mut world = World::new();
+    let served = state(ALICE, "x", 1, &[("main", 1)]);
+    world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
+    world.send(&served).unwrap();
+    world.fetch("x", &[1]).unwrap();
+    world.send(&state(ALICE, "x", 2, &[("main", 2)])).unwrap();
+    assert!(world.serves(&served));
+    assert_eq!(world.view(&ALICE.repo("x")).unwrap()[&branch("main")], oid(1));
+}
+
+#[test]
+fn states_that_lost_to_a_served_one_of_their_author_are_let_go() {
+    let mut world = World::new();
+    let lost = state(ALICE, "x", 1, &[("main", 1)]);
+    let newer = state(ALICE, "x", 2, &[("main", 2)]);
+    world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
+    world.send(&lost).unwrap();
+    world.send(&newer).unwrap();
+    world.fetch("x", &[2]).unwrap();
+    assert!(world.serves(&newer) && !world.core.holds(&lost.id));
+    assert_eq!(world.core.counts().states, 0);
+}
+
+#[test]
+fn a_state_that_can_never_be_true_waits_without_being_hunted() {
+    let mut world = World::new();
+    world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
+    let nonsense = ALICE.signs(
+        30618,
+        1,
+        vec![
+            vec!["d".to_owned(), "x".to_owned()],
+            vec!["refs/heads/main".to_owned(), "abc123".to_owned()],
+        ],
+    );
+    assert!(world.send(&nonsense).unwrap().accepted);
+    assert!(world.core.holds(&nonsense.id));
+    assert!(world.core.wants(&name("x"), &[]).is_empty());
+}
+
+#[test]
+fn the_hunt_begins_late_for_users_and_soon_for_relays() {
+    let mut world = World::new();
+    world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
+    assert!(world.hunts.is_empty(), "an announcement alone wants no objects");
+    world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
+    world.sync(&state(ALICE, "x", 2, &[("main", 2)])).unwrap();
+    let (user, sync) = (world.config.user_delay, world.config.sync_delay);
+    assert_eq!(world.hunts, [(name("x"), user), (name("x"), sync)]);
+}
+
+#[test]
+fn the_hunter_learns_what_is_missing_and_where_keepers_say_it_is() {
+    let mut world = World::new();
+    world.send(&announcement(ALICE, "x", 0, &[BOB])).unwrap();
+    world.send(&announcement(BOB, "x", 0, &[ALICE])).unwrap();
+    world.send(&announcement(DAVE, "x", 0, &[])).unwrap();
+    let signed = state(BOB, "x", 1, &[("main", 1), ("dev", 2)]);
+    world.send(&signed).unwrap();
+    let wants = world.core.wants(&name("x"), &[]);
+    let [want] = &wants[..] else { panic!("{wants:?}") };
+    assert_eq!((want.id, &want.tips[..]), (signed.id, &[oid(2), oid(1)][..]));
+    let owners: Vec<_> = want.trusted.iter().map(|url| url.as_str()).collect();
+    let mirror = |person: Person| {
+        format!("https://mirror.example/{}/x", grasp_core::service::npub(&person.key()))
+    };
+    assert_eq!(owners, [mirror(BOB), mirror(ALICE)], "the author's first, no stranger's, not ours");
+}
+
+#[test]
+fn of_one_author_the_newest_eight_states_wait() {
+    let mut world = World::new();
+    world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
+    let states: Vec<_> = (1..=9).map(|n| state(ALICE, "x", n, &[("main", n as u8)])).collect();
+    for signed in &states[1..] {
+        world.send(signed).unwrap();
+    }
+    let told = world.send(&states[0]).unwrap();
+    assert_eq!(told.message, "duplicate: superseded by a newer event");
+    assert!(!world.core.holds(&states[0].id));
+    let tenth = state(ALICE, "x", 10, &[("main", 10)]);
+    world.send(&tenth).unwrap();
+    assert!(!world.core.holds(&states[1].id) && world.core.holds(&states[2].id));
+    assert!(world.core.holds(&tenth.id));
+}
+
+/// A world where one bound is two things.
+fn bounded(set: impl Fn(&mut Config)) -> World {
+    let mut config = Config::default();
+    set(&mut config);
+    World::with(config, Policy::new(US.parse().unwrap()))
+}
+
+const TWO: Bound = Bound { count: 2, bytes: u64::MAX };
+
+#[test]
+fn an_author_may_have_only_so_much_waiting() {
+    let mut world = bounded(|config| config.per_author = TWO);
+    world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
+    world.send(&announcement(ALICE, "y", 0, &[])).unwrap();
+    let told = world.send(&announcement(ALICE, "z", 0, &[])).unwrap();
+    assert!(told.message.starts_with("rate-limited: "), "{}", told.message);
+    assert!(world.view(&ALICE.repo("z")).is_none());
+    assert!(world.send(&announcement(BOB, "z", 0, &[])).unwrap().accepted);
+    assert!(world.send(&announcement(ALICE, "y", 1, &[])).unwrap().accepted, "in place of the old");
+}
+
+#[test]
+fn an_identifier_may_have_only_so_much_waiting() {
+    let mut world = bounded(|config| config.per_identifier = TWO);
+    world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
+    world.send(&announcement(BOB, "x", 0, &[])).unwrap();
+    assert!(!world.send(&announcement(CAROL, "x", 0, &[])).unwrap().accepted);
+    assert!(world.send(&announcement(CAROL, "y", 0, &[])).unwrap().accepted);
+}
+
+#[test]
+fn in_all_only_so_much_may_wait_and_what_is_released_makes_room() {
+    let mut world = bounded(|config| config.in_all = TWO);
+    world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
+    world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
+    let late = announcement(BOB, "y", 0, &[]);
+    assert!(!world.send(&late).unwrap().accepted);
+    world.fetch("x", &[1]).unwrap();
+    assert!(world.send(&late).unwrap().accepted);
+}
+
+#[test]
+fn bytes_are_bounded_like_numbers() {
+    let mut world = bounded(|config| config.in_all = Bound { count: 100, bytes: 2_000 });
+    assert!(world.send(&announcement(ALICE, "x", 0, &[])).unwrap().accepted);
+    let many: Vec<_> = (0..40).map(|_| BOB).collect();
+    assert!(!world.send(&announcement(ALICE, "y", 0, &many)).unwrap().accepted);
+}
+
+#[test]
+fn who_comes_too_late_for_the_last_place_is_told_by_the_core_too() {
+    let mut world = bounded(|config| config.in_all = Bound { count: 0, bytes: 0 });
+    let event = announcement(ALICE, "x", 0, &[]);
+    let held = grasp_purgatory::Input::Held {
+        event,
+        hold: grasp_core::admission::Hold::Announcement,
+        origin: grasp_core::admission::Origin::anonymous(),
+    };
+    world.turn(held).unwrap();
+    assert_eq!(world.answer, Some(Kept::Full));
+    assert!(world.disk.journal.is_empty());
+}

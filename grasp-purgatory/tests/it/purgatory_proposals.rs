@@ -1,0 +1,241 @@
+//! Pull requests, and uploads that come before them.
+
+use std::time::Duration;
+
+use grasp_core::admission::{Hold, Origin, Policy};
+use grasp_core::service::npub;
+use grasp_core::{Oid, RepoId};
+use grasp_purgatory::{Config, Door, Input};
+use nostr::event::Event;
+
+use crate::model_disk::proposal_ref;
+use crate::model_events::*;
+use crate::model_world::World;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Alice and bob keep `x` together; it is served.
+fn served() -> World {
+    let mut world = World::new();
+    world.send(&announcement(ALICE, "x", 0, &[BOB])).unwrap();
+    world.send(&announcement(BOB, "x", 0, &[ALICE])).unwrap();
+    world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
+    world.fetch("x", &[1]).unwrap();
+    world
+}
+
+fn tip_in(world: &World, repo: &RepoId, event: &Event) -> Option<Oid> {
+    world.view(repo)?.get(&proposal_ref(&event.id)).copied()
+}
+
+#[test]
+fn a_pull_request_waits_for_its_tip_and_then_is_in_every_view_of_its_keepers() {
+    let mut world = served();
+    let request = pull_request(DAVE, 2, &[ALICE.repo("x")], 9);
+    world.send(&request).unwrap();
+    assert!(!world.serves(&request));
+    assert!(world.push_tip(&ALICE.repo("x"), request.id, 9).unwrap());
+    assert!(world.serves(&request));
+    for keeper in [ALICE, BOB] {
+        assert_eq!(tip_in(&world, &keeper.repo("x"), &request), Some(oid(9)));
+    }
+}
+
+#[test]
+fn every_repository_that_it_is_addressed_to_counts_whatever_its_name() {
+    let mut world = served();
+    world.send(&announcement(CAROL, "y", 0, &[])).unwrap();
+    world.send(&state(CAROL, "y", 1, &[("main", 1)])).unwrap();
+    world.fetch("y", &[1]).unwrap();
+    let request = pull_request(DAVE, 2, &[ALICE.repo("x"), CAROL.repo("y")], 9);
+    world.send(&request).unwrap();
+    world.fetch("y", &[9]).unwrap();
+    assert!(world.serves(&request));
+    assert_eq!(tip_in(&world, &CAROL.repo("y"), &request), Some(oid(9)));
+    assert_eq!(tip_in(&world, &BOB.repo("x"), &request), Some(oid(9)));
+}
+
+#[test]
+fn an_upload_waits_unseen_until_the_event_that_names_it_comes() {
+    let mut world = served();
+    let request = pull_request(DAVE, 2, &[ALICE.repo("x")], 9);
+    assert!(world.push_tip(&ALICE.repo("x"), request.id, 9).unwrap());
+    assert_eq!(tip_in(&world, &ALICE.repo("x"), &request), None);
+    world.send(&request).unwrap();
+    assert!(world.serves(&request));
+    assert_eq!(tip_in(&world, &ALICE.repo("x"), &request), Some(oid(9)));
+    assert!(world.disk.git.staging.is_empty());
+    assert_eq!(world.core.counts().staged, 0);
+}
+
+#[test]
+fn of_competing_uploads_the_signed_one_wins_and_the_others_go() {
+    let mut world = served();
+    let request = pull_request(DAVE, 2, &[ALICE.repo("x")], 9);
+    for tip in [7, 9, 8] {
+        assert!(world.push_tip(&ALICE.repo("x"), request.id, tip).unwrap());
+    }
+    world.send(&request).unwrap();
+    assert_eq!(tip_in(&world, &ALICE.repo("x"), &request), Some(oid(9)));
+    assert!(world.disk.git.staging.is_empty());
+    let here = &world.disk.git.objects[&name("x")];
+    assert!(!here.contains(&oid(7)) && !here.contains(&oid(8)), "never left staging");
+}
+
+#[test]
+fn an_upload_that_the_event_does_not_name_goes_and_the_event_waits() {
+    let mut world = served();
+    let request = pull_request(DAVE, 2, &[ALICE.repo("x")], 9);
+    world.push_tip(&ALICE.repo("x"), request.id, 7).unwrap();
+    world.send(&request).unwrap();
+    assert!(!world.serves(&request) && world.core.holds(&request.id));
+    assert!(world.disk.git.staging.is_empty());
+    assert!(!world.push_tip(&ALICE.repo("x"), request.id, 7).unwrap());
+    assert!(world.push_tip(&ALICE.repo("x"), request.id, 9).unwrap());
+    assert!(world.serves(&request));
+}
+
+#[test]
+fn a_ref_that_says_otherwise_goes_when_the_event_comes() {
+    let mut world = served();
+    let request = pull_request(DAVE, 2, &[ALICE.repo("x")], 9);
+    let view = world.disk.git.views.get_mut(&ALICE.repo("x")).unwrap();
+    view.insert(proposal_ref(&request.id), oid(7));
+    world.send(&request).unwrap();
+    assert_eq!(tip_in(&world, &ALICE.repo("x"), &request), None);
+}
+
+#[test]
+fn an_upload_that_arrives_while_its_event_is_being_held_is_not_lost() {
+    let mut world = served();
+    let request = pull_request(DAVE, 2, &[ALICE.repo("x")], 9);
+    world.send(&request).unwrap();
+    // The push was judged before the event came.
+    let (repo, id) = (ALICE.repo("x"), request.id);
+    let door = Door::Repository(repo);
+    world.disk.git.staging.entry(id).or_default().insert(oid(9), door.clone());
+    world.turn(Input::PushStaged { id, tip: oid(9), door, bytes: 1 }).unwrap();
+    world.run().unwrap();
+    assert!(world.serves(&request));
+}
+
+#[test]
+fn uploads_for_one_event_are_few_and_one_too_many_drops_only_itself() {
+    let mut world = served();
+    let (repo, id) = (ALICE.repo("x"), pull_request(DAVE, 2, &[ALICE.repo("x")], 4).id);
+    for tip in 1..=4 {
+        assert!(world.push_tip(&repo, id, tip).unwrap());
+    }
+    assert!(!world.push_tip(&repo, id, 5).unwrap());
+    // One that slipped through between judgement and upload.
+    let door = Door::Repository(repo);
+    world.disk.git.staging.get_mut(&id).unwrap().insert(oid(6), door.clone());
+    world.turn(Input::PushStaged { id, tip: oid(6), door, bytes: 1 }).unwrap();
+    let left: Vec<_> = world.disk.git.staging[&id].keys().copied().collect();
+    assert_eq!(left, [1, 2, 3, 4].map(oid));
+}
+
+#[test]
+fn an_upload_that_nobody_signs_for_is_dropped_after_twenty_minutes() {
+    let mut world = served();
+    let request = pull_request(DAVE, 2, &[ALICE.repo("x")], 9);
+    world.push_tip(&ALICE.repo("x"), request.id, 9).unwrap();
+    world.wait(MINUTE * 20 - Duration::from_secs(1)).unwrap();
+    assert!(!world.disk.git.staging.is_empty());
+    world.wait(Duration::from_secs(1)).unwrap();
+    assert!(world.disk.git.staging.is_empty());
+    world.send(&request).unwrap();
+    assert!(!world.serves(&request));
+}
+
+#[test]
+fn an_upload_survives_a_restart_with_its_deadline() {
+    let mut world = served();
+    let request = pull_request(DAVE, 2, &[ALICE.repo("x")], 9);
+    world.push_tip(&ALICE.repo("x"), request.id, 9).unwrap();
+    world.restart(MINUTE * 10);
+    world.send(&request).unwrap();
+    assert!(world.serves(&request));
+
+    let late = pull_request(DAVE, 3, &[ALICE.repo("x")], 8);
+    world.push_tip(&ALICE.repo("x"), late.id, 8).unwrap();
+    world.restart(MINUTE * 20);
+    world.wait(Duration::from_secs(1)).unwrap();
+    assert!(world.disk.git.staging.is_empty());
+}
+
+#[test]
+fn a_served_pull_request_reaches_views_that_become_relevant_later() {
+    let mut world = served();
+    let request = pull_request(DAVE, 2, &[ALICE.repo("x")], 9);
+    world.send(&request).unwrap();
+    world.fetch("x", &[9]).unwrap();
+    world.send(&announcement(BOB, "x", 3, &[ALICE, CAROL])).unwrap();
+    world.send(&announcement(CAROL, "x", 3, &[BOB])).unwrap();
+    assert_eq!(tip_in(&world, &CAROL.repo("x"), &request), Some(oid(9)));
+}
+
+#[test]
+fn a_pull_request_for_nothing_that_is_served_here_waits() {
+    let mut world = World::new();
+    world.send(&announcement(ALICE, "x", 0, &[BOB])).unwrap();
+    world.send(&elsewhere(BOB, "x", 0, &[])).unwrap();
+    let request = pull_request(DAVE, 2, &[BOB.repo("x")], 9);
+    world.send(&request).unwrap();
+    world.fetch("x", &[9]).unwrap();
+    assert!(world.core.holds(&request.id) && !world.serves(&request));
+}
+
+/// A pull request for an unknown repository, to be pushed to its author's own place here.
+fn by_own_door(to: &RepoId) -> std::sync::Arc<Event> {
+    let place = format!("https://{US}/prs/{}/{}.git", npub(&DAVE.key()), to.identifier);
+    DAVE.signs(
+        1618,
+        2,
+        vec![
+            vec!["a".into(), to.to_string()],
+            vec!["c".into(), oid(9).to_string()],
+            vec!["clone".into(), place],
+        ],
+    )
+}
+
+fn stage_by(world: &mut World, door: Door, event: &Event) {
+    world.disk.git.staging.entry(event.id).or_default().insert(oid(9), door.clone());
+    world.turn(Input::PushStaged { id: event.id, tip: oid(9), door, bytes: 1 }).unwrap();
+}
+
+fn open_to_contributors() -> World {
+    let mut policy = Policy::new(US.parse().unwrap());
+    policy.contributor_proposals = true;
+    World::with(Config::default(), policy)
+}
+
+#[test]
+fn a_contributors_own_place_serves_a_pull_request_for_a_repository_that_is_not_here() {
+    let mut world = open_to_contributors();
+    let request = by_own_door(&ALICE.repo("x"));
+    stage_by(&mut world, Door::Contributor(DAVE.repo("x")), &request);
+    world.send(&request).unwrap();
+    assert!(world.serves(&request));
+}
+
+#[test]
+fn an_upload_at_somebody_elses_place_is_not_the_signers() {
+    let mut world = open_to_contributors();
+    let request = by_own_door(&ALICE.repo("x"));
+    stage_by(&mut world, Door::Contributor(BOB.repo("x")), &request);
+    world.send(&request).unwrap();
+    assert!(!world.serves(&request) && world.core.holds(&request.id));
+}
+
+#[test]
+fn an_event_that_waits_for_nothing_is_not_kept() {
+    let mut world = World::new();
+    let note = DAVE.signs(1, 0, vec![]);
+    let held =
+        Input::Held { event: note.clone(), hold: Hold::Proposal, origin: Origin::anonymous() };
+    world.turn(held).unwrap();
+    assert_eq!(world.answer, Some(grasp_purgatory::Kept::Unreadable));
+    assert!(!world.core.holds(&note.id));
+}

@@ -1,0 +1,126 @@
+//! Authors take things back.
+
+use grasp_purgatory::Input;
+use nostr::types::Timestamp;
+
+use crate::model_events::*;
+use crate::model_world::World;
+
+#[test]
+fn a_held_state_that_its_author_deletes_by_id_allows_no_push() {
+    let mut world = World::new();
+    world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
+    let signed = state(ALICE, "x", 1, &[("main", 1)]);
+    world.send(&signed).unwrap();
+    world.send(&deletion(ALICE, 2, &[&signed])).unwrap();
+    assert!(!world.core.holds(&signed.id));
+    assert!(!world.push(&ALICE.repo("x"), &signed).unwrap());
+    assert!(!world.send(&signed).unwrap().accepted);
+}
+
+#[test]
+fn held_states_at_a_deleted_coordinate_go_up_to_the_time_of_the_request() {
+    let mut world = World::new();
+    world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
+    let (before, after) = (state(ALICE, "x", 1, &[("a", 1)]), state(ALICE, "x", 3, &[("a", 2)]));
+    world.send(&before).unwrap();
+    world.send(&after).unwrap();
+    world.send(&deletion_at(ALICE, 2, 30618, "x")).unwrap();
+    assert!(!world.core.holds(&before.id) && world.core.holds(&after.id));
+}
+
+#[test]
+fn nobody_deletes_what_somebody_else_has_waiting() {
+    let mut world = World::new();
+    let announced = announcement(ALICE, "x", 0, &[]);
+    world.send(&announced).unwrap();
+    world.turn(Input::Deleted { request: deletion(BOB, 1, &[&announced]) }).unwrap();
+    assert!(world.core.holds(&announced.id));
+}
+
+#[test]
+fn deleting_a_held_announcement_removes_its_view() {
+    let mut world = World::new();
+    let announced = announcement(ALICE, "x", 0, &[]);
+    world.send(&announced).unwrap();
+    world.send(&deletion(ALICE, 1, &[&announced])).unwrap();
+    assert!(world.view(&ALICE.repo("x")).is_none());
+}
+
+#[test]
+fn deleting_the_served_state_brings_back_the_one_before() {
+    let mut world = World::new();
+    let announced = announcement(ALICE, "x", 0, &[]);
+    let (first, second) = (state(ALICE, "x", 1, &[("a", 1)]), state(ALICE, "x", 2, &[("a", 2)]));
+    for event in [&announced, &first] {
+        world.send(event).unwrap();
+    }
+    world.fetch("x", &[1, 2]).unwrap();
+    world.send(&second).unwrap();
+    world.send(&deletion(ALICE, 3, &[&second])).unwrap();
+    assert!(world.serves(&announced) && world.serves(&first));
+    assert_eq!(world.view(&ALICE.repo("x")).unwrap()[&branch("a")], oid(1));
+}
+
+#[test]
+fn deleting_the_only_state_makes_the_repository_wait_for_a_new_one() {
+    let mut world = World::new();
+    let announced = announcement(ALICE, "x", 0, &[]);
+    let only = state(ALICE, "x", 1, &[("a", 1)]);
+    world.send(&announced).unwrap();
+    world.send(&only).unwrap();
+    world.fetch("x", &[1]).unwrap();
+    world.send(&deletion(ALICE, 2, &[&only])).unwrap();
+    assert!(!world.serves(&announced) && world.core.holds(&announced.id));
+    assert!(world.view(&ALICE.repo("x")).unwrap().is_empty());
+    world.send(&state(ALICE, "x", 3, &[("a", 1)])).unwrap();
+    assert!(world.serves(&announced));
+}
+
+#[test]
+fn a_deleted_pull_request_takes_its_uploads_along() {
+    let mut world = World::new();
+    world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
+    world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
+    world.fetch("x", &[1]).unwrap();
+    let request = pull_request(DAVE, 2, &[ALICE.repo("x")], 9);
+    world.send(&request).unwrap();
+    world.send(&deletion(DAVE, 3, &[&request])).unwrap();
+    world.fetch("x", &[9]).unwrap();
+    assert!(!world.serves(&request) && !world.core.holds(&request.id));
+}
+
+#[test]
+fn whoever_vanishes_leaves_nothing_waiting_but_what_came_later() {
+    let mut world = World::new();
+    let (gone, stays) = (announcement(ALICE, "x", 0, &[]), announcement(BOB, "x", 0, &[]));
+    let later = announcement(ALICE, "y", 9, &[]);
+    for event in [&gone, &stays, &later] {
+        world.send(event).unwrap();
+    }
+    let until = Timestamp::from_secs(START + 5);
+    world.turn(Input::Vanished { author: ALICE.key(), until }).unwrap();
+    world.run().unwrap();
+    assert!(!world.core.holds(&gone.id) && world.view(&ALICE.repo("x")).is_none());
+    assert!(world.core.holds(&stays.id) && world.core.holds(&later.id));
+}
+
+#[test]
+fn a_state_taken_back_while_its_refs_are_being_set_is_not_served() {
+    let mut world = World::new();
+    let announced = announcement(ALICE, "x", 0, &[]);
+    let signed = state(ALICE, "x", 1, &[("main", 1)]);
+    world.send(&announced).unwrap();
+    world.send(&signed).unwrap();
+    // Stop where git is done and the store has not been asked.
+    world.turn(Input::Changed { identifier: name("x") }).unwrap();
+    world.disk.git.objects.entry(name("x")).or_default().insert(oid(1));
+    let survey = world.survey(&name("x"));
+    world.tasks.clear();
+    world.turn(Input::Surveyed { identifier: name("x"), survey }).unwrap();
+    world.turn(Input::Deleted { request: deletion(ALICE, 2, &[&signed]) }).unwrap();
+    world.disk.store.delete(&deletion(ALICE, 2, &[&signed]));
+    world.run().unwrap();
+    assert!(!world.serves(&signed) && !world.serves(&announced));
+    assert!(world.view(&ALICE.repo("x")).unwrap().is_empty());
+}
