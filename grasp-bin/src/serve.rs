@@ -7,7 +7,11 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use grasp_core::ServiceIdentity;
 use grasp_core::admission::Policy;
-use grasp_relay::ingest::{Pipeline, RelayOnly};
+use grasp_purgatory::git::{Git, RepoStore, Slots, StagingLimits};
+use grasp_purgatory::journal::sqlite::Journal;
+use grasp_relay::git_http::{self, GitLimits};
+use grasp_relay::ingest::Pipeline;
+use grasp_relay::keeper::{Keeper, KeeperParts};
 use grasp_relay::nostr::{Hub, Limits, RelayInfo};
 use grasp_relay::server::{Config, Parts, serve};
 use grasp_relay::store::EventStore;
@@ -37,7 +41,7 @@ async fn serve_until_told(settings: &Serve) -> Result<()> {
     let sweeper = tokio::spawn(sweep(Arc::clone(&store), clock.clone()));
 
     welcome(&service);
-    let parts = parts(settings, service, Arc::clone(&store), clock);
+    let parts = parts(settings, service, Arc::clone(&store), clock).await?;
     serve(listener, parts, told_to_stop()).await.context("the server failed")?;
 
     sweeper.abort();
@@ -69,17 +73,28 @@ fn open_store(settings: &Serve, service: &ServiceIdentity) -> Result<Arc<dyn Eve
     Ok(Arc::new(store))
 }
 
-fn parts(
+async fn parts(
     settings: &Serve,
     service: ServiceIdentity,
     store: Arc<dyn EventStore>,
     clock: Clock,
-) -> Parts {
+) -> Result<Parts> {
     let hub = Hub::start();
     let policy = Policy { model: settings.maintainers.into(), ..Policy::new(service.clone()) };
+    let keeper = KeeperParts {
+        repos: open_repos(settings).await?,
+        store: Arc::clone(&store),
+        hub: hub.clone(),
+        policy: policy.clone(),
+        clock: clock.clone(),
+    };
+    let file = settings.data_dir.join("purgatory.db");
+    let (journal, records) =
+        Journal::open(&file).with_context(|| format!("could not open {}", file.display()))?;
+    let keeper = Keeper::start(keeper, Default::default(), journal, records).await;
     let ingest = Pipeline {
         store: Arc::clone(&store),
-        git: Arc::new(RelayOnly),
+        git: Arc::new(keeper.clone()),
         hub: hub.clone(),
         policy,
         clock: clock.clone(),
@@ -90,20 +105,26 @@ fn parts(
         version: env!("CARGO_PKG_VERSION").into(),
         ..RelayInfo::default()
     };
-    Parts {
-        store,
-        ingest: Arc::new(ingest),
-        hub,
-        config: Config {
-            service,
-            info,
-            limits: Limits::default(),
-            trusted_proxies: Vec::new(),
-            challenge_on_connect: false,
-        },
-        clock,
-        extra: Default::default(),
-    }
+    let config = Config {
+        service,
+        info,
+        limits: Limits::default(),
+        trusted_proxies: Vec::new(),
+        challenge_on_connect: false,
+    };
+    let extra = git_http::routes(keeper, GitLimits::default());
+    Ok(Parts { store, ingest: Arc::new(ingest), hub, config, clock, extra })
+}
+
+/// The repositories on disk, and the git that works on them.
+async fn open_repos(settings: &Serve) -> Result<RepoStore> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let git = Git::find(&path, Slots::default()).context("could not find a usable git")?;
+    tracing::info!(version = %git.version(), "found git");
+    let dir = settings.data_dir.join("git");
+    RepoStore::open(&dir, git, StagingLimits::default())
+        .await
+        .with_context(|| format!("could not open {}", dir.display()))
 }
 
 /// Throws away, now and then, what has expired.
@@ -124,6 +145,7 @@ fn welcome(service: &ServiceIdentity) {
     println!("grasp {} is up", env!("CARGO_PKG_VERSION"));
     println!("  relay   ws://{service}");
     println!("  page    http://{service}/");
+    println!("  clone   http://{service}/<npub>/<name>.git");
     println!("  stop    Ctrl-C");
 }
 

@@ -9,6 +9,7 @@
 //! One task owns the core. What it wants done runs in lanes, one per identifier: in order within a lane, at the same
 //! time across lanes, so that a slow repository keeps nobody waiting but itself.
 
+mod at_work;
 mod git;
 mod lane;
 mod side;
@@ -18,13 +19,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use grasp_core::admission::{Hold, Origin, Policy};
-use grasp_core::{Identifier, Mono};
+use grasp_core::{Identifier, Mono, RepoId};
 use grasp_purgatory::git::RepoStore;
-use grasp_purgatory::journal::sqlite::SqliteJournal;
+use grasp_purgatory::journal::Record;
+use grasp_purgatory::journal::sqlite::{Journal, JournalError};
 use grasp_purgatory::{Config, Input, Kept, Output, Purgatory};
 use nostr::event::{Event, EventId};
 use tokio::sync::{mpsc, oneshot};
 
+pub use self::at_work::AtWork;
+use self::at_work::Workers;
 use self::lane::{Lanes, Op};
 use self::survey::SurveyRequest;
 use crate::clock::Clock;
@@ -57,6 +61,7 @@ pub struct KeeperParts {
 pub struct Keeper {
     orders: mpsc::Sender<Order>,
     parts: Arc<KeeperParts>,
+    workers: Workers,
 }
 
 /// The keeper is gone: the server is stopping, or its journal cannot be written.
@@ -74,29 +79,31 @@ enum Order {
 }
 
 impl Keeper {
-    /// Takes up where the journal ends, and starts to work.
+    /// Takes up where the records of the journal end, and starts to work.
     pub async fn start(
         parts: KeeperParts,
         config: Config,
-        journal: SqliteJournal,
-    ) -> Result<Self, grasp_purgatory::journal::sqlite::JournalError> {
-        let (journal, records) = load(journal).await?;
+        journal: Journal,
+        records: Vec<Record>,
+    ) -> Self {
         let now = parts.clock.now();
         let purgatory = Purgatory::restore(config, parts.policy.clone(), records, now);
         let parts = Arc::new(parts);
         let (orders, inbox) = mpsc::channel(QUEUE);
-        let keeper = Self { orders: orders.clone(), parts: Arc::clone(&parts) };
+        let workers = Workers::default();
+        let keeper =
+            Self { orders: orders.clone(), parts: Arc::clone(&parts), workers: workers.clone() };
         let task = Task {
             purgatory,
             journal: Some(journal),
-            lanes: Lanes::new(Arc::clone(&parts), orders.downgrade()),
+            lanes: Lanes::new(Arc::clone(&parts), workers, orders.downgrade()),
             answers: BTreeMap::new(),
             waiters: Vec::new(),
             clock: parts.clock.clone(),
         };
         tokio::spawn(task.run(inbox));
         keeper.tell(Input::Started).await;
-        Ok(keeper)
+        keeper
     }
 
     /// Repositories on disk.
@@ -117,6 +124,11 @@ impl Keeper {
     /// The time.
     pub fn clock(&self) -> &Clock {
         &self.parts.clock
+    }
+
+    /// Says that somebody is at work on a repository: its view stays as long as the answer is kept.
+    pub fn at_work(&self, repo: &RepoId) -> AtWork {
+        self.workers.begin(repo)
     }
 
     /// Tells purgatory what happened.
@@ -155,24 +167,11 @@ impl Keeper {
     }
 }
 
-async fn load(
-    journal: SqliteJournal,
-) -> Result<
-    (SqliteJournal, Vec<grasp_purgatory::journal::Record>),
-    grasp_purgatory::journal::sqlite::JournalError,
-> {
-    let read = tokio::task::spawn_blocking(move || {
-        let records = journal.load()?;
-        Ok((journal, records))
-    });
-    read.await.expect("reading the journal does not panic")
-}
-
 /// The one owner of the core.
 struct Task {
     purgatory: Purgatory,
     /// Away while it is written to.
-    journal: Option<SqliteJournal>,
+    journal: Option<Journal>,
     lanes: Lanes,
     answers: BTreeMap<EventId, Vec<oneshot::Sender<Kept>>>,
     waiters: Vec<(Identifier, oneshot::Sender<()>)>,
@@ -228,10 +227,7 @@ impl Task {
     }
 
     /// Writes the records of all turns at once, before anything else of them is done.
-    async fn write_down(
-        &mut self,
-        turns: &mut [Vec<Output>],
-    ) -> Result<(), grasp_purgatory::journal::sqlite::JournalError> {
+    async fn write_down(&mut self, turns: &mut [Vec<Output>]) -> Result<(), JournalError> {
         let mut records = Vec::new();
         for turn in turns {
             turn.retain_mut(|output| match output {
@@ -247,8 +243,13 @@ impl Task {
             self.journal = Some(journal);
             return Ok(());
         }
+        let snapshot = journal.is_long().then(|| self.purgatory.snapshot());
         let write = tokio::task::spawn_blocking(move || {
-            let written = journal.append(&records);
+            // A snapshot is of the core as it is now: it says what the new records say, and more shortly.
+            let written = match snapshot {
+                Some(snapshot) => journal.compact(&snapshot),
+                None => journal.append(&records),
+            };
             (journal, written)
         });
         let (journal, written) = write.await.expect("writing the journal does not panic");

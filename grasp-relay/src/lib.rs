@@ -4,6 +4,7 @@ pub mod clock;
 pub mod feed;
 pub mod git_http;
 pub mod ingest;
+pub mod keeper;
 pub mod nostr;
 pub mod server;
 pub mod store;

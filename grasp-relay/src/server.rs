@@ -5,7 +5,6 @@
 
 mod cors;
 mod guests;
-mod landing;
 mod root;
 
 use std::convert::Infallible;

@@ -3,15 +3,20 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use grasp_core::ServiceIdentity;
 use grasp_core::admission::Policy;
+use grasp_core::{MaintainerModel, RepoId, ServiceIdentity};
+use grasp_purgatory::git::{Git, RepoStore, Slots, StagingLimits};
+use grasp_purgatory::journal::sqlite::Journal;
 use grasp_relay::Clock;
-use grasp_relay::ingest::{Origin, Pipeline, RelayOnly, Verdict};
+use grasp_relay::git_http::{self, GitLimits};
+use grasp_relay::ingest::{Origin, Pipeline, Verdict};
+use grasp_relay::keeper::{Keeper, KeeperParts};
 use grasp_relay::nostr::{Hub, Limits, RelayInfo};
 use grasp_relay::server::{Config, Parts, serve};
 use grasp_relay::store::EventStore;
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use nostr::event::Event;
+use nostr::filter::Filter;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -20,32 +25,52 @@ use tokio::task::JoinHandle;
 /// A running server. Dropping it stops it without ceremony; [`Instance::stop`] waits for its end.
 pub struct Instance {
     address: SocketAddr,
-    parts: Parts,
+    model: MaintainerModel,
+    parts: Option<Parts>,
+    keeper: Option<Keeper>,
     stop: Option<oneshot::Sender<()>>,
     running: JoinHandle<std::io::Result<()>>,
-    _dir: TempDir,
+    dir: TempDir,
 }
 
 impl Instance {
-    /// Starts a server with default limits.
+    /// Starts a server with default settings.
     pub async fn start() -> Self {
-        Self::with(Limits::default()).await
+        Self::with(MaintainerModel::default()).await
     }
 
-    /// Starts a server with these limits.
-    pub async fn with(limits: Limits) -> Self {
+    /// Starts a server with this model of maintainers.
+    pub async fn with(model: MaintainerModel) -> Self {
         let dir = tempfile::tempdir().expect("a directory for the test");
-        let file = dir.path().join("events.db");
-        let store = SqliteStore::open(&file, SqliteOptions::default()).expect("an empty store");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port on loopback");
+        Self::run(dir, listener, model).await
+    }
+
+    /// Stops the server and starts it again in the same place.
+    pub async fn restart(self) -> Self {
+        let (address, model) = (self.address, self.model);
+        let dir = self.stop().await;
+        let listener = TcpListener::bind(address).await.expect("the port that was ours");
+        Self::run(dir, listener, model).await
+    }
+
+    async fn run(dir: TempDir, listener: TcpListener, model: MaintainerModel) -> Self {
         let address = listener.local_addr().expect("the port");
-        let parts = parts(Arc::new(store), address, limits);
+        let (parts, keeper) = parts(&dir, address, model).await;
         let (stop, stopped) = oneshot::channel::<()>();
         let stopping = async {
             let _ = stopped.await;
         };
         let running = tokio::spawn(serve(listener, parts.clone(), stopping));
-        Self { address, parts, stop: Some(stop), running, _dir: dir }
+        Self {
+            address,
+            model,
+            parts: Some(parts),
+            keeper: Some(keeper),
+            stop: Some(stop),
+            running,
+            dir,
+        }
     }
 
     /// Where the relay is.
@@ -55,39 +80,85 @@ impl Instance {
 
     /// The address that announcements must list.
     pub fn service(&self) -> ServiceIdentity {
-        self.parts.config.service.clone()
+        self.parts().config.service.clone()
+    }
+
+    /// Where a repository is cloned from.
+    pub fn clone_url(&self, repo: &RepoId) -> String {
+        format!("http://{}{}", self.address, self.service().repo_path(repo))
     }
 
     /// Gives events to the server without a socket.
     pub async fn take(&self, events: Vec<Event>) -> Vec<Verdict> {
-        self.parts.ingest.ingest(events, Origin::anonymous()).await
+        self.parts().ingest.ingest(events, Origin::anonymous()).await
     }
 
-    /// Stops the server as the binary would, and waits for its end.
-    pub async fn stop(mut self) {
+    /// Waits until everything that was told about a repository name has had its consequences.
+    pub async fn settle(&self, name: &str) {
+        let name = name.parse().expect("a legal name");
+        self.keeper.as_ref().expect("a running server").settle(&name).await.expect("a keeper");
+    }
+
+    /// Whether an event is served.
+    pub async fn serves(&self, event: &Event) -> bool {
+        let question = vec![vec![Filter::new().id(event.id)]];
+        let now = self.parts().clock.now().unix;
+        self.parts().store.exists(question, now).await.expect("the store answers")[0]
+    }
+
+    /// Stops the server as the binary would, waits for its end, and gives back what it leaves on disk.
+    pub async fn stop(mut self) -> TempDir {
         drop(self.stop.take());
         let ended = (&mut self.running).await.expect("the server does not panic");
         ended.expect("the server ends well");
-        self.parts.store.close().await.expect("the store closes");
+        let store = Arc::clone(&self.parts().store);
+        (self.parts, self.keeper) = (None, None);
+        store.close().await.expect("the store closes");
+        self.dir
+    }
+
+    fn parts(&self) -> &Parts {
+        self.parts.as_ref().expect("a server that was not stopped")
     }
 }
 
-fn parts(store: Arc<dyn EventStore>, address: SocketAddr, limits: Limits) -> Parts {
+async fn parts(dir: &TempDir, address: SocketAddr, model: MaintainerModel) -> (Parts, Keeper) {
+    let file = dir.path().join("events.db");
+    let store: Arc<dyn EventStore> =
+        Arc::new(SqliteStore::open(&file, SqliteOptions::default()).expect("a store"));
     let service: ServiceIdentity = address.to_string().parse().expect("an address");
+    let policy = Policy { model, ..Policy::new(service.clone()) };
     let (hub, clock) = (Hub::start(), Clock::system());
+    let keeper = KeeperParts {
+        repos: repos(dir).await,
+        store: Arc::clone(&store),
+        hub: hub.clone(),
+        policy: policy.clone(),
+        clock: clock.clone(),
+    };
+    let (journal, records) = Journal::open(&dir.path().join("purgatory.db")).expect("a journal");
+    let keeper = Keeper::start(keeper, Default::default(), journal, records).await;
     let ingest = Pipeline {
         store: Arc::clone(&store),
-        git: Arc::new(RelayOnly),
+        git: Arc::new(keeper.clone()),
         hub: hub.clone(),
-        policy: Policy::new(service.clone()),
+        policy,
         clock: clock.clone(),
     };
     let config = Config {
         service,
         info: RelayInfo::default(),
-        limits,
+        limits: Limits::default(),
         trusted_proxies: Vec::new(),
         challenge_on_connect: false,
     };
-    Parts { store, ingest: Arc::new(ingest), hub, config, clock, extra: Default::default() }
+    let extra = git_http::routes(keeper.clone(), GitLimits::default());
+    (Parts { store, ingest: Arc::new(ingest), hub, config, clock, extra }, keeper)
+}
+
+async fn repos(dir: &TempDir) -> RepoStore {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let git = Git::find(&path, Slots::default()).expect("git is installed");
+    let dir = dir.path().join("git");
+    RepoStore::open(&dir, git, StagingLimits::default()).await.expect("a place for repositories")
 }

@@ -2,6 +2,8 @@
 
 mod instance;
 mod maker;
+mod workdir;
 
 pub use instance::Instance;
 pub use maker::Maker;
+pub use workdir::{GitOutput, Workdir};

@@ -47,9 +47,31 @@ impl Maker {
 
     /// Announces a repository that a service shall host.
     pub fn announce(&self, name: &str, on: &ServiceIdentity) -> Event {
+        self.announce_with(name, on, &[])
+    }
+
+    /// Announces a repository, with more to say about it.
+    pub fn announce_with(&self, name: &str, on: &ServiceIdentity, more: &[&[&str]]) -> Event {
         let clone = format!("http://{on}/{}/{name}.git", npub(&self.key()));
         let relay = format!("ws://{on}");
-        self.sign(30617, "", &[&["d", name], &["clone", &clone], &["relays", &relay]])
+        let places: [&[&str]; 3] = [&["d", name], &["clone", &clone], &["relays", &relay]];
+        self.sign(30617, "", &[&places, more].concat())
+    }
+
+    /// Signs where the refs are; HEAD at `main` if there is one.
+    pub fn state(&self, name: &str, refs: &[(&str, &str)]) -> Event {
+        let mut tags: Vec<Vec<&str>> = vec![vec!["d", name]];
+        tags.extend(refs.iter().map(|(name, oid)| vec![*name, *oid]));
+        if refs.iter().any(|(name, _)| *name == "refs/heads/main") {
+            tags.push(vec!["HEAD", "ref: refs/heads/main"]);
+        }
+        let tags: Vec<&[&str]> = tags.iter().map(Vec::as_slice).collect();
+        self.sign(30618, "", &tags)
+    }
+
+    /// Proposes a commit.
+    pub fn pull_request(&self, repo: &RepoId, tip: &str) -> Event {
+        self.sign(1618, "please pull", &[&["a", &repo.to_string()], &["c", tip]])
     }
 
     /// Opens an issue.

@@ -92,6 +92,18 @@ impl RepoStore {
         .await
     }
 
+    /// Takes a tip with its whole history from another family, for a repository that lacks it.
+    pub async fn copy(
+        &self,
+        from: &Identifier,
+        to: &RepoId,
+        tip: Oid,
+    ) -> Result<Incoming, GitError> {
+        let mut incoming = self.incoming(to).await?;
+        incoming.fill_from(self, self.family(from), tip).await?;
+        Ok(incoming)
+    }
+
     /// Whether there is such a view.
     pub async fn has_view(&self, repo: &RepoId) -> Result<bool, GitError> {
         let view = self.view(repo);
@@ -205,11 +217,15 @@ fn repositories(layout: &Layout) -> Result<Vec<RepoId>, GitError> {
         let Some(identifier) = identifier_of(&family) else {
             continue;
         };
-        let owners = layout::list(&family.views())?.into_iter();
-        let owners = owners.filter_map(|view| PublicKey::from_hex(layout::name(&view)).ok());
+        let owners = owners(&family)?.into_iter();
         found.extend(owners.map(|owner| RepoId::new(owner, identifier.clone())));
     }
     Ok(found)
+}
+
+fn owners(family: &Family) -> Result<Vec<PublicKey>, GitError> {
+    let views = layout::list(&family.views())?.into_iter();
+    Ok(views.filter_map(|view| PublicKey::from_hex(layout::name(&view)).ok()).collect())
 }
 
 fn families(layout: &Layout) -> Result<Vec<Family>, GitError> {

@@ -39,8 +39,8 @@ impl GitHttp {
             }
             Opening::Push { request, rest } => {
                 let (answer, parts) = mpsc::channel(4);
-                let push = Push { git: Arc::clone(self), repo, request, body, rest };
-                tokio::spawn(push.run(answer));
+                let push = Push { git: Arc::clone(self), repo, request };
+                tokio::spawn(push.run(Pack { body, rest }, answer));
                 Ok(result(Body::from_stream(stream::unfold(parts, |mut parts| async move {
                     let part: Vec<u8> = parts.recv().await?;
                     Some((Ok::<_, std::convert::Infallible>(Bytes::from(part)), parts))
@@ -108,6 +108,21 @@ impl Failed {
     }
 }
 
+impl Failed {
+    /// Tells the operator, as loudly as it concerns them.
+    fn log(&self) {
+        match self {
+            Self::Git(error) if error.blame() == Blame::Us => {
+                tracing::error!(%error, "a push failed");
+            }
+            Self::Ours(error) => tracing::error!(%error, "a push failed"),
+            Self::Git(_) | Self::Body(_) | Self::Options(_) => {
+                tracing::debug!(reason = self.reason(), "a push was refused");
+            }
+        }
+    }
+}
+
 impl From<GitError> for Failed {
     fn from(error: GitError) -> Self {
         Self::Git(error)
@@ -131,16 +146,20 @@ struct Push {
     git: Arc<GitHttp>,
     repo: RepoId,
     request: PushRequest,
+}
+
+/// What follows the commands.
+struct Pack {
     body: GitBody,
     rest: Vec<u8>,
 }
 
 impl Push {
     /// Does it and reports, with a sign of life now and then.
-    async fn run(mut self, answer: mpsc::Sender<Vec<u8>>) {
+    async fn run(self, pack: Pack, answer: mpsc::Sender<Vec<u8>>) {
         let capabilities = self.request.capabilities();
         let refs: Vec<_> = self.request.commands().iter().map(|c| c.name.clone()).collect();
-        let work = self.work();
+        let work = self.work(pack);
         tokio::pin!(work);
         let mut signs = tokio::time::interval(SIGN_OF_LIFE);
         signs.tick().await;
@@ -157,58 +176,37 @@ impl Push {
         };
         let reports = reports.unwrap_or_else(|failed| {
             let reason = failed.reason();
-            if let Failed::Git(error) = &failed {
-                tracing::warn!(%error, "a push failed");
-            }
-            refs.into_iter()
-                .map(|name| RefReport { name, refusal: Some(reason.clone()) })
-                .collect()
+            failed.log();
+            refs.into_iter().map(|name| RefReport { name, refusal: Some(reason.clone()) }).collect()
         });
         let _ = answer.send(encode_report(&reports, capabilities)).await;
     }
 
-    async fn work(&mut self) -> Result<Vec<RefReport>, Failed> {
-        self.pass_over_options().await?;
+    async fn work(&self, mut pack: Pack) -> Result<Vec<RefReport>, Failed> {
+        if self.request.capabilities().push_options {
+            pack.pass_over_options().await?;
+        }
         let refs = self.git.keeper.repos().refs(&self.repo).await?;
         let grounds = self.git.grounds(&self.repo, &self.request).await?;
         let early = grounds.judge(&self.request, &refs);
         if early.authorised.is_none() {
-            self.body.drain().await?;
+            pack.body.drain().await?;
             return Ok(reports(&early));
         }
-        let incoming = self.unpack().await?;
+        let _at_work = self.git.keeper.at_work(&self.repo);
+        let incoming = self.unpack(pack).await?;
         self.execute(incoming).await
     }
 
-    async fn pass_over_options(&mut self) -> Result<(), Failed> {
-        if !self.request.capabilities().push_options {
-            return Ok(());
-        }
-        let mut options = OptionsReader::default();
-        let mut bytes = Bytes::from(std::mem::take(&mut self.rest));
-        loop {
-            match options.feed(&bytes).map_err(|why| Failed::Options(why.to_string()))? {
-                Some(rest) => {
-                    self.rest = rest;
-                    return Ok(());
-                }
-                None => {
-                    let cut_off = || Failed::Options(String::from("the push options are incomplete"));
-                    bytes = self.body.next().await?.ok_or_else(cut_off)?;
-                }
-            }
-        }
-    }
-
     /// Receives the pack into quarantine; `None` if the push only deletes.
-    async fn unpack(&mut self) -> Result<Option<Incoming>, Failed> {
+    async fn unpack(&self, mut pack: Pack) -> Result<Option<Incoming>, Failed> {
         if self.request.commands().iter().all(|command| command.new.is_none()) {
             return Ok(None);
         }
         let incoming = self.git.keeper.repos().incoming(&self.repo).await?;
         let mut unpacking = incoming.unpack(self.git.limits.push_bytes).await?;
-        unpacking.feed(&std::mem::take(&mut self.rest)).await?;
-        while let Some(bytes) = self.body.next().await? {
+        unpacking.feed(&pack.rest).await?;
+        while let Some(bytes) = pack.body.next().await? {
             unpacking.feed(&bytes).await?;
         }
         unpacking.finish().await?;
@@ -251,6 +249,26 @@ impl Push {
             let bytes = self.git.keeper.repos().staged_bytes(&self.repo.identifier, id, tip).await;
             let bytes = bytes.unwrap_or_default();
             self.git.keeper.tell(Input::PushStaged { id, tip, door, bytes }).await;
+        }
+    }
+}
+
+impl Pack {
+    async fn pass_over_options(&mut self) -> Result<(), Failed> {
+        let mut options = OptionsReader::default();
+        let mut bytes = Bytes::from(std::mem::take(&mut self.rest));
+        loop {
+            match options.feed(&bytes).map_err(|why| Failed::Options(why.to_string()))? {
+                Some(rest) => {
+                    self.rest = rest;
+                    return Ok(());
+                }
+                None => {
+                    let cut_off =
+                        || Failed::Options(String::from("the push options are incomplete"));
+                    bytes = self.body.next().await?.ok_or_else(cut_off)?;
+                }
+            }
         }
     }
 }

@@ -66,8 +66,18 @@ mod tests {
     fn each_place_has_its_methods() {
         let cases = [
             (Method::GET, "", "", Action::Page),
-            (Method::HEAD, "info/refs", "service=git-upload-pack", Action::Advertise(Service::UploadPack)),
-            (Method::GET, "info/refs", "x=y&service=git-receive-pack&z", Action::Advertise(Service::ReceivePack)),
+            (
+                Method::HEAD,
+                "info/refs",
+                "service=git-upload-pack",
+                Action::Advertise(Service::UploadPack),
+            ),
+            (
+                Method::GET,
+                "info/refs",
+                "x=y&service=git-receive-pack&z",
+                Action::Advertise(Service::ReceivePack),
+            ),
             (Method::GET, "info/refs", "", Action::Dumb),
             (Method::GET, "info/refs", "service=git-upload-archive", Action::Dumb),
             (Method::GET, "info/refs", "xservice=git-upload-pack", Action::Dumb),

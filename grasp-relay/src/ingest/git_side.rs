@@ -51,10 +51,14 @@ pub trait GitSide: Send + Sync + 'static {
     ) -> BoxFuture<'_, Result<Kept, StoreError>>;
 
     /// Hears of an event that was stored, after it was.
-    fn stored(&self, event: Arc<Event>) -> BoxFuture<'_, ()>;
+    fn stored(&self, _event: Arc<Event>) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
 
     /// Hears that an owner no longer asks us to host a repository.
-    fn delisted(&self, repo: RepoId, by: Version) -> BoxFuture<'_, ()>;
+    fn delisted(&self, _repo: RepoId, _by: Version) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
 }
 
 /// The git half of a server that hosts no git: no event waits for data that can never come.
@@ -69,13 +73,5 @@ impl GitSide for RelayOnly {
 
     fn hold(&self, _: Arc<Event>, _: Hold, _: Origin) -> BoxFuture<'_, Result<Kept, StoreError>> {
         Box::pin(std::future::ready(Ok(Kept::Servable)))
-    }
-
-    fn stored(&self, _: Arc<Event>) -> BoxFuture<'_, ()> {
-        Box::pin(std::future::ready(()))
-    }
-
-    fn delisted(&self, _: RepoId, _: Version) -> BoxFuture<'_, ()> {
-        Box::pin(std::future::ready(()))
     }
 }

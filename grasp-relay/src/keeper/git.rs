@@ -121,6 +121,9 @@ impl Hands {
         if announced.into_iter().any(|announcement| self.parts.policy.hosts(&announcement)) {
             return Ok(());
         }
+        if self.workers.any(repo) {
+            return Err(KeepError::Busy);
+        }
         Ok(guard.retire_view(&repo.owner, self.parts.clock.now().unix).await?)
     }
 

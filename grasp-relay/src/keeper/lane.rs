@@ -9,6 +9,7 @@ use nostr::event::{Event, EventId};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
+use super::at_work::Workers;
 use super::survey::SurveyRequest;
 use super::{KeeperParts, Order};
 use crate::store::{Saved, StoreError};
@@ -46,8 +47,12 @@ pub(super) struct Lanes {
 }
 
 impl Lanes {
-    pub(super) fn new(parts: Arc<KeeperParts>, orders: mpsc::WeakSender<Order>) -> Self {
-        Self { hands: Hands { parts, orders }, tails: BTreeMap::new() }
+    pub(super) fn new(
+        parts: Arc<KeeperParts>,
+        workers: Workers,
+        orders: mpsc::WeakSender<Order>,
+    ) -> Self {
+        Self { hands: Hands { parts, workers, orders }, tails: BTreeMap::new() }
     }
 
     pub(super) fn run(&mut self, lane: Option<Identifier>, ops: Vec<Op>) {
@@ -74,6 +79,7 @@ impl Lanes {
 #[derive(Clone)]
 pub(super) struct Hands {
     pub(super) parts: Arc<KeeperParts>,
+    pub(super) workers: Workers,
     orders: mpsc::WeakSender<Order>,
 }
 

@@ -11,8 +11,9 @@ use axum::response::{Html, IntoResponse as _, Response};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
 use super::guests::{Guest, Guests};
-use super::{Config, Peer, Place, Stage, bounded, landing};
+use super::{Config, Peer, Place, Stage, bounded};
 use crate::nostr::connection::{self, Shared};
+use crate::web;
 
 const NOSTR_JSON: &str = "application/nostr+json";
 
@@ -41,7 +42,7 @@ impl Root {
         Self {
             shared,
             document: config.info.document(&config.limits),
-            page: landing::page(&config.info.name),
+            page: web::landing(&config.info.name, &config.info.description, &config.service),
             guests,
             seats: bounded(config.limits.connections),
             stage,

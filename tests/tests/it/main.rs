@@ -1,4 +1,5 @@
 //! grasp from outside.
 #![allow(clippy::unwrap_used)]
 
+mod hosting;
 mod stranger;

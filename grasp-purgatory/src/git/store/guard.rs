@@ -78,6 +78,12 @@ impl FamilyGuard {
         .await
     }
 
+    /// Whose views there are.
+    pub async fn owners(&self) -> Result<Vec<PublicKey>, GitError> {
+        let family = self.family.clone();
+        self.blocking(move || super::owners(&family)).await
+    }
+
     /// The refs that clients see.
     pub async fn refs(&self, owner: &PublicKey) -> Result<BTreeMap<RefName, Oid>, GitError> {
         self.store.refs(&self.repo(owner)).await

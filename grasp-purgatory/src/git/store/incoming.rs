@@ -72,6 +72,26 @@ impl Incoming {
         &self.quarantine
     }
 
+    /// Packs everything that a tip of another family needs into this place.
+    pub(super) async fn fill_from(
+        &mut self,
+        store: &RepoStore,
+        family: Family,
+        tip: Oid,
+    ) -> Result<(), GitError> {
+        const COMMAND: &str = "pack-objects";
+        let source = Objects { git: store.git().clone(), family, incoming: None };
+        source
+            .command(COMMAND)
+            .args(["--revs", "--non-empty", "--delta-base-offset", "-q"])
+            .arg(self.quarantine.objects().join("pack/pack"))
+            .keeping(self.quarantine.kept())
+            .run(format!("{tip}\n").into_bytes())
+            .await?
+            .success(COMMAND)?;
+        self.check(&BTreeSet::from([tip])).await?.required()
+    }
+
     /// What these tips need beyond what the family has proven, and nothing else that was sent, in a place of its own.
     pub(super) async fn extract(
         &self,

@@ -93,6 +93,12 @@ impl FamilyGuard {
         Ok(there)
     }
 
+    /// Forgets one of the tips that wait for this event.
+    pub async fn discard_staged_tip(&mut self, event: EventId, tip: Oid) -> Result<(), GitError> {
+        let place = self.family.staged_tip(&event, &tip);
+        self.blocking(move || layout::remove(&place)).await
+    }
+
     /// Forgets all tips that wait for this event.
     pub async fn discard_staged(&mut self, event: EventId) -> Result<(), GitError> {
         let place = self.family.staged(&event);
@@ -101,6 +107,17 @@ impl FamilyGuard {
 }
 
 impl RepoStore {
+    /// How many bytes one staged tip takes.
+    pub async fn staged_bytes(
+        &self,
+        identifier: &Identifier,
+        event: EventId,
+        tip: Oid,
+    ) -> Result<u64, GitError> {
+        let place = self.family(identifier).staged_tip(&event, &tip);
+        blocking(move || layout::size(&place)).await
+    }
+
     /// Everything that waits for an event, to be compared with what should wait after a restart.
     pub async fn staged(&self) -> Result<Vec<(Identifier, StagedTip)>, GitError> {
         let layout = self.layout().clone();

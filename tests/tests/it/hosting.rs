@@ -1,0 +1,182 @@
+//! A person with plain git and a nostr key hosts a repository.
+
+use grasp_tests::{Instance, Maker, Workdir};
+
+const MAIN: &str = "refs/heads/main";
+
+/// A repository with one commit, announced and pushed.
+async fn hosted(instance: &Instance, alice: &Maker) -> (Workdir, String) {
+    let work = Workdir::init().await;
+    let commit = work.commit("first").await;
+    let announcement = alice.announce("x", &instance.service());
+    let state = alice.state("x", &[(MAIN, &commit)]);
+    let verdicts = instance.take(vec![announcement.clone(), state.clone()]).await;
+    for verdict in verdicts {
+        assert!(verdict.answer().message.starts_with("purgatory: "), "{verdict:?}");
+    }
+    assert!(!instance.serves(&announcement).await && !instance.serves(&state).await);
+    let url = instance.clone_url(&alice.repo("x"));
+    work.git(&["push", &url, "main"]).await.expect_ok();
+    assert!(instance.serves(&announcement).await && instance.serves(&state).await);
+    (work, commit)
+}
+
+#[tokio::test]
+async fn announce_sign_push_clone() {
+    let instance = Instance::start().await;
+    let alice = Maker::new();
+    let (_work, commit) = hosted(&instance, &alice).await;
+    let clone = Workdir::empty();
+    let url = instance.clone_url(&alice.repo("x"));
+    clone.git(&["clone", "-q", &url, "."]).await.expect_ok();
+    assert_eq!(clone.git(&["rev-parse", "HEAD"]).await.expect_ok(), commit);
+    assert_eq!(clone.git(&["branch", "--show-current"]).await.expect_ok(), "main");
+}
+
+#[tokio::test]
+async fn a_push_that_nobody_signed_is_refused_with_its_reason() {
+    let instance = Instance::start().await;
+    let alice = Maker::new();
+    let work = Workdir::init().await;
+    let commit = work.commit("first").await;
+    instance.take(vec![alice.announce("x", &instance.service())]).await;
+    let url = instance.clone_url(&alice.repo("x"));
+    let said = work.git(&["push", &url, "main"]).await.expect_refused();
+    assert!(said.contains("! [remote rejected] main -> main (no state event"), "{said}");
+
+    instance.take(vec![alice.state("x", &[(MAIN, &"d".repeat(40))])]).await;
+    let said = work.git(&["push", &url, "main"]).await.expect_refused();
+    assert!(
+        said.contains(&format!("would be at {} but the signed state says dddddddd", &commit[..8])),
+        "{said}"
+    );
+}
+
+#[tokio::test]
+async fn a_served_repository_moves_on_by_signed_states_only() {
+    let instance = Instance::start().await;
+    let alice = Maker::new();
+    let (work, first) = hosted(&instance, &alice).await;
+    let url = instance.clone_url(&alice.repo("x"));
+    let second = work.commit("second").await;
+    work.git(&["push", &url, "main"]).await.expect_refused();
+
+    let eve = Maker::new().state("x", &[(MAIN, &second)]);
+    assert!(!instance.take(vec![eve]).await[0].answer().accepted);
+    work.git(&["push", &url, "main"]).await.expect_refused();
+
+    let state = alice.later(1).state("x", &[(MAIN, &second)]);
+    instance.take(vec![state.clone()]).await;
+    work.git(&["push", &url, "main"]).await.expect_ok();
+    assert!(instance.serves(&state).await);
+
+    // Back again, with force; and a branch and a tag besides.
+    work.git(&["tag", "-a", "v1", "-m", "v1"]).await.expect_ok();
+    let tag = work.git(&["rev-parse", "v1"]).await.expect_ok();
+    let peeled = [("refs/tags/v1^{}", second.as_str())];
+    let refs = [(MAIN, first.as_str()), ("refs/heads/dev", &second), ("refs/tags/v1", &tag)];
+    let state = alice.later(2).state("x", &[&refs[..], &peeled].concat());
+    instance.take(vec![state.clone()]).await;
+    let main = format!("+{first}:{MAIN}");
+    work.git(&["push", &url, &main, "main:refs/heads/dev", "v1"]).await.expect_ok();
+    assert!(instance.serves(&state).await);
+    let listed = work.git(&["ls-remote", &url]).await.expect_ok();
+    assert!(
+        listed.contains(&format!("{first}\t{MAIN}"))
+            && listed.contains(&format!("{tag}\trefs/tags/v1"))
+    );
+
+    // And gone.
+    let state = alice.later(3).state("x", &[(MAIN, &first)]);
+    instance.take(vec![state.clone()]).await;
+    work.git(&["push", &url, ":refs/heads/dev", ":refs/tags/v1"]).await.expect_ok();
+    assert!(instance.serves(&state).await);
+    let listed = work.git(&["ls-remote", &url]).await.expect_ok();
+    assert!(!listed.contains("dev") && !listed.contains("v1"), "{listed}");
+}
+
+#[tokio::test]
+async fn a_state_whose_data_is_here_is_applied_without_a_push() {
+    let instance = Instance::start().await;
+    let alice = Maker::new();
+    let (work, first) = hosted(&instance, &alice).await;
+    let state = alice.later(1).state("x", &[(MAIN, &first), ("refs/heads/dev", &first)]);
+    instance.take(vec![state.clone()]).await;
+    let url = instance.clone_url(&alice.repo("x"));
+    instance.settle("x").await;
+    assert!(instance.serves(&state).await);
+    assert!(work.git(&["ls-remote", &url]).await.expect_ok().contains("refs/heads/dev"));
+}
+
+#[tokio::test]
+async fn a_pull_request_is_served_with_its_commit_whichever_comes_first() {
+    let instance = Instance::start().await;
+    let alice = Maker::new();
+    let bob = Maker::new();
+    let (work, _) = hosted(&instance, &alice).await;
+    let url = instance.clone_url(&alice.repo("x"));
+    let repo = alice.repo("x");
+
+    let tip = work.commit("proposed").await;
+    let event_first = bob.pull_request(&repo, &tip);
+    assert!(instance.take(vec![event_first.clone()]).await[0].answer().accepted);
+    assert!(!instance.serves(&event_first).await);
+    let wrong = work.commit("wrong").await;
+    let name = format!("refs/nostr/{}", event_first.id);
+    let said = work.git(&["push", &url, &format!("{wrong}:{name}")]).await.expect_refused();
+    assert!(said.contains("its event names commit"), "{said}");
+    work.git(&["push", &url, &format!("{tip}:{name}")]).await.expect_ok();
+    assert!(instance.serves(&event_first).await);
+
+    let tip = work.commit("git first").await;
+    let git_first = bob.later(1).pull_request(&repo, &tip);
+    let name = format!("refs/nostr/{}", git_first.id);
+    work.git(&["push", &url, &format!("{wrong}:{name}")]).await.expect_ok();
+    work.git(&["push", &url, &format!("{tip}:{name}")]).await.expect_ok();
+    assert!(!work.git(&["ls-remote", &url]).await.expect_ok().contains(&name), "staged, not shown");
+    instance.take(vec![git_first.clone()]).await;
+    instance.settle("x").await;
+    assert!(instance.serves(&git_first).await);
+    let listed = work.git(&["ls-remote", &url]).await.expect_ok();
+    assert!(listed.contains(&format!("{tip}\t{name}")), "{listed}");
+}
+
+#[tokio::test]
+async fn everything_is_there_after_a_restart() {
+    let instance = Instance::start().await;
+    let alice = Maker::new();
+    let (work, first) = hosted(&instance, &alice).await;
+    let second = work.commit("second").await;
+    let waiting = alice.later(1).state("x", &[(MAIN, &second)]);
+    instance.take(vec![waiting.clone()]).await;
+    let instance = instance.restart().await;
+    let url = instance.clone_url(&alice.repo("x"));
+    assert!(work.git(&["ls-remote", &url]).await.expect_ok().contains(&first));
+    assert!(!instance.serves(&waiting).await);
+    work.git(&["push", &url, "main"]).await.expect_ok();
+    assert!(instance.serves(&waiting).await);
+}
+
+#[tokio::test]
+async fn an_invited_fork_owner_cannot_take_over() {
+    let instance = Instance::start().await;
+    let (alice, eve) = (Maker::new(), Maker::new());
+    let (work, _) = hosted(&instance, &alice).await;
+    let eves = work.commit("mine now").await;
+    instance
+        .take(vec![eve.announce("x", &instance.service()), eve.state("x", &[(MAIN, &eves)])])
+        .await;
+    work.git(&["push", &instance.clone_url(&eve.repo("x")), "main"]).await.expect_ok();
+
+    // Alice invites eve. Nothing of alice's changes, and eve can push nothing there.
+    let key = eve.key().to_string();
+    let invitation =
+        alice.later(1).announce_with("x", &instance.service(), &[&["maintainers", &key]]);
+    assert!(instance.take(vec![invitation]).await[0].answer().accepted);
+    instance.settle("x").await;
+    let url = instance.clone_url(&alice.repo("x"));
+    assert!(!work.git(&["ls-remote", &url]).await.expect_ok().contains(&eves));
+    let again = eve.later(5).state("x", &[(MAIN, &eves), ("refs/heads/y", &eves)]);
+    instance.take(vec![again]).await;
+    work.git(&["push", &url, "+main", "+main:refs/heads/y"]).await.expect_refused();
+}
