@@ -271,6 +271,11 @@ fn raw_git(dir: &Path, arguments: &[&str], input: &[u8]) -> Result<Vec<u8>, Stri
     Err(String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
+/// Bytes that no compression makes fewer, four for each `n`.
+pub(crate) fn noise(n: u32) -> Vec<u8> {
+    (0..n).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect()
+}
+
 /// All files below a directory.
 pub(crate) fn files_below(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
