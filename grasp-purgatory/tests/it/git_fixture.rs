@@ -230,6 +230,11 @@ impl Work {
         self.pack_of(&[], &input)
     }
 
+    /// What git sends for a tip to a server that has another one.
+    pub(crate) fn thin_pack(&self, tip: Oid, had: Oid) -> Vec<u8> {
+        self.pack_of(&["--revs", "--thin"], &format!("{tip}\n^{had}\n"))
+    }
+
     /// The last commit, its tree and its file.
     pub(crate) fn objects_of_last_commit(&self) -> Vec<Oid> {
         ["HEAD", "HEAD^{tree}", "HEAD:file"].map(|what| self.rev(what)).into()

@@ -31,6 +31,25 @@ async fn a_plain_clone_of_the_view_gets_what_was_pushed() {
 }
 
 #[tokio::test]
+async fn a_thin_pack_is_completed_with_what_the_family_has() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    let text: String = (0..5_000).map(|n| format!("line {n}\n")).collect();
+    work.write("text", text.as_bytes());
+    let one = work.commit("1");
+    world.push(&repo, &work, &[("refs/heads/main", Some(one))]).await.unwrap();
+    work.write("text", format!("{text}and one more\n").as_bytes());
+    let two = work.commit("2");
+    let thin = work.thin_pack(two, one);
+    assert!(thin.len() < 1_000, "a delta against an object that is not sent: {}", thin.len());
+    let incoming = world.receive(&repo, &thin).await.unwrap();
+    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+    let push = judged(&guard.refs(&repo.owner).await.unwrap(), &[("refs/heads/main", Some(two))]);
+    guard.accept(&repo.owner, &push, Some(incoming), None, now()).await.unwrap();
+    git(&world.view(&repo), &["fsck", "--full", "--strict"], b"").unwrap();
+}
+
+#[tokio::test]
 async fn refs_are_created_updated_forced_and_deleted() {
     let (world, work) = (World::new().await, Work::new());
     let repo = world.repo("x").await;
