@@ -65,3 +65,49 @@ impl RefTarget {
         gone.chain(moved).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use grasp_core::nostr::types::Timestamp;
+    use proptest::collection::btree_map;
+    use proptest::prelude::{Strategy, prop_assert_eq, proptest};
+
+    use super::*;
+
+    /// Some refs that can exist side by side; another such set may need some of them as directories.
+    fn refs(names: &'static str) -> impl Strategy<Value = BTreeMap<RefName, Oid>> {
+        btree_map(names, 0..4_u8, 0..6).prop_map(|refs| {
+            let mut kept: BTreeMap<RefName, Oid> = BTreeMap::new();
+            for (name, n) in refs {
+                let name: RefName = name.parse().unwrap();
+                if !kept.keys().any(|other| other.conflicts_with(&name)) {
+                    kept.insert(name, Oid::Sha1([n; 20]));
+                }
+            }
+            kept
+        })
+    }
+
+    fn snapshot(refs: &BTreeMap<RefName, Oid>) -> Snapshot {
+        let plain = |oid: &Oid| Target { oid: *oid, peeled: None };
+        let refs = refs.iter().map(|(name, oid)| (name.clone(), plain(oid))).collect();
+        Snapshot { refs, head: None }
+    }
+
+    proptest! {
+        #[test]
+        fn the_changes_lead_from_any_refs_to_exactly_the_target(
+            current in refs("refs/(heads|tags|nostr)/[ab](/[ab])?"),
+            wanted in refs("refs/(heads|tags)/[ab](/[ab])?"),
+        ) {
+            let target = RefTarget { refs: wanted.clone(), head: None };
+            let changes = target.changes(&current);
+            let wish = Wish { changes: &changes, head: None, now: Timestamp::from_secs(1) };
+            let after = snapshot(&current).after(&wish, &BTreeMap::new()).unwrap().visible();
+            let others = current.into_iter().filter(|(name, _)| !name.is_branch_or_tag());
+            let expected: BTreeMap<_, _> = others.chain(wanted).collect();
+            prop_assert_eq!(&after, &expected);
+            prop_assert_eq!(target.changes(&after), vec![]);
+        }
+    }
+}

@@ -46,9 +46,14 @@ struct Inner {
     staging: StagingLimits,
     locks: Mutex<BTreeMap<String, Weak<tokio::sync::Mutex<()>>>>,
     next_scratch: AtomicU64,
+    removals: AtomicU64,
     // Held for as long as anybody works here.
     _lock: File,
 }
+
+/// A count of removed families.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Removals(u64);
 
 impl RepoStore {
     /// Opens the directory, makes it if need be, and finishes what a crash has left unfinished.
@@ -61,6 +66,7 @@ impl RepoStore {
             staging,
             locks: Mutex::default(),
             next_scratch: AtomicU64::new(0),
+            removals: AtomicU64::new(0),
             _lock: lock,
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -153,6 +159,15 @@ impl RepoStore {
     fn scratch(&self) -> PathBuf {
         let number = self.inner.next_scratch.fetch_add(1, Ordering::Relaxed);
         self.inner.layout.incoming().join(number.to_string())
+    }
+
+    /// How many families were removed. What was found out before the last removal may be true no more.
+    fn removals(&self) -> Removals {
+        Removals(self.inner.removals.load(Ordering::SeqCst))
+    }
+
+    fn count_removal(&self) {
+        self.inner.removals.fetch_add(1, Ordering::SeqCst);
     }
 
     fn lock_of(&self, key: &str) -> Arc<tokio::sync::Mutex<()>> {

@@ -230,6 +230,11 @@ impl Work {
         self.pack_of(&[], &input)
     }
 
+    /// What git sends for a tip to a server that has another one.
+    pub(crate) fn thin_pack(&self, tip: Oid, had: Oid) -> Vec<u8> {
+        self.pack_of(&["--revs", "--thin"], &format!("{tip}\n^{had}\n"))
+    }
+
     /// The last commit, its tree and its file.
     pub(crate) fn objects_of_last_commit(&self) -> Vec<Oid> {
         ["HEAD", "HEAD^{tree}", "HEAD:file"].map(|what| self.rev(what)).into()
@@ -269,6 +274,11 @@ fn raw_git(dir: &Path, arguments: &[&str], input: &[u8]) -> Result<Vec<u8>, Stri
         return Ok(output.stdout);
     }
     Err(String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// Bytes that no compression makes fewer, four for each `n`.
+pub(crate) fn noise(n: u32) -> Vec<u8> {
+    (0..n).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect()
 }
 
 /// All files below a directory.

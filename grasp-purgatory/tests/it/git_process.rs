@@ -9,7 +9,7 @@ use grasp_purgatory::git::{Git, GitError, Protocol, Slots};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{sleep, timeout};
 
-use crate::git_fixture::{PLENTY, Work, World, files_below, installed_git, name};
+use crate::git_fixture::{PLENTY, Work, World, files_below, installed_git, name, noise};
 
 /// The living processes that work below this directory.
 fn processes(root: &Path) -> Vec<String> {
@@ -72,9 +72,7 @@ async fn a_client_that_vanishes_mid_push_leaves_no_process_and_no_file() {
 async fn a_client_that_vanishes_mid_clone_takes_gits_children_along() {
     let (world, work) = (World::new().await, Work::new());
     let repo = world.repo("x").await;
-    let noise: Vec<u8> =
-        (0..2_000_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
-    work.write("noise", &noise);
+    work.write("noise", &noise(2_000_000));
     let tip = work.commit("1");
     world.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
     let mut process = world.store.upload_pack(&repo, Protocol::V0).await.unwrap();

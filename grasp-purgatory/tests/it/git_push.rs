@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use grasp_core::Oid;
 use grasp_purgatory::git::{Blame, Completeness, GitError};
 
-use crate::git_fixture::{PLENTY, Work, World, files_below, git, judged, name, now};
+use crate::git_fixture::{Work, World, files_below, git, judged, name, noise, now};
 
 #[tokio::test]
 async fn a_plain_clone_of_the_view_gets_what_was_pushed() {
@@ -28,6 +28,25 @@ async fn a_plain_clone_of_the_view_gets_what_was_pushed() {
     let peeled = git(&view, &["show-ref", "-d", "v1"], b"").unwrap();
     assert!(peeled.contains(&format!("{first} refs/tags/v1^{{}}")), "{peeled}");
     git(&view, &["fsck", "--full", "--strict"], b"").unwrap();
+}
+
+#[tokio::test]
+async fn a_thin_pack_is_completed_with_what_the_family_has() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    let text: String = (0..5_000).map(|n| format!("line {n}\n")).collect();
+    work.write("text", text.as_bytes());
+    let one = work.commit("1");
+    world.push(&repo, &work, &[("refs/heads/main", Some(one))]).await.unwrap();
+    work.write("text", format!("{text}and one more\n").as_bytes());
+    let two = work.commit("2");
+    let thin = work.thin_pack(two, one);
+    assert!(thin.len() < 1_000, "a delta against an object that is not sent: {}", thin.len());
+    let incoming = world.receive(&repo, &thin).await.unwrap();
+    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+    let push = judged(&guard.refs(&repo.owner).await.unwrap(), &[("refs/heads/main", Some(two))]);
+    guard.accept(&repo.owner, &push, Some(incoming), None, now()).await.unwrap();
+    git(&world.view(&repo), &["fsck", "--full", "--strict"], b"").unwrap();
 }
 
 #[tokio::test]
@@ -109,7 +128,7 @@ async fn incomplete_history_is_told_apart_from_absent_tips() {
     let repo = world.repo("x").await;
     let whole = work.commit("whole");
     work.git(&["checkout", "-q", "--orphan", "other"]);
-    let parent = work.commit("parent");
+    work.commit("parent");
     let broken = work.commit("broken");
     let absent: Oid = "ab".repeat(20).parse().unwrap();
     let mut incoming = world.receive(&repo, &work.pack(&[whole])).await.unwrap();
@@ -117,8 +136,6 @@ async fn incomplete_history_is_told_apart_from_absent_tips() {
     std::fs::write(work.dir.path().join(".git/shallow"), format!("{broken}\n")).unwrap();
     let shallow = work.pack(&[broken]);
     std::fs::remove_file(work.dir.path().join(".git/shallow")).unwrap();
-    let plain = git(&world.view(&repo), &["--version"], b"").unwrap();
-    assert!(plain.starts_with("git version"));
     unpack_unchecked(&incoming_dir(&world), &shallow);
     let tips = BTreeSet::from([whole, broken, absent]);
     let found = incoming.check(&tips).await.unwrap();
@@ -127,7 +144,6 @@ async fn incomplete_history_is_told_apart_from_absent_tips() {
         broken: BTreeSet::from([broken]),
     };
     assert_eq!(found, expected);
-    assert_ne!(parent, broken);
 }
 
 /// The only directory in which something is being received.
@@ -195,9 +211,7 @@ async fn objects_that_git_would_refuse_are_refused() {
 async fn a_pack_over_the_limit_is_refused_and_leaves_nothing_behind() {
     let (world, work) = (World::new().await, Work::new());
     let repo = world.repo("x").await;
-    let noise: Vec<u8> =
-        (0..200_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
-    work.write("noise", &noise);
+    work.write("noise", &noise(200_000));
     let pack = work.pack(&[work.commit("1")]);
     let incoming = world.store.incoming(&repo).await.unwrap();
     let mut unpacking = incoming.unpack(10_000).await.unwrap();
@@ -242,34 +256,15 @@ async fn pushes_to_one_family_take_turns_and_all_arrive() {
     let repo = world.repo("x").await;
     let base = work.commit("base");
     world.push(&repo, &work, &[("refs/heads/main", Some(base))]).await.unwrap();
-    let branches: Vec<_> = (0..8).map(|n| format!("refs/heads/b{n}")).collect();
-    let pushes: Vec<_> =
-        branches.iter().map(|branch| (branch.as_str(), work.commit(branch))).collect();
-    let moves: Vec<_> = pushes.iter().map(|(branch, tip)| [(*branch, Some(*tip))]).collect();
-    let all = moves.iter().map(|moves| world.push(&repo, &work, moves));
-    for pushed in futures_in_turn(all).await {
+    let moves = ["a", "b", "c", "d"].map(|branch| (branch, Some(work.commit(branch))));
+    let names = moves.map(|(branch, _)| format!("refs/heads/{branch}"));
+    let push = async |n: usize| world.push(&repo, &work, &[(&names[n], moves[n].1)]).await;
+    let (a, b, c, d) = tokio::join!(push(0), push(1), push(2), push(3));
+    for pushed in [a, b, c, d] {
         pushed.unwrap();
     }
-    assert_eq!(world.store.refs(&repo).await.unwrap().len(), 1 + pushes.len());
+    assert_eq!(world.store.refs(&repo).await.unwrap().len(), 1 + moves.len());
     git(&world.view(&repo), &["fsck", "--full"], b"").unwrap();
-}
-
-/// Drives futures at once, without a crate for it.
-async fn futures_in_turn<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
-    let mut waiting: Vec<_> = futures.map(|future| (Box::pin(future), None)).collect();
-    std::future::poll_fn(|context| {
-        for (future, output) in &mut waiting {
-            if output.is_none() {
-                if let std::task::Poll::Ready(ready) = future.as_mut().poll(context) {
-                    *output = Some(ready);
-                }
-            }
-        }
-        let done = waiting.iter().all(|(_, output)| output.is_some());
-        if done { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
-    })
-    .await;
-    waiting.into_iter().map(|(_, output)| output.unwrap()).collect()
 }
 
 #[tokio::test]
@@ -280,8 +275,7 @@ async fn the_same_objects_may_come_twice() {
     world.push(&repo, &work, &[("refs/heads/a", Some(tip))]).await.unwrap();
     world.push(&repo, &work, &[("refs/heads/b", Some(tip))]).await.unwrap();
     // An empty pack, as git sends it when the server has everything.
-    let empty = git_empty_pack(&work);
-    let incoming = world.receive(&repo, &empty).await.unwrap();
+    let incoming = world.receive(&repo, &work.pack_only(&[])).await.unwrap();
     let mut guard = world.store.lock(&repo.identifier).await.unwrap();
     let refs = guard.refs(&repo.owner).await.unwrap();
     let push = judged(&refs, &[("refs/heads/c", Some(tip))]);
@@ -290,9 +284,4 @@ async fn the_same_objects_may_come_twice() {
         .into_iter()
         .filter(|f| f.extension().is_some_and(|e| e == "pack"));
     assert_eq!(packs.count(), 1);
-    assert!(PLENTY > empty.len() as u64);
-}
-
-fn git_empty_pack(work: &Work) -> Vec<u8> {
-    work.pack_only(&[])
 }

@@ -6,7 +6,7 @@ use grasp_core::Oid;
 use grasp_purgatory::git::{GitError, StagedTip, StagingLimits};
 use nostr::event::EventId;
 
-use crate::git_fixture::{Work, World, git, name, now};
+use crate::git_fixture::{Work, World, git, name, noise, now};
 
 fn event(n: u8) -> (EventId, String) {
     let id = EventId::from_byte_array([n; 32]);
@@ -84,8 +84,12 @@ async fn competing_tips_wait_side_by_side_and_survive_a_restart() {
 
 #[tokio::test]
 async fn too_many_tips_or_bytes_are_refused_and_nobody_is_pushed_out() {
-    let limits =
-        StagingLimits { tips_per_event: 2, bytes_per_event: 4_000, bytes_per_family: 8_000 };
+    let limits = StagingLimits {
+        tips_per_event: 2,
+        bytes_per_event: 4_000,
+        bytes_per_family: 8_000,
+        ..Default::default()
+    };
     let (world, work) = (World::limited(limits).await, Work::new());
     let repo = world.repo("x").await;
     let (id, reference) = event(1);
@@ -95,9 +99,7 @@ async fn too_many_tips_or_bytes_are_refused_and_nobody_is_pushed_out() {
     }
     let error = world.push(&repo, &work, &[(&reference, Some(tips[2]))]).await.unwrap_err();
     assert!(matches!(error, GitError::StagingFull), "{error:?}");
-    let noise: Vec<u8> =
-        (0..2_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
-    work.write("noise", &noise);
+    work.write("noise", &noise(2_000));
     let large = work.commit("large");
     let (_, other) = event(2);
     let error = world.push(&repo, &work, &[(&other, Some(large))]).await.unwrap_err();

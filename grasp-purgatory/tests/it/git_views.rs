@@ -1,5 +1,6 @@
 //! Families and views: names, sharing, advertisements, coming and going.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use grasp_core::{Identifier, RepoId};
@@ -9,7 +10,9 @@ use grasp_purgatory::git::{
 use nostr::types::Timestamp;
 use tokio::io::AsyncReadExt;
 
-use crate::git_fixture::{Work, World, files_below, git, installed_git, name, now, pack_bytes};
+use crate::git_fixture::{
+    Work, World, files_below, git, installed_git, name, noise, now, pack_bytes,
+};
 
 async fn advertised(world: &World, repo: &RepoId, service: Service, protocol: Protocol) -> String {
     let mut process = world.store.advertise(repo, service, protocol).await.unwrap();
@@ -55,7 +58,8 @@ async fn an_empty_view_advertises_what_it_can_do() {
     }
     assert!(!push.contains("push-cert"));
     let v2 = advertised(&world, &repo, Service::UploadPack, Protocol::V2).await;
-    assert!(v2.contains("version 2") && v2.contains("fetch="), "{v2}");
+    assert!(v2.lines().any(|line| line.contains("fetch=") && line.contains("filter")), "{v2}");
+    assert!(v2.contains("version 2") && v2.contains("fetch=shallow"), "{v2}");
 }
 
 #[tokio::test]
@@ -78,9 +82,7 @@ async fn the_advertisement_names_head_and_hides_what_is_internal() {
 async fn views_of_a_family_store_history_once() {
     let (world, work) = (World::new().await, Work::new());
     let (alice, bob) = (world.repo("x").await, world.repo("x").await);
-    let noise: Vec<u8> =
-        (0..100_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
-    work.write("noise", &noise);
+    work.write("noise", &noise(100_000));
     let tip = work.commit("1");
     world.push(&alice, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
     let before = pack_bytes(&world.root());
@@ -129,13 +131,10 @@ async fn any_identifier_has_a_place_of_its_own() {
         world.push(repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
         assert_eq!(world.store.refs(repo).await.unwrap()[&name("refs/heads/main")], tip);
     }
-    let tips: std::collections::BTreeSet<_> = {
-        let mut tips = std::collections::BTreeSet::new();
-        for repo in &repos {
-            tips.extend(world.store.refs(repo).await.unwrap().into_values());
-        }
-        tips
-    };
+    let mut tips = BTreeSet::new();
+    for repo in &repos {
+        tips.extend(world.store.refs(repo).await.unwrap().into_values());
+    }
     assert_eq!(tips.len(), repos.len());
     let found = world.store.repositories().await.unwrap();
     assert!(repos.iter().all(|repo| found.contains(repo)) && found.len() == repos.len() + 1);
@@ -172,12 +171,14 @@ async fn a_retired_view_comes_back_with_its_refs_until_it_is_forgotten() {
     assert_eq!(families, std::slice::from_ref(&repo.identifier));
     assert_eq!(guard.forget_retired(now()).await.unwrap(), 1);
 
-    guard.create_view(&repo.owner).await.unwrap();
+    assert!(guard.restore_view(&repo.owner).await.unwrap());
     assert_eq!(guard.refs(&repo.owner).await.unwrap()[&name("refs/heads/main")], tip);
+    assert!(!guard.restore_view(&repo.owner).await.unwrap(), "it is in service");
 
     guard.retire_view(&repo.owner, now()).await.unwrap();
     let later = Timestamp::from_secs(now().as_secs() + RETENTION.as_secs() + 1);
     assert_eq!(guard.forget_retired(later).await.unwrap(), 0);
+    assert!(!guard.restore_view(&repo.owner).await.unwrap());
     guard.create_view(&repo.owner).await.unwrap();
     assert!(guard.refs(&repo.owner).await.unwrap().is_empty());
 }
@@ -199,6 +200,34 @@ async fn who_vanishes_leaves_nothing_and_takes_nothing_from_others() {
     assert!(files_below(&world.root().join("families")).is_empty());
     world.create(&bob).await;
     assert!(world.store.refs(&bob).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn what_was_whole_with_a_family_that_is_gone_is_looked_at_again() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    let base = work.commit("base");
+    world.push(&repo, &work, &[("refs/heads/main", Some(base))]).await.unwrap();
+    let tip = work.commit("tip");
+    let mut incoming =
+        world.receive(&repo, &work.pack_only(&work.objects_of_last_commit())).await.unwrap();
+    let tips = [tip].into();
+    assert!(incoming.check(&tips).await.unwrap().is_complete());
+    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+    guard.destroy_view(&repo.owner).await.unwrap();
+    guard.create_view(&repo.owner).await.unwrap();
+    guard.promote(incoming).await.unwrap();
+    assert!(!guard.check(&tips).await.unwrap().is_complete(), "its parent went with the family");
+}
+
+#[tokio::test]
+async fn an_unfilled_view_leaves_nothing_when_it_expires() {
+    let world = World::new().await;
+    let repo = world.repo("x").await;
+    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+    guard.retire_view(&repo.owner, now()).await.unwrap();
+    guard.retire_view(&repo.owner, now()).await.unwrap();
+    assert!(files_below(&world.root().join("families")).is_empty());
 }
 
 #[tokio::test]

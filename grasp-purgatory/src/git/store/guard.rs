@@ -49,15 +49,7 @@ impl FamilyGuard {
         held: OwnedMutexGuard<()>,
     ) -> Result<Self, GitError> {
         let guard = Self { store, identifier, family, held: Arc::new(held) };
-        let layout = guard.store.layout().clone();
-        let family = guard.family.clone();
-        // An error of the disk may have left a decided transaction unfinished without a crash.
-        guard
-            .blocking(move || {
-                let left = Pending::left_behind(&layout)?.into_iter();
-                left.filter(|it| it.is_of(&family)).try_for_each(|it| it.roll_forward(never_stops))
-            })
-            .await?;
+        guard.recover().await?;
         Ok(guard)
     }
 
@@ -66,13 +58,12 @@ impl FamilyGuard {
         &self.identifier
     }
 
-    /// Makes an empty view, or brings back the one that was retired last, unless there is a view.
+    /// Makes an empty view unless there is one.
     pub async fn create_view(&mut self, owner: &PublicKey) -> Result<(), GitError> {
         let repo = self.repo(owner);
         let (store, family) = (self.store.clone(), self.family.clone());
         self.blocking(move || {
             family.create(&repo.identifier, &store.scratch())?;
-            super::retired::restore(&family, &repo.owner)?;
             family.create_view(&repo, &store.scratch())
         })
         .await
@@ -86,7 +77,7 @@ impl FamilyGuard {
 
     /// The refs that clients see.
     pub async fn refs(&self, owner: &PublicKey) -> Result<BTreeMap<RefName, Oid>, GitError> {
-        self.store.refs(&self.repo(owner)).await
+        self.snapshot(owner).await.map(|snapshot| snapshot.visible())
     }
 
     /// Whether the histories of these tips are whole. What is found to be so is remembered.
@@ -105,7 +96,7 @@ impl FamilyGuard {
         target: &RefTarget,
         now: Timestamp,
     ) -> Result<Applied, GitError> {
-        let snapshot = self.store.snapshot(&self.repo(owner)).await?;
+        let snapshot = self.snapshot(owner).await?;
         let changes = target.changes(&snapshot.visible());
         self.move_from(owner, snapshot, changes, target.head.clone(), now).await
     }
@@ -131,7 +122,7 @@ impl FamilyGuard {
                 ([], _) => None,
                 (_, []) => Some(incoming),
                 // One pack brought both; only what was signed for becomes readable.
-                (execute, _) => Some(incoming.extract(&self.store, &self::tips(execute)).await?),
+                (execute, _) => Some(incoming.extract(&self::tips(execute)).await?),
             };
             if let Some(signed) = signed {
                 self.promote(signed).await?;
@@ -159,7 +150,7 @@ impl FamilyGuard {
             if to.is_dir() { move_objects(&from, &to) } else { Err(GitError::NoView) }
         })
         .await?;
-        self.remember(incoming.whole().clone()).await
+        self.remember(incoming.into_whole()).await
     }
 
     /// Moves refs of a view, all or none, each from where the caller believes it to be.
@@ -172,7 +163,7 @@ impl FamilyGuard {
         head: Option<&RefName>,
         now: Timestamp,
     ) -> Result<Applied, GitError> {
-        let snapshot = self.store.snapshot(&self.repo(owner)).await?;
+        let snapshot = self.snapshot(owner).await?;
         self.move_from(owner, snapshot, changes.to_vec(), head.cloned(), now).await
     }
 
@@ -224,6 +215,22 @@ impl FamilyGuard {
             .await?
             .success(COMMAND)?;
         Ok(true)
+    }
+
+    /// All refs of a view, after whatever was decided about them.
+    async fn snapshot(&self, owner: &PublicKey) -> Result<Snapshot, GitError> {
+        self.recover().await?;
+        self.store.snapshot(&self.repo(owner)).await
+    }
+
+    /// Finishes transactions that were decided. An error of the disk may have left one without a crash.
+    async fn recover(&self) -> Result<(), GitError> {
+        let family = self.family.clone();
+        self.blocking(move || {
+            let left = Pending::left_behind(family.layout())?.into_iter();
+            left.filter(|it| it.is_of(&family)).try_for_each(|it| it.roll_forward(never_stops))
+        })
+        .await
     }
 
     pub(super) fn repo(&self, owner: &PublicKey) -> RepoId {

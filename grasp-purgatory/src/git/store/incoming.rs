@@ -7,7 +7,7 @@ use nostr::event::EventId;
 use tokio::io::AsyncWriteExt;
 use tokio::process::ChildStdin;
 
-use super::{Quarantine, RepoStore};
+use super::{Quarantine, Removals, RepoStore};
 use crate::git::blocking;
 use crate::git::check::{Completeness, Objects, Proofs};
 use crate::git::command::GitCommand;
@@ -24,9 +24,12 @@ const FLAWS: &str =
 /// Receiving takes no lock, however slow the sender. Dropping it forgets the objects.
 #[derive(Debug)]
 pub struct Incoming {
+    store: RepoStore,
     objects: Objects,
     quarantine: Quarantine,
     whole: BTreeSet<Oid>,
+    /// What is whole may be so only with objects of the family as it was then.
+    as_of: Removals,
 }
 
 impl Incoming {
@@ -34,7 +37,8 @@ impl Incoming {
         let quarantine = Quarantine::create(store.scratch())?;
         let git = store.git().clone();
         let objects = Objects { git, family, incoming: Some(quarantine.clone()) };
-        Ok(Self { objects, quarantine, whole: BTreeSet::new() })
+        let (store, as_of) = (store.clone(), store.removals());
+        Ok(Self { store, objects, quarantine, whole: BTreeSet::new(), as_of })
     }
 
     /// Starts to unpack; the pack is fed to what is returned.
@@ -57,15 +61,25 @@ impl Incoming {
 
     /// Whether the histories of these tips are whole, with what the family has.
     pub async fn check(&mut self, tips: &BTreeSet<Oid>) -> Result<Completeness, GitError> {
+        self.forget_if_outdated();
         let unknown = tips.difference(&self.whole).copied().collect();
         let findings = self.objects.examine(&unknown).await?;
         self.whole.extend(&findings.whole);
         Ok(findings.completeness())
     }
 
-    /// Tips that were found to be whole.
-    pub(super) fn whole(&self) -> &BTreeSet<Oid> {
-        &self.whole
+    /// Tips that were found to be whole, and are so still; the caller holds the family's lock.
+    pub(super) fn into_whole(mut self) -> BTreeSet<Oid> {
+        self.forget_if_outdated();
+        std::mem::take(&mut self.whole)
+    }
+
+    fn forget_if_outdated(&mut self) {
+        let now = self.store.removals();
+        if now != self.as_of {
+            self.whole.clear();
+            self.as_of = now;
+        }
     }
 
     pub(super) fn quarantine(&self) -> &Quarantine {
@@ -93,18 +107,16 @@ impl Incoming {
     }
 
     /// What these tips need beyond what the family has proven, and nothing else that was sent, in a place of its own.
-    pub(super) async fn extract(
-        &self,
-        store: &RepoStore,
-        tips: &BTreeSet<Oid>,
-    ) -> Result<Self, GitError> {
+    pub(super) async fn extract(&self, tips: &BTreeSet<Oid>) -> Result<Self, GitError> {
         const COMMAND: &str = "pack-objects";
-        let part = Self {
-            whole: tips.intersection(&self.whole).copied().collect(),
-            ..Self::new(store, self.objects.family.clone())?
-        };
-        let family = self.objects.family.clone();
-        let proofs = blocking(move || Proofs::load(&family)).await?;
+        let (store, family) = (self.store.clone(), self.objects.family.clone());
+        let (mut part, proofs) = blocking(move || {
+            let proofs = Proofs::load(&family)?;
+            Ok((Self::new(&store, family)?, proofs))
+        })
+        .await?;
+        part.as_of = self.as_of;
+        part.whole = tips.intersection(&self.whole).copied().collect();
         let wanted = tips.iter().map(|tip| format!("{tip}\n"));
         let had = proofs.tips().iter().map(|tip| format!("^{tip}\n"));
         let input: String = wanted.chain(had).collect();

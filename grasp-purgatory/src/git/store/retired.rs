@@ -12,18 +12,19 @@ use crate::git::layout::{self, Family};
 use crate::git::refs::RETENTION;
 
 impl FamilyGuard {
-    /// Takes a view out of service. [`FamilyGuard::create_view`] brings it back, until it is forgotten.
+    /// Takes a view out of service. [`FamilyGuard::restore_view`] brings it back, until it is forgotten.
     ///
     /// One that never had refs is not worth keeping. That there is no view is fine.
     pub async fn retire_view(&mut self, owner: &PublicKey, now: Timestamp) -> Result<(), GitError> {
-        let (family, owner) = (self.family.clone(), *owner);
+        let (store, family, owner) = (self.store.clone(), self.family.clone(), *owner);
         self.blocking(move || {
             let view = family.view(&owner);
             if !view.is_dir() {
                 return Ok(());
             }
             if !view.join("packed-refs").exists() {
-                return layout::remove(&view);
+                layout::remove(&view)?;
+                return store.remove_if_deserted(&family);
             }
             let name = format!("{}.{}", owner.to_hex(), now.as_secs());
             layout::create_dir(&family.retired())?;
@@ -35,22 +36,28 @@ impl FamilyGuard {
         .await
     }
 
+    /// Brings back the view that was retired last, unless one is in service. Says whether there was one to bring back.
+    pub async fn restore_view(&mut self, owner: &PublicKey) -> Result<bool, GitError> {
+        let (family, owner) = (self.family.clone(), *owner);
+        self.blocking(move || restore(&family, &owner)).await
+    }
+
     /// Removes a view for good, with all its retired forms: its owner has asked to vanish.
     ///
     /// Objects that other views share stay; without any other view the whole family goes.
     pub async fn destroy_view(&mut self, owner: &PublicKey) -> Result<(), GitError> {
-        let (family, owner) = (self.family.clone(), *owner);
+        let (store, family, owner) = (self.store.clone(), self.family.clone(), *owner);
         self.blocking(move || {
             layout::remove(&family.view(&owner))?;
             retired(&family, &owner)?.iter().try_for_each(|(_, path)| layout::remove(path))?;
-            remove_if_deserted(&family)
+            store.remove_if_deserted(&family)
         })
         .await
     }
 
     /// Forgets retired views whose time is over. Says how many views are still retired.
     pub async fn forget_retired(&mut self, now: Timestamp) -> Result<usize, GitError> {
-        let family = self.family.clone();
+        let (store, family) = (self.store.clone(), self.family.clone());
         self.blocking(move || {
             let oldest = now.as_secs().saturating_sub(RETENTION.as_secs());
             for path in layout::list(&family.retired())? {
@@ -59,7 +66,7 @@ impl FamilyGuard {
                 }
             }
             let left = layout::list(&family.retired())?.len();
-            remove_if_deserted(&family)?;
+            store.remove_if_deserted(&family)?;
             Ok(left)
         })
         .await
@@ -67,6 +74,17 @@ impl FamilyGuard {
 }
 
 impl RepoStore {
+    /// Removes a family that nothing refers to: no view, none retired, nothing staged.
+    fn remove_if_deserted(&self, family: &Family) -> Result<(), GitError> {
+        for place in [family.views(), family.retired(), family.staging()] {
+            if !layout::list(&place)?.is_empty() {
+                return Ok(());
+            }
+        }
+        self.count_removal();
+        layout::remove(family.path())
+    }
+
     /// The identifiers of families with retired views, for [`FamilyGuard::forget_retired`].
     pub async fn families_with_retired(&self) -> Result<Vec<grasp_core::Identifier>, GitError> {
         let layout = self.layout().clone();
@@ -83,18 +101,18 @@ impl RepoStore {
     }
 }
 
-/// Brings back the view that was retired last, unless one is in service.
-pub(super) fn restore(family: &Family, owner: &PublicKey) -> Result<(), GitError> {
+fn restore(family: &Family, owner: &PublicKey) -> Result<bool, GitError> {
     let view = family.view(owner);
     if view.is_dir() {
-        return Ok(());
+        return Ok(false);
     }
     let Some((_, latest)) = retired(family, owner)?.into_iter().max() else {
-        return Ok(());
+        return Ok(false);
     };
     layout::rename(&latest, &view)?;
     layout::sync(&family.views())?;
-    layout::sync(&family.retired())
+    layout::sync(&family.retired())?;
+    Ok(true)
 }
 
 /// The retired views of an owner and since when they are so.
@@ -107,12 +125,4 @@ fn retired(family: &Family, owner: &PublicKey) -> Result<Vec<(u64, PathBuf)>, Gi
 
 fn since(name: &str) -> Option<u64> {
     name.split_once('.')?.1.parse().ok()
-}
-
-/// Removes a family that nothing refers to: no view, none retired.
-fn remove_if_deserted(family: &Family) -> Result<(), GitError> {
-    let deserted = layout::list(&family.views())?.is_empty()
-        && layout::list(&family.retired())?.is_empty()
-        && layout::list(&family.staging())?.is_empty();
-    if deserted { layout::remove(family.path()) } else { Ok(()) }
 }

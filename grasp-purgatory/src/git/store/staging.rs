@@ -1,6 +1,7 @@
 //! Uploads that nobody has signed for yet: kept, and kept out of sight.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use grasp_core::{Identifier, Oid};
 use nostr::event::EventId;
@@ -20,12 +21,19 @@ pub struct StagingLimits {
     pub bytes_per_event: u64,
     /// Bytes of everything that waits in one family.
     pub bytes_per_family: u64,
+    /// Bytes of everything that waits.
+    pub bytes_in_all: u64,
 }
 
 impl Default for StagingLimits {
     fn default() -> Self {
         const MIB: u64 = 1024 * 1024;
-        Self { tips_per_event: 8, bytes_per_event: 128 * MIB, bytes_per_family: 512 * MIB }
+        Self {
+            tips_per_event: 8,
+            bytes_per_event: 128 * MIB,
+            bytes_per_family: 512 * MIB,
+            bytes_in_all: 8 * 1024 * MIB,
+        }
     }
 }
 
@@ -37,7 +45,7 @@ impl FamilyGuard {
         tip: Oid,
         incoming: &Incoming,
     ) -> Result<(), GitError> {
-        let part = incoming.extract(&self.store, &BTreeSet::from([tip])).await?;
+        let part = incoming.extract(&BTreeSet::from([tip])).await?;
         let (family, limits) = (self.family.clone(), self.store.inner.staging);
         self.blocking(move || {
             let (place, target) = (family.staged(&event), family.staged_tip(&event, &tip));
@@ -46,9 +54,13 @@ impl FamilyGuard {
             }
             layout::create_dir(&place)?;
             let size = layout::size(&part.quarantine().objects())?;
+            let room = |dir: &Path, limit| -> Result<bool, GitError> {
+                Ok(layout::size(dir)?.saturating_add(size) <= limit)
+            };
             let fits = layout::list(&place)?.len() < limits.tips_per_event
-                && layout::size(&place)?.saturating_add(size) <= limits.bytes_per_event
-                && layout::size(&family.staging())?.saturating_add(size) <= limits.bytes_per_family;
+                && room(&place, limits.bytes_per_event)?
+                && room(&family.staging(), limits.bytes_per_family)?
+                && room(&family.layout().staging(), limits.bytes_in_all)?;
             if !fits {
                 return Err(GitError::StagingFull);
             }
