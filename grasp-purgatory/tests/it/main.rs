@@ -1,4 +1,5 @@
 //! Purgatory from outside: its rules, its journal, and random histories in a small scripted world.
+#![allow(clippy::unwrap_used)]
 
 mod model;
 mod model_disk;

@@ -152,8 +152,16 @@ fn converge(world: &mut World, events: &[usize]) {
     }
 }
 
+/// Enough for every day; `PROPTEST_CASES` asks for more.
+fn cases() -> ProptestConfig {
+    match std::env::var_os("PROPTEST_CASES") {
+        Some(_) => ProptestConfig::default(),
+        None => ProptestConfig::with_cases(64),
+    }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+    #![proptest_config(cases())]
 
     #[test]
     fn the_invariants_hold_after_every_step_of_any_history(
@@ -164,6 +172,7 @@ proptest! {
             in_trouble(&mut world, *trouble, deed);
             world.check();
         }
+        world.check_journal();
     }
 
     #[test]
@@ -195,11 +204,12 @@ proptest! {
     #[test]
     fn the_same_inputs_give_the_same_outputs(history in vec(deed(), 1..40)) {
         let mut world = World::new();
+        world.transcript = Some(Vec::new());
         history.iter().for_each(|deed| world.perform_deed(deed).unwrap());
         let policy = Policy::new(US.parse().unwrap());
         let start = World::new().now;
         let mut again = Purgatory::restore(Config::default(), policy, [], start);
-        for (now, input, outputs) in world.transcript {
+        for (now, input, outputs) in world.transcript.unwrap() {
             prop_assert_eq!(format!("{:?}", again.handle(now, input)), outputs);
         }
     }
@@ -272,6 +282,7 @@ fn run_through(world: &mut World, history: &[Deed]) -> bool {
             cut = true;
             world.restart(Duration::from_secs(1));
             world.check();
+            world.check_journal();
             world.perform_deed(deed).unwrap();
         }
     }

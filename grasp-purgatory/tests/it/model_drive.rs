@@ -26,8 +26,11 @@ impl World {
     }
 
     pub(crate) fn turn(&mut self, input: Input) -> Powered {
-        let outputs = self.core.handle(self.now, input.clone());
-        self.transcript.push((self.now, input, format!("{outputs:?}")));
+        let heard = self.transcript.is_some().then(|| input.clone());
+        let outputs = self.core.handle(self.now, input);
+        if let Some((transcript, heard)) = self.transcript.as_mut().zip(heard) {
+            transcript.push((self.now, heard, format!("{outputs:?}")));
+        }
         let (records, effects): (Vec<_>, Vec<_>) =
             outputs.into_iter().partition(|output| matches!(output, Output::Journal(_)));
         if !records.is_empty() {
@@ -53,13 +56,8 @@ impl World {
             }
             Output::Answer { id, kept } => {
                 self.answer = Some(kept);
-                let last = self.transcript.iter().rev().find_map(|(_, input, _)| match input {
-                    Input::Held { event, .. } if event.id == id => Some(event.clone()),
-                    _ => None,
-                });
-                if kept == Kept::Held {
-                    self.promised.insert(id, last.unwrap());
-                }
+                let offered = self.offered.take().filter(|event| event.id == id);
+                self.promised.extend(offered.filter(|_| kept == Kept::Held).map(|e| (id, e)));
             }
             Output::Survey { identifier } => self.tasks.push_back(Task::Survey(identifier)),
             Output::Apply { .. } => self.tasks.push_back(Task::Apply(effect)),
