@@ -28,6 +28,7 @@ pub(crate) struct Store {
     /// Versions that were replaced, and come back when what replaced them is deleted.
     replaced: Vec<Arc<Event>>,
     requests: BTreeSet<EventId>,
+    ever: BTreeSet<EventId>,
     deleted: BTreeSet<EventId>,
     deleted_until: BTreeMap<Coordinate, Timestamp>,
 }
@@ -35,6 +36,11 @@ pub(crate) struct Store {
 impl Store {
     pub(crate) fn contains(&self, id: &EventId) -> bool {
         self.events.contains_key(id) || self.requests.contains(id)
+    }
+
+    /// Whether an event is served or was, before somebody deleted or replaced it.
+    pub(crate) fn has_ever_had(&self, id: &EventId) -> bool {
+        self.ever.contains(id)
     }
 
     pub(crate) fn is_deleted(&self, event: &Event) -> bool {
@@ -63,6 +69,7 @@ impl Store {
             }
             None => {}
         }
+        self.ever.insert(event.id);
         self.events.insert(event.id, event.clone());
         true
     }
@@ -163,10 +170,16 @@ impl Git {
         }
     }
 
+    /// Whether what is to come from staging is still there; its event may have been deleted meanwhile.
+    pub(crate) fn can_apply(&self, proposals: &[ProposalRef]) -> bool {
+        proposals.iter().all(|proposal| {
+            let tips = self.staging.get(&proposal.id);
+            proposal.staged.is_none() || tips.is_some_and(|tips| tips.contains_key(&proposal.tip))
+        })
+    }
+
     fn set_proposal(&mut self, identifier: &Identifier, proposal: &ProposalRef) {
-        let staged = self.staging.get(&proposal.id).is_some_and(|t| t.contains_key(&proposal.tip));
         if proposal.staged.is_some() {
-            assert!(staged, "asked to take from staging what is not there");
             self.objects.entry(identifier.clone()).or_default().insert(proposal.tip);
         }
         let here = proposal.families.iter().any(|family| self.has_all(family, &[proposal.tip]));

@@ -42,6 +42,10 @@ pub(crate) struct World {
     /// Everything the core was told since it began, and what it answered; if anybody asked for it.
     pub(crate) transcript: Option<Vec<(Now, Input, String)>>,
     pub(crate) tasks: VecDeque<Task>,
+    /// What tasks came to, and the core has not heard.
+    pub(crate) news: VecDeque<Input>,
+    /// How many more steps are taken before the world turns to something else.
+    pub(crate) patience: Option<usize>,
     pub(crate) failed: bool,
     pub(crate) answer: Option<Kept>,
     pub(crate) offered: Option<Arc<Event>>,
@@ -68,6 +72,8 @@ impl World {
             chores: Vec::new(),
             transcript: None,
             tasks: VecDeque::new(),
+            news: VecDeque::new(),
+            patience: None,
             failed: false,
             answer: None,
             offered: None,
@@ -226,7 +232,9 @@ impl World {
     pub(crate) fn restart(&mut self, after: Duration) {
         self.fuse = None;
         self.now = self.now.after(after);
+        self.patience = None;
         self.tasks.clear();
+        self.news.clear();
         self.core = self.replayed();
         self.disk.git.keep_staged(&self.core.staged());
         self.turn(Input::Started).unwrap();
