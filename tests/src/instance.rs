@@ -22,6 +22,8 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+use crate::{Maker, Workdir};
+
 /// A running server. Dropping it stops it without ceremony; [`Instance::stop`] waits for its end.
 pub struct Instance {
     address: SocketAddr,
@@ -91,6 +93,16 @@ impl Instance {
     /// Gives events to the server without a socket.
     pub async fn take(&self, events: Vec<Event>) -> Vec<Verdict> {
         self.parts().ingest.ingest(events, Origin::anonymous()).await
+    }
+
+    /// Has a repository of one commit announced, signed and pushed.
+    pub async fn host(&self, owner: &Maker, name: &str) -> Workdir {
+        let work = Workdir::init().await;
+        let commit = work.commit("first").await;
+        let state = owner.state(name, &[("refs/heads/main", &commit)]);
+        self.take(vec![owner.announce(name, &self.service()), state]).await;
+        work.git(&["push", &self.clone_url(&owner.repo(name)), "main"]).await.expect_ok();
+        work
     }
 
     /// Waits until everything that was told about a repository name has had its consequences.

@@ -16,6 +16,9 @@ use super::staging::Door;
 #[derive(Clone, Debug)]
 pub enum Input {
     /// The driver is ready, after a start or a restart. Sent once, before anything else.
+    ///
+    /// Everything that is kept is looked at then. [`Input::Changed`] for each identifier with a stored announcement
+    /// should follow at leisure: the earlier run may have ended between a change in the store and its hint.
     Started,
     /// An event was admitted that speaks of git data: a hosted announcement, a state or a pull request.
     ///
@@ -141,4 +144,7 @@ pub struct Survey {
     /// Those of the [`candidates`](super::Purgatory::candidates) and
     /// [`proposals`](super::Purgatory::proposals) whose objects are all in the family, with their whole history.
     pub complete: BTreeSet<EventId>,
+    /// Those of the [`kept`](super::Purgatory::kept) events that the event store would refuse: deleted, vanished or
+    /// past their own expiry.
+    pub refused: BTreeSet<EventId>,
 }

@@ -155,3 +155,93 @@ fn remove_from<K: Ord, V: Ord>(index: &mut BTreeMap<K, BTreeSet<V>>, key: &K, va
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use grasp_core::Oid;
+    use nostr::event::{Event, Kind, Signature, Tag};
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::purgatory::{Door, Why};
+
+    /// One of a few events: announcements, states and pull requests of few authors under few names.
+    fn event(n: u8) -> Arc<Event> {
+        let author = PublicKey::from_byte_array([n % 3 + 1; 32]);
+        let name = if n % 2 == 0 { "x" } else { "y" };
+        let to = |name| format!("30617:{author}:{name}");
+        let (kind, tags) = match n % 4 {
+            0 | 1 => (30617 + u16::from(n % 8 / 4), vec![vec!["d".to_owned(), name.to_owned()]]),
+            _ => {
+                let tip = vec!["c".to_owned(), "a".repeat(40)];
+                (1618, vec![vec!["a".to_owned(), to("x")], vec!["a".to_owned(), to(name)], tip])
+            }
+        };
+        let id = EventId::from_slice(&[n; 32]).unwrap();
+        let at = Timestamp::from_secs(u64::from(n));
+        let tags = tags.into_iter().map(|tag| Tag::parse(tag).unwrap());
+        let signature = Signature::from_slice(&[0; 64]).unwrap();
+        Arc::new(Event::new(id, author, at, Kind::from_u16(kind), tags, "", signature))
+    }
+
+    fn record() -> impl Strategy<Value = Record> {
+        let id = || (0..16u8).prop_map(|n| event(n).id);
+        let phase = prop_oneof![Just(Phase::Waiting), Just(Phase::Shelved)];
+        let until = (0..5u64).prop_map(Timestamp::from_secs);
+        let oid = (0..3u8).prop_map(|n| Oid::Sha1([n; 20]));
+        let repo = || {
+            let owner = PublicKey::from_byte_array([1; 32]);
+            RepoId::new(owner, "x".parse().unwrap())
+        };
+        let chore = prop_oneof![
+            Just(Chore::CreateView { repo: repo() }),
+            Just(Chore::RemoveView { repo: repo() }),
+        ];
+        prop_oneof![
+            4 => (0..16u8, phase.clone(), until.clone())
+                .prop_map(|(n, phase, until)| Record::Held { event: event(n), phase, until }),
+            3 => (id(), phase, until.clone())
+                .prop_map(|(id, phase, until)| Record::Moved { id, phase, until }),
+            2 => id().prop_map(|id| Record::Gone { id, why: Why::Served }),
+            2 => (id(), oid.clone(), 0..9u64, until).prop_map(move |(id, tip, bytes, until)| {
+                Record::Staged { id, tip, door: Door::Repository(repo()), bytes, until }
+            }),
+            1 => (id(), proptest::option::of(oid))
+                .prop_map(|(id, keep)| Record::Unstaged { id, keep }),
+            1 => chore.clone().prop_map(|chore| Record::Owed { chore }),
+            1 => chore.prop_map(|chore| Record::Settled { chore }),
+        ]
+    }
+
+    fn replay(records: &[Record]) -> Ledger {
+        let mut ledger = Ledger::default();
+        records.iter().for_each(|record| ledger.apply(record));
+        ledger
+    }
+
+    proptest! {
+        #[test]
+        fn a_snapshot_leads_to_the_same_ledger_with_all_its_accounts(
+            records in vec(record(), 0..60),
+        ) {
+            let ledger = replay(&records);
+            prop_assert_eq!(replay(&ledger.snapshot()), ledger);
+        }
+
+        #[test]
+        fn everything_that_comes_and_goes_leaves_nothing(records in vec(record(), 0..60)) {
+            let mut ledger = replay(&records);
+            for n in 0..16 {
+                ledger.apply(&Record::Gone { id: event(n).id, why: Why::Withdrawn });
+                ledger.apply(&Record::Unstaged { id: event(n).id, keep: None });
+            }
+            for chore in ledger.owed().clone() {
+                ledger.apply(&Record::Settled { chore });
+            }
+            prop_assert_eq!(ledger, Ledger::default());
+        }
+    }
+}

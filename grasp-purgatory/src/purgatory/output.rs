@@ -101,8 +101,11 @@ pub struct ProposalRef {
     pub id: EventId,
     /// Its tip, under `refs/nostr/<id>`.
     pub tip: Oid,
-    /// In these views, which may belong to other identifiers: the objects are here, and are brought there.
+    /// In these views.
     pub repos: BTreeSet<RepoId>,
+    /// In one of these families its objects are, from where they are brought to the views that lack them. A tip that
+    /// is in none of them is passed over; what is about to be stored is never such a one.
+    pub families: BTreeSet<Identifier>,
     /// Where the tip waits in staging, from where its objects are taken into the family first. A contributor's
     /// place gets the ref too.
     pub staged: Option<Door>,

@@ -140,6 +140,11 @@ impl Purgatory {
         others.chain([identifier.clone()]).collect()
     }
 
+    /// Everything that is kept under an identifier, for the store to say what it would refuse.
+    pub fn kept(&self, identifier: &Identifier) -> Vec<Arc<Event>> {
+        self.ledger.family(identifier).map(|entry| entry.event.clone()).collect()
+    }
+
     /// Every upload that waits for its event. Whatever else is in staging at a start was never accounted for.
     pub fn staged(&self) -> BTreeSet<(EventId, Oid)> {
         let staged = self.ledger.staging().iter();

@@ -39,6 +39,10 @@ impl Purgatory {
         let Some(Step::Surveying) = self.desks.get(identifier).map(|desk| &desk.step) else {
             return self.ask(out, identifier);
         };
+        // Usually gone by now; but the hint may have been lost with the earlier run.
+        for id in &survey.refused {
+            self.withdraw(out, *id);
+        }
         let plan = judge::plan(&self.policy, &self.ledger, identifier, survey);
         for (id, why) in &plan.gone {
             self.forget(out, *id, *why);

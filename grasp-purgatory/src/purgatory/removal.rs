@@ -25,20 +25,18 @@ impl Purgatory {
             .filter(|entry| entry.author() == request.pubkey)
             .map(Entry::id)
             .collect();
-        targets.into_iter().for_each(|id| self.withdraw(out, id));
+        self.withdraw_all(out, targets);
     }
 
     pub(super) fn on_vanished(&mut self, out: &mut Turn, author: PublicKey, until: Timestamp) {
         let theirs = |entry: &&Entry| entry.author() == author && entry.event.created_at <= until;
         let targets: Vec<_> = self.ledger.entries().filter(theirs).map(Entry::id).collect();
-        targets.into_iter().for_each(|id| self.withdraw(out, id));
+        self.withdraw_all(out, targets);
     }
 
     pub(super) fn on_delisted(&mut self, out: &mut Turn, repo: &RepoId, by: Version) {
         let kept = self.ledger.announcement(repo).filter(|entry| entry.version() < by);
-        if let Some(id) = kept.map(Entry::id) {
-            self.withdraw(out, id);
-        }
+        self.withdraw_all(out, kept.map(Entry::id));
         self.ask(out, &repo.identifier);
     }
 
@@ -56,14 +54,23 @@ impl Purgatory {
         ids.into_iter().filter_map(|id| self.ledger.entry(&id))
     }
 
-    fn withdraw(&mut self, out: &mut Turn, id: EventId) {
-        let Some(entry) = self.ledger.entry(&id) else { return };
-        let identifiers: Vec<_> = entry.identifiers().into_iter().cloned().collect();
+    /// Lets go of what an author took back, and of the view that only it asked for.
+    pub(super) fn withdraw(&mut self, out: &mut Turn, id: EventId) -> BTreeSet<Identifier> {
+        let Some(entry) = self.ledger.entry(&id) else { return BTreeSet::new() };
+        let identifiers = entry.identifiers().into_iter().cloned().collect();
         let repo = entry.announcement().map(|announcement| announcement.repo.clone());
         self.forget(out, id, Why::Withdrawn);
         if let Some(repo) = repo {
             self.owe(out, Chore::RemoveView { repo });
         }
-        identifiers.iter().for_each(|identifier| self.ask(out, identifier));
+        identifiers
+    }
+
+    fn withdraw_all(&mut self, out: &mut Turn, ids: impl IntoIterator<Item = EventId>) {
+        for id in ids {
+            for identifier in self.withdraw(out, id) {
+                self.ask(out, &identifier);
+            }
+        }
     }
 }

@@ -7,7 +7,7 @@ use grasp_core::deletion::{DeletionRequest, coordinate};
 use grasp_core::nip34::{Announcement, Declared, Proposal, State};
 use grasp_core::{Identifier, Namespace, Oid, RefName, RepoId, Version, kinds};
 use grasp_purgatory::{Chore, Door, ProposalRef, ViewTarget};
-use nostr::event::{Event, EventId};
+use nostr::event::{Event, EventId, Kind};
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
 
@@ -27,13 +27,20 @@ pub(crate) struct Store {
     events: BTreeMap<EventId, Arc<Event>>,
     /// Versions that were replaced, and come back when what replaced them is deleted.
     replaced: Vec<Arc<Event>>,
+    requests: BTreeSet<EventId>,
+    ever: BTreeSet<EventId>,
     deleted: BTreeSet<EventId>,
     deleted_until: BTreeMap<Coordinate, Timestamp>,
 }
 
 impl Store {
     pub(crate) fn contains(&self, id: &EventId) -> bool {
-        self.events.contains_key(id)
+        self.events.contains_key(id) || self.requests.contains(id)
+    }
+
+    /// Whether an event is served or was, before somebody deleted or replaced it.
+    pub(crate) fn has_ever_had(&self, id: &EventId) -> bool {
+        self.ever.contains(id)
     }
 
     pub(crate) fn is_deleted(&self, event: &Event) -> bool {
@@ -62,6 +69,7 @@ impl Store {
             }
             None => {}
         }
+        self.ever.insert(event.id);
         self.events.insert(event.id, event.clone());
         true
     }
@@ -72,6 +80,7 @@ impl Store {
 
     /// Takes back what a request names, and brings back what that had replaced.
     pub(crate) fn delete(&mut self, request: &Event) {
+        self.requests.insert(request.id);
         let targets = DeletionRequest::parse(request).unwrap();
         for place in targets.coordinates {
             self.deleted_until.insert(place, request.created_at);
@@ -94,14 +103,14 @@ impl Store {
     }
 
     pub(crate) fn announcements(&self, of: &BTreeSet<Identifier>) -> Vec<Arc<Event>> {
-        let named =
-            |e: &Event| Announcement::parse(e).is_ok_and(|a| of.contains(&a.repo.identifier));
-        self.events.values().filter(|event| named(event)).cloned().collect()
+        let of: Vec<_> = of.iter().map(Identifier::as_str).collect();
+        let announcements = self.of_kind(kinds::ANNOUNCEMENT);
+        announcements.filter(|event| of.contains(&identifier(event))).cloned().collect()
     }
 
     pub(crate) fn states(&self, of: &Identifier) -> Vec<Arc<Event>> {
-        let named = |e: &Event| State::parse(e).is_ok_and(|s| s.repo.identifier == *of);
-        self.events.values().filter(|event| named(event)).cloned().collect()
+        let states = self.of_kind(kinds::STATE);
+        states.filter(|event| identifier(event) == of.as_str()).cloned().collect()
     }
 
     pub(crate) fn proposals(&self, of: &Identifier) -> Vec<Arc<Event>> {
@@ -109,9 +118,17 @@ impl Store {
             let addressed = |repo: &RepoId| repo.identifier == *of;
             Proposal::parse(e).is_ok_and(|p| p.repos.iter().any(addressed))
         };
-        let served = self.events.values().filter(|event| event.kind == kinds::PULL_REQUEST);
-        served.filter(|event| named(event)).cloned().collect()
+        self.of_kind(kinds::PULL_REQUEST).filter(|event| named(event)).cloned().collect()
     }
+
+    fn of_kind(&self, kind: Kind) -> impl Iterator<Item = &Arc<Event>> {
+        self.events.values().filter(move |event| event.kind == kind)
+    }
+}
+
+fn identifier(event: &Event) -> &str {
+    let d = event.tags.iter().find(|tag| tag.kind() == "d");
+    d.and_then(|tag| tag.content()).unwrap_or_default()
 }
 
 /// Which objects are here with all their history, and what the views show.
@@ -153,13 +170,20 @@ impl Git {
         }
     }
 
+    /// Whether what is to come from staging is still there; its event may have been deleted meanwhile.
+    pub(crate) fn can_apply(&self, proposals: &[ProposalRef]) -> bool {
+        proposals.iter().all(|proposal| {
+            let tips = self.staging.get(&proposal.id);
+            proposal.staged.is_none() || tips.is_some_and(|tips| tips.contains_key(&proposal.tip))
+        })
+    }
+
     fn set_proposal(&mut self, identifier: &Identifier, proposal: &ProposalRef) {
-        let staged = self.staging.get(&proposal.id).is_some_and(|t| t.contains_key(&proposal.tip));
         if proposal.staged.is_some() {
-            assert!(staged, "asked to take from staging what is not there");
             self.objects.entry(identifier.clone()).or_default().insert(proposal.tip);
         }
-        assert!(self.has_all(identifier, &[proposal.tip]), "asked to show a tip that is not here");
+        let here = proposal.families.iter().any(|family| self.has_all(family, &[proposal.tip]));
+        assert!(here, "asked to show a tip that is not here");
         for repo in &proposal.repos {
             self.objects.entry(repo.identifier.clone()).or_default().insert(proposal.tip);
             let view = self.views.entry(repo.clone()).or_default();

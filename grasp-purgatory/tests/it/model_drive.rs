@@ -26,8 +26,11 @@ impl World {
     }
 
     pub(crate) fn turn(&mut self, input: Input) -> Powered {
-        let outputs = self.core.handle(self.now, input.clone());
-        self.transcript.push((self.now, input, format!("{outputs:?}")));
+        let heard = self.transcript.is_some().then(|| input.clone());
+        let outputs = self.core.handle(self.now, input);
+        if let Some((transcript, heard)) = self.transcript.as_mut().zip(heard) {
+            transcript.push((self.now, heard, format!("{outputs:?}")));
+        }
         let (records, effects): (Vec<_>, Vec<_>) =
             outputs.into_iter().partition(|output| matches!(output, Output::Journal(_)));
         if !records.is_empty() {
@@ -53,19 +56,15 @@ impl World {
             }
             Output::Answer { id, kept } => {
                 self.answer = Some(kept);
-                let last = self.transcript.iter().rev().find_map(|(_, input, _)| match input {
-                    Input::Held { event, .. } if event.id == id => Some(event.clone()),
-                    _ => None,
-                });
-                if kept == Kept::Held {
-                    self.promised.insert(id, last.unwrap());
-                }
+                let offered = self.offered.take().filter(|event| event.id == id);
+                self.promised.extend(offered.filter(|_| kept == Kept::Held).map(|e| (id, e)));
             }
             Output::Survey { identifier } => self.tasks.push_back(Task::Survey(identifier)),
             Output::Apply { .. } => self.tasks.push_back(Task::Apply(effect)),
             Output::Store { .. } => self.tasks.push_back(Task::Store(effect)),
             Output::Publish { events } => {
-                assert!(events.iter().all(|e| self.disk.store.contains(&e.id)), "served first");
+                let store = &self.disk.store;
+                assert!(events.iter().all(|event| store.has_ever_had(&event.id)), "stored first");
                 self.published.extend(events.iter().map(|event| event.id));
             }
             Output::Hunt { identifier, after } => self.hunts.push((identifier, after)),
@@ -81,19 +80,42 @@ impl World {
         }
     }
 
-    /// Performs tasks until none is left, and waits for another try where something failed.
+    /// Performs tasks until none is left or the world turns to something else, and waits for another try where
+    /// something failed. What a task comes to may be heard long after it happened.
     pub(crate) fn run(&mut self) -> Powered {
         loop {
-            while let Some(task) = self.tasks.pop_front() {
-                let input = self.work(task)?;
-                self.turn(input)?;
+            while self.has_patience() {
+                if let Some(task) = self.tasks.pop_front() {
+                    let news = self.work(task)?;
+                    self.news.push_back(news);
+                } else if let Some(news) = self.news.pop_front() {
+                    self.turn(news)?;
+                } else {
+                    break;
+                }
             }
-            if !std::mem::take(&mut self.failed) {
+            if !self.is_quiet() || !std::mem::take(&mut self.failed) {
                 return Ok(());
             }
             self.now = self.now.after(self.config.retry);
             self.turn(Input::Tick)?;
         }
+    }
+
+    fn has_patience(&mut self) -> bool {
+        match &mut self.patience {
+            Some(0) => false,
+            Some(left) => {
+                *left -= 1;
+                true
+            }
+            None => true,
+        }
+    }
+
+    /// Whether nothing is under way.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.tasks.is_empty() && self.news.is_empty()
     }
 
     pub(crate) fn work(&mut self, task: Task) -> Powered<Input> {
@@ -106,7 +128,9 @@ impl World {
                 Input::Surveyed { survey: self.survey(&identifier), identifier }
             }
             Task::Apply(Output::Apply { identifier, views, proposals }) => {
-                if self.fails(Stage::Apply) {
+                let failed = self.fails(Stage::Apply) || !self.disk.git.can_apply(&proposals);
+                self.failed |= failed;
+                if failed {
                     Input::ApplyFailed { identifier }
                 } else {
                     self.disk.git.apply(&identifier, &views, &proposals);

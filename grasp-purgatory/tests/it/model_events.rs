@@ -1,10 +1,12 @@
 //! People, and what they sign.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use grasp_core::service::npub;
-use grasp_core::{Identifier, Oid, RefName, RepoId};
-use nostr::event::{Event, EventBuilder, FinalizeEvent, Kind, Tag};
+use grasp_core::{Identifier, Oid, RefName, RepoId, Verified};
+use nostr::event::{Event, EventBuilder, EventId, FinalizeEvent, Kind, Tag};
 use nostr::key::{Keys, PublicKey};
 use nostr::types::Timestamp;
 
@@ -60,6 +62,19 @@ pub(crate) fn oid(n: u8) -> Oid {
 
 pub(crate) fn branch(name: &str) -> RefName {
     format!("refs/heads/{name}").parse().unwrap()
+}
+
+thread_local! {
+    /// Checking a signature takes longer than everything else here.
+    static CHECKED: RefCell<BTreeMap<EventId, Verified<Arc<Event>>>> = RefCell::default();
+}
+
+/// The proof that somebody signed an event.
+pub(crate) fn verified(event: &Arc<Event>) -> Verified<Arc<Event>> {
+    CHECKED.with_borrow_mut(|checked| {
+        let check = || Verified::check((**event).clone()).unwrap().share();
+        checked.entry(event.id).or_insert_with(check).clone()
+    })
 }
 
 fn tag(name: &str, values: impl IntoIterator<Item = String>) -> Vec<String> {

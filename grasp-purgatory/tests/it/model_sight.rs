@@ -21,6 +21,8 @@ impl World {
         let complete = states.filter(|state| git.has_state(state)).map(|state| state.version.id);
         let proposals = self.core.proposals(identifier).into_iter();
         let arrived = proposals.filter(|(_, tip)| git.has_all(identifier, &[*tip]));
+        let kept = self.core.kept(identifier).into_iter();
+        let refused = kept.filter(|event| store.is_deleted(event));
         let own = |repo: &RepoId| repo.identifier == *identifier;
         let views = git.views.iter().filter(|(repo, _)| own(repo));
         Survey {
@@ -29,6 +31,7 @@ impl World {
             proposals: store.proposals(identifier),
             views: views.map(|(repo, refs)| (repo.clone(), refs.clone())).collect(),
             complete: complete.chain(arrived.map(|(id, _)| id)).collect(),
+            refused: refused.map(|event| event.id).collect(),
         }
     }
 

@@ -8,7 +8,7 @@ use grasp_core::admission::{
     Acceptance, Answer, Hold, Known, Needs, Origin, Policy, Rejection, SyncPath, Verdict, judge,
 };
 use grasp_core::nip34::Announcement;
-use grasp_core::{Identifier, Mono, Now, Oid, RepoId, Verified, Version, kinds};
+use grasp_core::{Identifier, Mono, Now, Oid, RepoId, Version, kinds};
 use grasp_purgatory::journal::Record;
 use grasp_purgatory::{Chore, Config, Door, Input, Kept, Purgatory, Room, Stage};
 use nostr::event::{Event, EventId};
@@ -16,7 +16,7 @@ use nostr::types::Timestamp;
 
 use crate::model_disk::{Disk, declared};
 use crate::model_drive::Task;
-use crate::model_events::{START, US, name, oid};
+use crate::model_events::{START, US, name, oid, verified};
 
 /// The power went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,11 +39,16 @@ pub(crate) struct World {
     pub(crate) published: Vec<EventId>,
     pub(crate) hunts: Vec<(Identifier, Duration)>,
     pub(crate) chores: Vec<Chore>,
-    /// Everything the core was told since it began, and what it answered.
-    pub(crate) transcript: Vec<(Now, Input, String)>,
+    /// Everything the core was told since it began, and what it answered; if anybody asked for it.
+    pub(crate) transcript: Option<Vec<(Now, Input, String)>>,
     pub(crate) tasks: VecDeque<Task>,
+    /// What tasks came to, and the core has not heard.
+    pub(crate) news: VecDeque<Input>,
+    /// How many more steps are taken before the world turns to something else.
+    pub(crate) patience: Option<usize>,
     pub(crate) failed: bool,
     pub(crate) answer: Option<Kept>,
+    pub(crate) offered: Option<Arc<Event>>,
 }
 
 impl World {
@@ -65,10 +70,13 @@ impl World {
             published: Vec::new(),
             hunts: Vec::new(),
             chores: Vec::new(),
-            transcript: Vec::new(),
+            transcript: None,
             tasks: VecDeque::new(),
+            news: VecDeque::new(),
+            patience: None,
             failed: false,
             answer: None,
+            offered: None,
         }
     }
 
@@ -87,7 +95,7 @@ impl World {
 
     fn offer(&mut self, event: &Arc<Event>, origin: Origin) -> Powered<Answer> {
         let facts = self.facts(event);
-        let checked = Verified::check((**event).clone()).unwrap();
+        let checked = verified(event);
         let verdict = judge(&self.policy, self.now.unix, &origin, checked.as_ref(), &facts);
         let verdict = match verdict {
             Verdict::Hold(hold) => self.hold(event, hold, origin)?,
@@ -108,6 +116,7 @@ impl World {
 
     fn hold(&mut self, event: &Arc<Event>, hold: Hold, origin: Origin) -> Powered<Verdict> {
         self.answer = None;
+        self.offered = Some(event.clone());
         self.turn(Input::Held { event: event.clone(), hold: hold.clone(), origin })?;
         Ok(match self.answer.take() {
             Some(Kept::Held) => Verdict::Hold(hold),
@@ -223,11 +232,15 @@ impl World {
     pub(crate) fn restart(&mut self, after: Duration) {
         self.fuse = None;
         self.now = self.now.after(after);
+        self.patience = None;
         self.tasks.clear();
-        self.transcript.clear();
+        self.news.clear();
         self.core = self.replayed();
         self.disk.git.keep_staged(&self.core.staged());
         self.turn(Input::Started).unwrap();
+        for identifier in ["x", "y"] {
+            self.turn(Input::Changed { identifier: name(identifier) }).unwrap();
+        }
         self.run().unwrap();
     }
 

@@ -85,8 +85,8 @@ mod on_disk {
         let (mut journal, _) = Journal::open(&path).unwrap();
         let (seven, eight) = (held(7), held(8));
         journal.append(&records()).unwrap();
-        journal.compact(&[seven.clone()]).unwrap();
-        journal.append(&[eight.clone()]).unwrap();
+        journal.compact(std::slice::from_ref(&seven)).unwrap();
+        journal.append(std::slice::from_ref(&eight)).unwrap();
         drop(journal);
         assert_eq!(reopen(&path), [seven, eight]);
     }

@@ -32,9 +32,8 @@ async fn publishes_and_fetches_what_it_published() {
     let instance = Instance::start().await;
     let (_pool, relay) = connect(&instance).await;
     let alice = Maker::new();
-    let announcement = theirs(&alice.announce("x", &instance.service()));
+    instance.host(&alice, "x").await;
     let issue = theirs(&alice.issue(&alice.repo("x"), "it does not build"));
-    relay.send_event(&announcement).await.unwrap();
     relay.send_event(&issue).await.unwrap();
 
     let filter = Filter::new().kind(Kind::GitIssue).author(issue.pubkey);
@@ -57,7 +56,7 @@ async fn is_told_why_an_event_is_refused() {
 async fn hears_live_what_others_publish() {
     let instance = Instance::start().await;
     let alice = Maker::new();
-    instance.take(vec![alice.announce("x", &instance.service())]).await;
+    instance.host(&alice, "x").await;
     let (_listening, listener) = connect(&instance).await;
     let mut heard = listener.notifications();
     let filter = Filter::new().kind(Kind::GitIssue);
@@ -85,7 +84,7 @@ async fn reconciles_and_ends_with_the_same_set() {
     let repo = alice.repo("x");
     let issues: Vec<_> =
         (0..700).map(|n| alice.later(n % 50).issue(&repo, &n.to_string())).collect();
-    instance.take(vec![alice.announce("x", &instance.service())]).await;
+    instance.host(&alice, "x").await;
     let verdicts = instance.take(issues.clone()).await;
     assert!(verdicts.iter().all(|verdict| verdict.answer().accepted));
 

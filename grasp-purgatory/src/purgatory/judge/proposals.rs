@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use grasp_core::nip34::Proposal;
 use grasp_core::push::Standing;
-use grasp_core::{Namespace, Oid, RefName, RepoId};
+use grasp_core::{Identifier, Namespace, Oid, RefName, RepoId};
 use nostr::event::EventId;
 
 use super::Scene;
@@ -31,7 +31,8 @@ impl Scene<'_> {
         }
         let repos = self.served_and_addressed(proposal);
         let has_place = !repos.is_empty() || own_places(self.policy, proposal).next().is_some();
-        has_place.then_some(ProposalRef { id, tip, repos, staged })
+        let families = families(proposal);
+        has_place.then_some(ProposalRef { id, tip, repos, families, staged })
     }
 
     /// Where the tip waits in staging, if it came in by a door that is right for its author.
@@ -48,8 +49,8 @@ impl Scene<'_> {
             repo.identifier == *self.identifier
                 && view.is_none_or(|refs| tip_of(refs, proposal.id) != Some(tip))
         });
-        let id = proposal.id;
-        (!repos.is_empty()).then_some(ProposalRef { id, tip, repos, staged: None })
+        let (id, families) = (proposal.id, families(proposal));
+        (!repos.is_empty()).then_some(ProposalRef { id, tip, repos, families, staged: None })
     }
 
     /// The repositories that a pull request is addressed to and that are served, or will be with this plan.
@@ -64,6 +65,11 @@ impl Scene<'_> {
             .map(|(repo, _)| repo.clone())
             .collect()
     }
+}
+
+/// Where the objects of a pull request may be.
+fn families(proposal: &Proposal) -> BTreeSet<Identifier> {
+    proposal.repos.iter().map(|repo| repo.identifier.clone()).collect()
 }
 
 /// Where a view has the tip of a pull request.
