@@ -24,6 +24,8 @@ pub(super) struct SurveyRequest {
     scope: BTreeSet<Identifier>,
     /// The tips of each event that could be complete.
     wanted: BTreeMap<EventId, Vec<Oid>>,
+    /// What waits, and might have been deleted meanwhile.
+    kept: Vec<Arc<Event>>,
 }
 
 impl SurveyRequest {
@@ -33,7 +35,12 @@ impl SurveyRequest {
         let proposals = purgatory.proposals(&identifier).into_iter();
         let proposals = proposals.map(|(id, tip)| (id, vec![tip]));
         let wanted = states.chain(proposals).collect();
-        Self { scope: purgatory.scope(&identifier), wanted, identifier }
+        Self {
+            scope: purgatory.scope(&identifier),
+            wanted,
+            kept: purgatory.kept(&identifier),
+            identifier,
+        }
     }
 }
 
@@ -62,7 +69,21 @@ impl Hands {
             views.insert(grasp_core::RepoId::new(owner, identifier.clone()), refs);
         }
         let complete = complete(&mut guard, request.wanted).await?;
-        Ok(Survey { announcements, states, proposals, views, complete })
+        let refused = self.refused(request.kept).await?;
+        Ok(Survey { announcements, states, proposals, views, complete, refused })
+    }
+
+    /// Those of the waiting events that the event store would not take any more.
+    async fn refused(&self, kept: Vec<Arc<Event>>) -> Result<BTreeSet<EventId>, KeepError> {
+        let now = self.parts.clock.now().unix;
+        let mut refused = BTreeSet::new();
+        for event in kept {
+            let id = event.id;
+            if self.parts.store.refusal(event, now).await?.is_some() {
+                refused.insert(id);
+            }
+        }
+        Ok(refused)
     }
 
     /// Stored pull requests that are addressed to a repository of this name.
