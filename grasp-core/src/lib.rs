@@ -4,6 +4,7 @@ pub mod kinds;
 pub mod limits;
 pub mod repo;
 pub mod service;
+pub mod sync;
 mod text;
 mod time;
 

@@ -1,0 +1,44 @@
+//! What to ask which relay for. Decides nothing about when, and sends nothing.
+//!
+//! ```text
+//!   our own relay ──IndexChange──▶ ┌───────────┐ ──discovered, retired──▶ connect, disconnect
+//!   accepts, holds, drops          │ SyncIndex │
+//!                                  └───────────┘
+//!                                        │ added   (derive_relay_targets says the same from scratch)
+//!                                        ▼
+//!   PendingSyncIndex ──▶ ┌─────────────────┐ ──AddFilters──▶ filters ──▶ pack_requests ──▶ REQ
+//!   RelaySyncIndex   ──▶ │ compute_actions │       │
+//!                        └─────────────────┘       ▼ items
+//!   PendingSyncIndex ◀── under way ────────── PendingBatch ── properly ended: confirm ──▶ RelaySyncIndex
+//! ```
+//!
+//! [`compute_actions`] is the only place that decides on new subscriptions: target − pending − confirmed.
+
+mod actions;
+mod budget;
+mod chunk;
+mod coverage;
+mod filters;
+mod incremental;
+mod index;
+mod root;
+mod roots;
+mod targets;
+
+pub use self::actions::{AddFilters, compute_actions};
+pub use self::budget::RequestBudget;
+pub use self::chunk::{MAX_SHARED_VALUE_BYTES, pack_requests};
+pub use self::coverage::{Coverage, CoverageSet, FilterHash, FilterHashError, Proof, Proven};
+pub use self::filters::{
+    build_announcement_filter, build_layer2_and_layer3_filters, build_state_filters, live,
+    tagged_one_of_our_repo_event_filters, tagged_one_of_our_root_event_filters,
+};
+pub use self::incremental::{IndexChange, SyncDelta, SyncIndex};
+pub use self::index::{
+    BatchId, BatchProgress, ConnectionStatus, History, PendingBatch, PendingItems,
+    PendingSyncIndex, RETENTION, RelayState, RelaySyncIndex, RelaySyncNeeds, RepoSyncIndex,
+    RepoSyncNeeds, Resume, SyncLevel, SyncMethod,
+};
+pub use self::root::RootId;
+pub use self::roots::RootSet;
+pub use self::targets::derive_relay_targets;
