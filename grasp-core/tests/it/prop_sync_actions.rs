@@ -1,0 +1,109 @@
+//! Target − pending − confirmed, item by item.
+
+use std::collections::BTreeMap;
+
+use grasp_core::RelayUrl;
+use grasp_core::sync::{
+    AddFilters, BatchId, History, PendingBatch, PendingSyncIndex, RelayState, RelaySyncIndex,
+    compute_actions,
+};
+use nostr::message::SubscriptionId;
+use nostr::types::Timestamp;
+use proptest::collection::{btree_map, vec};
+use proptest::prelude::*;
+
+use crate::prop_sync_world::{Targets, any_items, any_relay};
+
+/// A relay at any point of its life, with anything confirmed.
+fn any_state() -> impl Strategy<Value = RelayState> {
+    (0..6usize, any_items()).prop_map(|(steps, confirmed)| {
+        let life: [fn(&mut RelayState); 5] = [
+            RelayState::connecting,
+            |state| _ = state.connected(Timestamp::from_secs(9)),
+            |state| state.history_ended(History::BatchesFailed),
+            |state| state.history_ended(History::Complete),
+            |state| state.disconnected(Timestamp::from_secs(10)),
+        ];
+        let mut state = RelayState::new(false);
+        life.iter().take(steps).for_each(|step| step(&mut state));
+        state.confirm(confirmed);
+        state
+    })
+}
+
+fn any_batch() -> impl Strategy<Value = PendingBatch> {
+    let batch = |items| PendingBatch::requesting(BatchId(7), items, [SubscriptionId::new("s")]);
+    any_items().prop_map(batch)
+}
+
+#[derive(Clone, Debug)]
+struct World {
+    targets: Targets,
+    pending: PendingSyncIndex,
+    relays: RelaySyncIndex,
+}
+
+impl World {
+    fn actions(&self) -> Vec<AddFilters> {
+        compute_actions(&self.targets, &self.pending, &self.relays)
+    }
+
+    fn can_ask(&self, relay: &RelayUrl) -> bool {
+        let state = self.relays.get(relay);
+        state.is_some_and(|state| state.connection_status().is_connected())
+    }
+}
+
+fn any_world() -> impl Strategy<Value = World> {
+    let targets = btree_map(any_relay(), any_items(), 0..5);
+    let pending = btree_map(any_relay(), vec(any_batch(), 0..3), 0..5);
+    let relays = btree_map(any_relay(), any_state(), 0..5);
+    (targets, pending, relays).prop_map(|(targets, pending, relays)| World {
+        targets,
+        pending,
+        relays,
+    })
+}
+
+proptest! {
+    #[test]
+    fn an_item_is_asked_for_iff_it_is_wanted_and_neither_pending_nor_confirmed(world in any_world()) {
+        let asked: BTreeMap<_, _> = world.actions().into_iter().map(|a| (a.relay, a.items)).collect();
+        prop_assert!(asked.values().all(|items| !items.is_empty()));
+        prop_assert!(asked.keys().all(|relay| world.targets.contains_key(relay)));
+        for (relay, target) in &world.targets {
+            let batches = world.pending.get(relay).into_iter().flatten().map(|batch| &batch.items);
+            let confirmed = world.relays.get(relay).map(|state| &state.confirmed);
+            let had: Vec<_> = batches.chain(confirmed).collect();
+            let asked = asked.get(relay).cloned().unwrap_or_default();
+            let can_ask = world.can_ask(relay);
+            for (repo, level) in &target.repos {
+                let have = had.iter().any(|items| items.includes_repo(repo, *level));
+                prop_assert_eq!(asked.repos.get(repo) == Some(level), can_ask && !have);
+            }
+            for root in &target.root_events {
+                let have = had.iter().any(|items| items.root_events.contains(root));
+                prop_assert_eq!(asked.root_events.contains(root), can_ask && !have);
+            }
+            prop_assert!(asked.without(target).is_empty(), "nothing is asked that is not wanted");
+        }
+    }
+
+    #[test]
+    fn once_pending_there_is_nothing_left_to_ask(mut world in any_world()) {
+        for (n, action) in (0..).zip(world.actions()) {
+            let sub = [SubscriptionId::new(format!("s{n}"))];
+            let batch = PendingBatch::requesting(BatchId(n), action.items, sub);
+            world.pending.entry(action.relay).or_default().push(batch);
+        }
+        prop_assert_eq!(world.actions(), []);
+    }
+
+    #[test]
+    fn once_confirmed_there_is_nothing_left_to_ask(mut world in any_world()) {
+        for action in world.actions() {
+            world.relays.get_mut(&action.relay).unwrap().confirm(action.items);
+        }
+        prop_assert_eq!(world.actions(), []);
+    }
+}

@@ -1,0 +1,73 @@
+//! Proofs, joined or not, cover exactly what they were given for.
+
+use grasp_core::sync::{Coverage, CoverageSet, FilterHash, Proof, Proven};
+use nostr::filter::Filter;
+use nostr::types::Timestamp;
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+fn filter(n: u8) -> FilterHash {
+    FilterHash::of(&Filter::new().identifier(n.to_string()))
+}
+
+fn any_proof() -> impl Strategy<Value = Proof> {
+    let proven = prop::sample::select(&[Proven::Exhausted, Proven::Reconciled][..]);
+    let secs = |most: u64| (0..most).prop_map(Timestamp::from_secs);
+    (0..3u8, secs(30), secs(30), proven, secs(100)).prop_map(|(n, since, until, proven, at)| {
+        Proof {
+            filter: filter(n),
+            since,
+            until,
+            proven,
+            at,
+        }
+    })
+}
+
+/// How far the proofs lead from `since` on, one reaching into the next.
+fn reach(proofs: &[Proof], filter: FilterHash, since: Timestamp) -> Option<Timestamp> {
+    let step = |from: Timestamp| {
+        let reaching = proofs
+            .iter()
+            .filter(|p| p.filter == filter && p.since <= from && from <= p.until);
+        reaching.map(|proof| proof.until).max()
+    };
+    let mut end = step(since)?;
+    while let Some(further) = step(end).filter(|further| *further > end) {
+        end = further;
+    }
+    Some(end)
+}
+
+proptest! {
+    #[test]
+    fn coverage_reaches_as_far_as_the_proofs_lead(proofs in vec(any_proof(), 0..20), since in 0..30u64) {
+        let mut set = CoverageSet::with_capacity(100);
+        proofs.iter().for_each(|proof| set.add(*proof));
+        let since = Timestamp::from_secs(since);
+        for n in 0..3 {
+            let covered = match set.since(&filter(n), Some(since)) {
+                Coverage::Proven(proof) => {
+                    let parts = proofs.iter().filter(|part| part.filter == proof.filter);
+                    let ages: Vec<_> = parts.map(|part| part.at).collect();
+                    prop_assert!(ages.contains(&proof.at), "no age is made up");
+                    Some(proof.until)
+                }
+                Coverage::Unproven => None,
+            };
+            prop_assert_eq!(covered, reach(&proofs, filter(n), since));
+        }
+    }
+
+    #[test]
+    fn no_more_is_kept_than_there_is_room_for_and_all_survives_writing(
+        proofs in vec(any_proof(), 0..40),
+        capacity in 0..6usize,
+    ) {
+        let mut set = CoverageSet::with_capacity(capacity);
+        proofs.iter().for_each(|proof| set.add(*proof));
+        prop_assert!(set.proofs().count() <= capacity);
+        let text = serde_json::to_string(&set).unwrap();
+        prop_assert_eq!(serde_json::from_str::<CoverageSet>(&text).unwrap(), set);
+    }
+}

@@ -1,0 +1,167 @@
+//! The incremental index says what a fresh derivation would, and reports each difference.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use grasp_core::sync::{
+    IndexChange, PendingSyncIndex, RelayState, RelaySyncIndex, RelaySyncNeeds, RepoSyncIndex,
+    RepoSyncNeeds, RootId, SyncDelta, SyncIndex, SyncLevel, compute_actions, derive_relay_targets,
+};
+use grasp_core::{RelayUrl, RepoId};
+use nostr::types::Timestamp;
+use proptest::collection::{btree_set, vec};
+use proptest::prelude::*;
+
+use crate::prop_sync_world::{Targets, any_level, any_relay, any_repo, any_root, bootstrap, us};
+
+fn any_change() -> impl Strategy<Value = IndexChange> {
+    let announced = (any_repo(), btree_set(any_relay(), 0..4), any_level());
+    prop_oneof![
+        4 => announced.prop_map(|(repo, relays, level)| IndexChange::Announced { repo, relays, level }),
+        2 => (any_repo(), any_level()).prop_map(|(repo, level)| IndexChange::LevelChanged { repo, level }),
+        2 => any_repo().prop_map(|repo| IndexChange::Retired { repo }),
+        6 => (any_root(), vec(any_repo(), 1..3)).prop_map(|(root, repos)| IndexChange::RootAdded { root, repos }),
+        2 => any_root().prop_map(|root| IndexChange::RootRemoved { root }),
+    ]
+}
+
+fn any_batches() -> impl Strategy<Value = Vec<Vec<IndexChange>>> {
+    vec(vec(any_change(), 1..8), 1..12)
+}
+
+/// What the changes mean, said as plainly as possible.
+#[derive(Default)]
+struct Model {
+    announced: BTreeMap<RepoId, (BTreeSet<RelayUrl>, SyncLevel)>,
+    roots: BTreeSet<(RootId, RepoId)>,
+}
+
+impl Model {
+    fn apply(&mut self, change: IndexChange) {
+        match change {
+            IndexChange::Announced {
+                repo,
+                relays,
+                level,
+            } => {
+                self.announced.insert(repo, (relays, level));
+            }
+            IndexChange::LevelChanged { repo, level } => {
+                self.announced
+                    .entry(repo)
+                    .and_modify(|entry| entry.1 = level);
+            }
+            IndexChange::Retired { repo } => {
+                self.announced.remove(&repo);
+            }
+            IndexChange::RootAdded { root, repos } => {
+                self.roots
+                    .extend(repos.into_iter().map(|repo| (root, repo)));
+            }
+            IndexChange::RootRemoved { root } => self.roots.retain(|(have, _)| *have != root),
+        }
+    }
+
+    fn targets(&self) -> Targets {
+        let needs = |(repo, (relays, level)): (&RepoId, &(BTreeSet<RelayUrl>, SyncLevel))| {
+            let mut needs = RepoSyncNeeds::new(*level, relays.iter().cloned());
+            let own = self.roots.iter().filter(|(_, owner)| owner == repo);
+            needs.root_events.extend(own.map(|(root, _)| *root));
+            (repo.clone(), needs)
+        };
+        let repos: RepoSyncIndex = self.announced.iter().map(needs).collect();
+        derive_relay_targets(&repos, &us(), &bootstrap())
+    }
+}
+
+fn view(index: &SyncIndex) -> Targets {
+    let target = |relay: &RelayUrl| (relay.clone(), index.target(relay).unwrap());
+    index.relays().map(target).collect()
+}
+
+/// What `to` wants and `from` does not, relay by relay, without those where that is nothing.
+fn surplus(to: &Targets, from: &Targets) -> Targets {
+    let none = RelaySyncNeeds::default();
+    to.iter()
+        .map(|(relay, needs)| {
+            (
+                relay.clone(),
+                needs.without(from.get(relay).unwrap_or(&none)),
+            )
+        })
+        .filter(|(_, needs)| !needs.is_empty())
+        .collect()
+}
+
+fn names_only_in(one: &Targets, other: &Targets) -> BTreeSet<RelayUrl> {
+    one.keys()
+        .filter(|relay| !other.contains_key(*relay))
+        .cloned()
+        .collect()
+}
+
+fn connected(targets: &Targets) -> RelaySyncIndex {
+    let state = |needs: &RelaySyncNeeds| {
+        let mut state = RelayState::new(false);
+        let _ = state.connected(Timestamp::from_secs(1));
+        state.confirm(needs.clone());
+        state
+    };
+    targets
+        .iter()
+        .map(|(relay, needs)| (relay.clone(), state(needs)))
+        .collect()
+}
+
+proptest! {
+    #[test]
+    fn the_view_is_what_a_derivation_from_scratch_says(batches in any_batches()) {
+        let mut index = SyncIndex::new(us(), bootstrap());
+        let mut model = Model::default();
+        for batch in batches {
+            index.apply(batch.clone());
+            batch.into_iter().for_each(|change| model.apply(change));
+            prop_assert_eq!(view(&index), model.targets());
+            prop_assert_eq!(view(&index), derive_relay_targets(index.repos(), &us(), &bootstrap()));
+        }
+    }
+
+    #[test]
+    fn a_delta_is_exactly_the_difference(batches in any_batches()) {
+        let mut index = SyncIndex::new(us(), bootstrap());
+        for batch in batches {
+            let before = view(&index);
+            let delta = index.apply(batch);
+            let after = view(&index);
+            prop_assert_eq!(delta, SyncDelta {
+                added: surplus(&after, &before),
+                removed: surplus(&before, &after),
+                discovered: names_only_in(&after, &before),
+                retired: names_only_in(&before, &after),
+            });
+        }
+    }
+
+    #[test]
+    fn what_was_added_is_all_there_is_to_decide(batches in any_batches(), last in vec(any_change(), 1..8)) {
+        let mut index = SyncIndex::new(us(), bootstrap());
+        index.apply(batches.into_iter().flatten());
+        let mut relays = connected(&view(&index));
+        let delta = index.apply(last);
+        for relay in &delta.discovered {
+            relays.extend(connected(&[(relay.clone(), RelaySyncNeeds::default())].into()));
+        }
+        let pending = PendingSyncIndex::new();
+        let whole = compute_actions(&view(&index), &pending, &relays);
+        prop_assert_eq!(compute_actions(&delta.added, &pending, &relays), whole);
+    }
+
+    #[test]
+    fn one_batch_or_many_lead_to_the_same(batches in any_batches()) {
+        let mut stepwise = SyncIndex::new(us(), bootstrap());
+        batches.iter().for_each(|batch| _ = stepwise.apply(batch.clone()));
+        let mut at_once = SyncIndex::new(us(), bootstrap());
+        let delta = at_once.apply(batches.into_iter().flatten());
+        prop_assert_eq!(view(&at_once), view(&stepwise));
+        prop_assert!(delta.removed.is_empty() && delta.retired.is_empty());
+    }
+}
