@@ -12,7 +12,6 @@ mod world;
 
 use std::collections::BTreeSet;
 use std::hint::black_box;
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use grasp_core::sync::{
@@ -20,7 +19,6 @@ use grasp_core::sync::{
     pack_requests,
 };
 
-use crate::report::Report;
 use crate::world::{
     RELAYS, RELAYS_PER_REPO, REPOS, ROOTS_PER_REPO, changes_of, confirm, connected_relays,
     filled_index, relay, undoing, whole,
@@ -29,18 +27,16 @@ use crate::world::{
 /// How many repositories one batch brings, with all their roots.
 const BATCH: usize = 10;
 
-fn main() -> ExitCode {
+fn main() {
     // `cargo test --all-targets` runs this without the flag, and wants no figures.
     if !std::env::args().any(|arg| arg == "--bench") {
-        return ExitCode::SUCCESS;
+        return;
     }
-    let mut report = Report::default();
-    at_target(&mut report);
-    at_ten_times(&mut report);
-    report.verdict()
+    at_target();
+    at_ten_times();
 }
 
-fn at_target(report: &mut Report) {
+fn at_target() {
     println!(
         "{REPOS} repositories x {ROOTS_PER_REPO} roots, {RELAYS} relays, {RELAYS_PER_REPO} each"
     );
@@ -48,19 +44,19 @@ fn at_target(report: &mut Report) {
     let mut index = filled_index(REPOS);
     let mut relays = connected_relays();
     let took = quickest(41, || whole(&index, &relays));
-    report.time("full derive + compute, all new", took, wanted);
+    report::time("full derive + compute, all new", took, wanted);
     let actions = whole(&index, &relays);
-    filters(report, &actions);
+    filters(&actions);
     confirm(&mut relays, actions);
     let took = quickest(41, || whole(&index, &relays));
-    report.time("full derive + compute, all confirmed", took, wanted);
+    report::time("full derive + compute, all confirmed", took, wanted);
     let took = quickest(101, || index.target(&relay(0)));
-    report.time("target of one relay, written out", took, None);
+    report::time("target of one relay, written out", took, None);
     let took = batch(&mut index, &relays);
-    report.time("incremental batch of 10 repositories", took, Some(Duration::from_millis(1)));
+    report::time("incremental batch of 10 repositories", took, Some(Duration::from_millis(1)));
 }
 
-fn at_ten_times(report: &mut Report) {
+fn at_ten_times() {
     println!(
         "{} repositories x {ROOTS_PER_REPO} roots, {RELAYS} relays, {RELAYS_PER_REPO} each",
         10 * REPOS
@@ -68,11 +64,11 @@ fn at_ten_times(report: &mut Report) {
     let mut index = filled_index(10 * REPOS);
     let mut relays = connected_relays();
     let took = quickest(3, || whole(&index, &relays));
-    report.time("full derive + compute, all new", took, None);
+    report::time("full derive + compute, all new", took, None);
     let actions = whole(&index, &relays);
     confirm(&mut relays, actions);
     let took = batch(&mut index, &relays);
-    report.time("incremental batch of 10 repositories", took, Some(Duration::from_millis(2)));
+    report::time("incremental batch of 10 repositories", took, Some(Duration::from_millis(2)));
 }
 
 /// New repositories with all their roots, from news to decision, in a world that is otherwise in step.
@@ -95,7 +91,7 @@ fn batch(index: &mut SyncIndex, relays: &RelaySyncIndex) -> Duration {
     (0..501).map(timed).min().unwrap_or_default()
 }
 
-fn filters(report: &mut Report, actions: &[AddFilters]) {
+fn filters(actions: &[AddFilters]) {
     let by_count = RequestBudget::default();
     let by_bytes = by_count.with_values_per_filter(RequestBudget::MAX_VALUES_PER_FILTER);
     for (how, budget) in [("100 a filter", by_count), ("by bytes", by_bytes)] {
@@ -104,11 +100,11 @@ fn filters(report: &mut Report, actions: &[AddFilters]) {
         let sets = built.iter().flatten().flat_map(|filter| filter.generic_tags.values());
         let values: usize = sets.map(BTreeSet::len).sum();
         let took = quickest(11, build);
-        report.rate(&format!("building filters, {how}"), values, took, Some(1.0));
+        report::rate(&format!("building filters, {how}"), values, took, Some(1.0));
         let pack =
             || -> usize { built.iter().map(|f| pack_requests(f.clone(), &budget).len()).sum() };
         let took = quickest(5, pack);
-        report.rate(&format!("packing them, {how}"), values, took, None);
+        report::rate(&format!("packing them, {how}"), values, took, None);
         let filters: usize = built.iter().map(Vec::len).sum();
         println!("    {values} values, {filters} filters, {} requests", pack());
     }

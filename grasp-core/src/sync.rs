@@ -15,16 +15,19 @@
 //! [`compute_actions`] is the only place that decides on new subscriptions: target − pending − confirmed.
 
 mod actions;
+mod budget;
 mod chunk;
 mod coverage;
 mod filters;
 mod incremental;
 mod index;
 mod root;
+mod roots;
 mod targets;
 
 pub use self::actions::{AddFilters, compute_actions};
-pub use self::chunk::{MAX_SHARED_VALUE_BYTES, RequestBudget, pack_requests};
+pub use self::budget::RequestBudget;
+pub use self::chunk::{MAX_SHARED_VALUE_BYTES, pack_requests};
 pub use self::coverage::{Coverage, CoverageSet, FilterHash, FilterHashError, Proof, Proven};
 pub use self::filters::{
     build_announcement_filter, build_layer2_and_layer3_filters, build_state_filters, live,
@@ -37,4 +40,5 @@ pub use self::index::{
     RepoSyncNeeds, Resume, SyncLevel, SyncMethod,
 };
 pub use self::root::RootId;
+pub use self::roots::RootSet;
 pub use self::targets::derive_relay_targets;

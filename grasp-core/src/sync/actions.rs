@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use nostr::filter::Filter;
 use nostr::types::Timestamp;
 
-use super::chunk::RequestBudget;
+use super::budget::RequestBudget;
 use super::filters::build_layer2_and_layer3_filters;
 use super::index::{
     PendingBatch, PendingItems, PendingSyncIndex, RelayState, RelaySyncIndex, RelaySyncNeeds,

@@ -90,12 +90,8 @@ impl Proof {
 
     /// One proof of both windows, no younger than its older part.
     fn joined(self, other: Self) -> Self {
-        let kept = match (self.contains(&other), other.contains(&self)) {
-            (true, false) => self,
-            (false, true) => other,
-            (true, true) => [self, other][usize::from(other.at > self.at)],
-            (false, false) => [self, other][usize::from(other.at < self.at)],
-        };
+        let (older, newer) = if other.at < self.at { (other, self) } else { (self, other) };
+        let kept = if newer.contains(&older) { newer } else { older };
         Self { since: self.since.min(other.since), until: self.until.max(other.until), ..kept }
     }
 }

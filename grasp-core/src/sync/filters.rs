@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use nostr::filter::{Filter, SingleLetterTag};
 use nostr::types::Timestamp;
 
-use super::chunk::{RequestBudget, split};
+use super::budget::RequestBudget;
+use super::chunk::split;
 use super::index::{RelaySyncNeeds, SyncLevel};
 use super::root::RootId;
 use crate::{Identifier, RepoId, kinds};
@@ -57,7 +58,8 @@ pub fn build_state_filters<'a>(
     split(&base, &[SingleLetterTag::LOWERCASE_D], values, budget)
 }
 
-/// Layers 2 and 3 for these items, and the states of those that are wanted for no more.
+/// Layers 2 and 3 for these items, and the states of those that are wanted for no more. All other states come
+/// with layer 1.
 ///
 /// ```
 /// use grasp_core::RepoId;

@@ -150,7 +150,7 @@ impl SyncIndex {
             IndexChange::Retired { repo } => self.retired(&repo, before),
             IndexChange::RootAdded { root, repos } => {
                 before.root(self, &root);
-                for repo in repos {
+                for repo in &repos {
                     self.root_added(root, repo);
                 }
             }
@@ -212,16 +212,15 @@ impl SyncIndex {
         }
     }
 
-    fn root_added(&mut self, root: RootId, repo: RepoId) {
-        let kept = match self.repos.get_mut(&repo) {
-            Some(needs) => {
+    fn root_added(&mut self, root: RootId, repo: &RepoId) {
+        match self.repos.range_mut(repo..=repo).next() {
+            // The name in the index is shared; the one that came with the root would be one more copy.
+            Some((known, needs)) => {
                 needs.root_events.insert(root);
-                true
+                self.owners.add(root, known.clone());
             }
-            None => self.waiting.add(&repo, root),
-        };
-        if kept {
-            self.owners.add(root, repo);
+            None if self.waiting.add(repo, root) => self.owners.add(root, repo.clone()),
+            None => {}
         }
     }
 
@@ -264,13 +263,16 @@ impl SyncIndex {
 
     /// The relays that a root is wanted from: those of all its repositories that are wanted in full.
     fn wanted_from(&self, root: &RootId) -> Cow<'_, BTreeSet<RelayUrl>> {
-        self.owners
-            .of(root)
-            .filter_map(|repo| self.repos.get(repo))
-            .filter(|needs| needs.level == SyncLevel::Full)
-            .map(|needs| Cow::Borrowed(&needs.relays))
-            .reduce(|all, some| Cow::Owned(&*all | &*some))
-            .unwrap_or_default()
+        let owners = self.owners.of(root).filter_map(|repo| self.repos.get(repo));
+        let mut wanting = owners.filter(|needs| needs.level == SyncLevel::Full);
+        let Some(first) = wanting.next() else {
+            return Cow::default();
+        };
+        let mut relays = Cow::Borrowed(&first.relays);
+        for needs in wanting {
+            relays.to_mut().extend(needs.relays.iter().cloned());
+        }
+        relays
     }
 }
 

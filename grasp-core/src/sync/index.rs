@@ -10,6 +10,7 @@ pub use self::pending::{
 };
 pub use self::relay::{ConnectionStatus, History, RETENTION, RelayState, RelaySyncIndex, Resume};
 use super::root::RootId;
+use super::roots::RootSet;
 use crate::{RelayUrl, RepoId};
 
 /// What we want, by repository: the source that every target is derived from.
@@ -60,7 +61,7 @@ pub struct RelaySyncNeeds {
     /// Repositories, each with how much of it.
     pub repos: BTreeMap<RepoId, SyncLevel>,
     /// Root events.
-    pub root_events: BTreeSet<RootId>,
+    pub root_events: RootSet,
 }
 
 impl RelaySyncNeeds {
@@ -93,7 +94,7 @@ impl RelaySyncNeeds {
                 .filter(missing)
                 .map(|(repo, level)| (repo.clone(), *level))
                 .collect(),
-            root_events: &self.root_events - &other.root_events,
+            root_events: self.root_events.without(&other.root_events),
         }
     }
 
@@ -103,8 +104,7 @@ impl RelaySyncNeeds {
             let have = self.repos.entry(repo).or_insert(level);
             *have = level.max(*have);
         }
-        let mut roots = other.root_events;
-        self.root_events.append(&mut roots);
+        self.root_events.include(&other.root_events);
     }
 
     /// Drops whatever `target` does not want, and lowers levels to what it wants.
@@ -114,7 +114,7 @@ impl RelaySyncNeeds {
             *level = wanted.map_or(*level, |wanted| (*level).min(*wanted));
             wanted.is_some()
         });
-        self.root_events.retain(|id| target.root_events.contains(id));
+        self.root_events.restrict_to(&target.root_events);
     }
 }
 

@@ -8,7 +8,7 @@ use nostr::event::EventId;
 /// The id of a patch, pull request or issue: what a thread about a repository begins with.
 ///
 /// Sorts as event ids do, only faster: the first eight bytes of two hashes nearly always tell them apart, and
-/// are compared as one number. Sets of roots are the bulk of what the sync index does.
+/// are compared as one number. Comparing roots is the bulk of what the sync index does.
 ///
 /// ```
 /// use grasp_core::sync::RootId;
@@ -26,7 +26,8 @@ impl RootId {
         self.0
     }
 
-    fn head(&self) -> u64 {
+    /// The first eight bytes, which sort as the whole does.
+    pub(super) fn head(&self) -> u64 {
         let [a, b, c, d, e, f, g, h, ..] = *self.0.as_bytes();
         u64::from_be_bytes([a, b, c, d, e, f, g, h])
     }

@@ -11,6 +11,7 @@ mod prop_sync_actions;
 mod prop_sync_coverage;
 mod prop_sync_filters;
 mod prop_sync_index;
+mod prop_sync_roots;
 mod prop_sync_world;
 
 use proptest::prelude::ProptestConfig;

@@ -6,7 +6,7 @@ use grasp_core::sync::{RelaySyncNeeds, RootId, SyncLevel};
 use grasp_core::{RelayUrl, RepoId, ServiceIdentity};
 use nostr::event::EventId;
 use nostr::key::PublicKey;
-use proptest::collection::{btree_map, btree_set};
+use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
 
 /// Everything wanted, by relay.
@@ -77,6 +77,9 @@ pub(crate) fn items_of(
     most: usize,
 ) -> impl Strategy<Value = RelaySyncNeeds> {
     let repos = btree_map(repo, any_level(), 0..=most);
-    (repos, btree_set(any_root(), 0..=2 * most))
-        .prop_map(|(repos, root_events)| RelaySyncNeeds { repos, root_events })
+    let roots = vec(any_root(), 0..=2 * most);
+    (repos, roots).prop_map(|(repos, roots)| RelaySyncNeeds {
+        repos,
+        root_events: roots.into_iter().collect(),
+    })
 }
