@@ -3,7 +3,6 @@
 //! Whatever has queued up while the last transaction was being written goes into the next one, so the cost of making
 //! it durable is shared by all. Nobody hears anything before the commit; if it fails, everybody hears that.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 
@@ -12,6 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::keys::Keys;
 use super::ledger::Ledger;
+use super::log::Log;
 use crate::store::StoreError;
 use crate::store::rules::Rules;
 
@@ -20,9 +20,6 @@ const QUEUE: usize = 1_024;
 
 /// How many events are gathered for one transaction before it is closed to latecomers.
 const GROUP: usize = 5_000;
-
-/// A log longer than this is emptied at once, even if that means waiting for the readers of the moment.
-const LONGEST_LOG: u64 = 128 * 1024 * 1024;
 
 /// The way to the writer's thread.
 pub(super) struct Writer {
@@ -46,7 +43,7 @@ trait Task: Send {
 impl Writer {
     pub(super) fn start(
         conn: Connection,
-        log: PathBuf,
+        log: Log,
         keys: Keys,
         rules: Arc<Rules>,
     ) -> std::io::Result<Self> {
@@ -145,7 +142,7 @@ where
 /// What the thread owns.
 struct Desk {
     conn: Connection,
-    log: PathBuf,
+    log: Log,
     keys: Keys,
     rules: Arc<Rules>,
 }
@@ -187,43 +184,24 @@ impl Desk {
         for task in group {
             task.resolve(ended.clone());
         }
-        self.shorten_log();
+        self.log.grown(&self.conn);
     }
 
     fn transact(&mut self, group: &mut [Box<dyn Task>]) -> rusqlite::Result<()> {
         let tx = self
             .conn
             .transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let ledger = Ledger {
-            conn: &tx,
-            keys: &self.keys,
-            rules: &self.rules,
-        };
+        let ledger = Ledger::new(&tx, &self.keys, &self.rules);
         for task in group {
             task.perform(&ledger)?;
         }
+        ledger.finish()?;
+        drop(ledger);
         tx.commit()
     }
 
-    /// Empties a log that ordinary checkpoints could not keep short.
-    fn shorten_log(&self) {
-        let length = std::fs::metadata(&self.log).map_or(0, |log| log.len());
-        if length > LONGEST_LOG {
-            if let Err(error) = self.empty_log() {
-                tracing::warn!(%error, length, "the event store's log stays long");
-            }
-        }
-    }
-
-    fn empty_log(&self) -> rusqlite::Result<()> {
-        self.conn
-            .query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
-    }
-
     fn leave(self) {
-        if let Err(error) = self.empty_log() {
-            tracing::warn!(%error, "the event store's log was left behind");
-        }
+        self.log.empty(&self.conn);
         // Closing the last connection removes the log; what is left in it is read at the next start.
         drop(self.conn);
     }

@@ -35,9 +35,12 @@ impl Ledger<'_> {
         Ok(removed)
     }
 
-    /// Buries everything that has expired.
+    /// Buries everything that has expired, once for all who share the transaction.
     pub(super) fn expire(&self, now: Timestamp) -> rusqlite::Result<()> {
-        while self.bury(now)?.more {}
+        if self.buried.get().is_none_or(|until| until < now) {
+            while self.bury(now)?.more {}
+            self.buried.set(Some(now));
+        }
         Ok(())
     }
 
@@ -52,6 +55,15 @@ impl Ledger<'_> {
 
     /// Deletes a served event with everything that points at it.
     pub(super) fn erase(&self, seq: i64) -> rusqlite::Result<Option<Event>> {
+        // Row numbers grow, so the oldest that was put off tells whether this one was.
+        if self
+            .pending
+            .borrow()
+            .first()
+            .is_some_and(|first| first.seq <= seq)
+        {
+            self.finish()?;
+        }
         let json: Option<String> = self
             .conn
             .prepare_cached("DELETE FROM events WHERE seq = ?1 RETURNING json")?
@@ -61,11 +73,11 @@ impl Ledger<'_> {
             return Ok(None);
         };
         let at = Position::of(&event);
-        let mut tag = self
+        let mut strike = self
             .conn
-            .prepare_cached("DELETE FROM tags WHERE tag = ?1 AND newest = ?2 AND id = ?3")?;
-        for key in self.keys.tags(&event) {
-            tag.execute(params![key, at.newest(), at.id()])?;
+            .prepare_cached("DELETE FROM lists WHERE list = ?1 AND newest = ?2 AND id = ?3")?;
+        for list in self.keys.lists(&event) {
+            strike.execute(params![list, at.newest(), at.id()])?;
         }
         if let Some(coordinate) = grasp_core::deletion::coordinate(&event) {
             self.conn
