@@ -38,15 +38,16 @@ pub(crate) const ALL: &[(&str, Open)] = &[
     #[cfg(feature = "nostr-sqlite")]
     ("nostr-sqlite", |dir, _| {
         Box::pin(async move {
-            let database = nostr_sqlite::NostrSqlite::builder().in_file(dir.join("events.db"));
-            Arc::new(database.build().await.unwrap()) as Arc<dyn House>
+            let database =
+                nostr_sqlite::store::NostrSqlite::builder().in_file(dir.join("events.db"));
+            Arc::new(Theirs(database.build().await.unwrap())) as Arc<dyn House>
         })
     }),
     #[cfg(feature = "nostr-lmdb")]
     ("nostr-lmdb", |dir, _| {
         Box::pin(async move {
             let database = nostr_lmdb::NostrLmdb::open(dir).await;
-            Arc::new(database.unwrap()) as Arc<dyn House>
+            Arc::new(Theirs(database.unwrap())) as Arc<dyn House>
         })
     }),
 ];
@@ -89,30 +90,34 @@ impl House for Ours {
     }
 }
 
-/// Any database of the ecosystem; a batch is as many calls at once as helped it in our trials.
+/// A database of the ecosystem.
 #[cfg(any(feature = "nostr-sqlite", feature = "nostr-lmdb"))]
-impl<D: nostr_database::NostrDatabase> House for D {
+struct Theirs<D>(D);
+
+#[cfg(any(feature = "nostr-sqlite", feature = "nostr-lmdb"))]
+impl<D: nostr_database::NostrDatabase> House for Theirs<D> {
+    /// A batch is as many calls at once as helped them in our trials.
     fn save(&self, events: Vec<Arc<Event>>) -> BoxFuture<'_, ()> {
         Box::pin(async move {
-            let saves = events.iter().map(|event| self.save_event(event));
+            let saves = events
+                .into_iter()
+                .map(|event| async move { self.0.save_event(&event).await });
             let saves = futures_util::stream::iter(saves).buffer_unordered(64);
-            saves.for_each(async |saved| drop(saved.unwrap())).await;
+            let mut saves = std::pin::pin!(saves);
+            while let Some(saved) = saves.next().await {
+                saved.unwrap();
+            }
         })
     }
 
     fn query(&self, filter: Filter) -> BoxFuture<'_, usize> {
-        Box::pin(async {
-            nostr_database::NostrDatabase::query(self, filter)
-                .await
-                .unwrap()
-                .len()
-        })
+        Box::pin(async { self.0.query(filter).await.unwrap().len() })
     }
 
     fn inventory(&self, filter: Filter) -> BoxFuture<'_, usize> {
         // Without a limit one of them silently stops at 10,000.
         let filter = filter.limit(10_000_000);
-        Box::pin(async { self.negentropy_items(filter).await.unwrap().len() })
+        Box::pin(async { self.0.negentropy_items(filter).await.unwrap().len() })
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

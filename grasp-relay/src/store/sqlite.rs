@@ -19,6 +19,7 @@ mod schema;
 mod search;
 mod writer;
 
+use std::fmt;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -177,6 +178,13 @@ impl SqliteStore {
         })
     }
 
+    /// Deletes everything: events, kept versions, and all memory of deletion and vanishing.
+    pub async fn forget_everything(&self) -> Result<(), StoreError> {
+        self.shared
+            .write(1, |ledger| ledger.forget_everything())
+            .await
+    }
+
     /// Examines the whole file: its pages, its indexes, and whether they speak of the same events.
     ///
     /// Takes as long as reading everything does, while the store goes on working.
@@ -186,6 +194,15 @@ impl SqliteStore {
             true => Integrity::Sound,
             false => Integrity::Damaged(faults),
         })
+    }
+}
+
+impl fmt::Debug for SqliteStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqliteStore")
+            .field("path", &self.shared.path)
+            .field("rules", &self.shared.rules)
+            .finish_non_exhaustive()
     }
 }
 

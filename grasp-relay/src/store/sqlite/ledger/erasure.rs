@@ -35,6 +35,24 @@ impl Ledger<'_> {
         Ok(removed)
     }
 
+    /// Empties every table but the file's secret.
+    pub(in crate::store::sqlite) fn forget_everything(&self) -> rusqlite::Result<()> {
+        self.pending.take();
+        for table in [
+            "events",
+            "lists",
+            "heads",
+            "expirations",
+            "superseded",
+            "requests",
+            "gates",
+            "vanished",
+        ] {
+            self.conn.execute(&format!("DELETE FROM {table}"), [])?;
+        }
+        Ok(())
+    }
+
     /// Buries everything that has expired, once for all who share the transaction.
     pub(super) fn expire(&self, now: Timestamp) -> rusqlite::Result<()> {
         if self.buried.get().is_none_or(|until| until < now) {
