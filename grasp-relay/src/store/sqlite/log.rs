@@ -5,6 +5,7 @@
 //! the log begins anew.
 
 use std::sync::mpsc::{self, SyncSender};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use rusqlite::Connection;
@@ -21,6 +22,8 @@ pub(super) const KEPT: u32 = 16 * 1024 * 1024;
 /// Watches the log on behalf of the writer.
 pub(super) struct Log {
     copier: SyncSender<()>,
+    /// Held by whoever copies: two cannot at once, and the second would be turned away.
+    copying: Arc<Mutex<()>>,
 }
 
 /// How long the log is, in pages.
@@ -33,14 +36,17 @@ impl Log {
     /// Starts the thread that copies; it ends when this is dropped.
     pub(super) fn watch(conn: Connection) -> std::io::Result<Self> {
         let (copier, calls) = mpsc::sync_channel(1);
+        let copying = Arc::new(Mutex::new(()));
+        let turn = Arc::clone(&copying);
         thread::Builder::new()
             .name("store-log".to_owned())
             .spawn(move || {
                 while calls.recv().is_ok() {
+                    let _copying = turn.lock();
                     tell(checkpoint(&conn, "PASSIVE"));
                 }
             })?;
-        Ok(Self { copier })
+        Ok(Self { copier, copying })
     }
 
     /// To be called after each commit.
@@ -50,7 +56,8 @@ impl Log {
             return;
         };
         if length.whole > LONG {
-            // Waits for readers of the moment, whose turns are short, and for nothing else.
+            // Waits for the thread, and for readers of the moment, whose turns are short.
+            let _copying = self.copying.lock();
             tell(checkpoint(writer, "RESTART"));
         } else if length.whole - length.copied > WORTHWHILE {
             // If the thread is busy it will be called again.
@@ -60,6 +67,7 @@ impl Log {
 
     /// Copies everything and leaves an empty log.
     pub(super) fn empty(self, writer: &Connection) {
+        let _copying = self.copying.lock();
         tell(checkpoint(writer, "TRUNCATE"));
     }
 }
@@ -78,4 +86,34 @@ fn checkpoint(conn: &Connection, mode: &str) -> rusqlite::Result<Length> {
 fn tell(done: rusqlite::Result<Length>) -> Option<Length> {
     done.inspect_err(|error| tracing::warn!(%error, "the event store's log stays long"))
         .ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::sqlite::connect;
+
+    #[test]
+    fn however_much_is_written_the_log_begins_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("events.db");
+        let writer = connect(&path, 1024 * 1024).unwrap();
+        writer.execute_batch("CREATE TABLE notes (text)").unwrap();
+        let log = Log::watch(connect(&path, 0).unwrap()).unwrap();
+        let page = "x".repeat(4_000);
+        let mut longest = 0;
+        for _ in 0..60 {
+            let tx = writer.unchecked_transaction().unwrap();
+            for _ in 0..1_000 {
+                tx.execute("INSERT INTO notes VALUES (?1)", [&page])
+                    .unwrap();
+            }
+            tx.commit().unwrap();
+            log.grown(&writer);
+            longest = longest.max(checkpoint(&writer, "NOOP").unwrap().whole);
+        }
+        assert!(longest <= LONG + 1_100, "{longest}");
+        log.empty(&writer);
+        assert_eq!(checkpoint(&writer, "NOOP").unwrap().whole, 0);
+    }
 }

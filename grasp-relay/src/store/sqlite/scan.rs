@@ -115,8 +115,11 @@ impl Cursor<'_> {
     ) -> rusqlite::Result<Option<Found>> {
         if self.ahead.len() == 0 && self.run > 0 {
             let mut ahead = Vec::with_capacity(self.run);
-            let mut rows = rows(statement, self.list, bounds, self.run)?;
-            while let Some(row) = rows.next()? {
+            let mut rows = rows(statement, self.list, bounds)?;
+            while ahead.len() < self.run {
+                let Some(row) = rows.next()? else {
+                    break;
+                };
                 ahead.push(Found::read(row)?);
             }
             let ended = ahead.len() < self.run;
@@ -132,22 +135,22 @@ impl Cursor<'_> {
 }
 
 /// Rows of one list, or of all events, from a place on.
+///
+/// Without LIMIT, because SQLite compiles a statement again each time its limit is bound. Whoever has enough stops.
 const IN_LIST: &str = "SELECT newest, id, seq, kind FROM lists
-    WHERE (newest, id) > (?1, ?2) AND newest <= ?3 AND list = ?5 ORDER BY newest, id LIMIT ?4";
+    WHERE (newest, id) > (?1, ?2) AND newest <= ?3 AND list = ?4 ORDER BY newest, id";
 const IN_TIME: &str = "SELECT newest, id, seq, 0 FROM events INDEXED BY events_by_time
-    WHERE (newest, id) > (?1, ?2) AND newest <= ?3 ORDER BY newest, id LIMIT ?4";
+    WHERE (newest, id) > (?1, ?2) AND newest <= ?3 ORDER BY newest, id";
 
 fn rows<'s>(
     statement: &'s mut Statement<'_>,
     list: Option<&Digest>,
     bounds: Bounds,
-    most: usize,
 ) -> rusqlite::Result<Rows<'s>> {
     let (newest, id) = (bounds.after.newest(), bounds.after.id());
-    let (oldest, most) = (bounds.oldest, i64::try_from(most).unwrap_or(i64::MAX));
     match list {
-        Some(list) => statement.query(params![newest, id, oldest, most, list]),
-        None => statement.query(params![newest, id, oldest, most]),
+        Some(list) => statement.query(params![newest, id, bounds.oldest, list]),
+        None => statement.query(params![newest, id, bounds.oldest]),
     }
 }
 
@@ -171,12 +174,12 @@ pub(super) fn count_up_to(
     let mut counted = 0;
     let mut statement = ledger.conn.prepare_cached(IN_LIST)?;
     for list in lists {
-        let mut rows = rows(&mut statement, Some(list), *bounds, most - counted)?;
+        let mut rows = rows(&mut statement, Some(list), *bounds)?;
         while rows.next()?.is_some() {
             counted += 1;
-        }
-        if counted >= most {
-            break;
+            if counted >= most {
+                return Ok(counted);
+            }
         }
     }
     Ok(counted)
@@ -201,4 +204,57 @@ pub(super) fn look_up<'i>(
     found.retain(|found| found.at > bounds.after && found.at.newest() <= bounds.oldest);
     found.sort_unstable();
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use rusqlite::{Connection, StatementStatus};
+
+    use super::*;
+
+    fn file() -> Connection {
+        let conn = Connection::open_in_memory().unwrap();
+        conn.execute_batch(include_str!("schema.sql")).unwrap();
+        conn
+    }
+
+    #[test]
+    fn every_list_is_read_from_its_own_index_in_order() {
+        let conn = file();
+        for (sql, index) in [
+            (
+                IN_LIST,
+                "SEARCH lists USING PRIMARY KEY (list=? AND (newest,id)>(?,?) AND newest<?)",
+            ),
+            (
+                IN_TIME,
+                "SEARCH events USING COVERING INDEX events_by_time ((newest,id)>(?,?) AND newest<?)",
+            ),
+        ] {
+            let mut explain = conn.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).unwrap();
+            let mut plan = Vec::new();
+            let mut rows = explain.raw_query();
+            while let Some(row) = rows.next().unwrap() {
+                plan.push(row.get::<_, String>(3).unwrap());
+            }
+            // One step, so nothing is sorted.
+            assert_eq!(plan, [index]);
+        }
+    }
+
+    #[test]
+    fn reading_another_list_does_not_compile_the_statement_again() {
+        let conn = file();
+        let mut statement = conn.prepare(IN_LIST).unwrap();
+        for number in 0..10 {
+            let bounds = Bounds {
+                after: Position::FIRST,
+                oldest: -number,
+            };
+            let list = Digest::from([number as u8; 16]);
+            let mut rows = rows(&mut statement, Some(&list), bounds).unwrap();
+            assert!(rows.next().unwrap().is_none());
+        }
+        assert_eq!(statement.get_status(StatementStatus::RePrepare), 0);
+    }
 }

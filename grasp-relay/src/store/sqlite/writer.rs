@@ -206,3 +206,117 @@ impl Desk {
         drop(self.conn);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use futures_util::future::join_all;
+
+    use super::*;
+    use crate::store::sqlite::{connect, schema};
+
+    /// A writer upon a fresh file, after something was done to its connection.
+    fn writer(path: &Path, prepare: impl FnOnce(&Connection)) -> Writer {
+        let mut conn = connect(path, 1024 * 1024).unwrap();
+        schema::migrate(&mut conn).unwrap();
+        conn.execute_batch("CREATE TABLE notes (text)").unwrap();
+        prepare(&conn);
+        let keys = Keys::load(&conn).unwrap();
+        let log = Log::watch(connect(path, 0).unwrap()).unwrap();
+        Writer::start(conn, log, keys, Arc::default()).unwrap()
+    }
+
+    fn notes(path: &Path) -> i64 {
+        let conn = connect(path, 0).unwrap();
+        conn.query_row("SELECT count(*) FROM notes", [], |row| row.get(0))
+            .unwrap()
+    }
+
+    fn note(ledger: &Ledger<'_>, length: usize) -> rusqlite::Result<()> {
+        let text = "x".repeat(length);
+        ledger
+            .conn
+            .execute("INSERT INTO notes VALUES (?1)", [text])?;
+        Ok(())
+    }
+
+    /// Keeps the writer busy until told, so that others queue up behind.
+    async fn hold(writer: &Writer, started: Sender<()>, go: Receiver<()>) {
+        let held = writer.perform(1, move |ledger| {
+            started.send(()).unwrap();
+            go.recv().unwrap();
+            note(ledger, 1)
+        });
+        held.await.unwrap();
+    }
+
+    fn block_on<T>(work: impl Future<Output = T>) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        runtime.unwrap().block_on(work)
+    }
+
+    #[test]
+    fn whoever_waits_while_one_writes_shares_the_next_transaction() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("events.db");
+        let writer = writer(&path, |_| ());
+        let ((started, starts), (go, goes)) = (channel(), channel());
+        let seen = (0..10).map(|_| {
+            let path = path.clone();
+            writer.perform(1, move |ledger| {
+                note(ledger, 1)?;
+                Ok(notes(&path))
+            })
+        });
+        let queue = async {
+            starts.recv().unwrap();
+            tokio::join!(biased; join_all(seen), async { go.send(()).unwrap() }).0
+        };
+        let ((), seen) =
+            block_on(async { tokio::join!(biased; hold(&writer, started, goes), queue) });
+        // Each saw what the first had committed, and nothing of the others.
+        let seen: Vec<i64> = seen.into_iter().map(Result::unwrap).collect();
+        assert_eq!(seen, [1; 10]);
+        assert_eq!(notes(&path), 11);
+    }
+
+    #[test]
+    fn when_the_disk_fails_everybody_hears_it_and_nothing_was_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("events.db");
+        let writer = writer(&path, |conn| {
+            conn.pragma_update(None, "max_page_count", 60).unwrap();
+        });
+        let ((started, starts), (go, goes)) = (channel(), channel());
+        let lengths = [10, 10, 1_000_000, 10];
+        let tasks = lengths.map(|length| writer.perform(1, move |ledger| note(ledger, length)));
+        let queue = async {
+            starts.recv().unwrap();
+            tokio::join!(biased; join_all(tasks), async { go.send(()).unwrap() }).0
+        };
+        let ((), ended) =
+            block_on(async { tokio::join!(biased; hold(&writer, started, goes), queue) });
+        for answer in ended {
+            assert!(matches!(answer, Err(StoreError::Engine(_))));
+        }
+        assert_eq!(notes(&path), 1);
+        // Once there is room again, it goes on.
+        block_on(writer.perform(1, |ledger| note(ledger, 10))).unwrap();
+        assert_eq!(notes(&path), 2);
+    }
+
+    #[test]
+    fn stopping_finishes_what_was_queued_and_refuses_the_rest() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("events.db");
+        let writer = writer(&path, |_| ());
+        let queued = (0..5).map(|_| writer.perform(1, |ledger| note(ledger, 1)));
+        let (done, ()) = block_on(async { tokio::join!(biased; join_all(queued), writer.stop()) });
+        assert!(done.iter().all(Result::is_ok));
+        let late = block_on(writer.perform(1, |ledger| note(ledger, 1)));
+        assert!(matches!(late, Err(StoreError::Closed)));
+        assert_eq!(notes(&path), 5);
+    }
+}

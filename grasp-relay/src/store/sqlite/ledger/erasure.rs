@@ -112,28 +112,24 @@ impl Ledger<'_> {
 
     fn bury(&self, now: Timestamp) -> rusqlite::Result<Swept> {
         let now = seconds(now.as_secs());
-        let due = self.rows(
-            "DELETE FROM expirations WHERE (at, seq) IN
-                (SELECT at, seq FROM expirations WHERE at <= ?1 LIMIT ?2) RETURNING seq",
-            now,
-        )?;
-        for seq in &due {
-            self.erase(*seq)?;
+        let mut buried = 0;
+        for seq in self.due("SELECT seq FROM expirations WHERE at <= ?1", now)? {
+            buried += usize::from(self.erase(seq)?.is_some());
         }
         let copies = self
             .conn
             .prepare_cached("DELETE FROM superseded WHERE expires_at <= ?1")?
             .execute([now])?;
         Ok(Swept {
-            events: (due.len() + copies) as u64,
-            more: due.len() == SWEEP_TURN,
+            events: (buried + copies) as u64,
+            more: buried == SWEEP_TURN,
         })
     }
 
     /// Stops serving deletion requests that nobody needed for long; their gates stay.
     fn retire(&self, now: Timestamp) -> rusqlite::Result<Swept> {
-        let due = self.rows(
-            "SELECT seq FROM requests WHERE retired = 0 AND clock <= ?1 LIMIT ?2",
+        let due = self.due(
+            "SELECT seq FROM requests WHERE retired = 0 AND clock <= ?1",
             seconds(self.rules.retired_before(now)),
         )?;
         let mut events = 0;
@@ -155,8 +151,8 @@ impl Ledger<'_> {
 
     /// Drops requests, with their gates, that blocked nothing for longer than anybody remembers.
     fn forget(&self, now: Timestamp) -> rusqlite::Result<Swept> {
-        let due = self.rows(
-            "SELECT seq FROM requests WHERE retired = 1 AND clock <= ?1 LIMIT ?2",
+        let due = self.due(
+            "SELECT seq FROM requests WHERE retired = 1 AND clock <= ?1",
             seconds(self.rules.forgotten_before(now)),
         )?;
         for request in &due {
@@ -174,10 +170,11 @@ impl Ledger<'_> {
     }
 
     /// Up to one turn's worth of row numbers that are due.
-    fn rows(&self, sql: &str, due: i64) -> rusqlite::Result<Vec<i64>> {
+    fn due(&self, sql: &str, by: i64) -> rusqlite::Result<Vec<i64>> {
         self.conn
             .prepare_cached(sql)?
-            .query_map(params![due, SWEEP_TURN as i64], |row| row.get(0))?
+            .query_map([by], |row| row.get(0))?
+            .take(SWEEP_TURN)
             .collect()
     }
 }
