@@ -4,6 +4,7 @@
 //! order of arrival and no crash can leave it in a state those rules forbid. It does not judge whether an event
 //! is *wanted*; that is admission's work.
 
+pub mod adapter;
 pub mod memory;
 pub mod rules;
 pub mod sqlite;

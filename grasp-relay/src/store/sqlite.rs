@@ -8,8 +8,10 @@
 //! Nothing blocks an async thread, readers and the writer do not wait for each other (write-ahead log), and a save is
 //! answered only after its transaction is on the disk.
 
+mod delivery;
 mod keys;
 mod ledger;
+mod log;
 mod plan;
 mod readers;
 mod scan;
@@ -17,7 +19,7 @@ mod schema;
 mod search;
 mod writer;
 
-use std::collections::VecDeque;
+use std::fmt;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -31,10 +33,12 @@ use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
-use rusqlite::{Connection, OptionalExtension};
+use rusqlite::Connection;
 
+use self::delivery::Delivery;
 use self::keys::Keys;
 use self::ledger::{Ledger, Verdict};
+use self::log::Log;
 use self::readers::Readers;
 use self::scan::Found;
 use self::search::{Search, Turn};
@@ -42,23 +46,8 @@ use self::writer::Writer;
 use super::rules::Rules;
 use super::{EventStore, Inventory, Refusal, Saved, StoreError, StoredEvent};
 
-/// Events delivered at once by a query, at most.
-const CHUNK: usize = 500;
-
-/// Bytes of JSON delivered at once by a query, unless a single event is longer.
-const CHUNK_BYTES: usize = 1024 * 1024;
-
-/// Places found ahead of what is delivered: looking them up is cheap, starting over is not.
-const LOOKAHEAD: usize = 4_000;
-
 /// How long a connection waits for a lock, which only another process can hold for long.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// Pages of log after which a commit also copies the log into the file.
-const CHECKPOINT_PAGES: u32 = 4_000;
-
-/// Bytes of log that are kept for reuse.
-const LOG_KEPT: u32 = 32 * 1024 * 1024;
 
 /// How a [`SqliteStore`] uses the machine.
 #[derive(Clone, Debug)]
@@ -78,7 +67,7 @@ impl Default for SqliteOptions {
         Self {
             rules: Rules::default(),
             readers: NonZeroUsize::MIN.saturating_add(3),
-            reader_cache: 4 * 1024 * 1024,
+            reader_cache: 2 * 1024 * 1024,
             writer_cache: 16 * 1024 * 1024,
         }
     }
@@ -154,7 +143,9 @@ impl SqliteStore {
         let keys = Keys::load(&conn).map_err(failure)?;
         let rules = Arc::new(options.rules);
         let readers = Readers::start(path, options.readers, options.reader_cache)?;
-        let writer = Writer::start(conn, log_of(path), keys.clone(), Arc::clone(&rules))
+        let copier = connect(path, 0)?;
+        let writer = Log::watch(copier)
+            .and_then(|log| Writer::start(conn, log, keys.clone(), Arc::clone(&rules)))
             .map_err(|error| StoreError::Engine(Box::new(error)))?;
         let shared = Shared {
             path: path.to_owned(),
@@ -180,6 +171,11 @@ impl SqliteStore {
         Ok(Stats { events: events.unsigned_abs(), bytes: bytes(path) + bytes(&log_of(path)) })
     }
 
+    /// Deletes everything: events, kept versions, and all memory of deletion and vanishing.
+    pub async fn forget_everything(&self) -> Result<(), StoreError> {
+        self.shared.write(1, |ledger| ledger.forget_everything()).await
+    }
+
     /// Examines the whole file: its pages, its indexes, and whether they speak of the same events.
     ///
     /// Takes as long as reading everything does, while the store goes on working.
@@ -189,6 +185,15 @@ impl SqliteStore {
             true => Integrity::Sound,
             false => Integrity::Damaged(faults),
         })
+    }
+}
+
+impl fmt::Debug for SqliteStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqliteStore")
+            .field("path", &self.shared.path)
+            .field("rules", &self.shared.rules)
+            .finish_non_exhaustive()
     }
 }
 
@@ -227,11 +232,10 @@ impl EventStore for SqliteStore {
         now: Timestamp,
     ) -> BoxStream<'static, Result<Vec<StoredEvent>, StoreError>> {
         let shared = Arc::clone(&self.shared);
-        let delivery =
-            Delivery { search: Search::new(filters, now), found: VecDeque::new(), finished: false };
+        let delivery = Delivery::new(filters, now);
         stream::unfold(Some(delivery), move |delivery| {
             let shared = Arc::clone(&shared);
-            async move { deliver(&shared, delivery?).await }
+            async move { delivery?.next(&shared).await }
         })
         .boxed()
     }
@@ -284,7 +288,9 @@ impl EventStore for SqliteStore {
                     return Ok(Inventory::TooMany);
                 }
                 if turn == Turn::Finished {
-                    items.sort_unstable();
+                    // Nearly the other way round already, which this sort makes use of.
+                    items.reverse();
+                    items.sort();
                     return Ok(Inventory::Complete(items));
                 }
             }
@@ -369,55 +375,6 @@ impl Shared {
     }
 }
 
-/// A query between two chunks.
-struct Delivery {
-    search: Search,
-    found: VecDeque<Found>,
-    finished: bool,
-}
-
-type Delivered = (Result<Vec<StoredEvent>, StoreError>, Option<Delivery>);
-
-/// Reads until there is something to deliver, or nothing more to find.
-async fn deliver(shared: &Shared, mut delivery: Delivery) -> Option<Delivered> {
-    while !(delivery.finished && delivery.found.is_empty()) {
-        let chunk;
-        let read =
-            shared.read(move |ledger| delivery.next_chunk(ledger).map(|chunk| (delivery, chunk)));
-        (delivery, chunk) = match read.await {
-            Ok(read) => read,
-            Err(error) => return Some((Err(error), None)),
-        };
-        if !chunk.is_empty() {
-            return Some((Ok(chunk), Some(delivery)));
-        }
-    }
-    None
-}
-
-impl Delivery {
-    fn next_chunk(&mut self, ledger: &Ledger<'_>) -> rusqlite::Result<Vec<StoredEvent>> {
-        if self.found.is_empty() && !self.finished {
-            let mut found = Vec::new();
-            let turn = self.search.turn(ledger, LOOKAHEAD, &mut found)?;
-            self.finished = turn == Turn::Finished;
-            self.found = found.into();
-        }
-        let mut chunk = Vec::new();
-        let mut bytes = 0;
-        while chunk.len() < CHUNK && bytes < CHUNK_BYTES {
-            let Some(found) = self.found.pop_front() else {
-                break;
-            };
-            if let Some(event) = load(ledger, &found)? {
-                bytes += event.json.len();
-                chunk.push(event);
-            }
-        }
-        Ok(chunk)
-    }
-}
-
 /// Says whether anything matches.
 fn any(ledger: &Ledger<'_>, filters: Vec<Filter>, now: Timestamp) -> rusqlite::Result<bool> {
     let filters = filters.into_iter().map(|filter| filter.limit(1)).collect();
@@ -431,26 +388,12 @@ fn any(ledger: &Ledger<'_>, filters: Vec<Filter>, now: Timestamp) -> rusqlite::R
     }
 }
 
-/// Loads an event that was found, unless it is gone and its row is another's now.
-fn load(ledger: &Ledger<'_>, found: &Found) -> rusqlite::Result<Option<StoredEvent>> {
-    let json: Option<Arc<str>> = ledger
-        .conn
-        .prepare_cached("SELECT json FROM events WHERE seq = ?1 AND id = ?2")?
-        .query_row((found.seq, found.at.id()), |row| Ok(Arc::from(row.get_ref(0)?.as_str()?)))
-        .optional()?;
-    Ok(json.map(|json| StoredEvent {
-        id: found.at.event_id(),
-        created_at: found.at.created_at(),
-        json,
-    }))
-}
-
 fn examine(ledger: &Ledger<'_>) -> rusqlite::Result<Vec<String>> {
     let report = "PRAGMA integrity_check";
     let mut faults: Vec<String> =
         ledger.conn.prepare(report)?.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?;
     faults.retain(|line| line != "ok");
-    for table in ["tags", "heads", "expirations"] {
+    for table in ["lists", "heads", "expirations"] {
         let stray =
             format!("SELECT count(*) FROM {table} WHERE seq NOT IN (SELECT seq FROM events)");
         let count: i64 = ledger.conn.query_row(&stray, [], |row| row.get(0))?;
@@ -470,8 +413,8 @@ fn connect(path: &Path, cache: usize) -> Result<Connection, StoreError> {
         conn.set_prepared_statement_cache_capacity(64);
         conn.pragma_update(None, "journal_mode", "WAL")?;
         conn.pragma_update(None, "synchronous", "FULL")?;
-        conn.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
-        conn.pragma_update(None, "journal_size_limit", LOG_KEPT)?;
+        conn.pragma_update(None, "wal_autocheckpoint", 0)?;
+        conn.pragma_update(None, "journal_size_limit", log::KEPT)?;
         conn.pragma_update(None, "temp_store", "MEMORY")?;
         conn.pragma_update(None, "cache_size", -cache_kib)
     };

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod ingest;
+mod store_adapter;
 mod store_contract;
 mod store_events;
 mod store_kill;

@@ -1,13 +1,14 @@
-//! How events, tag values and coordinates are spelled in the indexes.
+//! How events, lists and coordinates are spelled in the indexes.
 
 use bitcoin_hashes::{HashEngine, sha256};
 use nostr::event::{Event, EventId};
 use nostr::filter::SingleLetterTag;
+use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
 use rusqlite::{Connection, Row};
 
-/// A hash that stands for a tag value or a coordinate.
+/// A hash that names a list of events or stands for a coordinate.
 pub(super) type Digest = [u8; 16];
 
 /// Where an event stands in serving order: newest first, ties by lowest id.
@@ -62,11 +63,11 @@ pub(super) fn seconds(secs: u64) -> i64 {
     i64::try_from(secs).unwrap_or(i64::MAX)
 }
 
-/// Turns tag values and coordinates into index keys of one length.
+/// Names lists and coordinates, whatever they are made of, by keys of one length.
 ///
-/// Keys are 16 bytes of SHA-256 after a secret block that is drawn when the file is made. Whoever writes events does
-/// not know the secret, so nobody can search for two values with one key; by chance it takes more values than there
-/// will ever be events. That is why a key found is a value found, without reading the event again.
+/// Keys are 15 or 16 bytes of SHA-256 after a secret block that is drawn when the file is made. Whoever writes events
+/// does not know the secret, so nobody can search for two values with one key; by chance it takes more values than
+/// there will ever be events. That is why a key found is a value found, without reading the event again.
 #[derive(Clone)]
 pub(super) struct Keys {
     salted: sha256::HashEngine,
@@ -80,19 +81,38 @@ impl Keys {
         Ok(Self { salted })
     }
 
+    /// The list of events with this tag.
+    ///
+    /// The name comes last: events often carry one value under two names (`e` and `E`), and those stay neighbours.
     pub(super) fn tag(&self, name: SingleLetterTag, value: &str) -> Digest {
-        self.digest(&[b"#", &[name.as_byte()], value.as_bytes()])
+        let mut digest = self.digest(&[b"#", value.as_bytes()]);
+        if let Some(last) = digest.last_mut() {
+            *last = name.as_byte();
+        }
+        digest
+    }
+
+    /// The list of events of this kind.
+    pub(super) fn kind(&self, kind: u16) -> Digest {
+        self.digest(&[b"k", &kind.to_be_bytes()])
+    }
+
+    /// The list of events of this author.
+    pub(super) fn author(&self, author: &PublicKey) -> Digest {
+        self.digest(&[b"p", author.as_bytes()])
+    }
+
+    /// Every list an event belongs to.
+    pub(super) fn lists<'a>(&'a self, event: &'a Event) -> impl Iterator<Item = Digest> + 'a {
+        let tags = event.tags.iter();
+        let tags = tags.filter_map(|tag| Some(self.tag(tag.single_letter_tag()?, tag.content()?)));
+        tags.chain([self.kind(event.kind.as_u16()), self.author(&event.pubkey)])
     }
 
     pub(super) fn coordinate(&self, coordinate: &Coordinate) -> Digest {
         let kind = coordinate.kind.as_u16().to_be_bytes();
         let author = coordinate.public_key.as_bytes();
         self.digest(&[b":", &kind, author, coordinate.identifier.as_bytes()])
-    }
-
-    /// The keys of all tags of an event that filters can name.
-    pub(super) fn tags<'a>(&'a self, event: &'a Event) -> impl Iterator<Item = Digest> + 'a {
-        event.tags.iter().filter_map(|tag| Some(self.tag(tag.single_letter_tag()?, tag.content()?)))
     }
 
     fn digest(&self, parts: &[&[u8]]) -> Digest {

@@ -3,6 +3,7 @@
 mod erasure;
 mod requests;
 
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 use grasp_core::deletion;
@@ -20,6 +21,18 @@ pub(super) struct Ledger<'a> {
     pub(super) conn: &'a Connection,
     pub(super) keys: &'a Keys,
     pub(super) rules: &'a Rules,
+    pending: RefCell<Vec<Listing>>,
+    /// Up to when everything that expires was buried in this transaction.
+    buried: Cell<Option<Timestamp>>,
+}
+
+/// An event's place in one of its lists, in the order in which the file has them.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Listing {
+    list: Digest,
+    at: Position,
+    kind: u16,
+    seq: i64,
 }
 
 /// What is known of an event before it is stored.
@@ -40,7 +53,27 @@ struct Served {
     at: Position,
 }
 
-impl Ledger<'_> {
+impl<'a> Ledger<'a> {
+    pub(super) fn new(conn: &'a Connection, keys: &'a Keys, rules: &'a Rules) -> Self {
+        Self { conn, keys, rules, pending: RefCell::default(), buried: Cell::default() }
+    }
+
+    /// Writes down what was put off; to be called before the transaction is committed.
+    ///
+    /// An event belongs to several lists, each somewhere else in the file. Entering those of a whole group in the
+    /// order of the file touches every page once.
+    pub(super) fn finish(&self) -> rusqlite::Result<()> {
+        let mut pending = self.pending.take();
+        pending.sort_unstable();
+        let mut enter = self.conn.prepare_cached(
+            "INSERT OR IGNORE INTO lists (list, newest, id, kind, seq) VALUES (?1, ?2, ?3, ?4, ?5)",
+        )?;
+        for Listing { list, at, kind, seq } in pending {
+            enter.execute(params![list, at.newest(), at.id(), kind, seq])?;
+        }
+        Ok(())
+    }
+
     /// Saves events in order, after burying whatever has expired by now.
     pub(super) fn save(
         &self,
@@ -131,12 +164,8 @@ impl Ledger<'_> {
                 kind,
                 event.as_json()
             ])?;
-        let mut tag = self.conn.prepare_cached(
-            "INSERT OR IGNORE INTO tags (tag, newest, id, kind, seq) VALUES (?1, ?2, ?3, ?4, ?5)",
-        )?;
-        for key in self.keys.tags(event) {
-            tag.execute(params![key, at.newest(), at.id(), kind, seq])?;
-        }
+        let lists = self.keys.lists(event);
+        self.pending.borrow_mut().extend(lists.map(|list| Listing { list, at, kind, seq }));
         if let Some(key) = coordinate {
             self.conn
                 .prepare_cached("INSERT INTO heads (coordinate, seq) VALUES (?1, ?2)")?

@@ -6,9 +6,8 @@ use nostr::event::EventId;
 use nostr::filter::{Filter, SingleLetterTag};
 use nostr::key::PublicKey;
 use nostr::types::Timestamp;
-use rusqlite::{OptionalExtension, params};
 
-use super::keys::{Digest, Position, newest};
+use super::keys::{Digest, Keys, Position, newest};
 use super::ledger::Ledger;
 use super::scan::{self, Bounds, Found};
 
@@ -23,21 +22,14 @@ pub(super) struct Plan {
 
 /// Where candidates come from, in serving order.
 pub(super) enum Source {
-    /// Lists of one index that are merged.
-    Lists(Vec<List>),
+    /// All events.
+    Everything,
+    /// Lists that are merged.
+    Lists(Vec<Digest>),
     /// To be looked up one by one.
     Ids(BTreeSet<EventId>),
     /// Looked up, in serving order.
     Sorted(Vec<Found>),
-}
-
-/// One run of an index whose rows are in serving order.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum List {
-    Everything,
-    Kind(u16),
-    AuthorKind([u8; 32], u16),
-    Tag(Digest),
 }
 
 /// Conditions that the source does not imply.
@@ -78,7 +70,7 @@ pub(super) fn plan(ledger: &Ledger<'_>, filter: Filter) -> rusqlite::Result<Opti
     };
     let source = match filter.ids {
         Some(ids) => Source::Ids(ids),
-        None => Source::Lists(rest.take_shortest(ledger, &bounds)?),
+        None => rest.take_shortest(ledger, &bounds)?,
     };
     Ok(Some(Plan { source, rest, bounds, remaining }))
 }
@@ -95,34 +87,35 @@ fn is_empty(filter: &Filter) -> bool {
 
 impl Rest {
     /// Takes out the conditions that promise the fewest candidates and turns them into lists.
-    fn take_shortest(
-        &mut self,
-        ledger: &Ledger<'_>,
-        bounds: &Bounds,
-    ) -> rusqlite::Result<Vec<List>> {
+    fn take_shortest(&mut self, ledger: &Ledger<'_>, bounds: &Bounds) -> rusqlite::Result<Source> {
         let mut ways = self.ways();
         let chosen = match ways.len() {
-            0 => return Ok(vec![List::Everything]),
+            0 => return Ok(Source::Everything),
             1 => ways.remove(0),
             _ => self.shortest(ledger, bounds, ways)?,
         };
-        let lists = self.lists(ledger, &chosen)?;
+        let lists = self.lists(ledger.keys, &chosen);
         match chosen {
             Way::Tag(name) => self.tags.retain(|(other, _)| *other != name),
-            Way::Authors => (self.authors, self.kinds) = (None, None),
+            Way::Authors => self.authors = None,
             Way::Kinds => self.kinds = None,
         }
-        Ok(lists)
+        Ok(Source::Lists(lists))
     }
 
     /// Every way this filter could be read, the one that is usually best first.
+    ///
+    /// Lists tell the kind of each event but not its author, so kinds lead only where no authors are named.
     fn ways(&self) -> Vec<Way> {
         let mut tags: Vec<_> = self.tags.iter().collect();
         tags.sort_by_key(|(_, values)| values.len());
         let tags = tags.into_iter().map(|(name, _)| Way::Tag(*name));
-        tags.chain(self.authors.as_ref().map(|_| Way::Authors))
-            .chain(self.kinds.as_ref().map(|_| Way::Kinds))
-            .collect()
+        let other = match (&self.authors, &self.kinds) {
+            (Some(_), _) => Some(Way::Authors),
+            (None, Some(_)) => Some(Way::Kinds),
+            (None, None) => None,
+        };
+        tags.chain(other).collect()
     }
 
     /// Compares ways by counting, never more than a fraction of what the scan itself would read.
@@ -135,7 +128,7 @@ impl Rest {
         for most in PROBES {
             let mut best = (most, 0);
             for (number, way) in ways.iter().enumerate() {
-                let lists = self.lists(ledger, way)?;
+                let lists = self.lists(ledger.keys, way);
                 let rows = scan::count_up_to(ledger, &lists, bounds, most)?;
                 if rows < best.0 {
                     best = (rows, number);
@@ -148,44 +141,18 @@ impl Rest {
         Ok(ways.swap_remove(0))
     }
 
-    fn lists(&self, ledger: &Ledger<'_>, way: &Way) -> rusqlite::Result<Vec<List>> {
+    fn lists(&self, keys: &Keys, way: &Way) -> Vec<Digest> {
         match way {
-            Way::Tag(name) => Ok(self
-                .tags
-                .iter()
-                .filter(|(other, _)| other == name)
-                .flat_map(|(_, values)| values)
-                .map(|value| List::Tag(ledger.keys.tag(*name, value)))
-                .collect()),
-            Way::Kinds => Ok(self.kinds.iter().flatten().copied().map(List::Kind).collect()),
-            Way::Authors => {
-                let mut lists = Vec::new();
-                for author in self.authors.iter().flatten() {
-                    let author = author.to_bytes();
-                    let kinds = match &self.kinds {
-                        Some(kinds) => kinds.iter().copied().collect(),
-                        None => kinds_of(ledger, &author)?,
-                    };
-                    lists.extend(kinds.into_iter().map(|kind| List::AuthorKind(author, kind)));
-                }
-                Ok(lists)
+            Way::Tag(name) => {
+                let named = self.tags.iter().filter(|(other, _)| other == name);
+                let values = named.flat_map(|(_, values)| values);
+                values.map(|value| keys.tag(*name, value)).collect()
             }
-        }
-    }
-}
-
-/// The kinds an author has written, found by leaping from one to the next.
-fn kinds_of(ledger: &Ledger<'_>, author: &[u8; 32]) -> rusqlite::Result<Vec<u16>> {
-    let mut next = ledger.conn.prepare_cached(
-        "SELECT kind FROM events WHERE pubkey = ?1 AND kind > ?2 ORDER BY kind LIMIT 1",
-    )?;
-    let mut kinds: Vec<u16> = Vec::new();
-    loop {
-        let last = kinds.last().map_or(-1, |kind| i64::from(*kind));
-        let found = next.query_row(params![author, last], |row| row.get(0)).optional()?;
-        match found {
-            Some(kind) => kinds.push(kind),
-            None => return Ok(kinds),
+            Way::Kinds => self.kinds.iter().flatten().map(|kind| keys.kind(*kind)).collect(),
+            Way::Authors => {
+                let authors = self.authors.iter().flatten();
+                authors.map(|author| keys.author(author)).collect()
+            }
         }
     }
 }

@@ -101,7 +101,7 @@ fn snapshot<T>(
     errand: impl FnOnce(&Ledger<'_>) -> rusqlite::Result<T>,
 ) -> rusqlite::Result<T> {
     let tx = conn.unchecked_transaction()?;
-    errand(&Ledger { conn: &tx, keys, rules })
+    errand(&Ledger::new(&tx, keys, rules))
 }
 
 fn work(conn: Connection, orders: &Mutex<mpsc::Receiver<Order>>) {

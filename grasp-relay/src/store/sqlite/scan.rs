@@ -2,13 +2,14 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::collections::binary_heap::PeekMut;
+use std::vec;
 
 use nostr::event::EventId;
 use rusqlite::{CachedStatement, Row, Rows, Statement, params};
 
-use super::keys::Position;
+use super::keys::{Digest, Position};
 use super::ledger::Ledger;
-use super::plan::List;
 
 /// The part of serving order that is wanted.
 #[derive(Clone, Copy, Debug)]
@@ -31,125 +32,114 @@ pub(super) struct Found {
 /// Rows read from one list at a time, at most. Starts lower, so that a small limit over many lists stays cheap.
 const LONGEST_RUN: usize = 1_024;
 
-/// Several lists of one index as one.
+/// Several lists as one.
 pub(super) struct Merge<'c> {
     statement: CachedStatement<'c>,
-    lists: Vec<Cursor<'c>>,
-    waiting: BinaryHeap<Reverse<Entry>>,
+    cursors: Vec<Cursor<'c>>,
+    /// The next row of each list that goes on, with the place of its cursor.
+    heads: BinaryHeap<Reverse<(Found, usize)>>,
     oldest: i64,
 }
 
+/// A place in one list.
 struct Cursor<'c> {
-    list: &'c List,
+    /// All events, if it is no list in particular.
+    list: Option<&'c Digest>,
+    /// Rows that were read ahead.
+    ahead: vec::IntoIter<Found>,
+    /// How many rows to read next; none if the list has ended.
     run: usize,
 }
 
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Entry {
-    found: Found,
-    list: usize,
-    /// More of this list may follow, and has not been read.
-    last: bool,
-}
-
 impl<'c> Merge<'c> {
-    /// Opens lists, expecting that about `wanted` rows will be taken.
+    /// Opens lists, or everything, expecting that about `wanted` rows will be taken.
     pub(super) fn open(
         ledger: &Ledger<'c>,
-        lists: &'c [List],
+        lists: Option<&'c [Digest]>,
         bounds: Bounds,
         wanted: usize,
-    ) -> rusqlite::Result<Option<Self>> {
-        let Some(first) = lists.first() else {
-            return Ok(None);
+    ) -> rusqlite::Result<Self> {
+        let sql = if lists.is_some() { IN_LIST } else { IN_TIME };
+        let lists: Vec<_> = match lists {
+            Some(lists) => lists.iter().map(Some).collect(),
+            None => vec![None],
         };
-        // Twice the fair share, so that most lists are read once; two rows tell whether a list goes on.
-        let run = (wanted / lists.len()).min(LONGEST_RUN / 2) * 2;
-        let run = run.max(2);
+        // Twice the fair share, so that most lists are read once.
+        let run = (wanted / lists.len().max(1)).min(LONGEST_RUN / 2) * 2;
         let mut merge = Self {
-            statement: ledger.conn.prepare_cached(first.sql())?,
-            lists: lists.iter().map(|list| Cursor { list, run }).collect(),
-            waiting: BinaryHeap::new(),
+            statement: ledger.conn.prepare_cached(sql)?,
+            cursors: Vec::with_capacity(lists.len()),
+            heads: BinaryHeap::with_capacity(lists.len()),
             oldest: bounds.oldest,
         };
-        for list in 0..merge.lists.len() {
-            merge.refill(list, bounds.after)?;
+        for (place, list) in lists.into_iter().enumerate() {
+            let mut cursor = Cursor { list, ahead: Vec::new().into_iter(), run: run.max(2) };
+            let head = cursor.next(&mut merge.statement, bounds)?;
+            merge.heads.extend(head.map(|head| Reverse((head, place))));
+            merge.cursors.push(cursor);
         }
-        Ok(Some(merge))
+        Ok(merge)
     }
 
     /// The next row in serving order; an event that is in several lists comes several times in a row.
     pub(super) fn next(&mut self) -> rusqlite::Result<Option<Found>> {
-        let Some(Reverse(entry)) = self.waiting.pop() else {
+        let Some(mut head) = self.heads.peek_mut() else {
             return Ok(None);
         };
-        if entry.last {
-            self.refill(entry.list, entry.found.at)?;
-        }
-        Ok(Some(entry.found))
-    }
-
-    fn refill(&mut self, list: usize, after: Position) -> rusqlite::Result<()> {
-        let Some(cursor) = self.lists.get_mut(list) else {
-            return Ok(());
+        let Reverse((found, place)) = *head;
+        let bounds = Bounds { after: found.at, oldest: self.oldest };
+        let next = match self.cursors.get_mut(place) {
+            Some(cursor) => cursor.next(&mut self.statement, bounds)?,
+            None => None,
         };
-        let bounds = Bounds { after, oldest: self.oldest };
-        let mut rows = cursor.list.rows(&mut self.statement, bounds, cursor.run)?;
-        let mut read = 0;
-        while let Some(row) = rows.next()? {
-            read += 1;
-            self.waiting.push(Reverse(Entry {
-                found: Found::read(row)?,
-                list,
-                last: read == cursor.run,
-            }));
+        match next {
+            Some(next) => head.0.0 = next,
+            None => drop(PeekMut::pop(head)),
         }
-        cursor.run = (cursor.run * 2).min(LONGEST_RUN);
-        Ok(())
+        Ok(Some(found))
     }
 }
 
-impl List {
-    const fn sql(&self) -> &'static str {
-        match self {
-            Self::Everything => {
-                "SELECT newest, id, seq, 0 FROM events INDEXED BY events_by_time
-                 WHERE (newest, id) > (?1, ?2) AND newest <= ?3 ORDER BY newest, id LIMIT ?4"
-            }
-            Self::Kind(_) => {
-                "SELECT newest, id, seq, kind FROM events INDEXED BY events_by_kind
-                 WHERE kind = ?5 AND (newest, id) > (?1, ?2) AND newest <= ?3
-                 ORDER BY newest, id LIMIT ?4"
-            }
-            Self::AuthorKind(..) => {
-                "SELECT newest, id, seq, kind FROM events INDEXED BY events_by_author
-                 WHERE pubkey = ?5 AND kind = ?6 AND (newest, id) > (?1, ?2) AND newest <= ?3
-                 ORDER BY newest, id LIMIT ?4"
-            }
-            Self::Tag(_) => {
-                "SELECT newest, id, seq, kind FROM tags
-                 WHERE tag = ?5 AND (newest, id) > (?1, ?2) AND newest <= ?3
-                 ORDER BY newest, id LIMIT ?4"
-            }
-        }
-    }
-
-    fn rows<'s>(
-        &self,
-        statement: &'s mut Statement<'_>,
+impl Cursor<'_> {
+    fn next(
+        &mut self,
+        statement: &mut Statement<'_>,
         bounds: Bounds,
-        most: usize,
-    ) -> rusqlite::Result<Rows<'s>> {
-        let (newest, id) = (bounds.after.newest(), bounds.after.id());
-        let (oldest, most) = (bounds.oldest, i64::try_from(most).unwrap_or(i64::MAX));
-        match self {
-            Self::Everything => statement.query(params![newest, id, oldest, most]),
-            Self::Kind(kind) => statement.query(params![newest, id, oldest, most, kind]),
-            Self::AuthorKind(author, kind) => {
-                statement.query(params![newest, id, oldest, most, author, kind])
+    ) -> rusqlite::Result<Option<Found>> {
+        if self.ahead.len() == 0 && self.run > 0 {
+            let mut ahead = Vec::with_capacity(self.run);
+            let mut rows = rows(statement, self.list, bounds)?;
+            while ahead.len() < self.run {
+                let Some(row) = rows.next()? else {
+                    break;
+                };
+                ahead.push(Found::read(row)?);
             }
-            Self::Tag(tag) => statement.query(params![newest, id, oldest, most, tag]),
+            let ended = ahead.len() < self.run;
+            self.run = if ended { 0 } else { (self.run * 2).min(LONGEST_RUN) };
+            self.ahead = ahead.into_iter();
         }
+        Ok(self.ahead.next())
+    }
+}
+
+/// Rows of one list, or of all events, from a place on.
+///
+/// Without LIMIT, because SQLite compiles a statement again each time its limit is bound. Whoever has enough stops.
+const IN_LIST: &str = "SELECT newest, id, seq, kind FROM lists
+    WHERE (newest, id) > (?1, ?2) AND newest <= ?3 AND list = ?4 ORDER BY newest, id";
+const IN_TIME: &str = "SELECT newest, id, seq, 0 FROM events INDEXED BY events_by_time
+    WHERE (newest, id) > (?1, ?2) AND newest <= ?3 ORDER BY newest, id";
+
+fn rows<'s>(
+    statement: &'s mut Statement<'_>,
+    list: Option<&Digest>,
+    bounds: Bounds,
+) -> rusqlite::Result<Rows<'s>> {
+    let (newest, id) = (bounds.after.newest(), bounds.after.id());
+    match list {
+        Some(list) => statement.query(params![newest, id, bounds.oldest, list]),
+        None => statement.query(params![newest, id, bounds.oldest]),
     }
 }
 
@@ -162,19 +152,19 @@ impl Found {
 /// Counts the rows of lists, giving up at `most`.
 pub(super) fn count_up_to(
     ledger: &Ledger<'_>,
-    lists: &[List],
+    lists: &[Digest],
     bounds: &Bounds,
     most: usize,
 ) -> rusqlite::Result<usize> {
     let mut counted = 0;
+    let mut statement = ledger.conn.prepare_cached(IN_LIST)?;
     for list in lists {
-        let mut statement = ledger.conn.prepare_cached(list.sql())?;
-        let mut rows = list.rows(&mut statement, *bounds, most - counted)?;
+        let mut rows = rows(&mut statement, Some(list), *bounds)?;
         while rows.next()?.is_some() {
             counted += 1;
-        }
-        if counted >= most {
-            break;
+            if counted >= most {
+                return Ok(counted);
+            }
         }
     }
     Ok(counted)
@@ -198,4 +188,51 @@ pub(super) fn look_up<'i>(
     found.retain(|found| found.at > bounds.after && found.at.newest() <= bounds.oldest);
     found.sort_unstable();
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use rusqlite::{Connection, StatementStatus};
+
+    use super::*;
+
+    fn file() -> Connection {
+        let conn = Connection::open_in_memory().unwrap();
+        conn.execute_batch(include_str!("schema.sql")).unwrap();
+        conn
+    }
+
+    #[test]
+    fn every_list_is_read_from_its_own_index_in_order() {
+        let conn = file();
+        for (sql, index) in [
+            (IN_LIST, "SEARCH lists USING PRIMARY KEY (list=? AND (newest,id)>(?,?) AND newest<?)"),
+            (
+                IN_TIME,
+                "SEARCH events USING COVERING INDEX events_by_time ((newest,id)>(?,?) AND newest<?)",
+            ),
+        ] {
+            let mut explain = conn.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).unwrap();
+            let mut plan = Vec::new();
+            let mut rows = explain.raw_query();
+            while let Some(row) = rows.next().unwrap() {
+                plan.push(row.get::<_, String>(3).unwrap());
+            }
+            // One step, so nothing is sorted.
+            assert_eq!(plan, [index]);
+        }
+    }
+
+    #[test]
+    fn reading_another_list_does_not_compile_the_statement_again() {
+        let conn = file();
+        let mut statement = conn.prepare(IN_LIST).unwrap();
+        for number in 0..10 {
+            let bounds = Bounds { after: Position::FIRST, oldest: -number };
+            let list = Digest::from([number as u8; 16]);
+            let mut rows = rows(&mut statement, Some(&list), bounds).unwrap();
+            assert!(rows.next().unwrap().is_none());
+        }
+        assert_eq!(statement.get_status(StatementStatus::RePrepare), 0);
+    }
 }

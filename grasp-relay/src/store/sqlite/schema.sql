@@ -1,4 +1,4 @@
--- The secret of this file: tag values and coordinates are indexed by a hash that nobody outside can compute.
+-- The secret of this file: lists are named by a hash that nobody outside can compute.
 CREATE TABLE secret (salt BLOB NOT NULL) STRICT;
 INSERT INTO secret (salt) VALUES (randomblob(64));
 
@@ -13,17 +13,16 @@ CREATE TABLE events (
 ) STRICT;
 CREATE UNIQUE INDEX events_by_id ON events (id);
 CREATE INDEX events_by_time ON events (newest, id);
-CREATE INDEX events_by_kind ON events (kind, newest, id);
-CREATE INDEX events_by_author ON events (pubkey, kind, newest, id);
 
--- First values of single-letter tags of served events, each list in serving order.
-CREATE TABLE tags (
-    tag    BLOB    NOT NULL,
+-- Served events by whatever a filter can name: a kind, an author, the first value of a single-letter tag.
+-- Each list is in serving order and tells all that reconciliation needs.
+CREATE TABLE lists (
+    list   BLOB    NOT NULL,
     newest INTEGER NOT NULL,
     id     BLOB    NOT NULL,
     kind   INTEGER NOT NULL,
     seq    INTEGER NOT NULL,
-    PRIMARY KEY (tag, newest, id)
+    PRIMARY KEY (list, newest, id)
 ) STRICT, WITHOUT ROWID;
 
 -- The one served version of each replaceable or addressable event.
@@ -51,7 +50,8 @@ CREATE TABLE superseded (
 ) STRICT;
 CREATE INDEX superseded_by_coordinate ON superseded (coordinate, newest, id);
 CREATE INDEX superseded_by_author ON superseded (pubkey, newest);
-CREATE INDEX superseded_by_end ON superseded (expires_at) WHERE expires_at IS NOT NULL;
+-- Not a partial index: those make SQLite compile statements again for every value.
+CREATE INDEX superseded_by_end ON superseded (expires_at);
 
 -- Deletion requests, beyond the time they are served. `clock` is when one was received or last useful.
 CREATE TABLE requests (

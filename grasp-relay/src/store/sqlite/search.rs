@@ -17,7 +17,7 @@ use super::plan::{Plan, Rest, Source, plan};
 use super::scan::{Found, Merge, look_up};
 
 /// What one turn may spend, in rows of an index.
-const TURN: usize = 50_000;
+const TURN: usize = 20_000;
 
 /// What it costs to look at the event itself, in rows of an index.
 const LOOK: usize = 10;
@@ -124,12 +124,14 @@ impl<'c> Scan<'c> {
             plan.source = Source::Sorted(look_up(ledger, ids, plan.bounds)?);
         }
         let after = plan.bounds.after;
+        let wanted = wanted.min(plan.remaining);
         let rows = match &plan.source {
             _ if plan.remaining == 0 => Candidates::None,
+            Source::Everything => {
+                Candidates::Merged(Merge::open(ledger, None, plan.bounds, wanted)?)
+            }
             Source::Lists(lists) => {
-                let wanted = wanted.min(plan.remaining);
-                let merge = Merge::open(ledger, lists, plan.bounds, wanted)?;
-                merge.map_or(Candidates::None, Candidates::Merged)
+                Candidates::Merged(Merge::open(ledger, Some(lists), plan.bounds, wanted)?)
             }
             Source::Sorted(found) => {
                 let examined = found.partition_point(|found| found.at <= after);

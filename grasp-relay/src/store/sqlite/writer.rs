@@ -3,7 +3,6 @@
 //! Whatever has queued up while the last transaction was being written goes into the next one, so the cost of making
 //! it durable is shared by all. Nobody hears anything before the commit; if it fails, everybody hears that.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 
@@ -12,6 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::keys::Keys;
 use super::ledger::Ledger;
+use super::log::Log;
 use crate::store::StoreError;
 use crate::store::rules::Rules;
 
@@ -20,9 +20,6 @@ const QUEUE: usize = 1_024;
 
 /// How many events are gathered for one transaction before it is closed to latecomers.
 const GROUP: usize = 5_000;
-
-/// A log longer than this is emptied at once, even if that means waiting for the readers of the moment.
-const LONGEST_LOG: u64 = 128 * 1024 * 1024;
 
 /// The way to the writer's thread.
 pub(super) struct Writer {
@@ -46,7 +43,7 @@ trait Task: Send {
 impl Writer {
     pub(super) fn start(
         conn: Connection,
-        log: PathBuf,
+        log: Log,
         keys: Keys,
         rules: Arc<Rules>,
     ) -> std::io::Result<Self> {
@@ -128,7 +125,7 @@ where
 /// What the thread owns.
 struct Desk {
     conn: Connection,
-    log: PathBuf,
+    log: Log,
     keys: Keys,
     rules: Arc<Rules>,
 }
@@ -170,37 +167,134 @@ impl Desk {
         for task in group {
             task.resolve(ended.clone());
         }
-        self.shorten_log();
+        self.log.grown(&self.conn);
     }
 
     fn transact(&mut self, group: &mut [Box<dyn Task>]) -> rusqlite::Result<()> {
         let tx = self.conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let ledger = Ledger { conn: &tx, keys: &self.keys, rules: &self.rules };
+        let ledger = Ledger::new(&tx, &self.keys, &self.rules);
         for task in group {
             task.perform(&ledger)?;
         }
+        ledger.finish()?;
+        drop(ledger);
         tx.commit()
     }
 
-    /// Empties a log that ordinary checkpoints could not keep short.
-    fn shorten_log(&self) {
-        let length = std::fs::metadata(&self.log).map_or(0, |log| log.len());
-        if length > LONGEST_LOG {
-            if let Err(error) = self.empty_log() {
-                tracing::warn!(%error, length, "the event store's log stays long");
-            }
-        }
-    }
-
-    fn empty_log(&self) -> rusqlite::Result<()> {
-        self.conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
-    }
-
     fn leave(self) {
-        if let Err(error) = self.empty_log() {
-            tracing::warn!(%error, "the event store's log was left behind");
-        }
+        self.log.empty(&self.conn);
         // Closing the last connection removes the log; what is left in it is read at the next start.
         drop(self.conn);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use futures_util::future::join_all;
+
+    use super::*;
+    use crate::store::sqlite::{connect, schema};
+
+    /// A writer upon a fresh file, after something was done to its connection.
+    fn writer(path: &Path, prepare: impl FnOnce(&Connection)) -> Writer {
+        let mut conn = connect(path, 1024 * 1024).unwrap();
+        schema::migrate(&mut conn).unwrap();
+        conn.execute_batch("CREATE TABLE notes (text)").unwrap();
+        prepare(&conn);
+        let keys = Keys::load(&conn).unwrap();
+        let log = Log::watch(connect(path, 0).unwrap()).unwrap();
+        Writer::start(conn, log, keys, Arc::default()).unwrap()
+    }
+
+    fn notes(path: &Path) -> i64 {
+        let conn = connect(path, 0).unwrap();
+        conn.query_row("SELECT count(*) FROM notes", [], |row| row.get(0)).unwrap()
+    }
+
+    fn note(ledger: &Ledger<'_>, length: usize) -> rusqlite::Result<()> {
+        let text = "x".repeat(length);
+        ledger.conn.execute("INSERT INTO notes VALUES (?1)", [text])?;
+        Ok(())
+    }
+
+    /// Keeps the writer busy until told, so that others queue up behind.
+    async fn hold(writer: &Writer, started: Sender<()>, go: Receiver<()>) {
+        let held = writer.perform(1, move |ledger| {
+            started.send(()).unwrap();
+            go.recv().unwrap();
+            note(ledger, 1)
+        });
+        held.await.unwrap();
+    }
+
+    fn block_on<T>(work: impl Future<Output = T>) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        runtime.unwrap().block_on(work)
+    }
+
+    #[test]
+    fn whoever_waits_while_one_writes_shares_the_next_transaction() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("events.db");
+        let writer = writer(&path, |_| ());
+        let ((started, starts), (go, goes)) = (channel(), channel());
+        let seen = (0..10).map(|_| {
+            let path = path.clone();
+            writer.perform(1, move |ledger| {
+                note(ledger, 1)?;
+                Ok(notes(&path))
+            })
+        });
+        let queue = async {
+            starts.recv().unwrap();
+            tokio::join!(biased; join_all(seen), async { go.send(()).unwrap() }).0
+        };
+        let ((), seen) =
+            block_on(async { tokio::join!(biased; hold(&writer, started, goes), queue) });
+        // Each saw what the first had committed, and nothing of the others.
+        let seen: Vec<i64> = seen.into_iter().map(Result::unwrap).collect();
+        assert_eq!(seen, [1; 10]);
+        assert_eq!(notes(&path), 11);
+    }
+
+    #[test]
+    fn when_the_disk_fails_everybody_hears_it_and_nothing_was_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("events.db");
+        let writer = writer(&path, |conn| {
+            conn.pragma_update(None, "max_page_count", 60).unwrap();
+        });
+        let ((started, starts), (go, goes)) = (channel(), channel());
+        let lengths = [10, 10, 1_000_000, 10];
+        let tasks = lengths.map(|length| writer.perform(1, move |ledger| note(ledger, length)));
+        let queue = async {
+            starts.recv().unwrap();
+            tokio::join!(biased; join_all(tasks), async { go.send(()).unwrap() }).0
+        };
+        let ((), ended) =
+            block_on(async { tokio::join!(biased; hold(&writer, started, goes), queue) });
+        for answer in ended {
+            assert!(matches!(answer, Err(StoreError::Engine(_))));
+        }
+        assert_eq!(notes(&path), 1);
+        // Once there is room again, it goes on.
+        block_on(writer.perform(1, |ledger| note(ledger, 10))).unwrap();
+        assert_eq!(notes(&path), 2);
+    }
+
+    #[test]
+    fn stopping_finishes_what_was_queued_and_refuses_the_rest() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("events.db");
+        let writer = writer(&path, |_| ());
+        let queued = (0..5).map(|_| writer.perform(1, |ledger| note(ledger, 1)));
+        let (done, ()) = block_on(async { tokio::join!(biased; join_all(queued), writer.stop()) });
+        assert!(done.iter().all(Result::is_ok));
+        let late = block_on(writer.perform(1, |ledger| note(ledger, 1)));
+        assert!(matches!(late, Err(StoreError::Closed)));
+        assert_eq!(notes(&path), 5);
     }
 }

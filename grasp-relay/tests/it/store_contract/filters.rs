@@ -214,7 +214,8 @@ pub(super) async fn each_filter_has_its_own_limit(store: &dyn EventStore) {
 }
 
 pub(super) async fn tens_of_thousands_of_values_are_one_filter(store: &dyn EventStore) {
-    let events: Vec<_> = (0..50).map(|n| ALICE.writes(1).at(n).id(n).tag("t", n).done()).collect();
+    let events: Vec<_> =
+        (0..50).map(|n| ALICE.writes(1).at(n + 1).id(n).tag("t", n).done()).collect();
     all_stored(store, &events).await;
     let ids = Filter::new().ids((0..40_000).map(id));
     assert_eq!(find(store, ids).await.len(), 50);
@@ -225,7 +226,7 @@ pub(super) async fn tens_of_thousands_of_values_are_one_filter(store: &dyn Event
 
 pub(super) async fn a_large_answer_comes_whole_in_several_chunks(store: &dyn EventStore) {
     let events: Vec<_> =
-        (0..5_000).map(|n| ALICE.writes(1).at(n / 7).id(n).tag("t", n % 40).done()).collect();
+        (0..5_000).map(|n| ALICE.writes(1).at(n / 7 + 1).id(n).tag("t", n % 40).done()).collect();
     all_stored(store, &events).await;
     let values = (0..20).map(|n| n.to_string());
     for (filter, size) in [(Filter::new(), 5_000), (Filter::new().hashtags(values), 2_500)] {
@@ -274,7 +275,7 @@ pub(super) async fn an_inventory_gives_up_beyond_its_bound(store: &dyn EventStor
 
 pub(super) async fn an_author_with_many_kinds_is_served_in_order(store: &dyn EventStore) {
     let events: Vec<_> =
-        (0..60).map(|n| ALICE.writes(40 + (n % 20) as u16).at(n).id(n).done()).collect();
+        (0..60).map(|n| ALICE.writes(1_100 + (n % 20) as u16).at(n + 1).id(n).done()).collect();
     all_stored(store, &events).await;
     stored(store, &BOB.writes(1).done()).await;
     let found = find(store, Filter::new().author(ALICE.key())).await;

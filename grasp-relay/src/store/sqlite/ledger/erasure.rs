@@ -35,9 +35,30 @@ impl Ledger<'_> {
         Ok(removed)
     }
 
-    /// Buries everything that has expired.
+    /// Empties every table but the file's secret.
+    pub(in crate::store::sqlite) fn forget_everything(&self) -> rusqlite::Result<()> {
+        self.pending.take();
+        for table in [
+            "events",
+            "lists",
+            "heads",
+            "expirations",
+            "superseded",
+            "requests",
+            "gates",
+            "vanished",
+        ] {
+            self.conn.execute(&format!("DELETE FROM {table}"), [])?;
+        }
+        Ok(())
+    }
+
+    /// Buries everything that has expired, once for all who share the transaction.
     pub(super) fn expire(&self, now: Timestamp) -> rusqlite::Result<()> {
-        while self.bury(now)?.more {}
+        if self.buried.get().is_none_or(|until| until < now) {
+            while self.bury(now)?.more {}
+            self.buried.set(Some(now));
+        }
         Ok(())
     }
 
@@ -52,6 +73,10 @@ impl Ledger<'_> {
 
     /// Deletes a served event with everything that points at it.
     pub(super) fn erase(&self, seq: i64) -> rusqlite::Result<Option<Event>> {
+        // Row numbers grow, so the oldest that was put off tells whether this one was.
+        if self.pending.borrow().first().is_some_and(|first| first.seq <= seq) {
+            self.finish()?;
+        }
         let json: Option<String> = self
             .conn
             .prepare_cached("DELETE FROM events WHERE seq = ?1 RETURNING json")?
@@ -61,11 +86,11 @@ impl Ledger<'_> {
             return Ok(None);
         };
         let at = Position::of(&event);
-        let mut tag = self
+        let mut strike = self
             .conn
-            .prepare_cached("DELETE FROM tags WHERE tag = ?1 AND newest = ?2 AND id = ?3")?;
-        for key in self.keys.tags(&event) {
-            tag.execute(params![key, at.newest(), at.id()])?;
+            .prepare_cached("DELETE FROM lists WHERE list = ?1 AND newest = ?2 AND id = ?3")?;
+        for list in self.keys.lists(&event) {
+            strike.execute(params![list, at.newest(), at.id()])?;
         }
         if let Some(coordinate) = grasp_core::deletion::coordinate(&event) {
             self.conn
@@ -82,25 +107,21 @@ impl Ledger<'_> {
 
     fn bury(&self, now: Timestamp) -> rusqlite::Result<Swept> {
         let now = seconds(now.as_secs());
-        let due = self.rows(
-            "DELETE FROM expirations WHERE (at, seq) IN
-                (SELECT at, seq FROM expirations WHERE at <= ?1 LIMIT ?2) RETURNING seq",
-            now,
-        )?;
-        for seq in &due {
-            self.erase(*seq)?;
+        let mut buried = 0;
+        for seq in self.due("SELECT seq FROM expirations WHERE at <= ?1", now)? {
+            buried += usize::from(self.erase(seq)?.is_some());
         }
         let copies = self
             .conn
             .prepare_cached("DELETE FROM superseded WHERE expires_at <= ?1")?
             .execute([now])?;
-        Ok(Swept { events: (due.len() + copies) as u64, more: due.len() == SWEEP_TURN })
+        Ok(Swept { events: (buried + copies) as u64, more: buried == SWEEP_TURN })
     }
 
     /// Stops serving deletion requests that nobody needed for long; their gates stay.
     fn retire(&self, now: Timestamp) -> rusqlite::Result<Swept> {
-        let due = self.rows(
-            "SELECT seq FROM requests WHERE retired = 0 AND clock <= ?1 LIMIT ?2",
+        let due = self.due(
+            "SELECT seq FROM requests WHERE retired = 0 AND clock <= ?1",
             seconds(self.rules.retired_before(now)),
         )?;
         let mut events = 0;
@@ -119,8 +140,8 @@ impl Ledger<'_> {
 
     /// Drops requests, with their gates, that blocked nothing for longer than anybody remembers.
     fn forget(&self, now: Timestamp) -> rusqlite::Result<Swept> {
-        let due = self.rows(
-            "SELECT seq FROM requests WHERE retired = 1 AND clock <= ?1 LIMIT ?2",
+        let due = self.due(
+            "SELECT seq FROM requests WHERE retired = 1 AND clock <= ?1",
             seconds(self.rules.forgotten_before(now)),
         )?;
         for request in &due {
@@ -134,10 +155,7 @@ impl Ledger<'_> {
     }
 
     /// Up to one turn's worth of row numbers that are due.
-    fn rows(&self, sql: &str, due: i64) -> rusqlite::Result<Vec<i64>> {
-        self.conn
-            .prepare_cached(sql)?
-            .query_map(params![due, SWEEP_TURN as i64], |row| row.get(0))?
-            .collect()
+    fn due(&self, sql: &str, by: i64) -> rusqlite::Result<Vec<i64>> {
+        self.conn.prepare_cached(sql)?.query_map([by], |row| row.get(0))?.take(SWEEP_TURN).collect()
     }
 }

@@ -187,17 +187,19 @@ impl Ledger<'_> {
         if !VanishScope::parse(request).includes(&self.rules.vanish_relays) {
             return Ok(());
         }
-        let author = params![request.pubkey.as_bytes(), newest(request.created_at)];
+        self.finish()?;
+        let list = self.keys.author(&request.pubkey);
         let written: Vec<i64> = self
             .conn
             .prepare_cached(
-                "SELECT seq FROM events WHERE pubkey = ?1 AND newest >= ?2 AND kind <> 62",
+                "SELECT seq FROM lists WHERE list = ?1 AND newest >= ?2 AND kind <> 62",
             )?
-            .query_map(author, |row| row.get(0))?
+            .query_map(params![list, newest(request.created_at)], |row| row.get(0))?
             .collect::<Result<_, _>>()?;
         for seq in written {
             self.erase(seq)?;
         }
+        let author = params![request.pubkey.as_bytes(), newest(request.created_at)];
         for forget in [
             "DELETE FROM superseded WHERE pubkey = ?1 AND newest >= ?2",
             "DELETE FROM gates WHERE request IN

@@ -1,0 +1,101 @@
+//! A world of repositories, and people who write about them.
+
+use std::sync::Arc;
+
+use nostr::event::{Event, EventBuilder, FinalizeEvent, Kind, Tag};
+use nostr::key::Keys;
+use nostr::types::Timestamp;
+
+pub(crate) const REPOSITORIES: usize = 1_000;
+const AUTHORS: usize = 200;
+/// The first event of the world; the others follow every minute or so.
+const EPOCH: u64 = 1_700_000_000;
+
+pub(crate) struct World {
+    pub(crate) events: Vec<Arc<Event>>,
+    /// Not stored by the course itself: what is written while it reads.
+    pub(crate) extra: Vec<Arc<Event>>,
+    pub(crate) coordinates: Vec<String>,
+    pub(crate) now: Timestamp,
+}
+
+impl World {
+    pub(crate) fn generate(count: usize) -> Self {
+        let authors: Vec<Keys> = (0..AUTHORS).map(|_| Keys::generate()).collect();
+        let coordinates: Vec<String> = (0..REPOSITORIES)
+            .map(|n| format!("30617:{}:repo-{n}", authors[n % AUTHORS].public_key()))
+            .collect();
+        let total = count + count / 4;
+        let scribe = Scribe { authors: &authors, coordinates: &coordinates };
+        let half = total / 2;
+        // Signing is most of the work, and there are two cores at least.
+        let mut events = std::thread::scope(|scope| {
+            let second = scope.spawn(|| (half..total).map(|n| scribe.write(n)).collect::<Vec<_>>());
+            let mut events: Vec<_> = (0..half).map(|n| scribe.write(n)).collect();
+            events.extend(second.join().unwrap());
+            events
+        });
+        let extra = events.split_off(count);
+        Self { events, extra, coordinates, now: Timestamp::from_secs(EPOCH + 100 * total as u64) }
+    }
+}
+
+struct Scribe<'a> {
+    authors: &'a [Keys],
+    coordinates: &'a [String],
+}
+
+impl Scribe<'_> {
+    /// Writes the n-th event: announcements first, then states, patches, pull requests, issues and comments.
+    fn write(&self, n: usize) -> Arc<Event> {
+        let mixed = n.wrapping_mul(2_654_435_761) >> 7;
+        let repository = if n < REPOSITORIES { n } else { mixed % REPOSITORIES };
+        let kind = match (n < REPOSITORIES, n % 20) {
+            (true, _) => 30_617,
+            (_, 0) => 30_618,
+            (_, 1..=4) => 1_617,
+            (_, 5..=6) => 1_618,
+            (_, 7..=10) => 1_621,
+            _ => 1_111,
+        };
+        let owner = repository % self.authors.len();
+        let author = if kind >= 30_000 { owner } else { (mixed / 7) % self.authors.len() };
+        EventBuilder::new(Kind::from_u16(kind), content(n))
+            .tags(self.tags(kind, repository, mixed))
+            .custom_created_at(Timestamp::from_secs(EPOCH + 60 * n as u64 + (mixed % 50) as u64))
+            .finalize(&self.authors[author])
+            .map(Arc::new)
+            .unwrap()
+    }
+
+    fn tags(&self, kind: u16, repository: usize, mixed: usize) -> Vec<Tag> {
+        let coordinate = self.coordinates[repository].as_str();
+        let owner = self.authors[repository % self.authors.len()].public_key().to_hex();
+        let other = self.authors[mixed % self.authors.len()].public_key().to_hex();
+        let name = format!("repo-{repository}");
+        let root = format!("{:064x}", mixed % 20_000);
+        let commit = format!("{mixed:040x}");
+        let tags: Vec<Vec<&str>> = match kind {
+            30_617 => vec![vec!["d", &name], vec!["name", &name], vec!["r", &commit, "euc"]],
+            30_618 => vec![vec!["d", &name], vec!["refs/heads/main", &commit]],
+            1_111 => vec![
+                vec!["A", coordinate],
+                vec!["a", coordinate],
+                vec!["E", &root],
+                vec!["e", &root],
+                vec!["p", &other],
+                vec!["K", "1621"],
+            ],
+            _ => {
+                vec![vec!["a", coordinate], vec!["p", &owner], vec!["e", &root], vec!["r", &commit]]
+            }
+        };
+        tags.into_iter().map(|tag| Tag::parse(tag).unwrap()).collect()
+    }
+}
+
+/// About 500 bytes that do not repeat from one event to the next.
+fn content(n: usize) -> String {
+    let words = (0..50).map(|w| format!("{:09x}", n.wrapping_mul(w + 1) ^ (w << 20)));
+    words.collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,115 @@
+//! The databases that run the course.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
+use grasp_relay::store::{EventStore, Inventory};
+use nostr::event::Event;
+use nostr::filter::Filter;
+use nostr::types::Timestamp;
+
+/// What the course asks of a database.
+pub(crate) trait House: Send + Sync {
+    /// Saves a batch durably, in whatever way is fastest.
+    fn save(&self, events: Vec<Arc<Event>>) -> BoxFuture<'_, ()>;
+    /// Reads whole events, and says how many.
+    fn query(&self, filter: Filter) -> BoxFuture<'_, usize>;
+    /// Reads what reconciliation needs, and says how much.
+    fn inventory(&self, filter: Filter) -> BoxFuture<'_, usize>;
+    /// Comes to rest, so that its files have the size they have at rest.
+    fn close(&self) -> BoxFuture<'_, ()>;
+}
+
+pub(crate) type Open = fn(PathBuf, Timestamp) -> BoxFuture<'static, Arc<dyn House>>;
+
+pub(crate) const ALL: &[(&str, Open)] = &[
+    ("grasp", |dir, now| {
+        Box::pin(async move {
+            let store = SqliteStore::open(&dir.join("events.db"), SqliteOptions::default());
+            Arc::new(Ours { store: store.unwrap(), now }) as Arc<dyn House>
+        })
+    }),
+    #[cfg(feature = "nostr-sqlite")]
+    ("nostr-sqlite", |dir, _| {
+        Box::pin(async move {
+            let database =
+                nostr_sqlite::store::NostrSqlite::builder().in_file(dir.join("events.db"));
+            Arc::new(Theirs(database.build().await.unwrap())) as Arc<dyn House>
+        })
+    }),
+    #[cfg(feature = "nostr-lmdb")]
+    ("nostr-lmdb", |dir, _| {
+        Box::pin(async move {
+            let database = nostr_lmdb::NostrLmdb::open(dir).await;
+            Arc::new(Theirs(database.unwrap())) as Arc<dyn House>
+        })
+    }),
+];
+
+struct Ours {
+    store: SqliteStore,
+    now: Timestamp,
+}
+
+impl House for Ours {
+    fn save(&self, events: Vec<Arc<Event>>) -> BoxFuture<'_, ()> {
+        Box::pin(async { drop(self.store.save(events, self.now).await.unwrap()) })
+    }
+
+    fn query(&self, filter: Filter) -> BoxFuture<'_, usize> {
+        Box::pin(async {
+            let chunks = self.store.query(vec![filter], self.now);
+            chunks.fold(0, async |sum, chunk| sum + chunk.unwrap().len()).await
+        })
+    }
+
+    fn inventory(&self, filter: Filter) -> BoxFuture<'_, usize> {
+        Box::pin(async {
+            match self.store.inventory(filter, self.now, usize::MAX).await.unwrap() {
+                Inventory::Complete(items) => items.len(),
+                Inventory::TooMany => 0,
+            }
+        })
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async { self.store.close().await.unwrap() })
+    }
+}
+
+/// A database of the ecosystem.
+#[cfg(any(feature = "nostr-sqlite", feature = "nostr-lmdb"))]
+struct Theirs<D>(D);
+
+#[cfg(any(feature = "nostr-sqlite", feature = "nostr-lmdb"))]
+impl<D: nostr_database::NostrDatabase> House for Theirs<D> {
+    /// A batch is as many calls at once as helped them in our trials.
+    fn save(&self, events: Vec<Arc<Event>>) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            let saves =
+                events.into_iter().map(|event| async move { self.0.save_event(&event).await });
+            let saves = futures_util::stream::iter(saves).buffer_unordered(64);
+            let mut saves = std::pin::pin!(saves);
+            while let Some(saved) = saves.next().await {
+                saved.unwrap();
+            }
+        })
+    }
+
+    fn query(&self, filter: Filter) -> BoxFuture<'_, usize> {
+        Box::pin(async { self.0.query(filter).await.unwrap().len() })
+    }
+
+    fn inventory(&self, filter: Filter) -> BoxFuture<'_, usize> {
+        // Without a limit one of them silently stops at 10,000.
+        let filter = filter.limit(10_000_000);
+        Box::pin(async { self.0.negentropy_items(filter).await.unwrap().len() })
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
+}
