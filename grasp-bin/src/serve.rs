@@ -1,6 +1,7 @@
 //! `grasp serve`: the parts of a server, put together.
 
 use std::fs;
+use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -140,13 +141,17 @@ async fn sweep(store: Arc<dyn EventStore>, clock: Clock) {
     }
 }
 
-/// Tells the operator where everything is.
+/// Tells the operator where everything is. Whether anybody reads it makes no difference.
 fn welcome(service: &ServiceIdentity) {
-    println!("grasp {} is up", env!("CARGO_PKG_VERSION"));
-    println!("  relay   ws://{service}");
-    println!("  page    http://{service}/");
-    println!("  clone   http://{service}/<npub>/<name>.git");
-    println!("  stop    Ctrl-C");
+    let text = format!(
+        "grasp {} is up\n\
+         \x20 relay   ws://{service}\n\
+         \x20 page    http://{service}/\n\
+         \x20 clone   http://{service}/<npub>/<name>.git\n\
+         \x20 stop    Ctrl-C\n",
+        env!("CARGO_PKG_VERSION")
+    );
+    let _ = std::io::stdout().lock().write_all(text.as_bytes());
 }
 
 /// Resolves when the operator or the system asks us to stop; asked twice, the process ends at once.

@@ -103,6 +103,33 @@ fn sign(keys: &Keys, kind: u16, content: &str, tags: &[&[&str]]) -> Event {
     EventBuilder::new(Kind::from_u16(kind), content).tags(tags).finalize(keys).unwrap()
 }
 
+/// Announces a repository, signs its state and pushes it with the real git: from then on others can speak of it.
+async fn host_repository(server: &Server, alice: &Keys, work: &Path) -> Event {
+    let git = |args: &[&str]| {
+        let output = Command::new("git")
+            .args(["-c", "user.name=alice", "-c", "user.email=alice@example.com"])
+            .args(args)
+            .current_dir(work)
+            .env("GIT_CONFIG_NOSYSTEM", "1")
+            .env("GIT_CONFIG_GLOBAL", "/dev/null")
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    };
+    git(&["init", "-q", "-b", "main"]);
+    git(&["commit", "-q", "--allow-empty", "-m", "first"]);
+    let commit = git(&["rev-parse", "HEAD"]);
+    let announced = announcement(alice, server.host());
+    let state = sign(alice, 30618, "", &[&["d", "x"], &["refs/heads/main", &commit]]);
+    let mut client = server.connect().await;
+    assert_eq!(client.publish(&announced).await, Some(true));
+    assert_eq!(client.publish(&state).await, Some(true));
+    let url = format!("http://{}/{}/x.git", server.host(), npub(&alice.public_key()));
+    git(&["push", "-q", &url, "main"]);
+    announced
+}
+
 fn announcement(keys: &Keys, host: &str) -> Event {
     let clone = format!("http://{host}/{}/x.git", npub(&keys.public_key()));
     let relay = format!("ws://{host}");
@@ -116,8 +143,8 @@ async fn what_was_acknowledged_survives_a_kill() {
     let dir = tempfile::tempdir().unwrap();
     let mut server = Server::start(dir.path());
     let alice = Keys::generate();
-    let announced = announcement(&alice, server.host());
-    assert_eq!(server.connect().await.publish(&announced).await, Some(true));
+    let work = tempfile::tempdir().unwrap();
+    let announced = host_repository(&server, &alice, work.path()).await;
 
     let a = format!("30617:{}:x", alice.public_key());
     let acknowledged = Arc::new(AtomicUsize::new(0));
