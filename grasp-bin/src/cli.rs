@@ -39,9 +39,22 @@ pub(crate) struct Serve {
     #[arg(long, env = "GRASP_DATA_DIR", default_value = "data", value_name = "DIR")]
     pub(crate) data_dir: PathBuf,
 
+    /// What keeps the events: our own store, or a database of the ecosystem that this build has as a feature.
+    #[arg(long, env = "GRASP_STORE", value_enum, default_value = "sqlite")]
+    pub(crate) store: Store,
+
     /// Who may sign states: whoever is listed and lists back, or whoever is listed.
     #[arg(long, env = "GRASP_MAINTAINERS", value_enum, default_value = "reciprocal")]
     pub(crate) maintainers: Model,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Store {
+    Sqlite,
+    #[cfg(feature = "nostr-sqlite")]
+    NostrSqlite,
+    #[cfg(feature = "nostr-lmdb")]
+    NostrLmdb,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

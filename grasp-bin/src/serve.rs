@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::Write;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,13 +16,13 @@ use grasp_relay::ingest::Pipeline;
 use grasp_relay::keeper::{Keeper, KeeperParts};
 use grasp_relay::nostr::{Hub, Limits, RelayInfo};
 use grasp_relay::server::{Config, Parts, serve};
-use grasp_relay::store::EventStore;
 use grasp_relay::store::rules::Rules;
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
+use grasp_relay::store::{EventStore, StoreError};
 use grasp_relay::{Clock, store};
 use tokio::net::TcpListener;
 
-use crate::cli::Serve;
+use crate::cli::{Serve, Store};
 
 /// How often what time has made worthless is thrown away.
 const SWEEP: Duration = Duration::from_secs(60);
@@ -37,7 +38,7 @@ async fn serve_until_told(settings: &Serve) -> Result<()> {
         .await
         .with_context(|| format!("could not listen on {}", settings.listen))?;
     let service = identity(settings, &listener)?;
-    let store = open_store(settings, &service)?;
+    let store = open_store(settings, &service).await?;
     let clock = Clock::system();
     let sweeper = tokio::spawn(sweep(Arc::clone(&store), clock.clone()));
 
@@ -60,18 +61,39 @@ fn identity(settings: &Serve, listener: &TcpListener) -> Result<ServiceIdentity>
     address.to_string().parse().context("could not make an address of where we listen")
 }
 
-fn open_store(settings: &Serve, service: &ServiceIdentity) -> Result<Arc<dyn EventStore>> {
+async fn open_store(settings: &Serve, service: &ServiceIdentity) -> Result<Arc<dyn EventStore>> {
     let dir = &settings.data_dir;
     fs::create_dir_all(dir).with_context(|| format!("could not create {}", dir.display()))?;
     let ours = [true, false].into_iter().filter_map(|secure| service.relay_url(secure).ok());
     let vanish_relays =
         ours.filter_map(|url| store::rules::RelayUrl::parse(url.as_str()).ok()).collect();
     let rules = Rules { vanish_relays, ..Rules::default() };
-    let file = dir.join("events.db");
-    let options = SqliteOptions { rules, ..SqliteOptions::default() };
-    let store = SqliteStore::open(&file, options)
-        .with_context(|| format!("could not open {}", file.display()))?;
-    Ok(Arc::new(store))
+    open_chosen(settings.store, dir, rules)
+        .await
+        .with_context(|| format!("could not open the event store in {}", dir.display()))
+}
+
+async fn open_chosen(
+    chosen: Store,
+    dir: &Path,
+    rules: Rules,
+) -> Result<Arc<dyn EventStore>, StoreError> {
+    Ok(match chosen {
+        Store::Sqlite => {
+            let options = SqliteOptions { rules, ..SqliteOptions::default() };
+            Arc::new(SqliteStore::open(&dir.join("events.db"), options)?)
+        }
+        #[cfg(feature = "nostr-sqlite")]
+        Store::NostrSqlite => {
+            let file = dir.join("nostr-sqlite.db");
+            Arc::new(store::adapter::open_nostr_sqlite(&file, &rules).await?)
+        }
+        #[cfg(feature = "nostr-lmdb")]
+        Store::NostrLmdb => {
+            let place = dir.join("nostr-lmdb");
+            Arc::new(store::adapter::open_nostr_lmdb(&place, &rules).await?)
+        }
+    })
 }
 
 async fn parts(

@@ -12,4 +12,4 @@ pub mod web;
 
 pub use clock::Clock;
 pub use feed::{Accepted, Feed};
-pub use server::{Parts, serve};
+pub use server::{Config, Parts, Server, serve};

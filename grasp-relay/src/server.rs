@@ -97,13 +97,11 @@ pub async fn serve(
     parts: Parts,
     shutdown: impl Future<Output = ()>,
 ) -> io::Result<()> {
-    let server = Server::new(parts);
-    server.accept_until(listener, shutdown).await;
-    server.drain().await;
-    Ok(())
+    Server::new(parts).run(listener, shutdown).await
 }
 
-struct Server {
+/// A server made of its parts, ready to run.
+pub struct Server {
     router: Router,
     limits: Limits,
     guests: Guests,
@@ -115,7 +113,8 @@ struct Server {
 }
 
 impl Server {
-    fn new(parts: Parts) -> Self {
+    /// Puts the parts together. Nothing is listened to yet.
+    pub fn new(parts: Parts) -> Self {
         let Parts { store, ingest, hub, config, clock, extra } = parts;
         let limits = config.limits.clone();
         let (stage, watcher) = watch::channel(Stage::Running);
@@ -144,6 +143,17 @@ impl Server {
             alive,
             limits,
         }
+    }
+
+    /// Serves as [`serve`] does.
+    pub async fn run(
+        self,
+        listener: TcpListener,
+        shutdown: impl Future<Output = ()>,
+    ) -> io::Result<()> {
+        self.accept_until(listener, shutdown).await;
+        self.drain().await;
+        Ok(())
     }
 
     async fn accept_until(&self, listener: TcpListener, shutdown: impl Future<Output = ()>) {
