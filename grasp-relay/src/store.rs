@@ -3,6 +3,9 @@
 //! An [`EventStore`] keeps NIP-01, NIP-09, NIP-40 and NIP-62 by itself, atomically with each save, so that no
 //! order of arrival and no crash can leave it in a state those rules forbid. It does not judge whether an event
 //! is *wanted*; that is admission's work.
+//!
+//! [`sqlite`] is the one to serve from, [`memory`] the one to test with, and [`adapter`] leads to the databases of the
+//! ecosystem and from there to us.
 
 pub mod adapter;
 pub mod memory;

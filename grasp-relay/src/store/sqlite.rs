@@ -9,6 +9,7 @@
 //! answered only after its transaction is on the disk.
 
 mod delivery;
+mod health;
 mod keys;
 mod ledger;
 mod log;
@@ -36,6 +37,7 @@ use nostr::types::Timestamp;
 use rusqlite::Connection;
 
 use self::delivery::Delivery;
+pub use self::health::{Integrity, Stats};
 use self::keys::Keys;
 use self::ledger::{Ledger, Verdict};
 use self::log::Log;
@@ -45,6 +47,9 @@ use self::search::{Search, Turn};
 use self::writer::Writer;
 use super::rules::Rules;
 use super::{EventStore, Inventory, Refusal, Saved, StoreError, StoredEvent};
+
+/// Events removed in one transaction, so that saves waiting behind it are not kept for long.
+const REMOVAL: usize = 500;
 
 /// How long a connection waits for a lock, which only another process can hold for long.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -71,25 +76,6 @@ impl Default for SqliteOptions {
             writer_cache: 16 * 1024 * 1024,
         }
     }
-}
-
-/// How much a store holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stats {
-    /// Served events.
-    pub events: u64,
-    /// Bytes on disk, with the log.
-    pub bytes: u64,
-}
-
-/// What an examination of the file found.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum Integrity {
-    /// Nothing is wrong.
-    Sound,
-    /// What is wrong, in SQLite's words and ours.
-    Damaged(Vec<String>),
 }
 
 /// An [`EventStore`] in one SQLite file.
@@ -136,7 +122,9 @@ struct Shared {
 }
 
 impl SqliteStore {
-    /// Opens a file, which is made or brought up to date as needed. Blocks for as long as that takes.
+    /// Opens a file, which is made or brought up to date as needed; its directory must be there.
+    ///
+    /// Blocks for as long as that takes.
     pub fn open(path: &Path, options: SqliteOptions) -> Result<Self, StoreError> {
         let mut conn = connect(path, options.writer_cache)?;
         schema::migrate(&mut conn)?;
@@ -158,33 +146,9 @@ impl SqliteStore {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Counts events and bytes.
-    pub async fn stats(&self) -> Result<Stats, StoreError> {
-        let events: i64 = self
-            .shared
-            .read(|ledger| {
-                ledger.conn.query_row("SELECT count(*) FROM events", [], |row| row.get(0))
-            })
-            .await?;
-        let path = &self.shared.path;
-        let bytes = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
-        Ok(Stats { events: events.unsigned_abs(), bytes: bytes(path) + bytes(&log_of(path)) })
-    }
-
     /// Deletes everything: events, kept versions, and all memory of deletion and vanishing.
     pub async fn forget_everything(&self) -> Result<(), StoreError> {
         self.shared.write(1, |ledger| ledger.forget_everything()).await
-    }
-
-    /// Examines the whole file: its pages, its indexes, and whether they speak of the same events.
-    ///
-    /// Takes as long as reading everything does, while the store goes on working.
-    pub async fn integrity_check(&self) -> Result<Integrity, StoreError> {
-        let faults = self.shared.read(examine).await?;
-        Ok(match faults.is_empty() {
-            true => Integrity::Sound,
-            false => Integrity::Damaged(faults),
-        })
     }
 }
 
@@ -306,7 +270,16 @@ impl EventStore for SqliteStore {
     }
 
     fn remove(&self, ids: Vec<EventId>) -> BoxFuture<'_, Result<u64, StoreError>> {
-        self.shared.write(ids.len(), move |ledger| ledger.remove(&ids))
+        Box::pin(async move {
+            self.shared.open_only()?;
+            let mut removed = 0;
+            for some in ids.chunks(REMOVAL) {
+                let some = some.to_vec();
+                let remove = move |ledger: &Ledger<'_>| ledger.remove(&some);
+                removed += self.shared.write(REMOVAL, remove).await?;
+            }
+            Ok(removed)
+        })
     }
 
     fn sweep(&self, now: Timestamp) -> BoxFuture<'_, Result<u64, StoreError>> {
@@ -388,22 +361,6 @@ fn any(ledger: &Ledger<'_>, filters: Vec<Filter>, now: Timestamp) -> rusqlite::R
     }
 }
 
-fn examine(ledger: &Ledger<'_>) -> rusqlite::Result<Vec<String>> {
-    let report = "PRAGMA integrity_check";
-    let mut faults: Vec<String> =
-        ledger.conn.prepare(report)?.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?;
-    faults.retain(|line| line != "ok");
-    for table in ["lists", "heads", "expirations"] {
-        let stray =
-            format!("SELECT count(*) FROM {table} WHERE seq NOT IN (SELECT seq FROM events)");
-        let count: i64 = ledger.conn.query_row(&stray, [], |row| row.get(0))?;
-        if count > 0 {
-            faults.push(format!("{count} rows of {table} speak of events that are not there"));
-        }
-    }
-    Ok(faults)
-}
-
 /// Opens a connection the way all of ours are.
 fn connect(path: &Path, cache: usize) -> Result<Connection, StoreError> {
     let conn = Connection::open(path).map_err(failure)?;
@@ -420,13 +377,6 @@ fn connect(path: &Path, cache: usize) -> Result<Connection, StoreError> {
     };
     set().map_err(failure)?;
     Ok(conn)
-}
-
-/// Where SQLite keeps the log of a file.
-fn log_of(path: &Path) -> PathBuf {
-    let mut log = path.as_os_str().to_owned();
-    log.push("-wal");
-    PathBuf::from(log)
 }
 
 fn failure(error: rusqlite::Error) -> StoreError {

@@ -18,3 +18,4 @@ mod limits;
 mod negentropy;
 mod relay;
 mod shutdown;
+mod store_sqlite;

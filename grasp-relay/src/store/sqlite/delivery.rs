@@ -20,7 +20,7 @@ const CHUNK: usize = 500;
 const CHUNK_BYTES: usize = 1024 * 1024;
 
 /// Places found ahead of what is delivered: looking them up is cheap, starting over is not.
-const LOOKAHEAD: usize = 4_000;
+const LOOKAHEAD: usize = 2 * CHUNK;
 
 /// A query between two chunks.
 pub(super) struct Delivery {

@@ -6,7 +6,8 @@
 
 use std::sync::mpsc::{self, SyncSender};
 use std::sync::{Arc, Mutex};
-use std::thread;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use rusqlite::Connection;
 
@@ -16,6 +17,10 @@ const WORTHWHILE: i64 = 4_000;
 /// Pages of log after which the writer waits until all is copied.
 const LONG: i64 = 4 * WORTHWHILE;
 
+/// How long it waits for readers. Their turns are much shorter, except for an examination of the whole file, and that
+/// is no reason to keep everybody else from writing.
+const PATIENCE: Duration = Duration::from_millis(200);
+
 /// Bytes of the log's file that are kept for reuse.
 pub(super) const KEPT: u32 = 16 * 1024 * 1024;
 
@@ -24,11 +29,17 @@ pub(super) struct Log {
     copier: SyncSender<()>,
     /// Held by whoever copies: two cannot at once, and the second would be turned away.
     copying: Arc<Mutex<()>>,
+    thread: JoinHandle<()>,
+    /// The length at which the writer waits: more than usual, after it has waited in vain.
+    too_long: i64,
 }
 
-/// How long the log is, in pages.
-struct Length {
-    whole: i64,
+/// What SQLite says after a checkpoint.
+struct Checkpoint {
+    /// Somebody was in the way.
+    hindered: bool,
+    /// Pages of the log, and how many of them are in the file as well.
+    length: i64,
     copied: i64,
 }
 
@@ -38,45 +49,56 @@ impl Log {
         let (copier, calls) = mpsc::sync_channel(1);
         let copying = Arc::new(Mutex::new(()));
         let turn = Arc::clone(&copying);
-        thread::Builder::new().name("store-log".to_owned()).spawn(move || {
+        let thread = thread::Builder::new().name("store-log".to_owned()).spawn(move || {
             while calls.recv().is_ok() {
                 let _copying = turn.lock();
                 tell(checkpoint(&conn, "PASSIVE"));
             }
         })?;
-        Ok(Self { copier, copying })
+        Ok(Self { copier, copying, thread, too_long: LONG })
     }
 
     /// To be called after each commit.
-    pub(super) fn grown(&self, writer: &Connection) {
+    pub(super) fn grown(&mut self, writer: &Connection) {
         // NOOP copies nothing and only tells the length.
-        let Some(length) = tell(checkpoint(writer, "NOOP")) else {
+        let Some(log) = tell(checkpoint(writer, "NOOP")) else {
             return;
         };
-        if length.whole > LONG {
-            // Waits for the thread, and for readers of the moment, whose turns are short.
-            let _copying = self.copying.lock();
-            tell(checkpoint(writer, "RESTART"));
-        } else if length.whole - length.copied > WORTHWHILE {
+        if log.length > self.too_long {
+            let begun_anew = tell(self.restart(writer)).is_some_and(|log| !log.hindered);
+            self.too_long = if begun_anew { LONG } else { log.length + WORTHWHILE };
+        } else if log.length - log.copied > WORTHWHILE {
             // If the thread is busy it will be called again.
             let _ = self.copier.try_send(());
         }
     }
 
-    /// Copies everything and leaves an empty log.
-    pub(super) fn empty(self, writer: &Connection) {
+    /// Copies what is left and begins anew, once neither the thread nor a reader is in the way.
+    fn restart(&self, writer: &Connection) -> rusqlite::Result<Checkpoint> {
         let _copying = self.copying.lock();
+        writer.busy_timeout(PATIENCE)?;
+        let done = checkpoint(writer, "RESTART");
+        writer.busy_timeout(super::PATIENCE)?;
+        done
+    }
+
+    /// Ends the thread, copies everything and leaves an empty log.
+    pub(super) fn empty(self, writer: &Connection) {
+        drop(self.copier);
+        // A thread that panicked has ended as well.
+        let _ = self.thread.join();
         tell(checkpoint(writer, "TRUNCATE"));
     }
 }
 
-fn checkpoint(conn: &Connection, mode: &str) -> rusqlite::Result<Length> {
-    conn.prepare_cached(&format!("PRAGMA wal_checkpoint({mode})"))?
-        .query_row([], |row| Ok(Length { whole: row.get(1)?, copied: row.get(2)? }))
+fn checkpoint(conn: &Connection, mode: &str) -> rusqlite::Result<Checkpoint> {
+    conn.prepare_cached(&format!("PRAGMA wal_checkpoint({mode})"))?.query_row([], |row| {
+        Ok(Checkpoint { hindered: row.get(0)?, length: row.get(1)?, copied: row.get(2)? })
+    })
 }
 
 /// A log that cannot be copied is no reason to stop writing to it, but somebody should know.
-fn tell(done: rusqlite::Result<Length>) -> Option<Length> {
+fn tell(done: rusqlite::Result<Checkpoint>) -> Option<Checkpoint> {
     done.inspect_err(|error| tracing::warn!(%error, "the event store's log stays long")).ok()
 }
 
@@ -91,7 +113,7 @@ mod tests {
         let path = dir.path().join("events.db");
         let writer = connect(&path, 1024 * 1024).unwrap();
         writer.execute_batch("CREATE TABLE notes (text)").unwrap();
-        let log = Log::watch(connect(&path, 0).unwrap()).unwrap();
+        let mut log = Log::watch(connect(&path, 0).unwrap()).unwrap();
         let page = "x".repeat(4_000);
         let mut longest = 0;
         for _ in 0..60 {
@@ -101,10 +123,32 @@ mod tests {
             }
             tx.commit().unwrap();
             log.grown(&writer);
-            longest = longest.max(checkpoint(&writer, "NOOP").unwrap().whole);
+            longest = longest.max(checkpoint(&writer, "NOOP").unwrap().length);
         }
         assert!(longest <= LONG + 1_100, "{longest}");
         log.empty(&writer);
-        assert_eq!(checkpoint(&writer, "NOOP").unwrap().whole, 0);
+        assert_eq!(checkpoint(&writer, "NOOP").unwrap().length, 0);
+    }
+
+    #[test]
+    fn a_long_look_at_the_file_hinders_nobody_for_long() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("events.db");
+        let writer = connect(&path, 1024 * 1024).unwrap();
+        writer.execute_batch("CREATE TABLE notes (text)").unwrap();
+        let mut log = Log::watch(connect(&path, 0).unwrap()).unwrap();
+        let reader = connect(&path, 0).unwrap();
+        let look = reader.unchecked_transaction().unwrap();
+        look.query_row("SELECT count(*) FROM notes", [], |_| Ok(())).unwrap();
+        let note = "x".repeat(4_096 * usize::try_from(LONG + 100).unwrap());
+        writer.execute("INSERT INTO notes VALUES (?1)", [note]).unwrap();
+        log.grown(&writer);
+        assert!(log.too_long > LONG, "the next wait is put off");
+        drop(look);
+        log.too_long = LONG;
+        log.grown(&writer);
+        assert_eq!(log.too_long, LONG);
+        writer.execute("INSERT INTO notes VALUES ('x')", []).unwrap();
+        assert!(checkpoint(&writer, "NOOP").unwrap().length < 100);
     }
 }

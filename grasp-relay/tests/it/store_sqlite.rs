@@ -1,0 +1,177 @@
+//! What only the store in a file can promise.
+
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
+
+use futures_util::StreamExt;
+use grasp_relay::store::sqlite::{Integrity, SqliteOptions, SqliteStore, Stats};
+use grasp_relay::store::{EventStore, Refusal, Saved, StoreError};
+use nostr::event::Event;
+use nostr::filter::Filter;
+
+use crate::store_contract::block_on;
+use crate::store_events::*;
+
+fn open(path: &Path) -> SqliteStore {
+    SqliteStore::open(path, SqliteOptions::default()).unwrap()
+}
+
+fn notes(count: u64) -> Vec<Arc<Event>> {
+    (0..count).map(|n| ALICE.writes(1).at(n + 1).id(n).tag("t", n % 50).done()).collect()
+}
+
+#[test]
+fn what_was_stored_and_refused_is_known_after_reopening() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("events.db");
+    let (kept, deleted) = (ALICE.writes(1).id(1).done(), ALICE.writes(1).id(2).done());
+    block_on(async {
+        let store = open(&path);
+        stored(&store, &kept).await;
+        stored(&store, &deleted).await;
+        stored(&store, &ALICE.writes(5).tag("e", deleted.id).done()).await;
+        store.close().await.unwrap();
+    });
+    block_on(async {
+        let store = open(&path);
+        assert_eq!(save(&store, &kept).await, Saved::Duplicate);
+        assert_eq!(save(&store, &deleted).await, Saved::Refused(Refusal::Deleted));
+        assert_eq!(find(&store, Filter::new().hashtag("x")).await, []);
+    });
+}
+
+#[test]
+fn a_closed_store_leaves_one_file() {
+    let dir = tempfile::tempdir().unwrap();
+    block_on(async {
+        let store = open(&dir.path().join("events.db"));
+        let saved = store.save(notes(100), time(NOW)).await.unwrap();
+        assert!(saved.iter().all(|saved| *saved == Saved::Stored));
+        store.close().await.unwrap();
+    });
+    let files = std::fs::read_dir(dir.path()).unwrap();
+    let names: Vec<_> = files.map(|file| file.unwrap().file_name()).collect();
+    assert_eq!(names, ["events.db"]);
+}
+
+#[test]
+fn a_file_of_a_newer_release_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("events.db");
+    block_on(open(&path).close()).unwrap();
+    let conn = rusqlite::Connection::open(&path).unwrap();
+    conn.pragma_update(None, "user_version", 99).unwrap();
+    drop(conn);
+    let refused = SqliteStore::open(&path, SqliteOptions::default());
+    assert!(matches!(refused, Err(StoreError::NewerSchema { found: 99, .. })));
+}
+
+#[test]
+fn abandoned_answers_hold_no_reader() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = SqliteOptions { readers: NonZeroUsize::MIN, ..SqliteOptions::default() };
+    let store = SqliteStore::open(&dir.path().join("events.db"), options).unwrap();
+    block_on(async {
+        assert_eq!(store.save(notes(3_000), time(NOW)).await.unwrap().len(), 3_000);
+        // Each has begun and has more to come; there is but one reader for all.
+        let mut begun = Vec::new();
+        for _ in 0..100 {
+            let mut answer = store.query(vec![Filter::new()], time(NOW));
+            assert!(answer.next().await.unwrap().is_ok());
+            begun.push(answer);
+        }
+        assert_eq!(find(&store, Filter::new().id(id(7))).await, [id(7)]);
+        drop(begun);
+        assert_eq!(find(&store, Filter::new().hashtag("7")).await.len(), 60);
+    });
+}
+
+#[test]
+fn what_is_removed_while_an_answer_is_read_is_not_delivered() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir.path().join("events.db"));
+    block_on(async {
+        // The oldest are written last, so that their rows are the first to be used again.
+        let notes: Vec<_> = notes(1_500).into_iter().rev().collect();
+        assert_eq!(store.save(notes, time(NOW)).await.unwrap().len(), 1_500);
+        let mut answer = store.query(vec![Filter::new()], time(NOW));
+        let first = answer.next().await.unwrap().unwrap();
+        assert_eq!(store.remove((0..500).map(id).collect()).await.unwrap(), 500);
+        // Their rows are taken by others, which must not slip in.
+        let later: Vec<_> = (0..500).map(|n| BOB.writes(1).at(NOW - n).done()).collect();
+        assert_eq!(store.save(later, time(NOW)).await.unwrap().len(), 500);
+        let mut delivered = first.len();
+        while let Some(chunk) = answer.next().await {
+            delivered += chunk.unwrap().len();
+        }
+        assert_eq!(delivered, 1_000);
+    });
+}
+
+#[test]
+fn readers_see_what_was_saved_and_are_not_kept_by_the_writer() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(open(&dir.path().join("events.db")));
+    let runtime = tokio::runtime::Builder::new_multi_thread().build().unwrap();
+    runtime.block_on(async {
+        let writers = (0..8u64).map(|writer| {
+            let store = Arc::clone(&store);
+            tokio::spawn(async move {
+                for n in 0..40 {
+                    let event = ALICE.writes(1).id(writer * 1_000 + n).done();
+                    stored(store.as_ref(), &event).await;
+                    assert!(serves(store.as_ref(), &event).await);
+                }
+            })
+        });
+        for writer in futures_util::future::join_all(writers.collect::<Vec<_>>()).await {
+            writer.unwrap();
+        }
+        assert_eq!(find(store.as_ref(), Filter::new()).await.len(), 320);
+    });
+}
+
+#[test]
+fn stats_count_what_is_served_and_what_it_costs() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("events.db");
+    let store = open(&path);
+    block_on(async {
+        let empty = store.stats().await.unwrap();
+        assert_eq!(empty.events, 0);
+        assert_eq!(store.save(notes(1_000), time(NOW)).await.unwrap().len(), 1_000);
+        let Stats { events, bytes } = store.stats().await.unwrap();
+        assert_eq!(events, 1_000);
+        assert!(bytes > empty.bytes + 1_000 * 300, "{bytes}");
+    });
+}
+
+#[test]
+fn an_index_that_speaks_of_what_is_not_there_is_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("events.db");
+    let store = open(&path);
+    block_on(async {
+        stored(&store, &ALICE.writes(1).tag("t", "x").done()).await;
+        assert_eq!(store.integrity_check().await.unwrap(), Integrity::Sound);
+        let conn = rusqlite::Connection::open(&path).unwrap();
+        conn.execute("DELETE FROM events", []).unwrap();
+        let damage = store.integrity_check().await.unwrap();
+        assert!(matches!(damage, Integrity::Damaged(faults) if faults.len() == 1));
+    });
+}
+
+#[test]
+fn forgetting_everything_forgets_deletions_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir.path().join("events.db"));
+    block_on(async {
+        let note = ALICE.writes(1).at(1).done();
+        stored(&store, &ALICE.writes(5).tag("e", note.id).done()).await;
+        stored(&store, &ALICE.writes(62).at(2).tag("relay", "ALL_RELAYS").done()).await;
+        store.forget_everything().await.unwrap();
+        assert!(find(&store, Filter::new()).await.is_empty());
+        stored(&store, &note).await;
+    });
+}
