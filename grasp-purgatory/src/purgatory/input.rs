@@ -126,7 +126,10 @@ pub enum Input {
     Tick,
 }
 
-/// How things stand under one identifier, in the event store and in git, read under the lock of the family.
+/// How things stand under one identifier, in the event store and in git.
+///
+/// Read under the lock of the family, best kept until [`Input::Applied`]: then no push comes between. What is not
+/// shown counts as gone; a survey that could not read everything has failed.
 ///
 /// Purgatory keeps no copy of what others own. It is shown the whole of it whenever something may have changed, and
 /// compares that with how things should be; so a hint that got lost costs time and nothing else.

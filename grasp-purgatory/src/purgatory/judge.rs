@@ -150,10 +150,7 @@ impl<'a> Scene<'a> {
             What::Announcement(new) => {
                 let own = self.stored.announcements.iter().map(|(announcement, _)| announcement);
                 let own = own.filter(|stored| stored.repo == new.repo);
-                let why = superseded(entry.version(), own.map(|stored| stored.version))?;
-                // Being withdrawn: it is still stored, but must not be.
-                let unfilled = why == Why::Served && !self.winners.contains_key(&new.repo);
-                (!unfilled).then_some(why)
+                superseded(entry.version(), own.map(|stored| stored.version))
             }
             What::Proposal { .. } => {
                 let stored = self.stored.proposals.iter().any(|(p, _)| p.id == entry.id());

@@ -72,11 +72,9 @@ impl Purgatory {
     pub(super) fn on_applied(&mut self, out: &mut Turn, identifier: &Identifier) {
         let Some(desk) = self.desks.get_mut(identifier) else { return };
         let Step::Applying(job) = std::mem::take(&mut desk.step) else { return };
-        let planned = job.events.len();
+        // What its author took back meanwhile is not stored. The survey that this caused will see to the refs.
         let kept = |id: &EventId| self.ledger.entry(id).is_some();
-        let events: Vec<_> = job.events.into_iter().filter(|event| kept(&event.id)).collect();
-        // Its author took one back meanwhile: the refs must follow.
-        desk.again |= events.len() < planned;
+        let events = job.events.into_iter().filter(|event| kept(&event.id)).collect();
         self.store(out, identifier, Job { events, ..job });
     }
 

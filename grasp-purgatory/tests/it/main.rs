@@ -16,6 +16,7 @@ mod model_sight;
 mod model_world;
 mod purgatory_authority;
 mod purgatory_expiry;
+mod purgatory_failures;
 mod purgatory_hold;
 mod purgatory_journal;
 mod purgatory_proposals;

@@ -43,16 +43,15 @@ impl World {
         effects.into_iter().try_for_each(|effect| self.perform(effect))
     }
 
-    pub(crate) fn perform(&mut self, effect: Output) -> Powered {
+    fn perform(&mut self, effect: Output) -> Powered {
         self.spark()?;
         match effect {
             Output::Journal(_) => unreachable!("records come first"),
             Output::Do(chore) => {
-                self.spare_what_is_waited_for(&chore);
-                self.disk.perform(&chore, |a| self.policy.hosts(a));
                 self.chores.push(chore.clone());
+                let end = self.do_chore(chore);
                 self.spark()?;
-                self.turn(Input::Done(chore))?;
+                self.turn(end)?;
             }
             Output::Answer { id, kept } => {
                 self.answer = Some(kept);
@@ -73,8 +72,19 @@ impl World {
         Ok(())
     }
 
+    fn do_chore(&mut self, chore: Chore) -> Input {
+        self.spare_what_is_waited_for(&chore);
+        if self.failing_chores > 0 {
+            self.failing_chores -= 1;
+            self.failed = true;
+            return Input::ChoreFailed(chore);
+        }
+        self.disk.perform(&chore, |a| self.policy.hosts(a));
+        Input::Done(chore)
+    }
+
     /// Nobody may ask for a view to be removed that an event waits for.
-    pub(crate) fn spare_what_is_waited_for(&self, chore: &Chore) {
+    fn spare_what_is_waited_for(&self, chore: &Chore) {
         if let Chore::RemoveView { repo } = chore {
             assert!(!self.core.has_view(repo), "a view that is waited for would be removed");
         }
@@ -118,7 +128,7 @@ impl World {
         self.tasks.is_empty() && self.news.is_empty()
     }
 
-    pub(crate) fn work(&mut self, task: Task) -> Powered<Input> {
+    fn work(&mut self, task: Task) -> Powered<Input> {
         self.spark()?;
         let input = match task {
             Task::Survey(identifier) if self.fails(Stage::Survey) => {
@@ -152,7 +162,7 @@ impl World {
         Ok(input)
     }
 
-    pub(crate) fn fails(&mut self, stage: Stage) -> bool {
+    fn fails(&mut self, stage: Stage) -> bool {
         match &mut self.failing {
             Some((failing, times)) if *failing == stage && *times > 0 => {
                 *times -= 1;

@@ -88,6 +88,9 @@ impl World {
         let all: BTreeSet<_> = self.hosted(Standing::Stored);
         let all: BTreeSet<_> = all.into_iter().chain(self.hosted(Standing::Held)).collect();
         for identifier in NAMES.map(name) {
+            for kept in self.core.kept(&identifier) {
+                assert!(!self.disk.store.is_deleted(&kept), "kept although its author deleted it");
+            }
             for known in self.core.announcements(&identifier) {
                 let id = known.announcement.version.id;
                 assert!(!self.disk.store.contains(&id), "I2: an announcement");

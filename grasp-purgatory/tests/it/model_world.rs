@@ -34,6 +34,8 @@ pub(crate) struct World {
     pub(crate) fuse: Option<usize>,
     /// Which stage fails, how often.
     pub(crate) failing: Option<(Stage, usize)>,
+    /// How many chores fail before they succeed.
+    pub(crate) failing_chores: usize,
     /// What somebody was told is kept.
     pub(crate) promised: BTreeMap<EventId, Arc<Event>>,
     pub(crate) published: Vec<EventId>,
@@ -66,6 +68,7 @@ impl World {
             disk: Disk::default(),
             fuse: None,
             failing: None,
+            failing_chores: 0,
             promised: BTreeMap::new(),
             published: Vec::new(),
             hunts: Vec::new(),
@@ -238,8 +241,10 @@ impl World {
         self.core = self.replayed();
         self.disk.git.keep_staged(&self.core.staged());
         self.turn(Input::Started).unwrap();
-        for identifier in ["x", "y"] {
-            self.turn(Input::Changed { identifier: name(identifier) }).unwrap();
+        let served = self.disk.store.announcements(&["x", "y"].map(name).into());
+        for event in served {
+            let identifier = Announcement::parse(&event).unwrap().repo.identifier;
+            self.turn(Input::Changed { identifier }).unwrap();
         }
         self.run().unwrap();
     }

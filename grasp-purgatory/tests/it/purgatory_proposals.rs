@@ -186,6 +186,45 @@ fn a_pull_request_for_nothing_that_is_served_here_waits() {
     assert!(world.core.holds(&request.id) && !world.serves(&request));
 }
 
+#[test]
+fn a_pull_request_and_its_upload_wait_together_for_a_repository_to_be_served() {
+    let mut world = World::new();
+    world.send(&announcement(ALICE, "x", 0, &[BOB])).unwrap();
+    world.send(&elsewhere(BOB, "x", 0, &[ALICE])).unwrap();
+    let request = pull_request(DAVE, 2, &[BOB.repo("x")], 9);
+    world.push_tip(&ALICE.repo("x"), request.id, 9).unwrap();
+    world.send(&request).unwrap();
+    assert!(!world.serves(&request), "alice's repository has no data");
+    world.wait(MINUTE * 25).unwrap();
+    world.send(&state(ALICE, "x", 3, &[("main", 1)])).unwrap();
+    world.fetch("x", &[1]).unwrap();
+    assert!(world.serves(&request));
+    assert_eq!(tip_in(&world, &ALICE.repo("x"), &request), Some(oid(9)));
+}
+
+#[test]
+fn a_repository_that_is_not_served_yet_gets_no_refs_of_pull_requests() {
+    let mut world = served();
+    world.send(&announcement(CAROL, "y", 0, &[])).unwrap();
+    let request = pull_request(DAVE, 2, &[ALICE.repo("x"), CAROL.repo("y")], 9);
+    world.send(&request).unwrap();
+    world.fetch("x", &[9]).unwrap();
+    assert!(world.serves(&request));
+    assert!(world.view(&CAROL.repo("y")).unwrap().is_empty());
+}
+
+#[test]
+fn a_wrong_upload_that_arrives_after_its_event_is_dropped_at_once() {
+    let mut world = served();
+    let request = pull_request(DAVE, 2, &[ALICE.repo("x")], 9);
+    world.send(&request).unwrap();
+    let (id, door) = (request.id, Door::Repository(ALICE.repo("x")));
+    world.disk.git.staging.entry(id).or_default().insert(oid(7), door.clone());
+    world.turn(Input::PushStaged { id, tip: oid(7), door, bytes: 1 }).unwrap();
+    assert!(world.disk.git.staging.is_empty());
+    assert_eq!(world.core.counts().staged, 0);
+}
+
 /// A pull request for an unknown repository, to be pushed to its author's own place here.
 fn by_own_door(to: &RepoId) -> std::sync::Arc<Event> {
     let place = format!("https://{US}/prs/{}/{}.git", npub(&DAVE.key()), to.identifier);

@@ -105,6 +105,42 @@ fn whoever_vanishes_leaves_nothing_waiting_but_what_came_later() {
     assert!(world.core.holds(&stays.id) && world.core.holds(&later.id));
 }
 
+/// Lets git be done with what is under way, and the store not asked yet.
+fn stop_before_the_store(world: &mut World, deed: impl FnOnce(&mut World)) {
+    world.patience = Some(3);
+    deed(world);
+    world.patience = None;
+    assert!(!world.is_quiet());
+}
+
+#[test]
+fn a_pull_request_taken_back_while_its_refs_are_being_set_leaves_none() {
+    let mut world = World::new();
+    world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
+    world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
+    world.fetch("x", &[1]).unwrap();
+    let request = pull_request(DAVE, 2, &[ALICE.repo("x")], 9);
+    world.send(&request).unwrap();
+    stop_before_the_store(&mut world, |world| world.fetch("x", &[9]).unwrap());
+    let main_and_tip = 2;
+    assert_eq!(world.view(&ALICE.repo("x")).unwrap().len(), main_and_tip);
+    world.send(&deletion(DAVE, 3, &[&request])).unwrap();
+    assert!(!world.serves(&request));
+    assert_eq!(world.view(&ALICE.repo("x")).unwrap().len(), 1);
+}
+
+#[test]
+fn an_owner_who_leaves_while_the_repository_is_being_filled_is_not_served() {
+    let mut world = World::new();
+    let announced = announcement(ALICE, "x", 0, &[]);
+    world.send(&announced).unwrap();
+    world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
+    stop_before_the_store(&mut world, |world| world.fetch("x", &[1]).unwrap());
+    world.send(&elsewhere(ALICE, "x", 2, &[])).unwrap();
+    assert!(!world.serves(&announced));
+    assert!(world.view(&ALICE.repo("x")).is_none());
+}
+
 #[test]
 fn a_state_taken_back_while_its_refs_are_being_set_is_not_served() {
     let mut world = World::new();
@@ -112,15 +148,9 @@ fn a_state_taken_back_while_its_refs_are_being_set_is_not_served() {
     let signed = state(ALICE, "x", 1, &[("main", 1)]);
     world.send(&announced).unwrap();
     world.send(&signed).unwrap();
-    // Stop where git is done and the store has not been asked.
-    world.turn(Input::Changed { identifier: name("x") }).unwrap();
-    world.disk.git.objects.entry(name("x")).or_default().insert(oid(1));
-    let survey = world.survey(&name("x"));
-    world.tasks.clear();
-    world.turn(Input::Surveyed { identifier: name("x"), survey }).unwrap();
-    world.turn(Input::Deleted { request: deletion(ALICE, 2, &[&signed]) }).unwrap();
-    world.disk.store.delete(&deletion(ALICE, 2, &[&signed]));
-    world.run().unwrap();
+    stop_before_the_store(&mut world, |world| world.fetch("x", &[1]).unwrap());
+    assert!(!world.view(&ALICE.repo("x")).unwrap().is_empty());
+    world.send(&deletion(ALICE, 2, &[&signed])).unwrap();
     assert!(!world.serves(&signed) && !world.serves(&announced));
     assert!(world.view(&ALICE.repo("x")).unwrap().is_empty());
 }

@@ -1,0 +1,136 @@
+//! What goes wrong on our side is tried again, and never half done.
+
+use std::time::Duration;
+
+use grasp_purgatory::{Chore, Input, Output, Stage};
+use nostr::event::Event;
+
+use crate::model_events::*;
+use crate::model_world::World;
+
+/// A state that waits for object 1, and its announcement.
+fn waiting() -> (World, std::sync::Arc<Event>) {
+    let mut world = World::new();
+    world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
+    let signed = state(ALICE, "x", 1, &[("main", 1)]);
+    world.send(&signed).unwrap();
+    (world, signed)
+}
+
+#[test]
+fn whatever_stage_fails_the_state_stays_and_is_released_by_the_next_try() {
+    for stage in [Stage::Survey, Stage::Apply, Stage::Store] {
+        let (mut world, signed) = waiting();
+        world.failing = Some((stage, 2));
+        world.fetch("x", &[1]).unwrap();
+        assert!(world.serves(&signed), "{stage:?}");
+        assert_eq!(world.now.mono.since_start(), world.config.retry * 2, "{stage:?}");
+    }
+}
+
+#[test]
+fn refs_follow_when_the_store_refuses_a_state_after_all() {
+    let (mut world, _) = waiting();
+    world.fetch("x", &[1]).unwrap();
+    let refused = state(ALICE, "x", 2, &[("main", 2)]);
+    world.send(&refused).unwrap();
+    world.patience = Some(4);
+    world.fetch("x", &[2]).unwrap();
+    world.patience = None;
+    assert_eq!(world.view(&ALICE.repo("x")).unwrap()[&branch("main")], oid(2));
+    world.tasks.clear();
+    world.turn(Input::Stored { identifier: name("x"), stored: [].into() }).unwrap();
+    assert!(!world.core.holds(&refused.id));
+    world.run().unwrap();
+    assert_eq!(world.view(&ALICE.repo("x")).unwrap()[&branch("main")], oid(1));
+}
+
+#[test]
+fn a_failed_chore_is_done_later() {
+    let mut world = World::new();
+    world.failing_chores = 1;
+    world.turn(Input::Started).unwrap();
+    world.patience = Some(0);
+    world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
+    world.patience = None;
+    assert!(world.view(&ALICE.repo("x")).is_none());
+    assert_eq!(world.core.counts().owed, 1);
+    world.run().unwrap();
+    assert!(world.view(&ALICE.repo("x")).is_some());
+    assert_eq!(world.core.counts().owed, 0);
+}
+
+#[test]
+fn a_chore_that_was_owed_at_a_crash_is_done_after_it() {
+    let mut world = World::new();
+    world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
+    world.fuse = Some(1);
+    assert!(world.wait(Duration::from_secs(1_800)).is_err(), "written down, not done");
+    assert!(world.view(&ALICE.repo("x")).is_some());
+    world.restart(Duration::ZERO);
+    assert!(world.view(&ALICE.repo("x")).is_none());
+}
+
+#[test]
+fn a_chore_that_came_to_nothing_does_not_undo_what_came_after_it() {
+    let mut world = World::new();
+    let announced = announcement(ALICE, "x", 0, &[]);
+    world.send(&announced).unwrap();
+    // The view could not be removed; then the owner comes back.
+    let remove = Chore::RemoveView { repo: ALICE.repo("x") };
+    world.failing_chores = 1;
+    world.patience = Some(0);
+    world.send(&deletion(ALICE, 1, &[&announced])).unwrap();
+    world.send(&announcement(ALICE, "x", 2, &[])).unwrap();
+    world.patience = None;
+    world.chores.clear();
+    world.run().unwrap();
+    world.wait(Duration::from_secs(60)).unwrap();
+    assert!(!world.chores.contains(&remove));
+    assert!(world.view(&ALICE.repo("x")).is_some());
+}
+
+#[test]
+fn an_upload_is_not_swept_away_by_a_chore_for_an_earlier_one() {
+    let (mut world, _) = waiting();
+    world.fetch("x", &[1]).unwrap();
+    let request = pull_request(DAVE, 2, &[ALICE.repo("x")], 9);
+    world.push_tip(&ALICE.repo("x"), request.id, 7).unwrap();
+    world.failing_chores = 1;
+    world.now = world.now.after(world.config.placeholder);
+    world.turn(Input::Tick).unwrap();
+    world.push_tip(&ALICE.repo("x"), request.id, 9).unwrap();
+    world.wait(Duration::from_secs(60)).unwrap();
+    world.send(&request).unwrap();
+    assert!(world.serves(&request));
+}
+
+#[test]
+fn one_turn_asks_for_one_survey() {
+    let (mut world, first) = waiting();
+    let second = state(ALICE, "x", 2, &[("main", 2)]);
+    world.send(&second).unwrap();
+    let request = deletion(ALICE, 3, &[&first, &second]);
+    let outputs = world.core.handle(world.now, Input::Deleted { request });
+    let surveys = outputs.iter().filter(|output| matches!(output, Output::Survey { .. }));
+    assert_eq!(surveys.count(), 1);
+    let survey = world.survey(&name("x"));
+    let outputs = world.core.handle(world.now, Input::Surveyed { identifier: name("x"), survey });
+    assert!(outputs.is_empty(), "{outputs:?}");
+}
+
+#[test]
+fn a_late_answer_that_nobody_waits_for_changes_nothing() {
+    let (mut world, signed) = waiting();
+    for input in [
+        Input::Applied { identifier: name("x") },
+        Input::Stored { identifier: name("x"), stored: [signed.id].into() },
+        Input::StoreFailed { identifier: name("x") },
+        Input::FetchEnded { identifier: name("nobody's") },
+        Input::Done(Chore::CreateView { repo: BOB.repo("x") }),
+    ] {
+        world.turn(input).unwrap();
+    }
+    world.run().unwrap();
+    assert!(world.core.holds(&signed.id) && !world.serves(&signed));
+}
