@@ -7,6 +7,7 @@ mod store_contract;
 mod store_events;
 mod store_kill;
 mod store_model;
+mod store_sqlite;
 
 mod support;
 
