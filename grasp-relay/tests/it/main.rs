@@ -19,4 +19,3 @@ mod limits;
 mod negentropy;
 mod relay;
 mod shutdown;
-mod store_sqlite;
