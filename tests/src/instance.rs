@@ -22,7 +22,7 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::{Maker, Workdir};
+use crate::{HttpAnswer, Maker, Workdir, http};
 
 /// A running server. Dropping it stops it without ceremony; [`Instance::stop`] waits for its end.
 pub struct Instance {
@@ -83,6 +83,16 @@ impl Instance {
     /// The address that announcements must list.
     pub fn service(&self) -> ServiceIdentity {
         self.parts().config.service.clone()
+    }
+
+    /// Asks the server for a page.
+    pub async fn get(&self, path: &str, headers: &[(&str, &str)]) -> HttpAnswer {
+        http(&self.address.to_string(), "GET", path, headers).await
+    }
+
+    /// Asks the server something else.
+    pub async fn request(&self, method: &str, path: &str) -> HttpAnswer {
+        http(&self.address.to_string(), method, path, &[]).await
     }
 
     /// Where a repository is cloned from.

@@ -1,9 +1,11 @@
 //! Whole instances for tests: real sockets on loopback, real stores on disk.
 
+mod http;
 mod instance;
 mod maker;
 mod workdir;
 
+pub use http::{HttpAnswer, http};
 pub use instance::Instance;
 pub use maker::Maker;
 pub use workdir::{GitOutput, Workdir};

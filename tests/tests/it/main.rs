@@ -1,5 +1,6 @@
 //! grasp from outside.
 #![allow(clippy::unwrap_used)]
 
+mod conformance;
 mod hosting;
 mod stranger;

@@ -1,0 +1,342 @@
+//! What GRASP-01 asks of a server, as a table: relay, information, CORS, repositories, policy, purgatory, pushes.
+
+use grasp_core::MaintainerModel;
+use grasp_core::service::npub;
+use grasp_tests::{Instance, Maker, Workdir};
+use nostr::event::Event;
+use serde_json::Value;
+
+const MAIN: &str = "refs/heads/main";
+
+async fn accepted(instance: &Instance, event: &Event) -> bool {
+    instance.take(vec![event.clone()]).await[0].answer().accepted
+}
+
+/// Accepted, and readable at once.
+async fn kept(instance: &Instance, event: &Event) -> bool {
+    accepted(instance, event).await && instance.serves(event).await
+}
+
+async fn symref(instance: &Instance, maker: &Maker) -> String {
+    let path = instance.service().repo_path(&maker.repo("x"));
+    let answer = instance.get(&format!("{path}/info/refs?service=git-upload-pack"), &[]).await;
+    let found = answer.body.split_whitespace().find_map(|word| word.strip_prefix("symref=HEAD:"));
+    found.unwrap_or_default().to_owned()
+}
+
+#[tokio::test]
+async fn the_information_document_says_what_this_is() {
+    let instance = Instance::start().await;
+    let answer = instance.get("/", &[("Accept", "application/nostr+json")]).await;
+    assert_eq!((answer.status, answer.header("content-type")), (200, "application/nostr+json"));
+    let card: Value = serde_json::from_str(&answer.body).unwrap();
+    for key in ["name", "description", "software", "version", "repo_acceptance_criteria"] {
+        assert!(card[key].as_str().is_some_and(|text| !text.trim().is_empty()), "{key}");
+    }
+    assert_eq!(card["supported_grasps"], serde_json::json!(["GRASP-01"]));
+    assert!(card.get("curation").is_none());
+}
+
+#[tokio::test]
+async fn every_answer_is_for_browsers_of_any_origin() {
+    let instance = Instance::start().await;
+    let alice = Maker::new();
+    accepted(&instance, &alice.announce("x", &instance.service())).await;
+    let held = format!(
+        "{}/info/refs?service=git-upload-pack",
+        instance.service().repo_path(&alice.repo("x"))
+    );
+    for path in ["/", "/npub1test/nonexistent.git/info/refs?service=git-upload-pack", &held] {
+        let answer = instance.get(path, &[]).await;
+        assert_eq!(answer.header("access-control-allow-origin"), "*", "{path}");
+        let methods: Vec<_> =
+            answer.header("access-control-allow-methods").split(',').map(str::trim).collect();
+        assert!(methods.contains(&"GET") && methods.contains(&"POST"), "{path}");
+        assert!(
+            answer.header("access-control-allow-headers").to_lowercase().contains("content-type")
+        );
+    }
+    for path in ["/", "/npub1test/test.git/git-upload-pack", "/npub1test/test.git/info/refs"] {
+        let answer = instance.request("OPTIONS", path).await;
+        assert_eq!(
+            (answer.status, answer.header("access-control-allow-origin")),
+            (204, "*"),
+            "{path}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn an_announced_repository_works_before_anything_is_pushed() {
+    let instance = Instance::start().await;
+    let alice = Maker::new();
+    accepted(&instance, &alice.announce("x", &instance.service())).await;
+    let path = instance.service().repo_path(&alice.repo("x"));
+    let answer = instance.get(&format!("{path}/info/refs?x=1&service=git-upload-pack"), &[]).await;
+    assert_eq!(answer.status, 200);
+    assert_eq!(answer.header("content-type"), "application/x-git-upload-pack-advertisement");
+    assert_eq!(answer.header("cache-control"), "no-cache");
+    for capability in [
+        "allow-tip-sha1-in-want",
+        "allow-reachable-sha1-in-want",
+        " filter",
+        "multi_ack_detailed",
+        "side-band-64k",
+        "shallow",
+        "ofs-delta",
+    ] {
+        assert!(answer.body.contains(capability), "{capability}");
+    }
+    let push = instance.get(&format!("{path}/info/refs?service=git-receive-pack"), &[]).await;
+    for capability in [
+        "report-status-v2",
+        "delete-refs",
+        "side-band-64k",
+        "atomic",
+        "push-options",
+        "object-format=sha1",
+    ] {
+        assert!(push.body.contains(capability), "{capability}");
+    }
+    assert!(!push.body.contains("push-cert"));
+    assert_eq!(instance.get(&path, &[]).await.status, 200);
+    let unknown = path.replace("/x.git", "/y.git");
+    assert_eq!(instance.get(&unknown, &[]).await.status, 404);
+    assert_eq!(instance.get(&format!("{path}/HEAD"), &[]).await.status, 403);
+    assert_eq!(instance.request("PUT", &path).await.status, 405);
+    assert_eq!(
+        instance.request("HEAD", &format!("{path}/info/refs?service=git-upload-pack")).await.status,
+        200
+    );
+
+    let url = instance.clone_url(&alice.repo("x"));
+    for options in [
+        &["clone", "-q"][..],
+        &["clone", "-q", "--filter=blob:none"],
+        &["clone", "-q", "--depth=1"],
+    ] {
+        let clone = Workdir::empty();
+        clone.git(&[options, &[&url, "."]].concat()).await.expect_ok();
+        clone.git(&["fetch", "-q", "--filter=tree:0", "origin"]).await.expect_ok();
+    }
+    let nowhere = format!("http://{}/invalid/path", instance.service());
+    Workdir::empty().git(&["clone", "-q", &nowhere, "."]).await.expect_refused();
+}
+
+#[tokio::test]
+async fn partial_and_shallow_clones_of_a_served_repository_work() {
+    let instance = Instance::start().await;
+    let alice = Maker::new();
+    instance.host(&alice, "x").await;
+    let url = instance.clone_url(&alice.repo("x"));
+    for options in
+        [&["--filter=blob:none"][..], &["--depth=1"], &["--filter=tree:0", "--no-checkout"]]
+    {
+        let clone = Workdir::empty();
+        clone.git(&[&["clone", "-q"], options, &[&url, "."]].concat()).await.expect_ok();
+    }
+}
+
+#[tokio::test]
+async fn only_announcements_that_list_us_are_hosted() {
+    let instance = Instance::start().await;
+    let alice = Maker::new();
+    let us = instance.service();
+    let ours = format!("http://{us}/{}/x.git", npub(&alice.key()));
+    let relay = format!("ws://{us}");
+    let elsewhere = [
+        [ours.as_str(), "wss://them.example"],
+        ["https://them.example/x.git", relay.as_str()],
+        ["https://them.example/x.git", "wss://them.example"],
+    ];
+    for [clone, relay] in elsewhere {
+        let event = alice.sign(30617, "", &[&["d", "x"], &["clone", clone], &["relays", relay]]);
+        assert!(!accepted(&instance, &event).await && !instance.serves(&event).await);
+    }
+}
+
+#[tokio::test]
+async fn what_belongs_to_something_accepted_is_kept_and_nothing_else() {
+    let instance = Instance::start().await;
+    let (alice, bob) = (Maker::new(), Maker::new());
+    instance.host(&alice, "x").await;
+    let repo = alice.repo("x").to_string();
+    let unknown = format!("30617:{}:x", bob.key());
+    let sign = |kind, tags: &[&[&str]]| bob.sign(kind, &format!("{tags:?}"), tags);
+
+    let issue = sign(1621, &[&["a", &repo]]);
+    let id = issue.id.to_hex();
+    assert!(kept(&instance, &issue).await, "an issue of the repository");
+    assert!(kept(&instance, &sign(1111, &[&["A", &repo, "", "root"]])).await, "a comment on it");
+    let quote = sign(1, &[&["q", &repo]]);
+    assert!(kept(&instance, &quote).await, "a note that quotes it");
+    assert!(
+        kept(&instance, &sign(1621, &[&["a", &unknown], &["q", &id]])).await,
+        "a quote of an issue"
+    );
+    assert!(
+        kept(&instance, &sign(1111, &[&["E", &id], &["e", &id]])).await,
+        "a comment on the issue"
+    );
+    assert!(kept(&instance, &sign(1, &[&["e", &quote.id.to_hex()]])).await, "a reply to the note");
+
+    for name in ["q", "e", "E"] {
+        let later = sign(1, &[&["x", name]]);
+        assert!(!accepted(&instance, &later).await);
+        let pointer = sign(1621, &[&["a", &repo], &[name, &later.id.to_hex()]]);
+        assert!(
+            kept(&instance, &pointer).await && kept(&instance, &later).await,
+            "named by {name}"
+        );
+    }
+    for stranger in [sign(1621, &[&["a", &unknown]]), sign(1, &[]), sign(1111, &[&["A", &unknown]])]
+    {
+        assert!(!accepted(&instance, &stranger).await && !instance.serves(&stranger).await);
+    }
+}
+
+#[tokio::test]
+async fn states_without_data_wait_and_hide_nothing() {
+    let instance = Instance::start().await;
+    let alice = Maker::new();
+    let work = instance.host(&alice, "x").await;
+    let commit = work.git(&["rev-parse", "main"]).await.expect_ok();
+    let served = alice.state("x", &[(MAIN, &commit)]);
+    for oid in ["abc123".to_owned(), "deadbeef".repeat(5)] {
+        let state = alice.later(1).state("x", &[(MAIN, &oid)]);
+        assert!(accepted(&instance, &state).await, "{oid}");
+        instance.settle("x").await;
+        assert!(!instance.serves(&state).await && instance.serves(&served).await);
+    }
+}
+
+#[tokio::test]
+async fn a_deleted_state_authorises_nothing() {
+    let instance = Instance::start().await;
+    let alice = Maker::new();
+    let work = instance.host(&alice, "x").await;
+    let url = instance.clone_url(&alice.repo("x"));
+    let commit = work.commit("second").await;
+    for by_coordinate in [false, true] {
+        let when = if by_coordinate { 20 } else { 10 };
+        let state = alice.later(when).state("x", &[(MAIN, &commit)]);
+        assert!(accepted(&instance, &state).await);
+        let coordinate = format!("30618:{}:x", alice.key());
+        let id = state.id.to_hex();
+        let target: &[&str] = if by_coordinate { &["a", &coordinate] } else { &["e", &id] };
+        let deletion = alice.later(when + 1).sign(5, "", &[target, &["k", "30618"]]);
+        assert!(accepted(&instance, &deletion).await);
+        instance.settle("x").await;
+        work.git(&["push", "--force", &url, "main"]).await.expect_refused();
+    }
+}
+
+#[tokio::test]
+async fn refs_of_pull_requests_follow_their_events() {
+    let instance = Instance::start().await;
+    let (alice, bob) = (Maker::new(), Maker::new());
+    let work = instance.host(&alice, "x").await;
+    let (url, repo) = (instance.clone_url(&alice.repo("x")), alice.repo("x"));
+    work.git(&["push", &url, "main:refs/nostr/123"]).await.expect_refused();
+
+    let right = work.commit("right").await;
+    let wrong = work.commit("wrong").await;
+    let request = bob.pull_request(&repo, &right);
+    let name = format!("refs/nostr/{}", request.id);
+    work.git(&["push", &url, &format!("{wrong}:{name}")]).await.expect_ok();
+    assert!(accepted(&instance, &request).await);
+    instance.settle("x").await;
+    assert!(!work.git(&["ls-remote", &url]).await.expect_ok().contains(&name));
+    assert!(!instance.serves(&request).await);
+    work.git(&["push", "--force", &url, &format!("{wrong}:{name}")]).await.expect_refused();
+    work.git(&["push", &url, &format!("{right}:{name}")]).await.expect_ok();
+    assert!(instance.serves(&request).await);
+    assert!(
+        !accepted(&instance, &bob.sign(1618, "", &[&["a", &repo.to_string()]])).await,
+        "no commit"
+    );
+}
+
+#[tokio::test]
+async fn listed_maintainers_sign_by_themselves_in_the_plain_model() {
+    let instance = Instance::with(MaintainerModel::Plain).await;
+    let (alice, bob, carol) = (Maker::new(), Maker::new(), Maker::new());
+    let url = instance.clone_url(&alice.repo("x"));
+    let bobs = bob.key().to_string();
+    let work = Workdir::init().await;
+    let commit = work.commit("alice").await;
+    let announcement = alice.announce_with("x", &instance.service(), &[&["maintainers", &bobs]]);
+    instance.take(vec![announcement, alice.state("x", &[(MAIN, &commit)])]).await;
+    work.git(&["push", &url, "main"]).await.expect_ok();
+
+    // Bob has only a state.
+    let commit = work.commit("bob").await;
+    let state = bob.later(1).state("x", &[(MAIN, &commit)]);
+    assert!(accepted(&instance, &state).await);
+    work.git(&["push", "--force", &url, "main"]).await.expect_ok();
+    assert!(instance.serves(&state).await);
+
+    // Bob lists carol, elsewhere; carol's announcement and state count too.
+    let carols = carol.key().to_string();
+    let away = |maker: &Maker, more: &[&[&str]]| {
+        let places: [&[&str]; 3] =
+            [&["d", "x"], &["clone", "https://them.example/x"], &["relays", "wss://them.example"]];
+        maker.sign(30617, "", &[&places, more].concat())
+    };
+    assert!(kept(&instance, &away(&bob, &[&["maintainers", &carols]])).await);
+    assert!(kept(&instance, &away(&carol, &[])).await);
+    let commit = work.commit("carol").await;
+    assert!(accepted(&instance, &carol.later(2).state("x", &[(MAIN, &commit)])).await);
+    work.git(&["push", "--force", &url, "main"]).await.expect_ok();
+}
+
+#[tokio::test]
+async fn head_follows_the_signed_state() {
+    let instance = Instance::start().await;
+    let alice = Maker::new();
+    let work = instance.host(&alice, "x").await;
+    let commit = work.git(&["rev-parse", "main"]).await.expect_ok();
+    assert_eq!(symref(&instance, &alice).await, MAIN);
+
+    let tags: &[&[&str]] =
+        &[&["d", "x"], &["refs/heads/develop", &commit], &["HEAD", "refs/heads/develop"]];
+    assert!(accepted(&instance, &alice.later(1).sign(30618, "", tags)).await);
+    instance.settle("x").await;
+    assert_eq!(symref(&instance, &alice).await, "refs/heads/develop");
+
+    let next = work.commit("next").await;
+    let tags: &[&[&str]] = &[
+        &["d", "x"],
+        &["refs/heads/develop", &commit],
+        &["refs/heads/develop1", &next],
+        &["HEAD", "ref: refs/heads/develop1"],
+    ];
+    assert!(accepted(&instance, &alice.later(2).sign(30618, "", tags)).await);
+    assert_eq!(symref(&instance, &alice).await, "refs/heads/develop");
+    let url = instance.clone_url(&alice.repo("x"));
+    work.git(&["push", &url, "main:refs/heads/develop1"]).await.expect_ok();
+    assert_eq!(symref(&instance, &alice).await, "refs/heads/develop1");
+}
+
+#[tokio::test]
+async fn big_pushes_and_push_options_and_compressed_fetches_work() {
+    let instance = Instance::start().await;
+    let alice = Maker::new();
+    let work = instance.host(&alice, "x").await;
+    let url = instance.clone_url(&alice.repo("x"));
+    // More than git's buffer, so that it probes with a lone flush and then sends in chunks.
+    let mut noise = String::new();
+    let mut seed = 7u64;
+    while noise.len() < 3_000_000 {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        noise.push_str(&format!("{seed:x}"));
+    }
+    std::fs::write(work.path().join("noise"), noise).unwrap();
+    work.git(&["add", "noise"]).await.expect_ok();
+    let commit = work.commit("noise").await;
+    assert!(accepted(&instance, &alice.later(1).state("x", &[(MAIN, &commit)])).await);
+    work.git(&["push", "-o", "ci.skip", &url, "main"]).await.expect_ok();
+    let clone = Workdir::empty();
+    clone.git(&["clone", "-q", &url, "."]).await.expect_ok();
+    assert_eq!(clone.git(&["rev-parse", "HEAD"]).await.expect_ok(), commit);
+}
