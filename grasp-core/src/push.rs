@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! bytes ─▶ CommandReader ─▶ PushRequest ─▶ authorise(request, view) ─▶ PushVerdict ─▶ AuthorisedPush
-//!          strict, bounded                 would-be = declared            per ref        re-encoded for git
+//!          strict, bounded                 would-be = declared            per ref        what may be done
 //! ```
 //!
-//! What git executes is encoded anew from what was judged. A list that is empty, partly understood or outside the
+//! What is executed are the parsed commands that were judged, never the bytes they came in. A list that is empty, partly understood or outside the
 //! allowed namespaces never becomes an [`AuthorisedPush`]: only [`authorise`] makes one.
 
 mod authorise;

@@ -1,4 +1,4 @@
-//! Pushes: any bytes are a command list or none, and what is authorised reads back as itself.
+//! Pushes: any bytes are a command list or none, and only what was asked is ever authorised.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,9 +25,5 @@ pub(crate) fn run(data: &[u8]) {
     let verdict = authorise(&request, &view);
     let Some(authorised) = verdict.authorised else { return };
     assert!(authorised.execute().is_empty(), "nobody signed anything");
-    let again = CommandReader::default().feed(&authorised.encode_staged());
-    let Ok(Progress::Complete { request, .. }) = again else {
-        panic!("what we encode is readable")
-    };
-    assert_eq!(request.commands(), authorised.stage());
+    assert!(authorised.stage().iter().all(|command| request.commands().contains(command)));
 }

@@ -83,7 +83,6 @@ pub fn authorise(request: &PushRequest, view: &PushView<'_>) -> PushVerdict {
         .iter()
         .map(|command| (command.name.clone(), judge(command, view, &judgement)))
         .collect();
-    keep_staging_apart(&mut refs);
     if request.capabilities().atomic {
         refuse_all_if_any(&mut refs);
     }
@@ -97,7 +96,7 @@ pub fn authorise(request: &PushRequest, view: &PushView<'_>) -> PushVerdict {
         Judgement::Realises(id) if moves_ruled => Some(id),
         _ => None,
     };
-    let authorised = AuthorisedPush::new(execute, stage, request.capabilities());
+    let authorised = AuthorisedPush::new(execute, stage);
     PushVerdict { refs, realises, authorised }
 }
 
@@ -237,18 +236,6 @@ fn judge_proposal(command: &PushCommand, view: &PushView<'_>, event: EventId) ->
         Some(KnownProposal::Tip(_)) => RefVerdict::Execute,
         Some(KnownProposal::Unknown) => RefVerdict::Stage,
         Some(KnownProposal::Unavailable) | None => RefVerdict::Refused(RefRefusal::Unknowable),
-    }
-}
-
-/// One pack cannot go to two places: what is to be staged waits for a push of its own.
-fn keep_staging_apart(refs: &mut [(RefName, RefVerdict)]) {
-    if !refs.iter().any(|(_, verdict)| *verdict == RefVerdict::Execute) {
-        return;
-    }
-    for (_, verdict) in refs {
-        if *verdict == RefVerdict::Stage {
-            *verdict = RefVerdict::Refused(RefRefusal::Separately);
-        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::pktline::{Pkt, PktError, encode_pkt, read_pkt};
+use super::pktline::{Pkt, PktError, read_pkt};
 use crate::repo::{Oid, RefName, RefNameError};
 
 /// More refs than any honest push moves at once.
@@ -186,11 +186,6 @@ impl PushCommand {
         };
         Ok(Self { old: object(old)?, new: object(new)?, name: RefName::new(name)? })
     }
-
-    fn encode(&self) -> String {
-        let [old, new] = [self.old, self.new].map(|oid| oid.unwrap_or(Oid::ZERO));
-        format!("{old} {new} {}", self.name)
-    }
 }
 
 /// An object of a SHA-1 repository, or none.
@@ -211,23 +206,6 @@ impl PushRequest {
     pub fn capabilities(&self) -> Capabilities {
         self.capabilities
     }
-}
-
-/// Encodes commands for git: what was judged, and nothing else that the client sent.
-///
-/// Push options are not announced: they were read and forgotten before git is asked.
-pub(super) fn encode_commands(commands: &[PushCommand], capabilities: Capabilities) -> Vec<u8> {
-    let mut out = Vec::new();
-    for (position, command) in commands.iter().enumerate() {
-        let mut line = command.encode();
-        if position == 0 {
-            line.push('\0');
-            line.push_str(&capabilities.encode());
-        }
-        encode_pkt(line.as_bytes(), &mut out);
-    }
-    out.extend_from_slice(b"0000");
-    out
 }
 
 impl Capabilities {
@@ -253,24 +231,12 @@ impl Capabilities {
         }
         Ok(capabilities)
     }
-
-    fn encode(self) -> String {
-        let known = [
-            (self.report_status, "report-status"),
-            (self.report_status_v2, "report-status-v2"),
-            (self.side_band_64k, "side-band-64k"),
-            (self.atomic, "atomic"),
-            (self.quiet, "quiet"),
-            (true, "object-format=sha1"),
-        ];
-        let said: Vec<_> = known.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
-        said.join(" ")
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::push::encode_pkt;
 
     const NONE: &str = "0000000000000000000000000000000000000000";
     const A: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
@@ -359,17 +325,5 @@ mod tests {
             (0..=MAX_COMMANDS).map(|n| create(&format!("refs/heads/{n}"))).collect();
         assert_eq!(parse(&lines[..MAX_COMMANDS]).unwrap().commands().len(), MAX_COMMANDS);
         assert_eq!(parse(&lines), Err(PushParseError::TooMany));
-    }
-
-    #[test]
-    fn what_is_encoded_reads_back_as_the_same_request() {
-        let first = format!("{}\0report-status-v2 side-band-64k x y", create("refs/heads/a"));
-        let request = parse(&[first, create("refs/tags/v1")]).unwrap();
-        let bytes = encode_commands(request.commands(), request.capabilities());
-        let Ok(Progress::Complete { request: again, .. }) = CommandReader::default().feed(&bytes)
-        else {
-            panic!()
-        };
-        assert_eq!(again, request);
     }
 }

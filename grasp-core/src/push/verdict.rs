@@ -4,7 +4,7 @@ use std::fmt;
 
 use nostr::event::EventId;
 
-use super::command::{Capabilities, PushCommand, encode_commands};
+use super::command::PushCommand;
 use crate::nip34::Declared;
 use crate::repo::{Oid, RefName};
 
@@ -45,21 +45,16 @@ pub enum RefVerdict {
 pub struct AuthorisedPush {
     execute: Vec<PushCommand>,
     stage: Vec<PushCommand>,
-    capabilities: Capabilities,
 }
 
 impl AuthorisedPush {
     /// `None` if there is nothing to do.
-    pub(super) fn new(
-        execute: Vec<PushCommand>,
-        stage: Vec<PushCommand>,
-        capabilities: Capabilities,
-    ) -> Option<Self> {
+    pub(super) fn new(execute: Vec<PushCommand>, stage: Vec<PushCommand>) -> Option<Self> {
         let some = !execute.is_empty() || !stage.is_empty();
-        some.then_some(Self { execute, stage, capabilities })
+        some.then_some(Self { execute, stage })
     }
 
-    /// Refs to move in the view.
+    /// Refs to move in the view, all or none: only together are branches and tags what was signed.
     pub fn execute(&self) -> &[PushCommand] {
         &self.execute
     }
@@ -67,26 +62,6 @@ impl AuthorisedPush {
     /// Refs whose objects go to staging.
     pub fn stage(&self) -> &[PushCommand] {
         &self.stage
-    }
-
-    /// The command list for git: exactly the commands that move refs of the view, encoded anew.
-    ///
-    /// Branches and tags move all or none, for only together are they what was signed.
-    pub fn encode_executed(&self) -> Vec<u8> {
-        let ruled = self.execute.iter().any(|command| command.name.is_branch_or_tag());
-        self.encode(&self.execute, self.capabilities.atomic || ruled)
-    }
-
-    /// The command list for git in staging.
-    pub fn encode_staged(&self) -> Vec<u8> {
-        self.encode(&self.stage, self.capabilities.atomic)
-    }
-
-    /// Git reports to us, plainly; what the client is told is ours to write.
-    fn encode(&self, commands: &[PushCommand], atomic: bool) -> Vec<u8> {
-        let asked =
-            Capabilities { report_status: true, quiet: true, atomic, ..Capabilities::default() };
-        encode_commands(commands, asked)
     }
 }
 
@@ -122,8 +97,6 @@ pub enum RefRefusal {
         /// The commit that its event names.
         wanted: Oid,
     },
-    /// Branches and a pull request that nobody knows yet, in one push: their objects belong in different places.
-    Separately,
     /// Tips of pull requests go with their events, not by pushing.
     PullRequestDelete,
     /// Whether the event is known could not be found out; nobody gets in on that ground.
@@ -167,9 +140,6 @@ impl fmt::Display for RefRefusal {
             Self::StillDeclared => f.write_str("is still in the signed state"),
             Self::OthersDiffer => f.write_str("other refs differ from the signed state"),
             Self::WrongTip { wanted } => write!(f, "its event names commit {}", wanted.short()),
-            Self::Separately => {
-                f.write_str("push a pull request before its event apart from other refs")
-            }
             Self::PullRequestDelete => {
                 f.write_str("pull requests are removed by deleting their event")
             }

@@ -219,14 +219,10 @@ fn a_pull_request_tip_goes_by_its_event() {
 }
 
 #[test]
-fn git_is_told_to_move_branches_together() {
+fn what_was_refused_is_not_handed_on() {
     let repo = Repository::new(&[], vec![state(ALICE, 5, Standing::Held, &[(MAIN, A)])]);
-    let verdict =
-        repo.judge(&request("report-status", &[(NONE, A, MAIN), (NONE, A, "refs/notes/x")]));
-    let encoded = verdict.authorised.unwrap().encode_executed();
-    let Ok(Progress::Complete { request, .. }) = CommandReader::default().feed(&encoded) else {
-        panic!()
-    };
-    assert!(request.capabilities().atomic);
-    assert_eq!(request.commands().len(), 1, "what was refused is not handed on");
+    let verdict = repo.judge(&request("", &[(NONE, A, MAIN), (NONE, A, "refs/notes/x")]));
+    let executed = verdict.authorised.unwrap();
+    assert_eq!(executed.execute().len(), 1);
+    assert_eq!(executed.execute()[0].name.as_str(), MAIN);
 }
