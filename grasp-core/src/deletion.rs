@@ -5,10 +5,12 @@
 use std::collections::BTreeSet;
 
 use nostr::event::{Event, EventId, Kind};
-use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 use nostr::types::RelayUrl;
 use url::Url;
+
+use crate::kinds::is_replaceable;
+use crate::repo::parse_coordinate;
 
 /// More `e` and `a` tags than this in one deletion request serve nobody but a vandal.
 pub const MAX_TARGETS: usize = 2_048;
@@ -66,7 +68,7 @@ impl DeletionRequest {
             if tag.kind() == "e" {
                 parsed.ids.extend(EventId::from_hex(value));
             } else {
-                let own = parse_coordinate(value).filter(|c| c.public_key == request.pubkey);
+                let own = parse_coordinate(value).ok().filter(|c| c.public_key == request.pubkey);
                 parsed.coordinates.extend(own);
             }
         }
@@ -94,26 +96,6 @@ pub fn coordinate(event: &Event) -> Option<Coordinate> {
         return None;
     };
     Some(Coordinate { kind: event.kind, public_key: event.pubkey, identifier })
-}
-
-/// Kinds 0, 3 and 10000–19999: one event per author and kind (NIP-01).
-///
-/// The library counts kind 41 among them, which has many living events per author.
-pub fn is_replaceable(kind: Kind) -> bool {
-    matches!(kind.as_u16(), 0 | 3 | 10_000..=19_999)
-}
-
-/// Reads `kind:pubkey:identifier`; only the first two colons divide, and plain replaceable kinds may omit the last.
-fn parse_coordinate(value: &str) -> Option<Coordinate> {
-    let mut parts = value.splitn(3, ':');
-    let kind = Kind::from_u16(parts.next()?.parse().ok()?);
-    let public_key = PublicKey::from_hex(parts.next()?).ok()?;
-    let identifier = match (parts.next(), is_replaceable(kind)) {
-        (None | Some(""), true) => "",
-        (Some(identifier), false) if kind.is_addressable() => identifier,
-        _ => return None,
-    };
-    Some(Coordinate { kind, public_key, identifier: identifier.to_owned() })
 }
 
 /// From where an author wishes to vanish.
@@ -179,6 +161,7 @@ impl Place {
 #[cfg(test)]
 mod tests {
     use nostr::event::{Signature, Tag};
+    use nostr::key::PublicKey;
     use nostr::types::Timestamp;
     use proptest::collection::vec;
     use proptest::prelude::*;

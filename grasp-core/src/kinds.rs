@@ -30,3 +30,10 @@ pub const SELF_SUBSCRIPTION: [Kind; 5] =
 
 /// Kinds that only prove something to one server at one moment, and are never stored.
 pub const NEVER_STORED: [Kind; 2] = [Kind::Authentication, Kind::HttpAuth];
+
+/// Kinds 0, 3 and 10000–19999: one event per author and kind (NIP-01).
+///
+/// The library counts kind 41 among them, which has many living events per author.
+pub fn is_replaceable(kind: Kind) -> bool {
+    matches!(kind.as_u16(), 0 | 3 | 10_000..=19_999)
+}

@@ -67,8 +67,8 @@ pub fn parse_coordinate(text: &str) -> Result<Coordinate, CoordinateError> {
         Some(identifier) if kind.is_addressable() => {
             Ok(Coordinate { kind, public_key, identifier: identifier.to_owned() })
         }
-        None | Some("") if kind.is_replaceable() => Ok(Coordinate::new(kind, public_key)),
-        _ if kind.is_addressable() || kind.is_replaceable() => Err(CoordinateError::Shape),
+        None | Some("") if kinds::is_replaceable(kind) => Ok(Coordinate::new(kind, public_key)),
+        _ if kind.is_addressable() || kinds::is_replaceable(kind) => Err(CoordinateError::Shape),
         _ => Err(CoordinateError::Kind),
     }
 }

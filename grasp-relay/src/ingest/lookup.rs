@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use futures_util::TryStreamExt;
 use grasp_core::admission::{Facts, KnownAnnouncement, Needs};
+use grasp_core::deletion::coordinate;
 use grasp_core::nip34::Announcement;
 use grasp_core::push::Standing;
 use grasp_core::{Version, kinds};
@@ -92,7 +93,7 @@ fn relations(event: &Event) -> Vec<Filter> {
             SingleLetterTag::LOWERCASE_Q,
         ];
         filters.extend(by_id.map(|name| Filter::new().custom_tag(name, id.clone())));
-        filters.extend(event.coordinate().into_iter().flat_map(named_by_coordinate));
+        filters.extend(coordinate(event).into_iter().flat_map(named_by_coordinate));
     }
     filters
 }
@@ -108,7 +109,7 @@ fn named_by_coordinate(coordinate: Coordinate) -> Vec<Filter> {
     let full =
         format!("{}:{}:{}", coordinate.kind.as_u16(), coordinate.public_key, coordinate.identifier);
     let mut spellings = vec![full];
-    if coordinate.kind.is_replaceable() {
+    if kinds::is_replaceable(coordinate.kind) {
         spellings.push(format!("{}:{}", coordinate.kind.as_u16(), coordinate.public_key));
     }
     [SingleLetterTag::LOWERCASE_A, SingleLetterTag::UPPERCASE_A, SingleLetterTag::LOWERCASE_Q]
@@ -134,7 +135,7 @@ impl Ruled {
     }
 
     fn latest(&self, event: &Event) -> Option<Version> {
-        self.versions.get(&event.coordinate()?).copied()
+        self.versions.get(&coordinate(event)?).copied()
     }
 }
 
@@ -157,7 +158,7 @@ async fn ruled(
     while let Some(chunk) = found.try_next().await? {
         for stored in chunk {
             let event = stored.event()?;
-            if let Some(coordinate) = event.coordinate() {
+            if let Some(coordinate) = coordinate(&event) {
                 ruled.versions.insert(coordinate, Version::of(&event));
             }
             if let Ok(announcement) = Announcement::parse(&event) {
