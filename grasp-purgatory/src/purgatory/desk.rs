@@ -55,13 +55,16 @@ impl Desk {
         self.fetches > 0 || !matches!(self.step, Step::Idle)
     }
 
-    /// Whether this is what was asked for last.
-    pub(super) fn is_at(&self, stage: Stage) -> bool {
-        match self.step {
-            Step::Idle => false,
-            Step::Surveying => stage == Stage::Survey,
-            Step::Applying(_) => stage == Stage::Apply,
-            Step::Storing(_) => stage == Stage::Store,
+    /// Ends a stage, if it is the one that runs, and hands over what it was for.
+    pub(super) fn end(&mut self, stage: Stage) -> Option<Job> {
+        match std::mem::take(&mut self.step) {
+            Step::Surveying if stage == Stage::Survey => Some(Job::default()),
+            Step::Applying(job) if stage == Stage::Apply => Some(job),
+            Step::Storing(job) if stage == Stage::Store => Some(job),
+            running => {
+                self.step = running;
+                None
+            }
         }
     }
 

@@ -56,8 +56,8 @@ impl Family {
         identifier: &'a Identifier,
         proposal: &'a Proposal,
     ) -> impl Iterator<Item = (&'a RepoId, &'a Place)> + 'a {
-        let mut named = proposal.repos.iter().filter(move |repo| repo.identifier == *identifier);
-        let named: BTreeSet<_> = named.by_ref().map(|repo| repo.owner).collect();
+        let named = proposal.repos.iter().filter(|repo| repo.identifier == *identifier);
+        let named: BTreeSet<_> = named.map(|repo| repo.owner).collect();
         self.places.iter().filter(move |(_, place)| !place.confirmed.is_disjoint(&named))
     }
 }

@@ -30,10 +30,8 @@ pub(super) enum Admission {
 impl Admission {
     /// Judges by what is kept; nothing is changed.
     pub(super) fn of(config: &Config, ledger: &Ledger, new: &Entry) -> Self {
-        let displaced = match displaced(config, ledger, new) {
-            Ok(displaced) => displaced,
-            Err(Kept::Superseded) => return Self::Superseded,
-            Err(_) => return Self::Full,
+        let Ok(displaced) = displaced(config, ledger, new) else {
+            return Self::Superseded;
         };
         match ledger.books().room(config, new, displaced) {
             Room::Free => Self::Admitted { displaces: displaced.map(Entry::id) },
@@ -42,15 +40,18 @@ impl Admission {
     }
 }
 
+/// Its author has made it obsolete.
+struct Obsolete;
+
 /// The entry that a new one takes the place of.
 fn displaced<'a>(
     config: &Config,
     ledger: &'a Ledger,
     new: &Entry,
-) -> Result<Option<&'a Entry>, Kept> {
+) -> Result<Option<&'a Entry>, Obsolete> {
     match &new.what {
         What::Announcement(announcement) => match ledger.announcement(&announcement.repo) {
-            Some(kept) if kept.version() > new.version() => Err(Kept::Superseded),
+            Some(kept) if kept.version() > new.version() => Err(Obsolete),
             kept => Ok(kept.filter(|kept| kept.id() != new.id())),
         },
         What::State(state) => {
@@ -62,7 +63,7 @@ fn displaced<'a>(
                 return Ok(None);
             }
             match others.into_iter().min_by_key(|kept| kept.version()) {
-                Some(oldest) if oldest.version() > new.version() => Err(Kept::Superseded),
+                Some(oldest) if oldest.version() > new.version() => Err(Obsolete),
                 oldest => Ok(oldest),
             }
         }

@@ -9,6 +9,7 @@ use grasp_core::nip34::Announcement;
 use grasp_core::push::{Candidate, Standing};
 use grasp_core::{CloneUrl, Identifier, Oid, RepoId};
 use nostr::event::{Event, EventId};
+use nostr::key::PublicKey;
 use nostr::types::Timestamp;
 
 use super::Purgatory;
@@ -162,47 +163,43 @@ impl Purgatory {
     pub fn wants(&self, identifier: &Identifier, stored: &[Announcement]) -> Vec<Want> {
         let kept = self.ledger.family(identifier).filter_map(Entry::announcement);
         let known: Vec<&Announcement> = stored.iter().chain(kept).collect();
+        let rosters = rosters(known.iter().copied());
+        let circles = rosters.keys().map(|owner| self.policy.model.maintainers(owner, &rosters));
+        let circles: Vec<_> = circles.map(|maintainers| maintainers.confirmed).collect();
         let entries = self.ledger.family(identifier);
-        entries.filter_map(|entry| self.want(entry, &known)).collect()
+        entries.filter_map(|entry| self.want(entry, &known, &circles)).collect()
     }
 
-    fn want(&self, entry: &Entry, known: &[&Announcement]) -> Option<Want> {
+    fn want(
+        &self,
+        entry: &Entry,
+        known: &[&Announcement],
+        circles: &[BTreeSet<PublicKey>],
+    ) -> Option<Want> {
         let (keepers, tips, untrusted) = match &entry.what {
             What::Announcement(_) => return None,
-            What::State(state) => (vec![entry.author()], state.tips()?, &[][..]),
+            What::State(state) => (BTreeSet::from([entry.author()]), state.tips()?, &[][..]),
             What::Proposal { proposal, tip } => {
                 let keepers = proposal.repos.iter().map(|repo| repo.owner).collect();
                 (keepers, vec![*tip], &proposal.clone[..])
             }
         };
-        let trusted = self.places(&keepers, known);
-        let untrusted = self.not_us(untrusted.iter()).filter(|url| !trusted.contains(url));
-        let untrusted = untrusted.take(MOST_PLACES).cloned().collect();
+        // Where the keepers, and those they keep repositories with, say that the repository is.
+        let fellows: BTreeSet<_> =
+            circles.iter().filter(|circle| !circle.is_disjoint(&keepers)).flatten().collect();
+        let own = known.iter().filter(|a| keepers.contains(&a.repo.owner));
+        let of_fellows = known.iter().filter(|a| fellows.contains(&a.repo.owner));
+        let trusted = self.places(own.chain(of_fellows).flat_map(|a| &a.clone));
+        let mut untrusted = self.places(untrusted.iter());
+        untrusted.retain(|url| !trusted.contains(url));
         Some(Want { id: entry.id(), phase: entry.phase, tips, trusted, untrusted })
     }
 
-    /// Where the given keepers and those they keep repositories with say that the repository is.
-    fn places(&self, keepers: &[nostr::key::PublicKey], known: &[&Announcement]) -> Vec<CloneUrl> {
-        let rosters = rosters(known.iter().copied());
-        let fellows: BTreeSet<_> = rosters
-            .keys()
-            .map(|owner| self.policy.model.maintainers(owner, &rosters).confirmed)
-            .filter(|confirmed| keepers.iter().any(|keeper| confirmed.contains(keeper)))
-            .flatten()
-            .collect();
-        let own = known.iter().filter(|a| keepers.contains(&a.repo.owner));
-        let of_fellows = known.iter().filter(|a| fellows.contains(&a.repo.owner));
+    /// Some git servers, each once and never ourselves.
+    fn places<'a>(&self, urls: impl Iterator<Item = &'a CloneUrl>) -> Vec<CloneUrl> {
         let mut seen = BTreeSet::new();
-        let urls = own.chain(of_fellows).flat_map(|announcement| &announcement.clone);
-        let urls = self.not_us(urls).filter(|url| seen.insert(*url));
-        urls.take(MOST_PLACES).cloned().collect()
-    }
-
-    fn not_us<'a>(
-        &'a self,
-        urls: impl Iterator<Item = &'a CloneUrl> + 'a,
-    ) -> impl Iterator<Item = &'a CloneUrl> + 'a {
-        urls.filter(|url| !self.policy.service.is_us(url.as_str()))
+        let others = urls.filter(|url| !self.policy.service.is_us(url.as_str()));
+        others.filter(|url| seen.insert(*url)).take(MOST_PLACES).cloned().collect()
     }
 
     /// How much of what is here.

@@ -36,9 +36,10 @@ impl Purgatory {
         identifier: &Identifier,
         survey: &super::Survey,
     ) {
-        let Some(Step::Surveying) = self.desks.get(identifier).map(|desk| &desk.step) else {
+        let desk = self.desks.get_mut(identifier);
+        if desk.and_then(|desk| desk.end(Stage::Survey)).is_none() {
             return self.ask(out, identifier);
-        };
+        }
         // Usually gone by now; but the hint may have been lost with the earlier run.
         for id in &survey.refused {
             self.withdraw(out, *id);
@@ -71,7 +72,7 @@ impl Purgatory {
 
     pub(super) fn on_applied(&mut self, out: &mut Turn, identifier: &Identifier) {
         let Some(desk) = self.desks.get_mut(identifier) else { return };
-        let Step::Applying(job) = std::mem::take(&mut desk.step) else { return };
+        let Some(job) = desk.end(Stage::Apply) else { return };
         // What its author took back meanwhile is not stored. The survey that this caused will see to the refs.
         let kept = |id: &EventId| self.ledger.entry(id).is_some();
         let events = job.events.into_iter().filter(|event| kept(&event.id)).collect();
@@ -97,7 +98,7 @@ impl Purgatory {
         stored: &BTreeSet<EventId>,
     ) {
         let Some(desk) = self.desks.get_mut(identifier) else { return };
-        let Step::Storing(job) = std::mem::take(&mut desk.step) else { return };
+        let Some(job) = desk.end(Stage::Store) else { return };
         let (served, refused): (Vec<_>, Vec<_>) =
             job.events.into_iter().partition(|event| stored.contains(&event.id));
         // Refs may say what a refused state said.
@@ -117,10 +118,10 @@ impl Purgatory {
 
     /// What failed is tried again after a while; what waits for it goes on waiting.
     pub(super) fn on_failed(&mut self, out: &mut Turn, identifier: &Identifier, at: Stage) {
-        let Some(desk) = self.desks.get_mut(identifier).filter(|desk| desk.is_at(at)) else {
+        let Some(desk) = self.desks.get_mut(identifier) else { return };
+        if desk.end(at).is_none() {
             return;
-        };
-        desk.step = Step::Idle;
+        }
         desk.retry = Some(self.now.mono + self.config.retry);
         out.act(Output::Report(Report::Failed { identifier: identifier.clone(), at }));
     }
@@ -143,7 +144,6 @@ impl Purgatory {
     /// Ends a round, and begins the next if something has changed since its survey.
     fn rest(&mut self, out: &mut Turn, identifier: &Identifier) {
         let Some(desk) = self.desks.get_mut(identifier) else { return };
-        desk.step = Step::Idle;
         if std::mem::take(&mut desk.again) {
             return self.ask(out, identifier);
         }

@@ -133,4 +133,11 @@ fn a_late_answer_that_nobody_waits_for_changes_nothing() {
     }
     world.run().unwrap();
     assert!(world.core.holds(&signed.id) && !world.serves(&signed));
+    // Nor does it end a step that is under way.
+    world.patience = Some(2);
+    world.fetch("x", &[1]).unwrap();
+    world.patience = None;
+    world.turn(Input::Stored { identifier: name("x"), stored: [].into() }).unwrap();
+    world.run().unwrap();
+    assert!(world.serves(&signed));
 }

@@ -196,6 +196,7 @@ fn a_pull_request_and_its_upload_wait_together_for_a_repository_to_be_served() {
     world.send(&request).unwrap();
     assert!(!world.serves(&request), "alice's repository has no data");
     world.wait(MINUTE * 25).unwrap();
+    world.turn(Input::Tick).unwrap();
     world.send(&state(ALICE, "x", 3, &[("main", 1)])).unwrap();
     world.fetch("x", &[1]).unwrap();
     assert!(world.serves(&request));
@@ -205,6 +206,9 @@ fn a_pull_request_and_its_upload_wait_together_for_a_repository_to_be_served() {
 #[test]
 fn a_repository_that_is_not_served_yet_gets_no_refs_of_pull_requests() {
     let mut world = served();
+    world.send(&announcement(BOB, "y", 0, &[])).unwrap();
+    world.send(&state(BOB, "y", 1, &[("main", 1)])).unwrap();
+    world.fetch("y", &[1]).unwrap();
     world.send(&announcement(CAROL, "y", 0, &[])).unwrap();
     let request = pull_request(DAVE, 2, &[ALICE.repo("x"), CAROL.repo("y")], 9);
     world.send(&request).unwrap();

@@ -19,6 +19,21 @@ fn a_held_state_that_its_author_deletes_by_id_allows_no_push() {
 }
 
 #[test]
+fn a_deletion_that_was_stored_when_the_power_went_counts_after_the_restart() {
+    let mut world = World::new();
+    let announced = announcement(ALICE, "x", 0, &[]);
+    world.send(&announced).unwrap();
+    let signed = state(ALICE, "x", 1, &[("main", 1)]);
+    world.send(&signed).unwrap();
+    world.fuse = Some(1);
+    assert!(world.send(&deletion(ALICE, 2, &[&signed, &announced])).is_err());
+    assert!(world.core.holds(&signed.id));
+    world.restart(std::time::Duration::ZERO);
+    assert!(!world.core.holds(&signed.id) && !world.core.holds(&announced.id));
+    assert!(world.view(&ALICE.repo("x")).is_none());
+}
+
+#[test]
 fn held_states_at_a_deleted_coordinate_go_up_to_the_time_of_the_request() {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
