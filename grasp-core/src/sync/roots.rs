@@ -1,13 +1,15 @@
 //! Many roots: the bulk of what a relay is wanted for.
 
 use std::slice::Iter;
+use std::sync::Arc;
 
 use super::root::RootId;
 
 /// A set of roots, as one sorted list.
 ///
 /// At scale a hundred of these hold thousands of roots each, are built and compared as wholes, and are asked for
-/// a few members now and then. A list is built at the cost of a copy and takes no more room than its members.
+/// a few members now and then. A list is built at the cost of a copy and takes no more room than its members; clones
+/// share it until one of them changes.
 ///
 /// ```
 /// use grasp_core::sync::{RootId, RootSet};
@@ -19,7 +21,7 @@ use super::root::RootId;
 /// assert_eq!(both.without(&[b].into()), [a].into());
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RootSet(Vec<RootId>);
+pub struct RootSet(Arc<Vec<RootId>>);
 
 impl RootSet {
     /// How many there are.
@@ -69,22 +71,23 @@ impl RootSet {
         } else {
             self.passing(other)
         };
-        Self(left)
+        Self(Arc::new(left))
     }
 
     /// Adds all of `other`.
     pub fn include(&mut self, other: &Self) {
         let new = other.without(self);
         if !new.is_empty() {
-            self.0.reserve_exact(new.len());
-            self.0.extend(new.0);
-            self.0.sort();
+            let roots = Arc::make_mut(&mut self.0);
+            roots.reserve_exact(new.len());
+            roots.extend_from_slice(&new.0);
+            roots.sort();
         }
     }
 
     /// Keeps those that are also in `other`.
     pub fn restrict_to(&mut self, other: &Self) {
-        self.0.retain(|root| other.contains(root));
+        Arc::make_mut(&mut self.0).retain(|root| other.contains(root));
     }
 
     /// About where a root stands, or would: corrected once by who stands there.
@@ -117,7 +120,7 @@ impl FromIterator<RootId> for RootSet {
         roots.sort();
         roots.dedup();
         roots.shrink_to_fit();
-        Self(roots)
+        Self(Arc::new(roots))
     }
 }
 
