@@ -118,7 +118,7 @@ impl Rest {
         tags.chain(other).collect()
     }
 
-    /// Compares ways by counting, never more than a fraction of what the scan itself would read.
+    /// Compares ways by counting a few of their rows.
     fn shortest(
         &self,
         ledger: &Ledger<'_>,

@@ -64,8 +64,11 @@ impl<'c> Merge<'c> {
             Some(lists) => lists.iter().map(Some).collect(),
             None => vec![None],
         };
-        // Twice the fair share, so that most lists are read once.
-        let run = (wanted / lists.len().max(1)).min(LONGEST_RUN / 2) * 2;
+        // Of several lists some give more than their share: twice as much, so that most are read once.
+        let run = match lists.len() {
+            0 | 1 => wanted,
+            count => wanted / count * 2,
+        };
         let mut merge = Self {
             statement: ledger.conn.prepare_cached(sql)?,
             cursors: Vec::with_capacity(lists.len()),
@@ -73,7 +76,8 @@ impl<'c> Merge<'c> {
             oldest: bounds.oldest,
         };
         for (place, list) in lists.into_iter().enumerate() {
-            let mut cursor = Cursor { list, ahead: Vec::new().into_iter(), run: run.max(2) };
+            let mut cursor =
+                Cursor { list, ahead: Vec::new().into_iter(), run: run.clamp(2, LONGEST_RUN) };
             let head = cursor.next(&mut merge.statement, bounds)?;
             merge.heads.extend(head.map(|head| Reverse((head, place))));
             merge.cursors.push(cursor);

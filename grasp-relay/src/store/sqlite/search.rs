@@ -5,13 +5,15 @@
 //! may or may not be found, what is removed meanwhile is not.
 
 use std::collections::HashSet;
+use std::slice;
 
 use nostr::event::Event;
 use nostr::filter::Filter;
+use nostr::key::PublicKey;
 use nostr::types::Timestamp;
 use rusqlite::OptionalExtension;
 
-use super::keys::seconds;
+use super::keys::{Position, seconds};
 use super::ledger::Ledger;
 use super::plan::{Plan, Rest, Source, plan};
 use super::scan::{Found, Merge, look_up};
@@ -107,14 +109,14 @@ fn expired(ledger: &Ledger<'_>, now: Timestamp) -> rusqlite::Result<HashSet<i64>
 struct Scan<'c> {
     rows: Candidates<'c>,
     rest: &'c Rest,
-    after: &'c mut super::keys::Position,
+    after: &'c mut Position,
     remaining: &'c mut usize,
     head: Option<Found>,
 }
 
 enum Candidates<'c> {
     Merged(Merge<'c>),
-    Sorted(std::slice::Iter<'c, Found>),
+    Sorted(slice::Iter<'c, Found>),
     None,
 }
 
@@ -222,7 +224,7 @@ impl Rest {
     }
 
     fn admits_author(&self, author: [u8; 32]) -> bool {
-        let author = nostr::key::PublicKey::from_byte_array(author);
+        let author = PublicKey::from_byte_array(author);
         self.authors.as_ref().is_none_or(|authors| authors.contains(&author))
     }
 
