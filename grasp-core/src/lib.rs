@@ -9,6 +9,7 @@ pub mod nip34;
 pub mod push;
 pub mod repo;
 pub mod service;
+pub mod sync;
 #[cfg(test)]
 mod testing;
 mod text;

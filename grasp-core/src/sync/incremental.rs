@@ -1,0 +1,293 @@
+//! The same targets as from scratch, at the price of each change.
+
+mod delta;
+mod owners;
+mod waiting;
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+
+use self::delta::Before;
+pub use self::delta::SyncDelta;
+use self::owners::Owners;
+use self::waiting::WaitingRoots;
+use super::index::{RelaySyncNeeds, RepoSyncIndex, RepoSyncNeeds, SyncLevel};
+use super::root::RootId;
+use crate::{RelayUrl, RepoId, ServiceIdentity};
+
+/// Something our own relay has accepted, held, released or dropped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum IndexChange {
+    /// A repository was announced, or announced anew: relays and level replace what was there.
+    Announced {
+        /// Which one.
+        repo: RepoId,
+        /// All relays of the announcement; ours among them does no harm.
+        relays: BTreeSet<RelayUrl>,
+        /// How much of it is wanted.
+        level: SyncLevel,
+    },
+    /// A held repository was promoted, or the reverse. Nothing, if it is not announced.
+    LevelChanged {
+        /// Which one.
+        repo: RepoId,
+        /// How much of it is wanted from now on.
+        level: SyncLevel,
+    },
+    /// A repository is no longer ours to keep.
+    Retired {
+        /// Which one.
+        repo: RepoId,
+    },
+    /// A root event was accepted.
+    RootAdded {
+        /// The event.
+        root: RootId,
+        /// All repositories that it names.
+        repos: Vec<RepoId>,
+    },
+    /// A root event was deleted, or expired.
+    RootRemoved {
+        /// The event.
+        root: RootId,
+    },
+}
+
+/// What we want, by repository and by relay, kept in step.
+///
+/// Its per-relay view is at any moment what [`derive_relay_targets`](super::derive_relay_targets) would say of
+/// [`Self::repos`], yet a change costs only what it touches: items × relays per repository. The view holds no
+/// roots of its own; they are looked up through the repositories, so that a root wanted from a hundred relays
+/// is stored once.
+///
+/// ```
+/// use grasp_core::{RelayUrl, RepoId};
+/// use grasp_core::sync::{IndexChange, SyncIndex, SyncLevel};
+///
+/// let owner = "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798";
+/// let repo: RepoId = format!("30617:{owner}:grasp").parse()?;
+/// let relay: RelayUrl = "wss://other.example".parse()?;
+/// let mut index = SyncIndex::new("us.example".parse()?, []);
+///
+/// let announced = IndexChange::Announced {
+///     repo: repo.clone(),
+///     relays: [relay.clone()].into(),
+///     level: SyncLevel::StateOnly,
+/// };
+/// let delta = index.apply([announced]);
+/// assert!(delta.discovered.contains(&relay));
+///
+/// let delta = index.apply([IndexChange::LevelChanged { repo: repo.clone(), level: SyncLevel::Full }]);
+/// assert_eq!(delta.added[&relay].repos[&repo], SyncLevel::Full);
+///
+/// let delta = index.apply([IndexChange::Retired { repo }]);
+/// assert!(delta.retired.contains(&relay));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct SyncIndex {
+    own: ServiceIdentity,
+    bootstrap: BTreeSet<RelayUrl>,
+    repos: RepoSyncIndex,
+    /// Who lists a relay. Bootstrap relays stay, listed or not; we are never among them.
+    relays: BTreeMap<RelayUrl, BTreeSet<RepoId>>,
+    /// Whose root an event is, announced repository or not.
+    owners: Owners,
+    waiting: WaitingRoots,
+}
+
+impl SyncIndex {
+    /// An index of nothing but the bootstrap relays.
+    pub fn new(own: ServiceIdentity, bootstrap: impl IntoIterator<Item = RelayUrl>) -> Self {
+        let bootstrap: BTreeSet<_> = bootstrap
+            .into_iter()
+            .filter(|relay| !own.is_us(relay.as_str()))
+            .collect();
+        Self {
+            own,
+            relays: bootstrap
+                .iter()
+                .map(|relay| (relay.clone(), BTreeSet::new()))
+                .collect(),
+            bootstrap,
+            repos: RepoSyncIndex::new(),
+            owners: Owners::default(),
+            waiting: WaitingRoots::default(),
+        }
+    }
+
+    /// Makes the changes, in order, and tells exactly what they did to the targets as a whole.
+    pub fn apply(&mut self, changes: impl IntoIterator<Item = IndexChange>) -> SyncDelta {
+        let mut before = Before::default();
+        for change in changes {
+            self.make(change, &mut before);
+        }
+        before.compare(self)
+    }
+
+    /// Everything wanted, by repository. Our own relay is listed nowhere.
+    pub fn repos(&self) -> &RepoSyncIndex {
+        &self.repos
+    }
+
+    /// The relays that anything is wanted from, and the bootstrap relays.
+    pub fn relays(&self) -> impl Iterator<Item = &RelayUrl> {
+        self.relays.keys()
+    }
+
+    /// Everything wanted from one relay, written out; `None` if it is no target.
+    pub fn target(&self, relay: &RelayUrl) -> Option<RelaySyncNeeds> {
+        let listed = self.relays.get(relay)?.iter();
+        let entries: Vec<_> = listed
+            .filter_map(|repo| self.repos.get_key_value(repo))
+            .collect();
+        let roots = entries.iter().flat_map(|(_, needs)| needs.wanted_roots());
+        Some(RelaySyncNeeds {
+            root_events: roots.copied().collect(),
+            repos: entries
+                .into_iter()
+                .map(|(repo, needs)| (repo.clone(), needs.level))
+                .collect(),
+        })
+    }
+
+    fn make(&mut self, change: IndexChange, before: &mut Before) {
+        match change {
+            IndexChange::Announced {
+                repo,
+                relays,
+                level,
+            } => self.announced(repo, relays, level, before),
+            IndexChange::LevelChanged { repo, level } => self.level_changed(&repo, level, before),
+            IndexChange::Retired { repo } => self.retired(&repo, before),
+            IndexChange::RootAdded { root, repos } => {
+                before.root(self, &root);
+                for repo in repos {
+                    self.root_added(root, repo);
+                }
+            }
+            IndexChange::RootRemoved { root } => {
+                before.root(self, &root);
+                self.root_removed(&root);
+            }
+        }
+    }
+
+    fn announced(
+        &mut self,
+        repo: RepoId,
+        mut relays: BTreeSet<RelayUrl>,
+        level: SyncLevel,
+        before: &mut Before,
+    ) {
+        relays.retain(|relay| self.is_foreign(relay));
+        let said = |needs: &RepoSyncNeeds| needs.level == level && needs.relays == relays;
+        if self.repos.get(&repo).is_some_and(said) {
+            return;
+        }
+        before.repo(self, &repo);
+        let mut needs = self.repos.remove(&repo).unwrap_or_else(|| RepoSyncNeeds {
+            root_events: self.waiting.take(&repo),
+            ..RepoSyncNeeds::new(level, [])
+        });
+        for relay in relays.difference(&needs.relays) {
+            self.list(relay, &repo, before);
+        }
+        for relay in needs.relays.difference(&relays) {
+            self.unlist(relay, &repo, before);
+        }
+        needs.relays = relays;
+        needs.level = level;
+        self.repos.insert(repo, needs);
+    }
+
+    fn level_changed(&mut self, repo: &RepoId, level: SyncLevel, before: &mut Before) {
+        before.repo(self, repo);
+        if let Some(needs) = self.repos.get_mut(repo) {
+            needs.level = level;
+        }
+    }
+
+    /// Its roots wait for a new announcement: our relay still has them and will not tell us again.
+    fn retired(&mut self, repo: &RepoId, before: &mut Before) {
+        before.repo(self, repo);
+        let Some(needs) = self.repos.remove(repo) else {
+            return;
+        };
+        for relay in &needs.relays {
+            self.unlist(relay, repo, before);
+        }
+        for root in needs.root_events {
+            if !self.waiting.add(repo, root) {
+                self.owners.remove(&root, repo);
+            }
+        }
+    }
+
+    fn root_added(&mut self, root: RootId, repo: RepoId) {
+        let kept = match self.repos.get_mut(&repo) {
+            Some(needs) => {
+                needs.root_events.insert(root);
+                true
+            }
+            None => self.waiting.add(&repo, root),
+        };
+        if kept {
+            self.owners.add(root, repo);
+        }
+    }
+
+    fn root_removed(&mut self, root: &RootId) {
+        for repo in self.owners.take(root) {
+            match self.repos.get_mut(&repo) {
+                Some(needs) => _ = needs.root_events.remove(root),
+                None => self.waiting.remove(&repo, root),
+            }
+        }
+    }
+
+    fn list(&mut self, relay: &RelayUrl, repo: &RepoId, before: &mut Before) {
+        before.relay(self, relay);
+        let listed = self.relays.entry(relay.clone()).or_default();
+        listed.insert(repo.clone());
+    }
+
+    fn unlist(&mut self, relay: &RelayUrl, repo: &RepoId, before: &mut Before) {
+        before.relay(self, relay);
+        let Some(listed) = self.relays.get_mut(relay) else {
+            return;
+        };
+        listed.remove(repo);
+        if listed.is_empty() && !self.bootstrap.contains(relay) {
+            self.relays.remove(relay);
+        }
+    }
+
+    /// A relay in the view is known not to be us, which spares parsing its address again.
+    fn is_foreign(&self, relay: &RelayUrl) -> bool {
+        self.relays.contains_key(relay) || !self.own.is_us(relay.as_str())
+    }
+
+    /// The roots of a repository, announced or not.
+    fn roots_of(&self, repo: &RepoId) -> impl Iterator<Item = &RootId> {
+        let announced = self.repos.get(repo).map(|needs| &needs.root_events);
+        announced
+            .or_else(|| self.waiting.of(repo))
+            .into_iter()
+            .flatten()
+    }
+
+    /// The relays that a root is wanted from: those of all its repositories that are wanted in full.
+    fn wanted_from(&self, root: &RootId) -> Cow<'_, BTreeSet<RelayUrl>> {
+        self.owners
+            .of(root)
+            .filter_map(|repo| self.repos.get(repo))
+            .filter(|needs| needs.level == SyncLevel::Full)
+            .map(|needs| Cow::Borrowed(&needs.relays))
+            .reduce(|all, some| Cow::Owned(&*all | &*some))
+            .unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests;

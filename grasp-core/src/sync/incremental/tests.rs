@@ -1,0 +1,167 @@
+use super::super::derive_relay_targets;
+use super::*;
+use SyncLevel::{Full, StateOnly};
+use nostr::event::EventId;
+use nostr::key::PublicKey;
+
+fn relay(name: &str) -> RelayUrl {
+    format!("wss://{name}.example").parse().unwrap()
+}
+
+fn repo(n: u8) -> RepoId {
+    RepoId::new(PublicKey::from_byte_array([n; 32]), "r".parse().unwrap())
+}
+
+fn root(n: u8) -> RootId {
+    EventId::from_byte_array([n; 32]).into()
+}
+
+fn announced(n: u8, level: SyncLevel, relays: &[&str]) -> IndexChange {
+    IndexChange::Announced {
+        repo: repo(n),
+        relays: relays.iter().map(|name| relay(name)).collect(),
+        level,
+    }
+}
+
+fn root_added(n: u8, repos: &[u8]) -> IndexChange {
+    IndexChange::RootAdded {
+        root: root(n),
+        repos: repos.iter().map(|n| repo(*n)).collect(),
+    }
+}
+
+fn index(changes: impl IntoIterator<Item = IndexChange>) -> SyncIndex {
+    let mut index = SyncIndex::new("us.example".parse().unwrap(), [relay("boot"), relay("us")]);
+    index.apply(changes);
+    index
+}
+
+fn needs(repos: &[(u8, SyncLevel)], roots: &[u8]) -> RelaySyncNeeds {
+    RelaySyncNeeds {
+        repos: repos.iter().map(|(n, level)| (repo(*n), *level)).collect(),
+        root_events: roots.iter().map(|n| root(*n)).collect(),
+    }
+}
+
+#[test]
+fn a_new_announcement_replaces_the_relays_of_the_old() {
+    let mut index = index([announced(1, Full, &["a", "b"]), root_added(1, &[1])]);
+    let delta = index.apply([announced(1, Full, &["b", "c"])]);
+    let all = needs(&[(1, Full)], &[1]);
+    assert_eq!(delta.added, [(relay("c"), all.clone())].into());
+    assert_eq!(delta.removed, [(relay("a"), all)].into());
+    assert_eq!(delta.discovered, [relay("c")].into());
+    assert_eq!(delta.retired, [relay("a")].into());
+    assert_eq!(index.target(&relay("a")), None);
+}
+
+#[test]
+fn a_root_of_two_repositories_stays_until_both_are_gone() {
+    let mut index = index([
+        announced(1, Full, &["a"]),
+        announced(2, Full, &["a", "b"]),
+        root_added(1, &[1, 2]),
+    ]);
+    let delta = index.apply([IndexChange::Retired { repo: repo(1) }]);
+    assert_eq!(
+        delta.removed,
+        [(relay("a"), needs(&[(1, Full)], &[]))].into()
+    );
+    let delta = index.apply([IndexChange::Retired { repo: repo(2) }]);
+    assert_eq!(delta.removed[&relay("a")], needs(&[(2, Full)], &[1]));
+    assert_eq!(delta.retired, [relay("a"), relay("b")].into());
+}
+
+#[test]
+fn promotion_adds_the_repository_in_full_with_its_roots() {
+    let mut index = index([announced(1, StateOnly, &["a"]), root_added(1, &[1])]);
+    assert_eq!(
+        index.target(&relay("a")),
+        Some(needs(&[(1, StateOnly)], &[]))
+    );
+    let full = IndexChange::LevelChanged {
+        repo: repo(1),
+        level: Full,
+    };
+    let delta = index.apply([full]);
+    assert_eq!(
+        delta.added,
+        [(relay("a"), needs(&[(1, Full)], &[1]))].into()
+    );
+    assert!(delta.removed.is_empty() && delta.discovered.is_empty());
+    let held = IndexChange::LevelChanged {
+        repo: repo(1),
+        level: StateOnly,
+    };
+    let delta = index.apply([held]);
+    assert_eq!(
+        delta.removed,
+        [(relay("a"), needs(&[(1, Full)], &[1]))].into()
+    );
+    assert!(delta.added.is_empty() && delta.retired.is_empty());
+}
+
+#[test]
+fn roots_that_come_first_wait_for_their_repository() {
+    let mut index = index([root_added(1, &[1])]);
+    assert!(index.repos().is_empty());
+    let delta = index.apply([announced(1, Full, &["a"])]);
+    assert_eq!(delta.added[&relay("a")], needs(&[(1, Full)], &[1]));
+}
+
+#[test]
+fn a_repository_that_comes_back_finds_its_roots() {
+    let mut index = index([
+        announced(1, Full, &["a"]),
+        root_added(1, &[1]),
+        root_added(2, &[1]),
+    ]);
+    index.apply([
+        IndexChange::Retired { repo: repo(1) },
+        IndexChange::RootRemoved { root: root(2) },
+    ]);
+    let delta = index.apply([announced(1, Full, &["a"])]);
+    assert_eq!(delta.added[&relay("a")], needs(&[(1, Full)], &[1]));
+}
+
+#[test]
+fn what_a_batch_undoes_it_does_not_report() {
+    let mut index = index([announced(1, Full, &["a"]), root_added(1, &[1])]);
+    let delta = index.apply([
+        IndexChange::Retired { repo: repo(1) },
+        announced(2, Full, &["b"]),
+        root_added(2, &[1]),
+        announced(1, Full, &["a"]),
+        IndexChange::Retired { repo: repo(2) },
+        IndexChange::RootRemoved { root: root(2) },
+    ]);
+    assert!(delta.is_empty(), "{delta:?}");
+}
+
+#[test]
+fn bootstrap_relays_stay_and_we_stay_out() {
+    let mut index = index([]);
+    let delta = index.apply([announced(1, Full, &["boot", "us"])]);
+    assert_eq!(
+        delta.added,
+        [(relay("boot"), needs(&[(1, Full)], &[]))].into()
+    );
+    assert!(delta.discovered.is_empty());
+    let delta = index.apply([IndexChange::Retired { repo: repo(1) }]);
+    assert!(delta.retired.is_empty());
+    assert_eq!(index.relays().collect::<Vec<_>>(), [&relay("boot")]);
+}
+
+#[test]
+fn saying_the_same_again_changes_nothing() {
+    let changes = [announced(1, Full, &["a", "us"]), root_added(1, &[1, 2])];
+    let mut index = index(changes.clone());
+    assert!(index.apply(changes).is_empty());
+    let targets = derive_relay_targets(
+        index.repos(),
+        &"us.example".parse().unwrap(),
+        &[relay("boot")].into(),
+    );
+    assert_eq!(targets[&relay("a")], index.target(&relay("a")).unwrap());
+}
