@@ -1,1 +1,3 @@
-//! To come.
+//! Keeps a nostr relay complete.
+
+pub mod engine;
