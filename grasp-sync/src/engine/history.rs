@@ -1,5 +1,7 @@
 //! One filter's history, by reconciliation or by pages, up to its proof.
 
+use std::cell::OnceCell;
+
 use grasp_core::Mono;
 use grasp_core::limits::{Next, Pager, PagerConfig};
 use grasp_core::nostr::event::EventId;
@@ -39,7 +41,8 @@ pub(super) struct Job {
     pub(super) layer: Layer,
     /// What to fetch, with its window, without a limit.
     pub(super) filter: Filter,
-    pub(super) hash: FilterHash,
+    /// The name of what it fetches, made when first needed: that takes writing the filter out.
+    hash: OnceCell<FilterHash>,
     /// When it began: what is younger than this comes live.
     pub(super) asked: Timestamp,
     pub(super) phase: Phase,
@@ -131,7 +134,7 @@ impl Job {
         Self {
             group,
             layer: Layer::of(&filter),
-            hash: FilterHash::of(&filter),
+            hash: OnceCell::new(),
             filter,
             asked,
             phase: Phase::Queued(method),
@@ -144,6 +147,10 @@ impl Job {
             once: Once::default(),
             failures: 0,
         }
+    }
+
+    pub(super) fn hash(&self) -> FilterHash {
+        *self.hash.get_or_init(|| FilterHash::of(&self.filter))
     }
 
     /// The next page as a filter; `None` if the cursor has come to its end.
@@ -204,7 +211,7 @@ impl Job {
         }
         let proven = if self.pager.is_some() { Proven::Exhausted } else { Proven::Reconciled };
         Some(Proof {
-            filter: self.hash,
+            filter: self.hash(),
             since: self.filter.since.unwrap_or(Timestamp::from_secs(0)),
             until: self.filter.until.unwrap_or(self.asked),
             proven,

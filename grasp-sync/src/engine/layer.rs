@@ -34,6 +34,14 @@ impl Layer {
     }
 }
 
+/// How long a filter is as JSON, nearly: what a relay remembers of it is not counted to the byte by anybody.
+pub(super) fn wire_len(filter: &Filter) -> usize {
+    const FIELDS: usize = 128;
+    let values = filter.generic_tags.values().flatten();
+    let ids = filter.ids.as_ref().map_or(0, BTreeSet::len);
+    FIELDS + values.map(|value| value.len() + 3).sum::<usize>() + ids * 67
+}
+
 /// When events like ours began to exist, nearly: bisecting below it would only find nothing, many times over.
 const BEGINNING: u64 = 1_577_836_800;
 /// Windows shorter than this are not cut further.
@@ -98,6 +106,19 @@ mod tests {
         let repos = [Layer::Repos; 4];
         assert_eq!(layers, repos.into_iter().chain([Layer::Roots; 3]).collect::<Vec<_>>());
         assert_eq!(Layer::of(&build_announcement_filter(None)), Layer::Announcements);
+    }
+
+    #[test]
+    fn the_length_is_near_enough_and_not_too_short() {
+        let ids = (0..200).map(|n: u8| EventId::from_byte_array([n; 32]));
+        for filter in [
+            build_announcement_filter(None),
+            Filter::new().events(ids.clone()).since(NOW).limit(500),
+            Filter::new().ids(ids),
+        ] {
+            let (near, exact) = (wire_len(&filter), filter.as_json().len());
+            assert!((exact..exact + 128).contains(&near), "{near} for {exact}");
+        }
     }
 
     #[test]

@@ -77,8 +77,15 @@ impl Parks {
     }
 
     /// How long this very filter is not to be sent again, if at all.
-    pub(super) fn refused_until(&self, now: Mono, filter: &FilterHash) -> Option<Duration> {
-        let until = *self.filters.get(filter)?;
+    pub(super) fn refused_until(
+        &self,
+        now: Mono,
+        filter: impl FnOnce() -> FilterHash,
+    ) -> Option<Duration> {
+        if self.filters.is_empty() {
+            return None;
+        }
+        let until = *self.filters.get(&filter())?;
         (until > now).then(|| until - now)
     }
 }
@@ -115,7 +122,7 @@ mod tests {
         let hash = |n: usize| format!("{n:064x}").parse::<FilterHash>().unwrap();
         (0..2 * MAX_FILTERS).for_each(|n| parks.refuse(T0, hash(n)));
         assert_eq!(parks.filters.len(), MAX_FILTERS);
-        assert_eq!(parks.refused_until(T0, &hash(0)), Some(PARK));
-        assert_eq!(parks.refused_until(T0 + PARK, &hash(0)), None);
+        assert_eq!(parks.refused_until(T0, || hash(0)), Some(PARK));
+        assert_eq!(parks.refused_until(T0 + PARK, || hash(0)), None);
     }
 }

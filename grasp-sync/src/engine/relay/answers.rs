@@ -146,7 +146,8 @@ impl Session {
         let is_within = |row: &Row| {
             since.is_none_or(|since| row.at >= since) && until.is_none_or(|until| row.at <= until)
         };
-        let refused = desk.shared.rejected.rows(&job.hash).filter(is_within);
+        let hash = job.hash();
+        let refused = desk.shared.rejected.rows(&hash).filter(is_within);
         let frame = desk.standing.manners.neg_frame;
         let opened = items
             .ok()
@@ -228,7 +229,7 @@ impl Session {
             Serves::Page(id) | Serves::Neg(id) => Some(id),
             Serves::Ids => desk.standing.wants.a_job_of(event),
         };
-        Some(self.jobs.get(&job?)?.hash)
+        Some(self.jobs.get(&job?)?.hash())
     }
 
     /// Events that came but could not be taken are fetched again, within their budget.

@@ -21,7 +21,7 @@ use super::session::Session;
 impl Session {
     /// A new job waits for its turn, unless its filter is one that the relay cannot take.
     pub(super) fn put_in_line(&mut self, desk: &Desk<'_>, id: JobId, job: Job, method: Method) {
-        let refused = desk.standing.parks.refused_until(desk.mono(), &job.hash);
+        let refused = desk.standing.parks.refused_until(desk.mono(), || job.hash());
         self.jobs.insert(id, job);
         match refused {
             Some(rest) => self.rest(desk, id, rest, method),
@@ -65,7 +65,7 @@ impl Session {
     pub(super) fn give_up_filter(&mut self, desk: &mut Desk<'_>, id: JobId) {
         let Some(job) = self.jobs.get(&id) else { return };
         let now = desk.mono();
-        desk.standing.parks.refuse(now, job.hash);
+        desk.standing.parks.refuse(now, job.hash());
         self.rest(desk, id, PARK, Method::Page);
         self.settle(desk);
     }
@@ -99,7 +99,7 @@ impl Session {
     fn replace(&mut self, desk: &mut Desk<'_>, id: JobId, parts: [Filter; 2], method: Method) {
         let Some(whole) = self.jobs.remove(&id) else { return };
         self.leave_lines(id);
-        self.add_parts(desk, &whole, parts, method);
+        self.add_parts(desk, whole.group, whole.asked, parts, method);
         // The parts are waited for by now, so this completes nothing.
         let _ = self.tracked(desk, whole.group, |tracker| batch::ended(tracker, id));
     }
@@ -107,14 +107,15 @@ impl Session {
     fn add_parts(
         &mut self,
         desk: &mut Desk<'_>,
-        whole: &Job,
-        parts: impl IntoIterator<Item = Filter>,
+        group: GroupId,
+        asked: Timestamp,
+        parts: [Filter; 2],
         method: Method,
     ) {
         for filter in parts {
             let id = desk.shared.ids.job();
-            let part = Job::new(whole.group, filter, whole.asked, method);
-            let _ = self.tracked(desk, whole.group, |tracker| batch::grow(tracker, id));
+            let part = Job::new(group, filter, asked, method);
+            let _ = self.tracked(desk, group, |tracker| batch::grow(tracker, id));
             self.put_in_line(desk, id, part, method);
         }
     }
@@ -137,14 +138,12 @@ impl Session {
     fn exhausted(&mut self, desk: &mut Desk<'_>, id: JobId) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
         job.phase = Phase::Settling;
-        let (gaps, filter, asked, group) =
-            (job.gap_seconds(), job.filter.clone(), job.asked, job.group);
-        let whole = Job::new(group, filter, asked, Method::Page);
-        for at in gaps {
-            match split(&whole.filter) {
+        let (group, asked) = (job.group, job.asked);
+        for at in job.gap_seconds() {
+            match self.jobs.get(&id).and_then(|job| split(&job.filter)) {
                 Some(parts) => {
                     let parts = parts.map(|part| part.since(at).until(at));
-                    self.add_parts(desk, &whole, parts, Method::Page);
+                    self.add_parts(desk, group, asked, parts, Method::Page);
                 }
                 None => self.give_up_second(desk, id, at),
             }

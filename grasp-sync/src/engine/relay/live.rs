@@ -10,7 +10,7 @@ use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::{RETENTION, RequestBudget, live, pack_requests};
 
 use super::super::ids::{Ids, LiveId, SubId};
-use super::super::layer::Layer;
+use super::super::layer::{Layer, wire_len};
 
 /// One request of the live set.
 #[derive(Debug)]
@@ -131,8 +131,7 @@ impl Live {
     ) {
         for (layer, filters) in by_layer(filters) {
             for filters in pack_requests(filters, budget) {
-                let bytes =
-                    REQ_BYTES + filters.iter().map(|f| f.as_json().len() + 50).sum::<usize>();
+                let bytes = REQ_BYTES + filters.iter().map(wire_len).sum::<usize>();
                 let listening = Listening {
                     layer,
                     filters,

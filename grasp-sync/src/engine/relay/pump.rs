@@ -7,6 +7,7 @@ use super::super::desk::Desk;
 use super::super::history::{Method, Phase, Say, by_ids};
 use super::super::ids::{JobId, LiveId, SubId};
 use super::super::io::{Frame, Output};
+use super::super::layer::wire_len;
 use super::super::parks::Way;
 use super::live::LivePhase;
 use super::session::Session;
@@ -293,7 +294,7 @@ impl Session {
         class: SlotClass,
         filter: &Filter,
     ) -> Option<(SubId, grasp_core::limits::Slot)> {
-        let bytes = filter.as_json().len() + 80;
+        let bytes = wire_len(filter) + 80;
         let Take::Slot(slot) = desk.standing.ledger.take(class, bytes) else { return None };
         if desk.standing.pace.admit(desk.now.mono) != Admit::Go {
             desk.standing.ledger.free(slot);

@@ -78,9 +78,11 @@ impl Session {
     /// The budget was lowered under what is listened to: the newest give way, and are polled.
     fn shed_live(&mut self, desk: &mut Desk<'_>) {
         let excess = desk.standing.ledger.excess_live();
-        let open = self.live.items().filter_map(|(id, one)| Some((id, one.sub()?)));
-        let newest: Vec<(LiveId, SubId)> =
-            open.collect::<Vec<_>>().into_iter().rev().take(excess).collect();
+        let open = self.live.wanted.iter().filter_map(|(id, one)| Some((*id, one.sub()?)));
+        let mut open: Vec<(LiveId, SubId)> =
+            open.filter(|(_, sub)| self.subs.serves(*sub).is_some()).collect();
+        // Announcements were listened to first, and give way last.
+        let newest = open.split_off(open.len().saturating_sub(excess));
         for (id, sub) in newest {
             self.close(desk, sub);
             if let Some(listening) = self.live.wanted.get_mut(&id) {
@@ -280,14 +282,20 @@ impl Session {
     }
 
     /// Some start was dropped and will never be answered. The newest is the likeliest and tells the budget; the
-    /// others that wait are sent again within it.
+    /// others that wait are sent again within it. What is said before those can have been heard of is about the
+    /// same start, or about one sent with it.
     fn refuse_unanswered(&mut self, desk: &mut Desk<'_>, refusal: Refusal, text: &str) {
+        let now = desk.mono();
+        let Some(oldest) = self.subs.oldest_unanswered().filter(|_| now >= self.deaf_until) else {
+            return;
+        };
+        self.deaf_until = now + (now - oldest);
         let mut unanswered = self.subs.unanswered().into_iter();
         if let Some((newest, _)) = unanswered.next() {
             self.refused(desk, newest, refusal, text, Named::No);
         }
         for (sub, _) in unanswered {
-            // A session here means: free the slot, send again, lower nothing further.
+            // As if for a session: the slot is free, it is sent again, and nothing is lowered further.
             self.refused(desk, sub, Refusal::NegSessions, text, Named::No);
         }
     }

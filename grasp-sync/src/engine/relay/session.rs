@@ -51,6 +51,8 @@ pub(in crate::engine) struct Session {
     pub(super) pages_only: bool,
     /// NIP-77 sessions at the same time; fewer if the relay took offence.
     pub(super) most_sessions: usize,
+    /// Until then, word of a dropped start is no news.
+    pub(super) deaf_until: Mono,
     /// Meanings of refusals that the operator was told of.
     told: BTreeSet<&'static str>,
     ended: Option<History>,
@@ -81,6 +83,7 @@ impl Session {
             auth: Auth::Unasked { challenged: false },
             pages_only: false,
             most_sessions: usize::MAX,
+            deaf_until: Mono::ZERO,
             told: BTreeSet::new(),
             ended: None,
         };

@@ -152,6 +152,12 @@ impl Subs {
         waiting.map(|(sub, open)| (*sub, open.serves)).collect()
     }
 
+    /// When the longest unanswered of them was sent.
+    pub(in crate::engine) fn oldest_unanswered(&self) -> Option<Mono> {
+        let waiting = self.open.values().filter(|open| open.is_sent && !open.is_answered);
+        waiting.map(|open| open.opened).min()
+    }
+
     pub(in crate::engine) fn deadline(&self) -> Option<Mono> {
         self.open.values().filter_map(|open| open.due).min()
     }
