@@ -71,6 +71,8 @@ pub(super) struct Missed {
 pub(super) enum Wanting {
     /// It will be asked for.
     Noted,
+    /// It will be asked for, though it was in vain before.
+    Doubtful,
     /// The same job wants it already.
     Already,
     /// Its budget is used up.
@@ -91,6 +93,7 @@ impl Wants {
         });
         match job {
             Some(job) if !want.jobs.insert(job) => Wanting::Already,
+            _ if tried.is_some() => Wanting::Doubtful,
             _ => Wanting::Noted,
         }
     }
@@ -307,7 +310,7 @@ mod tests {
         let _ = wants.ask(T0, sub, 9);
         assert!(wants.ended(T0, sub)[0].is_first);
         wants.disconnected();
-        assert_eq!(wants.want(T0, id(1), None), Wanting::Noted);
+        assert_eq!(wants.want(T0, id(1), None), Wanting::Doubtful);
         assert_eq!(wants.want(T0, id(2), None), Wanting::Noted);
         assert_eq!(wants.ask(T0, ids.sub(), 9), [id(2)].into());
         assert_eq!(wants.deadline(), Some(T0 + FIRST_REST));

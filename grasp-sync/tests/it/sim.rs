@@ -16,7 +16,8 @@ use grasp_core::nostr::event::Event;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::{Mono, Now, RelayUrl};
 use grasp_sync::engine::{
-    Accepted, Config, ConnId, Fault, Frame, Input, Output, Report, Row, Said, SubId, SyncEngine,
+    Accepted, Config, ConnId, Fault, Frame, Input, Output, RelayRecord, Report, Row, Said, SubId,
+    SyncEngine,
 };
 
 use self::chance::Chance;
@@ -49,6 +50,13 @@ pub(crate) struct Sim {
     pub(crate) local: Local,
     pub(crate) peers: BTreeMap<RelayUrl, Peer>,
     pub(crate) reports: Vec<Report>,
+    /// Everything sent, in order.
+    pub(crate) frames: Vec<(Mono, RelayUrl, Frame)>,
+    /// Connections asked for.
+    pub(crate) dials: Vec<(Mono, RelayUrl)>,
+    /// Connections that stood.
+    pub(crate) conns: Vec<(RelayUrl, ConnId)>,
+    pub(crate) records: BTreeMap<RelayUrl, RelayRecord>,
     pub(crate) chance: Chance,
     coming: BTreeMap<(Mono, u64), Coming>,
     order: u64,
@@ -69,6 +77,10 @@ impl Sim {
             local: Local::default(),
             peers: BTreeMap::new(),
             reports: Vec::new(),
+            frames: Vec::new(),
+            dials: Vec::new(),
+            conns: Vec::new(),
+            records: BTreeMap::new(),
             chance: Chance::seeded(seed),
             coming: BTreeMap::new(),
             order: 0,
@@ -178,6 +190,7 @@ impl Sim {
             }
             Output::Send { relay, conn, frame } => {
                 self.check_rest(&relay, &frame);
+                self.frames.push((self.now.mono, relay.clone(), frame.clone()));
                 self.wire(&relay.clone(), conn, false, Coming::Frame { relay, conn, frame });
             }
             Output::FetchInventory { request, filter } => {
@@ -193,12 +206,13 @@ impl Sim {
                     self.send(Duration::ZERO, Coming::Input(Input::Accepted(one)));
                 }
             }
-            Output::Persist(_) => {}
+            Output::Persist(record) => _ = self.records.insert(record.relay.clone(), *record),
             Output::Report(report) => self.reports.push(report),
         }
     }
 
     fn connect(&mut self, relay: RelayUrl, conn: ConnId) {
+        self.dials.push((self.now.mono, relay.clone()));
         let wait = Duration::from_millis(self.chance.within(1, 300));
         let facts = self.peers.get_mut(&relay).and_then(|peer| {
             let is_up = peer.script.is_up(self.now.mono);
@@ -208,6 +222,7 @@ impl Sim {
             let failed = Input::ConnectFailed { relay, conn, why: Fault::Unreachable };
             return self.send(wait, Coming::Input(failed));
         };
+        self.conns.push((relay.clone(), conn));
         let connected = Input::Connected { relay: relay.clone(), conn, facts };
         self.send(wait, Coming::Input(connected));
         let life = self.peers.get(&relay).and_then(|peer| peer.script.life(&mut self.chance));

@@ -238,7 +238,7 @@ impl Session {
         for one in judged.iter().filter(|one| one.outcome.is_worth_retrying()) {
             if let Some(id) = job {
                 match desk.standing.wants.want(now, one.row.id, Some(id)) {
-                    Wanting::Noted => {
+                    Wanting::Noted | Wanting::Doubtful => {
                         if let Some(job) = self.jobs.get_mut(&id) {
                             job.left += 1;
                         }

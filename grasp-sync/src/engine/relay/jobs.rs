@@ -171,13 +171,17 @@ impl Session {
         job.phase = Phase::Settling;
         for event in needed {
             match desk.standing.wants.want(now, event, Some(id)) {
-                Wanting::Noted => {
+                wanting @ (Wanting::Noted | Wanting::Doubtful) => {
                     job.left += 1;
                     job.offered += 1;
+                    job.missed += usize::from(wanting == Wanting::Doubtful);
                 }
                 Wanting::Already => {}
                 Wanting::GivenUp => job.has_given_up = true,
             }
+        }
+        if job.is_led_astray() {
+            return self.page_instead(desk, id);
         }
         self.end_if_settled(desk, id);
     }

@@ -29,6 +29,8 @@ pub(in crate::engine) struct Listening {
     pub(in crate::engine) failures: u32,
     /// Whether it was sent again after authenticating.
     pub(in crate::engine) authenticated: bool,
+    /// Whether it was sent with a limit of zero.
+    pub(in crate::engine) has_zero: bool,
 }
 
 /// Where a request of the live set stands.
@@ -58,7 +60,8 @@ const REQ_BYTES: usize = 80;
 
 impl Listening {
     /// What goes over the wire.
-    pub(in crate::engine) fn wire(&self, now: Timestamp, without_zero: bool) -> Vec<Filter> {
+    pub(in crate::engine) fn wire(&mut self, now: Timestamp, without_zero: bool) -> Vec<Filter> {
+        self.has_zero = self.from.is_none() && !without_zero;
         let one = |filter: &Filter| match self.from {
             Some(from) => filter.clone().since(from),
             None if without_zero => filter.clone().since(now).limit(1),
@@ -141,6 +144,7 @@ impl Live {
                     phase: LivePhase::Queued,
                     failures: 0,
                     authenticated: false,
+                    has_zero: false,
                 };
                 self.wanted.insert(ids.live(), listening);
             }
@@ -164,6 +168,7 @@ impl Live {
             phase: LivePhase::Queued,
             failures: whole.failures,
             authenticated: whole.authenticated,
+            has_zero: false,
         };
         self.wanted.insert(ids.live(), other);
     }
@@ -230,8 +235,8 @@ mod tests {
 
     #[test]
     fn new_requests_ask_for_nothing_stored() {
-        let (live, _) = live_set(1);
-        let one = live.wanted.values().next().unwrap();
+        let (mut live, _) = live_set(1);
+        let one = live.wanted.values_mut().next().unwrap();
         assert_eq!(one.wire(NOW, false)[0].limit, Some(0));
         let plain = &one.wire(NOW, true)[0];
         assert_eq!((plain.since, plain.limit), (Some(NOW), Some(1)));

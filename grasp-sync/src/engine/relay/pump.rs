@@ -1,6 +1,6 @@
 //! What to send now: what is listened to first, then answers, then fetches, each within its budget.
 
-use grasp_core::limits::{Admit, SlotClass, Take};
+use grasp_core::limits::{Admit, Slot, SlotClass, SlotLedger, Take};
 
 use super::super::batch::Purpose;
 use super::super::desk::Desk;
@@ -125,8 +125,7 @@ impl Session {
             wanted.map(|(id, _)| *id).collect()
         };
         for id in ids {
-            let ledger = &desk.standing.ledger;
-            if ledger.in_use_by(SlotClass::Live) >= ledger.class_limit(SlotClass::Live) {
+            if !has_room(&desk.standing.ledger, SlotClass::Live) {
                 return;
             }
             let Some(listening) = self.live.wanted.get_mut(&id) else { continue };
@@ -238,6 +237,9 @@ impl Session {
         if desk.standing.pace.reopens_at() > now {
             return Start::NotYet;
         }
+        if !has_room(&desk.standing.ledger, SlotClass::Fetch) {
+            return Start::NoSlot;
+        }
         let limit = desk.standing.manners.page;
         let Some(job) = self.jobs.get_mut(&id) else { return Start::Done };
         let Some(page) = job.next_page(limit) else {
@@ -267,7 +269,9 @@ impl Session {
             self.queue(id, Method::Page);
             return Start::Done;
         }
-        if desk.standing.ledger.in_use_by(SlotClass::Reconcile) >= self.most_sessions {
+        let ledger = &desk.standing.ledger;
+        let is_full = ledger.in_use_by(SlotClass::Reconcile) >= self.most_sessions;
+        if is_full || !has_room(ledger, SlotClass::Reconcile) {
             return Start::NoSlot;
         }
         let Some(filter) = self.jobs.get(&id).map(|job| job.filter.clone()) else {
@@ -293,7 +297,7 @@ impl Session {
         desk: &mut Desk<'_>,
         class: SlotClass,
         filter: &Filter,
-    ) -> Option<(SubId, grasp_core::limits::Slot)> {
+    ) -> Option<(SubId, Slot)> {
         let bytes = wire_len(filter) + 80;
         let Take::Slot(slot) = desk.standing.ledger.take(class, bytes) else { return None };
         if desk.standing.pace.admit(desk.now.mono) != Admit::Go {
@@ -302,4 +306,9 @@ impl Session {
         }
         Some((desk.shared.ids.sub(), slot))
     }
+}
+
+/// Whether a class has a slot left, asked before anything is built that needs one.
+fn has_room(ledger: &SlotLedger, class: SlotClass) -> bool {
+    ledger.in_use_by(class) < ledger.class_limit(class)
 }

@@ -101,7 +101,7 @@ impl Session {
             | Action::RefuseUnanswered
             | Action::WaitForSession
             | Action::LowerBytes(_) => listening.lost(LivePhase::Queued),
-            Action::LiveWithoutLimitZero if !self.live.without_zero => {
+            Action::LiveWithoutLimitZero if listening.has_zero => {
                 self.live.without_zero = true;
                 listening.lost(LivePhase::Queued);
             }

@@ -11,7 +11,7 @@ use negentropy::{Id, Negentropy, NegentropyStorageVector};
 
 use super::chance::Chance;
 use super::local::matches;
-use super::script::{Neg, Script};
+use super::script::{Neg, Quirk, Script};
 
 /// What it sends.
 pub(crate) enum Heard {
@@ -74,6 +74,17 @@ impl Peer {
         is_it
     }
 
+    /// What stays open.
+    pub(crate) fn live_subs(&self) -> Vec<SubId> {
+        self.guest.iter().flat_map(|(_, guest)| guest.subs.keys().copied()).collect()
+    }
+
+    pub(crate) fn drop_sub(&mut self, sub: SubId) {
+        if let Some((_, guest)) = &mut self.guest {
+            guest.subs.remove(&sub);
+        }
+    }
+
     /// Somebody publishes here.
     pub(crate) fn publish(&mut self, event: Event) -> Vec<(ConnId, Heard)> {
         let mut heard = Vec::new();
@@ -97,6 +108,12 @@ impl Peer {
     ) -> Vec<Heard> {
         if !self.guest.as_ref().is_some_and(|(standing, _)| *standing == conn) {
             return vec![];
+        }
+        if matches!(frame, Frame::Subscribe { .. } | Frame::NegOpen { .. }) {
+            self.requests += 1;
+            if let Quirk::Says(said) = (self.script.quirk)(self.requests, &frame) {
+                return said.into_iter().map(Heard::Said).collect();
+            }
         }
         match frame {
             Frame::Subscribe { sub, filters, .. } => self.subscribe(now, sub, filters, chance),
@@ -122,7 +139,6 @@ impl Peer {
 
     /// What speaks against a request, whatever it asks for.
     fn objection(&mut self, now: Mono, chance: &mut Chance) -> Option<Objection> {
-        self.requests += 1;
         self.starts.push_back(now);
         while self.starts.front().is_some_and(|at| now - *at > Duration::from_secs(60)) {
             self.starts.pop_front();

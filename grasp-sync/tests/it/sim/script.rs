@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use grasp_core::Mono;
+use grasp_sync::engine::{Frame, Said};
 
 use super::chance::Chance;
 
@@ -19,6 +20,14 @@ pub(crate) enum Neg {
     Small(usize),
     /// Answers nonsense.
     Garbles,
+}
+
+/// What a relay does with one request, out of its ordinary ways.
+pub(crate) enum Quirk {
+    /// Nothing special.
+    None,
+    /// Says this instead.
+    Says(Vec<Said>),
 }
 
 /// A relay's ways. The default is a friendly one.
@@ -44,6 +53,8 @@ pub(crate) struct Script {
     /// Seconds from the start during which it cannot be reached.
     pub(crate) down_secs: Option<(u64, u64)>,
     pub(crate) software: Option<&'static str>,
+    /// What it does with the nth request.
+    pub(crate) quirk: fn(usize, &Frame) -> Quirk,
 }
 
 impl Default for Script {
@@ -63,6 +74,7 @@ impl Default for Script {
             silent_one_in: None,
             down_secs: None,
             software: None,
+            quirk: |_, _| Quirk::None,
         }
     }
 }
@@ -94,6 +106,7 @@ impl Script {
             silent_one_in: *chance.pick(&[None, None, Some(20)]),
             down_secs: *chance.pick(&[None, None, Some((0, 600)), Some((1_000, 3_000))]),
             software: *chance.pick(&[None, Some("strfry"), Some("grasp-relay")]),
+            quirk: |_, _| Quirk::None,
         }
     }
 
