@@ -13,6 +13,7 @@ mod ids;
 mod intake;
 mod io;
 mod layer;
+mod lean;
 mod parks;
 mod reconcile;
 mod record;

@@ -12,6 +12,7 @@ use grasp_core::sync::{FilterHash, Proof, Proven};
 use super::ids::{GroupId, InventoryId, SubId};
 use super::io::Row;
 use super::layer::Layer;
+use super::lean::LeanFilter;
 use super::reconcile::Reconciliation;
 
 /// How a job is done.
@@ -40,7 +41,7 @@ pub(super) struct Job {
     pub(super) group: GroupId,
     pub(super) layer: Layer,
     /// What to fetch, with its window, without a limit.
-    pub(super) filter: Filter,
+    lean: LeanFilter,
     /// The name of what it fetches, made when first needed: that takes writing the filter out.
     hash: OnceCell<FilterHash>,
     /// When it began: what is younger than this comes live.
@@ -130,14 +131,14 @@ const FLOOD: usize = 8;
 const TELLING_OFFERS: usize = 20;
 
 impl Job {
-    pub(super) fn new(group: GroupId, filter: Filter, asked: Timestamp, method: Method) -> Self {
+    pub(super) fn new(group: GroupId, layer: Layer, lean: LeanFilter, asked: Timestamp) -> Self {
         Self {
             group,
-            layer: Layer::of(&filter),
+            layer,
             hash: OnceCell::new(),
-            filter,
+            lean,
             asked,
-            phase: Phase::Queued(method),
+            phase: Phase::Queued(Method::Reconcile),
             pager: None,
             unsettled: 0,
             left: 0,
@@ -150,18 +151,27 @@ impl Job {
     }
 
     pub(super) fn hash(&self) -> FilterHash {
-        *self.hash.get_or_init(|| FilterHash::of(&self.filter))
+        *self.hash.get_or_init(|| FilterHash::of(&self.filter()))
+    }
+
+    pub(super) fn filter(&self) -> Filter {
+        self.lean.filter()
+    }
+
+    /// The ends of the window to fetch, if it has any.
+    pub(super) fn window(&self) -> (Option<Timestamp>, Option<Timestamp>) {
+        (self.lean.rest().since, self.lean.rest().until)
     }
 
     /// The next page as a filter; `None` if the cursor has come to its end.
     pub(super) fn next_page(&mut self, limit: usize) -> Option<Filter> {
-        let since = self.filter.since;
+        let (since, until) = self.window();
         let pager = self.pager.get_or_insert_with(|| {
             Box::new(Pager::new(PagerConfig { limit, since, ..PagerConfig::default() }))
         });
         let Next::Ask(page) = pager.next() else { return None };
-        let until = self.filter.until.into_iter().chain(page.until).min();
-        Some(Filter { until, limit: Some(page.limit), ..self.filter.clone() })
+        let until = until.into_iter().chain(page.until).min();
+        Some(Filter { until, limit: Some(page.limit), ..self.filter() })
     }
 
     /// Rows came with a page; `false` if there are too many to be one.
@@ -210,10 +220,11 @@ impl Job {
             return None;
         }
         let proven = if self.pager.is_some() { Proven::Exhausted } else { Proven::Reconciled };
+        let (since, until) = self.window();
         Some(Proof {
             filter: self.hash(),
-            since: self.filter.since.unwrap_or(Timestamp::from_secs(0)),
-            until: self.filter.until.unwrap_or(self.asked),
+            since: since.unwrap_or(Timestamp::from_secs(0)),
+            until: until.unwrap_or(self.asked),
             proven,
             at: now,
         })
@@ -222,6 +233,11 @@ impl Job {
     /// Whether a NIP-77 message is ready to be sent.
     pub(super) fn has_something_to_say(&self) -> bool {
         matches!(&self.phase, Phase::Comparing { say: Some(_), .. })
+    }
+
+    /// Whether that message is the first of its session.
+    pub(super) fn has_opening(&self) -> bool {
+        matches!(&self.phase, Phase::Comparing { say: Some(Say::Open(_)), .. })
     }
 
     /// The subscription or session that is open for it, if any.
@@ -251,9 +267,13 @@ mod tests {
     use super::super::ids::Ids;
     use super::*;
 
+    fn job_for(filter: Filter) -> Job {
+        let (layer, lean) = (Layer::of(&filter), LeanFilter::keep(filter, None));
+        Job::new(Ids::default().group(), layer, lean, Timestamp::from_secs(900))
+    }
+
     fn job() -> Job {
-        let filter = build_announcement_filter(None);
-        Job::new(Ids::default().group(), filter, Timestamp::from_secs(900), Method::Page)
+        job_for(build_announcement_filter(None))
     }
 
     fn row(at: u64, n: u8) -> Row {
@@ -269,9 +289,8 @@ mod tests {
 
     #[test]
     fn pages_stay_within_the_window_and_carry_a_limit() {
-        let mut job = job();
-        job.filter =
-            job.filter.clone().since(Timestamp::from_secs(5)).until(Timestamp::from_secs(50));
+        let filter = build_announcement_filter(Some(Timestamp::from_secs(5)));
+        let mut job = job_for(filter.until(Timestamp::from_secs(50)));
         let first = job.next_page(100).unwrap();
         assert_eq!((first.until, first.limit), (Some(Timestamp::from_secs(50)), Some(100)));
         let _ = page(&mut job, &[row(30, 1), row(20, 2)]);

@@ -79,6 +79,7 @@ impl SyncEngine {
         let stored: Vec<EventId> = stored(&judged);
         let here: Vec<EventId> =
             judged.iter().filter(|one| one.is_here()).map(|one| one.row.id).collect();
+        here.iter().for_each(|event| self.shared.rejected.accepted(*event));
         self.here(now, &here);
         let arrived: Vec<_> = stored.into_iter().map(Dependency::Event).collect();
         self.release(now, &arrived);

@@ -117,7 +117,7 @@ impl Rejected {
         self.expiry.insert((until, row.id));
         let relay = relay.clone();
         self.cold.insert(row.id, Cold { row, until, relay, filter, awaits });
-        if let Some(event) = event {
+        if let Some(event) = event.filter(|event| event.id == row.id) {
             self.heat(now, event);
         }
         self.make_room();
@@ -127,11 +127,13 @@ impl Rejected {
     pub(super) fn arrived(&mut self, what: &Dependency) -> Released {
         let mut released = Released::default();
         for id in self.awaited.get(what).cloned().unwrap_or_default() {
-            let hot = self.hot.get(&id).map(|hot| Arc::clone(&hot.event));
-            let Some(cold) = self.forget(id) else { continue };
-            match hot {
+            // What is offered again is forgotten once it is taken; it may be waiting for something else as well.
+            match self.cool(id) {
                 Some(event) => released.reoffer.push(event),
-                None => released.refetch.push((cold.relay, id)),
+                None => {
+                    let cold = self.forget(id);
+                    released.refetch.extend(cold.map(|cold| (cold.relay, id)));
+                }
             }
         }
         released
@@ -150,11 +152,13 @@ impl Rejected {
 
     /// Forgets what is too old.
     pub(super) fn expire(&mut self, now: Mono) {
-        while let Some((_, id)) = self.hot_expiry.first().copied().filter(|(at, _)| *at <= now) {
-            self.cool(id);
+        while let Some(due) = self.hot_expiry.first().copied().filter(|(at, _)| *at <= now) {
+            self.hot_expiry.remove(&due);
+            self.cool(due.1);
         }
-        while let Some((_, id)) = self.expiry.first().copied().filter(|(at, _)| *at <= now) {
-            self.forget(id);
+        while let Some(due) = self.expiry.first().copied().filter(|(at, _)| *at <= now) {
+            self.expiry.remove(&due);
+            self.forget(due.1);
         }
     }
 
@@ -176,11 +180,11 @@ impl Rejected {
         self.hot.insert(event.id, Hot { event, bytes, until });
     }
 
-    fn cool(&mut self, id: EventId) {
-        if let Some(hot) = self.hot.remove(&id) {
-            self.hot_bytes -= hot.bytes;
-            self.hot_expiry.remove(&(hot.until, id));
-        }
+    fn cool(&mut self, id: EventId) -> Option<Arc<Event>> {
+        let hot = self.hot.remove(&id)?;
+        self.hot_bytes -= hot.bytes;
+        self.hot_expiry.remove(&(hot.until, id));
+        Some(hot.event)
     }
 
     fn forget(&mut self, id: EventId) -> Option<Cold> {
@@ -258,8 +262,11 @@ mod tests {
         refuse(&mut rejected, T0, &comment);
         let other = EventId::from_byte_array([2; 32]);
         assert!(rejected.arrived(&Dependency::Event(other)).reoffer.is_empty());
+        let id = comment.id;
         assert_eq!(rejected.arrived(&Dependency::Event(root())).reoffer, [comment]);
-        assert!(rejected.arrived(&Dependency::Event(root())).reoffer.is_empty(), "once");
+        rejected.accepted(id);
+        let released = rejected.arrived(&Dependency::Event(root()));
+        assert!(released.reoffer.is_empty() && released.refetch.is_empty(), "once");
         assert_eq!(rejected.rows(&hash()).count(), 0);
     }
 

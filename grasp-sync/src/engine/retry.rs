@@ -14,6 +14,8 @@ const MAX_TRIES: u32 = 12;
 const FIRST_REST: Duration = Duration::from_secs(30);
 /// The longest rest.
 const LONGEST_REST: Duration = Duration::from_secs(15 * 60);
+/// The fewest events to which a relay is believed to cut an answer; half of the smallest cut known.
+const SMALLEST_CUT: usize = 50;
 /// How long a failure is remembered: longer than from one full pass to the next, or each would begin anew.
 const MEMORY: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// Failures remembered for one relay.
@@ -28,8 +30,16 @@ const MAX_REMEMBERED: usize = 20_000;
 pub(super) struct Wants {
     wanted: BTreeMap<EventId, Want>,
     due: BTreeSet<(Mono, EventId)>,
-    asked: BTreeMap<SubId, BTreeSet<EventId>>,
+    asked: BTreeMap<SubId, Asked>,
     tried: BTreeMap<EventId, Tried>,
+}
+
+/// One request.
+#[derive(Debug, Default)]
+struct Asked {
+    /// What has not come yet.
+    left: BTreeSet<EventId>,
+    came: usize,
 }
 
 #[derive(Debug)]
@@ -63,6 +73,15 @@ pub(super) struct Missed {
     pub(super) jobs: BTreeSet<JobId>,
     pub(super) is_first: bool,
     pub(super) is_given_up: bool,
+}
+
+/// How a request for events by id ended.
+#[must_use]
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) missed: Vec<Missed>,
+    /// How many events the relay seems to send at most.
+    pub(super) cut_at: Option<usize>,
 }
 
 /// Whether it is worth wanting an event.
@@ -106,27 +125,43 @@ impl Wants {
             self.set_phase(*id, Phase::Asked(sub));
         }
         if !ids.is_empty() {
-            self.asked.insert(sub, ids.clone());
+            self.asked.insert(sub, Asked { left: ids.clone(), came: 0 });
         }
         ids
     }
 
     /// An event came; what our relay thinks of it is still to be heard.
     pub(super) fn delivered(&mut self, sub: SubId, id: EventId) {
-        if self.asked.get_mut(&sub).is_some_and(|ids| ids.remove(&id)) {
+        let Some(asked) = self.asked.get_mut(&sub) else { return };
+        if asked.left.remove(&id) {
+            asked.came += 1;
             self.set_phase(id, Phase::Judged);
         }
     }
 
     /// The request ended properly: what did not come with it was tried in vain.
-    pub(super) fn ended(&mut self, now: Mono, sub: SubId) -> Vec<Missed> {
-        let missing = self.asked.remove(&sub).unwrap_or_default();
-        missing.into_iter().map(|event| self.failed(now, event)).collect()
+    ///
+    /// Unless so much came that the answer may have been cut: then the rest is asked for again, in smaller
+    /// requests. If it is not there, too little will come of that to look cut.
+    pub(super) fn ended(&mut self, now: Mono, sub: SubId) -> Ended {
+        let came = self.asked.get(&sub).map_or(0, |asked| asked.came);
+        let is_short = self.asked.get(&sub).is_some_and(|asked| !asked.left.is_empty());
+        if is_short && came >= SMALLEST_CUT {
+            self.returned(now, sub);
+            return Ended { missed: Vec::new(), cut_at: Some(came) };
+        }
+        Ended { missed: self.refused(now, sub), cut_at: None }
+    }
+
+    /// The request was refused, for what it asks for: everything in it was tried in vain.
+    pub(super) fn refused(&mut self, now: Mono, sub: SubId) -> Vec<Missed> {
+        let asked = self.asked.remove(&sub).unwrap_or_default();
+        asked.left.into_iter().map(|event| self.failed(now, event)).collect()
     }
 
     /// The request was not taken, which says nothing about the events: they are due again.
     pub(super) fn returned(&mut self, now: Mono, sub: SubId) {
-        for id in self.asked.remove(&sub).unwrap_or_default() {
+        for id in self.asked.remove(&sub).unwrap_or_default().left {
             self.set_phase(id, Phase::Due(now));
         }
     }
@@ -213,8 +248,8 @@ impl Wants {
         match want.phase {
             Phase::Due(at) => _ = self.due.remove(&(at, id)),
             Phase::Asked(sub) => {
-                if let Some(ids) = self.asked.get_mut(&sub) {
-                    ids.remove(&id);
+                if let Some(asked) = self.asked.get_mut(&sub) {
+                    asked.left.remove(&id);
                 }
             }
             Phase::Judged => {}
@@ -238,7 +273,7 @@ impl Wants {
         let due = self.wanted.values().filter(|want| matches!(want.phase, Phase::Due(_))).count();
         assert_eq!(due, self.due.len(), "what is due is wanted");
         let asked = self.wanted.values().filter(|want| matches!(want.phase, Phase::Asked(_)));
-        let noted: usize = self.asked.values().map(BTreeSet::len).sum();
+        let noted: usize = self.asked.values().map(|asked| asked.left.len()).sum();
         assert_eq!(asked.count(), noted, "what is asked for is wanted");
     }
 }
@@ -277,7 +312,7 @@ mod tests {
         let sub = ids.sub();
         assert_eq!(wants.ask(T0, sub, 9).len(), 1);
         wants.delivered(sub, id(1));
-        assert!(wants.ended(T0, sub).is_empty(), "delivered is not missing");
+        assert!(wants.ended(T0, sub).missed.is_empty(), "delivered is not missing");
         assert_eq!(wants.settled(id(1)), jobs.into());
         assert!(wants.is_empty());
     }
@@ -291,7 +326,7 @@ mod tests {
         let last = loop {
             let sub = ids.sub();
             assert_eq!(wants.ask(now, sub, 9).len(), 1);
-            let missed = wants.ended(now, sub);
+            let missed = wants.ended(now, sub).missed;
             let Some(next) = wants.deadline() else { break missed };
             rests.push((next - now).as_secs());
             now = next;
@@ -308,12 +343,24 @@ mod tests {
         assert_eq!(wants.want(T0, id(1), None), Wanting::Noted);
         let sub = ids.sub();
         let _ = wants.ask(T0, sub, 9);
-        assert!(wants.ended(T0, sub)[0].is_first);
+        assert!(wants.ended(T0, sub).missed[0].is_first);
         wants.disconnected();
         assert_eq!(wants.want(T0, id(1), None), Wanting::Doubtful);
         assert_eq!(wants.want(T0, id(2), None), Wanting::Noted);
         assert_eq!(wants.ask(T0, ids.sub(), 9), [id(2)].into());
         assert_eq!(wants.deadline(), Some(T0 + FIRST_REST));
+    }
+
+    #[test]
+    fn an_answer_that_was_cut_costs_no_try_and_makes_requests_smaller() {
+        let (mut wants, mut ids) = (Wants::default(), Ids::default());
+        (0..200).for_each(|n| assert_eq!(wants.want(T0, id(n), None), Wanting::Noted));
+        let sub = ids.sub();
+        let asked = wants.ask(T0, sub, 200);
+        asked.iter().take(60).for_each(|id| wants.delivered(sub, *id));
+        let ended = wants.ended(T0, sub);
+        assert!(ended.missed.is_empty() && ended.cut_at == Some(60));
+        assert_eq!(wants.ask(T0, ids.sub(), 60).len(), 60);
     }
 
     #[test]

@@ -229,6 +229,7 @@ impl Model {
             2 => Outcome::Known,
             3 => Outcome::Forged,
             4 => Outcome::Refused { lasting: Lasting::Briefly, event: None },
+            // The event need not be the one that was judged.
             _ => {
                 let event = crate::sim::event::comment(
                     &mut crate::sim::chance::Chance::seeded(which as u64),
@@ -278,8 +279,14 @@ fn pick<T: Clone>(from: &[T], which: usize) -> Option<T> {
     from.get(place).cloned()
 }
 
+/// How many runs; `GRASP_CASES=n` for more.
+fn cases() -> u32 {
+    let more = std::env::var("GRASP_CASES").ok().and_then(|text| text.parse().ok());
+    more.unwrap_or(150)
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn invariants_hold_after_every_step_and_runs_are_repeatable(

@@ -5,6 +5,7 @@ use grasp_core::limits::{Heard, Refusal};
 use grasp_core::nostr::event::EventId;
 use grasp_core::sync::FilterHash;
 
+use super::super::batch::Purpose;
 use super::super::desk::Desk;
 use super::super::history::{Method, Phase, Say};
 use super::super::ids::{InventoryId, JobId, LiveId, SubId};
@@ -12,7 +13,7 @@ use super::super::io::{InventoryFailed, Judged, Outcome, Row, Said};
 use super::super::parks::Way;
 use super::super::reconcile::{Reconciliation, Step};
 use super::super::report::Report;
-use super::super::retry::{Missed, Wanting};
+use super::super::retry::{Ended, Missed, Wanting};
 use super::refusals::Named;
 use super::session::Session;
 use super::subs::{NEG_IDLE, Serves, Unjudged};
@@ -80,7 +81,8 @@ impl Session {
             }
             Serves::Ids => {
                 self.close(desk, sub);
-                let missed = desk.standing.wants.ended(desk.now.mono, sub);
+                let Ended { missed, cut_at } = desk.standing.wants.ended(desk.now.mono, sub);
+                self.ids_per_fetch = self.ids_per_fetch.min(cut_at.unwrap_or(usize::MAX));
                 self.missed(desk, missed);
             }
             Serves::Neg(_) => {}
@@ -142,7 +144,7 @@ impl Session {
         if request != answered {
             return;
         }
-        let (since, until) = (job.filter.since, job.filter.until);
+        let (since, until) = job.window();
         let is_within = |row: &Row| {
             since.is_none_or(|since| row.at >= since) && until.is_none_or(|until| row.at <= until)
         };
@@ -198,10 +200,20 @@ impl Session {
         judged: &[Judged],
     ) -> Option<Origin> {
         let Unjudged { serves, path, .. } = self.subs.unjudged(sub)?;
-        let is_gap =
-            path == SyncPath::Daily || (self.is_catching_up && matches!(serves, Serves::Page(_)));
+        let is_gap = path == SyncPath::Daily || self.is_for_what_was_missed(serves);
         let filters = judged.iter().map(|one| self.filter_of(desk, serves, one.row.id)).collect();
         Some(Origin { path, is_gap, filters })
+    }
+
+    /// Whether something is fetched for a time in which nobody listened, though somebody should have.
+    fn is_for_what_was_missed(&self, serves: Serves) -> bool {
+        let Serves::Page(id) = serves else { return false };
+        let group = self.jobs.get(&id).and_then(|job| self.groups.get(&job.group));
+        match group.map(|group| group.purpose) {
+            Some(Purpose::CatchUp) => true,
+            Some(Purpose::Announcements) => self.is_catching_up,
+            Some(Purpose::Batch(_) | Purpose::Poll(_)) | None => false,
+        }
     }
 
     /// Rows that came under a subscription were judged.
@@ -253,7 +265,7 @@ impl Session {
 
     fn sole_filter(&self, id: LiveId) -> Option<FilterHash> {
         match self.live.wanted.get(&id)?.filters.as_slice() {
-            [only] => Some(FilterHash::of(only)),
+            [only] => Some(FilterHash::of(&only.filter())),
             _ => None,
         }
     }

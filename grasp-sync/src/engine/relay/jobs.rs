@@ -12,7 +12,8 @@ use super::super::batch::{self, Purpose};
 use super::super::desk::Desk;
 use super::super::history::{Job, Method, Phase};
 use super::super::ids::{GroupId, JobId};
-use super::super::layer::{bisect, split};
+use super::super::layer::{Layer, bisect, split};
+use super::super::lean::LeanFilter;
 use super::super::report::Report;
 use super::super::retry::Wanting;
 use super::live::LivePhase;
@@ -81,7 +82,7 @@ impl Session {
     /// Cuts the job by time; by pages if that is no longer possible.
     pub(super) fn cut_by_time(&mut self, desk: &mut Desk<'_>, id: JobId, method: Method) {
         let now = desk.now.unix;
-        match self.jobs.get(&id).and_then(|job| bisect(&job.filter, now)) {
+        match self.jobs.get(&id).and_then(|job| bisect(&job.filter(), now)) {
             Some(parts) => self.replace(desk, id, parts, method),
             None if method == Method::Reconcile => self.page_instead(desk, id),
             None => self.fail(desk, id),
@@ -90,7 +91,7 @@ impl Session {
 
     /// Cuts the job by what its filter lists; gives up what cannot be cut.
     pub(super) fn cut_by_content(&mut self, desk: &mut Desk<'_>, id: JobId, method: Method) {
-        match self.jobs.get(&id).and_then(|job| split(&job.filter)) {
+        match self.jobs.get(&id).and_then(|job| split(&job.filter())) {
             Some(parts) => self.replace(desk, id, parts, method),
             None => self.give_up_filter(desk, id),
         }
@@ -114,7 +115,8 @@ impl Session {
     ) {
         for filter in parts {
             let id = desk.shared.ids.job();
-            let part = Job::new(group, filter, asked, method);
+            let layer = Layer::of(&filter);
+            let part = Job::new(group, layer, LeanFilter::keep(filter, None), asked);
             let _ = self.tracked(desk, group, |tracker| batch::grow(tracker, id));
             self.put_in_line(desk, id, part, method);
         }
@@ -140,7 +142,7 @@ impl Session {
         job.phase = Phase::Settling;
         let (group, asked) = (job.group, job.asked);
         for at in job.gap_seconds() {
-            match self.jobs.get(&id).and_then(|job| split(&job.filter)) {
+            match self.jobs.get(&id).and_then(|job| split(&job.filter())) {
                 Some(parts) => {
                     let parts = parts.map(|part| part.since(at).until(at));
                     self.add_parts(desk, group, asked, parts, Method::Page);

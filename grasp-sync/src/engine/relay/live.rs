@@ -11,13 +11,14 @@ use grasp_core::sync::{RETENTION, RequestBudget, live, pack_requests};
 
 use super::super::ids::{Ids, LiveId, SubId};
 use super::super::layer::{Layer, wire_len};
+use super::super::lean::{LeanFilter, keep_all};
 
 /// One request of the live set.
 #[derive(Debug)]
 pub(in crate::engine) struct Listening {
     pub(in crate::engine) layer: Layer,
     /// What to listen for, without a window.
-    pub(in crate::engine) filters: Vec<Filter>,
+    pub(in crate::engine) filters: Vec<LeanFilter>,
     /// Its length as REQ, nearly.
     pub(in crate::engine) bytes: usize,
     /// From when on stored events are wanted too, since nobody listened.
@@ -62,12 +63,29 @@ impl Listening {
     /// What goes over the wire.
     pub(in crate::engine) fn wire(&mut self, now: Timestamp, without_zero: bool) -> Vec<Filter> {
         self.has_zero = self.from.is_none() && !without_zero;
-        let one = |filter: &Filter| match self.from {
-            Some(from) => filter.clone().since(from),
-            None if without_zero => filter.clone().since(now).limit(1),
-            None => live(filter.clone()),
+        let one = |lean: &LeanFilter| match self.from {
+            Some(from) => lean.filter().since(from),
+            None if without_zero => lean.filter().since(now).limit(1),
+            None => live(lean.filter()),
         };
         self.filters.iter().map(one).collect()
+    }
+
+    /// The same filters for what is stored from then on.
+    pub(in crate::engine) fn filters_since(&self, since: Timestamp) -> Vec<Filter> {
+        self.filters.iter().map(|lean| lean.filter().since(since)).collect()
+    }
+
+    /// If nobody has listened for long, what is to be fetched for that: it may be more than a relay would send
+    /// along with a live request.
+    pub(in crate::engine) fn take_long_gap(&mut self, now: Timestamp) -> Vec<Filter> {
+        match self.from {
+            Some(from) if now - from > Timestamp::from_secs(2 * RETENTION.as_secs()) => {
+                self.from = None;
+                self.filters_since(from)
+            }
+            _ => Vec::new(),
+        }
     }
 
     /// Nobody listens any more: what is sent next must reach back to the last time that somebody did.
@@ -137,7 +155,7 @@ impl Live {
                 let bytes = REQ_BYTES + filters.iter().map(wire_len).sum::<usize>();
                 let listening = Listening {
                     layer,
-                    filters,
+                    filters: keep_all(filters),
                     bytes,
                     from,
                     heard: now,
@@ -255,6 +273,18 @@ mod tests {
         assert_eq!(one.phase, LivePhase::Resting(Mono::from_secs(75 + 130)));
         (0..40).for_each(|_| one.rest(Mono::ZERO));
         assert_eq!(one.phase, LivePhase::Resting(Mono::from_secs(3_600)));
+    }
+
+    #[test]
+    fn a_long_gap_is_fetched_and_a_short_one_comes_along() {
+        let (mut live, _) = live_set(1);
+        let one = live.wanted.values_mut().next().unwrap();
+        one.from = Some(NOW - RETENTION);
+        assert!(one.take_long_gap(NOW).is_empty() && one.from.is_some());
+        one.from = Some(NOW - 3_600u64);
+        let missed = one.take_long_gap(NOW);
+        assert_eq!((missed.len(), missed[0].since), (1, Some(NOW - 3_600u64)));
+        assert_eq!(one.wire(NOW, false)[0].limit, Some(0));
     }
 
     #[test]

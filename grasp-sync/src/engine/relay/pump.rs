@@ -4,7 +4,7 @@ use grasp_core::limits::{Admit, Slot, SlotClass, SlotLedger, Take};
 
 use super::super::batch::Purpose;
 use super::super::desk::Desk;
-use super::super::history::{Method, Phase, Say, by_ids};
+use super::super::history::{Job, Method, Phase, Say, by_ids};
 use super::super::ids::{JobId, LiveId, SubId};
 use super::super::io::{Frame, Output};
 use super::super::layer::wire_len;
@@ -63,8 +63,7 @@ impl Session {
             LivePhase::Polled { next, since } if *next <= now => {
                 *next = now + desk.shared.config.poll_every;
                 let since = *since - RETENTION;
-                let filters =
-                    listening.filters.iter().map(|filter| filter.clone().since(since)).collect();
+                let filters = listening.filters_since(since);
                 let is_running =
                     self.groups.values().any(|group| group.purpose == Purpose::Poll(id));
                 if !is_running {
@@ -106,6 +105,7 @@ impl Session {
             return Start::NoSlot;
         };
         desk.standing.parks.sent(now, listening.layer, Way::Live);
+        let missed = listening.take_long_gap(desk.now.unix);
         let sub = desk.shared.ids.sub();
         let filters = listening.wire(desk.now.unix, self.live.without_zero);
         listening.phase = LivePhase::Open(sub);
@@ -114,6 +114,8 @@ impl Session {
         }
         self.subs.insert(now, sub, slot, Serves::Live(id), desk.shared.config.watchdog);
         desk.send(self.conn, Frame::Subscribe { sub, filters, path: SyncPath::Live });
+        let nothing = PendingItems::default();
+        self.fetch(desk, Purpose::CatchUp, missed, Method::Page, nothing);
         Start::Done
     }
 
@@ -156,19 +158,17 @@ impl Session {
     fn send_answer(&mut self, desk: &mut Desk<'_>, id: JobId) -> Start {
         let now = desk.mono();
         let Some(job) = self.jobs.get_mut(&id) else { return Start::Done };
-        let filter = job.filter.clone();
+        let opening = job.has_opening().then(|| job.filter());
         let Phase::Comparing { sub, say, .. } = &mut job.phase else { return Start::Done };
         let sub = *sub;
-        let is_charged = matches!(say, Some(Say::Go(_))) && desk.standing.manners.charges_frames;
+        let is_charged = opening.is_none() && desk.standing.manners.charges_frames;
         if is_charged && desk.standing.pace.admit(now) != Admit::Go {
             return Start::NotYet;
         }
-        let (frame, wait) = match say.take() {
-            Some(Say::Open(message)) => {
-                (Frame::NegOpen { sub, filter: Box::new(filter), message }, NEG_FIRST)
-            }
-            Some(Say::Go(message)) => (Frame::NegMsg { sub, message }, NEG_IDLE),
-            None => return Start::Done,
+        let Some(Say::Open(message) | Say::Go(message)) = say.take() else { return Start::Done };
+        let (frame, wait) = match opening {
+            Some(filter) => (Frame::NegOpen { sub, filter: Box::new(filter), message }, NEG_FIRST),
+            None => (Frame::NegMsg { sub, message }, NEG_IDLE),
         };
         self.subs.sent(now, sub, wait);
         desk.send(self.conn, frame);
@@ -274,7 +274,7 @@ impl Session {
         if is_full || !has_room(ledger, SlotClass::Reconcile) {
             return Start::NoSlot;
         }
-        let Some(filter) = self.jobs.get(&id).map(|job| job.filter.clone()) else {
+        let Some(filter) = self.jobs.get(&id).map(Job::filter) else {
             return Start::Done;
         };
         let Some((sub, slot)) = self.open(desk, SlotClass::Reconcile, &filter) else {

@@ -1,5 +1,7 @@
 //! What to do about a refusal: to our budgets, and to whatever was refused.
 
+use std::time::Duration;
+
 use grasp_core::limits::{Action, Heard, PARK, PeerText, Refusal, SlotClass};
 
 use super::super::batch;
@@ -23,6 +25,8 @@ pub(super) enum Named {
     No,
 }
 
+/// How long a live request must have lasted for earlier losses to be forgotten.
+const SETTLED: Duration = Duration::from_secs(5 * 60);
 /// Fewest ids in a request.
 const FEWEST_IDS: usize = 10;
 
@@ -38,6 +42,7 @@ impl Session {
     ) {
         let Some(open) = self.subs.remove(sub) else { return };
         let (serves, action) = (open.serves, refusal.action());
+        let lasted = open.lasted(desk.mono());
         self.tell(desk, refusal, text);
         if named == Named::No && open.is_sent {
             let frame = match serves {
@@ -51,7 +56,7 @@ impl Session {
             desk.standing.pace.refused(desk.now.mono);
         }
         match serves {
-            Serves::Live(id) => self.live_refused(desk, id, action),
+            Serves::Live(id) => self.live_refused(desk, id, action, lasted),
             Serves::Page(id) => self.page_refused(desk, id, action),
             Serves::Neg(id) => {
                 self.forget_inventory(desk, id);
@@ -91,9 +96,12 @@ impl Session {
         }
     }
 
-    fn live_refused(&mut self, desk: &mut Desk<'_>, id: LiveId, action: Action) {
+    fn live_refused(&mut self, desk: &mut Desk<'_>, id: LiveId, action: Action, lasted: Duration) {
         let now = desk.mono();
         let Some(listening) = self.live.wanted.get_mut(&id) else { return };
+        if lasted >= SETTLED {
+            listening.failures = 0;
+        }
         let is_one = listening.filters.len() == 1;
         match action {
             Action::PauseStarts
@@ -248,7 +256,7 @@ impl Session {
     }
 
     fn ids_missed(&mut self, desk: &mut Desk<'_>, sub: SubId) {
-        let missed = desk.standing.wants.ended(desk.now.mono, sub);
+        let missed = desk.standing.wants.refused(desk.now.mono, sub);
         self.missed(desk, missed);
     }
 
@@ -376,10 +384,26 @@ impl Session {
         self.settle(desk);
     }
 
+    /// Whether a session waits for us: for our own relay's list, or because nothing may be sent.
+    fn is_our_turn(&self, id: JobId) -> bool {
+        let Some(job) = self.jobs.get(&id) else { return false };
+        matches!(job.phase, Phase::Listing { .. }) || job.has_something_to_say()
+    }
+
+    /// A session took too long by our own fault, and begins anew.
+    fn lose_session(&mut self, desk: &mut Desk<'_>, id: JobId, sub: SubId) {
+        self.close(desk, sub);
+        self.forget_inventory(desk, id);
+        self.fail(desk, id);
+    }
+
     /// Nothing was heard for too long.
     pub(in crate::engine) fn watch(&mut self, desk: &mut Desk<'_>) {
         for sub in self.subs.overdue(desk.mono()) {
-            self.refused(desk, sub, Refusal::Silent, "", Named::No);
+            match self.subs.serves(sub) {
+                Some(Serves::Neg(id)) if self.is_our_turn(id) => self.lose_session(desk, id, sub),
+                _ => self.refused(desk, sub, Refusal::Silent, "", Named::No),
+            }
         }
         if self.auth.gave_up(desk.mono()) {
             self.auth_ended(desk, false);

@@ -19,6 +19,7 @@ use super::super::history::{Job, Method};
 use super::super::ids::{ConnId, GroupId, JobId, SubId};
 use super::super::io::Frame;
 use super::super::layer::Layer;
+use super::super::lean::LeanFilter;
 use super::super::parks::Way;
 use super::super::report::Report;
 use super::auth::Auth;
@@ -209,8 +210,12 @@ impl Session {
             _ => Some(tracker),
         };
         self.groups.insert(group, Group { purpose, began, tracker });
+        let mut before: Option<LeanFilter> = None;
         for (job, (filter, method)) in jobs.into_iter().zip(planned) {
-            self.put_in_line(desk, job, Job::new(group, filter, began, method), method);
+            let layer = Layer::of(&filter);
+            let lean = LeanFilter::keep(filter, before.as_ref());
+            self.put_in_line(desk, job, Job::new(group, layer, lean.clone(), began), method);
+            before = Some(lean);
         }
     }
 

@@ -37,6 +37,11 @@ pub(in crate::engine) struct Open {
 }
 
 impl Open {
+    /// How long it has been open.
+    pub(in crate::engine) fn lasted(&self, now: Mono) -> Duration {
+        now - self.opened
+    }
+
     /// Whether it ends by itself if nothing is heard of it.
     pub(in crate::engine) fn is_watched(&self) -> bool {
         self.due.is_some()
