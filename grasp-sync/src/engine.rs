@@ -1,0 +1,140 @@
+//! The decisions: which relay to ask for what, and when. Opens nothing, reads no clock, takes no lock.
+
+mod batch;
+mod check;
+mod config;
+mod desk;
+mod dial;
+mod discovery;
+mod facts;
+mod health;
+mod history;
+mod ids;
+mod intake;
+mod io;
+mod layer;
+mod lean;
+mod parks;
+mod reconcile;
+mod record;
+mod rejected;
+mod relay;
+mod relays;
+mod report;
+mod retry;
+mod rng;
+mod schedule;
+
+use std::collections::BTreeMap;
+
+use grasp_core::sync::SyncIndex;
+use grasp_core::{Mono, Now, RelayUrl};
+
+pub use self::config::Config;
+use self::desk::Shared;
+use self::dial::Dialer;
+use self::discovery::Discovery;
+pub use self::discovery::index_change;
+pub use self::facts::RelayFacts;
+pub use self::ids::{ConnId, InventoryId, NotOurs, SubId};
+pub use self::io::{
+    Accepted, Fault, Frame, Input, InventoryFailed, Judged, Outcome, Output, Row, Said,
+};
+use self::record::Records;
+pub use self::record::RelayRecord;
+use self::rejected::Rejected;
+use self::relay::Relay;
+pub use self::report::{Reliability, Report, Source};
+use self::rng::Rng;
+
+/// Keeps one relay complete.
+///
+/// A plain machine: [`handle`](Self::handle) is told what has happened and answers with what is to be done;
+/// [`next_deadline`](Self::next_deadline) tells when to come back though nothing has happened. The same seed and
+/// the same inputs give the same outputs. Answers to something that is over, and words about something that was
+/// never asked, change nothing.
+#[derive(Debug)]
+pub struct SyncEngine {
+    shared: Shared,
+    relays: BTreeMap<RelayUrl, Relay>,
+    discovery: Discovery,
+    dialer: Dialer,
+    records: Records,
+    out: Vec<Output>,
+}
+
+impl SyncEngine {
+    /// An engine that knows nothing but its settings.
+    pub fn new(now: Now, config: Config) -> Self {
+        let index = SyncIndex::new(config.own.clone(), config.bootstrap.iter().cloned());
+        let shared = Shared {
+            index,
+            states: BTreeMap::new(),
+            pending: BTreeMap::new(),
+            rejected: Rejected::default(),
+            ids: ids::Ids::default(),
+            rng: Rng::seeded(config.seed),
+            inventories: BTreeMap::new(),
+            held: BTreeMap::new(),
+            config,
+        };
+        let mut engine = Self {
+            discovery: Discovery::new(&shared.config),
+            dialer: Dialer::new(&shared.config),
+            shared,
+            relays: BTreeMap::new(),
+            records: Records::default(),
+            out: Vec::new(),
+        };
+        let bootstrap: Vec<_> = engine.shared.index.relays().cloned().collect();
+        bootstrap.into_iter().for_each(|relay| engine.take_up(now, relay, true));
+        engine
+    }
+
+    /// Something has happened.
+    #[must_use = "what is not done is lost"]
+    pub fn handle(&mut self, now: Now, input: Input) -> Vec<Output> {
+        match input {
+            Input::Accepted(accepted) => self.accepted(now, accepted),
+            Input::FeedCaughtUp => {
+                let changes = self.discovery.caught_up();
+                self.apply(now, changes);
+            }
+            Input::Restored(records) => self.restored(now, records),
+            Input::Connected { relay, conn, facts } => self.connected(now, &relay, conn, &facts),
+            Input::ConnectFailed { relay, conn, why } => {
+                self.dialer.ended(conn);
+                self.turn(now, &relay, |link, desk| link.failed(desk, conn, why));
+            }
+            Input::Disconnected { relay, conn } => {
+                self.turn(now, &relay, |link, desk| link.lost(desk, conn));
+            }
+            Input::Heard { relay, conn, said } => {
+                self.turn(now, &relay, |link, desk| {
+                    if let Some(session) = link.session(conn) {
+                        session.heard(desk, said);
+                    }
+                });
+            }
+            Input::Ingested { relay, conn, sub, judged } => {
+                self.ingested(now, &relay, conn, sub, judged);
+            }
+            Input::Reoffered { judged } => self.reoffered(now, judged),
+            Input::Inventory { request, items } => self.inventory(now, request, items),
+            Input::Tick => self.tick(now),
+        }
+        if let Some(changes) = self.discovery.take_if_due(now.mono) {
+            self.apply(now, changes);
+        }
+        self.dial(now);
+        std::mem::take(&mut self.out)
+    }
+
+    /// When to send the next [`Input::Tick`], if ever. Ask again after each [`handle`](Self::handle).
+    pub fn next_deadline(&self) -> Option<Mono> {
+        let relays = self.relays.values().filter_map(|relay| relay.deadline);
+        let others = [self.discovery.deadline(), self.shared.rejected.deadline()];
+        let others = others.into_iter().chain([self.dialer.deadline()]).flatten();
+        relays.chain(others).min()
+    }
+}

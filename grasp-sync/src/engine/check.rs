@@ -1,0 +1,43 @@
+//! What must hold after every step, whatever the relays do.
+
+use grasp_core::limits::SlotClass;
+
+use super::SyncEngine;
+use super::relay::Link;
+
+impl SyncEngine {
+    /// Panics if an invariant is broken. For tests; costs as much as there is state.
+    #[doc(hidden)]
+    pub fn check_invariants(&self) {
+        assert!(self.dialer.count() <= self.dialer.most(), "too many handshakes");
+        for (url, relay) in &self.relays {
+            let batches = self.shared.pending.get(url).map_or(0, Vec::len);
+            match &relay.link {
+                Link::Idle | Link::Dialing(_) => {
+                    assert_eq!(batches, 0, "{url}: a batch without a connection");
+                    assert!(relay.standing.wants.is_empty(), "{url}: wants without a connection");
+                }
+                Link::Up(session) => session.check(url, &relay.standing, batches),
+            }
+            relay.standing.wants.check();
+        }
+        for job in self.shared.held.keys() {
+            let is_known = self.relays.values().any(|relay| match &relay.link {
+                Link::Up(session) => session.has_job(*job),
+                Link::Idle | Link::Dialing(_) => false,
+            });
+            assert!(is_known, "an inventory is held for nobody");
+        }
+    }
+
+    /// The subscriptions open at a relay, and how many it may have.
+    #[doc(hidden)]
+    pub fn slots(&self, relay: &grasp_core::RelayUrl) -> Option<(usize, usize)> {
+        let ledger = &self.relays.get(relay)?.standing.ledger;
+        Some((ledger.in_use(), ledger.total()))
+    }
+}
+
+/// All classes of slots.
+pub(super) const CLASSES: [SlotClass; 4] =
+    [SlotClass::Live, SlotClass::Fetch, SlotClass::Reconcile, SlotClass::Reserve];

@@ -1,0 +1,94 @@
+//! The engine's settings.
+
+use std::time::Duration;
+
+use grasp_core::limits::{
+    BackoffPolicy, CONSOLIDATION_THRESHOLD, DISCOVERY_WINDOW, LedgerConfig, REQUEST_WATCHDOG,
+};
+use grasp_core::sync::RequestBudget;
+use grasp_core::{RelayUrl, ServiceIdentity};
+
+/// Everything about the engine that may be set.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Who we are; never a target.
+    pub own: ServiceIdentity,
+    /// Relays to sync from whether a repository names them or not. Default: none.
+    pub bootstrap: Vec<RelayUrl>,
+    /// Where chance comes from. The same seed and the same inputs give the same outputs. Default: 0.
+    pub seed: u64,
+    /// Whether there is a service key to authenticate with (NIP-42). Default: no.
+    pub can_authenticate: bool,
+    /// How long newly accepted repositories and roots are collected before they are acted on. Counted from the
+    /// first, never started over. Default: 5 seconds.
+    pub discovery_window: Duration,
+    /// A pause in the feed after which the collecting ends early. Default: 250 milliseconds.
+    pub discovery_quiet: Duration,
+    /// Changes after which the collecting ends early. Default: 2,000.
+    pub discovery_full: usize,
+    /// Relays of one repository that are followed. Default: 64.
+    pub relays_per_repo: usize,
+    /// Values per filter, for relays of which nothing is known. Bytes are a further ceiling. Default: 100.
+    pub values_per_filter: usize,
+    /// What one request may hold, unless a relay takes less.
+    pub budget: RequestBudget,
+    /// How a connection's subscriptions are shared out.
+    pub ledger: LedgerConfig,
+    /// Ids per request, for a relay that advertises no limit. Default: 250.
+    pub ids_per_fetch: usize,
+    /// Live filters on one connection above which they are rebuilt as fewer. Default: 70.
+    pub consolidation_threshold: usize,
+    /// How often is asked for what could not be subscribed to. Default: 10 minutes.
+    pub poll_every: Duration,
+    /// How long a request may go without a word. Default: 120 seconds.
+    pub watchdog: Duration,
+    /// How long a failing relay is left alone.
+    pub backoff: BackoffPolicy,
+    /// How long a relay is left alone that can have no honest reason to fail so: a name that does not exist, bad
+    /// TLS, no websocket. Default: 12 hours.
+    pub quarantine: Duration,
+    /// Handshakes at the same time. Default: 8.
+    pub handshakes: usize,
+    /// Least distance between the starts of two. Default: 250 milliseconds.
+    pub handshake_gap: Duration,
+    /// How long one may take before it is given up, in case the driver says nothing. Default: 30 seconds.
+    pub handshake_limit: Duration,
+    /// The earliest and the latest time for a full pass, counted from the last. Default: 23 and 25 hours.
+    pub full_pass: (Duration, Duration),
+    /// Items of local inventories held in memory at the same time; beyond it history is fetched by pages.
+    /// An item is 40 bytes. Default: 1,000,000.
+    pub inventory_items: usize,
+    /// How long after a change a relay's record is written. Default: 5 seconds.
+    pub persist_after: Duration,
+}
+
+impl Config {
+    /// The defaults for this service.
+    pub fn new(own: ServiceIdentity) -> Self {
+        Self {
+            own,
+            bootstrap: Vec::new(),
+            seed: 0,
+            can_authenticate: false,
+            discovery_window: DISCOVERY_WINDOW,
+            discovery_quiet: Duration::from_millis(250),
+            discovery_full: 2_000,
+            relays_per_repo: 64,
+            values_per_filter: 100,
+            budget: RequestBudget::default(),
+            ledger: LedgerConfig::default(),
+            ids_per_fetch: 250,
+            consolidation_threshold: CONSOLIDATION_THRESHOLD,
+            poll_every: Duration::from_secs(10 * 60),
+            watchdog: REQUEST_WATCHDOG,
+            backoff: BackoffPolicy::RELAY,
+            quarantine: Duration::from_secs(12 * 60 * 60),
+            handshakes: 8,
+            handshake_gap: Duration::from_millis(250),
+            handshake_limit: Duration::from_secs(30),
+            full_pass: (Duration::from_secs(23 * 60 * 60), Duration::from_secs(25 * 60 * 60)),
+            inventory_items: 1_000_000,
+            persist_after: Duration::from_secs(5),
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! What the relays share, and what one of them has before it during its turn.
+
+use std::collections::BTreeMap;
+
+use grasp_core::sync::{
+    BatchId, PendingBatch, PendingSyncIndex, RelayState, RelaySyncIndex, SyncIndex,
+};
+use grasp_core::{Mono, Now, RelayUrl};
+
+use super::config::Config;
+use super::ids::{ConnId, Ids, InventoryId, JobId};
+use super::io::{Frame, Output};
+use super::rejected::Rejected;
+use super::relay::Standing;
+use super::report::Report;
+use super::rng::Rng;
+
+/// What all relays share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) config: Config,
+    /// What is wanted.
+    pub(super) index: SyncIndex,
+    /// What is confirmed.
+    pub(super) states: RelaySyncIndex,
+    /// What is under way.
+    pub(super) pending: PendingSyncIndex,
+    pub(super) rejected: Rejected,
+    pub(super) ids: Ids,
+    pub(super) rng: Rng,
+    /// Questions to our own relay, and who asked.
+    pub(super) inventories: BTreeMap<InventoryId, (RelayUrl, JobId)>,
+    /// Items of our own that sessions hold in memory.
+    pub(super) held: BTreeMap<JobId, usize>,
+}
+
+impl Shared {
+    pub(super) fn held_items(&self) -> usize {
+        self.held.values().sum()
+    }
+}
+
+/// One relay's turn: the time, what is known of the relay, what is shared, and where outputs go.
+pub(super) struct Desk<'a> {
+    pub(super) now: Now,
+    pub(super) relay: &'a RelayUrl,
+    pub(super) standing: &'a mut Standing,
+    pub(super) shared: &'a mut Shared,
+    pub(super) out: &'a mut Vec<Output>,
+}
+
+impl Desk<'_> {
+    pub(super) fn mono(&self) -> Mono {
+        self.now.mono
+    }
+
+    pub(super) fn send(&mut self, conn: ConnId, frame: Frame) {
+        self.out.push(Output::Send { relay: self.relay.clone(), conn, frame });
+    }
+
+    pub(super) fn report(&mut self, report: Report) {
+        self.out.push(Output::Report(report));
+    }
+
+    pub(super) fn state(&mut self) -> Option<&mut RelayState> {
+        self.shared.states.get_mut(self.relay)
+    }
+
+    /// The batches under way here.
+    pub(super) fn batches(&mut self) -> &mut Vec<PendingBatch> {
+        self.shared.pending.entry(self.relay.clone()).or_default()
+    }
+
+    pub(super) fn batch(&mut self, id: BatchId) -> Option<&mut PendingBatch> {
+        self.batches().iter_mut().find(|batch| batch.batch_id == id)
+    }
+
+    pub(super) fn take_batch(&mut self, id: BatchId) -> Option<PendingBatch> {
+        let batches = self.batches();
+        let place = batches.iter().position(|batch| batch.batch_id == id)?;
+        Some(batches.remove(place))
+    }
+
+    /// The relay's record has changed and is to be written before long.
+    pub(super) fn note_change(&mut self) {
+        let at = self.now.mono + self.shared.config.persist_after;
+        self.standing.write_at.get_or_insert(at);
+    }
+}

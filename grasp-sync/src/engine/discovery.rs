@@ -1,0 +1,226 @@
+//! What our own relay's feed says is wanted, collected before it is acted on.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use grasp_core::limits::{Admit, Rate, TokenBucket};
+use grasp_core::nip34::{Announcement, repo_refs};
+use grasp_core::nostr::event::Event;
+use grasp_core::sync::{IndexChange, SyncLevel};
+use grasp_core::{Mono, kinds};
+
+use super::config::Config;
+
+/// What an event that our relay has accepted, or holds, changes about what is wanted; `None` for most.
+///
+/// A held announcement is wanted at [`SyncLevel::StateOnly`], and is to be told again at [`SyncLevel::Full`] when
+/// it is promoted. A root counts for every repository that it is addressed to.
+pub fn index_change(event: &Event, level: SyncLevel) -> Option<IndexChange> {
+    if event.kind == kinds::ANNOUNCEMENT {
+        let announcement = Announcement::parse(event).ok()?;
+        let relays = announcement.relays.into_iter().collect();
+        return Some(IndexChange::Announced { repo: announcement.repo, relays, level });
+    }
+    if kinds::ROOTS.contains(&event.kind) {
+        let repos = repo_refs(event).into_iter().collect();
+        return Some(IndexChange::RootAdded { root: event.id.into(), repos });
+    }
+    None
+}
+
+/// Early closings that may follow one another at once.
+const EARLY_BURST: u32 = 8;
+
+/// The window in which changes are collected.
+///
+/// It opens with the first change and ends, whatever comes, after its length. It is there so that a burst becomes
+/// a few full filters and not many small ones; so it ends early once the burst has visibly ended: when the feed
+/// has caught up, falls quiet, or the window is full. A repository that is announced here is then asked for at
+/// once, and so are the threads of the thousand issues that come of it. A steady trickle of lone events, on the
+/// other hand, must not be acted on one by one: quiet ends the window only so often, and then waits for its
+/// length as documented.
+#[derive(Debug)]
+pub(super) struct Discovery {
+    length: Duration,
+    quiet: Duration,
+    full: usize,
+    relays_per_repo: usize,
+    early: TokenBucket,
+    caught_up: bool,
+    changes: Vec<IndexChange>,
+    /// When the window opened, and when the latest change came.
+    open: Option<(Mono, Mono)>,
+}
+
+impl Discovery {
+    pub(super) fn new(config: &Config) -> Self {
+        let burst = NonZeroU32::new(EARLY_BURST).unwrap_or(NonZeroU32::MIN);
+        let rate = Rate { tokens: NonZeroU32::MIN, per: config.discovery_window };
+        Self {
+            length: config.discovery_window,
+            quiet: config.discovery_quiet,
+            full: config.discovery_full,
+            relays_per_repo: config.relays_per_repo,
+            early: TokenBucket::new(burst, rate),
+            caught_up: false,
+            changes: Vec::new(),
+            open: None,
+        }
+    }
+
+    pub(super) fn offer(&mut self, now: Mono, change: IndexChange) {
+        self.changes.push(self.bounded(change));
+        let opened = self.open.map_or(now, |(opened, _)| opened);
+        self.open = Some((opened, now));
+    }
+
+    /// Everything stored has been told: nothing is gained by waiting for more.
+    pub(super) fn caught_up(&mut self) -> Vec<IndexChange> {
+        self.caught_up = true;
+        self.take()
+    }
+
+    pub(super) fn take_if_due(&mut self, now: Mono) -> Option<Vec<IndexChange>> {
+        let (opened, latest) = self.open?;
+        let is_over = now >= opened + self.length || self.changes.len() >= self.full;
+        let is_quiet = self.caught_up && now >= latest + self.quiet;
+        if is_over || (is_quiet && self.early.admit(now) == Admit::Go) {
+            return Some(self.take());
+        }
+        None
+    }
+
+    pub(super) fn deadline(&self) -> Option<Mono> {
+        let (opened, latest) = self.open?;
+        let end = opened + self.length;
+        if !self.caught_up {
+            return Some(end);
+        }
+        Some(end.min((latest + self.quiet).max(self.early.reopens_at())))
+    }
+
+    fn take(&mut self) -> Vec<IndexChange> {
+        self.open = None;
+        std::mem::take(&mut self.changes)
+    }
+
+    /// Nobody makes us talk to a thousand relays with one announcement.
+    fn bounded(&self, mut change: IndexChange) -> IndexChange {
+        if let IndexChange::Announced { relays, .. } = &mut change {
+            while relays.len() > self.relays_per_repo {
+                relays.pop_last();
+            }
+        }
+        change
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use grasp_core::RepoId;
+    use grasp_core::nostr::event::{EventBuilder, EventId, FinalizeEvent, Tag};
+    use grasp_core::nostr::key::Keys;
+
+    use super::*;
+
+    fn change(n: u8) -> IndexChange {
+        IndexChange::RootRemoved { root: EventId::from_byte_array([n; 32]).into() }
+    }
+
+    fn ms(ms: u64) -> Mono {
+        Mono::from_millis(ms)
+    }
+
+    fn discovery() -> Discovery {
+        Discovery::new(&Config::new("us.example".parse().unwrap()))
+    }
+
+    #[test]
+    fn the_window_runs_from_the_first_event_and_never_starts_over() {
+        let mut discovery = discovery();
+        for at in (1_000..6_000).step_by(100) {
+            discovery.offer(ms(at), change(1));
+            assert_eq!(discovery.deadline(), Some(ms(6_000)));
+            assert_eq!(discovery.take_if_due(ms(at)), None);
+        }
+        assert_eq!(discovery.take_if_due(ms(6_000)).unwrap().len(), 50);
+        assert_eq!(discovery.deadline(), None);
+    }
+
+    #[test]
+    fn having_caught_up_ends_it_at_once() {
+        let mut discovery = discovery();
+        discovery.offer(ms(0), change(1));
+        assert_eq!(discovery.caught_up(), [change(1)]);
+        assert_eq!(discovery.deadline(), None);
+    }
+
+    #[test]
+    fn quiet_ends_it_early_but_not_before_the_feed_has_caught_up() {
+        let mut discovery = discovery();
+        discovery.offer(ms(0), change(1));
+        assert_eq!(discovery.take_if_due(ms(4_999)), None);
+        let _ = discovery.caught_up();
+        discovery.offer(ms(5_000), change(2));
+        discovery.offer(ms(5_200), change(3));
+        assert_eq!(discovery.deadline(), Some(ms(5_450)));
+        assert_eq!(discovery.take_if_due(ms(5_449)), None);
+        assert_eq!(discovery.take_if_due(ms(5_450)), Some(vec![change(2), change(3)]));
+    }
+
+    #[test]
+    fn a_full_window_does_not_wait() {
+        let mut discovery = discovery();
+        (0..2_000).for_each(|_| discovery.offer(ms(0), change(1)));
+        assert_eq!(discovery.take_if_due(ms(0)).unwrap().len(), 2_000);
+    }
+
+    #[test]
+    fn a_steady_trickle_ends_up_with_one_batch_per_window() {
+        let mut discovery = discovery();
+        let _ = discovery.caught_up();
+        let mut batches = 0;
+        for at in (0..100_000).step_by(50) {
+            if at % 500 == 0 {
+                discovery.offer(ms(at), change(1));
+            }
+            batches += usize::from(discovery.take_if_due(ms(at)).is_some());
+        }
+        // The burst, one per five seconds, and what the windows' own ends add.
+        assert!((20..=36).contains(&batches), "{batches} batches of 200 events in 100 seconds");
+    }
+
+    #[test]
+    fn an_announcement_brings_only_so_many_relays() {
+        let mut discovery = discovery();
+        let keys = Keys::generate();
+        let relays: Vec<_> = (0..1_000).map(|n| format!("wss://r{n}.example")).collect();
+        let event = EventBuilder::new(kinds::ANNOUNCEMENT, "")
+            .tag(Tag::identifier("x"))
+            .tag(Tag::parse(["relays".to_owned()].into_iter().chain(relays)).unwrap())
+            .finalize(&keys)
+            .unwrap();
+        discovery.offer(ms(0), index_change(&event, SyncLevel::Full).unwrap());
+        let changes = discovery.take_if_due(ms(5_000)).unwrap();
+        let IndexChange::Announced { relays, level, .. } = &changes[0] else { panic!() };
+        assert_eq!((relays.len(), *level), (64, SyncLevel::Full));
+    }
+
+    #[test]
+    fn a_root_counts_for_every_repository_it_tags() {
+        let keys = Keys::generate();
+        let repos = ["x", "y"].map(|d| RepoId::new(keys.public_key(), d.parse().unwrap()));
+        let tags = repos.iter().map(|repo| Tag::parse(["a".to_owned(), repo.to_string()]).unwrap());
+        for kind in kinds::ROOTS {
+            let event = EventBuilder::new(kind, "").tags(tags.clone()).finalize(&keys).unwrap();
+            let found = index_change(&event, SyncLevel::Full);
+            let root = event.id.into();
+            assert_eq!(found, Some(IndexChange::RootAdded { root, repos: repos.to_vec() }));
+        }
+        let comment = EventBuilder::new(grasp_core::nostr::event::Kind::Comment, "")
+            .tags(tags)
+            .finalize(&keys)
+            .unwrap();
+        assert_eq!(index_change(&comment, SyncLevel::Full), None);
+    }
+}

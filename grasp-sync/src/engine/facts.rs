@@ -1,0 +1,205 @@
+//! What a relay says about itself, and how it is treated for it.
+
+use std::num::NonZeroU32;
+
+use grasp_core::limits::{LedgerConfig, PaceConfig, Rate, history_limit};
+use grasp_core::sync::RequestBudget;
+
+use super::config::Config;
+
+/// A relay's NIP-11 document, as far as it matters here. The default is a relay that says nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RelayFacts {
+    /// `software`, usually the address of its source.
+    pub software: Option<String>,
+    /// `version` of that.
+    pub version: Option<String>,
+    /// `limitation.max_subscriptions`.
+    pub max_subscriptions: Option<usize>,
+    /// `limitation.max_limit`.
+    pub max_limit: Option<usize>,
+    /// `limitation.max_message_length`, in bytes.
+    pub max_message_length: Option<usize>,
+    /// Whether it is a private service (GRASP-08), which a public one leaves alone.
+    pub is_private: bool,
+}
+
+/// How fast software takes requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stamina {
+    /// Nothing is known; some of it allows 120 starts a minute and charges every NIP-77 frame.
+    Unknown,
+    /// Known to allow some 1,200 starts a minute.
+    Generous,
+    /// Known to have no limiter.
+    Unlimited,
+}
+
+/// How one relay is treated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Manners {
+    /// How fast it is asked.
+    pub(super) pace: PaceConfig,
+    /// How its subscriptions are shared out.
+    pub(super) ledger: LedgerConfig,
+    /// How much it is given at a time.
+    pub(super) budget: RequestBudget,
+    /// Rows asked for per page.
+    pub(super) page: usize,
+    /// Ids asked for per request.
+    pub(super) ids: usize,
+    /// The longest NIP-77 message, before hex.
+    pub(super) neg_frame: u64,
+    /// Whether each NIP-77 frame may count as a start there.
+    pub(super) charges_frames: bool,
+}
+
+/// Bytes of one id in a filter: 64 digits, quotes, comma.
+const ID_BYTES: usize = 67;
+/// Bytes of a filter of ids around them, with room to spare.
+const ID_FILTER_BYTES: usize = 256;
+/// The longest NIP-77 message that every relay known takes.
+const NEG_FRAME: usize = 60_000;
+/// The protocol's own floor.
+const NEG_FRAME_FLOOR: usize = 4_096;
+
+impl Manners {
+    pub(super) fn towards(facts: &RelayFacts, config: &Config) -> Self {
+        let stamina = facts.stamina();
+        let values = match stamina {
+            Stamina::Unknown => config.values_per_filter,
+            // Bytes alone decide; fewer, fuller filters are kinder to those who can take them.
+            Stamina::Generous | Stamina::Unlimited => RequestBudget::MAX_VALUES_PER_FILTER,
+        };
+        let message = facts.max_message_length.filter(|length| *length > 0).unwrap_or(usize::MAX);
+        let budget = config.budget.with_values_per_filter(values).lowered_to_message_bytes(message);
+        let fit = budget.filter_bytes().saturating_sub(ID_FILTER_BYTES) / ID_BYTES;
+        let offered = facts.max_limit.filter(|limit| *limit > 0).unwrap_or(config.ids_per_fetch);
+        let frame = (message / 2).saturating_sub(256).clamp(NEG_FRAME_FLOOR, NEG_FRAME);
+        Self {
+            pace: stamina.pace(),
+            ledger: LedgerConfig { retained_bytes: stamina.retained_bytes(), ..config.ledger },
+            budget,
+            page: history_limit(facts.max_limit.filter(|limit| *limit > 0)),
+            ids: offered.min(fit).max(1),
+            neg_frame: frame as u64,
+            charges_frames: stamina == Stamina::Unknown,
+        }
+    }
+}
+
+impl Stamina {
+    fn pace(self) -> PaceConfig {
+        // A burst and a minute of refill stay below 1,200.
+        let burst = NonZeroU32::new(240).unwrap_or(NonZeroU32::MIN);
+        let fast = NonZeroU32::new(50).unwrap_or(NonZeroU32::MIN);
+        match self {
+            Self::Unknown => PaceConfig::CAREFUL,
+            Self::Generous => PaceConfig { burst, ..PaceConfig::GENEROUS },
+            Self::Unlimited => {
+                PaceConfig { burst, rate: Rate::per_second(fast), ..PaceConfig::GENEROUS }
+            }
+        }
+    }
+
+    /// What the relay may be made to remember.
+    fn retained_bytes(self) -> usize {
+        match self {
+            Self::Unknown => LedgerConfig::default().retained_bytes,
+            Self::Generous | Self::Unlimited => 4_000_000,
+        }
+    }
+}
+
+impl RelayFacts {
+    fn stamina(&self) -> Stamina {
+        let software = self.software.as_deref().unwrap_or_default();
+        match last_part(software).as_str() {
+            "strfry" | "nostr-rs-relay" => Stamina::Unlimited,
+            "grasp" | "grasp-relay" => Stamina::Generous,
+            "ngit-grasp" if self.is_at_least([3, 0, 5]) => Stamina::Generous,
+            _ => Stamina::Unknown,
+        }
+    }
+
+    fn is_at_least(&self, wanted: [u32; 3]) -> bool {
+        let text = self.version.as_deref().unwrap_or_default();
+        let text = text.strip_prefix('v').unwrap_or(text);
+        let mut parts = text.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
+        let mut next = || parts.next().and_then(Result::ok).unwrap_or(0);
+        [next(), next(), next()] >= wanted
+    }
+}
+
+/// The name at the end of an address, without `.git`.
+fn last_part(software: &str) -> String {
+    let name = software.trim_end_matches('/').rsplit(['/', ':']).next().unwrap_or_default();
+    name.strip_suffix(".git").unwrap_or(name).to_ascii_lowercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts(software: &str, version: &str) -> RelayFacts {
+        RelayFacts {
+            software: Some(software.into()),
+            version: Some(version.into()),
+            ..RelayFacts::default()
+        }
+    }
+
+    #[test]
+    fn only_software_known_by_its_whole_name_is_asked_fast() {
+        for (software, version, stamina) in [
+            ("git+https://github.com/hoytech/strfry.git", "1.1.1", Stamina::Unlimited),
+            ("https://git.sr.ht/~gheartsfield/nostr-rs-relay/", "0.10", Stamina::Unlimited),
+            ("grasp-relay", "0.1.0", Stamina::Generous),
+            ("https://example.com/ngit-grasp", "v3.0.10", Stamina::Generous),
+            ("https://example.com/ngit-grasp", "3.0.4", Stamina::Unknown),
+            ("https://example.com/ngit-grasp", "nonsense", Stamina::Unknown),
+            ("https://example.com/not-strfry", "9", Stamina::Unknown),
+            ("", "", Stamina::Unknown),
+        ] {
+            assert_eq!(facts(software, version).stamina(), stamina, "{software} {version}");
+        }
+    }
+
+    #[test]
+    fn what_a_relay_advertises_makes_requests_smaller() {
+        let config = Config::new("us.example".parse().unwrap());
+        let silent = Manners::towards(&RelayFacts::default(), &config);
+        assert_eq!((silent.page, silent.ids, silent.neg_frame), (500, 250, 60_000));
+        let small = RelayFacts {
+            max_limit: Some(100),
+            max_message_length: Some(20_000),
+            ..RelayFacts::default()
+        };
+        let small = Manners::towards(&small, &config);
+        assert_eq!((small.page, small.ids, small.neg_frame), (100, 100, 9_744));
+        assert_eq!(small.budget.message_bytes(), 20_000);
+    }
+
+    #[test]
+    fn a_fetch_by_ids_never_outgrows_a_filter() {
+        let config = Config::new("us.example".parse().unwrap());
+        let vast = RelayFacts { max_limit: Some(100_000), ..RelayFacts::default() };
+        let manners = Manners::towards(&vast, &config);
+        assert!(manners.ids > 400 && manners.ids * ID_BYTES < manners.budget.filter_bytes());
+    }
+
+    #[test]
+    fn absurd_advertisements_are_no_advertisements() {
+        let config = Config::new("us.example".parse().unwrap());
+        let zero = RelayFacts {
+            max_limit: Some(0),
+            max_message_length: Some(0),
+            max_subscriptions: Some(0),
+            ..RelayFacts::default()
+        };
+        assert_eq!(
+            Manners::towards(&zero, &config),
+            Manners::towards(&RelayFacts::default(), &config)
+        );
+    }
+}

@@ -1,0 +1,200 @@
+//! Whether a relay is worth dialling, and what has been seen of it.
+
+use std::time::Duration;
+
+use grasp_core::limits::{Admit, Backoff, BackoffPolicy, BackoffSnapshot, Health};
+use grasp_core::nostr::types::Timestamp;
+use grasp_core::{Mono, Now};
+
+use super::io::Fault;
+use super::report::Reliability;
+
+/// One relay's health.
+#[derive(Debug)]
+pub(super) struct RelayHealth {
+    backoff: Backoff,
+    /// Left alone until then, whatever its failures.
+    quarantined_until: Mono,
+    seen: Reliability,
+    is_up: bool,
+    /// When it last came up or went down.
+    since: Mono,
+    reported: Health,
+}
+
+impl RelayHealth {
+    pub(super) fn new(now: Mono, policy: BackoffPolicy) -> Self {
+        Self {
+            backoff: Backoff::new(policy),
+            quarantined_until: Mono::ZERO,
+            seen: Reliability::default(),
+            is_up: false,
+            since: now,
+            reported: Health::Healthy,
+        }
+    }
+
+    /// A relay as an earlier process left it.
+    pub(super) fn restore(
+        now: Now,
+        policy: BackoffPolicy,
+        backoff: Option<&BackoffSnapshot>,
+        quarantined_until: Option<Timestamp>,
+        longest: Duration,
+    ) -> Self {
+        let mut health = Self::new(now.mono, policy);
+        if let Some(snapshot) = backoff {
+            health.backoff = Backoff::restore(policy, now, snapshot);
+        }
+        let left =
+            quarantined_until.map_or(0, |until| until.as_secs().saturating_sub(now.unix.as_secs()));
+        health.quarantined_until = now.mono + Duration::from_secs(left).min(longest);
+        health
+    }
+
+    /// May it be dialled now?
+    pub(super) fn admit(&self, now: Mono) -> Admit {
+        if now < self.quarantined_until {
+            return Admit::Wait(self.quarantined_until);
+        }
+        self.backoff.admit(now)
+    }
+
+    pub(super) fn dialled(&mut self) {
+        self.seen.attempts += 1;
+    }
+
+    pub(super) fn connected(&mut self, now: Mono) {
+        self.backoff.connected(now);
+        self.turn(now, true);
+    }
+
+    /// It could not be reached.
+    pub(super) fn failed(&mut self, now: Mono, why: Fault, quarantine: Duration) {
+        self.seen.failures += 1;
+        self.backoff.failed(now);
+        self.turn(now, false);
+        match why {
+            Fault::Unreachable => {}
+            Fault::NoSuchHost | Fault::Tls | Fault::Protocol | Fault::Forbidden => {
+                self.quarantine(now + quarantine);
+            }
+        }
+    }
+
+    /// It was there and is no longer.
+    pub(super) fn lost(&mut self, now: Mono) {
+        self.backoff.failed(now);
+        self.turn(now, false);
+    }
+
+    /// Leaves it alone until then.
+    pub(super) fn quarantine(&mut self, until: Mono) {
+        self.quarantined_until = self.quarantined_until.max(until);
+    }
+
+    pub(super) fn received(&mut self, events: usize) {
+        self.seen.received = self.seen.received.saturating_add(events as u64);
+    }
+
+    pub(super) fn lacking(&mut self, events: usize) {
+        self.seen.lacking = self.seen.lacking.saturating_add(events as u64);
+    }
+
+    /// Everything seen up to now.
+    pub(super) fn seen(&self, now: Mono) -> Reliability {
+        let mut seen = self.seen;
+        *(if self.is_up { &mut seen.up } else { &mut seen.down }) += now - self.since;
+        seen
+    }
+
+    pub(super) fn health(&self, now: Mono) -> Health {
+        self.backoff.health(now)
+    }
+
+    /// What is to be thought of it, if that is news.
+    pub(super) fn news(&mut self, now: Mono) -> Option<Health> {
+        let health = self.health(now);
+        let is_news = health != self.reported;
+        self.reported = health;
+        is_news.then_some(health)
+    }
+
+    pub(super) fn snapshot(&self, now: Now) -> Option<BackoffSnapshot> {
+        self.backoff.snapshot(now)
+    }
+
+    pub(super) fn quarantined_until(&self, now: Now) -> Option<Timestamp> {
+        let left = self.quarantined_until - now.mono;
+        (!left.is_zero()).then(|| now.unix + left + Duration::from_secs(1))
+    }
+
+    fn turn(&mut self, now: Mono, is_up: bool) {
+        self.seen = self.seen(now);
+        self.since = now;
+        self.is_up = is_up;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HALF_DAY: Duration = Duration::from_secs(12 * 60 * 60);
+
+    fn at(secs: u64) -> Now {
+        Now::new(Mono::from_secs(secs), Timestamp::from_secs(1_700_000_000 + secs))
+    }
+
+    fn health() -> RelayHealth {
+        RelayHealth::new(Mono::ZERO, BackoffPolicy::RELAY)
+    }
+
+    #[test]
+    fn faults_without_an_honest_reason_quarantine_for_half_a_day() {
+        for why in [Fault::NoSuchHost, Fault::Tls, Fault::Protocol, Fault::Forbidden] {
+            let mut health = health();
+            health.failed(Mono::from_secs(1), why, HALF_DAY);
+            let until = Mono::from_secs(1) + HALF_DAY;
+            assert_eq!(health.admit(Mono::from_secs(2)), Admit::Wait(until));
+            assert_eq!(health.admit(until), Admit::Go);
+        }
+        let mut health = health();
+        health.failed(Mono::from_secs(1), Fault::Unreachable, HALF_DAY);
+        assert_eq!(health.admit(Mono::from_secs(2)), Admit::Wait(Mono::from_secs(6)));
+    }
+
+    #[test]
+    fn a_restart_shortens_neither_rest_nor_quarantine() {
+        let mut health = health();
+        health.failed(Mono::from_secs(1), Fault::Tls, HALF_DAY);
+        let kept = (health.snapshot(at(1)), health.quarantined_until(at(1)));
+        let restored = |now: Now| {
+            RelayHealth::restore(now, BackoffPolicy::RELAY, kept.0.as_ref(), kept.1, HALF_DAY)
+        };
+        let Admit::Wait(until) = restored(at(60)).admit(Mono::from_secs(60)) else { panic!() };
+        assert!(until >= Mono::from_secs(1) + HALF_DAY);
+        assert_eq!(restored(at(50_000)).admit(Mono::from_secs(50_000)), Admit::Go);
+    }
+
+    #[test]
+    fn time_up_and_down_is_counted() {
+        let mut health = health();
+        health.dialled();
+        health.connected(Mono::from_secs(10));
+        health.lost(Mono::from_secs(40));
+        let seen = health.seen(Mono::from_secs(60));
+        assert_eq!((seen.up.as_secs(), seen.down.as_secs(), seen.attempts), (30, 30, 1));
+        assert_eq!(seen.uptime(), Some(0.5));
+        assert_eq!(seen.coverage(), None);
+    }
+
+    #[test]
+    fn health_is_news_once() {
+        let mut health = health();
+        assert_eq!(health.news(Mono::ZERO), None);
+        health.failed(Mono::from_secs(1), Fault::Unreachable, HALF_DAY);
+        assert_eq!(health.news(Mono::from_secs(1)), Some(Health::Degraded));
+        assert_eq!(health.news(Mono::from_secs(2)), None);
+    }
+}

@@ -1,0 +1,340 @@
+//! One filter's history, by reconciliation or by pages, up to its proof.
+
+use std::cell::OnceCell;
+
+use grasp_core::Mono;
+use grasp_core::limits::{Next, Pager, PagerConfig};
+use grasp_core::nostr::event::EventId;
+use grasp_core::nostr::filter::Filter;
+use grasp_core::nostr::types::Timestamp;
+use grasp_core::sync::{FilterHash, Proof, Proven};
+
+use super::ids::{GroupId, InventoryId, SubId};
+use super::io::Row;
+use super::layer::Layer;
+use super::lean::LeanFilter;
+use super::reconcile::Reconciliation;
+
+/// How a job is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Method {
+    /// By NIP-77, then by ids.
+    Reconcile,
+    /// By plain requests, page after page.
+    Page,
+}
+
+/// Fetches everything that a relay has for one filter.
+///
+/// ```text
+///   Queued(Reconcile) ─▶ Listing ─▶ Comparing ─▶ Settling ─▶ proven
+///        │ ▲                │           │            │ offered, not served
+///        │ └── refused ─────┴───────────┤            │
+///        ▼                              ▼            ▼
+///   Queued(Page) ◀──▶ Paging ─────────────────▶ Settling ─▶ proven
+///        ▲              │ failed
+///     Resting ◀─────────┘
+/// ```
+#[derive(Debug)]
+pub(super) struct Job {
+    /// What it is part of.
+    pub(super) group: GroupId,
+    pub(super) layer: Layer,
+    /// What to fetch, with its window, without a limit.
+    lean: LeanFilter,
+    /// The name of what it fetches, made when first needed: that takes writing the filter out.
+    hash: OnceCell<FilterHash>,
+    /// When it began: what is younger than this comes live.
+    pub(super) asked: Timestamp,
+    pub(super) phase: Phase,
+    /// The cursor, once pages are asked for.
+    pub(super) pager: Option<Box<Pager>>,
+    /// Delivered rows that our relay has not judged yet.
+    pub(super) unsettled: usize,
+    /// Offered events that are neither here nor given up.
+    pub(super) left: usize,
+    /// Events offered, and those not served when first asked for.
+    pub(super) offered: usize,
+    pub(super) missed: usize,
+    /// Something was given up, visibly: the job ends, but proves nothing.
+    pub(super) has_given_up: bool,
+    /// What happens once at most.
+    pub(super) once: Once,
+    /// Failures in a row.
+    pub(super) failures: u32,
+}
+
+/// What is tried only once.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Once {
+    /// After a passing fault.
+    pub(super) retried: bool,
+    /// After the relay had closed an idle session.
+    pub(super) reopened: bool,
+    /// After authenticating.
+    pub(super) authenticated: bool,
+}
+
+/// Where a job stands.
+#[derive(Debug)]
+pub(super) enum Phase {
+    /// In line for a slot and for its turn.
+    Queued(Method),
+    /// Our own relay is being asked what it has.
+    Listing {
+        /// Names the session to come; its slot is taken.
+        sub: SubId,
+        /// The question.
+        request: InventoryId,
+    },
+    /// The sets are being compared.
+    Comparing {
+        /// The session.
+        sub: SubId,
+        /// Our side of it.
+        talk: Box<Reconciliation>,
+        /// What is to be said next, as soon as that is allowed.
+        say: Option<Say>,
+    },
+    /// A page is under way.
+    Paging {
+        /// The request.
+        sub: SubId,
+        /// What it has delivered.
+        rows: Vec<Row>,
+    },
+    /// Everything was asked for; what came, or was offered, has yet to be judged.
+    Settling,
+    /// Waiting for an answer to our authentication.
+    AwaitingAuth(Method),
+    /// Left alone for a while.
+    Resting {
+        /// Until when.
+        until: Mono,
+        /// What then.
+        then: Method,
+    },
+}
+
+/// A NIP-77 message that is ready.
+#[derive(Debug)]
+pub(super) enum Say {
+    /// The first.
+    Open(Vec<u8>),
+    /// Any other.
+    Go(Vec<u8>),
+}
+
+/// Rows of one page beyond which a relay is not paging but flooding.
+const FLOOD: usize = 8;
+/// Fewer offers than this say nothing about a relay's honesty.
+const TELLING_OFFERS: usize = 20;
+
+impl Job {
+    pub(super) fn new(group: GroupId, layer: Layer, lean: LeanFilter, asked: Timestamp) -> Self {
+        Self {
+            group,
+            layer,
+            hash: OnceCell::new(),
+            lean,
+            asked,
+            phase: Phase::Queued(Method::Reconcile),
+            pager: None,
+            unsettled: 0,
+            left: 0,
+            offered: 0,
+            missed: 0,
+            has_given_up: false,
+            once: Once::default(),
+            failures: 0,
+        }
+    }
+
+    pub(super) fn hash(&self) -> FilterHash {
+        *self.hash.get_or_init(|| FilterHash::of(&self.filter()))
+    }
+
+    pub(super) fn filter(&self) -> Filter {
+        self.lean.filter()
+    }
+
+    /// The ends of the window to fetch, if it has any.
+    pub(super) fn window(&self) -> (Option<Timestamp>, Option<Timestamp>) {
+        (self.lean.rest().since, self.lean.rest().until)
+    }
+
+    /// The next page as a filter; `None` if the cursor has come to its end.
+    pub(super) fn next_page(&mut self, limit: usize) -> Option<Filter> {
+        let (since, until) = self.window();
+        let pager = self.pager.get_or_insert_with(|| {
+            Box::new(Pager::new(PagerConfig { limit, since, ..PagerConfig::default() }))
+        });
+        let Next::Ask(page) = pager.next() else { return None };
+        let until = until.into_iter().chain(page.until).min();
+        Some(Filter { until, limit: Some(page.limit), ..self.filter() })
+    }
+
+    /// Rows came with a page; `false` if there are too many to be one.
+    #[must_use]
+    pub(super) fn delivered(&mut self, new: &[Row], limit: usize) -> bool {
+        self.unsettled += new.len();
+        let Phase::Paging { rows, .. } = &mut self.phase else { return true };
+        rows.extend_from_slice(new);
+        rows.len() <= limit.saturating_mul(FLOOD)
+    }
+
+    /// A page ended properly.
+    pub(super) fn page_ended(&mut self) -> Option<Next> {
+        let Phase::Paging { rows, .. } = &mut self.phase else { return None };
+        let rows = std::mem::take(rows);
+        let pager = self.pager.as_mut()?;
+        self.failures = 0;
+        self.once.retried = false;
+        Some(pager.page_ended(rows.into_iter().map(|row| (row.at, row.id))))
+    }
+
+    /// A page ended in any other way.
+    pub(super) fn page_failed(&mut self) -> Option<Next> {
+        self.pager.as_mut().map(|pager| pager.page_failed())
+    }
+
+    /// The seconds that held more than the relay showed.
+    pub(super) fn gap_seconds(&self) -> Vec<Timestamp> {
+        let gaps = self.pager.iter().flat_map(|pager| pager.gaps());
+        gaps.map(|gap| gap.at).collect()
+    }
+
+    /// Whether the relay offers ids and then serves hardly any: pages will do better.
+    pub(super) fn is_led_astray(&self) -> bool {
+        self.offered >= TELLING_OFFERS && self.missed * 10 >= self.offered * 9
+    }
+
+    /// Whether everything asked for has been judged.
+    pub(super) fn is_settled(&self) -> bool {
+        matches!(self.phase, Phase::Settling) && self.left == 0 && self.unsettled == 0
+    }
+
+    /// What its end proves.
+    pub(super) fn proof(&self, now: Timestamp) -> Option<Proof> {
+        if self.has_given_up {
+            return None;
+        }
+        let proven = if self.pager.is_some() { Proven::Exhausted } else { Proven::Reconciled };
+        let (since, until) = self.window();
+        Some(Proof {
+            filter: self.hash(),
+            since: since.unwrap_or(Timestamp::from_secs(0)),
+            until: until.unwrap_or(self.asked),
+            proven,
+            at: now,
+        })
+    }
+
+    /// Whether a NIP-77 message is ready to be sent.
+    pub(super) fn has_something_to_say(&self) -> bool {
+        matches!(&self.phase, Phase::Comparing { say: Some(_), .. })
+    }
+
+    /// Whether that message is the first of its session.
+    pub(super) fn has_opening(&self) -> bool {
+        matches!(&self.phase, Phase::Comparing { say: Some(Say::Open(_)), .. })
+    }
+
+    /// The subscription or session that is open for it, if any.
+    pub(super) fn sub(&self) -> Option<SubId> {
+        match &self.phase {
+            Phase::Listing { sub, .. }
+            | Phase::Comparing { sub, .. }
+            | Phase::Paging { sub, .. } => Some(*sub),
+            Phase::Queued(_) | Phase::Settling | Phase::AwaitingAuth(_) | Phase::Resting { .. } => {
+                None
+            }
+        }
+    }
+}
+
+/// A request for events by id; the limit is said, since some relays cut short without one.
+pub(super) fn by_ids(ids: impl IntoIterator<Item = EventId>) -> Filter {
+    let filter = Filter::new().ids(ids);
+    let count = filter.ids.as_ref().map_or(0, |ids| ids.len());
+    filter.limit(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use grasp_core::sync::build_announcement_filter;
+
+    use super::super::ids::Ids;
+    use super::*;
+
+    fn job_for(filter: Filter) -> Job {
+        let (layer, lean) = (Layer::of(&filter), LeanFilter::keep(filter, None));
+        Job::new(Ids::default().group(), layer, lean, Timestamp::from_secs(900))
+    }
+
+    fn job() -> Job {
+        job_for(build_announcement_filter(None))
+    }
+
+    fn row(at: u64, n: u8) -> Row {
+        Row { at: Timestamp::from_secs(at), id: EventId::from_byte_array([n; 32]) }
+    }
+
+    fn page(job: &mut Job, rows: &[Row]) -> Next {
+        let sub = Ids::default().sub();
+        job.phase = Phase::Paging { sub, rows: vec![] };
+        assert!(job.delivered(rows, 500));
+        job.page_ended().unwrap()
+    }
+
+    #[test]
+    fn pages_stay_within_the_window_and_carry_a_limit() {
+        let filter = build_announcement_filter(Some(Timestamp::from_secs(5)));
+        let mut job = job_for(filter.until(Timestamp::from_secs(50)));
+        let first = job.next_page(100).unwrap();
+        assert_eq!((first.until, first.limit), (Some(Timestamp::from_secs(50)), Some(100)));
+        let _ = page(&mut job, &[row(30, 1), row(20, 2)]);
+        let second = job.next_page(100).unwrap();
+        assert_eq!((second.since, second.until), (first.since, Some(Timestamp::from_secs(20))));
+    }
+
+    #[test]
+    fn it_is_not_done_before_everything_delivered_was_judged() {
+        let mut job = job();
+        let _ = job.next_page(100);
+        let _ = page(&mut job, &[row(30, 1)]);
+        job.phase = Phase::Settling;
+        assert!(!job.is_settled());
+        job.unsettled -= 1;
+        assert!(job.is_settled());
+        let proof = job.proof(Timestamp::from_secs(1_000)).unwrap();
+        assert_eq!((proof.until, proof.proven), (Timestamp::from_secs(900), Proven::Exhausted));
+    }
+
+    #[test]
+    fn what_was_given_up_leaves_no_proof() {
+        let mut job = job();
+        job.has_given_up = true;
+        assert_eq!(job.proof(Timestamp::from_secs(1_000)), None);
+    }
+
+    #[test]
+    fn a_page_without_end_is_a_flood() {
+        let mut job = job();
+        let _ = job.next_page(100);
+        job.phase = Phase::Paging { sub: Ids::default().sub(), rows: vec![] };
+        assert!(job.delivered(&[row(1, 1); 800], 100));
+        assert!(!job.delivered(&[row(1, 1); 1], 100));
+    }
+
+    #[test]
+    fn a_tenth_of_twenty_offers_served_is_too_little() {
+        let mut job = job();
+        (job.offered, job.missed) = (20, 17);
+        assert!(!job.is_led_astray());
+        job.missed = 18;
+        assert!(job.is_led_astray());
+        (job.offered, job.missed) = (19, 19);
+        assert!(!job.is_led_astray());
+    }
+}

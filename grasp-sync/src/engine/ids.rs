@@ -1,0 +1,107 @@
+//! Names that the engine gives before anything happens, so that every answer finds its way back.
+
+use std::fmt;
+use std::str::FromStr;
+
+use grasp_core::sync::BatchId;
+
+/// One subscription or NIP-77 session on one connection. Never used twice.
+///
+/// Its text is what goes over the wire; what a relay sends back under any other text is not ours.
+///
+/// ```
+/// use grasp_sync::engine::SubId;
+///
+/// let sub: SubId = "g7".parse().unwrap();
+/// assert_eq!(sub.to_string(), "g7");
+/// assert!("g07".parse::<SubId>().is_err() && "7".parse::<SubId>().is_err());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SubId(u64);
+
+/// One attempt to connect, and the connection that comes of it. Answers that carry an older one change nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConnId(u64);
+
+/// One question to the local relay about what it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct InventoryId(u64);
+
+/// A text that names no subscription of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotOurs;
+
+impl fmt::Display for NotOurs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("not a subscription of ours")
+    }
+}
+
+impl std::error::Error for NotOurs {}
+
+impl fmt::Display for SubId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "g{}", self.0)
+    }
+}
+
+impl FromStr for SubId {
+    type Err = NotOurs;
+    fn from_str(text: &str) -> Result<Self, NotOurs> {
+        let digits = text.strip_prefix('g').ok_or(NotOurs)?;
+        let sub = Self(digits.parse().map_err(|_| NotOurs)?);
+        // Only the one spelling that we send.
+        if sub.to_string() == text { Ok(sub) } else { Err(NotOurs) }
+    }
+}
+
+/// One filter's history, fetched by whatever means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct JobId(pub(super) u64);
+
+/// Jobs that complete together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct GroupId(pub(super) u64);
+
+/// One request of the live set, over all the subscriptions that it is sent as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct LiveId(pub(super) u64);
+
+/// Where new names come from: one count for all, so that no two are ever equal.
+#[derive(Debug, Default)]
+pub(super) struct Ids(u64);
+
+impl Ids {
+    fn next(&mut self) -> u64 {
+        self.0 += 1;
+        self.0
+    }
+
+    pub(super) fn sub(&mut self) -> SubId {
+        SubId(self.next())
+    }
+
+    pub(super) fn conn(&mut self) -> ConnId {
+        ConnId(self.next())
+    }
+
+    pub(super) fn inventory(&mut self) -> InventoryId {
+        InventoryId(self.next())
+    }
+
+    pub(super) fn job(&mut self) -> JobId {
+        JobId(self.next())
+    }
+
+    pub(super) fn group(&mut self) -> GroupId {
+        GroupId(self.next())
+    }
+
+    pub(super) fn live(&mut self) -> LiveId {
+        LiveId(self.next())
+    }
+
+    pub(super) fn batch(&mut self) -> BatchId {
+        BatchId(self.next())
+    }
+}

@@ -1,0 +1,176 @@
+//! What our own relay says: what it accepted, what it has, and what it thought of events that were brought to it.
+
+use std::sync::Arc;
+
+use grasp_core::admission::Lasting;
+use grasp_core::nostr::event::{Event, EventId};
+use grasp_core::sync::{FilterHash, IndexChange};
+use grasp_core::{Now, RelayUrl};
+
+use super::SyncEngine;
+use super::ids::{ConnId, InventoryId, SubId};
+use super::io::{Accepted, InventoryFailed, Judged, Outcome, Output, Row};
+use super::rejected::{Dependency, Released};
+use super::relay::{Link, Origin};
+use super::report::{Report, Source};
+use super::retry::Wanting;
+
+impl SyncEngine {
+    pub(super) fn accepted(&mut self, now: Now, accepted: Accepted) {
+        if accepted.direct {
+            self.out.push(Output::Report(Report::Stored { from: Source::Direct, count: 1 }));
+        }
+        let mut arrived: Vec<Dependency> = Vec::new();
+        if let Some(event) = accepted.event {
+            self.shared.rejected.accepted(event);
+            arrived.push(Dependency::Event(event));
+            self.here(now, &[event]);
+        }
+        if let Some(change) = accepted.change {
+            if let IndexChange::Announced { repo, .. } = &change {
+                arrived.push(Dependency::Repo(repo.clone()));
+                arrived.push(Dependency::Name(repo.identifier.clone()));
+            }
+            self.discovery.offer(now.mono, change);
+        }
+        self.release(now, &arrived);
+    }
+
+    /// Our own relay has said what it has.
+    pub(super) fn inventory(
+        &mut self,
+        now: Now,
+        request: InventoryId,
+        items: Result<Vec<Row>, InventoryFailed>,
+    ) {
+        let Some((relay, job)) = self.shared.inventories.remove(&request) else { return };
+        self.turn(now, &relay, |link, desk| {
+            if let Link::Up(session) = link {
+                session.inventory(desk, job, request, items);
+            }
+        });
+    }
+
+    /// Our own relay has judged what a relay delivered.
+    pub(super) fn ingested(
+        &mut self,
+        now: Now,
+        relay: &RelayUrl,
+        conn: ConnId,
+        sub: SubId,
+        judged: Vec<Judged>,
+    ) {
+        // Whoever only waited for these must hear that they are here before they are counted as judged.
+        let origin = self
+            .turn(now, relay, |link, desk| link.session(conn)?.origin(desk, sub, &judged))
+            .flatten();
+        let filters = origin.as_ref().map(|origin| origin.filters.clone()).unwrap_or_default();
+        self.report_stored(relay, origin.as_ref(), &judged);
+        self.remember(now, relay, &judged, &filters);
+        self.turn(now, relay, |link, desk| {
+            if let Some(session) = link.session(conn) {
+                session.judged(desk, sub, &judged);
+            }
+        });
+    }
+
+    /// Our own relay has judged what it was offered again.
+    pub(super) fn reoffered(&mut self, now: Now, judged: Vec<Judged>) {
+        let stored: Vec<EventId> = stored(&judged);
+        let here: Vec<EventId> =
+            judged.iter().filter(|one| one.is_here()).map(|one| one.row.id).collect();
+        here.iter().for_each(|event| self.shared.rejected.accepted(*event));
+        self.here(now, &here);
+        let arrived: Vec<_> = stored.into_iter().map(Dependency::Event).collect();
+        self.release(now, &arrived);
+    }
+
+    fn report_stored(&mut self, relay: &RelayUrl, origin: Option<&Origin>, judged: &[Judged]) {
+        let count = stored(judged).len();
+        let Some(origin) = origin.filter(|_| count > 0) else { return };
+        if let Some(known) = self.relays.get_mut(relay) {
+            known.standing.health.received(count);
+        }
+        let from = Source::Relay { relay: relay.clone(), path: origin.path };
+        self.out.push(Output::Report(Report::Stored { from, count }));
+        if origin.is_gap {
+            let (relay, path) = (relay.clone(), origin.path);
+            self.out.push(Output::Report(Report::Gap { relay, path, count }));
+        }
+    }
+
+    /// Notes what was refused, and lets go whatever waited for what is here.
+    fn remember(
+        &mut self,
+        now: Now,
+        relay: &RelayUrl,
+        judged: &[Judged],
+        filters: &[Option<FilterHash>],
+    ) {
+        let filters = filters.iter().copied().chain(std::iter::repeat(None));
+        for (one, filter) in judged.iter().zip(filters) {
+            match &one.outcome {
+                Outcome::Refused { lasting: Lasting::Forever, .. } => {
+                    self.shared.rejected.refused(now.mono, relay, filter, one.row, None);
+                }
+                Outcome::Refused { lasting: Lasting::UntilDependency, event } => {
+                    let event = event.clone();
+                    self.shared.rejected.refused(now.mono, relay, filter, one.row, event);
+                }
+                Outcome::Stored | Outcome::Held | Outcome::Known => {
+                    self.shared.rejected.accepted(one.row.id);
+                }
+                Outcome::Forged | Outcome::Refused { lasting: Lasting::Briefly, .. } => {}
+            }
+        }
+        let done = judged.iter().filter(|one| !one.outcome.is_worth_retrying());
+        let done: Vec<EventId> = done.map(|one| one.row.id).collect();
+        self.here(now, &done);
+        let arrived: Vec<_> = stored(judged).into_iter().map(Dependency::Event).collect();
+        self.release(now, &arrived);
+    }
+
+    /// Nobody need fetch these any longer.
+    fn here(&mut self, now: Now, events: &[EventId]) {
+        let wanting: Vec<RelayUrl> = {
+            let relays = self.relays.iter().filter(|(_, one)| !one.standing.wants.is_empty());
+            relays.map(|(url, _)| url.clone()).collect()
+        };
+        for url in wanting {
+            self.turn(now, &url, |link, desk| {
+                if let Link::Up(session) = link {
+                    events.iter().for_each(|event| session.is_here(desk, *event));
+                }
+            });
+        }
+    }
+
+    /// Offers again, or fetches again, whatever waited for these.
+    fn release(&mut self, now: Now, arrived: &[Dependency]) {
+        let mut events: Vec<Arc<Event>> = Vec::new();
+        for dependency in arrived {
+            let Released { reoffer, refetch } = self.shared.rejected.arrived(dependency);
+            events.extend(reoffer);
+            for (relay, event) in refetch {
+                self.turn(now, &relay, |link, desk| match link {
+                    Link::Up(_) => desk.standing.wants.want(now.mono, event, None),
+                    Link::Idle | Link::Dialing(_) => Wanting::GivenUp,
+                });
+            }
+        }
+        if !events.is_empty() {
+            self.out.push(Output::Reoffer { events });
+        }
+    }
+}
+
+fn stored(judged: &[Judged]) -> Vec<EventId> {
+    let stored = judged.iter().filter(|one| matches!(one.outcome, Outcome::Stored));
+    stored.map(|one| one.row.id).collect()
+}
+
+impl Judged {
+    fn is_here(&self) -> bool {
+        matches!(self.outcome, Outcome::Stored | Outcome::Held | Outcome::Known)
+    }
+}

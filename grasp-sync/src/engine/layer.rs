@@ -1,0 +1,156 @@
+//! Which of the three layers a filter belongs to, and how it can be cut.
+
+use std::collections::BTreeSet;
+
+use grasp_core::nostr::filter::{Filter, SingleLetterTag};
+use grasp_core::nostr::types::Timestamp;
+
+/// What kind of thing a filter asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Layer {
+    /// All announcements and states.
+    Announcements,
+    /// Events about our repositories.
+    Repos,
+    /// Events about their roots.
+    Roots,
+}
+
+impl Layer {
+    pub(super) fn of(filter: &Filter) -> Self {
+        let names_root = |(tag, values): (&SingleLetterTag, &BTreeSet<String>)| match *tag {
+            SingleLetterTag::LOWERCASE_E | SingleLetterTag::UPPERCASE_E => true,
+            // A quote names either; only coordinates have colons.
+            SingleLetterTag::LOWERCASE_Q => values.iter().all(|value| !value.contains(':')),
+            _ => false,
+        };
+        if filter.generic_tags.is_empty() {
+            Self::Announcements
+        } else if filter.generic_tags.iter().any(names_root) {
+            Self::Roots
+        } else {
+            Self::Repos
+        }
+    }
+}
+
+/// How long a filter is as JSON, nearly: what a relay remembers of it is not counted to the byte by anybody.
+pub(super) fn wire_len(filter: &Filter) -> usize {
+    const FIELDS: usize = 128;
+    let values = filter.generic_tags.values().flatten();
+    let ids = filter.ids.as_ref().map_or(0, BTreeSet::len);
+    FIELDS + values.map(|value| value.len() + 3).sum::<usize>() + ids * 67
+}
+
+/// When events like ours began to exist, nearly: bisecting below it would only find nothing, many times over.
+const BEGINNING: u64 = 1_577_836_800;
+/// Windows shorter than this are not cut further.
+const SHORTEST_WINDOW: u64 = 60 * 60;
+
+/// Both halves of a filter's time, sharing the second in the middle; `None` if it is too short to be cut.
+pub(super) fn bisect(filter: &Filter, now: Timestamp) -> Option<[Filter; 2]> {
+    let low = filter.since.map_or(BEGINNING, |since| since.as_secs().max(BEGINNING));
+    let high = filter.until.unwrap_or(now).as_secs();
+    let length = high.checked_sub(low)?;
+    if length <= SHORTEST_WINDOW {
+        return None;
+    }
+    let middle = Timestamp::from_secs(low + length / 2);
+    Some([filter.clone().until(middle), filter.clone().since(middle)])
+}
+
+/// Both halves of what a filter lists, together matching the same; `None` if it lists but one thing.
+pub(super) fn split(filter: &Filter) -> Option<[Filter; 2]> {
+    let longest = filter.generic_tags.iter().max_by_key(|(_, values)| values.len());
+    if let Some((tag, values)) = longest.filter(|(_, values)| values.len() > 1) {
+        return Some(halves(values).map(|half| {
+            let mut part = filter.clone();
+            part.generic_tags.insert(*tag, half);
+            part
+        }));
+    }
+    let kinds = filter.kinds.as_ref().filter(|kinds| kinds.len() > 1)?;
+    Some(halves(kinds).map(|half| Filter { kinds: Some(half), ..filter.clone() }))
+}
+
+fn halves<T: Ord + Clone>(values: &BTreeSet<T>) -> [BTreeSet<T>; 2] {
+    let middle = values.len() / 2;
+    let first = values.iter().take(middle).cloned().collect();
+    [first, values.iter().skip(middle).cloned().collect()]
+}
+
+#[cfg(test)]
+mod tests {
+    use grasp_core::nostr::event::EventId;
+    use grasp_core::nostr::key::PublicKey;
+    use grasp_core::sync::{
+        RelaySyncNeeds, RequestBudget, SyncLevel, build_announcement_filter,
+        build_layer2_and_layer3_filters,
+    };
+    use grasp_core::{RepoId, kinds};
+
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_secs(1_700_000_000);
+
+    #[test]
+    fn every_filter_of_ours_belongs_to_its_layer() {
+        let repo =
+            |n, d: &str| RepoId::new(PublicKey::from_byte_array([n; 32]), d.parse().unwrap());
+        let items = RelaySyncNeeds {
+            repos: [(repo(1, "x"), SyncLevel::Full), (repo(2, "y"), SyncLevel::StateOnly)].into(),
+            root_events: [EventId::from_byte_array([1; 32]).into()].into(),
+        };
+        let filters = build_layer2_and_layer3_filters(&items, None, &RequestBudget::default());
+        let layers: Vec<_> = filters.iter().map(Layer::of).collect();
+        let repos = [Layer::Repos; 4];
+        assert_eq!(layers, repos.into_iter().chain([Layer::Roots; 3]).collect::<Vec<_>>());
+        assert_eq!(Layer::of(&build_announcement_filter(None)), Layer::Announcements);
+    }
+
+    #[test]
+    fn the_length_is_near_enough_and_not_too_short() {
+        let ids = (0..200).map(|n: u8| EventId::from_byte_array([n; 32]));
+        for filter in [
+            build_announcement_filter(None),
+            Filter::new().events(ids.clone()).since(NOW).limit(500),
+            Filter::new().ids(ids),
+        ] {
+            let (near, exact) = (wire_len(&filter), filter.as_json().len());
+            assert!((exact..exact + 128).contains(&near), "{near} for {exact}");
+        }
+    }
+
+    #[test]
+    fn halves_of_time_leave_nothing_out_and_end_at_an_hour() {
+        let [old, new] = bisect(&Filter::new(), NOW).unwrap();
+        assert_eq!((old.since, new.until), (None, None), "the ends stay open");
+        assert_eq!(old.until, new.since);
+        let mut windows = vec![Filter::new().since(NOW - 20_000u64).until(NOW)];
+        let mut cuts = 0;
+        while let Some(window) = windows.pop() {
+            if let Some(parts) = bisect(&window, NOW) {
+                cuts += 1;
+                windows.extend(parts);
+            }
+        }
+        assert_eq!(cuts, 7, "20,000 seconds become eight windows");
+        assert_eq!(bisect(&Filter::new().until(Timestamp::from_secs(5)), NOW), None);
+    }
+
+    #[test]
+    fn a_filter_is_split_down_to_single_values_and_kinds() {
+        let tags = Filter::new().kinds([kinds::STATE]).identifiers(["a", "b", "c"]);
+        let mut parts = vec![tags];
+        let mut whole = BTreeSet::new();
+        while let Some(part) = parts.pop() {
+            match split(&part) {
+                Some(halves) => parts.extend(halves),
+                None => whole.extend(part.generic_tags.into_values().flatten()),
+            }
+        }
+        assert_eq!(whole.into_iter().collect::<Vec<_>>(), ["a", "b", "c"]);
+        let [one, two] = split(&build_announcement_filter(None)).unwrap();
+        assert_eq!(one.kinds.unwrap().len() + two.kinds.unwrap().len(), 2);
+    }
+}

@@ -1,0 +1,102 @@
+//! Filters as they are kept: event ids as bytes, and once for all the tags that list the same ones.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use grasp_core::nostr::event::EventId;
+use grasp_core::nostr::filter::{Filter, SingleLetterTag};
+
+/// A filter that takes little memory.
+///
+/// Nearly all values of all filters are event ids. As text, in a set, one for each of three tags, each takes some
+/// three hundred bytes; here it takes thirty-two. There are as many of them as threads, times relays.
+#[derive(Clone, Debug)]
+pub(super) struct LeanFilter {
+    /// The filter without its ids.
+    rest: Filter,
+    /// What they are tagged with, and the ids, sorted.
+    ids: Option<(SingleLetterTag, Arc<[EventId]>)>,
+}
+
+impl LeanFilter {
+    /// Keeps a filter; `like` is another whose ids may be the same.
+    pub(super) fn keep(mut filter: Filter, like: Option<&Self>) -> Self {
+        let mut tags = filter.generic_tags.iter();
+        let ids = match (tags.next(), tags.next()) {
+            (Some((tag, values)), None) => as_ids(values).map(|ids| (*tag, ids)),
+            _ => None,
+        };
+        let Some((tag, ids)) = ids else { return Self { rest: filter, ids: None } };
+        filter.generic_tags.clear();
+        let known = like.and_then(|like| like.ids.as_ref()).map(|(_, known)| known);
+        let ids = match known.filter(|known| ***known == *ids) {
+            Some(known) => Arc::clone(known),
+            None => ids.into(),
+        };
+        Self { rest: filter, ids: Some((tag, ids)) }
+    }
+
+    /// The filter as it was.
+    pub(super) fn filter(&self) -> Filter {
+        let mut filter = self.rest.clone();
+        if let Some((tag, ids)) = &self.ids {
+            filter.generic_tags.insert(*tag, ids.iter().map(EventId::to_hex).collect());
+        }
+        filter
+    }
+
+    /// The filter without its ids: its window, kinds and other lists.
+    pub(super) fn rest(&self) -> &Filter {
+        &self.rest
+    }
+}
+
+/// Keeps filters, and shares ids between neighbours.
+pub(super) fn keep_all(filters: impl IntoIterator<Item = Filter>) -> Vec<LeanFilter> {
+    let mut kept: Vec<LeanFilter> = Vec::new();
+    for filter in filters {
+        let lean = LeanFilter::keep(filter, kept.last());
+        kept.push(lean);
+    }
+    kept
+}
+
+/// The values as ids, if all of them are.
+fn as_ids(values: &BTreeSet<String>) -> Option<Vec<EventId>> {
+    let id = |value: &String| EventId::from_hex(value).ok().filter(|id| id.to_hex() == *value);
+    values.iter().map(id).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use grasp_core::sync::build_announcement_filter;
+
+    use super::*;
+
+    fn tagged(tag: SingleLetterTag, ids: std::ops::Range<u8>) -> Filter {
+        let ids = ids.map(|n| EventId::from_byte_array([n; 32]).to_hex());
+        Filter::new().custom_tags(tag, ids).since(5.into())
+    }
+
+    #[test]
+    fn a_filter_comes_back_as_it_was() {
+        let upper = "AB".repeat(32);
+        for filter in [
+            build_announcement_filter(None),
+            tagged(SingleLetterTag::LOWERCASE_E, 0..40),
+            Filter::new().identifiers(["x", "y"]),
+            tagged(SingleLetterTag::LOWERCASE_E, 0..3).identifier("x"),
+            Filter::new().custom_tag(SingleLetterTag::LOWERCASE_Q, upper),
+        ] {
+            assert_eq!(LeanFilter::keep(filter.clone(), None).filter(), filter);
+        }
+    }
+
+    #[test]
+    fn neighbours_with_the_same_ids_share_them() {
+        let tags = [SingleLetterTag::LOWERCASE_E, SingleLetterTag::UPPERCASE_E];
+        let kept = keep_all([tagged(tags[0], 0..9), tagged(tags[1], 0..9), tagged(tags[0], 9..18)]);
+        let ids = |n: usize| kept[n].ids.as_ref().map(|(_, ids)| Arc::as_ptr(ids)).unwrap();
+        assert!(std::ptr::eq(ids(0), ids(1)) && !std::ptr::eq(ids(1), ids(2)));
+    }
+}

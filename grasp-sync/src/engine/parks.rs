@@ -1,0 +1,128 @@
+//! What a relay does not want to be asked: left alone, then probed once.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use grasp_core::Mono;
+use grasp_core::limits::{Admit, PARK, REQUEST_WATCHDOG};
+use grasp_core::sync::FilterHash;
+
+use super::layer::Layer;
+
+/// Filters remembered as refused for what they are.
+const MAX_FILTERS: usize = 1_000;
+
+/// How a layer is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Way {
+    /// For what is still to come.
+    Live,
+    /// For what is stored.
+    History,
+}
+
+/// The parked coverage of one relay. Outlives its connections: reconnecting is no reason to ask again.
+///
+/// A policy concerns who we are or what kind of thing we ask for, hardly ever one filter; so it parks the layer.
+/// Else each newly found issue would make a new filter, and be refused anew. A filter that was refused for what
+/// it is, on the other hand, concerns nothing but itself.
+#[derive(Debug, Default)]
+pub(super) struct Parks {
+    layers: BTreeMap<(Layer, Way), Park>,
+    filters: BTreeMap<FilterHash, Mono>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Park {
+    Until(Mono),
+    /// One request is out to see whether the policy still stands.
+    Probing(Mono),
+}
+
+impl Parks {
+    /// May this layer be asked for?
+    pub(super) fn admit(&self, now: Mono, layer: Layer, way: Way) -> Admit {
+        let at = match self.layers.get(&(layer, way)) {
+            None => return Admit::Go,
+            Some(Park::Until(at)) => *at,
+            // A probe that came to nothing is sent again.
+            Some(Park::Probing(since)) => *since + REQUEST_WATCHDOG,
+        };
+        if now >= at { Admit::Go } else { Admit::Wait(at) }
+    }
+
+    /// A request for this layer goes out: if it is parked, as the one probe.
+    pub(super) fn sent(&mut self, now: Mono, layer: Layer, way: Way) {
+        if let Some(park) = self.layers.get_mut(&(layer, way)) {
+            *park = Park::Probing(now);
+        }
+    }
+
+    /// A request for this layer was answered.
+    pub(super) fn answered(&mut self, layer: Layer, way: Way) {
+        self.layers.remove(&(layer, way));
+    }
+
+    /// The relay does not want to be asked for this.
+    pub(super) fn park(&mut self, now: Mono, layer: Layer, way: Way) {
+        self.layers.insert((layer, way), Park::Until(now + PARK));
+    }
+
+    /// The relay cannot take this very filter.
+    pub(super) fn refuse(&mut self, now: Mono, filter: FilterHash) {
+        self.filters.retain(|_, until| *until > now);
+        if self.filters.len() < MAX_FILTERS {
+            self.filters.insert(filter, now + PARK);
+        }
+    }
+
+    /// How long this very filter is not to be sent again, if at all.
+    pub(super) fn refused_until(
+        &self,
+        now: Mono,
+        filter: impl FnOnce() -> FilterHash,
+    ) -> Option<Duration> {
+        if self.filters.is_empty() {
+            return None;
+        }
+        let until = *self.filters.get(&filter())?;
+        (until > now).then(|| until - now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const T0: Mono = Mono::from_secs(50);
+
+    #[test]
+    fn parked_coverage_is_left_alone_for_a_day_and_probed_once() {
+        let mut parks = Parks::default();
+        assert_eq!(parks.admit(T0, Layer::Roots, Way::History), Admit::Go);
+        parks.park(T0, Layer::Roots, Way::History);
+        assert_eq!(parks.admit(T0, Layer::Roots, Way::History), Admit::Wait(T0 + PARK));
+        assert_eq!(parks.admit(T0, Layer::Roots, Way::Live), Admit::Go);
+        assert_eq!(parks.admit(T0, Layer::Repos, Way::History), Admit::Go);
+
+        let probe = T0 + PARK;
+        assert_eq!(parks.admit(probe, Layer::Roots, Way::History), Admit::Go);
+        parks.sent(probe, Layer::Roots, Way::History);
+        let wait = Admit::Wait(probe + REQUEST_WATCHDOG);
+        assert_eq!(parks.admit(probe, Layer::Roots, Way::History), wait);
+        parks.park(probe, Layer::Roots, Way::History);
+        assert_eq!(parks.admit(probe, Layer::Roots, Way::History), Admit::Wait(probe + PARK));
+        parks.answered(Layer::Roots, Way::History);
+        assert_eq!(parks.admit(probe, Layer::Roots, Way::History), Admit::Go);
+    }
+
+    #[test]
+    fn a_refused_filter_is_remembered_and_memory_is_bounded() {
+        let mut parks = Parks::default();
+        let hash = |n: usize| format!("{n:064x}").parse::<FilterHash>().unwrap();
+        (0..2 * MAX_FILTERS).for_each(|n| parks.refuse(T0, hash(n)));
+        assert_eq!(parks.filters.len(), MAX_FILTERS);
+        assert_eq!(parks.refused_until(T0, || hash(0)), Some(PARK));
+        assert_eq!(parks.refused_until(T0 + PARK, || hash(0)), None);
+    }
+}

@@ -1,0 +1,213 @@
+//! One NIP-77 session from our side, pure. Finds out what a relay has and we do not; uploads nothing.
+
+use std::collections::BTreeSet;
+
+use grasp_core::nostr::event::EventId;
+use negentropy::{Id, Negentropy, NegentropyStorageVector};
+
+use super::io::Row;
+
+/// The longest message that is read. Known relays send up to half a megabyte.
+const MAX_MESSAGE: usize = 1024 * 1024;
+/// Messages of one session. Honest ones take a few, plus one for each frame that a large difference fills.
+const MAX_ROUNDS: u32 = 400;
+/// Ids that one session may offer; a larger difference is had in parts.
+pub(super) const MAX_NEEDED: usize = 100_000;
+
+/// A session under way.
+#[derive(Debug)]
+pub(super) struct Reconciliation {
+    talk: Negentropy<'static, NegentropyStorageVector>,
+    items: usize,
+    rounds: u32,
+    lacking: usize,
+    needed: BTreeSet<EventId>,
+}
+
+/// What comes after a message.
+#[must_use]
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Send this and wait.
+    Reply(Vec<u8>),
+    /// Everything is compared.
+    Done {
+        /// What the relay has and we do not.
+        needed: BTreeSet<EventId>,
+        /// How many of ours it does not have.
+        lacking: usize,
+    },
+    /// More differs than one session should deal with.
+    TooMuch,
+    /// What was sent cannot be read, or leads nowhere.
+    Broken,
+}
+
+impl Reconciliation {
+    /// Opens a session over what we have; `None` if that cannot be put into words.
+    pub(super) fn open(
+        items: impl IntoIterator<Item = Row>,
+        frame: u64,
+    ) -> Option<(Self, Vec<u8>)> {
+        let mut storage = NegentropyStorageVector::new();
+        for row in items {
+            storage.insert(row.at.as_secs(), Id::from_byte_array(*row.id.as_bytes())).ok()?;
+        }
+        storage.seal().ok()?;
+        let items = negentropy::NegentropyStorageBase::size(&storage).ok()?;
+        let mut talk = Negentropy::owned(storage, frame).ok()?;
+        let first = talk.initiate().ok()?;
+        let session = Self { talk, items, rounds: 0, lacking: 0, needed: BTreeSet::new() };
+        Some((session, first))
+    }
+
+    /// How many items of ours the session holds in memory.
+    pub(super) fn items(&self) -> usize {
+        self.items
+    }
+
+    /// The relay has answered.
+    pub(super) fn heard(&mut self, message: &[u8]) -> Step {
+        self.rounds += 1;
+        if message.len() > MAX_MESSAGE || self.rounds > MAX_ROUNDS {
+            return Step::Broken;
+        }
+        let (mut have, mut need) = (Vec::new(), Vec::new());
+        let Ok(next) = self.talk.reconcile_with_ids(message, &mut have, &mut need) else {
+            return Step::Broken;
+        };
+        self.lacking = self.lacking.saturating_add(have.len()).min(self.items);
+        self.needed.extend(need.iter().map(|id| EventId::from_byte_array(id.to_bytes())));
+        if self.needed.len() > MAX_NEEDED {
+            return Step::TooMuch;
+        }
+        match next {
+            Some(reply) => Step::Reply(reply),
+            None => {
+                let needed = std::mem::take(&mut self.needed);
+                Step::Done { needed, lacking: self.lacking }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use grasp_core::nostr::types::Timestamp;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const FRAME: u64 = 60_000;
+
+    /// Ids must look like hashes: fingerprints are sums, and ids in a row would add up to equal ones.
+    fn row(n: u32) -> Row {
+        let mut id = [0; 32];
+        let mut word = u64::from(n) + 1;
+        for chunk in id.chunks_mut(8) {
+            word = (word ^ (word >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            word = (word ^ (word >> 32)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            chunk.copy_from_slice(&word.to_be_bytes());
+        }
+        Row { at: Timestamp::from_secs(u64::from(n / 3)), id: EventId::from_byte_array(id) }
+    }
+
+    fn server(rows: &[Row], frame: u64) -> Negentropy<'static, NegentropyStorageVector> {
+        let mut storage = NegentropyStorageVector::new();
+        for row in rows {
+            storage.insert(row.at.as_secs(), Id::from_byte_array(*row.id.as_bytes())).unwrap();
+        }
+        storage.seal().unwrap();
+        Negentropy::owned(storage, frame).unwrap()
+    }
+
+    /// Talks to the end; what is needed, what they lack, and how many rounds it took.
+    fn compare(ours: &[Row], theirs: &[Row]) -> (BTreeSet<EventId>, usize, usize) {
+        let (mut session, mut message) = Reconciliation::open(ours.to_vec(), FRAME).unwrap();
+        let mut peer = server(theirs, FRAME);
+        for round in 1.. {
+            match session.heard(&peer.reconcile(&message).unwrap()) {
+                Step::Reply(reply) => message = reply,
+                Step::Done { needed, lacking } => return (needed, lacking, round),
+                step => panic!("{step:?}"),
+            }
+        }
+        unreachable!()
+    }
+
+    #[test]
+    fn equal_sets_take_one_round() {
+        let rows: Vec<_> = (0..5_000).map(row).collect();
+        assert_eq!(compare(&rows, &rows), (BTreeSet::new(), 0, 1));
+    }
+
+    #[test]
+    fn an_empty_set_needs_everything() {
+        let rows: Vec<_> = (0..10_000).map(row).collect();
+        let (needed, lacking, rounds) = compare(&[], &rows);
+        assert_eq!((needed.len(), lacking), (10_000, 0));
+        assert!(rounds < 10, "{rounds}");
+    }
+
+    #[test]
+    fn more_than_a_session_should_deal_with_is_too_much() {
+        let rows: Vec<_> = (0..MAX_NEEDED as u32 + 1).map(row).collect();
+        let (mut session, mut message) = Reconciliation::open([], FRAME).unwrap();
+        let mut peer = server(&rows, 500_000);
+        loop {
+            match session.heard(&peer.reconcile(&message).unwrap()) {
+                Step::Reply(reply) => message = reply,
+                step => return assert_eq!(step, Step::TooMuch),
+            }
+        }
+    }
+
+    #[test]
+    fn a_relay_that_never_comes_to_an_end_is_left() {
+        let ours: Vec<_> = (0..1_000).map(row).collect();
+        let (mut session, _) = Reconciliation::open(ours, FRAME).unwrap();
+        // A fingerprint of everything that never matches.
+        let mut nonsense = vec![0x61, 0, 0, 1];
+        nonsense.extend([7; 16]);
+        let steps = (0..).map(|_| session.heard(&nonsense));
+        let replies = steps.take_while(|step| matches!(step, Step::Reply(_))).count();
+        assert_eq!(replies, MAX_ROUNDS as usize);
+    }
+
+    #[test]
+    fn an_oversized_message_is_not_read() {
+        let (mut session, _) = Reconciliation::open([], FRAME).unwrap();
+        assert_eq!(session.heard(&vec![0x61; MAX_MESSAGE + 1]), Step::Broken);
+    }
+
+    proptest! {
+        #[test]
+        fn the_difference_is_found_exactly(
+            ours in prop::collection::btree_set(0u32..3_000, 0..400),
+            theirs in prop::collection::btree_set(0u32..3_000, 0..400),
+        ) {
+            let rows = |set: &BTreeSet<u32>| set.iter().copied().map(row).collect::<Vec<_>>();
+            let (needed, lacking, _) = compare(&rows(&ours), &rows(&theirs));
+            let wanted = theirs.difference(&ours).map(|n| row(*n).id).collect();
+            prop_assert_eq!(needed, wanted);
+            prop_assert_eq!(lacking, ours.difference(&theirs).count());
+        }
+
+        #[test]
+        fn no_bytes_make_it_panic_or_grow(
+            ours in 0u32..200,
+            mut bytes in prop::collection::vec(any::<u8>(), 0..2_000),
+            starts_well in any::<bool>(),
+        ) {
+            if starts_well && !bytes.is_empty() {
+                bytes[0] = 0x61;
+            }
+            let (mut session, _) = Reconciliation::open((0..ours).map(row), FRAME).unwrap();
+            match session.heard(&bytes) {
+                Step::Reply(reply) => prop_assert!(reply.len() <= FRAME as usize),
+                Step::Done { needed, .. } => prop_assert!(needed.len() * 32 <= bytes.len()),
+                Step::TooMuch | Step::Broken => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! What outlives the process, so that a restart hammers nobody and fetches nothing twice.
+
+use std::collections::BTreeMap;
+
+use grasp_core::limits::BackoffSnapshot;
+use grasp_core::sync::CoverageSet;
+use grasp_core::{RelayUrl, nostr};
+use nostr::types::Timestamp;
+use serde::{Deserialize, Serialize};
+
+/// What is remembered of one relay, in calendar terms.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RelayRecord {
+    /// Which one.
+    pub relay: RelayUrl,
+    /// Its failures, if it is not well.
+    pub backoff: Option<BackoffSnapshot>,
+    /// Until when it is not to be dialled, whatever its failures.
+    pub quarantined_until: Option<Timestamp>,
+    /// When everything was last fetched from it anew.
+    pub full_pass_at: Option<Timestamp>,
+    /// The bytes of subscriptions it has said to remember at most.
+    pub retained_bytes: Option<usize>,
+    /// What it has given completely.
+    pub coverage: CoverageSet,
+}
+
+/// Windows of coverage kept for each relay.
+pub(super) const COVERAGE_CAPACITY: usize = 1_000;
+
+/// Records of relays that are not targets at the moment: restored ones whose repositories have not been told yet,
+/// and retired ones, so that dropping and re-adding a relay resets nothing.
+#[derive(Debug, Default)]
+pub(super) struct Records(BTreeMap<RelayUrl, RelayRecord>);
+
+/// Relays remembered that nobody needs.
+const MAX_RECORDS: usize = 1_000;
+
+impl Records {
+    pub(super) fn keep(&mut self, record: RelayRecord) {
+        if self.0.len() < MAX_RECORDS || self.0.contains_key(&record.relay) {
+            self.0.insert(record.relay.clone(), record);
+        }
+    }
+
+    pub(super) fn take(&mut self, relay: &RelayUrl) -> Option<RelayRecord> {
+        self.0.remove(relay)
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = &RelayRecord> {
+        self.0.values()
+    }
+}

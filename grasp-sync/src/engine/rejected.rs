@@ -1,0 +1,331 @@
+//! Events that our relay has refused: the recent ones whole, the older ones by id.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use grasp_core::nip34::References;
+use grasp_core::nostr::event::{Event, EventId};
+use grasp_core::sync::FilterHash;
+use grasp_core::{Identifier, Mono, RelayUrl, RepoId, kinds};
+
+use super::io::Row;
+
+/// How long whole events wait for what they lack.
+const HOT: Duration = Duration::from_secs(2 * 60);
+/// How long ids are kept out of reconciliation.
+const COLD: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+/// Whole events kept.
+const MAX_HOT: usize = 1_024;
+/// Bytes of them.
+const MAX_HOT_BYTES: usize = 8 * 1024 * 1024;
+/// Bytes of one of them.
+const MAX_EVENT_BYTES: usize = 128 * 1024;
+/// Ids kept.
+const MAX_COLD: usize = 50_000;
+/// Things that one event can be seen to wait for.
+const MAX_AWAITED: usize = 16;
+
+/// Something that a refused event may have lacked.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Dependency {
+    /// An event.
+    Event(EventId),
+    /// The announcement of a repository.
+    Repo(RepoId),
+    /// Any announcement with this name: it may name new maintainers.
+    Name(Identifier),
+}
+
+impl Dependency {
+    fn of(event: &Event) -> Vec<Self> {
+        if event.kind == kinds::ANNOUNCEMENT || event.kind == kinds::STATE {
+            let name = event.tags.identifier().and_then(|d| Identifier::new(&d).ok());
+            return name.map(Self::Name).into_iter().collect();
+        }
+        let references = References::of(event);
+        let repos = references.coordinates.into_iter().filter_map(|coordinate| {
+            let identifier = Identifier::new(&coordinate.identifier).ok()?;
+            let is_repo = coordinate.kind == kinds::ANNOUNCEMENT;
+            is_repo.then(|| Self::Repo(RepoId::new(coordinate.public_key, identifier)))
+        });
+        repos.chain(references.ids.into_iter().map(Self::Event)).take(MAX_AWAITED).collect()
+    }
+}
+
+/// What to do now that something has arrived.
+#[must_use]
+#[derive(Debug, Default)]
+pub(super) struct Released {
+    /// To be offered again as they are.
+    pub(super) reoffer: Vec<Arc<Event>>,
+    /// To be fetched again, from whom they came.
+    pub(super) refetch: Vec<(RelayUrl, EventId)>,
+}
+
+/// The memory of refused events.
+///
+/// Whole events wait a short while, since what arrives in the wrong order arrives soon after. Ids are kept for
+/// days, by the filter that brought them, and count as ours when sets are compared: else every pass would download
+/// them again. What was refused for want of something is dropped from it, and asked for again, when that arrives.
+#[derive(Debug, Default)]
+pub(super) struct Rejected {
+    hot: BTreeMap<EventId, Hot>,
+    hot_bytes: usize,
+    cold: BTreeMap<EventId, Cold>,
+    by_filter: BTreeMap<FilterHash, BTreeSet<EventId>>,
+    awaited: BTreeMap<Dependency, BTreeSet<EventId>>,
+    expiry: BTreeSet<(Mono, EventId)>,
+    hot_expiry: BTreeSet<(Mono, EventId)>,
+}
+
+#[derive(Debug)]
+struct Hot {
+    event: Arc<Event>,
+    bytes: usize,
+    until: Mono,
+}
+
+#[derive(Debug)]
+struct Cold {
+    row: Row,
+    until: Mono,
+    relay: RelayUrl,
+    filter: Option<FilterHash>,
+    awaits: Vec<Dependency>,
+}
+
+impl Rejected {
+    /// An event was refused. `event` is given if something it lacked could change that.
+    pub(super) fn refused(
+        &mut self,
+        now: Mono,
+        relay: &RelayUrl,
+        filter: Option<FilterHash>,
+        row: Row,
+        event: Option<Arc<Event>>,
+    ) {
+        self.forget(row.id);
+        let awaits = event.as_deref().map(Dependency::of).unwrap_or_default();
+        for dependency in &awaits {
+            self.awaited.entry(dependency.clone()).or_default().insert(row.id);
+        }
+        if let Some(hash) = filter {
+            self.by_filter.entry(hash).or_default().insert(row.id);
+        }
+        let until = now + COLD;
+        self.expiry.insert((until, row.id));
+        let relay = relay.clone();
+        self.cold.insert(row.id, Cold { row, until, relay, filter, awaits });
+        if let Some(event) = event.filter(|event| event.id == row.id) {
+            self.heat(now, event);
+        }
+        self.make_room();
+    }
+
+    /// Something is here now: whatever waited for it is let go.
+    pub(super) fn arrived(&mut self, what: &Dependency) -> Released {
+        let mut released = Released::default();
+        for id in self.awaited.get(what).cloned().unwrap_or_default() {
+            // What is offered again is forgotten once it is taken; it may be waiting for something else as well.
+            match self.cool(id) {
+                Some(event) => released.reoffer.push(event),
+                None => {
+                    let cold = self.forget(id);
+                    released.refetch.extend(cold.map(|cold| (cold.relay, id)));
+                }
+            }
+        }
+        released
+    }
+
+    /// The refused events that a filter would bring again.
+    pub(super) fn rows(&self, filter: &FilterHash) -> impl Iterator<Item = Row> {
+        let ids = self.by_filter.get(filter).into_iter().flatten();
+        ids.filter_map(|id| self.cold.get(id)).map(|cold| cold.row)
+    }
+
+    /// An event is here after all.
+    pub(super) fn accepted(&mut self, id: EventId) {
+        self.forget(id);
+    }
+
+    /// Forgets what is too old.
+    pub(super) fn expire(&mut self, now: Mono) {
+        while let Some(due) = self.hot_expiry.first().copied().filter(|(at, _)| *at <= now) {
+            self.hot_expiry.remove(&due);
+            self.cool(due.1);
+        }
+        while let Some(due) = self.expiry.first().copied().filter(|(at, _)| *at <= now) {
+            self.expiry.remove(&due);
+            self.forget(due.1);
+        }
+    }
+
+    /// When something will be too old. Whole events hurry; ids are looked after when the next whole one expires.
+    pub(super) fn deadline(&self) -> Option<Mono> {
+        let first = |set: &BTreeSet<(Mono, EventId)>| set.first().map(|(at, _)| *at);
+        first(&self.hot_expiry).into_iter().chain(first(&self.expiry)).min()
+    }
+
+    fn heat(&mut self, now: Mono, event: Arc<Event>) {
+        let bytes = size_of_event(&event);
+        let is_full = self.hot.len() >= MAX_HOT || self.hot_bytes + bytes > MAX_HOT_BYTES;
+        if is_full || bytes > MAX_EVENT_BYTES {
+            return;
+        }
+        let until = now + HOT;
+        self.hot_bytes += bytes;
+        self.hot_expiry.insert((until, event.id));
+        self.hot.insert(event.id, Hot { event, bytes, until });
+    }
+
+    fn cool(&mut self, id: EventId) -> Option<Arc<Event>> {
+        let hot = self.hot.remove(&id)?;
+        self.hot_bytes -= hot.bytes;
+        self.hot_expiry.remove(&(hot.until, id));
+        Some(hot.event)
+    }
+
+    fn forget(&mut self, id: EventId) -> Option<Cold> {
+        self.cool(id);
+        let cold = self.cold.remove(&id)?;
+        self.expiry.remove(&(cold.until, id));
+        for dependency in &cold.awaits {
+            remove_from(&mut self.awaited, dependency, id);
+        }
+        if let Some(hash) = &cold.filter {
+            remove_from(&mut self.by_filter, hash, id);
+        }
+        Some(cold)
+    }
+
+    fn make_room(&mut self) {
+        while self.cold.len() > MAX_COLD {
+            let Some((_, oldest)) = self.expiry.first().copied() else { return };
+            self.forget(oldest);
+        }
+    }
+}
+
+fn remove_from<K: Ord>(map: &mut BTreeMap<K, BTreeSet<EventId>>, key: &K, id: EventId) {
+    let Some(ids) = map.get_mut(key) else { return };
+    ids.remove(&id);
+    if ids.is_empty() {
+        map.remove(key);
+    }
+}
+
+/// What an event takes in memory, nearly.
+fn size_of_event(event: &Event) -> usize {
+    let tags = event.tags.iter().flat_map(|tag| tag.as_slice()).map(|value| value.len() + 24);
+    256 + event.content.len() + tags.sum::<usize>()
+}
+
+#[cfg(test)]
+mod tests {
+    use grasp_core::nostr::event::{EventBuilder, FinalizeEvent, Kind, Tag};
+    use grasp_core::nostr::filter::Filter;
+    use grasp_core::nostr::key::Keys;
+
+    use super::*;
+
+    const T0: Mono = Mono::from_secs(100);
+
+    fn relay() -> RelayUrl {
+        "wss://a.example".parse().unwrap()
+    }
+
+    fn hash() -> FilterHash {
+        FilterHash::of(&Filter::new().kind(Kind::Comment))
+    }
+
+    fn comment_on(id: EventId, content: &str) -> Arc<Event> {
+        let tag = Tag::parse(["E".to_owned(), id.to_hex()]).unwrap();
+        let comment = EventBuilder::new(Kind::Comment, content).tag(tag);
+        Arc::new(comment.finalize(&Keys::generate()).unwrap())
+    }
+
+    fn refuse(rejected: &mut Rejected, now: Mono, event: &Arc<Event>) {
+        let row = Row { at: event.created_at, id: event.id };
+        rejected.refused(now, &relay(), Some(hash()), row, Some(Arc::clone(event)));
+    }
+
+    fn root() -> EventId {
+        EventId::from_byte_array([1; 32])
+    }
+
+    #[test]
+    fn a_recent_event_is_offered_again_when_what_it_lacked_arrives() {
+        let mut rejected = Rejected::default();
+        let comment = comment_on(root(), "early");
+        refuse(&mut rejected, T0, &comment);
+        let other = EventId::from_byte_array([2; 32]);
+        assert!(rejected.arrived(&Dependency::Event(other)).reoffer.is_empty());
+        let id = comment.id;
+        assert_eq!(rejected.arrived(&Dependency::Event(root())).reoffer, [comment]);
+        rejected.accepted(id);
+        let released = rejected.arrived(&Dependency::Event(root()));
+        assert!(released.reoffer.is_empty() && released.refetch.is_empty(), "once");
+        assert_eq!(rejected.rows(&hash()).count(), 0);
+    }
+
+    #[test]
+    fn after_two_minutes_it_is_fetched_again_instead() {
+        let mut rejected = Rejected::default();
+        let comment = comment_on(root(), "old");
+        refuse(&mut rejected, T0, &comment);
+        assert_eq!(rejected.deadline(), Some(T0 + HOT));
+        rejected.expire(T0 + HOT);
+        let released = rejected.arrived(&Dependency::Event(root()));
+        assert!(released.reoffer.is_empty());
+        assert_eq!(released.refetch, [(relay(), comment.id)]);
+    }
+
+    #[test]
+    fn refused_ids_count_as_ours_for_seven_days_and_for_their_filter_only() {
+        let mut rejected = Rejected::default();
+        let row = Row { at: 5.into(), id: root() };
+        rejected.refused(T0, &relay(), Some(hash()), row, None);
+        assert_eq!(rejected.rows(&hash()).collect::<Vec<_>>(), [row]);
+        assert_eq!(rejected.rows(&FilterHash::of(&Filter::new())).count(), 0);
+        rejected.expire(T0 + (COLD - Duration::from_secs(1)));
+        assert_eq!(rejected.rows(&hash()).count(), 1);
+        rejected.expire(T0 + COLD);
+        assert_eq!(rejected.rows(&hash()).count(), 0);
+        assert_eq!(rejected.deadline(), None);
+    }
+
+    #[test]
+    fn an_announcement_waits_for_any_of_its_name() {
+        let mut rejected = Rejected::default();
+        let event = EventBuilder::new(kinds::ANNOUNCEMENT, "").tag(Tag::identifier("grasp"));
+        let event = Arc::new(event.finalize(&Keys::generate()).unwrap());
+        refuse(&mut rejected, T0, &event);
+        let name = Dependency::Name("grasp".parse().unwrap());
+        assert_eq!(rejected.arrived(&name).reoffer, [event]);
+    }
+
+    #[test]
+    fn memory_is_bounded_in_events_bytes_and_ids() {
+        let mut rejected = Rejected::default();
+        refuse(&mut rejected, T0, &comment_on(root(), &"x".repeat(MAX_EVENT_BYTES)));
+        assert_eq!((rejected.hot.len(), rejected.cold.len()), (0, 1), "too large to be kept whole");
+        let keys = Keys::generate();
+        for n in 0..MAX_HOT + 10 {
+            let event = EventBuilder::new(Kind::Comment, n.to_string()).finalize(&keys).unwrap();
+            refuse(&mut rejected, T0, &Arc::new(event));
+        }
+        assert_eq!(rejected.hot.len(), MAX_HOT);
+        for n in 0..MAX_COLD as u32 + 10 {
+            let mut id = [9; 32];
+            id[..4].copy_from_slice(&n.to_be_bytes());
+            let row = Row { at: 5.into(), id: EventId::from_byte_array(id) };
+            rejected.refused(T0 + HOT, &relay(), None, row, None);
+        }
+        assert_eq!(rejected.cold.len(), MAX_COLD);
+        assert_eq!(rejected.hot.len(), 0, "the oldest make room, whole events with their ids");
+        assert_eq!(rejected.hot_bytes, 0);
+        assert!(rejected.awaited.is_empty());
+    }
+}

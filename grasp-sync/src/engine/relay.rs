@@ -1,0 +1,223 @@
+//! One relay's life: dialled, connected, listened to, asked, lost, dialled again.
+
+mod answers;
+mod auth;
+mod check;
+mod consolidate;
+mod jobs;
+mod live;
+mod pump;
+mod refusals;
+mod session;
+mod standing;
+mod subs;
+
+use grasp_core::limits::{Admit, PARK};
+use grasp_core::sync::{AddFilters, RelaySyncNeeds};
+use grasp_core::{Mono, RelayUrl};
+
+pub(super) use self::answers::Origin;
+pub(super) use self::session::Session;
+pub(super) use self::standing::Standing;
+use super::desk::Desk;
+use super::facts::RelayFacts;
+use super::ids::ConnId;
+use super::io::{Fault, Output};
+use super::report::Report;
+
+/// One relay.
+#[derive(Debug)]
+pub(super) struct Relay {
+    pub(super) standing: Standing,
+    pub(super) link: Link,
+    /// When it next needs a turn.
+    pub(super) deadline: Option<Mono>,
+}
+
+/// How we stand with it at the moment.
+#[derive(Debug)]
+pub(super) enum Link {
+    /// Nobody is talking.
+    Idle,
+    /// An attempt is under way.
+    Dialing(ConnId),
+    /// A connection stands.
+    Up(Box<Session>),
+}
+
+impl Link {
+    /// The connection, if it is this one.
+    pub(super) fn session(&mut self, conn: ConnId) -> Option<&mut Session> {
+        match self {
+            Self::Up(session) if session.conn == conn => Some(session),
+            _ => None,
+        }
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        matches!(self, Self::Idle)
+    }
+
+    pub(super) fn dial(&mut self, desk: &mut Desk<'_>, conn: ConnId) {
+        *self = Self::Dialing(conn);
+        desk.standing.health.dialled();
+        let Some(state) = desk.state() else { return };
+        state.connecting();
+        let (status, configured) = (state.connection_status(), state.is_bootstrap);
+        let relay = desk.relay.clone();
+        desk.out.push(Output::Connect { relay: relay.clone(), conn, configured });
+        desk.report(Report::Status { relay, status });
+    }
+
+    /// The connection stands. One that was not asked for, or no longer, is ended.
+    pub(super) fn connected(&mut self, desk: &mut Desk<'_>, conn: ConnId, facts: &RelayFacts) {
+        if !matches!(self, Self::Dialing(dialled) if *dialled == conn) {
+            return hang_up(desk, conn);
+        }
+        let now = desk.now;
+        if facts.is_private {
+            desk.standing.health.quarantine(now.mono + PARK);
+            self.end(desk);
+            return hang_up(desk, conn);
+        }
+        desk.standing.connected(now.mono, facts, &desk.shared.config);
+        let is_full_pass = desk.standing.daily.is_due(now.mono);
+        let Some(state) = desk.state() else { return };
+        if is_full_pass {
+            state.start_over(now.unix);
+        }
+        let resume = state.connected(now.unix);
+        let session = Session::begin(desk, conn, resume, is_full_pass);
+        desk.standing.resumes = false;
+        session.report_status(desk);
+        *self = Self::Up(Box::new(session));
+        desk.note_change();
+        self.report_health(desk);
+    }
+
+    /// The attempt failed. Changes nothing if it is not the one under way.
+    pub(super) fn failed(&mut self, desk: &mut Desk<'_>, conn: ConnId, why: Fault) {
+        if matches!(self, Self::Dialing(dialled) if *dialled == conn) {
+            let (now, quarantine) = (desk.mono(), desk.shared.config.quarantine);
+            desk.standing.health.failed(now, why, quarantine);
+            self.end(desk);
+        }
+    }
+
+    /// The connection is lost. Changes nothing if it is not the one that stands.
+    pub(super) fn lost(&mut self, desk: &mut Desk<'_>, conn: ConnId) {
+        if self.session(conn).is_none() {
+            return;
+        }
+        desk.standing.health.lost(desk.now.mono);
+        self.end(desk);
+        let (relay, seen) = (desk.relay.clone(), desk.standing.health.seen(desk.mono()));
+        desk.report(Report::Reliability { relay, seen });
+    }
+
+    /// Nobody needs this relay any more.
+    pub(super) fn retire(&mut self, desk: &mut Desk<'_>) {
+        let conn = match self {
+            Self::Idle => None,
+            Self::Dialing(conn) => Some(*conn),
+            Self::Up(session) => Some(session.conn),
+        };
+        self.end(desk);
+        if let Some(conn) = conn {
+            hang_up(desk, conn);
+        }
+    }
+
+    /// New items are wanted.
+    pub(super) fn add(&mut self, desk: &mut Desk<'_>, action: AddFilters) {
+        if let Self::Up(session) = self {
+            session.add(desk, action, None);
+        }
+    }
+
+    /// Time has passed.
+    pub(super) fn tick(&mut self, desk: &mut Desk<'_>) {
+        if let Self::Up(session) = self {
+            session.watch(desk);
+            let is_due = desk.standing.daily.is_due(desk.now.mono);
+            if is_due && session.has_ended() && !desk.standing.pace.is_paused(desk.now.mono) {
+                session.start_over(desk);
+            }
+        }
+        self.report_health(desk);
+        if desk.standing.write_at.is_some_and(|at| desk.now.mono >= at) {
+            desk.standing.write_at = None;
+            let record = desk.standing.record(desk.now, desk.relay);
+            desk.out.push(Output::Persist(Box::new(record)));
+        }
+    }
+
+    /// Sends what may be sent, and tells when the next turn is needed.
+    pub(super) fn pump(&mut self, desk: &mut Desk<'_>) -> Option<Mono> {
+        let own = match self {
+            Self::Up(session) => {
+                session.pump(desk);
+                session.deadline(desk)
+            }
+            Self::Idle => match desk.standing.health.admit(desk.now.mono) {
+                Admit::Go => None,
+                Admit::Wait(until) => Some(until),
+            },
+            Self::Dialing(_) => None,
+        };
+        own.into_iter().chain(desk.standing.write_at).min()
+    }
+
+    /// The connection or attempt is over, whatever was under way with it.
+    fn end(&mut self, desk: &mut Desk<'_>) {
+        if let Self::Up(session) = std::mem::replace(self, Self::Idle) {
+            session.forget_inventories(desk);
+        }
+        let now = desk.now.unix;
+        desk.shared.pending.remove(desk.relay);
+        desk.standing.wants.disconnected();
+        desk.note_change();
+        let Some(state) = desk.state() else { return };
+        state.disconnected(now);
+        let status = state.connection_status();
+        let relay = desk.relay.clone();
+        desk.report(Report::Status { relay, status });
+        self.report_health(desk);
+    }
+
+    fn report_health(&self, desk: &mut Desk<'_>) {
+        if let Some(health) = desk.standing.health.news(desk.now.mono) {
+            let relay = desk.relay.clone();
+            desk.report(Report::Health { relay, health });
+        }
+    }
+}
+
+/// Ends a connection that is not wanted.
+fn hang_up(desk: &mut Desk<'_>, conn: ConnId) {
+    let relay = desk.relay.clone();
+    desk.out.push(Output::Disconnect { relay, conn });
+}
+
+/// Forgets that these items were had: they are no longer wanted, or wanted less.
+pub(super) fn forget(desk: &mut Desk<'_>, relay: &RelayUrl, removed: &RelaySyncNeeds) {
+    let levels: Vec<_> = removed
+        .repos
+        .keys()
+        .map(|repo| {
+            let needs = desk.shared.index.repos().get(repo);
+            let level = needs.filter(|needs| needs.relays.contains(relay)).map(|needs| needs.level);
+            (repo.clone(), level)
+        })
+        .collect();
+    let Some(state) = desk.state() else { return };
+    for (repo, level) in levels {
+        match (level, state.confirmed.repos.get_mut(&repo)) {
+            (Some(level), Some(had)) => *had = (*had).min(level),
+            _ => _ = state.confirmed.repos.remove(&repo),
+        }
+    }
+    for root in &removed.root_events {
+        state.confirmed.root_events.remove(root);
+    }
+}

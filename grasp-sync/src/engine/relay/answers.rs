@@ -1,0 +1,298 @@
+//! What a relay says, and whom it concerns. What concerns nobody changes nothing.
+
+use grasp_core::admission::{Lasting, SyncPath};
+use grasp_core::limits::{Heard, Refusal};
+use grasp_core::nostr::event::EventId;
+use grasp_core::sync::FilterHash;
+
+use super::super::batch::Purpose;
+use super::super::desk::Desk;
+use super::super::history::{Method, Phase, Say};
+use super::super::ids::{InventoryId, JobId, LiveId, SubId};
+use super::super::io::{InventoryFailed, Judged, Outcome, Row, Said};
+use super::super::parks::Way;
+use super::super::reconcile::{Reconciliation, Step};
+use super::super::report::Report;
+use super::super::retry::{Ended, Missed, Wanting};
+use super::refusals::Named;
+use super::session::Session;
+use super::subs::{NEG_IDLE, Serves, Unjudged};
+
+impl Session {
+    pub(in crate::engine) fn heard(&mut self, desk: &mut Desk<'_>, said: Said) {
+        match said {
+            Said::Delivered { sub, rows } => self.delivered(desk, sub, &rows),
+            Said::Eose { sub } => self.eose(desk, sub),
+            Said::Closed { sub, text } => self.closed(desk, sub, &text),
+            Said::NegMsg { sub, message } => self.neg_msg(desk, sub, &message),
+            Said::NegErr { sub, text } => {
+                if matches!(self.subs.serves(sub), Some(Serves::Neg(_))) {
+                    let refusal = Refusal::read(Heard::NegErr, &text);
+                    self.refused(desk, sub, refusal, &text, Named::Yes);
+                }
+            }
+            Said::Notice { text } => self.notice(desk, &text),
+            Said::Challenge => self.challenged(desk),
+            Said::Authenticated { accepted } => self.authenticated(desk, accepted),
+        }
+    }
+
+    fn delivered(&mut self, desk: &mut Desk<'_>, sub: SubId, rows: &[Row]) {
+        let Some(serves) = self.subs.serves(sub) else { return };
+        let path = match serves {
+            Serves::Live(_) => SyncPath::Live,
+            Serves::Page(_) | Serves::Neg(_) | Serves::Ids => self.path,
+        };
+        self.subs.heard(desk.mono(), sub, desk.shared.config.watchdog);
+        self.subs.delivered(sub, rows.len(), path);
+        match serves {
+            Serves::Live(id) => self.overheard(desk, id, rows),
+            Serves::Ids => rows.iter().for_each(|row| desk.standing.wants.delivered(sub, row.id)),
+            Serves::Page(id) => {
+                let limit = desk.standing.manners.page;
+                let Some(job) = self.jobs.get_mut(&id) else { return };
+                if !job.delivered(rows, limit) {
+                    self.close(desk, sub);
+                    self.fail(desk, id);
+                }
+            }
+            Serves::Neg(_) => {}
+        }
+    }
+
+    /// Events came live: up to the latest of them nothing is missing.
+    fn overheard(&mut self, desk: &Desk<'_>, id: LiveId, rows: &[Row]) {
+        let latest = rows.iter().map(|row| row.at.min(desk.now.unix)).max();
+        if let Some(listening) = self.live.wanted.get_mut(&id) {
+            listening.heard = listening.heard.max(latest.unwrap_or(listening.heard));
+        }
+    }
+
+    fn eose(&mut self, desk: &mut Desk<'_>, sub: SubId) {
+        let Some(serves) = self.subs.serves(sub) else { return };
+        match serves {
+            Serves::Live(id) => self.listens(desk, sub, id),
+            Serves::Page(id) => {
+                self.close(desk, sub);
+                let Some(job) = self.jobs.get_mut(&id) else { return };
+                desk.standing.parks.answered(job.layer, Way::History);
+                let next = job.page_ended();
+                self.turn_page(desk, id, next);
+            }
+            Serves::Ids => {
+                self.close(desk, sub);
+                let Ended { missed, cut_at } = desk.standing.wants.ended(desk.now.mono, sub);
+                self.ids_per_fetch = self.ids_per_fetch.min(cut_at.unwrap_or(usize::MAX));
+                self.missed(desk, missed);
+            }
+            Serves::Neg(_) => {}
+        }
+    }
+
+    /// A live request is in force: whatever it had to catch up with is here.
+    fn listens(&mut self, desk: &mut Desk<'_>, sub: SubId, id: LiveId) {
+        self.subs.heard(desk.mono(), sub, desk.shared.config.watchdog);
+        let Some(listening) = self.live.wanted.get_mut(&id) else { return };
+        listening.from = None;
+        listening.heard = listening.heard.max(desk.now.unix);
+        desk.standing.parks.answered(listening.layer, Way::Live);
+    }
+
+    fn closed(&mut self, desk: &mut Desk<'_>, sub: SubId, text: &str) {
+        let heard = match self.subs.serves(sub) {
+            None | Some(Serves::Neg(_)) => return,
+            Some(Serves::Live(_)) => Heard::LiveClosed,
+            Some(Serves::Page(_) | Serves::Ids) => Heard::Closed,
+        };
+        self.refused(desk, sub, Refusal::read(heard, text), text, Named::Yes);
+    }
+
+    /// Ids were offered and did not come.
+    pub(super) fn missed(&mut self, desk: &mut Desk<'_>, missed: Vec<Missed>) {
+        let mut astray: Vec<JobId> = Vec::new();
+        for one in missed {
+            if one.is_given_up {
+                let (relay, event) = (desk.relay.clone(), one.event);
+                desk.report(Report::GaveUp { relay, event });
+                self.settled(desk, one.jobs, false);
+                continue;
+            }
+            for id in one.jobs.iter().filter(|_| one.is_first) {
+                let Some(job) = self.jobs.get_mut(id) else { continue };
+                job.missed += 1;
+                if job.is_led_astray() {
+                    astray.push(*id);
+                }
+            }
+        }
+        for id in astray {
+            self.page_instead(desk, id);
+        }
+        self.settle(desk);
+    }
+
+    /// What our own relay has is known: the comparison can begin.
+    pub(in crate::engine) fn inventory(
+        &mut self,
+        desk: &mut Desk<'_>,
+        id: JobId,
+        answered: InventoryId,
+        items: Result<Vec<Row>, InventoryFailed>,
+    ) {
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        let Phase::Listing { sub, request } = job.phase else { return };
+        if request != answered {
+            return;
+        }
+        let (since, until) = job.window();
+        let is_within = |row: &Row| {
+            since.is_none_or(|since| row.at >= since) && until.is_none_or(|until| row.at <= until)
+        };
+        let hash = job.hash();
+        let refused = desk.shared.rejected.rows(&hash).filter(is_within);
+        let frame = desk.standing.manners.neg_frame;
+        let opened = items
+            .ok()
+            .and_then(|items| Reconciliation::open(items.into_iter().chain(refused), frame));
+        let Some((talk, first)) = opened else {
+            self.close(desk, sub);
+            return self.fail(desk, id);
+        };
+        desk.shared.held.insert(id, talk.items());
+        let say = Some(Say::Open(first));
+        job.phase = Phase::Comparing { sub, talk: Box::new(talk), say };
+    }
+
+    fn neg_msg(&mut self, desk: &mut Desk<'_>, sub: SubId, message: &[u8]) {
+        let Some(Serves::Neg(id)) = self.subs.serves(sub) else { return };
+        self.subs.heard(desk.mono(), sub, NEG_IDLE);
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        let layer = job.layer;
+        // A relay that speaks out of turn is not heard.
+        let Phase::Comparing { talk, say: say @ None, .. } = &mut job.phase else { return };
+        match talk.heard(message) {
+            Step::Reply(reply) => *say = Some(Say::Go(reply)),
+            Step::Done { needed, lacking } => {
+                desk.standing.parks.answered(layer, Way::History);
+                desk.standing.neg.worked();
+                desk.standing.health.lacking(lacking);
+                self.end_session(desk, id, sub);
+                self.compared(desk, id, needed);
+            }
+            Step::TooMuch => {
+                self.end_session(desk, id, sub);
+                self.cut_by_time(desk, id, Method::Reconcile);
+            }
+            Step::Broken => self.refused(desk, sub, Refusal::NegProtocol, "", Named::No),
+        }
+    }
+
+    fn end_session(&mut self, desk: &mut Desk<'_>, id: JobId, sub: SubId) {
+        self.close(desk, sub);
+        self.forget_inventory(desk, id);
+    }
+
+    /// How rows that came under a subscription had come.
+    pub(in crate::engine) fn origin(
+        &self,
+        desk: &Desk<'_>,
+        sub: SubId,
+        judged: &[Judged],
+    ) -> Option<Origin> {
+        let Unjudged { serves, path, .. } = self.subs.unjudged(sub)?;
+        let is_gap = path == SyncPath::Daily || self.is_for_what_was_missed(serves);
+        let filters = judged.iter().map(|one| self.filter_of(desk, serves, one.row.id)).collect();
+        Some(Origin { path, is_gap, filters })
+    }
+
+    /// Whether something is fetched for a time in which nobody listened, though somebody should have.
+    fn is_for_what_was_missed(&self, serves: Serves) -> bool {
+        let Serves::Page(id) = serves else { return false };
+        let group = self.jobs.get(&id).and_then(|job| self.groups.get(&job.group));
+        match group.map(|group| group.purpose) {
+            Some(Purpose::CatchUp) => true,
+            Some(Purpose::Announcements) => self.is_catching_up,
+            Some(Purpose::Batch(_) | Purpose::Poll(_)) | None => false,
+        }
+    }
+
+    /// Rows that came under a subscription were judged.
+    pub(in crate::engine) fn judged(&mut self, desk: &mut Desk<'_>, sub: SubId, judged: &[Judged]) {
+        let Some(Unjudged { serves, rows, .. }) = self.subs.judged(sub, judged.len()) else {
+            return;
+        };
+        match serves {
+            Serves::Page(id) => {
+                self.retry_failed(desk, judged, Some(id));
+                if let Some(job) = self.jobs.get_mut(&id) {
+                    job.unsettled = job.unsettled.saturating_sub(rows);
+                    self.end_if_settled(desk, id);
+                }
+            }
+            Serves::Ids => self.retry_failed(desk, judged, None),
+            Serves::Live(_) | Serves::Neg(_) => {}
+        }
+    }
+
+    /// The filter that brought an event, if it was a single one.
+    fn filter_of(&self, desk: &Desk<'_>, serves: Serves, event: EventId) -> Option<FilterHash> {
+        let job = match serves {
+            Serves::Live(id) => return self.sole_filter(id),
+            Serves::Page(id) | Serves::Neg(id) => Some(id),
+            Serves::Ids => desk.standing.wants.a_job_of(event),
+        };
+        Some(self.jobs.get(&job?)?.hash())
+    }
+
+    /// Events that came but could not be taken are fetched again, within their budget.
+    fn retry_failed(&mut self, desk: &mut Desk<'_>, judged: &[Judged], job: Option<JobId>) {
+        let now = desk.mono();
+        for one in judged.iter().filter(|one| one.outcome.is_worth_retrying()) {
+            if let Some(id) = job {
+                match desk.standing.wants.want(now, one.row.id, Some(id)) {
+                    Wanting::Noted | Wanting::Doubtful => {
+                        if let Some(job) = self.jobs.get_mut(&id) {
+                            job.left += 1;
+                        }
+                    }
+                    Wanting::Already | Wanting::GivenUp => continue,
+                }
+            }
+            let missed = desk.standing.wants.failed(now, one.row.id);
+            self.missed(desk, vec![missed]);
+        }
+    }
+
+    fn sole_filter(&self, id: LiveId) -> Option<FilterHash> {
+        match self.live.wanted.get(&id)?.filters.as_slice() {
+            [only] => Some(FilterHash::of(&only.filter())),
+            _ => None,
+        }
+    }
+
+    /// An event is here, from whomever: nobody need wait for it any longer.
+    pub(in crate::engine) fn is_here(&mut self, desk: &mut Desk<'_>, event: EventId) {
+        let jobs = desk.standing.wants.settled(event);
+        self.settled(desk, jobs, true);
+    }
+}
+
+/// How judged events had come.
+#[derive(Clone, Debug)]
+pub(in crate::engine) struct Origin {
+    pub(in crate::engine) path: SyncPath,
+    /// Whether they should have come live before.
+    pub(in crate::engine) is_gap: bool,
+    /// The filter that brought each, if it was a single one.
+    pub(in crate::engine) filters: Vec<Option<FilterHash>>,
+}
+
+impl Outcome {
+    /// Whether fetching the event once more may help.
+    pub(in crate::engine) fn is_worth_retrying(&self) -> bool {
+        match self {
+            Self::Forged | Self::Refused { lasting: Lasting::Briefly, .. } => true,
+            Self::Stored | Self::Held | Self::Known | Self::Refused { .. } => false,
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Saying who we are, at most once per connection.
+
+use std::time::Duration;
+
+use grasp_core::Mono;
+
+/// How long a relay may take to challenge us, or to answer.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Where authentication stands on one connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::engine) enum Auth {
+    /// Nobody wanted it. Many relays challenge everyone who comes.
+    Unasked {
+        /// Whether there is a challenge to answer.
+        challenged: bool,
+    },
+    /// Wanted, but there is no challenge yet.
+    Wanted(Mono),
+    /// The challenge is answered; was that good enough?
+    Answered(Mono),
+    /// It was.
+    Done,
+    /// It was not, or cannot be had.
+    Refused,
+}
+
+/// What to do with something that was refused for want of authentication.
+#[must_use]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::engine) enum Ask {
+    /// Answer the challenge, and wait.
+    Answer,
+    /// Wait.
+    Wait,
+    /// Send it once more: it was sent before we had said who we are.
+    Resend,
+    /// It is policy.
+    Policy,
+}
+
+impl Auth {
+    /// Something was refused; `again` if that had been sent after authenticating.
+    pub(in crate::engine) fn wanted(&mut self, now: Mono, can: bool, again: bool) -> Ask {
+        match *self {
+            _ if !can => Ask::Policy,
+            Self::Unasked { challenged: true } => {
+                *self = Self::Answered(now);
+                Ask::Answer
+            }
+            Self::Unasked { challenged: false } => {
+                *self = Self::Wanted(now);
+                Ask::Wait
+            }
+            Self::Wanted(_) | Self::Answered(_) => Ask::Wait,
+            Self::Done if !again => Ask::Resend,
+            Self::Done | Self::Refused => Ask::Policy,
+        }
+    }
+
+    /// A challenge came: whether to answer it.
+    #[must_use]
+    pub(in crate::engine) fn challenged(&mut self, now: Mono) -> bool {
+        match *self {
+            Self::Unasked { .. } => {
+                *self = Self::Unasked { challenged: true };
+                false
+            }
+            Self::Wanted(_) => {
+                *self = Self::Answered(now);
+                true
+            }
+            Self::Answered(_) | Self::Done | Self::Refused => false,
+        }
+    }
+
+    /// The relay has answered: whether that is news.
+    #[must_use]
+    pub(in crate::engine) fn answered(&mut self, accepted: bool) -> bool {
+        let is_news = matches!(self, Self::Answered(_));
+        if is_news {
+            *self = if accepted { Self::Done } else { Self::Refused };
+        }
+        is_news
+    }
+
+    /// Whether the relay has let us wait for too long.
+    #[must_use]
+    pub(in crate::engine) fn gave_up(&mut self, now: Mono) -> bool {
+        let is_over = self.deadline().is_some_and(|due| now >= due);
+        if is_over {
+            *self = Self::Refused;
+        }
+        is_over
+    }
+
+    pub(in crate::engine) fn is_pending(self) -> bool {
+        matches!(self, Self::Wanted(_) | Self::Answered(_))
+    }
+
+    pub(in crate::engine) fn deadline(self) -> Option<Mono> {
+        match self {
+            Self::Wanted(since) | Self::Answered(since) => Some(since + PATIENCE),
+            Self::Unasked { .. } | Self::Done | Self::Refused => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const T0: Mono = Mono::from_secs(1);
+
+    #[test]
+    fn a_challenge_is_answered_when_something_was_refused_and_only_once() {
+        let mut auth = Auth::Unasked { challenged: false };
+        assert!(!auth.challenged(T0), "nobody wanted it");
+        assert_eq!(auth.wanted(T0, true, false), Ask::Answer);
+        assert!(!auth.challenged(T0), "a loop of challenges leads nowhere");
+        assert_eq!(auth.wanted(T0, true, false), Ask::Wait);
+        assert!(auth.answered(true) && !auth.answered(false));
+        assert_eq!(auth.wanted(T0, true, false), Ask::Resend);
+        assert_eq!(auth.wanted(T0, true, true), Ask::Policy);
+    }
+
+    #[test]
+    fn a_late_challenge_is_waited_for_but_not_for_ever() {
+        let mut auth = Auth::Unasked { challenged: false };
+        assert_eq!(auth.wanted(T0, true, false), Ask::Wait);
+        assert!(!auth.gave_up(T0));
+        let mut other = auth;
+        assert!(other.challenged(T0));
+        assert!(auth.gave_up(T0 + PATIENCE));
+        assert_eq!(auth.wanted(T0, true, false), Ask::Policy);
+    }
+
+    #[test]
+    fn without_a_key_it_is_policy() {
+        let mut auth = Auth::Unasked { challenged: true };
+        assert_eq!(auth.wanted(T0, false, false), Ask::Policy);
+        assert_eq!(auth, Auth::Unasked { challenged: true });
+    }
+}

@@ -1,0 +1,313 @@
+//! How jobs move on: into line, to rest, into parts, to their end.
+
+use std::time::Duration;
+
+use grasp_core::limits::{Ending, Next, PARK};
+use grasp_core::nostr::event::EventId;
+use grasp_core::nostr::filter::Filter;
+use grasp_core::nostr::types::Timestamp;
+use grasp_core::sync::{BatchProgress, PendingBatch};
+
+use super::super::batch::{self, Purpose};
+use super::super::desk::Desk;
+use super::super::history::{Job, Method, Phase};
+use super::super::ids::{GroupId, JobId};
+use super::super::layer::{Layer, bisect, split};
+use super::super::lean::LeanFilter;
+use super::super::report::Report;
+use super::super::retry::Wanting;
+use super::live::LivePhase;
+use super::session::Session;
+
+impl Session {
+    /// A new job waits for its turn, unless its filter is one that the relay cannot take.
+    pub(super) fn put_in_line(&mut self, desk: &Desk<'_>, id: JobId, job: Job, method: Method) {
+        let refused = desk.standing.parks.refused_until(desk.mono(), || job.hash());
+        self.jobs.insert(id, job);
+        match refused {
+            Some(rest) => self.rest(desk, id, rest, method),
+            None => self.queue(id, method),
+        }
+    }
+
+    /// The job waits for its turn.
+    pub(super) fn queue(&mut self, id: JobId, method: Method) {
+        let method = if self.pages_only { Method::Page } else { method };
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        let Some(group) = self.groups.get(&job.group) else { return };
+        job.phase = Phase::Queued(method);
+        self.lines.entry(method).or_default().insert((group.purpose, id));
+    }
+
+    /// The job is left alone for a while.
+    pub(super) fn rest(&mut self, desk: &Desk<'_>, id: JobId, rest: Duration, then: Method) {
+        let until = desk.mono() + rest;
+        if let Some(job) = self.jobs.get_mut(&id) {
+            job.phase = Phase::Resting { until, then };
+            self.resting.insert((until, id));
+        }
+    }
+
+    /// The job failed: polls are over with that, the rest is tried again later, ever less often.
+    pub(super) fn fail(&mut self, desk: &mut Desk<'_>, id: JobId) {
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        let is_poll = self.groups.get(&job.group).is_none_or(|one| !one.purpose.is_history());
+        if is_poll {
+            return self.drop_group(desk, id);
+        }
+        job.failures = job.failures.saturating_add(1);
+        let method = if job.pager.is_some() { Method::Page } else { Method::Reconcile };
+        let rest = Self::rest_after(job.failures);
+        self.rest(desk, id, rest, method);
+        self.settle(desk);
+    }
+
+    /// The relay cannot take this very filter, nor parts of it: it is not sent again for long.
+    pub(super) fn give_up_filter(&mut self, desk: &mut Desk<'_>, id: JobId) {
+        let Some(job) = self.jobs.get(&id) else { return };
+        let now = desk.mono();
+        desk.standing.parks.refuse(now, job.hash());
+        self.rest(desk, id, PARK, Method::Page);
+        self.settle(desk);
+    }
+
+    /// Continues with pages instead.
+    pub(super) fn page_instead(&mut self, desk: &mut Desk<'_>, id: JobId) {
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        (job.left, job.offered, job.missed) = (0, 0, 0);
+        desk.standing.wants.abandon(id);
+        self.queue(id, Method::Page);
+    }
+
+    /// Cuts the job by time; by pages if that is no longer possible.
+    pub(super) fn cut_by_time(&mut self, desk: &mut Desk<'_>, id: JobId, method: Method) {
+        let now = desk.now.unix;
+        match self.jobs.get(&id).and_then(|job| bisect(&job.filter(), now)) {
+            Some(parts) => self.replace(desk, id, parts, method),
+            None if method == Method::Reconcile => self.page_instead(desk, id),
+            None => self.fail(desk, id),
+        }
+    }
+
+    /// Cuts the job by what its filter lists; gives up what cannot be cut.
+    pub(super) fn cut_by_content(&mut self, desk: &mut Desk<'_>, id: JobId, method: Method) {
+        match self.jobs.get(&id).and_then(|job| split(&job.filter())) {
+            Some(parts) => self.replace(desk, id, parts, method),
+            None => self.give_up_filter(desk, id),
+        }
+    }
+
+    fn replace(&mut self, desk: &mut Desk<'_>, id: JobId, parts: [Filter; 2], method: Method) {
+        let Some(whole) = self.jobs.remove(&id) else { return };
+        self.leave_lines(id);
+        self.add_parts(desk, whole.group, whole.asked, parts, method);
+        // The parts are waited for by now, so this completes nothing.
+        let _ = self.tracked(desk, whole.group, |tracker| batch::ended(tracker, id));
+    }
+
+    fn add_parts(
+        &mut self,
+        desk: &mut Desk<'_>,
+        group: GroupId,
+        asked: Timestamp,
+        parts: [Filter; 2],
+        method: Method,
+    ) {
+        for filter in parts {
+            let id = desk.shared.ids.job();
+            let layer = Layer::of(&filter);
+            let part = Job::new(group, layer, LeanFilter::keep(filter, None), asked);
+            let _ = self.tracked(desk, group, |tracker| batch::grow(tracker, id));
+            self.put_in_line(desk, id, part, method);
+        }
+    }
+
+    /// The cursor has moved on, or come to an end.
+    pub(super) fn turn_page(&mut self, desk: &mut Desk<'_>, id: JobId, next: Option<Next>) {
+        match next {
+            Some(Next::Ask(_)) => self.queue(id, Method::Page),
+            Some(Next::Done(Ending::Exhausted)) => self.exhausted(desk, id),
+            Some(Next::Done(Ending::PageBound | Ending::NoProgress)) | None => {
+                if let Some(job) = self.jobs.get_mut(&id) {
+                    job.pager = None;
+                }
+                self.fail(desk, id);
+            }
+        }
+    }
+
+    /// All pages are here. Seconds that held more than a page are asked for in parts.
+    fn exhausted(&mut self, desk: &mut Desk<'_>, id: JobId) {
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        job.phase = Phase::Settling;
+        let (group, asked) = (job.group, job.asked);
+        for at in job.gap_seconds() {
+            match self.jobs.get(&id).and_then(|job| split(&job.filter())) {
+                Some(parts) => {
+                    let parts = parts.map(|part| part.since(at).until(at));
+                    self.add_parts(desk, group, asked, parts, Method::Page);
+                }
+                None => self.give_up_second(desk, id, at),
+            }
+        }
+        self.end_if_settled(desk, id);
+    }
+
+    fn give_up_second(&mut self, desk: &mut Desk<'_>, id: JobId, at: Timestamp) {
+        if let Some(job) = self.jobs.get_mut(&id) {
+            job.has_given_up = true;
+        }
+        let relay = desk.relay.clone();
+        desk.report(Report::GapSecond { relay, at });
+    }
+
+    /// The sets are compared: fetches what is missing.
+    pub(super) fn compared(
+        &mut self,
+        desk: &mut Desk<'_>,
+        id: JobId,
+        needed: impl IntoIterator<Item = EventId>,
+    ) {
+        let now = desk.mono();
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        job.phase = Phase::Settling;
+        for event in needed {
+            match desk.standing.wants.want(now, event, Some(id)) {
+                wanting @ (Wanting::Noted | Wanting::Doubtful) => {
+                    job.left += 1;
+                    job.offered += 1;
+                    job.missed += usize::from(wanting == Wanting::Doubtful);
+                }
+                Wanting::Already => {}
+                Wanting::GivenUp => job.has_given_up = true,
+            }
+        }
+        if job.is_led_astray() {
+            return self.page_instead(desk, id);
+        }
+        self.end_if_settled(desk, id);
+    }
+
+    /// An event that jobs waited for is here, or given up.
+    pub(in crate::engine) fn settled(
+        &mut self,
+        desk: &mut Desk<'_>,
+        jobs: impl IntoIterator<Item = JobId>,
+        is_here: bool,
+    ) {
+        for id in jobs {
+            let Some(job) = self.jobs.get_mut(&id) else { continue };
+            job.left = job.left.saturating_sub(1);
+            job.has_given_up |= !is_here;
+            self.end_if_settled(desk, id);
+        }
+    }
+
+    /// The job ends, if there is nothing more to wait for.
+    pub(super) fn end_if_settled(&mut self, desk: &mut Desk<'_>, id: JobId) {
+        if !self.jobs.get(&id).is_some_and(Job::is_settled) {
+            return;
+        }
+        let Some(job) = self.jobs.remove(&id) else { return };
+        if let Some(proof) = job.proof(desk.now.unix) {
+            desk.standing.coverage.add(proof);
+        }
+        let progress = self.tracked(desk, job.group, |tracker| batch::ended(tracker, id));
+        if progress == Some(BatchProgress::Complete) {
+            self.complete(desk, job.group);
+        }
+        self.settle(desk);
+    }
+
+    /// Everything of a group is here.
+    fn complete(&mut self, desk: &mut Desk<'_>, id: GroupId) {
+        let Some(group) = self.groups.remove(&id) else { return };
+        desk.note_change();
+        match group.purpose {
+            Purpose::Batch(batch) => self.confirm(desk, batch),
+            Purpose::Poll(live) => {
+                let listening = self.live.wanted.get_mut(&live);
+                if let Some(LivePhase::Polled { since, .. }) =
+                    listening.map(|listening| &mut listening.phase)
+                {
+                    *since = group.began;
+                }
+            }
+            Purpose::Announcements | Purpose::CatchUp => {}
+        }
+    }
+
+    fn confirm(&mut self, desk: &mut Desk<'_>, batch: grasp_core::sync::BatchId) {
+        let Some(pending) = desk.take_batch(batch) else { return };
+        let (repos, roots) = (pending.items.repos.len(), pending.items.root_events.len());
+        if let Some(state) = desk.state() {
+            state.confirm(pending.items);
+        }
+        let relay = desk.relay.clone();
+        desk.report(Report::BatchConfirmed { relay, batch, repos, roots });
+    }
+
+    /// Forgets a job, and closes whatever is open for it.
+    pub(super) fn drop_job(&mut self, desk: &mut Desk<'_>, id: JobId) {
+        self.forget_inventory(desk, id);
+        let Some(job) = self.jobs.remove(&id) else { return };
+        if let Some(sub) = job.sub() {
+            self.close(desk, sub);
+        }
+        self.leave_lines(id);
+        self.resting.retain(|(_, resting)| *resting != id);
+        desk.standing.wants.abandon(id);
+    }
+
+    /// What our own relay has is no longer of interest to a job, or not any more in memory.
+    pub(super) fn forget_inventory(&self, desk: &mut Desk<'_>, id: JobId) {
+        desk.shared.held.remove(&id);
+        if let Some(Phase::Listing { request, .. }) = self.jobs.get(&id).map(|job| &job.phase) {
+            desk.shared.inventories.remove(request);
+        }
+    }
+
+    /// Forgets all jobs of this one's group.
+    fn drop_group(&mut self, desk: &mut Desk<'_>, id: JobId) {
+        let Some(group) = self.jobs.get(&id).map(|job| job.group) else { return };
+        let of_group = self.jobs.iter().filter(|(_, job)| job.group == group);
+        let jobs: Vec<JobId> = of_group.map(|(id, _)| *id).collect();
+        for id in jobs {
+            self.drop_job(desk, id);
+        }
+        self.groups.remove(&group);
+    }
+
+    pub(super) fn leave_lines(&mut self, id: JobId) {
+        for line in self.lines.values_mut() {
+            line.retain(|(_, waiting)| *waiting != id);
+        }
+    }
+
+    /// Whether a job is doing something, rather than waiting for better times.
+    pub(super) fn is_at_work(&self, desk: &Desk<'_>, job: &Job) -> bool {
+        match job.phase {
+            Phase::Resting { .. } => false,
+            Phase::Queued(_) => !self.parked_layers(desk).contains_key(&job.layer),
+            Phase::Settling => job.unsettled > 0 || !desk.standing.wants.is_resting(desk.mono()),
+            Phase::Listing { .. }
+            | Phase::Comparing { .. }
+            | Phase::Paging { .. }
+            | Phase::AwaitingAuth(_) => true,
+        }
+    }
+
+    /// Does something with what a group waits for, wherever that is kept.
+    pub(super) fn tracked<T>(
+        &mut self,
+        desk: &mut Desk<'_>,
+        group: GroupId,
+        change: impl FnOnce(&mut PendingBatch) -> T,
+    ) -> Option<T> {
+        let group = self.groups.get_mut(&group)?;
+        match group.purpose {
+            Purpose::Batch(batch) => desk.batch(batch).map(change),
+            _ => group.tracker.as_mut().map(change),
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! What a connection listens to: requests that stay open, or, where there is no room, are polled.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use grasp_core::Mono;
+use grasp_core::limits::RETRY_DELAY;
+use grasp_core::nostr::filter::Filter;
+use grasp_core::nostr::types::Timestamp;
+use grasp_core::sync::{RETENTION, RequestBudget, live, pack_requests};
+
+use super::super::ids::{Ids, LiveId, SubId};
+use super::super::layer::{Layer, wire_len};
+use super::super::lean::{LeanFilter, keep_all};
+
+/// One request of the live set.
+#[derive(Debug)]
+pub(in crate::engine) struct Listening {
+    pub(in crate::engine) layer: Layer,
+    /// What to listen for, without a window.
+    pub(in crate::engine) filters: Vec<LeanFilter>,
+    /// Its length as REQ, nearly.
+    pub(in crate::engine) bytes: usize,
+    /// From when on stored events are wanted too, since nobody listened.
+    pub(in crate::engine) from: Option<Timestamp>,
+    /// The latest time for which it is known to have been heard.
+    pub(in crate::engine) heard: Timestamp,
+    pub(in crate::engine) phase: LivePhase,
+    /// How often in a row it was lost.
+    pub(in crate::engine) failures: u32,
+    /// Whether it was sent again after authenticating.
+    pub(in crate::engine) authenticated: bool,
+    /// Whether it was sent with a limit of zero.
+    pub(in crate::engine) has_zero: bool,
+}
+
+/// Where a request of the live set stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::engine) enum LivePhase {
+    /// To be sent as soon as anything may.
+    Queued,
+    /// Sent.
+    Open(SubId),
+    /// Left alone for a while.
+    Resting(Mono),
+    /// Waiting for an answer to our authentication.
+    AwaitingAuth,
+    /// There is no room for it; asked for from time to time.
+    Polled {
+        /// When next.
+        next: Mono,
+        /// Up to when it was asked for.
+        since: Timestamp,
+    },
+}
+
+/// The longest rest between attempts to listen.
+const LONGEST_REST: Duration = Duration::from_secs(60 * 60);
+/// REQ, name and brackets around the filters.
+const REQ_BYTES: usize = 80;
+
+impl Listening {
+    /// What goes over the wire.
+    pub(in crate::engine) fn wire(&mut self, now: Timestamp, without_zero: bool) -> Vec<Filter> {
+        self.has_zero = self.from.is_none() && !without_zero;
+        let one = |lean: &LeanFilter| match self.from {
+            Some(from) => lean.filter().since(from),
+            None if without_zero => lean.filter().since(now).limit(1),
+            None => live(lean.filter()),
+        };
+        self.filters.iter().map(one).collect()
+    }
+
+    /// The same filters for what is stored from then on.
+    pub(in crate::engine) fn filters_since(&self, since: Timestamp) -> Vec<Filter> {
+        self.filters.iter().map(|lean| lean.filter().since(since)).collect()
+    }
+
+    /// If nobody has listened for long, what is to be fetched for that: it may be more than a relay would send
+    /// along with a live request.
+    pub(in crate::engine) fn take_long_gap(&mut self, now: Timestamp) -> Vec<Filter> {
+        match self.from {
+            Some(from) if now - from > Timestamp::from_secs(2 * RETENTION.as_secs()) => {
+                self.from = None;
+                self.filters_since(from)
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Nobody listens any more: what is sent next must reach back to the last time that somebody did.
+    pub(in crate::engine) fn lost(&mut self, phase: LivePhase) {
+        if matches!(self.phase, LivePhase::Open(_)) {
+            self.from = Some(self.heard - RETENTION);
+        }
+        self.phase = phase;
+    }
+
+    /// Lost again: rests for longer each time.
+    pub(in crate::engine) fn rest(&mut self, now: Mono) {
+        let doublings = 1u32.checked_shl(self.failures).unwrap_or(u32::MAX);
+        self.failures = self.failures.saturating_add(1);
+        let rest = RETRY_DELAY.saturating_mul(doublings).min(LONGEST_REST);
+        self.lost(LivePhase::Resting(now + rest));
+    }
+
+    /// Moves it to polling.
+    pub(in crate::engine) fn poll(&mut self, now: Mono, every: Duration) {
+        let since = self.from.unwrap_or(self.heard);
+        self.lost(LivePhase::Polled { next: now + every, since });
+    }
+
+    /// Up to when nothing is missing.
+    pub(in crate::engine) fn covered_until(&self, now: Timestamp) -> Timestamp {
+        match (self.phase, self.from) {
+            (LivePhase::Polled { since, .. }, _) => since,
+            (LivePhase::Open(_), None) => now,
+            (_, Some(from)) => from + RETENTION,
+            (_, None) => self.heard,
+        }
+    }
+
+    pub(in crate::engine) fn sub(&self) -> Option<SubId> {
+        match self.phase {
+            LivePhase::Open(sub) => Some(sub),
+            _ => None,
+        }
+    }
+}
+
+/// The live set of one connection.
+#[derive(Debug, Default)]
+pub(in crate::engine) struct Live {
+    pub(in crate::engine) wanted: BTreeMap<LiveId, Listening>,
+    /// The relay does not take a limit of zero.
+    pub(in crate::engine) without_zero: bool,
+    /// The set is to be rebuilt as fewer, fuller filters before anything else is sent.
+    pub(in crate::engine) rebuild: bool,
+    /// Filters that the last rebuild left; more have been added since if there are more now.
+    pub(in crate::engine) rebuilt: usize,
+}
+
+impl Live {
+    /// Adds requests for these filters.
+    pub(in crate::engine) fn add(
+        &mut self,
+        ids: &mut Ids,
+        now: Timestamp,
+        filters: Vec<Filter>,
+        from: Option<Timestamp>,
+        budget: &RequestBudget,
+    ) {
+        for (layer, filters) in by_layer(filters) {
+            for filters in pack_requests(filters, budget) {
+                let bytes = REQ_BYTES + filters.iter().map(wire_len).sum::<usize>();
+                let listening = Listening {
+                    layer,
+                    filters: keep_all(filters),
+                    bytes,
+                    from,
+                    heard: now,
+                    phase: LivePhase::Queued,
+                    failures: 0,
+                    authenticated: false,
+                    has_zero: false,
+                };
+                self.wanted.insert(ids.live(), listening);
+            }
+        }
+    }
+
+    /// Cuts a request in two, because one of its filters is not taken. One that has but one stays whole.
+    pub(in crate::engine) fn halve(&mut self, ids: &mut Ids, id: LiveId) {
+        let Some(whole) = self.wanted.get_mut(&id).filter(|whole| whole.filters.len() > 1) else {
+            return;
+        };
+        let rest = whole.filters.split_off(whole.filters.len() / 2);
+        whole.bytes /= 2;
+        whole.lost(LivePhase::Queued);
+        let other = Listening {
+            filters: rest,
+            layer: whole.layer,
+            bytes: whole.bytes,
+            from: whole.from,
+            heard: whole.heard,
+            phase: LivePhase::Queued,
+            failures: whole.failures,
+            authenticated: whole.authenticated,
+            has_zero: false,
+        };
+        self.wanted.insert(ids.live(), other);
+    }
+
+    /// Filters of items, over all requests.
+    pub(in crate::engine) fn filters(&self) -> usize {
+        self.items().map(|(_, listening)| listening.filters.len()).sum()
+    }
+
+    /// Whether a rebuild would find something to merge.
+    pub(in crate::engine) fn is_fragmented(&self) -> bool {
+        self.filters() > self.rebuilt
+    }
+
+    /// The requests for items, layers 2 and 3.
+    pub(in crate::engine) fn items(&self) -> impl Iterator<Item = (LiveId, &Listening)> {
+        let items = self.wanted.iter().filter(|(_, one)| one.layer != Layer::Announcements);
+        items.map(|(id, listening)| (*id, listening))
+    }
+
+    /// The first that is to be sent.
+    pub(in crate::engine) fn queued(&self) -> Option<LiveId> {
+        let mut wanted = self.wanted.iter();
+        wanted.find(|(_, one)| one.phase == LivePhase::Queued).map(|(id, _)| *id)
+    }
+
+    /// When something rests or waits to be polled no longer.
+    pub(in crate::engine) fn deadline(&self) -> Option<Mono> {
+        let ends = self.wanted.values().filter_map(|one| match one.phase {
+            LivePhase::Resting(until) => Some(until),
+            LivePhase::Polled { next, .. } => Some(next),
+            LivePhase::Queued | LivePhase::Open(_) | LivePhase::AwaitingAuth => None,
+        });
+        ends.min()
+    }
+}
+
+/// Filters of one layer never share a request with another's: a relay may refuse one and take the other.
+fn by_layer(filters: Vec<Filter>) -> BTreeMap<Layer, Vec<Filter>> {
+    let mut layers: BTreeMap<Layer, Vec<Filter>> = BTreeMap::new();
+    for filter in filters {
+        layers.entry(Layer::of(&filter)).or_default().push(filter);
+    }
+    layers
+}
+
+#[cfg(test)]
+mod tests {
+    use grasp_core::nostr::event::EventId;
+    use grasp_core::sync::build_announcement_filter;
+
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_secs(1_700_000_000);
+
+    fn live_set(filters: usize) -> (Live, Ids) {
+        let (mut live, mut ids) = (Live::default(), Ids::default());
+        let filters = (0..filters)
+            .map(|n| Filter::new().event(EventId::from_byte_array([n as u8; 32])))
+            .collect();
+        live.add(&mut ids, NOW, filters, None, &RequestBudget::default());
+        (live, ids)
+    }
+
+    #[test]
+    fn new_requests_ask_for_nothing_stored() {
+        let (mut live, _) = live_set(1);
+        let one = live.wanted.values_mut().next().unwrap();
+        assert_eq!(one.wire(NOW, false)[0].limit, Some(0));
+        let plain = &one.wire(NOW, true)[0];
+        assert_eq!((plain.since, plain.limit), (Some(NOW), Some(1)));
+    }
+
+    #[test]
+    fn what_was_lost_is_taken_up_from_before_it_was_last_heard() {
+        let (mut live, mut ids) = live_set(1);
+        let one = live.wanted.values_mut().next().unwrap();
+        one.phase = LivePhase::Open(ids.sub());
+        one.heard = NOW + 500u64;
+        one.rest(Mono::from_secs(10));
+        assert_eq!(one.phase, LivePhase::Resting(Mono::from_secs(75)));
+        assert_eq!(one.wire(NOW, false)[0].since, Some(NOW + 500u64 - RETENTION));
+        one.rest(Mono::from_secs(75));
+        assert_eq!(one.phase, LivePhase::Resting(Mono::from_secs(75 + 130)));
+        (0..40).for_each(|_| one.rest(Mono::ZERO));
+        assert_eq!(one.phase, LivePhase::Resting(Mono::from_secs(3_600)));
+    }
+
+    #[test]
+    fn a_long_gap_is_fetched_and_a_short_one_comes_along() {
+        let (mut live, _) = live_set(1);
+        let one = live.wanted.values_mut().next().unwrap();
+        one.from = Some(NOW - RETENTION);
+        assert!(one.take_long_gap(NOW).is_empty() && one.from.is_some());
+        one.from = Some(NOW - 3_600u64);
+        let missed = one.take_long_gap(NOW);
+        assert_eq!((missed.len(), missed[0].since), (1, Some(NOW - 3_600u64)));
+        assert_eq!(one.wire(NOW, false)[0].limit, Some(0));
+    }
+
+    #[test]
+    fn layers_share_no_request_and_announcements_are_not_rebuilt() {
+        let (mut live, mut ids) = live_set(12);
+        assert_eq!(live.wanted.len(), 2, "ten filters and two");
+        let announcements = vec![build_announcement_filter(None)];
+        live.add(&mut ids, NOW, announcements, None, &RequestBudget::default());
+        assert_eq!((live.wanted.len(), live.filters()), (3, 12));
+    }
+
+    #[test]
+    fn a_refused_request_is_halved_down_to_single_filters() {
+        let (mut live, mut ids) = live_set(8);
+        let long = |live: &Live| {
+            live.wanted.iter().find(|(_, one)| one.filters.len() > 1).map(|(id, _)| *id)
+        };
+        while let Some(id) = long(&live) {
+            live.halve(&mut ids, id);
+        }
+        assert_eq!((live.wanted.len(), live.filters()), (8, 8));
+        let id = live.queued().unwrap();
+        live.halve(&mut ids, id);
+        assert_eq!(live.wanted.len(), 8);
+    }
+}

@@ -1,0 +1,314 @@
+//! What to send now: what is listened to first, then answers, then fetches, each within its budget.
+
+use grasp_core::limits::{Admit, Slot, SlotClass, SlotLedger, Take};
+
+use super::super::batch::Purpose;
+use super::super::desk::Desk;
+use super::super::history::{Job, Method, Phase, Say, by_ids};
+use super::super::ids::{JobId, LiveId, SubId};
+use super::super::io::{Frame, Output};
+use super::super::layer::wire_len;
+use super::super::parks::Way;
+use super::live::LivePhase;
+use super::session::Session;
+use super::subs::{NEG_FIRST, NEG_IDLE, Serves};
+use grasp_core::admission::SyncPath;
+use grasp_core::nostr::filter::Filter;
+use grasp_core::sync::{PendingItems, RETENTION};
+
+/// What came of an attempt to start something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Start {
+    /// It was sent, or has become something else.
+    Done,
+    /// There is no slot.
+    NoSlot,
+    /// The relay is not to be asked yet.
+    NotYet,
+}
+
+impl Session {
+    /// Sends everything that may be sent at this moment.
+    pub(in crate::engine) fn pump(&mut self, desk: &mut Desk<'_>) {
+        self.wake(desk);
+        if desk.standing.pace.is_paused(desk.mono()) {
+            return;
+        }
+        self.send_live(desk);
+        self.send_answers(desk);
+        self.send_fetches(desk);
+        self.send_jobs(desk);
+    }
+
+    /// Ends rests that are over.
+    fn wake(&mut self, desk: &mut Desk<'_>) {
+        let now = desk.mono();
+        while let Some((_, id)) = self.resting.first().copied().filter(|(at, _)| *at <= now) {
+            self.resting.pop_first();
+            if let Some(Phase::Resting { then, .. }) = self.jobs.get(&id).map(|job| &job.phase) {
+                self.queue(id, *then);
+            }
+        }
+        let ids: Vec<LiveId> = self.live.wanted.keys().copied().collect();
+        for id in ids {
+            self.wake_live(desk, id);
+        }
+    }
+
+    fn wake_live(&mut self, desk: &mut Desk<'_>, id: LiveId) {
+        let now = desk.mono();
+        let Some(listening) = self.live.wanted.get_mut(&id) else { return };
+        match &mut listening.phase {
+            LivePhase::Resting(until) if *until <= now => listening.phase = LivePhase::Queued,
+            LivePhase::Polled { next, since } if *next <= now => {
+                *next = now + desk.shared.config.poll_every;
+                let since = *since - RETENTION;
+                let filters = listening.filters_since(since);
+                let is_running =
+                    self.groups.values().any(|group| group.purpose == Purpose::Poll(id));
+                if !is_running {
+                    let nothing = PendingItems::default();
+                    self.fetch(desk, Purpose::Poll(id), filters, Method::Page, nothing);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Live requests need no turn, only a slot: nobody limits how much is listened to by the minute, and every
+    /// second without them is a gap. What finds no slot is polled.
+    fn send_live(&mut self, desk: &mut Desk<'_>) {
+        if self.live.rebuild {
+            self.rebuild_live(desk);
+        }
+        while let Some(id) = self.live.queued() {
+            if self.send_one_live(desk, id) == Start::Done {
+                continue;
+            }
+            if self.live.is_fragmented() {
+                self.rebuild_live(desk);
+            } else if let Some(listening) = self.live.wanted.get_mut(&id) {
+                listening.poll(desk.now.mono, desk.shared.config.poll_every);
+            }
+        }
+        self.unpoll(desk);
+    }
+
+    fn send_one_live(&mut self, desk: &mut Desk<'_>, id: LiveId) -> Start {
+        let now = desk.mono();
+        let Some(listening) = self.live.wanted.get_mut(&id) else { return Start::Done };
+        if let Admit::Wait(until) = desk.standing.parks.admit(now, listening.layer, Way::Live) {
+            listening.phase = LivePhase::Resting(until);
+            return Start::Done;
+        }
+        let Take::Slot(slot) = desk.standing.ledger.take(SlotClass::Live, listening.bytes) else {
+            return Start::NoSlot;
+        };
+        desk.standing.parks.sent(now, listening.layer, Way::Live);
+        let missed = listening.take_long_gap(desk.now.unix);
+        let sub = desk.shared.ids.sub();
+        let filters = listening.wire(desk.now.unix, self.live.without_zero);
+        listening.phase = LivePhase::Open(sub);
+        if listening.from.is_none() {
+            listening.heard = desk.now.unix;
+        }
+        self.subs.insert(now, sub, slot, Serves::Live(id), desk.shared.config.watchdog);
+        desk.send(self.conn, Frame::Subscribe { sub, filters, path: SyncPath::Live });
+        let nothing = PendingItems::default();
+        self.fetch(desk, Purpose::CatchUp, missed, Method::Page, nothing);
+        Start::Done
+    }
+
+    /// Whatever is polled for want of room is listened to as soon as there is some.
+    fn unpoll(&mut self, desk: &mut Desk<'_>) {
+        let is_polled = |phase| matches!(phase, LivePhase::Polled { .. });
+        let ids: Vec<LiveId> = {
+            let wanted = self.live.wanted.iter().filter(|(_, one)| is_polled(one.phase));
+            wanted.map(|(id, _)| *id).collect()
+        };
+        for id in ids {
+            if !has_room(&desk.standing.ledger, SlotClass::Live) {
+                return;
+            }
+            let Some(listening) = self.live.wanted.get_mut(&id) else { continue };
+            let LivePhase::Polled { since, .. } = listening.phase else { continue };
+            let from = listening.from.replace(since - RETENTION);
+            if self.send_one_live(desk, id) == Start::NoSlot {
+                if let Some(listening) = self.live.wanted.get_mut(&id) {
+                    listening.from = from;
+                }
+                return;
+            }
+        }
+    }
+
+    /// Carries on with the sessions under way.
+    fn send_answers(&mut self, desk: &mut Desk<'_>) {
+        let talking: Vec<JobId> = {
+            let jobs = self.jobs.iter().filter(|(_, job)| job.has_something_to_say());
+            jobs.map(|(id, _)| *id).collect()
+        };
+        for id in talking {
+            if self.send_answer(desk, id) == Start::NotYet {
+                return;
+            }
+        }
+    }
+
+    fn send_answer(&mut self, desk: &mut Desk<'_>, id: JobId) -> Start {
+        let now = desk.mono();
+        let Some(job) = self.jobs.get_mut(&id) else { return Start::Done };
+        let opening = job.has_opening().then(|| job.filter());
+        let Phase::Comparing { sub, say, .. } = &mut job.phase else { return Start::Done };
+        let sub = *sub;
+        let is_charged = opening.is_none() && desk.standing.manners.charges_frames;
+        if is_charged && desk.standing.pace.admit(now) != Admit::Go {
+            return Start::NotYet;
+        }
+        let Some(Say::Open(message) | Say::Go(message)) = say.take() else { return Start::Done };
+        let (frame, wait) = match opening {
+            Some(filter) => (Frame::NegOpen { sub, filter: Box::new(filter), message }, NEG_FIRST),
+            None => (Frame::NegMsg { sub, message }, NEG_IDLE),
+        };
+        self.subs.sent(now, sub, wait);
+        desk.send(self.conn, frame);
+        Start::Done
+    }
+
+    /// Fetches events that were offered by id.
+    fn send_fetches(&mut self, desk: &mut Desk<'_>) {
+        let now = desk.mono();
+        while desk.standing.wants.is_due(now) && !self.auth.is_pending() {
+            if desk.standing.pace.reopens_at() > now {
+                return;
+            }
+            // All of them are the same size, or smaller; the limit is on what is remembered, not sent.
+            let bytes = 256 + 67 * self.ids_per_fetch;
+            let Take::Slot(slot) = desk.standing.ledger.take(SlotClass::Fetch, bytes) else {
+                return;
+            };
+            if desk.standing.pace.admit(now) != Admit::Go {
+                return desk.standing.ledger.free(slot);
+            }
+            let sub = desk.shared.ids.sub();
+            let ids = desk.standing.wants.ask(now, sub, self.ids_per_fetch);
+            self.subs.insert(now, sub, slot, Serves::Ids, desk.shared.config.watchdog);
+            let filters = vec![by_ids(ids)];
+            desk.send(self.conn, Frame::Subscribe { sub, filters, path: self.path });
+        }
+    }
+
+    /// Starts jobs in their order, as far as slots and pace go.
+    fn send_jobs(&mut self, desk: &mut Desk<'_>) {
+        let mut methods = vec![Method::Page, Method::Reconcile];
+        loop {
+            let heads = methods.iter().filter_map(|method| self.next_in_line(desk, *method));
+            let Some((purpose, id, method)) = heads.min() else { return };
+            let start = match method {
+                Method::Page => self.start_page(desk, id),
+                Method::Reconcile => self.start_listing(desk, id),
+            };
+            match start {
+                Start::Done => self.leave_line(method, purpose, id),
+                Start::NoSlot => methods.retain(|other| *other != method),
+                Start::NotYet => return,
+            }
+        }
+    }
+
+    fn leave_line(&mut self, method: Method, purpose: Purpose, id: JobId) {
+        if let Some(line) = self.lines.get_mut(&method) {
+            line.remove(&(purpose, id));
+        }
+    }
+
+    /// The first in line whose layer is not parked.
+    fn next_in_line(&self, desk: &Desk<'_>, method: Method) -> Option<(Purpose, JobId, Method)> {
+        let line = self.lines.get(&method)?;
+        let parked = self.parked_layers(desk);
+        let is_parked =
+            |id: &JobId| self.jobs.get(id).is_some_and(|job| parked.contains_key(&job.layer));
+        let (purpose, id) = line.iter().find(|(_, id)| !is_parked(id))?;
+        Some((*purpose, *id, method))
+    }
+
+    fn start_page(&mut self, desk: &mut Desk<'_>, id: JobId) -> Start {
+        let now = desk.mono();
+        if desk.standing.pace.reopens_at() > now {
+            return Start::NotYet;
+        }
+        if !has_room(&desk.standing.ledger, SlotClass::Fetch) {
+            return Start::NoSlot;
+        }
+        let limit = desk.standing.manners.page;
+        let Some(job) = self.jobs.get_mut(&id) else { return Start::Done };
+        let Some(page) = job.next_page(limit) else {
+            job.pager = None;
+            self.fail(desk, id);
+            return Start::Done;
+        };
+        let Some((sub, slot)) = self.open(desk, SlotClass::Fetch, &page) else {
+            return Start::NoSlot;
+        };
+        let Some(job) = self.jobs.get_mut(&id) else { return Start::Done };
+        job.phase = Phase::Paging { sub, rows: Vec::new() };
+        desk.standing.parks.sent(now, job.layer, Way::History);
+        self.subs.insert(now, sub, slot, Serves::Page(id), desk.shared.config.watchdog);
+        desk.send(self.conn, Frame::Subscribe { sub, filters: vec![page], path: self.path });
+        Start::Done
+    }
+
+    /// The first step of a reconciliation: what do we have ourselves?
+    fn start_listing(&mut self, desk: &mut Desk<'_>, id: JobId) -> Start {
+        let now = desk.mono();
+        if desk.standing.pace.reopens_at() > now {
+            return Start::NotYet;
+        }
+        let is_memory_full = desk.shared.held_items() >= desk.shared.config.inventory_items;
+        if !desk.standing.neg.is_over(now) || is_memory_full {
+            self.queue(id, Method::Page);
+            return Start::Done;
+        }
+        let ledger = &desk.standing.ledger;
+        let is_full = ledger.in_use_by(SlotClass::Reconcile) >= self.most_sessions;
+        if is_full || !has_room(ledger, SlotClass::Reconcile) {
+            return Start::NoSlot;
+        }
+        let Some(filter) = self.jobs.get(&id).map(Job::filter) else {
+            return Start::Done;
+        };
+        let Some((sub, slot)) = self.open(desk, SlotClass::Reconcile, &filter) else {
+            return Start::NoSlot;
+        };
+        let Some(job) = self.jobs.get_mut(&id) else { return Start::Done };
+        let request = desk.shared.ids.inventory();
+        job.phase = Phase::Listing { sub, request };
+        desk.standing.parks.sent(now, job.layer, Way::History);
+        desk.shared.inventories.insert(request, (desk.relay.clone(), id));
+        self.subs.insert(now, sub, slot, Serves::Neg(id), desk.shared.config.watchdog);
+        self.subs.not_sent_yet(sub);
+        desk.out.push(Output::FetchInventory { request, filter: Box::new(filter) });
+        Start::Done
+    }
+
+    /// Takes a slot and a turn, or neither.
+    fn open(
+        &self,
+        desk: &mut Desk<'_>,
+        class: SlotClass,
+        filter: &Filter,
+    ) -> Option<(SubId, Slot)> {
+        let bytes = wire_len(filter) + 80;
+        let Take::Slot(slot) = desk.standing.ledger.take(class, bytes) else { return None };
+        if desk.standing.pace.admit(desk.now.mono) != Admit::Go {
+            desk.standing.ledger.free(slot);
+            return None;
+        }
+        Some((desk.shared.ids.sub(), slot))
+    }
+}
+
+/// Whether a class has a slot left, asked before anything is built that needs one.
+fn has_room(ledger: &SlotLedger, class: SlotClass) -> bool {
+    ledger.in_use_by(class) < ledger.class_limit(class)
+}

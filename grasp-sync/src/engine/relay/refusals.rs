@@ -1,0 +1,412 @@
+//! What to do about a refusal: to our budgets, and to whatever was refused.
+
+use std::time::Duration;
+
+use grasp_core::limits::{Action, Heard, PARK, PeerText, Refusal, SlotClass};
+
+use super::super::batch;
+use super::super::desk::Desk;
+use super::super::history::{Method, Phase};
+use super::super::ids::{JobId, LiveId, SubId};
+use super::super::io::Frame;
+use super::super::parks::Way;
+use super::super::report::Report;
+use super::auth::Ask;
+use super::live::LivePhase;
+use super::session::Session;
+use super::subs::{Open, Serves};
+
+/// Whether the relay itself has ended what it refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Named {
+    /// It said which, so that is over.
+    Yes,
+    /// It is our conclusion, so we say it too.
+    No,
+}
+
+/// How long a live request must have lasted for earlier losses to be forgotten.
+const SETTLED: Duration = Duration::from_secs(5 * 60);
+/// Fewest ids in a request.
+const FEWEST_IDS: usize = 10;
+
+impl Session {
+    /// A subscription was refused, or is taken for refused.
+    pub(super) fn refused(
+        &mut self,
+        desk: &mut Desk<'_>,
+        sub: SubId,
+        refusal: Refusal,
+        text: &str,
+        named: Named,
+    ) {
+        let Some(open) = self.subs.remove(sub) else { return };
+        let (serves, action) = (open.serves, refusal.action());
+        let lasted = open.lasted(desk.mono());
+        self.tell(desk, refusal, text);
+        if named == Named::No && open.is_sent {
+            let frame = match serves {
+                Serves::Neg(_) => Frame::NegClose { sub },
+                _ => Frame::Unsubscribe { sub },
+            };
+            desk.send(self.conn, frame);
+        }
+        self.give_back(desk, open, action);
+        if action == Action::PauseStarts {
+            desk.standing.pace.refused(desk.now.mono);
+        }
+        match serves {
+            Serves::Live(id) => self.live_refused(desk, id, action, lasted),
+            Serves::Page(id) => self.page_refused(desk, id, action),
+            Serves::Neg(id) => {
+                self.forget_inventory(desk, id);
+                self.neg_refused(desk, id, refusal, text);
+            }
+            Serves::Ids => self.ids_refused(desk, sub, action),
+        }
+    }
+
+    fn give_back(&mut self, desk: &mut Desk<'_>, open: Open, action: Action) {
+        let ledger = &mut desk.standing.ledger;
+        match action {
+            Action::LowerSlots | Action::RefuseUnanswered => ledger.refused_by_count(open.slot),
+            Action::LowerBytes(stated) => {
+                ledger.refused_by_bytes(open.slot, stated);
+                desk.standing.retained = Some(ledger.byte_ceiling());
+                desk.note_change();
+            }
+            _ => ledger.free(open.slot),
+        }
+        self.shed_live(desk);
+    }
+
+    /// The budget was lowered under what is listened to: the newest give way, and are polled.
+    fn shed_live(&mut self, desk: &mut Desk<'_>) {
+        let excess = desk.standing.ledger.excess_live();
+        let open = self.live.wanted.iter().filter_map(|(id, one)| Some((*id, one.sub()?)));
+        let mut open: Vec<(LiveId, SubId)> =
+            open.filter(|(_, sub)| self.subs.serves(*sub).is_some()).collect();
+        // Announcements were listened to first, and give way last.
+        let newest = open.split_off(open.len().saturating_sub(excess));
+        for (id, sub) in newest {
+            self.close(desk, sub);
+            if let Some(listening) = self.live.wanted.get_mut(&id) {
+                listening.poll(desk.now.mono, desk.shared.config.poll_every);
+            }
+        }
+    }
+
+    fn live_refused(&mut self, desk: &mut Desk<'_>, id: LiveId, action: Action, lasted: Duration) {
+        let now = desk.mono();
+        let Some(listening) = self.live.wanted.get_mut(&id) else { return };
+        if lasted >= SETTLED {
+            listening.failures = 0;
+        }
+        let is_one = listening.filters.len() == 1;
+        match action {
+            Action::PauseStarts
+            | Action::LowerSlots
+            | Action::RefuseUnanswered
+            | Action::WaitForSession
+            | Action::LowerBytes(_) => listening.lost(LivePhase::Queued),
+            Action::LiveWithoutLimitZero if listening.has_zero => {
+                self.live.without_zero = true;
+                listening.lost(LivePhase::Queued);
+            }
+            Action::HalveFilters if !is_one => self.halve_filters(id),
+            Action::NeverResend if !is_one => self.live.halve(&mut desk.shared.ids, id),
+            Action::HalveFilters | Action::NeverResend | Action::ParkAndSurface(_) => {
+                listening.lost(LivePhase::Resting(now + PARK));
+            }
+            Action::AuthenticateOnce => self.live_wants_auth(desk, id),
+            Action::Park(_) => {
+                listening.lost(LivePhase::Queued);
+                desk.standing.parks.park(now, listening.layer, Way::Live);
+            }
+            // Once is a gap to be closed; again and again is a relay that cannot keep up.
+            Action::ResubscribeSince if listening.failures == 0 => {
+                listening.failures = 1;
+                listening.lost(LivePhase::Queued);
+            }
+            _ => listening.rest(now),
+        }
+    }
+
+    /// The relay takes fewer filters at a time; from now on it gets fewer.
+    fn halve_filters(&mut self, id: LiveId) {
+        let Some(listening) = self.live.wanted.get_mut(&id) else { return };
+        let half = (listening.filters.len() / 2).max(1);
+        listening.lost(LivePhase::Queued);
+        self.budget = self.budget.lowered_to_filters_per_req(half);
+        self.live.rebuild = true;
+    }
+
+    fn page_refused(&mut self, desk: &mut Desk<'_>, id: JobId, action: Action) {
+        let now = desk.mono();
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        let layer = job.layer;
+        let next = job.page_failed();
+        match action {
+            Action::PauseStarts
+            | Action::LowerSlots
+            | Action::RefuseUnanswered
+            | Action::WaitForSession
+            | Action::LowerBytes(_) => self.turn_page(desk, id, next),
+            Action::RetryOnce(rest) if !job.once.retried => {
+                job.once.retried = true;
+                self.rest(desk, id, rest, Method::Page);
+            }
+            Action::AuthenticateOnce => self.job_wants_auth(desk, id, Method::Page),
+            Action::Park(_) => {
+                desk.standing.parks.park(now, layer, Way::History);
+                self.queue(id, Method::Page);
+            }
+            Action::NeverResend => self.cut_by_content(desk, id, Method::Page),
+            Action::Bisect => self.cut_by_time(desk, id, Method::Page),
+            Action::HalveFilters | Action::ParkAndSurface(_) => self.give_up_filter(desk, id),
+            _ => self.fail(desk, id),
+        }
+        self.settle(desk);
+    }
+
+    fn neg_refused(&mut self, desk: &mut Desk<'_>, id: JobId, refusal: Refusal, text: &str) {
+        let now = desk.mono();
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        match refusal.action() {
+            Action::PauseStarts
+            | Action::LowerSlots
+            | Action::RefuseUnanswered
+            | Action::LowerBytes(_) => self.queue(id, Method::Reconcile),
+            Action::WaitForSession => {
+                let open = desk.standing.ledger.in_use_by(SlotClass::Reconcile);
+                self.most_sessions = self.most_sessions.min(open.max(1));
+                self.queue(id, Method::Reconcile);
+            }
+            Action::Bisect => self.cut_by_time(desk, id, Method::Reconcile),
+            Action::ReopenOnce if !job.once.reopened => {
+                job.once.reopened = true;
+                self.queue(id, Method::Reconcile);
+            }
+            Action::AuthenticateOnce => self.job_wants_auth(desk, id, Method::Reconcile),
+            Action::PageSession => {
+                self.queue(id, Method::Page);
+                self.page_from_now_on(desk);
+                self.warn_of_paging(desk, refusal, text);
+            }
+            // About this filter, or about reconciling it; its pages will tell.
+            Action::ReopenOnce | Action::PageFilter | Action::NeverResend | Action::Park(_) => {
+                self.queue(id, Method::Page);
+            }
+            _ => {
+                desk.standing.neg.failed(now);
+                self.queue(id, Method::Page);
+                self.warn_of_paging(desk, refusal, text);
+            }
+        }
+    }
+
+    /// The relay does not reconcile, as far as this connection goes.
+    fn page_from_now_on(&mut self, desk: &mut Desk<'_>) {
+        self.pages_only = true;
+        let waiting = self.lines.remove(&Method::Reconcile).unwrap_or_default();
+        waiting.into_iter().for_each(|(_, id)| self.queue(id, Method::Page));
+        self.close_all(desk, |serves| matches!(serves, Serves::Neg(_)));
+        let is_talking =
+            |phase: &Phase| matches!(phase, Phase::Listing { .. } | Phase::Comparing { .. });
+        let talking = self.jobs.iter().filter(|(_, job)| is_talking(&job.phase));
+        let talking: Vec<JobId> = talking.map(|(id, _)| *id).collect();
+        for id in talking {
+            self.forget_inventory(desk, id);
+            self.queue(id, Method::Page);
+        }
+        desk.batches().iter_mut().for_each(batch::fall_back);
+        for group in self.groups.values_mut() {
+            group.tracker.iter_mut().for_each(batch::fall_back);
+        }
+    }
+
+    fn warn_of_paging(&mut self, desk: &mut Desk<'_>, refusal: Refusal, text: &str) {
+        if !std::mem::replace(&mut desk.standing.is_known_to_page, true) {
+            let (relay, text) = (desk.relay.clone(), PeerText::new(text));
+            desk.report(Report::NoNegentropy { relay, refusal, text });
+        }
+    }
+
+    fn ids_refused(&mut self, desk: &mut Desk<'_>, sub: SubId, action: Action) {
+        let now = desk.mono();
+        match action {
+            Action::PauseStarts
+            | Action::LowerSlots
+            | Action::RefuseUnanswered
+            | Action::WaitForSession
+            | Action::LowerBytes(_) => desk.standing.wants.returned(now, sub),
+            Action::NeverResend | Action::Bisect if self.ids_per_fetch > FEWEST_IDS => {
+                self.ids_per_fetch = (self.ids_per_fetch / 2).max(FEWEST_IDS);
+                desk.standing.wants.returned(now, sub);
+            }
+            Action::AuthenticateOnce => {
+                let again = std::mem::replace(&mut self.ids_authenticated, true);
+                match self.ask_for_auth(desk, again) {
+                    Ask::Policy => self.ids_missed(desk, sub),
+                    _ => desk.standing.wants.returned(now, sub),
+                }
+            }
+            _ => self.ids_missed(desk, sub),
+        }
+    }
+
+    fn ids_missed(&mut self, desk: &mut Desk<'_>, sub: SubId) {
+        let missed = desk.standing.wants.refused(desk.now.mono, sub);
+        self.missed(desk, missed);
+    }
+
+    /// A NOTICE names nothing. Where it can only be about something that was just sent, it is about the newest.
+    pub(super) fn notice(&mut self, desk: &mut Desk<'_>, text: &str) {
+        let refusal = Refusal::read(Heard::Notice, text);
+        self.tell(desk, refusal, text);
+        let unanswered = self.subs.unanswered();
+        let newest = |is_it: fn(Serves) -> bool| {
+            unanswered.iter().find(|(_, serves)| is_it(*serves)).map(|(sub, _)| *sub)
+        };
+        let blamed: Vec<SubId> = match refusal.action() {
+            Action::Surface | Action::Settled => return,
+            Action::PauseStarts => return desk.standing.pace.refused(desk.now.mono),
+            Action::RefuseUnanswered => return self.refuse_unanswered(desk, refusal, text),
+            Action::PageSession
+            | Action::WaitForSession
+            | Action::Bisect
+            | Action::ReopenOnce
+            | Action::PageFilter => newest(|serves| matches!(serves, Serves::Neg(_))),
+            Action::LiveWithoutLimitZero | Action::ResubscribeSince => {
+                newest(|serves| matches!(serves, Serves::Live(_)))
+            }
+            _ => newest(|_| true),
+        }
+        .into_iter()
+        .collect();
+        for sub in blamed {
+            self.refused(desk, sub, refusal, text, Named::No);
+        }
+    }
+
+    /// Some start was dropped and will never be answered. The newest is the likeliest and tells the budget; the
+    /// others that wait are sent again within it. What is said before those can have been heard of is about the
+    /// same start, or about one sent with it.
+    fn refuse_unanswered(&mut self, desk: &mut Desk<'_>, refusal: Refusal, text: &str) {
+        let now = desk.mono();
+        let Some(oldest) = self.subs.oldest_unanswered().filter(|_| now >= self.deaf_until) else {
+            return;
+        };
+        self.deaf_until = now + (now - oldest);
+        let mut unanswered = self.subs.unanswered().into_iter();
+        if let Some((newest, _)) = unanswered.next() {
+            self.refused(desk, newest, refusal, text, Named::No);
+        }
+        for (sub, _) in unanswered {
+            // As if for a session: the slot is free, it is sent again, and nothing is lowered further.
+            self.refused(desk, sub, Refusal::NegSessions, text, Named::No);
+        }
+    }
+
+    fn ask_for_auth(&mut self, desk: &mut Desk<'_>, again: bool) -> Ask {
+        let can = desk.shared.config.can_authenticate;
+        let ask = self.auth.wanted(desk.mono(), can, again);
+        if ask == Ask::Answer {
+            desk.send(self.conn, Frame::Authenticate);
+        }
+        ask
+    }
+
+    fn job_wants_auth(&mut self, desk: &mut Desk<'_>, id: JobId, method: Method) {
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        let (again, layer) = (job.once.authenticated, job.layer);
+        let ask = self.ask_for_auth(desk, again);
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        job.once.authenticated = true;
+        match ask {
+            Ask::Answer | Ask::Wait => job.phase = Phase::AwaitingAuth(method),
+            Ask::Resend => self.queue(id, method),
+            Ask::Policy => {
+                desk.standing.parks.park(desk.now.mono, layer, Way::History);
+                self.queue(id, method);
+            }
+        }
+    }
+
+    fn live_wants_auth(&mut self, desk: &mut Desk<'_>, id: LiveId) {
+        let Some(again) = self.live.wanted.get(&id).map(|one| one.authenticated) else { return };
+        let ask = self.ask_for_auth(desk, again);
+        let Some(listening) = self.live.wanted.get_mut(&id) else { return };
+        listening.authenticated = true;
+        match ask {
+            Ask::Answer | Ask::Wait => listening.lost(LivePhase::AwaitingAuth),
+            Ask::Resend => listening.lost(LivePhase::Queued),
+            Ask::Policy => {
+                listening.lost(LivePhase::Queued);
+                desk.standing.parks.park(desk.now.mono, listening.layer, Way::Live);
+            }
+        }
+    }
+
+    pub(super) fn challenged(&mut self, desk: &mut Desk<'_>) {
+        if self.auth.challenged(desk.mono()) {
+            desk.send(self.conn, Frame::Authenticate);
+        }
+    }
+
+    pub(super) fn authenticated(&mut self, desk: &mut Desk<'_>, accepted: bool) {
+        if self.auth.answered(accepted) {
+            self.auth_ended(desk, accepted);
+        }
+    }
+
+    /// Whatever waited for our authentication goes on: once more, or not for long.
+    fn auth_ended(&mut self, desk: &mut Desk<'_>, accepted: bool) {
+        let now = desk.mono();
+        let waiting = self.jobs.iter().filter_map(|(id, job)| match job.phase {
+            Phase::AwaitingAuth(method) => Some((*id, method, job.layer)),
+            _ => None,
+        });
+        for (id, method, layer) in waiting.collect::<Vec<_>>() {
+            if !accepted {
+                desk.standing.parks.park(now, layer, Way::History);
+            }
+            self.queue(id, method);
+        }
+        for listening in self.live.wanted.values_mut() {
+            if listening.phase == LivePhase::AwaitingAuth {
+                listening.phase = LivePhase::Queued;
+                if !accepted {
+                    desk.standing.parks.park(now, listening.layer, Way::Live);
+                }
+            }
+        }
+        self.settle(desk);
+    }
+
+    /// Whether a session waits for us: for our own relay's list, or because nothing may be sent.
+    fn is_our_turn(&self, id: JobId) -> bool {
+        let Some(job) = self.jobs.get(&id) else { return false };
+        matches!(job.phase, Phase::Listing { .. }) || job.has_something_to_say()
+    }
+
+    /// A session took too long by our own fault, and begins anew.
+    fn lose_session(&mut self, desk: &mut Desk<'_>, id: JobId, sub: SubId) {
+        self.close(desk, sub);
+        self.forget_inventory(desk, id);
+        self.fail(desk, id);
+    }
+
+    /// Nothing was heard for too long.
+    pub(in crate::engine) fn watch(&mut self, desk: &mut Desk<'_>) {
+        for sub in self.subs.overdue(desk.mono()) {
+            match self.subs.serves(sub) {
+                Some(Serves::Neg(id)) if self.is_our_turn(id) => self.lose_session(desk, id, sub),
+                _ => self.refused(desk, sub, Refusal::Silent, "", Named::No),
+            }
+        }
+        if self.auth.gave_up(desk.mono()) {
+            self.auth_ended(desk, false);
+        }
+    }
+}

@@ -1,0 +1,372 @@
+//! One connection, from the moment it stands: what is listened to, what is fetched, and when that is complete.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use grasp_core::Mono;
+use grasp_core::admission::SyncPath;
+use grasp_core::limits::{Admit, PeerText, RETRY_DELAY, Refusal, should_consolidate};
+use grasp_core::nostr::filter::Filter;
+use grasp_core::nostr::types::Timestamp;
+use grasp_core::sync::{
+    AddFilters, Coverage, FilterHash, History, PendingItems, RETENTION, RequestBudget, Resume,
+    build_announcement_filter, build_layer2_and_layer3_filters, compute_actions,
+};
+
+use super::super::batch::{self, Group, Purpose};
+use super::super::desk::Desk;
+use super::super::history::{Job, Method};
+use super::super::ids::{ConnId, GroupId, JobId, SubId};
+use super::super::io::Frame;
+use super::super::layer::Layer;
+use super::super::lean::LeanFilter;
+use super::super::parks::Way;
+use super::super::report::Report;
+use super::auth::Auth;
+use super::live::Live;
+use super::subs::{Serves, Subs};
+
+/// Everything that dies with a connection.
+#[derive(Debug)]
+pub(in crate::engine) struct Session {
+    pub(in crate::engine) conn: ConnId,
+    /// As what fetched events are handed over.
+    pub(super) path: SyncPath,
+    /// Whether what was confirmed is being caught up with: whatever that finds, live sync has missed.
+    pub(super) is_catching_up: bool,
+    /// Whether everything is being fetched anew.
+    pub(super) is_full_pass: bool,
+    pub(super) budget: RequestBudget,
+    /// Ids per request; fewer if the relay took offence.
+    pub(super) ids_per_fetch: usize,
+    pub(super) ids_authenticated: bool,
+    pub(super) subs: Subs,
+    pub(super) live: Live,
+    pub(super) groups: BTreeMap<GroupId, Group>,
+    pub(super) jobs: BTreeMap<JobId, Job>,
+    /// Jobs waiting for their turn, announcements first, polls last.
+    pub(super) lines: BTreeMap<Method, BTreeSet<(Purpose, JobId)>>,
+    pub(super) resting: BTreeSet<(Mono, JobId)>,
+    pub(super) auth: Auth,
+    /// Whether NIP-77 is known not to be spoken here.
+    pub(super) pages_only: bool,
+    /// NIP-77 sessions at the same time; fewer if the relay took offence.
+    pub(super) most_sessions: usize,
+    /// Until then, word of a dropped start is no news.
+    pub(super) deaf_until: Mono,
+    /// Meanings of refusals that the operator was told of.
+    told: BTreeSet<&'static str>,
+    ended: Option<History>,
+}
+
+impl Session {
+    /// Takes up a connection: listens first, then fetches, so that nothing falls between.
+    pub(in crate::engine) fn begin(
+        desk: &mut Desk<'_>,
+        conn: ConnId,
+        resume: Resume,
+        is_full_pass: bool,
+    ) -> Self {
+        let mut session = Self {
+            conn,
+            path: if is_full_pass { SyncPath::Daily } else { SyncPath::CatchUp },
+            is_catching_up: matches!(resume, Resume::CatchUp { .. }),
+            is_full_pass,
+            budget: desk.standing.manners.budget,
+            ids_per_fetch: desk.standing.manners.ids,
+            ids_authenticated: false,
+            subs: Subs::default(),
+            live: Live::default(),
+            groups: BTreeMap::new(),
+            jobs: BTreeMap::new(),
+            lines: BTreeMap::new(),
+            resting: BTreeSet::new(),
+            auth: Auth::Unasked { challenged: false },
+            pages_only: false,
+            most_sessions: usize::MAX,
+            deaf_until: Mono::ZERO,
+            told: BTreeSet::new(),
+            ended: None,
+        };
+        session.listen(desk, vec![build_announcement_filter(None)], None);
+        match resume {
+            Resume::Fresh => session.fetch_announcements(desk),
+            Resume::CatchUp { since } => session.catch_up(desk, since),
+        }
+        session.ask_for_new_items(desk, None);
+        session
+    }
+
+    /// Everything is fetched anew over the standing connection, as once a day. Nobody stops listening for it: the
+    /// new live set reaches back over the old.
+    pub(in crate::engine) fn start_over(&mut self, desk: &mut Desk<'_>) {
+        let jobs: Vec<JobId> = self.jobs.keys().copied().collect();
+        for job in jobs {
+            self.drop_job(desk, job);
+        }
+        self.close_all(desk, |serves| serves == Serves::Ids);
+        self.groups.clear();
+        desk.batches().clear();
+        desk.standing.wants.disconnected();
+        let now = desk.now.unix;
+        if let Some(state) = desk.state() {
+            state.start_over(now);
+        }
+        self.path = SyncPath::Daily;
+        self.is_full_pass = true;
+        self.is_catching_up = false;
+        self.ended = None;
+        self.report_status(desk);
+        self.drop_live_items(desk);
+        self.fetch_announcements(desk);
+        self.ask_for_new_items(desk, Some(now - RETENTION));
+    }
+
+    /// Asks for whatever is wanted here and neither confirmed nor under way.
+    fn ask_for_new_items(&mut self, desk: &mut Desk<'_>, from: Option<Timestamp>) {
+        let Some(target) = desk.shared.index.target(desk.relay) else { return };
+        let targets = [(desk.relay.clone(), target)].into();
+        let actions = compute_actions(&targets, &desk.shared.pending, &desk.shared.states);
+        for action in actions {
+            self.add(desk, action, from);
+        }
+    }
+
+    /// New items: listens for them, then fetches their history as one batch.
+    pub(in crate::engine) fn add(
+        &mut self,
+        desk: &mut Desk<'_>,
+        action: AddFilters,
+        from: Option<Timestamp>,
+    ) {
+        let filters = action.filters(None, &self.budget);
+        let threshold = desk.shared.config.consolidation_threshold.max(2 * self.live.rebuilt);
+        if should_consolidate(self.live.filters(), filters.len(), threshold)
+            && self.live.filters() > 0
+        {
+            self.live.rebuild = true;
+        } else {
+            self.listen(desk, filters.clone(), from);
+        }
+        let batch = desk.shared.ids.batch();
+        self.fetch(desk, Purpose::Batch(batch), filters, Method::Reconcile, action.items);
+    }
+
+    /// Layer 1, all of it.
+    fn fetch_announcements(&mut self, desk: &mut Desk<'_>) {
+        let filters = vec![build_announcement_filter(None)];
+        let nothing = PendingItems::default();
+        self.fetch(desk, Purpose::Announcements, filters, Method::Reconcile, nothing);
+    }
+
+    /// Layer 1 and everything confirmed, from then on.
+    fn catch_up(&mut self, desk: &mut Desk<'_>, since: Timestamp) {
+        let target = desk.shared.index.target(desk.relay).unwrap_or_default();
+        let Some(state) = desk.state() else { return };
+        state.confirmed.restrict_to(&target);
+        let confirmed = state.confirmed.clone();
+        let nothing = PendingItems::default;
+        let filters = build_layer2_and_layer3_filters(&confirmed, None, &self.budget);
+        self.listen(desk, filters, None);
+        let announcements = vec![build_announcement_filter(Some(since))];
+        self.fetch(desk, Purpose::Announcements, announcements, Method::Page, nothing());
+        let filters = build_layer2_and_layer3_filters(&confirmed, Some(since), &self.budget);
+        self.fetch(desk, Purpose::CatchUp, filters, Method::Page, nothing());
+    }
+
+    fn listen(&mut self, desk: &mut Desk<'_>, filters: Vec<Filter>, from: Option<Timestamp>) {
+        let (ids, now) = (&mut desk.shared.ids, desk.now.unix);
+        self.live.add(ids, now, filters, from, &self.budget);
+    }
+
+    /// Begins a group of jobs, one for each filter.
+    pub(super) fn fetch(
+        &mut self,
+        desk: &mut Desk<'_>,
+        purpose: Purpose,
+        filters: Vec<Filter>,
+        method: Method,
+        items: PendingItems,
+    ) {
+        if filters.is_empty() {
+            return;
+        }
+        let group = desk.shared.ids.group();
+        let began = desk.now.unix;
+        let planned: Vec<(Filter, Method)> =
+            filters.into_iter().map(|filter| self.plan(desk, filter, method)).collect();
+        let jobs: Vec<JobId> = planned.iter().map(|_| desk.shared.ids.job()).collect();
+        let method = if self.pages_only { Method::Page } else { method };
+        let id = match purpose {
+            Purpose::Batch(id) => id,
+            _ => desk.shared.ids.batch(),
+        };
+        let tracker = batch::pending(id, items, method, &jobs);
+        let tracker = match purpose {
+            Purpose::Batch(_) => {
+                desk.batches().push(tracker);
+                None
+            }
+            _ => Some(tracker),
+        };
+        self.groups.insert(group, Group { purpose, began, tracker });
+        let mut before: Option<LeanFilter> = None;
+        for (job, (filter, method)) in jobs.into_iter().zip(planned) {
+            let layer = Layer::of(&filter);
+            let lean = LeanFilter::keep(filter, before.as_ref());
+            self.put_in_line(desk, job, Job::new(group, layer, lean.clone(), began), method);
+            before = Some(lean);
+        }
+    }
+
+    /// What an earlier process has proven need not be compared again: it is taken up from there.
+    fn plan(&self, desk: &Desk<'_>, filter: Filter, method: Method) -> (Filter, Method) {
+        if method == Method::Page || !desk.standing.resumes || self.is_full_pass {
+            return (filter, method);
+        }
+        let oldest = desk.now.unix - desk.shared.config.full_pass.1;
+        match desk.standing.coverage.since(&FilterHash::of(&filter), None) {
+            Coverage::Proven(proof) if proof.at >= oldest => {
+                (filter.since(proof.until - RETENTION), Method::Page)
+            }
+            Coverage::Proven(_) | Coverage::Unproven => (filter, method),
+        }
+    }
+
+    /// Notes how far history has come. Changes nothing while anything is still at work.
+    pub(super) fn settle(&mut self, desk: &mut Desk<'_>) {
+        let mut outcome = History::Complete;
+        for job in self.jobs.values() {
+            let Some(group) = self.groups.get(&job.group) else { continue };
+            if !group.purpose.is_history() {
+                continue;
+            }
+            if self.is_at_work(desk, job) {
+                return;
+            }
+            outcome = match (group.purpose, outcome) {
+                (Purpose::Announcements | Purpose::CatchUp, _) => History::CatchUpFailed,
+                (_, History::CatchUpFailed) => History::CatchUpFailed,
+                _ => History::BatchesFailed,
+            };
+        }
+        if self.ended == Some(outcome) {
+            return;
+        }
+        self.ended = Some(outcome);
+        if let Some(state) = desk.state() {
+            state.history_ended(outcome);
+        }
+        self.report_status(desk);
+        if outcome == History::Complete {
+            self.completed(desk);
+        }
+    }
+
+    /// All history is here.
+    fn completed(&mut self, desk: &mut Desk<'_>) {
+        self.is_catching_up = false;
+        self.path = SyncPath::CatchUp;
+        if std::mem::take(&mut self.is_full_pass) {
+            let bounds = desk.shared.config.full_pass;
+            desk.standing.daily.done(desk.now, bounds, &mut desk.shared.rng);
+            let (relay, seen) = (desk.relay.clone(), desk.standing.health.seen(desk.mono()));
+            desk.report(Report::Reliability { relay, seen });
+        }
+        desk.note_change();
+    }
+
+    pub(in crate::engine) fn report_status(&self, desk: &mut Desk<'_>) {
+        let Some(status) = desk.state().map(|state| state.connection_status()) else { return };
+        let relay = desk.relay.clone();
+        desk.report(Report::Status { relay, status });
+    }
+
+    /// Tells the operator what a relay refused, once for each meaning.
+    pub(super) fn tell(&mut self, desk: &mut Desk<'_>, refusal: Refusal, text: &str) {
+        if self.told.insert(refusal.label()) {
+            let (relay, text) = (desk.relay.clone(), PeerText::new(text));
+            desk.report(Report::Refused { relay, refusal, text });
+        }
+    }
+
+    /// The connection is over: what its sessions held in memory is free.
+    pub(in crate::engine) fn forget_inventories(&self, desk: &mut Desk<'_>) {
+        self.jobs.keys().for_each(|id| self.forget_inventory(desk, *id));
+    }
+
+    /// Whether all history was fetched, or given up for now.
+    pub(in crate::engine) fn has_ended(&self) -> bool {
+        self.ended.is_some()
+    }
+
+    /// Ends every subscription of a sort.
+    pub(super) fn close_all(&mut self, desk: &mut Desk<'_>, which: impl Fn(Serves) -> bool) {
+        let subs: Vec<_> =
+            self.subs.iter().filter(|(_, open)| which(open.serves)).map(|(sub, _)| sub).collect();
+        for sub in subs {
+            self.close(desk, sub);
+        }
+    }
+
+    /// Ends a subscription from our side, and gives its slot back.
+    pub(super) fn close(&mut self, desk: &mut Desk<'_>, sub: SubId) {
+        let Some(open) = self.subs.remove(sub) else { return };
+        if open.is_sent {
+            let frame = match open.serves {
+                Serves::Neg(_) => Frame::NegClose { sub },
+                Serves::Live(_) | Serves::Page(_) | Serves::Ids => Frame::Unsubscribe { sub },
+            };
+            desk.send(self.conn, frame);
+        }
+        desk.standing.ledger.free(open.slot);
+    }
+
+    /// When this connection next needs a turn.
+    pub(in crate::engine) fn deadline(&self, desk: &Desk<'_>) -> Option<Mono> {
+        let standing = &desk.standing;
+        let now = desk.mono();
+        let paced = self.wants_to_send(desk).then(|| standing.pace.reopens_at());
+        let daily = self.has_ended().then(|| standing.daily.due());
+        let parked = self.parked_layers(desk).into_values().min();
+        [
+            self.subs.deadline(),
+            self.resting.first().map(|(at, _)| *at),
+            self.live.deadline(),
+            self.auth.deadline(),
+            standing.wants.deadline().filter(|at| *at > now),
+            // In the past, time is not what is lacking: a slot is, and its end will be an input.
+            paced.filter(|at| *at > now),
+            daily.map(|at| at.max(standing.pace.reopens_at())),
+            parked,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+    }
+
+    fn wants_to_send(&self, desk: &Desk<'_>) -> bool {
+        self.lines.values().any(|line| !line.is_empty())
+            || desk.standing.wants.is_due(desk.mono())
+            || self.live.rebuild
+            || self.live.queued().is_some()
+            || self.jobs.values().any(Job::has_something_to_say)
+    }
+
+    /// The layers that may not be asked for, and until when.
+    pub(super) fn parked_layers(&self, desk: &Desk<'_>) -> BTreeMap<Layer, Mono> {
+        let layers = [Layer::Announcements, Layer::Repos, Layer::Roots];
+        let until = |layer| match desk.standing.parks.admit(desk.mono(), layer, Way::History) {
+            Admit::Go => None,
+            Admit::Wait(until) => Some((layer, until)),
+        };
+        layers.into_iter().filter_map(until).collect()
+    }
+
+    /// Waits grow with failures: 65 seconds, doubling to an hour.
+    pub(super) fn rest_after(failures: u32) -> Duration {
+        let doublings = 1u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX);
+        let rest = RETRY_DELAY.saturating_mul(doublings);
+        rest.min(Duration::from_secs(60 * 60))
+    }
+}

@@ -1,0 +1,167 @@
+//! What is known of a relay beyond its connections.
+
+use std::time::Duration;
+
+use grasp_core::limits::{LedgerConfig, PARK, Pace, SlotLedger};
+use grasp_core::sync::CoverageSet;
+use grasp_core::{Mono, Now, RelayUrl};
+
+use super::super::config::Config;
+use super::super::facts::{Manners, RelayFacts};
+use super::super::health::RelayHealth;
+use super::super::parks::Parks;
+use super::super::record::{COVERAGE_CAPACITY, RelayRecord};
+use super::super::retry::Wants;
+use super::super::rng::Rng;
+use super::super::schedule::Daily;
+
+/// Everything about a relay that a new connection does not reset.
+#[derive(Debug)]
+pub(in crate::engine) struct Standing {
+    pub(in crate::engine) health: RelayHealth,
+    pub(in crate::engine) manners: Manners,
+    /// How fast it is asked. Reconnecting ends no pause.
+    pub(in crate::engine) pace: Pace,
+    pub(in crate::engine) ledger: SlotLedger,
+    /// The bytes of subscriptions that it has said to remember at most.
+    pub(in crate::engine) retained: Option<usize>,
+    pub(in crate::engine) parks: Parks,
+    pub(in crate::engine) wants: Wants,
+    pub(in crate::engine) neg: NegRest,
+    pub(in crate::engine) daily: Daily,
+    pub(in crate::engine) coverage: CoverageSet,
+    /// Whether coverage comes from an earlier process and may spare the first connection of this one.
+    pub(in crate::engine) resumes: bool,
+    /// Whether the operator was told that it does not reconcile.
+    pub(in crate::engine) is_known_to_page: bool,
+    /// When its record is to be written, if it has changed.
+    pub(in crate::engine) write_at: Option<Mono>,
+}
+
+impl Standing {
+    pub(in crate::engine) fn new(
+        now: Now,
+        config: &Config,
+        rng: &mut Rng,
+        record: Option<RelayRecord>,
+    ) -> Self {
+        let manners = Manners::towards(&RelayFacts::default(), config);
+        let (backoff, quarantine) =
+            record.as_ref().map_or((None, None), |one| (one.backoff, one.quarantined_until));
+        let longest = config.quarantine.max(PARK);
+        let health =
+            RelayHealth::restore(now, config.backoff, backoff.as_ref(), quarantine, longest);
+        let full_pass = record.as_ref().and_then(|record| record.full_pass_at);
+        let empty = || CoverageSet::with_capacity(COVERAGE_CAPACITY);
+        Self {
+            health,
+            manners,
+            pace: Pace::new(manners.pace),
+            ledger: SlotLedger::new(manners.ledger, None),
+            retained: record.as_ref().and_then(|record| record.retained_bytes),
+            parks: Parks::default(),
+            wants: Wants::default(),
+            neg: NegRest::default(),
+            daily: Daily::since(now, full_pass, config.full_pass, rng),
+            resumes: record.is_some(),
+            coverage: record.map_or_else(empty, |record| record.coverage),
+            is_known_to_page: false,
+            write_at: None,
+        }
+    }
+
+    /// A connection stands, to a relay that says this about itself.
+    pub(in crate::engine) fn connected(&mut self, now: Mono, facts: &RelayFacts, config: &Config) {
+        let manners = Manners::towards(facts, config);
+        if manners.pace != self.manners.pace {
+            let paused = self.pace.is_paused(now).then(|| self.pace.reopens_at());
+            self.pace = Pace::new(manners.pace);
+            self.pace.pause_until(paused.unwrap_or(Mono::ZERO));
+        }
+        let retained_bytes = manners.ledger.retained_bytes.min(self.retained.unwrap_or(usize::MAX));
+        let ledger = LedgerConfig { retained_bytes, ..manners.ledger };
+        self.ledger = SlotLedger::new(ledger, facts.max_subscriptions);
+        self.manners = manners;
+        self.health.connected(now);
+        self.wants.disconnected();
+    }
+
+    pub(in crate::engine) fn record(&self, now: Now, relay: &RelayUrl) -> RelayRecord {
+        RelayRecord {
+            relay: relay.clone(),
+            backoff: self.health.snapshot(now),
+            quarantined_until: self.health.quarantined_until(now),
+            full_pass_at: self.daily.last(),
+            retained_bytes: self.retained,
+            coverage: self.coverage.clone(),
+        }
+    }
+}
+
+/// How long reconciliation is not tried after it led nowhere: silence, faults, nonsense.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::engine) struct NegRest {
+    until: Mono,
+    steps: usize,
+}
+
+/// The rests, one after another.
+const RESTS: [Duration; 4] = [
+    Duration::from_secs(60),
+    Duration::from_secs(5 * 60),
+    Duration::from_secs(30 * 60),
+    Duration::from_secs(2 * 60 * 60),
+];
+
+impl NegRest {
+    /// It led nowhere. Sessions that fail together count once.
+    pub(in crate::engine) fn failed(&mut self, now: Mono) {
+        if now < self.until {
+            return;
+        }
+        let rest = RESTS.get(self.steps).or(RESTS.last()).copied().unwrap_or_default();
+        self.steps = self.steps.saturating_add(1);
+        self.until = now + rest;
+    }
+
+    /// It worked.
+    pub(in crate::engine) fn worked(&mut self) {
+        *self = Self::default();
+    }
+
+    pub(in crate::engine) fn is_over(&self, now: Mono) -> bool {
+        now >= self.until
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reconciliation_rests_longer_each_time_it_leads_nowhere() {
+        let mut rest = NegRest::default();
+        let (mut now, mut rests) = (Mono::from_secs(10), Vec::new());
+        for _ in 0..5 {
+            rest.failed(now);
+            rest.failed(now);
+            rests.push((rest.until - now).as_secs());
+            now = rest.until;
+        }
+        assert_eq!(rests, [60, 300, 1_800, 7_200, 7_200]);
+        rest.worked();
+        assert!(rest.is_over(Mono::ZERO));
+    }
+
+    #[test]
+    fn reconnecting_ends_no_pause_even_as_other_software() {
+        let config = Config::new("us.example".parse().unwrap());
+        let now = Now::new(Mono::from_secs(9), 1_700_000_000.into());
+        let mut standing = Standing::new(now, &config, &mut Rng::seeded(1), None);
+        standing.pace.refused(now.mono);
+        let strfry = RelayFacts { software: Some("strfry".into()), ..RelayFacts::default() };
+        standing.connected(now.mono, &strfry, &config);
+        assert!(standing.pace.is_paused(now.mono));
+        assert!(!standing.pace.is_paused(now.mono + Duration::from_secs(65)));
+    }
+}

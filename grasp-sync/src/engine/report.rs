@@ -1,0 +1,160 @@
+//! What the operator should know.
+
+use std::time::Duration;
+
+use grasp_core::admission::SyncPath;
+use grasp_core::limits::{Health, PeerText, Refusal};
+use grasp_core::sync::{BatchId, ConnectionStatus};
+use grasp_core::{RelayUrl, nostr};
+use nostr::event::EventId;
+use nostr::types::Timestamp;
+
+/// Something worth a log line, a count, or a place on a status page.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Report {
+    /// A relay has become a target.
+    Discovered {
+        /// Which.
+        relay: RelayUrl,
+    },
+    /// Nobody needs a relay any more.
+    Retired {
+        /// Which.
+        relay: RelayUrl,
+    },
+    /// A connection stands differently.
+    Status {
+        /// With whom.
+        relay: RelayUrl,
+        /// Where it stands now.
+        status: ConnectionStatus,
+    },
+    /// A relay is to be thought of differently.
+    Health {
+        /// Of which.
+        relay: RelayUrl,
+        /// What is to be thought of it now.
+        health: Health,
+    },
+    /// New events were stored, and where they came from.
+    Stored {
+        /// Where from.
+        from: Source,
+        /// How many.
+        count: usize,
+    },
+    /// Events turned up in a catch-up that live sync should have brought.
+    Gap {
+        /// Where.
+        relay: RelayUrl,
+        /// How they were found; after a daily pass the gap was a lasting one.
+        path: SyncPath,
+        /// How many.
+        count: usize,
+    },
+    /// What has been seen of a relay so far. Told when a connection ends, and after each full pass.
+    Reliability {
+        /// Which.
+        relay: RelayUrl,
+        /// What.
+        seen: Reliability,
+    },
+    /// A relay gave all it has for a batch of repositories and roots.
+    BatchConfirmed {
+        /// Which relay.
+        relay: RelayUrl,
+        /// Which batch.
+        batch: BatchId,
+        /// Repositories in it.
+        repos: usize,
+        /// Roots in it.
+        roots: usize,
+    },
+    /// Something is fetched in a slower way than it could be. Told once for each relay.
+    NoNegentropy {
+        /// Where.
+        relay: RelayUrl,
+        /// What it meant.
+        refusal: Refusal,
+        /// What it said, if anything.
+        text: PeerText,
+    },
+    /// A relay refused something, or remarked on it. Told once per connection for each meaning.
+    Refused {
+        /// Which.
+        relay: RelayUrl,
+        /// What it meant.
+        refusal: Refusal,
+        /// What it said.
+        text: PeerText,
+    },
+    /// A relay offered an event and never delivered it. It is not asked for again for some days.
+    GaveUp {
+        /// Which relay.
+        relay: RelayUrl,
+        /// Which event.
+        event: EventId,
+    },
+    /// One second holds more events than a relay shows, however it is asked.
+    GapSecond {
+        /// Which relay.
+        relay: RelayUrl,
+        /// Which second.
+        at: Timestamp,
+    },
+    /// A connection's live filters were rebuilt as fewer.
+    Consolidated {
+        /// Which.
+        relay: RelayUrl,
+        /// Filters before.
+        before: usize,
+        /// Filters after.
+        after: usize,
+    },
+}
+
+/// Where stored events came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A client of our own relay.
+    Direct,
+    /// Another relay.
+    Relay {
+        /// Which.
+        relay: RelayUrl,
+        /// How.
+        path: SyncPath,
+    },
+}
+
+/// What has been seen of a relay since this process began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reliability {
+    /// Attempts to connect.
+    pub attempts: u64,
+    /// Those that failed.
+    pub failures: u64,
+    /// Time connected.
+    pub up: Duration,
+    /// Time not connected.
+    pub down: Duration,
+    /// Events it was the first to bring.
+    pub received: u64,
+    /// Events of ours that it turned out to lack, counted at each comparison.
+    pub lacking: u64,
+}
+
+impl Reliability {
+    /// The share of time that it was there, from 0 to 1; `None` before any time has passed.
+    pub fn uptime(&self) -> Option<f64> {
+        let all = self.up + self.down;
+        (!all.is_zero()).then(|| self.up.as_secs_f64() / all.as_secs_f64())
+    }
+
+    /// The share of events it had, of those it brought and those it lacked, from 0 to 1.
+    pub fn coverage(&self) -> Option<f64> {
+        let all = self.received.saturating_add(self.lacking);
+        (all > 0).then(|| self.received as f64 / all as f64)
+    }
+}

@@ -1,0 +1,92 @@
+//! When everything is fetched anew.
+
+use std::time::Duration;
+
+use grasp_core::nostr::types::Timestamp;
+use grasp_core::{Mono, Now};
+
+use super::rng::Rng;
+
+/// The daily pass over one relay: at a random time within bounds, so that relays are not all asked at once.
+#[derive(Clone, Debug)]
+pub(super) struct Daily {
+    due: Mono,
+    /// When the last one ended.
+    last: Option<Timestamp>,
+}
+
+impl Daily {
+    /// A relay whose last full pass was then, perhaps in an earlier process.
+    pub(super) fn since(
+        now: Now,
+        last: Option<Timestamp>,
+        bounds: (Duration, Duration),
+        rng: &mut Rng,
+    ) -> Self {
+        let wait = rng.between(bounds.0, bounds.1);
+        // A calendar that was set back makes nobody wait longer than the bounds.
+        let passed = last.map_or(0, |last| now.unix.as_secs().saturating_sub(last.as_secs()));
+        Self { due: now.mono + wait.saturating_sub(Duration::from_secs(passed)), last }
+    }
+
+    /// A full pass has ended.
+    pub(super) fn done(&mut self, now: Now, bounds: (Duration, Duration), rng: &mut Rng) {
+        *self = Self::since(now, Some(now.unix), bounds, rng);
+    }
+
+    pub(super) fn is_due(&self, now: Mono) -> bool {
+        now >= self.due
+    }
+
+    pub(super) fn due(&self) -> Mono {
+        self.due
+    }
+
+    pub(super) fn last(&self) -> Option<Timestamp> {
+        self.last
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: u64 = 3_600;
+    const BOUNDS: (Duration, Duration) =
+        (Duration::from_secs(23 * HOUR), Duration::from_secs(25 * HOUR));
+
+    fn at(secs: u64) -> Now {
+        Now::new(Mono::from_secs(secs), Timestamp::from_secs(1_700_000_000 + secs))
+    }
+
+    #[test]
+    fn the_pass_comes_after_23_to_25_hours_and_not_always_the_same() {
+        let mut rng = Rng::seeded(1);
+        let waits: Vec<_> =
+            (0..200).map(|_| Daily::since(at(0), None, BOUNDS, &mut rng).due()).collect();
+        assert!(
+            waits.iter().all(|due| (23 * HOUR..25 * HOUR).contains(&due.since_start().as_secs()))
+        );
+        let halves = waits.iter().filter(|due| **due < Mono::from_secs(24 * HOUR)).count();
+        assert!((50..150).contains(&halves), "{halves} of 200 before 24 hours");
+    }
+
+    #[test]
+    fn a_restart_does_not_put_it_off() {
+        let mut rng = Rng::seeded(2);
+        let last = Timestamp::from_secs(1_700_000_000 - 20 * HOUR);
+        let daily = Daily::since(at(0), Some(last), BOUNDS, &mut rng);
+        assert!((3 * HOUR..5 * HOUR).contains(&daily.due().since_start().as_secs()));
+        let long_ago = Timestamp::from_secs(1_700_000_000 - 30 * HOUR);
+        assert!(Daily::since(at(0), Some(long_ago), BOUNDS, &mut rng).is_due(Mono::ZERO));
+    }
+
+    #[test]
+    fn the_next_counts_from_the_end_of_the_last() {
+        let mut rng = Rng::seeded(3);
+        let mut daily = Daily::since(at(0), None, BOUNDS, &mut rng);
+        daily.done(at(26 * HOUR), BOUNDS, &mut rng);
+        assert!(daily.due() >= Mono::from_secs(49 * HOUR));
+        assert_eq!(daily.last(), Some(at(26 * HOUR).unix));
+    }
+}

@@ -1,0 +1,159 @@
+//! What a relay is spared, whatever we want from it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use grasp_core::RelayUrl;
+use grasp_core::limits::Health;
+use grasp_sync::engine::{Config, Frame, Report};
+
+use crate::sim::peer::Peer;
+use crate::sim::script::{Neg, Script};
+use crate::sim::world::relay;
+use crate::stage::{By, HOUR, MINUTE, Stage, by, defaults, secs};
+
+#[test]
+fn no_more_subscriptions_than_advertised_are_open_and_what_finds_no_room_is_polled() {
+    // Five hundred roots in filters of ten values make 150 live filters, and five requests fit.
+    let script = Script { subs: 10, ..Script::default() };
+    let config = Config { values_per_filter: 10, ..defaults() };
+    let mut stage = Stage::announced(config, script, 500);
+    stage.run(20 * MINUTE);
+    assert_eq!(stage.here(), 501);
+    assert!(stage.peer().peak_subs <= 10);
+    let last = stage.sim.peers[&relay(0)].events.values().next().unwrap().id;
+    let mut comments = Vec::new();
+    for tag in ["E", "e", "q"] {
+        let at = stage.sim.now.unix.as_secs();
+        let comment = crate::sim::event::comment(&mut stage.chance, at, last, tag);
+        stage.sim.publish_after(Duration::ZERO, &relay(0), comment.clone());
+        comments.push(comment.id);
+    }
+    stage.run(12 * MINUTE);
+    assert!(comments.iter().all(|id| stage.sim.local.stored.contains_key(id)));
+    assert!(stage.peer().peak_subs <= 10);
+}
+
+#[test]
+fn unknown_software_is_asked_sixty_times_at_once_and_then_twice_a_second() {
+    let script = Script { neg: Neg::Disabled, latency_ms: (1, 1), ..Script::default() };
+    let config = Config { values_per_filter: 2, ..defaults() };
+    let mut stage = Stage::announced(config, script, 300);
+    stage.run(10 * MINUTE);
+    let starts = stage.starts();
+    let fetches: Vec<_> = starts.iter().filter(|start| start.by != By::Live).collect();
+    assert!(fetches.len() > 400, "there is much to ask for: {}", fetches.len());
+    for (n, start) in fetches.iter().enumerate() {
+        let within = fetches[n..].iter().take_while(|other| other.at - start.at <= MINUTE);
+        assert!(within.count() <= 60 + 120 + 1);
+    }
+}
+
+#[test]
+fn small_live_filters_are_rebuilt_as_fewer_without_losing_anything() {
+    let config = Config { consolidation_threshold: 12, ..defaults() };
+    let mut stage = Stage::announced(config, Script::default(), 0);
+    stage.run(MINUTE);
+    let mut published = Vec::new();
+    for _ in 0..30 {
+        published.push(stage.publish_issue());
+        stage.run(secs(7));
+    }
+    let rebuilt = |report: &Report| match report {
+        Report::Consolidated { before, after, .. } => before > after,
+        _ => false,
+    };
+    assert!(stage.count_reports(rebuilt) >= 2);
+    assert!(published.iter().all(|issue| stage.sim.local.stored.contains_key(&issue.id)));
+    let gaps = stage.count_reports(|report| matches!(report, Report::Gap { .. }));
+    assert_eq!(gaps, 0);
+    // Threads from before the rebuild are still listened to.
+    stage.forget();
+    let at = stage.sim.now.unix.as_secs();
+    let comment = crate::sim::event::comment(&mut stage.chance, at, published[0].id, "E");
+    stage.sim.publish_after(Duration::ZERO, &relay(0), comment.clone());
+    stage.run(secs(1));
+    assert!(stage.sim.local.stored.contains_key(&comment.id));
+    assert_eq!(by(&stage.starts(), By::Page).len(), 0, "it came live");
+}
+
+#[test]
+fn at_most_eight_handshakes_at_once_a_quarter_second_apart() {
+    let mut stage = Stage::new(defaults(), Script::default(), 0);
+    let relays: Vec<RelayUrl> = (0..40).map(relay).collect();
+    for url in &relays {
+        // They take their time to be unreachable.
+        let script = Script { down_secs: Some((0, 100_000)), ..Script::default() };
+        stage.sim.peers.insert(url.clone(), Peer::new(script, []));
+    }
+    stage.announce(&relays);
+    stage.run(MINUTE);
+    let dials = &stage.sim.dials;
+    assert!(dials.len() >= 40);
+    assert!(dials.windows(2).all(|pair| pair[1].0 - pair[0].0 >= Duration::from_millis(250)));
+}
+
+#[test]
+fn a_failing_relay_is_left_alone_ever_longer_and_called_dead_after_a_day() {
+    let script = Script { down_secs: Some((0, 1_000_000)), ..Script::default() };
+    let mut stage = Stage::announced(defaults(), script, 0);
+    stage.run(5 * 24 * HOUR);
+    let dials: Vec<_> = stage.sim.dials.iter().map(|(at, _)| at.since_start()).collect();
+    let gaps: Vec<u64> = dials.windows(2).map(|pair| (pair[1] - pair[0]).as_secs()).collect();
+    assert_eq!(gaps[..10], [5, 10, 20, 40, 80, 160, 320, 640, 1_280, 2_560]);
+    assert!(gaps[10..30].iter().all(|gap| (3_600..3_602).contains(gap)), "{gaps:?}");
+    assert!(gaps.last().unwrap() >= &(24 * 3_600));
+    let healths = stage.sim.reports.iter().filter_map(|report| match report {
+        Report::Health { health, .. } => Some(*health),
+        _ => None,
+    });
+    let healths: Vec<_> = healths.collect();
+    assert_eq!(healths, [Health::Degraded, Health::Dead]);
+}
+
+#[test]
+fn a_relay_that_accepts_and_drops_us_is_not_dialled_in_a_loop() {
+    let script = Script { life_secs: Some((0, 1)), ..Script::default() };
+    let mut stage = Stage::announced(defaults(), script, 0);
+    stage.run(HOUR);
+    assert!(stage.sim.dials.len() <= 12, "{} dials in an hour", stage.sim.dials.len());
+}
+
+#[test]
+fn trouble_with_one_relay_delays_no_other() {
+    let mut quiet = Stage::new(defaults(), Script::default(), 50);
+    quiet.announce(&[relay(0)]);
+    quiet.run(secs(20));
+    let undisturbed = quiet.here();
+    let mut stage = Stage::new(defaults(), Script::default(), 50);
+    for n in 1..8 {
+        let script = Script {
+            latency_ms: (9_000, 30_000),
+            neg: Neg::Silent,
+            silent_one_in: Some(2),
+            ..Script::default()
+        };
+        stage.sim.peers.insert(relay(n), Peer::new(script, []));
+    }
+    let all: Vec<_> = (0..8).map(relay).collect();
+    stage.announce(&all);
+    stage.run(secs(20));
+    assert_eq!(stage.here(), undisturbed);
+}
+
+#[test]
+fn every_subscription_is_closed_or_ended_and_none_twice() {
+    let script =
+        Script { starts_per_minute: Some(40), silent_one_in: Some(7), ..Script::default() };
+    let mut stage = Stage::announced(defaults(), script, 200);
+    stage.run(3 * HOUR);
+    let mut closes: BTreeMap<String, usize> = BTreeMap::new();
+    for (_, _, frame) in &stage.sim.frames {
+        if let Frame::Unsubscribe { sub } | Frame::NegClose { sub } = frame {
+            *closes.entry(sub.to_string()).or_default() += 1;
+        }
+    }
+    assert!(closes.values().all(|count| *count == 1));
+    let (open, most) = stage.sim.engine.slots(&relay(0)).unwrap();
+    assert!(open <= most && open <= 10, "only what is listened to stays open: {open}");
+}

@@ -1,0 +1,52 @@
+//! Whatever relays do, what can be had is had in the end.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use crate::sim::world::{obtainable, random};
+
+const HOUR: Duration = Duration::from_secs(60 * 60);
+
+/// Runs one world and says what is missing, or too much.
+fn run(seed: u64) -> Result<(), String> {
+    let mut sim = random(seed);
+    sim.tell(grasp_sync::engine::Input::FeedCaughtUp);
+    sim.run_for(8 * HOUR);
+    let here: BTreeSet<_> = sim.local.stored.keys().copied().collect();
+    let wanted = obtainable(&sim);
+    let missing = wanted.difference(&here).count();
+    let scripts: Vec<_> = sim.peers.values().map(|peer| &peer.script).collect();
+    if missing > 0 {
+        return Err(format!("{missing} of {} missing; {scripts:#?}", wanted.len()));
+    }
+    for peer in sim.peers.values().filter(|peer| peer.script.is_open) {
+        if peer.peak_subs > peer.script.subs {
+            return Err(format!("{} of {} subscriptions", peer.peak_subs, peer.script.subs));
+        }
+    }
+    Ok(())
+}
+
+/// How many worlds to try, and from which seed on; `GRASP_SEED=n` replays one.
+fn seeds() -> std::ops::Range<u64> {
+    let read = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    match read("GRASP_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..read("GRASP_SEEDS").unwrap_or(300),
+    }
+}
+
+#[test]
+fn every_world_converges_and_no_relay_is_pressed() {
+    for seed in seeds() {
+        let outcome = std::panic::catch_unwind(|| run(seed));
+        match outcome {
+            Ok(Ok(())) => {}
+            Ok(Err(why)) => panic!("GRASP_SEED={seed}: {why}"),
+            Err(panic) => {
+                eprintln!("GRASP_SEED={seed} panics");
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! One relay's life: the first connect, quick and late returns, the daily pass, retirement.
+
+use grasp_core::sync::{ConnectionStatus, RETENTION, SyncLevel};
+use grasp_sync::engine::{Config, Input, Output, Report, SyncEngine};
+
+use crate::sim::peer::Peer;
+use crate::sim::script::Script;
+use crate::sim::world::relay;
+use crate::stage::{By, HOUR, MINUTE, Stage, by, defaults, secs};
+
+fn down(from: u64, to: u64) -> Script {
+    Script { down_secs: Some((from, to)), ..Script::default() }
+}
+
+#[test]
+fn listens_before_it_fetches_and_fetches_everything() {
+    let mut stage = Stage::announced(defaults(), Script::default(), 20);
+    stage.run(secs(10));
+    let starts = stage.starts();
+    let live = by(&starts, By::Live);
+    assert!(live[0].is_layer_one() && live[0].filters[0].limit == Some(0));
+    assert!(live[1].filters.iter().all(|filter| filter.limit == Some(0)));
+    let first = starts.iter().position(|start| start.by != By::Live).unwrap();
+    assert!(first >= 2, "both layers are listened to before anything is fetched");
+    let sessions = by(&starts, By::Neg);
+    assert!(sessions.iter().any(|session| session.is_layer_one()));
+    assert!(sessions.iter().all(|session| session.filters[0].since.is_none()));
+    assert_eq!(stage.status(), Some(ConnectionStatus::Connected));
+    assert_eq!(stage.here(), 21);
+}
+
+#[test]
+fn a_batch_is_confirmed_only_after_everything_delivered_was_judged() {
+    let mut stage = Stage::announced(defaults(), Script::default(), 20);
+    let confirmed = |report: &Report| matches!(report, Report::BatchConfirmed { .. });
+    while stage.count_reports(confirmed) == 0 {
+        stage.run(std::time::Duration::from_millis(1));
+        assert!(stage.now().since_start() < MINUTE);
+    }
+    assert_eq!(stage.here(), 21);
+}
+
+#[test]
+fn a_new_event_arrives_live_and_its_thread_is_listened_to() {
+    let mut stage = Stage::announced(defaults(), Script::default(), 3);
+    stage.run(MINUTE).forget();
+    let issue = stage.publish_issue();
+    stage.run(secs(6));
+    assert!(stage.sim.local.stored.contains_key(&issue.id));
+    let hex = issue.id.to_hex();
+    let starts = stage.starts();
+    let live = by(&starts, By::Live);
+    let names = |filter: &grasp_core::nostr::filter::Filter| {
+        filter.generic_tags.values().any(|values| values.contains(&hex))
+    };
+    assert_eq!(live.iter().flat_map(|start| &start.filters).filter(|one| names(one)).count(), 3);
+}
+
+#[test]
+fn a_quick_return_asks_from_a_quarter_of_an_hour_before_the_last_connect() {
+    let script = Script { life_secs: Some((600, 600)), ..Script::default() };
+    let mut stage = Stage::announced(defaults(), script, 20);
+    stage.run(MINUTE);
+    let connected = stage.sim.now.unix - MINUTE;
+    stage.forget().run(secs(570));
+    let starts = stage.starts();
+    let pages = by(&starts, By::Page);
+    // Announcements, three filters of the repository, three of its roots.
+    assert_eq!(pages.len() - pages_beyond_the_first(&pages), 7);
+    for page in &pages {
+        let since = page.filters[0].since.unwrap();
+        let wanted = connected - RETENTION;
+        assert!(since.as_secs().abs_diff(wanted.as_secs()) <= 2, "{since:?} for {wanted:?}");
+    }
+    assert!(by(&starts, By::Neg).is_empty());
+    assert_eq!(stage.status(), Some(ConnectionStatus::Connected));
+}
+
+fn pages_beyond_the_first(pages: &[&crate::stage::Start]) -> usize {
+    pages.iter().filter(|page| page.filters[0].until.is_some()).count()
+}
+
+#[test]
+fn a_late_return_starts_from_nothing() {
+    let script = Script { life_secs: Some((100, 100)), ..down(90, 2_000) };
+    let mut stage = Stage::announced(defaults(), script, 20);
+    stage.run(MINUTE).forget();
+    stage.run(secs(4_000));
+    let starts = stage.starts();
+    let first = starts.iter().find(|start| start.by == By::Neg).unwrap();
+    assert!(first.is_layer_one() && first.filters[0].since.is_none());
+}
+
+#[test]
+fn a_session_cut_short_is_repeated_in_full() {
+    let script = Script { latency_ms: (400, 500), life_secs: Some((1, 1)), ..Script::default() };
+    let mut stage = Stage::announced(defaults(), script, 20);
+    stage.run(secs(4)).forget();
+    stage.run(secs(10));
+    let starts = stage.starts();
+    let listened = by(&starts, By::Live);
+    assert!(!listened.is_empty(), "connected again");
+    let sessions = by(&starts, By::Neg);
+    assert!(sessions.iter().all(|session| session.filters[0].since.is_none()));
+}
+
+#[test]
+fn everything_is_compared_anew_once_a_day() {
+    let mut stage = Stage::announced(defaults(), Script::default(), 20);
+    stage.run(HOUR).forget();
+    stage.run(21 * HOUR);
+    assert!(by(&stage.starts(), By::Neg).is_empty());
+    // Somebody slips an old event in, behind everybody's back.
+    let old = stage.sim.now.unix.as_secs() - 50_000;
+    let repos = [stage.repo.clone()];
+    let missed = crate::sim::event::issue(&mut stage.chance, old, &repos);
+    stage.peer().events.insert(missed.id, missed.clone());
+    stage.run(4 * HOUR);
+    let starts = stage.starts();
+    let sessions = by(&starts, By::Neg);
+    assert!(sessions.iter().any(|session| session.is_layer_one()));
+    assert!((secs(23 * 3600)..secs(25 * 3600 + 60)).contains(&sessions[0].at.since_start()));
+    assert!(stage.sim.local.stored.contains_key(&missed.id));
+    assert_eq!(stage.count_reports(|report| matches!(report, Report::Gap { .. })), 1);
+}
+
+#[test]
+fn nobody_stops_listening_for_the_daily_pass() {
+    let mut stage = Stage::announced(defaults(), Script::default(), 20);
+    stage.run(HOUR).forget();
+    let mut published = Vec::new();
+    for _ in 0..(25 * 4) {
+        published.push(stage.publish_issue().id);
+        stage.run(15 * MINUTE);
+    }
+    let gap = |report: &Report| matches!(report, Report::Gap { .. });
+    assert_eq!(stage.count_reports(gap), 0, "everything came live");
+    assert!(published.iter().all(|id| stage.sim.local.stored.contains_key(id)));
+}
+
+#[test]
+fn an_announcement_that_moves_takes_its_relays_along() {
+    let mut stage = Stage::announced(defaults(), Script::default(), 5);
+    stage.sim.peers.insert(relay(1), Peer::new(Script::default(), []));
+    stage.run(MINUTE);
+    stage.announce(&[relay(1)]);
+    stage.run(MINUTE);
+    let retired = Report::Retired { relay: relay(0) };
+    assert!(stage.sim.reports.contains(&retired));
+    assert!(stage.sim.dials.iter().any(|(_, to)| *to == relay(1)));
+    stage.forget();
+    stage.publish_issue();
+    stage.run(MINUTE);
+    assert!(stage.starts().is_empty(), "nothing is said to a relay that nobody needs");
+}
+
+#[test]
+fn bootstrap_relays_are_dialled_unasked_and_never_retired() {
+    let config = Config { bootstrap: vec![relay(0)], ..defaults() };
+    let mut stage = Stage::announced(config, Script::default(), 5);
+    stage.run(MINUTE);
+    stage.announce(&[]);
+    stage.run(HOUR);
+    assert_eq!(stage.count_reports(|report| matches!(report, Report::Retired { .. })), 0);
+    assert_eq!(stage.status(), Some(ConnectionStatus::Connected));
+}
+
+#[test]
+fn we_are_never_dialled_ourselves() {
+    let mut config = defaults();
+    config.bootstrap = vec!["wss://us.example".parse().unwrap()];
+    let mut stage = Stage::new(config, Script::default(), 0);
+    stage.announce(&["ws://us.example:80".parse().unwrap(), "wss://us.example/".parse().unwrap()]);
+    stage.run(HOUR);
+    assert_eq!(stage.sim.dials, []);
+}
+
+#[test]
+fn a_private_service_is_left_alone() {
+    let mut config = defaults();
+    config.bootstrap = vec![relay(0)];
+    let now = Stage::new(defaults(), Script::default(), 0).sim.now;
+    let mut engine = SyncEngine::new(now, config);
+    let out = engine.handle(now, Input::Tick);
+    let conn = out.iter().find_map(|output| match output {
+        Output::Connect { conn, .. } => Some(*conn),
+        _ => None,
+    });
+    let facts = grasp_sync::engine::RelayFacts { is_private: true, ..Default::default() };
+    let connected = Input::Connected { relay: relay(0), conn: conn.unwrap(), facts };
+    let out = engine.handle(now, connected);
+    assert!(out.iter().any(|output| matches!(output, Output::Disconnect { .. })));
+    assert!(!out.iter().any(|output| matches!(output, Output::Send { .. })));
+    engine.check_invariants();
+}
+
+#[test]
+fn a_held_repository_is_asked_for_its_states_until_it_is_promoted() {
+    let mut stage = Stage::new(defaults(), Script::default(), 10);
+    stage.want(SyncLevel::StateOnly);
+    stage.run(MINUTE);
+    let starts = stage.starts();
+    let items: Vec<_> = starts.iter().filter(|start| !start.is_layer_one()).collect();
+    assert!(!items.is_empty());
+    let is_state = |filter: &grasp_core::nostr::filter::Filter| {
+        filter.as_json().contains(r#""kinds":[30618]"#) && filter.as_json().contains("#d")
+    };
+    assert!(items.iter().flat_map(|start| &start.filters).all(is_state));
+    stage.forget().want(SyncLevel::Full);
+    stage.run(MINUTE);
+    let starts = stage.starts();
+    let wide = starts.iter().flat_map(|start| &start.filters);
+    assert!(wide.filter(|filter| filter.as_json().contains("#a")).count() >= 2, "live and history");
+}

@@ -1,0 +1,12 @@
+//! The engine against scripted relays, in virtual time.
+
+mod budgets;
+mod converge;
+mod life;
+mod memory;
+mod model;
+mod refusals;
+mod sim;
+mod stage;
+mod strangers;
+mod two_levels;

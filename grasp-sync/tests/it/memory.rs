@@ -1,0 +1,166 @@
+//! What is remembered: refused events, coverage, health; and what is told about where events came from.
+
+use std::time::Duration;
+
+use grasp_core::Mono;
+use grasp_core::admission::SyncPath;
+use grasp_sync::engine::{Input, Report, Source};
+
+use crate::sim::peer::Peer;
+use crate::sim::script::Script;
+use crate::sim::world::{relay, repo};
+use crate::sim::{START, Sim, event};
+use crate::stage::{By, HOUR, MINUTE, Stage, by, defaults, secs};
+
+/// Puts announcements of other people's repositories on relay 0.
+fn add_strangers(stage: &mut Stage, count: usize) {
+    for n in 0..count {
+        let other = repo(&mut stage.chance, &format!("other-{n}"));
+        let listed = [relay(0)];
+        let event = event::announcement(&mut stage.chance, &other, START - 900, &listed);
+        stage.peer().events.insert(event.id, event);
+    }
+}
+
+fn fetched_ids(stage: &Stage) -> usize {
+    let starts = stage.starts();
+    by(&starts, By::Ids).iter().map(|start| start.filters[0].ids.as_ref().unwrap().len()).sum()
+}
+
+#[test]
+fn refused_events_are_not_downloaded_again_by_the_next_pass() {
+    let mut stage = Stage::new(defaults(), Script::default(), 5);
+    add_strangers(&mut stage, 40);
+    stage.announce(&[relay(0)]);
+    stage.run(HOUR);
+    assert_eq!(fetched_ids(&stage), 45);
+    stage.forget().run(26 * HOUR);
+    assert!(!by(&stage.starts(), By::Neg).is_empty(), "there was a pass");
+    assert_eq!(fetched_ids(&stage), 0);
+}
+
+#[test]
+fn a_comment_that_comes_before_its_issue_is_offered_again() {
+    let mut stage = Stage::announced(defaults(), Script::default(), 0);
+    stage.sim.peers.insert(relay(1), Peer::new(Script::default(), []));
+    stage.announce(&[relay(0), relay(1)]);
+    stage.run(MINUTE);
+    // It names the repository only by a quote that our relay does not count, and its issue, which is not here yet.
+    let issue = stage.chance_issue();
+    let at = stage.sim.now.unix.as_secs();
+    let comment = event::comment(&mut stage.chance, at, issue.id, "E");
+    let (judged, _) = stage.sim.local.ingest(vec![comment.clone()]);
+    let conn = stage.sim.conns[0].1;
+    let sub = stage.live_subs()[0];
+    let rows = vec![crate::sim::row(&comment)];
+    stage.hear(conn, grasp_sync::engine::Said::Delivered { sub, rows });
+    stage.sim.tell(Input::Ingested { relay: relay(0), conn, sub, judged });
+    stage.run(secs(30));
+    assert!(!stage.sim.local.stored.contains_key(&comment.id));
+    stage.sim.accept(issue);
+    stage.run(secs(1));
+    assert!(stage.sim.local.stored.contains_key(&comment.id));
+}
+
+#[test]
+fn a_restart_takes_up_where_the_last_process_left_off() {
+    let mut stage = Stage::announced(defaults(), Script::default(), 20);
+    stage.run(HOUR);
+    let records = stage.sim.records.values().cloned().collect::<Vec<_>>();
+    assert_eq!(records.len(), 1);
+    let text = serde_json::to_string(&records).unwrap();
+    let records = serde_json::from_str(&text).unwrap();
+
+    // The same relays and the same store, an hour later.
+    let mut again = Stage::new(defaults(), Script::default(), 20);
+    again.sim.local = stage.sim.local.clone();
+    again.sim.now = stage.sim.now.after(HOUR);
+    again.sim.tell(Input::Restored(records));
+    again.forget();
+    for event in again.sim.local.stored.clone().into_values() {
+        again.sim.tell(Input::Accepted(crate::sim::accepted(&event, false)));
+    }
+    again.run(MINUTE);
+    let starts = again.starts();
+    assert!(by(&starts, By::Neg).is_empty(), "nothing is compared again");
+    let pages = by(&starts, By::Page);
+    let hour_ago = stage.sim.now.unix - 2 * HOUR;
+    assert!(!pages.is_empty());
+    assert!(pages.iter().all(|page| page.filters[0].since.unwrap() >= hour_ago));
+    let issue = again.publish_issue();
+    again.run(secs(10));
+    assert!(again.sim.local.stored.contains_key(&issue.id));
+}
+
+#[test]
+fn a_restart_hammers_nobody() {
+    let script = Script { down_secs: Some((0, 1_000_000)), ..Script::default() };
+    let mut stage = Stage::announced(defaults(), script.clone(), 0);
+    stage.run(2 * HOUR);
+    let records = stage.sim.records.values().cloned().collect::<Vec<_>>();
+    let mut again = Stage::new(defaults(), script, 0);
+    again.sim.now = stage.sim.now.after(secs(10));
+    again.sim.tell(Input::Restored(records));
+    again.announce(&[relay(0)]);
+    let begin = again.sim.now.mono;
+    again.run(HOUR + MINUTE);
+    let waits: Vec<_> = again.sim.dials.iter().map(|(at, _)| *at - begin).collect();
+    assert_eq!(waits.len(), 1, "{waits:?}");
+    assert!(waits[0] > 5 * MINUTE);
+}
+
+#[test]
+fn retiring_a_relay_and_taking_it_up_again_resets_nothing() {
+    let script = Script { down_secs: Some((0, 1_000_000)), ..Script::default() };
+    let mut stage = Stage::announced(defaults(), script, 0);
+    stage.run(2 * HOUR);
+    let before = stage.sim.dials.len();
+    for _ in 0..10 {
+        stage.announce(&[]);
+        stage.run(secs(20));
+        stage.announce(&[relay(0)]);
+        stage.run(secs(20));
+    }
+    assert!(stage.sim.dials.len() <= before + 1);
+}
+
+fn stored_by(sim: &Sim, source: impl Fn(&Source) -> bool) -> usize {
+    let counts = sim.reports.iter().map(|report| match report {
+        Report::Stored { from, count } if source(from) => *count,
+        _ => 0,
+    });
+    counts.sum()
+}
+
+#[test]
+fn where_every_event_came_from_is_told() {
+    let script = Script { life_secs: Some((300, 300)), ..Script::default() };
+    let mut stage = Stage::announced(defaults(), script, 20);
+    stage.run(MINUTE);
+    stage.publish_issue();
+    stage.run(secs(10));
+    let path = |wanted: SyncPath| move |source: &Source| matches!(source, Source::Relay { path, .. } if *path == wanted);
+    assert_eq!(stored_by(&stage.sim, |source| *source == Source::Direct), 1);
+    assert_eq!(stored_by(&stage.sim, path(SyncPath::CatchUp)), 20);
+    assert_eq!(stored_by(&stage.sim, path(SyncPath::Live)), 1);
+    let gap = |report: &Report| matches!(report, Report::Gap { .. });
+    assert_eq!(stage.count_reports(gap), 0, "a first fetch is no gap");
+
+    // Published in the moment in which nobody listens.
+    let cut = Mono::from_secs(301) + Duration::from_millis(700);
+    let wait = (cut - stage.now()).as_secs();
+    stage.run(secs(wait));
+    let missed = stage.chance_issue();
+    stage.sim.publish_after(Duration::from_secs(1), &relay(0), missed.clone());
+    stage.run(MINUTE);
+    assert!(stage.sim.local.stored.contains_key(&missed.id));
+    assert_eq!(stage.count_reports(gap), 1);
+    let told = stage.sim.reports.iter().filter_map(|report| match report {
+        Report::Reliability { seen, .. } => Some(*seen),
+        _ => None,
+    });
+    let seen = told.last().unwrap();
+    assert_eq!((seen.attempts, seen.failures), (1, 0));
+    assert_eq!(seen.received, 21);
+    assert!(seen.uptime().unwrap() > 0.9);
+}

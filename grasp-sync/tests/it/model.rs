@@ -1,0 +1,302 @@
+//! Random inputs, sensible and hostile: the invariants hold after each, and the same inputs give the same outputs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use grasp_core::admission::Lasting;
+use grasp_core::nostr::event::EventId;
+use grasp_core::nostr::key::PublicKey;
+use grasp_core::nostr::types::Timestamp;
+use grasp_core::sync::{IndexChange, SyncLevel};
+use grasp_core::{Mono, Now, RelayUrl, RepoId};
+use grasp_sync::engine::{
+    Accepted, Config, ConnId, Fault, Frame, Input, InventoryFailed, InventoryId, Judged, Outcome,
+    Output, RelayFacts, Row, Said, SubId, SyncEngine,
+};
+use proptest::prelude::*;
+
+use crate::sim::world::relay;
+
+/// What happens next, in terms of what the engine has asked for so far.
+#[derive(Clone, Debug)]
+enum Step {
+    Announce { repo: u8, relays: Vec<usize>, full: bool },
+    Root { repo: u8, root: u8 },
+    Retire { repo: u8 },
+    CaughtUp,
+    Connect { which: usize, facts: u8 },
+    FailToConnect { which: usize, why: u8 },
+    Cut { which: usize },
+    Say { which: usize, what: u8, text: usize, rows: Vec<(u16, u8)> },
+    Judge { which: usize, outcome: u8 },
+    Inventory { which: usize, rows: Vec<(u16, u8)>, fails: bool },
+    Wait { ms: u32 },
+    UntilDeadline,
+}
+
+const TEXTS: [&str; 20] = [
+    "rate-limited: too many queries",
+    "rate-limited: too many REQs",
+    "ERROR: too many concurrent REQs",
+    "rate-limited: too many negentropy subscriptions",
+    "blocked: too many query results",
+    "closed: idle",
+    "PROTOCOL-ERROR",
+    "bad msg: negentropy disabled",
+    "rate-limited: REQ exceeds max filter count 3",
+    "rate-limited: active subscriptions exceed max size 200000 bytes",
+    "ERROR: bad req: filter item too large",
+    "invalid: Filter 'limit' must be a positive integer, got 0",
+    "auth-required: who?",
+    "restricted: no",
+    "error: live event buffer overflow",
+    "error: oops",
+    "slow down",
+    "hello",
+    "",
+    "\u{1b}[31mrate-limited:\u{0}",
+];
+
+fn step() -> impl Strategy<Value = Step> {
+    let rows = || prop::collection::vec((any::<u16>(), any::<u8>()), 0..12);
+    let text = 0..TEXTS.len();
+    let relays = prop::collection::vec(0usize..4, 0..4);
+    prop_oneof![
+        2 => (0u8..6, relays, any::<bool>())
+            .prop_map(|(repo, relays, full)| Step::Announce { repo, relays, full }),
+        3 => (0u8..6, any::<u8>()).prop_map(|(repo, root)| Step::Root { repo, root }),
+        1 => (0u8..6).prop_map(|repo| Step::Retire { repo }),
+        1 => Just(Step::CaughtUp),
+        4 => (0usize..9, any::<u8>()).prop_map(|(which, facts)| Step::Connect { which, facts }),
+        1 => (0usize..9, 0u8..5).prop_map(|(which, why)| Step::FailToConnect { which, why }),
+        1 => (0usize..9).prop_map(|which| Step::Cut { which }),
+        20 => (0usize..60, 0u8..9, text, rows())
+            .prop_map(|(which, what, text, rows)| Step::Say { which, what, text, rows }),
+        6 => (0usize..30, 0u8..6).prop_map(|(which, outcome)| Step::Judge { which, outcome }),
+        6 => (0usize..9, rows(), prop::bool::weighted(0.1))
+            .prop_map(|(which, rows, fails)| Step::Inventory { which, rows, fails }),
+        4 => (0u32..200_000).prop_map(|ms| Step::Wait { ms }),
+        4 => Just(Step::UntilDeadline),
+    ]
+}
+
+/// The world as the engine has asked for it.
+struct Model {
+    engine: SyncEngine,
+    now: Now,
+    dials: Vec<(RelayUrl, ConnId)>,
+    conns: Vec<(RelayUrl, ConnId)>,
+    subs: Vec<(RelayUrl, ConnId, SubId)>,
+    delivered: Vec<(RelayUrl, ConnId, SubId, Vec<Row>)>,
+    questions: Vec<InventoryId>,
+    log: Vec<Output>,
+}
+
+fn row(at: u16, n: u8) -> Row {
+    let at = Timestamp::from_secs(1_699_990_000 + u64::from(at));
+    Row { at, id: EventId::from_byte_array([n; 32]) }
+}
+
+fn repo(n: u8) -> RepoId {
+    RepoId::new(PublicKey::from_byte_array([n; 32]), format!("repo-{n}").parse().unwrap())
+}
+
+impl Model {
+    fn new(seed: u64) -> Self {
+        let mut config = Config::new("us.example".parse().unwrap());
+        config.bootstrap = vec![relay(0)];
+        config.seed = seed;
+        config.can_authenticate = seed % 2 == 0;
+        config.consolidation_threshold = 9;
+        let now = Now::new(Mono::from_secs(1), Timestamp::from_secs(1_700_000_000));
+        Self {
+            engine: SyncEngine::new(now, config),
+            now,
+            dials: vec![],
+            conns: vec![],
+            subs: vec![],
+            delivered: vec![],
+            questions: vec![],
+            log: vec![],
+        }
+    }
+
+    fn tell(&mut self, input: Input) {
+        let outputs = self.engine.handle(self.now, input);
+        self.engine.check_invariants();
+        for output in &outputs {
+            match output {
+                Output::Connect { relay, conn, .. } => self.dials.push((relay.clone(), *conn)),
+                Output::Send { relay, conn, frame } => match frame {
+                    Frame::Subscribe { sub, .. } | Frame::NegOpen { sub, .. } => {
+                        self.subs.push((relay.clone(), *conn, *sub));
+                    }
+                    _ => {}
+                },
+                Output::FetchInventory { request, .. } => self.questions.push(*request),
+                _ => {}
+            }
+        }
+        self.log.extend(outputs);
+    }
+
+    fn change(&mut self, change: IndexChange) {
+        let accepted = Accepted { event: None, direct: false, change: Some(change) };
+        self.tell(Input::Accepted(accepted));
+    }
+
+    fn take(&mut self, step: Step) {
+        match step {
+            Step::Announce { repo: n, relays, full } => {
+                let relays = relays.into_iter().map(relay).collect();
+                let level = if full { SyncLevel::Full } else { SyncLevel::StateOnly };
+                self.change(IndexChange::Announced { repo: repo(n), relays, level });
+            }
+            Step::Root { repo: n, root } => {
+                let root = EventId::from_byte_array([root; 32]).into();
+                let repos = vec![repo(n), repo(n / 2)];
+                self.change(IndexChange::RootAdded { root, repos });
+            }
+            Step::Retire { repo: n } => self.change(IndexChange::Retired { repo: repo(n) }),
+            Step::CaughtUp => self.tell(Input::FeedCaughtUp),
+            Step::Connect { which, facts } => self.connect(which, facts),
+            Step::FailToConnect { which, why } => self.fail_to_connect(which, why),
+            Step::Cut { which } => {
+                if let Some((relay, conn)) = pick(&self.conns, which) {
+                    self.tell(Input::Disconnected { relay, conn });
+                }
+            }
+            Step::Say { which, what, text, rows } => self.say(which, what, TEXTS[text], rows),
+            Step::Judge { which, outcome } => self.judge(which, outcome),
+            Step::Inventory { which, rows, fails } => self.inventory(which, rows, fails),
+            Step::Wait { ms } => {
+                self.now = self.now.after(Duration::from_millis(u64::from(ms)));
+                self.tell(Input::Tick);
+            }
+            Step::UntilDeadline => self.until_deadline(),
+        }
+    }
+
+    fn connect(&mut self, which: usize, facts: u8) {
+        let Some((relay, conn)) = pick(&self.dials, which) else { return };
+        let facts = RelayFacts {
+            software: (facts % 3 == 0).then(|| "strfry".into()),
+            max_subscriptions: (facts % 2 == 0).then_some(usize::from(facts)),
+            max_limit: (facts % 5 == 0).then_some(usize::from(facts)),
+            max_message_length: (facts % 7 == 0).then_some(usize::from(facts) * 1_000),
+            is_private: facts == 255,
+            version: None,
+        };
+        self.conns.push((relay.clone(), conn));
+        self.tell(Input::Connected { relay, conn, facts });
+    }
+
+    fn fail_to_connect(&mut self, which: usize, why: u8) {
+        let Some((relay, conn)) = pick(&self.dials, which) else { return };
+        let faults =
+            [Fault::Unreachable, Fault::NoSuchHost, Fault::Tls, Fault::Protocol, Fault::Forbidden];
+        self.tell(Input::ConnectFailed { relay, conn, why: faults[usize::from(why)] });
+    }
+
+    fn say(&mut self, which: usize, what: u8, text: &str, rows: Vec<(u16, u8)>) {
+        let Some((relay, conn, sub)) = pick(&self.subs, which) else { return };
+        let text = text.to_owned();
+        let rows: Vec<Row> = rows.into_iter().map(|(at, n)| row(at, n)).collect();
+        let said = match what {
+            0 | 1 => Said::Eose { sub },
+            2 | 3 => {
+                self.delivered.push((relay.clone(), conn, sub, rows.clone()));
+                Said::Delivered { sub, rows }
+            }
+            4 => Said::Closed { sub, text },
+            5 => Said::NegErr { sub, text },
+            6 => Said::Notice { text },
+            7 => Said::NegMsg { sub, message: message(&rows) },
+            _ if rows.len() % 2 == 0 => Said::Challenge,
+            _ => Said::Authenticated { accepted: rows.len() > 5 },
+        };
+        self.tell(Input::Heard { relay, conn, said });
+    }
+
+    fn judge(&mut self, which: usize, outcome: u8) {
+        if self.delivered.is_empty() {
+            return;
+        }
+        let place = which % self.delivered.len();
+        let (relay, conn, sub, rows) = self.delivered.remove(place);
+        let outcome = match outcome {
+            0 | 1 => Outcome::Stored,
+            2 => Outcome::Known,
+            3 => Outcome::Forged,
+            4 => Outcome::Refused { lasting: Lasting::Briefly, event: None },
+            // The event need not be the one that was judged.
+            _ => {
+                let event = crate::sim::event::comment(
+                    &mut crate::sim::chance::Chance::seeded(which as u64),
+                    1_700_000_000,
+                    EventId::from_byte_array([which as u8; 32]),
+                    "E",
+                );
+                let event = Some(Arc::new(event));
+                Outcome::Refused { lasting: Lasting::UntilDependency, event }
+            }
+        };
+        let judged = rows.into_iter().map(|row| Judged { row, outcome: outcome.clone() }).collect();
+        self.tell(Input::Ingested { relay, conn, sub, judged });
+    }
+
+    fn inventory(&mut self, which: usize, rows: Vec<(u16, u8)>, fails: bool) {
+        let Some(request) = pick(&self.questions, which) else { return };
+        let rows = rows.into_iter().map(|(at, n)| row(at, n)).collect();
+        let items = if fails { Err(InventoryFailed) } else { Ok(rows) };
+        self.tell(Input::Inventory { request, items });
+    }
+
+    /// Goes to the next deadline; there must be one that is worth it.
+    fn until_deadline(&mut self) {
+        if let Some(at) = self.engine.next_deadline() {
+            self.now = self.now.after(at - self.now.mono);
+            self.tell(Input::Tick);
+            let next = self.engine.next_deadline();
+            assert!(next.is_none_or(|next| next > self.now.mono), "the engine spins");
+        }
+    }
+}
+
+/// A NIP-77 message that may or may not make sense.
+fn message(rows: &[Row]) -> Vec<u8> {
+    let mut message = vec![0x61];
+    if rows.len() % 3 != 0 {
+        message.extend([0, 0, 2, rows.len() as u8]);
+        rows.iter().for_each(|row| message.extend(row.id.as_bytes()));
+    }
+    message
+}
+
+fn pick<T: Clone>(from: &[T], which: usize) -> Option<T> {
+    // The latest are the likeliest to matter.
+    let place = from.len().checked_sub(1 + which % from.len().max(1))?;
+    from.get(place).cloned()
+}
+
+/// How many runs; `GRASP_CASES=n` for more.
+fn cases() -> u32 {
+    let more = std::env::var("GRASP_CASES").ok().and_then(|text| text.parse().ok());
+    more.unwrap_or(150)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn invariants_hold_after_every_step_and_runs_are_repeatable(
+        seed in any::<u64>(),
+        steps in prop::collection::vec(step(), 1..150),
+    ) {
+        let mut one = Model::new(seed);
+        steps.iter().cloned().for_each(|step| one.take(step));
+        let mut two = Model::new(seed);
+        steps.into_iter().for_each(|step| two.take(step));
+        prop_assert_eq!(one.log, two.log);
+    }
+}

@@ -1,0 +1,371 @@
+//! Every way in which relays refuse, and what is made of it.
+
+use std::time::Duration;
+
+use grasp_core::limits::Refusal;
+use grasp_core::sync::ConnectionStatus;
+use grasp_sync::engine::{Frame, Report, Said, SubId};
+
+use crate::sim::script::{Neg, Quirk, Script};
+use crate::stage::{By, HOUR, MINUTE, Stage, by, defaults, secs};
+
+/// The name under which something was asked for.
+fn sub(frame: &Frame) -> SubId {
+    match frame {
+        Frame::Subscribe { sub, .. } | Frame::NegOpen { sub, .. } => *sub,
+        _ => panic!("no start"),
+    }
+}
+
+fn closed(frame: &Frame, text: &str) -> Quirk {
+    let (sub, text) = (sub(frame), text.to_owned());
+    Quirk::Says(vec![match frame {
+        Frame::NegOpen { .. } => Said::NegErr { sub, text },
+        _ => Said::Closed { sub, text },
+    }])
+}
+
+fn is_live(frame: &Frame) -> bool {
+    matches!(frame, Frame::Subscribe { path: grasp_core::admission::SyncPath::Live, .. })
+}
+
+fn is_page(frame: &Frame) -> bool {
+    matches!(frame, Frame::Subscribe { .. }) && !is_live(frame)
+}
+
+fn is_neg(frame: &Frame) -> bool {
+    matches!(frame, Frame::NegOpen { .. })
+}
+
+fn with(quirk: fn(usize, &Frame) -> Quirk) -> Script {
+    Script { quirk, ..Script::default() }
+}
+
+/// A relay that refuses like this has given us all of its 30 issues after so long.
+fn has_all_after(script: Script, length: Duration) -> Stage {
+    let mut stage = Stage::announced(defaults(), script, 30);
+    stage.run(length);
+    assert_eq!(stage.here(), 31, "{:?}", stage.sim.reports);
+    stage
+}
+
+#[test]
+fn without_reconciliation_history_comes_by_pages_and_it_is_said_once() {
+    for neg in [Neg::Disabled, Neg::Unknown] {
+        let script = Script { neg, life_secs: Some((120, 120)), ..Script::default() };
+        let stage = has_all_after(script, HOUR);
+        let warned = |report: &Report| matches!(report, Report::NoNegentropy { .. });
+        assert_eq!(stage.count_reports(warned), 1, "over many connections");
+        let starts = stage.starts();
+        assert!(by(&starts, By::Page).len() > 3);
+    }
+}
+
+#[test]
+fn an_unsupported_session_is_not_tried_again_on_the_same_connection() {
+    let stage = has_all_after(Script { neg: Neg::Unknown, ..Script::default() }, HOUR);
+    let starts = stage.starts();
+    // Those that were under way together when the first answer came.
+    assert!(by(&starts, By::Neg).len() <= 4);
+}
+
+#[test]
+fn silence_about_a_session_ends_it_after_fifteen_seconds_and_rests_reconciliation() {
+    let stage = has_all_after(Script { neg: Neg::Silent, ..Script::default() }, 2 * MINUTE);
+    let starts = stage.starts();
+    let (sessions, pages) = (by(&starts, By::Neg), by(&starts, By::Page));
+    let waited = pages[0].at - sessions[0].at;
+    assert!((secs(15)..secs(17)).contains(&waited), "{waited:?}");
+}
+
+#[test]
+fn a_set_that_is_too_large_is_compared_in_parts() {
+    let script = Script { neg: Neg::Small(10), ..Script::default() };
+    let stage = has_all_after(script, 5 * MINUTE);
+    let starts = stage.starts();
+    let windows = by(&starts, By::Neg);
+    assert!(windows.iter().any(|session| session.filters[0].until.is_some()));
+}
+
+#[test]
+fn nonsense_in_a_session_leads_to_pages() {
+    let stage = has_all_after(Script { neg: Neg::Garbles, ..Script::default() }, MINUTE);
+    assert!(by(&stage.starts(), By::Page).len() >= 4);
+}
+
+#[test]
+fn an_idle_session_is_opened_once_more() {
+    let stage = has_all_after(
+        with(|_, frame| match frame {
+            Frame::NegOpen { .. } => closed(frame, "closed: idle"),
+            _ => Quirk::None,
+        }),
+        5 * MINUTE,
+    );
+    let starts = stage.starts();
+    let announcements = by(&starts, By::Neg);
+    assert_eq!(announcements.iter().filter(|session| session.is_layer_one()).count(), 2);
+}
+
+#[test]
+fn too_many_sessions_wait_for_one_another() {
+    let quirk = |n, frame: &Frame| {
+        let refuses = is_neg(frame) && n < 12;
+        if refuses {
+            closed(frame, "rate-limited: too many negentropy subscriptions")
+        } else {
+            Quirk::None
+        }
+    };
+    let stage = has_all_after(with(quirk), 5 * MINUTE);
+    assert_eq!(stage.status(), Some(ConnectionStatus::Connected));
+}
+
+#[test]
+fn a_rate_refusal_pauses_all_starts_for_65_seconds_and_repeats_extend_nothing() {
+    let quirk = |n, frame: &Frame| {
+        let refuses = !is_live(frame) && n < 7;
+        if refuses { closed(frame, "rate-limited: too many queries") } else { Quirk::None }
+    };
+    let stage = has_all_after(with(quirk), 5 * MINUTE);
+    let starts = stage.starts();
+    let gaps = starts.windows(2).map(|pair| pair[1].at - pair[0].at);
+    let longest = gaps.max().unwrap();
+    assert!((secs(64)..secs(66)).contains(&longest), "{longest:?}");
+}
+
+#[test]
+fn a_pause_heard_in_a_notice_holds_back_what_is_in_line() {
+    let quirk = |n, frame: &Frame| {
+        let text = "ERROR: slow down, please".to_owned();
+        if n == 3 && !is_live(frame) {
+            Quirk::Says(vec![Said::Notice { text }])
+        } else {
+            Quirk::None
+        }
+    };
+    let stage = has_all_after(with(quirk), 10 * MINUTE);
+    let starts = stage.starts();
+    let gaps = starts.windows(2).map(|pair| pair[1].at - pair[0].at);
+    assert!(gaps.max().unwrap() >= secs(60));
+}
+
+#[test]
+fn too_many_filters_are_halved_and_stay_so() {
+    let script = Script { filters: 2, ..Script::default() };
+    let mut stage = has_all_after(script, MINUTE);
+    let before = by(&stage.starts(), By::Live).len();
+    stage.forget().publish_issue();
+    stage.run(MINUTE);
+    let starts = stage.starts();
+    let live = by(&starts, By::Live);
+    assert!(before > 2 && live.iter().all(|start| start.filters.len() <= 2));
+}
+
+#[test]
+fn a_limit_of_zero_that_is_not_understood_becomes_one_from_now() {
+    let mut stage = has_all_after(Script { takes_zero: false, ..Script::default() }, MINUTE);
+    let issue = stage.publish_issue();
+    stage.run(secs(5));
+    assert!(stage.sim.local.stored.contains_key(&issue.id), "it came live");
+    let starts = stage.starts();
+    assert!(by(&starts, By::Live).last().unwrap().filters[0].limit != Some(0));
+}
+
+#[test]
+fn who_we_are_is_said_once_and_what_waited_is_sent_again_once() {
+    let stage = has_all_after(Script { wants_auth: true, ..Script::default() }, MINUTE);
+    let is_auth = |frame: &Frame| matches!(frame, Frame::Authenticate);
+    let said = stage.sim.frames.iter().filter(|(_, _, frame)| is_auth(frame)).count();
+    assert_eq!(said, 1);
+    assert_eq!(stage.status(), Some(ConnectionStatus::Connected));
+}
+
+#[test]
+fn a_second_demand_for_authentication_is_policy() {
+    let quirk = |_, frame: &Frame| {
+        let (sub, text) = (sub(frame), "auth-required: still no".to_owned());
+        let refusal = match frame {
+            Frame::NegOpen { .. } => Said::NegErr { sub, text },
+            _ => Said::Closed { sub, text },
+        };
+        Quirk::Says(vec![Said::Challenge, refusal])
+    };
+    let mut stage = Stage::announced(defaults(), with(quirk), 5);
+    stage.run(20 * HOUR);
+    let auths =
+        stage.sim.frames.iter().filter(|(_, _, f)| matches!(f, Frame::Authenticate)).count();
+    assert_eq!(auths, 1);
+    let late = stage.starts().into_iter().filter(|start| start.at.since_start() > MINUTE);
+    assert_eq!(late.count(), 0, "nothing for a day");
+}
+
+#[test]
+fn forbidden_coverage_is_parked_for_a_day_and_probed_once() {
+    let quirk = |_, frame: &Frame| {
+        if is_page(frame) || is_neg(frame) {
+            closed(frame, "restricted: members only")
+        } else {
+            Quirk::None
+        }
+    };
+    let mut stage = Stage::announced(defaults(), with(quirk), 5);
+    stage.run(MINUTE);
+    assert_eq!(stage.status(), Some(ConnectionStatus::ConnectedHistoricSyncFailures));
+    let issue = stage.publish_issue();
+    stage.run(MINUTE);
+    assert!(stage.sim.local.stored.contains_key(&issue.id), "live goes on");
+    stage.forget().run(22 * HOUR);
+    let fetched =
+        |stage: &Stage| stage.starts().iter().filter(|start| start.by != By::Live).count();
+    assert_eq!(fetched(&stage), 0);
+    stage.run(2 * HOUR);
+    // One probe for each layer that was refused, and the daily pass that is due by then asks no further.
+    assert!((1..=4).contains(&fetched(&stage)), "{:#?}", stage.starts());
+}
+
+#[test]
+fn a_filter_that_cannot_be_taken_is_cut_and_never_sent_again_as_it_was() {
+    let quirk = |_, frame: &Frame| {
+        let is_long = |frame: &Frame| match frame {
+            Frame::Subscribe { filters, .. } => {
+                filters.iter().flat_map(|one| one.generic_tags.values()).any(|v| v.len() > 4)
+            }
+            _ => false,
+        };
+        match frame {
+            Frame::NegOpen { .. } => closed(frame, "error: negentropy disabled"),
+            _ if is_long(frame) => closed(frame, "ERROR: bad req: total filter items too large"),
+            _ => Quirk::None,
+        }
+    };
+    let stage = has_all_after(with(quirk), 10 * MINUTE);
+    let starts = stage.starts();
+    let mut refused: Vec<String> = Vec::new();
+    for page in by(&starts, By::Page)
+        .iter()
+        .filter(|page| page.filters[0].generic_tags.values().any(|v| v.len() > 4))
+    {
+        let text = page.filters[0].as_json();
+        assert!(!refused.contains(&text), "sent again: {text}");
+        refused.push(text);
+    }
+    assert!(!refused.is_empty());
+}
+
+#[test]
+fn a_passing_fault_is_tried_once_more_and_then_ever_less_often() {
+    let quirk = |_, frame: &Frame| match frame {
+        Frame::NegOpen { .. } => closed(frame, "error: negentropy disabled"),
+        _ if is_page(frame) => closed(frame, "error: database is busy"),
+        _ => Quirk::None,
+    };
+    let mut stage = Stage::announced(defaults(), with(quirk), 5);
+    stage.run(3 * HOUR);
+    let starts = stage.starts();
+    let pages = by(&starts, By::Page);
+    let first: Vec<_> = pages.iter().filter(|page| page.is_layer_one()).collect();
+    let gaps: Vec<_> = first.windows(2).map(|pair| (pair[1].at - pair[0].at).as_secs()).collect();
+    assert_eq!(gaps[..6], [65, 65, 130, 260, 520, 1_040], "{gaps:?}");
+}
+
+#[test]
+fn a_silent_request_is_closed_after_two_minutes_and_asked_again() {
+    let quirk = |n, frame: &Frame| match frame {
+        Frame::NegOpen { .. } => closed(frame, "error: negentropy disabled"),
+        _ if is_page(frame) && n < 12 => Quirk::Says(vec![]),
+        _ => Quirk::None,
+    };
+    let stage = has_all_after(with(quirk), HOUR);
+    let closes = stage.sim.frames.iter().filter(|(_, _, f)| matches!(f, Frame::Unsubscribe { .. }));
+    let first = closes.map(|(at, _, _)| at.since_start()).min().unwrap();
+    assert!(first < secs(125));
+    assert_eq!(stage.status(), Some(ConnectionStatus::Connected));
+}
+
+#[test]
+fn an_unknown_refusal_parks_that_filter_and_is_shown() {
+    let quirk = |_, frame: &Frame| match frame {
+        Frame::NegOpen { .. } => closed(frame, "error: negentropy disabled"),
+        _ if is_page(frame) => closed(frame, "computer says no"),
+        _ => Quirk::None,
+    };
+    let mut stage = Stage::announced(defaults(), with(quirk), 5);
+    stage.run(20 * HOUR);
+    let starts = stage.starts();
+    assert_eq!(by(&starts, By::Page).len(), 4, "each once");
+    let shown =
+        |report: &Report| matches!(report, Report::Refused { refusal: Refusal::Unknown, .. });
+    assert_eq!(stage.count_reports(shown), 1);
+}
+
+#[test]
+fn events_lost_by_an_overflow_are_caught_up_with() {
+    let mut stage = has_all_after(Script::default(), MINUTE);
+    stage.forget();
+    let overflow = "error: live event buffer overflow".to_owned();
+    let conn = conn_of(&stage);
+    let live = stage.live_subs();
+    let count = live.len();
+    // What the relay took in meanwhile never came live.
+    let lost = stage.chance_issue();
+    stage.peer().events.insert(lost.id, lost.clone());
+    for sub in live {
+        let said = Said::Closed { sub, text: overflow.clone() };
+        stage.hear(conn, said);
+    }
+    stage.run(secs(10));
+    assert!(stage.sim.local.stored.contains_key(&lost.id));
+    let starts = stage.starts();
+    let reopened = by(&starts, By::Live).into_iter().take(count);
+    assert!(reopened.clone().count() == count);
+    assert!(reopened.into_iter().all(|start| start.filters[0].since.is_some()));
+}
+
+fn conn_of(stage: &Stage) -> grasp_sync::engine::ConnId {
+    stage.sim.conns.iter().last().unwrap().1
+}
+
+#[test]
+fn a_start_dropped_with_a_notice_is_sent_again_within_a_smaller_budget() {
+    let script = Script { subs: 8, is_open: false, hides_refusals: true, ..Script::default() };
+    let mut stage = has_all_after(script, 10 * MINUTE);
+    assert_eq!(stage.status(), Some(ConnectionStatus::Connected));
+    let issue = stage.publish_issue();
+    stage.run(15 * MINUTE);
+    assert!(stage.sim.local.stored.contains_key(&issue.id));
+}
+
+#[test]
+fn ids_that_are_offered_and_never_served_are_given_up_by_name() {
+    let mut stage = Stage::new(defaults(), Script::default(), 5);
+    let phantom = grasp_core::nostr::event::EventId::from_byte_array([9; 32]);
+    stage.peer().phantoms.insert(phantom);
+    stage.announce(&[crate::sim::world::relay(0)]);
+    stage.run(MINUTE);
+    assert_eq!(stage.here(), 6);
+    assert_eq!(stage.status(), Some(ConnectionStatus::ConnectedHistoricSyncFailures));
+    stage.run(4 * HOUR);
+    let asked = stage
+        .starts()
+        .iter()
+        .filter(|start| start.filters[0].ids.as_ref().is_some_and(|ids| ids.contains(&phantom)))
+        .count();
+    assert_eq!(asked, 12);
+    let gave_up = Report::GaveUp { relay: crate::sim::world::relay(0), event: phantom };
+    assert_eq!(stage.count_reports(|report| *report == gave_up), 1);
+    assert_eq!(stage.status(), Some(ConnectionStatus::Connected), "the rest is complete");
+}
+
+#[test]
+fn a_relay_that_offers_much_and_serves_little_is_paged() {
+    let mut stage = Stage::new(defaults(), Script::default(), 5);
+    for n in 0..60 {
+        let phantom = grasp_core::nostr::event::EventId::from_byte_array([n + 100; 32]);
+        stage.peer().phantoms.insert(phantom);
+    }
+    stage.announce(&[crate::sim::world::relay(0)]);
+    stage.run(MINUTE);
+    assert_eq!(stage.status(), Some(ConnectionStatus::Connected));
+    assert!(!by(&stage.starts(), By::Page).is_empty());
+}

@@ -1,0 +1,279 @@
+//! A small world in virtual time: one engine, one local relay, and relays that behave as scripted.
+//!
+//! Nothing sleeps and nothing is random but by seed. Hours pass in milliseconds.
+
+pub(crate) mod chance;
+pub(crate) mod event;
+pub(crate) mod local;
+pub(crate) mod peer;
+pub(crate) mod script;
+pub(crate) mod world;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use grasp_core::nostr::event::Event;
+use grasp_core::nostr::types::Timestamp;
+use grasp_core::{Mono, Now, RelayUrl};
+use grasp_sync::engine::{
+    Accepted, Config, ConnId, Fault, Frame, Input, Output, RelayRecord, Report, Row, Said, SubId,
+    SyncEngine,
+};
+
+use self::chance::Chance;
+use self::local::Local;
+use self::peer::{Heard, Peer};
+
+/// When everything begins.
+pub(crate) const START: u64 = 1_700_000_000;
+
+/// Something that is on its way.
+enum Coming {
+    /// To the engine.
+    Input(Input),
+    /// To a relay.
+    Frame { relay: RelayUrl, conn: ConnId, frame: Frame },
+    /// From a relay, with events.
+    Events { relay: RelayUrl, conn: ConnId, sub: SubId, events: Vec<Event> },
+    /// To our own relay.
+    Ingest { relay: RelayUrl, conn: ConnId, sub: SubId, events: Vec<Event> },
+    /// A connection breaks.
+    Cut { relay: RelayUrl, conn: ConnId },
+    /// Somebody publishes at a relay.
+    Publish { relay: RelayUrl, event: Box<Event> },
+}
+
+/// The world.
+pub(crate) struct Sim {
+    pub(crate) now: Now,
+    pub(crate) engine: SyncEngine,
+    pub(crate) local: Local,
+    pub(crate) peers: BTreeMap<RelayUrl, Peer>,
+    pub(crate) reports: Vec<Report>,
+    /// Everything sent, in order.
+    pub(crate) frames: Vec<(Mono, RelayUrl, Frame)>,
+    /// Connections asked for.
+    pub(crate) dials: Vec<(Mono, RelayUrl)>,
+    /// Connections that stood.
+    pub(crate) conns: Vec<(RelayUrl, ConnId)>,
+    pub(crate) records: BTreeMap<RelayUrl, RelayRecord>,
+    pub(crate) chance: Chance,
+    coming: BTreeMap<(Mono, u64), Coming>,
+    order: u64,
+    /// When the last thing on a connection arrives: nothing overtakes.
+    wires: BTreeMap<(ConnId, bool), Mono>,
+    /// Relays that refused for the rate, until when nothing may be started there.
+    resting: BTreeMap<RelayUrl, Mono>,
+    ticks_now: (Mono, u32),
+}
+
+impl Sim {
+    pub(crate) fn new(seed: u64, mut config: Config) -> Self {
+        config.seed = seed;
+        let now = Now::new(Mono::from_secs(1), Timestamp::from_secs(START));
+        Self {
+            now,
+            engine: SyncEngine::new(now, config),
+            local: Local::default(),
+            peers: BTreeMap::new(),
+            reports: Vec::new(),
+            frames: Vec::new(),
+            dials: Vec::new(),
+            conns: Vec::new(),
+            records: BTreeMap::new(),
+            chance: Chance::seeded(seed),
+            coming: BTreeMap::new(),
+            order: 0,
+            wires: BTreeMap::new(),
+            resting: BTreeMap::new(),
+            ticks_now: (Mono::ZERO, 0),
+        }
+    }
+
+    /// A client publishes at our own relay.
+    pub(crate) fn accept(&mut self, event: Event) {
+        let accepted = self.local.direct(event);
+        accepted.into_iter().for_each(|one| self.tell(Input::Accepted(one)));
+    }
+
+    /// Somebody publishes at a relay, later.
+    pub(crate) fn publish_after(&mut self, wait: Duration, relay: &RelayUrl, event: Event) {
+        let publish = Coming::Publish { relay: relay.clone(), event: Box::new(event) };
+        self.send(wait, publish);
+    }
+
+    pub(crate) fn tell(&mut self, input: Input) {
+        self.note_rate_refusal(&input);
+        let outputs = self.engine.handle(self.now, input);
+        self.engine.check_invariants();
+        outputs.into_iter().for_each(|output| self.perform(output));
+    }
+
+    /// Lets time pass.
+    pub(crate) fn run_for(&mut self, length: Duration) {
+        let end = self.now.mono + length;
+        loop {
+            let next = self.coming.first_key_value().map(|((at, _), _)| *at);
+            let tick = self.engine.next_deadline().map(|at| at.max(self.now.mono));
+            let soonest = next.into_iter().chain(tick).min();
+            let Some(at) = soonest.filter(|at| *at <= end) else { break };
+            self.now = self.now.after(at - self.now.mono);
+            if next.is_some_and(|next| next <= at) {
+                let Some((_, coming)) = self.coming.pop_first() else { break };
+                self.arrive(coming);
+            } else {
+                self.count_tick();
+                self.tell(Input::Tick);
+            }
+        }
+        self.now = self.now.after(end - self.now.mono);
+    }
+
+    /// An engine that asks to be woken over and over at the same moment would spin for ever.
+    fn count_tick(&mut self) {
+        let (at, count) = self.ticks_now;
+        self.ticks_now = if at == self.now.mono { (at, count + 1) } else { (self.now.mono, 1) };
+        assert!(self.ticks_now.1 < 50, "the engine spins at {}", self.now.mono);
+    }
+
+    fn arrive(&mut self, coming: Coming) {
+        match coming {
+            Coming::Input(input) => self.tell(input),
+            Coming::Frame { relay, conn, frame } => self.frame_arrives(&relay, conn, frame),
+            Coming::Events { relay, conn, sub, events } => {
+                let rows = events.iter().map(row).collect();
+                let heard = Said::Delivered { sub, rows };
+                self.tell(Input::Heard { relay: relay.clone(), conn, said: heard });
+                let wait = Duration::from_millis(self.chance.within(1, 40));
+                self.send(wait, Coming::Ingest { relay, conn, sub, events });
+            }
+            Coming::Ingest { relay, conn, sub, events } => {
+                let (judged, accepted) = self.local.ingest(events);
+                self.tell(Input::Ingested { relay, conn, sub, judged });
+                accepted.into_iter().for_each(|one| self.tell(Input::Accepted(one)));
+            }
+            Coming::Cut { relay, conn } => {
+                if self.peers.get_mut(&relay).is_some_and(|peer| peer.cut(conn)) {
+                    self.tell(Input::Disconnected { relay, conn });
+                }
+            }
+            Coming::Publish { relay, event } => {
+                let Some(peer) = self.peers.get_mut(&relay) else { return };
+                let live = peer.publish(*event);
+                live.into_iter().for_each(|(conn, heard)| self.answer(&relay, conn, heard));
+            }
+        }
+    }
+
+    fn frame_arrives(&mut self, relay: &RelayUrl, conn: ConnId, frame: Frame) {
+        let Some(peer) = self.peers.get_mut(relay) else { return };
+        let answers = peer.hear(self.now.mono, conn, frame, &mut self.chance);
+        answers.into_iter().for_each(|heard| self.answer(relay, conn, heard));
+    }
+
+    fn answer(&mut self, relay: &RelayUrl, conn: ConnId, heard: Heard) {
+        let relay = relay.clone();
+        let coming = match heard {
+            Heard::Said(said) => Coming::Input(Input::Heard { relay: relay.clone(), conn, said }),
+            Heard::Events(sub, events) => {
+                Coming::Events { relay: relay.clone(), conn, sub, events }
+            }
+        };
+        self.wire(&relay, conn, true, coming);
+    }
+
+    fn perform(&mut self, output: Output) {
+        match output {
+            Output::Connect { relay, conn, .. } => self.connect(relay, conn),
+            Output::Disconnect { relay, conn } => {
+                self.peers.get_mut(&relay).map(|peer| peer.cut(conn));
+            }
+            Output::Send { relay, conn, frame } => {
+                self.check_rest(&relay, &frame);
+                self.frames.push((self.now.mono, relay.clone(), frame.clone()));
+                self.wire(&relay.clone(), conn, false, Coming::Frame { relay, conn, frame });
+            }
+            Output::FetchInventory { request, filter } => {
+                let items = Ok(self.local.inventory(&filter));
+                let wait = Duration::from_millis(self.chance.within(1, 20));
+                self.send(wait, Coming::Input(Input::Inventory { request, items }));
+            }
+            Output::Reoffer { events } => {
+                let events = events.into_iter().map(|event| (*event).clone()).collect();
+                let (judged, accepted) = self.local.ingest(events);
+                self.send(Duration::ZERO, Coming::Input(Input::Reoffered { judged }));
+                for one in accepted {
+                    self.send(Duration::ZERO, Coming::Input(Input::Accepted(one)));
+                }
+            }
+            Output::Persist(record) => _ = self.records.insert(record.relay.clone(), *record),
+            Output::Report(report) => self.reports.push(report),
+        }
+    }
+
+    fn connect(&mut self, relay: RelayUrl, conn: ConnId) {
+        self.dials.push((self.now.mono, relay.clone()));
+        let wait = Duration::from_millis(self.chance.within(1, 300));
+        let facts = self.peers.get_mut(&relay).and_then(|peer| {
+            let is_up = peer.script.is_up(self.now.mono);
+            is_up.then(|| peer.connect(conn))
+        });
+        let Some(facts) = facts else {
+            let failed = Input::ConnectFailed { relay, conn, why: Fault::Unreachable };
+            return self.send(wait, Coming::Input(failed));
+        };
+        self.conns.push((relay.clone(), conn));
+        let connected = Input::Connected { relay: relay.clone(), conn, facts };
+        self.send(wait, Coming::Input(connected));
+        let life = self.peers.get(&relay).and_then(|peer| peer.script.life(&mut self.chance));
+        if let Some(life) = life {
+            self.send(wait + life, Coming::Cut { relay, conn });
+        }
+    }
+
+    /// Puts something on a connection, behind whatever is on it already.
+    fn wire(&mut self, relay: &RelayUrl, conn: ConnId, to_us: bool, coming: Coming) {
+        let (least, most) = self.peers.get(relay).map_or((1, 2), |peer| peer.script.latency_ms);
+        let at = self.now.mono + Duration::from_millis(self.chance.within(least, most));
+        let last = self.wires.entry((conn, to_us)).or_insert(at);
+        *last = at.max(*last);
+        let at = *last;
+        self.send(at - self.now.mono, coming);
+    }
+
+    fn send(&mut self, wait: Duration, coming: Coming) {
+        self.order += 1;
+        self.coming.insert((self.now.mono + wait, self.order), coming);
+    }
+
+    /// A relay that refused for the rate is left alone.
+    fn note_rate_refusal(&mut self, input: &Input) {
+        let Input::Heard {
+            relay, said: Said::Closed { text, .. } | Said::NegErr { text, .. }, ..
+        } = input
+        else {
+            return;
+        };
+        if text.starts_with("rate-limited: too many queries") {
+            let until = self.now.mono + Duration::from_secs(65);
+            self.resting.entry(relay.clone()).or_insert(until);
+        }
+    }
+
+    fn check_rest(&mut self, relay: &RelayUrl, frame: &Frame) {
+        let now = self.now.mono;
+        self.resting.retain(|_, until| *until > now);
+        let is_start = matches!(frame, Frame::Subscribe { .. } | Frame::NegOpen { .. });
+        assert!(!is_start || !self.resting.contains_key(relay), "{relay} was to be left alone");
+    }
+}
+
+pub(crate) fn row(event: &Event) -> Row {
+    Row { at: event.created_at, id: event.id }
+}
+
+/// The feed's word about an event.
+pub(crate) fn accepted(event: &Event, direct: bool) -> Accepted {
+    let change = grasp_sync::engine::index_change(event, grasp_core::sync::SyncLevel::Full);
+    Accepted { event: Some(event.id), direct, change }
+}

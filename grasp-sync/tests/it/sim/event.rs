@@ -1,0 +1,46 @@
+//! Events nobody signed: in this world everybody believes everybody.
+
+use grasp_core::nostr::event::{Event, EventId, Kind, Signature, Tag};
+use grasp_core::nostr::key::PublicKey;
+use grasp_core::nostr::types::Timestamp;
+use grasp_core::{RelayUrl, RepoId, kinds};
+
+use super::chance::Chance;
+
+fn event(chance: &mut Chance, by: PublicKey, at: u64, kind: Kind, tags: Vec<Vec<String>>) -> Event {
+    let id = EventId::from_byte_array(chance.bytes());
+    let tags: Vec<Tag> = tags.into_iter().map(|tag| Tag::parse(tag).unwrap()).collect();
+    let sig = Signature::from_slice(&[0; 64]).unwrap();
+    Event::new(id, by, Timestamp::from_secs(at), kind, tags, String::new(), sig)
+}
+
+pub(crate) fn announcement(
+    chance: &mut Chance,
+    repo: &RepoId,
+    at: u64,
+    relays: &[RelayUrl],
+) -> Event {
+    let mut listed = vec!["relays".to_owned()];
+    listed.extend(relays.iter().map(RelayUrl::to_string));
+    let tags = vec![vec!["d".to_owned(), repo.identifier.to_string()], listed];
+    event(chance, repo.owner, at, kinds::ANNOUNCEMENT, tags)
+}
+
+pub(crate) fn state(chance: &mut Chance, repo: &RepoId, at: u64) -> Event {
+    let tags = vec![vec!["d".to_owned(), repo.identifier.to_string()]];
+    event(chance, repo.owner, at, kinds::STATE, tags)
+}
+
+pub(crate) fn issue(chance: &mut Chance, at: u64, repos: &[RepoId]) -> Event {
+    let tags = repos.iter().map(|repo| vec!["a".to_owned(), repo.to_string()]).collect();
+    let by = PublicKey::from_byte_array(chance.bytes());
+    let kind = *chance.pick(&[kinds::ISSUE, kinds::PATCH]);
+    event(chance, by, at, kind, tags)
+}
+
+/// A comment that names nothing but what it is about.
+pub(crate) fn comment(chance: &mut Chance, at: u64, about: EventId, tag: &str) -> Event {
+    let by = PublicKey::from_byte_array(chance.bytes());
+    let tags = vec![vec![tag.to_owned(), about.to_hex()]];
+    event(chance, by, at, Kind::Comment, tags)
+}

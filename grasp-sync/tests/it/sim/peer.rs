@@ -1,0 +1,289 @@
+//! A relay that behaves as scripted, and counts what is asked of it.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use grasp_core::Mono;
+use grasp_core::nostr::event::{Event, EventId};
+use grasp_core::nostr::filter::Filter;
+use grasp_sync::engine::{ConnId, Frame, RelayFacts, Said, SubId};
+use negentropy::{Id, Negentropy, NegentropyStorageVector};
+
+use super::chance::Chance;
+use super::local::matches;
+use super::script::{Neg, Quirk, Script};
+
+/// What it sends.
+pub(crate) enum Heard {
+    Said(Said),
+    Events(SubId, Vec<Event>),
+}
+
+type Session = Negentropy<'static, NegentropyStorageVector>;
+
+#[derive(Default)]
+struct Guest {
+    subs: BTreeMap<SubId, Vec<Filter>>,
+    sessions: BTreeMap<SubId, Session>,
+    is_authenticated: bool,
+    is_challenged: bool,
+}
+
+pub(crate) struct Peer {
+    pub(crate) script: Script,
+    pub(crate) events: BTreeMap<EventId, Event>,
+    /// Offered in reconciliation, and never served.
+    pub(crate) phantoms: BTreeSet<EventId>,
+    guest: Option<(ConnId, Guest)>,
+    starts: VecDeque<Mono>,
+    pub(crate) peak_subs: usize,
+    pub(crate) peak_starts_per_minute: usize,
+    pub(crate) requests: usize,
+}
+
+impl Peer {
+    pub(crate) fn new(script: Script, events: impl IntoIterator<Item = Event>) -> Self {
+        Self {
+            script,
+            events: events.into_iter().map(|event| (event.id, event)).collect(),
+            phantoms: BTreeSet::new(),
+            guest: None,
+            starts: VecDeque::new(),
+            peak_subs: 0,
+            peak_starts_per_minute: 0,
+            requests: 0,
+        }
+    }
+
+    pub(crate) fn connect(&mut self, conn: ConnId) -> RelayFacts {
+        self.guest = Some((conn, Guest::default()));
+        RelayFacts {
+            software: self.script.software.map(str::to_owned),
+            max_subscriptions: self.script.is_open.then_some(self.script.subs),
+            max_limit: self.script.is_open.then_some(self.script.page),
+            ..RelayFacts::default()
+        }
+    }
+
+    /// The connection ends; whether it stood.
+    pub(crate) fn cut(&mut self, conn: ConnId) -> bool {
+        let is_it = self.guest.as_ref().is_some_and(|(standing, _)| *standing == conn);
+        if is_it {
+            self.guest = None;
+        }
+        is_it
+    }
+
+    /// What stays open.
+    pub(crate) fn live_subs(&self) -> Vec<SubId> {
+        self.guest.iter().flat_map(|(_, guest)| guest.subs.keys().copied()).collect()
+    }
+
+    pub(crate) fn drop_sub(&mut self, sub: SubId) {
+        if let Some((_, guest)) = &mut self.guest {
+            guest.subs.remove(&sub);
+        }
+    }
+
+    /// Somebody publishes here.
+    pub(crate) fn publish(&mut self, event: Event) -> Vec<(ConnId, Heard)> {
+        let mut heard = Vec::new();
+        if let Some((conn, guest)) = &self.guest {
+            let wanted =
+                |filters: &Vec<Filter>| filters.iter().any(|filter| matches(filter, &event));
+            for (sub, _) in guest.subs.iter().filter(|(_, filters)| wanted(filters)) {
+                heard.push((*conn, Heard::Events(*sub, vec![event.clone()])));
+            }
+        }
+        self.events.insert(event.id, event);
+        heard
+    }
+
+    pub(crate) fn hear(
+        &mut self,
+        now: Mono,
+        conn: ConnId,
+        frame: Frame,
+        chance: &mut Chance,
+    ) -> Vec<Heard> {
+        if !self.guest.as_ref().is_some_and(|(standing, _)| *standing == conn) {
+            return vec![];
+        }
+        if matches!(frame, Frame::Subscribe { .. } | Frame::NegOpen { .. }) {
+            self.requests += 1;
+            if let Quirk::Says(said) = (self.script.quirk)(self.requests, &frame) {
+                return said.into_iter().map(Heard::Said).collect();
+            }
+        }
+        match frame {
+            Frame::Subscribe { sub, filters, .. } => self.subscribe(now, sub, filters, chance),
+            Frame::NegOpen { sub, filter, message } => {
+                self.open(now, sub, &filter, &message, chance)
+            }
+            Frame::NegMsg { sub, message } => self.go_on(sub, &message),
+            Frame::Unsubscribe { sub } | Frame::NegClose { sub } => {
+                if let Some((_, guest)) = &mut self.guest {
+                    guest.subs.remove(&sub);
+                    guest.sessions.remove(&sub);
+                }
+                vec![]
+            }
+            Frame::Authenticate => {
+                if let Some((_, guest)) = &mut self.guest {
+                    guest.is_authenticated = true;
+                }
+                vec![Heard::Said(Said::Authenticated { accepted: true })]
+            }
+        }
+    }
+
+    /// What speaks against a request, whatever it asks for.
+    fn objection(&mut self, now: Mono, chance: &mut Chance) -> Option<Objection> {
+        self.starts.push_back(now);
+        while self.starts.front().is_some_and(|at| now - *at > Duration::from_secs(60)) {
+            self.starts.pop_front();
+        }
+        self.peak_starts_per_minute = self.peak_starts_per_minute.max(self.starts.len());
+        if self.script.silent_one_in.is_some_and(|n| chance.one_in(n)) {
+            return Some(Objection::Silence);
+        }
+        if self.script.starts_per_minute.is_some_and(|most| self.starts.len() > most) {
+            return Some(Objection::Says("rate-limited: too many queries"));
+        }
+        let (_, guest) = self.guest.as_ref()?;
+        if self.script.wants_auth && !guest.is_authenticated {
+            return Some(Objection::Auth);
+        }
+        let open = guest.subs.len() + guest.sessions.len();
+        if open < self.script.subs {
+            self.peak_subs = self.peak_subs.max(open + 1);
+            return None;
+        }
+        let hides = self.script.hides_refusals;
+        Some(if hides { Objection::Notice } else { Objection::Says("rate-limited: too many REQs") })
+    }
+
+    fn object(&mut self, objection: Objection, closed: impl Fn(String) -> Said) -> Vec<Heard> {
+        match objection {
+            Objection::Silence => vec![],
+            Objection::Says(text) => vec![Heard::Said(closed(text.into()))],
+            Objection::Notice => {
+                let text = "ERROR: too many concurrent REQs".to_owned();
+                vec![Heard::Said(Said::Notice { text })]
+            }
+            Objection::Auth => {
+                let mut said = vec![];
+                if let Some((_, guest)) = &mut self.guest {
+                    if !std::mem::replace(&mut guest.is_challenged, true) {
+                        said.push(Heard::Said(Said::Challenge));
+                    }
+                }
+                said.push(Heard::Said(closed("auth-required: who are you?".into())));
+                said
+            }
+        }
+    }
+
+    fn subscribe(
+        &mut self,
+        now: Mono,
+        sub: SubId,
+        filters: Vec<Filter>,
+        chance: &mut Chance,
+    ) -> Vec<Heard> {
+        let closed = |text| Said::Closed { sub, text };
+        if let Some(objection) = self.objection(now, chance) {
+            return self.object(objection, closed);
+        }
+        if filters.len() > self.script.filters {
+            let text =
+                format!("rate-limited: REQ exceeds max filter count {}", self.script.filters);
+            return vec![Heard::Said(closed(text))];
+        }
+        if !self.script.takes_zero && filters.iter().any(|filter| filter.limit == Some(0)) {
+            let text = "invalid: Filter 'limit' must be a positive integer, got 0";
+            return vec![Heard::Said(closed(text.into()))];
+        }
+        let events = self.page(&filters);
+        if let Some((_, guest)) = &mut self.guest {
+            guest.subs.insert(sub, filters);
+        }
+        let mut heard: Vec<Heard> =
+            events.chunks(50).map(|some| Heard::Events(sub, some.to_vec())).collect();
+        heard.push(Heard::Said(Said::Eose { sub }));
+        heard
+    }
+
+    /// The newest of each filter, cut as this relay cuts.
+    fn page(&self, filters: &[Filter]) -> Vec<Event> {
+        let mut page: BTreeMap<EventId, Event> = BTreeMap::new();
+        for filter in filters {
+            let mut rows: Vec<&Event> =
+                self.events.values().filter(|event| matches(filter, event)).collect();
+            rows.sort_by_key(|event| (std::cmp::Reverse(event.created_at), event.id));
+            let most = filter.limit.unwrap_or(usize::MAX).min(self.script.page);
+            page.extend(rows.into_iter().take(most).map(|event| (event.id, event.clone())));
+        }
+        page.into_values().collect()
+    }
+
+    fn open(
+        &mut self,
+        now: Mono,
+        sub: SubId,
+        filter: &Filter,
+        message: &[u8],
+        chance: &mut Chance,
+    ) -> Vec<Heard> {
+        let error = |text: String| Said::NegErr { sub, text };
+        let notice = |text: &str| vec![Heard::Said(Said::Notice { text: text.into() })];
+        match self.script.neg {
+            Neg::Disabled => return notice("ERROR: bad msg: negentropy disabled"),
+            Neg::Unknown => return vec![Heard::Said(error("error: not supported".into()))],
+            Neg::Silent => return vec![],
+            Neg::Garbles => {
+                let message = chance.bytes().to_vec();
+                return vec![Heard::Said(Said::NegMsg { sub, message })];
+            }
+            Neg::Speaks | Neg::Small(_) => {}
+        }
+        if let Some(objection) = self.objection(now, chance) {
+            return self.object(objection, error);
+        }
+        let rows: Vec<&Event> =
+            self.events.values().filter(|event| matches(filter, event)).collect();
+        if matches!(self.script.neg, Neg::Small(most) if rows.len() > most) {
+            return vec![Heard::Said(error("blocked: too many query results: 99".into()))];
+        }
+        let mut storage = NegentropyStorageVector::new();
+        for event in rows {
+            let id = Id::from_byte_array(*event.id.as_bytes());
+            storage.insert(event.created_at.as_secs(), id).unwrap();
+        }
+        for phantom in &self.phantoms {
+            storage.insert(super::START - 1, Id::from_byte_array(*phantom.as_bytes())).unwrap();
+        }
+        storage.seal().unwrap();
+        let session = Negentropy::owned(storage, 60_000).unwrap();
+        if let Some((_, guest)) = &mut self.guest {
+            guest.sessions.insert(sub, session);
+        }
+        self.go_on(sub, message)
+    }
+
+    fn go_on(&mut self, sub: SubId, message: &[u8]) -> Vec<Heard> {
+        let Some((_, guest)) = &mut self.guest else { return vec![] };
+        let said = match guest.sessions.get_mut(&sub) {
+            Some(session) => Said::NegMsg { sub, message: session.reconcile(message).unwrap() },
+            None => Said::NegErr { sub, text: "closed: unknown".into() },
+        };
+        vec![Heard::Said(said)]
+    }
+}
+
+enum Objection {
+    Silence,
+    Says(&'static str),
+    Notice,
+    Auth,
+}

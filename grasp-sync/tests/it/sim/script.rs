@@ -1,0 +1,123 @@
+//! How a relay behaves.
+
+use std::time::Duration;
+
+use grasp_core::Mono;
+use grasp_sync::engine::{Frame, Said};
+
+use super::chance::Chance;
+
+/// What a relay does with NIP-77.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Neg {
+    Speaks,
+    /// Says so in a NOTICE.
+    Disabled,
+    /// Says so in a NEG-ERR.
+    Unknown,
+    Silent,
+    /// Compares no more than so many.
+    Small(usize),
+    /// Answers nonsense.
+    Garbles,
+}
+
+/// What a relay does with one request, out of its ordinary ways.
+pub(crate) enum Quirk {
+    /// Nothing special.
+    None,
+    /// Says this instead.
+    Says(Vec<Said>),
+}
+
+/// A relay's ways. The default is a friendly one.
+#[derive(Clone, Debug)]
+pub(crate) struct Script {
+    /// Rows per filter at most.
+    pub(crate) page: usize,
+    pub(crate) subs: usize,
+    /// Whether it says how many subscriptions it takes.
+    pub(crate) is_open: bool,
+    pub(crate) filters: usize,
+    pub(crate) neg: Neg,
+    pub(crate) latency_ms: (u64, u64),
+    /// Seconds that a connection lasts, from and to.
+    pub(crate) life_secs: Option<(u64, u64)>,
+    pub(crate) starts_per_minute: Option<usize>,
+    pub(crate) takes_zero: bool,
+    pub(crate) wants_auth: bool,
+    /// Says that there are too many subscriptions in a NOTICE, if at all.
+    pub(crate) hides_refusals: bool,
+    /// Every so many requests one is not answered at all.
+    pub(crate) silent_one_in: Option<u64>,
+    /// Seconds from the start during which it cannot be reached.
+    pub(crate) down_secs: Option<(u64, u64)>,
+    pub(crate) software: Option<&'static str>,
+    /// What it does with the nth request.
+    pub(crate) quirk: fn(usize, &Frame) -> Quirk,
+}
+
+impl Default for Script {
+    fn default() -> Self {
+        Self {
+            page: 500,
+            subs: 200,
+            is_open: true,
+            filters: 10,
+            neg: Neg::Speaks,
+            latency_ms: (1, 30),
+            life_secs: None,
+            starts_per_minute: None,
+            takes_zero: true,
+            wants_auth: false,
+            hides_refusals: false,
+            silent_one_in: None,
+            down_secs: None,
+            software: None,
+            quirk: |_, _| Quirk::None,
+        }
+    }
+}
+
+impl Script {
+    /// Some way or other.
+    pub(crate) fn random(chance: &mut Chance) -> Self {
+        let negs = [
+            Neg::Speaks,
+            Neg::Speaks,
+            Neg::Disabled,
+            Neg::Unknown,
+            Neg::Silent,
+            Neg::Small(40),
+            Neg::Garbles,
+        ];
+        Self {
+            page: *chance.pick(&[500, 100, 60]),
+            subs: *chance.pick(&[200, 20, 10]),
+            is_open: !chance.one_in(3),
+            filters: *chance.pick(&[20, 10, 3, 1]),
+            neg: *chance.pick(&negs),
+            latency_ms: *chance.pick(&[(1, 5), (20, 400), (500, 3_000)]),
+            life_secs: *chance.pick(&[None, None, Some((30, 300)), Some((600, 4_000))]),
+            starts_per_minute: *chance.pick(&[None, None, Some(120), Some(40)]),
+            takes_zero: !chance.one_in(4),
+            wants_auth: chance.one_in(5),
+            hides_refusals: chance.one_in(3),
+            silent_one_in: *chance.pick(&[None, None, Some(20)]),
+            down_secs: *chance.pick(&[None, None, Some((0, 600)), Some((1_000, 3_000))]),
+            software: *chance.pick(&[None, Some("strfry"), Some("grasp-relay")]),
+            quirk: |_, _| Quirk::None,
+        }
+    }
+
+    pub(crate) fn is_up(&self, now: Mono) -> bool {
+        let now = now.since_start().as_secs();
+        !self.down_secs.is_some_and(|(from, to)| (from..to).contains(&now))
+    }
+
+    /// How long a connection will last.
+    pub(crate) fn life(&self, chance: &mut Chance) -> Option<Duration> {
+        let (least, most) = self.life_secs?;
+        Some(Duration::from_secs(chance.within(least, most)))
+    }
+}

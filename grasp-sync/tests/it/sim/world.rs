@@ -1,0 +1,126 @@
+//! Random repositories, spread over random relays, and what should be here in the end.
+
+use grasp_core::nostr::event::{Event, EventId};
+use grasp_core::nostr::key::PublicKey;
+use grasp_core::sync::{
+    RequestBudget, SyncIndex, build_announcement_filter, build_layer2_and_layer3_filters,
+};
+use grasp_core::{RelayUrl, RepoId};
+use grasp_sync::engine::Config;
+use std::collections::BTreeSet;
+
+use super::chance::Chance;
+use super::local::{Local, matches, our_url};
+use super::peer::Peer;
+use super::script::Script;
+use super::{START, Sim, event};
+
+/// Days are short in this world: a full pass comes every two to three hours.
+pub(crate) fn config() -> Config {
+    let hours = |n: u64| std::time::Duration::from_secs(n * 60 * 60);
+    Config {
+        can_authenticate: true,
+        full_pass: (hours(2), hours(3)),
+        ..Config::new("us.example".parse().unwrap())
+    }
+}
+
+pub(crate) fn relay(n: usize) -> RelayUrl {
+    format!("wss://r{n}.example").parse().unwrap()
+}
+
+pub(crate) fn repo(chance: &mut Chance, name: &str) -> RepoId {
+    RepoId::new(PublicKey::from_byte_array(chance.bytes()), name.parse().unwrap())
+}
+
+/// A world by seed: relays with random ways and random shares of random threads.
+pub(crate) fn random(seed: u64) -> Sim {
+    let mut chance = Chance::seeded(seed ^ 0x5eed);
+    let relays: Vec<RelayUrl> = (0..chance.within(1, 4) as usize).map(relay).collect();
+    let mut config = config();
+    config.bootstrap = relays.iter().take(1).cloned().collect();
+    let mut sim = Sim::new(seed, config);
+    for url in &relays {
+        sim.peers.insert(url.clone(), Peer::new(Script::random(&mut chance), []));
+    }
+    for n in 0..chance.within(1, 5) {
+        random_repo(&mut sim, &mut chance, &relays, n);
+    }
+    for _ in 0..chance.within(0, 60) {
+        let other = repo(&mut chance, "other");
+        let event = event::announcement(&mut chance, &other, START - 500, &relays);
+        scatter(&mut sim, &mut chance, &relays, event);
+    }
+    sim
+}
+
+fn random_repo(sim: &mut Sim, chance: &mut Chance, relays: &[RelayUrl], n: u64) {
+    let repo = repo(chance, &format!("repo-{n}"));
+    let mut listed = vec![our_url(), chance.pick(relays).clone()];
+    listed.extend(relays.iter().filter(|_| chance.one_in(2)).cloned());
+    let announced = event::announcement(chance, &repo, START - 9_000, &listed);
+    if chance.one_in(2) {
+        sim.accept(announced);
+    } else {
+        scatter(sim, chance, relays, announced);
+    }
+    let states = chance.within(0, 2);
+    for _ in 0..states {
+        let at = START - chance.within(1, 8_000);
+        let state = event::state(chance, &repo, at);
+        scatter(sim, chance, relays, state);
+    }
+    for _ in 0..chance.within(0, 80) {
+        random_thread(sim, chance, relays, &repo);
+    }
+}
+
+fn random_thread(sim: &mut Sim, chance: &mut Chance, relays: &[RelayUrl], repo: &RepoId) {
+    let at = START - chance.within(1, 1_000_000);
+    let root = event::issue(chance, at, std::slice::from_ref(repo));
+    for _ in 0..chance.within(0, 2) {
+        let tag = *chance.pick(&["E", "e", "q"]);
+        let later = at + chance.within(0, 900);
+        let comment = event::comment(chance, later, root.id, tag);
+        scatter(sim, chance, relays, comment);
+    }
+    scatter(sim, chance, relays, root);
+}
+
+/// Puts an event on at least one relay; some of it only later, while we listen.
+fn scatter(sim: &mut Sim, chance: &mut Chance, relays: &[RelayUrl], event: Event) {
+    let first = chance.within(0, relays.len() as u64 - 1) as usize;
+    for (n, url) in relays.iter().enumerate() {
+        if n != first && !chance.one_in(3) {
+            continue;
+        }
+        if chance.one_in(5) {
+            let wait = std::time::Duration::from_secs(chance.within(0, 4_000));
+            sim.publish_after(wait, url, event.clone());
+        } else if let Some(peer) = sim.peers.get_mut(url) {
+            peer.events.insert(event.id, event.clone());
+        }
+    }
+}
+
+/// What should be here once everybody has been asked for everything: asks as the rules say, by brute force.
+pub(crate) fn obtainable(sim: &Sim) -> BTreeSet<EventId> {
+    let mut local: Local = sim.local.clone();
+    loop {
+        let before = local.stored.len();
+        let mut index = SyncIndex::new("us.example".parse().unwrap(), [relay(0)]);
+        let changes = local.stored.values().map(|event| super::accepted(event, false).change);
+        let _ = index.apply(changes.flatten().collect::<Vec<_>>());
+        for (url, peer) in &sim.peers {
+            let Some(target) = index.target(url) else { continue };
+            let mut filters =
+                build_layer2_and_layer3_filters(&target, None, &RequestBudget::default());
+            filters.push(build_announcement_filter(None));
+            let wanted = |event: &&Event| filters.iter().any(|filter| matches(filter, event));
+            let _ = local.ingest(peer.events.values().filter(wanted).cloned().collect());
+        }
+        if local.stored.len() == before {
+            return local.stored.into_keys().collect();
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! A small stage: one repository of ours, some relays, and an eye on what is sent to them.
+
+use std::time::Duration;
+
+use grasp_core::nostr::event::Event;
+use grasp_core::nostr::filter::Filter;
+use grasp_core::sync::{ConnectionStatus, IndexChange, SyncLevel};
+use grasp_core::{Mono, RelayUrl, RepoId};
+use grasp_sync::engine::{Accepted, Config, ConnId, Frame, Input, Report, Said, SubId};
+
+use crate::sim::chance::Chance;
+use crate::sim::local::our_url;
+use crate::sim::peer::Peer;
+use crate::sim::script::Script;
+use crate::sim::world::{relay, repo};
+use crate::sim::{START, Sim, event};
+
+pub(crate) const MINUTE: Duration = Duration::from_secs(60);
+pub(crate) const HOUR: Duration = Duration::from_secs(60 * 60);
+
+pub(crate) fn secs(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+/// The engine's own defaults.
+pub(crate) fn defaults() -> Config {
+    Config { can_authenticate: true, ..Config::new("us.example".parse().unwrap()) }
+}
+
+pub(crate) struct Stage {
+    pub(crate) sim: Sim,
+    pub(crate) repo: RepoId,
+    pub(crate) chance: Chance,
+}
+
+impl Stage {
+    /// Relay 0 behaves like this and has so many issues of the repository. Nothing is announced yet.
+    pub(crate) fn new(config: Config, script: Script, issues: usize) -> Self {
+        let mut chance = Chance::seeded(3);
+        let repo = repo(&mut chance, "grasp");
+        let mut sim = Sim::new(3, config);
+        let events = (0..issues).map(|n| {
+            event::issue(&mut chance, START - 100_000 + n as u64, std::slice::from_ref(&repo))
+        });
+        let events: Vec<Event> = events.collect();
+        sim.peers.insert(relay(0), Peer::new(script, events));
+        sim.tell(Input::FeedCaughtUp);
+        Self { sim, repo, chance }
+    }
+
+    /// The same, announced at us and at relay 0.
+    pub(crate) fn announced(config: Config, script: Script, issues: usize) -> Self {
+        let mut stage = Self::new(config, script, issues);
+        stage.announce(&[relay(0)]);
+        stage
+    }
+
+    /// The repository is announced here, or announced anew, with these relays and ours.
+    pub(crate) fn announce(&mut self, relays: &[RelayUrl]) {
+        let listed: Vec<_> = relays.iter().cloned().chain([our_url()]).collect();
+        let at = self.sim.now.unix.as_secs();
+        let event = event::announcement(&mut self.chance, &self.repo, at, &listed);
+        self.sim.accept(event);
+    }
+
+    /// The local relay says what it wants of the repository, from relay 0.
+    pub(crate) fn want(&mut self, level: SyncLevel) {
+        let relays = [relay(0)].into();
+        let change = IndexChange::Announced { repo: self.repo.clone(), relays, level };
+        let accepted = Accepted { event: None, direct: false, change: Some(change) };
+        self.sim.tell(Input::Accepted(accepted));
+    }
+
+    pub(crate) fn run(&mut self, length: Duration) -> &mut Self {
+        self.sim.run_for(length);
+        self
+    }
+
+    /// Somebody publishes an issue at relay 0 just now.
+    pub(crate) fn publish_issue(&mut self) -> Event {
+        let at = self.sim.now.unix.as_secs();
+        let issue = event::issue(&mut self.chance, at, std::slice::from_ref(&self.repo));
+        self.sim.publish_after(Duration::ZERO, &relay(0), issue.clone());
+        issue
+    }
+
+    /// An issue that nobody has published.
+    pub(crate) fn chance_issue(&mut self) -> Event {
+        let at = self.sim.now.unix.as_secs();
+        event::issue(&mut self.chance, at, std::slice::from_ref(&self.repo))
+    }
+
+    /// The live subscriptions that were sent to relay 0 so far and not closed.
+    pub(crate) fn live_subs(&mut self) -> Vec<SubId> {
+        self.peer().live_subs()
+    }
+
+    /// Relay 0 says something of its own accord.
+    pub(crate) fn hear(&mut self, conn: ConnId, said: Said) {
+        if let Said::Closed { sub, .. } = &said {
+            self.peer().drop_sub(*sub);
+        }
+        self.sim.tell(Input::Heard { relay: relay(0), conn, said });
+    }
+
+    /// Everything started at relay 0 since then: what for, and whether by reconciliation.
+    pub(crate) fn starts_since(&self, since: Mono) -> Vec<Start> {
+        let sent = self.sim.frames.iter().filter(|(at, to, _)| *at >= since && *to == relay(0));
+        sent.filter_map(|(at, _, frame)| Start::of(*at, frame)).collect()
+    }
+
+    pub(crate) fn starts(&self) -> Vec<Start> {
+        self.starts_since(Mono::ZERO)
+    }
+
+    /// Forgets what was sent so far.
+    pub(crate) fn forget(&mut self) -> &mut Self {
+        self.sim.frames.clear();
+        self.sim.reports.clear();
+        self
+    }
+
+    pub(crate) fn status(&self) -> Option<ConnectionStatus> {
+        self.sim.reports.iter().rev().find_map(|report| match report {
+            Report::Status { status, .. } => Some(*status),
+            _ => None,
+        })
+    }
+
+    pub(crate) fn here(&self) -> usize {
+        self.sim.local.stored.len()
+    }
+
+    pub(crate) fn now(&self) -> Mono {
+        self.sim.now.mono
+    }
+
+    pub(crate) fn peer(&mut self) -> &mut Peer {
+        self.sim.peers.get_mut(&relay(0)).unwrap()
+    }
+
+    pub(crate) fn count_reports(&self, which: impl Fn(&Report) -> bool) -> usize {
+        self.sim.reports.iter().filter(|report| which(report)).count()
+    }
+}
+
+/// A request.
+#[derive(Clone, Debug)]
+pub(crate) struct Start {
+    pub(crate) at: Mono,
+    pub(crate) filters: Vec<Filter>,
+    pub(crate) by: By,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum By {
+    Live,
+    Page,
+    Ids,
+    Neg,
+}
+
+impl Start {
+    fn of(at: Mono, frame: &Frame) -> Option<Self> {
+        let (filters, by) = match frame {
+            Frame::Subscribe { filters, path: grasp_core::admission::SyncPath::Live, .. } => {
+                (filters.clone(), By::Live)
+            }
+            Frame::Subscribe { filters, .. } if filters[0].ids.is_some() => {
+                (filters.clone(), By::Ids)
+            }
+            Frame::Subscribe { filters, .. } => (filters.clone(), By::Page),
+            Frame::NegOpen { filter, .. } => (vec![(**filter).clone()], By::Neg),
+            _ => return None,
+        };
+        Some(Self { at, filters, by })
+    }
+
+    /// Whether it is for announcements.
+    pub(crate) fn is_layer_one(&self) -> bool {
+        self.filters.iter().all(|filter| filter.generic_tags.is_empty() && filter.ids.is_none())
+    }
+}
+
+pub(crate) fn by(starts: &[Start], by: By) -> Vec<&Start> {
+    starts.iter().filter(|start| start.by == by).collect()
+}
