@@ -1,4 +1,5 @@
 //! The engine against scripted relays, in virtual time.
+#![allow(clippy::unwrap_used, clippy::collapsible_match)]
 
 mod budgets;
 mod converge;
