@@ -171,7 +171,7 @@ mod tests {
     /// One of a few events: announcements, states and pull requests of few authors under few names.
     fn event(n: u8) -> Arc<Event> {
         let author = PublicKey::from_byte_array([n % 3 + 1; 32]);
-        let name = if n % 2 == 0 { "x" } else { "y" };
+        let name = if n.is_multiple_of(2) { "x" } else { "y" };
         let to = |name| format!("30617:{author}:{name}");
         let (kind, tags) = match n % 4 {
             0 | 1 => (30617 + u16::from(n % 8 / 4), vec![vec!["d".to_owned(), name.to_owned()]]),
