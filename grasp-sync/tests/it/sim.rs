@@ -9,7 +9,7 @@ pub(crate) mod peer;
 pub(crate) mod script;
 pub(crate) mod world;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use grasp_core::nostr::event::Event;
@@ -64,6 +64,8 @@ pub(crate) struct Sim {
     wires: BTreeMap<(ConnId, bool), Mono>,
     /// Relays that refused for the rate, until when nothing may be started there.
     resting: BTreeMap<RelayUrl, Mono>,
+    /// What was started and has not ended.
+    open: BTreeSet<SubId>,
     ticks_now: (Mono, u32),
 }
 
@@ -86,6 +88,7 @@ impl Sim {
             order: 0,
             wires: BTreeMap::new(),
             resting: BTreeMap::new(),
+            open: BTreeSet::new(),
             ticks_now: (Mono::ZERO, 0),
         }
     }
@@ -246,15 +249,12 @@ impl Sim {
         self.coming.insert((self.now.mono + wait, self.order), coming);
     }
 
-    /// A relay that refused for the rate is left alone.
+    /// A relay that refused for the rate is left alone; unless that was about something long over.
     fn note_rate_refusal(&mut self, input: &Input) {
-        let Input::Heard {
-            relay, said: Said::Closed { text, .. } | Said::NegErr { text, .. }, ..
-        } = input
-        else {
-            return;
-        };
-        if text.starts_with("rate-limited: too many queries") {
+        let Input::Heard { relay, conn, said } = input else { return };
+        let (Said::Closed { sub, text } | Said::NegErr { sub, text }) = said else { return };
+        let stands = self.peers.get(relay).is_some_and(|peer| peer.stands(*conn));
+        if stands && self.open.remove(sub) && text.starts_with("rate-limited: too many queries") {
             let until = self.now.mono + Duration::from_secs(65);
             self.resting.entry(relay.clone()).or_insert(until);
         }
@@ -263,8 +263,14 @@ impl Sim {
     fn check_rest(&mut self, relay: &RelayUrl, frame: &Frame) {
         let now = self.now.mono;
         self.resting.retain(|_, until| *until > now);
-        let is_start = matches!(frame, Frame::Subscribe { .. } | Frame::NegOpen { .. });
-        assert!(!is_start || !self.resting.contains_key(relay), "{relay} was to be left alone");
+        match frame {
+            Frame::Subscribe { sub, .. } | Frame::NegOpen { sub, .. } => {
+                assert!(!self.resting.contains_key(relay), "{relay} was to be left alone");
+                self.open.insert(*sub);
+            }
+            Frame::Unsubscribe { sub } | Frame::NegClose { sub } => _ = self.open.remove(sub),
+            Frame::NegMsg { .. } | Frame::Authenticate => {}
+        }
     }
 }
 

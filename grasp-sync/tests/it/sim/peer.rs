@@ -65,9 +65,13 @@ impl Peer {
         }
     }
 
+    pub(crate) fn stands(&self, conn: ConnId) -> bool {
+        self.guest.as_ref().is_some_and(|(standing, _)| *standing == conn)
+    }
+
     /// The connection ends; whether it stood.
     pub(crate) fn cut(&mut self, conn: ConnId) -> bool {
-        let is_it = self.guest.as_ref().is_some_and(|(standing, _)| *standing == conn);
+        let is_it = self.stands(conn);
         if is_it {
             self.guest = None;
         }
@@ -106,7 +110,7 @@ impl Peer {
         frame: Frame,
         chance: &mut Chance,
     ) -> Vec<Heard> {
-        if !self.guest.as_ref().is_some_and(|(standing, _)| *standing == conn) {
+        if !self.stands(conn) {
             return vec![];
         }
         if matches!(frame, Frame::Subscribe { .. } | Frame::NegOpen { .. }) {
