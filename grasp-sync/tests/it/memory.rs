@@ -155,11 +155,11 @@ fn where_every_event_came_from_is_told() {
     stage.run(MINUTE);
     assert!(stage.sim.local.stored.contains_key(&missed.id));
     assert_eq!(stage.count_reports(gap), 1);
-    let told = stage.sim.reports.iter().filter_map(|report| match report {
+    let mut told = stage.sim.reports.iter().rev().filter_map(|report| match report {
         Report::Reliability { seen, .. } => Some(*seen),
         _ => None,
     });
-    let seen = told.last().unwrap();
+    let seen = told.next().unwrap();
     assert_eq!((seen.attempts, seen.failures), (1, 0));
     assert_eq!(seen.received, 21);
     assert!(seen.uptime().unwrap() > 0.9);

@@ -106,9 +106,7 @@ pub(crate) fn matches(filter: &Filter, event: &Event) -> bool {
     let is_named = |(name, values): (&SingleLetterTag, &BTreeSet<String>)| {
         event.tags.iter().any(|tag| match tag.as_slice() {
             [key, value, ..] => {
-                key.len() == 1
-                    && key.chars().next() == Some(name.as_char())
-                    && values.contains(value)
+                key.len() == 1 && key.starts_with(name.as_char()) && values.contains(value)
             }
             _ => false,
         })
