@@ -234,18 +234,22 @@ impl Wants {
 
     fn set_phase(&mut self, id: EventId, phase: Phase) {
         let Some(want) = self.wanted.get_mut(&id) else { return };
-        if let Phase::Due(at) = want.phase {
-            self.due.remove(&(at, id));
-        }
+        let before = std::mem::replace(&mut want.phase, phase);
+        self.leave(id, before);
         if let Phase::Due(at) = phase {
             self.due.insert((at, id));
         }
-        want.phase = phase;
     }
 
     fn forget(&mut self, id: EventId) -> Option<BTreeSet<JobId>> {
         let want = self.wanted.remove(&id)?;
-        match want.phase {
+        self.leave(id, want.phase);
+        Some(want.jobs)
+    }
+
+    /// Takes an event from where its phase has put it.
+    fn leave(&mut self, id: EventId, phase: Phase) {
+        match phase {
             Phase::Due(at) => _ = self.due.remove(&(at, id)),
             Phase::Asked(sub) => {
                 if let Some(asked) = self.asked.get_mut(&sub) {
@@ -254,7 +258,6 @@ impl Wants {
             }
             Phase::Judged => {}
         }
-        Some(want.jobs)
     }
 
     fn remember(&mut self, id: EventId, tried: Tried) {
@@ -384,6 +387,17 @@ mod tests {
         wants.abandon(one);
         wants.check();
         assert_eq!(wants.ask(T0, ids.sub(), 9), [id(2)].into());
+    }
+
+    #[test]
+    fn an_event_that_came_otherwise_and_was_no_good_is_no_longer_under_way() {
+        let (mut wants, mut ids) = (Wants::default(), Ids::default());
+        let _ = wants.want(T0, id(1), None);
+        let sub = ids.sub();
+        let _ = wants.ask(T0, sub, 9);
+        assert!(wants.failed(T0, id(1)).is_first);
+        wants.check();
+        assert!(wants.ended(T0, sub).missed.is_empty(), "one failure counts once");
     }
 
     #[test]
