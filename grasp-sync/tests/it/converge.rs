@@ -41,7 +41,7 @@ fn seeds() -> std::ops::Range<u64> {
     let read = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     match read("GRASP_SEED") {
         Some(seed) => seed..seed + 1,
-        None => 0..read("GRASP_SEEDS").unwrap_or(300),
+        None => 0..read("GRASP_SEEDS").unwrap_or(200),
     }
 }
 
