@@ -87,6 +87,8 @@ impl SyncEngine {
             out: Vec::new(),
         };
         let bootstrap: Vec<_> = engine.shared.index.relays().cloned().collect();
+        // Whoever runs this is asked to come at once, though nothing has happened yet.
+        engine.dialer.set_waits(!bootstrap.is_empty());
         bootstrap.into_iter().for_each(|relay| engine.take_up(now, relay, true));
         engine
     }

@@ -27,7 +27,9 @@ impl SyncEngine {
             self.here(now, &[event]);
         }
         if let Some(change) = accepted.change {
-            if let IndexChange::Announced { repo, .. } = &change {
+            if let IndexChange::Announced { repo, .. } | IndexChange::LevelChanged { repo, .. } =
+                &change
+            {
                 arrived.push(Dependency::Repo(repo.clone()));
                 arrived.push(Dependency::Name(repo.identifier.clone()));
             }

@@ -166,6 +166,21 @@ fn bootstrap_relays_are_dialled_unasked_and_never_retired() {
 }
 
 #[test]
+fn an_engine_with_bootstrap_relays_wants_a_turn_before_anything_has_happened() {
+    let now = Stage::new(defaults(), Script::default(), 0).sim.now;
+    let mut engine =
+        SyncEngine::new(now, Config { bootstrap: vec![relay(0), relay(1)], ..defaults() });
+    assert!(engine.next_deadline().is_some_and(|at| at <= now.mono));
+    let dials = |out: Vec<Output>| {
+        out.into_iter().filter(|output| matches!(output, Output::Connect { .. })).count()
+    };
+    assert_eq!(dials(engine.handle(now, Input::Tick)), 1);
+    let next = engine.next_deadline().unwrap();
+    assert_eq!((next - now.mono).as_millis(), 250);
+    assert_eq!(dials(engine.handle(now.after(next - now.mono), Input::Tick)), 1);
+}
+
+#[test]
 fn we_are_never_dialled_ourselves() {
     let mut config = defaults();
     config.bootstrap = vec!["wss://us.example".parse().unwrap()];

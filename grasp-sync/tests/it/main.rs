@@ -1,12 +1,15 @@
 //! The engine against scripted relays, in virtual time.
 #![allow(clippy::unwrap_used, clippy::collapsible_match)]
 
+#![allow(clippy::unwrap_used, reason = "a test that panics fails, which is what it is for")]
+
 mod budgets;
 mod converge;
 mod life;
 mod memory;
 mod model;
 mod refusals;
+mod scale;
 mod sim;
 mod stage;
 mod strangers;

@@ -127,12 +127,11 @@ impl Model {
         for output in &outputs {
             match output {
                 Output::Connect { relay, conn, .. } => self.dials.push((relay.clone(), *conn)),
-                Output::Send { relay, conn, frame } => match frame {
-                    Frame::Subscribe { sub, .. } | Frame::NegOpen { sub, .. } => {
-                        self.subs.push((relay.clone(), *conn, *sub));
-                    }
-                    _ => {}
-                },
+                Output::Send {
+                    relay,
+                    conn,
+                    frame: Frame::Subscribe { sub, .. } | Frame::NegOpen { sub, .. },
+                } => self.subs.push((relay.clone(), *conn, *sub)),
                 Output::FetchInventory { request, .. } => self.questions.push(*request),
                 _ => {}
             }

@@ -323,7 +323,7 @@ fn events_lost_by_an_overflow_are_caught_up_with() {
 }
 
 fn conn_of(stage: &Stage) -> grasp_sync::engine::ConnId {
-    stage.sim.conns.iter().last().unwrap().1
+    stage.sim.conns.last().unwrap().1
 }
 
 #[test]

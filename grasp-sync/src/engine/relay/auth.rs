@@ -4,6 +4,14 @@ use std::time::Duration;
 
 use grasp_core::Mono;
 
+use super::super::desk::Desk;
+use super::super::history::{Method, Phase};
+use super::super::ids::{JobId, LiveId};
+use super::super::io::Frame;
+use super::super::parks::Way;
+use super::live::LivePhase;
+use super::session::Session;
+
 /// How long a relay may take to challenge us, or to answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -103,6 +111,84 @@ impl Auth {
             Self::Wanted(since) | Self::Answered(since) => Some(since + PATIENCE),
             Self::Unasked { .. } | Self::Done | Self::Refused => None,
         }
+    }
+}
+
+impl Session {
+    pub(super) fn ask_for_auth(&mut self, desk: &mut Desk<'_>, again: bool) -> Ask {
+        let can = desk.shared.config.can_authenticate;
+        let ask = self.auth.wanted(desk.mono(), can, again);
+        if ask == Ask::Answer {
+            desk.send(self.conn, Frame::Authenticate);
+        }
+        ask
+    }
+
+    pub(super) fn job_wants_auth(&mut self, desk: &mut Desk<'_>, id: JobId, method: Method) {
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        let (again, layer) = (job.once.authenticated, job.layer);
+        let ask = self.ask_for_auth(desk, again);
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        job.once.authenticated = true;
+        match ask {
+            Ask::Answer | Ask::Wait => job.phase = Phase::AwaitingAuth(method),
+            Ask::Resend => self.queue(id, method),
+            Ask::Policy => {
+                desk.standing.parks.park(desk.now.mono, layer, Way::History);
+                self.queue(id, method);
+            }
+        }
+    }
+
+    pub(super) fn live_wants_auth(&mut self, desk: &mut Desk<'_>, id: LiveId) {
+        let Some(again) = self.live.wanted.get(&id).map(|one| one.authenticated) else { return };
+        let ask = self.ask_for_auth(desk, again);
+        let Some(listening) = self.live.wanted.get_mut(&id) else { return };
+        listening.authenticated = true;
+        match ask {
+            Ask::Answer | Ask::Wait => listening.lost(LivePhase::AwaitingAuth),
+            Ask::Resend => listening.lost(LivePhase::Queued),
+            Ask::Policy => {
+                listening.lost(LivePhase::Queued);
+                desk.standing.parks.park(desk.now.mono, listening.layer, Way::Live);
+            }
+        }
+    }
+
+    pub(super) fn challenged(&mut self, desk: &mut Desk<'_>) {
+        if self.auth.challenged(desk.mono()) {
+            desk.send(self.conn, Frame::Authenticate);
+        }
+    }
+
+    pub(super) fn authenticated(&mut self, desk: &mut Desk<'_>, accepted: bool) {
+        if self.auth.answered(accepted) {
+            self.auth_ended(desk, accepted);
+        }
+    }
+
+    /// Whatever waited for our authentication goes on: once more, or not for long.
+    pub(super) fn auth_ended(&mut self, desk: &mut Desk<'_>, accepted: bool) {
+        let now = desk.mono();
+        let waiting = self.jobs.iter().filter_map(|(id, job)| match job.phase {
+            Phase::AwaitingAuth(method) => Some((*id, method, job.layer)),
+            _ => None,
+        });
+        for (id, method, layer) in waiting.collect::<Vec<_>>() {
+            if !accepted {
+                desk.standing.parks.park(now, layer, Way::History);
+            }
+            self.queue(id, method);
+        }
+        for listening in self.live.wanted.values_mut() {
+            if listening.phase == LivePhase::AwaitingAuth {
+                listening.phase = LivePhase::Queued;
+                if !accepted {
+                    desk.standing.parks.park(now, listening.layer, Way::Live);
+                }
+            }
+        }
+        self.settle(desk);
     }
 }
 
