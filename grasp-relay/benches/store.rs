@@ -21,13 +21,13 @@ use events::World;
 fn main() {
     let wanted = std::env::args().skip(1).find_map(|arg| arg.parse().ok());
     let count = wanted.unwrap_or(100_000);
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("store-bench");
-    let _ = fs::remove_dir_all(&dir);
-    fs::create_dir_all(&dir).unwrap();
+    // Not the system's place for temporary files, which may be memory.
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let dir = dir.path();
 
     println!("writing and signing {count} events");
     let world = World::generate(count);
-    println!("{}: fdatasync takes {:?}", dir.display(), fdatasync(&dir));
+    println!("{}: fdatasync takes {:?}", dir.display(), fdatasync(dir));
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let mut results = Vec::new();
@@ -37,7 +37,6 @@ fn main() {
         results.push((*name, runtime.block_on(course::run(*open, &place, &world))));
         print(&results);
     }
-    fs::remove_dir_all(&dir).unwrap();
 }
 
 /// What the disk itself asks for durability: the median of many small writes.

@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use rusqlite::Connection;
 
-/// Pages of log that are worth copying.
-const WORTHWHILE: i64 = 4_000;
+/// Pages of log that are worth copying: the more of them, the more often one page of the file stands for several.
+const WORTHWHILE: i64 = 16_000;
 
 /// Pages of log after which the writer waits until all is copied.
-const LONG: i64 = 4 * WORTHWHILE;
+const LONG: i64 = 2 * WORTHWHILE;
 
 /// How long it waits for readers. Their turns are much shorter, except for an examination of the whole file, and that
 /// is no reason to keep everybody else from writing.
@@ -116,7 +116,7 @@ mod tests {
         let mut log = Log::watch(connect(&path, 0).unwrap()).unwrap();
         let page = "x".repeat(4_000);
         let mut longest = 0;
-        for _ in 0..60 {
+        for _ in 0..80 {
             let tx = writer.unchecked_transaction().unwrap();
             for _ in 0..1_000 {
                 tx.execute("INSERT INTO notes VALUES (?1)", [&page]).unwrap();

@@ -19,7 +19,7 @@ use super::plan::{Plan, Rest, Source, plan};
 use super::scan::{Found, Merge, look_up};
 
 /// What one turn may spend, in rows of an index.
-const TURN: usize = 20_000;
+const TURN: usize = 50_000;
 
 /// What it costs to look at the event itself, in rows of an index.
 const LOOK: usize = 10;
