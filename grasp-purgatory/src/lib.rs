@@ -16,6 +16,6 @@ pub mod journal;
 pub mod purgatory;
 
 pub use purgatory::{
-    Bound, Chore, Config, Counts, Door, Input, Kept, Output, Phase, ProposalRef, Purgatory, Report,
-    Room, Stage, Survey, ViewTarget, Want, Why,
+    Bound, Chore, Config, Counts, Door, Input, Kept, KeptProposal, Output, Phase, ProposalRef,
+    Purgatory, Report, Room, Stage, Survey, ViewTarget, Want, Why,
 };

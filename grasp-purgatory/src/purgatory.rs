@@ -39,7 +39,7 @@ pub use self::config::{Bound, Config};
 pub use self::entry::{Phase, Why};
 pub use self::input::{Input, Survey};
 pub use self::output::{Chore, Kept, Output, ProposalRef, Report, Stage, ViewTarget};
-pub use self::query::{Counts, Want};
+pub use self::query::{Counts, KeptProposal, Want};
 pub use self::staging::Door;
 
 use self::desk::Desk;

@@ -144,8 +144,9 @@ pub struct Survey {
     pub proposals: Vec<Arc<Event>>,
     /// The views of the identifier that exist, with all their refs.
     pub views: BTreeMap<RepoId, BTreeMap<RefName, Oid>>,
-    /// Those of the [`candidates`](super::Purgatory::candidates) and
-    /// [`proposals`](super::Purgatory::proposals) whose objects are all in the family, with their whole history.
+    /// Those of the [`candidates`](super::Purgatory::candidates) whose objects are all in the family, with their
+    /// whole history; and those of the [`proposals`](super::Purgatory::proposals) for which that is so in one of
+    /// theirs.
     pub complete: BTreeSet<EventId>,
     /// Those of the [`kept`](super::Purgatory::kept) events that the event store would refuse: deleted, vanished or
     /// past their own expiry.

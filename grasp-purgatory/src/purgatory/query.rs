@@ -33,6 +33,17 @@ pub struct Want {
     pub untrusted: Vec<CloneUrl>,
 }
 
+/// A pull request that waits for its tip.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeptProposal {
+    /// The pull request.
+    pub id: EventId,
+    /// The tip.
+    pub tip: Oid,
+    /// It is complete once the tip is in one of these families, with its whole history.
+    pub families: BTreeSet<Identifier>,
+}
+
 /// How much of what is here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -103,10 +114,14 @@ impl Purgatory {
         kept.map(candidate).collect()
     }
 
-    /// The pull requests kept under an identifier, and their tips.
-    pub fn proposals(&self, identifier: &Identifier) -> Vec<(EventId, Oid)> {
-        let kept = self.ledger.family(identifier);
-        kept.filter_map(|entry| Some((entry.id(), entry.proposal()?.1))).collect()
+    /// The pull requests kept under an identifier.
+    pub fn proposals(&self, identifier: &Identifier) -> Vec<KeptProposal> {
+        let kept = self.ledger.family(identifier).filter_map(|entry| {
+            let (_, tip) = entry.proposal()?;
+            let families = entry.identifiers().into_iter().cloned().collect();
+            Some(KeptProposal { id: entry.id(), tip, families })
+        });
+        kept.collect()
     }
 
     /// The tip of a pull request that is kept here.

@@ -102,10 +102,12 @@ impl World {
                 let rules = ruled.into_iter().any(|repo| self.confirmed(repo).contains(&author));
                 assert!(!(rules && self.disk.git.has_state(&held.state)), "a complete state waits");
             }
-            for (id, tip) in self.core.proposals(&identifier) {
-                assert!(!self.disk.store.contains(&id), "I2: a pull request");
-                let here = self.disk.git.has_all(&identifier, &[tip]);
-                let served = self.promised.get(&id).is_some_and(|event| self.is_addressed(event));
+            for kept in self.core.proposals(&identifier) {
+                assert!(!self.disk.store.contains(&kept.id), "I2: a pull request");
+                let mut families = kept.families.iter();
+                let here = families.any(|family| self.disk.git.has_all(family, &[kept.tip]));
+                let served =
+                    self.promised.get(&kept.id).is_some_and(|event| self.is_addressed(event));
                 assert!(!(here && served), "a complete pull request waits");
             }
         }
@@ -150,7 +152,7 @@ impl World {
             let announcements = self.core.announcements(identifier);
             announcements.iter().any(|known| known.announcement.version.id == id)
                 || self.core.candidates(identifier).iter().any(|c| c.state.version.id == id)
-                || self.core.proposals(identifier).iter().any(|(held, _)| *held == id)
+                || self.core.proposals(identifier).iter().any(|kept| kept.id == id)
         })
     }
 
@@ -196,20 +198,23 @@ impl World {
             let states = store.states(&identifier);
             sight.states.extend(states.iter().filter(|e| rules(e)).map(|event| event.id));
             let proposals = store.proposals(&identifier);
-            let addressed = proposals.iter().filter(|event| self.is_addressed(event));
+            // One whose repository is no longer served would not be admitted any more, and stays where it was.
+            let related = proposals.iter().filter(|event| self.is_related(event));
+            let addressed = related.filter(|event| self.is_addressed(event));
             sight.proposals.extend(addressed.map(|event| event.id));
         }
         sight
     }
 
-    /// What a view shows: what its state says, and the pull requests to its keepers. Refs of others are left over
-    /// from when they were keepers.
+    /// What a view shows: what its state says, and the pull requests to its keepers. Other refs are left over from
+    /// when they belonged here.
     fn shown(&self, repo: &RepoId) -> Refs {
         let view = self.view(repo).cloned().unwrap_or_default();
         let confirmed = self.confirmed(repo);
         let proposals = self.disk.store.proposals(&repo.identifier);
         let relevant: BTreeSet<RefName> = proposals
             .iter()
+            .filter(|event| self.is_related(event))
             .filter(|event| {
                 let repos = Proposal::parse(event).unwrap().repos;
                 let same = repos.iter().filter(|to| to.identifier == repo.identifier);

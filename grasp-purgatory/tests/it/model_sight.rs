@@ -20,7 +20,8 @@ impl World {
         let states = self.core.candidates(identifier).into_iter().map(|c| c.state);
         let complete = states.filter(|state| git.has_state(state)).map(|state| state.version.id);
         let proposals = self.core.proposals(identifier).into_iter();
-        let arrived = proposals.filter(|(_, tip)| git.has_all(identifier, &[*tip]));
+        let arrived =
+            proposals.filter(|kept| kept.families.iter().any(|f| git.has_all(f, &[kept.tip])));
         let kept = self.core.kept(identifier).into_iter();
         let refused = kept.filter(|event| store.is_deleted(event));
         let own = |repo: &RepoId| repo.identifier == *identifier;
@@ -30,7 +31,7 @@ impl World {
             states: store.states(identifier),
             proposals: store.proposals(identifier),
             views: views.map(|(repo, refs)| (repo.clone(), refs.clone())).collect(),
-            complete: complete.chain(arrived.map(|(id, _)| id)).collect(),
+            complete: complete.chain(arrived.map(|kept| kept.id)).collect(),
             refused: refused.map(|event| event.id).collect(),
         }
     }

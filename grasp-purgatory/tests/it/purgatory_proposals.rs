@@ -56,6 +56,21 @@ fn every_repository_that_it_is_addressed_to_counts_whatever_its_name() {
 }
 
 #[test]
+fn a_tip_that_came_for_one_repository_releases_for_another_once_that_is_served() {
+    let mut world = World::new();
+    world.send(&announcement(ALICE, "x", 0, &[BOB])).unwrap();
+    world.send(&elsewhere(BOB, "x", 0, &[ALICE])).unwrap();
+    let request = pull_request(DAVE, 2, &[BOB.repo("x"), CAROL.repo("y")], 9);
+    world.send(&request).unwrap();
+    world.fetch("y", &[9]).unwrap();
+    assert!(!world.serves(&request));
+    world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
+    world.fetch("x", &[1]).unwrap();
+    assert!(world.serves(&request));
+    assert_eq!(tip_in(&world, &ALICE.repo("x"), &request), Some(oid(9)));
+}
+
+#[test]
 fn an_upload_waits_unseen_until_the_event_that_names_it_comes() {
     let mut world = served();
     let request = pull_request(DAVE, 2, &[ALICE.repo("x")], 9);

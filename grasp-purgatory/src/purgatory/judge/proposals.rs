@@ -31,7 +31,7 @@ impl Scene<'_> {
         }
         let repos = self.served_and_addressed(proposal);
         let has_place = !repos.is_empty() || own_places(self.policy, proposal).next().is_some();
-        let families = families(proposal);
+        let families = entry.identifiers().into_iter().cloned().collect();
         has_place.then_some(ProposalRef { id, tip, repos, families, staged })
     }
 
