@@ -33,7 +33,7 @@ impl SurveyRequest {
         let states = purgatory.candidates(&identifier).into_iter();
         let states = states.filter_map(|c| Some((c.state.version.id, c.state.tips()?)));
         let proposals = purgatory.proposals(&identifier).into_iter();
-        let proposals = proposals.map(|(id, tip)| (id, vec![tip]));
+        let proposals = proposals.map(|kept| (kept.id, vec![kept.tip]));
         let wanted = states.chain(proposals).collect();
         Self {
             scope: purgatory.scope(&identifier),
