@@ -8,6 +8,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use grasp_core::{MaintainerModel, ServiceIdentity};
 use tracing_subscriber::EnvFilter;
 
+use crate::settings::Store;
+
 /// Git repositories that belong to their maintainers: a nostr relay and git host.
 #[derive(Debug, Parser)]
 #[command(name = "grasp", version)]
@@ -46,15 +48,6 @@ pub(crate) struct Serve {
     /// Who may sign states: whoever is listed and lists back, or whoever is listed.
     #[arg(long, env = "GRASP_MAINTAINERS", value_enum, default_value = "reciprocal")]
     pub(crate) maintainers: Model,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum Store {
-    Sqlite,
-    #[cfg(feature = "nostr-sqlite")]
-    NostrSqlite,
-    #[cfg(feature = "nostr-lmdb")]
-    NostrLmdb,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
