@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
+use grasp_core::outbound::OutboundPolicy;
 use grasp_core::{MaintainerModel, ServiceIdentity};
 use grasp_relay::git_http::GitLimits;
 use grasp_relay::nostr::Limits;
@@ -24,12 +25,28 @@ pub struct Settings {
     pub git: GitLimits,
     /// What waits for its git data, how long, and how much of it.
     pub purgatory: grasp_purgatory::Config,
+    /// How events are kept in step with other relays, if they are.
+    pub sync: Option<Sync>,
+}
+
+/// How events are kept in step with other relays.
+#[derive(Clone, Debug)]
+pub struct Sync {
+    /// Whom to ask for what, and when.
+    pub engine: grasp_sync::engine::Config,
+    /// Where may be gone to.
+    pub outbound: OutboundPolicy,
+    /// What one relay may do to us.
+    pub limits: grasp_sync::driver::Limits,
 }
 
 impl Settings {
     /// The defaults.
     pub fn new(service: ServiceIdentity, data_dir: impl Into<PathBuf>) -> Self {
+        let grasp_sync::Settings { engine, outbound, limits, .. } =
+            grasp_sync::Settings::new(service.clone());
         Self {
+            sync: Some(Sync { engine, outbound, limits }),
             service,
             data_dir: data_dir.into(),
             store: Store::Sqlite,

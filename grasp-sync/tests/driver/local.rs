@@ -14,7 +14,7 @@ use grasp_core::nostr::event::{Event, EventId, Kind};
 use grasp_core::nostr::filter::{Filter, MatchEventOptions};
 use grasp_core::{RelayUrl, Verified};
 use grasp_sync::LocalRelay;
-use grasp_sync::driver::{Settings, Syncer};
+use grasp_sync::driver::{RelayStatus, Settings, Syncer};
 use grasp_sync::engine::{InventoryFailed, Row};
 use grasp_sync::local::{News, Taken};
 use tokio::sync::watch;
@@ -71,6 +71,24 @@ impl Local {
         });
         let waited = tokio::time::timeout(PATIENCE, all_here).await;
         waited.expect("in time").expect("we live");
+    }
+
+    /// Waits until things stand so with a relay.
+    pub(crate) async fn until_status(
+        syncer: &Syncer,
+        relay: &RelayUrl,
+        mut is_enough: impl FnMut(&RelayStatus) -> bool,
+    ) -> RelayStatus {
+        let asking = async {
+            loop {
+                let status = syncer.status().await.relays.remove(relay);
+                if let Some(status) = status.filter(|status| is_enough(status)) {
+                    return status;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, asking).await.expect("in time")
     }
 
     fn take(&self, event: &Arc<Event>) -> Taken {

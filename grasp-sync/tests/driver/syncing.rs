@@ -3,27 +3,17 @@
 use std::sync::Arc;
 
 use grasp_core::admission::{Origin, SyncPath};
+use grasp_core::limits::Health;
 use grasp_core::sync::ConnectionStatus;
-use grasp_sync::driver::{RecordFile, Syncer};
+use grasp_sync::driver::{RecordFile, RelayStatus, Syncer};
 use serde_json::json;
 
 use crate::events::Author;
-use crate::local::{Local, PATIENCE};
+use crate::local::Local;
 use crate::scripted::{Honest, Scripted};
 
-/// Waits until all is fetched that a relay has.
-async fn until_synced(syncer: &Syncer) {
-    let synced = async {
-        loop {
-            let status = syncer.status().await;
-            let is_synced = |connection| connection == ConnectionStatus::Connected;
-            if status.relays.values().all(|relay| is_synced(relay.connection)) {
-                return;
-            }
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, synced).await.expect("in time");
+fn is_synced(status: &RelayStatus) -> bool {
+    status.connection == ConnectionStatus::Connected && status.backlog == 0
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -41,10 +31,10 @@ async fn threads_of_announced_repositories_are_fetched() {
     let local = Local::new();
     let syncer = local.sync(&[relay.url()]).await;
     local.until_has(&[&announcement, &issue, &comment]).await;
-    until_synced(&syncer).await;
+    let is_done = |status: &RelayStatus| is_synced(status) && status.counts.stored() == 3;
+    let status = Local::until_status(&syncer, &relay.url(), is_done).await;
     assert!(!local.has(&foreign));
-    let status = syncer.status().await.relays.remove(&relay.url()).unwrap();
-    assert_eq!((status.counts.stored(), status.backlog, status.gaps), (3, 0, 0));
+    assert_eq!(status.gaps, 0);
     assert!(status.synced_at.is_some());
     syncer.stop().await;
 }
@@ -62,7 +52,7 @@ async fn what_is_published_elsewhere_comes_live() {
     let mut relay = relay;
     // Announcements, what tags the repository, and what quotes it: all are listened to.
     relay.until(|heard| heard.count("REQ") >= 3).await;
-    until_synced(&syncer).await;
+    Local::until_status(&syncer, &relay.url(), is_synced).await;
 
     let issue = author.issue(&author.repo("grasp"), "live");
     honest.publish(issue.clone());
@@ -102,9 +92,10 @@ async fn forged_and_unasked_events_reach_nobody() {
     let syncer = local.sync(&[relay.url()]).await;
     local.until_has(&[&good]).await;
     relay.until(|heard| heard.count("REQ") >= 2).await;
+    let is_done = |status: &RelayStatus| status.counts.forged >= 1 && status.counts.known >= 1;
+    let status = Local::until_status(&syncer, &relay.url(), is_done).await;
     let offered = local.offered.lock().unwrap().clone();
     assert!(offered.iter().all(|(id, _)| *id != forged.id && *id != unasked.id), "{offered:?}");
-    let status = syncer.status().await.relays.remove(&relay.url()).unwrap();
     assert_eq!(status.counts.stored(), 1);
 }
 
@@ -161,17 +152,8 @@ async fn strangers_lead_us_to_no_private_place() {
     let mut settings = Local::settings(&[]);
     settings.outbound.allow_private = false;
     let syncer = Syncer::start(Arc::new(local), settings).await.unwrap();
-    let tried = async {
-        loop {
-            let status = syncer.status().await;
-            let reliability = status.relays.get(&relay.url()).map(|relay| relay.health);
-            if reliability.is_some_and(|health| health != grasp_core::limits::Health::Healthy) {
-                return;
-            }
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, tried).await.expect("in time");
+    let has_failed = |status: &RelayStatus| status.health != Health::Healthy;
+    Local::until_status(&syncer, &relay.url(), has_failed).await;
     assert_eq!(relay.heard().connections, 0);
 }
 
@@ -191,13 +173,8 @@ async fn a_message_that_is_too_long_ends_the_connection_and_nothing_else() {
     let syncer = local.sync(&[bad.url(), good.url()]).await;
     local.until_has(&[&announcement]).await;
     bad.until(|heard| heard.connections == 1).await;
-    let lost = async {
-        while syncer.status().await.relays[&bad.url()].connection != ConnectionStatus::Disconnected
-        {
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, lost).await.expect("in time");
+    let is_lost = |status: &RelayStatus| status.health != Health::Healthy;
+    Local::until_status(&syncer, &bad.url(), is_lost).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -214,7 +191,7 @@ async fn what_was_proven_is_not_fetched_again_after_a_restart() {
         settings.records = Box::new(RecordFile::new(&file));
         let syncer = Syncer::start(Arc::new(local.clone()), settings).await.unwrap();
         local.until_has(&[&announcement]).await;
-        until_synced(&syncer).await;
+        Local::until_status(&syncer, &relay.url(), is_synced).await;
         syncer.stop().await;
     }
     let heard = relay.heard();
