@@ -5,8 +5,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use grasp_core::{MaintainerModel, ServiceIdentity};
+use grasp_core::{MaintainerModel, RelayUrl, ServiceIdentity};
 use tracing_subscriber::EnvFilter;
+
+use crate::settings::Store;
 
 /// Git repositories that belong to their maintainers: a nostr relay and git host.
 #[derive(Debug, Parser)]
@@ -46,15 +48,18 @@ pub(crate) struct Serve {
     /// Who may sign states: whoever is listed and lists back, or whoever is listed.
     #[arg(long, env = "GRASP_MAINTAINERS", value_enum, default_value = "reciprocal")]
     pub(crate) maintainers: Model,
-}
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum Store {
-    Sqlite,
-    #[cfg(feature = "nostr-sqlite")]
-    NostrSqlite,
-    #[cfg(feature = "nostr-lmdb")]
-    NostrLmdb,
+    /// A relay to sync from whether a repository names it or not; may be given several times.
+    #[arg(long, env = "GRASP_BOOTSTRAP", value_name = "URL", value_delimiter = ',')]
+    pub(crate) bootstrap: Vec<RelayUrl>,
+
+    /// Lets events lead us to private addresses as well, for test networks. Bootstrap relays may always be private.
+    #[arg(long, env = "GRASP_ALLOW_PRIVATE_TARGETS")]
+    pub(crate) allow_private_targets: bool,
+
+    /// Keeps to itself: events are not kept in step with other relays.
+    #[arg(long, env = "GRASP_NO_SYNC")]
+    pub(crate) no_sync: bool,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -131,7 +136,7 @@ mod tests {
     #[test]
     fn impossible_values_are_refused_by_name() {
         for (flag, value) in
-            [("--listen", "nowhere"), ("--domain", "a b"), ("--maintainers", "all")]
+            [("--listen", "nowhere"), ("--domain", "a b"), ("--bootstrap", "https://a.example")]
         {
             let error = parse(&[flag, value]).unwrap_err().to_string();
             assert!(error.contains(flag), "{error}");

@@ -6,6 +6,7 @@
 //!   announcements ──▶ MaintainerModel::maintainers ───────────────────────────▶ who may sign
 //!   accepted events ──▶ sync::SyncIndex ──▶ sync::compute_actions ────────────▶ what to ask which relay
 //!   what relays answer ──▶ limits ────────────────────────────────────────────▶ when, how much, and what now
+//!   addresses in events ──▶ outbound::OutboundPolicy ─────────────────────────▶ may we go there
 //! ```
 //!
 //! Everything here is a value, a function of values, or a small machine that is told the time. Whoever embeds it
@@ -42,6 +43,7 @@ pub mod kinds;
 pub mod limits;
 pub mod maintainers;
 pub mod nip34;
+pub mod outbound;
 pub mod push;
 pub mod repo;
 pub mod service;

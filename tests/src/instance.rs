@@ -2,19 +2,14 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
-use grasp_core::admission::Policy;
+use futures_util::StreamExt;
+use grasp_bin::{Server, Settings};
 use grasp_core::{MaintainerModel, RepoId, ServiceIdentity};
-use grasp_purgatory::git::{Git, RepoStore, Slots, StagingLimits};
-use grasp_purgatory::journal::sqlite::Journal;
-use grasp_relay::Clock;
-use grasp_relay::git_http::{self, GitLimits};
-use grasp_relay::ingest::{Origin, Pipeline, Verdict};
-use grasp_relay::keeper::{Keeper, KeeperParts};
-use grasp_relay::nostr::{Hub, Limits, RelayInfo};
-use grasp_relay::server::{Config, Parts, serve};
-use grasp_relay::store::EventStore;
-use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
+use grasp_relay::ingest::{Origin, Verdict};
+use grasp_relay::server::Parts;
+use grasp_relay::{Accepted, Clock, Feed};
 use nostr::event::Event;
 use nostr::filter::Filter;
 use tempfile::TempDir;
@@ -24,55 +19,67 @@ use tokio::task::JoinHandle;
 
 use crate::{HttpAnswer, Maker, Workdir, http};
 
+/// How long anything may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// A running server. Dropping it stops it without ceremony; [`Instance::stop`] waits for its end.
 pub struct Instance {
     address: SocketAddr,
-    model: MaintainerModel,
-    parts: Option<Parts>,
-    keeper: Option<Keeper>,
-    stop: Option<oneshot::Sender<()>>,
-    running: JoinHandle<std::io::Result<()>>,
+    settings: Settings,
+    server: Arc<Server>,
+    stop: oneshot::Sender<()>,
+    running: JoinHandle<()>,
     dir: TempDir,
 }
 
 impl Instance {
     /// Starts a server with default settings.
     pub async fn start() -> Self {
-        Self::with(MaintainerModel::default()).await
+        Self::with(|_| ()).await
+    }
+
+    /// Starts a server with some settings of its own.
+    pub async fn with(choose: impl FnOnce(&mut Settings)) -> Self {
+        let dir = tempfile::tempdir().expect("a directory for the test");
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port on loopback");
+        let address = listener.local_addr().expect("the port");
+        let service = address.to_string().parse().expect("an address");
+        let mut settings = Settings::new(service, dir.path());
+        choose(&mut settings);
+        Self::run(dir, listener, settings).await
     }
 
     /// Starts a server with this model of maintainers.
-    pub async fn with(model: MaintainerModel) -> Self {
-        let dir = tempfile::tempdir().expect("a directory for the test");
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port on loopback");
-        Self::run(dir, listener, model).await
+    pub async fn of_model(model: MaintainerModel) -> Self {
+        Self::with(|settings| settings.maintainers = model).await
     }
 
     /// Stops the server and starts it again in the same place.
     pub async fn restart(self) -> Self {
-        let (address, model) = (self.address, self.model);
+        let (address, settings) = (self.address, self.settings.clone());
         let dir = self.stop().await;
         let listener = TcpListener::bind(address).await.expect("the port that was ours");
-        Self::run(dir, listener, model).await
+        Self::run(dir, listener, settings).await
     }
 
-    async fn run(dir: TempDir, listener: TcpListener, model: MaintainerModel) -> Self {
+    async fn run(dir: TempDir, listener: TcpListener, settings: Settings) -> Self {
         let address = listener.local_addr().expect("the port");
-        let (parts, keeper) = parts(&dir, address, model).await;
+        let server = Server::open(&settings, Clock::system()).await.expect("a server");
+        let server = Arc::new(server);
         let (stop, stopped) = oneshot::channel::<()>();
-        let stopping = async {
-            let _ = stopped.await;
-        };
-        let running = tokio::spawn(serve(listener, parts.clone(), stopping));
-        Self {
-            address,
-            model,
-            parts: Some(parts),
-            keeper: Some(keeper),
-            stop: Some(stop),
-            running,
-            dir,
-        }
+        let running = tokio::spawn({
+            let server = Arc::clone(&server);
+            async move {
+                let told = async { drop(stopped.await) };
+                server.serve(listener, told).await.expect("the server ends well");
+            }
+        });
+        Self { address, settings, server, stop, running, dir }
+    }
+
+    /// The server itself.
+    pub fn server(&self) -> &Server {
+        &self.server
     }
 
     /// Where the relay is.
@@ -118,7 +125,7 @@ impl Instance {
     /// Waits until everything that was told about a repository name has had its consequences.
     pub async fn settle(&self, name: &str) {
         let name = name.parse().expect("a legal name");
-        self.keeper.as_ref().expect("a running server").settle(&name).await.expect("a keeper");
+        self.server.keeper().settle(&name).await.expect("a keeper");
     }
 
     /// Whether an event is served.
@@ -128,59 +135,32 @@ impl Instance {
         self.parts().store.exists(question, now).await.expect("the store answers")[0]
     }
 
+    /// Waits until an event is served.
+    pub async fn until_serves(&self, event: &Event) {
+        let Parts { store, hub, clock, .. } = self.parts();
+        let feed = Feed::new(Arc::clone(store), hub.clone(), clock.clone());
+        let mut accepted = feed.accepted(&[event.kind]);
+        let arrives = async {
+            while let Some(news) = accepted.next().await {
+                if matches!(news, Accepted::Event(one) if one.id == event.id) {
+                    return;
+                }
+            }
+        };
+        tokio::time::timeout(PATIENCE, arrives).await.expect("the event arrives in time");
+    }
+
     /// Stops the server as the binary would, waits for its end, and gives back what it leaves on disk.
-    pub async fn stop(mut self) -> TempDir {
-        drop(self.stop.take());
-        let ended = (&mut self.running).await.expect("the server does not panic");
-        ended.expect("the server ends well");
-        let store = Arc::clone(&self.parts().store);
-        (self.parts, self.keeper) = (None, None);
-        store.close().await.expect("the store closes");
-        self.dir
+    pub async fn stop(self) -> TempDir {
+        let Self { server, stop, running, dir, .. } = self;
+        drop(stop);
+        running.await.expect("the server does not panic");
+        let server = Arc::into_inner(server).expect("nobody else has the server");
+        server.close().await.expect("the server closes");
+        dir
     }
 
     fn parts(&self) -> &Parts {
-        self.parts.as_ref().expect("a server that was not stopped")
+        self.server.parts()
     }
-}
-
-async fn parts(dir: &TempDir, address: SocketAddr, model: MaintainerModel) -> (Parts, Keeper) {
-    let file = dir.path().join("events.db");
-    let store: Arc<dyn EventStore> =
-        Arc::new(SqliteStore::open(&file, SqliteOptions::default()).expect("a store"));
-    let service: ServiceIdentity = address.to_string().parse().expect("an address");
-    let policy = Policy { model, ..Policy::new(service.clone()) };
-    let (hub, clock) = (Hub::start(), Clock::system());
-    let keeper = KeeperParts {
-        repos: repos(dir).await,
-        store: Arc::clone(&store),
-        hub: hub.clone(),
-        policy: policy.clone(),
-        clock: clock.clone(),
-    };
-    let (journal, records) = Journal::open(&dir.path().join("purgatory.db")).expect("a journal");
-    let keeper = Keeper::start(keeper, Default::default(), journal, records).await;
-    let ingest = Pipeline {
-        store: Arc::clone(&store),
-        git: Arc::new(keeper.clone()),
-        hub: hub.clone(),
-        policy,
-        clock: clock.clone(),
-    };
-    let config = Config {
-        service,
-        info: RelayInfo::default(),
-        limits: Limits::default(),
-        trusted_proxies: Vec::new(),
-        challenge_on_connect: false,
-    };
-    let extra = git_http::routes(keeper.clone(), GitLimits::default());
-    (Parts { store, ingest: Arc::new(ingest), hub, config, clock, extra }, keeper)
-}
-
-async fn repos(dir: &TempDir) -> RepoStore {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let git = Git::find(&path, Slots::default()).expect("git is installed");
-    let dir = dir.path().join("git");
-    RepoStore::open(&dir, git, StagingLimits::default()).await.expect("a place for repositories")
 }

@@ -144,6 +144,14 @@ impl Host {
         &self.0
     }
 
+    /// The name alone; an address without its brackets.
+    pub fn name(&self) -> &str {
+        if let Some(literal) = self.0.strip_prefix('[') {
+            return literal.split_once(']').map_or(literal, |(literal, _)| literal);
+        }
+        self.0.split_once(':').map_or(&self.0, |(name, _)| name)
+    }
+
     /// The authority of a URL that has been canonicalised before.
     fn of(canonical: &str) -> Self {
         let rest = canonical.split_once("://").map_or(canonical, |(_, rest)| rest);

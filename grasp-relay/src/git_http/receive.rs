@@ -191,7 +191,7 @@ impl Push {
         let early = grounds.judge(&self.request, &refs);
         if early.authorised.is_none() {
             pack.body.drain().await?;
-            return Ok(reports(&early));
+            return self.nothing_to_do(&early).await;
         }
         let _at_work = self.git.keeper.at_work(&self.repo);
         let incoming = self.unpack(pack).await?;
@@ -220,7 +220,10 @@ impl Push {
         let refs = guard.refs(&self.repo.owner).await?;
         let grounds = self.git.grounds(&self.repo, &self.request).await?;
         let verdict = grounds.judge(&self.request, &refs);
-        let Some(push) = &verdict.authorised else { return Ok(reports(&verdict)) };
+        let Some(push) = &verdict.authorised else {
+            drop(guard);
+            return self.nothing_to_do(&verdict).await;
+        };
         let events = self.events(&verdict, push);
         keeper.tell(Input::PushAuthorised { repo: self.repo.clone(), events }).await;
         let head = grounds.head_of(verdict.realises);
@@ -230,6 +233,16 @@ impl Push {
         self.tell_staged(push).await;
         keeper.settle(&self.repo.identifier).await.map_err(HttpError::from)?;
         Ok(reports(&verdict))
+    }
+
+    /// Reports that everything is refused, or is as wanted already. In the latter case the state that says so may be
+    /// about to be served: success is not reported before it is.
+    async fn nothing_to_do(&self, verdict: &PushVerdict) -> Result<Vec<RefReport>, Failed> {
+        if verdict.is_accepted() {
+            let settled = self.git.keeper.settle(&self.repo.identifier).await;
+            settled.map_err(HttpError::from)?;
+        }
+        Ok(reports(verdict))
     }
 
     /// The state and the pull requests that a push brings data for.

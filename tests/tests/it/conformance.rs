@@ -259,7 +259,7 @@ async fn refs_of_pull_requests_follow_their_events() {
 
 #[tokio::test]
 async fn listed_maintainers_sign_by_themselves_in_the_plain_model() {
-    let instance = Instance::with(MaintainerModel::Plain).await;
+    let instance = Instance::of_model(MaintainerModel::Plain).await;
     let (alice, bob, carol) = (Maker::new(), Maker::new(), Maker::new());
     let url = instance.clone_url(&alice.repo("x"));
     let bobs = bob.key().to_string();

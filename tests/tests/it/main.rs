@@ -3,4 +3,6 @@
 
 mod conformance;
 mod hosting;
+mod news;
 mod stranger;
+mod syncing;

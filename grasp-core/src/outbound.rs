@@ -1,0 +1,255 @@
+//! Where we may connect to. Events name addresses, and anybody can write an event.
+//!
+//! A name is judged before it is resolved, and every address it resolves to before one is dialled; whoever dials
+//! connects to the address that was judged, and follows no redirect. What the operator has configured is exempt
+//! because the operator said it, not because it looks like what the operator said.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::Host;
+
+/// Who wants us to go there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Provenance {
+    /// The operator, by configuration.
+    Operator,
+    /// Somebody's event, or another server's answer.
+    Stranger,
+}
+
+/// Why a place is not gone to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Forbidden {
+    /// `localhost`, a name without a dot, or one of a domain that is not on the internet.
+    #[error("the name is not one of the public internet")]
+    Name,
+    /// An address that is not routed globally: loopback, private, link-local and the like.
+    #[error("the address is not one of the public internet")]
+    Address,
+    /// An address that no host has: unspecified, multicast, broadcast, or a translation prefix of somebody's own.
+    #[error("the address belongs to no host")]
+    Nobody,
+}
+
+/// Which places are gone to.
+///
+/// ```
+/// use grasp_core::outbound::{Forbidden, OutboundPolicy, Provenance};
+///
+/// let policy = OutboundPolicy::default();
+/// let wrapped = "::ffff:10.0.0.1".parse().unwrap();
+/// assert_eq!(policy.judge_address(Provenance::Stranger, wrapped), Err(Forbidden::Address));
+/// assert_eq!(policy.judge_address(Provenance::Operator, wrapped), Ok(()));
+/// assert_eq!(policy.judge_host(Provenance::Stranger, &"relay.example.com".parse().unwrap()), Ok(()));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OutboundPolicy {
+    /// Whether strangers, too, may send us to private places. For test networks. Default: no.
+    pub allow_private: bool,
+}
+
+/// Domains that the public internet does not resolve, or that mean something else there.
+const SPECIAL_DOMAINS: [&str; 9] =
+    ["localhost", "local", "internal", "test", "example", "invalid", "onion", "alt", "arpa"];
+
+impl OutboundPolicy {
+    /// Judges a name before it is resolved; a literal address as that address.
+    pub fn judge_host(&self, from: Provenance, host: &Host) -> Result<(), Forbidden> {
+        if let Ok(address) = host.name().parse() {
+            return self.judge_address(from, address);
+        }
+        if self.allows_private(from) || is_public_name(host.name()) {
+            Ok(())
+        } else {
+            Err(Forbidden::Name)
+        }
+    }
+
+    /// Judges an address that is about to be dialled.
+    pub fn judge_address(&self, from: Provenance, address: IpAddr) -> Result<(), Forbidden> {
+        match reach(address) {
+            Reach::Global => Ok(()),
+            Reach::Private if self.allows_private(from) => Ok(()),
+            Reach::Private => Err(Forbidden::Address),
+            Reach::Nobody => Err(Forbidden::Nobody),
+        }
+    }
+
+    fn allows_private(self, from: Provenance) -> bool {
+        self.allow_private || from == Provenance::Operator
+    }
+}
+
+fn is_public_name(name: &str) -> bool {
+    match name.rsplit_once('.') {
+        Some((_, domain)) => !SPECIAL_DOMAINS.contains(&domain),
+        None => false,
+    }
+}
+
+/// How far an address reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reach {
+    Global,
+    Private,
+    Nobody,
+}
+
+fn reach(address: IpAddr) -> Reach {
+    match address {
+        IpAddr::V4(v4) => reach_v4(v4),
+        IpAddr::V6(v6) => reach_v6(v6),
+    }
+}
+
+fn reach_v4(address: Ipv4Addr) -> Reach {
+    let private = match address.octets() {
+        [0, 0, 0, 0] | [224..=239, ..] | [255, 255, 255, 255] => return Reach::Nobody,
+        [0 | 10 | 127, ..] | [240..=255, ..] => true,
+        // Shared by carriers for their customers.
+        [100, b, ..] => b & 0xc0 == 64,
+        [169, 254, ..] | [192, 168, ..] => true,
+        [172, b, ..] => b & 0xf0 == 16,
+        // Protocols, documentation, and relays of a transition that is over.
+        [192, 0, 0 | 2, _] | [192, 88, 99, _] | [198, 51, 100, _] | [203, 0, 113, _] => true,
+        // Benchmarks.
+        [198, 18 | 19, ..] => true,
+        _ => false,
+    };
+    if private { Reach::Private } else { Reach::Global }
+}
+
+fn reach_v6(address: Ipv6Addr) -> Reach {
+    let [a, b, c, d, e, f, g, h] = address.segments();
+    match [a, b, c, d, e, f] {
+        [0, 0, 0, 0, 0, 0xffff] | [0x64, 0xff9b, 0, 0, 0, 0] => reach_v4(embedded(g, h)),
+        // Where a translation prefix of somebody's own leads is theirs to know.
+        [0x64, 0xff9b, 1, ..] | [0xff00..=0xffff, ..] => Reach::Nobody,
+        [0, 0, 0, 0, 0, 0] if (g, h) == (0, 0) => Reach::Nobody,
+        [0x2002, high, low, ..] => reach_v4(embedded(high, low)),
+        // Protocols (tunnels among them) and documentation.
+        [0x2001, ..=0x1ff, ..] | [0x2001, 0xdb8, ..] | [0x3fff, ..=0xfff, ..] => Reach::Private,
+        [0x2000..=0x3fff, ..] => Reach::Global,
+        _ => Reach::Private,
+    }
+}
+
+/// The older address inside a newer one.
+fn embedded(high: u16, low: u16) -> Ipv4Addr {
+    Ipv4Addr::from((u32::from(high) << 16) | u32::from(low))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judge(from: Provenance, allow_private: bool, place: &str) -> Result<(), Forbidden> {
+        OutboundPolicy { allow_private }.judge_host(from, &place.parse().unwrap())
+    }
+
+    fn stranger(place: &str) -> Result<(), Forbidden> {
+        judge(Provenance::Stranger, false, place)
+    }
+
+    const PRIVATE: [&str; 31] = [
+        "127.0.0.1:7334",
+        "0.1.2.3",
+        "10.1.2.3",
+        "100.64.0.1",
+        "100.127.255.255",
+        "169.254.169.254",
+        "172.16.0.1",
+        "172.31.255.255",
+        "192.0.0.8",
+        "192.0.2.1",
+        "192.88.99.1",
+        "192.168.1.1",
+        "198.18.0.1",
+        "198.19.255.255",
+        "198.51.100.7",
+        "203.0.113.7",
+        "240.0.0.1",
+        "0x7f.1",
+        "2130706433",
+        "[::1]:80",
+        "[::7f00:1]",
+        "[::ffff:127.0.0.1]",
+        "[64:ff9b::10.0.0.1]",
+        "[2002:7f00:1::]",
+        "[2001::1]",
+        "[2001:db8::1]",
+        "[3fff::1]",
+        "[fc00::1]",
+        "[fe80::1]",
+        "[100::1]",
+        "[5f00::1]",
+    ];
+
+    #[test]
+    fn strangers_send_us_to_no_private_address_in_whatever_wrapping() {
+        for place in PRIVATE {
+            assert_eq!(stranger(place), Err(Forbidden::Address), "{place}");
+        }
+    }
+
+    #[test]
+    fn the_operator_and_test_networks_may() {
+        for place in PRIVATE {
+            assert_eq!(judge(Provenance::Operator, false, place), Ok(()), "{place}");
+            assert_eq!(judge(Provenance::Stranger, true, place), Ok(()), "{place}");
+        }
+    }
+
+    #[test]
+    fn public_places_are_gone_to() {
+        for place in [
+            "1.1.1.1",
+            "100.63.255.255",
+            "100.128.0.1",
+            "172.15.0.1",
+            "172.32.0.1",
+            "192.0.1.1",
+            "198.20.0.1",
+            "[2606:4700::1111]:443",
+            "[64:ff9b::1.1.1.1]",
+            "[2002:101:101::1]",
+            "[::ffff:1.1.1.1]",
+            "relay.damus.io",
+            "r.example.com:8443",
+            "localhost.example.com",
+            "xn--msli-0ra.de",
+        ] {
+            assert_eq!(stranger(place), Ok(()), "{place}");
+        }
+    }
+
+    #[test]
+    fn names_outside_the_public_internet_are_not_resolved_for_strangers() {
+        for place in [
+            "localhost:3334",
+            "LOCALHOST.",
+            "a.localhost",
+            "printer",
+            "nas.local",
+            "metadata.google.internal",
+            "x.test",
+            "x.example",
+            "hidden.onion",
+            "1.0.0.127.in-addr.arpa",
+        ] {
+            assert_eq!(stranger(place), Err(Forbidden::Name), "{place}");
+            assert_eq!(judge(Provenance::Operator, false, place), Ok(()), "{place}");
+        }
+    }
+
+    #[test]
+    fn addresses_of_no_host_are_refused_to_everybody() {
+        for place in
+            ["0.0.0.0", "255.255.255.255", "224.0.0.1", "[::]", "[ff02::1]", "[64:ff9b:1::1]"]
+        {
+            for (from, allow) in [(Provenance::Operator, true), (Provenance::Stranger, false)] {
+                assert_eq!(judge(from, allow, place), Err(Forbidden::Nobody), "{place}");
+            }
+        }
+    }
+}
