@@ -82,8 +82,7 @@ fn every_world_converges_and_no_relay_is_pressed() {
     let next = AtomicU64::new(start);
     let workers = std::thread::available_parallelism().map_or(2, NonZero::get);
     let failed: Vec<String> = std::thread::scope(|scope| {
-        let workers: Vec<_> =
-            (0..workers).map(|_| scope.spawn(|| run_all(&next, end))).collect();
+        let workers: Vec<_> = (0..workers).map(|_| scope.spawn(|| run_all(&next, end))).collect();
         workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
     });
     assert!(failed.is_empty(), "{} of {} worlds:\n{}", failed.len(), end - start, failed.concat());
@@ -105,9 +104,29 @@ fn trace() {
             let text = match frame {
                 grasp_sync::engine::Frame::Subscribe { sub, filters, path } => {
                     let f = &filters[0];
-                    format!("REQ {sub} {} {path:?} ids{:?} {:?}..{:?} {:?} tags{:?}", filters.len(), f.ids.as_ref().map(|i| i.len()), f.since.map(|t| t.as_secs()), f.until.map(|t| t.as_secs()), f.limit, f.generic_tags.iter().map(|(k,v)| (k.as_char(), v.len())).collect::<Vec<_>>())
+                    format!(
+                        "REQ {sub} {} {path:?} ids{:?} {:?}..{:?} {:?} tags{:?}",
+                        filters.len(),
+                        f.ids.as_ref().map(|i| i.len()),
+                        f.since.map(|t| t.as_secs()),
+                        f.until.map(|t| t.as_secs()),
+                        f.limit,
+                        f.generic_tags
+                            .iter()
+                            .map(|(k, v)| (k.as_char(), v.len()))
+                            .collect::<Vec<_>>()
+                    )
                 }
-                grasp_sync::engine::Frame::NegOpen { sub, filter, .. } => format!("NEG {sub} {:?}..{:?} tags{:?}", filter.since.map(|t| t.as_secs()), filter.until.map(|t| t.as_secs()), filter.generic_tags.iter().map(|(k,v)| (k.as_char(), v.len())).collect::<Vec<_>>()),
+                grasp_sync::engine::Frame::NegOpen { sub, filter, .. } => format!(
+                    "NEG {sub} {:?}..{:?} tags{:?}",
+                    filter.since.map(|t| t.as_secs()),
+                    filter.until.map(|t| t.as_secs()),
+                    filter
+                        .generic_tags
+                        .iter()
+                        .map(|(k, v)| (k.as_char(), v.len()))
+                        .collect::<Vec<_>>()
+                ),
                 grasp_sync::engine::Frame::NegMsg { sub, .. } => format!("NEG-MSG {sub}"),
                 _ => continue,
             };
@@ -116,6 +135,8 @@ fn trace() {
         for report in &sim.reports[r..] {
             eprintln!("   {report:?}");
         }
-        if missing == 0 && sim.now.mono.since_start() > ALL_SAID { break; }
+        if missing == 0 && sim.now.mono.since_start() > ALL_SAID {
+            break;
+        }
     }
 }

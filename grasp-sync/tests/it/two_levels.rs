@@ -77,13 +77,23 @@ fn measure() {
             let mut kinds = std::collections::BTreeMap::new();
             for (_, _, f) in &sim.frames {
                 let k = match f {
-                    grasp_sync::engine::Frame::Subscribe { filters, path, .. } => if filters[0].ids.is_some() {"ids".to_string()} else {format!("{path:?}")},
-                    grasp_sync::engine::Frame::NegOpen {..} => "neg".into(),
-                    grasp_sync::engine::Frame::NegMsg {..} => "negmsg".into(),
-                    _ => continue };
+                    grasp_sync::engine::Frame::Subscribe { filters, path, .. } => {
+                        if filters[0].ids.is_some() {
+                            "ids".to_string()
+                        } else {
+                            format!("{path:?}")
+                        }
+                    }
+                    grasp_sync::engine::Frame::NegOpen { .. } => "neg".into(),
+                    grasp_sync::engine::Frame::NegMsg { .. } => "negmsg".into(),
+                    _ => continue,
+                };
                 *kinds.entry(k).or_insert(0) += 1;
             }
-            println!("{software:?} {neg:?}: {took:?}, {requests} requests {kinds:?}, real {:?}", begin.elapsed());
+            println!(
+                "{software:?} {neg:?}: {took:?}, {requests} requests {kinds:?}, real {:?}",
+                begin.elapsed()
+            );
         }
     }
 }

@@ -108,13 +108,7 @@ impl Session {
         let _ = self.tracked(desk, whole.group, |tracker| batch::ended(tracker, id));
     }
 
-    fn add_parts(
-        &mut self,
-        desk: &mut Desk<'_>,
-        whole: &Job,
-        parts: [Filter; 2],
-        method: Method,
-    ) {
+    fn add_parts(&mut self, desk: &mut Desk<'_>, whole: &Job, parts: [Filter; 2], method: Method) {
         for filter in parts {
             let id = desk.shared.ids.job();
             let part = whole.part(filter);
@@ -281,11 +275,7 @@ impl Session {
     }
 
     /// Whether a job is doing something, rather than waiting for better times.
-    pub(super) fn is_at_work(
-        desk: &Desk<'_>,
-        job: &Job,
-        parked: &BTreeMap<Layer, Mono>,
-    ) -> bool {
+    pub(super) fn is_at_work(desk: &Desk<'_>, job: &Job, parked: &BTreeMap<Layer, Mono>) -> bool {
         match job.phase {
             Phase::Resting { .. } => false,
             Phase::Queued(_) => !parked.contains_key(&job.layer),

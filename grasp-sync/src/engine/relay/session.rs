@@ -60,11 +60,7 @@ pub(in crate::engine) struct Session {
 
 impl Session {
     /// Takes up a connection: listens first, then fetches, so that nothing falls between.
-    pub(in crate::engine) fn begin(
-        desk: &mut Desk<'_>,
-        conn: ConnId,
-        how: TakeUp,
-    ) -> Self {
+    pub(in crate::engine) fn begin(desk: &mut Desk<'_>, conn: ConnId, how: TakeUp) -> Self {
         let is_daily = desk.standing.pass.is_daily();
         let mut session = Self {
             conn,
