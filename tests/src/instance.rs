@@ -1,17 +1,17 @@
 //! One server, as the binary builds it, on a port of its own.
 
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use grasp_core::admission::Policy;
 use grasp_core::{MaintainerModel, RepoId, ServiceIdentity};
-use grasp_purgatory::git::{Git, RepoStore, Slots, StagingLimits};
+use grasp_purgatory::git::{Git, RepoStore, Slots};
 use grasp_purgatory::journal::sqlite::Journal;
-use grasp_relay::Clock;
-use grasp_relay::git_http::{self, GitLimits};
+use grasp_relay::git_http;
 use grasp_relay::ingest::{Origin, Pipeline, Verdict};
 use grasp_relay::keeper::{Keeper, KeeperParts};
-use grasp_relay::nostr::{Hub, Limits, RelayInfo};
+use grasp_relay::nostr::{Hub, RelayInfo};
 use grasp_relay::server::{Config, Parts, serve};
 use grasp_relay::store::EventStore;
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
@@ -22,12 +22,12 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::{HttpAnswer, Maker, Workdir, http};
+use crate::{HttpAnswer, Litter, Maker, Settings, Workdir, eventually, http, post};
 
 /// A running server. Dropping it stops it without ceremony; [`Instance::stop`] waits for its end.
 pub struct Instance {
     address: SocketAddr,
-    model: MaintainerModel,
+    settings: Settings,
     parts: Option<Parts>,
     keeper: Option<Keeper>,
     stop: Option<oneshot::Sender<()>>,
@@ -38,27 +38,38 @@ pub struct Instance {
 impl Instance {
     /// Starts a server with default settings.
     pub async fn start() -> Self {
-        Self::with(MaintainerModel::default()).await
+        Self::set(Settings::default()).await
     }
 
     /// Starts a server with this model of maintainers.
     pub async fn with(model: MaintainerModel) -> Self {
+        Self::set(Settings { model, ..Settings::default() }).await
+    }
+
+    /// Starts a server with these settings.
+    pub async fn set(settings: Settings) -> Self {
         let dir = tempfile::tempdir().expect("a directory for the test");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port on loopback");
-        Self::run(dir, listener, model).await
+        Self::run(dir, listener, settings).await
     }
 
     /// Stops the server and starts it again in the same place.
     pub async fn restart(self) -> Self {
-        let (address, model) = (self.address, self.model);
-        let dir = self.stop().await;
-        let listener = TcpListener::bind(address).await.expect("the port that was ours");
-        Self::run(dir, listener, model).await
+        self.restart_after(|_| {}).await
     }
 
-    async fn run(dir: TempDir, listener: TcpListener, model: MaintainerModel) -> Self {
+    /// Stops the server, does something to what it left on disk, and starts it again.
+    pub async fn restart_after(self, change: impl FnOnce(&Path)) -> Self {
+        let (address, settings) = (self.address, self.settings.clone());
+        let dir = self.stop().await;
+        change(dir.path());
+        let listener = TcpListener::bind(address).await.expect("the port that was ours");
+        Self::run(dir, listener, settings).await
+    }
+
+    async fn run(dir: TempDir, listener: TcpListener, settings: Settings) -> Self {
         let address = listener.local_addr().expect("the port");
-        let (parts, keeper) = parts(&dir, address, model).await;
+        let (parts, keeper) = parts(&dir, address, &settings).await;
         let (stop, stopped) = oneshot::channel::<()>();
         let stopping = async {
             let _ = stopped.await;
@@ -66,13 +77,66 @@ impl Instance {
         let running = tokio::spawn(serve(listener, parts.clone(), stopping));
         Self {
             address,
-            model,
+            settings,
             parts: Some(parts),
             keeper: Some(keeper),
             stop: Some(stop),
             running,
             dir,
         }
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Where repositories are on disk.
+    pub fn repositories(&self) -> PathBuf {
+        repositories(self.dir.path(), &self.settings)
+    }
+
+    /// What keeps events and git data in step.
+    pub fn keeper(&self) -> &Keeper {
+        self.keeper.as_ref().expect("a running server")
+    }
+
+    /// Where an owner's repository is below the root of the service.
+    pub fn path(&self, repo: &RepoId) -> String {
+        self.service().repo_path(repo)
+    }
+
+    /// Sends something to a place below a repository.
+    pub async fn post(
+        &self,
+        repo: &RepoId,
+        place: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> HttpAnswer {
+        let path = format!("{}/{place}", self.path(repo));
+        post(&self.address.to_string(), &path, headers, body).await
+    }
+
+    /// The refs that clients see, as `git ls-remote` lists them.
+    pub async fn refs(&self, repo: &RepoId) -> String {
+        Workdir::empty().git(&["ls-remote", &self.clone_url(repo)]).await.expect_ok()
+    }
+
+    /// What is lying about that only belongs there while somebody is at work.
+    pub fn litter(&self) -> Litter {
+        Litter::below(&self.repositories())
+    }
+
+    /// Waits until nobody is at work any more, and says what is lying about then.
+    pub async fn quiet(&self) -> Litter {
+        self.litter_once(|litter| litter.processes.is_empty() && litter.incoming == 0).await
+    }
+
+    /// Waits until what is lying about is as wanted.
+    pub async fn litter_once(&self, wanted: impl Fn(&Litter) -> bool) -> Litter {
+        let root = self.repositories();
+        eventually(|| Some(Litter::below(&root)).filter(|litter| wanted(litter))).await
     }
 
     /// Where the relay is.
@@ -118,7 +182,7 @@ impl Instance {
     /// Waits until everything that was told about a repository name has had its consequences.
     pub async fn settle(&self, name: &str) {
         let name = name.parse().expect("a legal name");
-        self.keeper.as_ref().expect("a running server").settle(&name).await.expect("a keeper");
+        self.keeper().settle(&name).await.expect("a keeper");
     }
 
     /// Whether an event is served.
@@ -144,22 +208,22 @@ impl Instance {
     }
 }
 
-async fn parts(dir: &TempDir, address: SocketAddr, model: MaintainerModel) -> (Parts, Keeper) {
+async fn parts(dir: &TempDir, address: SocketAddr, settings: &Settings) -> (Parts, Keeper) {
     let file = dir.path().join("events.db");
-    let store: Arc<dyn EventStore> =
-        Arc::new(SqliteStore::open(&file, SqliteOptions::default()).expect("a store"));
+    let store = SqliteStore::open(&file, SqliteOptions::default()).expect("a store");
+    let store: Arc<dyn EventStore> = (settings.store)(Arc::new(store));
     let service: ServiceIdentity = address.to_string().parse().expect("an address");
-    let policy = Policy { model, ..Policy::new(service.clone()) };
-    let (hub, clock) = (Hub::start(), Clock::system());
+    let policy = Policy { model: settings.model, ..Policy::new(service.clone()) };
+    let (hub, clock) = (Hub::start(), settings.clock.clone());
     let keeper = KeeperParts {
-        repos: repos(dir).await,
+        repos: repos(dir, settings).await,
         store: Arc::clone(&store),
         hub: hub.clone(),
         policy: policy.clone(),
         clock: clock.clone(),
     };
     let (journal, records) = Journal::open(&dir.path().join("purgatory.db")).expect("a journal");
-    let keeper = Keeper::start(keeper, Default::default(), journal, records).await;
+    let keeper = Keeper::start(keeper, settings.purgatory.clone(), journal, records).await;
     let ingest = Pipeline {
         store: Arc::clone(&store),
         git: Arc::new(keeper.clone()),
@@ -170,17 +234,25 @@ async fn parts(dir: &TempDir, address: SocketAddr, model: MaintainerModel) -> (P
     let config = Config {
         service,
         info: RelayInfo::default(),
-        limits: Limits::default(),
+        limits: settings.relay.clone(),
         trusted_proxies: Vec::new(),
         challenge_on_connect: false,
     };
-    let extra = git_http::routes(keeper.clone(), GitLimits::default());
+    let extra = git_http::routes(keeper.clone(), settings.git.clone());
     (Parts { store, ingest: Arc::new(ingest), hub, config, clock, extra }, keeper)
 }
 
-async fn repos(dir: &TempDir) -> RepoStore {
+async fn repos(dir: &TempDir, settings: &Settings) -> RepoStore {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let git = Git::find(&path, Slots::default()).expect("git is installed");
-    let dir = dir.path().join("git");
-    RepoStore::open(&dir, git, StagingLimits::default()).await.expect("a place for repositories")
+    let git = match &settings.program {
+        Some(program) => Git::at(program.clone(), Slots::default()),
+        None => Git::find(&path, Slots::default()),
+    };
+    let dir = repositories(dir.path(), settings);
+    let git = git.expect("git is installed");
+    RepoStore::open(&dir, git, settings.staging).await.expect("a place for repositories")
+}
+
+fn repositories(dir: &Path, settings: &Settings) -> PathBuf {
+    settings.repositories.clone().unwrap_or_else(|| dir.join("git"))
 }
