@@ -15,7 +15,7 @@ use clap::Parser;
 
 use crate::cli::{Cli, Command};
 pub use crate::own_relay::OwnRelay;
-pub use crate::server::Server;
+pub use crate::server::{Server, open_store};
 pub use crate::settings::{Settings, Store, Sync};
 
 /// The `grasp` command.

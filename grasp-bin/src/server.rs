@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use grasp_core::ServiceIdentity;
 use grasp_core::admission::Policy;
-use grasp_purgatory::git::{Git, RepoStore, Slots, StagingLimits};
+use grasp_purgatory::git::{Git, RepoStore, Slots};
 use grasp_purgatory::journal::sqlite::Journal;
 use grasp_relay::ingest::Pipeline;
 use grasp_relay::keeper::{Keeper, KeeperParts};
@@ -43,11 +43,20 @@ impl Server {
     /// Opens everything that the settings name, and creates what is not there yet.
     pub async fn open(settings: &Settings, clock: Clock) -> Result<Self> {
         let store = open_store(settings).await?;
+        Self::open_on(settings, store, clock).await
+    }
+
+    /// The same on a store of the caller's.
+    pub async fn open_on(
+        settings: &Settings,
+        store: Arc<dyn EventStore>,
+        clock: Clock,
+    ) -> Result<Self> {
         let hub = Hub::start();
         let policy =
             Policy { model: settings.maintainers, ..Policy::new(settings.service.clone()) };
         let keeper = KeeperParts {
-            repos: open_repos(&settings.data_dir).await?,
+            repos: open_repos(settings).await?,
             store: Arc::clone(&store),
             hub: hub.clone(),
             policy: policy.clone(),
@@ -124,7 +133,8 @@ fn presented(settings: &Settings, keys: &Keys) -> Config {
     }
 }
 
-async fn open_store(settings: &Settings) -> Result<Arc<dyn EventStore>> {
+/// Opens the chosen event store.
+pub async fn open_store(settings: &Settings) -> Result<Arc<dyn EventStore>> {
     let dir = &settings.data_dir;
     fs::create_dir_all(dir).with_context(|| format!("could not create {}", dir.display()))?;
     open_chosen(settings.store, dir, rules(&settings.service))
@@ -187,12 +197,16 @@ async fn start_sync(settings: &Settings, own: Arc<OwnRelay>, keys: Keys) -> Resu
 }
 
 /// The repositories on disk, and the git that works on them.
-async fn open_repos(data_dir: &Path) -> Result<RepoStore> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let git = Git::find(&path, Slots::default()).context("could not find a usable git")?;
+async fn open_repos(settings: &Settings) -> Result<RepoStore> {
+    let slots = Slots::default();
+    let git = match &settings.git_program {
+        Some(program) => Git::at(program.clone(), slots),
+        None => Git::find(&std::env::var_os("PATH").unwrap_or_default(), slots),
+    };
+    let git = git.context("could not find a usable git")?;
     tracing::info!(version = %git.version(), "found git");
-    let dir = data_dir.join("git");
-    RepoStore::open(&dir, git, StagingLimits::default())
+    let dir = settings.repositories();
+    RepoStore::open(&dir, git, settings.staging)
         .await
         .with_context(|| format!("could not open {}", dir.display()))
 }

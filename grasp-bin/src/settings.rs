@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use grasp_core::outbound::OutboundPolicy;
 use grasp_core::{MaintainerModel, ServiceIdentity};
+use grasp_purgatory::git::StagingLimits;
 use grasp_relay::git_http::GitLimits;
 use grasp_relay::nostr::Limits;
 
@@ -23,6 +24,12 @@ pub struct Settings {
     pub relay: Limits,
     /// The git host's bounds.
     pub git: GitLimits,
+    /// The git to run; `None` for the one that is found.
+    pub git_program: Option<PathBuf>,
+    /// Where repositories are; `None` for a place within the data directory.
+    pub repositories: Option<PathBuf>,
+    /// How much may wait on disk for an event that names it.
+    pub staging: StagingLimits,
     /// What waits for its git data, how long, and how much of it.
     pub purgatory: grasp_purgatory::Config,
     /// How events are kept in step with other relays, if they are.
@@ -53,8 +60,16 @@ impl Settings {
             maintainers: MaintainerModel::default(),
             relay: Limits::default(),
             git: GitLimits::default(),
+            git_program: None,
+            repositories: None,
+            staging: StagingLimits::default(),
             purgatory: grasp_purgatory::Config::default(),
         }
+    }
+
+    /// Where repositories are.
+    pub fn repositories(&self) -> PathBuf {
+        self.repositories.clone().unwrap_or_else(|| self.data_dir.join("git"))
     }
 }
 

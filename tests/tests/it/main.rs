@@ -3,6 +3,7 @@
 
 mod conformance;
 mod hosting;
+mod keeping;
 mod news;
 mod stranger;
 mod syncing;
