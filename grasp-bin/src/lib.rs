@@ -3,6 +3,7 @@
 //! No rule lives here. The command is [`run`]; whole-instance tests build the same [`Server`] that it does.
 
 mod cli;
+mod own_relay;
 mod serve;
 mod server;
 mod settings;
@@ -12,6 +13,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::cli::{Cli, Command};
+pub use crate::own_relay::OwnRelay;
 pub use crate::server::Server;
 pub use crate::settings::{Settings, Store};
 
