@@ -8,10 +8,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use grasp_core::ServiceIdentity;
 use grasp_core::admission::Policy;
-use grasp_purgatory::git::{Git, RepoStore, Slots, StagingLimits};
+use grasp_purgatory::git::{Fetcher, Git, RepoStore, Slots, StagingLimits};
 use grasp_purgatory::journal::sqlite::Journal;
 use grasp_relay::ingest::Pipeline;
-use grasp_relay::keeper::{Keeper, KeeperParts};
+use grasp_relay::keeper::{HuntParts, Keeper, KeeperParts};
 use grasp_relay::nostr::{Hub, RelayInfo};
 use grasp_relay::server::{Config, Parts, serve};
 use grasp_relay::store::rules::Rules;
@@ -40,8 +40,10 @@ impl Server {
         let hub = Hub::start();
         let policy =
             Policy { model: settings.maintainers, ..Policy::new(settings.service.clone()) };
+        let repos = open_repos(&settings.data_dir).await?;
         let keeper = KeeperParts {
-            repos: open_repos(&settings.data_dir).await?,
+            hunt: Some(hunt(settings, &repos)),
+            repos,
             store: Arc::clone(&store),
             hub: hub.clone(),
             policy: policy.clone(),
@@ -88,6 +90,12 @@ impl Server {
         drop(self);
         store.close().await.context("the store did not close")
     }
+}
+
+/// What goes and gets git data.
+fn hunt(settings: &Settings, repos: &RepoStore) -> HuntParts {
+    let fetcher = Fetcher::new(repos.clone(), settings.outbound, settings.fetch);
+    HuntParts { config: settings.hunt.clone(), fetcher }
 }
 
 fn presented(settings: &Settings) -> Config {

@@ -3,7 +3,10 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
+use grasp_core::outbound::OutboundPolicy;
 use grasp_core::{MaintainerModel, ServiceIdentity};
+use grasp_purgatory::git::FetchLimits;
+use grasp_purgatory::hunt::HuntConfig;
 use grasp_relay::git_http::GitLimits;
 use grasp_relay::nostr::Limits;
 
@@ -24,6 +27,12 @@ pub struct Settings {
     pub git: GitLimits,
     /// What waits for its git data, how long, and how much of it.
     pub purgatory: grasp_purgatory::Config,
+    /// How git data that it waits for is hunted for.
+    pub hunt: HuntConfig,
+    /// What a conversation with another git server may cost.
+    pub fetch: FetchLimits,
+    /// Where events of strangers may send us.
+    pub outbound: OutboundPolicy,
 }
 
 impl Settings {
@@ -37,6 +46,9 @@ impl Settings {
             relay: Limits::default(),
             git: GitLimits::default(),
             purgatory: grasp_purgatory::Config::default(),
+            hunt: HuntConfig::default(),
+            fetch: FetchLimits::default(),
+            outbound: OutboundPolicy::default(),
         }
     }
 }

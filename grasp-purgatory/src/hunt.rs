@@ -19,6 +19,10 @@
 mod attempt;
 mod case;
 mod config;
+#[cfg(feature = "driver")]
+mod context;
+#[cfg(feature = "driver")]
+mod driver;
 mod io;
 mod plan;
 mod pull;
@@ -31,6 +35,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use grasp_core::{Host, Identifier, Mono, Now};
 
 pub use self::config::HuntConfig;
+#[cfg(feature = "driver")]
+pub use self::context::SyncContext;
+#[cfg(feature = "driver")]
+pub use self::driver::{Hunting, hunt};
 pub use self::io::{Errand, Input, Output, Report, Scope, Trouble};
 pub use self::plan::{Advertisement, Fingerprint};
 pub use self::throttle::HostFigures;

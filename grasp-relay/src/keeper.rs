@@ -11,6 +11,7 @@
 
 mod at_work;
 mod git;
+mod hunt;
 mod lane;
 mod side;
 mod survey;
@@ -21,6 +22,7 @@ use std::sync::Arc;
 use grasp_core::admission::{Hold, Origin, Policy};
 use grasp_core::{Identifier, Mono, RepoId};
 use grasp_purgatory::git::RepoStore;
+use grasp_purgatory::hunt::Hunting;
 use grasp_purgatory::journal::Record;
 use grasp_purgatory::journal::sqlite::{Journal, JournalError};
 use grasp_purgatory::{Chore, Config, Input, Kept, Output, Purgatory};
@@ -29,7 +31,9 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 
 pub use self::at_work::AtWork;
 use self::at_work::Workers;
-use self::lane::{Lanes, Op};
+pub use self::hunt::HuntParts;
+use self::hunt::World;
+use self::lane::{Hands, Lanes, Op};
 use self::survey::SurveyRequest;
 use crate::clock::Clock;
 use crate::nostr::Hub;
@@ -66,6 +70,8 @@ pub struct KeeperParts {
     pub policy: Policy,
     /// The time.
     pub clock: Clock,
+    /// With what git data is hunted for; without it, data comes by pushes alone.
+    pub hunt: Option<HuntParts>,
 }
 
 /// The way to the keeper. Cheap to clone; its task ends with the last clone.
@@ -111,10 +117,14 @@ impl Keeper {
             workers: workers.clone(),
             news: news.clone(),
         };
+        let hands = Hands::new(Arc::clone(&parts), workers, orders.downgrade());
+        let hunt = parts.hunt.clone();
+        let hunting = hunt.map(|hunt| World::hunt(hunt, hands.clone(), orders.downgrade()));
         let task = Task {
             purgatory,
             journal: Some(journal),
-            lanes: Lanes::new(Arc::clone(&parts), workers, orders.downgrade()),
+            lanes: Lanes::new(hands),
+            hunting,
             answers: BTreeMap::new(),
             waiters: Vec::new(),
             clock: parts.clock.clone(),
@@ -197,6 +207,7 @@ struct Task {
     /// Away while it is written to.
     journal: Option<Journal>,
     lanes: Lanes,
+    hunting: Option<Hunting>,
     answers: BTreeMap<EventId, Vec<oneshot::Sender<Kept>>>,
     waiters: Vec<(Identifier, oneshot::Sender<()>)>,
     clock: Clock,
@@ -325,7 +336,9 @@ impl Task {
             }
             Output::Publish { events } => vec![Op::Publish(events)],
             Output::Hunt { identifier, after } => {
-                tracing::debug!(%identifier, ?after, "git data is wanted");
+                if let Some(hunting) = &self.hunting {
+                    hunting.want(identifier, after);
+                }
                 Vec::new()
             }
             Output::Report(report) => {

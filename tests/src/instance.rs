@@ -1,9 +1,12 @@
 //! One server, as the binary builds it, on a port of its own.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use grasp_bin::{Server, Settings};
+use grasp_core::admission::SyncPath;
 use grasp_core::{MaintainerModel, RepoId, ServiceIdentity};
 use grasp_relay::Clock;
 use grasp_relay::ingest::{Origin, Verdict};
@@ -77,6 +80,11 @@ impl Instance {
         &self.server
     }
 
+    /// Where everything is kept.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
     /// Where the relay is.
     pub fn relay_url(&self) -> String {
         format!("ws://{}", self.address)
@@ -105,6 +113,22 @@ impl Instance {
     /// Gives events to the server without a socket.
     pub async fn take(&self, events: Vec<Event>) -> Vec<Verdict> {
         self.parts().ingest.ingest(events, Origin::anonymous()).await
+    }
+
+    /// Gives events to the server as if another relay had brought them.
+    pub async fn sync(&self, events: Vec<Event>) -> Vec<Verdict> {
+        let relay = "wss://relay.example.com".parse().expect("a relay");
+        self.parts().ingest.ingest(events, Origin::Sync { relay, path: SyncPath::Live }).await
+    }
+
+    /// Waits until an event is served; for how long that took.
+    pub async fn serves_within(&self, limit: Duration, event: &Event) -> Duration {
+        let start = Instant::now();
+        while !self.serves(event).await {
+            assert!(start.elapsed() < limit, "not served within {limit:?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        start.elapsed()
     }
 
     /// Has a repository of one commit announced, signed and pushed.

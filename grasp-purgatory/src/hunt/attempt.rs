@@ -100,18 +100,23 @@ impl Hunter {
         }
     }
 
-    /// An attempt's visit takes long: it is waited for no longer, if not too many are late already.
+    /// An attempt's visit takes long.
     pub(super) fn on_late(&mut self, out: &mut Vec<Output>, errand: Errand) {
         let Some(flight) = self.flights.get_mut(&errand) else { return };
         flight.late_at = None;
         let (identifier, url) = (flight.identifier.clone(), flight.url.clone());
         let Some(case) = self.cases.get_mut(&identifier) else { return };
-        let is_enough = case.late() >= self.config.late_visits;
-        match case.visits.get_mut(&url) {
-            Some(visit) if visit.path == Path::Main && !is_enough => visit.path = Path::Late,
-            _ => return,
+        let Some(visit) = case.visits.get_mut(&url) else { return };
+        visit.path = Path::Overdue;
+        self.move_on(out, &identifier);
+    }
+
+    /// Asks somebody else beside a visit that takes long, if there may be one more of those.
+    pub(super) fn move_on(&mut self, out: &mut Vec<Output>, identifier: &Identifier) {
+        let most = self.config.late_visits;
+        if self.cases.get_mut(identifier).is_some_and(|case| case.let_go(most)) {
+            self.go_on(out, identifier);
         }
-        self.go_on(out, &identifier);
     }
 
     /// Everything is here that was wanted: nobody needs to be asked any more.

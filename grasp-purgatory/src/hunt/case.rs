@@ -38,6 +38,8 @@ pub(super) struct Visit {
 pub(super) enum Path {
     /// The attempt makes it and waits for its end.
     Main,
+    /// So it does, although it takes long: too many others are late.
+    Overdue,
     /// The attempt made it and waits no longer.
     Late,
     /// The server's line had come to us.
@@ -75,7 +77,17 @@ pub(super) struct Flight {
 impl Case {
     /// Whether an attempt waits for a visit.
     pub(super) fn has_main(&self) -> bool {
-        self.visits.values().any(|visit| visit.path == Path::Main)
+        self.visits.values().any(|visit| matches!(visit.path, Path::Main | Path::Overdue))
+    }
+
+    /// Stops waiting for a visit that takes long, unless too many are late. Says whether there is one to wait for no
+    /// longer.
+    pub(super) fn let_go(&mut self, most_late: usize) -> bool {
+        if self.late() >= most_late {
+            return false;
+        }
+        let overdue = self.visits.values_mut().find(|visit| visit.path == Path::Overdue);
+        overdue.map(|visit| visit.path = Path::Late).is_some()
     }
 
     /// How many visits are late.

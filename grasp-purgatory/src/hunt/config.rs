@@ -35,7 +35,7 @@ pub struct HuntConfig {
     pub listing_is_late: Duration,
     /// When it is late with its objects. Default: 30 seconds.
     pub fetch_is_late: Duration,
-    /// How many servers may be late at once before an attempt waits for one of them. Default: 1.
+    /// How many servers may be late at once before an attempt waits for one of them. Default: 3.
     pub late_visits: usize,
     /// How often everything that is served or was given up is looked after. Default: 1 hour.
     pub pull_every: Duration,
@@ -58,7 +58,7 @@ impl Default for HuntConfig {
             places_per_attempt: 64,
             listing_is_late: Duration::from_secs(5),
             fetch_is_late: Duration::from_secs(30),
-            late_visits: 1,
+            late_visits: 3,
             pull_every: MINUTE * 60,
         }
     }

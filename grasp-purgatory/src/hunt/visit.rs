@@ -163,8 +163,28 @@ impl Hunter {
         };
         visit.state = State::Parked;
         match self.throttle.enqueue(self.now.mono, &host, identifier) {
-            Some(passes) => self.grant(out, passes),
+            Some(passes) => {
+                self.grant(out, passes);
+                self.leave_to_its_line(out, identifier, url);
+            }
             None => self.end_visit(out, landed),
+        }
+    }
+
+    /// An attempt does not wait for a server that has become throttled half-way.
+    fn leave_to_its_line(
+        &mut self,
+        out: &mut Vec<Output>,
+        identifier: &Identifier,
+        url: &CloneUrl,
+    ) {
+        let Some(case) = self.cases.get_mut(identifier) else { return };
+        let Some(visit) = case.visits.get_mut(url) else { return };
+        let is_awaited = matches!(visit.path, Path::Main | Path::Overdue);
+        if visit.state == State::Parked && is_awaited {
+            visit.path = Path::Line;
+            case.lines.entry(url.host()).or_default().insert(url.clone());
+            self.go_on(out, identifier);
         }
     }
 
@@ -180,8 +200,8 @@ impl Hunter {
         };
         case.visits.remove(url);
         match path {
-            Path::Main => self.go_on(out, identifier),
-            Path::Late => {}
+            Path::Main | Path::Overdue => self.go_on(out, identifier),
+            Path::Late => self.move_on(out, identifier),
             Path::Line => self.stand_in_line(out, identifier, &url.host()),
         }
         self.forget_if_idle(identifier);

@@ -197,6 +197,19 @@ fn what_could_not_be_asked_is_asked_when_the_line_comes_to_it() {
 }
 
 #[test]
+fn an_attempt_does_not_wait_for_a_server_that_becomes_throttled_half_way() {
+    let mut sim = Sim::new()
+        .server("a.com", Mood::Fine, &[1])
+        .server("https://a.com/angry", Mood::Limits(Some(60 * MINUTE)), &[])
+        .server("b.com", Mood::Fine, &[1]);
+    sim.wanted("angry", vec![want(&[9], &["https://a.com/angry"])], Duration::ZERO);
+    sim.wanted("r", vec![want(&[1], &["a.com", "b.com"])], Duration::ZERO);
+    sim.run_for(SECOND);
+    assert!(sim.has_everything("r"), "{:?}", sim.asked);
+    assert_eq!(sim.asked_of("a.com").len(), 1, "nothing more during its pause");
+}
+
+#[test]
 fn repositories_take_turns_at_a_throttled_server() {
     let config = HuntConfig {
         per_host: PermitConfig { at_once: 1.try_into().unwrap(), ..PermitConfig::default() },
@@ -282,6 +295,21 @@ fn who_goes_silent_with_objects_is_hedged_on_another_host_after_half_a_minute() 
     assert!(sim.asked_of("https://a.com/again").is_empty(), "a different host");
     assert_eq!(sim.cancelled.len(), 1, "the silent one is given up");
     assert_eq!(sim.hunter.figures().in_flight, 0);
+}
+
+#[test]
+fn many_silent_servers_in_a_row_cannot_hide_an_honest_one() {
+    let mut sim = Sim::new().server("z.com", Mood::Fine, &[1]);
+    let places: Vec<String> = (0..9).map(|n| format!("s{n}.com")).collect();
+    for place in &places {
+        sim = sim.server(place, Mood::Silent, &[]);
+    }
+    let places: Vec<&str> = places.iter().map(String::as_str).chain(["z.com"]).collect();
+    sim.wanted("r", vec![want(&[1], &places)], Duration::ZERO);
+    sim.run_for(19 * SECOND);
+    assert_eq!(sim.asked.len(), 4, "three are late, and one is waited for");
+    sim.run_for(3 * MINUTE);
+    assert!(sim.has_everything("r"), "{:?}", sim.asked);
 }
 
 #[test]

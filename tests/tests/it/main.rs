@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod conformance;
+mod fetching;
 mod hosting;
+mod hunting;
 mod news;
 mod stranger;

@@ -75,7 +75,7 @@ impl FamilyGuard {
 
 impl RepoStore {
     /// Removes a family that nothing refers to: no view, none retired, nothing staged.
-    fn remove_if_deserted(&self, family: &Family) -> Result<(), GitError> {
+    pub(super) fn remove_if_deserted(&self, family: &Family) -> Result<(), GitError> {
         for place in [family.views(), family.retired(), family.staging()] {
             if !layout::list(&place)?.is_empty() {
                 return Ok(());
