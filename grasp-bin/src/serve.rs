@@ -38,8 +38,8 @@ fn settings(asked: &Serve, service: ServiceIdentity) -> Settings {
     settings.sync = settings.sync.filter(|_| !asked.no_sync);
     if let Some(sync) = &mut settings.sync {
         sync.engine.bootstrap = asked.bootstrap.clone();
-        sync.outbound.allow_private = asked.allow_private_targets;
     }
+    settings.outbound.allow_private = asked.allow_private_targets;
     settings
 }
 

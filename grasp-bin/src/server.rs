@@ -8,10 +8,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use grasp_core::ServiceIdentity;
 use grasp_core::admission::Policy;
-use grasp_purgatory::git::{Git, RepoStore, Slots};
+use grasp_purgatory::git::{Fetcher, Git, RepoStore, Slots};
 use grasp_purgatory::journal::sqlite::Journal;
 use grasp_relay::ingest::Pipeline;
-use grasp_relay::keeper::{Keeper, KeeperParts};
+use grasp_relay::keeper::{HuntParts, Keeper, KeeperParts};
 use grasp_relay::nostr::{Hub, RelayInfo};
 use grasp_relay::server::{Config, Parts, serve};
 use grasp_relay::store::rules::Rules;
@@ -55,8 +55,10 @@ impl Server {
         let hub = Hub::start();
         let policy =
             Policy { model: settings.maintainers, ..Policy::new(settings.service.clone()) };
+        let repos = open_repos(settings).await?;
         let keeper = KeeperParts {
-            repos: open_repos(settings).await?,
+            hunt: Some(hunt(settings, &repos)),
+            repos,
             store: Arc::clone(&store),
             hub: hub.clone(),
             policy: policy.clone(),
@@ -114,6 +116,12 @@ impl Server {
         drop(self);
         store.close().await.context("the store did not close")
     }
+}
+
+/// What goes and gets git data.
+fn hunt(settings: &Settings, repos: &RepoStore) -> HuntParts {
+    let fetcher = Fetcher::new(repos.clone(), settings.outbound, settings.fetch);
+    HuntParts { config: settings.hunt.clone(), fetcher }
 }
 
 fn presented(settings: &Settings, keys: &Keys) -> Config {
@@ -182,17 +190,17 @@ async fn start_keeper(settings: &Settings, parts: KeeperParts) -> Result<Keeper>
 
 /// Begins to keep our events in step with other relays, if that is wanted.
 async fn start_sync(settings: &Settings, own: Arc<OwnRelay>, keys: Keys) -> Result<Option<Syncer>> {
-    let Some(Sync { engine, outbound, limits }) = settings.sync.clone() else { return Ok(None) };
+    let Some(Sync { engine, limits }) = settings.sync.clone() else { return Ok(None) };
     let file = settings.data_dir.join("relays.jsonl");
-    let settings = grasp_sync::Settings {
+    let sync = grasp_sync::Settings {
         engine,
-        outbound,
+        outbound: settings.outbound,
         limits,
         keys: Some(keys),
         records: Box::new(RecordFile::new(&file)),
         observer: Arc::new(Log),
     };
-    let started = Syncer::start(own, settings).await;
+    let started = Syncer::start(own, sync).await;
     started.map(Some).with_context(|| format!("could not open {}", file.display()))
 }
 

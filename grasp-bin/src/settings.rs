@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use grasp_core::outbound::OutboundPolicy;
 use grasp_core::{MaintainerModel, ServiceIdentity};
-use grasp_purgatory::git::StagingLimits;
+use grasp_purgatory::git::{FetchLimits, StagingLimits};
+use grasp_purgatory::hunt::HuntConfig;
 use grasp_relay::git_http::GitLimits;
 use grasp_relay::nostr::Limits;
 
@@ -32,6 +33,12 @@ pub struct Settings {
     pub staging: StagingLimits,
     /// What waits for its git data, how long, and how much of it.
     pub purgatory: grasp_purgatory::Config,
+    /// How git data that it waits for is hunted for.
+    pub hunt: HuntConfig,
+    /// What a conversation with another git server may cost.
+    pub fetch: FetchLimits,
+    /// Where events of strangers may send us.
+    pub outbound: OutboundPolicy,
     /// How events are kept in step with other relays, if they are.
     pub sync: Option<Sync>,
 }
@@ -41,8 +48,6 @@ pub struct Settings {
 pub struct Sync {
     /// Whom to ask for what, and when.
     pub engine: grasp_sync::engine::Config,
-    /// Where may be gone to.
-    pub outbound: OutboundPolicy,
     /// What one relay may do to us.
     pub limits: grasp_sync::driver::Limits,
 }
@@ -50,10 +55,10 @@ pub struct Sync {
 impl Settings {
     /// The defaults.
     pub fn new(service: ServiceIdentity, data_dir: impl Into<PathBuf>) -> Self {
-        let grasp_sync::Settings { engine, outbound, limits, .. } =
+        let grasp_sync::Settings { engine, limits, .. } =
             grasp_sync::Settings::new(service.clone());
         Self {
-            sync: Some(Sync { engine, outbound, limits }),
+            sync: Some(Sync { engine, limits }),
             service,
             data_dir: data_dir.into(),
             store: Store::Sqlite,
@@ -64,6 +69,9 @@ impl Settings {
             repositories: None,
             staging: StagingLimits::default(),
             purgatory: grasp_purgatory::Config::default(),
+            hunt: HuntConfig::default(),
+            fetch: FetchLimits::default(),
+            outbound: OutboundPolicy::default(),
         }
     }
 

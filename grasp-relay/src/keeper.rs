@@ -12,6 +12,7 @@
 mod at_work;
 mod doomed;
 mod git;
+mod hunt;
 mod lane;
 mod rounds;
 mod side;
@@ -24,6 +25,7 @@ use std::sync::Arc;
 use grasp_core::admission::{Hold, Origin, Policy};
 use grasp_core::{Identifier, Mono, RepoId};
 use grasp_purgatory::git::RepoStore;
+use grasp_purgatory::hunt::Hunting;
 use grasp_purgatory::journal::Record;
 use grasp_purgatory::journal::sqlite::{Journal, JournalError};
 use grasp_purgatory::{Chore, Config, Input, Kept, Output, Purgatory};
@@ -33,7 +35,9 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 pub use self::at_work::AtWork;
 use self::at_work::Workers;
 use self::doomed::Doomed;
-use self::lane::{Lanes, Op};
+pub use self::hunt::HuntParts;
+use self::hunt::World;
+use self::lane::{Hands, Lanes, Op};
 use self::rounds::{Errand, Rounds};
 use self::survey::SurveyRequest;
 use crate::clock::Clock;
@@ -71,6 +75,8 @@ pub struct KeeperParts {
     pub policy: Policy,
     /// The time.
     pub clock: Clock,
+    /// With what git data is hunted for; without it, data comes by pushes alone.
+    pub hunt: Option<HuntParts>,
 }
 
 /// The way to the keeper. Cheap to clone; its task ends with the last clone.
@@ -151,10 +157,14 @@ impl Keeper {
             news: news.clone(),
             doomed: Doomed::default(),
         };
+        let hands = Hands::new(Arc::clone(&parts), workers, orders.downgrade());
+        let hunt = parts.hunt.clone();
+        let hunting = hunt.map(|hunt| World::hunt(hunt, hands.clone(), orders.downgrade()));
         let task = Task {
             purgatory,
             journal: Some(journal),
-            lanes: Lanes::new(Arc::clone(&parts), workers, orders.downgrade()),
+            lanes: Lanes::new(hands),
+            hunting,
             answers: BTreeMap::new(),
             waiters: Vec::new(),
             rounds: Rounds::new(now.mono),
@@ -251,6 +261,7 @@ struct Task {
     /// Away while it is written to.
     journal: Option<Journal>,
     lanes: Lanes,
+    hunting: Option<Hunting>,
     answers: BTreeMap<EventId, Vec<oneshot::Sender<Kept>>>,
     waiters: Vec<(Until, Waiter)>,
     rounds: Rounds,
@@ -405,7 +416,9 @@ impl Task {
             }
             Output::Publish { events } => vec![Op::Publish(events)],
             Output::Hunt { identifier, after } => {
-                tracing::debug!(%identifier, ?after, "git data is wanted");
+                if let Some(hunting) = &self.hunting {
+                    hunting.want(identifier, after);
+                }
                 Vec::new()
             }
             Output::Report(report) => {

@@ -3,10 +3,11 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use grasp_bin::Server;
+use grasp_core::admission::SyncPath;
 use grasp_core::{MaintainerModel, RepoId, ServiceIdentity};
 use grasp_relay::ingest::{Origin, Verdict};
 use grasp_relay::keeper::Keeper;
@@ -162,6 +163,11 @@ impl Instance {
         eventually(|| Some(Litter::below(&root)).filter(|litter| wanted(litter))).await
     }
 
+    /// Where everything is kept.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
     /// Where the relay is.
     pub fn relay_url(&self) -> String {
         format!("ws://{}", self.address)
@@ -190,6 +196,22 @@ impl Instance {
     /// Gives events to the server without a socket.
     pub async fn take(&self, events: Vec<Event>) -> Vec<Verdict> {
         self.parts().ingest.ingest(events, Origin::anonymous()).await
+    }
+
+    /// Gives events to the server as if another relay had brought them.
+    pub async fn sync(&self, events: Vec<Event>) -> Vec<Verdict> {
+        let relay = "wss://relay.example.com".parse().expect("a relay");
+        self.parts().ingest.ingest(events, Origin::Sync { relay, path: SyncPath::Live }).await
+    }
+
+    /// Waits until an event is served; for how long that took.
+    pub async fn serves_within(&self, limit: Duration, event: &Event) -> Duration {
+        let start = Instant::now();
+        while !self.serves(event).await {
+            assert!(start.elapsed() < limit, "not served within {limit:?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        start.elapsed()
     }
 
     /// Has a repository of one commit announced, signed and pushed.

@@ -1,6 +1,7 @@
 //! Whole instances for tests: real sockets on loopback, real stores on disk.
 
 mod faulty;
+mod git_server;
 mod http;
 mod instance;
 mod litter;
@@ -10,6 +11,7 @@ pub mod wire;
 mod workdir;
 
 pub use faulty::Fault;
+pub use git_server::{Asked, GitServer, Manner};
 pub use http::{HttpAnswer, answer, exchange, head, http, post};
 pub use instance::Instance;
 pub use litter::{Litter, eventually, files};

@@ -24,6 +24,8 @@ pub(super) enum KeepError {
     NoObjects,
     #[error("a view is in use")]
     Busy,
+    #[error("purgatory is closed")]
+    Gone,
 }
 
 impl Hands {

@@ -48,12 +48,8 @@ pub(super) struct Lanes {
 }
 
 impl Lanes {
-    pub(super) fn new(
-        parts: Arc<KeeperParts>,
-        workers: Workers,
-        orders: mpsc::WeakSender<Order>,
-    ) -> Self {
-        Self { hands: Hands { parts, workers, orders }, tails: BTreeMap::new() }
+    pub(super) fn new(hands: Hands) -> Self {
+        Self { hands, tails: BTreeMap::new() }
     }
 
     pub(super) fn run(&mut self, lane: Option<Identifier>, ops: Vec<Op>) {
@@ -94,6 +90,14 @@ pub(super) struct Hands {
 }
 
 impl Hands {
+    pub(super) fn new(
+        parts: Arc<KeeperParts>,
+        workers: Workers,
+        orders: mpsc::WeakSender<Order>,
+    ) -> Self {
+        Self { parts, workers, orders }
+    }
+
     async fn tell(&self, order: Order) {
         if let Some(orders) = self.orders.upgrade() {
             let _ = orders.send(order).await;

@@ -2,7 +2,9 @@
 #![allow(clippy::unwrap_used)]
 
 mod conformance;
+mod fetching;
 mod hosting;
+mod hunting;
 mod keeping;
 mod news;
 mod stranger;

@@ -84,7 +84,7 @@ impl FamilyGuard {
 
 impl RepoStore {
     /// Removes a family that nothing refers to: no view, none retired, nothing staged.
-    fn remove_if_deserted(&self, family: &Family) -> Result<(), GitError> {
+    pub(super) fn remove_if_deserted(&self, family: &Family) -> Result<(), GitError> {
         if !family.path().is_dir() {
             return Ok(());
         }
