@@ -4,4 +4,9 @@
 mod conformance;
 mod hosting;
 mod keeping;
+mod packets;
+mod packs;
+mod paths;
+mod races;
+mod slow;
 mod stranger;
