@@ -1,18 +1,16 @@
 //! The parts of a server, put together.
 
 use std::fs;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use grasp_core::ServiceIdentity;
-use grasp_core::admission::Policy;
-use grasp_purgatory::git::{Git, RepoStore, Slots, StagingLimits};
+use grasp_purgatory::git::{Git, RepoStore};
 use grasp_purgatory::journal::sqlite::Journal;
 use grasp_relay::ingest::Pipeline;
 use grasp_relay::keeper::{Keeper, KeeperParts};
-use grasp_relay::nostr::{Hub, RelayInfo};
+use grasp_relay::nostr::Hub;
 use grasp_relay::server::{Config, Parts, serve};
 use grasp_relay::store::rules::Rules;
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
@@ -38,10 +36,9 @@ impl Server {
     pub async fn open(settings: &Settings, clock: Clock) -> Result<Self> {
         let store = open_store(settings).await?;
         let hub = Hub::start();
-        let policy =
-            Policy { model: settings.maintainers, ..Policy::new(settings.service.clone()) };
+        let policy = settings.policy();
         let keeper = KeeperParts {
-            repos: open_repos(&settings.data_dir).await?,
+            repos: open_repos(settings).await?,
             store: Arc::clone(&store),
             hub: hub.clone(),
             policy: policy.clone(),
@@ -91,17 +88,11 @@ impl Server {
 }
 
 fn presented(settings: &Settings) -> Config {
-    let info = RelayInfo {
-        name: settings.service.to_string(),
-        software: "grasp".into(),
-        version: env!("CARGO_PKG_VERSION").into(),
-        ..RelayInfo::default()
-    };
     Config {
         service: settings.service.clone(),
-        info,
+        info: settings.info(),
         limits: settings.relay.clone(),
-        trusted_proxies: Vec::new(),
+        trusted_proxies: settings.trusted_proxies.clone(),
         challenge_on_connect: false,
     }
 }
@@ -109,7 +100,7 @@ fn presented(settings: &Settings) -> Config {
 async fn open_store(settings: &Settings) -> Result<Arc<dyn EventStore>> {
     let dir = &settings.data_dir;
     fs::create_dir_all(dir).with_context(|| format!("could not create {}", dir.display()))?;
-    open_chosen(settings.store, dir, rules(&settings.service))
+    open_chosen(settings, rules(&settings.service))
         .await
         .with_context(|| format!("could not open the event store in {}", dir.display()))
 }
@@ -122,14 +113,11 @@ fn rules(service: &ServiceIdentity) -> Rules {
     Rules { vanish_relays, ..Rules::default() }
 }
 
-async fn open_chosen(
-    chosen: Store,
-    dir: &Path,
-    rules: Rules,
-) -> Result<Arc<dyn EventStore>, StoreError> {
-    Ok(match chosen {
+async fn open_chosen(settings: &Settings, rules: Rules) -> Result<Arc<dyn EventStore>, StoreError> {
+    let dir = &settings.data_dir;
+    Ok(match settings.store {
         Store::Sqlite => {
-            let options = SqliteOptions { rules, ..SqliteOptions::default() };
+            let options = SqliteOptions { rules, ..settings.sqlite.clone() };
             Arc::new(SqliteStore::open(&dir.join("events.db"), options)?)
         }
         #[cfg(feature = "nostr-sqlite")]
@@ -153,12 +141,13 @@ async fn start_keeper(settings: &Settings, parts: KeeperParts) -> Result<Keeper>
 }
 
 /// The repositories on disk, and the git that works on them.
-async fn open_repos(data_dir: &Path) -> Result<RepoStore> {
+async fn open_repos(settings: &Settings) -> Result<RepoStore> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let git = Git::find(&path, Slots::default()).context("could not find a usable git")?;
+    let git =
+        Git::find(&path, settings.processes.slots()).context("could not find a usable git")?;
     tracing::info!(version = %git.version(), "found git");
-    let dir = data_dir.join("git");
-    RepoStore::open(&dir, git, StagingLimits::default())
+    let dir = settings.data_dir.join("git");
+    RepoStore::open(&dir, git, settings.staging)
         .await
         .with_context(|| format!("could not open {}", dir.display()))
 }

@@ -1,11 +1,22 @@
 //! Everything about a server that can be set.
 
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::ValueEnum;
-use grasp_core::{MaintainerModel, ServiceIdentity};
+use grasp_core::admission::{Archive, Bans, Policy};
+use grasp_core::limits::{BackoffPolicy, PermitConfig};
+use grasp_core::outbound::OutboundPolicy;
+use grasp_core::{Host, MaintainerModel, ServiceIdentity};
+use grasp_purgatory::git::{Slots, StagingLimits};
 use grasp_relay::git_http::GitLimits;
-use grasp_relay::nostr::Limits;
+use grasp_relay::nostr::{Limits, RelayInfo};
+use grasp_relay::server::AddressRange;
+use grasp_relay::store::sqlite::SqliteOptions;
+use grasp_sync::engine;
+use nostr::key::{Keys, PublicKey};
 
 /// What a [`Server`](crate::Server) is built from.
 #[derive(Clone, Debug)]
@@ -16,27 +27,176 @@ pub struct Settings {
     pub data_dir: PathBuf,
     /// What keeps the events.
     pub store: Store,
+    /// How our own store uses the machine.
+    pub sqlite: SqliteOptions,
+    /// What the service itself signs with.
+    pub keys: Option<Keys>,
+    /// What we say about ourselves.
+    pub about: About,
     /// Who may sign states.
     pub maintainers: MaintainerModel,
+    /// How far ahead of our clock an event may be dated.
+    pub max_ahead: Duration,
+    /// The operator's key.
+    pub operator: Option<PublicKey>,
+    /// Who and what is not welcome.
+    pub bans: Bans,
+    /// Repositories that are kept without being asked to (GRASP-05).
+    pub archive: Archive,
+    /// Whether contributors may push pull requests to `/prs/` (GRASP-06).
+    pub contributor_proposals: bool,
+    /// Proxies whose `X-Forwarded-For` is believed.
+    pub trusted_proxies: Vec<AddressRange>,
+    /// Where we may connect to.
+    pub outbound: OutboundPolicy,
     /// The relay's bounds.
     pub relay: Limits,
     /// The git host's bounds.
     pub git: GitLimits,
+    /// Git processes at once.
+    pub processes: Processes,
+    /// What uploads that wait for their event may take on disk.
+    pub staging: StagingLimits,
     /// What waits for its git data, how long, and how much of it.
     pub purgatory: grasp_purgatory::Config,
+    /// How events are brought from other relays.
+    pub sync: engine::Config,
+    /// How git data is brought from other servers.
+    pub hunt: Hunt,
+    /// Whether `/metrics` is served.
+    pub metrics: bool,
+}
+
+/// What a server says about itself (NIP-11).
+#[derive(Clone, Debug)]
+pub struct About {
+    /// A short name; the address if there is none.
+    pub name: Option<String>,
+    /// A few sentences.
+    pub description: String,
+    /// How to reach the operator.
+    pub contact: Option<String>,
+    /// Where a picture is.
+    pub icon: Option<String>,
+    /// Which repositories are taken in, in words.
+    pub acceptance: String,
+    /// How events are curated beyond spam control, if they are.
+    pub curation: Option<String>,
+}
+
+/// Git processes that may run at once; as many as fit the processors where nothing is said.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Processes {
+    /// Those that work as fast as the machine lets them.
+    pub own_pace: Option<NonZeroUsize>,
+    /// Those that work as fast as a client reads or sends.
+    pub client_pace: Option<NonZeroUsize>,
+}
+
+/// How git data is looked for on other servers.
+#[derive(Clone, Debug)]
+pub struct Hunt {
+    /// What every host is asked at most.
+    pub host: PermitConfig,
+    /// Hosts that may be asked more, or less.
+    pub hosts: BTreeMap<Host, PermitConfig>,
+    /// When to look again.
+    pub backoff: BackoffPolicy,
 }
 
 impl Settings {
     /// The defaults.
     pub fn new(service: ServiceIdentity, data_dir: impl Into<PathBuf>) -> Self {
+        let policy = Policy::new(service.clone());
         Self {
+            sync: engine::Config::new(service.clone()),
             service,
             data_dir: data_dir.into(),
             store: Store::Sqlite,
-            maintainers: MaintainerModel::default(),
+            sqlite: SqliteOptions::default(),
+            keys: None,
+            about: About::default(),
+            maintainers: policy.model,
+            max_ahead: policy.max_ahead,
+            operator: policy.operator,
+            bans: policy.bans,
+            archive: policy.archive,
+            contributor_proposals: policy.contributor_proposals,
+            trusted_proxies: Vec::new(),
+            outbound: OutboundPolicy::default(),
             relay: Limits::default(),
             git: GitLimits::default(),
+            processes: Processes::default(),
+            staging: StagingLimits::default(),
             purgatory: grasp_purgatory::Config::default(),
+            hunt: Hunt::default(),
+            metrics: true,
+        }
+    }
+
+    /// The settings of the rulebook.
+    pub(crate) fn policy(&self) -> Policy {
+        Policy {
+            service: self.service.clone(),
+            model: self.maintainers,
+            max_ahead: self.max_ahead,
+            operator: self.operator,
+            bans: self.bans.clone(),
+            archive: self.archive.clone(),
+            contributor_proposals: self.contributor_proposals,
+        }
+    }
+
+    /// What the NIP-11 document says.
+    pub(crate) fn info(&self) -> RelayInfo {
+        let About { name, description, contact, icon, acceptance, curation } = self.about.clone();
+        RelayInfo {
+            name: name.unwrap_or_else(|| self.service.to_string()),
+            description,
+            pubkey: self.operator,
+            service_key: self.keys.as_ref().map(Keys::public_key),
+            contact,
+            icon,
+            repo_acceptance_criteria: acceptance,
+            curation,
+            created_at_ahead: Some(self.max_ahead),
+            software: "grasp".into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            ..RelayInfo::default()
+        }
+    }
+}
+
+impl Default for About {
+    fn default() -> Self {
+        let info = RelayInfo::default();
+        Self {
+            name: None,
+            description: info.description,
+            contact: info.contact,
+            icon: info.icon,
+            acceptance: info.repo_acceptance_criteria,
+            curation: info.curation,
+        }
+    }
+}
+
+impl Processes {
+    pub(crate) fn slots(self) -> Slots {
+        let Slots { own_pace, client_pace } = Slots::default();
+        Slots {
+            own_pace: self.own_pace.unwrap_or(own_pace),
+            client_pace: self.client_pace.unwrap_or(client_pace),
+        }
+    }
+}
+
+impl Default for Hunt {
+    fn default() -> Self {
+        Self {
+            host: PermitConfig::default(),
+            hosts: BTreeMap::new(),
+            backoff: BackoffPolicy::GIT_HUNT,
         }
     }
 }
