@@ -6,6 +6,7 @@ mod cli;
 mod config;
 mod key;
 mod notify;
+mod own_relay;
 mod serve;
 mod server;
 mod settings;
@@ -17,6 +18,7 @@ use clap::Parser;
 
 use crate::cli::{Cli, Command, Configuration};
 use crate::config::{Environment, Layers, Loaded, reference};
+pub use crate::own_relay::OwnRelay;
 pub use crate::server::Server;
 pub use crate::settings::{About, Hunt, Processes, Settings, Store};
 

@@ -78,10 +78,21 @@ impl Feed {
     /// Accepted events of these kinds: everything stored, newest first, then [`Accepted::CaughtUp`], then
     /// everything accepted later. Ends only when the store closes.
     pub fn accepted(&self, kinds: &[Kind]) -> BoxStream<'static, Accepted> {
+        let filter = Filter::new().kinds(kinds.iter().copied());
+        self.read(filter.clone(), filter)
+    }
+
+    /// The same, but of what is accepted later, all kinds.
+    pub fn accepted_then_all(&self, kinds: &[Kind]) -> BoxStream<'static, Accepted> {
+        self.read(Filter::new().kinds(kinds.iter().copied()), Filter::new())
+    }
+
+    fn read(&self, stored: Filter, live: Filter) -> BoxStream<'static, Accepted> {
         let reader = Reader {
             listener: self.hub.listen(self.queue),
             feed: self.clone(),
-            filter: Filter::new().kinds(kinds.iter().copied()),
+            stored,
+            live,
             round: 0,
             phase: Phase::Begin,
             given: HashSet::new(),
@@ -103,7 +114,10 @@ type Half = [u8; 16];
 
 struct Reader {
     feed: Feed,
-    filter: Filter,
+    /// What is read from the store.
+    stored: Filter,
+    /// What is listened to; all of the former, and perhaps more.
+    live: Filter,
     listener: Listener,
     /// The current subscription; what is queued for an earlier one is in the store.
     round: u64,
@@ -154,9 +168,8 @@ impl Reader {
     async fn begin(&mut self) {
         self.listener.unsubscribe(self.round).await;
         self.round += 1;
-        let filters = vec![self.filter.clone()];
-        self.listener.subscribe(self.round, filters.clone().into()).await;
-        let pages = self.feed.store.query(filters, self.feed.clock.now().unix);
+        self.listener.subscribe(self.round, vec![self.live.clone()].into()).await;
+        let pages = self.feed.store.query(vec![self.stored.clone()], self.feed.clock.now().unix);
         self.just_read.clear();
         self.phase = Phase::Reading(pages, VecDeque::new());
     }
@@ -208,7 +221,9 @@ impl Reader {
                 if self.just_read.remove(&half(&event.id)) {
                     return None;
                 }
-                self.remember(&event.id).await;
+                if self.stored.kinds.as_ref().is_some_and(|kinds| kinds.contains(&event.kind)) {
+                    self.remember(&event.id).await;
+                }
                 Some(event.clone())
             }
             Heard::Overflow { subscription } if subscription == self.round => {
@@ -226,7 +241,7 @@ impl Reader {
             return;
         }
         let now = self.feed.clock.now().unix;
-        let inventory = self.feed.store.inventory(self.filter.clone(), now, usize::MAX).await;
+        let inventory = self.feed.store.inventory(self.stored.clone(), now, usize::MAX).await;
         if let Ok(Inventory::Complete(items)) = inventory {
             let stored: HashSet<_> = items.iter().map(|(_, id)| half(id)).collect();
             self.given.retain(|id| stored.contains(id));

@@ -32,7 +32,7 @@ pub trait Ingest: Send + Sync + 'static {
     /// Judges and keeps events in order; one verdict each, given only once what it promises is durable.
     fn ingest_verified(
         &self,
-        events: Vec<Verified<Event>>,
+        events: Vec<Verified<Arc<Event>>>,
         origin: Origin,
     ) -> BoxFuture<'_, Vec<Verdict>>;
 
@@ -54,9 +54,10 @@ pub trait Ingest: Send + Sync + 'static {
 }
 
 /// Checks ids and signatures on a thread that may be busy for long; `None` for what is forged.
-async fn check_all(events: Vec<Event>) -> Vec<Option<Verified<Event>>> {
+async fn check_all(events: Vec<Event>) -> Vec<Option<Verified<Arc<Event>>>> {
     let count = events.len();
-    let work = move || events.into_iter().map(|event| Verified::check(event).ok()).collect();
+    let check = |event| Verified::check(event).ok().map(Verified::share);
+    let work = move || events.into_iter().map(check).collect();
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| vec![None; count])
 }
 
@@ -77,7 +78,7 @@ pub struct Pipeline {
 impl Ingest for Pipeline {
     fn ingest_verified(
         &self,
-        events: Vec<Verified<Event>>,
+        events: Vec<Verified<Arc<Event>>>,
         origin: Origin,
     ) -> BoxFuture<'_, Vec<Verdict>> {
         Box::pin(async move {
@@ -85,7 +86,7 @@ impl Ingest for Pipeline {
             let mut pending: Vec<Pending> = events
                 .into_iter()
                 .enumerate()
-                .map(|(position, event)| Pending { position, event: event.share() })
+                .map(|(position, event)| Pending { position, event })
                 .collect();
             while !pending.is_empty() {
                 let (round, mut later) = next_round(pending);

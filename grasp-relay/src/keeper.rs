@@ -23,9 +23,9 @@ use grasp_core::{Identifier, Mono, RepoId};
 use grasp_purgatory::git::RepoStore;
 use grasp_purgatory::journal::Record;
 use grasp_purgatory::journal::sqlite::{Journal, JournalError};
-use grasp_purgatory::{Config, Input, Kept, Output, Purgatory};
+use grasp_purgatory::{Chore, Config, Input, Kept, Output, Purgatory};
 use nostr::event::{Event, EventId};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{broadcast, mpsc, oneshot};
 
 pub use self::at_work::AtWork;
 use self::at_work::Workers;
@@ -40,6 +40,18 @@ const QUEUE: usize = 1_024;
 
 /// Turns that share one write of the journal, at most.
 const TURNS: usize = 64;
+
+/// News that may wait for a listener before it has to look for itself.
+const NEWS: usize = 1_024;
+
+/// What is about to change about the repositories that we keep, beyond what stored events say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum News {
+    /// A repository was announced, and waits for its git data.
+    Held(Arc<Event>),
+    /// A repository has lost its announcement: it expired, was deleted, or no longer lists us.
+    Gone(RepoId),
+}
 
 /// What a keeper works with.
 #[derive(Clone)]
@@ -62,6 +74,7 @@ pub struct Keeper {
     orders: mpsc::Sender<Order>,
     parts: Arc<KeeperParts>,
     workers: Workers,
+    news: broadcast::Sender<News>,
 }
 
 /// The keeper is gone: the server is stopping, or its journal cannot be written.
@@ -91,8 +104,13 @@ impl Keeper {
         let parts = Arc::new(parts);
         let (orders, inbox) = mpsc::channel(QUEUE);
         let workers = Workers::default();
-        let keeper =
-            Self { orders: orders.clone(), parts: Arc::clone(&parts), workers: workers.clone() };
+        let news = broadcast::Sender::new(NEWS);
+        let keeper = Self {
+            orders: orders.clone(),
+            parts: Arc::clone(&parts),
+            workers: workers.clone(),
+            news: news.clone(),
+        };
         let task = Task {
             purgatory,
             journal: Some(journal),
@@ -100,6 +118,7 @@ impl Keeper {
             answers: BTreeMap::new(),
             waiters: Vec::new(),
             clock: parts.clock.clone(),
+            news,
         };
         tokio::spawn(task.run(inbox));
         keeper.tell(Input::Started).await;
@@ -134,6 +153,11 @@ impl Keeper {
     /// Tells purgatory what happened.
     pub async fn tell(&self, input: Input) {
         let _ = self.orders.send(Order::Tell(input)).await;
+    }
+
+    /// News from now on. Who falls behind, or begins, asks for [`Purgatory::held_announcements`] after that.
+    pub fn news(&self) -> broadcast::Receiver<News> {
+        self.news.subscribe()
     }
 
     /// Asks purgatory something, between two turns.
@@ -176,6 +200,7 @@ struct Task {
     answers: BTreeMap<EventId, Vec<oneshot::Sender<Kept>>>,
     waiters: Vec<(Identifier, oneshot::Sender<()>)>,
     clock: Clock,
+    news: broadcast::Sender<News>,
 }
 
 impl Task {
@@ -260,9 +285,24 @@ impl Task {
     /// Hands the outputs of one turn to the lane they belong to.
     fn perform(&mut self, turn: Vec<Output>) {
         let lane = turn.iter().find_map(lane::identifier_of).cloned();
+        for news in turn.iter().filter_map(|output| self.news_of(output)) {
+            // That nobody listens is no failure.
+            let _ = self.news.send(news);
+        }
         let ops: Vec<Op> = turn.into_iter().flat_map(|output| self.op(output)).collect();
         if !ops.is_empty() {
             self.lanes.run(lane, ops);
+        }
+    }
+
+    /// A view comes with its announcement, and goes with it.
+    fn news_of(&self, output: &Output) -> Option<News> {
+        match output {
+            Output::Do(Chore::CreateView { repo }) => {
+                self.purgatory.held_announcement(repo).map(News::Held)
+            }
+            Output::Do(Chore::RemoveView { repo }) => Some(News::Gone(repo.clone())),
+            _ => None,
         }
     }
 

@@ -93,3 +93,6 @@
 //! same seed give the same outputs. Bytes from a peer can neither panic the engine nor make it grow without bound.
 
 pub mod engine;
+pub mod local;
+
+pub use local::LocalRelay;

@@ -72,6 +72,11 @@ impl Instance {
         Self { address, settings, server, stop, running, dir }
     }
 
+    /// The server itself.
+    pub fn server(&self) -> &Server {
+        &self.server
+    }
+
     /// Where the relay is.
     pub fn relay_url(&self) -> String {
         format!("ws://{}", self.address)

@@ -161,6 +161,19 @@ impl Purgatory {
         self.ledger.family(identifier).map(|entry| entry.event.clone()).collect()
     }
 
+    /// The announcement of a repository that waits for git data.
+    pub fn held_announcement(&self, repo: &RepoId) -> Option<Arc<Event>> {
+        let entry = self.ledger.announcement(repo)?;
+        (entry.phase == Phase::Waiting).then(|| entry.event.clone())
+    }
+
+    /// Every announcement that waits for git data.
+    pub fn held_announcements(&self) -> Vec<Arc<Event>> {
+        let waiting =
+            |entry: &&Entry| entry.phase == Phase::Waiting && entry.announcement().is_some();
+        self.ledger.entries().filter(waiting).map(|entry| entry.event.clone()).collect()
+    }
+
     /// Every upload that waits for its event. Whatever else is in staging at a start was never accounted for.
     pub fn staged(&self) -> BTreeSet<(EventId, Oid)> {
         let staged = self.ledger.staging().iter();

@@ -126,12 +126,15 @@ impl Pipeline {
                 let own = own.filter(|known| known.repo.owner == pending.event.pubkey);
                 gone.extend(own.map(|known| known.version.id));
             }
-            if matches!(verdict, Verdict::Delist { .. }) {
-                self.delist(&pending.event).await;
-            }
         }
         if !gone.is_empty() {
             self.store.remove(gone).await?;
+        }
+        // Told after it is so: whoever looks, looks at once.
+        for (pending, verdict) in round.iter().zip(verdicts) {
+            if matches!(verdict, Verdict::Delist { .. }) {
+                self.delist(&pending.event).await;
+            }
         }
         Ok(())
     }

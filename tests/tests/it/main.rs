@@ -3,4 +3,5 @@
 
 mod conformance;
 mod hosting;
+mod news;
 mod stranger;

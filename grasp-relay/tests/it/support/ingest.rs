@@ -80,7 +80,7 @@ fn verdict(objection: Option<Rejection>, saved: Option<Saved>) -> Verdict {
 impl Ingest for Door {
     fn ingest_verified(
         &self,
-        events: Vec<Verified<Event>>,
+        events: Vec<Verified<Arc<Event>>>,
         origin: Origin,
     ) -> BoxFuture<'_, Vec<Verdict>> {
         Box::pin(async move {
@@ -88,7 +88,7 @@ impl Ingest for Door {
             let _pass = self.open.acquire().await.expect("never closed");
             let objections: Vec<_> = events.iter().map(|event| objection(event, &origin)).collect();
             let good = events.into_iter().zip(&objections).filter(|(_, no)| no.is_none());
-            let good = good.map(|(event, _)| Arc::new(event.into_inner())).collect();
+            let good = good.map(|(event, _)| event.into_inner()).collect();
             let mut saved = self.admit(good).await.into_iter();
             let judge = |no: Option<Rejection>| {
                 let saved = if no.is_none() { saved.next() } else { None };

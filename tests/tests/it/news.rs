@@ -1,0 +1,75 @@
+//! What a server tells its own parts about the repositories it keeps.
+
+use futures_util::StreamExt;
+use grasp_bin::OwnRelay;
+use grasp_core::kinds;
+use grasp_relay::keeper;
+use grasp_sync::local::{LocalRelay, News};
+use grasp_tests::{Instance, Maker, Workdir};
+
+#[tokio::test]
+async fn a_repository_is_news_when_it_waits_and_when_it_is_gone() {
+    let instance = Instance::start().await;
+    let alice = Maker::new();
+    let keep = instance.server().keeper();
+    let mut news = keep.news();
+    let announcement = alice.announce("x", &instance.service());
+    instance.take(vec![announcement.clone()]).await;
+    assert_eq!(news.recv().await, Ok(keeper::News::Held(announcement.clone().into())));
+    let held = keep.ask(|purgatory| purgatory.held_announcements()).await.unwrap();
+    assert_eq!(held, [announcement.into()]);
+
+    let elsewhere = "elsewhere.example".parse().unwrap();
+    instance.take(vec![alice.later(1).announce("x", &elsewhere)]).await;
+    assert_eq!(news.recv().await, Ok(keeper::News::Gone(alice.repo("x"))));
+    let held = keep.ask(|purgatory| purgatory.held_announcements()).await.unwrap();
+    assert!(held.is_empty());
+}
+
+#[tokio::test]
+async fn a_served_repository_that_is_delisted_is_news() {
+    let instance = Instance::start().await;
+    let alice = Maker::new();
+    instance.host(&alice, "x").await;
+    let mut news = instance.server().keeper().news();
+
+    let elsewhere = "elsewhere.example".parse().unwrap();
+    instance.take(vec![alice.later(1).announce("x", &elsewhere)]).await;
+    assert_eq!(news.recv().await, Ok(keeper::News::Gone(alice.repo("x"))));
+}
+
+fn own_relay(instance: &Instance) -> OwnRelay {
+    OwnRelay::new(instance.server().parts().clone(), instance.server().keeper().clone())
+}
+
+#[tokio::test]
+async fn sync_hears_of_a_repository_from_its_first_word_to_its_last() {
+    let instance = Instance::start().await;
+    let alice = Maker::new();
+    let announced = alice.announce("x", &instance.service());
+    instance.take(vec![announced.clone()]).await;
+    let mut news = own_relay(&instance).accepted(&kinds::SELF_SUBSCRIPTION);
+    assert_eq!(news.next().await, Some(News::Held(announced.clone().into())));
+    assert_eq!(news.next().await, Some(News::CaughtUp));
+
+    let work = Workdir::init().await;
+    let commit = work.commit("first").await;
+    let state = alice.state("x", &[("refs/heads/main", &commit)]);
+    instance.take(vec![state.clone()]).await;
+    work.git(&["push", &instance.clone_url(&alice.repo("x")), "main"]).await.expect_ok();
+    let issue = alice.later(1).issue(&alice.repo("x"), "an issue");
+    let comment = alice.later(2).sign(1111, "why?", &[&["E", &issue.id.to_hex()]]);
+    instance.take(vec![issue.clone(), comment.clone()]).await;
+    for event in [&announced, &state, &issue, &comment] {
+        assert_eq!(news.next().await, Some(News::Accepted(event.clone().into())));
+    }
+
+    let delete = alice.later(3).sign(5, "", &[&["e", &issue.id.to_hex()]]);
+    instance.take(vec![delete.clone()]).await;
+    assert_eq!(news.next().await, Some(News::Accepted(delete.into())));
+    assert_eq!(news.next().await, Some(News::Removed(issue.id)));
+
+    let elsewhere = "elsewhere.example".parse().unwrap();
+    instance.take(vec![alice.later(4).announce("x", &elsewhere)]).await;
+    assert_eq!(news.next().await, Some(News::Retired(alice.repo("x"))));
+}
