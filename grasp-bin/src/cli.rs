@@ -1,12 +1,13 @@
 //! What can be said on the command line.
 
 use std::io::IsTerminal;
+use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use crate::config::flags::Flags;
-use crate::config::{Log, LogFormat};
+use crate::config::{Log, LogFormat, table};
 
 /// Git repositories that belong to their maintainers: a nostr relay and git host.
 #[derive(Debug, Parser)]
@@ -20,9 +21,25 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Runs the server until it is told to stop (Ctrl-C or SIGTERM).
     Serve(Settings),
+    /// Shows how a running server stands.
+    Status {
+        #[command(flatten)]
+        server: Running,
+        /// Again and again, until Ctrl-C.
+        #[arg(long)]
+        watch: bool,
+    },
+    /// Lists the repositories of a running server.
+    Repos(Running),
+    /// Lists the relays that a running server follows.
+    Relays(Running),
+    /// Lists what waits for git data at a running server.
+    Purgatory(Running),
     /// Shows or checks the settings.
     #[command(subcommand)]
     Config(Configuration),
+    /// Prints the reference of all metrics, as Markdown.
+    Metrics,
 }
 
 #[derive(Debug, Subcommand)]
@@ -40,6 +57,34 @@ pub(crate) enum Configuration {
 pub(crate) struct Settings {
     #[command(flatten)]
     pub(crate) flags: Flags,
+}
+
+/// Which running server is meant.
+#[derive(Debug, Args)]
+pub(crate) struct Running {
+    /// Its settings file.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Its data directory.
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<String>,
+    /// Its admin socket, if that is elsewhere.
+    #[arg(long, value_name = "PATH")]
+    admin_socket: Option<String>,
+    /// As JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl Running {
+    /// The same as flags of the server itself.
+    pub(crate) fn flags(&self) -> Flags {
+        let said = [("data_dir", &self.data_dir), ("admin_socket", &self.admin_socket)];
+        let given = said
+            .into_iter()
+            .filter_map(|(key, value)| Some((table::find(key)?, vec![value.clone()?])));
+        Flags { file: self.config.clone(), given: given.collect() }
+    }
 }
 
 impl Log {

@@ -32,6 +32,8 @@ pub(crate) struct Config {
     pub(crate) domain: Option<ServiceIdentity>,
     /// Where the key is that the service signs with.
     pub(crate) service_key: Option<PathBuf>,
+    /// Where `grasp status` and the like find a running server.
+    pub(crate) admin_socket: Option<PathBuf>,
     /// How to tell what happens.
     pub(crate) log: Log,
     /// The server itself. Its address is the one of `listen` until it is known better.
@@ -59,6 +61,7 @@ impl Default for Config {
             listen,
             domain: None,
             service_key: None,
+            admin_socket: None,
             log: Log { filter: "info".into(), format: LogFormat::Human },
             settings: Settings::new(service, "data"),
         }
@@ -70,5 +73,11 @@ impl Config {
     pub(crate) fn service_key(&self) -> PathBuf {
         let beside = || self.settings.data_dir.join("service.key");
         self.service_key.clone().unwrap_or_else(beside)
+    }
+
+    /// Where `grasp status` and the like find a running server.
+    pub(crate) fn admin_socket(&self) -> PathBuf {
+        let beside = || self.settings.data_dir.join("admin.sock");
+        self.admin_socket.clone().unwrap_or_else(beside)
     }
 }

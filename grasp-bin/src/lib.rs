@@ -2,10 +2,14 @@
 //!
 //! No rule lives here. The command is [`run`]; whole-instance tests build the same [`Server`] that it does.
 
+mod admin;
 mod cli;
 mod config;
+mod http;
 mod key;
+mod metrics;
 mod notify;
+mod overview;
 mod own_relay;
 mod serve;
 mod server;
@@ -16,8 +20,11 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Parser;
 
-use crate::cli::{Cli, Command, Configuration};
+use crate::admin::Look;
+use crate::cli::{Cli, Command, Configuration, Running};
+use crate::config::flags::Flags;
 use crate::config::{Environment, Layers, Loaded, reference};
+pub use crate::metrics::sync::SyncMeter;
 pub use crate::own_relay::OwnRelay;
 pub use crate::server::Server;
 pub use crate::settings::{About, Hunt, Processes, Settings, Store};
@@ -35,18 +42,29 @@ pub fn run() -> ExitCode {
 
 fn obey(command: Command) -> Result<ExitCode> {
     match command {
-        Command::Serve(settings) => serve::run(load(&settings)?)?,
+        Command::Serve(settings) => serve::run(load(&settings.flags)?)?,
+        Command::Status { server, watch: false } => look_at(&server, Look::Status)?,
+        Command::Status { server, watch: true } => look_at(&server, Look::Watch)?,
+        Command::Repos(server) => look_at(&server, Look::Repositories)?,
+        Command::Relays(server) => look_at(&server, Look::Relays)?,
+        Command::Purgatory(server) => look_at(&server, Look::Purgatory)?,
         Command::Config(Configuration::Print(settings)) => {
-            print!("{}", reference::in_force(&load(&settings)?));
+            print!("{}", reference::in_force(&load(&settings.flags)?));
         }
-        Command::Config(Configuration::Check(settings)) => check(&load(&settings)?),
+        Command::Config(Configuration::Check(settings)) => check(&load(&settings.flags)?),
         Command::Config(Configuration::Reference) => print!("{}", reference::markdown()),
+        Command::Metrics => print!("{}", metrics::reference::markdown()),
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn load(settings: &cli::Settings) -> Result<Loaded> {
-    Ok(Layers::load(&settings.flags, &Environment)?)
+fn load(flags: &Flags) -> Result<Loaded> {
+    Ok(Layers::load(flags, &Environment)?)
+}
+
+fn look_at(server: &Running, what: Look) -> Result<()> {
+    let config = load(&server.flags())?.config;
+    admin::look(&config.admin_socket(), what, server.json)
 }
 
 /// What is wrong was an error before; what is only strange is mentioned.

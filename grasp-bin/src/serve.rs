@@ -8,6 +8,7 @@ use grasp_core::ServiceIdentity;
 use grasp_relay::Clock;
 use tokio::net::TcpListener;
 
+use crate::admin::AdminSocket;
 use crate::config::{Config, Loaded};
 use crate::key;
 use crate::notify::{self, Stage};
@@ -33,12 +34,15 @@ async fn serve_until_told(config: Config) -> Result<()> {
         .with_context(|| format!("could not listen on {}", config.listen))?;
     let service = identity(&config, &listener)?;
     let keys = Some(key::load_or_create(&config.service_key())?);
+    let admin = AdminSocket::claim(&config.admin_socket())?;
     let settings = Settings { service, keys, ..config.settings };
     let server = Server::open(&settings, Clock::system()).await?;
+    let answering = admin.answer(server.overview().clone());
     welcome(&settings);
     notify::tell(Stage::Ready);
     let watchdog = notify::watchdog().map(|pause| tokio::spawn(say_that_we_are_there(pause)));
     server.serve(listener, told_to_stop()).await?;
+    drop(answering);
     server.close().await?;
     if let Some(watchdog) = watchdog {
         watchdog.abort();
@@ -75,8 +79,10 @@ fn welcome(settings: &Settings) {
          \x20 clone   http{tls}://{service}/<npub>/<name>.git\n\
          \x20 data    {}\n\
          \x20 next    announce a repository with these addresses, sign its state, push it; the page says how\n\
+         \x20 watch   grasp status --watch --data-dir {}\n\
          \x20 stop    Ctrl-C\n",
         env!("CARGO_PKG_VERSION"),
+        settings.data_dir.display(),
         settings.data_dir.display(),
     );
     let _ = std::io::stdout().lock().write_all(text.as_bytes());

@@ -10,6 +10,7 @@ use grasp_purgatory::git::{Git, RepoStore};
 use grasp_purgatory::journal::sqlite::Journal;
 use grasp_relay::ingest::Pipeline;
 use grasp_relay::keeper::{Keeper, KeeperParts};
+use grasp_relay::metrics::{Counted, Metrics, count_requests};
 use grasp_relay::nostr::Hub;
 use grasp_relay::server::{Config, Parts, serve};
 use grasp_relay::store::rules::Rules;
@@ -19,6 +20,8 @@ use grasp_relay::{Clock, git_http, store};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
+use crate::http::{self, Draining};
+use crate::overview::Overview;
 use crate::settings::{Settings, Store};
 
 /// How often what time has made worthless is thrown away.
@@ -28,6 +31,8 @@ const SWEEP: Duration = Duration::from_secs(60);
 pub struct Server {
     parts: Parts,
     keeper: Keeper,
+    overview: Overview,
+    draining: Draining,
     sweeper: JoinHandle<()>,
 }
 
@@ -53,15 +58,25 @@ impl Server {
             clock: clock.clone(),
         };
         let sweeper = tokio::spawn(sweep(Arc::clone(&store), clock.clone()));
-        let extra = git_http::routes(keeper.clone(), settings.git.clone());
-        let config = presented(settings);
-        let parts = Parts { store, ingest: Arc::new(ingest), hub, config, clock, extra };
-        Ok(Self { parts, keeper, sweeper })
+        let metrics = Metrics::default();
+        let overview = Overview::new(settings, &keeper, &hub, metrics.clone());
+        let draining = Draining::default();
+        let extra = http::routes(overview.clone(), draining.clone(), settings.metrics)
+            .merge(git_http::routes(keeper.clone(), settings.git.clone()));
+        let extra = count_requests(extra, metrics.clone());
+        let ingest = Arc::new(Counted::new(ingest, metrics));
+        let parts = Parts { store, ingest, hub, config: presented(settings), clock, extra };
+        Ok(Self { parts, keeper, overview, draining, sweeper })
     }
 
     /// What the server is made of.
     pub fn parts(&self) -> &Parts {
         &self.parts
+    }
+
+    /// How everything stands.
+    pub(crate) fn overview(&self) -> &Overview {
+        &self.overview
     }
 
     /// What holds events and git data in step.
@@ -75,7 +90,11 @@ impl Server {
         listener: TcpListener,
         shutdown: impl Future<Output = ()>,
     ) -> Result<()> {
-        serve(listener, self.parts.clone(), shutdown).await.context("the server failed")
+        let stopping = async {
+            shutdown.await;
+            self.draining.begin();
+        };
+        serve(listener, self.parts.clone(), stopping).await.context("the server failed")
     }
 
     /// Closes everything; whatever was acknowledged is on disk.

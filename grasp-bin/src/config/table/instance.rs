@@ -11,6 +11,8 @@ pub(super) const PROCESS: &[Setting] = settings! { "" at [];
     service_key: Maybe<Path>,
         "The file with the key that the service signs with, made at the first start. Without one: `service.key` in \
          the data directory.";
+    admin_socket: Maybe<Path>,
+        "Where `grasp status` and the like find a running server. Without one: `admin.sock` in the data directory.";
 };
 
 pub(super) const SERVER: &[Setting] = settings! { "" at [settings];
