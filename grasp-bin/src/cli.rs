@@ -35,6 +35,14 @@ pub(crate) enum Command {
     Relays(Running),
     /// Lists what waits for git data at a running server.
     Purgatory(Running),
+    /// Looks at everything that a server needs from its surroundings, and names remedies.
+    Doctor {
+        #[command(flatten)]
+        settings: Settings,
+        /// Leaves the network alone.
+        #[arg(long)]
+        offline: bool,
+    },
     /// Shows or checks the settings.
     #[command(subcommand)]
     Config(Configuration),

@@ -30,8 +30,6 @@ pub(crate) struct Config {
     pub(crate) listen: SocketAddr,
     /// The address that others reach us at; where we listen if there is none.
     pub(crate) domain: Option<ServiceIdentity>,
-    /// Where the key is that the service signs with.
-    pub(crate) service_key: Option<PathBuf>,
     /// Where `grasp status` and the like find a running server.
     pub(crate) admin_socket: Option<PathBuf>,
     /// How to tell what happens.
@@ -60,7 +58,6 @@ impl Default for Config {
         Self {
             listen,
             domain: None,
-            service_key: None,
             admin_socket: None,
             log: Log { filter: "info".into(), format: LogFormat::Human },
             settings: Settings::new(service, "data"),
@@ -69,12 +66,6 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Where the key is that the service signs with.
-    pub(crate) fn service_key(&self) -> PathBuf {
-        let beside = || self.settings.data_dir.join("service.key");
-        self.service_key.clone().unwrap_or_else(beside)
-    }
-
     /// Where `grasp status` and the like find a running server.
     pub(crate) fn admin_socket(&self) -> PathBuf {
         let beside = || self.settings.data_dir.join("admin.sock");

@@ -5,10 +5,12 @@
 mod admin;
 mod cli;
 mod config;
+mod doctor;
 mod http;
 mod key;
 mod metrics;
 mod notify;
+mod observer;
 mod overview;
 mod own_relay;
 mod serve;
@@ -24,10 +26,9 @@ use crate::admin::Look;
 use crate::cli::{Cli, Command, Configuration, Running};
 use crate::config::flags::Flags;
 use crate::config::{Environment, Layers, Loaded, reference};
-pub use crate::metrics::sync::SyncMeter;
 pub use crate::own_relay::OwnRelay;
 pub use crate::server::Server;
-pub use crate::settings::{About, Hunt, Processes, Settings, Store};
+pub use crate::settings::{About, Hunt, Processes, Settings, Store, Sync};
 
 /// The `grasp` command.
 pub fn run() -> ExitCode {
@@ -48,6 +49,10 @@ fn obey(command: Command) -> Result<ExitCode> {
         Command::Repos(server) => look_at(&server, Look::Repositories)?,
         Command::Relays(server) => look_at(&server, Look::Relays)?,
         Command::Purgatory(server) => look_at(&server, Look::Purgatory)?,
+        Command::Doctor { settings, offline } => {
+            let healthy = doctor::examine(&load(&settings.flags)?.config, offline)?;
+            return Ok(if healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
         Command::Config(Configuration::Print(settings)) => {
             print!("{}", reference::in_force(&load(&settings.flags)?));
         }

@@ -1,10 +1,12 @@
 //! How the running server stands: one look at all its parts.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use grasp_core::{Identifier, Mono, kinds};
+use grasp_core::limits::Health;
+use grasp_core::sync::ConnectionStatus;
+use grasp_core::{Identifier, Mono, RelayUrl, kinds};
 use grasp_purgatory::{Counts, Phase, Purgatory};
 use grasp_relay::Clock;
 use grasp_relay::keeper::Keeper;
@@ -12,7 +14,11 @@ use grasp_relay::metrics::{Metric, Metrics, table};
 use grasp_relay::nostr::Hub;
 use grasp_relay::store::{EventStore, StoreError};
 use grasp_relay::web::Listing;
-use grasp_relay::web::figures::{Intake, PurgatoryFigures, RepoRow, Status, WaitingRow};
+use grasp_relay::web::figures::{
+    Intake, PurgatoryFigures, RelayHealth, RelayRow, RelayState, RepoRow, Status, WaitingRow,
+};
+use grasp_sync::Syncer;
+use grasp_sync::driver::RelayStatus;
 use nostr::filter::Filter;
 use tokio::sync::Mutex;
 
@@ -40,6 +46,7 @@ struct Inner {
     clock: Clock,
     metrics: Metrics,
     listing: Listing,
+    syncer: OnceLock<Arc<Syncer>>,
     started: u64,
     counted: Mutex<Option<(Mono, Counted)>>,
 }
@@ -70,8 +77,16 @@ impl Overview {
             clock,
             metrics,
             listing,
+            syncer: OnceLock::new(),
             counted: Mutex::new(None),
         }))
+    }
+
+    /// Sees sync too from now on, if there is any. It begins after everything that it works with, pages included.
+    pub(crate) fn follow(&self, syncer: Option<Arc<Syncer>>) {
+        if let Some(syncer) = syncer {
+            let _ = self.0.syncer.set(syncer);
+        }
     }
 
     /// The server's name for people.
@@ -112,7 +127,15 @@ impl Overview {
             subscriptions: census.subscriptions as u64,
             intake: intake(&inner.metrics),
             purgatory: self.purgatory().await,
-            relays: Vec::new(),
+            relays: self.relays().await,
+        }
+    }
+
+    /// Every relay that is followed.
+    async fn relays(&self) -> Vec<RelayRow> {
+        match self.0.syncer.get() {
+            Some(syncer) => syncer.status().await.relays.iter().map(relay_row).collect(),
+            None => Vec::new(),
         }
     }
 
@@ -193,6 +216,31 @@ impl Overview {
 
     fn set(&self, metric: &Metric, labels: &[&str], to: u64) {
         self.0.metrics.set(metric, labels, to as f64);
+    }
+}
+
+fn relay_row((url, status): (&RelayUrl, &RelayStatus)) -> RelayRow {
+    RelayRow {
+        url: url.to_string(),
+        state: match status.connection {
+            ConnectionStatus::Disconnected => RelayState::Disconnected,
+            ConnectionStatus::Connecting => RelayState::Connecting,
+            ConnectionStatus::Syncing => RelayState::Syncing,
+            ConnectionStatus::Connected => RelayState::Connected,
+            ConnectionStatus::ConnectedHistoricSyncFailures => RelayState::Incomplete,
+        },
+        since: status.since.as_secs(),
+        health: match status.health {
+            Health::Healthy => RelayHealth::Healthy,
+            Health::Degraded => RelayHealth::Degraded,
+            Health::Dead => RelayHealth::Dead,
+        },
+        synced_at: status.synced_at.map(|at| at.as_secs()),
+        backlog: status.backlog,
+        stored: status.counts.stored(),
+        gaps: status.gaps,
+        refusal: status.last_refusal.as_ref().map(|text| text.as_str().to_owned()),
+        uptime: status.reliability.and_then(|seen| seen.uptime()),
     }
 }
 

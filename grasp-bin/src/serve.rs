@@ -10,7 +10,6 @@ use tokio::net::TcpListener;
 
 use crate::admin::AdminSocket;
 use crate::config::{Config, Loaded};
-use crate::key;
 use crate::notify::{self, Stage};
 use crate::server::Server;
 use crate::settings::Settings;
@@ -33,9 +32,8 @@ async fn serve_until_told(config: Config) -> Result<()> {
         .await
         .with_context(|| format!("could not listen on {}", config.listen))?;
     let service = identity(&config, &listener)?;
-    let keys = Some(key::load_or_create(&config.service_key())?);
     let admin = AdminSocket::claim(&config.admin_socket())?;
-    let settings = Settings { service, keys, ..config.settings };
+    let settings = config.settings.reached_at(service);
     let server = Server::open(&settings, Clock::system()).await?;
     let answering = admin.answer(server.overview().clone());
     welcome(&settings);

@@ -11,18 +11,24 @@ use grasp_purgatory::journal::sqlite::Journal;
 use grasp_relay::ingest::Pipeline;
 use grasp_relay::keeper::{Keeper, KeeperParts};
 use grasp_relay::metrics::{Counted, Metrics, count_requests};
-use grasp_relay::nostr::Hub;
+use grasp_relay::nostr::{Hub, RelayInfo};
 use grasp_relay::server::{Config, Parts, serve};
 use grasp_relay::store::rules::Rules;
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use grasp_relay::store::{EventStore, StoreError};
 use grasp_relay::{Clock, git_http, store};
+use grasp_sync::Syncer;
+use grasp_sync::driver::RecordFile;
+use nostr::key::Keys;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use crate::http::{self, Draining};
+use crate::key;
+use crate::observer::SyncObserver;
 use crate::overview::Overview;
-use crate::settings::{Settings, Store};
+use crate::own_relay::OwnRelay;
+use crate::settings::{Settings, Store, Sync};
 
 /// How often what time has made worthless is thrown away.
 const SWEEP: Duration = Duration::from_secs(60);
@@ -31,6 +37,7 @@ const SWEEP: Duration = Duration::from_secs(60);
 pub struct Server {
     parts: Parts,
     keeper: Keeper,
+    syncer: Option<Arc<Syncer>>,
     overview: Overview,
     draining: Draining,
     sweeper: JoinHandle<()>,
@@ -58,15 +65,19 @@ impl Server {
             clock: clock.clone(),
         };
         let sweeper = tokio::spawn(sweep(Arc::clone(&store), clock.clone()));
-        let metrics = Metrics::default();
+        let (metrics, keys) = (Metrics::default(), key::load_or_create(&settings.service_key())?);
         let overview = Overview::new(settings, &keeper, &hub, metrics.clone());
         let draining = Draining::default();
         let extra = http::routes(overview.clone(), draining.clone(), settings.metrics)
             .merge(git_http::routes(keeper.clone(), settings.git.clone()));
         let extra = count_requests(extra, metrics.clone());
-        let ingest = Arc::new(Counted::new(ingest, metrics));
-        let parts = Parts { store, ingest, hub, config: presented(settings), clock, extra };
-        Ok(Self { parts, keeper, overview, draining, sweeper })
+        let ingest = Arc::new(Counted::new(ingest, metrics.clone()));
+        let config = presented(settings, &keys);
+        let parts = Parts { store, ingest, hub, config, clock, extra };
+        let own = Arc::new(OwnRelay::new(parts.clone(), keeper.clone()));
+        let syncer = start_sync(settings, own, keys, metrics).await?;
+        overview.follow(syncer.clone());
+        Ok(Self { parts, keeper, syncer, overview, draining, sweeper })
     }
 
     /// What the server is made of.
@@ -84,6 +95,11 @@ impl Server {
         &self.keeper
     }
 
+    /// What keeps our events in step with other relays, if anything does.
+    pub fn syncer(&self) -> Option<&Syncer> {
+        self.syncer.as_deref()
+    }
+
     /// Serves until `shutdown` resolves, then lets everybody finish within the grace period.
     pub async fn serve(
         &self,
@@ -99,6 +115,9 @@ impl Server {
 
     /// Closes everything; whatever was acknowledged is on disk.
     pub async fn close(self) -> Result<()> {
+        if let Some(syncer) = &self.syncer {
+            syncer.stop().await;
+        }
         self.sweeper.abort();
         let store = Arc::clone(&self.parts.store);
         drop(self);
@@ -106,10 +125,11 @@ impl Server {
     }
 }
 
-fn presented(settings: &Settings) -> Config {
+fn presented(settings: &Settings, keys: &Keys) -> Config {
+    let info = RelayInfo { service_key: Some(keys.public_key()), ..settings.info() };
     Config {
         service: settings.service.clone(),
-        info: settings.info(),
+        info,
         limits: settings.relay.clone(),
         trusted_proxies: settings.trusted_proxies.clone(),
         challenge_on_connect: false,
@@ -157,6 +177,30 @@ async fn start_keeper(settings: &Settings, parts: KeeperParts) -> Result<Keeper>
     let (journal, records) =
         Journal::open(&file).with_context(|| format!("could not open {}", file.display()))?;
     Ok(Keeper::start(parts, settings.purgatory.clone(), journal, records).await)
+}
+
+/// Begins to keep our events in step with other relays, if that is wanted.
+async fn start_sync(
+    settings: &Settings,
+    own: Arc<OwnRelay>,
+    keys: Keys,
+    metrics: Metrics,
+) -> Result<Option<Arc<Syncer>>> {
+    let Sync { enabled: true, engine, outbound, limits } = settings.sync.clone() else {
+        return Ok(None);
+    };
+    let file = settings.data_dir.join("relays.jsonl");
+    let settings = grasp_sync::Settings {
+        engine,
+        outbound,
+        limits,
+        keys: Some(keys),
+        records: Box::new(RecordFile::new(&file)),
+        observer: Arc::new(SyncObserver::new(metrics)),
+    };
+    let started = Syncer::start(own, settings).await;
+    let syncer = started.with_context(|| format!("could not open {}", file.display()))?;
+    Ok(Some(Arc::new(syncer)))
 }
 
 /// The repositories on disk, and the git that works on them.

@@ -15,8 +15,8 @@ use grasp_relay::git_http::GitLimits;
 use grasp_relay::nostr::{Limits, RelayInfo};
 use grasp_relay::server::AddressRange;
 use grasp_relay::store::sqlite::SqliteOptions;
-use grasp_sync::engine;
-use nostr::key::{Keys, PublicKey};
+use grasp_sync::{driver, engine};
+use nostr::key::PublicKey;
 
 /// What a [`Server`](crate::Server) is built from.
 #[derive(Clone, Debug)]
@@ -29,8 +29,8 @@ pub struct Settings {
     pub store: Store,
     /// How our own store uses the machine.
     pub sqlite: SqliteOptions,
-    /// What the service itself signs with.
-    pub keys: Option<Keys>,
+    /// The file with the key that the service itself signs with; one in the data directory if there is none.
+    pub service_key: Option<PathBuf>,
     /// What we say about ourselves.
     pub about: About,
     /// Who may sign states.
@@ -47,8 +47,6 @@ pub struct Settings {
     pub contributor_proposals: bool,
     /// Proxies whose `X-Forwarded-For` is believed.
     pub trusted_proxies: Vec<AddressRange>,
-    /// Where we may connect to.
-    pub outbound: OutboundPolicy,
     /// The relay's bounds.
     pub relay: Limits,
     /// The git host's bounds.
@@ -59,12 +57,25 @@ pub struct Settings {
     pub staging: StagingLimits,
     /// What waits for its git data, how long, and how much of it.
     pub purgatory: grasp_purgatory::Config,
-    /// How events are brought from other relays.
-    pub sync: engine::Config,
+    /// How events are kept in step with other relays.
+    pub sync: Sync,
     /// How git data is brought from other servers.
     pub hunt: Hunt,
     /// Whether `/metrics` is served.
     pub metrics: bool,
+}
+
+/// How events are kept in step with other relays.
+#[derive(Clone, Debug)]
+pub struct Sync {
+    /// Whether they are.
+    pub enabled: bool,
+    /// Whom to ask for what, and when.
+    pub engine: engine::Config,
+    /// Where may be gone to.
+    pub outbound: OutboundPolicy,
+    /// What one relay may do to us.
+    pub limits: driver::Limits,
 }
 
 /// What a server says about itself (NIP-11).
@@ -108,13 +119,15 @@ impl Settings {
     /// The defaults.
     pub fn new(service: ServiceIdentity, data_dir: impl Into<PathBuf>) -> Self {
         let policy = Policy::new(service.clone());
+        let grasp_sync::Settings { engine, outbound, limits, .. } =
+            grasp_sync::Settings::new(service.clone());
         Self {
-            sync: engine::Config::new(service.clone()),
+            sync: Sync { enabled: true, engine, outbound, limits },
             service,
             data_dir: data_dir.into(),
             store: Store::Sqlite,
             sqlite: SqliteOptions::default(),
-            keys: None,
+            service_key: None,
             about: About::default(),
             maintainers: policy.model,
             max_ahead: policy.max_ahead,
@@ -123,7 +136,6 @@ impl Settings {
             archive: policy.archive,
             contributor_proposals: policy.contributor_proposals,
             trusted_proxies: Vec::new(),
-            outbound: OutboundPolicy::default(),
             relay: Limits::default(),
             git: GitLimits::default(),
             processes: Processes::default(),
@@ -132,6 +144,19 @@ impl Settings {
             hunt: Hunt::default(),
             metrics: true,
         }
+    }
+
+    /// The same for a server that others reach at another address.
+    #[must_use]
+    pub fn reached_at(mut self, service: ServiceIdentity) -> Self {
+        self.sync.engine.own = service.clone();
+        self.service = service;
+        self
+    }
+
+    /// The file with the key that the service itself signs with.
+    pub fn service_key(&self) -> PathBuf {
+        self.service_key.clone().unwrap_or_else(|| self.data_dir.join("service.key"))
     }
 
     /// The settings of the rulebook.
@@ -147,6 +172,17 @@ impl Settings {
         }
     }
 
+    /// What runs of GRASP.
+    fn grasps(&self) -> Vec<String> {
+        let parts = [
+            ("GRASP-01", true),
+            ("GRASP-02", self.sync.enabled),
+            ("GRASP-05", is_archive(&self.archive)),
+            ("GRASP-06", self.contributor_proposals),
+        ];
+        parts.into_iter().filter(|(_, runs)| *runs).map(|(name, _)| name.into()).collect()
+    }
+
     /// What the NIP-11 document says.
     pub(crate) fn info(&self) -> RelayInfo {
         let About { name, description, contact, icon, acceptance, curation } = self.about.clone();
@@ -154,7 +190,7 @@ impl Settings {
             name: name.unwrap_or_else(|| self.service.to_string()),
             description,
             pubkey: self.operator,
-            service_key: self.keys.as_ref().map(Keys::public_key),
+            supported_grasps: self.grasps(),
             contact,
             icon,
             repo_acceptance_criteria: acceptance,
@@ -165,6 +201,12 @@ impl Settings {
             ..RelayInfo::default()
         }
     }
+}
+
+fn is_archive(archive: &Archive) -> bool {
+    let Archive { everything, owners, repos, identifiers, services } = archive;
+    let lists = [owners.len(), repos.len(), identifiers.len(), services.len()];
+    *everything || lists.iter().any(|length| *length > 0)
 }
 
 impl Default for About {

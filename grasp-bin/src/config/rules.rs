@@ -110,7 +110,8 @@ fn kept(config: &Config) -> Vec<Rule> {
 }
 
 fn elsewhere(config: &Config) -> Vec<Rule> {
-    let (sync, hunt) = (&config.settings.sync, &config.settings.hunt);
+    let limits = &config.settings.sync.limits;
+    let (sync, hunt) = (&config.settings.sync.engine, &config.settings.hunt);
     vec![
         (
             sync.full_pass.0 <= sync.full_pass.1,
@@ -121,6 +122,11 @@ fn elsewhere(config: &Config) -> Vec<Rule> {
             sync.backoff.first <= sync.backoff.cap,
             &["sync.backoff_first", "sync.backoff_cap"],
             "sync.backoff_first is above sync.backoff_cap",
+        ),
+        (
+            limits.ping_after < limits.idle_timeout,
+            &["sync.ping_after", "sync.idle_timeout"],
+            "a relay must be asked before it is taken for lost: sync.ping_after is not below sync.idle_timeout",
         ),
         (
             hunt.backoff.first <= hunt.backoff.cap,

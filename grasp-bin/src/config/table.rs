@@ -87,7 +87,11 @@ pub(crate) const SECTIONS: &[Section] = &[
         title: "Repositories kept although they do not list this instance (GRASP-05)",
         groups: &[instance::ARCHIVE],
     },
-    Section { name: "sync", title: "Events from other relays (GRASP-02)", groups: &[sync::SYNC] },
+    Section {
+        name: "sync",
+        title: "Events from other relays (GRASP-02)",
+        groups: &[sync::SYNC, sync::ENGINE, sync::LIMITS],
+    },
     Section {
         name: "hunt",
         title: "Git data from other servers (GRASP-02)",

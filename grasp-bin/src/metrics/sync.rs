@@ -134,7 +134,7 @@ const OF_RELAYS: &[&Metric] = &[
 ];
 
 /// Turns reports into metrics. Remembers of each relay what the totals need.
-pub struct SyncMeter {
+pub(crate) struct SyncMeter {
     metrics: Metrics,
     relays: BTreeMap<RelayUrl, Standing>,
 }
@@ -148,12 +148,12 @@ struct Standing {
 
 impl SyncMeter {
     /// Puts them here.
-    pub fn new(metrics: Metrics) -> Self {
+    pub(crate) fn new(metrics: Metrics) -> Self {
         Self { metrics, relays: BTreeMap::new() }
     }
 
     /// Notes one report.
-    pub fn note(&mut self, report: &Report) {
+    pub(crate) fn note(&mut self, report: &Report) {
         let metrics = &self.metrics;
         match report {
             Report::Discovered { relay } => self.discovered(relay),

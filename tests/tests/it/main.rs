@@ -5,3 +5,4 @@ mod conformance;
 mod hosting;
 mod news;
 mod stranger;
+mod syncing;

@@ -8,23 +8,24 @@ pub(super) const PROCESS: &[Setting] = settings! { "" at [];
     @common domain: Maybe<Word> as "HOST[:PORT][/MOUNT]",
         "The address that others reach the server at, and that announcements must list. The routes lie below its \
          mount. Without one: where it listens.";
-    service_key: Maybe<Path>,
-        "The file with the key that the service signs with, made at the first start. Without one: `service.key` in \
-         the data directory.";
     admin_socket: Maybe<Path>,
         "Where `grasp status` and the like find a running server. Without one: `admin.sock` in the data directory.";
 };
 
 pub(super) const SERVER: &[Setting] = settings! { "" at [settings];
     @common data_dir: Path as "DIR", "Where everything is kept.";
+    service_key: Maybe<Path>,
+        "The file with the key that the service signs with, made at the first start. Without one: `service.key` in \
+         the data directory.";
     store: Choice as "sqlite|nostr-sqlite|nostr-lmdb",
         "What keeps the events: our own store, or a database of the ecosystem that this build has as a feature.";
-    @common bootstrap (sync.bootstrap): List<Word> as "URL",
+    @common bootstrap (sync.engine.bootstrap): List<Word> as "URL",
         "Relays to sync from whether a repository names them or not.";
     @common maintainers: Model,
         "Who may sign states: whoever is listed and lists back, or whoever is listed.";
-    @common allow_private_targets (outbound.allow_private): Switch,
-        "Whether events of strangers may send the server to loopback and private addresses. For test networks only.";
+    @common allow_private_targets (sync.outbound.allow_private): Switch,
+        "Whether events of strangers may send the server to loopback and private addresses, for test networks. \
+         Bootstrap relays may always be there.";
     @common trusted_proxies: List<Word> as "ADDRESS[/PREFIX]",
         "Reverse proxies whose `X-Forwarded-For` is believed.";
     @common operator: Maybe<Key>,

@@ -1,9 +1,13 @@
 //! How this server goes to others.
 
 use super::Setting;
-use crate::config::codec::{Bytes, Count, HostBudgets, Time};
+use crate::config::codec::{Bytes, Count, HostBudgets, Switch, Time};
 
 pub(super) const SYNC: &[Setting] = settings! { "sync." at [settings.sync];
+    @common enabled: Switch, "Whether events are kept in step with other relays.";
+};
+
+pub(super) const ENGINE: &[Setting] = settings! { "sync." at [settings.sync.engine];
     discovery_window: Time,
         "How long newly accepted repositories and roots are collected before they are acted on, from the first.";
     discovery_quiet: Time, "A pause in the feed after which the collecting ends early.";
@@ -38,6 +42,14 @@ pub(super) const SYNC: &[Setting] = settings! { "sync." at [settings.sync];
     reconciliations (ledger.reconciliations): Count, "Reconciliations at the same time, per relay.";
     retained_bytes (ledger.retained_bytes): Bytes, "Bytes of requests that a relay is made to remember.";
     transient_bytes (ledger.transient_bytes): Bytes, "Of those, what live subscriptions leave to one fetch.";
+};
+
+pub(super) const LIMITS: &[Setting] = settings! { "sync." at [settings.sync.limits];
+    message_bytes: Bytes, "The longest message of a relay that is read; a longer one ends the connection.";
+    handshake_timeout: Time, "How long a connection may take to be made, from the name to the websocket.";
+    ping_after: Time, "Silence after which a relay is asked whether it is still there.";
+    idle_timeout: Time, "Silence after which a relay is taken for lost.";
+    write_timeout: Time, "How long a relay may not read what it is sent.";
 };
 
 pub(super) const HUNT: &[Setting] = settings! { "hunt." at [settings.hunt];
