@@ -1,21 +1,18 @@
-//! What can be said on the command line or in the environment.
+//! What can be said on the command line.
 
 use std::io::IsTerminal;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use grasp_core::{MaintainerModel, RelayUrl, ServiceIdentity};
+use clap::{Args, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
-use crate::settings::Store;
+use crate::config::flags::Flags;
+use crate::config::{Log, LogFormat, table};
 
 /// Git repositories that belong to their maintainers: a nostr relay and git host.
 #[derive(Debug, Parser)]
 #[command(name = "grasp", version)]
 pub(crate) struct Cli {
-    #[command(flatten)]
-    pub(crate) log: Log,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -23,123 +20,91 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Runs the server until it is told to stop (Ctrl-C or SIGTERM).
-    Serve(Serve),
+    Serve(Settings),
+    /// Shows how a running server stands.
+    Status {
+        #[command(flatten)]
+        server: Running,
+        /// Again and again, until Ctrl-C.
+        #[arg(long)]
+        watch: bool,
+    },
+    /// Lists the repositories of a running server.
+    Repos(Running),
+    /// Lists the relays that a running server follows.
+    Relays(Running),
+    /// Lists what waits for git data at a running server.
+    Purgatory(Running),
+    /// Looks at everything that a server needs from its surroundings, and names remedies.
+    Doctor {
+        #[command(flatten)]
+        settings: Settings,
+        /// Leaves the network alone.
+        #[arg(long)]
+        offline: bool,
+    },
+    /// Shows or checks the settings.
+    #[command(subcommand)]
+    Config(Configuration),
+    /// Prints the reference of all metrics, as Markdown.
+    Metrics,
 }
 
-/// Where and as whom to serve.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Configuration {
+    /// Prints everything in force, as a file, with who said so.
+    Print(Settings),
+    /// Says what is wrong with the settings, and nothing if nothing is.
+    Check(Settings),
+    /// Prints the reference of all settings, as Markdown.
+    Reference,
+}
+
+/// Every setting. `-h` shows the common ones, `--help` all.
 #[derive(Debug, Args)]
-pub(crate) struct Serve {
-    /// Address and port to listen on.
-    #[arg(long, env = "GRASP_LISTEN", default_value = "127.0.0.1:7334", value_name = "ADDR:PORT")]
-    pub(crate) listen: SocketAddr,
-
-    /// The address that others reach this server at, and that announcements must list. Defaults to where it listens.
-    #[arg(long, env = "GRASP_DOMAIN", value_name = "HOST[:PORT][/MOUNT]")]
-    pub(crate) domain: Option<ServiceIdentity>,
-
-    /// Where everything is kept.
-    #[arg(long, env = "GRASP_DATA_DIR", default_value = "data", value_name = "DIR")]
-    pub(crate) data_dir: PathBuf,
-
-    /// What keeps the events: our own store, or a database of the ecosystem that this build has as a feature.
-    #[arg(long, env = "GRASP_STORE", value_enum, default_value = "sqlite")]
-    pub(crate) store: Store,
-
-    /// Who may sign states: whoever is listed and lists back, or whoever is listed.
-    #[arg(long, env = "GRASP_MAINTAINERS", value_enum, default_value = "reciprocal")]
-    pub(crate) maintainers: Model,
-
-    /// A relay to sync from whether a repository names it or not; may be given several times.
-    #[arg(long, env = "GRASP_BOOTSTRAP", value_name = "URL", value_delimiter = ',')]
-    pub(crate) bootstrap: Vec<RelayUrl>,
-
-    /// Lets events lead us to private addresses as well, for test networks. Bootstrap relays may always be private.
-    #[arg(long, env = "GRASP_ALLOW_PRIVATE_TARGETS")]
-    pub(crate) allow_private_targets: bool,
-
-    /// Keeps to itself: events are not kept in step with other relays.
-    #[arg(long, env = "GRASP_NO_SYNC")]
-    pub(crate) no_sync: bool,
+pub(crate) struct Settings {
+    #[command(flatten)]
+    pub(crate) flags: Flags,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum Model {
-    Reciprocal,
-    Plain,
+/// Which running server is meant.
+#[derive(Debug, Args)]
+pub(crate) struct Running {
+    /// Its settings file.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Its data directory.
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<String>,
+    /// Its admin socket, if that is elsewhere.
+    #[arg(long, value_name = "PATH")]
+    admin_socket: Option<String>,
+    /// As JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
-impl From<Model> for MaintainerModel {
-    fn from(model: Model) -> Self {
-        match model {
-            Model::Reciprocal => Self::Reciprocal,
-            Model::Plain => Self::Plain,
-        }
+impl Running {
+    /// The same as flags of the server itself.
+    pub(crate) fn flags(&self) -> Flags {
+        let said = [("data_dir", &self.data_dir), ("admin_socket", &self.admin_socket)];
+        let given = said
+            .into_iter()
+            .filter_map(|(key, value)| Some((table::find(key)?, vec![value.clone()?])));
+        Flags { file: self.config.clone(), given: given.collect() }
     }
-}
-
-/// How to tell what happens.
-#[derive(Debug, Args)]
-pub(crate) struct Log {
-    /// For people or for machines.
-    #[arg(long, env = "GRASP_LOG_FORMAT", value_enum, default_value = "human", global = true)]
-    log_format: LogFormat,
-
-    /// What to tell, as in `info` or `grasp_relay=debug`.
-    #[arg(long, env = "GRASP_LOG", default_value = "info", global = true, value_name = "FILTER")]
-    log: String,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum LogFormat {
-    Human,
-    Json,
 }
 
 impl Log {
     /// Begins to write the log to standard error.
     pub(crate) fn start(&self) {
         let log = tracing_subscriber::fmt()
-            .with_env_filter(EnvFilter::new(&self.log))
+            .with_env_filter(EnvFilter::new(&self.filter))
             .with_ansi(std::io::stderr().is_terminal())
             .with_writer(std::io::stderr);
-        match self.log_format {
+        match self.format {
             LogFormat::Human => log.init(),
             LogFormat::Json => log.json().init(),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn parse(args: &[&str]) -> Result<Serve, clap::Error> {
-        let args = ["grasp", "serve"].iter().chain(args);
-        let Command::Serve(serve) = Cli::try_parse_from(args)?.command;
-        Ok(serve)
-    }
-
-    #[test]
-    fn defaults_are_loopback_and_a_directory_beside_us() {
-        let serve = parse(&[]).unwrap();
-        assert_eq!(serve.listen.to_string(), "127.0.0.1:7334");
-        assert_eq!(serve.data_dir, PathBuf::from("data"));
-        assert!(serve.domain.is_none());
-    }
-
-    #[test]
-    fn a_domain_may_have_a_port_and_a_mount() {
-        let serve = parse(&["--domain", "grasp.example:8443/git"]).unwrap();
-        assert_eq!(serve.domain.unwrap().to_string(), "grasp.example:8443/git");
-    }
-
-    #[test]
-    fn impossible_values_are_refused_by_name() {
-        for (flag, value) in
-            [("--listen", "nowhere"), ("--domain", "a b"), ("--bootstrap", "https://a.example")]
-        {
-            let error = parse(&[flag, value]).unwrap_err().to_string();
-            assert!(error.contains(flag), "{error}");
         }
     }
 }

@@ -1,17 +1,16 @@
 //! The parts of a server, put together.
 
 use std::fs;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use grasp_core::ServiceIdentity;
-use grasp_core::admission::Policy;
-use grasp_purgatory::git::{Fetcher, Git, RepoStore, Slots};
+use grasp_purgatory::git::{Fetcher, Git, RepoStore};
 use grasp_purgatory::journal::sqlite::Journal;
 use grasp_relay::ingest::Pipeline;
 use grasp_relay::keeper::{HuntParts, Keeper, KeeperParts};
+use grasp_relay::metrics::{Counted, Metrics, count_requests};
 use grasp_relay::nostr::{Hub, RelayInfo};
 use grasp_relay::server::{Config, Parts, serve};
 use grasp_relay::store::rules::Rules;
@@ -19,13 +18,16 @@ use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use grasp_relay::store::{EventStore, StoreError};
 use grasp_relay::{Clock, git_http, store};
 use grasp_sync::Syncer;
-use grasp_sync::driver::{Log, RecordFile};
+use grasp_sync::driver::RecordFile;
 use nostr::key::Keys;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
+use crate::http::{self, Draining};
+use crate::key;
+use crate::observer::SyncObserver;
+use crate::overview::Overview;
 use crate::own_relay::OwnRelay;
-use crate::service_key;
 use crate::settings::{Settings, Store, Sync};
 
 /// How often what time has made worthless is thrown away.
@@ -35,7 +37,9 @@ const SWEEP: Duration = Duration::from_secs(60);
 pub struct Server {
     parts: Parts,
     keeper: Keeper,
-    syncer: Option<Syncer>,
+    syncer: Option<Arc<Syncer>>,
+    overview: Overview,
+    draining: Draining,
     sweeper: JoinHandle<()>,
 }
 
@@ -53,8 +57,7 @@ impl Server {
         clock: Clock,
     ) -> Result<Self> {
         let hub = Hub::start();
-        let policy =
-            Policy { model: settings.maintainers, ..Policy::new(settings.service.clone()) };
+        let policy = settings.policy();
         let repos = open_repos(settings).await?;
         let keeper = KeeperParts {
             hunt: Some(hunt(settings, &repos)),
@@ -73,18 +76,29 @@ impl Server {
             clock: clock.clone(),
         };
         let sweeper = tokio::spawn(sweep(Arc::clone(&store), clock.clone()));
-        let extra = git_http::routes(keeper.clone(), settings.git.clone());
-        let keys = service_key::load(&settings.data_dir)?;
+        let (metrics, keys) = (Metrics::default(), key::load_or_create(&settings.service_key())?);
+        let overview = Overview::new(settings, &keeper, &hub, metrics.clone());
+        let draining = Draining::default();
+        let extra = http::routes(overview.clone(), draining.clone(), settings.metrics)
+            .merge(git_http::routes(keeper.clone(), settings.git.clone()));
+        let extra = count_requests(extra, metrics.clone());
+        let ingest = Arc::new(Counted::new(ingest, metrics.clone()));
         let config = presented(settings, &keys);
-        let parts = Parts { store, ingest: Arc::new(ingest), hub, config, clock, extra };
+        let parts = Parts { store, ingest, hub, config, clock, extra };
         let own = Arc::new(OwnRelay::new(parts.clone(), keeper.clone()));
-        let syncer = start_sync(settings, own, keys).await?;
-        Ok(Self { parts, keeper, syncer, sweeper })
+        let syncer = start_sync(settings, own, keys, metrics).await?;
+        overview.follow(syncer.clone());
+        Ok(Self { parts, keeper, syncer, overview, draining, sweeper })
     }
 
     /// What the server is made of.
     pub fn parts(&self) -> &Parts {
         &self.parts
+    }
+
+    /// How everything stands.
+    pub(crate) fn overview(&self) -> &Overview {
+        &self.overview
     }
 
     /// What holds events and git data in step.
@@ -94,7 +108,7 @@ impl Server {
 
     /// What keeps our events in step with other relays, if anything does.
     pub fn syncer(&self) -> Option<&Syncer> {
-        self.syncer.as_ref()
+        self.syncer.as_deref()
     }
 
     /// Serves until `shutdown` resolves, then lets everybody finish within the grace period.
@@ -103,7 +117,11 @@ impl Server {
         listener: TcpListener,
         shutdown: impl Future<Output = ()>,
     ) -> Result<()> {
-        serve(listener, self.parts.clone(), shutdown).await.context("the server failed")
+        let stopping = async {
+            shutdown.await;
+            self.draining.begin();
+        };
+        serve(listener, self.parts.clone(), stopping).await.context("the server failed")
     }
 
     /// Closes everything; whatever was acknowledged is on disk.
@@ -125,18 +143,12 @@ fn hunt(settings: &Settings, repos: &RepoStore) -> HuntParts {
 }
 
 fn presented(settings: &Settings, keys: &Keys) -> Config {
-    let info = RelayInfo {
-        name: settings.service.to_string(),
-        service_key: Some(keys.public_key()),
-        software: "grasp".into(),
-        version: env!("CARGO_PKG_VERSION").into(),
-        ..RelayInfo::default()
-    };
+    let info = RelayInfo { service_key: Some(keys.public_key()), ..settings.info() };
     Config {
         service: settings.service.clone(),
         info,
         limits: settings.relay.clone(),
-        trusted_proxies: Vec::new(),
+        trusted_proxies: settings.trusted_proxies.clone(),
         challenge_on_connect: false,
     }
 }
@@ -145,7 +157,7 @@ fn presented(settings: &Settings, keys: &Keys) -> Config {
 pub async fn open_store(settings: &Settings) -> Result<Arc<dyn EventStore>> {
     let dir = &settings.data_dir;
     fs::create_dir_all(dir).with_context(|| format!("could not create {}", dir.display()))?;
-    open_chosen(settings.store, dir, rules(&settings.service))
+    open_chosen(settings, rules(&settings.service))
         .await
         .with_context(|| format!("could not open the event store in {}", dir.display()))
 }
@@ -158,14 +170,11 @@ fn rules(service: &ServiceIdentity) -> Rules {
     Rules { vanish_relays, ..Rules::default() }
 }
 
-async fn open_chosen(
-    chosen: Store,
-    dir: &Path,
-    rules: Rules,
-) -> Result<Arc<dyn EventStore>, StoreError> {
-    Ok(match chosen {
+async fn open_chosen(settings: &Settings, rules: Rules) -> Result<Arc<dyn EventStore>, StoreError> {
+    let dir = &settings.data_dir;
+    Ok(match settings.store {
         Store::Sqlite => {
-            let options = SqliteOptions { rules, ..SqliteOptions::default() };
+            let options = SqliteOptions { rules, ..settings.sqlite.clone() };
             Arc::new(SqliteStore::open(&dir.join("events.db"), options)?)
         }
         #[cfg(feature = "nostr-sqlite")]
@@ -189,8 +198,15 @@ async fn start_keeper(settings: &Settings, parts: KeeperParts) -> Result<Keeper>
 }
 
 /// Begins to keep our events in step with other relays, if that is wanted.
-async fn start_sync(settings: &Settings, own: Arc<OwnRelay>, keys: Keys) -> Result<Option<Syncer>> {
-    let Some(Sync { engine, limits }) = settings.sync.clone() else { return Ok(None) };
+async fn start_sync(
+    settings: &Settings,
+    own: Arc<OwnRelay>,
+    keys: Keys,
+    metrics: Metrics,
+) -> Result<Option<Arc<Syncer>>> {
+    let Sync { enabled: true, engine, limits } = settings.sync.clone() else {
+        return Ok(None);
+    };
     let file = settings.data_dir.join("relays.jsonl");
     let sync = grasp_sync::Settings {
         engine,
@@ -198,15 +214,16 @@ async fn start_sync(settings: &Settings, own: Arc<OwnRelay>, keys: Keys) -> Resu
         limits,
         keys: Some(keys),
         records: Box::new(RecordFile::new(&file)),
-        observer: Arc::new(Log),
+        observer: Arc::new(SyncObserver::new(metrics)),
     };
     let started = Syncer::start(own, sync).await;
-    started.map(Some).with_context(|| format!("could not open {}", file.display()))
+    let syncer = started.with_context(|| format!("could not open {}", file.display()))?;
+    Ok(Some(Arc::new(syncer)))
 }
 
 /// The repositories on disk, and the git that works on them.
 async fn open_repos(settings: &Settings) -> Result<RepoStore> {
-    let slots = Slots::default();
+    let slots = settings.processes.slots();
     let git = match &settings.git_program {
         Some(program) => Git::at(program.clone(), slots),
         None => Git::find(&std::env::var_os("PATH").unwrap_or_default(), slots),

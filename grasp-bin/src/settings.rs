@@ -1,14 +1,21 @@
 //! Everything about a server that can be set.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::ValueEnum;
+use grasp_core::admission::{Archive, Bans, Policy};
 use grasp_core::outbound::OutboundPolicy;
 use grasp_core::{MaintainerModel, ServiceIdentity};
-use grasp_purgatory::git::{FetchLimits, StagingLimits};
+use grasp_purgatory::git::{FetchLimits, Slots, StagingLimits};
 use grasp_purgatory::hunt::HuntConfig;
 use grasp_relay::git_http::GitLimits;
-use grasp_relay::nostr::Limits;
+use grasp_relay::nostr::{Limits, RelayInfo};
+use grasp_relay::server::AddressRange;
+use grasp_relay::store::sqlite::SqliteOptions;
+use grasp_sync::{driver, engine};
+use nostr::key::PublicKey;
 
 /// What a [`Server`](crate::Server) is built from.
 #[derive(Clone, Debug)]
@@ -19,8 +26,26 @@ pub struct Settings {
     pub data_dir: PathBuf,
     /// What keeps the events.
     pub store: Store,
+    /// How our own store uses the machine.
+    pub sqlite: SqliteOptions,
+    /// The file with the key that the service itself signs with; one in the data directory if there is none.
+    pub service_key: Option<PathBuf>,
+    /// What we say about ourselves.
+    pub about: About,
     /// Who may sign states.
     pub maintainers: MaintainerModel,
+    /// How far ahead of our clock an event may be dated.
+    pub max_ahead: Duration,
+    /// The operator's key.
+    pub operator: Option<PublicKey>,
+    /// Who and what is not welcome.
+    pub bans: Bans,
+    /// Repositories that are kept without being asked to (GRASP-05).
+    pub archive: Archive,
+    /// Whether contributors may push pull requests to `/prs/` (GRASP-06).
+    pub contributor_proposals: bool,
+    /// Proxies whose `X-Forwarded-For` is believed.
+    pub trusted_proxies: Vec<AddressRange>,
     /// The relay's bounds.
     pub relay: Limits,
     /// The git host's bounds.
@@ -29,7 +54,9 @@ pub struct Settings {
     pub git_program: Option<PathBuf>,
     /// Where repositories are; `None` for a place within the data directory.
     pub repositories: Option<PathBuf>,
-    /// How much may wait on disk for an event that names it.
+    /// Git processes at once.
+    pub processes: Processes,
+    /// What uploads that wait for their event may take on disk.
     pub staging: StagingLimits,
     /// What waits for its git data, how long, and how much of it.
     pub purgatory: grasp_purgatory::Config,
@@ -39,45 +66,176 @@ pub struct Settings {
     pub fetch: FetchLimits,
     /// Where events of strangers may send us.
     pub outbound: OutboundPolicy,
-    /// How events are kept in step with other relays, if they are.
-    pub sync: Option<Sync>,
+    /// How events are kept in step with other relays.
+    pub sync: Sync,
+    /// Whether `/metrics` is served.
+    pub metrics: bool,
 }
 
 /// How events are kept in step with other relays.
 #[derive(Clone, Debug)]
 pub struct Sync {
+    /// Whether they are.
+    pub enabled: bool,
     /// Whom to ask for what, and when.
-    pub engine: grasp_sync::engine::Config,
+    pub engine: engine::Config,
     /// What one relay may do to us.
-    pub limits: grasp_sync::driver::Limits,
+    pub limits: driver::Limits,
+}
+
+/// What a server says about itself (NIP-11).
+#[derive(Clone, Debug)]
+pub struct About {
+    /// A short name; the address if there is none.
+    pub name: Option<String>,
+    /// A few sentences.
+    pub description: String,
+    /// How to reach the operator.
+    pub contact: Option<String>,
+    /// Where a picture is.
+    pub icon: Option<String>,
+    /// Which repositories are taken in, in words.
+    pub acceptance: String,
+    /// How events are curated beyond spam control, if they are.
+    pub curation: Option<String>,
+}
+
+/// Git processes that may run at once; as many as fit the processors where nothing is said.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Processes {
+    /// Those that work as fast as the machine lets them.
+    pub own_pace: Option<NonZeroUsize>,
+    /// Those that work as fast as a client reads or sends.
+    pub client_pace: Option<NonZeroUsize>,
+    /// Those that work as fast as another server answers.
+    pub remote_pace: Option<NonZeroUsize>,
 }
 
 impl Settings {
     /// The defaults.
     pub fn new(service: ServiceIdentity, data_dir: impl Into<PathBuf>) -> Self {
+        let policy = Policy::new(service.clone());
         let grasp_sync::Settings { engine, limits, .. } =
             grasp_sync::Settings::new(service.clone());
         Self {
-            sync: Some(Sync { engine, limits }),
+            sync: Sync { enabled: true, engine, limits },
             service,
             data_dir: data_dir.into(),
             store: Store::Sqlite,
-            maintainers: MaintainerModel::default(),
+            sqlite: SqliteOptions::default(),
+            service_key: None,
+            about: About::default(),
+            maintainers: policy.model,
+            max_ahead: policy.max_ahead,
+            operator: policy.operator,
+            bans: policy.bans,
+            archive: policy.archive,
+            contributor_proposals: policy.contributor_proposals,
+            trusted_proxies: Vec::new(),
             relay: Limits::default(),
             git: GitLimits::default(),
             git_program: None,
             repositories: None,
+            processes: Processes::default(),
             staging: StagingLimits::default(),
             purgatory: grasp_purgatory::Config::default(),
             hunt: HuntConfig::default(),
             fetch: FetchLimits::default(),
             outbound: OutboundPolicy::default(),
+            metrics: true,
         }
     }
 
     /// Where repositories are.
     pub fn repositories(&self) -> PathBuf {
         self.repositories.clone().unwrap_or_else(|| self.data_dir.join("git"))
+    }
+
+    /// The same for a server that others reach at another address.
+    #[must_use]
+    pub fn reached_at(mut self, service: ServiceIdentity) -> Self {
+        self.sync.engine.own = service.clone();
+        self.service = service;
+        self
+    }
+
+    /// The file with the key that the service itself signs with.
+    pub fn service_key(&self) -> PathBuf {
+        self.service_key.clone().unwrap_or_else(|| self.data_dir.join("service.key"))
+    }
+
+    /// The settings of the rulebook.
+    pub(crate) fn policy(&self) -> Policy {
+        Policy {
+            service: self.service.clone(),
+            model: self.maintainers,
+            max_ahead: self.max_ahead,
+            operator: self.operator,
+            bans: self.bans.clone(),
+            archive: self.archive.clone(),
+            contributor_proposals: self.contributor_proposals,
+        }
+    }
+
+    /// What runs of GRASP.
+    fn grasps(&self) -> Vec<String> {
+        let parts = [
+            ("GRASP-01", true),
+            ("GRASP-02", self.sync.enabled),
+            ("GRASP-05", is_archive(&self.archive)),
+            ("GRASP-06", self.contributor_proposals),
+        ];
+        parts.into_iter().filter(|(_, runs)| *runs).map(|(name, _)| name.into()).collect()
+    }
+
+    /// What the NIP-11 document says.
+    pub(crate) fn info(&self) -> RelayInfo {
+        let About { name, description, contact, icon, acceptance, curation } = self.about.clone();
+        RelayInfo {
+            name: name.unwrap_or_else(|| self.service.to_string()),
+            description,
+            pubkey: self.operator,
+            supported_grasps: self.grasps(),
+            contact,
+            icon,
+            repo_acceptance_criteria: acceptance,
+            curation,
+            created_at_ahead: Some(self.max_ahead),
+            software: "grasp".into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            ..RelayInfo::default()
+        }
+    }
+}
+
+fn is_archive(archive: &Archive) -> bool {
+    let Archive { everything, owners, repos, identifiers, services } = archive;
+    let lists = [owners.len(), repos.len(), identifiers.len(), services.len()];
+    *everything || lists.iter().any(|length| *length > 0)
+}
+
+impl Default for About {
+    fn default() -> Self {
+        let info = RelayInfo::default();
+        Self {
+            name: None,
+            description: info.description,
+            contact: info.contact,
+            icon: info.icon,
+            acceptance: info.repo_acceptance_criteria,
+            curation: info.curation,
+        }
+    }
+}
+
+impl Processes {
+    pub(crate) fn slots(self) -> Slots {
+        let Slots { own_pace, client_pace, remote_pace } = Slots::default();
+        Slots {
+            own_pace: self.own_pace.unwrap_or(own_pace),
+            client_pace: self.client_pace.unwrap_or(client_pace),
+            remote_pace: self.remote_pace.unwrap_or(remote_pace),
+        }
     }
 }
 

@@ -5,6 +5,7 @@ pub mod feed;
 pub mod git_http;
 pub mod ingest;
 pub mod keeper;
+pub mod metrics;
 pub mod nostr;
 pub mod server;
 pub mod store;

@@ -1,19 +1,26 @@
-//! Pages for people: what this is, one repository, and nothing here.
+//! Pages for people: what this is, one repository, how the server stands, and nothing here.
 //!
-//! Written with a template that escapes whatever it shows, without scripts and without anything from elsewhere.
+//! Written with a template that escapes whatever it shows, without anything from elsewhere. Only the status page has a
+//! script, and shows the same without it.
+
+pub mod figures;
+mod repositories;
+mod status;
 
 use grasp_core::nip34::Announcement;
 use grasp_core::service::npub;
 use grasp_core::{RefName, RepoId, ServiceIdentity};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-const STYLE: &str = "
-:root { color-scheme: light dark; }
-body { font: 1rem/1.5 system-ui, sans-serif; max-width: 46rem; margin: 3rem auto; padding: 0 1rem; }
-pre { overflow-x: auto; padding: .75rem 1rem; border-radius: .4rem; background: rgba(127,127,127,.15); }
-code { font-family: ui-monospace, monospace; overflow-wrap: anywhere; }
-footer { margin-top: 3rem; opacity: .7; }
-";
+use self::figures::RepoRow;
+pub use self::repositories::Listing;
+pub use self::status::{ago, size, span, status};
+
+const STYLE: &str = include_str!("web/style.css");
+
+/// Nothing from elsewhere, nothing but what stands in the page itself.
+const POLICY: &str =
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'";
 
 /// A web client for repositories that live on nostr.
 const WEB_CLIENT: &str = "https://gitworkshop.dev";
@@ -33,10 +40,20 @@ pub struct RepositoryPage<'a> {
     pub tags: usize,
 }
 
+/// Repositories that the page at the root shows.
+const SHOWN: usize = 100;
+
 /// The page at the root.
-pub fn landing(name: &str, description: &str, service: &ServiceIdentity) -> String {
+pub fn landing(
+    name: &str,
+    description: &str,
+    service: &ServiceIdentity,
+    repositories: &[RepoRow],
+    now: u64,
+) -> String {
     page(
         name,
+        &root(service),
         html! {
             h1 { (name) }
             p { (description) }
@@ -44,6 +61,8 @@ pub fn landing(name: &str, description: &str, service: &ServiceIdentity) -> Stri
                 "This is a GRASP server: a nostr relay and a git host on one address. A push is accepted exactly when a "
                 "maintainer of the repository has signed for it."
             }
+            h2 { "Repositories" }
+            (listed(repositories, now))
             h2 { "Host a repository here" }
             ol {
                 li { "Announce it (NIP-34, kind 30617) with these two addresses:"
@@ -57,6 +76,41 @@ pub fn landing(name: &str, description: &str, service: &ServiceIdentity) -> Stri
             p { "Clients such as " code { "ngit" } " do all three." }
         },
     )
+}
+
+fn listed(repositories: &[RepoRow], now: u64) -> Markup {
+    if repositories.is_empty() {
+        return html! { p { "None yet." } };
+    }
+    html! {
+        table {
+            caption { (repositories.len()) " hosted, the latest active first" }
+            thead { tr { th scope="col" { "name" } th scope="col" { "what it is" } th scope="col" { "last active" } } }
+            tbody {
+                @for repo in repositories.iter().take(SHOWN) {
+                    tr {
+                        td data-label="name" { a href=(repo.path) { (shortened(&repo.name, 80)) } }
+                        td data-label="what it is" { (shortened(&repo.description, 200)) }
+                        td data-label="last active" { (ago(now, Some(repo.active_at))) }
+                    }
+                }
+            }
+        }
+        @if repositories.len() > SHOWN { p class="small" { "The first " (SHOWN) " are shown." } }
+    }
+}
+
+/// As many letters of a text as a table has room for.
+fn shortened(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
+        None => text.to_owned(),
+    }
+}
+
+/// Where our pages begin.
+fn root(service: &ServiceIdentity) -> String {
+    format!("{}/", service.mount_path())
 }
 
 /// The page of one repository.
@@ -73,6 +127,7 @@ pub fn repository(service: &ServiceIdentity, page_of: &RepositoryPage<'_>, secur
     let place = format!("{}/{}/{name}", npub(&repo.owner), service.to_string().replace('/', "%2F"));
     page(
         title,
+        &root(service),
         html! {
             h1 { (title) }
             @if let Some(description) = page_of.announcement.and_then(|a| a.description.as_deref()) {
@@ -98,6 +153,7 @@ pub fn repository(service: &ServiceIdentity, page_of: &RepositoryPage<'_>, secur
 pub fn not_found() -> String {
     page(
         "Not here",
+        "/",
         html! {
             h1 { "Not here" }
             p { "No repository is hosted at this address." }
@@ -105,17 +161,22 @@ pub fn not_found() -> String {
     )
 }
 
-fn page(title: &str, body: Markup) -> String {
+fn page(title: &str, root: &str, body: Markup) -> String {
     html! {
         (DOCTYPE)
         html lang="en" {
             head {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
+                meta http-equiv="Content-Security-Policy" content=(POLICY);
                 title { (title) }
                 style { (PreEscaped(STYLE)) }
             }
             body {
+                nav aria-label="Pages" {
+                    a href=(root) { "Repositories" }
+                    a href=(format!("{root}status")) { "Status" }
+                }
                 main { (body) }
                 footer { "grasp " (env!("CARGO_PKG_VERSION")) }
             }
@@ -141,7 +202,23 @@ mod tests {
             RepositoryPage { repo: &repo, announcement: None, head: None, branches: 0, tags: 0 };
         let page = repository(&"us.example".parse().unwrap(), &page_of, true);
         assert!(!page.contains("<script>") && page.contains("&lt;script&gt;"));
-        assert!(!landing("<b>", "\"><i>", &"us.example".parse().unwrap()).contains("<i>"));
+        assert!(!landing("<b>", "\"><i>", &"us.example".parse().unwrap(), &[], 0).contains("<i>"));
+    }
+
+    #[test]
+    fn repositories_are_listed_with_their_page_and_their_last_activity() {
+        let row = RepoRow {
+            name: "x".repeat(100),
+            path: "/npub1x/y.git".into(),
+            active_at: 100,
+            ..RepoRow::default()
+        };
+        let page = landing("us", "", &"us.example".parse().unwrap(), &[row], 220);
+        assert!(
+            page.contains("href=\"/npub1x/y.git\"") && page.contains("2 minutes ago"),
+            "{page}"
+        );
+        assert!(page.contains(&format!("{}…<", "x".repeat(80))));
     }
 
     #[test]

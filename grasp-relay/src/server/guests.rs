@@ -1,6 +1,7 @@
 //! How many connections each address has, and which address that is.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
@@ -57,6 +58,16 @@ impl FromStr for AddressRange {
             None => Some(width),
         };
         Ok(Self { bits: bits(address), prefix: above + prefix.ok_or(AddressRangeError)? })
+    }
+}
+
+impl fmt::Display for AddressRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let address = Ipv6Addr::from(self.bits);
+        match (address.to_ipv4_mapped(), self.prefix.checked_sub(96)) {
+            (Some(v4), Some(prefix)) => write!(f, "{v4}/{prefix}"),
+            _ => write!(f, "{address}/{}", self.prefix),
+        }
     }
 }
 
@@ -199,6 +210,13 @@ mod tests {
         assert!(range("::/0").expect("all").contains(ip("9.9.9.9")));
         for bad in ["", "x", "1.2.3.4/33", "::/129", "1.2.3.4/", "1.2.3.4/-1"] {
             assert_eq!(range(bad), Err(AddressRangeError), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_range_is_shown_as_it_could_have_been_written() {
+        for text in ["10.0.0.0/8", "127.0.0.1/32", "::1/128", "fd00::/8", "::/0"] {
+            assert_eq!(text.parse::<AddressRange>().expect("a range").to_string(), text);
         }
     }
 

@@ -13,7 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use super::guests::{Guest, Guests};
 use super::{Config, Peer, Place, Stage, bounded};
 use crate::nostr::connection::{self, Shared};
-use crate::web;
+use crate::web::{self, Listing};
 
 const NOSTR_JSON: &str = "application/nostr+json";
 
@@ -24,7 +24,9 @@ const SOCKET_BUFFER: usize = 8 * 1024;
 pub(super) struct Root {
     shared: Arc<Shared>,
     document: String,
-    page: String,
+    name: String,
+    description: String,
+    listing: Listing,
     guests: Guests,
     seats: Arc<Semaphore>,
     stage: watch::Receiver<Stage>,
@@ -39,15 +41,32 @@ impl Root {
         stage: watch::Receiver<Stage>,
         alive: mpsc::Sender<Infallible>,
     ) -> Self {
+        let service = config.service.clone();
+        let listing =
+            Listing::new(shared.store.clone(), service.clone(), shared.clock.clone(), move |a| {
+                a.lists(&service)
+            });
         Self {
             shared,
             document: config.info.document(&config.limits),
-            page: web::landing(&config.info.name, &config.info.description, &config.service),
+            name: config.info.name.clone(),
+            description: config.info.description.clone(),
+            listing,
             guests,
             seats: bounded(config.limits.connections),
             stage,
             alive,
         }
+    }
+
+    /// The page at the root. Without an answer of the store it shows no repositories, which is better than no page.
+    async fn page(&self) -> Response {
+        let rows = self.listing.rows().await.unwrap_or_else(|error| {
+            tracing::warn!(%error, "could not list the repositories");
+            Arc::from([])
+        });
+        let (service, now) = (&self.shared.rules.service, self.shared.clock.now().unix.as_secs());
+        Html(web::landing(&self.name, &self.description, service, &rows, now)).into_response()
     }
 
     /// A seat for one more websocket, or why there is none.
@@ -109,7 +128,7 @@ pub(super) async fn at_root(
         Err(_) if accepts_nostr_json(&headers) => {
             ([(CONTENT_TYPE, NOSTR_JSON)], root.document.clone()).into_response()
         }
-        Err(_) => Html(root.page.clone()).into_response(),
+        Err(_) => root.page().await,
     }
 }
 

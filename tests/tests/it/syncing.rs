@@ -24,7 +24,7 @@ fn announce(owner: &Maker, name: &str, on: &[ServiceIdentity]) -> Event {
 
 async fn instance(bootstrap: &[&Instance]) -> Instance {
     Instance::with(|settings| {
-        let sync = settings.sync.as_mut().unwrap();
+        let sync = &mut settings.sync;
         let urls = bootstrap.iter().map(|other| other.relay_url().parse().unwrap());
         sync.engine.bootstrap = urls.collect();
         settings.outbound.allow_private = true;

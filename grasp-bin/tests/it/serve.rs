@@ -1,10 +1,9 @@
 //! The command itself, as a child process: started, asked, told to stop, and killed.
-#![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -17,42 +16,12 @@ use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
 
-/// A running `grasp serve` on a free port of loopback. Killed when dropped.
-struct Server {
-    child: Child,
-    url: String,
-}
+use crate::support::{Server, command};
 
 impl Server {
-    fn start(data: &Path) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_grasp"))
-            .args(["serve", "--listen", "127.0.0.1:0", "--data-dir"])
-            .arg(data)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let url = lines.map_while(Result::ok).find_map(|line| {
-            line.split_whitespace().find(|word| word.starts_with("ws://")).map(str::to_owned)
-        });
-        Self { child, url: url.expect("the server says where it is") }
-    }
-
     async fn connect(&self) -> Client {
         let (socket, _) = tokio_tungstenite::connect_async(&self.url).await.unwrap();
         Client { socket }
-    }
-
-    fn host(&self) -> &str {
-        self.url.strip_prefix("ws://").unwrap()
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -202,7 +171,7 @@ fn a_port_that_is_taken_is_named() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let dir = tempfile::tempdir().unwrap();
-    let mut child = Command::new(env!("CARGO_BIN_EXE_grasp"))
+    let mut child = command()
         .args(["serve", "--listen", &address, "--data-dir"])
         .arg(dir.path())
         .stderr(Stdio::piped())

@@ -1,0 +1,74 @@
+//! What the operator wants: a file, the environment and flags, laid over the defaults in that order.
+//!
+//! Every setting has one definition, in [`table`]. Its name in the file, its variable, its flag, its line in `--help` and
+//! its row in the reference come from there.
+
+pub(crate) mod codec;
+pub(crate) mod file;
+pub(crate) mod flags;
+mod layers;
+pub(crate) mod reference;
+mod rules;
+pub(crate) mod table;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use grasp_core::ServiceIdentity;
+
+pub(crate) use self::layers::{Environment, Layers, Loaded};
+use crate::settings::Settings;
+
+/// The port when none is chosen.
+const PORT: u16 = 7334;
+
+/// Everything that can be set for a process that serves.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    /// Where to listen.
+    pub(crate) listen: SocketAddr,
+    /// The address that others reach us at; where we listen if there is none.
+    pub(crate) domain: Option<ServiceIdentity>,
+    /// Where `grasp status` and the like find a running server.
+    pub(crate) admin_socket: Option<PathBuf>,
+    /// How to tell what happens.
+    pub(crate) log: Log,
+    /// The server itself. Its address is the one of `listen` until it is known better.
+    pub(crate) settings: Settings,
+}
+
+/// How to tell what happens.
+#[derive(Clone, Debug)]
+pub(crate) struct Log {
+    pub(crate) filter: String,
+    pub(crate) format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    Human,
+    Json,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
+        let service = listen.to_string().parse().expect("an address is a service's address");
+        Self {
+            listen,
+            domain: None,
+            admin_socket: None,
+            log: Log { filter: "info".into(), format: LogFormat::Human },
+            settings: Settings::new(service, "data"),
+        }
+    }
+}
+
+impl Config {
+    /// Where `grasp status` and the like find a running server.
+    pub(crate) fn admin_socket(&self) -> PathBuf {
+        let beside = || self.settings.data_dir.join("admin.sock");
+        self.admin_socket.clone().unwrap_or_else(beside)
+    }
+}

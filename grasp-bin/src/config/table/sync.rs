@@ -1,0 +1,80 @@
+//! How this server goes to others.
+
+use super::Setting;
+use crate::config::codec::{Bytes, Count, HostBudgets, Switch, Time};
+
+pub(super) const SYNC: &[Setting] = settings! { "sync." at [settings.sync];
+    @common enabled: Switch, "Whether events are kept in step with other relays.";
+};
+
+pub(super) const ENGINE: &[Setting] = settings! { "sync." at [settings.sync.engine];
+    discovery_window: Time,
+        "How long newly accepted repositories and roots are collected before they are acted on, from the first.";
+    discovery_quiet: Time, "A pause in the feed after which the collecting ends early.";
+    discovery_full: Count, "Changes after which the collecting ends early.";
+    relays_per_repo: Count, "Relays of one repository that are followed.";
+    values_per_filter: Count,
+        "Values per filter, for relays of which nothing is known. Bytes are a further ceiling.";
+    ids_per_fetch: Count, "Ids per request, for a relay that advertises no limit.";
+    consolidation_threshold: Count, "Live filters on one connection above which they are rebuilt as fewer.";
+    poll_every: Time, "How often is asked for what could not be subscribed to.";
+    watchdog: Time, "How long a request may go without a word.";
+    backoff_first (backoff.first): Time, "How long a relay is left alone after it failed once; doubled each time.";
+    backoff_cap (backoff.cap): Time, "The longest that a relay is left alone that is not dead.";
+    dead_after (backoff.dead_after): Time, "How long a relay must fail to count as dead.";
+    dead_retry (backoff.dead_retry): Time, "How long a dead relay is left alone.";
+    settle (backoff.settle): Time, "How long a relay must stay well before its failures are forgotten.";
+    quarantine: Time,
+        "How long a relay is left alone that has no honest reason to fail so: no such name, bad TLS, no websocket.";
+    handshakes: Count, "Handshakes at the same time.";
+    handshake_gap: Time, "Least distance between the starts of two handshakes.";
+    handshake_limit: Time, "How long a handshake may take.";
+    full_pass_earliest (full_pass.0): Time, "The earliest time for a full pass, counted from the last.";
+    full_pass_latest (full_pass.1): Time, "The latest time for a full pass, counted from the last.";
+    inventory_items: Count,
+        "Items of local inventories in memory at the same time, at 40 bytes each; beyond it history is fetched by pages.";
+    persist_after: Time, "How long after a change a relay's record is written.";
+    slots_unadvertised (ledger.unadvertised): Count, "Subscriptions at a relay that advertises no limit.";
+    slots_most (ledger.most): Count, "Subscriptions at most, whatever a relay advertises.";
+    slots_reserve (ledger.reserve): Count, "Subscriptions kept for what cannot wait.";
+    slots_transient (ledger.transient_floor): Count, "Subscriptions that live ones leave to history.";
+    fetches (ledger.fetches): Count, "Fetches at the same time, per relay.";
+    reconciliations (ledger.reconciliations): Count, "Reconciliations at the same time, per relay.";
+    retained_bytes (ledger.retained_bytes): Bytes, "Bytes of requests that a relay is made to remember.";
+    transient_bytes (ledger.transient_bytes): Bytes, "Of those, what live subscriptions leave to one fetch.";
+};
+
+pub(super) const LIMITS: &[Setting] = settings! { "sync." at [settings.sync.limits];
+    message_bytes: Bytes, "The longest message of a relay that is read; a longer one ends the connection.";
+    handshake_timeout: Time, "How long a connection may take to be made, from the name to the websocket.";
+    ping_after: Time, "Silence after which a relay is asked whether it is still there.";
+    idle_timeout: Time, "Silence after which a relay is taken for lost.";
+    write_timeout: Time, "How long a relay may not read what it is sent.";
+};
+
+pub(super) const HUNT: &[Setting] = settings! { "hunt." at [settings.hunt];
+    host_at_once (per_host.at_once): Count, "Requests to one host at the same time.";
+    host_per_minute (per_host.starts): Count, "Requests to one host in any minute.";
+    hosts: HostBudgets, "Hosts that may be asked more, or less.";
+    max_waiting (per_host.max_waiting): Count, "Repositories that may wait for their turn at one host.";
+    backoff_first (backoff.first): Time, "When to look again after the first time in vain; doubled each time.";
+    backoff_cap (backoff.cap): Time, "The longest pause between two looks while an event waits.";
+    pause: Time, "How long a host that asks for less is left alone if it does not say how long.";
+    longest_pause: Time, "The longest that a host can have itself left alone.";
+    guesses_per_visit: Count, "Objects asked for in one visit although the host does not advertise them.";
+    guesses_per_minute: Count, "Such questions to one host in any minute.";
+    memory: Time, "How long it is remembered what a host did not have, as long as it advertises the same.";
+    places_per_attempt: Count, "Addresses tried in one attempt.";
+    listing_is_late: Time, "When a host is late with its advertisement, so that another is asked beside it.";
+    fetch_is_late: Time, "When it is late with its objects.";
+    pull_every: Time, "How often everything that is served, or was given up, is looked after.";
+    expired_retry (backoff.dead_retry): Time, "The pause between two looks once the event has expired.";
+};
+
+pub(super) const FETCH: &[Setting] = settings! { "hunt." at [settings.fetch];
+    fetch_bytes (bytes): Bytes, "Bytes of one fetch on disk.";
+    fetch_memory (memory): Bytes, "Memory of one git process, which also bounds how many objects can come at once.";
+    listing_timeout (listing): Time, "How long an advertisement may take.";
+    silence: Time, "How long a transfer may be silent; servers think for minutes.";
+    longest_fetch (longest): Time, "How long a transfer may take in all.";
+};

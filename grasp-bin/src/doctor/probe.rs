@@ -1,0 +1,204 @@
+//! One question to one web server: resolve, connect, encrypt, ask. Each step can be what is broken.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use axum::body::{Body, to_bytes};
+use hyper::Request;
+use hyper::client::conn::http1;
+use hyper::header::{ACCEPT, DATE, HOST};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, lookup_host};
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+
+/// How long each step may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The longest answer of interest.
+const LONGEST: usize = 256 * 1024;
+
+/// Where to ask.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// The name or address.
+    pub(super) host: String,
+    /// The port.
+    pub(super) port: u16,
+    /// Whether it is encrypted.
+    pub(super) secure: bool,
+    /// What to ask for.
+    pub(super) path: String,
+}
+
+/// What was answered.
+pub(super) struct Reply {
+    /// The status.
+    pub(super) status: u16,
+    /// Whether pages of others may read it.
+    pub(super) shared: bool,
+    /// How far the other clock is ahead of ours, in seconds.
+    pub(super) ahead: Option<i64>,
+    /// The text.
+    pub(super) body: String,
+}
+
+/// The step that failed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ProbeError {
+    /// No address.
+    #[error("its name is not found: {0}")]
+    Name(String),
+    /// No connection.
+    #[error("it cannot be connected to: {0}")]
+    Connect(String),
+    /// No encryption.
+    #[error("TLS fails: {0}")]
+    Tls(String),
+    /// No answer.
+    #[error("it does not answer as a web server does: {0}")]
+    Http(String),
+}
+
+impl ProbeError {
+    /// What to do about it.
+    pub(super) fn remedy(&self) -> &'static str {
+        match self {
+            Self::Name(_) => "check /etc/resolv.conf and the spelling",
+            Self::Connect(_) => "check the firewall, the proxy and whether anybody listens there",
+            Self::Tls(_) => "check the certificate, its chain and this machine's clock",
+            Self::Http(_) => "check what is behind that address",
+        }
+    }
+}
+
+impl Place {
+    /// Reads `ws://`, `wss://`, `http://` and `https://` addresses.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let (scheme, rest) = text.split_once("://")?;
+        let secure = matches!(scheme, "wss" | "https");
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let numbered = authority.rsplit_once(':').filter(|(_, port)| !port.ends_with(']'));
+        let (host, port) = match numbered {
+            Some((host, port)) => (host, port.parse().ok()?),
+            None => (authority, if secure { 443 } else { 80 }),
+        };
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        (!host.is_empty()).then(|| Self { host, port, secure, path: format!("/{path}") })
+    }
+
+    /// Asks for a NIP-11 document.
+    pub(super) async fn ask(&self) -> Result<Reply, ProbeError> {
+        let address = (self.host.as_str(), self.port);
+        let found = within(lookup_host(address)).await.map_err(ProbeError::Name)?;
+        let addresses: Vec<_> = found.collect();
+        let stream =
+            within(TcpStream::connect(&addresses[..])).await.map_err(ProbeError::Connect)?;
+        if !self.secure {
+            return self.converse(stream).await;
+        }
+        let name = ServerName::try_from(self.host.clone());
+        let name = name.map_err(|error| ProbeError::Tls(error.to_string()))?;
+        let stream = within(tls()?.connect(name, stream)).await.map_err(ProbeError::Tls)?;
+        self.converse(stream).await
+    }
+
+    async fn converse(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    ) -> Result<Reply, ProbeError> {
+        within(self.talk(stream)).await.map_err(ProbeError::Http)
+    }
+
+    async fn talk(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    ) -> anyhow::Result<Reply> {
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        tokio::spawn(connection);
+        let request = Request::get(&self.path)
+            .header(HOST, format!("{}:{}", self.host, self.port))
+            .header(ACCEPT, "application/nostr+json")
+            .body(Body::empty())?;
+        let answer = sender.send_request(request).await?;
+        let header = |name: &str| answer.headers().get(name)?.to_str().ok();
+        let (status, shared) =
+            (answer.status().as_u16(), header("access-control-allow-origin") == Some("*"));
+        let ahead = header(DATE.as_str()).and_then(seconds_ahead);
+        let body = to_bytes(Body::new(answer.into_body()), LONGEST).await?;
+        let body = String::from_utf8_lossy(&body).into_owned();
+        Ok(Reply { status, shared, ahead, body })
+    }
+}
+
+/// Waits for a step, but not for long; the reason if nothing comes of it.
+async fn within<T, E: std::fmt::Display>(
+    step: impl Future<Output = Result<T, E>>,
+) -> Result<T, String> {
+    match timeout(PATIENCE, step).await {
+        Ok(done) => done.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("nothing within {} seconds", PATIENCE.as_secs())),
+    }
+}
+
+fn tls() -> Result<TlsConnector, ProbeError> {
+    let roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| ProbeError::Tls(error.to_string()))?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    Ok(TlsConnector::from(Arc::new(config)))
+}
+
+/// How far a date of HTTP is ahead of our clock.
+fn seconds_ahead(date: &str) -> Option<i64> {
+    let theirs = unix_time(date)?;
+    let ours = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).ok()?.as_secs();
+    Some(theirs - i64::try_from(ours).ok()?)
+}
+
+/// The Unix time of `Sun, 06 Nov 1994 08:49:37 GMT`.
+fn unix_time(date: &str) -> Option<i64> {
+    const MONTHS: &str = "JanFebMarAprMayJunJulAugSepOctNovDec";
+    let mut words = date.split_whitespace().skip(1);
+    let day: i64 = words.next()?.parse().ok()?;
+    let month = MONTHS.find(words.next()?)? as i64 / 3 + 1;
+    let year: i64 = words.next()?.parse().ok()?;
+    let mut clock = words.next()?.split(':').map(|part| part.parse::<i64>().ok());
+    let seconds = clock.next()?? * 3_600 + clock.next()?? * 60 + clock.next()??;
+    // Days since the epoch, with years that begin in March so that leap days come last.
+    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let days = 365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 1;
+    Some((days - 719_468) * 86_400 + seconds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_taken_apart() {
+        let place = |text| Place::parse(text).map(|p| (p.host, p.port, p.secure, p.path));
+        assert_eq!(place("wss://a.example"), Some(("a.example".into(), 443, true, "/".into())));
+        assert_eq!(
+            place("ws://a.example:7/x/y"),
+            Some(("a.example".into(), 7, false, "/x/y".into()))
+        );
+        assert_eq!(place("http://[::1]:80/"), Some(("::1".into(), 80, false, "/".into())));
+        assert_eq!(place("https://[::1]"), Some(("::1".into(), 443, true, "/".into())));
+        assert_eq!(place("nothing"), None);
+    }
+
+    #[test]
+    fn dates_of_http_are_read() {
+        assert_eq!(unix_time("Sun, 06 Nov 1994 08:49:37 GMT"), Some(784_111_777));
+        assert_eq!(unix_time("Thu, 01 Jan 1970 00:00:00 GMT"), Some(0));
+        assert_eq!(unix_time("Thu, 29 Feb 2024 12:00:00 GMT"), Some(1_709_208_000));
+        assert_eq!(unix_time("yesterday"), None);
+    }
+}

@@ -1,0 +1,97 @@
+//! The key that the service itself signs with.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use nostr::key::Keys;
+
+/// Reads the key, or makes one that nobody else can read.
+pub(crate) fn load_or_create(path: &Path) -> Result<Keys> {
+    match fs::read_to_string(path) {
+        Ok(text) => {
+            check_privacy(path)?;
+            Keys::parse(text.trim()).with_context(|| format!("{} holds no key", path.display()))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let keys = Keys::generate();
+            write(path, &keys).with_context(|| format!("could not write {}", path.display()))?;
+            tracing::info!(file = %path.display(), "made a key for the service");
+            Ok(keys)
+        }
+        Err(error) => Err(error).with_context(|| format!("could not read {}", path.display())),
+    }
+}
+
+/// Durable before it is used: whatever it signs must not outlive it.
+fn write(path: &Path, keys: &Keys) -> io::Result<()> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    fs::create_dir_all(dir)?;
+    // A crash between creating and filling must not leave an empty key behind.
+    let unfinished = path.with_extension("new");
+    let mut file = private().create(true).truncate(true).open(&unfinished)?;
+    writeln!(file, "{}", keys.secret_key().to_secret_hex())?;
+    file.sync_all()?;
+    fs::rename(&unfinished, path)?;
+    File::open(dir)?.sync_all()
+}
+
+fn private() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.write(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options
+}
+
+#[cfg(unix)]
+fn check_privacy(path: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let mode = fs::metadata(path)?.permissions().mode();
+    if mode & 0o077 != 0 {
+        bail!("others can read {}; say: chmod 600 {}", path.display(), path.display());
+    }
+    Ok(())
+}
+
+#[cfg(not(unix))]
+fn check_privacy(_: &Path) -> Result<()> {
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_made_once_and_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("new").join("service.key");
+        let made = load_or_create(&path).unwrap();
+        assert_eq!(load_or_create(&path).unwrap().public_key(), made.public_key());
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_key_that_others_can_read_is_refused() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("service.key");
+        load_or_create(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        let said = load_or_create(&path).unwrap_err().to_string();
+        assert!(said.contains("chmod 600"), "{said}");
+    }
+
+    #[test]
+    fn a_file_without_a_key_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("service.key");
+        private().create(true).open(&path).unwrap().write_all(b"something else\n").unwrap();
+        assert!(load_or_create(&path).is_err());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "something else\n");
+    }
+}

@@ -1,0 +1,85 @@
+//! The reference of all metrics, as Markdown.
+
+use std::fmt::Write as _;
+
+use grasp_relay::metrics::Kind;
+
+use super::GROUPS;
+
+/// The reference of all metrics, as Markdown.
+pub(crate) fn markdown() -> String {
+    let mut text = String::from(include_str!("opening.md"));
+    for group in GROUPS {
+        let _ = write!(text, "\n## {}\n\n", group.title);
+        text.push_str("| metric | kind | labels | what it says |\n|---|---|---|---|\n");
+        for metric in group.metrics {
+            let kind = match metric.kind {
+                Kind::Counter => "counter",
+                Kind::Gauge => "gauge",
+                Kind::Times => "histogram",
+            };
+            let labels: Vec<_> = metric.labels.iter().map(|label| format!("`{label}`")).collect();
+            let (name, labels, help) = (metric.name, labels.join(", "), metric.help);
+            let _ = writeln!(text, "| `{name}` | {kind} | {labels} | {help} |");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use super::*;
+    use crate::metrics::all;
+
+    /// Set to write the reference anew instead of comparing with it.
+    const REWRITE: &str = "REWRITE_REFERENCE";
+
+    fn docs(path: &str) -> std::path::PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(path)
+    }
+
+    #[test]
+    fn the_reference_says_what_the_tables_say() {
+        let path = docs("reference/metrics.md");
+        if std::env::var_os(REWRITE).is_some() {
+            std::fs::write(&path, markdown()).unwrap();
+        }
+        let written = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(written, markdown(), "run this test with {REWRITE}=1 to write it anew");
+    }
+
+    #[test]
+    fn names_are_distinct_and_counters_say_that_they_are() {
+        let names: BTreeSet<_> = all().iter().map(|metric| metric.name).collect();
+        assert_eq!(names.len(), all().len());
+        for metric in all() {
+            assert!(metric.name.starts_with("grasp_"), "{}", metric.name);
+            let total = metric.name.ends_with("_total");
+            assert_eq!(total, metric.kind == Kind::Counter, "{}", metric.name);
+        }
+    }
+
+    /// Every name of ours that a file of the monitoring how-to mentions.
+    fn mentioned(file: &str) -> BTreeSet<String> {
+        let text = std::fs::read_to_string(docs("how-to/monitoring").join(file)).unwrap();
+        let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        words.filter(|word| word.starts_with("grasp_")).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn dashboard_and_alerts_ask_for_metrics_that_exist() {
+        for file in ["dashboard.json", "alerts.yml"] {
+            for name in mentioned(file) {
+                let base = ["_bucket", "_sum", "_count"]
+                    .iter()
+                    .find_map(|end| name.strip_suffix(end))
+                    .unwrap_or(&name);
+                let known = all().iter().any(|metric| metric.name == base || metric.name == name);
+                assert!(known, "{file}: {name}");
+            }
+        }
+    }
+}

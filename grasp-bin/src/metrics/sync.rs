@@ -1,0 +1,387 @@
+//! What sync reports, as metrics.
+
+use std::collections::BTreeMap;
+
+use grasp_core::RelayUrl;
+use grasp_core::admission::SyncPath;
+use grasp_core::limits::Health;
+use grasp_core::sync::ConnectionStatus;
+use grasp_relay::metrics::{Metric, Metrics};
+use grasp_sync::engine::{Report, Source};
+
+pub(crate) const CONNECTED: Metric = Metric::gauge(
+    "grasp_sync_relay_connected",
+    "Where the connection stands: 0 disconnected, 1 connecting, 2 fetching history, 3 complete and live, 4 live but some history could not be had.",
+    &["relay"],
+);
+pub(crate) const ATTEMPTS: Metric = Metric::counter(
+    "grasp_sync_connection_attempts_total",
+    "Attempts to connect, by result (success, failure).",
+    &["relay", "result"],
+);
+pub(crate) const HEALTH: Metric = Metric::gauge(
+    "grasp_sync_relay_status",
+    "What is to be thought of the relay: 1 healthy, 2 degraded, 3 dead.",
+    &["relay"],
+);
+pub(crate) const FAILURES: Metric = Metric::gauge(
+    "grasp_sync_relay_failures",
+    "Attempts to connect that failed since the last that did not.",
+    &["relay"],
+);
+pub(crate) const EVENTS: Metric = Metric::counter(
+    "grasp_sync_events_total",
+    "New events, by where they came from (direct, live, catch_up, daily).",
+    &["source"],
+);
+pub(crate) const GAPS: Metric = Metric::counter(
+    "grasp_sync_gap_events_total",
+    "Events that live sync should have brought and a catch-up brought instead.",
+    &["relay"],
+);
+pub(crate) const TRACKED: Metric =
+    Metric::gauge("grasp_sync_relays_tracked", "Relays that are followed.", &[]);
+pub(crate) const ONLINE: Metric =
+    Metric::gauge("grasp_sync_relays_connected", "Relays that are connected.", &[]);
+pub(crate) const DEAD: Metric = Metric::gauge(
+    "grasp_sync_relays_dead",
+    "Relays that have failed for so long that they are tried once a day.",
+    &[],
+);
+pub(crate) const UPTIME: Metric = Metric::gauge(
+    "grasp_sync_relay_uptime_ratio",
+    "The share of time that the relay was connected, from 0 to 1.",
+    &["relay"],
+);
+pub(crate) const COVERAGE: Metric = Metric::gauge(
+    "grasp_sync_relay_coverage_ratio",
+    "The share of events that the relay had, of those it brought and those it lacked, from 0 to 1.",
+    &["relay"],
+);
+pub(crate) const LACKING: Metric = Metric::gauge(
+    "grasp_sync_relay_lacking",
+    "Events of ours that the relay turned out to lack, counted at each comparison.",
+    &["relay"],
+);
+pub(crate) const BATCHES: Metric = Metric::counter(
+    "grasp_sync_batches_confirmed_total",
+    "Batches of repositories and roots that a relay gave completely.",
+    &["relay"],
+);
+pub(crate) const PAGED: Metric = Metric::gauge(
+    "grasp_sync_relay_without_negentropy",
+    "1 for a relay whose history is fetched by pages, for want of set reconciliation.",
+    &["relay"],
+);
+pub(crate) const REFUSALS: Metric = Metric::counter(
+    "grasp_sync_refusals_total",
+    "Refusals and remarks of relays, once per connection for each meaning.",
+    &["meaning"],
+);
+pub(crate) const GIVEN_UP: Metric = Metric::counter(
+    "grasp_sync_events_given_up_total",
+    "Events that a relay offered and never delivered.",
+    &["relay"],
+);
+pub(crate) const FULL_SECONDS: Metric = Metric::counter(
+    "grasp_sync_full_seconds_total",
+    "Seconds that hold more events than a relay shows, however it is asked.",
+    &["relay"],
+);
+pub(crate) const CONSOLIDATIONS: Metric = Metric::counter(
+    "grasp_sync_consolidations_total",
+    "Times that a connection's live filters were rebuilt as fewer.",
+    &["relay"],
+);
+
+/// All of them, in the order of the reference.
+pub(crate) const ALL: &[&Metric] = &[
+    &TRACKED,
+    &ONLINE,
+    &DEAD,
+    &EVENTS,
+    &CONNECTED,
+    &HEALTH,
+    &FAILURES,
+    &ATTEMPTS,
+    &GAPS,
+    &UPTIME,
+    &COVERAGE,
+    &LACKING,
+    &BATCHES,
+    &PAGED,
+    &REFUSALS,
+    &GIVEN_UP,
+    &FULL_SECONDS,
+    &CONSOLIDATIONS,
+];
+
+/// Those with a series for each relay.
+const OF_RELAYS: &[&Metric] = &[
+    &CONNECTED,
+    &HEALTH,
+    &FAILURES,
+    &ATTEMPTS,
+    &GAPS,
+    &UPTIME,
+    &COVERAGE,
+    &LACKING,
+    &BATCHES,
+    &PAGED,
+    &GIVEN_UP,
+    &FULL_SECONDS,
+    &CONSOLIDATIONS,
+];
+
+/// Turns reports into metrics. Remembers of each relay what the totals need.
+pub(crate) struct SyncMeter {
+    metrics: Metrics,
+    relays: BTreeMap<RelayUrl, Standing>,
+}
+
+#[derive(Clone, Copy)]
+struct Standing {
+    status: ConnectionStatus,
+    health: Health,
+    failures: u32,
+}
+
+impl SyncMeter {
+    /// Puts them here.
+    pub(crate) fn new(metrics: Metrics) -> Self {
+        Self { metrics, relays: BTreeMap::new() }
+    }
+
+    /// Notes one report.
+    pub(crate) fn note(&mut self, report: &Report) {
+        let metrics = &self.metrics;
+        match report {
+            Report::Discovered { relay } => self.discovered(relay),
+            Report::Retired { relay } => self.retired(relay),
+            Report::Status { relay, status } => self.stands(relay, *status),
+            Report::Health { relay, health } => self.is_thought(relay, *health),
+            Report::Stored { from, count } => {
+                metrics.add(&EVENTS, &[source(from)], *count as u64);
+            }
+            Report::Gap { relay, count, .. } => {
+                metrics.add(&GAPS, &[relay.as_str()], *count as u64);
+            }
+            Report::Reliability { relay, seen } => {
+                let of = |metric, share: Option<f64>| {
+                    if let Some(share) = share {
+                        metrics.set(metric, &[relay.as_str()], share);
+                    }
+                };
+                of(&UPTIME, seen.uptime());
+                of(&COVERAGE, seen.coverage());
+                of(&LACKING, Some(seen.lacking as f64));
+            }
+            Report::BatchConfirmed { relay, .. } => metrics.add(&BATCHES, &[relay.as_str()], 1),
+            Report::NoNegentropy { relay, .. } => metrics.set(&PAGED, &[relay.as_str()], 1.0),
+            Report::Refused { refusal, .. } => {
+                metrics.add(&REFUSALS, &[&meaning(refusal)], 1);
+            }
+            Report::GaveUp { relay, .. } => metrics.add(&GIVEN_UP, &[relay.as_str()], 1),
+            Report::GapSecond { relay, .. } => metrics.add(&FULL_SECONDS, &[relay.as_str()], 1),
+            Report::Consolidated { relay, .. } => {
+                metrics.add(&CONSOLIDATIONS, &[relay.as_str()], 1);
+            }
+            _ => {}
+        }
+    }
+
+    fn discovered(&mut self, relay: &RelayUrl) {
+        let new = Standing {
+            status: ConnectionStatus::Disconnected,
+            health: Health::Healthy,
+            failures: 0,
+        };
+        self.relays.entry(relay.clone()).or_insert(new);
+        self.metrics.set(&CONNECTED, &[relay.as_str()], 0.0);
+        self.metrics.set(&HEALTH, &[relay.as_str()], 1.0);
+        self.sum_up();
+    }
+
+    fn retired(&mut self, relay: &RelayUrl) {
+        self.relays.remove(relay);
+        for metric in OF_RELAYS {
+            self.metrics.forget(metric, relay.as_str());
+        }
+        self.sum_up();
+    }
+
+    fn stands(&mut self, relay: &RelayUrl, status: ConnectionStatus) {
+        let Some(known) = self.relays.get_mut(relay) else { return };
+        let was_trying = known.status == ConnectionStatus::Connecting;
+        known.status = status;
+        if was_trying {
+            let result = if status.is_connected() { "success" } else { "failure" };
+            known.failures = if status.is_connected() { 0 } else { known.failures + 1 };
+            self.metrics.add(&ATTEMPTS, &[relay.as_str(), result], 1);
+            self.metrics.set(&FAILURES, &[relay.as_str()], f64::from(known.failures));
+        }
+        self.metrics.set(&CONNECTED, &[relay.as_str()], connected(status));
+        self.sum_up();
+    }
+
+    fn is_thought(&mut self, relay: &RelayUrl, health: Health) {
+        let Some(known) = self.relays.get_mut(relay) else { return };
+        known.health = health;
+        let number = match health {
+            Health::Healthy => 1.0,
+            Health::Degraded => 2.0,
+            Health::Dead => 3.0,
+        };
+        self.metrics.set(&HEALTH, &[relay.as_str()], number);
+        self.sum_up();
+    }
+
+    fn sum_up(&self) {
+        let those = |wanted: fn(&Standing) -> bool| {
+            self.relays.values().filter(|relay| wanted(relay)).count() as f64
+        };
+        self.metrics.set(&TRACKED, &[], self.relays.len() as f64);
+        self.metrics.set(&ONLINE, &[], those(|relay| relay.status.is_connected()));
+        self.metrics.set(&DEAD, &[], those(|relay| relay.health == Health::Dead));
+    }
+}
+
+fn connected(status: ConnectionStatus) -> f64 {
+    match status {
+        ConnectionStatus::Disconnected => 0.0,
+        ConnectionStatus::Connecting => 1.0,
+        ConnectionStatus::Syncing => 2.0,
+        ConnectionStatus::Connected => 3.0,
+        ConnectionStatus::ConnectedHistoricSyncFailures => 4.0,
+    }
+}
+
+fn source(from: &Source) -> &'static str {
+    match from {
+        Source::Direct => "direct",
+        Source::Relay { path: SyncPath::Live, .. } => "live",
+        Source::Relay { path: SyncPath::CatchUp, .. } => "catch_up",
+        Source::Relay { path: SyncPath::Daily, .. } => "daily",
+    }
+}
+
+/// The name of a meaning, without what the relay said beside it: `RetainedBytes { … }` is `retained_bytes`.
+fn meaning(refusal: &impl std::fmt::Debug) -> String {
+    let name = format!("{refusal:?}");
+    let mut label = String::new();
+    for letter in name.chars().take_while(char::is_ascii_alphanumeric) {
+        if letter.is_ascii_uppercase() && !label.is_empty() {
+            label.push('_');
+        }
+        label.push(letter.to_ascii_lowercase());
+    }
+    label
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use grasp_core::limits::{PeerText, Refusal};
+    use grasp_sync::engine::Reliability;
+
+    use super::*;
+
+    fn told(reports: &[Report]) -> Metrics {
+        let metrics = Metrics::default();
+        let mut meter = SyncMeter::new(metrics.clone());
+        for report in reports {
+            meter.note(report);
+        }
+        metrics
+    }
+
+    fn relay() -> RelayUrl {
+        "wss://relay.example.com".parse().unwrap()
+    }
+
+    fn stands(status: ConnectionStatus) -> Report {
+        Report::Status { relay: relay(), status }
+    }
+
+    #[test]
+    fn a_connection_is_a_number_from_0_to_4_and_its_attempts_are_counted() {
+        use ConnectionStatus::{Connected, Connecting, Disconnected, Syncing};
+        let name = relay();
+        let mut reports = vec![Report::Discovered { relay: relay() }];
+        reports.extend([Connecting, Disconnected, Connecting, Disconnected].map(stands));
+        let metrics = told(&reports);
+        assert_eq!(metrics.value(&FAILURES, &[name.as_str()]), Some(2.0));
+        assert_eq!(metrics.value(&CONNECTED, &[name.as_str()]), Some(0.0));
+        assert_eq!(metrics.value(&ONLINE, &[]), Some(0.0));
+        reports.extend(
+            [Connecting, Syncing, Connected, Disconnected, Connecting, Syncing].map(stands),
+        );
+        let metrics = told(&reports);
+        assert_eq!(metrics.value(&ATTEMPTS, &[name.as_str(), "failure"]), Some(2.0));
+        assert_eq!(metrics.value(&ATTEMPTS, &[name.as_str(), "success"]), Some(2.0));
+        assert_eq!(metrics.value(&FAILURES, &[name.as_str()]), Some(0.0));
+        assert_eq!(metrics.value(&CONNECTED, &[name.as_str()]), Some(2.0));
+        assert_eq!(metrics.value(&ONLINE, &[]), Some(1.0));
+        let failing = ConnectionStatus::ConnectedHistoricSyncFailures;
+        assert_eq!((connected(Connected), connected(failing)), (3.0, 4.0));
+    }
+
+    #[test]
+    fn a_dead_relay_is_counted_until_it_is_retired() {
+        let mut reports = vec![
+            Report::Discovered { relay: relay() },
+            Report::Health { relay: relay(), health: Health::Dead },
+        ];
+        let metrics = told(&reports);
+        assert_eq!(metrics.value(&HEALTH, &[relay().as_str()]), Some(3.0));
+        assert_eq!(
+            (metrics.value(&TRACKED, &[]), metrics.value(&DEAD, &[])),
+            (Some(1.0), Some(1.0))
+        );
+        reports.push(Report::Retired { relay: relay() });
+        let metrics = told(&reports);
+        assert_eq!(
+            (metrics.value(&TRACKED, &[]), metrics.value(&DEAD, &[])),
+            (Some(0.0), Some(0.0))
+        );
+        assert!(!metrics.render(ALL).contains("relay.example.com"));
+    }
+
+    #[test]
+    fn events_are_counted_by_source_and_gaps_by_relay() {
+        let from = |path| Source::Relay { relay: relay(), path };
+        let metrics = told(&[
+            Report::Stored { from: Source::Direct, count: 2 },
+            Report::Stored { from: from(SyncPath::Live), count: 3 },
+            Report::Stored { from: from(SyncPath::Daily), count: 4 },
+            Report::Gap { relay: relay(), path: SyncPath::Daily, count: 4 },
+        ]);
+        for (source, count) in [("direct", 2.0), ("live", 3.0), ("daily", 4.0)] {
+            assert_eq!(metrics.value(&EVENTS, &[source]), Some(count));
+        }
+        assert_eq!(metrics.value(&GAPS, &[relay().as_str()]), Some(4.0));
+    }
+
+    #[test]
+    fn reliability_becomes_shares() {
+        let seen = Reliability {
+            up: Duration::from_secs(30),
+            down: Duration::from_secs(10),
+            received: 1,
+            lacking: 3,
+            ..Reliability::default()
+        };
+        let metrics = told(&[Report::Reliability { relay: relay(), seen }]);
+        assert_eq!(metrics.value(&UPTIME, &[relay().as_str()]), Some(0.75));
+        assert_eq!(metrics.value(&COVERAGE, &[relay().as_str()]), Some(0.25));
+    }
+
+    #[test]
+    fn what_a_relay_says_is_never_a_label() {
+        let refusal = Refusal::RetainedBytes { stated: Some(77) };
+        let text = PeerText::new("ERROR: words of a stranger");
+        let metrics = told(&[Report::Refused { relay: relay(), refusal, text }]);
+        assert_eq!(metrics.value(&REFUSALS, &["retained_bytes"]), Some(1.0));
+    }
+}

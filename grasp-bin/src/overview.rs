@@ -1,0 +1,297 @@
+//! How the running server stands: one look at all its parts.
+
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use grasp_core::limits::Health;
+use grasp_core::sync::ConnectionStatus;
+use grasp_core::{Identifier, Mono, RelayUrl, kinds};
+use grasp_purgatory::{Counts, Phase, Purgatory};
+use grasp_relay::Clock;
+use grasp_relay::keeper::Keeper;
+use grasp_relay::metrics::{Metric, Metrics, table};
+use grasp_relay::nostr::Hub;
+use grasp_relay::store::{EventStore, StoreError};
+use grasp_relay::web::Listing;
+use grasp_relay::web::figures::{
+    Intake, PurgatoryFigures, RelayHealth, RelayRow, RelayState, RepoRow, Status, WaitingRow,
+};
+use grasp_sync::Syncer;
+use grasp_sync::driver::RelayStatus;
+use nostr::filter::Filter;
+use tokio::sync::Mutex;
+
+use crate::metrics::{self, hunt};
+use crate::settings::Settings;
+
+/// How old a count of everything may be: it reads an index from end to end.
+const COUNT_EVERY: Duration = Duration::from_secs(60);
+
+/// Names under which something waits, and git servers of each, that are told of at most.
+const MOST_WAITING: usize = 1_000;
+
+/// Sees all parts. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Overview(Arc<Inner>);
+
+struct Inner {
+    service: String,
+    name: String,
+    root: String,
+    data_dir: PathBuf,
+    store: Arc<dyn EventStore>,
+    hub: Hub,
+    keeper: Keeper,
+    clock: Clock,
+    metrics: Metrics,
+    listing: Listing,
+    syncer: OnceLock<Arc<Syncer>>,
+    started: u64,
+    counted: Mutex<Option<(Mono, Counted)>>,
+}
+
+/// What is counted only now and then.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counted {
+    events: u64,
+    repositories: u64,
+}
+
+impl Overview {
+    pub(crate) fn new(settings: &Settings, keeper: &Keeper, hub: &Hub, metrics: Metrics) -> Self {
+        let (store, clock) = (Arc::clone(keeper.store()), keeper.clock().clone());
+        let policy = keeper.policy().clone();
+        let service = settings.service.clone();
+        let listing =
+            Listing::new(Arc::clone(&store), service, clock.clone(), move |a| policy.hosts(a));
+        Self(Arc::new(Inner {
+            service: settings.service.to_string(),
+            name: settings.info().name,
+            root: format!("{}/", settings.service.mount_path()),
+            data_dir: settings.data_dir.clone(),
+            started: clock.now().unix.as_secs(),
+            store,
+            hub: hub.clone(),
+            keeper: keeper.clone(),
+            clock,
+            metrics,
+            listing,
+            syncer: OnceLock::new(),
+            counted: Mutex::new(None),
+        }))
+    }
+
+    /// Sees sync too from now on, if there is any. It begins after everything that it works with, pages included.
+    pub(crate) fn follow(&self, syncer: Option<Arc<Syncer>>) {
+        if let Some(syncer) = syncer {
+            let _ = self.0.syncer.set(syncer);
+        }
+    }
+
+    /// The server's name for people.
+    pub(crate) fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// Where the pages begin.
+    pub(crate) fn root(&self) -> &str {
+        &self.0.root
+    }
+
+    /// Whether everything that must work does: the store answers, and purgatory takes orders.
+    pub(crate) async fn is_ready(&self) -> bool {
+        let nothing = vec![Filter::new().ids([])];
+        let store = self.0.store.count(nothing, self.0.clock.now().unix).await.is_ok();
+        let purgatory = self.0.keeper.ask(|_| ()).await.is_ok();
+        self.set(&table::STORE_UP, &[], u64::from(store));
+        self.set(&table::PURGATORY_UP, &[], u64::from(purgatory));
+        store && purgatory
+    }
+
+    /// How things stand.
+    pub(crate) async fn status(&self) -> Status {
+        let inner = &self.0;
+        let census = inner.hub.census().await;
+        let counted = self.counted().await.unwrap_or_default();
+        Status {
+            version: env!("CARGO_PKG_VERSION").into(),
+            service: inner.service.clone(),
+            now: inner.clock.now().unix.as_secs(),
+            started: inner.started,
+            ready: self.is_ready().await,
+            events: counted.events,
+            repositories: counted.repositories,
+            store_bytes: store_bytes(&inner.data_dir),
+            listeners: census.listeners as u64,
+            subscriptions: census.subscriptions as u64,
+            intake: intake(&inner.metrics),
+            purgatory: self.purgatory().await,
+            relays: self.relays().await,
+        }
+    }
+
+    /// Every relay that is followed.
+    async fn relays(&self) -> Vec<RelayRow> {
+        match self.0.syncer.get() {
+            Some(syncer) => syncer.status().await.relays.iter().map(relay_row).collect(),
+            None => Vec::new(),
+        }
+    }
+
+    /// The repositories, the latest active first.
+    pub(crate) async fn repositories(&self) -> Result<Arc<[RepoRow]>, StoreError> {
+        self.0.listing.rows().await
+    }
+
+    /// The names under which something waits.
+    pub(crate) async fn waiting(&self) -> Vec<WaitingRow> {
+        self.0.keeper.ask(waiting).await.unwrap_or_default()
+    }
+
+    /// Everything, in Prometheus' text form.
+    pub(crate) async fn exposition(&self) -> String {
+        let status = self.status().await;
+        self.expose(&status);
+        self.0.metrics.render(&metrics::all())
+    }
+
+    async fn purgatory(&self) -> PurgatoryFigures {
+        let counts = self.0.keeper.ask(|p| (p.counts(), p.wanting(Phase::Waiting).len())).await;
+        let (counts, hunting) = counts.unwrap_or_default();
+        let Counts { announcements, states, proposals, shelved, staged, bytes, staged_bytes, owed } =
+            counts;
+        self.set(&table::OWED, &[], owed as u64);
+        PurgatoryFigures {
+            announcements: announcements as u64,
+            states: states as u64,
+            proposals: proposals as u64,
+            shelved: shelved as u64,
+            staged: staged as u64,
+            bytes,
+            staged_bytes,
+            hunting: hunting as u64,
+        }
+    }
+
+    /// Counts everything, unless that was done a moment ago.
+    async fn counted(&self) -> Result<Counted, StoreError> {
+        let mut last = self.0.counted.lock().await;
+        let now = self.0.clock.now();
+        if let Some((_, counted)) = last.filter(|(at, _)| now.mono - *at < COUNT_EVERY) {
+            return Ok(counted);
+        }
+        let everything = self.0.store.count(vec![Filter::new()], now.unix);
+        let announcements = vec![Filter::new().kind(kinds::ANNOUNCEMENT)];
+        let announcements = self.0.store.count(announcements, now.unix);
+        let counted = Counted { events: everything.await?, repositories: announcements.await? };
+        *last = Some((now.mono, counted));
+        Ok(counted)
+    }
+
+    fn expose(&self, status: &Status) {
+        let held = &status.purgatory;
+        self.set(&table::BUILD, &[&status.version], 1);
+        self.set(&table::STARTED, &[], status.started);
+        self.set(&table::STORED, &[], status.events);
+        self.set(&table::REPOSITORIES, &[], status.repositories);
+        self.set(&table::STORE_BYTES, &[], status.store_bytes);
+        self.set(&table::LISTENERS, &[], status.listeners);
+        self.set(&table::SUBSCRIPTIONS, &[], status.subscriptions);
+        self.set(&table::HELD, &["announcement"], held.announcements);
+        self.set(&table::HELD, &["state"], held.states);
+        self.set(&table::HELD, &["proposal"], held.proposals);
+        self.set(&table::HELD_BYTES, &[], held.bytes);
+        self.set(&table::SHELVED, &[], held.shelved);
+        self.set(&table::STAGED, &[], held.staged);
+        self.set(&table::STAGED_BYTES, &[], held.staged_bytes);
+        self.set(&hunt::QUEUE, &[], held.hunting);
+        if let Some(memory) = resident_bytes() {
+            self.set(&table::MEMORY, &[], memory);
+        }
+        if let Ok(files) = std::fs::read_dir("/proc/self/fd") {
+            self.set(&table::FILES, &[], files.count() as u64);
+        }
+    }
+
+    fn set(&self, metric: &Metric, labels: &[&str], to: u64) {
+        self.0.metrics.set(metric, labels, to as f64);
+    }
+}
+
+fn relay_row((url, status): (&RelayUrl, &RelayStatus)) -> RelayRow {
+    RelayRow {
+        url: url.to_string(),
+        state: match status.connection {
+            ConnectionStatus::Disconnected => RelayState::Disconnected,
+            ConnectionStatus::Connecting => RelayState::Connecting,
+            ConnectionStatus::Syncing => RelayState::Syncing,
+            ConnectionStatus::Connected => RelayState::Connected,
+            ConnectionStatus::ConnectedHistoricSyncFailures => RelayState::Incomplete,
+        },
+        since: status.since.as_secs(),
+        health: match status.health {
+            Health::Healthy => RelayHealth::Healthy,
+            Health::Degraded => RelayHealth::Degraded,
+            Health::Dead => RelayHealth::Dead,
+        },
+        synced_at: status.synced_at.map(|at| at.as_secs()),
+        backlog: status.backlog,
+        stored: status.counts.stored(),
+        gaps: status.gaps,
+        refusal: status.last_refusal.as_ref().map(|text| text.as_str().to_owned()),
+        uptime: status.reliability.and_then(|seen| seen.uptime()),
+    }
+}
+
+fn intake(metrics: &Metrics) -> Intake {
+    let of = |outcomes: &[&str]| {
+        let sources = ["client", "live", "catch_up", "daily"];
+        let series = sources.iter().flat_map(|source| outcomes.iter().map(move |o| [*source, *o]));
+        series.filter_map(|labels| metrics.value(&table::EVENTS, &labels)).sum::<f64>() as u64
+    };
+    Intake {
+        stored: of(&["stored"]),
+        held: of(&["held"]),
+        known: of(&["known", "superseded"]),
+        rejected: of(&["rejected"]),
+    }
+}
+
+fn waiting(purgatory: &Purgatory) -> Vec<WaitingRow> {
+    let mut names = purgatory.wanting(Phase::Waiting);
+    names.extend(purgatory.wanting(Phase::Shelved));
+    names.iter().take(MOST_WAITING).map(|name| waiting_row(purgatory, name)).collect()
+}
+
+/// What waits under one name. Places that only stored announcements name are not looked up for this.
+fn waiting_row(purgatory: &Purgatory, identifier: &Identifier) -> WaitingRow {
+    let wants = purgatory.wants(identifier, &[]);
+    let hunted = wants.iter().filter(|want| want.phase == Phase::Waiting).count();
+    let places = wants.iter().flat_map(|want| want.trusted.iter().chain(&want.untrusted));
+    let mut places: Vec<String> = places.map(ToString::to_string).collect();
+    places.sort();
+    places.dedup();
+    WaitingRow {
+        identifier: identifier.to_string(),
+        hunted: hunted as u64,
+        wanted: (wants.len() - hunted) as u64,
+        tips: wants.iter().map(|want| want.tips.len() as u64).sum(),
+        places,
+    }
+}
+
+/// What the files of the event store take, whichever of them is in use.
+fn store_bytes(data_dir: &std::path::Path) -> u64 {
+    let files = ["events.db", "events.db-wal", "nostr-sqlite.db", "nostr-lmdb/data.mdb"];
+    let sizes = files.iter().filter_map(|file| data_dir.join(file).metadata().ok());
+    sizes.map(|file| file.len()).sum()
+}
+
+/// The memory that the kernel says we take, where it says so.
+fn resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    kib.checked_mul(1_024)
+}

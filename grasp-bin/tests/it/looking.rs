@@ -1,0 +1,123 @@
+//! A running server looked at from all sides: by command line, by metrics, by page.
+
+use serde_json::Value;
+
+use crate::support::{Server, get, grasp};
+
+#[test]
+fn a_server_says_how_it_stands_to_whoever_may_read_its_data() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path());
+    let data = dir.path().to_str().unwrap();
+    let status = grasp(&["status", "--data-dir", data]);
+    assert!(status.ok && status.out.contains("working"), "{status:?}");
+    assert!(status.out.contains(server.host()), "{status:?}");
+    let json = grasp(&["status", "--json", "--data-dir", data]);
+    let json: Value = serde_json::from_str(&json.out).unwrap();
+    assert_eq!((&json["ready"], &json["repositories"]), (&Value::from(true), &Value::from(0)));
+    for (command, nothing) in [
+        ("repos", "no repository is hosted"),
+        ("relays", "no other relay is followed"),
+        ("purgatory", "nothing waits for git data"),
+    ] {
+        let said = grasp(&[command, "--data-dir", data]);
+        assert!(said.ok && said.out.contains(nothing), "{said:?}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn nobody_else_may_ask() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let dir = tempfile::tempdir().unwrap();
+    let _server = Server::start(dir.path());
+    for file in ["admin.sock", "service.key"] {
+        let mode = std::fs::metadata(dir.path().join(file)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o077, 0, "{file}: {mode:o}");
+    }
+}
+
+#[test]
+fn without_a_server_the_remedy_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let said = grasp(&["status", "--data-dir", dir.path().to_str().unwrap()]);
+    assert!(!said.ok && said.err.contains("is it running"), "{said:?}");
+}
+
+#[test]
+fn one_data_directory_has_one_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().to_str().unwrap();
+    let _first = Server::start(dir.path());
+    let second = grasp(&["serve", "--listen", "127.0.0.1:0", "--data-dir", data]);
+    assert!(!second.ok && second.err.contains("another server is running"), "{second:?}");
+}
+
+#[test]
+fn a_server_that_was_killed_leaves_its_place_to_the_next() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(Server::start(dir.path()));
+    assert!(dir.path().join("admin.sock").exists());
+    let _next = Server::start(dir.path());
+    assert!(grasp(&["status", "--data-dir", dir.path().to_str().unwrap()]).ok);
+}
+
+#[test]
+fn health_status_and_metrics_are_served() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path());
+    assert_eq!(get(server.host(), "/health"), (200, "ok\n".into()));
+    let (status, page) = get(server.host(), "/status");
+    assert!(status == 200 && page.contains("This server is"), "{page}");
+    let (_, json) = get(server.host(), "/status.json");
+    assert_eq!(serde_json::from_str::<Value>(&json).unwrap()["ready"], true);
+    let (_, landing) = get(server.host(), "/");
+    assert!(landing.contains("None yet."), "{landing}");
+}
+
+#[test]
+fn every_documented_metric_exists_and_every_other_does_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path());
+    let (_, text) = get(server.host(), "/metrics");
+    let served = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    let served: Vec<_> = served.map(|line| line.split(' ').next().unwrap().to_owned()).collect();
+    let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/metrics.md");
+    let docs = std::fs::read_to_string(docs).unwrap();
+    let rows = docs.lines().filter_map(|line| line.strip_prefix("| `grasp_"));
+    let documented: Vec<_> =
+        rows.map(|row| format!("grasp_{}", row.split('`').next().unwrap())).collect();
+    assert!(documented.len() > 30);
+    assert_eq!(served, documented);
+    for value in ["grasp_store_up 1\n", "grasp_purgatory_up 1\n", "grasp_sync_relays_tracked 0\n"] {
+        assert!(text.contains(value), "{value}{text}");
+    }
+}
+
+#[test]
+fn metrics_can_be_turned_off() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("grasp.toml"), "metrics = false\n").unwrap();
+    let server = Server::start(dir.path());
+    assert_eq!(get(server.host(), "/metrics").0, 404);
+}
+
+#[test]
+fn settings_are_printed_with_who_said_so_and_checked() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("grasp.toml");
+    std::fs::write(&file, "max_ahead = '20m'\n[relay]\nnonsense = 1\n").unwrap();
+    let file = file.to_str().unwrap();
+    let said = grasp(&["config", "check", "--config", file]);
+    assert!(!said.ok && said.err.contains("grasp.toml:3: relay.nonsense"), "{said:?}");
+    std::fs::write(file, "max_ahead = '20m'\n").unwrap();
+    assert!(grasp(&["config", "check", "--config", file]).ok);
+    let said = grasp(&["config", "print", "--config", file, "--listen", "127.0.0.1:1"]);
+    let lines: Vec<_> = said.out.lines().collect();
+    assert!(
+        lines
+            .iter()
+            .any(|line| line.contains("max_ahead = \"20m\"") && line.contains("grasp.toml:1"))
+    );
+    assert!(lines.iter().any(|line| line.contains("127.0.0.1:1") && line.ends_with("# --listen")));
+}

@@ -1,0 +1,6 @@
+//! The command itself, as a child process.
+#![allow(clippy::unwrap_used)]
+
+mod looking;
+mod serve;
+mod support;

@@ -1,0 +1,78 @@
+//! The command as a child process.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+/// A running `grasp serve` on a free port of loopback. Killed when dropped.
+pub(crate) struct Server {
+    pub(crate) child: Child,
+    pub(crate) url: String,
+}
+
+impl Server {
+    pub(crate) fn start(data: &Path) -> Self {
+        let mut child = command()
+            .args(["serve", "--listen", "127.0.0.1:0", "--data-dir"])
+            .arg(data)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let url = lines.map_while(Result::ok).find_map(|line| {
+            line.split_whitespace().find(|word| word.starts_with("ws://")).map(str::to_owned)
+        });
+        Self { child, url: url.expect("the server says where it is") }
+    }
+
+    pub(crate) fn host(&self) -> &str {
+        self.url.strip_prefix("ws://").unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The command, untouched by the environment of whoever runs the tests.
+pub(crate) fn command() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_grasp"));
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("GRASP_")) {
+        command.env_remove(name);
+    }
+    command.env_remove("NOTIFY_SOCKET");
+    command
+}
+
+/// What a command said, and how it ended.
+#[derive(Debug)]
+pub(crate) struct Said {
+    pub(crate) ok: bool,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+/// Runs the command to its end.
+pub(crate) fn grasp(args: &[&str]) -> Said {
+    let output = command().args(args).output().unwrap();
+    Said {
+        ok: output.status.success(),
+        out: String::from_utf8(output.stdout).unwrap(),
+        err: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+/// The status and the body of a page.
+pub(crate) fn get(host: &str, path: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(host).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}

@@ -1,0 +1,181 @@
+//! How a server stands, as figures: for its status page, its JSON, and whoever asks it from the command line.
+
+use serde::{Deserialize, Serialize};
+
+/// How a server stands.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// What runs.
+    pub version: String,
+    /// The address that others reach it at.
+    pub service: String,
+    /// When this was written down, in Unix time.
+    pub now: u64,
+    /// When the process started, in Unix time.
+    pub started: u64,
+    /// Whether everything that must work does.
+    pub ready: bool,
+    /// Events that are served.
+    pub events: u64,
+    /// Repositories that are served.
+    pub repositories: u64,
+    /// Bytes of the event store.
+    pub store_bytes: u64,
+    /// Connections and feeds with a subscription.
+    pub listeners: u64,
+    /// Their subscriptions.
+    pub subscriptions: u64,
+    /// What came in since the process started.
+    pub intake: Intake,
+    /// What waits for git data.
+    pub purgatory: PurgatoryFigures,
+    /// Every relay that is followed.
+    pub relays: Vec<RelayRow>,
+}
+
+/// Events that came in since the process started, by what became of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Intake {
+    /// Stored.
+    pub stored: u64,
+    /// Held until their git data is here.
+    pub held: u64,
+    /// Known already, or older than what is here.
+    pub known: u64,
+    /// Refused.
+    pub rejected: u64,
+}
+
+/// What waits for git data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PurgatoryFigures {
+    /// Announcements.
+    pub announcements: u64,
+    /// States.
+    pub states: u64,
+    /// Pull requests and updates.
+    pub proposals: u64,
+    /// Expired, and remembered.
+    pub shelved: u64,
+    /// Uploads that wait for their event.
+    pub staged: u64,
+    /// What the waiting events take in memory.
+    pub bytes: u64,
+    /// What the uploads take on disk.
+    pub staged_bytes: u64,
+    /// Repository names whose git data is hunted for.
+    pub hunting: u64,
+}
+
+/// How things stand with one relay.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RelayRow {
+    /// Its address.
+    pub url: String,
+    /// Where the connection stands.
+    pub state: RelayState,
+    /// Since when, in Unix time.
+    pub since: u64,
+    /// What is to be thought of it.
+    pub health: RelayHealth,
+    /// When everything asked for was last here, in Unix time.
+    pub synced_at: Option<u64>,
+    /// Events that came and are not judged yet.
+    pub backlog: u64,
+    /// Events that it brought and that were new.
+    pub stored: u64,
+    /// Events that live sync should have brought and a catch-up brought instead.
+    pub gaps: u64,
+    /// What it last refused, in its own words, shortened.
+    pub refusal: Option<String>,
+    /// The share of time that it was there, from 0 to 1.
+    pub uptime: Option<f64>,
+}
+
+/// Where a connection stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RelayState {
+    /// Nobody is talking.
+    #[default]
+    Disconnected,
+    /// An attempt is under way.
+    Connecting,
+    /// Connected; history is still being fetched.
+    Syncing,
+    /// Connected, history complete.
+    Connected,
+    /// Connected and live, but some history could not be had.
+    Incomplete,
+}
+
+/// What is to be thought of a relay.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RelayHealth {
+    /// No failure on record.
+    #[default]
+    Healthy,
+    /// Failed lately.
+    Degraded,
+    /// Has failed for so long that it is tried only rarely.
+    Dead,
+}
+
+/// One repository.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RepoRow {
+    /// Whose it is, as npub.
+    pub owner: String,
+    /// The name that addresses it.
+    pub identifier: String,
+    /// The name for people.
+    pub name: String,
+    /// What it is.
+    pub description: String,
+    /// Where it is on this server, from the root.
+    pub path: String,
+    /// When it was last announced or its state last signed, in Unix time.
+    pub active_at: u64,
+    /// Branches and tags that the newest state of a keeper names.
+    pub refs: u64,
+}
+
+/// One repository name under which something waits.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WaitingRow {
+    /// The name.
+    pub identifier: String,
+    /// Events that wait for git data, and are hunted for.
+    pub hunted: u64,
+    /// Events that expired, and are looked for now and then.
+    pub wanted: u64,
+    /// Objects that they name.
+    pub tips: u64,
+    /// Git servers where those may be.
+    pub places: Vec<String>,
+}
+
+impl RelayState {
+    /// The state in words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Disconnected => "disconnected",
+            Self::Connecting => "connecting",
+            Self::Syncing => "fetching history",
+            Self::Connected => "complete, live",
+            Self::Incomplete => "live, history incomplete",
+        }
+    }
+}
+
+impl RelayHealth {
+    /// The health in words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Healthy => "healthy",
+            Self::Degraded => "degraded",
+            Self::Dead => "dead",
+        }
+    }
+}

@@ -1,0 +1,65 @@
+// Keeps the figures of the status page fresh. Without it the page shows what was true when it was asked for.
+"use strict";
+const words = {
+  disconnected: ["disconnected", "bad"], connecting: ["connecting", "odd"], syncing: ["fetching history", "odd"],
+  connected: ["complete, live", "good"], incomplete: ["live, history incomplete", "odd"],
+  healthy: ["healthy", "good"], degraded: ["degraded", "odd"], dead: ["dead", "bad"],
+};
+const steps = [[86400, "day"], [3600, "hour"], [60, "minute"], [1, "second"]];
+const span = (seconds) => {
+  const [length, unit] = steps.find(([length]) => seconds >= length) ?? [1, "second"];
+  const count = Math.floor(seconds / length);
+  return `${count} ${unit}${count === 1 ? "" : "s"}`;
+};
+const ago = (now, then) => (then == null ? "never" : `${span(Math.max(0, now - then))} ago`);
+const size = (bytes) => {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  const step = Math.min(units.length - 1, Math.floor(Math.log2(Math.max(1, bytes)) / 10));
+  return step === 0 ? `${bytes} B` : `${(bytes / 2 ** (10 * step)).toFixed(1)} ${units[step]}`;
+};
+const cell = (label, text, kind) => {
+  const td = document.createElement("td");
+  td.dataset.label = label;
+  td.textContent = text;
+  if (kind) td.className = kind;
+  return td;
+};
+const row = (now, relay) => {
+  const tr = document.createElement("tr");
+  const [state, mood] = words[relay.state];
+  const [health, feeling] = words[relay.health];
+  tr.append(
+    cell("relay", relay.url), cell("state", state, mood), cell("health", health, feeling),
+    cell("synced", ago(now, relay.synced_at)), cell("backlog", relay.backlog, "number"),
+    cell("new events", relay.stored, "number"), cell("gaps", relay.gaps, "number"),
+  );
+  return tr;
+};
+const show = (status) => {
+  const flat = { ...status, ...status.intake, ...status.purgatory };
+  flat.waiting = flat.announcements + flat.states + flat.proposals;
+  for (const element of document.querySelectorAll("[data-figure]")) {
+    const value = flat[element.dataset.figure];
+    element.textContent = element.dataset.form === "bytes" ? size(value) : value.toLocaleString("en");
+  }
+  document.getElementById("uptime").textContent = span(status.now - status.started);
+  const ready = document.getElementById("ready");
+  ready.textContent = status.ready ? "working" : "not ready";
+  ready.className = status.ready ? "good" : "bad";
+  const relays = document.getElementById("relays");
+  if (relays) relays.replaceChildren(...status.relays.map((relay) => row(status.now, relay)));
+  else if (status.relays.length) location.reload();
+};
+const fresh = document.getElementById("fresh");
+const poll = async () => {
+  try {
+    const answer = await fetch("status.json", { cache: "no-store" });
+    if (!answer.ok) throw new Error(answer.status);
+    show(await answer.json());
+    fresh.textContent = "Kept fresh every 5 seconds.";
+  } catch {
+    fresh.textContent = "The server does not answer; these figures are old.";
+  }
+};
+setInterval(() => document.hidden || poll(), 5000);
+poll();

@@ -1,0 +1,192 @@
+//! The status page: whether all is well, at a glance.
+
+use maud::{Markup, PreEscaped, html};
+
+use super::figures::{RelayHealth, RelayRow, RelayState, Status};
+use super::page;
+
+const SCRIPT: &str = include_str!("status.js");
+
+/// The page at `status`. Its figures are kept fresh from `status.json` beside it, where scripts may run.
+pub fn status(name: &str, root: &str, status: &Status) -> String {
+    let (ready, mood) = if status.ready { ("working", "good") } else { ("not ready", "bad") };
+    let title = format!("Status of {name}");
+    page(
+        &title,
+        root,
+        html! {
+            h1 { (title) }
+            p {
+                "This server is " strong id="ready" class=(mood) { (ready) } ", up for "
+                span id="uptime" { (span(status.now.saturating_sub(status.started))) } "."
+                " " span id="fresh" class="small" role="status" {}
+            }
+            h2 { "What it holds" }
+            (figures(&[
+                ("Repositories", "repositories", status.repositories),
+                ("Events", "events", status.events),
+                ("Store", "store_bytes", status.store_bytes),
+                ("Connections", "listeners", status.listeners),
+                ("Subscriptions", "subscriptions", status.subscriptions),
+            ]))
+            h2 { "What came in since it started" }
+            (figures(&[
+                ("Stored", "stored", status.intake.stored),
+                ("Held for git data", "held", status.intake.held),
+                ("Known already", "known", status.intake.known),
+                ("Refused", "rejected", status.intake.rejected),
+            ]))
+            h2 { "Waiting for git data" }
+            (purgatory(status))
+            h2 { "Relays" }
+            (relays(status))
+            script { (PreEscaped(SCRIPT)) }
+        },
+    )
+}
+
+fn purgatory(status: &Status) -> Markup {
+    let held = &status.purgatory;
+    figures(&[
+        ("Events waiting", "waiting", held.announcements + held.states + held.proposals),
+        ("Names hunted for", "hunting", held.hunting),
+        ("Expired, remembered", "shelved", held.shelved),
+        ("Uploads waiting", "staged", held.staged),
+        ("Uploads", "staged_bytes", held.staged_bytes),
+    ])
+}
+
+fn figures(figures: &[(&str, &str, u64)]) -> Markup {
+    html! {
+        dl class="figures" {
+            @for (label, figure, value) in figures {
+                @let bytes = figure.ends_with("bytes");
+                div {
+                    dt { (label) }
+                    dd data-figure=(figure) data-form=[bytes.then_some("bytes")] {
+                        @if bytes { (size(*value)) } @else { (value) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn relays(status: &Status) -> Markup {
+    if status.relays.is_empty() {
+        return html! { p { "No other relay is followed." } };
+    }
+    html! {
+        table {
+            caption { "Relays that events are brought from" }
+            thead {
+                tr {
+                    th scope="col" { "relay" } th scope="col" { "state" } th scope="col" { "health" }
+                    th scope="col" { "synced" } th scope="col" class="number" { "backlog" }
+                    th scope="col" class="number" { "new events" } th scope="col" class="number" { "gaps" }
+                }
+            }
+            tbody id="relays" {
+                @for relay in &status.relays { (relay_row(status.now, relay)) }
+            }
+        }
+    }
+}
+
+fn relay_row(now: u64, relay: &RelayRow) -> Markup {
+    html! {
+        tr {
+            td data-label="relay" { (relay.url) }
+            td data-label="state" class=(mood(relay.state)) { (relay.state.words()) }
+            td data-label="health" class=(feeling(relay.health)) { (relay.health.words()) }
+            td data-label="synced" { (ago(now, relay.synced_at)) }
+            td data-label="backlog" class="number" { (relay.backlog) }
+            td data-label="new events" class="number" { (relay.stored) }
+            td data-label="gaps" class="number" { (relay.gaps) }
+        }
+    }
+}
+
+fn mood(state: RelayState) -> &'static str {
+    match state {
+        RelayState::Connected => "good",
+        RelayState::Connecting | RelayState::Syncing | RelayState::Incomplete => "odd",
+        RelayState::Disconnected => "bad",
+    }
+}
+
+fn feeling(health: RelayHealth) -> &'static str {
+    match health {
+        RelayHealth::Healthy => "good",
+        RelayHealth::Degraded => "odd",
+        RelayHealth::Dead => "bad",
+    }
+}
+
+/// How long ago something was, in words.
+pub fn ago(now: u64, then: Option<u64>) -> String {
+    then.map_or_else(|| "never".into(), |then| format!("{} ago", span(now.saturating_sub(then))))
+}
+
+/// A length of time in words.
+pub fn span(seconds: u64) -> String {
+    let steps = [(86_400, "day"), (3_600, "hour"), (60, "minute")];
+    let step = steps.into_iter().find(|(length, _)| seconds >= *length);
+    let (length, unit) = step.unwrap_or((1, "second"));
+    let count = seconds / length;
+    format!("{count} {unit}{}", if count == 1 { "" } else { "s" })
+}
+
+/// A number of bytes in words.
+pub fn size(bytes: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let step = (bytes.max(1).ilog2() / 10).min(4);
+    match units.get(step as usize) {
+        Some(unit) if step > 0 => {
+            format!("{:.1} {unit}", bytes as f64 / f64::from(step * 10).exp2())
+        }
+        _ => format!("{bytes} B"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_sizes_are_told_in_their_largest_unit() {
+        assert_eq!(
+            (span(0), span(1), span(59)),
+            ("0 seconds".into(), "1 second".into(), "59 seconds".into())
+        );
+        assert_eq!(
+            (span(60), span(7_200), span(86_400)),
+            ("1 minute".into(), "2 hours".into(), "1 day".into())
+        );
+        assert_eq!((ago(10, Some(20)), ago(10, None)), ("0 seconds ago".into(), "never".into()));
+        assert_eq!(
+            (size(0), size(1_023), size(1_536)),
+            ("0 B".into(), "1023 B".into(), "1.5 KiB".into())
+        );
+        assert_eq!(size(u64::MAX), "16777216.0 TiB");
+    }
+
+    #[test]
+    fn every_figure_that_the_script_looks_for_is_in_the_json() {
+        let json = serde_json::to_value(Status::default()).unwrap();
+        let page = status("x", "/", &Status::default());
+        let figures =
+            page.split("data-figure=\"").skip(1).filter_map(|rest| rest.split('"').next());
+        for figure in figures.filter(|figure| *figure != "waiting") {
+            let places = [&json, &json["intake"], &json["purgatory"]];
+            assert!(places.iter().any(|place| place.get(figure).is_some()), "{figure}");
+        }
+    }
+
+    #[test]
+    fn what_relays_say_of_themselves_is_no_markup() {
+        let relay = RelayRow { url: "wss://x/<b>".into(), ..RelayRow::default() };
+        let page = status("x", "/", &Status { relays: vec![relay], ..Status::default() });
+        assert!(page.contains("wss://x/&lt;b&gt;") && !page.contains("<b>"));
+    }
+}
