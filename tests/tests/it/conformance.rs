@@ -33,7 +33,7 @@ async fn the_information_document_says_what_this_is() {
     for key in ["name", "description", "software", "version", "repo_acceptance_criteria"] {
         assert!(card[key].as_str().is_some_and(|text| !text.trim().is_empty()), "{key}");
     }
-    assert_eq!(card["supported_grasps"], serde_json::json!(["GRASP-01"]));
+    assert_eq!(card["supported_grasps"], serde_json::json!(["GRASP-01", "GRASP-02"]));
     assert!(card.get("curation").is_none());
 }
 
