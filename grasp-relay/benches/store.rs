@@ -67,8 +67,10 @@ fn print(results: &[(&str, Result)]) {
         print!("{title:<44}");
         let ours = results[0].1[row];
         for (place, (_, figures)) in results.iter().enumerate() {
-            let ratio =
-                if place == 0 { String::new() } else { format!(" ({:.2}x)", figures[row] / ours) };
+            let ratio = match place == 0 || figures[row].is_nan() {
+                true => String::new(),
+                false => format!(" ({:.2}x)", figures[row] / ours),
+            };
             print!("{:>22}", format!("{}{ratio}", short(figures[row])));
         }
         println!("{wanted:>18}");
@@ -76,5 +78,11 @@ fn print(results: &[(&str, Result)]) {
 }
 
 fn short(figure: f64) -> String {
-    if figure >= 100.0 { format!("{figure:.0}") } else { format!("{figure:.2}") }
+    if figure.is_nan() {
+        "not asked".to_owned()
+    } else if figure >= 100.0 {
+        format!("{figure:.0}")
+    } else {
+        format!("{figure:.2}")
+    }
 }

@@ -129,7 +129,7 @@ impl Rest {
             let mut best = (most, 0);
             for (number, way) in ways.iter().enumerate() {
                 let lists = self.lists(ledger.keys, way);
-                let rows = scan::count_up_to(ledger, &lists, bounds, most)?;
+                let rows = scan::count_up_to(ledger, &lists, bounds, best.0)?;
                 if rows < best.0 {
                     best = (rows, number);
                 }

@@ -207,6 +207,8 @@ mod tests {
     use rusqlite::StatementStatus;
 
     use super::*;
+    use crate::store::rules::Rules;
+    use crate::store::sqlite::keys::Keys;
 
     fn file() -> Connection {
         let conn = Connection::open_in_memory().unwrap();
@@ -233,6 +235,21 @@ mod tests {
             // One step, so nothing is sorted.
             assert_eq!(plan, [index]);
         }
+    }
+
+    #[test]
+    fn lists_that_are_read_side_by_side_share_one_statement() {
+        let conn = file();
+        let keys = Keys::load(&conn).unwrap();
+        let rules = Rules::default();
+        let ledger = Ledger::new(&conn, &keys, &rules);
+        let lists = [Digest::default()];
+        let bounds = Bounds { after: Position::FIRST, oldest: 0 };
+        let open = |_| Merge::open(&ledger, Some(&lists), bounds, 1).unwrap();
+        let side_by_side = [0, 1, 2].map(open);
+        drop(side_by_side);
+        let statement = conn.prepare_cached(IN_LIST).unwrap();
+        assert_eq!(statement.get_status(StatementStatus::Run), 3);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, TransactionBehavior};
 use tokio::sync::{mpsc, oneshot};
@@ -20,6 +21,9 @@ const QUEUE: usize = 1_024;
 
 /// How many events are gathered for one transaction before it is closed to latecomers.
 const GROUP: usize = 5_000;
+
+/// How long a group waits for others, at most.
+const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 
 /// The way to the writer's thread.
 pub(super) struct Writer {
@@ -130,28 +134,76 @@ struct Desk {
     rules: Arc<Rules>,
 }
 
+/// Those who share a transaction.
+#[derive(Default)]
+struct Group {
+    tasks: Vec<Box<dyn Task>>,
+    weight: usize,
+    /// Who asked for an end after this one.
+    stopped: Option<oneshot::Sender<()>>,
+}
+
+impl Group {
+    /// Takes in whoever is waiting, as long as there is room.
+    fn gather(&mut self, orders: &mut mpsc::Receiver<Order>) {
+        while self.weight < GROUP {
+            let Ok(order) = orders.try_recv() else {
+                return;
+            };
+            self.take(order, orders);
+        }
+    }
+
+    fn take(&mut self, order: Order, orders: &mut mpsc::Receiver<Order>) {
+        match order {
+            Order::Perform(task) => {
+                self.weight += task.weight();
+                self.tasks.push(task);
+            }
+            Order::Stop(done) => {
+                // No new orders; those already queued are still received.
+                orders.close();
+                self.stopped = Some(done);
+            }
+        }
+    }
+}
+
+/// What the last transaction tells about the next.
+#[derive(Clone, Copy, Debug, Default)]
+struct Experience {
+    /// How many shared it, and how many were waiting when it ended.
+    crowd: usize,
+    took: Duration,
+}
+
+impl Experience {
+    /// How long to wait for those who were answered last to come back with something new.
+    ///
+    /// Without it a crowd splits in two that take turns, each half as large and each with an fsync of its own.
+    fn pause(self, gathered: usize) -> Duration {
+        match gathered < self.crowd {
+            true => (self.took / 8).min(LONGEST_PAUSE),
+            false => Duration::ZERO,
+        }
+    }
+}
+
 impl Desk {
     fn work(mut self, mut orders: mpsc::Receiver<Order>) {
+        let mut last = Experience::default();
         let mut stopped = None;
         while let Some(first) = orders.blocking_recv() {
-            let mut group = Vec::new();
-            let mut weight = 0;
-            let mut next = Some(first);
-            while let Some(order) = next {
-                match order {
-                    Order::Perform(task) => {
-                        weight += task.weight();
-                        group.push(task);
-                    }
-                    Order::Stop(done) => {
-                        // No new orders; those already queued are still received.
-                        orders.close();
-                        stopped = Some(done);
-                    }
-                }
-                next = (weight < GROUP).then(|| orders.try_recv().ok()).flatten();
+            let mut group = Group::default();
+            group.take(first, &mut orders);
+            group.gather(&mut orders);
+            let pause = last.pause(group.tasks.len());
+            if !pause.is_zero() {
+                thread::sleep(pause);
+                group.gather(&mut orders);
             }
-            self.commit(group);
+            last = self.commit(group.tasks, &orders);
+            stopped = stopped.or(group.stopped);
         }
         self.leave();
         if let Some(done) = stopped {
@@ -159,15 +211,22 @@ impl Desk {
         }
     }
 
-    fn commit(&mut self, mut group: Vec<Box<dyn Task>>) {
+    fn commit(
+        &mut self,
+        mut group: Vec<Box<dyn Task>>,
+        orders: &mpsc::Receiver<Order>,
+    ) -> Experience {
+        let start = Instant::now();
         let ended = self.transact(&mut group).map_err(Arc::new);
         if let Err(error) = &ended {
             tracing::error!(%error, waiting = group.len(), "the event store could not write");
         }
+        let last = Experience { crowd: group.len() + orders.len(), took: start.elapsed() };
         for task in group {
             task.resolve(ended.clone());
         }
         self.log.grown(&self.conn);
+        last
     }
 
     fn transact(&mut self, group: &mut [Box<dyn Task>]) -> rusqlite::Result<()> {
@@ -258,6 +317,16 @@ mod tests {
         let seen: Vec<i64> = seen.into_iter().map(Result::unwrap).collect();
         assert_eq!(seen, [1; 10]);
         assert_eq!(notes(&path), 11);
+    }
+
+    #[test]
+    fn a_crowd_is_waited_for_a_moment_and_somebody_alone_is_not_kept() {
+        let crowd = |crowd, millis| Experience { crowd, took: Duration::from_millis(millis) };
+        assert_eq!(Experience::default().pause(1), Duration::ZERO);
+        assert_eq!(crowd(1, 8).pause(1), Duration::ZERO);
+        assert_eq!(crowd(64, 4).pause(32), Duration::from_micros(500));
+        assert_eq!(crowd(64, 4).pause(64), Duration::ZERO);
+        assert_eq!(crowd(64, 400).pause(32), LONGEST_PAUSE);
     }
 
     #[test]
