@@ -74,6 +74,12 @@ impl Instance {
         self.restart_after(|_| {}).await
     }
 
+    /// The same with other settings.
+    pub async fn restart_with(mut self, choose: impl FnOnce(&mut grasp_bin::Settings)) -> Self {
+        choose(&mut self.built);
+        self.restart().await
+    }
+
     /// Stops the server, does something to what it left on disk, and starts it again.
     pub async fn restart_after(self, change: impl FnOnce(&Path)) -> Self {
         let (address, built, settings) = (self.address, self.built.clone(), self.settings.clone());

@@ -4,4 +4,5 @@
 mod events;
 mod local;
 mod scripted;
+mod sidecar;
 mod syncing;
