@@ -1,13 +1,16 @@
 //! What can be said on the command line or in the environment.
 
+mod hunting;
+
 use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use grasp_core::{MaintainerModel, ServiceIdentity};
+use grasp_core::{MaintainerModel, RelayUrl, ServiceIdentity};
 use tracing_subscriber::EnvFilter;
 
+use self::hunting::Hunting;
 use crate::settings::Store;
 
 /// Git repositories that belong to their maintainers: a nostr relay and git host.
@@ -48,6 +51,21 @@ pub(crate) struct Serve {
     /// Who may sign states: whoever is listed and lists back, or whoever is listed.
     #[arg(long, env = "GRASP_MAINTAINERS", value_enum, default_value = "reciprocal")]
     pub(crate) maintainers: Model,
+
+    /// A relay to sync from whether a repository names it or not; may be given several times.
+    #[arg(long, env = "GRASP_BOOTSTRAP", value_name = "URL", value_delimiter = ',')]
+    pub(crate) bootstrap: Vec<RelayUrl>,
+
+    /// Lets events lead us to private addresses as well, for test networks. Bootstrap relays may always be private.
+    #[arg(long, env = "GRASP_ALLOW_PRIVATE_TARGETS")]
+    pub(crate) allow_private_targets: bool,
+
+    /// Keeps to itself: events are not kept in step with other relays, and git data comes by pushes alone.
+    #[arg(long, env = "GRASP_NO_SYNC")]
+    pub(crate) no_sync: bool,
+
+    #[command(flatten)]
+    pub(crate) hunting: Hunting,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -124,7 +142,7 @@ mod tests {
     #[test]
     fn impossible_values_are_refused_by_name() {
         for (flag, value) in
-            [("--listen", "nowhere"), ("--domain", "a b"), ("--maintainers", "all")]
+            [("--listen", "nowhere"), ("--domain", "a b"), ("--bootstrap", "https://a.example")]
         {
             let error = parse(&[flag, value]).unwrap_err().to_string();
             assert!(error.contains(flag), "{error}");

@@ -6,6 +6,7 @@ mod cli;
 mod own_relay;
 mod serve;
 mod server;
+mod service_key;
 mod settings;
 
 use std::process::ExitCode;
@@ -15,7 +16,7 @@ use clap::Parser;
 use crate::cli::{Cli, Command};
 pub use crate::own_relay::OwnRelay;
 pub use crate::server::Server;
-pub use crate::settings::{Settings, Store};
+pub use crate::settings::{Hunt, Settings, Store, Sync};
 
 /// The `grasp` command.
 pub fn run() -> ExitCode {

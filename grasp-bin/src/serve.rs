@@ -22,17 +22,27 @@ async fn serve_until_told(asked: &Serve) -> Result<()> {
         .await
         .with_context(|| format!("could not listen on {}", asked.listen))?;
     let service = identity(asked, &listener)?;
-    let settings = Settings {
-        store: asked.store,
-        maintainers: asked.maintainers.into(),
-        ..Settings::new(service, &asked.data_dir)
-    };
+    let settings = settings(asked, service);
     let server = Server::open(&settings, Clock::system()).await?;
     welcome(&settings.service);
     server.serve(listener, told_to_stop()).await?;
     server.close().await?;
     tracing::info!("stopped, everything acknowledged is on disk");
     Ok(())
+}
+
+fn settings(asked: &Serve, service: ServiceIdentity) -> Settings {
+    let mut settings = Settings::new(service, &asked.data_dir);
+    settings.store = asked.store;
+    settings.maintainers = asked.maintainers.into();
+    settings.outbound.allow_private = asked.allow_private_targets;
+    settings.sync = settings.sync.filter(|_| !asked.no_sync);
+    if let Some(sync) = &mut settings.sync {
+        sync.engine.bootstrap = asked.bootstrap.clone();
+    }
+    asked.hunting.choose(&mut settings);
+    settings.hunt = settings.hunt.filter(|_| !asked.no_sync);
+    settings
 }
 
 /// The address others know us by: the one that was set, or the one we listen on.

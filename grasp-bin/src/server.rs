@@ -18,10 +18,15 @@ use grasp_relay::store::rules::Rules;
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use grasp_relay::store::{EventStore, StoreError};
 use grasp_relay::{Clock, git_http, store};
+use grasp_sync::Syncer;
+use grasp_sync::driver::{Log, RecordFile};
+use nostr::key::Keys;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use crate::settings::{Settings, Store};
+use crate::own_relay::OwnRelay;
+use crate::service_key;
+use crate::settings::{Hunt, Settings, Store, Sync};
 
 /// How often what time has made worthless is thrown away.
 const SWEEP: Duration = Duration::from_secs(60);
@@ -30,6 +35,7 @@ const SWEEP: Duration = Duration::from_secs(60);
 pub struct Server {
     parts: Parts,
     keeper: Keeper,
+    syncer: Option<Syncer>,
     sweeper: JoinHandle<()>,
 }
 
@@ -42,7 +48,7 @@ impl Server {
             Policy { model: settings.maintainers, ..Policy::new(settings.service.clone()) };
         let repos = open_repos(&settings.data_dir).await?;
         let keeper = KeeperParts {
-            hunt: Some(hunt(settings, &repos)),
+            hunt: hunt(settings, &repos),
             repos,
             store: Arc::clone(&store),
             hub: hub.clone(),
@@ -59,9 +65,12 @@ impl Server {
         };
         let sweeper = tokio::spawn(sweep(Arc::clone(&store), clock.clone()));
         let extra = git_http::routes(keeper.clone(), settings.git.clone());
-        let config = presented(settings);
+        let keys = service_key::load(&settings.data_dir)?;
+        let config = presented(settings, &keys);
         let parts = Parts { store, ingest: Arc::new(ingest), hub, config, clock, extra };
-        Ok(Self { parts, keeper, sweeper })
+        let own = Arc::new(OwnRelay::new(parts.clone(), keeper.clone()));
+        let syncer = start_sync(settings, own, keys).await?;
+        Ok(Self { parts, keeper, syncer, sweeper })
     }
 
     /// What the server is made of.
@@ -72,6 +81,11 @@ impl Server {
     /// What holds events and git data in step.
     pub fn keeper(&self) -> &Keeper {
         &self.keeper
+    }
+
+    /// What keeps our events in step with other relays, if anything does.
+    pub fn syncer(&self) -> Option<&Syncer> {
+        self.syncer.as_ref()
     }
 
     /// Serves until `shutdown` resolves, then lets everybody finish within the grace period.
@@ -85,6 +99,9 @@ impl Server {
 
     /// Closes everything; whatever was acknowledged is on disk.
     pub async fn close(self) -> Result<()> {
+        if let Some(syncer) = &self.syncer {
+            syncer.stop().await;
+        }
         self.sweeper.abort();
         let store = Arc::clone(&self.parts.store);
         drop(self);
@@ -92,15 +109,17 @@ impl Server {
     }
 }
 
-/// What goes and gets git data.
-fn hunt(settings: &Settings, repos: &RepoStore) -> HuntParts {
-    let fetcher = Fetcher::new(repos.clone(), settings.outbound, settings.fetch);
-    HuntParts { config: settings.hunt.clone(), fetcher }
+/// What goes and gets git data, if that is wanted.
+fn hunt(settings: &Settings, repos: &RepoStore) -> Option<HuntParts> {
+    let Hunt { hunter, limits } = settings.hunt.clone()?;
+    let fetcher = Fetcher::new(repos.clone(), settings.outbound, limits);
+    Some(HuntParts { config: hunter, fetcher })
 }
 
-fn presented(settings: &Settings) -> Config {
+fn presented(settings: &Settings, keys: &Keys) -> Config {
     let info = RelayInfo {
         name: settings.service.to_string(),
+        service_key: Some(keys.public_key()),
         software: "grasp".into(),
         version: env!("CARGO_PKG_VERSION").into(),
         ..RelayInfo::default()
@@ -158,6 +177,23 @@ async fn start_keeper(settings: &Settings, parts: KeeperParts) -> Result<Keeper>
     let (journal, records) =
         Journal::open(&file).with_context(|| format!("could not open {}", file.display()))?;
     Ok(Keeper::start(parts, settings.purgatory.clone(), journal, records).await)
+}
+
+/// Begins to keep our events in step with other relays, if that is wanted.
+async fn start_sync(settings: &Settings, own: Arc<OwnRelay>, keys: Keys) -> Result<Option<Syncer>> {
+    let Some(Sync { engine, limits }) = settings.sync.clone() else { return Ok(None) };
+    let outbound = settings.outbound;
+    let file = settings.data_dir.join("relays.jsonl");
+    let settings = grasp_sync::Settings {
+        engine,
+        outbound,
+        limits,
+        keys: Some(keys),
+        records: Box::new(RecordFile::new(&file)),
+        observer: Arc::new(Log),
+    };
+    let started = Syncer::start(own, settings).await;
+    started.map(Some).with_context(|| format!("could not open {}", file.display()))
 }
 
 /// The repositories on disk, and the git that works on them.

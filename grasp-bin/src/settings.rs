@@ -27,18 +27,41 @@ pub struct Settings {
     pub git: GitLimits,
     /// What waits for its git data, how long, and how much of it.
     pub purgatory: grasp_purgatory::Config,
-    /// How git data that it waits for is hunted for.
-    pub hunt: HuntConfig,
-    /// What a conversation with another git server may cost.
-    pub fetch: FetchLimits,
-    /// Where events of strangers may send us.
+    /// Where events may send us.
     pub outbound: OutboundPolicy,
+    /// How events are kept in step with other relays, if they are.
+    pub sync: Option<Sync>,
+    /// How git data is hunted for, if it is.
+    pub hunt: Option<Hunt>,
+}
+
+/// How events are kept in step with other relays.
+#[derive(Clone, Debug)]
+pub struct Sync {
+    /// Whom to ask for what, and when.
+    pub engine: grasp_sync::engine::Config,
+    /// What one relay may do to us.
+    pub limits: grasp_sync::driver::Limits,
+}
+
+/// How git data is hunted for.
+#[derive(Clone, Debug, Default)]
+pub struct Hunt {
+    /// Whom to ask for what, and when.
+    pub hunter: HuntConfig,
+    /// What one conversation with a git server may cost.
+    pub limits: FetchLimits,
 }
 
 impl Settings {
     /// The defaults.
     pub fn new(service: ServiceIdentity, data_dir: impl Into<PathBuf>) -> Self {
+        let grasp_sync::Settings { engine, outbound, limits, .. } =
+            grasp_sync::Settings::new(service.clone());
         Self {
+            sync: Some(Sync { engine, limits }),
+            hunt: Some(Hunt::default()),
+            outbound,
             service,
             data_dir: data_dir.into(),
             store: Store::Sqlite,
@@ -46,9 +69,6 @@ impl Settings {
             relay: Limits::default(),
             git: GitLimits::default(),
             purgatory: grasp_purgatory::Config::default(),
-            hunt: HuntConfig::default(),
-            fetch: FetchLimits::default(),
-            outbound: OutboundPolicy::default(),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The decisions: which relay to ask for what, and when. Opens nothing, reads no clock, takes no lock.
 
 mod batch;
+mod cells;
 mod check;
 mod config;
 mod desk;
@@ -40,6 +41,7 @@ pub use self::ids::{ConnId, InventoryId, NotOurs, SubId};
 pub use self::io::{
     Accepted, Fault, Frame, Input, InventoryFailed, Judged, Outcome, Output, Row, Said,
 };
+pub use self::parks::Parked;
 use self::record::Records;
 pub use self::record::RelayRecord;
 use self::rejected::Rejected;

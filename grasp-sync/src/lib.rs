@@ -92,7 +92,11 @@
 //! its budget, nor any request during its pause. Trouble with one relay delays no other. The same inputs and the
 //! same seed give the same outputs. Bytes from a peer can neither panic the engine nor make it grow without bound.
 
+#[cfg(feature = "driver")]
+pub mod driver;
 pub mod engine;
 pub mod local;
 
+#[cfg(feature = "driver")]
+pub use driver::{Settings, Syncer};
 pub use local::LocalRelay;

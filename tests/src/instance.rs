@@ -3,14 +3,15 @@
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use futures_util::StreamExt;
 use grasp_bin::{Server, Settings};
 use grasp_core::admission::SyncPath;
 use grasp_core::{MaintainerModel, RepoId, ServiceIdentity};
-use grasp_relay::Clock;
 use grasp_relay::ingest::{Origin, Verdict};
 use grasp_relay::server::Parts;
+use grasp_relay::{Accepted, Clock, Feed};
 use nostr::event::Event;
 use nostr::filter::Filter;
 use tempfile::TempDir;
@@ -19,6 +20,9 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::{HttpAnswer, Maker, Workdir, http};
+
+/// How long anything may take.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A running server. Dropping it stops it without ceremony; [`Instance::stop`] waits for its end.
 pub struct Instance {
@@ -121,16 +125,6 @@ impl Instance {
         self.parts().ingest.ingest(events, Origin::Sync { relay, path: SyncPath::Live }).await
     }
 
-    /// Waits until an event is served; for how long that took.
-    pub async fn serves_within(&self, limit: Duration, event: &Event) -> Duration {
-        let start = Instant::now();
-        while !self.serves(event).await {
-            assert!(start.elapsed() < limit, "not served within {limit:?}");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        start.elapsed()
-    }
-
     /// Has a repository of one commit announced, signed and pushed.
     pub async fn host(&self, owner: &Maker, name: &str) -> Workdir {
         let work = Workdir::init().await;
@@ -152,6 +146,21 @@ impl Instance {
         let question = vec![vec![Filter::new().id(event.id)]];
         let now = self.parts().clock.now().unix;
         self.parts().store.exists(question, now).await.expect("the store answers")[0]
+    }
+
+    /// Waits until an event is served.
+    pub async fn until_serves(&self, event: &Event) {
+        let Parts { store, hub, clock, .. } = self.parts();
+        let feed = Feed::new(Arc::clone(store), hub.clone(), clock.clone());
+        let mut accepted = feed.accepted(&[event.kind]);
+        let arrives = async {
+            while let Some(news) = accepted.next().await {
+                if matches!(news, Accepted::Event(one) if one.id == event.id) {
+                    return;
+                }
+            }
+        };
+        tokio::time::timeout(PATIENCE, arrives).await.expect("the event arrives in time");
     }
 
     /// Stops the server as the binary would, waits for its end, and gives back what it leaves on disk.

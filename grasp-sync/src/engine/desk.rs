@@ -10,6 +10,8 @@ use grasp_core::{Mono, Now, RelayUrl};
 use super::config::Config;
 use super::ids::{ConnId, Ids, InventoryId, JobId};
 use super::io::{Frame, Output};
+use super::layer::Layer;
+use super::parks::Way;
 use super::rejected::Rejected;
 use super::relay::Standing;
 use super::report::Report;
@@ -79,6 +81,21 @@ impl Desk<'_> {
         let batches = self.batches();
         let place = batches.iter().position(|batch| batch.batch_id == id)?;
         Some(batches.remove(place))
+    }
+
+    /// The relay finds us too fast. Written at once: whoever takes over from us must not go on like that.
+    pub(super) fn pause_starts(&mut self) {
+        let is_news = !self.standing.pace.is_paused(self.now.mono);
+        self.standing.pace.refused(self.now.mono);
+        if is_news {
+            self.standing.write_at = Some(self.now.mono);
+        }
+    }
+
+    /// The relay does not want to be asked for this.
+    pub(super) fn park(&mut self, layer: Layer, way: Way) {
+        self.standing.parks.park(self.now.mono, layer, way);
+        self.note_change();
     }
 
     /// The relay's record has changed and is to be written before long.

@@ -62,6 +62,8 @@ pub(super) struct Job {
     pub(super) once: Once,
     /// Failures in a row.
     pub(super) failures: u32,
+    /// How often what it is part of was cut by time.
+    pub(super) cuts: u32,
 }
 
 /// What is tried only once.
@@ -147,7 +149,14 @@ impl Job {
             has_given_up: false,
             once: Once::default(),
             failures: 0,
+            cuts: 0,
         }
+    }
+
+    /// A part of it, as a job of its own.
+    pub(super) fn part(&self, filter: Filter) -> Self {
+        let (layer, lean) = (Layer::of(&filter), LeanFilter::keep(filter, None));
+        Self { cuts: self.cuts + 1, ..Self::new(self.group, layer, lean, self.asked) }
     }
 
     pub(super) fn hash(&self) -> FilterHash {

@@ -4,9 +4,11 @@ use std::collections::BTreeSet;
 
 use grasp_core::nostr::filter::{Filter, SingleLetterTag};
 use grasp_core::nostr::types::Timestamp;
+use serde::{Deserialize, Serialize};
 
 /// What kind of thing a filter asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(super) enum Layer {
     /// All announcements and states.
     Announcements,

@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use grasp_core::Mono;
 use grasp_core::limits::{Admit, PARK, REQUEST_WATCHDOG};
+use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::FilterHash;
+use grasp_core::{Mono, Now};
+use serde::{Deserialize, Serialize};
 
 use super::layer::Layer;
 
@@ -13,7 +15,8 @@ use super::layer::Layer;
 const MAX_FILTERS: usize = 1_000;
 
 /// How a layer is asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(super) enum Way {
     /// For what is still to come.
     Live,
@@ -39,7 +42,35 @@ enum Park {
     Probing(Mono),
 }
 
+/// Something that a relay does not want to be asked, as it is remembered over a restart.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Parked {
+    layer: Layer,
+    way: Way,
+    until: Timestamp,
+}
+
 impl Parks {
+    /// What an earlier process was told. A calendar that was set back makes nobody wait for longer.
+    pub(super) fn restore(now: Now, parked: &[Parked]) -> Self {
+        let until = |one: &Parked| {
+            let left = one.until.as_secs().saturating_sub(now.unix.as_secs());
+            now.mono + Duration::from_secs(left).min(PARK)
+        };
+        let layers = parked.iter().map(|one| ((one.layer, one.way), Park::Until(until(one))));
+        Self { layers: layers.collect(), filters: BTreeMap::new() }
+    }
+
+    /// What a later process should know.
+    pub(super) fn parked(&self, now: Now) -> Vec<Parked> {
+        let until = |park: &Park| match *park {
+            Park::Until(until) => now.unix + (until - now.mono),
+            Park::Probing(_) => now.unix,
+        };
+        let one = |(&(layer, way), park)| Parked { layer, way, until: until(park) };
+        self.layers.iter().map(one).collect()
+    }
+
     /// May this layer be asked for?
     pub(super) fn admit(&self, now: Mono, layer: Layer, way: Way) -> Admit {
         let at = match self.layers.get(&(layer, way)) {
@@ -114,6 +145,18 @@ mod tests {
         assert_eq!(parks.admit(probe, Layer::Roots, Way::History), Admit::Wait(probe + PARK));
         parks.answered(Layer::Roots, Way::History);
         assert_eq!(parks.admit(probe, Layer::Roots, Way::History), Admit::Go);
+    }
+
+    #[test]
+    fn a_restart_is_no_reason_to_ask_again() {
+        let at = |secs| Now::new(Mono::from_secs(secs), Timestamp::from_secs(1_700_000_000 + secs));
+        let mut parks = Parks::default();
+        parks.park(at(50).mono, Layer::Roots, Way::Live);
+        let restored = Parks::restore(at(70), &parks.parked(at(60)));
+        let until = at(50).mono + PARK;
+        assert_eq!(restored.admit(at(70).mono, Layer::Roots, Way::Live), Admit::Wait(until));
+        assert_eq!(restored.admit(until, Layer::Roots, Way::Live), Admit::Go);
+        assert_eq!(restored.admit(at(70).mono, Layer::Roots, Way::History), Admit::Go);
     }
 
     #[test]

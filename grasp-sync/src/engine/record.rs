@@ -8,6 +8,8 @@ use grasp_core::{RelayUrl, nostr};
 use nostr::types::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use super::parks::Parked;
+
 /// What is remembered of one relay, in calendar terms.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RelayRecord {
@@ -17,6 +19,12 @@ pub struct RelayRecord {
     pub backoff: Option<BackoffSnapshot>,
     /// Until when it is not to be dialled, whatever its failures.
     pub quarantined_until: Option<Timestamp>,
+    /// Until when it is to be asked for nothing, having found us too fast.
+    #[serde(default)]
+    pub paused_until: Option<Timestamp>,
+    /// What it does not want to be asked.
+    #[serde(default)]
+    pub parked: Vec<Parked>,
     /// When everything was last fetched from it anew.
     pub full_pass_at: Option<Timestamp>,
     /// The bytes of subscriptions it has said to remember at most.
@@ -26,7 +34,7 @@ pub struct RelayRecord {
 }
 
 /// Windows of coverage kept for each relay.
-pub(super) const COVERAGE_CAPACITY: usize = 1_000;
+pub(super) const COVERAGE_CAPACITY: usize = 500;
 
 /// Records of relays that are not targets at the moment: restored ones whose repositories have not been told yet,
 /// and retired ones, so that dropping and re-adding a relay resets nothing.

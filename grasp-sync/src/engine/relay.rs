@@ -8,6 +8,7 @@ mod jobs;
 mod live;
 mod pump;
 mod refusals;
+mod resume;
 mod session;
 mod standing;
 mod subs;
@@ -17,6 +18,7 @@ use grasp_core::sync::{AddFilters, RelaySyncNeeds};
 use grasp_core::{Mono, RelayUrl};
 
 pub(super) use self::answers::Origin;
+pub(super) use self::resume::record;
 pub(super) use self::session::Session;
 pub(super) use self::standing::Standing;
 use super::desk::Desk;
@@ -81,14 +83,8 @@ impl Link {
             return hang_up(desk, conn);
         }
         desk.standing.connected(now.mono, facts, &desk.shared.config);
-        let is_full_pass = desk.standing.daily.is_due(now.mono);
-        let Some(state) = desk.state() else { return };
-        if is_full_pass {
-            state.start_over(now.unix);
-        }
-        let resume = state.connected(now.unix);
-        let session = Session::begin(desk, conn, resume, is_full_pass);
-        desk.standing.resumes = false;
+        let how = resume::take_up(desk);
+        let session = Session::begin(desk, conn, how);
         session.report_status(desk);
         *self = Self::Up(Box::new(session));
         desk.note_change();
@@ -147,7 +143,8 @@ impl Link {
         self.report_health(desk);
         if desk.standing.write_at.is_some_and(|at| desk.now.mono >= at) {
             desk.standing.write_at = None;
-            let record = desk.standing.record(desk.now, desk.relay);
+            let state = desk.shared.states.get(desk.relay);
+            let record = record(desk.now, desk.relay, self, desk.standing, state);
             desk.out.push(Output::Persist(Box::new(record)));
         }
     }

@@ -75,9 +75,9 @@ impl SyncEngine {
         .into_iter()
         .for_each(|conn| self.dialer.ended(conn));
         let Some(relay) = self.relays.remove(url) else { return };
-        self.shared.states.remove(url);
+        let state = self.shared.states.remove(url);
         self.shared.pending.remove(url);
-        let record = relay.standing.record(now, url);
+        let record = relay::record(now, url, &relay.link, &relay.standing, state.as_ref());
         self.out.push(Output::Persist(Box::new(record.clone())));
         self.records.keep(record);
         self.out.push(Output::Report(Report::Retired { relay: url.clone() }));
@@ -156,7 +156,10 @@ impl SyncEngine {
 
     /// Everything to be kept on disk, for instance when the process ends.
     pub fn records(&self, now: Now) -> Vec<RelayRecord> {
-        let known = self.relays.iter().map(|(url, relay)| relay.standing.record(now, url));
+        let known = self.relays.iter().map(|(url, relay)| {
+            let state = self.shared.states.get(url);
+            relay::record(now, url, &relay.link, &relay.standing, state)
+        });
         known.chain(self.records.all().cloned()).collect()
     }
 }

@@ -1,1 +1,7 @@
-//! The driver on real sockets.
+//! The driver on real sockets: relays that do as a script says, and a small relay of our own to keep complete.
+#![allow(clippy::unwrap_used)]
+
+mod events;
+mod local;
+mod scripted;
+mod syncing;

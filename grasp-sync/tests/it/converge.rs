@@ -1,10 +1,14 @@
 //! Whatever relays do, what can be had is had in the end.
 
+use std::num::NonZero;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use grasp_sync::engine::Input;
 
 use crate::sim::Sim;
+use crate::sim::chance::Chance;
 use crate::sim::world::{obtainable, random};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -18,7 +22,14 @@ const LATEST: Duration = Duration::from_secs(8 * 60 * 60);
 fn run(seed: u64) -> Result<(), String> {
     let mut sim = random(seed);
     sim.tell(Input::FeedCaughtUp);
-    sim.run_for(ALL_SAID);
+    // In every other world our own process dies, up to twice.
+    let mut chance = Chance::seeded(seed ^ 0xdead);
+    let lives = chance.within(0, 5).saturating_sub(2);
+    for life in 1..lives {
+        sim.run_for(Duration::from_secs(chance.within(5, 40 * 60)));
+        sim.crash(seed + life);
+    }
+    sim.run_for(ALL_SAID.saturating_sub(sim.now.mono.since_start()));
     let wanted = obtainable(&sim);
     let missing = |sim: &Sim| wanted.iter().filter(|id| !sim.local.stored.contains_key(id)).count();
     while missing(&sim) > 0 && sim.now.mono.since_start() < LATEST {
@@ -26,7 +37,7 @@ fn run(seed: u64) -> Result<(), String> {
     }
     let scripts: Vec<_> = sim.peers.values().map(|peer| &peer.script).collect();
     if missing(&sim) > 0 {
-        return Err(format!("{} of {} missing; {scripts:#?}", missing(&sim), wanted.len()));
+        return Err(format!("{} of {} missing; {scripts:?}", missing(&sim), wanted.len()));
     }
     for peer in sim.peers.values().filter(|peer| peer.script.is_open) {
         if peer.peak_subs > peer.script.subs {
@@ -36,26 +47,96 @@ fn run(seed: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// How many worlds to try, and from which seed on; `GRASP_SEED=n` replays one.
-fn seeds() -> std::ops::Range<u64> {
+/// Which worlds to try: the first thousand, or as many as `GRASP_SEEDS` says; `GRASP_SEED=n` replays one.
+fn seeds() -> Range<u64> {
     let read = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     match read("GRASP_SEED") {
         Some(seed) => seed..seed + 1,
-        None => 0..read("GRASP_SEEDS").unwrap_or(200),
+        None => 0..read("GRASP_SEEDS").unwrap_or(1_000),
     }
+}
+
+/// Runs one world after another until there are no more; says what went wrong, and in which.
+fn run_all(next: &AtomicU64, end: u64) -> Vec<String> {
+    let mut failed = Vec::new();
+    loop {
+        let seed = next.fetch_add(1, Ordering::Relaxed);
+        if seed >= end {
+            return failed;
+        }
+        match std::panic::catch_unwind(|| run(seed)) {
+            Ok(Ok(())) => {}
+            Ok(Err(why)) => failed.push(replay(seed, &why)),
+            Err(_) => failed.push(replay(seed, "panics, as shown above")),
+        }
+    }
+}
+
+fn replay(seed: u64, why: &str) -> String {
+    format!("GRASP_SEED={seed} cargo test -p grasp-sync --test it converge: {why}\n")
 }
 
 #[test]
 fn every_world_converges_and_no_relay_is_pressed() {
-    for seed in seeds() {
-        let outcome = std::panic::catch_unwind(|| run(seed));
-        match outcome {
-            Ok(Ok(())) => {}
-            Ok(Err(why)) => panic!("GRASP_SEED={seed}: {why}"),
-            Err(panic) => {
-                eprintln!("GRASP_SEED={seed} panics");
-                std::panic::resume_unwind(panic);
-            }
+    let Range { start, end } = seeds();
+    let next = AtomicU64::new(start);
+    let workers = std::thread::available_parallelism().map_or(2, NonZero::get);
+    let failed: Vec<String> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..workers).map(|_| scope.spawn(|| run_all(&next, end))).collect();
+        workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
+    });
+    assert!(failed.is_empty(), "{} of {} worlds:\n{}", failed.len(), end - start, failed.concat());
+}
+
+#[test]
+#[ignore = "debug"]
+fn trace() {
+    let seed = seeds().start;
+    let mut sim = random(seed);
+    sim.tell(Input::FeedCaughtUp);
+    for _ in 0..200 {
+        let (f, r, d) = (sim.frames.len(), sim.reports.len(), sim.dials.len());
+        sim.run_for(3 * MINUTE);
+        let wanted = obtainable(&sim);
+        let missing = wanted.iter().filter(|id| !sim.local.stored.contains_key(id)).count();
+        eprintln!("== {} missing {missing} dials {}", sim.now.mono, sim.dials.len() - d);
+        for (at, _, frame) in &sim.frames[f..] {
+            let text = match frame {
+                grasp_sync::engine::Frame::Subscribe { sub, filters, path } => {
+                    let f = &filters[0];
+                    format!(
+                        "REQ {sub} {} {path:?} ids{:?} {:?}..{:?} {:?} tags{:?}",
+                        filters.len(),
+                        f.ids.as_ref().map(|i| i.len()),
+                        f.since.map(|t| t.as_secs()),
+                        f.until.map(|t| t.as_secs()),
+                        f.limit,
+                        f.generic_tags
+                            .iter()
+                            .map(|(k, v)| (k.as_char(), v.len()))
+                            .collect::<Vec<_>>()
+                    )
+                }
+                grasp_sync::engine::Frame::NegOpen { sub, filter, .. } => format!(
+                    "NEG {sub} {:?}..{:?} tags{:?}",
+                    filter.since.map(|t| t.as_secs()),
+                    filter.until.map(|t| t.as_secs()),
+                    filter
+                        .generic_tags
+                        .iter()
+                        .map(|(k, v)| (k.as_char(), v.len()))
+                        .collect::<Vec<_>>()
+                ),
+                grasp_sync::engine::Frame::NegMsg { sub, .. } => format!("NEG-MSG {sub}"),
+                _ => continue,
+            };
+            eprintln!("   {at} {text}");
+        }
+        for report in &sim.reports[r..] {
+            eprintln!("   {report:?}");
+        }
+        if missing == 0 && sim.now.mono.since_start() > ALL_SAID {
+            break;
         }
     }
 }

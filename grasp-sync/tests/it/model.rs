@@ -14,6 +14,7 @@ use grasp_sync::engine::{
     Output, RelayFacts, Row, Said, SubId, SyncEngine,
 };
 use proptest::prelude::*;
+use proptest::test_runner::{FileFailurePersistence, RngSeed};
 
 use crate::sim::world::relay;
 
@@ -278,14 +279,21 @@ fn pick<T: Clone>(from: &[T], which: usize) -> Option<T> {
     from.get(place).cloned()
 }
 
-/// How many runs; `GRASP_CASES=n` for more.
-fn cases() -> u32 {
-    let more = std::env::var("GRASP_CASES").ok().and_then(|text| text.parse().ok());
-    more.unwrap_or(150)
+/// The same runs each time, unless `PROPTEST_RNG_SEED` asks for others and `PROPTEST_CASES` for more. What ever
+/// failed is kept and tried first.
+fn config() -> ProptestConfig {
+    let asked = ProptestConfig::default();
+    let rng_seed = match asked.rng_seed {
+        RngSeed::Random => RngSeed::Fixed(7),
+        fixed @ RngSeed::Fixed(_) => fixed,
+    };
+    let cases = if std::env::var_os("PROPTEST_CASES").is_some() { asked.cases } else { 300 };
+    let kept = FileFailurePersistence::Direct("tests/it/model.regressions");
+    ProptestConfig { rng_seed, cases, failure_persistence: Some(Box::new(kept)), ..asked }
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, rng_seed: proptest::test_runner::RngSeed::Fixed(7), ..ProptestConfig::default() })]
+    #![proptest_config(config())]
 
     #[test]
     fn invariants_hold_after_every_step_and_runs_are_repeatable(

@@ -58,6 +58,7 @@ pub(crate) struct Sim {
     pub(crate) conns: Vec<(RelayUrl, ConnId)>,
     pub(crate) records: BTreeMap<RelayUrl, RelayRecord>,
     pub(crate) chance: Chance,
+    config: Config,
     coming: BTreeMap<(Mono, u64), Coming>,
     order: u64,
     /// When the last thing on a connection arrives: nothing overtakes.
@@ -75,7 +76,8 @@ impl Sim {
         let now = Now::new(Mono::from_secs(1), Timestamp::from_secs(START));
         Self {
             now,
-            engine: SyncEngine::new(now, config),
+            engine: SyncEngine::new(now, config.clone()),
+            config,
             local: Local::default(),
             peers: BTreeMap::new(),
             reports: Vec::new(),
@@ -91,6 +93,21 @@ impl Sim {
             open: BTreeSet::new(),
             ticks_now: (Mono::ZERO, 0),
         }
+    }
+
+    /// Our process dies and another takes over, with nothing but what was on disk.
+    pub(crate) fn crash(&mut self, seed: u64) {
+        let config = Config { seed, ..self.config.clone() };
+        self.engine = SyncEngine::new(self.now, config);
+        self.coming.retain(|_, coming| matches!(coming, Coming::Publish { .. }));
+        self.peers.values_mut().for_each(Peer::hang_up);
+        self.open.clear();
+        let records = self.records.values().cloned().collect();
+        self.tell(Input::Restored(records));
+        for event in self.local.stored.clone().into_values() {
+            self.tell(Input::Accepted(accepted(&event, false)));
+        }
+        self.tell(Input::FeedCaughtUp);
     }
 
     /// A client publishes at our own relay.

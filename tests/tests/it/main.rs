@@ -7,3 +7,4 @@ mod hosting;
 mod hunting;
 mod news;
 mod stranger;
+mod syncing;

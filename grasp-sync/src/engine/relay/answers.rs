@@ -128,7 +128,6 @@ impl Session {
         for id in astray {
             self.page_instead(desk, id);
         }
-        self.settle(desk);
     }
 
     /// What our own relay has is known: the comparison can begin.

@@ -134,7 +134,7 @@ impl Session {
             Ask::Answer | Ask::Wait => job.phase = Phase::AwaitingAuth(method),
             Ask::Resend => self.queue(id, method),
             Ask::Policy => {
-                desk.standing.parks.park(desk.now.mono, layer, Way::History);
+                desk.park(layer, Way::History);
                 self.queue(id, method);
             }
         }
@@ -150,7 +150,7 @@ impl Session {
             Ask::Resend => listening.lost(LivePhase::Queued),
             Ask::Policy => {
                 listening.lost(LivePhase::Queued);
-                desk.standing.parks.park(desk.now.mono, listening.layer, Way::Live);
+                desk.park(listening.layer, Way::Live);
             }
         }
     }
@@ -169,14 +169,13 @@ impl Session {
 
     /// Whatever waited for our authentication goes on: once more, or not for long.
     pub(super) fn auth_ended(&mut self, desk: &mut Desk<'_>, accepted: bool) {
-        let now = desk.mono();
         let waiting = self.jobs.iter().filter_map(|(id, job)| match job.phase {
             Phase::AwaitingAuth(method) => Some((*id, method, job.layer)),
             _ => None,
         });
         for (id, method, layer) in waiting.collect::<Vec<_>>() {
             if !accepted {
-                desk.standing.parks.park(now, layer, Way::History);
+                desk.park(layer, Way::History);
             }
             self.queue(id, method);
         }
@@ -184,11 +183,10 @@ impl Session {
             if listening.phase == LivePhase::AwaitingAuth {
                 listening.phase = LivePhase::Queued;
                 if !accepted {
-                    desk.standing.parks.park(now, listening.layer, Way::Live);
+                    desk.park(listening.layer, Way::Live);
                 }
             }
         }
-        self.settle(desk);
     }
 }
 

@@ -1,11 +1,12 @@
 //! How jobs move on: into line, to rest, into parts, to their end.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
+use grasp_core::Mono;
 use grasp_core::limits::{Ending, Next, PARK};
 use grasp_core::nostr::event::EventId;
 use grasp_core::nostr::filter::Filter;
-use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::{BatchProgress, PendingBatch};
 
 use super::super::batch::{self, Purpose};
@@ -13,11 +14,14 @@ use super::super::desk::Desk;
 use super::super::history::{Job, Method, Phase};
 use super::super::ids::{GroupId, JobId};
 use super::super::layer::{Layer, bisect, split};
-use super::super::lean::LeanFilter;
 use super::super::report::Report;
 use super::super::retry::Wanting;
 use super::live::LivePhase;
 use super::session::Session;
+
+/// Cuts by time after which a set that is still too large is paged: each costs two requests, and a relay that
+/// compares so little has soon been paged through.
+const MOST_CUTS: u32 = 8;
 
 impl Session {
     /// A new job waits for its turn, unless its filter is one that the relay cannot take.
@@ -59,7 +63,6 @@ impl Session {
         let method = if job.pager.is_some() { Method::Page } else { Method::Reconcile };
         let rest = Self::rest_after(job.failures);
         self.rest(desk, id, rest, method);
-        self.settle(desk);
     }
 
     /// The relay cannot take this very filter, nor parts of it: it is not sent again for long.
@@ -68,7 +71,6 @@ impl Session {
         let now = desk.mono();
         desk.standing.parks.refuse(now, job.hash());
         self.rest(desk, id, PARK, Method::Page);
-        self.settle(desk);
     }
 
     /// Continues with pages instead.
@@ -82,7 +84,8 @@ impl Session {
     /// Cuts the job by time; by pages if that is no longer possible.
     pub(super) fn cut_by_time(&mut self, desk: &mut Desk<'_>, id: JobId, method: Method) {
         let now = desk.now.unix;
-        match self.jobs.get(&id).and_then(|job| bisect(&job.filter(), now)) {
+        let job = self.jobs.get(&id).filter(|job| job.cuts < MOST_CUTS);
+        match job.and_then(|job| bisect(&job.filter(), now)) {
             Some(parts) => self.replace(desk, id, parts, method),
             None if method == Method::Reconcile => self.page_instead(desk, id),
             None => self.fail(desk, id),
@@ -100,24 +103,16 @@ impl Session {
     fn replace(&mut self, desk: &mut Desk<'_>, id: JobId, parts: [Filter; 2], method: Method) {
         let Some(whole) = self.jobs.remove(&id) else { return };
         self.leave_lines(id);
-        self.add_parts(desk, whole.group, whole.asked, parts, method);
+        self.add_parts(desk, &whole, parts, method);
         // The parts are waited for by now, so this completes nothing.
         let _ = self.tracked(desk, whole.group, |tracker| batch::ended(tracker, id));
     }
 
-    fn add_parts(
-        &mut self,
-        desk: &mut Desk<'_>,
-        group: GroupId,
-        asked: Timestamp,
-        parts: [Filter; 2],
-        method: Method,
-    ) {
+    fn add_parts(&mut self, desk: &mut Desk<'_>, whole: &Job, parts: [Filter; 2], method: Method) {
         for filter in parts {
             let id = desk.shared.ids.job();
-            let layer = Layer::of(&filter);
-            let part = Job::new(group, layer, LeanFilter::keep(filter, None), asked);
-            let _ = self.tracked(desk, group, |tracker| batch::grow(tracker, id));
+            let part = whole.part(filter);
+            let _ = self.tracked(desk, whole.group, |tracker| batch::grow(tracker, id));
             self.put_in_line(desk, id, part, method);
         }
     }
@@ -138,27 +133,23 @@ impl Session {
 
     /// All pages are here. Seconds that held more than a page are asked for in parts.
     fn exhausted(&mut self, desk: &mut Desk<'_>, id: JobId) {
-        let Some(job) = self.jobs.get_mut(&id) else { return };
-        job.phase = Phase::Settling;
-        let (group, asked) = (job.group, job.asked);
-        for at in job.gap_seconds() {
-            match self.jobs.get(&id).and_then(|job| split(&job.filter())) {
+        let Some(mut whole) = self.jobs.remove(&id) else { return };
+        whole.phase = Phase::Settling;
+        for at in whole.gap_seconds() {
+            match split(&whole.filter()) {
                 Some(parts) => {
                     let parts = parts.map(|part| part.since(at).until(at));
-                    self.add_parts(desk, group, asked, parts, Method::Page);
+                    self.add_parts(desk, &whole, parts, Method::Page);
                 }
-                None => self.give_up_second(desk, id, at),
+                None => {
+                    whole.has_given_up = true;
+                    let relay = desk.relay.clone();
+                    desk.report(Report::GapSecond { relay, at });
+                }
             }
         }
+        self.jobs.insert(id, whole);
         self.end_if_settled(desk, id);
-    }
-
-    fn give_up_second(&mut self, desk: &mut Desk<'_>, id: JobId, at: Timestamp) {
-        if let Some(job) = self.jobs.get_mut(&id) {
-            job.has_given_up = true;
-        }
-        let relay = desk.relay.clone();
-        desk.report(Report::GapSecond { relay, at });
     }
 
     /// The sets are compared: fetches what is missing.
@@ -216,7 +207,6 @@ impl Session {
         if progress == Some(BatchProgress::Complete) {
             self.complete(desk, job.group);
         }
-        self.settle(desk);
     }
 
     /// Everything of a group is here.
@@ -285,10 +275,10 @@ impl Session {
     }
 
     /// Whether a job is doing something, rather than waiting for better times.
-    pub(super) fn is_at_work(&self, desk: &Desk<'_>, job: &Job) -> bool {
+    pub(super) fn is_at_work(desk: &Desk<'_>, job: &Job, parked: &BTreeMap<Layer, Mono>) -> bool {
         match job.phase {
             Phase::Resting { .. } => false,
-            Phase::Queued(_) => !self.parked_layers(desk).contains_key(&job.layer),
+            Phase::Queued(_) => !parked.contains_key(&job.layer),
             Phase::Settling => job.unsettled > 0 || !desk.standing.wants.is_resting(desk.mono()),
             Phase::Listing { .. }
             | Phase::Comparing { .. }

@@ -31,13 +31,13 @@ impl Session {
     /// Sends everything that may be sent at this moment.
     pub(in crate::engine) fn pump(&mut self, desk: &mut Desk<'_>) {
         self.wake(desk);
-        if desk.standing.pace.is_paused(desk.mono()) {
-            return;
+        if !desk.standing.pace.is_paused(desk.mono()) {
+            self.send_live(desk);
+            self.send_answers(desk);
+            self.send_fetches(desk);
+            self.send_jobs(desk);
         }
-        self.send_live(desk);
-        self.send_answers(desk);
-        self.send_fetches(desk);
-        self.send_jobs(desk);
+        self.settle(desk);
     }
 
     /// Ends rests that are over.

@@ -53,7 +53,7 @@ impl Session {
         }
         self.give_back(desk, open, action);
         if action == Action::PauseStarts {
-            desk.standing.pace.refused(desk.now.mono);
+            desk.pause_starts();
         }
         match serves {
             Serves::Live(id) => self.live_refused(desk, id, action, lasted),
@@ -121,7 +121,7 @@ impl Session {
             Action::AuthenticateOnce => self.live_wants_auth(desk, id),
             Action::Park(_) => {
                 listening.lost(LivePhase::Queued);
-                desk.standing.parks.park(now, listening.layer, Way::Live);
+                desk.park(listening.layer, Way::Live);
             }
             // Once is a gap to be closed; again and again is a relay that cannot keep up.
             Action::ResubscribeSince if listening.failures == 0 => {
@@ -142,7 +142,6 @@ impl Session {
     }
 
     fn page_refused(&mut self, desk: &mut Desk<'_>, id: JobId, action: Action) {
-        let now = desk.mono();
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let layer = job.layer;
         let next = job.page_failed();
@@ -158,7 +157,7 @@ impl Session {
             }
             Action::AuthenticateOnce => self.job_wants_auth(desk, id, Method::Page),
             Action::Park(_) => {
-                desk.standing.parks.park(now, layer, Way::History);
+                desk.park(layer, Way::History);
                 self.queue(id, Method::Page);
             }
             Action::NeverResend => self.cut_by_content(desk, id, Method::Page),
@@ -166,7 +165,6 @@ impl Session {
             Action::HalveFilters | Action::ParkAndSurface(_) => self.give_up_filter(desk, id),
             _ => self.fail(desk, id),
         }
-        self.settle(desk);
     }
 
     fn neg_refused(&mut self, desk: &mut Desk<'_>, id: JobId, refusal: Refusal, text: &str) {
@@ -270,7 +268,7 @@ impl Session {
         };
         let blamed: Vec<SubId> = match refusal.action() {
             Action::Surface | Action::Settled => return,
-            Action::PauseStarts => return desk.standing.pace.refused(desk.now.mono),
+            Action::PauseStarts => return desk.pause_starts(),
             Action::RefuseUnanswered => return self.refuse_unanswered(desk, refusal, text),
             Action::PageSession
             | Action::WaitForSession

@@ -9,7 +9,7 @@ use grasp_core::limits::{Admit, PeerText, RETRY_DELAY, Refusal, should_consolida
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::{
-    AddFilters, Coverage, FilterHash, History, PendingItems, RETENTION, RequestBudget, Resume,
+    AddFilters, Coverage, FilterHash, History, PendingItems, RETENTION, RequestBudget,
     build_announcement_filter, build_layer2_and_layer3_filters, compute_actions,
 };
 
@@ -24,6 +24,7 @@ use super::super::parks::Way;
 use super::super::report::Report;
 use super::auth::Auth;
 use super::live::Live;
+use super::resume::{Pass, Sort, TakeUp};
 use super::subs::{Serves, Subs};
 
 /// Everything that dies with a connection.
@@ -34,8 +35,6 @@ pub(in crate::engine) struct Session {
     pub(super) path: SyncPath,
     /// Whether what was confirmed is being caught up with: whatever that finds, live sync has missed.
     pub(super) is_catching_up: bool,
-    /// Whether everything is being fetched anew.
-    pub(super) is_full_pass: bool,
     pub(super) budget: RequestBudget,
     /// Ids per request; fewer if the relay took offence.
     pub(super) ids_per_fetch: usize,
@@ -61,17 +60,12 @@ pub(in crate::engine) struct Session {
 
 impl Session {
     /// Takes up a connection: listens first, then fetches, so that nothing falls between.
-    pub(in crate::engine) fn begin(
-        desk: &mut Desk<'_>,
-        conn: ConnId,
-        resume: Resume,
-        is_full_pass: bool,
-    ) -> Self {
+    pub(in crate::engine) fn begin(desk: &mut Desk<'_>, conn: ConnId, how: TakeUp) -> Self {
+        let is_daily = desk.standing.pass.is_daily();
         let mut session = Self {
             conn,
-            path: if is_full_pass { SyncPath::Daily } else { SyncPath::CatchUp },
-            is_catching_up: matches!(resume, Resume::CatchUp { .. }),
-            is_full_pass,
+            path: if is_daily { SyncPath::Daily } else { SyncPath::CatchUp },
+            is_catching_up: matches!(how, TakeUp::CatchUp { .. }),
             budget: desk.standing.manners.budget,
             ids_per_fetch: desk.standing.manners.ids,
             ids_authenticated: false,
@@ -89,9 +83,16 @@ impl Session {
             ended: None,
         };
         session.listen(desk, vec![build_announcement_filter(None)], None);
-        match resume {
-            Resume::Fresh => session.fetch_announcements(desk),
-            Resume::CatchUp { since } => session.catch_up(desk, since),
+        match how {
+            TakeUp::Fresh => session.fetch_announcements(desk),
+            TakeUp::Continue { since } => {
+                session.fetch_announcements(desk);
+                session.catch_up(desk, since);
+            }
+            TakeUp::CatchUp { since } => {
+                session.catch_up_with_announcements(desk, since);
+                session.catch_up(desk, since);
+            }
         }
         session.ask_for_new_items(desk, None);
         session
@@ -112,8 +113,8 @@ impl Session {
         if let Some(state) = desk.state() {
             state.start_over(now);
         }
+        desk.standing.pass = Pass::begin(now, Sort::Daily);
         self.path = SyncPath::Daily;
-        self.is_full_pass = true;
         self.is_catching_up = false;
         self.ended = None;
         self.report_status(desk);
@@ -159,19 +160,22 @@ impl Session {
         self.fetch(desk, Purpose::Announcements, filters, Method::Reconcile, nothing);
     }
 
-    /// Layer 1 and everything confirmed, from then on.
+    /// Layer 1, from then on.
+    fn catch_up_with_announcements(&mut self, desk: &mut Desk<'_>, since: Timestamp) {
+        let filters = vec![build_announcement_filter(Some(since))];
+        self.fetch(desk, Purpose::Announcements, filters, Method::Page, PendingItems::default());
+    }
+
+    /// Everything confirmed, from then on.
     fn catch_up(&mut self, desk: &mut Desk<'_>, since: Timestamp) {
         let target = desk.shared.index.target(desk.relay).unwrap_or_default();
         let Some(state) = desk.state() else { return };
         state.confirmed.restrict_to(&target);
         let confirmed = state.confirmed.clone();
-        let nothing = PendingItems::default;
         let filters = build_layer2_and_layer3_filters(&confirmed, None, &self.budget);
         self.listen(desk, filters, None);
-        let announcements = vec![build_announcement_filter(Some(since))];
-        self.fetch(desk, Purpose::Announcements, announcements, Method::Page, nothing());
         let filters = build_layer2_and_layer3_filters(&confirmed, Some(since), &self.budget);
-        self.fetch(desk, Purpose::CatchUp, filters, Method::Page, nothing());
+        self.fetch(desk, Purpose::CatchUp, filters, Method::Page, PendingItems::default());
     }
 
     fn listen(&mut self, desk: &mut Desk<'_>, filters: Vec<Filter>, from: Option<Timestamp>) {
@@ -194,7 +198,7 @@ impl Session {
         let group = desk.shared.ids.group();
         let began = desk.now.unix;
         let planned: Vec<(Filter, Method)> =
-            filters.into_iter().map(|filter| self.plan(desk, filter, method)).collect();
+            filters.into_iter().map(|filter| Self::plan(desk, filter, method)).collect();
         let jobs: Vec<JobId> = planned.iter().map(|_| desk.shared.ids.job()).collect();
         let method = if self.pages_only { Method::Page } else { method };
         let id = match purpose {
@@ -219,14 +223,13 @@ impl Session {
         }
     }
 
-    /// What an earlier process has proven need not be compared again: it is taken up from there.
-    fn plan(&self, desk: &Desk<'_>, filter: Filter, method: Method) -> (Filter, Method) {
-        if method == Method::Page || !desk.standing.resumes || self.is_full_pass {
+    /// What was proven in this pass need not be compared again: it is taken up from there.
+    fn plan(desk: &Desk<'_>, filter: Filter, method: Method) -> (Filter, Method) {
+        if method == Method::Page {
             return (filter, method);
         }
-        let oldest = desk.now.unix - desk.shared.config.full_pass.1;
         match desk.standing.coverage.since(&FilterHash::of(&filter), None) {
-            Coverage::Proven(proof) if proof.at >= oldest => {
+            Coverage::Proven(proof) if proof.at >= desk.standing.pass.began => {
                 (filter.since(proof.until - RETENTION), Method::Page)
             }
             Coverage::Proven(_) | Coverage::Unproven => (filter, method),
@@ -235,13 +238,17 @@ impl Session {
 
     /// Notes how far history has come. Changes nothing while anything is still at work.
     pub(super) fn settle(&mut self, desk: &mut Desk<'_>) {
+        if self.jobs.is_empty() && self.ended == Some(History::Complete) {
+            return;
+        }
         let mut outcome = History::Complete;
+        let parked = self.parked_layers(desk);
         for job in self.jobs.values() {
             let Some(group) = self.groups.get(&job.group) else { continue };
             if !group.purpose.is_history() {
                 continue;
             }
-            if self.is_at_work(desk, job) {
+            if Self::is_at_work(desk, job, &parked) {
                 return;
             }
             outcome = match (group.purpose, outcome) {
@@ -254,6 +261,7 @@ impl Session {
             return;
         }
         self.ended = Some(outcome);
+        self.end_pass(desk);
         if let Some(state) = desk.state() {
             state.history_ended(outcome);
         }
@@ -267,13 +275,31 @@ impl Session {
     fn completed(&mut self, desk: &mut Desk<'_>) {
         self.is_catching_up = false;
         self.path = SyncPath::CatchUp;
-        if std::mem::take(&mut self.is_full_pass) {
-            let bounds = desk.shared.config.full_pass;
-            desk.standing.daily.done(desk.now, bounds, &mut desk.shared.rng);
+        desk.note_change();
+    }
+
+    /// Everything has been asked for. What failed has its own times to be tried again: if the whole pass were
+    /// repeated for it, one lasting refusal would make it go round for ever.
+    fn end_pass(&mut self, desk: &mut Desk<'_>) {
+        if std::mem::replace(&mut desk.standing.pass.is_over, true) {
+            return;
+        }
+        let bounds = desk.shared.config.full_pass;
+        desk.standing.daily.done(desk.now, bounds, &mut desk.shared.rng);
+        if desk.standing.pass.sort == Sort::Daily {
             let (relay, seen) = (desk.relay.clone(), desk.standing.health.seen(desk.mono()));
             desk.report(Report::Reliability { relay, seen });
         }
-        desk.note_change();
+    }
+
+    /// Up to when nothing that is confirmed here can be missing, if that is later than when it began.
+    pub(super) fn heard_until(&self, now: Timestamp) -> Option<Timestamp> {
+        let catches_up =
+            |group: &Group| matches!(group.purpose, Purpose::Announcements | Purpose::CatchUp);
+        if self.ended.is_none() || self.groups.values().any(catches_up) {
+            return None;
+        }
+        self.live.wanted.values().map(|one| one.covered_until(now)).min()
     }
 
     pub(in crate::engine) fn report_status(&self, desk: &mut Desk<'_>) {

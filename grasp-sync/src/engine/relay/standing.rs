@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use grasp_core::limits::{LedgerConfig, PARK, Pace, SlotLedger};
+use grasp_core::limits::{LedgerConfig, PARK, Pace, PaceConfig, SlotLedger};
 use grasp_core::sync::CoverageSet;
 use grasp_core::{Mono, Now, RelayUrl};
 
@@ -14,6 +14,7 @@ use super::super::record::{COVERAGE_CAPACITY, RelayRecord};
 use super::super::retry::Wants;
 use super::super::rng::Rng;
 use super::super::schedule::Daily;
+use super::resume::{Pass, Sort};
 
 /// Everything about a relay that a new connection does not reset.
 #[derive(Debug)]
@@ -30,8 +31,7 @@ pub(in crate::engine) struct Standing {
     pub(in crate::engine) neg: NegRest,
     pub(in crate::engine) daily: Daily,
     pub(in crate::engine) coverage: CoverageSet,
-    /// Whether coverage comes from an earlier process and may spare the first connection of this one.
-    pub(in crate::engine) resumes: bool,
+    pub(in crate::engine) pass: Pass,
     /// Whether the operator was told that it does not reconcile.
     pub(in crate::engine) is_known_to_page: bool,
     /// When its record is to be written, if it has changed.
@@ -56,14 +56,19 @@ impl Standing {
         Self {
             health,
             manners,
-            pace: Pace::new(manners.pace),
+            pace: paused(now, manners.pace, record.as_ref()),
             ledger: SlotLedger::new(manners.ledger, None),
             retained: record.as_ref().and_then(|record| record.retained_bytes),
-            parks: Parks::default(),
+            parks: record
+                .as_ref()
+                .map_or_else(Parks::default, |record| Parks::restore(now, &record.parked)),
             wants: Wants::default(),
             neg: NegRest::default(),
             daily: Daily::since(now, full_pass, config.full_pass, rng),
-            resumes: record.is_some(),
+            pass: match record {
+                Some(_) => Pass::resumed(now.unix, now.unix - config.full_pass.1),
+                None => Pass::begin(now.unix, Sort::Fresh),
+            },
             coverage: record.map_or_else(empty, |record| record.coverage),
             is_known_to_page: false,
             write_at: None,
@@ -86,16 +91,37 @@ impl Standing {
         self.wants.disconnected();
     }
 
-    pub(in crate::engine) fn record(&self, now: Now, relay: &RelayUrl) -> RelayRecord {
+    /// In whole seconds, rounded up.
+    fn pause_left(&self, now: Now) -> Duration {
+        self.pace.reopens_at() - now.mono + Duration::from_secs(1)
+    }
+
+    pub(in crate::engine) fn record(
+        &self,
+        now: Now,
+        relay: &RelayUrl,
+        coverage: CoverageSet,
+    ) -> RelayRecord {
         RelayRecord {
             relay: relay.clone(),
             backoff: self.health.snapshot(now),
             quarantined_until: self.health.quarantined_until(now),
+            paused_until: self.pace.is_paused(now.mono).then(|| now.unix + self.pause_left(now)),
+            parked: self.parks.parked(now),
             full_pass_at: self.daily.last(),
             retained_bytes: self.retained,
-            coverage: self.coverage.clone(),
+            coverage,
         }
     }
+}
+
+/// A pace that keeps to the pause an earlier process was told to make.
+fn paused(now: Now, config: PaceConfig, record: Option<&RelayRecord>) -> Pace {
+    let mut pace = Pace::new(config);
+    let until = record.and_then(|record| record.paused_until).unwrap_or(now.unix);
+    let left = Duration::from_secs(until.as_secs().saturating_sub(now.unix.as_secs()));
+    pace.pause_until(now.mono + left.min(config.longest_pause));
+    pace
 }
 
 /// How long reconciliation is not tried after it led nowhere: silence, faults, nonsense.

@@ -78,6 +78,11 @@ impl Peer {
         is_it
     }
 
+    /// Whoever was connected is gone.
+    pub(crate) fn hang_up(&mut self) {
+        self.guest = None;
+    }
+
     /// What stays open.
     pub(crate) fn live_subs(&self) -> Vec<SubId> {
         self.guest.iter().flat_map(|(_, guest)| guest.subs.keys().copied()).collect()

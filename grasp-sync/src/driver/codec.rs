@@ -1,0 +1,274 @@
+//! The words on the wire: what we say to a relay, what it says to us.
+
+mod hex;
+
+use std::borrow::Cow;
+use std::fmt;
+
+use grasp_core::nostr::event::{Event, EventId};
+use grasp_core::nostr::filter::Filter;
+use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, SeqAccess, Visitor};
+
+use crate::engine::SubId;
+
+/// One message of a relay, as far as it is about us.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Word {
+    /// An event under a subscription. Nothing about it is checked yet.
+    Event(SubId, Event),
+    /// Everything stored has been sent.
+    Eose(SubId),
+    /// A subscription is over, in these words.
+    Closed(SubId, String),
+    /// Something for people to read.
+    Notice(String),
+    /// Reconciliation goes on.
+    NegMsg(SubId, Vec<u8>),
+    /// Reconciliation is over, in these words.
+    NegErr(SubId, String),
+    /// A challenge to authenticate.
+    Auth(String),
+    /// What became of an event of ours.
+    Ok { event: EventId, accepted: bool, text: String },
+}
+
+impl Word {
+    /// Reads one text frame, events included, in one pass. `None` for what is broken, unknown or about a
+    /// subscription that cannot be ours.
+    pub(crate) fn read(text: &str) -> Option<Self> {
+        serde_json::from_str(text).ok()
+    }
+}
+
+impl<'de> Deserialize<'de> for Word {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_seq(Reading)
+    }
+}
+
+struct Reading;
+
+impl<'de> Visitor<'de> for Reading {
+    type Value = Word;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a message of a relay")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Word, A::Error> {
+        let label: Text<'_> = next(&mut seq)?;
+        let word = match &*label.0 {
+            "EVENT" => Word::Event(sub(&mut seq)?, next(&mut seq)?),
+            "EOSE" => Word::Eose(sub(&mut seq)?),
+            "CLOSED" => Word::Closed(sub(&mut seq)?, text(&mut seq)?),
+            "NOTICE" => Word::Notice(text(&mut seq)?),
+            "NEG-MSG" => {
+                let (sub, message): (_, Text<'_>) = (sub(&mut seq)?, next(&mut seq)?);
+                let message = hex::decode(&message.0).ok_or_else(|| A::Error::custom("not hex"))?;
+                Word::NegMsg(sub, message)
+            }
+            "NEG-ERR" => Word::NegErr(sub(&mut seq)?, text(&mut seq)?),
+            "AUTH" => Word::Auth(next::<Text<'_>, _>(&mut seq)?.0.into_owned()),
+            "OK" => {
+                let (event, accepted) = (next(&mut seq)?, next(&mut seq)?);
+                Word::Ok { event, accepted, text: text(&mut seq)? }
+            }
+            _ => return Err(A::Error::custom("no message of a relay")),
+        };
+        // Whatever else it says is for others; but it must be said properly.
+        while seq.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(word)
+    }
+}
+
+fn next<'de, T: Deserialize<'de>, A: SeqAccess<'de>>(seq: &mut A) -> Result<T, A::Error> {
+    seq.next_element()?.ok_or_else(|| A::Error::custom("too short"))
+}
+
+fn sub<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<SubId, A::Error> {
+    next::<Text<'_>, _>(seq)?.0.parse().map_err(A::Error::custom)
+}
+
+/// A text that some relays leave out, or replace by something else.
+fn text<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<String, A::Error> {
+    let text: Option<Loose<'_>> = seq.next_element()?;
+    Ok(text.and_then(|text| text.0).unwrap_or_default().into_owned())
+}
+
+/// A text, taken from where it lies if it has no escapes.
+struct Text<'a>(Cow<'a, str>);
+
+impl<'de> Deserialize<'de> for Text<'de> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_str(TextReading).map(Self)
+    }
+}
+
+struct TextReading;
+
+impl<'de> Visitor<'de> for TextReading {
+    type Value = Cow<'de, str>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a text")
+    }
+
+    fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<Self::Value, E> {
+        Ok(Cow::Borrowed(text))
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
+        Ok(Cow::Owned(text.to_owned()))
+    }
+}
+
+/// A text, or anything.
+#[derive(serde::Deserialize)]
+#[serde(untagged)]
+enum Anything<'a> {
+    #[serde(borrow)]
+    Text(Cow<'a, str>),
+    Other(IgnoredAny),
+}
+
+struct Loose<'a>(Option<Cow<'a, str>>);
+
+impl<'de> Deserialize<'de> for Loose<'de> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        Ok(Self(match Anything::deserialize(from)? {
+            Anything::Text(text) => Some(text),
+            Anything::Other(_) => None,
+        }))
+    }
+}
+
+/// REQ.
+pub(crate) fn req(sub: SubId, filters: &[Filter]) -> String {
+    let mut text = format!(r#"["REQ","{sub}""#);
+    filters.iter().for_each(|filter| push_json(&mut text, filter));
+    text.push(']');
+    text
+}
+
+/// CLOSE.
+pub(crate) fn close(sub: SubId) -> String {
+    format!(r#"["CLOSE","{sub}"]"#)
+}
+
+/// NEG-OPEN.
+pub(crate) fn neg_open(sub: SubId, filter: &Filter, message: &[u8]) -> String {
+    let mut text = format!(r#"["NEG-OPEN","{sub}""#);
+    push_json(&mut text, filter);
+    push_hex(text, message)
+}
+
+/// NEG-MSG.
+pub(crate) fn neg_msg(sub: SubId, message: &[u8]) -> String {
+    push_hex(format!(r#"["NEG-MSG","{sub}""#), message)
+}
+
+/// NEG-CLOSE.
+pub(crate) fn neg_close(sub: SubId) -> String {
+    format!(r#"["NEG-CLOSE","{sub}"]"#)
+}
+
+/// AUTH.
+pub(crate) fn auth(event: &Event) -> String {
+    let mut text = String::from(r#"["AUTH""#);
+    push_json(&mut text, event);
+    text.push(']');
+    text
+}
+
+fn push_json(text: &mut String, value: &impl serde::Serialize) {
+    text.push(',');
+    // Filters and events are text, numbers and lists; nothing of them can fail to be written.
+    text.push_str(&serde_json::to_string(value).unwrap_or_default());
+}
+
+fn push_hex(mut text: String, message: &[u8]) -> String {
+    text.push_str(",\"");
+    hex::encode(message, &mut text);
+    text.push_str("\"]");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use grasp_core::nostr::event::{EventBuilder, FinalizeEvent, Kind};
+    use grasp_core::nostr::key::Keys;
+
+    use super::*;
+
+    fn g(n: u8) -> SubId {
+        format!("g{n}").parse().unwrap()
+    }
+
+    #[test]
+    fn reads_every_word() {
+        let signed = EventBuilder::new(Kind::GitIssue, "a \"quoted\" line\n");
+        let signed = signed.finalize(&Keys::generate()).unwrap();
+        let id = signed.id;
+        let event = serde_json::to_string(&signed).unwrap();
+        for (said, word) in [
+            (format!(r#"["EVENT","g1",{event}]"#), Word::Event(g(1), signed)),
+            (r#" [ "EOSE" , "g2" ] "#.into(), Word::Eose(g(2))),
+            (r#"["CLOSED","g3","error: \"x\""]"#.into(), Word::Closed(g(3), "error: \"x\"".into())),
+            (r#"["CLOSED","g3"]"#.into(), Word::Closed(g(3), String::new())),
+            (r#"["NOTICE",null]"#.into(), Word::Notice(String::new())),
+            (r#"["NEG-MSG","g4","61ff"]"#.into(), Word::NegMsg(g(4), vec![0x61, 0xff])),
+            (r#"["NEG-ERR","g4","blocked",500]"#.into(), Word::NegErr(g(4), "blocked".into())),
+            (r#"["AUTH","\u0061b"]"#.into(), Word::Auth("ab".into())),
+            (
+                format!(r#"["OK","{id}",false,"invalid: no"]"#),
+                Word::Ok { event: id, accepted: false, text: "invalid: no".into() },
+            ),
+        ] {
+            assert_eq!(Word::read(&said), Some(word), "{said}");
+        }
+    }
+
+    #[test]
+    fn what_is_broken_or_foreign_is_nothing() {
+        for said in [
+            "",
+            "{}",
+            "[]",
+            "[1]",
+            r#"["EOSE"]"#,
+            r#"["EOSE","somebody"]"#,
+            r#"["EOSE","g01"]"#,
+            r#"["EVENT","g1",{"id":"x"}]"#,
+            r#"["EVENT","g1"]"#,
+            r#"["NEG-MSG","g1","6"]"#,
+            r#"["COUNT","g1",{"count":5}]"#,
+            r#"["EOSE","g1"] trailing"#,
+            r#"["EOSE","g1","#,
+        ] {
+            assert_eq!(Word::read(said), None, "{said}");
+        }
+        assert_eq!(Word::read(&format!("[\"EOSE\",\"g1\",{}", "[".repeat(100_000))), None);
+    }
+
+    #[test]
+    fn writes_what_relays_read() {
+        let filter = Filter::new().kind(Kind::GitIssue).limit(0);
+        assert_eq!(
+            req(g(1), &[filter.clone(), filter.clone()]),
+            r#"["REQ","g1",{"kinds":[1621],"limit":0},{"kinds":[1621],"limit":0}]"#
+        );
+        assert_eq!(
+            neg_open(g(2), &filter, &[0x61]),
+            r#"["NEG-OPEN","g2",{"kinds":[1621],"limit":0},"61"]"#
+        );
+        assert_eq!(neg_msg(g(2), &[1, 255]), r#"["NEG-MSG","g2","01ff"]"#);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_text_is_too_strange_to_read(text: String) {
+            let _ = Word::read(&text);
+            let _ = Word::read(&format!("[\"EVENT\",\"g1\",{text}]"));
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! One relay on one websocket: dialled, listened to, spoken to, lost.
+//!
+//! ```text
+//!   engine ──Frame──▶ ┌────────────┐ ──text──▶ writer ──▶ socket
+//!                     │ connection │
+//!   engine ◀──Heard── └────────────┘ ◀─────────────────── socket
+//!                           └──events──▶ lane (intake)
+//! ```
+//!
+//! What the relay says is told to the engine in its order, and at once. Events themselves take the lane, which may
+//! be congested; then the socket is not read, and the relay has to wait.
+
+mod burst;
+mod dial;
+mod writer;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use futures_util::FutureExt as _;
+use futures_util::stream::{SplitStream, StreamExt as _};
+use grasp_core::RelayUrl;
+use grasp_core::admission::SyncPath;
+use grasp_core::nostr::event::{Event, EventBuilder, EventId, FinalizeEvent as _, Kind, Tag};
+use grasp_core::nostr::filter::{Filter, MatchEventOptions};
+use grasp_core::nostr::key::Keys;
+use grasp_core::outbound::Provenance;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
+use tokio_tungstenite::tungstenite::{Error as WsError, Message};
+
+use self::burst::Burst;
+pub(crate) use self::dial::{Socket, open};
+use self::writer::Writer;
+use super::codec::{self, Word};
+use super::intake::{Intake, Item, Lane};
+use super::limits::Limits;
+use super::outbound::Outbound;
+use super::task::Task;
+use crate::engine::{ConnId, Fault, Frame, Input, Said, SubId};
+
+/// Frames that may wait for the socket; the engine's own budget stays far below.
+const FRAMES: usize = 1_024;
+
+/// What every connection needs of the world.
+pub(crate) struct World {
+    pub(crate) outbound: Outbound,
+    pub(crate) keys: Option<Keys>,
+    pub(crate) limits: Limits,
+    pub(crate) intake: Intake,
+    pub(crate) told: mpsc::Sender<Input>,
+}
+
+/// Whom to call, and what to call the call.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    pub(crate) relay: RelayUrl,
+    pub(crate) conn: ConnId,
+    pub(crate) from: Provenance,
+}
+
+/// A connection, or an attempt. Ends when it is dropped, without a word.
+pub(crate) struct Line {
+    frames: mpsc::Sender<Frame>,
+    _task: Task,
+}
+
+/// The relay does not take what it is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stuck;
+
+impl Line {
+    /// Begins to dial. Whatever comes of it is told as an input.
+    pub(crate) fn start(world: Arc<World>, call: Call) -> Self {
+        let (frames, orders) = mpsc::channel(FRAMES);
+        Self { frames, _task: Task::spawn(live(world, call, orders)) }
+    }
+
+    pub(crate) fn send(&self, frame: Frame) -> Result<(), Stuck> {
+        self.frames.try_send(frame).map_err(|_| Stuck)
+    }
+}
+
+/// One call from the dial to its end, which is told whatever it is.
+async fn live(world: Arc<World>, call: Call, orders: mpsc::Receiver<Frame>) {
+    let told = world.told.clone();
+    let (relay, conn) = (call.relay.clone(), call.conn);
+    let life = std::panic::AssertUnwindSafe(converse(world, call, orders)).catch_unwind();
+    let why = match life.await {
+        Ok(Ok(())) => None,
+        Ok(Err(why)) => Some(why),
+        Err(_) => {
+            tracing::error!(%relay, "a connection panicked");
+            Some(Fault::Unreachable)
+        }
+    };
+    if let Some(why) = why {
+        let _ = told.send(Input::ConnectFailed { relay: relay.clone(), conn, why }).await;
+    }
+    // To an attempt that failed this means nothing.
+    let _ = told.send(Input::Disconnected { relay, conn }).await;
+}
+
+async fn converse(
+    world: Arc<World>,
+    call: Call,
+    orders: mpsc::Receiver<Frame>,
+) -> Result<(), Fault> {
+    let (socket, facts) = open(&world.outbound, &world.limits, &call.relay, call.from).await?;
+    let (sink, stream) = socket.split();
+    let lane = world.intake.lane(call.relay.clone(), call.conn);
+    let (relay, conn) = (call.relay.clone(), call.conn);
+    let _ = world.told.send(Input::Connected { relay, conn, facts }).await;
+    let writer = Writer::start(sink, world.limits.write_timeout);
+    let talk = Talk {
+        world,
+        call,
+        lane,
+        writer,
+        subs: BTreeMap::new(),
+        challenge: None,
+        answer: None,
+        burst: Burst::default(),
+        silence: Silence::since_now(),
+    };
+    talk.run(stream, orders).await;
+    Ok(())
+}
+
+/// What a subscription of ours asked for.
+struct Sub {
+    filters: Vec<Filter>,
+    path: SyncPath,
+}
+
+struct Talk {
+    world: Arc<World>,
+    call: Call,
+    lane: Lane,
+    writer: Writer,
+    subs: BTreeMap<SubId, Sub>,
+    /// The latest challenge.
+    challenge: Option<String>,
+    /// Our answer to it.
+    answer: Option<EventId>,
+    burst: Burst,
+    silence: Silence,
+}
+
+/// Why a conversation is over. Nobody asks which it was; the log may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Over {
+    /// The engine let go.
+    Dismissed,
+    /// The socket ended, or broke.
+    Lost,
+    /// Nothing was heard for too long.
+    Silent,
+    /// Nothing could be sent for too long.
+    Stuck,
+}
+
+impl Talk {
+    async fn run(mut self, mut stream: SplitStream<Socket>, mut orders: mpsc::Receiver<Frame>) {
+        let over = loop {
+            if let Err(over) = self.turn(&mut stream, &mut orders).await {
+                break over;
+            }
+        };
+        self.flush().await;
+        tracing::debug!(relay = %self.call.relay, ?over, "the connection ended");
+    }
+
+    /// Says what is to be said, or hears what is there to be heard.
+    async fn turn(
+        &mut self,
+        stream: &mut SplitStream<Socket>,
+        orders: &mut mpsc::Receiver<Frame>,
+    ) -> Result<(), Over> {
+        tokio::select! {
+            biased;
+            frame = orders.recv() => self.say(frame.ok_or(Over::Dismissed)?),
+            () = self.writer.ended() => Err(Over::Stuck),
+            message = stream.next() => {
+                self.hear(message).await?;
+                self.hear_more(stream).await?;
+                self.silence = Silence::since_now();
+                self.flush().await;
+                Ok(())
+            }
+            () = self.silence.grows(&self.world.limits) => self.wonder(),
+        }
+    }
+
+    /// Nothing was heard for a while: asks whether anybody is there, once.
+    fn wonder(&mut self) -> Result<(), Over> {
+        if std::mem::replace(&mut self.silence.is_asked, true) {
+            return Err(Over::Silent);
+        }
+        self.writer.send(Message::Ping(Vec::new().into())).map_err(|_| Over::Stuck)
+    }
+
+    /// Takes what else is there already, so that many small messages make few large steps.
+    async fn hear_more(&mut self, stream: &mut SplitStream<Socket>) -> Result<(), Over> {
+        while !self.burst.is_full() {
+            let Some(message) = stream.next().now_or_never() else { break };
+            self.hear(message).await?;
+        }
+        Ok(())
+    }
+
+    async fn hear(&mut self, message: Option<Result<Message, WsError>>) -> Result<(), Over> {
+        match message {
+            Some(Ok(Message::Text(text))) => {
+                if let Some(word) = Word::read(&text) {
+                    self.heard(word, text.len()).await;
+                }
+                Ok(())
+            }
+            Some(Ok(Message::Close(_)) | Err(_)) | None => Err(Over::Lost),
+            Some(Ok(_)) => Ok(()),
+        }
+    }
+
+    async fn heard(&mut self, word: Word, bytes: usize) {
+        let said = match word {
+            Word::Event(sub, event) => return self.delivered(sub, event, bytes),
+            Word::Eose(sub) => Said::Eose { sub },
+            Word::Closed(sub, text) => {
+                self.subs.remove(&sub);
+                Said::Closed { sub, text }
+            }
+            Word::Notice(text) => Said::Notice { text },
+            Word::NegMsg(sub, message) => Said::NegMsg { sub, message },
+            Word::NegErr(sub, text) => Said::NegErr { sub, text },
+            Word::Auth(challenge) => {
+                self.challenge = Some(challenge);
+                Said::Challenge
+            }
+            Word::Ok { event, accepted, .. } if self.answer == Some(event) => {
+                Said::Authenticated { accepted }
+            }
+            Word::Ok { .. } => return,
+        };
+        // An end never overtakes what came before it.
+        self.tell_rows().await;
+        self.tell(said).await;
+    }
+
+    /// Events that nobody asked for are not even counted.
+    fn delivered(&mut self, sub: SubId, event: Event, bytes: usize) {
+        let Some(asked) = self.subs.get(&sub) else { return };
+        let is_wanted = |filter: &Filter| filter.match_event(&event, MatchEventOptions::default());
+        if asked.filters.iter().any(is_wanted) {
+            self.burst.add(Item { sub, path: asked.path, event }, bytes);
+        }
+    }
+
+    async fn tell_rows(&mut self) {
+        for (sub, rows) in self.burst.take_rows() {
+            self.tell(Said::Delivered { sub, rows }).await;
+        }
+    }
+
+    async fn tell(&self, said: Said) {
+        let (relay, conn) = (self.call.relay.clone(), self.call.conn);
+        let _ = self.world.told.send(Input::Heard { relay, conn, said }).await;
+    }
+
+    /// Tells which events came, and hands them over.
+    async fn flush(&mut self) {
+        self.tell_rows().await;
+        let (items, bytes) = self.burst.take_items();
+        if !items.is_empty() {
+            self.lane.push(items, bytes).await;
+        }
+    }
+
+    fn say(&mut self, frame: Frame) -> Result<(), Over> {
+        let text = match frame {
+            Frame::Subscribe { sub, filters, path } => {
+                let text = codec::req(sub, &filters);
+                self.subs.insert(sub, Sub { filters, path });
+                text
+            }
+            Frame::Unsubscribe { sub } => {
+                self.subs.remove(&sub);
+                codec::close(sub)
+            }
+            Frame::NegOpen { sub, filter, message } => codec::neg_open(sub, &filter, &message),
+            Frame::NegMsg { sub, message } => codec::neg_msg(sub, &message),
+            Frame::NegClose { sub } => codec::neg_close(sub),
+            Frame::Authenticate => match self.authentication() {
+                Some(event) => {
+                    self.answer = Some(event.id);
+                    codec::auth(&event)
+                }
+                None => return Ok(()),
+            },
+        };
+        self.writer.send(Message::text(text)).map_err(|_| Over::Stuck)
+    }
+
+    /// Who we are, said to this relay and for this challenge only (NIP-42). A challenge is answered once.
+    fn authentication(&mut self) -> Option<Event> {
+        let (keys, challenge) = (self.world.keys.as_ref()?, self.challenge.take()?);
+        let tags = [["relay", self.call.relay.as_str()], ["challenge", &challenge]];
+        let tags = tags.into_iter().filter_map(|tag| Tag::parse(tag).ok());
+        EventBuilder::new(Kind::Authentication, "").tags(tags).finalize(keys).ok()
+    }
+}
+
+/// How long nothing was heard.
+struct Silence {
+    since: Instant,
+    /// Whether the relay was asked if it is still there.
+    is_asked: bool,
+}
+
+impl Silence {
+    fn since_now() -> Self {
+        Self { since: Instant::now(), is_asked: false }
+    }
+
+    /// Waits until it is time to ask, or to give up.
+    async fn grows(&self, limits: &Limits) {
+        let wait = if self.is_asked { limits.idle_timeout } else { limits.ping_after };
+        sleep_until(self.since + wait).await;
+    }
+}

@@ -1,0 +1,63 @@
+//! From an address to a websocket, and to what the relay says about itself.
+
+use grasp_core::RelayUrl;
+use grasp_core::outbound::Provenance;
+use hyper::StatusCode;
+use hyper::header::{HeaderValue, USER_AGENT};
+use tokio::time::timeout;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
+use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
+use tokio_tungstenite::tungstenite::{self, Error};
+use tokio_tungstenite::{WebSocketStream, client_async_with_config};
+
+use crate::driver::limits::Limits;
+use crate::driver::nip11;
+use crate::driver::outbound::{Outbound, Route, Wire};
+use crate::engine::{Fault, RelayFacts};
+
+/// A websocket to a relay.
+pub(crate) type Socket = WebSocketStream<Wire>;
+
+/// Connects to a relay, and learns what it says about itself; both go to the same vetted addresses.
+pub(crate) async fn open(
+    outbound: &Outbound,
+    limits: &Limits,
+    relay: &RelayUrl,
+    from: Provenance,
+) -> Result<(Socket, RelayFacts), Fault> {
+    let dial = async {
+        let route = outbound.route(relay, from).await?;
+        let (socket, facts) =
+            tokio::join!(upgrade(&route, relay, limits), nip11::fetch(relay, &route));
+        Ok((socket?, facts))
+    };
+    timeout(limits.handshake_timeout, dial).await.unwrap_or(Err(Fault::Unreachable))
+}
+
+async fn upgrade(route: &Route, relay: &RelayUrl, limits: &Limits) -> Result<Socket, Fault> {
+    let wire = route.connect().await?;
+    let mut request = relay.as_str().into_client_request().map_err(|_| Fault::Protocol)?;
+    request.headers_mut().insert(USER_AGENT, HeaderValue::from_static(nip11::OUR_NAME));
+    let config = WebSocketConfig::default()
+        .read_buffer_size(64 * 1024)
+        .max_message_size(Some(limits.message_bytes))
+        .max_frame_size(Some(limits.message_bytes));
+    let upgraded = client_async_with_config(request, wire, Some(config)).await;
+    upgraded.map(|(socket, _)| socket).map_err(|error| fault(&error))
+}
+
+/// Who is at fault. A server in trouble, or one that asks for patience, is there and may come back.
+fn fault(error: &tungstenite::Error) -> Fault {
+    match error {
+        Error::Http(answer) => match answer.status() {
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => Fault::Unreachable,
+            status if status.is_server_error() => Fault::Unreachable,
+            _ => Fault::Protocol,
+        },
+        Error::Io(_) | Error::ConnectionClosed | Error::AlreadyClosed => Fault::Unreachable,
+        Error::Protocol(tungstenite::error::ProtocolError::HandshakeIncomplete) => {
+            Fault::Unreachable
+        }
+        _ => Fault::Protocol,
+    }
+}

@@ -1,0 +1,243 @@
+//! The way of events from a socket to the local relay: checked on worker threads, offered in batches.
+//!
+//! ```text
+//!   connection ──chunks──▶ lane: gather ──▶ check (threads, shared fairly) ──▶ ingest ──▶ Ingested
+//!                 ▲ waits while too many bytes of this connection are on their way
+//! ```
+//!
+//! Each connection has a lane of its own, so that a flood from one relay delays that relay. While one batch is
+//! taken in, the next is checked; whatever comes meanwhile is the batch after that. So batches are small when little
+//! happens and large when much does, and nobody waits for a batch to fill.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures_util::stream::{self, StreamExt as _};
+use grasp_core::admission::{Lasting, Origin, SyncPath};
+use grasp_core::nostr::event::Event;
+use grasp_core::{RelayUrl, Verified};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+
+use super::clock::Clock;
+use super::recent::{Recalled, Recent, Settled};
+use crate::engine::{ConnId, Input, Judged, Outcome, Row, SubId};
+use crate::local::{LocalRelay, Taken};
+
+/// Events in a batch.
+pub(crate) const BATCH: usize = 512;
+/// Chunks that may wait in a lane; their bytes are a further bound.
+const CHUNKS: usize = 64;
+/// Bytes of one connection's events that may be on their way.
+const BYTES: usize = 2 * 1024 * 1024;
+/// Batches of one lane that are checked ahead of the one that is taken in.
+const AHEAD: usize = 2;
+
+/// An event that matches its subscription.
+#[derive(Debug)]
+pub(crate) struct Item {
+    pub(crate) sub: SubId,
+    pub(crate) path: SyncPath,
+    pub(crate) event: Event,
+}
+
+/// What all lanes share.
+#[derive(Clone)]
+pub(crate) struct Intake {
+    pub(crate) local: Arc<dyn LocalRelay>,
+    pub(crate) recent: Arc<Mutex<Recent>>,
+    pub(crate) told: mpsc::Sender<Input>,
+    pub(crate) clock: Clock,
+    turns: Arc<Semaphore>,
+}
+
+/// One connection's way in. What is in it is taken in even if the connection ends.
+pub(crate) struct Lane {
+    chunks: mpsc::Sender<Chunk>,
+    room: Arc<Semaphore>,
+}
+
+struct Chunk {
+    items: Vec<Item>,
+    _room: Vec<OwnedSemaphorePermit>,
+}
+
+/// An event after its check.
+struct Checked {
+    sub: SubId,
+    path: SyncPath,
+    row: Row,
+    found: Found,
+}
+
+/// A genuine event, and the subscription it came under.
+type Offered = (SubId, Verified<Arc<Event>>);
+
+enum Found {
+    Genuine(Verified<Arc<Event>>),
+    /// There is nothing more to find out.
+    Clear(Outcome),
+}
+
+impl Intake {
+    pub(crate) fn new(local: Arc<dyn LocalRelay>, told: mpsc::Sender<Input>, clock: Clock) -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let turns = Arc::new(Semaphore::new(threads));
+        Self { local, recent: Arc::default(), told, clock, turns }
+    }
+
+    /// Opens the way in for one connection.
+    pub(crate) fn lane(&self, relay: RelayUrl, conn: ConnId) -> Lane {
+        let (chunks, waiting) = mpsc::channel(CHUNKS);
+        tokio::spawn(self.clone().work(relay, conn, waiting));
+        Lane { chunks, room: Arc::new(Semaphore::new(BYTES)) }
+    }
+
+    async fn work(self, relay: RelayUrl, conn: ConnId, waiting: mpsc::Receiver<Chunk>) {
+        let batches = stream::unfold(waiting, |mut waiting| async {
+            let batch = gather(&mut waiting).await?;
+            Some((batch, waiting))
+        });
+        let mut checked = std::pin::pin!(batches.map(|batch| self.check(batch)).buffered(AHEAD));
+        while let Some((batch, _room)) = checked.next().await {
+            for (sub, judged) in self.take_in(&relay, batch).await {
+                let relay = relay.clone();
+                let _ = self.told.send(Input::Ingested { relay, conn, sub, judged }).await;
+            }
+        }
+    }
+
+    /// Checks a batch on a thread that may be busy for long.
+    async fn check(&self, batch: Chunk) -> (Vec<Checked>, Vec<OwnedSemaphorePermit>) {
+        let turn = Arc::clone(&self.turns).acquire_owned().await;
+        let recent = Arc::clone(&self.recent);
+        let Chunk { items, _room: room } = batch;
+        let names: Vec<_> = items.iter().map(Item::name).collect();
+        let work = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            check_all(items, &recent)
+        });
+        // Should checking ever panic, what was in the batch is fetched again.
+        let failed = |_| names.into_iter().map(Checked::failed).collect();
+        (work.await.unwrap_or_else(failed), room)
+    }
+
+    /// Offers a batch to the local relay; answers what became of each event, by subscription.
+    async fn take_in(&self, relay: &RelayUrl, batch: Vec<Checked>) -> BTreeMap<SubId, Vec<Judged>> {
+        let mut genuine: BTreeMap<SyncPath, Vec<Offered>> = BTreeMap::new();
+        let mut answers: BTreeMap<SubId, Vec<Judged>> = BTreeMap::new();
+        for Checked { sub, path, row, found } in batch {
+            match found {
+                Found::Genuine(event) => genuine.entry(path).or_default().push((sub, event)),
+                Found::Clear(outcome) => {
+                    answers.entry(sub).or_default().push(Judged { row, outcome });
+                }
+            }
+        }
+        for (path, events) in genuine {
+            let origin = Origin::Sync { relay: relay.clone(), path };
+            let offered = events.iter().map(|(_, event)| event.clone()).collect();
+            let taken = self.offer(offered, origin).await;
+            for ((sub, event), taken) in events.iter().zip(taken) {
+                answers.entry(*sub).or_default().push(taken.judged(event));
+            }
+        }
+        answers
+    }
+
+    /// Offers verified events to the local relay, and remembers what it said. One answer each, whatever happens.
+    pub(crate) async fn offer(
+        &self,
+        events: Vec<Verified<Arc<Event>>>,
+        origin: Origin,
+    ) -> Vec<Taken> {
+        let ids: Vec<_> = events.iter().map(|event| event.id).collect();
+        let local = Arc::clone(&self.local);
+        let offered = tokio::spawn(async move { local.ingest(events, origin).await });
+        let mut taken = offered.await.unwrap_or_else(|error| {
+            tracing::error!(%error, "the local relay failed to take events in");
+            Vec::new()
+        });
+        taken.resize(ids.len(), Taken::Refused(Lasting::Briefly));
+        let now = self.clock.now().mono;
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        for (id, taken) in ids.into_iter().zip(&taken) {
+            recent.settled(now, id, lasting(*taken));
+        }
+        taken
+    }
+}
+
+impl Lane {
+    /// Hands events over; waits while too much is on its way.
+    pub(crate) async fn push(&self, items: Vec<Item>, bytes: usize) {
+        let wanted = u32::try_from(bytes.clamp(1, BYTES)).unwrap_or(u32::MAX);
+        let Ok(room) = Arc::clone(&self.room).acquire_many_owned(wanted).await else { return };
+        let _ = self.chunks.send(Chunk { items, _room: vec![room] }).await;
+    }
+}
+
+/// Waits for a chunk and adds what else is there, up to a batch.
+async fn gather(waiting: &mut mpsc::Receiver<Chunk>) -> Option<Chunk> {
+    let mut batch = waiting.recv().await?;
+    while batch.items.len() < BATCH {
+        let Ok(mut more) = waiting.try_recv() else { break };
+        batch.items.append(&mut more.items);
+        batch._room.append(&mut more._room);
+    }
+    Some(batch)
+}
+
+fn check_all(items: Vec<Item>, recent: &Mutex<Recent>) -> Vec<Checked> {
+    let recalled: Vec<_> = {
+        let recent = recent.lock().unwrap_or_else(PoisonError::into_inner);
+        items.iter().map(|item| recent.recall(&item.event.id)).collect()
+    };
+    let checked: Vec<_> =
+        items.into_iter().zip(recalled).map(|(item, recalled)| item.check(recalled)).collect();
+    let mut recent = recent.lock().unwrap_or_else(PoisonError::into_inner);
+    for one in &checked {
+        if let Found::Genuine(event) = &one.found {
+            recent.checked(event.clone());
+        }
+    }
+    checked
+}
+
+impl Item {
+    fn name(&self) -> (SubId, SyncPath, Row) {
+        (self.sub, self.path, Row::of(&self.event))
+    }
+
+    fn check(self, recalled: Recalled) -> Checked {
+        let (sub, path, row) = self.name();
+        let found = match recalled {
+            Recalled::Checked(event) => Found::Genuine(event),
+            Recalled::Settled(Settled::Never) => {
+                Found::Clear(Outcome::Refused { lasting: Lasting::Forever, event: None })
+            }
+            Recalled::Settled(_) => Found::Clear(Outcome::Known),
+            Recalled::Unknown => match Verified::check(Arc::new(self.event)) {
+                Ok(event) => Found::Genuine(event),
+                Err(_) => Found::Clear(Outcome::Forged),
+            },
+        };
+        Checked { sub, path, row, found }
+    }
+}
+
+impl Checked {
+    fn failed((sub, path, row): (SubId, SyncPath, Row)) -> Self {
+        let outcome = Outcome::Refused { lasting: Lasting::Briefly, event: None };
+        Self { sub, path, row, found: Found::Clear(outcome) }
+    }
+}
+
+/// What an answer means for the next copy of the event.
+fn lasting(taken: Taken) -> Option<Settled> {
+    match taken {
+        Taken::Stored | Taken::Known => Some(Settled::Here),
+        Taken::Held => Some(Settled::Waits),
+        Taken::Refused(Lasting::Forever) => Some(Settled::Never),
+        Taken::Refused(Lasting::UntilDependency | Lasting::Briefly) => None,
+    }
+}

@@ -1,0 +1,125 @@
+//! What a relay says about itself (NIP-11). A relay that says nothing is treated like one that says little.
+
+use std::time::Duration;
+
+use grasp_core::RelayUrl;
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::Request;
+use hyper::body::Bytes;
+use hyper::client::conn::http1;
+use hyper::header::{ACCEPT, HOST, USER_AGENT};
+use hyper_util::rt::TokioIo;
+use serde::Deserialize;
+use tokio::time::timeout;
+use url::Url;
+
+use super::outbound::Route;
+use crate::engine::RelayFacts;
+
+/// How long the document may take from the dial to its last byte.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Its longest useful size.
+const MOST_BYTES: usize = 256 * 1024;
+/// How we introduce ourselves to other servers.
+pub(crate) const OUR_NAME: &str = concat!("grasp-sync/", env!("CARGO_PKG_VERSION"));
+
+/// The document, or the facts of a relay that has none.
+pub(crate) async fn fetch(relay: &RelayUrl, route: &Route) -> RelayFacts {
+    let fetched = timeout(PATIENCE, try_fetch(relay, route)).await;
+    let document = fetched.ok().flatten().unwrap_or_default();
+    serde_json::from_slice(&document).map(Document::facts).unwrap_or_default()
+}
+
+async fn try_fetch(relay: &RelayUrl, route: &Route) -> Option<Vec<u8>> {
+    let wire = route.connect().await.ok()?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(wire)).await.ok()?;
+    // The connection moves only as long as somebody wants the answer.
+    tokio::select! {
+        document = ask(relay, &mut sender) => document,
+        _ = connection => None,
+    }
+}
+
+async fn ask(relay: &RelayUrl, to: &mut http1::SendRequest<Empty<Bytes>>) -> Option<Vec<u8>> {
+    let url = Url::parse(relay.as_str()).ok()?;
+    let target =
+        url.query().map_or(url.path().to_owned(), |query| format!("{}?{query}", url.path()));
+    let request = Request::get(target)
+        .header(HOST, relay.host().as_str())
+        .header(ACCEPT, "application/nostr+json")
+        .header(USER_AGENT, OUR_NAME)
+        .body(Empty::new())
+        .ok()?;
+    let answer = to.send_request(request).await.ok()?;
+    if !answer.status().is_success() {
+        return None;
+    }
+    let body = Limited::new(answer.into_body(), MOST_BYTES).collect().await.ok()?;
+    Some(body.to_bytes().into())
+}
+
+/// What of the document matters here. What is of an unexpected type is as good as not said.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Document {
+    software: serde_json::Value,
+    version: serde_json::Value,
+    limitation: serde_json::Value,
+    supported_grasps: serde_json::Value,
+}
+
+impl Document {
+    fn facts(self) -> RelayFacts {
+        let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
+        let limit = |name| self.limitation.get(name)?.as_u64()?.try_into().ok();
+        let grasps = self.supported_grasps.as_array().into_iter().flatten();
+        RelayFacts {
+            software: text(&self.software),
+            version: text(&self.version),
+            max_subscriptions: limit("max_subscriptions"),
+            max_limit: limit("max_limit"),
+            max_message_length: limit("max_message_length"),
+            is_private: grasps.into_iter().any(|grasp| grasp.as_str() == Some("GRASP-08")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts(json: &str) -> RelayFacts {
+        serde_json::from_str(json).map(Document::facts).unwrap_or_default()
+    }
+
+    #[test]
+    fn what_matters_is_read() {
+        let read = facts(
+            r#"{"name":"x","software":"grasp","version":"0.1.0","supported_grasps":["GRASP-01"],
+                "limitation":{"max_subscriptions":20,"max_limit":500,"max_message_length":65536,"auth_required":false}}"#,
+        );
+        let wanted = RelayFacts {
+            software: Some("grasp".into()),
+            version: Some("0.1.0".into()),
+            max_subscriptions: Some(20),
+            max_limit: Some(500),
+            max_message_length: Some(65_536),
+            is_private: false,
+        };
+        assert_eq!(read, wanted);
+        assert!(facts(r#"{"supported_grasps":["GRASP-01","GRASP-08"]}"#).is_private);
+    }
+
+    #[test]
+    fn nonsense_is_as_good_as_silence() {
+        for json in [
+            "",
+            "[]",
+            "<html>",
+            r#"{"software":5,"limitation":[1],"supported_grasps":"GRASP-08"}"#,
+            r#"{"limitation":{"max_limit":-1,"max_subscriptions":"20","max_message_length":1e99}}"#,
+        ] {
+            assert_eq!(facts(json), RelayFacts::default(), "{json}");
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! The one way out: every dial of this crate is resolved, judged and made here.
+//!
+//! ```text
+//!   relay URL ──▶ judge the name ──▶ resolve once ──▶ judge every address ──▶ Route
+//!   Route ──▶ TCP to exactly those addresses ──▶ TLS under the URL's own name ──▶ websocket, NIP-11
+//! ```
+//!
+//! Between the judgement and the dial nothing is resolved again, so no answer of a name server can lead elsewhere.
+//! Redirects are not followed and no proxy of the environment is asked.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use grasp_core::RelayUrl;
+use grasp_core::outbound::{OutboundPolicy, Provenance};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, lookup_host};
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+use url::Url;
+
+use crate::engine::Fault;
+
+/// How long a name server may take.
+const RESOLVE: Duration = Duration::from_secs(5);
+/// How long one address may take to answer.
+const CONNECT: Duration = Duration::from_secs(5);
+/// How long TLS may take.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Addresses of one name that are tried.
+const MOST_ADDRESSES: usize = 4;
+
+/// A stream of bytes, encrypted or not.
+pub(crate) trait Bytes: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Bytes for T {}
+
+/// A connection on which nothing has been said yet.
+pub(crate) type Wire = Box<dyn Bytes>;
+
+/// Whoever dials asks this.
+#[derive(Clone)]
+pub(crate) struct Outbound {
+    policy: OutboundPolicy,
+    tls: TlsConnector,
+}
+
+/// Where a relay is: addresses that were judged, to be dialled as they are.
+#[derive(Clone)]
+pub(crate) struct Route {
+    addresses: Vec<SocketAddr>,
+    tls: Option<(TlsConnector, ServerName<'static>)>,
+}
+
+impl Outbound {
+    /// Certificates are checked against the roots that are compiled in; no system store is needed or asked.
+    pub(crate) fn new(policy: OutboundPolicy) -> Self {
+        let roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
+        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .expect("ring has ciphers for every version of TLS")
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        Self { policy, tls: TlsConnector::from(Arc::new(config)) }
+    }
+
+    /// Finds out where a relay is, and whether we may go there.
+    pub(crate) async fn route(&self, relay: &RelayUrl, from: Provenance) -> Result<Route, Fault> {
+        let host = relay.host();
+        self.policy.judge_host(from, &host).map_err(|_| Fault::Forbidden)?;
+        let port = Url::parse(relay.as_str()).ok().and_then(|url| url.port_or_known_default());
+        let port = port.ok_or(Fault::NoSuchHost)?;
+        let found = resolve(host.name(), port).await?;
+        let may = |at: &SocketAddr| self.policy.judge_address(from, at.ip()).is_ok();
+        let addresses: Vec<_> = found.into_iter().filter(may).take(MOST_ADDRESSES).collect();
+        if addresses.is_empty() {
+            return Err(Fault::Forbidden);
+        }
+        let tls = relay.is_secure().then(|| {
+            let name = ServerName::try_from(host.name().to_owned()).map_err(|_| Fault::Tls)?;
+            Ok((self.tls.clone(), name))
+        });
+        Ok(Route { addresses, tls: tls.transpose()? })
+    }
+}
+
+impl Route {
+    /// Connects to the first of the addresses that answers.
+    pub(crate) async fn connect(&self) -> Result<Wire, Fault> {
+        let stream = self.reach().await.ok_or(Fault::Unreachable)?;
+        // Requests are small and answers are waited for.
+        let _ = stream.set_nodelay(true);
+        let Some((tls, name)) = &self.tls else { return Ok(Box::new(stream)) };
+        match timeout(HANDSHAKE, tls.connect(name.clone(), stream)).await {
+            Ok(Ok(stream)) => Ok(Box::new(stream)),
+            Ok(Err(error)) if error.kind() == io::ErrorKind::InvalidData => Err(Fault::Tls),
+            Ok(Err(_)) | Err(_) => Err(Fault::Unreachable),
+        }
+    }
+
+    async fn reach(&self) -> Option<TcpStream> {
+        for address in &self.addresses {
+            if let Ok(Ok(stream)) = timeout(CONNECT, TcpStream::connect(address)).await {
+                return Some(stream);
+            }
+        }
+        None
+    }
+}
+
+async fn resolve(name: &str, port: u16) -> Result<Vec<SocketAddr>, Fault> {
+    if let Ok(address) = name.parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(address, port)]);
+    }
+    match timeout(RESOLVE, lookup_host((name, port))).await {
+        Ok(Ok(found)) => Ok(found.collect()),
+        Ok(Err(error)) => Err(why_unresolved(&error)),
+        Err(_) => Err(Fault::Unreachable),
+    }
+}
+
+/// Tells a name that does not exist from a resolver that could not be asked. The system says it in words only.
+fn why_unresolved(error: &io::Error) -> Fault {
+    let text = error.to_string();
+    let is_missing = ["not known", "No address associated", "does not resolve", "No such host"];
+    match is_missing.iter().any(|words| text.contains(words)) {
+        true => Fault::NoSuchHost,
+        false => Fault::Unreachable,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn route(url: &str, from: Provenance) -> Result<Vec<SocketAddr>, Fault> {
+        let outbound = Outbound::new(OutboundPolicy::default());
+        let route = outbound.route(&url.parse().unwrap(), from).await?;
+        Ok(route.addresses)
+    }
+
+    #[tokio::test]
+    async fn strangers_lead_to_no_private_place() {
+        for url in ["ws://127.0.0.1:1", "wss://[::1]", "ws://localhost", "ws://10.0.0.1/x"] {
+            assert_eq!(route(url, Provenance::Stranger).await, Err(Fault::Forbidden), "{url}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_operator_does_and_the_port_is_the_schemes_own() {
+        let to = |text: &str| Ok(vec![text.parse().unwrap()]);
+        for (url, address) in [
+            ("ws://127.0.0.1:7334", "127.0.0.1:7334"),
+            ("ws://127.0.0.1", "127.0.0.1:80"),
+            ("wss://[::1]", "[::1]:443"),
+        ] {
+            assert_eq!(route(url, Provenance::Operator).await, to(address), "{url}");
+        }
+    }
+
+    #[test]
+    fn a_silent_resolver_is_not_a_missing_name() {
+        let said = |text: &str| why_unresolved(&io::Error::other(text));
+        let prefix = "failed to lookup address information:";
+        assert_eq!(said(&format!("{prefix} Name or service not known")), Fault::NoSuchHost);
+        assert_eq!(
+            said(&format!("{prefix} Temporary failure in name resolution")),
+            Fault::Unreachable
+        );
+    }
+}

@@ -1,0 +1,59 @@
+//! Writes records on a thread of its own: disks may be slow.
+
+use std::io;
+use std::thread;
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::records::RecordStore;
+use crate::engine::RelayRecord;
+
+/// Records that may wait; what does not fit is written with the next change of the same relay.
+const QUEUE: usize = 1_024;
+
+pub(crate) struct Scribe {
+    queue: mpsc::Sender<Vec<RelayRecord>>,
+    done: oneshot::Receiver<()>,
+}
+
+impl Scribe {
+    /// Reads what was kept, and is ready to write.
+    pub(crate) async fn start(
+        mut store: Box<dyn RecordStore>,
+    ) -> io::Result<(Self, Vec<RelayRecord>)> {
+        let (read, loaded) = oneshot::channel();
+        let (queue, waiting) = mpsc::channel(QUEUE);
+        let (ending, done) = oneshot::channel();
+        thread::Builder::new().name("grasp-sync-records".into()).spawn(move || {
+            let _ = read.send(store.load());
+            write(&mut *store, waiting);
+            let _ = ending.send(());
+        })?;
+        let records = loaded.await.map_err(io::Error::other)??;
+        Ok((Self { queue, done }, records))
+    }
+
+    pub(crate) fn write(&self, record: RelayRecord) {
+        if self.queue.try_send(vec![record]).is_err() {
+            tracing::warn!("records are written too slowly; one is left out");
+        }
+    }
+
+    /// Writes these and everything before them, and ends.
+    pub(crate) async fn finish(self, records: Vec<RelayRecord>) {
+        let _ = self.queue.send(records).await;
+        drop(self.queue);
+        let _ = self.done.await;
+    }
+}
+
+fn write(store: &mut dyn RecordStore, mut waiting: mpsc::Receiver<Vec<RelayRecord>>) {
+    while let Some(mut records) = waiting.blocking_recv() {
+        while let Ok(mut more) = waiting.try_recv() {
+            records.append(&mut more);
+        }
+        if let Err(error) = store.save(&records) {
+            tracing::error!(%error, "records of relays could not be written");
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! What is confirmed, as proofs that a restart can use and that a new neighbour leaves alone.
+//!
+//! Requests hold as many items as fit, in order; one more item moves all that come after it into other requests.
+//! So what is proven is not told request by request, but by cells: an item always belongs to the same one, and a
+//! cell's proof names everything in it. A new item changes its own cell and no other.
+
+use std::collections::BTreeMap;
+
+use grasp_core::RepoId;
+use grasp_core::nostr::filter::{Filter, SingleLetterTag};
+use grasp_core::nostr::types::Timestamp;
+use grasp_core::sync::{
+    Coverage, CoverageSet, FilterHash, Proof, Proven, RelaySyncNeeds, RootId, SyncLevel,
+};
+
+/// Cells of roots.
+const ROOT_CELLS: u8 = 128;
+/// Cells of repositories.
+const REPO_CELLS: u8 = 32;
+
+/// Where an item belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Cell {
+    Repos(u8),
+    Roots(u8),
+}
+
+impl Cell {
+    fn of_root(root: &RootId) -> Self {
+        let [first, ..] = *root.event().as_bytes();
+        Self::Roots(first % ROOT_CELLS)
+    }
+
+    /// One owner may have many repositories, so the name counts too.
+    fn of_repo(repo: &RepoId) -> Self {
+        let name = repo.identifier.as_str().bytes();
+        let bytes = repo.owner.as_bytes().iter().copied().chain(name);
+        let mixed = bytes.fold(0u8, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte));
+        Self::Repos(mixed % REPO_CELLS)
+    }
+}
+
+fn cells(items: &RelaySyncNeeds) -> BTreeMap<Cell, RelaySyncNeeds> {
+    let mut cells: BTreeMap<Cell, RelaySyncNeeds> = BTreeMap::new();
+    for (repo, level) in &items.repos {
+        let cell = cells.entry(Cell::of_repo(repo)).or_default();
+        cell.repos.insert(repo.clone(), *level);
+    }
+    let mut roots: BTreeMap<Cell, Vec<RootId>> = BTreeMap::new();
+    for root in &items.root_events {
+        roots.entry(Cell::of_root(root)).or_default().push(*root);
+    }
+    for (cell, roots) in roots {
+        cells.entry(cell).or_default().root_events = roots.into_iter().collect();
+    }
+    cells
+}
+
+/// The name of everything in a cell: that of a filter which nobody sends.
+fn name(items: &RelaySyncNeeds) -> FilterHash {
+    let listed = |level| items.repos_at(level).map(RepoId::to_string);
+    let filter = Filter::new()
+        .events(items.root_events.iter().map(RootId::event))
+        .custom_tags(SingleLetterTag::LOWERCASE_A, listed(SyncLevel::Full))
+        .custom_tags(SingleLetterTag::LOWERCASE_D, listed(SyncLevel::StateOnly));
+    FilterHash::of(&filter)
+}
+
+/// Proofs for items that are confirmed, and complete up to then.
+pub(super) fn proofs(
+    confirmed: &RelaySyncNeeds,
+    until: Timestamp,
+    at: Timestamp,
+) -> impl Iterator<Item = Proof> {
+    let since = Timestamp::from_secs(0);
+    let one = move |items: RelaySyncNeeds| Proof {
+        filter: name(&items),
+        since,
+        until,
+        proven: Proven::Reconciled,
+        at,
+    };
+    cells(confirmed).into_values().map(one)
+}
+
+/// Items that are proven.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ProvenItems {
+    pub(super) items: RelaySyncNeeds,
+    /// Up to when all of them are complete.
+    pub(super) until: Timestamp,
+    /// The age of the oldest proof.
+    pub(super) at: Timestamp,
+}
+
+/// What of a target is proven, by proofs no older than this.
+pub(super) fn proven(
+    target: &RelaySyncNeeds,
+    coverage: &CoverageSet,
+    oldest: Timestamp,
+) -> Option<ProvenItems> {
+    let mut found: Option<ProvenItems> = None;
+    for items in cells(target).into_values() {
+        let Coverage::Proven(Proof { until, at, .. }) = coverage.since(&name(&items), None) else {
+            continue;
+        };
+        if at < oldest {
+            continue;
+        }
+        let nothing = RelaySyncNeeds::default();
+        let all = found.get_or_insert(ProvenItems { items: nothing, until, at });
+        all.items.include(items);
+        (all.until, all.at) = (all.until.min(until), all.at.min(at));
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use grasp_core::nostr::event::EventId;
+    use grasp_core::nostr::key::PublicKey;
+
+    use super::*;
+
+    const UNTIL: Timestamp = Timestamp::from_secs(900);
+    const AT: Timestamp = Timestamp::from_secs(500);
+
+    fn root(n: u32) -> RootId {
+        let mut id = [0; 32];
+        id[..4].copy_from_slice(&n.wrapping_mul(0x9e37_79b9).to_be_bytes());
+        EventId::from_byte_array(id).into()
+    }
+
+    fn repo(n: u8) -> RepoId {
+        RepoId::new(PublicKey::from_byte_array([7; 32]), format!("repo-{n}").parse().unwrap())
+    }
+
+    fn items(repos: std::ops::Range<u8>, roots: std::ops::Range<u32>) -> RelaySyncNeeds {
+        RelaySyncNeeds {
+            repos: repos.map(|n| (repo(n), SyncLevel::Full)).collect(),
+            root_events: roots.map(root).collect(),
+        }
+    }
+
+    fn covered(items: &RelaySyncNeeds) -> CoverageSet {
+        let mut set = CoverageSet::with_capacity(500);
+        proofs(items, UNTIL, AT).for_each(|proof| set.add(proof));
+        set
+    }
+
+    #[test]
+    fn what_is_proven_is_found_again_with_the_time_up_to_which_it_is() {
+        let all = items(0..20, 0..3_000);
+        let found = ProvenItems { items: all.clone(), until: UNTIL, at: AT };
+        assert_eq!(proven(&all, &covered(&all), AT), Some(found));
+        assert_eq!(proven(&all, &covered(&all), AT + 1u64), None, "too old");
+        assert_eq!(proven(&RelaySyncNeeds::default(), &covered(&all), AT), None);
+    }
+
+    #[test]
+    fn one_more_item_unproves_its_own_cell_and_no_other() {
+        let coverage = covered(&items(0..20, 0..3_000));
+        let more = items(0..21, 0..3_001);
+        let found = proven(&more, &coverage, AT).unwrap().items;
+        assert!(found.root_events.len() > 2_950, "{}", found.root_events.len());
+        assert!(found.repos.len() >= 16, "{}", found.repos.len());
+        assert!(!found.root_events.contains(&root(3_000)) && !found.repos.contains_key(&repo(20)));
+    }
+
+    #[test]
+    fn a_repository_that_was_had_in_part_is_not_proven_in_full() {
+        let mut had = items(0..1, 0..0);
+        had.repos.insert(repo(0), SyncLevel::StateOnly);
+        assert_eq!(proven(&items(0..1, 0..0), &covered(&had), AT), None);
+    }
+
+    #[test]
+    fn all_proofs_fit_a_record() {
+        let all = items(0..255, 0..20_000);
+        let count = proofs(&all, UNTIL, AT).count();
+        assert_eq!(count, usize::from(ROOT_CELLS) + usize::from(REPO_CELLS));
+        assert!(2 * count < super::super::record::COVERAGE_CAPACITY);
+    }
+}

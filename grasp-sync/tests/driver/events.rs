@@ -1,0 +1,45 @@
+//! Signed events of one person.
+
+use grasp_core::nostr::event::{Event, EventBuilder, EventId, FinalizeEvent as _, Kind, Tag};
+use grasp_core::nostr::key::Keys;
+use grasp_core::nostr::types::Timestamp;
+use grasp_core::{RelayUrl, RepoId};
+
+use super::local::Local;
+
+pub(crate) struct Author(pub(crate) Keys);
+
+impl Author {
+    pub(crate) fn new() -> Self {
+        Self(Keys::generate())
+    }
+
+    pub(crate) fn repo(&self, name: &str) -> RepoId {
+        RepoId::new(self.0.public_key(), name.parse().unwrap())
+    }
+
+    pub(crate) fn sign(&self, kind: Kind, content: &str, tags: &[&[&str]]) -> Event {
+        let tags = tags.iter().map(|tag| Tag::parse(tag.iter().copied()).unwrap());
+        EventBuilder::new(kind, content)
+            .tags(tags)
+            .custom_created_at(Timestamp::now() - std::time::Duration::from_secs(60))
+            .finalize(&self.0)
+            .unwrap()
+    }
+
+    /// Announces a repository that we and these relays keep.
+    pub(crate) fn announcement(&self, name: &str, relays: &[&RelayUrl]) -> Event {
+        let us = Local::us();
+        let relays = relays.iter().map(|url| url.as_str());
+        let relays: Vec<_> = ["relays", us.as_str()].into_iter().chain(relays).collect();
+        self.sign(Kind::GitRepoAnnouncement, "", &[&["d", name], &relays])
+    }
+
+    pub(crate) fn issue(&self, repo: &RepoId, text: &str) -> Event {
+        self.sign(Kind::GitIssue, text, &[&["a", &repo.to_string()]])
+    }
+
+    pub(crate) fn comment(&self, root: EventId, text: &str) -> Event {
+        self.sign(Kind::Comment, text, &[&["E", &root.to_hex()]])
+    }
+}

@@ -1,0 +1,251 @@
+//! A relay on loopback that does as a script says.
+//!
+//! ```text
+//!   let relay = Scripted::start(|mut guest| async move {
+//!       while let Some(said) = guest.next().await { guest.say(json!(["NOTICE", "no"])).await; }
+//!   }).await;
+//! ```
+//!
+//! The script runs once for every websocket; when it returns, the socket is closed. What guests say is counted.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use futures_util::{SinkExt as _, StreamExt as _};
+use grasp_core::RelayUrl;
+use grasp_core::nostr::event::Event;
+use grasp_core::nostr::filter::{Filter, MatchEventOptions};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{broadcast, watch};
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::{WebSocketStream, accept_async};
+
+/// Everything that guests said, in order, by connection.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Heard {
+    pub(crate) connections: usize,
+    pub(crate) messages: Vec<(usize, Value)>,
+}
+
+impl Heard {
+    /// How often a word was said, as `REQ`.
+    pub(crate) fn count(&self, word: &str) -> usize {
+        self.messages.iter().filter(|(_, said)| said[0] == word).count()
+    }
+}
+
+/// A relay that does as its script says. Gone when it is dropped.
+pub(crate) struct Scripted {
+    address: SocketAddr,
+    heard: watch::Receiver<Heard>,
+    accepting: tokio::task::JoinHandle<()>,
+}
+
+impl Scripted {
+    /// A relay without a NIP-11 document.
+    pub(crate) async fn start<F, Life>(script: F) -> Self
+    where
+        F: Fn(Guest) -> Life + Send + Sync + 'static,
+        Life: Future<Output = ()> + Send + 'static,
+    {
+        Self::with_card(None, script).await
+    }
+
+    /// A relay with this NIP-11 document.
+    pub(crate) async fn with_card<F, Life>(card: Option<Value>, script: F) -> Self
+    where
+        F: Fn(Guest) -> Life + Send + Sync + 'static,
+        Life: Future<Output = ()> + Send + 'static,
+    {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (hears, heard) = watch::channel(Heard::default());
+        let (hears, card, script) = (Arc::new(hears), Arc::new(card), Arc::new(script));
+        let accepting = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (hears, card, script) = (hears.clone(), card.clone(), script.clone());
+                tokio::spawn(async move {
+                    if let Some(guest) = Guest::welcome(stream, &card, hears).await {
+                        script(guest).await;
+                    }
+                });
+            }
+        });
+        Self { address, heard, accepting }
+    }
+
+    pub(crate) fn url(&self) -> RelayUrl {
+        format!("ws://{}", self.address).parse().unwrap()
+    }
+
+    /// What was said up to now.
+    pub(crate) fn heard(&self) -> Heard {
+        self.heard.borrow().clone()
+    }
+
+    /// Waits until what was said is enough.
+    pub(crate) async fn until(&mut self, is_enough: impl FnMut(&Heard) -> bool) -> Heard {
+        let waiting = self.heard.wait_for(is_enough);
+        let heard = tokio::time::timeout(super::local::PATIENCE, waiting).await;
+        heard.expect("in time").expect("a relay that lives").clone()
+    }
+}
+
+impl Drop for Scripted {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+/// One websocket, as the relay sees it.
+pub(crate) struct Guest {
+    /// Which one it is, counted from 0.
+    pub(crate) number: usize,
+    socket: WebSocketStream<TcpStream>,
+    hears: Arc<watch::Sender<Heard>>,
+}
+
+impl Guest {
+    async fn welcome(
+        mut stream: TcpStream,
+        card: &Option<Value>,
+        hears: Arc<watch::Sender<Heard>>,
+    ) -> Option<Self> {
+        let mut head = [0; 2048];
+        let seen = stream.peek(&mut head).await.ok()?;
+        if head[..seen].windows(22).any(|part| part == b"application/nostr+json") {
+            let body = card.as_ref().map(Value::to_string).unwrap_or_default();
+            let status = if card.is_some() { "200 OK" } else { "404 Not Found" };
+            let length = body.len();
+            let answer = format!(
+                "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+            );
+            let _ = stream.read(&mut head).await;
+            let _ = stream.write_all(answer.as_bytes()).await;
+            return None;
+        }
+        let socket = accept_async(stream).await.ok()?;
+        let mut number = 0;
+        hears.send_modify(|heard| {
+            number = heard.connections;
+            heard.connections += 1;
+        });
+        Some(Self { number, socket, hears })
+    }
+
+    /// The next thing that the guest says; `None` when it is gone.
+    pub(crate) async fn next(&mut self) -> Option<Value> {
+        loop {
+            match self.socket.next().await?.ok()? {
+                Message::Text(text) => {
+                    let said: Value = serde_json::from_str(&text).expect("we speak JSON");
+                    let number = self.number;
+                    self.hears.send_modify(|heard| heard.messages.push((number, said.clone())));
+                    return Some(said);
+                }
+                Message::Close(_) => return None,
+                _ => {}
+            }
+        }
+    }
+
+    /// Says something; whether it could be said.
+    pub(crate) async fn say(&mut self, word: Value) -> bool {
+        self.say_text(word.to_string()).await
+    }
+
+    /// Says something that need not be JSON.
+    pub(crate) async fn say_text(&mut self, text: String) -> bool {
+        self.socket.send(Message::text(text)).await.is_ok()
+    }
+
+    /// Answers a REQ like any relay, from these events: newest first, each filter up to its limit.
+    pub(crate) async fn answer(&mut self, req: &Value, events: &[Event]) {
+        for event in matching(req, events) {
+            self.say(json!(["EVENT", req[1], event])).await;
+        }
+        self.say(json!(["EOSE", req[1]])).await;
+    }
+}
+
+/// The filters of a REQ.
+pub(crate) fn filters(req: &Value) -> Vec<Filter> {
+    let filters = req.as_array().unwrap().iter().skip(2);
+    filters.map(|filter| serde_json::from_value(filter.clone()).unwrap()).collect()
+}
+
+/// What a REQ asks for of these events.
+pub(crate) fn matching(req: &Value, events: &[Event]) -> Vec<Event> {
+    let mut found = BTreeMap::new();
+    for filter in filters(req) {
+        let is_wanted = |event: &&Event| filter.match_event(event, MatchEventOptions::default());
+        let mut wanted: Vec<_> = events.iter().filter(is_wanted).collect();
+        wanted.sort_by_key(|event| std::cmp::Reverse(event.created_at));
+        for event in wanted.into_iter().take(filter.limit.unwrap_or(500)) {
+            found.insert((std::cmp::Reverse(event.created_at), event.id), event.clone());
+        }
+    }
+    found.into_values().collect()
+}
+
+/// An honest relay that knows REQ and CLOSE, and live subscriptions; anything else it has never heard of.
+pub(crate) struct Honest {
+    events: Arc<Mutex<Vec<Event>>>,
+    news: broadcast::Sender<Event>,
+}
+
+impl Honest {
+    pub(crate) fn new(events: impl IntoIterator<Item = Event>) -> Self {
+        let events = Arc::new(Mutex::new(events.into_iter().collect()));
+        Self { events, news: broadcast::channel(1_024).0 }
+    }
+
+    /// Somebody publishes here.
+    pub(crate) fn publish(&self, event: Event) {
+        self.events.lock().unwrap().push(event.clone());
+        let _ = self.news.send(event);
+    }
+
+    pub(crate) async fn start(&self) -> Scripted {
+        let (events, news) = (self.events.clone(), self.news.clone());
+        Scripted::start(move |guest| serve(guest, events.clone(), news.subscribe())).await
+    }
+}
+
+async fn serve(
+    mut guest: Guest,
+    events: Arc<Mutex<Vec<Event>>>,
+    mut news: broadcast::Receiver<Event>,
+) {
+    let mut open: BTreeMap<String, Value> = BTreeMap::new();
+    loop {
+        tokio::select! {
+            said = guest.next() => {
+                let Some(said) = said else { return };
+                let sub = said[1].as_str().unwrap_or_default().to_owned();
+                match said[0].as_str() {
+                    Some("REQ") => {
+                        let stored = events.lock().unwrap().clone();
+                        guest.answer(&said, &stored).await;
+                        open.insert(sub, said);
+                    }
+                    Some("CLOSE") => _ = open.remove(&sub),
+                    _ => _ = guest.say(json!(["NOTICE", "ERROR: bad msg: unknown cmd"])).await,
+                }
+            }
+            Ok(event) = news.recv() => {
+                for (sub, req) in &open {
+                    let is_wanted = |filter: &Filter| {
+                        filter.match_event(&event, MatchEventOptions::default())
+                    };
+                    if filters(req).iter().any(is_wanted) {
+                        guest.say(json!(["EVENT", sub, event])).await;
+                    }
+                }
+            }
+        }
+    }
+}
