@@ -107,6 +107,11 @@ impl GitServer {
         work.git(&["push", "-q", "--mirror", &to]).await.expect_ok();
     }
 
+    /// Serves a repository under another name too.
+    pub fn alias(&self, name: &str, of: &str) {
+        std::os::unix::fs::symlink(self.path(of), self.path(name)).expect("a link");
+    }
+
     /// Where a repository lies on disk.
     pub fn path(&self, name: &str) -> PathBuf {
         self.root.path().join(format!("{name}.git"))

@@ -1,5 +1,6 @@
 //! Somebody who signs events.
 
+use grasp_core::service::npub;
 use grasp_core::{RepoId, ServiceIdentity};
 use nostr::event::{Event, EventBuilder, FinalizeEvent, Kind, Tag};
 use nostr::key::{Keys, PublicKey};

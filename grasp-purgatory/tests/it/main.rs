@@ -7,6 +7,7 @@ mod git_push;
 mod git_refs;
 mod git_staging;
 mod git_views;
+mod hunt_model;
 mod hunt_rules;
 mod hunt_sim;
 mod model;

@@ -72,7 +72,7 @@ pub(crate) struct Stage {
 impl Stage {
     /// A server with nothing in it.
     pub(crate) async fn empty() -> Self {
-        let instance = Instance::with(|settings| settings.sync = None).await;
+        let instance = Instance::with(|settings| settings.sync.enabled = false).await;
         Self { instance: Some(instance) }
     }
 
@@ -101,14 +101,11 @@ impl Stage {
     /// Starts the server anew, and lets it sync.
     pub(crate) async fn sync(&mut self, from: &RelayUrl) {
         let instance = self.instance.take().unwrap();
-        let own = instance.service();
         let from = from.clone();
         let instance = instance.restart_with(|settings| {
-            let defaults = grasp_bin::Settings::new(own, &settings.data_dir);
-            let mut sync = defaults.sync.unwrap();
-            sync.engine.bootstrap = vec![from];
-            sync.outbound.allow_private = true;
-            settings.sync = Some(sync);
+            settings.sync.enabled = true;
+            settings.sync.engine.bootstrap = vec![from];
+            settings.outbound.allow_private = true;
         });
         self.instance = Some(instance.await);
     }
