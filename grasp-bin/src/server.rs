@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use grasp_core::ServiceIdentity;
-use grasp_purgatory::git::{Git, RepoStore};
+use grasp_purgatory::git::{Fetcher, Git, RepoStore};
 use grasp_purgatory::journal::sqlite::Journal;
 use grasp_relay::ingest::Pipeline;
-use grasp_relay::keeper::{Keeper, KeeperParts};
+use grasp_relay::keeper::{HuntParts, Keeper, KeeperParts};
 use grasp_relay::metrics::{Counted, Metrics, count_requests};
 use grasp_relay::nostr::{Hub, RelayInfo};
 use grasp_relay::server::{Config, Parts, serve};
@@ -25,6 +25,7 @@ use tokio::task::JoinHandle;
 
 use crate::http::{self, Draining};
 use crate::key;
+use crate::metrics;
 use crate::observer::SyncObserver;
 use crate::overview::Overview;
 use crate::own_relay::OwnRelay;
@@ -47,10 +48,20 @@ impl Server {
     /// Opens everything that the settings name, and creates what is not there yet.
     pub async fn open(settings: &Settings, clock: Clock) -> Result<Self> {
         let store = open_store(settings).await?;
-        let hub = Hub::start();
-        let policy = settings.policy();
+        Self::open_on(settings, store, clock).await
+    }
+
+    /// The same on a store of the caller's.
+    pub async fn open_on(
+        settings: &Settings,
+        store: Arc<dyn EventStore>,
+        clock: Clock,
+    ) -> Result<Self> {
+        let (hub, metrics, policy) = (Hub::start(), Metrics::default(), settings.policy());
+        let repos = open_repos(settings).await?;
         let keeper = KeeperParts {
-            repos: open_repos(settings).await?,
+            hunt: Some(hunt(settings, &repos, metrics.clone())),
+            repos,
             store: Arc::clone(&store),
             hub: hub.clone(),
             policy: policy.clone(),
@@ -65,7 +76,7 @@ impl Server {
             clock: clock.clone(),
         };
         let sweeper = tokio::spawn(sweep(Arc::clone(&store), clock.clone()));
-        let (metrics, keys) = (Metrics::default(), key::load_or_create(&settings.service_key())?);
+        let keys = key::load_or_create(&settings.service_key())?;
         let overview = Overview::new(settings, &keeper, &hub, metrics.clone());
         let draining = Draining::default();
         let extra = http::routes(overview.clone(), draining.clone(), settings.metrics)
@@ -125,6 +136,13 @@ impl Server {
     }
 }
 
+/// What goes and gets git data.
+fn hunt(settings: &Settings, repos: &RepoStore, metrics: Metrics) -> HuntParts {
+    let fetcher = Fetcher::new(repos.clone(), settings.outbound, settings.fetch);
+    let observer = Arc::new(move |report: &_| metrics::hunt::note(&metrics, report));
+    HuntParts { config: settings.hunt.clone(), fetcher, observer }
+}
+
 fn presented(settings: &Settings, keys: &Keys) -> Config {
     let info = RelayInfo { service_key: Some(keys.public_key()), ..settings.info() };
     Config {
@@ -136,7 +154,8 @@ fn presented(settings: &Settings, keys: &Keys) -> Config {
     }
 }
 
-async fn open_store(settings: &Settings) -> Result<Arc<dyn EventStore>> {
+/// Opens the chosen event store.
+pub async fn open_store(settings: &Settings) -> Result<Arc<dyn EventStore>> {
     let dir = &settings.data_dir;
     fs::create_dir_all(dir).with_context(|| format!("could not create {}", dir.display()))?;
     open_chosen(settings, rules(&settings.service))
@@ -186,30 +205,33 @@ async fn start_sync(
     keys: Keys,
     metrics: Metrics,
 ) -> Result<Option<Arc<Syncer>>> {
-    let Sync { enabled: true, engine, outbound, limits } = settings.sync.clone() else {
+    let Sync { enabled: true, engine, limits } = settings.sync.clone() else {
         return Ok(None);
     };
     let file = settings.data_dir.join("relays.jsonl");
-    let settings = grasp_sync::Settings {
+    let sync = grasp_sync::Settings {
         engine,
-        outbound,
+        outbound: settings.outbound,
         limits,
         keys: Some(keys),
         records: Box::new(RecordFile::new(&file)),
         observer: Arc::new(SyncObserver::new(metrics)),
     };
-    let started = Syncer::start(own, settings).await;
+    let started = Syncer::start(own, sync).await;
     let syncer = started.with_context(|| format!("could not open {}", file.display()))?;
     Ok(Some(Arc::new(syncer)))
 }
 
 /// The repositories on disk, and the git that works on them.
 async fn open_repos(settings: &Settings) -> Result<RepoStore> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let git =
-        Git::find(&path, settings.processes.slots()).context("could not find a usable git")?;
+    let slots = settings.processes.slots();
+    let git = match &settings.git_program {
+        Some(program) => Git::at(program.clone(), slots),
+        None => Git::find(&std::env::var_os("PATH").unwrap_or_default(), slots),
+    };
+    let git = git.context("could not find a usable git")?;
     tracing::info!(version = %git.version(), "found git");
-    let dir = settings.data_dir.join("git");
+    let dir = settings.repositories();
     RepoStore::open(&dir, git, settings.staging)
         .await
         .with_context(|| format!("could not open {}", dir.display()))

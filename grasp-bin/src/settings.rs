@@ -1,16 +1,15 @@
 //! Everything about a server that can be set.
 
-use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
 use grasp_core::admission::{Archive, Bans, Policy};
-use grasp_core::limits::{BackoffPolicy, PermitConfig};
 use grasp_core::outbound::OutboundPolicy;
-use grasp_core::{Host, MaintainerModel, ServiceIdentity};
-use grasp_purgatory::git::{Slots, StagingLimits};
+use grasp_core::{MaintainerModel, ServiceIdentity};
+use grasp_purgatory::git::{FetchLimits, Slots, StagingLimits};
+use grasp_purgatory::hunt::HuntConfig;
 use grasp_relay::git_http::GitLimits;
 use grasp_relay::nostr::{Limits, RelayInfo};
 use grasp_relay::server::AddressRange;
@@ -51,6 +50,10 @@ pub struct Settings {
     pub relay: Limits,
     /// The git host's bounds.
     pub git: GitLimits,
+    /// The git to run; `None` for the one that is found.
+    pub git_program: Option<PathBuf>,
+    /// Where repositories are; `None` for a place within the data directory.
+    pub repositories: Option<PathBuf>,
     /// Git processes at once.
     pub processes: Processes,
     /// What uploads that wait for their event may take on disk.
@@ -59,8 +62,12 @@ pub struct Settings {
     pub purgatory: grasp_purgatory::Config,
     /// How events are kept in step with other relays.
     pub sync: Sync,
-    /// How git data is brought from other servers.
-    pub hunt: Hunt,
+    /// How git data that is waited for is hunted for.
+    pub hunt: HuntConfig,
+    /// What a conversation with another git server may cost.
+    pub fetch: FetchLimits,
+    /// Where events of strangers may send us.
+    pub outbound: OutboundPolicy,
     /// Whether `/metrics` is served.
     pub metrics: bool,
 }
@@ -72,8 +79,6 @@ pub struct Sync {
     pub enabled: bool,
     /// Whom to ask for what, and when.
     pub engine: engine::Config,
-    /// Where may be gone to.
-    pub outbound: OutboundPolicy,
     /// What one relay may do to us.
     pub limits: driver::Limits,
 }
@@ -102,27 +107,18 @@ pub struct Processes {
     pub own_pace: Option<NonZeroUsize>,
     /// Those that work as fast as a client reads or sends.
     pub client_pace: Option<NonZeroUsize>,
-}
-
-/// How git data is looked for on other servers.
-#[derive(Clone, Debug)]
-pub struct Hunt {
-    /// What every host is asked at most.
-    pub host: PermitConfig,
-    /// Hosts that may be asked more, or less.
-    pub hosts: BTreeMap<Host, PermitConfig>,
-    /// When to look again.
-    pub backoff: BackoffPolicy,
+    /// Those that work as fast as another server sends.
+    pub remote_pace: Option<NonZeroUsize>,
 }
 
 impl Settings {
     /// The defaults.
     pub fn new(service: ServiceIdentity, data_dir: impl Into<PathBuf>) -> Self {
         let policy = Policy::new(service.clone());
-        let grasp_sync::Settings { engine, outbound, limits, .. } =
+        let grasp_sync::Settings { engine, limits, .. } =
             grasp_sync::Settings::new(service.clone());
         Self {
-            sync: Sync { enabled: true, engine, outbound, limits },
+            sync: Sync { enabled: true, engine, limits },
             service,
             data_dir: data_dir.into(),
             store: Store::Sqlite,
@@ -141,7 +137,11 @@ impl Settings {
             processes: Processes::default(),
             staging: StagingLimits::default(),
             purgatory: grasp_purgatory::Config::default(),
-            hunt: Hunt::default(),
+            hunt: HuntConfig::default(),
+            fetch: FetchLimits::default(),
+            outbound: OutboundPolicy::default(),
+            git_program: None,
+            repositories: None,
             metrics: true,
         }
     }
@@ -152,6 +152,11 @@ impl Settings {
         self.sync.engine.own = service.clone();
         self.service = service;
         self
+    }
+
+    /// Where repositories are.
+    pub fn repositories(&self) -> PathBuf {
+        self.repositories.clone().unwrap_or_else(|| self.data_dir.join("git"))
     }
 
     /// The file with the key that the service itself signs with.
@@ -225,20 +230,11 @@ impl Default for About {
 
 impl Processes {
     pub(crate) fn slots(self) -> Slots {
-        let Slots { own_pace, client_pace } = Slots::default();
+        let Slots { own_pace, client_pace, remote_pace } = Slots::default();
         Slots {
             own_pace: self.own_pace.unwrap_or(own_pace),
             client_pace: self.client_pace.unwrap_or(client_pace),
-        }
-    }
-}
-
-impl Default for Hunt {
-    fn default() -> Self {
-        Self {
-            host: PermitConfig::default(),
-            hosts: BTreeMap::new(),
-            backoff: BackoffPolicy::GIT_HUNT,
+            remote_pace: self.remote_pace.unwrap_or(remote_pace),
         }
     }
 }

@@ -12,6 +12,7 @@
 
 #[cfg(feature = "driver")]
 pub mod git;
+pub mod hunt;
 pub mod journal;
 pub mod purgatory;
 

@@ -50,6 +50,12 @@ use crate::journal::Record;
 /// How soon after looking for what is overdue that is done again.
 const SWEEP: Duration = Duration::from_secs(1);
 
+/// After a start one hunt begins so long after another, lest everybody is asked for everything at once.
+const AFTER_ANOTHER: Duration = Duration::from_millis(50);
+
+/// The longest that a hunt is put off because of that.
+const SPREAD: Duration = Duration::from_secs(2 * 60);
+
 /// Everything that waits for git data, and what must happen for it to be served.
 ///
 /// ```
@@ -165,9 +171,11 @@ impl Purgatory {
             out.act(Output::Do(chore.clone()));
         }
         let identifiers: Vec<_> = self.ledger.identifiers().cloned().collect();
+        let mut after = self.config.sync_delay;
         for identifier in identifiers {
             self.ask(out, &identifier);
-            self.hunt(out, &identifier, self.config.sync_delay);
+            self.hunt(out, &identifier, after);
+            after = (after + AFTER_ANOTHER).min(self.config.sync_delay + SPREAD);
         }
     }
 

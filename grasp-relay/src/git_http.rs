@@ -12,13 +12,16 @@
 mod advertise;
 mod body;
 mod judge;
+mod outcome;
 mod page;
+mod push;
 mod receive;
 mod route;
 mod stream;
 mod upload;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -38,6 +41,8 @@ pub struct GitLimits {
     pub push_bytes: u64,
     /// The largest request for a fetch; it holds only names of objects.
     pub fetch_request_bytes: u64,
+    /// How long a client may send next to nothing in the middle of a request.
+    pub stall: Duration,
     /// Whether others reach us over TLS, for the addresses that pages show.
     pub secure: bool,
 }
@@ -45,7 +50,12 @@ pub struct GitLimits {
 impl Default for GitLimits {
     fn default() -> Self {
         const MIB: u64 = 1024 * 1024;
-        Self { push_bytes: 2_048 * MIB, fetch_request_bytes: 64 * MIB, secure: false }
+        Self {
+            push_bytes: 2_048 * MIB,
+            fetch_request_bytes: 64 * MIB,
+            stall: Duration::from_secs(60),
+            secure: false,
+        }
     }
 }
 
@@ -89,6 +99,8 @@ enum HttpError {
     Git(#[from] GitError),
     #[error(transparent)]
     Body(#[from] BodyError),
+    #[error("git could not be read")]
+    Output(#[source] std::io::Error),
     #[error(transparent)]
     Store(#[from] crate::store::StoreError),
     #[error(transparent)]
@@ -102,18 +114,22 @@ impl HttpError {
             Self::Git(error) => return failed(error),
             Self::Body(BodyError::TooLarge) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Body(BodyError::Encoding) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::Body(BodyError::Stalled(_)) => StatusCode::REQUEST_TIMEOUT,
             Self::Body(_) => StatusCode::BAD_REQUEST,
-            Self::Store(_) | Self::Gone(_) => {
+            Self::Output(_) | Self::Store(_) | Self::Gone(_) => {
                 tracing::error!(error = %self, "a git request failed");
                 StatusCode::INTERNAL_SERVER_ERROR
             }
         };
-        (status, NO_CACHE, format!("{self}\n")).into_response()
+        let text = if status.is_server_error() { OUR_FAULT.into() } else { format!("{self}\n") };
+        (status, NO_CACHE, text).into_response()
     }
 }
 
 const NO_CACHE: [(header::HeaderName, HeaderValue); 1] =
     [(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"))];
+
+const OUR_FAULT: &str = "the server failed, try again\n";
 
 fn not_found() -> Response {
     (StatusCode::NOT_FOUND, Html(web::not_found())).into_response()
@@ -121,7 +137,7 @@ fn not_found() -> Response {
 
 fn failed(error: &GitError) -> Response {
     tracing::error!(%error, "a git request failed");
-    (StatusCode::INTERNAL_SERVER_ERROR, NO_CACHE, "the server failed, try again\n").into_response()
+    (StatusCode::INTERNAL_SERVER_ERROR, NO_CACHE, OUR_FAULT).into_response()
 }
 
 fn dumb() -> Response {

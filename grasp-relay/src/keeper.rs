@@ -10,17 +10,22 @@
 //! time across lanes, so that a slow repository keeps nobody waiting but itself.
 
 mod at_work;
+mod doomed;
 mod git;
+mod hunt;
 mod lane;
+mod rounds;
 mod side;
 mod survey;
+mod tidy;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use grasp_core::admission::{Hold, Origin, Policy};
 use grasp_core::{Identifier, Mono, RepoId};
 use grasp_purgatory::git::RepoStore;
+use grasp_purgatory::hunt::Hunting;
 use grasp_purgatory::journal::Record;
 use grasp_purgatory::journal::sqlite::{Journal, JournalError};
 use grasp_purgatory::{Chore, Config, Input, Kept, Output, Purgatory};
@@ -29,7 +34,11 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 
 pub use self::at_work::AtWork;
 use self::at_work::Workers;
-use self::lane::{Lanes, Op};
+use self::doomed::Doomed;
+use self::hunt::World;
+pub use self::hunt::{HuntObserver, HuntParts};
+use self::lane::{Hands, Lanes, Op};
+use self::rounds::{Errand, Rounds};
 use self::survey::SurveyRequest;
 use crate::clock::Clock;
 use crate::nostr::Hub;
@@ -66,6 +75,8 @@ pub struct KeeperParts {
     pub policy: Policy,
     /// The time.
     pub clock: Clock,
+    /// With what git data is hunted for; without it, data comes by pushes alone.
+    pub hunt: Option<HuntParts>,
 }
 
 /// The way to the keeper. Cheap to clone; its task ends with the last clone.
@@ -75,6 +86,8 @@ pub struct Keeper {
     parts: Arc<KeeperParts>,
     workers: Workers,
     news: broadcast::Sender<News>,
+    doomed: Doomed,
+    hunting: Option<Hunting>,
 }
 
 /// The keeper is gone: the server is stopping, or its journal cannot be written.
@@ -86,9 +99,41 @@ type Question = Box<dyn FnOnce(&Purgatory) + Send>;
 
 enum Order {
     Tell(Input),
-    Hold { event: Arc<Event>, hold: Hold, origin: Origin, reply: oneshot::Sender<Kept> },
+    Hold {
+        event: Arc<Event>,
+        hold: Hold,
+        origin: Origin,
+        reply: oneshot::Sender<Kept>,
+    },
     Ask(Question),
-    Settle { identifier: Identifier, reply: oneshot::Sender<()> },
+    Wait {
+        until: Until,
+        reply: oneshot::Sender<()>,
+    },
+    /// Begins a round, unless one is under way.
+    Round,
+    /// The time has come for the next errand of the round.
+    Walk,
+    /// All names, if they could be told.
+    Listed(Option<VecDeque<Identifier>>),
+    /// A repository name was tidied up.
+    Tidied(Identifier),
+}
+
+/// What can be waited for.
+enum Until {
+    /// Nothing is being released under an identifier.
+    Settled(Identifier),
+    /// It is clear what becomes of an event for now.
+    Decided(EventId),
+    /// No round is under way.
+    Rested,
+}
+
+/// Who waits.
+enum Waiter {
+    Caller(oneshot::Sender<()>),
+    Round,
 }
 
 impl Keeper {
@@ -101,27 +146,35 @@ impl Keeper {
     ) -> Self {
         let now = parts.clock.now();
         let purgatory = Purgatory::restore(config, parts.policy.clone(), records, now);
+        forget_strays(&parts.repos, &purgatory).await;
         let parts = Arc::new(parts);
         let (orders, inbox) = mpsc::channel(QUEUE);
         let workers = Workers::default();
         let news = broadcast::Sender::new(NEWS);
+        let hands = Hands::new(Arc::clone(&parts), workers.clone(), orders.downgrade());
+        let hunt = parts.hunt.clone();
+        let hunting = hunt.map(|hunt| World::hunt(hunt, hands.clone(), orders.downgrade()));
         let keeper = Self {
-            orders: orders.clone(),
+            orders,
             parts: Arc::clone(&parts),
-            workers: workers.clone(),
+            workers,
             news: news.clone(),
+            doomed: Doomed::default(),
+            hunting: hunting.clone(),
         };
         let task = Task {
             purgatory,
             journal: Some(journal),
-            lanes: Lanes::new(Arc::clone(&parts), workers, orders.downgrade()),
+            lanes: Lanes::new(hands),
+            hunting,
             answers: BTreeMap::new(),
             waiters: Vec::new(),
+            rounds: Rounds::new(now.mono),
             clock: parts.clock.clone(),
             news,
         };
-        tokio::spawn(task.run(inbox));
         keeper.tell(Input::Started).await;
+        tokio::spawn(task.run(inbox));
         keeper
     }
 
@@ -133,6 +186,11 @@ impl Keeper {
     /// Served events.
     pub fn store(&self) -> &Arc<dyn EventStore> {
         &self.parts.store
+    }
+
+    /// The hunt for git data, if there is one.
+    pub fn hunting(&self) -> Option<&Hunting> {
+        self.hunting.as_ref()
     }
 
     /// The settings of the rulebook.
@@ -176,10 +234,23 @@ impl Keeper {
     /// Says that something changed under an identifier, and waits until everything that follows from it is done.
     pub async fn settle(&self, identifier: &Identifier) -> Result<(), Gone> {
         self.tell(Input::Changed { identifier: identifier.clone() }).await;
-        let (reply, settled) = oneshot::channel();
-        let identifier = identifier.clone();
-        self.orders.send(Order::Settle { identifier, reply }).await.map_err(|_| Gone)?;
-        settled.await.map_err(|_| Gone)
+        self.wait(Until::Settled(identifier.clone())).await
+    }
+
+    /// Looks after every repository name now, and waits until that is done. It is done now and then in any case.
+    ///
+    /// Views and refs are compared with what is stored, what was kept for long enough is forgotten, and many packs
+    /// become few.
+    pub async fn make_round(&self) -> Result<(), Gone> {
+        self.wait(Until::Rested).await?;
+        self.orders.send(Order::Round).await.map_err(|_| Gone)?;
+        self.wait(Until::Rested).await
+    }
+
+    async fn wait(&self, until: Until) -> Result<(), Gone> {
+        let (reply, over) = oneshot::channel();
+        self.orders.send(Order::Wait { until, reply }).await.map_err(|_| Gone)?;
+        over.await.map_err(|_| Gone)
     }
 
     /// Holds an event; resolves once it is written down and its view exists.
@@ -197,8 +268,10 @@ struct Task {
     /// Away while it is written to.
     journal: Option<Journal>,
     lanes: Lanes,
+    hunting: Option<Hunting>,
     answers: BTreeMap<EventId, Vec<oneshot::Sender<Kept>>>,
-    waiters: Vec<(Identifier, oneshot::Sender<()>)>,
+    waiters: Vec<(Until, Waiter)>,
+    rounds: Rounds,
     clock: Clock,
     news: broadcast::Sender<News>,
 }
@@ -206,13 +279,13 @@ struct Task {
 impl Task {
     async fn run(mut self, mut inbox: mpsc::Receiver<Order>) {
         loop {
-            let deadline = self.purgatory.next_deadline();
             let order = tokio::select! {
                 order = inbox.recv() => match order {
                     Some(order) => order,
                     None => return,
                 },
-                () = until(&self.clock, deadline) => Order::Tell(Input::Tick),
+                () = until(&self.clock, self.purgatory.next_deadline()) => Order::Tell(Input::Tick),
+                () = until(&self.clock, self.rounds.deadline()) => Order::Walk,
             };
             let mut turns = vec![self.take(order)];
             while turns.len() < TURNS {
@@ -227,7 +300,7 @@ impl Task {
             for turn in turns {
                 self.perform(turn);
             }
-            self.wake_settled();
+            self.wake();
         }
     }
 
@@ -244,11 +317,36 @@ impl Task {
                 question(&self.purgatory);
                 Vec::new()
             }
-            Order::Settle { identifier, reply } => {
-                self.waiters.push((identifier, reply));
+            Order::Wait { until, reply } => {
+                self.waiters.push((until, Waiter::Caller(reply)));
                 Vec::new()
             }
+            Order::Round => {
+                self.rounds.hurry(now.mono);
+                self.walk(now.mono)
+            }
+            Order::Walk => self.walk(now.mono),
+            Order::Listed(names) => {
+                self.rounds.listed(now.mono, names);
+                Vec::new()
+            }
+            Order::Tidied(identifier) => {
+                self.waiters.push((Until::Settled(identifier.clone()), Waiter::Round));
+                self.purgatory.handle(now, Input::Changed { identifier })
+            }
         }
+    }
+
+    /// Goes on with the round, if it is time.
+    fn walk(&mut self, now: Mono) -> Vec<Output> {
+        match self.rounds.errand(now) {
+            Some(Errand::List) => self.lanes.list(),
+            Some(Errand::Visit(identifier)) => {
+                self.lanes.run(Some(identifier.clone()), vec![Op::Tidy(identifier)]);
+            }
+            None => {}
+        }
+        Vec::new()
     }
 
     /// Writes the records of all turns at once, before anything else of them is done.
@@ -325,7 +423,9 @@ impl Task {
             }
             Output::Publish { events } => vec![Op::Publish(events)],
             Output::Hunt { identifier, after } => {
-                tracing::debug!(%identifier, ?after, "git data is wanted");
+                if let Some(hunting) = &self.hunting {
+                    hunting.want(identifier, after);
+                }
                 Vec::new()
             }
             Output::Report(report) => {
@@ -335,15 +435,39 @@ impl Task {
         }
     }
 
-    fn wake_settled(&mut self) {
-        let waiters = std::mem::take(&mut self.waiters);
-        for (identifier, reply) in waiters {
-            if self.purgatory.is_settled(&identifier) {
-                let _ = reply.send(());
-            } else if !reply.is_closed() {
-                self.waiters.push((identifier, reply));
+    /// Tells those whose waiting is over. The end of a visit may be what somebody else waits for.
+    fn wake(&mut self) {
+        let mut goes_on = true;
+        while std::mem::take(&mut goes_on) {
+            for (until, waiter) in std::mem::take(&mut self.waiters) {
+                match waiter {
+                    Waiter::Caller(reply) if reply.is_closed() => {}
+                    waiter if !self.is_over(&until) => self.waiters.push((until, waiter)),
+                    Waiter::Caller(reply) => _ = reply.send(()),
+                    Waiter::Round => {
+                        self.rounds.visited(self.clock.now().mono);
+                        goes_on = true;
+                    }
+                }
             }
         }
+    }
+
+    fn is_over(&self, until: &Until) -> bool {
+        match until {
+            Until::Settled(identifier) => self.purgatory.is_settled(identifier),
+            Until::Decided(id) => self.purgatory.is_decided(id),
+            Until::Rested => self.rounds.is_resting(),
+        }
+    }
+}
+
+/// Drops uploads that an earlier run took in and did not live to write down.
+async fn forget_strays(repos: &RepoStore, purgatory: &Purgatory) {
+    match repos.forget_staged_but(purgatory.staged()).await {
+        Ok(0) => {}
+        Ok(gone) => tracing::info!(gone, "dropped uploads that were never accounted for"),
+        Err(error) => tracing::warn!(%error, "could not look through staging"),
     }
 }
 

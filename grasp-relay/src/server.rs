@@ -5,6 +5,7 @@
 
 mod cors;
 mod guests;
+mod patience;
 mod root;
 
 use std::convert::Infallible;
@@ -28,6 +29,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
 pub use self::guests::{AddressRange, AddressRangeError};
 use self::guests::{Guest, Guests};
+use self::patience::Patient;
 use self::root::Root;
 use crate::clock::Clock;
 use crate::ingest::Ingest;
@@ -175,6 +177,7 @@ impl Server {
         };
         // Small answers must not wait for the acknowledgement of the one before.
         let _ = stream.set_nodelay(true);
+        let stream = Patient::new(stream, self.limits.write_timeout);
         let router = self.router.clone();
         let place = Arc::new(Place { _guest: guest, _slot: slot });
         let peer = Peer { address, place };

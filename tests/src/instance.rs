@@ -1,15 +1,18 @@
 //! One server, as the binary builds it, on a port of its own.
 
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use grasp_bin::{Server, Settings};
+use grasp_bin::Server;
+use grasp_core::admission::SyncPath;
 use grasp_core::{MaintainerModel, RepoId, ServiceIdentity};
 use grasp_relay::ingest::{Origin, Verdict};
+use grasp_relay::keeper::Keeper;
 use grasp_relay::server::Parts;
-use grasp_relay::{Accepted, Clock, Feed};
+use grasp_relay::{Accepted, Feed};
 use nostr::event::Event;
 use nostr::filter::Filter;
 use tempfile::TempDir;
@@ -17,7 +20,7 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::{HttpAnswer, Maker, Workdir, http};
+use crate::{HttpAnswer, Litter, Maker, Settings, Workdir, eventually, http, post};
 
 /// How long anything may take.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -25,6 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A running server. Dropping it stops it without ceremony; [`Instance::stop`] waits for its end.
 pub struct Instance {
     address: SocketAddr,
+    /// What the server was built from.
+    built: grasp_bin::Settings,
     settings: Settings,
     server: Arc<Server>,
     stop: oneshot::Sender<()>,
@@ -35,18 +40,7 @@ pub struct Instance {
 impl Instance {
     /// Starts a server with default settings.
     pub async fn start() -> Self {
-        Self::with(|_| ()).await
-    }
-
-    /// Starts a server with some settings of its own.
-    pub async fn with(choose: impl FnOnce(&mut Settings)) -> Self {
-        let dir = tempfile::tempdir().expect("a directory for the test");
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port on loopback");
-        let address = listener.local_addr().expect("the port");
-        let service = address.to_string().parse().expect("an address");
-        let mut settings = Settings::new(service, dir.path());
-        choose(&mut settings);
-        Self::run(dir, listener, settings).await
+        Self::set(Settings::default()).await
     }
 
     /// Starts a server with this model of maintainers.
@@ -54,18 +48,52 @@ impl Instance {
         Self::with(|settings| settings.maintainers = model).await
     }
 
-    /// Stops the server and starts it again in the same place.
-    pub async fn restart(self) -> Self {
-        let (address, settings) = (self.address, self.settings.clone());
-        let dir = self.stop().await;
-        let listener = TcpListener::bind(address).await.expect("the port that was ours");
-        Self::run(dir, listener, settings).await
+    /// Starts a server whose settings are chosen.
+    pub async fn with(choose: impl FnOnce(&mut grasp_bin::Settings)) -> Self {
+        Self::begin(Settings::default(), choose).await
     }
 
-    async fn run(dir: TempDir, listener: TcpListener, settings: Settings) -> Self {
+    /// Starts a server in these circumstances.
+    pub async fn set(settings: Settings) -> Self {
+        Self::begin(settings, |_| ()).await
+    }
+
+    async fn begin(settings: Settings, choose: impl FnOnce(&mut grasp_bin::Settings)) -> Self {
+        let dir = tempfile::tempdir().expect("a directory for the test");
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port on loopback");
         let address = listener.local_addr().expect("the port");
-        let server = Server::open(&settings, Clock::system()).await.expect("a server");
-        let server = Arc::new(server);
+        let service = address.to_string().parse().expect("an address");
+        let mut built = grasp_bin::Settings::new(service, dir.path());
+        settings.apply(&mut built);
+        choose(&mut built);
+        Self::run(dir, listener, built, settings).await
+    }
+
+    /// Stops the server and starts it again in the same place.
+    pub async fn restart(self) -> Self {
+        self.restart_after(|_| {}).await
+    }
+
+    /// Stops the server, does something to what it left on disk, and starts it again.
+    pub async fn restart_after(self, change: impl FnOnce(&Path)) -> Self {
+        let (address, built, settings) = (self.address, self.built.clone(), self.settings.clone());
+        let dir = self.stop().await;
+        change(dir.path());
+        let listener = TcpListener::bind(address).await.expect("the port that was ours");
+        Self::run(dir, listener, built, settings).await
+    }
+
+    async fn run(
+        dir: TempDir,
+        listener: TcpListener,
+        built: grasp_bin::Settings,
+        settings: Settings,
+    ) -> Self {
+        let address = listener.local_addr().expect("the port");
+        let store = grasp_bin::open_store(&built).await.expect("a store");
+        let store = (settings.store)(store);
+        let server = Server::open_on(&built, store, settings.clock.clone()).await;
+        let server = Arc::new(server.expect("a server"));
         let (stop, stopped) = oneshot::channel::<()>();
         let running = tokio::spawn({
             let server = Arc::clone(&server);
@@ -74,12 +102,70 @@ impl Instance {
                 server.serve(listener, told).await.expect("the server ends well");
             }
         });
-        Self { address, settings, server, stop, running, dir }
+        Self { address, built, settings, server, stop, running, dir }
     }
 
     /// The server itself.
     pub fn server(&self) -> &Server {
         &self.server
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Where repositories are on disk.
+    pub fn repositories(&self) -> PathBuf {
+        self.built.repositories()
+    }
+
+    /// What keeps events and git data in step.
+    pub fn keeper(&self) -> &Keeper {
+        self.server.keeper()
+    }
+
+    /// Where an owner's repository is below the root of the service.
+    pub fn path(&self, repo: &RepoId) -> String {
+        self.service().repo_path(repo)
+    }
+
+    /// Sends something to a place below a repository.
+    pub async fn post(
+        &self,
+        repo: &RepoId,
+        place: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> HttpAnswer {
+        let path = format!("{}/{place}", self.path(repo));
+        post(&self.address.to_string(), &path, headers, body).await
+    }
+
+    /// The refs that clients see, as `git ls-remote` lists them.
+    pub async fn refs(&self, repo: &RepoId) -> String {
+        Workdir::empty().git(&["ls-remote", &self.clone_url(repo)]).await.expect_ok()
+    }
+
+    /// What is lying about that only belongs there while somebody is at work.
+    pub fn litter(&self) -> Litter {
+        Litter::below(&self.repositories())
+    }
+
+    /// Waits until nobody is at work any more, and says what is lying about then.
+    pub async fn quiet(&self) -> Litter {
+        self.litter_once(|litter| litter.processes.is_empty() && litter.incoming == 0).await
+    }
+
+    /// Waits until what is lying about is as wanted.
+    pub async fn litter_once(&self, wanted: impl Fn(&Litter) -> bool) -> Litter {
+        let root = self.repositories();
+        eventually(|| Some(Litter::below(&root)).filter(|litter| wanted(litter))).await
+    }
+
+    /// Where everything is kept.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
     }
 
     /// Where the relay is.
@@ -112,6 +198,22 @@ impl Instance {
         self.parts().ingest.ingest(events, Origin::anonymous()).await
     }
 
+    /// Gives events to the server as if another relay had brought them.
+    pub async fn sync(&self, events: Vec<Event>) -> Vec<Verdict> {
+        let relay = "wss://relay.example.com".parse().expect("a relay");
+        self.parts().ingest.ingest(events, Origin::Sync { relay, path: SyncPath::Live }).await
+    }
+
+    /// Waits until an event is served; for how long that took.
+    pub async fn serves_within(&self, limit: Duration, event: &Event) -> Duration {
+        let start = Instant::now();
+        while !self.serves(event).await {
+            assert!(start.elapsed() < limit, "not served within {limit:?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        start.elapsed()
+    }
+
     /// Has a repository of one commit announced, signed and pushed.
     pub async fn host(&self, owner: &Maker, name: &str) -> Workdir {
         let work = Workdir::init().await;
@@ -125,7 +227,7 @@ impl Instance {
     /// Waits until everything that was told about a repository name has had its consequences.
     pub async fn settle(&self, name: &str) {
         let name = name.parse().expect("a legal name");
-        self.server.keeper().settle(&name).await.expect("a keeper");
+        self.keeper().settle(&name).await.expect("a keeper");
     }
 
     /// Whether an event is served.

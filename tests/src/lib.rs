@@ -1,11 +1,20 @@
 //! Whole instances for tests: real sockets on loopback, real stores on disk.
 
+mod faulty;
+mod git_server;
 mod http;
 mod instance;
+mod litter;
 mod maker;
+mod settings;
+pub mod wire;
 mod workdir;
 
-pub use http::{HttpAnswer, http};
+pub use faulty::Fault;
+pub use git_server::{Asked, GitServer, Manner};
+pub use http::{HttpAnswer, answer, exchange, head, http, post};
 pub use instance::Instance;
+pub use litter::{Litter, eventually, files};
 pub use maker::Maker;
+pub use settings::{Settings, TimeMachine, Wrapping};
 pub use workdir::{GitOutput, Workdir};

@@ -1,6 +1,5 @@
 //! Somebody who signs events.
 
-use grasp_core::service::npub;
 use grasp_core::{RepoId, ServiceIdentity};
 use nostr::event::{Event, EventBuilder, FinalizeEvent, Kind, Tag};
 use nostr::key::{Keys, PublicKey};
@@ -52,7 +51,9 @@ impl Maker {
 
     /// Announces a repository, with more to say about it.
     pub fn announce_with(&self, name: &str, on: &ServiceIdentity, more: &[&[&str]]) -> Event {
-        let clone = format!("http://{on}/{}/{name}.git", npub(&self.key()));
+        let path = on.repo_path(&self.repo(name));
+        let below = path.strip_prefix(&on.mount_path()).unwrap_or(&path);
+        let clone = format!("http://{on}{below}");
         let relay = format!("ws://{on}");
         let places: [&[&str]; 3] = [&["d", name], &["clone", &clone], &["relays", &relay]];
         self.sign(30617, "", &[&places, more].concat())

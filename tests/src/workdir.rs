@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 use tempfile::TempDir;
+use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
 /// A directory with a repository in it.
@@ -60,6 +61,48 @@ impl Workdir {
             out: String::from_utf8_lossy(&output.stdout).trim().to_owned(),
             err: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
         }
+    }
+
+    /// Runs git here with this input, and says what it wrote.
+    pub async fn pipe(&self, args: &[&str], input: &[u8]) -> Vec<u8> {
+        let mut child = Command::new("git")
+            .args(["-c", "user.name=alice", "-c", "user.email=alice@example.com"])
+            .args(args)
+            .current_dir(self.dir.path())
+            .env("GIT_CONFIG_NOSYSTEM", "1")
+            .env("GIT_CONFIG_GLOBAL", "/dev/null")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("git runs");
+        let mut stdin = child.stdin.take().expect("a way in");
+        stdin.write_all(input).await.expect("git reads");
+        drop(stdin);
+        let output = child.wait_with_output().await.expect("git ends");
+        assert!(output.status.success(), "git {args:?}");
+        output.stdout
+    }
+
+    /// A pack of everything behind these commits, and nothing behind those that begin with `^`.
+    pub async fn pack(&self, revisions: &[&str]) -> Vec<u8> {
+        let input = revisions.join("\n") + "\n";
+        self.pipe(&["pack-objects", "--revs", "--stdout", "-q"], input.as_bytes()).await
+    }
+
+    /// Makes a commit that adds this much that cannot be compressed, and says its id.
+    pub async fn commit_noise(&self, bytes: usize) -> String {
+        let mut seed = bytes as u64 | 1;
+        let mut noise = Vec::with_capacity(bytes + 8);
+        while noise.len() < bytes {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            noise.extend(seed.to_le_bytes());
+        }
+        tokio::fs::write(self.dir.path().join("noise"), noise).await.expect("a file is written");
+        self.git(&["add", "noise"]).await.expect_ok();
+        self.commit("noise").await
     }
 
     /// Makes a commit that changes one file, and says its id.

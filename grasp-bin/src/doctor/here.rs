@@ -102,7 +102,7 @@ fn is_local(domain: &ServiceIdentity) -> bool {
 
 fn targets(config: &Config) -> Finding {
     let public = config.domain.as_ref().is_some_and(|domain| !is_local(domain));
-    if config.settings.sync.outbound.allow_private && public {
+    if config.settings.outbound.allow_private && public {
         return Finding::odd(
             "targets",
             "events of strangers may send this public server to private addresses",
@@ -201,7 +201,7 @@ mod tests {
         let mut config =
             Config { domain: Some("git.example.com".parse().unwrap()), ..Config::default() };
         assert_eq!(targets(&config).state, State::Good);
-        config.settings.sync.outbound.allow_private = true;
+        config.settings.outbound.allow_private = true;
         assert!(matches!(targets(&config).state, State::Odd { .. }));
         config.domain = Some("127.0.0.1:7334".parse().unwrap());
         assert_eq!(targets(&config).state, State::Good);

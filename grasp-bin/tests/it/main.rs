@@ -1,6 +1,7 @@
 //! The command itself, as a child process.
 #![allow(clippy::unwrap_used)]
 
+mod commands;
 mod looking;
 mod serve;
 mod support;

@@ -59,7 +59,12 @@ pub(crate) struct Said {
 
 /// Runs the command to its end.
 pub(crate) fn grasp(args: &[&str]) -> Said {
-    let output = command().args(args).output().unwrap();
+    said(command().args(args))
+}
+
+/// Runs a command to its end.
+pub(crate) fn said(command: &mut Command) -> Said {
+    let output = command.output().unwrap();
     Said {
         ok: output.status.success(),
         out: String::from_utf8(output.stdout).unwrap(),

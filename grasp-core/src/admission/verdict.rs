@@ -42,6 +42,8 @@ pub enum Acceptance {
     State(Vec<RepoId>),
     /// A pull request whose tip is here.
     Proposal,
+    /// An event that had nothing to wait for in purgatory: it is stored and served already.
+    Released,
 }
 
 /// As what an event waits.

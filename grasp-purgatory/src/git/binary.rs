@@ -25,6 +25,9 @@ impl GitVersion {
     /// The oldest with everything needed: config by environment, and the flag for HTTP advertisements.
     pub const OLDEST: Self = Self { major: 2, minor: 34 };
 
+    /// The oldest that connects to an address it is given instead of one that it looks up.
+    pub const PINNING: Self = Self { major: 2, minor: 37 };
+
     /// Reads the answer of `git --version`.
     fn parse(said: &str) -> Option<Self> {
         let mut numbers = said.strip_prefix("git version ")?.split('.');
@@ -48,14 +51,16 @@ pub struct Slots {
     /// Processes that work as fast as a client reads or sends. They cost memory more than time, and a line of
     /// their own keeps slow clients from holding up everybody's pushes.
     pub client_pace: NonZeroUsize,
+    /// Processes that talk to other servers, and work as fast as those do.
+    pub remote_pace: NonZeroUsize,
 }
 
 impl Default for Slots {
-    /// Two per processor, and sixteen per processor for clients.
+    /// Two per processor, sixteen per processor for clients, and as many for other servers.
     fn default() -> Self {
         let cpus = available_parallelism().unwrap_or(NonZeroUsize::MIN);
         let times = |n: usize| cpus.saturating_mul(NonZeroUsize::new(n).unwrap_or(cpus));
-        Self { own_pace: times(2), client_pace: times(16) }
+        Self { own_pace: times(2), client_pace: times(16), remote_pace: times(16) }
     }
 }
 
@@ -66,6 +71,8 @@ pub(super) enum Pace {
     Own,
     /// As fast as a client.
     Client,
+    /// As fast as another server.
+    Remote,
 }
 
 /// The installed git, checked, with the lines that its processes wait in. Clones share them.
@@ -75,6 +82,7 @@ pub struct Git {
     version: GitVersion,
     own_pace: Arc<Semaphore>,
     client_pace: Arc<Semaphore>,
+    remote_pace: Arc<Semaphore>,
 }
 
 impl Git {
@@ -108,6 +116,7 @@ impl Git {
             version,
             own_pace: Arc::new(Semaphore::new(slots.own_pace.get())),
             client_pace: Arc::new(Semaphore::new(slots.client_pace.get())),
+            remote_pace: Arc::new(Semaphore::new(slots.remote_pace.get())),
         })
     }
 
@@ -129,6 +138,7 @@ impl Git {
         match pace {
             Pace::Own => self.own_pace.clone(),
             Pace::Client => self.client_pace.clone(),
+            Pace::Remote => self.remote_pace.clone(),
         }
     }
 }

@@ -56,9 +56,23 @@ pub struct GitCommand {
     environment: Vec<(&'static str, OsString)>,
     settings: Vec<(String, String)>,
     network: Network,
+    bounds: Option<Bounds>,
     limit: Option<Duration>,
     keep: Vec<Keep>,
 }
+
+/// What each of a command's processes may use at most. The kernel sees to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Bounds {
+    /// Memory, in bytes.
+    pub(super) memory: u64,
+    /// The size of any file it writes, in bytes.
+    pub(super) file: u64,
+}
+
+/// Sets the bounds that are its first two arguments, and becomes the command that the rest is. A system that does not
+/// know one of them does without. Who meets the bound of files gets an error and no signal, and can say so.
+const BOUNDED: &str = "trap '' XFSZ; ulimit -d \"$0\"; ulimit -f \"$1\"; shift; exec \"$@\"";
 
 /// Something that must outlive the last of the processes.
 pub(super) type Keep = Arc<dyn Any + Send + Sync>;
@@ -73,6 +87,7 @@ impl GitCommand {
             environment: Vec::new(),
             settings: Vec::new(),
             network: Network::None,
+            bounds: None,
             limit: None,
             keep: Vec::new(),
         }
@@ -134,6 +149,23 @@ impl GitCommand {
         self
     }
 
+    /// Runs as fast as another server answers, and waits in that line.
+    pub(super) fn paced_by_remote(mut self) -> Self {
+        self.pace = Pace::Remote;
+        self
+    }
+
+    /// Uses no more than this.
+    pub(super) fn bounded(mut self, bounds: Bounds) -> Self {
+        self.bounds = Some(bounds);
+        self
+    }
+
+    /// Says what headers it is answered with, among its last words.
+    pub(super) fn telling_headers(self) -> Self {
+        self.env("GIT_TRACE_CURL", "2").env("GIT_TRACE_CURL_NO_DATA", "1")
+    }
+
     /// Keeps something until the last process of this command is gone.
     pub(super) fn keeping(mut self, keep: Keep) -> Self {
         self.keep.push(keep);
@@ -168,8 +200,22 @@ impl GitCommand {
         ran.unwrap_or(Err(GitError::Timeout { command, after }))
     }
 
+    /// The program, or a shell that bounds itself before it becomes the program.
+    fn program(&self) -> Command {
+        const KIB: u64 = 1024;
+        const BLOCK: u64 = 512;
+        let Some(bounds) = self.bounds else { return Command::new(self.git.program()) };
+        let mut command = Command::new("/bin/sh");
+        command
+            .args(["-c", BOUNDED])
+            .arg((bounds.memory / KIB).to_string())
+            .arg((bounds.file / BLOCK).to_string())
+            .arg(self.git.program());
+        command
+    }
+
     fn to_command(&self) -> Command {
-        let mut command = Command::new(self.git.program());
+        let mut command = self.program();
         command
             .arg(self.name)
             .args(&self.arguments)

@@ -176,7 +176,9 @@ impl GitError {
     /// An error of the file system, with the one kind apart that operators must tell at a glance.
     pub(super) fn io(doing: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Self {
         match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::DiskFull,
+            io::ErrorKind::StorageFull
+            | io::ErrorKind::QuotaExceeded
+            | io::ErrorKind::FileTooLarge => Self::DiskFull,
             _ => Self::Io { doing, path: path.into(), source },
         }
     }
@@ -192,7 +194,8 @@ impl GitError {
 
 /// Whether git's last words are those of a full disk.
 pub(super) fn says_disk_full(said: &str) -> bool {
-    said.contains("No space left on device") || said.contains("Disk quota exceeded")
+    const WORDS: [&str; 3] = ["No space left on device", "Disk quota exceeded", "File too large"];
+    WORDS.iter().any(|words| said.contains(words))
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use nostr::types::Timestamp;
 use serde::{Deserialize, Serialize};
 
 /// A pull request is looked after under this many identifiers; honest ones name one or two.
-const MOST_IDENTIFIERS: usize = 16;
+pub(super) const MOST_IDENTIFIERS: usize = 16;
 
 /// Where an event stands in its life here.
 ///

@@ -139,13 +139,15 @@ pub struct Survey {
     pub announcements: Vec<Arc<Event>>,
     /// The stored states of the identifier, one per author.
     pub states: Vec<Arc<Event>>,
+    /// Superseded states of authors who have none stored: their latest was deleted, and the one before counts again.
+    pub previous: Vec<Arc<Event>>,
     /// The stored pull requests and updates addressed to repositories of the identifier. Those left out are not
     /// carried to views that became relevant for them.
     pub proposals: Vec<Arc<Event>>,
     /// The views of the identifier that exist, with all their refs.
     pub views: BTreeMap<RepoId, BTreeMap<RefName, Oid>>,
-    /// Those of the [`candidates`](super::Purgatory::candidates) whose objects are all in the family, with their
-    /// whole history; and those of the [`proposals`](super::Purgatory::proposals) for which that is so in one of
+    /// Those of the [`candidates`](super::Purgatory::candidates) and of the previous states whose objects are all in
+    /// the family, with their whole history; and those of the [`proposals`](super::Purgatory::proposals) for which that is so in one of
     /// theirs.
     pub complete: BTreeSet<EventId>,
     /// Those of the [`kept`](super::Purgatory::kept) events that the event store would refuse: deleted, vanished or

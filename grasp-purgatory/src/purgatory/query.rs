@@ -139,6 +139,19 @@ impl Purgatory {
         self.ledger.announcement(repo).is_some_and(|entry| entry.phase == Phase::Waiting)
     }
 
+    /// Whether an upload that was pushed for an event is accounted for: it waits here, or its event does.
+    pub fn keeps_upload(&self, id: &EventId, tip: &Oid) -> bool {
+        let staged = self.ledger.staging().of(id);
+        staged.is_some_and(|staged| staged.tips.contains_key(tip)) || self.tip_of(id) == Some(*tip)
+    }
+
+    /// Whether it is clear what becomes of an event for now: it is gone from here, or nothing is going on that could
+    /// release it.
+    pub fn is_decided(&self, id: &EventId) -> bool {
+        let entry = self.ledger.entry(id);
+        entry.is_none_or(|entry| entry.identifiers().into_iter().all(|name| self.is_settled(name)))
+    }
+
     /// Whether nothing is being released under an identifier: what a push brought is served by now, if it can be.
     pub fn is_settled(&self, identifier: &Identifier) -> bool {
         let desk = self.desks.get(identifier);

@@ -1,9 +1,10 @@
 //! The way out: survey, refs, events, and only then is anything gone from here.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use grasp_core::Identifier;
-use nostr::event::EventId;
+use nostr::event::{Event, EventId};
 
 use super::Purgatory;
 use super::desk::{Job, Step};
@@ -44,6 +45,10 @@ impl Purgatory {
         for id in &survey.refused {
             self.withdraw(out, *id);
         }
+        let previous = survey.previous.iter();
+        for event in previous.filter(|event| survey.complete.contains(&event.id)) {
+            self.recall(out, event);
+        }
         let plan = judge::plan(&self.policy, &self.ledger, identifier, survey);
         for (id, why) in &plan.gone {
             self.forget(out, *id, *why);
@@ -57,6 +62,14 @@ impl Purgatory {
             self.record(out, Record::Held { event: event.clone(), phase, until });
         }
         self.carry_out(out, identifier, plan);
+    }
+
+    /// Takes up a state that was served before, to be released like any other.
+    fn recall(&mut self, out: &mut Turn, event: &Arc<Event>) {
+        if self.ledger.entry(&event.id).is_none() {
+            let (phase, until) = (Phase::Waiting, self.end_of_wait());
+            self.record(out, Record::Held { event: event.clone(), phase, until });
+        }
     }
 
     fn carry_out(&mut self, out: &mut Turn, identifier: &Identifier, plan: Plan) {

@@ -93,7 +93,8 @@ async fn a_client_that_vanishes_mid_clone_takes_gits_children_along() {
 async fn only_so_many_run_at_once_and_the_next_waits_its_turn() {
     let one = NonZeroUsize::MIN;
     let path = std::env::var_os("PATH").unwrap();
-    let git = Git::find(&path, Slots { own_pace: one, client_pace: one }).unwrap();
+    let git =
+        Git::find(&path, Slots { own_pace: one, client_pace: one, remote_pace: one }).unwrap();
     let first = git.command("cat-file").arg("--batch").spawn().await.unwrap();
     let waiting = git.command("version").spawn();
     let mut waiting = std::pin::pin!(waiting);

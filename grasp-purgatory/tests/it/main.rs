@@ -7,6 +7,8 @@ mod git_push;
 mod git_refs;
 mod git_staging;
 mod git_views;
+mod hunt_rules;
+mod hunt_sim;
 mod model;
 mod model_disk;
 mod model_drive;

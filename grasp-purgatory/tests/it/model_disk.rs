@@ -25,7 +25,7 @@ pub(crate) struct Disk {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Store {
     events: BTreeMap<EventId, Arc<Event>>,
-    /// Versions that were replaced, and come back when what replaced them is deleted.
+    /// Versions that were replaced, for when what replaced them is deleted.
     replaced: Vec<Arc<Event>>,
     requests: BTreeSet<EventId>,
     ever: BTreeSet<EventId>,
@@ -78,7 +78,7 @@ impl Store {
         self.events.remove(id)
     }
 
-    /// Takes back what a request names, and brings back what that had replaced.
+    /// Takes back what a request names.
     pub(crate) fn delete(&mut self, request: &Event) {
         self.requests.insert(request.id);
         let targets = DeletionRequest::parse(request).unwrap();
@@ -94,12 +94,22 @@ impl Store {
         let gone: Vec<_> = self.events.values().filter(|e| self.is_deleted(e)).cloned().collect();
         for event in gone.into_iter().filter(|event| known.contains(&event.id)) {
             self.events.remove(&event.id);
-            let same = |other: &&Arc<Event>| coordinate(other) == coordinate(&event);
-            let alive = self.replaced.iter().filter(same).filter(|e| !self.is_deleted(e)).cloned();
-            if let Some(previous) = alive.max_by_key(|event| Version::of(event)) {
-                self.events.insert(previous.id, previous);
+        }
+    }
+
+    /// The latest replaced state of each author who has none served.
+    pub(crate) fn previous_states(&self, of: &Identifier) -> Vec<Arc<Event>> {
+        let replaced = self.replaced.iter().filter(|event| event.kind == kinds::STATE);
+        let own = replaced.filter(|event| identifier(event) == of.as_str());
+        let alive = own.filter(|e| !self.is_deleted(e) && self.version_at(e).is_none());
+        let mut latest: BTreeMap<_, &Arc<Event>> = BTreeMap::new();
+        for event in alive {
+            let best = latest.entry(event.pubkey).or_insert(event);
+            if Version::of(event) > Version::of(best) {
+                *best = event;
             }
         }
+        latest.into_values().cloned().collect()
     }
 
     pub(crate) fn announcements(&self, of: &BTreeSet<Identifier>) -> Vec<Arc<Event>> {

@@ -17,7 +17,9 @@ use crate::model_world::World;
 impl World {
     pub(crate) fn survey(&self, identifier: &Identifier) -> Survey {
         let (store, git) = (&self.disk.store, &self.disk.git);
+        let previous = store.previous_states(identifier);
         let states = self.core.candidates(identifier).into_iter().map(|c| c.state);
+        let states = states.chain(previous.iter().filter_map(|event| State::parse(event).ok()));
         let complete = states.filter(|state| git.has_state(state)).map(|state| state.version.id);
         let proposals = self.core.proposals(identifier).into_iter();
         let arrived =
@@ -32,6 +34,7 @@ impl World {
             proposals: store.proposals(identifier),
             views: views.map(|(repo, refs)| (repo.clone(), refs.clone())).collect(),
             complete: complete.chain(arrived.map(|kept| kept.id)).collect(),
+            previous: previous.clone(),
             refused: refused.map(|event| event.id).collect(),
         }
     }

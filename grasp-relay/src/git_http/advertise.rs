@@ -1,13 +1,14 @@
 //! `info/refs`: what a repository has, and what can be done with it.
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, header};
 use axum::response::{IntoResponse, Response};
 use grasp_core::RepoId;
 use grasp_purgatory::git::{Protocol, Service};
 
-use super::{GitHttp, HttpError, NO_CACHE, stream};
+use super::stream::Output;
+use super::{GitHttp, HttpError, NO_CACHE};
 
 impl GitHttp {
     pub(super) async fn advertise(
@@ -31,7 +32,7 @@ impl GitHttp {
         } else {
             let protocol = protocol(&parts.headers);
             let process = self.keeper.repos().advertise(repo, service, protocol).await?;
-            stream::body(process, prefix)?
+            Output::of(process)?.into_body(Bytes::from_static(prefix))
         };
         Ok((NO_CACHE, [(header::CONTENT_TYPE, content_type)], body).into_response())
     }

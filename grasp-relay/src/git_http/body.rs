@@ -1,11 +1,13 @@
 //! The body of a git request as a stream: inflated as it comes, and never more than its bounds.
 
 use std::io::Write;
+use std::time::Duration;
 
 use axum::body::{Body, BodyDataStream, Bytes};
 use axum::http::{HeaderMap, header};
 use flate2::write::MultiGzDecoder;
 use futures_util::StreamExt;
+use tokio::time::{Instant, timeout_at};
 
 /// How much is inflated before the result is looked at: a bomb gets at most about a thousand times this.
 const SIP: usize = 4 * 1024;
@@ -15,6 +17,9 @@ const MAX_EXPANSION: u64 = 100;
 
 /// What a small body may become in any case, so that short and very regular ones pass.
 const FREE_EXPANSION: u64 = 1024 * 1024;
+
+/// What must come within the time that a body may stall: a byte now and then is no progress.
+const STEP: u64 = 1024;
 
 /// Why a body cannot be read to its end. The client's fault, each with its status.
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +36,9 @@ pub(super) enum BodyError {
     /// An encoding that we do not know.
     #[error("unknown content encoding")]
     Encoding,
+    /// Hardly anything came for as long as we wait.
+    #[error("nothing more was sent for {0:?}")]
+    Stalled(Duration),
 }
 
 /// A request body, decoded.
@@ -43,11 +51,20 @@ pub(super) struct GitBody {
     produced: u64,
     most: u64,
     ended: bool,
+    stall: Duration,
+    /// When the next step must have come, counted from `stepped` bytes.
+    due: Instant,
+    stepped: u64,
 }
 
 impl GitBody {
-    /// Reads a body of at most so many bytes, as its headers say that it is encoded.
-    pub(super) fn new(headers: &HeaderMap, body: Body, most: u64) -> Result<Self, BodyError> {
+    /// Reads a body of at most so many bytes, as its headers say that it is encoded, from a client that keeps sending.
+    pub(super) fn new(
+        headers: &HeaderMap,
+        body: Body,
+        most: u64,
+        stall: Duration,
+    ) -> Result<Self, BodyError> {
         let encoding = headers.get(header::CONTENT_ENCODING).map(|value| value.as_bytes());
         let decoder = match encoding {
             None | Some(b"identity") => None,
@@ -62,6 +79,9 @@ impl GitBody {
             produced: 0,
             most,
             ended: false,
+            stall,
+            due: Instant::now() + stall,
+            stepped: 0,
         })
     }
 
@@ -78,20 +98,46 @@ impl GitBody {
             if self.ended {
                 return Ok(None);
             }
-            match self.source.next().await {
-                Some(chunk) => {
-                    self.pending = chunk.map_err(BodyError::CutOff)?;
-                    self.received += self.pending.len() as u64;
-                }
+            match self.receive().await? {
+                Some(chunk) => self.pending = chunk,
                 None => return self.finish().map(|rest| (!rest.is_empty()).then_some(rest)),
             }
         }
     }
 
-    /// Reads to the end without keeping anything, for a client that should hear why it was refused.
-    pub(super) async fn drain(&mut self) -> Result<(), BodyError> {
-        while self.next().await?.is_some() {}
-        Ok(())
+    /// The next bytes. Whoever is to hear that something is wrong with them has sent the rest by then.
+    pub(super) async fn next_or_drain(&mut self) -> Result<Option<Bytes>, BodyError> {
+        let next = self.next().await;
+        if matches!(next, Err(BodyError::Broken | BodyError::TooLarge)) {
+            self.drain().await;
+        }
+        next
+    }
+
+    /// Takes what is still being sent and keeps nothing of it, for a client that should hear why it was refused: one
+    /// that sends reads no answer. Nothing is inflated, and as much again as was allowed is the end.
+    pub(super) async fn drain(&mut self) {
+        let most = self.received.saturating_add(self.most);
+        while !self.ended && self.received <= most {
+            self.ended = !matches!(self.receive().await, Ok(Some(_)));
+        }
+        self.pending.clear();
+        self.ended = true;
+    }
+
+    /// The next bytes as they were sent. The time between two steps is bounded, not that of the whole body.
+    async fn receive(&mut self) -> Result<Option<Bytes>, BodyError> {
+        let next = timeout_at(self.due, self.source.next()).await;
+        let chunk = match next.map_err(|_| BodyError::Stalled(self.stall))? {
+            Some(chunk) => chunk.map_err(BodyError::CutOff)?,
+            None => return Ok(None),
+        };
+        self.received += chunk.len() as u64;
+        if self.received - self.stepped >= STEP {
+            self.stepped = self.received;
+            self.due = Instant::now() + self.stall;
+        }
+        Ok(Some(chunk))
     }
 
     fn decode(&mut self) -> Result<Bytes, BodyError> {
@@ -131,6 +177,8 @@ mod tests {
 
     use super::*;
 
+    const STALL: Duration = Duration::from_secs(60);
+
     fn gzip(data: &[u8]) -> Vec<u8> {
         let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
         encoder.write_all(data).unwrap();
@@ -141,7 +189,8 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert(header::CONTENT_ENCODING, encoding.parse().unwrap());
         let chunks: Vec<_> = body.chunks(1_000).map(|c| Ok::<_, axum::Error>(c.to_vec())).collect();
-        let mut body = GitBody::new(&headers, Body::from_stream(stream::iter(chunks)), most)?;
+        let mut body =
+            GitBody::new(&headers, Body::from_stream(stream::iter(chunks)), most, STALL)?;
         let mut all = Vec::new();
         while let Some(bytes) = body.next().await? {
             all.extend_from_slice(&bytes);

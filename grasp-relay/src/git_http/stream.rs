@@ -2,37 +2,60 @@
 
 use axum::body::{Body, Bytes};
 use futures_util::stream;
-use grasp_purgatory::git::{GitError, GitProcess};
+use grasp_purgatory::git::{Finished, GitError, GitProcess};
 use tokio::io::AsyncReadExt;
 use tokio::process::ChildStdout;
 
 /// Bytes read from git at once.
 const CHUNK: usize = 64 * 1024;
 
+/// Up to here git's own protocol tells a client that something is lacking; beyond, a pack may be on its way.
+const SHORT: u64 = 16 * 1024;
+
 /// A process whose output is being sent. Dropped with the response, it is killed.
-struct Running {
-    output: ChildStdout,
+pub(super) struct Output {
+    stdout: ChildStdout,
     process: GitProcess,
+    read: u64,
 }
 
-/// Sends what git writes, after a few bytes of our own. A git that fails breaks the body off: what was sent before
-/// must not look complete.
-pub(super) fn body(mut process: GitProcess, prefix: &'static [u8]) -> Result<Body, GitError> {
-    let Some(output) = process.take_stdout() else { return Err(GitError::NoView) };
-    let running = (Some(Running { output, process }), prefix);
-    Ok(Body::from_stream(stream::try_unfold(running, |(running, prefix)| async move {
-        if !prefix.is_empty() {
-            return Ok(Some((Bytes::from_static(prefix), (running, &b""[..]))));
-        }
-        let Some(mut running) = running else { return Ok(None) };
+impl Output {
+    pub(super) fn of(mut process: GitProcess) -> Result<Self, GitError> {
+        let stdout = process.take_stdout().ok_or(GitError::NoView)?;
+        Ok(Self { stdout, process, read: 0 })
+    }
+
+    /// The next bytes; none at the end.
+    pub(super) async fn next(&mut self) -> std::io::Result<Bytes> {
         let mut buffer = Vec::with_capacity(CHUNK);
-        if running.output.read_buf(&mut buffer).await? > 0 {
-            return Ok(Some((Bytes::from(buffer), (Some(running), prefix))));
-        }
-        match running.process.finish().await {
-            Ok(finished) if finished.status.success() => Ok(None),
-            Ok(_) => Err(std::io::Error::other("git failed")),
-            Err(error) => Err(std::io::Error::other(error)),
-        }
-    })))
+        self.read += self.stdout.read_buf(&mut buffer).await? as u64;
+        Ok(Bytes::from(buffer))
+    }
+
+    /// How git ended, once there is nothing more to read.
+    pub(super) async fn end(self) -> Result<Finished, GitError> {
+        self.process.finish().await
+    }
+
+    /// Sends what git writes, after a few bytes that are known already.
+    ///
+    /// A git that fails on the way breaks the body off: what was sent before must not look complete. If it said no
+    /// more than why it fails, that is an answer like any other.
+    pub(super) fn into_body(self, first: Bytes) -> Body {
+        Body::from_stream(stream::try_unfold((Some(self), first), |(output, first)| async move {
+            if !first.is_empty() {
+                return Ok(Some((first, (output, Bytes::new()))));
+            }
+            let Some(mut output) = output else { return Ok(None) };
+            let bytes = output.next().await?;
+            if !bytes.is_empty() {
+                return Ok(Some((bytes, (Some(output), Bytes::new()))));
+            }
+            let read = output.read;
+            match output.end().await.map_err(std::io::Error::other)? {
+                finished if finished.status.success() || read <= SHORT => Ok(None),
+                _ => Err(std::io::Error::other("git failed")),
+            }
+        }))
+    }
 }

@@ -1,6 +1,6 @@
 //! `git-upload-pack`: one round of a fetch.
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use grasp_core::RepoId;
@@ -8,8 +8,9 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::ChildStdin;
 
 use super::advertise::protocol;
-use super::body::GitBody;
-use super::{GitHttp, HttpError, NO_CACHE, stream};
+use super::body::{BodyError, GitBody};
+use super::stream::Output;
+use super::{GitHttp, HttpError, NO_CACHE};
 
 impl GitHttp {
     pub(super) async fn upload(
@@ -18,32 +19,53 @@ impl GitHttp {
         headers: &HeaderMap,
         body: Body,
     ) -> Result<Response, HttpError> {
-        let mut body = GitBody::new(headers, body, self.limits.fetch_request_bytes)?;
-        // A body that is broken from its first byte on gets its status; later there is none left to give.
-        let first = body.next().await?.unwrap_or_default();
+        let (most, stall) = (self.limits.fetch_request_bytes, self.limits.stall);
+        let mut body = GitBody::new(headers, body, most, stall)?;
+        // No process for somebody who sends nothing.
+        let first = body.next_or_drain().await?.unwrap_or_default();
         let mut process = self.keeper.repos().upload_pack(repo, protocol(headers)).await?;
-        if let Some(input) = process.take_stdin() {
-            tokio::spawn(feed(input, first, body));
+        let input = process.take_stdin();
+        let mut output = Output::of(process)?;
+        let mut feeding = tokio::spawn(feed(input, first, body));
+        // Git speaks when it has read what it is asked. Until then a broken request can have its own status.
+        let first = tokio::select! {
+            biased;
+            first = output.next() => first,
+            fed = &mut feeding => match fed {
+                Ok(Err(error)) => return Err(error.into()),
+                _ => output.next().await,
+            },
+        };
+        let first = first.map_err(HttpError::Output)?;
+        if first.is_empty() {
+            return Ok(result(Body::from(last_words(&output.end().await?.words))));
         }
-        let content_type = "application/x-git-upload-pack-result";
-        let body = stream::body(process, b"")?;
-        Ok((NO_CACHE, [(header::CONTENT_TYPE, content_type)], body).into_response())
+        Ok(result(output.into_body(first)))
     }
 }
 
+fn result(body: Body) -> Response {
+    let content_type = "application/x-git-upload-pack-result";
+    (NO_CACHE, [(header::CONTENT_TYPE, content_type)], body).into_response()
+}
+
 /// Hands the request to git while its answer is being sent. Ends with the client, with git, or with the request.
-async fn feed(mut input: ChildStdin, first: axum::body::Bytes, mut body: GitBody) {
+async fn feed(input: Option<ChildStdin>, first: Bytes, mut body: GitBody) -> Result<(), BodyError> {
+    let Some(mut input) = input else { return Ok(()) };
     let mut next = Some(first);
     while let Some(bytes) = next {
         if input.write_all(&bytes).await.is_err() {
-            return; // git has read all it wants, or is gone
+            return Ok(()); // git has read all it wants, or is gone
         }
-        next = match body.next().await {
-            Ok(next) => next,
-            Err(error) => {
-                tracing::debug!(%error, "a fetch request ended early");
-                return;
-            }
-        };
+        next = body.next_or_drain().await?;
     }
+    Ok(())
+}
+
+/// What git thinks of a request that it did not answer, as a packet that clients show; nothing if it was content.
+fn last_words(words: &str) -> Bytes {
+    let Some(line) = words.lines().last() else { return Bytes::new() };
+    let line: String = line.chars().filter(|c| !c.is_control()).take(200).collect();
+    let line = format!("ERR {line}\n");
+    Bytes::from(format!("{:04x}{line}", line.len() + 4))
 }

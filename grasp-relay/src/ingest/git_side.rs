@@ -35,6 +35,8 @@ pub enum Kept {
     Full,
     /// There is nothing to wait for: it can be served.
     Servable,
+    /// Its data was here: it is stored and told already.
+    Released,
 }
 
 /// Where git data is, and where events wait for it.

@@ -84,6 +84,7 @@ impl Pipeline {
             Kept::Superseded => Verdict::Known(Known::Superseded),
             Kept::Full => Verdict::Reject(Rejection::Quota),
             Kept::Servable => Verdict::Accept(Acceptance::Promoted),
+            Kept::Released => Verdict::Accept(Acceptance::Released),
         })
     }
 
@@ -158,9 +159,13 @@ impl Pipeline {
     }
 }
 
-/// Whether a verdict means that the event is in the store.
+/// Whether a verdict means that the event is ours to store and to tell.
 fn is_stored(verdict: &Verdict) -> bool {
-    matches!(verdict, Verdict::Accept(_) | Verdict::Delist { keep: true })
+    match verdict {
+        Verdict::Accept(acceptance) => *acceptance != Acceptance::Released,
+        Verdict::Delist { keep } => *keep,
+        _ => false,
+    }
 }
 
 impl From<Refusal> for Rejection {

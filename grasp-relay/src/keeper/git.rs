@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use grasp_core::nip34::Announcement;
+use grasp_core::nip34::{Announcement, Proposal};
 use grasp_core::push::PushCommand;
 use grasp_core::{Identifier, Oid, RefName, RepoId, kinds};
 use grasp_purgatory::git::{FamilyGuard, GitError, RefTarget};
-use grasp_purgatory::{Chore, ProposalRef, ViewTarget};
+use grasp_purgatory::{Chore, Door, ProposalRef, ViewTarget};
 use nostr::event::EventId;
 use nostr::filter::Filter;
 
@@ -24,6 +24,8 @@ pub(super) enum KeepError {
     NoObjects,
     #[error("a view is in use")]
     Busy,
+    #[error("purgatory is closed")]
+    Gone,
 }
 
 impl Hands {
@@ -45,23 +47,50 @@ impl Hands {
             };
             guard.apply(&repo.owner, &target, now).await?;
         }
-        let mut elsewhere = Vec::new();
-        for proposal in proposals {
-            if proposal.staged.is_some() {
-                guard.promote_staged(proposal.id, proposal.tip).await?;
-            }
-            let (here, others): (Vec<_>, Vec<_>) =
-                proposal.repos.iter().cloned().partition(|repo| repo.identifier == *identifier);
-            for repo in here {
-                self.set_proposal(&mut guard, &repo, proposal.id, proposal.tip).await?;
-            }
-            elsewhere.extend(others.into_iter().map(|repo| (repo, proposal.id, proposal.tip)));
-        }
         drop(guard);
-        for (repo, id, tip) in elsewhere {
-            self.carry_proposal(identifier, &repo, id, tip).await?;
+        for proposal in proposals {
+            self.place_proposal(&proposal).await?;
         }
         Ok(())
+    }
+
+    /// Points `refs/nostr/<id>` at the tip in every view that shall have it, wherever the tip is now.
+    ///
+    /// One lock at a time: whoever carries something the other way may be waiting.
+    async fn place_proposal(&self, proposal: &ProposalRef) -> Result<(), KeepError> {
+        let ProposalRef { id, tip, repos, families, staged } = proposal;
+        if let Some(Door::Repository(from) | Door::Contributor(from)) = staged {
+            let mut guard = self.parts.repos.lock(&from.identifier).await?;
+            guard.promote_staged(*id, *tip).await?;
+        }
+        let Some(source) = self.family_with(families, *tip).await? else {
+            tracing::debug!(%id, "the tip of a pull request is in none of its families");
+            return Ok(());
+        };
+        for repo in repos {
+            let mut guard = self.parts.repos.lock(&repo.identifier).await?;
+            if !guard.check(&BTreeSet::from([*tip])).await?.is_complete() {
+                let incoming = self.parts.repos.copy(&source, repo, *tip).await?;
+                guard.promote(incoming).await?;
+            }
+            self.set_proposal(&mut guard, repo, *id, *tip).await?;
+        }
+        Ok(())
+    }
+
+    /// A family that has a tip with its whole history.
+    async fn family_with(
+        &self,
+        families: &BTreeSet<Identifier>,
+        tip: Oid,
+    ) -> Result<Option<Identifier>, KeepError> {
+        for identifier in families {
+            let mut guard = self.parts.repos.lock(identifier).await?;
+            if guard.check(&BTreeSet::from([tip])).await?.is_complete() {
+                return Ok(Some(identifier.clone()));
+            }
+        }
+        Ok(None)
     }
 
     /// Points `refs/nostr/<id>` of a view at the tip.
@@ -79,22 +108,6 @@ impl Hands {
             guard.move_refs(&repo.owner, &[change], None, self.parts.clock.now().unix).await?;
         }
         Ok(())
-    }
-
-    /// Brings a tip from its own family to a repository of another name, and points the ref there.
-    async fn carry_proposal(
-        &self,
-        from: &Identifier,
-        to: &RepoId,
-        id: EventId,
-        tip: Oid,
-    ) -> Result<(), KeepError> {
-        let mut guard = self.parts.repos.lock(&to.identifier).await?;
-        if !guard.check(&BTreeSet::from([tip])).await?.is_complete() {
-            let incoming = self.parts.repos.copy(from, to, tip).await?;
-            guard.promote(incoming).await?;
-        }
-        self.set_proposal(&mut guard, to, id, tip).await
     }
 
     pub(super) async fn try_chore(&self, chore: &Chore) -> Result<(), KeepError> {
@@ -127,7 +140,7 @@ impl Hands {
         Ok(guard.retire_view(&repo.owner, self.parts.clock.now().unix).await?)
     }
 
-    /// Drops uploads and refs of a pull request, but for the tips to keep.
+    /// Drops uploads and refs of a pull request, but for the tips to keep. What is served has its ref.
     async fn clear_proposal(&self, id: EventId, keep: &BTreeSet<Oid>) -> Result<(), KeepError> {
         let mut families: BTreeMap<Identifier, BTreeSet<Oid>> = BTreeMap::new();
         for (identifier, staged) in self.parts.repos.staged().await? {
@@ -141,7 +154,9 @@ impl Hands {
                 guard.discard_staged_tip(id, *tip).await?;
             }
         }
-        self.clear_refs(id, keep).await
+        let served = self.events(Filter::new().id(id)).await?.into_iter();
+        let served = served.filter_map(|event| Proposal::parse(&event).ok()?.tip());
+        self.clear_refs(id, &keep.iter().copied().chain(served).collect()).await
     }
 
     /// Deletes `refs/nostr/<id>` wherever it points at anything else.

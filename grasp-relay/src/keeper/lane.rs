@@ -25,6 +25,7 @@ pub(super) enum Op {
     Apply { identifier: Identifier, views: Vec<ViewTarget>, proposals: Vec<ProposalRef> },
     Store { identifier: Identifier, events: Vec<Arc<Event>>, withdraw: Vec<EventId> },
     Publish(Vec<Arc<Event>>),
+    Tidy(Identifier),
 }
 
 /// Which lane an output belongs to, if it says.
@@ -47,12 +48,8 @@ pub(super) struct Lanes {
 }
 
 impl Lanes {
-    pub(super) fn new(
-        parts: Arc<KeeperParts>,
-        workers: Workers,
-        orders: mpsc::WeakSender<Order>,
-    ) -> Self {
-        Self { hands: Hands { parts, workers, orders }, tails: BTreeMap::new() }
+    pub(super) fn new(hands: Hands) -> Self {
+        Self { hands, tails: BTreeMap::new() }
     }
 
     pub(super) fn run(&mut self, lane: Option<Identifier>, ops: Vec<Op>) {
@@ -66,12 +63,21 @@ impl Lanes {
                 let _ = before.await;
             }
             for op in ops {
-                if let Some(input) = hands.perform(op).await {
-                    hands.tell(input).await;
+                if let Some(order) = hands.perform(op).await {
+                    hands.tell(order).await;
                 }
             }
         });
         self.tails.insert(lane, tail);
+    }
+
+    /// Finds out all names, beside all lanes.
+    pub(super) fn list(&self) {
+        let hands = self.hands.clone();
+        tokio::spawn(async move {
+            let names = hands.names().await;
+            hands.tell(Order::Listed(names)).await;
+        });
     }
 }
 
@@ -84,46 +90,59 @@ pub(super) struct Hands {
 }
 
 impl Hands {
-    async fn tell(&self, input: Input) {
+    pub(super) fn new(
+        parts: Arc<KeeperParts>,
+        workers: Workers,
+        orders: mpsc::WeakSender<Order>,
+    ) -> Self {
+        Self { parts, workers, orders }
+    }
+
+    async fn tell(&self, order: Order) {
         if let Some(orders) = self.orders.upgrade() {
-            let _ = orders.send(Order::Tell(input)).await;
+            let _ = orders.send(order).await;
         }
     }
 
     /// Does one thing; what there is to tell about its end.
-    async fn perform(&self, op: Op) -> Option<Input> {
-        match op {
-            Op::Do(chore) => Some(self.chore(chore).await),
+    async fn perform(&self, op: Op) -> Option<Order> {
+        let input = match op {
+            Op::Do(chore) => self.chore(chore).await,
             Op::Answer { reply, kept } => {
                 let _ = reply.send(kept);
-                None
+                return None;
             }
-            Op::Survey(request) => Some(self.survey(request).await),
+            Op::Survey(request) => self.survey(request).await,
             Op::Apply { identifier, views, proposals } => {
-                Some(match self.apply(&identifier, views, proposals).await {
+                match self.apply(&identifier, views, proposals).await {
                     Ok(()) => Input::Applied { identifier },
                     Err(error) => {
                         tracing::error!(%error, %identifier, "refs could not be set");
                         Input::ApplyFailed { identifier }
                     }
-                })
+                }
             }
             Op::Store { identifier, events, withdraw } => {
-                Some(match self.store(events, withdraw).await {
+                match self.store(events, withdraw).await {
                     Ok(stored) => Input::Stored { identifier, stored },
                     Err(error) => {
                         tracing::error!(%error, %identifier, "events could not be stored");
                         Input::StoreFailed { identifier }
                     }
-                })
+                }
             }
             Op::Publish(events) => {
                 for event in events {
                     self.parts.hub.publish(event).await;
                 }
-                None
+                return None;
             }
-        }
+            Op::Tidy(identifier) => {
+                self.tidy(&identifier).await;
+                return Some(Order::Tidied(identifier));
+            }
+        };
+        Some(Order::Tell(input))
     }
 
     /// Stores what is to be served and withdraws what is not; which of them are served now.

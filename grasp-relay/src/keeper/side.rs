@@ -1,18 +1,25 @@
 //! The keeper as the relay sees it.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
+use futures_util::TryStreamExt;
 use futures_util::future::BoxFuture;
 use grasp_core::admission::{GitData, Hold, Needs, Origin};
-use grasp_core::deletion::VanishScope;
+use grasp_core::deletion::{DeletionRequest, VanishScope};
 use grasp_core::nip34::Announcement;
 use grasp_core::{Identifier, RepoId, Version, kinds};
 use grasp_purgatory::{Input, Kept as Purgatorial, Room};
-use nostr::event::Event;
+use nostr::event::{Event, EventId};
+use nostr::filter::Filter;
 
-use super::{Gone, Keeper};
+use super::{Gone, Keeper, Until};
 use crate::ingest::{GitFacts, GitSide, Kept};
 use crate::store::StoreError;
+
+/// How long the sender of an event waits to hear whether it is served; then it hears what is true until then.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 impl From<Gone> for StoreError {
     fn from(_: Gone) -> Self {
@@ -23,6 +30,9 @@ impl From<Gone> for StoreError {
 impl GitSide for Keeper {
     fn facts(&self, event: Arc<Event>) -> BoxFuture<'_, Result<GitFacts, StoreError>> {
         Box::pin(async move {
+            if event.kind == kinds::DELETION {
+                self.doomed.note(event.id, self.names_behind(&event).await?);
+            }
             if !waits_for_git(&event) {
                 return Ok(GitFacts::default());
             }
@@ -46,7 +56,9 @@ impl GitSide for Keeper {
         origin: Origin,
     ) -> BoxFuture<'_, Result<Kept, StoreError>> {
         Box::pin(async move {
+            let (id, waits) = (event.id, !origin.is_sync());
             Ok(match Self::hold(self, event, hold, origin).await? {
+                Purgatorial::Held if waits => self.outcome(id).await?,
                 Purgatorial::Held => Kept::Held,
                 Purgatorial::Superseded => Kept::Superseded,
                 Purgatorial::Full => Kept::Full,
@@ -57,8 +69,12 @@ impl GitSide for Keeper {
 
     fn stored(&self, event: Arc<Event>) -> BoxFuture<'_, ()> {
         Box::pin(async move {
+            let names = self.doomed.take(&event.id);
             if let Some(input) = self.consequence(event) {
                 self.tell(input).await;
+            }
+            for identifier in names {
+                self.tell(Input::Changed { identifier }).await;
             }
         })
     }
@@ -69,6 +85,22 @@ impl GitSide for Keeper {
 }
 
 impl Keeper {
+    /// What has become of an event that was taken in just now. If its data was here, it is served by the time that
+    /// its sender hears of it.
+    async fn outcome(&self, id: EventId) -> Result<Kept, StoreError> {
+        if tokio::time::timeout(PATIENCE, self.wait(Until::Decided(id))).await.is_err() {
+            return Ok(Kept::Held);
+        }
+        let is_held = self.ask(move |purgatory| purgatory.holds(&id)).await?;
+        if is_held {
+            return Ok(Kept::Held);
+        }
+        let now = self.clock().now().unix;
+        let stored = self.store().exists(vec![vec![Filter::new().id(id)]], now).await?;
+        // What is neither here nor there lost to a newer version, or its author took it back.
+        Ok(if stored.contains(&true) { Kept::Released } else { Kept::Superseded })
+    }
+
     /// What a stored event means for what waits.
     fn consequence(&self, event: Arc<Event>) -> Option<Input> {
         if event.kind == kinds::ANNOUNCEMENT {
@@ -85,6 +117,28 @@ impl Keeper {
 }
 
 impl Keeper {
+    /// The names of repositories whose announcements or states a deletion request is about.
+    async fn names_behind(&self, request: &Event) -> Result<BTreeSet<Identifier>, StoreError> {
+        let Ok(DeletionRequest { ids, coordinates }) = DeletionRequest::parse(request) else {
+            return Ok(BTreeSet::new());
+        };
+        let ruled = |kind| kind == kinds::ANNOUNCEMENT || kind == kinds::STATE;
+        let named = coordinates.iter().filter(|coordinate| ruled(coordinate.kind));
+        let mut names: BTreeSet<Identifier> =
+            named.filter_map(|coordinate| Identifier::new(&coordinate.identifier).ok()).collect();
+        let targets = Filter::new()
+            .ids(ids)
+            .kinds([kinds::ANNOUNCEMENT, kinds::STATE])
+            .author(request.pubkey);
+        let mut found = self.store().query(vec![targets], self.clock().now().unix);
+        while let Some(chunk) = found.try_next().await? {
+            for stored in chunk {
+                names.extend(Needs::of(&stored.event()?).identifier);
+            }
+        }
+        Ok(names)
+    }
+
     /// The addresses by which a request to vanish may mean us.
     fn addresses(&self) -> Vec<nostr::types::RelayUrl> {
         let ours = [true, false].map(|secure| self.policy().service.relay_url(secure));

@@ -4,12 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use futures_util::TryStreamExt;
-use grasp_core::nip34::{Proposal, State};
-use grasp_core::{Identifier, Oid, kinds};
-use grasp_purgatory::git::FamilyGuard;
-use grasp_purgatory::{Input, Purgatory, Survey};
+use grasp_core::nip34::{Announcement, State};
+use grasp_core::{Identifier, Oid, RepoId, kinds};
+use grasp_purgatory::git::{Completeness, FamilyGuard};
+use grasp_purgatory::{Input, KeptProposal, Purgatory, Survey};
 use nostr::event::{Event, EventId, Kind};
 use nostr::filter::{Filter, SingleLetterTag};
+use nostr::key::PublicKey;
+use nostr::nips::nip01::Coordinate;
 
 use super::git::KeepError;
 use super::lane::Hands;
@@ -17,13 +19,21 @@ use super::lane::Hands;
 /// Pull requests of one identifier that are carried to new views; older ones stay where they are.
 const MOST_PROPOSALS: usize = 1_000;
 
+/// Authors who have no state stored and may have had one before, looked up in one survey.
+const MOST_AUTHORS: usize = 64;
+
+/// Events and the tips that each needs.
+type Wanted = BTreeMap<EventId, BTreeSet<Oid>>;
+
 /// What purgatory wants to see.
 pub(super) struct SurveyRequest {
     identifier: Identifier,
     /// Identifiers whose announcements matter.
     scope: BTreeSet<Identifier>,
-    /// The tips of each event that could be complete.
-    wanted: BTreeMap<EventId, Vec<Oid>>,
+    /// The tips of each state that could be complete.
+    states: Wanted,
+    /// Pull requests that could be complete, here or in another family.
+    proposals: Vec<KeptProposal>,
     /// What waits, and might have been deleted meanwhile.
     kept: Vec<Arc<Event>>,
 }
@@ -31,13 +41,10 @@ pub(super) struct SurveyRequest {
 impl SurveyRequest {
     pub(super) fn of(purgatory: &Purgatory, identifier: Identifier) -> Self {
         let states = purgatory.candidates(&identifier).into_iter();
-        let states = states.filter_map(|c| Some((c.state.version.id, c.state.tips()?)));
-        let proposals = purgatory.proposals(&identifier).into_iter();
-        let proposals = proposals.map(|kept| (kept.id, vec![kept.tip]));
-        let wanted = states.chain(proposals).collect();
         Self {
             scope: purgatory.scope(&identifier),
-            wanted,
+            states: states.filter_map(|candidate| tips(&candidate.state)).collect(),
+            proposals: purgatory.proposals(&identifier),
             kept: purgatory.kept(&identifier),
             identifier,
         }
@@ -56,21 +63,47 @@ impl Hands {
         }
     }
 
-    async fn try_survey(&self, mut request: SurveyRequest) -> Result<Survey, KeepError> {
-        let identifier = request.identifier.clone();
+    async fn try_survey(&self, request: SurveyRequest) -> Result<Survey, KeepError> {
+        let SurveyRequest { identifier, scope, mut states, proposals: kept_proposals, kept } =
+            request;
         let mut guard = self.parts.repos.lock(&identifier).await?;
-        let announcements = self.events(of_kind(kinds::ANNOUNCEMENT, &request.scope)).await?;
-        let states = self.events(of_kind(kinds::STATE, [&identifier])).await?;
+        let announcements = self.events(of_kind(kinds::ANNOUNCEMENT, &scope)).await?;
+        let stored = self.events(of_kind(kinds::STATE, [&identifier])).await?;
         let proposals = self.proposals(&identifier, &announcements).await?;
-        request.wanted.extend(tips(&states, &proposals));
         let mut views = BTreeMap::new();
         for owner in guard.owners().await? {
             let refs = guard.refs(&owner).await?;
-            views.insert(grasp_core::RepoId::new(owner, identifier.clone()), refs);
+            views.insert(RepoId::new(owner, identifier.clone()), refs);
         }
-        let complete = complete(&mut guard, request.wanted).await?;
-        let refused = self.refused(request.kept).await?;
-        Ok(Survey { announcements, states, proposals, views, complete, refused })
+        let previous = self.previous(&identifier, &announcements, &stored).await?;
+        states.extend(previous.iter().filter_map(|event| tips(&State::parse(event).ok()?)));
+        states.extend(tips_by_event(&kept_proposals));
+        let mut complete = complete(&mut guard, &states).await?;
+        // One lock at a time: whoever surveys the other family may be waiting for this one.
+        drop(guard);
+        complete.extend(self.complete_elsewhere(&identifier, kept_proposals, &complete).await?);
+        let refused = self.refused(kept).await?;
+        Ok(Survey { announcements, states: stored, previous, proposals, views, complete, refused })
+    }
+
+    /// Pull requests that are also addressed to repositories of another name, and whose tip is there.
+    async fn complete_elsewhere(
+        &self,
+        identifier: &Identifier,
+        mut proposals: Vec<KeptProposal>,
+        here: &BTreeSet<EventId>,
+    ) -> Result<BTreeSet<EventId>, KeepError> {
+        proposals.retain(|proposal| !here.contains(&proposal.id));
+        let families = proposals.iter().flat_map(|proposal| &proposal.families);
+        let others: BTreeSet<Identifier> =
+            families.filter(|family| *family != identifier).cloned().collect();
+        let mut found = BTreeSet::new();
+        for family in others {
+            let there = proposals.iter().filter(|proposal| proposal.families.contains(&family));
+            let mut guard = self.parts.repos.lock(&family).await?;
+            found.extend(complete(&mut guard, &tips_by_event(there).collect()).await?);
+        }
+        Ok(found)
     }
 
     /// Those of the waiting events that the event store would not take any more.
@@ -84,6 +117,27 @@ impl Hands {
             }
         }
         Ok(refused)
+    }
+
+    /// The states that were served before ones that their authors have deleted.
+    async fn previous(
+        &self,
+        identifier: &Identifier,
+        announcements: &[Arc<Event>],
+        stored: &[Arc<Event>],
+    ) -> Result<Vec<Arc<Event>>, KeepError> {
+        let announcements = announcements.iter().filter_map(|e| Announcement::parse(e).ok());
+        let of_name = announcements.filter(|a| a.repo.identifier == *identifier);
+        let mut authors: BTreeSet<PublicKey> = BTreeSet::new();
+        of_name.for_each(|a| authors.extend(a.roster.listed().into_iter().chain([a.repo.owner])));
+        stored.iter().for_each(|state| _ = authors.remove(&state.pubkey));
+        let mut previous = Vec::new();
+        for author in authors.into_iter().take(MOST_AUTHORS) {
+            let coordinate = Coordinate::new(kinds::STATE, author).identifier(identifier.as_str());
+            let versions = self.parts.store.superseded(coordinate).await?;
+            previous.extend(versions.into_iter().next().map(Arc::new));
+        }
+        Ok(previous)
     }
 
     /// Stored pull requests that are addressed to a repository of this name.
@@ -120,27 +174,36 @@ fn of_kind<'a>(kind: Kind, identifiers: impl IntoIterator<Item = &'a Identifier>
     Filter::new().kind(kind).identifiers(identifiers)
 }
 
-/// The tips of stored events.
-fn tips<'a>(
-    states: &'a [Arc<Event>],
-    proposals: &'a [Arc<Event>],
-) -> impl Iterator<Item = (EventId, Vec<Oid>)> + 'a {
-    let of_state = |event: &Arc<Event>| Some((event.id, State::parse(event).ok()?.tips()?));
-    let of_proposal =
-        |event: &Arc<Event>| Some((event.id, vec![Proposal::parse(event).ok()?.tip()?]));
-    states.iter().filter_map(of_state).chain(proposals.iter().filter_map(of_proposal))
+/// What a state needs, if it can ever be true.
+fn tips(state: &State) -> Option<(EventId, BTreeSet<Oid>)> {
+    Some((state.version.id, state.tips()?.into_iter().collect()))
+}
+
+fn tips_by_event<'a>(
+    proposals: impl IntoIterator<Item = &'a KeptProposal>,
+) -> impl Iterator<Item = (EventId, BTreeSet<Oid>)> {
+    proposals.into_iter().map(|proposal| (proposal.id, BTreeSet::from([proposal.tip])))
 }
 
 /// Those events whose objects are all here, with their whole history.
 async fn complete(
     guard: &mut FamilyGuard,
-    wanted: BTreeMap<EventId, Vec<Oid>>,
+    wanted: &Wanted,
 ) -> Result<BTreeSet<EventId>, KeepError> {
+    let all: BTreeSet<Oid> = wanted.values().flatten().copied().collect();
+    if all.is_empty() {
+        // A state may declare nothing, which is always here.
+        return Ok(wanted.keys().copied().collect());
+    }
+    let (missing, broken) = match guard.check(&all).await? {
+        Completeness::Complete => return Ok(wanted.keys().copied().collect()),
+        Completeness::Incomplete { missing, broken } => (missing, broken),
+    };
     let mut complete = BTreeSet::new();
-    for (id, tips) in wanted {
-        let tips: BTreeSet<Oid> = tips.into_iter().collect();
-        if guard.check(&tips).await?.is_complete() {
-            complete.insert(id);
+    for (id, tips) in wanted.iter().filter(|(_, tips)| tips.is_disjoint(&missing)) {
+        // Among many, a broken one is not searched for to the end; by itself it is.
+        if tips.is_disjoint(&broken) || guard.check(tips).await?.is_complete() {
+            complete.insert(*id);
         }
     }
     Ok(complete)

@@ -27,7 +27,7 @@ async fn instance(bootstrap: &[&Instance]) -> Instance {
         let sync = &mut settings.sync;
         let urls = bootstrap.iter().map(|other| other.relay_url().parse().unwrap());
         sync.engine.bootstrap = urls.collect();
-        sync.outbound.allow_private = true;
+        settings.outbound.allow_private = true;
     })
     .await
 }

@@ -42,7 +42,7 @@ fn defaults_are_loopback_and_a_directory_beside_us() {
     let config = load("", [], &[]).unwrap().config;
     assert_eq!(config.listen.to_string(), "127.0.0.1:7334");
     assert_eq!(config.settings.data_dir, PathBuf::from("data"));
-    assert!(config.domain.is_none() && !config.settings.sync.outbound.allow_private);
+    assert!(config.domain.is_none() && !config.settings.outbound.allow_private);
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn lists_are_arrays_or_commas_or_repeated_flags() {
 #[test]
 fn a_switch_may_stand_alone() {
     let allowed =
-        |args: &[&str]| load("", [], args).unwrap().config.settings.sync.outbound.allow_private;
+        |args: &[&str]| load("", [], args).unwrap().config.settings.outbound.allow_private;
     assert!(allowed(&["--allow-private-targets"]));
     assert!(allowed(&["--allow-private-targets=true", "--listen", "127.0.0.1:0"]));
     assert!(!allowed(&["--allow-private-targets=false"]));

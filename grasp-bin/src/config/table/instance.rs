@@ -23,7 +23,7 @@ pub(super) const SERVER: &[Setting] = settings! { "" at [settings];
         "Relays to sync from whether a repository names them or not.";
     @common maintainers: Model,
         "Who may sign states: whoever is listed and lists back, or whoever is listed.";
-    @common allow_private_targets (sync.outbound.allow_private): Switch,
+    @common allow_private_targets (outbound.allow_private): Switch,
         "Whether events of strangers may send the server to loopback and private addresses, for test networks. \
          Bootstrap relays may always be there.";
     @common trusted_proxies: List<Word> as "ADDRESS[/PREFIX]",

@@ -53,11 +53,31 @@ pub(super) const LIMITS: &[Setting] = settings! { "sync." at [settings.sync.limi
 };
 
 pub(super) const HUNT: &[Setting] = settings! { "hunt." at [settings.hunt];
-    host_at_once (host.at_once): Count, "Requests to one host at the same time.";
-    host_per_minute (host.starts): Count, "Requests to one host in any minute.";
+    host_at_once (per_host.at_once): Count, "Conversations with one host at the same time.";
+    host_per_minute (per_host.starts): Count, "Conversations with one host that begin in any minute.";
     hosts: HostBudgets, "Hosts that may be asked more, or less.";
-    max_waiting (host.max_waiting): Count, "Repositories that may wait for their turn at one host.";
+    max_waiting (per_host.max_waiting): Count, "Turns that may wait at one host.";
     backoff_first (backoff.first): Time, "When to look again after the first time in vain; doubled each time.";
     backoff_cap (backoff.cap): Time, "The longest pause between two looks while an event waits.";
-    expired_retry (backoff.dead_retry): Time, "The pause between two looks once the event has expired.";
+    gives_way_after (backoff.dead_after): Time, "How long in vain until the pause becomes the one of `expired_retry`.";
+    expired_retry (backoff.dead_retry): Time, "The pause between two looks once that is over.";
+    pause: Time, "How long a server that asks for less is left alone if it does not say how long.";
+    longest_pause: Time, "The longest that a server can have itself left alone.";
+    guesses_per_visit: Count, "Objects asked for in one visit although the server does not advertise them.";
+    guesses_per_minute: Count, "Such questions to one server within a minute.";
+    memory: Time, "How long it is remembered what a server did not have, as long as it advertises the same.";
+    remembered: Count, "For how many addresses that is remembered.";
+    places_per_attempt: Count, "Addresses tried in one attempt.";
+    listing_is_late: Time, "When a server is late with its advertisement, so that another is asked beside it.";
+    fetch_is_late: Time, "When a server is late with its objects.";
+    late_visits: Count, "How many servers may be late at once before an attempt waits for one of them.";
+    pull_every: Time, "How often everything that is served or was given up is looked after.";
+};
+
+pub(super) const FETCH: &[Setting] = settings! { "hunt." at [settings.fetch];
+    fetch_bytes (bytes): Bytes, "Bytes of one fetch on disk.";
+    fetch_memory (memory): Bytes, "Memory of one git process that fetches.";
+    listing_limit (listing): Time, "How long an advertisement may take.";
+    fetch_silence (silence): Time, "How long a transfer may be silent.";
+    fetch_limit (longest): Time, "How long a transfer may take in all.";
 };

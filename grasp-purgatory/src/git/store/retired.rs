@@ -55,6 +55,15 @@ impl FamilyGuard {
         .await
     }
 
+    /// Forgets tips that no ref of a view names any more, and whose time is over.
+    pub async fn forget_old_tips(&mut self, now: Timestamp) -> Result<(), GitError> {
+        for owner in self.owners().await? {
+            // Every transaction leaves them out, also one that changes nothing else.
+            self.move_refs(&owner, &[], None, now).await?;
+        }
+        Ok(())
+    }
+
     /// Forgets retired views whose time is over. Says how many views are still retired.
     pub async fn forget_retired(&mut self, now: Timestamp) -> Result<usize, GitError> {
         let (store, family) = (self.store.clone(), self.family.clone());
@@ -75,7 +84,10 @@ impl FamilyGuard {
 
 impl RepoStore {
     /// Removes a family that nothing refers to: no view, none retired, nothing staged.
-    fn remove_if_deserted(&self, family: &Family) -> Result<(), GitError> {
+    pub(super) fn remove_if_deserted(&self, family: &Family) -> Result<(), GitError> {
+        if !family.path().is_dir() {
+            return Ok(());
+        }
         for place in [family.views(), family.retired(), family.staging()] {
             if !layout::list(&place)?.is_empty() {
                 return Ok(());

@@ -1,6 +1,7 @@
 //! Uploads that nobody has signed for yet: kept, and kept out of sight.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::path::Path;
 
 use grasp_core::{Identifier, Oid};
@@ -87,14 +88,14 @@ impl FamilyGuard {
     ///
     /// The tip can be read by its id from then on; a ref to it is made by [`FamilyGuard::move_refs`].
     pub async fn promote_staged(&mut self, event: EventId, tip: Oid) -> Result<bool, GitError> {
-        let (from, to) = (self.family.staged_tip(&event, &tip), self.family.objects());
+        let (family, from) = (self.family.clone(), self.family.staged_tip(&event, &tip));
         let there = self
             .blocking(move || {
                 if !from.is_dir() {
                     return Ok(false);
                 }
-                move_objects(&from, &to)?;
-                layout::remove(&from)?;
+                move_objects(&from, &family.objects())?;
+                discard(&family.layout().staging(), &from)?;
                 Ok(true)
             })
             .await?;
@@ -107,14 +108,15 @@ impl FamilyGuard {
 
     /// Forgets one of the tips that wait for this event.
     pub async fn discard_staged_tip(&mut self, event: EventId, tip: Oid) -> Result<(), GitError> {
-        let place = self.family.staged_tip(&event, &tip);
-        self.blocking(move || layout::remove(&place)).await
+        let (staging, place) =
+            (self.family.layout().staging(), self.family.staged_tip(&event, &tip));
+        self.blocking(move || discard(&staging, &place)).await
     }
 
     /// Forgets all tips that wait for this event.
     pub async fn discard_staged(&mut self, event: EventId) -> Result<(), GitError> {
-        let place = self.family.staged(&event);
-        self.blocking(move || layout::remove(&place)).await
+        let (staging, place) = (self.family.layout().staging(), self.family.staged(&event));
+        self.blocking(move || discard(&staging, &place)).await
     }
 }
 
@@ -130,11 +132,49 @@ impl RepoStore {
         blocking(move || layout::size(&place)).await
     }
 
-    /// Everything that waits for an event, to be compared with what should wait after a restart.
+    /// Everything that waits for an event.
     pub async fn staged(&self) -> Result<Vec<(Identifier, StagedTip)>, GitError> {
         let layout = self.layout().clone();
         blocking(move || staged(&layout)).await
     }
+
+    /// Drops whatever is in staging and not among these; says how many places that were.
+    ///
+    /// For the start, before anybody pushes: a run that ended between taking an upload in and writing it down has
+    /// promised nothing for it.
+    pub async fn forget_staged_but(
+        &self,
+        keep: BTreeSet<(EventId, Oid)>,
+    ) -> Result<usize, GitError> {
+        let staging = self.layout().staging();
+        blocking(move || forget_staged_but(&staging, &keep)).await
+    }
+}
+
+/// Removes a place in staging, and the directories above it that are empty then.
+fn discard(staging: &Path, place: &Path) -> Result<(), GitError> {
+    layout::remove(place)?;
+    let above = place.ancestors().skip(1).take_while(|above| *above != staging);
+    // One that is not empty stays, and so do all above it.
+    above.into_iter().take_while(|above| fs::remove_dir(above).is_ok()).for_each(drop);
+    Ok(())
+}
+
+fn forget_staged_but(staging: &Path, keep: &BTreeSet<(EventId, Oid)>) -> Result<usize, GitError> {
+    let mut gone = 0;
+    for family in layout::list(staging)? {
+        for event in layout::list(&family)? {
+            let id = EventId::from_hex(layout::name(&event)).ok();
+            for tip in layout::list(&event)? {
+                let known = id.zip(layout::name(&tip).parse().ok());
+                if !known.is_some_and(|known| keep.contains(&known)) {
+                    discard(staging, &tip)?;
+                    gone += 1;
+                }
+            }
+        }
+    }
+    Ok(gone)
 }
 
 fn staged(layout: &Layout) -> Result<Vec<(Identifier, StagedTip)>, GitError> {

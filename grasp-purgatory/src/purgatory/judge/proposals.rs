@@ -8,7 +8,7 @@ use grasp_core::{Identifier, Namespace, Oid, RefName, RepoId};
 use nostr::event::EventId;
 
 use super::Scene;
-use crate::purgatory::entry::Entry;
+use crate::purgatory::entry::{Entry, MOST_IDENTIFIERS};
 use crate::purgatory::output::ProposalRef;
 use crate::purgatory::staging::{Door, own_places};
 
@@ -49,8 +49,14 @@ impl Scene<'_> {
             repo.identifier == *self.identifier
                 && view.is_none_or(|refs| tip_of(refs, proposal.id) != Some(tip))
         });
-        let (id, families) = (proposal.id, families(proposal));
+        let (id, families) = (proposal.id, self.families_of(proposal));
         (!repos.is_empty()).then_some(ProposalRef { id, tip, repos, families, staged: None })
+    }
+
+    /// Where the objects of a pull request may be: here, and in a bounded number of other families.
+    fn families_of(&self, proposal: &Proposal) -> BTreeSet<Identifier> {
+        let named = proposal.repos.iter().map(|repo| &repo.identifier).take(MOST_IDENTIFIERS);
+        named.chain([self.identifier]).cloned().collect()
     }
 
     /// The repositories that a pull request is addressed to and that are served, or will be with this plan.
@@ -65,11 +71,6 @@ impl Scene<'_> {
             .map(|(repo, _)| repo.clone())
             .collect()
     }
-}
-
-/// Where the objects of a pull request may be.
-fn families(proposal: &Proposal) -> BTreeSet<Identifier> {
-    proposal.repos.iter().map(|repo| repo.identifier.clone()).collect()
 }
 
 /// Where a view has the tip of a pull request.

@@ -1,0 +1,251 @@
+//! Getting objects from other servers, from nowhere but there, and no more than asked for.
+//!
+//! A URL in an event is a stranger's wish that we connect to somewhere. So its host is judged, we resolve it
+//! ourselves, every address is judged, and git is told to connect to those and to nothing else. It follows no
+//! redirect, has no credentials to give away and nobody to ask for some, runs within bounds of memory, disk and time,
+//! and what it brings lies apart until it was seen to be whole.
+
+mod trouble;
+
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::io;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use grasp_core::outbound::{OutboundPolicy, Provenance};
+use grasp_core::{CloneUrl, Identifier, Oid};
+use tokio::time::timeout;
+
+use super::binary::GitVersion;
+use super::command::{Bounds, GitCommand, Network};
+use super::process::Finished;
+use super::store::RepoStore;
+use crate::hunt::{Advertisement, Trouble};
+
+use self::trouble::{ours, theirs};
+
+/// How long looking up a name may take.
+const LOOKUP: Duration = Duration::from_secs(10);
+
+/// Addresses of one name that are given to git.
+const MOST_ADDRESSES: usize = 8;
+
+/// Slower than this for [`FetchLimits::silence`] is silent.
+const SLOWEST: &str = "64";
+
+/// Larger objects are not held in memory.
+const BIG: &str = "16m";
+
+/// Flaws of old but harmless commits and trees that famous histories contain; all others are refused.
+const FLAWS: [&str; 3] = ["badTimezone", "missingSpaceBeforeDate", "zeroPaddedFilemode"];
+
+/// What a conversation with another server may cost.
+#[derive(Clone, Copy, Debug)]
+pub struct FetchLimits {
+    /// Bytes of one fetch on disk. Default: 2 GiB.
+    pub bytes: u64,
+    /// Memory of one git process, which also bounds how many objects can come at once. Default: 2 GiB.
+    pub memory: u64,
+    /// How long an advertisement may take. Default: 1 minute.
+    pub listing: Duration,
+    /// How long a transfer may be silent; servers think for minutes. Default: 5 minutes.
+    pub silence: Duration,
+    /// How long a transfer may take in all. Default: 6 hours.
+    pub longest: Duration,
+}
+
+impl Default for FetchLimits {
+    fn default() -> Self {
+        const GIB: u64 = 1024 * 1024 * 1024;
+        const MINUTE: Duration = Duration::from_secs(60);
+        Self {
+            bytes: 2 * GIB,
+            memory: 2 * GIB,
+            listing: MINUTE,
+            silence: MINUTE * 5,
+            longest: MINUTE * 360,
+        }
+    }
+}
+
+/// Where the addresses of a name come from.
+pub trait Resolve: Send + Sync {
+    /// All addresses of a name.
+    fn resolve<'a>(&'a self, name: &'a str) -> Resolving<'a>;
+}
+
+/// A name being looked up.
+pub type Resolving<'a> = Pin<Box<dyn Future<Output = io::Result<Vec<IpAddr>>> + Send + 'a>>;
+
+/// The machine's own way to look up names.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemResolver;
+
+impl Resolve for SystemResolver {
+    fn resolve<'a>(&'a self, name: &'a str) -> Resolving<'a> {
+        Box::pin(async move {
+            let addresses = tokio::net::lookup_host((name, 0)).await?;
+            Ok(addresses.map(|address| address.ip()).collect())
+        })
+    }
+}
+
+/// Gets objects from other servers into a store.
+#[derive(Clone)]
+pub struct Fetcher {
+    store: RepoStore,
+    policy: OutboundPolicy,
+    limits: FetchLimits,
+    resolver: Arc<dyn Resolve>,
+}
+
+/// What came of a fetch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fetched {
+    /// What is here now, with its whole history.
+    pub got: BTreeSet<Oid>,
+    /// Why that is not everything.
+    pub trouble: Option<Trouble>,
+}
+
+impl Fetcher {
+    /// Fetches into this store, from where the policy lets us go.
+    pub fn new(store: RepoStore, policy: OutboundPolicy, limits: FetchLimits) -> Self {
+        Self { store, policy, limits, resolver: Arc::new(SystemResolver) }
+    }
+
+    /// Looks up names in another way.
+    #[must_use]
+    pub fn resolving(self, resolver: impl Resolve + 'static) -> Self {
+        Self { resolver: Arc::new(resolver), ..self }
+    }
+
+    /// Asks a server what it has; which of the wanted objects are among it is what matters.
+    pub async fn list(
+        &self,
+        url: &CloneUrl,
+        wanted: &BTreeSet<Oid>,
+    ) -> Result<Advertisement, Trouble> {
+        let pin = self.pin(url).await?;
+        let command = self.store.git().command("ls-remote").args(["--quiet", "--refs"]);
+        let command = self.guarded(command, pin).limit(self.limits.listing).arg(url.as_str());
+        let finished = command.run(Vec::new()).await.map_err(ours)?;
+        let text = accepted(finished)?;
+        let refs = text.lines().filter_map(|line| {
+            let (oid, name) = line.split_once('\t')?;
+            Some((name, oid.parse().ok()?))
+        });
+        Ok(Advertisement::read(refs, wanted))
+    }
+
+    /// Gets objects with their whole history into the family of an identifier.
+    ///
+    /// Dropping the future stops git and everything it started, and forgets what came.
+    pub async fn fetch(
+        &self,
+        identifier: &Identifier,
+        url: &CloneUrl,
+        oids: &BTreeSet<Oid>,
+    ) -> Fetched {
+        match self.try_fetch(identifier, url, oids).await {
+            Ok(fetched) => fetched,
+            Err(trouble) => Fetched { got: BTreeSet::new(), trouble: Some(trouble) },
+        }
+    }
+
+    async fn try_fetch(
+        &self,
+        identifier: &Identifier,
+        url: &CloneUrl,
+        oids: &BTreeSet<Oid>,
+    ) -> Result<Fetched, Trouble> {
+        let pin = self.pin(url).await?;
+        let incoming = self.store.incoming_for(identifier).await.map_err(ours)?;
+        let command = incoming
+            .command("fetch")
+            .args(["--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance"])
+            .args(["--no-recurse-submodules", "--no-show-forced-updates", "--stdin"])
+            .setting("core.bigFileThreshold", BIG)
+            .setting("pack.threads", "2");
+        let flaws = FLAWS.iter().map(|flaw| format!("fetch.fsck.{flaw}"));
+        let command = flaws.fold(command, |command, flaw| command.setting(flaw, "ignore"));
+        let command = self.guarded(command, pin).limit(self.limits.longest).arg(url.as_str());
+        let wants: String = oids.iter().map(|oid| format!("{oid}\n")).collect();
+        let finished = command.run(wants.into_bytes()).await.map_err(ours)?;
+        let said = accepted(finished).err();
+        // Whatever git says of it, what counts is what is whole. A server that breaks one history may give others.
+        let got = self.store.take_in(identifier, incoming, oids).await.map_err(ours)?;
+        let lacks = got.len() < oids.len();
+        let trouble = lacks.then(|| said.unwrap_or_else(trouble::incomplete));
+        Ok(Fetched { got, trouble })
+    }
+
+    /// The sandbox that every conversation is held in.
+    fn guarded(&self, command: GitCommand, pin: Option<String>) -> GitCommand {
+        let command = match pin {
+            Some(pin) => command.setting("http.curloptResolve", pin),
+            None => command,
+        };
+        let FetchLimits { bytes, memory, silence, .. } = self.limits;
+        command
+            .network(Network::Http)
+            .bounded(Bounds { memory, file: bytes })
+            .paced_by_remote()
+            .telling_headers()
+            .setting("protocol.version", "2")
+            .setting("http.lowSpeedLimit", SLOWEST)
+            .setting("http.lowSpeedTime", silence.as_secs().to_string())
+    }
+
+    /// Judges where a URL leads, and makes git go there and nowhere else. A literal address needs no pin.
+    async fn pin(&self, url: &CloneUrl) -> Result<Option<String>, Trouble> {
+        let (host, from) = (url.host(), Provenance::Stranger);
+        self.policy.judge_host(from, &host)?;
+        let name = host.name();
+        if name.parse::<IpAddr>().is_ok() {
+            return Ok(None);
+        }
+        if self.store.git().version() < GitVersion::PINNING {
+            let needs = GitVersion::PINNING;
+            return Err(Trouble::Ours(format!("git {needs} or newer is needed to fetch")));
+        }
+        let found = timeout(LOOKUP, self.resolver.resolve(name)).await;
+        let addresses = match found {
+            Ok(Ok(addresses)) if !addresses.is_empty() => addresses,
+            Ok(Err(error)) => return Err(trouble::unresolved(&error)),
+            Ok(Ok(_)) | Err(_) => return Err(trouble::unresolved(&io::ErrorKind::NotFound.into())),
+        };
+        for address in &addresses {
+            self.policy.judge_address(from, *address)?;
+        }
+        let port = port(url);
+        let addresses: Vec<_> =
+            addresses.iter().take(MOST_ADDRESSES).map(|address| bracketed(*address)).collect();
+        Ok(Some(format!("{name}:{port}:{}", addresses.join(","))))
+    }
+}
+
+/// What git wrote, if it was content.
+fn accepted(finished: Finished) -> Result<String, Trouble> {
+    if !finished.status.success() {
+        return Err(theirs(&finished.words));
+    }
+    Ok(String::from_utf8_lossy(&finished.stdout).into_owned())
+}
+
+fn port(url: &CloneUrl) -> u16 {
+    let host = url.host();
+    let (_, after) = host.as_str().rsplit_once(':').unwrap_or_default();
+    let default = if url.as_str().starts_with("https:") { 443 } else { 80 };
+    after.parse().unwrap_or(default)
+}
+
+fn bracketed(address: IpAddr) -> String {
+    match address {
+        IpAddr::V4(address) => address.to_string(),
+        IpAddr::V6(address) => format!("[{address}]"),
+    }
+}

@@ -1,0 +1,178 @@
+//! What git's last words say about the other side.
+
+use std::io;
+use std::time::Duration;
+
+use grasp_core::limits::PeerText;
+
+use crate::git::error::{GitError, says_disk_full};
+use crate::hunt::Trouble;
+
+/// Trouble that shows on our side; much of it is the other's doing nevertheless.
+pub(super) fn ours(error: GitError) -> Trouble {
+    match error {
+        GitError::Timeout { .. } => Trouble::Stalled,
+        GitError::TooLarge { .. } => Trouble::TooLarge,
+        GitError::Spawn { source, .. } if source.kind() == io::ErrorKind::FileTooLarge => {
+            Trouble::TooLarge
+        }
+        GitError::BadPack(said) => Trouble::Broken(PeerText::new(&said)),
+        GitError::Incomplete { .. } => incomplete(),
+        other => Trouble::Ours(other.to_string()),
+    }
+}
+
+/// The server says that all is well, and it is not.
+pub(super) fn incomplete() -> Trouble {
+    Trouble::Broken(PeerText::new("history is missing"))
+}
+
+/// A name that leads nowhere.
+pub(super) fn unresolved(error: &io::Error) -> Trouble {
+    Trouble::Unreachable(PeerText::new(&format!("no address: {error}")))
+}
+
+/// What the complaint that some words are found in is about.
+type Meaning = fn(PeerText) -> Trouble;
+
+/// Words, and what they are about. The first that is found decides.
+const WORDS: &[(&[&str], Meaning)] = &[
+    (&["File too large", "signal 25", "ut of memory", "exceeds maximum"], |_| Trouble::TooLarge),
+    (&["too slow", "Operation timed out"], |_| Trouble::Stalled),
+    (&["not our ref", "unadvertised object", "find remote ref"], Trouble::Refused),
+    (
+        &["Could not resolve", "connect to", "Connection", "SSL", "certificate", "TLS"],
+        Trouble::Unreachable,
+    ),
+    (
+        &["returned error", "not found", "not valid", "Authentication", "Username"],
+        Trouble::Answered,
+    ),
+    (
+        &["index-pack", "fsck", "early EOF", "disconnect", "corrupt", "bad object", "necessary"],
+        Trouble::Broken,
+    ),
+];
+
+/// What went wrong, by the words that git ended with.
+pub(super) fn theirs(words: &str) -> Trouble {
+    if says_disk_full(words) {
+        return Trouble::Ours(String::from("no space left on disk"));
+    }
+    if asks_for_less(words) {
+        return Trouble::Limited { retry_after: retry_after(words) };
+    }
+    let said = words.lines().filter(|line| !is_trace(line));
+    let complaint = |line: &&str| line.starts_with("fatal:") || line.starts_with("error:");
+    let text = PeerText::new(said.clone().find(complaint).unwrap_or("git gave no reason"));
+    let found = WORDS
+        .iter()
+        .find(|(words, _)| said.clone().any(|line| words.iter().any(|word| line.contains(word))));
+    found.map_or(Trouble::Answered(text.clone()), |(_, trouble)| trouble(text.clone()))
+}
+
+fn asks_for_less(words: &str) -> bool {
+    let said = words.lines().filter(|line| !is_trace(line)).map(str::to_ascii_lowercase);
+    let phrases = ["returned error: 429", "too many requests", "rate limit"];
+    said.into_iter().any(|line| phrases.iter().any(|phrase| line.contains(phrase)))
+}
+
+/// Whether a line only tells of headers.
+fn is_trace(line: &str) -> bool {
+    line.contains(" http.c:")
+}
+
+/// How long the server wants to be left alone; it may have been asked more than once, and the last answer counts.
+fn retry_after(words: &str) -> Option<Duration> {
+    let headers = words.lines().filter(|line| is_trace(line));
+    let headers = headers.filter_map(|line| line.split_once("<= Recv header: "));
+    let mut values = headers.filter_map(|(_, header)| {
+        let (name, value) = header.split_once(':')?;
+        name.eq_ignore_ascii_case("retry-after").then(|| value.trim())
+    });
+    values.next_back()?.parse().ok().map(Duration::from_secs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kind(words: &str) -> &'static str {
+        match theirs(words) {
+            Trouble::Limited { .. } => "limited",
+            Trouble::Refused(_) => "refused",
+            Trouble::Unreachable(_) => "unreachable",
+            Trouble::Answered(_) => "answered",
+            Trouble::Broken(_) => "broken",
+            Trouble::TooLarge => "too large",
+            Trouble::Stalled => "stalled",
+            Trouble::Ours(_) => "ours",
+            _ => "other",
+        }
+    }
+
+    #[test]
+    fn gits_words_are_told_apart() {
+        let at = "fatal: unable to access 'http://h/x.git/':";
+        let oid = "1".repeat(40);
+        let cases = [
+            (format!("{at} The requested URL returned error: 429"), "limited"),
+            (String::from("remote: Too many requests, slow down\nfatal: early EOF"), "limited"),
+            (format!("fatal: remote error: upload-pack: not our ref {oid}"), "refused"),
+            (
+                format!("error: Server does not allow request for unadvertised object {oid}"),
+                "refused",
+            ),
+            (format!("{at} Failed to connect to h port 9 after 0 ms"), "unreachable"),
+            (format!("{at} Could not resolve host: h"), "unreachable"),
+            (format!("{at} SSL certificate problem: self-signed certificate"), "unreachable"),
+            (format!("{at} The requested URL returned error: 503"), "answered"),
+            (format!("{at} The requested URL returned error: 302"), "answered"),
+            (String::from("fatal: repository 'http://h/x.git/' not found"), "answered"),
+            (
+                String::from(
+                    "fatal: could not read Username for 'http://h': terminal prompts disabled",
+                ),
+                "answered",
+            ),
+            (
+                format!(
+                    "{at} Operation too slow. Less than 64 bytes/sec transferred the last 300 seconds"
+                ),
+                "stalled",
+            ),
+            (
+                String::from("error: index-pack died of signal 25\nfatal: index-pack failed"),
+                "too large",
+            ),
+            (String::from("fatal: Out of memory, malloc failed"), "too large"),
+            (String::from("error: inflate: data stream error\nfatal: index-pack failed"), "broken"),
+            (String::from("fatal: http://h did not send all necessary objects"), "broken"),
+            (String::from("fatal: write error: No space left on device"), "ours"),
+            (String::new(), "answered"),
+        ];
+        for (words, expected) in cases {
+            assert_eq!(kind(&words), expected, "{words}");
+        }
+    }
+
+    #[test]
+    fn the_length_of_a_pause_is_read_from_the_headers() {
+        let trace = "05:26:11.840370 http.c:872   <= Recv header: Retry-After: 77\n";
+        let fatal = "fatal: unable to access 'x': The requested URL returned error: 429";
+        let pause = |words: &str| match theirs(words) {
+            Trouble::Limited { retry_after } => retry_after,
+            other => panic!("{other}"),
+        };
+        assert_eq!(pause(&format!("{trace}{fatal}")), Some(Duration::from_secs(77)));
+        assert_eq!(pause(fatal), None);
+        let date = trace.replace("77", "Mon, 16 Nov 2026 05:26:11 GMT");
+        assert_eq!(pause(&format!("{date}{fatal}")), None);
+    }
+
+    #[test]
+    fn headers_are_not_mistaken_for_gits_own_words() {
+        let header = "05:26:11.840370 http.c:872   <= Recv header: X: Too many requests\n";
+        assert_eq!(kind(&format!("{header}fatal: repository 'x' not found")), "answered");
+    }
+}

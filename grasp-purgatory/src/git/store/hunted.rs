@@ -1,0 +1,76 @@
+//! Objects that we went to get ourselves.
+
+use std::collections::BTreeSet;
+
+use grasp_core::{Identifier, Oid};
+
+use super::{Incoming, RepoStore};
+use crate::git::check::Completeness;
+use crate::git::error::GitError;
+use crate::git::layout;
+
+impl RepoStore {
+    /// Which of these are not here with their whole history.
+    pub async fn lacking(
+        &self,
+        identifier: &Identifier,
+        tips: &BTreeSet<Oid>,
+    ) -> Result<BTreeSet<Oid>, GitError> {
+        if tips.is_empty() || !self.family(identifier).objects().is_dir() {
+            return Ok(tips.clone());
+        }
+        Ok(match self.lock(identifier).await?.check(tips).await? {
+            Completeness::Complete => BTreeSet::new(),
+            Completeness::Incomplete { missing, broken } => &missing | &broken,
+        })
+    }
+
+    /// A place for objects that are about to come for an identifier. Nothing needs to be served under it yet: the
+    /// objects may be what it takes.
+    pub async fn incoming_for(&self, identifier: &Identifier) -> Result<Incoming, GitError> {
+        let guard = self.lock(identifier).await?;
+        let (store, family, name) = (self.clone(), guard.family.clone(), identifier.clone());
+        guard
+            .blocking(move || {
+                family.create(&name, &store.scratch())?;
+                Incoming::new(&store, family)
+            })
+            .await
+    }
+
+    /// Takes exactly what these tips need of what has arrived, if it is whole; says which of them are here now.
+    ///
+    /// Whoever sent it may have sent more than was asked for. None of that is kept: it could be read by its id.
+    pub async fn take_in(
+        &self,
+        identifier: &Identifier,
+        mut incoming: Incoming,
+        tips: &BTreeSet<Oid>,
+    ) -> Result<BTreeSet<Oid>, GitError> {
+        let whole = match incoming.check(tips).await? {
+            Completeness::Complete => tips.clone(),
+            Completeness::Incomplete { missing, broken } => &(tips - &missing) - &broken,
+        };
+        if whole.is_empty() {
+            self.leave(identifier).await?;
+            return Ok(whole);
+        }
+        let part = incoming.extract(&whole).await?;
+        let mut guard = self.lock(identifier).await?;
+        guard.promote(part).await?;
+        guard.compact().await?;
+        Ok(whole)
+    }
+
+    /// Removes the family again if it was made in vain.
+    async fn leave(&self, identifier: &Identifier) -> Result<(), GitError> {
+        let guard = self.lock(identifier).await?;
+        let (store, family) = (self.clone(), guard.family.clone());
+        guard
+            .blocking(move || {
+                let is_empty = layout::list(&family.objects())?.is_empty();
+                if is_empty { store.remove_if_deserted(&family) } else { Ok(()) }
+            })
+            .await
+    }
+}

@@ -1,0 +1,191 @@
+//! Goes and gets git data that events wait for. Opens nothing, reads no clock.
+//!
+//! ```text
+//!   purgatory ──Wanted───▶ ┌────────┐ ──Brief──▶ what is wanted here, and not here?
+//!   world     ──Briefed──▶ │ Hunter │ ──List───▶ what does that server have?
+//!   servers   ──Fetched──▶ │        │ ──Fetch──▶ get these from there
+//!   timer     ──Tick─────▶ └────────┘ ──Report─▶ log, metrics
+//!                 next_deadline() ─────────────▶ timer
+//! ```
+//!
+//! One attempt for an identifier asks servers one after the other, those that the repository's keepers name first.
+//! Two paths lead to a server. An attempt takes those that may be asked right now; for the others it stands in line
+//! and ends, and the line goes on by itself, whenever a conversation ends or a minute has passed. A server that is
+//! late is no longer waited for: another one is asked beside it.
+//!
+//! Invariants: one attempt per identifier; no server over its limits or asked during its pause; no address tried
+//! twice on one path; nothing asked for that is here.
+
+mod attempt;
+mod case;
+mod config;
+#[cfg(feature = "driver")]
+mod context;
+#[cfg(feature = "driver")]
+mod driver;
+mod io;
+mod plan;
+mod pull;
+mod queue;
+mod throttle;
+mod visit;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use grasp_core::{Host, Identifier, Mono, Now};
+
+pub use self::config::HuntConfig;
+#[cfg(feature = "driver")]
+pub use self::context::SyncContext;
+#[cfg(feature = "driver")]
+pub use self::driver::{Hunting, hunt};
+pub use self::io::{Errand, Input, Output, Report, Scope, Trouble};
+pub use self::plan::{Advertisement, Fingerprint};
+pub use self::throttle::HostFigures;
+
+use self::case::{Case, Flight};
+use self::plan::Memory;
+use self::pull::Pull;
+use self::queue::Queue;
+use self::throttle::Throttle;
+
+/// Everything that is hunted for, and everybody who is asked for it.
+///
+/// ```
+/// use std::time::Duration;
+/// use grasp_core::{Mono, Now};
+/// use grasp_purgatory::hunt::{HuntConfig, Hunter, Input, Output};
+/// use nostr::types::Timestamp;
+///
+/// let now = Now::new(Mono::ZERO, Timestamp::from_secs(1_800_000_000));
+/// let mut hunter = Hunter::new(HuntConfig::default(), now);
+/// let identifier: grasp_core::Identifier = "grasp".parse().unwrap();
+///
+/// let after = Duration::from_millis(500);
+/// let _ = hunter.handle(now, Input::Wanted { identifier: identifier.clone(), after });
+/// assert_eq!(hunter.next_deadline(), Some(Mono::from_millis(500)));
+///
+/// let outputs = hunter.handle(now.after(after), Input::Tick);
+/// assert!(outputs.iter().any(|output| matches!(output, Output::Brief { .. })));
+/// ```
+#[derive(Debug)]
+pub struct Hunter {
+    config: HuntConfig,
+    queue: Queue,
+    throttle: Throttle,
+    memory: Memory,
+    pull: Pull,
+    /// What is wanted and who is visited for it, by identifier.
+    cases: BTreeMap<Identifier, Case>,
+    /// Conversations under way.
+    flights: BTreeMap<Errand, Flight>,
+    /// When conversations of attempts become late.
+    late: BTreeSet<(Mono, Errand)>,
+    next_errand: u64,
+    now: Now,
+}
+
+/// How things stand.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HuntFigures {
+    /// Identifiers that are hunted for.
+    pub queued: usize,
+    /// Conversations under way.
+    pub in_flight: usize,
+}
+
+impl Hunter {
+    /// Hunts for nothing yet. What waited before a restart is to be said anew.
+    pub fn new(config: HuntConfig, now: Now) -> Self {
+        Self {
+            queue: Queue::new(config.backoff),
+            throttle: Throttle::new(&config),
+            memory: Memory::new(&config),
+            pull: Pull::new(config.pull_every, now),
+            cases: BTreeMap::new(),
+            flights: BTreeMap::new(),
+            late: BTreeSet::new(),
+            next_errand: 0,
+            config,
+            now,
+        }
+    }
+
+    /// Tells what happened, and learns what to do about it.
+    #[must_use = "a task that is not begun never ends"]
+    pub fn handle(&mut self, now: Now, input: Input) -> Vec<Output> {
+        self.now = now;
+        let mut out = Vec::new();
+        match input {
+            Input::Wanted { identifier, after } => {
+                if self.queue.enqueue(now.mono, &identifier, after) {
+                    out.push(Output::Report(Report::Queued { identifier, after }));
+                }
+            }
+            Input::Briefed { identifier, wants } => self.on_briefed(&mut out, &identifier, wants),
+            Input::Listed { errand, result } => self.on_listed(&mut out, errand, result),
+            Input::Fetched { errand, got, trouble } => {
+                self.on_fetched(&mut out, errand, &got, trouble);
+            }
+            Input::Counted { identifiers } => self.pull.counted(identifiers),
+            Input::Tick => {}
+        }
+        self.advance(&mut out);
+        debug_assert!(self.is_sound());
+        out
+    }
+
+    /// When to send the next [`Input::Tick`]. To be asked again after each [`handle`](Self::handle).
+    pub fn next_deadline(&self) -> Option<Mono> {
+        let late = self.late.first().map(|(at, _)| *at);
+        let pull = Some(self.pull.next_deadline(self.now));
+        [self.queue.next_deadline(), self.throttle.next_deadline(), late, pull]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// How things stand.
+    pub fn figures(&self) -> HuntFigures {
+        HuntFigures { queued: self.queue.len(), in_flight: self.flights.len() }
+    }
+
+    /// How things stand with each server that was asked lately.
+    pub fn hosts(&self) -> impl Iterator<Item = (&Host, HostFigures)> {
+        self.throttle.figures()
+    }
+
+    /// Does what time has brought.
+    fn advance(&mut self, out: &mut Vec<Output>) {
+        let now = self.now.mono;
+        if self.pull.must_count(now) {
+            out.push(Output::Count);
+        }
+        for identifier in self.pull.due(self.now) {
+            self.queue.pull(now, &identifier);
+        }
+        for start in self.queue.start(now) {
+            let (identifier, attempt) = (start.identifier.clone(), start.attempt);
+            out.push(Output::Report(Report::Started { identifier, attempt }));
+            out.push(Output::Brief { identifier: start.identifier, scope: start.scope });
+        }
+        let passes = self.throttle.due(now);
+        self.grant(out, passes);
+        while self.late.first().is_some_and(|(at, _)| *at <= now) {
+            let Some((_, errand)) = self.late.pop_first() else { break };
+            self.on_late(out, errand);
+        }
+    }
+
+    /// What must be true between any two turns.
+    fn is_sound(&self) -> bool {
+        let flying = self.cases.values().flat_map(Case::errands);
+        let all_fly = flying.into_iter().all(|errand| self.flights.contains_key(&errand));
+        let main_only_in_attempts = self
+            .cases
+            .iter()
+            .all(|(identifier, case)| !case.has_main() || self.queue.is_running(identifier));
+        let needed = self.cases.values().all(|case| !case.needs.is_empty());
+        all_fly && main_only_in_attempts && needed
+    }
+}

@@ -1,0 +1,65 @@
+//! How the hunter goes about it.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use grasp_core::Host;
+use grasp_core::limits::{BackoffPolicy, PermitConfig};
+
+/// The settings of the hunter. When a hunt begins is a setting of [purgatory](crate::Config).
+#[derive(Clone, Debug)]
+pub struct HuntConfig {
+    /// The rests between attempts that left something wanted. Default: 20 seconds doubling to 2 minutes, and hourly
+    /// once half an hour has brought nothing.
+    pub backoff: BackoffPolicy,
+    /// How much a git server is asked for; one conversation of git is one start. Default: 5 at once, 30 per minute.
+    pub per_host: PermitConfig,
+    /// Other limits for some servers. Default: none.
+    pub hosts: BTreeMap<Host, PermitConfig>,
+    /// How long a server that asks for less is left alone if it does not say how long. Default: 1 minute.
+    pub pause: Duration,
+    /// The longest that a server can have itself left alone. Default: 1 hour.
+    pub longest_pause: Duration,
+    /// Objects asked for in one visit although the server does not advertise them. Default: 2.
+    pub guesses_per_visit: usize,
+    /// Such questions to one server within a minute. Default: 6.
+    pub guesses_per_minute: NonZeroUsize,
+    /// How long it is remembered what a server did not have, as long as it advertises the same. Default: 30 minutes.
+    pub memory: Duration,
+    /// For how many addresses that is remembered. Default: 4,096.
+    pub remembered: usize,
+    /// Addresses tried in one attempt; the next attempt goes on with those tried longest ago. Default: 64.
+    pub places_per_attempt: usize,
+    /// When a server is late with its advertisement, so that another is asked beside it. Default: 5 seconds.
+    pub listing_is_late: Duration,
+    /// When it is late with its objects. Default: 30 seconds.
+    pub fetch_is_late: Duration,
+    /// How many servers may be late at once before an attempt waits for one of them. Default: 3.
+    pub late_visits: usize,
+    /// How often everything that is served or was given up is looked after. Default: 1 hour.
+    pub pull_every: Duration,
+}
+
+impl Default for HuntConfig {
+    fn default() -> Self {
+        const MINUTE: Duration = Duration::from_secs(60);
+        const GUESSES: NonZeroUsize = NonZeroUsize::new(6).expect("six is not zero");
+        Self {
+            backoff: BackoffPolicy::GIT_HUNT,
+            per_host: PermitConfig::default(),
+            hosts: BTreeMap::new(),
+            pause: MINUTE,
+            longest_pause: MINUTE * 60,
+            guesses_per_visit: 2,
+            guesses_per_minute: GUESSES,
+            memory: MINUTE * 30,
+            remembered: 4_096,
+            places_per_attempt: 64,
+            listing_is_late: Duration::from_secs(5),
+            fetch_is_late: Duration::from_secs(30),
+            late_visits: 3,
+            pull_every: MINUTE * 60,
+        }
+    }
+}

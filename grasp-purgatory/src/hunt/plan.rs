@@ -1,0 +1,383 @@
+//! Which objects to ask which server for.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
+
+use grasp_core::{CloneUrl, Host, Mono, Oid};
+
+use super::HuntConfig;
+use crate::purgatory::{Phase, Want};
+
+/// Objects remembered for one address. What is over it is asked for again, within the budget for that.
+const MOST_REMEMBERED: usize = 4_096;
+
+/// Two advertisements with the same mark are the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fingerprint(u64);
+
+/// What a server says it has, as far as it matters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Advertisement {
+    /// Those of the wanted objects that a ref points at: a branch, a tag or `refs/nostr/<id>`.
+    pub has: BTreeSet<Oid>,
+    /// The whole of it in short.
+    pub fingerprint: Fingerprint,
+}
+
+impl Advertisement {
+    /// Reads refs one by one, keeping little of them.
+    pub fn read<'a>(
+        refs: impl IntoIterator<Item = (&'a str, Oid)>,
+        wanted: &BTreeSet<Oid>,
+    ) -> Self {
+        let mut hasher = DefaultHasher::new();
+        let mut has = BTreeSet::new();
+        for (name, oid) in refs {
+            (name, oid.as_bytes()).hash(&mut hasher);
+            if wanted.contains(&oid) {
+                has.insert(oid);
+            }
+        }
+        Self { has, fingerprint: Fingerprint(hasher.finish()) }
+    }
+}
+
+/// What is wanted under one identifier, and from where it may be had.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Needs {
+    wants: Vec<Want>,
+}
+
+impl Needs {
+    /// What these events want.
+    pub(super) fn new(wants: Vec<Want>) -> Self {
+        let mut needs = Self { wants };
+        needs.wants.retain(|want| !want.tips.is_empty());
+        needs
+    }
+
+    /// These are here now.
+    pub(super) fn got(&mut self, oids: &BTreeSet<Oid>) {
+        self.wants.iter_mut().for_each(|want| want.tips.retain(|tip| !oids.contains(tip)));
+        self.wants.retain(|want| !want.tips.is_empty());
+    }
+
+    /// Whether nothing is wanted.
+    pub(super) fn is_empty(&self) -> bool {
+        self.wants.is_empty()
+    }
+
+    /// Whether something waits, rather than being looked for once an hour.
+    pub(super) fn is_pressing(&self) -> bool {
+        self.wants.iter().any(|want| want.phase == Phase::Waiting)
+    }
+
+    /// What may be had from an address: the tips of those events that name it, or whose repository does.
+    pub(super) fn of(&self, url: &CloneUrl) -> BTreeSet<Oid> {
+        let names = |want: &&Want| want.trusted.contains(url) || want.untrusted.contains(url);
+        self.wants.iter().filter(names).flat_map(|want| want.tips.iter().copied()).collect()
+    }
+
+    /// Where to look, in this order: where the keepers of the repository say it is, then what only the authors of
+    /// pull requests say. Of the latter the ones not seen for the longest time come first, so that many of them
+    /// cannot keep us from any.
+    pub(super) fn places(&self, memory: &Memory, most: usize) -> Vec<CloneUrl> {
+        let mut seen = BTreeSet::new();
+        let trusted = self.wants.iter().flat_map(|want| &want.trusted);
+        let mut places: Vec<_> = trusted.filter(|url| seen.insert(*url)).collect();
+        let untrusted = self.wants.iter().flat_map(|want| &want.untrusted);
+        let mut others: Vec<_> = untrusted.filter(|url| seen.insert(*url)).collect();
+        others.sort_by_key(|url| memory.last_visit(url));
+        places.extend(others);
+        places.into_iter().take(most).cloned().collect()
+    }
+}
+
+/// The first place that is neither tried nor on a host that is to be left out.
+pub(super) fn next_place<'a>(
+    places: &'a [CloneUrl],
+    tried: &BTreeSet<CloneUrl>,
+    leave_out: &BTreeSet<Host>,
+) -> Option<&'a CloneUrl> {
+    places.iter().find(|url| !tried.contains(*url) && !leave_out.contains(&url.host()))
+}
+
+/// What to ask a server for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Plan {
+    /// All at once.
+    pub batch: BTreeSet<Oid>,
+    /// One by one, for one that the server does not have makes it refuse all others with it.
+    pub guesses: Vec<Oid>,
+}
+
+/// What servers did not have, as long as they advertise the same.
+#[derive(Debug)]
+pub(super) struct Memory {
+    length: Duration,
+    most: usize,
+    addresses: BTreeMap<CloneUrl, Remembered>,
+}
+
+#[derive(Debug)]
+struct Remembered {
+    /// When somebody last set out for it.
+    visited: Mono,
+    /// What it advertised, and since when that is known.
+    advertised: Option<(Fingerprint, Mono)>,
+    /// Asked for alone, in vain.
+    missed: BTreeSet<Oid>,
+    /// Asked for with others, in vain; any of them may have been the cause.
+    doubted: BTreeSet<Oid>,
+}
+
+impl Memory {
+    /// Remembers nothing yet.
+    pub(super) fn new(config: &HuntConfig) -> Self {
+        Self { length: config.memory, most: config.remembered, addresses: BTreeMap::new() }
+    }
+
+    /// Somebody sets out for a server.
+    pub(super) fn visited(&mut self, now: Mono, url: &CloneUrl) {
+        if !self.addresses.contains_key(url) {
+            self.make_room();
+        }
+        let remembered = self.addresses.entry(url.clone()).or_insert_with(|| Remembered {
+            visited: now,
+            advertised: None,
+            missed: BTreeSet::new(),
+            doubted: BTreeSet::new(),
+        });
+        remembered.visited = now;
+    }
+
+    /// A server was listed. What is remembered of another advertisement is worth nothing now.
+    pub(super) fn listed(&mut self, now: Mono, url: &CloneUrl, fingerprint: Fingerprint) {
+        let Some(remembered) = self.addresses.get_mut(url) else { return };
+        let holds =
+            |(known, since): (Fingerprint, Mono)| known == fingerprint && now - since < self.length;
+        if !remembered.advertised.is_some_and(holds) {
+            remembered.advertised = Some((fingerprint, now));
+            remembered.missed.clear();
+            remembered.doubted.clear();
+        }
+    }
+
+    /// A server did not give an object that it was asked for alone.
+    pub(super) fn missed(&mut self, url: &CloneUrl, oid: Oid) {
+        if let Some(remembered) = self.addresses.get_mut(url) {
+            remembered.doubted.remove(&oid);
+            insert_bounded(&mut remembered.missed, [oid]);
+        }
+    }
+
+    /// A server did not give objects that it was asked for together.
+    pub(super) fn doubted(&mut self, url: &CloneUrl, oids: impl IntoIterator<Item = Oid>) {
+        if let Some(remembered) = self.addresses.get_mut(url) {
+            insert_bounded(&mut remembered.doubted, oids);
+        }
+    }
+
+    /// What to ask a server for that was just [listed](Self::listed).
+    pub(super) fn plan(
+        &self,
+        url: &CloneUrl,
+        wanted: &BTreeSet<Oid>,
+        advertised: &Advertisement,
+    ) -> Plan {
+        let mut plan = Plan::default();
+        let remembered = self.addresses.get(url);
+        for oid in wanted {
+            let is_missed = remembered.is_some_and(|remembered| remembered.missed.contains(oid));
+            let is_doubted = remembered.is_some_and(|remembered| remembered.doubted.contains(oid));
+            if advertised.has.contains(oid) && !is_missed && !is_doubted {
+                plan.batch.insert(*oid);
+            } else if !is_missed {
+                plan.guesses.push(*oid);
+            }
+        }
+        plan
+    }
+
+    fn last_visit(&self, url: &CloneUrl) -> Option<Mono> {
+        self.addresses.get(url).map(|remembered| remembered.visited)
+    }
+
+    fn make_room(&mut self) {
+        while self.addresses.len() >= self.most.max(1) {
+            let oldest = self.addresses.iter().min_by_key(|(_, remembered)| remembered.visited);
+            let Some(oldest) = oldest.map(|(url, _)| url.clone()) else { return };
+            self.addresses.remove(&oldest);
+        }
+    }
+}
+
+fn insert_bounded(set: &mut BTreeSet<Oid>, oids: impl IntoIterator<Item = Oid>) {
+    let room = MOST_REMEMBERED.saturating_sub(set.len());
+    set.extend(oids.into_iter().take(room));
+}
+
+#[cfg(test)]
+mod tests {
+    use nostr::event::EventId;
+
+    use super::*;
+
+    fn oid(n: u8) -> Oid {
+        Oid::Sha1([n; 20])
+    }
+
+    fn oids(numbers: &[u8]) -> BTreeSet<Oid> {
+        numbers.iter().map(|n| oid(*n)).collect()
+    }
+
+    fn url(text: &str) -> CloneUrl {
+        text.parse().unwrap()
+    }
+
+    fn urls(texts: &[&str]) -> Vec<CloneUrl> {
+        texts.iter().map(|text| url(text)).collect()
+    }
+
+    fn want(tips: &[u8], trusted: &[&str], untrusted: &[&str]) -> Want {
+        Want {
+            id: EventId::from_slice(&[tips[0]; 32]).unwrap(),
+            phase: Phase::Waiting,
+            tips: tips.iter().map(|n| oid(*n)).collect(),
+            trusted: urls(trusted),
+            untrusted: urls(untrusted),
+        }
+    }
+
+    fn memory() -> Memory {
+        Memory::new(&HuntConfig::default())
+    }
+
+    fn list(memory: &mut Memory, second: u64, address: &str, fingerprint: Fingerprint) {
+        memory.visited(Mono::from_secs(second), &url(address));
+        memory.listed(Mono::from_secs(second), &url(address), fingerprint);
+    }
+
+    const A: &str = "https://a.example.com/x.git";
+    const B: &str = "https://b.example.com/x.git";
+    const C: &str = "https://c.example.com/x.git";
+
+    #[test]
+    fn throttled_hosts_are_left_out() {
+        let leave_out = BTreeSet::from([url(A).host()]);
+        assert_eq!(next_place(&urls(&[A, B]), &BTreeSet::new(), &leave_out), Some(&url(B)));
+    }
+
+    #[test]
+    fn tried_addresses_are_left_out() {
+        let tried = BTreeSet::from([url(A)]);
+        assert_eq!(next_place(&urls(&[A, B]), &tried, &BTreeSet::new()), Some(&url(B)));
+    }
+
+    #[test]
+    fn there_is_an_end_of_addresses() {
+        let (tried, leave_out) = (BTreeSet::from([url(A)]), BTreeSet::from([url(B).host()]));
+        assert_eq!(next_place(&urls(&[A, B]), &tried, &leave_out), None);
+    }
+
+    #[test]
+    fn what_the_keepers_name_comes_first_and_contributors_places_last() {
+        let needs = Needs::new(vec![want(&[1], &[A], &[C]), want(&[2], &[A, B], &[])]);
+        assert_eq!(needs.places(&memory(), 9), urls(&[A, B, C]));
+    }
+
+    #[test]
+    fn a_contributors_server_is_asked_for_the_contribution_alone() {
+        let needs = Needs::new(vec![want(&[1], &[A], &[C]), want(&[2], &[A], &[])]);
+        assert_eq!(needs.of(&url(A)), oids(&[1, 2]));
+        assert_eq!(needs.of(&url(C)), oids(&[1]));
+    }
+
+    #[test]
+    fn ten_thousand_addresses_are_tried_a_few_at_a_time_and_all_in_the_end() {
+        let many: Vec<_> = (0..10_000).map(|n| format!("https://h{n}.example.com/x")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        let needs = Needs::new(vec![want(&[1], &[A], &many)]);
+        let mut memory = Memory::new(&HuntConfig { remembered: 20_000, ..HuntConfig::default() });
+        let mut seen = BTreeSet::new();
+        for attempt in 0..160 {
+            let places = needs.places(&memory, 64);
+            assert_eq!((places.len(), &places[0]), (64, &url(A)));
+            for place in places {
+                memory.visited(Mono::from_secs(attempt), &place);
+                seen.insert(place);
+            }
+        }
+        assert_eq!(seen.len(), 10_001);
+    }
+
+    #[test]
+    fn advertised_objects_come_in_one_batch_and_others_one_by_one() {
+        let wanted = oids(&[1, 2, 3]);
+        let nostr = format!("refs/nostr/{}", "e".repeat(64));
+        let refs = [("refs/heads/main", oid(1)), (nostr.as_str(), oid(3)), ("refs/tags/x", oid(9))];
+        let advertised = Advertisement::read(refs, &wanted);
+        assert_eq!(advertised.has, oids(&[1, 3]));
+        let plan = memory().plan(&url(A), &wanted, &advertised);
+        assert_eq!(plan, Plan { batch: oids(&[1, 3]), guesses: vec![oid(2)] });
+    }
+
+    #[test]
+    fn a_miss_is_remembered_until_the_server_advertises_something_else() {
+        let mut memory = memory();
+        let wanted = oids(&[1]);
+        let before = Advertisement::read([("refs/heads/main", oid(7))], &wanted);
+        let after = Advertisement::read([("refs/heads/main", oid(8))], &wanted);
+        list(&mut memory, 0, A, before.fingerprint);
+        memory.missed(&url(A), oid(1));
+        list(&mut memory, 60, A, before.fingerprint);
+        assert_eq!(memory.plan(&url(A), &wanted, &before), Plan::default());
+        assert_eq!(memory.plan(&url(B), &wanted, &before).guesses, [oid(1)], "elsewhere it may be");
+        list(&mut memory, 61, A, after.fingerprint);
+        assert_eq!(memory.plan(&url(A), &wanted, &after).guesses, [oid(1)]);
+    }
+
+    #[test]
+    fn a_miss_is_forgotten_after_half_an_hour() {
+        let mut memory = memory();
+        let wanted = oids(&[1]);
+        let advertised = Advertisement::read([("refs/heads/main", oid(7))], &wanted);
+        list(&mut memory, 0, A, advertised.fingerprint);
+        memory.missed(&url(A), oid(1));
+        list(&mut memory, 30 * 60, A, advertised.fingerprint);
+        assert_eq!(memory.plan(&url(A), &wanted, &advertised).guesses, [oid(1)]);
+    }
+
+    #[test]
+    fn after_a_refused_batch_each_object_is_asked_for_alone() {
+        let mut memory = memory();
+        let wanted = oids(&[1, 2]);
+        let advertised = Advertisement::read([("a", oid(1)), ("b", oid(2))], &wanted);
+        list(&mut memory, 0, A, advertised.fingerprint);
+        memory.doubted(&url(A), wanted.clone());
+        let plan = memory.plan(&url(A), &wanted, &advertised);
+        assert_eq!(plan, Plan { batch: oids(&[]), guesses: vec![oid(1), oid(2)] });
+        memory.missed(&url(A), oid(1));
+        assert_eq!(memory.plan(&url(A), &wanted, &advertised).guesses, [oid(2)]);
+    }
+
+    #[test]
+    fn memory_is_bounded_and_forgets_the_oldest() {
+        let mut memory = Memory::new(&HuntConfig { remembered: 2, ..HuntConfig::default() });
+        for (second, text) in [A, B, C].iter().enumerate() {
+            list(&mut memory, second as u64, text, Fingerprint(0));
+        }
+        assert_eq!(memory.addresses.keys().cloned().collect::<Vec<_>>(), urls(&[B, C]));
+    }
+
+    #[test]
+    fn what_came_is_not_wanted_any_more() {
+        let mut needs = Needs::new(vec![want(&[1, 2], &[A], &[]), want(&[2], &[B], &[])]);
+        needs.got(&oids(&[2]));
+        assert_eq!((needs.of(&url(A)), needs.of(&url(B))), (oids(&[1]), oids(&[])));
+        assert!(!needs.is_empty());
+        needs.got(&oids(&[1]));
+        assert!(needs.is_empty());
+    }
+}

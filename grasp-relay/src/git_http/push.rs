@@ -1,0 +1,239 @@
+//! A push that was understood, from its first judgement to the report.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Bytes;
+use grasp_core::push::{
+    AuthorisedPush, OptionsReader, PushRequest, PushVerdict, RefReport, RefVerdict,
+    encode_progress, encode_report,
+};
+use grasp_core::{Namespace, RefName, RepoId};
+use grasp_purgatory::git::{Blame, GitError, Incoming};
+use grasp_purgatory::{Door, Input};
+use nostr::event::EventId;
+use tokio::sync::mpsc;
+
+use super::body::{BodyError, GitBody};
+use super::{GitHttp, HttpError};
+
+/// How often a client that waits hears that we are at it: some give up on a silent server.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
+
+/// Why a push that was understood did not happen.
+enum Failed {
+    /// The connection is gone, or what came is not what it should be.
+    Body(BodyError),
+    /// Git or the disk.
+    Git(GitError),
+    /// Our other parts.
+    Ours(HttpError),
+    /// Push options that could not be read.
+    Options(String),
+}
+
+impl Failed {
+    /// What the person who pushed reads.
+    fn reason(&self) -> String {
+        match self {
+            Self::Body(error) => error.to_string(),
+            Self::Git(error) if error.blame() != Blame::Us || error.is_disk_full() => {
+                error.to_string()
+            }
+            Self::Git(_) | Self::Ours(_) => String::from("the server failed, try again"),
+            Self::Options(why) => why.clone(),
+        }
+    }
+}
+
+impl Failed {
+    /// Tells the operator, as loudly as it concerns them.
+    fn log(&self) {
+        match self {
+            Self::Git(error) if error.blame() == Blame::Us => {
+                tracing::error!(%error, "a push failed");
+            }
+            Self::Ours(error) => tracing::error!(%error, "a push failed"),
+            Self::Git(_) | Self::Body(_) | Self::Options(_) => {
+                tracing::debug!(reason = self.reason(), "a push was refused");
+            }
+        }
+    }
+}
+
+impl From<GitError> for Failed {
+    fn from(error: GitError) -> Self {
+        Self::Git(error)
+    }
+}
+
+impl From<BodyError> for Failed {
+    fn from(error: BodyError) -> Self {
+        Self::Body(error)
+    }
+}
+
+impl From<HttpError> for Failed {
+    fn from(error: HttpError) -> Self {
+        Self::Ours(error)
+    }
+}
+
+/// One push.
+pub(super) struct Push {
+    pub(super) git: Arc<GitHttp>,
+    pub(super) repo: RepoId,
+    pub(super) request: PushRequest,
+}
+
+/// What follows the commands.
+pub(super) struct Pack {
+    pub(super) body: GitBody,
+    pub(super) rest: Vec<u8>,
+}
+
+impl Push {
+    /// Does it and reports, with a sign of life now and then.
+    pub(super) async fn run(self, pack: Pack, answer: mpsc::Sender<Vec<u8>>) {
+        let capabilities = self.request.capabilities();
+        let refs: Vec<_> = self.request.commands().iter().map(|c| c.name.clone()).collect();
+        let work = self.work(pack);
+        tokio::pin!(work);
+        let mut signs = tokio::time::interval(SIGN_OF_LIFE);
+        signs.tick().await;
+        let reports = loop {
+            tokio::select! {
+                reports = &mut work => break reports,
+                _ = signs.tick() => {
+                    let sign = encode_progress("still working", capabilities);
+                    if !sign.is_empty() {
+                        let _ = answer.send(sign).await;
+                    }
+                }
+            }
+        };
+        let reports = reports.unwrap_or_else(|failed| {
+            let refusal = Some(failed.reason());
+            failed.log();
+            refs.into_iter().map(|name| RefReport { name, refusal: refusal.clone() }).collect()
+        });
+        let _ = answer.send(encode_report(&reports, capabilities)).await;
+    }
+
+    /// A client that still sends reads no answer: whatever the end is, the request is taken to its own.
+    async fn work(&self, mut pack: Pack) -> Result<Vec<RefReport>, Failed> {
+        let reports = self.judge_and_execute(&mut pack).await;
+        pack.body.drain().await;
+        reports
+    }
+
+    async fn judge_and_execute(&self, pack: &mut Pack) -> Result<Vec<RefReport>, Failed> {
+        if self.request.capabilities().push_options {
+            pack.pass_over_options().await?;
+        }
+        let refs = self.git.keeper.repos().refs(&self.repo).await?;
+        let grounds = self.git.grounds(&self.repo, &self.request).await?;
+        let early = grounds.judge(&self.request, &refs);
+        if early.authorised.is_none() {
+            return Ok(reports(&early));
+        }
+        let _at_work = self.git.keeper.at_work(&self.repo);
+        let incoming = self.unpack(pack).await?;
+        self.execute(incoming).await
+    }
+
+    /// Receives the pack into quarantine; `None` if the push only deletes.
+    async fn unpack(&self, pack: &mut Pack) -> Result<Option<Incoming>, Failed> {
+        if self.request.commands().iter().all(|command| command.new.is_none()) {
+            return Ok(None);
+        }
+        let incoming = self.git.keeper.repos().incoming(&self.repo).await?;
+        let mut unpacking = incoming.unpack(self.git.limits.push_bytes).await?;
+        unpacking.feed(&pack.rest).await?;
+        while let Some(bytes) = pack.body.next().await? {
+            unpacking.feed(&bytes).await?;
+        }
+        unpacking.finish().await?;
+        Ok(Some(incoming))
+    }
+
+    /// Judges again under the lock, moves refs, and waits until what follows from it is served.
+    async fn execute(&self, incoming: Option<Incoming>) -> Result<Vec<RefReport>, Failed> {
+        let keeper = &self.git.keeper;
+        let mut guard = keeper.repos().lock(&self.repo.identifier).await?;
+        let refs = guard.refs(&self.repo.owner).await?;
+        let grounds = self.git.grounds(&self.repo, &self.request).await?;
+        let verdict = grounds.judge(&self.request, &refs);
+        let Some(push) = &verdict.authorised else { return Ok(reports(&verdict)) };
+        let events = self.events(&verdict, push);
+        keeper.tell(Input::PushAuthorised { repo: self.repo.clone(), events }).await;
+        let head = grounds.head_of(verdict.realises);
+        let now = keeper.clock().now().unix;
+        let accepted = guard.accept(&self.repo.owner, push, incoming, head, now).await;
+        drop(guard);
+        // Also after a failure: what was staged before it is there, and must be accounted for.
+        self.tell_staged(push).await;
+        accepted?;
+        keeper.settle(&self.repo.identifier).await.map_err(HttpError::from)?;
+        let mut reports = reports(&verdict);
+        self.correct(&mut reports, &verdict, push).await?;
+        Ok(reports)
+    }
+
+    /// The state and the pull requests that a push brings data for.
+    fn events(&self, verdict: &PushVerdict, push: &AuthorisedPush) -> BTreeSet<EventId> {
+        let proposals = push.execute().iter().filter_map(|command| event_of(&command.name));
+        proposals.chain(verdict.realises).collect()
+    }
+
+    async fn tell_staged(&self, push: &AuthorisedPush) {
+        for command in push.stage() {
+            let (Some(id), Some(tip)) = (event_of(&command.name), command.new) else { continue };
+            let door = Door::Repository(self.repo.clone());
+            let repos = self.git.keeper.repos();
+            if let Ok(bytes) = repos.staged_bytes(&self.repo.identifier, id, tip).await {
+                self.git.keeper.tell(Input::PushStaged { id, tip, door, bytes }).await;
+            }
+        }
+    }
+}
+
+impl Pack {
+    async fn pass_over_options(&mut self) -> Result<(), Failed> {
+        let mut options = OptionsReader::default();
+        let mut bytes = Bytes::from(std::mem::take(&mut self.rest));
+        loop {
+            match options.feed(&bytes).map_err(|why| Failed::Options(why.to_string()))? {
+                Some(rest) => {
+                    self.rest = rest;
+                    return Ok(());
+                }
+                None => {
+                    let cut_off =
+                        || Failed::Options(String::from("the push options are incomplete"));
+                    bytes = self.body.next().await?.ok_or_else(cut_off)?;
+                }
+            }
+        }
+    }
+}
+
+/// The event that a ref belongs to.
+pub(super) fn event_of(name: &RefName) -> Option<EventId> {
+    match name.namespace() {
+        Namespace::Nostr(id) => Some(id),
+        _ => None,
+    }
+}
+
+fn reports(verdict: &PushVerdict) -> Vec<RefReport> {
+    let report = |(name, verdict): &(RefName, RefVerdict)| RefReport {
+        name: name.clone(),
+        refusal: match verdict {
+            RefVerdict::Refused(why) => Some(why.to_string()),
+            RefVerdict::Satisfied | RefVerdict::Execute | RefVerdict::Stage => None,
+        },
+    };
+    verdict.refs.iter().map(report).collect()
+}

@@ -1,0 +1,267 @@
+//! The hunt for git data, as the keeper has it done.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use grasp_core::nip34::{Announcement, Proposal, State};
+use grasp_core::{CloneUrl, Identifier, Now, Oid, kinds};
+use grasp_purgatory::git::Fetcher;
+use grasp_purgatory::hunt::{
+    Advertisement, HuntConfig, Hunting, Report, Scope, SyncContext, Trouble, hunt,
+};
+use grasp_purgatory::{Input, Phase, Want};
+use nostr::event::{Event, EventId};
+use nostr::filter::{Filter, SingleLetterTag};
+use tokio::sync::{mpsc, oneshot};
+
+use super::Order;
+use super::git::KeepError;
+use super::lane::Hands;
+
+/// Served pull requests of one identifier that are looked after every hour, the latest.
+const MOST_PROPOSALS: usize = 1_000;
+
+/// Git servers that are asked for what a served event lacks.
+const MOST_PLACES: usize = 32;
+
+/// With what the keeper hunts.
+#[derive(Clone)]
+pub struct HuntParts {
+    /// How.
+    pub config: HuntConfig,
+    /// Who goes and gets it.
+    pub fetcher: Fetcher,
+    /// Who hears of it, besides the log. Must not wait for anything.
+    pub observer: HuntObserver,
+}
+
+/// Hears what is worth counting.
+pub type HuntObserver = Arc<dyn Fn(&Report) + Send + Sync>;
+
+/// The keeper's side of the hunt. Does not keep the keeper alive: the hunt ends with it.
+pub(super) struct World {
+    hands: Hands,
+    orders: mpsc::WeakSender<Order>,
+    fetcher: Fetcher,
+    observer: HuntObserver,
+}
+
+impl World {
+    pub(super) fn hunt(parts: HuntParts, hands: Hands, orders: mpsc::WeakSender<Order>) -> Hunting {
+        let HuntParts { config, fetcher, observer } = parts;
+        hunt(config, Arc::new(Self { hands, orders, fetcher, observer }))
+    }
+
+    async fn try_brief(
+        &self,
+        identifier: &Identifier,
+        scope: Scope,
+    ) -> Result<Vec<Want>, KeepError> {
+        let events = self.hands.events(named(kinds::ANNOUNCEMENT, identifier)).await?;
+        let stored: Vec<_> = read(&events, |event| Announcement::parse(event).ok());
+        let (mut wants, families) = self.kept(identifier, stored.clone()).await?;
+        match scope {
+            Scope::Waiting => wants.retain(|want| want.phase == Phase::Waiting),
+            Scope::Everything => wants.extend(self.served(identifier, &stored).await?),
+        }
+        let tips = wants.iter().flat_map(|want| want.tips.iter().copied()).collect();
+        let lacking = self.hands.parts.repos.lacking(identifier, &tips).await?;
+        for want in &mut wants {
+            want.tips.retain(|tip| lacking.contains(tip));
+            self.look_elsewhere(want, families.get(&want.id)).await?;
+        }
+        wants.retain(|want| !want.tips.is_empty());
+        Ok(wants)
+    }
+
+    /// What purgatory keeps, and in which families each of its pull requests may be complete.
+    async fn kept(
+        &self,
+        identifier: &Identifier,
+        stored: Vec<Announcement>,
+    ) -> Result<(Vec<Want>, BTreeMap<EventId, BTreeSet<Identifier>>), KeepError> {
+        let (reply, answer) = oneshot::channel();
+        let name = identifier.clone();
+        let question = Order::Ask(Box::new(move |purgatory| {
+            let proposals = purgatory.proposals(&name).into_iter();
+            let families = proposals.map(|kept| (kept.id, kept.families)).collect();
+            let _ = reply.send((purgatory.wants(&name, &stored), families));
+        }));
+        let orders = self.orders.upgrade().ok_or(KeepError::Gone)?;
+        orders.send(question).await.map_err(|_| KeepError::Gone)?;
+        answer.await.map_err(|_| KeepError::Gone)
+    }
+
+    /// A pull request may be complete in another family that it is addressed to.
+    async fn look_elsewhere(
+        &self,
+        want: &mut Want,
+        families: Option<&BTreeSet<Identifier>>,
+    ) -> Result<(), KeepError> {
+        for family in families.into_iter().flatten() {
+            if want.tips.is_empty() {
+                break;
+            }
+            let tips = want.tips.iter().copied().collect();
+            let lacking = self.hands.parts.repos.lacking(family, &tips).await?;
+            want.tips.retain(|tip| lacking.contains(tip));
+        }
+        Ok(())
+    }
+
+    /// What served events name. All of it should be here; what a damaged disk has lost comes back.
+    async fn served(
+        &self,
+        identifier: &Identifier,
+        announcements: &[Announcement],
+    ) -> Result<Vec<Want>, KeepError> {
+        let trusted = self.places(announcements.iter().flat_map(|a| &a.clone));
+        let want = |id, tips, untrusted: &[CloneUrl]| Want {
+            id,
+            phase: Phase::Shelved,
+            tips,
+            trusted: trusted.clone(),
+            untrusted: self.places(untrusted.iter().filter(|url| !trusted.contains(url))),
+        };
+        let events = self.hands.events(named(kinds::STATE, identifier)).await?;
+        let states = read(&events, |event| State::parse(event).ok());
+        let states =
+            states.iter().filter_map(|state| Some(want(state.version.id, state.tips()?, &[])));
+        let events = self.hands.events(addressed(announcements)).await?;
+        let proposals = read(&events, |event| Proposal::parse(event).ok());
+        let proposals = proposals.iter().filter_map(|p| Some(want(p.id, vec![p.tip()?], &p.clone)));
+        Ok(states.chain(proposals).collect())
+    }
+
+    /// Some git servers, each once and never ourselves.
+    fn places<'a>(&self, urls: impl Iterator<Item = &'a CloneUrl>) -> Vec<CloneUrl> {
+        let service = &self.hands.parts.policy.service;
+        let mut seen = BTreeSet::new();
+        let others = urls.filter(|url| !service.is_us(url.as_str()));
+        others.filter(|url| seen.insert(*url)).take(MOST_PLACES).cloned().collect()
+    }
+
+    /// Everything with a view, and everything that purgatory has given up and not forgotten.
+    async fn try_identifiers(&self) -> Result<BTreeSet<Identifier>, KeepError> {
+        let (reply, answer) = oneshot::channel();
+        let question = Order::Ask(Box::new(move |purgatory| {
+            let _ = reply.send(purgatory.wanting(Phase::Shelved));
+        }));
+        let orders = self.orders.upgrade().ok_or(KeepError::Gone)?;
+        orders.send(question).await.map_err(|_| KeepError::Gone)?;
+        drop(orders);
+        let mut identifiers = answer.await.map_err(|_| KeepError::Gone)?;
+        let views = self.hands.parts.repos.repositories().await?;
+        identifiers.extend(views.into_iter().map(|repo| repo.identifier));
+        Ok(identifiers)
+    }
+}
+
+impl SyncContext for World {
+    fn now(&self) -> Now {
+        self.hands.parts.clock.now()
+    }
+
+    async fn brief(&self, identifier: &Identifier, scope: Scope) -> Option<Vec<Want>> {
+        let wants = self.try_brief(identifier, scope).await;
+        wants.inspect_err(|error| tracing::warn!(%error, %identifier, "cannot hunt now")).ok()
+    }
+
+    async fn list(&self, url: &CloneUrl, wanted: &BTreeSet<Oid>) -> Result<Advertisement, Trouble> {
+        self.fetcher.list(url, wanted).await
+    }
+
+    async fn fetch(
+        &self,
+        identifier: &Identifier,
+        url: &CloneUrl,
+        oids: &BTreeSet<Oid>,
+    ) -> (BTreeSet<Oid>, Option<Trouble>) {
+        let Some(_under_way) = UnderWay::begin(&self.orders, identifier).await else {
+            return (BTreeSet::new(), Some(Trouble::Cancelled));
+        };
+        let fetched = self.fetcher.fetch(identifier, url, oids).await;
+        (fetched.got, fetched.trouble)
+    }
+
+    async fn identifiers(&self) -> BTreeSet<Identifier> {
+        let identifiers = self.try_identifiers().await;
+        identifiers
+            .inspect_err(|error| tracing::warn!(%error, "cannot tell what to look after"))
+            .unwrap_or_default()
+    }
+
+    fn report(&self, report: &Report) {
+        log(report);
+        (self.observer)(report);
+    }
+}
+
+/// A fetch that purgatory knows of, until this is dropped: however it ends, purgatory hears of it and looks again.
+struct UnderWay {
+    orders: mpsc::WeakSender<Order>,
+    identifier: Identifier,
+}
+
+impl UnderWay {
+    async fn begin(orders: &mpsc::WeakSender<Order>, identifier: &Identifier) -> Option<Self> {
+        let started = Input::FetchStarted { identifier: identifier.clone() };
+        orders.upgrade()?.send(Order::Tell(started)).await.ok()?;
+        Some(Self { orders: orders.clone(), identifier: identifier.clone() })
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        let Some(orders) = self.orders.upgrade() else { return };
+        let ended = Order::Tell(Input::FetchEnded { identifier: self.identifier.clone() });
+        // There is nearly always room; if not, whoever makes it must not be waited for here.
+        if let Err(mpsc::error::TrySendError::Full(ended)) = orders.try_send(ended) {
+            tokio::spawn(async move { drop(orders.send(ended).await) });
+        }
+    }
+}
+
+fn named(kind: nostr::event::Kind, identifier: &Identifier) -> Filter {
+    Filter::new().kind(kind).identifier(identifier.as_str())
+}
+
+/// Pull requests that are addressed to one of these repositories.
+fn addressed(announcements: &[Announcement]) -> Filter {
+    let repos = announcements.iter().map(|announcement| announcement.repo.to_string());
+    Filter::new()
+        .kinds([kinds::PULL_REQUEST, kinds::PULL_REQUEST_UPDATE])
+        .custom_tags(SingleLetterTag::LOWERCASE_A, repos)
+        .limit(MOST_PROPOSALS)
+}
+
+fn read<T>(events: &[Arc<Event>], parse: impl Fn(&Event) -> Option<T>) -> Vec<T> {
+    events.iter().filter_map(|event| parse(event)).collect()
+}
+
+fn log(report: &Report) {
+    match report {
+        Report::Queued { identifier, after } => {
+            tracing::debug!(%identifier, ?after, "git data will be hunted for");
+        }
+        Report::Started { identifier, attempt } => {
+            tracing::debug!(%identifier, attempt, "hunting for git data");
+        }
+        Report::Complete { identifier } => {
+            tracing::info!(%identifier, "all git data that was wanted is here");
+        }
+        Report::Incomplete { identifier, attempts, next } => {
+            tracing::debug!(%identifier, attempts, ?next, "git data is still wanted");
+        }
+        Report::Fetched { identifier, url, oids } => {
+            tracing::debug!(%identifier, %url, oids, "fetched git data");
+        }
+        Report::Failed { identifier, url, trouble } => {
+            tracing::warn!(%identifier, %url, %trouble, "a git server gave less than it was asked for");
+        }
+        Report::Paused { host, length } => {
+            tracing::info!(%host, ?length, "a git server asks for less and is left alone");
+        }
+        other => tracing::debug!(report = ?other, "hunting"),
+    }
+}

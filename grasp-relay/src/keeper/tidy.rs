@@ -1,0 +1,60 @@
+//! What is done for every repository name now and then.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use futures_util::TryStreamExt;
+use grasp_core::nip34::Announcement;
+use grasp_core::{Identifier, kinds};
+use grasp_purgatory::git::GitError;
+use nostr::filter::Filter;
+
+use super::git::KeepError;
+use super::lane::Hands;
+
+impl Hands {
+    /// Every name that something is hosted under, on disk or by a stored announcement.
+    pub(super) async fn names(&self) -> Option<VecDeque<Identifier>> {
+        match self.try_names().await {
+            Ok(names) => Some(names.into_iter().collect()),
+            Err(error) => {
+                tracing::warn!(%error, "could not find out what is hosted here");
+                None
+            }
+        }
+    }
+
+    async fn try_names(&self) -> Result<BTreeSet<Identifier>, KeepError> {
+        let repos = &self.parts.repos;
+        let views = repos.repositories().await?.into_iter().map(|repo| repo.identifier);
+        let mut names: BTreeSet<Identifier> = views.collect();
+        names.extend(repos.families_with_retired().await?);
+        let announcements = vec![Filter::new().kind(kinds::ANNOUNCEMENT)];
+        let mut found = self.parts.store.query(announcements, self.parts.clock.now().unix);
+        while let Some(chunk) = found.try_next().await? {
+            for stored in chunk {
+                let hosted = Announcement::parse(&stored.event()?).ok();
+                let hosted = hosted.filter(|announcement| self.parts.policy.hosts(announcement));
+                names.extend(hosted.map(|announcement| announcement.repo.identifier));
+            }
+        }
+        Ok(names)
+    }
+
+    /// Forgets what was kept for long enough, and makes few packs of many.
+    pub(super) async fn tidy(&self, identifier: &Identifier) {
+        if let Err(error) = self.try_tidy(identifier).await {
+            tracing::warn!(%error, %identifier, "could not tidy up");
+        }
+    }
+
+    async fn try_tidy(&self, identifier: &Identifier) -> Result<(), GitError> {
+        let now = self.parts.clock.now().unix;
+        let mut guard = self.parts.repos.lock(identifier).await?;
+        guard.forget_old_tips(now).await?;
+        guard.forget_retired(now).await?;
+        if guard.compact().await? {
+            tracing::debug!(%identifier, "made few packs of many");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,102 @@
+//! An event store that fails when it is told to.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use futures_util::future::BoxFuture;
+use futures_util::stream::BoxStream;
+use grasp_relay::store::{EventStore, Inventory, Refusal, Saved, StoreError, StoredEvent};
+use nostr::event::{Event, EventId};
+use nostr::filter::Filter;
+use nostr::nips::nip01::Coordinate;
+use nostr::types::Timestamp;
+
+use crate::Wrapping;
+
+/// A switch: while it is on, no state event can be stored.
+#[derive(Clone, Debug, Default)]
+pub struct Fault {
+    on: Arc<AtomicBool>,
+}
+
+impl Fault {
+    /// What to put around the store of an instance.
+    pub fn wrapping(&self) -> Wrapping {
+        let fault = self.clone();
+        Arc::new(move |store| Arc::new(Faulty { store, fault: fault.clone() }))
+    }
+
+    /// Turns it on or off.
+    pub fn set(&self, on: bool) {
+        self.on.store(on, Ordering::SeqCst);
+    }
+}
+
+struct Faulty {
+    store: Arc<dyn EventStore>,
+    fault: Fault,
+}
+
+impl EventStore for Faulty {
+    fn save(
+        &self,
+        events: Vec<Arc<Event>>,
+        now: Timestamp,
+    ) -> BoxFuture<'_, Result<Vec<Saved>, StoreError>> {
+        let state = events.iter().any(|event| event.kind == grasp_core::kinds::STATE);
+        if state && self.fault.on.load(Ordering::SeqCst) {
+            let error = std::io::Error::from(std::io::ErrorKind::StorageFull);
+            return Box::pin(std::future::ready(Err(StoreError::Engine(Box::new(error)))));
+        }
+        self.store.save(events, now)
+    }
+
+    fn refusal(
+        &self,
+        event: Arc<Event>,
+        now: Timestamp,
+    ) -> BoxFuture<'_, Result<Option<Refusal>, StoreError>> {
+        self.store.refusal(event, now)
+    }
+
+    fn query(
+        &self,
+        filters: Vec<Filter>,
+        now: Timestamp,
+    ) -> BoxStream<'static, Result<Vec<StoredEvent>, StoreError>> {
+        self.store.query(filters, now)
+    }
+
+    fn count(
+        &self,
+        filters: Vec<Filter>,
+        now: Timestamp,
+    ) -> BoxFuture<'_, Result<u64, StoreError>> {
+        self.store.count(filters, now)
+    }
+
+    fn inventory(
+        &self,
+        filter: Filter,
+        now: Timestamp,
+        max: usize,
+    ) -> BoxFuture<'_, Result<Inventory, StoreError>> {
+        self.store.inventory(filter, now, max)
+    }
+
+    fn superseded(&self, coordinate: Coordinate) -> BoxFuture<'_, Result<Vec<Event>, StoreError>> {
+        self.store.superseded(coordinate)
+    }
+
+    fn remove(&self, ids: Vec<EventId>) -> BoxFuture<'_, Result<u64, StoreError>> {
+        self.store.remove(ids)
+    }
+
+    fn sweep(&self, now: Timestamp) -> BoxFuture<'_, Result<u64, StoreError>> {
+        self.store.sweep(now)
+    }
+
+    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.store.close()
+    }
+}

@@ -1,0 +1,328 @@
+//! A git server that is nobody's but ours: honest by means of git's own CGI program, or bad in one of many ways.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::process::Command;
+use tokio::task::JoinHandle;
+
+use crate::Workdir;
+
+/// How a server behaves.
+#[derive(Clone, Debug)]
+pub enum Manner {
+    /// As git does.
+    Honest,
+    /// Takes every question and answers none.
+    Silent,
+    /// Advertises honestly, and gives no objects.
+    SilentWithObjects,
+    /// Answers honestly, byte by byte.
+    Drips,
+    /// Sends everybody elsewhere.
+    Redirects(String),
+    /// Wants to be left alone for so many seconds.
+    Limits(u64),
+    /// Advertises refs without end.
+    Endless,
+    /// Advertises this object, which it has not.
+    Lies(String),
+    /// Gives objects that are not what they were.
+    Corrupts,
+}
+
+/// A running git server, stopped when it is dropped.
+#[derive(Debug)]
+pub struct GitServer {
+    address: SocketAddr,
+    root: TempDir,
+    shared: Arc<Mutex<Shared>>,
+    running: JoinHandle<()>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    manner: Manner,
+    asked: Vec<Asked>,
+    open: usize,
+    most_open: usize,
+}
+
+/// A question as it came.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    /// When.
+    pub at: Instant,
+    /// The path and what follows it.
+    pub target: String,
+}
+
+struct Request {
+    method: String,
+    target: String,
+    headers: Vec<(String, String)>,
+    body: Vec<u8>,
+}
+
+impl GitServer {
+    /// An honest server.
+    pub async fn start() -> Self {
+        Self::at("127.0.0.1", Manner::Honest).await
+    }
+
+    /// A server at an address, with a manner.
+    pub async fn at(ip: &str, manner: Manner) -> Self {
+        let listener = TcpListener::bind((ip, 0)).await.expect("a port on loopback");
+        let root = tempfile::tempdir().expect("a directory for the test");
+        let shared = Shared { manner, asked: Vec::new(), open: 0, most_open: 0 };
+        let shared = Arc::new(Mutex::new(shared));
+        let address = listener.local_addr().expect("the port");
+        let running = tokio::spawn(accept(listener, root.path().to_owned(), shared.clone()));
+        Self { address, root, shared, running }
+    }
+
+    /// Where a repository is cloned from.
+    pub fn url(&self, name: &str) -> String {
+        format!("http://{}/{name}.git", self.address)
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Takes everything that a person has into a repository, which is made if need be.
+    pub async fn host(&self, name: &str, work: &Workdir) {
+        let path = self.path(name);
+        if !path.is_dir() {
+            work.git(&["init", "-q", "--bare", &path.to_string_lossy()]).await.expect_ok();
+        }
+        let to = path.to_string_lossy().into_owned();
+        work.git(&["push", "-q", "--mirror", &to]).await.expect_ok();
+    }
+
+    /// Where a repository lies on disk.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.root.path().join(format!("{name}.git"))
+    }
+
+    /// Behaves otherwise from now on.
+    pub fn behave(&self, manner: Manner) {
+        lock(&self.shared).manner = manner;
+    }
+
+    /// Every question so far.
+    pub fn asked(&self) -> Vec<Asked> {
+        lock(&self.shared).asked.clone()
+    }
+
+    /// How many conversations were begun: each starts with the server's capabilities.
+    pub fn conversations(&self) -> Vec<Instant> {
+        let asked = self.asked().into_iter();
+        asked.filter(|asked| asked.target.contains("/info/refs")).map(|asked| asked.at).collect()
+    }
+
+    /// How many questions were open at once, at most.
+    pub fn most_open(&self) -> usize {
+        lock(&self.shared).most_open
+    }
+}
+
+impl Drop for GitServer {
+    fn drop(&mut self) {
+        self.running.abort();
+    }
+}
+
+fn lock(shared: &Mutex<Shared>) -> std::sync::MutexGuard<'_, Shared> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+async fn accept(listener: TcpListener, root: PathBuf, shared: Arc<Mutex<Shared>>) {
+    while let Ok((stream, _)) = listener.accept().await {
+        let (root, shared) = (root.clone(), shared.clone());
+        tokio::spawn(async move {
+            {
+                let mut shared = lock(&shared);
+                shared.open += 1;
+                shared.most_open = shared.most_open.max(shared.open);
+            }
+            let _ = serve(stream, root, &shared).await;
+            lock(&shared).open -= 1;
+        });
+    }
+}
+
+async fn serve(
+    mut stream: TcpStream,
+    root: PathBuf,
+    shared: &Mutex<Shared>,
+) -> std::io::Result<()> {
+    let Some(request) = read_request(&mut stream).await? else { return Ok(()) };
+    let manner = {
+        let mut shared = lock(shared);
+        shared.asked.push(Asked { at: Instant::now(), target: request.target.clone() });
+        shared.manner.clone()
+    };
+    let is_fetch = contains(&request.body, b"command=fetch");
+    match manner {
+        Manner::Silent => wait_for_the_end(&mut stream).await,
+        Manner::SilentWithObjects if is_fetch => wait_for_the_end(&mut stream).await,
+        Manner::Honest | Manner::SilentWithObjects => {
+            stream.write_all(&honest(root, request).await).await
+        }
+        Manner::Drips => {
+            for byte in honest(root, request).await {
+                stream.write_all(&[byte]).await?;
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            Ok(())
+        }
+        Manner::Redirects(to) => {
+            let location = format!("Location: {to}{}\r\n", request.target);
+            stream.write_all(&answer("302 Found", &location, b"")).await
+        }
+        Manner::Limits(seconds) => {
+            let retry = format!("Retry-After: {seconds}\r\n");
+            stream.write_all(&answer("429 Too Many Requests", &retry, b"")).await
+        }
+        Manner::Endless => advertise_for_ever(&mut stream).await,
+        Manner::Lies(oid) if !is_fetch => {
+            stream.write_all(&answer("200 OK", ADVERTISES, &lie(&oid))).await
+        }
+        Manner::Lies(_) => stream.write_all(&honest(root, request).await).await,
+        Manner::Corrupts => {
+            let mut bytes = honest(root, request).await;
+            if is_fetch {
+                // Within the last object, before the checksum of the pack.
+                let from = bytes.len().saturating_sub(40);
+                bytes.iter_mut().skip(from).take(8).for_each(|byte| *byte ^= 0x55);
+            }
+            stream.write_all(&bytes).await
+        }
+    }
+}
+
+const ADVERTISES: &str = "Content-Type: application/x-git-upload-pack-advertisement\r\n";
+
+async fn wait_for_the_end(stream: &mut TcpStream) -> std::io::Result<()> {
+    let mut rest = [0; 64];
+    while stream.read(&mut rest).await? > 0 {}
+    Ok(())
+}
+
+/// An advertisement of the old protocol that never ends.
+async fn advertise_for_ever(stream: &mut TcpStream) -> std::io::Result<()> {
+    let head = format!("HTTP/1.1 200 OK\r\n{ADVERTISES}Connection: close\r\n\r\n");
+    stream.write_all(head.as_bytes()).await?;
+    stream.write_all(b"001e# service=git-upload-pack\n0000").await?;
+    for number in 0_u64.. {
+        let capabilities = if number == 0 { "\0agent=endless" } else { "" };
+        let line = format!("{:040x} refs/heads/{number}{capabilities}\n", number + 1);
+        stream.write_all(packet(&line).as_bytes()).await?;
+    }
+    Ok(())
+}
+
+/// An advertisement of the old protocol with one ref.
+fn lie(oid: &str) -> Vec<u8> {
+    let line = format!("{oid} refs/heads/main\0agent=liar\n");
+    format!("001e# service=git-upload-pack\n0000{}0000", packet(&line)).into_bytes()
+}
+
+fn packet(line: &str) -> String {
+    format!("{:04x}{line}", line.len() + 4)
+}
+
+fn answer(status: &str, headers: &str, body: &[u8]) -> Vec<u8> {
+    let length = body.len();
+    let head = format!(
+        "HTTP/1.1 {status}\r\n{headers}Content-Length: {length}\r\nConnection: close\r\n\r\n"
+    );
+    [head.as_bytes(), body].concat()
+}
+
+/// What git's own server says.
+async fn honest(root: PathBuf, request: Request) -> Vec<u8> {
+    let header = |name: &str| {
+        let found = request.headers.iter().find(|(other, _)| other == name);
+        found.map(|(_, value)| value.clone()).unwrap_or_default()
+    };
+    let (path, query) = request.target.split_once('?').unwrap_or((&request.target, ""));
+    let mut child = Command::new("git")
+        .arg("http-backend")
+        .env("GIT_PROJECT_ROOT", root)
+        .env("GIT_HTTP_EXPORT_ALL", "1")
+        .env("GIT_CONFIG_NOSYSTEM", "1")
+        .env("GIT_CONFIG_GLOBAL", "/dev/null")
+        .env("PATH_INFO", path)
+        .env("QUERY_STRING", query)
+        .env("REQUEST_METHOD", &request.method)
+        .env("CONTENT_TYPE", header("content-type"))
+        .env("CONTENT_LENGTH", request.body.len().to_string())
+        .env("HTTP_CONTENT_ENCODING", header("content-encoding"))
+        .env("GIT_PROTOCOL", header("git-protocol"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .expect("git runs");
+    let mut stdin = child.stdin.take().expect("a way in");
+    let feed = async move { drop(stdin.write_all(&request.body).await) };
+    let (output, ()) = tokio::join!(child.wait_with_output(), feed);
+    let output = output.expect("git ends").stdout;
+    let end = output.windows(4).position(|four| four == b"\r\n\r\n").unwrap_or(output.len());
+    let (head, body) = output.split_at(end);
+    let head = String::from_utf8_lossy(head);
+    let status = head.lines().find_map(|line| line.strip_prefix("Status: "));
+    let headers: String = head
+        .lines()
+        .filter(|line| !line.starts_with("Status: "))
+        .map(|line| format!("{line}\r\n"))
+        .collect();
+    answer(status.unwrap_or("200 OK"), &headers, body.get(4..).unwrap_or_default())
+}
+
+/// One request with its body; `None` if the client says nothing.
+async fn read_request(stream: &mut TcpStream) -> std::io::Result<Option<Request>> {
+    let mut bytes = Vec::new();
+    let mut chunk = [0; 4096];
+    let end = loop {
+        if let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
+            break end + 4;
+        }
+        match stream.read(&mut chunk).await? {
+            0 => return Ok(None),
+            count => bytes.extend_from_slice(&chunk[..count]),
+        }
+    };
+    let head = String::from_utf8_lossy(&bytes[..end]).into_owned();
+    let mut lines = head.lines();
+    let mut words = lines.next().unwrap_or_default().split(' ').map(str::to_owned);
+    let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let headers: Vec<(String, String)> = lines
+        .filter_map(|line| line.split_once(": "))
+        .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
+        .collect();
+    let length = headers.iter().find(|(name, _)| name == "content-length");
+    let length: usize = length.and_then(|(_, value)| value.parse().ok()).unwrap_or_default();
+    let mut body = bytes.split_off(end);
+    while body.len() < length {
+        match stream.read(&mut chunk).await? {
+            0 => return Ok(None),
+            count => body.extend_from_slice(&chunk[..count]),
+        }
+    }
+    Ok(Some(Request { method, target, headers, body }))
+}
+
+fn contains(bytes: &[u8], part: &[u8]) -> bool {
+    bytes.windows(part.len()).any(|window| window == part)
+}

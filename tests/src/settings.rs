@@ -1,0 +1,89 @@
+//! What a test may want otherwise than it is by default.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use grasp_core::{MaintainerModel, Now};
+use grasp_purgatory::git::StagingLimits;
+use grasp_relay::Clock;
+use grasp_relay::git_http::GitLimits;
+use grasp_relay::nostr::Limits;
+use grasp_relay::store::EventStore;
+
+/// What is put around a store.
+pub type Wrapping = Arc<dyn Fn(Arc<dyn EventStore>) -> Arc<dyn EventStore> + Send + Sync>;
+
+/// The settings of an instance.
+#[derive(Clone)]
+pub struct Settings {
+    /// Who may sign for whom.
+    pub model: MaintainerModel,
+    /// What git clients may do.
+    pub git: GitLimits,
+    /// What others may do.
+    pub relay: Limits,
+    /// How long and how much may wait.
+    pub purgatory: grasp_purgatory::Config,
+    /// How much may wait on disk.
+    pub staging: StagingLimits,
+    /// The time.
+    pub clock: Clock,
+    /// What the store is wrapped in.
+    pub store: Wrapping,
+    /// Another git than the one that is found.
+    pub program: Option<PathBuf>,
+    /// Where repositories are, if not with everything else.
+    pub repositories: Option<PathBuf>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            model: MaintainerModel::default(),
+            git: GitLimits::default(),
+            relay: Limits::default(),
+            purgatory: grasp_purgatory::Config::default(),
+            staging: StagingLimits::default(),
+            clock: Clock::system(),
+            store: Arc::new(|store| store),
+            program: None,
+            repositories: None,
+        }
+    }
+}
+
+impl Settings {
+    /// Makes a server's settings be so.
+    pub(crate) fn apply(&self, built: &mut grasp_bin::Settings) {
+        built.maintainers = self.model;
+        built.git = self.git.clone();
+        built.relay = self.relay.clone();
+        built.purgatory = self.purgatory.clone();
+        built.staging = self.staging;
+        built.git_program.clone_from(&self.program);
+        built.repositories.clone_from(&self.repositories);
+    }
+}
+
+/// A clock that runs as all do, and can be put forward.
+#[derive(Clone, Debug, Default)]
+pub struct TimeMachine {
+    ahead: Arc<AtomicU64>,
+}
+
+impl TimeMachine {
+    /// The clock to give to an instance.
+    pub fn clock(&self) -> Clock {
+        let (system, ahead) = (Clock::system(), Arc::clone(&self.ahead));
+        Clock::new(move || {
+            let (now, ahead) = (system.now(), ahead.load(Ordering::SeqCst));
+            Now::new(now.mono + std::time::Duration::from_secs(ahead), now.unix + ahead)
+        })
+    }
+
+    /// Puts the clock forward by that many seconds. Whoever waits notices with the next thing that happens.
+    pub fn forward(&self, seconds: u64) {
+        self.ahead.fetch_add(seconds, Ordering::SeqCst);
+    }
+}

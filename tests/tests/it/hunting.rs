@@ -1,0 +1,423 @@
+//! Git data comes from wherever the repository says it is.
+
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use grasp_bin::Settings;
+use grasp_core::limits::PermitConfig;
+use grasp_core::outbound::OutboundPolicy;
+use grasp_tests::{GitServer, Instance, Maker, Manner, Workdir};
+use nostr::event::Event;
+
+const MAIN: &str = "refs/heads/main";
+const SOON: Duration = Duration::from_secs(30);
+
+/// An instance that goes to servers on loopback and is in a hurry.
+async fn instance() -> Instance {
+    Instance::with(hurried).await
+}
+
+fn hurried(settings: &mut Settings) {
+    settings.outbound = OutboundPolicy { allow_private: true };
+    settings.hunt.backoff.first = Duration::from_millis(300);
+    settings.hunt.backoff.cap = Duration::from_millis(600);
+    settings.hunt.listing_is_late = Duration::from_millis(500);
+    settings.hunt.fetch_is_late = Duration::from_millis(500);
+    settings.fetch.listing = Duration::from_secs(5);
+    settings.fetch.memory = 128 * 1024 * 1024;
+}
+
+/// Announces a repository that is here and at these places.
+fn announce(maker: &Maker, name: &str, on: &Instance, places: &[&str]) -> Event {
+    announce_with(maker, name, on, places, &[])
+}
+
+fn announce_with(
+    maker: &Maker,
+    name: &str,
+    on: &Instance,
+    places: &[&str],
+    more: &[&[&str]],
+) -> Event {
+    let ours = on.clone_url(&maker.repo(name));
+    let clone: Vec<&str> = ["clone", &ours].into_iter().chain(places.iter().copied()).collect();
+    let tags: [&[&str]; 3] = [&["d", name], &clone, &["relays", &on.relay_url()]];
+    maker.sign(30617, "", &[&tags, more].concat())
+}
+
+/// A repository of one commit at a server, with that commit.
+async fn hosted_at(server: &GitServer, name: &str) -> (Workdir, String) {
+    let work = Workdir::init().await;
+    let commit = work.commit(name).await;
+    server.host(name, &work).await;
+    (work, commit)
+}
+
+#[tokio::test]
+async fn a_state_comes_with_its_data_from_another_server() {
+    let (instance, server, alice) = (instance().await, GitServer::start().await, Maker::new());
+    let (_work, commit) = hosted_at(&server, "x").await;
+    let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
+    let state = alice.state("x", &[(MAIN, &commit)]);
+    instance.sync(vec![announcement.clone(), state.clone()]).await;
+    let took = instance.serves_within(SOON, &state).await;
+    assert!(took >= Duration::from_millis(400), "a burst is waited for: {took:?}");
+    assert!(instance.serves(&announcement).await);
+    let clone = Workdir::empty();
+    clone.git(&["clone", "-q", &instance.clone_url(&alice.repo("x")), "."]).await.expect_ok();
+    assert_eq!(clone.git(&["rev-parse", "HEAD"]).await.expect_ok(), commit);
+}
+
+#[tokio::test]
+async fn an_update_comes_too_and_from_another_instance_as_well() {
+    let (from, to, alice) = (instance().await, instance().await, Maker::new());
+    let work = Workdir::init().await;
+    let first = work.commit("first").await;
+    let repo = alice.repo("x");
+    let announcement = announce(&alice, "x", &to, &[&from.clone_url(&repo)]);
+    let state = alice.state("x", &[(MAIN, &first)]);
+    from.take(vec![alice.announce("x", &from.service()), state.clone()]).await;
+    work.git(&["push", &from.clone_url(&repo), "main"]).await.expect_ok();
+    to.sync(vec![announcement, state.clone()]).await;
+    to.serves_within(SOON, &state).await;
+
+    let second = work.commit("second").await;
+    let state = alice.later(1).state("x", &[(MAIN, &second)]);
+    from.take(vec![state.clone()]).await;
+    work.git(&["push", &from.clone_url(&repo), "main"]).await.expect_ok();
+    to.sync(vec![state.clone()]).await;
+    to.serves_within(SOON, &state).await;
+}
+
+#[tokio::test]
+async fn a_pull_request_comes_from_where_its_author_says() {
+    let (instance, server) = (instance().await, GitServer::start().await);
+    let (alice, bob) = (Maker::new(), Maker::new());
+    let work = instance.host(&alice, "x").await;
+    let tip = work.commit("a contribution").await;
+    work.git(&["checkout", "-q", "--detach"]).await.expect_ok();
+    server.host("fork", &work).await;
+    let repo = alice.repo("x").to_string();
+    let tags: [&[&str]; 3] = [&["a", &repo], &["c", &tip], &["clone", &server.url("fork")]];
+    let proposal = bob.sign(1618, "please pull", &tags);
+    instance.sync(vec![proposal.clone()]).await;
+    instance.serves_within(SOON, &proposal).await;
+    let url = instance.clone_url(&alice.repo("x"));
+    let name = format!("refs/nostr/{}", proposal.id);
+    let listed = work.git(&["ls-remote", &url, &name]).await.expect_ok();
+    assert!(listed.starts_with(&tip), "{listed}");
+}
+
+#[tokio::test]
+async fn a_pull_request_that_is_only_under_its_own_ref_is_found() {
+    let (instance, server) = (instance().await, GitServer::start().await);
+    let (alice, bob) = (Maker::new(), Maker::new());
+    let work = instance.host(&alice, "x").await;
+    let tip = work.commit("a contribution").await;
+    let repo = alice.repo("x").to_string();
+    let tags: [&[&str]; 3] = [&["a", &repo], &["c", &tip], &["clone", &server.url("fork")]];
+    let proposal = bob.sign(1618, "please pull", &tags);
+    work.git(&["init", "-q", "--bare", &server.path("fork").to_string_lossy()]).await.expect_ok();
+    let refspec = format!("HEAD:refs/nostr/{}", proposal.id);
+    work.git(&["push", "-q", &server.path("fork").to_string_lossy(), &refspec]).await.expect_ok();
+    instance.sync(vec![proposal.clone()]).await;
+    instance.serves_within(SOON, &proposal).await;
+}
+
+#[tokio::test]
+async fn objects_of_several_servers_add_up() {
+    let (instance, alice) = (instance().await, Maker::new());
+    let one = GitServer::at("127.0.0.1", Manner::Honest).await;
+    let two = GitServer::at("127.0.0.2", Manner::Honest).await;
+    let (work, main) = hosted_at(&one, "x").await;
+    work.git(&["checkout", "-q", "--orphan", "dev"]).await.expect_ok();
+    let dev = work.commit("dev").await;
+    work.git(&["branch", "-q", "-D", "main"]).await.expect_ok();
+    two.host("x", &work).await;
+    let announcement = announce(&alice, "x", &instance, &[&one.url("x"), &two.url("x")]);
+    let state = alice.state("x", &[(MAIN, &main), ("refs/heads/dev", &dev)]);
+    instance.sync(vec![announcement, state.clone()]).await;
+    instance.serves_within(SOON, &state).await;
+}
+
+#[tokio::test]
+async fn what_is_complete_is_released_and_the_rest_waits_on() {
+    let (instance, server, alice) = (instance().await, GitServer::start().await, Maker::new());
+    let (work, first) = hosted_at(&server, "x").await;
+    let second = work.commit("second").await;
+    let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
+    let old = alice.state("x", &[(MAIN, &first)]);
+    let new = alice.later(1).state("x", &[(MAIN, &second)]);
+    instance.sync(vec![announcement, old.clone(), new.clone()]).await;
+    instance.serves_within(SOON, &old).await;
+    assert!(!instance.serves(&new).await);
+    server.host("x", &work).await;
+    instance.serves_within(SOON, &new).await;
+}
+
+#[tokio::test]
+async fn what_one_maintainer_signs_reaches_the_views_of_all() {
+    let (instance, server) = (instance().await, GitServer::start().await);
+    let (alice, bob) = (Maker::new(), Maker::new());
+    let (work, commit) = hosted_at(&server, "x").await;
+    let places = [server.url("x")];
+    let places = [places[0].as_str()];
+    let named = |other: &Maker| [String::from("maintainers"), other.key().to_hex()];
+    let (by_alice, by_bob) = (named(&bob), named(&alice));
+    let by_alice: Vec<&str> = by_alice.iter().map(String::as_str).collect();
+    let by_bob: Vec<&str> = by_bob.iter().map(String::as_str).collect();
+    let state = alice.state("x", &[(MAIN, &commit)]);
+    instance
+        .sync(vec![
+            announce_with(&alice, "x", &instance, &places, &[&by_alice]),
+            announce_with(&bob, "x", &instance, &places, &[&by_bob]),
+            state.clone(),
+        ])
+        .await;
+    instance.serves_within(SOON, &state).await;
+    for owner in [&alice, &bob] {
+        let url = instance.clone_url(&owner.repo("x"));
+        let listed = work.git(&["ls-remote", &url, MAIN]).await.expect_ok();
+        assert!(listed.starts_with(&commit), "{listed}");
+    }
+}
+
+#[tokio::test]
+async fn a_user_who_is_about_to_push_is_given_time() {
+    let (instance, server, alice) = (instance().await, GitServer::start().await, Maker::new());
+    let (_work, commit) = hosted_at(&server, "x").await;
+    let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
+    let state = alice.state("x", &[(MAIN, &commit)]);
+    instance.take(vec![announcement, state]).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(server.asked().is_empty(), "three minutes have not passed");
+}
+
+#[tokio::test]
+async fn data_that_appears_later_is_found_then() {
+    let (instance, server, alice) = (instance().await, GitServer::start().await, Maker::new());
+    let work = Workdir::init().await;
+    let commit = work.commit("late").await;
+    let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
+    let state = alice.state("x", &[(MAIN, &commit)]);
+    instance.sync(vec![announcement, state.clone()]).await;
+    wait_until(|| server.conversations().len() >= 2).await;
+    assert!(!instance.serves(&state).await);
+    server.host("x", &work).await;
+    instance.serves_within(SOON, &state).await;
+}
+
+#[tokio::test]
+async fn the_hunt_goes_on_after_a_restart() {
+    let (instance, server, alice) = (instance().await, GitServer::start().await, Maker::new());
+    let work = Workdir::init().await;
+    let commit = work.commit("late").await;
+    let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
+    let state = alice.state("x", &[(MAIN, &commit)]);
+    instance.sync(vec![announcement, state.clone()]).await;
+    let instance = instance.restart().await;
+    server.host("x", &work).await;
+    instance.serves_within(SOON, &state).await;
+}
+
+#[tokio::test]
+async fn what_expired_is_found_by_the_hourly_turn() {
+    let instance = Instance::with(|settings| {
+        hurried(settings);
+        settings.purgatory.wait = Duration::from_secs(1);
+        settings.hunt.pull_every = Duration::from_secs(2);
+    })
+    .await;
+    let (server, alice) = (GitServer::start().await, Maker::new());
+    let work = Workdir::init().await;
+    let commit = work.commit("very late").await;
+    let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
+    let state = alice.state("x", &[(MAIN, &commit)]);
+    instance.sync(vec![announcement.clone(), state.clone()]).await;
+    let keeper = instance.server().keeper();
+    wait_until_asked(keeper, |purgatory| purgatory.counts().shelved == 2).await;
+    server.host("x", &work).await;
+    instance.serves_within(SOON, &state).await;
+    assert!(instance.serves(&announcement).await);
+}
+
+#[tokio::test]
+async fn objects_that_a_disk_has_lost_come_back() {
+    let instance = Instance::with(|settings| {
+        hurried(settings);
+        settings.hunt.pull_every = Duration::from_secs(2);
+    })
+    .await;
+    let (server, alice) = (GitServer::start().await, Maker::new());
+    let (work, commit) = hosted_at(&server, "x").await;
+    let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
+    let state = alice.state("x", &[(MAIN, &commit)]);
+    instance.sync(vec![announcement, state.clone()]).await;
+    instance.serves_within(SOON, &state).await;
+    lose_objects(&instance.dir().join("git/families"));
+    let url = instance.clone_url(&alice.repo("x"));
+    for _ in 0..200 {
+        let clone = Workdir::empty();
+        if clone.git(&["clone", "-q", &url, "."]).await.ok {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    drop(work);
+    panic!("not back within ten seconds");
+}
+
+#[tokio::test]
+async fn no_server_is_asked_for_more_than_its_limits() {
+    const REPOS: usize = 24;
+    let per = Duration::from_millis(1_500);
+    let limits = PermitConfig {
+        at_once: three(),
+        starts: NonZeroUsize::new(12).unwrap(),
+        per,
+        ..PermitConfig::default()
+    };
+    let instance = Instance::with(|settings| {
+        hurried(settings);
+        settings.hunt.per_host = limits;
+    })
+    .await;
+    let (server, alice) = (GitServer::start().await, Maker::new());
+    let (work, commit) = hosted_at(&server, "r0").await;
+    let mut states = Vec::new();
+    for n in 0..REPOS {
+        let name = format!("r{n}");
+        server.host(&name, &work).await;
+        let announcement = announce(&alice, &name, &instance, &[&server.url(&name)]);
+        states.push(alice.state(&name, &[(MAIN, &commit)]));
+        instance.sync(vec![announcement, states[n].clone()]).await;
+    }
+    for state in &states {
+        instance.serves_within(Duration::from_secs(60), state).await;
+    }
+    assert!(server.most_open() <= 3, "{} at once", server.most_open());
+    let begun = server.conversations();
+    assert_eq!(begun.len(), 2 * REPOS, "one advertisement and one fetch each");
+    // A conversation is counted when it is begun here, and seen there a few moments later.
+    let slack = Duration::from_millis(500);
+    for some in begun.windows(13) {
+        assert!(some[12] - some[0] >= per - slack, "{:?}", some[12] - some[0]);
+    }
+}
+
+fn three() -> NonZeroUsize {
+    NonZeroUsize::new(3).unwrap()
+}
+
+#[tokio::test]
+async fn bad_servers_cost_time_and_nothing_else() {
+    let (instance, alice) = (instance().await, Maker::new());
+    let honest = GitServer::at("127.0.0.9", Manner::Honest).await;
+    let (work, first) = hosted_at(&honest, "x").await;
+    let second = work.commit("second").await;
+    honest.host("x", &work).await;
+    let bad = [
+        Manner::Silent,
+        Manner::SilentWithObjects,
+        Manner::Drips,
+        Manner::Redirects(String::from("http://169.254.169.254")),
+        Manner::Limits(3_600),
+        Manner::Endless,
+        Manner::Lies(second.clone()),
+        Manner::Corrupts,
+    ];
+    let mut servers = Vec::new();
+    for (n, manner) in (1..).zip(bad) {
+        let server = GitServer::at(&format!("127.0.1.{n}"), Manner::Honest).await;
+        server.host("x", &work).await;
+        server.behave(manner);
+        servers.push(server);
+    }
+    let shallow = GitServer::at("127.0.2.1", Manner::Honest).await;
+    let from = format!("file://{}", work.path().display());
+    let to = shallow.path("x").to_string_lossy().into_owned();
+    work.git(&["clone", "-q", "--bare", "--depth=1", &from, &to]).await.expect_ok();
+    servers.push(shallow);
+    servers.push(honest);
+    let places: Vec<String> = servers.iter().map(|server| server.url("x")).collect();
+    let places: Vec<&str> = places.iter().map(String::as_str).collect();
+    let announcement = announce(&alice, "x", &instance, &places);
+    let state = alice.state("x", &[(MAIN, &second), ("refs/heads/old", &first)]);
+    instance.sync(vec![announcement, state.clone()]).await;
+    instance.serves_within(Duration::from_secs(60), &state).await;
+    for server in &servers {
+        assert!(!server.asked().is_empty(), "{} was never asked", server.url("x"));
+    }
+}
+
+#[tokio::test]
+async fn addresses_that_may_not_be_dialled_are_not() {
+    // This one does not go to loopback for strangers.
+    let instance = Instance::with(|settings| {
+        hurried(settings);
+        settings.outbound = OutboundPolicy::default();
+    })
+    .await;
+    let (server, alice) = (GitServer::start().await, Maker::new());
+    let (_work, commit) = hosted_at(&server, "x").await;
+    let port = server.address().port();
+    let mut places: Vec<String> = [
+        "ext::sh -c touch% /tmp/owned",
+        "file:///etc",
+        "ssh://git@127.0.0.1/x.git",
+        "git://127.0.0.1/x.git",
+        "-oProxyCommand=x",
+        "/etc",
+    ]
+    .map(str::to_owned)
+    .to_vec();
+    for host in ["127.0.0.1", "user:pass@127.0.0.1", "localhost", "[::1]", "2130706433", "10.0.0.1"]
+    {
+        places.push(format!("http://{host}:{port}/x.git"));
+    }
+    places
+        .extend((0..10_000).map(|n| format!("http://127.{}.{}.1:{port}/x.git", n / 250, n % 250)));
+    let places: Vec<&str> = places.iter().map(String::as_str).collect();
+    let announcement = announce(&alice, "x", &instance, &places);
+    let state = alice.state("x", &[(MAIN, &commit)]);
+    let verdicts = instance.sync(vec![announcement, state.clone()]).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(server.asked().is_empty(), "{:?} after {verdicts:?}", server.asked());
+    assert!(!instance.serves(&state).await);
+}
+
+/// Deletes what families have, and what they know to have.
+fn lose_objects(dir: &std::path::Path) {
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let is_view = path.ends_with("views");
+        if path.is_dir() && !is_view {
+            lose_objects(&path);
+        } else if path.ends_with("packed-refs") || path.parent().unwrap().ends_with("pack") {
+            std::fs::remove_file(path).unwrap();
+        }
+    }
+}
+
+async fn wait_until(mut is_so: impl FnMut() -> bool) {
+    for _ in 0..2_000 {
+        if is_so() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("not so within twenty seconds");
+}
+
+async fn wait_until_asked(
+    keeper: &grasp_relay::keeper::Keeper,
+    is_so: impl Fn(&grasp_purgatory::Purgatory) -> bool + Copy + Send + 'static,
+) {
+    for _ in 0..2_000 {
+        if keeper.ask(is_so).await.unwrap() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("not so within twenty seconds");
+}

@@ -1,0 +1,303 @@
+//! Events and git data stay in step: across repositories, restarts, failures and time.
+
+use std::collections::BTreeSet;
+
+use grasp_tests::{Fault, Instance, Maker, Settings, TimeMachine, Workdir, eventually, files};
+use nostr::event::Event;
+
+const MAIN: &str = "refs/heads/main";
+const DAY: u64 = 24 * 60 * 60;
+
+async fn message(instance: &Instance, event: &Event) -> String {
+    let answer = instance.take(vec![event.clone()]).await[0].answer();
+    assert!(answer.accepted, "{answer:?}");
+    answer.message.to_string()
+}
+
+/// A pull request to repositories of two names.
+fn to_both(bob: &Maker, alice: &Maker, tip: &str) -> Event {
+    let [x, y] = ["x", "y"].map(|name| alice.repo(name).to_string());
+    bob.sign(1618, "please pull", &[&["a", &x], &["a", &y], &["c", tip]])
+}
+
+#[tokio::test]
+async fn a_pull_request_to_two_names_is_served_whichever_family_has_its_tip() {
+    for having in ["x", "y"] {
+        let instance = Instance::start().await;
+        let (alice, bob) = (Maker::new(), Maker::new());
+        for name in ["x", "y"] {
+            instance.host(&alice, name).await;
+        }
+        let work = Workdir::empty();
+        let url = instance.clone_url(&alice.repo(having));
+        work.git(&["clone", "-q", &url, "."]).await.expect_ok();
+        let tip = work.commit("a branch of one").await;
+        let refs = [(MAIN, tip.as_str())];
+        instance.take(vec![alice.later(1).state(having, &refs)]).await;
+        work.git(&["push", "-q", &url, "main"]).await.expect_ok();
+
+        let request = to_both(&bob, &alice, &tip);
+        assert_eq!(message(&instance, &request).await, "", "its tip is in {having}");
+        assert!(instance.serves(&request).await);
+        for name in ["x", "y"] {
+            let refs = instance.refs(&alice.repo(name)).await;
+            assert!(refs.contains(&format!("{tip}\trefs/nostr/{}", request.id)), "{name}: {refs}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_upload_at_either_of_two_names_is_found_by_its_event() {
+    for door in ["x", "y"] {
+        let instance = Instance::start().await;
+        let (alice, bob) = (Maker::new(), Maker::new());
+        let work = instance.host(&alice, "x").await;
+        instance.host(&alice, "y").await;
+        let tip = work.commit("git first").await;
+        let request = to_both(&bob, &alice, &tip);
+        let name = format!("refs/nostr/{}", request.id);
+        let url = instance.clone_url(&alice.repo(door));
+        work.git(&["push", &url, &format!("{tip}:{name}")]).await.expect_ok();
+        assert_eq!(instance.litter().staged, 1);
+        assert_eq!(message(&instance, &request).await, "");
+        for name in ["x", "y"] {
+            assert!(instance.refs(&alice.repo(name)).await.contains(&tip), "{name}");
+        }
+        assert_eq!(instance.quiet().await.staged, 0);
+    }
+}
+
+#[tokio::test]
+async fn what_is_served_at_once_is_answered_as_stored() {
+    let instance = Instance::start().await;
+    let (alice, bob) = (Maker::new(), Maker::new());
+    let work = instance.host(&alice, "x").await;
+    let tip = work.git(&["rev-parse", "main"]).await.expect_ok();
+    let state = alice.later(1).state("x", &[(MAIN, &tip), ("refs/heads/dev", &tip)]);
+    assert_eq!(message(&instance, &state).await, "");
+    assert!(instance.serves(&state).await);
+    assert!(instance.refs(&alice.repo("x")).await.contains("refs/heads/dev"));
+    let request = bob.pull_request(&alice.repo("x"), &tip);
+    assert_eq!(message(&instance, &request).await, "");
+    // A maintainer who joins finds the repository filled.
+    let key = bob.key().to_string();
+    let invitation =
+        alice.later(2).announce_with("x", &instance.service(), &[&["maintainers", &key]]);
+    assert_eq!(message(&instance, &invitation).await, "");
+    let key = alice.key().to_string();
+    let acceptance = bob.announce_with("x", &instance.service(), &[&["maintainers", &key]]);
+    assert_eq!(message(&instance, &acceptance).await, "");
+    assert!(instance.refs(&bob.repo("x")).await.contains("refs/heads/dev"));
+    // What must wait is answered so, and what is known too.
+    let waiting = alice.later(3).state("x", &[(MAIN, &"d".repeat(40))]);
+    assert!(message(&instance, &waiting).await.starts_with("purgatory: "));
+    assert!(message(&instance, &waiting).await.starts_with("duplicate: "));
+    assert!(message(&instance, &state).await.starts_with("duplicate: "));
+}
+
+#[tokio::test]
+async fn a_push_whose_state_cannot_be_stored_is_not_reported_as_done() {
+    let fault = Fault::default();
+    let instance = Instance::set(Settings { store: fault.wrapping(), ..Settings::default() }).await;
+    let alice = Maker::new();
+    let work = instance.host(&alice, "x").await;
+    let url = instance.clone_url(&alice.repo("x"));
+    let commit = work.commit("second").await;
+    let state = alice.later(1).state("x", &[(MAIN, &commit)]);
+    message(&instance, &state).await;
+    fault.set(true);
+    let said = work.git(&["push", &url, "main"]).await.expect_refused();
+    assert!(said.contains("could not store the state event yet"), "{said}");
+    assert!(!instance.serves(&state).await);
+    // Nothing is lost: it is stored as soon as it can be.
+    fault.set(false);
+    instance.settle("x").await;
+    assert!(instance.serves(&state).await);
+    assert!(instance.refs(&alice.repo("x")).await.contains(&commit));
+}
+
+#[tokio::test]
+async fn uploads_beyond_what_may_wait_are_not_reported_as_kept() {
+    let mut settings = Settings::default();
+    settings.purgatory.tips_per_event = 1;
+    let instance = Instance::set(settings).await;
+    let alice = Maker::new();
+    let work = instance.host(&alice, "x").await;
+    let url = instance.clone_url(&alice.repo("x"));
+    let name = format!("refs/nostr/{}", "ab".repeat(32));
+    for (text, fits) in [("one", true), ("two", false)] {
+        let tip = work.commit(text).await;
+        let pushed = work.git(&["push", &url, &format!("{tip}:{name}")]).await;
+        assert_eq!(pushed.ok, fits, "{}", pushed.err);
+        assert!(fits || pushed.err.contains("could not be kept"), "{}", pushed.err);
+    }
+    assert_eq!(instance.litter_once(|litter| litter.staged == 1).await.staged, 1);
+}
+
+#[tokio::test]
+async fn a_start_drops_uploads_that_were_never_written_down_and_keeps_the_others() {
+    let instance = Instance::start().await;
+    let (alice, bob) = (Maker::new(), Maker::new());
+    let work = instance.host(&alice, "x").await;
+    let url = instance.clone_url(&alice.repo("x"));
+    let tip = work.commit("proposed").await;
+    let request = bob.pull_request(&alice.repo("x"), &tip);
+    let name = format!("refs/nostr/{}", request.id);
+    work.git(&["push", &url, &format!("{tip}:{name}")]).await.expect_ok();
+    let instance = instance
+        .restart_after(|dir| {
+            let staging = dir.join("git/staging");
+            let family = std::fs::read_dir(&staging).unwrap().next().unwrap().unwrap().path();
+            for family in [family, staging.join("ef".repeat(32))] {
+                let stray = family.join("cd".repeat(32)).join(&tip).join("pack");
+                std::fs::create_dir_all(&stray).unwrap();
+                std::fs::write(stray.join("pack-1.pack"), "x").unwrap();
+            }
+        })
+        .await;
+    assert_eq!(instance.litter().staged, 1);
+    assert_eq!(std::fs::read_dir(instance.repositories().join("staging")).unwrap().count(), 1);
+    assert_eq!(message(&instance, &request).await, "");
+}
+
+#[tokio::test]
+async fn a_round_after_the_start_brings_refs_back_in_step() {
+    let instance = Instance::start().await;
+    let alice = Maker::new();
+    let work = instance.host(&alice, "x").await;
+    let tip = work.git(&["rev-parse", "main"]).await.expect_ok();
+    let instance = instance
+        .restart_after(|dir| {
+            let all = files(&dir.join("git/families"));
+            let mut refs = all.iter().filter(|file| file.ends_with("packed-refs"));
+            let refs = refs.find(|file| file.to_string_lossy().contains("/views/")).unwrap();
+            let text = std::fs::read_to_string(refs).unwrap();
+            std::fs::write(refs, text.replace("refs/heads/main", "refs/heads/elsewhere")).unwrap();
+        })
+        .await;
+    instance.keeper().make_round().await.unwrap();
+    let refs = instance.refs(&alice.repo("x")).await;
+    assert!(refs.contains(&format!("{tip}\t{MAIN}")) && !refs.contains("elsewhere"), "{refs}");
+}
+
+#[tokio::test]
+async fn old_tips_and_retired_views_go_after_ninety_days_and_not_before() {
+    let time = TimeMachine::default();
+    let instance = Instance::set(Settings { clock: time.clock(), ..Settings::default() }).await;
+    let (alice, bob) = (Maker::new(), Maker::new());
+    let work = instance.host(&alice, "x").await;
+    instance.host(&bob, "y").await;
+    let first = work.git(&["rev-parse", "main"]).await.expect_ok();
+    let second = work.commit("second").await;
+    message(&instance, &alice.later(1).state("x", &[(MAIN, &second)])).await;
+    work.git(&["push", "-q", &instance.clone_url(&alice.repo("x")), "main"]).await.expect_ok();
+    // Bob takes his repository elsewhere.
+    let away: [&[&str]; 3] =
+        [&["d", "y"], &["clone", "https://a.example/y.git"], &["relays", "wss://a.example"]];
+    instance.take(vec![bob.later(1).sign(30617, "", &away)]).await;
+    instance.settle("y").await;
+
+    let families = instance.repositories().join("families");
+    let retained = || {
+        let refs = files(&families).into_iter().filter(|file| file.ends_with("packed-refs"));
+        let texts = refs.map(|file| std::fs::read_to_string(file).unwrap());
+        texts.filter(|text| text.contains("refs/grasp/retained/")).count()
+    };
+    let retired = || {
+        let all = files(&families);
+        let places = all.iter().filter_map(|file| file.to_str()?.split_once("/retired/"));
+        places.map(|(family, _)| family.to_owned()).collect::<BTreeSet<_>>().len()
+    };
+    eventually(|| (retired() == 1).then_some(())).await;
+    time.forward(89 * DAY);
+    instance.keeper().make_round().await.unwrap();
+    assert_eq!((retained(), retired()), (1, 1), "{first} can still be brought back");
+    time.forward(2 * DAY);
+    instance.keeper().make_round().await.unwrap();
+    assert_eq!((retained(), retired()), (0, 0));
+    assert!(instance.refs(&alice.repo("x")).await.contains(&second));
+}
+
+#[tokio::test]
+async fn a_round_makes_few_packs_of_many() {
+    let instance = Instance::start().await;
+    let alice = Maker::new();
+    let work = instance.host(&alice, "x").await;
+    let families = instance.repositories().join("families");
+    let packs =
+        || files(&families).iter().filter(|f| f.to_string_lossy().ends_with(".pack")).count();
+    let dir = files(&families).into_iter().find(|file| file.to_string_lossy().ends_with(".pack"));
+    let prefix = dir.unwrap().with_file_name("pack");
+    for n in 0..40 {
+        let text = format!("content {n}");
+        let blob = work.pipe(&["hash-object", "-w", "--stdin"], text.as_bytes()).await;
+        let args = ["pack-objects", "-q", prefix.to_str().unwrap()];
+        work.pipe(&args, &blob).await;
+    }
+    assert_eq!(packs(), 41);
+    instance.keeper().make_round().await.unwrap();
+    assert!(packs() < 32, "{}", packs());
+    let clone = Workdir::empty();
+    let url = instance.clone_url(&alice.repo("x"));
+    clone.git(&["clone", "-q", &url, "."]).await.expect_ok();
+}
+
+#[tokio::test]
+async fn deleting_the_served_state_brings_back_the_one_before() {
+    let instance = Instance::start().await;
+    let alice = Maker::new();
+    let work = instance.host(&alice, "x").await;
+    let (url, repo) = (instance.clone_url(&alice.repo("x")), alice.repo("x"));
+    let first = work.git(&["rev-parse", "main"]).await.expect_ok();
+    let before = alice.state("x", &[(MAIN, &first)]);
+    let second = work.commit("second").await;
+    let state = alice.later(1).state("x", &[(MAIN, &second), ("refs/heads/dev", &second)]);
+    message(&instance, &state).await;
+    work.git(&["push", &url, "main", "main:refs/heads/dev"]).await.expect_ok();
+    assert!(instance.serves(&state).await && !instance.serves(&before).await);
+
+    let deletion = alice.later(2).sign(5, "", &[&["e", &state.id.to_hex()]]);
+    assert_eq!(message(&instance, &deletion).await, "");
+    instance.settle("x").await;
+    assert!(!instance.serves(&state).await && instance.serves(&before).await);
+    let refs = instance.refs(&repo).await;
+    assert!(refs.contains(&format!("{first}\t{MAIN}")) && !refs.contains(&second), "{refs}");
+    assert!(!instance.take(vec![state]).await[0].answer().accepted, "it stays deleted");
+}
+
+#[tokio::test]
+async fn deleting_the_only_state_takes_the_repository_out_until_a_new_one_is_complete() {
+    let instance = Instance::start().await;
+    let alice = Maker::new();
+    let work = instance.host(&alice, "x").await;
+    let (url, repo) = (instance.clone_url(&alice.repo("x")), alice.repo("x"));
+    let first = work.git(&["rev-parse", "main"]).await.expect_ok();
+    let announcement = alice.announce("x", &instance.service());
+    let coordinate = format!("30618:{}:x", alice.key());
+    let deletion = alice.later(1).sign(5, "", &[&["a", &coordinate]]);
+    message(&instance, &deletion).await;
+    instance.settle("x").await;
+    assert!(!instance.serves(&announcement).await);
+    assert_eq!(instance.refs(&repo).await, "");
+    work.git(&["push", "--force", &url, "main"]).await.expect_refused();
+
+    let state = alice.later(2).state("x", &[(MAIN, &first)]);
+    assert_eq!(message(&instance, &state).await, "", "its objects are still here");
+    assert!(instance.serves(&announcement).await);
+    assert!(instance.refs(&repo).await.contains(&first));
+}
+
+#[tokio::test]
+async fn deleting_the_announcement_takes_the_repository_out_of_service() {
+    let instance = Instance::start().await;
+    let (alice, bob) = (Maker::new(), Maker::new());
+    instance.host(&alice, "x").await;
+    instance.host(&bob, "x").await;
+    let announcement = alice.announce("x", &instance.service());
+    let deletion = alice.later(1).sign(5, "", &[&["e", &announcement.id.to_hex()]]);
+    message(&instance, &deletion).await;
+    instance.settle("x").await;
+    instance.keeper().make_round().await.unwrap();
+    assert_eq!(instance.get(&instance.path(&alice.repo("x")), &[]).await.status, 404);
+    assert_eq!(instance.get(&instance.path(&bob.repo("x")), &[]).await.status, 200);
+}

@@ -1,0 +1,201 @@
+//! Clients that are slow on purpose, and clients that go away.
+
+use std::time::Duration;
+
+use grasp_core::RepoId;
+use grasp_relay::git_http::GitLimits;
+use grasp_relay::nostr::Limits;
+use grasp_tests::wire::{pkt, push};
+use grasp_tests::{Instance, Litter, Maker, Settings, Workdir, answer, head};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::{sleep, timeout};
+
+const MAIN: &str = "refs/heads/main";
+const SHORT: Duration = Duration::from_millis(150);
+
+fn impatient() -> Settings {
+    Settings {
+        git: GitLimits { stall: SHORT, ..GitLimits::default() },
+        relay: Limits { header_timeout: SHORT, write_timeout: SHORT, ..Limits::default() },
+        ..Settings::default()
+    }
+}
+
+struct Hosted {
+    instance: Instance,
+    alice: Maker,
+    repo: RepoId,
+    work: Workdir,
+    tip: String,
+}
+
+async fn hosted(settings: Settings) -> Hosted {
+    let instance = Instance::set(settings).await;
+    let alice = Maker::new();
+    let work = instance.host(&alice, "x").await;
+    let tip = work.git(&["rev-parse", "main"]).await.expect_ok();
+    let repo = alice.repo("x");
+    Hosted { instance, alice, repo, work, tip }
+}
+
+impl Hosted {
+    /// Begins a request of this length to a service of the repository.
+    async fn begin(&self, service: &str, length: usize) -> TcpStream {
+        let address = self.instance.address().to_string();
+        let mut stream = TcpStream::connect(&address).await.unwrap();
+        let path = format!("{}/{service}", self.instance.path(&self.repo));
+        let length = length.to_string();
+        let head = head(&address, "POST", &path, &[("Content-Length", &length)]);
+        stream.write_all(head.as_bytes()).await.unwrap();
+        stream
+    }
+
+    /// A signed commit, and the request that would push it.
+    async fn signed(&self, noise: usize) -> Vec<u8> {
+        let next = self.work.commit_noise(noise).await;
+        self.instance.take(vec![self.alice.later(1).state("x", &[(MAIN, &next)])]).await;
+        push(&[(&self.tip, &next, MAIN)], &self.work.pack(&["main"]).await)
+    }
+
+    async fn is_untouched(&self) {
+        let refs = self.instance.refs(&self.repo).await;
+        assert!(refs.contains(&format!("{}\t{MAIN}", self.tip)), "{refs}");
+        assert_eq!(self.instance.quiet().await, Litter::default());
+    }
+}
+
+#[tokio::test]
+async fn a_head_that_never_ends_is_not_waited_for() {
+    let hosted = hosted(impatient()).await;
+    let mut stream = TcpStream::connect(hosted.instance.address()).await.unwrap();
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nX-Slow: ").await.unwrap();
+    let mut rest = Vec::new();
+    let ended = timeout(Duration::from_secs(5), stream.read_to_end(&mut rest)).await;
+    assert!(ended.is_ok(), "the connection is closed");
+}
+
+#[tokio::test]
+async fn a_body_that_stops_is_not_waited_for() {
+    let hosted = hosted(impatient()).await;
+    for (service, bytes) in [("git-upload-pack", "0032want "), ("git-receive-pack", "00a1")] {
+        for sent in ["", bytes] {
+            let mut stream = hosted.begin(service, 10_000).await;
+            stream.write_all(sent.as_bytes()).await.unwrap();
+            let answer = timeout(Duration::from_secs(5), answer(&mut stream)).await.unwrap();
+            assert_eq!(answer.status, 408, "{service} after {sent:?}: {answer:?}");
+        }
+    }
+    hosted.is_untouched().await;
+}
+
+#[tokio::test]
+async fn a_byte_now_and_then_is_no_progress() {
+    let hosted = hosted(impatient()).await;
+    let mut stream = hosted.begin("git-receive-pack", 10_000).await;
+    let (mut reading, mut writing) = stream.split();
+    let drip = async {
+        while writing.write_all(b"0").await.is_ok() {
+            sleep(SHORT / 10).await;
+        }
+    };
+    let mut said = Vec::new();
+    let read = timeout(Duration::from_secs(5), reading.read_to_end(&mut said));
+    tokio::select! {
+        () = drip => {}
+        read = read => assert!(read.is_ok(), "the connection is closed"),
+    }
+    hosted.is_untouched().await;
+}
+
+#[tokio::test]
+async fn a_pack_that_stops_is_refused_with_the_reason() {
+    let hosted = hosted(impatient()).await;
+    let request = hosted.signed(100_000).await;
+    let mut stream = hosted.begin("git-receive-pack", request.len()).await;
+    stream.write_all(&request[..request.len() / 2]).await.unwrap();
+    let answer = timeout(Duration::from_secs(5), answer(&mut stream)).await.unwrap();
+    let reason = format!("ng {MAIN} nothing more was sent for");
+    assert!(answer.status == 200 && answer.body.contains(&reason), "{answer:?}");
+    hosted.is_untouched().await;
+}
+
+#[tokio::test]
+async fn a_client_that_vanishes_in_a_push_leaves_nothing() {
+    let hosted = hosted(Settings::default()).await;
+    let request = hosted.signed(400_000).await;
+    let commands = request.iter().position(|byte| *byte == b'P').unwrap();
+    for length in [10, commands - 2, commands, commands + 5, commands + 70_000, request.len() - 1] {
+        let mut stream = hosted.begin("git-receive-pack", request.len()).await;
+        stream.write_all(&request[..length]).await.unwrap();
+        if length > commands + 60_000 {
+            hosted.instance.litter_once(|litter| !litter.processes.is_empty()).await;
+        }
+        drop(stream);
+        hosted.is_untouched().await;
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_vanishes_before_the_report_has_pushed_all_or_nothing() {
+    let hosted = hosted(Settings::default()).await;
+    let mut tip = hosted.tip.clone();
+    for round in 1..6 {
+        let next = hosted.work.commit(&format!("round {round}")).await;
+        let state = hosted.alice.later(round).state("x", &[(MAIN, &next)]);
+        hosted.instance.take(vec![state.clone()]).await;
+        let request = push(&[(&tip, &next, MAIN)], &hosted.work.pack(&["main"]).await);
+        let mut stream = hosted.begin("git-receive-pack", request.len()).await;
+        stream.write_all(&request).await.unwrap();
+        drop(stream);
+        assert_eq!(hosted.instance.quiet().await, Litter::default());
+        // Whether it was soon enough or not: refs and events say the same.
+        let pushed = loop {
+            hosted.instance.settle("x").await;
+            let moved = hosted.instance.refs(&hosted.repo).await.contains(&next);
+            if moved == hosted.instance.serves(&state).await {
+                break moved;
+            }
+        };
+        if pushed {
+            tip = next;
+        }
+    }
+}
+
+#[tokio::test]
+async fn whoever_does_not_read_a_clone_does_not_keep_git_running() {
+    let hosted = hosted(impatient()).await;
+    let next = hosted.work.commit_noise(16 << 20).await;
+    hosted.instance.take(vec![hosted.alice.later(1).state("x", &[(MAIN, &next)])]).await;
+    let url = hosted.instance.clone_url(&hosted.repo);
+    hosted.work.git(&["push", "-q", &url, "main"]).await.expect_ok();
+    let want = pkt(format!("want {next} side-band-64k ofs-delta\n"));
+    let request = [want, b"0000".to_vec(), pkt("done\n")].concat();
+    for reads_a_bit in [true, false] {
+        let mut stream = hosted.begin("git-upload-pack", request.len()).await;
+        stream.write_all(&request).await.unwrap();
+        if reads_a_bit {
+            stream.read_exact(&mut vec![0; 100_000]).await.unwrap();
+        }
+        hosted.instance.litter_once(|litter| !litter.processes.is_empty()).await;
+        assert_eq!(hosted.instance.quiet().await, Litter::default());
+        drop(stream);
+    }
+}
+
+#[tokio::test]
+async fn whoever_goes_away_from_a_clone_takes_git_along() {
+    let hosted = hosted(Settings::default()).await;
+    let next = hosted.work.commit_noise(16 << 20).await;
+    hosted.instance.take(vec![hosted.alice.later(1).state("x", &[(MAIN, &next)])]).await;
+    let url = hosted.instance.clone_url(&hosted.repo);
+    hosted.work.git(&["push", "-q", &url, "main"]).await.expect_ok();
+    let want = pkt(format!("want {next} side-band-64k ofs-delta\n"));
+    let request = [want, b"0000".to_vec(), pkt("done\n")].concat();
+    let mut stream = hosted.begin("git-upload-pack", request.len()).await;
+    stream.write_all(&request).await.unwrap();
+    stream.read_exact(&mut vec![0; 1_000]).await.unwrap();
+    drop(stream);
+    assert_eq!(hosted.instance.quiet().await, Litter::default());
+}
