@@ -1,9 +1,11 @@
 //! What can be said on the command line.
 
+pub(crate) mod reference;
+
 use std::io::IsTerminal;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use grasp_core::{Identifier, RelayUrl};
 use tracing_subscriber::EnvFilter;
 
@@ -58,8 +60,20 @@ pub(crate) enum Command {
     /// Shows or checks the settings.
     #[command(subcommand)]
     Config(Configuration),
-    /// Prints the reference of all metrics, as Markdown.
+    /// Prints a reference, as Markdown.
+    Reference {
+        /// Of what.
+        #[arg(long, value_enum, default_value = "settings")]
+        of: Reference,
+    },
+}
+
+/// What there is a reference of.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Reference {
+    Settings,
     Metrics,
+    Commands,
 }
 
 #[derive(Debug, Subcommand)]
@@ -68,8 +82,6 @@ pub(crate) enum Configuration {
     Print(Settings),
     /// Says what is wrong with the settings, and nothing if nothing is.
     Check(Settings),
-    /// Prints the reference of all settings, as Markdown.
-    Reference,
 }
 
 /// Every setting. `-h` shows the common ones, `--help` all.

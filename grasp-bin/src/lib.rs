@@ -29,7 +29,7 @@ use anyhow::Result;
 use clap::Parser;
 
 use crate::admin::Look;
-use crate::cli::{Cli, Command, Configuration, Running};
+use crate::cli::{Cli, Command, Configuration, Reference, Running};
 use crate::config::flags::Flags;
 use crate::config::{Environment, Layers, Loaded, reference};
 use crate::once::Outcome;
@@ -68,10 +68,17 @@ fn obey(command: Command) -> Result<ExitCode> {
             print!("{}", reference::in_force(&load(&settings.flags)?));
         }
         Command::Config(Configuration::Check(settings)) => check(&load(&settings.flags)?),
-        Command::Config(Configuration::Reference) => print!("{}", reference::markdown()),
-        Command::Metrics => print!("{}", metrics::reference::markdown()),
+        Command::Reference { of } => print!("{}", text_of(of)),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn text_of(reference: Reference) -> String {
+    match reference {
+        Reference::Settings => config::reference::markdown(),
+        Reference::Metrics => metrics::reference::markdown(),
+        Reference::Commands => cli::reference::markdown(),
+    }
 }
 
 fn load(flags: &Flags) -> Result<Loaded> {

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod commands;
+mod docs;
 mod looking;
 mod serve;
 mod support;

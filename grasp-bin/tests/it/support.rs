@@ -13,8 +13,12 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn start(data: &Path) -> Self {
+        Self::start_at("127.0.0.1:0", data)
+    }
+
+    pub(crate) fn start_at(listen: &str, data: &Path) -> Self {
         let mut child = command()
-            .args(["serve", "--listen", "127.0.0.1:0", "--data-dir"])
+            .args(["serve", "--listen", listen, "--data-dir"])
             .arg(data)
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
