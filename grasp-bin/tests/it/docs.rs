@@ -107,18 +107,14 @@ fn a_backup_is_restored_as_it_is_written() {
         run(home.path(), work);
         let push = format!("cd hello && grasp push --server {}", server.host());
         let said = run(home.path(), &push);
-        let line =
-            said.out.lines().find_map(|line| line.trim().strip_prefix("git clone ")).unwrap();
-        line.strip_prefix(&format!("http://{}", server.host())).unwrap().to_owned()
+        let line = said.out.lines().find_map(|line| line.trim().strip_prefix("git clone "));
+        line.unwrap().to_owned()
     };
     run(home.path(), backup);
     std::fs::remove_dir_all(&data).unwrap();
     run(home.path(), restore);
-    let server = Server::start(&data);
-    run(
-        home.path(),
-        &format!("git clone -q http://{}{url} copy && git -C copy log -1", server.host()),
-    );
+    let _server = Server::start_at(&listen, &data);
+    run(home.path(), &format!("git clone -q {url} copy && git -C copy log -1"));
 }
 
 #[test]
