@@ -1,13 +1,17 @@
 //! What can be said on the command line.
 
+pub(crate) mod reference;
+
 use std::io::IsTerminal;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use grasp_core::{Identifier, RelayUrl};
 use tracing_subscriber::EnvFilter;
 
 use crate::config::flags::Flags;
 use crate::config::{Log, LogFormat, table};
+use crate::push::Target;
 
 /// Git repositories that belong to their maintainers: a nostr relay and git host.
 #[derive(Debug, Parser)]
@@ -43,11 +47,33 @@ pub(crate) enum Command {
         #[arg(long)]
         offline: bool,
     },
+    /// Announces the repository of a working copy at servers, signs its state, and pushes it.
+    Push(Push),
+    /// Brings everything that other relays have into the store, without serving.
+    Sync(Sync),
+    /// Shows two servers on loopback keeping a repository in step.
+    Demo {
+        /// Leaves them there until Ctrl-C.
+        #[arg(long)]
+        keep: bool,
+    },
     /// Shows or checks the settings.
     #[command(subcommand)]
     Config(Configuration),
-    /// Prints the reference of all metrics, as Markdown.
+    /// Prints a reference, as Markdown.
+    Reference {
+        /// Of what.
+        #[arg(long, value_enum, default_value = "settings")]
+        of: Reference,
+    },
+}
+
+/// What there is a reference of.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Reference {
+    Settings,
     Metrics,
+    Commands,
 }
 
 #[derive(Debug, Subcommand)]
@@ -56,8 +82,6 @@ pub(crate) enum Configuration {
     Print(Settings),
     /// Says what is wrong with the settings, and nothing if nothing is.
     Check(Settings),
-    /// Prints the reference of all settings, as Markdown.
-    Reference,
 }
 
 /// Every setting. `-h` shows the common ones, `--help` all.
@@ -65,6 +89,34 @@ pub(crate) enum Configuration {
 pub(crate) struct Settings {
     #[command(flatten)]
     pub(crate) flags: Flags,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Push {
+    /// A server to push to, as HOST[:PORT][/MOUNT] with or without a scheme; may be given several times.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7334")]
+    pub(crate) server: Vec<Target>,
+    /// The repository's name. Without one: that of the working copy's directory.
+    #[arg(long)]
+    pub(crate) name: Option<Identifier>,
+    /// The file with the maintainer's key, made if there is none. Without one: in the user's data directory.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) key: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Sync {
+    /// Ends once everything is here: exit code 0 if it is, 2 if some of it could not be had.
+    #[arg(long, required = true)]
+    once: bool,
+    /// A relay to bring events from; may be given several times.
+    #[arg(long, value_name = "URL", required = true)]
+    pub(crate) from: Vec<RelayUrl>,
+    /// How long it may take, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value = "3600")]
+    pub(crate) patience: u64,
+    #[command(flatten)]
+    pub(crate) settings: Settings,
 }
 
 /// Which running server is meant.

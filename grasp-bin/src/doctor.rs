@@ -1,7 +1,6 @@
 //! `grasp doctor`: looks at everything a server needs from its surroundings, and says what to do about what is missing.
 
 mod here;
-mod probe;
 mod there;
 
 use std::fmt;

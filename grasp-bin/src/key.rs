@@ -1,8 +1,8 @@
-//! The key that the service itself signs with.
+//! Keys in files that only their owner can read.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use nostr::key::Keys;
@@ -17,11 +17,19 @@ pub(crate) fn load_or_create(path: &Path) -> Result<Keys> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let keys = Keys::generate();
             write(path, &keys).with_context(|| format!("could not write {}", path.display()))?;
-            tracing::info!(file = %path.display(), "made a key for the service");
+            tracing::info!(file = %path.display(), "made a key");
             Ok(keys)
         }
         Err(error) => Err(error).with_context(|| format!("could not read {}", path.display())),
     }
+}
+
+/// Where the user's own key is.
+pub(crate) fn of_user() -> Result<PathBuf> {
+    let var = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let home = || var("HOME").map(|home| home.join(".local/share"));
+    let data = var("XDG_DATA_HOME").or_else(home);
+    Ok(data.context("no home directory; say --key")?.join("grasp/user.key"))
 }
 
 /// Durable before it is used: whatever it signs must not outlive it.

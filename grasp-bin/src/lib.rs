@@ -4,29 +4,37 @@
 
 mod admin;
 mod cli;
+mod client;
 mod config;
+mod demo;
 mod doctor;
 mod http;
 mod key;
 mod metrics;
 mod notify;
 mod observer;
+mod once;
 mod overview;
 mod own_relay;
+mod push;
 mod serve;
 mod server;
 mod settings;
+mod wire;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Result;
 use clap::Parser;
 
 use crate::admin::Look;
-use crate::cli::{Cli, Command, Configuration, Running};
+use crate::cli::{Cli, Command, Configuration, Reference, Running};
 use crate::config::flags::Flags;
 use crate::config::{Environment, Layers, Loaded, reference};
+use crate::once::Outcome;
 pub use crate::own_relay::OwnRelay;
+use crate::push::Push;
 pub use crate::server::{Server, open_store};
 pub use crate::settings::{About, Processes, Settings, Store, Sync};
 
@@ -53,14 +61,24 @@ fn obey(command: Command) -> Result<ExitCode> {
             let healthy = doctor::examine(&load(&settings.flags)?.config, offline)?;
             return Ok(if healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
+        Command::Push(asked) => push_to(asked)?,
+        Command::Sync(asked) => return sync_once(asked),
+        Command::Demo { keep } => demo::run(keep)?,
         Command::Config(Configuration::Print(settings)) => {
             print!("{}", reference::in_force(&load(&settings.flags)?));
         }
         Command::Config(Configuration::Check(settings)) => check(&load(&settings.flags)?),
-        Command::Config(Configuration::Reference) => print!("{}", reference::markdown()),
-        Command::Metrics => print!("{}", metrics::reference::markdown()),
+        Command::Reference { of } => print!("{}", text_of(of)),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn text_of(reference: Reference) -> String {
+    match reference {
+        Reference::Settings => config::reference::markdown(),
+        Reference::Metrics => metrics::reference::markdown(),
+        Reference::Commands => cli::reference::markdown(),
+    }
 }
 
 fn load(flags: &Flags) -> Result<Loaded> {
@@ -70,6 +88,27 @@ fn load(flags: &Flags) -> Result<Loaded> {
 fn look_at(server: &Running, what: Look) -> Result<()> {
     let config = load(&server.flags())?.config;
     admin::look(&config.admin_socket(), what, server.json)
+}
+
+fn push_to(asked: cli::Push) -> Result<()> {
+    let keys = key::load_or_create(&match asked.key {
+        Some(file) => file,
+        None => key::of_user()?,
+    })?;
+    let (name, servers) = (asked.name, asked.server);
+    let push = Push { keys, name, servers, directory: std::env::current_dir()? };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let urls = runtime.block_on(push::push(&push))?;
+    print!("{}", push::told(&push.keys, &urls));
+    Ok(())
+}
+
+fn sync_once(asked: cli::Sync) -> Result<ExitCode> {
+    let config = load(&asked.settings.flags)?.config;
+    match once::run(config, asked.from, Duration::from_secs(asked.patience))? {
+        Outcome::Complete => Ok(ExitCode::SUCCESS),
+        Outcome::Incomplete => Ok(ExitCode::from(2)),
+    }
 }
 
 /// What is wrong was an error before; what is only strange is mentioned.

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use grasp_core::limits::Health;
 use grasp_core::sync::ConnectionStatus;
-use grasp_core::{Identifier, Mono, RelayUrl, kinds};
+use grasp_core::{Host, Identifier, Mono, RelayUrl, kinds};
+use grasp_purgatory::hunt::{HostFigures, HuntFigures};
 use grasp_purgatory::{Counts, Phase, Purgatory};
 use grasp_relay::Clock;
 use grasp_relay::keeper::Keeper;
@@ -153,12 +154,15 @@ impl Overview {
     pub(crate) async fn exposition(&self) -> String {
         let status = self.status().await;
         self.expose(&status);
+        if let Some((in_all, hosts)) = self.hunt().await {
+            hunt::expose(&self.0.metrics, &in_all, &hosts);
+        }
         self.0.metrics.render(&metrics::all())
     }
 
     async fn purgatory(&self) -> PurgatoryFigures {
-        let counts = self.0.keeper.ask(|p| (p.counts(), p.wanting(Phase::Waiting).len())).await;
-        let (counts, hunting) = counts.unwrap_or_default();
+        let counts = self.0.keeper.ask(Purgatory::counts).await.unwrap_or_default();
+        let hunting = self.hunt().await.map_or(0, |(in_all, _)| in_all.queued);
         let Counts { announcements, states, proposals, shelved, staged, bytes, staged_bytes, owed } =
             counts;
         self.set(&table::OWED, &[], owed as u64);
@@ -172,6 +176,11 @@ impl Overview {
             staged_bytes,
             hunting: hunting as u64,
         }
+    }
+
+    /// How the hunt stands, in all and with each host.
+    async fn hunt(&self) -> Option<(HuntFigures, Vec<(Host, HostFigures)>)> {
+        self.0.keeper.hunting()?.figures().await
     }
 
     /// Counts everything, unless that was done a moment ago.

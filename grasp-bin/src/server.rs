@@ -25,6 +25,7 @@ use tokio::task::JoinHandle;
 
 use crate::http::{self, Draining};
 use crate::key;
+use crate::metrics;
 use crate::observer::SyncObserver;
 use crate::overview::Overview;
 use crate::own_relay::OwnRelay;
@@ -56,11 +57,10 @@ impl Server {
         store: Arc<dyn EventStore>,
         clock: Clock,
     ) -> Result<Self> {
-        let hub = Hub::start();
-        let policy = settings.policy();
+        let (hub, metrics, policy) = (Hub::start(), Metrics::default(), settings.policy());
         let repos = open_repos(settings).await?;
         let keeper = KeeperParts {
-            hunt: Some(hunt(settings, &repos)),
+            hunt: Some(hunt(settings, &repos, metrics.clone())),
             repos,
             store: Arc::clone(&store),
             hub: hub.clone(),
@@ -76,7 +76,7 @@ impl Server {
             clock: clock.clone(),
         };
         let sweeper = tokio::spawn(sweep(Arc::clone(&store), clock.clone()));
-        let (metrics, keys) = (Metrics::default(), key::load_or_create(&settings.service_key())?);
+        let keys = key::load_or_create(&settings.service_key())?;
         let overview = Overview::new(settings, &keeper, &hub, metrics.clone());
         let draining = Draining::default();
         let extra = http::routes(overview.clone(), draining.clone(), settings.metrics)
@@ -137,9 +137,10 @@ impl Server {
 }
 
 /// What goes and gets git data.
-fn hunt(settings: &Settings, repos: &RepoStore) -> HuntParts {
+fn hunt(settings: &Settings, repos: &RepoStore, metrics: Metrics) -> HuntParts {
     let fetcher = Fetcher::new(repos.clone(), settings.outbound, settings.fetch);
-    HuntParts { config: settings.hunt.clone(), fetcher }
+    let observer = Arc::new(move |report: &_| metrics::hunt::note(&metrics, report));
+    HuntParts { config: settings.hunt.clone(), fetcher, observer }
 }
 
 fn presented(settings: &Settings, keys: &Keys) -> Config {

@@ -60,14 +60,14 @@ pub struct Settings {
     pub staging: StagingLimits,
     /// What waits for its git data, how long, and how much of it.
     pub purgatory: grasp_purgatory::Config,
-    /// How git data that it waits for is hunted for.
+    /// How events are kept in step with other relays.
+    pub sync: Sync,
+    /// How git data that is waited for is hunted for.
     pub hunt: HuntConfig,
     /// What a conversation with another git server may cost.
     pub fetch: FetchLimits,
     /// Where events of strangers may send us.
     pub outbound: OutboundPolicy,
-    /// How events are kept in step with other relays.
-    pub sync: Sync,
     /// Whether `/metrics` is served.
     pub metrics: bool,
 }
@@ -107,7 +107,7 @@ pub struct Processes {
     pub own_pace: Option<NonZeroUsize>,
     /// Those that work as fast as a client reads or sends.
     pub client_pace: Option<NonZeroUsize>,
-    /// Those that work as fast as another server answers.
+    /// Those that work as fast as another server sends.
     pub remote_pace: Option<NonZeroUsize>,
 }
 
@@ -134,21 +134,16 @@ impl Settings {
             trusted_proxies: Vec::new(),
             relay: Limits::default(),
             git: GitLimits::default(),
-            git_program: None,
-            repositories: None,
             processes: Processes::default(),
             staging: StagingLimits::default(),
             purgatory: grasp_purgatory::Config::default(),
             hunt: HuntConfig::default(),
             fetch: FetchLimits::default(),
             outbound: OutboundPolicy::default(),
+            git_program: None,
+            repositories: None,
             metrics: true,
         }
-    }
-
-    /// Where repositories are.
-    pub fn repositories(&self) -> PathBuf {
-        self.repositories.clone().unwrap_or_else(|| self.data_dir.join("git"))
     }
 
     /// The same for a server that others reach at another address.
@@ -157,6 +152,11 @@ impl Settings {
         self.sync.engine.own = service.clone();
         self.service = service;
         self
+    }
+
+    /// Where repositories are.
+    pub fn repositories(&self) -> PathBuf {
+        self.repositories.clone().unwrap_or_else(|| self.data_dir.join("git"))
     }
 
     /// The file with the key that the service itself signs with.

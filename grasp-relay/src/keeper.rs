@@ -35,8 +35,8 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 pub use self::at_work::AtWork;
 use self::at_work::Workers;
 use self::doomed::Doomed;
-pub use self::hunt::HuntParts;
 use self::hunt::World;
+pub use self::hunt::{HuntObserver, HuntParts};
 use self::lane::{Hands, Lanes, Op};
 use self::rounds::{Errand, Rounds};
 use self::survey::SurveyRequest;
@@ -87,6 +87,7 @@ pub struct Keeper {
     workers: Workers,
     news: broadcast::Sender<News>,
     doomed: Doomed,
+    hunting: Option<Hunting>,
 }
 
 /// The keeper is gone: the server is stopping, or its journal cannot be written.
@@ -150,16 +151,17 @@ impl Keeper {
         let (orders, inbox) = mpsc::channel(QUEUE);
         let workers = Workers::default();
         let news = broadcast::Sender::new(NEWS);
-        let keeper = Self {
-            orders: orders.clone(),
-            parts: Arc::clone(&parts),
-            workers: workers.clone(),
-            news: news.clone(),
-            doomed: Doomed::default(),
-        };
-        let hands = Hands::new(Arc::clone(&parts), workers, orders.downgrade());
+        let hands = Hands::new(Arc::clone(&parts), workers.clone(), orders.downgrade());
         let hunt = parts.hunt.clone();
         let hunting = hunt.map(|hunt| World::hunt(hunt, hands.clone(), orders.downgrade()));
+        let keeper = Self {
+            orders,
+            parts: Arc::clone(&parts),
+            workers,
+            news: news.clone(),
+            doomed: Doomed::default(),
+            hunting: hunting.clone(),
+        };
         let task = Task {
             purgatory,
             journal: Some(journal),
@@ -184,6 +186,11 @@ impl Keeper {
     /// Served events.
     pub fn store(&self) -> &Arc<dyn EventStore> {
         &self.parts.store
+    }
+
+    /// The hunt for git data, if there is one.
+    pub fn hunting(&self) -> Option<&Hunting> {
+        self.hunting.as_ref()
     }
 
     /// The settings of the rulebook.

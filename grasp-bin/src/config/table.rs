@@ -105,7 +105,7 @@ pub(crate) const SECTIONS: &[Section] = &[
     Section {
         name: "git",
         title: "The git host",
-        groups: &[git::GIT, git::PROCESSES, git::STAGING],
+        groups: &[git::GIT, git::PLACES, git::PROCESSES, git::STAGING],
     },
     Section { name: "sqlite", title: "The event store of our own", groups: &[git::SQLITE] },
     Section {

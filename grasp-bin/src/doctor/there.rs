@@ -3,8 +3,8 @@
 use serde_json::Value;
 
 use super::Finding;
-use super::probe::{Place, ProbeError, Reply};
 use crate::config::Config;
+use crate::wire::{Place, Reply, WireError};
 
 /// Clocks that differ by more make events of one side come from the other's future.
 const MOST_SKEW: i64 = 30;
@@ -16,7 +16,6 @@ pub(super) async fn findings(config: &Config) -> Vec<Finding> {
     match own(config) {
         Some(place) => {
             let seen = place.ask().await;
-            clocks.extend(seen.iter().filter_map(|reply| reply.ahead));
             findings.push(as_others_see_us(config, &place, seen));
         }
         None => findings.push(Finding::skipped("own address", "no domain is set")),
@@ -43,7 +42,7 @@ fn own(config: &Config) -> Option<Place> {
     Place::parse(&format!("{scheme}://{domain}"))
 }
 
-fn as_others_see_us(config: &Config, place: &Place, seen: Result<Reply, ProbeError>) -> Finding {
+fn as_others_see_us(config: &Config, place: &Place, seen: Result<Reply, WireError>) -> Finding {
     let (about, at) = ("own address", format!("{}:{}", place.host, place.port));
     let reply = match seen {
         Ok(reply) => reply,
@@ -83,7 +82,7 @@ fn is_ours(config: &Config, card: &Value) -> bool {
     card["self"].as_str() == Some(&keys.public_key().to_hex())
 }
 
-fn bootstrap(relay: &str, seen: Result<Reply, ProbeError>) -> Finding {
+fn bootstrap(relay: &str, seen: Result<Reply, WireError>) -> Finding {
     match seen {
         Ok(reply) if reply.status < 400 => Finding::good("outbound", format!("{relay} answers")),
         Ok(reply) => Finding::odd(

@@ -1,9 +1,134 @@
 //! What the hunt for git data reports, as metrics.
 
-use grasp_relay::metrics::Metric;
+use grasp_core::Host;
+use grasp_purgatory::hunt::{HostFigures, HuntFigures, Report, Trouble};
+use grasp_relay::metrics::{Metric, Metrics};
 
 pub(crate) const QUEUE: Metric =
     Metric::gauge("grasp_hunt_queue", "Repository names whose git data is hunted for.", &[]);
+pub(crate) const IN_FLIGHT: Metric =
+    Metric::gauge("grasp_hunt_in_flight", "Conversations with git servers under way.", &[]);
+pub(crate) const ATTEMPTS: Metric = Metric::counter(
+    "grasp_hunt_attempts_total",
+    "Attempts to get a repository's git data, by how they ended (complete, incomplete).",
+    &["result"],
+);
+pub(crate) const FETCHED: Metric = Metric::counter(
+    "grasp_hunt_oids_fetched_total",
+    "Tips that were fetched with their history from other servers.",
+    &[],
+);
+pub(crate) const FAILURES: Metric = Metric::counter(
+    "grasp_hunt_failures_total",
+    "Conversations that brought less than was asked for, by what was wrong.",
+    &["trouble"],
+);
+pub(crate) const HOST_IN_FLIGHT: Metric = Metric::gauge(
+    "grasp_hunt_host_in_flight",
+    "Conversations under way, for each host that was asked lately.",
+    &["host"],
+);
+pub(crate) const HOST_WAITING: Metric = Metric::gauge(
+    "grasp_hunt_host_waiting",
+    "Repository names that wait for their turn, for each host that was asked lately.",
+    &["host"],
+);
+pub(crate) const HOST_REQUESTS: Metric = Metric::counter(
+    "grasp_hunt_host_requests_total",
+    "Conversations ever begun, for each host that was asked lately.",
+    &["host"],
+);
+pub(crate) const HOST_PAUSES: Metric = Metric::counter(
+    "grasp_hunt_host_pauses_total",
+    "Times that a host asked for less and was left alone.",
+    &["host"],
+);
 
 /// All of them, in the order of the reference.
-pub(crate) const ALL: &[&Metric] = &[&QUEUE];
+pub(crate) const ALL: &[&Metric] = &[
+    &QUEUE,
+    &IN_FLIGHT,
+    &ATTEMPTS,
+    &FETCHED,
+    &FAILURES,
+    &HOST_IN_FLIGHT,
+    &HOST_WAITING,
+    &HOST_REQUESTS,
+    &HOST_PAUSES,
+];
+
+/// Notes one report.
+pub(crate) fn note(metrics: &Metrics, report: &Report) {
+    match report {
+        Report::Complete { .. } => metrics.add(&ATTEMPTS, &["complete"], 1),
+        Report::Incomplete { .. } => metrics.add(&ATTEMPTS, &["incomplete"], 1),
+        Report::Fetched { oids, .. } => metrics.add(&FETCHED, &[], *oids as u64),
+        Report::Failed { trouble, .. } => metrics.add(&FAILURES, &[word(trouble)], 1),
+        Report::Paused { host, .. } => metrics.add(&HOST_PAUSES, &[host.as_str()], 1),
+        _ => {}
+    }
+}
+
+/// Shows how things stand, in all and with each host. Hosts that are no longer remembered are not shown.
+pub(crate) fn expose(metrics: &Metrics, in_all: &HuntFigures, hosts: &[(Host, HostFigures)]) {
+    metrics.set(&IN_FLIGHT, &[], in_all.in_flight as f64);
+    for metric in [&HOST_IN_FLIGHT, &HOST_WAITING, &HOST_REQUESTS] {
+        metrics.clear(metric);
+    }
+    for (host, figures) in hosts {
+        let host = [host.as_str()];
+        metrics.set(&HOST_IN_FLIGHT, &host, figures.in_flight as f64);
+        metrics.set(&HOST_WAITING, &host, figures.waiting as f64);
+        metrics.set(&HOST_REQUESTS, &host, figures.requests as f64);
+    }
+}
+
+fn word(trouble: &Trouble) -> &'static str {
+    match trouble {
+        Trouble::Forbidden(_) => "forbidden",
+        Trouble::Unreachable(_) => "unreachable",
+        Trouble::Limited { .. } => "limited",
+        Trouble::Answered(_) => "answered",
+        Trouble::Refused(_) => "refused",
+        Trouble::Broken(_) => "broken",
+        Trouble::TooLarge => "too_large",
+        Trouble::Stalled => "stalled",
+        Trouble::Cancelled => "cancelled",
+        Trouble::Ours(_) => "ours",
+        _ => "other",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_are_counted_and_strangers_words_are_no_labels() {
+        let metrics = Metrics::default();
+        let identifier: grasp_core::Identifier = "x".parse().unwrap();
+        let url: grasp_core::CloneUrl = "https://git.example.com/x.git".parse().unwrap();
+        note(&metrics, &Report::Complete { identifier: identifier.clone() });
+        note(
+            &metrics,
+            &Report::Fetched { identifier: identifier.clone(), url: url.clone(), oids: 3 },
+        );
+        let trouble = Trouble::Ours("words".into());
+        note(&metrics, &Report::Failed { identifier, url, trouble });
+        assert_eq!(metrics.value(&ATTEMPTS, &["complete"]), Some(1.0));
+        assert_eq!(metrics.value(&FETCHED, &[]), Some(3.0));
+        assert_eq!(metrics.value(&FAILURES, &["ours"]), Some(1.0));
+    }
+
+    #[test]
+    fn hosts_are_shown_as_long_as_they_are_remembered() {
+        let metrics = Metrics::default();
+        let host: Host = "git.example.com".parse().unwrap();
+        let figures = HostFigures { in_flight: 2, waiting: 1, requests: 9 };
+        let in_all = HuntFigures { queued: 3, in_flight: 2 };
+        expose(&metrics, &in_all, &[(host.clone(), figures)]);
+        assert_eq!(metrics.value(&HOST_REQUESTS, &[host.as_str()]), Some(9.0));
+        expose(&metrics, &in_all, &[]);
+        assert_eq!(metrics.value(&HOST_REQUESTS, &[host.as_str()]), None);
+    }
+}

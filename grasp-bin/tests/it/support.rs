@@ -13,8 +13,12 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn start(data: &Path) -> Self {
+        Self::start_at("127.0.0.1:0", data)
+    }
+
+    pub(crate) fn start_at(listen: &str, data: &Path) -> Self {
         let mut child = command()
-            .args(["serve", "--listen", "127.0.0.1:0", "--data-dir"])
+            .args(["serve", "--listen", listen, "--data-dir"])
             .arg(data)
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -59,7 +63,12 @@ pub(crate) struct Said {
 
 /// Runs the command to its end.
 pub(crate) fn grasp(args: &[&str]) -> Said {
-    let output = command().args(args).output().unwrap();
+    said(command().args(args))
+}
+
+/// Runs a command to its end.
+pub(crate) fn said(command: &mut Command) -> Said {
+    let output = command.output().unwrap();
     Said {
         ok: output.status.success(),
         out: String::from_utf8(output.stdout).unwrap(),

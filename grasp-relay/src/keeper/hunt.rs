@@ -31,18 +31,25 @@ pub struct HuntParts {
     pub config: HuntConfig,
     /// Who goes and gets it.
     pub fetcher: Fetcher,
+    /// Who hears of it, besides the log. Must not wait for anything.
+    pub observer: HuntObserver,
 }
+
+/// Hears what is worth counting.
+pub type HuntObserver = Arc<dyn Fn(&Report) + Send + Sync>;
 
 /// The keeper's side of the hunt. Does not keep the keeper alive: the hunt ends with it.
 pub(super) struct World {
     hands: Hands,
     orders: mpsc::WeakSender<Order>,
     fetcher: Fetcher,
+    observer: HuntObserver,
 }
 
 impl World {
     pub(super) fn hunt(parts: HuntParts, hands: Hands, orders: mpsc::WeakSender<Order>) -> Hunting {
-        hunt(parts.config, Arc::new(Self { hands, orders, fetcher: parts.fetcher }))
+        let HuntParts { config, fetcher, observer } = parts;
+        hunt(config, Arc::new(Self { hands, orders, fetcher, observer }))
     }
 
     async fn try_brief(
@@ -186,6 +193,7 @@ impl SyncContext for World {
 
     fn report(&self, report: &Report) {
         log(report);
+        (self.observer)(report);
     }
 }
 

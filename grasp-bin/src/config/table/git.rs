@@ -1,7 +1,7 @@
 //! What is kept: git data, what waits for it, and events.
 
 use super::Setting;
-use crate::config::codec::{Bytes, Count, Maybe, Switch, Time};
+use crate::config::codec::{Bytes, Count, Maybe, Path, Switch, Time};
 
 pub(super) const PURGATORY: &[Setting] = settings! { "purgatory." at [settings.purgatory];
     wait: Time,
@@ -36,13 +36,19 @@ pub(super) const GIT: &[Setting] = settings! { "git." at [settings.git];
     @common secure: Switch, "Whether others reach the server over TLS, for the addresses that it shows.";
 };
 
+pub(super) const PLACES: &[Setting] = settings! { "git." at [settings];
+    program (git_program): Maybe<Path>, "The git to run. Without one: the first in `PATH`.";
+    repositories: Maybe<Path> as "DIR",
+        "Where the repositories are. Without one: `git` in the data directory.";
+};
+
 pub(super) const PROCESSES: &[Setting] = settings! { "git." at [settings.processes];
     own_pace: Maybe<Count>,
         "Git processes at once that work as fast as the machine lets them. Without one: two per processor.";
     client_pace: Maybe<Count>,
         "Git processes at once that work as fast as a client reads or sends. Without one: sixteen per processor.";
     remote_pace: Maybe<Count>,
-        "Git processes at once that work as fast as another server answers. Without a number: sixteen per processor.";
+        "Git processes at once that work as fast as another server sends. Without one: sixteen per processor.";
 };
 
 pub(super) const STAGING: &[Setting] = settings! { "git." at [settings.staging];

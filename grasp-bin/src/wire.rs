@@ -1,4 +1,4 @@
-//! One question to one web server: resolve, connect, encrypt, ask. Each step can be what is broken.
+//! One connection to a server that the operator named: resolve, connect, encrypt, ask. Each step can be what is broken.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -12,6 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
@@ -24,32 +25,40 @@ const LONGEST: usize = 256 * 1024;
 
 /// Where to ask.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(crate) struct Place {
     /// The name or address.
-    pub(super) host: String,
+    pub(crate) host: String,
     /// The port.
-    pub(super) port: u16,
+    pub(crate) port: u16,
     /// Whether it is encrypted.
-    pub(super) secure: bool,
+    pub(crate) secure: bool,
     /// What to ask for.
-    pub(super) path: String,
+    pub(crate) path: String,
+}
+
+/// A connection on which nothing was said yet.
+pub(crate) enum Stream {
+    /// As it is.
+    Plain(TcpStream),
+    /// Encrypted.
+    Tls(Box<TlsStream<TcpStream>>),
 }
 
 /// What was answered.
-pub(super) struct Reply {
+pub(crate) struct Reply {
     /// The status.
-    pub(super) status: u16,
+    pub(crate) status: u16,
     /// Whether pages of others may read it.
-    pub(super) shared: bool,
+    pub(crate) shared: bool,
     /// How far the other clock is ahead of ours, in seconds.
-    pub(super) ahead: Option<i64>,
+    pub(crate) ahead: Option<i64>,
     /// The text.
-    pub(super) body: String,
+    pub(crate) body: String,
 }
 
 /// The step that failed.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum ProbeError {
+pub(crate) enum WireError {
     /// No address.
     #[error("its name is not found: {0}")]
     Name(String),
@@ -64,9 +73,9 @@ pub(super) enum ProbeError {
     Http(String),
 }
 
-impl ProbeError {
+impl WireError {
     /// What to do about it.
-    pub(super) fn remedy(&self) -> &'static str {
+    pub(crate) fn remedy(&self) -> &'static str {
         match self {
             Self::Name(_) => "check /etc/resolv.conf and the spelling",
             Self::Connect(_) => "check the firewall, the proxy and whether anybody listens there",
@@ -78,7 +87,7 @@ impl ProbeError {
 
 impl Place {
     /// Reads `ws://`, `wss://`, `http://` and `https://` addresses.
-    pub(super) fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         let (scheme, rest) = text.split_once("://")?;
         let secure = matches!(scheme, "wss" | "https");
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
@@ -91,27 +100,35 @@ impl Place {
         (!host.is_empty()).then(|| Self { host, port, secure, path: format!("/{path}") })
     }
 
-    /// Asks for a NIP-11 document.
-    pub(super) async fn ask(&self) -> Result<Reply, ProbeError> {
+    /// Connects.
+    pub(crate) async fn connect(&self) -> Result<Stream, WireError> {
         let address = (self.host.as_str(), self.port);
-        let found = within(lookup_host(address)).await.map_err(ProbeError::Name)?;
+        let found = within(lookup_host(address)).await.map_err(WireError::Name)?;
         let addresses: Vec<_> = found.collect();
         let stream =
-            within(TcpStream::connect(&addresses[..])).await.map_err(ProbeError::Connect)?;
+            within(TcpStream::connect(&addresses[..])).await.map_err(WireError::Connect)?;
         if !self.secure {
-            return self.converse(stream).await;
+            return Ok(Stream::Plain(stream));
         }
         let name = ServerName::try_from(self.host.clone());
-        let name = name.map_err(|error| ProbeError::Tls(error.to_string()))?;
-        let stream = within(tls()?.connect(name, stream)).await.map_err(ProbeError::Tls)?;
-        self.converse(stream).await
+        let name = name.map_err(|error| WireError::Tls(error.to_string()))?;
+        let stream = within(tls()?.connect(name, stream)).await.map_err(WireError::Tls)?;
+        Ok(Stream::Tls(Box::new(stream)))
+    }
+
+    /// Asks for a NIP-11 document.
+    pub(crate) async fn ask(&self) -> Result<Reply, WireError> {
+        match self.connect().await? {
+            Stream::Plain(stream) => self.converse(stream).await,
+            Stream::Tls(stream) => self.converse(*stream).await,
+        }
     }
 
     async fn converse(
         &self,
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    ) -> Result<Reply, ProbeError> {
-        within(self.talk(stream)).await.map_err(ProbeError::Http)
+    ) -> Result<Reply, WireError> {
+        within(self.talk(stream)).await.map_err(WireError::Http)
     }
 
     async fn talk(
@@ -145,11 +162,11 @@ async fn within<T, E: std::fmt::Display>(
     }
 }
 
-fn tls() -> Result<TlsConnector, ProbeError> {
+fn tls() -> Result<TlsConnector, WireError> {
     let roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
     let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
-        .map_err(|error| ProbeError::Tls(error.to_string()))?
+        .map_err(|error| WireError::Tls(error.to_string()))?
         .with_root_certificates(roots)
         .with_no_client_auth();
     Ok(TlsConnector::from(Arc::new(config)))

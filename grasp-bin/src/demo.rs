@@ -1,0 +1,146 @@
+//! `grasp demo`: two servers on loopback that keep a repository in step, before your eyes.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use grasp_core::service::npub;
+use grasp_relay::Clock;
+use nostr::key::Keys;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use crate::client::RelayClient;
+use crate::push::{self, Target, Work};
+use crate::server::Server;
+use crate::settings::Settings;
+
+/// How long the second server may take. It is usually a few seconds.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// How often is looked whether it has the repository.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// The name of the repository.
+const NAME: &str = "demo";
+
+/// Shows it; with `keep`, the servers stay until they are told to stop.
+pub(crate) fn run(keep: bool) -> Result<()> {
+    let runtime = tokio::runtime::Runtime::new().context("could not start the runtime")?;
+    runtime.block_on(show(keep))
+}
+
+async fn show(keep: bool) -> Result<()> {
+    let dir = tempfile::tempdir().context("could not make a directory")?;
+    let first = Instance::start(&dir.path().join("first"), None).await?;
+    let second = Instance::start(&dir.path().join("second"), Some(&first)).await?;
+    println!(
+        "two servers, each with a directory of its own:\n  first   http://{}\n  second  http://{}\n",
+        first.address, second.address
+    );
+    let shown = follow(dir.path(), &first, &second).await;
+    if keep && shown.is_ok() {
+        println!("\nboth are still there; Ctrl-C ends them");
+        let _ = tokio::signal::ctrl_c().await;
+    }
+    second.stop().await?;
+    first.stop().await?;
+    println!("\nboth servers are stopped and their directories are gone");
+    shown
+}
+
+/// Announces, signs and pushes to the first, and waits for the second.
+async fn follow(dir: &Path, first: &Instance, second: &Instance) -> Result<()> {
+    let keys = Keys::generate();
+    let repo = grasp_core::RepoId::new(keys.public_key(), NAME.parse()?);
+    println!("a maintainer:\n  {}\n", npub(&keys.public_key()));
+    let servers = [first.target(), second.target()];
+    let work = working_copy(&dir.join(NAME)).await?;
+    let refs = work.refs().await?;
+
+    let announcement = push::announce(&keys, &repo, &servers, None)?;
+    for server in &servers {
+        RelayClient::connect(&server.relay()?).await?.publish(&announcement).await?;
+    }
+    println!("announced on both (kind 30617)");
+    let state = push::sign(&keys, &repo, &refs, None)?;
+    RelayClient::connect(&servers[0].relay()?).await?.publish(&state).await?;
+    println!("signed the state for the first only (kind 30618)");
+    let began = Instant::now();
+    let (here, there) = (servers[0].clone_url(&repo), servers[1].clone_url(&repo));
+    work.push_to(&here).await?;
+    println!("pushed with git to the first only, in {} ms", began.elapsed().as_millis());
+    let pushed = Instant::now();
+    let tip = refs.tips.first().map(|(_, oid)| oid.clone()).unwrap_or_default();
+    wait_for(&work, &there, &tip).await?;
+    println!("the second has it, {} ms later\n", pushed.elapsed().as_millis());
+    println!("  git clone {here}\n  git clone {there}");
+    Ok(())
+}
+
+/// A working copy with one commit.
+async fn working_copy(dir: &Path) -> Result<Work> {
+    std::fs::create_dir_all(dir)?;
+    let who = ["-c", "user.name=demo", "-c", "user.email=demo@example.com"];
+    push::git(dir, &["init", "--quiet", "--initial-branch=main"]).await?;
+    std::fs::write(dir.join("README.md"), "# demo\n\nServed by two.\n")?;
+    push::git(dir, &["add", "README.md"]).await?;
+    push::git(dir, &[&who[..], &["commit", "--quiet", "--message", "first"]].concat()).await?;
+    Work::open(dir).await
+}
+
+/// Looks until a server has this object as a ref.
+async fn wait_for(work: &Work, url: &str, tip: &str) -> Result<()> {
+    let began = Instant::now();
+    while began.elapsed() < PATIENCE {
+        if work.remote_has(url, tip).await {
+            return Ok(());
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+    bail!("the second server did not get the repository within {} seconds", PATIENCE.as_secs())
+}
+
+/// One server of the demo.
+struct Instance {
+    address: SocketAddr,
+    server: Arc<Server>,
+    stop: oneshot::Sender<()>,
+    running: JoinHandle<Result<()>>,
+}
+
+impl Instance {
+    async fn start(dir: &Path, other: Option<&Self>) -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.context("no port on loopback")?;
+        let address = listener.local_addr()?;
+        let mut settings = Settings::new(address.to_string().parse()?, dir);
+        settings.outbound.allow_private = true;
+        if let Some(other) = other {
+            settings.sync.engine.bootstrap.push(other.target().relay()?);
+        }
+        let server = Arc::new(Server::open(&settings, Clock::system()).await?);
+        let (stop, stopped) = oneshot::channel::<()>();
+        let running = tokio::spawn({
+            let server = Arc::clone(&server);
+            async move { server.serve(listener, async { drop(stopped.await) }).await }
+        });
+        Ok(Self { address, server, stop, running })
+    }
+
+    fn target(&self) -> Target {
+        let service = self.server.parts().config.service.clone();
+        Target { service, secure: false }
+    }
+
+    async fn stop(self) -> Result<()> {
+        drop(self.stop);
+        self.running.await??;
+        match Arc::into_inner(self.server) {
+            Some(server) => server.close().await,
+            None => Ok(()),
+        }
+    }
+}

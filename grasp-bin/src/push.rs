@@ -1,0 +1,264 @@
+//! `grasp push`: announces the repository of a working copy, signs its state, and pushes it.
+
+mod work;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use grasp_core::nip34::Announcement;
+use grasp_core::service::npub;
+use grasp_core::{Identifier, RelayUrl, RepoId, ServiceIdentity, kinds};
+use nostr::event::{Event, EventBuilder, FinalizeEvent as _, Kind, Tag};
+use nostr::filter::Filter;
+use nostr::key::Keys;
+use nostr::types::Timestamp;
+
+pub(crate) use self::work::{Refs, Work, git};
+use crate::client::RelayClient;
+
+/// A server, and how it is spoken to.
+#[derive(Clone, Debug)]
+pub(crate) struct Target {
+    /// Which.
+    pub(crate) service: ServiceIdentity,
+    /// Whether encrypted.
+    pub(crate) secure: bool,
+}
+
+impl std::str::FromStr for Target {
+    type Err = String;
+    /// Reads `host[:port][/mount]`, with or without a scheme. Without one, loopback is not encrypted and all else is.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (scheme, rest) = text.split_once("://").unwrap_or(("", text));
+        let service: ServiceIdentity =
+            rest.trim_end_matches('/').parse().map_err(|error| format!("{error}"))?;
+        let local = ["127.", "localhost", "[::1]"].iter().any(|local| rest.starts_with(local));
+        let secure = match scheme {
+            "http" | "ws" => false,
+            "https" | "wss" => true,
+            "" => !local,
+            _ => return Err("expected http, https, ws or wss".into()),
+        };
+        Ok(Self { service, secure })
+    }
+}
+
+impl Target {
+    /// Where the relay is.
+    pub(crate) fn relay(&self) -> Result<RelayUrl> {
+        self.service.relay_url(self.secure).context("the address of a server is no relay's address")
+    }
+
+    /// Where a repository is pushed to and cloned from.
+    pub(crate) fn clone_url(&self, repo: &RepoId) -> String {
+        let scheme = if self.secure { "https" } else { "http" };
+        let address = self.service.to_string();
+        let host = address.strip_suffix(&self.service.mount_path()).unwrap_or(&address);
+        format!("{scheme}://{host}{}", self.service.repo_path(repo))
+    }
+}
+
+/// What to push.
+pub(crate) struct Push {
+    /// Whose it is.
+    pub(crate) keys: Keys,
+    /// Its name; that of the working copy if there is none.
+    pub(crate) name: Option<Identifier>,
+    /// Where to.
+    pub(crate) servers: Vec<Target>,
+    /// The working copy.
+    pub(crate) directory: PathBuf,
+}
+
+/// Announces, signs and pushes; says where the repository can be cloned from.
+pub(crate) async fn push(push: &Push) -> Result<Vec<String>> {
+    let work = Work::open(&push.directory).await?;
+    let name = match &push.name {
+        Some(name) => name.clone(),
+        None => work.name().context("the directory's name can be no repository's; say --name")?,
+    };
+    let repo = RepoId::new(push.keys.public_key(), name);
+    let refs = work.refs().await?;
+    let mut relays = Vec::new();
+    for server in &push.servers {
+        let url = server.relay()?;
+        let relay = RelayClient::connect(&url).await;
+        relays.push(relay.with_context(|| format!("could not speak to {url}"))?);
+    }
+    let known = newest(&mut relays, &repo, kinds::ANNOUNCEMENT).await?;
+    let announcement = announce(&push.keys, &repo, &push.servers, known.as_ref())?;
+    let known = newest(&mut relays, &repo, kinds::STATE).await?;
+    let state = sign(&push.keys, &repo, &refs, known.as_ref())?;
+    for relay in &mut relays {
+        relay.publish(&announcement).await?;
+        relay.publish(&state).await?;
+    }
+    let urls: Vec<_> = push.servers.iter().map(|server| server.clone_url(&repo)).collect();
+    for url in &urls {
+        work.push_to(url).await.with_context(|| format!("could not push to {url}"))?;
+    }
+    Ok(urls)
+}
+
+/// The newest event of a kind about a repository that any of the servers has.
+async fn newest(relays: &mut [RelayClient], repo: &RepoId, kind: Kind) -> Result<Option<Event>> {
+    let filter = Filter::new().kind(kind).author(repo.owner).identifier(repo.identifier.as_str());
+    let mut newest = None;
+    for relay in relays {
+        let found = relay.newest(&filter).await?;
+        newest = newest.into_iter().chain(found).max_by_key(|event: &Event| event.created_at);
+    }
+    Ok(newest)
+}
+
+/// Now, or just after an event that is to be replaced: of two that are dated alike, not the later signed wins.
+fn after(known: Option<&Event>) -> Timestamp {
+    let now = Timestamp::now();
+    known.map_or(now, |known| now.max(known.created_at + Duration::from_secs(1)))
+}
+
+/// An announcement that lists these servers, and says whatever else the known one says.
+pub(crate) fn announce(
+    keys: &Keys,
+    repo: &RepoId,
+    servers: &[Target],
+    known: Option<&Event>,
+) -> Result<Event> {
+    if let Some(known) = known.filter(|known| lists_all(known, servers)) {
+        return Ok(known.clone());
+    }
+    let ours = |tag: &Tag| matches!(tag.kind(), "clone" | "relays");
+    let values = |name: &str| {
+        let tags = known.into_iter().flat_map(|event| event.tags.iter());
+        let tags = tags.filter(|tag| tag.kind() == name);
+        tags.flat_map(|tag| tag.as_slice()[1..].to_vec()).collect::<Vec<String>>()
+    };
+    let (mut clone, mut relays) = (values("clone"), values("relays"));
+    for server in servers {
+        add(&mut clone, server.clone_url(repo));
+        add(&mut relays, server.relay()?.to_string());
+    }
+    let kept = match known {
+        Some(event) => event.tags.iter().filter(|tag| !ours(tag)).cloned().collect(),
+        None => vec![
+            Tag::identifier(repo.identifier.as_str()),
+            tag("name", [repo.identifier.to_string()])?,
+        ],
+    };
+    let places = [tag("clone", clone)?, tag("relays", relays)?];
+    let content = known.map(|event| event.content.clone()).unwrap_or_default();
+    let event = EventBuilder::new(kinds::ANNOUNCEMENT, content).tags(kept).tags(places);
+    Ok(event.custom_created_at(after(known)).finalize(keys)?)
+}
+
+fn lists_all(announcement: &Event, servers: &[Target]) -> bool {
+    let read = Announcement::parse(announcement);
+    read.is_ok_and(|read| servers.iter().all(|server| read.lists(&server.service)))
+}
+
+/// The state of a repository whose refs these are.
+pub(crate) fn sign(
+    keys: &Keys,
+    repo: &RepoId,
+    refs: &Refs,
+    known: Option<&Event>,
+) -> Result<Event> {
+    let mut tags = vec![Tag::identifier(repo.identifier.as_str())];
+    for (name, oid) in &refs.tips {
+        tags.push(tag(name, [oid.clone()])?);
+    }
+    if let Some(head) = &refs.head {
+        tags.push(tag("HEAD", [format!("ref: {head}")])?);
+    }
+    let event = EventBuilder::new(kinds::STATE, "").tags(tags);
+    Ok(event.custom_created_at(after(known)).finalize(keys)?)
+}
+
+fn tag(name: &str, values: impl IntoIterator<Item = String>) -> Result<Tag> {
+    let words = std::iter::once(name.to_owned()).chain(values);
+    Ok(Tag::parse(words)?)
+}
+
+fn add(list: &mut Vec<String>, value: String) {
+    if !list.contains(&value) {
+        list.push(value);
+    }
+}
+
+/// What to tell after a push.
+pub(crate) fn told(keys: &Keys, urls: &[String]) -> String {
+    let mut text = format!("pushed as {}\n", npub(&keys.public_key()));
+    for url in urls {
+        text.push_str(&format!("  git clone {url}\n"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use grasp_core::nip34::State;
+
+    use super::*;
+
+    fn repo(keys: &Keys) -> RepoId {
+        RepoId::new(keys.public_key(), "hello".parse().unwrap())
+    }
+
+    #[test]
+    fn a_server_is_spoken_to_in_the_open_only_on_loopback_or_when_told_to() {
+        let secure = |text: &str| text.parse::<Target>().unwrap().secure;
+        assert!(
+            !secure("127.0.0.1:7334") && !secure("localhost") && !secure("http://git.example.com")
+        );
+        assert!(secure("git.example.com/x") && secure("wss://127.0.0.1"));
+        assert!("ftp://x.example".parse::<Target>().is_err());
+    }
+
+    #[test]
+    fn an_announcement_lists_every_server_and_keeps_what_it_said_before() {
+        let keys = Keys::generate();
+        let target = |text: &str| text.parse::<Target>().unwrap();
+        let first = announce(&keys, &repo(&keys), &[target("a.example.com")], None).unwrap();
+        let again = announce(
+            &keys,
+            &repo(&keys),
+            &[target("127.0.0.1:1"), target("a.example.com")],
+            Some(&first),
+        );
+        let read = Announcement::parse(&again.unwrap()).unwrap();
+        assert_eq!((read.clone.len(), read.relays.len()), (2, 2));
+        assert_eq!(read.name.as_deref(), Some("hello"));
+        for server in ["a.example.com", "127.0.0.1:1"] {
+            assert!(read.lists(&server.parse().unwrap()), "{server}");
+        }
+    }
+
+    #[test]
+    fn a_state_says_what_the_refs_are() {
+        let keys = Keys::generate();
+        let oid = "a".repeat(40);
+        let tips = vec![("refs/heads/main".to_owned(), oid.clone())];
+        let refs = Refs { tips, head: Some("refs/heads/main".into()) };
+        let state = State::parse(&sign(&keys, &repo(&keys), &refs, None).unwrap()).unwrap();
+        assert_eq!(state.tips().unwrap()[0].to_string(), oid);
+        assert_eq!(state.head.unwrap().to_string(), "refs/heads/main");
+    }
+
+    #[test]
+    fn a_new_state_is_later_than_the_one_it_replaces() {
+        let keys = Keys::generate();
+        let refs = Refs { tips: Vec::new(), head: None };
+        let old = sign(&keys, &repo(&keys), &refs, None).unwrap();
+        let new = sign(&keys, &repo(&keys), &refs, Some(&old)).unwrap();
+        assert!(new.created_at > old.created_at);
+    }
+
+    #[test]
+    fn an_announcement_that_says_it_all_is_said_again_as_it_is() {
+        let keys = Keys::generate();
+        let servers = ["a.example.com".parse::<Target>().unwrap()];
+        let old = announce(&keys, &repo(&keys), &servers, None).unwrap();
+        assert_eq!(announce(&keys, &repo(&keys), &servers, Some(&old)).unwrap().id, old.id);
+    }
+}

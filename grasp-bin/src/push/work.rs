@@ -1,0 +1,74 @@
+//! A working copy, through the installed git.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use grasp_core::Identifier;
+use tokio::process::Command;
+
+/// Branches and tags, and the branch that HEAD names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refs {
+    /// Each with the object it is at.
+    pub(crate) tips: Vec<(String, String)>,
+    /// The branch that HEAD names, if it is one of them.
+    pub(crate) head: Option<String>,
+}
+
+/// A working copy.
+pub(crate) struct Work {
+    root: PathBuf,
+}
+
+impl Work {
+    /// The working copy that a directory is in.
+    pub(crate) async fn open(directory: &Path) -> Result<Self> {
+        let root = git(directory, &["rev-parse", "--show-toplevel"]).await;
+        Ok(Self { root: root.context("not in a git working copy")?.into() })
+    }
+
+    /// The name of its directory, as one for the repository.
+    pub(crate) fn name(&self) -> Option<Identifier> {
+        self.root.file_name()?.to_str()?.parse().ok()
+    }
+
+    /// What a state of it says.
+    pub(crate) async fn refs(&self) -> Result<Refs> {
+        let format = "--format=%(refname) %(objectname)";
+        let listed = git(&self.root, &["for-each-ref", format, "refs/heads", "refs/tags"]).await?;
+        let tips: Vec<(String, String)> = listed
+            .lines()
+            .filter_map(|line| line.split_once(' '))
+            .map(|(name, oid)| (name.to_owned(), oid.to_owned()))
+            .collect();
+        if tips.is_empty() {
+            bail!("there is nothing to push: commit something first");
+        }
+        let head = git(&self.root, &["symbolic-ref", "--quiet", "HEAD"]).await.ok();
+        let head = head.filter(|head| tips.iter().any(|(name, _)| name == head));
+        Ok(Refs { tips, head })
+    }
+
+    /// Whether a server has this object as a ref.
+    pub(crate) async fn remote_has(&self, url: &str, oid: &str) -> bool {
+        let listed = git(&self.root, &["ls-remote", url]).await;
+        listed.is_ok_and(|listed| listed.lines().any(|line| line.starts_with(oid)))
+    }
+
+    /// Makes the branches and tags at a server what they are here.
+    pub(crate) async fn push_to(&self, url: &str) -> Result<()> {
+        let everything = ["refs/heads/*:refs/heads/*", "refs/tags/*:refs/tags/*"];
+        let args = ["push", "--quiet", "--force", "--prune", url, everything[0], everything[1]];
+        git(&self.root, &args).await.map(drop)
+    }
+}
+
+/// What git says; what it says against it is the error.
+pub(crate) async fn git(directory: &Path, args: &[&str]) -> Result<String> {
+    let output = Command::new("git").args(args).current_dir(directory).output().await;
+    let output = output.context("could not run git")?;
+    if !output.status.success() {
+        bail!("git {}: {}", args[0], String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(String::from_utf8(output.stdout).context("git does not speak UTF-8")?.trim().to_owned())
+}

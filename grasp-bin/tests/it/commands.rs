@@ -1,0 +1,117 @@
+//! Commands that do something with servers, rather than look at one.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::support::{Said, Server, command, grasp, said};
+
+fn git(dir: &Path, args: &[&str]) -> String {
+    let output = Command::new("git")
+        .args(["-c", "user.name=alice", "-c", "user.email=alice@example.com"])
+        .args(args)
+        .current_dir(dir)
+        .env("GIT_CONFIG_NOSYSTEM", "1")
+        .env("GIT_CONFIG_GLOBAL", "/dev/null")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+/// A working copy with one commit.
+fn working_copy(dir: &Path) {
+    std::fs::create_dir_all(dir).unwrap();
+    git(dir, &["init", "-q", "-b", "main"]);
+    git(dir, &["commit", "-q", "--allow-empty", "-m", "first"]);
+}
+
+fn push(dir: &Path, home: &Path, server: &Server) -> Said {
+    let args = ["push", "--server", server.host()];
+    said(command().args(args).current_dir(dir).env("HOME", home).env_remove("XDG_DATA_HOME"))
+}
+
+/// The address that a push said the repository can be cloned from.
+fn clone_url(pushed: &Said) -> String {
+    assert!(pushed.ok, "{pushed:?}");
+    let line = pushed.out.lines().find_map(|line| line.trim().strip_prefix("git clone "));
+    line.unwrap().to_owned()
+}
+
+#[test]
+fn a_working_copy_is_hosted_with_one_command_and_updated_with_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(&dir.path().join("data"));
+    let work = dir.path().join("hello");
+    working_copy(&work);
+    let url = clone_url(&push(&work, dir.path(), &server));
+    git(&work, &["commit", "-q", "--allow-empty", "-m", "second"]);
+    git(&work, &["branch", "topic"]);
+    assert_eq!(clone_url(&push(&work, dir.path(), &server)), url);
+    let copy = dir.path().join("copy");
+    git(dir.path(), &["clone", "-q", &url, copy.to_str().unwrap()]);
+    assert_eq!(git(&copy, &["rev-parse", "HEAD"]), git(&work, &["rev-parse", "HEAD"]));
+    let branches = git(&copy, &["branch", "-r"]);
+    assert!(branches.contains("origin/topic"), "{branches}");
+    let repos = grasp(&["repos", "--data-dir", dir.path().join("data").to_str().unwrap()]);
+    assert!(repos.out.contains("hello"), "{repos:?}");
+}
+
+#[test]
+fn outside_of_a_working_copy_there_is_nothing_to_push() {
+    let dir = tempfile::tempdir().unwrap();
+    let said = said(command().args(["push"]).current_dir(dir.path()).env("HOME", dir.path()));
+    assert!(!said.ok && said.err.contains("not in a git working copy"), "{said:?}");
+}
+
+#[test]
+fn the_demo_ends_with_the_repository_on_both_servers() {
+    let said = grasp(&["demo"]);
+    assert!(said.ok, "{said:?}");
+    assert!(said.out.contains("the second has it"), "{said:?}");
+    assert_eq!(said.out.matches("git clone http://").count(), 2, "{said:?}");
+}
+
+#[test]
+fn one_pass_brings_what_a_relay_has_and_says_that_it_is_complete() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(&dir.path().join("data"));
+    let work = dir.path().join("hello");
+    working_copy(&work);
+    clone_url(&push(&work, dir.path(), &server));
+    let mirror = dir.path().join("mirror");
+    let mirror = mirror.to_str().unwrap();
+    // An archive keeps what does not list it.
+    let args =
+        ["sync", "--once", "--from", &server.url, "--data-dir", mirror, "--archive-everything"];
+    let once = grasp(&args);
+    assert!(once.ok && once.out.contains("1 of 1 relays complete"), "{once:?}");
+    assert!(once.out.contains(" new events in "), "{once:?}");
+    assert!(!once.out.contains("complete, 0 new"), "{once:?}");
+}
+
+#[test]
+fn a_relay_that_is_not_there_makes_a_pass_incomplete() {
+    let dir = tempfile::tempdir().unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let nobody = format!("ws://{}", taken.local_addr().unwrap());
+    drop(taken);
+    let data = dir.path().to_str().unwrap();
+    let args = ["sync", "--once", "--from", &nobody, "--patience", "2", "--data-dir", data];
+    let output = command().args(args).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("0 of 1 relays complete"));
+}
+
+#[test]
+fn the_doctor_finds_a_running_server_well_and_a_foreign_port_ill() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path());
+    let data = dir.path().to_str().unwrap();
+    let args = ["doctor", "--data-dir", data, "--listen", server.host(), "--domain", server.host()];
+    let well = grasp(&args);
+    assert!(well.ok && well.out.contains("shows the NIP-11 document of this server"), "{well:?}");
+    let other = tempfile::tempdir().unwrap();
+    let other = other.path().to_str().unwrap();
+    let ill = grasp(&["doctor", "--offline", "--data-dir", other, "--listen", server.host()]);
+    assert!(!ill.ok && ill.out.contains("is taken") && ill.out.contains("→"), "{ill:?}");
+}
