@@ -15,17 +15,19 @@ use crate::house::{House, Open};
 use crate::processor::processor;
 
 /// What is measured, and what we want of our own store.
-pub(crate) const ROWS: [(&str, &str); 16] = [
+pub(crate) const ROWS: [(&str, &str); 18] = [
     ("durable saves/s, batches of 5,000", ">= 15,000"),
     ("  processor time per event, µs", ""),
     ("durable saves/s, 1 writer", ""),
     ("durable saves/s, 8 writers", ""),
     ("durable saves/s, 64 writers", ">= 4,000"),
+    ("  processor time per event, µs", ""),
     ("#a, one value: p50 ms", ""),
     ("#a, one value: p99 ms", "<= 2"),
     ("#a, 1,000 values, limit 500: p50 ms", ""),
     ("kinds + since + limit 500: p50 ms", ""),
     ("inventory of all: p50 ms", "<= 60"),
+    ("  processor time, ms", ""),
     ("inventory of #a, 100 values: p50 ms", ""),
     ("saves/s while scanning, 8 writers", ""),
     ("scans/s meanwhile", ""),
@@ -57,8 +59,12 @@ pub(crate) async fn run(open: Open, dir: &Path, world: &World) -> Result {
     figures.push((processor() - worked) * 1e6 / foundation.len() as f64);
     for writers in [1, 8, 64] {
         let share = split(&mut events, world.events.len() / 10);
+        let worked = processor();
         let (rate, left) = saves(&house, share, writers).await;
         figures.push(rate);
+        if writers == 64 {
+            figures.push((processor() - worked) * 1e6 / (share.len() - left.len()) as f64);
+        }
         batched(&house, left).await;
     }
     batched(&house, events).await;
@@ -129,7 +135,9 @@ async fn reads(house: &Arc<dyn House>, world: &World) -> Vec<f64> {
     let is_quick = p(&single, 0.5) < 1_000.0;
     let many = times(20, |_| house.query(about(&world.coordinates).limit(500))).await;
     let recent = times(50, |_| house.query(kinds())).await;
+    let worked = processor();
     let all = times(10, |_| house.inventory(Filter::new())).await;
+    let worked = (processor() - worked) * 1e3 / all.len() as f64;
     let some = match is_quick {
         true => times(20, |n| house.inventory(about(&world.coordinates[n..n + 100]))).await,
         false => vec![f64::NAN],
@@ -140,6 +148,7 @@ async fn reads(house: &Arc<dyn House>, world: &World) -> Vec<f64> {
         p(&many, 0.5),
         p(&recent, 0.5),
         p(&all, 0.5),
+        worked,
         p(&some, 0.5),
     ]
 }
