@@ -15,7 +15,7 @@ use grasp_relay::nostr::{Hub, RelayInfo};
 use grasp_relay::server::{Config, Parts, serve};
 use grasp_relay::store::EventStore;
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
-use nostr::event::Event;
+use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -24,7 +24,7 @@ use tokio::task::JoinHandle;
 
 use crate::{HttpAnswer, Litter, Maker, Settings, Workdir, eventually, http, post};
 
-/// A running server. Dropping it stops it without ceremony; [`Instance::stop`] waits for its end.
+/// A running server. Dropping it stops it without ceremony; [`Instance::restart`] waits for its end.
 pub struct Instance {
     address: SocketAddr,
     settings: Settings,
@@ -32,7 +32,9 @@ pub struct Instance {
     keeper: Option<Keeper>,
     stop: Option<oneshot::Sender<()>>,
     running: JoinHandle<std::io::Result<()>>,
-    dir: TempDir,
+    dir: PathBuf,
+    /// Gone with the last who needs it.
+    temporary: Option<TempDir>,
 }
 
 impl Instance {
@@ -48,8 +50,15 @@ impl Instance {
 
     /// Starts a server with these settings.
     pub async fn set(settings: Settings) -> Self {
-        let dir = tempfile::tempdir().expect("a directory for the test");
+        let temporary = tempfile::tempdir().expect("a directory for the test");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port on loopback");
+        let instance = Self::run(temporary.path(), listener, settings).await;
+        Self { temporary: Some(temporary), ..instance }
+    }
+
+    /// Starts a server on an address and in a directory that belong to somebody else.
+    pub async fn at(dir: &Path, address: SocketAddr, settings: Settings) -> Self {
+        let listener = TcpListener::bind(address).await.expect("the port");
         Self::run(dir, listener, settings).await
     }
 
@@ -61,15 +70,16 @@ impl Instance {
     /// Stops the server, does something to what it left on disk, and starts it again.
     pub async fn restart_after(self, change: impl FnOnce(&Path)) -> Self {
         let (address, settings) = (self.address, self.settings.clone());
-        let dir = self.stop().await;
-        change(dir.path());
-        let listener = TcpListener::bind(address).await.expect("the port that was ours");
-        Self::run(dir, listener, settings).await
+        let dir = self.dir.clone();
+        let temporary = self.stop().await;
+        change(&dir);
+        let instance = Self::at(&dir, address, settings).await;
+        Self { temporary, ..instance }
     }
 
-    async fn run(dir: TempDir, listener: TcpListener, settings: Settings) -> Self {
+    async fn run(dir: &Path, listener: TcpListener, settings: Settings) -> Self {
         let address = listener.local_addr().expect("the port");
-        let (parts, keeper) = parts(&dir, address, &settings).await;
+        let (parts, keeper) = parts(dir, address, &settings).await;
         let (stop, stopped) = oneshot::channel::<()>();
         let stopping = async {
             let _ = stopped.await;
@@ -82,7 +92,8 @@ impl Instance {
             keeper: Some(keeper),
             stop: Some(stop),
             running,
-            dir,
+            dir: dir.to_owned(),
+            temporary: None,
         }
     }
 
@@ -93,7 +104,7 @@ impl Instance {
 
     /// Where repositories are on disk.
     pub fn repositories(&self) -> PathBuf {
-        repositories(self.dir.path(), &self.settings)
+        repositories(&self.dir, &self.settings)
     }
 
     /// What keeps events and git data in step.
@@ -187,20 +198,25 @@ impl Instance {
 
     /// Whether an event is served.
     pub async fn serves(&self, event: &Event) -> bool {
-        let question = vec![vec![Filter::new().id(event.id)]];
+        self.serves_id(event.id).await
+    }
+
+    /// Whether an event of this id is served.
+    pub async fn serves_id(&self, id: EventId) -> bool {
+        let question = vec![vec![Filter::new().id(id)]];
         let now = self.parts().clock.now().unix;
         self.parts().store.exists(question, now).await.expect("the store answers")[0]
     }
 
     /// Stops the server as the binary would, waits for its end, and gives back what it leaves on disk.
-    pub async fn stop(mut self) -> TempDir {
+    async fn stop(mut self) -> Option<TempDir> {
         drop(self.stop.take());
         let ended = (&mut self.running).await.expect("the server does not panic");
         ended.expect("the server ends well");
         let store = Arc::clone(&self.parts().store);
         (self.parts, self.keeper) = (None, None);
         store.close().await.expect("the store closes");
-        self.dir
+        self.temporary
     }
 
     fn parts(&self) -> &Parts {
@@ -208,8 +224,8 @@ impl Instance {
     }
 }
 
-async fn parts(dir: &TempDir, address: SocketAddr, settings: &Settings) -> (Parts, Keeper) {
-    let file = dir.path().join("events.db");
+async fn parts(dir: &Path, address: SocketAddr, settings: &Settings) -> (Parts, Keeper) {
+    let file = dir.join("events.db");
     let store = SqliteStore::open(&file, SqliteOptions::default()).expect("a store");
     let store: Arc<dyn EventStore> = (settings.store)(Arc::new(store));
     let service: ServiceIdentity = address.to_string().parse().expect("an address");
@@ -222,7 +238,7 @@ async fn parts(dir: &TempDir, address: SocketAddr, settings: &Settings) -> (Part
         policy: policy.clone(),
         clock: clock.clone(),
     };
-    let (journal, records) = Journal::open(&dir.path().join("purgatory.db")).expect("a journal");
+    let (journal, records) = Journal::open(&dir.join("purgatory.db")).expect("a journal");
     let keeper = Keeper::start(keeper, settings.purgatory.clone(), journal, records).await;
     let ingest = Pipeline {
         store: Arc::clone(&store),
@@ -238,17 +254,18 @@ async fn parts(dir: &TempDir, address: SocketAddr, settings: &Settings) -> (Part
         trusted_proxies: Vec::new(),
         challenge_on_connect: false,
     };
-    let extra = git_http::routes(keeper.clone(), settings.git.clone());
+    let ours = || git_http::routes(keeper.clone(), settings.git.clone());
+    let extra = settings.extra.clone().unwrap_or_else(ours);
     (Parts { store, ingest: Arc::new(ingest), hub, config, clock, extra }, keeper)
 }
 
-async fn repos(dir: &TempDir, settings: &Settings) -> RepoStore {
+async fn repos(dir: &Path, settings: &Settings) -> RepoStore {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let git = match &settings.program {
         Some(program) => Git::at(program.clone(), Slots::default()),
         None => Git::find(&path, Slots::default()),
     };
-    let dir = repositories(dir.path(), settings);
+    let dir = repositories(dir, settings);
     let git = git.expect("git is installed");
     RepoStore::open(&dir, git, settings.staging).await.expect("a place for repositories")
 }

@@ -35,6 +35,8 @@ pub struct Settings {
     pub program: Option<PathBuf>,
     /// Where repositories are, if not with everything else.
     pub repositories: Option<PathBuf>,
+    /// Other routes than those of our git hosting, on the same server.
+    pub extra: Option<axum::Router>,
 }
 
 impl Default for Settings {
@@ -49,6 +51,7 @@ impl Default for Settings {
             store: Arc::new(|store| store),
             program: None,
             repositories: None,
+            extra: None,
         }
     }
 }
