@@ -100,33 +100,36 @@ fn plain(selected: &PublicKey, rosters: &Rosters) -> Maintainers {
 }
 
 /// The root, and then whoever lists and is listed back, until nothing changes.
+///
+/// Everybody's roster is read once when they are invited and once when they are confirmed: rosters are written by
+/// strangers, and a long chain of acceptances must not cost the square of its length.
 fn reciprocal(selected: &PublicKey, rosters: &Rosters) -> Maintainers {
     let Some(root) = root(selected, rosters) else {
         return Maintainers::default();
     };
+    let listed = |key: &PublicKey| rosters.get(key).map(Roster::listed).unwrap_or_default();
     let mut confirmed = BTreeSet::from([root]);
     let mut invited = BTreeSet::new();
+    // Invited ones, by those whose confirmation would make their acceptance count.
+    let mut accepting: BTreeMap<PublicKey, Vec<PublicKey>> = BTreeMap::new();
     let mut open = vec![root];
     while let Some(member) = open.pop() {
-        invited.extend(rosters.get(&member).map(Roster::listed).unwrap_or_default());
-        let accepted: Vec<_> =
-            invited.iter().filter(|key| accepts(key, &confirmed, rosters)).copied().collect();
-        for key in accepted {
-            invited.remove(&key);
-            if confirmed.insert(key) {
-                open.push(key);
+        let mut accepted = accepting.remove(&member).unwrap_or_default();
+        for key in listed(&member).into_iter().filter(|key| invited.insert(*key)) {
+            if !rosters.get(&key).is_some_and(|roster| roster.author_is_active(&key)) {
+                continue;
             }
+            let back = listed(&key);
+            if back.iter().any(|other| confirmed.contains(other)) {
+                accepted.push(key);
+                continue;
+            }
+            back.into_iter().for_each(|other| accepting.entry(other).or_default().push(key));
         }
+        open.extend(accepted.into_iter().filter(|key| confirmed.insert(*key)));
     }
     invited.retain(|key| !confirmed.contains(key));
     Maintainers { confirmed, invited }
-}
-
-/// Whether a listed key's own announcement lists a confirmed member back.
-fn accepts(key: &PublicKey, confirmed: &BTreeSet<PublicKey>, rosters: &Rosters) -> bool {
-    rosters.get(key).is_some_and(|roster| {
-        roster.author_is_active(key) && confirmed.iter().any(|member| roster.lists(member))
-    })
 }
 
 /// The lead whose announcement counts, following `M` from the selected one.

@@ -43,6 +43,8 @@ pub struct GitLimits {
     pub fetch_request_bytes: u64,
     /// How long a client may send next to nothing in the middle of a request.
     pub stall: Duration,
+    /// How often a client that waits for its push hears that we are at it: some give up on a silent server.
+    pub sign_of_life: Duration,
     /// Whether others reach us over TLS, for the addresses that pages show.
     pub secure: bool,
 }
@@ -54,6 +56,7 @@ impl Default for GitLimits {
             push_bytes: 2_048 * MIB,
             fetch_request_bytes: 64 * MIB,
             stall: Duration::from_secs(60),
+            sign_of_life: Duration::from_secs(5),
             secure: false,
         }
     }

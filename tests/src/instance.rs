@@ -11,9 +11,9 @@ use grasp_core::admission::SyncPath;
 use grasp_core::{MaintainerModel, RepoId, ServiceIdentity};
 use grasp_relay::ingest::{Origin, Verdict};
 use grasp_relay::keeper::Keeper;
-use grasp_relay::server::Parts;
+use grasp_relay::server::{Parts, serve};
 use grasp_relay::{Accepted, Feed};
-use nostr::event::Event;
+use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -34,7 +34,9 @@ pub struct Instance {
     server: Arc<Server>,
     stop: oneshot::Sender<()>,
     running: JoinHandle<()>,
-    dir: TempDir,
+    dir: PathBuf,
+    /// Gone with the last who needs it.
+    temporary: Option<TempDir>,
 }
 
 impl Instance {
@@ -59,14 +61,19 @@ impl Instance {
     }
 
     async fn begin(settings: Settings, choose: impl FnOnce(&mut grasp_bin::Settings)) -> Self {
-        let dir = tempfile::tempdir().expect("a directory for the test");
+        let temporary = tempfile::tempdir().expect("a directory for the test");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port on loopback");
-        let address = listener.local_addr().expect("the port");
-        let service = address.to_string().parse().expect("an address");
-        let mut built = grasp_bin::Settings::new(service, dir.path());
-        settings.apply(&mut built);
+        let mut built = settings.built(temporary.path(), &listener);
         choose(&mut built);
-        Self::run(dir, listener, built, settings).await
+        let instance = Self::run(listener, built, settings).await;
+        Self { temporary: Some(temporary), ..instance }
+    }
+
+    /// Starts a server on an address and in a directory that belong to somebody else.
+    pub async fn at(dir: &Path, address: SocketAddr, settings: Settings) -> Self {
+        let listener = TcpListener::bind(address).await.expect("the port");
+        let built = settings.built(dir, &listener);
+        Self::run(listener, built, settings).await
     }
 
     /// Stops the server and starts it again in the same place.
@@ -83,32 +90,31 @@ impl Instance {
     /// Stops the server, does something to what it left on disk, and starts it again.
     pub async fn restart_after(self, change: impl FnOnce(&Path)) -> Self {
         let (address, built, settings) = (self.address, self.built.clone(), self.settings.clone());
-        let dir = self.stop().await;
-        change(dir.path());
+        let dir = self.dir.clone();
+        let temporary = self.stop().await;
+        change(&dir);
         let listener = TcpListener::bind(address).await.expect("the port that was ours");
-        Self::run(dir, listener, built, settings).await
+        let instance = Self::run(listener, built, settings).await;
+        Self { temporary, ..instance }
     }
 
-    async fn run(
-        dir: TempDir,
-        listener: TcpListener,
-        built: grasp_bin::Settings,
-        settings: Settings,
-    ) -> Self {
+    async fn run(listener: TcpListener, built: grasp_bin::Settings, settings: Settings) -> Self {
         let address = listener.local_addr().expect("the port");
         let store = grasp_bin::open_store(&built).await.expect("a store");
         let store = (settings.store)(store);
         let server = Server::open_on(&built, store, settings.clock.clone()).await;
         let server = Arc::new(server.expect("a server"));
+        let mut parts = server.parts().clone();
+        if let Some(extra) = &settings.extra {
+            parts.extra = extra.clone();
+        }
         let (stop, stopped) = oneshot::channel::<()>();
-        let running = tokio::spawn({
-            let server = Arc::clone(&server);
-            async move {
-                let told = async { drop(stopped.await) };
-                server.serve(listener, told).await.expect("the server ends well");
-            }
+        let running = tokio::spawn(async move {
+            let told = async { drop(stopped.await) };
+            serve(listener, parts, told).await.expect("the server ends well");
         });
-        Self { address, built, settings, server, stop, running, dir }
+        let dir = built.data_dir.clone();
+        Self { address, built, settings, server, stop, running, dir, temporary: None }
     }
 
     /// The server itself.
@@ -171,7 +177,7 @@ impl Instance {
 
     /// Where everything is kept.
     pub fn dir(&self) -> &Path {
-        self.dir.path()
+        &self.dir
     }
 
     /// Where the relay is.
@@ -238,7 +244,12 @@ impl Instance {
 
     /// Whether an event is served.
     pub async fn serves(&self, event: &Event) -> bool {
-        let question = vec![vec![Filter::new().id(event.id)]];
+        self.serves_id(event.id).await
+    }
+
+    /// Whether an event of this id is served.
+    pub async fn serves_id(&self, id: EventId) -> bool {
+        let question = vec![vec![Filter::new().id(id)]];
         let now = self.parts().clock.now().unix;
         self.parts().store.exists(question, now).await.expect("the store answers")[0]
     }
@@ -259,13 +270,13 @@ impl Instance {
     }
 
     /// Stops the server as the binary would, waits for its end, and gives back what it leaves on disk.
-    pub async fn stop(self) -> TempDir {
-        let Self { server, stop, running, dir, .. } = self;
+    pub async fn stop(self) -> Option<TempDir> {
+        let Self { server, stop, running, temporary, .. } = self;
         drop(stop);
         running.await.expect("the server does not panic");
         let server = Arc::into_inner(server).expect("nobody else has the server");
         server.close().await.expect("the server closes");
-        dir
+        temporary
     }
 
     fn parts(&self) -> &Parts {

@@ -1,6 +1,6 @@
 //! What a test may want otherwise than it is by default.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,6 +10,7 @@ use grasp_relay::Clock;
 use grasp_relay::git_http::GitLimits;
 use grasp_relay::nostr::Limits;
 use grasp_relay::store::EventStore;
+use tokio::net::TcpListener;
 
 /// What is put around a store.
 pub type Wrapping = Arc<dyn Fn(Arc<dyn EventStore>) -> Arc<dyn EventStore> + Send + Sync>;
@@ -35,6 +36,8 @@ pub struct Settings {
     pub program: Option<PathBuf>,
     /// Where repositories are, if not with everything else.
     pub repositories: Option<PathBuf>,
+    /// Other routes than those of our git hosting, on the same server.
+    pub extra: Option<axum::Router>,
 }
 
 impl Default for Settings {
@@ -49,13 +52,17 @@ impl Default for Settings {
             store: Arc::new(|store| store),
             program: None,
             repositories: None,
+            extra: None,
         }
     }
 }
 
 impl Settings {
-    /// Makes a server's settings be so.
-    pub(crate) fn apply(&self, built: &mut grasp_bin::Settings) {
+    /// The settings of a server with this listener, and this directory to itself.
+    pub(crate) fn built(&self, dir: &Path, listener: &TcpListener) -> grasp_bin::Settings {
+        let address = listener.local_addr().expect("the port");
+        let service = address.to_string().parse().expect("an address");
+        let mut built = grasp_bin::Settings::new(service, dir);
         built.maintainers = self.model;
         built.git = self.git.clone();
         built.relay = self.relay.clone();
@@ -63,6 +70,7 @@ impl Settings {
         built.staging = self.staging;
         built.git_program.clone_from(&self.program);
         built.repositories.clone_from(&self.repositories);
+        built
     }
 }
 

@@ -54,7 +54,65 @@ fn reachable(from: PublicKey, rosters: &Rosters) -> BTreeSet<PublicKey> {
     }
 }
 
+/// Whose announcement counts, by following leads.
+fn root(selected: PublicKey, rosters: &Rosters) -> Option<PublicKey> {
+    let mut at = selected;
+    for _ in 0..=rosters.len() {
+        let roster = rosters.get(&at)?;
+        match Vec::from_iter(roster.leads())[..] {
+            [] if at == selected && roster.author_is_active(&at) => return Some(at),
+            [lead] if lead == at => return Some(at),
+            [lead] => at = lead,
+            _ => return None,
+        }
+    }
+    None
+}
+
+/// The rule as it is said, tried on everybody until nothing changes: listed by a member, listing a member, active.
+fn by_repetition(selected: PublicKey, rosters: &Rosters) -> BTreeSet<PublicKey> {
+    let mut confirmed = BTreeSet::from_iter(root(selected, rosters));
+    loop {
+        let joins = |(key, roster): &(&PublicKey, &Roster)| {
+            roster.author_is_active(key)
+                && confirmed.iter().any(|member| roster.lists(member))
+                && confirmed.iter().any(|m| rosters.get(m).is_some_and(|r| r.lists(key)))
+        };
+        let more: Vec<_> = rosters.iter().filter(joins).map(|(key, _)| *key).collect();
+        let before = confirmed.len();
+        confirmed.extend(more);
+        if confirmed.len() == before {
+            return confirmed;
+        }
+    }
+}
+
+#[test]
+fn a_long_chain_of_acceptances_costs_no_more_than_its_length() {
+    // Everybody is invited at once, and each accepts only the one before: the worst order there is.
+    let person = |n: u32| {
+        let mut bytes = [7; 32];
+        bytes[..4].copy_from_slice(&n.to_be_bytes());
+        PublicKey::from_byte_array(bytes)
+    };
+    const PEOPLE: u32 = 20_000;
+    let everybody = (1..PEOPLE).map(person).collect();
+    let mut rosters = Rosters::from([(person(0), Roster::Listed(everybody))]);
+    rosters.extend((1..PEOPLE).map(|n| (person(n), Roster::Listed([person(n - 1)].into()))));
+    let say = Reciprocal.maintainers(&person(0), &rosters);
+    assert_eq!((say.confirmed.len(), say.invited.len()), (PEOPLE as usize, 0));
+}
+
 proptest! {
+    #[test]
+    fn the_reciprocal_say_is_what_repeating_the_rule_comes_to(selected in person(), rosters in rosters()) {
+        let say = Reciprocal.maintainers(&selected, &rosters);
+        prop_assert_eq!(&say.confirmed, &by_repetition(selected, &rosters));
+        let listed = say.confirmed.iter().filter_map(|key| rosters.get(key)).flat_map(Roster::listed);
+        let invited: BTreeSet<_> = listed.filter(|key| !say.confirmed.contains(key)).collect();
+        prop_assert_eq!(say.invited, invited);
+    }
+
     #[test]
     fn nobody_has_a_say_without_a_listing_that_leads_to_them(selected in person(), rosters in rosters()) {
         for model in [Plain, Reciprocal] {

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::body::Bytes;
 use grasp_core::push::{
@@ -17,9 +16,6 @@ use tokio::sync::mpsc;
 
 use super::body::{BodyError, GitBody};
 use super::{GitHttp, HttpError};
-
-/// How often a client that waits hears that we are at it: some give up on a silent server.
-const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
 
 /// Why a push that was understood did not happen.
 enum Failed {
@@ -100,7 +96,7 @@ impl Push {
         let refs: Vec<_> = self.request.commands().iter().map(|c| c.name.clone()).collect();
         let work = self.work(pack);
         tokio::pin!(work);
-        let mut signs = tokio::time::interval(SIGN_OF_LIFE);
+        let mut signs = tokio::time::interval(self.git.limits.sign_of_life);
         signs.tick().await;
         let reports = loop {
             tokio::select! {

@@ -2,14 +2,18 @@
 #![allow(clippy::unwrap_used)]
 
 mod conformance;
+mod crash;
 mod fetching;
 mod hosting;
 mod hunting;
 mod keeping;
+mod libgit2;
 mod news;
 mod packets;
 mod packs;
 mod paths;
+mod pushes;
+mod quotas;
 mod races;
 mod slow;
 mod stranger;

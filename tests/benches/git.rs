@@ -1,0 +1,121 @@
+//! Clones and pushes, against `git http-backend` behind the same HTTP server.
+//!
+//! ```sh
+//! cargo bench -p grasp-tests --bench git
+//! GRASP_BENCH_MB=100 GRASP_BENCH_ROUNDS=10 cargo bench -p grasp-tests --bench git   # a shorter one
+//! ```
+//!
+//! Each server is a process of its own, so its memory is its own; what its git processes take is said beside it. The
+//! two take turns, and of every figure the median is told: a busy machine slows both.
+
+#[path = "git/backend.rs"]
+mod backend;
+#[path = "git/load.rs"]
+mod load;
+#[path = "git/memory.rs"]
+mod memory;
+#[path = "git/server.rs"]
+mod server;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use load::{Big, Small};
+use memory::{Memory, Watched};
+use server::{Kind, Server};
+
+fn main() {
+    if let Some(kind) = Kind::told() {
+        return server::run(kind);
+    }
+    if !std::env::args().any(|argument| argument == "--bench") {
+        return; // `cargo test --benches` only wants to know that it builds
+    }
+    let Some(backend) = backend::program() else {
+        println!("git http-backend is not installed: nothing to compare with, skipped");
+        return;
+    };
+    println!("git http-backend at {}", backend.display());
+    let dir = tempfile::tempdir().expect("a directory");
+    let servers = [Kind::Grasp, Kind::Backend].map(|kind| Server::start(kind, dir.path()));
+    latency(&servers, dir.path());
+    throughput(&servers, dir.path());
+}
+
+fn number(name: &str, default: usize) -> usize {
+    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
+}
+
+/// Small repositories: how long a person waits.
+fn latency(servers: &[Server; 2], dir: &Path) {
+    let rounds = number("GRASP_BENCH_ROUNDS", 40);
+    let mut small = servers.each_ref().map(|server| Small::host(server, dir));
+    let mut times: [[Vec<Duration>; 4]; 2] = Default::default();
+    for round in 0..rounds {
+        // Whoever goes first in this round goes second in the next.
+        for which in [round % 2, (round + 1) % 2] {
+            let (small, times) = (&mut small[which], &mut times[which]);
+            small.prepare_push(&servers[which], round);
+            times[0].push(timed(|| small.push()));
+            times[1].push(timed(|| small.clone_again(round)));
+            times[2].push(timed(|| small.fetch_nothing()));
+            times[3].push(timed(|| small.ask_for_refs(&servers[which])));
+        }
+    }
+    println!("\nsmall repository, median of {rounds}      grasp   http-backend   ratio");
+    for (position, what) in
+        ["push", "clone", "fetch of nothing new", "info/refs"].iter().enumerate()
+    {
+        let [ours, theirs] = times.each_mut().map(|times| median(&mut times[position]));
+        let ratio = ours.as_secs_f64() / theirs.as_secs_f64();
+        println!("  {what:24} {:>11.1?} {:>14.1?} {ratio:>7.2}", ours, theirs);
+    }
+}
+
+/// One large repository: bytes per second, and what it costs in memory.
+fn throughput(servers: &[Server; 2], dir: &Path) {
+    let megabytes = number("GRASP_BENCH_MB", 500);
+    let big = Big::make(dir, megabytes);
+    println!("\n{megabytes} MB                              grasp   http-backend");
+    for at_once in [1, 3] {
+        let pushed = servers.each_ref().map(|server| {
+            let watched = Watched::begin(server.id());
+            let time = timed(|| big.push(server, at_once));
+            (time, watched.end())
+        });
+        report(&format!("push, {at_once} at once"), megabytes * at_once, pushed);
+    }
+    for at_once in [1, 4] {
+        let mut times: [Vec<Duration>; 2] = Default::default();
+        let mut memory = [Memory::default(); 2];
+        for round in 0..5 {
+            for which in [round % 2, (round + 1) % 2] {
+                let watched = Watched::begin(servers[which].id());
+                times[which].push(timed(|| big.read(&servers[which], at_once)));
+                memory[which] = memory[which].max(watched.end());
+            }
+        }
+        let [ours, theirs] = times.each_mut().map(|times| median(times));
+        let what = format!("clone, {at_once} at once");
+        report(&what, megabytes * at_once, [(ours, memory[0]), (theirs, memory[1])]);
+    }
+}
+
+fn report(what: &str, megabytes: usize, [ours, theirs]: [(Duration, Memory); 2]) {
+    let speed = |time: Duration| megabytes as f64 / time.as_secs_f64();
+    let ratio = speed(ours.0) / speed(theirs.0);
+    println!("  {what:20} MB/s {:>13.0} {:>14.0} {ratio:>7.2}", speed(ours.0), speed(theirs.0));
+    println!("  {:20} RSS + {:>10.1} MB {:>11.1} MB", "", ours.1.server, theirs.1.server);
+    println!("  {:20} its gits {:>7.1} MB {:>11.1} MB", "", ours.1.children, theirs.1.children);
+}
+
+fn timed(work: impl FnOnce()) -> Duration {
+    let start = Instant::now();
+    work();
+    start.elapsed()
+}
+
+fn median(times: &mut [Duration]) -> Duration {
+    times.sort();
+    times.get(times.len() / 2).copied().unwrap_or_default()
+}

@@ -1,0 +1,171 @@
+//! The server that dies.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use grasp_core::{RepoId, ServiceIdentity};
+use grasp_relay::Clock;
+use grasp_tests::{Instance, Settings};
+use nostr::event::{Event, EventId};
+use rustix::process::{Signal, getpid, kill_process};
+use tempfile::TempDir;
+
+/// Tells a process of this very binary to be the victim, and where.
+const DIR: &str = "GRASP_TEST_CRASH_DIR";
+const ADDRESS: &str = "GRASP_TEST_CRASH_ADDRESS";
+/// At which reading of its clock it dies; 0 for never.
+const AT: &str = "GRASP_TEST_CRASH_AT";
+
+/// Marks what the victim says, among what a test binary says.
+const MARK: &str = "> ";
+
+/// A place and an address for a server, and the process that is it at present.
+pub(super) struct Victim {
+    dir: TempDir,
+    address: SocketAddr,
+    running: Option<(Child, ChildStdin, BufReader<ChildStdout>)>,
+}
+
+impl Victim {
+    pub(super) fn new() -> Self {
+        // Free a moment ago, and nobody else asks for this very one.
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        Self { dir: tempfile::tempdir().unwrap(), address, running: None }
+    }
+
+    /// Starts it; whether it lived to say so.
+    pub(super) fn start(&mut self, at: u64) -> bool {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "crash::victim::serves_until_it_dies", "--ignored", "--nocapture"])
+            .env(DIR, self.dir.path())
+            .env(ADDRESS, self.address.to_string())
+            .env(AT, at.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        self.running = Some((child, input, BufReader::new(output)));
+        self.hear().is_some()
+    }
+
+    /// Ends it, if it has not ended itself.
+    pub(super) fn kill(&mut self) {
+        if let Some((mut child, ..)) = self.running.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    pub(super) fn service(&self) -> ServiceIdentity {
+        self.address.to_string().parse().unwrap()
+    }
+
+    pub(super) fn clone_url(&self, repo: &RepoId) -> String {
+        format!("http://{}{}", self.address, self.service().repo_path(repo))
+    }
+
+    pub(super) fn repositories(&self) -> PathBuf {
+        self.dir.path().join("git")
+    }
+
+    /// Sends an event; whether it was accepted, or `None` if nobody said.
+    pub(super) fn send(&mut self, event: &Event) -> Option<bool> {
+        self.say(&event.as_json())?;
+        self.hear()?.parse().ok()
+    }
+
+    /// Whether an event is served, and whether it is held.
+    pub(super) fn ask(&mut self, event: &Event) -> (bool, bool) {
+        self.say(&event.id.to_hex()).unwrap();
+        let answer = self.hear().unwrap();
+        let (served, held) = answer.split_once(' ').unwrap();
+        (served.parse().unwrap(), held.parse().unwrap())
+    }
+
+    pub(super) fn make_round(&mut self) {
+        self.say("round").unwrap();
+        self.hear().unwrap();
+    }
+
+    /// How often the clock was read.
+    pub(super) fn readings(&mut self) -> u64 {
+        self.say("readings").unwrap();
+        self.hear().unwrap().parse().unwrap()
+    }
+
+    fn say(&mut self, line: &str) -> Option<()> {
+        writeln!(self.running.as_mut()?.1, "{line}").ok()
+    }
+
+    /// The next thing that it says; `None` once it is dead.
+    fn hear(&mut self) -> Option<String> {
+        let output = &mut self.running.as_mut()?.2;
+        output
+            .lines()
+            .map_while(Result::ok)
+            .find_map(|line| Some(line.split_once(MARK)?.1.to_owned()))
+    }
+}
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+#[test]
+#[ignore = "the process that is killed by the tests above"]
+fn serves_until_it_dies() {
+    let var = |name: &str| std::env::var(name).ok();
+    let (Some(dir), Some(address), Some(at)) = (var(DIR), var(ADDRESS), var(AT)) else { return };
+    let readings = Arc::new(AtomicU64::new(0));
+    let clock = deadly(Arc::clone(&readings), at.parse().unwrap());
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let settings = Settings { clock, ..Settings::default() };
+        let instance = Instance::at(Path::new(&dir), address.parse().unwrap(), settings).await;
+        let answer = |text: String| {
+            let mut output = std::io::stdout().lock();
+            writeln!(output, "{MARK}{text}").unwrap();
+            output.flush().unwrap();
+        };
+        answer(String::from("ready"));
+        for line in std::io::stdin().lines().map_while(Result::ok) {
+            answer(match line.as_str() {
+                "round" => instance.keeper().make_round().await.is_ok().to_string(),
+                "readings" => readings.load(Ordering::SeqCst).to_string(),
+                line => about(&instance, line).await,
+            });
+        }
+    });
+}
+
+/// Takes an event, or tells about one by its id.
+async fn about(instance: &Instance, line: &str) -> String {
+    if let Ok(event) = Event::from_json(line) {
+        let answer = instance.take(vec![event]).await[0].answer();
+        // What a stored event leads to may come later; those who wait for its answer do not know.
+        return answer.accepted.to_string();
+    }
+    let id = EventId::from_hex(line).unwrap();
+    let held = instance.keeper().ask(move |purgatory| purgatory.holds(&id)).await.unwrap();
+    format!("{} {held}", instance.serves_id(id).await)
+}
+
+/// A clock whose n-th reading is the end.
+fn deadly(readings: Arc<AtomicU64>, at: u64) -> Clock {
+    let system = Clock::system();
+    Clock::new(move || {
+        if readings.fetch_add(1, Ordering::SeqCst) + 1 == at {
+            kill_process(getpid(), Signal::KILL).unwrap();
+        }
+        system.now()
+    })
+}

@@ -1,0 +1,107 @@
+//! What may wait is bounded: per author, per name, and in all.
+
+use grasp_purgatory::Bound;
+use grasp_tests::{Instance, Maker, Settings, Workdir};
+use nostr::event::Event;
+
+const MAIN: &str = "refs/heads/main";
+
+async fn answer(instance: &Instance, event: &Event) -> (bool, String) {
+    let answer = instance.take(vec![event.clone()]).await[0].answer();
+    let prefix = answer.message.split(':').next().unwrap_or_default();
+    (answer.accepted, prefix.to_owned())
+}
+
+fn held() -> (bool, String) {
+    (true, String::from("purgatory"))
+}
+
+fn limited() -> (bool, String) {
+    (false, String::from("rate-limited"))
+}
+
+async fn bounded(change: impl FnOnce(&mut grasp_purgatory::Config)) -> Instance {
+    let mut settings = Settings::default();
+    change(&mut settings.purgatory);
+    Instance::set(settings).await
+}
+
+#[tokio::test]
+async fn one_author_fills_only_their_own_share() {
+    let instance = bounded(|config| config.per_author.count = 3).await;
+    let (alice, bob) = (Maker::new(), Maker::new());
+    let us = instance.service();
+    for name in ["a", "b", "c"] {
+        assert_eq!(answer(&instance, &alice.announce(name, &us)).await, held(), "{name}");
+    }
+    assert_eq!(answer(&instance, &alice.announce("d", &us)).await, limited());
+    assert_eq!(instance.get(&instance.path(&alice.repo("d")), &[]).await.status, 404);
+    assert_eq!(answer(&instance, &bob.announce("d", &us)).await, held());
+    // What takes the place of something waits in its place, and what is deleted makes room.
+    assert_eq!(answer(&instance, &alice.later(1).announce("a", &us)).await, held());
+    let coordinate = format!("30617:{}:b", alice.key());
+    instance.take(vec![alice.later(2).sign(5, "", &[&["a", &coordinate]])]).await;
+    instance.settle("b").await;
+    assert_eq!(answer(&instance, &alice.announce("d", &us)).await, held());
+}
+
+#[tokio::test]
+async fn one_name_fills_only_its_own_share() {
+    let instance = bounded(|config| config.per_identifier.count = 3).await;
+    let us = instance.service();
+    for _ in 0..3 {
+        assert_eq!(answer(&instance, &Maker::new().announce("x", &us)).await, held());
+    }
+    assert_eq!(answer(&instance, &Maker::new().announce("x", &us)).await, limited());
+    assert_eq!(answer(&instance, &Maker::new().announce("y", &us)).await, held());
+}
+
+#[tokio::test]
+async fn everybody_together_fills_no_more_than_there_is() {
+    let instance = bounded(|config| config.in_all = Bound { count: 4, bytes: 1 << 20 }).await;
+    let us = instance.service();
+    for n in 0..4 {
+        assert_eq!(answer(&instance, &Maker::new().announce(&n.to_string(), &us)).await, held());
+    }
+    assert_eq!(answer(&instance, &Maker::new().announce("x", &us)).await, limited());
+    let instance = bounded(|config| config.in_all = Bound { count: 100, bytes: 4_000 }).await;
+    let us = instance.service();
+    let mut accepted = 0;
+    while answer(&instance, &Maker::new().announce("x", &us)).await == held() {
+        accepted += 1;
+        assert!(accepted < 10, "bytes count too");
+    }
+    assert!(accepted > 0);
+}
+
+#[tokio::test]
+async fn what_is_released_makes_room() {
+    let instance = bounded(|config| config.in_all.count = 2).await;
+    let alice = Maker::new();
+    for name in ["a", "b", "c"] {
+        instance.host(&alice, name).await;
+        let state = alice.repo(name);
+        assert!(instance.refs(&state).await.contains(MAIN), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn of_many_states_the_newest_wait() {
+    let instance = bounded(|config| config.states_per_author = 2).await;
+    let alice = Maker::new();
+    let work = Workdir::init().await;
+    instance.take(vec![alice.announce("x", &instance.service())]).await;
+    let mut commits = Vec::new();
+    for n in 0..3 {
+        let commit = work.commit(&format!("{n}")).await;
+        let state = alice.later(n).state("x", &[(MAIN, &commit)]);
+        assert_eq!(answer(&instance, &state).await, held());
+        commits.push(commit);
+    }
+    let url = instance.clone_url(&alice.repo("x"));
+    let push =
+        async |at: usize| work.git(&["push", &url, &format!("{}:{MAIN}", commits[at])]).await;
+    push(0).await.expect_refused();
+    push(1).await.expect_ok();
+    push(2).await.expect_ok();
+}
