@@ -140,6 +140,8 @@ mod tests {
             relay: format!("wss://r{n}.example").parse().unwrap(),
             backoff: None,
             quarantined_until: None,
+            paused_until: None,
+            parked: Vec::new(),
             full_pass_at: None,
             retained_bytes: Some(bytes),
             coverage: CoverageSet::with_capacity(1),

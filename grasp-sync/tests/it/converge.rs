@@ -82,40 +82,8 @@ fn every_world_converges_and_no_relay_is_pressed() {
     let next = AtomicU64::new(start);
     let workers = std::thread::available_parallelism().map_or(2, NonZero::get);
     let failed: Vec<String> = std::thread::scope(|scope| {
-        let workers: Vec<_> =
-            (0..workers).map(|_| scope.spawn(|| run_all(&next, end))).collect();
+        let workers: Vec<_> = (0..workers).map(|_| scope.spawn(|| run_all(&next, end))).collect();
         workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
     });
     assert!(failed.is_empty(), "{} of {} worlds:\n{}", failed.len(), end - start, failed.concat());
-}
-
-#[test]
-#[ignore = "debug"]
-fn trace() {
-    let seed = seeds().start;
-    let mut sim = random(seed);
-    sim.tell(Input::FeedCaughtUp);
-    for _ in 0..200 {
-        let (f, r, d) = (sim.frames.len(), sim.reports.len(), sim.dials.len());
-        sim.run_for(3 * MINUTE);
-        let wanted = obtainable(&sim);
-        let missing = wanted.iter().filter(|id| !sim.local.stored.contains_key(id)).count();
-        eprintln!("== {} missing {missing} dials {}", sim.now.mono, sim.dials.len() - d);
-        for (at, _, frame) in &sim.frames[f..] {
-            let text = match frame {
-                grasp_sync::engine::Frame::Subscribe { sub, filters, path } => {
-                    let f = &filters[0];
-                    format!("REQ {sub} {} {path:?} ids{:?} {:?}..{:?} {:?} tags{:?}", filters.len(), f.ids.as_ref().map(|i| i.len()), f.since.map(|t| t.as_secs()), f.until.map(|t| t.as_secs()), f.limit, f.generic_tags.iter().map(|(k,v)| (k.as_char(), v.len())).collect::<Vec<_>>())
-                }
-                grasp_sync::engine::Frame::NegOpen { sub, filter, .. } => format!("NEG {sub} {:?}..{:?} tags{:?}", filter.since.map(|t| t.as_secs()), filter.until.map(|t| t.as_secs()), filter.generic_tags.iter().map(|(k,v)| (k.as_char(), v.len())).collect::<Vec<_>>()),
-                grasp_sync::engine::Frame::NegMsg { sub, .. } => format!("NEG-MSG {sub}"),
-                _ => continue,
-            };
-            eprintln!("   {at} {text}");
-        }
-        for report in &sim.reports[r..] {
-            eprintln!("   {report:?}");
-        }
-        if missing == 0 && sim.now.mono.since_start() > ALL_SAID { break; }
-    }
 }

@@ -1,5 +1,4 @@
 //! The engine against scripted relays, in virtual time.
-#![allow(clippy::unwrap_used, clippy::collapsible_match)]
 #![allow(clippy::unwrap_used, reason = "a test that panics fails, which is what it is for")]
 
 mod budgets;

@@ -29,7 +29,8 @@ fn fetched_ids(stage: &Stage) -> usize {
 
 #[test]
 fn refused_events_are_not_downloaded_again_by_the_next_pass() {
-    let mut stage = Stage::new(defaults(), Script::default(), 5);
+    let script = Script { software: Some("strfry"), ..Script::default() };
+    let mut stage = Stage::new(defaults(), script, 5);
     add_strangers(&mut stage, 40);
     stage.announce(&[relay(0)]);
     stage.run(HOUR);
@@ -52,7 +53,8 @@ fn a_comment_that_comes_before_its_issue_is_offered_again() {
     let (judged, _) = stage.sim.local.ingest(vec![comment.clone()]);
     let conn = stage.sim.conns[0].1;
     let sub = stage.live_subs()[0];
-    let rows = vec![crate::sim::row(&comment)];
+    let places = [true].into_iter().collect();
+    let rows = vec![grasp_sync::engine::Delivered { row: crate::sim::row(&comment), places }];
     stage.hear(conn, grasp_sync::engine::Said::Delivered { sub, rows });
     stage.sim.tell(Input::Ingested { relay: relay(0), conn, sub, judged });
     stage.run(secs(30));

@@ -196,9 +196,9 @@ impl Live {
         self.items().map(|(_, listening)| listening.filters.len()).sum()
     }
 
-    /// Whether a rebuild would find something to merge.
+    /// Whether so much was added since the last rebuild that another would find something to merge.
     pub(in crate::engine) fn is_fragmented(&self) -> bool {
-        self.filters() > self.rebuilt
+        self.filters() > self.rebuilt + (self.rebuilt / 2).max(3)
     }
 
     /// The requests for items, layers 2 and 3.

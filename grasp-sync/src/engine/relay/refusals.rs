@@ -41,7 +41,7 @@ impl Session {
         named: Named,
     ) {
         let Some(open) = self.subs.remove(sub) else { return };
-        let (serves, action) = (open.serves, refusal.action());
+        let (serves, action) = (open.serves.clone(), refusal.action());
         let lasted = open.lasted(desk.mono());
         self.tell(desk, refusal, text);
         if named == Named::No && open.is_sent {
@@ -57,7 +57,7 @@ impl Session {
         }
         match serves {
             Serves::Live(id) => self.live_refused(desk, id, action, lasted),
-            Serves::Page(id) => self.page_refused(desk, id, action),
+            Serves::Pages(jobs) => self.pages_refused(desk, &jobs, action),
             Serves::Neg(id) => {
                 self.forget_inventory(desk, id);
                 self.neg_refused(desk, id, refusal, text);
@@ -141,7 +141,7 @@ impl Session {
         self.live.rebuild = true;
     }
 
-    fn page_refused(&mut self, desk: &mut Desk<'_>, id: JobId, action: Action) {
+    pub(super) fn page_refused(&mut self, desk: &mut Desk<'_>, id: JobId, action: Action) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let layer = job.layer;
         let next = job.page_failed();
@@ -263,8 +263,8 @@ impl Session {
         let refusal = Refusal::read(Heard::Notice, text);
         self.tell(desk, refusal, text);
         let unanswered = self.subs.unanswered();
-        let newest = |is_it: fn(Serves) -> bool| {
-            unanswered.iter().find(|(_, serves)| is_it(*serves)).map(|(sub, _)| *sub)
+        let newest = |is_it: fn(&Serves) -> bool| {
+            unanswered.iter().find(|(_, serves)| is_it(serves)).map(|(sub, _)| *sub)
         };
         let blamed: Vec<SubId> = match refusal.action() {
             Action::Surface | Action::Settled => return,

@@ -1,8 +1,8 @@
 //! Where a new connection takes up: what counts of what was fetched before, and from when on to ask.
 
-use grasp_core::{Now, RelayUrl};
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::{CoverageSet, RETENTION, RelayState, RelaySyncNeeds, Resume};
+use grasp_core::{Now, RelayUrl};
 
 use super::super::cells::{self, ProvenItems};
 use super::super::desk::Desk;

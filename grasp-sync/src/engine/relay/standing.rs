@@ -59,9 +59,9 @@ impl Standing {
             pace: paused(now, manners.pace, record.as_ref()),
             ledger: SlotLedger::new(manners.ledger, None),
             retained: record.as_ref().and_then(|record| record.retained_bytes),
-            parks: record.as_ref().map_or_else(Parks::default, |record| {
-                Parks::restore(now, &record.parked)
-            }),
+            parks: record
+                .as_ref()
+                .map_or_else(Parks::default, |record| Parks::restore(now, &record.parked)),
             wants: Wants::default(),
             neg: NegRest::default(),
             daily: Daily::since(now, full_pass, config.full_pass, rng),
