@@ -7,7 +7,6 @@ mod life;
 mod memory;
 mod model;
 mod refusals;
-mod scale;
 mod sim;
 mod stage;
 mod strangers;

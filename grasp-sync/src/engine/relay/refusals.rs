@@ -25,6 +25,9 @@ pub(super) enum Named {
     No,
 }
 
+// A relay that has too many subscriptions when there is none but the one it refuses will not have fewer soon:
+// what was refused rests like after any fault, instead of going round.
+
 /// How long a live request must have lasted for earlier losses to be forgotten.
 const SETTLED: Duration = Duration::from_secs(5 * 60);
 /// Fewest ids in a request.
@@ -142,10 +145,12 @@ impl Session {
     }
 
     pub(super) fn page_refused(&mut self, desk: &mut Desk<'_>, id: JobId, action: Action) {
+        let is_alone = desk.standing.ledger.in_use() == 0;
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let layer = job.layer;
         let next = job.page_failed();
         match action {
+            Action::LowerSlots | Action::RefuseUnanswered if is_alone => self.fail(desk, id),
             Action::PauseStarts
             | Action::LowerSlots
             | Action::RefuseUnanswered
@@ -169,8 +174,10 @@ impl Session {
 
     fn neg_refused(&mut self, desk: &mut Desk<'_>, id: JobId, refusal: Refusal, text: &str) {
         let now = desk.mono();
+        let is_alone = desk.standing.ledger.in_use() == 0;
         let Some(job) = self.jobs.get_mut(&id) else { return };
         match refusal.action() {
+            Action::LowerSlots | Action::RefuseUnanswered if is_alone => self.fail(desk, id),
             Action::PauseStarts
             | Action::LowerSlots
             | Action::RefuseUnanswered
@@ -232,7 +239,9 @@ impl Session {
 
     fn ids_refused(&mut self, desk: &mut Desk<'_>, sub: SubId, action: Action) {
         let now = desk.mono();
+        let is_alone = desk.standing.ledger.in_use() == 0;
         match action {
+            Action::LowerSlots | Action::RefuseUnanswered if is_alone => self.ids_missed(desk, sub),
             Action::PauseStarts
             | Action::LowerSlots
             | Action::RefuseUnanswered
