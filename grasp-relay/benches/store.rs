@@ -10,6 +10,8 @@ mod course;
 mod events;
 #[path = "store/house.rs"]
 mod house;
+#[path = "store/processor.rs"]
+mod processor;
 
 use std::fs;
 use std::path::Path;

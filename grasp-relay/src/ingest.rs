@@ -40,25 +40,38 @@ pub trait Ingest: Send + Sync + 'static {
     fn ingest(&self, events: Vec<Event>, origin: Origin) -> BoxFuture<'_, Vec<Verdict>> {
         Box::pin(async move {
             let checked = check_all(events).await;
-            let good = checked.iter().flatten().cloned().collect();
-            let mut verdicts = self.ingest_verified(good, origin).await.into_iter();
-            let forged = || Verdict::Reject(Rejection::Forged);
-            let failed = || Verdict::Reject(Rejection::Internal);
-            let answer = |event: &Option<_>| match event {
-                Some(_) => verdicts.next().unwrap_or_else(failed),
-                None => forged(),
+            let genuine: Vec<bool> = checked.iter().map(Option::is_some).collect();
+            let checked = checked.into_iter().flatten().collect();
+            let mut verdicts = self.ingest_verified(checked, origin).await.into_iter();
+            let mut judged = || verdicts.next().unwrap_or(Verdict::Reject(Rejection::Internal));
+            let answer = |genuine| match genuine {
+                true => judged(),
+                false => Verdict::Reject(Rejection::Forged),
             };
-            checked.iter().map(answer).collect()
+            genuine.into_iter().map(answer).collect()
         })
     }
 }
 
-/// Checks ids and signatures on a thread that may be busy for long; `None` for what is forged.
+/// Events checked by one thread in one go: some milliseconds of work.
+const SHARE: usize = 64;
+
+/// Checks ids and signatures on threads that may be busy for long; `None` for what is forged.
 async fn check_all(events: Vec<Event>) -> Vec<Option<Verified<Arc<Event>>>> {
-    let count = events.len();
-    let check = |event| Verified::check(event).ok().map(Verified::share);
-    let work = move || events.into_iter().map(check).collect();
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| vec![None; count])
+    let mut checks = Vec::new();
+    let mut events = events.into_iter();
+    while events.len() > 0 {
+        let share: Vec<Event> = events.by_ref().take(SHARE).collect();
+        let count = share.len();
+        let check = |event| Verified::check(event).ok().map(Verified::share);
+        let check = move || share.into_iter().map(check).collect();
+        checks.push((tokio::task::spawn_blocking(check), count));
+    }
+    let mut checked = Vec::new();
+    for (check, count) in checks {
+        checked.extend(check.await.unwrap_or_else(|_| vec![None; count]));
+    }
+    checked
 }
 
 /// The server's own way in.

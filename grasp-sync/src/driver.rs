@@ -14,20 +14,20 @@
 //! is an input. Events do not pass through it; it hears only that they came and what became of them.
 
 mod clock;
-mod codec;
-mod connection;
+pub(crate) mod codec;
+pub(crate) mod connection;
 mod feed;
 mod intake;
 mod limits;
 mod nip11;
 mod observer;
-mod outbound;
+pub(crate) mod outbound;
 mod perform;
 mod recent;
 mod records;
 mod scribe;
 mod status;
-mod task;
+pub(crate) mod task;
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;

@@ -96,7 +96,11 @@
 pub mod driver;
 pub mod engine;
 pub mod local;
+#[cfg(feature = "driver")]
+pub mod sidecar;
 
 #[cfg(feature = "driver")]
 pub use driver::{Settings, Syncer};
 pub use local::LocalRelay;
+#[cfg(feature = "driver")]
+pub use sidecar::Sidecar;

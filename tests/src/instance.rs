@@ -56,7 +56,13 @@ impl Instance {
 
     /// Stops the server and starts it again in the same place.
     pub async fn restart(self) -> Self {
-        let (address, settings) = (self.address, self.settings.clone());
+        self.restart_with(|_| ()).await
+    }
+
+    /// The same with other settings.
+    pub async fn restart_with(self, choose: impl FnOnce(&mut Settings)) -> Self {
+        let (address, mut settings) = (self.address, self.settings.clone());
+        choose(&mut settings);
         let dir = self.stop().await;
         let listener = TcpListener::bind(address).await.expect("the port that was ours");
         Self::run(dir, listener, settings).await

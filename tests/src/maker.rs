@@ -50,6 +50,18 @@ impl Maker {
         self.announce_with(name, on, &[])
     }
 
+    /// Announces a repository that several services shall host.
+    pub fn announce_on(&self, name: &str, services: &[ServiceIdentity]) -> Event {
+        let npub = npub(&self.key());
+        let clone = services.iter().map(|on| format!("http://{on}/{npub}/{name}.git"));
+        let relays = services.iter().map(|on| format!("ws://{on}"));
+        let clone: Vec<_> = ["clone".to_owned()].into_iter().chain(clone).collect();
+        let relays: Vec<_> = ["relays".to_owned()].into_iter().chain(relays).collect();
+        let clone: Vec<_> = clone.iter().map(String::as_str).collect();
+        let relays: Vec<_> = relays.iter().map(String::as_str).collect();
+        self.sign(30617, "", &[&["d", name], &clone, &relays])
+    }
+
     /// Announces a repository, with more to say about it.
     pub fn announce_with(&self, name: &str, on: &ServiceIdentity, more: &[&[&str]]) -> Event {
         let clone = format!("http://{on}/{}/{name}.git", npub(&self.key()));

@@ -6,6 +6,8 @@
 mod client;
 mod fan_out;
 mod ingest;
+#[path = "../store/processor.rs"]
+mod processor;
 mod reconcile;
 mod requests;
 mod world;

@@ -13,6 +13,7 @@ use nostr::types::Timestamp;
 
 use crate::events::World;
 use crate::house::{House, Open};
+use crate::processor::processor;
 
 /// What is measured, and what we want of our own store.
 pub(crate) const ROWS: [(&str, &str); 16] = [
@@ -190,13 +191,4 @@ fn resident() -> f64 {
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let kilobytes = line.and_then(|line| line.split_whitespace().next()?.parse::<f64>().ok());
     kilobytes.unwrap_or_default() / 1_024.0
-}
-
-/// Seconds of processor time this process has used: unlike the clock, it does not tell how busy the machine is.
-fn processor() -> f64 {
-    let stat = fs::read_to_string("/proc/self/stat").unwrap();
-    // After the name, which may contain anything but ends with the last bracket; in hundredths of a second.
-    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
-    let spent = fields.skip(11).take(2).filter_map(|field| field.parse::<f64>().ok());
-    spent.sum::<f64>() / 100.0
 }

@@ -348,17 +348,17 @@ impl Shared {
     }
 }
 
-/// Says whether anything matches.
+/// Says whether anything matches. Filters are tried one after the other: the first that matches is answer enough.
 fn any(ledger: &Ledger<'_>, filters: Vec<Filter>, now: Timestamp) -> rusqlite::Result<bool> {
-    let filters = filters.into_iter().map(|filter| filter.limit(1)).collect();
-    let mut search = Search::new(filters, now);
-    let mut found = Vec::new();
-    loop {
-        let turn = search.turn(ledger, 1, &mut found)?;
-        if !found.is_empty() || turn == Turn::Finished {
-            return Ok(!found.is_empty());
+    for filter in filters {
+        let mut search = Search::new(vec![filter.limit(1)], now);
+        let mut found = Vec::new();
+        while search.turn(ledger, 1, &mut found)? == Turn::Paused && found.is_empty() {}
+        if !found.is_empty() {
+            return Ok(true);
         }
     }
+    Ok(false)
 }
 
 /// Opens a connection the way all of ours are.

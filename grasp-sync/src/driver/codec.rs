@@ -174,7 +174,16 @@ pub(crate) fn neg_close(sub: SubId) -> String {
 
 /// AUTH.
 pub(crate) fn auth(event: &Event) -> String {
-    let mut text = String::from(r#"["AUTH""#);
+    of_event("AUTH", event)
+}
+
+/// EVENT.
+pub(crate) fn event(event: &Event) -> String {
+    of_event("EVENT", event)
+}
+
+fn of_event(label: &str, event: &Event) -> String {
+    let mut text = format!(r#"["{label}""#);
     push_json(&mut text, event);
     text.push(']');
     text

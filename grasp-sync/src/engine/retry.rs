@@ -271,7 +271,6 @@ impl Wants {
         }
     }
 
-    #[cfg(any(test, debug_assertions))]
     pub(super) fn check(&self) {
         let due = self.wanted.values().filter(|want| matches!(want.phase, Phase::Due(_))).count();
         assert_eq!(due, self.due.len(), "what is due is wanted");

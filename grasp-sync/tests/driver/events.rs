@@ -1,5 +1,7 @@
 //! Signed events of one person.
 
+use std::time::Duration;
+
 use grasp_core::nostr::event::{Event, EventBuilder, EventId, FinalizeEvent as _, Kind, Tag};
 use grasp_core::nostr::key::Keys;
 use grasp_core::nostr::types::Timestamp;
@@ -19,10 +21,21 @@ impl Author {
     }
 
     pub(crate) fn sign(&self, kind: Kind, content: &str, tags: &[&[&str]]) -> Event {
+        self.sign_before(Duration::from_secs(60), kind, content, tags)
+    }
+
+    /// Signs something that is so old.
+    pub(crate) fn sign_before(
+        &self,
+        age: Duration,
+        kind: Kind,
+        content: &str,
+        tags: &[&[&str]],
+    ) -> Event {
         let tags = tags.iter().map(|tag| Tag::parse(tag.iter().copied()).unwrap());
         EventBuilder::new(kind, content)
             .tags(tags)
-            .custom_created_at(Timestamp::now() - std::time::Duration::from_secs(60))
+            .custom_created_at(Timestamp::now() - age)
             .finalize(&self.0)
             .unwrap()
     }

@@ -7,5 +7,6 @@ mod bad_words;
 mod events;
 mod local;
 mod scripted;
+mod sidecar;
 mod syncing;
 mod trial;

@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use futures_util::{SinkExt as _, StreamExt as _};
 use grasp_core::RelayUrl;
@@ -191,61 +191,85 @@ pub(crate) fn matching(req: &Value, events: &[Event]) -> Vec<Event> {
     found.into_values().collect()
 }
 
-/// An honest relay that knows REQ and CLOSE, and live subscriptions; anything else it has never heard of.
+/// An honest relay that knows EVENT, REQ and CLOSE, and live subscriptions; anything else it has never heard of.
+#[derive(Clone)]
 pub(crate) struct Honest {
-    events: Arc<Mutex<Vec<Event>>>,
+    events: Arc<watch::Sender<Vec<Event>>>,
     news: broadcast::Sender<Event>,
 }
 
 impl Honest {
     pub(crate) fn new(events: impl IntoIterator<Item = Event>) -> Self {
-        let events = Arc::new(Mutex::new(events.into_iter().collect()));
+        let events = Arc::new(watch::channel(events.into_iter().collect()).0);
         Self { events, news: broadcast::channel(1_024).0 }
     }
 
-    /// Somebody publishes here.
-    pub(crate) fn publish(&self, event: Event) {
-        self.events.lock().unwrap().push(event.clone());
-        let _ = self.news.send(event);
+    /// Somebody publishes here: whether it is new.
+    pub(crate) fn publish(&self, event: Event) -> bool {
+        let is_new = self.events.send_if_modified(|events| {
+            let is_new = events.iter().all(|known| known.id != event.id);
+            if is_new {
+                events.push(event.clone());
+            }
+            is_new
+        });
+        if is_new {
+            let _ = self.news.send(event);
+        }
+        is_new
+    }
+
+    /// Waits until all of these are here.
+    pub(crate) async fn until_has(&self, events: &[&Event]) {
+        let mut stored = self.events.subscribe();
+        let is_here = |stored: &Vec<Event>, event: &Event| stored.iter().any(|one| one == event);
+        let all = stored.wait_for(|stored| events.iter().all(|event| is_here(stored, event)));
+        let waited = tokio::time::timeout(super::local::PATIENCE, all).await;
+        waited.expect("in time").expect("a relay that lives");
     }
 
     pub(crate) async fn start(&self) -> Scripted {
-        let (events, news) = (self.events.clone(), self.news.clone());
-        Scripted::start(move |guest| serve(guest, events.clone(), news.subscribe())).await
+        let honest = self.clone();
+        Scripted::start(move |guest| honest.clone().serve(guest)).await
     }
-}
 
-async fn serve(
-    mut guest: Guest,
-    events: Arc<Mutex<Vec<Event>>>,
-    mut news: broadcast::Receiver<Event>,
-) {
-    let mut open: BTreeMap<String, Value> = BTreeMap::new();
-    loop {
-        tokio::select! {
-            said = guest.next() => {
-                let Some(said) = said else { return };
-                let sub = said[1].as_str().unwrap_or_default().to_owned();
-                match said[0].as_str() {
-                    Some("REQ") => {
-                        let stored = events.lock().unwrap().clone();
-                        guest.answer(&said, &stored).await;
-                        open.insert(sub, said);
-                    }
-                    Some("CLOSE") => _ = open.remove(&sub),
-                    _ => _ = guest.say(json!(["NOTICE", "ERROR: bad msg: unknown cmd"])).await,
+    async fn serve(self, mut guest: Guest) {
+        let mut news = self.news.subscribe();
+        let mut open: BTreeMap<String, Value> = BTreeMap::new();
+        loop {
+            tokio::select! {
+                said = guest.next() => {
+                    let Some(said) = said else { return };
+                    self.answer(&mut guest, said, &mut open).await;
                 }
-            }
-            Ok(event) = news.recv() => {
-                for (sub, req) in &open {
-                    let is_wanted = |filter: &Filter| {
-                        filter.match_event(&event, MatchEventOptions::default())
-                    };
-                    if filters(req).iter().any(is_wanted) {
+                Ok(event) = news.recv() => {
+                    for sub in open.iter().filter(|(_, req)| wants(req, &event)).map(|(sub, _)| sub) {
                         guest.say(json!(["EVENT", sub, event])).await;
                     }
                 }
             }
         }
     }
+
+    async fn answer(&self, guest: &mut Guest, said: Value, open: &mut BTreeMap<String, Value>) {
+        let sub = said[1].as_str().unwrap_or_default().to_owned();
+        match said[0].as_str() {
+            Some("REQ") => {
+                let stored = self.events.borrow().clone();
+                guest.answer(&said, &stored).await;
+                open.insert(sub, said);
+            }
+            Some("CLOSE") => _ = open.remove(&sub),
+            Some("EVENT") => {
+                let is_new = self.publish(serde_json::from_value(said[1].clone()).unwrap());
+                let text = if is_new { "" } else { "duplicate: already have this event" };
+                guest.say(json!(["OK", said[1]["id"], true, text])).await;
+            }
+            _ => _ = guest.say(json!(["NOTICE", "ERROR: bad msg: unknown cmd"])).await,
+        }
+    }
+}
+
+fn wants(req: &Value, event: &Event) -> bool {
+    filters(req).iter().any(|filter| filter.match_event(event, MatchEventOptions::default()))
 }

@@ -1,26 +1,6 @@
 //! Two servers that keep each other complete.
 
-use grasp_core::ServiceIdentity;
-use grasp_core::service::npub;
 use grasp_tests::{Instance, Maker, Workdir};
-use nostr::event::Event;
-
-/// Announces a repository that several services shall host.
-fn announce(owner: &Maker, name: &str, on: &[ServiceIdentity]) -> Event {
-    let npub = npub(&owner.key());
-    let clone: Vec<_> =
-        on.iter().map(|service| format!("http://{service}/{npub}/{name}.git")).collect();
-    let relays: Vec<_> = on.iter().map(|service| format!("ws://{service}")).collect();
-    let list = |name: &'static str, places: &[String]| -> Vec<String> {
-        [name.to_owned()].into_iter().chain(places.iter().cloned()).collect()
-    };
-    let tags =
-        [vec!["d".to_owned(), name.to_owned()], list("clone", &clone), list("relays", &relays)];
-    let tags: Vec<Vec<&str>> =
-        tags.iter().map(|tag| tag.iter().map(String::as_str).collect()).collect();
-    let tags: Vec<&[&str]> = tags.iter().map(Vec::as_slice).collect();
-    owner.sign(30617, "", &tags)
-}
 
 async fn instance(bootstrap: &[&Instance]) -> Instance {
     Instance::with(|settings| {
@@ -40,7 +20,7 @@ async fn what_one_server_has_the_other_gets_stored_and_live() {
     let repo = alice.repo("x");
     let work = Workdir::init().await;
     let commit = work.commit("first").await;
-    let announced = announce(&alice, "x", &[a.service(), b.service()]);
+    let announced = alice.announce_on("x", &[a.service(), b.service()]);
     let state = alice.state("x", &[("refs/heads/main", &commit)]);
     a.take(vec![announced.clone(), state.clone()]).await;
     work.git(&["push", &a.clone_url(&repo), "main"]).await.expect_ok();

@@ -6,7 +6,7 @@ use std::collections::binary_heap::PeekMut;
 use std::vec;
 
 use nostr::event::EventId;
-use rusqlite::{CachedStatement, Row, Rows, Statement, params};
+use rusqlite::{Connection, Row, Rows, Statement, params};
 
 use super::keys::{Digest, Position};
 use super::ledger::Ledger;
@@ -33,8 +33,12 @@ pub(super) struct Found {
 const LONGEST_RUN: usize = 1_024;
 
 /// Several lists as one.
+///
+/// It takes its statement anew for each run of rows: of several filters that are read side by side each would have to
+/// compile its own, if all kept theirs.
 pub(super) struct Merge<'c> {
-    statement: CachedStatement<'c>,
+    conn: &'c Connection,
+    sql: &'static str,
     cursors: Vec<Cursor<'c>>,
     /// The next row of each list that goes on, with the place of its cursor.
     heads: BinaryHeap<Reverse<(Found, usize)>>,
@@ -70,16 +74,18 @@ impl<'c> Merge<'c> {
             count => wanted / count * 2,
         };
         let mut merge = Self {
-            statement: ledger.conn.prepare_cached(sql)?,
+            conn: ledger.conn,
+            sql,
             cursors: Vec::with_capacity(lists.len()),
             heads: BinaryHeap::with_capacity(lists.len()),
             oldest: bounds.oldest,
         };
+        let mut statement = ledger.conn.prepare_cached(sql)?;
         for (place, list) in lists.into_iter().enumerate() {
-            let mut cursor =
-                Cursor { list, ahead: Vec::new().into_iter(), run: run.clamp(2, LONGEST_RUN) };
-            let head = cursor.next(&mut merge.statement, bounds)?;
-            merge.heads.extend(head.map(|head| Reverse((head, place))));
+            let ahead = Vec::new().into_iter();
+            let mut cursor = Cursor { list, ahead, run: run.clamp(2, LONGEST_RUN) };
+            cursor.read_ahead(&mut statement, bounds)?;
+            merge.heads.extend(cursor.ahead.next().map(|head| Reverse((head, place))));
             merge.cursors.push(cursor);
         }
         Ok(merge)
@@ -91,11 +97,15 @@ impl<'c> Merge<'c> {
             return Ok(None);
         };
         let Reverse((found, place)) = *head;
-        let bounds = Bounds { after: found.at, oldest: self.oldest };
-        let next = match self.cursors.get_mut(place) {
-            Some(cursor) => cursor.next(&mut self.statement, bounds)?,
-            None => None,
-        };
+        let mut next = None;
+        if let Some(cursor) = self.cursors.get_mut(place) {
+            if cursor.ahead.len() == 0 && cursor.run > 0 {
+                let bounds = Bounds { after: found.at, oldest: self.oldest };
+                let mut statement = self.conn.prepare_cached(self.sql)?;
+                cursor.read_ahead(&mut statement, bounds)?;
+            }
+            next = cursor.ahead.next();
+        }
         match next {
             Some(next) => head.0.0 = next,
             None => drop(PeekMut::pop(head)),
@@ -105,25 +115,23 @@ impl<'c> Merge<'c> {
 }
 
 impl Cursor<'_> {
-    fn next(
+    fn read_ahead(
         &mut self,
         statement: &mut Statement<'_>,
         bounds: Bounds,
-    ) -> rusqlite::Result<Option<Found>> {
-        if self.ahead.len() == 0 && self.run > 0 {
-            let mut ahead = Vec::with_capacity(self.run);
-            let mut rows = rows(statement, self.list, bounds)?;
-            while ahead.len() < self.run {
-                let Some(row) = rows.next()? else {
-                    break;
-                };
-                ahead.push(Found::read(row)?);
-            }
-            let ended = ahead.len() < self.run;
-            self.run = if ended { 0 } else { (self.run * 2).min(LONGEST_RUN) };
-            self.ahead = ahead.into_iter();
+    ) -> rusqlite::Result<()> {
+        let mut ahead = Vec::with_capacity(self.run);
+        let mut rows = rows(statement, self.list, bounds)?;
+        while ahead.len() < self.run {
+            let Some(row) = rows.next()? else {
+                break;
+            };
+            ahead.push(Found::read(row)?);
         }
-        Ok(self.ahead.next())
+        let ended = ahead.len() < self.run;
+        self.run = if ended { 0 } else { (self.run * 2).min(LONGEST_RUN) };
+        self.ahead = ahead.into_iter();
+        Ok(())
     }
 }
 
@@ -196,7 +204,7 @@ pub(super) fn look_up<'i>(
 
 #[cfg(test)]
 mod tests {
-    use rusqlite::{Connection, StatementStatus};
+    use rusqlite::StatementStatus;
 
     use super::*;
 

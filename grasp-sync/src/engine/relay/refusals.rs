@@ -25,9 +25,6 @@ pub(super) enum Named {
     No,
 }
 
-// A relay that has too many subscriptions when there is none but the one it refuses will not have fewer soon:
-// what was refused rests like after any fault, instead of going round.
-
 /// How long a live request must have lasted for earlier losses to be forgotten.
 const SETTLED: Duration = Duration::from_secs(5 * 60);
 /// Fewest ids in a request.
@@ -145,6 +142,7 @@ impl Session {
     }
 
     pub(super) fn page_refused(&mut self, desk: &mut Desk<'_>, id: JobId, action: Action) {
+        // With nothing else open there will not be less soon: what is refused then would go round and round.
         let is_alone = desk.standing.ledger.in_use() == 0;
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let layer = job.layer;

@@ -1,0 +1,128 @@
+//! Sync for a relay that knows nothing of it: everything goes over its own websocket.
+//!
+//! ```text
+//!   relay ──REQ: what is stored, what comes──▶ feed ──▶ ┌────────┐
+//!   relay ◀─EVENT, OK─▶ publisher ◀─────────────────────│ Syncer │ ⇄ other relays
+//!   relay ◀─REQ, page by page─▶ inventory ──▶           └────────┘
+//! ```
+//!
+//! Any relay that speaks NIP-01 will do; its own rules decide what it keeps. Each of the three has a connection of its
+//! own, which is made anew when it is lost.
+
+mod client;
+mod feed;
+mod publisher;
+
+use std::sync::Arc;
+
+use futures_core::future::BoxFuture;
+use futures_core::stream::BoxStream;
+use futures_util::StreamExt as _;
+use futures_util::stream;
+use grasp_core::admission::{Lasting, Origin};
+use grasp_core::limits::{Ending, Next, Pager, PagerConfig};
+use grasp_core::nostr::event::{Event, Kind};
+use grasp_core::nostr::filter::Filter;
+use grasp_core::outbound::OutboundPolicy;
+use grasp_core::{RelayUrl, Verified};
+use tokio::sync::{Mutex, mpsc, oneshot};
+
+use self::client::{Client, Lost, Place};
+use self::publisher::Batch;
+use crate::driver::Limits;
+use crate::driver::outbound::Outbound;
+use crate::driver::task::Task;
+use crate::engine::{InventoryFailed, Row};
+use crate::local::{LocalRelay, News, Taken};
+
+/// News that may wait for the syncer.
+const NEWS: usize = 1_024;
+/// Batches that may wait for the relay.
+const BATCHES: usize = 4;
+
+/// A relay somewhere else, to be kept complete.
+///
+/// ```
+/// use std::sync::Arc;
+/// use grasp_sync::{Settings, Sidecar, Syncer};
+///
+/// async fn run() -> Result<Syncer, Box<dyn std::error::Error>> {
+///     let relay = Sidecar::start("ws://127.0.0.1:7777".parse()?);
+///     // The name that others know that relay by, so that it is never asked for its own events.
+///     let mut settings = Settings::new("relay.example.com".parse()?);
+///     settings.engine.bootstrap.push("wss://other.example.com".parse()?);
+///     Ok(Syncer::start(Arc::new(relay), settings).await?)
+/// }
+/// ```
+pub struct Sidecar {
+    place: Arc<Place>,
+    batches: mpsc::Sender<Batch>,
+    /// A connection that the last inventory left.
+    spare: Mutex<Option<Client>>,
+    _publisher: Task,
+}
+
+impl Sidecar {
+    /// Begins to publish to the relay at this address, as soon as there is something to publish.
+    ///
+    /// The operator says where it is, so it may be anywhere.
+    pub fn start(relay: RelayUrl) -> Self {
+        let outbound = Outbound::new(OutboundPolicy::default());
+        let place = Arc::new(Place { relay, outbound, limits: Limits::default() });
+        let (batches, waiting) = mpsc::channel(BATCHES);
+        let publisher = Task::spawn(publisher::publish(Arc::clone(&place), waiting));
+        Self { place, batches, spare: Mutex::default(), _publisher: publisher }
+    }
+
+    async fn count_up(&self, filter: Filter) -> Result<Vec<Row>, Lost> {
+        let spare = self.spare.lock().await.take();
+        let mut client = match spare {
+            Some(client) => client,
+            None => Client::connect(&self.place).await?,
+        };
+        let mut rows = Vec::new();
+        let config = PagerConfig { since: filter.since, ..PagerConfig::default() };
+        let mut pager = Pager::new(config);
+        let ending = loop {
+            let request = match pager.next() {
+                Next::Ask(request) => request,
+                Next::Done(ending) => break ending,
+            };
+            let page = client.page(&filter, request).await?;
+            rows.extend(page.iter().map(Row::of));
+            let _ = pager.page_ended(page.iter().map(|event| (event.created_at, event.id)));
+        };
+        if ending != Ending::Exhausted {
+            return Err(Lost);
+        }
+        *self.spare.lock().await = Some(client);
+        rows.sort_unstable();
+        rows.dedup();
+        Ok(rows)
+    }
+}
+
+impl LocalRelay for Sidecar {
+    fn accepted(&self, kinds: &[Kind]) -> BoxStream<'static, News> {
+        let (tell, news) = mpsc::channel(NEWS);
+        let task = Task::spawn(feed::follow(Arc::clone(&self.place), kinds.to_vec(), tell));
+        stream::unfold((news, task), |(mut news, task)| async {
+            let next = news.recv().await?;
+            Some((next, (news, task)))
+        })
+        .boxed()
+    }
+
+    fn ingest(&self, events: Vec<Verified<Arc<Event>>>, _: Origin) -> BoxFuture<'_, Vec<Taken>> {
+        Box::pin(async move {
+            let failed = vec![Taken::Refused(Lasting::Briefly); events.len()];
+            let (reply, taken) = oneshot::channel();
+            let _ = self.batches.send(Batch { events, reply }).await;
+            taken.await.unwrap_or(failed)
+        })
+    }
+
+    fn inventory(&self, filter: Filter) -> BoxFuture<'_, Result<Vec<Row>, InventoryFailed>> {
+        Box::pin(async move { self.count_up(filter).await.map_err(|Lost| InventoryFailed) })
+    }
+}

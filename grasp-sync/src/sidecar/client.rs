@@ -1,0 +1,147 @@
+//! One connection to the relay, used by one at a time.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use futures_util::{SinkExt as _, StreamExt as _};
+use grasp_core::RelayUrl;
+use grasp_core::limits::PageRequest;
+use grasp_core::nostr::event::Event;
+use grasp_core::nostr::filter::Filter;
+use grasp_core::outbound::Provenance;
+use tokio::time::timeout;
+use tokio_tungstenite::tungstenite::Message;
+
+use crate::driver::Limits;
+use crate::driver::codec::{self, Word};
+use crate::driver::connection::{Socket, open};
+use crate::driver::outbound::Outbound;
+use crate::engine::SubId;
+
+/// How long the relay may take to answer; it is our own.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// Where the relay is, and how it is gone to.
+pub(super) struct Place {
+    pub(super) relay: RelayUrl,
+    pub(super) outbound: Outbound,
+    pub(super) limits: Limits,
+}
+
+/// The connection is of no use any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lost;
+
+pub(super) struct Client {
+    socket: Socket,
+    subs: u64,
+    idle: Duration,
+    ping_after: Duration,
+    /// Events of other subscriptions that came while a page was read.
+    aside: VecDeque<(SubId, Event)>,
+}
+
+impl Client {
+    pub(super) async fn connect(place: &Place) -> Result<Self, Lost> {
+        let Place { relay, outbound, limits } = place;
+        match open(outbound, limits, relay, Provenance::Operator).await {
+            Ok((socket, _)) => Ok(Self {
+                socket,
+                subs: 0,
+                idle: limits.idle_timeout,
+                ping_after: limits.ping_after,
+                aside: VecDeque::new(),
+            }),
+            Err(fault) => {
+                tracing::warn!(%relay, ?fault, "our relay cannot be reached");
+                Err(Lost)
+            }
+        }
+    }
+
+    /// Begins to listen; events come by [`heard`](Self::heard).
+    pub(super) async fn subscribe(&mut self, filter: &Filter) -> Result<SubId, Lost> {
+        let sub = self.new_sub()?;
+        self.say(codec::req(sub, std::slice::from_ref(filter))).await?;
+        Ok(sub)
+    }
+
+    /// One page of what is stored.
+    pub(super) async fn page(
+        &mut self,
+        filter: &Filter,
+        request: PageRequest,
+    ) -> Result<Vec<Event>, Lost> {
+        let mut filter = filter.clone().limit(request.limit);
+        // A filter's own end holds until the pages have come below it.
+        filter.until = request.until.into_iter().chain(filter.until).min();
+        let page = self.subscribe(&filter).await?;
+        let mut events = Vec::new();
+        loop {
+            match timeout(ANSWER, self.next()).await.map_err(|_| Lost)?? {
+                Word::Event(sub, event) if sub == page => events.push(event),
+                Word::Event(sub, event) => self.aside.push_back((sub, event)),
+                Word::Eose(sub) if sub == page => break,
+                Word::Closed(sub, text) if sub == page => {
+                    tracing::warn!(text, "our relay does not show what it has");
+                    return Err(Lost);
+                }
+                _ => {}
+            }
+        }
+        self.say(codec::close(page)).await?;
+        Ok(events)
+    }
+
+    /// The next word, however long it takes; what came during pages first.
+    pub(super) async fn heard(&mut self) -> Result<Word, Lost> {
+        if let Some((sub, event)) = self.aside.pop_front() {
+            return Ok(Word::Event(sub, event));
+        }
+        loop {
+            if let Ok(word) = timeout(self.ping_after, self.next()).await {
+                return word;
+            }
+            self.socket.send(Message::Ping(Vec::new().into())).await.map_err(|_| Lost)?;
+            // Whatever comes shows that it lives, even an answer to the ping.
+            let rest = self.idle.saturating_sub(self.ping_after);
+            match timeout(rest, self.next_message()).await {
+                Ok(Ok(Some(word))) => return Ok(word),
+                Ok(Ok(None)) => {}
+                Ok(Err(Lost)) | Err(_) => return Err(Lost),
+            }
+        }
+    }
+
+    /// The answer to something that was just said.
+    pub(super) async fn answer(&mut self) -> Result<Word, Lost> {
+        timeout(ANSWER, self.next()).await.map_err(|_| Lost)?
+    }
+
+    pub(super) async fn say(&mut self, text: String) -> Result<(), Lost> {
+        let said = timeout(ANSWER, self.socket.send(Message::text(text))).await;
+        if matches!(said, Ok(Ok(()))) { Ok(()) } else { Err(Lost) }
+    }
+
+    async fn next(&mut self) -> Result<Word, Lost> {
+        loop {
+            if let Some(word) = self.next_message().await? {
+                return Ok(word);
+            }
+        }
+    }
+
+    /// The next message, if it is a word.
+    async fn next_message(&mut self) -> Result<Option<Word>, Lost> {
+        match self.socket.next().await {
+            Some(Ok(Message::Text(text))) => Ok(Word::read(&text)),
+            Some(Ok(Message::Close(_)) | Err(_)) | None => Err(Lost),
+            Some(Ok(_)) => Ok(None),
+        }
+    }
+
+    fn new_sub(&mut self) -> Result<SubId, Lost> {
+        self.subs += 1;
+        format!("g{}", self.subs).parse().map_err(|_| Lost)
+    }
+}

@@ -1,0 +1,109 @@
+//! A relay that knows nothing of sync, kept complete from beside it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use grasp_core::kinds;
+use grasp_core::nostr::event::Kind;
+use grasp_core::nostr::filter::Filter;
+use grasp_sync::engine::Row;
+use grasp_sync::local::{LocalRelay, News};
+use grasp_sync::{Sidecar, Syncer};
+use serde_json::json;
+
+use crate::events::Author;
+use crate::local::Local;
+use crate::scripted::{Honest, Scripted};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn any_relay_is_kept_complete_over_its_own_websocket() {
+    let author = Author::new();
+    let issue = author.issue(&author.repo("grasp"), "it does not work");
+    let comment = author.comment(issue.id, "it does for me");
+    let there = Honest::new([issue.clone(), comment.clone()]);
+    let remote = there.start().await;
+    let announcement = author.announcement("grasp", &[&remote.url()]);
+    there.publish(announcement.clone());
+    let here = Honest::new([]);
+    let relay = here.start().await;
+
+    let sidecar = Arc::new(Sidecar::start(relay.url()));
+    let settings = Local::settings(&[remote.url()]);
+    let syncer = Syncer::start(sidecar, settings).await.unwrap();
+    here.until_has(&[&announcement, &issue, &comment]).await;
+    let later = author.comment(issue.id, "live");
+    there.publish(later.clone());
+    here.until_has(&[&later]).await;
+    syncer.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_inventory_is_everything_however_the_relay_cuts_it() {
+    let author = Author::new();
+    let comment =
+        |n: u64| author.sign(grasp_core::nostr::event::Kind::Comment, &n.to_string(), &[]);
+    // More than a page, and all of one second but for those that are a second apart.
+    let events: Vec<_> = (0..120).map(comment).collect();
+    let stored = events.clone();
+    let relay = Scripted::start(move |mut guest| {
+        let stored = stored.clone();
+        async move {
+            while let Some(mut said) = guest.next().await {
+                if said[0] == "REQ" {
+                    said[2]["limit"] = json!(said[2]["limit"].as_u64().unwrap().min(50));
+                    guest.answer(&said, &stored).await;
+                }
+            }
+        }
+    })
+    .await;
+    let sidecar = Sidecar::start(relay.url());
+    let filter = Filter::new().kind(Kind::Comment);
+    for _ in 0..2 {
+        let mut rows = sidecar.inventory(filter.clone()).await.unwrap();
+        rows.sort();
+        let mut wanted: Vec<_> = events.iter().map(Row::of).collect();
+        wanted.sort();
+        assert_eq!(rows, wanted);
+    }
+    assert_eq!(relay.heard().connections, 1, "the connection is used again");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_feed_goes_on_where_it_was_lost() {
+    let author = Author::new();
+    let announcements: Vec<_> = (0..3).map(|n| author.announcement(&n.to_string(), &[])).collect();
+    let sent = announcements.clone();
+    let relay = Scripted::start(move |mut guest| {
+        // The second connection finds one more; the first is cut after its page.
+        let stored: Vec<_> = sent[..2 + guest.number.min(1)].to_vec();
+        async move {
+            let mut pages = 0;
+            while let Some(said) = guest.next().await {
+                if said[0] != "REQ" || said[2]["limit"] == 0 {
+                    continue;
+                }
+                guest.answer(&said, &stored).await;
+                pages += 1;
+                if guest.number == 0 && pages == 3 {
+                    return;
+                }
+            }
+        }
+    })
+    .await;
+    let sidecar = Sidecar::start(relay.url());
+    let mut feed = sidecar.accepted(&kinds::SELF_SUBSCRIPTION);
+    let mut told = Vec::new();
+    let mut caught_up = 0;
+    while told.len() < 3 {
+        match feed.next().await.unwrap() {
+            News::Accepted(event) if !told.contains(&event.id) => told.push(event.id),
+            News::CaughtUp => caught_up += 1,
+            _ => {}
+        }
+    }
+    assert_eq!(caught_up, 1);
+    assert!(announcements.iter().all(|event| told.contains(&event.id)));
+}

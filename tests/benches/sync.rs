@@ -1,0 +1,139 @@
+//! How fast one server catches up with another, over real sockets, checked and on disk.
+//!
+//! `cargo bench -p grasp-tests --bench sync` runs them all; a word after `--` chooses those that contain it, and
+//! `GRASP_BENCH_EVENTS` sets how many events there are.
+#![allow(clippy::unwrap_used)]
+
+#[path = "sync/open_relay.rs"]
+mod open_relay;
+#[path = "sync/stage.rs"]
+mod stage;
+#[path = "sync/wire.rs"]
+mod wire;
+
+use std::time::{Duration, Instant};
+
+use grasp_relay::nostr::Limits;
+use grasp_tests::Maker;
+
+use self::open_relay::OpenRelay;
+use self::stage::{Stage, Threads};
+use self::wire::Wire;
+
+fn main() {
+    let chosen: Vec<String> =
+        std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let is_chosen =
+        |name: &str| chosen.is_empty() || chosen.iter().any(|part| name.contains(part.as_str()));
+    let all = events();
+    if is_chosen("fresh") {
+        runtime.block_on(fresh("fresh", all, Limits::default()));
+    }
+    if is_chosen("pages") {
+        let limits = Limits { neg_sessions: 0, ..Limits::default() };
+        runtime.block_on(fresh("pages", all / 5, limits));
+    }
+    if is_chosen("equal") {
+        runtime.block_on(again("equal", all, 0));
+    }
+    if is_chosen("difference") {
+        runtime.block_on(again("difference", all, all / 100));
+    }
+    if is_chosen("live") {
+        runtime.block_on(live());
+    }
+    if is_chosen("adopted") {
+        runtime.block_on(adopted(20_000));
+    }
+}
+
+fn events() -> usize {
+    std::env::var("GRASP_BENCH_EVENTS").ok().and_then(|n| n.parse().ok()).unwrap_or(100_000)
+}
+
+fn say(name: &str, figure: &str, wanted: &str) {
+    println!("{name:<12} {figure:<70} {wanted}");
+}
+
+/// A server with nothing but its repositories comes up beside one that has everything.
+async fn fresh(name: &str, count: usize, limits: Limits) {
+    let threads = Threads::make(20, count, 0);
+    let source = OpenRelay::start(limits, threads.events()).await;
+    let mut stage = Stage::set(&threads.owner, 20, source.service()).await;
+    let began = Instant::now();
+    stage.sync(&source.url()).await;
+    stage.until_has(count).await;
+    let took = began.elapsed();
+    let rate = count as f64 / took.as_secs_f64();
+    let wanted = if name == "fresh" { "wanted: 8,000/s" } else { "" };
+    say(name, &format!("{count} events in {took:.2?}: {rate:.0} events/s"), wanted);
+    stage.end().await;
+}
+
+/// A server that has all, or nearly all, comes back without remembering what it had fetched.
+async fn again(name: &str, count: usize, missing: usize) {
+    let threads = Threads::make(20, count, 0);
+    let source = OpenRelay::start(Limits::default(), threads.events()).await;
+    let wire = Wire::to(source.address()).await;
+    let mut stage = Stage::set(&threads.owner, 20, wire.service()).await;
+    stage.take(threads.events().into_iter().skip(missing).collect()).await;
+    let began = Instant::now();
+    stage.sync(&wire.url()).await;
+    stage.until_has(count).await;
+    stage.until_synced(&wire.url()).await;
+    let (took, bytes) = (began.elapsed(), wire.bytes());
+    let wanted = if missing == 0 { "wanted: 400 ms, 32 KB" } else { "" };
+    let kb = bytes as f64 / 1024.0;
+    say(name, &format!("{count} events, {missing} missing: {took:.2?}, {kb:.1} KB"), wanted);
+    stage.end().await;
+}
+
+/// Events are published there one by one, and heard here.
+async fn live() {
+    let rounds = 1_000;
+    let threads = Threads::make(20, 0, 0);
+    let source = OpenRelay::start(Limits::default(), vec![]).await;
+    let mut stage = Stage::set(&threads.owner, 20, source.service()).await;
+    stage.sync(&source.url()).await;
+    stage.until_synced(&source.url()).await;
+    let more = Threads::make_for(&threads.owner, 20, rounds, 0).events();
+    let mut times = Vec::new();
+    for event in more {
+        let mut heard = stage.listen(&event).await;
+        let began = Instant::now();
+        source.publish(event).await;
+        heard.arrives().await;
+        times.push(began.elapsed());
+    }
+    times.sort();
+    let at = |share: f64| times[((rounds - 1) as f64 * share) as usize];
+    let figure = format!("p50 {:.2?}, p99 {:.2?}", at(0.5), at(0.99));
+    say("live", &figure, "wanted: p99 10 ms");
+    stage.end().await;
+}
+
+/// What operators feel: everything lies elsewhere, and then the repositories are announced and pushed here.
+async fn adopted(count: usize) {
+    for software in ["grasp", "something"] {
+        let owner = Maker::new();
+        let threads = Threads::make_for(&owner, 20, count / 2, count / 2);
+        let source = OpenRelay::of(software, Limits::default(), threads.events()).await;
+        let mut stage = Stage::empty().await;
+        stage.sync(&source.url()).await;
+        let began = Instant::now();
+        stage.adopt(&owner, 20, source.service()).await;
+        let pushed = began.elapsed();
+        let limit = Duration::from_secs(300);
+        let all = tokio::time::timeout(limit, stage.until_has(count)).await.is_ok();
+        let took = began.elapsed();
+        let figure = format!(
+            "{count} events of a relay that calls itself {software}: {:.2?} after the last push, {:.2?} in all{}",
+            took - pushed,
+            took,
+            if all { "" } else { " (given up)" }
+        );
+        say("adopted", &figure, "wanted: 5 s");
+        stage.end().await;
+    }
+}

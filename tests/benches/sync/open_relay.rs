@@ -1,0 +1,108 @@
+//! A relay that takes everything: our own server without its rules.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use futures_util::future::BoxFuture;
+use grasp_core::admission::{Acceptance, Known, Origin, Rejection, Verdict};
+use grasp_core::{RelayUrl, ServiceIdentity, Verified};
+use grasp_relay::Clock;
+use grasp_relay::ingest::Ingest;
+use grasp_relay::nostr::{Hub, Limits, RelayInfo};
+use grasp_relay::server::{Config, Parts, serve};
+use grasp_relay::store::memory::MemoryStore;
+use grasp_relay::store::{EventStore, Saved};
+use nostr::event::Event;
+use tokio::net::TcpListener;
+
+pub(crate) struct OpenRelay {
+    address: SocketAddr,
+    ingest: Arc<TakesAll>,
+    _running: Running,
+}
+
+struct Running(tokio::task::JoinHandle<()>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+struct TakesAll {
+    store: Arc<dyn EventStore>,
+    hub: Hub,
+    clock: Clock,
+}
+
+impl OpenRelay {
+    pub(crate) async fn start(limits: Limits, events: Vec<Event>) -> Self {
+        Self::of("grasp", limits, events).await
+    }
+
+    /// One that calls its software so.
+    pub(crate) async fn of(software: &str, limits: Limits, events: Vec<Event>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (hub, clock) = (Hub::start(), Clock::system());
+        let store: Arc<dyn EventStore> = Arc::new(MemoryStore::default());
+        let ingest = TakesAll { store: store.clone(), hub: hub.clone(), clock: clock.clone() };
+        let ingest = Arc::new(ingest);
+        let info = RelayInfo { software: software.into(), ..RelayInfo::default() };
+        let config = Config {
+            service: address.to_string().parse().unwrap(),
+            info,
+            limits,
+            trusted_proxies: vec![],
+            challenge_on_connect: false,
+        };
+        let parts =
+            Parts { store, ingest: ingest.clone(), hub, config, clock, extra: Router::new() };
+        let serving = async move { serve(listener, parts, std::future::pending()).await.unwrap() };
+        let running = Running(tokio::spawn(serving));
+        for chunk in events.chunks(1_000) {
+            let chunk = chunk.iter().cloned().map(Arc::new).collect();
+            ingest.store.save(chunk, ingest.clock.now().unix).await.unwrap();
+        }
+        Self { address, ingest, _running: running }
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    pub(crate) fn url(&self) -> RelayUrl {
+        format!("ws://{}", self.address).parse().unwrap()
+    }
+
+    pub(crate) fn service(&self) -> ServiceIdentity {
+        self.address.to_string().parse().unwrap()
+    }
+
+    pub(crate) async fn publish(&self, event: Event) {
+        self.ingest.ingest(vec![event], Origin::anonymous()).await;
+    }
+}
+
+impl Ingest for TakesAll {
+    fn ingest_verified(
+        &self,
+        events: Vec<Verified<Arc<Event>>>,
+        _: Origin,
+    ) -> BoxFuture<'_, Vec<Verdict>> {
+        Box::pin(async move {
+            let events: Vec<_> = events.into_iter().map(Verified::into_inner).collect();
+            let saved = self.store.save(events.clone(), self.clock.now().unix).await.unwrap();
+            for event in events {
+                self.hub.publish(event).await;
+            }
+            let verdict = |saved| match saved {
+                Saved::Stored => Verdict::Accept(Acceptance::Related),
+                Saved::Duplicate | Saved::Superseded => Verdict::Known(Known::Stored),
+                Saved::Refused(_) => Verdict::Reject(Rejection::Internal),
+            };
+            saved.into_iter().map(verdict).collect()
+        })
+    }
+}

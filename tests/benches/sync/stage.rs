@@ -1,0 +1,183 @@
+//! The server that is to be kept complete, and what is talked about in its repositories.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::BoxStream;
+use grasp_core::sync::ConnectionStatus;
+use grasp_core::{RelayUrl, ServiceIdentity};
+use grasp_relay::ingest::Origin;
+use grasp_relay::server::Parts;
+use grasp_relay::{Accepted, Feed};
+use grasp_tests::{Instance, Maker, Workdir};
+use nostr::event::{Event, EventBuilder, FinalizeEvent, Kind, Tag};
+use nostr::filter::Filter;
+use nostr::key::Keys;
+use nostr::types::Timestamp;
+
+/// Issues about some repositories, and comments that name only their issue.
+pub(crate) struct Threads {
+    pub(crate) owner: Maker,
+    issues: Vec<Event>,
+    comments: Vec<Event>,
+}
+
+impl Threads {
+    pub(crate) fn make(repos: usize, issues: usize, comments: usize) -> Self {
+        Self::make_for(&Maker::new(), repos, issues, comments)
+    }
+
+    pub(crate) fn make_for(owner: &Maker, repos: usize, issues: usize, comments: usize) -> Self {
+        let repos: Vec<_> = (0..repos).map(|n| owner.repo(&name(n)).to_string()).collect();
+        let issue = |n: usize| (Kind::GitIssue, vec!["a", repos[n % repos.len()].as_str()]);
+        let issues = sign_all(issues, issue);
+        let ids: Vec<_> = issues.iter().map(|issue| issue.id.to_hex()).collect();
+        let comment = |n: usize| (Kind::Comment, vec!["E", ids[n % ids.len()].as_str()]);
+        let comments = sign_all(comments, comment);
+        Self { owner: owner.clone(), issues, comments }
+    }
+
+    pub(crate) fn events(&self) -> Vec<Event> {
+        self.issues.iter().chain(&self.comments).cloned().collect()
+    }
+}
+
+fn name(n: usize) -> String {
+    format!("repo-{n}")
+}
+
+/// Signs on all cores, each event a second older than the one before.
+fn sign_all<'a>(count: usize, about: impl Fn(usize) -> (Kind, Vec<&'a str>) + Sync) -> Vec<Event> {
+    let keys = Keys::generate();
+    let now = Timestamp::now().as_secs();
+    let sign = |n: usize| {
+        let (kind, tag) = about(n);
+        let text = format!("{n}: it does not do what it says, and it says so at some length");
+        let builder = EventBuilder::new(kind, text).tag(Tag::parse(tag).unwrap());
+        builder.custom_created_at(Timestamp::from_secs(now - n as u64)).finalize(&keys).unwrap()
+    };
+    let half = count / 2;
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| (0..half).map(sign).collect::<Vec<_>>());
+        let second: Vec<_> = (half..count).map(sign).collect();
+        first.join().unwrap().into_iter().chain(second).collect()
+    })
+}
+
+pub(crate) struct Stage {
+    instance: Option<Instance>,
+}
+
+impl Stage {
+    /// A server with nothing in it.
+    pub(crate) async fn empty() -> Self {
+        let instance = Instance::with(|settings| settings.sync = None).await;
+        Self { instance: Some(instance) }
+    }
+
+    /// A server that has these repositories, with their git data and nothing else.
+    pub(crate) async fn set(owner: &Maker, repos: usize, other: ServiceIdentity) -> Self {
+        let mut stage = Self::empty().await;
+        stage.adopt(owner, repos, other).await;
+        stage
+    }
+
+    /// Announces repositories that both servers shall keep, and pushes them here.
+    pub(crate) async fn adopt(&mut self, owner: &Maker, repos: usize, other: ServiceIdentity) {
+        let instance = self.instance();
+        let work = Workdir::init().await;
+        let commit = work.commit("first").await;
+        for name in (0..repos).map(name) {
+            let services = [instance.service(), other.clone()];
+            let announced = owner.announce_on(&name, &services);
+            let state = owner.state(&name, &[("refs/heads/main", &commit)]);
+            instance.take(vec![announced, state]).await;
+            let url = instance.clone_url(&owner.repo(&name));
+            work.git(&["push", &url, "main"]).await.expect_ok();
+        }
+    }
+
+    /// Starts the server anew, and lets it sync.
+    pub(crate) async fn sync(&mut self, from: &RelayUrl) {
+        let instance = self.instance.take().unwrap();
+        let own = instance.service();
+        let from = from.clone();
+        let instance = instance.restart_with(|settings| {
+            let defaults = grasp_bin::Settings::new(own, &settings.data_dir);
+            let mut sync = defaults.sync.unwrap();
+            sync.engine.bootstrap = vec![from];
+            sync.outbound.allow_private = true;
+            settings.sync = Some(sync);
+        });
+        self.instance = Some(instance.await);
+    }
+
+    pub(crate) async fn take(&self, events: Vec<Event>) {
+        for chunk in events.chunks(1_000) {
+            let ingest = &self.parts().ingest;
+            ingest.ingest(chunk.to_vec(), Origin::anonymous()).await;
+        }
+    }
+
+    pub(crate) async fn until_has(&self, count: usize) {
+        let Parts { store, clock, .. } = self.parts();
+        let filter = Filter::new().kinds([Kind::GitIssue, Kind::Comment]);
+        loop {
+            let found = store.count(vec![filter.clone()], clock.now().unix).await.unwrap();
+            if found as usize >= count {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    pub(crate) async fn until_synced(&self, relay: &RelayUrl) {
+        let syncer = self.instance().server().syncer().unwrap();
+        loop {
+            let status = syncer.status().await;
+            let synced = status.relays.get(relay).map(|relay| relay.connection);
+            if synced == Some(ConnectionStatus::Connected) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// Listens for an event that is to come.
+    pub(crate) async fn listen(&self, event: &Event) -> Awaited {
+        let Parts { store, hub, clock, .. } = self.parts();
+        let feed = Feed::new(Arc::clone(store), hub.clone(), clock.clone());
+        let mut news = feed.accepted(&[Kind::GitIssue]);
+        while !matches!(news.next().await, Some(Accepted::CaughtUp)) {}
+        Awaited { event: event.clone(), news }
+    }
+
+    pub(crate) async fn end(self) {
+        self.instance.unwrap().stop().await;
+    }
+
+    fn parts(&self) -> &Parts {
+        self.instance().server().parts()
+    }
+
+    fn instance(&self) -> &Instance {
+        self.instance.as_ref().unwrap()
+    }
+}
+
+/// An event that is to come.
+pub(crate) struct Awaited {
+    event: Event,
+    news: BoxStream<'static, Accepted>,
+}
+
+impl Awaited {
+    pub(crate) async fn arrives(&mut self) {
+        while let Some(news) = self.news.next().await {
+            if matches!(news, Accepted::Event(event) if event.id == self.event.id) {
+                return;
+            }
+        }
+    }
+}
