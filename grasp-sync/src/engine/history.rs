@@ -68,6 +68,8 @@ pub(super) struct Job {
     pub(super) once: Once,
     /// Failures in a row.
     pub(super) failures: u32,
+    /// Refusals in a row for want of room.
+    pub(super) squeezes: u32,
     /// How often what it is part of was cut by time.
     pub(super) cuts: u32,
 }
@@ -133,6 +135,9 @@ pub(super) enum Say {
     Go(Vec<u8>),
 }
 
+/// How often in a row something may be refused for want of room before it rests. Each refusal makes our budget
+/// smaller, so an honest relay soon has room; another would be asked round and round.
+pub(super) const MOST_SQUEEZES: u32 = 4;
 /// Rows of one page beyond which a relay is not paging but flooding.
 const FLOOD: usize = 8;
 /// A page that may be full, from a relay that does not say how long its pages are.
@@ -160,6 +165,7 @@ impl Job {
             is_partial: false,
             once: Once::default(),
             failures: 0,
+            squeezes: 0,
             cuts: 0,
         }
     }
@@ -189,6 +195,13 @@ impl Job {
         (self.lean.rest().since, self.lean.rest().until)
     }
 
+    /// The relay says that there is no room: whether that may be tried again at once.
+    #[must_use]
+    pub(super) fn may_squeeze(&mut self) -> bool {
+        self.squeezes += 1;
+        self.squeezes <= MOST_SQUEEZES
+    }
+
     /// The next page as a filter; `None` if the cursor has come to its end.
     pub(super) fn next_page(&mut self, limit: usize) -> Option<Filter> {
         let (since, until) = self.window();
@@ -216,7 +229,7 @@ impl Job {
         let pager = self.pager.as_mut()?;
         self.pages = self.pages.saturating_add(1);
         self.last_page = rows.len();
-        self.failures = 0;
+        (self.failures, self.squeezes) = (0, 0);
         self.once.retried = false;
         Some(pager.page_ended(rows.into_iter().map(|row| (row.at, row.id))))
     }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::scripted::Scripted;
 use crate::trial::{Trial, is_fetch, properly};
 
-/// What comes of a refusal.
+/// What comes of a refusal of a request that cannot be made any smaller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Then {
     /// It is asked again, otherwise, and gives all it has.
@@ -22,19 +22,19 @@ const REASONS: [(&str, Then); 17] = [
     ("rate-limited: slow down, please", Then::Rests),
     ("rate-limited: too many REQs", Then::Goes),
     ("blocked: too many subscriptions", Then::Goes),
-    ("rate-limited: REQ exceeds max filter count 1", Then::Goes),
-    ("ERROR: bad req: arr too big", Then::Goes),
+    ("rate-limited: REQ exceeds max filter count 1", Then::Rests),
+    ("ERROR: bad req: arr too big", Then::Rests),
     ("rate-limited: active subscriptions exceed max size 400000 bytes", Then::Goes),
-    ("ERROR: bad req: filter item too large", Then::Goes),
-    ("ERROR: bad req: total filter items too large", Then::Goes),
-    ("unsupported: filter contains unknown elements", Then::Goes),
+    ("ERROR: bad req: filter item too large", Then::Rests),
+    ("ERROR: bad req: total filter items too large", Then::Rests),
+    ("unsupported: filter contains unknown elements", Then::Rests),
     ("auth-required: members only", Then::Rests),
     ("restricted: not a member", Then::Rests),
     ("blocked: go away", Then::Rests),
     ("pow: 30 bits", Then::Rests),
     ("error: database is busy", Then::Rests),
-    ("computer says no", Then::Goes),
-    ("", Then::Goes),
+    ("computer says no", Then::Rests),
+    ("", Then::Rests),
 ];
 
 /// Whether it asks for stored events about the repository.

@@ -51,6 +51,26 @@ fn unknown_software_is_asked_sixty_times_at_once_and_then_twice_a_second() {
 }
 
 #[test]
+fn latency_leaves_no_slot_idle_while_there_is_something_to_ask_for() {
+    // Half a second each way: one after another, sixty requests would take a minute.
+    let script = Script {
+        latency_ms: (500, 500),
+        software: Some("strfry"),
+        filters: 1,
+        neg: Neg::Disabled,
+        ..Script::default()
+    };
+    let config = Config { values_per_filter: 15, ..defaults() };
+    let mut stage = Stage::announced(config, script, 300);
+    stage.run(MINUTE);
+    assert_eq!(stage.here(), 301);
+    let fetches: Vec<_> = stage.starts().into_iter().filter(|one| one.by == By::Page).collect();
+    assert!(fetches.len() >= 60, "{}", fetches.len());
+    let took = fetches[fetches.len() - 1].at - fetches[0].at;
+    assert!(took < secs(20), "five at a time: {took:?}");
+}
+
+#[test]
 fn small_live_filters_are_rebuilt_as_fewer_without_losing_anything() {
     let config = Config { consolidation_threshold: 12, ..defaults() };
     let mut stage = Stage::announced(config, Script::default(), 0);

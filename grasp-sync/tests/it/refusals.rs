@@ -338,6 +338,36 @@ fn a_start_dropped_with_a_notice_is_sent_again_within_a_smaller_budget() {
 }
 
 #[test]
+fn a_relay_that_never_has_room_is_not_asked_round_and_round() {
+    let quirks: [fn(usize, &Frame) -> Quirk; 3] = [
+        |_, frame| closed(frame, "rate-limited: too many REQs"),
+        |_, frame| closed(frame, "rate-limited: active subscriptions exceed max size 400000 bytes"),
+        |_, frame| closed(frame, "rate-limited: too many negentropy subscriptions"),
+    ];
+    for quirk in quirks {
+        let mut stage = Stage::announced(defaults(), with(quirk), 5);
+        stage.run(10 * MINUTE);
+        assert!(stage.starts().len() <= 60, "{} starts", stage.starts().len());
+    }
+}
+
+#[test]
+fn pages_that_are_refused_together_are_asked_for_one_by_one() {
+    let quirk = |_, frame: &Frame| match frame {
+        Frame::NegOpen { .. } => closed(frame, "error: negentropy disabled"),
+        Frame::Subscribe { filters, .. } if is_page(frame) && filters.len() > 1 => {
+            closed(frame, "computer says no")
+        }
+        _ => Quirk::None,
+    };
+    let stage = has_all_after(with(quirk), 5 * MINUTE);
+    let starts = stage.starts();
+    let packed = by(&starts, By::Page).into_iter().filter(|page| page.filters.len() > 1);
+    assert_eq!(packed.count(), 1, "once was enough");
+    assert_eq!(stage.status(), Some(ConnectionStatus::Connected));
+}
+
+#[test]
 fn ids_that_are_offered_and_never_served_are_given_up_by_name() {
     let mut stage = Stage::new(defaults(), Script::default(), 5);
     let phantom = grasp_core::nostr::event::EventId::from_byte_array([9; 32]);

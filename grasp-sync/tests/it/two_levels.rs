@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use grasp_core::admission::SyncPath;
+use grasp_core::nostr::filter::Filter;
 use grasp_sync::engine::{Frame, Input};
 
 use crate::sim::chance::Chance;
@@ -76,4 +77,21 @@ fn twenty_thousand_events_take_no_more_requests_than_an_unknown_relay_is_sent_at
     let charged = sim.frames.iter().filter(|(_, _, frame)| is_charged(frame)).count();
     assert!(charged <= 60, "{charged} requests");
     assert!(sim.peers[&relay(0)].requests <= 100);
+}
+
+#[test]
+fn histories_share_requests_and_keep_their_own_cursors() {
+    let script = Script { page: 60, ..near(None, Neg::Disabled) };
+    let mut sim = world(1_000, script);
+    time_until_complete(&mut sim, 2_020);
+    let requests = sim.frames.iter().filter_map(|(_, _, frame)| match frame {
+        Frame::Subscribe { filters, path: SyncPath::CatchUp, .. } => Some(filters),
+        _ => None,
+    });
+    let shared: Vec<_> = requests.filter(|filters| filters.len() > 1).collect();
+    assert!(shared.len() > 10, "{}", shared.len());
+    assert!(shared.iter().all(|filters| filters.len() <= 10));
+    let apart =
+        |filters: &&&Vec<Filter>| filters.windows(2).any(|two| two[0].until != two[1].until);
+    assert!(shared.iter().filter(apart).count() > 5);
 }

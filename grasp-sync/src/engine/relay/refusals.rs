@@ -104,11 +104,11 @@ impl Session {
         }
         let is_one = listening.filters.len() == 1;
         match action {
-            Action::PauseStarts
-            | Action::LowerSlots
+            Action::PauseStarts => listening.lost(LivePhase::Queued),
+            Action::LowerSlots
             | Action::RefuseUnanswered
             | Action::WaitForSession
-            | Action::LowerBytes(_) => listening.lost(LivePhase::Queued),
+            | Action::LowerBytes(_) => listening.squeezed(now),
             Action::LiveWithoutLimitZero if listening.has_zero => {
                 self.live.without_zero = true;
                 listening.lost(LivePhase::Queued);
@@ -142,18 +142,19 @@ impl Session {
     }
 
     pub(super) fn page_refused(&mut self, desk: &mut Desk<'_>, id: JobId, action: Action) {
-        // With nothing else open there will not be less soon: what is refused then would go round and round.
-        let is_alone = desk.standing.ledger.in_use() == 0;
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let layer = job.layer;
         let next = job.page_failed();
         match action {
-            Action::LowerSlots | Action::RefuseUnanswered if is_alone => self.fail(desk, id),
-            Action::PauseStarts
-            | Action::LowerSlots
+            Action::PauseStarts => self.turn_page(desk, id, next),
+            Action::LowerSlots
             | Action::RefuseUnanswered
             | Action::WaitForSession
-            | Action::LowerBytes(_) => self.turn_page(desk, id, next),
+            | Action::LowerBytes(_)
+                if job.may_squeeze() =>
+            {
+                self.turn_page(desk, id, next);
+            }
             Action::RetryOnce(rest) if !job.once.retried => {
                 job.once.retried = true;
                 self.rest(desk, id, rest, Method::Page);
@@ -172,15 +173,15 @@ impl Session {
 
     fn neg_refused(&mut self, desk: &mut Desk<'_>, id: JobId, refusal: Refusal, text: &str) {
         let now = desk.mono();
-        let is_alone = desk.standing.ledger.in_use() == 0;
         let Some(job) = self.jobs.get_mut(&id) else { return };
         match refusal.action() {
-            Action::LowerSlots | Action::RefuseUnanswered if is_alone => self.fail(desk, id),
-            Action::PauseStarts
-            | Action::LowerSlots
-            | Action::RefuseUnanswered
-            | Action::LowerBytes(_) => self.queue(id, Method::Reconcile),
-            Action::WaitForSession => {
+            Action::PauseStarts => self.queue(id, Method::Reconcile),
+            Action::LowerSlots | Action::RefuseUnanswered | Action::LowerBytes(_)
+                if job.may_squeeze() =>
+            {
+                self.queue(id, Method::Reconcile);
+            }
+            Action::WaitForSession if job.may_squeeze() => {
                 let open = desk.standing.ledger.in_use_by(SlotClass::Reconcile);
                 self.most_sessions = self.most_sessions.min(open.max(1));
                 self.queue(id, Method::Reconcile);
@@ -237,6 +238,7 @@ impl Session {
 
     fn ids_refused(&mut self, desk: &mut Desk<'_>, sub: SubId, action: Action) {
         let now = desk.mono();
+        // With nothing else open there will not be less soon.
         let is_alone = desk.standing.ledger.in_use() == 0;
         match action {
             Action::LowerSlots | Action::RefuseUnanswered if is_alone => self.ids_missed(desk, sub),
