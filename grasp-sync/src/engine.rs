@@ -39,7 +39,8 @@ pub use self::discovery::index_change;
 pub use self::facts::RelayFacts;
 pub use self::ids::{ConnId, InventoryId, NotOurs, SubId};
 pub use self::io::{
-    Accepted, Fault, Frame, Input, InventoryFailed, Judged, Outcome, Output, Row, Said,
+    Accepted, Delivered, Fault, Frame, Input, InventoryFailed, Judged, Outcome, Output, Places,
+    Row, Said,
 };
 pub use self::parks::Parked;
 use self::record::Records;

@@ -22,7 +22,7 @@ use futures_util::stream::{SplitStream, StreamExt as _};
 use grasp_core::RelayUrl;
 use grasp_core::admission::SyncPath;
 use grasp_core::nostr::event::{Event, EventBuilder, EventId, FinalizeEvent as _, Kind, Tag};
-use grasp_core::nostr::filter::{Filter, MatchEventOptions};
+use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::key::Keys;
 use grasp_core::outbound::Provenance;
 use tokio::sync::mpsc;
@@ -37,7 +37,7 @@ use super::intake::{Intake, Item, Lane};
 use super::limits::Limits;
 use super::outbound::Outbound;
 use super::task::Task;
-use crate::engine::{ConnId, Fault, Frame, Input, Said, SubId};
+use crate::engine::{ConnId, Fault, Frame, Input, Places, Said, SubId};
 
 /// Frames that may wait for the socket; the engine's own budget stays far below.
 const FRAMES: usize = 1_024;
@@ -250,9 +250,9 @@ impl Talk {
     /// Events that nobody asked for are not even counted.
     fn delivered(&mut self, sub: SubId, event: Event, bytes: usize) {
         let Some(asked) = self.subs.get(&sub) else { return };
-        let is_wanted = |filter: &Filter| filter.match_event(&event, MatchEventOptions::default());
-        if asked.filters.iter().any(is_wanted) {
-            self.burst.add(Item { sub, path: asked.path, event }, bytes);
+        let places = Places::of(&asked.filters, &event);
+        if !places.is_empty() {
+            self.burst.add(Item { sub, path: asked.path, event }, places, bytes);
         }
     }
 

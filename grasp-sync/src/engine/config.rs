@@ -28,7 +28,7 @@ pub struct Config {
     pub discovery_full: usize,
     /// Relays of one repository that are followed. Default: 64.
     pub relays_per_repo: usize,
-    /// Values per filter, for relays of which nothing is known. Bytes are a further ceiling. Default: 100.
+    /// Values per filter. Bytes are a further ceiling, reached with some 490 event ids. Default: 1,000.
     pub values_per_filter: usize,
     /// What one request may hold, unless a relay takes less.
     pub budget: RequestBudget,
@@ -74,7 +74,7 @@ impl Config {
             discovery_quiet: Duration::from_millis(250),
             discovery_full: 2_000,
             relays_per_repo: 64,
-            values_per_filter: 100,
+            values_per_filter: RequestBudget::MAX_VALUES_PER_FILTER,
             budget: RequestBudget::default(),
             ledger: LedgerConfig::default(),
             ids_per_fetch: 250,

@@ -51,7 +51,7 @@ pub(super) struct Manners {
     /// The longest NIP-77 message, before hex.
     pub(super) neg_frame: u64,
     /// Whether each NIP-77 frame may count as a start there.
-    pub(super) charges_frames: bool,
+    pub(super) counts_frames: bool,
 }
 
 /// Bytes of one id in a filter: 64 digits, quotes, comma.
@@ -66,13 +66,9 @@ const NEG_FRAME_FLOOR: usize = 4_096;
 impl Manners {
     pub(super) fn towards(facts: &RelayFacts, config: &Config) -> Self {
         let stamina = facts.stamina();
-        let values = match stamina {
-            Stamina::Unknown => config.values_per_filter,
-            // Bytes alone decide; fewer, fuller filters are kinder to those who can take them.
-            Stamina::Generous | Stamina::Unlimited => RequestBudget::MAX_VALUES_PER_FILTER,
-        };
         let message = facts.max_message_length.filter(|length| *length > 0).unwrap_or(usize::MAX);
-        let budget = config.budget.with_values_per_filter(values).lowered_to_message_bytes(message);
+        let budget = config.budget.with_values_per_filter(config.values_per_filter);
+        let budget = budget.lowered_to_message_bytes(message);
         let fit = budget.filter_bytes().saturating_sub(ID_FILTER_BYTES) / ID_BYTES;
         let offered = facts.max_limit.filter(|limit| *limit > 0).unwrap_or(config.ids_per_fetch);
         let frame = (message / 2).saturating_sub(256).clamp(NEG_FRAME_FLOOR, NEG_FRAME);
@@ -83,7 +79,7 @@ impl Manners {
             page: history_limit(facts.max_limit.filter(|limit| *limit > 0)),
             ids: offered.min(fit).max(1),
             neg_frame: frame as u64,
-            charges_frames: stamina == Stamina::Unknown,
+            counts_frames: stamina == Stamina::Unknown,
         }
     }
 }

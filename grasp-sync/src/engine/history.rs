@@ -1,6 +1,7 @@
 //! One filter's history, by reconciliation or by pages, up to its proof.
 
 use std::cell::OnceCell;
+use std::collections::BTreeSet;
 
 use grasp_core::Mono;
 use grasp_core::limits::{Next, Pager, PagerConfig};
@@ -44,24 +45,31 @@ pub(super) struct Job {
     lean: LeanFilter,
     /// The name of what it fetches, made when first needed: that takes writing the filter out.
     hash: OnceCell<FilterHash>,
+    /// The name of what it is a part of.
+    family: Option<FilterHash>,
     /// When it began: what is younger than this comes live.
     pub(super) asked: Timestamp,
     pub(super) phase: Phase,
     /// The cursor, once pages are asked for.
     pub(super) pager: Option<Box<Pager>>,
-    /// Delivered rows that our relay has not judged yet.
-    pub(super) unsettled: usize,
+    /// Pages that came, and rows of the last.
+    pages: u32,
+    last_page: usize,
+    /// Requests whose rows our relay has not judged yet.
+    pub(super) unjudged: BTreeSet<SubId>,
     /// Offered events that are neither here nor given up.
     pub(super) left: usize,
     /// Events offered, and those not served when first asked for.
     pub(super) offered: usize,
     pub(super) missed: usize,
-    /// Something was given up, visibly: the job ends, but proves nothing.
-    pub(super) has_given_up: bool,
+    /// Something was given up, visibly, or left to parts: the job ends, but proves nothing.
+    pub(super) is_partial: bool,
     /// What happens once at most.
     pub(super) once: Once,
     /// Failures in a row.
     pub(super) failures: u32,
+    /// Refusals in a row for want of room.
+    pub(super) squeezes: u32,
     /// How often what it is part of was cut by time.
     pub(super) cuts: u32,
 }
@@ -127,8 +135,13 @@ pub(super) enum Say {
     Go(Vec<u8>),
 }
 
+/// How often in a row something may be refused for want of room before it rests. Each refusal makes our budget
+/// smaller, so an honest relay soon has room; another would be asked round and round.
+pub(super) const MOST_SQUEEZES: u32 = 4;
 /// Rows of one page beyond which a relay is not paging but flooding.
 const FLOOD: usize = 8;
+/// A page that may be full, from a relay that does not say how long its pages are.
+const SMALL_PAGE: usize = 50;
 /// Fewer offers than this say nothing about a relay's honesty.
 const TELLING_OFFERS: usize = 20;
 
@@ -138,17 +151,21 @@ impl Job {
             group,
             layer,
             hash: OnceCell::new(),
+            family: None,
             lean,
             asked,
             phase: Phase::Queued(Method::Reconcile),
             pager: None,
-            unsettled: 0,
+            unjudged: BTreeSet::new(),
+            pages: 0,
+            last_page: 0,
             left: 0,
             offered: 0,
             missed: 0,
-            has_given_up: false,
+            is_partial: false,
             once: Once::default(),
             failures: 0,
+            squeezes: 0,
             cuts: 0,
         }
     }
@@ -156,7 +173,13 @@ impl Job {
     /// A part of it, as a job of its own.
     pub(super) fn part(&self, filter: Filter) -> Self {
         let (layer, lean) = (Layer::of(&filter), LeanFilter::keep(filter, None));
-        Self { cuts: self.cuts + 1, ..Self::new(self.group, layer, lean, self.asked) }
+        let family = Some(self.family());
+        Self { cuts: self.cuts + 1, family, ..Self::new(self.group, layer, lean, self.asked) }
+    }
+
+    /// The filter that it was at first: what is refused of a part is refused of the whole.
+    pub(super) fn family(&self) -> FilterHash {
+        self.family.unwrap_or_else(|| self.hash())
     }
 
     pub(super) fn hash(&self) -> FilterHash {
@@ -172,6 +195,13 @@ impl Job {
         (self.lean.rest().since, self.lean.rest().until)
     }
 
+    /// The relay says that there is no room: whether that may be tried again at once.
+    #[must_use]
+    pub(super) fn may_squeeze(&mut self) -> bool {
+        self.squeezes += 1;
+        self.squeezes <= MOST_SQUEEZES
+    }
+
     /// The next page as a filter; `None` if the cursor has come to its end.
     pub(super) fn next_page(&mut self, limit: usize) -> Option<Filter> {
         let (since, until) = self.window();
@@ -185,10 +215,10 @@ impl Job {
 
     /// Rows came with a page; `false` if there are too many to be one.
     #[must_use]
-    pub(super) fn delivered(&mut self, new: &[Row], limit: usize) -> bool {
-        self.unsettled += new.len();
-        let Phase::Paging { rows, .. } = &mut self.phase else { return true };
-        rows.extend_from_slice(new);
+    pub(super) fn delivered(&mut self, new: impl Iterator<Item = Row>, limit: usize) -> bool {
+        let Phase::Paging { sub, rows } = &mut self.phase else { return true };
+        self.unjudged.insert(*sub);
+        rows.extend(new);
         rows.len() <= limit.saturating_mul(FLOOD)
     }
 
@@ -197,7 +227,9 @@ impl Job {
         let Phase::Paging { rows, .. } = &mut self.phase else { return None };
         let rows = std::mem::take(rows);
         let pager = self.pager.as_mut()?;
-        self.failures = 0;
+        self.pages = self.pages.saturating_add(1);
+        self.last_page = rows.len();
+        (self.failures, self.squeezes) = (0, 0);
         self.once.retried = false;
         Some(pager.page_ended(rows.into_iter().map(|row| (row.at, row.id))))
     }
@@ -205,6 +237,12 @@ impl Job {
     /// A page ended in any other way.
     pub(super) fn page_failed(&mut self) -> Option<Next> {
         self.pager.as_mut().map(|pager| pager.page_failed())
+    }
+
+    /// Whether page after page comes full, so that it is worth asking for several at a time.
+    pub(super) fn is_long(&self, limit: usize) -> bool {
+        let is_full = self.last_page >= limit || (self.pages > 2 && self.last_page >= SMALL_PAGE);
+        is_full && self.cuts == 0 && self.gap_seconds().is_empty()
     }
 
     /// The seconds that held more than the relay showed.
@@ -220,12 +258,12 @@ impl Job {
 
     /// Whether everything asked for has been judged.
     pub(super) fn is_settled(&self) -> bool {
-        matches!(self.phase, Phase::Settling) && self.left == 0 && self.unsettled == 0
+        matches!(self.phase, Phase::Settling) && self.left == 0 && self.unjudged.is_empty()
     }
 
     /// What its end proves.
     pub(super) fn proof(&self, now: Timestamp) -> Option<Proof> {
-        if self.has_given_up {
+        if self.is_partial {
             return None;
         }
         let proven = if self.pager.is_some() { Proven::Exhausted } else { Proven::Reconciled };
@@ -292,7 +330,7 @@ mod tests {
     fn page(job: &mut Job, rows: &[Row]) -> Next {
         let sub = Ids::default().sub();
         job.phase = Phase::Paging { sub, rows: vec![] };
-        assert!(job.delivered(rows, 500));
+        assert!(job.delivered(rows.iter().copied(), 500));
         job.page_ended().unwrap()
     }
 
@@ -314,7 +352,7 @@ mod tests {
         let _ = page(&mut job, &[row(30, 1)]);
         job.phase = Phase::Settling;
         assert!(!job.is_settled());
-        job.unsettled -= 1;
+        job.unjudged.clear();
         assert!(job.is_settled());
         let proof = job.proof(Timestamp::from_secs(1_000)).unwrap();
         assert_eq!((proof.until, proof.proven), (Timestamp::from_secs(900), Proven::Exhausted));
@@ -323,7 +361,7 @@ mod tests {
     #[test]
     fn what_was_given_up_leaves_no_proof() {
         let mut job = job();
-        job.has_given_up = true;
+        job.is_partial = true;
         assert_eq!(job.proof(Timestamp::from_secs(1_000)), None);
     }
 
@@ -332,8 +370,8 @@ mod tests {
         let mut job = job();
         let _ = job.next_page(100);
         job.phase = Phase::Paging { sub: Ids::default().sub(), rows: vec![] };
-        assert!(job.delivered(&[row(1, 1); 800], 100));
-        assert!(!job.delivered(&[row(1, 1); 1], 100));
+        assert!(job.delivered([row(1, 1); 800].into_iter(), 100));
+        assert!(!job.delivered([row(1, 1); 1].into_iter(), 100));
     }
 
     #[test]

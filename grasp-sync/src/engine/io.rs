@@ -6,7 +6,7 @@ use grasp_core::admission::{Lasting, SyncPath};
 use grasp_core::sync::IndexChange;
 use grasp_core::{RelayUrl, nostr};
 use nostr::event::{Event, EventId};
-use nostr::filter::Filter;
+use nostr::filter::{Filter, MatchEventOptions};
 use nostr::types::Timestamp;
 
 use super::facts::RelayFacts;
@@ -107,7 +107,7 @@ pub enum Said {
         /// Under which subscription.
         sub: SubId,
         /// All of them, known or not.
-        rows: Vec<Row>,
+        rows: Vec<Delivered>,
     },
     /// EOSE.
     Eose {
@@ -156,6 +156,51 @@ pub struct Row {
     pub at: Timestamp,
     /// Its id.
     pub id: EventId,
+}
+
+/// An event that came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Delivered {
+    /// Which one.
+    pub row: Row,
+    /// Which filters of its request it matches.
+    pub places: Places,
+}
+
+/// Some filters of a request, by their places in it.
+///
+/// A relay cuts its answer to each filter on its own. Several histories can share a request only if it is known
+/// which of them an event belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Places(u32);
+
+impl Places {
+    /// The most filters that a request of ours has.
+    pub(super) const MOST: usize = 32;
+
+    /// The filters that match the event.
+    pub fn of(filters: &[Filter], event: &Event) -> Self {
+        let options = MatchEventOptions::default();
+        Self::from_iter(filters.iter().map(|filter| filter.match_event(event, options)))
+    }
+
+    /// Whether none does.
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Whether the filter at this place does.
+    pub(super) fn has(self, place: usize) -> bool {
+        u32::try_from(place).is_ok_and(|place| self.0.checked_shr(place).unwrap_or(0) & 1 == 1)
+    }
+}
+
+impl FromIterator<bool> for Places {
+    /// From whether each filter matches, in their order.
+    fn from_iter<I: IntoIterator<Item = bool>>(matches: I) -> Self {
+        let bits = matches.into_iter().take(Self::MOST).enumerate();
+        Self(bits.fold(0, |places, (place, is_match)| places | u32::from(is_match) << place))
+    }
 }
 
 /// What became of one delivered event.

@@ -75,6 +75,22 @@ pub(super) fn split(filter: &Filter) -> Option<[Filter; 2]> {
     Some(halves(kinds).map(|half| Filter { kinds: Some(half), ..filter.clone() }))
 }
 
+/// Up to so many parts of what a filter lists, together matching the same.
+pub(super) fn spread(filter: &Filter, most: usize) -> Vec<Filter> {
+    let mut parts = vec![filter.clone()];
+    while 2 * parts.len() <= most {
+        let cut: Vec<Filter> = parts
+            .iter()
+            .flat_map(|part| split(part).map_or_else(|| vec![part.clone()], |two| two.to_vec()))
+            .collect();
+        if cut.len() == parts.len() {
+            break;
+        }
+        parts = cut;
+    }
+    parts
+}
+
 fn halves<T: Ord + Clone>(values: &BTreeSet<T>) -> [BTreeSet<T>; 2] {
     let middle = values.len() / 2;
     let first = values.iter().take(middle).cloned().collect();

@@ -6,6 +6,8 @@ mod check;
 mod consolidate;
 mod jobs;
 mod live;
+mod pages;
+mod progress;
 mod pump;
 mod refusals;
 mod resume;
@@ -127,7 +129,7 @@ impl Link {
     /// New items are wanted.
     pub(super) fn add(&mut self, desk: &mut Desk<'_>, action: AddFilters) {
         if let Self::Up(session) = self {
-            session.add(desk, action, None);
+            session.discovered(desk, action);
         }
     }
 

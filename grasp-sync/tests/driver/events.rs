@@ -52,6 +52,15 @@ impl Author {
         self.sign(Kind::GitIssue, text, &[&["a", &repo.to_string()]])
     }
 
+    /// An issue with a date.
+    pub(crate) fn issue_at(&self, repo: &str, text: &str, at: u64) -> Event {
+        EventBuilder::new(Kind::GitIssue, text)
+            .tag(Tag::parse(["a", repo]).unwrap())
+            .custom_created_at(Timestamp::from_secs(at))
+            .finalize(&self.0)
+            .unwrap()
+    }
+
     pub(crate) fn comment(&self, root: EventId, text: &str) -> Event {
         self.sign(Kind::Comment, text, &[&["E", &root.to_hex()]])
     }

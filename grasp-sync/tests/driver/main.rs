@@ -1,8 +1,12 @@
 //! The driver on real sockets: relays that do as a script says, and a small relay of our own to keep complete.
 #![allow(clippy::unwrap_used)]
 
+mod bad_peers;
+mod bad_sets;
+mod bad_words;
 mod events;
 mod local;
 mod scripted;
 mod sidecar;
 mod syncing;
+mod trial;

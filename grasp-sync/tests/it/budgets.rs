@@ -36,7 +36,8 @@ fn no_more_subscriptions_than_advertised_are_open_and_what_finds_no_room_is_poll
 
 #[test]
 fn unknown_software_is_asked_sixty_times_at_once_and_then_twice_a_second() {
-    let script = Script { neg: Neg::Disabled, latency_ms: (1, 1), ..Script::default() };
+    // One filter at a time, so that nothing can share a request.
+    let script = Script { neg: Neg::Disabled, latency_ms: (1, 1), filters: 1, ..Script::default() };
     let config = Config { values_per_filter: 2, ..defaults() };
     let mut stage = Stage::announced(config, script, 300);
     stage.run(10 * MINUTE);
@@ -47,6 +48,26 @@ fn unknown_software_is_asked_sixty_times_at_once_and_then_twice_a_second() {
         let within = fetches[n..].iter().take_while(|other| other.at - start.at <= MINUTE);
         assert!(within.count() <= 60 + 120 + 1);
     }
+}
+
+#[test]
+fn latency_leaves_no_slot_idle_while_there_is_something_to_ask_for() {
+    // Half a second each way: one after another, sixty requests would take a minute.
+    let script = Script {
+        latency_ms: (500, 500),
+        software: Some("strfry"),
+        filters: 1,
+        neg: Neg::Disabled,
+        ..Script::default()
+    };
+    let config = Config { values_per_filter: 15, ..defaults() };
+    let mut stage = Stage::announced(config, script, 300);
+    stage.run(MINUTE);
+    assert_eq!(stage.here(), 301);
+    let fetches: Vec<_> = stage.starts().into_iter().filter(|one| one.by == By::Page).collect();
+    assert!(fetches.len() >= 60, "{}", fetches.len());
+    let took = fetches[fetches.len() - 1].at - fetches[0].at;
+    assert!(took < secs(20), "five at a time: {took:?}");
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! One relay's life: the first connect, quick and late returns, the daily pass, retirement.
 
+use grasp_core::admission::SyncPath;
 use grasp_core::sync::{ConnectionStatus, RETENTION, SyncLevel};
-use grasp_sync::engine::{Config, Input, Output, Report, SyncEngine};
+use grasp_sync::engine::{Config, Frame, Input, Output, Report, Said, SyncEngine};
 
 use crate::sim::peer::Peer;
-use crate::sim::script::Script;
+use crate::sim::script::{Neg, Quirk, Script};
 use crate::sim::world::relay;
 use crate::stage::{By, HOUR, MINUTE, Stage, by, defaults, secs};
 
@@ -65,8 +66,10 @@ fn a_quick_return_asks_from_a_quarter_of_an_hour_before_the_last_connect() {
     stage.forget().run(secs(570));
     let starts = stage.starts();
     let pages = by(&starts, By::Page);
-    // Announcements, three filters of the repository, three of its roots.
-    assert_eq!(pages.len() - pages_beyond_the_first(&pages), 7);
+    // Announcements, three filters of the repository, three of its roots; each layer in one request.
+    let first: Vec<_> = pages.iter().filter(|page| page.filters[0].until.is_none()).collect();
+    assert_eq!(first.len(), 3);
+    assert_eq!(first.iter().map(|page| page.filters.len()).sum::<usize>(), 7);
     for page in &pages {
         let since = page.filters[0].since.unwrap();
         let wanted = connected - RETENTION;
@@ -74,10 +77,6 @@ fn a_quick_return_asks_from_a_quarter_of_an_hour_before_the_last_connect() {
     }
     assert!(by(&starts, By::Neg).is_empty());
     assert_eq!(stage.status(), Some(ConnectionStatus::Connected));
-}
-
-fn pages_beyond_the_first(pages: &[&crate::stage::Start]) -> usize {
-    pages.iter().filter(|page| page.filters[0].until.is_some()).count()
 }
 
 #[test]
@@ -122,6 +121,50 @@ fn everything_is_compared_anew_once_a_day() {
     assert!((secs(23 * 3600)..secs(25 * 3600 + 60)).contains(&sessions[0].at.since_start()));
     assert!(stage.sim.local.stored.contains_key(&missed.id));
     assert_eq!(stage.count_reports(|report| matches!(report, Report::Gap { .. })), 1);
+}
+
+#[test]
+fn a_daily_pass_that_cannot_succeed_is_not_made_again_before_the_next_day() {
+    let mut stage = Stage::announced(defaults(), Script::default(), 20);
+    stage.run(HOUR).forget();
+    // From now on it compares nothing and fails with every page.
+    stage.peer().script.quirk = |_, frame| match frame {
+        Frame::NegOpen { sub, .. } => {
+            let text = "error: negentropy disabled".to_owned();
+            Quirk::Says(vec![Said::NegErr { sub: *sub, text }])
+        }
+        Frame::Subscribe { sub, path: SyncPath::Daily, .. } => {
+            let text = "computer says no".to_owned();
+            Quirk::Says(vec![Said::Closed { sub: *sub, text }])
+        }
+        _ => Quirk::None,
+    };
+    stage.run(45 * HOUR);
+    let starts = stage.starts();
+    let fetches = starts.iter().filter(|start| start.by != By::Live).count();
+    assert!((4..30).contains(&fetches), "{fetches}");
+    assert_eq!(stage.status(), Some(ConnectionStatus::ConnectedHistoricSyncFailures));
+}
+
+#[test]
+fn a_relay_that_ends_every_connection_is_fetched_in_instalments() {
+    // Some ten requests fit into one connection, and half an hour lies between two: each would begin anew.
+    let script = Script {
+        life_secs: Some((4, 4)),
+        latency_ms: (200, 200),
+        page: 60,
+        neg: Neg::Disabled,
+        ..Script::default()
+    };
+    let config = Config { values_per_filter: 20, ..defaults() };
+    let mut stage = Stage::announced(config, script, 400);
+    stage.run(20 * HOUR);
+    assert_eq!(stage.here(), 401);
+    assert!(stage.sim.conns.len() > 5);
+    let connected = |report: &Report| {
+        matches!(report, Report::Status { status: ConnectionStatus::Connected, .. })
+    };
+    assert!(stage.count_reports(connected) >= 1, "it comes to an end");
 }
 
 #[test]

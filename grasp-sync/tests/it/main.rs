@@ -1,5 +1,5 @@
 //! The engine against scripted relays, in virtual time.
-#![allow(clippy::unwrap_used, clippy::collapsible_match)]
+#![allow(clippy::unwrap_used, reason = "a test that panics fails, which is what it is for")]
 
 mod budgets;
 mod converge;
@@ -7,7 +7,6 @@ mod life;
 mod memory;
 mod model;
 mod refusals;
-mod scale;
 mod sim;
 mod stage;
 mod strangers;

@@ -29,7 +29,8 @@ fn fetched_ids(stage: &Stage) -> usize {
 
 #[test]
 fn refused_events_are_not_downloaded_again_by_the_next_pass() {
-    let mut stage = Stage::new(defaults(), Script::default(), 5);
+    let script = Script { software: Some("strfry"), ..Script::default() };
+    let mut stage = Stage::new(defaults(), script, 5);
     add_strangers(&mut stage, 40);
     stage.announce(&[relay(0)]);
     stage.run(HOUR);
@@ -52,7 +53,8 @@ fn a_comment_that_comes_before_its_issue_is_offered_again() {
     let (judged, _) = stage.sim.local.ingest(vec![comment.clone()]);
     let conn = stage.sim.conns[0].1;
     let sub = stage.live_subs()[0];
-    let rows = vec![crate::sim::row(&comment)];
+    let places = [true].into_iter().collect();
+    let rows = vec![grasp_sync::engine::Delivered { row: crate::sim::row(&comment), places }];
     stage.hear(conn, grasp_sync::engine::Said::Delivered { sub, rows });
     stage.sim.tell(Input::Ingested { relay: relay(0), conn, sub, judged });
     stage.run(secs(30));
@@ -90,6 +92,67 @@ fn a_restart_takes_up_where_the_last_process_left_off() {
     let issue = again.publish_issue();
     again.run(secs(10));
     assert!(again.sim.local.stored.contains_key(&issue.id));
+}
+
+#[test]
+fn one_more_repository_after_a_restart_unproves_no_other() {
+    let mut stage = Stage::announced(defaults(), Script::default(), 20);
+    stage.run(HOUR).forget();
+    // Somewhere among the others, in the order of requests.
+    let other = repo(&mut stage.chance, "another");
+    let at = stage.sim.now.unix.as_secs();
+    let listed = [relay(0), crate::sim::local::our_url()];
+    let announced = event::announcement(&mut stage.chance, &other, at, &listed);
+    stage.sim.local.direct(announced);
+    stage.sim.crash(9);
+    stage.run(MINUTE);
+    let starts = stage.starts();
+    let compared: Vec<_> = by(&starts, By::Neg).into_iter().chain(by(&starts, By::Page)).collect();
+    let afresh = compared.iter().flat_map(|start| &start.filters).filter(|one| one.since.is_none());
+    for filter in afresh {
+        let text = filter.as_json();
+        assert!(text.contains(":another") && !text.contains(":grasp"), "{text}");
+        assert!(!text.contains("#e") && !text.contains("#E"), "{text}");
+    }
+    assert!(compared.iter().any(|start| start.filters.iter().any(|one| one.since.is_none())));
+}
+
+#[test]
+fn a_process_that_dies_while_catching_up_leaves_that_to_the_next() {
+    let script = Script { life_secs: Some((300, 300)), ..Script::default() };
+    let mut stage = Stage::announced(defaults(), script, 20);
+    stage.run(secs(302));
+    // It is gone. What comes now is missed.
+    let missed = stage.chance_issue();
+    stage.peer().events.insert(missed.id, missed.clone());
+    stage.peer().script.silent_one_in = Some(1);
+    let conns = stage.sim.conns.len();
+    while stage.sim.conns.len() == conns {
+        stage.run(secs(1));
+    }
+    stage.run(secs(20));
+    assert!(!stage.sim.local.stored.contains_key(&missed.id), "it says nothing");
+    stage.peer().script.silent_one_in = None;
+    stage.sim.crash(5);
+    stage.run(MINUTE);
+    assert!(stage.sim.local.stored.contains_key(&missed.id));
+}
+
+#[test]
+fn a_restart_ends_no_pause() {
+    let script = Script { starts_per_minute: Some(2), ..Script::default() };
+    let mut stage = Stage::announced(defaults(), script, 20);
+    let refused = |report: &Report| matches!(report, Report::Refused { .. });
+    while stage.count_reports(refused) == 0 {
+        stage.run(Duration::from_millis(100));
+    }
+    // Anything sent too early makes the simulated world panic.
+    for _ in 0..5 {
+        stage.sim.crash(1);
+        stage.run(secs(5));
+    }
+    stage.forget().run(2 * MINUTE);
+    assert!(!stage.starts().is_empty(), "the pause has an end");
 }
 
 #[test]

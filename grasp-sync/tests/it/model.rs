@@ -10,8 +10,8 @@ use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::{IndexChange, SyncLevel};
 use grasp_core::{Mono, Now, RelayUrl, RepoId};
 use grasp_sync::engine::{
-    Accepted, Config, ConnId, Fault, Frame, Input, InventoryFailed, InventoryId, Judged, Outcome,
-    Output, RelayFacts, Row, Said, SubId, SyncEngine,
+    Accepted, Config, ConnId, Delivered, Fault, Frame, Input, InventoryFailed, InventoryId, Judged,
+    Outcome, Output, RelayFacts, Row, Said, SubId, SyncEngine,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{FileFailurePersistence, RngSeed};
@@ -96,6 +96,12 @@ struct Model {
 fn row(at: u16, n: u8) -> Row {
     let at = Timestamp::from_secs(1_699_990_000 + u64::from(at));
     Row { at, id: EventId::from_byte_array([n; 32]) }
+}
+
+/// As if it matched some of the filters, whatever they are.
+fn delivered(row: Row) -> Delivered {
+    let bits = row.at.as_secs() | 1;
+    Delivered { row, places: (0..10).map(|place| bits >> place & 1 == 1).collect() }
 }
 
 fn repo(n: u8) -> RepoId {
@@ -206,7 +212,7 @@ impl Model {
             0 | 1 => Said::Eose { sub },
             2 | 3 => {
                 self.delivered.push((relay.clone(), conn, sub, rows.clone()));
-                Said::Delivered { sub, rows }
+                Said::Delivered { sub, rows: rows.into_iter().map(delivered).collect() }
             }
             4 => Said::Closed { sub, text },
             5 => Said::NegErr { sub, text },

@@ -71,7 +71,8 @@ fn an_unsupported_session_is_not_tried_again_on_the_same_connection() {
 
 #[test]
 fn silence_about_a_session_ends_it_after_fifteen_seconds_and_rests_reconciliation() {
-    let stage = has_all_after(Script { neg: Neg::Silent, ..Script::default() }, 2 * MINUTE);
+    let script = Script { neg: Neg::Silent, software: Some("strfry"), ..Script::default() };
+    let stage = has_all_after(script, 2 * MINUTE);
     let starts = stage.starts();
     let (sessions, pages) = (by(&starts, By::Neg), by(&starts, By::Page));
     let waited = pages[0].at - sessions[0].at;
@@ -80,7 +81,7 @@ fn silence_about_a_session_ends_it_after_fifteen_seconds_and_rests_reconciliatio
 
 #[test]
 fn a_set_that_is_too_large_is_compared_in_parts() {
-    let script = Script { neg: Neg::Small(10), ..Script::default() };
+    let script = Script { neg: Neg::Small(10), software: Some("strfry"), ..Script::default() };
     let stage = has_all_after(script, 5 * MINUTE);
     let starts = stage.starts();
     let windows = by(&starts, By::Neg);
@@ -246,7 +247,7 @@ fn a_filter_that_cannot_be_taken_is_cut_and_never_sent_again_as_it_was() {
         .iter()
         .filter(|page| page.filters[0].generic_tags.values().any(|v| v.len() > 4))
     {
-        let text = page.filters[0].as_json();
+        let text: String = page.filters.iter().map(|filter| filter.as_json()).collect();
         assert!(!refused.contains(&text), "sent again: {text}");
         refused.push(text);
     }
@@ -334,6 +335,36 @@ fn a_start_dropped_with_a_notice_is_sent_again_within_a_smaller_budget() {
     let issue = stage.publish_issue();
     stage.run(15 * MINUTE);
     assert!(stage.sim.local.stored.contains_key(&issue.id));
+}
+
+#[test]
+fn a_relay_that_never_has_room_is_not_asked_round_and_round() {
+    let quirks: [fn(usize, &Frame) -> Quirk; 3] = [
+        |_, frame| closed(frame, "rate-limited: too many REQs"),
+        |_, frame| closed(frame, "rate-limited: active subscriptions exceed max size 400000 bytes"),
+        |_, frame| closed(frame, "rate-limited: too many negentropy subscriptions"),
+    ];
+    for quirk in quirks {
+        let mut stage = Stage::announced(defaults(), with(quirk), 5);
+        stage.run(10 * MINUTE);
+        assert!(stage.starts().len() <= 60, "{} starts", stage.starts().len());
+    }
+}
+
+#[test]
+fn pages_that_are_refused_together_are_asked_for_one_by_one() {
+    let quirk = |_, frame: &Frame| match frame {
+        Frame::NegOpen { .. } => closed(frame, "error: negentropy disabled"),
+        Frame::Subscribe { filters, .. } if is_page(frame) && filters.len() > 1 => {
+            closed(frame, "computer says no")
+        }
+        _ => Quirk::None,
+    };
+    let stage = has_all_after(with(quirk), 5 * MINUTE);
+    let starts = stage.starts();
+    let packed = by(&starts, By::Page).into_iter().filter(|page| page.filters.len() > 1);
+    assert_eq!(packed.count(), 1, "once was enough");
+    assert_eq!(stage.status(), Some(ConnectionStatus::Connected));
 }
 
 #[test]

@@ -13,11 +13,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use grasp_core::nostr::event::Event;
+use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::{Mono, Now, RelayUrl};
 use grasp_sync::engine::{
-    Accepted, Config, ConnId, Fault, Frame, Input, Output, RelayRecord, Report, Row, Said, SubId,
-    SyncEngine,
+    Accepted, Config, ConnId, Delivered, Fault, Frame, Input, Output, RelayRecord, Report, Row,
+    Said, SubId, SyncEngine,
 };
 
 use self::chance::Chance;
@@ -67,6 +68,8 @@ pub(crate) struct Sim {
     resting: BTreeMap<RelayUrl, Mono>,
     /// What was started and has not ended.
     open: BTreeSet<SubId>,
+    /// What was asked for under each name.
+    asked: BTreeMap<SubId, Vec<Filter>>,
     ticks_now: (Mono, u32),
 }
 
@@ -91,6 +94,7 @@ impl Sim {
             wires: BTreeMap::new(),
             resting: BTreeMap::new(),
             open: BTreeSet::new(),
+            asked: BTreeMap::new(),
             ticks_now: (Mono::ZERO, 0),
         }
     }
@@ -102,6 +106,7 @@ impl Sim {
         self.coming.retain(|_, coming| matches!(coming, Coming::Publish { .. }));
         self.peers.values_mut().for_each(Peer::hang_up);
         self.open.clear();
+        self.asked.clear();
         let records = self.records.values().cloned().collect();
         self.tell(Input::Restored(records));
         for event in self.local.stored.clone().into_values() {
@@ -161,7 +166,7 @@ impl Sim {
             Coming::Input(input) => self.tell(input),
             Coming::Frame { relay, conn, frame } => self.frame_arrives(&relay, conn, frame),
             Coming::Events { relay, conn, sub, events } => {
-                let rows = events.iter().map(row).collect();
+                let rows = self.delivered(sub, &events);
                 let heard = Said::Delivered { sub, rows };
                 self.tell(Input::Heard { relay: relay.clone(), conn, said: heard });
                 let wait = Duration::from_millis(self.chance.within(1, 40));
@@ -183,6 +188,13 @@ impl Sim {
                 live.into_iter().for_each(|(conn, heard)| self.answer(&relay, conn, heard));
             }
         }
+    }
+
+    /// What a driver makes of events that came.
+    fn delivered(&self, sub: SubId, events: &[Event]) -> Vec<Delivered> {
+        let filters = self.asked.get(&sub).map(Vec::as_slice).unwrap_or_default();
+        let places = |event| filters.iter().map(|filter| local::matches(filter, event)).collect();
+        events.iter().map(|event| Delivered { row: row(event), places: places(event) }).collect()
     }
 
     fn frame_arrives(&mut self, relay: &RelayUrl, conn: ConnId, frame: Frame) {
@@ -210,6 +222,9 @@ impl Sim {
             }
             Output::Send { relay, conn, frame } => {
                 self.check_rest(&relay, &frame);
+                if let Frame::Subscribe { sub, filters, .. } = &frame {
+                    self.asked.insert(*sub, filters.clone());
+                }
                 self.frames.push((self.now.mono, relay.clone(), frame.clone()));
                 self.wire(&relay.clone(), conn, false, Coming::Frame { relay, conn, frame });
             }

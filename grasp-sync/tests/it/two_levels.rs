@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use grasp_sync::engine::Input;
+use grasp_core::admission::SyncPath;
+use grasp_core::nostr::filter::Filter;
+use grasp_sync::engine::{Frame, Input};
 
 use crate::sim::chance::Chance;
 use crate::sim::local::our_url;
@@ -46,54 +48,50 @@ fn time_until_complete(sim: &mut Sim, events: usize) -> Duration {
     sim.now.mono - begin
 }
 
-fn near(neg: Neg) -> Script {
-    Script { neg, latency_ms: (1, 2), software: Some("grasp-relay"), ..Script::default() }
+/// A relay near by, of this software, that compares sets or does not.
+fn near(software: Option<&'static str>, neg: Neg) -> Script {
+    Script { neg, latency_ms: (5, 5), software, ..Script::default() }
 }
 
 #[test]
-fn both_levels_are_here_within_seconds() {
-    let mut sim = world(1_000, near(Neg::Speaks));
-    let took = time_until_complete(&mut sim, 2_020);
-    assert!(took <= Duration::from_secs(2), "{took:?}");
-}
-
-#[test]
-fn both_levels_are_here_soon_by_pages_too() {
-    let mut sim = world(1_000, near(Neg::Disabled));
-    let took = time_until_complete(&mut sim, 2_020);
-    assert!(took <= Duration::from_secs(5), "{took:?}");
-}
-
-#[test]
-#[ignore = "debug"]
-fn measure() {
+fn both_levels_are_here_within_seconds_whatever_the_relay_is_and_speaks() {
     for software in [None, Some("strfry"), Some("grasp-relay")] {
         for neg in [Neg::Speaks, Neg::Disabled] {
-            let script = Script { neg, latency_ms: (5, 5), software, ..Script::default() };
-            let mut sim = world(10_000, script);
-            let begin = std::time::Instant::now();
-            let took = time_until_complete(&mut sim, 20_020);
-            let requests = sim.peers[&relay(0)].requests;
-            let mut kinds = std::collections::BTreeMap::new();
-            for (_, _, f) in &sim.frames {
-                let k = match f {
-                    grasp_sync::engine::Frame::Subscribe { filters, path, .. } => {
-                        if filters[0].ids.is_some() {
-                            "ids".to_string()
-                        } else {
-                            format!("{path:?}")
-                        }
-                    }
-                    grasp_sync::engine::Frame::NegOpen { .. } => "neg".into(),
-                    grasp_sync::engine::Frame::NegMsg { .. } => "negmsg".into(),
-                    _ => continue,
-                };
-                *kinds.entry(k).or_insert(0) += 1;
-            }
-            println!(
-                "{software:?} {neg:?}: {took:?}, {requests} requests {kinds:?}, real {:?}",
-                begin.elapsed()
-            );
+            let mut sim = world(1_000, near(software, neg));
+            let took = time_until_complete(&mut sim, 2_020);
+            assert!(took <= Duration::from_secs(1), "{software:?} {neg:?}: {took:?}");
         }
     }
+}
+
+#[test]
+fn twenty_thousand_events_take_no_more_requests_than_an_unknown_relay_is_sent_at_once() {
+    let mut sim = world(10_000, near(None, Neg::Speaks));
+    let took = time_until_complete(&mut sim, 20_020);
+    assert!(took <= Duration::from_secs(2), "{took:?}");
+    let is_charged = |frame: &Frame| match frame {
+        Frame::Subscribe { path, .. } => *path != SyncPath::Live,
+        Frame::NegOpen { .. } | Frame::NegMsg { .. } => true,
+        _ => false,
+    };
+    let charged = sim.frames.iter().filter(|(_, _, frame)| is_charged(frame)).count();
+    assert!(charged <= 60, "{charged} requests");
+    assert!(sim.peers[&relay(0)].requests <= 100);
+}
+
+#[test]
+fn histories_share_requests_and_keep_their_own_cursors() {
+    let script = Script { page: 60, ..near(None, Neg::Disabled) };
+    let mut sim = world(1_000, script);
+    time_until_complete(&mut sim, 2_020);
+    let requests = sim.frames.iter().filter_map(|(_, _, frame)| match frame {
+        Frame::Subscribe { filters, path: SyncPath::CatchUp, .. } => Some(filters),
+        _ => None,
+    });
+    let shared: Vec<_> = requests.filter(|filters| filters.len() > 1).collect();
+    assert!(shared.len() > 10, "{}", shared.len());
+    assert!(shared.iter().all(|filters| filters.len() <= 10));
+    let apart =
+        |filters: &&&Vec<Filter>| filters.windows(2).any(|two| two[0].until != two[1].until);
+    assert!(shared.iter().filter(apart).count() > 5);
 }

@@ -9,7 +9,7 @@ use super::super::batch::Purpose;
 use super::super::desk::Desk;
 use super::super::history::{Method, Phase, Say};
 use super::super::ids::{InventoryId, JobId, LiveId, SubId};
-use super::super::io::{InventoryFailed, Judged, Outcome, Row, Said};
+use super::super::io::{Delivered, InventoryFailed, Judged, Outcome, Row, Said};
 use super::super::parks::Way;
 use super::super::reconcile::{Reconciliation, Step};
 use super::super::report::Report;
@@ -37,32 +37,27 @@ impl Session {
         }
     }
 
-    fn delivered(&mut self, desk: &mut Desk<'_>, sub: SubId, rows: &[Row]) {
+    fn delivered(&mut self, desk: &mut Desk<'_>, sub: SubId, rows: &[Delivered]) {
         let Some(serves) = self.subs.serves(sub) else { return };
         let path = match serves {
             Serves::Live(_) => SyncPath::Live,
-            Serves::Page(_) | Serves::Neg(_) | Serves::Ids => self.path,
+            Serves::Pages(_) | Serves::Neg(_) | Serves::Ids => self.path,
         };
         self.subs.heard(desk.mono(), sub, desk.shared.config.watchdog);
         self.subs.delivered(sub, rows.len(), path);
         match serves {
             Serves::Live(id) => self.overheard(desk, id, rows),
-            Serves::Ids => rows.iter().for_each(|row| desk.standing.wants.delivered(sub, row.id)),
-            Serves::Page(id) => {
-                let limit = desk.standing.manners.page;
-                let Some(job) = self.jobs.get_mut(&id) else { return };
-                if !job.delivered(rows, limit) {
-                    self.close(desk, sub);
-                    self.fail(desk, id);
-                }
+            Serves::Ids => {
+                rows.iter().for_each(|one| desk.standing.wants.delivered(sub, one.row.id));
             }
+            Serves::Pages(jobs) => self.pages_delivered(desk, sub, &jobs, rows),
             Serves::Neg(_) => {}
         }
     }
 
     /// Events came live: up to the latest of them nothing is missing.
-    fn overheard(&mut self, desk: &Desk<'_>, id: LiveId, rows: &[Row]) {
-        let latest = rows.iter().map(|row| row.at.min(desk.now.unix)).max();
+    fn overheard(&mut self, desk: &Desk<'_>, id: LiveId, rows: &[Delivered]) {
+        let latest = rows.iter().map(|one| one.row.at.min(desk.now.unix)).max();
         if let Some(listening) = self.live.wanted.get_mut(&id) {
             listening.heard = listening.heard.max(latest.unwrap_or(listening.heard));
         }
@@ -72,13 +67,7 @@ impl Session {
         let Some(serves) = self.subs.serves(sub) else { return };
         match serves {
             Serves::Live(id) => self.listens(desk, sub, id),
-            Serves::Page(id) => {
-                self.close(desk, sub);
-                let Some(job) = self.jobs.get_mut(&id) else { return };
-                desk.standing.parks.answered(job.layer, Way::History);
-                let next = job.page_ended();
-                self.turn_page(desk, id, next);
-            }
+            Serves::Pages(jobs) => self.pages_ended(desk, sub, &jobs),
             Serves::Ids => {
                 self.close(desk, sub);
                 let Ended { missed, cut_at } = desk.standing.wants.ended(desk.now.mono, sub);
@@ -102,7 +91,7 @@ impl Session {
         let heard = match self.subs.serves(sub) {
             None | Some(Serves::Neg(_)) => return,
             Some(Serves::Live(_)) => Heard::LiveClosed,
-            Some(Serves::Page(_) | Serves::Ids) => Heard::Closed,
+            Some(Serves::Pages(_) | Serves::Ids) => Heard::Closed,
         };
         self.refused(desk, sub, Refusal::read(heard, text), text, Named::Yes);
     }
@@ -143,12 +132,17 @@ impl Session {
         if request != answered {
             return;
         }
+        // With nothing to compare, pages bring more with each request, and every request counts here.
+        if desk.standing.manners.counts_frames && items.as_ref().is_ok_and(Vec::is_empty) {
+            self.close(desk, sub);
+            return self.queue(id, Method::Page);
+        }
         let (since, until) = job.window();
         let is_within = |row: &Row| {
             since.is_none_or(|since| row.at >= since) && until.is_none_or(|until| row.at <= until)
         };
-        let hash = job.hash();
-        let refused = desk.shared.rejected.rows(&hash).filter(is_within);
+        let family = job.family();
+        let refused = desk.shared.rejected.rows(&family).filter(is_within);
         let frame = desk.standing.manners.neg_frame;
         let opened = items
             .ok()
@@ -199,15 +193,16 @@ impl Session {
         judged: &[Judged],
     ) -> Option<Origin> {
         let Unjudged { serves, path, .. } = self.subs.unjudged(sub)?;
-        let is_gap = path == SyncPath::Daily || self.is_for_what_was_missed(serves);
-        let filters = judged.iter().map(|one| self.filter_of(desk, serves, one.row.id)).collect();
+        let is_gap = path == SyncPath::Daily || self.is_for_what_was_missed(&serves);
+        let filters = judged.iter().map(|one| self.filter_of(desk, &serves, one.row.id)).collect();
         Some(Origin { path, is_gap, filters })
     }
 
     /// Whether something is fetched for a time in which nobody listened, though somebody should have.
-    fn is_for_what_was_missed(&self, serves: Serves) -> bool {
-        let Serves::Page(id) = serves else { return false };
-        let group = self.jobs.get(&id).and_then(|job| self.groups.get(&job.group));
+    fn is_for_what_was_missed(&self, serves: &Serves) -> bool {
+        let Serves::Pages(jobs) = serves else { return false };
+        let Some(job) = jobs.iter().find_map(|id| self.jobs.get(id)) else { return false };
+        let group = self.groups.get(&job.group);
         match group.map(|group| group.purpose) {
             Some(Purpose::CatchUp) => true,
             Some(Purpose::Announcements) => self.is_catching_up,
@@ -221,44 +216,48 @@ impl Session {
             return;
         };
         match serves {
-            Serves::Page(id) => {
-                self.retry_failed(desk, judged, Some(id));
-                if let Some(job) = self.jobs.get_mut(&id) {
-                    job.unsettled = job.unsettled.saturating_sub(rows);
-                    self.end_if_settled(desk, id);
+            Serves::Pages(jobs) => {
+                self.retry_failed(desk, judged, &jobs);
+                if rows == 0 {
+                    jobs.iter().for_each(|id| self.page_judged(desk, sub, *id));
                 }
             }
-            Serves::Ids => self.retry_failed(desk, judged, None),
+            Serves::Ids => self.retry_failed(desk, judged, &[]),
             Serves::Live(_) | Serves::Neg(_) => {}
         }
     }
 
     /// The filter that brought an event, if it was a single one.
-    fn filter_of(&self, desk: &Desk<'_>, serves: Serves, event: EventId) -> Option<FilterHash> {
+    fn filter_of(&self, desk: &Desk<'_>, serves: &Serves, event: EventId) -> Option<FilterHash> {
         let job = match serves {
-            Serves::Live(id) => return self.sole_filter(id),
-            Serves::Page(id) | Serves::Neg(id) => Some(id),
+            Serves::Live(id) => return self.sole_filter(*id),
+            Serves::Neg(id) => Some(*id),
+            Serves::Pages(jobs) => jobs.first().filter(|_| jobs.len() == 1).copied(),
             Serves::Ids => desk.standing.wants.a_job_of(event),
         };
-        Some(self.jobs.get(&job?)?.hash())
+        Some(self.jobs.get(&job?)?.family())
     }
 
     /// Events that came but could not be taken are fetched again, within their budget.
-    fn retry_failed(&mut self, desk: &mut Desk<'_>, judged: &[Judged], job: Option<JobId>) {
+    /// Any of the jobs may be the one that it belongs to, so all of them wait for it.
+    fn retry_failed(&mut self, desk: &mut Desk<'_>, judged: &[Judged], jobs: &[JobId]) {
         let now = desk.mono();
         for one in judged.iter().filter(|one| one.outcome.is_worth_retrying()) {
-            if let Some(id) = job {
-                match desk.standing.wants.want(now, one.row.id, Some(id)) {
+            let mut is_wanted = jobs.is_empty();
+            for id in jobs {
+                let Some(job) = self.jobs.get_mut(id) else { continue };
+                match desk.standing.wants.want(now, one.row.id, Some(*id)) {
                     Wanting::Noted | Wanting::Doubtful => {
-                        if let Some(job) = self.jobs.get_mut(&id) {
-                            job.left += 1;
-                        }
+                        job.left += 1;
+                        is_wanted = true;
                     }
-                    Wanting::Already | Wanting::GivenUp => continue,
+                    Wanting::Already | Wanting::GivenUp => {}
                 }
             }
-            let missed = desk.standing.wants.failed(now, one.row.id);
-            self.missed(desk, vec![missed]);
+            if is_wanted {
+                let missed = desk.standing.wants.failed(now, one.row.id);
+                self.missed(desk, vec![missed]);
+            }
         }
     }
 

@@ -38,13 +38,12 @@ impl Session {
     /// Every subscription serves somebody who knows of it, and ends some day.
     fn check_served(&self, url: &RelayUrl) {
         for (sub, open) in self.subs.iter() {
-            let is_known = match open.serves {
+            let is_known = match &open.serves {
                 Serves::Live(id) => {
-                    self.live.wanted.get(&id).is_some_and(|one| one.phase == LivePhase::Open(sub))
+                    self.live.wanted.get(id).is_some_and(|one| one.phase == LivePhase::Open(sub))
                 }
-                Serves::Page(id) | Serves::Neg(id) => {
-                    self.jobs.get(&id).is_some_and(|job| job.sub() == Some(sub))
-                }
+                Serves::Pages(jobs) => jobs.iter().any(|id| self.is_open_for(sub, *id)),
+                Serves::Neg(id) => self.is_open_for(sub, *id),
                 Serves::Ids => true,
             };
             assert!(is_known, "{url}: {sub} serves nobody");

@@ -108,7 +108,13 @@ impl Session {
         let _ = self.tracked(desk, whole.group, |tracker| batch::ended(tracker, id));
     }
 
-    fn add_parts(&mut self, desk: &mut Desk<'_>, whole: &Job, parts: [Filter; 2], method: Method) {
+    pub(super) fn add_parts(
+        &mut self,
+        desk: &mut Desk<'_>,
+        whole: &Job,
+        parts: impl IntoIterator<Item = Filter>,
+        method: Method,
+    ) {
         for filter in parts {
             let id = desk.shared.ids.job();
             let part = whole.part(filter);
@@ -136,13 +142,13 @@ impl Session {
         let Some(mut whole) = self.jobs.remove(&id) else { return };
         whole.phase = Phase::Settling;
         for at in whole.gap_seconds() {
+            whole.is_partial = true;
             match split(&whole.filter()) {
                 Some(parts) => {
                     let parts = parts.map(|part| part.since(at).until(at));
                     self.add_parts(desk, &whole, parts, Method::Page);
                 }
                 None => {
-                    whole.has_given_up = true;
                     let relay = desk.relay.clone();
                     desk.report(Report::GapSecond { relay, at });
                 }
@@ -170,7 +176,7 @@ impl Session {
                     job.missed += usize::from(wanting == Wanting::Doubtful);
                 }
                 Wanting::Already => {}
-                Wanting::GivenUp => job.has_given_up = true,
+                Wanting::GivenUp => job.is_partial = true,
             }
         }
         if job.is_led_astray() {
@@ -189,7 +195,7 @@ impl Session {
         for id in jobs {
             let Some(job) = self.jobs.get_mut(&id) else { continue };
             job.left = job.left.saturating_sub(1);
-            job.has_given_up |= !is_here;
+            job.is_partial |= !is_here;
             self.end_if_settled(desk, id);
         }
     }
@@ -241,7 +247,7 @@ impl Session {
     pub(super) fn drop_job(&mut self, desk: &mut Desk<'_>, id: JobId) {
         self.forget_inventory(desk, id);
         let Some(job) = self.jobs.remove(&id) else { return };
-        if let Some(sub) = job.sub() {
+        if let Some(sub) = job.sub().filter(|sub| !self.is_shared(*sub)) {
             self.close(desk, sub);
         }
         self.leave_lines(id);
@@ -279,7 +285,9 @@ impl Session {
         match job.phase {
             Phase::Resting { .. } => false,
             Phase::Queued(_) => !parked.contains_key(&job.layer),
-            Phase::Settling => job.unsettled > 0 || !desk.standing.wants.is_resting(desk.mono()),
+            Phase::Settling => {
+                !job.unjudged.is_empty() || !desk.standing.wants.is_resting(desk.mono())
+            }
             Phase::Listing { .. }
             | Phase::Comparing { .. }
             | Phase::Paging { .. }

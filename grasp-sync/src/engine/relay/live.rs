@@ -9,6 +9,7 @@ use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::{RETENTION, RequestBudget, live, pack_requests};
 
+use super::super::history::MOST_SQUEEZES;
 use super::super::ids::{Ids, LiveId, SubId};
 use super::super::layer::{Layer, wire_len};
 use super::super::lean::{LeanFilter, keep_all};
@@ -94,6 +95,15 @@ impl Listening {
             self.from = Some(self.heard - RETENTION);
         }
         self.phase = phase;
+    }
+
+    /// There was no room for it, says the relay: as often as that can be true it is sent again at once.
+    pub(in crate::engine) fn squeezed(&mut self, now: Mono) {
+        if self.failures >= MOST_SQUEEZES {
+            return self.rest(now);
+        }
+        self.failures += 1;
+        self.lost(LivePhase::Queued);
     }
 
     /// Lost again: rests for longer each time.
@@ -196,9 +206,9 @@ impl Live {
         self.items().map(|(_, listening)| listening.filters.len()).sum()
     }
 
-    /// Whether a rebuild would find something to merge.
+    /// Whether so much was added since the last rebuild that another would find something to merge.
     pub(in crate::engine) fn is_fragmented(&self) -> bool {
-        self.filters() > self.rebuilt
+        self.filters() > self.rebuilt + (self.rebuilt / 2).max(3)
     }
 
     /// The requests for items, layers 2 and 3.

@@ -1,11 +1,11 @@
 //! What to send now: what is listened to first, then answers, then fetches, each within its budget.
 
-use grasp_core::limits::{Admit, Slot, SlotClass, SlotLedger, Take};
+use grasp_core::limits::{Admit, SlotClass, SlotLedger, Take};
 
 use super::super::batch::Purpose;
 use super::super::desk::Desk;
 use super::super::history::{Job, Method, Phase, Say, by_ids};
-use super::super::ids::{JobId, LiveId, SubId};
+use super::super::ids::{JobId, LiveId};
 use super::super::io::{Frame, Output};
 use super::super::layer::wire_len;
 use super::super::parks::Way;
@@ -13,12 +13,11 @@ use super::live::LivePhase;
 use super::session::Session;
 use super::subs::{NEG_FIRST, NEG_IDLE, Serves};
 use grasp_core::admission::SyncPath;
-use grasp_core::nostr::filter::Filter;
 use grasp_core::sync::{PendingItems, RETENTION};
 
 /// What came of an attempt to start something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Start {
+pub(super) enum Start {
     /// It was sent, or has become something else.
     Done,
     /// There is no slot.
@@ -161,7 +160,7 @@ impl Session {
         let opening = job.has_opening().then(|| job.filter());
         let Phase::Comparing { sub, say, .. } = &mut job.phase else { return Start::Done };
         let sub = *sub;
-        let is_charged = opening.is_none() && desk.standing.manners.charges_frames;
+        let is_charged = opening.is_some() || desk.standing.manners.counts_frames;
         if is_charged && desk.standing.pace.admit(now) != Admit::Go {
             return Start::NotYet;
         }
@@ -205,7 +204,7 @@ impl Session {
             let heads = methods.iter().filter_map(|method| self.next_in_line(desk, *method));
             let Some((purpose, id, method)) = heads.min() else { return };
             let start = match method {
-                Method::Page => self.start_page(desk, id),
+                Method::Page => self.start_pages(desk, id),
                 Method::Reconcile => self.start_listing(desk, id),
             };
             match start {
@@ -232,32 +231,6 @@ impl Session {
         Some((*purpose, *id, method))
     }
 
-    fn start_page(&mut self, desk: &mut Desk<'_>, id: JobId) -> Start {
-        let now = desk.mono();
-        if desk.standing.pace.reopens_at() > now {
-            return Start::NotYet;
-        }
-        if !has_room(&desk.standing.ledger, SlotClass::Fetch) {
-            return Start::NoSlot;
-        }
-        let limit = desk.standing.manners.page;
-        let Some(job) = self.jobs.get_mut(&id) else { return Start::Done };
-        let Some(page) = job.next_page(limit) else {
-            job.pager = None;
-            self.fail(desk, id);
-            return Start::Done;
-        };
-        let Some((sub, slot)) = self.open(desk, SlotClass::Fetch, &page) else {
-            return Start::NoSlot;
-        };
-        let Some(job) = self.jobs.get_mut(&id) else { return Start::Done };
-        job.phase = Phase::Paging { sub, rows: Vec::new() };
-        desk.standing.parks.sent(now, job.layer, Way::History);
-        self.subs.insert(now, sub, slot, Serves::Page(id), desk.shared.config.watchdog);
-        desk.send(self.conn, Frame::Subscribe { sub, filters: vec![page], path: self.path });
-        Start::Done
-    }
-
     /// The first step of a reconciliation: what do we have ourselves?
     fn start_listing(&mut self, desk: &mut Desk<'_>, id: JobId) -> Start {
         let now = desk.mono();
@@ -277,9 +250,11 @@ impl Session {
         let Some(filter) = self.jobs.get(&id).map(Job::filter) else {
             return Start::Done;
         };
-        let Some((sub, slot)) = self.open(desk, SlotClass::Reconcile, &filter) else {
+        let bytes = wire_len(&filter) + 80;
+        let Take::Slot(slot) = desk.standing.ledger.take(SlotClass::Reconcile, bytes) else {
             return Start::NoSlot;
         };
+        let sub = desk.shared.ids.sub();
         let Some(job) = self.jobs.get_mut(&id) else { return Start::Done };
         let request = desk.shared.ids.inventory();
         job.phase = Phase::Listing { sub, request };
@@ -290,25 +265,9 @@ impl Session {
         desk.out.push(Output::FetchInventory { request, filter: Box::new(filter) });
         Start::Done
     }
-
-    /// Takes a slot and a turn, or neither.
-    fn open(
-        &self,
-        desk: &mut Desk<'_>,
-        class: SlotClass,
-        filter: &Filter,
-    ) -> Option<(SubId, Slot)> {
-        let bytes = wire_len(filter) + 80;
-        let Take::Slot(slot) = desk.standing.ledger.take(class, bytes) else { return None };
-        if desk.standing.pace.admit(desk.now.mono) != Admit::Go {
-            desk.standing.ledger.free(slot);
-            return None;
-        }
-        Some((desk.shared.ids.sub(), slot))
-    }
 }
 
 /// Whether a class has a slot left, asked before anything is built that needs one.
-fn has_room(ledger: &SlotLedger, class: SlotClass) -> bool {
+pub(super) fn has_room(ledger: &SlotLedger, class: SlotClass) -> bool {
     ledger.in_use_by(class) < ledger.class_limit(class)
 }

@@ -41,7 +41,7 @@ impl Session {
         named: Named,
     ) {
         let Some(open) = self.subs.remove(sub) else { return };
-        let (serves, action) = (open.serves, refusal.action());
+        let (serves, action) = (open.serves.clone(), refusal.action());
         let lasted = open.lasted(desk.mono());
         self.tell(desk, refusal, text);
         if named == Named::No && open.is_sent {
@@ -57,7 +57,7 @@ impl Session {
         }
         match serves {
             Serves::Live(id) => self.live_refused(desk, id, action, lasted),
-            Serves::Page(id) => self.page_refused(desk, id, action),
+            Serves::Pages(jobs) => self.pages_refused(desk, &jobs, action),
             Serves::Neg(id) => {
                 self.forget_inventory(desk, id);
                 self.neg_refused(desk, id, refusal, text);
@@ -104,11 +104,11 @@ impl Session {
         }
         let is_one = listening.filters.len() == 1;
         match action {
-            Action::PauseStarts
-            | Action::LowerSlots
+            Action::PauseStarts => listening.lost(LivePhase::Queued),
+            Action::LowerSlots
             | Action::RefuseUnanswered
             | Action::WaitForSession
-            | Action::LowerBytes(_) => listening.lost(LivePhase::Queued),
+            | Action::LowerBytes(_) => listening.squeezed(now),
             Action::LiveWithoutLimitZero if listening.has_zero => {
                 self.live.without_zero = true;
                 listening.lost(LivePhase::Queued);
@@ -141,16 +141,20 @@ impl Session {
         self.live.rebuild = true;
     }
 
-    fn page_refused(&mut self, desk: &mut Desk<'_>, id: JobId, action: Action) {
+    pub(super) fn page_refused(&mut self, desk: &mut Desk<'_>, id: JobId, action: Action) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let layer = job.layer;
         let next = job.page_failed();
         match action {
-            Action::PauseStarts
-            | Action::LowerSlots
+            Action::PauseStarts => self.turn_page(desk, id, next),
+            Action::LowerSlots
             | Action::RefuseUnanswered
             | Action::WaitForSession
-            | Action::LowerBytes(_) => self.turn_page(desk, id, next),
+            | Action::LowerBytes(_)
+                if job.may_squeeze() =>
+            {
+                self.turn_page(desk, id, next);
+            }
             Action::RetryOnce(rest) if !job.once.retried => {
                 job.once.retried = true;
                 self.rest(desk, id, rest, Method::Page);
@@ -171,11 +175,13 @@ impl Session {
         let now = desk.mono();
         let Some(job) = self.jobs.get_mut(&id) else { return };
         match refusal.action() {
-            Action::PauseStarts
-            | Action::LowerSlots
-            | Action::RefuseUnanswered
-            | Action::LowerBytes(_) => self.queue(id, Method::Reconcile),
-            Action::WaitForSession => {
+            Action::PauseStarts => self.queue(id, Method::Reconcile),
+            Action::LowerSlots | Action::RefuseUnanswered | Action::LowerBytes(_)
+                if job.may_squeeze() =>
+            {
+                self.queue(id, Method::Reconcile);
+            }
+            Action::WaitForSession if job.may_squeeze() => {
                 let open = desk.standing.ledger.in_use_by(SlotClass::Reconcile);
                 self.most_sessions = self.most_sessions.min(open.max(1));
                 self.queue(id, Method::Reconcile);
@@ -232,7 +238,10 @@ impl Session {
 
     fn ids_refused(&mut self, desk: &mut Desk<'_>, sub: SubId, action: Action) {
         let now = desk.mono();
+        // With nothing else open there will not be less soon.
+        let is_alone = desk.standing.ledger.in_use() == 0;
         match action {
+            Action::LowerSlots | Action::RefuseUnanswered if is_alone => self.ids_missed(desk, sub),
             Action::PauseStarts
             | Action::LowerSlots
             | Action::RefuseUnanswered
@@ -263,8 +272,8 @@ impl Session {
         let refusal = Refusal::read(Heard::Notice, text);
         self.tell(desk, refusal, text);
         let unanswered = self.subs.unanswered();
-        let newest = |is_it: fn(Serves) -> bool| {
-            unanswered.iter().find(|(_, serves)| is_it(*serves)).map(|(sub, _)| *sub)
+        let newest = |is_it: fn(&Serves) -> bool| {
+            unanswered.iter().find(|(_, serves)| is_it(serves)).map(|(sub, _)| *sub)
         };
         let blamed: Vec<SubId> = match refusal.action() {
             Action::Surface | Action::Settled => return,

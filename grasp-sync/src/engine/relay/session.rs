@@ -17,7 +17,7 @@ use super::super::batch::{self, Group, Purpose};
 use super::super::desk::Desk;
 use super::super::history::{Job, Method};
 use super::super::ids::{ConnId, GroupId, JobId, SubId};
-use super::super::io::Frame;
+use super::super::io::{Frame, Places};
 use super::super::layer::Layer;
 use super::super::lean::LeanFilter;
 use super::super::parks::Way;
@@ -49,13 +49,16 @@ pub(in crate::engine) struct Session {
     pub(super) auth: Auth,
     /// Whether NIP-77 is known not to be spoken here.
     pub(super) pages_only: bool,
+    /// Pages that share a request; fewer if the relay took offence.
+    pub(super) pages_per_req: usize,
     /// NIP-77 sessions at the same time; fewer if the relay took offence.
     pub(super) most_sessions: usize,
     /// Until then, word of a dropped start is no news.
     pub(super) deaf_until: Mono,
     /// Meanings of refusals that the operator was told of.
     told: BTreeSet<&'static str>,
-    ended: Option<History>,
+    /// How the fetching of history has ended, once it has.
+    pub(super) ended: Option<History>,
 }
 
 impl Session {
@@ -77,6 +80,7 @@ impl Session {
             resting: BTreeSet::new(),
             auth: Auth::Unasked { challenged: false },
             pages_only: false,
+            pages_per_req: Places::MOST,
             most_sessions: usize::MAX,
             deaf_until: Mono::ZERO,
             told: BTreeSet::new(),
@@ -105,7 +109,7 @@ impl Session {
         for job in jobs {
             self.drop_job(desk, job);
         }
-        self.close_all(desk, |serves| serves == Serves::Ids);
+        self.close_all(desk, |serves| *serves == Serves::Ids);
         self.groups.clear();
         desk.batches().clear();
         desk.standing.wants.disconnected();
@@ -129,16 +133,22 @@ impl Session {
         let targets = [(desk.relay.clone(), target)].into();
         let actions = compute_actions(&targets, &desk.shared.pending, &desk.shared.states);
         for action in actions {
-            self.add(desk, action, from);
+            self.add(desk, action, from, Method::Reconcile);
         }
     }
 
+    /// Items that were discovered just now. Hardly anything about them is here yet, so there is little to compare.
+    pub(in crate::engine) fn discovered(&mut self, desk: &mut Desk<'_>, action: AddFilters) {
+        self.add(desk, action, None, Method::Page);
+    }
+
     /// New items: listens for them, then fetches their history as one batch.
-    pub(in crate::engine) fn add(
+    fn add(
         &mut self,
         desk: &mut Desk<'_>,
         action: AddFilters,
         from: Option<Timestamp>,
+        method: Method,
     ) {
         let filters = action.filters(None, &self.budget);
         let threshold = desk.shared.config.consolidation_threshold.max(2 * self.live.rebuilt);
@@ -150,7 +160,7 @@ impl Session {
             self.listen(desk, filters.clone(), from);
         }
         let batch = desk.shared.ids.batch();
-        self.fetch(desk, Purpose::Batch(batch), filters, Method::Reconcile, action.items);
+        self.fetch(desk, Purpose::Batch(batch), filters, method, action.items);
     }
 
     /// Layer 1, all of it.
@@ -236,72 +246,6 @@ impl Session {
         }
     }
 
-    /// Notes how far history has come. Changes nothing while anything is still at work.
-    pub(super) fn settle(&mut self, desk: &mut Desk<'_>) {
-        if self.jobs.is_empty() && self.ended == Some(History::Complete) {
-            return;
-        }
-        let mut outcome = History::Complete;
-        let parked = self.parked_layers(desk);
-        for job in self.jobs.values() {
-            let Some(group) = self.groups.get(&job.group) else { continue };
-            if !group.purpose.is_history() {
-                continue;
-            }
-            if Self::is_at_work(desk, job, &parked) {
-                return;
-            }
-            outcome = match (group.purpose, outcome) {
-                (Purpose::Announcements | Purpose::CatchUp, _) => History::CatchUpFailed,
-                (_, History::CatchUpFailed) => History::CatchUpFailed,
-                _ => History::BatchesFailed,
-            };
-        }
-        if self.ended == Some(outcome) {
-            return;
-        }
-        self.ended = Some(outcome);
-        self.end_pass(desk);
-        if let Some(state) = desk.state() {
-            state.history_ended(outcome);
-        }
-        self.report_status(desk);
-        if outcome == History::Complete {
-            self.completed(desk);
-        }
-    }
-
-    /// All history is here.
-    fn completed(&mut self, desk: &mut Desk<'_>) {
-        self.is_catching_up = false;
-        self.path = SyncPath::CatchUp;
-        desk.note_change();
-    }
-
-    /// Everything has been asked for. What failed has its own times to be tried again: if the whole pass were
-    /// repeated for it, one lasting refusal would make it go round for ever.
-    fn end_pass(&mut self, desk: &mut Desk<'_>) {
-        if std::mem::replace(&mut desk.standing.pass.is_over, true) {
-            return;
-        }
-        let bounds = desk.shared.config.full_pass;
-        desk.standing.daily.done(desk.now, bounds, &mut desk.shared.rng);
-        if desk.standing.pass.sort == Sort::Daily {
-            let (relay, seen) = (desk.relay.clone(), desk.standing.health.seen(desk.mono()));
-            desk.report(Report::Reliability { relay, seen });
-        }
-    }
-
-    /// Up to when nothing that is confirmed here can be missing, if that is later than when it began.
-    pub(super) fn heard_until(&self, now: Timestamp) -> Option<Timestamp> {
-        let catches_up =
-            |group: &Group| matches!(group.purpose, Purpose::Announcements | Purpose::CatchUp);
-        if self.ended.is_none() || self.groups.values().any(catches_up) {
-            return None;
-        }
-        self.live.wanted.values().map(|one| one.covered_until(now)).min()
-    }
-
     pub(in crate::engine) fn report_status(&self, desk: &mut Desk<'_>) {
         let Some(status) = desk.state().map(|state| state.connection_status()) else { return };
         let relay = desk.relay.clone();
@@ -327,9 +271,9 @@ impl Session {
     }
 
     /// Ends every subscription of a sort.
-    pub(super) fn close_all(&mut self, desk: &mut Desk<'_>, which: impl Fn(Serves) -> bool) {
+    pub(super) fn close_all(&mut self, desk: &mut Desk<'_>, which: impl Fn(&Serves) -> bool) {
         let subs: Vec<_> =
-            self.subs.iter().filter(|(_, open)| which(open.serves)).map(|(sub, _)| sub).collect();
+            self.subs.iter().filter(|(_, open)| which(&open.serves)).map(|(sub, _)| sub).collect();
         for sub in subs {
             self.close(desk, sub);
         }
@@ -341,7 +285,7 @@ impl Session {
         if open.is_sent {
             let frame = match open.serves {
                 Serves::Neg(_) => Frame::NegClose { sub },
-                Serves::Live(_) | Serves::Page(_) | Serves::Ids => Frame::Unsubscribe { sub },
+                Serves::Live(_) | Serves::Pages(_) | Serves::Ids => Frame::Unsubscribe { sub },
             };
             desk.send(self.conn, frame);
         }

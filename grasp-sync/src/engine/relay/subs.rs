@@ -1,6 +1,7 @@
 //! The subscriptions of one connection: who they serve, which slot they hold, and by when they must be heard of.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use grasp_core::Mono;
@@ -10,12 +11,12 @@ use grasp_core::limits::Slot;
 use super::super::ids::{JobId, LiveId, SubId};
 
 /// Whom a subscription is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::engine) enum Serves {
     /// A request of the live set.
     Live(LiveId),
-    /// A page of a job.
-    Page(JobId),
+    /// A page of each of these jobs, in the order of the request's filters.
+    Pages(Arc<[JobId]>),
     /// A NIP-77 session of a job.
     Neg(JobId),
     /// A fetch by ids.
@@ -56,7 +57,7 @@ pub(in crate::engine) const NEG_FIRST: Duration = Duration::from_secs(15);
 pub(in crate::engine) const NEG_IDLE: Duration = Duration::from_secs(30);
 
 /// Rows whose judgement is awaited.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::engine) struct Unjudged {
     pub(in crate::engine) serves: Serves,
     /// How they came.
@@ -95,7 +96,7 @@ impl Subs {
     }
 
     pub(in crate::engine) fn serves(&self, sub: SubId) -> Option<Serves> {
-        self.open.get(&sub).map(|open| open.serves)
+        self.open.get(&sub).map(|open| open.serves.clone())
     }
 
     pub(in crate::engine) fn remove(&mut self, sub: SubId) -> Option<Open> {
@@ -130,19 +131,17 @@ impl Subs {
 
     /// The rows that came under it and are not judged yet.
     pub(in crate::engine) fn unjudged(&self, sub: SubId) -> Option<Unjudged> {
-        self.unjudged.get(&sub).copied()
+        self.unjudged.get(&sub).cloned()
     }
 
-    /// Rows that came under it were judged: whom that concerns, and how many of them were waited for.
+    /// Rows that came under it were judged: whom that concerns, and how many are still waited for.
     pub(in crate::engine) fn judged(&mut self, sub: SubId, rows: usize) -> Option<Unjudged> {
         let waiting = self.unjudged.get_mut(&sub)?;
-        let rows = rows.min(waiting.rows);
-        waiting.rows -= rows;
-        let judged = Unjudged { rows, ..*waiting };
-        if waiting.rows == 0 {
-            self.unjudged.remove(&sub);
+        waiting.rows = waiting.rows.saturating_sub(rows);
+        if waiting.rows > 0 {
+            return Some(waiting.clone());
         }
-        Some(judged)
+        self.unjudged.remove(&sub)
     }
 
     /// Those of which nothing was heard for too long.
@@ -154,7 +153,7 @@ impl Subs {
     /// Those that the relay was told of and has not said a word about, newest first.
     pub(in crate::engine) fn unanswered(&self) -> Vec<(SubId, Serves)> {
         let waiting = self.open.iter().rev().filter(|(_, open)| open.is_sent && !open.is_answered);
-        waiting.map(|(sub, open)| (*sub, open.serves)).collect()
+        waiting.map(|(sub, open)| (*sub, open.serves.clone())).collect()
     }
 
     /// When the longest unanswered of them was sent.

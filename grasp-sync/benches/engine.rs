@@ -1,0 +1,161 @@
+//! What the engine needs when there is much to look after: memory, time for each input, and turns when idle.
+//!
+//! A thousand repositories with fifty thousand roots on a hundred relays that have nothing and answer at once.
+#![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark that panics has failed")]
+
+use std::time::{Duration, Instant};
+
+use grasp_core::nostr::event::EventId;
+use grasp_core::nostr::key::PublicKey;
+use grasp_core::nostr::types::Timestamp;
+use grasp_core::sync::{IndexChange, SyncLevel};
+use grasp_core::{Mono, Now, RelayUrl, RepoId};
+use grasp_sync::engine::{
+    Accepted, Config, ConnId, Frame, Input, Output, RelayFacts, Report, Said, SyncEngine,
+};
+use peak_alloc::PeakAlloc;
+
+const RELAYS: usize = 100;
+const REPOS: usize = 1_000;
+const ROOTS: usize = 50_000;
+const MAX_MEGABYTES: f32 = 64.0;
+
+#[global_allocator]
+static COUNTED: PeakAlloc = PeakAlloc;
+
+/// An engine whose every wish is granted at once.
+struct Easy {
+    engine: SyncEngine,
+    now: Now,
+    inputs: Vec<Input>,
+    confirmed: usize,
+    handled: u32,
+    spent: Duration,
+    longest: Duration,
+}
+
+impl Easy {
+    fn new() -> Self {
+        let now = Now::new(Mono::from_secs(1), Timestamp::from_secs(1_700_000_000));
+        let config = Config::new("us.example".parse().unwrap());
+        Self {
+            engine: SyncEngine::new(now, config),
+            now,
+            inputs: vec![],
+            confirmed: 0,
+            handled: 0,
+            spent: Duration::ZERO,
+            longest: Duration::ZERO,
+        }
+    }
+
+    fn tell(&mut self, input: Input) {
+        let begin = Instant::now();
+        let outputs = self.engine.handle(self.now, input);
+        let took = begin.elapsed();
+        self.spent += took;
+        self.longest = self.longest.max(took);
+        self.handled += 1;
+        outputs.into_iter().for_each(|output| self.grant(output));
+    }
+
+    fn change(&mut self, change: IndexChange) {
+        self.tell(Input::Accepted(Accepted { event: None, direct: false, change: Some(change) }));
+    }
+
+    fn grant(&mut self, output: Output) {
+        match output {
+            Output::Connect { relay, conn, .. } => {
+                let software = Some("grasp-relay".to_owned());
+                let facts = RelayFacts { software, ..RelayFacts::default() };
+                self.inputs.push(Input::Connected { relay, conn, facts });
+            }
+            Output::Send { relay, conn, frame } => self.answer(relay, conn, frame),
+            Output::FetchInventory { request, .. } => {
+                self.inputs.push(Input::Inventory { request, items: Ok(vec![]) });
+            }
+            Output::Report(Report::BatchConfirmed { roots, .. }) => self.confirmed += roots,
+            _ => {}
+        }
+    }
+
+    fn answer(&mut self, relay: RelayUrl, conn: ConnId, frame: Frame) {
+        let said = match frame {
+            Frame::Subscribe { sub, .. } => Said::Eose { sub },
+            Frame::NegOpen { sub, .. } => Said::NegMsg { sub, message: vec![0x61] },
+            _ => return,
+        };
+        self.inputs.push(Input::Heard { relay, conn, said });
+    }
+
+    fn run_for(&mut self, length: Duration) {
+        let end = self.now.mono + length;
+        loop {
+            while let Some(input) = self.inputs.pop() {
+                self.tell(input);
+            }
+            let Some(at) = self.engine.next_deadline().filter(|at| *at <= end) else { break };
+            self.now = self.now.after(at - self.now.mono);
+            self.tell(Input::Tick);
+        }
+        self.now = self.now.after(end - self.now.mono);
+    }
+
+    /// What has happened since this was last asked.
+    fn take_counts(&mut self) -> (u32, Duration, Duration) {
+        let counts = (self.handled, self.spent, self.longest);
+        (self.handled, self.spent, self.longest) = (0, Duration::ZERO, Duration::ZERO);
+        counts
+    }
+}
+
+/// Bytes that look like a hash, the same on every run.
+fn bytes(n: usize) -> [u8; 32] {
+    let mut word = n as u64 + 1;
+    let mut bytes = [0; 32];
+    for chunk in bytes.chunks_mut(8) {
+        word = (word ^ (word >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ (word >> 32)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        chunk.copy_from_slice(&word.to_be_bytes());
+    }
+    bytes
+}
+
+fn tell_of_everything(easy: &mut Easy) {
+    let relay = |n: usize| format!("wss://r{}.example", n % RELAYS).parse::<RelayUrl>().unwrap();
+    let repo = |n: usize| {
+        let owner = PublicKey::from_byte_array(bytes(n));
+        RepoId::new(owner, format!("repo-{n}").parse().unwrap())
+    };
+    for n in 0..REPOS {
+        // Three relays each, as is usual.
+        let relays = [n, n * 7 + 1, n * 13 + 2].map(relay).into();
+        easy.change(IndexChange::Announced { repo: repo(n), relays, level: SyncLevel::Full });
+    }
+    for n in 0..ROOTS {
+        let root = EventId::from_byte_array(bytes(REPOS + n)).into();
+        easy.change(IndexChange::RootAdded { root, repos: vec![repo(n % REPOS)] });
+    }
+    easy.tell(Input::FeedCaughtUp);
+}
+
+fn main() {
+    let mut easy = Easy::new();
+    tell_of_everything(&mut easy);
+    easy.run_for(Duration::from_secs(5 * 60));
+    let (held, peak) = (COUNTED.current_usage_as_mb(), COUNTED.peak_usage_as_mb());
+    assert!(easy.confirmed >= 2 * ROOTS, "only {} roots confirmed", easy.confirmed);
+    let (inputs, spent, longest) = easy.take_counts();
+    println!("{REPOS} repositories, {ROOTS} roots, {RELAYS} relays: {held:.1} MB");
+    println!("the most that was held on the way: {peak:.1} MB (allowed: {MAX_MEGABYTES})");
+    println!("until complete: {inputs} inputs, {:?} each, the longest {longest:?}", spent / inputs);
+
+    easy.run_for(Duration::from_secs(60 * 60));
+    let (inputs, spent, _) = easy.take_counts();
+    println!("an idle hour: {inputs} turns in {spent:?}");
+
+    let records = easy.engine.records(easy.now);
+    let proofs: usize = records.iter().map(|record| record.coverage.proofs().count()).sum();
+    println!("on disk: {} records with {proofs} proofs", records.len());
+    assert!(peak <= MAX_MEGABYTES, "{peak} MB");
+}

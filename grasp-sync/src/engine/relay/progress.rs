@@ -1,0 +1,79 @@
+//! How far history has come, and what its end means.
+
+use grasp_core::admission::SyncPath;
+use grasp_core::nostr::types::Timestamp;
+use grasp_core::sync::History;
+
+use super::super::batch::{Group, Purpose};
+use super::super::desk::Desk;
+use super::super::report::Report;
+use super::resume::Sort;
+use super::session::Session;
+
+impl Session {
+    /// Notes how far history has come. Changes nothing while anything is still at work.
+    pub(super) fn settle(&mut self, desk: &mut Desk<'_>) {
+        if self.jobs.is_empty() && self.ended == Some(History::Complete) {
+            return;
+        }
+        let mut outcome = History::Complete;
+        let parked = self.parked_layers(desk);
+        for job in self.jobs.values() {
+            let Some(group) = self.groups.get(&job.group) else { continue };
+            if !group.purpose.is_history() {
+                continue;
+            }
+            if Self::is_at_work(desk, job, &parked) {
+                return;
+            }
+            outcome = match (group.purpose, outcome) {
+                (Purpose::Announcements | Purpose::CatchUp, _) => History::CatchUpFailed,
+                (_, History::CatchUpFailed) => History::CatchUpFailed,
+                _ => History::BatchesFailed,
+            };
+        }
+        if self.ended == Some(outcome) {
+            return;
+        }
+        self.ended = Some(outcome);
+        self.end_pass(desk);
+        if let Some(state) = desk.state() {
+            state.history_ended(outcome);
+        }
+        self.report_status(desk);
+        if outcome == History::Complete {
+            self.completed(desk);
+        }
+    }
+
+    /// All history is here.
+    fn completed(&mut self, desk: &mut Desk<'_>) {
+        self.is_catching_up = false;
+        self.path = SyncPath::CatchUp;
+        desk.note_change();
+    }
+
+    /// Everything has been asked for. What failed has its own times to be tried again: if the whole pass were
+    /// repeated for it, one lasting refusal would make it go round for ever.
+    fn end_pass(&mut self, desk: &mut Desk<'_>) {
+        if std::mem::replace(&mut desk.standing.pass.is_over, true) {
+            return;
+        }
+        let bounds = desk.shared.config.full_pass;
+        desk.standing.daily.done(desk.now, bounds, &mut desk.shared.rng);
+        if desk.standing.pass.sort == Sort::Daily {
+            let (relay, seen) = (desk.relay.clone(), desk.standing.health.seen(desk.mono()));
+            desk.report(Report::Reliability { relay, seen });
+        }
+    }
+
+    /// Up to when nothing that is confirmed here can be missing, if that is later than when it began.
+    pub(super) fn heard_until(&self, now: Timestamp) -> Option<Timestamp> {
+        let catches_up =
+            |group: &Group| matches!(group.purpose, Purpose::Announcements | Purpose::CatchUp);
+        if self.ended.is_none() || self.groups.values().any(catches_up) {
+            return None;
+        }
+        self.live.wanted.values().map(|one| one.covered_until(now)).min()
+    }
+}

@@ -1,0 +1,150 @@
+//! A bad relay on trial: what becomes of its events, of our manners, and of the good relay beside it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use grasp_core::RepoId;
+use grasp_core::nostr::event::Event;
+use grasp_sync::driver::{RelayStatus, Settings, Syncer};
+use serde_json::{Value, json};
+
+use crate::events::Author;
+use crate::local::Local;
+use crate::scripted::{Guest, Honest, Scripted, matching};
+
+/// What a relay says to what it hears: the message, what it has stored, and how many messages came before.
+pub(crate) type Answers = fn(&Value, &[Event], usize) -> Vec<Value>;
+
+/// A relay that has these events, and answers like this.
+pub(crate) async fn relay(card: Option<Value>, stored: Vec<Event>, answers: Answers) -> Scripted {
+    let stored = Arc::new(stored);
+    Scripted::with_card(card, move |guest| talk(guest, stored.clone(), answers)).await
+}
+
+async fn talk(mut guest: Guest, stored: Arc<Vec<Event>>, answers: Answers) {
+    for n in 0.. {
+        let Some(said) = guest.next().await else { return };
+        for word in answers(&said, &stored, n) {
+            if !guest.say(word).await {
+                return;
+            }
+        }
+    }
+}
+
+/// The answer of a relay without vices, which compares no sets.
+pub(crate) fn properly(said: &Value, stored: &[Event]) -> Vec<Value> {
+    match said[0].as_str() {
+        Some("REQ") => {
+            let mut words: Vec<Value> = events(said, stored);
+            words.push(json!(["EOSE", said[1]]));
+            words
+        }
+        Some("NEG-OPEN") => vec![json!(["NEG-ERR", said[1], "error: not supported"])],
+        _ => vec![],
+    }
+}
+
+/// The stored events that a REQ asks for.
+pub(crate) fn events(req: &Value, stored: &[Event]) -> Vec<Value> {
+    matching(req, stored).into_iter().map(|event| json!(["EVENT", req[1], event])).collect()
+}
+
+/// Whether it is a request for stored events.
+pub(crate) fn is_fetch(said: &Value) -> bool {
+    said[0] == "REQ" && said[2]["limit"] != 0
+}
+
+/// A repository that a bad relay and a good one have issues of.
+pub(crate) struct Trial {
+    pub(crate) author: Author,
+    pub(crate) repo: RepoId,
+    pub(crate) local: Local,
+    good: Honest,
+    good_relay: Scripted,
+    begun: Instant,
+}
+
+impl Trial {
+    pub(crate) async fn new() -> Self {
+        let author = Author::new();
+        let repo = author.repo("grasp");
+        let good = Honest::new([]);
+        let good_relay = good.start().await;
+        Self { repo, author, local: Local::new(), good, good_relay, begun: Instant::now() }
+    }
+
+    pub(crate) fn issues(&self, count: usize) -> Vec<Event> {
+        (0..count).map(|n| self.author.issue(&self.repo, &n.to_string())).collect()
+    }
+
+    /// Begins to sync from these and from the good one.
+    pub(crate) async fn begin(&mut self, bad: &[&Scripted]) -> Syncer {
+        self.begin_with(bad, |_| {}).await
+    }
+
+    pub(crate) async fn begin_with(
+        &mut self,
+        bad: &[&Scripted],
+        change: impl FnOnce(&mut Settings),
+    ) -> Syncer {
+        let mut urls: Vec<_> = bad.iter().map(|relay| relay.url()).collect();
+        urls.push(self.good_relay.url());
+        let listed: Vec<_> = urls.iter().collect();
+        let _ = self.local.publish(&self.author.announcement("grasp", &listed));
+        let mut settings = Local::settings(&[]);
+        settings.engine.handshake_gap = Duration::from_millis(10);
+        change(&mut settings);
+        self.begun = Instant::now();
+        Syncer::start(Arc::new(self.local.clone()), settings).await.unwrap()
+    }
+
+    /// What the bad relays have is here in the end.
+    pub(crate) async fn arrive(&self, events: &[Event]) {
+        let arriving = async { self.local.until_has(&events.iter().collect::<Vec<_>>()).await };
+        if tokio::time::timeout(Duration::from_secs(29), arriving).await.is_err() {
+            let missing = events.iter().filter(|event| !self.local.has(event));
+            let missing: Vec<_> = missing.map(|event| event.content.as_str()).take(9).collect();
+            panic!("not here: {missing:?}");
+        }
+    }
+
+    /// The good relay is followed as if there were no other: what is published there is here at once.
+    pub(crate) async fn is_undisturbed(&self, syncer: &Syncer) {
+        let listens = |status: &RelayStatus| status.synced_at.is_some();
+        Local::until_status(syncer, &self.good_relay.url(), listens).await;
+        let issue = self.author.issue(&self.repo, &format!("{:?}", self.begun.elapsed()));
+        self.good.publish(issue.clone());
+        let arrives = async { self.local.until_has(&[&issue]).await };
+        tokio::time::timeout(Duration::from_secs(5), arrives).await.expect("at once");
+    }
+
+    /// No more was asked of a relay than may be asked of one that nobody knows: sixty requests at once, two more
+    /// with every second, and twenty of them open.
+    pub(crate) fn was_polite(&self, relay: &Scripted) {
+        let heard = relay.heard();
+        let is_start =
+            |said: &Value| is_fetch(said) || said[0] == "NEG-OPEN" || said[0] == "NEG-MSG";
+        let starts = heard.messages.iter().filter(|(_, said)| is_start(said)).count();
+        let most = 60 + 2 * (self.begun.elapsed().as_secs() as usize + 1);
+        assert!(starts <= most, "{starts} requests, {most} allowed");
+        let most = most_open(&heard.messages);
+        assert!(most <= 20, "{most} open at once");
+    }
+}
+
+/// The most subscriptions that were open at once on one connection, by our own word.
+fn most_open(messages: &[(usize, Value)]) -> usize {
+    let mut open = std::collections::BTreeSet::new();
+    let mut most = 0;
+    for (connection, said) in messages {
+        let name = (*connection, said[1].to_string());
+        match said[0].as_str() {
+            Some("REQ" | "NEG-OPEN") => _ = open.insert(name),
+            Some("CLOSE" | "NEG-CLOSE") => _ = open.remove(&name),
+            _ => {}
+        }
+        most = most.max(open.iter().filter(|(of, _)| of == connection).count());
+    }
+    most
+}
