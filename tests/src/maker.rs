@@ -1,6 +1,5 @@
 //! Somebody who signs events.
 
-use grasp_core::service::npub;
 use grasp_core::{RepoId, ServiceIdentity};
 use nostr::event::{Event, EventBuilder, FinalizeEvent, Kind, Tag};
 use nostr::key::{Keys, PublicKey};
@@ -52,24 +51,26 @@ impl Maker {
 
     /// Announces a repository that several services shall host.
     pub fn announce_on(&self, name: &str, services: &[ServiceIdentity]) -> Event {
-        let npub = npub(&self.key());
-        let clone = services.iter().map(|on| format!("http://{on}/{npub}/{name}.git"));
-        let relays = services.iter().map(|on| format!("ws://{on}"));
-        let clone: Vec<_> = ["clone".to_owned()].into_iter().chain(clone).collect();
-        let relays: Vec<_> = ["relays".to_owned()].into_iter().chain(relays).collect();
-        let clone: Vec<_> = clone.iter().map(String::as_str).collect();
-        let relays: Vec<_> = relays.iter().map(String::as_str).collect();
+        let clone: Vec<_> = services.iter().map(|on| self.clone_url(name, on)).collect();
+        let relays: Vec<_> = services.iter().map(|on| format!("ws://{on}")).collect();
+        let clone: Vec<_> = ["clone"].into_iter().chain(clone.iter().map(String::as_str)).collect();
+        let relays: Vec<_> =
+            ["relays"].into_iter().chain(relays.iter().map(String::as_str)).collect();
         self.sign(30617, "", &[&["d", name], &clone, &relays])
     }
 
     /// Announces a repository, with more to say about it.
     pub fn announce_with(&self, name: &str, on: &ServiceIdentity, more: &[&[&str]]) -> Event {
-        let path = on.repo_path(&self.repo(name));
-        let below = path.strip_prefix(&on.mount_path()).unwrap_or(&path);
-        let clone = format!("http://{on}{below}");
+        let clone = self.clone_url(name, on);
         let relay = format!("ws://{on}");
         let places: [&[&str]; 3] = [&["d", name], &["clone", &clone], &["relays", &relay]];
         self.sign(30617, "", &[&places, more].concat())
+    }
+
+    fn clone_url(&self, name: &str, on: &ServiceIdentity) -> String {
+        let path = on.repo_path(&self.repo(name));
+        let below = path.strip_prefix(&on.mount_path()).unwrap_or(&path);
+        format!("http://{on}{below}")
     }
 
     /// Signs where the refs are; HEAD at `main` if there is one.
