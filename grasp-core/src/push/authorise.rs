@@ -239,7 +239,8 @@ fn judge_proposal(command: &PushCommand, view: &PushView<'_>, event: EventId) ->
     }
 }
 
-fn refuse_all_if_any(refs: &mut [(RefName, RefVerdict)]) {
+/// Lets nothing happen if not everything may.
+pub(super) fn refuse_all_if_any(refs: &mut [(RefName, RefVerdict)]) {
     if !refs.iter().any(|(_, verdict)| matches!(verdict, RefVerdict::Refused(_))) {
         return;
     }

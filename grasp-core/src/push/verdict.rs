@@ -40,7 +40,8 @@ pub enum RefVerdict {
     Refused(RefRefusal),
 }
 
-/// Commands that were judged and found good. Made by [`authorise`](super::authorise) alone.
+/// Commands that were judged and found good. Made by [`authorise`](super::authorise) and
+/// [`authorise_contribution`](super::authorise_contribution) alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuthorisedPush {
     execute: Vec<PushCommand>,
@@ -97,6 +98,10 @@ pub enum RefRefusal {
         /// The commit that its event names.
         wanted: Oid,
     },
+    /// The event of that id is by somebody else, or for another place.
+    ForeignProposal,
+    /// A contributor's place takes pull requests alone.
+    ProposalsOnly,
     /// Tips of pull requests go with their events, not by pushing.
     PullRequestDelete,
     /// Whether the event is known could not be found out; nobody gets in on that ground.
@@ -140,6 +145,10 @@ impl fmt::Display for RefRefusal {
             Self::StillDeclared => f.write_str("is still in the signed state"),
             Self::OthersDiffer => f.write_str("other refs differ from the signed state"),
             Self::WrongTip { wanted } => write!(f, "its event names commit {}", wanted.short()),
+            Self::ForeignProposal => {
+                f.write_str("its event is not this contributor's for this very place")
+            }
+            Self::ProposalsOnly => f.write_str("only refs/nostr/<event-id> can be pushed here"),
             Self::PullRequestDelete => {
                 f.write_str("pull requests are removed by deleting their event")
             }
