@@ -7,6 +7,9 @@
 //!  GET  ….git                   a page
 //! ```
 //!
+//! Below `/prs/` contributors have places of their own, if the operator lets them: every one exists, empty until its
+//! owner brings a pull request there (GRASP-06).
+//!
 //! A push is judged by `grasp_core::push`. Git only unpacks; refs are moved by us, exactly those that were judged.
 
 mod advertise;
@@ -27,7 +30,9 @@ use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
-use grasp_purgatory::git::GitError;
+use grasp_core::RepoId;
+use grasp_core::service::Door;
+use grasp_purgatory::git::{GitError, RepoStore};
 
 use self::body::BodyError;
 use self::route::Action;
@@ -68,6 +73,27 @@ struct GitHttp {
     limits: GitLimits,
 }
 
+/// A repository that is there, and the store that it is in.
+#[derive(Clone)]
+struct Seat {
+    repos: RepoStore,
+    repo: RepoId,
+    door: Door,
+}
+
+impl GitHttp {
+    /// Finds a repository. At a contributor's door every one exists, if there is such a door at all.
+    async fn seat(&self, repo: RepoId, door: Door) -> Result<Option<Seat>, GitError> {
+        let repos = match door {
+            Door::Hosted => Some(self.keeper.repos()),
+            Door::Proposals => self.keeper.contributors(),
+        };
+        let Some(repos) = repos.cloned() else { return Ok(None) };
+        let is_there = door == Door::Proposals || repos.has_view(&repo).await?;
+        Ok(is_there.then_some(Seat { repos, repo, door }))
+    }
+}
+
 /// The routes of all repositories, to be merged below the mount. Whatever names none is not found.
 pub fn routes(keeper: Keeper, limits: GitLimits) -> Router {
     Router::new().fallback(serve).with_state(Arc::new(GitHttp { keeper, limits }))
@@ -75,19 +101,20 @@ pub fn routes(keeper: Keeper, limits: GitLimits) -> Router {
 
 async fn serve(State(git): State<Arc<GitHttp>>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
-    let Some((repo, action)) = route::route(&parts.method, &parts.uri) else {
+    let Some((repo, door, action)) = route::route(&parts.method, &parts.uri) else {
         return not_found();
     };
-    match git.keeper.repos().has_view(&repo).await {
-        Ok(true) => {}
-        Ok(false) => return not_found(),
+    let seat = match git.seat(repo, door).await {
+        Ok(Some(seat)) => seat,
+        Ok(None) => return not_found(),
         Err(error) => return failed(&error),
-    }
+    };
     let answered = match action {
-        Action::Page => git.page(&repo).await,
-        Action::Advertise(service) => git.advertise(&repo, service, &parts).await,
-        Action::Upload => git.upload(&repo, &parts.headers, body).await,
-        Action::Receive => git.receive(repo, &parts.headers, body).await,
+        Action::Page if seat.door == Door::Proposals => Ok(not_found()),
+        Action::Page => git.page(&seat.repo).await,
+        Action::Advertise(service) => seat.advertise(service, &parts).await,
+        Action::Upload => git.upload(&seat, &parts.headers, body).await,
+        Action::Receive => git.receive(seat, &parts.headers, body).await,
         Action::Dumb => Ok(dumb()),
         Action::Refuse { allow } => Ok(method_not_allowed(allow)),
         Action::NotFound => Ok(not_found()),

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod conformance;
+mod contributors;
 mod crash;
 mod fetching;
 mod hosting;
