@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use nostr::event::EventId;
 
-use super::authorise::{Standing, refuse_all_if_any};
+use super::authorise::{Standing, refuse_as_a_whole};
 use super::command::{PushCommand, PushRequest};
 use super::verdict::{AuthorisedPush, PushVerdict, RefRefusal, RefVerdict};
 use crate::repo::{Namespace, Oid, RefName};
@@ -55,9 +55,7 @@ pub fn authorise_contribution(
         .iter()
         .map(|command| (command.name.clone(), judge(command, refs, known)))
         .collect();
-    if request.capabilities().atomic {
-        refuse_all_if_any(&mut verdicts);
-    }
+    refuse_as_a_whole(request, &mut verdicts);
     let chosen = |wanted: RefVerdict| {
         let pairs = commands.iter().zip(&verdicts);
         pairs.filter(|(_, (_, v))| *v == wanted).map(|(c, _)| c.clone()).collect()

@@ -4,6 +4,7 @@ use std::fmt;
 
 use nostr::event::EventId;
 
+use super::authorise::MAX_UPLOADS;
 use super::command::PushCommand;
 use crate::nip34::Declared;
 use crate::repo::{Oid, RefName};
@@ -110,6 +111,8 @@ pub enum RefRefusal {
     Moved,
     /// Another ref of the same state has moved since the client looked.
     OthersMoved,
+    /// More uploads for events that nobody has sent yet than one push may bring.
+    TooManyUploads,
     /// All or nothing was asked for, and not all could be.
     Atomic,
 }
@@ -155,6 +158,12 @@ impl fmt::Display for RefRefusal {
             Self::Unknowable => f.write_str("could not look up its event, try again"),
             Self::Moved => f.write_str("has moved meanwhile, fetch first"),
             Self::OthersMoved => f.write_str("other refs have moved meanwhile, fetch first"),
+            Self::TooManyUploads => {
+                write!(
+                    f,
+                    "one push may bring {MAX_UPLOADS} uploads for events that are not here yet"
+                )
+            }
             Self::Atomic => f.write_str("atomic push failed"),
         }
     }
