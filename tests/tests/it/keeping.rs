@@ -1,12 +1,16 @@
 //! Events and git data stay in step: across repositories, restarts, failures and time.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
+use grasp_core::RepoId;
 use grasp_tests::{Fault, Instance, Maker, Settings, TimeMachine, Workdir, eventually, files};
 use nostr::event::Event;
 
 const MAIN: &str = "refs/heads/main";
 const DAY: u64 = 24 * 60 * 60;
+/// Long enough for the busiest machine.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn message(instance: &Instance, event: &Event) -> String {
     let answer = instance.take(vec![event.clone()]).await[0].answer();
@@ -322,9 +326,22 @@ async fn an_owner_who_comes_back_finds_the_repository_as_it_was() {
 
 /// Waits until a page is gone.
 async fn eventually_gone(instance: &Instance, path: &str) {
-    while instance.get(path, &[]).await.status != 404 {
-        instance.settle("another").await;
-    }
+    let gone = async {
+        while instance.get(path, &[]).await.status != 404 {
+            instance.settle("another").await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, gone).await.expect("it is gone in time");
+}
+
+/// Waits until a view has no ref that is named like this.
+async fn eventually_without(instance: &Instance, repo: &RepoId, word: &str) {
+    let gone = async {
+        while instance.refs(repo).await.contains(word) {
+            instance.settle("x").await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, gone).await.expect("it is gone in time");
 }
 
 #[tokio::test]
@@ -343,9 +360,7 @@ async fn a_pull_request_that_is_deleted_takes_its_refs_along() {
     let [gone, stays] = requests.each_ref().map(|request| request.id.to_hex());
     let deletion = bob.later(2).sign(5, "", &[&["e", &gone]]);
     message(&instance, &deletion).await;
-    while instance.refs(&repo).await.contains(&gone) {
-        instance.settle("x").await;
-    }
+    eventually_without(&instance, &repo, &gone).await;
     assert!(instance.refs(&repo).await.contains(&stays));
 }
 
@@ -369,9 +384,7 @@ async fn whoever_vanishes_takes_repositories_and_pull_requests_along_for_good() 
     let farewell = alice.later(2).sign(62, "", &[&["relay", "ALL_RELAYS"]]);
     message(&instance, &farewell).await;
     eventually_gone(&instance, &instance.path(&alice.repo("x"))).await;
-    while instance.refs(&bob.repo("x")).await.contains("refs/nostr/") {
-        instance.settle("x").await;
-    }
+    eventually_without(&instance, &bob.repo("x"), "refs/nostr/").await;
     assert!(instance.refs(&bob.repo("x")).await.contains(MAIN));
     instance.keeper().make_round().await.unwrap();
     let families = instance.repositories().join("families");
