@@ -135,12 +135,13 @@ impl Push {
         if self.request.capabilities().push_options {
             pack.pass_over_options().await?;
         }
-        let Seat { repos, repo, door } = &self.seat;
+        let Seat { repos, repo, door, .. } = &self.seat;
         let refs = repos.refs(repo).await?;
         let grounds = self.git.grounds(&self.seat, &self.request).await?;
         let early = grounds.judge(&self.request, &refs);
         let Some(push) = &early.authorised else { return Ok(reports(&early)) };
         let _at_work = self.git.keeper.at_work(repo);
+        let _turn = self.seat.turn().await;
         if *door == Door::Proposals {
             repos.lock(&repo.identifier).await?.create_view(&repo.owner).await?;
         }
@@ -202,7 +203,7 @@ impl Push {
     async fn tell_staged(&self, push: &AuthorisedPush) {
         for command in push.stage() {
             let (Some(id), Some(tip)) = (event_of(&command.name), command.new) else { continue };
-            let Seat { repos, repo, door } = &self.seat;
+            let Seat { repos, repo, door, .. } = &self.seat;
             let door = match door {
                 Door::Hosted => Came::Repository(repo.clone()),
                 Door::Proposals => Came::Contributor(repo.clone()),

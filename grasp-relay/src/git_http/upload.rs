@@ -22,9 +22,10 @@ impl GitHttp {
         let mut body = GitBody::new(headers, body, most, stall)?;
         // No process for somebody who sends nothing.
         let first = body.next_or_drain().await?.unwrap_or_default();
+        let turn = seat.turn().await;
         let mut process = seat.repos.upload_pack(&seat.repo, protocol(headers)).await?;
         let input = process.take_stdin();
-        let mut output = Output::of(process)?;
+        let mut output = Output::of(process, turn)?;
         let mut feeding = tokio::spawn(feed(input, first, body));
         // Git speaks when it has read what it is asked. Until then a broken request can have its own status.
         let first = tokio::select! {
