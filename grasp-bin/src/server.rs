@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use grasp_core::ServiceIdentity;
 use grasp_purgatory::git::{Fetcher, Git, RepoStore};
+use grasp_purgatory::hunt::HuntConfig;
 use grasp_purgatory::journal::sqlite::Journal;
 use grasp_relay::ingest::Pipeline;
 use grasp_relay::keeper::{HuntParts, Keeper, KeeperParts};
@@ -141,7 +142,10 @@ impl Server {
 fn hunt(settings: &Settings, repos: &RepoStore, metrics: Metrics) -> HuntParts {
     let fetcher = Fetcher::new(repos.clone(), settings.outbound, settings.fetch);
     let observer = Arc::new(move |report: &_| metrics::hunt::note(&metrics, report));
-    HuntParts { config: settings.hunt.clone(), fetcher, observer }
+    // As many conversations as there may be processes: whoever waits for one has not begun.
+    let config =
+        HuntConfig { at_once: settings.processes.slots().remote_pace, ..settings.hunt.clone() };
+    HuntParts { config, fetcher, observer }
 }
 
 fn presented(settings: &Settings, keys: &Keys) -> Config {

@@ -13,6 +13,7 @@ mod news;
 mod packets;
 mod packs;
 mod paths;
+mod politeness;
 mod pushes;
 mod quotas;
 mod races;
