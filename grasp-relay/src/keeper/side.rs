@@ -110,8 +110,8 @@ impl Keeper {
         if event.kind == kinds::DELETION {
             return Some(Input::Deleted { request: event });
         }
-        let vanishes =
-            event.kind == kinds::VANISH && VanishScope::parse(&event).includes(&self.addresses());
+        let us = Some(&self.policy().service);
+        let vanishes = event.kind == kinds::VANISH && VanishScope::parse(&event).includes(us);
         vanishes.then(|| Input::Vanished { author: event.pubkey, until: event.created_at })
     }
 }
@@ -137,13 +137,6 @@ impl Keeper {
             }
         }
         Ok(names)
-    }
-
-    /// The addresses by which a request to vanish may mean us.
-    fn addresses(&self) -> Vec<nostr::types::RelayUrl> {
-        let ours = [true, false].map(|secure| self.policy().service.relay_url(secure));
-        let ours = ours.into_iter().flatten();
-        ours.filter_map(|url| nostr::types::RelayUrl::parse(url.as_str()).ok()).collect()
     }
 }
 
