@@ -19,11 +19,7 @@ pub(crate) const US: &str = "us.example";
 pub(crate) const KEPT_VERSIONS: usize = 3;
 
 pub(crate) fn rules() -> Rules {
-    Rules {
-        service: Some(US.parse().unwrap()),
-        kept_versions: KEPT_VERSIONS,
-        ..Rules::default()
-    }
+    Rules { service: Some(US.parse().unwrap()), kept_versions: KEPT_VERSIONS, ..Rules::default() }
 }
 
 pub(crate) fn block_on<T>(work: impl Future<Output = T>) -> T {
