@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use grasp_core::ServiceIdentity;
 use grasp_purgatory::git::{Fetcher, Git, RepoStore};
 use grasp_purgatory::hunt::HuntConfig;
 use grasp_purgatory::journal::sqlite::Journal;
@@ -17,7 +16,7 @@ use grasp_relay::server::{Config, Parts, serve};
 use grasp_relay::store::rules::Rules;
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use grasp_relay::store::{EventStore, StoreError};
-use grasp_relay::{Clock, git_http, store};
+use grasp_relay::{Clock, git_http};
 use grasp_sync::Syncer;
 use grasp_sync::driver::RecordFile;
 use nostr::key::Keys;
@@ -163,17 +162,10 @@ fn presented(settings: &Settings, keys: &Keys) -> Config {
 pub async fn open_store(settings: &Settings) -> Result<Arc<dyn EventStore>> {
     let dir = &settings.data_dir;
     fs::create_dir_all(dir).with_context(|| format!("could not create {}", dir.display()))?;
-    open_chosen(settings, rules(&settings.service))
+    let rules = Rules { service: Some(settings.service.clone()), ..Rules::default() };
+    open_chosen(settings, rules)
         .await
         .with_context(|| format!("could not open the event store in {}", dir.display()))
-}
-
-/// A request to vanish may name us under either scheme.
-fn rules(service: &ServiceIdentity) -> Rules {
-    let ours = [true, false].into_iter().filter_map(|secure| service.relay_url(secure).ok());
-    let vanish_relays =
-        ours.filter_map(|url| store::rules::RelayUrl::parse(url.as_str()).ok()).collect();
-    Rules { vanish_relays, ..Rules::default() }
 }
 
 async fn open_chosen(settings: &Settings, rules: Rules) -> Result<Arc<dyn EventStore>, StoreError> {
@@ -186,12 +178,12 @@ async fn open_chosen(settings: &Settings, rules: Rules) -> Result<Arc<dyn EventS
         #[cfg(feature = "nostr-sqlite")]
         Store::NostrSqlite => {
             let file = dir.join("nostr-sqlite.db");
-            Arc::new(store::adapter::open_nostr_sqlite(&file, &rules).await?)
+            Arc::new(grasp_relay::store::adapter::open_nostr_sqlite(&file, &rules).await?)
         }
         #[cfg(feature = "nostr-lmdb")]
         Store::NostrLmdb => {
             let place = dir.join("nostr-lmdb");
-            Arc::new(store::adapter::open_nostr_lmdb(&place, &rules).await?)
+            Arc::new(grasp_relay::store::adapter::open_nostr_lmdb(&place, &rules).await?)
         }
     })
 }

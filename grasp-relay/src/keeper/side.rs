@@ -123,7 +123,8 @@ impl Keeper {
 
     /// Whether its author asks us to forget them.
     fn is_farewell(&self, event: &Event) -> bool {
-        event.kind == kinds::VANISH && VanishScope::parse(event).includes(&addresses(self.policy()))
+        let us = Some(&self.policy().service);
+        event.kind == kinds::VANISH && VanishScope::parse(event).includes(us)
     }
 }
 

@@ -312,7 +312,7 @@ impl State {
     }
 
     fn vanish(&mut self, rules: &Rules, request: &Event) {
-        if VanishScope::parse(request).includes(&rules.vanish_relays) {
+        if VanishScope::parse(request).includes(rules.service.as_ref()) {
             let until = request.created_at;
             let gone =
                 |event: &Event| event.pubkey == request.pubkey && is_vanishable(event, until);

@@ -184,7 +184,7 @@ impl Ledger<'_> {
 
     /// Forgets an author up to the request, if it speaks to us: events, copies, deletion requests and their gates.
     fn vanish(&self, request: &Event) -> rusqlite::Result<()> {
-        if !VanishScope::parse(request).includes(&self.rules.vanish_relays) {
+        if !VanishScope::parse(request).includes(self.rules.service.as_ref()) {
             return Ok(());
         }
         self.finish()?;
