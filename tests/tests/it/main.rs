@@ -18,3 +18,4 @@ mod races;
 mod slow;
 mod stranger;
 mod syncing;
+mod whole;
