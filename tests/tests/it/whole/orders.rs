@@ -164,8 +164,11 @@ async fn orders_make_no_difference(seed: u64) {
     // Whoever is refused at one server tries the other: half of what is needed may be here, and half there.
     let (two, one) = tokio::join!(history.tell(&a, two), history.tell(&b, one));
     tokio::join!(history.tell(&a, one), history.tell(&b, two));
-    let mut equal =
-        Equal::among(&[a, b]).but_for_uploads().serving(&history.stays).without(&history.goes);
+    let mut equal = Equal::among(&[a, b])
+        .but_for_uploads()
+        .but_for_old_deletions()
+        .serving(&history.stays)
+        .without(&history.goes);
     for (repo, refs) in &history.refs {
         let refs: Vec<(&str, &str)> =
             refs.iter().map(|(name, commit)| (name.as_str(), commit.as_str())).collect();
