@@ -18,7 +18,7 @@ use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use grasp_relay::store::{EventStore, StoreError};
 use grasp_relay::{Clock, git_http};
 use grasp_sync::Syncer;
-use grasp_sync::driver::RecordFile;
+use grasp_sync::driver::{self, RecordFile};
 use nostr::key::Keys;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -206,8 +206,10 @@ async fn start_sync(
         return Ok(None);
     };
     let file = settings.data_dir.join("relays.jsonl");
+    let clock = own.clock();
     let sync = grasp_sync::Settings {
         engine,
+        clock: driver::Clock::new(move || clock.now()),
         outbound: settings.outbound,
         limits,
         keys: Some(keys),

@@ -104,6 +104,9 @@ impl SyncEngine {
             Input::FeedCaughtUp => {
                 let changes = self.discovery.caught_up();
                 self.apply(now, changes);
+                if self.shared.index.repos().is_empty() {
+                    self.begin_from_nothing(now);
+                }
             }
             Input::Restored(records) => self.restored(now, records),
             Input::Connected { relay, conn, facts } => self.connected(now, &relay, conn, &facts),

@@ -167,13 +167,6 @@ impl Keeper {
     }
 }
 
-/// The addresses by which a request to vanish may mean us.
-pub(super) fn addresses(policy: &Policy) -> Vec<nostr::types::RelayUrl> {
-    let ours = [true, false].map(|secure| policy.service.relay_url(secure));
-    let ours = ours.into_iter().flatten();
-    ours.filter_map(|url| nostr::types::RelayUrl::parse(url.as_str()).ok()).collect()
-}
-
 /// Whether an event of this kind may have to wait for git data.
 fn waits_for_git(event: &Event) -> bool {
     WITH_GIT_DATA.contains(&event.kind)

@@ -24,6 +24,8 @@ pub struct Config {
     pub discovery_window: Duration,
     /// A pause in the feed after which the collecting ends early. Default: 250 milliseconds.
     pub discovery_quiet: Duration,
+    /// How long replies are collected before what answers them is asked for. Default: 15 seconds.
+    pub reply_window: Duration,
     /// Changes after which the collecting ends early. Default: 2,000.
     pub discovery_full: usize,
     /// Relays of one repository that are followed. Default: 64.
@@ -72,6 +74,7 @@ impl Config {
             can_authenticate: false,
             discovery_window: DISCOVERY_WINDOW,
             discovery_quiet: Duration::from_millis(250),
+            reply_window: Duration::from_secs(15),
             discovery_full: 2_000,
             relays_per_repo: 64,
             values_per_filter: RequestBudget::MAX_VALUES_PER_FILTER,

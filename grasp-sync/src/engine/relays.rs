@@ -101,6 +101,15 @@ impl SyncEngine {
         }
     }
 
+    /// The local relay has nothing: what an earlier process has fetched for it is lost, and has to be fetched anew.
+    pub(super) fn begin_from_nothing(&mut self, now: Now) {
+        self.records.forget_coverage();
+        let relays: Vec<_> = self.relays.keys().cloned().collect();
+        for url in relays {
+            self.turn(now, &url, |link, desk| link.begin_from_nothing(desk));
+        }
+    }
+
     pub(super) fn connected(
         &mut self,
         now: Now,

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use grasp_core::Mono;
 use grasp_core::admission::SyncPath;
-use grasp_sync::engine::{Input, Report, Source};
+use grasp_sync::engine::{Config, Input, Report, Source};
 
+use crate::sim::local::Local;
 use crate::sim::peer::Peer;
 use crate::sim::script::Script;
 use crate::sim::world::{relay, repo};
@@ -92,6 +93,23 @@ fn a_restart_takes_up_where_the_last_process_left_off() {
     let issue = again.publish_issue();
     again.run(secs(10));
     assert!(again.sim.local.stored.contains_key(&issue.id));
+}
+
+#[test]
+fn what_was_fetched_counts_only_as_long_as_it_is_here() {
+    let config = Config { bootstrap: vec![relay(0)], ..defaults() };
+    let mut stage = Stage::new(config, Script::default(), 20);
+    stage.announce(&[relay(0)]);
+    let announcement = stage.sim.local.stored.values().next().unwrap().clone();
+    stage.peer().events.insert(announcement.id, announcement);
+    stage.run(HOUR);
+    assert_eq!(stage.here(), 21);
+
+    // The store is lost, and what is known about relays is not.
+    stage.sim.local = Local::default();
+    stage.sim.crash(9);
+    stage.run(MINUTE);
+    assert_eq!(stage.here(), 21);
 }
 
 #[test]

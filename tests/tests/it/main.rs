@@ -20,3 +20,4 @@ mod races;
 mod slow;
 mod stranger;
 mod syncing;
+mod whole;

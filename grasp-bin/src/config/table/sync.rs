@@ -11,6 +11,7 @@ pub(super) const ENGINE: &[Setting] = settings! { "sync." at [settings.sync.engi
     discovery_window: Time,
         "How long newly accepted repositories and roots are collected before they are acted on, from the first.";
     discovery_quiet: Time, "A pause in the feed after which the collecting ends early.";
+    reply_window: Time, "How long replies are collected before what answers them is asked for.";
     discovery_full: Count, "Changes after which the collecting ends early.";
     relays_per_repo: Count, "Relays of one repository that are followed.";
     values_per_filter: Count,
