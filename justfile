@@ -10,6 +10,11 @@ bench:
     cargo bench -p grasp-relay
     cargo bench -p grasp-tests --bench git
 
+# Relays that nobody here wrote, for grasp-sync's tests to talk to. The first needs protoc.
+strangers:
+    cargo install --locked --root target/strangers nostr-rs-relay
+    cargo install --locked --root target/strangers --path tests/strangers
+
 # Needs cargo-fuzz and a nightly compiler; the corpus is replayed by `just test` without either.
 fuzz target seconds="60":
     cd grasp-core && cargo +nightly fuzz run {{target}} -- -max_total_time={{seconds}}
