@@ -14,7 +14,6 @@ use nostr::key::PublicKey;
 
 use super::contributors::vacate;
 use super::lane::Hands;
-use super::side::addresses;
 use crate::store::StoreError;
 
 /// Why something could not be made so. It is tried again.

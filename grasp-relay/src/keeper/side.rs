@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::TryStreamExt;
 use futures_util::future::BoxFuture;
-use grasp_core::admission::{GitData, Hold, Needs, Origin, Policy};
+use grasp_core::admission::{GitData, Hold, Needs, Origin};
 use grasp_core::deletion::{DeletionRequest, VanishScope};
 use grasp_core::nip34::{Announcement, Proposal};
 use grasp_core::{Identifier, RepoId, Version, kinds};
