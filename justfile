@@ -3,11 +3,11 @@ check:
     bash .ci/run
 
 test:
-    cargo test --workspace
+    cargo test --workspace --features nostr-sqlite,nostr-lmdb
 
 bench:
     cargo bench -p grasp-core
-    cargo bench -p grasp-relay
+    cargo bench -p grasp-relay --features nostr-sqlite,nostr-lmdb
 
 # Needs cargo-fuzz and a nightly compiler; the corpus is replayed by `just test` without either.
 fuzz target seconds="60":
