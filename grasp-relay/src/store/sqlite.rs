@@ -244,17 +244,18 @@ impl EventStore for SqliteStore {
             let mut items = Vec::new();
             loop {
                 let wanted = (max - items.len()).saturating_add(1);
-                let (found, turn);
-                (search, found, turn) = self.shared.search(search, wanted).await?;
-                items
-                    .extend(found.iter().map(|found| (found.at.created_at(), found.at.event_id())));
+                let turn;
+                (search, items, turn) = self
+                    .shared
+                    .read(move |ledger| {
+                        let turn = search.list(ledger, wanted, &mut items)?;
+                        Ok((search, items, turn))
+                    })
+                    .await?;
                 if items.len() > max {
                     return Ok(Inventory::TooMany);
                 }
                 if turn == Turn::Finished {
-                    // Nearly the other way round already, which this sort makes use of.
-                    items.reverse();
-                    items.sort();
                     return Ok(Inventory::Complete(items));
                 }
             }
