@@ -15,7 +15,7 @@ use nostr::event::EventId;
 use tokio::sync::mpsc;
 
 use super::body::{BodyError, GitBody};
-use super::{GitHttp, HttpError};
+use super::{GitHttp, GitLimits, HttpError};
 
 /// Why a push that was understood did not happen.
 enum Failed {
@@ -103,8 +103,9 @@ impl Push {
                 reports = &mut work => break reports,
                 _ = signs.tick() => {
                     let sign = encode_progress("still working", capabilities);
+                    // Whoever does not read has enough signs waiting; the work goes on.
                     if !sign.is_empty() {
-                        let _ = answer.send(sign).await;
+                        let _ = answer.try_send(sign);
                     }
                 }
             }
@@ -135,23 +136,40 @@ impl Push {
             return Ok(reports(&early));
         }
         let _at_work = self.git.keeper.at_work(&self.repo);
-        let incoming = self.unpack(pack).await?;
+        let incoming = self.unpack(pack, &early).await?;
         self.execute(incoming).await
     }
 
     /// Receives the pack into quarantine; `None` if the push only deletes.
-    async fn unpack(&self, pack: &mut Pack) -> Result<Option<Incoming>, Failed> {
+    async fn unpack(
+        &self,
+        pack: &mut Pack,
+        early: &PushVerdict,
+    ) -> Result<Option<Incoming>, Failed> {
         if self.request.commands().iter().all(|command| command.new.is_none()) {
             return Ok(None);
         }
         let incoming = self.git.keeper.repos().incoming(&self.repo).await?;
-        let mut unpacking = incoming.unpack(self.git.limits.push_bytes).await?;
+        let (bytes, memory) = self.bounds(early);
+        let mut unpacking = incoming.unpack(bytes, memory).await?;
         unpacking.feed(&pack.rest).await?;
         while let Some(bytes) = pack.body.next().await? {
             unpacking.feed(&bytes).await?;
         }
         unpacking.finish().await?;
         Ok(Some(incoming))
+    }
+
+    /// How much a push may bring, and what unpacking it may take. What nobody has signed for has to fit where it waits.
+    fn bounds(&self, verdict: &PushVerdict) -> (u64, u64) {
+        const UNSIGNED: u64 = 256 * 1024 * 1024;
+        let GitLimits { push_bytes, push_memory, .. } = self.git.limits;
+        let signed = verdict.authorised.as_ref().is_some_and(|push| !push.execute().is_empty());
+        if signed {
+            return (push_bytes, push_memory);
+        }
+        let staging = self.git.keeper.repos().staging_limits();
+        (push_bytes.min(staging.bytes_per_event), push_memory.min(UNSIGNED))
     }
 
     /// Judges again under the lock, moves refs, and waits until what follows from it is served.
