@@ -8,6 +8,7 @@ test:
 bench:
     cargo bench -p grasp-core
     cargo bench -p grasp-relay
+    cargo bench -p grasp-tests --bench git
 
 # Needs cargo-fuzz and a nightly compiler; the corpus is replayed by `just test` without either.
 fuzz target seconds="60":

@@ -62,6 +62,7 @@ impl Server {
         let repos = open_repos(settings).await?;
         let keeper = KeeperParts {
             hunt: Some(hunt(settings, &repos, metrics.clone())),
+            contributors: open_contributors(settings, &repos).await?,
             repos,
             store: Arc::clone(&store),
             hub: hub.clone(),
@@ -236,6 +237,18 @@ async fn open_repos(settings: &Settings) -> Result<RepoStore> {
     let dir = settings.repositories();
     RepoStore::open(&dir, git, settings.staging)
         .await
+        .with_context(|| format!("could not open {}", dir.display()))
+}
+
+/// The places of contributors, if they may have some. They wait in the same lines for the same git.
+async fn open_contributors(settings: &Settings, repos: &RepoStore) -> Result<Option<RepoStore>> {
+    if !settings.contributor_proposals {
+        return Ok(None);
+    }
+    let dir = settings.repositories().join("prs");
+    RepoStore::open_to_all(&dir, repos.git().clone(), settings.staging)
+        .await
+        .map(Some)
         .with_context(|| format!("could not open {}", dir.display()))
 }
 

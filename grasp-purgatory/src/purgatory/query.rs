@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use grasp_core::admission::{GitData, KnownAnnouncement, KnownState};
 use grasp_core::maintainers::rosters;
-use grasp_core::nip34::Announcement;
+use grasp_core::nip34::{Announcement, Proposal};
 use grasp_core::push::{Candidate, Standing};
 use grasp_core::{CloneUrl, Identifier, Oid, RepoId};
 use nostr::event::{Event, EventId};
@@ -128,6 +128,11 @@ impl Purgatory {
     /// The tip of a pull request that is kept here.
     pub fn tip_of(&self, id: &EventId) -> Option<Oid> {
         self.ledger.entry(id)?.proposal().map(|(_, tip)| tip)
+    }
+
+    /// A pull request that is kept here.
+    pub fn proposal(&self, id: &EventId) -> Option<&Proposal> {
+        self.ledger.entry(id)?.proposal().map(|(proposal, _)| proposal)
     }
 
     /// Whether an upload for an unknown event could wait here.

@@ -3,6 +3,7 @@
 
 mod attacks;
 mod conformance;
+mod contributors;
 mod crash;
 mod fetching;
 mod hosting;

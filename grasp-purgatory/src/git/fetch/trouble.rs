@@ -32,12 +32,15 @@ pub(super) fn unresolved(error: &io::Error) -> Trouble {
     Trouble::Unreachable(PeerText::new(&format!("no address: {error}")))
 }
 
+/// What git says when a file meets its bound.
+const BOUND: &str = "File too large";
+
 /// What the complaint that some words are found in is about.
 type Meaning = fn(PeerText) -> Trouble;
 
 /// Words, and what they are about. The first that is found decides.
 const WORDS: &[(&[&str], Meaning)] = &[
-    (&["File too large", "signal 25", "ut of memory", "exceeds maximum"], |_| Trouble::TooLarge),
+    (&[BOUND, "signal 25", "ut of memory", "exceeds maximum"], |_| Trouble::TooLarge),
     (&["too slow", "Operation timed out"], |_| Trouble::Stalled),
     (&["not our ref", "unadvertised object", "find remote ref"], Trouble::Refused),
     (
@@ -56,7 +59,8 @@ const WORDS: &[(&[&str], Meaning)] = &[
 
 /// What went wrong, by the words that git ended with.
 pub(super) fn theirs(words: &str) -> Trouble {
-    if says_disk_full(words) {
+    // Whatever is fetched is bounded: a file that may not grow has met its bound, and the disk has room.
+    if says_disk_full(words) && !words.contains(BOUND) {
         return Trouble::Ours(String::from("no space left on disk"));
     }
     if asks_for_less(words) {
@@ -143,6 +147,12 @@ mod tests {
             ),
             (
                 String::from("error: index-pack died of signal 25\nfatal: index-pack failed"),
+                "too large",
+            ),
+            (
+                String::from(
+                    "fatal: write error: File too large\nfatal: fetch-pack: invalid index-pack output",
+                ),
                 "too large",
             ),
             (String::from("fatal: Out of memory, malloc failed"), "too large"),

@@ -77,6 +77,11 @@ impl Incoming {
         Ok(findings.completeness())
     }
 
+    /// The same for those who need all of them.
+    pub async fn check_all(&mut self, tips: &BTreeSet<Oid>) -> Result<(), GitError> {
+        self.check(tips).await?.required()
+    }
+
     /// Tips that were found to be whole, and are so still; the caller holds the family's lock.
     pub(super) fn into_whole(mut self) -> BTreeSet<Oid> {
         self.forget_if_outdated();
