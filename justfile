@@ -3,13 +3,13 @@ check:
     bash .ci/run
 
 test:
-    cargo test --workspace --features nostr-sqlite,nostr-lmdb
+    cargo test --workspace
 
 bench:
     cargo bench -p grasp-core
     cargo bench -p grasp-relay --features nostr-sqlite,nostr-lmdb
     cargo bench -p grasp-sync
-    cargo bench -p grasp-tests
+    cargo bench -p grasp-tests --bench git --bench hunt --bench sync
 
 # Relays that nobody here wrote, for grasp-sync's tests to talk to. The first needs protoc.
 strangers:

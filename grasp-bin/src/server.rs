@@ -1,10 +1,10 @@
 //! The parts of a server, put together.
 
-use std::fs;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use grasp_core::admission::FanOut;
 use grasp_purgatory::git::{Fetcher, Git, RepoStore};
 use grasp_purgatory::hunt::HuntConfig;
 use grasp_purgatory::journal::sqlite::Journal;
@@ -29,6 +29,7 @@ use crate::metrics;
 use crate::observer::SyncObserver;
 use crate::overview::Overview;
 use crate::own_relay::OwnRelay;
+use crate::place::create_privately;
 use crate::settings::{Settings, Store, Sync};
 
 /// How often what time has made worthless is thrown away.
@@ -74,6 +75,7 @@ impl Server {
             git: Arc::new(keeper.clone()),
             hub: hub.clone(),
             policy,
+            fan_out: Mutex::new(FanOut::new(settings.fan_out)),
             clock: clock.clone(),
         };
         let sweeper = tokio::spawn(sweep(Arc::clone(&store), clock.clone()));
@@ -161,7 +163,7 @@ fn presented(settings: &Settings, keys: &Keys) -> Config {
 /// Opens the chosen event store.
 pub async fn open_store(settings: &Settings) -> Result<Arc<dyn EventStore>> {
     let dir = &settings.data_dir;
-    fs::create_dir_all(dir).with_context(|| format!("could not create {}", dir.display()))?;
+    create_privately(dir).with_context(|| format!("could not create {}", dir.display()))?;
     let rules = Rules { service: Some(settings.service.clone()), ..Rules::default() };
     open_chosen(settings, rules)
         .await

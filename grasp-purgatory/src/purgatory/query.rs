@@ -92,10 +92,11 @@ impl Purgatory {
         kept.map(|entry| KnownState { author: entry.author(), git: GitData::Missing }).collect()
     }
 
-    /// Whether an event could wait here.
+    /// Whether an event could wait here that is about nothing served yet.
     pub fn room_for(&self, event: &Arc<Event>) -> Room {
         let entry = Entry::new(event.clone(), Phase::Waiting, Timestamp::from_secs(0));
-        match entry.map(|entry| Admission::of(&self.config, &self.ledger, &entry)) {
+        let admission = |entry| Admission::of(&self.config, &self.ledger, &entry, Standing::Held);
+        match entry.map(admission) {
             Some(Admission::Full) => Room::Full,
             _ => Room::Free,
         }

@@ -140,9 +140,13 @@ impl Keeper {
             return Ok(BTreeSet::new());
         };
         let ruled = |kind| kind == kinds::ANNOUNCEMENT || kind == kinds::STATE;
-        let named = coordinates.iter().filter(|coordinate| ruled(coordinate.kind));
-        let mut names: BTreeSet<Identifier> =
-            named.filter_map(|coordinate| Identifier::new(&coordinate.identifier).ok()).collect();
+        let named = coordinates.into_iter().filter(|coordinate| ruled(coordinate.kind));
+        let named: BTreeSet<String> = named.map(|coordinate| coordinate.identifier).collect();
+        // It may name thousands; only what is here is worth a look.
+        let mut names = BTreeSet::new();
+        if !named.is_empty() {
+            names.extend(self.names_in(theirs.clone().identifiers(named)).await?);
+        }
         if !ids.is_empty() {
             names.extend(self.names_in(theirs.ids(ids)).await?);
         }

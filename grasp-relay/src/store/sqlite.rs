@@ -182,7 +182,7 @@ impl EventStore for SqliteStore {
                 Verdict::Welcome | Verdict::Known => None,
                 Verdict::Refused(refusal) => Some(refusal),
                 Verdict::Deleted(by) => {
-                    let note = move |ledger: &Ledger<'_>| ledger.note_use(&by, now);
+                    let note = move |ledger: &Ledger<'_>| ledger.note_use(by, now);
                     self.shared.writer.suggest(note);
                     Some(Refusal::Deleted)
                 }

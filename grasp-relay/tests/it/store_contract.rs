@@ -143,5 +143,6 @@ contract! {
         a_retired_request_is_still_known
         the_receipt_counts_and_not_the_date_on_the_request
         a_removed_request_still_gates_and_may_come_back
+        of_a_fleet_of_equal_requests_one_gets_the_credit
     }
 }

@@ -1,6 +1,7 @@
 //! grasp from outside.
 #![allow(clippy::unwrap_used)]
 
+mod attacks;
 mod conformance;
 mod contributors;
 mod crash;
