@@ -38,7 +38,8 @@ pub struct HuntConfig {
     /// When it is late with its objects. Default: 30 seconds.
     pub fetch_is_late: Duration,
     /// How long a server may take with its objects while others wait because all [`at_once`](Self::at_once) are busy.
-    /// An advertisement gives way as soon as it is late. Default: 5 minutes.
+    /// Doubled each time that an address has given way, for what is large must come some day. An advertisement gives
+    /// way as soon as it is late. Default: 5 minutes.
     pub fetch_gives_way: Duration,
     /// How many servers may be late at once before an attempt waits for one of them. Default: 3.
     pub late_visits: usize,

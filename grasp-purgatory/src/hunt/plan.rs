@@ -12,6 +12,9 @@ use crate::purgatory::{Phase, Want};
 /// Objects remembered for one address. What is over it is asked for again, within the budget for that.
 const MOST_REMEMBERED: usize = 4_096;
 
+/// How often an address has its time doubled, at most.
+const MOST_DOUBLINGS: u32 = 6;
+
 /// Two advertisements with the same mark are the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fingerprint(u64);
@@ -156,6 +159,8 @@ struct Remembered {
     missed: BTreeSet<Oid>,
     /// Asked for with others, in vain; any of them may have been the cause.
     doubted: BTreeSet<Oid>,
+    /// How often a transfer from here gave way to others.
+    gave_way: u32,
 }
 
 impl Memory {
@@ -174,6 +179,7 @@ impl Memory {
             advertised: None,
             missed: BTreeSet::new(),
             doubted: BTreeSet::new(),
+            gave_way: 0,
         });
         remembered.visited = now;
     }
@@ -203,6 +209,19 @@ impl Memory {
         if let Some(remembered) = self.addresses.get_mut(url) {
             insert_bounded(&mut remembered.doubted, oids);
         }
+    }
+
+    /// A transfer gave way to others. It may have been a large one, so it has twice the time from now on.
+    pub(super) fn gave_way(&mut self, url: &CloneUrl) {
+        if let Some(remembered) = self.addresses.get_mut(url) {
+            remembered.gave_way = remembered.gave_way.saturating_add(1);
+        }
+    }
+
+    /// How many times the usual time a transfer has.
+    pub(super) fn patience(&self, url: &CloneUrl) -> u32 {
+        let gave_way = self.addresses.get(url).map_or(0, |remembered| remembered.gave_way);
+        1 << gave_way.min(MOST_DOUBLINGS)
     }
 
     /// What to ask a server for that was just [listed](Self::listed).

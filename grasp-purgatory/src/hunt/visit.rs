@@ -88,7 +88,7 @@ impl Hunter {
         let is_listing = visit.step == Step::List;
         let (late, gives_way) = match is_listing {
             true => (listing_is_late, listing_is_late),
-            false => (fetch_is_late, fetch_gives_way),
+            false => (fetch_is_late, fetch_gives_way * self.memory.patience(&url)),
         };
         let late_at = is_main.then(|| self.now.mono + late);
         self.late.extend(late_at.map(|at| (at, errand)));
@@ -167,6 +167,9 @@ impl Hunter {
         let is_about_objects = trouble.as_ref().is_none_or(Trouble::is_about_the_objects);
         if is_about_objects {
             self.remember_lacking(url, asked, lacking);
+        }
+        if landed.gave_way {
+            self.memory.gave_way(url);
         }
         if let Some(trouble) = trouble {
             self.note(out, &landed, landed.judge(trouble));

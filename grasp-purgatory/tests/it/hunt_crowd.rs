@@ -88,6 +88,19 @@ fn a_transfer_gives_way_after_five_minutes_if_others_wait_and_not_before() {
 }
 
 #[test]
+fn what_is_large_comes_some_day_however_many_wait() {
+    let mut sim = Sim::with(HuntConfig { fetch_is_late: 60 * MINUTE, ..hands(1) })
+        .server("large.com", Mood::Slow(12 * MINUTE), &[1])
+        .server("silent.com", Mood::Silent, &[]);
+    sim.wanted("large", vec![want(&[1], &["large.com"])], Duration::ZERO);
+    sim.wanted("small", vec![want(&[2], &["silent.com"])], Duration::ZERO);
+    sim.run_for(2 * 60 * MINUTE);
+    assert!(sim.has_everything("large"));
+    let times = sim.asked_of("large.com").iter().filter(|asked| asked.oids.is_some()).count();
+    assert_eq!(times, 3, "after five minutes, after ten, and then it had twenty");
+}
+
+#[test]
 fn waiting_for_a_hand_makes_nobody_late() {
     let mut sim = Sim::with(hands(1))
         .server("slow.com", Mood::SilentWithObjects, &[1])

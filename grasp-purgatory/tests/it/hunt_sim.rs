@@ -27,6 +27,8 @@ pub(crate) enum Mood {
     Silent,
     /// Advertises, then says nothing.
     SilentWithObjects,
+    /// Advertises, and takes so long with the objects.
+    Slow(Duration),
     /// Not there.
     Gone,
     /// Asks for fewer requests, perhaps for this long.
@@ -273,7 +275,7 @@ impl Sim {
         let refs = server.advertises.iter().chain(&server.pretends);
         let refs = refs.map(|oid| ("refs/heads/x", *oid));
         match server.mood {
-            Mood::Fine | Mood::Lies | Mood::SilentWithObjects => {
+            Mood::Fine | Mood::Lies | Mood::Slow(_) | Mood::SilentWithObjects => {
                 (LATENCY, Ok(Advertisement::read(refs, wanted)))
             }
             Mood::Silent => (LISTING_LIMIT, Err(Trouble::Stalled)),
@@ -294,6 +296,7 @@ impl Sim {
         match server.mood {
             Mood::SilentWithObjects => (FETCH_LIMIT, BTreeSet::new(), Some(Trouble::Stalled)),
             _ if got.len() < oids.len() => (LATENCY, BTreeSet::new(), refused()),
+            Mood::Slow(length) => (length, got, None),
             _ => (LATENCY, got, None),
         }
     }

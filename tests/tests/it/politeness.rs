@@ -70,7 +70,7 @@ async fn a_server_that_asks_for_less_is_left_alone_as_long_as_it_says() {
 
 #[tokio::test]
 async fn a_restart_with_many_names_waiting_is_no_stampede() {
-    const REPOS: usize = 60;
+    const REPOS: usize = 24;
     let (server, alice) = (GitServer::start().await, Maker::new());
     let limits = PermitConfig {
         at_once: three(),

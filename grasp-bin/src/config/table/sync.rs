@@ -73,7 +73,7 @@ pub(super) const HUNT: &[Setting] = settings! { "hunt." at [settings.hunt];
     places_per_attempt: Count, "Addresses tried in one attempt.";
     listing_is_late: Time, "When a server is late with its advertisement, so that another is asked beside it.";
     fetch_is_late: Time, "When a server is late with its objects.";
-    fetch_gives_way: Time, "How long it may take with its objects while others wait because all `git.remote_pace` processes are busy.";
+    fetch_gives_way: Time, "How long it may take with its objects while others wait because all `git.remote_pace` processes are busy; doubled each time.";
     late_visits: Count, "How many servers may be late at once before an attempt waits for one of them.";
     pull_every: Time, "How often everything that is served or was given up is looked after.";
 };
