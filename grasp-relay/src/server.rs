@@ -64,6 +64,8 @@ pub struct Parts {
 pub struct Config {
     /// The address that clients reach us at; its mount is where the routes are.
     pub service: ServiceIdentity,
+    /// Whether clients reach us through TLS, so that the addresses that pages show begin as they must.
+    pub secure: bool,
     /// What the NIP-11 document says.
     pub info: RelayInfo,
     /// Every bound.

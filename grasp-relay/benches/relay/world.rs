@@ -73,6 +73,7 @@ fn parts(address: SocketAddr, store: Arc<dyn EventStore>, hub: Hub) -> Parts {
     };
     let config = Config {
         service,
+        secure: false,
         info: RelayInfo::default(),
         limits,
         trusted_proxies: vec![],

@@ -67,6 +67,7 @@ impl Relay {
             hub: hub.clone(),
             config: Config {
                 service: address.to_string().parse().expect("an address"),
+                secure: false,
                 info: RelayInfo::default(),
                 limits,
                 trusted_proxies: vec![],

@@ -52,6 +52,7 @@ impl OpenRelay {
         let info = RelayInfo { software: software.into(), ..RelayInfo::default() };
         let config = Config {
             service: address.to_string().parse().unwrap(),
+            secure: false,
             info,
             limits,
             trusted_proxies: vec![],
