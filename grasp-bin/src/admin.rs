@@ -3,9 +3,11 @@
 //! A question is one line of JSON, and so is its answer. Only whoever may read the data directory may ask.
 
 mod client;
+mod glance;
 mod show;
 mod socket;
 mod table;
+mod watch;
 
 pub(crate) use self::client::Client;
 pub(crate) use self::show::{Look, look};
@@ -24,6 +26,12 @@ pub(crate) enum Question {
     Repositories,
     /// What waits for git data.
     Waiting,
+}
+
+/// Whoever answers.
+pub(crate) trait Answers: Clone + Send + Sync + 'static {
+    /// The answer to a question.
+    fn answer(&self, question: Question) -> impl Future<Output = Answer> + Send;
 }
 
 /// What is answered.

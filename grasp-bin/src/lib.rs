@@ -16,10 +16,16 @@ mod observer;
 mod once;
 mod overview;
 mod own_relay;
+mod pace;
+#[cfg(test)]
+mod page;
 mod push;
+mod rows;
 mod serve;
 mod server;
 mod settings;
+mod sidecar;
+mod signals;
 mod wire;
 
 use std::process::ExitCode;
@@ -43,7 +49,10 @@ pub fn run() -> ExitCode {
     match obey(Cli::parse().command) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("grasp: {error:#}");
+            // A line each, so that a script can tell them from the log.
+            for line in format!("{error:#}").lines() {
+                eprintln!("grasp: {line}");
+            }
             ExitCode::FAILURE
         }
     }
@@ -63,6 +72,7 @@ fn obey(command: Command) -> Result<ExitCode> {
         }
         Command::Push(asked) => push_to(asked)?,
         Command::Sync(asked) => return sync_once(asked),
+        Command::Sidecar { relay, settings } => sidecar::run(load(&settings.flags)?, relay)?,
         Command::Demo { keep } => demo::run(keep)?,
         Command::Config(Configuration::Print(settings)) => {
             print!("{}", reference::in_force(&load(&settings.flags)?));
@@ -104,8 +114,8 @@ fn push_to(asked: cli::Push) -> Result<()> {
 }
 
 fn sync_once(asked: cli::Sync) -> Result<ExitCode> {
-    let config = load(&asked.settings.flags)?.config;
-    match once::run(config, asked.from, Duration::from_secs(asked.patience))? {
+    let loaded = load(&asked.settings.flags)?;
+    match once::run(loaded, asked.from, Duration::from_secs(asked.patience))? {
         Outcome::Complete => Ok(ExitCode::SUCCESS),
         Outcome::Incomplete => Ok(ExitCode::from(2)),
     }
@@ -115,5 +125,9 @@ fn sync_once(asked: cli::Sync) -> Result<ExitCode> {
 fn check(loaded: &Loaded) {
     for name in &loaded.strangers {
         eprintln!("grasp: {name} is in the environment and no setting of ours");
+    }
+    match &loaded.file {
+        Some(file) => println!("no problems in {}", file.display()),
+        None => println!("no problems; there is no settings file"),
     }
 }

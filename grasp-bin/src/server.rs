@@ -17,8 +17,8 @@ use grasp_relay::store::rules::Rules;
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use grasp_relay::store::{EventStore, StoreError};
 use grasp_relay::{Clock, git_http, store};
-use grasp_sync::Syncer;
 use grasp_sync::driver::RecordFile;
+use grasp_sync::{LocalRelay, Syncer};
 use nostr::key::Keys;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -147,6 +147,7 @@ fn presented(settings: &Settings, keys: &Keys) -> Config {
     let info = RelayInfo { service_key: Some(keys.public_key()), ..settings.info() };
     Config {
         service: settings.service.clone(),
+        secure: settings.git.secure,
         info,
         limits: settings.relay.clone(),
         trusted_proxies: settings.trusted_proxies.clone(),
@@ -199,9 +200,9 @@ async fn start_keeper(settings: &Settings, parts: KeeperParts) -> Result<Keeper>
 }
 
 /// Begins to keep our events in step with other relays, if that is wanted.
-async fn start_sync(
+pub(crate) async fn start_sync(
     settings: &Settings,
-    own: Arc<OwnRelay>,
+    own: Arc<dyn LocalRelay>,
     keys: Keys,
     metrics: Metrics,
 ) -> Result<Option<Arc<Syncer>>> {

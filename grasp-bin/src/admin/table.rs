@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 /// The widest a column becomes; more is cut, with a sign that it was.
-const WIDEST: usize = 60;
+const WIDEST: usize = 72;
 
 /// Rows under a head, in columns as wide as they need. Whatever could move the cursor is shown as `?`.
 pub(crate) fn table(head: &[&str], rows: &[Vec<String>]) -> String {

@@ -88,7 +88,7 @@ fn the_tutorial_works_as_it_is_written() {
     let (cloned, changed, looked) = (&outputs[2], &outputs[3], &outputs[4]);
     assert_eq!(cloned, "# hello\n");
     assert!(changed.contains("obeys its maintainers"), "{changed}");
-    assert!(looked.contains("hello") && looked.contains("1 repositories"), "{looked}");
+    assert!(looked.contains("hello") && looked.contains("1 repository"), "{looked}");
     assert!(get(&host, "/").1.contains(">hello</a>"));
 }
 

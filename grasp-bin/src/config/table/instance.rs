@@ -50,6 +50,10 @@ pub(super) const LOG: &[Setting] = settings! { "log." at [log];
     @common format: Choice as "human|json", "For people or for machines.";
 };
 
+pub(super) const SIDECAR: &[Setting] = settings! { "sidecar." at [];
+    relay (sidecar_relay): Maybe<Word> as "URL", "The relay that `grasp sidecar` keeps complete; its `--relay` wins.";
+};
+
 pub(super) const BANS: &[Setting] = settings! { "bans." at [settings.bans];
     authors: List<Key>, "Authors whose events are refused.";
     repos: List<Word> as "30617:KEY:NAME", "Repositories whose announcements are refused.";
