@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use grasp_core::RelayUrl;
 use grasp_core::sync::ConnectionStatus;
 use grasp_relay::Clock;
@@ -59,6 +59,11 @@ async fn bring(config: Config, from: Vec<RelayUrl>, patience: Duration) -> Resul
         Some(domain) => domain.clone(),
         None => config.settings.service.clone(),
     };
+    if let Some(us) = from.iter().find(|relay| service.is_us(relay.as_str())) {
+        bail!(
+            "{us} is this very server by its domain, {service}; nothing can be brought from there"
+        );
+    }
     let mut settings = config.settings.reached_at(service);
     settings.sync.enabled = true;
     settings.sync.engine.bootstrap.clone_from(&from);

@@ -52,6 +52,20 @@ const ACCESSIBLE: &str = r"(() => {
   return bad.join('; ');
 })()";
 
+/// Headings and states whose words are broken in the middle.
+const BROKEN: &str = r"(() => {
+  const bad = [];
+  for (const e of document.querySelectorAll('th, td:not(:first-child)')) {
+    for (const node of e.childNodes) for (const word of (node.textContent ?? '').matchAll(/\S+/g)) {
+      const range = document.createRange();
+      range.setStart(node, word.index);
+      range.setEnd(node, word.index + word[0].length);
+      if (range.getClientRects().length > 1) bad.push(word[0]);
+    }
+  }
+  return bad.join(' ');
+})()";
+
 /// A repository on the server, and its page.
 fn push(server: &Server, home: &Path) -> String {
     let work = home.join("a-repository-with-quite-a-long-name");
@@ -97,6 +111,7 @@ async fn pages_are_readable_on_a_desk_and_a_phone_by_day_and_by_night() {
             assert_eq!(browser.ask(FITS).await, true, "{name} on a {view} is too wide");
             assert_eq!(browser.ask(READABLE).await, "", "{name} on a {view}");
             assert_eq!(browser.ask(ACCESSIBLE).await, "", "{name} on a {view}");
+            assert_eq!(browser.ask(BROKEN).await, "", "{name} on a {view}");
             assert_eq!(browser.ask(OURS).await, true, "{name} loads from elsewhere");
             browser.picture(&format!("{name}-{view}")).await;
         }

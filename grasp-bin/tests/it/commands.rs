@@ -90,6 +90,15 @@ fn one_pass_brings_what_a_relay_has_and_says_that_it_is_complete() {
 }
 
 #[test]
+fn nothing_can_be_brought_from_oneself() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().to_str().unwrap();
+    let us = ["--from", "wss://git.example.com", "--domain", "git.example.com"];
+    let said = said(command().args(["sync", "--once", "--data-dir", data]).args(us));
+    assert!(!said.ok && said.err.contains("is this very server"), "{said:?}");
+}
+
+#[test]
 fn a_relay_that_is_not_there_makes_a_pass_incomplete() {
     let dir = tempfile::tempdir().unwrap();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

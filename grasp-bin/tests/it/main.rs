@@ -4,7 +4,9 @@
 mod browser;
 mod commands;
 mod docs;
+mod http;
 mod looking;
+mod proxy;
 mod serve;
 mod sidecar;
 mod signals;
