@@ -10,11 +10,12 @@ use anyhow::{Context, Result, bail};
 use grasp_core::RelayUrl;
 use grasp_core::sync::ConnectionStatus;
 use grasp_relay::Clock;
+use grasp_relay::web::figures::Status;
 use grasp_relay::web::span;
 use grasp_sync::driver::RelayStatus;
 
 use self::board::Board;
-use crate::admin::AdminSocket;
+use crate::admin::{AdminSocket, counted};
 use crate::config::{Config, Loaded};
 use crate::rows::in_words;
 use crate::server::Server;
@@ -73,10 +74,10 @@ async fn bring(config: Config, from: Vec<RelayUrl>, patience: Duration) -> Resul
     let answering = admin.answer(server.overview().clone());
     let began = Instant::now();
     let last = follow(&server, &from, patience).await;
-    let waiting = server.overview().status().await.purgatory.hunting;
+    let status = server.overview().status().await;
     drop(answering);
     server.close().await?;
-    Ok(sum_up(&last, &from, waiting, began.elapsed()))
+    Ok(sum_up(&last, &from, &status, began.elapsed()))
 }
 
 /// What is known of each relay.
@@ -117,21 +118,24 @@ fn is_complete(relay: &RelayStatus) -> bool {
     relay.connection == ConnectionStatus::Connected && relay.backlog == 0
 }
 
-fn sum_up(seen: &Seen, from: &[RelayUrl], waiting: u64, took: Duration) -> Outcome {
+fn sum_up(seen: &Seen, from: &[RelayUrl], status: &Status, took: Duration) -> Outcome {
     let complete = |relay: &&RelayUrl| seen.get(*relay).is_some_and(is_complete);
     let done = from.iter().filter(complete).count();
-    let new: u64 = seen.values().map(|one| one.counts.stored() + one.counts.held).sum();
+    // What was refused at first and taken when something else had come counts too.
+    let new = status.intake.stored + status.intake.held;
     println!(
-        "{done} of {} relays complete, {new} new events in {}",
-        from.len(),
+        "{done} of {} complete, {} in {}",
+        counted(from.len() as u64, "relay", "relays"),
+        counted(new, "new event", "new events"),
         span(took.as_secs())
     );
     for relay in from.iter().filter(|relay| !complete(relay)) {
         println!("  {relay}: {}", seen.get(relay).map_or("not tried yet".into(), why_not));
     }
-    if waiting > 0 {
+    if status.purgatory.hunting > 0 {
         println!(
-            "{waiting} repository names wait for git data; `grasp serve` goes on looking for it"
+            "{} for git data; `grasp serve` goes on looking for it",
+            counted(status.purgatory.hunting, "repository name waits", "repository names wait")
         );
     }
     if done == from.len() { Outcome::Complete } else { Outcome::Incomplete }

@@ -131,6 +131,7 @@ impl Overview {
             events: counted.events,
             repositories: counted.repositories,
             store_bytes: store_bytes(&inner.data_dir),
+            sockets: census.sockets as u64,
             listeners: census.listeners as u64,
             subscriptions: census.subscriptions as u64,
             intake,
@@ -152,6 +153,11 @@ impl Overview {
     fn pace(&self, new: u64) -> f64 {
         let now = self.0.clock.now().mono;
         self.0.pace.lock().unwrap_or_else(PoisonError::into_inner).per_second(now, new)
+    }
+
+    /// The list of repositories, as pages show it.
+    pub(crate) fn listing(&self) -> Listing {
+        self.0.listing.clone()
     }
 
     /// The repositories, the latest active first.
@@ -237,6 +243,7 @@ impl Overview {
         self.set(&table::STORED, &[], status.events);
         self.set(&table::REPOSITORIES, &[], status.repositories);
         self.set(&table::STORE_BYTES, &[], status.store_bytes);
+        self.set(&table::SOCKETS, &[], status.sockets);
         self.set(&table::LISTENERS, &[], status.listeners);
         self.set(&table::SUBSCRIPTIONS, &[], status.subscriptions);
         self.set(&table::HELD, &["announcement"], held.announcements);

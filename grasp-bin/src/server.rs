@@ -84,7 +84,8 @@ impl Server {
         let extra = count_requests(extra, metrics.clone());
         let ingest = Arc::new(Counted::new(ingest, metrics.clone()));
         let config = presented(settings, &keys);
-        let parts = Parts { store, ingest, hub, config, clock, extra };
+        let listing = overview.listing();
+        let parts = Parts { store, ingest, hub, listing, config, clock, extra };
         let own = Arc::new(OwnRelay::new(parts.clone(), keeper.clone()));
         let syncer = start_sync(settings, own, keys, metrics).await?;
         overview.follow(syncer.clone());

@@ -60,7 +60,7 @@ fn server(status: &Status) -> Vec<Line> {
             "serves",
             format!(
                 "{}, {}",
-                counted(status.listeners, "connection", "connections"),
+                counted(status.sockets, "connection", "connections"),
                 counted(status.subscriptions, "subscription", "subscriptions")
             ),
         ),
@@ -103,7 +103,7 @@ fn connected(status: &Status) -> String {
 }
 
 /// A number of things, with their name.
-fn counted(count: u64, one: &str, many: &str) -> String {
+pub(crate) fn counted(count: u64, one: &str, many: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { many })
 }
 

@@ -200,10 +200,15 @@ fn repositories_are_mirrored_as_it_is_written() {
     let pushed = run(home.path(), &format!("cd hello && {push}")).out;
     assert_eq!(pushed.matches("git clone").count(), 2, "{pushed}");
     let came = run(home.path(), once).out;
-    assert!(came.contains("1 of 1 relays complete"), "{came}");
+    assert!(came.contains("1 of 1 relay complete"), "{came}");
     let serve = format!("{} --listen 127.0.0.1:0 --allow-private-targets", serve.trim());
     let _server = leave_running(home.path(), &serve);
     until(home.path(), "grasp repos --data-dir ./mirror", "hello");
+    let status = run(home.path(), "grasp status --json --data-dir ./mirror").out;
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    // What is kept for others is shown to people too.
+    let landing = get(status["service"].as_str().unwrap(), "/").1;
+    assert!(landing.contains(">hello</a>"), "{landing}");
 }
 
 #[test]
@@ -236,7 +241,7 @@ fn events_are_brought_over_in_a_migration_as_it_is_written() {
     let [once] = &blocks[..] else { panic!("one block") };
     let came = run(home.path(), once).out;
     // The announcement and the state, under the same name as before.
-    assert!(came.contains("1 of 1 relays complete, 2 new events"), "{came}");
+    assert!(came.contains("1 of 1 relay complete, 2 new events"), "{came}");
 }
 
 #[test]

@@ -78,16 +78,13 @@ fn a_relay_that_knows_nothing_of_sync_becomes_complete() {
     let json = until(&status, |said| said.out.contains("\"connected\"")).out;
     let json: Value = serde_json::from_str(&json).unwrap();
     assert_eq!((&json["beside"], &json["ready"]), (&relay.url.as_str().into(), &true.into()));
-    let brought = |said: &Said| {
+    // The announcement and the state, waiting for their git data or served by now.
+    let has_both = |said: &Said| {
         let json: Value = serde_json::from_str(&said.out).unwrap();
-        json["relays"][0]["stored"].as_u64() >= Some(2)
+        let held = |figure: &str| json["purgatory"][figure].as_u64().unwrap();
+        held("announcements") + held("states") + json["events"].as_u64().unwrap() >= 2
     };
-    until(&status, brought);
-    let held = grasp(&["status", "--json", "--data-dir", data.to_str().unwrap()]);
-    let held: Value = serde_json::from_str(&held.out).unwrap();
-    let here = |figure: &str| held["purgatory"][figure].as_u64().unwrap();
-    let events = here("announcements") + here("states") + held["events"].as_u64().unwrap();
-    assert!(events >= 2, "{held}");
+    until(&["status", "--json", "--data-dir", data.to_str().unwrap()], has_both);
 
     let text = grasp(&["status", "--data-dir", beside]).out;
     assert!(text.starts_with("sidecar of ws://"), "{text}");

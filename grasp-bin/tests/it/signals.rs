@@ -36,6 +36,7 @@ fn a_second_signal_ends_the_server_at_once() {
     std::fs::write(dir.path().join("grasp.toml"), "relay.grace = '10m'\n").unwrap();
     let mut server = Server::start(dir.path());
     let mut guest = silent_guest(&server);
+    while !get(server.host(), "/metrics").1.contains("grasp_relay_websockets 1\n") {}
     tell(&server.child, "-INT");
     // The goodbye shows that the first was heard.
     assert!(guest.read(&mut [0; 64]).unwrap() > 0);

@@ -38,15 +38,11 @@ impl Root {
     pub(super) fn new(
         shared: Arc<Shared>,
         config: &Config,
+        listing: Listing,
         guests: Guests,
         stage: watch::Receiver<Stage>,
         alive: mpsc::Sender<Infallible>,
     ) -> Self {
-        let service = config.service.clone();
-        let listing =
-            Listing::new(shared.store.clone(), service.clone(), shared.clock.clone(), move |a| {
-                a.lists(&service)
-            });
         Self {
             shared,
             document: config.info.document(&config.limits),

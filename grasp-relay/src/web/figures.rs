@@ -26,6 +26,9 @@ pub struct Status {
     pub repositories: u64,
     /// Bytes of the event store.
     pub store_bytes: u64,
+    /// Websockets of clients.
+    #[serde(default)]
+    pub sockets: u64,
     /// Connections and feeds with a subscription.
     pub listeners: u64,
     /// Their subscriptions.

@@ -29,7 +29,7 @@ pub fn status(name: &str, root: &str, status: &Status) -> String {
                 ("Repositories", "repositories", status.repositories),
                 ("Events", "events", status.events),
                 ("Store", "store_bytes", status.store_bytes),
-                ("Connections", "listeners", status.listeners),
+                ("Connections", "sockets", status.sockets),
                 ("Subscriptions", "subscriptions", status.subscriptions),
             ]))
             h2 { "What came in since it started" }

@@ -110,6 +110,7 @@ fn a_value_that_cannot_be_read_is_named_where_it_stands() {
         ("listen = ['127.0.0.1:1', '127.0.0.1:2']", "listen: expected one value"),
         ("[relay]\nfilters = 0", "grasp.toml:2: relay.filters: expected a number from 1"),
         ("[relay]\nfilters = 1.5", "relay.filters: expected one value"),
+        ("[log]\nfilter = 'grasp=loud'", "grasp.toml:2: log.filter: expected levels"),
         ("operator = 'npub1nobody'", "operator: expected a public key"),
         ("bootstrap = ['https://x.example']", "bootstrap: "),
         ("a = ", "grasp.toml:1: "),

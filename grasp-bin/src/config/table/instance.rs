@@ -1,7 +1,7 @@
 //! What an instance is, who runs it, and whom it welcomes.
 
 use super::Setting;
-use crate::config::codec::{Choice, Key, List, Maybe, Model, Path, Switch, Time, Word};
+use crate::config::codec::{Choice, Directives, Key, List, Maybe, Model, Path, Switch, Time, Word};
 
 pub(super) const PROCESS: &[Setting] = settings! { "" at [];
     @common listen: Word as "ADDR:PORT", "Where the server listens.";
@@ -44,7 +44,7 @@ pub(super) const ABOUT: &[Setting] = settings! { "about." at [settings.about];
 };
 
 pub(super) const LOG: &[Setting] = settings! { "log." at [log];
-    @common filter: Word, "What to tell, as in `info` or `grasp_relay=debug`.";
+    @common filter: Directives, "What to tell, as in `info` or `grasp_relay=debug`.";
     @common format: Choice as "human|json", "For people or for machines.";
 };
 
