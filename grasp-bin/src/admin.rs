@@ -3,11 +3,14 @@
 //! A question is one line of JSON, and so is its answer. Only whoever may read the data directory may ask.
 
 mod client;
+mod glance;
 mod show;
 mod socket;
 mod table;
+mod watch;
 
 pub(crate) use self::client::Client;
+pub(crate) use self::glance::counted;
 pub(crate) use self::show::{Look, look};
 pub(crate) use self::socket::AdminSocket;
 
@@ -24,6 +27,12 @@ pub(crate) enum Question {
     Repositories,
     /// What waits for git data.
     Waiting,
+}
+
+/// Whoever answers.
+pub(crate) trait Answers: Clone + Send + Sync + 'static {
+    /// The answer to a question.
+    fn answer(&self, question: Question) -> impl Future<Output = Answer> + Send;
 }
 
 /// What is answered.

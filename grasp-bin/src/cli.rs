@@ -27,7 +27,7 @@ pub(crate) enum Command {
     Status {
         #[command(flatten)]
         server: Running,
-        /// Again and again, until Ctrl-C.
+        /// Keeps it on the screen and fresh, until Ctrl-C.
         #[arg(long)]
         watch: bool,
     },
@@ -49,6 +49,14 @@ pub(crate) enum Command {
     Push(Push),
     /// Brings everything that other relays have into the store, without serving.
     Sync(Sync),
+    /// Keeps another relay complete, whatever software it is (GRASP-02 beside a relay that knows nothing of it).
+    Sidecar {
+        /// The relay. Without one: `sidecar.relay` of the settings.
+        #[arg(long, value_name = "URL")]
+        relay: Option<RelayUrl>,
+        #[command(flatten)]
+        settings: Settings,
+    },
     /// Shows two servers on loopback keeping a repository in step.
     Demo {
         /// Leaves them there until Ctrl-C.
@@ -78,7 +86,7 @@ pub(crate) enum Reference {
 pub(crate) enum Configuration {
     /// Prints everything in force, as a file, with who said so.
     Print(Settings),
-    /// Says what is wrong with the settings, and nothing if nothing is.
+    /// Says what is wrong with the settings, with key and line.
     Check(Settings),
 }
 

@@ -15,7 +15,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use grasp_core::ServiceIdentity;
+use grasp_core::{RelayUrl, ServiceIdentity};
 
 pub(crate) use self::layers::{Environment, Layers, Loaded};
 use crate::settings::Settings;
@@ -32,6 +32,8 @@ pub(crate) struct Config {
     pub(crate) domain: Option<ServiceIdentity>,
     /// Where `grasp status` and the like find a running server.
     pub(crate) admin_socket: Option<PathBuf>,
+    /// The relay that `grasp sidecar` stands beside.
+    pub(crate) sidecar_relay: Option<RelayUrl>,
     /// How to tell what happens.
     pub(crate) log: Log,
     /// The server itself. Its address is the one of `listen` until it is known better.
@@ -59,6 +61,7 @@ impl Default for Config {
             listen,
             domain: None,
             admin_socket: None,
+            sidecar_relay: None,
             log: Log { filter: "info".into(), format: LogFormat::Human },
             settings: Settings::new(service, "data"),
         }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use grasp_core::service::npub;
 use grasp_relay::Clock;
 use nostr::key::Keys;
@@ -17,6 +17,7 @@ use crate::client::RelayClient;
 use crate::push::{self, Target, Work};
 use crate::server::Server;
 use crate::settings::Settings;
+use crate::signals::Signals;
 
 /// How long the second server may take. It is usually a few seconds.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -41,10 +42,15 @@ async fn show(keep: bool) -> Result<()> {
         "two servers, each with a directory of its own:\n  first   http://{}\n  second  http://{}\n",
         first.address, second.address
     );
-    let shown = follow(dir.path(), &first, &second).await;
+    let told = Signals::listen().told_to_stop();
+    let mut told = std::pin::pin!(told);
+    let shown = tokio::select! {
+        shown = follow(dir.path(), &first, &second) => shown,
+        () = &mut told => Err(anyhow!("stopped before it was done")),
+    };
     if keep && shown.is_ok() {
         println!("\nboth are still there; Ctrl-C ends them");
-        let _ = tokio::signal::ctrl_c().await;
+        told.await;
     }
     second.stop().await?;
     first.stop().await?;

@@ -17,11 +17,17 @@ mod observer;
 mod once;
 mod overview;
 mod own_relay;
+mod pace;
+#[cfg(test)]
+mod page;
 mod place;
 mod push;
+mod rows;
 mod serve;
 mod server;
 mod settings;
+mod sidecar;
+mod signals;
 mod wire;
 
 use std::process::ExitCode;
@@ -45,7 +51,10 @@ pub fn run() -> ExitCode {
     match obey(Cli::parse().command) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("grasp: {error:#}");
+            // A line each, so that a script can tell them from the log.
+            for line in format!("{error:#}").lines() {
+                eprintln!("grasp: {line}");
+            }
             ExitCode::FAILURE
         }
     }
@@ -65,6 +74,7 @@ fn obey(command: Command) -> Result<ExitCode> {
         }
         Command::Push(asked) => push_to(asked)?,
         Command::Sync(asked) => return sync_once(asked),
+        Command::Sidecar { relay, settings } => sidecar::run(load(&settings.flags)?, relay)?,
         Command::Demo { keep } => demo::run(keep)?,
         Command::Config(Configuration::Print(settings)) => {
             print!("{}", reference::in_force(&load(&settings.flags)?));
@@ -106,8 +116,8 @@ fn push_to(asked: cli::Push) -> Result<()> {
 }
 
 fn sync_once(asked: cli::Sync) -> Result<ExitCode> {
-    let config = load(&asked.settings.flags)?.config;
-    match once::run(config, asked.from, Duration::from_secs(asked.patience))? {
+    let loaded = load(&asked.settings.flags)?;
+    match once::run(loaded, asked.from, Duration::from_secs(asked.patience))? {
         Outcome::Complete => Ok(ExitCode::SUCCESS),
         Outcome::Incomplete => Ok(ExitCode::from(2)),
     }
@@ -117,5 +127,9 @@ fn sync_once(asked: cli::Sync) -> Result<ExitCode> {
 fn check(loaded: &Loaded) {
     for name in &loaded.strangers {
         eprintln!("grasp: {name} is in the environment and no setting of ours");
+    }
+    match &loaded.file {
+        Some(file) => println!("no problems in {}", file.display()),
+        None => println!("no problems; there is no settings file"),
     }
 }

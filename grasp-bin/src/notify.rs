@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tokio::task::JoinHandle;
+
 /// How far the service is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
@@ -23,6 +25,31 @@ impl Stage {
     }
 }
 
+/// Says that the service is there, and goes on saying so if that is wanted, until what is returned is dropped.
+pub(crate) fn ready() -> Heartbeat {
+    tell(Stage::Ready);
+    Heartbeat(watchdog().map(|pause| tokio::spawn(say_that_we_are_there(pause))))
+}
+
+/// Tells the service manager now and then that the service is alive.
+pub(crate) struct Heartbeat(Option<JoinHandle<()>>);
+
+impl Drop for Heartbeat {
+    fn drop(&mut self) {
+        if let Some(beating) = &self.0 {
+            beating.abort();
+        }
+    }
+}
+
+async fn say_that_we_are_there(pause: Duration) {
+    let mut ticks = tokio::time::interval(pause);
+    loop {
+        ticks.tick().await;
+        tell(Stage::Alive);
+    }
+}
+
 /// Tells the service manager, if there is one. That nobody listens is no reason to stop.
 pub(crate) fn tell(stage: Stage) {
     let Some(socket) = std::env::var_os("NOTIFY_SOCKET") else { return };
@@ -32,7 +59,7 @@ pub(crate) fn tell(stage: Stage) {
 }
 
 /// How often it wants to hear that we are there: half of what it waits.
-pub(crate) fn watchdog() -> Option<Duration> {
+fn watchdog() -> Option<Duration> {
     let micros: u64 = std::env::var("WATCHDOG_USEC").ok()?.parse().ok()?;
     let ours = std::env::var("WATCHDOG_PID").ok();
     let ours = ours.is_none_or(|pid| pid == std::process::id().to_string());

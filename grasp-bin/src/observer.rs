@@ -1,31 +1,90 @@
 //! What sync reports, in the log and in the metrics.
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
+use grasp_core::RelayUrl;
 use grasp_core::admission::SyncPath;
 use grasp_core::limits::Health;
 use grasp_core::sync::ConnectionStatus;
 use grasp_relay::metrics::Metrics;
+use grasp_relay::web::span;
 use grasp_sync::driver::Observer;
 use grasp_sync::engine::{Report, Source};
 
 use crate::metrics::sync::SyncMeter;
+use crate::rows::in_words;
 
 /// Logs and counts what sync reports.
 ///
 /// The lock is free but for the moment of one report: they all come from one loop.
-pub(crate) struct SyncObserver(Mutex<SyncMeter>);
+pub(crate) struct SyncObserver(Mutex<Inner>);
+
+struct Inner {
+    meter: SyncMeter,
+    log: Log,
+}
 
 impl SyncObserver {
     pub(crate) fn new(metrics: Metrics) -> Self {
-        Self(Mutex::new(SyncMeter::new(metrics)))
+        Self(Mutex::new(Inner { meter: SyncMeter::new(metrics), log: Log::default() }))
     }
 }
 
 impl Observer for SyncObserver {
     fn report(&self, report: &Report) {
+        let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.log.note(report);
+        inner.meter.note(report);
+    }
+}
+
+/// Remembers of each relay what later lines need.
+#[derive(Default)]
+struct Log {
+    relays: BTreeMap<RelayUrl, Told>,
+}
+
+#[derive(Default)]
+struct Told {
+    /// For how long it has failed.
+    failing_for: Duration,
+    /// Events that it was last said to lack.
+    lacking: u64,
+}
+
+impl Log {
+    fn note(&mut self, report: &Report) {
+        match report {
+            Report::Retired { relay } => _ = self.relays.remove(relay),
+            Report::ConnectFailed { relay, why, failure } => {
+                self.relays.entry(relay.clone()).or_default().failing_for = failure.failing_for;
+                tracing::warn!(
+                    %relay,
+                    attempt = failure.attempt,
+                    retry_in = %span(failure.retry_in.as_secs()),
+                    "could not connect: {}",
+                    in_words(*why)
+                );
+                return;
+            }
+            Report::Health { relay, health: Health::Dead } => {
+                let told = self.relays.entry(relay.clone()).or_default();
+                let failing_for = span(told.failing_for.as_secs());
+                tracing::error!(%relay, %failing_for, "dead: it is tried once a day from now on");
+                return;
+            }
+            Report::Reliability { relay, seen } => {
+                let told = self.relays.entry(relay.clone()).or_default();
+                if seen.lacking > std::mem::replace(&mut told.lacking, seen.lacking) {
+                    tracing::warn!(%relay, lacking = seen.lacking, "lacks events that we have");
+                }
+                return;
+            }
+            _ => {}
+        }
         log(report);
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).note(report);
     }
 }
 
@@ -44,10 +103,7 @@ fn log(report: &Report) {
         },
         Report::Health { relay, health } => match health {
             Health::Healthy => tracing::info!(%relay, "healthy"),
-            Health::Degraded => tracing::warn!(%relay, "failing; it is left alone for a while"),
-            Health::Dead => {
-                tracing::error!(%relay, "dead: it failed for too long, and is tried once a day")
-            }
+            health => tracing::debug!(%relay, ?health, "health"),
         },
         Report::Stored { from: Source::Direct, .. } => {}
         Report::Stored { from: Source::Relay { relay, path }, count } => {
@@ -66,9 +122,6 @@ fn log(report: &Report) {
 /// What relays do that they should not, and everything else. Their words are bounded and without control characters.
 fn log_oddity(report: &Report) {
     match report {
-        Report::Reliability { relay, seen } if seen.lacking > 0 => {
-            tracing::warn!(%relay, lacking = seen.lacking, "lacks events that we have");
-        }
         Report::NoNegentropy { relay, refusal, text } => {
             tracing::warn!(%relay, ?refusal, text = text.as_str(), "no set reconciliation; fetching by pages");
         }
@@ -82,5 +135,103 @@ fn log_oddity(report: &Report) {
             tracing::warn!(%relay, %at, "one second holds more events than the relay shows");
         }
         other => tracing::debug!(report = ?other, "sync"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::Arc;
+
+    use grasp_core::limits::{PeerText, Refusal};
+    use grasp_sync::engine::{Failure, Fault, Reliability};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Paper(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Paper {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// What is written about these reports.
+    fn written(reports: &[Report]) -> String {
+        let paper = Paper::default();
+        let writer = paper.clone();
+        let log = tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::DEBUG)
+            .with_ansi(false)
+            .without_time()
+            .with_target(false)
+            .with_writer(move || writer.clone())
+            .finish();
+        let observer = SyncObserver::new(Metrics::default());
+        tracing::subscriber::with_default(log, || {
+            reports.iter().for_each(|report| observer.report(report));
+        });
+        let bytes = paper.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    fn relay() -> RelayUrl {
+        "wss://relay.example.com".parse().unwrap()
+    }
+
+    /// The table of levels that operators know from elsewhere: level, and what the line must name.
+    #[test]
+    fn each_event_of_sync_has_its_level() {
+        let from = |path| Source::Relay { relay: relay(), path };
+        let failure = Failure {
+            attempt: 3,
+            failing_for: Duration::from_secs(86_400),
+            retry_in: Duration::from_secs(40),
+        };
+        let failed = Report::ConnectFailed { relay: relay(), why: Fault::Unreachable, failure };
+        let lacking = Reliability { lacking: 7, ..Reliability::default() };
+        let gap = |path| Report::Gap { relay: relay(), path, count: 2 };
+        let table = [
+            (Report::Stored { from: from(SyncPath::Live), count: 1 }, "DEBUG", "stored"),
+            (gap(SyncPath::CatchUp), " WARN", "a gap"),
+            (gap(SyncPath::Daily), "ERROR", "a lasting gap"),
+            (
+                Report::Status { relay: relay(), status: ConnectionStatus::Syncing },
+                " INFO",
+                "connected",
+            ),
+            (failed.clone(), " WARN", "attempt=3 retry_in=40 seconds"),
+            (Report::Reliability { relay: relay(), seen: lacking }, " WARN", "lacking=7"),
+        ];
+        for (report, level, words) in table {
+            let line = written(&[report]);
+            assert!(line.starts_with(level) && line.contains(words), "{level} {words}: {line}");
+            assert!(line.contains("wss://relay.example.com"), "{line}");
+        }
+        let dead = Report::Health { relay: relay(), health: Health::Dead };
+        let lines = written(&[failed, dead]);
+        let dead = lines.lines().nth(1).unwrap();
+        assert!(dead.starts_with("ERROR") && dead.contains("failing_for=1 day"), "{lines}");
+    }
+
+    #[test]
+    fn what_a_peer_says_is_bounded_and_cannot_forge_a_line() {
+        let text = PeerText::new(&format!("no\n ERROR all is lost {}", "x".repeat(100_000)));
+        let refusal = Refusal::RetainedBytes { stated: None };
+        let lines = written(&[Report::Refused { relay: relay(), refusal, text }]);
+        assert_eq!(lines.lines().count(), 1, "{lines}");
+        assert!(lines.len() < 2_000, "{}", lines.len());
+    }
+
+    #[test]
+    fn that_a_relay_lacks_events_is_told_when_it_is_news() {
+        let seen = Reliability { lacking: 7, ..Reliability::default() };
+        let report = Report::Reliability { relay: relay(), seen };
+        assert_eq!(written(&[report.clone(), report]).lines().count(), 1);
     }
 }

@@ -1,18 +1,23 @@
 //! `grasp sync --once`: brings everything that some relays have, and ends.
 
+mod board;
+
 use std::collections::BTreeMap;
-use std::io::{IsTerminal as _, Write as _};
+use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use grasp_core::RelayUrl;
 use grasp_core::sync::ConnectionStatus;
 use grasp_relay::Clock;
+use grasp_relay::web::figures::Status;
 use grasp_relay::web::span;
 use grasp_sync::driver::RelayStatus;
 
-use crate::admin::AdminSocket;
-use crate::config::Config;
+use self::board::Board;
+use crate::admin::{AdminSocket, counted};
+use crate::config::{Config, Loaded};
+use crate::rows::in_words;
 use crate::server::Server;
 
 /// How often is looked.
@@ -37,10 +42,15 @@ pub(crate) enum Outcome {
 }
 
 /// Brings everything that these relays have into the store of this configuration.
-pub(crate) fn run(config: Config, from: Vec<RelayUrl>, patience: Duration) -> Result<Outcome> {
-    config.log.start();
+pub(crate) fn run(mut loaded: Loaded, from: Vec<RelayUrl>, patience: Duration) -> Result<Outcome> {
+    // Bars and log lines on one screen spoil each other; whoever asks for a log gets it.
+    if loaded.is_default("log.filter") {
+        let quiet = if std::io::stderr().is_terminal() { "off" } else { "warn" };
+        loaded.config.log.filter = quiet.into();
+    }
+    loaded.start_log();
     let runtime = tokio::runtime::Runtime::new().context("could not start the runtime")?;
-    runtime.block_on(bring(config, from, patience))
+    runtime.block_on(bring(loaded.config, from, patience))
 }
 
 async fn bring(config: Config, from: Vec<RelayUrl>, patience: Duration) -> Result<Outcome> {
@@ -50,6 +60,11 @@ async fn bring(config: Config, from: Vec<RelayUrl>, patience: Duration) -> Resul
         Some(domain) => domain.clone(),
         None => config.settings.service.clone(),
     };
+    if let Some(us) = from.iter().find(|relay| service.is_us(relay.as_str())) {
+        bail!(
+            "{us} is this very server by its domain, {service}; nothing can be brought from there"
+        );
+    }
     let mut settings = config.settings.reached_at(service);
     settings.sync.enabled = true;
     settings.sync.engine.bootstrap.clone_from(&from);
@@ -59,10 +74,10 @@ async fn bring(config: Config, from: Vec<RelayUrl>, patience: Duration) -> Resul
     let answering = admin.answer(server.overview().clone());
     let began = Instant::now();
     let last = follow(&server, &from, patience).await;
-    let waiting = server.overview().status().await.purgatory.hunting;
+    let status = server.overview().status().await;
     drop(answering);
     server.close().await?;
-    Ok(sum_up(&last, &from, waiting, began.elapsed()))
+    Ok(sum_up(&last, &from, &status, began.elapsed()))
 }
 
 /// What is known of each relay.
@@ -71,17 +86,18 @@ type Seen = BTreeMap<RelayUrl, RelayStatus>;
 /// Looks until all are done or patience ends.
 async fn follow(server: &Server, from: &[RelayUrl], patience: Duration) -> Seen {
     let (began, mut told) = (Instant::now(), None);
-    let mut board = Board::default();
+    let mut board = Board::new(from, server.parts().clock.now().mono);
     loop {
         let seen = match server.syncer() {
             Some(syncer) => syncer.status().await.relays,
             None => Seen::new(),
         };
-        let now = server.parts().clock.now().unix.as_secs();
-        let done = from.iter().all(|relay| seen.get(relay).is_some_and(|one| is_done(now, one)));
-        let over = done || began.elapsed() > patience;
+        let now = server.parts().clock.now();
+        let done = |one: &RelayStatus| is_done(now.unix.as_secs(), one);
+        let over = from.iter().all(|relay| seen.get(relay).is_some_and(done))
+            || began.elapsed() > patience;
         if over || board.is_live() || told.is_none_or(|at: Instant| at.elapsed() > TELL) {
-            board.draw(&seen, from, began.elapsed());
+            board.draw(now.mono, &seen);
             told = Some(Instant::now());
         }
         if over {
@@ -98,72 +114,49 @@ fn is_done(now: u64, relay: &RelayStatus) -> bool {
     stands && relay.backlog == 0 && relay.since.as_secs() + SETTLED < now
 }
 
-fn sum_up(seen: &Seen, from: &[RelayUrl], waiting: u64, took: Duration) -> Outcome {
-    let complete = |relay: &RelayUrl| {
-        seen.get(relay)
-            .is_some_and(|one| one.connection == ConnectionStatus::Connected && one.backlog == 0)
-    };
-    let done = from.iter().filter(|relay| complete(relay)).count();
-    let new: u64 = seen.values().map(|one| one.counts.stored() + one.counts.held).sum();
+fn is_complete(relay: &RelayStatus) -> bool {
+    relay.connection == ConnectionStatus::Connected && relay.backlog == 0
+}
+
+fn sum_up(seen: &Seen, from: &[RelayUrl], status: &Status, took: Duration) -> Outcome {
+    let complete = |relay: &&RelayUrl| seen.get(*relay).is_some_and(is_complete);
+    let done = from.iter().filter(complete).count();
+    // What was refused at first and taken when something else had come counts too.
+    let new = status.intake.stored + status.intake.held;
     println!(
-        "{done} of {} relays complete, {new} new events in {}",
-        from.len(),
+        "{done} of {} complete, {} in {}",
+        counted(from.len() as u64, "relay", "relays"),
+        counted(new, "new event", "new events"),
         span(took.as_secs())
     );
     for relay in from.iter().filter(|relay| !complete(relay)) {
-        let refusal = seen.get(relay).and_then(|one| one.last_refusal.as_ref());
-        println!(
-            "  {relay} is not{}",
-            refusal.map_or_else(String::new, |text| format!(": {}", text.as_str()))
-        );
+        println!("  {relay}: {}", seen.get(relay).map_or("not tried yet".into(), why_not));
     }
-    if waiting > 0 {
+    if status.purgatory.hunting > 0 {
         println!(
-            "{waiting} repository names wait for git data; `grasp serve` goes on looking for it"
+            "{} for git data; `grasp serve` goes on looking for it",
+            counted(status.purgatory.hunting, "repository name waits", "repository names wait")
         );
     }
     if done == from.len() { Outcome::Complete } else { Outcome::Incomplete }
 }
 
-/// The state of each relay on standard error, drawn over where that is possible.
-#[derive(Default)]
-struct Board {
-    lines: usize,
-}
-
-impl Board {
-    fn is_live(&self) -> bool {
-        std::io::stderr().is_terminal()
+/// Why a relay did not give everything, in words.
+fn why_not(relay: &RelayStatus) -> String {
+    if let Some(failed) = relay.failed {
+        return in_words(failed.why).into();
     }
-
-    fn draw(&mut self, seen: &Seen, from: &[RelayUrl], took: Duration) {
-        let mut text = String::new();
-        if self.is_live() && self.lines > 0 {
-            text.push_str(&format!("\x1b[{}A\x1b[J", self.lines));
+    let refusal = relay.last_refusal.as_ref().map(|text| text.as_str().to_owned());
+    match (relay.connection, refusal) {
+        (ConnectionStatus::ConnectedHistoricSyncFailures, Some(text)) => {
+            format!("some of its history could not be had: {text}")
         }
-        for relay in from {
-            text.push_str(&line(relay, seen.get(relay), took));
+        (ConnectionStatus::ConnectedHistoricSyncFailures, None) => {
+            "some of its history could not be had".into()
         }
-        self.lines = from.len();
-        let _ = std::io::stderr().write_all(text.as_bytes());
+        (ConnectionStatus::Disconnected | ConnectionStatus::Connecting, _) => {
+            "the connection was lost".into()
+        }
+        _ => "it was not done in time; say --patience to wait longer".into(),
     }
-}
-
-fn line(relay: &RelayUrl, seen: Option<&RelayStatus>, took: Duration) -> String {
-    let Some(seen) = seen else { return format!("{relay}  not tried yet\n") };
-    let counts = &seen.counts;
-    let fetched = counts.stored() + counts.held + counts.known + counts.refused + counts.forged;
-    let rate = fetched as f64 / took.as_secs_f64().max(0.1);
-    let state = match seen.connection {
-        ConnectionStatus::Disconnected => "disconnected",
-        ConnectionStatus::Connecting => "connecting",
-        ConnectionStatus::Syncing => "fetching",
-        ConnectionStatus::Connected => "complete",
-        ConnectionStatus::ConnectedHistoricSyncFailures => "incomplete",
-    };
-    let new = counts.stored() + counts.held;
-    format!(
-        "{relay}  {state}  {fetched} fetched, {new} new, {} to judge, {rate:.0}/s\n",
-        seen.backlog
-    )
 }

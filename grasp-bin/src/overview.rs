@@ -1,36 +1,37 @@
 //! How the running server stands: one look at all its parts.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
-use grasp_core::limits::Health;
-use grasp_core::sync::ConnectionStatus;
-use grasp_core::{Host, Identifier, Mono, RelayUrl, kinds};
-use grasp_purgatory::hunt::{HostFigures, HuntFigures};
-use grasp_purgatory::{Counts, Phase, Purgatory};
+use grasp_core::{Host, Identifier, Mono, kinds};
+use grasp_purgatory::hunt::{HostFigures, HuntFigures, Turn};
+use grasp_purgatory::{Counts, Purgatory};
 use grasp_relay::Clock;
 use grasp_relay::keeper::Keeper;
 use grasp_relay::metrics::{Metric, Metrics, table};
 use grasp_relay::nostr::Hub;
 use grasp_relay::store::{EventStore, StoreError};
 use grasp_relay::web::Listing;
-use grasp_relay::web::figures::{
-    Intake, PurgatoryFigures, RelayHealth, RelayRow, RelayState, RepoRow, Status, WaitingRow,
-};
+use grasp_relay::web::figures::{Intake, PurgatoryFigures, RelayRow, RepoRow, Status, WaitingRow};
 use grasp_sync::Syncer;
-use grasp_sync::driver::RelayStatus;
 use nostr::filter::Filter;
 use tokio::sync::Mutex;
 
+use crate::admin::{Answer, Answers, Question};
 use crate::metrics::{self, hunt};
+use crate::pace::Pace;
+use crate::rows;
 use crate::settings::Settings;
 
-/// How old a count of everything may be: it reads an index from end to end.
+/// How old a count of everything may be at most, and how much longer than it took to make: it reads an index from
+/// end to end, so in a small store it is fresh and in a large one it costs little.
 const COUNT_EVERY: Duration = Duration::from_secs(60);
+const COUNT_COST: u32 = 100;
 
-/// Names under which something waits, and git servers of each, that are told of at most.
-const MOST_WAITING: usize = 1_000;
+/// What ends within this time is told of as expiring.
+const SOON: Duration = Duration::from_secs(3_600);
 
 /// Sees all parts. Cheap to clone.
 #[derive(Clone)]
@@ -50,6 +51,7 @@ struct Inner {
     syncer: OnceLock<Arc<Syncer>>,
     started: u64,
     counted: Mutex<Option<(Mono, Counted)>>,
+    pace: std::sync::Mutex<Pace>,
 }
 
 /// What is counted only now and then.
@@ -57,6 +59,8 @@ struct Inner {
 struct Counted {
     events: u64,
     repositories: u64,
+    /// How long this holds.
+    fresh_for: Duration,
 }
 
 impl Overview {
@@ -72,6 +76,7 @@ impl Overview {
             root: format!("{}/", settings.service.mount_path()),
             data_dir: settings.data_dir.clone(),
             started: clock.now().unix.as_secs(),
+            pace: std::sync::Mutex::new(Pace::new(clock.now().mono)),
             store,
             hub: hub.clone(),
             keeper: keeper.clone(),
@@ -115,18 +120,22 @@ impl Overview {
         let inner = &self.0;
         let census = inner.hub.census().await;
         let counted = self.counted().await.unwrap_or_default();
+        let intake = intake(&inner.metrics);
         Status {
             version: env!("CARGO_PKG_VERSION").into(),
             service: inner.service.clone(),
+            beside: None,
             now: inner.clock.now().unix.as_secs(),
             started: inner.started,
             ready: self.is_ready().await,
             events: counted.events,
             repositories: counted.repositories,
             store_bytes: store_bytes(&inner.data_dir),
+            sockets: census.sockets as u64,
             listeners: census.listeners as u64,
             subscriptions: census.subscriptions as u64,
-            intake: intake(&inner.metrics),
+            intake,
+            events_per_minute: 60.0 * self.pace(intake.stored + intake.held),
             purgatory: self.purgatory().await,
             relays: self.relays().await,
         }
@@ -135,9 +144,20 @@ impl Overview {
     /// Every relay that is followed.
     async fn relays(&self) -> Vec<RelayRow> {
         match self.0.syncer.get() {
-            Some(syncer) => syncer.status().await.relays.iter().map(relay_row).collect(),
+            Some(syncer) => syncer.status().await.relays.iter().map(rows::relay_row).collect(),
             None => Vec::new(),
         }
+    }
+
+    /// New events per second, lately.
+    fn pace(&self, new: u64) -> f64 {
+        let now = self.0.clock.now().mono;
+        self.0.pace.lock().unwrap_or_else(PoisonError::into_inner).per_second(now, new)
+    }
+
+    /// The list of repositories, as pages show it.
+    pub(crate) fn listing(&self) -> Listing {
+        self.0.listing.clone()
     }
 
     /// The repositories, the latest active first.
@@ -147,7 +167,17 @@ impl Overview {
 
     /// The names under which something waits.
     pub(crate) async fn waiting(&self) -> Vec<WaitingRow> {
-        self.0.keeper.ask(waiting).await.unwrap_or_default()
+        let (turns, now) = (self.turns().await, self.0.clock.now().unix.as_secs());
+        let rows = self.0.keeper.ask(move |purgatory| rows::waiting(purgatory, now, &turns)).await;
+        rows.unwrap_or_default()
+    }
+
+    /// When each name that is hunted for is looked for next.
+    async fn turns(&self) -> BTreeMap<Identifier, Turn> {
+        match self.0.keeper.hunting() {
+            Some(hunting) => hunting.schedule().await,
+            None => BTreeMap::new(),
+        }
     }
 
     /// Everything, in Prometheus' text form.
@@ -161,8 +191,11 @@ impl Overview {
     }
 
     async fn purgatory(&self) -> PurgatoryFigures {
-        let counts = self.0.keeper.ask(Purgatory::counts).await.unwrap_or_default();
-        let hunting = self.hunt().await.map_or(0, |(in_all, _)| in_all.queued);
+        let soon = self.0.clock.now().unix + SOON;
+        let asked = self.0.keeper.ask(move |held: &Purgatory| (held.counts(), held.expiring(soon)));
+        let (counts, expiring) = asked.await.unwrap_or_default();
+        let turns = self.turns().await;
+        let next = turns.values().filter_map(|turn| turn.next_in).min();
         let Counts { announcements, states, proposals, shelved, staged, bytes, staged_bytes, owed } =
             counts;
         self.set(&table::OWED, &[], owed as u64);
@@ -174,7 +207,9 @@ impl Overview {
             staged: staged as u64,
             bytes,
             staged_bytes,
-            hunting: hunting as u64,
+            hunting: turns.len() as u64,
+            next_attempt_in: next.map(|next| next.as_secs()),
+            expiring: expiring as u64,
         }
     }
 
@@ -187,13 +222,16 @@ impl Overview {
     async fn counted(&self) -> Result<Counted, StoreError> {
         let mut last = self.0.counted.lock().await;
         let now = self.0.clock.now();
-        if let Some((_, counted)) = last.filter(|(at, _)| now.mono - *at < COUNT_EVERY) {
+        if let Some((_, counted)) = last.filter(|(at, one)| now.mono - *at < one.fresh_for) {
             return Ok(counted);
         }
         let everything = self.0.store.count(vec![Filter::new()], now.unix);
         let announcements = vec![Filter::new().kind(kinds::ANNOUNCEMENT)];
         let announcements = self.0.store.count(announcements, now.unix);
-        let counted = Counted { events: everything.await?, repositories: announcements.await? };
+        let (events, repositories) = (everything.await?, announcements.await?);
+        let took = self.0.clock.now().mono - now.mono;
+        let fresh_for = took.saturating_mul(COUNT_COST).min(COUNT_EVERY);
+        let counted = Counted { events, repositories, fresh_for };
         *last = Some((now.mono, counted));
         Ok(counted)
     }
@@ -205,6 +243,7 @@ impl Overview {
         self.set(&table::STORED, &[], status.events);
         self.set(&table::REPOSITORIES, &[], status.repositories);
         self.set(&table::STORE_BYTES, &[], status.store_bytes);
+        self.set(&table::SOCKETS, &[], status.sockets);
         self.set(&table::LISTENERS, &[], status.listeners);
         self.set(&table::SUBSCRIPTIONS, &[], status.subscriptions);
         self.set(&table::HELD, &["announcement"], held.announcements);
@@ -228,31 +267,6 @@ impl Overview {
     }
 }
 
-fn relay_row((url, status): (&RelayUrl, &RelayStatus)) -> RelayRow {
-    RelayRow {
-        url: url.to_string(),
-        state: match status.connection {
-            ConnectionStatus::Disconnected => RelayState::Disconnected,
-            ConnectionStatus::Connecting => RelayState::Connecting,
-            ConnectionStatus::Syncing => RelayState::Syncing,
-            ConnectionStatus::Connected => RelayState::Connected,
-            ConnectionStatus::ConnectedHistoricSyncFailures => RelayState::Incomplete,
-        },
-        since: status.since.as_secs(),
-        health: match status.health {
-            Health::Healthy => RelayHealth::Healthy,
-            Health::Degraded => RelayHealth::Degraded,
-            Health::Dead => RelayHealth::Dead,
-        },
-        synced_at: status.synced_at.map(|at| at.as_secs()),
-        backlog: status.backlog,
-        stored: status.counts.stored(),
-        gaps: status.gaps,
-        refusal: status.last_refusal.as_ref().map(|text| text.as_str().to_owned()),
-        uptime: status.reliability.and_then(|seen| seen.uptime()),
-    }
-}
-
 fn intake(metrics: &Metrics) -> Intake {
     let of = |outcomes: &[&str]| {
         let sources = ["client", "live", "catch_up", "daily"];
@@ -264,29 +278,6 @@ fn intake(metrics: &Metrics) -> Intake {
         held: of(&["held"]),
         known: of(&["known", "superseded"]),
         rejected: of(&["rejected"]),
-    }
-}
-
-fn waiting(purgatory: &Purgatory) -> Vec<WaitingRow> {
-    let mut names = purgatory.wanting(Phase::Waiting);
-    names.extend(purgatory.wanting(Phase::Shelved));
-    names.iter().take(MOST_WAITING).map(|name| waiting_row(purgatory, name)).collect()
-}
-
-/// What waits under one name. Places that only stored announcements name are not looked up for this.
-fn waiting_row(purgatory: &Purgatory, identifier: &Identifier) -> WaitingRow {
-    let wants = purgatory.wants(identifier, &[]);
-    let hunted = wants.iter().filter(|want| want.phase == Phase::Waiting).count();
-    let places = wants.iter().flat_map(|want| want.trusted.iter().chain(&want.untrusted));
-    let mut places: Vec<String> = places.map(ToString::to_string).collect();
-    places.sort();
-    places.dedup();
-    WaitingRow {
-        identifier: identifier.to_string(),
-        hunted: hunted as u64,
-        wanted: (wants.len() - hunted) as u64,
-        tips: wants.iter().map(|want| want.tips.len() as u64).sum(),
-        places,
     }
 }
 
@@ -303,4 +294,17 @@ fn resident_bytes() -> Option<u64> {
     let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
     let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
     kib.checked_mul(1_024)
+}
+
+impl Answers for Overview {
+    async fn answer(&self, question: Question) -> Answer {
+        match question {
+            Question::Status => Answer::Status(Box::new(self.status().await)),
+            Question::Waiting => Answer::Waiting(self.waiting().await),
+            Question::Repositories => match self.repositories().await {
+                Ok(rows) => Answer::Repositories(rows.to_vec()),
+                Err(error) => Answer::Failed(error.to_string()),
+            },
+        }
+    }
 }

@@ -17,8 +17,8 @@ use grasp_relay::store::rules::Rules;
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use grasp_relay::store::{EventStore, StoreError};
 use grasp_relay::{Clock, git_http};
-use grasp_sync::Syncer;
 use grasp_sync::driver::{self, RecordFile};
+use grasp_sync::{LocalRelay, Syncer};
 use nostr::key::Keys;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -87,7 +87,8 @@ impl Server {
         let extra = count_requests(extra, metrics.clone());
         let ingest = Arc::new(Counted::new(ingest, metrics.clone()));
         let config = presented(settings, &keys);
-        let parts = Parts { store, ingest, hub, config, clock, extra };
+        let listing = overview.listing();
+        let parts = Parts { store, ingest, hub, listing, config, clock, extra };
         let own = Arc::new(OwnRelay::new(parts.clone(), keeper.clone()));
         let syncer = start_sync(settings, own, keys, metrics).await?;
         overview.follow(syncer.clone());
@@ -153,6 +154,7 @@ fn presented(settings: &Settings, keys: &Keys) -> Config {
     let info = RelayInfo { service_key: Some(keys.public_key()), ..settings.info() };
     Config {
         service: settings.service.clone(),
+        secure: settings.git.secure,
         info,
         limits: settings.relay.clone(),
         trusted_proxies: settings.trusted_proxies.clone(),
@@ -198,9 +200,9 @@ async fn start_keeper(settings: &Settings, parts: KeeperParts) -> Result<Keeper>
 }
 
 /// Begins to keep our events in step with other relays, if that is wanted.
-async fn start_sync(
+pub(crate) async fn start_sync(
     settings: &Settings,
-    own: Arc<OwnRelay>,
+    own: Arc<dyn LocalRelay>,
     keys: Keys,
     metrics: Metrics,
 ) -> Result<Option<Arc<Syncer>>> {

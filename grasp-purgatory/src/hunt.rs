@@ -33,6 +33,7 @@ mod throttle;
 mod visit;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use grasp_core::{Host, Identifier, Mono, Now};
 
@@ -98,6 +99,15 @@ pub struct HuntFigures {
     pub in_flight: usize,
 }
 
+/// When an identifier is looked for next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// Attempts that left something wanted since the last fresh start.
+    pub attempts: u32,
+    /// How long until the next; `None` while one is under way.
+    pub next_in: Option<Duration>,
+}
+
 impl Hunter {
     /// Hunts for nothing yet. What waited before a restart is to be said anew.
     pub fn new(config: HuntConfig, now: Now) -> Self {
@@ -154,6 +164,13 @@ impl Hunter {
     /// How things stand.
     pub fn figures(&self) -> HuntFigures {
         HuntFigures { queued: self.queue.len(), in_flight: self.flights.len() }
+    }
+
+    /// When each identifier that is hunted for is looked for next, counted from now.
+    pub fn schedule_at(&self, now: Mono) -> impl Iterator<Item = (&Identifier, Turn)> {
+        self.queue.schedule().map(move |(identifier, attempts, next)| {
+            (identifier, Turn { attempts, next_in: next.map(|at| at - now) })
+        })
     }
 
     /// How things stand with each server that was asked lately.

@@ -39,6 +39,7 @@ use crate::nostr::negentropy::Workshop;
 use crate::nostr::session::Rules;
 use crate::nostr::{Hub, Limits, RelayInfo};
 use crate::store::EventStore;
+use crate::web::Listing;
 
 /// Pause after a failed accept: the usual cause is that the process is out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -52,6 +53,8 @@ pub struct Parts {
     pub ingest: Arc<dyn Ingest>,
     /// Where accepted events come out, for live subscriptions.
     pub hub: Hub,
+    /// The repositories that the page at the root shows.
+    pub listing: Listing,
     /// Everything that can be set.
     pub config: Config,
     /// The time.
@@ -65,6 +68,8 @@ pub struct Parts {
 pub struct Config {
     /// The address that clients reach us at; its mount is where the routes are.
     pub service: ServiceIdentity,
+    /// Whether clients reach us through TLS, so that the addresses that pages show begin as they must.
+    pub secure: bool,
     /// What the NIP-11 document says.
     pub info: RelayInfo,
     /// Every bound.
@@ -118,7 +123,7 @@ pub struct Server {
 impl Server {
     /// Puts the parts together. Nothing is listened to yet.
     pub fn new(parts: Parts) -> Self {
-        let Parts { store, ingest, hub, config, clock, extra } = parts;
+        let Parts { store, ingest, hub, listing, config, clock, extra } = parts;
         let limits = config.limits.clone();
         let (stage, watcher) = watch::channel(Stage::Running);
         let (token, alive) = mpsc::channel(1);
@@ -136,7 +141,7 @@ impl Server {
             }),
         };
         let guests = Guests::new(limits.connections_per_ip, config.trusted_proxies.clone());
-        let root = Root::new(Arc::new(shared), &config, guests.clone(), watcher, token);
+        let root = Root::new(Arc::new(shared), &config, listing, guests.clone(), watcher, token);
         Self {
             router: routes(root, &config.service.mount_path(), extra),
             guests,

@@ -40,17 +40,33 @@ pub struct RepositoryPage<'a> {
     pub tags: usize,
 }
 
+/// Other places of a repository that its page shows.
+const MOST_PLACES: usize = 16;
+
 /// Repositories that the page at the root shows.
 const SHOWN: usize = 100;
 
+/// What the page at the root shows.
+#[derive(Clone, Copy, Debug)]
+pub struct LandingPage<'a> {
+    /// The server's name for people.
+    pub name: &'a str,
+    /// What it says about itself.
+    pub description: &'a str,
+    /// Where it is.
+    pub service: &'a ServiceIdentity,
+    /// Whether it is reached through TLS.
+    pub secure: bool,
+    /// The repositories, the latest active first.
+    pub repositories: &'a [RepoRow],
+    /// When this is written, in Unix time.
+    pub now: u64,
+}
+
 /// The page at the root.
-pub fn landing(
-    name: &str,
-    description: &str,
-    service: &ServiceIdentity,
-    repositories: &[RepoRow],
-    now: u64,
-) -> String {
+pub fn landing(page_of: &LandingPage<'_>) -> String {
+    let LandingPage { name, description, service, secure, repositories, now } = *page_of;
+    let s = if secure { "s" } else { "" };
     page(
         name,
         &root(service),
@@ -64,16 +80,18 @@ pub fn landing(
             h2 { "Repositories" }
             (listed(repositories, now))
             h2 { "Host a repository here" }
+            p { "In a working copy of it, with the " code { "grasp" } " command:" }
+            pre { "grasp push --server http" (s) "://" (service) }
+            p { "That takes three steps, which clients such as " code { "ngit" } " take too:" }
             ol {
                 li { "Announce it (NIP-34, kind 30617) with these two addresses:"
-                    pre { "clone   http(s)://" (service) "/<your npub>/<name>.git\nrelays  ws(s)://" (service) }
+                    pre { "clone   http" (s) "://" (service) "/<your npub>/<name>.git\nrelays  ws" (s) "://" (service) }
                 }
                 li { "Sign its state (kind 30618): which commit each branch and tag is at." }
                 li { "Push exactly that:"
-                    pre { "git push http(s)://" (service) "/<your npub>/<name>.git main" }
+                    pre { "git push http" (s) "://" (service) "/<your npub>/<name>.git main" }
                 }
             }
-            p { "Clients such as " code { "ngit" } " do all three." }
         },
     )
 }
@@ -141,12 +159,36 @@ pub fn repository(service: &ServiceIdentity, page_of: &RepositoryPage<'_>, secur
             p { "or, with a client that speaks nostr:" }
             pre { "git clone nostr://" (place) }
             p { a href=(format!("{WEB_CLIENT}/{place}")) { "Issues, pull requests and code in a web client" } }
-            p { (page_of.branches) " branches, " (page_of.tags) " tags"
-                @if let Some(head) = page_of.head { ", HEAD at " code { (head) } }
+            h2 { "What is in it" }
+            p { (counted(page_of.branches, "branch", "branches")) ", " (counted(page_of.tags, "tag", "tags"))
+                @if let Some(head) = page_of.head {
+                    "; " code { (head.as_str().trim_start_matches("refs/heads/")) } " is checked out first"
+                }
+                "."
             }
             p { "Owner: " code { (npub(&repo.owner)) } }
+            @if let Some(announcement) = page_of.announcement {
+                (elsewhere(service, announcement))
+            }
         },
     )
+}
+
+/// Other servers that carry the repository, by its own account.
+fn elsewhere(service: &ServiceIdentity, announcement: &Announcement) -> Markup {
+    let others = announcement.clone.iter().filter(|url| !service.is_us(url.as_str()));
+    let others: Vec<_> = others.take(MOST_PLACES).collect();
+    html! {
+        @if !others.is_empty() {
+            h2 { "Also hosted at" }
+            ul { @for url in others { li { code { (url) } } } }
+        }
+    }
+}
+
+/// A number of things, with their name.
+fn counted(count: usize, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
 }
 
 /// The page for what is not here.
@@ -202,7 +244,27 @@ mod tests {
             RepositoryPage { repo: &repo, announcement: None, head: None, branches: 0, tags: 0 };
         let page = repository(&"us.example".parse().unwrap(), &page_of, true);
         assert!(!page.contains("<script>") && page.contains("&lt;script&gt;"));
-        assert!(!landing("<b>", "\"><i>", &"us.example".parse().unwrap(), &[], 0).contains("<i>"));
+        assert!(!front("<b>", "\"><i>", false, &[], 0).contains("<i>"));
+    }
+
+    fn front(
+        name: &str,
+        description: &str,
+        secure: bool,
+        repositories: &[RepoRow],
+        now: u64,
+    ) -> String {
+        let service = &"us.example".parse().unwrap();
+        landing(&LandingPage { name, description, service, secure, repositories, now })
+    }
+
+    #[test]
+    fn how_to_push_is_told_with_addresses_that_work() {
+        let page = front("us", "", true, &[], 0);
+        assert!(page.contains("grasp push --server https://us.example<"), "{page}");
+        assert!(page.contains("relays  wss://us.example<"), "{page}");
+        let page = front("us", "", false, &[], 0);
+        assert!(page.contains("clone   http://us.example/&lt;your npub&gt;"), "{page}");
     }
 
     #[test]
@@ -213,7 +275,7 @@ mod tests {
             active_at: 100,
             ..RepoRow::default()
         };
-        let page = landing("us", "", &"us.example".parse().unwrap(), &[row], 220);
+        let page = front("us", "", false, &[row], 220);
         assert!(
             page.contains("href=\"/npub1x/y.git\"") && page.contains("2 minutes ago"),
             "{page}"

@@ -43,7 +43,7 @@ pub use self::limits::Limits;
 pub use self::observer::{Log, Observer};
 use self::perform::Loop;
 pub use self::records::{NoRecords, RecordFile, RecordStore};
-pub use self::status::{Counts, RelayStatus, Status};
+pub use self::status::{Counts, Failed, RelayStatus, Status};
 use crate::engine::Config;
 use crate::local::LocalRelay;
 

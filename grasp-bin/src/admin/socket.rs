@@ -12,8 +12,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
-use super::{Answer, Question};
-use crate::overview::Overview;
+use super::{Answer, Answers};
 use crate::place::create_privately;
 
 /// Those who ask at the same time; more wait.
@@ -56,9 +55,9 @@ impl AdminSocket {
     }
 
     /// Begins to answer. Whoever asked before has waited for this.
-    pub(crate) fn answer(self, overview: Overview) -> Answering {
+    pub(crate) fn answer(self, desk: impl Answers) -> Answering {
         let Self { listener, path } = self;
-        Answering { task: tokio::spawn(answer_all(listener, overview)), path }
+        Answering { task: tokio::spawn(answer_all(listener, desk)), path }
     }
 }
 
@@ -77,7 +76,7 @@ fn bind_privately(path: &Path) -> io::Result<UnixListener> {
     bound
 }
 
-async fn answer_all(listener: UnixListener, overview: Overview) {
+async fn answer_all(listener: UnixListener, desk: impl Answers) {
     let seats = Arc::new(Semaphore::new(MOST_GUESTS));
     loop {
         let Ok(seat) = Arc::clone(&seats).acquire_owned().await else { return };
@@ -85,15 +84,15 @@ async fn answer_all(listener: UnixListener, overview: Overview) {
             tokio::time::sleep(std::time::Duration::from_millis(100)).await;
             continue;
         };
-        let overview = overview.clone();
+        let desk = desk.clone();
         tokio::spawn(async move {
             let _seat = seat;
-            let _ = converse(stream, &overview).await;
+            let _ = converse(stream, &desk).await;
         });
     }
 }
 
-async fn converse(stream: UnixStream, overview: &Overview) -> io::Result<()> {
+async fn converse(stream: UnixStream, desk: &impl Answers) -> io::Result<()> {
     let (read, mut write) = stream.into_split();
     let mut lines = BufReader::new(read);
     loop {
@@ -102,22 +101,11 @@ async fn converse(stream: UnixStream, overview: &Overview) -> io::Result<()> {
             return Ok(());
         }
         let answer = match serde_json::from_str(&line) {
-            Ok(question) => answer(overview, question).await,
+            Ok(question) => desk.answer(question).await,
             Err(error) => Answer::Failed(error.to_string()),
         };
         let mut text = serde_json::to_string(&answer)?;
         text.push('\n');
         write.write_all(text.as_bytes()).await?;
-    }
-}
-
-async fn answer(overview: &Overview, question: Question) -> Answer {
-    match question {
-        Question::Status => Answer::Status(Box::new(overview.status().await)),
-        Question::Waiting => Answer::Waiting(overview.waiting().await),
-        Question::Repositories => match overview.repositories().await {
-            Ok(rows) => Answer::Repositories(rows.to_vec()),
-            Err(error) => Answer::Failed(error.to_string()),
-        },
     }
 }

@@ -64,21 +64,11 @@ fn row(arg: &Arg) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
-
-    /// Set to write the reference anew instead of comparing with it.
-    const REWRITE: &str = "REWRITE_REFERENCE";
 
     #[test]
     fn the_reference_says_what_the_command_takes() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/cli.md");
-        if std::env::var_os(REWRITE).is_some() {
-            std::fs::write(&path, markdown()).unwrap();
-        }
-        let written = std::fs::read_to_string(&path).unwrap();
-        assert_eq!(written, markdown(), "run this test with {REWRITE}=1 to write it anew");
+        crate::page::hold_to("reference/cli.md", &markdown());
     }
 
     #[test]

@@ -12,6 +12,7 @@ use grasp_core::limits::PermitConfig;
 use grasp_core::service::npub;
 use grasp_core::{Host, MaintainerModel};
 use nostr::key::PublicKey;
+use tracing_subscriber::EnvFilter;
 
 /// What a kind of value looks like.
 pub(crate) trait Form {
@@ -43,6 +44,8 @@ pub(crate) struct Word;
 pub(crate) struct Path;
 /// One of a few words.
 pub(crate) struct Choice;
+/// What the log tells.
+pub(crate) struct Directives;
 /// Somebody's public key.
 pub(crate) struct Key;
 /// How maintainers are made.
@@ -63,7 +66,7 @@ macro_rules! forms {
 }
 forms! {
     Bytes "BYTES" Count "NUMBER" Time "TIME" Switch "true|false" Word "TEXT" Path "PATH" Choice "WORD" Key "NPUB"
-    Model "reciprocal|plain"
+    Model "reciprocal|plain" Directives "FILTER"
 }
 
 impl<C: Form> Form for Maybe<C> {
@@ -227,6 +230,19 @@ impl Codec<MaintainerModel> for Model {
             MaintainerModel::Reciprocal => "reciprocal",
             MaintainerModel::Plain => "plain",
         })
+    }
+}
+
+impl Codec<String> for Directives {
+    fn read(texts: &[String]) -> Result<String, String> {
+        let text = one(texts)?;
+        match EnvFilter::try_new(text) {
+            Ok(_) => Ok(text.to_owned()),
+            Err(error) => Err(format!("expected levels, as in info or grasp_relay=debug: {error}")),
+        }
+    }
+    fn show(value: &String) -> Vec<String> {
+        shown(value)
     }
 }
 

@@ -18,6 +18,9 @@ const FILE: &str = "grasp.toml";
 /// The variable that names the file.
 const FILE_VARIABLE: &str = "GRASP_CONFIG";
 
+/// The variable of the user's own place for data.
+const XDG_DATA: &str = "XDG_DATA_HOME";
+
 /// The environment of a process.
 pub(crate) trait Vars {
     /// The value of a variable; an empty one counts as none.
@@ -71,6 +74,22 @@ pub(crate) struct Loaded {
 }
 
 impl Loaded {
+    /// Begins to write the log, with where the settings come from.
+    pub(crate) fn start_log(&self) {
+        self.config.log.start();
+        if let Some(file) = &self.file {
+            tracing::info!(file = %file.display(), "read the settings");
+        }
+        for name in &self.strangers {
+            tracing::warn!(name, "a variable that looks like a setting and is none");
+        }
+    }
+
+    /// Whether nobody said what a setting is.
+    pub(crate) fn is_default(&self, key: &str) -> bool {
+        !self.sources.contains_key(key)
+    }
+
     /// Who said what a setting is.
     pub(crate) fn source(&self, setting: &Setting) -> &Source {
         self.sources.get(setting.key).unwrap_or(&Source::Default)
@@ -107,6 +126,9 @@ impl Layers {
     ) -> Result<Loaded, Problems> {
         let mut layers =
             Self { config: Config::default(), sources: BTreeMap::new(), problems: Vec::new() };
+        if let (Some(setting), Some(home)) = (table::find("data_dir"), xdg_data(vars)) {
+            layers.set(setting, Source::Variable(XDG_DATA.into()), &[home]);
+        }
         if let Some((path, text)) = file {
             layers.lay_file(path, text);
         }
@@ -185,11 +207,18 @@ impl Layers {
 /// The first file that exists where one is looked for.
 fn found(flags: &Flags, vars: &impl Vars) -> Option<PathBuf> {
     let data_dir = flags.text("data_dir").or_else(|| vars.var("GRASP_DATA_DIR"));
+    let data_dir = data_dir.or_else(|| xdg_data(vars));
     let data_dir = PathBuf::from(data_dir.unwrap_or_else(|| "data".into()));
     let home = || vars.var("HOME").map(|home| Path::new(&home).join(".config"));
     let users = vars.var("XDG_CONFIG_HOME").map(PathBuf::from).or_else(home);
     let places = [Some(data_dir), Some(PathBuf::new()), users.map(|dir| dir.join("grasp"))];
     places.into_iter().flatten().map(|dir| dir.join(FILE)).find(|path| path.is_file())
+}
+
+/// Where data belongs by the user's own word, unless there is a `data` here already.
+fn xdg_data(vars: &impl Vars) -> Option<String> {
+    let home = vars.var(XDG_DATA).filter(|_| !Path::new("data").is_dir())?;
+    Some(Path::new(&home).join("grasp").display().to_string())
 }
 
 /// The values in a variable. Where there may be many, commas are between them.

@@ -98,6 +98,11 @@ pub(crate) const SECTIONS: &[Section] = &[
         groups: &[sync::HUNT, sync::FETCH],
     },
     Section {
+        name: "sidecar",
+        title: "For `grasp sidecar`, beside a relay of another kind",
+        groups: &[instance::SIDECAR],
+    },
+    Section {
         name: "purgatory",
         title: "Events that wait for their git data",
         groups: &[git::PURGATORY],

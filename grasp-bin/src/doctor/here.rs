@@ -27,7 +27,7 @@ const OTHER_FILES: u64 = 512;
 pub(super) fn findings(config: &Config) -> Vec<Finding> {
     let data = &config.settings.data_dir;
     vec![
-        git(),
+        git(config),
         port(config),
         domain(config),
         targets(config),
@@ -37,12 +37,18 @@ pub(super) fn findings(config: &Config) -> Vec<Finding> {
     ]
 }
 
-fn git() -> Finding {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    match Git::find(&path, Slots::default()) {
+fn git(config: &Config) -> Finding {
+    let found = match &config.settings.git_program {
+        Some(program) => Git::at(program.clone(), Slots::default()),
+        None => Git::find(&std::env::var_os("PATH").unwrap_or_default(), Slots::default()),
+    };
+    match found {
         Ok(git) => Finding::good("git", format!("version {}", git.version())),
         Err(error) => {
-            let remedy = format!("install git {} or newer and have it in PATH", GitVersion::OLDEST);
+            let remedy = format!(
+                "install git {} or newer and have it in PATH, or name it with --git-program",
+                GitVersion::OLDEST
+            );
             Finding::bad("git", error.to_string(), remedy)
         }
     }
@@ -108,6 +114,9 @@ fn targets(config: &Config) -> Finding {
             "events of strangers may send this public server to private addresses",
             "remove allow_private_targets unless this is a test network",
         );
+    }
+    if config.settings.outbound.allow_private {
+        return Finding::good("targets", "private addresses are allowed, for a test network");
     }
     Finding::good("targets", "strangers cannot send this server to private addresses")
 }

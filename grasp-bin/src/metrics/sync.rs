@@ -63,6 +63,21 @@ pub(crate) const LACKING: Metric = Metric::gauge(
     "Events of ours that the relay turned out to lack, counted at each comparison.",
     &["relay"],
 );
+pub(crate) const RECEIVED: Metric = Metric::counter(
+    "grasp_sync_relay_events_total",
+    "New events that the relay brought.",
+    &["relay"],
+);
+pub(crate) const UP: Metric = Metric::counter(
+    "grasp_sync_relay_up_seconds_total",
+    "Time that the relay was connected, told when a connection ends and after each full pass.",
+    &["relay"],
+);
+pub(crate) const DOWN: Metric = Metric::counter(
+    "grasp_sync_relay_down_seconds_total",
+    "Time that the relay was not connected, told at the same moments.",
+    &["relay"],
+);
 pub(crate) const BATCHES: Metric = Metric::counter(
     "grasp_sync_batches_confirmed_total",
     "Batches of repositories and roots that a relay gave completely.",
@@ -105,6 +120,9 @@ pub(crate) const ALL: &[&Metric] = &[
     &FAILURES,
     &ATTEMPTS,
     &GAPS,
+    &RECEIVED,
+    &UP,
+    &DOWN,
     &UPTIME,
     &COVERAGE,
     &LACKING,
@@ -123,6 +141,9 @@ const OF_RELAYS: &[&Metric] = &[
     &FAILURES,
     &ATTEMPTS,
     &GAPS,
+    &RECEIVED,
+    &UP,
+    &DOWN,
     &UPTIME,
     &COVERAGE,
     &LACKING,
@@ -162,6 +183,9 @@ impl SyncMeter {
             Report::Health { relay, health } => self.is_thought(relay, *health),
             Report::Stored { from, count } => {
                 metrics.add(&EVENTS, &[source(from)], *count as u64);
+                if let Source::Relay { relay, .. } = from {
+                    metrics.add(&RECEIVED, &[relay.as_str()], *count as u64);
+                }
             }
             Report::Gap { relay, count, .. } => {
                 metrics.add(&GAPS, &[relay.as_str()], *count as u64);
@@ -175,6 +199,8 @@ impl SyncMeter {
                 of(&UPTIME, seen.uptime());
                 of(&COVERAGE, seen.coverage());
                 of(&LACKING, Some(seen.lacking as f64));
+                of(&UP, Some(seen.up.as_secs_f64()));
+                of(&DOWN, Some(seen.down.as_secs_f64()));
             }
             Report::BatchConfirmed { relay, .. } => metrics.add(&BATCHES, &[relay.as_str()], 1),
             Report::NoNegentropy { relay, .. } => metrics.set(&PAGED, &[relay.as_str()], 1.0),
@@ -361,6 +387,7 @@ mod tests {
             assert_eq!(metrics.value(&EVENTS, &[source]), Some(count));
         }
         assert_eq!(metrics.value(&GAPS, &[relay().as_str()]), Some(4.0));
+        assert_eq!(metrics.value(&RECEIVED, &[relay().as_str()]), Some(7.0));
     }
 
     #[test]
@@ -376,6 +403,8 @@ mod tests {
         let metrics = told(&[Report::Reliability { relay: relay(), seen }]);
         assert_eq!(metrics.value(&UPTIME, &[relay().as_str()]), Some(0.75));
         assert_eq!(metrics.value(&COVERAGE, &[relay().as_str()]), Some(0.25));
+        assert_eq!(metrics.value(&UP, &[relay().as_str()]), Some(30.0));
+        assert_eq!(metrics.value(&DOWN, &[relay().as_str()]), Some(10.0));
     }
 
     #[test]

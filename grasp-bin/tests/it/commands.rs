@@ -84,9 +84,18 @@ fn one_pass_brings_what_a_relay_has_and_says_that_it_is_complete() {
     let args =
         ["sync", "--once", "--from", &server.url, "--data-dir", mirror, "--archive-everything"];
     let once = grasp(&args);
-    assert!(once.ok && once.out.contains("1 of 1 relays complete"), "{once:?}");
+    assert!(once.ok && once.out.contains("1 of 1 relay complete"), "{once:?}");
     assert!(once.out.contains(" new events in "), "{once:?}");
     assert!(!once.out.contains("complete, 0 new"), "{once:?}");
+}
+
+#[test]
+fn nothing_can_be_brought_from_oneself() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().to_str().unwrap();
+    let us = ["--from", "wss://git.example.com", "--domain", "git.example.com"];
+    let said = said(command().args(["sync", "--once", "--data-dir", data]).args(us));
+    assert!(!said.ok && said.err.contains("is this very server"), "{said:?}");
 }
 
 #[test]
@@ -99,7 +108,7 @@ fn a_relay_that_is_not_there_makes_a_pass_incomplete() {
     let args = ["sync", "--once", "--from", &nobody, "--patience", "2", "--data-dir", data];
     let output = command().args(args).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stdout).contains("0 of 1 relays complete"));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("0 of 1 relay complete"));
 }
 
 #[test]

@@ -1,9 +1,14 @@
 //! What the documentation tells people to do, done.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::support::{Said, Server, command, get, said};
+
+/// How long anything may take.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn docs(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(path)
@@ -88,7 +93,7 @@ fn the_tutorial_works_as_it_is_written() {
     let (cloned, changed, looked) = (&outputs[2], &outputs[3], &outputs[4]);
     assert_eq!(cloned, "# hello\n");
     assert!(changed.contains("obeys its maintainers"), "{changed}");
-    assert!(looked.contains("hello") && looked.contains("1 repositories"), "{looked}");
+    assert!(looked.contains("hello") && looked.contains("1 repository"), "{looked}");
     assert!(get(&host, "/").1.contains(">hello</a>"));
 }
 
@@ -155,6 +160,210 @@ fn the_settings_for_a_deployment_are_valid_and_what_is_told_about_them_works() {
     }
 }
 
+/// A server and a working copy, to try commands with.
+fn stage(home: &Path) -> Server {
+    let server = Server::start(&home.join("other"));
+    run(home, "git init -q hello && cd hello && git commit -q --allow-empty -m first");
+    server
+}
+
+/// A command that runs until it is told to stop, with what it says thrown away.
+fn leave_running(home: &Path, block: &str) -> Running {
+    let script = format!("exec {}", block.trim());
+    let mut shell = shell(home, &script);
+    Running(shell.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+}
+
+/// Tries a command until it says what is waited for.
+fn until(home: &Path, script: &str, wanted: &str) -> String {
+    let began = Instant::now();
+    loop {
+        let answer = said(&mut shell(home, script));
+        if answer.ok && answer.out.contains(wanted) {
+            return answer.out;
+        }
+        assert!(began.elapsed() < PATIENCE, "{script}: {answer:?}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn repositories_are_mirrored_as_it_is_written() {
+    let home = tempfile::tempdir().unwrap();
+    let (first, second) = (stage(home.path()), Server::start(&home.path().join("second")));
+    let text = page("how-to/mirror.md")
+        .replace("a.example.com", first.host())
+        .replace("b.example.com", second.host())
+        .replace("wss://relay.example.com", &first.url);
+    let blocks = blocks(&text, "sh");
+    let [push, serve, once] = &blocks[..] else { panic!("three blocks") };
+    let pushed = run(home.path(), &format!("cd hello && {push}")).out;
+    assert_eq!(pushed.matches("git clone").count(), 2, "{pushed}");
+    let came = run(home.path(), once).out;
+    assert!(came.contains("1 of 1 relay complete"), "{came}");
+    let serve = format!("{} --listen 127.0.0.1:0 --allow-private-targets", serve.trim());
+    let _server = leave_running(home.path(), &serve);
+    until(home.path(), "grasp repos --data-dir ./mirror", "hello");
+    let status = run(home.path(), "grasp status --json --data-dir ./mirror").out;
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    // What is kept for others is shown to people too.
+    let landing = get(status["service"].as_str().unwrap(), "/").1;
+    assert!(landing.contains(">hello</a>"), "{landing}");
+}
+
+#[test]
+fn a_relay_gets_a_sidecar_as_it_is_written() {
+    let home = tempfile::tempdir().unwrap();
+    let (other, relay) = (stage(home.path()), Server::start(&home.path().join("relay")));
+    let text = page("how-to/embed.md")
+        .replace("ws://127.0.0.1:7777", &relay.url)
+        .replace("wss://other.example.com", &other.url);
+    let blocks = blocks(&text, "sh");
+    let [sidecar, status] = &blocks[..] else { panic!("two blocks") };
+    let _sidecar = leave_running(home.path(), sidecar);
+    let said = until(home.path(), status, "complete, live");
+    assert!(said.starts_with("sidecar of ws://"), "{said}");
+}
+
+#[test]
+fn events_are_brought_over_in_a_migration_as_it_is_written() {
+    let home = tempfile::tempdir().unwrap();
+    let old = stage(home.path());
+    let data = home.path().join("new");
+    // The old server at an address that is not the name that it goes by.
+    let text = page("how-to/migrate.md")
+        .replace("ws://127.0.0.1:7334", &old.url.replace("127.0.0.1", "localhost"))
+        .replace("git.example.com", old.host())
+        .replace("/var/lib/grasp", data.to_str().unwrap());
+    let push = format!("cd hello && grasp push --server {}", old.host());
+    run(home.path(), &push);
+    let blocks = blocks(&text, "sh");
+    let [once] = &blocks[..] else { panic!("one block") };
+    let came = run(home.path(), once).out;
+    // The announcement and the state, under the same name as before.
+    assert!(came.contains("1 of 1 relay complete, 2 new events"), "{came}");
+}
+
+#[test]
+fn the_readme_works_as_it_is_written() {
+    let home = tempfile::tempdir().unwrap();
+    let port = free_port();
+    let text = page("../README.md").replace("7334", &port);
+    let blocks = blocks(&text, "sh");
+    let [install, demo, serve, push] = &blocks[..] else { panic!("four blocks") };
+    assert_eq!(install.trim(), "cargo install --path grasp-bin");
+    assert!(run(home.path(), demo).out.contains("the second has it"));
+    run(home.path(), "git init -q hello && cd hello && git commit -q --allow-empty -m first");
+    let _server =
+        leave_running(home.path(), &format!("{} --listen 127.0.0.1:{port}", serve.trim()));
+    until(home.path(), "grasp status", "working");
+    assert!(run(home.path(), &format!("cd hello && {push}")).out.contains("git clone"));
+}
+
+#[test]
+fn the_reference_of_settings_is_tried_too() {
+    let home = tempfile::tempdir().unwrap();
+    for block in blocks(&page("reference/configuration.md"), "sh") {
+        assert!(run(home.path(), &block).out.contains("listen = \"127.0.0.1:7334\""));
+    }
+}
+
+/// Pages whose commands a test of this file runs, every one of them.
+const TRIED: [&str; 9] = [
+    "../README.md",
+    "tutorial/first-repository.md",
+    "how-to/backup.md",
+    "how-to/deploy.md",
+    "how-to/embed.md",
+    "how-to/migrate.md",
+    "how-to/mirror.md",
+    "how-to/monitor.md",
+    "reference/configuration.md",
+];
+
+#[test]
+fn no_command_is_left_untried() {
+    let tried: Vec<_> = TRIED.iter().map(|page| docs(page).canonicalize().unwrap()).collect();
+    for path in pages().into_iter().chain([docs("../README.md")]) {
+        let text = std::fs::read_to_string(&path).unwrap();
+        if !tried.contains(&path.canonicalize().unwrap()) {
+            let commands = blocks(&text, "sh");
+            let lines = commands.iter().flat_map(|block| block.lines());
+            lines.for_each(|line| assert!(is_a_benchmark(line), "{path:?}: {line}"));
+        }
+        // What only root or a container engine can do is shown as a session, and is all that is.
+        for line in blocks(&text, "console").iter().flat_map(|block| block.lines()) {
+            let ours = line.starts_with("# systemctl ") || line.starts_with("$ podman ");
+            assert!(ours, "{path:?}: {line}");
+        }
+    }
+}
+
+/// Whether a line runs a benchmark that exists.
+fn is_a_benchmark(line: &str) -> bool {
+    let words: Vec<_> = line.split_whitespace().take_while(|word| *word != "#").collect();
+    let after = |flag: &str| {
+        let at = words.iter().position(|word| *word == flag)?;
+        words.get(at + 1).copied()
+    };
+    let Some(package) = after("-p").filter(|_| words.starts_with(&["cargo", "bench"])) else {
+        return false;
+    };
+    let folder = if package == "grasp-tests" { "tests" } else { package };
+    let manifest = page(&format!("../{folder}/Cargo.toml"));
+    after("--bench").is_none_or(|bench| manifest.contains(&format!("name = \"{bench}\"")))
+}
+
+#[test]
+fn what_the_container_and_the_unit_set_exists() {
+    let settings = page("reference/configuration.md");
+    let text = page("how-to/deploy/Containerfile") + &page("how-to/deploy.md");
+    let words = text.split(|c: char| !c.is_ascii_uppercase() && c != '_');
+    let ours: BTreeSet<_> = words.filter_map(|word| word.strip_prefix("GRASP_")).collect();
+    assert!(ours.len() >= 3, "{ours:?}");
+    for name in ours {
+        assert!(settings.contains(&format!("| `{}` |", name.to_ascii_lowercase())), "{name}");
+    }
+    let unit = page("how-to/deploy/grasp.service");
+    assert!(unit.contains("Type=notify") && unit.contains("grasp serve --config"), "{unit}");
+    let file = docs("how-to/deploy/grasp.service");
+    let mut check = Command::new("systemd-analyze");
+    match check.arg("verify").arg(&file).output() {
+        Err(_) => println!("skipped: there is no systemd-analyze here"),
+        // The command itself need not be installed; everything else must be right.
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            let ours = said.lines().filter(|line| line.contains("grasp.service"));
+            let wrong: Vec<_> = ours.filter(|line| !line.contains("is not executable")).collect();
+            assert!(wrong.is_empty(), "{wrong:?}");
+        }
+    }
+}
+
+#[test]
+fn every_metric_that_a_migration_leads_to_exists() {
+    let (text, metrics) = (page("how-to/migrate.md"), page("reference/metrics.md"));
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let ours: BTreeSet<_> = words.filter(|word| word.starts_with("grasp_")).collect();
+    assert!(ours.len() > 15, "{ours:?}");
+    for name in ours {
+        assert!(metrics.contains(&format!("| `{name}` |")), "{name}");
+    }
+}
+
+/// Every page of the documentation.
+fn pages() -> Vec<PathBuf> {
+    let (mut found, mut left) = (Vec::new(), vec![docs("")]);
+    while let Some(path) = left.pop() {
+        if path.is_dir() {
+            left.extend(std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        } else if path.extension().is_some_and(|extension| extension == "md") {
+            found.push(path);
+        }
+    }
+    found
+}
+
 #[test]
 fn settings_that_pages_show_are_valid() {
     let dir = tempfile::tempdir().unwrap();
@@ -189,16 +398,8 @@ fn every_setting_that_a_migration_leads_to_exists() {
 
 #[test]
 fn no_page_leads_nowhere() {
-    let mut pages = vec![docs("")];
     let mut checked = 0;
-    while let Some(path) = pages.pop() {
-        if path.is_dir() {
-            pages.extend(std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
-            continue;
-        }
-        if path.extension().is_none_or(|extension| extension != "md") {
-            continue;
-        }
+    for path in pages().into_iter().chain([docs("../README.md")]) {
         let text = std::fs::read_to_string(&path).unwrap();
         for link in text.split("](").skip(1).map(|rest| rest.split(')').next().unwrap()) {
             let file = link.split('#').next().unwrap();

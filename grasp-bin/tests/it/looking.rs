@@ -1,8 +1,11 @@
 //! A running server looked at from all sides: by command line, by metrics, by page.
 
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Stdio};
+
 use serde_json::Value;
 
-use crate::support::{Server, get, grasp};
+use crate::support::{Server, command, get, grasp, said};
 
 #[test]
 fn a_server_says_how_it_stands_to_whoever_may_read_its_data() {
@@ -23,6 +26,67 @@ fn a_server_says_how_it_stands_to_whoever_may_read_its_data() {
         let said = grasp(&[command, "--data-dir", data]);
         assert!(said.ok && said.out.contains(nothing), "{said:?}");
     }
+}
+
+#[test]
+fn a_live_view_goes_on_and_waits_for_a_server_that_went_away() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path());
+    let mut watch = command()
+        .args(["status", "--watch", "--json", "--data-dir"])
+        .arg(dir.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    let mut next = || serde_json::from_str::<Value>(&lines.next().unwrap().unwrap()).unwrap();
+    let (first, second) = (next(), next());
+    assert!(first["now"].as_u64() < second["now"].as_u64(), "{first} {second}");
+    drop(server);
+    let mut said = BufReader::new(watch.stderr.take().unwrap()).lines();
+    assert!(said.next().unwrap().unwrap().starts_with("grasp: "));
+    let _again = Server::start(dir.path());
+    while next()["started"] == first["started"] {}
+    watch.kill().unwrap();
+    watch.wait().unwrap();
+}
+
+#[test]
+fn what_waits_is_listed_with_its_next_attempt_its_end_and_where_it_may_be() {
+    let dir = tempfile::tempdir().unwrap();
+    let (data, other) = (dir.path().join("data"), dir.path().join("other"));
+    let server = Server::start(&data);
+    let work = dir.path().join("hello");
+    std::fs::create_dir(&work).unwrap();
+    for args in [&["init", "-q"][..], &["commit", "-q", "--allow-empty", "-m", "first"]] {
+        let who = ["-c", "user.name=alice", "-c", "user.email=alice@example.com"];
+        assert!(said(Command::new("git").args(who).args(args).current_dir(&work)).ok);
+    }
+    // The other server takes the events and then goes away, before anybody has pushed to it.
+    let gone = Server::start(&other);
+    let hook = format!("#!/bin/sh\ncase $2 in *{}*) exit 1;; esac\n", gone.host());
+    let file = work.join(".git/hooks/pre-push");
+    std::fs::write(&file, hook).unwrap();
+    assert!(Command::new("chmod").arg("+x").arg(&file).status().unwrap().success());
+    let push = ["push", "--server", gone.host(), "--server", server.host()];
+    let pushed = said(command().args(push).current_dir(&work).env("HOME", dir.path()));
+    assert!(!pushed.ok, "{pushed:?}");
+    let data = data.to_str().unwrap();
+    let rows = grasp(&["purgatory", "--json", "--data-dir", data]).out;
+    let rows: Value = serde_json::from_str(&rows).unwrap();
+    let row = &rows[0];
+    assert_eq!((&row["identifier"], &row["hunted"]), (&"hello".into(), &1.into()), "{rows}");
+    assert!(row["expires_in"].as_u64() > Some(60) && row["next_in"].is_u64(), "{rows}");
+    assert!(row["places"][0].as_str().unwrap().contains(gone.host()), "{rows}");
+    let text = grasp(&["purgatory", "--data-dir", data]).out;
+    assert!(
+        text.contains("NEXT TRY") && (text.contains("in 29 min") || text.contains("in 30 min")),
+        "{text}"
+    );
+    let status = grasp(&["status", "--data-dir", data]).out;
+    assert!(status.contains("1 name, next attempt in "), "{status}");
+    assert!(status.contains("expire within an hour"), "{status}");
 }
 
 #[cfg(unix)]

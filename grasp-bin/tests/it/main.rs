@@ -1,8 +1,13 @@
 //! The command itself, as a child process.
 #![allow(clippy::unwrap_used)]
 
+mod browser;
 mod commands;
 mod docs;
+mod http;
 mod looking;
+mod proxy;
 mod serve;
+mod sidecar;
+mod signals;
 mod support;

@@ -9,7 +9,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
 use super::{
-    Errand, HostFigures, HuntConfig, HuntFigures, Hunter, Input, Output, SyncContext, Trouble,
+    Errand, HostFigures, HuntConfig, HuntFigures, Hunter, Input, Output, SyncContext, Trouble, Turn,
 };
 
 /// Identifiers that are looked at in our own store at the same time.
@@ -26,6 +26,7 @@ pub struct Hunting {
 enum Order {
     Hunt { identifier: Identifier, after: Duration },
     Figures(oneshot::Sender<(HuntFigures, Vec<(Host, HostFigures)>)>),
+    Schedule(oneshot::Sender<BTreeMap<Identifier, Turn>>),
 }
 
 impl Hunting {
@@ -39,6 +40,13 @@ impl Hunting {
         let (reply, figures) = oneshot::channel();
         self.orders.send(Order::Figures(reply)).ok()?;
         figures.await.ok()
+    }
+
+    /// When each identifier that is hunted for is looked for next. Empty if the hunt is over.
+    pub async fn schedule(&self) -> BTreeMap<Identifier, Turn> {
+        let (reply, schedule) = oneshot::channel();
+        let _ = self.orders.send(Order::Schedule(reply));
+        schedule.await.unwrap_or_default()
     }
 }
 
@@ -86,6 +94,10 @@ impl<C: SyncContext> Work<C> {
                     Some(Order::Hunt { identifier, after }) => Input::Wanted { identifier, after },
                     Some(Order::Figures(reply)) => {
                         let _ = reply.send(self.figures());
+                        continue;
+                    }
+                    Some(Order::Schedule(reply)) => {
+                        let _ = reply.send(self.schedule());
                         continue;
                     }
                     None => return,
@@ -175,6 +187,12 @@ impl<C: SyncContext> Work<C> {
             // The next hour counts again.
             (Err(_), Doing::Count) => None,
         }
+    }
+
+    /// As of now, though the machine last looked at the clock a while ago.
+    fn schedule(&self) -> BTreeMap<Identifier, Turn> {
+        let turns = self.hunter.schedule_at(self.context.now().mono);
+        turns.map(|(identifier, turn)| (identifier.clone(), turn)).collect()
     }
 
     fn figures(&self) -> (HuntFigures, Vec<(Host, HostFigures)>) {

@@ -188,6 +188,14 @@ impl Queue {
         self.entries.get(identifier).map_or(0, |entry| entry.attempts)
     }
 
+    /// Each identifier that is hunted for: attempts in vain, and when the next is, unless one is under way.
+    pub(super) fn schedule(&self) -> impl Iterator<Item = (&Identifier, u32, Option<Mono>)> {
+        self.entries.iter().map(|(identifier, entry)| match entry.stage {
+            Stage::Waiting(when) => (identifier, entry.attempts, Some(when)),
+            Stage::Running { .. } => (identifier, entry.attempts, None),
+        })
+    }
+
     /// How many identifiers are hunted for.
     pub(super) fn len(&self) -> usize {
         self.entries.len()
@@ -239,6 +247,20 @@ mod tests {
         assert_eq!(names(&queue.start(Mono::from_secs(180))), ["x"]);
         assert!(queue.is_running(&id("x")));
         assert!(queue.start(Mono::from_secs(9_999)).is_empty(), "it is under way");
+    }
+
+    #[test]
+    fn the_schedule_says_when_and_how_often() {
+        let mut queue = queue();
+        queue.enqueue(Mono::ZERO, &id("x"), USER);
+        let x = id("x");
+        assert_eq!(queue.schedule().collect::<Vec<_>>(), [(&x, 0, Some(Mono::from_secs(180)))]);
+        let _ = queue.start(Mono::from_secs(180));
+        assert_eq!(queue.schedule().next(), Some((&x, 0, None)));
+        let Follows::Attempt(next) = queue.ended(Mono::from_secs(181), &x, End::Wanting) else {
+            panic!("it goes on")
+        };
+        assert_eq!(queue.schedule().next(), Some((&x, 1, Some(next))));
     }
 
     #[test]

@@ -241,6 +241,17 @@ impl Purgatory {
         Some(Want { id: entry.id(), phase: entry.phase, tips, trusted, untrusted })
     }
 
+    /// When the first of what waits under an identifier expires, if anything waits.
+    pub fn expires(&self, identifier: &Identifier) -> Option<Timestamp> {
+        let waiting = |entry: &&Entry| entry.phase == Phase::Waiting;
+        self.ledger.family(identifier).filter(waiting).map(|entry| entry.until).min()
+    }
+
+    /// How many of those that wait expire by then.
+    pub fn expiring(&self, by: Timestamp) -> usize {
+        self.ledger.deadlines(Phase::Waiting).take_while(|(end, _)| *end <= by).count()
+    }
+
     /// How much of what is here.
     pub fn counts(&self) -> Counts {
         let (books, staged) = (self.ledger.books(), self.ledger.staging().usage());

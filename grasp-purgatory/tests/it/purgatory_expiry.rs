@@ -30,6 +30,9 @@ fn a_state_expires_after_thirty_minutes_and_not_before() {
     let mut world = served();
     let waiting = state(ALICE, "x", 2, &[("main", 2)]);
     world.send(&waiting).unwrap();
+    let (now, end) = (world.now.unix, world.core.expires(&name("x")).unwrap());
+    assert_eq!(end, now + MINUTE * 30);
+    assert_eq!((world.core.expiring(end - SECOND), world.core.expiring(end)), (0, 1));
     wait(&mut world, MINUTE * 30 - SECOND);
     assert!(world.core.holds(&waiting.id));
     wait(&mut world, SECOND);

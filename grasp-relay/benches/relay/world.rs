@@ -10,6 +10,7 @@ use grasp_relay::nostr::{Hub, Limits, RelayInfo};
 use grasp_relay::server::Config;
 use grasp_relay::store::EventStore;
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
+use grasp_relay::web::Listing;
 use grasp_relay::{Clock, Parts};
 use nostr::event::{Event, EventBuilder, FinalizeEvent, Kind, Tag};
 use nostr::key::Keys;
@@ -72,14 +73,17 @@ fn parts(address: SocketAddr, store: Arc<dyn EventStore>, hub: Hub) -> Parts {
         connections_per_ip: usize::MAX,
         ..Limits::default()
     };
+    let listing = Listing::of_those_who_list_us(store.clone(), service.clone(), clock.clone());
     let config = Config {
         service,
+        secure: false,
         info: RelayInfo::default(),
         limits,
         trusted_proxies: vec![],
         challenge_on_connect: false,
     };
-    Parts { store, ingest: Arc::new(pipeline), hub, config, clock, extra: axum::Router::new() }
+    let (ingest, extra) = (Arc::new(pipeline), axum::Router::new());
+    Parts { store, ingest, hub, listing, config, clock, extra }
 }
 
 /// An announcement for a relay, and issues about its repository.

@@ -41,6 +41,10 @@ pub const REQUESTS_OPEN: Metric = Metric::gauge(
     &["what"],
 );
 
+/// Websockets that are open.
+pub const SOCKETS: Metric =
+    Metric::gauge("grasp_relay_websockets", "Websockets of clients that are open.", &[]);
+
 /// Clients with subscriptions.
 pub const LISTENERS: Metric = Metric::gauge(
     "grasp_relay_listeners",
@@ -151,6 +155,7 @@ pub const ALL: &[&Metric] = &[
     &EVENTS,
     &REJECTIONS,
     &INGEST,
+    &SOCKETS,
     &LISTENERS,
     &SUBSCRIPTIONS,
     &REQUESTS,

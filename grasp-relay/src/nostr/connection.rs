@@ -52,6 +52,7 @@ pub(crate) async fn run(
     stage: watch::Receiver<Stage>,
     challenge: String,
 ) {
+    let _counted = shared.hub.socket();
     let mut connection = Connection::new(socket, shared, stage, challenge);
     let stop = match connection.serve().await {
         Ok(never) => match never {},

@@ -59,6 +59,17 @@ impl Published {
 pub struct Hub {
     commands: mpsc::Sender<Command>,
     listeners: Arc<AtomicU64>,
+    sockets: Arc<AtomicUsize>,
+}
+
+/// One websocket, counted for as long as this exists.
+#[derive(Debug)]
+pub(crate) struct Socket(Arc<AtomicUsize>);
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// How much may wait for one listener.
@@ -91,6 +102,8 @@ pub enum Heard {
 /// Who listens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Census {
+    /// Websockets that are open.
+    pub sockets: usize,
     /// Connections and feeds with a subscription, now or before.
     pub listeners: usize,
     /// Their subscriptions.
@@ -121,7 +134,7 @@ impl Hub {
     pub fn start() -> Self {
         let (commands, orders) = mpsc::channel(BACKLOG);
         tokio::spawn(Switchboard::default().run(orders));
-        Self { commands, listeners: Arc::default() }
+        Self { commands, listeners: Arc::default(), sockets: Arc::default() }
     }
 
     /// Hands an accepted event to everybody who wants it. Waits only for the hub itself, never for a listener.
@@ -133,7 +146,14 @@ impl Hub {
     pub async fn census(&self) -> Census {
         let (answer, census) = oneshot::channel();
         send(&self.commands, Command::Census(answer)).await;
-        census.await.unwrap_or_default()
+        let sockets = self.sockets.load(Ordering::Relaxed);
+        Census { sockets, ..census.await.unwrap_or_default() }
+    }
+
+    /// Counts one more websocket.
+    pub(crate) fn socket(&self) -> Socket {
+        self.sockets.fetch_add(1, Ordering::Relaxed);
+        Socket(Arc::clone(&self.sockets))
     }
 
     /// A new listener, without subscriptions yet.
@@ -277,6 +297,7 @@ impl Switchboard {
             Command::Leave(listener) => self.leave(listener),
             Command::Census(answer) => {
                 let _ = answer.send(Census {
+                    sockets: 0,
                     listeners: self.mailboxes.len(),
                     subscriptions: self.index.len(),
                 });

@@ -13,7 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use super::guests::{Guest, Guests};
 use super::{Config, Peer, Place, Stage, bounded};
 use crate::nostr::connection::{self, Shared};
-use crate::web::{self, Listing};
+use crate::web::{self, LandingPage, Listing};
 
 const NOSTR_JSON: &str = "application/nostr+json";
 
@@ -26,6 +26,7 @@ pub(super) struct Root {
     document: String,
     name: String,
     description: String,
+    secure: bool,
     listing: Listing,
     guests: Guests,
     seats: Arc<Semaphore>,
@@ -37,20 +38,17 @@ impl Root {
     pub(super) fn new(
         shared: Arc<Shared>,
         config: &Config,
+        listing: Listing,
         guests: Guests,
         stage: watch::Receiver<Stage>,
         alive: mpsc::Sender<Infallible>,
     ) -> Self {
-        let service = config.service.clone();
-        let listing =
-            Listing::new(shared.store.clone(), service.clone(), shared.clock.clone(), move |a| {
-                a.lists(&service)
-            });
         Self {
             shared,
             document: config.info.document(&config.limits),
             name: config.info.name.clone(),
             description: config.info.description.clone(),
+            secure: config.secure,
             listing,
             guests,
             seats: bounded(config.limits.connections),
@@ -66,7 +64,15 @@ impl Root {
             Arc::from([])
         });
         let (service, now) = (&self.shared.rules.service, self.shared.clock.now().unix.as_secs());
-        Html(web::landing(&self.name, &self.description, service, &rows, now)).into_response()
+        let page = LandingPage {
+            name: &self.name,
+            description: &self.description,
+            service,
+            secure: self.secure,
+            repositories: &rows,
+            now,
+        };
+        Html(web::landing(&page)).into_response()
     }
 
     /// A seat for one more websocket, or why there is none.

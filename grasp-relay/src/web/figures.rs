@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::status::span;
+
 /// How a server stands.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Status {
@@ -9,6 +11,9 @@ pub struct Status {
     pub version: String,
     /// The address that others reach it at.
     pub service: String,
+    /// The relay that it stands beside, if it only keeps another relay complete.
+    #[serde(default)]
+    pub beside: Option<String>,
     /// When this was written down, in Unix time.
     pub now: u64,
     /// When the process started, in Unix time.
@@ -21,12 +26,18 @@ pub struct Status {
     pub repositories: u64,
     /// Bytes of the event store.
     pub store_bytes: u64,
+    /// Websockets of clients.
+    #[serde(default)]
+    pub sockets: u64,
     /// Connections and feeds with a subscription.
     pub listeners: u64,
     /// Their subscriptions.
     pub subscriptions: u64,
     /// What came in since the process started.
     pub intake: Intake,
+    /// Events that were new, per minute, lately.
+    #[serde(default)]
+    pub events_per_minute: f64,
     /// What waits for git data.
     pub purgatory: PurgatoryFigures,
     /// Every relay that is followed.
@@ -65,6 +76,12 @@ pub struct PurgatoryFigures {
     pub staged_bytes: u64,
     /// Repository names whose git data is hunted for.
     pub hunting: u64,
+    /// Seconds until the next attempt to get some of it.
+    #[serde(default)]
+    pub next_attempt_in: Option<u64>,
+    /// Events that expire within an hour.
+    #[serde(default)]
+    pub expiring: u64,
 }
 
 /// How things stand with one relay.
@@ -80,14 +97,20 @@ pub struct RelayRow {
     pub health: RelayHealth,
     /// When everything asked for was last here, in Unix time.
     pub synced_at: Option<u64>,
-    /// Events that came and are not judged yet.
+    /// Events that it has offered or sent and that are not judged yet.
     pub backlog: u64,
-    /// Events that it brought and that were new.
+    /// Events that it brought and that were new, those that wait for git data included.
     pub stored: u64,
     /// Events that live sync should have brought and a catch-up brought instead.
     pub gaps: u64,
     /// What it last refused, in its own words, shortened.
     pub refusal: Option<String>,
+    /// Why it cannot be connected to, if it cannot.
+    #[serde(default)]
+    pub trouble: Option<String>,
+    /// When it is tried again, in Unix time, if it could not be connected to.
+    #[serde(default)]
+    pub retry_at: Option<u64>,
     /// The share of time that it was there, from 0 to 1.
     pub uptime: Option<f64>,
 }
@@ -152,8 +175,35 @@ pub struct WaitingRow {
     pub wanted: u64,
     /// Objects that they name.
     pub tips: u64,
+    /// Attempts to get them that were in vain.
+    #[serde(default)]
+    pub attempts: u64,
+    /// Seconds until the next attempt; none if one is under way, or none is due.
+    #[serde(default)]
+    pub next_in: Option<u64>,
+    /// Seconds until the first of the events expires.
+    #[serde(default)]
+    pub expires_in: Option<u64>,
     /// Git servers where those may be.
     pub places: Vec<String>,
+}
+
+impl RelayRow {
+    /// Whether it is connected.
+    pub fn is_connected(&self) -> bool {
+        matches!(self.state, RelayState::Syncing | RelayState::Connected | RelayState::Incomplete)
+    }
+
+    /// What an operator should know about it: why it cannot be reached and when it is tried again, or what it refused.
+    pub fn remark(&self, now: u64) -> String {
+        let retry = self.retry_at.map(|at| format!("next try in {}", span(at.saturating_sub(now))));
+        match (&self.trouble, retry) {
+            (Some(trouble), Some(retry)) => format!("{trouble}; {retry}"),
+            (Some(trouble), None) => trouble.clone(),
+            (None, Some(retry)) => retry,
+            (None, None) => self.refusal.clone().unwrap_or_default(),
+        }
+    }
 }
 
 impl RelayState {

@@ -24,6 +24,10 @@ const cell = (label, text, kind) => {
   if (kind) td.className = kind;
   return td;
 };
+const remark = (now, relay) => {
+  const retry = relay.retry_at == null ? null : `next try in ${span(Math.max(0, relay.retry_at - now))}`;
+  return [relay.trouble, retry].filter(Boolean).join("; ") || relay.refusal || "";
+};
 const row = (now, relay) => {
   const tr = document.createElement("tr");
   const [state, mood] = words[relay.state];
@@ -32,6 +36,7 @@ const row = (now, relay) => {
     cell("relay", relay.url), cell("state", state, mood), cell("health", health, feeling),
     cell("synced", ago(now, relay.synced_at)), cell("backlog", relay.backlog, "number"),
     cell("new events", relay.stored, "number"), cell("gaps", relay.gaps, "number"),
+    cell("remark", remark(now, relay)),
   );
   return tr;
 };
@@ -40,8 +45,11 @@ const show = (status) => {
   flat.waiting = flat.announcements + flat.states + flat.proposals;
   for (const element of document.querySelectorAll("[data-figure]")) {
     const value = flat[element.dataset.figure];
-    element.textContent = element.dataset.form === "bytes" ? size(value) : value.toLocaleString("en");
+    element.textContent = element.dataset.form === "bytes" ? size(value) : Math.round(value).toLocaleString("en");
   }
+  const up = status.relays.filter((relay) => ["syncing", "connected", "incomplete"].includes(relay.state));
+  document.getElementById("connected").textContent = up.length;
+  document.getElementById("followed").textContent = status.relays.length;
   document.getElementById("uptime").textContent = span(status.now - status.started);
   const ready = document.getElementById("ready");
   ready.textContent = status.ready ? "working" : "not ready";

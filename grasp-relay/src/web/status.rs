@@ -11,6 +11,7 @@ const SCRIPT: &str = include_str!("status.js");
 pub fn status(name: &str, root: &str, status: &Status) -> String {
     let (ready, mood) = if status.ready { ("working", "good") } else { ("not ready", "bad") };
     let title = format!("Status of {name}");
+    let connected = status.relays.iter().filter(|relay| relay.is_connected()).count();
     page(
         &title,
         root,
@@ -19,6 +20,8 @@ pub fn status(name: &str, root: &str, status: &Status) -> String {
             p {
                 "This server is " strong id="ready" class=(mood) { (ready) } ", up for "
                 span id="uptime" { (span(status.now.saturating_sub(status.started))) } "."
+                " " span id="connected" { (connected) } " of "
+                span id="followed" { (status.relays.len()) } " followed relays are connected."
                 " " span id="fresh" class="small" role="status" {}
             }
             h2 { "What it holds" }
@@ -26,7 +29,7 @@ pub fn status(name: &str, root: &str, status: &Status) -> String {
                 ("Repositories", "repositories", status.repositories),
                 ("Events", "events", status.events),
                 ("Store", "store_bytes", status.store_bytes),
-                ("Connections", "listeners", status.listeners),
+                ("Connections", "sockets", status.sockets),
                 ("Subscriptions", "subscriptions", status.subscriptions),
             ]))
             h2 { "What came in since it started" }
@@ -35,6 +38,7 @@ pub fn status(name: &str, root: &str, status: &Status) -> String {
                 ("Held for git data", "held", status.intake.held),
                 ("Known already", "known", status.intake.known),
                 ("Refused", "rejected", status.intake.rejected),
+                ("New per minute", "events_per_minute", status.events_per_minute.round() as u64),
             ]))
             h2 { "Waiting for git data" }
             (purgatory(status))
@@ -50,6 +54,7 @@ fn purgatory(status: &Status) -> Markup {
     figures(&[
         ("Events waiting", "waiting", held.announcements + held.states + held.proposals),
         ("Names hunted for", "hunting", held.hunting),
+        ("Expiring within an hour", "expiring", held.expiring),
         ("Expired, remembered", "shelved", held.shelved),
         ("Uploads waiting", "staged", held.staged),
         ("Uploads", "staged_bytes", held.staged_bytes),
@@ -84,6 +89,7 @@ fn relays(status: &Status) -> Markup {
                     th scope="col" { "relay" } th scope="col" { "state" } th scope="col" { "health" }
                     th scope="col" { "synced" } th scope="col" class="number" { "backlog" }
                     th scope="col" class="number" { "new events" } th scope="col" class="number" { "gaps" }
+                    th scope="col" { "remark" }
                 }
             }
             tbody id="relays" {
@@ -103,6 +109,7 @@ fn relay_row(now: u64, relay: &RelayRow) -> Markup {
             td data-label="backlog" class="number" { (relay.backlog) }
             td data-label="new events" class="number" { (relay.stored) }
             td data-label="gaps" class="number" { (relay.gaps) }
+            td data-label="remark" { (relay.remark(now)) }
         }
     }
 }

@@ -14,6 +14,7 @@ use grasp_relay::nostr::{Hub, Limits, RelayInfo};
 use grasp_relay::server::Config;
 use grasp_relay::store::EventStore;
 use grasp_relay::store::memory::MemoryStore;
+use grasp_relay::web::Listing;
 use grasp_relay::{Clock, Parts};
 use nostr::event::{Event, EventBuilder, EventId, FinalizeEvent, Kind, Tag};
 use nostr::key::Keys;
@@ -61,18 +62,23 @@ impl Relay {
         let address = listener.local_addr().expect("an address");
         let hub = Hub::start();
         let door = Arc::new(Door::new(store.clone(), hub.clone()));
+        let service: grasp_core::ServiceIdentity = address.to_string().parse().expect("an address");
+        let clock = Clock::system();
+        let listing = Listing::of_those_who_list_us(store.clone(), service.clone(), clock.clone());
         let mut parts = Parts {
             store: store.clone(),
             ingest: door.clone(),
             hub: hub.clone(),
+            listing,
             config: Config {
-                service: address.to_string().parse().expect("an address"),
+                service,
+                secure: false,
                 info: RelayInfo::default(),
                 limits,
                 trusted_proxies: vec![],
                 challenge_on_connect: false,
             },
-            clock: Clock::system(),
+            clock,
             extra: axum::Router::new(),
         };
         adjust(&mut parts);

@@ -19,6 +19,9 @@ impl Observer for Log {
             Report::Retired { relay } => tracing::info!(%relay, "nobody needs this relay any more"),
             Report::Status { relay, status } => tracing::info!(%relay, ?status, "connection"),
             Report::Health { relay, health } => tracing::info!(%relay, ?health, "health"),
+            Report::ConnectFailed { relay, why, failure } => {
+                tracing::warn!(%relay, ?why, attempt = failure.attempt, retry_in = ?failure.retry_in, "could not connect");
+            }
             Report::Stored { from: Source::Direct, .. } => {}
             Report::Stored { from: Source::Relay { relay, path }, count } => {
                 tracing::debug!(%relay, ?path, count, "stored");

@@ -90,7 +90,10 @@ impl Loop {
             let deadline = self.engine.next_deadline();
             tokio::select! {
                 order = orders.recv() => match order {
-                    Some(Order::Status(reply)) => _ = reply.send(self.status.clone()),
+                    Some(Order::Status(reply)) => {
+                        self.status.wanted(self.engine.wanted());
+                        let _ = reply.send(self.status.clone());
+                    }
                     Some(Order::Stop(reply)) => {
                         self.finish().await;
                         let _ = reply.send(());

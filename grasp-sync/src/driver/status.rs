@@ -8,7 +8,7 @@ use grasp_core::limits::{Health, PeerText};
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::ConnectionStatus;
 
-use crate::engine::{Input, Judged, Outcome, Reliability, Report, Said, Source};
+use crate::engine::{Fault, Input, Judged, Outcome, Reliability, Report, Said, Source};
 
 /// How things stand.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -32,7 +32,9 @@ pub struct RelayStatus {
     pub synced_at: Option<Timestamp>,
     /// Events that came and are not judged yet.
     pub backlog: u64,
-    /// What became of those that are.
+    /// Events that it has and that are still to be fetched, as far as that is known beforehand.
+    pub wanted: u64,
+    /// What became of those that were judged.
     pub counts: Counts,
     /// Events that live sync should have brought, and a catch-up brought instead.
     pub gaps: u64,
@@ -40,8 +42,21 @@ pub struct RelayStatus {
     pub batches: u64,
     /// What it last refused, in its own words.
     pub last_refusal: Option<PeerText>,
+    /// The last attempt to connect, if it was in vain: what was wrong, and when the next one is due.
+    pub failed: Option<Failed>,
     /// What was last summed up about it.
     pub reliability: Option<Reliability>,
+}
+
+/// An attempt to connect that was in vain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failed {
+    /// What was wrong.
+    pub why: Fault,
+    /// Attempts in vain since the relay was last there.
+    pub attempts: u32,
+    /// When the next attempt is due.
+    pub retry_at: Timestamp,
 }
 
 /// Events that a relay delivered, by what became of them.
@@ -67,6 +82,11 @@ impl Counts {
     /// All that are new here.
     pub fn stored(&self) -> u64 {
         self.live + self.catch_up + self.daily
+    }
+
+    /// All that were judged.
+    pub fn judged(&self) -> u64 {
+        self.stored() + self.held + self.known + self.refused + self.forged
     }
 
     fn add(&mut self, judged: &[Judged]) {
@@ -100,10 +120,12 @@ impl RelayStatus {
             health: Health::Healthy,
             synced_at: None,
             backlog: 0,
+            wanted: 0,
             counts: Counts::default(),
             gaps: 0,
             batches: 0,
             last_refusal: None,
+            failed: None,
             reliability: None,
         }
     }
@@ -113,12 +135,20 @@ impl RelayStatus {
         match connection {
             ConnectionStatus::Connected => self.synced_at = Some(now),
             ConnectionStatus::Disconnected => self.backlog = 0,
+            ConnectionStatus::Syncing => self.failed = None,
             _ => {}
         }
     }
 }
 
 impl Status {
+    /// Notes what each relay has offered and not delivered yet.
+    pub(super) fn wanted<'a>(&mut self, wanted: impl Iterator<Item = (&'a RelayUrl, usize)>) {
+        for (relay, count) in wanted {
+            self.with(relay, |known| known.wanted = count as u64);
+        }
+    }
+
     /// Notes what the engine is about to be told.
     pub(super) fn told(&mut self, input: &Input) {
         match input {
@@ -152,6 +182,14 @@ impl Status {
                 self.with(relay, |known| known.stands(now, *status))
             }
             Report::Health { relay, health } => self.with(relay, |known| known.health = *health),
+            Report::ConnectFailed { relay, why, failure } => {
+                let failed = Failed {
+                    why: *why,
+                    attempts: failure.attempt,
+                    retry_at: now + failure.retry_in,
+                };
+                self.with(relay, |known| known.failed = Some(failed));
+            }
             Report::Gap { relay, count, .. } => {
                 self.with(relay, |known| known.gaps += *count as u64);
             }

@@ -7,7 +7,7 @@ use grasp_core::nostr::types::Timestamp;
 use grasp_core::{Mono, Now};
 
 use super::io::Fault;
-use super::report::Reliability;
+use super::report::{Failure, Reliability};
 
 /// One relay's health.
 #[derive(Debug)]
@@ -16,6 +16,8 @@ pub(super) struct RelayHealth {
     /// Left alone until then, whatever its failures.
     quarantined_until: Mono,
     seen: Reliability,
+    /// Attempts in vain since it was last there, and when the first of them was.
+    in_vain: Option<(u32, Mono)>,
     is_up: bool,
     /// When it last came up or went down.
     since: Mono,
@@ -28,6 +30,7 @@ impl RelayHealth {
             backoff: Backoff::new(policy),
             quarantined_until: Mono::ZERO,
             seen: Reliability::default(),
+            in_vain: None,
             is_up: false,
             since: now,
             reported: Health::Healthy,
@@ -66,12 +69,15 @@ impl RelayHealth {
 
     pub(super) fn connected(&mut self, now: Mono) {
         self.backoff.connected(now);
+        self.in_vain = None;
         self.turn(now, true);
     }
 
     /// It could not be reached.
     pub(super) fn failed(&mut self, now: Mono, why: Fault, quarantine: Duration) {
         self.seen.failures += 1;
+        let (attempts, since) = self.in_vain.unwrap_or((0, now));
+        self.in_vain = Some((attempts.saturating_add(1), since));
         self.backoff.failed(now);
         self.turn(now, false);
         match why {
@@ -80,6 +86,16 @@ impl RelayHealth {
                 self.quarantine(now + quarantine);
             }
         }
+    }
+
+    /// What an operator wants to know of an attempt that was just in vain.
+    pub(super) fn failure(&self, now: Mono) -> Failure {
+        let (attempt, since) = self.in_vain.unwrap_or((0, now));
+        let retry_in = match self.admit(now) {
+            Admit::Wait(until) => until - now,
+            Admit::Go => Duration::ZERO,
+        };
+        Failure { attempt, failing_for: now - since, retry_in }
     }
 
     /// It was there and is no longer.
@@ -189,6 +205,20 @@ mod tests {
         assert_eq!((seen.up.as_secs(), seen.down.as_secs(), seen.attempts), (30, 30, 1));
         assert_eq!(seen.uptime(), Some(0.5));
         assert_eq!(seen.coverage(), None);
+    }
+
+    #[test]
+    fn attempts_in_vain_are_counted_until_one_is_not() {
+        let mut health = health();
+        health.failed(Mono::from_secs(1), Fault::Unreachable, HALF_DAY);
+        health.failed(Mono::from_secs(6), Fault::Unreachable, HALF_DAY);
+        let failure = health.failure(Mono::from_secs(6));
+        assert_eq!((failure.attempt, failure.failing_for.as_secs()), (2, 5));
+        assert_eq!(failure.retry_in.as_secs(), 10);
+        health.connected(Mono::from_secs(16));
+        health.failed(Mono::from_secs(20), Fault::Tls, HALF_DAY);
+        let failure = health.failure(Mono::from_secs(20));
+        assert_eq!((failure.attempt, failure.retry_in), (1, HALF_DAY));
     }
 
     #[test]

@@ -98,6 +98,8 @@ impl Link {
         if matches!(self, Self::Dialing(dialled) if *dialled == conn) {
             let (now, quarantine) = (desk.mono(), desk.shared.config.quarantine);
             desk.standing.health.failed(now, why, quarantine);
+            let (relay, failure) = (desk.relay.clone(), desk.standing.health.failure(now));
+            desk.report(Report::ConnectFailed { relay, why, failure });
             self.end(desk);
         }
     }

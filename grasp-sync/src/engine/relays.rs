@@ -99,7 +99,17 @@ impl SyncEngine {
         let taken = Relay { standing, link: Link::Idle, deadline: None };
         self.relays.insert(relay.clone(), taken);
         self.out.push(Output::Report(Report::Discovered { relay: relay.clone() }));
+        self.say_health(now, &relay);
         self.turn(now, &relay, |_, _| ());
+    }
+
+    /// Tells what an earlier process thought of a relay, if it thought ill of it.
+    fn say_health(&mut self, now: Now, relay: &RelayUrl) {
+        let Some(known) = self.relays.get_mut(relay) else { return };
+        if let Some(health) = known.standing.health.news(now.mono) {
+            let relay = relay.clone();
+            self.out.push(Output::Report(Report::Health { relay, health }));
+        }
     }
 
     /// Nobody needs a relay any more.
@@ -138,6 +148,7 @@ impl SyncEngine {
                 if let Some(relay) = self.relays.get_mut(&url) {
                     relay.standing = standing;
                 }
+                self.say_health(now, &url);
                 self.turn(now, &url, |_, _| ());
             }
         }
@@ -221,6 +232,11 @@ impl SyncEngine {
             self.turn(now, &url, |link, desk| link.tick(desk));
         }
         self.shared.rejected.expire(now.mono);
+    }
+
+    /// How many events each relay has offered that are not here yet, as far as that is known beforehand.
+    pub fn wanted(&self) -> impl Iterator<Item = (&RelayUrl, usize)> {
+        self.relays.iter().map(|(url, relay)| (url, relay.standing.wants.len()))
     }
 
     /// Everything to be kept on disk, for instance when the process ends.

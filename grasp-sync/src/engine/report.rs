@@ -9,6 +9,8 @@ use grasp_core::{RelayUrl, nostr};
 use nostr::event::EventId;
 use nostr::types::Timestamp;
 
+use super::io::Fault;
+
 /// Something worth a log line, a count, or a place on a status page.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
@@ -36,6 +38,15 @@ pub enum Report {
         relay: RelayUrl,
         /// What is to be thought of it now.
         health: Health,
+    },
+    /// An attempt to connect was in vain.
+    ConnectFailed {
+        /// To whom.
+        relay: RelayUrl,
+        /// What was wrong.
+        why: Fault,
+        /// How things stand after it.
+        failure: Failure,
     },
     /// New events were stored, and where they came from.
     Stored {
@@ -126,6 +137,17 @@ pub enum Source {
         /// How.
         path: SyncPath,
     },
+}
+
+/// How things stand after an attempt to connect that was in vain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// Attempts in vain since the relay was last there, this one included.
+    pub attempt: u32,
+    /// How long ago the first of them was.
+    pub failing_for: Duration,
+    /// How long it is left alone now.
+    pub retry_in: Duration,
 }
 
 /// What has been seen of a relay since this process began.

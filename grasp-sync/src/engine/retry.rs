@@ -99,6 +99,11 @@ pub(super) enum Wanting {
 }
 
 impl Wants {
+    /// How many events are offered and not here yet.
+    pub(super) fn len(&self) -> usize {
+        self.wanted.len()
+    }
+
     /// A relay offers an event; a job may be waiting for it.
     pub(super) fn want(&mut self, now: Mono, id: EventId, job: Option<JobId>) -> Wanting {
         let tried = self.tried.get(&id).copied();

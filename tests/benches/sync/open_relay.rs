@@ -13,6 +13,7 @@ use grasp_relay::nostr::{Hub, Limits, RelayInfo};
 use grasp_relay::server::{Config, Parts, serve};
 use grasp_relay::store::memory::MemoryStore;
 use grasp_relay::store::{EventStore, Saved};
+use grasp_relay::web::Listing;
 use nostr::event::Event;
 use tokio::net::TcpListener;
 
@@ -52,13 +53,15 @@ impl OpenRelay {
         let info = RelayInfo { software: software.into(), ..RelayInfo::default() };
         let config = Config {
             service: address.to_string().parse().unwrap(),
+            secure: false,
             info,
             limits,
             trusted_proxies: vec![],
             challenge_on_connect: false,
         };
-        let parts =
-            Parts { store, ingest: ingest.clone(), hub, config, clock, extra: Router::new() };
+        let (service, extra) = (config.service.clone(), Router::new());
+        let listing = Listing::of_those_who_list_us(store.clone(), service, clock.clone());
+        let parts = Parts { store, ingest: ingest.clone(), hub, listing, config, clock, extra };
         let serving = async move { serve(listener, parts, std::future::pending()).await.unwrap() };
         let running = Running(tokio::spawn(serving));
         for chunk in events.chunks(1_000) {

@@ -46,6 +46,18 @@ fn defaults_are_loopback_and_a_directory_beside_us() {
 }
 
 #[test]
+fn data_goes_to_the_users_own_place_if_there_is_one_and_wherever_it_is_said() {
+    let xdg = [("XDG_DATA_HOME", "/home/alice/.data")];
+    let loaded = load("", xdg, &[]).unwrap();
+    assert_eq!(loaded.config.settings.data_dir, PathBuf::from("/home/alice/.data/grasp"));
+    assert_eq!(source(&loaded, "data_dir"), "XDG_DATA_HOME");
+    let said = load("data_dir = '/srv/grasp'", xdg, &[]).unwrap();
+    assert_eq!(said.config.settings.data_dir, PathBuf::from("/srv/grasp"));
+    let flag = load("data_dir = '/srv/grasp'", xdg, &["--data-dir", "here"]).unwrap();
+    assert_eq!(flag.config.settings.data_dir, PathBuf::from("here"));
+}
+
+#[test]
 fn a_variable_beats_the_file_and_a_flag_beats_both() {
     let file = "max_ahead = '5m'\n[relay]\nfilters = 1\nsubscriptions = 2\n";
     let vars = [("GRASP_RELAY_FILTERS", "10"), ("GRASP_RELAY_SUBSCRIPTIONS", "20")];
@@ -98,6 +110,7 @@ fn a_value_that_cannot_be_read_is_named_where_it_stands() {
         ("listen = ['127.0.0.1:1', '127.0.0.1:2']", "listen: expected one value"),
         ("[relay]\nfilters = 0", "grasp.toml:2: relay.filters: expected a number from 1"),
         ("[relay]\nfilters = 1.5", "relay.filters: expected one value"),
+        ("[log]\nfilter = 'grasp=loud'", "grasp.toml:2: log.filter: expected levels"),
         ("operator = 'npub1nobody'", "operator: expected a public key"),
         ("bootstrap = ['https://x.example']", "bootstrap: "),
         ("a = ", "grasp.toml:1: "),

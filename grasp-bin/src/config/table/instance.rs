@@ -1,7 +1,7 @@
 //! What an instance is, who runs it, and whom it welcomes.
 
 use super::Setting;
-use crate::config::codec::{Choice, Key, List, Maybe, Model, Path, Switch, Time, Word};
+use crate::config::codec::{Choice, Directives, Key, List, Maybe, Model, Path, Switch, Time, Word};
 
 pub(super) const PROCESS: &[Setting] = settings! { "" at [];
     @common listen: Word as "ADDR:PORT", "Where the server listens.";
@@ -30,8 +30,6 @@ pub(super) const SERVER: &[Setting] = settings! { "" at [settings];
         "Reverse proxies whose `X-Forwarded-For` is believed.";
     @common operator: Maybe<Key>,
         "The operator's key: shown in NIP-11, and what it signs is welcome.";
-    @common contributor_proposals: Switch,
-        "Whether contributors may push pull requests to `/prs/` (GRASP-06).";
     @common metrics: Switch, "Whether `/metrics` is served.";
     max_ahead: Time, "How far ahead of the server's clock an event may be dated; at least a minute.";
 };
@@ -46,8 +44,12 @@ pub(super) const ABOUT: &[Setting] = settings! { "about." at [settings.about];
 };
 
 pub(super) const LOG: &[Setting] = settings! { "log." at [log];
-    @common filter: Word, "What to tell, as in `info` or `grasp_relay=debug`.";
+    @common filter: Directives, "What to tell, as in `info` or `grasp_relay=debug`.";
     @common format: Choice as "human|json", "For people or for machines.";
+};
+
+pub(super) const SIDECAR: &[Setting] = settings! { "sidecar." at [];
+    relay (sidecar_relay): Maybe<Word> as "URL", "The relay that `grasp sidecar` keeps complete; its `--relay` wins.";
 };
 
 pub(super) const BANS: &[Setting] = settings! { "bans." at [settings.bans];

@@ -1,0 +1,152 @@
+//! How everything stands, on one screen.
+
+use std::fmt::Write as _;
+
+use grasp_relay::web::figures::Status;
+use grasp_relay::web::{size, span};
+
+use super::show::relays;
+
+/// Everything at a glance.
+pub(super) fn glance(status: &Status) -> String {
+    let uptime = span(status.now.saturating_sub(status.started));
+    let (service, version) = (&status.service, &status.version);
+    let mut text = match (&status.beside, status.ready) {
+        (None, true) => format!("{service} (grasp {version}): working, up for {uptime}\n\n"),
+        (None, false) => format!("{service} (grasp {version}): NOT READY, up for {uptime}\n\n"),
+        (Some(relay), true) => {
+            format!("sidecar of {relay} (grasp {version}): working, up for {uptime}\n\n")
+        }
+        (Some(relay), false) => {
+            format!("sidecar of {relay} (grasp {version}): THE RELAY DOES NOT ANSWER\n\n")
+        }
+    };
+    let lines = if status.beside.is_some() { beside(status) } else { server(status) };
+    for (label, line) in lines {
+        let _ = writeln!(text, "  {label:<8} {line}");
+    }
+    if !status.relays.is_empty() {
+        text.push('\n');
+        text.push_str(&relays(status.now, &status.relays));
+    }
+    text
+}
+
+/// A label, and what stands beside it.
+type Line = (&'static str, String);
+
+fn beside(status: &Status) -> Vec<Line> {
+    vec![("brought", brought(status)), ("relays", connected(status))]
+}
+
+fn server(status: &Status) -> Vec<Line> {
+    let held = &status.purgatory;
+    let next = match (held.hunting, held.next_attempt_in) {
+        (0, _) => String::new(),
+        (_, Some(next)) => format!(", next attempt in {}", span(next)),
+        (_, None) => ", attempts are under way".into(),
+    };
+    vec![
+        (
+            "holds",
+            format!(
+                "{}, {}, {} on disk",
+                counted(status.repositories, "repository", "repositories"),
+                counted(status.events, "event", "events"),
+                size(status.store_bytes)
+            ),
+        ),
+        (
+            "serves",
+            format!(
+                "{}, {}",
+                counted(status.sockets, "connection", "connections"),
+                counted(status.subscriptions, "subscription", "subscriptions")
+            ),
+        ),
+        ("took in", brought(status)),
+        (
+            "waiting",
+            format!(
+                "{}, {}, {}; {} within an hour, {} expired",
+                counted(held.announcements, "announcement", "announcements"),
+                counted(held.states, "state", "states"),
+                counted(held.proposals, "pull request", "pull requests"),
+                counted(held.expiring, "expires", "expire"),
+                held.shelved,
+            ),
+        ),
+        ("hunting", format!("{}{next}", counted(held.hunting, "name", "names"))),
+        (
+            "uploads",
+            format!(
+                "{} for their event, {}",
+                counted(held.staged, "waits", "wait"),
+                size(held.staged_bytes)
+            ),
+        ),
+        ("relays", connected(status)),
+    ]
+}
+
+fn brought(status: &Status) -> String {
+    let intake = &status.intake;
+    format!(
+        "{} stored, {} held for git data, {} known, {} refused; {:.0} new per minute",
+        intake.stored, intake.held, intake.known, intake.rejected, status.events_per_minute
+    )
+}
+
+fn connected(status: &Status) -> String {
+    let connected = status.relays.iter().filter(|relay| relay.is_connected()).count();
+    format!("{connected} of {} connected", status.relays.len())
+}
+
+/// A number of things, with their name.
+pub(crate) fn counted(count: u64, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
+}
+
+#[cfg(test)]
+mod tests {
+    use grasp_relay::web::figures::{PurgatoryFigures, RelayRow};
+
+    use super::*;
+
+    #[test]
+    fn the_glance_says_whether_all_is_well() {
+        let relay = RelayRow { url: "wss://relay.example.com".into(), ..RelayRow::default() };
+        let stands = Status { ready: true, now: 120, relays: vec![relay], ..Status::default() };
+        let text = glance(&stands);
+        assert!(text.contains("working, up for 2 minutes"), "{text}");
+        assert!(
+            text.contains("0 of 1 connected") && text.contains("wss://relay.example.com"),
+            "{text}"
+        );
+        assert!(glance(&Status::default()).contains("NOT READY"));
+    }
+
+    #[test]
+    fn what_waits_is_told_with_what_expires_and_when_it_is_looked_for() {
+        let purgatory = PurgatoryFigures {
+            states: 1,
+            hunting: 2,
+            next_attempt_in: Some(12),
+            expiring: 1,
+            ..PurgatoryFigures::default()
+        };
+        let text = glance(&Status { purgatory, ..Status::default() });
+        assert!(text.contains("1 state, 0 pull requests; 1 expires within an hour"), "{text}");
+        assert!(text.contains("2 names, next attempt in 12 seconds"), "{text}");
+    }
+
+    #[test]
+    fn a_sidecar_says_whose_it_is_and_nothing_about_what_it_does_not_hold() {
+        let beside = Some("ws://127.0.0.1:7777".into());
+        let status = Status { beside, ready: true, ..Status::default() };
+        let text = glance(&status);
+        assert!(text.starts_with("sidecar of ws://127.0.0.1:7777"), "{text}");
+        assert!(!text.contains("repositories") && !text.contains("waiting"), "{text}");
+        assert!(glance(&Status { ready: false, ..status }).contains("DOES NOT ANSWER"));
+    }
+}

@@ -1,0 +1,139 @@
+//! The pages in a real browser: on a desk and on a phone, by day and by night.
+
+mod devtools;
+
+use std::path::Path;
+
+use self::devtools::{Browser, View};
+use crate::support::{Server, command, said};
+
+const DESK: View = View { width: 1100, phone: false, scheme: "light" };
+const NIGHT: View = View { width: 1100, phone: false, scheme: "dark" };
+const PHONE: View = View { width: 360, phone: true, scheme: "light" };
+
+/// Nothing reaches beyond the right edge of the screen.
+const FITS: &str = "document.documentElement.scrollWidth <= innerWidth";
+
+/// Nothing was loaded from anywhere else.
+const OURS: &str =
+    "performance.getEntriesByType('resource').every(e => e.name.startsWith(location.origin))";
+
+/// Text that can be told from its background: at least 4.5 to 1 everywhere (WCAG AA).
+const READABLE: &str = r"(() => {
+  const rgb = (text) => (text.match(/[\d.]+/g) ?? [0, 0, 0, 0]).map(Number);
+  const light = (c) => { const [r, g, b] = c.slice(0, 3).map((v) => {
+    v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const over = (top, below) => { const a = top[3] ?? 1; return [0, 1, 2].map((i) => top[i] * a + below[i] * (1 - a)); };
+  const dark = matchMedia('(prefers-color-scheme: dark)').matches;
+  const canvas = dark ? [18, 18, 18] : [255, 255, 255];
+  const behind = (e) => e ? over(rgb(getComputedStyle(e).backgroundColor), behind(e.parentElement)) : canvas;
+  const shown = (e) => e ? Number(getComputedStyle(e).opacity) * shown(e.parentElement) : 1;
+  const bad = [];
+  for (const e of document.querySelectorAll('body *')) {
+    if (![...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim()) || e.tagName === 'SCRIPT') continue;
+    const back = behind(e), front = rgb(getComputedStyle(e).color);
+    const seen = over([...front.slice(0, 3), (front[3] ?? 1) * shown(e)], back);
+    const [a, b] = [light(seen), light(back)].sort((x, y) => y - x);
+    if ((a + 0.05) / (b + 0.05) < 4.5) bad.push(e.tagName + ' ' + e.textContent.trim().slice(0, 20));
+  }
+  return bad.join('; ');
+})()";
+
+/// What a reader that speaks needs: a language, a title, landmarks, one heading at the top, named links and columns.
+const ACCESSIBLE: &str = r"(() => {
+  const bad = [], all = (s) => [...document.querySelectorAll(s)];
+  if (!document.documentElement.lang) bad.push('no language');
+  if (!document.title) bad.push('no title');
+  for (const mark of ['main', 'nav[aria-label]', 'h1']) if (all(mark).length !== 1) bad.push('not one ' + mark);
+  if (all('a').some((a) => !a.textContent.trim())) bad.push('a link without a name');
+  if (all('table').some((t) => !t.caption || [...t.querySelectorAll('th')].some((th) => !th.scope))) bad.push('a table without caption or scope');
+  if (all('img:not([alt])').length) bad.push('a picture without words');
+  return bad.join('; ');
+})()";
+
+/// Headings and states whose words are broken in the middle.
+const BROKEN: &str = r"(() => {
+  const bad = [];
+  for (const e of document.querySelectorAll('th, td:not(:first-child)')) {
+    for (const node of e.childNodes) for (const word of (node.textContent ?? '').matchAll(/\S+/g)) {
+      const range = document.createRange();
+      range.setStart(node, word.index);
+      range.setEnd(node, word.index + word[0].length);
+      if (range.getClientRects().length > 1) bad.push(word[0]);
+    }
+  }
+  return bad.join(' ');
+})()";
+
+/// A repository on the server, and its page.
+fn push(server: &Server, home: &Path) -> String {
+    let work = home.join("a-repository-with-quite-a-long-name");
+    std::fs::create_dir_all(&work).unwrap();
+    let git = |args: &[&str]| {
+        let who = ["-c", "user.name=alice", "-c", "user.email=alice@example.com"];
+        let mut git = std::process::Command::new("git");
+        let done = said(git.args(who).args(args).current_dir(&work).env("HOME", home));
+        assert!(done.ok, "{done:?}");
+    };
+    git(&["init", "-q", "-b", "main"]);
+    git(&["commit", "-q", "--allow-empty", "-m", "first"]);
+    let push = ["push", "--server", server.host()];
+    let pushed = said(command().args(push).current_dir(&work).env("HOME", home));
+    assert!(pushed.ok, "{pushed:?}");
+    let url = pushed.out.lines().find_map(|line| line.trim().strip_prefix("git clone "));
+    url.unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn pages_are_readable_on_a_desk_and_a_phone_by_day_and_by_night() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mut browser) = Browser::start(&dir.path().join("profile")).await else {
+        println!("skipped: there is no chromium here");
+        return;
+    };
+    // A relay that is not there, so that the status page has something to show.
+    let nobody = "bootstrap = ['ws://127.0.0.1:9']\n";
+    let data = dir.path().join("data");
+    std::fs::create_dir(&data).unwrap();
+    std::fs::write(data.join("grasp.toml"), nobody).unwrap();
+    let server = Server::start(&data);
+    let repository = push(&server, dir.path());
+    let root = format!("http://{}", server.host());
+    let pages = [
+        ("landing", format!("{root}/")),
+        ("repository", repository),
+        ("status", format!("{root}/status")),
+    ];
+    for (name, url) in &pages {
+        for (view, at) in [("desk", DESK), ("night", NIGHT), ("phone", PHONE)] {
+            browser.open(url, &at).await;
+            assert_eq!(browser.ask(FITS).await, true, "{name} on a {view} is too wide");
+            assert_eq!(browser.ask(READABLE).await, "", "{name} on a {view}");
+            assert_eq!(browser.ask(ACCESSIBLE).await, "", "{name} on a {view}");
+            assert_eq!(browser.ask(BROKEN).await, "", "{name} on a {view}");
+            assert_eq!(browser.ask(OURS).await, true, "{name} loads from elsewhere");
+            browser.picture(&format!("{name}-{view}")).await;
+        }
+    }
+    let dark = "getComputedStyle(document.documentElement).colorScheme";
+    assert_eq!(browser.ask(dark).await, "light dark");
+}
+
+#[tokio::test]
+async fn the_status_page_keeps_itself_fresh() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mut browser) = Browser::start(&dir.path().join("profile")).await else {
+        println!("skipped: there is no chromium here");
+        return;
+    };
+    let server = Server::start(&dir.path().join("data"));
+    browser.open(&format!("http://{}/status", server.host()), &DESK).await;
+    browser.until("document.getElementById('fresh').textContent.startsWith('Kept fresh')").await;
+    let repositories = "document.querySelector('[data-figure=repositories]').textContent";
+    assert_eq!(browser.ask(repositories).await, "0");
+    push(&server, dir.path());
+    browser.until(&format!("{repositories} === '1'")).await;
+    drop(server);
+    browser.until("document.getElementById('fresh').textContent.includes('does not answer')").await;
+}

@@ -1,0 +1,138 @@
+//! A headless Chromium, told what to do over its DevTools protocol.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use futures_util::{SinkExt as _, StreamExt as _};
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
+
+/// How long the browser may take for anything.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A browser with one page. Ended when dropped.
+pub(crate) struct Browser {
+    child: Child,
+    socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
+    session: Option<String>,
+    last: u64,
+}
+
+/// How a page is looked at.
+pub(crate) struct View {
+    pub(crate) width: u32,
+    pub(crate) phone: bool,
+    pub(crate) scheme: &'static str,
+}
+
+impl Browser {
+    /// Starts one, if there is one.
+    pub(crate) async fn start(profile: &Path) -> Option<Self> {
+        let names = ["chromium", "chromium-browser", "google-chrome"];
+        let flags = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--remote-debugging-port=0",
+        ];
+        let start = |name: &&str| {
+            let mut browser = Command::new(name);
+            browser.args(flags).arg(format!("--user-data-dir={}", profile.display()));
+            browser.arg("about:blank").stdout(Stdio::null()).stderr(Stdio::null()).spawn().ok()
+        };
+        let child = names.iter().find_map(start)?;
+        let address = address(&profile.join("DevToolsActivePort")).await;
+        let (socket, _) = tokio_tungstenite::connect_async(&address).await.unwrap();
+        let mut browser = Self { child, socket, session: None, last: 0 };
+        let target = browser.call("Target.createTarget", json!({"url": "about:blank"})).await;
+        let attach = json!({"targetId": target["targetId"], "flatten": true});
+        let attached = browser.call("Target.attachToTarget", attach).await;
+        browser.session = Some(attached["sessionId"].as_str().unwrap().to_owned());
+        browser.call("Page.enable", json!({})).await;
+        Some(browser)
+    }
+
+    /// Opens a page and waits for its end.
+    pub(crate) async fn open(&mut self, url: &str, view: &View) {
+        let metrics = json!({
+            "width": view.width, "height": 800, "deviceScaleFactor": 1, "mobile": view.phone,
+        });
+        self.call("Emulation.setDeviceMetricsOverride", metrics).await;
+        let scheme = json!({"name": "prefers-color-scheme", "value": view.scheme});
+        self.call("Emulation.setEmulatedMedia", json!({"features": [scheme]})).await;
+        self.call("Page.navigate", json!({"url": url})).await;
+        self.until("document.readyState === 'complete' && location.href !== 'about:blank'").await;
+    }
+
+    /// What an expression is in the page.
+    pub(crate) async fn ask(&mut self, expression: &str) -> Value {
+        let params = json!({"expression": expression, "returnByValue": true});
+        let answer = self.call("Runtime.evaluate", params).await;
+        assert!(answer.get("exceptionDetails").is_none(), "{expression}: {answer}");
+        answer["result"]["value"].clone()
+    }
+
+    /// Asks until it is true.
+    pub(crate) async fn until(&mut self, expression: &str) {
+        let began = Instant::now();
+        while self.ask(expression).await != true {
+            assert!(began.elapsed() < PATIENCE, "not in time: {expression}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Keeps a picture of the page, for people to look at, where one is wanted.
+    pub(crate) async fn picture(&mut self, name: &str) {
+        let Some(dir) = std::env::var_os("GRASP_TEST_PICTURES") else { return };
+        let shot = json!({"captureBeyondViewport": true});
+        let shot = self.call("Page.captureScreenshot", shot).await;
+        let file = Path::new(&dir).join(format!("{name}.png.base64"));
+        std::fs::write(file, shot["data"].as_str().unwrap()).unwrap();
+    }
+
+    async fn call(&mut self, method: &str, params: Value) -> Value {
+        self.last += 1;
+        let mut call = json!({"id": self.last, "method": method, "params": params});
+        if let Some(session) = &self.session {
+            call["sessionId"] = session.as_str().into();
+        }
+        self.socket.send(Message::text(call.to_string())).await.unwrap();
+        loop {
+            let message = tokio::time::timeout(PATIENCE, self.socket.next()).await.unwrap();
+            let Message::Text(text) = message.unwrap().unwrap() else { continue };
+            let answer: Value = serde_json::from_str(&text).unwrap();
+            if answer["id"] == self.last {
+                assert!(answer.get("error").is_none(), "{method}: {answer}");
+                return answer["result"].clone();
+            }
+        }
+    }
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Where the browser says that it listens.
+async fn address(file: &Path) -> String {
+    let began = Instant::now();
+    loop {
+        let text = std::fs::read_to_string(file).unwrap_or_default();
+        if let Some((port, path)) = text.trim().split_once('\n') {
+            return format!("ws://127.0.0.1:{port}{path}");
+        }
+        assert!(began.elapsed() < PATIENCE, "the browser does not start");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}

@@ -1,0 +1,130 @@
+//! The life of a server: what it tells the service manager, how it ends, and what it never says.
+#![cfg(unix)]
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixDatagram;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::support::{Server, command, get};
+
+fn tell(child: &Child, signal: &str) {
+    let pid = child.id().to_string();
+    assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+}
+
+/// A websocket that never answers, so that a server which lets everybody finish waits for it.
+fn silent_guest(server: &Server) -> std::net::TcpStream {
+    let mut stream = std::net::TcpStream::connect(server.host()).unwrap();
+    let key = "dGhlIHNhbXBsZSBub25jZQ==";
+    write!(
+        stream,
+        "GET / HTTP/1.1\r\nHost: {}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
+         Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n",
+        server.host()
+    )
+    .unwrap();
+    let mut answer = [0; 64];
+    assert!(stream.read(&mut answer).unwrap() > 0);
+    assert!(answer.starts_with(b"HTTP/1.1 101"));
+    stream
+}
+
+#[test]
+fn a_second_signal_ends_the_server_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("grasp.toml"), "relay.grace = '10m'\n").unwrap();
+    let mut server = Server::start(dir.path());
+    let mut guest = silent_guest(&server);
+    while !get(server.host(), "/metrics").1.contains("grasp_relay_websockets 1\n") {}
+    tell(&server.child, "-INT");
+    // The goodbye shows that the first was heard.
+    assert!(guest.read(&mut [0; 64]).unwrap() > 0);
+    assert!(server.child.try_wait().unwrap().is_none(), "it waits for its guest");
+    let began = Instant::now();
+    tell(&server.child, "-TERM");
+    assert_eq!(server.child.wait().unwrap().code(), Some(130));
+    assert!(began.elapsed() < Duration::from_secs(60));
+    // Nothing is broken by that.
+    let again = Server::start(dir.path());
+    assert_eq!(get(again.host(), "/health"), (200, "ok\n".into()));
+}
+
+#[test]
+fn ctrl_c_ends_the_server_well() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = Server::start(dir.path());
+    tell(&server.child, "-INT");
+    assert!(server.child.wait().unwrap().success());
+    assert!(!dir.path().join("admin.sock").exists());
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn the_service_manager_hears_when_it_is_ready_alive_and_stopping() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("notify");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let mut child = command()
+        .args(["serve", "--listen", "127.0.0.1:0", "--data-dir"])
+        .arg(dir.path().join("data"))
+        .env("NOTIFY_SOCKET", &path)
+        .env("WATCHDOG_USEC", "200000")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let heard = || {
+        let mut text = [0; 200];
+        let length = manager.recv(&mut text).unwrap();
+        String::from_utf8(text[..length].to_vec()).unwrap()
+    };
+    assert!(heard().starts_with("READY=1"));
+    assert_eq!(heard(), "WATCHDOG=1");
+    tell(&child, "-TERM");
+    while !heard().starts_with("STOPPING=1") {}
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn a_start_says_where_everything_is_and_the_log_never_says_a_secret() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let log = std::fs::File::create(dir.path().join("log")).unwrap();
+    let args = ["serve", "--listen", "127.0.0.1:0", "--domain", "git.example.com"];
+    let mut child = command()
+        .args(args)
+        .args(["--log-filter", "trace", "--log-format", "json", "--data-dir"])
+        .arg(&data)
+        .stdout(Stdio::piped())
+        .stderr(log)
+        .spawn()
+        .unwrap();
+    let mut said = String::new();
+    let mut out = child.stdout.take().unwrap();
+    while !said.contains("Ctrl-C") {
+        let mut some = [0; 1_024];
+        let length = out.read(&mut some).unwrap();
+        assert!(length > 0, "{said}");
+        said.push_str(std::str::from_utf8(&some[..length]).unwrap());
+    }
+    tell(&child, "-TERM");
+    assert!(child.wait().unwrap().success());
+    for told in [
+        "listen  127.0.0.1:",
+        "ws://git.example.com",
+        "http://git.example.com/<npub>/<name>.git",
+        "grasp push --server http://git.example.com",
+        data.to_str().unwrap(),
+    ] {
+        assert!(said.contains(told), "{told}: {said}");
+    }
+    let secret = std::fs::read_to_string(data.join("service.key")).unwrap();
+    let log = std::fs::read_to_string(dir.path().join("log")).unwrap();
+    assert!(log.lines().count() > 3);
+    for line in log.lines() {
+        assert!(serde_json::from_str::<serde_json::Value>(line).is_ok(), "{line}");
+    }
+    assert!(!log.contains(secret.trim()) && !said.contains(secret.trim()));
+}
