@@ -90,7 +90,9 @@ impl Server {
         let listing = overview.listing();
         let parts = Parts { store, ingest, hub, listing, config, clock, extra };
         let own = Arc::new(OwnRelay::new(parts.clone(), keeper.clone()));
-        let syncer = start_sync(settings, own, keys, metrics).await?;
+        let clock = own.clock();
+        let clock = driver::Clock::new(move || clock.now());
+        let syncer = start_sync(settings, own, clock, keys, metrics).await?;
         overview.follow(syncer.clone());
         Ok(Self { parts, keeper, syncer, overview, draining, sweeper })
     }
@@ -202,7 +204,8 @@ async fn start_keeper(settings: &Settings, parts: KeeperParts) -> Result<Keeper>
 /// Begins to keep our events in step with other relays, if that is wanted.
 pub(crate) async fn start_sync(
     settings: &Settings,
-    own: Arc<dyn LocalRelay>,
+    local: Arc<dyn LocalRelay>,
+    clock: driver::Clock,
     keys: Keys,
     metrics: Metrics,
 ) -> Result<Option<Arc<Syncer>>> {
@@ -210,17 +213,16 @@ pub(crate) async fn start_sync(
         return Ok(None);
     };
     let file = settings.data_dir.join("relays.jsonl");
-    let clock = own.clock();
     let sync = grasp_sync::Settings {
         engine,
-        clock: driver::Clock::new(move || clock.now()),
+        clock,
         outbound: settings.outbound,
         limits,
         keys: Some(keys),
         records: Box::new(RecordFile::new(&file)),
         observer: Arc::new(SyncObserver::new(metrics)),
     };
-    let started = Syncer::start(own, sync).await;
+    let started = Syncer::start(local, sync).await;
     let syncer = started.with_context(|| format!("could not open {}", file.display()))?;
     Ok(Some(Arc::new(syncer)))
 }

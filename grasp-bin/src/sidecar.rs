@@ -8,7 +8,7 @@ use grasp_core::{Mono, RelayUrl, ServiceIdentity};
 use grasp_relay::Clock;
 use grasp_relay::metrics::Metrics;
 use grasp_relay::web::figures::{Intake, Status};
-use grasp_sync::{Sidecar, Syncer};
+use grasp_sync::{Sidecar, Syncer, driver};
 
 use crate::admin::{AdminSocket, Answer, Answers, Question};
 use crate::config::{Config, Loaded};
@@ -45,7 +45,8 @@ async fn stand_beside(config: Config, relay: RelayUrl) -> Result<()> {
     let settings = config.settings.reached_at(service);
     let keys = key::load_or_create(&settings.service_key())?;
     let local = Arc::new(Sidecar::start(relay.clone()));
-    let syncer = start_sync(&settings, local, keys, Metrics::default()).await?;
+    let syncer =
+        start_sync(&settings, local, driver::Clock::system(), keys, Metrics::default()).await?;
     let syncer = syncer.context("there is nothing to sync with")?;
     let view = View::new(relay, &settings, Arc::clone(&syncer));
     welcome(&view, &settings);
