@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use grasp_core::admission::{GitData, KnownAnnouncement, KnownState};
 use grasp_core::maintainers::rosters;
-use grasp_core::nip34::Announcement;
+use grasp_core::nip34::{Announcement, Proposal};
 use grasp_core::push::{Candidate, Standing};
 use grasp_core::{CloneUrl, Identifier, Oid, RepoId};
 use nostr::event::{Event, EventId};
@@ -92,10 +92,11 @@ impl Purgatory {
         kept.map(|entry| KnownState { author: entry.author(), git: GitData::Missing }).collect()
     }
 
-    /// Whether an event could wait here.
+    /// Whether an event could wait here that is about nothing served yet.
     pub fn room_for(&self, event: &Arc<Event>) -> Room {
         let entry = Entry::new(event.clone(), Phase::Waiting, Timestamp::from_secs(0));
-        match entry.map(|entry| Admission::of(&self.config, &self.ledger, &entry)) {
+        let admission = |entry| Admission::of(&self.config, &self.ledger, &entry, Standing::Held);
+        match entry.map(admission) {
             Some(Admission::Full) => Room::Full,
             _ => Room::Free,
         }
@@ -125,6 +126,11 @@ impl Purgatory {
     /// The tip of a pull request that is kept here.
     pub fn tip_of(&self, id: &EventId) -> Option<Oid> {
         self.ledger.entry(id)?.proposal().map(|(_, tip)| tip)
+    }
+
+    /// A pull request that is kept here.
+    pub fn proposal(&self, id: &EventId) -> Option<&Proposal> {
+        self.ledger.entry(id)?.proposal().map(|(proposal, _)| proposal)
     }
 
     /// Whether an upload for an unknown event could wait here.

@@ -1,7 +1,9 @@
 //! grasp from outside.
 #![allow(clippy::unwrap_used)]
 
+mod attacks;
 mod conformance;
+mod contributors;
 mod crash;
 mod fetching;
 mod hosting;
@@ -19,3 +21,4 @@ mod races;
 mod slow;
 mod stranger;
 mod syncing;
+mod whole;

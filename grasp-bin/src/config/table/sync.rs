@@ -11,6 +11,7 @@ pub(super) const ENGINE: &[Setting] = settings! { "sync." at [settings.sync.engi
     discovery_window: Time,
         "How long newly accepted repositories and roots are collected before they are acted on, from the first.";
     discovery_quiet: Time, "A pause in the feed after which the collecting ends early.";
+    reply_window: Time, "How long replies are collected before what answers them is asked for.";
     discovery_full: Count, "Changes after which the collecting ends early.";
     relays_per_repo: Count, "Relays of one repository that are followed.";
     values_per_filter: Count,
@@ -26,6 +27,8 @@ pub(super) const ENGINE: &[Setting] = settings! { "sync." at [settings.sync.engi
     settle (backoff.settle): Time, "How long a relay must stay well before its failures are forgotten.";
     quarantine: Time,
         "How long a relay is left alone that has no honest reason to fail so: no such name, bad TLS, no websocket.";
+    connections: Count, "Connections to other relays at the same time, bootstrap relays not counted.";
+    connections_per_host: Count, "Of these, connections to one host, whatever paths it is said to have.";
     handshakes: Count, "Handshakes at the same time.";
     handshake_gap: Time, "Least distance between the starts of two handshakes.";
     handshake_limit: Time, "How long a handshake may take.";
