@@ -6,7 +6,6 @@
 #[path = "hunt/two.rs"]
 mod two;
 
-use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -22,6 +21,9 @@ const AT_ONCE: usize = 16;
 
 /// Conversations with one host in a minute: raised likewise.
 const PER_MINUTE: usize = 10_000;
+
+/// Events that come at a time, as from another relay.
+const BATCH: usize = 50;
 
 #[tokio::main]
 async fn main() {
@@ -69,24 +71,28 @@ async fn many_repositories(identifiers: usize) {
     .await;
 
     let alice = Maker::new();
-    let mut states: BTreeMap<usize, Event> = BTreeMap::new();
+    let mut states: Vec<Event> = Vec::new();
     let before = resident();
     let peaks = Arc::new(Peaks::default());
     let watch = std::thread::spawn({
         let peaks = Arc::clone(&peaks);
         move || watch(&peaks)
     });
-    let start = Instant::now();
+    let mut offers = Vec::new();
     for n in 0..identifiers {
         let name = format!("r{n}");
         // Each of them comes first for a third of the repositories.
         let places: Vec<String> = (0..3).map(|place| servers[(n + place) % 3].url(&name)).collect();
         let state = alice.state(&name, &[(MAIN, &commit)]);
-        instance.sync(vec![announce(&alice, &name, &instance, &places), state.clone()]).await;
-        states.insert(n, state);
+        offers.extend([announce(&alice, &name, &instance, &places), state.clone()]);
+        states.push(state);
+    }
+    let start = Instant::now();
+    for some in offers.chunks(BATCH) {
+        instance.sync(some.to_vec()).await;
     }
     let offered = start.elapsed();
-    for state in states.values() {
+    for state in &states {
         instance.until_serves(state).await;
     }
     let took = start.elapsed();

@@ -52,19 +52,18 @@ pub(crate) async fn two_servers(rounds: usize) {
 
 fn say(what: &str, journeys: &mut [Journey], wanted: &str) {
     println!(
-        "  {what:<18} pushed  announced    stated    served   after the push   (wanted: {wanted})"
+        "  {what} (ms)   pushed  announced  stated  served   after the push   (wanted: {wanted})"
     );
     for Journey { pushed, announced, stated, served } in journeys.iter() {
-        let after = served.saturating_sub(*pushed);
-        println!(
-            "  {:<16} {pushed:>8.0?} {announced:>10.0?} {stated:>9.0?} {served:>9.0?} {after:>16.0?}",
-            ""
-        );
+        let [pushed, announced, stated, served] =
+            [pushed, announced, stated, served].map(Duration::as_millis);
+        let after = served.saturating_sub(pushed);
+        println!("  {pushed:>28} {announced:>10} {stated:>7} {served:>7} {after:>16}");
     }
     let mut after: Vec<_> = journeys.iter().map(|j| j.served.saturating_sub(j.pushed)).collect();
     after.sort_unstable();
     let median = after.get(after.len() / 2).copied().unwrap_or_default();
-    println!("  {:<16} median {median:.0?} after the push", "");
+    println!("  {:<28} median {} ms after the push", "", median.as_millis());
 }
 
 /// Pushes to the first, and watches the second.
