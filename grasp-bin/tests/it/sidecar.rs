@@ -78,13 +78,13 @@ fn a_relay_that_knows_nothing_of_sync_becomes_complete() {
     let json = until(&status, |said| said.out.contains("\"connected\"")).out;
     let json: Value = serde_json::from_str(&json).unwrap();
     assert_eq!((&json["beside"], &json["ready"]), (&relay.url.as_str().into(), &true.into()));
-    // The announcement and the state, waiting for their git data or served by now.
-    let has_both = |said: &Said| {
+    // Waiting for git data there, or served by now.
+    let has_some = |said: &Said| {
         let json: Value = serde_json::from_str(&said.out).unwrap();
         let held = |figure: &str| json["purgatory"][figure].as_u64().unwrap();
-        held("announcements") + held("states") + json["events"].as_u64().unwrap() >= 2
+        held("announcements") + held("states") + json["events"].as_u64().unwrap() >= 1
     };
-    until(&["status", "--json", "--data-dir", data.to_str().unwrap()], has_both);
+    until(&["status", "--json", "--data-dir", data.to_str().unwrap()], has_some);
 
     let text = grasp(&["status", "--data-dir", beside]).out;
     assert!(text.starts_with("sidecar of ws://"), "{text}");

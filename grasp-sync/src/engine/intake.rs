@@ -110,20 +110,25 @@ impl SyncEngine {
         filters: &[Option<FilterHash>],
     ) {
         let filters = filters.iter().copied().chain(std::iter::repeat(None));
+        let mut again: Vec<Arc<Event>> = Vec::new();
         for (one, filter) in judged.iter().zip(filters) {
             match &one.outcome {
                 Outcome::Refused { lasting: Lasting::Forever, .. } => {
-                    self.shared.rejected.refused(now.mono, relay, filter, one.row, None);
+                    let _ = self.shared.rejected.refused(now.mono, relay, filter, one.row, None);
                 }
                 Outcome::Refused { lasting: Lasting::UntilDependency, event } => {
                     let event = event.clone();
-                    self.shared.rejected.refused(now.mono, relay, filter, one.row, event);
+                    let rejected = &mut self.shared.rejected;
+                    again.extend(rejected.refused(now.mono, relay, filter, one.row, event));
                 }
                 Outcome::Stored | Outcome::Held | Outcome::Known => {
                     self.shared.rejected.accepted(one.row.id);
                 }
                 Outcome::Forged | Outcome::Refused { lasting: Lasting::Briefly, .. } => {}
             }
+        }
+        if !again.is_empty() {
+            self.out.push(Output::Reoffer { events: again });
         }
         let done = judged.iter().filter(|one| !one.outcome.is_worth_retrying());
         let done: Vec<EventId> = done.map(|one| one.row.id).collect();
@@ -151,6 +156,7 @@ impl SyncEngine {
     fn release(&mut self, now: Now, arrived: &[Dependency]) {
         let mut events: Vec<Arc<Event>> = Vec::new();
         for dependency in arrived {
+            self.shared.rejected.came(now.mono, dependency);
             let Released { reoffer, refetch } = self.shared.rejected.arrived(dependency);
             events.extend(reoffer);
             for (relay, event) in refetch {

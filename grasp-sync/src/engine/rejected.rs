@@ -23,6 +23,10 @@ const MAX_HOT_BYTES: usize = 8 * 1024 * 1024;
 const MAX_EVENT_BYTES: usize = 128 * 1024;
 /// Ids kept.
 const MAX_COLD: usize = 50_000;
+/// How long an arrival is remembered: a refusal may be heard of after what it lacked has come.
+const RECENT: Duration = Duration::from_secs(60);
+/// Arrivals remembered.
+const MAX_RECENT: usize = 4_096;
 /// Things that one event can be seen to wait for.
 const MAX_AWAITED: usize = 16;
 
@@ -77,6 +81,7 @@ pub(super) struct Rejected {
     awaited: BTreeMap<Dependency, BTreeSet<EventId>>,
     expiry: BTreeSet<(Mono, EventId)>,
     hot_expiry: BTreeSet<(Mono, EventId)>,
+    recent: BTreeMap<Dependency, Mono>,
 }
 
 #[derive(Debug)]
@@ -96,7 +101,18 @@ struct Cold {
 }
 
 impl Rejected {
-    /// An event was refused. `event` is given if something it lacked could change that.
+    /// Something has come, now. Whatever is refused for want of it from here on was judged before it came.
+    pub(super) fn came(&mut self, now: Mono, what: &Dependency) {
+        if self.recent.len() >= MAX_RECENT {
+            self.recent.retain(|_, at| now - *at < RECENT);
+        }
+        if self.recent.len() < MAX_RECENT {
+            self.recent.insert(what.clone(), now);
+        }
+    }
+
+    /// An event was refused. `event` is given if something it lacked could change that. If that has come in the
+    /// meantime, the event is given back, to be offered again at once.
     pub(super) fn refused(
         &mut self,
         now: Mono,
@@ -104,7 +120,7 @@ impl Rejected {
         filter: Option<FilterHash>,
         row: Row,
         event: Option<Arc<Event>>,
-    ) {
+    ) -> Option<Arc<Event>> {
         self.forget(row.id);
         let awaits = event.as_deref().map(Dependency::of).unwrap_or_default();
         for dependency in &awaits {
@@ -113,6 +129,8 @@ impl Rejected {
         if let Some(hash) = filter {
             self.by_filter.entry(hash).or_default().insert(row.id);
         }
+        let came = |what: &Dependency| self.recent.get(what).is_some_and(|at| now - *at < RECENT);
+        let is_late = awaits.iter().any(came);
         let until = now + COLD;
         self.expiry.insert((until, row.id));
         let relay = relay.clone();
@@ -121,6 +139,7 @@ impl Rejected {
             self.heat(now, event);
         }
         self.make_room();
+        if is_late { self.cool(row.id) } else { None }
     }
 
     /// Something is here now: whatever waited for it is let go.
@@ -268,6 +287,20 @@ mod tests {
         let released = rejected.arrived(&Dependency::Event(root()));
         assert!(released.reoffer.is_empty() && released.refetch.is_empty(), "once");
         assert_eq!(rejected.rows(&hash()).count(), 0);
+    }
+
+    #[test]
+    fn a_refusal_that_is_heard_of_after_what_it_lacked_has_come_is_offered_again_at_once() {
+        let mut rejected = Rejected::default();
+        let comment = comment_on(root(), "late");
+        let row = Row { at: comment.created_at, id: comment.id };
+        let mut refused = |now| {
+            let event = Some(Arc::clone(&comment));
+            rejected.came(T0, &Dependency::Event(root()));
+            rejected.refused(now, &relay(), Some(hash()), row, event)
+        };
+        assert_eq!(refused(T0), Some(Arc::clone(&comment)));
+        assert_eq!(refused(T0 + RECENT), None, "that was long ago");
     }
 
     #[test]
