@@ -10,7 +10,7 @@ use nostr::event::{Event, EventId};
 use crate::Outside;
 
 /// Far longer than it takes on a machine that has nothing else to do.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(50);
 

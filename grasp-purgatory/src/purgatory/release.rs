@@ -83,7 +83,11 @@ impl Purgatory {
         if views.is_empty() && proposals.is_empty() {
             return self.store(out, identifier, job);
         }
-        self.step(identifier, Step::Applying(job));
+        // What comes out of staging may be what something else here has waited for.
+        let brings_objects = proposals.iter().any(|proposal| proposal.staged.is_some());
+        let desk = self.desks.entry(identifier.clone()).or_default();
+        desk.step = Step::Applying(job);
+        desk.again |= brings_objects;
         out.act(Output::Apply { identifier: identifier.clone(), views, proposals });
     }
 

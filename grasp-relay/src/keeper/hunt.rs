@@ -70,6 +70,13 @@ impl World {
             want.tips.retain(|tip| lacking.contains(tip));
             self.look_elsewhere(want, families.get(&want.id)).await?;
         }
+        let is_here = |want: &Want| want.phase == Phase::Waiting && want.tips.is_empty();
+        if wants.iter().any(is_here) {
+            // Whoever brought the last of it should have had it looked at. In case nobody did:
+            let orders = self.orders.upgrade().ok_or(KeepError::Gone)?;
+            let changed = Input::Changed { identifier: identifier.clone() };
+            orders.send(Order::Tell(changed)).await.map_err(|_| KeepError::Gone)?;
+        }
         wants.retain(|want| !want.tips.is_empty());
         Ok(wants)
     }

@@ -396,3 +396,24 @@ async fn whoever_vanishes_takes_repositories_and_pull_requests_along_for_good() 
     message(&instance, &alice.later(9).announce("x", &instance.service())).await;
     assert_eq!(instance.refs(&alice.repo("x")).await, "");
 }
+
+#[tokio::test]
+async fn a_state_whose_objects_come_with_a_pull_request_is_released_with_it() {
+    let (instance, alice, bob) = (Instance::start().await, Maker::new(), Maker::new());
+    let work = instance.host(&alice, "x").await;
+    let (repo, next) = (alice.repo("x"), work.commit("next").await);
+    let state = alice.later(1).state("x", &[("refs/heads/main", &next)]);
+    instance.take(vec![state.clone()]).await;
+
+    // Somebody builds on what is not here yet, and pushes that before its event.
+    let tip = work.commit("a contribution").await;
+    let proposal = bob.pull_request(&repo, &tip);
+    let spec = format!("HEAD:refs/nostr/{}", proposal.id);
+    work.git(&["push", "-q", &instance.clone_url(&repo), &spec]).await.expect_ok();
+    assert!(!instance.serves(&state).await, "an upload without its event is not for others");
+    instance.take(vec![proposal.clone()]).await;
+    instance.settle("x").await;
+    assert!(instance.serves(&proposal).await);
+    assert!(instance.serves(&state).await, "its objects are here");
+    assert!(instance.refs(&repo).await.contains(&format!("{next}\trefs/heads/main")));
+}

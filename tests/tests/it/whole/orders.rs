@@ -1,6 +1,6 @@
 //! One history, told to two servers in different orders and in part to only one of them: both end equal.
 
-use grasp_core::RepoId;
+use grasp_core::{RepoId, kinds};
 use grasp_tests::{Equal, Maker, Outside, Workdir};
 use nostr::event::Event;
 
@@ -116,6 +116,16 @@ impl History {
             },
             Deed::Push(repo, specs) => {
                 let url = at.clone_url(repo);
+                let mut specs = specs.clone();
+                // A state is all branches: others than those that are pushed go with the same push.
+                let listed = at.refs(repo).await.unwrap_or_default();
+                let branches = listed.lines().filter_map(|line| line.split_once("\trefs/heads/"));
+                let names = branches.map(|(_, name)| format!(":refs/heads/{name}"));
+                let is_of_state = specs.iter().any(|spec| spec.contains(":refs/heads/"));
+                let others: Vec<_> = names
+                    .filter(|name| is_of_state && !specs.iter().any(|spec| spec.ends_with(name)))
+                    .collect();
+                specs.extend(others);
                 let specs = specs.iter().map(String::as_str);
                 let args: Vec<&str> = ["push", "-q", &url].into_iter().chain(specs).collect();
                 self.work.git(&args).await.ok
@@ -139,11 +149,13 @@ impl History {
     }
 }
 
-/// Everything is told to one server at least, and some of it to both.
+/// Everything is told to one server at least, and some of it to both: so is what has its git data under its own name,
+/// for an upload waits out of sight, where nobody but its own event finds it.
 fn dealt(deeds: &[Deed], chance: &mut Chance) -> [Vec<Deed>; 2] {
     let mut parts = [Vec::new(), Vec::new()];
     for deed in deeds {
-        let who = chance.below(3);
+        let is_proposal = matches!(deed, Deed::Send(event) if event.kind == kinds::PULL_REQUEST);
+        let who = if is_proposal { 2 } else { chance.below(3) };
         for (which, part) in parts.iter_mut().enumerate() {
             if who != which {
                 part.push(deed.clone());
