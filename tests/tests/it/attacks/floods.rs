@@ -85,7 +85,7 @@ async fn many_of_one_name_slow_nobody_down_for_long() {
     let us = scene.instance.service();
     // Others host under the same name, without any git data: an empty state is complete.
     let mut events = Vec::new();
-    for _ in 0..100 {
+    for _ in 0..20 {
         let somebody = Maker::new();
         events.extend([somebody.announce("x", &us), somebody.state("x", &[])]);
     }
