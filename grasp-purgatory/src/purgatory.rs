@@ -22,6 +22,7 @@ mod input;
 mod judge;
 mod ledger;
 mod output;
+mod places;
 mod query;
 mod release;
 mod removal;
@@ -39,6 +40,7 @@ pub use self::config::{Bound, Config};
 pub use self::entry::{Phase, Why};
 pub use self::input::{Input, Survey};
 pub use self::output::{Chore, Kept, Output, ProposalRef, Report, Stage, ViewTarget};
+pub use self::places::some_places;
 pub use self::query::{Counts, KeptProposal, Want};
 pub use self::staging::Door;
 

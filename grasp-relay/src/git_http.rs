@@ -47,6 +47,8 @@ use crate::web;
 pub struct GitLimits {
     /// The largest pack that one push may bring.
     pub push_bytes: u64,
+    /// Memory that unpacking one push may take, which also bounds how many objects can come at once.
+    pub push_memory: u64,
     /// The largest request for a fetch; it holds only names of objects.
     pub fetch_request_bytes: u64,
     /// How long a client may send next to nothing in the middle of a request.
@@ -64,6 +66,7 @@ impl Default for GitLimits {
         const MIB: u64 = 1024 * 1024;
         Self {
             push_bytes: 2_048 * MIB,
+            push_memory: 768 * MIB,
             fetch_request_bytes: 64 * MIB,
             stall: Duration::from_secs(60),
             at_once_per_ip: 16,

@@ -79,8 +79,19 @@ impl Instance {
 
     /// Starts a server on an address and in a directory that belong to somebody else.
     pub async fn at(dir: &Path, address: SocketAddr, settings: Settings) -> Self {
+        Self::at_with(dir, address, settings, |_| ()).await
+    }
+
+    /// The same with chosen settings.
+    pub async fn at_with(
+        dir: &Path,
+        address: SocketAddr,
+        settings: Settings,
+        choose: impl FnOnce(&mut grasp_bin::Settings),
+    ) -> Self {
         let listener = TcpListener::bind(address).await.expect("the port");
-        let built = settings.built(dir, &listener);
+        let mut built = settings.built(dir, &listener);
+        choose(&mut built);
         Self::run(listener, built, settings).await
     }
 

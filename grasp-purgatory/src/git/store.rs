@@ -109,6 +109,11 @@ impl RepoStore {
         FamilyGuard::new(self.clone(), identifier.clone(), family, held).await
     }
 
+    /// How much may wait for events.
+    pub fn staging_limits(&self) -> StagingLimits {
+        self.inner.staging
+    }
+
     /// A place for objects that are about to come for this repository.
     pub async fn incoming(&self, repo: &RepoId) -> Result<Incoming, GitError> {
         let (store, family, owner) = (self.clone(), self.family(&repo.identifier), repo.owner);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use grasp_core::admission::{Hold, Origin};
+use grasp_core::push::Standing;
 use grasp_core::{Identifier, Oid, RepoId};
 use nostr::event::{Event, EventId};
 use nostr::types::Timestamp;
@@ -29,11 +30,11 @@ pub(super) enum Admission {
 
 impl Admission {
     /// Judges by what is kept; nothing is changed.
-    pub(super) fn of(config: &Config, ledger: &Ledger, new: &Entry) -> Self {
+    pub(super) fn of(config: &Config, ledger: &Ledger, new: &Entry, standing: Standing) -> Self {
         let Ok(displaced) = displaced(config, ledger, new) else {
             return Self::Superseded;
         };
-        match ledger.books().room(config, new, displaced) {
+        match ledger.books().room(config, new, displaced, standing) {
             Room::Free => Self::Admitted { displaces: displaced.map(Entry::id) },
             Room::Full => Self::Full,
         }
@@ -96,7 +97,8 @@ impl Purgatory {
     }
 
     fn admit(&mut self, out: &mut Turn, new: Entry, hold: &Hold, origin: &Origin) -> Kept {
-        let displaces = match Admission::of(&self.config, &self.ledger, &new) {
+        let standing = self.standing_behind(hold);
+        let displaces = match Admission::of(&self.config, &self.ledger, &new, standing) {
             Admission::Admitted { displaces } => displaces,
             Admission::Superseded => return Kept::Superseded,
             Admission::Full => {
@@ -120,6 +122,16 @@ impl Purgatory {
         }
         self.look_after(out, &new, origin);
         Kept::Held
+    }
+
+    /// Whether an event is about something that is served: a repository that it rules does not wait here.
+    fn standing_behind(&self, hold: &Hold) -> Standing {
+        match hold {
+            Hold::State(ruled) if ruled.iter().any(|r| self.ledger.announcement(r).is_none()) => {
+                Standing::Stored
+            }
+            _ => Standing::Held,
+        }
     }
 
     /// A new state shows that its repositories are alive: their announcements wait anew, with a view.

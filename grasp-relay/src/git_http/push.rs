@@ -16,7 +16,7 @@ use nostr::event::EventId;
 use tokio::sync::mpsc;
 
 use super::body::{BodyError, GitBody};
-use super::{GitHttp, HttpError, Seat};
+use super::{GitHttp, GitLimits, HttpError, Seat};
 
 /// Why a push that was understood did not happen.
 enum Failed {
@@ -104,8 +104,9 @@ impl Push {
                 reports = &mut work => break reports,
                 _ = signs.tick() => {
                     let sign = encode_progress("still working", capabilities);
+                    // Whoever does not read has enough signs waiting; the work goes on.
                     if !sign.is_empty() {
-                        let _ = answer.send(sign).await;
+                        let _ = answer.try_send(sign);
                     }
                 }
             }
@@ -145,7 +146,7 @@ impl Push {
         if *door == Door::Proposals {
             repos.lock(&repo.identifier).await?.create_view(&repo.owner).await?;
         }
-        let mut incoming = self.unpack(pack).await?;
+        let mut incoming = self.unpack(pack, push).await?;
         if let Some(incoming) = &mut incoming {
             // A long history is walked before anybody has to wait for it; under the lock it is known to be whole.
             let tips = push.execute().iter().chain(push.stage());
@@ -155,18 +156,34 @@ impl Push {
     }
 
     /// Receives the pack into quarantine; `None` if the push only deletes.
-    async fn unpack(&self, pack: &mut Pack) -> Result<Option<Incoming>, Failed> {
+    async fn unpack(
+        &self,
+        pack: &mut Pack,
+        push: &AuthorisedPush,
+    ) -> Result<Option<Incoming>, Failed> {
         if self.request.commands().iter().all(|command| command.new.is_none()) {
             return Ok(None);
         }
         let incoming = self.seat.repos.incoming(&self.seat.repo).await?;
-        let mut unpacking = incoming.unpack(self.git.limits.push_bytes).await?;
+        let (bytes, memory) = self.bounds(push);
+        let mut unpacking = incoming.unpack(bytes, memory).await?;
         unpacking.feed(&pack.rest).await?;
         while let Some(bytes) = pack.body.next().await? {
             unpacking.feed(&bytes).await?;
         }
         unpacking.finish().await?;
         Ok(Some(incoming))
+    }
+
+    /// How much a push may bring, and what unpacking it may take. What nobody has signed for has to fit where it waits.
+    fn bounds(&self, push: &AuthorisedPush) -> (u64, u64) {
+        const UNSIGNED: u64 = 256 * 1024 * 1024;
+        let GitLimits { push_bytes, push_memory, .. } = self.git.limits;
+        if !push.execute().is_empty() {
+            return (push_bytes, push_memory);
+        }
+        let staging = self.seat.repos.staging_limits();
+        (push_bytes.min(staging.bytes_per_event), push_memory.min(UNSIGNED))
     }
 
     /// Judges again under the lock, moves refs, and waits until what follows from it is served.

@@ -14,7 +14,6 @@ use nostr::key::PublicKey;
 
 use super::contributors::vacate;
 use super::lane::Hands;
-use super::side::addresses;
 use crate::store::StoreError;
 
 /// Why something could not be made so. It is tried again.
@@ -165,8 +164,8 @@ impl Hands {
     /// Whether somebody has asked us to forget them: then nothing of theirs is kept for later.
     pub(super) async fn has_vanished(&self, author: &PublicKey) -> Result<bool, KeepError> {
         let requests = self.events(Filter::new().kind(kinds::VANISH).author(*author)).await?;
-        let ours = addresses(&self.parts.policy);
-        Ok(requests.iter().any(|request| VanishScope::parse(request).includes(&ours)))
+        let us = Some(&self.parts.policy.service);
+        Ok(requests.iter().any(|request| VanishScope::parse(request).includes(us)))
     }
 
     /// Drops uploads and refs of a pull request, but for the tips to keep. What is served has its ref.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::TryStreamExt;
 use futures_util::future::BoxFuture;
-use grasp_core::admission::{GitData, Hold, Needs, Origin, Policy};
+use grasp_core::admission::{GitData, Hold, Needs, Origin};
 use grasp_core::deletion::{DeletionRequest, VanishScope};
 use grasp_core::nip34::{Announcement, Proposal};
 use grasp_core::{Identifier, RepoId, Version, kinds};
@@ -123,7 +123,8 @@ impl Keeper {
 
     /// Whether its author asks us to forget them.
     fn is_farewell(&self, event: &Event) -> bool {
-        event.kind == kinds::VANISH && VanishScope::parse(event).includes(&addresses(self.policy()))
+        let us = Some(&self.policy().service);
+        event.kind == kinds::VANISH && VanishScope::parse(event).includes(us)
     }
 }
 
@@ -139,9 +140,13 @@ impl Keeper {
             return Ok(BTreeSet::new());
         };
         let ruled = |kind| kind == kinds::ANNOUNCEMENT || kind == kinds::STATE;
-        let named = coordinates.iter().filter(|coordinate| ruled(coordinate.kind));
-        let mut names: BTreeSet<Identifier> =
-            named.filter_map(|coordinate| Identifier::new(&coordinate.identifier).ok()).collect();
+        let named = coordinates.into_iter().filter(|coordinate| ruled(coordinate.kind));
+        let named: BTreeSet<String> = named.map(|coordinate| coordinate.identifier).collect();
+        // It may name thousands; only what is here is worth a look.
+        let mut names = BTreeSet::new();
+        if !named.is_empty() {
+            names.extend(self.names_in(theirs.clone().identifiers(named)).await?);
+        }
         if !ids.is_empty() {
             names.extend(self.names_in(theirs.ids(ids)).await?);
         }
@@ -164,13 +169,6 @@ impl Keeper {
         }
         Ok(names)
     }
-}
-
-/// The addresses by which a request to vanish may mean us.
-pub(super) fn addresses(policy: &Policy) -> Vec<nostr::types::RelayUrl> {
-    let ours = [true, false].map(|secure| policy.service.relay_url(secure));
-    let ours = ours.into_iter().flatten();
-    ours.filter_map(|url| nostr::types::RelayUrl::parse(url.as_str()).ok()).collect()
 }
 
 /// Whether an event of this kind may have to wait for git data.
