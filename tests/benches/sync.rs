@@ -84,7 +84,7 @@ async fn fresh(name: &str, count: usize, limits: Limits) {
 
 /// A server that has all, or nearly all, comes back without remembering what it had fetched.
 async fn again(name: &str, count: usize, missing: usize) {
-    let threads = Threads::make(20, count, 0);
+    let threads = Threads::remarks(20, count);
     let source = OpenRelay::start(Limits::default(), threads.events()).await;
     let wire = Wire::to(source.address()).await;
     let mut stage = Stage::set(&threads.owner, 20, wire.service()).await;

@@ -38,6 +38,14 @@ impl Threads {
         Self { owner: owner.clone(), issues, comments }
     }
 
+    /// Comments that name their repository and begin no thread, so that what is asked for stays small.
+    pub(crate) fn remarks(repos: usize, count: usize) -> Self {
+        let owner = Maker::new();
+        let repos: Vec<_> = (0..repos).map(|n| owner.repo(&name(n)).to_string()).collect();
+        let remark = |n: usize| (Kind::Comment, vec!["a", repos[n % repos.len()].as_str()]);
+        Self { owner, issues: vec![], comments: sign_all(count, remark) }
+    }
+
     pub(crate) fn events(&self) -> Vec<Event> {
         self.issues.iter().chain(&self.comments).cloned().collect()
     }
