@@ -42,6 +42,8 @@ pub use self::io::{
     Accepted, Delivered, Fault, Frame, Input, InventoryFailed, Judged, Outcome, Output, Places,
     Row, Said,
 };
+#[cfg(feature = "driver")]
+pub(crate) use self::layer::split;
 pub use self::parks::Parked;
 use self::record::Records;
 pub use self::record::RelayRecord;

@@ -21,7 +21,6 @@ use futures_util::StreamExt as _;
 use futures_util::stream;
 use grasp_core::admission::{Lasting, Origin};
 use grasp_core::kinds::REPLIES;
-use grasp_core::limits::{Ending, Next, Pager, PagerConfig};
 use grasp_core::nostr::event::{Event, Kind};
 use grasp_core::nostr::filter::Filter;
 use grasp_core::outbound::OutboundPolicy;
@@ -82,19 +81,9 @@ impl Sidecar {
             None => Client::connect(&self.place).await?,
         };
         let mut rows = Vec::new();
-        let config = PagerConfig { since: filter.since, ..PagerConfig::default() };
-        let mut pager = Pager::new(config);
-        let ending = loop {
-            let request = match pager.next() {
-                Next::Ask(request) => request,
-                Next::Done(ending) => break ending,
-            };
-            let page = client.page(&filter, request).await?;
+        let mut reading = client.read(filter);
+        while let Some(page) = reading.next().await? {
             rows.extend(page.iter().map(Row::of));
-            let _ = pager.page_ended(page.iter().map(|event| (event.created_at, event.id)));
-        };
-        if ending != Ending::Exhausted {
-            return Err(Lost);
         }
         *self.spare.lock().await = Some(client);
         rows.sort_unstable();

@@ -60,6 +60,14 @@ impl Instance {
         Self::begin(settings, |_| ()).await
     }
 
+    /// The same, with more of its settings chosen.
+    pub async fn set_with(
+        settings: Settings,
+        choose: impl FnOnce(&mut grasp_bin::Settings),
+    ) -> Self {
+        Self::begin(settings, choose).await
+    }
+
     async fn begin(settings: Settings, choose: impl FnOnce(&mut grasp_bin::Settings)) -> Self {
         let temporary = tempfile::tempdir().expect("a directory for the test");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port on loopback");

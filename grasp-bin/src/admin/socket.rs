@@ -14,6 +14,7 @@ use tokio::task::JoinHandle;
 
 use super::{Answer, Question};
 use crate::overview::Overview;
+use crate::place::create_privately;
 
 /// Those who ask at the same time; more wait.
 const MOST_GUESTS: usize = 16;
@@ -47,8 +48,7 @@ impl AdminSocket {
             _ => {}
         }
         if let Some(dir) = path.parent() {
-            std::fs::create_dir_all(dir)
-                .with_context(|| format!("could not create {}", dir.display()))?;
+            create_privately(dir).with_context(|| format!("could not create {}", dir.display()))?;
         }
         let listener = bind_privately(path)
             .with_context(|| format!("could not open the socket {}", path.display()))?;

@@ -142,6 +142,13 @@ impl SyncIndex {
         self.relays.keys()
     }
 
+    /// How many different owners list a relay: one of them alone can name any number of relays, and make none of them
+    /// important.
+    pub fn owners_of(&self, relay: &RelayUrl) -> usize {
+        let owners = self.relays.get(relay).into_iter().flatten().map(|repo| repo.owner);
+        owners.collect::<BTreeSet<_>>().len()
+    }
+
     /// Everything wanted from one relay, written out; `None` if it is no target.
     pub fn target(&self, relay: &RelayUrl) -> Option<RelaySyncNeeds> {
         let listed = self.relays.get(relay)?.iter();

@@ -49,6 +49,10 @@ pub struct Config {
     /// How long a relay is left alone that can have no honest reason to fail so: a name that does not exist, bad
     /// TLS, no websocket. Default: 12 hours.
     pub quarantine: Duration,
+    /// Connections at the same time, bootstrap relays not counted. Default: 512.
+    pub connections: usize,
+    /// Of these, connections to one host, whatever paths it is said to have. Default: 8.
+    pub connections_per_host: usize,
     /// Handshakes at the same time. Default: 8.
     pub handshakes: usize,
     /// Least distance between the starts of two. Default: 250 milliseconds.
@@ -86,6 +90,8 @@ impl Config {
             watchdog: REQUEST_WATCHDOG,
             backoff: BackoffPolicy::RELAY,
             quarantine: Duration::from_secs(12 * 60 * 60),
+            connections: 512,
+            connections_per_host: 8,
             handshakes: 8,
             handshake_gap: Duration::from_millis(250),
             handshake_limit: Duration::from_secs(30),

@@ -47,6 +47,9 @@ fn reply(event: &Event) -> Option<IndexChange> {
 /// More than an honest reply answers.
 const MOST_ANSWERED: usize = 32;
 
+/// Replies that may wait for the end of their window. Of more, some are not followed until the next start.
+const MOST_REPLIES: usize = 50_000;
+
 /// Early closings that may follow one another at once.
 const EARLY_BURST: u32 = 8;
 
@@ -59,8 +62,8 @@ const EARLY_BURST: u32 = 8;
 /// other hand, must not be acted on one by one: quiet ends the window only so often, and then waits for its
 /// length as documented.
 ///
-/// Replies are not in a hurry: hardly anybody answers one within seconds, and whatever does is fetched once it is
-/// asked for. They wait for company, and for longer.
+/// Replies are in no hurry: hardly anybody answers one within seconds, and whatever does is fetched once it is
+/// asked for. They have a longer window of their own, so that a burst of threads is fetched before what answers it.
 #[derive(Debug)]
 pub(super) struct Discovery {
     length: Duration,
@@ -100,8 +103,10 @@ impl Discovery {
     pub(super) fn offer(&mut self, now: Mono, change: IndexChange) {
         match change {
             IndexChange::Replied { reply, to } => {
-                self.replies.insert(reply, to);
-                self.replied.get_or_insert(now);
+                if self.replies.len() < MOST_REPLIES {
+                    self.replies.insert(reply, to);
+                    self.replied.get_or_insert(now);
+                }
                 return;
             }
             IndexChange::RootRemoved { root } => _ = self.replies.remove(&root),
@@ -115,17 +120,15 @@ impl Discovery {
     /// Everything stored has been told: nothing is gained by waiting for more.
     pub(super) fn caught_up(&mut self) -> Vec<IndexChange> {
         self.caught_up = true;
-        self.take()
+        self.take_all()
     }
 
     pub(super) fn take_if_due(&mut self, now: Mono) -> Option<Vec<IndexChange>> {
-        let is_full = self.changes.len() + self.replies.len() >= self.full;
-        let replies_are_due = self.replied.is_some_and(|since| now >= since + self.reply_window);
-        if is_full || replies_are_due {
-            return Some(self.take());
+        if self.replied.is_some_and(|since| now >= since + self.reply_window) {
+            return Some(self.take_all());
         }
         let (opened, latest) = self.open?;
-        let is_over = now >= opened + self.length;
+        let is_over = now >= opened + self.length || self.changes.len() >= self.full;
         let is_quiet = self.caught_up && now >= latest + self.quiet;
         if is_over || (is_quiet && self.early.admit(now) == Admit::Go) {
             return Some(self.take());
@@ -145,12 +148,17 @@ impl Discovery {
         window.into_iter().chain(replies).min()
     }
 
-    /// Everything, replies last: what they answer may be among the rest.
     fn take(&mut self) -> Vec<IndexChange> {
-        (self.open, self.replied) = (None, None);
+        self.open = None;
+        std::mem::take(&mut self.changes)
+    }
+
+    /// Replies too, and last: what they answer may be among the rest.
+    fn take_all(&mut self) -> Vec<IndexChange> {
+        self.replied = None;
         let replies = std::mem::take(&mut self.replies).into_iter();
         let replies = replies.map(|(reply, to)| IndexChange::Replied { reply, to });
-        std::mem::take(&mut self.changes).into_iter().chain(replies).collect()
+        self.take().into_iter().chain(replies).collect()
     }
 
     /// Nobody makes us talk to a thousand relays with one announcement.
@@ -274,20 +282,20 @@ mod tests {
     }
 
     #[test]
-    fn replies_wait_for_company_and_then_no_longer() {
+    fn replies_have_a_longer_window_of_their_own() {
         let mut discovery = discovery();
         discovery.caught_up();
         let id = |n| RootId::from(EventId::from_byte_array([n; 32]));
         let reply = |n| IndexChange::Replied { reply: id(n), to: vec![id(0)] };
         discovery.offer(ms(1_000), reply(1));
+        discovery.offer(ms(1_000), reply(2));
+        discovery.offer(ms(2_000), change(2));
+        assert_eq!(discovery.deadline(), Some(ms(2_250)));
+        assert_eq!(discovery.take_if_due(ms(2_250)).unwrap(), [change(2)]);
         assert_eq!(discovery.deadline(), Some(ms(16_000)));
         assert_eq!(discovery.take_if_due(ms(15_999)), None);
-        assert_eq!(discovery.take_if_due(ms(16_000)).unwrap(), [reply(1)]);
-        discovery.offer(ms(20_000), reply(2));
-        discovery.offer(ms(20_000), reply(3));
-        discovery.offer(ms(21_000), change(3));
-        assert_eq!(discovery.deadline(), Some(ms(21_250)));
-        assert_eq!(discovery.take_if_due(ms(21_250)).unwrap(), [change(3), reply(2)]);
+        discovery.offer(ms(15_999), change(3));
+        assert_eq!(discovery.take_if_due(ms(16_000)).unwrap(), [change(3), reply(1)]);
         assert_eq!(discovery.deadline(), None);
     }
 

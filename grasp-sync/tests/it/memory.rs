@@ -245,3 +245,22 @@ fn where_every_event_came_from_is_told() {
     assert_eq!(seen.received, 21);
     assert!(seen.uptime().unwrap() > 0.9);
 }
+
+#[test]
+fn what_a_relay_lacks_of_ours_counts_against_it() {
+    let mut stage = Stage::announced(defaults(), Script::default(), 20);
+    stage.run(HOUR);
+    for _ in 0..5 {
+        let issue = stage.chance_issue();
+        stage.sim.accept(issue);
+    }
+    stage.run(26 * HOUR);
+    let mut told = stage.sim.reports.iter().filter_map(|report| match report {
+        Report::Reliability { seen, .. } => Some(*seen),
+        _ => None,
+    });
+    let seen = told.next_back().unwrap();
+    // At first it had only the announcement to compare, which it lacks; a day later all of the issues as well.
+    assert_eq!((seen.received, seen.compared, seen.lacking), (20, 27, 7));
+    assert!((seen.coverage().unwrap() - 40.0 / 47.0).abs() < 1e-9);
+}
