@@ -34,7 +34,7 @@ pub(super) struct Member {
 
 enum Running {
     Nothing,
-    Here(Instance),
+    Here(Box<Instance>),
     Process(Child, ChildStdin, BufReader<ChildStdout>),
 }
 
@@ -65,7 +65,7 @@ impl Member {
     pub(super) async fn start(&mut self) {
         let (address, others) = (self.address, self.others.clone());
         let instance = run(self.dir.path(), address, &others, self.settings.clone()).await;
-        self.running = Running::Here(instance);
+        self.running = Running::Here(Box::new(instance));
     }
 
     /// Ends it as it should be ended.

@@ -120,6 +120,7 @@ fn address() -> SocketAddr {
 pub(super) fn hurried(settings: &mut grasp_bin::Settings) {
     settings.outbound.allow_private = true;
     let sync = &mut settings.sync.engine;
+    sync.discovery_window = Duration::from_millis(250);
     sync.discovery_quiet = Duration::from_millis(20);
     sync.handshake_gap = Duration::from_millis(10);
     sync.backoff.first = Duration::from_millis(200);
