@@ -7,7 +7,14 @@ test:
 
 bench:
     cargo bench -p grasp-core
-    cargo bench -p grasp-relay
+    cargo bench -p grasp-relay --features nostr-sqlite,nostr-lmdb
+    cargo bench -p grasp-sync
+    cargo bench -p grasp-tests --bench git --bench hunt --bench sync
+
+# Relays that nobody here wrote, for grasp-sync's tests to talk to. The first needs protoc.
+strangers:
+    cargo install --locked --root target/strangers nostr-rs-relay
+    cargo install --locked --root target/strangers --path tests/strangers
 
 # Needs cargo-fuzz and a nightly compiler; the corpus is replayed by `just test` without either.
 fuzz target seconds="60":

@@ -2,15 +2,13 @@
 
 pub(crate) mod reference;
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use grasp_core::{Identifier, RelayUrl};
-use tracing_subscriber::EnvFilter;
 
 use crate::config::flags::Flags;
-use crate::config::{Log, LogFormat, table};
+use crate::config::table;
 use crate::push::Target;
 
 /// Git repositories that belong to their maintainers: a nostr relay and git host.
@@ -152,19 +150,5 @@ impl Running {
             .into_iter()
             .filter_map(|(key, value)| Some((table::find(key)?, vec![value.clone()?])));
         Flags { file: self.config.clone(), given: given.collect() }
-    }
-}
-
-impl Log {
-    /// Begins to write the log to standard error.
-    pub(crate) fn start(&self) {
-        let log = tracing_subscriber::fmt()
-            .with_env_filter(EnvFilter::new(&self.filter))
-            .with_ansi(std::io::stderr().is_terminal())
-            .with_writer(std::io::stderr);
-        match self.format {
-            LogFormat::Human => log.init(),
-            LogFormat::Json => log.json().init(),
-        }
     }
 }

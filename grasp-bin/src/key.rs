@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use nostr::key::Keys;
 
+use crate::place::create_privately;
+
 /// Reads the key, or makes one that nobody else can read.
 pub(crate) fn load_or_create(path: &Path) -> Result<Keys> {
     match fs::read_to_string(path) {
@@ -35,7 +37,7 @@ pub(crate) fn of_user() -> Result<PathBuf> {
 /// Durable before it is used: whatever it signs must not outlive it.
 fn write(path: &Path, keys: &Keys) -> io::Result<()> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    fs::create_dir_all(dir)?;
+    create_privately(dir)?;
     // A crash between creating and filling must not leave an empty key behind.
     let unfinished = path.with_extension("new");
     let mut file = private().create(true).truncate(true).open(&unfinished)?;

@@ -10,6 +10,7 @@ mod demo;
 mod doctor;
 mod http;
 mod key;
+mod log;
 mod metrics;
 mod notify;
 mod observer;
@@ -19,6 +20,7 @@ mod own_relay;
 mod pace;
 #[cfg(test)]
 mod page;
+mod place;
 mod push;
 mod rows;
 mod serve;

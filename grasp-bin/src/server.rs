@@ -1,12 +1,12 @@
 //! The parts of a server, put together.
 
-use std::fs;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use grasp_core::ServiceIdentity;
+use grasp_core::admission::FanOut;
 use grasp_purgatory::git::{Fetcher, Git, RepoStore};
+use grasp_purgatory::hunt::HuntConfig;
 use grasp_purgatory::journal::sqlite::Journal;
 use grasp_relay::ingest::Pipeline;
 use grasp_relay::keeper::{HuntParts, Keeper, KeeperParts};
@@ -16,8 +16,8 @@ use grasp_relay::server::{Config, Parts, serve};
 use grasp_relay::store::rules::Rules;
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use grasp_relay::store::{EventStore, StoreError};
-use grasp_relay::{Clock, git_http, store};
-use grasp_sync::driver::RecordFile;
+use grasp_relay::{Clock, git_http};
+use grasp_sync::driver::{self, RecordFile};
 use grasp_sync::{LocalRelay, Syncer};
 use nostr::key::Keys;
 use tokio::net::TcpListener;
@@ -29,6 +29,7 @@ use crate::metrics;
 use crate::observer::SyncObserver;
 use crate::overview::Overview;
 use crate::own_relay::OwnRelay;
+use crate::place::create_privately;
 use crate::settings::{Settings, Store, Sync};
 
 /// How often what time has made worthless is thrown away.
@@ -61,6 +62,7 @@ impl Server {
         let repos = open_repos(settings).await?;
         let keeper = KeeperParts {
             hunt: Some(hunt(settings, &repos, metrics.clone())),
+            contributors: open_contributors(settings, &repos).await?,
             repos,
             store: Arc::clone(&store),
             hub: hub.clone(),
@@ -73,6 +75,7 @@ impl Server {
             git: Arc::new(keeper.clone()),
             hub: hub.clone(),
             policy,
+            fan_out: Mutex::new(FanOut::new(settings.fan_out)),
             clock: clock.clone(),
         };
         let sweeper = tokio::spawn(sweep(Arc::clone(&store), clock.clone()));
@@ -141,7 +144,10 @@ impl Server {
 fn hunt(settings: &Settings, repos: &RepoStore, metrics: Metrics) -> HuntParts {
     let fetcher = Fetcher::new(repos.clone(), settings.outbound, settings.fetch);
     let observer = Arc::new(move |report: &_| metrics::hunt::note(&metrics, report));
-    HuntParts { config: settings.hunt.clone(), fetcher, observer }
+    // As many conversations as there may be processes: whoever waits for one has not begun.
+    let config =
+        HuntConfig { at_once: settings.processes.slots().remote_pace, ..settings.hunt.clone() };
+    HuntParts { config, fetcher, observer }
 }
 
 fn presented(settings: &Settings, keys: &Keys) -> Config {
@@ -159,18 +165,11 @@ fn presented(settings: &Settings, keys: &Keys) -> Config {
 /// Opens the chosen event store.
 pub async fn open_store(settings: &Settings) -> Result<Arc<dyn EventStore>> {
     let dir = &settings.data_dir;
-    fs::create_dir_all(dir).with_context(|| format!("could not create {}", dir.display()))?;
-    open_chosen(settings, rules(&settings.service))
+    create_privately(dir).with_context(|| format!("could not create {}", dir.display()))?;
+    let rules = Rules { service: Some(settings.service.clone()), ..Rules::default() };
+    open_chosen(settings, rules)
         .await
         .with_context(|| format!("could not open the event store in {}", dir.display()))
-}
-
-/// A request to vanish may name us under either scheme.
-fn rules(service: &ServiceIdentity) -> Rules {
-    let ours = [true, false].into_iter().filter_map(|secure| service.relay_url(secure).ok());
-    let vanish_relays =
-        ours.filter_map(|url| store::rules::RelayUrl::parse(url.as_str()).ok()).collect();
-    Rules { vanish_relays, ..Rules::default() }
 }
 
 async fn open_chosen(settings: &Settings, rules: Rules) -> Result<Arc<dyn EventStore>, StoreError> {
@@ -183,12 +182,12 @@ async fn open_chosen(settings: &Settings, rules: Rules) -> Result<Arc<dyn EventS
         #[cfg(feature = "nostr-sqlite")]
         Store::NostrSqlite => {
             let file = dir.join("nostr-sqlite.db");
-            Arc::new(store::adapter::open_nostr_sqlite(&file, &rules).await?)
+            Arc::new(grasp_relay::store::adapter::open_nostr_sqlite(&file, &rules).await?)
         }
         #[cfg(feature = "nostr-lmdb")]
         Store::NostrLmdb => {
             let place = dir.join("nostr-lmdb");
-            Arc::new(store::adapter::open_nostr_lmdb(&place, &rules).await?)
+            Arc::new(grasp_relay::store::adapter::open_nostr_lmdb(&place, &rules).await?)
         }
     })
 }
@@ -211,8 +210,10 @@ pub(crate) async fn start_sync(
         return Ok(None);
     };
     let file = settings.data_dir.join("relays.jsonl");
+    let clock = own.clock();
     let sync = grasp_sync::Settings {
         engine,
+        clock: driver::Clock::new(move || clock.now()),
         outbound: settings.outbound,
         limits,
         keys: Some(keys),
@@ -236,6 +237,18 @@ async fn open_repos(settings: &Settings) -> Result<RepoStore> {
     let dir = settings.repositories();
     RepoStore::open(&dir, git, settings.staging)
         .await
+        .with_context(|| format!("could not open {}", dir.display()))
+}
+
+/// The places of contributors, if they may have some. They wait in the same lines for the same git.
+async fn open_contributors(settings: &Settings, repos: &RepoStore) -> Result<Option<RepoStore>> {
+    if !settings.contributor_proposals {
+        return Ok(None);
+    }
+    let dir = settings.repositories().join("prs");
+    RepoStore::open_to_all(&dir, repos.git().clone(), settings.staging)
+        .await
+        .map(Some)
         .with_context(|| format!("could not open {}", dir.display()))
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use grasp_core::admission::{Archive, Bans, Policy};
+use grasp_core::admission::{Archive, Bans, FanOutLimits, Policy};
 use grasp_core::outbound::OutboundPolicy;
 use grasp_core::{MaintainerModel, ServiceIdentity};
 use grasp_purgatory::git::{FetchLimits, Slots, StagingLimits};
@@ -38,6 +38,8 @@ pub struct Settings {
     pub max_ahead: Duration,
     /// The operator's key.
     pub operator: Option<PublicKey>,
+    /// What one author, and one root, may bring within a day.
+    pub fan_out: FanOutLimits,
     /// Who and what is not welcome.
     pub bans: Bans,
     /// Repositories that are kept without being asked to (GRASP-05).
@@ -128,6 +130,7 @@ impl Settings {
             maintainers: policy.model,
             max_ahead: policy.max_ahead,
             operator: policy.operator,
+            fan_out: FanOutLimits::default(),
             bans: policy.bans,
             archive: policy.archive,
             contributor_proposals: policy.contributor_proposals,
@@ -183,6 +186,7 @@ impl Settings {
             ("GRASP-01", true),
             ("GRASP-02", self.sync.enabled),
             ("GRASP-05", is_archive(&self.archive)),
+            ("GRASP-06", self.contributor_proposals),
         ];
         parts.into_iter().filter(|(_, runs)| *runs).map(|(name, _)| name.into()).collect()
     }

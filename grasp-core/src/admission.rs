@@ -9,6 +9,7 @@
 mod announcement;
 mod answer;
 mod facts;
+mod fan_out;
 mod general;
 mod policy;
 mod proposal;
@@ -17,6 +18,7 @@ mod verdict;
 
 pub use answer::Answer;
 pub use facts::{Facts, Gate, GitData, KnownAnnouncement, KnownState, Needs, Origin, SyncPath};
+pub use fan_out::{FanOut, FanOutLimits, Share};
 pub use policy::{Archive, Bans, Policy};
 pub use verdict::{Acceptance, Hold, Known, Lasting, Rejection, Verdict};
 

@@ -6,11 +6,10 @@ use std::collections::BTreeSet;
 
 use nostr::event::{Event, EventId, Kind};
 use nostr::nips::nip01::Coordinate;
-use nostr::types::RelayUrl;
-use url::Url;
 
 use crate::kinds::is_replaceable;
-use crate::repo::parse_coordinate;
+use crate::repo::{RelayUrl, parse_coordinate};
+use crate::service::ServiceIdentity;
 
 /// More `e` and `a` tags than this in one deletion request serve nobody but a vandal.
 pub const MAX_TARGETS: usize = 2_048;
@@ -116,45 +115,19 @@ impl VanishScope {
             if value == ALL_RELAYS {
                 return Self::Everywhere;
             }
-            relays.extend(RelayUrl::parse(value));
+            relays.extend(value.parse::<RelayUrl>());
         }
         Self::Relays(relays)
     }
 
-    /// Says whether one of our addresses is meant.
+    /// Says whether we are meant; whoever has no address is meant only together with everybody.
     ///
-    /// Host, port and path must agree; `ws` and `wss` are the same place. What is destroyed cannot be brought back,
-    /// so a path below ours is not taken for us.
-    pub fn includes(&self, ours: &[RelayUrl]) -> bool {
+    /// What is destroyed cannot be brought back, so a path below ours is not taken for us.
+    pub fn includes(&self, us: Option<&ServiceIdentity>) -> bool {
         match self {
             Self::Everywhere => true,
-            Self::Relays(named) => {
-                let ours: BTreeSet<Place> = ours.iter().filter_map(Place::of).collect();
-                named.iter().filter_map(Place::of).any(|place| ours.contains(&place))
-            }
+            Self::Relays(named) => us.is_some_and(|us| named.iter().any(|url| us.is_relay(url))),
         }
-    }
-}
-
-/// A relay address without the ways of spelling it.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
-    host: String,
-    /// `None` for 80 and 443, which say no more than the scheme does.
-    port: Option<u16>,
-    path: String,
-}
-
-impl Place {
-    fn of(url: &RelayUrl) -> Option<Self> {
-        let url = Url::parse(url.as_str()).ok()?;
-        let host = url.host_str()?.to_ascii_lowercase();
-        let segments = url.path().split('/').filter(|segment| !segment.is_empty());
-        Some(Self {
-            host: host.strip_suffix('.').unwrap_or(&host).to_owned(),
-            port: url.port().filter(|port| !matches!(port, 80 | 443)),
-            path: segments.collect::<Vec<_>>().join("/"),
-        })
     }
 }
 
@@ -191,8 +164,8 @@ mod tests {
         VanishScope::parse(&event(62, values.iter().map(|value| tag("relay", value))))
     }
 
-    fn relay(url: &str) -> RelayUrl {
-        RelayUrl::parse(url).unwrap()
+    fn us(address: &str) -> ServiceIdentity {
+        address.parse().unwrap()
     }
 
     #[test]
@@ -251,30 +224,33 @@ mod tests {
 
     #[test]
     fn one_mention_of_all_relays_is_enough() {
-        assert!(scope(&["wss://elsewhere.example", "ALL_RELAYS"]).includes(&[]));
-        assert!(!scope(&["all_relays"]).includes(&[]));
-        assert!(!scope(&[]).includes(&[relay("wss://us.example")]));
+        assert!(scope(&["wss://elsewhere.example", "ALL_RELAYS"]).includes(None));
+        assert!(!scope(&["all_relays"]).includes(None));
+        assert!(!scope(&["wss://us.example"]).includes(None));
+        assert!(!scope(&[]).includes(Some(&us("us.example"))));
     }
 
     #[test]
     fn our_address_is_known_in_every_spelling_and_no_other_is() {
-        let ours = [relay("wss://us.example"), relay("ws://us.example:7334/git")];
-        for same in [
-            "wss://us.example/",
-            "ws://US.example",
-            "wss://us.example.:443",
-            "ws://us.example:7334//git/",
+        for (ours, same) in [
+            ("us.example", "wss://us.example/"),
+            ("us.example", "ws://US.example"),
+            ("us.example", "wss://us.example.:443"),
+            ("us.example:7334/git", "ws://us.example:7334//git/"),
         ] {
-            assert!(scope(&[same]).includes(&ours), "{same}");
+            assert!(scope(&["wss://other.example", same]).includes(Some(&us(ours))), "{same}");
         }
-        for other in [
-            "wss://us.example.evil.org",
-            "wss://evil.org/us.example",
-            "wss://us.example:7334",
-            "wss://us.example/git",
-            "wss://not us",
+        for (ours, other) in [
+            ("us.example", "wss://us.example.evil.org"),
+            ("us.example", "wss://evil.org/us.example"),
+            ("us.example", "wss://us.example:7334"),
+            ("us.example", "wss://us.example/git"),
+            ("us.example", "wss://us.example/?somebody=else"),
+            ("us.example", "wss://not us"),
+            ("us.example:7334/git", "wss://us.example:7334"),
+            ("us.example:7334/git", "wss://us.example/git"),
         ] {
-            assert!(!scope(&[other]).includes(&ours), "{other}");
+            assert!(!scope(&[other]).includes(Some(&us(ours))), "{other}");
         }
     }
 
@@ -284,7 +260,7 @@ mod tests {
             tags in vec(vec("[ea]|relay|ALL_RELAYS|[0-9:a-f]{0,80}|.{0,20}", 1..4), 0..20),
         ) {
             let request = event(5, tags);
-            VanishScope::parse(&request).includes(&[relay("wss://us.example")]);
+            VanishScope::parse(&request).includes(Some(&us("us.example")));
             let parsed = DeletionRequest::parse(&request).unwrap();
             prop_assert!(parsed.coordinates.iter().all(|c| c.public_key == ME));
         }

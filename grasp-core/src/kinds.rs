@@ -24,9 +24,20 @@ pub const VANISH: Kind = Kind::RequestToVanish;
 /// What a thread about a repository begins with; later events may name only these.
 pub const ROOTS: [Kind; 4] = [PATCH, PULL_REQUEST, PULL_REQUEST_UPDATE, ISSUE];
 
+/// What goes on with a thread; later events may name only these. Reactions and the like are named by nobody.
+pub const REPLIES: [Kind; 3] = [Kind::Comment, Kind::TextNote, Kind::GitReply];
+
 /// What a relay must tell its own syncer: everything that changes what to ask others for.
-pub const SELF_SUBSCRIPTION: [Kind; 5] =
-    [ANNOUNCEMENT, PATCH, PULL_REQUEST, PULL_REQUEST_UPDATE, ISSUE];
+pub const SELF_SUBSCRIPTION: [Kind; 8] = [
+    ANNOUNCEMENT,
+    PATCH,
+    PULL_REQUEST,
+    PULL_REQUEST_UPDATE,
+    ISSUE,
+    REPLIES[0],
+    REPLIES[1],
+    REPLIES[2],
+];
 
 /// Kinds that only prove something to one server at one moment, and are never stored.
 pub const NEVER_STORED: [Kind; 2] = [Kind::Authentication, Kind::HttpAuth];

@@ -42,6 +42,13 @@ impl ServiceIdentity {
         Parts::parse(url, &SCHEMES).is_ok_and(|parts| self.path_below(&parts).is_some())
     }
 
+    /// Whether a relay's address is ours, with nothing added to it.
+    pub fn is_relay(&self, url: &RelayUrl) -> bool {
+        Parts::parse(url.as_str(), &SCHEMES).is_ok_and(|parts| {
+            parts.url.query().is_none() && self.path_below(&parts).is_some_and(<[_]>::is_empty)
+        })
+    }
+
     /// Whether a clone URL is where *we* serve this repository.
     pub fn serves(&self, url: &CloneUrl, repo: &RepoId) -> bool {
         self.names(url.as_str(), &[], repo)

@@ -11,7 +11,8 @@
 //! One attempt for an identifier asks servers one after the other, those that the repository's keepers name first.
 //! Two paths lead to a server. An attempt takes those that may be asked right now; for the others it stands in line
 //! and ends, and the line goes on by itself, whenever a conversation ends or a minute has passed. A server that is
-//! late is no longer waited for: another one is asked beside it.
+//! late is no longer waited for: another one is asked beside it. Only so many conversations go on in all; when others
+//! wait for one to end, whoever is late gives way.
 //!
 //! Invariants: one attempt per identifier; no server over its limits or asked during its pause; no address tried
 //! twice on one path; nothing asked for that is here.
@@ -21,6 +22,7 @@ mod case;
 mod config;
 #[cfg(feature = "driver")]
 mod context;
+mod crew;
 #[cfg(feature = "driver")]
 mod driver;
 mod io;
@@ -45,6 +47,7 @@ pub use self::plan::{Advertisement, Fingerprint};
 pub use self::throttle::HostFigures;
 
 use self::case::{Case, Flight};
+use self::crew::Crew;
 use self::plan::Memory;
 use self::pull::Pull;
 use self::queue::Queue;
@@ -74,6 +77,7 @@ pub struct Hunter {
     config: HuntConfig,
     queue: Queue,
     throttle: Throttle,
+    crew: Crew,
     memory: Memory,
     pull: Pull,
     /// What is wanted and who is visited for it, by identifier.
@@ -110,6 +114,7 @@ impl Hunter {
         Self {
             queue: Queue::new(config.backoff),
             throttle: Throttle::new(&config),
+            crew: Crew::new(config.at_once),
             memory: Memory::new(&config),
             pull: Pull::new(config.pull_every, now),
             cases: BTreeMap::new(),
@@ -149,7 +154,8 @@ impl Hunter {
     pub fn next_deadline(&self) -> Option<Mono> {
         let late = self.late.first().map(|(at, _)| *at);
         let pull = Some(self.pull.next_deadline(self.now));
-        [self.queue.next_deadline(), self.throttle.next_deadline(), late, pull]
+        let gives_way = self.next_to_give_way().map(|(at, _)| at);
+        [self.queue.next_deadline(), self.throttle.next_deadline(), late, gives_way, pull]
             .into_iter()
             .flatten()
             .min()
@@ -192,6 +198,8 @@ impl Hunter {
             let Some((_, errand)) = self.late.pop_first() else { break };
             self.on_late(out, errand);
         }
+        self.set_out(out);
+        self.give_way(out);
     }
 
     /// What must be true between any two turns.
@@ -203,6 +211,8 @@ impl Hunter {
             .iter()
             .all(|(identifier, case)| !case.has_main() || self.queue.is_running(identifier));
         let needed = self.cases.values().all(|case| !case.needs.is_empty());
-        all_fly && main_only_in_attempts && needed
+        let hands = self.crew.busy() == self.flights.len()
+            && self.flights.len() <= self.config.at_once.get();
+        all_fly && main_only_in_attempts && needed && hands
     }
 }

@@ -18,5 +18,5 @@ pub mod purgatory;
 
 pub use purgatory::{
     Bound, Chore, Config, Counts, Door, Input, Kept, KeptProposal, Output, Phase, ProposalRef,
-    Purgatory, Report, Room, Stage, Survey, ViewTarget, Want, Why,
+    Purgatory, Report, Room, Stage, Survey, ViewTarget, Want, Why, some_places,
 };

@@ -22,6 +22,7 @@ mod input;
 mod judge;
 mod ledger;
 mod output;
+mod places;
 mod query;
 mod release;
 mod removal;
@@ -39,12 +40,13 @@ pub use self::config::{Bound, Config};
 pub use self::entry::{Phase, Why};
 pub use self::input::{Input, Survey};
 pub use self::output::{Chore, Kept, Output, ProposalRef, Report, Stage, ViewTarget};
+pub use self::places::some_places;
 pub use self::query::{Counts, KeptProposal, Want};
 pub use self::staging::Door;
 
 use self::desk::Desk;
 use self::ledger::Ledger;
-use self::output::Turn;
+use self::output::{Thing, Turn};
 use crate::journal::Record;
 
 /// How soon after looking for what is overdue that is done again.
@@ -187,7 +189,9 @@ impl Purgatory {
 
     /// Takes on a chore, in place of whatever was owed to the same thing before.
     fn owe(&mut self, out: &mut Turn, chore: Chore) {
-        self.settle_conflicting(out, &chore);
+        if !self.ledger.owed().contains(&chore) {
+            self.settle_conflicting(out, chore.thing());
+        }
         if !self.ledger.owed().contains(&chore) {
             self.record(out, Record::Owed { chore: chore.clone() });
         }
@@ -195,12 +199,9 @@ impl Purgatory {
     }
 
     /// Lets go of chores that would undo this one if they were tried again after it.
-    fn settle_conflicting(&mut self, out: &mut Turn, chore: &Chore) {
+    fn settle_conflicting(&mut self, out: &mut Turn, thing: Thing<'_>) {
         let owed = self.ledger.owed().iter();
-        let conflicting: Vec<_> = owed
-            .filter(|other| *other != chore && other.thing() == chore.thing())
-            .cloned()
-            .collect();
+        let conflicting: Vec<_> = owed.filter(|other| other.thing() == thing).cloned().collect();
         conflicting.into_iter().for_each(|chore| self.settle(out, chore));
     }
 

@@ -1,7 +1,8 @@
 //! How fast the event stores are, on a real disk: `cargo bench -p grasp-relay --bench store`.
 //!
-//! An argument sets the number of events (default 100,000). With the features `nostr-sqlite` and `nostr-lmdb` those
-//! databases run the same course and are set against ours.
+//! An argument sets the number of events (default 100,000, at least 6,000 so that every repository has some). With the features `nostr-sqlite` and `nostr-lmdb` those
+//! databases run the same course beside ours, in turns of half a second where the disk decides, so that a disk that is
+//! slow for a while is slow for all of them.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 #[path = "store/course.rs"]
@@ -10,79 +11,65 @@ mod course;
 mod events;
 #[path = "store/house.rs"]
 mod house;
+#[path = "store/measure.rs"]
+mod measure;
 #[path = "store/processor.rs"]
 mod processor;
 
-use std::fs;
-use std::path::Path;
-use std::time::{Duration, Instant};
-
-use course::{ROWS, Result};
+use course::{Contender, ROWS};
 use events::World;
+use measure::Figure;
 
 fn main() {
     let wanted = std::env::args().skip(1).find_map(|arg| arg.parse().ok());
-    let count = wanted.unwrap_or(100_000);
+    let count = wanted.unwrap_or(100_000).max(6_000);
     // Not the system's place for temporary files, which may be memory.
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let dir = dir.path();
 
     println!("writing and signing {count} events");
     let world = World::generate(count);
-    println!("{}: fdatasync takes {:?}", dir.display(), fdatasync(dir));
+    println!("on {}, fdatasync of 4 KiB: {}", dir.display(), measure::fdatasync(dir));
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    let mut results = Vec::new();
-    for (name, open) in house::ALL {
-        let place = dir.join(name);
-        fs::create_dir_all(&place).unwrap();
-        results.push((*name, runtime.block_on(course::run(*open, &place, &world))));
-        print(&results);
-    }
+    let contenders = runtime.block_on(course::run(house::ALL, dir, &world));
+    print(&contenders);
+    println!("at the end, fdatasync of 4 KiB: {}", measure::fdatasync(dir));
 }
 
-/// What the disk itself asks for durability: the median of many small writes.
-fn fdatasync(dir: &Path) -> Duration {
-    use std::io::Write;
-    let mut file = fs::File::create(dir.join("sync")).unwrap();
-    let mut times: Vec<_> = (0..101)
-        .map(|_| {
-            let start = Instant::now();
-            file.write_all(&[7; 4096]).unwrap();
-            file.sync_data().unwrap();
-            start.elapsed()
-        })
-        .collect();
-    times.sort();
-    times[50]
-}
-
-fn print(results: &[(&str, Result)]) {
-    print!("\n{:<44}", "");
-    for (name, _) in results {
-        print!("{name:>22}");
+fn print(contenders: &[Contender]) {
+    print!("\n{:<40}", "");
+    for contender in contenders {
+        print!("{:>26}", contender.name);
     }
-    println!("{:>18}", "wanted");
+    println!("{:>12}", "wanted");
     for (row, (title, wanted)) in ROWS.iter().enumerate() {
-        print!("{title:<44}");
-        let ours = results[0].1[row];
-        for (place, (_, figures)) in results.iter().enumerate() {
-            let ratio = match place == 0 || figures[row].is_nan() {
-                true => String::new(),
-                false => format!(" ({:.2}x)", figures[row] / ours),
-            };
-            print!("{:>22}", format!("{}{ratio}", short(figures[row])));
+        print!("{title:<40}");
+        let ours = &contenders[0].figures[row];
+        for (place, contender) in contenders.iter().enumerate() {
+            print!("{:>26}", shown(&contender.figures[row], (place > 0).then_some(ours)));
         }
-        println!("{wanted:>18}");
+        println!("{wanted:>12}");
     }
+    for contender in contenders.iter().filter(|contender| contender.late > 0) {
+        let Contender { name, late, held, .. } = contender;
+        println!(
+            "{name} was not ready in time: {late} events were left out, so it is asked about {held}"
+        );
+    }
+    println!("[n] means that only so many samples were taken, because each takes so long");
 }
 
-fn short(figure: f64) -> String {
-    if figure.is_nan() {
-        "not asked".to_owned()
-    } else if figure >= 100.0 {
-        format!("{figure:.0}")
-    } else {
-        format!("{figure:.2}")
+fn shown(figure: &Figure, ours: Option<&Figure>) -> String {
+    let Some(value) = figure.value else {
+        return "not asked: too slow".to_owned();
+    };
+    let mut text = if value >= 100.0 { format!("{value:.0}") } else { format!("{value:.2}") };
+    if let Some(samples) = figure.samples {
+        text = format!("{text} [{samples}]");
     }
+    if let Some(ours) = ours.and_then(|ours| ours.value) {
+        text = format!("{text} ({:.2}x)", value / ours);
+    }
+    text
 }

@@ -7,11 +7,15 @@
 //!  GET  ….git                   a page
 //! ```
 //!
+//! Below `/prs/` contributors have places of their own, if the operator lets them: every one exists, empty until its
+//! owner brings a pull request there (GRASP-06).
+//!
 //! A push is judged by `grasp_core::push`. Git only unpacks; refs are moved by us, exactly those that were judged.
 
 mod advertise;
 mod body;
 mod judge;
+mod line;
 mod outcome;
 mod page;
 mod push;
@@ -27,11 +31,15 @@ use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
-use grasp_purgatory::git::GitError;
+use grasp_core::RepoId;
+use grasp_core::service::Door;
+use grasp_purgatory::git::{GitError, RepoStore};
 
 use self::body::BodyError;
+use self::line::{Lines, Turn};
 use self::route::Action;
 use crate::keeper::Keeper;
+use crate::server::Household;
 use crate::web;
 
 /// What git clients may send.
@@ -39,10 +47,14 @@ use crate::web;
 pub struct GitLimits {
     /// The largest pack that one push may bring.
     pub push_bytes: u64,
+    /// Memory that unpacking one push may take, which also bounds how many objects can come at once.
+    pub push_memory: u64,
     /// The largest request for a fetch; it holds only names of objects.
     pub fetch_request_bytes: u64,
     /// How long a client may send next to nothing in the middle of a request.
     pub stall: Duration,
+    /// Git processes at once for one address (IPv4) or /64 (IPv6); what it asks for beyond waits for itself.
+    pub at_once_per_ip: usize,
     /// How often a client that waits for its push hears that we are at it: some give up on a silent server.
     pub sign_of_life: Duration,
     /// Whether others reach us over TLS, for the addresses that pages show.
@@ -54,8 +66,10 @@ impl Default for GitLimits {
         const MIB: u64 = 1024 * 1024;
         Self {
             push_bytes: 2_048 * MIB,
+            push_memory: 768 * MIB,
             fetch_request_bytes: 64 * MIB,
             stall: Duration::from_secs(60),
+            at_once_per_ip: 16,
             sign_of_life: Duration::from_secs(5),
             secure: false,
         }
@@ -66,28 +80,68 @@ impl Default for GitLimits {
 struct GitHttp {
     keeper: Keeper,
     limits: GitLimits,
+    lines: Lines,
+}
+
+/// A repository that is there, and the store that it is in.
+#[derive(Clone)]
+struct Seat {
+    repos: RepoStore,
+    repo: RepoId,
+    door: Door,
+    household: Option<Household>,
+    lines: Lines,
+}
+
+impl Seat {
+    /// Waits until whoever asks may run git.
+    async fn turn(&self) -> Turn {
+        self.lines.turn(self.household).await
+    }
+}
+
+impl GitHttp {
+    /// Finds a repository. At a contributor's door every one exists, if there is such a door at all.
+    async fn seat(
+        &self,
+        repo: RepoId,
+        door: Door,
+        household: Option<Household>,
+    ) -> Result<Option<Seat>, GitError> {
+        let repos = match door {
+            Door::Hosted => Some(self.keeper.repos()),
+            Door::Proposals => self.keeper.contributors(),
+        };
+        let Some(repos) = repos.cloned() else { return Ok(None) };
+        let is_there = door == Door::Proposals || repos.has_view(&repo).await?;
+        let lines = self.lines.clone();
+        Ok(is_there.then_some(Seat { repos, repo, door, household, lines }))
+    }
 }
 
 /// The routes of all repositories, to be merged below the mount. Whatever names none is not found.
 pub fn routes(keeper: Keeper, limits: GitLimits) -> Router {
-    Router::new().fallback(serve).with_state(Arc::new(GitHttp { keeper, limits }))
+    let lines = Lines::new(limits.at_once_per_ip);
+    Router::new().fallback(serve).with_state(Arc::new(GitHttp { keeper, limits, lines }))
 }
 
 async fn serve(State(git): State<Arc<GitHttp>>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
-    let Some((repo, action)) = route::route(&parts.method, &parts.uri) else {
+    let Some((repo, door, action)) = route::route(&parts.method, &parts.uri) else {
         return not_found();
     };
-    match git.keeper.repos().has_view(&repo).await {
-        Ok(true) => {}
-        Ok(false) => return not_found(),
+    let household = parts.extensions.get().copied();
+    let seat = match git.seat(repo, door, household).await {
+        Ok(Some(seat)) => seat,
+        Ok(None) => return not_found(),
         Err(error) => return failed(&error),
-    }
+    };
     let answered = match action {
-        Action::Page => git.page(&repo).await,
-        Action::Advertise(service) => git.advertise(&repo, service, &parts).await,
-        Action::Upload => git.upload(&repo, &parts.headers, body).await,
-        Action::Receive => git.receive(repo, &parts.headers, body).await,
+        Action::Page if seat.door == Door::Proposals => Ok(not_found()),
+        Action::Page => git.page(&seat.repo).await,
+        Action::Advertise(service) => seat.advertise(service, &parts).await,
+        Action::Upload => git.upload(&seat, &parts.headers, body).await,
+        Action::Receive => git.receive(seat, &parts.headers, body).await,
         Action::Dumb => Ok(dumb()),
         Action::Refuse { allow } => Ok(method_not_allowed(allow)),
         Action::NotFound => Ok(not_found()),

@@ -13,12 +13,12 @@ mod git_side;
 mod lookup;
 mod round;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use futures_util::future::BoxFuture;
 use grasp_core::Verified;
 pub use grasp_core::admission::{Answer, Origin, Verdict};
-use grasp_core::admission::{Lasting, Policy, Rejection};
+use grasp_core::admission::{FanOut, Lasting, Policy, Rejection};
 use nostr::event::Event;
 
 pub use self::git_side::{GitFacts, GitSide, Kept, RelayOnly};
@@ -84,6 +84,8 @@ pub struct Pipeline {
     pub hub: Hub,
     /// The settings of the rulebook.
     pub policy: Policy,
+    /// Who has brought how much, and what hangs on what.
+    pub fan_out: Mutex<FanOut>,
     /// The time.
     pub clock: Clock,
 }

@@ -10,6 +10,7 @@
 //! time across lanes, so that a slow repository keeps nobody waiting but itself.
 
 mod at_work;
+mod contributors;
 mod doomed;
 mod git;
 mod hunt;
@@ -24,7 +25,7 @@ use std::sync::Arc;
 
 use grasp_core::admission::{Hold, Origin, Policy};
 use grasp_core::{Identifier, Mono, RepoId};
-use grasp_purgatory::git::RepoStore;
+use grasp_purgatory::git::{GitError, RepoStore};
 use grasp_purgatory::hunt::Hunting;
 use grasp_purgatory::journal::Record;
 use grasp_purgatory::journal::sqlite::{Journal, JournalError};
@@ -50,6 +51,10 @@ const QUEUE: usize = 1_024;
 /// Turns that share one write of the journal, at most.
 const TURNS: usize = 64;
 
+/// What the steps of the journal are traced as: before changes are written down, and after, before anything else is
+/// done about them. Whoever wants to see a crash at each of them listens here.
+pub const JOURNAL: &str = "grasp::journal";
+
 /// News that may wait for a listener before it has to look for itself.
 const NEWS: usize = 1_024;
 
@@ -67,6 +72,8 @@ pub enum News {
 pub struct KeeperParts {
     /// Repositories on disk.
     pub repos: RepoStore,
+    /// The places of contributors for their pull requests, if they may have some (GRASP-06).
+    pub contributors: Option<RepoStore>,
     /// Served events.
     pub store: Arc<dyn EventStore>,
     /// Where news are told.
@@ -146,7 +153,9 @@ impl Keeper {
     ) -> Self {
         let now = parts.clock.now();
         let purgatory = Purgatory::restore(config, parts.policy.clone(), records, now);
-        forget_strays(&parts.repos, &purgatory).await;
+        for repos in std::iter::once(&parts.repos).chain(&parts.contributors) {
+            forget_strays(repos, &purgatory).await;
+        }
         let parts = Arc::new(parts);
         let (orders, inbox) = mpsc::channel(QUEUE);
         let workers = Workers::default();
@@ -181,6 +190,19 @@ impl Keeper {
     /// Repositories on disk.
     pub fn repos(&self) -> &RepoStore {
         &self.parts.repos
+    }
+
+    /// The places of contributors for their pull requests, if they may have some.
+    pub fn contributors(&self) -> Option<&RepoStore> {
+        self.parts.contributors.as_ref()
+    }
+
+    /// Removes a contributor's place that nothing is at, unless somebody is at work there.
+    pub(crate) async fn vacate(&self, place: &RepoId) -> Result<(), GitError> {
+        match &self.parts.contributors {
+            Some(repos) => contributors::vacate(repos, &self.workers, &place.identifier).await,
+            None => Ok(()),
+        }
     }
 
     /// Served events.
@@ -366,6 +388,7 @@ impl Task {
             self.journal = Some(journal);
             return Ok(());
         }
+        tracing::trace!(target: JOURNAL, records = records.len(), "writing");
         let snapshot = journal.is_long().then(|| self.purgatory.snapshot());
         let write = tokio::task::spawn_blocking(move || {
             // A snapshot is of the core as it is now: it says what the new records say, and more shortly.
@@ -377,6 +400,7 @@ impl Task {
         });
         let (journal, written) = write.await.expect("writing the journal does not panic");
         self.journal = Some(journal);
+        tracing::trace!(target: JOURNAL, "written");
         written
     }
 

@@ -31,7 +31,7 @@ pub use self::ingest::Counted;
 const MOST_SERIES: usize = 512;
 
 /// The label values of what found no place of its own.
-const REST: &str = "(rest)";
+pub const REST: &str = "(rest)";
 
 /// Upper ends of the buckets of a [`Kind::Times`], in seconds.
 const BUCKETS: [f64; 10] = [0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 5.0, 20.0, 60.0, 300.0];

@@ -27,6 +27,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
+pub(crate) use self::guests::Household;
 pub use self::guests::{AddressRange, AddressRangeError};
 use self::guests::{Guest, Guests};
 use self::patience::Patient;
@@ -185,8 +186,10 @@ impl Server {
         let stream = Patient::new(stream, self.limits.write_timeout);
         let router = self.router.clone();
         let place = Arc::new(Place { _guest: guest, _slot: slot });
-        let peer = Peer { address, place };
+        let (peer, guests) = (Peer { address, place }, self.guests.clone());
         let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
+            let household = guests.household(address.ip(), request.headers());
+            request.extensions_mut().insert(household);
             request.extensions_mut().insert(peer.clone());
             TowerToHyperService::new(router.clone()).call(request)
         });

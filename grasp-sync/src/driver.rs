@@ -38,6 +38,7 @@ use grasp_core::nostr::key::Keys;
 use grasp_core::outbound::OutboundPolicy;
 use tokio::sync::{mpsc, oneshot};
 
+pub use self::clock::Clock;
 pub use self::limits::Limits;
 pub use self::observer::{Log, Observer};
 use self::perform::Loop;
@@ -60,6 +61,8 @@ pub struct Settings {
     pub observer: Arc<dyn Observer>,
     /// What one relay may do to us.
     pub limits: Limits,
+    /// The time. Default: the machine's.
+    pub clock: Clock,
 }
 
 impl Settings {
@@ -72,6 +75,7 @@ impl Settings {
             records: Box::new(NoRecords),
             observer: Arc::new(Log),
             limits: Limits::default(),
+            clock: Clock::system(),
         }
     }
 }

@@ -42,6 +42,8 @@ pub use self::io::{
     Accepted, Delivered, Fault, Frame, Input, InventoryFailed, Judged, Outcome, Output, Places,
     Row, Said,
 };
+#[cfg(feature = "driver")]
+pub(crate) use self::layer::split;
 pub use self::parks::Parked;
 use self::record::Records;
 pub use self::record::RelayRecord;
@@ -104,6 +106,9 @@ impl SyncEngine {
             Input::FeedCaughtUp => {
                 let changes = self.discovery.caught_up();
                 self.apply(now, changes);
+                if self.shared.index.repos().is_empty() {
+                    self.begin_from_nothing(now);
+                }
             }
             Input::Restored(records) => self.restored(now, records),
             Input::Connected { relay, conn, facts } => self.connected(now, &relay, conn, &facts),

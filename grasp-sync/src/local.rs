@@ -20,7 +20,9 @@ pub trait LocalRelay: Send + Sync + 'static {
     /// everything that is accepted, held or let go later. Without an end; a new call begins anew.
     ///
     /// Later events may be of any kind, and should be: something that was refused for want of one is then offered
-    /// again. What [`ingest`](Self::ingest) stored is told here like anything else.
+    /// again. What [`ingest`](Self::ingest) stored is told here like anything else. Of stored
+    /// [replies](grasp_core::kinds::REPLIES) a relay that has many others may tell only those of its repositories,
+    /// or none: then what names nothing but a reply is found only if that reply is told of later.
     fn accepted(&self, kinds: &[Kind]) -> BoxStream<'static, News>;
 
     /// Takes in events that were found elsewhere, if its own rules say so. One answer each, in their order, given

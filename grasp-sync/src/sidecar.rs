@@ -20,7 +20,7 @@ use futures_core::stream::BoxStream;
 use futures_util::StreamExt as _;
 use futures_util::stream;
 use grasp_core::admission::{Lasting, Origin};
-use grasp_core::limits::{Ending, Next, Pager, PagerConfig};
+use grasp_core::kinds::REPLIES;
 use grasp_core::nostr::event::{Event, Kind};
 use grasp_core::nostr::filter::Filter;
 use grasp_core::outbound::OutboundPolicy;
@@ -81,19 +81,9 @@ impl Sidecar {
             None => Client::connect(&self.place).await?,
         };
         let mut rows = Vec::new();
-        let config = PagerConfig { since: filter.since, ..PagerConfig::default() };
-        let mut pager = Pager::new(config);
-        let ending = loop {
-            let request = match pager.next() {
-                Next::Ask(request) => request,
-                Next::Done(ending) => break ending,
-            };
-            let page = client.page(&filter, request).await?;
+        let mut reading = client.read(filter);
+        while let Some(page) = reading.next().await? {
             rows.extend(page.iter().map(Row::of));
-            let _ = pager.page_ended(page.iter().map(|event| (event.created_at, event.id)));
-        };
-        if ending != Ending::Exhausted {
-            return Err(Lost);
         }
         *self.spare.lock().await = Some(client);
         rows.sort_unstable();
@@ -103,9 +93,11 @@ impl Sidecar {
 }
 
 impl LocalRelay for Sidecar {
+    /// Everything of these kinds but replies: the relay may be anybody's, with a world of them that is not ours.
     fn accepted(&self, kinds: &[Kind]) -> BoxStream<'static, News> {
         let (tell, news) = mpsc::channel(NEWS);
-        let task = Task::spawn(feed::follow(Arc::clone(&self.place), kinds.to_vec(), tell));
+        let ours = kinds.iter().copied().filter(|kind| !REPLIES.contains(kind)).collect();
+        let task = Task::spawn(feed::follow(Arc::clone(&self.place), ours, tell));
         stream::unfold((news, task), |(mut news, task)| async {
             let next = news.recv().await?;
             Some((next, (news, task)))

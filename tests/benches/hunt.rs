@@ -1,6 +1,10 @@
 //! The hunt at work: many repositories on three git servers, one of which says nothing; and two servers in step.
 //!
-//! `cargo bench -p grasp-tests --bench hunt`
+//! `cargo bench -p grasp-tests --bench hunt` runs both; `-- many` or `-- two` chooses. `GRASP_BENCH_IDENTIFIERS` (200)
+//! and `GRASP_BENCH_ROUNDS` (5) set their sizes.
+
+#[path = "hunt/two.rs"]
+mod two;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -11,13 +15,29 @@ use std::time::{Duration, Instant};
 use grasp_tests::{GitServer, Instance, Maker, Manner, Workdir};
 use nostr::event::Event;
 
-const IDENTIFIERS: usize = 200;
 const MAIN: &str = "refs/heads/main";
+
+/// Conversations with one host at once: the default, raised for loopback.
+const AT_ONCE: usize = 16;
+
+/// Conversations with one host in a minute: raised likewise.
+const PER_MINUTE: usize = 10_000;
 
 #[tokio::main]
 async fn main() {
-    many_repositories().await;
-    two_servers().await;
+    let chosen: Vec<String> =
+        std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    let is_chosen = |name: &str| chosen.is_empty() || chosen.iter().any(|part| part == name);
+    if is_chosen("many") {
+        many_repositories(number("GRASP_BENCH_IDENTIFIERS", 200)).await;
+    }
+    if is_chosen("two") {
+        two::two_servers(number("GRASP_BENCH_ROUNDS", 5)).await;
+    }
+}
+
+fn number(name: &str, default: usize) -> usize {
+    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
 }
 
 /// What the machine is used for meanwhile, at most.
@@ -28,7 +48,7 @@ struct Peaks {
     over: AtomicBool,
 }
 
-async fn many_repositories() {
+async fn many_repositories(identifiers: usize) {
     let manners = [Manner::Honest, Manner::Honest, Manner::Silent];
     let mut servers = Vec::new();
     let work = Workdir::init().await;
@@ -36,15 +56,15 @@ async fn many_repositories() {
     for (n, manner) in (1..).zip(manners) {
         let server = GitServer::at(&format!("127.0.0.{n}"), Manner::Honest).await;
         server.host("all", &work).await;
-        (0..IDENTIFIERS).for_each(|n| server.alias(&format!("r{n}"), "all"));
+        (0..identifiers).for_each(|n| server.alias(&format!("r{n}"), "all"));
         server.behave(manner);
         servers.push(server);
     }
     let instance = Instance::with(|settings| {
         settings.outbound.allow_private = true;
         let per_host = &mut settings.hunt.per_host;
-        per_host.at_once = NonZeroUsize::new(16).expect("not zero");
-        per_host.starts = NonZeroUsize::new(10_000).expect("not zero");
+        per_host.at_once = NonZeroUsize::new(AT_ONCE).expect("not zero");
+        per_host.starts = NonZeroUsize::new(PER_MINUTE).expect("not zero");
     })
     .await;
 
@@ -57,7 +77,7 @@ async fn many_repositories() {
         move || watch(&peaks)
     });
     let start = Instant::now();
-    for n in 0..IDENTIFIERS {
+    for n in 0..identifiers {
         let name = format!("r{n}");
         // Each of them comes first for a third of the repositories.
         let places: Vec<String> = (0..3).map(|place| servers[(n + place) % 3].url(&name)).collect();
@@ -73,65 +93,19 @@ async fn many_repositories() {
     peaks.over.store(true, Ordering::Relaxed);
     watch.join().expect("watching does not panic");
 
-    println!("{IDENTIFIERS} repositories, 3 servers, one silent");
+    println!("{identifiers} repositories, 3 servers, one silent");
     println!("  offered in          {offered:>10.2?}");
     println!("  all released in     {took:>10.2?}   (wanted: 30 s)");
     for server in &servers {
         let (talks, most) = (server.conversations().len(), server.most_open());
-        println!("  {:<19} {talks:>6} conversations, {most} questions at once", server.address());
+        println!(
+            "  {:<19} {talks:>6} conversations, {most} at once   (allowed: {PER_MINUTE} a minute, {AT_ONCE})",
+            server.address()
+        );
     }
     println!("  git processes       {:>6} at once", peaks.processes.load(Ordering::Relaxed));
     let growth = peaks.kib.load(Ordering::Relaxed).saturating_sub(before) / 1024;
     println!("  memory grew by      {growth:>6} MiB   (wanted: 48; servers of the bench included)");
-}
-
-/// One server follows another that it knows as its bootstrap relay alone, at default timings.
-async fn two_servers() {
-    let a = instance(&[]).await;
-    let b = instance(&[&a]).await;
-    let alice = Maker::new();
-    let work = Workdir::init().await;
-    let (mut first, mut update) = (Vec::new(), Vec::new());
-    for n in 0..5 {
-        let name = format!("r{n}");
-        let commit = work.commit(&format!("first of {name}")).await;
-        let places = [a.clone_url(&alice.repo(&name)), b.clone_url(&alice.repo(&name))];
-        let announcement = announce_at(&alice, &name, &[&a, &b], &places);
-        let state = alice.state(&name, &[(MAIN, &commit)]);
-        a.take(vec![announcement, state.clone()]).await;
-        first.push(pushed(&work, &a, &alice, &name, &b, &state).await);
-        let commit = work.commit(&format!("second of {name}")).await;
-        let state = alice.later(1).state(&name, &[(MAIN, &commit)]);
-        a.take(vec![state.clone()]).await;
-        update.push(pushed(&work, &a, &alice, &name, &b, &state).await);
-    }
-    println!("two servers, from the end of a push to one until the other serves it");
-    println!("  a new repository    {first:.2?}   (wanted: 1.0 s)");
-    println!("  an update           {update:.2?}   (wanted: 0.8 s)");
-}
-
-async fn pushed(
-    work: &Workdir,
-    to: &Instance,
-    owner: &Maker,
-    name: &str,
-    other: &Instance,
-    state: &Event,
-) -> Duration {
-    work.git(&["push", "-q", &to.clone_url(&owner.repo(name)), "main"]).await.expect_ok();
-    let start = Instant::now();
-    other.until_serves(state).await;
-    start.elapsed()
-}
-
-async fn instance(bootstrap: &[&Instance]) -> Instance {
-    Instance::with(|settings| {
-        settings.outbound.allow_private = true;
-        let sync = &mut settings.sync;
-        let relays = bootstrap.iter().map(|other| other.relay_url().parse().expect("a relay"));
-        sync.engine.bootstrap = relays.collect();
-    })
-    .await
 }
 
 fn announce(owner: &Maker, name: &str, on: &Instance, places: &[String]) -> Event {
@@ -160,12 +134,24 @@ fn watch(peaks: &Peaks) {
     }
 }
 
-/// How many processes talk to the servers of the bench.
+/// How many processes talk to the servers of the bench: those that we started for it, and what they started.
 fn conversations() -> usize {
     let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let lines = all.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
-    let talks = |line: &Vec<u8>| String::from_utf8_lossy(line).contains("http://127.0.0.");
-    lines.filter(talks).count()
+    let line = |group: u32| std::fs::read(format!("/proc/{group}/cmdline")).unwrap_or_default();
+    let groups = all.filter_map(|entry| {
+        let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
+        let fields: Vec<&str> = stat.rsplit(')').next()?.split_whitespace().collect();
+        fields.get(2)?.parse::<u32>().ok()
+    });
+    let talks = |line: Vec<u8>| String::from_utf8_lossy(&line).contains("http://127.0.0.");
+    groups.filter(|group| is_child(*group) && talks(line(*group))).count()
+}
+
+/// Whether a process is one that we started.
+fn is_child(id: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+    let parent = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1));
+    parent.is_some_and(|parent| parent == std::process::id().to_string())
 }
 
 /// The memory of this process, in KiB.

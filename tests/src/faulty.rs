@@ -1,7 +1,7 @@
-//! An event store that fails when it is told to.
+//! An event store that fails when it is told to, and counts what it is asked.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
@@ -17,6 +17,7 @@ use crate::Wrapping;
 #[derive(Clone, Debug, Default)]
 pub struct Fault {
     on: Arc<AtomicBool>,
+    queries: Arc<AtomicUsize>,
 }
 
 impl Fault {
@@ -24,6 +25,11 @@ impl Fault {
     pub fn wrapping(&self) -> Wrapping {
         let fault = self.clone();
         Arc::new(move |store| Arc::new(Faulty { store, fault: fault.clone() }))
+    }
+
+    /// Searches until now.
+    pub fn queries(&self) -> usize {
+        self.queries.load(Ordering::SeqCst)
     }
 
     /// Turns it on or off.
@@ -64,6 +70,7 @@ impl EventStore for Faulty {
         filters: Vec<Filter>,
         now: Timestamp,
     ) -> BoxStream<'static, Result<Vec<StoredEvent>, StoreError>> {
+        self.fault.queries.fetch_add(1, Ordering::SeqCst);
         self.store.query(filters, now)
     }
 

@@ -60,6 +60,14 @@ impl Instance {
         Self::begin(settings, |_| ()).await
     }
 
+    /// The same, with more of its settings chosen.
+    pub async fn set_with(
+        settings: Settings,
+        choose: impl FnOnce(&mut grasp_bin::Settings),
+    ) -> Self {
+        Self::begin(settings, choose).await
+    }
+
     async fn begin(settings: Settings, choose: impl FnOnce(&mut grasp_bin::Settings)) -> Self {
         let temporary = tempfile::tempdir().expect("a directory for the test");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port on loopback");
@@ -71,8 +79,19 @@ impl Instance {
 
     /// Starts a server on an address and in a directory that belong to somebody else.
     pub async fn at(dir: &Path, address: SocketAddr, settings: Settings) -> Self {
+        Self::at_with(dir, address, settings, |_| ()).await
+    }
+
+    /// The same with chosen settings.
+    pub async fn at_with(
+        dir: &Path,
+        address: SocketAddr,
+        settings: Settings,
+        choose: impl FnOnce(&mut grasp_bin::Settings),
+    ) -> Self {
         let listener = TcpListener::bind(address).await.expect("the port");
-        let built = settings.built(dir, &listener);
+        let mut built = settings.built(dir, &listener);
+        choose(&mut built);
         Self::run(listener, built, settings).await
     }
 

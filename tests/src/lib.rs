@@ -1,20 +1,24 @@
 //! Whole instances for tests: real sockets on loopback, real stores on disk.
 
+mod equality;
 mod faulty;
 mod git_server;
 mod http;
 mod instance;
 mod litter;
 mod maker;
+mod outside;
 mod settings;
 pub mod wire;
 mod workdir;
 
+pub use equality::{Equal, Sight};
 pub use faulty::Fault;
 pub use git_server::{Asked, GitServer, Manner};
 pub use http::{HttpAnswer, answer, exchange, head, http, post};
 pub use instance::Instance;
-pub use litter::{Litter, eventually, files};
+pub use litter::{Litter, eventually, eventually_async, files};
 pub use maker::Maker;
+pub use outside::Outside;
 pub use settings::{Settings, TimeMachine, Wrapping};
 pub use workdir::{GitOutput, Workdir};

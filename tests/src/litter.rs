@@ -79,13 +79,18 @@ fn processes(root: &Path) -> Vec<String> {
 
 /// Waits for something that others do in their own time.
 pub async fn eventually<T>(mut look: impl FnMut() -> Option<T>) -> T {
+    eventually_async(|| std::future::ready(look())).await
+}
+
+/// The same where looking takes time.
+pub async fn eventually_async<T, F: Future<Output = Option<T>>>(mut look: impl FnMut() -> F) -> T {
     let wait = async {
         loop {
-            match look() {
+            match look().await {
                 Some(found) => return found,
                 None => tokio::time::sleep(Duration::from_millis(5)).await,
             }
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), wait).await.expect("in time")
+    tokio::time::timeout(Duration::from_secs(60), wait).await.expect("in time")
 }

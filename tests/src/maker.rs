@@ -24,6 +24,18 @@ impl Maker {
         Self { keys: self.keys.clone(), at: self.at + seconds }
     }
 
+    /// The same person, that many seconds earlier.
+    #[must_use]
+    pub fn earlier(&self, seconds: u64) -> Self {
+        Self { keys: self.keys.clone(), at: self.at - seconds }
+    }
+
+    /// The same person at this second.
+    #[must_use]
+    pub fn at(&self, at: u64) -> Self {
+        Self { keys: self.keys.clone(), at }
+    }
+
     /// The person's public key.
     pub fn key(&self) -> PublicKey {
         self.keys.public_key()

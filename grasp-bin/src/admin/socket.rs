@@ -13,6 +13,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
 use super::{Answer, Answers};
+use crate::place::create_privately;
 
 /// Those who ask at the same time; more wait.
 const MOST_GUESTS: usize = 16;
@@ -46,8 +47,7 @@ impl AdminSocket {
             _ => {}
         }
         if let Some(dir) = path.parent() {
-            std::fs::create_dir_all(dir)
-                .with_context(|| format!("could not create {}", dir.display()))?;
+            create_privately(dir).with_context(|| format!("could not create {}", dir.display()))?;
         }
         let listener = bind_privately(path)
             .with_context(|| format!("could not open the socket {}", path.display()))?;

@@ -116,7 +116,7 @@ pub(crate) const SECTIONS: &[Section] = &[
     Section {
         name: "relay",
         title: "What one client, and all together, may ask",
-        groups: &[relay::RELAY],
+        groups: &[relay::RELAY, relay::RELATED],
     },
 ];
 

@@ -55,7 +55,7 @@ pub(crate) const UPTIME: Metric = Metric::gauge(
 );
 pub(crate) const COVERAGE: Metric = Metric::gauge(
     "grasp_sync_relay_coverage_ratio",
-    "The share of events that the relay had, of those it brought and those it lacked, from 0 to 1.",
+    "The share of events that the relay had, of those it brought and those of ours it was compared with, from 0 to 1.",
     &["relay"],
 );
 pub(crate) const LACKING: Metric = Metric::gauge(
@@ -396,6 +396,7 @@ mod tests {
             up: Duration::from_secs(30),
             down: Duration::from_secs(10),
             received: 1,
+            compared: 3,
             lacking: 3,
             ..Reliability::default()
         };

@@ -17,9 +17,14 @@ impl Server {
     }
 
     pub(crate) fn start_at(listen: &str, data: &Path) -> Self {
+        Self::start_with(&["--listen", listen], data)
+    }
+
+    pub(crate) fn start_with(settings: &[&str], data: &Path) -> Self {
         let mut child = command()
-            .args(["serve", "--listen", listen, "--data-dir"])
+            .args(["serve", "--data-dir"])
             .arg(data)
+            .args(settings)
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()

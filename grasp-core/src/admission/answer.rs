@@ -78,6 +78,9 @@ impl Rejection {
             }
             Self::TooManyTargets => Answer::no("invalid: the deletion request has too many targets"),
             Self::Quota => Answer::no("rate-limited: too much is waiting for git data already"),
+            Self::Crowded => {
+                Answer::no("rate-limited: too many events of this author or thread today")
+            }
             Self::Internal => Answer::no("error: the event could not be stored, try again"),
         }
     }

@@ -7,7 +7,7 @@ use nostr::event::Event;
 use nostr::key::PublicKey;
 
 use crate::maintainers::MaintainerModel;
-use crate::nip34::Announcement;
+use crate::nip34::{Announcement, Proposal};
 use crate::repo::{Identifier, RepoId};
 use crate::service::ServiceIdentity;
 
@@ -55,6 +55,19 @@ pub struct Archive {
 }
 
 impl Policy {
+    /// The contributor's places (`/prs/`, GRASP-06) that a pull request names as its own: signed by their owner, for a
+    /// repository of that name, with that very place under `clone`.
+    pub fn own_places<'a>(&'a self, proposal: &'a Proposal) -> impl Iterator<Item = RepoId> + 'a {
+        let places = proposal
+            .repos
+            .iter()
+            .filter(|_| self.contributor_proposals)
+            .map(|repo| RepoId::new(proposal.author, repo.identifier.clone()));
+        places.filter(|place| {
+            proposal.clone.iter().any(|url| self.service.serves_proposals(url, place))
+        })
+    }
+
     /// The defaults for a service.
     pub fn new(service: ServiceIdentity) -> Self {
         Self {

@@ -6,14 +6,14 @@ use super::facts::{Facts, GitData};
 use super::policy::Policy;
 use super::verdict::{Acceptance, Hold, Rejection, Verdict};
 use crate::nip34::Proposal;
-use crate::repo::RepoId;
 
 pub(super) fn judge(policy: &Policy, event: &Event, facts: &Facts) -> Verdict {
     let proposal = match Proposal::parse(event) {
         Ok(proposal) => proposal,
         Err(why) => return Verdict::Reject(Rejection::Malformed(why.to_string())),
     };
-    if !facts.related && !comes_by_our_own_door(policy, &proposal) {
+    // One that its author brings to a place of their own here needs no repository (GRASP-06).
+    if !facts.related && policy.own_places(&proposal).next().is_none() {
         return Verdict::Reject(Rejection::Unrelated);
     }
     match facts.git {
@@ -21,13 +21,4 @@ pub(super) fn judge(policy: &Policy, event: &Event, facts: &Facts) -> Verdict {
         GitData::Missing if facts.over_quota => Verdict::Reject(Rejection::Quota),
         GitData::Missing => Verdict::Hold(Hold::Proposal),
     }
-}
-
-/// Whether its commits are to be pushed to our own `/prs/` by its author, for a repository of that name (GRASP-06).
-fn comes_by_our_own_door(policy: &Policy, proposal: &Proposal) -> bool {
-    policy.contributor_proposals
-        && proposal.repos.iter().any(|repo| {
-            let place = RepoId::new(proposal.author, repo.identifier.clone());
-            proposal.clone.iter().any(|url| policy.service.serves_proposals(url, &place))
-        })
 }

@@ -8,6 +8,7 @@ use super::policy::Policy;
 use super::verdict::{Acceptance, Hold, Known, Rejection, Verdict};
 use crate::maintainers::rosters;
 use crate::nip34::State;
+use crate::push::Standing;
 use crate::repo::RepoId;
 
 pub(super) fn judge(policy: &Policy, event: &Event, facts: &Facts) -> Verdict {
@@ -27,9 +28,17 @@ pub(super) fn judge(policy: &Policy, event: &Event, facts: &Facts) -> Verdict {
     }
     match facts.git {
         GitData::Complete if state.tips().is_some() => Verdict::Accept(Acceptance::State(ruled)),
-        _ if facts.over_quota => Verdict::Reject(Rejection::Quota),
+        // Strangers can fill a name. Whoever may sign for what is served there has room of their own in purgatory.
+        _ if facts.over_quota && !rules_what_is_served(&ruled, facts) => {
+            Verdict::Reject(Rejection::Quota)
+        }
         _ => Verdict::Hold(Hold::State(ruled)),
     }
+}
+
+fn rules_what_is_served(ruled: &[RepoId], facts: &Facts) -> bool {
+    let served = facts.announcements.iter().filter(|known| known.standing == Standing::Stored);
+    served.into_iter().any(|known| ruled.contains(&known.announcement.repo))
 }
 
 /// The repositories hosted here for which this author may sign.

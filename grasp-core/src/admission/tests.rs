@@ -342,10 +342,14 @@ fn bans_beat_everything() {
 
 #[test]
 fn a_full_purgatory_says_so_and_what_needs_none_still_comes_in() {
-    let mut facts = knowing(vec![known(listing(ALICE), ALICE, Standing::Stored)]);
+    let mut facts = knowing(vec![known(listing(ALICE), ALICE, Standing::Held)]);
     facts.over_quota = true;
     let answer = say(&policy(), state(), ALICE, &facts).answer();
     assert!(!answer.accepted && answer.message.starts_with("rate-limited: "));
+    let mut facts = knowing(vec![known(listing(ALICE), ALICE, Standing::Stored)]);
+    facts.over_quota = true;
+    let verdict = say(&policy(), state(), ALICE, &facts);
+    assert!(matches!(verdict, Verdict::Hold(Hold::State(_))), "what is served is not locked out");
     facts.git = GitData::Complete;
     assert!(say(&policy(), state(), ALICE, &facts).answer().accepted);
 }

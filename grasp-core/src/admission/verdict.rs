@@ -118,6 +118,8 @@ pub enum Rejection {
     TooManyTargets,
     /// Too much is waiting already.
     Quota,
+    /// Its author has brought too much, or too much hangs on what it belongs to, for one day.
+    Crowded,
     /// We failed.
     Internal,
 }
@@ -162,7 +164,7 @@ impl Rejection {
             | Self::NotMaintainer(_)
             | Self::Unrelated
             | Self::TooFarAhead => Lasting::UntilDependency,
-            Self::Quota | Self::Internal => Lasting::Briefly,
+            Self::Quota | Self::Crowded | Self::Internal => Lasting::Briefly,
         }
     }
 }

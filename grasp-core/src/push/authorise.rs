@@ -10,6 +10,10 @@ use super::verdict::{AuthorisedPush, PushVerdict, RefRefusal, RefVerdict};
 use crate::nip34::{Declared, State};
 use crate::repo::{Namespace, Oid, RefName};
 
+/// Uploads for events that nobody has sent yet that one push may bring. Each is taken apart and kept by itself, for
+/// whoever asks, so that many of them would be much work for little.
+pub const MAX_UPLOADS: usize = 32;
+
 /// What must be known of a repository before a push to it can be judged.
 #[derive(Clone, Debug)]
 pub struct PushView<'a> {
@@ -83,9 +87,7 @@ pub fn authorise(request: &PushRequest, view: &PushView<'_>) -> PushVerdict {
         .iter()
         .map(|command| (command.name.clone(), judge(command, view, &judgement)))
         .collect();
-    if request.capabilities().atomic {
-        refuse_all_if_any(&mut refs);
-    }
+    refuse_as_a_whole(request, &mut refs);
     let chosen = |wanted: RefVerdict| {
         let pairs = commands.iter().zip(&refs);
         pairs.filter(|(_, (_, v))| *v == wanted).map(|(c, _)| c.clone()).collect::<Vec<_>>()
@@ -236,6 +238,18 @@ fn judge_proposal(command: &PushCommand, view: &PushView<'_>, event: EventId) ->
         Some(KnownProposal::Tip(_)) => RefVerdict::Execute,
         Some(KnownProposal::Unknown) => RefVerdict::Stage,
         Some(KnownProposal::Unavailable) | None => RefVerdict::Refused(RefRefusal::Unknowable),
+    }
+}
+
+/// Refuses what one command alone could not be refused for: too many uploads, and everything if not all of an atomic
+/// push may happen.
+pub(super) fn refuse_as_a_whole(request: &PushRequest, refs: &mut [(RefName, RefVerdict)]) {
+    let uploads = refs.iter_mut().filter(|(_, verdict)| *verdict == RefVerdict::Stage);
+    for (_, verdict) in uploads.skip(MAX_UPLOADS) {
+        *verdict = RefVerdict::Refused(RefRefusal::TooManyUploads);
+    }
+    if request.capabilities().atomic {
+        refuse_all_if_any(refs);
     }
 }
 

@@ -4,6 +4,7 @@ use std::fmt;
 
 use nostr::event::EventId;
 
+use super::authorise::MAX_UPLOADS;
 use super::command::PushCommand;
 use crate::nip34::Declared;
 use crate::repo::{Oid, RefName};
@@ -40,7 +41,8 @@ pub enum RefVerdict {
     Refused(RefRefusal),
 }
 
-/// Commands that were judged and found good. Made by [`authorise`](super::authorise) alone.
+/// Commands that were judged and found good. Made by [`authorise`](super::authorise) and
+/// [`authorise_contribution`](super::authorise_contribution) alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuthorisedPush {
     execute: Vec<PushCommand>,
@@ -97,6 +99,10 @@ pub enum RefRefusal {
         /// The commit that its event names.
         wanted: Oid,
     },
+    /// The event of that id is by somebody else, or for another place.
+    ForeignProposal,
+    /// A contributor's place takes pull requests alone.
+    ProposalsOnly,
     /// Tips of pull requests go with their events, not by pushing.
     PullRequestDelete,
     /// Whether the event is known could not be found out; nobody gets in on that ground.
@@ -105,6 +111,8 @@ pub enum RefRefusal {
     Moved,
     /// Another ref of the same state has moved since the client looked.
     OthersMoved,
+    /// More uploads for events that nobody has sent yet than one push may bring.
+    TooManyUploads,
     /// All or nothing was asked for, and not all could be.
     Atomic,
 }
@@ -140,12 +148,22 @@ impl fmt::Display for RefRefusal {
             Self::StillDeclared => f.write_str("is still in the signed state"),
             Self::OthersDiffer => f.write_str("other refs differ from the signed state"),
             Self::WrongTip { wanted } => write!(f, "its event names commit {}", wanted.short()),
+            Self::ForeignProposal => {
+                f.write_str("its event is not this contributor's for this very place")
+            }
+            Self::ProposalsOnly => f.write_str("only refs/nostr/<event-id> can be pushed here"),
             Self::PullRequestDelete => {
                 f.write_str("pull requests are removed by deleting their event")
             }
             Self::Unknowable => f.write_str("could not look up its event, try again"),
             Self::Moved => f.write_str("has moved meanwhile, fetch first"),
             Self::OthersMoved => f.write_str("other refs have moved meanwhile, fetch first"),
+            Self::TooManyUploads => {
+                write!(
+                    f,
+                    "one push may bring {MAX_UPLOADS} uploads for events that are not here yet"
+                )
+            }
             Self::Atomic => f.write_str("atomic push failed"),
         }
     }

@@ -2,6 +2,7 @@
 
 mod delta;
 mod owners;
+mod threads;
 mod waiting;
 
 use std::borrow::Cow;
@@ -10,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use self::delta::Before;
 pub use self::delta::SyncDelta;
 use self::owners::Owners;
+use self::threads::Threads;
 use self::waiting::WaitingRoots;
 use super::index::{RelaySyncNeeds, RepoSyncIndex, RepoSyncNeeds, SyncLevel};
 use super::root::RootId;
@@ -46,7 +48,15 @@ pub enum IndexChange {
         /// All repositories that it names.
         repos: Vec<RepoId>,
     },
-    /// A root event was deleted, or expired.
+    /// A reply was accepted. Whatever answers it may name nothing else, so it is asked for as roots are; so many
+    /// of a thread, and no more.
+    Replied {
+        /// The event.
+        reply: RootId,
+        /// What it answers: roots and replies, in any order of arrival.
+        to: Vec<RootId>,
+    },
+    /// A root event or a reply was deleted, or expired.
     RootRemoved {
         /// The event.
         root: RootId,
@@ -94,6 +104,7 @@ pub struct SyncIndex {
     /// Whose root an event is, announced repository or not.
     owners: Owners,
     waiting: WaitingRoots,
+    threads: Threads,
 }
 
 impl SyncIndex {
@@ -108,6 +119,7 @@ impl SyncIndex {
             repos: RepoSyncIndex::new(),
             owners: Owners::default(),
             waiting: WaitingRoots::default(),
+            threads: Threads::default(),
         }
     }
 
@@ -128,6 +140,13 @@ impl SyncIndex {
     /// The relays that anything is wanted from, and the bootstrap relays.
     pub fn relays(&self) -> impl Iterator<Item = &RelayUrl> {
         self.relays.keys()
+    }
+
+    /// How many different owners list a relay: one of them alone can name any number of relays, and make none of them
+    /// important.
+    pub fn owners_of(&self, relay: &RelayUrl) -> usize {
+        let owners = self.relays.get(relay).into_iter().flatten().map(|repo| repo.owner);
+        owners.collect::<BTreeSet<_>>().len()
     }
 
     /// Everything wanted from one relay, written out; `None` if it is no target.
@@ -153,10 +172,17 @@ impl SyncIndex {
                 for repo in &repos {
                     self.root_added(root, repo);
                 }
+                self.join_waiting(root, root, before);
             }
+            IndexChange::Replied { reply, to } => match to.iter().find_map(|to| self.thread_of(to))
+            {
+                Some(root) => self.join(root, reply, before),
+                None => self.threads.wait(reply, to),
+            },
             IndexChange::RootRemoved { root } => {
                 before.root(self, &root);
                 self.root_removed(&root);
+                self.threads.leave(&root);
             }
         }
     }
@@ -229,6 +255,35 @@ impl SyncIndex {
             match self.repos.get_mut(&repo) {
                 Some(needs) => _ = needs.root_events.remove(root),
                 None => self.waiting.remove(&repo, root),
+            }
+        }
+    }
+
+    /// The root of the thread that an event is in, if it is one of ours.
+    fn thread_of(&self, event: &RootId) -> Option<RootId> {
+        let is_root = || self.owners.of(event).next().map(|_| *event);
+        self.threads.root_of(event).or_else(is_root)
+    }
+
+    /// A reply is wanted from wherever the root of its thread is.
+    fn join(&mut self, root: RootId, reply: RootId, before: &mut Before) {
+        if self.thread_of(&reply).is_some() || !self.threads.join(root, reply) {
+            return;
+        }
+        before.root(self, &reply);
+        let repos: Vec<RepoId> = self.owners.of(&root).cloned().collect();
+        for repo in &repos {
+            self.root_added(reply, repo);
+        }
+        self.join_waiting(root, reply, before);
+    }
+
+    /// What answered an event before it was told of follows it into its thread.
+    fn join_waiting(&mut self, root: RootId, to: RootId, before: &mut Before) {
+        let mut open = self.threads.take_waiting(&to);
+        while let Some(reply) = open.pop_first() {
+            if self.thread_of(&root).is_some() {
+                self.join(root, reply, before);
             }
         }
     }

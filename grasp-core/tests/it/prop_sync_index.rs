@@ -24,8 +24,17 @@ fn any_change() -> impl Strategy<Value = IndexChange> {
     ]
 }
 
+/// Replies too, of which it depends on all that came before whose they are.
+fn any_change_or_reply() -> impl Strategy<Value = IndexChange> {
+    let replied = (any_root(), vec(any_root(), 1..3));
+    prop_oneof![
+        4 => any_change(),
+        1 => replied.prop_map(|(reply, to)| IndexChange::Replied { reply, to }),
+    ]
+}
+
 fn any_batches() -> impl Strategy<Value = Vec<Vec<IndexChange>>> {
-    vec(vec(any_change(), 1..8), 1..12)
+    vec(vec(any_change_or_reply(), 1..8), 1..12)
 }
 
 /// What the changes mean, said as plainly as possible.
@@ -51,6 +60,7 @@ impl Model {
                 self.roots.extend(repos.into_iter().map(|repo| (root, repo)));
             }
             IndexChange::RootRemoved { root } => self.roots.retain(|(have, _)| *have != root),
+            IndexChange::Replied { .. } => unreachable!("no replies in this model"),
         }
     }
 
@@ -96,7 +106,9 @@ fn connected(targets: &Targets) -> RelaySyncIndex {
 
 proptest! {
     #[test]
-    fn the_view_is_what_a_derivation_from_scratch_says(batches in any_batches()) {
+    fn the_view_is_what_a_derivation_from_scratch_says(
+        batches in vec(vec(any_change(), 1..8), 1..12),
+    ) {
         let mut index = SyncIndex::new(us(), bootstrap());
         let mut model = Model::default();
         for batch in batches {
@@ -114,6 +126,7 @@ proptest! {
             let before = view(&index);
             let delta = index.apply(batch);
             let after = view(&index);
+            prop_assert_eq!(&after, &derive_relay_targets(index.repos(), &us(), &bootstrap()));
             prop_assert_eq!(delta, SyncDelta {
                 added: surplus(&after, &before),
                 removed: surplus(&before, &after),

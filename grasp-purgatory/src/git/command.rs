@@ -17,6 +17,9 @@ use super::process::{Finished, GitProcess};
 const SETTINGS: &[(&str, &str)] = &[
     ("core.hooksPath", "/dev/null"),
     ("core.fsync", "committed"),
+    // Larger objects are not held in memory, nor compared with others.
+    ("core.bigFileThreshold", "16m"),
+    ("pack.windowMemory", "64m"),
     ("gc.auto", "0"),
     ("maintenance.auto", "false"),
     ("credential.helper", ""),

@@ -36,9 +36,6 @@ const MOST_ADDRESSES: usize = 8;
 /// Slower than this for [`FetchLimits::silence`] is silent.
 const SLOWEST: &str = "64";
 
-/// Larger objects are not held in memory.
-const BIG: &str = "16m";
-
 /// Flaws of old but harmless commits and trees that famous histories contain; all others are refused.
 const FLAWS: [&str; 3] = ["badTimezone", "missingSpaceBeforeDate", "zeroPaddedFilemode"];
 
@@ -168,7 +165,6 @@ impl Fetcher {
             .command("fetch")
             .args(["--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance"])
             .args(["--no-recurse-submodules", "--no-show-forced-updates", "--stdin"])
-            .setting("core.bigFileThreshold", BIG)
             .setting("pack.threads", "2");
         let flaws = FLAWS.iter().map(|flaw| format!("fetch.fsck.{flaw}"));
         let command = flaws.fold(command, |command, flaw| command.setting(flaw, "ignore"));

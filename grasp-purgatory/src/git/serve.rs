@@ -101,11 +101,12 @@ impl RepoStore {
         protocol: Protocol,
         arguments: &[&str],
     ) -> Result<GitProcess, GitError> {
-        let view = self.view(repo);
-        let looked_for = view.clone();
-        if !blocking(move || Ok(looked_for.is_dir())).await? {
-            return Err(GitError::NoView);
-        }
+        let (store, looked_for) = (self.clone(), repo.clone());
+        let view = blocking(move || {
+            let view = store.seat(&looked_for);
+            if view.is_dir() { Ok(view) } else { Err(GitError::NoView) }
+        })
+        .await?;
         let subcommand = match service {
             Service::UploadPack => "upload-pack",
             Service::ReceivePack => "receive-pack",

@@ -45,6 +45,8 @@ struct Inner {
     layout: Layout,
     git: Git,
     staging: StagingLimits,
+    /// Whether what was never made is an empty repository rather than none.
+    all_exist: bool,
     locks: Mutex<BTreeMap<String, Weak<tokio::sync::Mutex<()>>>>,
     next_scratch: AtomicU64,
     removals: AtomicU64,
@@ -59,12 +61,32 @@ struct Removals(u64);
 impl RepoStore {
     /// Opens the directory, makes it if need be, and finishes what a crash has left unfinished.
     pub async fn open(root: &Path, git: Git, staging: StagingLimits) -> Result<Self, GitError> {
+        Self::open_as(root, git, staging, false).await
+    }
+
+    /// Opens a directory in which every repository exists for its readers, empty until something is put there.
+    /// Reading makes nothing.
+    pub async fn open_to_all(
+        root: &Path,
+        git: Git,
+        staging: StagingLimits,
+    ) -> Result<Self, GitError> {
+        Self::open_as(root, git, staging, true).await
+    }
+
+    async fn open_as(
+        root: &Path,
+        git: Git,
+        staging: StagingLimits,
+        all_exist: bool,
+    ) -> Result<Self, GitError> {
         let root = root.to_owned();
         let (layout, lock) = blocking(move || prepare(&root)).await?;
         let inner = Inner {
             layout,
             git,
             staging,
+            all_exist,
             locks: Mutex::default(),
             next_scratch: AtomicU64::new(0),
             removals: AtomicU64::new(0),
@@ -87,6 +109,11 @@ impl RepoStore {
         FamilyGuard::new(self.clone(), identifier.clone(), family, held).await
     }
 
+    /// How much may wait for events.
+    pub fn staging_limits(&self) -> StagingLimits {
+        self.inner.staging
+    }
+
     /// A place for objects that are about to come for this repository.
     pub async fn incoming(&self, repo: &RepoId) -> Result<Incoming, GitError> {
         let (store, family, owner) = (self.clone(), self.family(&repo.identifier), repo.owner);
@@ -99,15 +126,16 @@ impl RepoStore {
         .await
     }
 
-    /// Takes a tip with its whole history from another family, for a repository that lacks it.
+    /// Takes a tip with its whole history from another family, of this store or another, for a repository that lacks
+    /// it.
     pub async fn copy(
         &self,
-        from: &Identifier,
+        (store, from): (&Self, &Identifier),
         to: &RepoId,
         tip: Oid,
     ) -> Result<Incoming, GitError> {
         let mut incoming = self.incoming(to).await?;
-        incoming.fill_from(self, self.family(from), tip).await?;
+        incoming.fill_from(store, store.family(from), tip).await?;
         Ok(incoming)
     }
 
@@ -140,8 +168,15 @@ impl RepoStore {
     }
 
     async fn snapshot(&self, repo: &RepoId) -> Result<Snapshot, GitError> {
+        let (store, repo) = (self.clone(), repo.clone());
+        blocking(move || read::snapshot(&store.seat(&repo))).await
+    }
+
+    /// Where a repository is read: its view, or the empty one where all exist. Looks at the disk.
+    pub(super) fn seat(&self, repo: &RepoId) -> PathBuf {
         let view = self.view(repo);
-        blocking(move || read::snapshot(&view)).await
+        let is_vacant = self.inner.all_exist && !view.is_dir();
+        if is_vacant { self.inner.layout.workbench() } else { view }
     }
 
     pub(super) fn family(&self, identifier: &Identifier) -> Family {

@@ -23,9 +23,10 @@ impl Hunter {
         };
         let needs = Needs::new(wants);
         if needs.is_empty() {
-            return self.satisfy(out, identifier);
+            let end = self.queue.needless(identifier);
+            return self.satisfy(out, identifier, end);
         }
-        let places = needs.places(&self.memory, self.config.places_per_attempt);
+        let places = needs.places(&self.memory, self.config.places_per_attempt, self.now.mono);
         let case = self.cases.entry(identifier.clone()).or_default();
         (case.needs, case.places) = (needs, places);
         case.tried.clear();
@@ -120,15 +121,15 @@ impl Hunter {
     }
 
     /// Everything is here that was wanted: nobody needs to be asked any more.
-    pub(super) fn satisfy(&mut self, out: &mut Vec<Output>, identifier: &Identifier) {
+    pub(super) fn satisfy(&mut self, out: &mut Vec<Output>, identifier: &Identifier, end: End) {
         if let Some(case) = self.cases.remove(identifier) {
             self.call_off(out, identifier, &case);
         }
         if self.queue.is_running(identifier) {
-            self.end_attempt(out, identifier, End::Satisfied);
+            self.end_attempt(out, identifier, end);
         } else {
             // Between two attempts something may have come to be wanted that this hunt never knew of.
-            self.queue.hasten(identifier, self.now.mono);
+            self.queue.settle(self.now.mono, identifier);
         }
     }
 
@@ -136,6 +137,7 @@ impl Hunter {
         for (url, visit) in &case.visits {
             match visit.state {
                 State::Parked => self.throttle.withdraw(&url.host(), identifier),
+                State::Ready => {}
                 State::Flying(errand) => {
                     // The one that brought the last object has landed.
                     let Some(flight) = self.flights.get_mut(&errand) else { continue };
@@ -145,6 +147,10 @@ impl Hunter {
                     out.push(Output::Cancel { errand });
                 }
             }
+        }
+        for pass in self.crew.withdraw(identifier) {
+            let passes = self.throttle.release(self.now.mono, pass);
+            self.grant(out, passes);
         }
     }
 
@@ -156,9 +162,11 @@ impl Hunter {
             (End::Satisfied, Follows::Nothing) => {
                 return out.push(Output::Report(Report::Complete { identifier }));
             }
-            (End::Satisfied, Follows::Attempt(_)) => return,
+            (End::Needless, Follows::Nothing) => {
+                return out.push(Output::Report(Report::Needless { identifier }));
+            }
             (_, Follows::Nothing) => None,
-            (_, Follows::Attempt(next)) => Some(next),
+            (_, Follows::Attempt(next)) => Some(next - self.now.mono),
         };
         let attempts = self.queue.attempts(&identifier);
         out.push(Output::Report(Report::Incomplete { identifier, attempts, next }));

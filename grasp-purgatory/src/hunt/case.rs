@@ -59,6 +59,8 @@ pub(super) enum Step {
 pub(super) enum State {
     /// Waits for its turn in the server's line.
     Parked,
+    /// The server may be asked; waits for a hand to ask it with.
+    Ready,
     Flying(Errand),
 }
 
@@ -72,6 +74,8 @@ pub(super) struct Flight {
     pub(super) pass: Pass,
     /// When it is late, if anybody waits for it.
     pub(super) late_at: Option<Mono>,
+    /// When it gives way to others who wait; `None` once it was told to.
+    pub(super) gives_way_at: Option<Mono>,
 }
 
 impl Case {
@@ -110,7 +114,7 @@ impl Case {
     pub(super) fn errands(&self) -> impl Iterator<Item = Errand> + '_ {
         self.visits.values().filter_map(|visit| match visit.state {
             State::Flying(errand) => Some(errand),
-            State::Parked => None,
+            State::Parked | State::Ready => None,
         })
     }
 }

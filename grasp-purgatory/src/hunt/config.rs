@@ -13,6 +13,8 @@ pub struct HuntConfig {
     /// The rests between attempts that left something wanted. Default: 20 seconds doubling to 2 minutes, and hourly
     /// once half an hour has brought nothing.
     pub backoff: BackoffPolicy,
+    /// Conversations in all at the same time; each is a process or two. Default: 32.
+    pub at_once: NonZeroUsize,
     /// How much a git server is asked for; one conversation of git is one start. Default: 5 at once, 30 per minute.
     pub per_host: PermitConfig,
     /// Other limits for some servers. Default: none.
@@ -35,6 +37,9 @@ pub struct HuntConfig {
     pub listing_is_late: Duration,
     /// When it is late with its objects. Default: 30 seconds.
     pub fetch_is_late: Duration,
+    /// How long a server may take with its objects while others wait because all [`at_once`](Self::at_once) are busy.
+    /// An advertisement gives way as soon as it is late. Default: 5 minutes.
+    pub fetch_gives_way: Duration,
     /// How many servers may be late at once before an attempt waits for one of them. Default: 3.
     pub late_visits: usize,
     /// How often everything that is served or was given up is looked after. Default: 1 hour.
@@ -44,9 +49,11 @@ pub struct HuntConfig {
 impl Default for HuntConfig {
     fn default() -> Self {
         const MINUTE: Duration = Duration::from_secs(60);
+        const AT_ONCE: NonZeroUsize = NonZeroUsize::new(32).expect("not zero");
         const GUESSES: NonZeroUsize = NonZeroUsize::new(6).expect("six is not zero");
         Self {
             backoff: BackoffPolicy::GIT_HUNT,
+            at_once: AT_ONCE,
             per_host: PermitConfig::default(),
             hosts: BTreeMap::new(),
             pause: MINUTE,
@@ -58,6 +65,7 @@ impl Default for HuntConfig {
             places_per_attempt: 64,
             listing_is_late: Duration::from_secs(5),
             fetch_is_late: Duration::from_secs(30),
+            fetch_gives_way: MINUTE * 5,
             late_visits: 3,
             pull_every: MINUTE * 60,
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use grasp_core::limits::PeerText;
 use grasp_core::outbound::Forbidden;
-use grasp_core::{CloneUrl, Host, Identifier, Mono, Oid};
+use grasp_core::{CloneUrl, Host, Identifier, Oid};
 
 use super::plan::Advertisement;
 use crate::purgatory::Want;
@@ -178,14 +178,19 @@ pub enum Report {
         /// Which.
         identifier: Identifier,
     },
-    /// An attempt ended and left something wanted.
+    /// Nothing was wanted when an attempt began: it came by itself, was given up, or all is well.
+    Needless {
+        /// Under what.
+        identifier: Identifier,
+    },
+    /// An attempt ended and left something wanted, or something new is wanted since.
     Incomplete {
         /// Which.
         identifier: Identifier,
         /// Attempts without success so far.
         attempts: u32,
-        /// When the next begins; without one the hourly turn goes on with it.
-        next: Option<Mono>,
+        /// How long until the next; without one the hourly turn goes on with it.
+        next: Option<Duration>,
     },
     /// Objects came.
     Fetched {

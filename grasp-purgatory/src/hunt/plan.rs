@@ -80,18 +80,44 @@ impl Needs {
     }
 
     /// Where to look, in this order: where the keepers of the repository say it is, then what only the authors of
-    /// pull requests say. Of the latter the ones not seen for the longest time come first, so that many of them
-    /// cannot keep us from any.
-    pub(super) fn places(&self, memory: &Memory, most: usize) -> Vec<CloneUrl> {
+    /// pull requests say, those not visited for the longest time first.
+    ///
+    /// If that is too much for one attempt, it is the first of the keepers' and some of the others, so that many of
+    /// them cannot keep us from any.
+    pub(super) fn places(&self, memory: &Memory, most: usize, now: Mono) -> Vec<CloneUrl> {
         let mut seen = BTreeSet::new();
         let trusted = self.wants.iter().flat_map(|want| &want.trusted);
         let mut places: Vec<_> = trusted.filter(|url| seen.insert(*url)).collect();
         let untrusted = self.wants.iter().flat_map(|want| &want.untrusted);
         let mut others: Vec<_> = untrusted.filter(|url| seen.insert(*url)).collect();
         others.sort_by_key(|url| memory.last_visit(url));
+        let always = places.len().min(most.div_ceil(2));
         places.extend(others);
-        places.into_iter().take(most).cloned().collect()
+        if places.len() > most {
+            let rest = places.split_off(always);
+            places.extend(some(rest, most - always, memory, now));
+        }
+        places.into_iter().cloned().collect()
     }
+}
+
+/// So many of these, in their order: those not visited for the longest time, and any of those never visited.
+fn some<'a>(
+    urls: Vec<&'a CloneUrl>,
+    count: usize,
+    memory: &Memory,
+    now: Mono,
+) -> impl Iterator<Item = &'a CloneUrl> {
+    let draw = |url: &CloneUrl| {
+        let mut hasher = DefaultHasher::new();
+        (now.since_start(), url.as_str()).hash(&mut hasher);
+        hasher.finish()
+    };
+    let mut ranked: Vec<_> = urls.into_iter().enumerate().collect();
+    ranked.sort_by_cached_key(|(_, url)| (memory.last_visit(url), draw(url)));
+    ranked.truncate(count);
+    ranked.sort_by_key(|(position, _)| *position);
+    ranked.into_iter().map(|(_, url)| url)
 }
 
 /// The first place that is neither tried nor on a host that is to be left out.
@@ -284,7 +310,7 @@ mod tests {
     #[test]
     fn what_the_keepers_name_comes_first_and_contributors_places_last() {
         let needs = Needs::new(vec![want(&[1], &[A], &[C]), want(&[2], &[A, B], &[])]);
-        assert_eq!(needs.places(&memory(), 9), urls(&[A, B, C]));
+        assert_eq!(needs.places(&memory(), 9, Mono::ZERO), urls(&[A, B, C]));
     }
 
     #[test]
@@ -294,22 +320,53 @@ mod tests {
         assert_eq!(needs.of(&url(C)), oids(&[1]));
     }
 
-    #[test]
-    fn ten_thousand_addresses_are_tried_a_few_at_a_time_and_all_in_the_end() {
-        let many: Vec<_> = (0..10_000).map(|n| format!("https://h{n}.example.com/x")).collect();
-        let many: Vec<&str> = many.iter().map(String::as_str).collect();
-        let needs = Needs::new(vec![want(&[1], &[A], &many)]);
-        let mut memory = Memory::new(&HuntConfig { remembered: 20_000, ..HuntConfig::default() });
+    fn addresses(count: usize) -> Vec<String> {
+        (0..count).map(|n| format!("https://h{n}.example.com/x")).collect()
+    }
+
+    /// The addresses that so many attempts come to.
+    fn come_to(needs: &Needs, memory: &mut Memory, attempts: u64) -> BTreeSet<CloneUrl> {
         let mut seen = BTreeSet::new();
-        for attempt in 0..160 {
-            let places = needs.places(&memory, 64);
-            assert_eq!((places.len(), &places[0]), (64, &url(A)));
+        for attempt in 0..attempts {
+            let now = Mono::from_secs(attempt * 120);
+            let places = needs.places(memory, 64, now);
+            assert_eq!(places.len(), 64);
             for place in places {
-                memory.visited(Mono::from_secs(attempt), &place);
+                memory.visited(now, &place);
                 seen.insert(place);
             }
         }
-        assert_eq!(seen.len(), 10_001);
+        seen
+    }
+
+    #[test]
+    fn thousands_of_addresses_are_tried_a_few_at_a_time_and_all_in_the_end() {
+        let many = addresses(2_000);
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        let (mut memory, needs) = (memory(), Needs::new(vec![want(&[1], &[A], &many)]));
+        assert_eq!(needs.places(&memory, 64, Mono::ZERO)[0], url(A));
+        assert_eq!(come_to(&needs, &mut memory, 32).len(), 2_001);
+    }
+
+    #[test]
+    fn more_addresses_than_are_remembered_are_come_to_as_well() {
+        let many = addresses(300);
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        let mut memory = Memory::new(&HuntConfig { remembered: 100, ..HuntConfig::default() });
+        let needs = Needs::new(vec![want(&[1], &[], &many)]);
+        assert_eq!(come_to(&needs, &mut memory, 60).len(), 300);
+    }
+
+    #[test]
+    fn of_too_many_keepers_addresses_the_first_are_always_tried_and_all_in_the_end() {
+        let many = addresses(1_000);
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        let (mut memory, needs) = (memory(), Needs::new(vec![want(&[1], &many, &[])]));
+        for second in 0..9 {
+            let places = needs.places(&memory, 64, Mono::from_secs(second));
+            assert_eq!(places[..32], urls(&many[..32]));
+        }
+        assert_eq!(come_to(&needs, &mut memory, 40).len(), 1_000);
     }
 
     #[test]

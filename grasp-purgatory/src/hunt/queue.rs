@@ -34,6 +34,8 @@ struct Entry {
     /// Attempts that left something wanted since the last fresh start.
     attempts: u32,
     backoff: Backoff,
+    /// Everything that the last attempt left came in its absence.
+    settled: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -60,6 +62,8 @@ pub(super) struct Start {
 pub(super) enum End {
     /// Nothing is left to look for.
     Satisfied,
+    /// There was nothing to look for.
+    Needless,
     /// Something still waits for its data.
     Wanting,
     /// Only what is looked for once an hour is left.
@@ -112,6 +116,14 @@ impl Queue {
         }
     }
 
+    /// Everything that was wanted came between two attempts. The next sees whether more is wanted since.
+    pub(super) fn settle(&mut self, now: Mono, identifier: &Identifier) {
+        if let Some(entry) = self.entries.get_mut(identifier) {
+            entry.settled = true;
+        }
+        self.hasten(identifier, now);
+    }
+
     /// Begins every attempt whose time has come.
     #[must_use = "an attempt that begins must end"]
     pub(super) fn start(&mut self, now: Mono) -> Vec<Start> {
@@ -138,8 +150,9 @@ impl Queue {
                 entry.backoff.failed(now);
                 Some(entry.backoff.retry_at().unwrap_or(now))
             }
-            (End::Satisfied | End::Later, None) => None,
+            (End::Satisfied | End::Needless | End::Later, None) => None,
         };
+        entry.settled = false;
         match next {
             Some(when) => {
                 entry.stage = Stage::Waiting(when);
@@ -162,6 +175,12 @@ impl Queue {
     pub(super) fn is_running(&self, identifier: &Identifier) -> bool {
         let entry = self.entries.get(identifier);
         entry.is_some_and(|entry| matches!(entry.stage, Stage::Running { .. }))
+    }
+
+    /// How an attempt ends that finds nothing to look for.
+    pub(super) fn needless(&self, identifier: &Identifier) -> End {
+        let is_settled = self.entries.get(identifier).is_some_and(|entry| entry.settled);
+        if is_settled { End::Satisfied } else { End::Needless }
     }
 
     /// How many attempts have left something wanted since the last fresh start.
@@ -191,6 +210,7 @@ impl Queue {
                 scope: Scope::Waiting,
                 attempts: 0,
                 backoff: Backoff::new(policy),
+                settled: false,
             }
         })
     }
@@ -306,7 +326,7 @@ mod tests {
 
     #[test]
     fn what_comes_during_an_attempt_gets_its_own_however_that_one_ends() {
-        for end in [End::Satisfied, End::Wanting, End::Later] {
+        for end in [End::Satisfied, End::Needless, End::Wanting, End::Later] {
             let mut queue = queue();
             queue.enqueue(Mono::ZERO, &id("x"), Duration::ZERO);
             let _ = queue.start(Mono::ZERO);

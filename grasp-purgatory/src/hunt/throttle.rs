@@ -56,6 +56,8 @@ pub(super) struct Throttle {
     others: BTreeMap<Host, PermitConfig>,
     guesses: NonZeroUsize,
     lines: BTreeMap<Host, Line>,
+    /// How many servers there are when it is next worth looking for some to forget.
+    crowded: usize,
 }
 
 #[derive(Debug)]
@@ -77,6 +79,7 @@ impl Throttle {
             others: config.hosts.clone(),
             guesses: config.guesses_per_minute,
             lines: BTreeMap::new(),
+            crowded: MANY,
         }
     }
 
@@ -165,8 +168,9 @@ impl Throttle {
     }
 
     fn line(&mut self, now: Mono, host: &Host) -> &mut Line {
-        if self.lines.len() > MANY {
+        if self.lines.len() > self.crowded {
             self.lines.retain(|other, line| other == host || !line.is_forgettable(now));
+            self.crowded = MANY.max(self.lines.len() * 2);
         }
         let config = self.others.get(host).copied().unwrap_or(self.per_host);
         let guesses = self.guesses;

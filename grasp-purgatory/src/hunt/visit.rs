@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use grasp_core::{CloneUrl, Identifier, Oid};
+use grasp_core::{CloneUrl, Identifier, Mono, Oid};
 
 use super::case::{Flight, Path, State, Step};
+use super::queue::End;
 use super::throttle::Pass;
-use super::{Advertisement, Errand, Hunter, Output, Report, Trouble};
+use super::{Advertisement, Errand, HuntConfig, Hunter, Output, Report, Trouble};
 
 impl Hunter {
     /// Lets those begin whose turn it is.
@@ -23,7 +24,7 @@ impl Hunter {
         }
     }
 
-    /// Begins the conversation that a visit waits for.
+    /// The server of a visit may be asked: somebody does so, now or when a hand is free.
     pub(super) fn fly(
         &mut self,
         out: &mut Vec<Output>,
@@ -31,35 +32,96 @@ impl Hunter {
         url: &CloneUrl,
         pass: Pass,
     ) {
+        let case = self.cases.get_mut(identifier);
+        let visit = case.and_then(|case| case.visits.get_mut(url));
+        let has_begun = visit.is_some_and(|visit| {
+            visit.state = State::Ready;
+            visit.step != Step::List
+        });
+        match has_begun {
+            true => self.crew.enlist_again(url.clone(), pass),
+            false => self.crew.enlist(url.clone(), pass),
+        }
+        self.set_out(out);
+    }
+
+    /// Begins conversations for as long as a hand is free.
+    pub(super) fn set_out(&mut self, out: &mut Vec<Output>) {
+        while let Some((url, pass)) = self.crew.next() {
+            let identifier = pass.identifier().clone();
+            if self.trim(&identifier, &url) {
+                self.begin(out, identifier, url, pass);
+                continue;
+            }
+            self.crew.back();
+            let passes = self.throttle.release(self.now.mono, pass);
+            self.leave(out, &identifier, &url);
+            self.grant(out, passes);
+        }
+    }
+
+    /// Leaves out of a visit what others have brought since it was planned. Says whether anything is left.
+    fn trim(&mut self, identifier: &Identifier, url: &CloneUrl) -> bool {
+        let Some(case) = self.cases.get_mut(identifier) else { return false };
+        let wanted = case.needs.of(url);
+        match case.visits.get_mut(url).map(|visit| &mut visit.step) {
+            None => false,
+            Some(Step::List) => !wanted.is_empty(),
+            Some(Step::Batch(oids)) => {
+                oids.retain(|oid| wanted.contains(oid));
+                !oids.is_empty()
+            }
+            Some(Step::Guess(oid)) => wanted.contains(oid),
+        }
+    }
+
+    /// Begins the conversation that a visit waits for.
+    fn begin(&mut self, out: &mut Vec<Output>, identifier: Identifier, url: CloneUrl, pass: Pass) {
         let errand = Errand(self.next_errand);
         self.next_errand += 1;
-        let Some(case) = self.cases.get_mut(identifier) else { return };
-        let wanted = case.needs.of(url);
-        let Some(visit) = case.visits.get_mut(url) else { return };
+        let Some(case) = self.cases.get_mut(&identifier) else { return };
+        let wanted = case.needs.of(&url);
+        let Some(visit) = case.visits.get_mut(&url) else { return };
         visit.state = State::Flying(errand);
         let (asked, is_main) = (visit.step.oids(), visit.path == Path::Main);
-        let (identifier, url) = (identifier.clone(), url.clone());
-        let patience = match visit.step {
-            Step::List => self.config.listing_is_late,
-            Step::Batch(_) | Step::Guess(_) => self.config.fetch_is_late,
+        let HuntConfig { listing_is_late, fetch_is_late, fetch_gives_way, .. } = self.config;
+        let is_listing = visit.step == Step::List;
+        let (late, gives_way) = match is_listing {
+            true => (listing_is_late, listing_is_late),
+            false => (fetch_is_late, fetch_gives_way),
         };
-        let late_at = is_main.then(|| self.now.mono + patience);
+        let late_at = is_main.then(|| self.now.mono + late);
         self.late.extend(late_at.map(|at| (at, errand)));
-        if visit.step == Step::List {
-            self.memory.visited(self.now.mono, &url);
-        }
-        out.push(match visit.step {
-            Step::List => {
-                Output::List { errand, identifier: identifier.clone(), url: url.clone(), wanted }
+        let (to, oids) = (url.clone(), asked.clone());
+        out.push(match is_listing {
+            true => {
+                self.memory.visited(self.now.mono, &url);
+                Output::List { errand, identifier: identifier.clone(), url: to, wanted }
             }
-            Step::Batch(_) | Step::Guess(_) => Output::Fetch {
-                errand,
-                identifier: identifier.clone(),
-                url: url.clone(),
-                oids: asked.clone(),
-            },
+            false => Output::Fetch { errand, identifier: identifier.clone(), url: to, oids },
         });
-        self.flights.insert(errand, Flight { identifier, url, asked, pass, late_at });
+        let gives_way_at = Some(self.now.mono + gives_way);
+        self.flights.insert(errand, Flight { identifier, url, asked, pass, late_at, gives_way_at });
+    }
+
+    /// When a conversation gives way, if somebody waits for a hand.
+    pub(super) fn next_to_give_way(&self) -> Option<(Mono, Errand)> {
+        let told = self.flights.values().filter(|flight| flight.gives_way_at.is_none()).count();
+        let flights = self.flights.iter();
+        let times = flights.filter_map(|(errand, flight)| Some((flight.gives_way_at?, *errand)));
+        // Whoever was told to give way makes room for one of those who wait.
+        if self.crew.waiting() > told { times.min() } else { None }
+    }
+
+    /// Those who have had their time give way to those who wait.
+    pub(super) fn give_way(&mut self, out: &mut Vec<Output>) {
+        while let Some((at, errand)) = self.next_to_give_way() {
+            let Some(flight) = self.flights.get_mut(&errand).filter(|_| at <= self.now.mono) else {
+                return;
+            };
+            flight.gives_way_at = None;
+            out.push(Output::Cancel { errand });
+        }
     }
 
     pub(super) fn on_listed(
@@ -70,7 +132,7 @@ impl Hunter {
     ) {
         let Some((landed, passes)) = self.land(errand) else { return };
         let Landed { identifier, url, .. } = &landed;
-        match result {
+        match result.map_err(|trouble| landed.judge(trouble)) {
             Ok(advertised) => {
                 self.memory.listed(self.now.mono, url, advertised.fingerprint);
                 let case = self.cases.get_mut(identifier);
@@ -107,7 +169,7 @@ impl Hunter {
             self.remember_lacking(url, asked, lacking);
         }
         if let Some(trouble) = trouble {
-            self.note(out, &landed, trouble);
+            self.note(out, &landed, landed.judge(trouble));
         }
         let case = self.cases.get_mut(identifier);
         let is_enough = case.is_some_and(|case| {
@@ -115,7 +177,7 @@ impl Hunter {
             case.needs.is_empty()
         });
         match is_enough {
-            true => self.satisfy(out, identifier),
+            true => self.satisfy(out, identifier, End::Satisfied),
             false if is_about_objects => self.continue_visit(out, &landed),
             false => self.end_visit(out, &landed),
         }
@@ -131,12 +193,15 @@ impl Hunter {
 
     /// Ends a conversation; who may begin in its place is to be granted that afterwards.
     fn land(&mut self, errand: Errand) -> Option<(Landed, Vec<Pass>)> {
-        let Flight { identifier, url, asked, pass, late_at } = self.flights.remove(&errand)?;
+        let flight = self.flights.remove(&errand)?;
+        let Flight { identifier, url, asked, pass, late_at, gives_way_at } = flight;
+        self.crew.back();
         if let Some(at) = late_at {
             self.late.remove(&(at, errand));
         }
         let passes = self.throttle.release(self.now.mono, pass);
-        Some((Landed { errand, identifier, url, asked }, passes))
+        let gave_way = gives_way_at.is_none();
+        Some((Landed { errand, identifier, url, asked, gave_way }, passes))
     }
 
     /// Takes the next step of a visit, in the server's line.
@@ -188,18 +253,21 @@ impl Hunter {
         }
     }
 
-    /// Ends a visit: the attempt goes on with another address, or the line with the next there.
+    /// Ends a visit, unless it has ended or begun anew since.
     fn end_visit(&mut self, out: &mut Vec<Output>, landed: &Landed) {
         let Landed { errand, identifier, url, .. } = landed;
+        let visit = self.cases.get(identifier).and_then(|case| case.visits.get(url));
+        let is_over = |state| state == State::Parked || state == State::Flying(*errand);
+        if visit.is_some_and(|visit| is_over(visit.state)) {
+            self.leave(out, identifier, url);
+        }
+    }
+
+    /// Ends a visit: the attempt goes on with another address, or the line with the next there.
+    fn leave(&mut self, out: &mut Vec<Output>, identifier: &Identifier, url: &CloneUrl) {
         let Some(case) = self.cases.get_mut(identifier) else { return };
-        let is_over =
-            |state: State| matches!(state, State::Parked) || state == State::Flying(*errand);
-        let path = match case.visits.get(url) {
-            Some(visit) if is_over(visit.state) => visit.path,
-            _ => return,
-        };
-        case.visits.remove(url);
-        match path {
+        let Some(visit) = case.visits.remove(url) else { return };
+        match visit.path {
             Path::Main | Path::Overdue => self.go_on(out, identifier),
             Path::Late => self.move_on(out, identifier),
             Path::Line => self.stand_in_line(out, identifier, &url.host()),
@@ -229,4 +297,12 @@ struct Landed {
     identifier: Identifier,
     url: CloneUrl,
     asked: BTreeSet<Oid>,
+    gave_way: bool,
+}
+
+impl Landed {
+    /// Who had to give way was too slow.
+    fn judge(&self, trouble: Trouble) -> Trouble {
+        if self.gave_way && trouble == Trouble::Cancelled { Trouble::Stalled } else { trouble }
+    }
 }

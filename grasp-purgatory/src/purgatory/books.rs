@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use grasp_core::Identifier;
+use grasp_core::push::Standing;
 use nostr::key::PublicKey;
 
 use super::config::{Bound, Config};
@@ -76,7 +77,16 @@ impl Books {
     }
 
     /// Whether an entry may wait here once the one that it takes the place of is gone.
-    pub(super) fn room(&self, config: &Config, new: &Entry, displaced: Option<&Entry>) -> Room {
+    ///
+    /// Anybody may announce under any name, and so fill it. What is signed for a repository that is served is not
+    /// counted against its name, and has a reserve in all.
+    pub(super) fn room(
+        &self,
+        config: &Config,
+        new: &Entry,
+        displaced: Option<&Entry>,
+        standing: Standing,
+    ) -> Room {
         let freed = displaced.filter(|entry| entry.phase == Phase::Waiting);
         let after = |usage: Usage| {
             let usage = freed.map_or(usage, |entry| usage.minus(entry.bytes));
@@ -85,12 +95,16 @@ impl Books {
         let of_author = self.authors.get(&new.author()).copied().unwrap_or_default();
         let of_identifier =
             |name: &Identifier| self.identifiers.get(name).copied().unwrap_or_default();
-        let fits = after(self.waiting).is_within(config.in_all)
-            && after(of_author).is_within(config.per_author)
-            && new
-                .identifiers()
-                .into_iter()
-                .all(|name| after(of_identifier(name)).is_within(config.per_identifier));
+        let fits_name =
+            |name: &Identifier| after(of_identifier(name)).is_within(config.per_identifier);
+        let fits_among_all = match standing {
+            Standing::Stored => after(self.waiting).is_within(config.in_all.with_reserve()),
+            Standing::Held => {
+                after(self.waiting).is_within(config.in_all)
+                    && new.identifiers().into_iter().all(fits_name)
+            }
+        };
+        let fits = fits_among_all && after(of_author).is_within(config.per_author);
         if fits { Room::Free } else { Room::Full }
     }
 

@@ -26,7 +26,7 @@ pub struct Config {
     pub per_author: Bound,
     /// What may wait under one identifier.
     pub per_identifier: Bound,
-    /// What may wait in all.
+    /// What may wait in all; states of repositories that are served, a quarter more.
     pub in_all: Bound,
     /// What is remembered after it expired. Over this, whatever would be forgotten soonest goes first.
     pub shelf: Bound,
@@ -43,6 +43,16 @@ pub struct Bound {
     pub count: usize,
     /// How large in all.
     pub bytes: u64,
+}
+
+impl Bound {
+    /// The same and a quarter more.
+    pub(super) fn with_reserve(self) -> Self {
+        Self {
+            count: self.count.saturating_add(self.count / 4),
+            bytes: self.bytes.saturating_add(self.bytes / 4),
+        }
+    }
 }
 
 impl Default for Config {

@@ -1,5 +1,7 @@
 //! Nothing waits for ever.
 
+use std::collections::BTreeSet;
+
 use grasp_core::RepoId;
 use nostr::event::EventId;
 use nostr::types::Timestamp;
@@ -73,8 +75,9 @@ impl Purgatory {
         let staged = self.ledger.staging().iter();
         let over: Vec<_> = staged.filter(|(id, p)| is_over(id, p)).map(|(id, _)| *id).collect();
         for id in over {
+            let names = self.names_of(&id);
             self.record(out, Record::Unstaged { id, keep: None });
-            self.owe(out, Chore::ClearProposal { id, keep: Default::default() });
+            self.clear(out, id, BTreeSet::new(), names);
         }
     }
 

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use grasp_core::admission::{Hold, Origin};
+use grasp_core::push::Standing;
 use grasp_core::{Identifier, Oid, RepoId};
 use nostr::event::{Event, EventId};
 use nostr::types::Timestamp;
 
 use super::books::Room;
 use super::entry::{Entry, Phase, What, Why};
-use super::output::{Chore, Kept, Output, Report, Turn};
+use super::output::{Chore, Kept, Output, Report, Thing, Turn};
 use super::staging::Door;
 use super::{Config, Ledger, Purgatory};
 use crate::journal::Record;
@@ -29,11 +30,11 @@ pub(super) enum Admission {
 
 impl Admission {
     /// Judges by what is kept; nothing is changed.
-    pub(super) fn of(config: &Config, ledger: &Ledger, new: &Entry) -> Self {
+    pub(super) fn of(config: &Config, ledger: &Ledger, new: &Entry, standing: Standing) -> Self {
         let Ok(displaced) = displaced(config, ledger, new) else {
             return Self::Superseded;
         };
-        match ledger.books().room(config, new, displaced) {
+        match ledger.books().room(config, new, displaced, standing) {
             Room::Free => Self::Admitted { displaces: displaced.map(Entry::id) },
             Room::Full => Self::Full,
         }
@@ -96,7 +97,8 @@ impl Purgatory {
     }
 
     fn admit(&mut self, out: &mut Turn, new: Entry, hold: &Hold, origin: &Origin) -> Kept {
-        let displaces = match Admission::of(&self.config, &self.ledger, &new) {
+        let standing = self.standing_behind(hold);
+        let displaces = match Admission::of(&self.config, &self.ledger, &new, standing) {
             Admission::Admitted { displaces } => displaces,
             Admission::Superseded => return Kept::Superseded,
             Admission::Full => {
@@ -120,6 +122,16 @@ impl Purgatory {
         }
         self.look_after(out, &new, origin);
         Kept::Held
+    }
+
+    /// Whether an event is about something that is served: a repository that it rules does not wait here.
+    fn standing_behind(&self, hold: &Hold) -> Standing {
+        match hold {
+            Hold::State(ruled) if ruled.iter().any(|r| self.ledger.announcement(r).is_none()) => {
+                Standing::Stored
+            }
+            _ => Standing::Held,
+        }
     }
 
     /// A new state shows that its repositories are alive: their announcements wait anew, with a view.
@@ -148,10 +160,37 @@ impl Purgatory {
         let entry = self.ledger.entry(&id).and_then(Entry::proposal);
         let upload = self.ledger.staging().of(&id).and_then(|staged| staged.tips.get(&tip));
         let fits = entry.zip(upload).is_some_and(|((p, _), u)| u.door.fits(&self.policy, p));
+        let names = self.names_of(&id);
         if self.ledger.staging().of(&id).is_some() {
             self.record(out, Record::Unstaged { id, keep: fits.then_some(tip) });
         }
-        self.owe(out, Chore::ClearProposal { id, keep: BTreeSet::from([tip]) });
+        self.clear(out, id, BTreeSet::from([tip]), names);
+    }
+
+    /// The names under which there may be anything of a pull request.
+    pub(super) fn names_of(&self, id: &EventId) -> BTreeSet<Identifier> {
+        let entry = self.ledger.entry(id).map(Entry::identifiers).unwrap_or_default();
+        let uploads = self.ledger.staging().of(id).into_iter().flat_map(|p| p.tips.values());
+        entry.into_iter().chain(uploads.map(|upload| upload.door.name())).cloned().collect()
+    }
+
+    /// Has everything of a pull request cleared away but the tips to keep, also where that was owed before.
+    pub(super) fn clear(
+        &mut self,
+        out: &mut Turn,
+        id: EventId,
+        keep: BTreeSet<Oid>,
+        mut names: BTreeSet<Identifier>,
+    ) {
+        for owed in self.ledger.owed() {
+            match owed {
+                Chore::ClearProposal { id: other, names: more, .. } if *other == id => {
+                    names.extend(more.iter().cloned());
+                }
+                _ => {}
+            }
+        }
+        self.owe(out, Chore::ClearProposal { id, keep, names });
     }
 
     /// Looks whether it can be released at once, and has its data hunted for if not.
@@ -192,10 +231,10 @@ impl Purgatory {
         let staged = self.ledger.staging();
         let known = staged.of(&id).is_some_and(|placeholder| placeholder.tips.contains_key(&tip));
         if !known && staged.room(&self.config, &id, bytes) == Room::Full {
-            let keep = staged.of(&id).map(|p| p.tips.keys().copied().collect());
-            return self.owe(out, Chore::ClearProposal { id, keep: keep.unwrap_or_default() });
+            let keep = self.staged_tips(&id);
+            return self.clear(out, id, keep, BTreeSet::from([door.name().clone()]));
         }
-        self.settle_conflicting(out, &Chore::ClearProposal { id, keep: BTreeSet::from([tip]) });
+        self.settle_conflicting(out, Thing::Proposal(&id));
         let until = self.now.unix + self.config.placeholder;
         self.record(out, Record::Staged { id, tip, door, bytes, until });
         // The event may have come in while the push was under way.
@@ -204,6 +243,12 @@ impl Purgatory {
         let identifiers: Vec<_> = entry.identifiers().into_iter().cloned().collect();
         self.keep_only(out, id, wanted);
         identifiers.iter().for_each(|identifier| self.ask(out, identifier));
+    }
+
+    /// The tips that wait for an event.
+    pub(super) fn staged_tips(&self, id: &EventId) -> BTreeSet<Oid> {
+        let placeholder = self.ledger.staging().of(id);
+        placeholder.map(|p| p.tips.keys().copied().collect()).unwrap_or_default()
     }
 
     pub(super) fn end_of_wait(&self) -> Timestamp {

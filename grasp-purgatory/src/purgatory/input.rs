@@ -146,6 +146,8 @@ pub struct Survey {
     pub proposals: Vec<Arc<Event>>,
     /// The views of the identifier that exist, with all their refs.
     pub views: BTreeMap<RepoId, BTreeMap<RefName, Oid>>,
+    /// Pull requests that have a ref in one of these views and are not stored.
+    pub strays: BTreeSet<EventId>,
     /// Those of the [`candidates`](super::Purgatory::candidates) and of the previous states whose objects are all in
     /// the family, with their whole history; and those of the [`proposals`](super::Purgatory::proposals) for which that is so in one of
     /// theirs.

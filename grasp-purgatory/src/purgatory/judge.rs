@@ -35,6 +35,8 @@ pub(super) struct Plan {
     pub(super) gone: Vec<(EventId, Why)>,
     /// Views of repositories that nobody announces here.
     pub(super) orphans: Vec<RepoId>,
+    /// Pull requests with refs that are neither kept nor stored.
+    pub(super) strays: Vec<EventId>,
     /// Views that must change.
     pub(super) views: Vec<ViewTarget>,
     /// Pull requests whose refs must be set.
@@ -58,6 +60,7 @@ pub(super) fn plan(
     Plan {
         gone: scene.gone(),
         orphans: scene.orphans(),
+        strays: scene.strays(),
         views: scene.views(),
         store: scene.releases(&proposals),
         withdraw: scene.withdrawals(),
@@ -164,6 +167,12 @@ impl<'a> Scene<'a> {
         let announced = |repo: &RepoId| self.family().is_some_and(|f| f.places.contains_key(repo));
         let views = self.survey.views.keys().filter(|repo| repo.identifier == *self.identifier);
         views.filter(|repo| !announced(repo)).cloned().collect()
+    }
+
+    /// Pull requests whose refs have stayed although they are gone: their author took them back.
+    fn strays(&self) -> Vec<EventId> {
+        let strays = self.survey.strays.iter();
+        strays.filter(|id| self.ledger.entry(id).is_none()).copied().collect()
     }
 
     /// Views that do not show what they should. A state that is about to be served is applied even where its refs

@@ -135,6 +135,9 @@ pub enum Chore {
         id: EventId,
         /// These stay.
         keep: BTreeSet<Oid>,
+        /// Under these names; elsewhere there is nothing of it.
+        #[serde(default)]
+        names: BTreeSet<Identifier>,
     },
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use grasp_core::admission::{GitData, KnownAnnouncement, KnownState};
 use grasp_core::maintainers::rosters;
-use grasp_core::nip34::Announcement;
+use grasp_core::nip34::{Announcement, Proposal};
 use grasp_core::push::{Candidate, Standing};
 use grasp_core::{CloneUrl, Identifier, Oid, RepoId};
 use nostr::event::{Event, EventId};
@@ -17,6 +17,7 @@ use super::books::Room;
 use super::desk::Step;
 use super::entry::{Entry, Phase, What};
 use super::hold::Admission;
+use super::places::some_places;
 
 /// One event in want of objects, and where they may be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,9 +66,6 @@ pub struct Counts {
     pub owed: usize,
 }
 
-/// No event makes the hunter look in more places than this.
-const MOST_PLACES: usize = 32;
-
 /// For admission.
 impl Purgatory {
     /// Whether an event is known here, so that it need not be offered again.
@@ -94,10 +92,11 @@ impl Purgatory {
         kept.map(|entry| KnownState { author: entry.author(), git: GitData::Missing }).collect()
     }
 
-    /// Whether an event could wait here.
+    /// Whether an event could wait here that is about nothing served yet.
     pub fn room_for(&self, event: &Arc<Event>) -> Room {
         let entry = Entry::new(event.clone(), Phase::Waiting, Timestamp::from_secs(0));
-        match entry.map(|entry| Admission::of(&self.config, &self.ledger, &entry)) {
+        let admission = |entry| Admission::of(&self.config, &self.ledger, &entry, Standing::Held);
+        match entry.map(admission) {
             Some(Admission::Full) => Room::Full,
             _ => Room::Free,
         }
@@ -127,6 +126,11 @@ impl Purgatory {
     /// The tip of a pull request that is kept here.
     pub fn tip_of(&self, id: &EventId) -> Option<Oid> {
         self.ledger.entry(id)?.proposal().map(|(_, tip)| tip)
+    }
+
+    /// A pull request that is kept here.
+    pub fn proposal(&self, id: &EventId) -> Option<&Proposal> {
+        self.ledger.entry(id)?.proposal().map(|(proposal, _)| proposal)
     }
 
     /// Whether an upload for an unknown event could wait here.
@@ -230,17 +234,11 @@ impl Purgatory {
             circles.iter().filter(|circle| !circle.is_disjoint(&keepers)).flatten().collect();
         let own = known.iter().filter(|a| keepers.contains(&a.repo.owner));
         let of_fellows = known.iter().filter(|a| fellows.contains(&a.repo.owner));
-        let trusted = self.places(own.chain(of_fellows).flat_map(|a| &a.clone));
-        let mut untrusted = self.places(untrusted.iter());
+        let (service, now) = (&self.policy.service, self.now.unix);
+        let trusted = some_places(own.chain(of_fellows).flat_map(|a| &a.clone), service, now);
+        let mut untrusted = some_places(untrusted.iter(), service, now);
         untrusted.retain(|url| !trusted.contains(url));
         Some(Want { id: entry.id(), phase: entry.phase, tips, trusted, untrusted })
-    }
-
-    /// Some git servers, each once and never ourselves.
-    fn places<'a>(&self, urls: impl Iterator<Item = &'a CloneUrl>) -> Vec<CloneUrl> {
-        let mut seen = BTreeSet::new();
-        let others = urls.filter(|url| !self.policy.service.is_us(url.as_str()));
-        others.filter(|url| seen.insert(*url)).take(MOST_PLACES).cloned().collect()
     }
 
     /// When the first of what waits under an identifier expires, if anything waits.

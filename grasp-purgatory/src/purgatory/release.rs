@@ -53,6 +53,10 @@ impl Purgatory {
         for (id, why) in &plan.gone {
             self.forget(out, *id, *why);
         }
+        for id in &plan.strays {
+            let keep = self.staged_tips(id);
+            self.clear(out, *id, keep, BTreeSet::from([identifier.clone()]));
+        }
         for repo in &plan.orphans {
             self.owe(out, Chore::RemoveView { repo: repo.clone() });
         }
@@ -169,6 +173,7 @@ impl Purgatory {
     pub(super) fn forget(&mut self, out: &mut Turn, id: EventId, why: Why) {
         let Some(entry) = self.ledger.entry(&id) else { return };
         let is_proposal = entry.proposal().is_some();
+        let names = self.names_of(&id);
         self.record(out, Record::Gone { id, why });
         let was_staged = self.ledger.staging().of(&id).is_some();
         if was_staged {
@@ -177,7 +182,7 @@ impl Purgatory {
         // Its refs may have been set when its author or the event store said no.
         let may_have_refs = is_proposal && matches!(why, Why::Withdrawn | Why::Refused);
         if was_staged || may_have_refs {
-            self.owe(out, Chore::ClearProposal { id, keep: BTreeSet::new() });
+            self.clear(out, id, BTreeSet::new(), names);
         }
     }
 

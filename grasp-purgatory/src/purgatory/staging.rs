@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use grasp_core::admission::Policy;
 use grasp_core::nip34::Proposal;
-use grasp_core::{Oid, RepoId};
+use grasp_core::{Identifier, Oid, RepoId};
 use nostr::event::EventId;
 use nostr::types::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -23,6 +23,13 @@ pub enum Door {
 }
 
 impl Door {
+    /// The name of the repository there.
+    pub(super) fn name(&self) -> &Identifier {
+        match self {
+            Self::Repository(repo) | Self::Contributor(repo) => &repo.identifier,
+        }
+    }
+
     /// Whether a pull request may have come in here.
     ///
     /// Anybody may push to a repository. A contributor's place takes only what its owner signed, for a repository of
@@ -30,24 +37,9 @@ impl Door {
     pub(super) fn fits(&self, policy: &Policy, proposal: &Proposal) -> bool {
         match self {
             Self::Repository(_) => true,
-            Self::Contributor(place) => own_places(policy, proposal).any(|own| own == *place),
+            Self::Contributor(place) => policy.own_places(proposal).any(|own| own == *place),
         }
     }
-}
-
-/// The contributor's places that a pull request names as its own.
-pub(super) fn own_places<'a>(
-    policy: &'a Policy,
-    proposal: &'a Proposal,
-) -> impl Iterator<Item = RepoId> + 'a {
-    let places = proposal
-        .repos
-        .iter()
-        .filter(|_| policy.contributor_proposals)
-        .map(|repo| RepoId::new(proposal.author, repo.identifier.clone()));
-    places.filter(|place| {
-        proposal.clone.iter().any(|url| policy.service.serves_proposals(url, place))
-    })
 }
 
 /// The uploads that wait for one event. Several, so that nobody can push another's away.

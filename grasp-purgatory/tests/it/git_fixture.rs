@@ -93,7 +93,7 @@ impl World {
     /// Receives what these tips need.
     pub(crate) async fn receive(&self, repo: &RepoId, pack: &[u8]) -> Result<Incoming, GitError> {
         let incoming = self.store.incoming(repo).await?;
-        let mut unpacking = incoming.unpack(PLENTY).await?;
+        let mut unpacking = incoming.unpack(PLENTY, PLENTY).await?;
         unpacking.feed(pack).await?;
         unpacking.finish().await?;
         Ok(incoming)

@@ -45,7 +45,7 @@ async fn an_aborted_push_leaves_no_process_and_no_file() {
     let before = files_below(&world.root());
     let pack = work.pack(&[work.commit("1")]);
     let incoming = world.store.incoming(&repo).await.unwrap();
-    let mut unpacking = incoming.unpack(PLENTY).await.unwrap();
+    let mut unpacking = incoming.unpack(PLENTY, PLENTY).await.unwrap();
     unpacking.feed(&pack[..pack.len() - 1]).await.unwrap();
     assert!(!processes(&world.root()).is_empty());
     unpacking.abort().await;
@@ -61,7 +61,7 @@ async fn a_client_that_vanishes_mid_push_leaves_no_process_and_no_file() {
     let before = files_below(&world.root());
     let pack = work.pack(&[work.commit("1")]);
     let incoming = world.store.incoming(&repo).await.unwrap();
-    let mut unpacking = incoming.unpack(PLENTY).await.unwrap();
+    let mut unpacking = incoming.unpack(PLENTY, PLENTY).await.unwrap();
     unpacking.feed(&pack[..pack.len() / 2]).await.unwrap();
     drop((incoming, unpacking));
     eventually(|| processes(&world.root()).is_empty()).await;

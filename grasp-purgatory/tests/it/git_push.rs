@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use grasp_core::Oid;
 use grasp_purgatory::git::{Blame, Completeness, GitError};
 
-use crate::git_fixture::{Work, World, files_below, git, judged, name, noise, now};
+use crate::git_fixture::{PLENTY, Work, World, files_below, git, judged, name, noise, now};
 
 #[tokio::test]
 async fn a_plain_clone_of_the_view_gets_what_was_pushed() {
@@ -214,7 +214,7 @@ async fn a_pack_over_the_limit_is_refused_and_leaves_nothing_behind() {
     work.write("noise", &noise(200_000));
     let pack = work.pack(&[work.commit("1")]);
     let incoming = world.store.incoming(&repo).await.unwrap();
-    let mut unpacking = incoming.unpack(10_000).await.unwrap();
+    let mut unpacking = incoming.unpack(10_000, PLENTY).await.unwrap();
     let error = match unpacking.feed(&pack).await {
         Ok(()) => unpacking.finish().await.unwrap_err(),
         Err(error) => error,

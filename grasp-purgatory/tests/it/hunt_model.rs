@@ -252,6 +252,56 @@ fn deed() -> impl Strategy<Value = Deed> {
     ]
 }
 
+/// Alice's repository and its state have come, and their data is nowhere.
+fn waiting() -> Chase {
+    let mut chase = Chase::new();
+    for event in [0, 3] {
+        chase.world.sync(&EVENTS[event]).unwrap();
+    }
+    chase.run_for(Duration::from_secs(1)).unwrap();
+    chase
+}
+
+fn is_served(chase: &Chase, event: usize) -> bool {
+    chase.world.disk.store.contains(&EVENTS[event].id)
+}
+
+#[test]
+fn data_that_appears_after_ten_minutes_is_released_within_two_more() {
+    let mut chase = waiting();
+    chase.run_for(10 * MINUTE).unwrap();
+    assert!(!is_served(&chase, 3));
+    chase.perform_deed(&Deed::Appear(0, 1)).unwrap();
+    chase.perform_deed(&Deed::Appear(1, 1)).unwrap();
+    chase.perform_deed(&Deed::Appear(2, 1)).unwrap();
+    chase.run_for(2 * MINUTE + Duration::from_secs(1)).unwrap();
+    assert!(is_served(&chase, 3) && is_served(&chase, 0));
+    assert_eq!(chase.hunter.figures().queued, 0);
+}
+
+#[test]
+fn data_that_never_appears_is_given_up_after_half_an_hour() {
+    let mut chase = waiting();
+    chase.run_for(29 * MINUTE).unwrap();
+    assert_eq!(chase.world.core.counts().states, 1);
+    chase.run_for(4 * MINUTE).unwrap();
+    let counts = chase.world.core.counts();
+    assert_eq!((counts.announcements, counts.states, counts.shelved), (0, 0, 2));
+    assert_eq!(chase.hunter.figures().queued, 0, "only the hourly turn looks for it now");
+    assert!(!is_served(&chase, 0) && !is_served(&chase, 3));
+}
+
+#[test]
+fn a_restart_in_the_middle_of_a_hunt_loses_nothing() {
+    let mut chase = waiting();
+    chase.run_for(5 * MINUTE).unwrap();
+    chase.restart();
+    assert_eq!(chase.hunter.figures().queued, 1, "rebuilt from the journal");
+    (0..3).for_each(|place| chase.perform_deed(&Deed::Appear(place, 1)).unwrap());
+    chase.run_for(Duration::from_secs(5)).unwrap();
+    assert!(is_served(&chase, 3));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 

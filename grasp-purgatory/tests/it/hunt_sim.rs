@@ -67,6 +67,7 @@ pub(crate) struct Sim {
     pub(crate) cancelled: BTreeSet<Errand>,
     /// Conversations under way, by host, and the most there were at once.
     pub(crate) most_at_once: BTreeMap<String, usize>,
+    pub(crate) most_in_all: usize,
     under_way: BTreeMap<Errand, String>,
     ends: BTreeMap<(Mono, u64), Input>,
     next_end: u64,
@@ -117,6 +118,7 @@ impl Sim {
             reports: Vec::new(),
             cancelled: BTreeSet::new(),
             most_at_once: BTreeMap::new(),
+            most_in_all: 0,
             under_way: BTreeMap::new(),
             ends: BTreeMap::new(),
             next_end: 0,
@@ -233,6 +235,7 @@ impl Sim {
         self.asked.push(Asked { at: self.now.mono, url: url.clone(), oids });
         let host = url.host().to_string();
         self.under_way.insert(errand, host.clone());
+        self.most_in_all = self.most_in_all.max(self.under_way.len());
         let now = self.under_way.values().filter(|other| **other == host).count();
         let most = self.most_at_once.entry(host).or_default();
         *most = now.max(*most);

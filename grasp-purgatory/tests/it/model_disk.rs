@@ -209,13 +209,24 @@ impl Git {
         self.staging.retain(|_, tips| !tips.is_empty());
     }
 
-    pub(crate) fn clear(&mut self, id: &EventId, keep: &BTreeSet<Oid>, served: Option<Oid>) {
+    /// Looks under the given names alone, as the driver does.
+    pub(crate) fn clear(
+        &mut self,
+        id: &EventId,
+        keep: &BTreeSet<Oid>,
+        names: &BTreeSet<Identifier>,
+        served: Option<Oid>,
+    ) {
         let stays = |tip: &Oid| keep.contains(tip) || served == Some(*tip);
+        let meant = |door: &Door| match door {
+            Door::Repository(repo) | Door::Contributor(repo) => names.contains(&repo.identifier),
+        };
         if let Some(tips) = self.staging.get_mut(id) {
-            tips.retain(|tip, _| keep.contains(tip));
+            tips.retain(|tip, door| keep.contains(tip) || !meant(door));
         }
         self.staging.retain(|_, tips| !tips.is_empty());
-        for view in self.views.values_mut() {
+        let views = self.views.iter_mut().filter(|(repo, _)| names.contains(&repo.identifier));
+        for (_, view) in views {
             view.retain(|name, tip| name.namespace() != Namespace::Nostr(*id) || stays(tip));
         }
     }
@@ -233,9 +244,9 @@ impl Disk {
                     self.git.views.remove(repo);
                 }
             }
-            Chore::ClearProposal { id, keep } => {
+            Chore::ClearProposal { id, keep, names } => {
                 let served = self.store.events.get(id).and_then(|e| Proposal::parse(e).ok()?.tip());
-                self.git.clear(id, keep, served);
+                self.git.clear(id, keep, names, served);
             }
         }
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use grasp_core::admission::{Facts, Gate, GitData, KnownAnnouncement, KnownState, Needs};
 use grasp_core::nip34::{Announcement, Proposal, State};
 use grasp_core::push::Standing;
-use grasp_core::{Identifier, RepoId, Version};
+use grasp_core::{Identifier, Namespace, RepoId, Version};
 use grasp_purgatory::{Room, Survey};
 use nostr::event::Event;
 use nostr::key::PublicKey;
@@ -28,11 +28,17 @@ impl World {
         let refused = kept.filter(|event| store.is_deleted(event));
         let own = |repo: &RepoId| repo.identifier == *identifier;
         let views = git.views.iter().filter(|(repo, _)| own(repo));
+        let refs = views.clone().flat_map(|(_, refs)| refs.keys());
+        let shown = refs.filter_map(|name| match name.namespace() {
+            Namespace::Nostr(id) => Some(id),
+            _ => None,
+        });
         Survey {
             announcements: store.announcements(&self.core.scope(identifier)),
             states: store.states(identifier),
             proposals: store.proposals(identifier),
             views: views.map(|(repo, refs)| (repo.clone(), refs.clone())).collect(),
+            strays: shown.filter(|id| !store.contains(id)).collect(),
             complete: complete.chain(arrived.map(|kept| kept.id)).collect(),
             previous: previous.clone(),
             refused: refused.map(|event| event.id).collect(),

@@ -191,6 +191,24 @@ fn an_identifier_may_have_only_so_much_waiting() {
 }
 
 #[test]
+fn strangers_who_fill_a_name_or_everything_do_not_lock_out_what_is_served_there() {
+    let mut world = bounded(|config| {
+        config.per_identifier = TWO;
+        config.in_all = Bound { count: 4, bytes: 1 << 20 };
+    });
+    world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
+    world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
+    world.fetch("x", &[1]).unwrap();
+    for (person, name) in [(BOB, "x"), (CAROL, "x"), (BOB, "y"), (CAROL, "z")] {
+        assert!(world.send(&announcement(person, name, 0, &[])).unwrap().accepted);
+    }
+    assert!(!world.send(&state(BOB, "x", 2, &[("main", 2)])).unwrap().accepted);
+    assert!(!world.send(&announcement(BOB, "w", 0, &[])).unwrap().accepted);
+    assert!(world.send(&state(ALICE, "x", 3, &[("main", 3)])).unwrap().accepted);
+    assert!(!world.send(&state(ALICE, "x", 4, &[("main", 4)])).unwrap().accepted, "bounded too");
+}
+
+#[test]
 fn in_all_only_so_much_may_wait_and_what_is_released_makes_room() {
     let mut world = bounded(|config| config.in_all = TWO);
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();

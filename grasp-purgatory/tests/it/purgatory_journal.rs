@@ -13,7 +13,11 @@ fn held(n: u8) -> Record {
 
 fn records() -> Vec<Record> {
     let (id, until) = (state(ALICE, "x", 1, &[("main", 1)]).id, Timestamp::from_secs(7));
-    let chore = Chore::ClearProposal { id, keep: [oid(1)].into() };
+    let chore = Chore::ClearProposal {
+        id,
+        keep: [oid(1)].into(),
+        names: [ALICE.repo("x").identifier].into(),
+    };
     let door = Door::Contributor(ALICE.repo("a:b 🦀"));
     vec![
         held(1),

@@ -3,6 +3,7 @@
 use grasp_purgatory::Input;
 use nostr::types::Timestamp;
 
+use crate::model_disk::proposal_ref;
 use crate::model_events::*;
 use crate::model_world::World;
 
@@ -103,6 +104,24 @@ fn a_deleted_pull_request_takes_its_uploads_along() {
     world.send(&deletion(DAVE, 3, &[&request])).unwrap();
     world.fetch("x", &[9]).unwrap();
     assert!(!world.serves(&request) && !world.core.holds(&request.id));
+}
+
+#[test]
+fn a_served_pull_request_that_its_author_deletes_loses_its_refs() {
+    let mut world = World::new();
+    world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
+    world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
+    world.fetch("x", &[1]).unwrap();
+    let [gone, stays] = [9, 8].map(|tip| pull_request(DAVE, 2, &[ALICE.repo("x")], tip));
+    for event in [&gone, &stays] {
+        world.send(event).unwrap();
+    }
+    world.fetch("x", &[9, 8]).unwrap();
+    assert!(world.serves(&gone) && world.serves(&stays));
+    world.send(&deletion(DAVE, 3, &[&gone])).unwrap();
+    let view = world.view(&ALICE.repo("x")).unwrap();
+    assert!(!view.contains_key(&proposal_ref(&gone.id)));
+    assert!(view.contains_key(&proposal_ref(&stays.id)), "what is served keeps its ref");
 }
 
 #[test]

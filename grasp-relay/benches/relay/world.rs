@@ -1,7 +1,7 @@
 //! A relay with the real pipeline and a store on disk, and events of made-up repositories.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use grasp_core::admission::Policy;
 use grasp_core::service::npub;
@@ -63,6 +63,7 @@ fn parts(address: SocketAddr, store: Arc<dyn EventStore>, hub: Hub) -> Parts {
         git: Arc::new(RelayOnly),
         hub: hub.clone(),
         policy: Policy::new(service.clone()),
+        fan_out: Mutex::default(),
         clock: clock.clone(),
     };
     let limits = Limits {

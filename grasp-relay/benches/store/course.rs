@@ -1,7 +1,7 @@
 //! The same course for every database.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -12,14 +12,17 @@ use nostr::filter::{Filter, SingleLetterTag};
 
 use crate::events::World;
 use crate::house::{House, Open};
+use crate::measure::{Figure, Times, resident, size};
 use crate::processor::processor;
 
 /// What is measured, and what we want of our own store.
-pub(crate) const ROWS: [(&str, &str); 18] = [
+pub(crate) const ROWS: [(&str, &str); 21] = [
     ("durable saves/s, batches of 5,000", ">= 15,000"),
     ("  processor time per event, µs", ""),
     ("durable saves/s, 1 writer", ""),
+    ("  processor time per event, µs", ""),
     ("durable saves/s, 8 writers", ""),
+    ("  processor time per event, µs", ""),
     ("durable saves/s, 64 writers", ">= 4,000"),
     ("  processor time per event, µs", ""),
     ("#a, one value: p50 ms", ""),
@@ -31,53 +34,67 @@ pub(crate) const ROWS: [(&str, &str); 18] = [
     ("inventory of #a, 100 values: p50 ms", ""),
     ("saves/s while scanning, 8 writers", ""),
     ("scans/s meanwhile", ""),
+    ("events held at the end", ""),
     ("bytes on disk per event", "<= 2,500"),
     ("RSS growth while writing, MB", ""),
     ("RSS growth at the end, MB", "<= 64"),
 ];
 
-pub(crate) type Result = [f64; ROWS.len()];
-
 /// Events that are handed over at once when a relay is copied.
 const BATCH: usize = 5_000;
 
-/// How long a measurement of saves lasts, unless it runs out of events.
-const SPELL: Duration = Duration::from_secs(4);
+/// How long everything that is loaded in batches may take one database; others would wait for too long.
+const LOADING: Duration = Duration::from_secs(120);
+
+/// Turns that each database gets with each number of writers, and how long one lasts.
+const TURNS: usize = 8;
+const TURN: Duration = Duration::from_millis(500);
 
 /// The part of the events that is loaded in batches before anything else.
 const FOUNDATION: f64 = 0.7;
 
-pub(crate) async fn run(open: Open, dir: &Path, world: &World) -> Result {
-    let before = resident();
-    let house = open(dir.to_owned(), world.now).await;
-    let mut events = world.events.as_slice();
-    let mut figures = Vec::new();
+/// One database on its way.
+pub(crate) struct Contender {
+    pub(crate) name: &'static str,
+    /// One for each row that is behind it.
+    pub(crate) figures: Vec<Figure>,
+    /// Events left out, because loading them took too long.
+    pub(crate) late: usize,
+    pub(crate) held: usize,
+    house: Arc<dyn House>,
+    dir: PathBuf,
+    /// The part of the foundation that was loaded.
+    loaded: usize,
+    loading: Duration,
+    grown: f64,
+}
 
+pub(crate) async fn run(
+    houses: &[(&'static str, Open)],
+    dir: &Path,
+    world: &World,
+) -> Vec<Contender> {
+    let mut contenders = Vec::new();
+    for (name, open) in houses {
+        contenders.push(Contender::open(name, *open, &dir.join(name), world).await);
+    }
+    let mut events = world.events.as_slice();
     let foundation = split(&mut events, (world.events.len() as f64 * FOUNDATION) as usize);
-    let worked = processor();
-    figures.push(batched(&house, foundation).await);
-    figures.push((processor() - worked) * 1e6 / foundation.len() as f64);
+    for contender in &mut contenders {
+        contender.found(foundation).await;
+    }
     for writers in [1, 8, 64] {
         let share = split(&mut events, world.events.len() / 10);
-        let worked = processor();
-        let (rate, left) = saves(&house, share, writers).await;
-        figures.push(rate);
-        if writers == 64 {
-            figures.push((processor() - worked) * 1e6 / (share.len() - left.len()) as f64);
-        }
-        batched(&house, left).await;
+        in_turns(&mut contenders, share, writers).await;
     }
-    batched(&house, events).await;
-    let written = resident();
-
-    figures.extend(reads(&house, world).await);
-    figures.extend(both(&house, world).await);
-    let stored = house.inventory(Filter::new()).await;
-    let last = resident();
-    house.close().await;
-    figures.push(size(dir) / stored as f64);
-    figures.extend([written - before, last - before]);
-    figures.try_into().unwrap()
+    for contender in &mut contenders {
+        contender.load(events).await;
+        let written = contender.grown;
+        contender.read(world).await;
+        contender.both(world).await;
+        contender.end(written).await;
+    }
+    contenders
 }
 
 fn split<'e>(events: &mut &'e [Arc<Event>], count: usize) -> &'e [Arc<Event>] {
@@ -86,27 +103,57 @@ fn split<'e>(events: &mut &'e [Arc<Event>], count: usize) -> &'e [Arc<Event>] {
     taken
 }
 
-async fn batched(house: &Arc<dyn House>, events: &[Arc<Event>]) -> f64 {
-    let start = Instant::now();
-    for batch in events.chunks(BATCH) {
-        house.save(batch.to_vec()).await;
+/// Saves one by one from several tasks, every database for a moment, again and again.
+async fn in_turns(contenders: &mut [Contender], share: &[Arc<Event>], writers: usize) {
+    let mut tallies: Vec<_> = contenders.iter().map(|_| Tally::default()).collect();
+    for _ in 0..TURNS {
+        for (contender, tally) in contenders.iter_mut().zip(&mut tallies) {
+            let before = resident();
+            tally.turn(&contender.house, share, writers).await;
+            contender.grown += resident() - before;
+        }
     }
-    events.len() as f64 / start.elapsed().as_secs_f64()
+    for (contender, tally) in contenders.iter_mut().zip(tallies) {
+        let saved = tally.saved as f64;
+        contender.note([saved / tally.took.as_secs_f64(), tally.worked * 1e6 / saved]);
+        contender.load(&share[tally.saved..]).await;
+    }
 }
 
-/// Saves one by one from several tasks for a while. Gives back what was left over.
-async fn saves<'e>(
+/// What one database did in its turns.
+#[derive(Default)]
+struct Tally {
+    saved: usize,
+    took: Duration,
+    worked: f64,
+}
+
+impl Tally {
+    async fn turn(&mut self, house: &Arc<dyn House>, share: &[Arc<Event>], writers: usize) {
+        let rest = &share[self.saved..];
+        let (start, worked) = (Instant::now(), processor());
+        self.saved += saves(house, rest, writers, TURN).await;
+        if !rest.is_empty() {
+            self.took += start.elapsed();
+            self.worked += processor() - worked;
+        }
+    }
+}
+
+/// Saves one by one from several tasks, for a while or until there is nothing left. Says how many.
+async fn saves(
     house: &Arc<dyn House>,
-    events: &'e [Arc<Event>],
+    events: &[Arc<Event>],
     writers: usize,
-) -> (f64, &'e [Arc<Event>]) {
+    spell: Duration,
+) -> usize {
     let shared: Arc<[Arc<Event>]> = events.into();
     let next = Arc::new(AtomicUsize::new(0));
     let start = Instant::now();
     let tasks = (0..writers).map(|_| {
         let (house, shared, next) = (Arc::clone(house), Arc::clone(&shared), Arc::clone(&next));
         tokio::spawn(async move {
-            while start.elapsed() < SPELL {
+            while start.elapsed() < spell {
                 let Some(event) = shared.get(next.fetch_add(1, Ordering::Relaxed)) else {
                     return;
                 };
@@ -115,95 +162,124 @@ async fn saves<'e>(
         })
     });
     join_all(tasks.collect::<Vec<_>>()).await;
-    let saved = next.load(Ordering::Relaxed).min(events.len());
-    (saved as f64 / start.elapsed().as_secs_f64(), &events[saved..])
+    next.load(Ordering::Relaxed).min(events.len())
 }
 
-async fn reads(house: &Arc<dyn House>, world: &World) -> Vec<f64> {
-    let about = |values: &[String]| {
-        Filter::new().custom_tags(SingleLetterTag::LOWERCASE_A, values.to_vec())
-    };
-    let one = |n: usize| about(&world.coordinates[n * 37 % 1_000..][..1]);
-    let middle = world.events[world.events.len() / 2].created_at;
-    let kinds = || {
-        let kinds = [1_617, 1_618, 1_621].map(Kind::from_u16);
-        Filter::new().kinds(kinds).since(middle).limit(500)
-    };
-    let p = |times: &[f64], part: f64| times[((times.len() - 1) as f64 * part) as usize];
-    let single = times(500, |n| house.query(one(n))).await;
-    // Whoever needs seconds for one value would need many minutes for a hundred, and cannot be interrupted.
-    let is_quick = p(&single, 0.5) < 1_000.0;
-    let many = times(20, |_| house.query(about(&world.coordinates).limit(500))).await;
-    let recent = times(50, |_| house.query(kinds())).await;
-    let worked = processor();
-    let all = times(10, |_| house.inventory(Filter::new())).await;
-    let worked = (processor() - worked) * 1e3 / all.len() as f64;
-    let some = match is_quick {
-        true => times(20, |n| house.inventory(about(&world.coordinates[n..n + 100]))).await,
-        false => vec![f64::NAN],
-    };
-    vec![
-        p(&single, 0.5),
-        p(&single, 0.99),
-        p(&many, 0.5),
-        p(&recent, 0.5),
-        p(&all, 0.5),
-        worked,
-        p(&some, 0.5),
-    ]
-}
-
-/// How long each of several calls takes, in ascending order of milliseconds; slow ones are not repeated for ever.
-async fn times<'h, F>(count: usize, call: impl Fn(usize) -> F) -> Vec<f64>
-where
-    F: Future<Output = usize> + 'h,
-{
-    let begin = Instant::now();
-    let mut times = Vec::new();
-    for n in 0..count {
-        let start = Instant::now();
-        assert!(call(n).await > 0, "every question has an answer");
-        times.push(start.elapsed().as_secs_f64() * 1_000.0);
-        if begin.elapsed() > 5 * SPELL {
-            break;
+impl Contender {
+    async fn open(name: &'static str, open: Open, dir: &Path, world: &World) -> Self {
+        fs::create_dir_all(dir).unwrap();
+        let before = resident();
+        let house = open(dir.to_owned(), world.now).await;
+        Self {
+            name,
+            figures: Vec::new(),
+            late: 0,
+            held: 0,
+            house,
+            dir: dir.to_owned(),
+            loaded: 0,
+            loading: Duration::ZERO,
+            grown: resident() - before,
         }
     }
-    times.sort_by(f64::total_cmp);
-    times
-}
 
-/// Saves while somebody reads everything again and again.
-async fn both(house: &Arc<dyn House>, world: &World) -> [f64; 2] {
-    let done = Arc::new(AtomicBool::new(false));
-    // A time that all of them can hold.
-    let everything = Filter::new().until(world.now).limit(50_000);
-    let scan = {
-        let (house, done) = (Arc::clone(house), Arc::clone(&done));
-        tokio::spawn(async move {
-            let (start, mut scans) = (Instant::now(), 0.0);
-            while !done.load(Ordering::Relaxed) {
-                assert!(house.query(everything.clone()).await > 0, "there is something to scan");
-                scans += 1.0;
+    fn note(&mut self, figures: impl IntoIterator<Item = impl Into<Figure>>) {
+        self.figures.extend(figures.into_iter().map(Into::into));
+    }
+
+    /// Loads what everything else is measured upon.
+    async fn found(&mut self, foundation: &[Arc<Event>]) {
+        let (start, worked) = (Instant::now(), processor());
+        self.loaded = self.load(foundation).await;
+        let (took, worked) = (start.elapsed().as_secs_f64(), processor() - worked);
+        let loaded = self.loaded as f64;
+        self.note([loaded / took, worked * 1e6 / loaded]);
+        println!("{}: {} events in batches took {took:.1} s", self.name, self.loaded);
+    }
+
+    /// Saves events in batches, as long as there is time for it. Says how many.
+    async fn load(&mut self, events: &[Arc<Event>]) -> usize {
+        let before = resident();
+        let mut loaded = 0;
+        for batch in events.chunks(BATCH) {
+            if self.loading > LOADING {
+                break;
             }
-            scans / start.elapsed().as_secs_f64()
-        })
-    };
-    let (rate, _) = saves(house, &world.extra, 8).await;
-    done.store(true, Ordering::Relaxed);
-    [rate, scan.await.unwrap()]
-}
+            let start = Instant::now();
+            self.house.save(batch.to_vec()).await;
+            self.loading += start.elapsed();
+            loaded += batch.len();
+        }
+        self.grown += resident() - before;
+        self.late += events.len() - loaded;
+        loaded
+    }
 
-/// Bytes really taken from the disk: a database may have made its file longer than it is.
-fn size(dir: &Path) -> f64 {
-    use std::os::unix::fs::MetadataExt;
-    let files = fs::read_dir(dir).unwrap().map(|file| file.unwrap().metadata().unwrap());
-    files.map(|file| (file.blocks() * 512) as f64).sum()
-}
+    async fn read(&mut self, world: &World) {
+        let (before, house) = (resident(), Arc::clone(&self.house));
+        let about = |values: &[String]| {
+            Filter::new().custom_tags(SingleLetterTag::LOWERCASE_A, values.to_vec())
+        };
+        let one = |n: usize| about(&world.coordinates[n * 37 % 1_000..][..1]);
+        let middle = world.events[self.loaded / 2].created_at;
+        let kinds = || {
+            let kinds = [1_617, 1_618, 1_621].map(Kind::from_u16);
+            Filter::new().kinds(kinds).since(middle).limit(500)
+        };
+        let single = Times::of(500, |n| house.query(one(n))).await;
+        let many = Times::of(20, |_| house.query(about(&world.coordinates).limit(500))).await;
+        let recent = Times::of(50, |_| house.query(kinds())).await;
+        let worked = processor();
+        let all = Times::of(10, |_| house.inventory(Filter::new())).await;
+        let worked = (processor() - worked) * 1e3 / all.len() as f64;
+        self.note([single.at(0.5), single.at(0.99), many.at(0.5), recent.at(0.5), all.at(0.5)]);
+        self.note([worked]);
+        // Whoever needs seconds for one value would need minutes for a hundred, and cannot be interrupted.
+        let is_quick = single.at(0.5).value.is_some_and(|millis| millis < 500.0);
+        self.note([match is_quick {
+            true => {
+                let some = |n: usize| about(&world.coordinates[n..n + 100]);
+                Times::of(20, |n| house.inventory(some(n))).await.at(0.5)
+            }
+            false => Figure::default(),
+        }]);
+        self.grown += resident() - before;
+    }
 
-/// Megabytes of memory this process occupies.
-fn resident() -> f64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kilobytes = line.and_then(|line| line.split_whitespace().next()?.parse::<f64>().ok());
-    kilobytes.unwrap_or_default() / 1_024.0
+    /// Saves while somebody reads everything again and again.
+    async fn both(&mut self, world: &World) {
+        let before = resident();
+        let done = Arc::new(AtomicBool::new(false));
+        // A time that all of them can hold.
+        let everything = Filter::new().until(world.now).limit(50_000);
+        let scan = {
+            let (house, done) = (Arc::clone(&self.house), Arc::clone(&done));
+            tokio::spawn(async move {
+                let (start, mut scans) = (Instant::now(), 0.0);
+                while !done.load(Ordering::Relaxed) {
+                    assert!(
+                        house.query(everything.clone()).await > 0,
+                        "there is something to scan"
+                    );
+                    scans += 1.0;
+                }
+                scans / start.elapsed().as_secs_f64()
+            })
+        };
+        let start = Instant::now();
+        let saved = saves(&self.house, &world.extra, 8, TURN * TURNS as u32).await;
+        let rate = saved as f64 / start.elapsed().as_secs_f64();
+        done.store(true, Ordering::Relaxed);
+        self.note([rate, scan.await.unwrap()]);
+        self.grown += resident() - before;
+    }
+
+    async fn end(&mut self, written: f64) {
+        let before = resident();
+        self.held = self.house.inventory(Filter::new()).await;
+        self.grown += resident() - before;
+        self.house.close().await;
+        let held = self.held as f64;
+        self.note([held, size(&self.dir) / held, written, self.grown]);
+    }
 }

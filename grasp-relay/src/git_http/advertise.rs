@@ -4,16 +4,14 @@ use axum::body::{Body, Bytes};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, header};
 use axum::response::{IntoResponse, Response};
-use grasp_core::RepoId;
 use grasp_purgatory::git::{Protocol, Service};
 
 use super::stream::Output;
-use super::{GitHttp, HttpError, NO_CACHE};
+use super::{HttpError, NO_CACHE, Seat};
 
-impl GitHttp {
+impl Seat {
     pub(super) async fn advertise(
         &self,
-        repo: &RepoId,
         service: Service,
         parts: &Parts,
     ) -> Result<Response, HttpError> {
@@ -31,8 +29,9 @@ impl GitHttp {
             Body::empty()
         } else {
             let protocol = protocol(&parts.headers);
-            let process = self.keeper.repos().advertise(repo, service, protocol).await?;
-            Output::of(process)?.into_body(Bytes::from_static(prefix))
+            let turn = self.turn().await;
+            let process = self.repos.advertise(&self.repo, service, protocol).await?;
+            Output::of(process, turn)?.into_body(Bytes::from_static(prefix))
         };
         Ok((NO_CACHE, [(header::CONTENT_TYPE, content_type)], body).into_response())
     }

@@ -18,8 +18,8 @@ const MAX_EXPANSION: u64 = 100;
 /// What a small body may become in any case, so that short and very regular ones pass.
 const FREE_EXPANSION: u64 = 1024 * 1024;
 
-/// What must come within the time that a body may stall: a byte now and then is no progress.
-const STEP: u64 = 1024;
+/// What must come within the time that a body may stall: a byte now and then is no progress, and keeps a git process.
+const STEP: u64 = 16 * 1024;
 
 /// Why a body cannot be read to its end. The client's fault, each with its status.
 #[derive(Debug, thiserror::Error)]

@@ -6,20 +6,28 @@ use futures_util::TryStreamExt;
 use grasp_core::maintainers::rosters;
 use grasp_core::nip34::{Announcement, Proposal, State};
 use grasp_core::push::{
-    Candidate, KnownProposal, PushRequest, PushVerdict, PushView, Standing, authorise,
+    Candidate, Contribution, KnownProposal, PushRequest, PushVerdict, PushView, Standing,
+    authorise, authorise_contribution,
 };
-use grasp_core::{Namespace, Oid, RefName, RepoId, kinds};
+use grasp_core::service::Door;
+use grasp_core::{Oid, RefName, RepoId, kinds};
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use nostr::key::PublicKey;
 
-use super::{GitHttp, HttpError};
+use super::push::event_of;
+use super::{GitHttp, HttpError, Seat};
 
 /// Everything that a judgement rests on but the refs, which are read under the lock.
-pub(super) struct Grounds {
-    maintainers: BTreeSet<PublicKey>,
-    candidates: Vec<Candidate>,
-    proposals: BTreeMap<EventId, KnownProposal>,
+pub(super) enum Grounds {
+    /// At a hosted repository.
+    Hosted {
+        maintainers: BTreeSet<PublicKey>,
+        candidates: Vec<Candidate>,
+        proposals: BTreeMap<EventId, KnownProposal>,
+    },
+    /// At a contributor's place.
+    Contributor(BTreeMap<EventId, Contribution>),
 }
 
 impl Grounds {
@@ -28,18 +36,18 @@ impl Grounds {
         request: &PushRequest,
         refs: &BTreeMap<RefName, Oid>,
     ) -> PushVerdict {
-        let view = PushView {
-            refs,
-            maintainers: &self.maintainers,
-            candidates: &self.candidates,
-            proposals: &self.proposals,
-        };
-        authorise(request, &view)
+        match self {
+            Self::Hosted { maintainers, candidates, proposals } => {
+                authorise(request, &PushView { refs, maintainers, candidates, proposals })
+            }
+            Self::Contributor(known) => authorise_contribution(request, refs, known),
+        }
     }
 
     /// The branch that a state wants HEAD at.
     pub(super) fn head_of(&self, state: Option<EventId>) -> Option<&RefName> {
-        let realised = self.candidates.iter().find(|c| Some(c.state.version.id) == state)?;
+        let Self::Hosted { candidates, .. } = self else { return None };
+        let realised = candidates.iter().find(|c| Some(c.state.version.id) == state)?;
         realised.state.head.as_ref()
     }
 }
@@ -47,6 +55,17 @@ impl Grounds {
 impl GitHttp {
     /// Gathers what is stored and what is held.
     pub(super) async fn grounds(
+        &self,
+        seat: &Seat,
+        request: &PushRequest,
+    ) -> Result<Grounds, HttpError> {
+        match seat.door {
+            Door::Hosted => self.hosted_grounds(&seat.repo, request).await,
+            Door::Proposals => Ok(Grounds::Contributor(self.contributions(seat, request).await)),
+        }
+    }
+
+    async fn hosted_grounds(
         &self,
         repo: &RepoId,
         request: &PushRequest,
@@ -71,20 +90,13 @@ impl GitHttp {
         let served = served.map(|state| Candidate { state, standing: Standing::Stored });
         let candidates = served.chain(held_candidates).collect();
         let proposals = self.known_proposals(request).await;
-        Ok(Grounds { maintainers, candidates, proposals })
+        Ok(Grounds::Hosted { maintainers, candidates, proposals })
     }
 
     /// What is known of each event that the push names. Failing to find out is no permission.
     async fn known_proposals(&self, request: &PushRequest) -> BTreeMap<EventId, KnownProposal> {
-        let names = request.commands().iter().map(|command| command.name.namespace());
-        let ids: BTreeSet<EventId> = names
-            .filter_map(|place| match place {
-                Namespace::Nostr(id) => Some(id),
-                _ => None,
-            })
-            .collect();
         let mut known = BTreeMap::new();
-        for id in ids {
+        for id in events_of(request) {
             let found = self.known_proposal(id).await.unwrap_or_else(|error| {
                 tracing::error!(%error, "could not look up the event of a push");
                 KnownProposal::Unavailable
@@ -109,6 +121,39 @@ impl GitHttp {
         })
     }
 
+    /// The same at a contributor's place.
+    async fn contributions(
+        &self,
+        seat: &Seat,
+        request: &PushRequest,
+    ) -> BTreeMap<EventId, Contribution> {
+        let mut known = BTreeMap::new();
+        for id in events_of(request) {
+            let found = self.contribution(&seat.repo, id).await.unwrap_or_else(|error| {
+                tracing::error!(%error, "could not look up the event of a push");
+                Contribution::Unavailable
+            });
+            known.insert(id, found);
+        }
+        known
+    }
+
+    async fn contribution(&self, place: &RepoId, id: EventId) -> Result<Contribution, HttpError> {
+        let held = self.keeper.ask(move |purgatory| purgatory.proposal(&id).cloned()).await?;
+        let (standing, proposal) = match held {
+            Some(held) => (Standing::Held, Some(held)),
+            None => match self.events(Filter::new().id(id)).await?.first() {
+                Some(stored) => (Standing::Stored, Proposal::parse(stored).ok()),
+                None => return Ok(Contribution::Unknown),
+            },
+        };
+        let policy = self.keeper.policy();
+        let ours = proposal.filter(|proposal| policy.own_places(proposal).any(|own| own == *place));
+        Ok(ours.map_or(Contribution::Foreign, |proposal| {
+            Contribution::Ours(standing, proposal.tip().unwrap_or(Oid::ZERO))
+        }))
+    }
+
     async fn events(&self, filter: Filter) -> Result<Vec<Event>, HttpError> {
         let mut found = self.keeper.store().query(vec![filter], self.keeper.clock().now().unix);
         let mut events = Vec::new();
@@ -119,4 +164,9 @@ impl GitHttp {
         }
         Ok(events)
     }
+}
+
+/// The events that the refs of a push belong to.
+fn events_of(request: &PushRequest) -> BTreeSet<EventId> {
+    request.commands().iter().filter_map(|command| event_of(&command.name)).collect()
 }

@@ -36,7 +36,7 @@ impl Push {
         verdict: &PushVerdict,
         push: &AuthorisedPush,
     ) -> Result<(), HttpError> {
-        let refs = self.git.keeper.repos().refs(&self.repo).await?;
+        let refs = self.seat.repos.refs(&self.seat.repo).await?;
         let realised = match verdict.realises {
             Some(id) => self.realised(id).await?,
             None => Realised::Served,

@@ -8,14 +8,15 @@ use grasp_core::push::{
     AuthorisedPush, OptionsReader, PushRequest, PushVerdict, RefReport, RefVerdict,
     encode_progress, encode_report,
 };
-use grasp_core::{Namespace, RefName, RepoId};
+use grasp_core::service::Door;
+use grasp_core::{Namespace, RefName};
 use grasp_purgatory::git::{Blame, GitError, Incoming};
-use grasp_purgatory::{Door, Input};
+use grasp_purgatory::{Door as Came, Input};
 use nostr::event::EventId;
 use tokio::sync::mpsc;
 
 use super::body::{BodyError, GitBody};
-use super::{GitHttp, HttpError};
+use super::{GitHttp, GitLimits, HttpError, Seat};
 
 /// Why a push that was understood did not happen.
 enum Failed {
@@ -79,7 +80,7 @@ impl From<HttpError> for Failed {
 /// One push.
 pub(super) struct Push {
     pub(super) git: Arc<GitHttp>,
-    pub(super) repo: RepoId,
+    pub(super) seat: Seat,
     pub(super) request: PushRequest,
 }
 
@@ -103,8 +104,9 @@ impl Push {
                 reports = &mut work => break reports,
                 _ = signs.tick() => {
                     let sign = encode_progress("still working", capabilities);
+                    // Whoever does not read has enough signs waiting; the work goes on.
                     if !sign.is_empty() {
-                        let _ = answer.send(sign).await;
+                        let _ = answer.try_send(sign);
                     }
                 }
             }
@@ -120,6 +122,12 @@ impl Push {
     /// A client that still sends reads no answer: whatever the end is, the request is taken to its own.
     async fn work(&self, mut pack: Pack) -> Result<Vec<RefReport>, Failed> {
         let reports = self.judge_and_execute(&mut pack).await;
+        if self.seat.door == Door::Proposals {
+            // A place was made for what was to come. It goes if nothing came; a round finds it if not now.
+            if let Err(error) = self.git.keeper.vacate(&self.seat.repo).await {
+                tracing::warn!(%error, "could not remove an empty place");
+            }
+        }
         pack.body.drain().await;
         reports
     }
@@ -128,24 +136,37 @@ impl Push {
         if self.request.capabilities().push_options {
             pack.pass_over_options().await?;
         }
-        let refs = self.git.keeper.repos().refs(&self.repo).await?;
-        let grounds = self.git.grounds(&self.repo, &self.request).await?;
+        let Seat { repos, repo, door, .. } = &self.seat;
+        let refs = repos.refs(repo).await?;
+        let grounds = self.git.grounds(&self.seat, &self.request).await?;
         let early = grounds.judge(&self.request, &refs);
-        if early.authorised.is_none() {
-            return Ok(reports(&early));
+        let Some(push) = &early.authorised else { return Ok(reports(&early)) };
+        let _at_work = self.git.keeper.at_work(repo);
+        let _turn = self.seat.turn().await;
+        if *door == Door::Proposals {
+            repos.lock(&repo.identifier).await?.create_view(&repo.owner).await?;
         }
-        let _at_work = self.git.keeper.at_work(&self.repo);
-        let incoming = self.unpack(pack).await?;
+        let mut incoming = self.unpack(pack, push).await?;
+        if let Some(incoming) = &mut incoming {
+            // A long history is walked before anybody has to wait for it; under the lock it is known to be whole.
+            let tips = push.execute().iter().chain(push.stage());
+            incoming.check_all(&tips.filter_map(|command| command.new).collect()).await?;
+        }
         self.execute(incoming).await
     }
 
     /// Receives the pack into quarantine; `None` if the push only deletes.
-    async fn unpack(&self, pack: &mut Pack) -> Result<Option<Incoming>, Failed> {
+    async fn unpack(
+        &self,
+        pack: &mut Pack,
+        push: &AuthorisedPush,
+    ) -> Result<Option<Incoming>, Failed> {
         if self.request.commands().iter().all(|command| command.new.is_none()) {
             return Ok(None);
         }
-        let incoming = self.git.keeper.repos().incoming(&self.repo).await?;
-        let mut unpacking = incoming.unpack(self.git.limits.push_bytes).await?;
+        let incoming = self.seat.repos.incoming(&self.seat.repo).await?;
+        let (bytes, memory) = self.bounds(push);
+        let mut unpacking = incoming.unpack(bytes, memory).await?;
         unpacking.feed(&pack.rest).await?;
         while let Some(bytes) = pack.body.next().await? {
             unpacking.feed(&bytes).await?;
@@ -154,24 +175,37 @@ impl Push {
         Ok(Some(incoming))
     }
 
+    /// How much a push may bring, and what unpacking it may take. What nobody has signed for has to fit where it waits.
+    fn bounds(&self, push: &AuthorisedPush) -> (u64, u64) {
+        const UNSIGNED: u64 = 256 * 1024 * 1024;
+        let GitLimits { push_bytes, push_memory, .. } = self.git.limits;
+        if !push.execute().is_empty() {
+            return (push_bytes, push_memory);
+        }
+        let staging = self.seat.repos.staging_limits();
+        (push_bytes.min(staging.bytes_per_event), push_memory.min(UNSIGNED))
+    }
+
     /// Judges again under the lock, moves refs, and waits until what follows from it is served.
     async fn execute(&self, incoming: Option<Incoming>) -> Result<Vec<RefReport>, Failed> {
-        let keeper = &self.git.keeper;
-        let mut guard = keeper.repos().lock(&self.repo.identifier).await?;
-        let refs = guard.refs(&self.repo.owner).await?;
-        let grounds = self.git.grounds(&self.repo, &self.request).await?;
+        let (keeper, Seat { repos, repo, .. }) = (&self.git.keeper, &self.seat);
+        let mut guard = repos.lock(&repo.identifier).await?;
+        let refs = guard.refs(&repo.owner).await?;
+        let grounds = self.git.grounds(&self.seat, &self.request).await?;
         let verdict = grounds.judge(&self.request, &refs);
         let Some(push) = &verdict.authorised else { return Ok(reports(&verdict)) };
-        let events = self.events(&verdict, push);
-        keeper.tell(Input::PushAuthorised { repo: self.repo.clone(), events }).await;
+        if self.seat.door == Door::Hosted {
+            let events = self.events(&verdict, push);
+            keeper.tell(Input::PushAuthorised { repo: repo.clone(), events }).await;
+        }
         let head = grounds.head_of(verdict.realises);
         let now = keeper.clock().now().unix;
-        let accepted = guard.accept(&self.repo.owner, push, incoming, head, now).await;
+        let accepted = guard.accept(&repo.owner, push, incoming, head, now).await;
         drop(guard);
         // Also after a failure: what was staged before it is there, and must be accounted for.
         self.tell_staged(push).await;
         accepted?;
-        keeper.settle(&self.repo.identifier).await.map_err(HttpError::from)?;
+        keeper.settle(&repo.identifier).await.map_err(HttpError::from)?;
         let mut reports = reports(&verdict);
         self.correct(&mut reports, &verdict, push).await?;
         Ok(reports)
@@ -186,9 +220,12 @@ impl Push {
     async fn tell_staged(&self, push: &AuthorisedPush) {
         for command in push.stage() {
             let (Some(id), Some(tip)) = (event_of(&command.name), command.new) else { continue };
-            let door = Door::Repository(self.repo.clone());
-            let repos = self.git.keeper.repos();
-            if let Ok(bytes) = repos.staged_bytes(&self.repo.identifier, id, tip).await {
+            let Seat { repos, repo, door, .. } = &self.seat;
+            let door = match door {
+                Door::Hosted => Came::Repository(repo.clone()),
+                Door::Proposals => Came::Contributor(repo.clone()),
+            };
+            if let Ok(bytes) = repos.staged_bytes(&repo.identifier, id, tip).await {
                 self.git.keeper.tell(Input::PushStaged { id, tip, door, bytes }).await;
             }
         }

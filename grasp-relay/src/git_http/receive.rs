@@ -6,18 +6,17 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
-use grasp_core::RepoId;
 use grasp_core::push::{Capabilities, CommandReader, Progress, PushRequest, encode_error};
 use tokio::sync::mpsc;
 
 use super::body::{BodyError, GitBody};
 use super::push::{Pack, Push};
-use super::{GitHttp, HttpError, NO_CACHE};
+use super::{GitHttp, HttpError, NO_CACHE, Seat};
 
 impl GitHttp {
     pub(super) async fn receive(
         self: &Arc<Self>,
-        repo: RepoId,
+        seat: Seat,
         headers: &HeaderMap,
         body: Body,
     ) -> Result<Response, HttpError> {
@@ -31,7 +30,7 @@ impl GitHttp {
             }
             Opening::Push { request, rest } => {
                 let (answer, parts) = mpsc::channel(4);
-                let push = Push { git: Arc::clone(self), repo, request };
+                let push = Push { git: Arc::clone(self), seat, request };
                 tokio::spawn(push.run(Pack { body, rest }, answer));
                 Ok(result(Body::from_stream(stream::unfold(parts, |mut parts| async move {
                     let part: Vec<u8> = parts.recv().await?;

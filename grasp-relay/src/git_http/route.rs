@@ -27,13 +27,10 @@ pub(super) enum Action {
     NotFound,
 }
 
-/// The repository and the action; `None` if the path names no repository.
-pub(super) fn route(method: &Method, uri: &Uri) -> Option<(RepoId, Action)> {
-    let path = GitPath::parse(uri.path())?;
-    if path.door == Door::Proposals {
-        return None;
-    }
-    Some((path.repo, action(method, &path.rest, uri.query().unwrap_or_default())))
+/// The repository, by which door it is entered, and the action; `None` if the path names no repository.
+pub(super) fn route(method: &Method, uri: &Uri) -> Option<(RepoId, Door, Action)> {
+    let GitPath { repo, door, rest } = GitPath::parse(uri.path())?;
+    Some((repo, door, action(method, &rest, uri.query().unwrap_or_default())))
 }
 
 fn action(method: &Method, rest: &str, query: &str) -> Action {

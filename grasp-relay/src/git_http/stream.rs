@@ -6,6 +6,8 @@ use grasp_purgatory::git::{Finished, GitError, GitProcess};
 use tokio::io::AsyncReadExt;
 use tokio::process::ChildStdout;
 
+use super::line::Turn;
+
 /// Bytes read from git at once.
 const CHUNK: usize = 64 * 1024;
 
@@ -17,12 +19,14 @@ pub(super) struct Output {
     stdout: ChildStdout,
     process: GitProcess,
     read: u64,
+    /// Somebody else of the same household may have it after this.
+    _turn: Turn,
 }
 
 impl Output {
-    pub(super) fn of(mut process: GitProcess) -> Result<Self, GitError> {
+    pub(super) fn of(mut process: GitProcess, turn: Turn) -> Result<Self, GitError> {
         let stdout = process.take_stdout().ok_or(GitError::NoView)?;
-        Ok(Self { stdout, process, read: 0 })
+        Ok(Self { stdout, process, read: 0, _turn: turn })
     }
 
     /// The next bytes; none at the end.

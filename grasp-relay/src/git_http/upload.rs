@@ -3,19 +3,18 @@
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
-use grasp_core::RepoId;
 use tokio::io::AsyncWriteExt;
 use tokio::process::ChildStdin;
 
 use super::advertise::protocol;
 use super::body::{BodyError, GitBody};
 use super::stream::Output;
-use super::{GitHttp, HttpError, NO_CACHE};
+use super::{GitHttp, HttpError, NO_CACHE, Seat};
 
 impl GitHttp {
     pub(super) async fn upload(
         &self,
-        repo: &RepoId,
+        seat: &Seat,
         headers: &HeaderMap,
         body: Body,
     ) -> Result<Response, HttpError> {
@@ -23,9 +22,10 @@ impl GitHttp {
         let mut body = GitBody::new(headers, body, most, stall)?;
         // No process for somebody who sends nothing.
         let first = body.next_or_drain().await?.unwrap_or_default();
-        let mut process = self.keeper.repos().upload_pack(repo, protocol(headers)).await?;
+        let turn = seat.turn().await;
+        let mut process = seat.repos.upload_pack(&seat.repo, protocol(headers)).await?;
         let input = process.take_stdin();
-        let mut output = Output::of(process)?;
+        let mut output = Output::of(process, turn)?;
         let mut feeding = tokio::spawn(feed(input, first, body));
         // Git speaks when it has read what it is asked. Until then a broken request can have its own status.
         let first = tokio::select! {

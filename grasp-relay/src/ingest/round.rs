@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::error::Error;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use grasp_core::admission::{
     Acceptance, Facts, Hold, Known, Needs, Origin, Rejection, Verdict, judge,
@@ -56,7 +56,7 @@ impl Pipeline {
         let mut verdicts = Vec::with_capacity(round.len());
         for (pending, facts) in round.iter().zip(&facts) {
             let verdict = judge(&self.policy, now, origin, pending.event.as_ref(), facts);
-            verdicts.push(match verdict {
+            verdicts.push(match self.unless_crowded(&pending.event, verdict) {
                 Verdict::Hold(hold) => self.hold(pending, hold, origin, now).await?,
                 other => other,
             });
@@ -65,6 +65,20 @@ impl Pipeline {
         self.take_out_of_service(round, &verdicts, &facts).await?;
         self.tell(round, &verdicts).await;
         Ok(verdicts)
+    }
+
+    /// What belongs to something accepted may come in only so great a number.
+    fn unless_crowded(&self, event: &Event, verdict: Verdict) -> Verdict {
+        let related = matches!(
+            verdict,
+            Verdict::Accept(Acceptance::Related | Acceptance::Proposal)
+                | Verdict::Hold(Hold::Proposal)
+        );
+        let mut fan_out = self.fan_out.lock().unwrap_or_else(PoisonError::into_inner);
+        if related && !fan_out.admit(self.clock.now().mono, event) {
+            return Verdict::Reject(Rejection::Crowded);
+        }
+        verdict
     }
 
     /// Hands over what must wait; what need not wait after all is to be stored.

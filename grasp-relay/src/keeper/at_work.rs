@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use grasp_core::RepoId;
+use grasp_core::{Identifier, RepoId};
 
 /// How many are at work on each repository.
 #[derive(Clone, Debug, Default)]
@@ -24,6 +24,11 @@ impl Workers {
 
     pub(super) fn any(&self, repo: &RepoId) -> bool {
         self.count().contains_key(repo)
+    }
+
+    /// Whether anybody is at work on a repository of this name.
+    pub(super) fn any_under(&self, name: &Identifier) -> bool {
+        self.count().keys().any(|repo| repo.identifier == *name)
     }
 
     fn count(&self) -> MutexGuard<'_, BTreeMap<RepoId, usize>> {
@@ -54,8 +59,8 @@ mod tests {
         let repo = RepoId::new(PublicKey::from_byte_array([1; 32]), "x".parse().unwrap());
         let (one, two) = (workers.begin(&repo), workers.begin(&repo));
         drop(one);
-        assert!(workers.any(&repo));
+        assert!(workers.any(&repo) && workers.any_under(&repo.identifier));
         drop(two);
-        assert!(!workers.any(&repo));
+        assert!(!workers.any(&repo) && !workers.any_under(&repo.identifier));
     }
 }

@@ -1,15 +1,18 @@
 //! Refs and views, made as purgatory wants them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
+use grasp_core::deletion::VanishScope;
 use grasp_core::nip34::{Announcement, Proposal};
 use grasp_core::push::PushCommand;
 use grasp_core::{Identifier, Oid, RefName, RepoId, kinds};
-use grasp_purgatory::git::{FamilyGuard, GitError, RefTarget};
+use grasp_purgatory::git::{FamilyGuard, GitError, RefTarget, RepoStore};
 use grasp_purgatory::{Chore, Door, ProposalRef, ViewTarget};
 use nostr::event::EventId;
 use nostr::filter::Filter;
+use nostr::key::PublicKey;
 
+use super::contributors::vacate;
 use super::lane::Hands;
 use crate::store::StoreError;
 
@@ -59,18 +62,25 @@ impl Hands {
     /// One lock at a time: whoever carries something the other way may be waiting.
     async fn place_proposal(&self, proposal: &ProposalRef) -> Result<(), KeepError> {
         let ProposalRef { id, tip, repos, families, staged } = proposal;
-        if let Some(Door::Repository(from) | Door::Contributor(from)) = staged {
-            let mut guard = self.parts.repos.lock(&from.identifier).await?;
-            guard.promote_staged(*id, *tip).await?;
+        match staged {
+            Some(Door::Repository(from)) => {
+                let mut guard = self.parts.repos.lock(&from.identifier).await?;
+                guard.promote_staged(*id, *tip).await?;
+            }
+            Some(Door::Contributor(place)) => self.place_contribution(place, *id, *tip).await?,
+            None => {}
         }
-        let Some(source) = self.family_with(families, *tip).await? else {
+        if repos.is_empty() {
+            return Ok(());
+        }
+        let Some((store, source)) = self.family_with(families, *tip).await? else {
             tracing::debug!(%id, "the tip of a pull request is in none of its families");
             return Ok(());
         };
         for repo in repos {
             let mut guard = self.parts.repos.lock(&repo.identifier).await?;
             if !guard.check(&BTreeSet::from([*tip])).await?.is_complete() {
-                let incoming = self.parts.repos.copy(&source, repo, *tip).await?;
+                let incoming = self.parts.repos.copy((store, source), repo, *tip).await?;
                 guard.promote(incoming).await?;
             }
             self.set_proposal(&mut guard, repo, *id, *tip).await?;
@@ -78,23 +88,29 @@ impl Hands {
         Ok(())
     }
 
+    /// All stores of repositories.
+    pub(super) fn stores(&self) -> impl Iterator<Item = &RepoStore> {
+        std::iter::once(&self.parts.repos).chain(&self.parts.contributors)
+    }
+
     /// A family that has a tip with its whole history.
-    async fn family_with(
-        &self,
-        families: &BTreeSet<Identifier>,
+    async fn family_with<'a>(
+        &'a self,
+        families: &'a BTreeSet<Identifier>,
         tip: Oid,
-    ) -> Result<Option<Identifier>, KeepError> {
-        for identifier in families {
-            let mut guard = self.parts.repos.lock(identifier).await?;
-            if guard.check(&BTreeSet::from([tip])).await?.is_complete() {
-                return Ok(Some(identifier.clone()));
+    ) -> Result<Option<(&'a RepoStore, &'a Identifier)>, KeepError> {
+        for store in self.stores() {
+            for identifier in families {
+                if store.lacking(identifier, &BTreeSet::from([tip])).await?.is_empty() {
+                    return Ok(Some((store, identifier)));
+                }
             }
         }
         Ok(None)
     }
 
     /// Points `refs/nostr/<id>` of a view at the tip.
-    async fn set_proposal(
+    pub(super) async fn set_proposal(
         &self,
         guard: &mut FamilyGuard,
         repo: &RepoId,
@@ -117,7 +133,9 @@ impl Hands {
                 guard.create_view(&repo.owner).await?;
             }
             Chore::RemoveView { repo } => self.remove_view(repo).await?,
-            Chore::ClearProposal { id, keep } => self.clear_proposal(*id, keep).await?,
+            Chore::ClearProposal { id, keep, names } => {
+                self.clear_proposal(*id, keep, names).await?;
+            }
         }
         Ok(())
     }
@@ -137,40 +155,61 @@ impl Hands {
         if self.workers.any(repo) {
             return Err(KeepError::Busy);
         }
-        Ok(guard.retire_view(&repo.owner, self.parts.clock.now().unix).await?)
+        match self.has_vanished(&repo.owner).await? {
+            true => Ok(guard.destroy_view(&repo.owner).await?),
+            false => Ok(guard.retire_view(&repo.owner, self.parts.clock.now().unix).await?),
+        }
+    }
+
+    /// Whether somebody has asked us to forget them: then nothing of theirs is kept for later.
+    pub(super) async fn has_vanished(&self, author: &PublicKey) -> Result<bool, KeepError> {
+        let requests = self.events(Filter::new().kind(kinds::VANISH).author(*author)).await?;
+        let us = Some(&self.parts.policy.service);
+        Ok(requests.iter().any(|request| VanishScope::parse(request).includes(us)))
     }
 
     /// Drops uploads and refs of a pull request, but for the tips to keep. What is served has its ref.
-    async fn clear_proposal(&self, id: EventId, keep: &BTreeSet<Oid>) -> Result<(), KeepError> {
-        let mut families: BTreeMap<Identifier, BTreeSet<Oid>> = BTreeMap::new();
-        for (identifier, staged) in self.parts.repos.staged().await? {
-            if staged.event == id {
-                families.entry(identifier).or_default().insert(staged.tip);
-            }
-        }
-        for (identifier, tips) in families {
-            let mut guard = self.parts.repos.lock(&identifier).await?;
-            for tip in tips.difference(keep) {
-                guard.discard_staged_tip(id, *tip).await?;
-            }
-        }
+    async fn clear_proposal(
+        &self,
+        id: EventId,
+        keep: &BTreeSet<Oid>,
+        names: &BTreeSet<Identifier>,
+    ) -> Result<(), KeepError> {
         let served = self.events(Filter::new().id(id)).await?.into_iter();
         let served = served.filter_map(|event| Proposal::parse(&event).ok()?.tip());
-        self.clear_refs(id, &keep.iter().copied().chain(served).collect()).await
+        let stay: BTreeSet<Oid> = keep.iter().copied().chain(served).collect();
+        for store in self.stores() {
+            for name in names {
+                let mut guard = store.lock(name).await?;
+                for tip in guard.staged(id).await?.difference(keep) {
+                    guard.discard_staged_tip(id, *tip).await?;
+                }
+                self.clear_refs(&mut guard, id, &stay).await?;
+            }
+        }
+        if let Some(repos) = &self.parts.contributors {
+            for name in names {
+                vacate(repos, &self.workers, name).await?;
+            }
+        }
+        Ok(())
     }
 
-    /// Deletes `refs/nostr/<id>` wherever it points at anything else.
-    async fn clear_refs(&self, id: EventId, keep: &BTreeSet<Oid>) -> Result<(), KeepError> {
-        let name = RefName::nostr(id);
-        let now = self.parts.clock.now().unix;
-        for repo in self.parts.repos.repositories().await? {
-            let tip = self.parts.repos.refs(&repo).await?.get(&name).copied();
-            if tip.is_none_or(|tip| keep.contains(&tip)) {
+    /// Deletes `refs/nostr/<id>` from the views of a family where it points at anything else.
+    async fn clear_refs(
+        &self,
+        guard: &mut FamilyGuard,
+        id: EventId,
+        stay: &BTreeSet<Oid>,
+    ) -> Result<(), KeepError> {
+        let (name, now) = (RefName::nostr(id), self.parts.clock.now().unix);
+        for owner in guard.owners().await? {
+            let tip = guard.refs(&owner).await?.get(&name).copied();
+            if tip.is_none_or(|tip| stay.contains(&tip)) {
                 continue;
             }
-            let mut guard = self.parts.repos.lock(&repo.identifier).await?;
             let change = PushCommand { old: tip, new: None, name: name.clone() };
-            guard.move_refs(&repo.owner, &[change], None, now).await?;
+            guard.move_refs(&owner, &[change], None, now).await?;
         }
         Ok(())
     }

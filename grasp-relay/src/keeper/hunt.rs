@@ -1,5 +1,7 @@
 //! The hunt for git data, as the keeper has it done.
 
+mod log;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -9,7 +11,7 @@ use grasp_purgatory::git::Fetcher;
 use grasp_purgatory::hunt::{
     Advertisement, HuntConfig, Hunting, Report, Scope, SyncContext, Trouble, hunt,
 };
-use grasp_purgatory::{Input, Phase, Want};
+use grasp_purgatory::{Input, Phase, Want, some_places};
 use nostr::event::{Event, EventId};
 use nostr::filter::{Filter, SingleLetterTag};
 use tokio::sync::{mpsc, oneshot};
@@ -20,9 +22,6 @@ use super::lane::Hands;
 
 /// Served pull requests of one identifier that are looked after every hour, the latest.
 const MOST_PROPOSALS: usize = 1_000;
-
-/// Git servers that are asked for what a served event lacks.
-const MOST_PLACES: usize = 32;
 
 /// With what the keeper hunts.
 #[derive(Clone)]
@@ -49,6 +48,7 @@ pub(super) struct World {
 impl World {
     pub(super) fn hunt(parts: HuntParts, hands: Hands, orders: mpsc::WeakSender<Order>) -> Hunting {
         let HuntParts { config, fetcher, observer } = parts;
+        log::begin(&config);
         hunt(config, Arc::new(Self { hands, orders, fetcher, observer }))
     }
 
@@ -133,12 +133,9 @@ impl World {
         Ok(states.chain(proposals).collect())
     }
 
-    /// Some git servers, each once and never ourselves.
-    fn places<'a>(&self, urls: impl Iterator<Item = &'a CloneUrl>) -> Vec<CloneUrl> {
-        let service = &self.hands.parts.policy.service;
-        let mut seen = BTreeSet::new();
-        let others = urls.filter(|url| !service.is_us(url.as_str()));
-        others.filter(|url| seen.insert(*url)).take(MOST_PLACES).cloned().collect()
+    /// Some of these git servers.
+    fn places<'a>(&self, urls: impl Iterator<Item = &'a CloneUrl> + Clone) -> Vec<CloneUrl> {
+        some_places(urls, &self.hands.parts.policy.service, self.now().unix)
     }
 
     /// Everything with a view, and everything that purgatory has given up and not forgotten.
@@ -192,7 +189,7 @@ impl SyncContext for World {
     }
 
     fn report(&self, report: &Report) {
-        log(report);
+        log::tell(report);
         (self.observer)(report);
     }
 }
@@ -237,31 +234,4 @@ fn addressed(announcements: &[Announcement]) -> Filter {
 
 fn read<T>(events: &[Arc<Event>], parse: impl Fn(&Event) -> Option<T>) -> Vec<T> {
     events.iter().filter_map(|event| parse(event)).collect()
-}
-
-fn log(report: &Report) {
-    match report {
-        Report::Queued { identifier, after } => {
-            tracing::debug!(%identifier, ?after, "git data will be hunted for");
-        }
-        Report::Started { identifier, attempt } => {
-            tracing::debug!(%identifier, attempt, "hunting for git data");
-        }
-        Report::Complete { identifier } => {
-            tracing::info!(%identifier, "all git data that was wanted is here");
-        }
-        Report::Incomplete { identifier, attempts, next } => {
-            tracing::debug!(%identifier, attempts, ?next, "git data is still wanted");
-        }
-        Report::Fetched { identifier, url, oids } => {
-            tracing::debug!(%identifier, %url, oids, "fetched git data");
-        }
-        Report::Failed { identifier, url, trouble } => {
-            tracing::warn!(%identifier, %url, %trouble, "a git server gave less than it was asked for");
-        }
-        Report::Paused { host, length } => {
-            tracing::info!(%host, ?length, "a git server asks for less and is left alone");
-        }
-        other => tracing::debug!(report = ?other, "hunting"),
-    }
 }

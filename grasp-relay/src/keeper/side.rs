@@ -8,15 +8,22 @@ use futures_util::TryStreamExt;
 use futures_util::future::BoxFuture;
 use grasp_core::admission::{GitData, Hold, Needs, Origin};
 use grasp_core::deletion::{DeletionRequest, VanishScope};
-use grasp_core::nip34::Announcement;
+use grasp_core::nip34::{Announcement, Proposal};
 use grasp_core::{Identifier, RepoId, Version, kinds};
 use grasp_purgatory::{Input, Kept as Purgatorial, Room};
-use nostr::event::{Event, EventId};
+use nostr::event::{Event, EventId, Kind};
 use nostr::filter::Filter;
 
 use super::{Gone, Keeper, Until};
 use crate::ingest::{GitFacts, GitSide, Kept};
 use crate::store::StoreError;
+
+/// The kinds that speak of git data.
+const WITH_GIT_DATA: [Kind; 4] =
+    [kinds::ANNOUNCEMENT, kinds::STATE, kinds::PULL_REQUEST, kinds::PULL_REQUEST_UPDATE];
+
+/// Events that one request is looked through for. What is beyond is found by the next round.
+const MOST_TARGETS: usize = 4_096;
 
 /// How long the sender of an event waits to hear whether it is served; then it hears what is true until then.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -30,7 +37,7 @@ impl From<Gone> for StoreError {
 impl GitSide for Keeper {
     fn facts(&self, event: Arc<Event>) -> BoxFuture<'_, Result<GitFacts, StoreError>> {
         Box::pin(async move {
-            if event.kind == kinds::DELETION {
+            if event.kind == kinds::DELETION || self.is_farewell(&event) {
                 self.doomed.note(event.id, self.names_behind(&event).await?);
             }
             if !waits_for_git(&event) {
@@ -110,48 +117,61 @@ impl Keeper {
         if event.kind == kinds::DELETION {
             return Some(Input::Deleted { request: event });
         }
-        let vanishes =
-            event.kind == kinds::VANISH && VanishScope::parse(&event).includes(&self.addresses());
+        let vanishes = self.is_farewell(&event);
         vanishes.then(|| Input::Vanished { author: event.pubkey, until: event.created_at })
+    }
+
+    /// Whether its author asks us to forget them.
+    fn is_farewell(&self, event: &Event) -> bool {
+        let us = Some(&self.policy().service);
+        event.kind == kinds::VANISH && VanishScope::parse(event).includes(us)
     }
 }
 
 impl Keeper {
-    /// The names of repositories whose announcements or states a deletion request is about.
+    /// The names of repositories whose announcements, states or pull requests a request to delete or to vanish is
+    /// about.
     async fn names_behind(&self, request: &Event) -> Result<BTreeSet<Identifier>, StoreError> {
+        let theirs = Filter::new().kinds(WITH_GIT_DATA).author(request.pubkey);
+        if request.kind == kinds::VANISH {
+            return self.names_in(theirs.until(request.created_at)).await;
+        }
         let Ok(DeletionRequest { ids, coordinates }) = DeletionRequest::parse(request) else {
             return Ok(BTreeSet::new());
         };
         let ruled = |kind| kind == kinds::ANNOUNCEMENT || kind == kinds::STATE;
-        let named = coordinates.iter().filter(|coordinate| ruled(coordinate.kind));
-        let mut names: BTreeSet<Identifier> =
-            named.filter_map(|coordinate| Identifier::new(&coordinate.identifier).ok()).collect();
-        let targets = Filter::new()
-            .ids(ids)
-            .kinds([kinds::ANNOUNCEMENT, kinds::STATE])
-            .author(request.pubkey);
-        let mut found = self.store().query(vec![targets], self.clock().now().unix);
-        while let Some(chunk) = found.try_next().await? {
-            for stored in chunk {
-                names.extend(Needs::of(&stored.event()?).identifier);
-            }
+        let named = coordinates.into_iter().filter(|coordinate| ruled(coordinate.kind));
+        let named: BTreeSet<String> = named.map(|coordinate| coordinate.identifier).collect();
+        // It may name thousands; only what is here is worth a look.
+        let mut names = BTreeSet::new();
+        if !named.is_empty() {
+            names.extend(self.names_in(theirs.clone().identifiers(named)).await?);
+        }
+        if !ids.is_empty() {
+            names.extend(self.names_in(theirs.ids(ids)).await?);
         }
         Ok(names)
     }
 
-    /// The addresses by which a request to vanish may mean us.
-    fn addresses(&self) -> Vec<nostr::types::RelayUrl> {
-        let ours = [true, false].map(|secure| self.policy().service.relay_url(secure));
-        let ours = ours.into_iter().flatten();
-        ours.filter_map(|url| nostr::types::RelayUrl::parse(url.as_str()).ok()).collect()
+    /// The names of repositories that stored events are about.
+    async fn names_in(&self, filter: Filter) -> Result<BTreeSet<Identifier>, StoreError> {
+        let mut names = BTreeSet::new();
+        let filter = filter.limit(MOST_TARGETS);
+        let mut found = self.store().query(vec![filter], self.clock().now().unix);
+        while let Some(chunk) = found.try_next().await? {
+            for stored in chunk {
+                let event = stored.event()?;
+                names.extend(Needs::of(&event).identifier);
+                let proposal = Proposal::parse(&event).ok();
+                let repos = proposal.iter().flat_map(|proposal| &proposal.repos);
+                names.extend(repos.map(|repo| repo.identifier.clone()));
+            }
+        }
+        Ok(names)
     }
 }
 
 /// Whether an event of this kind may have to wait for git data.
 fn waits_for_git(event: &Event) -> bool {
-    let kind = event.kind;
-    kind == kinds::ANNOUNCEMENT
-        || kind == kinds::STATE
-        || kind == kinds::PULL_REQUEST
-        || kind == kinds::PULL_REQUEST_UPDATE
+    WITH_GIT_DATA.contains(&event.kind)
 }

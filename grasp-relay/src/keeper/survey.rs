@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use futures_util::TryStreamExt;
 use grasp_core::nip34::{Announcement, State};
-use grasp_core::{Identifier, Oid, RepoId, kinds};
+use grasp_core::{Identifier, Namespace, Oid, RefName, RepoId, kinds};
 use grasp_purgatory::git::{Completeness, FamilyGuard};
 use grasp_purgatory::{Input, KeptProposal, Purgatory, Survey};
 use nostr::event::{Event, EventId, Kind};
@@ -82,8 +82,42 @@ impl Hands {
         // One lock at a time: whoever surveys the other family may be waiting for this one.
         drop(guard);
         complete.extend(self.complete_elsewhere(&identifier, kept_proposals, &complete).await?);
+        let strays = self.strays(&identifier, &views, &proposals).await?;
         let refused = self.refused(kept).await?;
-        Ok(Survey { announcements, states: stored, previous, proposals, views, complete, refused })
+        Ok(Survey {
+            announcements,
+            states: stored,
+            previous,
+            proposals,
+            views,
+            strays,
+            complete,
+            refused,
+        })
+    }
+
+    /// Pull requests that have a ref in a view or at a contributor's place and are not stored. Those that were found
+    /// already are not asked for.
+    async fn strays(
+        &self,
+        identifier: &Identifier,
+        views: &BTreeMap<RepoId, BTreeMap<RefName, Oid>>,
+        found: &[Arc<Event>],
+    ) -> Result<BTreeSet<EventId>, KeepError> {
+        let mut shown = self.contributions(identifier).await?;
+        shown.extend(views.values().flat_map(BTreeMap::keys).filter_map(proposal_of));
+        found.iter().for_each(|event| _ = shown.remove(&event.id));
+        self.unstored(shown).await
+    }
+
+    /// Those of these events that are not stored.
+    async fn unstored(&self, ids: BTreeSet<EventId>) -> Result<BTreeSet<EventId>, KeepError> {
+        if ids.is_empty() {
+            return Ok(ids);
+        }
+        let questions = ids.iter().map(|id| vec![Filter::new().id(*id)]).collect();
+        let stored = self.parts.store.exists(questions, self.parts.clock.now().unix).await?;
+        Ok(ids.into_iter().zip(stored).filter(|(_, stored)| !stored).map(|(id, _)| id).collect())
     }
 
     /// Pull requests that are also addressed to repositories of another name, and whose tip is there.
@@ -172,6 +206,14 @@ impl Hands {
 fn of_kind<'a>(kind: Kind, identifiers: impl IntoIterator<Item = &'a Identifier>) -> Filter {
     let identifiers = identifiers.into_iter().map(|identifier| identifier.as_str().to_owned());
     Filter::new().kind(kind).identifiers(identifiers)
+}
+
+/// The pull request that a ref is of.
+pub(super) fn proposal_of(name: &RefName) -> Option<EventId> {
+    match name.namespace() {
+        Namespace::Nostr(id) => Some(id),
+        _ => None,
+    }
 }
 
 /// What a state needs, if it can ever be true.

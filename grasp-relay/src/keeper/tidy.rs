@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, VecDeque};
 use futures_util::TryStreamExt;
 use grasp_core::nip34::Announcement;
 use grasp_core::{Identifier, kinds};
-use grasp_purgatory::git::GitError;
+use grasp_purgatory::git::FamilyGuard;
 use nostr::filter::Filter;
 
 use super::git::KeepError;
@@ -28,6 +28,9 @@ impl Hands {
         let views = repos.repositories().await?.into_iter().map(|repo| repo.identifier);
         let mut names: BTreeSet<Identifier> = views.collect();
         names.extend(repos.families_with_retired().await?);
+        if let Some(places) = &self.parts.contributors {
+            names.extend(places.repositories().await?.into_iter().map(|place| place.identifier));
+        }
         let announcements = vec![Filter::new().kind(kinds::ANNOUNCEMENT)];
         let mut found = self.parts.store.query(announcements, self.parts.clock.now().unix);
         while let Some(chunk) = found.try_next().await? {
@@ -47,13 +50,26 @@ impl Hands {
         }
     }
 
-    async fn try_tidy(&self, identifier: &Identifier) -> Result<(), GitError> {
+    async fn try_tidy(&self, identifier: &Identifier) -> Result<(), KeepError> {
         let now = self.parts.clock.now().unix;
-        let mut guard = self.parts.repos.lock(identifier).await?;
-        guard.forget_old_tips(now).await?;
-        guard.forget_retired(now).await?;
-        if guard.compact().await? {
-            tracing::debug!(%identifier, "made few packs of many");
+        for store in self.stores() {
+            let mut guard = store.lock(identifier).await?;
+            guard.forget_old_tips(now).await?;
+            self.forget_vanished(&mut guard).await?;
+            guard.forget_retired(now).await?;
+            if guard.compact().await? {
+                tracing::debug!(%identifier, "made few packs of many");
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets what was retired by those who have vanished since.
+    async fn forget_vanished(&self, guard: &mut FamilyGuard) -> Result<(), KeepError> {
+        for owner in guard.retired_owners().await? {
+            if self.has_vanished(&owner).await? {
+                guard.forget_retired_of(&owner).await?;
+            }
         }
         Ok(())
     }

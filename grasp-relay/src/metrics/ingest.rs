@@ -101,6 +101,7 @@ fn reason(why: &Rejection) -> &'static str {
         Rejection::ForeignDeletion => "foreign_deletion",
         Rejection::TooManyTargets => "too_many_targets",
         Rejection::Quota => "quota",
+        Rejection::Crowded => "crowded",
         Rejection::Internal => "internal",
         _ => "other",
     }

@@ -37,11 +37,18 @@ impl fmt::Display for SubId {
     }
 }
 
+/// What a value of a filter takes beside its text: in the filter, and in the index of those who listen.
+const VALUE: usize = 128;
+
+/// Values of one REQ or COUNT, in filters as full as they may be.
+const MOST_FULL_FILTERS: usize = 10;
+
 /// The filters of one REQ or COUNT, and how much text they were.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Asked {
     pub(crate) filters: Vec<Filter>,
     pub(crate) bytes: usize,
+    values: usize,
 }
 
 /// One well-formed message of a client.
@@ -77,6 +84,11 @@ impl Request {
 }
 
 impl Asked {
+    /// Roughly what they take in memory. Many short values take far more than their text.
+    pub(crate) fn weight(&self) -> usize {
+        self.bytes.saturating_add(self.values.saturating_mul(VALUE))
+    }
+
     fn read(frame: &Frame<'_>, limits: &Limits) -> Result<(SubId, Self), Reply> {
         let id = sub_id(frame, limits)?;
         let refuse = |reason: String| Reply::closed(&id, reason);
@@ -88,13 +100,19 @@ impl Asked {
             let most = limits.filters;
             return Err(refuse(format!("invalid: more than {most} filters")));
         }
-        let filters = raw
-            .iter()
-            .map(|raw| filter::read(raw.get(), limits.filter_values))
-            .collect::<Result<_, _>>()
-            .map_err(|fault| refuse(fault.to_string()))?;
+        let most = limits.filter_values.saturating_mul(MOST_FULL_FILTERS);
+        let (mut filters, mut values) = (Vec::with_capacity(raw.len()), 0);
+        for raw in raw {
+            let filter = filter::read(raw.get(), limits.filter_values)
+                .map_err(|fault| refuse(fault.to_string()))?;
+            values += filter::values(&filter);
+            if values > most {
+                return Err(refuse(format!("invalid: more than {most} values in a request")));
+            }
+            filters.push(filter);
+        }
         let bytes = raw.iter().map(|raw| raw.get().len()).sum();
-        Ok((id, Self { filters, bytes }))
+        Ok((id, Self { filters, bytes, values }))
     }
 }
 
@@ -192,6 +210,24 @@ mod tests {
         assert_eq!(id.as_str(), "s");
         assert_eq!(asked.filters.len(), 2);
         assert_eq!(asked.bytes, 13 + 16);
+    }
+
+    #[test]
+    fn short_values_weigh_more_than_their_text_and_a_request_has_only_so_many() {
+        let weight = |text: &str| match read(text) {
+            Ok(Request::Req(_, asked)) => asked.weight(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(weight(r#"["REQ","s",{}]"#), 2);
+        assert_eq!(weight(r##"["REQ","s",{"kinds":[1],"#a":["x","y"]}]"##), 28 + 3 * VALUE);
+        let limits = Limits { filters: 30, filter_values: 4, ..Limits::default() };
+        let full = |count: usize| {
+            let filters: String = (0..count).map(|_| r#",{"kinds":[1,2,3,4]}"#).collect();
+            Request::read(&format!(r#"["REQ","s"{filters}]"#), &limits)
+        };
+        assert!(full(MOST_FULL_FILTERS).is_ok());
+        let refusal = full(MOST_FULL_FILTERS + 1).expect_err("too many").to_json();
+        assert!(refusal.starts_with(r#"["CLOSED","s","invalid: more than 40 values"#), "{refusal}");
     }
 
     #[test]

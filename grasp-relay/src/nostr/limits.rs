@@ -25,11 +25,12 @@ pub struct Limits {
     pub subscriptions: usize,
     /// Filters in one REQ or COUNT.
     pub filters: usize,
-    /// Values in one filter, all its lists together.
+    /// Values in one filter, all its lists together; ten times as many in one REQ or COUNT.
     pub filter_values: usize,
     /// Bytes of filter text that one connection's open subscriptions may hold.
     pub subscription_bytes: usize,
-    /// Bytes of filter text that all connections' open subscriptions, and their COUNTs under way, may hold.
+    /// Bytes that the filters of all connections' open subscriptions, and of their COUNTs under way, may take: their
+    /// text and 128 for each value.
     pub total_subscription_bytes: usize,
     /// Most events a filter is answered with from history, whatever its `limit` says.
     pub max_limit: usize,

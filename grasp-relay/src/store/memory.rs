@@ -291,16 +291,19 @@ impl State {
             || self.requests.iter().any(|r| r.retired && r.event.id == event.id)
     }
 
+    /// One request gets the credit: one that names the event itself, if there is such a one.
     fn note_use(&mut self, event: &Event, now: Timestamp) {
-        for request in &mut self.requests {
-            if request.deletes(event) && request.clock <= noted_before(now) {
+        let deleting = self.requests.iter_mut().filter(|request| request.deletes(event));
+        let named = |request: &&mut Request| request.targets.ids.contains(&event.id);
+        if let Some(request) = deleting.max_by_key(named) {
+            if request.clock <= noted_before(now) {
                 request.clock = now.as_secs();
             }
         }
     }
 
     fn delete(&mut self, event: &Arc<Event>, now: Timestamp) {
-        let request = Request {
+        let mut request = Request {
             event: Arc::clone(event),
             targets: DeletionRequest::parse(event).unwrap_or_default(),
             clock: now.as_secs(),
@@ -308,11 +311,13 @@ impl State {
         };
         self.erase(|event| request.deletes(event));
         self.requests.retain(|other| other.event.id != event.id);
+        let own = self.requests.iter_mut().filter(|other| other.event.pubkey == event.pubkey);
+        own.for_each(|other| request.take_over(other));
         self.requests.push(request);
     }
 
     fn vanish(&mut self, rules: &Rules, request: &Event) {
-        if VanishScope::parse(request).includes(&rules.vanish_relays) {
+        if VanishScope::parse(request).includes(rules.service.as_ref()) {
             let until = request.created_at;
             let gone =
                 |event: &Event| event.pubkey == request.pubkey && is_vanishable(event, until);
@@ -353,6 +358,24 @@ impl State {
 }
 
 impl Request {
+    /// Leaves each target to one of two requests: to the one that deletes more, else to the later.
+    fn take_over(&mut self, other: &mut Self) {
+        other.targets.ids.retain(|id| !self.targets.ids.contains(id));
+        let both = |coordinate: &Coordinate| {
+            self.targets.coordinates.contains(coordinate)
+                && other.targets.coordinates.contains(coordinate)
+        };
+        let shared: Vec<_> = self.targets.coordinates.iter().filter(|c| both(c)).cloned().collect();
+        for coordinate in shared {
+            if other.event.created_at > self.event.created_at {
+                self.targets.coordinates.remove(&coordinate);
+                other.clock = other.clock.max(self.clock);
+            } else {
+                other.targets.coordinates.remove(&coordinate);
+            }
+        }
+    }
+
     fn deletes(&self, event: &Event) -> bool {
         let covered = deletion::coordinate(event).is_some_and(|coordinate| {
             self.targets.coordinates.contains(&coordinate)

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use grasp_core::ServiceIdentity;
 use nostr::event::{Event, Kind};
-pub use nostr::types::RelayUrl;
 use nostr::types::Timestamp;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -11,10 +11,10 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// What an operator decides about deletion, vanishing and rollback.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {
-    /// The addresses by which this relay is known: a request to vanish that names one of them is obeyed.
+    /// The address this relay is known by: a request to vanish that names it is obeyed.
     ///
-    /// Requests for all relays are obeyed with an empty list too.
-    pub vanish_relays: Vec<RelayUrl>,
+    /// Requests for all relays are obeyed without one too.
+    pub service: Option<ServiceIdentity>,
     /// How many superseded versions of one announcement or state are kept for rollback.
     pub kept_versions: usize,
     /// How long a deletion request is served after it was received, or last removed or blocked something.
@@ -26,7 +26,7 @@ pub struct Rules {
 impl Default for Rules {
     fn default() -> Self {
         Self {
-            vanish_relays: Vec::new(),
+            service: None,
             kept_versions: 64,
             deletions_served: 30 * DAY,
             deletions_gated: 180 * DAY,

@@ -132,7 +132,7 @@ impl SqliteStore {
         let rules = Arc::new(options.rules);
         let readers = Readers::start(path, options.readers, options.reader_cache)?;
         let copier = connect(path, 0)?;
-        let writer = Log::watch(copier)
+        let writer = Log::watch(path, copier)
             .and_then(|log| Writer::start(conn, log, keys.clone(), Arc::clone(&rules)))
             .map_err(|error| StoreError::Engine(Box::new(error)))?;
         let shared = Shared {
@@ -182,7 +182,7 @@ impl EventStore for SqliteStore {
                 Verdict::Welcome | Verdict::Known => None,
                 Verdict::Refused(refusal) => Some(refusal),
                 Verdict::Deleted(by) => {
-                    let note = move |ledger: &Ledger<'_>| ledger.note_use(&by, now);
+                    let note = move |ledger: &Ledger<'_>| ledger.note_use(by, now);
                     self.shared.writer.suggest(note);
                     Some(Refusal::Deleted)
                 }
@@ -244,17 +244,18 @@ impl EventStore for SqliteStore {
             let mut items = Vec::new();
             loop {
                 let wanted = (max - items.len()).saturating_add(1);
-                let (found, turn);
-                (search, found, turn) = self.shared.search(search, wanted).await?;
-                items
-                    .extend(found.iter().map(|found| (found.at.created_at(), found.at.event_id())));
+                let turn;
+                (search, items, turn) = self
+                    .shared
+                    .read(move |ledger| {
+                        let turn = search.list(ledger, wanted, &mut items)?;
+                        Ok((search, items, turn))
+                    })
+                    .await?;
                 if items.len() > max {
                     return Ok(Inventory::TooMany);
                 }
                 if turn == Turn::Finished {
-                    // Nearly the other way round already, which this sort makes use of.
-                    items.reverse();
-                    items.sort();
                     return Ok(Inventory::Complete(items));
                 }
             }
@@ -365,13 +366,14 @@ fn any(ledger: &Ledger<'_>, filters: Vec<Filter>, now: Timestamp) -> rusqlite::R
 fn connect(path: &Path, cache: usize) -> Result<Connection, StoreError> {
     let conn = Connection::open(path).map_err(failure)?;
     let cache_kib = i64::try_from(cache / 1024).unwrap_or(i64::MAX);
+    let kept_log = i64::try_from(log::KEPT).unwrap_or(i64::MAX);
     let set = || {
         conn.busy_timeout(PATIENCE)?;
         conn.set_prepared_statement_cache_capacity(64);
         conn.pragma_update(None, "journal_mode", "WAL")?;
         conn.pragma_update(None, "synchronous", "FULL")?;
         conn.pragma_update(None, "wal_autocheckpoint", 0)?;
-        conn.pragma_update(None, "journal_size_limit", log::KEPT)?;
+        conn.pragma_update(None, "journal_size_limit", kept_log)?;
         conn.pragma_update(None, "temp_store", "MEMORY")?;
         conn.pragma_update(None, "cache_size", -cache_kib)
     };

@@ -64,6 +64,7 @@ impl Server {
             git,
             hub,
             policy: Policy::new("us.example".parse().unwrap()),
+            fan_out: std::sync::Mutex::default(),
             clock: Clock::new(move || now),
         };
         Self { pipeline, listener }

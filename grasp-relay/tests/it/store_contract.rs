@@ -11,20 +11,15 @@ use grasp_relay::store::EventStore;
 use grasp_relay::store::memory::MemoryStore;
 use grasp_relay::store::rules::Rules;
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
-use nostr::types::RelayUrl;
 
 /// One rule, tried on an empty store under [`rules`].
 pub(crate) type Rule = for<'s> fn(&'s dyn EventStore) -> BoxFuture<'s, ()>;
 
-pub(crate) const US: &str = "wss://us.example";
+pub(crate) const US: &str = "us.example";
 pub(crate) const KEPT_VERSIONS: usize = 3;
 
 pub(crate) fn rules() -> Rules {
-    Rules {
-        vanish_relays: vec![RelayUrl::parse(US).unwrap()],
-        kept_versions: KEPT_VERSIONS,
-        ..Rules::default()
-    }
+    Rules { service: Some(US.parse().unwrap()), kept_versions: KEPT_VERSIONS, ..Rules::default() }
 }
 
 pub(crate) fn block_on<T>(work: impl Future<Output = T>) -> T {
@@ -148,5 +143,6 @@ contract! {
         a_retired_request_is_still_known
         the_receipt_counts_and_not_the_date_on_the_request
         a_removed_request_still_gates_and_may_come_back
+        of_a_fleet_of_equal_requests_one_gets_the_credit
     }
 }

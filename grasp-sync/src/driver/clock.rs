@@ -1,22 +1,35 @@
-//! The machine's clocks, read in one place.
+//! Where time comes from: both clocks, read in one place.
 
+use std::fmt;
+use std::sync::Arc;
 use std::time::Instant;
 
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::{Mono, Now};
 
-/// Both clocks; the monotonic one counts from when this was made.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Clock {
-    start: Instant,
-}
+/// The clocks that everything about syncing is decided by.
+#[derive(Clone)]
+pub struct Clock(Arc<dyn Fn() -> Now + Send + Sync>);
 
 impl Clock {
-    pub(crate) fn start() -> Self {
-        Self { start: Instant::now() }
+    /// A clock that asks this function.
+    pub fn new(now: impl Fn() -> Now + Send + Sync + 'static) -> Self {
+        Self(Arc::new(now))
     }
 
-    pub(crate) fn now(self) -> Now {
-        Now::new(Mono::new(self.start.elapsed()), Timestamp::now())
+    /// The machine's clocks; the monotonic one counts from now.
+    pub fn system() -> Self {
+        let start = Instant::now();
+        Self::new(move || Now::new(Mono::new(start.elapsed()), Timestamp::now()))
+    }
+
+    pub(crate) fn now(&self) -> Now {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Clock")
     }
 }

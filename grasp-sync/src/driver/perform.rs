@@ -54,11 +54,11 @@ impl Loop {
     pub(super) async fn begin(local: Arc<dyn LocalRelay>, settings: Settings) -> io::Result<Self> {
         let (told, inputs) = mpsc::channel(INPUTS);
         let (scribe, records) = Scribe::start(settings.records).await?;
-        let clock = Clock::start();
+        let clock = settings.clock;
         let own = settings.engine.own.relay_url(true).map_err(io::Error::other)?;
         let mut config = settings.engine;
         config.can_authenticate = settings.keys.is_some();
-        let intake = Intake::new(Arc::clone(&local), told.clone(), clock);
+        let intake = Intake::new(Arc::clone(&local), told.clone(), clock.clone());
         let recent = Arc::clone(&intake.recent);
         let feed = Task::spawn(feed::listen(local, recent, told.clone()));
         let world = World {
@@ -102,7 +102,7 @@ impl Loop {
                     None => return self.finish().await,
                 },
                 Some(input) = self.inputs.recv() => self.handle(input),
-                () = until(self.clock, deadline) => self.handle(Input::Tick),
+                () = until(&self.clock, deadline) => self.handle(Input::Tick),
             }
         }
     }
@@ -210,7 +210,7 @@ async fn offer_again(intake: &Intake, events: Vec<Arc<Event>>, origin: Origin) -
 }
 
 /// Sleeps until a point of the clock; for ever without one.
-async fn until(clock: Clock, deadline: Option<Mono>) {
+async fn until(clock: &Clock, deadline: Option<Mono>) {
     match deadline {
         Some(deadline) => tokio::time::sleep(deadline - clock.now().mono).await,
         None => std::future::pending().await,

@@ -24,6 +24,8 @@ pub struct Config {
     pub discovery_window: Duration,
     /// A pause in the feed after which the collecting ends early. Default: 250 milliseconds.
     pub discovery_quiet: Duration,
+    /// How long replies are collected before what answers them is asked for. Default: 15 seconds.
+    pub reply_window: Duration,
     /// Changes after which the collecting ends early. Default: 2,000.
     pub discovery_full: usize,
     /// Relays of one repository that are followed. Default: 64.
@@ -47,6 +49,10 @@ pub struct Config {
     /// How long a relay is left alone that can have no honest reason to fail so: a name that does not exist, bad
     /// TLS, no websocket. Default: 12 hours.
     pub quarantine: Duration,
+    /// Connections at the same time, bootstrap relays not counted. Default: 512.
+    pub connections: usize,
+    /// Of these, connections to one host, whatever paths it is said to have. Default: 8.
+    pub connections_per_host: usize,
     /// Handshakes at the same time. Default: 8.
     pub handshakes: usize,
     /// Least distance between the starts of two. Default: 250 milliseconds.
@@ -72,6 +78,7 @@ impl Config {
             can_authenticate: false,
             discovery_window: DISCOVERY_WINDOW,
             discovery_quiet: Duration::from_millis(250),
+            reply_window: Duration::from_secs(15),
             discovery_full: 2_000,
             relays_per_repo: 64,
             values_per_filter: RequestBudget::MAX_VALUES_PER_FILTER,
@@ -83,6 +90,8 @@ impl Config {
             watchdog: REQUEST_WATCHDOG,
             backoff: BackoffPolicy::RELAY,
             quarantine: Duration::from_secs(12 * 60 * 60),
+            connections: 512,
+            connections_per_host: 8,
             handshakes: 8,
             handshake_gap: Duration::from_millis(250),
             handshake_limit: Duration::from_secs(30),

@@ -1,13 +1,15 @@
 //! What our own relay's feed says is wanted, collected before it is acted on.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
 use grasp_core::limits::{Admit, Rate, TokenBucket};
-use grasp_core::nip34::{Announcement, repo_refs};
+use grasp_core::nip34::{Announcement, References, repo_refs};
 use grasp_core::nostr::event::Event;
-use grasp_core::sync::{IndexChange, SyncLevel};
-use grasp_core::{Mono, kinds};
+use grasp_core::nostr::nips::nip01::Coordinate;
+use grasp_core::sync::{IndexChange, RootId, SyncLevel};
+use grasp_core::{Identifier, Mono, RepoId, kinds};
 
 use super::config::Config;
 
@@ -25,8 +27,28 @@ pub fn index_change(event: &Event, level: SyncLevel) -> Option<IndexChange> {
         let repos = repo_refs(event).into_iter().collect();
         return Some(IndexChange::RootAdded { root: event.id.into(), repos });
     }
-    None
+    kinds::REPLIES.contains(&event.kind).then(|| reply(event)).flatten()
 }
+
+/// A reply belongs to the thread that it answers; one that answers a repository itself begins a thread.
+fn reply(event: &Event) -> Option<IndexChange> {
+    let named = References::of(event);
+    if !named.ids.is_empty() {
+        let to = named.ids.into_iter().take(MOST_ANSWERED).map(RootId::from).collect();
+        return Some(IndexChange::Replied { reply: event.id.into(), to });
+    }
+    let announced = named.coordinates.into_iter().filter(|c| c.kind == kinds::ANNOUNCEMENT);
+    let repo =
+        |c: Coordinate| Some(RepoId::new(c.public_key, Identifier::new(&c.identifier).ok()?));
+    let repos: Vec<RepoId> = announced.filter_map(repo).take(MOST_ANSWERED).collect();
+    (!repos.is_empty()).then(|| IndexChange::RootAdded { root: event.id.into(), repos })
+}
+
+/// More than an honest reply answers.
+const MOST_ANSWERED: usize = 32;
+
+/// Replies that may wait for the end of their window. Of more, some are not followed until the next start.
+const MOST_REPLIES: usize = 50_000;
 
 /// Early closings that may follow one another at once.
 const EARLY_BURST: u32 = 8;
@@ -39,15 +61,22 @@ const EARLY_BURST: u32 = 8;
 /// once, and so are the threads of the thousand issues that come of it. A steady trickle of lone events, on the
 /// other hand, must not be acted on one by one: quiet ends the window only so often, and then waits for its
 /// length as documented.
+///
+/// Replies are in no hurry: hardly anybody answers one within seconds, and whatever does is fetched once it is
+/// asked for. They have a longer window of their own, so that a burst of threads is fetched before what answers it.
 #[derive(Debug)]
 pub(super) struct Discovery {
     length: Duration,
+    reply_window: Duration,
     quiet: Duration,
     full: usize,
     relays_per_repo: usize,
     early: TokenBucket,
     caught_up: bool,
     changes: Vec<IndexChange>,
+    /// Replies and what they answer, and since when the first waits.
+    replies: BTreeMap<RootId, Vec<RootId>>,
+    replied: Option<Mono>,
     /// When the window opened, and when the latest change came.
     open: Option<(Mono, Mono)>,
 }
@@ -58,17 +87,31 @@ impl Discovery {
         let rate = Rate { tokens: NonZeroU32::MIN, per: config.discovery_window };
         Self {
             length: config.discovery_window,
+            reply_window: config.reply_window,
             quiet: config.discovery_quiet,
             full: config.discovery_full,
             relays_per_repo: config.relays_per_repo,
             early: TokenBucket::new(burst, rate),
             caught_up: false,
             changes: Vec::new(),
+            replies: BTreeMap::new(),
+            replied: None,
             open: None,
         }
     }
 
     pub(super) fn offer(&mut self, now: Mono, change: IndexChange) {
+        match change {
+            IndexChange::Replied { reply, to } => {
+                if self.replies.len() < MOST_REPLIES {
+                    self.replies.insert(reply, to);
+                    self.replied.get_or_insert(now);
+                }
+                return;
+            }
+            IndexChange::RootRemoved { root } => _ = self.replies.remove(&root),
+            _ => {}
+        }
         self.changes.push(self.bounded(change));
         let opened = self.open.map_or(now, |(opened, _)| opened);
         self.open = Some((opened, now));
@@ -77,10 +120,13 @@ impl Discovery {
     /// Everything stored has been told: nothing is gained by waiting for more.
     pub(super) fn caught_up(&mut self) -> Vec<IndexChange> {
         self.caught_up = true;
-        self.take()
+        self.take_all()
     }
 
     pub(super) fn take_if_due(&mut self, now: Mono) -> Option<Vec<IndexChange>> {
+        if self.replied.is_some_and(|since| now >= since + self.reply_window) {
+            return Some(self.take_all());
+        }
         let (opened, latest) = self.open?;
         let is_over = now >= opened + self.length || self.changes.len() >= self.full;
         let is_quiet = self.caught_up && now >= latest + self.quiet;
@@ -91,17 +137,28 @@ impl Discovery {
     }
 
     pub(super) fn deadline(&self) -> Option<Mono> {
-        let (opened, latest) = self.open?;
-        let end = opened + self.length;
-        if !self.caught_up {
-            return Some(end);
-        }
-        Some(end.min((latest + self.quiet).max(self.early.reopens_at())))
+        let replies = self.replied.map(|since| since + self.reply_window);
+        let window = self.open.map(|(opened, latest)| {
+            let end = opened + self.length;
+            match self.caught_up {
+                true => end.min((latest + self.quiet).max(self.early.reopens_at())),
+                false => end,
+            }
+        });
+        window.into_iter().chain(replies).min()
     }
 
     fn take(&mut self) -> Vec<IndexChange> {
         self.open = None;
         std::mem::take(&mut self.changes)
+    }
+
+    /// Replies too, and last: what they answer may be among the rest.
+    fn take_all(&mut self) -> Vec<IndexChange> {
+        self.replied = None;
+        let replies = std::mem::take(&mut self.replies).into_iter();
+        let replies = replies.map(|(reply, to)| IndexChange::Replied { reply, to });
+        self.take().into_iter().chain(replies).collect()
     }
 
     /// Nobody makes us talk to a thousand relays with one announcement.
@@ -217,10 +274,50 @@ mod tests {
             let root = event.id.into();
             assert_eq!(found, Some(IndexChange::RootAdded { root, repos: repos.to_vec() }));
         }
-        let comment = EventBuilder::new(grasp_core::nostr::event::Kind::Comment, "")
+        let status = EventBuilder::new(grasp_core::nostr::event::Kind::GitStatusOpen, "")
             .tags(tags)
             .finalize(&keys)
             .unwrap();
-        assert_eq!(index_change(&comment, SyncLevel::Full), None);
+        assert_eq!(index_change(&status, SyncLevel::Full), None);
+    }
+
+    #[test]
+    fn replies_have_a_longer_window_of_their_own() {
+        let mut discovery = discovery();
+        discovery.caught_up();
+        let id = |n| RootId::from(EventId::from_byte_array([n; 32]));
+        let reply = |n| IndexChange::Replied { reply: id(n), to: vec![id(0)] };
+        discovery.offer(ms(1_000), reply(1));
+        discovery.offer(ms(1_000), reply(2));
+        discovery.offer(ms(2_000), change(2));
+        assert_eq!(discovery.deadline(), Some(ms(2_250)));
+        assert_eq!(discovery.take_if_due(ms(2_250)).unwrap(), [change(2)]);
+        assert_eq!(discovery.deadline(), Some(ms(16_000)));
+        assert_eq!(discovery.take_if_due(ms(15_999)), None);
+        discovery.offer(ms(15_999), change(3));
+        assert_eq!(discovery.take_if_due(ms(16_000)).unwrap(), [change(3), reply(1)]);
+        assert_eq!(discovery.deadline(), None);
+    }
+
+    #[test]
+    fn a_reply_names_what_it_answers_and_one_to_a_repository_begins_a_thread() {
+        let author = Keys::generate();
+        let sign = |kind, tags: &[[&str; 2]]| {
+            let tags = tags.iter().map(|tag| Tag::parse(*tag).unwrap());
+            EventBuilder::new(kind, "").tags(tags).finalize(&author).unwrap()
+        };
+        let comment = grasp_core::nostr::event::Kind::Comment;
+        let (issue, parent) = ("ab".repeat(32), "cd".repeat(32));
+        let event = sign(comment, &[["E", &issue], ["e", &parent]]);
+        let to = [issue, parent].map(|id| EventId::from_hex(&id).unwrap().into()).to_vec();
+        let wanted = IndexChange::Replied { reply: event.id.into(), to };
+        assert_eq!(index_change(&event, SyncLevel::Full), Some(wanted));
+
+        let repo: RepoId = format!("30617:{}:r", author.public_key()).parse().unwrap();
+        let event = sign(comment, &[["A", &repo.to_string()]]);
+        let wanted = IndexChange::RootAdded { root: event.id.into(), repos: vec![repo] };
+        assert_eq!(index_change(&event, SyncLevel::Full), Some(wanted));
+        let reaction = sign(grasp_core::nostr::event::Kind::Reaction, &[["e", &"ab".repeat(32)]]);
+        assert_eq!(index_change(&reaction, SyncLevel::Full), None);
     }
 }

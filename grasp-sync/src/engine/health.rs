@@ -113,8 +113,10 @@ impl RelayHealth {
         self.seen.received = self.seen.received.saturating_add(events as u64);
     }
 
-    pub(super) fn lacking(&mut self, events: usize) {
-        self.seen.lacking = self.seen.lacking.saturating_add(events as u64);
+    /// It was compared with so many events of ours, and lacks some.
+    pub(super) fn compared(&mut self, events: usize, lacking: usize) {
+        self.seen.compared = self.seen.compared.saturating_add(events as u64);
+        self.seen.lacking = self.seen.lacking.saturating_add(lacking as u64);
     }
 
     /// Everything seen up to now.

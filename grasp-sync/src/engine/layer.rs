@@ -62,7 +62,7 @@ pub(super) fn bisect(filter: &Filter, now: Timestamp) -> Option<[Filter; 2]> {
 }
 
 /// Both halves of what a filter lists, together matching the same; `None` if it lists but one thing.
-pub(super) fn split(filter: &Filter) -> Option<[Filter; 2]> {
+pub(crate) fn split(filter: &Filter) -> Option<[Filter; 2]> {
     let longest = filter.generic_tags.iter().max_by_key(|(_, values)| values.len());
     if let Some((tag, values)) = longest.filter(|(_, values)| values.len() > 1) {
         return Some(halves(values).map(|half| {

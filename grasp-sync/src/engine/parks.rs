@@ -89,9 +89,12 @@ impl Parks {
         }
     }
 
-    /// A request for this layer was answered.
+    /// A request for this layer was answered. If that was the probe, the policy stands no longer; what was sent
+    /// before the layer was parked proves nothing.
     pub(super) fn answered(&mut self, layer: Layer, way: Way) {
-        self.layers.remove(&(layer, way));
+        if let Some(Park::Probing(_)) = self.layers.get(&(layer, way)) {
+            self.layers.remove(&(layer, way));
+        }
     }
 
     /// The relay does not want to be asked for this.
@@ -143,8 +146,21 @@ mod tests {
         assert_eq!(parks.admit(probe, Layer::Roots, Way::History), wait);
         parks.park(probe, Layer::Roots, Way::History);
         assert_eq!(parks.admit(probe, Layer::Roots, Way::History), Admit::Wait(probe + PARK));
+
+        let again = probe + PARK;
+        parks.sent(again, Layer::Roots, Way::History);
         parks.answered(Layer::Roots, Way::History);
-        assert_eq!(parks.admit(probe, Layer::Roots, Way::History), Admit::Go);
+        assert_eq!(parks.admit(again, Layer::Roots, Way::History), Admit::Go);
+    }
+
+    #[test]
+    fn an_answer_to_what_was_sent_before_the_refusal_proves_nothing() {
+        let mut parks = Parks::default();
+        parks.sent(T0, Layer::Repos, Way::History);
+        parks.sent(T0, Layer::Repos, Way::History);
+        parks.park(T0, Layer::Repos, Way::History);
+        parks.answered(Layer::Repos, Way::History);
+        assert_eq!(parks.admit(T0, Layer::Repos, Way::History), Admit::Wait(T0 + PARK));
     }
 
     #[test]

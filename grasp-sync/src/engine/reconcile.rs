@@ -69,7 +69,7 @@ impl Reconciliation {
     /// The relay has answered.
     pub(super) fn heard(&mut self, message: &[u8]) -> Step {
         self.rounds += 1;
-        if message.len() > MAX_MESSAGE || self.rounds > MAX_ROUNDS {
+        if message.len() > MAX_MESSAGE || self.rounds > MAX_ROUNDS || !is_well_formed(message) {
             return Step::Broken;
         }
         let (mut have, mut need) = (Vec::new(), Vec::new());
@@ -87,6 +87,57 @@ impl Reconciliation {
                 let needed = std::mem::take(&mut self.needed);
                 Step::Done { needed, lacking: self.lacking }
             }
+        }
+    }
+}
+
+/// Bytes of an id in a message, and of a fingerprint.
+const ID: usize = 32;
+const FINGERPRINT: usize = 16;
+
+/// Whether a message is whole ranges from its first byte to its last.
+///
+/// The library takes numbers that overflow or break off for small ones, and so reads "we are equal" out of nonsense.
+fn is_well_formed(message: &[u8]) -> bool {
+    let Some((_version, mut rest)) = message.split_first() else { return false };
+    while !rest.is_empty() {
+        if skip_range(&mut rest).is_none() {
+            return false;
+        }
+    }
+    true
+}
+
+/// Skips one range: the bound that it ends at, and what is said of it.
+fn skip_range(rest: &mut &[u8]) -> Option<()> {
+    let _time = number(rest)?;
+    let prefix = number(rest)?;
+    skip(rest, usize::try_from(prefix).ok().filter(|length| *length <= ID)?)?;
+    match number(rest)? {
+        0 => Some(()),
+        1 => skip(rest, FINGERPRINT),
+        2 => {
+            let ids = number(rest)?;
+            skip(rest, usize::try_from(ids).ok()?.checked_mul(ID)?)
+        }
+        _ => None,
+    }
+}
+
+fn skip(rest: &mut &[u8], length: usize) -> Option<()> {
+    *rest = rest.get(length..)?;
+    Some(())
+}
+
+/// A number in base 128, most significant digit first; all digits but the last have their high bit set.
+fn number(rest: &mut &[u8]) -> Option<u64> {
+    let mut number: u64 = 0;
+    loop {
+        let (digit, after) = rest.split_first()?;
+        *rest = after;
+        number = number.checked_mul(128)? | u64::from(digit & 0x7f);
+        if digit & 0x80 == 0 {
+            return Some(number);
         }
     }
 }
@@ -178,6 +229,28 @@ mod tests {
     fn an_oversized_message_is_not_read() {
         let (mut session, _) = Reconciliation::open([], FRAME).unwrap();
         assert_eq!(session.heard(&vec![0x61; MAX_MESSAGE + 1]), Step::Broken);
+    }
+
+    #[test]
+    fn numbers_that_overflow_or_break_off_are_not_taken_for_agreement() {
+        let ours: Vec<_> = (0..10).map(row).collect();
+        for nonsense in [
+            // A time of fourteen digits, then nothing; a time that breaks off; a bound without a word about it.
+            [vec![0x61], vec![0xff; 13], vec![0x7f]].concat(),
+            vec![0x61, 0xff],
+            vec![0x61, 0, 0],
+            // Ids that are counted and not there; a prefix longer than an id; a way of speaking that nobody knows.
+            vec![0x61, 0, 0, 2, 0x85, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f],
+            [vec![0x61, 0, 33], vec![0; 34]].concat(),
+            vec![0x61, 0, 0, 3],
+            vec![],
+        ] {
+            let (mut session, _) = Reconciliation::open(ours.clone(), FRAME).unwrap();
+            assert_eq!(session.heard(&nonsense), Step::Broken, "{nonsense:?}");
+        }
+        let (mut session, _) = Reconciliation::open(ours, FRAME).unwrap();
+        let agrees = Step::Done { needed: BTreeSet::new(), lacking: 0 };
+        assert_eq!(session.heard(&[0x61, 0, 0, 0]), agrees);
     }
 
     proptest! {

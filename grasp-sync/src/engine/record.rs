@@ -55,6 +55,13 @@ impl Records {
         self.0.remove(relay)
     }
 
+    /// Nothing was given by anybody.
+    pub(super) fn forget_coverage(&mut self) {
+        for record in self.0.values_mut() {
+            record.coverage = CoverageSet::with_capacity(COVERAGE_CAPACITY);
+        }
+    }
+
     pub(super) fn all(&self) -> impl Iterator<Item = &RelayRecord> {
         self.0.values()
     }

@@ -135,6 +135,16 @@ impl Link {
         }
     }
 
+    /// What an earlier process was given is lost.
+    pub(super) fn begin_from_nothing(&mut self, desk: &mut Desk<'_>) {
+        if !desk.standing.forget_what_was_given(desk.now.unix) {
+            return;
+        }
+        if let Self::Up(session) = self {
+            session.start_over(desk);
+        }
+    }
+
     /// Time has passed.
     pub(super) fn tick(&mut self, desk: &mut Desk<'_>) {
         if let Self::Up(session) = self {

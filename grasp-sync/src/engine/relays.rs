@@ -1,17 +1,59 @@
 //! The relays as a whole: taken up, dialled, given their turns, retired.
 
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
 use grasp_core::limits::Admit;
 use grasp_core::sync::{IndexChange, RelayState, compute_actions};
-use grasp_core::{Now, RelayUrl};
+use grasp_core::{Host, Now, RelayUrl};
 
 use super::SyncEngine;
-use super::desk::Desk;
+use super::desk::{Desk, Shared};
 use super::facts::RelayFacts;
 use super::ids::ConnId;
 use super::io::{Fault, Output};
 use super::record::RelayRecord;
 use super::relay::{self, Link, Relay, Standing};
 use super::report::Report;
+
+/// The connections there are, by host, and how many there may be. What the operator wants is not counted.
+struct Open {
+    most: usize,
+    most_per_host: usize,
+    exempt: BTreeSet<RelayUrl>,
+    count: usize,
+    by_host: BTreeMap<Host, usize>,
+}
+
+impl Open {
+    fn new(shared: &Shared) -> Self {
+        Self {
+            most: shared.config.connections,
+            most_per_host: shared.config.connections_per_host,
+            exempt: shared.config.bootstrap.iter().cloned().collect(),
+            count: 0,
+            by_host: BTreeMap::new(),
+        }
+    }
+
+    fn add(&mut self, relay: &RelayUrl) {
+        if !self.exempt.contains(relay) {
+            self.count += 1;
+            *self.by_host.entry(relay.host()).or_default() += 1;
+        }
+    }
+
+    fn has_room(&self, relay: &RelayUrl) -> bool {
+        let there = self.by_host.get(&relay.host()).copied().unwrap_or_default();
+        self.exempt.contains(relay) || (self.count < self.most && there < self.most_per_host)
+    }
+}
+
+impl Relay {
+    fn may_be_dialled(&self, now: Now) -> bool {
+        self.link.is_idle() && self.standing.health.admit(now.mono) == Admit::Go
+    }
+}
 
 impl SyncEngine {
     /// Gives a relay its turn, and lets it send what it then may.
@@ -112,6 +154,15 @@ impl SyncEngine {
         }
     }
 
+    /// The local relay has nothing: what an earlier process has fetched for it is lost, and has to be fetched anew.
+    pub(super) fn begin_from_nothing(&mut self, now: Now) {
+        self.records.forget_coverage();
+        let relays: Vec<_> = self.relays.keys().cloned().collect();
+        for url in relays {
+            self.turn(now, &url, |link, desk| link.begin_from_nothing(desk));
+        }
+    }
+
     pub(super) fn connected(
         &mut self,
         now: Now,
@@ -126,24 +177,42 @@ impl SyncEngine {
         }
     }
 
-    /// Connects to whoever may be connected to, the well ones first.
+    /// Connects to whoever may be connected to: the well ones first, of these the operator's and then those that many
+    /// owners list. Anybody can make up relays without end; they wait behind all that somebody needs.
     pub(super) fn dial(&mut self, now: Now) {
+        if !self.dialer.is_free(now.mono) {
+            let waits = self.relays.values().any(|relay| relay.may_be_dialled(now));
+            return self.dialer.set_waits(waits);
+        }
+        let mut open = self.open_connections();
+        let index = &self.shared.index;
         let mut waiting: Vec<_> = self
             .relays
             .iter()
-            .filter(|(_, relay)| relay.link.is_idle())
-            .filter(|(_, relay)| relay.standing.health.admit(now.mono) == Admit::Go)
-            .map(|(url, relay)| (relay.standing.health.health(now.mono), url.clone()))
+            .filter(|(url, relay)| relay.may_be_dialled(now) && open.has_room(url))
+            .map(|(url, relay)| {
+                let health = relay.standing.health.health(now.mono);
+                let need = (open.exempt.contains(url), index.owners_of(url));
+                (health, Reverse(need), url.clone())
+            })
             .collect();
         waiting.sort();
-        let mut waiting = waiting.into_iter();
+        let mut waiting = waiting.into_iter().map(|(_, _, url)| url);
         while self.dialer.is_free(now.mono) {
-            let Some((_, url)) = waiting.next() else { break };
+            let Some(url) = waiting.find(|url| open.has_room(url)) else { break };
+            open.add(&url);
             let conn = self.shared.ids.conn();
             self.dialer.started(now.mono, url.clone(), conn);
             self.turn(now, &url, |link, desk| link.dial(desk, conn));
         }
-        self.dialer.set_waits(waiting.next().is_some());
+        self.dialer.set_waits(waiting.any(|url| open.has_room(&url)));
+    }
+
+    fn open_connections(&self) -> Open {
+        let mut open = Open::new(&self.shared);
+        let busy = self.relays.iter().filter(|(_, relay)| !relay.link.is_idle());
+        busy.for_each(|(url, _)| open.add(url));
+        open
     }
 
     pub(super) fn tick(&mut self, now: Now) {

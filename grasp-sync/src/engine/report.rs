@@ -163,7 +163,9 @@ pub struct Reliability {
     pub down: Duration,
     /// Events it was the first to bring.
     pub received: u64,
-    /// Events of ours that it turned out to lack, counted at each comparison.
+    /// Events of ours that it was compared with, counted at each comparison.
+    pub compared: u64,
+    /// Those of them that it turned out to lack.
     pub lacking: u64,
 }
 
@@ -174,9 +176,10 @@ impl Reliability {
         (!all.is_zero()).then(|| self.up.as_secs_f64() / all.as_secs_f64())
     }
 
-    /// The share of events it had, of those it brought and those it lacked, from 0 to 1.
+    /// The share of events it had, of those it brought and those of ours it was compared with, from 0 to 1; `None`
+    /// before any comparison.
     pub fn coverage(&self) -> Option<f64> {
-        let all = self.received.saturating_add(self.lacking);
-        (all > 0).then(|| self.received as f64 / all as f64)
+        let all = self.received.saturating_add(self.compared);
+        (self.compared > 0).then(|| 1.0 - self.lacking as f64 / all as f64)
     }
 }

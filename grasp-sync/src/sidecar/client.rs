@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::{SinkExt as _, StreamExt as _};
 use grasp_core::RelayUrl;
-use grasp_core::limits::PageRequest;
+use grasp_core::limits::{Ending, GapSecond, Next, PageRequest, Pager, PagerConfig};
 use grasp_core::nostr::event::Event;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::outbound::Provenance;
@@ -16,7 +16,7 @@ use crate::driver::Limits;
 use crate::driver::codec::{self, Word};
 use crate::driver::connection::{Socket, open};
 use crate::driver::outbound::Outbound;
-use crate::engine::SubId;
+use crate::engine::{SubId, split};
 
 /// How long the relay may take to answer; it is our own.
 const ANSWER: Duration = Duration::from_secs(30);
@@ -39,6 +39,49 @@ pub(super) struct Client {
     ping_after: Duration,
     /// Events of other subscriptions that came while a page was read.
     aside: VecDeque<(SubId, Event)>,
+}
+
+/// Everything that is stored for a filter, page by page.
+///
+/// A second that holds more than the relay shows in a page is asked for in parts.
+pub(super) struct Reading<'a> {
+    client: &'a mut Client,
+    /// What is still to be read; the last is under way.
+    parts: Vec<(Filter, Option<Pager>)>,
+}
+
+impl Reading<'_> {
+    /// The next page; `None` when all is read.
+    pub(super) async fn next(&mut self) -> Result<Option<Vec<Event>>, Lost> {
+        while let Some((filter, pager)) = self.parts.last_mut() {
+            let pager = pager.get_or_insert_with(|| {
+                Pager::new(PagerConfig { since: filter.since, ..PagerConfig::default() })
+            });
+            match pager.next() {
+                Next::Ask(request) => {
+                    let page = self.client.page(filter, request).await?;
+                    let _ = pager.page_ended(page.iter().map(|one| (one.created_at, one.id)));
+                    return Ok(Some(page));
+                }
+                Next::Done(Ending::Exhausted) => self.finish_part(),
+                Next::Done(Ending::PageBound | Ending::NoProgress) => return Err(Lost),
+            }
+        }
+        Ok(None)
+    }
+
+    fn finish_part(&mut self) {
+        let Some((filter, Some(pager))) = self.parts.pop() else { return };
+        for GapSecond { at } in pager.gaps() {
+            match split(&filter) {
+                Some(parts) => {
+                    let parts = parts.map(|part| (part.since(*at).until(*at), None));
+                    self.parts.extend(parts);
+                }
+                None => tracing::warn!(%at, "our relay does not show all events of a second"),
+            }
+        }
+    }
 }
 
 impl Client {
@@ -66,12 +109,13 @@ impl Client {
         Ok(sub)
     }
 
+    /// Begins to read everything that is stored for a filter.
+    pub(super) fn read(&mut self, filter: Filter) -> Reading<'_> {
+        Reading { client: self, parts: vec![(filter, None)] }
+    }
+
     /// One page of what is stored.
-    pub(super) async fn page(
-        &mut self,
-        filter: &Filter,
-        request: PageRequest,
-    ) -> Result<Vec<Event>, Lost> {
+    async fn page(&mut self, filter: &Filter, request: PageRequest) -> Result<Vec<Event>, Lost> {
         let mut filter = filter.clone().limit(request.limit);
         // A filter's own end holds until the pages have come below it.
         filter.until = request.until.into_iter().chain(filter.until).min();

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use grasp_core::limits::{Next, Pager, PagerConfig};
 use grasp_core::nostr::event::Kind;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
@@ -77,10 +76,8 @@ impl Follower {
     async fn read(&mut self, client: &mut Client) -> Result<(), Lost> {
         let mut filter = Filter::new().kinds(self.kinds.iter().copied());
         filter.since = self.since;
-        let mut pager = Pager::new(PagerConfig { since: self.since, ..PagerConfig::default() });
-        while let Next::Ask(request) = pager.next() {
-            let page = client.page(&filter, request).await?;
-            let _ = pager.page_ended(page.iter().map(|event| (event.created_at, event.id)));
+        let mut reading = client.read(filter);
+        while let Some(page) = reading.next().await? {
             for event in page {
                 self.news(News::Accepted(Arc::new(event))).await?;
             }

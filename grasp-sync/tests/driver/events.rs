@@ -21,23 +21,19 @@ impl Author {
     }
 
     pub(crate) fn sign(&self, kind: Kind, content: &str, tags: &[&[&str]]) -> Event {
-        self.sign_before(Duration::from_secs(60), kind, content, tags)
+        self.sign_at(Timestamp::now() - Duration::from_secs(60), kind, content, tags)
     }
 
-    /// Signs something that is so old.
-    pub(crate) fn sign_before(
+    pub(crate) fn sign_at(
         &self,
-        age: Duration,
+        at: Timestamp,
         kind: Kind,
         content: &str,
         tags: &[&[&str]],
     ) -> Event {
         let tags = tags.iter().map(|tag| Tag::parse(tag.iter().copied()).unwrap());
-        EventBuilder::new(kind, content)
-            .tags(tags)
-            .custom_created_at(Timestamp::now() - age)
-            .finalize(&self.0)
-            .unwrap()
+        let event = EventBuilder::new(kind, content).tags(tags).custom_created_at(at);
+        event.finalize(&self.0).unwrap()
     }
 
     /// Announces a repository that we and these relays keep.

@@ -8,5 +8,6 @@ mod events;
 mod local;
 mod scripted;
 mod sidecar;
+mod strangers;
 mod syncing;
 mod trial;

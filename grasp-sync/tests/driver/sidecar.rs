@@ -6,6 +6,7 @@ use futures_util::StreamExt as _;
 use grasp_core::kinds;
 use grasp_core::nostr::event::Kind;
 use grasp_core::nostr::filter::Filter;
+use grasp_core::nostr::types::Timestamp;
 use grasp_sync::engine::Row;
 use grasp_sync::local::{LocalRelay, News};
 use grasp_sync::{Sidecar, Syncer};
@@ -40,10 +41,14 @@ async fn any_relay_is_kept_complete_over_its_own_websocket() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_inventory_is_everything_however_the_relay_cuts_it() {
     let author = Author::new();
-    let comment =
-        |n: u64| author.sign(grasp_core::nostr::event::Kind::Comment, &n.to_string(), &[]);
-    // More than a page, and all of one second but for those that are a second apart.
-    let events: Vec<_> = (0..120).map(comment).collect();
+    let at = |second: u64, kind, n: u64| {
+        let at = Timestamp::from_secs(1_700_000_000 + second);
+        author.sign_at(at, kind, &format!("{n} of {second}"), &[])
+    };
+    // Many pages; and a second that fits no page, unless each kind is asked for alone.
+    let mut events: Vec<_> = (0..120).map(|n| at(n / 3, Kind::Comment, n)).collect();
+    events.extend((0..40).map(|n| at(7, Kind::GitIssue, n)));
+    events.extend((0..40).map(|n| at(7, Kind::GitPatch, n)));
     let stored = events.clone();
     let relay = Scripted::start(move |mut guest| {
         let stored = stored.clone();
@@ -58,7 +63,7 @@ async fn the_inventory_is_everything_however_the_relay_cuts_it() {
     })
     .await;
     let sidecar = Sidecar::start(relay.url());
-    let filter = Filter::new().kind(Kind::Comment);
+    let filter = Filter::new().kinds([Kind::Comment, Kind::GitIssue, Kind::GitPatch]);
     for _ in 0..2 {
         let mut rows = sidecar.inventory(filter.clone()).await.unwrap();
         rows.sort();

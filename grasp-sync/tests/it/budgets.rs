@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use grasp_core::RelayUrl;
 use grasp_core::limits::Health;
-use grasp_sync::engine::{Config, Frame, Report};
+use grasp_core::sync::{IndexChange, SyncLevel};
+use grasp_sync::engine::{Accepted, Config, Frame, Input, Report};
 
 use crate::sim::peer::Peer;
 use crate::sim::script::{Neg, Script};
-use crate::sim::world::relay;
+use crate::sim::world::{relay, repo};
 use crate::stage::{By, HOUR, MINUTE, Stage, by, defaults, secs};
 
 #[test]
@@ -177,4 +178,48 @@ fn every_subscription_is_closed_or_ended_and_none_twice() {
     assert!(closes.values().all(|count| *count == 1));
     let (open, most) = stage.sim.engine.slots(&relay(0)).unwrap();
     assert!(open <= most && open <= 10, "only what is listened to stays open: {open}");
+}
+
+/// An announcement of somebody else's, with these relays.
+fn announced_by_another(stage: &mut Stage, relays: impl IntoIterator<Item = RelayUrl>) {
+    let repo = repo(&mut stage.chance, "made-up");
+    let relays = relays.into_iter().collect();
+    let change = IndexChange::Announced { repo, relays, level: SyncLevel::StateOnly };
+    let accepted = Accepted { event: None, direct: false, change: Some(change) };
+    stage.sim.tell(Input::Accepted(accepted));
+}
+
+#[test]
+fn relays_that_somebody_made_up_keep_nobody_from_those_that_many_list() {
+    let mut stage = Stage::new(defaults(), Script::default(), 0);
+    // They sort before all others, and nobody is there.
+    for n in 0..20 {
+        let made_up = (0..60).map(|m| format!("wss://0-{n}-{m}.example").parse().unwrap());
+        announced_by_another(&mut stage, made_up);
+    }
+    stage.run(secs(30));
+    stage.announce(&[relay(0)]);
+    announced_by_another(&mut stage, [relay(0)]);
+    let before = stage.sim.dials.len();
+    stage.run(secs(60));
+    let position = stage.sim.dials[before..].iter().position(|(_, to)| *to == relay(0));
+    assert!(position.is_some_and(|position| position < 120), "{position:?}");
+}
+
+#[test]
+fn no_host_and_no_flood_of_names_gets_more_connections_than_there_are() {
+    let config = Config { connections: 10, connections_per_host: 3, ..defaults() };
+    let mut stage = Stage::new(config, Script::default(), 0);
+    let paths = (0..20).map(|n| format!("wss://real.example/{n}").parse().unwrap());
+    let names = (0..40).map(|n| format!("wss://z{n}.example").parse().unwrap());
+    let all: Vec<RelayUrl> = paths.chain(names).collect();
+    for url in &all {
+        stage.sim.peers.insert(url.clone(), Peer::new(Script::default(), []));
+    }
+    announced_by_another(&mut stage, all);
+    stage.run(5 * MINUTE);
+    let dialled: Vec<_> = stage.sim.dials.iter().map(|(_, to)| to.clone()).collect();
+    assert_eq!(dialled.len(), 10, "{dialled:?}");
+    let at_one_host = dialled.iter().filter(|to| to.host().name() == "real.example");
+    assert_eq!(at_one_host.count(), 3);
 }

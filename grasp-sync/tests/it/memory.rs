@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use grasp_core::Mono;
 use grasp_core::admission::SyncPath;
-use grasp_sync::engine::{Input, Report, Source};
+use grasp_sync::engine::{Config, Input, Report, Source};
 
+use crate::sim::local::Local;
 use crate::sim::peer::Peer;
 use crate::sim::script::Script;
 use crate::sim::world::{relay, repo};
@@ -92,6 +93,23 @@ fn a_restart_takes_up_where_the_last_process_left_off() {
     let issue = again.publish_issue();
     again.run(secs(10));
     assert!(again.sim.local.stored.contains_key(&issue.id));
+}
+
+#[test]
+fn what_was_fetched_counts_only_as_long_as_it_is_here() {
+    let config = Config { bootstrap: vec![relay(0)], ..defaults() };
+    let mut stage = Stage::new(config, Script::default(), 20);
+    stage.announce(&[relay(0)]);
+    let announcement = stage.sim.local.stored.values().next().unwrap().clone();
+    stage.peer().events.insert(announcement.id, announcement);
+    stage.run(HOUR);
+    assert_eq!(stage.here(), 21);
+
+    // The store is lost, and what is known about relays is not.
+    stage.sim.local = Local::default();
+    stage.sim.crash(9);
+    stage.run(MINUTE);
+    assert_eq!(stage.here(), 21);
 }
 
 #[test]
@@ -226,4 +244,23 @@ fn where_every_event_came_from_is_told() {
     assert_eq!((seen.attempts, seen.failures), (1, 0));
     assert_eq!(seen.received, 21);
     assert!(seen.uptime().unwrap() > 0.9);
+}
+
+#[test]
+fn what_a_relay_lacks_of_ours_counts_against_it() {
+    let mut stage = Stage::announced(defaults(), Script::default(), 20);
+    stage.run(HOUR);
+    for _ in 0..5 {
+        let issue = stage.chance_issue();
+        stage.sim.accept(issue);
+    }
+    stage.run(26 * HOUR);
+    let mut told = stage.sim.reports.iter().filter_map(|report| match report {
+        Report::Reliability { seen, .. } => Some(*seen),
+        _ => None,
+    });
+    let seen = told.next_back().unwrap();
+    // At first it had only the announcement to compare, which it lacks; a day later all of the issues as well.
+    assert_eq!((seen.received, seen.compared, seen.lacking), (20, 27, 7));
+    assert!((seen.coverage().unwrap() - 40.0 / 47.0).abs() < 1e-9);
 }

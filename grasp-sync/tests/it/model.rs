@@ -14,7 +14,7 @@ use grasp_sync::engine::{
     Outcome, Output, RelayFacts, Row, Said, SubId, SyncEngine,
 };
 use proptest::prelude::*;
-use proptest::test_runner::{FileFailurePersistence, RngSeed};
+use proptest::test_runner::FileFailurePersistence;
 
 use crate::sim::world::relay;
 
@@ -285,17 +285,13 @@ fn pick<T: Clone>(from: &[T], which: usize) -> Option<T> {
     from.get(place).cloned()
 }
 
-/// The same runs each time, unless `PROPTEST_RNG_SEED` asks for others and `PROPTEST_CASES` for more. What ever
-/// failed is kept and tried first.
+/// Other runs each time, and as many as `PROPTEST_CASES` says. What fails is printed, shrunk, with its inputs; its
+/// seed is kept in a file and tried first from then on.
 fn config() -> ProptestConfig {
     let asked = ProptestConfig::default();
-    let rng_seed = match asked.rng_seed {
-        RngSeed::Random => RngSeed::Fixed(7),
-        fixed @ RngSeed::Fixed(_) => fixed,
-    };
     let cases = if std::env::var_os("PROPTEST_CASES").is_some() { asked.cases } else { 300 };
     let kept = FileFailurePersistence::Direct("tests/it/model.regressions");
-    ProptestConfig { rng_seed, cases, failure_persistence: Some(Box::new(kept)), ..asked }
+    ProptestConfig { cases, failure_persistence: Some(Box::new(kept)), ..asked }
 }
 
 proptest! {

@@ -41,6 +41,8 @@ fn make_place(server: &Server, alice: &Maker, name: &str) -> String {
             git(&server.root, &["init", "-q", "--bare", place.to_str().expect("a path")]);
             git(&place, &["config", "http.receivepack", "true"]);
             git(&place, &["config", "receive.fsckObjects", "true"]);
+            // A pack stays a pack, as with us: few large objects by themselves would be compressed anew for everybody.
+            git(&place, &["config", "receive.unpackLimit", "1"]);
             format!("/{name}.git")
         }
     }

@@ -1,4 +1,7 @@
-//! What GRASP-01 asks of a server, as a table: relay, information, CORS, repositories, policy, purgatory, pushes.
+//! What GRASP-01 asks of a server: relay, information, CORS, repositories, policy, purgatory, pushes.
+//!
+//! Which test holds which point of the checklist is a table in `docs/reference/conformance.md`; the last test here
+//! holds the table.
 
 use grasp_core::MaintainerModel;
 use grasp_core::service::npub;
@@ -58,11 +61,26 @@ async fn every_answer_is_for_browsers_of_any_origin() {
     }
     for path in ["/", "/npub1test/test.git/git-upload-pack", "/npub1test/test.git/info/refs"] {
         let answer = instance.request("OPTIONS", path).await;
-        assert_eq!(
-            (answer.status, answer.header("access-control-allow-origin")),
-            (204, "*"),
-            "{path}"
-        );
+        assert_eq!((answer.status, answer.body.as_str()), (204, ""), "{path}");
+        assert_eq!(answer.header("access-control-allow-origin"), "*", "{path}");
+        assert!(answer.header("access-control-allow-methods").contains("POST"), "{path}");
+        let headers = answer.header("access-control-allow-headers").to_lowercase();
+        assert!(headers.contains("content-type"), "{path}");
+    }
+    // Whatever goes wrong, a browser may read why.
+    let repo = instance.path(&alice.repo("x"));
+    let wrong = [
+        ("GET", format!("{repo}/HEAD"), 403),
+        ("GET", format!("{repo}/info/refs"), 403),
+        ("GET", format!("{repo}/config"), 404),
+        ("DELETE", repo.clone(), 405),
+        ("GET", format!("{repo}/git-upload-pack"), 405),
+        ("GET", String::from("/nothing"), 404),
+    ];
+    for (method, path, status) in wrong {
+        let answer = instance.request(method, &path).await;
+        let origin = answer.header("access-control-allow-origin");
+        assert_eq!((answer.status, origin), (status, "*"), "{method} {path}");
     }
 }
 
@@ -134,6 +152,7 @@ async fn partial_and_shallow_clones_of_a_served_repository_work() {
     {
         let clone = Workdir::empty();
         clone.git(&[&["clone", "-q"], options, &[&url, "."]].concat()).await.expect_ok();
+        clone.git(&["fetch", "-q", "--filter=tree:0", "origin"]).await.expect_ok();
     }
 }
 
@@ -228,6 +247,40 @@ async fn a_deleted_state_authorises_nothing() {
         assert!(accepted(&instance, &deletion).await);
         instance.settle("x").await;
         work.git(&["push", "--force", &url, "main"]).await.expect_refused();
+    }
+}
+
+#[tokio::test]
+async fn the_deleted_state_of_a_new_maintainer_authorises_nothing() {
+    let instance = Instance::of_model(MaintainerModel::Plain).await;
+    let (alice, bob) = (Maker::new(), Maker::new());
+    let work = instance.host(&alice, "x").await;
+    let bobs = bob.key().to_string();
+    let with_bob = [&["maintainers", bobs.as_str()][..]];
+    let replaced = alice.later(1).announce_with("x", &instance.service(), &with_bob);
+    assert!(kept(&instance, &replaced).await, "a replacement is served at once");
+    let commit = work.commit("bob's").await;
+    let state = bob.later(2).state("x", &[(MAIN, &commit)]);
+    assert!(accepted(&instance, &state).await && !instance.serves(&state).await);
+    let coordinate = format!("30618:{bobs}:x");
+    assert!(accepted(&instance, &bob.later(3).sign(5, "", &[&["a", &coordinate]])).await);
+    instance.settle("x").await;
+    let url = instance.clone_url(&alice.repo("x"));
+    work.git(&["push", "--force", &url, "main"]).await.expect_refused();
+}
+
+#[tokio::test]
+async fn a_strangers_state_authorises_nothing() {
+    for model in [MaintainerModel::Reciprocal, MaintainerModel::Plain] {
+        let instance = Instance::of_model(model).await;
+        let (alice, eve) = (Maker::new(), Maker::new());
+        let work = instance.host(&alice, "x").await;
+        let commit = work.commit("eve's").await;
+        let state = eve.later(1).state("x", &[(MAIN, &commit)]);
+        assert!(!accepted(&instance, &state).await);
+        let url = instance.clone_url(&alice.repo("x"));
+        work.git(&["push", "--force", &url, "main"]).await.expect_refused();
+        assert!(!instance.serves(&state).await);
     }
 }
 
@@ -339,4 +392,32 @@ async fn big_pushes_and_push_options_and_compressed_fetches_work() {
     let clone = Workdir::empty();
     clone.git(&["clone", "-q", &url, "."]).await.expect_ok();
     assert_eq!(clone.git(&["rev-parse", "HEAD"]).await.expect_ok(), commit);
+}
+
+/// Every point of the checklist has its line, and every test that a line names exists.
+#[test]
+fn each_point_of_the_checklist_names_its_tests() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let read = |path: &str| std::fs::read_to_string(format!("{root}/{path}")).unwrap();
+    let table = read("docs/reference/conformance.md");
+    let rows = table.lines().filter(|line| line.starts_with("| A"));
+    let mut next = 1;
+    for row in rows {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let (from, to) = cells[1].split_once('–').unwrap_or((cells[1], cells[1]));
+        let number = |text: &str| text.trim_start_matches('A').parse::<u32>().unwrap();
+        assert_eq!(number(from), next, "{row}");
+        next = number(to) + 1;
+        let tests: Vec<&str> = cells[3].split('`').skip(1).step_by(2).collect();
+        assert!(!tests.is_empty(), "{row}");
+        for test in tests {
+            let (module, name) = test.rsplit_once("::").unwrap();
+            let file = match module.strip_prefix("relay::") {
+                Some(module) => format!("grasp-relay/tests/it/{module}.rs"),
+                None => format!("tests/tests/it/{module}.rs"),
+            };
+            assert!(read(&file).contains(&format!("fn {name}()")), "{test}");
+        }
+    }
+    assert_eq!(next, 77, "A1 to A76");
 }

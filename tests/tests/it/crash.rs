@@ -1,7 +1,8 @@
 //! `kill -9` at any step: nothing that was held, promised or served is lost or half applied.
 //!
-//! The server is a process of its own that kills itself at the n-th reading of its clock. The clock is read in every
-//! turn of purgatory and in every step that follows from one, so between any two of them lies a point to die at.
+//! The server is a process of its own that kills itself: at every step of its journal, which is before and after each
+//! write, and at readings of its clock. That is read in every turn of purgatory and in every step that follows from
+//! one, so between any two of them lies a point to die at.
 
 mod victim;
 
@@ -10,12 +11,12 @@ use std::collections::BTreeSet;
 use grasp_tests::{Litter, Maker, Workdir};
 use nostr::event::Event;
 
-use self::victim::Victim;
+use self::victim::{Death, Victim};
 
 const MAIN: &str = "refs/heads/main";
 
-/// How many points of the story the server dies at, unless `GRASP_CRASH_POINTS` says otherwise: `all` for every one.
-const POINTS: u64 = 12;
+/// At how many readings of the clock the server dies, unless `GRASP_CRASH_POINTS` says otherwise: `all` for every one.
+const POINTS: u64 = 6;
 
 /// One thing that somebody does.
 enum Deed {
@@ -135,20 +136,20 @@ impl Story {
     }
 
     /// I1: a served state is exactly the refs served.
-    fn check_that_refs_are_those_of_the_served_state(&self, sight: &Sight, at: u64) {
-        assert_eq!(sight.refs, self.refs_of(&sight.served), "I1 at {at}: {sight:?}");
+    fn check_that_refs_are_those_of_the_served_state(&self, sight: &Sight, at: Death) {
+        assert_eq!(sight.refs, self.refs_of(&sight.served), "I1 {at:?}: {sight:?}");
         let states = ["first", "second"].iter().filter(|name| sight.served.contains(*name)).count();
-        assert!(states <= 1, "at {at}: {sight:?}");
-        assert_eq!(sight.served.contains("announcement"), states == 1, "at {at}: {sight:?}");
+        assert!(states <= 1, "{at:?}: {sight:?}");
+        assert_eq!(sight.served.contains("announcement"), states == 1, "{at:?}: {sight:?}");
     }
 
     /// I2: nothing held is served.
-    fn check_that_nothing_held_is_served(&self, sight: &Sight, at: u64) {
-        assert!(sight.served.is_disjoint(&sight.held), "I2 at {at}: {sight:?}");
+    fn check_that_nothing_held_is_served(&self, sight: &Sight, at: Death) {
+        assert!(sight.served.is_disjoint(&sight.held), "I2 {at:?}: {sight:?}");
     }
 
     /// I3: what was acknowledged is there, unless its author changed their mind.
-    fn check_that_promises_are_kept(&self, sight: &Sight, kept: usize, at: u64) {
+    fn check_that_promises_are_kept(&self, sight: &Sight, kept: usize, at: Death) {
         let here = |name| sight.served.contains(name) || sight.held.contains(name);
         let replaced = sight.served.contains("second");
         let promised = [
@@ -161,13 +162,13 @@ impl Story {
             (8, sight.served.contains("first") && !here("second")),
         ];
         for (deeds, holds) in promised {
-            assert!(kept < deeds || holds, "I3 at {at}, {kept} deeds done: {sight:?}");
+            assert!(kept < deeds || holds, "I3 {at:?}, {kept} deeds done: {sight:?}");
         }
     }
 }
 
 /// Lives through the story with a server that dies at one point, and looks at everything after its restart.
-async fn live_through(at: u64) {
+async fn live_through(at: Death) {
     let mut victim = Victim::new();
     let story = Story::on(&victim).await;
     let deeds = story.deeds();
@@ -182,7 +183,7 @@ async fn live_through(at: u64) {
     }
     victim.kill();
 
-    assert!(victim.start(0), "it starts after dying at {at}");
+    assert!(victim.start(Death::Never), "it starts after dying {at:?}");
     victim.make_round();
     let sight = story.look(&mut victim).await;
     story.check_that_refs_are_those_of_the_served_state(&sight, at);
@@ -193,35 +194,48 @@ async fn live_through(at: u64) {
     for (position, deed) in deeds.iter().enumerate().skip(kept) {
         let done = story.perform(&mut victim, deed).await;
         // If the last thing did happen, its state may have lost to a later one: of that only the end counts.
-        assert!(done || position == kept, "deed {position} after dying at {at}");
+        assert!(done || position == kept, "deed {position} after dying {at:?}");
     }
     victim.make_round();
     let sight = story.look(&mut victim).await;
-    assert_eq!(sight.served, BTreeSet::from(["announcement", "first", "request"]), "after {at}");
+    assert_eq!(sight.served, BTreeSet::from(["announcement", "first", "request"]), "after {at:?}");
     story.check_that_refs_are_those_of_the_served_state(&sight, at);
     let litter = grasp_tests::eventually(|| {
         Some(Litter::below(&victim.repositories()))
             .filter(|l| l.processes.is_empty() && l.staged == 0)
     });
-    assert_eq!(litter.await, Litter::default(), "after {at}");
+    assert_eq!(litter.await, Litter::default(), "after {at:?}");
 }
 
-#[tokio::test]
-async fn nothing_held_promised_or_served_is_lost_to_kill_9() {
+/// Tells the whole story to a server that lives, which says how many points to die at there are.
+async fn points() -> (u64, u64) {
     let mut victim = Victim::new();
     let story = Story::on(&victim).await;
-    assert!(victim.start(0));
+    assert!(victim.start(Death::Never));
     for deed in story.deeds() {
         assert!(story.perform(&mut victim, &deed).await);
     }
-    let readings = victim.readings();
-    drop(victim);
+    victim.points()
+}
+
+#[tokio::test]
+async fn nothing_held_promised_or_served_is_lost_to_kill_9_at_any_step_of_the_journal() {
+    let (_, steps) = points().await;
+    assert!(steps >= 2 * 8, "{steps}: each deed is written down, with a step before and one after");
+    for step in 1..=steps {
+        live_through(Death::AtStep(step)).await;
+    }
+}
+
+#[tokio::test]
+async fn nothing_held_promised_or_served_is_lost_to_kill_9_in_between() {
+    let (readings, _) = points().await;
     let points = match std::env::var("GRASP_CRASH_POINTS").ok().as_deref() {
         Some("all") => readings,
         Some(number) => number.parse().unwrap(),
         None => POINTS,
     };
     for point in 0..points {
-        live_through(1 + point * readings / points).await;
+        live_through(Death::AtReading(1 + point * readings / points)).await;
     }
 }

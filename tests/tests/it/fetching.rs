@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use grasp_core::outbound::{Forbidden, OutboundPolicy};
@@ -272,15 +273,58 @@ impl Resolve for Everywhere {
 async fn a_name_that_leads_to_a_private_place_is_not_gone_to() {
     let server = GitServer::start().await;
     let port = server.address().port();
-    for addresses in [&["127.0.0.1"][..], &["1.1.1.1", "127.0.0.1"], &["64:ff9b::7f00:1"]] {
+    // Loopback, beside a public one too; inside NAT64, well-known and local; carriers' own; link-local; 6to4.
+    let private = [
+        &["127.0.0.1"][..],
+        &["1.1.1.1", "127.0.0.1"],
+        &["64:ff9b::7f00:1"],
+        &["64:ff9b:1::1"],
+        &["100.64.0.1"],
+        &["169.254.169.254"],
+        &["2002:7f00:1::1"],
+        &["fc00::1"],
+        &["0.0.0.0"],
+    ];
+    for addresses in private {
         let place = Place::new(OutboundPolicy::default(), FetchLimits::default()).await;
         let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
         let fetcher = place.fetcher.resolving(Everywhere(addresses));
         let at = url(&format!("http://git.example.com:{port}/x.git"));
         let listed = fetcher.list(&at, &BTreeSet::new()).await;
-        assert_eq!(listed, Err(Trouble::Forbidden(Forbidden::Address)));
+        assert!(matches!(listed, Err(Trouble::Forbidden(_))), "{listed:?}");
     }
     assert!(server.asked().is_empty());
+}
+
+/// Says where the server is once, and somewhere private from then on.
+struct Rebinding(AtomicBool);
+
+impl Resolve for Rebinding {
+    fn resolve<'a>(&'a self, _: &'a str) -> Resolving<'a> {
+        let address = if self.0.swap(true, Ordering::SeqCst) { "10.0.0.1" } else { "127.0.0.1" };
+        Box::pin(async move { Ok(vec![address.parse().unwrap()]) })
+    }
+}
+
+#[tokio::test]
+async fn a_name_is_looked_up_once_for_a_conversation_so_nobody_can_move_it_meanwhile() {
+    let (server, place) = (GitServer::start().await, Place::open().await);
+    let (_work, _, second) = served(&server).await;
+    let fetcher = place.fetcher.resolving(Rebinding(AtomicBool::new(false)));
+    let at = url(&format!("http://git.invalid:{}/x.git", server.address().port()));
+    // Git asks more than once in a fetch, and each time at the address that was judged.
+    let fetched = fetcher.fetch(&name(), &at, &set(&[&second])).await;
+    assert_eq!(fetched.got, set(&[&second]));
+    assert!(server.asked().len() > 1);
+}
+
+#[tokio::test]
+async fn a_name_that_has_moved_to_a_private_place_is_judged_anew() {
+    let place = Place::new(OutboundPolicy::default(), FetchLimits::default()).await;
+    let fetcher = place.fetcher.resolving(Rebinding(AtomicBool::new(true)));
+    let at = url("http://git.example.com/x.git");
+    let listed = fetcher.list(&at, &BTreeSet::new()).await;
+    assert_eq!(listed, Err(Trouble::Forbidden(Forbidden::Address)));
 }
 
 #[tokio::test]

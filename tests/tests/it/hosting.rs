@@ -180,3 +180,40 @@ async fn an_invited_fork_owner_cannot_take_over() {
     instance.take(vec![again]).await;
     work.git(&["push", &url, "+main", "+main:refs/heads/y"]).await.expect_refused();
 }
+
+#[tokio::test]
+async fn a_state_fills_every_view_that_its_author_may_sign_for() {
+    let instance = Instance::start().await;
+    let (alice, bob, eve) = (Maker::new(), Maker::new(), Maker::new());
+    let lists = |by: &Maker, other: &Maker| {
+        by.announce_with("x", &instance.service(), &[&["maintainers", &other.key().to_string()]])
+    };
+    let (alices, bobs) = (lists(&alice, &bob), lists(&bob, &alice));
+    // Eve has the same name, and nobody lists her.
+    let eves = lists(&eve, &alice);
+    let work = Workdir::init().await;
+    let commit = work.commit("first").await;
+    let state = bob.state("x", &[(MAIN, &commit)]);
+    instance.take(vec![alices.clone(), bobs.clone(), eves.clone(), state.clone()]).await;
+    work.git(&["push", &instance.clone_url(&alice.repo("x")), "main"]).await.expect_ok();
+    for event in [&alices, &bobs, &state] {
+        assert!(instance.serves(event).await);
+    }
+    for maker in [&alice, &bob] {
+        assert!(instance.refs(&maker.repo("x")).await.contains(&format!("{commit}\t{MAIN}")));
+    }
+    assert!(!instance.serves(&eves).await);
+    assert_eq!(instance.refs(&eve.repo("x")).await, "");
+
+    // A new maintainer's view is filled by their acceptance, without anybody pushing.
+    let carol = Maker::new();
+    let both = [bob.key().to_string(), carol.key().to_string()];
+    let with_carol = [&["maintainers", &both[0], &both[1]][..]];
+    let replaced = alice.later(1).announce_with("x", &instance.service(), &with_carol);
+    instance.take(vec![replaced]).await;
+    let accepts = lists(&carol, &alice);
+    instance.take(vec![accepts.clone()]).await;
+    instance.settle("x").await;
+    assert!(instance.serves(&accepts).await);
+    assert!(instance.refs(&carol.repo("x")).await.contains(&format!("{commit}\t{MAIN}")));
+}

@@ -1,22 +1,20 @@
 //! Git data comes from wherever the repository says it is.
 
-use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
 use grasp_bin::Settings;
-use grasp_core::limits::PermitConfig;
 use grasp_core::outbound::OutboundPolicy;
 use grasp_tests::{GitServer, Instance, Maker, Manner, Workdir};
 use nostr::event::Event;
 
-const MAIN: &str = "refs/heads/main";
+pub(crate) const MAIN: &str = "refs/heads/main";
 
 /// An instance that goes to servers on loopback and is in a hurry.
-async fn instance() -> Instance {
+pub(crate) async fn instance() -> Instance {
     Instance::with(hurried).await
 }
 
-fn hurried(settings: &mut Settings) {
+pub(crate) fn hurried(settings: &mut Settings) {
     settings.outbound = OutboundPolicy { allow_private: true };
     settings.hunt.backoff.first = Duration::from_millis(300);
     settings.hunt.backoff.cap = Duration::from_millis(600);
@@ -27,7 +25,7 @@ fn hurried(settings: &mut Settings) {
 }
 
 /// Announces a repository that is here and at these places.
-fn announce(maker: &Maker, name: &str, on: &Instance, places: &[&str]) -> Event {
+pub(crate) fn announce(maker: &Maker, name: &str, on: &Instance, places: &[&str]) -> Event {
     announce_with(maker, name, on, places, &[])
 }
 
@@ -45,7 +43,7 @@ fn announce_with(
 }
 
 /// A repository of one commit at a server, with that commit.
-async fn hosted_at(server: &GitServer, name: &str) -> (Workdir, String) {
+pub(crate) async fn hosted_at(server: &GitServer, name: &str) -> (Workdir, String) {
     let work = Workdir::init().await;
     let commit = work.commit(name).await;
     server.host(name, &work).await;
@@ -269,48 +267,6 @@ async fn objects_that_a_disk_has_lost_come_back() {
 }
 
 #[tokio::test]
-async fn no_server_is_asked_for_more_than_its_limits() {
-    const REPOS: usize = 24;
-    let per = Duration::from_millis(1_500);
-    let limits = PermitConfig {
-        at_once: three(),
-        starts: NonZeroUsize::new(12).unwrap(),
-        per,
-        ..PermitConfig::default()
-    };
-    let instance = Instance::with(|settings| {
-        hurried(settings);
-        settings.hunt.per_host = limits;
-    })
-    .await;
-    let (server, alice) = (GitServer::start().await, Maker::new());
-    let (work, commit) = hosted_at(&server, "r0").await;
-    let mut states = Vec::new();
-    for n in 0..REPOS {
-        let name = format!("r{n}");
-        server.host(&name, &work).await;
-        let announcement = announce(&alice, &name, &instance, &[&server.url(&name)]);
-        states.push(alice.state(&name, &[(MAIN, &commit)]));
-        instance.sync(vec![announcement, states[n].clone()]).await;
-    }
-    for state in &states {
-        instance.until_serves(state).await;
-    }
-    assert!(server.most_open() <= 3, "{} at once", server.most_open());
-    let begun = server.conversations();
-    assert_eq!(begun.len(), 2 * REPOS, "one advertisement and one fetch each");
-    // A conversation is counted when it is begun here, and seen there a few moments later.
-    let slack = Duration::from_millis(500);
-    for some in begun.windows(13) {
-        assert!(some[12] - some[0] >= per - slack, "{:?}", some[12] - some[0]);
-    }
-}
-
-fn three() -> NonZeroUsize {
-    NonZeroUsize::new(3).unwrap()
-}
-
-#[tokio::test]
 async fn bad_servers_cost_time_and_nothing_else() {
     let (instance, alice) = (instance().await, Maker::new());
     let honest = GitServer::at("127.0.0.9", Manner::Honest).await;
@@ -400,7 +356,7 @@ fn lose_objects(dir: &std::path::Path) {
     }
 }
 
-async fn wait_until(mut is_so: impl FnMut() -> bool) {
+pub(crate) async fn wait_until(mut is_so: impl FnMut() -> bool) {
     for _ in 0..2_000 {
         if is_so() {
             return;

@@ -1,12 +1,16 @@
 //! Events and git data stay in step: across repositories, restarts, failures and time.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
+use grasp_core::RepoId;
 use grasp_tests::{Fault, Instance, Maker, Settings, TimeMachine, Workdir, eventually, files};
 use nostr::event::Event;
 
 const MAIN: &str = "refs/heads/main";
 const DAY: u64 = 24 * 60 * 60;
+/// Long enough for the busiest machine.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn message(instance: &Instance, event: &Event) -> String {
     let answer = instance.take(vec![event.clone()]).await[0].answer();
@@ -300,4 +304,95 @@ async fn deleting_the_announcement_takes_the_repository_out_of_service() {
     instance.keeper().make_round().await.unwrap();
     assert_eq!(instance.get(&instance.path(&alice.repo("x")), &[]).await.status, 404);
     assert_eq!(instance.get(&instance.path(&bob.repo("x")), &[]).await.status, 200);
+}
+
+#[tokio::test]
+async fn an_owner_who_comes_back_finds_the_repository_as_it_was() {
+    let instance = Instance::start().await;
+    let alice = Maker::new();
+    let work = instance.host(&alice, "x").await;
+    let first = work.git(&["rev-parse", "main"]).await.expect_ok();
+    let coordinate = alice.repo("x").to_string();
+    let deletion = alice.later(1).sign(5, "", &[&["a", &coordinate]]);
+    message(&instance, &deletion).await;
+    instance.settle("x").await;
+    let path = instance.path(&alice.repo("x"));
+    eventually_gone(&instance, &path).await;
+    message(&instance, &alice.later(2).announce("x", &instance.service())).await;
+    message(&instance, &alice.later(2).state("x", &[(MAIN, &first)])).await;
+    instance.settle("x").await;
+    assert!(instance.refs(&alice.repo("x")).await.contains(&format!("{first}\t{MAIN}")));
+}
+
+/// Waits until a page is gone.
+async fn eventually_gone(instance: &Instance, path: &str) {
+    let gone = async {
+        while instance.get(path, &[]).await.status != 404 {
+            instance.settle("another").await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, gone).await.expect("it is gone in time");
+}
+
+/// Waits until a view has no ref that is named like this.
+async fn eventually_without(instance: &Instance, repo: &RepoId, word: &str) {
+    let gone = async {
+        while instance.refs(repo).await.contains(word) {
+            instance.settle("x").await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, gone).await.expect("it is gone in time");
+}
+
+#[tokio::test]
+async fn a_pull_request_that_is_deleted_takes_its_refs_along() {
+    let instance = Instance::start().await;
+    let (alice, bob) = (Maker::new(), Maker::new());
+    let work = instance.host(&alice, "x").await;
+    let (url, repo) = (instance.clone_url(&alice.repo("x")), alice.repo("x"));
+    let tip = work.commit("work").await;
+    let requests = [0, 1].map(|later| bob.later(later).pull_request(&repo, &tip));
+    for request in &requests {
+        message(&instance, request).await;
+        work.git(&["push", &url, &format!("{tip}:refs/nostr/{}", request.id)]).await.expect_ok();
+        assert!(instance.serves(request).await);
+    }
+    let [gone, stays] = requests.each_ref().map(|request| request.id.to_hex());
+    let deletion = bob.later(2).sign(5, "", &[&["e", &gone]]);
+    message(&instance, &deletion).await;
+    eventually_without(&instance, &repo, &gone).await;
+    assert!(instance.refs(&repo).await.contains(&stays));
+}
+
+#[tokio::test]
+async fn whoever_vanishes_takes_repositories_and_pull_requests_along_for_good() {
+    let instance = Instance::start().await;
+    let (alice, bob) = (Maker::new(), Maker::new());
+    let work = instance.host(&alice, "x").await;
+    instance.host(&bob, "x").await;
+    instance.host(&alice, "y").await;
+    // What was out of service before goes too.
+    let deletion = alice.later(1).sign(5, "", &[&["a", &alice.repo("y").to_string()]]);
+    message(&instance, &deletion).await;
+    eventually_gone(&instance, &instance.path(&alice.repo("y"))).await;
+    let tip = work.commit("work").await;
+    let request = alice.pull_request(&bob.repo("x"), &tip);
+    message(&instance, &request).await;
+    let spec = format!("{tip}:refs/nostr/{}", request.id);
+    work.git(&["push", &instance.clone_url(&bob.repo("x")), &spec]).await.expect_ok();
+
+    let farewell = alice.later(2).sign(62, "", &[&["relay", "ALL_RELAYS"]]);
+    message(&instance, &farewell).await;
+    eventually_gone(&instance, &instance.path(&alice.repo("x"))).await;
+    eventually_without(&instance, &bob.repo("x"), "refs/nostr/").await;
+    assert!(instance.refs(&bob.repo("x")).await.contains(MAIN));
+    instance.keeper().make_round().await.unwrap();
+    let families = instance.repositories().join("families");
+    let hers = alice.key().to_hex();
+    let left = files(&families);
+    assert!(!left.iter().any(|file| file.to_string_lossy().contains(&hers)), "{left:?}");
+
+    // She may come back, and is as new.
+    message(&instance, &alice.later(9).announce("x", &instance.service())).await;
+    assert_eq!(instance.refs(&alice.repo("x")).await, "");
 }

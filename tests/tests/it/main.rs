@@ -1,7 +1,9 @@
 //! grasp from outside.
 #![allow(clippy::unwrap_used)]
 
+mod attacks;
 mod conformance;
+mod contributors;
 mod crash;
 mod fetching;
 mod hosting;
@@ -12,9 +14,11 @@ mod news;
 mod packets;
 mod packs;
 mod paths;
+mod politeness;
 mod pushes;
 mod quotas;
 mod races;
 mod slow;
 mod stranger;
 mod syncing;
+mod whole;

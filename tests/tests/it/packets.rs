@@ -229,3 +229,16 @@ async fn thousands_of_refs_move_at_once_and_too_many_are_refused() {
     let answer = hosted.instance.post(&hosted.repo, "git-receive-pack", &[], &request).await;
     assert!(answer.body.contains("more than 10000 refs"), "{answer:?}");
 }
+
+#[tokio::test]
+async fn one_push_brings_only_so_many_uploads_that_nobody_signed() {
+    let hosted = hosted().await;
+    let names: Vec<String> = (0..40).map(|n| format!("refs/nostr/{n:064x}")).collect();
+    let commands: Vec<_> =
+        names.iter().map(|name| (NOTHING, hosted.tip.as_str(), name.as_str())).collect();
+    let pack = hosted.work.pack(&["main"]).await;
+    let request = push(&commands, &pack);
+    let answer = hosted.instance.post(&hosted.repo, "git-receive-pack", &[], &request).await;
+    assert_eq!(answer.body.matches("ok refs/nostr/").count(), 32, "{answer:?}");
+    assert_eq!(answer.body.matches("ng refs/nostr/").count(), 8, "{answer:?}");
+}

@@ -1,14 +1,15 @@
 //! Clients that are slow on purpose, and clients that go away.
 
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use grasp_core::RepoId;
 use grasp_relay::git_http::GitLimits;
 use grasp_relay::nostr::Limits;
-use grasp_tests::wire::{pkt, push};
+use grasp_tests::wire::{NOTHING, pkt, push};
 use grasp_tests::{Instance, Litter, Maker, Settings, Workdir, answer, head};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{sleep, timeout};
 
 const MAIN: &str = "refs/heads/main";
@@ -198,4 +199,39 @@ async fn whoever_goes_away_from_a_clone_takes_git_along() {
     stream.read_exact(&mut vec![0; 1_000]).await.unwrap();
     drop(stream);
     assert_eq!(hosted.instance.quiet().await, Litter::default());
+}
+
+#[tokio::test]
+async fn the_crowd_of_one_address_does_not_stand_before_everybody_else() {
+    let instance = Instance::set_with(Settings::default(), |settings| {
+        settings.processes.client_pace = NonZeroUsize::new(2);
+        settings.git.at_once_per_ip = 1;
+    })
+    .await;
+    let alice = Maker::new();
+    let work = instance.host(&alice, "x").await;
+    let tip = work.git(&["rev-parse", "main"]).await.expect_ok();
+    let pack = work.pack(&["main"]).await;
+    let mut crowd = Vec::new();
+    for n in 0..6 {
+        let name = format!("refs/nostr/{n:064x}");
+        let request = push(&[(NOTHING, &tip, &name)], &pack);
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+        let mut stream = socket.connect(instance.address()).await.unwrap();
+        let address = instance.address().to_string();
+        let path = format!("{}/git-receive-pack", instance.path(&alice.repo("x")));
+        let length = request.len().to_string();
+        let head = head(&address, "POST", &path, &[("Content-Length", &length)]);
+        stream.write_all(head.as_bytes()).await.unwrap();
+        stream.write_all(&request[..request.len() - 10]).await.unwrap();
+        crowd.push(stream);
+    }
+    instance.litter_once(|litter| !litter.processes.is_empty()).await;
+    for _ in 0..5 {
+        let repo = alice.repo("x");
+        let refs = instance.refs(&repo);
+        assert!(timeout(Duration::from_secs(20), refs).await.expect("no waiting").contains(MAIN));
+        assert_eq!(instance.litter().processes.len(), 1, "one of the crowd");
+    }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use grasp_tests::{Instance, Maker};
+use grasp_tests::{Instance, Maker, Workdir};
 use nostr_relay_pool::prelude::{
     Event, Filter, Kind, Relay, RelayNotification, RelayOptions, RelayPool, ReqExitPolicy,
     SubscribeOptions, SyncDirection, SyncOptions,
@@ -103,4 +103,81 @@ async fn reconciles_and_ends_with_the_same_set() {
     has.extend(issues[300..].iter().map(item));
     let again = relay.sync_with_items(filter, has, &down).await.unwrap();
     assert!(again.remote.is_empty() && again.received.is_empty());
+}
+
+#[tokio::test]
+async fn finds_a_complete_repository_by_id_and_by_author_and_nothing_where_nothing_is() {
+    let instance = Instance::start().await;
+    let alice = Maker::new();
+    let (_pool, relay) = connect(&instance).await;
+    let announcement = theirs(&alice.announce("x", &instance.service()));
+    relay.send_event(&announcement).await.unwrap();
+    let work = Workdir::init().await;
+    let commit = work.commit("first").await;
+    instance.take(vec![alice.state("x", &[("refs/heads/main", &commit)])]).await;
+    work.git(&["push", "-q", &instance.clone_url(&alice.repo("x")), "main"]).await.expect_ok();
+    let fetch = async |filter: Filter| {
+        let found = relay.fetch_events(filter, PATIENCE, ReqExitPolicy::ExitOnEOSE).await;
+        found.unwrap().to_vec()
+    };
+    let kind = Filter::new().kind(Kind::GitRepoAnnouncement);
+    let by_id = kind.clone().id(announcement.id);
+    let by_author = kind.clone().author(announcement.pubkey);
+    let by_name = by_author.clone().identifier("x");
+    for filter in [by_id, by_author, by_name] {
+        let found = fetch(filter.clone()).await;
+        assert_eq!(found, std::slice::from_ref(&announcement), "{filter:?}");
+    }
+    assert!(fetch(Filter::new().kind(Kind::TextNote).limit(1)).await.is_empty());
+}
+
+#[tokio::test]
+async fn sees_nothing_of_what_is_held_and_all_of_it_once_it_is_released() {
+    let instance = Instance::start().await;
+    let alice = Maker::new();
+    let (_pool, relay) = connect(&instance).await;
+    let work = Workdir::init().await;
+    let commit = work.commit("first").await;
+    let held = [
+        alice.announce("x", &instance.service()),
+        alice.state("x", &[("refs/heads/main", &commit)]),
+    ];
+    let kinds = [Kind::GitRepoAnnouncement, Kind::RepoState];
+    let all = Filter::new().kinds(kinds).author(theirs(&held[0]).pubkey);
+    let mut heard = relay.notifications();
+    relay.subscribe(all.clone(), SubscribeOptions::default()).await.unwrap();
+    for event in &held {
+        relay.send_event(&theirs(event)).await.unwrap();
+    }
+    // By subscription, by number, by reconciliation, by id.
+    let down = SyncOptions::new().direction(SyncDirection::Down);
+    let found = relay.fetch_events(all.clone(), PATIENCE, ReqExitPolicy::ExitOnEOSE).await;
+    assert!(found.unwrap().is_empty());
+    assert_eq!(relay.count_events(all.clone(), PATIENCE).await.unwrap(), 0);
+    let synced = relay.sync_with_items(all.clone(), Vec::new(), &down).await.unwrap();
+    assert!(synced.remote.is_empty() && synced.received.is_empty());
+    let ids = Filter::new().ids(held.iter().map(|event| theirs(event).id));
+    let found = relay.fetch_events(ids, PATIENCE, ReqExitPolicy::ExitOnEOSE).await;
+    assert!(found.unwrap().is_empty());
+
+    // Whatever is heard live was released by this push: had anything been told before, it would have come first.
+    work.git(&["push", "-q", &instance.clone_url(&alice.repo("x")), "main"]).await.expect_ok();
+    assert_eq!(relay.count_events(all.clone(), PATIENCE).await.unwrap(), 2);
+    let live = tokio::time::timeout(PATIENCE, async {
+        let mut live = HashSet::new();
+        while live.len() < 2 {
+            if let RelayNotification::Event { event, .. } = heard.recv().await.unwrap() {
+                assert!(
+                    instance
+                        .serves_id(held.iter().find(|e| theirs(e).id == event.id).unwrap().id)
+                        .await
+                );
+                live.insert(event.id);
+            }
+        }
+        live
+    });
+    assert_eq!(live.await.unwrap(), held.iter().map(|event| theirs(event).id).collect());
+    let synced = relay.sync_with_items(all, Vec::new(), &down).await.unwrap();
+    assert_eq!(synced.remote.len(), 2);
 }

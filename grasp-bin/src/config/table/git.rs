@@ -31,8 +31,12 @@ pub(super) const PURGATORY: &[Setting] = settings! { "purgatory." at [settings.p
 
 pub(super) const GIT: &[Setting] = settings! { "git." at [settings.git];
     push_bytes: Bytes, "The largest pack that one push may bring.";
+    push_memory: Bytes,
+        "Memory that unpacking one push may take. What nobody has signed for gets no more than 256 MiB.";
     fetch_request_bytes: Bytes, "The largest request for a fetch; it holds only names of objects.";
     stall: Time, "How long a client may send next to nothing in the middle of a request.";
+    at_once_per_ip: Count,
+        "Git processes at once for one address (IPv4) or /64 (IPv6). What it asks for beyond waits, and keeps nobody else waiting.";
     @common secure: Switch, "Whether others reach the server over TLS, for the addresses that it shows.";
 };
 

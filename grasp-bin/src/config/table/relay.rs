@@ -11,11 +11,12 @@ pub(super) const RELAY: &[Setting] = settings! { "relay." at [settings.relay];
     subscription_id_chars: Count, "Longest subscription id, in characters.";
     subscriptions: Count, "Open subscriptions per connection; a COUNT under way takes a slot too.";
     filters: Count, "Filters in one REQ or COUNT.";
-    filter_values: Count, "Values in one filter, all its lists together.";
+    filter_values: Count, "Values in one filter, all its lists together; ten times as many in one REQ or COUNT.";
     subscription_bytes: Bytes,
         "Bytes of filter text that one connection's open subscriptions may hold.";
     total_subscription_bytes: Bytes,
-        "Bytes of filter text that all connections' open subscriptions, and their COUNTs under way, may hold.";
+        "Bytes that the filters of all connections' open subscriptions, and of their COUNTs under way, may take: their \
+         text and 128 for each value.";
     max_limit: Count,
         "Most events a filter is answered with from history, whatever its `limit` says.";
     default_limit: Count, "Events a filter without `limit` is answered with from history.";
@@ -60,4 +61,14 @@ pub(super) const RELAY: &[Setting] = settings! { "relay." at [settings.relay];
     idle_timeout: Time, "Silence after which a websocket is closed.";
     write_timeout: Time, "How long one write may be stuck before its connection is given up.";
     grace: Time, "How long a shutdown waits for connections to finish.";
+};
+
+pub(super) const RELATED: &[Setting] = settings! { "relay." at [settings.fan_out];
+    related_window (window): Time,
+        "How long events that belong to something accepted are counted before counting begins anew.";
+    related_per_author_count (author.count): Count, "Such events of one author within that time.";
+    related_per_author_bytes (author.bytes): Bytes, "Bytes of one author's such events within that time.";
+    related_per_root_count (root.count): Count,
+        "Such events on one repository, or on whatever else a thread begins with, within that time.";
+    related_per_root_bytes (root.bytes): Bytes, "Bytes of such events on one root within that time.";
 };

@@ -11,6 +11,7 @@ pub(super) const ENGINE: &[Setting] = settings! { "sync." at [settings.sync.engi
     discovery_window: Time,
         "How long newly accepted repositories and roots are collected before they are acted on, from the first.";
     discovery_quiet: Time, "A pause in the feed after which the collecting ends early.";
+    reply_window: Time, "How long replies are collected before what answers them is asked for.";
     discovery_full: Count, "Changes after which the collecting ends early.";
     relays_per_repo: Count, "Relays of one repository that are followed.";
     values_per_filter: Count,
@@ -26,6 +27,8 @@ pub(super) const ENGINE: &[Setting] = settings! { "sync." at [settings.sync.engi
     settle (backoff.settle): Time, "How long a relay must stay well before its failures are forgotten.";
     quarantine: Time,
         "How long a relay is left alone that has no honest reason to fail so: no such name, bad TLS, no websocket.";
+    connections: Count, "Connections to other relays at the same time, bootstrap relays not counted.";
+    connections_per_host: Count, "Of these, connections to one host, whatever paths it is said to have.";
     handshakes: Count, "Handshakes at the same time.";
     handshake_gap: Time, "Least distance between the starts of two handshakes.";
     handshake_limit: Time, "How long a handshake may take.";
@@ -70,6 +73,7 @@ pub(super) const HUNT: &[Setting] = settings! { "hunt." at [settings.hunt];
     places_per_attempt: Count, "Addresses tried in one attempt.";
     listing_is_late: Time, "When a server is late with its advertisement, so that another is asked beside it.";
     fetch_is_late: Time, "When a server is late with its objects.";
+    fetch_gives_way: Time, "How long it may take with its objects while others wait because all `git.remote_pace` processes are busy.";
     late_visits: Count, "How many servers may be late at once before an attempt waits for one of them.";
     pull_every: Time, "How often everything that is served or was given up is looked after.";
 };

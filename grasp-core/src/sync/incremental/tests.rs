@@ -28,6 +28,10 @@ fn root_added(n: u8, repos: &[u8]) -> IndexChange {
     IndexChange::RootAdded { root: root(n), repos: repos.iter().map(|n| repo(*n)).collect() }
 }
 
+fn replied(n: u8, to: &[u8]) -> IndexChange {
+    IndexChange::Replied { reply: root(n), to: to.iter().map(|n| root(*n)).collect() }
+}
+
 fn index(changes: impl IntoIterator<Item = IndexChange>) -> SyncIndex {
     let mut index = SyncIndex::new("us.example".parse().unwrap(), [relay("boot"), relay("us")]);
     index.apply(changes);
@@ -136,4 +140,38 @@ fn saying_the_same_again_changes_nothing() {
         &[relay("boot")].into(),
     );
     assert_eq!(targets[&relay("a")], index.target(&relay("a")).unwrap());
+}
+
+#[test]
+fn replies_are_wanted_from_where_their_root_is_whatever_comes_first() {
+    let changes = [
+        announced(1, Full, &["a"]),
+        root_added(1, &[1]),
+        replied(2, &[1]),
+        replied(3, &[2]),
+        replied(4, &[9]),
+    ];
+    for order in [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [3, 1, 0, 2, 4], [2, 0, 3, 1, 4]] {
+        let index = index(order.map(|n| changes[n].clone()));
+        let wanted = index.target(&relay("a"));
+        assert_eq!(wanted, Some(needs(&[(1, Full)], &[1, 2, 3])), "{order:?}");
+    }
+}
+
+#[test]
+fn a_reply_that_is_gone_is_wanted_no_longer_and_makes_room() {
+    let mut index = index([announced(1, Full, &["a"]), root_added(0, &[1])]);
+    let many = |n: u16| {
+        let mut bytes = [1; 32];
+        bytes[..2].copy_from_slice(&n.to_be_bytes());
+        RootId::from(EventId::from_byte_array(bytes))
+    };
+    let reply = |n| IndexChange::Replied { reply: many(n), to: vec![root(0)] };
+    index.apply((0..600).map(reply));
+    let wanted = index.target(&relay("a")).unwrap().root_events;
+    assert_eq!(wanted.len(), 501, "the root, and as many replies as are followed");
+    let delta = index.apply([IndexChange::RootRemoved { root: many(7) }]);
+    assert_eq!(delta.removed[&relay("a")].root_events, [many(7)].into());
+    let delta = index.apply([reply(599)]);
+    assert_eq!(delta.added[&relay("a")].root_events, [many(599)].into());
 }

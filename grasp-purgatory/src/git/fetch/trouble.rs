@@ -32,12 +32,15 @@ pub(super) fn unresolved(error: &io::Error) -> Trouble {
     Trouble::Unreachable(PeerText::new(&format!("no address: {error}")))
 }
 
+/// What git says when it meets the bound of a file's size.
+const FILE_BOUND: &str = "File too large";
+
 /// What the complaint that some words are found in is about.
 type Meaning = fn(PeerText) -> Trouble;
 
 /// Words, and what they are about. The first that is found decides.
 const WORDS: &[(&[&str], Meaning)] = &[
-    (&["File too large", "signal 25", "ut of memory", "exceeds maximum"], |_| Trouble::TooLarge),
+    (&[FILE_BOUND, "signal 25", "ut of memory", "exceeds maximum"], |_| Trouble::TooLarge),
     (&["too slow", "Operation timed out"], |_| Trouble::Stalled),
     (&["not our ref", "unadvertised object", "find remote ref"], Trouble::Refused),
     (
@@ -56,7 +59,8 @@ const WORDS: &[(&[&str], Meaning)] = &[
 
 /// What went wrong, by the words that git ended with.
 pub(super) fn theirs(words: &str) -> Trouble {
-    if says_disk_full(words) {
+    // A conversation has a bound of its own for files; whoever meets it is too large, however empty the disk is.
+    if says_disk_full(words) && !words.contains(FILE_BOUND) {
         return Trouble::Ours(String::from("no space left on disk"));
     }
     if asks_for_less(words) {
@@ -82,15 +86,28 @@ fn is_trace(line: &str) -> bool {
     line.contains(" http.c:")
 }
 
-/// How long the server wants to be left alone; it may have been asked more than once, and the last answer counts.
+/// How long the server wants to be left alone, in seconds or until a date by its own clock.
+///
+/// It may have been asked more than once, and the last answer counts.
 fn retry_after(words: &str) -> Option<Duration> {
+    let wish = last_header(words, "retry-after")?;
+    if let Ok(seconds) = wish.parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let until = httpdate::parse_http_date(wish).ok()?;
+    let now = httpdate::parse_http_date(last_header(words, "date")?).ok()?;
+    Some(until.duration_since(now).unwrap_or_default())
+}
+
+/// The last value of a header among git's last words.
+fn last_header<'a>(words: &'a str, wanted: &str) -> Option<&'a str> {
     let headers = words.lines().filter(|line| is_trace(line));
     let headers = headers.filter_map(|line| line.split_once("<= Recv header: "));
     let mut values = headers.filter_map(|(_, header)| {
         let (name, value) = header.split_once(':')?;
-        name.eq_ignore_ascii_case("retry-after").then(|| value.trim())
+        name.eq_ignore_ascii_case(wanted).then(|| value.trim())
     });
-    values.next_back()?.parse().ok().map(Duration::from_secs)
+    values.next_back()
 }
 
 #[cfg(test)]
@@ -146,6 +163,7 @@ mod tests {
                 "too large",
             ),
             (String::from("fatal: Out of memory, malloc failed"), "too large"),
+            (String::from("fatal: write error: File too large"), "too large"),
             (String::from("error: inflate: data stream error\nfatal: index-pack failed"), "broken"),
             (String::from("fatal: http://h did not send all necessary objects"), "broken"),
             (String::from("fatal: write error: No space left on device"), "ours"),
@@ -167,7 +185,11 @@ mod tests {
         assert_eq!(pause(&format!("{trace}{fatal}")), Some(Duration::from_secs(77)));
         assert_eq!(pause(fatal), None);
         let date = trace.replace("77", "Mon, 16 Nov 2026 05:26:11 GMT");
-        assert_eq!(pause(&format!("{date}{fatal}")), None);
+        assert_eq!(pause(&format!("{date}{fatal}")), None, "by whose clock?");
+        let now =
+            "05:26:11.840370 http.c:872   <= Recv header: date: Mon, 16 Nov 2026 05:24:11 GMT\n";
+        assert_eq!(pause(&format!("{now}{date}{fatal}")), Some(Duration::from_secs(120)));
+        assert_eq!(pause(&format!("{}{fatal}", trace.replace("77", "soon"))), None);
     }
 
     #[test]

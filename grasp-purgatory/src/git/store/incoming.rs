@@ -10,7 +10,7 @@ use tokio::process::ChildStdin;
 use super::{Quarantine, Removals, RepoStore};
 use crate::git::blocking;
 use crate::git::check::{Completeness, Objects, Proofs};
-use crate::git::command::GitCommand;
+use crate::git::command::{Bounds, GitCommand};
 use crate::git::error::{GitError, says_disk_full};
 use crate::git::layout::Family;
 use crate::git::process::GitProcess;
@@ -18,6 +18,9 @@ use crate::git::process::GitProcess;
 /// Flaws of old but harmless commits and trees that famous histories contain; all others are refused.
 const FLAWS: &str =
     "--strict=badTimezone=ignore,missingSpaceBeforeDate=ignore,zeroPaddedFilemode=ignore";
+
+/// Files that git may write whatever the limit on what is sent.
+const LEAST_FILE: u64 = 64 * 1024 * 1024;
 
 /// Objects that have arrived for a family and that no view can read.
 ///
@@ -42,11 +45,17 @@ impl Incoming {
     }
 
     /// Starts to unpack; the pack is fed to what is returned.
-    pub async fn unpack(&self, max_bytes: u64) -> Result<Unpacking, GitError> {
+    ///
+    /// A few bytes can say "a gigabyte of nothing", so memory is bounded apart from what is sent. What a thin pack
+    /// leans on is written with it, which is why files may become somewhat larger than what came.
+    pub async fn unpack(&self, max_bytes: u64, memory: u64) -> Result<Unpacking, GitError> {
+        let file = max_bytes.saturating_mul(2).max(LEAST_FILE);
         let mut process = self
             .command("index-pack")
             .args(["--stdin", "--fix-thin", FLAWS])
             .arg(format!("--max-input-size={max_bytes}"))
+            .setting("pack.threads", "2")
+            .bounded(Bounds { memory, file })
             .paced_by_client()
             .spawn()
             .await?;
@@ -66,6 +75,11 @@ impl Incoming {
         let findings = self.objects.examine(&unknown).await?;
         self.whole.extend(&findings.whole);
         Ok(findings.completeness())
+    }
+
+    /// The same for those who need all of them.
+    pub async fn check_all(&mut self, tips: &BTreeSet<Oid>) -> Result<(), GitError> {
+        self.check(tips).await?.required()
     }
 
     /// Tips that were found to be whole, and are so still; the caller holds the family's lock.
@@ -187,6 +201,9 @@ fn refusal(words: &str, limit: u64) -> GitError {
     }
     if words.contains("exceeds maximum allowed size") {
         return GitError::TooLarge { limit };
+    }
+    if words.contains("ut of memory") {
+        return GitError::BadPack(String::from("it takes too much memory to unpack"));
     }
     let fault = words.lines().find(|line| line.starts_with("error:") || line.starts_with("fatal:"));
     let fault = fault.or(words.lines().next()).unwrap_or("git gave no reason");

@@ -1,5 +1,6 @@
 //! Views out of service: kept for a while, brought back if their owner comes back.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use grasp_core::nostr::types::Timestamp;
@@ -53,6 +54,35 @@ impl FamilyGuard {
             store.remove_if_deserted(&family)
         })
         .await
+    }
+
+    /// Whose views are retired.
+    pub async fn retired_owners(&self) -> Result<BTreeSet<PublicKey>, GitError> {
+        let family = self.family.clone();
+        self.blocking(move || {
+            let names = layout::list(&family.retired())?;
+            let owner = |path: &PathBuf| {
+                PublicKey::from_hex(layout::name(path).split('.').next().unwrap_or_default()).ok()
+            };
+            Ok(names.iter().filter_map(owner).collect())
+        })
+        .await
+    }
+
+    /// Forgets the retired views of an owner at once. One in service stays.
+    pub async fn forget_retired_of(&mut self, owner: &PublicKey) -> Result<(), GitError> {
+        let (store, family, owner) = (self.store.clone(), self.family.clone(), *owner);
+        self.blocking(move || {
+            retired(&family, &owner)?.iter().try_for_each(|(_, path)| layout::remove(path))?;
+            store.remove_if_deserted(&family)
+        })
+        .await
+    }
+
+    /// Removes the family if nothing refers to it any more: no view, none retired, nothing staged.
+    pub async fn remove_if_deserted(&mut self) -> Result<(), GitError> {
+        let (store, family) = (self.store.clone(), self.family.clone());
+        self.blocking(move || store.remove_if_deserted(&family)).await
     }
 
     /// Forgets tips that no ref of a view names any more, and whose time is over.

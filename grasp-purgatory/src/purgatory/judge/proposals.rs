@@ -10,7 +10,7 @@ use nostr::event::EventId;
 use super::Scene;
 use crate::purgatory::entry::{Entry, MOST_IDENTIFIERS};
 use crate::purgatory::output::ProposalRef;
-use crate::purgatory::staging::{Door, own_places};
+use crate::purgatory::staging::Door;
 
 impl Scene<'_> {
     /// Refs to be set: for those that can be released, and for stored ones where a view lacks them.
@@ -30,7 +30,8 @@ impl Scene<'_> {
             return None;
         }
         let repos = self.served_and_addressed(proposal);
-        let has_place = !repos.is_empty() || own_places(self.policy, proposal).next().is_some();
+        // At a contributor's place is only what was brought there.
+        let has_place = !repos.is_empty() || matches!(staged, Some(Door::Contributor(_)));
         let families = entry.identifiers().into_iter().cloned().collect();
         has_place.then_some(ProposalRef { id, tip, repos, families, staged })
     }

@@ -48,6 +48,14 @@ pub(super) fn read(text: &str, most: usize) -> Result<Filter, FilterFault> {
     Ok(filter)
 }
 
+/// How many values all lists of a filter have together.
+pub(super) fn values(filter: &Filter) -> usize {
+    let tags: usize = filter.generic_tags.values().map(BTreeSet::len).sum();
+    tags + filter.ids.as_ref().map_or(0, BTreeSet::len)
+        + filter.authors.as_ref().map_or(0, BTreeSet::len)
+        + filter.kinds.as_ref().map_or(0, BTreeSet::len)
+}
+
 fn member(
     filter: &mut Filter,
     key: &str,

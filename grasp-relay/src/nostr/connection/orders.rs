@@ -55,7 +55,7 @@ impl Connection {
         id: &SubId,
         asked: Asked,
     ) -> Result<(), Stop> {
-        let Some(room) = self.room(now, token, asked.bytes) else {
+        let Some(room) = self.room(now, token, asked.weight()) else {
             return Ok(());
         };
         let limits = &self.shared.rules.limits;
@@ -77,7 +77,7 @@ impl Connection {
     }
 
     fn count(&mut self, now: Now, token: Token, asked: Asked) {
-        let Some(room) = self.room(now, token, asked.bytes) else {
+        let Some(room) = self.room(now, token, asked.weight()) else {
             return;
         };
         let (store, unix) = (self.shared.store.clone(), now.unix);

@@ -40,6 +40,11 @@ pub const KNOWN_FAULTS: &[KnownFault] = &[
         "deletion requests have no term that could start anew",
     ),
     fault(
+        "of_a_fleet_of_equal_requests_one_gets_the_credit",
+        EVERY,
+        "deletion requests are served for ever",
+    ),
+    fault(
         "asking_in_advance_counts_as_use",
         EVERY,
         "whether an event was deleted is only known once it is offered",

@@ -115,6 +115,11 @@ impl Keys {
         self.digest(&[b":", &kind, author, coordinate.identifier.as_bytes()])
     }
 
+    /// An event as its author would delete it by id. Nobody else's request has anything to do with it.
+    pub(super) fn own_event(&self, author: &PublicKey, id: &EventId) -> Digest {
+        self.digest(&[b"e", author.as_bytes(), id.as_bytes()])
+    }
+
     fn digest(&self, parts: &[&[u8]]) -> Digest {
         let mut engine = self.salted.clone();
         for part in parts {

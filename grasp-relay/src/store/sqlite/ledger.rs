@@ -43,8 +43,8 @@ pub(super) enum Verdict {
     Known,
     /// It must not be stored.
     Refused(Refusal),
-    /// Its author deleted it, with these requests.
-    Deleted(Vec<i64>),
+    /// Its author deleted it, with this request.
+    Deleted(i64),
 }
 
 /// A served event, without its text.
@@ -98,9 +98,8 @@ impl<'a> Ledger<'a> {
         if self.has_vanished(event)? {
             return Ok(Verdict::Refused(Refusal::Vanished));
         }
-        let blockers = self.blockers(event)?;
-        if !blockers.is_empty() {
-            return Ok(Verdict::Deleted(blockers));
+        if let Some(blocker) = self.blocker(event)? {
+            return Ok(Verdict::Deleted(blocker));
         }
         let refusal = self.deletion_refusal(event, now)?;
         Ok(refusal.map_or(Verdict::Welcome, Verdict::Refused))
@@ -122,8 +121,8 @@ impl<'a> Ledger<'a> {
             Verdict::Welcome => self.admit(event, now),
             Verdict::Known => Ok(Saved::Duplicate),
             Verdict::Refused(refusal) => Ok(Saved::Refused(refusal)),
-            Verdict::Deleted(blockers) => {
-                self.note_use(&blockers, now)?;
+            Verdict::Deleted(blocker) => {
+                self.note_use(blocker, now)?;
                 Ok(Saved::Refused(Refusal::Deleted))
             }
         }

@@ -3,7 +3,14 @@
 //! Commits go to the log; copying them into the file is a second, slower write. A thread of its own does most of that
 //! beside the writer. Only when the log has grown long all the same does the writer wait for the rest, after which
 //! the log begins anew.
+//!
+//! A commit that writes over bytes the file has already is durable several times sooner than one that makes the file
+//! longer, which the file system must note in a journal that it shares with everybody. So the file is made longer
+//! ahead of the log, in large steps, and kept when the log begins anew.
 
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::Path;
 use std::sync::mpsc::{self, SyncSender};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
@@ -21,9 +28,15 @@ const LONG: i64 = 2 * WORTHWHILE;
 /// is no reason to keep everybody else from writing.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// Bytes of the log's file that are kept for reuse: all it ever needs, for to write over a file is made durable twice
-/// as fast as to make it longer.
-pub(super) const KEPT: i64 = LONG * (4_096 + 24);
+/// Bytes of one page in the log, its header included, and of the log's own header.
+const FRAME: u64 = 4_096 + 24;
+const HEADER: u64 = 32;
+
+/// Bytes by which the log's file is made longer at once, at most.
+const STRIDE: u64 = 8 * 1024 * 1024;
+
+/// Bytes of the log's file that are kept for reuse: all it ever needs.
+pub(super) const KEPT: u64 = LONG.unsigned_abs() * FRAME;
 
 /// Watches the log on behalf of the writer.
 pub(super) struct Log {
@@ -31,6 +44,9 @@ pub(super) struct Log {
     /// Held by whoever copies: two cannot at once, and the second would be turned away.
     copying: Arc<Mutex<()>>,
     thread: JoinHandle<()>,
+    file: File,
+    /// Pages in the log when it was last looked at.
+    length: u64,
     /// The length at which the writer waits: more than usual, after it has waited in vain.
     too_long: i64,
 }
@@ -45,8 +61,11 @@ struct Checkpoint {
 }
 
 impl Log {
-    /// Starts the thread that copies; it ends when this is dropped.
-    pub(super) fn watch(conn: Connection) -> std::io::Result<Self> {
+    /// Starts the thread that copies; it ends when this is dropped. The database must be open for writing already.
+    pub(super) fn watch(path: &Path, conn: Connection) -> io::Result<Self> {
+        let mut name = path.as_os_str().to_owned();
+        name.push("-wal");
+        let file = OpenOptions::new().write(true).open(name)?;
         let (copier, calls) = mpsc::sync_channel(1);
         let copying = Arc::new(Mutex::new(()));
         let turn = Arc::clone(&copying);
@@ -56,7 +75,28 @@ impl Log {
                 tell(checkpoint(&conn, "PASSIVE"));
             }
         })?;
-        Ok(Self { copier, copying, thread, too_long: LONG })
+        Ok(Self { copier, copying, thread, file, length: 0, too_long: LONG })
+    }
+
+    /// Makes the file longer than the log, if the log is about to reach its end.
+    ///
+    /// To be called within a transaction that has begun to write and has not written yet: nobody else can add to the
+    /// log then, so what lies beyond the file's end is nobody's. Zeros are no log; SQLite stops reading at them.
+    pub(super) fn make_room(&self) {
+        let end = HEADER + self.length * FRAME;
+        let step = end.min(STRIDE);
+        let longer = || {
+            let have = self.file.metadata()?.len();
+            if have < (end + step / 2).min(KEPT) {
+                (&self.file).seek(SeekFrom::Start(have))?;
+                let zeros = (end + step).min(KEPT).saturating_sub(have);
+                io::copy(&mut io::repeat(0).take(zeros), &mut &self.file)?;
+            }
+            Ok::<_, io::Error>(())
+        };
+        if let Err(error) = longer() {
+            tracing::warn!(%error, "the event store's log could not be made longer");
+        }
     }
 
     /// To be called after each commit.
@@ -65,6 +105,7 @@ impl Log {
         let Some(log) = tell(checkpoint(writer, "NOOP")) else {
             return;
         };
+        self.length = u64::try_from(log.length).unwrap_or(0);
         if log.length > self.too_long {
             let begun_anew = tell(self.restart(writer)).is_some_and(|log| !log.hindered);
             self.too_long = if begun_anew { LONG } else { log.length + WORTHWHILE };
@@ -105,6 +146,8 @@ fn tell(done: rusqlite::Result<Checkpoint>) -> Option<Checkpoint> {
 
 #[cfg(test)]
 mod tests {
+    use rusqlite::{Transaction, TransactionBehavior};
+
     use super::*;
     use crate::store::sqlite::connect;
 
@@ -114,7 +157,7 @@ mod tests {
         let path = dir.path().join("events.db");
         let writer = connect(&path, 1024 * 1024).unwrap();
         writer.execute_batch("CREATE TABLE notes (text)").unwrap();
-        let mut log = Log::watch(connect(&path, 0).unwrap()).unwrap();
+        let mut log = Log::watch(&path, connect(&path, 0).unwrap()).unwrap();
         let page = "x".repeat(4_000);
         let mut longest = 0;
         for _ in 0..80 {
@@ -132,12 +175,41 @@ mod tests {
     }
 
     #[test]
+    fn the_file_grows_in_few_large_steps_and_what_lies_ahead_is_not_taken_for_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("events.db");
+        let file = |name: &str| dir.path().join(name);
+        let length = || std::fs::metadata(file("events.db-wal")).unwrap().len();
+        let writer = connect(&path, 1024 * 1024).unwrap();
+        writer.execute_batch("CREATE TABLE notes (text)").unwrap();
+        let mut log = Log::watch(&path, connect(&path, 0).unwrap()).unwrap();
+        let (mut lengths, notes) = (Vec::new(), 500);
+        for _ in 0..notes {
+            let tx = Transaction::new_unchecked(&writer, TransactionBehavior::Immediate).unwrap();
+            log.make_room();
+            tx.execute("INSERT INTO notes VALUES (?1)", ["x".repeat(20_000)]).unwrap();
+            tx.commit().unwrap();
+            log.grown(&writer);
+            lengths.push(length());
+        }
+        lengths.dedup();
+        assert!(lengths.len() < 25, "{lengths:?}");
+        assert!(HEADER + log.length * FRAME < length());
+        // As a crash would leave it.
+        std::fs::copy(&path, file("copy.db")).unwrap();
+        std::fs::copy(file("events.db-wal"), file("copy.db-wal")).unwrap();
+        let copy = connect(&file("copy.db"), 0).unwrap();
+        let count = |sql| copy.query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap();
+        assert_eq!(count("SELECT count(*) FROM notes"), notes);
+    }
+
+    #[test]
     fn a_long_look_at_the_file_hinders_nobody_for_long() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("events.db");
         let writer = connect(&path, 1024 * 1024).unwrap();
         writer.execute_batch("CREATE TABLE notes (text)").unwrap();
-        let mut log = Log::watch(connect(&path, 0).unwrap()).unwrap();
+        let mut log = Log::watch(&path, connect(&path, 0).unwrap()).unwrap();
         let reader = connect(&path, 0).unwrap();
         let look = reader.unchecked_transaction().unwrap();
         look.query_row("SELECT count(*) FROM notes", [], |_| Ok(())).unwrap();

@@ -65,7 +65,8 @@ CREATE TABLE requests (
 ) STRICT;
 CREATE INDEX requests_by_clock ON requests (retired, clock);
 
--- What each request deletes: an event id (32 bytes) or the hash of a coordinate (16 bytes).
+-- What each request deletes: the hash of an author's event by id, or of a coordinate. Each is gated by one request at
+-- a time, however many name it.
 CREATE TABLE gates (
     target  BLOB    NOT NULL,
     request INTEGER NOT NULL,

@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::slice;
 
-use nostr::event::Event;
+use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use nostr::key::PublicKey;
 use nostr::types::Timestamp;
@@ -79,6 +79,24 @@ impl Search {
             }
         }
         Ok(Turn::Paused)
+    }
+
+    /// Appends what is found next as reconciliation wants it, and puts everything in order once nothing is left.
+    pub(super) fn list(
+        &mut self,
+        ledger: &Ledger<'_>,
+        wanted: usize,
+        items: &mut Vec<(Timestamp, EventId)>,
+    ) -> rusqlite::Result<Turn> {
+        let mut found = Vec::new();
+        let turn = self.turn(ledger, wanted, &mut found)?;
+        items.extend(found.iter().map(|found| (found.at.created_at(), found.at.event_id())));
+        if turn == Turn::Finished {
+            // Nearly the other way round already, which this sort makes use of.
+            items.reverse();
+            items.sort();
+        }
+        Ok(turn)
     }
 
     fn plans(&mut self, ledger: &Ledger<'_>) -> rusqlite::Result<&mut [Plan]> {

@@ -231,6 +231,7 @@ impl Desk {
 
     fn transact(&mut self, group: &mut [Box<dyn Task>]) -> rusqlite::Result<()> {
         let tx = self.conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        self.log.make_room();
         let ledger = Ledger::new(&tx, &self.keys, &self.rules);
         for task in group {
             task.perform(&ledger)?;
@@ -264,7 +265,7 @@ mod tests {
         conn.execute_batch("CREATE TABLE notes (text)").unwrap();
         prepare(&conn);
         let keys = Keys::load(&conn).unwrap();
-        let log = Log::watch(connect(path, 0).unwrap()).unwrap();
+        let log = Log::watch(path, connect(path, 0).unwrap()).unwrap();
         Writer::start(conn, log, keys, Arc::default()).unwrap()
     }
 

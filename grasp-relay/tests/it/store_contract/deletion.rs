@@ -210,7 +210,8 @@ pub(super) async fn vanishing_by_our_name_works_like_everywhere(store: &dyn Even
     let note = ALICE.writes(1).at(99).done();
     stored(store, &note).await;
     let vanish = ALICE.writes(62).at(100);
-    let vanish = vanish.tag("relay", "wss://elsewhere.example").tag("relay", format!("{US}/"));
+    let vanish =
+        vanish.tag("relay", "wss://elsewhere.example").tag("relay", format!("wss://{US}/"));
     stored(store, &vanish.done()).await;
     assert!(!serves(store, &note).await);
     assert_eq!(save(store, &note).await, VANISHED);

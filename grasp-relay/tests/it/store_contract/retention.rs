@@ -95,3 +95,31 @@ pub(super) async fn a_removed_request_still_gates_and_may_come_back(store: &dyn 
     stored(store, &request).await;
     assert!(serves(store, &request).await);
 }
+
+pub(super) async fn of_a_fleet_of_equal_requests_one_gets_the_credit(store: &dyn EventStore) {
+    let note = ALICE.writes(30_023).tag("d", "x").at(NOW - 9).done();
+    let coordinate = format!("30023:{}:x", ALICE.key());
+    let mut fleet = Vec::new();
+    for (age, name, target) in [
+        (8, "a", coordinate.clone()),
+        (2, "a", coordinate.clone()),
+        (5, "a", coordinate.clone()),
+        (7, "e", note.id.to_hex()),
+        (6, "e", note.id.to_hex()),
+    ] {
+        let request = ALICE.writes(5).at(NOW - age).tag(name, target).done();
+        stored(store, &request).await;
+        fleet.push(request);
+    }
+    assert_eq!(save_at(store, &note, NOW + SERVED - DAY).await, DELETED);
+    swept(store, NOW + SERVED).await;
+    let mut left = Vec::new();
+    for request in &fleet {
+        left.push(serves(store, request).await);
+    }
+    assert_eq!(left, [false, false, false, false, true]);
+    // The others gate nothing any more, but the target stays away as long as one of them would have kept it away.
+    let end = NOW + SERVED - DAY + SERVED + GATED;
+    swept(store, end - 1).await;
+    assert_eq!(save_at(store, &note, end - 1).await, DELETED);
+}

@@ -168,7 +168,7 @@ impl Session {
             Step::Done { needed, lacking } => {
                 desk.standing.parks.answered(layer, Way::History);
                 desk.standing.neg.worked();
-                desk.standing.health.lacking(lacking);
+                desk.standing.health.compared(talk.items(), lacking);
                 self.end_session(desk, id, sub);
                 self.compared(desk, id, needed);
             }

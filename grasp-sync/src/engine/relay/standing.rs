@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use grasp_core::limits::{LedgerConfig, PARK, Pace, PaceConfig, SlotLedger};
+use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::CoverageSet;
 use grasp_core::{Mono, Now, RelayUrl};
 
@@ -89,6 +90,16 @@ impl Standing {
         self.manners = manners;
         self.health.connected(now);
         self.wants.disconnected();
+    }
+
+    /// Forgets what an earlier process was given; whether there was one.
+    pub(in crate::engine) fn forget_what_was_given(&mut self, now: Timestamp) -> bool {
+        let is_resumed = self.pass.sort == Sort::Resumed;
+        if is_resumed {
+            self.coverage = CoverageSet::with_capacity(COVERAGE_CAPACITY);
+            self.pass = Pass::begin(now, Sort::Fresh);
+        }
+        is_resumed
     }
 
     /// In whole seconds, rounded up.

@@ -9,16 +9,28 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use grasp_core::{RepoId, ServiceIdentity};
 use grasp_relay::Clock;
+use grasp_relay::keeper::JOURNAL;
 use grasp_tests::{Instance, Settings};
 use nostr::event::{Event, EventId};
 use rustix::process::{Signal, getpid, kill_process};
 use tempfile::TempDir;
+use tracing::span::{Attributes, Id};
+use tracing::{Metadata, Subscriber};
 
 /// Tells a process of this very binary to be the victim, and where.
 const DIR: &str = "GRASP_TEST_CRASH_DIR";
 const ADDRESS: &str = "GRASP_TEST_CRASH_ADDRESS";
-/// At which reading of its clock it dies; 0 for never.
-const AT: &str = "GRASP_TEST_CRASH_AT";
+/// At which reading of its clock it dies, and at which step of its journal; 0 for never.
+const AT_READING: &str = "GRASP_TEST_CRASH_AT_READING";
+const AT_STEP: &str = "GRASP_TEST_CRASH_AT_STEP";
+
+/// When it dies by its own hand.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Death {
+    Never,
+    AtReading(u64),
+    AtStep(u64),
+}
 
 /// Marks what the victim says, among what a test binary says.
 const MARK: &str = "> ";
@@ -39,12 +51,18 @@ impl Victim {
     }
 
     /// Starts it; whether it lived to say so.
-    pub(super) fn start(&mut self, at: u64) -> bool {
+    pub(super) fn start(&mut self, at: Death) -> bool {
+        let (reading, step) = match at {
+            Death::Never => (0, 0),
+            Death::AtReading(number) => (number, 0),
+            Death::AtStep(number) => (0, number),
+        };
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "crash::victim::serves_until_it_dies", "--ignored", "--nocapture"])
             .env(DIR, self.dir.path())
             .env(ADDRESS, self.address.to_string())
-            .env(AT, at.to_string())
+            .env(AT_READING, reading.to_string())
+            .env(AT_STEP, step.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -94,10 +112,12 @@ impl Victim {
         self.hear().unwrap();
     }
 
-    /// How often the clock was read.
-    pub(super) fn readings(&mut self) -> u64 {
-        self.say("readings").unwrap();
-        self.hear().unwrap().parse().unwrap()
+    /// How often the clock was read, and how many steps the journal took.
+    pub(super) fn points(&mut self) -> (u64, u64) {
+        self.say("points").unwrap();
+        let answer = self.hear().unwrap();
+        let (readings, steps) = answer.split_once(' ').unwrap();
+        (readings.parse().unwrap(), steps.parse().unwrap())
     }
 
     fn say(&mut self, line: &str) -> Option<()> {
@@ -124,9 +144,11 @@ impl Drop for Victim {
 #[ignore = "the process that is killed by the tests above"]
 fn serves_until_it_dies() {
     let var = |name: &str| std::env::var(name).ok();
-    let (Some(dir), Some(address), Some(at)) = (var(DIR), var(ADDRESS), var(AT)) else { return };
-    let readings = Arc::new(AtomicU64::new(0));
-    let clock = deadly(Arc::clone(&readings), at.parse().unwrap());
+    let at = |name: &str| var(name).map(|number| Countdown::new(number.parse().unwrap()));
+    let (Some(dir), Some(address)) = (var(DIR), var(ADDRESS)) else { return };
+    let (Some(readings), Some(steps)) = (at(AT_READING), at(AT_STEP)) else { return };
+    tracing::subscriber::set_global_default(Tripwire(steps.clone())).unwrap();
+    let clock = deadly(readings.clone());
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
         let settings = Settings { clock, ..Settings::default() };
@@ -140,7 +162,7 @@ fn serves_until_it_dies() {
         for line in std::io::stdin().lines().map_while(Result::ok) {
             answer(match line.as_str() {
                 "round" => instance.keeper().make_round().await.is_ok().to_string(),
-                "readings" => readings.load(Ordering::SeqCst).to_string(),
+                "points" => format!("{} {}", readings.count(), steps.count()),
                 line => about(&instance, line).await,
             });
         }
@@ -159,13 +181,59 @@ async fn about(instance: &Instance, line: &str) -> String {
     format!("{} {held}", instance.serves_id(id).await)
 }
 
-/// A clock whose n-th reading is the end.
-fn deadly(readings: Arc<AtomicU64>, at: u64) -> Clock {
-    let system = Clock::system();
-    Clock::new(move || {
-        if readings.fetch_add(1, Ordering::SeqCst) + 1 == at {
+/// Counts, and ends everything at one number.
+#[derive(Clone)]
+struct Countdown {
+    count: Arc<AtomicU64>,
+    end: u64,
+}
+
+impl Countdown {
+    fn new(end: u64) -> Self {
+        Self { count: Arc::default(), end }
+    }
+
+    fn next(&self) {
+        if self.count.fetch_add(1, Ordering::SeqCst) + 1 == self.end {
             kill_process(getpid(), Signal::KILL).unwrap();
         }
+    }
+
+    fn count(&self) -> u64 {
+        self.count.load(Ordering::SeqCst)
+    }
+}
+
+/// A clock whose n-th reading is the end.
+fn deadly(readings: Countdown) -> Clock {
+    let system = Clock::system();
+    Clock::new(move || {
+        readings.next();
         system.now()
     })
+}
+
+/// Hears of every step of the journal before the next is taken.
+struct Tripwire(Countdown);
+
+impl Subscriber for Tripwire {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target() == JOURNAL
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, _: &tracing::Event<'_>) {
+        self.0.next();
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
 }

@@ -8,7 +8,15 @@ use rusqlite::{OptionalExtension, params};
 use super::Ledger;
 use crate::store::Refusal;
 use crate::store::rules::noted_before;
-use crate::store::sqlite::keys::{newest, seconds};
+use crate::store::sqlite::keys::{Digest, newest, seconds};
+
+/// What keeps an author's event, or a coordinate, away.
+struct Gate {
+    /// The request that does.
+    request: i64,
+    /// Minus the time of the request.
+    newest: i64,
+}
 
 impl Ledger<'_> {
     /// Does what a stored event asks for, if it is a request.
@@ -47,46 +55,39 @@ impl Ledger<'_> {
         Ok(None)
     }
 
-    /// The requests of its author that delete this event.
-    pub(super) fn blockers(&self, event: &Event) -> rusqlite::Result<Vec<i64>> {
+    /// The request of its author that deletes this event; one gets the credit, however many there are.
+    pub(super) fn blocker(&self, event: &Event) -> rusqlite::Result<Option<i64>> {
         if !deletion::is_deletable(event.kind) {
-            return Ok(Vec::new());
+            return Ok(None);
         }
-        let mut blockers = self
-            .conn
-            .prepare_cached(
-                "SELECT requests.seq FROM gates JOIN requests ON requests.seq = gates.request
-                 WHERE target = ?1 AND pubkey = ?2",
-            )?
-            .query_map(params![event.id.as_bytes(), event.pubkey.as_bytes()], |row| row.get(0))?
-            .collect::<Result<Vec<i64>, _>>()?;
-        if let Some(coordinate) = deletion::coordinate(event) {
-            let key = self.keys.coordinate(&coordinate);
-            let mut covering = self.conn.prepare_cached(
-                "SELECT requests.seq FROM gates JOIN requests ON requests.seq = gates.request
-                 WHERE target = ?1 AND newest <= ?2",
-            )?;
-            for blocker in
-                covering.query_map(params![key, newest(event.created_at)], |row| row.get(0))?
-            {
-                blockers.push(blocker?);
-            }
+        if let Some(gate) = self.gate(&self.keys.own_event(&event.pubkey, &event.id))? {
+            return Ok(Some(gate.request));
         }
-        Ok(blockers)
+        let Some(coordinate) = deletion::coordinate(event) else { return Ok(None) };
+        let gate = self.gate(&self.keys.coordinate(&coordinate))?;
+        let covering = gate.filter(|gate| gate.newest <= newest(event.created_at));
+        Ok(covering.map(|gate| gate.request))
     }
 
-    /// Restarts the clock of requests that have just blocked something.
+    fn gate(&self, target: &Digest) -> rusqlite::Result<Option<Gate>> {
+        self.conn
+            .prepare_cached(
+                "SELECT requests.seq, newest FROM gates JOIN requests ON requests.seq = gates.request
+                 WHERE target = ?1",
+            )?
+            .query_row([target], |row| Ok(Gate { request: row.get(0)?, newest: row.get(1)? }))
+            .optional()
+    }
+
+    /// Restarts the clock of a request that has just blocked something.
     pub(in crate::store::sqlite) fn note_use(
         &self,
-        requests: &[i64],
+        request: i64,
         now: Timestamp,
     ) -> rusqlite::Result<()> {
-        let mut note = self
-            .conn
-            .prepare_cached("UPDATE requests SET clock = ?2 WHERE seq = ?1 AND clock <= ?3")?;
-        for request in requests {
-            note.execute([*request, seconds(now.as_secs()), seconds(noted_before(now))])?;
-        }
+        self.conn
+            .prepare_cached("UPDATE requests SET clock = ?2 WHERE seq = ?1 AND clock <= ?3")?
+            .execute([request, seconds(now.as_secs()), seconds(noted_before(now))])?;
         Ok(())
     }
 
@@ -117,18 +118,35 @@ impl Ledger<'_> {
             return Ok(());
         };
         let number = self.record(event, now)?;
-        let mut gate = self
-            .conn
-            .prepare_cached("INSERT OR IGNORE INTO gates (target, request) VALUES (?1, ?2)")?;
         for id in &request.ids {
-            gate.execute(params![id.as_bytes(), number])?;
+            self.take_over(&self.keys.own_event(&event.pubkey, id), number)?;
             self.delete_id(id.as_bytes(), event)?;
         }
         for coordinate in &request.coordinates {
             let key = self.keys.coordinate(coordinate);
-            gate.execute(params![key, number])?;
+            match self.gate(&key)? {
+                Some(gate) if gate.newest < newest(event.created_at) => {
+                    // It deletes more than this one would. It is wanted still, so it counts from now.
+                    self.conn
+                        .prepare_cached(
+                            "UPDATE requests SET clock = max(clock, ?2) WHERE seq = ?1",
+                        )?
+                        .execute([gate.request, seconds(now.as_secs())])?;
+                }
+                _ => self.take_over(&key, number)?,
+            }
             self.delete_versions(&key, event)?;
         }
+        Ok(())
+    }
+
+    /// Puts a request in the place of whatever gated its target before: a fleet of equal requests is worth no more
+    /// than one, and costs no more when the target comes.
+    fn take_over(&self, target: &Digest, request: i64) -> rusqlite::Result<()> {
+        self.conn.prepare_cached("DELETE FROM gates WHERE target = ?1")?.execute([target])?;
+        self.conn
+            .prepare_cached("INSERT INTO gates (target, request) VALUES (?1, ?2)")?
+            .execute(params![target, request])?;
         Ok(())
     }
 
@@ -184,7 +202,7 @@ impl Ledger<'_> {
 
     /// Forgets an author up to the request, if it speaks to us: events, copies, deletion requests and their gates.
     fn vanish(&self, request: &Event) -> rusqlite::Result<()> {
-        if !VanishScope::parse(request).includes(&self.rules.vanish_relays) {
+        if !VanishScope::parse(request).includes(self.rules.service.as_ref()) {
             return Ok(());
         }
         self.finish()?;

@@ -1,0 +1,109 @@
+//! The log: one line for each thing that happened, whatever strangers wrote.
+
+use std::fmt;
+use std::io::IsTerminal as _;
+
+use tracing::field::Field;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::field::MakeExt as _;
+use tracing_subscriber::fmt::FormatFields;
+use tracing_subscriber::fmt::format::{Writer, debug_fn};
+
+use crate::config::{Log, LogFormat};
+
+impl Log {
+    /// Begins to write the log to standard error.
+    pub(crate) fn start(&self) {
+        let log = tracing_subscriber::fmt()
+            .with_env_filter(EnvFilter::new(&self.filter))
+            .with_ansi(std::io::stderr().is_terminal())
+            .with_writer(std::io::stderr);
+        match self.format {
+            LogFormat::Human => log.fmt_fields(fields()).init(),
+            LogFormat::Json => log.json().init(),
+        }
+    }
+}
+
+/// Fields as `name=value`. Names of repositories and messages of errors are partly what somebody else chose: nothing in
+/// them begins a line or speaks to a terminal.
+fn fields() -> impl for<'w> FormatFields<'w> + Send + Sync + 'static {
+    debug_fn(|writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug| {
+        let text = on_one_line(&format!("{value:?}"));
+        match field.name() {
+            "message" => write!(writer, "{text}"),
+            name => write!(writer, "{name}={text}"),
+        }
+    })
+    .delimited(" ")
+}
+
+fn on_one_line(text: &str) -> String {
+    let is_dangerous = |c: char| c.is_control() || matches!(c, '\u{2028}'..='\u{202e}');
+    text.chars().fold(String::with_capacity(text.len()), |mut line, c| {
+        if is_dangerous(c) {
+            line.extend(c.escape_default());
+        } else {
+            line.push(c);
+        }
+        line
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::{Arc, Mutex};
+
+    use tracing::Subscriber;
+    use tracing_subscriber::fmt::MakeWriter;
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Page(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Page {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl<'a> MakeWriter<'a> for Page {
+        type Writer = Self;
+        fn make_writer(&'a self) -> Self {
+            self.clone()
+        }
+    }
+
+    fn written(work: impl FnOnce()) -> String {
+        let page = Page::default();
+        let log = tracing_subscriber::fmt().with_ansi(false).with_writer(page.clone());
+        let log: Box<dyn Subscriber + Send + Sync> = Box::new(log.fmt_fields(fields()).finish());
+        tracing::subscriber::with_default(log, work);
+        let bytes = page.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn nothing_a_stranger_wrote_begins_a_line_or_speaks_to_a_terminal() {
+        let name =
+            "x\n2026-01-01T00:00:00Z ERROR grasp: all is lost\r\u{1b}[2J\u{7}\u{9b}A\u{202e}";
+        let said = written(|| {
+            tracing::info!(identifier = %name, error = %name, debug = ?name, name, "all is {name}");
+        });
+        assert_eq!(said.lines().count(), 1, "{said:?}");
+        assert!(!said.trim_end().chars().any(|c| c.is_control() || c == '\u{202e}'), "{said:?}");
+        assert!(said.contains(r"identifier=x\n2026"), "{said:?}");
+    }
+
+    #[test]
+    fn an_ordinary_line_reads_as_ever() {
+        let said = written(|| tracing::info!(count = 3, relay = %"wss://ü.example", "stored"));
+        assert!(said.trim_end().ends_with("stored count=3 relay=wss://ü.example"), "{said:?}");
+    }
+}

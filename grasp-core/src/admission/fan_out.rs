@@ -1,0 +1,277 @@
+//! How much may hang on one root, and come from one author, within a day.
+//!
+//! Whatever names something accepted is accepted, and may be named in turn: without a bound, one note lets in any
+//! chain from anybody. So every related event is charged to its author and to the roots it hangs on; what was
+//! accepted lately hands its root on to what names it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
+
+use nostr::event::{Event, EventId, Kind};
+use nostr::key::PublicKey;
+
+use crate::kinds;
+use crate::nip34::References;
+use crate::time::Mono;
+
+/// What one author, and one root, may bring within the window. The defaults are far above what the busiest known
+/// repositories have in all; they bound what a flood costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FanOutLimits {
+    /// How long everything is counted before counting begins anew.
+    pub window: Duration,
+    /// What one author may bring.
+    pub author: Share,
+    /// What may hang on one root: a repository, or whatever else a thread begins with.
+    pub root: Share,
+}
+
+/// A number of events and their size together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Share {
+    /// How many.
+    pub count: usize,
+    /// How large in all.
+    pub bytes: u64,
+}
+
+impl Default for FanOutLimits {
+    fn default() -> Self {
+        const MIB: u64 = 1024 * 1024;
+        Self {
+            window: Duration::from_secs(24 * 60 * 60),
+            author: Share { count: 100_000, bytes: 256 * MIB },
+            root: Share { count: 200_000, bytes: 1_024 * MIB },
+        }
+    }
+}
+
+impl Share {
+    fn plus(self, bytes: u64) -> Self {
+        Self { count: self.count.saturating_add(1), bytes: self.bytes.saturating_add(bytes) }
+    }
+
+    fn is_within(self, limit: Self) -> bool {
+        self.count <= limit.count && self.bytes <= limit.bytes
+    }
+}
+
+/// Accounts that are kept; beyond it, the lighter half is forgotten.
+const MOST_ACCOUNTS: usize = 1 << 16;
+
+/// Events whose root is remembered.
+const MOST_THREADS: usize = 1 << 16;
+
+/// Roots of one event that are charged; nobody needs more, and naming many is no way around.
+const MOST_ROOTS: usize = 8;
+
+/// What a thread begins with, as a number: nothing is looked up by it, and a coordinate may be long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Root(u64);
+
+impl Root {
+    /// What is welcome because something else names it hangs on nothing that it names itself.
+    const NAMED_BY_OTHERS: Self = Self(0);
+
+    fn of(what: &impl Hash) -> Self {
+        let mut hasher = DefaultHasher::new();
+        what.hash(&mut hasher);
+        Self(hasher.finish())
+    }
+}
+
+/// The accounts of authors and roots.
+///
+/// ```
+/// use grasp_core::admission::{FanOut, FanOutLimits, Share};
+/// use grasp_core::Mono;
+/// use nostr::event::{EventBuilder, FinalizeEvent, Kind};
+/// use nostr::key::Keys;
+///
+/// let limits = FanOutLimits { author: Share { count: 1, bytes: 1_000 }, ..FanOutLimits::default() };
+/// let (mut fan_out, alice) = (FanOut::new(limits), Keys::generate());
+/// let note = |text| EventBuilder::new(Kind::TextNote, text).finalize(&alice).unwrap();
+/// assert!(fan_out.admit(Mono::ZERO, &note("one")));
+/// assert!(!fan_out.admit(Mono::ZERO, &note("two")));
+/// assert!(fan_out.admit(Mono::ZERO + limits.window, &note("three")));
+/// ```
+#[derive(Debug, Default)]
+pub struct FanOut {
+    limits: FanOutLimits,
+    began: Mono,
+    authors: BTreeMap<PublicKey, Share>,
+    roots: BTreeMap<Root, Share>,
+    threads: BTreeMap<EventId, Root>,
+    /// The same events, the earliest first.
+    order: VecDeque<EventId>,
+}
+
+impl FanOut {
+    /// Accounts with nothing on them.
+    pub fn new(limits: FanOutLimits) -> Self {
+        Self { limits, ..Self::default() }
+    }
+
+    /// Charges a related event to its author and its roots, if all of them have room for it.
+    #[must_use]
+    pub fn admit(&mut self, now: Mono, event: &Event) -> bool {
+        if now - self.began >= self.limits.window {
+            self.began = now;
+            self.authors.clear();
+            self.roots.clear();
+        }
+        let (bytes, roots) = (size(event), self.roots_of(event));
+        let author = self.authors.get(&event.pubkey).copied().unwrap_or_default().plus(bytes);
+        let charged: Vec<_> = roots
+            .iter()
+            .map(|root| (*root, self.roots.get(root).copied().unwrap_or_default().plus(bytes)))
+            .collect();
+        let fits = author.is_within(self.limits.author)
+            && charged.iter().all(|(_, share)| share.is_within(self.limits.root));
+        if fits {
+            self.authors.insert(event.pubkey, author);
+            self.roots.extend(charged);
+            self.hand_on(event.id, roots.first().copied());
+            shrink(&mut self.authors);
+            shrink(&mut self.roots);
+        }
+        fits
+    }
+
+    /// Coordinates first: a repository is the root of whatever belongs to it.
+    fn roots_of(&self, event: &Event) -> Vec<Root> {
+        if needs_no_root(event.kind) {
+            return Vec::new();
+        }
+        let References { ids, coordinates } = References::of(event);
+        let of_event = |id: &EventId| self.threads.get(id).copied().unwrap_or(Root::of(id));
+        let mut roots = Vec::new();
+        let named = coordinates.iter().map(Root::of).chain(ids.iter().map(of_event));
+        for root in named {
+            if roots.len() < MOST_ROOTS && !roots.contains(&root) {
+                roots.push(root);
+            }
+        }
+        if roots.is_empty() { vec![Root::NAMED_BY_OTHERS] } else { roots }
+    }
+
+    fn hand_on(&mut self, id: EventId, root: Option<Root>) {
+        let Some(root) = root else { return };
+        if self.threads.insert(id, root).is_none() {
+            self.order.push_back(id);
+        }
+        while self.order.len() > MOST_THREADS {
+            let oldest = self.order.pop_front();
+            oldest.map(|oldest| self.threads.remove(&oldest));
+        }
+    }
+}
+
+/// What everybody may say about themselves hangs on nothing.
+fn needs_no_root(kind: Kind) -> bool {
+    [kinds::DELETION, kinds::VANISH, kinds::GRASP_LIST, Kind::Metadata, Kind::RelayList]
+        .contains(&kind)
+}
+
+/// Forgets the lighter half of the accounts when there are too many.
+fn shrink<K: Ord>(accounts: &mut BTreeMap<K, Share>) {
+    if accounts.len() <= MOST_ACCOUNTS {
+        return;
+    }
+    let mut counts: Vec<usize> = accounts.values().map(|share| share.count).collect();
+    let middle = counts.len() / 2;
+    let (_, median, _) = counts.select_nth_unstable(middle);
+    let median = *median;
+    accounts.retain(|_, share| share.count > median);
+}
+
+/// Roughly what an event takes.
+fn size(event: &Event) -> u64 {
+    const FIXED: usize = 256;
+    let values = event.tags.iter().flat_map(|tag| tag.as_slice());
+    (FIXED + event.content.len() + values.map(|value| value.len() + 4).sum::<usize>()) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Unsigned, key};
+
+    const REPO: &str = "30617:0101010101010101010101010101010101010101010101010101010101010101:x";
+
+    fn limits(author: usize, root: usize) -> FanOutLimits {
+        let share = |count| Share { count, bytes: u64::MAX };
+        FanOutLimits { author: share(author), root: share(root), ..FanOutLimits::default() }
+    }
+
+    fn note(id: u8, by: u8, tags: &[&[&str]]) -> Event {
+        Unsigned::kind(1).tags(tags).id(id).by(key(by))
+    }
+
+    fn admitted(fan_out: &mut FanOut, events: impl IntoIterator<Item = Event>) -> usize {
+        events.into_iter().filter(|event| fan_out.admit(Mono::ZERO, event)).count()
+    }
+
+    #[test]
+    fn one_author_brings_only_so_many_and_others_are_free() {
+        let mut fan_out = FanOut::new(limits(3, 100));
+        assert_eq!(admitted(&mut fan_out, (0..9).map(|n| note(n, 1, &[&["a", REPO]]))), 3);
+        assert!(fan_out.admit(Mono::ZERO, &note(20, 2, &[&["a", REPO]])));
+        let later = Mono::ZERO + FanOutLimits::default().window;
+        assert!(fan_out.admit(later, &note(21, 1, &[&["a", REPO]])), "the next day");
+    }
+
+    #[test]
+    fn one_root_bears_only_so_many_whoever_brings_them() {
+        let mut fan_out = FanOut::new(limits(100, 5));
+        assert_eq!(admitted(&mut fan_out, (0..9).map(|n| note(n, n, &[&["a", REPO]]))), 5);
+        let other = REPO.replace(":x", ":y");
+        assert!(fan_out.admit(Mono::ZERO, &note(20, 1, &[&["a", &other]])));
+        // Naming something else besides is no way around.
+        assert!(!fan_out.admit(Mono::ZERO, &note(21, 1, &[&["a", &other], &["q", REPO]])));
+    }
+
+    #[test]
+    fn a_chain_hangs_on_its_first_link_however_long_it_is() {
+        let mut fan_out = FanOut::new(limits(100, 10));
+        let hex = |n: u8| format!("{:02x}", n).repeat(32);
+        let link = |n: u8| match n {
+            0 => note(0, 0, &[&["a", REPO]]),
+            n => note(n, n, &[&["e", &hex(n - 1)]]),
+        };
+        // What was refused is not here, and makes nothing welcome.
+        let welcome = (0..30).map(link).take_while(|link| fan_out.admit(Mono::ZERO, link));
+        assert_eq!(welcome.count(), 10);
+    }
+
+    #[test]
+    fn what_others_name_shares_one_account_and_requests_have_none() {
+        let mut fan_out = FanOut::new(limits(100, 4));
+        assert_eq!(admitted(&mut fan_out, (0..9).map(|n| note(n, n, &[]))), 4);
+        let request = |n: u8| Unsigned::kind(5).tags(&[&["a", REPO]]).id(n).by(key(n));
+        assert_eq!(admitted(&mut fan_out, (0..9).map(request)), 9);
+    }
+
+    #[test]
+    fn bytes_count_and_memory_is_bounded() {
+        let author = Share { count: 100, bytes: 2_000 };
+        let mut fan_out = FanOut::new(FanOutLimits { author, ..FanOutLimits::default() });
+        let long = "x".repeat(900);
+        let wordy = |n: u8| note(n, 1, &[&["a", REPO], &["t", &long]]);
+        assert_eq!(admitted(&mut fan_out, (0..9).map(wordy)), 1);
+
+        let mut accounts: BTreeMap<usize, Share> =
+            (0..=MOST_ACCOUNTS).map(|n| (n, Share { count: n % 5, bytes: 0 })).collect();
+        shrink(&mut accounts);
+        assert!(accounts.len() <= MOST_ACCOUNTS / 2);
+        assert!(accounts.values().all(|share| share.count > 2), "the heavier ones are kept");
+        let mut fan_out = FanOut::new(limits(1, 1));
+        (0..2 * MOST_THREADS).for_each(|n| {
+            let mut id = [0; 32];
+            id[..8].copy_from_slice(&n.to_be_bytes());
+            fan_out.hand_on(EventId::from_byte_array(id), Some(Root(7)));
+        });
+        assert_eq!((fan_out.threads.len(), fan_out.order.len()), (MOST_THREADS, MOST_THREADS));
+    }
+}

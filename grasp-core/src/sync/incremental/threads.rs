@@ -1,0 +1,64 @@
+//! Which replies belong to which root.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::sync::root::RootId;
+
+/// Replies of one thread that are asked for by name. Whatever names the root is had in any case.
+const MAX_REPLIES: usize = 500;
+
+/// Replies that may wait for what they answer. A relay that tells its newest events first tells replies first.
+const MAX_WAITING: usize = 50_000;
+
+/// Threads: roots, and the replies that came of them, however deep.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Threads {
+    roots: BTreeMap<RootId, RootId>,
+    sizes: BTreeMap<RootId, usize>,
+    /// Replies by what they answer and nobody has told of yet.
+    waiting: BTreeMap<RootId, BTreeSet<RootId>>,
+    waits: usize,
+}
+
+impl Threads {
+    /// The root that a reply came of.
+    pub(super) fn root_of(&self, reply: &RootId) -> Option<RootId> {
+        self.roots.get(reply).copied()
+    }
+
+    /// Adds a reply to a thread; `false` if the thread is full.
+    pub(super) fn join(&mut self, root: RootId, reply: RootId) -> bool {
+        let size = self.sizes.entry(root).or_default();
+        if *size >= MAX_REPLIES {
+            return false;
+        }
+        *size += 1;
+        self.roots.insert(reply, root);
+        true
+    }
+
+    /// Keeps a reply until something that it answers is told of; not, if there is no room.
+    pub(super) fn wait(&mut self, reply: RootId, answered: Vec<RootId>) {
+        for to in answered {
+            if self.waits < MAX_WAITING && self.waiting.entry(to).or_default().insert(reply) {
+                self.waits += 1;
+            }
+        }
+    }
+
+    /// The replies that waited for this event.
+    pub(super) fn take_waiting(&mut self, to: &RootId) -> BTreeSet<RootId> {
+        let replies = self.waiting.remove(to).unwrap_or_default();
+        self.waits -= replies.len();
+        replies
+    }
+
+    /// Forgets an event, root or reply. What has come of it stays: it may still be served.
+    pub(super) fn leave(&mut self, event: &RootId) {
+        self.sizes.remove(event);
+        let size = self.roots.remove(event).and_then(|root| self.sizes.get_mut(&root));
+        if let Some(size) = size {
+            *size -= 1;
+        }
+    }
+}

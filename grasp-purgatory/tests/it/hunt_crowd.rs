@@ -1,0 +1,182 @@
+//! The hunt when there is too much of everything: names, addresses, servers that say nothing.
+
+use std::collections::BTreeSet;
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use grasp_core::limits::PermitConfig;
+use grasp_core::{CloneUrl, Mono};
+use grasp_purgatory::Want;
+use grasp_purgatory::hunt::{HuntConfig, Report, Trouble};
+
+use crate::hunt_sim::*;
+use crate::model_events::{ALICE, announcement, state};
+use crate::model_world::World;
+
+const SYNC: Duration = Duration::from_millis(500);
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn hands(at_once: usize) -> HuntConfig {
+    HuntConfig { at_once: NonZeroUsize::new(at_once).unwrap(), ..HuntConfig::default() }
+}
+
+/// When everything for a name was here.
+fn completed(sim: &Sim, identifier: &str) -> Option<Mono> {
+    let mut reports = sim.reports.iter();
+    reports.find_map(|(at, report)| match report {
+        Report::Complete { identifier: one } if one.as_str() == identifier => Some(*at),
+        _ => None,
+    })
+}
+
+#[test]
+fn there_are_never_more_conversations_than_hands_and_everybody_is_served() {
+    let mut sim = Sim::with(hands(4));
+    for n in 0..50_u8 {
+        let place = format!("h{n}.com");
+        sim = sim.server(&place, Mood::Fine, &[n]);
+        sim.wanted(&format!("r{n}"), vec![want(&[n], &[&place])], SYNC);
+    }
+    sim.run_for(10 * SECOND);
+    assert_eq!(sim.most_in_all, 4);
+    assert_eq!(sim.here.len(), 50);
+    assert_eq!(sim.hunter.figures().in_flight, 0);
+}
+
+#[test]
+fn silent_servers_cannot_take_every_hand() {
+    let mut sim = Sim::with(hands(4)).server("fine.com", Mood::Fine, &[200]);
+    for n in 0..40_u8 {
+        let place = format!("s{n}.com");
+        sim = sim.server(&place, Mood::Silent, &[]);
+        sim.wanted(&format!("r{n}"), vec![want(&[n], &[&place])], Duration::ZERO);
+    }
+    sim.run_for(SECOND);
+    sim.wanted("honest", vec![want(&[200], &["fine.com"])], SYNC);
+    sim.run_for(3 * MINUTE);
+    let took = completed(&sim, "honest").expect("it is found") - Mono::from_secs(1);
+    assert!(took <= 60 * SECOND, "each silent server has 5 seconds, four at a time: {took:?}");
+    let stalled = |r: &Report| matches!(r, Report::Failed { trouble: Trouble::Stalled, .. });
+    assert!(sim.reports.iter().any(|(_, report)| stalled(report)), "and that is told");
+}
+
+#[test]
+fn a_late_server_has_all_its_time_while_nobody_waits() {
+    let mut sim = Sim::with(hands(1)).server("s.com", Mood::Silent, &[]);
+    sim.wanted("r", vec![want(&[1], &["s.com"])], Duration::ZERO);
+    sim.run_for(59 * SECOND);
+    assert!(sim.cancelled.is_empty());
+    assert_eq!(sim.hunter.figures().in_flight, 1);
+}
+
+#[test]
+fn a_transfer_gives_way_after_five_minutes_if_others_wait_and_not_before() {
+    let config = HuntConfig { fetch_is_late: 60 * MINUTE, ..hands(1) };
+    let mut sim = Sim::with(config).server("slow.com", Mood::SilentWithObjects, &[1]).server(
+        "fine.com",
+        Mood::Fine,
+        &[2],
+    );
+    sim.wanted("slow", vec![want(&[1], &["slow.com"])], Duration::ZERO);
+    sim.run_for(SECOND);
+    sim.wanted("r", vec![want(&[2], &["fine.com"])], Duration::ZERO);
+    sim.run_for(298 * SECOND);
+    assert!(sim.asked_of("fine.com").is_empty());
+    sim.run_for(5 * SECOND);
+    assert!(sim.has_everything("r"));
+}
+
+#[test]
+fn waiting_for_a_hand_makes_nobody_late() {
+    let mut sim = Sim::with(hands(1))
+        .server("slow.com", Mood::SilentWithObjects, &[1])
+        .server("a.com", Mood::Fine, &[2])
+        .server("b.com", Mood::Fine, &[2]);
+    sim.wanted("slow", vec![want(&[1], &["slow.com"])], Duration::ZERO);
+    sim.run_for(SECOND);
+    sim.wanted("r", vec![want(&[2], &["a.com", "b.com"])], Duration::ZERO);
+    sim.run_for(10 * MINUTE);
+    assert!(sim.has_everything("r"));
+    assert!(sim.asked_of("b.com").is_empty(), "a.com had not even been asked");
+}
+
+#[test]
+fn what_others_brought_meanwhile_is_not_asked_for() {
+    // The sim sees to it that nothing is asked for that is here.
+    let one = PermitConfig { starts: 2.try_into().unwrap(), ..PermitConfig::default() };
+    let hosts = [("slow.com".parse().unwrap(), one)].into();
+    let mut sim = Sim::with(HuntConfig { hosts, ..HuntConfig::default() })
+        .server("https://slow.com/1", Mood::Fine, &[9])
+        .server("https://slow.com/2", Mood::Fine, &[1, 2])
+        .server("b.com", Mood::Fine, &[1]);
+    sim.wanted("first", vec![want(&[9], &["https://slow.com/1"])], Duration::ZERO);
+    sim.run_for(LATENCY / 2);
+    let places = ["https://slow.com/2", "b.com"];
+    sim.wanted("r", vec![want(&[1], &places), want(&[2], &places)], Duration::ZERO);
+    sim.run_for(5 * MINUTE);
+    assert!(sim.has_everything("r"), "{:?}", sim.asked);
+}
+
+#[test]
+fn a_thousand_names_that_waited_for_a_start_are_asked_for_one_after_another() {
+    let mut sim = Sim::new();
+    for n in 0..1_000_u64 {
+        let wants = vec![want(&[(n % 250) as u8], &[&format!("https://h{}.com/{n}", n % 3)])];
+        // What purgatory says after a start: see the test below.
+        sim.wanted(&format!("r{n}"), wants, SYNC + Duration::from_millis(50 * n));
+    }
+    sim.run_for(2 * SECOND);
+    assert!(sim.asked.len() <= 32, "{} conversations in two seconds", sim.asked.len());
+    sim.run_for(2 * MINUTE);
+    assert!(sim.most_at_once.values().all(|most| *most <= 5), "{:?}", sim.most_at_once);
+}
+
+#[test]
+fn a_start_puts_hunts_one_after_another_and_none_off_for_long() {
+    let mut world = World::new();
+    for n in 0..200 {
+        let name = format!("r{n}");
+        world.sync(&announcement(ALICE, &name, 0, &[])).unwrap();
+        world.sync(&state(ALICE, &name, 3, &[("main", 1)])).unwrap();
+    }
+    world.hunts.clear();
+    world.restart(MINUTE);
+    let after: Vec<Duration> = world.hunts.iter().map(|(_, after)| *after).collect();
+    assert!(after.len() >= 50, "{}", after.len());
+    let distinct: BTreeSet<_> = after.iter().collect();
+    assert_eq!(distinct.len(), after.len(), "no two at once");
+    assert!(after.iter().all(|after| *after <= SYNC + 2 * MINUTE));
+}
+
+#[test]
+fn a_thousand_bad_addresses_take_bounded_time_and_hide_nobody() {
+    let mut sim = Sim::new().server("good.com", Mood::Fine, &[1]);
+    let bad: Vec<CloneUrl> = (0..1_000).map(|n| url(&format!("bad{n}.com"))).collect();
+    let hostile = Want { untrusted: bad, ..want(&[1], &[]) };
+    sim.wanted(
+        "r",
+        vec![hostile, Want { untrusted: vec![url("good.com")], ..want(&[1], &[]) }],
+        SYNC,
+    );
+    sim.run_for(30 * SECOND);
+    assert!(sim.asked.len() <= 2 * 64, "{}", sim.asked.len());
+    sim.run_for(60 * MINUTE);
+    assert!(sim.has_everything("r"));
+}
+
+#[test]
+fn the_same_story_twice_is_told_in_the_same_words() {
+    let tell = || {
+        let mut sim = Sim::with(hands(2));
+        for n in 0..20_u8 {
+            let place = format!("h{}.com", n % 7);
+            let mood = if n % 3 == 0 { Mood::Silent } else { Mood::Fine };
+            sim = sim.server(&place, mood, &[n]);
+            sim.wanted(&format!("r{n}"), vec![want(&[n], &[&place])], SYNC);
+        }
+        sim.run_for(10 * MINUTE);
+        sim.asked
+    };
+    assert_eq!(tell(), tell());
+}

@@ -1,0 +1,142 @@
+//! What the hunt tells people: `info` what was achieved, `warn` who failed us, `debug` everything on the way.
+
+use grasp_purgatory::hunt::{HuntConfig, Report};
+
+/// Says that the hunt begins, and how much each server will be asked for.
+pub(super) fn begin(config: &HuntConfig) {
+    let (at_once, starts, per) =
+        (config.per_host.at_once, config.per_host.starts, config.per_host.per);
+    tracing::info!(at_once, starts, ?per, "hunting for git data that events wait for");
+}
+
+/// Says what is worth saying. Words of strangers are bounded and without control characters.
+pub(super) fn tell(report: &Report) {
+    match report {
+        Report::Queued { identifier, after } => {
+            tracing::debug!(%identifier, ?after, "git data will be hunted for");
+        }
+        Report::Started { identifier, attempt } => {
+            tracing::debug!(%identifier, attempt, "hunting for git data");
+        }
+        Report::Complete { identifier } => {
+            tracing::info!(%identifier, "all git data that was wanted is here");
+        }
+        Report::Needless { identifier } => {
+            tracing::debug!(%identifier, "no git data is wanted");
+        }
+        Report::Incomplete { identifier, attempts, next } => {
+            tracing::debug!(%identifier, attempts, ?next, "git data is still wanted");
+        }
+        Report::Fetched { identifier, url, oids } => {
+            tracing::debug!(%identifier, %url, oids, "fetched git data");
+        }
+        Report::Failed { identifier, url, trouble } => {
+            tracing::warn!(%identifier, %url, %trouble, "a git server gave less than it was asked for");
+        }
+        Report::Paused { host, length } => {
+            tracing::info!(%host, ?length, "a git server asks for less and is left alone");
+        }
+        other => tracing::debug!(report = ?other, "hunting"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::{Debug, Write};
+    use std::sync::{Arc, Mutex};
+    use std::time::Duration;
+
+    use grasp_core::limits::PeerText;
+    use grasp_core::{CloneUrl, Identifier};
+    use grasp_purgatory::hunt::Trouble;
+    use tracing::field::{Field, Visit};
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Level, Metadata, Subscriber};
+
+    use super::*;
+
+    /// Keeps every line with its level.
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<(Level, String)>>>);
+
+    struct Text(String);
+
+    impl Visit for Text {
+        fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+            write!(self.0, "{}={value:?} ", field.name()).unwrap();
+        }
+    }
+
+    impl Subscriber for Lines {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn event(&self, event: &Event<'_>) {
+            let mut text = Text(String::new());
+            event.record(&mut text);
+            self.0.lock().unwrap().push((*event.metadata().level(), text.0));
+        }
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    fn said(say: impl FnOnce()) -> (Level, String) {
+        let lines = Lines::default();
+        tracing::subscriber::with_default(lines.clone(), say);
+        let mut lines = lines.0.lock().unwrap();
+        assert_eq!(lines.len(), 1);
+        lines.remove(0)
+    }
+
+    #[test]
+    fn each_report_has_its_level_and_names_what_it_is_about() {
+        let identifier: Identifier = "grasp".parse().unwrap();
+        let url: CloneUrl = "https://git.example.com/x.git".parse().unwrap();
+        let (one, host) = (identifier.clone(), url.host());
+        let (minute, trouble) = (Duration::from_secs(60), Trouble::Stalled);
+        let cases = [
+            (Level::DEBUG, Report::Queued { identifier: one.clone(), after: minute }, "after=60s"),
+            (Level::DEBUG, Report::Started { identifier: one.clone(), attempt: 2 }, "attempt=2"),
+            (Level::INFO, Report::Complete { identifier: one.clone() }, "is here"),
+            (Level::DEBUG, Report::Needless { identifier: one.clone() }, "no git data"),
+            (
+                Level::DEBUG,
+                Report::Incomplete { identifier: one.clone(), attempts: 2, next: Some(minute) },
+                "attempts=2 next=Some(60s)",
+            ),
+            (
+                Level::DEBUG,
+                Report::Fetched { identifier: one.clone(), url: url.clone(), oids: 3 },
+                "url=https://git.example.com/x.git oids=3",
+            ),
+            (
+                Level::WARN,
+                Report::Failed { identifier: one, url, trouble },
+                "url=https://git.example.com/x.git trouble=went silent",
+            ),
+        ];
+        for (level, report, part) in cases {
+            let (said_at, line) = said(|| tell(&report));
+            assert_eq!(said_at, level, "{line}");
+            assert!(line.contains("identifier=grasp") && line.contains(part), "{line}");
+        }
+        let (level, line) = said(|| tell(&Report::Paused { host, length: minute }));
+        assert!(level == Level::INFO && line.contains("host=git.example.com"), "{line}");
+        let (level, line) = said(|| begin(&HuntConfig::default()));
+        assert!(level == Level::INFO && line.contains("at_once=5 starts=30 per=60s"), "{line}");
+    }
+
+    #[test]
+    fn a_strangers_words_make_no_lines_of_their_own() {
+        let trouble = Trouble::Refused(PeerText::new("no\nERROR forged \u{1b}[31m line"));
+        let url = "https://git.example.com/x.git".parse().unwrap();
+        let identifier = "x".parse().unwrap();
+        let (_, line) = said(|| tell(&Report::Failed { identifier, url, trouble }));
+        assert!(!line.contains(['\n', '\u{1b}']), "{line}");
+    }
+}

@@ -1,0 +1,285 @@
+//! Relays that nobody here wrote: synced from, and kept complete.
+//!
+//! They are looked for in the folder that `GRASP_STRANGERS` names, else in `target/strangers/bin` and in `PATH`; what
+//! is not there is left out, with a word about it. `just strangers` installs them.
+//!
+//! And the example of this crate, which is somebody else's relay with the syncer inside.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::{SinkExt as _, StreamExt as _};
+use grasp_core::RelayUrl;
+use grasp_core::nostr::event::Event;
+use grasp_core::nostr::types::Timestamp;
+use grasp_sync::driver::{Observer, RelayStatus};
+use grasp_sync::engine::Report;
+use grasp_sync::{Sidecar, Syncer};
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::{WebSocketStream, client_async};
+
+use crate::events::Author;
+use crate::local::{Local, PATIENCE};
+use crate::scripted::Honest;
+
+/// A relay's program, and how it is told where to be.
+#[derive(Clone, Copy, Debug)]
+enum Program {
+    /// nostr-rs-relay: SQLite, no NIP-77.
+    NostrRs,
+    /// The relay of rust-nostr: in memory, with NIP-77.
+    RustNostr,
+}
+
+struct Stranger {
+    process: Child,
+    port: u16,
+    _folder: tempfile::TempDir,
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl Program {
+    fn name(self) -> &'static str {
+        match self {
+            Self::NostrRs => "nostr-rs-relay",
+            Self::RustNostr => "rust-nostr-relay",
+        }
+    }
+
+    fn find(self) -> Option<PathBuf> {
+        let built = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/strangers/bin");
+        let named = std::env::var_os("GRASP_STRANGERS").unwrap_or_else(|| built.into());
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let folders = std::iter::once(PathBuf::from(named)).chain(std::env::split_paths(&path));
+        folders.map(|folder| folder.join(self.name())).find(|program| program.is_file())
+    }
+
+    /// Starts it; `None` where it is not installed.
+    async fn start(self) -> Option<Stranger> {
+        let Some(program) = self.find() else {
+            println!("skipped: {} is not installed (`just strangers`)", self.name());
+            return None;
+        };
+        let starting = Stranger::start(&program, |port, folder, command| match self {
+            Self::NostrRs => {
+                let config = folder.join("config.toml");
+                let text = format!("[network]\naddress = \"127.0.0.1\"\nport = {port}\n");
+                std::fs::write(&config, text).unwrap();
+                command.arg("--config").arg(config).arg("--db").arg(folder);
+            }
+            Self::RustNostr => _ = command.arg(port.to_string()),
+        });
+        Some(starting.await)
+    }
+}
+
+type Socket = WebSocketStream<TcpStream>;
+
+impl Stranger {
+    /// Runs a program that listens at a free port, and waits until it does.
+    async fn start(program: &Path, tell: impl FnOnce(u16, &Path, &mut Command)) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = free.local_addr().unwrap().port();
+        drop(free);
+        let mut command = Command::new(program);
+        tell(port, folder.path(), &mut command);
+        command.current_dir(folder.path()).stdout(Stdio::null()).stderr(Stdio::null());
+        let stranger = Self { process: command.spawn().unwrap(), port, _folder: folder };
+        let asking = async {
+            while stranger.try_connect().await.is_none() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, asking).await.expect("a relay that starts");
+        stranger
+    }
+
+    fn url(&self) -> RelayUrl {
+        format!("ws://127.0.0.1:{}", self.port).parse().unwrap()
+    }
+
+    async fn try_connect(&self) -> Option<Socket> {
+        let stream = TcpStream::connect(("127.0.0.1", self.port)).await.ok()?;
+        Some(client_async(self.url().as_str(), stream).await.ok()?.0)
+    }
+
+    /// Publishes as any client does, and is told that each was taken.
+    async fn publish(&self, events: &[Event]) {
+        let mut socket = self.try_connect().await.unwrap();
+        for event in events {
+            socket.send(Message::text(json!(["EVENT", event]).to_string())).await.unwrap();
+            let answer = hear(&mut socket, "OK").await;
+            assert_eq!(answer[2], true, "{answer}");
+        }
+    }
+
+    /// How many of these events any client is served.
+    async fn serves(&self, events: &[Event]) -> usize {
+        let mut socket = self.try_connect().await.unwrap();
+        let mut found = 0;
+        for some in events.chunks(100) {
+            let ids: Vec<_> = some.iter().map(|event| event.id.to_hex()).collect();
+            let ask = json!(["REQ", "check", { "ids": ids, "limit": ids.len() }]);
+            socket.send(Message::text(ask.to_string())).await.unwrap();
+            while hear_any(&mut socket, &["EVENT", "EOSE"]).await[0] == "EVENT" {
+                found += 1;
+            }
+        }
+        found
+    }
+
+    async fn until_serves(&self, events: &[Event]) {
+        let asking = async {
+            while self.serves(events).await < events.len() {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        tokio::time::timeout(2 * PATIENCE, asking).await.expect("in time");
+    }
+}
+
+async fn hear(socket: &mut Socket, word: &str) -> Value {
+    hear_any(socket, &[word]).await
+}
+
+async fn hear_any(socket: &mut Socket, words: &[&str]) -> Value {
+    loop {
+        let message = tokio::time::timeout(PATIENCE, socket.next()).await.expect("in time");
+        let Message::Text(text) = message.unwrap().unwrap() else { continue };
+        let said: Value = serde_json::from_str(&text).unwrap();
+        if words.iter().any(|word| said[0] == *word) {
+            return said;
+        }
+    }
+}
+
+/// What the engine found worth telling.
+#[derive(Clone, Default)]
+struct Told(Arc<Mutex<Vec<Report>>>);
+
+impl Observer for Told {
+    fn report(&self, report: &Report) {
+        self.0.lock().unwrap().push(report.clone());
+    }
+}
+
+/// A repository with more issues than a page holds, some in the same second, and a comment on every tenth.
+fn conversation(author: &Author, relay: &RelayUrl) -> (Event, Vec<Event>) {
+    let repo = author.repo("grasp").to_string();
+    let began = Timestamp::now().as_secs() - 10_000;
+    let issue = |n: u64| author.issue_at(&repo, &n.to_string(), began + n / 3);
+    let issues: Vec<Event> = (0..700).map(issue).collect();
+    let comments = issues.iter().step_by(10).map(|issue| author.comment(issue.id, "so it is"));
+    let comments: Vec<Event> = comments.collect();
+    (author.announcement("grasp", &[relay]), issues.into_iter().chain(comments).collect())
+}
+
+/// Has a third of it already, and gets the rest; then what is published later.
+async fn is_synced_from(program: Program) {
+    let Some(stranger) = program.start().await else { return };
+    let author = Author::new();
+    let (announcement, events) = conversation(&author, &stranger.url());
+    stranger.publish(std::slice::from_ref(&announcement)).await;
+    stranger.publish(&events).await;
+    let local = Local::new();
+    let _ = local.publish(&announcement);
+    events[..250].iter().for_each(|event| _ = local.publish(event));
+
+    let mut settings = Local::settings(&[]);
+    let told = Told::default();
+    settings.observer = Arc::new(told.clone());
+    let syncer = Syncer::start(Arc::new(local.clone()), settings).await.unwrap();
+    local.until_has(&events.iter().collect::<Vec<_>>()).await;
+    let is_done = |status: &RelayStatus| status.synced_at.is_some() && status.backlog == 0;
+    let status = Local::until_status(&syncer, &stranger.url(), is_done).await;
+    let no_negentropy = |report: &Report| matches!(report, Report::NoNegentropy { .. });
+    let paged = told.0.lock().unwrap().iter().filter(|report| no_negentropy(report)).count();
+    println!("{}: {:?}, paged: {paged}", program.name(), status.counts);
+    assert_eq!(status.counts.stored(), 520);
+    match program {
+        // Pages bring what is here already.
+        Program::NostrRs => assert!(paged == 1 && status.counts.known >= 250),
+        // Comparison does not; the comments, of which nothing was here, come by pages that overlap.
+        Program::RustNostr => assert!(paged == 0 && status.counts.known <= 70),
+    }
+
+    let live = author.issue(&author.repo("grasp"), "live");
+    stranger.publish(std::slice::from_ref(&live)).await;
+    local.until_has(&[&live]).await;
+    syncer.stop().await;
+}
+
+/// As our own relay, with a syncer beside it, gets what another one has, stored and live.
+async fn is_kept_complete(program: Program) {
+    let Some(stranger) = program.start().await else { return };
+    let author = Author::new();
+    let there = Honest::new([]);
+    let remote = there.start().await;
+    let (announcement, events) = conversation(&author, &remote.url());
+    events.iter().for_each(|event| _ = there.publish(event.clone()));
+    stranger.publish(std::slice::from_ref(&announcement)).await;
+
+    let sidecar = Arc::new(Sidecar::start(stranger.url()));
+    let syncer = Syncer::start(sidecar, Local::settings(&[])).await.unwrap();
+    stranger.until_serves(&events).await;
+    let live = author.issue(&author.repo("grasp"), "live");
+    there.publish(live.clone());
+    stranger.until_serves(&[live]).await;
+    syncer.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_without_comparison_is_synced_from_by_pages() {
+    is_synced_from(Program::NostrRs).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_with_comparison_sends_only_what_is_missing() {
+    is_synced_from(Program::RustNostr).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_sqlite_relay_is_kept_complete_from_beside_it() {
+    is_kept_complete(Program::NostrRs).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_in_memory_relay_is_kept_complete_from_beside_it() {
+    is_kept_complete(Program::RustNostr).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_example_relay_keeps_itself_complete() {
+    // Beside this test's folder, if all of the crate's tests are run.
+    let tests = std::env::current_exe().unwrap();
+    let program = tests.ancestors().nth(2).unwrap().join("examples/embed");
+    if !program.is_file() {
+        return println!("skipped: the example is not built (`cargo build --example embed`)");
+    }
+    let author = Author::new();
+    let there = Honest::new([]);
+    let remote = there.start().await;
+    let (announcement, events) = conversation(&author, &remote.url());
+    events.iter().chain([&announcement]).for_each(|event| _ = there.publish(event.clone()));
+
+    let example = Stranger::start(&program, |port, _, command| {
+        let here = format!("127.0.0.1:{port}");
+        command.args([here.as_str(), "us.example", remote.url().as_str()]);
+    });
+    let example = example.await;
+    example.until_serves(&events).await;
+    let live = author.issue(&author.repo("grasp"), "live");
+    there.publish(live.clone());
+    example.until_serves(&[live]).await;
+}

@@ -1,0 +1,81 @@
+//! A nostr client that publishes, and reads everything.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use futures_util::{SinkExt, StreamExt};
+use nostr::event::Event;
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::Message;
+
+/// How long one answer may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) struct Relay(WebSocketStream<TcpStream>);
+
+impl Relay {
+    pub(crate) async fn connect(address: &str) -> Option<Self> {
+        let stream = TcpStream::connect(address).await.ok()?;
+        let (socket, _) =
+            tokio_tungstenite::client_async(format!("ws://{address}/"), stream).await.ok()?;
+        Some(Self(socket))
+    }
+
+    /// What the relay answered, or nothing if it is gone.
+    pub(crate) async fn publish(&mut self, event: &Event) -> Option<(bool, String)> {
+        let event: Value = serde_json::from_str(&event.as_json()).ok()?;
+        self.say(&json!(["EVENT", event])).await?;
+        loop {
+            let answer = self.hear().await?;
+            if answer[0] == "OK" && answer[1] == event["id"] {
+                let text = answer[3].as_str().unwrap_or_default().to_owned();
+                return Some((answer[2].as_bool()?, text));
+            }
+        }
+    }
+
+    /// The ids of everything that is served, by pages.
+    pub(crate) async fn everything(&mut self) -> Option<BTreeSet<String>> {
+        let mut all = BTreeSet::new();
+        let mut until: Option<u64> = None;
+        loop {
+            let mut filter = json!({ "limit": 5000 });
+            if let Some(until) = until {
+                filter["until"] = json!(until);
+            }
+            self.say(&json!(["REQ", "all", filter])).await?;
+            let before = all.len();
+            loop {
+                let answer = self.hear().await?;
+                match answer[0].as_str() {
+                    Some("EVENT") => {
+                        all.insert(answer[2]["id"].as_str()?.to_owned());
+                        until = answer[2]["created_at"].as_u64();
+                    }
+                    Some("EOSE") => break,
+                    Some("CLOSED") => return None,
+                    _ => {}
+                }
+            }
+            self.say(&json!(["CLOSE", "all"])).await?;
+            if all.len() == before {
+                return Some(all);
+            }
+        }
+    }
+
+    async fn say(&mut self, message: &Value) -> Option<()> {
+        self.0.send(Message::text(message.to_string())).await.ok()
+    }
+
+    async fn hear(&mut self) -> Option<Value> {
+        loop {
+            let next = tokio::time::timeout(PATIENCE, self.0.next()).await.ok()?;
+            if let Message::Text(text) = next?.ok()? {
+                return serde_json::from_str(&text).ok();
+            }
+        }
+    }
+}

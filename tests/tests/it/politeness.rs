@@ -1,0 +1,108 @@
+//! Other people's git servers are treated well, whatever happens here.
+
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use grasp_core::limits::PermitConfig;
+use grasp_tests::{GitServer, Instance, Maker, Manner, Workdir};
+use nostr::event::Event;
+
+use crate::hunting::{MAIN, announce, hosted_at, hurried, instance, wait_until};
+
+#[tokio::test]
+async fn no_server_is_asked_for_more_than_its_limits() {
+    const REPOS: usize = 24;
+    let per = Duration::from_millis(1_500);
+    let limits = PermitConfig {
+        at_once: three(),
+        starts: NonZeroUsize::new(12).unwrap(),
+        per,
+        ..PermitConfig::default()
+    };
+    let instance = Instance::with(|settings| {
+        hurried(settings);
+        settings.hunt.per_host = limits;
+    })
+    .await;
+    let (server, alice) = (GitServer::start().await, Maker::new());
+    let (work, commit) = hosted_at(&server, "r0").await;
+    let mut states = Vec::new();
+    for n in 0..REPOS {
+        let name = format!("r{n}");
+        server.host(&name, &work).await;
+        let announcement = announce(&alice, &name, &instance, &[&server.url(&name)]);
+        states.push(alice.state(&name, &[(MAIN, &commit)]));
+        instance.sync(vec![announcement, states[n].clone()]).await;
+    }
+    for state in &states {
+        instance.until_serves(state).await;
+    }
+    assert!(server.most_open() <= 3, "{} at once", server.most_open());
+    let begun = server.conversations();
+    assert_eq!(begun.len(), 2 * REPOS, "one advertisement and one fetch each");
+    // A conversation is counted when it is begun here, and seen there a few moments later.
+    let slack = Duration::from_millis(500);
+    for some in begun.windows(13) {
+        assert!(some[12] - some[0] >= per - slack, "{:?}", some[12] - some[0]);
+    }
+}
+
+fn three() -> NonZeroUsize {
+    NonZeroUsize::new(3).unwrap()
+}
+
+#[tokio::test]
+async fn a_server_that_asks_for_less_is_left_alone_as_long_as_it_says() {
+    const PAUSE: u64 = 2;
+    let (instance, server, alice) = (instance().await, GitServer::start().await, Maker::new());
+    let (_work, commit) = hosted_at(&server, "x").await;
+    server.behave(Manner::Limits(PAUSE));
+    let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
+    let state = alice.state("x", &[(MAIN, &commit)]);
+    instance.sync(vec![announcement, state.clone()]).await;
+    wait_until(|| !server.asked().is_empty()).await;
+    server.behave(Manner::Honest);
+    instance.until_serves(&state).await;
+    let asked = server.asked();
+    // The answer is on its way for a moment before the pause begins.
+    assert!(asked[1].at - asked[0].at >= Duration::from_secs(PAUSE), "{asked:?}");
+}
+
+#[tokio::test]
+async fn a_restart_with_many_names_waiting_is_no_stampede() {
+    const REPOS: usize = 60;
+    let (server, alice) = (GitServer::start().await, Maker::new());
+    let limits = PermitConfig {
+        at_once: three(),
+        starts: NonZeroUsize::new(1_000).unwrap(),
+        ..PermitConfig::default()
+    };
+    let instance = Instance::with(|settings| {
+        hurried(settings);
+        settings.hunt.per_host = limits;
+        // Nothing is hunted for before the restart.
+        settings.purgatory.sync_delay = Duration::from_secs(600);
+    })
+    .await;
+    let work = Workdir::init().await;
+    let commit = work.commit("first").await;
+    server.host("all", &work).await;
+    let mut states: Vec<Event> = Vec::new();
+    for n in 0..REPOS {
+        let name = format!("r{n}");
+        server.alias(&name, "all");
+        states.push(alice.state(&name, &[(MAIN, &commit)]));
+        let announcement = announce(&alice, &name, &instance, &[&server.url(&name)]);
+        instance.sync(vec![announcement, states[n].clone()]).await;
+    }
+    assert!(server.asked().is_empty());
+    let short = Duration::from_millis(100);
+    let instance = instance.restart_with(|settings| settings.purgatory.sync_delay = short).await;
+    for state in &states {
+        instance.until_serves(state).await;
+    }
+    assert!(server.most_open() <= 3, "{} at once", server.most_open());
+    let begun = server.conversations();
+    let spread = begun[begun.len() - 1] - begun[0];
+    assert!(spread >= Duration::from_millis(50 * (REPOS as u64 - 5)), "{spread:?}");
+}

@@ -1,0 +1,12 @@
+//! Several servers that list each other: whatever is done at one of them, all end with the same events and refs.
+
+mod away;
+mod emptied;
+mod killed;
+mod late;
+mod life;
+mod maintainers;
+mod member;
+mod net;
+mod orders;
+mod threads;

@@ -1,0 +1,137 @@
+//! Servers that know each other from the start.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+use grasp_core::{RepoId, ServiceIdentity};
+use grasp_tests::{Equal, Maker, Outside, Settings, Workdir};
+use nostr::event::Event;
+
+use super::member::Member;
+
+pub(super) const MAIN: &str = "refs/heads/main";
+
+/// Some servers, each of which has all others as bootstrap relays.
+pub(super) struct Net {
+    pub(super) members: Vec<Member>,
+}
+
+impl Net {
+    /// Servers in this process.
+    pub(super) async fn of(count: usize) -> Self {
+        Self::set(count, &Settings::default()).await
+    }
+
+    /// The same in these circumstances.
+    pub(super) async fn set(count: usize, settings: &Settings) -> Self {
+        let mut net = Self::planned(count, settings);
+        for member in &mut net.members {
+            member.start().await;
+        }
+        net
+    }
+
+    /// Servers in processes of their own, so that they can be killed.
+    pub(super) fn of_processes(count: usize) -> Self {
+        let mut net = Self::planned(count, &Settings::default());
+        net.members.iter_mut().for_each(Member::spawn);
+        net
+    }
+
+    /// Servers that do not run yet.
+    pub(super) fn planned(count: usize, settings: &Settings) -> Self {
+        let addresses: Vec<_> = (0..count).map(|_| address()).collect();
+        let member = |own: &SocketAddr| {
+            let others = addresses.iter().filter(|other| *other != own);
+            Member::new(*own, others.copied().collect(), settings.clone())
+        };
+        Self { members: addresses.iter().map(member).collect() }
+    }
+
+    pub(super) fn all(&self) -> Vec<Outside> {
+        self.members.iter().map(Member::outside).collect()
+    }
+
+    pub(super) fn at(&self, which: usize) -> Outside {
+        self.members[which].outside()
+    }
+
+    pub(super) fn services(&self) -> Vec<ServiceIdentity> {
+        self.all().iter().map(Outside::service).collect()
+    }
+
+    /// All of them shall come to be equal.
+    pub(super) fn equal(&self) -> Equal {
+        Equal::among(&self.all())
+    }
+
+    /// Announces a repository of one commit on all members, at one of them, and pushes it there.
+    pub(super) async fn host(&self, which: usize, owner: &Maker, name: &str) -> Hosted {
+        let (work, at) = (Workdir::init().await, self.at(which));
+        let first = work.commit("first").await;
+        let announcement = owner.announce_on(name, &self.services());
+        let state = owner.state(name, &[(MAIN, &first)]);
+        at.send(&[&announcement, &state]).await;
+        let hosted = Hosted { repo: owner.repo(name), work, first, announcement, state };
+        hosted.push(&at, &["main"]).await;
+        hosted
+    }
+}
+
+/// A repository, and what was signed for it at first.
+pub(super) struct Hosted {
+    pub(super) repo: RepoId,
+    pub(super) work: Workdir,
+    pub(super) first: String,
+    pub(super) announcement: Event,
+    pub(super) state: Event,
+}
+
+impl Hosted {
+    /// Pushes, which must succeed.
+    pub(super) async fn push(&self, to: &Outside, specs: &[&str]) {
+        assert!(self.try_push(to, specs).await, "a push of {specs:?} to {}", to.relay_url());
+    }
+
+    /// Pushes; whether it succeeded.
+    pub(super) async fn try_push(&self, to: &Outside, specs: &[&str]) -> bool {
+        let url = to.clone_url(&self.repo);
+        self.work.git(&[&["push", "-q", "--force", &url], specs].concat()).await.ok
+    }
+
+    pub(super) fn signed(&self) -> [&Event; 2] {
+        [&self.announcement, &self.state]
+    }
+}
+
+/// An address on loopback that nobody else uses, so that a server finds it free whenever it comes back.
+///
+/// The process and a number within it make the host, which no connection has at its own end.
+fn address() -> SocketAddr {
+    static NEXT: AtomicU8 = AtomicU8::new(1);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let host = Ipv4Addr::new(127, high.max(1), low, NEXT.fetch_add(1, Ordering::SeqCst));
+    let listener = TcpListener::bind((host, 0)).unwrap();
+    listener.local_addr().unwrap()
+}
+
+/// Goes to servers on loopback, and is in a hurry.
+pub(super) fn hurried(settings: &mut grasp_bin::Settings) {
+    settings.outbound.allow_private = true;
+    let sync = &mut settings.sync.engine;
+    sync.discovery_quiet = Duration::from_millis(20);
+    sync.handshake_gap = Duration::from_millis(10);
+    sync.backoff.first = Duration::from_millis(200);
+    sync.backoff.cap = Duration::from_secs(1);
+    sync.backoff.settle = Duration::ZERO;
+    sync.persist_after = Duration::from_millis(50);
+    settings.purgatory.user_delay = Duration::from_millis(500);
+    settings.purgatory.sync_delay = Duration::from_millis(50);
+    settings.purgatory.retry = Duration::from_millis(500);
+    settings.hunt.backoff.first = Duration::from_millis(300);
+    settings.hunt.backoff.cap = Duration::from_secs(1);
+    settings.hunt.pull_every = Duration::from_secs(5);
+    settings.hunt.per_host.starts = 10_000.try_into().unwrap();
+    settings.hunt.guesses_per_minute = 10_000.try_into().unwrap();
+}
