@@ -186,6 +186,7 @@ impl Settings {
             ("GRASP-01", true),
             ("GRASP-02", self.sync.enabled),
             ("GRASP-05", is_archive(&self.archive)),
+            ("GRASP-06", self.contributor_proposals),
         ];
         parts.into_iter().filter(|(_, runs)| *runs).map(|(name, _)| name.into()).collect()
     }

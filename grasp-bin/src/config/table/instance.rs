@@ -30,6 +30,8 @@ pub(super) const SERVER: &[Setting] = settings! { "" at [settings];
         "Reverse proxies whose `X-Forwarded-For` is believed.";
     @common operator: Maybe<Key>,
         "The operator's key: shown in NIP-11, and what it signs is welcome.";
+    @common contributor_proposals: Switch,
+        "Whether contributors may push pull requests to `/prs/` (GRASP-06).";
     @common metrics: Switch, "Whether `/metrics` is served.";
     max_ahead: Time, "How far ahead of the server's clock an event may be dated; at least a minute.";
 };
