@@ -87,8 +87,20 @@ pub fn build_layer2_and_layer3_filters(
     let mut filters = tagged_one_of_our_repo_event_filters(full, since, budget);
     let held = items.repos_at(SyncLevel::StateOnly);
     filters.extend(build_state_filters(held, since, budget));
-    filters.extend(tagged_one_of_our_root_event_filters(&items.root_events, since, budget));
+    let (replies, roots): (Vec<_>, Vec<_>) = items.root_events.iter().partition(|id| id.is_reply());
+    filters.extend(tagged_one_of_our_root_event_filters(roots, since, budget));
+    filters.extend(build_reply_filters(replies, since, budget));
     filters
+}
+
+/// Events that answer one of these replies.
+fn build_reply_filters<'a>(
+    replies: impl IntoIterator<Item = &'a RootId>,
+    since: Option<Timestamp>,
+    budget: &RequestBudget,
+) -> Vec<Filter> {
+    let values = replies.into_iter().map(|reply| reply.event().to_hex());
+    split(&within(Filter::new(), since), &[SingleLetterTag::LOWERCASE_E], values, budget)
 }
 
 /// The same filter for what is still to come, and nothing stored.

@@ -267,6 +267,7 @@ impl SyncIndex {
 
     /// A reply is wanted from wherever the root of its thread is.
     fn join(&mut self, root: RootId, reply: RootId, before: &mut Before) {
+        let reply = reply.as_reply();
         if self.thread_of(&reply).is_some() || !self.threads.join(root, reply) {
             return;
         }
