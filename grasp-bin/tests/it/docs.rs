@@ -301,7 +301,8 @@ fn no_command_is_left_untried() {
 
 /// Whether a line runs a benchmark that exists.
 fn is_a_benchmark(line: &str) -> bool {
-    let words: Vec<_> = line.split_whitespace().take_while(|word| *word != "#").collect();
+    let words = line.split_whitespace().skip_while(|word| word.contains('='));
+    let words: Vec<_> = words.take_while(|word| *word != "#").collect();
     let after = |flag: &str| {
         let at = words.iter().position(|word| *word == flag)?;
         words.get(at + 1).copied()

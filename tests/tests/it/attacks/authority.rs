@@ -5,8 +5,10 @@ use nostr::event::Event;
 
 use super::{MAIN, Scene};
 
+type Tags = Vec<Vec<String>>;
+
 /// What alice says of eve, and what eve says of alice, so that eve has no say.
-fn overtures(alice: &str, eve: &str) -> Vec<(&'static str, Vec<Vec<String>>, Vec<Vec<String>>)> {
+fn overtures(alice: &str, eve: &str) -> Vec<(&'static str, Tags, Tags)> {
     let tag = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
     vec![
         ("eve lists alice, unasked", vec![], vec![tag(&["maintainers", alice])]),
