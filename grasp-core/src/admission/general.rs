@@ -12,6 +12,9 @@ pub(super) fn judge(policy: &Policy, origin: &Origin, event: &Event, facts: &Fac
     if facts.latest.is_some_and(|latest| latest > Version::of(event)) {
         return Verdict::Known(Known::Superseded);
     }
+    if event.kind == kinds::VANISH && !event.tags.iter().any(|tag| tag.kind() == "relay") {
+        return Verdict::Reject(Rejection::Malformed("it names no relay".to_owned()));
+    }
     if event.kind.is_ephemeral() {
         return judge_ephemeral(origin, facts);
     }

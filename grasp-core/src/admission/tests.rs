@@ -240,9 +240,12 @@ fn everything_else_must_belong_to_something_accepted() {
         assert_eq!(verdict, Verdict::Reject(Rejection::Unrelated));
     }
     for kind in [5, 62, 10317] {
-        let verdict = say(&policy(), Unsigned::kind(kind), EVE, &Facts::default());
+        let event = Unsigned::kind(kind).tags(&[&["relay", "ALL_RELAYS"]]);
+        let verdict = say(&policy(), event, EVE, &Facts::default());
         assert_eq!(verdict, Verdict::Accept(Acceptance::Related));
     }
+    let verdict = say(&policy(), Unsigned::kind(62), EVE, &Facts::default());
+    assert!(verdict.answer().message.starts_with("invalid: "), "whom shall it be gone from?");
 }
 
 #[test]

@@ -245,8 +245,8 @@ mod tests {
 
     #[test]
     fn the_name_outlives_the_program() {
-        // sha256 of {"kinds":[30617,30618]}
-        let known = "cf1f6990f73080470a348f2269927d054362e157b3f8c0019171605d86505191";
+        // sha256 of {"kinds":[10317,30617,30618]}
+        let known = "62fb3dc122ef4aea1c6a0e72bc754c491c942ad0e2964f1742b8226430062c81";
         assert_eq!(FilterHash::of(&build_announcement_filter(None)).to_string(), known);
         assert_eq!(known.parse(), Ok(FilterHash::of(&build_announcement_filter(None))));
     }

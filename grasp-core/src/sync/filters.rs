@@ -19,9 +19,10 @@ const REPO_TAGS: [SingleLetterTag; 3] =
 const ROOT_TAGS: [SingleLetterTag; 3] =
     [SingleLetterTag::LOWERCASE_E, SingleLetterTag::UPPERCASE_E, SingleLetterTag::LOWERCASE_Q];
 
-/// Layer 1: all announcements and states. Belongs to the connection: asked for once, never rebuilt.
+/// Layer 1: all announcements and states, and where people keep their repositories. Belongs to the connection: asked
+/// for once, never rebuilt.
 pub fn build_announcement_filter(since: Option<Timestamp>) -> Filter {
-    within(Filter::new().kinds([kinds::ANNOUNCEMENT, kinds::STATE]), since)
+    within(Filter::new().kinds([kinds::GRASP_LIST, kinds::ANNOUNCEMENT, kinds::STATE]), since)
 }
 
 /// Layer 2: events that tag one of these repositories.
@@ -130,9 +131,9 @@ mod tests {
 
     #[test]
     fn announcements_and_states_are_one_filter() {
-        assert_eq!(build_announcement_filter(None).as_json(), r#"{"kinds":[30617,30618]}"#);
+        assert_eq!(build_announcement_filter(None).as_json(), r#"{"kinds":[10317,30617,30618]}"#);
         let since = build_announcement_filter(Some(Timestamp::from_secs(5)));
-        assert_eq!(live(since).as_json(), r#"{"kinds":[30617,30618],"since":5,"limit":0}"#);
+        assert_eq!(live(since).as_json(), r#"{"kinds":[10317,30617,30618],"since":5,"limit":0}"#);
     }
 
     #[test]

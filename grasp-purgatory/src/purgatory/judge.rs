@@ -5,8 +5,8 @@
 //! - A view shows the winning state among those signed by whoever may sign for it now, stored or kept, of which all
 //!   objects are here. Without one it shows nothing.
 //! - A hosted announcement is served exactly while its view shows a state.
-//! - A complete state is served if its author may sign for anything here and it is that author's latest; whether it
-//!   moves any ref is the first rule's business.
+//! - A complete state is served exactly while its author may sign for anything here and it is that author's latest;
+//!   whether it moves any ref is the first rule's business.
 //!
 //! They speak of what is known, not of the order in which it came. So neither does the outcome.
 
@@ -43,7 +43,7 @@ pub(super) struct Plan {
     pub(super) proposals: Vec<ProposalRef>,
     /// Events to be stored, in order.
     pub(super) store: Vec<Arc<Event>>,
-    /// Stored announcements that have lost their state.
+    /// Stored announcements that have lost their state, and states whose author has lost their say.
     pub(super) withdraw: Vec<Arc<Event>>,
 }
 
@@ -218,8 +218,23 @@ impl<'a> Scene<'a> {
             && self.family().is_some_and(|family| family.is_ruled_by(author))
     }
 
-    /// Announcements that are served although nobody who may has signed what their view should show.
+    /// Whatever is served and should no longer be. It is kept: what it lacks may come back.
     fn withdrawals(&self) -> Vec<Arc<Event>> {
+        self.unfilled().chain(self.unruling()).collect()
+    }
+
+    /// States that are served although their author may sign for nothing here.
+    fn unruling(&self) -> impl Iterator<Item = Arc<Event>> {
+        let rules = |author| self.family().is_some_and(|family| family.is_ruled_by(author));
+        let own = |event: &Arc<Event>| {
+            State::parse(event).is_ok_and(|state| state.repo.identifier == *self.identifier)
+        };
+        let states = self.survey.states.iter();
+        states.filter(move |event| own(event) && !rules(&event.pubkey)).cloned()
+    }
+
+    /// Announcements that are served although nobody who may has signed what their view should show.
+    fn unfilled(&self) -> impl Iterator<Item = Arc<Event>> {
         let places = self.family().into_iter().flat_map(|family| &family.places);
         let unfilled: BTreeSet<EventId> = places
             .filter(|(repo, place)| {
@@ -228,7 +243,7 @@ impl<'a> Scene<'a> {
             .map(|(_, place)| place.announced_by)
             .collect();
         let stored = self.stored.announcements.iter().map(|(_, event)| event);
-        stored.filter(|event| unfilled.contains(&event.id)).cloned().collect()
+        stored.filter(move |event| unfilled.contains(&event.id)).cloned()
     }
 }
 

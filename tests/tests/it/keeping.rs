@@ -295,8 +295,11 @@ async fn deleting_the_only_state_takes_the_repository_out_until_a_new_one_is_com
 async fn deleting_the_announcement_takes_the_repository_out_of_service() {
     let instance = Instance::start().await;
     let (alice, bob) = (Maker::new(), Maker::new());
-    instance.host(&alice, "x").await;
+    let work = instance.host(&alice, "x").await;
     instance.host(&bob, "x").await;
+    let commit = work.git(&["rev-parse", "main"]).await.expect_ok();
+    let state = alice.state("x", &[(MAIN, &commit)]);
+    assert!(instance.serves(&state).await);
     let announcement = alice.announce("x", &instance.service());
     let deletion = alice.later(1).sign(5, "", &[&["e", &announcement.id.to_hex()]]);
     message(&instance, &deletion).await;
@@ -304,6 +307,13 @@ async fn deleting_the_announcement_takes_the_repository_out_of_service() {
     instance.keeper().make_round().await.unwrap();
     assert_eq!(instance.get(&instance.path(&alice.repo("x")), &[]).await.status, 404);
     assert_eq!(instance.get(&instance.path(&bob.repo("x")), &[]).await.status, 200);
+
+    // No state is served of what is not here; it comes back with its repository.
+    assert!(!instance.serves(&state).await);
+    message(&instance, &alice.later(2).announce("x", &instance.service())).await;
+    instance.settle("x").await;
+    assert!(instance.serves(&state).await);
+    assert!(instance.refs(&alice.repo("x")).await.contains(&format!("{commit}\t{MAIN}")));
 }
 
 #[tokio::test]
