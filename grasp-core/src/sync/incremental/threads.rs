@@ -1,5 +1,6 @@
 //! Which replies belong to which root.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::sync::root::RootId;
@@ -14,6 +15,7 @@ const MAX_WAITING: usize = 50_000;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Threads {
     roots: BTreeMap<RootId, RootId>,
+    /// Replies by their root, for as long as there are any.
     sizes: BTreeMap<RootId, usize>,
     /// Replies by what they answer and nobody has told of yet.
     waiting: BTreeMap<RootId, BTreeSet<RootId>>,
@@ -53,12 +55,14 @@ impl Threads {
         replies
     }
 
-    /// Forgets an event, root or reply. What has come of it stays: it may still be served.
+    /// Forgets an event. What has come of a root or a reply stays: it may still be served.
     pub(super) fn leave(&mut self, event: &RootId) {
-        self.sizes.remove(event);
-        let size = self.roots.remove(event).and_then(|root| self.sizes.get_mut(&root));
-        if let Some(size) = size {
-            *size -= 1;
+        let Some(root) = self.roots.remove(event) else { return };
+        if let Entry::Occupied(mut size) = self.sizes.entry(root) {
+            match *size.get() {
+                ..=1 => _ = size.remove(),
+                _ => *size.get_mut() -= 1,
+            }
         }
     }
 }
