@@ -250,8 +250,11 @@ fn the_readme_works_as_it_is_written() {
     let port = free_port();
     let text = page("../README.md").replace("7334", &port);
     let blocks = blocks(&text, "sh");
-    let [install, demo, serve, push] = &blocks[..] else { panic!("four blocks") };
+    let [serve, install, demo, push, test] = &blocks[..] else { panic!("five blocks") };
     assert_eq!(install.trim(), "cargo install --path grasp-bin");
+    assert_eq!(test.trim(), "cargo test --workspace", "this very run");
+    // The command that was built for this run.
+    let serve = serve.replace("cargo run --release --", "grasp");
     assert!(run(home.path(), demo).out.contains("the second has it"));
     run(home.path(), "git init -q hello && cd hello && git commit -q --allow-empty -m first");
     let _server =
