@@ -64,9 +64,10 @@ fn say(name: &str, figure: &str, wanted: &str) {
     println!("{name:<12} {figure:<70} {wanted}");
 }
 
-/// A server with nothing but its repositories comes up beside one that has everything.
+/// A server with nothing but its repositories comes up beside one that has everything: of ten events one begins a
+/// thread, as on the busiest relay known.
 async fn fresh(name: &str, count: usize, limits: Limits) {
-    let threads = Threads::make(20, count, 0);
+    let threads = Threads::make(20, count / 10, count - count / 10);
     let source = OpenRelay::start(limits, threads.events()).await;
     let mut stage = Stage::set(&threads.owner, 20, source.service()).await;
     let (began, busy) = (Instant::now(), cpu_time());

@@ -16,6 +16,9 @@ use nostr::filter::Filter;
 use nostr::key::Keys;
 use nostr::types::Timestamp;
 
+/// What a build came to.
+const BUILD_RESULT: Kind = Kind::from_u16(9842);
+
 /// Issues about some repositories, and comments that name only their issue.
 pub(crate) struct Threads {
     pub(crate) owner: Maker,
@@ -43,7 +46,7 @@ impl Threads {
     pub(crate) fn remarks(repos: usize, count: usize) -> Self {
         let owner = Maker::new();
         let repos: Vec<_> = (0..repos).map(|n| owner.repo(&name(n)).to_string()).collect();
-        let remark = |n: usize| (Kind::from_u16(9842), vec!["a", repos[n % repos.len()].as_str()]);
+        let remark = |n: usize| (BUILD_RESULT, vec!["a", repos[n % repos.len()].as_str()]);
         Self { owner, issues: vec![], comments: sign_all(count, remark) }
     }
 
@@ -128,13 +131,15 @@ impl Stage {
 
     pub(crate) async fn until_has(&self, count: usize) {
         let Parts { store, clock, .. } = self.parts();
-        let filter = Filter::new().kinds([Kind::GitIssue, Kind::Comment]);
+        let kinds = [Kind::GitIssue, Kind::Comment, BUILD_RESULT];
+        let filter = Filter::new().kinds(kinds);
         loop {
             let found = store.count(vec![filter.clone()], clock.now().unix).await.unwrap();
             if found as usize >= count {
                 return;
             }
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            // Counting all of them takes as long as storing some hundred.
+            tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
 
