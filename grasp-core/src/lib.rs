@@ -42,6 +42,7 @@ pub mod deletion;
 pub mod kinds;
 pub mod limits;
 pub mod maintainers;
+pub mod neg;
 pub mod nip34;
 pub mod outbound;
 pub mod push;

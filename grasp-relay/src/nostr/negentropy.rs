@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use grasp_core::neg;
 use negentropy::{Bound, Error, Id, Item, Negentropy, NegentropyStorageBase, Storage};
 use nostr::event::EventId;
 use nostr::filter::Filter;
@@ -136,6 +137,9 @@ impl SortedSet {
         // A peer of another version is told ours, and may begin again with it.
         if *message.first()? != VERSION {
             return Some(vec![VERSION]);
+        }
+        if !neg::is_well_formed(message) {
+            return None;
         }
         let mut negentropy = Negentropy::new(Storage::Borrowed(self), frame).ok()?;
         negentropy.reconcile(message).ok()

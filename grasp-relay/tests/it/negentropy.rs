@@ -112,6 +112,10 @@ async fn what_cannot_be_reconciled_is_refused_by_neg_err_and_nothing_else() {
         (r#"["NEG-OPEN","n",{"kinds":[7]},"61zz"]"#, "invalid: "),
         (r#"["NEG-OPEN","n",{"kinds":[7]},"610000ff"]"#, "invalid: "),
         (r#"["NEG-OPEN","n",{"kinds":[7]},""]"#, "invalid: "),
+        // A number that breaks off, one too large for any set, and ids that were promised and are not there.
+        (r#"["NEG-OPEN","n",{"kinds":[7]},"61ff"]"#, "invalid: "),
+        (r#"["NEG-OPEN","n",{"kinds":[7]},"61000002ffffffffffffffffff7f"]"#, "invalid: "),
+        (r#"["NEG-OPEN","n",{"kinds":[7]},"610000020107"]"#, "invalid: "),
         (r#"["NEG-OPEN","n",{"search":"x"},"61"]"#, "unsupported: "),
         (r#"["NEG-MSG","n","61"]"#, "closed: "),
     ] {

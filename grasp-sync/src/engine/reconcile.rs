@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use grasp_core::neg;
 use grasp_core::nostr::event::EventId;
 use negentropy::{Id, Negentropy, NegentropyStorageVector};
 
@@ -69,7 +70,8 @@ impl Reconciliation {
     /// The relay has answered.
     pub(super) fn heard(&mut self, message: &[u8]) -> Step {
         self.rounds += 1;
-        if message.len() > MAX_MESSAGE || self.rounds > MAX_ROUNDS || !is_well_formed(message) {
+        if message.len() > MAX_MESSAGE || self.rounds > MAX_ROUNDS || !neg::is_well_formed(message)
+        {
             return Step::Broken;
         }
         let (mut have, mut need) = (Vec::new(), Vec::new());
@@ -87,57 +89,6 @@ impl Reconciliation {
                 let needed = std::mem::take(&mut self.needed);
                 Step::Done { needed, lacking: self.lacking }
             }
-        }
-    }
-}
-
-/// Bytes of an id in a message, and of a fingerprint.
-const ID: usize = 32;
-const FINGERPRINT: usize = 16;
-
-/// Whether a message is whole ranges from its first byte to its last.
-///
-/// The library takes numbers that overflow or break off for small ones, and so reads "we are equal" out of nonsense.
-fn is_well_formed(message: &[u8]) -> bool {
-    let Some((_version, mut rest)) = message.split_first() else { return false };
-    while !rest.is_empty() {
-        if skip_range(&mut rest).is_none() {
-            return false;
-        }
-    }
-    true
-}
-
-/// Skips one range: the bound that it ends at, and what is said of it.
-fn skip_range(rest: &mut &[u8]) -> Option<()> {
-    let _time = number(rest)?;
-    let prefix = number(rest)?;
-    skip(rest, usize::try_from(prefix).ok().filter(|length| *length <= ID)?)?;
-    match number(rest)? {
-        0 => Some(()),
-        1 => skip(rest, FINGERPRINT),
-        2 => {
-            let ids = number(rest)?;
-            skip(rest, usize::try_from(ids).ok()?.checked_mul(ID)?)
-        }
-        _ => None,
-    }
-}
-
-fn skip(rest: &mut &[u8], length: usize) -> Option<()> {
-    *rest = rest.get(length..)?;
-    Some(())
-}
-
-/// A number in base 128, most significant digit first; all digits but the last have their high bit set.
-fn number(rest: &mut &[u8]) -> Option<u64> {
-    let mut number: u64 = 0;
-    loop {
-        let (digit, after) = rest.split_first()?;
-        *rest = after;
-        number = number.checked_mul(128)? | u64::from(digit & 0x7f);
-        if digit & 0x80 == 0 {
-            return Some(number);
         }
     }
 }
