@@ -22,6 +22,7 @@ pub(super) struct Reconciliation {
     items: usize,
     rounds: u32,
     lacking: usize,
+    most: usize,
     needed: BTreeSet<EventId>,
 }
 
@@ -45,10 +46,11 @@ pub(super) enum Step {
 }
 
 impl Reconciliation {
-    /// Opens a session over what we have; `None` if that cannot be put into words.
+    /// Opens a session over what we have, to be offered so much at most; `None` if that cannot be put into words.
     pub(super) fn open(
         items: impl IntoIterator<Item = Row>,
         frame: u64,
+        most: usize,
     ) -> Option<(Self, Vec<u8>)> {
         let mut storage = NegentropyStorageVector::new();
         for row in items {
@@ -58,7 +60,8 @@ impl Reconciliation {
         let items = negentropy::NegentropyStorageBase::size(&storage).ok()?;
         let mut talk = Negentropy::owned(storage, frame).ok()?;
         let first = talk.initiate().ok()?;
-        let session = Self { talk, items, rounds: 0, lacking: 0, needed: BTreeSet::new() };
+        let needed = BTreeSet::new();
+        let session = Self { talk, items, rounds: 0, lacking: 0, most, needed };
         Some((session, first))
     }
 
@@ -80,7 +83,7 @@ impl Reconciliation {
         };
         self.lacking = self.lacking.saturating_add(have.len()).min(self.items);
         self.needed.extend(need.iter().map(|id| EventId::from_byte_array(id.to_bytes())));
-        if self.needed.len() > MAX_NEEDED {
+        if self.needed.len() > self.most {
             return Step::TooMuch;
         }
         match next {
