@@ -105,11 +105,11 @@ impl Overview {
         &self.0.root
     }
 
-    /// Whether everything that must work does: the store answers, and purgatory takes orders.
+    /// Whether everything that must work does: the store answers, and purgatory takes orders and can write them down.
     pub(crate) async fn is_ready(&self) -> bool {
         let nothing = vec![Filter::new().ids([])];
         let store = self.0.store.count(nothing, self.0.clock.now().unix).await.is_ok();
-        let purgatory = self.0.keeper.ask(|_| ()).await.is_ok();
+        let purgatory = self.0.keeper.ask(|_| ()).await.is_ok() && self.0.keeper.can_write();
         self.set(&table::STORE_UP, &[], u64::from(store));
         self.set(&table::PURGATORY_UP, &[], u64::from(purgatory));
         store && purgatory

@@ -18,18 +18,20 @@ mod lane;
 mod rounds;
 mod side;
 mod survey;
+mod task;
 mod tidy;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use grasp_core::admission::{Hold, Origin, Policy};
-use grasp_core::{Identifier, Mono, RepoId};
+use grasp_core::{Identifier, RepoId};
 use grasp_purgatory::git::{GitError, RepoStore};
 use grasp_purgatory::hunt::Hunting;
 use grasp_purgatory::journal::Record;
-use grasp_purgatory::journal::sqlite::{Journal, JournalError};
-use grasp_purgatory::{Chore, Config, Input, Kept, Output, Purgatory};
+use grasp_purgatory::journal::sqlite::Journal;
+use grasp_purgatory::{Config, Input, Kept, Purgatory};
 use nostr::event::{Event, EventId};
 use tokio::sync::{broadcast, mpsc, oneshot};
 
@@ -38,18 +40,15 @@ use self::at_work::Workers;
 use self::doomed::Doomed;
 use self::hunt::World;
 pub use self::hunt::{HuntObserver, HuntParts};
-use self::lane::{Hands, Lanes, Op};
-use self::rounds::{Errand, Rounds};
-use self::survey::SurveyRequest;
+use self::lane::{Hands, Lanes};
+use self::rounds::Rounds;
+use self::task::Task;
 use crate::clock::Clock;
 use crate::nostr::Hub;
 use crate::store::EventStore;
 
 /// Orders that may wait before callers have to.
 const QUEUE: usize = 1_024;
-
-/// Turns that share one write of the journal, at most.
-const TURNS: usize = 64;
 
 /// What the steps of the journal are traced as: before changes are written down, and after, before anything else is
 /// done about them. Whoever wants to see a crash at each of them listens here.
@@ -95,9 +94,10 @@ pub struct Keeper {
     news: broadcast::Sender<News>,
     doomed: Doomed,
     hunting: Option<Hunting>,
+    writes: Arc<AtomicBool>,
 }
 
-/// The keeper is gone: the server is stopping, or its journal cannot be written.
+/// The keeper does not do it: the server is stopping, or its journal cannot be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("purgatory is closed")]
 pub struct Gone;
@@ -170,6 +170,7 @@ impl Keeper {
             news: news.clone(),
             doomed: Doomed::default(),
             hunting: hunting.clone(),
+            writes: Arc::new(AtomicBool::new(true)),
         };
         let task = Task {
             purgatory,
@@ -181,6 +182,7 @@ impl Keeper {
             rounds: Rounds::new(now.mono),
             clock: parts.clock.clone(),
             news,
+            writes: Arc::clone(&keeper.writes),
         };
         keeper.tell(Input::Started).await;
         tokio::spawn(task.run(inbox));
@@ -240,6 +242,11 @@ impl Keeper {
         self.news.subscribe()
     }
 
+    /// Whether what is brought can be written down; not as long as the disk is full.
+    pub fn can_write(&self) -> bool {
+        self.writes.load(Ordering::Relaxed)
+    }
+
     /// Asks purgatory something, between two turns.
     pub async fn ask<T: Send + 'static>(
         &self,
@@ -284,221 +291,11 @@ impl Keeper {
     }
 }
 
-/// The one owner of the core.
-struct Task {
-    purgatory: Purgatory,
-    /// Away while it is written to.
-    journal: Option<Journal>,
-    lanes: Lanes,
-    hunting: Option<Hunting>,
-    answers: BTreeMap<EventId, Vec<oneshot::Sender<Kept>>>,
-    waiters: Vec<(Until, Waiter)>,
-    rounds: Rounds,
-    clock: Clock,
-    news: broadcast::Sender<News>,
-}
-
-impl Task {
-    async fn run(mut self, mut inbox: mpsc::Receiver<Order>) {
-        loop {
-            let order = tokio::select! {
-                order = inbox.recv() => match order {
-                    Some(order) => order,
-                    None => return,
-                },
-                () = until(&self.clock, self.purgatory.next_deadline()) => Order::Tell(Input::Tick),
-                () = until(&self.clock, self.rounds.deadline()) => Order::Walk,
-            };
-            let mut turns = vec![self.take(order)];
-            while turns.len() < TURNS {
-                let Ok(order) = inbox.try_recv() else { break };
-                turns.push(self.take(order));
-            }
-            if let Err(error) = self.write_down(&mut turns).await {
-                // The core knows more than the disk now. Everybody who waits hears that we are gone.
-                tracing::error!(%error, "the journal cannot be written; purgatory is closed");
-                return;
-            }
-            for turn in turns {
-                self.perform(turn);
-            }
-            self.wake();
-        }
-    }
-
-    /// Lets the core handle one order.
-    fn take(&mut self, order: Order) -> Vec<Output> {
-        let now = self.clock.now();
-        match order {
-            Order::Tell(input) => self.purgatory.handle(now, input),
-            Order::Hold { event, hold, origin, reply } => {
-                self.answers.entry(event.id).or_default().push(reply);
-                self.purgatory.handle(now, Input::Held { event, hold, origin })
-            }
-            Order::Ask(question) => {
-                question(&self.purgatory);
-                Vec::new()
-            }
-            Order::Wait { until, reply } => {
-                self.waiters.push((until, Waiter::Caller(reply)));
-                Vec::new()
-            }
-            Order::Round => {
-                self.rounds.hurry(now.mono);
-                self.walk(now.mono)
-            }
-            Order::Walk => self.walk(now.mono),
-            Order::Listed(names) => {
-                self.rounds.listed(now.mono, names);
-                Vec::new()
-            }
-            Order::Tidied(identifier) => {
-                self.waiters.push((Until::Settled(identifier.clone()), Waiter::Round));
-                self.purgatory.handle(now, Input::Changed { identifier })
-            }
-        }
-    }
-
-    /// Goes on with the round, if it is time.
-    fn walk(&mut self, now: Mono) -> Vec<Output> {
-        match self.rounds.errand(now) {
-            Some(Errand::List) => self.lanes.list(),
-            Some(Errand::Visit(identifier)) => {
-                self.lanes.run(Some(identifier.clone()), vec![Op::Tidy(identifier)]);
-            }
-            None => {}
-        }
-        Vec::new()
-    }
-
-    /// Writes the records of all turns at once, before anything else of them is done.
-    async fn write_down(&mut self, turns: &mut [Vec<Output>]) -> Result<(), JournalError> {
-        let mut records = Vec::new();
-        for turn in turns {
-            turn.retain_mut(|output| match output {
-                Output::Journal(record) => {
-                    records.push(record.clone());
-                    false
-                }
-                _ => true,
-            });
-        }
-        let Some(mut journal) = self.journal.take() else { return Ok(()) };
-        if records.is_empty() {
-            self.journal = Some(journal);
-            return Ok(());
-        }
-        tracing::trace!(target: JOURNAL, records = records.len(), "writing");
-        let snapshot = journal.is_long().then(|| self.purgatory.snapshot());
-        let write = tokio::task::spawn_blocking(move || {
-            // A snapshot is of the core as it is now: it says what the new records say, and more shortly.
-            let written = match snapshot {
-                Some(snapshot) => journal.compact(&snapshot),
-                None => journal.append(&records),
-            };
-            (journal, written)
-        });
-        let (journal, written) = write.await.expect("writing the journal does not panic");
-        self.journal = Some(journal);
-        tracing::trace!(target: JOURNAL, "written");
-        written
-    }
-
-    /// Hands the outputs of one turn to the lane they belong to.
-    fn perform(&mut self, turn: Vec<Output>) {
-        let lane = turn.iter().find_map(lane::identifier_of).cloned();
-        for news in turn.iter().filter_map(|output| self.news_of(output)) {
-            // That nobody listens is no failure.
-            let _ = self.news.send(news);
-        }
-        let ops: Vec<Op> = turn.into_iter().flat_map(|output| self.op(output)).collect();
-        if !ops.is_empty() {
-            self.lanes.run(lane, ops);
-        }
-    }
-
-    /// A view comes with its announcement, and goes with it.
-    fn news_of(&self, output: &Output) -> Option<News> {
-        match output {
-            Output::Do(Chore::CreateView { repo }) => {
-                self.purgatory.held_announcement(repo).map(News::Held)
-            }
-            Output::Do(Chore::RemoveView { repo }) => Some(News::Gone(repo.clone())),
-            _ => None,
-        }
-    }
-
-    fn op(&mut self, output: Output) -> Vec<Op> {
-        match output {
-            Output::Journal(_) => Vec::new(),
-            Output::Do(chore) => vec![Op::Do(chore)],
-            Output::Answer { id, kept } => {
-                let waiting = self.answers.remove(&id).unwrap_or_default();
-                waiting.into_iter().map(|reply| Op::Answer { reply, kept }).collect()
-            }
-            Output::Survey { identifier } => {
-                vec![Op::Survey(SurveyRequest::of(&self.purgatory, identifier))]
-            }
-            Output::Apply { identifier, views, proposals } => {
-                vec![Op::Apply { identifier, views, proposals }]
-            }
-            Output::Store { identifier, events, withdraw } => {
-                vec![Op::Store { identifier, events, withdraw }]
-            }
-            Output::Publish { events } => vec![Op::Publish(events)],
-            Output::Hunt { identifier, after } => {
-                if let Some(hunting) = &self.hunting {
-                    hunting.want(identifier, after);
-                }
-                Vec::new()
-            }
-            Output::Report(report) => {
-                tracing::warn!(?report, "purgatory");
-                Vec::new()
-            }
-        }
-    }
-
-    /// Tells those whose waiting is over. The end of a visit may be what somebody else waits for.
-    fn wake(&mut self) {
-        let mut goes_on = true;
-        while std::mem::take(&mut goes_on) {
-            for (until, waiter) in std::mem::take(&mut self.waiters) {
-                match waiter {
-                    Waiter::Caller(reply) if reply.is_closed() => {}
-                    waiter if !self.is_over(&until) => self.waiters.push((until, waiter)),
-                    Waiter::Caller(reply) => _ = reply.send(()),
-                    Waiter::Round => {
-                        self.rounds.visited(self.clock.now().mono);
-                        goes_on = true;
-                    }
-                }
-            }
-        }
-    }
-
-    fn is_over(&self, until: &Until) -> bool {
-        match until {
-            Until::Settled(identifier) => self.purgatory.is_settled(identifier),
-            Until::Decided(id) => self.purgatory.is_decided(id),
-            Until::Rested => self.rounds.is_resting(),
-        }
-    }
-}
-
 /// Drops uploads that an earlier run took in and did not live to write down.
 async fn forget_strays(repos: &RepoStore, purgatory: &Purgatory) {
     match repos.forget_staged_but(purgatory.staged()).await {
         Ok(0) => {}
         Ok(gone) => tracing::info!(gone, "dropped uploads that were never accounted for"),
         Err(error) => tracing::warn!(%error, "could not look through staging"),
-    }
-}
-
-/// Sleeps until a point of the clock; for ever without one.
-async fn until(clock: &Clock, deadline: Option<Mono>) {
-    match deadline {
-        Some(deadline) => tokio::time::sleep(deadline - clock.now().mono).await,
-        None => std::future::pending().await,
     }
 }

@@ -19,13 +19,13 @@ fn git(dir: &Path, args: &[&str]) -> String {
 }
 
 /// A working copy with one commit.
-fn working_copy(dir: &Path) {
+pub(crate) fn working_copy(dir: &Path) {
     std::fs::create_dir_all(dir).unwrap();
     git(dir, &["init", "-q", "-b", "main"]);
     git(dir, &["commit", "-q", "--allow-empty", "-m", "first"]);
 }
 
-fn push(dir: &Path, home: &Path, server: &Server) -> Said {
+pub(crate) fn push(dir: &Path, home: &Path, server: &Server) -> Said {
     let args = ["push", "--server", server.host()];
     said(command().args(args).current_dir(dir).env("HOME", home).env_remove("XDG_DATA_HOME"))
 }

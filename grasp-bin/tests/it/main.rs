@@ -4,6 +4,7 @@
 mod browser;
 mod commands;
 mod docs;
+mod full_disk;
 mod http;
 mod looking;
 mod proxy;

@@ -21,7 +21,12 @@ impl Server {
     }
 
     pub(crate) fn start_with(settings: &[&str], data: &Path) -> Self {
-        let mut child = command()
+        Self::start_by(command(), settings, data)
+    }
+
+    /// By another command that ends in ours.
+    pub(crate) fn start_by(mut command: Command, settings: &[&str], data: &Path) -> Self {
+        let mut child = command
             .args(["serve", "--data-dir"])
             .arg(data)
             .args(settings)

@@ -1,0 +1,51 @@
+//! A disk that is full for a while: what comes is turned away, nothing that was said is lost, and room is enough to go on.
+#![cfg(target_os = "linux")]
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::commands::{push, working_copy};
+use crate::support::{Server, command, get};
+
+/// How long files may become from now on: as with a full disk, writing fails beyond.
+fn limit_files(server: &Server, bytes: &str) -> bool {
+    let (pid, limit) = (server.child.id().to_string(), format!("--fsize={bytes}:"));
+    let set = Command::new("prlimit").args(["--pid", &pid, &limit]).status();
+    set.is_ok_and(|status| status.success())
+}
+
+/// A server that is told of it by an error, rather than killed.
+fn start(data: &Path) -> Server {
+    let grasp = command();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "trap '' XFSZ; exec \"$@\"", "sh"]).arg(grasp.get_program());
+    for (name, value) in grasp.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    Server::start_by(shell, &["--listen", "127.0.0.1:0"], data)
+}
+
+#[test]
+fn a_full_disk_turns_events_away_and_room_lets_them_in_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(&dir.path().join("data"));
+    let work = |name: &str| dir.path().join(name);
+    ["first", "second", "third"].iter().for_each(|name| working_copy(&work(name)));
+    assert!(push(&work("first"), dir.path(), &server).ok);
+    if !limit_files(&server, "1024") {
+        return println!("skipped: there is no prlimit here");
+    }
+    let refused = push(&work("second"), dir.path(), &server);
+    assert!(!refused.ok && refused.err.contains("could not be stored, try again"), "{refused:?}");
+    assert_eq!(get(server.host(), "/health"), (503, "not ready\n".into()));
+    assert!(get(server.host(), "/").1.contains("first"), "what is here is served");
+    assert!(limit_files(&server, "unlimited"));
+    while get(server.host(), "/health").0 != 200 {}
+    for name in ["second", "third"] {
+        let pushed = push(&work(name), dir.path(), &server);
+        assert!(pushed.ok, "{pushed:?}");
+    }
+}

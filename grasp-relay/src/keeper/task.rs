@@ -1,0 +1,290 @@
+//! The task that owns the core: one order after another, each written down before anything is done about it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use grasp_core::Mono;
+use grasp_purgatory::hunt::Hunting;
+use grasp_purgatory::journal::Record;
+use grasp_purgatory::journal::sqlite::{Journal, JournalError};
+use grasp_purgatory::{Chore, Input, Kept, Output, Purgatory};
+use nostr::event::EventId;
+use tokio::sync::{broadcast, mpsc, oneshot};
+
+use super::lane::{self, Lanes, Op};
+use super::rounds::{Errand, Rounds};
+use super::survey::SurveyRequest;
+use super::{JOURNAL, News, Order, QUEUE, Until, Waiter};
+use crate::clock::Clock;
+
+/// Turns that share one write of the journal, at most.
+const TURNS: usize = 64;
+/// How long a journal that refused a write is left alone.
+const WRITE_AGAIN: Duration = Duration::from_secs(1);
+
+/// The one owner of the core.
+pub(super) struct Task {
+    pub(super) purgatory: Purgatory,
+    /// Away while it is written to.
+    pub(super) journal: Option<Journal>,
+    pub(super) lanes: Lanes,
+    pub(super) hunting: Option<Hunting>,
+    pub(super) answers: BTreeMap<EventId, Vec<oneshot::Sender<Kept>>>,
+    pub(super) waiters: Vec<(Until, Waiter)>,
+    pub(super) rounds: Rounds,
+    pub(super) clock: Clock,
+    pub(super) news: broadcast::Sender<News>,
+    /// Whether the journal took what it was last given.
+    pub(super) writes: Arc<AtomicBool>,
+}
+
+impl Task {
+    pub(super) async fn run(mut self, mut inbox: mpsc::Receiver<Order>) {
+        // What happened while the journal could not be written.
+        let mut late: VecDeque<Order> = VecDeque::new();
+        loop {
+            let order = match late.pop_front() {
+                Some(order) => Some(order),
+                None => self.next_order(&mut inbox).await,
+            };
+            let Some(order) = order else { return };
+            let mut turns = vec![self.take(order)];
+            while turns.len() < TURNS {
+                let next = late.pop_front().or_else(|| inbox.try_recv().ok());
+                let Some(order) = next else { break };
+                turns.push(self.take(order));
+            }
+            let records = records_of(&mut turns);
+            if let Err(error) = self.write(&records).await {
+                tracing::error!(%error, "the journal cannot be written; nothing more is taken until it can");
+                match self.write_later(&records, &mut inbox).await {
+                    Some(waiting) => late = waiting,
+                    None => return,
+                }
+                tracing::info!("the journal can be written again");
+            }
+            for turn in turns {
+                self.perform(turn);
+            }
+            self.wake();
+        }
+    }
+
+    /// Lets the core handle one order.
+    fn take(&mut self, order: Order) -> Vec<Output> {
+        let now = self.clock.now();
+        match order {
+            Order::Tell(input) => self.purgatory.handle(now, input),
+            Order::Hold { event, hold, origin, reply } => {
+                self.answers.entry(event.id).or_default().push(reply);
+                self.purgatory.handle(now, Input::Held { event, hold, origin })
+            }
+            Order::Ask(question) => {
+                question(&self.purgatory);
+                Vec::new()
+            }
+            Order::Wait { until, reply } => {
+                self.waiters.push((until, Waiter::Caller(reply)));
+                Vec::new()
+            }
+            Order::Round => {
+                self.rounds.hurry(now.mono);
+                self.walk(now.mono)
+            }
+            Order::Walk => self.walk(now.mono),
+            Order::Listed(names) => {
+                self.rounds.listed(now.mono, names);
+                Vec::new()
+            }
+            Order::Tidied(identifier) => {
+                self.waiters.push((Until::Settled(identifier.clone()), Waiter::Round));
+                self.purgatory.handle(now, Input::Changed { identifier })
+            }
+        }
+    }
+
+    /// Goes on with the round, if it is time.
+    fn walk(&mut self, now: Mono) -> Vec<Output> {
+        match self.rounds.errand(now) {
+            Some(Errand::List) => self.lanes.list(),
+            Some(Errand::Visit(identifier)) => {
+                self.lanes.run(Some(identifier.clone()), vec![Op::Tidy(identifier)]);
+            }
+            None => {}
+        }
+        Vec::new()
+    }
+
+    /// What is to be done next; `None` once nobody can want anything any more.
+    async fn next_order(&mut self, inbox: &mut mpsc::Receiver<Order>) -> Option<Order> {
+        tokio::select! {
+            order = inbox.recv() => order,
+            () = until(&self.clock, self.purgatory.next_deadline()) => Some(Order::Tell(Input::Tick)),
+            () = until(&self.clock, self.rounds.deadline()) => Some(Order::Walk),
+        }
+    }
+
+    /// Writes records at once, before anything else of their turns is done.
+    async fn write(&mut self, records: &[Record]) -> Result<(), JournalError> {
+        let Some(mut journal) = self.journal.take() else { return Ok(()) };
+        if records.is_empty() {
+            self.journal = Some(journal);
+            return Ok(());
+        }
+        tracing::trace!(target: JOURNAL, records = records.len(), "writing");
+        let snapshot = journal.is_long().then(|| self.purgatory.snapshot());
+        let records = records.to_vec();
+        let write = tokio::task::spawn_blocking(move || {
+            // A snapshot is of the core as it is now: it says what the new records say, and more shortly.
+            let written = match snapshot {
+                Some(snapshot) => journal.compact(&snapshot),
+                None => journal.append(&records),
+            };
+            (journal, written)
+        });
+        let (journal, written) = write.await.expect("writing the journal does not panic");
+        self.journal = Some(journal);
+        tracing::trace!(target: JOURNAL, "written");
+        written
+    }
+
+    /// Tries until the journal takes what it refused: a full disk may have room again. Gives back what happened
+    /// meanwhile, or nothing if nobody is left.
+    ///
+    /// The core knows more than the disk now, so nothing is done about it. Questions are answered; whoever brings an
+    /// event, or has brought one, is turned away and may try again.
+    async fn write_later(
+        &mut self,
+        records: &[Record],
+        inbox: &mut mpsc::Receiver<Order>,
+    ) -> Option<VecDeque<Order>> {
+        self.writes.store(false, Ordering::Relaxed);
+        self.answers.clear();
+        let mut waiting: VecDeque<Order> = VecDeque::new();
+        let mut again = self.clock.now().mono + WRITE_AGAIN;
+        loop {
+            let order = tokio::select! {
+                () = until(&self.clock, Some(again)) => {
+                    if self.write(records).await.is_ok() {
+                        self.writes.store(true, Ordering::Relaxed);
+                        return Some(waiting);
+                    }
+                    again = self.clock.now().mono + WRITE_AGAIN;
+                    continue;
+                }
+                order = inbox.recv(), if waiting.len() < QUEUE => order?,
+            };
+            match order {
+                Order::Hold { .. } => {}
+                Order::Ask(question) => question(&self.purgatory),
+                order => waiting.push_back(order),
+            }
+        }
+    }
+
+    /// Hands the outputs of one turn to the lane they belong to.
+    fn perform(&mut self, turn: Vec<Output>) {
+        let lane = turn.iter().find_map(lane::identifier_of).cloned();
+        for news in turn.iter().filter_map(|output| self.news_of(output)) {
+            // That nobody listens is no failure.
+            let _ = self.news.send(news);
+        }
+        let ops: Vec<Op> = turn.into_iter().flat_map(|output| self.op(output)).collect();
+        if !ops.is_empty() {
+            self.lanes.run(lane, ops);
+        }
+    }
+
+    /// A view comes with its announcement, and goes with it.
+    fn news_of(&self, output: &Output) -> Option<News> {
+        match output {
+            Output::Do(Chore::CreateView { repo }) => {
+                self.purgatory.held_announcement(repo).map(News::Held)
+            }
+            Output::Do(Chore::RemoveView { repo }) => Some(News::Gone(repo.clone())),
+            _ => None,
+        }
+    }
+
+    fn op(&mut self, output: Output) -> Vec<Op> {
+        match output {
+            Output::Journal(_) => Vec::new(),
+            Output::Do(chore) => vec![Op::Do(chore)],
+            Output::Answer { id, kept } => {
+                let waiting = self.answers.remove(&id).unwrap_or_default();
+                waiting.into_iter().map(|reply| Op::Answer { reply, kept }).collect()
+            }
+            Output::Survey { identifier } => {
+                vec![Op::Survey(SurveyRequest::of(&self.purgatory, identifier))]
+            }
+            Output::Apply { identifier, views, proposals } => {
+                vec![Op::Apply { identifier, views, proposals }]
+            }
+            Output::Store { identifier, events, withdraw } => {
+                vec![Op::Store { identifier, events, withdraw }]
+            }
+            Output::Publish { events } => vec![Op::Publish(events)],
+            Output::Hunt { identifier, after } => {
+                if let Some(hunting) = &self.hunting {
+                    hunting.want(identifier, after);
+                }
+                Vec::new()
+            }
+            Output::Report(report) => {
+                tracing::warn!(?report, "purgatory");
+                Vec::new()
+            }
+        }
+    }
+
+    /// Tells those whose waiting is over. The end of a visit may be what somebody else waits for.
+    fn wake(&mut self) {
+        let mut goes_on = true;
+        while std::mem::take(&mut goes_on) {
+            for (until, waiter) in std::mem::take(&mut self.waiters) {
+                match waiter {
+                    Waiter::Caller(reply) if reply.is_closed() => {}
+                    waiter if !self.is_over(&until) => self.waiters.push((until, waiter)),
+                    Waiter::Caller(reply) => _ = reply.send(()),
+                    Waiter::Round => {
+                        self.rounds.visited(self.clock.now().mono);
+                        goes_on = true;
+                    }
+                }
+            }
+        }
+    }
+
+    fn is_over(&self, until: &Until) -> bool {
+        match until {
+            Until::Settled(identifier) => self.purgatory.is_settled(identifier),
+            Until::Decided(id) => self.purgatory.is_decided(id),
+            Until::Rested => self.rounds.is_resting(),
+        }
+    }
+}
+
+/// Takes the records out of what is to be done.
+fn records_of(turns: &mut [Vec<Output>]) -> Vec<Record> {
+    let mut records = Vec::new();
+    for turn in turns {
+        turn.retain_mut(|output| match output {
+            Output::Journal(record) => {
+                records.push(record.clone());
+                false
+            }
+            _ => true,
+        });
+    }
+    records
+}
+
+/// Sleeps until a point of the clock; for ever without one.
+async fn until(clock: &Clock, deadline: Option<Mono>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep(deadline - clock.now().mono).await,
+        None => std::future::pending().await,
+    }
+}
