@@ -1,9 +1,9 @@
 //! `grasp serve`: one server until it is told to stop.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::net::SocketAddr;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Error, Result, anyhow};
 use grasp_core::ServiceIdentity;
 use grasp_relay::Clock;
 use tokio::net::TcpListener;
@@ -26,7 +26,7 @@ async fn serve_until_told(config: Config) -> Result<()> {
     let signals = Signals::listen();
     let listener = TcpListener::bind(config.listen)
         .await
-        .with_context(|| format!("could not listen on {}", config.listen))?;
+        .map_err(|error| not_listening(config.listen, &error))?;
     let service = identity(&config, &listener)?;
     let admin = AdminSocket::claim(&config.admin_socket())?;
     let settings = config.settings.reached_at(service);
@@ -40,6 +40,19 @@ async fn serve_until_told(config: Config) -> Result<()> {
     drop(heartbeat);
     tracing::info!("stopped, everything acknowledged is on disk");
     Ok(())
+}
+
+/// Why nobody could be heard at an address, and what to do about it.
+fn not_listening(listen: SocketAddr, error: &io::Error) -> Error {
+    let why = match error.kind() {
+        io::ErrorKind::AddrInUse => "another program does; stop it, or say another --listen",
+        io::ErrorKind::AddrNotAvailable => "this machine has no such address; say another --listen",
+        io::ErrorKind::PermissionDenied => {
+            "ports below 1024 are not for everybody; say another --listen, with a proxy in front"
+        }
+        _ => return anyhow!("could not listen on {listen}: {error}"),
+    };
+    anyhow!("could not listen on {listen}: {why}")
 }
 
 /// The address others know us by: the one that was set, or the one we listen on.
