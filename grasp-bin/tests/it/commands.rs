@@ -56,6 +56,9 @@ fn a_working_copy_is_hosted_with_one_command_and_updated_with_the_same() {
     assert!(branches.contains("origin/topic"), "{branches}");
     let repos = grasp(&["repos", "--data-dir", dir.path().join("data").to_str().unwrap()]);
     assert!(repos.out.contains("hello"), "{repos:?}");
+    // What came by a push is not looked for elsewhere.
+    let status = grasp(&["status", "--data-dir", dir.path().join("data").to_str().unwrap()]);
+    assert!(status.out.contains("hunting  0 names"), "{status:?}");
 }
 
 #[test]
