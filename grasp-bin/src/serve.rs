@@ -61,7 +61,19 @@ fn identity(config: &Config, listener: &TcpListener) -> Result<ServiceIdentity> 
         return Ok(domain.clone());
     }
     let address = listener.local_addr().context("could not learn where we listen")?;
+    if let Some(warning) = goes_nowhere(address) {
+        tracing::warn!("{warning}");
+    }
     address.to_string().parse().context("could not make an address of where we listen")
+}
+
+/// What to say of an address that is every one of this machine's, and none that others could list.
+fn goes_nowhere(address: SocketAddr) -> Option<String> {
+    address.ip().is_unspecified().then(|| {
+        format!(
+            "no domain is set: repositories would have to list {address}, which leads nobody here; say --domain"
+        )
+    })
 }
 
 /// Tells the operator where everything is, and what to do next. Whether anybody reads it makes no difference.
@@ -81,4 +93,34 @@ fn welcome(settings: &Settings, listen: SocketAddr) {
         env!("CARGO_PKG_VERSION"),
     );
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn to_listen_everywhere_without_a_domain_is_worth_a_warning() {
+        let warned = |address: &str| goes_nowhere(address.parse().unwrap()).is_some();
+        assert!(warned("0.0.0.0:7334") && warned("[::]:7334"));
+        assert!(!warned("127.0.0.1:7334") && !warned("192.0.2.1:7334"));
+    }
+
+    #[test]
+    fn whoever_cannot_listen_is_told_what_to_do() {
+        let said = |kind: io::ErrorKind| {
+            not_listening("127.0.0.1:80".parse().unwrap(), &kind.into()).to_string()
+        };
+        for kind in [
+            io::ErrorKind::AddrInUse,
+            io::ErrorKind::AddrNotAvailable,
+            io::ErrorKind::PermissionDenied,
+        ] {
+            let said = said(kind);
+            assert!(
+                said.contains("127.0.0.1:80: ") && said.contains("say another --listen"),
+                "{said}"
+            );
+        }
+    }
 }

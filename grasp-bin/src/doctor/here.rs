@@ -86,7 +86,7 @@ fn domain(config: &Config) -> Finding {
     let Some(domain) = &config.domain else {
         return Finding::odd(
             "domain",
-            format!("none is set: only {} can reach this server", config.listen),
+            format!("none is set, so it goes by {}", config.listen),
             "set --domain to the address that others reach it at; announcements must list that one",
         );
     };
