@@ -108,6 +108,9 @@ pub(crate) struct Push {
     /// The file with the maintainer's key, made if there is none. Without one: in the user's data directory.
     #[arg(long, value_name = "FILE")]
     pub(crate) key: Option<PathBuf>,
+    /// Takes away what the servers have and the working copy lacks.
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 #[derive(Debug, Args)]

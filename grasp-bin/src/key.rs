@@ -11,6 +11,20 @@ use crate::place::create_privately;
 
 /// Reads the key, or makes one that nobody else can read.
 pub(crate) fn load_or_create(path: &Path) -> Result<Keys> {
+    load_or_else(path, || tracing::info!(file = %path.display(), "made a key"))
+}
+
+/// The same, and says so on standard error if it made one: whoever pushes reads no log.
+pub(crate) fn load_or_create_aloud(path: &Path) -> Result<Keys> {
+    load_or_else(path, || {
+        eprintln!(
+            "grasp: made a key for you, {}; keep a copy of it in a safe place",
+            path.display()
+        );
+    })
+}
+
+fn load_or_else(path: &Path, made: impl FnOnce()) -> Result<Keys> {
     match fs::read_to_string(path) {
         Ok(text) => {
             check_privacy(path)?;
@@ -19,7 +33,7 @@ pub(crate) fn load_or_create(path: &Path) -> Result<Keys> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let keys = Keys::generate();
             write(path, &keys).with_context(|| format!("could not write {}", path.display()))?;
-            tracing::info!(file = %path.display(), "made a key");
+            made();
             Ok(keys)
         }
         Err(error) => Err(error).with_context(|| format!("could not read {}", path.display())),

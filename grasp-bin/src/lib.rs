@@ -103,12 +103,12 @@ fn look_at(server: &Running, what: Look) -> Result<()> {
 }
 
 fn push_to(asked: cli::Push) -> Result<()> {
-    let keys = key::load_or_create(&match asked.key {
+    let keys = key::load_or_create_aloud(&match asked.key {
         Some(file) => file,
         None => key::of_user()?,
     })?;
-    let (name, servers) = (asked.name, asked.server);
-    let push = Push { keys, name, servers, directory: std::env::current_dir()? };
+    let (name, servers, force) = (asked.name, asked.server, asked.force);
+    let push = Push { keys, name, servers, directory: std::env::current_dir()?, force };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let urls = runtime.block_on(push::push(&push))?;
     print!("{}", push::told(&push.keys, &urls));

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use grasp_core::{Host, Identifier, Mono, kinds};
 use grasp_purgatory::hunt::{HostFigures, HuntFigures, Turn};
-use grasp_purgatory::{Counts, Purgatory};
+use grasp_purgatory::{Counts, Phase, Purgatory};
 use grasp_relay::Clock;
 use grasp_relay::keeper::Keeper;
 use grasp_relay::metrics::{Metric, Metrics, table};
@@ -192,9 +192,14 @@ impl Overview {
 
     async fn purgatory(&self) -> PurgatoryFigures {
         let soon = self.0.clock.now().unix + SOON;
-        let asked = self.0.keeper.ask(move |held: &Purgatory| (held.counts(), held.expiring(soon)));
-        let (counts, expiring) = asked.await.unwrap_or_default();
-        let turns = self.turns().await;
+        let asked = self.0.keeper.ask(move |held: &Purgatory| {
+            let waiting = [Phase::Waiting, Phase::Shelved].map(|phase| held.wanting(phase));
+            (held.counts(), held.expiring(soon), waiting)
+        });
+        let (counts, expiring, waiting) = asked.await.unwrap_or_default();
+        let mut turns = self.turns().await;
+        // A turn outlives what it was for when that comes by a push.
+        turns.retain(|name, _| waiting.iter().any(|names| names.contains(name)));
         let next = turns.values().filter_map(|turn| turn.next_in).min();
         let Counts { announcements, states, proposals, shelved, staged, bytes, staged_bytes, owed } =
             counts;

@@ -17,6 +17,9 @@ pub(crate) fn create_privately(dir: &Path) -> io::Result<()> {
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
     match builder.create(dir) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && dir.is_dir() => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            Err(io::Error::new(error.kind(), "it is there, and no directory"))
+        }
         made => made,
     }
 }
@@ -43,6 +46,7 @@ mod tests {
         assert_eq!(mode(&dir), 0o750);
         assert!(above.is_dir());
         fs::write(temporary.path().join("file"), "").unwrap();
-        assert!(create_privately(&temporary.path().join("file")).is_err());
+        let refused = create_privately(&temporary.path().join("file")).unwrap_err();
+        assert!(refused.to_string().contains("no directory"), "{refused}");
     }
 }

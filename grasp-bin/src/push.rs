@@ -5,7 +5,7 @@ mod work;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use grasp_core::nip34::Announcement;
 use grasp_core::service::npub;
 use grasp_core::{Identifier, RelayUrl, RepoId, ServiceIdentity, kinds};
@@ -69,6 +69,8 @@ pub(crate) struct Push {
     pub(crate) servers: Vec<Target>,
     /// The working copy.
     pub(crate) directory: PathBuf,
+    /// Whether what the servers have and the working copy lacks may be lost.
+    pub(crate) force: bool,
 }
 
 /// Announces, signs and pushes; says where the repository can be cloned from.
@@ -84,21 +86,45 @@ pub(crate) async fn push(push: &Push) -> Result<Vec<String>> {
     for server in &push.servers {
         let url = server.relay()?;
         let relay = RelayClient::connect(&url).await;
-        relays.push(relay.with_context(|| format!("could not speak to {url}"))?);
+        relays.push(
+            relay.with_context(|| {
+                format!("could not speak to {url} (is a server running there?)")
+            })?,
+        );
     }
     let known = newest(&mut relays, &repo, kinds::ANNOUNCEMENT).await?;
     let announcement = announce(&push.keys, &repo, &push.servers, known.as_ref())?;
+    for relay in &mut relays {
+        relay.publish(&announcement).await?;
+    }
+    let urls: Vec<_> = push.servers.iter().map(|server| server.clone_url(&repo)).collect();
+    if !push.force {
+        lose_nothing(&work, &refs, &urls).await?;
+    }
     let known = newest(&mut relays, &repo, kinds::STATE).await?;
     let state = sign(&push.keys, &repo, &refs, known.as_ref())?;
     for relay in &mut relays {
-        relay.publish(&announcement).await?;
         relay.publish(&state).await?;
     }
-    let urls: Vec<_> = push.servers.iter().map(|server| server.clone_url(&repo)).collect();
     for url in &urls {
         work.push_to(url).await.with_context(|| format!("could not push to {url}"))?;
     }
     Ok(urls)
+}
+
+/// Fails if a server has something that would be lost if its branches and tags became those of the working copy.
+async fn lose_nothing(work: &Work, refs: &Refs, urls: &[String]) -> Result<()> {
+    for url in urls {
+        let lost = work.lacks(refs, url).await?;
+        if !lost.is_empty() {
+            bail!(
+                "{url} has what this working copy lacks, and would lose it: {}; \
+                 fetch and merge it first, or say --force",
+                lost.join(", ")
+            );
+        }
+    }
+    Ok(())
 }
 
 /// The newest event of a kind about a repository that any of the servers has.

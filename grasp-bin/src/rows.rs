@@ -51,7 +51,9 @@ pub(crate) fn in_words(why: Fault) -> &'static str {
         Fault::NoSuchHost => "there is no such host",
         Fault::Tls => "its certificate or TLS is bad",
         Fault::Protocol => "it speaks no websocket",
-        Fault::Forbidden => "its address may not be connected to",
+        Fault::Forbidden => {
+            "its address is private, and events may not lead there (allow_private_targets)"
+        }
     }
 }
 

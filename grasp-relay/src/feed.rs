@@ -19,7 +19,7 @@ use nostr::filter::Filter;
 
 use crate::clock::Clock;
 use crate::nostr::Hub;
-use crate::nostr::hub::{Capacity, Heard, Listener};
+use crate::nostr::hub::{Capacity, Counted, Heard, Listener};
 use crate::store::{EventStore, Inventory, StoreError, StoredEvent};
 
 /// How much may wait for the consumer before the rest is left to the store.
@@ -90,6 +90,7 @@ impl Feed {
     fn read(&self, stored: Filter, live: Filter) -> BoxStream<'static, Accepted> {
         let reader = Reader {
             listener: self.hub.listen(self.queue),
+            counted: None,
             feed: self.clone(),
             stored,
             live,
@@ -119,6 +120,8 @@ struct Reader {
     /// What is listened to; all of the former, and perhaps more.
     live: Filter,
     listener: Listener,
+    /// From the first subscription on.
+    counted: Option<Counted>,
     /// The current subscription; what is queued for an earlier one is in the store.
     round: u64,
     phase: Phase,
@@ -167,6 +170,7 @@ impl Reader {
     /// Listens first and reads then, so that nothing falls between the two.
     async fn begin(&mut self) {
         self.listener.unsubscribe(self.round).await;
+        self.counted.get_or_insert_with(|| self.feed.hub.feed());
         self.round += 1;
         self.listener.subscribe(self.round, vec![self.live.clone()].into()).await;
         let pages = self.feed.store.query(vec![self.stored.clone()], self.feed.clock.now().unix);

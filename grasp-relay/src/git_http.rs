@@ -117,6 +117,15 @@ impl GitHttp {
         let lines = self.lines.clone();
         Ok(is_there.then_some(Seat { repos, repo, door, household, lines }))
     }
+
+    /// A page for people; git shows plain text to whoever runs it.
+    fn not_found(&self, is_git: bool) -> Response {
+        if is_git {
+            return (StatusCode::NOT_FOUND, NO_CACHE, NOT_ANNOUNCED).into_response();
+        }
+        let page = web::not_found(&self.keeper.policy().service);
+        (StatusCode::NOT_FOUND, Html(page)).into_response()
+    }
 }
 
 /// The routes of all repositories, to be merged below the mount. Whatever names none is not found.
@@ -127,26 +136,30 @@ pub fn routes(keeper: Keeper, limits: GitLimits) -> Router {
 
 async fn serve(State(git): State<Arc<GitHttp>>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
+    let is_git = parts.uri.path().ends_with("/info/refs");
     let Some((repo, door, action)) = route::route(&parts.method, &parts.uri) else {
-        return not_found();
+        return git.not_found(is_git);
     };
     let household = parts.extensions.get().copied();
     let seat = match git.seat(repo, door, household).await {
         Ok(Some(seat)) => seat,
-        Ok(None) => return not_found(),
+        Ok(None) => return git.not_found(is_git),
         Err(error) => return failed(&error),
     };
     let answered = match action {
-        Action::Page if seat.door == Door::Proposals => Ok(not_found()),
+        Action::Page if seat.door == Door::Proposals => Ok(git.not_found(false)),
         Action::Page => git.page(&seat.repo).await,
         Action::Advertise(service) => seat.advertise(service, &parts).await,
         Action::Upload => git.upload(&seat, &parts.headers, body).await,
         Action::Receive => git.receive(seat, &parts.headers, body).await,
         Action::Dumb => Ok(dumb()),
         Action::Refuse { allow } => Ok(method_not_allowed(allow)),
-        Action::NotFound => Ok(not_found()),
+        Action::NotFound => Ok(git.not_found(false)),
     };
-    answered.unwrap_or_else(HttpError::into_response)
+    answered.unwrap_or_else(|error| match error {
+        HttpError::Git(GitError::NoView) => git.not_found(is_git),
+        error => error.into_response(),
+    })
 }
 
 /// Why a request has no git answer.
@@ -167,7 +180,6 @@ enum HttpError {
 impl HttpError {
     fn into_response(self) -> Response {
         let status = match &self {
-            Self::Git(GitError::NoView) => return not_found(),
             Self::Git(error) => return failed(error),
             Self::Body(BodyError::TooLarge) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Body(BodyError::Encoding) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -186,11 +198,10 @@ impl HttpError {
 const NO_CACHE: [(header::HeaderName, HeaderValue); 1] =
     [(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"))];
 
-const OUR_FAULT: &str = "the server failed, try again\n";
+const NOT_ANNOUNCED: &str = "no repository is announced under this address; one is <server>/<npub>/<name>.git, and \
+                             `grasp push` or another client for git on nostr announces it\n";
 
-fn not_found() -> Response {
-    (StatusCode::NOT_FOUND, Html(web::not_found())).into_response()
-}
+const OUR_FAULT: &str = "the server failed, try again\n";
 
 fn failed(error: &GitError) -> Response {
     tracing::error!(%error, "a git request failed");

@@ -74,8 +74,7 @@ pub fn landing(page_of: &LandingPage<'_>) -> String {
             h1 { (name) }
             p { (description) }
             p {
-                "This is a GRASP server: a nostr relay and a git host on one address. A push is accepted exactly when a "
-                "maintainer of the repository has signed for it."
+                "A push to this GRASP server is accepted exactly when a maintainer of the repository has signed for it."
             }
             h2 { "Repositories" }
             (listed(repositories, now))
@@ -103,13 +102,19 @@ fn listed(repositories: &[RepoRow], now: u64) -> Markup {
     html! {
         table {
             caption { (repositories.len()) " hosted, the latest active first" }
-            thead { tr { th scope="col" { "name" } th scope="col" { "what it is" } th scope="col" { "last active" } } }
+            thead {
+                tr {
+                    th scope="col" { "name" } th scope="col" { "what it is" } th scope="col" { "owner" }
+                    th scope="col" { "last active" }
+                }
+            }
             tbody {
                 @for repo in repositories.iter().take(SHOWN) {
                     tr {
                         td data-label="name" { a href=(repo.path) { (shortened(&repo.name, 80)) } }
                         td data-label="what it is" { (shortened(&repo.description, 200)) }
-                        td data-label="last active" { (ago(now, Some(repo.active_at))) }
+                        td data-label="owner" class="key" title=(repo.owner) { (shortened(&repo.owner, 12)) }
+                        td data-label="last active" class="time" { (ago(now, Some(repo.active_at))) }
                     }
                 }
             }
@@ -158,7 +163,7 @@ pub fn repository(service: &ServiceIdentity, page_of: &RepositoryPage<'_>, secur
             pre { "git clone " (clone) }
             p { "or, with a client that speaks nostr:" }
             pre { "git clone nostr://" (place) }
-            p { a href=(format!("{WEB_CLIENT}/{place}")) { "Issues, pull requests and code in a web client" } }
+            p { a href=(format!("{WEB_CLIENT}/{place}")) { "Issues, pull requests and code at gitworkshop.dev" } }
             h2 { "What is in it" }
             p { (counted(page_of.branches, "branch", "branches")) ", " (counted(page_of.tags, "tag", "tags"))
                 @if let Some(head) = page_of.head {
@@ -192,13 +197,13 @@ fn counted(count: usize, one: &str, many: &str) -> String {
 }
 
 /// The page for what is not here.
-pub fn not_found() -> String {
+pub fn not_found(service: &ServiceIdentity) -> String {
     page(
         "Not here",
-        "/",
+        &root(service),
         html! {
             h1 { "Not here" }
-            p { "No repository is hosted at this address." }
+            p { "Nothing is at this address. That of a repository is " code { "/<npub>/<name>.git" } "." }
         },
     )
 }
@@ -281,6 +286,19 @@ mod tests {
             "{page}"
         );
         assert!(page.contains(&format!("{}…<", "x".repeat(80))));
+    }
+
+    #[test]
+    fn repositories_of_one_name_are_told_apart_by_their_owner() {
+        let row = RepoRow { owner: format!("npub1{}", "q".repeat(58)), ..RepoRow::default() };
+        let page = front("us", "", false, &[row], 0);
+        assert!(page.contains(">npub1qqqqqqq…<"), "{page}");
+    }
+
+    #[test]
+    fn a_page_that_is_not_here_leads_back_below_the_mount() {
+        let page = not_found(&"us.example/git".parse().unwrap());
+        assert!(page.contains("href=\"/git/\"") && page.contains("href=\"/git/status\""), "{page}");
     }
 
     #[test]

@@ -8,14 +8,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::error::Error;
 use std::sync::{Arc, Mutex};
 
-use futures_core::{future::BoxFuture, stream::BoxStream};
 use futures_util::{SinkExt as _, StreamExt as _, future, stream};
-use grasp_core::Verified;
-use grasp_core::admission::{Lasting, Origin};
-use grasp_core::nostr::event::{Event, EventId, Kind};
-use grasp_core::nostr::filter::{Filter, MatchEventOptions};
-use grasp_sync::engine::{InventoryFailed, Row};
-use grasp_sync::local::{LocalRelay, News, Taken};
+use grasp_core::nostr::filter::MatchEventOptions;
+use grasp_sync::local::{
+    BoxFuture, BoxStream, Event, EventId, Filter, InventoryFailed, Kind, Lasting, LocalRelay, News,
+    Origin, Row, Taken, Verified,
+};
 use grasp_sync::{Settings, Syncer};
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};

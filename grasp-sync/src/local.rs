@@ -1,15 +1,26 @@
 //! The relay that is kept complete, as this crate sees it. To embed the crate is to implement [`LocalRelay`].
+//!
+//! Whatever the trait speaks of is here too, wherever it is from.
 
 use std::sync::Arc;
 
-use futures_core::future::BoxFuture;
-use futures_core::stream::BoxStream;
-use grasp_core::admission::{Known, Lasting, Origin, Rejection, Verdict};
-use grasp_core::{RepoId, Verified, nostr};
-use nostr::event::{Event, EventId, Kind};
-use nostr::filter::Filter;
+#[doc(no_inline)]
+pub use futures_core::future::BoxFuture;
+#[doc(no_inline)]
+pub use futures_core::stream::BoxStream;
+use grasp_core::admission::{Known, Rejection, Verdict};
+#[doc(no_inline)]
+pub use grasp_core::admission::{Lasting, Origin};
+#[doc(no_inline)]
+pub use grasp_core::nostr::event::{Event, EventId, Kind};
+#[doc(no_inline)]
+pub use grasp_core::nostr::filter::Filter;
+#[doc(no_inline)]
+pub use grasp_core::{RepoId, Verified};
 
-use crate::engine::{InventoryFailed, Judged, Outcome, Row};
+#[doc(no_inline)]
+pub use crate::engine::{InventoryFailed, Row};
+use crate::engine::{Judged, Outcome};
 
 /// The relay that is kept complete: it tells what it has, takes what is found elsewhere, and judges it by its own
 /// rules.

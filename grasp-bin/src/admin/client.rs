@@ -1,11 +1,11 @@
 //! The asking end of the socket.
 
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Error, Result, anyhow, bail};
 use grasp_relay::web::figures::{RepoRow, Status, WaitingRow};
 
 use super::{Answer, Question};
@@ -21,12 +21,7 @@ pub(crate) struct Client {
 impl Client {
     /// Goes to the server whose socket this is.
     pub(crate) fn connect(path: &Path) -> Result<Self> {
-        let stream = UnixStream::connect(path).with_context(|| {
-            format!(
-                "no server answers at {}; is it running, and is this its --data-dir?",
-                path.display()
-            )
-        })?;
+        let stream = UnixStream::connect(path).map_err(|error| unanswered(path, &error))?;
         stream.set_read_timeout(Some(PATIENCE))?;
         Ok(Self { stream: BufReader::new(stream) })
     }
@@ -66,5 +61,20 @@ impl Client {
             Answer::Failed(why) => bail!("the server could not say: {why}"),
             answer => Ok(answer),
         }
+    }
+}
+
+/// Why nobody can be asked, and what to do about it.
+fn unanswered(path: &Path, error: &io::Error) -> Error {
+    let (place, remedy) = (path.display(), "start one with `grasp serve`, or say its --data-dir");
+    match error.kind() {
+        io::ErrorKind::NotFound => anyhow!("no server is running: there is no {place}; {remedy}"),
+        io::ErrorKind::ConnectionRefused => {
+            anyhow!("no server is running: nobody answers at {place}; {remedy}")
+        }
+        io::ErrorKind::PermissionDenied => {
+            anyhow!("{place} is not for you; ask as the user that the server runs as")
+        }
+        _ => anyhow!("no server can be asked at {place}: {error}"),
     }
 }

@@ -98,6 +98,9 @@ fn brought(status: &Status) -> String {
 }
 
 fn connected(status: &Status) -> String {
+    if status.relays.is_empty() {
+        return "no other relay is followed".into();
+    }
     let connected = status.relays.iter().filter(|relay| relay.is_connected()).count();
     format!("{connected} of {} connected", status.relays.len())
 }

@@ -57,7 +57,7 @@ pub(super) fn relays(now: u64, rows: &[RelayRow]) -> String {
             relay.url.clone(),
             relay.state.words().into(),
             relay.health.words().into(),
-            ago(now, relay.synced_at),
+            relay.synced(now),
             relay.backlog.to_string(),
             relay.stored.to_string(),
             relay.gaps.to_string(),

@@ -37,7 +37,13 @@ impl AdminSocket {
     /// Takes the place. Fails if another server has it.
     pub(crate) fn claim(path: &Path) -> Result<Self> {
         if Probe::connect(path).is_ok() {
-            bail!("another server is running here: {} answers", path.display());
+            let place = path.display();
+            bail!(
+                "another server is running here: {place} answers; stop it, or say another --data-dir"
+            );
+        }
+        if let Some(dir) = path.parent() {
+            create_privately(dir).with_context(|| format!("could not create {}", dir.display()))?;
         }
         // Whoever left it behind is gone.
         match std::fs::remove_file(path) {
@@ -45,9 +51,6 @@ impl AdminSocket {
                 return Err(error).with_context(|| format!("could not remove {}", path.display()));
             }
             _ => {}
-        }
-        if let Some(dir) = path.parent() {
-            create_privately(dir).with_context(|| format!("could not create {}", dir.display()))?;
         }
         let listener = bind_privately(path)
             .with_context(|| format!("could not open the socket {}", path.display()))?;

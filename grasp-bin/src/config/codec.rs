@@ -138,7 +138,10 @@ macro_rules! numbers {
             fn read(texts: &[String]) -> Result<$number, String> {
                 let text = one(texts)?;
                 let number = text.parse::<NonZeroU64>().ok().and_then(|n| n.get().try_into().ok());
-                number.ok_or_else(|| format!("expected a number from 1 to {}", <$number>::MAX))
+                number.ok_or_else(|| match <$number>::MAX as u64 {
+                    u64::MAX => "expected a number from 1 upwards".into(),
+                    most => format!("expected a number from 1 to {most}"),
+                })
             }
             fn show(value: &$number) -> Vec<String> {
                 shown(value)

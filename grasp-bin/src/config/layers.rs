@@ -175,6 +175,7 @@ impl Layers {
                 self.sources.insert(setting.key, source);
             }
             Err(what) => {
+                let what = expected(setting, texts, what);
                 self.problems.push(Problem { source, key: setting.key.to_owned(), what });
             }
         }
@@ -233,6 +234,15 @@ fn strangers(vars: &impl Vars) -> Vec<String> {
     let ours: BTreeSet<String> = table::all().map(Setting::variable).collect();
     let alike = vars.names().into_iter().filter(|name| name.starts_with(PREFIX));
     alike.filter(|name| name != FILE_VARIABLE && !ours.contains(name)).collect()
+}
+
+/// What is wrong with a value, and what would do instead.
+fn expected(setting: &Setting, texts: &[String], what: String) -> String {
+    let mut choices = setting.form.split('|');
+    if let Some(choice) = choices.find(|choice| texts.iter().any(|text| text == choice)) {
+        return format!("this build was made without {choice}; {what}");
+    }
+    if what.starts_with("expected") { what } else { format!("{what}; expected {}", setting.form) }
 }
 
 /// What to say of a name that is none: the one that was probably meant.

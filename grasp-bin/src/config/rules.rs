@@ -76,7 +76,7 @@ fn kept(config: &Config) -> Vec<Rule> {
         (
             settings.max_ahead >= LEAST_AHEAD,
             &["max_ahead"],
-            "clients' clocks may legally run ahead by a minute",
+            "max_ahead is below a minute, by which clients' clocks may legally run ahead",
         ),
         (
             purgatory.per_author.bytes <= purgatory.in_all.bytes

@@ -86,7 +86,7 @@ fn domain(config: &Config) -> Finding {
     let Some(domain) = &config.domain else {
         return Finding::odd(
             "domain",
-            format!("none is set: only {} can reach this server", config.listen),
+            format!("none is set, so it goes by {}", config.listen),
             "set --domain to the address that others reach it at; announcements must list that one",
         );
     };
@@ -124,9 +124,8 @@ fn targets(config: &Config) -> Finding {
 /// Writes and removes a file, as durably as everything else is written.
 fn disk(data: &Path) -> Finding {
     let began = Instant::now();
-    let probe = data.join(".doctor");
-    let written = fs::create_dir_all(data).and_then(|()| {
-        let mut file = fs::File::create(&probe)?;
+    let probe = nearest(data).join(".doctor");
+    let written = fs::File::create(&probe).and_then(|mut file| {
         file.write_all(b"grasp")?;
         file.sync_all()
     });
@@ -150,8 +149,14 @@ fn disk(data: &Path) -> Finding {
     }
 }
 
+/// The data directory, or what is there of the way to it: to look must not make it, for the server makes it private.
+fn nearest(data: &Path) -> &Path {
+    let there = data.ancestors().find(|dir| dir.exists());
+    there.unwrap_or(Path::new("."))
+}
+
 fn room(data: &Path) -> Finding {
-    let Ok(stats) = rustix::fs::statvfs(data) else {
+    let Ok(stats) = rustix::fs::statvfs(nearest(data)) else {
         return Finding::skipped("room", "the file system does not say how much there is");
     };
     let free = stats.f_bavail.saturating_mul(stats.f_frsize);
@@ -201,7 +206,8 @@ mod tests {
         fs::write(&file, "").unwrap();
         let finding = disk(&file.join("data"));
         assert!(finding.is_bad() && finding.seen.contains("file/data"), "{finding}");
-        assert!(!disk(dir.path()).is_bad());
+        assert!(!disk(dir.path()).is_bad() && !disk(&dir.path().join("not/yet")).is_bad());
+        assert!(!room(&dir.path().join("not/yet")).seen.contains("does not say"));
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 

@@ -55,6 +55,26 @@ impl Work {
         listed.is_ok_and(|listed| listed.lines().any(|line| line.starts_with(oid)))
     }
 
+    /// The branches and tags of a server that are not here, nor in what is here under their name.
+    pub(crate) async fn lacks(&self, refs: &Refs, url: &str) -> Result<Vec<String>> {
+        let kinds = ["refs/heads/*", "refs/tags/*"];
+        let listed = git(&self.root, &["ls-remote", "--refs", url, kinds[0], kinds[1]]).await?;
+        let mut lost = Vec::new();
+        for (theirs, name) in listed.lines().filter_map(|line| line.split_once('\t')) {
+            let ours = refs.tips.iter().find(|(ours, _)| ours == name).map(|(_, oid)| oid.as_str());
+            if ours != Some(theirs) && !self.is_behind(theirs, ours, name).await {
+                lost.push(name.to_owned());
+            }
+        }
+        Ok(lost)
+    }
+
+    /// Whether a branch only goes forward from their object to ours.
+    async fn is_behind(&self, theirs: &str, ours: Option<&str>, name: &str) -> bool {
+        let Some(ours) = ours.filter(|_| name.starts_with("refs/heads/")) else { return false };
+        git(&self.root, &["merge-base", "--is-ancestor", theirs, ours]).await.is_ok()
+    }
+
     /// Makes the branches and tags at a server what they are here.
     pub(crate) async fn push_to(&self, url: &str) -> Result<()> {
         let everything = ["refs/heads/*:refs/heads/*", "refs/tags/*:refs/tags/*"];

@@ -43,7 +43,9 @@ fn a_working_copy_is_hosted_with_one_command_and_updated_with_the_same() {
     let server = Server::start(&dir.path().join("data"));
     let work = dir.path().join("hello");
     working_copy(&work);
-    let url = clone_url(&push(&work, dir.path(), &server));
+    let first = push(&work, dir.path(), &server);
+    assert!(first.err.contains("made a key for you, "), "{first:?}");
+    let url = clone_url(&first);
     git(&work, &["commit", "-q", "--allow-empty", "-m", "second"]);
     git(&work, &["branch", "topic"]);
     assert_eq!(clone_url(&push(&work, dir.path(), &server)), url);
@@ -54,6 +56,39 @@ fn a_working_copy_is_hosted_with_one_command_and_updated_with_the_same() {
     assert!(branches.contains("origin/topic"), "{branches}");
     let repos = grasp(&["repos", "--data-dir", dir.path().join("data").to_str().unwrap()]);
     assert!(repos.out.contains("hello"), "{repos:?}");
+    // What came by a push is not looked for elsewhere.
+    let status = grasp(&["status", "--data-dir", dir.path().join("data").to_str().unwrap()]);
+    assert!(status.out.contains("hunting  0 names"), "{status:?}");
+}
+
+#[test]
+fn a_push_that_would_lose_what_the_server_has_is_refused_unless_it_is_forced() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(&dir.path().join("data"));
+    let (work, copy) = (dir.path().join("hello"), dir.path().join("copy/hello"));
+    working_copy(&work);
+    git(&work, &["branch", "topic"]);
+    let url = clone_url(&push(&work, dir.path(), &server));
+    git(dir.path(), &["clone", "-q", &url, copy.to_str().unwrap()]);
+    let tips = || git(dir.path(), &["ls-remote", "--refs", &url]);
+    // A clone has one branch of its own.
+    let before = tips();
+    let less = push(&copy, dir.path(), &server);
+    assert!(!less.ok && less.err.contains("lose it: refs/heads/topic; fetch"), "{less:?}");
+    git(&copy, &["branch", "topic", "origin/topic"]);
+    git(&copy, &["commit", "-q", "--amend", "--allow-empty", "-m", "other"]);
+    let other = push(&copy, dir.path(), &server);
+    assert!(!other.ok && other.err.contains("lose it: refs/heads/main; fetch"), "{other:?}");
+    assert_eq!(tips(), before);
+    let forced = ["push", "--force", "--server", server.host()];
+    let forced = said(
+        command()
+            .args(forced)
+            .current_dir(&copy)
+            .env("HOME", dir.path())
+            .env_remove("XDG_DATA_HOME"),
+    );
+    assert!(forced.ok && tips().starts_with(&git(&copy, &["rev-parse", "HEAD"])), "{forced:?}");
 }
 
 #[test]

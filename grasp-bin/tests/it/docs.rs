@@ -76,25 +76,36 @@ impl Drop for Running {
 #[test]
 fn the_tutorial_works_as_it_is_written() {
     let home = tempfile::tempdir().unwrap();
-    let port = free_port();
-    let text = page("tutorial/first-repository.md").replace("7334", &port);
+    let (port, second) = (free_port(), free_port());
+    let text = page("tutorial/first-repository.md");
+    let text = text.replace("7334", &port).replace("7335", &second);
     let blocks = blocks(&text, "sh");
-    let (first, rest) = blocks.split_first().unwrap();
-    let serve = format!("{} --listen 127.0.0.1:{port}", first.trim_end())
-        .replace("grasp serve", "exec grasp serve");
-    let server =
-        shell(home.path(), &serve).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    let _server = Running(server);
-    let host = format!("127.0.0.1:{port}");
-    while std::net::TcpStream::connect(&host).is_err() {
+    let [serve, make, host, clone, change, look, follow, followed] = &blocks[..] else {
+        panic!("eight blocks")
+    };
+    let serve = format!("{} --listen 127.0.0.1:{port}", serve.trim_end());
+    let _server = start(home.path(), &serve, &port);
+    run(home.path(), make);
+    run(home.path(), host);
+    assert_eq!(run(home.path(), clone).out, "# hello\n");
+    let changed = run(home.path(), change).out;
+    assert!(changed.contains("obeys its maintainers"), "{changed}");
+    let looked = run(home.path(), look).out;
+    assert!(looked.contains("hello") && looked.contains("1 repository"), "{looked}");
+    assert!(get(&format!("127.0.0.1:{port}"), "/").1.contains(">hello</a>"));
+    let _second = start(home.path(), follow, &second);
+    let followed = run(home.path(), followed).out;
+    assert!(followed.contains("obeys its maintainers"), "{followed}");
+}
+
+/// Runs what starts a server, and waits until it listens.
+fn start(home: &Path, script: &str, port: &str) -> Running {
+    let script = script.replace("grasp serve", "exec grasp serve");
+    let server = shell(home, &script).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    while std::net::TcpStream::connect(format!("127.0.0.1:{port}")).is_err() {
         std::thread::yield_now();
     }
-    let outputs: Vec<_> = rest.iter().map(|block| run(home.path(), block).out).collect();
-    let (cloned, changed, looked) = (&outputs[2], &outputs[3], &outputs[4]);
-    assert_eq!(cloned, "# hello\n");
-    assert!(changed.contains("obeys its maintainers"), "{changed}");
-    assert!(looked.contains("hello") && looked.contains("1 repository"), "{looked}");
-    assert!(get(&host, "/").1.contains(">hello</a>"));
+    Running(server)
 }
 
 #[test]

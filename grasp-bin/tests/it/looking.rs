@@ -15,6 +15,8 @@ fn a_server_says_how_it_stands_to_whoever_may_read_its_data() {
     let status = grasp(&["status", "--data-dir", data]);
     assert!(status.ok && status.out.contains("working"), "{status:?}");
     assert!(status.out.contains(server.host()), "{status:?}");
+    // What the server listens to itself is no subscription of anybody's.
+    assert!(status.out.contains("0 connections, 0 subscriptions"), "{status:?}");
     let json = grasp(&["status", "--json", "--data-dir", data]);
     let json: Value = serde_json::from_str(&json.out).unwrap();
     assert_eq!((&json["ready"], &json["repositories"]), (&Value::from(true), &Value::from(0)));
@@ -105,7 +107,12 @@ fn nobody_else_may_ask() {
 fn without_a_server_the_remedy_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let said = grasp(&["status", "--data-dir", dir.path().to_str().unwrap()]);
-    assert!(!said.ok && said.err.contains("is it running"), "{said:?}");
+    assert!(!said.ok && said.err.contains("start one with `grasp serve`"), "{said:?}");
+    assert!(said.err.contains("there is no "), "{said:?}");
+    // One that was killed leaves its socket behind.
+    drop(Server::start(dir.path()));
+    let said = grasp(&["status", "--data-dir", dir.path().to_str().unwrap()]);
+    assert!(!said.ok && said.err.contains("nobody answers at "), "{said:?}");
 }
 
 #[test]
@@ -115,6 +122,17 @@ fn one_data_directory_has_one_server() {
     let _first = Server::start(dir.path());
     let second = grasp(&["serve", "--listen", "127.0.0.1:0", "--data-dir", data]);
     assert!(!second.ok && second.err.contains("another server is running"), "{second:?}");
+    assert!(second.err.contains("say another --data-dir"), "{second:?}");
+}
+
+#[test]
+fn a_file_is_no_data_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let args = ["serve", "--listen", "127.0.0.1:0", "--data-dir", file.to_str().unwrap()];
+    let said = grasp(&args);
+    assert!(!said.ok && said.err.contains("it is there, and no directory"), "{said:?}");
 }
 
 #[test]

@@ -117,6 +117,9 @@ pub enum RefRefusal {
     Atomic,
 }
 
+/// What to do about a push that goes ahead of what is signed.
+const FIRST: &str = "; a maintainer must sign that first";
+
 impl fmt::Display for RefRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -136,7 +139,7 @@ impl fmt::Display for RefRefusal {
             Self::Elsewhere { would_be, declared: Declared::Oid(oid) } => {
                 write!(
                     f,
-                    "would be at {} but the signed state says {}",
+                    "would be at {} but the signed state says {}{FIRST}",
                     would_be.short(),
                     oid.short()
                 )
@@ -144,8 +147,8 @@ impl fmt::Display for RefRefusal {
             Self::Elsewhere { would_be, declared: Declared::Nonsense } => {
                 write!(f, "would be at {} but the signed state names no object", would_be.short())
             }
-            Self::NotDeclared => f.write_str("is not in the signed state"),
-            Self::StillDeclared => f.write_str("is still in the signed state"),
+            Self::NotDeclared => write!(f, "is not in the signed state{FIRST}"),
+            Self::StillDeclared => write!(f, "is still in the signed state{FIRST}"),
             Self::OthersDiffer => f.write_str("other refs differ from the signed state"),
             Self::WrongTip { wanted } => write!(f, "its event names commit {}", wanted.short()),
             Self::ForeignProposal => {

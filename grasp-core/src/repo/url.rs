@@ -14,9 +14,9 @@ pub enum UrlError {
     /// Not a URL at all.
     #[error("not a URL")]
     Malformed,
-    /// A scheme that we do not speak.
-    #[error("unsupported scheme")]
-    Scheme,
+    /// A scheme that is not spoken to such a place; with those that are.
+    #[error("expected {}://", .0.join(":// or "))]
+    Scheme(&'static [&'static str]),
     /// No host to go to.
     #[error("no host")]
     NoHost,
@@ -64,13 +64,13 @@ pub(crate) struct Parts {
 
 impl Parts {
     /// Parses a URL of one of the schemes.
-    pub(crate) fn parse(text: &str, schemes: &[&str]) -> Result<Self, UrlError> {
+    pub(crate) fn parse(text: &str, schemes: &'static [&'static str]) -> Result<Self, UrlError> {
         if text.len() > MAX_URL_BYTES {
             return Err(UrlError::TooLong);
         }
         let url = Url::parse(text.trim()).map_err(|_| UrlError::Malformed)?;
         if !schemes.contains(&url.scheme()) {
-            return Err(UrlError::Scheme);
+            return Err(UrlError::Scheme(schemes));
         }
         if !url.username().is_empty() || url.password().is_some() {
             return Err(UrlError::Credentials);
@@ -258,7 +258,7 @@ mod tests {
     #[test]
     fn what_is_never_dialled_is_no_url_of_ours() {
         let cases = [
-            ("https://r.example", UrlError::Scheme),
+            ("https://r.example", UrlError::Scheme(&RELAY_SCHEMES)),
             ("r.example", UrlError::Malformed),
             ("wss://", UrlError::Malformed),
             ("wss://.", UrlError::NoHost),
@@ -268,6 +268,8 @@ mod tests {
         for (text, why) in cases {
             assert_eq!(text.parse::<RelayUrl>(), Err(why), "{text}");
         }
+        let said = UrlError::Scheme(&RELAY_SCHEMES).to_string();
+        assert_eq!(said, "expected ws:// or wss://");
         for text in
             ["ext::sh -c x", "file:///etc", "ssh://git@h/x", "git://h/x", "/x", "-oProxyCommand=x"]
         {

@@ -54,7 +54,7 @@ pub const LISTENERS: Metric = Metric::gauge(
 
 /// Their subscriptions.
 pub const SUBSCRIPTIONS: Metric =
-    Metric::gauge("grasp_relay_subscriptions", "Live subscriptions of clients and feeds.", &[]);
+    Metric::gauge("grasp_relay_subscriptions", "Live subscriptions of clients.", &[]);
 
 /// Events that are served.
 pub const STORED: Metric = Metric::gauge(

@@ -60,13 +60,21 @@ pub struct Hub {
     commands: mpsc::Sender<Command>,
     listeners: Arc<AtomicU64>,
     sockets: Arc<AtomicUsize>,
+    feeds: Arc<AtomicUsize>,
 }
 
-/// One websocket, counted for as long as this exists.
+/// Somebody who is counted for as long as this exists.
 #[derive(Debug)]
-pub(crate) struct Socket(Arc<AtomicUsize>);
+pub(crate) struct Counted(Arc<AtomicUsize>);
 
-impl Drop for Socket {
+impl Counted {
+    fn new(among: &Arc<AtomicUsize>) -> Self {
+        among.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(among))
+    }
+}
+
+impl Drop for Counted {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -106,7 +114,7 @@ pub struct Census {
     pub sockets: usize,
     /// Connections and feeds with a subscription, now or before.
     pub listeners: usize,
-    /// Their subscriptions.
+    /// Subscriptions of connections.
     pub subscriptions: usize,
 }
 
@@ -134,7 +142,8 @@ impl Hub {
     pub fn start() -> Self {
         let (commands, orders) = mpsc::channel(BACKLOG);
         tokio::spawn(Switchboard::default().run(orders));
-        Self { commands, listeners: Arc::default(), sockets: Arc::default() }
+        let [sockets, feeds] = [Arc::default(), Arc::default()];
+        Self { commands, listeners: Arc::default(), sockets, feeds }
     }
 
     /// Hands an accepted event to everybody who wants it. Waits only for the hub itself, never for a listener.
@@ -146,14 +155,22 @@ impl Hub {
     pub async fn census(&self) -> Census {
         let (answer, census) = oneshot::channel();
         send(&self.commands, Command::Census(answer)).await;
-        let sockets = self.sockets.load(Ordering::Relaxed);
-        Census { sockets, ..census.await.unwrap_or_default() }
+        let [sockets, feeds] =
+            [&self.sockets, &self.feeds].map(|count| count.load(Ordering::Relaxed));
+        let census = census.await.unwrap_or_default();
+        // A feed listens to one thing, and nobody outside knows of it.
+        let subscriptions = census.subscriptions.saturating_sub(feeds);
+        Census { sockets, subscriptions, ..census }
     }
 
     /// Counts one more websocket.
-    pub(crate) fn socket(&self) -> Socket {
-        self.sockets.fetch_add(1, Ordering::Relaxed);
-        Socket(Arc::clone(&self.sockets))
+    pub(crate) fn socket(&self) -> Counted {
+        Counted::new(&self.sockets)
+    }
+
+    /// Counts one more feed, from when it listens.
+    pub(crate) fn feed(&self) -> Counted {
+        Counted::new(&self.feeds)
     }
 
     /// A new listener, without subscriptions yet.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::status::span;
+use super::status::{ago, span};
 
 /// How a server stands.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -31,7 +31,7 @@ pub struct Status {
     pub sockets: u64,
     /// Connections and feeds with a subscription.
     pub listeners: u64,
-    /// Their subscriptions.
+    /// Subscriptions of clients.
     pub subscriptions: u64,
     /// What came in since the process started.
     pub intake: Intake,
@@ -192,6 +192,14 @@ impl RelayRow {
     /// Whether it is connected.
     pub fn is_connected(&self) -> bool {
         matches!(self.state, RelayState::Syncing | RelayState::Connected | RelayState::Incomplete)
+    }
+
+    /// When everything asked for was last here, in words: all the time, while it is complete and live.
+    pub fn synced(&self, now: u64) -> String {
+        match self.state {
+            RelayState::Connected => "now".into(),
+            _ => ago(now, self.synced_at),
+        }
     }
 
     /// What an operator should know about it: why it cannot be reached and when it is tried again, or what it refused.

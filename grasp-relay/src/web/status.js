@@ -34,7 +34,7 @@ const row = (now, relay) => {
   const [health, feeling] = words[relay.health];
   tr.append(
     cell("relay", relay.url), cell("state", state, mood), cell("health", health, feeling),
-    cell("synced", ago(now, relay.synced_at)), cell("backlog", relay.backlog, "number"),
+    cell("synced", relay.state === "connected" ? "now" : ago(now, relay.synced_at)), cell("backlog", relay.backlog, "number"),
     cell("new events", relay.stored, "number"), cell("gaps", relay.gaps, "number"),
     cell("remark", remark(now, relay)),
   );
@@ -50,6 +50,7 @@ const show = (status) => {
   const up = status.relays.filter((relay) => ["syncing", "connected", "incomplete"].includes(relay.state));
   document.getElementById("connected").textContent = up.length;
   document.getElementById("followed").textContent = status.relays.length;
+  document.getElementById("following").hidden = !status.relays.length;
   document.getElementById("uptime").textContent = span(status.now - status.started);
   const ready = document.getElementById("ready");
   ready.textContent = status.ready ? "working" : "not ready";

@@ -20,8 +20,10 @@ pub fn status(name: &str, root: &str, status: &Status) -> String {
             p {
                 "This server is " strong id="ready" class=(mood) { (ready) } ", up for "
                 span id="uptime" { (span(status.now.saturating_sub(status.started))) } "."
-                " " span id="connected" { (connected) } " of "
-                span id="followed" { (status.relays.len()) } " followed relays are connected."
+                span id="following" hidden[status.relays.is_empty()] {
+                    " " span id="connected" { (connected) } " of "
+                    span id="followed" { (status.relays.len()) } " followed relays are connected."
+                }
                 " " span id="fresh" class="small" role="status" {}
             }
             h2 { "What it holds" }
@@ -54,10 +56,9 @@ fn purgatory(status: &Status) -> Markup {
     figures(&[
         ("Events waiting", "waiting", held.announcements + held.states + held.proposals),
         ("Names hunted for", "hunting", held.hunting),
-        ("Expiring within an hour", "expiring", held.expiring),
+        ("Expire within an hour", "expiring", held.expiring),
         ("Expired, remembered", "shelved", held.shelved),
-        ("Uploads waiting", "staged", held.staged),
-        ("Uploads", "staged_bytes", held.staged_bytes),
+        ("Uploads waiting", "staged_bytes", held.staged_bytes),
     ])
 }
 
@@ -105,7 +106,7 @@ fn relay_row(now: u64, relay: &RelayRow) -> Markup {
             td data-label="relay" { (relay.url) }
             td data-label="state" class=(mood(relay.state)) { (relay.state.words()) }
             td data-label="health" class=(feeling(relay.health)) { (relay.health.words()) }
-            td data-label="synced" { (ago(now, relay.synced_at)) }
+            td data-label="synced" { (relay.synced(now)) }
             td data-label="backlog" class="number" { (relay.backlog) }
             td data-label="new events" class="number" { (relay.stored) }
             td data-label="gaps" class="number" { (relay.gaps) }
@@ -188,6 +189,25 @@ mod tests {
             let places = [&json, &json["intake"], &json["purgatory"]];
             assert!(places.iter().any(|place| place.get(figure).is_some()), "{figure}");
         }
+    }
+
+    #[test]
+    fn a_relay_that_is_complete_and_live_is_synced_now_and_any_other_when_it_last_was() {
+        let synced = |state| {
+            let relay = RelayRow { state, synced_at: Some(40), ..RelayRow::default() };
+            relay.synced(100)
+        };
+        assert_eq!(synced(RelayState::Connected), "now");
+        assert_eq!(synced(RelayState::Disconnected), "1 minute ago");
+    }
+
+    #[test]
+    fn whether_relays_are_connected_is_told_only_if_any_is_followed() {
+        let hidden = |relays| {
+            let page = status("x", "/", &Status { relays, ..Status::default() });
+            page.contains("id=\"following\" hidden>")
+        };
+        assert!(hidden(Vec::new()) && !hidden(vec![RelayRow::default()]));
     }
 
     #[test]

@@ -51,6 +51,15 @@ async fn next(feed: &mut BoxStream<'static, Accepted>) -> Option<EventId> {
 }
 
 #[tokio::test]
+async fn is_no_subscription_of_anybodys() {
+    let world = World::new();
+    let mut feed = world.feed.accepted(&[Kind::from(1)]);
+    assert_eq!(next(&mut feed).await, None);
+    let census = world.hub.census().await;
+    assert_eq!((census.listeners, census.subscriptions), (1, 0), "{census:?}");
+}
+
+#[tokio::test]
 async fn gives_what_is_stored_then_says_so_then_what_follows() {
     let world = World::new();
     let stored = world.accept(note(1, "stored")).await;

@@ -104,15 +104,23 @@ fn an_unknown_key_is_named_with_its_line_and_what_was_meant() {
 #[test]
 fn a_value_that_cannot_be_read_is_named_where_it_stands() {
     for (file, said) in [
-        ("listen = 'nowhere'", "grasp.toml:1: listen: "),
-        ("\ndomain = 'a b'", "grasp.toml:2: domain: "),
+        (
+            "listen = 'nowhere'",
+            "grasp.toml:1: listen: invalid socket address syntax; expected ADDR:PORT",
+        ),
+        ("\ndomain = 'a b'", "grasp.toml:2: domain: not a URL; expected HOST[:PORT][/MOUNT]"),
         ("maintainers = 'all'", "expected reciprocal or plain"),
         ("listen = ['127.0.0.1:1', '127.0.0.1:2']", "listen: expected one value"),
         ("[relay]\nfilters = 0", "grasp.toml:2: relay.filters: expected a number from 1"),
         ("[relay]\nfilters = 1.5", "relay.filters: expected one value"),
         ("[log]\nfilter = 'grasp=loud'", "grasp.toml:2: log.filter: expected levels"),
         ("operator = 'npub1nobody'", "operator: expected a public key"),
-        ("bootstrap = ['https://x.example']", "bootstrap: "),
+        ("bootstrap = ['https://x.example']", "bootstrap: expected ws:// or wss://"),
+        #[cfg(not(feature = "nostr-lmdb"))]
+        (
+            "store = 'nostr-lmdb'",
+            "store: this build was made without nostr-lmdb; expected one of: sqlite",
+        ),
         ("a = ", "grasp.toml:1: "),
     ] {
         let complaint = complaint(file);

@@ -118,9 +118,9 @@ fn every_difference_from_the_signed_state_is_named() {
         ],
     ));
     let expected = [
-        "would be at bbbbbbbb but the signed state says aaaaaaaa",
-        "is still in the signed state",
-        "is not in the signed state",
+        "would be at bbbbbbbb but the signed state says aaaaaaaa; a maintainer must sign that first",
+        "is still in the signed state; a maintainer must sign that first",
+        "is not in the signed state; a maintainer must sign that first",
         "would be at aaaaaaaa but the signed state names no object",
         "other refs differ from the signed state",
         "push pull requests to refs/nostr/<event-id>",
