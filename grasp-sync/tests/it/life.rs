@@ -42,6 +42,19 @@ fn a_batch_is_confirmed_only_after_everything_delivered_was_judged() {
 }
 
 #[test]
+fn what_comes_live_while_our_relay_can_take_nothing_is_fetched_later() {
+    let mut stage = Stage::announced(defaults(), Script::default(), 3);
+    stage.run(MINUTE);
+    stage.sim.local.is_busy = true;
+    let issue = stage.publish_issue();
+    stage.run(secs(2));
+    assert!(!stage.sim.local.stored.contains_key(&issue.id));
+    stage.sim.local.is_busy = false;
+    stage.run(10 * MINUTE);
+    assert!(stage.sim.local.stored.contains_key(&issue.id));
+}
+
+#[test]
 fn a_new_event_arrives_live_and_its_thread_is_listened_to() {
     let mut stage = Stage::announced(defaults(), Script::default(), 3);
     stage.run(MINUTE).forget();

@@ -238,7 +238,23 @@ impl Session {
                 }
             }
             Serves::Ids => self.retry_failed(desk, judged, &[]),
-            Serves::Live(_) | Serves::Neg(_) => {}
+            Serves::Live(_) => self.fetch_what_failed(desk, judged),
+            Serves::Neg(_) => {}
+        }
+    }
+
+    /// Events that came live while our own relay could not take them are fetched, within their budget: nobody will
+    /// bring them again.
+    fn fetch_what_failed(&mut self, desk: &mut Desk<'_>, judged: &[Judged]) {
+        let now = desk.mono();
+        let is_brief = |one: &&Judged| {
+            matches!(one.outcome, Outcome::Refused { lasting: Lasting::Briefly, .. })
+        };
+        for one in judged.iter().filter(is_brief) {
+            if desk.standing.wants.want(now, one.row.id, None) != Wanting::GivenUp {
+                let missed = desk.standing.wants.failed(now, one.row.id);
+                self.missed(desk, vec![missed]);
+            }
         }
     }
 

@@ -20,6 +20,8 @@ pub(crate) fn our_url() -> RelayUrl {
 #[derive(Clone, Default)]
 pub(crate) struct Local {
     pub(crate) stored: BTreeMap<EventId, Event>,
+    /// Whether it can take nothing at the moment.
+    pub(crate) is_busy: bool,
     /// The newest of each addressable event.
     newest: BTreeMap<(u16, RepoId), EventId>,
 }
@@ -53,6 +55,9 @@ impl Local {
     fn judge(&mut self, event: &Event) -> Outcome {
         if self.stored.contains_key(&event.id) {
             return Outcome::Known;
+        }
+        if self.is_busy {
+            return Outcome::Refused { lasting: Lasting::Briefly, event: None };
         }
         if !self.is_welcome(event) {
             let event = Some(Arc::new(event.clone()));
