@@ -1,5 +1,6 @@
 //! Git data comes from wherever the repository says it is.
 
+use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
 use grasp_bin::Settings;
@@ -267,6 +268,43 @@ async fn objects_that_a_disk_has_lost_come_back() {
 }
 
 #[tokio::test]
+async fn a_served_pull_request_is_looked_after_every_hour() {
+    let instance = Instance::with(|settings| {
+        hurried(settings);
+        settings.hunt.pull_every = Duration::from_secs(2);
+    })
+    .await;
+    let (server, fork) = (GitServer::start().await, GitServer::start().await);
+    let (alice, bob) = (Maker::new(), Maker::new());
+    let (work, commit) = hosted_at(&server, "x").await;
+    let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
+    let state = alice.state("x", &[(MAIN, &commit)]);
+    instance.sync(vec![announcement, state.clone()]).await;
+    instance.until_serves(&state).await;
+    // Nobody has the tip but whom the pull request names.
+    let tip = work.commit("a contribution").await;
+    fork.host("fork", &work).await;
+    let repo = alice.repo("x").to_string();
+    let tags: [&[&str]; 3] = [&["a", &repo], &["c", &tip], &["clone", &fork.url("fork")]];
+    let proposal = bob.sign(1618, "please pull", &tags);
+    instance.sync(vec![proposal.clone()]).await;
+    instance.until_serves(&proposal).await;
+
+    let before = fork.conversations().len();
+    lose_objects(&instance.dir().join("git/families"));
+    let (url, name) = (instance.clone_url(&alice.repo("x")), format!("refs/nostr/{}", proposal.id));
+    for _ in 0..200 {
+        let clone = Workdir::init().await;
+        if clone.git(&["fetch", "-q", &url, &name]).await.ok {
+            assert!(fork.conversations().len() > before);
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("not back within ten seconds");
+}
+
+#[tokio::test]
 async fn bad_servers_cost_time_and_nothing_else() {
     let (instance, alice) = (instance().await, Maker::new());
     let honest = GitServer::at("127.0.0.9", Manner::Honest).await;
@@ -308,6 +346,32 @@ async fn bad_servers_cost_time_and_nothing_else() {
 }
 
 #[tokio::test]
+async fn who_offers_too_many_objects_is_named_and_another_is_asked() {
+    let instance = Instance::with(|settings| {
+        hurried(settings);
+        settings.fetch.objects = 100;
+        // Nobody is asked beside the first because it is late.
+        settings.hunt.fetch_is_late = Duration::from_secs(600);
+    })
+    .await;
+    let (greedy, modest) =
+        (GitServer::at("127.0.0.8", Manner::Honest).await, GitServer::start().await);
+    let (work, commit) = hosted_at(&modest, "x").await;
+    greedy.host("x", &work).await;
+    greedy.behave(Manner::Claims(101));
+    let alice = Maker::new();
+    let places = [greedy.url("x"), modest.url("x")];
+    let announcement = announce(&alice, "x", &instance, &places.each_ref().map(String::as_str));
+    let state = alice.state("x", &[(MAIN, &commit)]);
+    instance.sync(vec![announcement, state.clone()]).await;
+    instance.until_serves(&state).await;
+    assert!(!greedy.asked().is_empty(), "it is named first and asked first");
+    let metrics = instance.get("/metrics", &[]).await.body;
+    let told = r#"grasp_purgatory_sync_failures_total{trouble="too_many"} 1"#;
+    assert!(metrics.contains(told), "{metrics}");
+}
+
+#[tokio::test]
 async fn addresses_that_may_not_be_dialled_are_not() {
     // This one does not go to loopback for strangers.
     let instance = Instance::with(|settings| {
@@ -341,6 +405,40 @@ async fn addresses_that_may_not_be_dialled_are_not() {
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert!(server.asked().is_empty(), "{:?} after {verdicts:?}", server.asked());
     assert!(!instance.serves(&state).await);
+}
+
+#[tokio::test]
+async fn of_ten_thousand_places_few_are_asked_and_the_good_one_is_found() {
+    const AT_ONCE: usize = 8;
+    let instance = Instance::with(|settings| {
+        hurried(settings);
+        settings.processes.remote_pace = NonZeroUsize::new(AT_ONCE);
+    })
+    .await;
+    // All of loopback leads to the first, which has nothing; only one place leads to the other.
+    let (everywhere, good) = (
+        GitServer::at("0.0.0.0", Manner::Honest).await,
+        GitServer::at("127.0.0.7", Manner::Honest).await,
+    );
+    let port = everywhere.address().port();
+    let (_work, commit) = hosted_at(&good, "x").await;
+    let mut places: Vec<String> = (0..10_000)
+        .map(|n| format!("http://127.{}.{}.1:{port}/x.git", 1 + n / 250, n % 250))
+        .collect();
+    places.insert(12, good.url("x"));
+    let places: Vec<&str> = places.iter().map(String::as_str).collect();
+    let alice = Maker::new();
+    let announcement = announce(&alice, "x", &instance, &places);
+    let state = alice.state("x", &[(MAIN, &commit)]);
+    let start = Instant::now();
+    instance.sync(vec![announcement, state.clone()]).await;
+    instance.until_serves(&state).await;
+    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+    let (asked, at_once) = (everywhere.conversations().len(), everywhere.most_open());
+    assert!((1..=32).contains(&asked), "{asked} were asked");
+    assert!(at_once <= AT_ONCE, "{at_once} at once");
+    let (_, hosts) = instance.keeper().hunting().unwrap().figures().await.unwrap();
+    assert!(hosts.len() <= 32, "{} are remembered", hosts.len());
 }
 
 /// Deletes what families have, and what they know to have.
