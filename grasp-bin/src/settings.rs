@@ -194,6 +194,7 @@ impl Settings {
     /// What the NIP-11 document says.
     pub(crate) fn info(&self) -> RelayInfo {
         let About { name, description, contact, icon, acceptance, curation } = self.about.clone();
+        let copies = is_archive(&self.archive).then(|| ARCHIVE.to_owned());
         RelayInfo {
             name: name.unwrap_or_else(|| self.service.to_string()),
             description,
@@ -202,7 +203,7 @@ impl Settings {
             contact,
             icon,
             repo_acceptance_criteria: acceptance,
-            curation,
+            curation: curation.or(copies),
             created_at_ahead: Some(self.max_ahead),
             software: "grasp".into(),
             version: env!("CARGO_PKG_VERSION").into(),
@@ -210,6 +211,9 @@ impl Settings {
         }
     }
 }
+
+/// What an archive says of itself, unless the operator says it (GRASP-05).
+const ARCHIVE: &str = "Also keeps read-only copies of repositories that do not list this server.";
 
 fn is_archive(archive: &Archive) -> bool {
     let Archive { everything, owners, repos, identifiers, services } = archive;

@@ -87,6 +87,11 @@ impl Policy {
             && (announcement.lists(&self.service) || self.archive.takes(announcement))
     }
 
+    /// Whether it is hosted here without having been asked for: a copy that nobody may push to (GRASP-05).
+    pub fn archives(&self, announcement: &Announcement) -> bool {
+        self.hosts(announcement) && !announcement.lists(&self.service)
+    }
+
     /// Whether the operator signed this event.
     pub(super) fn is_operators(&self, event: &Event) -> bool {
         self.operator == Some(event.pubkey)
