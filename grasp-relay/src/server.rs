@@ -7,6 +7,7 @@ mod cors;
 mod guests;
 mod patience;
 mod root;
+mod shares;
 
 use std::convert::Infallible;
 use std::io;
@@ -32,6 +33,7 @@ pub use self::guests::{AddressRange, AddressRangeError};
 use self::guests::{Guest, Guests};
 use self::patience::Patient;
 use self::root::Root;
+pub(crate) use self::shares::Shares;
 use crate::clock::Clock;
 use crate::ingest::Ingest;
 use crate::nostr::connection::Shared;
@@ -134,6 +136,7 @@ impl Server {
             clock,
             workshop: Workshop::new(&limits),
             filter_room: bounded(limits.total_subscription_bytes),
+            shares: Shares::new(limits.events_per_minute_per_ip),
             rules: Arc::new(Rules {
                 limits: limits.clone(),
                 service: config.service.clone(),
