@@ -111,7 +111,7 @@ enum Refusal {
 impl Refusal {
     fn into_response(self) -> Response {
         let (status, text) = match self {
-            Self::ShuttingDown => (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n"),
+            Self::ShuttingDown => (StatusCode::SERVICE_UNAVAILABLE, "stopping\n"),
             Self::Full => (StatusCode::SERVICE_UNAVAILABLE, "too many connections\n"),
             Self::TooManyOfYou => {
                 (StatusCode::TOO_MANY_REQUESTS, "too many connections from this address\n")
