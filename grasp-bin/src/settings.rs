@@ -46,6 +46,8 @@ pub struct Settings {
     pub archive: Archive,
     /// Whether contributors may push pull requests to `/prs/` (GRASP-06).
     pub contributor_proposals: bool,
+    /// Repositories that one author may have served here for the asking.
+    pub repositories_per_author: usize,
     /// Proxies whose `X-Forwarded-For` is believed.
     pub trusted_proxies: Vec<AddressRange>,
     /// The relay's bounds.
@@ -134,6 +136,7 @@ impl Settings {
             bans: policy.bans,
             archive: policy.archive,
             contributor_proposals: policy.contributor_proposals,
+            repositories_per_author: policy.repositories_per_author,
             trusted_proxies: Vec::new(),
             relay: Limits::default(),
             git: GitLimits::default(),
@@ -177,6 +180,7 @@ impl Settings {
             bans: self.bans.clone(),
             archive: self.archive.clone(),
             contributor_proposals: self.contributor_proposals,
+            repositories_per_author: self.repositories_per_author,
         }
     }
 
