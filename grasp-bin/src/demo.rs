@@ -35,6 +35,9 @@ pub(crate) fn run(keep: bool) -> Result<()> {
 }
 
 async fn show(keep: bool) -> Result<()> {
+    // Before there is anything to leave behind: whenever Ctrl-C comes, everything is put away.
+    let told = Signals::listen().told_to_stop();
+    let mut told = std::pin::pin!(told);
     let dir = tempfile::tempdir().context("could not make a directory")?;
     let first = Instance::start(&dir.path().join("first"), None).await?;
     let second = Instance::start(&dir.path().join("second"), Some(&first)).await?;
@@ -42,8 +45,6 @@ async fn show(keep: bool) -> Result<()> {
         "two servers, each with a directory of its own:\n  first   http://{}\n  second  http://{}\n",
         first.address, second.address
     );
-    let told = Signals::listen().told_to_stop();
-    let mut told = std::pin::pin!(told);
     let shown = tokio::select! {
         shown = follow(dir.path(), &first, &second) => shown,
         () = &mut told => Err(anyhow!("stopped before it was done")),
@@ -54,6 +55,7 @@ async fn show(keep: bool) -> Result<()> {
     }
     second.stop().await?;
     first.stop().await?;
+    dir.close().context("could not remove the directories")?;
     println!("\nboth servers are stopped and their directories are gone");
     shown
 }

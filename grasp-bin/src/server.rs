@@ -23,7 +23,7 @@ use nostr::key::Keys;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use crate::http::{self, Draining};
+use crate::http;
 use crate::key;
 use crate::metrics;
 use crate::observer::SyncObserver;
@@ -41,7 +41,6 @@ pub struct Server {
     keeper: Keeper,
     syncer: Option<Arc<Syncer>>,
     overview: Overview,
-    draining: Draining,
     sweeper: JoinHandle<()>,
 }
 
@@ -81,8 +80,7 @@ impl Server {
         let sweeper = tokio::spawn(sweep(Arc::clone(&store), clock.clone()));
         let keys = key::load_or_create(&settings.service_key())?;
         let overview = Overview::new(settings, &keeper, &hub, metrics.clone());
-        let draining = Draining::default();
-        let extra = http::routes(overview.clone(), draining.clone(), settings.metrics)
+        let extra = http::routes(overview.clone(), settings.metrics)
             .merge(git_http::routes(keeper.clone(), settings.git.clone()));
         let extra = count_requests(extra, metrics.clone());
         let ingest = Arc::new(Counted::new(ingest, metrics.clone()));
@@ -94,7 +92,7 @@ impl Server {
         let clock = driver::Clock::new(move || clock.now());
         let syncer = start_sync(settings, own, clock, keys, metrics).await?;
         overview.follow(syncer.clone());
-        Ok(Self { parts, keeper, syncer, overview, draining, sweeper })
+        Ok(Self { parts, keeper, syncer, overview, sweeper })
     }
 
     /// What the server is made of.
@@ -123,11 +121,7 @@ impl Server {
         listener: TcpListener,
         shutdown: impl Future<Output = ()>,
     ) -> Result<()> {
-        let stopping = async {
-            shutdown.await;
-            self.draining.begin();
-        };
-        serve(listener, self.parts.clone(), stopping).await.context("the server failed")
+        serve(listener, self.parts.clone(), shutdown).await.context("the server failed")
     }
 
     /// Closes everything; whatever was acknowledged is on disk.

@@ -46,6 +46,8 @@ pub struct Settings {
     pub archive: Archive,
     /// Whether contributors may push pull requests to `/prs/` (GRASP-06).
     pub contributor_proposals: bool,
+    /// Repositories that one author may have served here for the asking.
+    pub repositories_per_author: usize,
     /// Proxies whose `X-Forwarded-For` is believed.
     pub trusted_proxies: Vec<AddressRange>,
     /// The relay's bounds.
@@ -138,6 +140,7 @@ impl Settings {
             bans: policy.bans,
             archive: policy.archive,
             contributor_proposals: policy.contributor_proposals,
+            repositories_per_author: policy.repositories_per_author,
             trusted_proxies: Vec::new(),
             relay: Limits::default(),
             git: GitLimits::default(),
@@ -181,6 +184,7 @@ impl Settings {
             bans: self.bans.clone(),
             archive: self.archive.clone(),
             contributor_proposals: self.contributor_proposals,
+            repositories_per_author: self.repositories_per_author,
         }
     }
 
@@ -198,6 +202,7 @@ impl Settings {
     /// What the NIP-11 document says.
     pub(crate) fn info(&self) -> RelayInfo {
         let About { name, description, contact, icon, acceptance, curation } = self.about.clone();
+        let copies = is_archive(&self.archive).then(|| ARCHIVE.to_owned());
         RelayInfo {
             name: name.unwrap_or_else(|| self.service.to_string()),
             description,
@@ -206,7 +211,7 @@ impl Settings {
             contact,
             icon,
             repo_acceptance_criteria: acceptance,
-            curation,
+            curation: curation.or(copies),
             created_at_ahead: Some(self.max_ahead),
             software: "grasp".into(),
             version: env!("CARGO_PKG_VERSION").into(),
@@ -214,6 +219,9 @@ impl Settings {
         }
     }
 }
+
+/// What an archive says of itself, unless the operator says it (GRASP-05).
+const ARCHIVE: &str = "Also keeps read-only copies of repositories that do not list this server.";
 
 fn is_archive(archive: &Archive) -> bool {
     let Archive { everything, owners, repos, identifiers, services } = archive;

@@ -7,6 +7,7 @@ mod cors;
 mod guests;
 mod patience;
 mod root;
+mod shares;
 
 use std::convert::Infallible;
 use std::io;
@@ -29,9 +30,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
 pub(crate) use self::guests::Household;
 pub use self::guests::{AddressRange, AddressRangeError};
-use self::guests::{Guest, Guests};
+use self::guests::{Guest, Guests, TurnedAway};
 use self::patience::Patient;
 use self::root::Root;
+pub(crate) use self::shares::Shares;
 use crate::clock::Clock;
 use crate::ingest::Ingest;
 use crate::nostr::connection::Shared;
@@ -134,6 +136,7 @@ impl Server {
             clock,
             workshop: Workshop::new(&limits),
             filter_room: bounded(limits.total_subscription_bytes),
+            shares: Shares::new(limits.events_per_minute_per_ip),
             rules: Arc::new(Rules {
                 limits: limits.clone(),
                 service: config.service.clone(),
@@ -159,18 +162,18 @@ impl Server {
         listener: TcpListener,
         shutdown: impl Future<Output = ()>,
     ) -> io::Result<()> {
-        self.accept_until(listener, shutdown).await;
-        self.drain().await;
+        self.accept_until(&listener, shutdown).await;
+        self.drain(&listener).await;
         Ok(())
     }
 
-    async fn accept_until(&self, listener: TcpListener, shutdown: impl Future<Output = ()>) {
+    async fn accept_until(&self, listener: &TcpListener, shutdown: impl Future<Output = ()>) {
         tokio::pin!(shutdown);
         loop {
             tokio::select! {
                 biased;
                 () = &mut shutdown => return,
-                (stream, peer, slot) = accept(&listener, &self.slots) => self.welcome(stream, peer, slot),
+                (stream, peer, slot) = accept(listener, &self.slots) => self.welcome(stream, peer, slot),
             }
         }
     }
@@ -178,7 +181,7 @@ impl Server {
     /// Serves one TCP connection in a task of its own.
     fn welcome(&self, stream: TcpStream, address: SocketAddr, slot: Option<OwnedSemaphorePermit>) {
         let Some(guest) = self.guests.admit_peer(address.ip()) else {
-            tokio::spawn(guests::turn_away(stream, slot));
+            tokio::spawn(guests::turn_away(stream, slot, TurnedAway::TooMany));
             return;
         };
         // Small answers must not wait for the acknowledgement of the one before.
@@ -204,15 +207,27 @@ impl Server {
         });
     }
 
-    async fn drain(mut self) {
+    /// Lets everybody finish. Whoever comes meanwhile, be it to ask whether all is well, hears what is going on.
+    async fn drain(mut self, listener: &TcpListener) {
         self.stage.send_replace(Stage::Draining);
+        let slots = self.slots.clone();
+        let newcomers = async {
+            loop {
+                let (stream, _, slot) = accept(listener, &slots).await;
+                tokio::spawn(guests::turn_away(stream, slot, TurnedAway::Stopping));
+            }
+        };
         let finished = async {
             // The routers hold a token for the websockets to come; there are none to come any more.
             drop(self.router);
             self.graceful.shutdown().await;
             let _ = self.alive.recv().await;
         };
-        if tokio::time::timeout(self.limits.grace, finished).await.is_err() {
+        let ended = tokio::select! {
+            ended = tokio::time::timeout(self.limits.grace, finished) => ended,
+            never = newcomers => never,
+        };
+        if ended.is_err() {
             tracing::warn!("the grace period is over, closing what is left");
         }
         self.stage.send_replace(Stage::Killed);

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
+use grasp_core::deletion::{DeletionRequest, coordinate};
 use grasp_core::{RepoId, kinds};
 use nostr::event::{Event, EventId};
 
@@ -154,8 +155,8 @@ impl Equal {
         let all: BTreeMap<_, _> = sights.iter().flat_map(|sight| &sight.events).collect();
         for (id, event) in all {
             let has: Vec<bool> = sights.iter().map(|s| s.events.contains_key(id)).collect();
-            let counts = self.old_deletions || event.kind != kinds::DELETION;
-            if counts && has.contains(&false) {
+            let counts = || self.old_deletions || !is_old_deletion(event, sights);
+            if has.contains(&false) && counts() {
                 let _ = writeln!(wrong, "{} is served by {has:?}", named(event));
             }
         }
@@ -184,6 +185,17 @@ impl Equal {
             }
         }
     }
+}
+
+/// Whether this is a request to delete, and nothing that it names is served anywhere.
+fn is_old_deletion(event: &Event, sights: &[Sight]) -> bool {
+    let request = (event.kind == kinds::DELETION).then(|| DeletionRequest::parse(event).ok());
+    let Some(DeletionRequest { ids, coordinates }) = request.flatten() else { return false };
+    let names = |event: &Event| {
+        let coordinate = coordinate(event);
+        ids.contains(&event.id) || coordinate.is_some_and(|one| coordinates.contains(&one))
+    };
+    !sights.iter().flat_map(|sight| sight.events.values()).any(names)
 }
 
 fn named(event: &Event) -> String {

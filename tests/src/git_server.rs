@@ -35,6 +35,8 @@ pub enum Manner {
     Lies(String),
     /// Gives objects that are not what they were.
     Corrupts,
+    /// Says that there are so many objects, gives those that there are, and never says that this is all.
+    Claims(u32),
 }
 
 /// A running git server, stopped when it is dropped.
@@ -211,6 +213,16 @@ async fn serve(
             }
             stream.write_all(&bytes).await
         }
+        Manner::Claims(objects) if is_fetch => {
+            let mut bytes = honest(root, request).await;
+            if let Some(pack) = bytes.windows(8).position(|eight| eight == b"PACK\0\0\0\x02") {
+                bytes.splice(pack + 8..pack + 12, objects.to_be_bytes());
+                bytes.truncate(bytes.len() - b"0000".len());
+            }
+            stream.write_all(&bytes).await?;
+            wait_for_the_end(&mut stream).await
+        }
+        Manner::Claims(_) => stream.write_all(&honest(root, request).await).await,
     }
 }
 

@@ -116,6 +116,7 @@ fn word(trouble: &Trouble) -> &'static str {
         Trouble::Refused(_) => "refused",
         Trouble::Broken(_) => "broken",
         Trouble::TooLarge => "too_large",
+        Trouble::TooMany { .. } => "too_many",
         Trouble::Stalled => "stalled",
         Trouble::Cancelled => "cancelled",
         Trouble::Ours(_) => "ours",

@@ -85,7 +85,9 @@ impl Work {
 
 /// What git says; what it says against it is the error.
 pub(crate) async fn git(directory: &Path, args: &[&str]) -> Result<String> {
-    let output = Command::new("git").args(args).current_dir(directory).output().await;
+    // Whoever no longer waits for it leaves no git behind.
+    let mut command = Command::new("git");
+    let output = command.args(args).current_dir(directory).kill_on_drop(true).output().await;
     let output = output.context("could not run git")?;
     if !output.status.success() {
         bail!("git {}: {}", args[0], String::from_utf8_lossy(&output.stderr).trim());

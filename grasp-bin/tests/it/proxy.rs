@@ -1,5 +1,6 @@
-//! A server behind the reverse proxy of the documentation, with a real one.
+//! A server behind the reverse proxies of the documentation, with real ones.
 
+use std::fs::File;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -7,9 +8,9 @@ use std::time::{Duration, Instant};
 use crate::support::{Server, command, get, said};
 
 /// Ended when dropped.
-struct Nginx(Child);
+struct Proxy(Child);
 
-impl Drop for Nginx {
+impl Drop for Proxy {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -21,30 +22,70 @@ fn free_address() -> String {
     listener.local_addr().unwrap().to_string()
 }
 
-/// The documented server, on loopback and without its certificate.
-fn settings(dir: &Path, listen: &str, behind: &str) -> String {
-    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/how-to/deploy/nginx.conf");
-    let text = std::fs::read_to_string(docs).unwrap();
+/// A file of the documentation.
+fn documented(name: &str) -> String {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/how-to/deploy");
+    std::fs::read_to_string(docs.join(name)).unwrap()
+}
+
+/// A program, if it is here.
+fn installed(names: &[&'static str], asks: &str) -> Option<&'static str> {
+    let answers = |name: &&&'static str| {
+        let mut asked = Command::new(name);
+        asked.arg(asks).stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+    };
+    let found = names.iter().find(answers).copied();
+    if found.is_none() {
+        println!("skipped: there is no {} here", names[0]);
+    }
+    found
+}
+
+/// The documented nginx, on loopback and without its certificate.
+fn nginx(program: &str, dir: &Path, listen: &str, behind: &str) -> Command {
+    let text = documented("nginx.conf");
     let plain = |line: &&str| !line.contains("ssl_certificate") && !line.contains("[::]:443");
     let text: Vec<_> = text.lines().filter(plain).collect();
     let text = text.join("\n").replace("443 ssl", listen).replace("127.0.0.1:7334", behind);
-    let dir = dir.display();
-    format!(
-        "daemon off; master_process off; pid {dir}/pid; error_log {dir}/error.log;\n\
+    let (file, log, dir) = (dir.join("nginx.conf"), dir.join("log"), dir.display());
+    let text = format!(
+        "daemon off; master_process off; pid {dir}/pid; error_log {dir}/log;\n\
          events {{}}\nhttp {{ access_log off; client_body_temp_path {dir}; proxy_temp_path {dir};\n\
          fastcgi_temp_path {dir}; uwsgi_temp_path {dir}; scgi_temp_path {dir};\n{text}\n}}\n"
-    )
+    );
+    std::fs::write(&file, text).unwrap();
+    let mut command = Command::new(program);
+    command.arg("-c").arg(&file).arg("-e").arg(&log).stderr(Stdio::null());
+    command
+}
+
+/// The documented Caddy, on loopback and without its certificate.
+fn caddy(program: &str, dir: &Path, listen: &str, behind: &str) -> Command {
+    let site = documented("Caddyfile").replace("git.example.com", &format!("http://{listen}"));
+    let text = format!("{{\n\tadmin off\n}}\n{}", site.replace("127.0.0.1:7334", behind));
+    let (file, log) = (dir.join("Caddyfile"), File::create(dir.join("log")).unwrap());
+    std::fs::write(&file, text).unwrap();
+    let mut command = Command::new(program);
+    command.args(["run", "--adapter", "caddyfile", "--config"]).arg(&file).env("HOME", dir);
+    command.env_remove("XDG_CONFIG_HOME").env_remove("XDG_DATA_HOME").stderr(log);
+    command
 }
 
 #[test]
 fn everything_works_through_the_documented_nginx() {
-    let nginx = ["nginx", "/usr/sbin/nginx"]
-        .into_iter()
-        .find(|name| Command::new(name).arg("-v").stderr(Stdio::null()).status().is_ok());
-    let Some(nginx) = nginx else {
-        println!("skipped: there is no nginx here");
-        return;
-    };
+    if let Some(program) = installed(&["nginx", "/usr/sbin/nginx"], "-v") {
+        everything_works_through(|dir, listen, behind| nginx(program, dir, listen, behind));
+    }
+}
+
+#[test]
+fn everything_works_through_the_documented_caddy() {
+    if let Some(program) = installed(&["caddy"], "version") {
+        everything_works_through(|dir, listen, behind| caddy(program, dir, listen, behind));
+    }
+}
+
+fn everything_works_through(proxy: impl FnOnce(&Path, &str, &str) -> Command) {
     let dir = tempfile::tempdir().unwrap();
     let (outside, inside) = (free_address(), free_address());
     let data = dir.path().join("data");
@@ -52,15 +93,10 @@ fn everything_works_through_the_documented_nginx() {
     let ours = format!("domain = '{outside}'\ntrusted_proxies = ['127.0.0.1']\n");
     std::fs::write(data.join("grasp.toml"), ours).unwrap();
     let _server = Server::start_at(&inside, &data);
-    let file = dir.path().join("nginx.conf");
-    std::fs::write(&file, settings(dir.path(), &outside, &inside)).unwrap();
-    let log = dir.path().join("error.log");
-    let proxy =
-        Command::new(nginx).arg("-c").arg(&file).arg("-e").arg(&log).stderr(Stdio::null()).spawn();
-    let _proxy = Nginx(proxy.unwrap());
+    let _proxy = Proxy(proxy(dir.path(), &outside, &inside).spawn().unwrap());
     let began = Instant::now();
     while std::net::TcpStream::connect(&outside).is_err() {
-        let wrong = || std::fs::read_to_string(&log).unwrap_or_default();
+        let wrong = || std::fs::read_to_string(dir.path().join("log")).unwrap_or_default();
         assert!(began.elapsed() < Duration::from_secs(30), "{}", wrong());
         std::thread::sleep(Duration::from_millis(20));
     }

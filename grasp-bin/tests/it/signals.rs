@@ -1,7 +1,7 @@
 //! The life of a server: what it tells the service manager, how it ends, and what it never says.
 #![cfg(unix)]
 
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::UnixDatagram;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -13,19 +13,26 @@ fn tell(child: &Child, signal: &str) {
     assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
 }
 
-/// A websocket that never answers, so that a server which lets everybody finish waits for it.
-fn silent_guest(server: &Server) -> std::net::TcpStream {
-    let mut stream = std::net::TcpStream::connect(server.host()).unwrap();
+fn ask_for_a_websocket(stream: &mut std::net::TcpStream, host: &str) {
     let key = "dGhlIHNhbXBsZSBub25jZQ==";
     write!(
         stream,
-        "GET / HTTP/1.1\r\nHost: {}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
-         Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n",
-        server.host()
+        "GET / HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
+         Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n"
     )
     .unwrap();
-    let mut answer = [0; 64];
-    assert!(stream.read(&mut answer).unwrap() > 0);
+}
+
+/// A websocket that never answers, so that a server which lets everybody finish waits for it.
+fn silent_guest(server: &Server) -> std::net::TcpStream {
+    let mut stream = std::net::TcpStream::connect(server.host()).unwrap();
+    ask_for_a_websocket(&mut stream, server.host());
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).unwrap();
+        answer.extend(byte);
+    }
     assert!(answer.starts_with(b"HTTP/1.1 101"));
     stream
 }
@@ -48,6 +55,73 @@ fn a_second_signal_ends_the_server_at_once() {
     // Nothing is broken by that.
     let again = Server::start(dir.path());
     assert_eq!(get(again.host(), "/health"), (200, "ok\n".into()));
+}
+
+#[test]
+fn while_it_lets_everybody_finish_it_is_not_ready_and_takes_nobody_new() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("grasp.toml"), "relay.grace = '10m'\n").unwrap();
+    let mut server = Server::start(dir.path());
+    assert_eq!(get(server.host(), "/health"), (200, "ok\n".into()));
+    let mut guest = silent_guest(&server);
+    tell(&server.child, "-TERM");
+    assert!(guest.read(&mut [0; 64]).unwrap() > 0, "the goodbye");
+    assert_eq!(get(server.host(), "/health"), (503, "stopping\n".into()));
+    let mut client = std::net::TcpStream::connect(server.host()).unwrap();
+    ask_for_a_websocket(&mut client, server.host());
+    let mut refused = String::new();
+    client.read_to_string(&mut refused).unwrap();
+    assert!(refused.starts_with("HTTP/1.1 503 ") && refused.contains("Retry-After: "), "{refused}");
+    assert!(server.child.try_wait().unwrap().is_none(), "it waits for its guest");
+    drop(guest);
+    assert!(server.child.wait().unwrap().success());
+    assert!(std::net::TcpStream::connect(server.host()).is_err());
+}
+
+/// Processes that have something to do with a directory, by their arguments or their environment.
+#[cfg(target_os = "linux")]
+fn processes_with(dir: &std::path::Path) -> usize {
+    let all = std::fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
+    let about = all.map(|process| {
+        let parts = ["cmdline", "environ"].map(|part| std::fs::read(process.join(part)));
+        parts.into_iter().flatten().flatten().collect::<Vec<u8>>()
+    });
+    let dir = dir.display().to_string();
+    about.filter(|about| String::from_utf8_lossy(about).contains(&dir)).count()
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn ctrl_c_ends_the_demo_whenever_it_comes_and_leaves_nothing() {
+    for (keep, until, done) in [
+        (false, "two servers", false),
+        (false, "a maintainer", false),
+        (false, "announced on both", false),
+        (true, "Ctrl-C ends them", true),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut child = command()
+            .args(["demo"])
+            .args(keep.then_some("--keep"))
+            .env("TMPDIR", dir.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+        assert!(lines.any(|line| line.contains(until)), "{until}");
+        assert!(std::fs::read_dir(dir.path()).unwrap().count() > 0);
+        tell(&child, "-INT");
+        let rest: Vec<_> = lines.collect();
+        assert_eq!(child.wait().unwrap().success(), done, "{until}: {rest:?}");
+        assert!(rest.iter().any(|line| line.contains("directories are gone")), "{until}: {rest:?}");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "{until}");
+        let began = Instant::now();
+        while processes_with(dir.path()) > 0 {
+            assert!(began.elapsed() < Duration::from_secs(10), "{until}: something still runs");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
 }
 
 #[test]

@@ -28,6 +28,8 @@ pub struct Policy {
     pub archive: Archive,
     /// Whether contributors may push pull requests to `/prs/` (GRASP-06).
     pub contributor_proposals: bool,
+    /// Repositories that one author may have served here for the asking. The operator may have more.
+    pub repositories_per_author: usize,
 }
 
 /// Who and what is not welcome; beats every reason to accept.
@@ -78,6 +80,7 @@ impl Policy {
             bans: Bans::default(),
             archive: Archive::default(),
             contributor_proposals: false,
+            repositories_per_author: 10_000,
         }
     }
 
@@ -85,6 +88,11 @@ impl Policy {
     pub fn hosts(&self, announcement: &Announcement) -> bool {
         !self.bans.repos.contains(&announcement.repo)
             && (announcement.lists(&self.service) || self.archive.takes(announcement))
+    }
+
+    /// Whether it is hosted here without having been asked for: a copy that nobody may push to (GRASP-05).
+    pub fn archives(&self, announcement: &Announcement) -> bool {
+        self.hosts(announcement) && !announcement.lists(&self.service)
     }
 
     /// Whether the operator signed this event.

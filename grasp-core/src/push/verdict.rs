@@ -5,7 +5,7 @@ use std::fmt;
 use nostr::event::EventId;
 
 use super::authorise::MAX_UPLOADS;
-use super::command::PushCommand;
+use super::command::{PushCommand, PushRequest};
 use crate::nip34::Declared;
 use crate::repo::{Oid, RefName};
 
@@ -22,6 +22,13 @@ pub struct PushVerdict {
 }
 
 impl PushVerdict {
+    /// Everything is refused, for the same reason.
+    pub fn refused(request: &PushRequest, why: &RefRefusal) -> Self {
+        let commands = request.commands().iter();
+        let refs = commands.map(|c| (c.name.clone(), RefVerdict::Refused(why.clone()))).collect();
+        Self { refs, realises: None, authorised: None }
+    }
+
     /// Whether every ref may be where the client wants it.
     pub fn is_accepted(&self) -> bool {
         self.refs.iter().all(|(_, verdict)| !matches!(verdict, RefVerdict::Refused(_)))
@@ -71,6 +78,8 @@ impl AuthorisedPush {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RefRefusal {
+    /// The repository is kept without having been asked to, as a copy of what others serve (GRASP-05).
+    Archived,
     /// Not a branch, not a tag, not a pull request.
     Namespace,
     /// `refs/nostr/` with something that is no event id.
@@ -123,6 +132,9 @@ const FIRST: &str = "; a maintainer must sign that first";
 impl fmt::Display for RefRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Archived => {
+                f.write_str("this is a read-only copy: push to a server that the repository lists")
+            }
             Self::Namespace => {
                 f.write_str("only branches, tags and refs/nostr/<event-id> can be pushed")
             }

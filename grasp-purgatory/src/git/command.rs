@@ -60,6 +60,7 @@ pub struct GitCommand {
     settings: Vec<(String, String)>,
     network: Network,
     bounds: Option<Bounds>,
+    most_objects: Option<u64>,
     limit: Option<Duration>,
     keep: Vec<Keep>,
 }
@@ -91,6 +92,7 @@ impl GitCommand {
             settings: Vec::new(),
             network: Network::None,
             bounds: None,
+            most_objects: None,
             limit: None,
             keep: Vec::new(),
         }
@@ -169,6 +171,12 @@ impl GitCommand {
         self.env("GIT_TRACE_CURL", "2").env("GIT_TRACE_CURL_NO_DATA", "1")
     }
 
+    /// Is stopped before it unpacks more objects than these, which is an error.
+    pub(super) fn at_most_objects(mut self, most: u64) -> Self {
+        self.most_objects = Some(most);
+        self.env("GIT_TRACE", "2")
+    }
+
     /// Keeps something until the last process of this command is gone.
     pub(super) fn keeping(mut self, keep: Keep) -> Self {
         self.keep.push(keep);
@@ -188,7 +196,7 @@ impl GitCommand {
             .to_command()
             .spawn()
             .map_err(|source| GitError::Spawn { command: self.name, source })?;
-        Ok(GitProcess::new(self.name, child, turn, self.keep))
+        Ok(GitProcess::new(self.name, child, self.most_objects, turn, self.keep))
     }
 
     /// Runs to the end with this input, and returns a bounded part of the output.

@@ -129,6 +129,12 @@ pub enum GitError {
         /// How much may be sent.
         limit: u64,
     },
+    /// More objects were sent than may be.
+    #[error("the pack has more than {limit} objects")]
+    TooMany {
+        /// How many may be sent.
+        limit: u64,
+    },
     /// As much is staged as may be until somebody signs for it.
     #[error("too much is waiting for its events")]
     StagingFull,
@@ -161,7 +167,8 @@ impl GitError {
             | Self::NotACommit(_)
             | Self::Incomplete { .. }
             | Self::BadPack(_)
-            | Self::TooLarge { .. } => Blame::Peer,
+            | Self::TooLarge { .. }
+            | Self::TooMany { .. } => Blame::Peer,
             Self::Moved(_) | Self::StagingFull | Self::Timeout { .. } | Self::Stopping => {
                 Blame::Transient
             }

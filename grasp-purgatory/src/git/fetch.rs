@@ -44,7 +44,9 @@ const FLAWS: [&str; 3] = ["badTimezone", "missingSpaceBeforeDate", "zeroPaddedFi
 pub struct FetchLimits {
     /// Bytes of one fetch on disk. Default: 2 GiB.
     pub bytes: u64,
-    /// Memory of one git process, which also bounds how many objects can come at once. Default: 2 GiB.
+    /// Objects of one fetch. Default: 10 million.
+    pub objects: u64,
+    /// Memory of one git process. Default: 2 GiB.
     pub memory: u64,
     /// How long an advertisement may take. Default: 1 minute.
     pub listing: Duration,
@@ -60,6 +62,7 @@ impl Default for FetchLimits {
         const MINUTE: Duration = Duration::from_secs(60);
         Self {
             bytes: 2 * GIB,
+            objects: 10_000_000,
             memory: 2 * GIB,
             listing: MINUTE,
             silence: MINUTE * 5,
@@ -170,8 +173,15 @@ impl Fetcher {
         let command = flaws.fold(command, |command, flaw| command.setting(flaw, "ignore"));
         let command = self.guarded(command, pin).limit(self.limits.longest).arg(url.as_str());
         let wants: String = oids.iter().map(|oid| format!("{oid}\n")).collect();
-        let finished = command.run(wants.into_bytes()).await.map_err(ours)?;
-        let said = accepted(finished).err();
+        let ran = command.at_most_objects(self.limits.objects).run(wants.into_bytes()).await;
+        let said = ran.map_err(ours).and_then(accepted).err();
+        // What a thin pack leans on comes beside each of its objects at most. Counting again makes the bound hold
+        // whatever git says of its own doing.
+        let limit = self.limits.objects;
+        if incoming.count().await.map_err(ours)? > limit.saturating_mul(2) {
+            self.store.take_in(identifier, incoming, &BTreeSet::new()).await.map_err(ours)?;
+            return Err(Trouble::TooMany { limit });
+        }
         // Whatever git says of it, what counts is what is whole. A server that breaks one history may give others.
         let got = self.store.take_in(identifier, incoming, oids).await.map_err(ours)?;
         let lacks = got.len() < oids.len();

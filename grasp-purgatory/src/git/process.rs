@@ -1,11 +1,13 @@
 //! A running git, with everything it started.
 
+mod words;
+
 use std::io;
 use std::process::ExitStatus;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, ChildStdin, ChildStdout};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinHandle;
@@ -14,8 +16,7 @@ use tokio::time::{sleep, timeout};
 use super::command::Keep;
 use super::error::GitError;
 
-/// How much of git's last words are kept.
-const MAX_WORDS: usize = 8 * 1024;
+use self::words::{Words, listen};
 
 /// How much output of a command that is run to its end is kept; more is an error.
 const MAX_OUTPUT: usize = 16 * 1024 * 1024;
@@ -44,7 +45,8 @@ pub struct GitProcess {
 struct Running {
     child: Child,
     group: Option<Pid>,
-    words: JoinHandle<Vec<u8>>,
+    words: JoinHandle<Words>,
+    most_objects: Option<u64>,
     // Dropped last: the turn in line, and what the processes were working on.
     _turn: OwnedSemaphorePermit,
     _keep: Vec<Keep>,
@@ -65,13 +67,14 @@ impl GitProcess {
     pub(super) fn new(
         name: &'static str,
         mut child: Child,
+        most_objects: Option<u64>,
         turn: OwnedSemaphorePermit,
         keep: Vec<Keep>,
     ) -> Self {
         let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
-        let words = tokio::spawn(last_words(child.stderr.take()));
-        let running = Running { child, group, words, _turn: turn, _keep: keep };
+        let words = tokio::spawn(listen(child.stderr.take(), group, most_objects));
+        let running = Running { child, group, words, most_objects, _turn: turn, _keep: keep };
         Self { name, stdin, stdout, running: Some(running) }
     }
 
@@ -128,8 +131,12 @@ impl GitProcess {
         let status = running.child.wait().await.map_err(failed)?;
         // Nothing that git started outlives it.
         running.signal(Signal::KILL);
-        let words = running.words().await;
+        let (words, limit) = (running.words().await, running.most_objects.unwrap_or(u64::MAX));
         self.running = None;
+        if words.too_many {
+            return Err(GitError::TooMany { limit });
+        }
+        let words = String::from_utf8_lossy(&words.last).trim().to_owned();
         Ok(Finished { status, stdout: Vec::new(), words })
     }
 }
@@ -178,11 +185,11 @@ impl Running {
         }
     }
 
-    async fn words(&mut self) -> String {
+    async fn words(&mut self) -> Words {
         // A child that outlives git could keep the pipe open.
         match timeout(LINGER, &mut self.words).await {
-            Ok(Ok(words)) => String::from_utf8_lossy(&words).trim().to_owned(),
-            _ => String::new(),
+            Ok(Ok(words)) => words,
+            _ => Words::default(),
         }
     }
 }
@@ -195,21 +202,6 @@ impl Finished {
         }
         Err(GitError::failed(command, &self.words))
     }
-}
-
-/// Reads to the end, keeping the end.
-async fn last_words(stderr: Option<impl AsyncRead + Unpin>) -> Vec<u8> {
-    let mut kept = Vec::new();
-    let Some(mut stderr) = stderr else {
-        return kept;
-    };
-    let mut buffer = [0; 4096];
-    while let Ok(count @ 1..) = stderr.read(&mut buffer).await {
-        kept.extend(buffer.iter().take(count));
-        let excess = kept.len().saturating_sub(MAX_WORDS);
-        kept.drain(..excess);
-    }
-    kept
 }
 
 async fn bounded(stdout: Option<ChildStdout>) -> io::Result<Vec<u8>> {

@@ -137,6 +137,12 @@ pub enum Trouble {
     /// It gave more than may be taken.
     #[error("gave too much")]
     TooLarge,
+    /// It gave more objects than may be taken.
+    #[error("gave more than {limit} objects")]
+    TooMany {
+        /// How many may be taken.
+        limit: u64,
+    },
     /// It went silent.
     #[error("went silent")]
     Stalled,
@@ -151,7 +157,7 @@ pub enum Trouble {
 impl Trouble {
     /// Whether the objects that were asked for are the cause, so that asking for other ones may help.
     pub fn is_about_the_objects(&self) -> bool {
-        matches!(self, Self::Refused(_) | Self::Broken(_) | Self::TooLarge)
+        matches!(self, Self::Refused(_) | Self::Broken(_) | Self::TooLarge | Self::TooMany { .. })
     }
 }
 

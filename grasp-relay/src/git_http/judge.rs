@@ -6,17 +6,21 @@ use futures_util::TryStreamExt;
 use grasp_core::maintainers::rosters;
 use grasp_core::nip34::{Announcement, Proposal, State};
 use grasp_core::push::{
-    Candidate, Contribution, KnownProposal, PushRequest, PushVerdict, PushView, Standing,
-    authorise, authorise_contribution,
+    Candidate, Contribution, KnownProposal, PushRequest, PushVerdict, PushView, RefRefusal,
+    Standing, authorise, authorise_contribution,
 };
 use grasp_core::service::Door;
 use grasp_core::{Oid, RefName, RepoId, kinds};
+use grasp_purgatory::Purgatory;
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use nostr::key::PublicKey;
 
 use super::push::event_of;
 use super::{GitHttp, HttpError, Seat};
+
+/// Events that are looked for with one question to the store.
+const IDS_AT_ONCE: usize = 500;
 
 /// Everything that a judgement rests on but the refs, which are read under the lock.
 pub(super) enum Grounds {
@@ -26,6 +30,8 @@ pub(super) enum Grounds {
         candidates: Vec<Candidate>,
         proposals: BTreeMap<EventId, KnownProposal>,
     },
+    /// At a copy that nobody asked us for.
+    Archived,
     /// At a contributor's place.
     Contributor(BTreeMap<EventId, Contribution>),
 }
@@ -40,6 +46,7 @@ impl Grounds {
             Self::Hosted { maintainers, candidates, proposals } => {
                 authorise(request, &PushView { refs, maintainers, candidates, proposals })
             }
+            Self::Archived => PushVerdict::refused(request, &RefRefusal::Archived),
             Self::Contributor(known) => authorise_contribution(request, refs, known),
         }
     }
@@ -84,8 +91,12 @@ impl GitHttp {
             .filter_map(|event| Announcement::parse(event).ok())
             .chain(held_announcements.into_iter().map(|known| known.announcement))
             .collect();
-        let model = self.keeper.policy().model;
-        let maintainers = model.maintainers(&repo.owner, &rosters(&announcements)).confirmed;
+        let policy = self.keeper.policy();
+        let own = announcements.iter().filter(|one| one.repo == *repo).max_by_key(|a| a.version);
+        if own.is_some_and(|own| policy.archives(own)) {
+            return Ok(Grounds::Archived);
+        }
+        let maintainers = policy.model.maintainers(&repo.owner, &rosters(&announcements)).confirmed;
         let served = stored.iter().filter_map(|event| State::parse(event).ok());
         let served = served.map(|state| Candidate { state, standing: Standing::Stored });
         let candidates = served.chain(held_candidates).collect();
@@ -95,30 +106,20 @@ impl GitHttp {
 
     /// What is known of each event that the push names. Failing to find out is no permission.
     async fn known_proposals(&self, request: &PushRequest) -> BTreeMap<EventId, KnownProposal> {
-        let mut known = BTreeMap::new();
-        for id in events_of(request) {
-            let found = self.known_proposal(id).await.unwrap_or_else(|error| {
-                tracing::error!(%error, "could not look up the event of a push");
-                KnownProposal::Unavailable
-            });
-            known.insert(id, found);
-        }
-        known
-    }
-
-    async fn known_proposal(&self, id: EventId) -> Result<KnownProposal, HttpError> {
-        if let Some(tip) = self.keeper.ask(move |purgatory| purgatory.tip_of(&id)).await? {
-            return Ok(KnownProposal::Tip(tip));
-        }
-        let stored = self.events(Filter::new().id(id)).await?;
-        Ok(match stored.first() {
+        let ids = events_of(request);
+        let Some((held, stored)) = self.look_up(&ids, Purgatory::tip_of).await else {
+            return ids.into_iter().map(|id| (id, KnownProposal::Unavailable)).collect();
+        };
+        let known = |id| match (held.get(&id), stored.get(&id)) {
+            (Some(tip), _) => KnownProposal::Tip(*tip),
             // An event that is no pull request names no commit: nothing equals it.
-            Some(event) => {
+            (None, Some(event)) => {
                 let tip = Proposal::parse(event).ok().and_then(|proposal| proposal.tip());
                 KnownProposal::Tip(tip.unwrap_or(Oid::ZERO))
             }
-            None => KnownProposal::Unknown,
-        })
+            (None, None) => KnownProposal::Unknown,
+        };
+        ids.into_iter().map(|id| (id, known(id))).collect()
     }
 
     /// The same at a contributor's place.
@@ -127,31 +128,62 @@ impl GitHttp {
         seat: &Seat,
         request: &PushRequest,
     ) -> BTreeMap<EventId, Contribution> {
-        let mut known = BTreeMap::new();
-        for id in events_of(request) {
-            let found = self.contribution(&seat.repo, id).await.unwrap_or_else(|error| {
-                tracing::error!(%error, "could not look up the event of a push");
-                Contribution::Unavailable
-            });
-            known.insert(id, found);
-        }
-        known
-    }
-
-    async fn contribution(&self, place: &RepoId, id: EventId) -> Result<Contribution, HttpError> {
-        let held = self.keeper.ask(move |purgatory| purgatory.proposal(&id).cloned()).await?;
-        let (standing, proposal) = match held {
-            Some(held) => (Standing::Held, Some(held)),
-            None => match self.events(Filter::new().id(id)).await?.first() {
-                Some(stored) => (Standing::Stored, Proposal::parse(stored).ok()),
-                None => return Ok(Contribution::Unknown),
-            },
+        let ids = events_of(request);
+        let held = |purgatory: &Purgatory, id: &EventId| purgatory.proposal(id).cloned();
+        let Some((held, stored)) = self.look_up(&ids, held).await else {
+            return ids.into_iter().map(|id| (id, Contribution::Unavailable)).collect();
         };
         let policy = self.keeper.policy();
-        let ours = proposal.filter(|proposal| policy.own_places(proposal).any(|own| own == *place));
-        Ok(ours.map_or(Contribution::Foreign, |proposal| {
-            Contribution::Ours(standing, proposal.tip().unwrap_or(Oid::ZERO))
-        }))
+        let known = |id| {
+            let (standing, proposal) = match (held.get(&id), stored.get(&id)) {
+                (Some(held), _) => (Standing::Held, Some(held.clone())),
+                (None, Some(stored)) => (Standing::Stored, Proposal::parse(stored).ok()),
+                (None, None) => return Contribution::Unknown,
+            };
+            let ours =
+                |proposal: &Proposal| policy.own_places(proposal).any(|own| own == seat.repo);
+            proposal.filter(ours).map_or(Contribution::Foreign, |proposal| {
+                Contribution::Ours(standing, proposal.tip().unwrap_or(Oid::ZERO))
+            })
+        };
+        ids.into_iter().map(|id| (id, known(id))).collect()
+    }
+
+    /// What waits of these events, as `held` tells it, and what is stored; `None` if that cannot be found out. A push
+    /// may name thousands, which take one question to purgatory and a few to the store.
+    async fn look_up<T: Send + 'static>(
+        &self,
+        ids: &BTreeSet<EventId>,
+        held: impl Fn(&Purgatory, &EventId) -> Option<T> + Send + 'static,
+    ) -> Option<(BTreeMap<EventId, T>, BTreeMap<EventId, Event>)> {
+        let found = self.try_look_up(ids, held).await;
+        found
+            .inspect_err(|error| tracing::error!(%error, "could not look up the events of a push"))
+            .ok()
+    }
+
+    async fn try_look_up<T: Send + 'static>(
+        &self,
+        ids: &BTreeSet<EventId>,
+        held: impl Fn(&Purgatory, &EventId) -> Option<T> + Send + 'static,
+    ) -> Result<(BTreeMap<EventId, T>, BTreeMap<EventId, Event>), HttpError> {
+        if ids.is_empty() {
+            return Ok((BTreeMap::new(), BTreeMap::new()));
+        }
+        let all = ids.clone();
+        let waits = move |purgatory: &Purgatory| {
+            let found = all.into_iter().filter_map(|id| Some((id, held(purgatory, &id)?)));
+            found.collect::<BTreeMap<_, _>>()
+        };
+        // First what waits: what is released meanwhile is found among what is stored.
+        let held = self.keeper.ask(waits).await?;
+        let rest: Vec<EventId> = ids.iter().filter(|id| !held.contains_key(id)).copied().collect();
+        let mut stored = BTreeMap::new();
+        for some in rest.chunks(IDS_AT_ONCE) {
+            let events = self.events(Filter::new().ids(some.iter().copied())).await?;
+            stored.extend(events.into_iter().map(|event| (event.id, event)));
+        }
+        Ok((held, stored))
     }
 
     async fn events(&self, filter: Filter) -> Result<Vec<Event>, HttpError> {

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::error::Error;
 use std::sync::{Arc, PoisonError};
 
+use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use grasp_core::admission::{
     Acceptance, Facts, Hold, Known, Needs, Origin, Rejection, Verdict, judge,
 };
@@ -15,6 +16,9 @@ use nostr::types::Timestamp;
 use super::git_side::Kept;
 use super::{Pipeline, lookup};
 use crate::store::{Refusal, Saved, StoreError};
+
+/// Events that are handed over to wait at the same time.
+const HOLDS_AT_ONCE: usize = 16;
 
 /// An event of a batch that has no final verdict yet.
 #[derive(Clone)]
@@ -53,14 +57,20 @@ impl Pipeline {
     ) -> Result<Vec<Verdict>, StoreError> {
         let now = self.clock.now().unix;
         let facts = lookup::facts(&*self.store, &*self.git, round, now).await?;
-        let mut verdicts = Vec::with_capacity(round.len());
-        for (pending, facts) in round.iter().zip(&facts) {
+        let judged = round.iter().zip(&facts).map(|(pending, facts)| {
             let verdict = judge(&self.policy, now, origin, pending.event.as_ref(), facts);
-            verdicts.push(match self.unless_crowded(&pending.event, verdict) {
-                Verdict::Hold(hold) => self.hold(pending, hold, origin, now).await?,
-                other => other,
-            });
-        }
+            (pending, self.unless_crowded(&pending.event, verdict))
+        });
+        // None of a round changes what another is judged by, so they may be handed over side by side.
+        let kept = judged.map(|(pending, verdict)| async move {
+            match verdict {
+                Verdict::Hold(hold) => self.hold(pending, hold, origin, now).await,
+                other => Ok(other),
+            }
+        });
+        let kept: Vec<_> = kept.collect();
+        let kept = stream::iter(kept).buffered(HOLDS_AT_ONCE);
+        let mut verdicts: Vec<Verdict> = kept.try_collect().await?;
         self.save(round, &mut verdicts, now).await?;
         self.take_out_of_service(round, &verdicts, &facts).await?;
         self.tell(round, &verdicts).await;

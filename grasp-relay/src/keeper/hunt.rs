@@ -14,6 +14,7 @@ use grasp_purgatory::hunt::{
 use grasp_purgatory::{Input, Phase, Want, some_places};
 use nostr::event::{Event, EventId};
 use nostr::filter::{Filter, SingleLetterTag};
+use nostr::key::PublicKey;
 use tokio::sync::{mpsc, oneshot};
 
 use super::Order;
@@ -122,21 +123,26 @@ impl World {
         identifier: &Identifier,
         announcements: &[Announcement],
     ) -> Result<Vec<Want>, KeepError> {
-        let trusted = self.places(announcements.iter().flat_map(|a| &a.clone));
-        let want = |id, tips, untrusted: &[CloneUrl]| Want {
-            id,
-            phase: Phase::Shelved,
-            tips,
-            trusted: trusted.clone(),
-            untrusted: self.places(untrusted.iter().filter(|url| !trusted.contains(url))),
+        let want = |id, tips, keepers: &[PublicKey], untrusted: &[CloneUrl]| {
+            // Those that it is about come first: anybody may announce the same name and list thousands of places.
+            let is_keepers = |a: &&Announcement| keepers.contains(&a.repo.owner);
+            let own = announcements.iter().filter(is_keepers);
+            let others = announcements.iter().filter(|a| !is_keepers(a));
+            let trusted = self.places(own.chain(others).flat_map(|a| &a.clone));
+            let untrusted = self.places(untrusted.iter().filter(|url| !trusted.contains(url)));
+            Want { id, phase: Phase::Shelved, tips, trusted, untrusted }
         };
         let events = self.hands.events(named(kinds::STATE, identifier)).await?;
         let states = read(&events, |event| State::parse(event).ok());
-        let states =
-            states.iter().filter_map(|state| Some(want(state.version.id, state.tips()?, &[])));
+        let states = states.iter().filter_map(|state| {
+            Some(want(state.version.id, state.tips()?, &[state.repo.owner], &[]))
+        });
         let events = self.hands.events(addressed(announcements)).await?;
         let proposals = read(&events, |event| Proposal::parse(event).ok());
-        let proposals = proposals.iter().filter_map(|p| Some(want(p.id, vec![p.tip()?], &p.clone)));
+        let proposals = proposals.iter().filter_map(|p| {
+            let keepers: Vec<_> = p.repos.iter().map(|repo| repo.owner).collect();
+            Some(want(p.id, vec![p.tip()?], &keepers, &p.clone))
+        });
         Ok(states.chain(proposals).collect())
     }
 

@@ -43,6 +43,7 @@ impl GitSide for Keeper {
             if !waits_for_git(&event) {
                 return Ok(GitFacts::default());
             }
+            let has_enough = self.has_enough(&event).await?;
             let identifier = Needs::of(&event).identifier;
             let facts = move |purgatory: &grasp_purgatory::Purgatory| GitFacts {
                 is_held: purgatory.holds(&event.id),
@@ -50,7 +51,7 @@ impl GitSide for Keeper {
                 git: GitData::Missing,
                 announcements: identifier.iter().flat_map(|i| purgatory.announcements(i)).collect(),
                 states: identifier.iter().flat_map(|i| purgatory.states(i)).collect(),
-                over_quota: purgatory.room_for(&event) == Room::Full,
+                over_quota: has_enough || purgatory.room_for(&event) == Room::Full,
             };
             Ok(self.ask(facts).await?)
         })
@@ -106,6 +107,20 @@ impl Keeper {
         let stored = self.store().exists(vec![vec![Filter::new().id(id)]], now).await?;
         // What is neither here nor there lost to a newer version, or its author took it back.
         Ok(if stored.contains(&true) { Kept::Released } else { Kept::Superseded })
+    }
+
+    /// Whether somebody who announces a repository here is served as many as one may be.
+    async fn has_enough(&self, event: &Event) -> Result<bool, StoreError> {
+        let policy = self.policy();
+        let asks = event.kind == kinds::ANNOUNCEMENT
+            && policy.operator != Some(event.pubkey)
+            && Announcement::parse(event).is_ok_and(|new| new.lists(&policy.service));
+        if !asks {
+            return Ok(false);
+        }
+        let theirs = Filter::new().kind(kinds::ANNOUNCEMENT).author(event.pubkey);
+        let served = self.store().count(vec![theirs], self.clock().now().unix).await?;
+        Ok(usize::try_from(served).unwrap_or(usize::MAX) >= policy.repositories_per_author)
     }
 
     /// What a stored event means for what waits.

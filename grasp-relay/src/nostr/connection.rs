@@ -27,7 +27,7 @@ use super::negentropy::{Opened, Snapshot, Workshop};
 use super::session::{Ending, Hangup, Input, Output, Reconciled, Rules, Session, Token};
 use crate::clock::Clock;
 use crate::ingest::Ingest;
-use crate::server::Stage;
+use crate::server::{Household, Shares, Stage};
 use crate::store::{EventStore, StoreError, StoredEvent};
 
 /// Live events written before the socket is flushed.
@@ -43,17 +43,20 @@ pub(crate) struct Shared {
     pub(crate) workshop: Workshop,
     /// Bytes of filter text that may still be held for all connections together.
     pub(crate) filter_room: Arc<Semaphore>,
+    /// What each address may still send.
+    pub(crate) shares: Shares,
 }
 
 /// Serves one websocket until either side ends it, or the server does.
 pub(crate) async fn run(
     socket: WebSocket,
     shared: Arc<Shared>,
+    household: Household,
     stage: watch::Receiver<Stage>,
     challenge: String,
 ) {
     let _counted = shared.hub.socket();
-    let mut connection = Connection::new(socket, shared, stage, challenge);
+    let mut connection = Connection::new(socket, shared, household, stage, challenge);
     let stop = match connection.serve().await {
         Ok(never) => match never {},
         Err(stop) => stop,
@@ -63,6 +66,7 @@ pub(crate) async fn run(
 
 struct Connection {
     shared: Arc<Shared>,
+    household: Household,
     session: Session,
     writer: Writer,
     listener: Listener,
@@ -131,6 +135,7 @@ impl Connection {
     fn new(
         socket: WebSocket,
         shared: Arc<Shared>,
+        household: Household,
         stage: watch::Receiver<Stage>,
         challenge: String,
     ) -> Self {
@@ -152,6 +157,7 @@ impl Connection {
             snapshots: BTreeMap::new(),
             intake: Intake::new(limits),
             shared,
+            household,
         }
     }
 

@@ -66,6 +66,8 @@ pub struct Limits {
     pub messages_per_minute: u32,
     /// EVENTs per connection and minute.
     pub events_per_minute: u32,
+    /// EVENTs per address (IPv4) or /64 (IPv6) and minute, over all its connections.
+    pub events_per_minute_per_ip: u32,
     /// REQ, COUNT and NEG-OPEN per connection and minute; going on with a negentropy session is free.
     pub queries_per_minute: u32,
     /// Keys that one connection may authenticate as (NIP-42).
@@ -125,6 +127,7 @@ impl Default for Limits {
             neg_jobs: 2,
             messages_per_minute: 12_000,
             events_per_minute: 6_000,
+            events_per_minute_per_ip: 60_000,
             queries_per_minute: 1_200,
             auth_keys: 16,
             auth_failures: 10,

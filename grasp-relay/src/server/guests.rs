@@ -166,14 +166,37 @@ impl Drop for Guest {
     }
 }
 
-/// Tells a connection that it is one too many, and keeps its slot for the moment that this takes.
-pub(super) async fn turn_away(mut stream: TcpStream, _slot: Option<OwnedSemaphorePermit>) {
-    const REFUSAL: &[u8] = b"HTTP/1.1 429 Too Many Requests\r\n\
-        Access-Control-Allow-Origin: *\r\nRetry-After: 30\r\n\
-        Content-Type: text/plain\r\nContent-Length: 39\r\nConnection: close\r\n\r\n\
-        too many connections from this address\n";
+/// Why somebody is not let in, whatever they want.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum TurnedAway {
+    /// They have as many connections as they may have.
+    TooMany,
+    /// The server is about to end.
+    Stopping,
+}
+
+const TOO_MANY: &[u8] = b"HTTP/1.1 429 Too Many Requests\r\n\
+    Access-Control-Allow-Origin: *\r\nRetry-After: 30\r\n\
+    Content-Type: text/plain\r\nContent-Length: 39\r\nConnection: close\r\n\r\n\
+    too many connections from this address\n";
+
+const STOPPING: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\n\
+    Access-Control-Allow-Origin: *\r\nRetry-After: 30\r\n\
+    Content-Type: text/plain\r\nContent-Length: 9\r\nConnection: close\r\n\r\n\
+    stopping\n";
+
+/// Tells a connection why it is not let in, and keeps its slot for the moment that this takes.
+pub(super) async fn turn_away(
+    mut stream: TcpStream,
+    _slot: Option<OwnedSemaphorePermit>,
+    why: TurnedAway,
+) {
+    let answer = match why {
+        TurnedAway::TooMany => TOO_MANY,
+        TurnedAway::Stopping => STOPPING,
+    };
     let goodbye = async {
-        stream.write_all(REFUSAL).await?;
+        stream.write_all(answer).await?;
         stream.shutdown().await?;
         // Closing with unread input would take the answer back.
         while stream.read(&mut [0; 1_024]).await? > 0 {}

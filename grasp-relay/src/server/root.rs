@@ -11,7 +11,7 @@ use axum::response::{Html, IntoResponse as _, Response};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
 use super::guests::{Guest, Guests};
-use super::{Config, Peer, Place, Stage, bounded};
+use super::{Config, Household, Peer, Place, Stage, bounded};
 use crate::nostr::connection::{self, Shared};
 use crate::web::{self, LandingPage, Listing};
 
@@ -111,7 +111,7 @@ enum Refusal {
 impl Refusal {
     fn into_response(self) -> Response {
         let (status, text) = match self {
-            Self::ShuttingDown => (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n"),
+            Self::ShuttingDown => (StatusCode::SERVICE_UNAVAILABLE, "stopping\n"),
             Self::Full => (StatusCode::SERVICE_UNAVAILABLE, "too many connections\n"),
             Self::TooManyOfYou => {
                 (StatusCode::TOO_MANY_REQUESTS, "too many connections from this address\n")
@@ -125,11 +125,12 @@ impl Refusal {
 pub(super) async fn at_root(
     State(root): State<Arc<Root>>,
     Extension(peer): Extension<Peer>,
+    Extension(household): Extension<Household>,
     headers: HeaderMap,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Response {
     match upgrade {
-        Ok(upgrade) => open(&root, &peer, &headers, upgrade),
+        Ok(upgrade) => open(&root, (&peer, household), &headers, upgrade),
         Err(rejection) if headers.contains_key(UPGRADE) => rejection.into_response(),
         Err(_) if accepts_nostr_json(&headers) => {
             ([(CONTENT_TYPE, NOSTR_JSON)], root.document.clone()).into_response()
@@ -138,7 +139,12 @@ pub(super) async fn at_root(
     }
 }
 
-fn open(root: &Root, peer: &Peer, headers: &HeaderMap, upgrade: WebSocketUpgrade) -> Response {
+fn open(
+    root: &Root,
+    (peer, household): (&Peer, Household),
+    headers: &HeaderMap,
+    upgrade: WebSocketUpgrade,
+) -> Response {
     let (seat, challenge) = match root.seat(peer, headers).and_then(|seat| Ok((seat, challenge()?)))
     {
         Ok(admitted) => admitted,
@@ -153,7 +159,7 @@ fn open(root: &Root, peer: &Peer, headers: &HeaderMap, upgrade: WebSocketUpgrade
         .write_buffer_size(SOCKET_BUFFER)
         .on_upgrade(move |socket| async move {
             let _seat = seat;
-            connection::run(socket, shared, stage, challenge).await;
+            connection::run(socket, shared, household, stage, challenge).await;
         })
 }
 

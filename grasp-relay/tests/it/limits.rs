@@ -117,6 +117,27 @@ async fn all_connections_together_hold_only_so_much_filter_text() {
 }
 
 #[tokio::test]
+async fn all_connections_of_one_address_share_what_it_may_send() {
+    let limits = Limits { events_per_minute_per_ip: 3, ..Limits::default() };
+    let relay = Relay::limited(limits).await;
+    let mut answers = Vec::new();
+    for nth in 0..4 {
+        let mut client = relay.client().await;
+        let event = note(1, &nth.to_string());
+        answers.push(client.ask(format!(r#"["EVENT",{}]"#, event.as_json())).await);
+        // Whoever comes back has not forgotten, and neither has the relay.
+        drop(client);
+    }
+    for (nth, answer) in answers.iter().enumerate() {
+        let (accepted, why) = (answer[2].as_bool().unwrap(), answer[3].as_str().unwrap());
+        assert_eq!(accepted, nth < 3, "{answer}");
+        assert!(accepted || why == "rate-limited: too many events from this address", "{answer}");
+    }
+    // It may still read.
+    assert_eq!(relay.client().await.req("s", r#"{"kinds":[1]}"#).await.len(), 3);
+}
+
+#[tokio::test]
 async fn a_quiet_client_is_pinged_and_one_that_does_not_answer_is_closed() {
     let limits = Limits {
         ping_after: Duration::from_millis(50),

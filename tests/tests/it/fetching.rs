@@ -1,5 +1,7 @@
 //! The sandboxed fetch against real git and against servers that mean ill.
 
+mod many;
+
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,9 +26,12 @@ struct Place {
 
 impl Place {
     async fn new(policy: OutboundPolicy, limits: FetchLimits) -> Self {
-        let dir = tempfile::tempdir().unwrap();
         let path = std::env::var_os("PATH").unwrap_or_default();
-        let git = Git::find(&path, Slots::default()).unwrap();
+        Self::with_git(Git::find(&path, Slots::default()).unwrap(), policy, limits).await
+    }
+
+    async fn with_git(git: Git, policy: OutboundPolicy, limits: FetchLimits) -> Self {
+        let dir = tempfile::tempdir().unwrap();
         let store = RepoStore::open(dir.path(), git, StagingLimits::default()).await.unwrap();
         Self { fetcher: Fetcher::new(store.clone(), policy, limits), store, dir }
     }

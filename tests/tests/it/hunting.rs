@@ -1,5 +1,8 @@
 //! Git data comes from wherever the repository says it is.
 
+mod hourly;
+mod places;
+
 use std::time::{Duration, Instant};
 
 use grasp_bin::Settings;
@@ -220,53 +223,6 @@ async fn the_hunt_goes_on_after_a_restart() {
 }
 
 #[tokio::test]
-async fn what_expired_is_found_by_the_hourly_turn() {
-    let instance = Instance::with(|settings| {
-        hurried(settings);
-        settings.purgatory.wait = Duration::from_secs(1);
-        settings.hunt.pull_every = Duration::from_secs(2);
-    })
-    .await;
-    let (server, alice) = (GitServer::start().await, Maker::new());
-    let work = Workdir::init().await;
-    let commit = work.commit("very late").await;
-    let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
-    let state = alice.state("x", &[(MAIN, &commit)]);
-    instance.sync(vec![announcement.clone(), state.clone()]).await;
-    let keeper = instance.server().keeper();
-    wait_until_asked(keeper, |purgatory| purgatory.counts().shelved == 2).await;
-    server.host("x", &work).await;
-    instance.until_serves(&state).await;
-    assert!(instance.serves(&announcement).await);
-}
-
-#[tokio::test]
-async fn objects_that_a_disk_has_lost_come_back() {
-    let instance = Instance::with(|settings| {
-        hurried(settings);
-        settings.hunt.pull_every = Duration::from_secs(2);
-    })
-    .await;
-    let (server, alice) = (GitServer::start().await, Maker::new());
-    let (work, commit) = hosted_at(&server, "x").await;
-    let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
-    let state = alice.state("x", &[(MAIN, &commit)]);
-    instance.sync(vec![announcement, state.clone()]).await;
-    instance.until_serves(&state).await;
-    lose_objects(&instance.dir().join("git/families"));
-    let url = instance.clone_url(&alice.repo("x"));
-    for _ in 0..200 {
-        let clone = Workdir::empty();
-        if clone.git(&["clone", "-q", &url, "."]).await.ok {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    drop(work);
-    panic!("not back within ten seconds");
-}
-
-#[tokio::test]
 async fn bad_servers_cost_time_and_nothing_else() {
     let (instance, alice) = (instance().await, Maker::new());
     let honest = GitServer::at("127.0.0.9", Manner::Honest).await;
@@ -308,52 +264,29 @@ async fn bad_servers_cost_time_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn addresses_that_may_not_be_dialled_are_not() {
-    // This one does not go to loopback for strangers.
+async fn who_offers_too_many_objects_is_named_and_another_is_asked() {
     let instance = Instance::with(|settings| {
         hurried(settings);
-        settings.outbound = OutboundPolicy::default();
+        settings.fetch.objects = 100;
+        // Nobody is asked beside the first because it is late.
+        settings.hunt.fetch_is_late = Duration::from_secs(600);
     })
     .await;
-    let (server, alice) = (GitServer::start().await, Maker::new());
-    let (_work, commit) = hosted_at(&server, "x").await;
-    let port = server.address().port();
-    let mut places: Vec<String> = [
-        "ext::sh -c touch% /tmp/owned",
-        "file:///etc",
-        "ssh://git@127.0.0.1/x.git",
-        "git://127.0.0.1/x.git",
-        "-oProxyCommand=x",
-        "/etc",
-    ]
-    .map(str::to_owned)
-    .to_vec();
-    for host in ["127.0.0.1", "user:pass@127.0.0.1", "localhost", "[::1]", "2130706433", "10.0.0.1"]
-    {
-        places.push(format!("http://{host}:{port}/x.git"));
-    }
-    places
-        .extend((0..10_000).map(|n| format!("http://127.{}.{}.1:{port}/x.git", n / 250, n % 250)));
-    let places: Vec<&str> = places.iter().map(String::as_str).collect();
-    let announcement = announce(&alice, "x", &instance, &places);
+    let (greedy, modest) =
+        (GitServer::at("127.0.0.8", Manner::Honest).await, GitServer::start().await);
+    let (work, commit) = hosted_at(&modest, "x").await;
+    greedy.host("x", &work).await;
+    greedy.behave(Manner::Claims(101));
+    let alice = Maker::new();
+    let places = [greedy.url("x"), modest.url("x")];
+    let announcement = announce(&alice, "x", &instance, &places.each_ref().map(String::as_str));
     let state = alice.state("x", &[(MAIN, &commit)]);
-    let verdicts = instance.sync(vec![announcement, state.clone()]).await;
-    tokio::time::sleep(Duration::from_secs(3)).await;
-    assert!(server.asked().is_empty(), "{:?} after {verdicts:?}", server.asked());
-    assert!(!instance.serves(&state).await);
-}
-
-/// Deletes what families have, and what they know to have.
-fn lose_objects(dir: &std::path::Path) {
-    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-        let path = entry.path();
-        let is_view = path.ends_with("views");
-        if path.is_dir() && !is_view {
-            lose_objects(&path);
-        } else if path.ends_with("packed-refs") || path.parent().unwrap().ends_with("pack") {
-            std::fs::remove_file(path).unwrap();
-        }
-    }
+    instance.sync(vec![announcement, state.clone()]).await;
+    instance.until_serves(&state).await;
+    assert!(!greedy.asked().is_empty(), "it is named first and asked first");
+    let metrics = instance.get("/metrics", &[]).await.body;
+    let told = r#"grasp_purgatory_sync_failures_total{trouble="too_many"} 1"#;
+    assert!(metrics.contains(told), "{metrics}");
 }
 
 pub(crate) async fn wait_until(mut is_so: impl FnMut() -> bool) {

@@ -1,6 +1,7 @@
 //! grasp from outside.
 #![allow(clippy::unwrap_used)]
 
+mod archive;
 mod attacks;
 mod conformance;
 mod contributors;

@@ -69,6 +69,53 @@ async fn a_server_that_asks_for_less_is_left_alone_as_long_as_it_says() {
 }
 
 #[tokio::test]
+async fn a_restart_with_a_thousand_names_waiting_asks_for_no_more_than_any_other_time() {
+    const REPOS: usize = 1_000;
+    const MINUTES: Duration = Duration::from_secs(600);
+    let instance = Instance::with(|settings| {
+        hurried(settings);
+        // Nothing is hunted for before the restart.
+        settings.purgatory.sync_delay = MINUTES;
+    })
+    .await;
+    let (busy, quiet) = (
+        GitServer::at("127.0.0.1", Manner::Honest).await,
+        GitServer::at("127.0.0.2", Manner::Honest).await,
+    );
+    let makers = [(); 4].map(|()| Maker::new());
+    let (mut announcements, mut states) = (Vec::new(), Vec::new());
+    for n in 0..REPOS {
+        let (maker, name) = (&makers[n % makers.len()], format!("r{n}"));
+        announcements.push(announce(maker, &name, &instance, &[&busy.url(&name)]));
+        states.push(maker.state(&name, &[(MAIN, &"d".repeat(40))]));
+    }
+    instance.sync(announcements).await;
+    instance.sync(states).await;
+    assert_eq!(queued(&instance).await, REPOS);
+    assert!(busy.asked().is_empty());
+
+    let soon = Duration::from_millis(100);
+    let instance = instance.restart_with(|settings| settings.purgatory.sync_delay = soon).await;
+    wait_until(|| busy.conversations().len() >= 30).await;
+    // A thousand names at one server keep nobody from another.
+    let (_work, commit) = hosted_at(&quiet, "new").await;
+    let state = makers[0].state("new", &[(MAIN, &commit)]);
+    let announcement = announce(&makers[0], "new", &instance, &[&quiet.url("new")]);
+    instance.sync(vec![announcement, state.clone()]).await;
+    instance.until_serves(&state).await;
+
+    assert_eq!(queued(&instance).await, REPOS, "all are still wanted");
+    assert!(busy.most_open() <= 5, "{} at once", busy.most_open());
+    assert_eq!(busy.conversations().len(), 30, "that is enough for a minute");
+}
+
+/// How many names are hunted for.
+async fn queued(instance: &Instance) -> usize {
+    let (in_all, _) = instance.keeper().hunting().unwrap().figures().await.unwrap();
+    in_all.queued
+}
+
+#[tokio::test]
 async fn a_restart_with_many_names_waiting_is_no_stampede() {
     const REPOS: usize = 24;
     let (server, alice) = (GitServer::start().await, Maker::new());

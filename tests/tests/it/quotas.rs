@@ -46,6 +46,32 @@ async fn one_author_fills_only_their_own_share() {
 }
 
 #[tokio::test]
+async fn one_author_is_served_only_so_many_repositories() {
+    let (alice, bob, operator) = (Maker::new(), Maker::new(), Maker::new());
+    let instance = Instance::with(|settings| {
+        settings.repositories_per_author = 2;
+        settings.operator = Some(operator.key());
+    })
+    .await;
+    let us = instance.service();
+    for name in ["a", "b"] {
+        instance.host(&alice, name).await;
+        instance.host(&operator, name).await;
+    }
+    assert_eq!(answer(&instance, &alice.announce("c", &us)).await, limited());
+    // What is served may change, and who is somebody else, or runs the server, is not meant.
+    let again = alice.later(1).announce("a", &us);
+    assert_eq!(answer(&instance, &again).await, (true, String::new()));
+    assert_eq!(answer(&instance, &bob.announce("c", &us)).await, held());
+    assert_eq!(answer(&instance, &operator.announce("c", &us)).await, held());
+    // What is deleted makes room.
+    let coordinate = format!("30617:{}:b", alice.key());
+    instance.take(vec![alice.later(2).sign(5, "", &[&["a", &coordinate]])]).await;
+    instance.settle("b").await;
+    assert_eq!(answer(&instance, &alice.announce("c", &us)).await, held());
+}
+
+#[tokio::test]
 async fn one_name_fills_only_its_own_share() {
     let instance = bounded(|config| config.per_identifier.count = 3).await;
     let us = instance.service();

@@ -1,7 +1,9 @@
 //! What an instance is, who runs it, and whom it welcomes.
 
 use super::Setting;
-use crate::config::codec::{Choice, Directives, Key, List, Maybe, Model, Path, Switch, Time, Word};
+use crate::config::codec::{
+    Choice, Count, Directives, Key, List, Maybe, Model, Path, Switch, Time, Word,
+};
 
 pub(super) const PROCESS: &[Setting] = settings! { "" at [];
     @common listen: Word as "ADDR:PORT", "Where the server listens.";
@@ -33,6 +35,8 @@ pub(super) const SERVER: &[Setting] = settings! { "" at [settings];
     @common contributor_proposals: Switch,
         "Whether contributors may push pull requests to `/prs/` (GRASP-06).";
     @common metrics: Switch, "Whether `/metrics` is served.";
+    repositories_per_author: Count,
+        "Repositories that one author may have served here for the asking. The operator may have more.";
     max_ahead: Time, "How far ahead of the server's clock an event may be dated; at least a minute.";
 };
 

@@ -41,6 +41,8 @@ pub(super) const RELAY: &[Setting] = settings! { "relay." at [settings.relay];
         "Messages of any kind per connection and minute. Those above are refused one by one; as many refused \
          again, and the connection is closed.";
     events_per_minute: Count, "EVENTs per connection and minute.";
+    events_per_minute_per_ip: Count,
+        "EVENTs per address (IPv4) or /64 (IPv6) and minute, over all its connections.";
     queries_per_minute: Count,
         "REQ, COUNT and NEG-OPEN per connection and minute; going on with a negentropy session is free.";
     auth_keys: Count, "Keys that one connection may authenticate as (NIP-42).";

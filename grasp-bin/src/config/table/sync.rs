@@ -82,6 +82,7 @@ pub(super) const HUNT: &[Setting] = settings! { "hunt." at [settings.hunt];
 
 pub(super) const FETCH: &[Setting] = settings! { "hunt." at [settings.fetch];
     fetch_bytes (bytes): Bytes, "Bytes of one fetch on disk.";
+    fetch_objects (objects): Count, "Objects of one fetch. Whoever offers more is stopped before the first of them.";
     fetch_memory (memory): Bytes, "Memory of one git process that fetches.";
     listing_limit (listing): Time, "How long an advertisement may take.";
     fetch_silence (silence): Time, "How long a transfer may be silent.";

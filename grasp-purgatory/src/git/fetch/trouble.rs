@@ -13,6 +13,7 @@ pub(super) fn ours(error: GitError) -> Trouble {
     match error {
         GitError::Timeout { .. } => Trouble::Stalled,
         GitError::TooLarge { .. } => Trouble::TooLarge,
+        GitError::TooMany { limit } => Trouble::TooMany { limit },
         GitError::Spawn { source, .. } if source.kind() == io::ErrorKind::FileTooLarge => {
             Trouble::TooLarge
         }
@@ -81,9 +82,12 @@ fn asks_for_less(words: &str) -> bool {
     said.into_iter().any(|line| phrases.iter().any(|phrase| line.contains(phrase)))
 }
 
-/// Whether a line only tells of headers.
+/// Whether git tells of its own doing, such as of headers, rather than of trouble. Words of a server never begin like
+/// this: git puts `remote:` before them.
 fn is_trace(line: &str) -> bool {
-    line.contains(" http.c:")
+    let mut parts = line.split_whitespace();
+    let (time, place) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    time.starts_with(|c: char| c.is_ascii_digit()) && time.contains(':') && place.contains(".c:")
 }
 
 /// How long the server wants to be left alone, in seconds or until a date by its own clock.

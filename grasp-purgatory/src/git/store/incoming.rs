@@ -1,6 +1,9 @@
 //! Objects on their way in.
 
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 use grasp_core::Oid;
 use nostr::event::EventId;
@@ -12,7 +15,7 @@ use crate::git::blocking;
 use crate::git::check::{Completeness, Objects, Proofs};
 use crate::git::command::{Bounds, GitCommand};
 use crate::git::error::{GitError, says_disk_full};
-use crate::git::layout::Family;
+use crate::git::layout::{self, Family};
 use crate::git::process::GitProcess;
 
 /// Flaws of old but harmless commits and trees that famous histories contain; all others are refused.
@@ -80,6 +83,17 @@ impl Incoming {
     /// The same for those who need all of them.
     pub async fn check_all(&mut self, tips: &BTreeSet<Oid>) -> Result<(), GitError> {
         self.check(tips).await?.required()
+    }
+
+    /// How many objects have arrived in packs.
+    pub(in crate::git) async fn count(&self) -> Result<u64, GitError> {
+        let packs = self.quarantine.objects().join("pack");
+        blocking(move || {
+            let mut files = layout::list(&packs)?;
+            files.retain(|file| file.extension().is_some_and(|kind| kind == "idx"));
+            files.iter().map(|index| objects_in(index)).sum()
+        })
+        .await
     }
 
     /// Tips that were found to be whole, and are so still; the caller holds the family's lock.
@@ -192,6 +206,15 @@ impl Unpacking {
         }
         Err(refusal(&finished.words, self.max_bytes))
     }
+}
+
+/// How many objects a pack's index lists: the last entry of its first table.
+fn objects_in(index: &Path) -> Result<u64, GitError> {
+    const LAST: u64 = 8 + 255 * 4;
+    let mut number = [0; 4];
+    let read = File::open(index).and_then(|file| file.read_exact_at(&mut number, LAST));
+    read.map_err(|source| GitError::io("read", index, source))?;
+    Ok(u32::from_be_bytes(number).into())
 }
 
 /// Why git did not take a pack.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use futures_util::stream::{self, AbortHandle, StreamExt as _};
 use grasp_core::Now;
+use nostr::event::Event;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::super::codec::{Asked, SubId, event_prefix};
@@ -12,6 +13,7 @@ use super::super::query;
 use super::{
     Connection, Delivery, Done, Ending, Input, Live, Output, Page, Stop, Subscription, Token,
 };
+use crate::ingest::Answer;
 
 impl Connection {
     /// Tells the session what happened and does what it says.
@@ -27,7 +29,7 @@ impl Connection {
         match order {
             Output::Send(reply) => self.writer.text(reply.to_json()).await?,
             Output::Ping => self.writer.ping().await?,
-            Output::Ingest(event) => self.intake.push(*event),
+            Output::Ingest(event) => self.ingest(now, *event),
             Output::Subscribe { token, id, asked } => {
                 self.subscribe(now, token, &id, asked).await?
             }
@@ -45,6 +47,16 @@ impl Connection {
             Output::Hangup(hangup) => return Err(Stop::Hangup(hangup)),
         }
         Ok(())
+    }
+
+    /// Takes an event in, unless others at the same address have sent too many already.
+    fn ingest(&mut self, now: Now, event: Event) {
+        if self.shared.shares.take(self.household, now.mono) {
+            return self.intake.push(event);
+        }
+        let message = "rate-limited: too many events from this address".into();
+        let answer = Answer { accepted: false, message };
+        self.orders.extend(self.session.handle(now, Input::Judged(event.id, answer)));
     }
 
     /// Listens first and reads history then, so that nothing falls between the two.

@@ -1,0 +1,120 @@
+//! What a running git says, which is more than its last words.
+//!
+//! Before git unpacks anything it says, to whoever asked it to trace, how many objects the pack claims to have. The
+//! number is a promise: with more or with fewer behind it git finds the pack broken. So whoever claims too many is
+//! stopped before the first of them is looked at.
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::io::{AsyncRead, AsyncReadExt};
+
+/// How much of git's last words are kept.
+const MAX_WORDS: usize = 8 * 1024;
+
+/// How much of a line is looked at.
+const MAX_LINE: usize = 1024;
+
+/// What stands before the version and the number of objects of a pack.
+const CLAIM: &str = "--pack_header=";
+
+/// What was said in all.
+#[derive(Debug, Default)]
+pub(super) struct Words {
+    /// The end of it.
+    pub(super) last: Vec<u8>,
+    /// Whether a pack claimed more objects than may come.
+    pub(super) too_many: bool,
+}
+
+/// Listens to the end. A pack with more objects than these ends the group.
+pub(super) async fn listen(
+    stderr: Option<impl AsyncRead + Unpin>,
+    group: Option<Pid>,
+    most_objects: Option<u64>,
+) -> Words {
+    let (mut words, mut line) = (Words::default(), Vec::new());
+    let Some(mut stderr) = stderr else {
+        return words;
+    };
+    let mut buffer = [0; 4096];
+    while let Ok(count @ 1..) = stderr.read(&mut buffer).await {
+        let heard = buffer.get(..count).unwrap_or_default();
+        words.last.extend(heard);
+        let excess = words.last.len().saturating_sub(MAX_WORDS);
+        words.last.drain(..excess);
+        let Some(most) = most_objects else { continue };
+        if highest_claim(&mut line, heard).is_some_and(|claimed| claimed > most) {
+            words.too_many = true;
+            if let Some(group) = group {
+                // It may be gone already, which is what is wanted.
+                _ = kill_process_group(group, Signal::TERM);
+            }
+        }
+    }
+    words
+}
+
+/// The most objects that any line which ends here claims. What follows the last end is kept for the next time.
+fn highest_claim(line: &mut Vec<u8>, heard: &[u8]) -> Option<u64> {
+    let mut highest = None;
+    for byte in heard {
+        match byte {
+            b'\n' => {
+                highest = highest.max(claim(&String::from_utf8_lossy(line)));
+                line.clear();
+            }
+            _ if line.len() < MAX_LINE => line.push(*byte),
+            _ => {}
+        }
+    }
+    highest
+}
+
+/// How many objects a pack claims to have, if this line says so.
+fn claim(line: &str) -> Option<u64> {
+    let (_, header) = line.split_once(CLAIM)?;
+    let (_version, number) = header.split_once(',')?;
+    let end = number.find(|c: char| !c.is_ascii_digit()).unwrap_or(number.len());
+    number.get(..end)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINE: &str = "11:12:15.647642 run-command.c:666       trace: run_command: git index-pack --stdin \
+                        --fix-thin '--keep=fetch-pack 25463 on vm' --pack_header=2,4711 --strict";
+
+    #[test]
+    fn the_claim_is_found_in_whatever_pieces_it_comes() {
+        assert_eq!(claim(LINE), Some(4711));
+        for nothing in ["", "--pack_header=", "--pack_header=2", "--pack_header=2,x", "remote: 9"] {
+            assert_eq!(claim(nothing), None, "{nothing}");
+        }
+        let text = format!("remote: hello\n{LINE}\nremote: --pack_header=2,3\n");
+        for size in 1..text.len() {
+            let mut line = Vec::new();
+            let pieces = text.as_bytes().chunks(size);
+            let highest = pieces.filter_map(|piece| highest_claim(&mut line, piece)).max();
+            assert_eq!(highest, Some(4711), "in pieces of {size}");
+        }
+    }
+
+    #[test]
+    fn a_line_without_end_is_not_kept() {
+        let mut line = Vec::new();
+        for _ in 0..100 {
+            assert_eq!(highest_claim(&mut line, &[b'x'; 4096]), None);
+        }
+        assert_eq!(line.len(), MAX_LINE);
+    }
+
+    #[tokio::test]
+    async fn only_who_claims_more_than_may_come_is_stopped() {
+        for (most, too_many) in [(None, false), (Some(4711), false), (Some(4710), true)] {
+            let said = format!("{LINE}\nfatal: end");
+            let words = listen(Some(said.as_bytes()), None, most).await;
+            assert_eq!(words.too_many, too_many, "{most:?}");
+            assert!(words.last.ends_with(b"fatal: end"));
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! What is served, and what was given up, is looked after every hour.
+
+use super::*;
+
+#[tokio::test]
+async fn what_expired_is_found_by_the_hourly_turn() {
+    let instance = Instance::with(|settings| {
+        hurried(settings);
+        settings.purgatory.wait = Duration::from_secs(1);
+        settings.hunt.pull_every = Duration::from_secs(2);
+    })
+    .await;
+    let (server, alice) = (GitServer::start().await, Maker::new());
+    let work = Workdir::init().await;
+    let commit = work.commit("very late").await;
+    let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
+    let state = alice.state("x", &[(MAIN, &commit)]);
+    instance.sync(vec![announcement.clone(), state.clone()]).await;
+    let keeper = instance.server().keeper();
+    wait_until_asked(keeper, |purgatory| purgatory.counts().shelved == 2).await;
+    server.host("x", &work).await;
+    instance.until_serves(&state).await;
+    assert!(instance.serves(&announcement).await);
+}
+
+#[tokio::test]
+async fn objects_that_a_disk_has_lost_come_back() {
+    let instance = Instance::with(|settings| {
+        hurried(settings);
+        settings.hunt.pull_every = Duration::from_secs(2);
+    })
+    .await;
+    let (server, alice) = (GitServer::start().await, Maker::new());
+    let (work, commit) = hosted_at(&server, "x").await;
+    let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
+    let state = alice.state("x", &[(MAIN, &commit)]);
+    instance.sync(vec![announcement, state.clone()]).await;
+    instance.until_serves(&state).await;
+    lose_objects(&instance.dir().join("git/families"));
+    let url = instance.clone_url(&alice.repo("x"));
+    for _ in 0..200 {
+        let clone = Workdir::empty();
+        if clone.git(&["clone", "-q", &url, "."]).await.ok {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    drop(work);
+    panic!("not back within ten seconds");
+}
+
+#[tokio::test]
+async fn a_stranger_with_the_same_name_and_many_places_keeps_nothing_from_coming_back() {
+    let instance = Instance::with(|settings| {
+        hurried(settings);
+        settings.hunt.pull_every = Duration::from_secs(2);
+    })
+    .await;
+    let (server, alice, mallory) = (GitServer::start().await, Maker::new(), Maker::new().later(9));
+    let (_work, commit) = hosted_at(&server, "x").await;
+    let places: Vec<String> =
+        (0..400).map(|n| format!("http://127.9.9.{}:{n}/", n % 250)).collect();
+    let places: Vec<&str> = places.iter().map(String::as_str).collect();
+    for (maker, places) in [(&alice, &[server.url("x").as_str()][..]), (&mallory, &places)] {
+        let state = maker.state("x", &[(MAIN, &commit)]);
+        instance.sync(vec![announce(maker, "x", &instance, places), state.clone()]).await;
+        instance.until_serves(&state).await;
+    }
+    lose_objects(&instance.dir().join("git/families"));
+    let url = instance.clone_url(&alice.repo("x"));
+    for _ in 0..200 {
+        if Workdir::empty().git(&["clone", "-q", &url, "."]).await.ok {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("not back within ten seconds");
+}
+
+#[tokio::test]
+async fn a_served_pull_request_is_looked_after_every_hour() {
+    let instance = Instance::with(|settings| {
+        hurried(settings);
+        settings.hunt.pull_every = Duration::from_secs(2);
+    })
+    .await;
+    let (server, fork) = (GitServer::start().await, GitServer::start().await);
+    let (alice, bob) = (Maker::new(), Maker::new());
+    let (work, commit) = hosted_at(&server, "x").await;
+    let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
+    let state = alice.state("x", &[(MAIN, &commit)]);
+    instance.sync(vec![announcement, state.clone()]).await;
+    instance.until_serves(&state).await;
+    // Nobody has the tip but whom the pull request names.
+    let tip = work.commit("a contribution").await;
+    fork.host("fork", &work).await;
+    let repo = alice.repo("x").to_string();
+    let tags: [&[&str]; 3] = [&["a", &repo], &["c", &tip], &["clone", &fork.url("fork")]];
+    let proposal = bob.sign(1618, "please pull", &tags);
+    instance.sync(vec![proposal.clone()]).await;
+    instance.until_serves(&proposal).await;
+
+    let before = fork.conversations().len();
+    lose_objects(&instance.dir().join("git/families"));
+    let (url, name) = (instance.clone_url(&alice.repo("x")), format!("refs/nostr/{}", proposal.id));
+    for _ in 0..200 {
+        let clone = Workdir::init().await;
+        if clone.git(&["fetch", "-q", &url, &name]).await.ok {
+            assert!(fork.conversations().len() > before);
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("not back within ten seconds");
+}
+
+/// Deletes what families have, and what they know to have.
+fn lose_objects(dir: &std::path::Path) {
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let is_view = path.ends_with("views");
+        if path.is_dir() && !is_view {
+            lose_objects(&path);
+        } else if path.ends_with("packed-refs") || path.parent().unwrap().ends_with("pack") {
+            std::fs::remove_file(path).unwrap();
+        }
+    }
+}
