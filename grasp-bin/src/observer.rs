@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use grasp_core::RelayUrl;
 use grasp_core::admission::SyncPath;
 use grasp_core::limits::Health;
 use grasp_core::sync::ConnectionStatus;
+use grasp_core::{RelayUrl, RepoId};
 use grasp_relay::metrics::Metrics;
 use grasp_relay::web::span;
 use grasp_sync::driver::Observer;
@@ -50,8 +50,6 @@ struct Log {
 struct Told {
     /// For how long it has failed.
     failing_for: Duration,
-    /// Events that it was last said to lack.
-    lacking: u64,
 }
 
 impl Log {
@@ -75,17 +73,17 @@ impl Log {
                 tracing::error!(%relay, %failing_for, "dead: it is tried once a day from now on");
                 return;
             }
-            Report::Reliability { relay, seen } => {
-                let told = self.relays.entry(relay.clone()).or_default();
-                if seen.lacking > std::mem::replace(&mut told.lacking, seen.lacking) {
-                    tracing::warn!(%relay, lacking = seen.lacking, "lacks events that we have");
-                }
-                return;
-            }
             _ => {}
         }
         log(report);
     }
+}
+
+/// Some repositories in few words. Strangers have named them.
+fn several(repos: &[RepoId]) -> String {
+    let [first, rest @ ..] = repos else { return String::new() };
+    let first = first.to_string().escape_debug().to_string();
+    if rest.is_empty() { first } else { format!("{first} and {} others", rest.len()) }
 }
 
 /// What is normal is quiet; what an operator should look at is a warning; what lasts is an error.
@@ -128,6 +126,10 @@ fn log_oddity(report: &Report) {
         Report::Refused { relay, refusal, text } => {
             tracing::warn!(%relay, ?refusal, text = text.as_str(), "refused");
         }
+        Report::Lacking { relay, repos, count } => {
+            tracing::warn!(%relay, repo = several(repos), count, "lacks events that we have");
+        }
+        Report::Reliability { .. } => {}
         Report::CalledByName { relay } => {
             tracing::debug!(%relay, "has little of what is wanted here, is asked by name");
         }
@@ -147,7 +149,7 @@ mod tests {
     use std::sync::Arc;
 
     use grasp_core::limits::{PeerText, Refusal};
-    use grasp_sync::engine::{Failure, Fault, Reliability};
+    use grasp_sync::engine::{Failure, Fault};
 
     use super::*;
 
@@ -197,7 +199,16 @@ mod tests {
             retry_in: Duration::from_secs(40),
         };
         let failed = Report::ConnectFailed { relay: relay(), why: Fault::Unreachable, failure };
-        let lacking = Reliability { lacking: 7, ..Reliability::default() };
+        let repo = |name: &str| -> RepoId {
+            format!(
+                "30617:{}:{name}",
+                "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798"
+            )
+            .parse()
+            .unwrap()
+        };
+        let repos = vec![repo("grasp"), repo("other")];
+        let lacking = Report::Lacking { relay: relay(), repos, count: 7 };
         let gap = |path| Report::Gap { relay: relay(), path, count: 2 };
         let table = [
             (Report::Stored { from: from(SyncPath::Live), count: 1 }, "DEBUG", "stored"),
@@ -209,7 +220,7 @@ mod tests {
                 "connected",
             ),
             (failed.clone(), " WARN", "attempt=3 retry_in=40 seconds"),
-            (Report::Reliability { relay: relay(), seen: lacking }, " WARN", "lacking=7"),
+            (lacking, " WARN", ":grasp and 1 others\" count=7"),
         ];
         for (report, level, words) in table {
             let line = written(&[report]);
@@ -229,12 +240,5 @@ mod tests {
         let lines = written(&[Report::Refused { relay: relay(), refusal, text }]);
         assert_eq!(lines.lines().count(), 1, "{lines}");
         assert!(lines.len() < 2_000, "{}", lines.len());
-    }
-
-    #[test]
-    fn that_a_relay_lacks_events_is_told_when_it_is_news() {
-        let seen = Reliability { lacking: 7, ..Reliability::default() };
-        let report = Report::Reliability { relay: relay(), seen };
-        assert_eq!(written(&[report.clone(), report]).lines().count(), 1);
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use grasp_core::admission::SyncPath;
 use grasp_core::limits::{Health, PeerText, Refusal};
 use grasp_core::sync::{BatchId, ConnectionStatus};
-use grasp_core::{RelayUrl, nostr};
+use grasp_core::{RelayUrl, RepoId, nostr};
 use nostr::event::EventId;
 use nostr::types::Timestamp;
 
@@ -62,6 +62,15 @@ pub enum Report {
         /// How they were found; after a daily pass the gap was a lasting one.
         path: SyncPath,
         /// How many.
+        count: usize,
+    },
+    /// A relay lacks events of ours about some repositories.
+    Lacking {
+        /// Which relay.
+        relay: RelayUrl,
+        /// The repositories that were compared; there may be several to a comparison.
+        repos: Vec<RepoId>,
+        /// How many events.
         count: usize,
     },
     /// What has been seen of a relay so far. Told when a connection ends, and after each full pass.

@@ -42,6 +42,17 @@ fn a_batch_is_confirmed_only_after_everything_delivered_was_judged() {
 }
 
 #[test]
+fn that_a_relay_lacks_events_is_told_with_the_repository() {
+    let mut stage = Stage::announced(defaults(), Script::default(), 3);
+    let ours = stage.chance_issue();
+    stage.sim.accept(ours);
+    stage.run(MINUTE);
+    let repo = stage.repo.clone();
+    let is_told = |report: &Report| matches!(report, Report::Lacking { repos, count: 1, .. } if *repos == [repo.clone()]);
+    assert_eq!(stage.count_reports(is_told), 1);
+}
+
+#[test]
 fn what_comes_live_while_our_relay_can_take_nothing_is_fetched_later() {
     let mut stage = Stage::announced(defaults(), Script::default(), 3);
     stage.run(MINUTE);

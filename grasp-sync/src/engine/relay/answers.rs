@@ -1,5 +1,6 @@
 //! What a relay says, and whom it concerns. What concerns nobody changes nothing.
 
+use grasp_core::RepoId;
 use grasp_core::admission::{Lasting, SyncPath};
 use grasp_core::limits::{Heard, Refusal};
 use grasp_core::nostr::event::EventId;
@@ -173,10 +174,9 @@ impl Session {
             Step::Done { needed, lacking } => {
                 desk.standing.parks.answered(layer, Way::History);
                 desk.standing.neg.worked();
-                // Of the whole, a relay need not have what nobody told it of.
-                if layer != Layer::Whole {
-                    desk.standing.health.compared(talk.items(), lacking);
-                }
+                let items = talk.items();
+                let repos = job.repos();
+                self.lacks(desk, layer, repos, items, lacking);
                 self.end_session(desk, id, sub);
                 self.compared(desk, id, needed);
             }
@@ -185,6 +185,25 @@ impl Session {
                 self.cut_by_time(desk, id, Method::Reconcile);
             }
             Step::Broken => self.refused(desk, sub, Refusal::NegProtocol, "", Named::No),
+        }
+    }
+
+    /// Notes what a relay does not have of ours. Of the whole, it need not have what nobody told it of.
+    fn lacks(
+        &self,
+        desk: &mut Desk<'_>,
+        layer: Layer,
+        repos: Vec<RepoId>,
+        items: usize,
+        count: usize,
+    ) {
+        if layer == Layer::Whole {
+            return;
+        }
+        desk.standing.health.compared(items, count);
+        if count > 0 && !repos.is_empty() {
+            let relay = desk.relay.clone();
+            desk.report(Report::Lacking { relay, repos, count });
         }
     }
 
