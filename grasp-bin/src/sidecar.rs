@@ -8,13 +8,14 @@ use grasp_core::{Mono, RelayUrl, ServiceIdentity};
 use grasp_relay::Clock;
 use grasp_relay::metrics::Metrics;
 use grasp_relay::web::figures::{Intake, Status};
-use grasp_sync::{Sidecar, Syncer, driver};
+use grasp_sync::{Roots, Sidecar, Syncer, driver};
 
 use crate::admin::{AdminSocket, Answer, Answers, Question};
 use crate::config::{Config, Loaded};
 use crate::key;
 use crate::notify;
 use crate::pace::Pace;
+use crate::roots;
 use crate::rows;
 use crate::server::start_sync;
 use crate::settings::Settings;
@@ -44,11 +45,12 @@ async fn stand_beside(config: Config, relay: RelayUrl) -> Result<()> {
     let admin = AdminSocket::claim(&config.admin_socket())?;
     let settings = config.settings.reached_at(service);
     let keys = key::load_or_create(&settings.service_key())?;
-    let local = Arc::new(Sidecar::start(relay.clone()));
+    let roots = roots::for_relays(&settings)?;
+    let local = Arc::new(Sidecar::trusting(relay.clone(), &roots));
     let syncer =
         start_sync(&settings, local, driver::Clock::system(), keys, Metrics::default()).await?;
     let syncer = syncer.context("there is nothing to sync with")?;
-    let view = View::new(relay, &settings, Arc::clone(&syncer));
+    let view = View::new(relay, roots, &settings, Arc::clone(&syncer));
     welcome(&view, &settings);
     let answering = admin.answer(view);
     let heartbeat = notify::ready();
@@ -87,6 +89,7 @@ fn welcome(view: &View, settings: &Settings) {
 #[derive(Clone)]
 struct View {
     relay: RelayUrl,
+    roots: Roots,
     service: String,
     syncer: Arc<Syncer>,
     clock: Clock,
@@ -95,11 +98,12 @@ struct View {
 }
 
 impl View {
-    fn new(relay: RelayUrl, settings: &Settings, syncer: Arc<Syncer>) -> Self {
+    fn new(relay: RelayUrl, roots: Roots, settings: &Settings, syncer: Arc<Syncer>) -> Self {
         let clock = Clock::system();
         let now = clock.now();
         Self {
             relay,
+            roots,
             service: settings.service.to_string(),
             syncer,
             clock,
@@ -143,7 +147,7 @@ impl View {
     /// Whether the relay can be connected to.
     async fn is_there(&self) -> bool {
         match Place::parse(self.relay.as_str()) {
-            Some(place) => place.connect().await.is_ok(),
+            Some(place) => place.connect(&self.roots).await.is_ok(),
             None => false,
         }
     }

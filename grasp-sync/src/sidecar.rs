@@ -29,9 +29,9 @@ use tokio::sync::{Mutex, mpsc, oneshot};
 
 use self::client::{Client, Lost, Place};
 use self::publisher::Batch;
-use crate::driver::Limits;
 use crate::driver::outbound::Outbound;
 use crate::driver::task::Task;
+use crate::driver::{Limits, Roots};
 use crate::engine::{InventoryFailed, Row};
 use crate::local::{LocalRelay, News, Taken};
 
@@ -67,7 +67,12 @@ impl Sidecar {
     ///
     /// The operator says where it is, so it may be anywhere.
     pub fn start(relay: RelayUrl) -> Self {
-        let outbound = Outbound::new(OutboundPolicy::default());
+        Self::trusting(relay, &Roots::default())
+    }
+
+    /// The same with a relay whose certificate leads to one of these roots.
+    pub fn trusting(relay: RelayUrl, roots: &Roots) -> Self {
+        let outbound = Outbound::new(OutboundPolicy::default(), roots);
         let place = Arc::new(Place { relay, outbound, limits: Limits::default() });
         let (batches, waiting) = mpsc::channel(BATCHES);
         let publisher = Task::spawn(publisher::publish(Arc::clone(&place), waiting));

@@ -15,7 +15,7 @@ mod session;
 mod standing;
 mod subs;
 
-use grasp_core::limits::{Admit, PARK};
+use grasp_core::limits::Admit;
 use grasp_core::sync::{AddFilters, RelaySyncNeeds};
 use grasp_core::{Mono, RelayUrl};
 
@@ -80,8 +80,7 @@ impl Link {
         }
         let now = desk.now;
         if facts.is_private {
-            desk.standing.health.quarantine(now.mono + PARK);
-            self.end(desk);
+            self.failed(desk, conn, Fault::Private);
             return hang_up(desk, conn);
         }
         desk.standing.connected(now.mono, facts, &desk.shared.config);

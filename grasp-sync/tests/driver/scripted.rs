@@ -77,6 +77,10 @@ impl Scripted {
         Self { address, heard, accepting }
     }
 
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     pub(crate) fn url(&self) -> RelayUrl {
         format!("ws://{}", self.address).parse().unwrap()
     }

@@ -26,6 +26,9 @@ pub(super) const SERVER: &[Setting] = settings! { "" at [settings];
     @common allow_private_targets (outbound.allow_private): Switch,
         "Whether events of strangers may send the server to loopback and private addresses, for test networks. \
          Bootstrap relays may always be there.";
+    trusted_roots: Maybe<Path>,
+        "A PEM file with certificates of authorities that are believed beside the public ones, for networks with an \
+         authority of their own. It holds for relays (`wss:`) and for git servers (`https:`).";
     @common trusted_proxies: List<Word> as "ADDRESS[/PREFIX]",
         "Reverse proxies whose `X-Forwarded-For` is believed.";
     @common operator: Maybe<Key>,
