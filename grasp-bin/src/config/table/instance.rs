@@ -55,6 +55,9 @@ pub(super) const LOG: &[Setting] = settings! { "log." at [log];
 
 pub(super) const SIDECAR: &[Setting] = settings! { "sidecar." at [];
     relay (sidecar_relay): Maybe<Word> as "URL", "The relay that `grasp sidecar` keeps complete; its `--relay` wins.";
+    listen (sidecar_listen): Maybe<Word> as "ADDR:PORT",
+        "Where `grasp sidecar` answers to `/health`, `/status` and `/metrics`; a private address is best. Without one: \
+         nowhere.";
 };
 
 pub(super) const BANS: &[Setting] = settings! { "bans." at [settings.bans];
