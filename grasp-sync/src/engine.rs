@@ -43,7 +43,7 @@ pub use self::io::{
     Places, Row, Said,
 };
 #[cfg(feature = "driver")]
-pub(crate) use self::layer::split;
+pub(crate) use self::layer::{split, split_by_kind};
 pub use self::parks::Parked;
 use self::record::Records;
 pub use self::record::RelayRecord;
