@@ -32,7 +32,7 @@ impl Threads {
     }
 
     pub(crate) fn make_for(owner: &Maker, repos: usize, issues: usize, comments: usize) -> Self {
-        let repos: Vec<_> = (0..repos).map(|n| owner.repo(&name(n)).to_string()).collect();
+        let repos: Vec<_> = (0..repos).map(|n| owner.repo(&repo_name(n)).to_string()).collect();
         let issue = |n: usize| (Kind::GitIssue, vec!["a", repos[n % repos.len()].as_str()]);
         let issues = sign_all(issues, issue);
         let ids: Vec<_> = issues.iter().map(|issue| issue.id.to_hex()).collect();
@@ -45,7 +45,7 @@ impl Threads {
     /// small.
     pub(crate) fn remarks(repos: usize, count: usize) -> Self {
         let owner = Maker::new();
-        let repos: Vec<_> = (0..repos).map(|n| owner.repo(&name(n)).to_string()).collect();
+        let repos: Vec<_> = (0..repos).map(|n| owner.repo(&repo_name(n)).to_string()).collect();
         let remark = |n: usize| (BUILD_RESULT, vec!["a", repos[n % repos.len()].as_str()]);
         Self { owner, issues: vec![], comments: sign_all(count, remark) }
     }
@@ -55,7 +55,7 @@ impl Threads {
     }
 }
 
-fn name(n: usize) -> String {
+pub(crate) fn repo_name(n: usize) -> String {
     format!("repo-{n}")
 }
 
@@ -100,7 +100,7 @@ impl Stage {
         let instance = self.instance();
         let work = Workdir::init().await;
         let commit = work.commit("first").await;
-        for name in (0..repos).map(name) {
+        for name in (0..repos).map(repo_name) {
             let services = [instance.service(), other.clone()];
             let announced = owner.announce_on(&name, &services);
             let state = owner.state(&name, &[("refs/heads/main", &commit)]);
