@@ -128,6 +128,9 @@ fn log_oddity(report: &Report) {
         Report::Refused { relay, refusal, text } => {
             tracing::warn!(%relay, ?refusal, text = text.as_str(), "refused");
         }
+        Report::CalledByName { relay } => {
+            tracing::debug!(%relay, "has little of what is wanted here, is asked by name");
+        }
         Report::GaveUp { relay, event } => {
             tracing::warn!(%relay, %event, "offered an event and never delivered it");
         }

@@ -115,12 +115,16 @@ pub struct Processes {
     pub remote_pace: Option<NonZeroUsize>,
 }
 
+/// Some 160 threads by name.
+const WHOLE_FROM: usize = 32 * 1024;
+
 impl Settings {
     /// The defaults.
     pub fn new(service: ServiceIdentity, data_dir: impl Into<PathBuf>) -> Self {
         let policy = Policy::new(service.clone());
-        let grasp_sync::Settings { engine, limits, .. } =
+        let grasp_sync::Settings { mut engine, limits, .. } =
             grasp_sync::Settings::new(service.clone());
+        engine.whole_from = Some(WHOLE_FROM);
         Self {
             sync: Sync { enabled: true, engine, limits },
             service,

@@ -47,7 +47,9 @@ async fn stand_beside(config: Config, relay: RelayUrl) -> Result<()> {
         None => name_of(&relay)?,
     };
     let admin = AdminSocket::claim(&config.admin_socket())?;
-    let settings = config.settings.reached_at(service);
+    let mut settings = config.settings.reached_at(service);
+    // The relay may have anything, and be asked for all of that by nobody.
+    settings.sync.engine.whole_from = None;
     let keys = key::load_or_create(&settings.service_key())?;
     let roots = roots::for_relays(&settings)?;
     let local = Arc::new(Sidecar::trusting(relay.clone(), &roots));

@@ -1,4 +1,4 @@
-//! What a negentropy message (NIP-77) must look like before anybody reads anything out of it.
+//! What a negentropy message (NIP-77) must look like before anybody reads anything out of it, and how it is written.
 
 /// Bytes of an id in a message, and of a fingerprint.
 const ID: usize = 32;
@@ -22,6 +22,25 @@ pub fn is_well_formed(message: &[u8]) -> bool {
         }
     }
     true
+}
+
+/// A message as it goes over the wire: lower-case hex digits.
+pub fn to_hex(message: &[u8]) -> String {
+    faster_hex::hex_string(message)
+}
+
+/// The message that a text of hex digits stands for.
+///
+/// ```
+/// use grasp_core::neg::{from_hex, to_hex};
+///
+/// assert_eq!(from_hex(&to_hex(&[0x61, 0xff])), Some(vec![0x61, 0xff]));
+/// assert_eq!(from_hex("61FF"), Some(vec![0x61, 0xff]));
+/// assert_eq!((from_hex("6"), from_hex("6g"), from_hex("\u{e9}")), (None, None, None));
+/// ```
+pub fn from_hex(text: &str) -> Option<Vec<u8>> {
+    let mut message = vec![0; text.len() / 2];
+    faster_hex::hex_decode(text.as_bytes(), &mut message).ok().map(|()| message)
 }
 
 /// Skips one range: the bound that it ends at, and what is said of it.

@@ -52,6 +52,10 @@ pub(crate) struct Key;
 pub(crate) struct Model;
 /// One of these or nothing.
 pub(crate) struct Maybe<C>(std::marker::PhantomData<C>);
+/// One of these, or the word for none.
+pub(crate) struct OrNever<C>(std::marker::PhantomData<C>);
+/// That word.
+const NEVER: &str = "never";
 /// Any number of these.
 pub(crate) struct List<C>(std::marker::PhantomData<C>);
 /// Budgets of single hosts.
@@ -70,6 +74,10 @@ forms! {
 }
 
 impl<C: Form> Form for Maybe<C> {
+    const FORM: &'static str = C::FORM;
+}
+
+impl<C: Form> Form for OrNever<C> {
     const FORM: &'static str = C::FORM;
 }
 
@@ -261,6 +269,15 @@ impl<V, C: Codec<V>> Codec<Option<V>> for Maybe<C> {
     }
     fn show(value: &Option<V>) -> Vec<String> {
         value.as_ref().map(C::show).unwrap_or_default()
+    }
+}
+
+impl<V, C: Codec<V>> Codec<Option<V>> for OrNever<C> {
+    fn read(texts: &[String]) -> Result<Option<V>, String> {
+        if one(texts)? == NEVER { Ok(None) } else { C::read(texts).map(Some) }
+    }
+    fn show(value: &Option<V>) -> Vec<String> {
+        value.as_ref().map_or_else(|| shown(NEVER), C::show)
     }
 }
 

@@ -2,12 +2,12 @@
 
 mod filter;
 mod frame;
-mod hex;
 mod reply;
 
 use std::fmt;
 use std::sync::Arc;
 
+use grasp_core::neg;
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use serde_json::value::RawValue;
@@ -183,7 +183,7 @@ fn neg_msg(frame: &Frame<'_>, limits: &Limits) -> Result<Request, Reply> {
 fn neg_bytes(id: &SubId, raw: &RawValue) -> Result<Vec<u8>, Reply> {
     serde_json::from_str::<&str>(raw.get())
         .ok()
-        .and_then(hex::decode)
+        .and_then(neg::from_hex)
         .ok_or_else(|| Reply::neg_err(id, "invalid: message is not hex"))
 }
 

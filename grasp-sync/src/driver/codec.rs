@@ -1,10 +1,9 @@
 //! The words on the wire: what we say to a relay, what it says to us.
 
-mod hex;
-
 use std::borrow::Cow;
 use std::fmt;
 
+use grasp_core::neg;
 use grasp_core::nostr::event::{Event, EventId};
 use grasp_core::nostr::filter::Filter;
 use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, SeqAccess, Visitor};
@@ -64,7 +63,7 @@ impl<'de> Visitor<'de> for Reading {
             "NOTICE" => Word::Notice(text(&mut seq)?),
             "NEG-MSG" => {
                 let (sub, message): (_, Text<'_>) = (sub(&mut seq)?, next(&mut seq)?);
-                let message = hex::decode(&message.0).ok_or_else(|| A::Error::custom("not hex"))?;
+                let message = neg::from_hex(&message.0).ok_or_else(|| A::Error::custom("not hex"))?;
                 Word::NegMsg(sub, message)
             }
             "NEG-ERR" => Word::NegErr(sub(&mut seq)?, text(&mut seq)?),
@@ -197,7 +196,7 @@ fn push_json(text: &mut String, value: &impl serde::Serialize) {
 
 fn push_hex(mut text: String, message: &[u8]) -> String {
     text.push_str(",\"");
-    hex::encode(message, &mut text);
+    text.push_str(&neg::to_hex(message));
     text.push_str("\"]");
     text
 }

@@ -73,13 +73,15 @@ impl Document {
         let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
         let limit = |name| self.limitation.get(name)?.as_u64()?.try_into().ok();
         let grasps = self.supported_grasps.as_array().into_iter().flatten();
+        let supports = |name| grasps.clone().any(|grasp| grasp.as_str() == Some(name));
         RelayFacts {
             software: text(&self.software),
             version: text(&self.version),
             max_subscriptions: limit("max_subscriptions"),
             max_limit: limit("max_limit"),
             max_message_length: limit("max_message_length"),
-            is_private: grasps.into_iter().any(|grasp| grasp.as_str() == Some("GRASP-08")),
+            is_grasp: supports("GRASP-01"),
+            is_private: supports("GRASP-08"),
         }
     }
 }
@@ -104,6 +106,7 @@ mod tests {
             max_subscriptions: Some(20),
             max_limit: Some(500),
             max_message_length: Some(65_536),
+            is_grasp: true,
             is_private: false,
         };
         assert_eq!(read, wanted);

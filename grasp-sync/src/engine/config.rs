@@ -40,6 +40,10 @@ pub struct Config {
     pub ids_per_fetch: usize,
     /// Live filters on one connection above which they are rebuilt as fewer. Default: 70.
     pub consolidation_threshold: usize,
+    /// Bytes of filters by name from which on another GRASP server is listened to, and compared with, as a whole. For
+    /// a relay that, like such a server, has nothing but repositories and what belongs to them: what it has is then
+    /// compared too. Default: never.
+    pub whole_from: Option<usize>,
     /// How often is asked for what could not be subscribed to. Default: 10 minutes.
     pub poll_every: Duration,
     /// How long a request may go without a word. Default: 120 seconds.
@@ -86,6 +90,7 @@ impl Config {
             ledger: LedgerConfig::default(),
             ids_per_fetch: 250,
             consolidation_threshold: CONSOLIDATION_THRESHOLD,
+            whole_from: None,
             poll_every: Duration::from_secs(10 * 60),
             watchdog: REQUEST_WATCHDOG,
             backoff: BackoffPolicy::RELAY,

@@ -20,6 +20,8 @@ pub struct RelayFacts {
     pub max_limit: Option<usize>,
     /// `limitation.max_message_length`, in bytes.
     pub max_message_length: Option<usize>,
+    /// Whether it is a GRASP server: one that carries repositories and nothing else.
+    pub is_grasp: bool,
     /// Whether it is a private service (GRASP-08), which a public one leaves alone.
     pub is_private: bool,
 }
@@ -52,6 +54,8 @@ pub(super) struct Manners {
     pub(super) neg_frame: u64,
     /// Whether each NIP-77 frame may count as a start there.
     pub(super) counts_frames: bool,
+    /// Bytes of filters from which on it is asked for all that it has instead, if ever.
+    pub(super) whole_from: Option<usize>,
 }
 
 /// Bytes of one id in a filter: 64 digits, quotes, comma.
@@ -80,6 +84,7 @@ impl Manners {
             ids: offered.min(fit).max(1),
             neg_frame: frame as u64,
             counts_frames: stamina == Stamina::Unknown,
+            whole_from: config.whole_from.filter(|_| facts.is_grasp),
         }
     }
 }

@@ -10,7 +10,7 @@ use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::{FilterHash, Proof, Proven};
 
-use super::ids::{GroupId, InventoryId, SubId};
+use super::ids::{GroupId, InventoryId, JobId, SubId};
 use super::io::Row;
 use super::layer::Layer;
 use super::lean::LeanFilter;
@@ -59,6 +59,8 @@ pub(super) struct Job {
     pub(super) unjudged: BTreeSet<SubId>,
     /// Offered events that are neither here nor given up.
     pub(super) left: usize,
+    /// Another job, at work on the same, whose end is the end of this one too.
+    pub(super) behind: Option<JobId>,
     /// Events offered, and those not served when first asked for.
     pub(super) offered: usize,
     pub(super) missed: usize,
@@ -160,6 +162,7 @@ impl Job {
             pages: 0,
             last_page: 0,
             left: 0,
+            behind: None,
             offered: 0,
             missed: 0,
             is_partial: false,
@@ -258,12 +261,13 @@ impl Job {
 
     /// Whether everything asked for has been judged.
     pub(super) fn is_settled(&self) -> bool {
-        matches!(self.phase, Phase::Settling) && self.left == 0 && self.unjudged.is_empty()
+        let is_waiting = self.left > 0 || self.behind.is_some() || !self.unjudged.is_empty();
+        matches!(self.phase, Phase::Settling) && !is_waiting
     }
 
-    /// What its end proves.
+    /// What its end proves. That all of a relay was had says nothing about what will be wanted of it tomorrow.
     pub(super) fn proof(&self, now: Timestamp) -> Option<Proof> {
-        if self.is_partial {
+        if self.is_partial || self.layer == Layer::Whole {
             return None;
         }
         let proven = if self.pager.is_some() { Proven::Exhausted } else { Proven::Reconciled };

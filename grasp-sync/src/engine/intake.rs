@@ -71,7 +71,7 @@ impl SyncEngine {
         self.remember(now, relay, &judged, &filters);
         self.turn(now, relay, |link, desk| {
             if let Some(session) = link.session(conn) {
-                session.judged(desk, sub, &judged);
+                session.judged(desk, sub, &judged, &filters);
             }
         });
     }

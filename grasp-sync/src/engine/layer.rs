@@ -17,6 +17,8 @@ pub(super) enum Layer {
     Repos,
     /// Events about their roots.
     Roots,
+    /// All that a relay has.
+    Whole,
 }
 
 impl Layer {
@@ -27,7 +29,9 @@ impl Layer {
             SingleLetterTag::LOWERCASE_Q => values.iter().all(|value| !value.contains(':')),
             _ => false,
         };
-        if filter.generic_tags.is_empty() {
+        if filter.generic_tags.is_empty() && filter.kinds.is_none() {
+            Self::Whole
+        } else if filter.generic_tags.is_empty() {
             Self::Announcements
         } else if filter.generic_tags.iter().any(names_root) {
             Self::Roots

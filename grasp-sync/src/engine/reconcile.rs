@@ -22,6 +22,7 @@ pub(super) struct Reconciliation {
     items: usize,
     rounds: u32,
     lacking: usize,
+    most: usize,
     needed: BTreeSet<EventId>,
 }
 
@@ -45,10 +46,11 @@ pub(super) enum Step {
 }
 
 impl Reconciliation {
-    /// Opens a session over what we have; `None` if that cannot be put into words.
+    /// Opens a session over what we have, to be offered so much at most; `None` if that cannot be put into words.
     pub(super) fn open(
         items: impl IntoIterator<Item = Row>,
         frame: u64,
+        most: usize,
     ) -> Option<(Self, Vec<u8>)> {
         let mut storage = NegentropyStorageVector::new();
         for row in items {
@@ -58,7 +60,8 @@ impl Reconciliation {
         let items = negentropy::NegentropyStorageBase::size(&storage).ok()?;
         let mut talk = Negentropy::owned(storage, frame).ok()?;
         let first = talk.initiate().ok()?;
-        let session = Self { talk, items, rounds: 0, lacking: 0, needed: BTreeSet::new() };
+        let needed = BTreeSet::new();
+        let session = Self { talk, items, rounds: 0, lacking: 0, most, needed };
         Some((session, first))
     }
 
@@ -80,7 +83,7 @@ impl Reconciliation {
         };
         self.lacking = self.lacking.saturating_add(have.len()).min(self.items);
         self.needed.extend(need.iter().map(|id| EventId::from_byte_array(id.to_bytes())));
-        if self.needed.len() > MAX_NEEDED {
+        if self.needed.len() > self.most {
             return Step::TooMuch;
         }
         match next {
@@ -125,7 +128,8 @@ mod tests {
 
     /// Talks to the end; what is needed, what they lack, and how many rounds it took.
     fn compare(ours: &[Row], theirs: &[Row]) -> (BTreeSet<EventId>, usize, usize) {
-        let (mut session, mut message) = Reconciliation::open(ours.to_vec(), FRAME).unwrap();
+        let (mut session, mut message) =
+            Reconciliation::open(ours.to_vec(), FRAME, MAX_NEEDED).unwrap();
         let mut peer = server(theirs, FRAME);
         for round in 1.. {
             match session.heard(&peer.reconcile(&message).unwrap()) {
@@ -154,7 +158,7 @@ mod tests {
     #[test]
     fn more_than_a_session_should_deal_with_is_too_much() {
         let rows: Vec<_> = (0..MAX_NEEDED as u32 + 1).map(row).collect();
-        let (mut session, mut message) = Reconciliation::open([], FRAME).unwrap();
+        let (mut session, mut message) = Reconciliation::open([], FRAME, MAX_NEEDED).unwrap();
         let mut peer = server(&rows, 500_000);
         loop {
             match session.heard(&peer.reconcile(&message).unwrap()) {
@@ -167,7 +171,7 @@ mod tests {
     #[test]
     fn a_relay_that_never_comes_to_an_end_is_left() {
         let ours: Vec<_> = (0..1_000).map(row).collect();
-        let (mut session, _) = Reconciliation::open(ours, FRAME).unwrap();
+        let (mut session, _) = Reconciliation::open(ours, FRAME, MAX_NEEDED).unwrap();
         // A fingerprint of everything that never matches.
         let mut nonsense = vec![0x61, 0, 0, 1];
         nonsense.extend([7; 16]);
@@ -178,7 +182,7 @@ mod tests {
 
     #[test]
     fn an_oversized_message_is_not_read() {
-        let (mut session, _) = Reconciliation::open([], FRAME).unwrap();
+        let (mut session, _) = Reconciliation::open([], FRAME, MAX_NEEDED).unwrap();
         assert_eq!(session.heard(&vec![0x61; MAX_MESSAGE + 1]), Step::Broken);
     }
 
@@ -196,10 +200,10 @@ mod tests {
             vec![0x61, 0, 0, 3],
             vec![],
         ] {
-            let (mut session, _) = Reconciliation::open(ours.clone(), FRAME).unwrap();
+            let (mut session, _) = Reconciliation::open(ours.clone(), FRAME, MAX_NEEDED).unwrap();
             assert_eq!(session.heard(&nonsense), Step::Broken, "{nonsense:?}");
         }
-        let (mut session, _) = Reconciliation::open(ours, FRAME).unwrap();
+        let (mut session, _) = Reconciliation::open(ours, FRAME, MAX_NEEDED).unwrap();
         let agrees = Step::Done { needed: BTreeSet::new(), lacking: 0 };
         assert_eq!(session.heard(&[0x61, 0, 0, 0]), agrees);
     }
@@ -226,7 +230,7 @@ mod tests {
             if starts_well && !bytes.is_empty() {
                 bytes[0] = 0x61;
             }
-            let (mut session, _) = Reconciliation::open((0..ours).map(row), FRAME).unwrap();
+            let (mut session, _) = Reconciliation::open((0..ours).map(row), FRAME, MAX_NEEDED).unwrap();
             match session.heard(&bytes) {
                 Step::Reply(reply) => prop_assert!(reply.len() <= FRAME as usize),
                 Step::Done { needed, .. } => prop_assert!(needed.len() * 32 <= bytes.len()),

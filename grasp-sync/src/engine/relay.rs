@@ -14,6 +14,7 @@ mod resume;
 mod session;
 mod standing;
 mod subs;
+mod whole;
 
 use grasp_core::limits::Admit;
 use grasp_core::sync::{AddFilters, RelaySyncNeeds};

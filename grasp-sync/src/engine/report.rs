@@ -114,6 +114,11 @@ pub enum Report {
         /// Which second.
         at: Timestamp,
     },
+    /// A GRASP server has too little of what is wanted here to be asked for all of it: it is asked by name again.
+    CalledByName {
+        /// Which.
+        relay: RelayUrl,
+    },
     /// A connection's live filters were rebuilt as fewer.
     Consolidated {
         /// Which.

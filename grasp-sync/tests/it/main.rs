@@ -11,3 +11,4 @@ mod sim;
 mod stage;
 mod strangers;
 mod two_levels;
+mod whole;

@@ -115,6 +115,7 @@ impl Model {
         config.seed = seed;
         config.can_authenticate = seed % 2 == 0;
         config.consolidation_threshold = 9;
+        config.whole_from = (seed % 3 != 0).then_some(900);
         let now = Now::new(Mono::from_secs(1), Timestamp::from_secs(1_700_000_000));
         Self {
             engine: SyncEngine::new(now, config),
@@ -190,6 +191,7 @@ impl Model {
             max_subscriptions: (facts % 2 == 0).then_some(usize::from(facts)),
             max_limit: (facts % 5 == 0).then_some(usize::from(facts)),
             max_message_length: (facts % 7 == 0).then_some(usize::from(facts) * 1_000),
+            is_grasp: facts % 4 < 2,
             is_private: facts == 255,
             version: None,
         };

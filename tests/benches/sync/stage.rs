@@ -16,9 +16,6 @@ use nostr::filter::Filter;
 use nostr::key::Keys;
 use nostr::types::Timestamp;
 
-/// What a build came to.
-const BUILD_RESULT: Kind = Kind::from_u16(9842);
-
 /// Issues about some repositories, and comments that name only their issue.
 pub(crate) struct Threads {
     pub(crate) owner: Maker,
@@ -39,15 +36,6 @@ impl Threads {
         let comment = |n: usize| (Kind::Comment, vec!["E", ids[n % ids.len()].as_str()]);
         let comments = sign_all(comments, comment);
         Self { owner: owner.clone(), issues, comments }
-    }
-
-    /// Results of builds, the bulk of what busy repositories have. They begin no thread, so what is asked for stays
-    /// small.
-    pub(crate) fn remarks(repos: usize, count: usize) -> Self {
-        let owner = Maker::new();
-        let repos: Vec<_> = (0..repos).map(|n| owner.repo(&repo_name(n)).to_string()).collect();
-        let remark = |n: usize| (BUILD_RESULT, vec!["a", repos[n % repos.len()].as_str()]);
-        Self { owner, issues: vec![], comments: sign_all(count, remark) }
     }
 
     pub(crate) fn events(&self) -> Vec<Event> {
@@ -131,7 +119,7 @@ impl Stage {
 
     pub(crate) async fn until_has(&self, count: usize) {
         let Parts { store, clock, .. } = self.parts();
-        let kinds = [Kind::GitIssue, Kind::Comment, BUILD_RESULT];
+        let kinds = [Kind::GitIssue, Kind::Comment];
         let filter = Filter::new().kinds(kinds);
         loop {
             let found = store.count(vec![filter.clone()], clock.now().unix).await.unwrap();

@@ -1,7 +1,7 @@
 //! How this server goes to others.
 
 use super::Setting;
-use crate::config::codec::{Bytes, Count, HostBudgets, Switch, Time};
+use crate::config::codec::{Bytes, Count, HostBudgets, OrNever, Switch, Time};
 
 pub(super) const SYNC: &[Setting] = settings! { "sync." at [settings.sync];
     @common enabled: Switch, "Whether events are kept in step with other relays.";
@@ -18,6 +18,8 @@ pub(super) const ENGINE: &[Setting] = settings! { "sync." at [settings.sync.engi
         "Values per filter, for relays of which nothing is known. Bytes are a further ceiling.";
     ids_per_fetch: Count, "Ids per request, for a relay that advertises no limit.";
     consolidation_threshold: Count, "Live filters on one connection above which they are rebuilt as fewer.";
+    whole_from: OrNever<Bytes>,
+        "Bytes of names from which on another GRASP server is asked for all that it has, or never.";
     poll_every: Time, "How often is asked for what could not be subscribed to.";
     watchdog: Time, "How long a request may go without a word.";
     backoff_first (backoff.first): Time, "How long a relay is left alone after it failed once; doubled each time.";

@@ -3,10 +3,11 @@
 use std::borrow::Cow;
 use std::fmt::Display;
 
+use grasp_core::neg;
 use nostr::event::EventId;
 use serde::Serialize;
 
-use super::{SubId, hex};
+use super::SubId;
 
 /// One message to a client, other than EVENT.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,10 +78,7 @@ pub(crate) fn event_prefix(id: &SubId) -> String {
 }
 
 fn neg_msg(id: &SubId, message: &[u8]) -> String {
-    let mut text = format!(r#"["NEG-MSG",{},""#, json(&id.as_str()));
-    hex::encode(message, &mut text);
-    text.push_str("\"]");
-    text
+    format!(r#"["NEG-MSG",{},"{}"]"#, json(&id.as_str()), neg::to_hex(message))
 }
 
 fn json(value: &impl Serialize) -> String {

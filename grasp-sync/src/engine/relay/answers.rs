@@ -10,6 +10,7 @@ use super::super::desk::Desk;
 use super::super::history::{Method, Phase, Say};
 use super::super::ids::{InventoryId, JobId, LiveId, SubId};
 use super::super::io::{Delivered, InventoryFailed, Judged, Outcome, Row, Said};
+use super::super::layer::Layer;
 use super::super::parks::Way;
 use super::super::reconcile::{Reconciliation, Step};
 use super::super::report::Report;
@@ -17,6 +18,7 @@ use super::super::retry::{Ended, Missed, Wanting};
 use super::refusals::Named;
 use super::session::Session;
 use super::subs::{NEG_IDLE, Serves, Unjudged};
+use super::whole::most_offered;
 
 impl Session {
     pub(in crate::engine) fn heard(&mut self, desk: &mut Desk<'_>, said: Said) {
@@ -127,6 +129,7 @@ impl Session {
         answered: InventoryId,
         items: Result<Vec<Row>, InventoryFailed>,
     ) {
+        let whole = self.whole;
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let Phase::Listing { sub, request } = job.phase else { return };
         if request != answered {
@@ -141,12 +144,14 @@ impl Session {
         let is_within = |row: &Row| {
             since.is_none_or(|since| row.at >= since) && until.is_none_or(|until| row.at <= until)
         };
-        let family = job.family();
+        let (family, layer) = (job.family(), job.layer);
         let refused = desk.shared.rejected.rows(&family).filter(is_within);
         let frame = desk.standing.manners.neg_frame;
+        let (most, most_items) = (most_offered(whole, layer), desk.shared.config.inventory_items);
         let opened = items
             .ok()
-            .and_then(|items| Reconciliation::open(items.into_iter().chain(refused), frame));
+            .filter(|items| layer != Layer::Whole || items.len() <= most_items)
+            .and_then(|items| Reconciliation::open(items.into_iter().chain(refused), frame, most));
         let Some((talk, first)) = opened else {
             self.close(desk, sub);
             return self.fail(desk, id);
@@ -168,7 +173,10 @@ impl Session {
             Step::Done { needed, lacking } => {
                 desk.standing.parks.answered(layer, Way::History);
                 desk.standing.neg.worked();
-                desk.standing.health.compared(talk.items(), lacking);
+                // Of the whole, a relay need not have what nobody told it of.
+                if layer != Layer::Whole {
+                    desk.standing.health.compared(talk.items(), lacking);
+                }
                 self.end_session(desk, id, sub);
                 self.compared(desk, id, needed);
             }
@@ -211,7 +219,14 @@ impl Session {
     }
 
     /// Rows that came under a subscription were judged.
-    pub(in crate::engine) fn judged(&mut self, desk: &mut Desk<'_>, sub: SubId, judged: &[Judged]) {
+    pub(in crate::engine) fn judged(
+        &mut self,
+        desk: &mut Desk<'_>,
+        sub: SubId,
+        judged: &[Judged],
+        filters: &[Option<FilterHash>],
+    ) {
+        self.weigh(desk, judged, filters);
         let Some(Unjudged { serves, rows, .. }) = self.subs.judged(sub, judged.len()) else {
             return;
         };

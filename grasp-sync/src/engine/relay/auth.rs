@@ -8,6 +8,7 @@ use super::super::desk::Desk;
 use super::super::history::{Method, Phase};
 use super::super::ids::{JobId, LiveId};
 use super::super::io::Frame;
+use super::super::layer::Layer;
 use super::super::parks::Way;
 use super::live::LivePhase;
 use super::session::Session;
@@ -134,7 +135,7 @@ impl Session {
             Ask::Answer | Ask::Wait => job.phase = Phase::AwaitingAuth(method),
             Ask::Resend => self.queue(id, method),
             Ask::Policy => {
-                desk.park(layer, Way::History);
+                self.park(desk, layer, Way::History);
                 self.queue(id, method);
             }
         }
@@ -150,7 +151,8 @@ impl Session {
             Ask::Resend => listening.lost(LivePhase::Queued),
             Ask::Policy => {
                 listening.lost(LivePhase::Queued);
-                desk.park(listening.layer, Way::Live);
+                let layer = listening.layer;
+                self.park(desk, layer, Way::Live);
             }
         }
     }
@@ -175,17 +177,19 @@ impl Session {
         });
         for (id, method, layer) in waiting.collect::<Vec<_>>() {
             if !accepted {
-                desk.park(layer, Way::History);
+                self.park(desk, layer, Way::History);
             }
             self.queue(id, method);
         }
+        let mut refused: Vec<Layer> = Vec::new();
         for listening in self.live.wanted.values_mut() {
             if listening.phase == LivePhase::AwaitingAuth {
                 listening.phase = LivePhase::Queued;
-                if !accepted {
-                    desk.park(listening.layer, Way::Live);
-                }
+                refused.push(listening.layer);
             }
+        }
+        for layer in refused.into_iter().filter(|_| !accepted) {
+            self.park(desk, layer, Way::Live);
         }
     }
 }

@@ -6,6 +6,7 @@ use super::super::desk::Desk;
 use super::super::ids::LiveId;
 use super::super::report::Report;
 use super::session::Session;
+use super::whole::all;
 
 impl Session {
     /// Listens to everything confirmed and everything under way in as few filters as will do.
@@ -16,8 +17,13 @@ impl Session {
     pub(super) fn rebuild_live(&mut self, desk: &mut Desk<'_>) {
         self.live.rebuild = false;
         let before = self.live.filters();
-        let items = self.listened_items(desk);
-        let filters = build_layer2_and_layer3_filters(&items, None, &self.budget);
+        let filters = match self.whole {
+            Some(_) => vec![all()],
+            None => {
+                let items = self.listened_items(desk);
+                build_layer2_and_layer3_filters(&items, None, &self.budget)
+            }
+        };
         let after = filters.len();
         let now = desk.now.unix;
         let covered = self.live.items().map(|(_, one)| one.covered_until(now)).min();

@@ -59,6 +59,9 @@ impl Session {
         if is_poll {
             return self.drop_group(desk, id);
         }
+        if job.layer == Layer::Whole {
+            return self.call_by_name(desk);
+        }
         job.failures = job.failures.saturating_add(1);
         let method = if job.pager.is_some() { Method::Page } else { Method::Reconcile };
         let rest = Self::rest_after(job.failures);
@@ -83,6 +86,9 @@ impl Session {
 
     /// Cuts the job by time; by pages if that is no longer possible.
     pub(super) fn cut_by_time(&mut self, desk: &mut Desk<'_>, id: JobId, method: Method) {
+        if self.jobs.get(&id).is_some_and(|job| job.layer == Layer::Whole) {
+            return self.call_by_name(desk);
+        }
         let now = desk.now.unix;
         let job = self.jobs.get(&id).filter(|job| job.cuts < MOST_CUTS);
         match job.and_then(|job| bisect(&job.filter(), now)) {
@@ -139,6 +145,10 @@ impl Session {
 
     /// All pages are here. Seconds that held more than a page are asked for in parts.
     fn exhausted(&mut self, desk: &mut Desk<'_>, id: JobId) {
+        let has_gap = |job: &Job| job.layer == Layer::Whole && !job.gap_seconds().is_empty();
+        if self.jobs.get(&id).is_some_and(has_gap) {
+            return self.call_by_name(desk);
+        }
         let Some(mut whole) = self.jobs.remove(&id) else { return };
         whole.phase = Phase::Settling;
         for at in whole.gap_seconds() {
@@ -217,10 +227,13 @@ impl Session {
         if progress == Some(BatchProgress::Complete) {
             self.complete(desk, job.group);
         }
+        if job.layer == Layer::Whole {
+            self.led(desk, id);
+        }
     }
 
     /// Everything of a group is here.
-    fn complete(&mut self, desk: &mut Desk<'_>, id: GroupId) {
+    pub(super) fn complete(&mut self, desk: &mut Desk<'_>, id: GroupId) {
         let Some(group) = self.groups.remove(&id) else { return };
         desk.note_change();
         match group.purpose {

@@ -40,7 +40,13 @@ impl Session {
         if !has_room(&desk.standing.ledger, SlotClass::Fetch) {
             return Start::NoSlot;
         }
-        let Some(layer) = self.jobs.get(&first).map(|job| job.layer) else { return Start::Done };
+        let Some(job) = self.jobs.get(&first) else { return Start::Done };
+        let layer = job.layer;
+        // The whole is compared or not had at all; paged is only what has come lately.
+        if layer == Layer::Whole && job.window().0.is_none() {
+            self.call_by_name(desk);
+            return Start::Done;
+        }
         let Pack { jobs, filters, bytes } = self.pack(desk, first);
         if jobs.is_empty() {
             return Start::Done;

@@ -227,7 +227,8 @@ impl Session {
         let parked = self.parked_layers(desk);
         let is_parked =
             |id: &JobId| self.jobs.get(id).is_some_and(|job| parked.contains_key(&job.layer));
-        let (purpose, id) = line.iter().find(|(_, id)| !is_parked(id))?;
+        let may_start = |id: &JobId| !is_parked(id) && !self.waits_for_others(desk, *id);
+        let (purpose, id) = line.iter().find(|(_, id)| may_start(id))?;
         Some((*purpose, *id, method))
     }
 
@@ -263,6 +264,7 @@ impl Session {
         self.subs.insert(now, sub, slot, Serves::Neg(id), desk.shared.config.watchdog);
         self.subs.not_sent_yet(sub);
         desk.out.push(Output::FetchInventory { request, filter: Box::new(filter) });
+        self.lead(id);
         Start::Done
     }
 }

@@ -103,6 +103,10 @@ impl Session {
             listening.failures = 0;
         }
         let is_one = listening.filters.len() == 1;
+        if Self::is_refusal_of_whole(listening.layer, action) {
+            listening.lost(LivePhase::Queued);
+            return self.call_by_name(desk);
+        }
         match action {
             Action::PauseStarts => listening.lost(LivePhase::Queued),
             Action::LowerSlots
@@ -121,7 +125,8 @@ impl Session {
             Action::AuthenticateOnce => self.live_wants_auth(desk, id),
             Action::Park(_) => {
                 listening.lost(LivePhase::Queued);
-                desk.park(listening.layer, Way::Live);
+                let layer = listening.layer;
+                self.park(desk, layer, Way::Live);
             }
             // Once is a gap to be closed; again and again is a relay that cannot keep up.
             Action::ResubscribeSince if listening.failures == 0 => {
@@ -145,6 +150,9 @@ impl Session {
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let layer = job.layer;
         let next = job.page_failed();
+        if Self::is_refusal_of_whole(layer, action) {
+            return self.call_by_name(desk);
+        }
         match action {
             Action::PauseStarts => self.turn_page(desk, id, next),
             Action::LowerSlots
@@ -161,7 +169,7 @@ impl Session {
             }
             Action::AuthenticateOnce => self.job_wants_auth(desk, id, Method::Page),
             Action::Park(_) => {
-                desk.park(layer, Way::History);
+                self.park(desk, layer, Way::History);
                 self.queue(id, Method::Page);
             }
             Action::NeverResend => self.cut_by_content(desk, id, Method::Page),

@@ -26,6 +26,7 @@ use super::auth::Auth;
 use super::live::Live;
 use super::resume::{Pass, Sort, TakeUp};
 use super::subs::{Serves, Subs};
+use super::whole::{Whole, all};
 
 /// Everything that dies with a connection.
 #[derive(Debug)]
@@ -41,6 +42,8 @@ pub(in crate::engine) struct Session {
     pub(super) ids_authenticated: bool,
     pub(super) subs: Subs,
     pub(super) live: Live,
+    /// Whether the relay is listened to as a whole, instead of by name.
+    pub(super) whole: Option<Whole>,
     pub(super) groups: BTreeMap<GroupId, Group>,
     pub(super) jobs: BTreeMap<JobId, Job>,
     /// Jobs waiting for their turn, announcements first, polls last.
@@ -74,6 +77,7 @@ impl Session {
             ids_authenticated: false,
             subs: Subs::default(),
             live: Live::default(),
+            whole: None,
             groups: BTreeMap::new(),
             jobs: BTreeMap::new(),
             lines: BTreeMap::new(),
@@ -123,6 +127,7 @@ impl Session {
         self.ended = None;
         self.report_status(desk);
         self.drop_live_items(desk);
+        self.whole = None;
         self.fetch_announcements(desk);
         self.ask_for_new_items(desk, Some(now - RETENTION));
     }
@@ -151,6 +156,13 @@ impl Session {
         method: Method,
     ) {
         let filters = action.filters(None, &self.budget);
+        let batch = desk.shared.ids.batch();
+        if self.is_whole(desk, &filters, from) {
+            let is_compared = self.is_had_from_whole(desk, &filters);
+            let (filters, method) =
+                if is_compared { (vec![all()], Method::Reconcile) } else { (filters, method) };
+            return self.fetch(desk, Purpose::Batch(batch), filters, method, action.items);
+        }
         let threshold = desk.shared.config.consolidation_threshold.max(2 * self.live.rebuilt);
         if should_consolidate(self.live.filters(), filters.len(), threshold)
             && self.live.filters() > 0
@@ -159,7 +171,6 @@ impl Session {
         } else {
             self.listen(desk, filters.clone(), from);
         }
-        let batch = desk.shared.ids.batch();
         self.fetch(desk, Purpose::Batch(batch), filters, method, action.items);
     }
 
@@ -183,12 +194,21 @@ impl Session {
         state.confirmed.restrict_to(&target);
         let confirmed = state.confirmed.clone();
         let filters = build_layer2_and_layer3_filters(&confirmed, None, &self.budget);
-        self.listen(desk, filters, None);
-        let filters = build_layer2_and_layer3_filters(&confirmed, Some(since), &self.budget);
+        let filters = if self.is_whole(desk, &filters, None) {
+            vec![all().since(since)]
+        } else {
+            self.listen(desk, filters, None);
+            build_layer2_and_layer3_filters(&confirmed, Some(since), &self.budget)
+        };
         self.fetch(desk, Purpose::CatchUp, filters, Method::Page, PendingItems::default());
     }
 
-    fn listen(&mut self, desk: &mut Desk<'_>, filters: Vec<Filter>, from: Option<Timestamp>) {
+    pub(super) fn listen(
+        &mut self,
+        desk: &mut Desk<'_>,
+        filters: Vec<Filter>,
+        from: Option<Timestamp>,
+    ) {
         let (ids, now) = (&mut desk.shared.ids, desk.now.unix);
         self.live.add(ids, now, filters, from, &self.budget);
     }

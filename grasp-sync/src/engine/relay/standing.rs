@@ -30,6 +30,8 @@ pub(in crate::engine) struct Standing {
     pub(in crate::engine) parks: Parks,
     pub(in crate::engine) wants: Wants,
     pub(in crate::engine) neg: NegRest,
+    /// Until then it is asked by name, however much there is to name.
+    pub(in crate::engine) named_until: Mono,
     pub(in crate::engine) daily: Daily,
     pub(in crate::engine) coverage: CoverageSet,
     pub(in crate::engine) pass: Pass,
@@ -65,6 +67,7 @@ impl Standing {
                 .map_or_else(Parks::default, |record| Parks::restore(now, &record.parked)),
             wants: Wants::default(),
             neg: NegRest::default(),
+            named_until: Mono::ZERO,
             daily: Daily::since(now, full_pass, config.full_pass, rng),
             pass: match record {
                 Some(_) => Pass::resumed(now.unix, now.unix - config.full_pass.1),

@@ -61,6 +61,7 @@ impl Peer {
             software: self.script.software.map(str::to_owned),
             max_subscriptions: self.script.is_open.then_some(self.script.subs),
             max_limit: self.script.is_open.then_some(self.script.page),
+            is_grasp: self.script.is_grasp,
             ..RelayFacts::default()
         }
     }
@@ -108,6 +109,24 @@ impl Peer {
         heard
     }
 
+    /// Some do not like to be asked for all that they have.
+    fn refusal_of_whole(&self, frame: &Frame) -> Option<Said> {
+        let is_whole = |filter: &Filter| {
+            filter.generic_tags.is_empty() && filter.kinds.is_none() && filter.ids.is_none()
+        };
+        let text = "restricted: name what you want".to_owned();
+        match frame {
+            _ if !self.script.wants_names => None,
+            Frame::Subscribe { sub, filters, .. } if filters.iter().any(is_whole) => {
+                Some(Said::Closed { sub: *sub, text })
+            }
+            Frame::NegOpen { sub, filter, .. } if is_whole(filter) => {
+                Some(Said::NegErr { sub: *sub, text })
+            }
+            _ => None,
+        }
+    }
+
     pub(crate) fn hear(
         &mut self,
         now: Mono,
@@ -123,6 +142,9 @@ impl Peer {
             if let Quirk::Says(said) = (self.script.quirk)(self.requests, &frame) {
                 return said.into_iter().map(Heard::Said).collect();
             }
+        }
+        if let Some(said) = self.refusal_of_whole(&frame) {
+            return vec![Heard::Said(said)];
         }
         match frame {
             Frame::Subscribe { sub, filters, .. } => self.subscribe(now, sub, filters, chance),

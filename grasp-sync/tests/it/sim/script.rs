@@ -53,6 +53,10 @@ pub(crate) struct Script {
     /// Seconds from the start during which it cannot be reached.
     pub(crate) down_secs: Option<(u64, u64)>,
     pub(crate) software: Option<&'static str>,
+    /// Whether it says that it is a GRASP server.
+    pub(crate) is_grasp: bool,
+    /// Whether it refuses to be asked for all that it has.
+    pub(crate) wants_names: bool,
     /// What it does with the nth request.
     pub(crate) quirk: fn(usize, &Frame) -> Quirk,
 }
@@ -74,6 +78,8 @@ impl Default for Script {
             silent_one_in: None,
             down_secs: None,
             software: None,
+            is_grasp: false,
+            wants_names: false,
             quirk: |_, _| Quirk::None,
         }
     }
@@ -106,6 +112,8 @@ impl Script {
             silent_one_in: *chance.pick(&[None, None, Some(20)]),
             down_secs: *chance.pick(&[None, None, Some((0, 600)), Some((1_000, 3_000))]),
             software: *chance.pick(&[None, Some("strfry"), Some("grasp-relay")]),
+            is_grasp: chance.one_in(2),
+            wants_names: chance.one_in(4),
             quirk: |_, _| Quirk::None,
         }
     }

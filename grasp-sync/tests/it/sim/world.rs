@@ -39,6 +39,7 @@ pub(crate) fn random(seed: u64) -> Sim {
     let relays: Vec<RelayUrl> = (0..chance.within(1, 4) as usize).map(relay).collect();
     let mut config = config();
     config.bootstrap = relays.iter().take(1).cloned().collect();
+    config.whole_from = *chance.pick(&[None, Some(1_000), Some(5_000)]);
     let mut sim = Sim::new(seed, config);
     for url in &relays {
         sim.peers.insert(url.clone(), Peer::new(Script::random(&mut chance), []));

@@ -1,0 +1,235 @@
+//! A GRASP server that carries much of what we carry is listened to, and compared with, as a whole.
+//!
+//! Layers 2 and 3 name every repository and every root, in three ways each: two hundred bytes a thread. Two mirrors
+//! with ten thousand threads would say megabytes to find out that nothing is new. Asked for all that it has, such a
+//! server takes one line. What that brings and nobody here wants is refused by our own relay and remembered, and as
+//! soon as it is more than what the names would have cost, things are called by their names again.
+
+use std::time::Duration;
+
+use grasp_core::limits::{Action, PARK};
+use grasp_core::nostr::filter::Filter;
+use grasp_core::nostr::types::Timestamp;
+use grasp_core::sync::{BatchProgress, FilterHash, build_layer2_and_layer3_filters};
+
+use super::super::batch::{self, Purpose};
+use super::super::desk::Desk;
+use super::super::history::{Job, Method, Phase};
+use super::super::ids::JobId;
+use super::super::io::{Judged, Outcome};
+use super::super::layer::{Layer, wire_len};
+use super::super::lean::LeanFilter;
+use super::super::parks::Way;
+use super::super::reconcile::MAX_NEEDED;
+use super::super::report::Report;
+use super::session::Session;
+
+/// What the whole of a relay is had for, so far.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine) struct Whole {
+    /// Bytes that the names would have taken.
+    named: usize,
+    /// Events it brought that are wanted here.
+    useful: usize,
+    /// And that are not.
+    useless: usize,
+}
+
+/// What an event costs, in bytes of names.
+const EVENT_BYTES: usize = 1_024;
+/// What an id costs when sets are compared, which may be some times as much as the names.
+const ID_BYTES: usize = 20;
+/// Useless events that are always forgiven.
+const FORGIVEN: usize = 200;
+/// Ids that may always be offered.
+const FEWEST_OFFERED: usize = 1_000;
+/// How long a relay is asked by name after the whole of it was not worth it.
+const NAMED_FOR: Duration = PARK;
+
+impl Whole {
+    fn is_worth_it(&self) -> bool {
+        self.useless <= self.useful + FORGIVEN.max(self.named / EVENT_BYTES)
+    }
+
+    /// How many ids a comparison may offer.
+    fn most_offered(&self) -> usize {
+        (self.named / ID_BYTES).clamp(FEWEST_OFFERED, MAX_NEEDED)
+    }
+}
+
+/// How many ids a job may be offered.
+pub(super) fn most_offered(whole: Option<Whole>, layer: Layer) -> usize {
+    let whole = whole.filter(|_| layer == Layer::Whole);
+    whole.map_or(MAX_NEEDED, |whole| whole.most_offered())
+}
+
+/// All that a relay has.
+pub(super) fn all() -> Filter {
+    Filter::new()
+}
+
+impl Session {
+    /// Whether these filters by name, with those that are listened to already, are too much to say. If so, the relay
+    /// is listened to as a whole from now on.
+    pub(super) fn is_whole(
+        &mut self,
+        desk: &mut Desk<'_>,
+        filters: &[Filter],
+        from: Option<Timestamp>,
+    ) -> bool {
+        let bytes = bytes(filters);
+        if let Some(whole) = &mut self.whole {
+            whole.named = whole.named.saturating_add(bytes);
+            return true;
+        }
+        let named = bytes + self.live.items().map(|(_, one)| one.bytes).sum::<usize>();
+        if !self.is_too_much(desk, named) || desk.mono() < desk.standing.named_until {
+            return false;
+        }
+        self.whole = Some(Whole { named, useful: 0, useless: 0 });
+        if self.live.items().next().is_some() {
+            self.live.rebuild = true;
+        } else {
+            self.listen(desk, vec![all()], from);
+        }
+        true
+    }
+
+    /// Whether the history of these filters is had from the whole: comparing that is work for both sides, and a few
+    /// names are none.
+    pub(super) fn is_had_from_whole(&self, desk: &Desk<'_>, filters: &[Filter]) -> bool {
+        self.whole.is_some() && !self.pages_only && self.is_too_much(desk, bytes(filters))
+    }
+
+    fn is_too_much(&self, desk: &Desk<'_>, bytes: usize) -> bool {
+        desk.standing.manners.whole_from.is_some_and(|most| bytes >= most)
+    }
+
+    /// Counts what the whole of the relay has brought, and gives it up if that is not worth it.
+    pub(super) fn weigh(
+        &mut self,
+        desk: &mut Desk<'_>,
+        judged: &[Judged],
+        filters: &[Option<FilterHash>],
+    ) {
+        let Some(whole) = &mut self.whole else { return };
+        let all = Some(FilterHash::of(&all()));
+        for (one, _) in judged.iter().zip(filters).filter(|(_, filter)| **filter == all) {
+            match one.outcome {
+                Outcome::Stored | Outcome::Held | Outcome::Known => whole.useful += 1,
+                Outcome::Refused { .. } | Outcome::Forged => whole.useless += 1,
+            }
+        }
+        if !whole.is_worth_it() {
+            self.call_by_name(desk);
+        }
+    }
+
+    /// Whether a refusal is one of the whole as such.
+    pub(super) fn is_refusal_of_whole(layer: Layer, action: Action) -> bool {
+        let is_about_the_filter = matches!(
+            action,
+            Action::HalveFilters | Action::NeverResend | Action::ParkAndSurface(_) | Action::Bisect
+        );
+        layer == Layer::Whole && is_about_the_filter
+    }
+
+    /// The relay does not want to be asked for this. What it thinks of the whole says nothing about the parts.
+    pub(super) fn park(&mut self, desk: &mut Desk<'_>, layer: Layer, way: Way) {
+        match layer {
+            Layer::Whole => self.call_by_name(desk),
+            Layer::Announcements | Layer::Repos | Layer::Roots => desk.park(layer, way),
+        }
+    }
+
+    /// Whether the whole is to be compared, once everything else that is asked for is here.
+    pub(super) fn waits_for_others(&self, desk: &Desk<'_>, id: JobId) -> bool {
+        let is_comparison = |job: &Job| matches!(job.phase, Phase::Queued(Method::Reconcile));
+        let is_whole = |job: &Job| job.layer == Layer::Whole && is_comparison(job);
+        if !self.jobs.get(&id).is_some_and(is_whole) {
+            return false;
+        }
+        let parked = self.parked_layers(desk);
+        let mut others = self.jobs.values().filter(|job| job.layer != Layer::Whole);
+        others.any(|job| Self::is_at_work(desk, job, &parked))
+    }
+
+    /// A comparison of the whole begins: whoever waits for one is served by it.
+    pub(super) fn lead(&mut self, leader: JobId) {
+        if self.jobs.get(&leader).is_none_or(|job| job.layer != Layer::Whole) {
+            return;
+        }
+        let others = self.jobs.iter().filter(|(id, job)| {
+            let is_queued = matches!(job.phase, Phase::Queued(Method::Reconcile));
+            **id != leader && job.layer == Layer::Whole && is_queued
+        });
+        let others: Vec<JobId> = others.map(|(id, _)| *id).collect();
+        for id in others {
+            self.leave_lines(id);
+            if let Some(job) = self.jobs.get_mut(&id) {
+                job.phase = Phase::Settling;
+                job.behind = Some(leader);
+            }
+        }
+    }
+
+    /// A comparison of the whole has ended, and with it whatever was behind it.
+    pub(super) fn led(&mut self, desk: &mut Desk<'_>, leader: JobId) {
+        let behind = self.jobs.iter().filter(|(_, job)| job.behind == Some(leader));
+        let behind: Vec<JobId> = behind.map(|(id, _)| *id).collect();
+        for id in behind {
+            if let Some(job) = self.jobs.get_mut(&id) {
+                job.behind = None;
+            }
+            self.end_if_settled(desk, id);
+        }
+    }
+
+    /// The whole of the relay is not to be had, or not worth it: asks by name for whatever was asked for with it.
+    pub(super) fn call_by_name(&mut self, desk: &mut Desk<'_>) {
+        if self.whole.take().is_none() {
+            return;
+        }
+        desk.standing.named_until = desk.mono() + NAMED_FOR;
+        self.live.rebuild = true;
+        let whole = self.jobs.iter().filter(|(_, job)| job.layer == Layer::Whole);
+        let jobs: Vec<JobId> = whole.map(|(id, _)| *id).collect();
+        for id in jobs {
+            self.name_job(desk, id);
+        }
+        let relay = desk.relay.clone();
+        desk.report(Report::CalledByName { relay });
+    }
+
+    /// Puts jobs by name into the place of one for the whole. Polls are begun anew with what is listened to.
+    fn name_job(&mut self, desk: &mut Desk<'_>, id: JobId) {
+        let Some(job) = self.jobs.get(&id) else { return };
+        let (group, asked, (since, _)) = (job.group, job.asked, job.window());
+        let purpose = self.groups.get(&group).map(|group| group.purpose);
+        let (items, method) = match purpose {
+            Some(Purpose::Batch(batch)) => {
+                (desk.batch(batch).map(|batch| batch.items.clone()), Method::Reconcile)
+            }
+            Some(Purpose::CatchUp) => {
+                (desk.state().map(|state| state.confirmed.clone()), Method::Page)
+            }
+            Some(Purpose::Announcements | Purpose::Poll(_)) | None => return,
+        };
+        let items = items.unwrap_or_default();
+        for filter in build_layer2_and_layer3_filters(&items, since, &self.budget) {
+            let (layer, part) = (Layer::of(&filter), desk.shared.ids.job());
+            let lean = LeanFilter::keep(filter, None);
+            let _ = self.tracked(desk, group, |tracker| batch::grow(tracker, part));
+            self.put_in_line(desk, part, Job::new(group, layer, lean, asked), method);
+        }
+        self.drop_job(desk, id);
+        let progress = self.tracked(desk, group, |tracker| batch::ended(tracker, id));
+        if progress == Some(BatchProgress::Complete) {
+            self.complete(desk, group);
+        }
+    }
+}
+
+fn bytes(filters: &[Filter]) -> usize {
+    filters.iter().map(wire_len).sum()
+}
