@@ -63,7 +63,8 @@ impl<'de> Visitor<'de> for Reading {
             "NOTICE" => Word::Notice(text(&mut seq)?),
             "NEG-MSG" => {
                 let (sub, message): (_, Text<'_>) = (sub(&mut seq)?, next(&mut seq)?);
-                let message = neg::from_hex(&message.0).ok_or_else(|| A::Error::custom("not hex"))?;
+                let message =
+                    neg::from_hex(&message.0).ok_or_else(|| A::Error::custom("not hex"))?;
                 Word::NegMsg(sub, message)
             }
             "NEG-ERR" => Word::NegErr(sub(&mut seq)?, text(&mut seq)?),
