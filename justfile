@@ -11,9 +11,10 @@ bench:
     cargo bench -p grasp-sync
     cargo bench -p grasp-tests --bench git --bench hunt --bench sync
 
-# Relays that nobody here wrote, for grasp-sync's tests to talk to. The first needs protoc.
+# Relays that nobody here wrote, for grasp-sync's tests to talk to. The first needs protoc, and is not locked: its own lock
+# names a crate that no compiler of today takes.
 strangers:
-    cargo install --locked --root target/strangers nostr-rs-relay
+    cargo install --root target/strangers nostr-rs-relay
     cargo install --locked --root target/strangers --path tests/strangers
 
 # Needs cargo-fuzz and a nightly compiler; the corpus is replayed by `just test` without either.

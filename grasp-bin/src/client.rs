@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use futures_util::{SinkExt as _, StreamExt as _};
 use grasp_core::RelayUrl;
+use grasp_sync::Roots;
 use nostr::event::Event;
 use nostr::filter::Filter;
 use serde_json::{Value, json};
@@ -31,7 +32,7 @@ impl RelayClient {
     /// Connects to a relay that the operator named.
     pub(crate) async fn connect(relay: &RelayUrl) -> Result<Self> {
         let place = Place::parse(relay.as_str()).context("no address of a relay")?;
-        let stream = place.connect().await?;
+        let stream = place.connect(&Roots::default()).await?;
         let stream: Box<dyn Bytes> = match stream {
             wire::Stream::Plain(stream) => Box::new(stream),
             wire::Stream::Tls(stream) => Box::new(*stream),

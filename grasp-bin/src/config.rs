@@ -34,6 +34,8 @@ pub(crate) struct Config {
     pub(crate) admin_socket: Option<PathBuf>,
     /// The relay that `grasp sidecar` stands beside.
     pub(crate) sidecar_relay: Option<RelayUrl>,
+    /// Where a sidecar answers to those who watch it.
+    pub(crate) sidecar_listen: Option<SocketAddr>,
     /// How to tell what happens.
     pub(crate) log: Log,
     /// The server itself. Its address is the one of `listen` until it is known better.
@@ -62,6 +64,7 @@ impl Default for Config {
             domain: None,
             admin_socket: None,
             sidecar_relay: None,
+            sidecar_listen: None,
             log: Log { filter: "info".into(), format: LogFormat::Human },
             settings: Settings::new(service, "data"),
         }

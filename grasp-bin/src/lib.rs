@@ -22,6 +22,7 @@ mod pace;
 mod page;
 mod place;
 mod push;
+mod roots;
 mod rows;
 mod serve;
 mod server;

@@ -13,6 +13,7 @@ use grasp_relay::Clock;
 use grasp_relay::web::figures::Status;
 use grasp_relay::web::span;
 use grasp_sync::driver::RelayStatus;
+use nostr::types::Timestamp;
 
 use self::board::Board;
 use crate::admin::{AdminSocket, counted};
@@ -28,6 +29,9 @@ const TELL: Duration = Duration::from_secs(5);
 
 /// How long newly found repositories are collected. Nobody is waiting for a better moment here.
 const WINDOW: Duration = Duration::from_secs(1);
+
+/// The longest rest between two attempts to connect. Whoever asks for everything now waits for it.
+const REST: Duration = Duration::from_secs(15);
 
 /// How long a relay must have been complete to be taken for it: what it brought may lead to more questions.
 const SETTLED: u64 = 4;
@@ -70,6 +74,8 @@ async fn bring(config: Config, from: Vec<RelayUrl>, patience: Duration) -> Resul
     settings.sync.engine.bootstrap.clone_from(&from);
     settings.sync.engine.relays_per_repo = 0;
     settings.sync.engine.discovery_window = WINDOW;
+    settings.sync.engine.backoff.cap = REST;
+    settings.sync.engine.backoff.dead_retry = REST;
     let server = Server::open(&settings, Clock::system()).await?;
     let answering = admin.answer(server.overview().clone());
     let began = Instant::now();
@@ -85,17 +91,19 @@ type Seen = BTreeMap<RelayUrl, RelayStatus>;
 
 /// Looks until all are done or patience ends.
 async fn follow(server: &Server, from: &[RelayUrl], patience: Duration) -> Seen {
-    let (began, mut told) = (Instant::now(), None);
-    let mut board = Board::new(from, server.parts().clock.now().mono);
+    let (began, mut told) = (server.parts().clock.now(), None);
+    let mut board = Board::new(from, began.mono);
     loop {
         let seen = match server.syncer() {
             Some(syncer) => syncer.status().await.relays,
             None => Seen::new(),
         };
         let now = server.parts().clock.now();
-        let done = |one: &RelayStatus| is_done(now.unix.as_secs(), one);
-        let over = from.iter().all(|relay| seen.get(relay).is_some_and(done))
-            || began.elapsed() > patience;
+        let ended = |one: &RelayStatus| {
+            is_done(now.unix.as_secs(), one) || is_given_up(began.unix + patience, one)
+        };
+        let over = from.iter().all(|relay| seen.get(relay).is_some_and(ended))
+            || now.mono - began.mono > patience;
         if over || board.is_live() || told.is_none_or(|at: Instant| at.elapsed() > TELL) {
             board.draw(now.mono, &seen);
             told = Some(Instant::now());
@@ -112,6 +120,11 @@ fn is_done(now: u64, relay: &RelayStatus) -> bool {
     let stands = relay.connection == ConnectionStatus::Connected
         || relay.connection == ConnectionStatus::ConnectedHistoricSyncFailures;
     stands && relay.backlog == 0 && relay.since.as_secs() + SETTLED < now
+}
+
+/// Whether a relay is not tried again while anybody waits: its certificate is bad, or it is no relay at all.
+fn is_given_up(until: Timestamp, relay: &RelayStatus) -> bool {
+    relay.failed.is_some_and(|failed| failed.retry_at > until)
 }
 
 fn is_complete(relay: &RelayStatus) -> bool {

@@ -20,6 +20,7 @@ use nostr::filter::Filter;
 use tokio::sync::Mutex;
 
 use crate::admin::{Answer, Answers, Question};
+use crate::http::Stands;
 use crate::metrics::{self, hunt};
 use crate::pace::Pace;
 use crate::rows;
@@ -93,16 +94,6 @@ impl Overview {
         if let Some(syncer) = syncer {
             let _ = self.0.syncer.set(syncer);
         }
-    }
-
-    /// The server's name for people.
-    pub(crate) fn name(&self) -> &str {
-        &self.0.name
-    }
-
-    /// Where the pages begin.
-    pub(crate) fn root(&self) -> &str {
-        &self.0.root
     }
 
     /// Whether everything that must work does: the store answers, and purgatory takes orders and can write them down.
@@ -299,6 +290,28 @@ fn resident_bytes() -> Option<u64> {
     let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
     let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
     kib.checked_mul(1_024)
+}
+
+impl Stands for Overview {
+    fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    fn root(&self) -> &str {
+        &self.0.root
+    }
+
+    async fn is_ready(&self) -> bool {
+        self.is_ready().await
+    }
+
+    async fn status(&self) -> Status {
+        self.status().await
+    }
+
+    async fn exposition(&self) -> String {
+        self.exposition().await
+    }
 }
 
 impl Answers for Overview {

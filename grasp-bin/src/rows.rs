@@ -9,7 +9,7 @@ use grasp_purgatory::hunt::Turn;
 use grasp_purgatory::{Phase, Purgatory};
 use grasp_relay::web::figures::{RelayHealth, RelayRow, RelayState, WaitingRow};
 use grasp_sync::driver::RelayStatus;
-use grasp_sync::engine::Fault;
+use grasp_sync::engine::{Fault, Flaw};
 
 /// Names under which something waits, and git servers of each, that are told of at most.
 const MOST_WAITING: usize = 1_000;
@@ -49,8 +49,17 @@ pub(crate) fn in_words(why: Fault) -> &'static str {
     match why {
         Fault::Unreachable => "nobody answers there",
         Fault::NoSuchHost => "there is no such host",
-        Fault::Tls => "its certificate or TLS is bad",
+        Fault::Certificate(Flaw::Untrusted) => {
+            "nobody whom we trust has signed its certificate (see trusted_roots)"
+        }
+        Fault::Certificate(Flaw::OtherName) => "its certificate is for another name",
+        Fault::Certificate(Flaw::OutOfDate) => {
+            "its certificate has expired or does not hold yet, or a clock is wrong"
+        }
+        Fault::Certificate(Flaw::Invalid) => "its certificate is not valid",
+        Fault::Tls => "it speaks no TLS that we understand",
         Fault::Protocol => "it speaks no websocket",
+        Fault::Private => "it is only for its own people (GRASP-08)",
         Fault::Forbidden => {
             "its address is private, and events may not lead there (allow_private_targets)"
         }

@@ -30,6 +30,7 @@ use crate::observer::SyncObserver;
 use crate::overview::Overview;
 use crate::own_relay::OwnRelay;
 use crate::place::create_privately;
+use crate::roots;
 use crate::settings::{Settings, Store, Sync};
 
 /// How often what time has made worthless is thrown away.
@@ -60,7 +61,7 @@ impl Server {
         let (hub, metrics, policy) = (Hub::start(), Metrics::default(), settings.policy());
         let repos = open_repos(settings).await?;
         let keeper = KeeperParts {
-            hunt: Some(hunt(settings, &repos, metrics.clone())),
+            hunt: Some(hunt(settings, &repos, metrics.clone())?),
             contributors: open_contributors(settings, &repos).await?,
             repos,
             store: Arc::clone(&store),
@@ -137,13 +138,14 @@ impl Server {
 }
 
 /// What goes and gets git data.
-fn hunt(settings: &Settings, repos: &RepoStore, metrics: Metrics) -> HuntParts {
-    let fetcher = Fetcher::new(repos.clone(), settings.outbound, settings.fetch);
+fn hunt(settings: &Settings, repos: &RepoStore, metrics: Metrics) -> Result<HuntParts> {
+    let fetcher = Fetcher::new(repos.clone(), settings.outbound, settings.fetch)
+        .trusting(roots::for_git(settings)?);
     let observer = Arc::new(move |report: &_| metrics::hunt::note(&metrics, report));
     // As many conversations as there may be processes: whoever waits for one has not begun.
     let config =
         HuntConfig { at_once: settings.processes.slots().remote_pace, ..settings.hunt.clone() };
-    HuntParts { config, fetcher, observer }
+    Ok(HuntParts { config, fetcher, observer })
 }
 
 fn presented(settings: &Settings, keys: &Keys) -> Config {
@@ -211,6 +213,7 @@ pub(crate) async fn start_sync(
         engine,
         clock,
         outbound: settings.outbound,
+        roots: roots::for_relays(settings)?,
         limits,
         keys: Some(keys),
         records: Box::new(RecordFile::new(&file)),

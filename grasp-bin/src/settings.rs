@@ -70,6 +70,8 @@ pub struct Settings {
     pub hunt: HuntConfig,
     /// What a conversation with another git server may cost.
     pub fetch: FetchLimits,
+    /// A PEM file with authorities whose certificates are believed beside those of the public ones.
+    pub trusted_roots: Option<PathBuf>,
     /// Where events of strangers may send us.
     pub outbound: OutboundPolicy,
     /// Whether `/metrics` is served.
@@ -149,6 +151,7 @@ impl Settings {
             purgatory: grasp_purgatory::Config::default(),
             hunt: HuntConfig::default(),
             fetch: FetchLimits::default(),
+            trusted_roots: None,
             outbound: OutboundPolicy::default(),
             git_program: None,
             repositories: None,

@@ -1,20 +1,25 @@
 //! `grasp sidecar`: keeps a relay complete that knows nothing of it.
 
 use std::io::Write as _;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
 use grasp_core::{Mono, RelayUrl, ServiceIdentity};
 use grasp_relay::Clock;
-use grasp_relay::metrics::Metrics;
+use grasp_relay::metrics::{Metrics, table};
 use grasp_relay::web::figures::{Intake, Status};
-use grasp_sync::{Sidecar, Syncer, driver};
+use grasp_sync::{Roots, Sidecar, Syncer, driver};
+use tokio::net::TcpListener;
 
 use crate::admin::{AdminSocket, Answer, Answers, Question};
 use crate::config::{Config, Loaded};
+use crate::http::{self, Stands};
 use crate::key;
+use crate::metrics;
 use crate::notify;
 use crate::pace::Pace;
+use crate::roots;
 use crate::rows;
 use crate::server::start_sync;
 use crate::settings::Settings;
@@ -46,15 +51,29 @@ async fn stand_beside(config: Config, relay: RelayUrl) -> Result<()> {
     // The relay may have anything, and be asked for all of that by nobody.
     settings.sync.engine.whole_from = None;
     let keys = key::load_or_create(&settings.service_key())?;
-    let local = Arc::new(Sidecar::start(relay.clone()));
+    let roots = roots::for_relays(&settings)?;
+    let local = Arc::new(Sidecar::trusting(relay.clone(), &roots));
+    let watched = match config.sidecar_listen {
+        Some(at) => {
+            Some(TcpListener::bind(at).await.with_context(|| format!("cannot listen at {at}"))?)
+        }
+        None => None,
+    };
+    let metrics = Metrics::default();
     let syncer =
-        start_sync(&settings, local, driver::Clock::system(), keys, Metrics::default()).await?;
+        start_sync(&settings, local, driver::Clock::system(), keys, metrics.clone()).await?;
     let syncer = syncer.context("there is nothing to sync with")?;
-    let view = View::new(relay, &settings, Arc::clone(&syncer));
-    welcome(&view, &settings);
-    let answering = admin.answer(view);
+    let view = View::new(relay, roots, metrics, &settings, Arc::clone(&syncer));
+    let watched_at = watched.as_ref().and_then(|listener| listener.local_addr().ok());
+    welcome(&view, &settings, watched_at);
+    let answering = admin.answer(view.clone());
+    let routes = http::routes(view, settings.metrics);
+    let watching = watched.map(|listener| tokio::spawn(http::serve_watchers(listener, routes)));
     let heartbeat = notify::ready();
     signals.told_to_stop().await;
+    if let Some(watching) = watching {
+        watching.abort();
+    }
     drop((answering, heartbeat));
     syncer.stop().await;
     tracing::info!("stopped, everything that was learned about relays is on disk");
@@ -67,7 +86,7 @@ fn name_of(relay: &RelayUrl) -> Result<ServiceIdentity> {
     name.trim_end_matches('/').parse().context("its address is no name; say --domain")
 }
 
-fn welcome(view: &View, settings: &Settings) {
+fn welcome(view: &View, settings: &Settings, watched_at: Option<SocketAddr>) {
     let (data, bootstrap) = (settings.data_dir.display(), &settings.sync.engine.bootstrap);
     let text = format!(
         "grasp {} keeps a relay complete\n\
@@ -76,11 +95,13 @@ fn welcome(view: &View, settings: &Settings) {
          \x20 from    the relays that its repositories name{}\n\
          \x20 data    {data}\n\
          \x20 watch   grasp status --watch --data-dir {data}\n\
+         {}\
          \x20 stop    Ctrl-C\n",
         env!("CARGO_PKG_VERSION"),
         view.relay,
         view.service,
         bootstrap.iter().map(|url| format!(", {url}")).collect::<String>(),
+        watched_at.map_or_else(String::new, |at| format!("  status  http://{at}/status\n")),
     );
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
 }
@@ -89,6 +110,8 @@ fn welcome(view: &View, settings: &Settings) {
 #[derive(Clone)]
 struct View {
     relay: RelayUrl,
+    roots: Roots,
+    metrics: Metrics,
     service: String,
     syncer: Arc<Syncer>,
     clock: Clock,
@@ -97,11 +120,19 @@ struct View {
 }
 
 impl View {
-    fn new(relay: RelayUrl, settings: &Settings, syncer: Arc<Syncer>) -> Self {
+    fn new(
+        relay: RelayUrl,
+        roots: Roots,
+        metrics: Metrics,
+        settings: &Settings,
+        syncer: Arc<Syncer>,
+    ) -> Self {
         let clock = Clock::system();
         let now = clock.now();
         Self {
             relay,
+            roots,
+            metrics,
             service: settings.service.to_string(),
             syncer,
             clock,
@@ -145,9 +176,35 @@ impl View {
     /// Whether the relay can be connected to.
     async fn is_there(&self) -> bool {
         match Place::parse(self.relay.as_str()) {
-            Some(place) => place.connect().await.is_ok(),
+            Some(place) => place.connect(&self.roots).await.is_ok(),
             None => false,
         }
+    }
+}
+
+impl Stands for View {
+    fn name(&self) -> &str {
+        &self.service
+    }
+
+    fn root(&self) -> &str {
+        "/"
+    }
+
+    async fn is_ready(&self) -> bool {
+        self.is_there().await
+    }
+
+    async fn status(&self) -> Status {
+        self.status().await
+    }
+
+    async fn exposition(&self) -> String {
+        self.metrics.set(&table::BUILD, &[env!("CARGO_PKG_VERSION")], 1.0);
+        self.metrics.set(&table::STARTED, &[], self.started as f64);
+        let own = [&table::BUILD, &table::STARTED];
+        let metrics: Vec<_> = own.into_iter().chain(metrics::sync::ALL.iter().copied()).collect();
+        self.metrics.render(&metrics)
     }
 }
 

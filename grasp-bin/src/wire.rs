@@ -1,9 +1,9 @@
 //! One connection to a server that the operator named: resolve, connect, encrypt, ask. Each step can be what is broken.
 
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use axum::body::{Body, to_bytes};
+use grasp_sync::Roots;
 use hyper::Request;
 use hyper::client::conn::http1;
 use hyper::header::{ACCEPT, DATE, HOST};
@@ -11,11 +11,8 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::time::timeout;
-use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
-use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::ServerName;
-use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 /// How long each step may take.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -100,8 +97,8 @@ impl Place {
         (!host.is_empty()).then(|| Self { host, port, secure, path: format!("/{path}") })
     }
 
-    /// Connects.
-    pub(crate) async fn connect(&self) -> Result<Stream, WireError> {
+    /// Connects; a certificate must lead to one of the roots.
+    pub(crate) async fn connect(&self, roots: &Roots) -> Result<Stream, WireError> {
         let address = (self.host.as_str(), self.port);
         let found = within(lookup_host(address)).await.map_err(WireError::Name)?;
         let addresses: Vec<_> = found.collect();
@@ -112,13 +109,14 @@ impl Place {
         }
         let name = ServerName::try_from(self.host.clone());
         let name = name.map_err(|error| WireError::Tls(error.to_string()))?;
-        let stream = within(tls()?.connect(name, stream)).await.map_err(WireError::Tls)?;
+        let stream =
+            within(roots.connector().connect(name, stream)).await.map_err(WireError::Tls)?;
         Ok(Stream::Tls(Box::new(stream)))
     }
 
     /// Asks for a NIP-11 document.
-    pub(crate) async fn ask(&self) -> Result<Reply, WireError> {
-        match self.connect().await? {
+    pub(crate) async fn ask(&self, roots: &Roots) -> Result<Reply, WireError> {
+        match self.connect(roots).await? {
             Stream::Plain(stream) => self.converse(stream).await,
             Stream::Tls(stream) => self.converse(*stream).await,
         }
@@ -160,16 +158,6 @@ async fn within<T, E: std::fmt::Display>(
         Ok(done) => done.map_err(|error| error.to_string()),
         Err(_) => Err(format!("nothing within {} seconds", PATIENCE.as_secs())),
     }
-}
-
-fn tls() -> Result<TlsConnector, WireError> {
-    let roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
-    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .map_err(|error| WireError::Tls(error.to_string()))?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    Ok(TlsConnector::from(Arc::new(config)))
 }
 
 /// How far a date of HTTP is ahead of our clock.

@@ -27,6 +27,26 @@ pub const ROOTS: [Kind; 4] = [PATCH, PULL_REQUEST, PULL_REQUEST_UPDATE, ISSUE];
 /// What goes on with a thread; later events may name only these. Reactions and the like are named by nobody.
 pub const REPLIES: [Kind; 3] = [Kind::Comment, Kind::TextNote, Kind::GitReply];
 
+/// What most events about repositories and their threads are of: roots, replies, what became of proposals, and what
+/// people leave with one touch.
+pub const USUAL: [Kind; 15] = [
+    PATCH,
+    PULL_REQUEST,
+    PULL_REQUEST_UPDATE,
+    ISSUE,
+    REPLIES[0],
+    REPLIES[1],
+    REPLIES[2],
+    Kind::GitStatusOpen,
+    Kind::GitStatusApplied,
+    Kind::GitStatusClosed,
+    Kind::GitStatusDraft,
+    Kind::Reaction,
+    Kind::Label,
+    Kind::ZapReceipt,
+    DELETION,
+];
+
 /// What a relay must tell its own syncer: everything that changes what to ask others for.
 pub const SELF_SUBSCRIPTION: [Kind; 8] = [
     ANNOUNCEMENT,

@@ -25,6 +25,7 @@ pub(crate) mod outbound;
 mod perform;
 mod recent;
 mod records;
+mod roots;
 mod scribe;
 mod status;
 pub(crate) mod task;
@@ -43,6 +44,7 @@ pub use self::limits::Limits;
 pub use self::observer::{Log, Observer};
 use self::perform::Loop;
 pub use self::records::{NoRecords, RecordFile, RecordStore};
+pub use self::roots::{BadRoots, Roots};
 pub use self::status::{Counts, Failed, RelayStatus, Status};
 use crate::engine::Config;
 use crate::local::LocalRelay;
@@ -53,6 +55,8 @@ pub struct Settings {
     pub engine: Config,
     /// Where may be gone to. Default: nowhere private, unless the operator configured it as a bootstrap relay.
     pub outbound: OutboundPolicy,
+    /// Whose certificates are believed. Default: those of the public authorities.
+    pub roots: Roots,
     /// Who we are to relays that want to know (NIP-42). Default: nobody.
     pub keys: Option<Keys>,
     /// What outlives the process. Default: nothing.
@@ -71,6 +75,7 @@ impl Settings {
         Self {
             engine: Config { seed: RandomState::new().hash_one(0u8), ..Config::new(own) },
             outbound: OutboundPolicy::default(),
+            roots: Roots::default(),
             keys: None,
             records: Box::new(NoRecords),
             observer: Arc::new(Log),

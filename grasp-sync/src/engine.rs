@@ -39,11 +39,11 @@ pub use self::discovery::index_change;
 pub use self::facts::RelayFacts;
 pub use self::ids::{ConnId, InventoryId, NotOurs, SubId};
 pub use self::io::{
-    Accepted, Delivered, Fault, Frame, Input, InventoryFailed, Judged, Outcome, Output, Places,
-    Row, Said,
+    Accepted, Delivered, Fault, Flaw, Frame, Input, InventoryFailed, Judged, Outcome, Output,
+    Places, Row, Said,
 };
 #[cfg(feature = "driver")]
-pub(crate) use self::layer::split;
+pub(crate) use self::layer::{split, split_by_kind};
 pub use self::parks::Parked;
 use self::record::Records;
 pub use self::record::RelayRecord;

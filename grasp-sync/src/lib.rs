@@ -100,7 +100,7 @@ pub mod local;
 pub mod sidecar;
 
 #[cfg(feature = "driver")]
-pub use driver::{Settings, Syncer};
+pub use driver::{Roots, Settings, Syncer};
 pub use local::LocalRelay;
 #[cfg(feature = "driver")]
 pub use sidecar::Sidecar;

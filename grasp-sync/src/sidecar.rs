@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   relay ──REQ: what is stored, what comes──▶ feed ──▶ ┌────────┐
-//!   relay ◀─EVENT, OK─▶ publisher ◀─────────────────────│ Syncer │ ⇄ other relays
+//!                                what waits ▲            │        │
+//!   relay ◀─EVENT, OK─▶ publisher ──────────┘ ◀─────────│ Syncer │ ⇄ other relays
 //!   relay ◀─REQ, page by page─▶ inventory ──▶           └────────┘
 //! ```
 //!
@@ -25,13 +26,13 @@ use grasp_core::nostr::event::{Event, Kind};
 use grasp_core::nostr::filter::Filter;
 use grasp_core::outbound::OutboundPolicy;
 use grasp_core::{RelayUrl, Verified};
-use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::sync::{Mutex, mpsc, oneshot, watch};
 
 use self::client::{Client, Lost, Place};
 use self::publisher::Batch;
-use crate::driver::Limits;
 use crate::driver::outbound::Outbound;
 use crate::driver::task::Task;
+use crate::driver::{Limits, Roots};
 use crate::engine::{InventoryFailed, Row};
 use crate::local::{LocalRelay, News, Taken};
 
@@ -59,6 +60,8 @@ pub struct Sidecar {
     batches: mpsc::Sender<Batch>,
     /// A connection that the last inventory left.
     spare: Mutex<Option<Client>>,
+    /// Where the publisher tells what waits for its git data: to whoever follows the relay since the latest.
+    held: watch::Sender<Option<mpsc::Sender<Arc<Event>>>>,
     _publisher: Task,
 }
 
@@ -67,11 +70,17 @@ impl Sidecar {
     ///
     /// The operator says where it is, so it may be anywhere.
     pub fn start(relay: RelayUrl) -> Self {
-        let outbound = Outbound::new(OutboundPolicy::default());
+        Self::trusting(relay, &Roots::default())
+    }
+
+    /// The same with a relay whose certificate leads to one of these roots.
+    pub fn trusting(relay: RelayUrl, roots: &Roots) -> Self {
+        let outbound = Outbound::new(OutboundPolicy::default(), roots);
         let place = Arc::new(Place { relay, outbound, limits: Limits::default() });
         let (batches, waiting) = mpsc::channel(BATCHES);
-        let publisher = Task::spawn(publisher::publish(Arc::clone(&place), waiting));
-        Self { place, batches, spare: Mutex::default(), _publisher: publisher }
+        let (held, follower) = watch::channel(None);
+        let publisher = Task::spawn(publisher::publish(Arc::clone(&place), waiting, follower));
+        Self { place, batches, spare: Mutex::default(), held, _publisher: publisher }
     }
 
     async fn count_up(&self, filter: Filter) -> Result<Vec<Row>, Lost> {
@@ -97,7 +106,9 @@ impl LocalRelay for Sidecar {
     fn accepted(&self, kinds: &[Kind]) -> BoxStream<'static, News> {
         let (tell, news) = mpsc::channel(NEWS);
         let ours = kinds.iter().copied().filter(|kind| !REPLIES.contains(kind)).collect();
-        let task = Task::spawn(feed::follow(Arc::clone(&self.place), ours, tell));
+        let (held, waits) = mpsc::channel(NEWS);
+        self.held.send_replace(Some(held));
+        let task = Task::spawn(feed::follow(Arc::clone(&self.place), ours, waits, tell));
         stream::unfold((news, task), |(mut news, task)| async {
             let next = news.recv().await?;
             Some((next, (news, task)))

@@ -16,7 +16,7 @@ use grasp_relay::{Accepted, Feed};
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use tempfile::TempDir;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -25,9 +25,36 @@ use crate::{HttpAnswer, Litter, Maker, Settings, Workdir, eventually, http, post
 /// How long anything may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// A port that stays ours while nobody listens there: whoever is given a free one meanwhile, this process or another,
+/// is given another one.
+#[derive(Clone)]
+struct Place {
+    address: SocketAddr,
+    _held: Arc<TcpSocket>,
+}
+
+impl Place {
+    fn claim(address: SocketAddr) -> Self {
+        let held = bind(address);
+        Self { address: held.local_addr().expect("the port"), _held: Arc::new(held) }
+    }
+
+    fn listen(&self) -> TcpListener {
+        bind(self.address).listen(1_024).expect("a port that is ours")
+    }
+}
+
+/// Shares the address with other sockets, of which one may listen.
+fn bind(address: SocketAddr) -> TcpSocket {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.set_reuseaddr(true).expect("a socket that shares");
+    socket.bind(address).expect("a port");
+    socket
+}
+
 /// A running server. Dropping it stops it without ceremony; [`Instance::stop`] waits for its end.
 pub struct Instance {
-    address: SocketAddr,
+    place: Place,
     /// What the server was built from.
     built: grasp_bin::Settings,
     settings: Settings,
@@ -70,10 +97,10 @@ impl Instance {
 
     async fn begin(settings: Settings, choose: impl FnOnce(&mut grasp_bin::Settings)) -> Self {
         let temporary = tempfile::tempdir().expect("a directory for the test");
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port on loopback");
-        let mut built = settings.built(temporary.path(), &listener);
+        let place = Place::claim(([127, 0, 0, 1], 0).into());
+        let mut built = settings.built(temporary.path(), place.address);
         choose(&mut built);
-        let instance = Self::run(listener, built, settings).await;
+        let instance = Self::run(place, built, settings).await;
         Self { temporary: Some(temporary), ..instance }
     }
 
@@ -89,10 +116,10 @@ impl Instance {
         settings: Settings,
         choose: impl FnOnce(&mut grasp_bin::Settings),
     ) -> Self {
-        let listener = TcpListener::bind(address).await.expect("the port");
-        let mut built = settings.built(dir, &listener);
+        let place = Place::claim(address);
+        let mut built = settings.built(dir, place.address);
         choose(&mut built);
-        Self::run(listener, built, settings).await
+        Self::run(place, built, settings).await
     }
 
     /// Stops the server and starts it again in the same place.
@@ -108,17 +135,17 @@ impl Instance {
 
     /// Stops the server, does something to what it left on disk, and starts it again.
     pub async fn restart_after(self, change: impl FnOnce(&Path)) -> Self {
-        let (address, built, settings) = (self.address, self.built.clone(), self.settings.clone());
+        let (place, built, settings) =
+            (self.place.clone(), self.built.clone(), self.settings.clone());
         let dir = self.dir.clone();
         let temporary = self.stop().await;
         change(&dir);
-        let listener = TcpListener::bind(address).await.expect("the port that was ours");
-        let instance = Self::run(listener, built, settings).await;
+        let instance = Self::run(place, built, settings).await;
         Self { temporary, ..instance }
     }
 
-    async fn run(listener: TcpListener, built: grasp_bin::Settings, settings: Settings) -> Self {
-        let address = listener.local_addr().expect("the port");
+    async fn run(place: Place, built: grasp_bin::Settings, settings: Settings) -> Self {
+        let listener = place.listen();
         let store = grasp_bin::open_store(&built).await.expect("a store");
         let store = (settings.store)(store);
         let server = Server::open_on(&built, store, settings.clock.clone()).await;
@@ -133,7 +160,7 @@ impl Instance {
             serve(listener, parts, told).await.expect("the server ends well");
         });
         let dir = built.data_dir.clone();
-        Self { address, built, settings, server, stop, running, dir, temporary: None }
+        Self { place, built, settings, server, stop, running, dir, temporary: None }
     }
 
     /// The server itself.
@@ -143,7 +170,7 @@ impl Instance {
 
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.place.address
     }
 
     /// Where repositories are on disk.
@@ -170,7 +197,7 @@ impl Instance {
         body: &[u8],
     ) -> HttpAnswer {
         let path = format!("{}/{place}", self.path(repo));
-        post(&self.address.to_string(), &path, headers, body).await
+        post(&self.place.address.to_string(), &path, headers, body).await
     }
 
     /// The refs that clients see, as `git ls-remote` lists them.
@@ -201,7 +228,7 @@ impl Instance {
 
     /// Where the relay is.
     pub fn relay_url(&self) -> String {
-        format!("ws://{}", self.address)
+        format!("ws://{}", self.place.address)
     }
 
     /// The address that announcements must list.
@@ -211,17 +238,17 @@ impl Instance {
 
     /// Asks the server for a page.
     pub async fn get(&self, path: &str, headers: &[(&str, &str)]) -> HttpAnswer {
-        http(&self.address.to_string(), "GET", path, headers).await
+        http(&self.place.address.to_string(), "GET", path, headers).await
     }
 
     /// Asks the server something else.
     pub async fn request(&self, method: &str, path: &str) -> HttpAnswer {
-        http(&self.address.to_string(), method, path, &[]).await
+        http(&self.place.address.to_string(), method, path, &[]).await
     }
 
     /// Where a repository is cloned from.
     pub fn clone_url(&self, repo: &RepoId) -> String {
-        format!("http://{}{}", self.address, self.service().repo_path(repo))
+        format!("http://{}{}", self.place.address, self.service().repo_path(repo))
     }
 
     /// Gives events to the server without a socket.

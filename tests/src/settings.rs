@@ -1,5 +1,6 @@
 //! What a test may want otherwise than it is by default.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +11,6 @@ use grasp_relay::Clock;
 use grasp_relay::git_http::GitLimits;
 use grasp_relay::nostr::Limits;
 use grasp_relay::store::EventStore;
-use tokio::net::TcpListener;
 
 /// What is put around a store.
 pub type Wrapping = Arc<dyn Fn(Arc<dyn EventStore>) -> Arc<dyn EventStore> + Send + Sync>;
@@ -59,8 +59,7 @@ impl Default for Settings {
 
 impl Settings {
     /// The settings of a server with this listener, and this directory to itself.
-    pub(crate) fn built(&self, dir: &Path, listener: &TcpListener) -> grasp_bin::Settings {
-        let address = listener.local_addr().expect("the port");
+    pub(crate) fn built(&self, dir: &Path, address: SocketAddr) -> grasp_bin::Settings {
         let service = address.to_string().parse().expect("an address");
         let mut built = grasp_bin::Settings::new(service, dir);
         built.maintainers = self.model;

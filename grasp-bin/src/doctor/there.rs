@@ -1,9 +1,11 @@
 //! What can be seen from outside, and of the outside.
 
+use grasp_sync::Roots;
 use serde_json::Value;
 
 use super::Finding;
 use crate::config::Config;
+use crate::roots;
 use crate::wire::{Place, Reply, WireError};
 
 /// Clocks that differ by more make events of one side come from the other's future.
@@ -13,16 +15,24 @@ const MOST_SKEW: i64 = 30;
 pub(super) async fn findings(config: &Config) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut clocks = Vec::new();
+    let roots = match roots::for_relays(&config.settings) {
+        Ok(roots) => roots,
+        Err(error) => {
+            let remedy = "let trusted_roots name a PEM file that the server may read";
+            findings.push(Finding::bad("trusted_roots", format!("{error:#}"), remedy));
+            Roots::default()
+        }
+    };
     match own(config) {
         Some(place) => {
-            let seen = place.ask().await;
+            let seen = place.ask(&roots).await;
             findings.push(as_others_see_us(config, &place, seen));
         }
         None => findings.push(Finding::skipped("own address", "no domain is set")),
     }
     for relay in &config.settings.sync.engine.bootstrap {
         let Some(place) = Place::parse(relay.as_str()) else { continue };
-        let seen = place.ask().await;
+        let seen = place.ask(&roots).await;
         // A clock of our own says nothing about our clock; those of others do.
         clocks.extend(seen.iter().filter_map(|reply| reply.ahead));
         findings.push(bootstrap(relay.as_str(), seen));

@@ -2,8 +2,10 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use crate::support::{Said, Server, command, grasp, said};
+use crate::tls_front::{Authority, Front};
 
 fn git(dir: &Path, args: &[&str]) -> String {
     let output = Command::new("git")
@@ -144,6 +146,70 @@ fn a_relay_that_is_not_there_makes_a_pass_incomplete() {
     let output = command().args(args).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stdout).contains("0 of 1 relay complete"));
+}
+
+/// A runtime with a relay on it that shows a certificate for `localhost`.
+fn behind_tls(server: &Server, by: &Authority) -> (tokio::runtime::Runtime, Front) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let address = server.host().parse().unwrap();
+    let front = runtime.block_on(Front::start(address, by.certify("localhost", 4000)));
+    (runtime, front)
+}
+
+#[test]
+fn a_pass_does_not_wait_for_a_relay_whose_certificate_is_bad() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(&dir.path().join("data"));
+    let (_runtime, front) = behind_tls(&server, &Authority::new("somebody"));
+    let (bad, data) = (format!("wss://{}", front.host()), dir.path().join("mirror"));
+    let began = Instant::now();
+    let output = command()
+        .args(["sync", "--once", "--patience", "600", "--from", &server.url, "--from", &bad])
+        .arg("--data-dir")
+        .arg(&data)
+        .output()
+        .unwrap();
+    let took = began.elapsed();
+    assert_eq!(output.status.code(), Some(2));
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(out.contains("1 of 2 relays complete"), "{out}");
+    assert!(
+        out.contains(&format!("{bad}: nobody whom we trust has signed its certificate")),
+        "{out}"
+    );
+    assert!(took < Duration::from_secs(60), "{took:?}");
+    assert!(front.guests() <= 2, "{} connections", front.guests());
+}
+
+#[test]
+fn a_pass_tries_anew_whom_an_earlier_one_gave_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(&dir.path().join("data"));
+    let authority = Authority::new("ours");
+    let (_runtime, front) = behind_tls(&server, &authority);
+    let roots = dir.path().join("ours.pem");
+    std::fs::write(&roots, authority.pem()).unwrap();
+    let (relay, data) = (format!("wss://{}", front.host()), dir.path().join("mirror"));
+    let pass = |more: &[&str]| {
+        let args = ["sync", "--once", "--patience", "100", "--from", &relay, "--data-dir"];
+        said(command().args(args).arg(&data).args(more))
+    };
+    assert!(!pass(&[]).ok);
+    let trusting = pass(&["--trusted-roots", roots.to_str().unwrap()]);
+    assert!(trusting.ok && trusting.out.contains("1 of 1 relay complete"), "{trusting:?}");
+}
+
+#[test]
+fn a_file_of_roots_without_a_certificate_is_an_error_that_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("empty.pem");
+    std::fs::write(&file, "").unwrap();
+    let (file, data) = (file.to_str().unwrap(), dir.path().join("data"));
+    let args = ["serve", "--listen", "127.0.0.1:0", "--trusted-roots", file, "--data-dir"];
+    let said = said(command().args(args).arg(&data));
+    assert!(!said.ok && said.err.contains("no certificate in it"), "{said:?}");
+    let doctor = grasp(&["doctor", "--data-dir", data.to_str().unwrap(), "--trusted-roots", file]);
+    assert!(!doctor.ok && doctor.out.contains("no certificate in it"), "{doctor:?}");
 }
 
 #[test]

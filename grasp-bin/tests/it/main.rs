@@ -12,3 +12,5 @@ mod serve;
 mod sidecar;
 mod signals;
 mod support;
+#[path = "../../../grasp-sync/tests/driver/tls_front.rs"]
+mod tls_front;

@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 use std::future::Future;
 use std::io;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -100,6 +101,7 @@ pub struct Fetcher {
     policy: OutboundPolicy,
     limits: FetchLimits,
     resolver: Arc<dyn Resolve>,
+    roots: Option<PathBuf>,
 }
 
 /// What came of a fetch.
@@ -114,13 +116,19 @@ pub struct Fetched {
 impl Fetcher {
     /// Fetches into this store, from where the policy lets us go.
     pub fn new(store: RepoStore, policy: OutboundPolicy, limits: FetchLimits) -> Self {
-        Self { store, policy, limits, resolver: Arc::new(SystemResolver) }
+        Self { store, policy, limits, resolver: Arc::new(SystemResolver), roots: None }
     }
 
     /// Looks up names in another way.
     #[must_use]
     pub fn resolving(self, resolver: impl Resolve + 'static) -> Self {
         Self { resolver: Arc::new(resolver), ..self }
+    }
+
+    /// Believes the certificates that this PEM file leads to, and no others; without one those that git believes.
+    #[must_use]
+    pub fn trusting(self, roots: Option<PathBuf>) -> Self {
+        Self { roots, ..self }
     }
 
     /// Asks a server what it has; which of the wanted objects are among it is what matters.
@@ -193,6 +201,10 @@ impl Fetcher {
     fn guarded(&self, command: GitCommand, pin: Option<String>) -> GitCommand {
         let command = match pin {
             Some(pin) => command.setting("http.curloptResolve", pin),
+            None => command,
+        };
+        let command = match &self.roots {
+            Some(roots) => command.setting("http.sslCAInfo", roots.to_string_lossy()),
             None => command,
         };
         let FetchLimits { bytes, memory, silence, .. } = self.limits;

@@ -10,7 +10,6 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::time::Duration;
 
 use grasp_core::RelayUrl;
@@ -19,12 +18,12 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
-use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::ServerName;
-use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+use tokio_rustls::rustls::{self, CertificateError};
 use url::Url;
 
-use crate::engine::Fault;
+use super::roots::Roots;
+use crate::engine::{Fault, Flaw};
 
 /// How long a name server may take.
 const RESOLVE: Duration = Duration::from_secs(5);
@@ -57,15 +56,9 @@ pub(crate) struct Route {
 }
 
 impl Outbound {
-    /// Certificates are checked against the roots that are compiled in; no system store is needed or asked.
-    pub(crate) fn new(policy: OutboundPolicy) -> Self {
-        let roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
-        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-            .with_safe_default_protocol_versions()
-            .expect("ring has ciphers for every version of TLS")
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        Self { policy, tls: TlsConnector::from(Arc::new(config)) }
+    /// Goes where the policy lets us, and believes certificates that lead to one of the roots.
+    pub(crate) fn new(policy: OutboundPolicy, roots: &Roots) -> Self {
+        Self { policy, tls: roots.connector() }
     }
 
     /// Finds out where a relay is, and whether we may go there.
@@ -97,8 +90,8 @@ impl Route {
         let Some((tls, name)) = &self.tls else { return Ok(Box::new(stream)) };
         match timeout(HANDSHAKE, tls.connect(name.clone(), stream)).await {
             Ok(Ok(stream)) => Ok(Box::new(stream)),
-            Ok(Err(error)) if error.kind() == io::ErrorKind::InvalidData => Err(Fault::Tls),
-            Ok(Err(_)) | Err(_) => Err(Fault::Unreachable),
+            Ok(Err(error)) => Err(why_unencrypted(&error)),
+            Err(_) => Err(Fault::Unreachable),
         }
     }
 
@@ -133,12 +126,31 @@ fn why_unresolved(error: &io::Error) -> Fault {
     }
 }
 
+/// Tells a bad certificate from a bad handshake, and both from a connection that was lost meanwhile.
+fn why_unencrypted(error: &io::Error) -> Fault {
+    let Some(said) = error.get_ref().and_then(|inner| inner.downcast_ref()) else {
+        return Fault::Unreachable;
+    };
+    let rustls::Error::InvalidCertificate(why) = said else { return Fault::Tls };
+    Fault::Certificate(match why {
+        CertificateError::UnknownIssuer => Flaw::Untrusted,
+        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+            Flaw::OtherName
+        }
+        CertificateError::Expired
+        | CertificateError::ExpiredContext { .. }
+        | CertificateError::NotValidYet
+        | CertificateError::NotValidYetContext { .. } => Flaw::OutOfDate,
+        _ => Flaw::Invalid,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     async fn route(url: &str, from: Provenance) -> Result<Vec<SocketAddr>, Fault> {
-        let outbound = Outbound::new(OutboundPolicy::default());
+        let outbound = Outbound::new(OutboundPolicy::default(), &Roots::default());
         let route = outbound.route(&url.parse().unwrap(), from).await?;
         Ok(route.addresses)
     }

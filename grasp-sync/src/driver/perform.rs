@@ -62,7 +62,7 @@ impl Loop {
         let recent = Arc::clone(&intake.recent);
         let feed = Task::spawn(feed::listen(local, recent, told.clone()));
         let world = World {
-            outbound: Outbound::new(settings.outbound),
+            outbound: Outbound::new(settings.outbound, &settings.roots),
             keys: settings.keys,
             limits: settings.limits,
             intake,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use grasp_core::limits::{Admit, Backoff, BackoffPolicy, BackoffSnapshot, Health};
+use grasp_core::limits::{Admit, Backoff, BackoffPolicy, BackoffSnapshot, Health, PARK};
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::{Mono, Now};
 
@@ -82,9 +82,12 @@ impl RelayHealth {
         self.turn(now, false);
         match why {
             Fault::Unreachable => {}
-            Fault::NoSuchHost | Fault::Tls | Fault::Protocol | Fault::Forbidden => {
-                self.quarantine(now + quarantine);
-            }
+            Fault::NoSuchHost
+            | Fault::Certificate(_)
+            | Fault::Tls
+            | Fault::Protocol
+            | Fault::Forbidden => self.quarantine(now + quarantine),
+            Fault::Private => self.quarantine(now + PARK),
         }
     }
 
@@ -157,6 +160,7 @@ impl RelayHealth {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::Flaw;
 
     const HALF_DAY: Duration = Duration::from_secs(12 * 60 * 60);
 
@@ -170,7 +174,8 @@ mod tests {
 
     #[test]
     fn faults_without_an_honest_reason_quarantine_for_half_a_day() {
-        for why in [Fault::NoSuchHost, Fault::Tls, Fault::Protocol, Fault::Forbidden] {
+        let certificate = Fault::Certificate(Flaw::Untrusted);
+        for why in [Fault::NoSuchHost, certificate, Fault::Tls, Fault::Protocol, Fault::Forbidden] {
             let mut health = health();
             health.failed(Mono::from_secs(1), why, HALF_DAY);
             let until = Mono::from_secs(1) + HALF_DAY;

@@ -239,12 +239,29 @@ pub enum Fault {
     Unreachable,
     /// The name does not exist. Not: the resolver could not be asked.
     NoSuchHost,
-    /// The certificate or the TLS handshake is bad.
+    /// The certificate is not to be believed.
+    Certificate(Flaw),
+    /// The TLS handshake came to nothing.
     Tls,
     /// Whoever answered speaks no websocket.
     Protocol,
     /// The address is one that may not be dialled.
     Forbidden,
+    /// It is there, and only for its own people (GRASP-08).
+    Private,
+}
+
+/// Why a certificate is not to be believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Flaw {
+    /// Nobody whom we trust has signed it.
+    Untrusted,
+    /// It was made for another name.
+    OtherName,
+    /// It has expired, or does not hold yet; or a clock is wrong.
+    OutOfDate,
+    /// Something else is wrong with it.
+    Invalid,
 }
 
 /// The local relay could not say what it has. An empty list would mean something else: that it has nothing.

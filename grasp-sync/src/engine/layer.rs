@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use grasp_core::kinds;
 use grasp_core::nostr::filter::{Filter, SingleLetterTag};
 use grasp_core::nostr::types::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -79,6 +80,15 @@ pub(crate) fn split(filter: &Filter) -> Option<[Filter; 2]> {
     Some(halves(kinds).map(|half| Filter { kinds: Some(half), ..filter.clone() }))
 }
 
+/// Parts of a filter that lists but one thing and no kinds: each asks for some of the usual kinds, and none for the rest.
+/// `None` if it lists more, or is such a part already.
+pub(crate) fn split_by_kind(filter: &Filter) -> Option<[Filter; 2]> {
+    if filter.kinds.is_some() || filter.generic_tags.is_empty() || split(filter).is_some() {
+        return None;
+    }
+    split(&filter.clone().kinds(kinds::USUAL))
+}
+
 /// Up to so many parts of what a filter lists, together matching the same.
 pub(super) fn spread(filter: &Filter, most: usize) -> Vec<Filter> {
     let mut parts = vec![filter.clone()];
@@ -103,13 +113,13 @@ fn halves<T: Ord + Clone>(values: &BTreeSet<T>) -> [BTreeSet<T>; 2] {
 
 #[cfg(test)]
 mod tests {
+    use grasp_core::RepoId;
     use grasp_core::nostr::event::EventId;
     use grasp_core::nostr::key::PublicKey;
     use grasp_core::sync::{
         RelaySyncNeeds, RequestBudget, SyncLevel, build_announcement_filter,
         build_layer2_and_layer3_filters,
     };
-    use grasp_core::{RepoId, kinds};
 
     use super::*;
 
@@ -158,6 +168,23 @@ mod tests {
         }
         assert_eq!(cuts, 7, "20,000 seconds become eight windows");
         assert_eq!(bisect(&Filter::new().until(Timestamp::from_secs(5)), NOW), None);
+    }
+
+    #[test]
+    fn one_value_without_kinds_is_split_by_the_usual_ones_and_then_like_any_other() {
+        let one = Filter::new().identifiers(["a"]);
+        let mut parts = split_by_kind(&one).unwrap().to_vec();
+        let mut seen = BTreeSet::new();
+        while let Some(part) = parts.pop() {
+            assert_eq!(split_by_kind(&part), None, "only once");
+            match split(&part) {
+                Some(halves) => parts.extend(halves),
+                None => seen.extend(part.kinds.unwrap()),
+            }
+        }
+        assert_eq!(seen, kinds::USUAL.into());
+        assert_eq!(split_by_kind(&Filter::new().identifiers(["a", "b"])), None);
+        assert_eq!(split_by_kind(&Filter::new()), None);
     }
 
     #[test]

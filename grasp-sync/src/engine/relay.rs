@@ -16,7 +16,7 @@ mod standing;
 mod subs;
 mod whole;
 
-use grasp_core::limits::{Admit, PARK};
+use grasp_core::limits::Admit;
 use grasp_core::sync::{AddFilters, RelaySyncNeeds};
 use grasp_core::{Mono, RelayUrl};
 
@@ -81,8 +81,7 @@ impl Link {
         }
         let now = desk.now;
         if facts.is_private {
-            desk.standing.health.quarantine(now.mono + PARK);
-            self.end(desk);
+            self.failed(desk, conn, Fault::Private);
             return hang_up(desk, conn);
         }
         desk.standing.connected(now.mono, facts, &desk.shared.config);

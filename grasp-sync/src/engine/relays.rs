@@ -92,7 +92,7 @@ impl SyncEngine {
 
     /// A relay has become a target.
     pub(super) fn take_up(&mut self, now: Now, relay: RelayUrl, is_bootstrap: bool) {
-        let record = self.records.take(&relay);
+        let record = self.recall(&relay, is_bootstrap);
         let shared = &mut self.shared;
         let standing = Standing::new(now, &shared.config, &mut shared.rng, record);
         shared.states.insert(relay.clone(), RelayState::new(is_bootstrap));
@@ -101,6 +101,16 @@ impl SyncEngine {
         self.out.push(Output::Report(Report::Discovered { relay: relay.clone() }));
         self.say_health(now, &relay);
         self.turn(now, &relay, |_, _| ());
+    }
+
+    /// What an earlier process knew about a relay. One that the operator names is not left alone any longer for what
+    /// was wrong with it then: whoever restarts us may have mended it. Rests between attempts remain.
+    fn recall(&mut self, relay: &RelayUrl, is_bootstrap: bool) -> Option<RelayRecord> {
+        let mut record = self.records.take(relay)?;
+        if is_bootstrap {
+            record.quarantined_until = None;
+        }
+        Some(record)
     }
 
     /// Tells what an earlier process thought of a relay, if it thought ill of it.
@@ -142,7 +152,9 @@ impl SyncEngine {
             self.records.keep(record);
             let is_untried = self.relays.get(&url).is_some_and(|relay| relay.link.is_idle());
             if is_untried {
-                let record = self.records.take(&url);
+                let is_bootstrap =
+                    self.shared.states.get(&url).is_some_and(|state| state.is_bootstrap);
+                let record = self.recall(&url, is_bootstrap);
                 let shared = &mut self.shared;
                 let standing = Standing::new(now, &shared.config, &mut shared.rng, record);
                 if let Some(relay) = self.relays.get_mut(&url) {

@@ -16,7 +16,7 @@ use crate::driver::Limits;
 use crate::driver::codec::{self, Word};
 use crate::driver::connection::{Socket, open};
 use crate::driver::outbound::Outbound;
-use crate::engine::{SubId, split};
+use crate::engine::{SubId, split, split_by_kind};
 
 /// How long the relay may take to answer; it is our own.
 const ANSWER: Duration = Duration::from_secs(30);
@@ -78,7 +78,11 @@ impl Reading<'_> {
                     let parts = parts.map(|part| (part.since(*at).until(*at), None));
                     self.parts.extend(parts);
                 }
-                None => tracing::warn!(%at, "our relay does not show all events of a second"),
+                None => {
+                    tracing::warn!(%at, "our relay does not show all events of a second");
+                    let parts = split_by_kind(&filter).into_iter().flatten();
+                    self.parts.extend(parts.map(|part| (part.since(*at).until(*at), None)));
+                }
             }
         }
     }

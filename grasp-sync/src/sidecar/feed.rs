@@ -1,9 +1,12 @@
 //! What the relay has, and what comes: told for ever, across its restarts and ours.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use grasp_core::nostr::event::Kind;
+use grasp_core::RepoId;
+use grasp_core::nip34::Announcement;
+use grasp_core::nostr::event::{Event, Kind};
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 use tokio::sync::mpsc;
@@ -18,8 +21,14 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// How far back is read after a loss, beyond the moment of it: clocks differ, and events may be late.
 const OVERLAP: Duration = Duration::from_secs(15 * 60);
 
-pub(super) async fn follow(place: Arc<Place>, kinds: Vec<Kind>, tell: mpsc::Sender<News>) {
-    let mut follower = Follower { kinds, tell, since: None, caught_up: false };
+pub(super) async fn follow(
+    place: Arc<Place>,
+    kinds: Vec<Kind>,
+    waits: mpsc::Receiver<Arc<Event>>,
+    tell: mpsc::Sender<News>,
+) {
+    let served = BTreeSet::new();
+    let mut follower = Follower { kinds, tell, waits, served, since: None, caught_up: false };
     let mut pause = FIRST_PAUSE;
     while !follower.tell.is_closed() {
         if let Ok(mut client) = Client::connect(&place).await {
@@ -34,6 +43,10 @@ pub(super) async fn follow(place: Arc<Place>, kinds: Vec<Kind>, tell: mpsc::Send
 struct Follower {
     kinds: Vec<Kind>,
     tell: mpsc::Sender<News>,
+    /// Announcements that the relay took and does not serve.
+    waits: mpsc::Receiver<Arc<Event>>,
+    /// Repositories whose announcement it serves.
+    served: BTreeSet<RepoId>,
     /// Everything older has been told.
     since: Option<Timestamp>,
     caught_up: bool,
@@ -51,9 +64,16 @@ impl Follower {
         }
         self.since = Some(began - OVERLAP);
         loop {
-            match client.heard().await? {
+            let word = tokio::select! {
+                word = client.heard() => word?,
+                Some(event) = self.waits.recv() => {
+                    self.held(event).await?;
+                    continue;
+                }
+            };
+            match word {
                 Word::Event(sub, event) if sub == live => {
-                    self.news(News::Accepted(Arc::new(event))).await?;
+                    self.accepted(event).await?;
                     self.since = Some(Timestamp::now() - OVERLAP);
                 }
                 // Some relays want to be asked for something in particular.
@@ -79,10 +99,26 @@ impl Follower {
         let mut reading = client.read(filter);
         while let Some(page) = reading.next().await? {
             for event in page {
-                self.news(News::Accepted(Arc::new(event))).await?;
+                self.accepted(event).await?;
             }
         }
         Ok(())
+    }
+
+    async fn accepted(&mut self, event: Event) -> Result<(), Lost> {
+        if let Ok(announcement) = Announcement::parse(&event) {
+            self.served.insert(announcement.repo);
+        }
+        self.news(News::Accepted(Arc::new(event))).await
+    }
+
+    /// What is served is wanted whole, whatever else waits beside it, and whichever of the two is heard of first.
+    async fn held(&self, event: Arc<Event>) -> Result<(), Lost> {
+        let repo = Announcement::parse(&event).map(|announcement| announcement.repo);
+        match repo {
+            Ok(repo) if !self.served.contains(&repo) => self.news(News::Held(event)).await,
+            _ => Ok(()),
+        }
     }
 
     async fn news(&self, news: News) -> Result<(), Lost> {

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use grasp_core::Verified;
 use grasp_core::admission::Lasting;
+use grasp_core::kinds;
 use grasp_core::nostr::event::{Event, EventId};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::client::{Client, Lost, Place};
 use crate::driver::codec::{self, Word};
@@ -21,7 +22,11 @@ pub(super) struct Batch {
     pub(super) reply: oneshot::Sender<Vec<Taken>>,
 }
 
-pub(super) async fn publish(place: Arc<Place>, mut waiting: mpsc::Receiver<Batch>) {
+pub(super) async fn publish(
+    place: Arc<Place>,
+    mut waiting: mpsc::Receiver<Batch>,
+    held: watch::Receiver<Option<mpsc::Sender<Arc<Event>>>>,
+) {
     let mut client: Option<Client> = None;
     while let Some(Batch { events, reply }) = waiting.recv().await {
         if client.is_none() {
@@ -34,17 +39,33 @@ pub(super) async fn publish(place: Arc<Place>, mut waiting: mpsc::Receiver<Batch
             }
         }
         let taken = |event: &Verified<Arc<Event>>| {
-            answers.get(&event.id).copied().unwrap_or(Taken::Refused(Lasting::Briefly))
+            answers.get(&event.id).map_or(Taken::Refused(Lasting::Briefly), |one| one.taken)
         };
         let _ = reply.send(events.iter().map(taken).collect());
+        // Whoever follows the relay sees what it serves, but not what it lets wait.
+        let Some(follower) = held.borrow().clone() else { continue };
+        let waits = |event: &&Verified<Arc<Event>>| {
+            event.kind == kinds::ANNOUNCEMENT && answers.get(&event.id).is_some_and(|one| one.waits)
+        };
+        for event in events.iter().filter(waits) {
+            let _ = follower.send(Arc::clone(event)).await;
+        }
     }
+}
+
+/// What the relay made of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Answer {
+    taken: Taken,
+    /// Whether it waits for its git data there, be it since now or since long.
+    waits: bool,
 }
 
 /// Sends events a few ahead of their answers. What has no answer when the connection is lost is offered again.
 async fn offer(
     client: &mut Client,
     events: &[Verified<Arc<Event>>],
-    answers: &mut BTreeMap<EventId, Taken>,
+    answers: &mut BTreeMap<EventId, Answer>,
 ) -> Result<(), Lost> {
     let mut unsent = events.iter();
     let mut owed = std::collections::BTreeSet::new();
@@ -69,16 +90,18 @@ async fn offer(
 ///
 /// A refusal is taken to be for want of something unless it says otherwise: relays put all sorts of policy into one
 /// prefix, and an event is then only kept in mind a little longer than needed.
-fn read(accepted: bool, text: &str) -> Taken {
-    let prefix = text.split_once(':').map_or("", |(prefix, _)| prefix.trim());
-    match (accepted, prefix) {
+fn read(accepted: bool, text: &str) -> Answer {
+    let (prefix, rest) = text.split_once(':').unwrap_or_default();
+    let (prefix, waits) = (prefix.trim(), rest.trim() == "in purgatory");
+    let taken = match (accepted, prefix) {
         (_, "duplicate" | "replaced") => Taken::Known,
         (true, "purgatory") => Taken::Held,
         (true, _) => Taken::Stored,
         (false, "rate-limited" | "error") => Taken::Refused(Lasting::Briefly),
         (false, "pow" | "deleted") => Taken::Refused(Lasting::Forever),
         (false, _) => Taken::Refused(Lasting::UntilDependency),
-    }
+    };
+    Answer { taken, waits: accepted && (waits || taken == Taken::Held) }
 }
 
 #[cfg(test)]
@@ -100,7 +123,20 @@ mod tests {
             (false, "invalid: no announcement", Taken::Refused(Lasting::UntilDependency)),
             (false, "no", Taken::Refused(Lasting::UntilDependency)),
         ] {
-            assert_eq!(read(accepted, text), taken, "{accepted} {text:?}");
+            assert_eq!(read(accepted, text).taken, taken, "{accepted} {text:?}");
+        }
+    }
+
+    #[test]
+    fn what_waits_is_told_from_what_is_served() {
+        for (accepted, text, waits) in [
+            (true, "purgatory: won't be served until git data arrives", true),
+            (true, "duplicate: in purgatory", true),
+            (true, "duplicate: already have this event", false),
+            (false, "duplicate: in purgatory", false),
+            (true, "", false),
+        ] {
+            assert_eq!(read(accepted, text).waits, waits, "{accepted} {text:?}");
         }
     }
 }

@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use grasp_core::limits::Health;
+use grasp_core::nostr::event::Kind;
+use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::ConnectionStatus;
 use grasp_sync::driver::RelayStatus;
 use serde_json::{Value, json};
@@ -129,6 +131,22 @@ async fn more_events_in_one_second_than_a_page_holds_are_asked_for_in_parts() {
     }
     let bad = relay(None, stored.clone(), |said, stored, _| properly(said, stored)).await;
     let _ = trial.local.publish(&trial.author.announcement("other", &[&bad.url()]));
+    let syncer = trial.begin(&[&bad]).await;
+    trial.arrive(&stored).await;
+    trial.is_undisturbed(&syncer).await;
+    trial.was_polite(&bad);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_too_full_for_one_repository_is_asked_for_by_kind() {
+    let mut trial = Trial::new().await;
+    let (at, repo) = (Timestamp::from_secs(1_690_000_000), trial.repo.to_string());
+    let sign = |n: usize| {
+        let kind = [Kind::GitIssue, Kind::GitPatch, Kind::GitStatusOpen][n % 3];
+        trial.author.sign_at(at, kind, &n.to_string(), &[&["a", &repo]])
+    };
+    let stored: Vec<_> = (0..900).map(sign).collect();
+    let bad = relay(None, stored.clone(), |said, stored, _| properly(said, stored)).await;
     let syncer = trial.begin(&[&bad]).await;
     trial.arrive(&stored).await;
     trial.is_undisturbed(&syncer).await;

@@ -4,10 +4,12 @@
 mod bad_peers;
 mod bad_sets;
 mod bad_words;
+mod encrypted;
 mod events;
 mod local;
 mod scripted;
 mod sidecar;
 mod strangers;
 mod syncing;
+mod tls_front;
 mod trial;

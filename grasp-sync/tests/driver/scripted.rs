@@ -77,6 +77,10 @@ impl Scripted {
         Self { address, heard, accepting }
     }
 
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     pub(crate) fn url(&self) -> RelayUrl {
         format!("ws://{}", self.address).parse().unwrap()
     }
@@ -196,12 +200,22 @@ pub(crate) fn matching(req: &Value, events: &[Event]) -> Vec<Event> {
 pub(crate) struct Honest {
     events: Arc<watch::Sender<Vec<Event>>>,
     news: broadcast::Sender<Event>,
+    holds: bool,
 }
 
 impl Honest {
     pub(crate) fn new(events: impl IntoIterator<Item = Event>) -> Self {
         let events = Arc::new(watch::channel(events.into_iter().collect()).0);
-        Self { events, news: broadcast::channel(1_024).0 }
+        Self { events, news: broadcast::channel(1_024).0, holds: false }
+    }
+
+    /// One that lets announcements wait, until they are published here by other means.
+    pub(crate) fn holding() -> Self {
+        Self { holds: true, ..Self::new([]) }
+    }
+
+    pub(crate) fn has(&self, event: &Event) -> bool {
+        self.events.borrow().iter().any(|stored| stored == event)
     }
 
     /// Somebody publishes here: whether it is new.
@@ -260,6 +274,10 @@ impl Honest {
                 open.insert(sub, said);
             }
             Some("CLOSE") => _ = open.remove(&sub),
+            Some("EVENT") if self.holds && said[1]["kind"] == 30617 => {
+                let text = "purgatory: won't be served until git data arrives";
+                guest.say(json!(["OK", said[1]["id"], true, text])).await;
+            }
             Some("EVENT") => {
                 let is_new = self.publish(serde_json::from_value(said[1].clone()).unwrap());
                 let text = if is_new { "" } else { "duplicate: already have this event" };

@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::events::Author;
 use crate::local::Local;
-use crate::scripted::{Honest, Scripted};
+use crate::scripted::{Heard, Honest, Scripted};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn any_relay_is_kept_complete_over_its_own_websocket() {
@@ -35,6 +35,31 @@ async fn any_relay_is_kept_complete_over_its_own_websocket() {
     let later = author.comment(issue.id, "live");
     there.publish(later.clone());
     here.until_has(&[&later]).await;
+    syncer.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_an_announcement_that_waits_there_only_states_are_brought_until_it_is_served() {
+    let author = Author::new();
+    let issue = author.issue(&author.repo("grasp"), "it does not work");
+    let state = author.sign(Kind::RepoState, "", &[&["d", "grasp"]]);
+    let there = Honest::new([issue.clone(), state.clone()]);
+    let remote = there.start().await;
+    let announcement = author.announcement("grasp", &[&remote.url()]);
+    there.publish(announcement.clone());
+    let here = Honest::holding();
+    let relay = here.start().await;
+
+    let sidecar = Arc::new(Sidecar::start(relay.url()));
+    let syncer = Syncer::start(sidecar, Local::settings(&[remote.url()])).await.unwrap();
+    here.until_has(&[&state]).await;
+    assert!(!here.has(&announcement) && !here.has(&issue));
+    let asked = |heard: &Heard, kind: u16| {
+        heard.messages.iter().any(|(_, said)| said.to_string().contains(&kind.to_string()))
+    };
+    assert!(!asked(&remote.heard(), 1621), "nobody asks for issues of what waits");
+    here.publish(announcement);
+    here.until_has(&[&issue]).await;
     syncer.stop().await;
 }
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use grasp_core::RepoId;
 use grasp_core::nostr::event::Event;
+use grasp_core::{RelayUrl, RepoId};
 use grasp_sync::driver::{RelayStatus, Settings, Syncer};
 use serde_json::{Value, json};
 
@@ -88,9 +88,17 @@ impl Trial {
         bad: &[&Scripted],
         change: impl FnOnce(&mut Settings),
     ) -> Syncer {
-        let mut urls: Vec<_> = bad.iter().map(|relay| relay.url()).collect();
-        urls.push(self.good_relay.url());
-        let listed: Vec<_> = urls.iter().collect();
+        let urls: Vec<_> = bad.iter().map(|relay| relay.url()).collect();
+        self.begin_at(&urls, change).await
+    }
+
+    pub(crate) async fn begin_at(
+        &mut self,
+        bad: &[RelayUrl],
+        change: impl FnOnce(&mut Settings),
+    ) -> Syncer {
+        let good = self.good_relay.url();
+        let listed: Vec<_> = bad.iter().chain([&good]).collect();
         let _ = self.local.publish(&self.author.announcement("grasp", &listed));
         let mut settings = Local::settings(&[]);
         settings.engine.handshake_gap = Duration::from_millis(10);

@@ -2,7 +2,7 @@
 
 use grasp_core::admission::SyncPath;
 use grasp_core::sync::{ConnectionStatus, RETENTION, SyncLevel};
-use grasp_sync::engine::{Config, Frame, Input, Output, Report, Said, SyncEngine};
+use grasp_sync::engine::{Config, Fault, Frame, Input, Output, Report, Said, SyncEngine};
 
 use crate::sim::peer::Peer;
 use crate::sim::script::{Neg, Quirk, Script};
@@ -273,6 +273,14 @@ fn a_private_service_is_left_alone() {
     let out = engine.handle(now, connected);
     assert!(out.iter().any(|output| matches!(output, Output::Disconnect { .. })));
     assert!(!out.iter().any(|output| matches!(output, Output::Send { .. })));
+    // The operator is told why, and that it is for a day.
+    let told = out.iter().find_map(|output| match output {
+        Output::Report(Report::ConnectFailed { why, failure, .. }) => {
+            Some((*why, failure.retry_in))
+        }
+        _ => None,
+    });
+    assert_eq!(told, Some((Fault::Private, 24 * HOUR)));
     engine.check_invariants();
 }
 

@@ -29,7 +29,7 @@ impl Threads {
     }
 
     pub(crate) fn make_for(owner: &Maker, repos: usize, issues: usize, comments: usize) -> Self {
-        let repos: Vec<_> = (0..repos).map(|n| owner.repo(&name(n)).to_string()).collect();
+        let repos: Vec<_> = (0..repos).map(|n| owner.repo(&repo_name(n)).to_string()).collect();
         let issue = |n: usize| (Kind::GitIssue, vec!["a", repos[n % repos.len()].as_str()]);
         let issues = sign_all(issues, issue);
         let ids: Vec<_> = issues.iter().map(|issue| issue.id.to_hex()).collect();
@@ -43,7 +43,7 @@ impl Threads {
     }
 }
 
-fn name(n: usize) -> String {
+pub(crate) fn repo_name(n: usize) -> String {
     format!("repo-{n}")
 }
 
@@ -88,7 +88,7 @@ impl Stage {
         let instance = self.instance();
         let work = Workdir::init().await;
         let commit = work.commit("first").await;
-        for name in (0..repos).map(name) {
+        for name in (0..repos).map(repo_name) {
             let services = [instance.service(), other.clone()];
             let announced = owner.announce_on(&name, &services);
             let state = owner.state(&name, &[("refs/heads/main", &commit)]);

@@ -6,6 +6,7 @@ mod attacks;
 mod conformance;
 mod contributors;
 mod crash;
+mod encrypted;
 mod fetching;
 mod hosting;
 mod hunting;
@@ -22,4 +23,6 @@ mod races;
 mod slow;
 mod stranger;
 mod syncing;
+#[path = "../../../grasp-sync/tests/driver/tls_front.rs"]
+mod tls_front;
 mod whole;

@@ -28,6 +28,9 @@ pub(super) const SERVER: &[Setting] = settings! { "" at [settings];
     @common allow_private_targets (outbound.allow_private): Switch,
         "Whether events of strangers may send the server to loopback and private addresses, for test networks. \
          Bootstrap relays may always be there.";
+    trusted_roots: Maybe<Path>,
+        "A PEM file with certificates of authorities that are believed beside the public ones, for networks with an \
+         authority of their own. It holds for relays (`wss:`) and for git servers (`https:`).";
     @common trusted_proxies: List<Word> as "ADDRESS[/PREFIX]",
         "Reverse proxies whose `X-Forwarded-For` is believed.";
     @common operator: Maybe<Key>,
@@ -56,6 +59,9 @@ pub(super) const LOG: &[Setting] = settings! { "log." at [log];
 
 pub(super) const SIDECAR: &[Setting] = settings! { "sidecar." at [];
     relay (sidecar_relay): Maybe<Word> as "URL", "The relay that `grasp sidecar` keeps complete; its `--relay` wins.";
+    listen (sidecar_listen): Maybe<Word> as "ADDR:PORT",
+        "Where `grasp sidecar` answers to `/health`, `/status` and `/metrics`; a private address is best. Without one: \
+         nowhere.";
 };
 
 pub(super) const BANS: &[Setting] = settings! { "bans." at [settings.bans];

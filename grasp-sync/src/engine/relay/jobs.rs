@@ -13,7 +13,7 @@ use super::super::batch::{self, Purpose};
 use super::super::desk::Desk;
 use super::super::history::{Job, Method, Phase};
 use super::super::ids::{GroupId, JobId};
-use super::super::layer::{Layer, bisect, split};
+use super::super::layer::{Layer, bisect, split, split_by_kind};
 use super::super::report::Report;
 use super::super::retry::Wanting;
 use super::live::LivePhase;
@@ -161,6 +161,10 @@ impl Session {
                 None => {
                     let relay = desk.relay.clone();
                     desk.report(Report::GapSecond { relay, at });
+                    // Not all of it, but most; the rest stays a gap.
+                    let parts = split_by_kind(&whole.filter()).into_iter().flatten();
+                    let parts: Vec<_> = parts.map(|part| part.since(at).until(at)).collect();
+                    self.add_parts(desk, &whole, parts, Method::Page);
                 }
             }
         }

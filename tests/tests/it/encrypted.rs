@@ -1,0 +1,63 @@
+//! A network with an authority of its own: one setting makes both halves believe it.
+
+use grasp_tests::{GitServer, Instance, Maker, Workdir, eventually};
+
+use crate::hunting::{MAIN, announce, hosted_at, hurried};
+use crate::tls_front::{Authority, Front};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_and_git_data_come_over_tls_from_whom_the_operators_authority_signed_for() {
+    let (authority, alice) = (Authority::new("ours"), Maker::new());
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), authority.pem()).unwrap();
+    let from = Instance::with(|settings| {
+        hurried(settings);
+        settings.archive.everything = true;
+    })
+    .await;
+    let front = Front::start(from.address(), authority.certify("localhost", 4000)).await;
+    let far = format!("wss://{}", front.host());
+    let to = Instance::with(|settings| {
+        hurried(settings);
+        settings.trusted_roots = Some(file.path().to_owned());
+        settings.sync.engine.bootstrap = vec![far.parse().unwrap()];
+    })
+    .await;
+
+    let repo = alice.repo("x");
+    let (here, there) =
+        (to.clone_url(&repo), format!("https://{}{}", front.host(), from.path(&repo)));
+    let tags: [&[&str]; 3] =
+        [&["d", "x"], &["clone", &here, &there], &["relays", &to.relay_url(), &far]];
+    let announcement = alice.sign(30617, "", &tags);
+    let work = Workdir::init().await;
+    let commit = work.commit("first").await;
+    let state = alice.state("x", &[(MAIN, &commit)]);
+    from.take(vec![announcement.clone(), state.clone()]).await;
+    work.git(&["push", &from.clone_url(&repo), "main"]).await.expect_ok();
+    to.until_serves(&state).await;
+    assert!(to.serves(&announcement).await);
+    // Nothing came by any other way than TLS: nobody but the proxy knows where the other server is.
+    assert!(front.guests() >= 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn git_data_of_whom_nobody_signed_for_is_not_fetched() {
+    let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), ours.pem()).unwrap();
+    let (server, alice) = (GitServer::start().await, Maker::new());
+    let front = Front::start(server.address(), theirs.certify("localhost", 4000)).await;
+    let instance = Instance::with(|settings| {
+        hurried(settings);
+        settings.trusted_roots = Some(file.path().to_owned());
+    })
+    .await;
+    let (_work, commit) = hosted_at(&server, "x").await;
+    let url = format!("https://{}/x", front.host());
+    let announcement = announce(&alice, "x", &instance, &[&url]);
+    let state = alice.state("x", &[(MAIN, &commit)]);
+    instance.sync(vec![announcement, state.clone()]).await;
+    eventually(|| (front.guests() >= 2).then_some(())).await;
+    assert!(server.asked().is_empty() && !instance.serves(&state).await);
+}
