@@ -118,14 +118,24 @@ impl Equal {
 
     /// Waits until it is so, and says what all of them serve then; tells what is different if that takes too long.
     pub async fn wait(self) -> Sight {
+        match self.within(PATIENCE).await {
+            Ok(sight) => sight,
+            Err(wrong) => panic!("not equal within {PATIENCE:?}:\n{wrong}"),
+        }
+    }
+
+    /// Waits so long at most; what is different then, a line for each.
+    pub async fn within(self, patience: Duration) -> Result<Sight, String> {
         let start = Instant::now();
         loop {
             let sights = self.look().await;
             let wrong = self.differences(&sights);
             if wrong.is_empty() {
-                return sights.into_iter().next().unwrap_or_default();
+                return Ok(sights.into_iter().next().unwrap_or_default());
             }
-            assert!(start.elapsed() < PATIENCE, "not equal within {PATIENCE:?}:\n{wrong}");
+            if start.elapsed() > patience {
+                return Err(wrong);
+            }
             tokio::time::sleep(PAUSE).await;
         }
     }

@@ -74,23 +74,18 @@ impl Outside {
     /// Everything that it serves; `None` if nobody says.
     pub async fn events(&self) -> Option<BTreeMap<EventId, Event>> {
         let mut socket = self.connect().await?;
-        let question = json!(["REQ", "all", { "limit": MOST }]).to_string();
-        socket.send(Message::text(question)).await.ok()?;
-        let mut events = BTreeMap::new();
+        let mut events: BTreeMap<EventId, Event> = BTreeMap::new();
         loop {
-            let said = hear(&mut socket).await?;
-            match said[0].as_str()? {
-                "EVENT" => {
-                    let event = Event::from_json(said[2].to_string()).expect("an event");
-                    events.insert(event.id, event);
-                }
-                "EOSE" => break,
-                "CLOSED" => panic!("{said}"),
-                _ => {}
+            let until = events.values().map(|event| event.created_at.as_secs()).min();
+            let before = events.len();
+            let filter = json!({ "limit": MOST, "until": until.unwrap_or(u32::MAX.into()) });
+            let question = json!(["REQ", "all", filter]).to_string();
+            socket.send(Message::text(question)).await.ok()?;
+            hear_page(&mut socket, &mut events).await?;
+            if events.len() == before {
+                return Some(events);
             }
         }
-        assert!(events.len() < MOST, "more than one answer holds");
-        Some(events)
     }
 
     /// The refs of a repository as git lists them, with what HEAD means; `None` if there is no such repository.
@@ -116,6 +111,22 @@ async fn hear(socket: &mut Socket) -> Option<Value> {
         let heard = tokio::time::timeout(PATIENCE, socket.next()).await.ok()??.ok()?;
         if let Message::Text(text) = heard {
             return serde_json::from_str(&text).ok();
+        }
+    }
+}
+
+/// Hears one answer to its end.
+async fn hear_page(socket: &mut Socket, events: &mut BTreeMap<EventId, Event>) -> Option<()> {
+    loop {
+        let said = hear(socket).await?;
+        match said[0].as_str()? {
+            "EVENT" => {
+                let event = Event::from_json(said[2].to_string()).expect("an event");
+                events.insert(event.id, event);
+            }
+            "EOSE" => return Some(()),
+            "CLOSED" => panic!("{said}"),
+            _ => {}
         }
     }
 }

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use grasp_core::{MaintainerModel, Now};
 use grasp_purgatory::git::StagingLimits;
@@ -28,6 +29,8 @@ pub struct Settings {
     pub purgatory: grasp_purgatory::Config,
     /// How much may wait on disk.
     pub staging: StagingLimits,
+    /// How long replies are collected before what answers them is asked for.
+    pub reply_window: Duration,
     /// The time.
     pub clock: Clock,
     /// What the store is wrapped in.
@@ -48,6 +51,7 @@ impl Default for Settings {
             relay: Limits::default(),
             purgatory: grasp_purgatory::Config::default(),
             staging: StagingLimits::default(),
+            reply_window: Duration::from_secs(15),
             clock: Clock::system(),
             store: Arc::new(|store| store),
             program: None,
@@ -67,6 +71,7 @@ impl Settings {
         built.relay = self.relay.clone();
         built.purgatory = self.purgatory.clone();
         built.staging = self.staging;
+        built.sync.engine.reply_window = self.reply_window;
         built.git_program.clone_from(&self.program);
         built.repositories.clone_from(&self.repositories);
         built
@@ -85,7 +90,7 @@ impl TimeMachine {
         let (system, ahead) = (Clock::system(), Arc::clone(&self.ahead));
         Clock::new(move || {
             let (now, ahead) = (system.now(), ahead.load(Ordering::SeqCst));
-            Now::new(now.mono + std::time::Duration::from_secs(ahead), now.unix + ahead)
+            Now::new(now.mono + Duration::from_secs(ahead), now.unix + ahead)
         })
     }
 

@@ -15,6 +15,8 @@ pub(super) struct RelayHealth {
     backoff: Backoff,
     /// Left alone until then, whatever its failures.
     quarantined_until: Mono,
+    /// Whether that is by our own rule about addresses, which the operator may have changed by the next start.
+    is_by_rule: bool,
     seen: Reliability,
     /// Attempts in vain since it was last there, and when the first of them was.
     in_vain: Option<(u32, Mono)>,
@@ -29,6 +31,7 @@ impl RelayHealth {
         Self {
             backoff: Backoff::new(policy),
             quarantined_until: Mono::ZERO,
+            is_by_rule: false,
             seen: Reliability::default(),
             in_vain: None,
             is_up: false,
@@ -80,6 +83,7 @@ impl RelayHealth {
         self.in_vain = Some((attempts.saturating_add(1), since));
         self.backoff.failed(now);
         self.turn(now, false);
+        self.is_by_rule = why == Fault::Forbidden;
         match why {
             Fault::Unreachable => {}
             Fault::NoSuchHost
@@ -147,7 +151,7 @@ impl RelayHealth {
 
     pub(super) fn quarantined_until(&self, now: Now) -> Option<Timestamp> {
         let left = self.quarantined_until - now.mono;
-        (!left.is_zero()).then(|| now.unix + left + Duration::from_secs(1))
+        (!left.is_zero() && !self.is_by_rule).then(|| now.unix + left + Duration::from_secs(1))
     }
 
     fn turn(&mut self, now: Mono, is_up: bool) {
@@ -198,6 +202,15 @@ mod tests {
         let Admit::Wait(until) = restored(at(60)).admit(Mono::from_secs(60)) else { panic!() };
         assert!(until >= Mono::from_secs(1) + HALF_DAY);
         assert_eq!(restored(at(50_000)).admit(Mono::from_secs(50_000)), Admit::Go);
+    }
+
+    #[test]
+    fn what_our_own_rule_forbids_is_asked_anew_after_a_restart() {
+        let mut health = health();
+        health.failed(Mono::from_secs(1), Fault::Forbidden, HALF_DAY);
+        assert_eq!(health.quarantined_until(at(1)), None);
+        health.failed(Mono::from_secs(2), Fault::Tls, HALF_DAY);
+        assert!(health.quarantined_until(at(2)).is_some());
     }
 
     #[test]

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use grasp_core::RepoId;
-use grasp_tests::{Maker, Workdir};
+use grasp_tests::{Equal, Maker, Outside, Workdir};
 use nostr::event::Event;
 use nostr::types::Timestamp;
 
@@ -213,39 +212,9 @@ impl Day {
         patience: Duration,
     ) -> Result<Duration, String> {
         let began = Instant::now();
-        loop {
-            let difference = self.difference(servers).await;
-            match difference {
-                None => return Ok(began.elapsed()),
-                Some(difference) if began.elapsed() > patience => return Err(difference),
-                Some(_) => tokio::time::sleep(Duration::from_secs(1)).await,
-            }
-        }
-    }
-
-    async fn difference(&self, servers: &[Server; 3]) -> Option<String> {
-        let mut sets = Vec::new();
-        for server in servers {
-            let mut relay = Relay::connect(&server.address).await?;
-            sets.push(relay.everything().await?);
-        }
-        for (which, set) in sets.iter().enumerate().skip(1) {
-            let apart: Vec<_> = set.symmetric_difference(&sets[0]).take(5).collect();
-            if !apart.is_empty() {
-                let (ours, theirs) = (set.len(), sets[0].len());
-                return Some(format!("{which} serves {ours} events, 0 serves {theirs}: {apart:?}"));
-            }
-        }
-        for project in &self.projects {
-            let repo = project.owner.repo(&project.name);
-            let first = refs(&servers[0], &repo).await;
-            for server in &servers[1..] {
-                if refs(server, &repo).await != first {
-                    return Some(format!("refs of {repo}"));
-                }
-            }
-        }
-        None
+        let outside = |server: &Server| Outside::at(server.address.parse().expect("an address"));
+        let equal = Equal::among(&servers.each_ref().map(outside)).but_for_old_deletions();
+        equal.within(patience).await.map(|_| began.elapsed())
     }
 
     fn somebody(&mut self) -> Maker {
@@ -263,8 +232,4 @@ impl Day {
         self.random ^= self.random << 17;
         (self.random % sides as u64) as usize
     }
-}
-
-async fn refs(server: &Server, repo: &RepoId) -> String {
-    Workdir::empty().git(&["ls-remote", &server.clone_url(repo)]).await.out
 }

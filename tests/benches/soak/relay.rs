@@ -1,6 +1,5 @@
-//! A nostr client that publishes, and reads everything.
+//! A nostr client that publishes.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures_util::{SinkExt, StreamExt};
@@ -32,36 +31,6 @@ impl Relay {
             if answer[0] == "OK" && answer[1] == event["id"] {
                 let text = answer[3].as_str().unwrap_or_default().to_owned();
                 return Some((answer[2].as_bool()?, text));
-            }
-        }
-    }
-
-    /// The ids of everything that is served, by pages.
-    pub(crate) async fn everything(&mut self) -> Option<BTreeSet<String>> {
-        let mut all = BTreeSet::new();
-        let mut until: Option<u64> = None;
-        loop {
-            let mut filter = json!({ "limit": 5000 });
-            if let Some(until) = until {
-                filter["until"] = json!(until);
-            }
-            self.say(&json!(["REQ", "all", filter])).await?;
-            let before = all.len();
-            loop {
-                let answer = self.hear().await?;
-                match answer[0].as_str() {
-                    Some("EVENT") => {
-                        all.insert(answer[2]["id"].as_str()?.to_owned());
-                        until = answer[2]["created_at"].as_u64();
-                    }
-                    Some("EOSE") => break,
-                    Some("CLOSED") => return None,
-                    _ => {}
-                }
-            }
-            self.say(&json!(["CLOSE", "all"])).await?;
-            if all.len() == before {
-                return Some(all);
             }
         }
     }

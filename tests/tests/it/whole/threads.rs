@@ -1,7 +1,9 @@
 //! What people say about a repository, and what they propose for it, wherever they say it.
 
+use std::time::Duration;
+
 use grasp_core::RepoId;
-use grasp_tests::{Maker, Outside, Workdir};
+use grasp_tests::{Maker, Outside, Settings, Workdir};
 use nostr::event::Event;
 
 use super::net::{MAIN, Net};
@@ -107,7 +109,8 @@ async fn threads_are_complete_everywhere_wherever_people_write() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_that_names_only_what_it_answers_is_complete_everywhere_too() {
-    let (net, alice) = (Net::of(3).await, Maker::new().earlier(100));
+    let settings = Settings { reply_window: Duration::from_secs(1), ..Settings::default() };
+    let (net, alice) = (Net::set(3, &settings).await, Maker::new().earlier(100));
     let (bob, carol) = (Maker::new().earlier(90), Maker::new().earlier(80));
     let hosted = net.host(0, &alice, "x").await;
     net.equal().serving(hosted.signed()).wait().await;
