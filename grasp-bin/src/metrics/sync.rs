@@ -134,26 +134,6 @@ pub(crate) const ALL: &[&Metric] = &[
     &CONSOLIDATIONS,
 ];
 
-/// Those with a series for each relay.
-const OF_RELAYS: &[&Metric] = &[
-    &CONNECTED,
-    &HEALTH,
-    &FAILURES,
-    &ATTEMPTS,
-    &GAPS,
-    &RECEIVED,
-    &UP,
-    &DOWN,
-    &UPTIME,
-    &COVERAGE,
-    &LACKING,
-    &BATCHES,
-    &PAGED,
-    &GIVEN_UP,
-    &FULL_SECONDS,
-    &CONSOLIDATIONS,
-];
-
 /// Turns reports into metrics. Remembers of each relay what the totals need.
 pub(crate) struct SyncMeter {
     metrics: Metrics,
@@ -230,7 +210,7 @@ impl SyncMeter {
 
     fn retired(&mut self, relay: &RelayUrl) {
         self.relays.remove(relay);
-        for metric in OF_RELAYS {
+        for metric in ALL.iter().filter(|metric| metric.labels.first() == Some(&"relay")) {
             self.metrics.forget(metric, relay.as_str());
         }
         self.sum_up();

@@ -12,16 +12,17 @@ use nostr::event::Event;
 
 const MAIN: &str = "refs/heads/main";
 
-struct Hosted {
-    instance: Instance,
-    alice: Maker,
-    repo: RepoId,
-    work: Workdir,
-    tip: String,
+/// A server with a repository that somebody has pushed to.
+pub(crate) struct Hosted {
+    pub(crate) instance: Instance,
+    pub(crate) alice: Maker,
+    pub(crate) repo: RepoId,
+    pub(crate) work: Workdir,
+    pub(crate) tip: String,
     refs: String,
 }
 
-async fn hosted(settings: Settings) -> Hosted {
+pub(crate) async fn hosted(settings: Settings) -> Hosted {
     let instance = Instance::set(settings).await;
     let alice = Maker::new();
     let work = instance.host(&alice, "x").await;

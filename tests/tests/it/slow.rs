@@ -12,6 +12,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{sleep, timeout};
 
+use crate::packs::{Hosted, hosted};
+
 const MAIN: &str = "refs/heads/main";
 const SHORT: Duration = Duration::from_millis(150);
 
@@ -21,23 +23,6 @@ fn impatient() -> Settings {
         relay: Limits { header_timeout: SHORT, write_timeout: SHORT, ..Limits::default() },
         ..Settings::default()
     }
-}
-
-struct Hosted {
-    instance: Instance,
-    alice: Maker,
-    repo: RepoId,
-    work: Workdir,
-    tip: String,
-}
-
-async fn hosted(settings: Settings) -> Hosted {
-    let instance = Instance::set(settings).await;
-    let alice = Maker::new();
-    let work = instance.host(&alice, "x").await;
-    let tip = work.git(&["rev-parse", "main"]).await.expect_ok();
-    let repo = alice.repo("x");
-    Hosted { instance, alice, repo, work, tip }
 }
 
 impl Hosted {
@@ -59,7 +44,7 @@ impl Hosted {
         push(&[(&self.tip, &next, MAIN)], &self.work.pack(&["main"]).await)
     }
 
-    async fn is_untouched(&self) {
+    async fn is_as_before(&self) {
         let refs = self.instance.refs(&self.repo).await;
         assert!(refs.contains(&format!("{}\t{MAIN}", self.tip)), "{refs}");
         assert_eq!(self.instance.quiet().await, Litter::default());
@@ -87,7 +72,7 @@ async fn a_body_that_stops_is_not_waited_for() {
             assert_eq!(answer.status, 408, "{service} after {sent:?}: {answer:?}");
         }
     }
-    hosted.is_untouched().await;
+    hosted.is_as_before().await;
 }
 
 #[tokio::test]
@@ -106,7 +91,7 @@ async fn a_byte_now_and_then_is_no_progress() {
         () = drip => {}
         read = read => assert!(read.is_ok(), "the connection is closed"),
     }
-    hosted.is_untouched().await;
+    hosted.is_as_before().await;
 }
 
 #[tokio::test]
@@ -118,7 +103,7 @@ async fn a_pack_that_stops_is_refused_with_the_reason() {
     let answer = timeout(Duration::from_secs(5), answer(&mut stream)).await.unwrap();
     let reason = format!("ng {MAIN} nothing more was sent for");
     assert!(answer.status == 200 && answer.body.contains(&reason), "{answer:?}");
-    hosted.is_untouched().await;
+    hosted.is_as_before().await;
 }
 
 #[tokio::test]
@@ -133,7 +118,7 @@ async fn a_client_that_vanishes_in_a_push_leaves_nothing() {
             hosted.instance.litter_once(|litter| !litter.processes.is_empty()).await;
         }
         drop(stream);
-        hosted.is_untouched().await;
+        hosted.is_as_before().await;
     }
 }
 
