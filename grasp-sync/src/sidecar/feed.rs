@@ -30,10 +30,21 @@ pub(super) async fn follow(
     let served = BTreeSet::new();
     let mut follower = Follower { kinds, tell, waits, served, since: None, caught_up: false };
     let mut pause = FIRST_PAUSE;
+    let mut is_away = false;
     while !follower.tell.is_closed() {
-        if let Ok(mut client) = Client::connect(&place).await {
-            pause = FIRST_PAUSE;
-            let Err(Lost) = follower.listen(&mut client).await;
+        match Client::connect(&place).await {
+            Ok(mut client) => {
+                pause = FIRST_PAUSE;
+                if std::mem::take(&mut is_away) {
+                    tracing::info!("our relay is there again");
+                }
+                let Err(Lost) = follower.listen(&mut client).await;
+            }
+            Err(_) if !is_away => {
+                is_away = true;
+                tracing::warn!("our relay cannot be reached; it is tried again and again");
+            }
+            Err(_) => {}
         }
         tokio::time::sleep(pause).await;
         pause = pause.saturating_mul(2).min(LONGEST_PAUSE);

@@ -1,11 +1,12 @@
 //! Publishes what was found elsewhere, and reads what the relay makes of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use grasp_core::Verified;
 use grasp_core::admission::Lasting;
 use grasp_core::kinds;
+use grasp_core::limits::PeerText;
 use grasp_core::nostr::event::{Event, EventId};
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -28,13 +29,14 @@ pub(super) async fn publish(
     held: watch::Receiver<Option<mpsc::Sender<Arc<Event>>>>,
 ) {
     let mut client: Option<Client> = None;
+    let mut told = Told::default();
     while let Some(Batch { events, reply }) = waiting.recv().await {
         if client.is_none() {
             client = Client::connect(&place).await.ok();
         }
         let mut answers = BTreeMap::new();
         if let Some(connected) = &mut client {
-            if offer(connected, &events, &mut answers).await.is_err() {
+            if offer(connected, &events, &mut answers, &mut told).await.is_err() {
                 client = None;
             }
         }
@@ -66,9 +68,10 @@ async fn offer(
     client: &mut Client,
     events: &[Verified<Arc<Event>>],
     answers: &mut BTreeMap<EventId, Answer>,
+    told: &mut Told,
 ) -> Result<(), Lost> {
     let mut unsent = events.iter();
-    let mut owed = std::collections::BTreeSet::new();
+    let mut owed = BTreeSet::new();
     loop {
         while owed.len() < AHEAD {
             let Some(event) = unsent.next() else { break };
@@ -80,9 +83,39 @@ async fn offer(
         }
         if let Word::Ok { event, accepted, text } = client.answer().await? {
             if owed.remove(&event) {
-                answers.insert(event, read(accepted, &text));
+                let answer = read(accepted, &text);
+                if matches!(answer.taken, Taken::Refused(_)) {
+                    told.refused(event, &text);
+                }
+                answers.insert(event, answer);
             }
         }
+    }
+}
+
+/// The sorts of refusal that the operator was told of.
+#[derive(Default)]
+struct Told(BTreeSet<String>);
+
+/// Sorts that are told.
+const MOST_TOLD: usize = 16;
+
+impl Told {
+    /// Tells the first of each sort; the rest is for whoever looks closely.
+    fn refused(&mut self, event: EventId, text: &str) {
+        let is_new = self.is_new_sort(text);
+        let text = PeerText::new(text);
+        let text = text.as_str();
+        if is_new {
+            tracing::warn!(%event, text, "our relay refuses this, and perhaps others like it");
+        } else {
+            tracing::debug!(%event, text, "our relay refuses this");
+        }
+    }
+
+    fn is_new_sort(&mut self, text: &str) -> bool {
+        let sort = text.split(':').next().unwrap_or_default();
+        self.0.len() < MOST_TOLD && self.0.insert(PeerText::new(sort).as_str().to_owned())
     }
 }
 
@@ -125,6 +158,15 @@ mod tests {
         ] {
             assert_eq!(read(accepted, text).taken, taken, "{accepted} {text:?}");
         }
+    }
+
+    #[test]
+    fn each_sort_of_refusal_is_news_once_and_there_are_not_many() {
+        let mut told = Told::default();
+        let news = ["blocked: a", "blocked: b", "no"].map(|text| told.is_new_sort(text));
+        assert_eq!(news, [true, false, true]);
+        let more = (0..100).filter(|n| told.is_new_sort(&format!("sort {n}: x"))).count();
+        assert_eq!(more, MOST_TOLD - 2);
     }
 
     #[test]
