@@ -16,6 +16,9 @@ use nostr::filter::Filter;
 use nostr::key::Keys;
 use nostr::types::Timestamp;
 
+/// Who says something: nobody may fill a repository alone.
+const PEOPLE: usize = 100;
+
 /// Issues about some repositories, and comments that name only their issue.
 pub(crate) struct Threads {
     pub(crate) owner: Maker,
@@ -49,13 +52,16 @@ pub(crate) fn repo_name(n: usize) -> String {
 
 /// Signs on all cores, each event a second older than the one before.
 fn sign_all<'a>(count: usize, about: impl Fn(usize) -> (Kind, Vec<&'a str>) + Sync) -> Vec<Event> {
-    let keys = Keys::generate();
+    let people: Vec<Keys> = (0..PEOPLE).map(|_| Keys::generate()).collect();
     let now = Timestamp::now().as_secs();
     let sign = |n: usize| {
         let (kind, tag) = about(n);
         let text = format!("{n}: it does not do what it says, and it says so at some length");
         let builder = EventBuilder::new(kind, text).tag(Tag::parse(tag).unwrap());
-        builder.custom_created_at(Timestamp::from_secs(now - n as u64)).finalize(&keys).unwrap()
+        builder
+            .custom_created_at(Timestamp::from_secs(now - n as u64))
+            .finalize(&people[n % PEOPLE])
+            .unwrap()
     };
     let half = count / 2;
     std::thread::scope(|scope| {

@@ -1,5 +1,7 @@
 //! What to send now: what is listened to first, then answers, then fetches, each within its budget.
 
+use std::cell::OnceCell;
+
 use grasp_core::limits::{Admit, SlotClass, SlotLedger, Take};
 
 use super::super::batch::Purpose;
@@ -227,7 +229,10 @@ impl Session {
         let parked = self.parked_layers(desk);
         let is_parked =
             |id: &JobId| self.jobs.get(id).is_some_and(|job| parked.contains_key(&job.layer));
-        let may_start = |id: &JobId| !is_parked(id) && !self.waits_for_others(desk, *id);
+        let is_busy = OnceCell::new();
+        let waits =
+            |id: &JobId| self.is_last(*id) && *is_busy.get_or_init(|| self.has_other_work(desk));
+        let may_start = |id: &JobId| !is_parked(id) && !waits(id);
         let (purpose, id) = line.iter().find(|(_, id)| may_start(id))?;
         Some((*purpose, *id, method))
     }

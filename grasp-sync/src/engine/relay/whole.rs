@@ -142,13 +142,14 @@ impl Session {
         }
     }
 
-    /// Whether the whole is to be compared, once everything else that is asked for is here.
-    pub(super) fn waits_for_others(&self, desk: &Desk<'_>, id: JobId) -> bool {
+    /// Whether a job compares the whole, which is done once everything else that is asked for is here.
+    pub(super) fn is_last(&self, id: JobId) -> bool {
         let is_comparison = |job: &Job| matches!(job.phase, Phase::Queued(Method::Reconcile));
-        let is_whole = |job: &Job| job.layer == Layer::Whole && is_comparison(job);
-        if !self.jobs.get(&id).is_some_and(is_whole) {
-            return false;
-        }
+        self.jobs.get(&id).is_some_and(|job| job.layer == Layer::Whole && is_comparison(job))
+    }
+
+    /// Whether anything but the whole is still being fetched.
+    pub(super) fn has_other_work(&self, desk: &Desk<'_>) -> bool {
         let parked = self.parked_layers(desk);
         let mut others = self.jobs.values().filter(|job| job.layer != Layer::Whole);
         others.any(|job| Self::is_at_work(desk, job, &parked))
