@@ -3,11 +3,10 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use grasp_core::RepoId;
 use grasp_relay::git_http::GitLimits;
 use grasp_relay::nostr::Limits;
 use grasp_tests::wire::{NOTHING, pkt, push};
-use grasp_tests::{Instance, Litter, Maker, Settings, Workdir, answer, head};
+use grasp_tests::{Instance, Litter, Maker, Settings, answer, head};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{sleep, timeout};
