@@ -100,7 +100,7 @@ impl Overview {
     pub(crate) async fn is_ready(&self) -> bool {
         let nothing = vec![Filter::new().ids([])];
         let store = self.0.store.count(nothing, self.0.clock.now().unix).await.is_ok();
-        let purgatory = self.0.keeper.ask(|_| ()).await.is_ok() && self.0.keeper.can_write();
+        let purgatory = self.0.keeper.can_write() && self.0.keeper.ask(|_| ()).await.is_ok();
         self.set(&table::STORE_UP, &[], u64::from(store));
         self.set(&table::PURGATORY_UP, &[], u64::from(purgatory));
         store && purgatory

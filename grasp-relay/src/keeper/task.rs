@@ -59,9 +59,8 @@ impl Task {
             let records = records_of(&mut turns);
             if let Err(error) = self.write(&records).await {
                 tracing::error!(%error, "the journal cannot be written; nothing more is taken until it can");
-                match self.write_later(&records, &mut inbox).await {
-                    Some(waiting) => late = waiting,
-                    None => return,
+                if !self.write_later(&records, &mut late, &mut inbox).await {
+                    return;
                 }
                 tracing::info!("the journal can be written again");
             }
@@ -150,36 +149,38 @@ impl Task {
         written
     }
 
-    /// Tries until the journal takes what it refused: a full disk may have room again. Gives back what happened
-    /// meanwhile, or nothing if nobody is left.
+    /// Tries until the journal takes what it refused: a full disk may have room again. What happens meanwhile waits
+    /// behind what waits already; `false` if nobody is left who could want anything.
     ///
     /// The core knows more than the disk now, so nothing is done about it. Questions are answered; whoever brings an
-    /// event, or has brought one, is turned away and may try again.
+    /// event, has brought one, or waits for something to be done, is turned away and may try again.
     async fn write_later(
         &mut self,
         records: &[Record],
+        late: &mut VecDeque<Order>,
         inbox: &mut mpsc::Receiver<Order>,
-    ) -> Option<VecDeque<Order>> {
+    ) -> bool {
         self.writes.store(false, Ordering::Relaxed);
         self.answers.clear();
-        let mut waiting: VecDeque<Order> = VecDeque::new();
+        self.waiters.retain(|(_, waiter)| matches!(waiter, Waiter::Round));
         let mut again = self.clock.now().mono + WRITE_AGAIN;
         loop {
             let order = tokio::select! {
                 () = until(&self.clock, Some(again)) => {
                     if self.write(records).await.is_ok() {
                         self.writes.store(true, Ordering::Relaxed);
-                        return Some(waiting);
+                        return true;
                     }
                     again = self.clock.now().mono + WRITE_AGAIN;
                     continue;
                 }
-                order = inbox.recv(), if waiting.len() < QUEUE => order?,
+                order = inbox.recv(), if late.len() < QUEUE => order,
             };
             match order {
-                Order::Hold { .. } => {}
-                Order::Ask(question) => question(&self.purgatory),
-                order => waiting.push_back(order),
+                None => return false,
+                Some(Order::Hold { .. } | Order::Wait { .. }) => {}
+                Some(Order::Ask(question)) => question(&self.purgatory),
+                Some(order) => late.push_back(order),
             }
         }
     }

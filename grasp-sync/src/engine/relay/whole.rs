@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+use grasp_core::admission::Lasting;
 use grasp_core::limits::{Action, PARK};
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
@@ -117,6 +118,8 @@ impl Session {
         for (one, _) in judged.iter().zip(filters).filter(|(_, filter)| **filter == all) {
             match one.outcome {
                 Outcome::Stored | Outcome::Held | Outcome::Known => whole.useful += 1,
+                // That our own relay is busy says nothing about what was brought.
+                Outcome::Refused { lasting: Lasting::Briefly, .. } => {}
                 Outcome::Refused { .. } | Outcome::Forged => whole.useless += 1,
             }
         }
