@@ -1,6 +1,6 @@
 //! Events that our relay has refused: the recent ones whole, the older ones by id.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,8 +25,8 @@ const MAX_EVENT_BYTES: usize = 128 * 1024;
 const MAX_COLD: usize = 50_000;
 /// How long an arrival is remembered: a refusal may be heard of after what it lacked has come.
 const RECENT: Duration = Duration::from_secs(60);
-/// Arrivals remembered.
-const MAX_RECENT: usize = 4_096;
+/// Arrivals remembered, the newest.
+const MAX_RECENT: usize = 8_192;
 /// Things that one event can be seen to wait for.
 const MAX_AWAITED: usize = 16;
 
@@ -82,6 +82,8 @@ pub(super) struct Rejected {
     expiry: BTreeSet<(Mono, EventId)>,
     hot_expiry: BTreeSet<(Mono, EventId)>,
     recent: BTreeMap<Dependency, Mono>,
+    /// The same, oldest first; an entry that came again since is of no account.
+    recent_order: VecDeque<(Mono, Dependency)>,
 }
 
 #[derive(Debug)]
@@ -103,12 +105,20 @@ struct Cold {
 impl Rejected {
     /// Something has come, now. Whatever is refused for want of it from here on was judged before it came.
     pub(super) fn came(&mut self, now: Mono, what: &Dependency) {
-        if self.recent.len() >= MAX_RECENT {
-            self.recent.retain(|_, at| now - *at < RECENT);
+        let order = &mut self.recent_order;
+        let outdated = order.iter().take_while(|(at, _)| now - *at >= RECENT).count();
+        let too_many = (order.len() + 1).saturating_sub(MAX_RECENT);
+        for (at, what) in order.drain(..outdated.max(too_many)) {
+            if self.recent.get(&what) == Some(&at) {
+                self.recent.remove(&what);
+            }
         }
-        if self.recent.len() < MAX_RECENT {
-            self.recent.insert(what.clone(), now);
+        // Heard of twice, from whoever brought it and from our own relay, an event has still come once.
+        if matches!(what, Dependency::Event(_)) && self.recent.contains_key(what) {
+            return;
         }
+        self.recent.insert(what.clone(), now);
+        order.push_back((now, what.clone()));
     }
 
     /// An event was refused. `event` is given if something it lacked could change that. If that has come in the
@@ -301,6 +311,32 @@ mod tests {
         };
         assert_eq!(refused(T0), Some(Arc::clone(&comment)));
         assert_eq!(refused(T0 + RECENT), None, "that was long ago");
+    }
+
+    #[test]
+    fn of_many_arrivals_the_newest_are_remembered() {
+        let mut rejected = Rejected::default();
+        let arrival = |n: u32| {
+            let mut id = [0; 32];
+            id[..4].copy_from_slice(&n.to_be_bytes());
+            EventId::from_byte_array(id)
+        };
+        let all = MAX_RECENT as u32 * 2;
+        for n in 0..all {
+            for _ in 0..2 {
+                rejected.came(T0, &Dependency::Event(arrival(n)));
+            }
+        }
+        assert_eq!((rejected.recent.len(), rejected.recent_order.len()), (MAX_RECENT, MAX_RECENT));
+        let mut is_late = |n: u32| {
+            let comment = comment_on(arrival(n), "late");
+            let row = Row { at: comment.created_at, id: comment.id };
+            rejected.refused(T0, &relay(), Some(hash()), row, Some(comment)).is_some()
+        };
+        assert!(is_late(all - 1) && is_late(all - MAX_RECENT as u32));
+        assert!(!is_late(all - MAX_RECENT as u32 - 1));
+        rejected.came(T0 + RECENT, &Dependency::Event(root()));
+        assert_eq!((rejected.recent.len(), rejected.recent_order.len()), (1, 1));
     }
 
     #[test]

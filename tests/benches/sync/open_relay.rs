@@ -11,16 +11,18 @@ use grasp_relay::Clock;
 use grasp_relay::ingest::Ingest;
 use grasp_relay::nostr::{Hub, Limits, RelayInfo};
 use grasp_relay::server::{Config, Parts, serve};
-use grasp_relay::store::memory::MemoryStore;
+use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use grasp_relay::store::{EventStore, Saved};
 use grasp_relay::web::Listing;
 use nostr::event::Event;
+use tempfile::TempDir;
 use tokio::net::TcpListener;
 
 pub(crate) struct OpenRelay {
     address: SocketAddr,
     ingest: Arc<TakesAll>,
     _running: Running,
+    _data: TempDir,
 }
 
 struct Running(tokio::task::JoinHandle<()>);
@@ -47,7 +49,10 @@ impl OpenRelay {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (hub, clock) = (Hub::start(), Clock::system());
-        let store: Arc<dyn EventStore> = Arc::new(MemoryStore::default());
+        let data = tempfile::tempdir().unwrap();
+        let file = data.path().join("events.sqlite");
+        let store = SqliteStore::open(&file, SqliteOptions::default()).unwrap();
+        let store: Arc<dyn EventStore> = Arc::new(store);
         let ingest = TakesAll { store: store.clone(), hub: hub.clone(), clock: clock.clone() };
         let ingest = Arc::new(ingest);
         let info = RelayInfo { software: software.into(), ..RelayInfo::default() };
@@ -68,7 +73,7 @@ impl OpenRelay {
             let chunk = chunk.iter().cloned().map(Arc::new).collect();
             ingest.store.save(chunk, ingest.clock.now().unix).await.unwrap();
         }
-        Self { address, ingest, _running: running }
+        Self { address, ingest, _running: running, _data: data }
     }
 
     pub(crate) fn address(&self) -> SocketAddr {

@@ -132,8 +132,10 @@ impl Stage {
             if found as usize >= count {
                 return;
             }
-            // Counting all of them takes as long as storing some hundred.
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            // Counting takes as long as storing some hundred: the less is missing, the oftener.
+            let missing = count - found as usize;
+            let pause = Duration::from_micros(missing as u64 * 20);
+            tokio::time::sleep(pause.clamp(Duration::from_millis(5), Duration::from_secs(1))).await;
         }
     }
 
