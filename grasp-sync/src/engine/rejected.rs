@@ -105,6 +105,10 @@ struct Cold {
 impl Rejected {
     /// Something has come, now. Whatever is refused for want of it from here on was judged before it came.
     pub(super) fn came(&mut self, now: Mono, what: &Dependency) {
+        // Heard of twice, from whoever brought it and from our own relay, an event has still come once.
+        if matches!(what, Dependency::Event(_)) && self.has_come(now, what) {
+            return;
+        }
         let order = &mut self.recent_order;
         let outdated = order.iter().take_while(|(at, _)| now - *at >= RECENT).count();
         let too_many = (order.len() + 1).saturating_sub(MAX_RECENT);
@@ -112,10 +116,6 @@ impl Rejected {
             if self.recent.get(&what) == Some(&at) {
                 self.recent.remove(&what);
             }
-        }
-        // Heard of twice, from whoever brought it and from our own relay, an event has still come once.
-        if matches!(what, Dependency::Event(_)) && self.recent.contains_key(what) {
-            return;
         }
         self.recent.insert(what.clone(), now);
         order.push_back((now, what.clone()));
@@ -139,8 +139,7 @@ impl Rejected {
         if let Some(hash) = filter {
             self.by_filter.entry(hash).or_default().insert(row.id);
         }
-        let came = |what: &Dependency| self.recent.get(what).is_some_and(|at| now - *at < RECENT);
-        let is_late = awaits.iter().any(came);
+        let is_late = awaits.iter().any(|what| self.has_come(now, what));
         let until = now + COLD;
         self.expiry.insert((until, row.id));
         let relay = relay.clone();
@@ -195,6 +194,10 @@ impl Rejected {
     pub(super) fn deadline(&self) -> Option<Mono> {
         let first = |set: &BTreeSet<(Mono, EventId)>| set.first().map(|(at, _)| *at);
         first(&self.hot_expiry).into_iter().chain(first(&self.expiry)).min()
+    }
+
+    fn has_come(&self, now: Mono, what: &Dependency) -> bool {
+        self.recent.get(what).is_some_and(|at| now - *at < RECENT)
     }
 
     fn heat(&mut self, now: Mono, event: Arc<Event>) {
