@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use grasp_core::admission::{GitData, KnownAnnouncement, KnownState};
+use grasp_core::admission::KnownAnnouncement;
 use grasp_core::maintainers::rosters;
 use grasp_core::nip34::{Announcement, Proposal};
 use grasp_core::push::{Candidate, Standing};
@@ -84,12 +84,6 @@ impl Purgatory {
             standing: Standing::Held,
         };
         kept.map(known).collect()
-    }
-
-    /// The states kept under an identifier. What is kept is incomplete: it would have been released.
-    pub fn states(&self, identifier: &Identifier) -> Vec<KnownState> {
-        let kept = self.ledger.family(identifier).filter(|entry| entry.state().is_some());
-        kept.map(|entry| KnownState { author: entry.author(), git: GitData::Missing }).collect()
     }
 
     /// Whether an event could wait here that is about nothing served yet.

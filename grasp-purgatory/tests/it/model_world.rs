@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use grasp_core::admission::{
-    Acceptance, Answer, Hold, Known, Needs, Origin, Policy, Rejection, SyncPath, Verdict, judge,
+    Answer, Hold, Known, Needs, Origin, Policy, Rejection, SyncPath, Verdict, judge,
 };
 use grasp_core::nip34::Announcement;
 use grasp_core::{Identifier, Mono, Now, Oid, RepoId, Version, kinds};
@@ -101,14 +101,11 @@ impl World {
         let checked = verified(event);
         let verdict = judge(&self.policy, self.now.unix, &origin, checked.as_ref(), &facts);
         let verdict = match verdict {
+            // The store itself is the gate for what was taken back, and holding asks it first.
+            Verdict::Hold(_) | Verdict::Accept(_) if self.disk.store.is_deleted(event) => {
+                Verdict::Reject(Rejection::Deleted)
+            }
             Verdict::Hold(hold) => self.hold(event, hold, origin)?,
-            Verdict::Accept(Acceptance::State(ruled)) => {
-                self.hold(event, Hold::State(ruled), origin)?
-            }
-            Verdict::Accept(Acceptance::Promoted) => {
-                self.hold(event, Hold::Announcement, origin)?
-            }
-            Verdict::Accept(Acceptance::Proposal) => self.hold(event, Hold::Proposal, origin)?,
             Verdict::Accept(_) => self.store_directly(event, verdict)?,
             Verdict::Delist { keep } => self.delist(event, keep)?,
             other => other,

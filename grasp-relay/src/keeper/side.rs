@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::TryStreamExt;
 use futures_util::future::BoxFuture;
-use grasp_core::admission::{GitData, Hold, Needs, Origin};
+use grasp_core::admission::{Hold, Needs, Origin};
 use grasp_core::deletion::{DeletionRequest, VanishScope};
 use grasp_core::nip34::{Announcement, Proposal};
 use grasp_core::{Identifier, RepoId, Version, kinds};
@@ -47,10 +47,7 @@ impl GitSide for Keeper {
             let identifier = Needs::of(&event).identifier;
             let facts = move |purgatory: &grasp_purgatory::Purgatory| GitFacts {
                 is_held: purgatory.holds(&event.id),
-                // Whatever speaks of git data goes through purgatory, which releases it at once if all is here.
-                git: GitData::Missing,
                 announcements: identifier.iter().flat_map(|i| purgatory.announcements(i)).collect(),
-                states: identifier.iter().flat_map(|i| purgatory.states(i)).collect(),
                 over_quota: has_enough || purgatory.room_for(&event) == Room::Full,
             };
             Ok(self.ask(facts).await?)

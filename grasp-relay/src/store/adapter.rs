@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream};
+use grasp_core::admission::is_expired;
 use grasp_core::deletion::DeletionRequest;
 use nostr::event::{Event, EventId, Kind};
 use nostr::filter::Filter;
@@ -32,7 +33,6 @@ pub use self::backends::open_nostr_lmdb;
 #[cfg(feature = "nostr-sqlite")]
 pub use self::backends::open_nostr_sqlite;
 pub use self::faults::{KNOWN_FAULTS, KnownFault};
-use super::rules::is_expired;
 use super::{EventStore, Inventory, Refusal, Saved, StoreError, StoredEvent};
 
 /// Events delivered at once by a query.

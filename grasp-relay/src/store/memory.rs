@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use futures_util::StreamExt;
 use futures_util::future::{self, BoxFuture};
 use futures_util::stream::{self, BoxStream};
+use grasp_core::admission::is_expired;
 use grasp_core::deletion::{self, DeletionRequest, VanishScope};
 use nostr::event::{Event, EventId, Kind};
 use nostr::filter::Filter;
@@ -17,7 +18,7 @@ use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
 
-use super::rules::{Rules, is_expired, keeps_versions, noted_before};
+use super::rules::{Rules, keeps_versions, noted_before};
 use super::{EventStore, Inventory, Refusal, Saved, StoreError, StoredEvent};
 
 /// An [`EventStore`] that forgets everything when it is dropped.
