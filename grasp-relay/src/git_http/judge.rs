@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use futures_util::TryStreamExt;
 use grasp_core::maintainers::rosters;
 use grasp_core::nip34::{Announcement, Proposal, State};
 use grasp_core::push::{
@@ -16,8 +15,8 @@ use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use nostr::key::PublicKey;
 
-use super::push::event_of;
 use super::{GitHttp, HttpError, Seat};
+use crate::store;
 
 /// Events that are looked for with one question to the store.
 const IDS_AT_ONCE: usize = 500;
@@ -186,19 +185,13 @@ impl GitHttp {
         Ok((held, stored))
     }
 
-    async fn events(&self, filter: Filter) -> Result<Vec<Event>, HttpError> {
-        let mut found = self.keeper.store().query(vec![filter], self.keeper.clock().now().unix);
-        let mut events = Vec::new();
-        while let Some(chunk) = found.try_next().await? {
-            for stored in chunk {
-                events.push(stored.event()?);
-            }
-        }
-        Ok(events)
+    pub(super) async fn events(&self, filter: Filter) -> Result<Vec<Event>, HttpError> {
+        let now = self.keeper.clock().now().unix;
+        Ok(store::events(&**self.keeper.store(), filter, now).await?)
     }
 }
 
 /// The events that the refs of a push belong to.
 fn events_of(request: &PushRequest) -> BTreeSet<EventId> {
-    request.commands().iter().filter_map(|command| event_of(&command.name)).collect()
+    request.commands().iter().filter_map(|command| command.name.event()).collect()
 }

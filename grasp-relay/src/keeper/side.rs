@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::TryStreamExt;
 use futures_util::future::BoxFuture;
 use grasp_core::admission::{Hold, Needs, Origin};
 use grasp_core::deletion::{DeletionRequest, VanishScope};
@@ -16,7 +15,7 @@ use nostr::filter::Filter;
 
 use super::{Gone, Keeper, Until};
 use crate::ingest::{GitFacts, GitSide, Kept};
-use crate::store::StoreError;
+use crate::store::{self, StoreError};
 
 /// The kinds that speak of git data.
 const WITH_GIT_DATA: [Kind; 4] =
@@ -168,16 +167,12 @@ impl Keeper {
     /// The names of repositories that stored events are about.
     async fn names_in(&self, filter: Filter) -> Result<BTreeSet<Identifier>, StoreError> {
         let mut names = BTreeSet::new();
-        let filter = filter.limit(MOST_TARGETS);
-        let mut found = self.store().query(vec![filter], self.clock().now().unix);
-        while let Some(chunk) = found.try_next().await? {
-            for stored in chunk {
-                let event = stored.event()?;
-                names.extend(Needs::of(&event).identifier);
-                let proposal = Proposal::parse(&event).ok();
-                let repos = proposal.iter().flat_map(|proposal| &proposal.repos);
-                names.extend(repos.map(|repo| repo.identifier.clone()));
-            }
+        let now = self.clock().now().unix;
+        for event in store::events(&**self.store(), filter.limit(MOST_TARGETS), now).await? {
+            names.extend(Needs::of(&event).identifier);
+            let proposal = Proposal::parse(&event).ok();
+            let repos = proposal.iter().flat_map(|proposal| &proposal.repos);
+            names.extend(repos.map(|repo| repo.identifier.clone()));
         }
         Ok(names)
     }

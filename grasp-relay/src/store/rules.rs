@@ -1,9 +1,11 @@
 //! What every store agrees on, whatever it is made of.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use grasp_core::{ServiceIdentity, kinds};
-use nostr::event::Kind;
+use nostr::event::{Event, Kind};
+use nostr::filter::{Filter, SingleLetterTag};
 use nostr::types::Timestamp;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -58,4 +60,23 @@ fn ago(now: Timestamp, length: Duration) -> u64 {
 /// Says whether superseded versions of this kind are kept: repository announcements and states.
 pub(crate) fn keeps_versions(kind: Kind) -> bool {
     kind == kinds::ANNOUNCEMENT || kind == kinds::STATE
+}
+
+/// Says whether no event can match: a list is empty, its times exclude each other, or it is one we do not answer.
+pub(crate) fn matches_nothing(filter: &Filter) -> bool {
+    filter.ids.as_ref().is_some_and(BTreeSet::is_empty)
+        || filter.authors.as_ref().is_some_and(BTreeSet::is_empty)
+        || filter.kinds.as_ref().is_some_and(BTreeSet::is_empty)
+        || filter.generic_tags.values().any(BTreeSet::is_empty)
+        || filter.search.is_some()
+        || filter.limit == Some(0)
+        || filter.since > filter.until.or(Some(Timestamp::max()))
+}
+
+/// Says whether an event has a tag of this name with one of these values.
+pub(crate) fn has_tag(event: &Event, name: SingleLetterTag, values: &BTreeSet<String>) -> bool {
+    event.tags.iter().any(|tag| {
+        tag.single_letter_tag() == Some(name)
+            && tag.content().is_some_and(|value| values.contains(value))
+    })
 }

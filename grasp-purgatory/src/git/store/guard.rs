@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::push::{AuthorisedPush, PushCommand};
-use grasp_core::{Identifier, Namespace, Oid, RefName, RepoId};
+use grasp_core::{Identifier, Oid, RefName, RepoId};
 use nostr::key::PublicKey;
 use tokio::sync::OwnedMutexGuard;
 
@@ -136,8 +136,8 @@ impl FamilyGuard {
         command: &PushCommand,
         incoming: &Incoming,
     ) -> Result<(), GitError> {
-        match (command.name.namespace(), command.new) {
-            (Namespace::Nostr(event), Some(tip)) => self.stage(event, tip, incoming).await,
+        match (command.name.event(), command.new) {
+            (Some(event), Some(tip)) => self.stage(event, tip, incoming).await,
             _ => Ok(()),
         }
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use grasp_core::nip34::Proposal;
 use grasp_core::push::Standing;
-use grasp_core::{Identifier, Namespace, Oid, RefName, RepoId};
+use grasp_core::{Identifier, Oid, RefName, RepoId};
 use nostr::event::EventId;
 
 use super::Scene;
@@ -76,6 +76,6 @@ impl Scene<'_> {
 
 /// Where a view has the tip of a pull request.
 fn tip_of(refs: &BTreeMap<RefName, Oid>, id: EventId) -> Option<Oid> {
-    let (_, tip) = refs.iter().find(|(name, _)| name.namespace() == Namespace::Nostr(id))?;
+    let (_, tip) = refs.iter().find(|(name, _)| name.event() == Some(id))?;
     Some(*tip)
 }
