@@ -45,7 +45,7 @@ fn ruled_by(policy: &Policy, author: &PublicKey, facts: &Facts) -> Vec<RepoId> {
     let mut repos: Vec<_> = known()
         .filter(|announcement| policy.hosts(announcement))
         .map(|announcement| &announcement.repo)
-        .filter(|repo| policy.model.maintainers(&repo.owner, &rosters).confirmed.contains(author))
+        .filter(|repo| policy.model.maintainers(&repo.owner, &rosters).contains(author))
         .cloned()
         .collect();
     repos.sort();

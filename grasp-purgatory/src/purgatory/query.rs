@@ -110,7 +110,7 @@ impl Purgatory {
     /// The pull requests kept under an identifier.
     pub fn proposals(&self, identifier: &Identifier) -> Vec<KeptProposal> {
         let kept = self.ledger.family(identifier).filter_map(|entry| {
-            let (_, tip) = entry.proposal()?;
+            let tip = entry.proposal()?.tip;
             let families = entry.identifiers().into_iter().cloned().collect();
             Some(KeptProposal { id: entry.id(), tip, families })
         });
@@ -119,12 +119,12 @@ impl Purgatory {
 
     /// The tip of a pull request that is kept here.
     pub fn tip_of(&self, id: &EventId) -> Option<Oid> {
-        self.ledger.entry(id)?.proposal().map(|(_, tip)| tip)
+        self.ledger.entry(id)?.proposal().map(|proposal| proposal.tip)
     }
 
     /// A pull request that is kept here.
     pub fn proposal(&self, id: &EventId) -> Option<&Proposal> {
-        self.ledger.entry(id)?.proposal().map(|(proposal, _)| proposal)
+        self.ledger.entry(id)?.proposal()
     }
 
     /// Whether an upload for an unknown event could wait here.
@@ -204,7 +204,7 @@ impl Purgatory {
         let known: Vec<&Announcement> = stored.iter().chain(kept).collect();
         let rosters = rosters(known.iter().copied());
         let circles = rosters.keys().map(|owner| self.policy.model.maintainers(owner, &rosters));
-        let circles: Vec<_> = circles.map(|maintainers| maintainers.confirmed).collect();
+        let circles: Vec<_> = circles.collect();
         let entries = self.ledger.family(identifier);
         entries.filter_map(|entry| self.want(entry, &known, &circles)).collect()
     }
@@ -218,9 +218,9 @@ impl Purgatory {
         let (keepers, tips, untrusted) = match &entry.what {
             What::Announcement(_) => return None,
             What::State(state) => (BTreeSet::from([entry.author()]), state.tips()?, &[][..]),
-            What::Proposal { proposal, tip } => {
+            What::Proposal(proposal) => {
                 let keepers = proposal.repos.iter().map(|repo| repo.owner).collect();
-                (keepers, vec![*tip], &proposal.clone[..])
+                (keepers, vec![proposal.tip], &proposal.clone[..])
             }
         };
         // Where the keepers, and those they keep repositories with, say that the repository is.
@@ -261,7 +261,7 @@ impl Purgatory {
             *match entry.what {
                 What::Announcement(_) => &mut counts.announcements,
                 What::State(_) => &mut counts.states,
-                What::Proposal { .. } => &mut counts.proposals,
+                What::Proposal(_) => &mut counts.proposals,
             } += 1;
         }
         counts

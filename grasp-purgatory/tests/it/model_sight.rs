@@ -99,7 +99,7 @@ impl World {
         let known = self.known_announcements(&repo.identifier);
         let rosters =
             grasp_core::maintainers::rosters(known.iter().map(|known| &known.announcement));
-        self.policy.model.maintainers(&repo.owner, &rosters).confirmed
+        self.policy.model.maintainers(&repo.owner, &rosters)
     }
 
     pub(crate) fn serves(&self, event: &Event) -> bool {

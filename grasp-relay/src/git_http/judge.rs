@@ -95,7 +95,7 @@ impl GitHttp {
         if own.is_some_and(|own| policy.archives(own)) {
             return Ok(Grounds::Archived);
         }
-        let maintainers = policy.model.maintainers(&repo.owner, &rosters(&announcements)).confirmed;
+        let maintainers = policy.model.maintainers(&repo.owner, &rosters(&announcements));
         let served = stored.iter().filter_map(|event| State::parse(event).ok());
         let served = served.map(|state| Candidate { state, standing: Standing::Stored });
         let candidates = served.chain(held_candidates).collect();
@@ -112,10 +112,9 @@ impl GitHttp {
         let known = |id| match (held.get(&id), stored.get(&id)) {
             (Some(tip), _) => KnownProposal::Tip(*tip),
             // An event that is no pull request names no commit: nothing equals it.
-            (None, Some(event)) => {
-                let tip = Proposal::parse(event).ok().and_then(|proposal| proposal.tip());
-                KnownProposal::Tip(tip.unwrap_or(Oid::ZERO))
-            }
+            (None, Some(event)) => KnownProposal::Tip(
+                Proposal::parse(event).map_or(Oid::ZERO, |proposal| proposal.tip),
+            ),
             (None, None) => KnownProposal::Unknown,
         };
         ids.into_iter().map(|id| (id, known(id))).collect()
@@ -141,9 +140,8 @@ impl GitHttp {
             };
             let ours =
                 |proposal: &Proposal| policy.own_places(proposal).any(|own| own == seat.repo);
-            proposal.filter(ours).map_or(Contribution::Foreign, |proposal| {
-                Contribution::Ours(standing, proposal.tip().unwrap_or(Oid::ZERO))
-            })
+            let known = |proposal: Proposal| Contribution::Ours(standing, proposal.tip);
+            proposal.filter(ours).map_or(Contribution::Foreign, known)
         };
         ids.into_iter().map(|id| (id, known(id))).collect()
     }

@@ -149,9 +149,9 @@ impl World {
         let repos = announcements.iter().map(|announcement| announcement.repo.clone());
         let events = self.hands.events(addressed_to(repos)).await?;
         let proposals = read(&events, |event| Proposal::parse(event).ok());
-        let proposals = proposals.iter().filter_map(|p| {
+        let proposals = proposals.iter().map(|p| {
             let keepers: Vec<_> = p.repos.iter().map(|repo| repo.owner).collect();
-            Some(want(p.id, vec![p.tip()?], &keepers, &p.clone))
+            want(p.id, vec![p.tip], &keepers, &p.clone)
         });
         Ok(states.chain(proposals).collect())
     }
