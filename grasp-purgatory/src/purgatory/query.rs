@@ -127,11 +127,6 @@ impl Purgatory {
         self.ledger.entry(id)?.proposal()
     }
 
-    /// Whether an upload for an unknown event could wait here.
-    pub fn room_to_stage(&self, id: &EventId, bytes: u64) -> Room {
-        self.ledger.staging().room(&self.config, id, bytes)
-    }
-
     /// Whether an event that waits here asks for the view of a repository.
     pub fn has_view(&self, repo: &RepoId) -> bool {
         self.ledger.announcement(repo).is_some_and(|entry| entry.phase == Phase::Waiting)

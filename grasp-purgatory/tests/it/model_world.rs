@@ -10,7 +10,7 @@ use grasp_core::admission::{
 use grasp_core::nip34::Announcement;
 use grasp_core::{Identifier, Mono, Now, Oid, RepoId, Version, kinds};
 use grasp_purgatory::journal::Record;
-use grasp_purgatory::{Chore, Config, Door, Input, Kept, Purgatory, Room, Stage};
+use grasp_purgatory::{Chore, Config, Door, Input, Kept, Purgatory, Stage};
 use nostr::event::{Event, EventId};
 use nostr::types::Timestamp;
 
@@ -199,7 +199,6 @@ impl World {
                 self.turn(Input::Changed { identifier: repo.identifier.clone() })?;
             }
             None if self.disk.store.contains(&id) => return Ok(false),
-            None if self.core.room_to_stage(&id, 100) == Room::Full => return Ok(false),
             None => {
                 let door = Door::Repository(repo.clone());
                 self.disk.git.staging.entry(id).or_default().insert(tip, door.clone());

@@ -6,7 +6,6 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use grasp_core::Oid;
-use nostr::event::EventId;
 use tokio::io::AsyncWriteExt;
 use tokio::process::ChildStdin;
 
@@ -187,14 +186,6 @@ impl Unpacking {
         self.end().await
     }
 
-    /// Stops at once, and waits until git is gone.
-    pub async fn abort(mut self) {
-        self.pack = None;
-        if let Some(process) = self.process.take() {
-            process.stop().await;
-        }
-    }
-
     async fn end(&mut self) -> Result<(), GitError> {
         self.pack = None;
         let Some(process) = self.process.take() else {
@@ -231,13 +222,4 @@ fn refusal(words: &str, limit: u64) -> GitError {
     let fault = words.lines().find(|line| line.starts_with("error:") || line.starts_with("fatal:"));
     let fault = fault.or(words.lines().next()).unwrap_or("git gave no reason");
     GitError::BadPack(fault.chars().filter(|c| !c.is_control()).take(200).collect())
-}
-
-/// A tip that waits for its event.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct StagedTip {
-    /// The event that would have to name it.
-    pub event: EventId,
-    /// The commit.
-    pub tip: Oid,
 }
