@@ -156,7 +156,6 @@ fn presented(settings: &Settings, keys: &Keys) -> Config {
         info,
         limits: settings.relay.clone(),
         trusted_proxies: settings.trusted_proxies.clone(),
-        challenge_on_connect: false,
     }
 }
 

@@ -80,7 +80,6 @@ fn parts(address: SocketAddr, store: Arc<dyn EventStore>, hub: Hub) -> Parts {
         info: RelayInfo::default(),
         limits,
         trusted_proxies: vec![],
-        challenge_on_connect: false,
     };
     let (ingest, extra) = (Arc::new(pipeline), axum::Router::new());
     Parts { store, ingest, hub, listing, config, clock, extra }

@@ -76,7 +76,6 @@ impl Relay {
                 info: RelayInfo::default(),
                 limits,
                 trusted_proxies: vec![],
-                challenge_on_connect: false,
             },
             clock,
             extra: axum::Router::new(),

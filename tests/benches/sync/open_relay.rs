@@ -62,7 +62,6 @@ impl OpenRelay {
             info,
             limits,
             trusted_proxies: vec![],
-            challenge_on_connect: false,
         };
         let (service, extra) = (config.service.clone(), Router::new());
         let listing = Listing::of_those_who_list_us(store.clone(), service, clock.clone());
