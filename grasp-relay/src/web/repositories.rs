@@ -49,16 +49,6 @@ impl Listing {
         Self(Arc::new(Inner { store, service, clock, hosts, last: Mutex::new(None) }))
     }
 
-    /// The same of everything that lists this service.
-    pub fn of_those_who_list_us(
-        store: Arc<dyn EventStore>,
-        service: ServiceIdentity,
-        clock: Clock,
-    ) -> Self {
-        let us = service.clone();
-        Self::new(store, service, clock, move |announcement| announcement.lists(&us))
-    }
-
     /// The repositories, the latest active first. Many who ask at once wait for one answer.
     pub async fn rows(&self) -> Result<Arc<[RepoRow]>, StoreError> {
         let mut last = self.0.last.lock().await;

@@ -64,7 +64,7 @@ impl OpenRelay {
             trusted_proxies: vec![],
         };
         let (service, extra) = (config.service.clone(), Router::new());
-        let listing = Listing::of_those_who_list_us(store.clone(), service, clock.clone());
+        let listing = Listing::new(store.clone(), service, clock.clone(), |_| true);
         let parts = Parts { store, ingest: ingest.clone(), hub, listing, config, clock, extra };
         let serving = async move { serve(listener, parts, std::future::pending()).await.unwrap() };
         let running = Running(tokio::spawn(serving));

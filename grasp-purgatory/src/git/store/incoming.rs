@@ -12,14 +12,10 @@ use tokio::process::ChildStdin;
 use super::{Quarantine, Removals, RepoStore};
 use crate::git::blocking;
 use crate::git::check::{Completeness, Objects, Proofs};
-use crate::git::command::{Bounds, GitCommand};
+use crate::git::command::{Bounds, FLAWS, GitCommand};
 use crate::git::error::{GitError, says_disk_full};
 use crate::git::layout::{self, Family};
 use crate::git::process::GitProcess;
-
-/// Flaws of old but harmless commits and trees that famous histories contain; all others are refused.
-const FLAWS: &str =
-    "--strict=badTimezone=ignore,missingSpaceBeforeDate=ignore,zeroPaddedFilemode=ignore";
 
 /// Files that git may write whatever the limit on what is sent.
 const LEAST_FILE: u64 = 64 * 1024 * 1024;
@@ -54,7 +50,8 @@ impl Incoming {
         let file = max_bytes.saturating_mul(2).max(LEAST_FILE);
         let mut process = self
             .command("index-pack")
-            .args(["--stdin", "--fix-thin", FLAWS])
+            .args(["--stdin", "--fix-thin"])
+            .arg(format!("--strict={}", FLAWS.map(|flaw| format!("{flaw}=ignore")).join(",")))
             .arg(format!("--max-input-size={max_bytes}"))
             .setting("pack.threads", "2")
             .bounded(Bounds { memory, file })

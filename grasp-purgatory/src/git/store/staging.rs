@@ -30,10 +30,10 @@ impl Default for StagingLimits {
     fn default() -> Self {
         const MIB: u64 = 1024 * 1024;
         Self {
-            tips_per_event: 8,
+            tips_per_event: 4,
             bytes_per_event: 128 * MIB,
             bytes_per_family: 512 * MIB,
-            bytes_in_all: 8 * 1024 * MIB,
+            bytes_in_all: 2 * 1024 * MIB,
         }
     }
 }
