@@ -57,8 +57,13 @@ pub struct AuthorisedPush {
 }
 
 impl AuthorisedPush {
-    /// `None` if there is nothing to do.
-    pub(super) fn new(execute: Vec<PushCommand>, stage: Vec<PushCommand>) -> Option<Self> {
+    /// Those of the commands that may happen, by the verdict on each; `None` if there is nothing to do.
+    pub(super) fn new(commands: &[PushCommand], verdicts: &[(RefName, RefVerdict)]) -> Option<Self> {
+        let chosen = |wanted: &RefVerdict| -> Vec<_> {
+            let pairs = commands.iter().zip(verdicts);
+            pairs.filter(|(_, (_, verdict))| verdict == wanted).map(|(c, _)| c.clone()).collect()
+        };
+        let (execute, stage) = (chosen(&RefVerdict::Execute), chosen(&RefVerdict::Stage));
         let some = !execute.is_empty() || !stage.is_empty();
         some.then_some(Self { execute, stage })
     }

@@ -27,9 +27,7 @@ impl SyncEngine {
             self.here(now, &[event]);
         }
         if let Some(change) = accepted.change {
-            if let IndexChange::Announced { repo, .. } | IndexChange::LevelChanged { repo, .. } =
-                &change
-            {
+            if let IndexChange::Announced { repo, .. } = &change {
                 arrived.push(Dependency::Repo(repo.clone()));
                 arrived.push(Dependency::Name(repo.identifier.clone()));
             }

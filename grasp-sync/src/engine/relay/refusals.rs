@@ -284,7 +284,7 @@ impl Session {
             unanswered.iter().find(|(_, serves)| is_it(serves)).map(|(sub, _)| *sub)
         };
         let blamed: Vec<SubId> = match refusal.action() {
-            Action::Surface | Action::Settled => return,
+            Action::Surface => return,
             Action::PauseStarts => return desk.pause_starts(),
             Action::RefuseUnanswered => return self.refuse_unanswered(desk, refusal, text),
             Action::PageSession
