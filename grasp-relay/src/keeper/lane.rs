@@ -25,7 +25,7 @@ pub(super) enum Op {
     Apply { identifier: Identifier, views: Vec<ViewTarget>, proposals: Vec<ProposalRef> },
     Store { identifier: Identifier, events: Vec<Arc<Event>>, withdraw: Vec<EventId> },
     Publish(Vec<Arc<Event>>),
-    Tidy(Identifier),
+    Tidy { identifier: Identifier, waits: bool },
 }
 
 /// Which lane an output belongs to, if it says.
@@ -137,8 +137,8 @@ impl Hands {
                 }
                 return None;
             }
-            Op::Tidy(identifier) => {
-                self.tidy(&identifier).await;
+            Op::Tidy { identifier, waits } => {
+                self.tidy(&identifier, waits).await;
                 return Some(Order::Tidied(identifier));
             }
         };

@@ -109,7 +109,8 @@ impl Task {
         match self.rounds.errand(now) {
             Some(Errand::List) => self.lanes.list(),
             Some(Errand::Visit(identifier)) => {
-                self.lanes.run(Some(identifier.clone()), vec![Op::Tidy(identifier)]);
+                let waits = !self.purgatory.kept(&identifier).is_empty();
+                self.lanes.run(Some(identifier.clone()), vec![Op::Tidy { identifier, waits }]);
             }
             None => {}
         }
