@@ -88,17 +88,13 @@ pub fn authorise(request: &PushRequest, view: &PushView<'_>) -> PushVerdict {
         .map(|command| (command.name.clone(), judge(command, view, &judgement)))
         .collect();
     refuse_as_a_whole(request, &mut refs);
-    let chosen = |wanted: RefVerdict| {
-        let pairs = commands.iter().zip(&refs);
-        pairs.filter(|(_, (_, v))| *v == wanted).map(|(c, _)| c.clone()).collect::<Vec<_>>()
-    };
-    let (execute, stage) = (chosen(RefVerdict::Execute), chosen(RefVerdict::Stage));
-    let moves_ruled = execute.iter().any(|command| command.name.is_branch_or_tag());
+    let authorised = AuthorisedPush::of(commands, &refs);
+    let execute = authorised.iter().flat_map(AuthorisedPush::execute);
+    let moves_ruled = execute.into_iter().any(|command| command.name.is_branch_or_tag());
     let realises = match judgement {
         Judgement::Realises(id) if moves_ruled => Some(id),
         _ => None,
     };
-    let authorised = AuthorisedPush::new(execute, stage);
     PushVerdict { refs, realises, authorised }
 }
 

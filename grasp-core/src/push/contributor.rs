@@ -56,11 +56,7 @@ pub fn authorise_contribution(
         .map(|command| (command.name.clone(), judge(command, refs, known)))
         .collect();
     refuse_as_a_whole(request, &mut verdicts);
-    let chosen = |wanted: RefVerdict| {
-        let pairs = commands.iter().zip(&verdicts);
-        pairs.filter(|(_, (_, v))| *v == wanted).map(|(c, _)| c.clone()).collect()
-    };
-    let authorised = AuthorisedPush::new(chosen(RefVerdict::Execute), chosen(RefVerdict::Stage));
+    let authorised = AuthorisedPush::of(commands, &verdicts);
     PushVerdict { refs: verdicts, realises: None, authorised }
 }
 
