@@ -259,6 +259,22 @@ async fn until(is_so: impl AsyncFn() -> bool) {
 }
 
 #[tokio::test]
+async fn what_follows_for_many_names_at_once_waits_for_none_of_them() {
+    let instance = Instance::start().await;
+    let (alice, repos) = (Maker::new(), instance.keeper().repos());
+    let [a, b] = ["a", "b"].map(|name| alice.repo(name));
+    for repo in [&a, &b] {
+        message(&instance, &alice.announce(repo.identifier.as_str(), &instance.service())).await;
+    }
+    let busy = repos.lock(&a.identifier).await.unwrap();
+    message(&instance, &alice.later(1).sign(62, "", &[&["relay", "ALL_RELAYS"]])).await;
+    until(async || !repos.has_view(&b).await.unwrap()).await;
+    assert!(repos.has_view(&a).await.unwrap(), "somebody is at it");
+    drop(busy);
+    until(async || !repos.has_view(&a).await.unwrap()).await;
+}
+
+#[tokio::test]
 async fn a_round_makes_few_packs_of_many() {
     let instance = Instance::start().await;
     let alice = Maker::new();
