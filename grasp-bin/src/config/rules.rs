@@ -103,7 +103,11 @@ fn kept(config: &Config) -> Vec<Rule> {
         (
             staging.bytes_per_event <= staging.bytes_per_family
                 && staging.bytes_per_family <= purgatory.staged.bytes,
-            &["git.staged_bytes_per_event", "git.staged_bytes_per_family", "purgatory.staged_bytes"],
+            &[
+                "git.staged_bytes_per_event",
+                "git.staged_bytes_per_family",
+                "purgatory.staged_bytes",
+            ],
             "git.staged_bytes_per_event, git.staged_bytes_per_family and purgatory.staged_bytes must not fall",
         ),
     ]
