@@ -58,7 +58,10 @@ pub struct AuthorisedPush {
 
 impl AuthorisedPush {
     /// Those of the commands that may happen, by the verdict on each; `None` if there is nothing to do.
-    pub(super) fn new(commands: &[PushCommand], verdicts: &[(RefName, RefVerdict)]) -> Option<Self> {
+    pub(super) fn new(
+        commands: &[PushCommand],
+        verdicts: &[(RefName, RefVerdict)],
+    ) -> Option<Self> {
         let chosen = |wanted: &RefVerdict| -> Vec<_> {
             let pairs = commands.iter().zip(verdicts);
             pairs.filter(|(_, (_, verdict))| verdict == wanted).map(|(c, _)| c.clone()).collect()

@@ -10,7 +10,7 @@ use grasp_core::admission::{
 use grasp_core::nip34::Announcement;
 use grasp_core::{Identifier, Mono, Now, Oid, RepoId, Version, kinds};
 use grasp_purgatory::journal::Record;
-use grasp_purgatory::{Chore, Config, Door, Input, Kept, Purgatory, Stage};
+use grasp_purgatory::{Came, Chore, Config, Input, Kept, Purgatory, Stage};
 use nostr::event::{Event, EventId};
 use nostr::types::Timestamp;
 
@@ -200,7 +200,7 @@ impl World {
             }
             None if self.disk.store.contains(&id) => return Ok(false),
             None => {
-                let door = Door::Repository(repo.clone());
+                let door = Came::Repository(repo.clone());
                 self.disk.git.staging.entry(id).or_default().insert(tip, door.clone());
                 self.spark()?;
                 self.turn(Input::PushStaged { id, tip, door, bytes: 100 })?;

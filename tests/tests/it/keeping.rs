@@ -123,7 +123,9 @@ async fn a_push_whose_state_cannot_be_stored_is_not_reported_as_done() {
 #[tokio::test]
 async fn uploads_beyond_what_may_wait_are_not_reported_as_kept() {
     // Too many for one event find no room on disk; for too many events, purgatory has none.
-    for (tips, events, other, why) in [(1, 9, "ab", "too much is waiting"), (9, 1, "cd", "could not be kept")] {
+    for (tips, events, other, why) in
+        [(1, 9, "ab", "too much is waiting"), (9, 1, "cd", "could not be kept")]
+    {
         let mut settings = Settings::default();
         (settings.purgatory.tips_per_event, settings.purgatory.staged.count) = (tips, events);
         let instance = Instance::set(settings).await;
