@@ -142,6 +142,12 @@ impl SyncIndex {
         owners.collect::<BTreeSet<_>>().len()
     }
 
+    /// Whether a repository lists a relay that is wanted in full.
+    pub fn is_wanted_in_full_from(&self, relay: &RelayUrl) -> bool {
+        let mut listed = self.relays.get(relay).into_iter().flatten();
+        listed.any(|repo| self.repos.get(repo).is_some_and(|one| one.level == SyncLevel::Full))
+    }
+
     /// Everything wanted from one relay, written out; `None` if it is no target.
     pub fn target(&self, relay: &RelayUrl) -> Option<RelaySyncNeeds> {
         let listed = self.relays.get(relay)?.iter();
