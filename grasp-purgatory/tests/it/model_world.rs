@@ -189,7 +189,7 @@ impl World {
         Ok(true)
     }
 
-    /// Somebody pushes to `refs/nostr/<id>`.
+    /// Somebody pushes to `refs/nostr/<id>`, and hears whether that is kept.
     pub(crate) fn push_tip(&mut self, repo: &RepoId, id: EventId, tip: u8) -> Powered<bool> {
         let tip = oid(tip);
         match self.core.tip_of(&id) {
@@ -204,6 +204,8 @@ impl World {
                 self.disk.git.staging.entry(id).or_default().insert(tip, door.clone());
                 self.spark()?;
                 self.turn(Input::PushStaged { id, tip, door, bytes: 100 })?;
+                self.run()?;
+                return Ok(self.core.keeps_upload(&id, &tip));
             }
         }
         self.run()?;
