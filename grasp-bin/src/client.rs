@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use futures_util::{SinkExt as _, StreamExt as _};
-use grasp_core::RelayUrl;
+use grasp_core::{RelayUrl, Version};
 use grasp_sync::Roots;
 use nostr::event::Event;
-use nostr::filter::Filter;
+use nostr::filter::{Filter, MatchEventOptions};
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
@@ -60,15 +60,20 @@ impl RelayClient {
         }
     }
 
-    /// The newest event that matches.
+    /// The newest event that matches. A relay may say anything; what does not match, or was not signed by its author,
+    /// is passed over.
     pub(crate) async fn newest(&mut self, filter: &Filter) -> Result<Option<Event>> {
-        let filter: Value = serde_json::from_str(&filter.clone().limit(1).as_json())?;
-        self.say(&json!(["REQ", "grasp", filter])).await?;
-        let mut newest = None;
+        let asked: Value = serde_json::from_str(&filter.clone().limit(1).as_json())?;
+        self.say(&json!(["REQ", "grasp", asked])).await?;
+        let mut newest: Option<Event> = None;
         loop {
             let answer = self.hear().await?;
             match answer[0].as_str() {
-                Some("EVENT") => newest = Event::from_json(answer[2].to_string()).ok(),
+                Some("EVENT") => {
+                    let told = Event::from_json(answer[2].to_string()).ok();
+                    let told = told.filter(|event| is_asked_for(filter, event));
+                    newest = newest.into_iter().chain(told).max_by_key(Version::of);
+                }
                 Some("EOSE") => break,
                 Some("CLOSED") => bail!("the relay does not answer questions: {}", answer[2]),
                 _ => {}
@@ -91,5 +96,63 @@ impl RelayClient {
                 return Ok(serde_json::from_str(&text)?);
             }
         }
+    }
+}
+
+fn is_asked_for(filter: &Filter, event: &Event) -> bool {
+    filter.match_event(event, MatchEventOptions::default()) && event.verify().is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use nostr::event::{EventBuilder, FinalizeEvent as _, Kind, Tag};
+    use nostr::key::Keys;
+    use nostr::types::Timestamp;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    fn event(keys: &Keys, name: &str, at: u64) -> Event {
+        let event = EventBuilder::new(Kind::GitRepoAnnouncement, "").tag(Tag::identifier(name));
+        event.custom_created_at(Timestamp::from_secs(at)).finalize(keys).unwrap()
+    }
+
+    /// A relay that answers its first question with these.
+    async fn relay_that_says(told: Vec<Value>) -> RelayUrl {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("ws://{}", listener.local_addr().unwrap()).parse().unwrap();
+        tokio::spawn(async move {
+            let (stream, _) = listener.accept().await.unwrap();
+            let mut socket = tokio_tungstenite::accept_async(stream).await.unwrap();
+            socket.next().await;
+            let events = told.into_iter().map(|event| json!(["EVENT", "grasp", event]));
+            for answer in events.chain([json!(["EOSE", "grasp"])]) {
+                socket.send(Message::text(answer.to_string())).await.unwrap();
+            }
+            while socket.next().await.is_some() {}
+        });
+        url
+    }
+
+    #[tokio::test]
+    async fn the_newest_event_is_one_that_was_asked_for_and_that_its_author_signed() {
+        let (own, other) = (Keys::generate(), Keys::generate());
+        let json = |event: &Event| serde_json::from_str::<Value>(&event.as_json()).unwrap();
+        let mut forged = json(&event(&own, "hello", 9));
+        forged["tags"].as_array_mut().unwrap().push(json!(["maintainers", "mallory"]));
+        let newest = event(&own, "hello", 3);
+        let told = vec![
+            json(&newest),
+            json(&event(&own, "hello", 2)),
+            forged,
+            json(&event(&other, "hello", 9)),
+            json(&event(&own, "another", 9)),
+        ];
+        let mut relay = RelayClient::connect(&relay_that_says(told).await).await.unwrap();
+        let filter = Filter::new()
+            .kind(Kind::GitRepoAnnouncement)
+            .author(own.public_key())
+            .identifier("hello");
+        assert_eq!(relay.newest(&filter).await.unwrap(), Some(newest));
     }
 }

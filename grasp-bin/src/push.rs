@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use grasp_core::nip34::Announcement;
 use grasp_core::service::npub;
-use grasp_core::{Identifier, RelayUrl, RepoId, ServiceIdentity, kinds};
+use grasp_core::{Identifier, RelayUrl, RepoId, ServiceIdentity, Version, kinds};
 use nostr::event::{Event, EventBuilder, FinalizeEvent as _, Kind, Tag};
 use nostr::filter::Filter;
 use nostr::key::Keys;
@@ -132,10 +132,10 @@ async fn lose_nothing(work: &Work, refs: &Refs, urls: &[String]) -> Result<()> {
 /// The newest event of a kind about a repository that any of the servers has.
 async fn newest(relays: &mut [RelayClient], repo: &RepoId, kind: Kind) -> Result<Option<Event>> {
     let filter = Filter::new().kind(kind).author(repo.owner).identifier(repo.identifier.as_str());
-    let mut newest = None;
+    let mut newest: Option<Event> = None;
     for relay in relays {
         let found = relay.newest(&filter).await?;
-        newest = newest.into_iter().chain(found).max_by_key(|event: &Event| event.created_at);
+        newest = newest.into_iter().chain(found).max_by_key(Version::of);
     }
     Ok(newest)
 }

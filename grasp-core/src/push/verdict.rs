@@ -31,7 +31,7 @@ impl PushVerdict {
 
     /// Whether every ref may be where the client wants it.
     pub fn is_accepted(&self) -> bool {
-        self.refs.iter().all(|(_, verdict)| !matches!(verdict, RefVerdict::Refused(_)))
+        self.refs.iter().all(|(_, verdict)| !verdict.is_refused())
     }
 }
 
@@ -48,12 +48,19 @@ pub enum RefVerdict {
     Refused(RefRefusal),
 }
 
+impl RefVerdict {
+    fn is_refused(&self) -> bool {
+        matches!(self, Self::Refused(_))
+    }
+}
+
 /// Commands that were judged and found good. Made by [`authorise`](super::authorise) and
 /// [`authorise_contribution`](super::authorise_contribution) alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuthorisedPush {
     execute: Vec<PushCommand>,
     stage: Vec<PushCommand>,
+    is_whole: bool,
 }
 
 impl AuthorisedPush {
@@ -67,8 +74,9 @@ impl AuthorisedPush {
             pairs.filter(|(_, (_, verdict))| verdict == wanted).map(|(c, _)| c.clone()).collect()
         };
         let (execute, stage) = (chosen(&RefVerdict::Execute), chosen(&RefVerdict::Stage));
+        let is_whole = verdicts.iter().all(|(_, verdict)| !verdict.is_refused());
         let some = !execute.is_empty() || !stage.is_empty();
-        some.then_some(Self { execute, stage })
+        some.then_some(Self { execute, stage, is_whole })
     }
 
     /// Refs to move in the view, all or none: only together are branches and tags what was signed.
@@ -79,6 +87,11 @@ impl AuthorisedPush {
     /// Refs whose objects go to staging.
     pub fn stage(&self) -> &[PushCommand] {
         &self.stage
+    }
+
+    /// Whether no ref of the push was refused: what came with it came for these alone.
+    pub fn is_whole(&self) -> bool {
+        self.is_whole
     }
 }
 

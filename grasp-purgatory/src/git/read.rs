@@ -10,6 +10,12 @@ use super::error::GitError;
 use super::layout;
 use super::refs::{Snapshot, Target};
 
+/// The size of a tag at most.
+const MAX_TAG: usize = 1024 * 1024;
+
+/// How many tags may stand upon each other.
+const MAX_TAGS: usize = 16;
+
 /// Opens a view, or says that there is none.
 fn open(view: &Path) -> Result<Repository, GitError> {
     match Repository::open_bare(view) {
@@ -69,13 +75,23 @@ pub(super) fn behind_tags(
     Ok(behind)
 }
 
+/// What lies behind a tag, and behind tags upon tags; `None` if it is no tag.
+///
+/// A tag is read as a whole, and a few bytes of a pack can be a tag of any size.
 fn peel(repository: &Repository, oid: git2::Oid) -> Result<Option<git2::Oid>, GitError> {
-    let (_, kind) = repository.odb()?.read_header(oid)?;
-    if kind != ObjectType::Tag {
-        return Ok(None);
+    let odb = repository.odb()?;
+    let mut at = oid;
+    for _ in 0..=MAX_TAGS {
+        let (size, kind) = odb.read_header(at)?;
+        if kind != ObjectType::Tag {
+            return Ok((at != oid).then_some(at));
+        }
+        if size > MAX_TAG {
+            return Err(GitError::BadPack(String::from("a tag is too large")));
+        }
+        at = repository.find_tag(at)?.target_id();
     }
-    let peeled = repository.find_object(oid, None)?.peel(ObjectType::Any)?;
-    Ok(Some(peeled.id()))
+    Err(GitError::BadPack(String::from("too many tags upon tags")))
 }
 
 /// Which of these objects are in none of the stores. Misses are expected, so nothing is looked for twice.

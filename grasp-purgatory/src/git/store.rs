@@ -1,5 +1,6 @@
 //! All repositories of a server on one disk.
 
+mod arrivals;
 mod guard;
 mod hunted;
 mod incoming;
@@ -9,6 +10,7 @@ mod staging;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -17,6 +19,7 @@ use grasp_core::{Identifier, Oid, RefName, RepoId};
 use nostr::key::PublicKey;
 use rustix::fs::{FlockOperation, flock};
 
+use arrivals::Arrivals;
 pub use guard::FamilyGuard;
 pub use incoming::{Incoming, Unpacking};
 pub(super) use quarantine::Quarantine;
@@ -47,6 +50,7 @@ struct Inner {
     /// Whether what was never made is an empty repository rather than none.
     all_exist: bool,
     locks: Mutex<BTreeMap<String, Weak<tokio::sync::Mutex<()>>>>,
+    arrivals: Arrivals,
     next_scratch: AtomicU64,
     removals: AtomicU64,
     // Held for as long as anybody works here.
@@ -87,6 +91,7 @@ impl RepoStore {
             staging,
             all_exist,
             locks: Mutex::default(),
+            arrivals: Arrivals::default(),
             next_scratch: AtomicU64::new(0),
             removals: AtomicU64::new(0),
             _lock: lock,
@@ -160,6 +165,12 @@ impl RepoStore {
         blocking(move || repositories(&layout)).await
     }
 
+    /// The identifiers of all families there are, whether they have a view or not.
+    pub async fn identifiers(&self) -> Result<Vec<Identifier>, GitError> {
+        let layout = self.inner.layout.clone();
+        blocking(move || Ok(families(&layout)?.iter().filter_map(identifier_of).collect())).await
+    }
+
     async fn snapshot(&self, repo: &RepoId) -> Result<Snapshot, GitError> {
         let (store, repo) = (self.clone(), repo.clone());
         blocking(move || read::snapshot(&store.seat(&repo))).await
@@ -188,6 +199,17 @@ impl RepoStore {
     fn scratch(&self) -> PathBuf {
         let number = self.inner.next_scratch.fetch_add(1, Ordering::Relaxed);
         self.inner.layout.incoming().join(number.to_string())
+    }
+
+    /// Removes a directory with all that is in it, or nothing: what a crash leaves of it lies where the next start
+    /// clears up. That it is not there is fine.
+    fn remove_whole(&self, path: &Path) -> Result<(), GitError> {
+        let scratch = self.scratch();
+        match fs::rename(path, &scratch) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(GitError::io("remove", path, error)),
+            Ok(()) => layout::remove(&scratch),
+        }
     }
 
     /// How many families were removed. What was found out before the last removal may be true no more.

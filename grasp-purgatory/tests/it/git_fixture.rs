@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 
 use grasp_core::nip34::State;
 use grasp_core::push::{
-    AuthorisedPush, Candidate, CommandReader, KnownProposal, Progress, PushView, Standing,
-    authorise, encode_pkt,
+    AuthorisedPush, Candidate, CommandReader, KnownProposal, Progress, PushRequest, PushView,
+    Standing, authorise, encode_pkt,
 };
 use grasp_core::{Identifier, Oid, RefName, RepoId};
 use grasp_purgatory::git::{Git, GitError, Incoming, Protocol, RepoStore, Slots, StagingLimits};
@@ -141,15 +141,9 @@ pub(crate) fn judged(
     refs: &BTreeMap<RefName, Oid>,
     moves: &[(&str, Option<Oid>)],
 ) -> AuthorisedPush {
-    let mut request = Vec::new();
     let mut would_be = refs.clone();
     let mut proposals = BTreeMap::new();
     for (text, new) in moves {
-        let old = refs.get(&name(text)).copied().unwrap_or(Oid::ZERO);
-        let line = format!("{old} {} {text}\0report-status", new.unwrap_or(Oid::ZERO));
-        let line =
-            if request.is_empty() { line.as_str() } else { line.split('\0').next().unwrap() };
-        encode_pkt(line.as_bytes(), &mut request);
         match new {
             Some(oid) => would_be.insert(name(text), *oid),
             None => would_be.remove(&name(text)),
@@ -158,13 +152,9 @@ pub(crate) fn judged(
             proposals.insert(EventId::from_hex(id).unwrap(), KnownProposal::Unknown);
         }
     }
-    request.extend_from_slice(b"0000");
-    let Ok(Progress::Complete { request, .. }) = CommandReader::default().feed(&request) else {
-        panic!("a good command list")
-    };
     let state = signed_state(&would_be);
     let verdict = authorise(
-        &request,
+        &request(refs, moves),
         &PushView {
             refs,
             maintainers: &BTreeSet::from([state.repo.owner]),
@@ -173,6 +163,23 @@ pub(crate) fn judged(
         },
     );
     verdict.authorised.unwrap_or_else(|| panic!("{:?}", verdict.refs))
+}
+
+/// What a client says that wants refs to be there.
+pub(crate) fn request(refs: &BTreeMap<RefName, Oid>, moves: &[(&str, Option<Oid>)]) -> PushRequest {
+    let mut request = Vec::new();
+    for (text, new) in moves {
+        let old = refs.get(&name(text)).copied().unwrap_or(Oid::ZERO);
+        let line = format!("{old} {} {text}\0report-status", new.unwrap_or(Oid::ZERO));
+        let line =
+            if request.is_empty() { line.as_str() } else { line.split('\0').next().unwrap() };
+        encode_pkt(line.as_bytes(), &mut request);
+    }
+    request.extend_from_slice(b"0000");
+    let Ok(Progress::Complete { request, .. }) = CommandReader::default().feed(&request) else {
+        panic!("a good command list")
+    };
+    request
 }
 
 fn signed_state(refs: &BTreeMap<RefName, Oid>) -> State {

@@ -31,6 +31,32 @@ async fn a_plain_clone_of_the_view_gets_what_was_pushed() {
 }
 
 #[tokio::test]
+async fn a_tag_is_followed_to_what_it_names_unless_that_takes_too_much() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    let tip = work.commit("1");
+    work.git(&["tag", "-a", "-m", "upon a commit", "1"]);
+    for n in 2..=17 {
+        work.git(&["tag", "-a", "-m", "upon a tag", &n.to_string(), &(n - 1).to_string()]);
+    }
+    world.push(&repo, &work, &[("refs/tags/16", Some(work.rev("16")))]).await.unwrap();
+    let peeled = git(&world.view(&repo), &["show-ref", "-d", "16"], b"").unwrap();
+    assert!(peeled.contains(&format!("{tip} refs/tags/16^{{}}")), "{peeled}");
+    work.write("words", &b"many words\n".repeat(200_000));
+    work.git(&["tag", "-a", "-F", "words", "large"]);
+    let refused =
+        [("17", "too many tags upon tags"), ("16", ""), ("large", "a tag is too large"), ("1", "")];
+    for (tag, why) in refused {
+        let pushed = world.push(&repo, &work, &[("refs/tags/v", Some(work.rev(tag)))]).await;
+        match pushed {
+            Ok(_) => assert_eq!(why, "", "{tag}"),
+            Err(GitError::BadPack(words)) => assert_eq!(words, why),
+            Err(error) => panic!("{tag}: {error}"),
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_thin_pack_is_completed_with_what_the_family_has() {
     let (world, work) = (World::new().await, Work::new());
     let repo = world.repo("x").await;

@@ -1,12 +1,13 @@
 //! Uploads that nobody has signed for stay out of sight.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use grasp_core::Oid;
+use grasp_core::push::{KnownProposal, PushView, authorise};
 use grasp_purgatory::git::{GitError, StagingLimits};
 use nostr::event::EventId;
 
-use crate::git_fixture::{Work, World, git, name, noise, now};
+use crate::git_fixture::{Work, World, git, name, noise, now, request};
 
 fn event(n: u8) -> (EventId, String) {
     let id = EventId::from_byte_array([n; 32]);
@@ -57,6 +58,42 @@ async fn one_push_may_bring_signed_and_unsigned_work_and_only_the_signed_is_read
     let guard = world.store.lock(&repo.identifier).await.unwrap();
     assert_eq!(guard.staged(id).await.unwrap(), BTreeSet::from([unsigned]));
     git(&world.view(&repo), &["fsck", "--full"], b"").unwrap();
+}
+
+#[tokio::test]
+async fn what_came_for_a_ref_that_is_refused_is_not_readable() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    let (signed, unsigned) = (work.commit("signed"), work.commit("unsigned"));
+    let (id, reference) = event(1);
+    let moves = [(reference.as_str(), Some(signed)), ("refs/heads/x", Some(unsigned))];
+    let incoming = world.receive(&repo, &work.pack(&[unsigned])).await.unwrap();
+    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+    let refs = guard.refs(&repo.owner).await.unwrap();
+    let view = PushView {
+        refs: &refs,
+        maintainers: &BTreeSet::new(),
+        candidates: &[],
+        proposals: &BTreeMap::from([(id, KnownProposal::Tip(signed))]),
+    };
+    let push = authorise(&request(&refs, &moves), &view).authorised.unwrap();
+    guard.accept(&repo.owner, &push, Some(incoming), None, now()).await.unwrap();
+    assert!(contains(&world.fetch_v2(&repo, &[signed]).await, "packfile"));
+    assert!(contains(&world.fetch_v2(&repo, &[unsigned]).await, "not our ref"));
+}
+
+#[tokio::test]
+async fn a_refused_upload_leaves_nothing_behind() {
+    let limits = StagingLimits { bytes_per_event: 1, ..Default::default() };
+    let (world, work) = (World::limited(limits).await, Work::new());
+    let repo = world.repo("x").await;
+    let tip = work.commit("too large");
+    let error = world.push(&repo, &work, &[(&event(1).1, Some(tip))]).await.unwrap_err();
+    assert!(matches!(error, GitError::StagingFull), "{error:?}");
+    assert_eq!(std::fs::read_dir(world.root().join("staging")).unwrap().count(), 0);
+    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+    guard.destroy_view(&repo.owner).await.unwrap();
+    assert!(world.store.identifiers().await.unwrap().is_empty(), "nothing keeps its family");
 }
 
 #[tokio::test]

@@ -1,6 +1,9 @@
 //! Families and views: names, sharing, advertisements, coming and going.
 
 use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use grasp_core::{Identifier, RepoId};
@@ -11,7 +14,7 @@ use nostr::types::Timestamp;
 use tokio::io::AsyncReadExt;
 
 use crate::git_fixture::{
-    Work, World, files_below, git, installed_git, name, noise, now, pack_bytes,
+    PLENTY, Work, World, files_below, git, installed_git, name, noise, now, pack_bytes,
 };
 
 async fn advertised(world: &World, repo: &RepoId, service: Service, protocol: Protocol) -> String {
@@ -167,7 +170,7 @@ async fn a_retired_view_is_kept_out_of_service_until_it_is_forgotten() {
     assert!(!world.store.has_view(&repo).await.unwrap());
     let served = world.store.advertise(&repo, Service::UploadPack, Protocol::V0).await;
     assert!(matches!(served.unwrap_err(), GitError::NoView));
-    let families = world.store.families_with_retired().await.unwrap();
+    let families = world.store.identifiers().await.unwrap();
     assert_eq!(families, std::slice::from_ref(&repo.identifier));
     guard.forget_retired(now()).await.unwrap();
     assert_eq!(guard.retired_owners().await.unwrap(), [repo.owner].into());
@@ -196,6 +199,64 @@ async fn who_vanishes_leaves_nothing_and_takes_nothing_from_others() {
     assert!(files_below(&world.root().join("families")).is_empty());
     world.create(&bob).await;
     assert!(world.store.refs(&bob).await.unwrap().is_empty());
+}
+
+/// Whether a directory was ever seen with less in it than before, while it went away.
+fn went_piece_by_piece(dir: &Path, is_gone: &AtomicBool) -> bool {
+    let whole = files_below(dir).len();
+    while !is_gone.load(Ordering::SeqCst) {
+        let seen = files_below(dir).len();
+        // Who looks while it is moved away sees less too; then it is not there any more.
+        if seen < whole && dir.is_dir() {
+            return true;
+        }
+    }
+    false
+}
+
+#[tokio::test]
+async fn views_and_families_go_as_a_whole_or_not_at_all() {
+    let (world, work) = (World::new().await, Work::new());
+    let (alice, bob) = (world.repo("x").await, world.repo("x").await);
+    let tip = work.commit("1");
+    for repo in [&alice, &bob] {
+        world.push(repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
+    }
+    let views = [world.view(&alice), world.view(&bob)];
+    let family = views[0].ancestors().nth(2).unwrap().to_owned();
+    let mut guard = world.store.lock(&alice.identifier).await.unwrap();
+    for (dir, owner) in [(views[0].clone(), alice.owner), (family, bob.owner)] {
+        for n in 0..5_000 {
+            std::fs::write(dir.join(format!("objects/{n}")), "").unwrap();
+        }
+        let is_gone = Arc::new(AtomicBool::new(false));
+        let watched = is_gone.clone();
+        let watcher = std::thread::spawn(move || went_piece_by_piece(&dir, &watched));
+        guard.destroy_view(&owner).await.unwrap();
+        is_gone.store(true, Ordering::SeqCst);
+        assert!(!watcher.join().unwrap());
+    }
+    assert!(files_below(&world.root().join("families")).is_empty());
+    assert!(files_below(&world.root().join("incoming")).is_empty());
+}
+
+#[tokio::test]
+async fn a_family_without_a_view_is_known_and_goes_once_nothing_is_on_its_way_to_it() {
+    let (world, work) = (World::new().await, Work::new());
+    let name: Identifier = "x".parse().unwrap();
+    let tip = work.commit("1");
+    let incoming = world.store.incoming_for(&name).await.unwrap();
+    let mut unpacking = incoming.unpack(PLENTY, PLENTY).await.unwrap();
+    unpacking.feed(&work.pack(&[tip])).await.unwrap();
+    unpacking.finish().await.unwrap();
+    world.store.lock(&name).await.unwrap().remove_if_deserted().await.unwrap();
+    let in_vain = world.store.incoming_for(&name).await.unwrap();
+    world.store.take_in(&name, in_vain, &BTreeSet::from([tip])).await.unwrap();
+    let got = world.store.take_in(&name, incoming, &BTreeSet::from([tip])).await.unwrap();
+    assert_eq!(got, BTreeSet::from([tip]), "the place was kept for it");
+    assert_eq!(world.store.identifiers().await.unwrap(), std::slice::from_ref(&name));
+    world.store.lock(&name).await.unwrap().remove_if_deserted().await.unwrap();
+    assert!(files_below(&world.root().join("families")).is_empty());
 }
 
 #[tokio::test]

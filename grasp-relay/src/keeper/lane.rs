@@ -6,7 +6,7 @@ use std::sync::Arc;
 use grasp_core::Identifier;
 use grasp_purgatory::{Chore, Input, Kept, Output, ProposalRef, ViewTarget};
 use nostr::event::{Event, EventId};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use super::at_work::Workers;
@@ -17,6 +17,9 @@ use crate::store::{Saved, StoreError};
 /// Ended lanes are looked for when there are more than this.
 const MANY: usize = 1_024;
 
+/// Surveys that read store and refs at the same time: after a start all names are surveyed at once.
+const READERS: usize = 16;
+
 /// One thing to do.
 pub(super) enum Op {
     Do(Chore),
@@ -25,11 +28,23 @@ pub(super) enum Op {
     Apply { identifier: Identifier, views: Vec<ViewTarget>, proposals: Vec<ProposalRef> },
     Store { identifier: Identifier, events: Vec<Arc<Event>>, withdraw: Vec<EventId> },
     Publish(Vec<Arc<Event>>),
-    Tidy(Identifier),
+    Tidy { identifier: Identifier, waits: bool },
+}
+
+/// The outputs of one turn by the lane they belong to, in their order. What says nothing of a lane goes where the turn
+/// is at home: with the first that does.
+pub(super) fn by_lane(turn: Vec<Output>) -> BTreeMap<Option<Identifier>, Vec<Output>> {
+    let home = turn.iter().find_map(identifier_of).cloned();
+    let mut lanes: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for output in turn {
+        let lane = identifier_of(&output).or(home.as_ref()).cloned();
+        lanes.entry(lane).or_default().push(output);
+    }
+    lanes
 }
 
 /// Which lane an output belongs to, if it says.
-pub(super) fn identifier_of(output: &Output) -> Option<&Identifier> {
+fn identifier_of(output: &Output) -> Option<&Identifier> {
     match output {
         Output::Survey { identifier }
         | Output::Apply { identifier, .. }
@@ -37,6 +52,7 @@ pub(super) fn identifier_of(output: &Output) -> Option<&Identifier> {
         Output::Do(Chore::CreateView { repo } | Chore::RemoveView { repo }) => {
             Some(&repo.identifier)
         }
+        Output::Do(Chore::ClearProposal { names, .. }) => names.first(),
         _ => None,
     }
 }
@@ -86,6 +102,8 @@ impl Lanes {
 pub(super) struct Hands {
     pub(super) parts: Arc<KeeperParts>,
     pub(super) workers: Workers,
+    /// Surveys that may read at once.
+    pub(super) readers: Arc<Semaphore>,
     orders: mpsc::WeakSender<Order>,
 }
 
@@ -95,7 +113,7 @@ impl Hands {
         workers: Workers,
         orders: mpsc::WeakSender<Order>,
     ) -> Self {
-        Self { parts, workers, orders }
+        Self { parts, workers, readers: Arc::new(Semaphore::new(READERS)), orders }
     }
 
     async fn tell(&self, order: Order) {
@@ -137,8 +155,8 @@ impl Hands {
                 }
                 return None;
             }
-            Op::Tidy(identifier) => {
-                self.tidy(&identifier).await;
+            Op::Tidy { identifier, waits } => {
+                self.tidy(&identifier, waits).await;
                 return Some(Order::Tidied(identifier));
             }
         };
@@ -170,5 +188,46 @@ impl Hands {
                 Input::ChoreFailed(chore)
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use grasp_core::RepoId;
+    use nostr::key::PublicKey;
+
+    use super::*;
+
+    #[test]
+    fn what_a_turn_wants_is_in_order_for_one_name_and_apart_for_different_ones() {
+        let name = |text: &str| text.parse::<Identifier>().unwrap();
+        let repo = |text| RepoId::new(PublicKey::from_byte_array([1; 32]), name(text));
+        let id = EventId::from_byte_array([1; 32]);
+        let names = BTreeSet::from([name("y"), name("z")]);
+        let turn = vec![
+            Output::Do(Chore::CreateView { repo: repo("x") }),
+            Output::Do(Chore::ClearProposal { id, keep: BTreeSet::new(), names }),
+            Output::Answer { id, kept: Kept::Held },
+            Output::Survey { identifier: name("x") },
+            Output::Survey { identifier: name("y") },
+            Output::Survey { identifier: name("z") },
+        ];
+        let lanes = by_lane(turn).into_iter().map(|(lane, outputs)| {
+            let words = outputs.iter().map(|output| match output {
+                Output::Do(Chore::CreateView { .. }) => "create",
+                Output::Do(_) => "clear",
+                Output::Answer { .. } => "answer",
+                _ => "survey",
+            });
+            (lane.unwrap().to_string(), words.collect::<Vec<_>>().join(" "))
+        });
+        let expected = [("x", "create answer survey"), ("y", "clear survey"), ("z", "survey")];
+        assert_eq!(lanes.collect::<Vec<_>>(), expected.map(|(l, w)| (l.to_owned(), w.to_owned())));
+    }
+
+    #[test]
+    fn what_belongs_to_no_name_has_a_lane_of_its_own() {
+        let lanes = by_lane(vec![Output::Publish { events: Vec::new() }]);
+        assert_eq!(lanes.into_keys().collect::<Vec<_>>(), [None]);
     }
 }

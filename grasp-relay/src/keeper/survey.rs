@@ -68,6 +68,8 @@ impl Hands {
         let SurveyRequest { identifier, scope, mut states, proposals: kept_proposals, kept } =
             request;
         let mut guard = self.parts.repos.lock(&identifier).await?;
+        // Only while reading: whoever waits for a lock or walks through a history must not keep others from it.
+        let reading = self.readers.acquire().await;
         let announcements = self.events(of_kind(kinds::ANNOUNCEMENT, &scope)).await?;
         let stored = self.events(of_kind(kinds::STATE, [&identifier])).await?;
         let proposals = self.proposals(&identifier, &announcements).await?;
@@ -79,6 +81,7 @@ impl Hands {
         let previous = self.previous(&identifier, &announcements, &stored).await?;
         states.extend(previous.iter().filter_map(|event| tips(&State::parse(event).ok()?)));
         states.extend(tips_by_event(&kept_proposals));
+        drop(reading);
         let mut complete = complete(&mut guard, &states).await?;
         // One lock at a time: whoever surveys the other family may be waiting for this one.
         drop(guard);

@@ -109,7 +109,8 @@ impl Task {
         match self.rounds.errand(now) {
             Some(Errand::List) => self.lanes.list(),
             Some(Errand::Visit(identifier)) => {
-                self.lanes.run(Some(identifier.clone()), vec![Op::Tidy(identifier)]);
+                let waits = !self.purgatory.kept(&identifier).is_empty();
+                self.lanes.run(Some(identifier.clone()), vec![Op::Tidy { identifier, waits }]);
             }
             None => {}
         }
@@ -185,16 +186,17 @@ impl Task {
         }
     }
 
-    /// Hands the outputs of one turn to the lane they belong to.
+    /// Hands the outputs of one turn to the lanes they belong to.
     fn perform(&mut self, turn: Vec<Output>) {
-        let lane = turn.iter().find_map(lane::identifier_of).cloned();
         for news in turn.iter().filter_map(|output| self.news_of(output)) {
             // That nobody listens is no failure.
             let _ = self.news.send(news);
         }
-        let ops: Vec<Op> = turn.into_iter().flat_map(|output| self.op(output)).collect();
-        if !ops.is_empty() {
-            self.lanes.run(lane, ops);
+        for (lane, outputs) in lane::by_lane(turn) {
+            let ops: Vec<Op> = outputs.into_iter().flat_map(|output| self.op(output)).collect();
+            if !ops.is_empty() {
+                self.lanes.run(lane, ops);
+            }
         }
     }
 

@@ -24,12 +24,9 @@ impl Hands {
     }
 
     async fn try_names(&self) -> Result<BTreeSet<Identifier>, KeepError> {
-        let repos = &self.parts.repos;
-        let views = repos.repositories().await?.into_iter().map(|repo| repo.identifier);
-        let mut names: BTreeSet<Identifier> = views.collect();
-        names.extend(repos.families_with_retired().await?);
-        if let Some(places) = &self.parts.contributors {
-            names.extend(places.repositories().await?.into_iter().map(|place| place.identifier));
+        let mut names = BTreeSet::new();
+        for store in self.stores() {
+            names.extend(store.identifiers().await?);
         }
         let announcements = vec![Filter::new().kind(kinds::ANNOUNCEMENT)];
         let mut found = self.parts.store.query(announcements, self.parts.clock.now().unix);
@@ -43,20 +40,24 @@ impl Hands {
         Ok(names)
     }
 
-    /// Forgets what was kept for long enough, and makes few packs of many.
-    pub(super) async fn tidy(&self, identifier: &Identifier) {
-        if let Err(error) = self.try_tidy(identifier).await {
+    /// Forgets what was kept for long enough, and makes few packs of many. Objects that no view needs go, unless
+    /// something `waits` that they may be for.
+    pub(super) async fn tidy(&self, identifier: &Identifier, waits: bool) {
+        if let Err(error) = self.try_tidy(identifier, waits).await {
             tracing::warn!(%error, %identifier, "could not tidy up");
         }
     }
 
-    async fn try_tidy(&self, identifier: &Identifier) -> Result<(), KeepError> {
+    async fn try_tidy(&self, identifier: &Identifier, waits: bool) -> Result<(), KeepError> {
         let now = self.parts.clock.now().unix;
         for store in self.stores() {
             let mut guard = store.lock(identifier).await?;
             guard.forget_old_tips(now).await?;
             self.forget_vanished(&mut guard).await?;
             guard.forget_retired(now).await?;
+            if !waits {
+                guard.remove_if_deserted().await?;
+            }
             if guard.compact().await? {
                 tracing::debug!(%identifier, "made few packs of many");
             }

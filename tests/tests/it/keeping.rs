@@ -228,6 +228,58 @@ async fn old_tips_and_retired_views_go_after_ninety_days_and_not_before() {
 }
 
 #[tokio::test]
+async fn a_round_removes_objects_once_nothing_waits_that_they_could_be_for() {
+    let time = TimeMachine::default();
+    let instance = Instance::set(Settings { clock: time.clock(), ..Settings::default() }).await;
+    let (alice, keeper) = (Maker::new(), instance.keeper());
+    let name = alice.repo("x").identifier;
+    message(&instance, &alice.announce("x", &instance.service())).await;
+    assert_eq!(keeper.repos().identifiers().await.unwrap(), std::slice::from_ref(&name));
+    time.forward(60 * 60);
+    instance.settle("x").await;
+    until(async || keeper.repos().identifiers().await.unwrap().is_empty()).await;
+    // It has expired and may yet be revived. So a fetch that was under way is not thrown away.
+    drop(keeper.repos().incoming_for(&name).await.unwrap());
+    keeper.make_round().await.unwrap();
+    assert_eq!(keeper.repos().identifiers().await.unwrap(), std::slice::from_ref(&name));
+    time.forward(2 * DAY);
+    let waiting = name.clone();
+    until(async || {
+        let name = waiting.clone();
+        keeper.ask(move |purgatory| purgatory.kept(&name).is_empty()).await.unwrap()
+    })
+    .await;
+    keeper.make_round().await.unwrap();
+    assert!(keeper.repos().identifiers().await.unwrap().is_empty());
+}
+
+/// Asks until it is so.
+async fn until(is_so: impl AsyncFn() -> bool) {
+    let asking = async {
+        while !is_so().await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, asking).await.expect("in time");
+}
+
+#[tokio::test]
+async fn what_follows_for_many_names_at_once_waits_for_none_of_them() {
+    let instance = Instance::start().await;
+    let (alice, repos) = (Maker::new(), instance.keeper().repos());
+    let [a, b] = ["a", "b"].map(|name| alice.repo(name));
+    for repo in [&a, &b] {
+        message(&instance, &alice.announce(repo.identifier.as_str(), &instance.service())).await;
+    }
+    let busy = repos.lock(&a.identifier).await.unwrap();
+    message(&instance, &alice.later(1).sign(62, "", &[&["relay", "ALL_RELAYS"]])).await;
+    until(async || !repos.has_view(&b).await.unwrap()).await;
+    assert!(repos.has_view(&a).await.unwrap(), "somebody is at it");
+    drop(busy);
+    until(async || !repos.has_view(&a).await.unwrap()).await;
+}
+
+#[tokio::test]
 async fn a_round_makes_few_packs_of_many() {
     let instance = Instance::start().await;
     let alice = Maker::new();

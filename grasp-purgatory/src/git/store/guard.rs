@@ -106,8 +106,8 @@ impl FamilyGuard {
             }
             let signed = match (push.execute(), push.stage()) {
                 ([], _) => None,
-                (_, []) => Some(incoming),
-                // One pack brought both; only what was signed for becomes readable.
+                (_, []) if push.is_whole() => Some(incoming),
+                // One pack brought more; only what was signed for becomes readable.
                 (execute, _) => Some(incoming.extract(&self::tips(execute)).await?),
             };
             if let Some(signed) = signed {

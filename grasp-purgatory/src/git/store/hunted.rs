@@ -52,6 +52,7 @@ impl RepoStore {
             Completeness::Incomplete { missing, broken } => &(tips - &missing) - &broken,
         };
         if whole.is_empty() {
+            drop(incoming);
             self.leave(identifier).await?;
             return Ok(whole);
         }
@@ -64,13 +65,9 @@ impl RepoStore {
 
     /// Removes the family again if it was made in vain.
     async fn leave(&self, identifier: &Identifier) -> Result<(), GitError> {
-        let guard = self.lock(identifier).await?;
-        let (store, family) = (self.clone(), guard.family.clone());
-        guard
-            .blocking(move || {
-                let is_empty = layout::list(&family.objects())?.is_empty();
-                if is_empty { store.remove_if_deserted(&family) } else { Ok(()) }
-            })
-            .await
+        let mut guard = self.lock(identifier).await?;
+        let objects = guard.family.objects();
+        let is_empty = guard.blocking(move || Ok(layout::list(&objects)?.is_empty())).await?;
+        if is_empty { guard.remove_if_deserted().await } else { Ok(()) }
     }
 }

@@ -9,6 +9,7 @@ use grasp_core::Oid;
 use tokio::io::AsyncWriteExt;
 use tokio::process::ChildStdin;
 
+use super::arrivals::Expected;
 use super::{Quarantine, Removals, RepoStore};
 use crate::git::blocking;
 use crate::git::check::{Completeness, Objects, Proofs};
@@ -31,15 +32,16 @@ pub struct Incoming {
     whole: BTreeSet<Oid>,
     /// What is whole may be so only with objects of the family as it was then.
     as_of: Removals,
+    _expected: Expected,
 }
 
 impl Incoming {
     pub(super) fn new(store: &RepoStore, family: Family) -> Result<Self, GitError> {
         let quarantine = Quarantine::create(store.scratch())?;
-        let git = store.git().clone();
+        let (git, expected) = (store.git().clone(), store.inner.arrivals.expect(&family));
         let objects = Objects { git, family, incoming: Some(quarantine.clone()) };
         let (store, as_of) = (store.clone(), store.removals());
-        Ok(Self { store, objects, quarantine, whole: BTreeSet::new(), as_of })
+        Ok(Self { store, objects, quarantine, whole: BTreeSet::new(), as_of, _expected: expected })
     }
 
     /// Starts to unpack; the pack is fed to what is returned.

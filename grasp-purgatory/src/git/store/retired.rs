@@ -7,7 +7,6 @@ use grasp_core::nostr::types::Timestamp;
 use nostr::key::PublicKey;
 
 use super::{FamilyGuard, RepoStore};
-use crate::git::blocking;
 use crate::git::error::GitError;
 use crate::git::layout::{self, Family};
 use crate::git::refs::RETENTION;
@@ -24,7 +23,7 @@ impl FamilyGuard {
                 return Ok(());
             }
             if !view.join("packed-refs").exists() {
-                layout::remove(&view)?;
+                store.remove_whole(&view)?;
                 return store.remove_if_deserted(&family);
             }
             let name = format!("{}.{}", owner.to_hex(), now.as_secs());
@@ -43,8 +42,8 @@ impl FamilyGuard {
     pub async fn destroy_view(&mut self, owner: &PublicKey) -> Result<(), GitError> {
         let (store, family, owner) = (self.store.clone(), self.family.clone(), *owner);
         self.blocking(move || {
-            layout::remove(&family.view(&owner))?;
-            retired(&family, &owner)?.iter().try_for_each(|path| layout::remove(path))?;
+            store.remove_whole(&family.view(&owner))?;
+            store.remove_retired_of(&family, &owner)?;
             store.remove_if_deserted(&family)
         })
         .await
@@ -67,16 +66,21 @@ impl FamilyGuard {
     pub async fn forget_retired_of(&mut self, owner: &PublicKey) -> Result<(), GitError> {
         let (store, family, owner) = (self.store.clone(), self.family.clone(), *owner);
         self.blocking(move || {
-            retired(&family, &owner)?.iter().try_for_each(|path| layout::remove(path))?;
+            store.remove_retired_of(&family, &owner)?;
             store.remove_if_deserted(&family)
         })
         .await
     }
 
-    /// Removes the family if nothing refers to it any more: no view, none retired, nothing staged.
+    /// Removes the family if nothing refers to it any more and nothing is on its way to it: no view, none retired,
+    /// nothing staged, nothing being received.
     pub async fn remove_if_deserted(&mut self) -> Result<(), GitError> {
         let (store, family) = (self.store.clone(), self.family.clone());
-        self.blocking(move || store.remove_if_deserted(&family)).await
+        self.blocking(move || match store.inner.arrivals.any_for(&family) {
+            true => Ok(()),
+            false => store.remove_if_deserted(&family),
+        })
+        .await
     }
 
     /// Forgets tips that no ref of a view names any more, and whose time is over.
@@ -95,10 +99,10 @@ impl FamilyGuard {
             let oldest = now.as_secs().saturating_sub(RETENTION.as_secs());
             for path in layout::list(&family.retired())? {
                 if since(layout::name(&path)).is_some_and(|since| since < oldest) {
-                    layout::remove(&path)?;
+                    store.remove_whole(&path)?;
                 }
             }
-            store.remove_if_deserted(&family)
+            Ok(())
         })
         .await
     }
@@ -116,22 +120,11 @@ impl RepoStore {
             }
         }
         self.count_removal();
-        layout::remove(family.path())
+        self.remove_whole(family.path())
     }
 
-    /// The identifiers of families with retired views, for [`FamilyGuard::forget_retired`].
-    pub async fn families_with_retired(&self) -> Result<Vec<grasp_core::Identifier>, GitError> {
-        let layout = self.layout().clone();
-        blocking(move || {
-            let mut found = Vec::new();
-            for family in super::families(&layout)? {
-                if !layout::list(&family.retired())?.is_empty() {
-                    found.extend(super::identifier_of(&family));
-                }
-            }
-            Ok(found)
-        })
-        .await
+    fn remove_retired_of(&self, family: &Family, owner: &PublicKey) -> Result<(), GitError> {
+        retired(family, owner)?.iter().try_for_each(|path| self.remove_whole(path))
     }
 }
 

@@ -63,6 +63,7 @@ impl FamilyGuard {
                 && room(&family.staging(), limits.bytes_per_family)?
                 && room(&family.layout().staging(), limits.bytes_in_all)?;
             if !fits {
+                prune(&family.layout().staging(), &place);
                 return Err(GitError::StagingFull);
             }
             layout::rename(&part.quarantine().objects(), &target)?;
@@ -142,10 +143,15 @@ impl RepoStore {
 /// Removes a place in staging, and the directories above it that are empty then.
 fn discard(staging: &Path, place: &Path) -> Result<(), GitError> {
     layout::remove(place)?;
-    let above = place.ancestors().skip(1).take_while(|above| *above != staging);
-    // One that is not empty stays, and so do all above it.
-    above.into_iter().take_while(|above| fs::remove_dir(above).is_ok()).for_each(drop);
+    place.parent().into_iter().for_each(|above| prune(staging, above));
     Ok(())
+}
+
+/// Removes a directory in staging and those above it, as far as they are empty.
+fn prune(staging: &Path, directory: &Path) {
+    let directories = directory.ancestors().take_while(|above| *above != staging);
+    // One that is not empty stays, and so do all above it.
+    directories.into_iter().take_while(|above| fs::remove_dir(above).is_ok()).for_each(drop);
 }
 
 fn forget_staged_but(staging: &Path, keep: &BTreeSet<(EventId, Oid)>) -> Result<usize, GitError> {
