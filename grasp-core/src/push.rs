@@ -17,7 +17,7 @@ mod pktline;
 mod report;
 mod verdict;
 
-pub use authorise::{Candidate, KnownProposal, MAX_UPLOADS, PushView, Standing, authorise};
+pub use authorise::{Candidate, KnownProposal, MAX_UPLOADS, PushView, authorise};
 pub use command::{
     Capabilities, CommandReader, MAX_COMMANDS, Progress, PushCommand, PushParseError, PushRequest,
 };

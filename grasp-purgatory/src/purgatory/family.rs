@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use grasp_core::admission::Policy;
+use grasp_core::admission::Standing;
 use grasp_core::maintainers::{Rosters, rosters};
 use grasp_core::nip34::{Announcement, Proposal};
-use grasp_core::push::Standing;
 use grasp_core::{Identifier, RepoId};
 use nostr::event::EventId;
 use nostr::key::PublicKey;

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use grasp_core::admission::Standing;
 use grasp_core::admission::{Hold, Origin};
-use grasp_core::push::Standing;
 use grasp_core::{Identifier, Oid, RepoId};
 use nostr::event::{Event, EventId};
 use nostr::types::Timestamp;

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use grasp_core::admission::Standing;
 use grasp_core::nip34::Proposal;
-use grasp_core::push::Standing;
 use grasp_core::{Identifier, Oid, RefName, RepoId};
 use nostr::event::EventId;
 
