@@ -70,7 +70,7 @@ impl Log {
             Report::Health { relay, health: Health::Dead } => {
                 let told = self.relays.entry(relay.clone()).or_default();
                 let failing_for = span(told.failing_for.as_secs());
-                tracing::error!(%relay, %failing_for, "dead: it is tried once a day from now on");
+                tracing::error!(%relay, %failing_for, "dead: it is tried only rarely from now on");
                 return;
             }
             _ => {}

@@ -11,7 +11,7 @@ use grasp_relay::web::figures::{RelayHealth, RelayRow, RelayState, WaitingRow};
 use grasp_sync::driver::RelayStatus;
 use grasp_sync::engine::{Fault, Flaw};
 
-/// Names under which something waits, and git servers of each, that are told of at most.
+/// Names under which something waits that are told of at most.
 const MOST_WAITING: usize = 1_000;
 
 /// How things stand with one relay.

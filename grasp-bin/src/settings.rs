@@ -38,7 +38,7 @@ pub struct Settings {
     pub max_ahead: Duration,
     /// The operator's key.
     pub operator: Option<PublicKey>,
-    /// What one author, and one root, may bring within a day.
+    /// What one author, and one root, may bring before counting begins anew.
     pub fan_out: FanOutLimits,
     /// Who and what is not welcome.
     pub bans: Bans,

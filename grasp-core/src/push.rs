@@ -5,9 +5,9 @@
 //!          strict, bounded                 would-be = declared            per ref        what may be done
 //! ```
 //!
-//! What is executed are the parsed commands that were judged, never the bytes they came in. A list that is empty, partly understood or outside the
-//! allowed namespaces never becomes an [`AuthorisedPush`]: only [`authorise`] makes one, and for contributors' own places
-//! [`authorise_contribution`].
+//! What is executed are the parsed commands that were judged, never the bytes they came in. A list that is empty, partly
+//! understood or outside the allowed namespaces never becomes an [`AuthorisedPush`]: only [`authorise`] makes one, and
+//! for contributors' own places [`authorise_contribution`].
 
 mod authorise;
 mod command;
@@ -17,7 +17,7 @@ mod pktline;
 mod report;
 mod verdict;
 
-pub use authorise::{Candidate, KnownProposal, MAX_UPLOADS, PushView, Standing, authorise};
+pub use authorise::{Candidate, KnownProposal, MAX_UPLOADS, PushView, authorise};
 pub use command::{
     Capabilities, CommandReader, MAX_COMMANDS, Progress, PushCommand, PushParseError, PushRequest,
 };

@@ -13,7 +13,7 @@ use nostr::event::{Event, EventId};
 use nostr::types::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::purgatory::{Chore, Door, Phase, Why};
+use crate::purgatory::{Came, Chore, Phase, Why};
 
 /// The version of the records that this release writes, and the newest that it reads.
 const VERSION: u32 = 1;
@@ -55,7 +55,7 @@ pub enum Record {
         /// The tip.
         tip: Oid,
         /// Where it came in.
-        door: Door,
+        door: Came,
         /// How large its objects are.
         bytes: u64,
         /// Until when all uploads for this event wait.

@@ -17,6 +17,6 @@ pub mod journal;
 pub mod purgatory;
 
 pub use purgatory::{
-    Bound, Chore, Config, Counts, Door, Input, Kept, KeptProposal, Output, Phase, ProposalRef,
+    Bound, Came, Chore, Config, Counts, Input, Kept, KeptProposal, Output, Phase, ProposalRef,
     Purgatory, Report, Room, Stage, Survey, ViewTarget, Want, Why, some_places,
 };

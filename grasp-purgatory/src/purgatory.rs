@@ -4,7 +4,7 @@
 //!   Held ──▶ journal ──▶ Survey ──▶ Surveyed ──▶ Apply ──▶ Applied ──▶ Store ──▶ Stored ──▶ Publish
 //!             + answer     ▲          │ not complete: waits          refs and HEAD   events      gone from here
 //!   Changed ───────────────┤          ▼
-//!   (push, fetch, store)   │     30 min ──▶ shelved ──▶ forgotten
+//!   (push, fetch, store)   │    expired ──▶ shelved ──▶ forgotten
 //!   Started, retry ────────┘              (still released if the data appears)
 //! ```
 //!
@@ -42,7 +42,7 @@ pub use self::input::{Input, Survey};
 pub use self::output::{Chore, Kept, Output, ProposalRef, Report, Stage, ViewTarget};
 pub use self::places::some_places;
 pub use self::query::{Counts, KeptProposal, Want};
-pub use self::staging::Door;
+pub use self::staging::Came;
 
 use self::desk::Desk;
 use self::ledger::Ledger;

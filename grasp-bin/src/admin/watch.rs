@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
+use grasp_relay::web::span;
 
 use super::Client;
 use super::glance::glance;
@@ -79,7 +80,8 @@ fn drawn(text: &str, (columns, lines): (usize, usize)) -> String {
         drawn.push_str(&format!("… {rest} more lines"));
     }
     drawn.push_str(END_OF_LINE);
-    drawn.push_str("fresh every 2 seconds; Ctrl-C ends this view");
+    let every = span(REDRAW.as_secs());
+    drawn.push_str(&format!("fresh every {every}; Ctrl-C ends this view"));
     drawn.push_str(END);
     drawn
 }

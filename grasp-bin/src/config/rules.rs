@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use grasp_relay::nostr::Limits;
+
 use super::Config;
 
 /// Something that does not hold.
@@ -14,9 +16,6 @@ pub(super) struct Broken {
 
 /// Events that are dated later than this are legal clients' clocks, not lies.
 const LEAST_AHEAD: Duration = Duration::from_secs(60);
-
-/// Frames of negentropy that every peer can read.
-const NEG_FRAME: std::ops::RangeInclusive<usize> = 4_096..=500_000;
 
 /// Every rule that a configuration breaks.
 pub(super) fn broken(config: &Config) -> Vec<Broken> {
@@ -52,7 +51,7 @@ fn relay(config: &Config) -> Vec<Rule> {
             "relay.neg_items, relay.neg_connection_items and relay.neg_total_items must not fall",
         ),
         (
-            NEG_FRAME.contains(&relay.neg_frame_bytes),
+            Limits::NEG_FRAMES.contains(&relay.neg_frame_bytes),
             &["relay.neg_frame_bytes"],
             "relay.neg_frame_bytes must be from 4096 to 500000",
         ),

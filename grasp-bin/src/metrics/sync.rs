@@ -45,7 +45,7 @@ pub(crate) const ONLINE: Metric =
     Metric::gauge("grasp_sync_relays_connected", "Relays that are connected.", &[]);
 pub(crate) const DEAD: Metric = Metric::gauge(
     "grasp_sync_relays_dead",
-    "Relays that have failed for so long that they are tried once a day.",
+    "Relays that have failed for so long that they are tried only rarely.",
     &[],
 );
 pub(crate) const UPTIME: Metric = Metric::gauge(

@@ -2,11 +2,10 @@
 
 use nostr::event::Event;
 
-use super::facts::{Facts, KnownAnnouncement};
+use super::facts::{Facts, KnownAnnouncement, Standing};
 use super::policy::Policy;
 use super::verdict::{Acceptance, Hold, Known, Rejection, Verdict};
 use crate::nip34::Announcement;
-use crate::push::Standing;
 
 pub(super) fn judge(policy: &Policy, event: &Event, facts: &Facts) -> Verdict {
     let new = match Announcement::parse(event) {

@@ -5,7 +5,6 @@ use nostr::key::PublicKey;
 
 use crate::kinds;
 use crate::nip34::{Announcement, References};
-use crate::push::Standing;
 use crate::repo::{Identifier, RelayUrl};
 use crate::version::Version;
 
@@ -98,6 +97,15 @@ pub struct Facts {
     pub author_known: bool,
     /// Whether a bound on what may wait here is reached.
     pub over_quota: bool,
+}
+
+/// Whether an event is served or waits for its git data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Stored and served.
+    Stored,
+    /// Acknowledged, and waiting in purgatory.
+    Held,
 }
 
 /// An announcement that is here.

@@ -57,7 +57,7 @@ impl Share {
     }
 }
 
-/// Accounts that are kept; beyond it, the lighter half is forgotten.
+/// Accounts that are kept; beyond it, those no heavier than the median are forgotten.
 const MOST_ACCOUNTS: usize = 1 << 16;
 
 /// Events whose root is remembered.
@@ -174,7 +174,7 @@ fn needs_no_root(kind: Kind) -> bool {
         .contains(&kind)
 }
 
-/// Forgets the lighter half of the accounts when there are too many.
+/// Forgets all accounts that are no heavier than the median when there are too many.
 fn shrink<K: Ord>(accounts: &mut BTreeMap<K, Share>) {
     if accounts.len() <= MOST_ACCOUNTS {
         return;

@@ -3,12 +3,11 @@
 use nostr::event::Event;
 use nostr::key::PublicKey;
 
-use super::facts::Facts;
+use super::facts::{Facts, Standing};
 use super::policy::Policy;
 use super::verdict::{Hold, Known, Rejection, Verdict};
 use crate::maintainers::{Circles, rosters};
 use crate::nip34::State;
-use crate::push::Standing;
 use crate::repo::RepoId;
 
 pub(super) fn judge(policy: &Policy, event: &Event, facts: &Facts) -> Verdict {

@@ -3,7 +3,6 @@ use std::collections::BTreeSet;
 use super::*;
 use crate::MaintainerModel;
 use crate::nip34::Announcement;
-use crate::push::Standing;
 use crate::service::npub;
 use crate::testing::{Unsigned, key};
 

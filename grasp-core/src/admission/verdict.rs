@@ -2,7 +2,7 @@
 
 use nostr::key::PublicKey;
 
-use crate::push::Standing;
+use super::facts::Standing;
 use crate::repo::RepoId;
 
 /// What becomes of an event.

@@ -7,6 +7,7 @@ use nostr::key::PublicKey;
 
 use super::command::{PushCommand, PushRequest};
 use super::verdict::{AuthorisedPush, PushVerdict, RefRefusal, RefVerdict};
+use crate::admission::Standing;
 use crate::nip34::{Declared, State};
 use crate::repo::{Namespace, Oid, RefName};
 
@@ -34,15 +35,6 @@ pub struct Candidate {
     pub state: State,
     /// Whether it is served.
     pub standing: Standing,
-}
-
-/// Whether an event is served or waits for its git data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// Stored and served.
-    Stored,
-    /// Acknowledged, and waiting in purgatory.
-    Held,
 }
 
 /// What is known of the event behind a `refs/nostr/` ref.

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use nostr::event::EventId;
 
-use super::authorise::{Standing, refuse_as_a_whole};
+use super::authorise::refuse_as_a_whole;
 use super::command::{PushCommand, PushRequest};
 use super::verdict::{AuthorisedPush, PushVerdict, RefRefusal, RefVerdict};
+use crate::admission::Standing;
 use crate::repo::{Namespace, Oid, RefName};
 
 /// What is known of the event behind a `refs/nostr/` ref, as seen from one contributor's place.

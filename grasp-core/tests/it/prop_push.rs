@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use grasp_core::admission::Standing;
 use grasp_core::nip34::{Declared, State};
 use grasp_core::push::{
-    Candidate, CommandReader, KnownProposal, Progress, PushRequest, PushView, RefVerdict, Standing,
+    Candidate, CommandReader, KnownProposal, Progress, PushRequest, PushView, RefVerdict,
     authorise, encode_pkt,
 };
 use grasp_core::{Namespace, Oid, RefName};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use grasp_core::Identifier;
-use grasp_core::push::Standing;
+use grasp_core::admission::Standing;
 use nostr::key::PublicKey;
 
 use super::config::{Bound, Config};

@@ -21,9 +21,10 @@ pub(super) const MOST_IDENTIFIERS: usize = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// Acknowledged, hunted for, and offered to pushes.
+    /// Acknowledged and hunted for.
     Waiting,
-    /// Expired. An announcement has lost its view; a state or pull request is looked for once an hour.
+    /// Expired. An announcement has lost its view. A state or pull request is looked for once an hour, and a push may
+    /// still bring what it needs.
     Shelved,
 }
 

@@ -2,10 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use grasp_core::admission::Policy;
+use grasp_core::admission::{Policy, Standing};
 use grasp_core::maintainers::{Circles, rosters};
 use grasp_core::nip34::{Announcement, Proposal};
-use grasp_core::push::Standing;
 use grasp_core::{Identifier, RepoId};
 use nostr::event::EventId;
 use nostr::key::PublicKey;

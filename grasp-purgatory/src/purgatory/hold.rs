@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use grasp_core::admission::Standing;
 use grasp_core::admission::{Hold, Origin};
-use grasp_core::push::Standing;
 use grasp_core::{Identifier, Oid, RepoId};
 use nostr::event::{Event, EventId};
 use nostr::types::Timestamp;
@@ -13,7 +13,7 @@ use nostr::types::Timestamp;
 use super::books::Room;
 use super::entry::{Entry, Phase, What, Why};
 use super::output::{Chore, Kept, Output, Report, Thing, Turn};
-use super::staging::Door;
+use super::staging::Came;
 use super::{Config, Ledger, Purgatory};
 use crate::journal::Record;
 
@@ -225,7 +225,7 @@ impl Purgatory {
         out: &mut Turn,
         id: EventId,
         tip: Oid,
-        door: Door,
+        door: Came,
         bytes: u64,
     ) {
         let staged = self.ledger.staging();

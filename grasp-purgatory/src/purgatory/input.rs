@@ -10,7 +10,7 @@ use nostr::key::PublicKey;
 use nostr::types::Timestamp;
 
 use super::output::Chore;
-use super::staging::Door;
+use super::staging::Came;
 
 /// Something that happened.
 #[derive(Clone, Debug)]
@@ -54,7 +54,7 @@ pub enum Input {
         /// Where.
         identifier: Identifier,
     },
-    /// Nothing of it was done.
+    /// It was not finished. Some of it may have been done.
     ApplyFailed {
         /// Where.
         identifier: Identifier,
@@ -66,7 +66,7 @@ pub enum Input {
         /// Those of the events that are in the store now, whether or not they were before.
         stored: BTreeSet<EventId>,
     },
-    /// Nothing of it was done.
+    /// It was not finished. Some of it may have been done.
     StoreFailed {
         /// Where.
         identifier: Identifier,
@@ -85,7 +85,7 @@ pub enum Input {
         /// The tip.
         tip: Oid,
         /// Where it came in.
-        door: Door,
+        door: Came,
         /// How large its objects are.
         bytes: u64,
     },

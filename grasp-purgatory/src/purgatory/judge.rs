@@ -16,8 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use grasp_core::admission::Policy;
+use grasp_core::admission::Standing;
 use grasp_core::nip34::{Announcement, Proposal, State};
-use grasp_core::push::Standing;
 use grasp_core::{Identifier, Oid, RefName, RepoId, Version};
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;

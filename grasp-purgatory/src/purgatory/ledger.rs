@@ -166,7 +166,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::purgatory::{Door, Why};
+    use crate::purgatory::{Came, Why};
 
     /// One of a few events: announcements, states and pull requests of few authors under few names.
     fn event(n: u8) -> Arc<Event> {
@@ -207,7 +207,7 @@ mod tests {
                 .prop_map(|(id, phase, until)| Record::Moved { id, phase, until }),
             2 => id().prop_map(|id| Record::Gone { id, why: Why::Served }),
             2 => (id(), oid.clone(), 0..9u64, until).prop_map(move |(id, tip, bytes, until)| {
-                Record::Staged { id, tip, door: Door::Repository(repo()), bytes, until }
+                Record::Staged { id, tip, door: Came::Repository(repo()), bytes, until }
             }),
             1 => (id(), proptest::option::of(oid))
                 .prop_map(|(id, keep)| Record::Unstaged { id, keep }),

@@ -9,7 +9,7 @@ use grasp_core::{Identifier, Oid, RepoId};
 use nostr::event::{Event, EventId};
 use serde::{Deserialize, Serialize};
 
-use super::staging::Door;
+use super::staging::Came;
 use crate::journal::Record;
 
 /// Something to be done.
@@ -38,7 +38,8 @@ pub enum Output {
         /// Which.
         identifier: Identifier,
     },
-    /// Make git be so: all of it or nothing, also across a crash. Views that do not exist yet are made.
+    /// Make git be so. Views that do not exist yet are made. The refs of one view move together; of several, some may
+    /// have moved when it fails, and doing it again finishes it.
     Apply {
         /// Under which identifier.
         identifier: Identifier,
@@ -47,7 +48,8 @@ pub enum Output {
         /// Refs of these pull requests.
         proposals: Vec<ProposalRef>,
     },
-    /// Store and withdraw events, in one transaction. Git already is as they say.
+    /// Store events, then withdraw others. Git already is as they say. When it fails, some of it may have been done,
+    /// and doing it again finishes it.
     Store {
         /// Under which identifier.
         identifier: Identifier,
@@ -108,7 +110,7 @@ pub struct ProposalRef {
     pub families: BTreeSet<Identifier>,
     /// Where the tip waits in staging, from where its objects are taken into the family first. A contributor's
     /// place gets the ref too.
-    pub staged: Option<Door>,
+    pub staged: Option<Came>,
 }
 
 /// Making or removing something that only purgatory accounts for. Owed until it is done, also across a crash.

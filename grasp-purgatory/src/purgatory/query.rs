@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use grasp_core::admission::KnownAnnouncement;
+use grasp_core::admission::{KnownAnnouncement, Standing};
 use grasp_core::maintainers::{Circles, rosters};
 use grasp_core::nip34::{Announcement, Proposal};
-use grasp_core::push::{Candidate, Standing};
+use grasp_core::push::Candidate;
 use grasp_core::{CloneUrl, Identifier, Oid, RepoId};
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;

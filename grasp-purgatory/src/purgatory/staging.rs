@@ -15,14 +15,14 @@ use super::config::Config;
 /// Where an upload came in.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Door {
+pub enum Came {
     /// At a hosted repository.
     Repository(RepoId),
     /// At a contributor's own place for pull requests, `/prs/<npub>/<identifier>.git` (GRASP-06).
     Contributor(RepoId),
 }
 
-impl Door {
+impl Came {
     /// The name of the repository there.
     pub(super) fn name(&self) -> &Identifier {
         match self {
@@ -52,7 +52,7 @@ pub(super) struct Placeholder {
 /// One upload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Upload {
-    pub(super) door: Door,
+    pub(super) door: Came,
     pub(super) bytes: u64,
 }
 

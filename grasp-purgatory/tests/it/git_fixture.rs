@@ -5,10 +5,11 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use grasp_core::admission::Standing;
 use grasp_core::nip34::State;
 use grasp_core::push::{
     AuthorisedPush, Candidate, CommandReader, KnownProposal, Progress, PushRequest, PushView,
-    Standing, authorise, encode_pkt,
+    authorise, encode_pkt,
 };
 use grasp_core::{Identifier, Oid, RefName, RepoId};
 use grasp_purgatory::git::{Git, GitError, Incoming, Protocol, RepoStore, Slots, StagingLimits};

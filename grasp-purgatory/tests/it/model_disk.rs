@@ -6,7 +6,7 @@ use std::sync::Arc;
 use grasp_core::deletion::{DeletionRequest, coordinate};
 use grasp_core::nip34::{Announcement, Declared, Proposal, State};
 use grasp_core::{Identifier, Namespace, Oid, RefName, RepoId, Version, kinds};
-use grasp_purgatory::{Chore, Door, ProposalRef, ViewTarget};
+use grasp_purgatory::{Came, Chore, ProposalRef, ViewTarget};
 use nostr::event::{Event, EventId, Kind};
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
@@ -145,7 +145,7 @@ fn identifier(event: &Event) -> &str {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Git {
     pub(crate) objects: BTreeMap<Identifier, BTreeSet<Oid>>,
-    pub(crate) staging: BTreeMap<EventId, BTreeMap<Oid, Door>>,
+    pub(crate) staging: BTreeMap<EventId, BTreeMap<Oid, Came>>,
     pub(crate) views: BTreeMap<RepoId, Refs>,
 }
 
@@ -218,8 +218,8 @@ impl Git {
         served: Option<Oid>,
     ) {
         let stays = |tip: &Oid| keep.contains(tip) || served == Some(*tip);
-        let meant = |door: &Door| match door {
-            Door::Repository(repo) | Door::Contributor(repo) => names.contains(&repo.identifier),
+        let meant = |door: &Came| match door {
+            Came::Repository(repo) | Came::Contributor(repo) => names.contains(&repo.identifier),
         };
         if let Some(tips) = self.staging.get_mut(id) {
             tips.retain(|tip, door| keep.contains(tip) || !meant(door));

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use grasp_core::admission::Standing;
 use grasp_core::nip34::{Announcement, Proposal, State};
-use grasp_core::push::Standing;
 use grasp_core::{Oid, RefName, RepoId, Version};
 use nostr::event::{Event, EventId};
 

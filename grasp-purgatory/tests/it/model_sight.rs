@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use grasp_core::admission::Standing;
 use grasp_core::admission::{Facts, KnownAnnouncement, Needs};
 use grasp_core::nip34::{Announcement, Proposal, State};
-use grasp_core::push::Standing;
 use grasp_core::{Identifier, Namespace, RepoId, Version};
 use grasp_purgatory::{Room, Survey};
 use nostr::event::Event;

@@ -10,7 +10,7 @@ use grasp_core::admission::{
 use grasp_core::nip34::Announcement;
 use grasp_core::{Identifier, Mono, Now, Oid, RepoId, Version, kinds};
 use grasp_purgatory::journal::Record;
-use grasp_purgatory::{Chore, Config, Door, Input, Kept, Purgatory, Stage};
+use grasp_purgatory::{Came, Chore, Config, Input, Kept, Purgatory, Stage};
 use nostr::event::{Event, EventId};
 use nostr::types::Timestamp;
 
@@ -189,7 +189,7 @@ impl World {
         Ok(true)
     }
 
-    /// Somebody pushes to `refs/nostr/<id>`.
+    /// Somebody pushes to `refs/nostr/<id>`, and hears whether that is kept.
     pub(crate) fn push_tip(&mut self, repo: &RepoId, id: EventId, tip: u8) -> Powered<bool> {
         let tip = oid(tip);
         match self.core.tip_of(&id) {
@@ -200,10 +200,12 @@ impl World {
             }
             None if self.disk.store.contains(&id) => return Ok(false),
             None => {
-                let door = Door::Repository(repo.clone());
+                let door = Came::Repository(repo.clone());
                 self.disk.git.staging.entry(id).or_default().insert(tip, door.clone());
                 self.spark()?;
                 self.turn(Input::PushStaged { id, tip, door, bytes: 100 })?;
+                self.run()?;
+                return Ok(self.core.keeps_upload(&id, &tip));
             }
         }
         self.run()?;

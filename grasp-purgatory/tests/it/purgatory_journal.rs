@@ -1,7 +1,7 @@
 //! What is written down, and what a disk may do to it.
 
 use grasp_purgatory::journal::{Record, RecordError};
-use grasp_purgatory::{Chore, Door, Phase, Why};
+use grasp_purgatory::{Came, Chore, Phase, Why};
 use nostr::types::Timestamp;
 
 use crate::model_events::*;
@@ -18,7 +18,7 @@ fn records() -> Vec<Record> {
         keep: [oid(1)].into(),
         names: [ALICE.repo("x").identifier].into(),
     };
-    let door = Door::Contributor(ALICE.repo("a:b 🦀"));
+    let door = Came::Contributor(ALICE.repo("a:b 🦀"));
     vec![
         held(1),
         Record::Moved { id, phase: Phase::Shelved, until },

@@ -5,7 +5,7 @@ use std::time::Duration;
 use grasp_core::admission::{Hold, Origin, Policy};
 use grasp_core::service::npub;
 use grasp_core::{Oid, RepoId};
-use grasp_purgatory::{Config, Door, Input};
+use grasp_purgatory::{Came, Config, Input};
 use nostr::event::Event;
 
 use crate::model_disk::proposal_ref;
@@ -127,7 +127,7 @@ fn an_upload_that_arrives_while_its_event_is_being_held_is_not_lost() {
     world.send(&request).unwrap();
     // The push was judged before the event came.
     let (repo, id) = (ALICE.repo("x"), request.id);
-    let door = Door::Repository(repo);
+    let door = Came::Repository(repo);
     world.disk.git.staging.entry(id).or_default().insert(oid(9), door.clone());
     world.turn(Input::PushStaged { id, tip: oid(9), door, bytes: 1 }).unwrap();
     world.run().unwrap();
@@ -143,7 +143,7 @@ fn uploads_for_one_event_are_few_and_one_too_many_drops_only_itself() {
     }
     assert!(!world.push_tip(&repo, id, 5).unwrap());
     // One that slipped through between judgement and upload.
-    let door = Door::Repository(repo);
+    let door = Came::Repository(repo);
     world.disk.git.staging.get_mut(&id).unwrap().insert(oid(6), door.clone());
     world.turn(Input::PushStaged { id, tip: oid(6), door, bytes: 1 }).unwrap();
     let left: Vec<_> = world.disk.git.staging[&id].keys().copied().collect();
@@ -237,7 +237,7 @@ fn a_wrong_upload_that_arrives_after_its_event_is_dropped_at_once() {
     let mut world = served();
     let request = pull_request(DAVE, 2, &[ALICE.repo("x")], 9);
     world.send(&request).unwrap();
-    let (id, door) = (request.id, Door::Repository(ALICE.repo("x")));
+    let (id, door) = (request.id, Came::Repository(ALICE.repo("x")));
     world.disk.git.staging.entry(id).or_default().insert(oid(7), door.clone());
     world.turn(Input::PushStaged { id, tip: oid(7), door, bytes: 1 }).unwrap();
     assert!(world.disk.git.staging.is_empty());
@@ -258,7 +258,7 @@ fn by_own_door(to: &RepoId) -> std::sync::Arc<Event> {
     )
 }
 
-fn stage_by(world: &mut World, door: Door, event: &Event) {
+fn stage_by(world: &mut World, door: Came, event: &Event) {
     world.disk.git.staging.entry(event.id).or_default().insert(oid(9), door.clone());
     world.turn(Input::PushStaged { id: event.id, tip: oid(9), door, bytes: 1 }).unwrap();
 }
@@ -273,7 +273,7 @@ fn open_to_contributors() -> World {
 fn a_contributors_own_place_serves_a_pull_request_for_a_repository_that_is_not_here() {
     let mut world = open_to_contributors();
     let request = by_own_door(&ALICE.repo("x"));
-    stage_by(&mut world, Door::Contributor(DAVE.repo("x")), &request);
+    stage_by(&mut world, Came::Contributor(DAVE.repo("x")), &request);
     world.send(&request).unwrap();
     assert!(world.serves(&request));
 }
@@ -282,7 +282,7 @@ fn a_contributors_own_place_serves_a_pull_request_for_a_repository_that_is_not_h
 fn an_upload_at_somebody_elses_place_is_not_the_signers() {
     let mut world = open_to_contributors();
     let request = by_own_door(&ALICE.repo("x"));
-    stage_by(&mut world, Door::Contributor(BOB.repo("x")), &request);
+    stage_by(&mut world, Came::Contributor(BOB.repo("x")), &request);
     world.send(&request).unwrap();
     assert!(!world.serves(&request) && world.core.holds(&request.id));
 }

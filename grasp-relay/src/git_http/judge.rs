@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use grasp_core::admission::Standing;
 use grasp_core::maintainers::rosters;
 use grasp_core::nip34::{Announcement, Proposal, State};
 use grasp_core::push::{
     Candidate, Contribution, KnownProposal, PushRequest, PushVerdict, PushView, RefRefusal,
-    Standing, authorise, authorise_contribution,
+    authorise, authorise_contribution,
 };
 use grasp_core::service::Door;
 use grasp_core::{Oid, RefName, RepoId, kinds};

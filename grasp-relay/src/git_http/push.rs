@@ -11,7 +11,7 @@ use grasp_core::push::{
 };
 use grasp_core::service::Door;
 use grasp_purgatory::git::{Blame, GitError, Incoming};
-use grasp_purgatory::{Door as Came, Input};
+use grasp_purgatory::{Came, Input};
 use nostr::event::EventId;
 use tokio::sync::mpsc;
 

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use futures_util::TryStreamExt;
+use grasp_core::admission::Standing;
 use grasp_core::admission::{Facts, KnownAnnouncement, Needs};
 use grasp_core::deletion::coordinate;
 use grasp_core::nip34::Announcement;
-use grasp_core::push::Standing;
 use grasp_core::{Version, kinds};
 use nostr::event::Event;
 use nostr::filter::{Filter, SingleLetterTag};

@@ -7,7 +7,7 @@ use grasp_core::nip34::{Announcement, Proposal};
 use grasp_core::push::PushCommand;
 use grasp_core::{Identifier, Oid, RefName, RepoId, kinds};
 use grasp_purgatory::git::{FamilyGuard, GitError, RefTarget, RepoStore};
-use grasp_purgatory::{Chore, Door, ProposalRef, ViewTarget};
+use grasp_purgatory::{Came, Chore, ProposalRef, ViewTarget};
 use nostr::event::EventId;
 use nostr::filter::Filter;
 use nostr::key::PublicKey;
@@ -63,11 +63,11 @@ impl Hands {
     async fn place_proposal(&self, proposal: &ProposalRef) -> Result<(), KeepError> {
         let ProposalRef { id, tip, repos, families, staged } = proposal;
         match staged {
-            Some(Door::Repository(from)) => {
+            Some(Came::Repository(from)) => {
                 let mut guard = self.parts.repos.lock(&from.identifier).await?;
                 guard.promote_staged(*id, *tip).await?;
             }
-            Some(Door::Contributor(place)) => self.place_contribution(place, *id, *tip).await?,
+            Some(Came::Contributor(place)) => self.place_contribution(place, *id, *tip).await?,
             None => {}
         }
         if repos.is_empty() {

@@ -30,7 +30,7 @@ pub const REQUESTS: Metric = Metric::counter(
 /// How long such requests take until their answer begins.
 pub const REQUEST_TIME: Metric = Metric::times(
     "grasp_http_request_seconds",
-    "How long an HTTP request takes until its answer begins; for a push, until it is judged and done.",
+    "How long an HTTP request takes until its answer begins; for a push, until its commands were read.",
     &["what"],
 );
 
@@ -123,7 +123,7 @@ pub const OWED: Metric = Metric::gauge(
 /// Whether purgatory works.
 pub const PURGATORY_UP: Metric = Metric::gauge(
     "grasp_purgatory_up",
-    "Whether purgatory takes orders: 1, or 0 once its journal could not be written.",
+    "Whether purgatory takes orders: 1, or 0 while its journal cannot be written.",
     &[],
 );
 

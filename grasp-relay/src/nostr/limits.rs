@@ -1,5 +1,6 @@
 //! What one peer, and all peers together, may ask of us.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// Every bound of the relay. What NIP-11 has a field for is advertised from here, so that it is always true.
@@ -56,7 +57,7 @@ pub struct Limits {
     pub neg_waiting_bytes: usize,
     /// How long a negentropy session may go unused.
     pub neg_idle: Duration,
-    /// Largest negentropy answer in bytes, before hex. Kept between 4,096 and 500,000.
+    /// Largest negentropy answer in bytes, before hex. Kept within [`Limits::NEG_FRAMES`].
     pub neg_frame_bytes: usize,
     /// Negentropy sets built or compared at once, on threads of their own.
     pub neg_jobs: usize,
@@ -147,8 +148,11 @@ impl Default for Limits {
 }
 
 impl Limits {
+    /// Frames of negentropy that every peer can read.
+    pub const NEG_FRAMES: RangeInclusive<usize> = 4_096..=500_000;
+
     /// The frame limit that negentropy is really given.
     pub(crate) fn neg_frame(&self) -> u64 {
-        self.neg_frame_bytes.clamp(4_096, 500_000) as u64
+        self.neg_frame_bytes.clamp(*Self::NEG_FRAMES.start(), *Self::NEG_FRAMES.end()) as u64
     }
 }

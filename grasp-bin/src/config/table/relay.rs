@@ -35,7 +35,7 @@ pub(super) const RELAY: &[Setting] = settings! { "relay." at [settings.relay];
         "Bytes of negentropy messages of all connections that may wait for their turn.";
     neg_idle: Time, "How long a negentropy session may go unused.";
     neg_frame_bytes: Bytes,
-        "Largest negentropy answer in bytes, before hex. Kept between 4,096 and 500,000.";
+        "Largest negentropy answer in bytes, before hex. From 4,096 to 500,000.";
     neg_jobs: Count, "Negentropy sets built or compared at once, on threads of their own.";
     messages_per_minute: Count,
         "Messages of any kind per connection and minute. Those above are refused one by one; as many refused \

@@ -2,15 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use grasp_core::admission::Standing;
 use grasp_core::nip34::Proposal;
-use grasp_core::push::Standing;
 use grasp_core::{Identifier, Oid, RefName, RepoId};
 use nostr::event::EventId;
 
 use super::Scene;
 use crate::purgatory::entry::{Entry, MOST_IDENTIFIERS};
 use crate::purgatory::output::ProposalRef;
-use crate::purgatory::staging::Door;
+use crate::purgatory::staging::Came;
 
 impl Scene<'_> {
     /// Refs to be set: for those that can be released, and for stored ones where a view lacks them.
@@ -30,13 +30,13 @@ impl Scene<'_> {
         }
         let repos = self.served_and_addressed(proposal);
         // At a contributor's place is only what was brought there.
-        let has_place = !repos.is_empty() || matches!(staged, Some(Door::Contributor(_)));
+        let has_place = !repos.is_empty() || matches!(staged, Some(Came::Contributor(_)));
         let families = entry.identifiers().into_iter().cloned().collect();
         has_place.then_some(ProposalRef { id, tip, repos, families, staged })
     }
 
     /// Where the tip waits in staging, if it came in by a door that is right for its author.
-    fn staged(&self, proposal: &Proposal) -> Option<Door> {
+    fn staged(&self, proposal: &Proposal) -> Option<Came> {
         let upload = self.ledger.staging().of(&proposal.id)?.tips.get(&proposal.tip)?;
         upload.door.fits(self.policy, proposal).then(|| upload.door.clone())
     }
