@@ -111,16 +111,25 @@ impl Keeper {
 
     /// Whether somebody who announces a repository here is served as many as one may be.
     async fn has_enough(&self, event: &Event) -> Result<bool, StoreError> {
-        let policy = self.policy();
+        let (policy, now) = (self.policy(), self.clock().now().unix);
         let asks = event.kind == kinds::ANNOUNCEMENT
-            && policy.operator != Some(event.pubkey)
             && Announcement::parse(event).is_ok_and(|new| new.lists(&policy.service));
         if !asks {
             return Ok(false);
         }
         let theirs = Filter::new().kind(kinds::ANNOUNCEMENT).author(event.pubkey);
-        let served = self.store().count(vec![theirs], self.clock().now().unix).await?;
-        Ok(usize::try_from(served).unwrap_or(usize::MAX) >= policy.repositories_per_author)
+        let known = self.store().count(vec![theirs.clone()], now).await?;
+        if usize::try_from(known).is_ok_and(|known| known < policy.repositories_per_author) {
+            return Ok(false);
+        }
+        let mut announcements = Vec::new();
+        let mut found = self.store().query(vec![theirs], now);
+        while let Some(chunk) = found.try_next().await? {
+            for stored in chunk {
+                announcements.extend(Announcement::parse(&stored.event()?));
+            }
+        }
+        Ok(policy.has_enough(&event.pubkey, &announcements))
     }
 
     /// What a stored event means for what waits.
