@@ -10,7 +10,6 @@ mod table;
 mod watch;
 
 pub(crate) use self::client::Client;
-pub(crate) use self::glance::counted;
 pub(crate) use self::show::{Look, look};
 pub(crate) use self::socket::AdminSocket;
 

@@ -11,12 +11,12 @@ use grasp_core::RelayUrl;
 use grasp_core::sync::ConnectionStatus;
 use grasp_relay::Clock;
 use grasp_relay::web::figures::Status;
-use grasp_relay::web::span;
+use grasp_relay::web::{counted, span};
 use grasp_sync::driver::RelayStatus;
 use nostr::types::Timestamp;
 
 use self::board::Board;
-use crate::admin::{AdminSocket, counted};
+use crate::admin::AdminSocket;
 use crate::config::{Config, Loaded};
 use crate::rows::in_words;
 use crate::server::Server;

@@ -13,7 +13,7 @@ use grasp_core::{RepoId, Verified, kinds};
 use grasp_relay::keeper::{self, Keeper};
 use grasp_relay::server::Parts;
 use grasp_relay::store::Inventory;
-use grasp_relay::{Accepted, Clock, Feed};
+use grasp_relay::{Accepted, Feed};
 use grasp_sync::engine::{InventoryFailed, Row};
 use grasp_sync::local::{LocalRelay, News, Taken};
 use nostr::event::{Event, Kind};
@@ -32,11 +32,6 @@ impl OwnRelay {
     /// The relay that these parts are.
     pub fn new(parts: Parts, keeper: Keeper) -> Self {
         Self { parts, keeper }
-    }
-
-    /// The clock that everything here goes by.
-    pub(crate) fn clock(&self) -> Clock {
-        self.parts.clock.clone()
     }
 
     /// Those of the filters that nothing served matches. What cannot be looked at is taken to be served: too much

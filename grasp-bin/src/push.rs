@@ -33,15 +33,20 @@ impl std::str::FromStr for Target {
         let (scheme, rest) = text.split_once("://").unwrap_or(("", text));
         let service: ServiceIdentity =
             rest.trim_end_matches('/').parse().map_err(|error| format!("{error}"))?;
-        let local = ["127.", "localhost", "[::1]"].iter().any(|local| rest.starts_with(local));
         let secure = match scheme {
             "http" | "ws" => false,
             "https" | "wss" => true,
-            "" => !local,
+            "" => !is_local(&service),
             _ => return Err("expected http, https, ws or wss".into()),
         };
         Ok(Self { service, secure })
     }
+}
+
+/// Whether a server is reached on this machine alone.
+pub(crate) fn is_local(service: &ServiceIdentity) -> bool {
+    let text = service.to_string();
+    ["127.", "localhost", "[::1]"].iter().any(|local| text.starts_with(local))
 }
 
 impl Target {
@@ -52,10 +57,7 @@ impl Target {
 
     /// Where a repository is pushed to and cloned from.
     pub(crate) fn clone_url(&self, repo: &RepoId) -> String {
-        let scheme = if self.secure { "https" } else { "http" };
-        let address = self.service.to_string();
-        let host = address.strip_suffix(&self.service.mount_path()).unwrap_or(&address);
-        format!("{scheme}://{host}{}", self.service.repo_path(repo))
+        self.service.repo_url(repo, self.secure)
     }
 }
 

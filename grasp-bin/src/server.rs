@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use grasp_core::admission::FanOut;
-use grasp_purgatory::git::{Fetcher, Git, RepoStore};
+use grasp_purgatory::git::{Fetcher, RepoStore};
 use grasp_purgatory::hunt::HuntConfig;
 use grasp_purgatory::journal::sqlite::Journal;
 use grasp_relay::ingest::Pipeline;
@@ -89,7 +89,7 @@ impl Server {
         let listing = overview.listing();
         let parts = Parts { store, ingest, hub, listing, config, clock, extra };
         let own = Arc::new(OwnRelay::new(parts.clone(), keeper.clone()));
-        let clock = own.clock();
+        let clock = parts.clock.clone();
         let clock = driver::Clock::new(move || clock.now());
         let syncer = start_sync(settings, own, clock, keys, metrics).await?;
         overview.follow(syncer.clone());
@@ -156,7 +156,6 @@ fn presented(settings: &Settings, keys: &Keys) -> Config {
         info,
         limits: settings.relay.clone(),
         trusted_proxies: settings.trusted_proxies.clone(),
-        challenge_on_connect: false,
     }
 }
 
@@ -226,15 +225,10 @@ pub(crate) async fn start_sync(
 
 /// The repositories on disk, and the git that works on them.
 async fn open_repos(settings: &Settings) -> Result<RepoStore> {
-    let slots = settings.processes.slots();
-    let git = match &settings.git_program {
-        Some(program) => Git::at(program.clone(), slots),
-        None => Git::find(&std::env::var_os("PATH").unwrap_or_default(), slots),
-    };
-    let git = git.context("could not find a usable git")?;
+    let git = settings.git().context("could not find a usable git")?;
     tracing::info!(version = %git.version(), "found git");
     let dir = settings.repositories();
-    RepoStore::open(&dir, git, settings.staging)
+    RepoStore::open(&dir, git, settings.staging())
         .await
         .with_context(|| format!("could not open {}", dir.display()))
 }
@@ -245,7 +239,7 @@ async fn open_contributors(settings: &Settings, repos: &RepoStore) -> Result<Opt
         return Ok(None);
     }
     let dir = settings.repositories().join("prs");
-    RepoStore::open_to_all(&dir, repos.git().clone(), settings.staging)
+    RepoStore::open_to_all(&dir, repos.git().clone(), settings.staging())
         .await
         .map(Some)
         .with_context(|| format!("could not open {}", dir.display()))

@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use grasp_core::admission::{Archive, Bans, FanOutLimits, Policy};
 use grasp_core::outbound::OutboundPolicy;
 use grasp_core::{MaintainerModel, ServiceIdentity};
-use grasp_purgatory::git::{FetchLimits, Slots, StagingLimits};
+use grasp_purgatory::git::{BinaryError, FetchLimits, Git, Slots, StagingLimits};
 use grasp_purgatory::hunt::HuntConfig;
 use grasp_relay::git_http::GitLimits;
 use grasp_relay::nostr::{Limits, RelayInfo};
@@ -60,7 +60,7 @@ pub struct Settings {
     pub repositories: Option<PathBuf>,
     /// Git processes at once.
     pub processes: Processes,
-    /// What uploads that wait for their event may take on disk.
+    /// What uploads that wait for their event may take on disk; how many and how much in all, purgatory says.
     pub staging: StagingLimits,
     /// What waits for its git data, how long, and how much of it.
     pub purgatory: grasp_purgatory::Config,
@@ -175,6 +175,21 @@ impl Settings {
     /// The file with the key that the service itself signs with.
     pub fn service_key(&self) -> PathBuf {
         self.service_key.clone().unwrap_or_else(|| self.data_dir.join("service.key"))
+    }
+
+    /// The git to run.
+    pub(crate) fn git(&self) -> Result<Git, BinaryError> {
+        let slots = self.processes.slots();
+        match &self.git_program {
+            Some(program) => Git::at(program.clone(), slots),
+            None => Git::find(&std::env::var_os("PATH").unwrap_or_default(), slots),
+        }
+    }
+
+    /// How much may lie on disk until somebody signs for it: never more than purgatory would keep.
+    pub(crate) fn staging(&self) -> StagingLimits {
+        let grasp_purgatory::Config { tips_per_event, staged, .. } = self.purgatory;
+        StagingLimits { tips_per_event, bytes_in_all: staged.bytes, ..self.staging }
     }
 
     /// The settings of the rulebook.

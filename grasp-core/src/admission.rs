@@ -17,7 +17,7 @@ mod state;
 mod verdict;
 
 pub use answer::Answer;
-pub use facts::{Facts, Gate, GitData, KnownAnnouncement, KnownState, Needs, Origin, SyncPath};
+pub use facts::{Facts, KnownAnnouncement, Needs, Origin, SyncPath};
 pub use fan_out::{FanOut, FanOutLimits, Share};
 pub use policy::{Archive, Bans, Policy};
 pub use verdict::{Acceptance, Hold, Known, Lasting, Rejection, Verdict};
@@ -74,7 +74,7 @@ fn before_dispatch(
     } else if event.is_protected() && !origin.is_author(&event.pubkey) {
         Some(Rejection::Protected)
     } else {
-        facts.gate.map(Rejection::from)
+        None
     };
     match (rejected, facts.known) {
         (Some(why), _) => Some(Verdict::Reject(why)),
@@ -84,7 +84,7 @@ fn before_dispatch(
 }
 
 /// Whether an event's time is over (NIP-40): from the stated second on.
-fn is_expired(event: &Event, now: Timestamp) -> bool {
+pub fn is_expired(event: &Event, now: Timestamp) -> bool {
     event.tags.expiration().is_some_and(|end| end <= now)
 }
 

@@ -47,6 +47,26 @@ pub const USUAL: [Kind; 15] = [
     DELETION,
 ];
 
+/// What makes somebody known: taking part in a thread or keeping a repository, not having a profile.
+pub const TAKING_PART: [Kind; 13] = [
+    ANNOUNCEMENT,
+    PATCH,
+    PULL_REQUEST,
+    PULL_REQUEST_UPDATE,
+    ISSUE,
+    REPLIES[0],
+    REPLIES[1],
+    REPLIES[2],
+    Kind::GitStatusOpen,
+    Kind::GitStatusApplied,
+    Kind::GitStatusClosed,
+    Kind::GitStatusDraft,
+    Kind::Reaction,
+];
+
+/// What somebody says about themselves: kept of known people only.
+pub const ABOUT_THEIR_AUTHOR: [Kind; 2] = [Kind::Metadata, Kind::RelayList];
+
 /// What a relay must tell its own syncer: everything that changes what to ask others for.
 pub const SELF_SUBSCRIPTION: [Kind; 8] = [
     ANNOUNCEMENT,

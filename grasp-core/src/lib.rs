@@ -58,7 +58,7 @@ mod version;
 
 pub use nostr;
 
-pub use maintainers::{MaintainerModel, Maintainers};
+pub use maintainers::MaintainerModel;
 pub use repo::{
     CloneUrl, CoordinateError, Host, Identifier, IdentifierError, Namespace, Oid, OidError,
     RefName, RefNameError, RelayUrl, RepoId, UrlError, parse_coordinate,

@@ -11,7 +11,6 @@
 //! | How many requests are saved up? | [`TokenBucket`] |
 //! | May this relay be asked now, after all that it refused? | [`Pace`] |
 //! | Is there a subscription left on this connection, and for whom? | [`SlotLedger`] |
-//! | Is it time to act on what has been collected? | [`BatchWindow`] |
 //! | Should the live subscriptions be rebuilt as fewer? | [`should_consolidate`] |
 //! | Which page of history comes next, and is this the end? | [`Pager`] |
 //! | What did the peer mean by that, and what now? | [`Refusal`] |
@@ -19,7 +18,6 @@
 
 mod admit;
 mod backoff;
-mod batch_window;
 mod bucket;
 mod consolidation;
 mod ledger;
@@ -32,7 +30,6 @@ mod window;
 
 pub use admit::Admit;
 pub use backoff::{Backoff, BackoffPolicy, BackoffSnapshot, Health};
-pub use batch_window::{BatchWindow, DISCOVERY_WINDOW};
 pub use bucket::{Rate, TokenBucket};
 pub use consolidation::{CONSOLIDATION_THRESHOLD, should_consolidate};
 pub use ledger::{LedgerConfig, Slot, SlotClass, SlotLedger, Take};
@@ -42,3 +39,6 @@ pub use peer_text::PeerText;
 pub use permit::{Enqueued, Entry, Permit, PermitConfig, Permits};
 pub use refusal::{Action, Heard, PARK, REQUEST_WATCHDOG, RETRY_DELAY, Refusal};
 pub use window::RateWindow;
+
+/// How long newly found repositories and roots are collected before they are acted on.
+pub const DISCOVERY_WINDOW: std::time::Duration = std::time::Duration::from_secs(5);

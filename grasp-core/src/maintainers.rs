@@ -25,15 +25,6 @@ pub enum MaintainerModel {
 /// The rosters of all announcements with one identifier, by author: each author's winning version.
 pub type Rosters = BTreeMap<PublicKey, Roster>;
 
-/// Who has a say in one repository.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Maintainers {
-    /// May sign states.
-    pub confirmed: BTreeSet<PublicKey>,
-    /// Listed by a confirmed one, but not confirmed: their announcements are welcome, their states are not.
-    pub invited: BTreeSet<PublicKey>,
-}
-
 /// Collects rosters from announcements of one identifier, keeping each author's winning version.
 pub fn rosters<'a>(announcements: impl IntoIterator<Item = &'a Announcement>) -> Rosters {
     let mut winners: BTreeMap<PublicKey, &Announcement> = BTreeMap::new();
@@ -47,7 +38,7 @@ pub fn rosters<'a>(announcements: impl IntoIterator<Item = &'a Announcement>) ->
 }
 
 impl MaintainerModel {
-    /// Who has a say in the repository that `selected` announced under the rosters' identifier.
+    /// Who may sign states of the repository that `selected` announced under the rosters' identifier.
     ///
     /// ```
     /// use std::collections::BTreeSet;
@@ -59,16 +50,16 @@ impl MaintainerModel {
     ///
     /// // Alice invites bob. By that alone he can sign for her only in the plain model.
     /// let say = MaintainerModel::Reciprocal.maintainers(&alice, &rosters);
-    /// assert_eq!((say.confirmed, say.invited), (BTreeSet::from([alice]), BTreeSet::from([bob])));
+    /// assert_eq!(say, BTreeSet::from([alice]));
     /// let say = MaintainerModel::Plain.maintainers(&alice, &rosters);
-    /// assert_eq!(say.confirmed, BTreeSet::from([alice, bob]));
+    /// assert_eq!(say, BTreeSet::from([alice, bob]));
     ///
     /// // Bob accepts by listing her back.
     /// rosters.insert(bob, Roster::Listed(BTreeSet::from([alice])));
     /// let say = MaintainerModel::Reciprocal.maintainers(&alice, &rosters);
-    /// assert_eq!(say.confirmed, BTreeSet::from([alice, bob]));
+    /// assert_eq!(say, BTreeSet::from([alice, bob]));
     /// ```
-    pub fn maintainers(self, selected: &PublicKey, rosters: &Rosters) -> Maintainers {
+    pub fn maintainers(self, selected: &PublicKey, rosters: &Rosters) -> BTreeSet<PublicKey> {
         match self {
             Self::Plain => plain(selected, rosters),
             Self::Reciprocal => reciprocal(selected, rosters),
@@ -77,12 +68,12 @@ impl MaintainerModel {
 }
 
 /// Everybody reachable by listing. Whoever has left by their own word is not in and not followed.
-fn plain(selected: &PublicKey, rosters: &Rosters) -> Maintainers {
+fn plain(selected: &PublicKey, rosters: &Rosters) -> BTreeSet<PublicKey> {
     let mut confirmed = BTreeSet::new();
     let mut seen = BTreeSet::from([*selected]);
     let mut open = vec![*selected];
     if !rosters.contains_key(selected) {
-        return Maintainers::default();
+        return BTreeSet::new();
     }
     while let Some(key) = open.pop() {
         let roster = rosters.get(&key);
@@ -96,16 +87,16 @@ fn plain(selected: &PublicKey, rosters: &Rosters) -> Maintainers {
             open.extend(listed.into_iter().filter(|key| seen.insert(*key)));
         }
     }
-    Maintainers { confirmed, invited: BTreeSet::new() }
+    confirmed
 }
 
 /// The root, and then whoever lists and is listed back, until nothing changes.
 ///
 /// Everybody's roster is read once when they are invited and once when they are confirmed: rosters are written by
 /// strangers, and a long chain of acceptances must not cost the square of its length.
-fn reciprocal(selected: &PublicKey, rosters: &Rosters) -> Maintainers {
+fn reciprocal(selected: &PublicKey, rosters: &Rosters) -> BTreeSet<PublicKey> {
     let Some(root) = root(selected, rosters) else {
-        return Maintainers::default();
+        return BTreeSet::new();
     };
     let listed = |key: &PublicKey| rosters.get(key).map(Roster::listed).unwrap_or_default();
     let mut confirmed = BTreeSet::from([root]);
@@ -128,8 +119,7 @@ fn reciprocal(selected: &PublicKey, rosters: &Rosters) -> Maintainers {
         }
         open.extend(accepted.into_iter().filter(|key| confirmed.insert(*key)));
     }
-    invited.retain(|key| !confirmed.contains(key));
-    Maintainers { confirmed, invited }
+    confirmed
 }
 
 /// The lead whose announcement counts, following `M` from the selected one.
@@ -184,7 +174,7 @@ mod tests {
     fn confirmed(model: MaintainerModel, selected: u8, rosters: &[(u8, Roster)]) -> Vec<u8> {
         let rosters = rosters.iter().map(|(n, roster)| (key(*n), roster.clone())).collect();
         let say = model.maintainers(&key(selected), &rosters);
-        say.confirmed.iter().map(|key| key.to_bytes()[0]).collect()
+        say.iter().map(|key| key.to_bytes()[0]).collect()
     }
 
     use MaintainerModel::{Plain, Reciprocal};

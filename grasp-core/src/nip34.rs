@@ -5,12 +5,10 @@ mod proposal;
 mod references;
 mod roster;
 mod state;
-mod status;
 mod tags;
 
 pub use announcement::{Announcement, AnnouncementError};
-pub use proposal::{Proposal, ProposalError, ProposalKind};
+pub use proposal::{Proposal, ProposalError};
 pub use references::{References, repo_refs};
 pub use roster::{Role, RoleRecord, Roster, Tenure};
 pub use state::{Declared, State, StateError};
-pub use status::{Status, StatusError, StatusKind};

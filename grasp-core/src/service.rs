@@ -66,6 +66,14 @@ impl ServiceIdentity {
         path
     }
 
+    /// Where a repository is cloned from and pushed to.
+    pub fn repo_url(&self, repo: &RepoId, secure: bool) -> String {
+        let scheme = if secure { "https" } else { "http" };
+        let address = self.to_string();
+        let host = address.strip_suffix(&self.mount_path()).unwrap_or(&address);
+        format!("{scheme}://{host}{}", self.repo_path(repo))
+    }
+
     /// The mount as a path: empty, or `/a/b`.
     pub fn mount_path(&self) -> String {
         self.mount.iter().map(|segment| format!("/{segment}")).collect()
@@ -231,7 +239,8 @@ mod tests {
     fn a_repository_is_served_at_exactly_one_path() {
         let repo = RepoId::new(PublicKey::from_byte_array([7; 32]), "a b.git".parse().unwrap());
         let us = us("h.example/m");
-        let url: CloneUrl = format!("https://h.example{}", us.repo_path(&repo)).parse().unwrap();
+        let url: CloneUrl = us.repo_url(&repo, true).parse().unwrap();
+        assert!(url.as_str().starts_with("https://h.example/m/npub1"));
         assert!(url.as_str().ends_with("/a%20b.git.git"));
         assert!(us.serves(&url, &repo));
         let other = RepoId::new(repo.owner, "a b".parse().unwrap());

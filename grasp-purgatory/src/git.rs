@@ -72,7 +72,7 @@ pub use fetch::{FetchLimits, Fetched, Fetcher, Resolve, Resolving, SystemResolve
 pub use process::{Finished, GitProcess};
 pub use refs::{RETENTION, RefTarget};
 pub use serve::{Protocol, Service};
-pub use store::{Applied, FamilyGuard, Incoming, RepoStore, StagedTip, StagingLimits, Unpacking};
+pub use store::{FamilyGuard, Incoming, RepoStore, StagingLimits, Unpacking};
 
 /// Runs work that waits for the disk where waiting disturbs nobody.
 async fn blocking<T: Send + 'static>(

@@ -20,6 +20,7 @@ use nostr::filter::Filter;
 
 use crate::clock::Clock;
 use crate::nostr::Hub;
+use crate::nostr::delivery::{Half, half};
 use crate::nostr::hub::{Capacity, Counted, Heard, Listener};
 use crate::store::{EventStore, Inventory, StoreError, StoredEvent};
 
@@ -113,9 +114,6 @@ impl Feed {
         .boxed()
     }
 }
-
-/// The first half of an id: enough to tell any two events apart.
-type Half = [u8; 16];
 
 struct Reader {
     feed: Feed,
@@ -259,10 +257,4 @@ impl Reader {
         }
         self.spare = self.given.len().saturating_mul(2).saturating_add(SPARE_IDS);
     }
-}
-
-fn half(id: &EventId) -> Half {
-    let mut half = [0; 16];
-    half.copy_from_slice(&id.as_bytes()[..16]);
-    half
 }

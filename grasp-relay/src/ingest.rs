@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex};
 use futures_util::future::BoxFuture;
 use grasp_core::Verified;
 pub use grasp_core::admission::{Answer, Origin, Verdict};
-use grasp_core::admission::{FanOut, Lasting, Policy, Rejection};
+use grasp_core::admission::{FanOut, Policy, Rejection};
 use nostr::event::Event;
 
 pub use self::git_side::{GitFacts, GitSide, Kept, RelayOnly};
@@ -108,11 +108,11 @@ impl Ingest for Pipeline {
                 let judged = self.judge_and_keep(&round, &origin).await;
                 let progress = judged.iter().any(|verdict| matches!(verdict, Verdict::Accept(_)));
                 for (pending, verdict) in round.into_iter().zip(judged) {
-                    let again = progress && may_change(&verdict);
+                    let turns = matches!(&verdict, Verdict::Reject(why) if why.may_turn());
                     if let Some(place) = verdicts.get_mut(pending.position) {
                         *place = verdict;
                     }
-                    if again {
+                    if progress && turns {
                         later.push(pending);
                     }
                 }
@@ -121,10 +121,4 @@ impl Ingest for Pipeline {
             verdicts
         })
     }
-}
-
-/// Whether something stored just now could turn a refusal.
-fn may_change(verdict: &Verdict) -> bool {
-    matches!(verdict, Verdict::Reject(why)
-        if *why != Rejection::TooFarAhead && why.lasting() == Lasting::UntilDependency)
 }

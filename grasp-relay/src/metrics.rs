@@ -153,13 +153,6 @@ impl Metrics {
         }
     }
 
-    /// All series of a metric together.
-    pub fn total(&self, metric: &Metric) -> f64 {
-        let families = self.families();
-        let numbers = families.get(metric.name).into_iter().flat_map(BTreeMap::values);
-        numbers.map(|value| if let Value::Number(number) = value { *number } else { 0.0 }).sum()
-    }
-
     /// These metrics as text.
     pub fn render(&self, metrics: &[&Metric]) -> String {
         let families = self.families();
@@ -277,6 +270,6 @@ mod tests {
         metrics.add(&SEEN, &["blue"], 1);
         metrics.forget(&SEEN, "red");
         assert_eq!(metrics.value(&SEEN, &["red"]), None);
-        assert_eq!(metrics.total(&SEEN), 1.0);
+        assert_eq!(metrics.value(&SEEN, &["blue"]), Some(1.0));
     }
 }

@@ -78,8 +78,6 @@ pub struct Config {
     pub limits: Limits,
     /// Proxies whose `X-Forwarded-For` is believed.
     pub trusted_proxies: Vec<AddressRange>,
-    /// Whether clients get an AUTH challenge at once, rather than when they first need one.
-    pub challenge_on_connect: bool,
 }
 
 /// How far the server's end has come.
@@ -137,11 +135,7 @@ impl Server {
             workshop: Workshop::new(&limits),
             filter_room: bounded(limits.total_subscription_bytes),
             shares: Shares::new(limits.events_per_minute_per_ip),
-            rules: Arc::new(Rules {
-                limits: limits.clone(),
-                service: config.service.clone(),
-                challenge_on_connect: config.challenge_on_connect,
-            }),
+            rules: Arc::new(Rules { limits: limits.clone(), service: config.service.clone() }),
         };
         let guests = Guests::new(limits.connections_per_ip, config.trusted_proxies.clone());
         let root = Root::new(Arc::new(shared), &config, listing, guests.clone(), watcher, token);

@@ -14,6 +14,7 @@ pub mod sqlite;
 
 use std::sync::Arc;
 
+use futures_util::TryStreamExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
 use nostr::event::{Event, EventId};
@@ -97,6 +98,16 @@ pub enum StoreError {
     /// The store is shutting down.
     #[error("the event store is closed")]
     Closed,
+}
+
+/// All that a filter finds, whole.
+pub async fn events(
+    store: &dyn EventStore,
+    filter: Filter,
+    now: Timestamp,
+) -> Result<Vec<Event>, StoreError> {
+    let chunks: Vec<_> = store.query(vec![filter], now).try_collect().await?;
+    chunks.into_iter().flatten().map(|stored| stored.event()).collect()
 }
 
 /// A durable set of events under the rules of NIP-01, 09, 40 and 62.

@@ -7,6 +7,8 @@ pub mod figures;
 mod repositories;
 mod status;
 
+use std::fmt;
+
 use grasp_core::nip34::Announcement;
 use grasp_core::service::npub;
 use grasp_core::{RefName, RepoId, ServiceIdentity};
@@ -141,10 +143,7 @@ fn root(service: &ServiceIdentity) -> String {
 /// The page of one repository.
 pub fn repository(service: &ServiceIdentity, page_of: &RepositoryPage<'_>, secure: bool) -> String {
     let repo = page_of.repo;
-    let scheme = if secure { "https" } else { "http" };
-    let host = service.to_string();
-    let host = host.strip_suffix(&service.mount_path()).unwrap_or(&host);
-    let clone = format!("{scheme}://{host}{}", service.repo_path(repo));
+    let clone = service.repo_url(repo, secure);
     let title = page_of.announcement.and_then(|a| a.name.as_deref());
     let title = title.filter(|name| !name.is_empty()).unwrap_or(repo.identifier.as_str());
     let encoded = service.repo_path(repo);
@@ -194,8 +193,9 @@ fn elsewhere(service: &ServiceIdentity, announcement: &Announcement) -> Markup {
 }
 
 /// A number of things, with their name.
-fn counted(count: usize, one: &str, many: &str) -> String {
-    format!("{count} {}", if count == 1 { one } else { many })
+pub fn counted<N: fmt::Display + PartialEq + From<u8>>(count: N, one: &str, many: &str) -> String {
+    let name = if count == N::from(1) { one } else { many };
+    format!("{count} {name}")
 }
 
 /// The page for what is not here.

@@ -65,6 +65,8 @@ pub struct SyncEngine {
     discovery: Discovery,
     dialer: Dialer,
     records: Records,
+    /// Whether relays had to be left out for want of room.
+    is_full: bool,
     out: Vec<Output>,
 }
 
@@ -81,6 +83,7 @@ impl SyncEngine {
             rng: Rng::seeded(config.seed),
             inventories: BTreeMap::new(),
             held: BTreeMap::new(),
+            wanted: 0,
             config,
         };
         let mut engine = Self {
@@ -89,6 +92,7 @@ impl SyncEngine {
             shared,
             relays: BTreeMap::new(),
             records: Records::default(),
+            is_full: false,
             out: Vec::new(),
         };
         let bootstrap: Vec<_> = engine.shared.index.relays().cloned().collect();

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use grasp_relay::web::figures::Status;
-use grasp_relay::web::{size, span};
+use grasp_relay::web::{counted, size, span};
 
 use super::show::relays;
 
@@ -103,11 +103,6 @@ fn connected(status: &Status) -> String {
     }
     let connected = status.relays.iter().filter(|relay| relay.is_connected()).count();
     format!("{connected} of {} connected", status.relays.len())
-}
-
-/// A number of things, with their name.
-pub(crate) fn counted(count: u64, one: &str, many: &str) -> String {
-    format!("{count} {}", if count == 1 { one } else { many })
 }
 
 #[cfg(test)]

@@ -102,9 +102,13 @@ fn kept(config: &Config) -> Vec<Rule> {
         ),
         (
             staging.bytes_per_event <= staging.bytes_per_family
-                && staging.bytes_per_family <= staging.bytes_in_all,
-            &["git.staged_bytes_per_event", "git.staged_bytes_per_family", "git.staged_bytes"],
-            "git.staged_bytes_per_event, git.staged_bytes_per_family and git.staged_bytes must not fall",
+                && staging.bytes_per_family <= purgatory.staged.bytes,
+            &[
+                "git.staged_bytes_per_event",
+                "git.staged_bytes_per_family",
+                "purgatory.staged_bytes",
+            ],
+            "git.staged_bytes_per_event, git.staged_bytes_per_family and purgatory.staged_bytes must not fall",
         ),
     ]
 }

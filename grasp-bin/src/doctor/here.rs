@@ -6,13 +6,13 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use grasp_core::ServiceIdentity;
-use grasp_purgatory::git::{Git, GitVersion, Slots};
+use grasp_purgatory::git::GitVersion;
 use grasp_relay::web::size;
 
 use super::Finding;
 use crate::admin::Client;
 use crate::config::Config;
+use crate::push::is_local;
 
 /// Less room than this does not last.
 const LITTLE_ROOM: u64 = 1 << 30;
@@ -38,11 +38,7 @@ pub(super) fn findings(config: &Config) -> Vec<Finding> {
 }
 
 fn git(config: &Config) -> Finding {
-    let found = match &config.settings.git_program {
-        Some(program) => Git::at(program.clone(), Slots::default()),
-        None => Git::find(&std::env::var_os("PATH").unwrap_or_default(), Slots::default()),
-    };
-    match found {
+    match config.settings.git() {
         Ok(git) => Finding::good("git", format!("version {}", git.version())),
         Err(error) => {
             let remedy = format!(
@@ -99,11 +95,6 @@ fn domain(config: &Config) -> Finding {
         );
     }
     Finding::good("domain", domain.to_string())
-}
-
-fn is_local(domain: &ServiceIdentity) -> bool {
-    let text = domain.to_string();
-    text.starts_with("127.") || text.starts_with("localhost") || text.starts_with("[::1]")
 }
 
 fn targets(config: &Config) -> Finding {

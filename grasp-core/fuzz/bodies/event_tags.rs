@@ -4,7 +4,7 @@
 
 use grasp_core::admission::{Facts, Needs};
 use grasp_core::deletion::{DeletionRequest, VanishScope};
-use grasp_core::nip34::{Announcement, Proposal, References, State, Status};
+use grasp_core::nip34::{Announcement, Proposal, References, State};
 use grasp_core::nostr::event::{Event, EventId, Kind, Signature, Tag};
 use grasp_core::nostr::key::PublicKey;
 use grasp_core::nostr::types::Timestamp;
@@ -22,7 +22,7 @@ pub(crate) fn run(data: &[u8]) {
         "",
         Signature::from_byte_array([0; 64]),
     );
-    let _ = (Needs::of(&event), References::of(&event), Status::parse(&event), Facts::default());
+    let _ = (Needs::of(&event), References::of(&event), Facts::default());
     let _ = (DeletionRequest::parse(&event), VanishScope::parse(&event), Proposal::parse(&event));
     if let Ok(announcement) = Announcement::parse(&event) {
         assert_eq!(announcement.repo.to_string().parse(), Ok(announcement.repo));

@@ -2,10 +2,9 @@
 
 use nostr::event::Event;
 
-use super::facts::{Facts, GitData, KnownAnnouncement};
+use super::facts::{Facts, KnownAnnouncement};
 use super::policy::Policy;
 use super::verdict::{Acceptance, Hold, Known, Rejection, Verdict};
-use crate::maintainers::rosters;
 use crate::nip34::Announcement;
 use crate::push::Standing;
 
@@ -28,7 +27,6 @@ pub(super) fn judge(policy: &Policy, event: &Event, facts: &Facts) -> Verdict {
         (true, _) if own().any(|known| known.standing == Standing::Stored && hosted(known)) => {
             Verdict::Accept(Acceptance::Replacement)
         }
-        (true, _) if data_is_here(policy, &new, facts) => Verdict::Accept(Acceptance::Promoted),
         (true, _) if facts.over_quota => Verdict::Reject(Rejection::Quota),
         (true, _) => Verdict::Hold(Hold::Announcement),
         (false, true) => Verdict::Delist { keep: is_named_by_another(&new, facts) },
@@ -37,15 +35,6 @@ pub(super) fn judge(policy: &Policy, event: &Event, facts: &Facts) -> Verdict {
         }
         (false, false) => Verdict::Reject(not_listed(&new)),
     }
-}
-
-/// Whether a complete state of somebody who may sign for the new repository is here already.
-fn data_is_here(policy: &Policy, new: &Announcement, facts: &Facts) -> bool {
-    let known = facts.announcements.iter().map(|known| &known.announcement);
-    let rosters = rosters(known.chain([new]));
-    let confirmed = policy.model.maintainers(&new.repo.owner, &rosters).confirmed;
-    let complete = facts.states.iter().filter(|state| state.git == GitData::Complete);
-    complete.into_iter().any(|state| confirmed.contains(&state.author))
 }
 
 /// Whether another announcement of the same identifier names the author. An invitation is enough: this very

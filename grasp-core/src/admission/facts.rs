@@ -54,6 +54,9 @@ impl Origin {
     }
 }
 
+/// More coordinates than an honest event names; the rest are not looked up.
+const MOST_COORDINATES: usize = 64;
+
 /// What to look up before an event can be judged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Needs {
@@ -73,40 +76,28 @@ impl Needs {
             let identifier = event.tags.identifier().and_then(|d| Identifier::new(&d).ok());
             return Self { identifier, references: References::default(), named_by_others: false };
         }
-        Self { identifier: None, references: References::of(event), named_by_others: true }
+        let References { ids, coordinates } = References::of(event);
+        let coordinates = coordinates.into_iter().take(MOST_COORDINATES).collect();
+        let references = References { ids, coordinates };
+        Self { identifier: None, references, named_by_others: true }
     }
 }
 
 /// What is known about an event and around it. The default knows nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
-    /// Its author took it back.
-    pub gate: Option<Gate>,
     /// This very event is here already.
     pub known: Option<Standing>,
     /// The stored version of the same replaceable or addressable event.
     pub latest: Option<Version>,
     /// Announcements with its identifier, at most one stored and one held per author.
     pub announcements: Vec<KnownAnnouncement>,
-    /// States with its identifier.
-    pub states: Vec<KnownState>,
-    /// Whether the git data it speaks of is here.
-    pub git: GitData,
     /// Whether it names, or is named by, something stored (first values of `a`, `A`, `e`, `E`, `q`).
     pub related: bool,
     /// Whether its author takes part in accepted repositories or threads.
     pub author_known: bool,
     /// Whether a bound on what may wait here is reached.
     pub over_quota: bool,
-}
-
-/// Why an event may not come back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Gate {
-    /// Its author deleted it (NIP-09).
-    Deleted,
-    /// Its author vanished (NIP-62).
-    Vanished,
 }
 
 /// An announcement that is here.
@@ -116,23 +107,4 @@ pub struct KnownAnnouncement {
     pub announcement: Announcement,
     /// Whether it is served.
     pub standing: Standing,
-}
-
-/// A state that is here, as far as admission cares.
-#[derive(Clone, Copy, Debug)]
-pub struct KnownState {
-    /// Who signed it.
-    pub author: PublicKey,
-    /// Whether all its objects are here and connected.
-    pub git: GitData,
-}
-
-/// Whether git data is here.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum GitData {
-    /// Some is missing.
-    #[default]
-    Missing,
-    /// All objects are here, with their whole history.
-    Complete,
 }

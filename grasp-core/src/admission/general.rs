@@ -1,6 +1,6 @@
 //! Every other kind: it belongs to something accepted, or it does not belong here.
 
-use nostr::event::{Event, Kind};
+use nostr::event::Event;
 
 use super::facts::{Facts, Origin};
 use super::policy::Policy;
@@ -45,6 +45,6 @@ fn is_always_welcome(policy: &Policy, event: &Event) -> bool {
 
 /// Profiles and relay lists belong to known people, everything else to known events.
 fn belongs(event: &Event, facts: &Facts) -> bool {
-    let is_about_its_author = event.kind == Kind::Metadata || event.kind == Kind::RelayList;
+    let is_about_its_author = kinds::ABOUT_THEIR_AUTHOR.contains(&event.kind);
     if is_about_its_author { facts.author_known } else { facts.related }
 }

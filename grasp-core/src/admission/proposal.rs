@@ -2,9 +2,9 @@
 
 use nostr::event::Event;
 
-use super::facts::{Facts, GitData};
+use super::facts::Facts;
 use super::policy::Policy;
-use super::verdict::{Acceptance, Hold, Rejection, Verdict};
+use super::verdict::{Hold, Rejection, Verdict};
 use crate::nip34::Proposal;
 
 pub(super) fn judge(policy: &Policy, event: &Event, facts: &Facts) -> Verdict {
@@ -16,9 +16,8 @@ pub(super) fn judge(policy: &Policy, event: &Event, facts: &Facts) -> Verdict {
     if !facts.related && policy.own_places(&proposal).next().is_none() {
         return Verdict::Reject(Rejection::Unrelated);
     }
-    match facts.git {
-        GitData::Complete => Verdict::Accept(Acceptance::Proposal),
-        GitData::Missing if facts.over_quota => Verdict::Reject(Rejection::Quota),
-        GitData::Missing => Verdict::Hold(Hold::Proposal),
+    if facts.over_quota {
+        return Verdict::Reject(Rejection::Quota);
     }
+    Verdict::Hold(Hold::Proposal)
 }

@@ -3,9 +3,9 @@
 use nostr::event::Event;
 use nostr::key::PublicKey;
 
-use super::facts::{Facts, GitData};
+use super::facts::Facts;
 use super::policy::Policy;
-use super::verdict::{Acceptance, Hold, Known, Rejection, Verdict};
+use super::verdict::{Hold, Known, Rejection, Verdict};
 use crate::maintainers::rosters;
 use crate::nip34::State;
 use crate::push::Standing;
@@ -26,14 +26,11 @@ pub(super) fn judge(policy: &Policy, event: &Event, facts: &Facts) -> Verdict {
     if ruled.is_empty() {
         return Verdict::Reject(Rejection::NotMaintainer(event.pubkey));
     }
-    match facts.git {
-        GitData::Complete if state.tips().is_some() => Verdict::Accept(Acceptance::State(ruled)),
-        // Strangers can fill a name. Whoever may sign for what is served there has room of their own in purgatory.
-        _ if facts.over_quota && !rules_what_is_served(&ruled, facts) => {
-            Verdict::Reject(Rejection::Quota)
-        }
-        _ => Verdict::Hold(Hold::State(ruled)),
+    // Strangers can fill a name. Whoever may sign for what is served there has room of their own in purgatory.
+    if facts.over_quota && !rules_what_is_served(&ruled, facts) {
+        return Verdict::Reject(Rejection::Quota);
     }
+    Verdict::Hold(Hold::State(ruled))
 }
 
 fn rules_what_is_served(ruled: &[RepoId], facts: &Facts) -> bool {
@@ -48,7 +45,7 @@ fn ruled_by(policy: &Policy, author: &PublicKey, facts: &Facts) -> Vec<RepoId> {
     let mut repos: Vec<_> = known()
         .filter(|announcement| policy.hosts(announcement))
         .map(|announcement| &announcement.repo)
-        .filter(|repo| policy.model.maintainers(&repo.owner, &rosters).confirmed.contains(author))
+        .filter(|repo| policy.model.maintainers(&repo.owner, &rosters).contains(author))
         .cloned()
         .collect();
     repos.sort();

@@ -2,7 +2,6 @@
 
 use nostr::key::PublicKey;
 
-use super::facts::Gate;
 use crate::push::Standing;
 use crate::repo::RepoId;
 
@@ -27,33 +26,36 @@ pub enum Verdict {
     Reject(Rejection),
 }
 
+impl Verdict {
+    /// Whether the event belongs to something accepted, of which only so many may come.
+    pub const fn counts_for_fan_out(&self) -> bool {
+        matches!(self, Self::Accept(Acceptance::Related) | Self::Hold(Hold::Proposal))
+    }
+}
+
 /// As what an event is stored.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acceptance {
     /// An event that belongs to something accepted.
     Related,
     /// The next version of a hosted repository's announcement.
     Replacement,
-    /// The announcement of a repository whose data is here already.
+    /// An event that speaks of git data where none is waited for.
     Promoted,
     /// An announcement that makes the maintainer graph complete: no view, no authority by itself.
     Discovery,
-    /// A state whose objects are all here, to be applied to the views of these repositories.
-    State(Vec<RepoId>),
-    /// A pull request whose tip is here.
-    Proposal,
     /// An event that had nothing to wait for in purgatory: it is stored and served already.
     Released,
 }
 
-/// As what an event waits.
+/// As what an event waits. If all that it waits for is here, it waits for the next survey only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hold {
-    /// A repository without data; its empty view exists from now on.
+    /// A repository that is not served yet; its empty view exists from now on.
     Announcement,
-    /// A state for the views of these repositories, some of whose objects are missing.
+    /// A state for the views of these repositories.
     State(Vec<RepoId>),
-    /// A pull request whose tip is missing.
+    /// A pull request, for its tip.
     Proposal,
 }
 
@@ -124,15 +126,6 @@ pub enum Rejection {
     Internal,
 }
 
-impl From<Gate> for Rejection {
-    fn from(gate: Gate) -> Self {
-        match gate {
-            Gate::Deleted => Self::Deleted,
-            Gate::Vanished => Self::Vanished,
-        }
-    }
-}
-
 /// For how long a refusal holds for that very event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lasting {
@@ -145,6 +138,11 @@ pub enum Lasting {
 }
 
 impl Rejection {
+    /// Whether something stored later could turn this refusal.
+    pub fn may_turn(&self) -> bool {
+        *self != Self::TooFarAhead && self.lasting() == Lasting::UntilDependency
+    }
+
     /// For how long this refusal holds.
     pub fn lasting(&self) -> Lasting {
         match self {

@@ -67,7 +67,7 @@ impl TokenBucket {
     }
 
     /// What [`admit`](Self::admit) would say, without taking a token.
-    pub fn check(&self, now: Mono) -> Admit {
+    fn check(&self, now: Mono) -> Admit {
         Admit::from(self.reopens_at(), now)
     }
 

@@ -55,20 +55,11 @@ pub enum SlotClass {
 
 /// One subscription on one connection.
 ///
-/// Cannot be copied, and is given back by value, so it is freed once. A slot of a connection that
-/// has ended since is worth nothing.
+/// Cannot be copied, and is given back by value, so it is freed once.
 #[must_use = "a slot that is not freed stays taken"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Slot {
     number: u64,
-    class: SlotClass,
-}
-
-impl Slot {
-    /// What it was taken for.
-    pub const fn class(&self) -> SlotClass {
-        self.class
-    }
 }
 
 /// The answer to somebody who wants a slot.
@@ -83,7 +74,7 @@ pub enum Take {
     Never,
 }
 
-/// The subscriptions of one relay, over its successive connections.
+/// The subscriptions on one connection.
 ///
 /// ```
 /// use grasp_core::limits::{LedgerConfig, SlotClass, SlotLedger, Take};
@@ -126,15 +117,6 @@ impl SlotLedger {
         }
     }
 
-    /// The connection was lost and there is a new one, with nothing open.
-    ///
-    /// What the relay said about the number of subscriptions is forgotten with the connection; what
-    /// it said about their bytes is a setting of its software and stays.
-    pub fn reconnected(&mut self, advertised: Option<usize>) {
-        self.total = share(&self.config, advertised);
-        self.open.clear();
-    }
-
     /// Takes a slot for a request that makes the relay remember `bytes`.
     pub fn take(&mut self, class: SlotClass, bytes: usize) -> Take {
         if self.class_limit(class) == 0 || bytes > self.byte_limit(class) {
@@ -146,7 +128,7 @@ impl SlotLedger {
         let number = self.next_number;
         self.next_number += 1;
         self.open.insert(number, Open { class, bytes });
-        Take::Slot(Slot { number, class })
+        Take::Slot(Slot { number })
     }
 
     /// Gives a slot back, its subscription having ended. Nothing happens for one of an earlier
@@ -325,19 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_of_a_lost_connection_free_nothing_on_the_next() {
-        let mut ledger = ledger(20);
-        let old = slot(&mut ledger, SlotClass::Live);
-        let older = slot(&mut ledger, SlotClass::Live);
-        ledger.reconnected(Some(20));
-        let _live = slot(&mut ledger, SlotClass::Live);
-        ledger.free(old);
-        ledger.refused_by_count(older);
-        assert_eq!((ledger.in_use(), ledger.total()), (1, 20));
-    }
-
-    #[test]
-    fn a_count_refusal_lowers_the_budget_to_what_is_open_until_reconnected() {
+    fn a_count_refusal_lowers_the_budget_to_what_is_open() {
         let mut ledger = ledger(20);
         let mut live = take_all(&mut ledger, SlotClass::Live);
         let refused = live.pop().unwrap();
@@ -345,8 +315,6 @@ mod tests {
         assert_eq!(ledger.total(), 14);
         assert_eq!(ledger.excess_live(), 14 - (14 - 2 - 3));
         assert_eq!(ledger.take(SlotClass::Fetch, 100), Take::Wait);
-        ledger.reconnected(Some(20));
-        assert_eq!(ledger.total(), 20);
     }
 
     #[test]
@@ -368,13 +336,12 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_refusal_only_ever_lowers_the_ceiling_and_outlives_the_connection() {
+    fn a_byte_refusal_only_ever_lowers_the_ceiling() {
         let mut ledger = ledger(200);
         let refused = slot(&mut ledger, SlotClass::Live);
         ledger.refused_by_bytes(refused, Some(500_000));
         assert_eq!(ledger.byte_ceiling(), 500_000);
 
-        ledger.reconnected(None);
         let refused = slot(&mut ledger, SlotClass::Live);
         ledger.refused_by_bytes(refused, Some(5_000_000));
         assert_eq!(ledger.byte_ceiling(), 500_000);

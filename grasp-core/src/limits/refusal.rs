@@ -24,8 +24,6 @@ pub enum Heard {
     NegErr,
     /// NOTICE, which names no request.
     Notice,
-    /// OK with `false`.
-    Ok,
 }
 
 /// Everything that a refusal can mean to us.
@@ -85,8 +83,6 @@ pub enum Refusal {
     LiveOverflow,
     /// A passing fault of the peer.
     Transient,
-    /// The peer has the event already, which is as good as taking it.
-    AlreadyHave,
     /// No answer came within [`REQUEST_WATCHDOG`]. Never read from a text.
     Silent,
     /// A NOTICE in unknown words: perhaps no refusal at all.
@@ -133,8 +129,6 @@ pub enum Action {
     RetryOnce(Duration),
     /// Close the subscription, free its slot, and count it as failed.
     CloseAndFail,
-    /// Nothing; it is done.
-    Settled,
     /// Show the text to the operator, and change nothing.
     Surface,
     /// Show the text to the operator, and leave this coverage alone for so long.
@@ -166,7 +160,6 @@ impl Refusal {
             Self::Policy => Action::Park(PARK),
             Self::LiveOverflow => Action::ResubscribeSince,
             Self::Transient => Action::RetryOnce(RETRY_DELAY),
-            Self::AlreadyHave => Action::Settled,
             Self::Silent => Action::CloseAndFail,
             Self::Remark => Action::Surface,
             Self::Unknown => Action::ParkAndSurface(PARK),
@@ -192,7 +185,6 @@ impl Refusal {
             Self::Policy => "policy",
             Self::LiveOverflow => "live_overflow",
             Self::Transient => "transient",
-            Self::AlreadyHave => "already_have",
             Self::Silent => "silent",
             Self::Remark => "remark",
             Self::Unknown => "unknown",

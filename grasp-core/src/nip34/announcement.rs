@@ -46,8 +46,6 @@ pub struct Announcement {
     pub name: Option<String>,
     /// A human description.
     pub description: Option<String>,
-    /// Whether the author asks for it to stay on private services.
-    pub private: bool,
 }
 
 /// Why an event is no repository announcement.
@@ -83,7 +81,6 @@ impl Announcement {
             roster: Roster::parse(event),
             name: tags::first(event, "name").map(str::to_owned),
             description: tags::first(event, "description").map(str::to_owned),
-            private: tags::first(event, "private") == Some("true"),
         })
     }
 

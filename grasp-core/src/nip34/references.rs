@@ -33,11 +33,6 @@ impl References {
         }
         references
     }
-
-    /// Whether it names nothing at all.
-    pub fn is_empty(&self) -> bool {
-        self.ids.is_empty() && self.coordinates.is_empty()
-    }
 }
 
 /// An event id in the only spelling that relays index.
@@ -67,6 +62,6 @@ mod tests {
             references.coordinates,
             BTreeSet::from([parse_coordinate(&coordinate).unwrap()])
         );
-        assert!(References::of(&Unsigned::kind(1).by(key(1))).is_empty());
+        assert_eq!(References::of(&Unsigned::kind(1).by(key(1))), References::default());
     }
 }

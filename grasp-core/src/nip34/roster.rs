@@ -55,11 +55,6 @@ pub enum Tenure {
 }
 
 impl Roster {
-    /// Nobody but the author.
-    pub const fn empty() -> Self {
-        Self::Listed(BTreeSet::new())
-    }
-
     /// Reads the roster of an announcement; values that are no keys are skipped.
     pub(super) fn parse(event: &Event) -> Self {
         let roles = || event.tags.iter().filter(|tag| Role::of(tag).is_some());

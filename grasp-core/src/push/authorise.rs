@@ -88,9 +88,9 @@ pub fn authorise(request: &PushRequest, view: &PushView<'_>) -> PushVerdict {
         .map(|command| (command.name.clone(), judge(command, view, &judgement)))
         .collect();
     refuse_as_a_whole(request, &mut refs);
-    let authorised = AuthorisedPush::of(commands, &refs);
-    let execute = authorised.iter().flat_map(AuthorisedPush::execute);
-    let moves_ruled = execute.into_iter().any(|command| command.name.is_branch_or_tag());
+    let authorised = AuthorisedPush::new(commands, &refs);
+    let mut moved = authorised.iter().flat_map(AuthorisedPush::execute);
+    let moves_ruled = moved.any(|command| command.name.is_branch_or_tag());
     let realises = match judgement {
         Judgement::Realises(id) if moves_ruled => Some(id),
         _ => None,

@@ -56,7 +56,7 @@ pub fn authorise_contribution(
         .map(|command| (command.name.clone(), judge(command, refs, known)))
         .collect();
     refuse_as_a_whole(request, &mut verdicts);
-    let authorised = AuthorisedPush::of(commands, &verdicts);
+    let authorised = AuthorisedPush::new(commands, &verdicts);
     PushVerdict { refs: verdicts, realises: None, authorised }
 }
 

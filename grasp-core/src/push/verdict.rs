@@ -64,13 +64,16 @@ pub struct AuthorisedPush {
 }
 
 impl AuthorisedPush {
-    /// What the verdicts on these commands leave; `None` if there is nothing to do.
-    pub(super) fn of(commands: &[PushCommand], verdicts: &[(RefName, RefVerdict)]) -> Option<Self> {
-        let chosen = |wanted: RefVerdict| {
+    /// Those of the commands that may happen, by the verdict on each; `None` if there is nothing to do.
+    pub(super) fn new(
+        commands: &[PushCommand],
+        verdicts: &[(RefName, RefVerdict)],
+    ) -> Option<Self> {
+        let chosen = |wanted: &RefVerdict| -> Vec<_> {
             let pairs = commands.iter().zip(verdicts);
-            pairs.filter(|(_, (_, v))| *v == wanted).map(|(c, _)| c.clone()).collect::<Vec<_>>()
+            pairs.filter(|(_, (_, verdict))| verdict == wanted).map(|(c, _)| c.clone()).collect()
         };
-        let (execute, stage) = (chosen(RefVerdict::Execute), chosen(RefVerdict::Stage));
+        let (execute, stage) = (chosen(&RefVerdict::Execute), chosen(&RefVerdict::Stage));
         let is_whole = verdicts.iter().all(|(_, verdict)| !verdict.is_refused());
         let some = !execute.is_empty() || !stage.is_empty();
         some.then_some(Self { execute, stage, is_whole })

@@ -97,12 +97,6 @@ impl RepoId {
             identifier: self.identifier.to_string(),
         }
     }
-
-    /// How many bytes its text has, without writing it.
-    pub fn text_len(&self) -> usize {
-        const FIXED: usize = "30617:".len() + 64 + ":".len();
-        FIXED + self.identifier.as_str().len()
-    }
 }
 
 impl TryFrom<&Coordinate> for RepoId {
@@ -176,11 +170,5 @@ mod tests {
     fn a_state_is_no_repository() {
         let text = format!("30618:{KEY}:x");
         assert_eq!(text.parse::<RepoId>(), Err(CoordinateError::NotARepository));
-    }
-
-    #[test]
-    fn the_length_is_that_of_the_text() {
-        let repo: RepoId = format!("30617:{KEY}:日本").parse().unwrap();
-        assert_eq!(repo.text_len(), repo.to_string().len());
     }
 }

@@ -125,6 +125,14 @@ impl RefName {
     pub fn nostr(event: EventId) -> Self {
         Self(format!("refs/nostr/{event}").into())
     }
+
+    /// The pull request whose tip lies here.
+    pub fn event(&self) -> Option<EventId> {
+        match self.namespace() {
+            Namespace::Nostr(event) => Some(event),
+            _ => None,
+        }
+    }
 }
 
 fn is_forbidden(c: char) -> bool {

@@ -160,11 +160,6 @@ impl CoverageSet {
             .map_or(Coverage::Unproven, |proof| Coverage::Proven(*proof))
     }
 
-    /// Forgets what is known of a filter.
-    pub fn forget(&mut self, filter: &FilterHash) {
-        self.proofs.retain(|(of, _), _| of != filter);
-    }
-
     /// Every proof in it.
     pub fn proofs(&self) -> impl Iterator<Item = &Proof> {
         self.proofs.values()
@@ -301,13 +296,5 @@ mod tests {
         let read: CoverageSet = serde_json::from_str(&reversed).unwrap();
         assert_eq!(read.since(&hash(2), Some(secs(9))), Coverage::Unproven);
         assert_eq!(read.proofs().count(), 1);
-    }
-
-    #[test]
-    fn a_forgotten_filter_is_unproven() {
-        let mut set = set(&[proof(1, 0, 10, 11), proof(2, 0, 10, 11)]);
-        set.forget(&hash(1));
-        assert_eq!(set.since(&hash(1), None), Coverage::Unproven);
-        assert_eq!(set.since(&hash(2), None), Coverage::Proven(proof(2, 0, 10, 11)));
     }
 }

@@ -29,13 +29,6 @@ pub enum IndexChange {
         /// How much of it is wanted.
         level: SyncLevel,
     },
-    /// A held repository was promoted, or the reverse. Nothing, if it is not announced.
-    LevelChanged {
-        /// Which one.
-        repo: RepoId,
-        /// How much of it is wanted from now on.
-        level: SyncLevel,
-    },
     /// A repository is no longer ours to keep.
     Retired {
         /// Which one.
@@ -79,15 +72,15 @@ pub enum IndexChange {
 /// let relay: RelayUrl = "wss://other.example".parse()?;
 /// let mut index = SyncIndex::new("us.example".parse()?, []);
 ///
-/// let announced = IndexChange::Announced {
+/// let announced = |level| IndexChange::Announced {
 ///     repo: repo.clone(),
 ///     relays: [relay.clone()].into(),
-///     level: SyncLevel::StateOnly,
+///     level,
 /// };
-/// let delta = index.apply([announced]);
+/// let delta = index.apply([announced(SyncLevel::StateOnly)]);
 /// assert!(delta.discovered.contains(&relay));
 ///
-/// let delta = index.apply([IndexChange::LevelChanged { repo: repo.clone(), level: SyncLevel::Full }]);
+/// let delta = index.apply([announced(SyncLevel::Full)]);
 /// assert_eq!(delta.added[&relay].repos[&repo], SyncLevel::Full);
 ///
 /// let delta = index.apply([IndexChange::Retired { repo }]);
@@ -149,6 +142,12 @@ impl SyncIndex {
         owners.collect::<BTreeSet<_>>().len()
     }
 
+    /// Whether a repository lists a relay that is wanted in full.
+    pub fn is_wanted_in_full_from(&self, relay: &RelayUrl) -> bool {
+        let mut listed = self.relays.get(relay).into_iter().flatten();
+        listed.any(|repo| self.repos.get(repo).is_some_and(|one| one.level == SyncLevel::Full))
+    }
+
     /// Everything wanted from one relay, written out; `None` if it is no target.
     pub fn target(&self, relay: &RelayUrl) -> Option<RelaySyncNeeds> {
         let listed = self.relays.get(relay)?.iter();
@@ -165,7 +164,6 @@ impl SyncIndex {
             IndexChange::Announced { repo, relays, level } => {
                 self.announced(repo, relays, level, before)
             }
-            IndexChange::LevelChanged { repo, level } => self.level_changed(&repo, level, before),
             IndexChange::Retired { repo } => self.retired(&repo, before),
             IndexChange::RootAdded { root, repos } => {
                 before.root(self, &root);
@@ -213,13 +211,6 @@ impl SyncIndex {
         needs.relays = relays;
         needs.level = level;
         self.repos.insert(repo, needs);
-    }
-
-    fn level_changed(&mut self, repo: &RepoId, level: SyncLevel, before: &mut Before) {
-        before.repo(self, repo);
-        if let Some(needs) = self.repos.get_mut(repo) {
-            needs.level = level;
-        }
     }
 
     /// Its roots wait for a new announcement: our relay still has them and will not tell us again.

@@ -85,13 +85,6 @@ impl RootSet {
         }
     }
 
-    /// Takes one out; says whether it was there.
-    pub fn remove(&mut self, root: &RootId) -> bool {
-        let Ok(at) = self.0.binary_search(root) else { return false };
-        Arc::make_mut(&mut self.0).remove(at);
-        true
-    }
-
     /// Keeps those that are also in `other`.
     pub fn restrict_to(&mut self, other: &Self) {
         Arc::make_mut(&mut self.0).retain(|root| other.contains(root));

@@ -17,7 +17,6 @@ fn any_change() -> impl Strategy<Value = IndexChange> {
     let announced = (any_repo(), btree_set(any_relay(), 0..4), any_level());
     prop_oneof![
         4 => announced.prop_map(|(repo, relays, level)| IndexChange::Announced { repo, relays, level }),
-        2 => (any_repo(), any_level()).prop_map(|(repo, level)| IndexChange::LevelChanged { repo, level }),
         2 => any_repo().prop_map(|repo| IndexChange::Retired { repo }),
         6 => (any_root(), vec(any_repo(), 1..3)).prop_map(|(root, repos)| IndexChange::RootAdded { root, repos }),
         2 => any_root().prop_map(|root| IndexChange::RootRemoved { root }),
@@ -49,9 +48,6 @@ impl Model {
         match change {
             IndexChange::Announced { repo, relays, level } => {
                 self.announced.insert(repo, (relays, level));
-            }
-            IndexChange::LevelChanged { repo, level } => {
-                self.announced.entry(repo).and_modify(|entry| entry.1 = level);
             }
             IndexChange::Retired { repo } => {
                 self.announced.remove(&repo);

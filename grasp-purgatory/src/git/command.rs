@@ -38,6 +38,9 @@ const SETTINGS: &[(&str, &str)] = &[
     ("receive.advertisePushOptions", "true"),
 ];
 
+/// Flaws of old but harmless commits and trees that famous histories contain; all others are refused.
+pub(super) const FLAWS: [&str; 3] = ["badTimezone", "missingSpaceBeforeDate", "zeroPaddedFilemode"];
+
 /// Whom a git process may talk to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Network {

@@ -21,7 +21,7 @@ use grasp_core::{CloneUrl, Identifier, Oid};
 use tokio::time::timeout;
 
 use super::binary::GitVersion;
-use super::command::{Bounds, GitCommand, Network};
+use super::command::{Bounds, FLAWS, GitCommand, Network};
 use super::process::Finished;
 use super::store::RepoStore;
 use crate::hunt::{Advertisement, Trouble};
@@ -36,9 +36,6 @@ const MOST_ADDRESSES: usize = 8;
 
 /// Slower than this for [`FetchLimits::silence`] is silent.
 const SLOWEST: &str = "64";
-
-/// Flaws of old but harmless commits and trees that famous histories contain; all others are refused.
-const FLAWS: [&str; 3] = ["badTimezone", "missingSpaceBeforeDate", "zeroPaddedFilemode"];
 
 /// What a conversation with another server may cost.
 #[derive(Clone, Copy, Debug)]

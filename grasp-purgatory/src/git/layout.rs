@@ -8,7 +8,7 @@
 //!     objects/                                   what all its views share
 //!     packed-refs                                refs/proven/…: tips whose whole history is here
 //!     views/<public key>/                        a bare repository: refs, HEAD, no objects of its own
-//!     retired/<public key>.<unix time>/          a view out of service, until it is forgotten or comes back
+//!     retired/<public key>.<unix time>/          a view out of service, until it is forgotten
 //! <root>/staging/<64 hex>/<event id>/<tip>/      objects that nobody has signed for
 //! <root>/incoming/<n>/                           what is being received; emptied at start
 //! <root>/workbench/                              an empty repository; made anew at start

@@ -88,23 +88,11 @@ impl GitProcess {
         self.stdout.take()
     }
 
-    /// The process id, which is that of its group, while it runs.
-    pub fn id(&self) -> Option<u32> {
-        self.running.as_ref().and_then(|running| running.child.id())
-    }
-
     /// Waits for the end. Whatever was not taken is closed first.
     pub async fn finish(mut self) -> Result<Finished, GitError> {
         self.stdin = None;
         self.stdout = None;
         self.ended().await
-    }
-
-    /// Stops it and everything it started, and waits until they are gone.
-    pub async fn stop(mut self) {
-        if let Some(running) = self.running.take() {
-            running.stop().await;
-        }
     }
 
     /// Feeds it, reads it and waits for its end, all at once.

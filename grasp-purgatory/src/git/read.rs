@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use git2::{ErrorCode, ObjectType, Odb, OdbLookupFlags, Reference, Repository};
-use grasp_core::nostr::types::Timestamp;
 use grasp_core::{Oid, RefName};
 
 use super::error::GitError;
@@ -54,19 +53,6 @@ fn head(repository: &Repository) -> Result<Option<RefName>, GitError> {
     let head = repository.find_reference("HEAD")?;
     let target = head.symbolic_target().ok().flatten();
     Ok(target.and_then(|name| RefName::new(name).ok()))
-}
-
-/// When the commit that HEAD names was made; `None` without one.
-pub(super) fn last_commit(view: &Path) -> Result<Option<Timestamp>, GitError> {
-    let repository = open(view)?;
-    let head = match repository.head() {
-        Err(error) if matches!(error.code(), ErrorCode::UnbornBranch | ErrorCode::NotFound) => {
-            return Ok(None);
-        }
-        head => head?,
-    };
-    let seconds = head.peel_to_commit()?.time().seconds();
-    Ok(Some(Timestamp::from_secs(u64::try_from(seconds).unwrap_or_default())))
 }
 
 /// What lies behind those of these objects that are tags; an error if one of them is to be a branch and no commit.

@@ -15,14 +15,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use grasp_core::nostr::types::Timestamp;
 use grasp_core::{Identifier, Oid, RefName, RepoId};
 use nostr::key::PublicKey;
 use rustix::fs::{FlockOperation, flock};
 
 use arrivals::Arrivals;
-pub use guard::{Applied, FamilyGuard};
-pub use incoming::{Incoming, StagedTip, Unpacking};
+pub use guard::FamilyGuard;
+pub use incoming::{Incoming, Unpacking};
 pub(super) use quarantine::Quarantine;
 pub use staging::StagingLimits;
 
@@ -158,12 +157,6 @@ impl RepoStore {
     /// The branch that HEAD names, whether it exists or not.
     pub async fn head(&self, repo: &RepoId) -> Result<Option<RefName>, GitError> {
         self.snapshot(repo).await.map(|snapshot| snapshot.head)
-    }
-
-    /// When the commit that HEAD names was made; `None` without one.
-    pub async fn last_commit(&self, repo: &RepoId) -> Result<Option<Timestamp>, GitError> {
-        let view = self.view(repo);
-        blocking(move || read::last_commit(&view)).await
     }
 
     /// All views there are, in no particular order.

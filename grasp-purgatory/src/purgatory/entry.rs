@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use grasp_core::nip34::{Announcement, Proposal, State};
-use grasp_core::{Identifier, Oid, Version, kinds};
+use grasp_core::{Identifier, Version, kinds};
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
 use nostr::types::Timestamp;
@@ -62,7 +62,7 @@ pub(super) struct Entry {
 pub(super) enum What {
     Announcement(Announcement),
     State(State),
-    Proposal { proposal: Proposal, tip: Oid },
+    Proposal(Proposal),
 }
 
 impl Entry {
@@ -90,7 +90,7 @@ impl Entry {
         match &self.what {
             What::Announcement(announcement) => BTreeSet::from([&announcement.repo.identifier]),
             What::State(state) => BTreeSet::from([&state.repo.identifier]),
-            What::Proposal { proposal, .. } => {
+            What::Proposal(proposal) => {
                 let all: BTreeSet<_> = proposal.repos.iter().map(|repo| &repo.identifier).collect();
                 all.into_iter().take(MOST_IDENTIFIERS).collect()
             }
@@ -111,9 +111,9 @@ impl Entry {
         }
     }
 
-    pub(super) fn proposal(&self) -> Option<(&Proposal, Oid)> {
+    pub(super) fn proposal(&self) -> Option<&Proposal> {
         match &self.what {
-            What::Proposal { proposal, tip } => Some((proposal, *tip)),
+            What::Proposal(proposal) => Some(proposal),
             _ => None,
         }
     }
@@ -126,8 +126,7 @@ impl What {
         } else if event.kind == kinds::STATE {
             State::parse(event).ok().map(Self::State)
         } else {
-            let proposal = Proposal::parse(event).ok()?;
-            proposal.tip().map(|tip| Self::Proposal { proposal, tip })
+            Proposal::parse(event).ok().map(Self::Proposal)
         }
     }
 }

@@ -72,7 +72,7 @@ impl Place {
         Self {
             announced_by: announcement.version.id,
             standing,
-            confirmed: policy.model.maintainers(&announcement.repo.owner, rosters).confirmed,
+            confirmed: policy.model.maintainers(&announcement.repo.owner, rosters),
         }
     }
 }

@@ -68,7 +68,7 @@ fn displaced<'a>(
                 oldest => Ok(oldest),
             }
         }
-        What::Proposal { .. } => Ok(None),
+        What::Proposal(_) => Ok(None),
     }
 }
 
@@ -118,7 +118,7 @@ impl Purgatory {
                 self.owe(out, Chore::CreateView { repo: a.repo.clone() });
             }
             What::State(_) => self.renew_announcements(out, hold),
-            What::Proposal { tip, .. } => self.keep_only(out, new.id(), *tip),
+            What::Proposal(proposal) => self.keep_only(out, new.id(), proposal.tip),
         }
         self.look_after(out, &new, origin);
         Kept::Held
@@ -159,7 +159,7 @@ impl Purgatory {
     fn keep_only(&mut self, out: &mut Turn, id: EventId, tip: Oid) {
         let entry = self.ledger.entry(&id).and_then(Entry::proposal);
         let upload = self.ledger.staging().of(&id).and_then(|staged| staged.tips.get(&tip));
-        let fits = entry.zip(upload).is_some_and(|((p, _), u)| u.door.fits(&self.policy, p));
+        let fits = entry.zip(upload).is_some_and(|(p, u)| u.door.fits(&self.policy, p));
         let names = self.names_of(&id);
         if self.ledger.staging().of(&id).is_some() {
             self.record(out, Record::Unstaged { id, keep: fits.then_some(tip) });
@@ -236,7 +236,7 @@ impl Purgatory {
         self.record(out, Record::Staged { id, tip, door, bytes, until });
         // The event may have come in while the push was under way.
         let Some(entry) = self.ledger.entry(&id) else { return };
-        let Some((_, wanted)) = entry.proposal() else { return };
+        let Some(wanted) = entry.proposal().map(|proposal| proposal.tip) else { return };
         let identifiers: Vec<_> = entry.identifiers().into_iter().cloned().collect();
         self.keep_only(out, id, wanted);
         identifiers.iter().for_each(|identifier| self.ask(out, identifier));

@@ -72,17 +72,14 @@ pub(super) fn plan(
 struct Stored {
     announcements: Vec<(Announcement, Arc<Event>)>,
     states: Vec<State>,
-    proposals: Vec<(Proposal, Oid)>,
+    proposals: Vec<Proposal>,
 }
 
 impl Stored {
     fn read(survey: &Survey) -> Self {
         let announcement =
             |event: &Arc<Event>| Some((Announcement::parse(event).ok()?, event.clone()));
-        let proposal = |event: &Arc<Event>| {
-            let proposal = Proposal::parse(event).ok()?;
-            proposal.tip().map(|tip| (proposal, tip))
-        };
+        let proposal = |event: &Arc<Event>| Proposal::parse(event).ok();
         Self {
             announcements: survey.announcements.iter().filter_map(announcement).collect(),
             states: survey.states.iter().filter_map(|event| State::parse(event).ok()).collect(),
@@ -155,8 +152,8 @@ impl<'a> Scene<'a> {
                 let own = own.filter(|stored| stored.repo == new.repo);
                 superseded(entry.version(), own.map(|stored| stored.version))
             }
-            What::Proposal { .. } => {
-                let stored = self.stored.proposals.iter().any(|(p, _)| p.id == entry.id());
+            What::Proposal(_) => {
+                let stored = self.stored.proposals.iter().any(|p| p.id == entry.id());
                 stored.then_some(Why::Served)
             }
         }

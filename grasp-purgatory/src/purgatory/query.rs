@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use grasp_core::admission::{GitData, KnownAnnouncement, KnownState};
+use grasp_core::admission::KnownAnnouncement;
 use grasp_core::maintainers::rosters;
 use grasp_core::nip34::{Announcement, Proposal};
 use grasp_core::push::{Candidate, Standing};
@@ -86,12 +86,6 @@ impl Purgatory {
         kept.map(known).collect()
     }
 
-    /// The states kept under an identifier. What is kept is incomplete: it would have been released.
-    pub fn states(&self, identifier: &Identifier) -> Vec<KnownState> {
-        let kept = self.ledger.family(identifier).filter(|entry| entry.state().is_some());
-        kept.map(|entry| KnownState { author: entry.author(), git: GitData::Missing }).collect()
-    }
-
     /// Whether an event could wait here that is about nothing served yet.
     pub fn room_for(&self, event: &Arc<Event>) -> Room {
         let entry = Entry::new(event.clone(), Phase::Waiting, Timestamp::from_secs(0));
@@ -116,7 +110,7 @@ impl Purgatory {
     /// The pull requests kept under an identifier.
     pub fn proposals(&self, identifier: &Identifier) -> Vec<KeptProposal> {
         let kept = self.ledger.family(identifier).filter_map(|entry| {
-            let (_, tip) = entry.proposal()?;
+            let tip = entry.proposal()?.tip;
             let families = entry.identifiers().into_iter().cloned().collect();
             Some(KeptProposal { id: entry.id(), tip, families })
         });
@@ -125,17 +119,12 @@ impl Purgatory {
 
     /// The tip of a pull request that is kept here.
     pub fn tip_of(&self, id: &EventId) -> Option<Oid> {
-        self.ledger.entry(id)?.proposal().map(|(_, tip)| tip)
+        self.ledger.entry(id)?.proposal().map(|proposal| proposal.tip)
     }
 
     /// A pull request that is kept here.
     pub fn proposal(&self, id: &EventId) -> Option<&Proposal> {
-        self.ledger.entry(id)?.proposal().map(|(proposal, _)| proposal)
-    }
-
-    /// Whether an upload for an unknown event could wait here.
-    pub fn room_to_stage(&self, id: &EventId, bytes: u64) -> Room {
-        self.ledger.staging().room(&self.config, id, bytes)
+        self.ledger.entry(id)?.proposal()
     }
 
     /// Whether an event that waits here asks for the view of a repository.
@@ -210,7 +199,7 @@ impl Purgatory {
         let known: Vec<&Announcement> = stored.iter().chain(kept).collect();
         let rosters = rosters(known.iter().copied());
         let circles = rosters.keys().map(|owner| self.policy.model.maintainers(owner, &rosters));
-        let circles: Vec<_> = circles.map(|maintainers| maintainers.confirmed).collect();
+        let circles: Vec<_> = circles.collect();
         let entries = self.ledger.family(identifier);
         entries.filter_map(|entry| self.want(entry, &known, &circles)).collect()
     }
@@ -224,9 +213,9 @@ impl Purgatory {
         let (keepers, tips, untrusted) = match &entry.what {
             What::Announcement(_) => return None,
             What::State(state) => (BTreeSet::from([entry.author()]), state.tips()?, &[][..]),
-            What::Proposal { proposal, tip } => {
+            What::Proposal(proposal) => {
                 let keepers = proposal.repos.iter().map(|repo| repo.owner).collect();
-                (keepers, vec![*tip], &proposal.clone[..])
+                (keepers, vec![proposal.tip], &proposal.clone[..])
             }
         };
         // Where the keepers, and those they keep repositories with, say that the repository is.
@@ -267,7 +256,7 @@ impl Purgatory {
             *match entry.what {
                 What::Announcement(_) => &mut counts.announcements,
                 What::State(_) => &mut counts.states,
-                What::Proposal { .. } => &mut counts.proposals,
+                What::Proposal(_) => &mut counts.proposals,
             } += 1;
         }
         counts

@@ -11,9 +11,7 @@ use grasp_core::push::{
     Standing, authorise, encode_pkt,
 };
 use grasp_core::{Identifier, Oid, RefName, RepoId};
-use grasp_purgatory::git::{
-    Applied, Git, GitError, Incoming, Protocol, RepoStore, Slots, StagingLimits,
-};
+use grasp_purgatory::git::{Git, GitError, Incoming, Protocol, RepoStore, Slots, StagingLimits};
 use nostr::event::{EventBuilder, EventId, FinalizeEvent, Kind, Tag};
 use nostr::key::Keys;
 use nostr::types::Timestamp;
@@ -105,7 +103,7 @@ impl World {
         repo: &RepoId,
         work: &Work,
         moves: &[(&str, Option<Oid>)],
-    ) -> Result<Applied, GitError> {
+    ) -> Result<(), GitError> {
         let tips: Vec<_> = moves.iter().filter_map(|(_, tip)| *tip).collect();
         let incoming = match tips.as_slice() {
             [] => None,

@@ -15,8 +15,8 @@ async fn a_plain_clone_of_the_view_gets_what_was_pushed() {
     work.git(&["tag", "-a", "-m", "tagged", "v1"]);
     let tip = work.commit("2");
     let moves = [("refs/heads/main", Some(tip)), ("refs/tags/v1", Some(work.rev("v1")))];
-    let applied = world.push(&repo, &work, &moves).await.unwrap();
-    assert_eq!(applied.head, Some(name("refs/heads/main")));
+    world.push(&repo, &work, &moves).await.unwrap();
+    assert_eq!(world.store.head(&repo).await.unwrap(), Some(name("refs/heads/main")));
 
     let clone = world.dir.path().join("clone");
     let view = world.view(&repo);
@@ -89,9 +89,10 @@ async fn refs_are_created_updated_forced_and_deleted() {
     work.git(&["reset", "-q", "--hard", &one.to_string()]);
     let other = work.commit("other");
     world.push(&repo, &work, &[("refs/heads/main", Some(other))]).await.unwrap();
-    let applied = world.push(&repo, &work, &[("refs/heads/main", None)]).await.unwrap();
-    assert_eq!(applied.refs.into_iter().collect::<Vec<_>>(), [(name("refs/heads/dev"), one)]);
-    assert_eq!(applied.head, Some(name("refs/heads/dev")));
+    world.push(&repo, &work, &[("refs/heads/main", None)]).await.unwrap();
+    let refs = world.store.refs(&repo).await.unwrap();
+    assert_eq!(refs.into_iter().collect::<Vec<_>>(), [(name("refs/heads/dev"), one)]);
+    assert_eq!(world.store.head(&repo).await.unwrap(), Some(name("refs/heads/dev")));
 }
 
 #[tokio::test]
@@ -101,11 +102,13 @@ async fn a_branch_becomes_a_directory_in_one_push() {
     let tip = work.commit("1");
     world.push(&repo, &work, &[("refs/heads/foo", Some(tip))]).await.unwrap();
     let moves = [("refs/heads/foo", None), ("refs/heads/foo/bar", Some(tip))];
-    let applied = world.push(&repo, &work, &moves).await.unwrap();
-    assert_eq!(applied.refs.into_keys().collect::<Vec<_>>(), [name("refs/heads/foo/bar")]);
+    world.push(&repo, &work, &moves).await.unwrap();
+    let refs = world.store.refs(&repo).await.unwrap();
+    assert_eq!(refs.into_keys().collect::<Vec<_>>(), [name("refs/heads/foo/bar")]);
     let back = [("refs/heads/foo/bar", None), ("refs/heads/foo", Some(tip))];
-    let applied = world.push(&repo, &work, &back).await.unwrap();
-    assert_eq!(applied.refs.into_keys().collect::<Vec<_>>(), [name("refs/heads/foo")]);
+    world.push(&repo, &work, &back).await.unwrap();
+    let refs = world.store.refs(&repo).await.unwrap();
+    assert_eq!(refs.into_keys().collect::<Vec<_>>(), [name("refs/heads/foo")]);
 }
 
 #[tokio::test]

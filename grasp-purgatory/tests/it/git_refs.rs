@@ -32,13 +32,13 @@ async fn applying_makes_heads_and_tags_exactly_the_declared_ones() {
     guard.move_refs(&repo.owner, &[change], None, now()).await.unwrap();
     let wanted =
         target(&[("refs/heads/main", one), ("refs/heads/new", two)], Some("refs/heads/new"));
-    let applied = guard.apply(&repo.owner, &wanted, now()).await.unwrap();
+    guard.apply(&repo.owner, &wanted, now()).await.unwrap();
     let expected = BTreeMap::from([
         (name("refs/heads/main"), one),
         (name("refs/heads/new"), two),
         (pull_request, one),
     ]);
-    assert_eq!(applied.refs, expected);
+    assert_eq!(guard.refs(&repo.owner).await.unwrap(), expected);
     assert_eq!(world.store.refs(&repo).await.unwrap(), expected);
     let head = git(&world.view(&repo), &["symbolic-ref", "HEAD"], b"").unwrap();
     assert_eq!(head, "refs/heads/new");
@@ -68,9 +68,10 @@ async fn an_empty_state_deletes_all_and_the_old_tips_can_be_brought_back() {
     let tip = work.commit("1");
     world.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
     let mut guard = world.store.lock(&repo.identifier).await.unwrap();
-    let applied = guard.apply(&repo.owner, &RefTarget::default(), now()).await.unwrap();
-    assert!(applied.refs.is_empty());
-    assert_eq!(applied.head, Some(name("refs/heads/main")), "an empty repository keeps its HEAD");
+    guard.apply(&repo.owner, &RefTarget::default(), now()).await.unwrap();
+    assert!(guard.refs(&repo.owner).await.unwrap().is_empty());
+    let head = world.store.head(&repo).await.unwrap();
+    assert_eq!(head, Some(name("refs/heads/main")), "an empty repository keeps its HEAD");
     let view = world.view(&repo);
     let hidden = || git(&view, &["for-each-ref", "--format=%(objectname)"], b"").unwrap();
     assert_eq!(hidden(), tip.to_string());
@@ -96,7 +97,8 @@ async fn refs_that_an_operator_set_by_hand_do_not_outlast_the_next_state() {
     assert_eq!(world.store.refs(&repo).await.unwrap()[&name("refs/heads/main")], one);
     let mut guard = world.store.lock(&repo.identifier).await.unwrap();
     let wanted = target(&[("refs/heads/main", two)], None);
-    assert_eq!(guard.apply(&repo.owner, &wanted, now()).await.unwrap().refs, wanted.refs);
+    guard.apply(&repo.owner, &wanted, now()).await.unwrap();
+    assert_eq!(guard.refs(&repo.owner).await.unwrap(), wanted.refs);
     assert_eq!(git(&view, &["rev-parse", "refs/heads/main"], b"").unwrap(), two.to_string());
     assert!(git(&view, &["rev-parse", "--verify", "-q", "refs/heads/extra"], b"").is_err());
 }
@@ -127,10 +129,10 @@ async fn thousands_of_refs_are_applied_at_once() {
     guard.promote(incoming).await.unwrap();
     let wanted = RefTarget { refs, head: None };
     let started = Instant::now();
-    let applied = guard.apply(&repo.owner, &wanted, now()).await.unwrap();
+    guard.apply(&repo.owner, &wanted, now()).await.unwrap();
     println!("{MANY} new refs applied in {:?}", started.elapsed());
-    assert_eq!(applied.refs, wanted.refs);
-    assert_eq!(applied.head, Some(name("refs/heads/b0")));
+    assert_eq!(guard.refs(&repo.owner).await.unwrap(), wanted.refs);
+    assert_eq!(world.store.head(&repo).await.unwrap(), Some(name("refs/heads/b0")));
     let mut fewer = wanted.clone();
     fewer.refs.pop_last();
     let started = Instant::now();

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use grasp_core::Oid;
 use grasp_core::push::{KnownProposal, PushView, authorise};
-use grasp_purgatory::git::{GitError, StagedTip, StagingLimits};
+use grasp_purgatory::git::{GitError, StagingLimits};
 use nostr::event::EventId;
 
 use crate::git_fixture::{Work, World, git, name, noise, now, request};
@@ -106,16 +106,14 @@ async fn competing_tips_wait_side_by_side_and_survive_a_restart() {
         world.push(&repo, &work, &[(&reference, Some(tip))]).await.unwrap();
     }
     let world = world.restart().await;
-    let waiting: BTreeSet<_> = world.store.staged().await.unwrap().into_iter().collect();
-    let expected = [one, two].map(|tip| (repo.identifier.clone(), StagedTip { event: id, tip }));
-    assert_eq!(waiting, BTreeSet::from(expected));
     let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+    assert_eq!(guard.staged(id).await.unwrap(), BTreeSet::from([one, two]));
     guard.promote_staged(id, two).await.unwrap();
     let change =
         grasp_core::push::PushCommand { old: None, new: Some(two), name: name(&reference) };
     guard.move_refs(&repo.owner, &[change], None, now()).await.unwrap();
-    guard.discard_staged(id).await.unwrap();
-    assert!(world.store.staged().await.unwrap().is_empty());
+    guard.discard_staged_tip(id, one).await.unwrap();
+    assert!(guard.staged(id).await.unwrap().is_empty());
     assert_eq!(world.store.refs(&repo).await.unwrap()[&name(&reference)], two);
 }
 

@@ -160,7 +160,7 @@ async fn hundreds_of_empty_views_are_made_without_a_process() {
 }
 
 #[tokio::test]
-async fn a_retired_view_comes_back_with_its_refs_until_it_is_forgotten() {
+async fn a_retired_view_is_kept_out_of_service_until_it_is_forgotten() {
     let (world, work) = (World::new().await, Work::new());
     let repo = world.repo("x").await;
     let tip = work.commit("1");
@@ -172,16 +172,12 @@ async fn a_retired_view_comes_back_with_its_refs_until_it_is_forgotten() {
     assert!(matches!(served.unwrap_err(), GitError::NoView));
     let families = world.store.identifiers().await.unwrap();
     assert_eq!(families, std::slice::from_ref(&repo.identifier));
-    assert_eq!(guard.forget_retired(now()).await.unwrap(), 1);
+    guard.forget_retired(now()).await.unwrap();
+    assert_eq!(guard.retired_owners().await.unwrap(), [repo.owner].into());
 
-    assert!(guard.restore_view(&repo.owner).await.unwrap());
-    assert_eq!(guard.refs(&repo.owner).await.unwrap()[&name("refs/heads/main")], tip);
-    assert!(!guard.restore_view(&repo.owner).await.unwrap(), "it is in service");
-
-    guard.retire_view(&repo.owner, now()).await.unwrap();
     let later = Timestamp::from_secs(now().as_secs() + RETENTION.as_secs() + 1);
-    assert_eq!(guard.forget_retired(later).await.unwrap(), 0);
-    assert!(!guard.restore_view(&repo.owner).await.unwrap());
+    guard.forget_retired(later).await.unwrap();
+    assert!(guard.retired_owners().await.unwrap().is_empty());
     guard.create_view(&repo.owner).await.unwrap();
     assert!(guard.refs(&repo.owner).await.unwrap().is_empty());
 }
@@ -306,17 +302,6 @@ async fn a_directory_of_another_layout_is_left_alone() {
     drop(world.store);
     let again = RepoStore::open(&root, installed_git(), StagingLimits::default()).await;
     assert!(matches!(again.unwrap_err(), GitError::Layout { .. }));
-}
-
-#[tokio::test]
-async fn the_last_commit_is_that_of_head() {
-    let (world, work) = (World::new().await, Work::new());
-    let repo = world.repo("x").await;
-    assert_eq!(world.store.last_commit(&repo).await.unwrap(), None);
-    let tip = work.commit("1");
-    world.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
-    let made = world.store.last_commit(&repo).await.unwrap();
-    assert_eq!(made, Some(Timestamp::from_secs(1_700_000_000)));
 }
 
 #[tokio::test]

@@ -245,7 +245,8 @@ impl Disk {
                 }
             }
             Chore::ClearProposal { id, keep, names } => {
-                let served = self.store.events.get(id).and_then(|e| Proposal::parse(e).ok()?.tip());
+                let served =
+                    self.store.events.get(id).and_then(|e| Some(Proposal::parse(e).ok()?.tip));
                 self.git.clear(id, keep, names, served);
             }
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use grasp_core::admission::{Facts, Gate, GitData, KnownAnnouncement, KnownState, Needs};
+use grasp_core::admission::{Facts, KnownAnnouncement, Needs};
 use grasp_core::nip34::{Announcement, Proposal, State};
 use grasp_core::push::Standing;
 use grasp_core::{Identifier, Namespace, RepoId, Version};
@@ -53,7 +53,6 @@ impl World {
             (false, false) => None,
         };
         let mut facts = Facts {
-            gate: store.is_deleted(event).then_some(Gate::Deleted),
             known,
             latest: store.version_at(event).map(|stored| Version::of(stored)),
             related: self.is_related(event),
@@ -62,9 +61,6 @@ impl World {
         };
         if let Some(identifier) = Needs::of(event).identifier {
             facts.announcements = self.known_announcements(&identifier);
-            let stored = store.states(&identifier).into_iter();
-            let stored = stored.map(|e| KnownState { author: e.pubkey, git: GitData::Complete });
-            facts.states = stored.chain(self.core.states(&identifier)).collect();
         }
         facts
     }
@@ -103,7 +99,7 @@ impl World {
         let known = self.known_announcements(&repo.identifier);
         let rosters =
             grasp_core::maintainers::rosters(known.iter().map(|known| &known.announcement));
-        self.policy.model.maintainers(&repo.owner, &rosters).confirmed
+        self.policy.model.maintainers(&repo.owner, &rosters)
     }
 
     pub(crate) fn serves(&self, event: &Event) -> bool {

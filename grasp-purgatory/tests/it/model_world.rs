@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use grasp_core::admission::{
-    Acceptance, Answer, Hold, Known, Needs, Origin, Policy, Rejection, SyncPath, Verdict, judge,
+    Answer, Hold, Known, Needs, Origin, Policy, Rejection, SyncPath, Verdict, judge,
 };
 use grasp_core::nip34::Announcement;
 use grasp_core::{Identifier, Mono, Now, Oid, RepoId, Version, kinds};
 use grasp_purgatory::journal::Record;
-use grasp_purgatory::{Chore, Config, Door, Input, Kept, Purgatory, Room, Stage};
+use grasp_purgatory::{Chore, Config, Door, Input, Kept, Purgatory, Stage};
 use nostr::event::{Event, EventId};
 use nostr::types::Timestamp;
 
@@ -101,14 +101,11 @@ impl World {
         let checked = verified(event);
         let verdict = judge(&self.policy, self.now.unix, &origin, checked.as_ref(), &facts);
         let verdict = match verdict {
+            // The store itself is the gate for what was taken back, and holding asks it first.
+            Verdict::Hold(_) | Verdict::Accept(_) if self.disk.store.is_deleted(event) => {
+                Verdict::Reject(Rejection::Deleted)
+            }
             Verdict::Hold(hold) => self.hold(event, hold, origin)?,
-            Verdict::Accept(Acceptance::State(ruled)) => {
-                self.hold(event, Hold::State(ruled), origin)?
-            }
-            Verdict::Accept(Acceptance::Promoted) => {
-                self.hold(event, Hold::Announcement, origin)?
-            }
-            Verdict::Accept(Acceptance::Proposal) => self.hold(event, Hold::Proposal, origin)?,
             Verdict::Accept(_) => self.store_directly(event, verdict)?,
             Verdict::Delist { keep } => self.delist(event, keep)?,
             other => other,
@@ -202,7 +199,6 @@ impl World {
                 self.turn(Input::Changed { identifier: repo.identifier.clone() })?;
             }
             None if self.disk.store.contains(&id) => return Ok(false),
-            None if self.core.room_to_stage(&id, 100) == Room::Full => return Ok(false),
             None => {
                 let door = Door::Repository(repo.clone());
                 self.disk.git.staging.entry(id).or_default().insert(tip, door.clone());

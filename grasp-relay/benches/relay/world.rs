@@ -73,14 +73,13 @@ fn parts(address: SocketAddr, store: Arc<dyn EventStore>, hub: Hub) -> Parts {
         connections_per_ip: usize::MAX,
         ..Limits::default()
     };
-    let listing = Listing::of_those_who_list_us(store.clone(), service.clone(), clock.clone());
+    let listing = Listing::new(store.clone(), service.clone(), clock.clone(), |_| true);
     let config = Config {
         service,
         secure: false,
         info: RelayInfo::default(),
         limits,
         trusted_proxies: vec![],
-        challenge_on_connect: false,
     };
     let (ingest, extra) = (Arc::new(pipeline), axum::Router::new());
     Parts { store, ingest, hub, listing, config, clock, extra }

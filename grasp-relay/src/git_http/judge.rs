@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use futures_util::TryStreamExt;
 use grasp_core::maintainers::rosters;
 use grasp_core::nip34::{Announcement, Proposal, State};
 use grasp_core::push::{
@@ -16,8 +15,8 @@ use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use nostr::key::PublicKey;
 
-use super::push::event_of;
 use super::{GitHttp, HttpError, Seat};
+use crate::store;
 
 /// Events that are looked for with one question to the store.
 const IDS_AT_ONCE: usize = 500;
@@ -96,7 +95,7 @@ impl GitHttp {
         if own.is_some_and(|own| policy.archives(own)) {
             return Ok(Grounds::Archived);
         }
-        let maintainers = policy.model.maintainers(&repo.owner, &rosters(&announcements)).confirmed;
+        let maintainers = policy.model.maintainers(&repo.owner, &rosters(&announcements));
         let served = stored.iter().filter_map(|event| State::parse(event).ok());
         let served = served.map(|state| Candidate { state, standing: Standing::Stored });
         let candidates = served.chain(held_candidates).collect();
@@ -113,10 +112,9 @@ impl GitHttp {
         let known = |id| match (held.get(&id), stored.get(&id)) {
             (Some(tip), _) => KnownProposal::Tip(*tip),
             // An event that is no pull request names no commit: nothing equals it.
-            (None, Some(event)) => {
-                let tip = Proposal::parse(event).ok().and_then(|proposal| proposal.tip());
-                KnownProposal::Tip(tip.unwrap_or(Oid::ZERO))
-            }
+            (None, Some(event)) => KnownProposal::Tip(
+                Proposal::parse(event).map_or(Oid::ZERO, |proposal| proposal.tip),
+            ),
             (None, None) => KnownProposal::Unknown,
         };
         ids.into_iter().map(|id| (id, known(id))).collect()
@@ -142,9 +140,8 @@ impl GitHttp {
             };
             let ours =
                 |proposal: &Proposal| policy.own_places(proposal).any(|own| own == seat.repo);
-            proposal.filter(ours).map_or(Contribution::Foreign, |proposal| {
-                Contribution::Ours(standing, proposal.tip().unwrap_or(Oid::ZERO))
-            })
+            let known = |proposal: Proposal| Contribution::Ours(standing, proposal.tip);
+            proposal.filter(ours).map_or(Contribution::Foreign, known)
         };
         ids.into_iter().map(|id| (id, known(id))).collect()
     }
@@ -186,19 +183,13 @@ impl GitHttp {
         Ok((held, stored))
     }
 
-    async fn events(&self, filter: Filter) -> Result<Vec<Event>, HttpError> {
-        let mut found = self.keeper.store().query(vec![filter], self.keeper.clock().now().unix);
-        let mut events = Vec::new();
-        while let Some(chunk) = found.try_next().await? {
-            for stored in chunk {
-                events.push(stored.event()?);
-            }
-        }
-        Ok(events)
+    pub(super) async fn events(&self, filter: Filter) -> Result<Vec<Event>, HttpError> {
+        let now = self.keeper.clock().now().unix;
+        Ok(store::events(&**self.keeper.store(), filter, now).await?)
     }
 }
 
 /// The events that the refs of a push belong to.
 fn events_of(request: &PushRequest) -> BTreeSet<EventId> {
-    request.commands().iter().filter_map(|command| event_of(&command.name)).collect()
+    request.commands().iter().filter_map(|command| command.name.event()).collect()
 }

@@ -11,7 +11,7 @@ use nostr::event::EventId;
 use nostr::filter::Filter;
 
 use super::HttpError;
-use super::push::{Push, event_of};
+use super::push::Push;
 
 const UNSTORED: &str = "the server could not store the state event yet, and keeps trying";
 const OVERTAKEN: &str = "the state event was replaced or deleted meanwhile";
@@ -69,7 +69,7 @@ impl Push {
 
     /// Whether an upload waits for its event, as far as purgatory knows.
     async fn is_kept(&self, command: &PushCommand) -> Result<bool, HttpError> {
-        let (Some(id), Some(tip)) = (event_of(&command.name), command.new) else {
+        let (Some(id), Some(tip)) = (command.name.event(), command.new) else {
             return Ok(false);
         };
         Ok(self.git.keeper.ask(move |purgatory| purgatory.keeps_upload(&id, &tip)).await?)

@@ -1,7 +1,6 @@
 //! The page of a repository.
 
 use axum::response::{Html, IntoResponse, Response};
-use futures_util::TryStreamExt;
 use grasp_core::nip34::Announcement;
 use grasp_core::{Namespace, RefName, RepoId, kinds};
 use nostr::filter::Filter;
@@ -36,12 +35,7 @@ impl GitHttp {
             .author(repo.owner)
             .identifier(repo.identifier.as_str())
             .limit(1);
-        let now = self.keeper.clock().now().unix;
-        let mut found = self.keeper.store().query(vec![filter], now);
-        let stored = found.try_next().await?.and_then(|chunk| chunk.into_iter().next());
-        match stored {
-            Some(stored) => Ok(Announcement::parse(&stored.event()?).ok()),
-            None => Ok(None),
-        }
+        let found = self.events(filter).await?;
+        Ok(found.first().and_then(|event| Announcement::parse(event).ok()))
     }
 }

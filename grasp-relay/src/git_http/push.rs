@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use axum::body::Bytes;
+use grasp_core::RefName;
 use grasp_core::push::{
     AuthorisedPush, OptionsReader, PushRequest, PushVerdict, RefReport, RefVerdict,
     encode_progress, encode_report,
 };
 use grasp_core::service::Door;
-use grasp_core::{Namespace, RefName};
 use grasp_purgatory::git::{Blame, GitError, Incoming};
 use grasp_purgatory::{Door as Came, Input};
 use nostr::event::EventId;
@@ -213,13 +213,13 @@ impl Push {
 
     /// The state and the pull requests that a push brings data for.
     fn events(&self, verdict: &PushVerdict, push: &AuthorisedPush) -> BTreeSet<EventId> {
-        let proposals = push.execute().iter().filter_map(|command| event_of(&command.name));
+        let proposals = push.execute().iter().filter_map(|command| command.name.event());
         proposals.chain(verdict.realises).collect()
     }
 
     async fn tell_staged(&self, push: &AuthorisedPush) {
         for command in push.stage() {
-            let (Some(id), Some(tip)) = (event_of(&command.name), command.new) else { continue };
+            let (Some(id), Some(tip)) = (command.name.event(), command.new) else { continue };
             let Seat { repos, repo, door, .. } = &self.seat;
             let door = match door {
                 Door::Hosted => Came::Repository(repo.clone()),
@@ -249,14 +249,6 @@ impl Pack {
                 }
             }
         }
-    }
-}
-
-/// The event that a ref belongs to.
-pub(super) fn event_of(name: &RefName) -> Option<EventId> {
-    match name.namespace() {
-        Namespace::Nostr(id) => Some(id),
-        _ => None,
     }
 }
 

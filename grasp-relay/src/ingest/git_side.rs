@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use grasp_core::admission::{GitData, Hold, KnownAnnouncement, KnownState, Origin};
+use grasp_core::admission::{Hold, KnownAnnouncement, Origin};
 use grasp_core::{RepoId, Version};
 use nostr::event::Event;
 
@@ -14,12 +14,8 @@ use crate::store::StoreError;
 pub struct GitFacts {
     /// Whether this very event waits there.
     pub is_held: bool,
-    /// Whether the git data it speaks of is here, with its whole history.
-    pub git: GitData,
     /// Announcements with its identifier that wait there.
     pub announcements: Vec<KnownAnnouncement>,
-    /// States with its identifier, stored or waiting.
-    pub states: Vec<KnownState>,
     /// Whether a bound on what may wait is reached.
     pub over_quota: bool,
 }
@@ -69,8 +65,7 @@ pub struct RelayOnly;
 
 impl GitSide for RelayOnly {
     fn facts(&self, _: Arc<Event>) -> BoxFuture<'_, Result<GitFacts, StoreError>> {
-        let facts = GitFacts { git: GitData::Complete, ..GitFacts::default() };
-        Box::pin(std::future::ready(Ok(facts)))
+        Box::pin(std::future::ready(Ok(GitFacts::default())))
     }
 
     fn hold(&self, _: Arc<Event>, _: Hold, _: Origin) -> BoxFuture<'_, Result<Kept, StoreError>> {

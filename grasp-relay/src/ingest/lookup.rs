@@ -9,7 +9,7 @@ use grasp_core::deletion::coordinate;
 use grasp_core::nip34::Announcement;
 use grasp_core::push::Standing;
 use grasp_core::{Version, kinds};
-use nostr::event::{Event, Kind};
+use nostr::event::Event;
 use nostr::filter::{Filter, SingleLetterTag};
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
@@ -17,13 +17,6 @@ use nostr::types::Timestamp;
 use super::git_side::GitSide;
 use super::round::Pending;
 use crate::store::{EventStore, StoreError};
-
-/// More coordinates than an honest event names; the rest are not looked up.
-const MOST_COORDINATES: usize = 64;
-
-/// What makes somebody known: taking part in a thread or keeping a repository, not having a profile.
-const TAKING_PART: [u16; 13] =
-    [1, 7, 1111, 1617, 1618, 1619, 1621, 1622, 1630, 1631, 1632, 1633, 30617];
 
 /// Everything the rulebook wants to know for each event of a round.
 pub(super) async fn facts(
@@ -41,12 +34,9 @@ pub(super) async fn facts(
         let mut announcements = ruled.announcements_for(&pending.event);
         announcements.extend(git.announcements);
         facts.push(Facts {
-            gate: None, // the store itself is the gate, and holding asks it first
             known: standing(answers[0], git.is_held),
             latest: ruled.latest(&pending.event),
             announcements,
-            states: git.states,
-            git: git.git,
             related: answers[1],
             author_known: answers[2],
             over_quota: git.over_quota,
@@ -67,10 +57,8 @@ const QUESTIONS: usize = 3;
 
 /// Is this very event stored? Is it related to something stored? Is its author known?
 fn questions(event: &Event) -> [Vec<Filter>; QUESTIONS] {
-    let about_its_author = event.kind == Kind::Metadata || event.kind == Kind::RelayList;
-    let author = if about_its_author {
-        let kinds = TAKING_PART.map(Kind::from_u16);
-        vec![Filter::new().author(event.pubkey).kinds(kinds)]
+    let author = if kinds::ABOUT_THEIR_AUTHOR.contains(&event.kind) {
+        vec![Filter::new().author(event.pubkey).kinds(kinds::TAKING_PART)]
     } else {
         Vec::new()
     };
@@ -84,7 +72,7 @@ fn relations(event: &Event) -> Vec<Filter> {
     if !needs.references.ids.is_empty() {
         filters.push(Filter::new().ids(needs.references.ids));
     }
-    filters.extend(needs.references.coordinates.into_iter().take(MOST_COORDINATES).map(at));
+    filters.extend(needs.references.coordinates.into_iter().map(at));
     if needs.named_by_others {
         let id = event.id.to_hex();
         let by_id = [

@@ -79,13 +79,11 @@ impl Pipeline {
 
     /// What belongs to something accepted may come in only so great a number.
     fn unless_crowded(&self, event: &Event, verdict: Verdict) -> Verdict {
-        let related = matches!(
-            verdict,
-            Verdict::Accept(Acceptance::Related | Acceptance::Proposal)
-                | Verdict::Hold(Hold::Proposal)
-        );
-        let mut fan_out = self.fan_out.lock().unwrap_or_else(PoisonError::into_inner);
-        if related && !fan_out.admit(self.clock.now().mono, event) {
+        let admits = || {
+            let mut fan_out = self.fan_out.lock().unwrap_or_else(PoisonError::into_inner);
+            fan_out.admit(self.clock.now().mono, event)
+        };
+        if verdict.counts_for_fan_out() && !admits() {
             return Verdict::Reject(Rejection::Crowded);
         }
         verdict

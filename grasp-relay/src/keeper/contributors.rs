@@ -2,14 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use grasp_core::{Identifier, Oid, RepoId};
+use grasp_core::{Identifier, Oid, RefName, RepoId};
 use grasp_purgatory::git::{GitError, RepoStore};
 use nostr::event::EventId;
 
 use super::at_work::Workers;
 use super::git::KeepError;
 use super::lane::Hands;
-use super::survey::proposal_of;
 
 impl Hands {
     /// Points `refs/nostr/<id>` of a contributor's place at the tip that they brought there.
@@ -38,7 +37,7 @@ impl Hands {
         let Some(repos) = &self.parts.contributors else { return Ok(found) };
         let guard = repos.lock(identifier).await?;
         for owner in guard.owners().await? {
-            found.extend(guard.refs(&owner).await?.keys().filter_map(proposal_of));
+            found.extend(guard.refs(&owner).await?.keys().filter_map(RefName::event));
         }
         Ok(found)
     }

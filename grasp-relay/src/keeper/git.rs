@@ -176,7 +176,7 @@ impl Hands {
         names: &BTreeSet<Identifier>,
     ) -> Result<(), KeepError> {
         let served = self.events(Filter::new().id(id)).await?.into_iter();
-        let served = served.filter_map(|event| Proposal::parse(&event).ok()?.tip());
+        let served = served.filter_map(|event| Some(Proposal::parse(&event).ok()?.tip));
         let stay: BTreeSet<Oid> = keep.iter().copied().chain(served).collect();
         for store in self.stores() {
             for name in names {

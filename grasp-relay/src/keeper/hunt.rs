@@ -11,18 +11,16 @@ use grasp_purgatory::git::Fetcher;
 use grasp_purgatory::hunt::{
     Advertisement, HuntConfig, Hunting, Report, Scope, SyncContext, Trouble, hunt,
 };
-use grasp_purgatory::{Input, Phase, Want, some_places};
+use grasp_purgatory::{Input, Phase, Purgatory, Want, some_places};
 use nostr::event::{Event, EventId};
-use nostr::filter::{Filter, SingleLetterTag};
+use nostr::filter::Filter;
 use nostr::key::PublicKey;
 use tokio::sync::{mpsc, oneshot};
 
 use super::Order;
 use super::git::KeepError;
 use super::lane::Hands;
-
-/// Served pull requests of one identifier that are looked after every hour, the latest.
-const MOST_PROPOSALS: usize = 1_000;
+use super::survey::addressed_to;
 
 /// With what the keeper hunts.
 #[derive(Clone)]
@@ -74,9 +72,8 @@ impl World {
         let is_here = |want: &Want| want.phase == Phase::Waiting && want.tips.is_empty();
         if wants.iter().any(is_here) {
             // Whoever brought the last of it should have had it looked at. In case nobody did:
-            let orders = self.orders.upgrade().ok_or(KeepError::Gone)?;
             let changed = Input::Changed { identifier: identifier.clone() };
-            orders.send(Order::Tell(changed)).await.map_err(|_| KeepError::Gone)?;
+            self.order(Order::Tell(changed)).await?;
         }
         wants.retain(|want| !want.tips.is_empty());
         Ok(wants)
@@ -88,16 +85,28 @@ impl World {
         identifier: &Identifier,
         stored: Vec<Announcement>,
     ) -> Result<(Vec<Want>, BTreeMap<EventId, BTreeSet<Identifier>>), KeepError> {
-        let (reply, answer) = oneshot::channel();
         let name = identifier.clone();
-        let question = Order::Ask(Box::new(move |purgatory| {
+        let question = move |purgatory: &Purgatory| {
             let proposals = purgatory.proposals(&name).into_iter();
             let families = proposals.map(|kept| (kept.id, kept.families)).collect();
-            let _ = reply.send((purgatory.wants(&name, &stored), families));
-        }));
-        let orders = self.orders.upgrade().ok_or(KeepError::Gone)?;
-        orders.send(question).await.map_err(|_| KeepError::Gone)?;
+            (purgatory.wants(&name, &stored), families)
+        };
+        self.ask(question).await
+    }
+
+    async fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&Purgatory) -> T + Send + 'static,
+    ) -> Result<T, KeepError> {
+        let (reply, answer) = oneshot::channel();
+        let question = move |purgatory: &Purgatory| _ = reply.send(question(purgatory));
+        self.order(Order::Ask(Box::new(question))).await?;
         answer.await.map_err(|_| KeepError::Gone)
+    }
+
+    async fn order(&self, order: Order) -> Result<(), KeepError> {
+        let orders = self.orders.upgrade().ok_or(KeepError::Gone)?;
+        orders.send(order).await.map_err(|_| KeepError::Gone)
     }
 
     /// A pull request may be complete in another family that it is addressed to.
@@ -137,11 +146,12 @@ impl World {
         let states = states.iter().filter_map(|state| {
             Some(want(state.version.id, state.tips()?, &[state.repo.owner], &[]))
         });
-        let events = self.hands.events(addressed(announcements)).await?;
+        let repos = announcements.iter().map(|announcement| announcement.repo.clone());
+        let events = self.hands.events(addressed_to(repos)).await?;
         let proposals = read(&events, |event| Proposal::parse(event).ok());
-        let proposals = proposals.iter().filter_map(|p| {
+        let proposals = proposals.iter().map(|p| {
             let keepers: Vec<_> = p.repos.iter().map(|repo| repo.owner).collect();
-            Some(want(p.id, vec![p.tip()?], &keepers, &p.clone))
+            want(p.id, vec![p.tip], &keepers, &p.clone)
         });
         Ok(states.chain(proposals).collect())
     }
@@ -153,14 +163,7 @@ impl World {
 
     /// Everything with a view, and everything that purgatory has given up and not forgotten.
     async fn try_identifiers(&self) -> Result<BTreeSet<Identifier>, KeepError> {
-        let (reply, answer) = oneshot::channel();
-        let question = Order::Ask(Box::new(move |purgatory| {
-            let _ = reply.send(purgatory.wanting(Phase::Shelved));
-        }));
-        let orders = self.orders.upgrade().ok_or(KeepError::Gone)?;
-        orders.send(question).await.map_err(|_| KeepError::Gone)?;
-        drop(orders);
-        let mut identifiers = answer.await.map_err(|_| KeepError::Gone)?;
+        let mut identifiers = self.ask(|purgatory| purgatory.wanting(Phase::Shelved)).await?;
         let views = self.hands.parts.repos.repositories().await?;
         identifiers.extend(views.into_iter().map(|repo| repo.identifier));
         Ok(identifiers)
@@ -234,15 +237,6 @@ impl Drop for UnderWay {
 
 fn named(kind: nostr::event::Kind, identifier: &Identifier) -> Filter {
     Filter::new().kind(kind).identifier(identifier.as_str())
-}
-
-/// Pull requests that are addressed to one of these repositories.
-fn addressed(announcements: &[Announcement]) -> Filter {
-    let repos = announcements.iter().map(|announcement| announcement.repo.to_string());
-    Filter::new()
-        .kinds([kinds::PULL_REQUEST, kinds::PULL_REQUEST_UPDATE])
-        .custom_tags(SingleLetterTag::LOWERCASE_A, repos)
-        .limit(MOST_PROPOSALS)
 }
 
 fn read<T>(events: &[Arc<Event>], parse: impl Fn(&Event) -> Option<T>) -> Vec<T> {

@@ -4,9 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::TryStreamExt;
 use futures_util::future::BoxFuture;
-use grasp_core::admission::{GitData, Hold, Needs, Origin};
+use grasp_core::admission::{Hold, Needs, Origin};
 use grasp_core::deletion::{DeletionRequest, VanishScope};
 use grasp_core::nip34::{Announcement, Proposal};
 use grasp_core::{Identifier, RepoId, Version, kinds};
@@ -16,7 +15,7 @@ use nostr::filter::Filter;
 
 use super::{Gone, Keeper, Until};
 use crate::ingest::{GitFacts, GitSide, Kept};
-use crate::store::StoreError;
+use crate::store::{self, StoreError};
 
 /// The kinds that speak of git data.
 const WITH_GIT_DATA: [Kind; 4] =
@@ -47,10 +46,7 @@ impl GitSide for Keeper {
             let identifier = Needs::of(&event).identifier;
             let facts = move |purgatory: &grasp_purgatory::Purgatory| GitFacts {
                 is_held: purgatory.holds(&event.id),
-                // Whatever speaks of git data goes through purgatory, which releases it at once if all is here.
-                git: GitData::Missing,
                 announcements: identifier.iter().flat_map(|i| purgatory.announcements(i)).collect(),
-                states: identifier.iter().flat_map(|i| purgatory.states(i)).collect(),
                 over_quota: has_enough || purgatory.room_for(&event) == Room::Full,
             };
             Ok(self.ask(facts).await?)
@@ -122,13 +118,8 @@ impl Keeper {
         if usize::try_from(known).is_ok_and(|known| known < policy.repositories_per_author) {
             return Ok(false);
         }
-        let mut announcements = Vec::new();
-        let mut found = self.store().query(vec![theirs], now);
-        while let Some(chunk) = found.try_next().await? {
-            for stored in chunk {
-                announcements.extend(Announcement::parse(&stored.event()?));
-            }
-        }
+        let theirs = store::events(&**self.store(), theirs, now).await?;
+        let announcements: Vec<_> = theirs.iter().flat_map(Announcement::parse).collect();
         Ok(policy.has_enough(&event.pubkey, &announcements))
     }
 
@@ -180,16 +171,12 @@ impl Keeper {
     /// The names of repositories that stored events are about.
     async fn names_in(&self, filter: Filter) -> Result<BTreeSet<Identifier>, StoreError> {
         let mut names = BTreeSet::new();
-        let filter = filter.limit(MOST_TARGETS);
-        let mut found = self.store().query(vec![filter], self.clock().now().unix);
-        while let Some(chunk) = found.try_next().await? {
-            for stored in chunk {
-                let event = stored.event()?;
-                names.extend(Needs::of(&event).identifier);
-                let proposal = Proposal::parse(&event).ok();
-                let repos = proposal.iter().flat_map(|proposal| &proposal.repos);
-                names.extend(repos.map(|repo| repo.identifier.clone()));
-            }
+        let now = self.clock().now().unix;
+        for event in store::events(&**self.store(), filter.limit(MOST_TARGETS), now).await? {
+            names.extend(Needs::of(&event).identifier);
+            let proposal = Proposal::parse(&event).ok();
+            let repos = proposal.iter().flat_map(|proposal| &proposal.repos);
+            names.extend(repos.map(|repo| repo.identifier.clone()));
         }
         Ok(names)
     }

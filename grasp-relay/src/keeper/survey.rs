@@ -3,9 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use futures_util::TryStreamExt;
 use grasp_core::nip34::{Announcement, State};
-use grasp_core::{Identifier, Namespace, Oid, RefName, RepoId, kinds};
+use grasp_core::{Identifier, Oid, RefName, RepoId, kinds};
 use grasp_purgatory::git::{Completeness, FamilyGuard};
 use grasp_purgatory::{Input, KeptProposal, Purgatory, Survey};
 use nostr::event::{Event, EventId, Kind};
@@ -15,8 +14,10 @@ use nostr::nips::nip01::Coordinate;
 
 use super::git::KeepError;
 use super::lane::Hands;
+use crate::store;
 
-/// Pull requests of one identifier that are carried to new views; older ones stay where they are.
+/// Served pull requests of one identifier that are carried to new views and looked after, the latest; older ones
+/// stay where they are.
 const MOST_PROPOSALS: usize = 1_000;
 
 /// Authors who have no state stored and may have had one before, looked up in one survey.
@@ -108,7 +109,7 @@ impl Hands {
         found: &[Arc<Event>],
     ) -> Result<BTreeSet<EventId>, KeepError> {
         let mut shown = self.contributions(identifier).await?;
-        shown.extend(views.values().flat_map(BTreeMap::keys).filter_map(proposal_of));
+        shown.extend(views.values().flat_map(BTreeMap::keys).filter_map(RefName::event));
         found.iter().for_each(|event| _ = shown.remove(&event.id));
         self.unstored(shown).await
     }
@@ -183,26 +184,14 @@ impl Hands {
         identifier: &Identifier,
         announcements: &[Arc<Event>],
     ) -> Result<Vec<Arc<Event>>, KeepError> {
-        let coordinates: Vec<String> = announcements
-            .iter()
-            .map(|event| format!("30617:{}:{identifier}", event.pubkey))
-            .collect();
-        let filter = Filter::new()
-            .kinds([kinds::PULL_REQUEST, kinds::PULL_REQUEST_UPDATE])
-            .custom_tags(SingleLetterTag::LOWERCASE_A, coordinates)
-            .limit(MOST_PROPOSALS);
-        self.events(filter).await
+        let repo = |event: &Arc<Event>| RepoId::new(event.pubkey, identifier.clone());
+        self.events(addressed_to(announcements.iter().map(repo))).await
     }
 
     pub(super) async fn events(&self, filter: Filter) -> Result<Vec<Arc<Event>>, KeepError> {
-        let mut found = self.parts.store.query(vec![filter], self.parts.clock.now().unix);
-        let mut events = Vec::new();
-        while let Some(chunk) = found.try_next().await? {
-            for stored in chunk {
-                events.push(Arc::new(stored.event()?));
-            }
-        }
-        Ok(events)
+        let now = self.parts.clock.now().unix;
+        let found = store::events(&*self.parts.store, filter, now).await?;
+        Ok(found.into_iter().map(Arc::new).collect())
     }
 }
 
@@ -211,12 +200,12 @@ fn of_kind<'a>(kind: Kind, identifiers: impl IntoIterator<Item = &'a Identifier>
     Filter::new().kind(kind).identifiers(identifiers)
 }
 
-/// The pull request that a ref is of.
-pub(super) fn proposal_of(name: &RefName) -> Option<EventId> {
-    match name.namespace() {
-        Namespace::Nostr(id) => Some(id),
-        _ => None,
-    }
+/// The latest pull requests that are addressed to one of these repositories.
+pub(super) fn addressed_to(repos: impl Iterator<Item = RepoId>) -> Filter {
+    Filter::new()
+        .kinds([kinds::PULL_REQUEST, kinds::PULL_REQUEST_UPDATE])
+        .custom_tags(SingleLetterTag::LOWERCASE_A, repos.map(|repo| repo.to_string()))
+        .limit(MOST_PROPOSALS)
 }
 
 /// What a state needs, if it can ever be true.

@@ -162,7 +162,6 @@ impl Connection {
     }
 
     async fn serve(&mut self) -> Result<Never, Stop> {
-        self.tell(self.shared.clock.now(), Input::Connected).await?;
         loop {
             self.writer.flush().await?;
             let turn = self.next_turn().await;

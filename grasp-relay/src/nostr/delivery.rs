@@ -31,8 +31,11 @@ enum Phase {
     Live,
 }
 
-/// The ids of history, by their first half: nobody can make a stranger's event collide with another on purpose.
-type Sent = HashSet<[u8; 16]>;
+/// The ids of history.
+type Sent = HashSet<Half>;
+
+/// The first half of an id: nobody can make a stranger's event collide with another on purpose.
+pub(crate) type Half = [u8; 16];
 
 /// What to do with a live event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +109,7 @@ impl Delivery {
     }
 }
 
-fn half(id: &EventId) -> [u8; 16] {
+pub(crate) fn half(id: &EventId) -> Half {
     let mut half = [0; 16];
     half.copy_from_slice(&id.as_bytes()[..16]);
     half

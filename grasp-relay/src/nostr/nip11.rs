@@ -45,8 +45,6 @@ pub struct RelayInfo {
     pub curation: Option<String>,
     /// How far ahead of our clock an event may be, where ingest checks it.
     pub created_at_ahead: Option<Duration>,
-    /// Whether nothing is served before AUTH.
-    pub auth_required: bool,
 }
 
 impl Default for RelayInfo {
@@ -65,7 +63,6 @@ impl Default for RelayInfo {
             repo_acceptance_criteria: "None".into(),
             curation: None,
             created_at_ahead: Some(Duration::from_secs(900)),
-            auth_required: false,
         }
     }
 }
@@ -135,7 +132,7 @@ impl RelayInfo {
             max_subid_length: limits.subscription_id_chars,
             max_limit: limits.max_limit,
             default_limit: limits.default_limit.min(limits.max_limit),
-            auth_required: self.auth_required,
+            auth_required: false,
             payment_required: false,
             restricted_writes: true,
             created_at_upper_limit: self.created_at_ahead.map(|ahead| ahead.as_secs()),

@@ -28,7 +28,6 @@ use crate::ingest::Answer;
 pub(crate) struct Rules {
     pub(crate) limits: Limits,
     pub(crate) service: ServiceIdentity,
-    pub(crate) challenge_on_connect: bool,
 }
 
 /// The name of one REQ, COUNT or NEG-OPEN, never used twice on a connection.
@@ -38,7 +37,6 @@ pub(crate) struct Token(pub(crate) u64);
 /// What happened.
 #[derive(Debug)]
 pub(crate) enum Input<'a> {
-    Connected,
     Text(&'a str),
     Binary,
     /// A ping or pong.
@@ -151,7 +149,6 @@ impl Session {
     #[must_use]
     pub(crate) fn handle(&mut self, now: Now, input: Input<'_>) -> Vec<Output> {
         match input {
-            Input::Connected => self.on_connected(),
             Input::Text(text) => self.on_text(now, text),
             Input::Binary => self.on_binary(now),
             Input::Heard => self.on_heard(now),
@@ -185,14 +182,6 @@ impl Session {
     /// Whether this negentropy session is still open.
     pub(crate) fn is_reconciling(&self, token: Token) -> bool {
         self.reconciliations.is_open(token)
-    }
-
-    fn on_connected(&mut self) -> Vec<Output> {
-        if self.rules.challenge_on_connect {
-            self.auth.challenge().into_iter().collect()
-        } else {
-            Vec::new()
-        }
     }
 
     fn on_heard(&mut self, now: Now) -> Vec<Output> {

@@ -5,13 +5,12 @@
 //! two of them along.
 //!
 //! The trait has no word for batches, streams, kept versions, sweeping or the time of day, and the databases have
-//! views of their own on deletion. What that costs is listed in [`KNOWN_FAULTS`], which the contract suite holds to
-//! be neither more nor less than the truth.
+//! views of their own on deletion. What that costs is listed in `tests/it/store_contract/faults.rs`, which the contract
+//! suite holds to be neither more nor less than the truth.
 
 #[cfg(any(feature = "nostr-lmdb", feature = "nostr-sqlite"))]
 mod backends;
 mod export;
-mod faults;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,6 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream};
+use grasp_core::admission::is_expired;
 use grasp_core::deletion::DeletionRequest;
 use nostr::event::{Event, EventId, Kind};
 use nostr::filter::Filter;
@@ -31,8 +31,7 @@ use nostr_database::{DatabaseEventStatus, NostrDatabase, RejectedReason, SaveEve
 pub use self::backends::open_nostr_lmdb;
 #[cfg(feature = "nostr-sqlite")]
 pub use self::backends::open_nostr_sqlite;
-pub use self::faults::{KNOWN_FAULTS, KnownFault};
-use super::rules::is_expired;
+use super::rules::matches_nothing;
 use super::{EventStore, Inventory, Refusal, Saved, StoreError, StoredEvent};
 
 /// Events delivered at once by a query.
@@ -225,6 +224,7 @@ impl<D: NostrDatabase> Inner<D> {
     }
 
     async fn find_one(&self, filter: Filter, now: Timestamp) -> Result<Vec<Event>, StoreError> {
+        // The databases would take an empty list for "everything".
         if matches_nothing(&filter) {
             return Ok(Vec::new());
         }
@@ -255,16 +255,6 @@ fn refusal_by_itself(event: &Event, now: Timestamp) -> Option<Refusal> {
     } else {
         None
     }
-}
-
-/// Filters that the databases would take for "everything", or that we do not answer.
-fn matches_nothing(filter: &Filter) -> bool {
-    filter.ids.as_ref().is_some_and(BTreeSet::is_empty)
-        || filter.authors.as_ref().is_some_and(BTreeSet::is_empty)
-        || filter.kinds.as_ref().is_some_and(BTreeSet::is_empty)
-        || filter.generic_tags.values().any(BTreeSet::is_empty)
-        || filter.search.is_some()
-        || filter.limit == Some(0)
 }
 
 fn chunks(events: BTreeSet<Event>) -> Vec<Result<Vec<StoredEvent>, StoreError>> {

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use futures_util::StreamExt;
 use futures_util::future::{self, BoxFuture};
 use futures_util::stream::{self, BoxStream};
+use grasp_core::admission::is_expired;
 use grasp_core::deletion::{self, DeletionRequest, VanishScope};
 use nostr::event::{Event, EventId, Kind};
 use nostr::filter::Filter;
@@ -17,7 +18,7 @@ use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
 
-use super::rules::{Rules, is_expired, keeps_versions, noted_before};
+use super::rules::{Rules, has_tag, keeps_versions, noted_before};
 use super::{EventStore, Inventory, Refusal, Saved, StoreError, StoredEvent};
 
 /// An [`EventStore`] that forgets everything when it is dropped.
@@ -406,13 +407,7 @@ fn is_vanishable(event: &Event, until: Timestamp) -> bool {
 
 /// NIP-01's matching: an empty list matches nothing, and neither does `search`, which is not supported.
 fn matches(filter: &Filter, event: &Event) -> bool {
-    let tagged = filter.generic_tags.iter().all(|(name, values)| {
-        event.tags.iter().any(|tag| {
-            tag.single_letter_tag() == Some(*name)
-                && tag.content().is_some_and(|value| values.contains(value))
-        })
-    });
-    tagged
+    filter.generic_tags.iter().all(|(name, values)| has_tag(event, *name, values))
         && filter.search.is_none()
         && filter.ids.as_ref().is_none_or(|ids| ids.contains(&event.id))
         && filter.authors.as_ref().is_none_or(|authors| authors.contains(&event.pubkey))

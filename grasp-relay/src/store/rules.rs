@@ -1,9 +1,11 @@
 //! What every store agrees on, whatever it is made of.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use grasp_core::ServiceIdentity;
+use grasp_core::{ServiceIdentity, kinds};
 use nostr::event::{Event, Kind};
+use nostr::filter::{Filter, SingleLetterTag};
 use nostr::types::Timestamp;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -55,37 +57,26 @@ fn ago(now: Timestamp, length: Duration) -> u64 {
     now.as_secs().saturating_sub(length.as_secs())
 }
 
-/// Says whether an event's time is over.
-///
-/// NIP-40 names the moment *at* which an event counts as expired, so that second is already too late.
-pub(crate) fn is_expired(event: &Event, now: Timestamp) -> bool {
-    event.tags.expiration().is_some_and(|at| at <= now)
-}
-
 /// Says whether superseded versions of this kind are kept: repository announcements and states.
 pub(crate) fn keeps_versions(kind: Kind) -> bool {
-    matches!(kind.as_u16(), 30_617 | 30_618)
+    kind == kinds::ANNOUNCEMENT || kind == kinds::STATE
 }
 
-#[cfg(test)]
-mod tests {
-    use nostr::event::{EventId, Signature, Tag};
-    use nostr::key::PublicKey;
+/// Says whether no event can match: a list is empty, its times exclude each other, or it is one we do not answer.
+pub(crate) fn matches_nothing(filter: &Filter) -> bool {
+    filter.ids.as_ref().is_some_and(BTreeSet::is_empty)
+        || filter.authors.as_ref().is_some_and(BTreeSet::is_empty)
+        || filter.kinds.as_ref().is_some_and(BTreeSet::is_empty)
+        || filter.generic_tags.values().any(BTreeSet::is_empty)
+        || filter.search.is_some()
+        || filter.limit == Some(0)
+        || filter.since > filter.until.or(Some(Timestamp::max()))
+}
 
-    use super::*;
-
-    #[test]
-    fn an_event_is_expired_in_the_very_second_it_names() {
-        let event = Event::new(
-            EventId::from_byte_array([0; 32]),
-            PublicKey::from_byte_array([0; 32]),
-            Timestamp::from_secs(1),
-            Kind::TextNote,
-            [Tag::expiration(Timestamp::from_secs(10))],
-            "",
-            Signature::from_byte_array([0; 64]),
-        );
-        assert!(!is_expired(&event, Timestamp::from_secs(9)));
-        assert!(is_expired(&event, Timestamp::from_secs(10)));
-    }
+/// Says whether an event has a tag of this name with one of these values.
+pub(crate) fn has_tag(event: &Event, name: SingleLetterTag, values: &BTreeSet<String>) -> bool {
+    event.tags.iter().any(|tag| {
+        tag.single_letter_tag() == Some(name)
+            && tag.content().is_some_and(|value| values.contains(value))
+    })
 }

@@ -37,7 +37,7 @@ use nostr::types::Timestamp;
 use rusqlite::Connection;
 
 use self::delivery::Delivery;
-pub use self::health::{Integrity, Stats};
+pub use self::health::Integrity;
 use self::keys::Keys;
 use self::ledger::{Ledger, Verdict};
 use self::log::Log;

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::TryStreamExt as _;
 use grasp_core::nip34::{Announcement, State};
 use grasp_core::service::npub;
 use grasp_core::{Identifier, Mono, ServiceIdentity, kinds};
@@ -15,7 +14,7 @@ use tokio::sync::Mutex;
 
 use super::figures::RepoRow;
 use crate::clock::Clock;
-use crate::store::{EventStore, StoreError};
+use crate::store::{self, EventStore, StoreError};
 
 /// How old an answer may be: a page that is asked for in a loop must not cost more than one that is asked for once.
 const FRESH: Duration = Duration::from_secs(10);
@@ -59,16 +58,6 @@ impl Listing {
         Self(Arc::new(Inner { store, service, clock, hosts, last: Mutex::new(None) }))
     }
 
-    /// The same of everything that lists this service.
-    pub fn of_those_who_list_us(
-        store: Arc<dyn EventStore>,
-        service: ServiceIdentity,
-        clock: Clock,
-    ) -> Self {
-        let us = service.clone();
-        Self::new(store, service, clock, move |announcement| announcement.lists(&us))
-    }
-
     /// The repositories, the latest active first. Many who ask at once wait for one answer.
     pub async fn rows(&self) -> Result<Arc<Listed>, StoreError> {
         let mut last = self.0.last.lock().await;
@@ -98,9 +87,7 @@ impl Inner {
     }
 
     async fn events(&self, filter: Filter) -> Result<Vec<Event>, StoreError> {
-        let found = self.store.query(vec![filter.limit(MOST)], self.clock.now().unix);
-        let chunks: Vec<_> = found.try_collect().await?;
-        chunks.into_iter().flatten().map(|stored| stored.event()).collect()
+        store::events(&*self.store, filter.limit(MOST), self.clock.now().unix).await
     }
 
     fn row(&self, announcement: &Announcement, states: &Latest) -> RepoRow {

@@ -48,12 +48,13 @@ async fn a_protected_event_is_taken_once_its_author_is_there() {
 
 #[tokio::test]
 async fn every_connection_has_its_own_riddle() {
-    let relay =
-        Relay::with(Default::default(), |parts| parts.config.challenge_on_connect = true).await;
+    let relay = Relay::start().await;
+    let message = format!(r#"["EVENT",{}]"#, protected(&Keys::generate()).as_json());
     let (mut one, mut two) = (relay.client().await, relay.client().await);
-    let (first, second) = (one.next().await, two.next().await);
+    let (first, second) = (one.ask(message.clone()).await, two.ask(message).await);
     assert_eq!(first[0], "AUTH");
     assert_ne!(first[1], second[1]);
+    assert_eq!(one.next().await[0], "OK");
     let foreign = second[1].as_str().expect("a challenge");
     let answer = one.ask(auth(&Keys::generate(), &relay, foreign)).await;
     assert_eq!(answer[2], false);

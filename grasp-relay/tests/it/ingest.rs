@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use futures_util::future::BoxFuture;
 use grasp_core::Now;
-use grasp_core::admission::{GitData, Hold, Known, Policy, Rejection};
+use grasp_core::admission::{Hold, Known, Policy, Rejection};
 use grasp_core::service::npub;
 use grasp_relay::Clock;
 use grasp_relay::ingest::{GitFacts, GitSide, Ingest, Kept, Origin, Pipeline, RelayOnly, Verdict};
@@ -20,21 +20,16 @@ use nostr::types::Timestamp;
 
 const NOW: u64 = 1_800_000_000;
 
-/// A git half that has the data of some events, and remembers what it was given to hold.
+/// A git half that has no data, and remembers what it was given to hold.
 #[derive(Default)]
 struct ScriptedGit {
-    complete: BTreeSet<EventId>,
     held: Mutex<Vec<(EventId, Hold)>>,
 }
 
 impl GitSide for ScriptedGit {
     fn facts(&self, event: Arc<Event>) -> BoxFuture<'_, Result<GitFacts, StoreError>> {
-        let git = match self.complete.contains(&event.id) {
-            true => GitData::Complete,
-            false => GitData::Missing,
-        };
         let is_held = self.held.lock().unwrap().iter().any(|(id, _)| *id == event.id);
-        Box::pin(std::future::ready(Ok(GitFacts { git, is_held, ..GitFacts::default() })))
+        Box::pin(std::future::ready(Ok(GitFacts { is_held, ..GitFacts::default() })))
     }
 
     fn hold(

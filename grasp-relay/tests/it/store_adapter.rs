@@ -6,9 +6,10 @@ use std::path::Path;
 
 use futures_util::future::BoxFuture;
 use grasp_relay::store::EventStore;
-use grasp_relay::store::adapter::{DatabaseStore, KNOWN_FAULTS};
+use grasp_relay::store::adapter::DatabaseStore;
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 
+use crate::store_contract::faults::KNOWN_FAULTS;
 use crate::store_contract::{RULES, block_on, rules};
 
 type Open = for<'p> fn(&'p Path) -> BoxFuture<'p, Box<dyn EventStore>>;
@@ -36,6 +37,7 @@ fn fails_exactly_where_listed(database: &str, open: Open) {
 fn every_listed_fault_is_about_a_rule() {
     for fault in KNOWN_FAULTS {
         assert!(RULES.iter().any(|(rule, _)| *rule == fault.rule), "{}", fault.rule);
+        assert!(!fault.effect.is_empty(), "{}", fault.rule);
     }
 }
 

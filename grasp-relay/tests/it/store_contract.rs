@@ -1,6 +1,7 @@
 //! What every store must do, run over every store there is.
 
 mod deletion;
+pub(crate) mod faults;
 mod filters;
 mod retention;
 mod versions;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use futures_util::StreamExt;
-use grasp_relay::store::sqlite::{Integrity, SqliteOptions, SqliteStore, Stats};
+use grasp_relay::store::sqlite::{Integrity, SqliteOptions, SqliteStore};
 use grasp_relay::store::{EventStore, Refusal, Saved, StoreError};
 use nostr::event::Event;
 use nostr::filter::Filter;
@@ -129,21 +129,6 @@ fn readers_see_what_was_saved_and_are_not_kept_by_the_writer() {
             writer.unwrap();
         }
         assert_eq!(find(store.as_ref(), Filter::new()).await.len(), 320);
-    });
-}
-
-#[test]
-fn stats_count_what_is_served_and_what_it_costs() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("events.db");
-    let store = open(&path);
-    block_on(async {
-        let empty = store.stats().await.unwrap();
-        assert_eq!(empty.events, 0);
-        assert_eq!(store.save(notes(1_000), time(NOW)).await.unwrap().len(), 1_000);
-        let Stats { events, bytes } = store.stats().await.unwrap();
-        assert_eq!(events, 1_000);
-        assert!(bytes > empty.bytes + 1_000 * 300, "{bytes}");
     });
 }
 

@@ -64,7 +64,7 @@ impl Relay {
         let door = Arc::new(Door::new(store.clone(), hub.clone()));
         let service: grasp_core::ServiceIdentity = address.to_string().parse().expect("an address");
         let clock = Clock::system();
-        let listing = Listing::of_those_who_list_us(store.clone(), service.clone(), clock.clone());
+        let listing = Listing::new(store.clone(), service.clone(), clock.clone(), |_| true);
         let mut parts = Parts {
             store: store.clone(),
             ingest: door.clone(),
@@ -76,7 +76,6 @@ impl Relay {
                 info: RelayInfo::default(),
                 limits,
                 trusted_proxies: vec![],
-                challenge_on_connect: false,
             },
             clock,
             extra: axum::Router::new(),

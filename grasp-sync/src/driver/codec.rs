@@ -68,7 +68,7 @@ impl<'de> Visitor<'de> for Reading {
                 Word::NegMsg(sub, message)
             }
             "NEG-ERR" => Word::NegErr(sub(&mut seq)?, text(&mut seq)?),
-            "AUTH" => Word::Auth(next::<Text<'_>, _>(&mut seq)?.0.into_owned()),
+            "AUTH" => Word::Auth(challenge(&mut seq)?),
             "OK" => {
                 let (event, accepted) = (next(&mut seq)?, next(&mut seq)?);
                 Word::Ok { event, accepted, text: text(&mut seq)? }
@@ -89,10 +89,23 @@ fn sub<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<SubId, A::Error> {
     next::<Text<'_>, _>(seq)?.0.parse().map_err(A::Error::custom)
 }
 
+/// Characters of a peer's text that are read; nobody needs more to know what it means.
+const MOST_TEXT: usize = 1_024;
+
 /// A text that some relays leave out, or replace by something else.
 fn text<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<String, A::Error> {
     let text: Option<Loose<'_>> = seq.next_element()?;
-    Ok(text.and_then(|text| text.0).unwrap_or_default().into_owned())
+    let text = text.and_then(|text| text.0).unwrap_or_default();
+    Ok(text.chars().take(MOST_TEXT).collect())
+}
+
+/// A challenge is to be given back as it is.
+fn challenge<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<String, A::Error> {
+    let challenge = next::<Text<'_>, _>(seq)?.0;
+    match challenge.len() <= MOST_TEXT {
+        true => Ok(challenge.into_owned()),
+        false => Err(A::Error::custom("too long a challenge")),
+    }
 }
 
 /// A text, taken from where it lies if it has no escapes.
@@ -235,6 +248,21 @@ mod tests {
         ] {
             assert_eq!(Word::read(&said), Some(word), "{said}");
         }
+    }
+
+    #[test]
+    fn no_more_of_a_text_is_kept_than_anybody_reads() {
+        let long = "ü".repeat(2_000_000);
+        let kept = "ü".repeat(MOST_TEXT);
+        assert_eq!(
+            Word::read(&format!(r#"["NOTICE","{long}"]"#)),
+            Some(Word::Notice(kept.clone()))
+        );
+        assert_eq!(
+            Word::read(&format!(r#"["CLOSED","g3","{long}"]"#)),
+            Some(Word::Closed(g(3), kept))
+        );
+        assert_eq!(Word::read(&format!(r#"["AUTH","{long}"]"#)), None);
     }
 
     #[test]

@@ -184,10 +184,15 @@ async fn inventory(
     local: Arc<dyn LocalRelay>,
     filter: Filter,
 ) -> Result<Vec<Row>, InventoryFailed> {
-    let asked = tokio::spawn(async move { local.inventory(filter).await });
-    match timeout(INVENTORY, asked).await {
+    let mut asked = tokio::spawn(async move { local.inventory(filter).await });
+    match timeout(INVENTORY, &mut asked).await {
         Ok(Ok(items)) => items,
-        Ok(Err(_)) | Err(_) => Err(InventoryFailed),
+        Ok(Err(_)) => Err(InventoryFailed),
+        Err(_) => {
+            // Its turn goes to the next; two must not become three.
+            asked.abort();
+            Err(InventoryFailed)
+        }
     }
 }
 

@@ -35,6 +35,9 @@ impl RecordStore for NoRecords {
 /// Lines beyond those in use after which the file is written anew.
 const SLACK: usize = 1_000;
 
+/// Relays from which on those are forgotten that never gave anything.
+const MOST_RECORDS: usize = 10_000;
+
 /// A file of lines. A newer line of a relay replaces an older one; a line that a crash cut off is passed over.
 ///
 /// ```
@@ -61,6 +64,7 @@ impl RecordFile {
 
     /// Writes everything anew beside the old file, and puts it in its place.
     fn rewrite(&mut self) -> io::Result<()> {
+        self.forget_the_empty();
         let new = self.path.with_extension("new");
         let mut file = File::create(&new)?;
         file.write_all(&lines(self.known.values())?)?;
@@ -71,6 +75,16 @@ impl RecordFile {
         // What is appended from now on goes to the new file.
         self.file = None;
         Ok(())
+    }
+
+    /// Anybody can name relays without end; only those that gave something are kept whatever their number.
+    fn forget_the_empty(&mut self) {
+        let mut too_many = self.known.len().saturating_sub(MOST_RECORDS);
+        self.known.retain(|_, record| {
+            let goes = too_many > 0 && record.is_empty();
+            too_many -= usize::from(goes);
+            !goes
+        });
     }
 
     fn append(&mut self, text: &[u8]) -> io::Result<()> {
@@ -109,7 +123,12 @@ impl RecordStore for RecordFile {
         if self.lines > self.known.len().saturating_mul(2).saturating_add(SLACK) {
             return self.rewrite();
         }
-        self.append(&lines(records)?)
+        let appended = self.append(&lines(records)?);
+        if appended.is_err() {
+            // Half a line may lie there, which would swallow the next: everything is written anew instead.
+            self.lines = usize::MAX;
+        }
+        appended
     }
 }
 
@@ -131,7 +150,8 @@ fn sync_dir(path: &Path) {
 
 #[cfg(test)]
 mod tests {
-    use grasp_core::sync::CoverageSet;
+    use grasp_core::nostr::filter::Filter;
+    use grasp_core::sync::{CoverageSet, FilterHash, Proof, Proven};
 
     use super::*;
 
@@ -146,6 +166,14 @@ mod tests {
             retained_bytes: Some(bytes),
             coverage: CoverageSet::with_capacity(1),
         }
+    }
+
+    fn proven() -> CoverageSet {
+        let mut coverage = CoverageSet::with_capacity(1);
+        let (filter, since, until, at) =
+            (FilterHash::of(&Filter::new()), 0.into(), 9.into(), 9.into());
+        coverage.add(Proof { filter, since, until, proven: Proven::Exhausted, at });
+        coverage
     }
 
     #[test]
@@ -171,6 +199,38 @@ mod tests {
         assert_eq!(file.load().unwrap(), [record(1, 1)]);
         file.save(&[record(3, 3)]).unwrap();
         assert_eq!(RecordFile::new(&path).load().unwrap(), [record(1, 1), record(3, 3)]);
+    }
+
+    #[test]
+    fn half_a_line_costs_no_later_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("relays.jsonl");
+        let mut file = RecordFile::new(&path);
+        file.save(&[record(1, 1)]).unwrap();
+        // As on a full disk: part of a line is written, and then nothing.
+        OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"relay\":").unwrap();
+        file.file = Some(File::open(&path).unwrap());
+        file.save(&[record(2, 2)]).unwrap_err();
+        file.save(&[record(3, 3)]).unwrap();
+        let all = [record(1, 1), record(2, 2), record(3, 3)];
+        assert_eq!(RecordFile::new(&path).load().unwrap(), all);
+    }
+
+    #[test]
+    fn relays_that_never_gave_anything_are_not_remembered_without_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut file = RecordFile::new(dir.path().join("relays.jsonl"));
+        let made_up: Vec<_> = (0..MOST_RECORDS + 100).map(|n| record(n, 1)).collect();
+        let gave = RelayRecord {
+            relay: "wss://z.example".parse().unwrap(),
+            coverage: proven(),
+            ..record(0, 1)
+        };
+        file.save(&made_up).unwrap();
+        file.save(std::slice::from_ref(&gave)).unwrap();
+        file.rewrite().unwrap();
+        assert_eq!(file.known.len(), MOST_RECORDS);
+        assert!(file.known.contains_key(&gave.relay));
     }
 
     #[test]

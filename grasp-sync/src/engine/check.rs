@@ -21,6 +21,8 @@ impl SyncEngine {
             }
             relay.standing.wants.check();
         }
+        let wanted: usize = self.wanted().map(|(_, wanted)| wanted).sum();
+        assert_eq!(self.shared.wanted, wanted, "what relays have offered is miscounted");
         for job in self.shared.held.keys() {
             let is_known = self.relays.values().any(|relay| match &relay.link {
                 Link::Up(session) => session.has_job(*job),

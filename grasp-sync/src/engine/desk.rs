@@ -32,6 +32,8 @@ pub(super) struct Shared {
     pub(super) rng: Rng,
     /// Questions to our own relay, and who asked.
     pub(super) inventories: BTreeMap<InventoryId, (RelayUrl, JobId)>,
+    /// Events that relays have offered and that are not here yet.
+    pub(super) wanted: usize,
     /// Items of our own that sessions hold in memory.
     pub(super) held: BTreeMap<JobId, usize>,
 }

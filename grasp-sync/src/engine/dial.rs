@@ -18,6 +18,8 @@ pub(super) struct Dialer {
     under_way: BTreeMap<ConnId, Handshake>,
     /// Whether somebody waits for a handshake to begin.
     waits: bool,
+    /// Whether something has happened since that may let one begin.
+    look: bool,
 }
 
 #[derive(Debug)]
@@ -35,6 +37,7 @@ impl Dialer {
             next_start: Mono::ZERO,
             under_way: BTreeMap::new(),
             waits: false,
+            look: true,
         }
     }
 
@@ -51,6 +54,17 @@ impl Dialer {
     /// A handshake has ended, one way or another. Nothing happens for one that had ended before.
     pub(super) fn ended(&mut self, conn: ConnId) {
         self.under_way.remove(&conn);
+        self.look = true;
+    }
+
+    /// A relay may have become dialable, or room free.
+    pub(super) fn look(&mut self) {
+        self.look = true;
+    }
+
+    /// Whether that is so since this was last asked.
+    pub(super) fn take_look(&mut self) -> bool {
+        std::mem::take(&mut self.look)
     }
 
     /// Those that have taken too long.

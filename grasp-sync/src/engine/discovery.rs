@@ -45,10 +45,12 @@ fn reply(event: &Event) -> Option<IndexChange> {
 }
 
 /// More than an honest reply answers.
-const MOST_ANSWERED: usize = 32;
+const MOST_ANSWERED: usize = 8;
 
-/// Replies that may wait for the end of their window. Of more, some are not followed until the next start.
-const MOST_REPLIES: usize = 50_000;
+/// Replies that may wait for the end of their window. Of more, some are not followed.
+const MOST_REPLIES: usize = 250_000;
+/// Relays of an announcement that is only held: nobody has shown yet that there is anything to it.
+const MOST_RELAYS_OF_HELD: usize = 8;
 
 /// Early closings that may follow one another at once.
 const EARLY_BURST: u32 = 8;
@@ -124,7 +126,7 @@ impl Discovery {
     }
 
     pub(super) fn take_if_due(&mut self, now: Mono) -> Option<Vec<IndexChange>> {
-        if self.replied.is_some_and(|since| now >= since + self.reply_window) {
+        if self.replies_due().is_some_and(|at| now >= at) {
             return Some(self.take_all());
         }
         let (opened, latest) = self.open?;
@@ -137,7 +139,7 @@ impl Discovery {
     }
 
     pub(super) fn deadline(&self) -> Option<Mono> {
-        let replies = self.replied.map(|since| since + self.reply_window);
+        let replies = self.replies_due();
         let window = self.open.map(|(opened, latest)| {
             let end = opened + self.length;
             match self.caught_up {
@@ -146,6 +148,11 @@ impl Discovery {
             }
         });
         window.into_iter().chain(replies).min()
+    }
+
+    /// Not before all is told that was stored: what they answer comes later, being older.
+    fn replies_due(&self) -> Option<Mono> {
+        self.replied.filter(|_| self.caught_up).map(|since| since + self.reply_window)
     }
 
     fn take(&mut self) -> Vec<IndexChange> {
@@ -163,8 +170,12 @@ impl Discovery {
 
     /// Nobody makes us talk to a thousand relays with one announcement.
     fn bounded(&self, mut change: IndexChange) -> IndexChange {
-        if let IndexChange::Announced { relays, .. } = &mut change {
-            while relays.len() > self.relays_per_repo {
+        if let IndexChange::Announced { relays, level, .. } = &mut change {
+            let most = match level {
+                SyncLevel::Full => self.relays_per_repo,
+                SyncLevel::StateOnly => self.relays_per_repo.min(MOST_RELAYS_OF_HELD),
+            };
+            while relays.len() > most {
                 relays.pop_last();
             }
         }
@@ -261,6 +272,21 @@ mod tests {
         let changes = discovery.take_if_due(ms(5_000)).unwrap();
         let IndexChange::Announced { relays, level, .. } = &changes[0] else { panic!() };
         assert_eq!((relays.len(), *level), (64, SyncLevel::Full));
+        discovery.offer(ms(9_000), index_change(&event, SyncLevel::StateOnly).unwrap());
+        let changes = discovery.take_if_due(ms(14_000)).unwrap();
+        let IndexChange::Announced { relays, .. } = &changes[0] else { panic!() };
+        assert_eq!(relays.len(), 8, "nobody has shown that there is anything to it");
+    }
+
+    #[test]
+    fn stored_replies_wait_until_all_is_told_that_they_answer() {
+        let mut discovery = discovery();
+        let id = |n| RootId::from(EventId::from_byte_array([n; 32]));
+        let reply = IndexChange::Replied { reply: id(1), to: vec![id(0)] };
+        discovery.offer(ms(0), reply.clone());
+        assert_eq!((discovery.deadline(), discovery.take_if_due(ms(60_000))), (None, None));
+        discovery.offer(ms(60_000), change(2));
+        assert_eq!(discovery.caught_up(), [change(2), reply]);
     }
 
     #[test]

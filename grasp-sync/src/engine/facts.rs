@@ -78,7 +78,7 @@ impl Manners {
         let frame = (message / 2).saturating_sub(256).clamp(NEG_FRAME_FLOOR, NEG_FRAME);
         Self {
             pace: stamina.pace(),
-            ledger: LedgerConfig { retained_bytes: stamina.retained_bytes(), ..config.ledger },
+            ledger: stamina.ledger(config.ledger),
             budget,
             page: history_limit(facts.max_limit.filter(|limit| *limit > 0)),
             ids: offered.min(fit).max(1),
@@ -103,12 +103,13 @@ impl Stamina {
         }
     }
 
-    /// What the relay may be made to remember.
-    fn retained_bytes(self) -> usize {
-        match self {
-            Self::Unknown => LedgerConfig::default().retained_bytes,
+    /// Those that are known may be made to remember more.
+    fn ledger(self, ledger: LedgerConfig) -> LedgerConfig {
+        let least = match self {
+            Self::Unknown => 0,
             Self::Generous | Self::Unlimited => 4_000_000,
-        }
+        };
+        LedgerConfig { retained_bytes: ledger.retained_bytes.max(least), ..ledger }
     }
 }
 
@@ -179,6 +180,20 @@ mod tests {
         let small = Manners::towards(&small, &config);
         assert_eq!((small.page, small.ids, small.neg_frame), (100, 100, 9_744));
         assert_eq!(small.budget.message_bytes(), 20_000);
+    }
+
+    #[test]
+    fn what_a_relay_is_made_to_remember_is_the_operators_choice() {
+        let mut config = Config::new("us.example".parse().unwrap());
+        let remembers = |config: &Config, software| {
+            Manners::towards(&facts(software, "1"), config).ledger.retained_bytes
+        };
+        assert_eq!(remembers(&config, "unheard-of"), 900_000);
+        assert_eq!(remembers(&config, "strfry"), 4_000_000);
+        config.ledger.retained_bytes = 300_000;
+        assert_eq!(remembers(&config, "unheard-of"), 300_000);
+        config.ledger.retained_bytes = 5_000_000;
+        assert_eq!(remembers(&config, "strfry"), 5_000_000);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::SyncEngine;
 use super::ids::{ConnId, InventoryId, SubId};
 use super::io::{Accepted, InventoryFailed, Judged, Outcome, Output, Row};
 use super::rejected::{Dependency, Released};
-use super::relay::{Link, Origin};
+use super::relay::{Link, Origin, Relay};
 use super::report::{Report, Source};
 use super::retry::Wanting;
 
@@ -27,9 +27,7 @@ impl SyncEngine {
             self.here(now, &[event]);
         }
         if let Some(change) = accepted.change {
-            if let IndexChange::Announced { repo, .. } | IndexChange::LevelChanged { repo, .. } =
-                &change
-            {
+            if let IndexChange::Announced { repo, .. } = &change {
                 arrived.push(Dependency::Repo(repo.clone()));
                 arrived.push(Dependency::Name(repo.identifier.clone()));
             }
@@ -140,7 +138,8 @@ impl SyncEngine {
     /// Nobody need fetch these any longer.
     fn here(&mut self, now: Now, events: &[EventId]) {
         let wanting: Vec<RelayUrl> = {
-            let relays = self.relays.iter().filter(|(_, one)| !one.standing.wants.is_empty());
+            let wants = |one: &Relay| events.iter().any(|event| one.standing.wants.has(event));
+            let relays = self.relays.iter().filter(|(_, one)| wants(one));
             relays.map(|(url, _)| url.clone()).collect()
         };
         for url in wanting {

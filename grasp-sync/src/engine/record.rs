@@ -33,6 +33,13 @@ pub struct RelayRecord {
     pub coverage: CoverageSet,
 }
 
+impl RelayRecord {
+    /// Whether the relay never gave anything, so that little is lost with this.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.coverage.proofs().next().is_none()
+    }
+}
+
 /// Windows of coverage kept for each relay.
 pub(super) const COVERAGE_CAPACITY: usize = 500;
 
@@ -46,9 +53,16 @@ const MAX_RECORDS: usize = 1_000;
 
 impl Records {
     pub(super) fn keep(&mut self, record: RelayRecord) {
-        if self.0.len() < MAX_RECORDS || self.0.contains_key(&record.relay) {
-            self.0.insert(record.relay.clone(), record);
+        if self.0.len() >= MAX_RECORDS && !self.0.contains_key(&record.relay) {
+            // Anybody can name relays that never gave anything; they make room for those that did.
+            let empty = self.0.values().find(|record| record.is_empty());
+            let Some(empty) = empty.map(|record| record.relay.clone()) else { return };
+            if record.is_empty() {
+                return;
+            }
+            self.0.remove(&empty);
         }
+        self.0.insert(record.relay.clone(), record);
     }
 
     pub(super) fn take(&mut self, relay: &RelayUrl) -> Option<RelayRecord> {
@@ -64,5 +78,46 @@ impl Records {
 
     pub(super) fn all(&self) -> impl Iterator<Item = &RelayRecord> {
         self.0.values()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use grasp_core::nostr::filter::Filter;
+    use grasp_core::sync::{FilterHash, Proof, Proven};
+
+    use super::*;
+
+    fn record(relay: &str, gave: bool) -> RelayRecord {
+        let mut coverage = CoverageSet::with_capacity(COVERAGE_CAPACITY);
+        if gave {
+            let filter = FilterHash::of(&Filter::new());
+            let (since, until, at) = (0.into(), 9.into(), 9.into());
+            coverage.add(Proof { filter, since, until, proven: Proven::Exhausted, at });
+        }
+        RelayRecord {
+            relay: format!("wss://{relay}.example").parse().unwrap(),
+            backoff: None,
+            quarantined_until: None,
+            paused_until: None,
+            parked: Vec::new(),
+            full_pass_at: None,
+            retained_bytes: None,
+            coverage,
+        }
+    }
+
+    #[test]
+    fn relays_that_never_gave_anything_take_the_place_of_nobody() {
+        let mut records = Records::default();
+        for n in 0..MAX_RECORDS {
+            records.keep(record(&format!("a{n}"), false));
+        }
+        let (honest, late) = (record("z", true), record("zz", false));
+        records.keep(honest.clone());
+        records.keep(late.clone());
+        assert_eq!(records.all().count(), MAX_RECORDS);
+        assert_eq!(records.take(&late.relay), None);
+        assert_eq!(records.take(&honest.relay), Some(honest));
     }
 }

@@ -228,7 +228,5 @@ pub(super) fn forget(desk: &mut Desk<'_>, relay: &RelayUrl, removed: &RelaySyncN
             _ => _ = state.confirmed.repos.remove(&repo),
         }
     }
-    for root in &removed.root_events {
-        state.confirmed.root_events.remove(root);
-    }
+    state.confirmed.root_events = state.confirmed.root_events.without(&removed.root_events);
 }

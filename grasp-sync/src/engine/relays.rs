@@ -44,9 +44,19 @@ impl Open {
     }
 
     fn has_room(&self, relay: &RelayUrl) -> bool {
-        let there = self.by_host.get(&relay.host()).copied().unwrap_or_default();
-        self.exempt.contains(relay) || (self.count < self.most && there < self.most_per_host)
+        let there = || self.by_host.get(&relay.host()).copied().unwrap_or_default();
+        self.exempt.contains(relay) || (self.count < self.most && there() < self.most_per_host)
     }
+}
+
+/// Relays that are followed at most; half of them for nothing but announcements that are held.
+const MOST_RELAYS: usize = 10_000;
+
+/// What an earlier process knew about a relay. One that the operator names is not left alone any longer for what was
+/// wrong with it then: whoever restarts us may have mended it. Rests between attempts remain.
+fn forgiving(record: RelayRecord, is_bootstrap: bool) -> RelayRecord {
+    let quarantined_until = record.quarantined_until.filter(|_| !is_bootstrap);
+    RelayRecord { quarantined_until, ..record }
 }
 
 impl Relay {
@@ -65,24 +75,27 @@ impl SyncEngine {
     ) -> Option<T> {
         let Relay { standing, link, deadline } = self.relays.get_mut(url)?;
         let (shared, out) = (&mut self.shared, &mut self.out);
+        let (wanted, was_idle) = (standing.wants.len(), link.is_idle());
         let mut desk = Desk { now, relay: url, standing, shared, out };
         let answer = act(link, &mut desk);
         *deadline = link.pump(&mut desk);
+        self.shared.wanted = self.shared.wanted - wanted + standing.wants.len();
+        if link.is_idle() != was_idle {
+            self.dialer.look();
+        }
         Some(answer)
     }
 
     /// Acts on what has changed about what is wanted.
     pub(super) fn apply(&mut self, now: Now, changes: Vec<IndexChange>) {
         let delta = self.shared.index.apply(changes);
-        for relay in delta.discovered {
-            self.take_up(now, relay, false);
-        }
         for (relay, removed) in delta.removed {
             self.turn(now, &relay, |_, desk| relay::forget(desk, &relay, &removed));
         }
         for relay in delta.retired {
             self.retire(now, &relay);
         }
+        self.take_up_new(now, delta.discovered);
         let actions = compute_actions(&delta.added, &self.shared.pending, &self.shared.states);
         for action in actions {
             let relay = action.relay.clone();
@@ -90,27 +103,35 @@ impl SyncEngine {
         }
     }
 
+    /// Relays have become targets. Whoever finds no room is taken up when there is some.
+    fn take_up_new(&mut self, now: Now, mut new: BTreeSet<RelayUrl>) {
+        if std::mem::take(&mut self.is_full) {
+            let targets = self.shared.index.relays();
+            new = targets.filter(|relay| !self.relays.contains_key(*relay)).cloned().collect();
+        }
+        for relay in new {
+            // Anybody can name relays by the thousand; it takes more to have a repository here.
+            let is_served = self.shared.index.is_wanted_in_full_from(&relay);
+            let most = if is_served { MOST_RELAYS } else { MOST_RELAYS / 2 };
+            match self.relays.len() < most {
+                true => self.take_up(now, relay, false),
+                false => self.is_full = true,
+            }
+        }
+    }
+
     /// A relay has become a target.
     pub(super) fn take_up(&mut self, now: Now, relay: RelayUrl, is_bootstrap: bool) {
-        let record = self.recall(&relay, is_bootstrap);
+        let record = self.records.take(&relay).map(|record| forgiving(record, is_bootstrap));
         let shared = &mut self.shared;
         let standing = Standing::new(now, &shared.config, &mut shared.rng, record);
         shared.states.insert(relay.clone(), RelayState::new(is_bootstrap));
         let taken = Relay { standing, link: Link::Idle, deadline: None };
         self.relays.insert(relay.clone(), taken);
+        self.dialer.look();
         self.out.push(Output::Report(Report::Discovered { relay: relay.clone() }));
         self.say_health(now, &relay);
         self.turn(now, &relay, |_, _| ());
-    }
-
-    /// What an earlier process knew about a relay. One that the operator names is not left alone any longer for what
-    /// was wrong with it then: whoever restarts us may have mended it. Rests between attempts remain.
-    fn recall(&mut self, relay: &RelayUrl, is_bootstrap: bool) -> Option<RelayRecord> {
-        let mut record = self.records.take(relay)?;
-        if is_bootstrap {
-            record.quarantined_until = None;
-        }
-        Some(record)
     }
 
     /// Tells what an earlier process thought of a relay, if it thought ill of it.
@@ -149,20 +170,20 @@ impl SyncEngine {
     pub(super) fn restored(&mut self, now: Now, records: Vec<RelayRecord>) {
         for record in records {
             let url = record.relay.clone();
-            self.records.keep(record);
             let is_untried = self.relays.get(&url).is_some_and(|relay| relay.link.is_idle());
-            if is_untried {
-                let is_bootstrap =
-                    self.shared.states.get(&url).is_some_and(|state| state.is_bootstrap);
-                let record = self.recall(&url, is_bootstrap);
-                let shared = &mut self.shared;
-                let standing = Standing::new(now, &shared.config, &mut shared.rng, record);
-                if let Some(relay) = self.relays.get_mut(&url) {
-                    relay.standing = standing;
-                }
-                self.say_health(now, &url);
-                self.turn(now, &url, |_, _| ());
+            if !is_untried {
+                self.records.keep(record);
+                continue;
             }
+            let is_bootstrap = self.shared.states.get(&url).is_some_and(|state| state.is_bootstrap);
+            let record = Some(forgiving(record, is_bootstrap));
+            let shared = &mut self.shared;
+            let standing = Standing::new(now, &shared.config, &mut shared.rng, record);
+            if let Some(relay) = self.relays.get_mut(&url) {
+                relay.standing = standing;
+            }
+            self.say_health(now, &url);
+            self.turn(now, &url, |_, _| ());
         }
     }
 
@@ -192,8 +213,12 @@ impl SyncEngine {
     /// Connects to whoever may be connected to: the well ones first, of these the operator's and then those that many
     /// owners list. Anybody can make up relays without end; they wait behind all that somebody needs.
     pub(super) fn dial(&mut self, now: Now) {
-        if !self.dialer.is_free(now.mono) {
-            let waits = self.relays.values().any(|relay| relay.may_be_dialled(now));
+        // There may be thousands, and most of what happens makes none of them dialable.
+        if !self.dialer.take_look() {
+            return;
+        }
+        let waits = self.relays.values().any(|relay| relay.may_be_dialled(now));
+        if !waits || !self.dialer.is_free(now.mono) {
             return self.dialer.set_waits(waits);
         }
         let mut open = self.open_connections();
@@ -228,6 +253,7 @@ impl SyncEngine {
     }
 
     pub(super) fn tick(&mut self, now: Now) {
+        self.dialer.look();
         for (relay, conn) in self.dialer.overdue(now.mono) {
             self.dialer.ended(conn);
             self.turn(now, &relay, |link, desk| link.failed(desk, conn, Fault::Unreachable));

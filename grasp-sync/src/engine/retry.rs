@@ -7,6 +7,7 @@ use grasp_core::Mono;
 use grasp_core::nostr::event::EventId;
 
 use super::ids::{JobId, SubId};
+use super::reconcile::MAX_NEEDED;
 
 /// Times that one relay is asked for one event.
 const MAX_TRIES: u32 = 12;
@@ -18,6 +19,8 @@ const LONGEST_REST: Duration = Duration::from_secs(15 * 60);
 const SMALLEST_CUT: usize = 50;
 /// How long a failure is remembered: longer than from one full pass to the next, or each would begin anew.
 const MEMORY: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+/// Ids that one relay may offer before some are here.
+const MOST_WANTED: usize = 2 * MAX_NEEDED;
 /// Failures remembered for one relay.
 const MAX_REMEMBERED: usize = 20_000;
 
@@ -94,7 +97,7 @@ pub(super) enum Wanting {
     Doubtful,
     /// The same job wants it already.
     Already,
-    /// Its budget is used up.
+    /// Its budget is used up, or there are too many.
     GivenUp,
 }
 
@@ -104,10 +107,16 @@ impl Wants {
         self.wanted.len()
     }
 
+    /// Whether an event is offered and not here yet.
+    pub(super) fn has(&self, id: &EventId) -> bool {
+        self.wanted.contains_key(id)
+    }
+
     /// A relay offers an event; a job may be waiting for it.
     pub(super) fn want(&mut self, now: Mono, id: EventId, job: Option<JobId>) -> Wanting {
         let tried = self.tried.get(&id).copied();
-        if tried.is_some_and(|tried| tried.times >= MAX_TRIES) {
+        let is_too_many = self.wanted.len() >= MOST_WANTED && !self.has(&id);
+        if is_too_many || tried.is_some_and(|tried| tried.times >= MAX_TRIES) {
             return Wanting::GivenUp;
         }
         let at = tried.map_or(now, |tried| now.max(tried.not_before));

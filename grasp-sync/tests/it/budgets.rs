@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use grasp_core::RelayUrl;
 use grasp_core::limits::Health;
 use grasp_core::sync::{IndexChange, SyncLevel};
-use grasp_sync::engine::{Accepted, Config, Frame, Input, Report};
+use grasp_core::{Mono, Now, RelayUrl};
+use grasp_sync::engine::{Accepted, Config, Frame, Input, Report, SyncEngine};
 
+use crate::sim::START;
+use crate::sim::chance::Chance;
 use crate::sim::peer::Peer;
 use crate::sim::script::{Neg, Script};
 use crate::sim::world::{relay, repo};
@@ -180,13 +182,16 @@ fn every_subscription_is_closed_or_ended_and_none_twice() {
     assert!(open <= most && open <= 10, "only what is listened to stays open: {open}");
 }
 
-/// An announcement of somebody else's, with these relays.
-fn announced_by_another(stage: &mut Stage, relays: impl IntoIterator<Item = RelayUrl>) {
-    let repo = repo(&mut stage.chance, "made-up");
-    let relays = relays.into_iter().collect();
-    let change = IndexChange::Announced { repo, relays, level: SyncLevel::StateOnly };
-    let accepted = Accepted { event: None, direct: false, change: Some(change) };
-    stage.sim.tell(Input::Accepted(accepted));
+/// Held announcements of others that list these relays, each as many as count.
+fn announced_by_others(stage: &mut Stage, relays: impl IntoIterator<Item = RelayUrl>) {
+    let relays: Vec<_> = relays.into_iter().collect();
+    for relays in relays.chunks(8) {
+        let repo = repo(&mut stage.chance, "made-up");
+        let relays = relays.iter().cloned().collect();
+        let change = IndexChange::Announced { repo, relays, level: SyncLevel::StateOnly };
+        let accepted = Accepted { event: None, direct: false, change: Some(change) };
+        stage.sim.tell(Input::Accepted(accepted));
+    }
 }
 
 #[test]
@@ -195,11 +200,11 @@ fn relays_that_somebody_made_up_keep_nobody_from_those_that_many_list() {
     // They sort before all others, and nobody is there.
     for n in 0..20 {
         let made_up = (0..60).map(|m| format!("wss://0-{n}-{m}.example").parse().unwrap());
-        announced_by_another(&mut stage, made_up);
+        announced_by_others(&mut stage, made_up);
     }
     stage.run(secs(30));
     stage.announce(&[relay(0)]);
-    announced_by_another(&mut stage, [relay(0)]);
+    announced_by_others(&mut stage, [relay(0)]);
     let before = stage.sim.dials.len();
     stage.run(secs(60));
     let position = stage.sim.dials[before..].iter().position(|(_, to)| *to == relay(0));
@@ -216,10 +221,39 @@ fn no_host_and_no_flood_of_names_gets_more_connections_than_there_are() {
     for url in &all {
         stage.sim.peers.insert(url.clone(), Peer::new(Script::default(), []));
     }
-    announced_by_another(&mut stage, all);
+    announced_by_others(&mut stage, all);
     stage.run(5 * MINUTE);
     let dialled: Vec<_> = stage.sim.dials.iter().map(|(_, to)| to.clone()).collect();
     assert_eq!(dialled.len(), 10, "{dialled:?}");
     let at_one_host = dialled.iter().filter(|to| to.host().name() == "real.example");
     assert_eq!(at_one_host.count(), 3);
+}
+
+#[test]
+fn relays_that_anybody_can_name_leave_room_for_those_of_what_is_served() {
+    let mut chance = Chance::seeded(1);
+    let mut now = Now { mono: Mono::from_secs(1), unix: START.into() };
+    let mut engine = SyncEngine::new(now, defaults());
+    let mut announce = |name: &str, relays: Vec<RelayUrl>, level| {
+        let repo = repo(&mut chance, name);
+        let relays = relays.into_iter().collect();
+        IndexChange::Announced { repo, relays, level }
+    };
+    let mut tell = |change: IndexChange| {
+        let accepted = Accepted { event: None, direct: false, change: Some(change) };
+        let _ = engine.handle(now, Input::Accepted(accepted));
+        now = now.after(secs(6));
+        let _ = engine.handle(now, Input::Tick);
+        engine.wanted().count()
+    };
+    let made_up = |n: usize| (n * 8..n * 8 + 8).map(relay).collect::<Vec<_>>();
+    let held: Vec<_> = (0..700)
+        .map(|n| announce(&format!("held-{n}"), made_up(n), SyncLevel::StateOnly))
+        .collect();
+    let followed = held.iter().map(|change| tell(change.clone())).last().unwrap();
+    assert_eq!(followed, 5_000);
+    let served = announce("served", vec![relay(1_000_000)], SyncLevel::Full);
+    assert_eq!(tell(served.clone()), 5_001);
+    let IndexChange::Announced { repo, .. } = held[0].clone() else { panic!() };
+    assert_eq!(tell(IndexChange::Retired { repo }), 5_000, "another takes the place");
 }

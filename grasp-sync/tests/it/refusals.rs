@@ -7,6 +7,7 @@ use grasp_core::sync::ConnectionStatus;
 use grasp_sync::engine::{Frame, Report, Said, SubId};
 
 use crate::sim::script::{Neg, Quirk, Script};
+use crate::sim::world::{relay, repo};
 use crate::stage::{By, HOUR, MINUTE, Stage, by, defaults, secs};
 
 /// The name under which something was asked for.
@@ -399,4 +400,63 @@ fn a_relay_that_offers_much_and_serves_little_is_paged() {
     stage.run(MINUTE);
     assert_eq!(stage.status(), Some(ConnectionStatus::Connected));
     assert!(!by(&stage.starts(), By::Page).is_empty());
+}
+
+#[test]
+fn what_a_request_did_not_get_to_send_is_asked_for_again_from_where_it_began() {
+    let mut stage = has_all_after(Script::default(), MINUTE);
+    let conn = conn_of(&stage);
+    let close = |stage: &mut Stage, subs: Vec<SubId>| {
+        for sub in subs {
+            let text = "error: live event buffer overflow".to_owned();
+            stage.hear(conn, Said::Closed { sub, text });
+        }
+    };
+    let first_asked_for = |stage: &Stage| {
+        let starts = stage.starts();
+        let live = by(&starts, By::Live);
+        live.iter().flat_map(|start| &start.filters).filter_map(|one| one.since).min().unwrap()
+    };
+    // From now on nothing ends properly: the relay sends its newest, and is cut off.
+    stage.forget().peer().script.silent_one_in = Some(1);
+    let live = stage.live_subs();
+    close(&mut stage, live);
+    stage.run(MINUTE);
+    let asked = first_asked_for(&stage);
+    let sent = stage.sim.frames.iter().map(|(_, _, frame)| frame);
+    let unanswered: Vec<SubId> = sent.filter(|frame| is_live(frame)).map(sub).collect();
+    let newest = stage.chance_issue();
+    for sub in unanswered.clone() {
+        let places = [true].into_iter().collect();
+        let rows = vec![grasp_sync::engine::Delivered { row: crate::sim::row(&newest), places }];
+        stage.hear(conn, Said::Delivered { sub, rows });
+    }
+    stage.forget();
+    close(&mut stage, unanswered);
+    stage.run(5 * MINUTE);
+    assert_eq!(first_asked_for(&stage), asked);
+}
+
+#[test]
+fn a_relay_is_not_silent_while_our_own_has_its_events_before_it() {
+    let mut stage = Stage::announced(defaults(), Script::default(), 3);
+    stage.run(MINUTE);
+    let conn = conn_of(&stage);
+    // Events come, our own relay says nothing about them, and a session is opened to which no answer is read.
+    let sub = stage.live_subs()[0];
+    let issue = stage.chance_issue();
+    let places = [true].into_iter().collect();
+    let rows = vec![grasp_sync::engine::Delivered { row: crate::sim::row(&issue), places }];
+    stage.hear(conn, Said::Delivered { sub, rows });
+    stage.forget().peer().script.silent_one_in = Some(1);
+    let another = repo(&mut stage.chance, "another");
+    let listed = [relay(0), crate::sim::local::our_url()];
+    let at = stage.sim.now.unix.as_secs();
+    let announced = crate::sim::event::announcement(&mut stage.chance, &another, at, &listed);
+    stage.sim.accept(announced);
+    stage.run(5 * MINUTE);
+    let refused = |report: &Report| matches!(report, Report::Refused { .. });
+    assert_eq!(stage.count_reports(refused), 0);
+    stage.run(6 * MINUTE);
+    assert!(stage.count_reports(refused) > 0, "but not for ever");
 }

@@ -62,10 +62,9 @@ impl OpenRelay {
             info,
             limits,
             trusted_proxies: vec![],
-            challenge_on_connect: false,
         };
         let (service, extra) = (config.service.clone(), Router::new());
-        let listing = Listing::of_those_who_list_us(store.clone(), service, clock.clone());
+        let listing = Listing::new(store.clone(), service, clock.clone(), |_| true);
         let parts = Parts { store, ingest: ingest.clone(), hub, listing, config, clock, extra };
         let serving = async move { serve(listener, parts, std::future::pending()).await.unwrap() };
         let running = Running(tokio::spawn(serving));

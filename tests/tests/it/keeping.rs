@@ -122,20 +122,25 @@ async fn a_push_whose_state_cannot_be_stored_is_not_reported_as_done() {
 
 #[tokio::test]
 async fn uploads_beyond_what_may_wait_are_not_reported_as_kept() {
-    let mut settings = Settings::default();
-    settings.purgatory.tips_per_event = 1;
-    let instance = Instance::set(settings).await;
-    let alice = Maker::new();
-    let work = instance.host(&alice, "x").await;
-    let url = instance.clone_url(&alice.repo("x"));
-    let name = format!("refs/nostr/{}", "ab".repeat(32));
-    for (text, fits) in [("one", true), ("two", false)] {
-        let tip = work.commit(text).await;
-        let pushed = work.git(&["push", &url, &format!("{tip}:{name}")]).await;
-        assert_eq!(pushed.ok, fits, "{}", pushed.err);
-        assert!(fits || pushed.err.contains("could not be kept"), "{}", pushed.err);
+    // Too many for one event find no room on disk; for too many events, purgatory has none.
+    for (tips, events, other, why) in
+        [(1, 9, "ab", "too much is waiting"), (9, 1, "cd", "could not be kept")]
+    {
+        let mut settings = Settings::default();
+        (settings.purgatory.tips_per_event, settings.purgatory.staged.count) = (tips, events);
+        let instance = Instance::set(settings).await;
+        let alice = Maker::new();
+        let work = instance.host(&alice, "x").await;
+        let url = instance.clone_url(&alice.repo("x"));
+        for (text, event, fits) in [("one", "ab", true), ("two", other, false)] {
+            let tip = work.commit(text).await;
+            let name = format!("refs/nostr/{}", event.repeat(32));
+            let pushed = work.git(&["push", &url, &format!("{tip}:{name}")]).await;
+            assert_eq!(pushed.ok, fits, "{}", pushed.err);
+            assert!(fits || pushed.err.contains(why), "{}", pushed.err);
+        }
+        assert_eq!(instance.litter_once(|litter| litter.staged == 1).await.staged, 1);
     }
-    assert_eq!(instance.litter_once(|litter| litter.staged == 1).await.staged, 1);
 }
 
 #[tokio::test]

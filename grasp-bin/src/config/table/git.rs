@@ -56,10 +56,8 @@ pub(super) const PROCESSES: &[Setting] = settings! { "git." at [settings.process
 };
 
 pub(super) const STAGING: &[Setting] = settings! { "git." at [settings.staging];
-    staged_tips_per_event (tips_per_event): Count, "Competing uploads for one event.";
     staged_bytes_per_event (bytes_per_event): Bytes, "Bytes of all uploads for one event.";
     staged_bytes_per_family (bytes_per_family): Bytes, "Bytes of all uploads under one repository name.";
-    staged_bytes (bytes_in_all): Bytes, "Bytes of all uploads that wait for their event.";
 };
 
 pub(super) const SQLITE: &[Setting] = settings! { "sqlite." at [settings.sqlite];

@@ -14,7 +14,6 @@ enum Prefix {
     Error,
     AuthRequired,
     Closed,
-    Duplicate,
 }
 
 pub(super) fn read(heard: Heard, text: &str) -> Refusal {
@@ -30,7 +29,7 @@ pub(super) fn read(heard: Heard, text: &str) -> Refusal {
         .unwrap_or(match heard {
             Heard::LiveClosed => Refusal::Transient,
             Heard::Notice => Refusal::Remark,
-            Heard::Closed | Heard::NegErr | Heard::Ok => Refusal::Unknown,
+            Heard::Closed | Heard::NegErr => Refusal::Unknown,
         })
 }
 
@@ -55,7 +54,6 @@ fn peel_one(text: &str) -> (Option<Prefix>, &str) {
         "error" => Prefix::Error,
         "auth-required" => Prefix::AuthRequired,
         "closed" => Prefix::Closed,
-        "duplicate" => Prefix::Duplicate,
         _ => return (None, text),
     };
     (Some(prefix), rest.trim_start())
@@ -71,7 +69,7 @@ fn by_opening(heard: Heard, rest: &str) -> Option<Refusal> {
     let concurrent = match heard {
         Heard::Notice => Refusal::DroppedStart,
         Heard::NegErr => Refusal::NegSessions,
-        Heard::Closed | Heard::LiveClosed | Heard::Ok => Refusal::SlotCount,
+        Heard::Closed | Heard::LiveClosed => Refusal::SlotCount,
     };
     let openings = [
         ("too many queries", Refusal::Rate),
@@ -144,7 +142,6 @@ fn by_prefix(heard: Heard, prefix: Option<Prefix>) -> Option<Refusal> {
         Prefix::Error => Some(Refusal::Transient),
         Prefix::AuthRequired => Some(Refusal::AuthRequired),
         Prefix::Closed => (heard == Heard::NegErr).then_some(Refusal::NegClosed),
-        Prefix::Duplicate => (heard == Heard::Ok).then_some(Refusal::AlreadyHave),
     }
 }
 

@@ -166,8 +166,8 @@ fn policy_is_parked_for_a_day() {
             (Closed, "restricted: members only"),
             (Closed, "blocked: pubkey banned"),
             (Closed, "You are not a member of this relay"),
-            (Heard::Ok, "pow: 28 bits needed"),
-            (Heard::Ok, "mute: nobody asked for this"),
+            (Closed, "pow: 28 bits needed"),
+            (Closed, "mute: nobody asked for this"),
         ],
     );
     assert_eq!(Refusal::Policy.action(), Action::Park(PARK));
@@ -195,7 +195,7 @@ fn unknown_words_are_surfaced_and_not_guessed_at() {
             (Closed, "bye"),
             (Closed, "ERROR: bye"),
             (NegErr, ""),
-            (Heard::Ok, "too many cooks"),
+            (Closed, "too many cooks"),
             (Closed, "duplicate: of what?"),
         ],
     );
@@ -207,11 +207,6 @@ fn unknown_words_are_surfaced_and_not_guessed_at() {
             (Notice, "down on Sunday; thank you for your support"),
         ],
     );
-}
-
-#[test]
-fn a_known_event_is_no_refusal() {
-    assert_all(Refusal::AlreadyHave, &[(Heard::Ok, "duplicate: already have this event")]);
 }
 
 #[test]
@@ -255,7 +250,6 @@ fn labels_are_distinct() {
         Refusal::Policy,
         Refusal::LiveOverflow,
         Refusal::Transient,
-        Refusal::AlreadyHave,
         Refusal::Silent,
         Refusal::Remark,
         Refusal::Unknown,

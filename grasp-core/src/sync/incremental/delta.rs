@@ -24,11 +24,6 @@ pub struct SyncDelta {
 }
 
 impl SyncDelta {
-    /// Whether the targets are as they were.
-    pub fn is_empty(&self) -> bool {
-        *self == Self::default()
-    }
-
     fn relay(&mut self, relay: &RelayUrl, was: bool, is: bool) {
         match (was, is) {
             (false, true) => _ = self.discovered.insert(relay.clone()),

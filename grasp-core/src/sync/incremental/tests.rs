@@ -75,12 +75,10 @@ fn a_root_of_two_repositories_stays_until_both_are_gone() {
 fn promotion_adds_the_repository_in_full_with_its_roots() {
     let mut index = index([announced(1, StateOnly, &["a"]), root_added(1, &[1])]);
     assert_eq!(index.target(&relay("a")), Some(needs(&[(1, StateOnly)], &[])));
-    let full = IndexChange::LevelChanged { repo: repo(1), level: Full };
-    let delta = index.apply([full]);
+    let delta = index.apply([announced(1, Full, &["a"])]);
     assert_eq!(delta.added, [(relay("a"), needs(&[(1, Full)], &[1]))].into());
     assert!(delta.removed.is_empty() && delta.discovered.is_empty());
-    let held = IndexChange::LevelChanged { repo: repo(1), level: StateOnly };
-    let delta = index.apply([held]);
+    let delta = index.apply([announced(1, StateOnly, &["a"])]);
     assert_eq!(delta.removed, [(relay("a"), needs(&[(1, Full)], &[1]))].into());
     assert!(delta.added.is_empty() && delta.retired.is_empty());
 }
@@ -115,7 +113,7 @@ fn what_a_batch_undoes_it_does_not_report() {
         IndexChange::Retired { repo: repo(2) },
         IndexChange::RootRemoved { root: root(2) },
     ]);
-    assert!(delta.is_empty(), "{delta:?}");
+    assert_eq!(delta, SyncDelta::default());
 }
 
 #[test]
@@ -133,7 +131,7 @@ fn bootstrap_relays_stay_and_we_stay_out() {
 fn saying_the_same_again_changes_nothing() {
     let changes = [announced(1, Full, &["a", "us"]), root_added(1, &[1, 2])];
     let mut index = index(changes.clone());
-    assert!(index.apply(changes).is_empty());
+    assert_eq!(index.apply(changes), SyncDelta::default());
     let targets = derive_relay_targets(
         index.repos(),
         &"us.example".parse().unwrap(),

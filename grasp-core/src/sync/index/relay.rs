@@ -130,7 +130,7 @@ impl RelayState {
 
     /// The connection is lost, or was not made.
     ///
-    /// A failed attempt leaves [`Self::disconnected_at`] alone: else attempts alone would keep the confirmed
+    /// A failed attempt does not count as having been here: else attempts alone would keep the confirmed
     /// state young for ever.
     pub fn disconnected(&mut self, now: Timestamp) {
         if self.status.is_connected() {
@@ -156,7 +156,7 @@ impl RelayState {
     }
 
     /// Forgets everything confirmed.
-    pub fn clear_sync_state(&mut self) {
+    fn clear_sync_state(&mut self) {
         self.confirmed = RelaySyncNeeds::default();
     }
 
@@ -177,11 +177,6 @@ impl RelayState {
     /// it had still to catch up with.
     pub fn last_connected(&self) -> Option<Timestamp> {
         self.last_connected
-    }
-
-    /// When the connection was lost; `None` while it stands, or if it never did.
-    pub fn disconnected_at(&self) -> Option<Timestamp> {
-        self.disconnected_at
     }
 
     fn resumption(&self, now: Timestamp) -> Resume {
@@ -248,7 +243,7 @@ mod tests {
             assert_eq!(state.connection_status(), ConnectionStatus::Connecting);
             state.disconnected(at(minute));
         }
-        assert_eq!(state.disconnected_at(), Some(at(200)));
+        assert_eq!(state.disconnected_at, Some(at(200)));
         assert_eq!(state.connected(at(217)), Resume::Fresh);
     }
 

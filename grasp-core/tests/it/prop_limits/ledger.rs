@@ -8,7 +8,6 @@ enum Step {
     Free(Index),
     RefuseByCount(Index),
     RefuseByBytes(Index, Option<u64>),
-    Reconnect(Option<usize>),
 }
 
 fn classes() -> impl Strategy<Value = SlotClass> {
@@ -28,28 +27,19 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => any::<Index>().prop_map(Step::RefuseByCount),
         1 => (any::<Index>(), prop::option::of(0..2_000_000_u64))
             .prop_map(|(index, stated)| Step::RefuseByBytes(index, stated)),
-        1 => prop::option::of(0..300_usize).prop_map(Step::Reconnect),
     ];
     prop::collection::vec(step, 0..150)
 }
 
-/// The ledger beside a plain list of the slots it gave out, old ones included.
+/// The ledger beside a plain list of the slots it gave out.
 struct World {
     ledger: SlotLedger,
-    /// Each slot with the number of the connection it belongs to.
-    slots: Vec<(u32, Slot)>,
-    connection: u32,
+    slots: Vec<(SlotClass, Slot)>,
 }
 
 impl World {
-    fn current(&self) -> impl Iterator<Item = &Slot> {
-        let own = |(connection, _): &&(u32, Slot)| *connection == self.connection;
-        self.slots.iter().filter(own).map(|(_, slot)| slot)
-    }
-
     fn live(&self) -> usize {
-        let live = |slot: &&Slot| slot.class() == SlotClass::Live;
-        self.current().filter(live).count()
+        self.slots.iter().filter(|(class, _)| *class == SlotClass::Live).count()
     }
 
     fn draw(&mut self, index: Index) -> Option<Slot> {
@@ -75,10 +65,6 @@ impl World {
                 }
                 assert!(self.ledger.byte_ceiling() <= before);
             }
-            Step::Reconnect(advertised) => {
-                self.ledger.reconnected(advertised);
-                self.connection += 1;
-            }
         }
     }
 
@@ -86,7 +72,7 @@ impl World {
         let Take::Slot(slot) = self.ledger.take(class, bytes) else {
             return;
         };
-        self.slots.push((self.connection, slot));
+        self.slots.push((class, slot));
         let config = LedgerConfig::default();
         assert!(self.ledger.retained_bytes() <= self.ledger.byte_ceiling());
         assert!(self.ledger.in_use_by(class) <= self.ledger.class_limit(class));
@@ -98,7 +84,7 @@ impl World {
     fn check(&self) {
         assert!((1..=200).contains(&self.ledger.total()));
         assert!(self.ledger.in_use() <= self.ledger.total());
-        assert_eq!(self.ledger.in_use(), self.current().count());
+        assert_eq!(self.ledger.in_use(), self.slots.len());
     }
 }
 
@@ -113,7 +99,6 @@ proptest! {
         let mut world = World {
             ledger: SlotLedger::new(LedgerConfig::default(), advertised),
             slots: Vec::new(),
-            connection: 0,
         };
         for step in steps {
             world.step(step);
@@ -129,7 +114,6 @@ proptest! {
         let mut world = World {
             ledger: SlotLedger::new(LedgerConfig::default(), advertised),
             slots: Vec::new(),
-            connection: 0,
         };
         let harmless = |step: &Step| matches!(step, Step::Take(..) | Step::Free(_));
         for step in steps.into_iter().filter(harmless) {
@@ -138,7 +122,7 @@ proptest! {
         let (live, other): (Vec<_>, Vec<_>) = world
             .slots
             .drain(..)
-            .partition(|(_, slot)| slot.class() == SlotClass::Live);
+            .partition(|(class, _)| *class == SlotClass::Live);
         for (_, slot) in other {
             world.ledger.free(slot);
         }

@@ -134,9 +134,9 @@ impl World {
 
     /// How often each key that still waits was served.
     fn served_of_the_waiting(&self) -> Vec<usize> {
-        let waiting = self.asked.keys().filter(|key| self.permits.is_waiting(key));
-        let served = waiting.map(|key| self.served.get(key).copied().unwrap_or(0));
-        served.collect()
+        let served = |key| self.served.get(key).copied().unwrap_or(0);
+        let counts = self.asked.iter().map(|(key, asked)| (asked, served(key)));
+        counts.filter(|(asked, served)| *asked > served).map(|(_, served)| served).collect()
     }
 }
 

@@ -2,13 +2,7 @@ use grasp_core::limits::{Heard, PeerText, Refusal};
 use proptest::prelude::*;
 
 fn heard() -> impl Strategy<Value = Heard> {
-    prop::sample::select(vec![
-        Heard::Closed,
-        Heard::LiveClosed,
-        Heard::NegErr,
-        Heard::Notice,
-        Heard::Ok,
-    ])
+    prop::sample::select(vec![Heard::Closed, Heard::LiveClosed, Heard::NegErr, Heard::Notice])
 }
 
 /// Openings that decide by themselves, whatever follows them.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::push::{AuthorisedPush, PushCommand};
-use grasp_core::{Identifier, Namespace, Oid, RefName, RepoId};
+use grasp_core::{Identifier, Oid, RefName, RepoId};
 use nostr::key::PublicKey;
 use tokio::sync::OwnedMutexGuard;
 
@@ -32,15 +32,6 @@ pub struct FamilyGuard {
     held: Arc<OwnedMutexGuard<()>>,
 }
 
-/// What a view serves after its refs were moved.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Applied {
-    /// The refs that clients see.
-    pub refs: BTreeMap<RefName, Oid>,
-    /// The branch that HEAD names.
-    pub head: Option<RefName>,
-}
-
 impl FamilyGuard {
     pub(super) async fn new(
         store: RepoStore,
@@ -51,11 +42,6 @@ impl FamilyGuard {
         let guard = Self { store, identifier, family, held: Arc::new(held) };
         guard.recover().await?;
         Ok(guard)
-    }
-
-    /// Whose family this is.
-    pub fn identifier(&self) -> &Identifier {
-        &self.identifier
     }
 
     /// Makes an empty view unless there is one.
@@ -95,7 +81,7 @@ impl FamilyGuard {
         owner: &PublicKey,
         target: &RefTarget,
         now: Timestamp,
-    ) -> Result<Applied, GitError> {
+    ) -> Result<(), GitError> {
         let snapshot = self.snapshot(owner).await?;
         let changes = target.changes(&snapshot.visible());
         self.move_from(owner, snapshot, changes, target.head.clone(), now).await
@@ -111,7 +97,7 @@ impl FamilyGuard {
         incoming: Option<Incoming>,
         head: Option<&RefName>,
         now: Timestamp,
-    ) -> Result<Applied, GitError> {
+    ) -> Result<(), GitError> {
         if let Some(mut incoming) = incoming {
             let tips = tips(push.execute().iter().chain(push.stage()));
             incoming.check(&tips).await?.required()?;
@@ -136,8 +122,8 @@ impl FamilyGuard {
         command: &PushCommand,
         incoming: &Incoming,
     ) -> Result<(), GitError> {
-        match (command.name.namespace(), command.new) {
-            (Namespace::Nostr(event), Some(tip)) => self.stage(event, tip, incoming).await,
+        match (command.name.event(), command.new) {
+            (Some(event), Some(tip)) => self.stage(event, tip, incoming).await,
             _ => Ok(()),
         }
     }
@@ -162,7 +148,7 @@ impl FamilyGuard {
         changes: &[PushCommand],
         head: Option<&RefName>,
         now: Timestamp,
-    ) -> Result<Applied, GitError> {
+    ) -> Result<(), GitError> {
         let snapshot = self.snapshot(owner).await?;
         self.move_from(owner, snapshot, changes.to_vec(), head.cloned(), now).await
     }
@@ -174,7 +160,7 @@ impl FamilyGuard {
         changes: Vec<PushCommand>,
         head: Option<RefName>,
         now: Timestamp,
-    ) -> Result<Applied, GitError> {
+    ) -> Result<(), GitError> {
         // What a view serves was whole when it came to be served.
         let served: BTreeSet<_> = snapshot.visible().into_values().collect();
         let new = tips(&changes).difference(&served).copied().collect();
@@ -189,7 +175,7 @@ impl FamilyGuard {
                 let pending = Pending::of(family.journal(&owner), view);
                 pending.commit(&next, &store.scratch(), never_stops)?;
             }
-            Ok(Applied { refs: next.visible(), head: next.head })
+            Ok(())
         })
         .await
     }

@@ -6,7 +6,6 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use grasp_core::Oid;
-use nostr::event::EventId;
 use tokio::io::AsyncWriteExt;
 use tokio::process::ChildStdin;
 
@@ -14,14 +13,10 @@ use super::arrivals::Expected;
 use super::{Quarantine, Removals, RepoStore};
 use crate::git::blocking;
 use crate::git::check::{Completeness, Objects, Proofs};
-use crate::git::command::{Bounds, GitCommand};
+use crate::git::command::{Bounds, FLAWS, GitCommand};
 use crate::git::error::{GitError, says_disk_full};
 use crate::git::layout::{self, Family};
 use crate::git::process::GitProcess;
-
-/// Flaws of old but harmless commits and trees that famous histories contain; all others are refused.
-const FLAWS: &str =
-    "--strict=badTimezone=ignore,missingSpaceBeforeDate=ignore,zeroPaddedFilemode=ignore";
 
 /// Files that git may write whatever the limit on what is sent.
 const LEAST_FILE: u64 = 64 * 1024 * 1024;
@@ -57,7 +52,8 @@ impl Incoming {
         let file = max_bytes.saturating_mul(2).max(LEAST_FILE);
         let mut process = self
             .command("index-pack")
-            .args(["--stdin", "--fix-thin", FLAWS])
+            .args(["--stdin", "--fix-thin"])
+            .arg(format!("--strict={}", FLAWS.map(|flaw| format!("{flaw}=ignore")).join(",")))
             .arg(format!("--max-input-size={max_bytes}"))
             .setting("pack.threads", "2")
             .bounded(Bounds { memory, file })
@@ -189,14 +185,6 @@ impl Unpacking {
         self.end().await
     }
 
-    /// Stops at once, and waits until git is gone.
-    pub async fn abort(mut self) {
-        self.pack = None;
-        if let Some(process) = self.process.take() {
-            process.stop().await;
-        }
-    }
-
     async fn end(&mut self) -> Result<(), GitError> {
         self.pack = None;
         let Some(process) = self.process.take() else {
@@ -233,13 +221,4 @@ fn refusal(words: &str, limit: u64) -> GitError {
     let fault = words.lines().find(|line| line.starts_with("error:") || line.starts_with("fatal:"));
     let fault = fault.or(words.lines().next()).unwrap_or("git gave no reason");
     GitError::BadPack(fault.chars().filter(|c| !c.is_control()).take(200).collect())
-}
-
-/// A tip that waits for its event.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct StagedTip {
-    /// The event that would have to name it.
-    pub event: EventId,
-    /// The commit.
-    pub tip: Oid,
 }

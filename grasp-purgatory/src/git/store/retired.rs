@@ -1,4 +1,4 @@
-//! Views out of service: kept for a while, brought back if their owner comes back.
+//! Views out of service: kept for a while, for people, and then forgotten.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use crate::git::layout::{self, Family};
 use crate::git::refs::RETENTION;
 
 impl FamilyGuard {
-    /// Takes a view out of service. [`FamilyGuard::restore_view`] brings it back, until it is forgotten.
+    /// Takes a view out of service. Its files stay until [`FamilyGuard::forget_retired`].
     ///
     /// One that never had refs is not worth keeping. That there is no view is fine.
     pub async fn retire_view(&mut self, owner: &PublicKey, now: Timestamp) -> Result<(), GitError> {
@@ -34,12 +34,6 @@ impl FamilyGuard {
                 .try_for_each(|dir| layout::sync(dir))
         })
         .await
-    }
-
-    /// Brings back the view that was retired last, unless one is in service. Says whether there was one to bring back.
-    pub async fn restore_view(&mut self, owner: &PublicKey) -> Result<bool, GitError> {
-        let (family, owner) = (self.family.clone(), *owner);
-        self.blocking(move || restore(&family, &owner)).await
     }
 
     /// Removes a view for good, with all its retired forms: its owner has asked to vanish.
@@ -98,8 +92,8 @@ impl FamilyGuard {
         Ok(())
     }
 
-    /// Forgets retired views whose time is over. Says how many views are still retired.
-    pub async fn forget_retired(&mut self, now: Timestamp) -> Result<usize, GitError> {
+    /// Forgets retired views whose time is over.
+    pub async fn forget_retired(&mut self, now: Timestamp) -> Result<(), GitError> {
         let (store, family) = (self.store.clone(), self.family.clone());
         self.blocking(move || {
             let oldest = now.as_secs().saturating_sub(RETENTION.as_secs());
@@ -108,7 +102,7 @@ impl FamilyGuard {
                     store.remove_whole(&path)?;
                 }
             }
-            Ok(layout::list(&family.retired())?.len())
+            Ok(())
         })
         .await
     }
@@ -130,30 +124,16 @@ impl RepoStore {
     }
 
     fn remove_retired_of(&self, family: &Family, owner: &PublicKey) -> Result<(), GitError> {
-        retired(family, owner)?.iter().try_for_each(|(_, path)| self.remove_whole(path))
+        retired(family, owner)?.iter().try_for_each(|path| self.remove_whole(path))
     }
 }
 
-fn restore(family: &Family, owner: &PublicKey) -> Result<bool, GitError> {
-    let view = family.view(owner);
-    if view.is_dir() {
-        return Ok(false);
-    }
-    let Some((_, latest)) = retired(family, owner)?.into_iter().max() else {
-        return Ok(false);
-    };
-    layout::rename(&latest, &view)?;
-    layout::sync(&family.views())?;
-    layout::sync(&family.retired())?;
-    Ok(true)
-}
-
-/// The retired views of an owner and since when they are so.
-fn retired(family: &Family, owner: &PublicKey) -> Result<Vec<(u64, PathBuf)>, GitError> {
+/// The retired views of an owner.
+fn retired(family: &Family, owner: &PublicKey) -> Result<Vec<PathBuf>, GitError> {
     let owner = owner.to_hex();
-    let all = layout::list(&family.retired())?.into_iter();
-    let own = all.filter(|path| layout::name(path).split('.').next() == Some(owner.as_str()));
-    Ok(own.filter_map(|path| Some((since(layout::name(&path))?, path))).collect())
+    let mut all = layout::list(&family.retired())?;
+    all.retain(|path| layout::name(path).split('.').next() == Some(owner.as_str()));
+    Ok(all)
 }
 
 fn since(name: &str) -> Option<u64> {

@@ -8,10 +8,10 @@ use grasp_core::{Identifier, Oid};
 use nostr::event::EventId;
 
 use super::quarantine::move_objects;
-use super::{FamilyGuard, Incoming, RepoStore, StagedTip, identifier_of};
+use super::{FamilyGuard, Incoming, RepoStore};
 use crate::git::blocking;
 use crate::git::error::GitError;
-use crate::git::layout::{self, Layout};
+use crate::git::layout;
 
 /// How much may wait for events. Over a limit nothing is thrown out; the newcomer is refused.
 #[derive(Clone, Copy, Debug)]
@@ -30,10 +30,10 @@ impl Default for StagingLimits {
     fn default() -> Self {
         const MIB: u64 = 1024 * 1024;
         Self {
-            tips_per_event: 8,
+            tips_per_event: 4,
             bytes_per_event: 128 * MIB,
             bytes_per_family: 512 * MIB,
-            bytes_in_all: 8 * 1024 * MIB,
+            bytes_in_all: 2 * 1024 * MIB,
         }
     }
 }
@@ -113,12 +113,6 @@ impl FamilyGuard {
             (self.family.layout().staging(), self.family.staged_tip(&event, &tip));
         self.blocking(move || discard(&staging, &place)).await
     }
-
-    /// Forgets all tips that wait for this event.
-    pub async fn discard_staged(&mut self, event: EventId) -> Result<(), GitError> {
-        let (staging, place) = (self.family.layout().staging(), self.family.staged(&event));
-        self.blocking(move || discard(&staging, &place)).await
-    }
 }
 
 impl RepoStore {
@@ -131,12 +125,6 @@ impl RepoStore {
     ) -> Result<u64, GitError> {
         let place = self.family(identifier).staged_tip(&event, &tip);
         blocking(move || layout::size(&place)).await
-    }
-
-    /// Everything that waits for an event.
-    pub async fn staged(&self) -> Result<Vec<(Identifier, StagedTip)>, GitError> {
-        let layout = self.layout().clone();
-        blocking(move || staged(&layout)).await
     }
 
     /// Drops whatever is in staging and not among these; says how many places that were.
@@ -181,23 +169,4 @@ fn forget_staged_but(staging: &Path, keep: &BTreeSet<(EventId, Oid)>) -> Result<
         }
     }
     Ok(gone)
-}
-
-fn staged(layout: &Layout) -> Result<Vec<(Identifier, StagedTip)>, GitError> {
-    let mut found = Vec::new();
-    for place in layout::list(&layout.staging())? {
-        let family = layout.family_of_key(layout::name(&place).to_owned());
-        let Some(identifier) = identifier_of(&family) else {
-            continue;
-        };
-        for event in layout::list(&place)? {
-            let Ok(id) = EventId::from_hex(layout::name(&event)) else {
-                continue;
-            };
-            let tips = layout::list(&event)?.into_iter();
-            let tips = tips.filter_map(|tip| layout::name(&tip).parse().ok());
-            found.extend(tips.map(|tip| (identifier.clone(), StagedTip { event: id, tip })));
-        }
-    }
-    Ok(found)
 }

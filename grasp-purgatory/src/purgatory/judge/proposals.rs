@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use grasp_core::nip34::Proposal;
 use grasp_core::push::Standing;
-use grasp_core::{Identifier, Namespace, Oid, RefName, RepoId};
+use grasp_core::{Identifier, Oid, RefName, RepoId};
 use nostr::event::EventId;
 
 use super::Scene;
@@ -16,15 +16,14 @@ impl Scene<'_> {
     /// Refs to be set: for those that can be released, and for stored ones where a view lacks them.
     pub(super) fn proposals(&self) -> Vec<ProposalRef> {
         let kept = self.ledger.family(self.identifier).filter_map(|entry| self.release(entry));
-        let stored = self.stored.proposals.iter();
-        let spread = stored.filter_map(|(proposal, tip)| self.spread(proposal, *tip));
+        let spread = self.stored.proposals.iter().filter_map(|proposal| self.spread(proposal));
         kept.chain(spread).collect()
     }
 
     fn release(&self, entry: &Entry) -> Option<ProposalRef> {
-        let (proposal, tip) = entry.proposal()?;
-        let id = entry.id();
-        let staged = self.staged(proposal, tip);
+        let proposal = entry.proposal()?;
+        let (id, tip) = (proposal.id, proposal.tip);
+        let staged = self.staged(proposal);
         let here = staged.is_some() || self.survey.complete.contains(&id);
         if !here || self.settles(entry).is_some() {
             return None;
@@ -37,20 +36,21 @@ impl Scene<'_> {
     }
 
     /// Where the tip waits in staging, if it came in by a door that is right for its author.
-    fn staged(&self, proposal: &Proposal, tip: Oid) -> Option<Door> {
-        let upload = self.ledger.staging().of(&proposal.id)?.tips.get(&tip)?;
+    fn staged(&self, proposal: &Proposal) -> Option<Door> {
+        let upload = self.ledger.staging().of(&proposal.id)?.tips.get(&proposal.tip)?;
         upload.door.fits(self.policy, proposal).then(|| upload.door.clone())
     }
 
     /// A stored pull request goes to every view that has become relevant since.
-    fn spread(&self, proposal: &Proposal, tip: Oid) -> Option<ProposalRef> {
+    fn spread(&self, proposal: &Proposal) -> Option<ProposalRef> {
+        let (id, tip) = (proposal.id, proposal.tip);
         let mut repos = self.served_and_addressed(proposal);
         repos.retain(|repo| {
             let view = self.survey.views.get(repo);
             repo.identifier == *self.identifier
-                && view.is_none_or(|refs| tip_of(refs, proposal.id) != Some(tip))
+                && view.is_none_or(|refs| tip_of(refs, id) != Some(tip))
         });
-        let (id, families) = (proposal.id, self.families_of(proposal));
+        let families = self.families_of(proposal);
         (!repos.is_empty()).then_some(ProposalRef { id, tip, repos, families, staged: None })
     }
 
@@ -76,6 +76,6 @@ impl Scene<'_> {
 
 /// Where a view has the tip of a pull request.
 fn tip_of(refs: &BTreeMap<RefName, Oid>, id: EventId) -> Option<Oid> {
-    let (_, tip) = refs.iter().find(|(name, _)| name.namespace() == Namespace::Nostr(id))?;
+    let (_, tip) = refs.iter().find(|(name, _)| name.event() == Some(id))?;
     Some(*tip)
 }

@@ -11,11 +11,7 @@ use super::*;
 const NOW: Now = Now::new(Mono::from_secs(1_000), Timestamp::from_secs(1_700_000_000));
 
 fn session(limits: Limits) -> Session {
-    let rules = Rules {
-        limits,
-        service: "grasp.example".parse().expect("an address"),
-        challenge_on_connect: false,
-    };
+    let rules = Rules { limits, service: "grasp.example".parse().expect("an address") };
     Session::new(NOW, Arc::new(rules), "riddle".into())
 }
 
@@ -166,20 +162,12 @@ fn a_flood_is_answered_once_over_and_then_hung_up_on() {
 #[test]
 fn a_challenge_comes_before_the_first_refusal_that_asks_for_auth_and_only_then() {
     let mut session = session(Limits::default());
-    assert_eq!(session.handle(NOW, Input::Connected), []);
     let judged = || Answer { accepted: false, message: "auth-required: who are you?".into() };
     let id = EventId::from_byte_array([7; 32]);
     let first = sent(&session.handle(NOW, Input::Judged(id, judged())));
     assert_eq!(first[0], r#"["AUTH","riddle"]"#);
     assert!(first[1].starts_with(r#"["OK","07"#));
     assert_eq!(session.handle(NOW, Input::Judged(id, judged())).len(), 1);
-}
-
-#[test]
-fn a_challenge_can_come_at_once() {
-    let mut session = session(Limits::default());
-    session.rules = Arc::new(Rules { challenge_on_connect: true, ..(*session.rules).clone() });
-    assert_eq!(sent(&session.handle(NOW, Input::Connected)), [r#"["AUTH","riddle"]"#]);
 }
 
 #[test]

@@ -8,8 +8,7 @@ use super::{DatabaseStore, failure};
 use crate::store::StoreError;
 use crate::store::rules::Rules;
 
-/// Opens a `nostr-sqlite` file. It knows our address with `wss` only; see also
-/// [`KNOWN_FAULTS`](super::KNOWN_FAULTS).
+/// Opens a `nostr-sqlite` file. It knows our address with `wss` only.
 #[cfg(feature = "nostr-sqlite")]
 pub async fn open_nostr_sqlite(
     path: &Path,
@@ -23,8 +22,7 @@ pub async fn open_nostr_sqlite(
     Ok(DatabaseStore::new(database))
 }
 
-/// Opens a `nostr-lmdb` directory. It knows our address with `wss` only; see also
-/// [`KNOWN_FAULTS`](super::KNOWN_FAULTS).
+/// Opens a `nostr-lmdb` directory. It knows our address with `wss` only.
 #[cfg(feature = "nostr-lmdb")]
 pub async fn open_nostr_lmdb(
     dir: &Path,

@@ -1,19 +1,8 @@
 //! Questions about the file as a whole.
 
-use std::path::{Path, PathBuf};
-
 use super::SqliteStore;
 use super::ledger::Ledger;
 use crate::store::StoreError;
-
-/// How much a store holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stats {
-    /// Served events.
-    pub events: u64,
-    /// Bytes on disk, with the log.
-    pub bytes: u64,
-}
 
 /// What an examination of the file found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,19 +15,6 @@ pub enum Integrity {
 }
 
 impl SqliteStore {
-    /// Counts events and bytes.
-    pub async fn stats(&self) -> Result<Stats, StoreError> {
-        let events: i64 = self
-            .shared
-            .read(|ledger| {
-                ledger.conn.query_row("SELECT count(*) FROM events", [], |row| row.get(0))
-            })
-            .await?;
-        let path = &self.shared.path;
-        let bytes = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
-        Ok(Stats { events: events.unsigned_abs(), bytes: bytes(path) + bytes(&log_of(path)) })
-    }
-
     /// Examines the whole file: its pages, its indexes, and whether they speak of the same events.
     ///
     /// Takes as long as reading everything does, while the store goes on working.
@@ -65,11 +41,4 @@ fn examine(ledger: &Ledger<'_>) -> rusqlite::Result<Vec<String>> {
         }
     }
     Ok(faults)
-}
-
-/// Where SQLite keeps the log of a file.
-fn log_of(path: &Path) -> PathBuf {
-    let mut log = path.as_os_str().to_owned();
-    log.push("-wal");
-    PathBuf::from(log)
 }

@@ -6,6 +6,7 @@ mod requests;
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
+use grasp_core::admission::is_expired;
 use grasp_core::deletion;
 use nostr::event::Event;
 use nostr::nips::nip01::Coordinate;
@@ -13,7 +14,7 @@ use nostr::types::Timestamp;
 use rusqlite::{Connection, OptionalExtension, named_params, params};
 
 use super::keys::{Digest, Keys, Position, seconds};
-use crate::store::rules::{Rules, is_expired, keeps_versions};
+use crate::store::rules::{Rules, keeps_versions};
 use crate::store::{Refusal, Saved};
 
 /// One connection, seen through the rules.

@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 use nostr::event::EventId;
 use nostr::filter::{Filter, SingleLetterTag};
 use nostr::key::PublicKey;
-use nostr::types::Timestamp;
 
 use super::keys::{Digest, Keys, Position, newest};
 use super::ledger::Ledger;
 use super::scan::{self, Bounds, Found};
+use crate::store::rules::matches_nothing;
 
 /// A filter, ready to be read from an index.
 pub(super) struct Plan {
@@ -55,7 +55,7 @@ const PROBES: [usize; 3] = [64, 512, 4_096];
 /// An empty list, `limit: 0` and a time window that is closed match nothing. So does a filter with `search`, which no
 /// index here can answer: silence is honest, ignoring the condition would be a wrong answer.
 pub(super) fn plan(ledger: &Ledger<'_>, filter: Filter) -> rusqlite::Result<Option<Plan>> {
-    if is_empty(&filter) {
+    if matches_nothing(&filter) {
         return Ok(None);
     }
     let bounds = Bounds {
@@ -73,16 +73,6 @@ pub(super) fn plan(ledger: &Ledger<'_>, filter: Filter) -> rusqlite::Result<Opti
         None => rest.take_shortest(ledger, &bounds)?,
     };
     Ok(Some(Plan { source, rest, bounds, remaining }))
-}
-
-fn is_empty(filter: &Filter) -> bool {
-    filter.ids.as_ref().is_some_and(BTreeSet::is_empty)
-        || filter.authors.as_ref().is_some_and(BTreeSet::is_empty)
-        || filter.kinds.as_ref().is_some_and(BTreeSet::is_empty)
-        || filter.generic_tags.values().any(BTreeSet::is_empty)
-        || filter.search.is_some()
-        || filter.limit == Some(0)
-        || filter.since > filter.until.or(Some(Timestamp::max()))
 }
 
 impl Rest {

@@ -17,6 +17,7 @@ use super::keys::{Position, seconds};
 use super::ledger::Ledger;
 use super::plan::{Plan, Rest, Source, plan};
 use super::scan::{Found, Merge, look_up};
+use crate::store::rules::has_tag;
 
 /// What one turn may spend, in rows of an index.
 const TURN: usize = 50_000;
@@ -253,11 +254,6 @@ impl Rest {
         let Ok(event) = Event::from_json(json) else {
             return false;
         };
-        self.tags.iter().all(|(name, values)| {
-            event.tags.iter().any(|tag| {
-                tag.single_letter_tag() == Some(*name)
-                    && tag.content().is_some_and(|value| values.contains(value))
-            })
-        })
+        self.tags.iter().all(|(name, values)| has_tag(&event, *name, values))
     }
 }

@@ -58,10 +58,12 @@ impl Session {
         }
     }
 
-    /// Events came live: up to the latest of them nothing is missing.
+    /// Events came live: up to the latest of them nothing is missing. Not so before a request has caught up: the newest
+    /// come first.
     fn overheard(&mut self, desk: &Desk<'_>, id: LiveId, rows: &[Delivered]) {
         let latest = rows.iter().map(|one| one.row.at.min(desk.now.unix)).max();
-        if let Some(listening) = self.live.wanted.get_mut(&id) {
+        let listening = self.live.wanted.get_mut(&id);
+        if let Some(listening) = listening.filter(|listening| listening.from.is_none()) {
             listening.heard = listening.heard.max(latest.unwrap_or(listening.heard));
         }
     }
@@ -221,7 +223,11 @@ impl Session {
     ) -> Option<Origin> {
         let Unjudged { serves, path, .. } = self.subs.unjudged(sub)?;
         let is_gap = path == SyncPath::Daily || self.is_for_what_was_missed(&serves);
-        let filters = judged.iter().map(|one| self.filter_of(desk, &serves, one.row.id)).collect();
+        let filters = match serves {
+            // The same for all, and not cheap.
+            Serves::Live(id) => vec![self.sole_filter(id); judged.len()],
+            _ => judged.iter().map(|one| self.filter_of(desk, &serves, one.row.id)).collect(),
+        };
         Some(Origin { path, is_gap, filters })
     }
 
@@ -280,7 +286,7 @@ impl Session {
     /// The filter that brought an event, if it was a single one.
     fn filter_of(&self, desk: &Desk<'_>, serves: &Serves, event: EventId) -> Option<FilterHash> {
         let job = match serves {
-            Serves::Live(id) => return self.sole_filter(*id),
+            Serves::Live(_) => None,
             Serves::Neg(id) => Some(*id),
             Serves::Pages(jobs) => jobs.first().filter(|_| jobs.len() == 1).copied(),
             Serves::Ids => desk.standing.wants.a_job_of(event),
@@ -301,7 +307,8 @@ impl Session {
                         job.left += 1;
                         is_wanted = true;
                     }
-                    Wanting::Already | Wanting::GivenUp => {}
+                    Wanting::Already => {}
+                    Wanting::GivenUp => job.is_partial = true,
                 }
             }
             if is_wanted {

@@ -23,6 +23,9 @@ use super::session::Session;
 /// compares so little has soon been paged through.
 const MOST_CUTS: u32 = 8;
 
+/// Jobs of one connection from which on full seconds are no longer asked for in parts: anybody can make them up.
+const MOST_JOBS: usize = 20_000;
+
 impl Session {
     /// A new job waits for its turn, unless its filter is one that the relay cannot take.
     pub(super) fn put_in_line(&mut self, desk: &Desk<'_>, id: JobId, job: Job, method: Method) {
@@ -154,6 +157,10 @@ impl Session {
         for at in whole.gap_seconds() {
             whole.is_partial = true;
             match split(&whole.filter()) {
+                _ if self.jobs.len() >= MOST_JOBS => {
+                    let relay = desk.relay.clone();
+                    desk.report(Report::GapSecond { relay, at });
+                }
                 Some(parts) => {
                     let parts = parts.map(|part| part.since(at).until(at));
                     self.add_parts(desk, &whole, parts, Method::Page);

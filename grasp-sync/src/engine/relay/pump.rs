@@ -11,11 +11,15 @@ use super::super::ids::{JobId, LiveId};
 use super::super::io::{Frame, Output};
 use super::super::layer::wire_len;
 use super::super::parks::Way;
+use super::super::reconcile::MAX_NEEDED;
 use super::live::LivePhase;
 use super::session::Session;
 use super::subs::{NEG_FIRST, NEG_IDLE, Serves};
 use grasp_core::admission::SyncPath;
 use grasp_core::sync::{PendingItems, RETENTION};
+
+/// Ids offered by all relays and not here yet, from which on nothing more is compared, only paged.
+const MOST_WANTED_IN_ALL: usize = 1_000_000;
 
 /// What came of an attempt to start something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -243,14 +247,17 @@ impl Session {
         if desk.standing.pace.reopens_at() > now {
             return Start::NotYet;
         }
-        let is_memory_full = desk.shared.held_items() >= desk.shared.config.inventory_items;
+        let is_memory_full = desk.shared.held_items() >= desk.shared.config.inventory_items
+            || desk.shared.wanted >= MOST_WANTED_IN_ALL;
         if !desk.standing.neg.is_over(now) || is_memory_full {
             self.queue(id, Method::Page);
             return Start::Done;
         }
         let ledger = &desk.standing.ledger;
         let is_full = ledger.in_use_by(SlotClass::Reconcile) >= self.most_sessions;
-        if is_full || !has_room(ledger, SlotClass::Reconcile) {
+        // What one comparison found is fetched before the next finds more.
+        let is_behind = desk.standing.wants.len() >= MAX_NEEDED;
+        if is_full || is_behind || !has_room(ledger, SlotClass::Reconcile) {
             return Start::NoSlot;
         }
         let Some(filter) = self.jobs.get(&id).map(Job::filter) else {

@@ -284,7 +284,7 @@ impl Session {
             unanswered.iter().find(|(_, serves)| is_it(serves)).map(|(sub, _)| *sub)
         };
         let blamed: Vec<SubId> = match refusal.action() {
-            Action::Surface | Action::Settled => return,
+            Action::Surface => return,
             Action::PauseStarts => return desk.pause_starts(),
             Action::RefuseUnanswered => return self.refuse_unanswered(desk, refusal, text),
             Action::PageSession
@@ -339,6 +339,10 @@ impl Session {
     /// Nothing was heard for too long.
     pub(in crate::engine) fn watch(&mut self, desk: &mut Desk<'_>) {
         for sub in self.subs.overdue(desk.mono()) {
+            // While our own relay has rows of it before it, nothing is read from the other: it is not silent.
+            if self.subs.put_off(desk.mono(), sub) {
+                continue;
+            }
             match self.subs.serves(sub) {
                 Some(Serves::Neg(id)) if self.is_our_turn(id) => self.lose_session(desk, id, sub),
                 _ => self.refused(desk, sub, Refusal::Silent, "", Named::No),

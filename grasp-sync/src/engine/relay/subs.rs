@@ -150,6 +150,16 @@ impl Subs {
         self.open.iter().filter(|(_, open)| late(open)).map(|(sub, _)| *sub).collect()
     }
 
+    /// Gives an overdue one more time, if the rows that came are not all judged; within the longest that any may take.
+    pub(in crate::engine) fn put_off(&mut self, now: Mono, sub: SubId) -> bool {
+        let Some(open) = self.open.get_mut(&sub).filter(|_| !self.unjudged.is_empty()) else {
+            return false;
+        };
+        let due = (now + NEG_FIRST).min(open.opened + LONGEST);
+        open.due = Some(due);
+        due > now
+    }
+
     /// Those that the relay was told of and has not said a word about, newest first.
     pub(in crate::engine) fn unanswered(&self) -> Vec<(SubId, Serves)> {
         let waiting = self.open.iter().rev().filter(|(_, open)| open.is_sent && !open.is_answered);

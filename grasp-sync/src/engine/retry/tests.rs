@@ -125,3 +125,21 @@ fn memory_of_failures_is_bounded() {
     }
     assert_eq!(wants.tried.len(), MAX_REMEMBERED);
 }
+
+#[test]
+fn more_than_anybody_can_be_behind_with_is_not_wanted() {
+    let (mut wants, mut ids) = (Wants::default(), Ids::default());
+    let job = Some(ids.job());
+    let offered = |n: usize| {
+        let mut id = [0; 32];
+        id[..8].copy_from_slice(&n.to_be_bytes());
+        EventId::from_byte_array(id)
+    };
+    for n in 0..MOST_WANTED {
+        assert_eq!(wants.want(T0, offered(n), job), Wanting::Noted);
+    }
+    assert_eq!(wants.want(T0, offered(MOST_WANTED), job), Wanting::GivenUp);
+    assert_eq!(wants.want(T0, offered(1), job), Wanting::Already);
+    wants.settled(offered(0));
+    assert_eq!(wants.want(T0, offered(MOST_WANTED), job), Wanting::Noted);
+}

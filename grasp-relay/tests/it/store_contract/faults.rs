@@ -1,19 +1,18 @@
-//! What other databases do wrong, or cannot do, behind a [`DatabaseStore`](super::DatabaseStore).
+//! What other databases do wrong, or cannot do, behind a `DatabaseStore`.
 
-/// A rule of [`EventStore`](crate::store::EventStore) that some database does not keep.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KnownFault {
+/// A rule of the contract that some database does not keep.
+pub(crate) struct KnownFault {
     /// The rule, by the name it has in the contract suite.
-    pub rule: &'static str,
+    pub(crate) rule: &'static str,
     /// What that means for a server.
-    pub effect: &'static str,
+    pub(crate) effect: &'static str,
     /// Who does not keep it.
-    pub databases: &'static [&'static str],
+    databases: &'static [&'static str],
 }
 
 impl KnownFault {
     /// Says whether a database, by the name of its feature, has this fault.
-    pub fn concerns(&self, database: &str) -> bool {
+    pub(crate) fn concerns(&self, database: &str) -> bool {
         self.databases == EVERY || self.databases.contains(&database)
     }
 }
@@ -26,7 +25,7 @@ const SQLITE: &[&str] = &["nostr-sqlite"];
 /// Every rule that is not kept by nostr-sqlite 0.45.2, by nostr-lmdb 0.45.3, or by any database of that trait.
 ///
 /// The contract suite fails when a fault is missing here, and also when one is listed that was mended.
-pub const KNOWN_FAULTS: &[KnownFault] = &[
+pub(crate) const KNOWN_FAULTS: &[KnownFault] = &[
     fault("a_forgotten_request_gates_nothing", EVERY, "deletion requests are kept for ever"),
     fault(
         "an_unused_deletion_request_is_served_for_its_term_only",
