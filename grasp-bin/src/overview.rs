@@ -13,8 +13,8 @@ use grasp_relay::keeper::Keeper;
 use grasp_relay::metrics::{Metric, Metrics, table};
 use grasp_relay::nostr::Hub;
 use grasp_relay::store::{EventStore, StoreError};
-use grasp_relay::web::Listing;
-use grasp_relay::web::figures::{Intake, PurgatoryFigures, RelayRow, RepoRow, Status, WaitingRow};
+use grasp_relay::web::figures::{Intake, PurgatoryFigures, RelayRow, Status, WaitingRow};
+use grasp_relay::web::{Listed, Listing};
 use grasp_sync::Syncer;
 use nostr::filter::Filter;
 use tokio::sync::Mutex;
@@ -152,7 +152,7 @@ impl Overview {
     }
 
     /// The repositories, the latest active first.
-    pub(crate) async fn repositories(&self) -> Result<Arc<[RepoRow]>, StoreError> {
+    pub(crate) async fn repositories(&self) -> Result<Arc<Listed>, StoreError> {
         self.0.listing.rows().await
     }
 
@@ -320,7 +320,7 @@ impl Answers for Overview {
             Question::Status => Answer::Status(Box::new(self.status().await)),
             Question::Waiting => Answer::Waiting(self.waiting().await),
             Question::Repositories => match self.repositories().await {
-                Ok(rows) => Answer::Repositories(rows.to_vec()),
+                Ok(listed) => Answer::Repositories(listed.rows.clone()),
                 Err(error) => Answer::Failed(error.to_string()),
             },
         }

@@ -162,24 +162,12 @@ async fn within<T, E: std::fmt::Display>(
 
 /// How far a date of HTTP is ahead of our clock.
 fn seconds_ahead(date: &str) -> Option<i64> {
-    let theirs = unix_time(date)?;
-    let ours = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).ok()?.as_secs();
-    Some(theirs - i64::try_from(ours).ok()?)
-}
-
-/// The Unix time of `Sun, 06 Nov 1994 08:49:37 GMT`.
-fn unix_time(date: &str) -> Option<i64> {
-    const MONTHS: &str = "JanFebMarAprMayJunJulAugSepOctNovDec";
-    let mut words = date.split_whitespace().skip(1);
-    let day: i64 = words.next()?.parse().ok()?;
-    let month = MONTHS.find(words.next()?)? as i64 / 3 + 1;
-    let year: i64 = words.next()?.parse().ok()?;
-    let mut clock = words.next()?.split(':').map(|part| part.parse::<i64>().ok());
-    let seconds = clock.next()?? * 3_600 + clock.next()?? * 60 + clock.next()??;
-    // Days since the epoch, with years that begin in March so that leap days come last.
-    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
-    let days = 365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 1;
-    Some((days - 719_468) * 86_400 + seconds)
+    let (theirs, ours) = (httpdate::parse_http_date(date).ok()?, SystemTime::now());
+    let seconds = |length: Duration| i64::try_from(length.as_secs()).ok();
+    match theirs.duration_since(ours) {
+        Ok(ahead) => seconds(ahead),
+        Err(behind) => seconds(behind.duration()).map(|behind| -behind),
+    }
 }
 
 #[cfg(test)]
@@ -200,10 +188,13 @@ mod tests {
     }
 
     #[test]
-    fn dates_of_http_are_read() {
-        assert_eq!(unix_time("Sun, 06 Nov 1994 08:49:37 GMT"), Some(784_111_777));
-        assert_eq!(unix_time("Thu, 01 Jan 1970 00:00:00 GMT"), Some(0));
-        assert_eq!(unix_time("Thu, 29 Feb 2024 12:00:00 GMT"), Some(1_709_208_000));
-        assert_eq!(unix_time("yesterday"), None);
+    fn dates_of_http_are_compared_with_our_clock_whatever_they_say() {
+        let now = SystemTime::now();
+        let ahead = |date: SystemTime| seconds_ahead(&httpdate::fmt_http_date(date)).unwrap();
+        assert!((3_590..=3_600).contains(&ahead(now + Duration::from_secs(3_600))));
+        assert!((-3_610..=-3_600).contains(&ahead(now - Duration::from_secs(3_600))));
+        for nonsense in ["yesterday", "Sun, 06 Nov 9223372036854775807 08:49:37 GMT", ""] {
+            assert_eq!(seconds_ahead(nonsense), None);
+        }
     }
 }

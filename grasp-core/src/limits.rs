@@ -32,7 +32,7 @@ pub use admit::Admit;
 pub use backoff::{Backoff, BackoffPolicy, BackoffSnapshot, Health};
 pub use bucket::{Rate, TokenBucket};
 pub use consolidation::{CONSOLIDATION_THRESHOLD, should_consolidate};
-pub use ledger::{LedgerConfig, Slot, SlotClass, SlotLedger, Take};
+pub use ledger::{LedgerConfig, Slot, SlotClass, SlotLedger};
 pub use pace::{Pace, PaceConfig};
 pub use pager::{Ending, GapSecond, Next, PageRequest, Pager, PagerConfig, history_limit};
 pub use peer_text::PeerText;

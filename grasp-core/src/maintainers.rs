@@ -60,9 +60,35 @@ impl MaintainerModel {
     /// assert_eq!(say, BTreeSet::from([alice, bob]));
     /// ```
     pub fn maintainers(self, selected: &PublicKey, rosters: &Rosters) -> BTreeSet<PublicKey> {
-        match self {
-            Self::Plain => plain(selected, rosters),
-            Self::Reciprocal => reciprocal(selected, rosters),
+        Circles::new(self, rosters).of(selected)
+    }
+}
+
+/// The circles of maintainers around all who announced one identifier.
+///
+/// Anybody can announce under any name and list anybody: for a crowded name, whoever asks about all of its owners
+/// asks here, where everybody's words are read once.
+#[derive(Debug)]
+pub struct Circles<'a> {
+    model: MaintainerModel,
+    rosters: &'a Rosters,
+    listings: Listings,
+}
+
+impl<'a> Circles<'a> {
+    /// Reads these rosters.
+    pub fn new(model: MaintainerModel, rosters: &'a Rosters) -> Self {
+        Self { model, rosters, listings: Listings::of(rosters) }
+    }
+
+    /// Who may sign states of the repository that `selected` announced.
+    pub fn of(&self, selected: &PublicKey) -> BTreeSet<PublicKey> {
+        match self.model {
+            MaintainerModel::Plain => plain(selected, self.rosters),
+            MaintainerModel::Reciprocal => {
+                let root = root(selected, self.rosters);
+                root.map(|root| self.listings.reciprocal(&root)).unwrap_or_default()
+            }
         }
     }
 }
@@ -90,36 +116,62 @@ fn plain(selected: &PublicKey, rosters: &Rosters) -> BTreeSet<PublicKey> {
     confirmed
 }
 
-/// The root, and then whoever lists and is listed back, until nothing changes.
-///
-/// Everybody's roster is read once when they are invited and once when they are confirmed: rosters are written by
-/// strangers, and a long chain of acceptances must not cost the square of its length.
-fn reciprocal(selected: &PublicKey, rosters: &Rosters) -> BTreeSet<PublicKey> {
-    let Some(root) = root(selected, rosters) else {
-        return BTreeSet::new();
-    };
-    let listed = |key: &PublicKey| rosters.get(key).map(Roster::listed).unwrap_or_default();
-    let mut confirmed = BTreeSet::from([root]);
-    let mut invited = BTreeSet::new();
-    // Invited ones, by those whose confirmation would make their acceptance count.
-    let mut accepting: BTreeMap<PublicKey, Vec<PublicKey>> = BTreeMap::new();
-    let mut open = vec![root];
-    while let Some(member) = open.pop() {
-        let mut accepted = accepting.remove(&member).unwrap_or_default();
-        for key in listed(&member).into_iter().filter(|key| invited.insert(*key)) {
-            if !rosters.get(&key).is_some_and(|roster| roster.author_is_active(&key)) {
-                continue;
-            }
-            let back = listed(&key);
-            if back.iter().any(|other| confirmed.contains(other)) {
-                accepted.push(key);
-                continue;
-            }
-            back.into_iter().for_each(|other| accepting.entry(other).or_default().push(key));
+/// Who lists whom, among those who announced; others cannot have listed anybody back.
+#[derive(Debug)]
+struct Listings {
+    authors: Vec<PublicKey>,
+    listed: Vec<Vec<usize>>,
+    is_active: Vec<bool>,
+}
+
+impl Listings {
+    fn of(rosters: &Rosters) -> Self {
+        let authors: Vec<PublicKey> = rosters.keys().copied().collect();
+        let places = |roster: &Roster| {
+            let listed = roster.listed();
+            listed.iter().filter_map(|key| authors.binary_search(key).ok()).collect()
+        };
+        Self {
+            listed: rosters.values().map(places).collect(),
+            is_active: rosters.iter().map(|(key, roster)| roster.author_is_active(key)).collect(),
+            authors,
         }
-        open.extend(accepted.into_iter().filter(|key| confirmed.insert(*key)));
     }
-    confirmed
+
+    /// The root, and then whoever lists and is listed back, until nothing changes.
+    ///
+    /// Everybody's roster is read once when they are invited and once when they are confirmed: rosters are written by
+    /// strangers, and a long chain of acceptances must not cost the square of its length.
+    fn reciprocal(&self, root: &PublicKey) -> BTreeSet<PublicKey> {
+        let Ok(root) = self.authors.binary_search(root) else { return BTreeSet::new() };
+        let nobody = || vec![false; self.authors.len()];
+        let (mut confirmed, mut invited) = (nobody(), nobody());
+        // Invited ones, by those whose confirmation would make their acceptance count.
+        let mut accepting: Vec<Vec<usize>> = vec![Vec::new(); self.authors.len()];
+        let (mut members, mut next) = (vec![root], 0);
+        confirmed[root] = true;
+        while let Some(member) = members.get(next).copied() {
+            next += 1;
+            let mut accepted = std::mem::take(&mut accepting[member]);
+            for &key in &self.listed[member] {
+                if std::mem::replace(&mut invited[key], true) || !self.is_active[key] {
+                    continue;
+                }
+                let back = &self.listed[key];
+                if back.iter().any(|other| confirmed[*other]) {
+                    accepted.push(key);
+                } else {
+                    back.iter().for_each(|other| accepting[*other].push(key));
+                }
+            }
+            for key in accepted {
+                if !std::mem::replace(&mut confirmed[key], true) {
+                    members.push(key);
+                }
+            }
+        }
+        members.into_iter().map(|member| self.authors[member]).collect()
+    }
 }
 
 /// The lead whose announcement counts, following `M` from the selected one.
@@ -263,5 +315,25 @@ mod tests {
         let won = rosters(&all);
         assert!(won[&key(ALICE)].lists(&key(EVE)));
         assert_eq!(won, rosters(all.iter().rev()));
+    }
+
+    #[test]
+    fn a_crowded_name_is_read_once_for_all_who_announced_it() {
+        // Everybody lists everybody else around them, and one lists nobody back.
+        let person = |n: usize| {
+            let mut bytes = [7; 32];
+            bytes[..8].copy_from_slice(&n.to_be_bytes());
+            PublicKey::from_byte_array(bytes)
+        };
+        let around = |n: usize| (1..=20).map(|m| person((n + m) % 300)).collect();
+        let mut rosters: Rosters =
+            (0..300).map(|n| (person(n), Roster::Listed(around(n)))).collect();
+        rosters.insert(person(5), Roster::Listed(BTreeSet::new()));
+        let circles = Circles::new(MaintainerModel::Reciprocal, &rosters);
+        for n in [0, 5, 17, 299] {
+            let one = MaintainerModel::Reciprocal.maintainers(&person(n), &rosters);
+            assert_eq!(circles.of(&person(n)), one);
+            assert!(!one.contains(&person(5)) || n == 5);
+        }
     }
 }

@@ -35,9 +35,9 @@ pub use self::filters::{
 };
 pub use self::incremental::{IndexChange, SyncDelta, SyncIndex};
 pub use self::index::{
-    BatchId, BatchProgress, ConnectionStatus, History, PendingBatch, PendingItems,
+    BatchId, BatchProgress, ConnectionStatus, History, PartId, PendingBatch, PendingItems,
     PendingSyncIndex, RETENTION, RelayState, RelaySyncIndex, RelaySyncNeeds, RepoSyncIndex,
-    RepoSyncNeeds, Resume, SyncLevel, SyncMethod,
+    RepoSyncNeeds, Resume, SyncLevel,
 };
 pub use self::root::RootId;
 pub use self::roots::RootSet;

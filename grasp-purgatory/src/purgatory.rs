@@ -189,24 +189,21 @@ impl Purgatory {
 
     /// Takes on a chore, in place of whatever was owed to the same thing before.
     fn owe(&mut self, out: &mut Turn, chore: Chore) {
-        if !self.ledger.owed().contains(&chore) {
-            self.settle_conflicting(out, chore.thing());
-        }
-        if !self.ledger.owed().contains(&chore) {
+        if !self.ledger.owes(&chore) {
+            self.settle_conflicting(out, &chore.thing());
             self.record(out, Record::Owed { chore: chore.clone() });
         }
         out.act(Output::Do(chore));
     }
 
-    /// Lets go of chores that would undo this one if they were tried again after it.
-    fn settle_conflicting(&mut self, out: &mut Turn, thing: Thing<'_>) {
-        let owed = self.ledger.owed().iter();
-        let conflicting: Vec<_> = owed.filter(|other| other.thing() == thing).cloned().collect();
+    /// Lets go of what is owed to a thing: it would undo what is done about it now if it were tried again after that.
+    fn settle_conflicting(&mut self, out: &mut Turn, thing: &Thing) {
+        let conflicting = self.ledger.owed_to(thing).cloned();
         conflicting.into_iter().for_each(|chore| self.settle(out, chore));
     }
 
     fn settle(&mut self, out: &mut Turn, chore: Chore) {
-        if self.ledger.owed().contains(&chore) {
+        if self.ledger.owes(&chore) {
             self.record(out, Record::Settled { chore });
         }
     }

@@ -6,14 +6,15 @@
 //!     └─────────────────────────────────────────────┘
 //! ```
 //!
-//! A consumer that falls behind loses nothing: what no longer fits its queue is read from the store again.
+//! A consumer that falls behind loses nothing of what is read from the store: what no longer fits its queue is read from
+//! there again. Of what it only listens to, it gets deletion requests so: they say what else is there no more.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::{self, BoxStream, StreamExt as _};
-use grasp_core::Mono;
+use grasp_core::{Mono, kinds};
 use nostr::event::{Event, EventId, Kind};
 use nostr::filter::Filter;
 
@@ -80,20 +81,23 @@ impl Feed {
     /// everything accepted later. Ends only when the store closes.
     pub fn accepted(&self, kinds: &[Kind]) -> BoxStream<'static, Accepted> {
         let filter = Filter::new().kinds(kinds.iter().copied());
-        self.read(filter.clone(), filter)
+        self.read(filter.clone(), filter.clone(), filter)
     }
 
-    /// The same, but of what is accepted later, all kinds.
+    /// The same, but of what is accepted later, all kinds. Whoever falls behind may miss some that are neither of these
+    /// kinds nor deletion requests, and hear of older requests.
     pub fn accepted_then_all(&self, kinds: &[Kind]) -> BoxStream<'static, Accepted> {
-        self.read(Filter::new().kinds(kinds.iter().copied()), Filter::new())
+        let stored = Filter::new().kinds(kinds.iter().copied());
+        self.read(stored.clone(), stored.kind(kinds::DELETION), Filter::new())
     }
 
-    fn read(&self, stored: Filter, live: Filter) -> BoxStream<'static, Accepted> {
+    fn read(&self, stored: Filter, again: Filter, live: Filter) -> BoxStream<'static, Accepted> {
         let reader = Reader {
             listener: self.hub.listen(self.queue),
             counted: None,
             feed: self.clone(),
             stored,
+            again,
             live,
             round: 0,
             phase: Phase::Begin,
@@ -113,9 +117,11 @@ impl Feed {
 
 struct Reader {
     feed: Feed,
-    /// What is read from the store.
+    /// What is read from the store first.
     stored: Filter,
-    /// What is listened to; all of the former, and perhaps more.
+    /// What is read from it after the queue overflowed; all of the former, and perhaps more.
+    again: Filter,
+    /// What is listened to; all of both.
     live: Filter,
     listener: Listener,
     /// From the first subscription on.
@@ -171,7 +177,8 @@ impl Reader {
         self.counted.get_or_insert_with(|| self.feed.hub.feed());
         self.round += 1;
         self.listener.subscribe(self.round, vec![self.live.clone()].into()).await;
-        let pages = self.feed.store.query(vec![self.stored.clone()], self.feed.clock.now().unix);
+        let wanted = if self.caught_up { &self.again } else { &self.stored };
+        let pages = self.feed.store.query(vec![wanted.clone()], self.feed.clock.now().unix);
         self.just_read.clear();
         self.phase = Phase::Reading(pages, VecDeque::new());
     }
@@ -223,7 +230,7 @@ impl Reader {
                 if self.just_read.remove(&half(&event.id)) {
                     return None;
                 }
-                if self.stored.kinds.as_ref().is_some_and(|kinds| kinds.contains(&event.kind)) {
+                if self.again.kinds.as_ref().is_some_and(|kinds| kinds.contains(&event.kind)) {
                     self.remember(&event.id).await;
                 }
                 Some(event.clone())
@@ -243,7 +250,7 @@ impl Reader {
             return;
         }
         let now = self.feed.clock.now().unix;
-        let inventory = self.feed.store.inventory(self.stored.clone(), now, usize::MAX).await;
+        let inventory = self.feed.store.inventory(self.again.clone(), now, usize::MAX).await;
         if let Ok(Inventory::Complete(items)) = inventory {
             let stored: HashSet<_> = items.iter().map(|(_, id)| half(id)).collect();
             self.given.retain(|id| stored.contains(id));

@@ -42,7 +42,7 @@ use self::hunt::World;
 pub use self::hunt::{HuntObserver, HuntParts};
 use self::lane::{Hands, Lanes};
 use self::rounds::Rounds;
-use self::task::Task;
+use self::task::{Inbox, Task};
 use crate::clock::Clock;
 use crate::nostr::Hub;
 use crate::store::EventStore;
@@ -89,6 +89,8 @@ pub struct KeeperParts {
 #[derive(Clone)]
 pub struct Keeper {
     orders: mpsc::Sender<Order>,
+    /// The way for questions while orders may have to wait for the disk.
+    questions: mpsc::Sender<Question>,
     parts: Arc<KeeperParts>,
     workers: Workers,
     news: broadcast::Sender<News>,
@@ -158,6 +160,7 @@ impl Keeper {
         }
         let parts = Arc::new(parts);
         let (orders, inbox) = mpsc::channel(QUEUE);
+        let (questions, asked) = mpsc::channel(QUEUE);
         let workers = Workers::default();
         let news = broadcast::Sender::new(NEWS);
         let hands = Hands::new(Arc::clone(&parts), workers.clone(), orders.downgrade());
@@ -165,6 +168,7 @@ impl Keeper {
         let hunting = hunt.map(|hunt| World::hunt(hunt, hands.clone(), orders.downgrade()));
         let keeper = Self {
             orders,
+            questions,
             parts: Arc::clone(&parts),
             workers,
             news: news.clone(),
@@ -185,7 +189,7 @@ impl Keeper {
             writes: Arc::clone(&keeper.writes),
         };
         keeper.tell(Input::Started).await;
-        tokio::spawn(task.run(inbox));
+        tokio::spawn(task.run(Inbox { orders: inbox, questions: asked }));
         keeper
     }
 
@@ -247,6 +251,11 @@ impl Keeper {
         self.writes.load(Ordering::Relaxed)
     }
 
+    /// Turns away at the door who would have to wait for the disk.
+    fn must_write(&self) -> Result<(), Gone> {
+        if self.can_write() { Ok(()) } else { Err(Gone) }
+    }
+
     /// Asks purgatory something, between two turns.
     pub async fn ask<T: Send + 'static>(
         &self,
@@ -256,7 +265,12 @@ impl Keeper {
         let question = Box::new(move |purgatory: &Purgatory| {
             let _ = reply.send(question(purgatory));
         });
-        self.orders.send(Order::Ask(question)).await.map_err(|_| Gone)?;
+        let asked = match self.can_write() {
+            // After all that was said before it.
+            true => self.orders.send(Order::Ask(question)).await.map_err(|_| Gone),
+            false => self.questions.send(question).await.map_err(|_| Gone),
+        };
+        asked?;
         answer.await.map_err(|_| Gone)
     }
 
@@ -277,6 +291,7 @@ impl Keeper {
     }
 
     async fn wait(&self, until: Until) -> Result<(), Gone> {
+        self.must_write()?;
         let (reply, over) = oneshot::channel();
         self.orders.send(Order::Wait { until, reply }).await.map_err(|_| Gone)?;
         over.await.map_err(|_| Gone)
@@ -284,6 +299,7 @@ impl Keeper {
 
     /// Holds an event; resolves once it is written down and its view exists.
     async fn hold(&self, event: Arc<Event>, hold: Hold, origin: Origin) -> Result<Kept, Gone> {
+        self.must_write()?;
         let (reply, kept) = oneshot::channel();
         let order = Order::Hold { event, hold, origin, reply };
         self.orders.send(order).await.map_err(|_| Gone)?;

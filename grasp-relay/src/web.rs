@@ -14,8 +14,7 @@ use grasp_core::service::npub;
 use grasp_core::{RefName, RepoId, ServiceIdentity};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use self::figures::RepoRow;
-pub use self::repositories::Listing;
+pub use self::repositories::{Listed, Listing};
 pub use self::status::{ago, size, span, status};
 
 const STYLE: &str = include_str!("web/style.css");
@@ -59,8 +58,8 @@ pub struct LandingPage<'a> {
     pub service: &'a ServiceIdentity,
     /// Whether it is reached through TLS.
     pub secure: bool,
-    /// The repositories, the latest active first.
-    pub repositories: &'a [RepoRow],
+    /// The repositories.
+    pub repositories: &'a Listed,
     /// When this is written, in Unix time.
     pub now: u64,
 }
@@ -97,13 +96,16 @@ pub fn landing(page_of: &LandingPage<'_>) -> String {
     )
 }
 
-fn listed(repositories: &[RepoRow], now: u64) -> Markup {
-    if repositories.is_empty() {
+fn listed(Listed { rows, is_cut }: &Listed, now: u64) -> Markup {
+    if rows.is_empty() {
         return html! { p { "None yet." } };
     }
     html! {
         table {
-            caption { (repositories.len()) " hosted, the latest active first" }
+            caption {
+                @if *is_cut { "The " (rows.len()) " latest announced" } @else { (rows.len()) " hosted" }
+                ", the latest active first"
+            }
             thead {
                 tr {
                     th scope="col" { "name" } th scope="col" { "what it is" } th scope="col" { "owner" }
@@ -111,7 +113,7 @@ fn listed(repositories: &[RepoRow], now: u64) -> Markup {
                 }
             }
             tbody {
-                @for repo in repositories.iter().take(SHOWN) {
+                @for repo in rows.iter().take(SHOWN) {
                     tr {
                         td data-label="name" { a href=(repo.path) { (shortened(&repo.name, 80)) } }
                         td data-label="what it is" { (shortened(&repo.description, 200)) }
@@ -121,7 +123,7 @@ fn listed(repositories: &[RepoRow], now: u64) -> Markup {
                 }
             }
         }
-        @if repositories.len() > SHOWN { p class="small" { "The first " (SHOWN) " are shown." } }
+        @if rows.len() > SHOWN { p class="small" { "The first " (SHOWN) " are shown." } }
     }
 }
 
@@ -237,6 +239,7 @@ mod tests {
     use nostr::key::PublicKey;
 
     use super::*;
+    use crate::web::figures::RepoRow;
 
     fn of(name: &str) -> RepoId {
         RepoId::new(PublicKey::from_byte_array([7; 32]), name.parse().unwrap())
@@ -260,6 +263,7 @@ mod tests {
         now: u64,
     ) -> String {
         let service = &"us.example".parse().unwrap();
+        let repositories = &Listed { rows: repositories.to_vec(), is_cut: false };
         landing(&LandingPage { name, description, service, secure, repositories, now })
     }
 
@@ -293,6 +297,14 @@ mod tests {
         let row = RepoRow { owner: format!("npub1{}", "q".repeat(58)), ..RepoRow::default() };
         let page = front("us", "", false, &[row], 0);
         assert!(page.contains(">npub1qqqqqqq…<"), "{page}");
+    }
+
+    #[test]
+    fn how_many_are_hosted_is_said_only_if_all_were_counted() {
+        let said = |is_cut| listed(&Listed { rows: vec![RepoRow::default()], is_cut }, 0).0;
+        assert!(said(false).contains("1 hosted, the latest active first"), "{}", said(false));
+        assert!(said(true).contains("The 1 latest announced, the latest active first"));
+        assert!(!said(true).contains("hosted"));
     }
 
     #[test]

@@ -95,6 +95,18 @@ impl Policy {
         self.hosts(announcement) && !announcement.lists(&self.service)
     }
 
+    /// Whether an author of these announcements is served as many repositories for the asking as one may be. What is
+    /// kept without having been asked for, or known for discovery alone, does not count.
+    pub fn has_enough<'a>(
+        &self,
+        author: &PublicKey,
+        announcements: impl IntoIterator<Item = &'a Announcement>,
+    ) -> bool {
+        let theirs = announcements.into_iter().filter(|a| a.repo.owner == *author);
+        let asked_for = theirs.filter(|a| a.lists(&self.service)).count();
+        self.operator != Some(*author) && asked_for >= self.repositories_per_author
+    }
+
     /// Whether the operator signed this event.
     pub(super) fn is_operators(&self, event: &Event) -> bool {
         self.operator == Some(event.pubkey)

@@ -6,7 +6,7 @@ use nostr::key::PublicKey;
 use super::facts::{Facts, Standing};
 use super::policy::Policy;
 use super::verdict::{Hold, Known, Rejection, Verdict};
-use crate::maintainers::rosters;
+use crate::maintainers::{Circles, rosters};
 use crate::nip34::State;
 use crate::repo::RepoId;
 
@@ -41,10 +41,11 @@ fn rules_what_is_served(ruled: &[RepoId], facts: &Facts) -> bool {
 fn ruled_by(policy: &Policy, author: &PublicKey, facts: &Facts) -> Vec<RepoId> {
     let known = || facts.announcements.iter().map(|known| &known.announcement);
     let rosters = rosters(known());
+    let circles = Circles::new(policy.model, &rosters);
     let mut repos: Vec<_> = known()
         .filter(|announcement| policy.hosts(announcement))
         .map(|announcement| &announcement.repo)
-        .filter(|repo| policy.model.maintainers(&repo.owner, &rosters).contains(author))
+        .filter(|repo| circles.of(&repo.owner).contains(author))
         .cloned()
         .collect();
     repos.sort();

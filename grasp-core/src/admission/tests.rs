@@ -317,6 +317,19 @@ fn bans_beat_everything() {
 }
 
 #[test]
+fn only_what_was_asked_for_counts_for_the_quota_and_the_operator_has_none() {
+    let mut policy = Policy { repositories_per_author: 1, ..policy() };
+    policy.archive.everything = true;
+    let of = |event, by| known(event, by, Standing::Stored).announcement;
+    let others = [of(elsewhere(), ALICE), of(listing(BOB), BOB)];
+    assert!(policy.hosts(&others[0]) && !policy.has_enough(&key(ALICE), &others));
+    assert!(policy.has_enough(&key(BOB), &others));
+    assert!(policy.has_enough(&key(ALICE), &[of(listing(ALICE), ALICE)]));
+    policy.operator = Some(key(ALICE));
+    assert!(!policy.has_enough(&key(ALICE), &[of(listing(ALICE), ALICE)]));
+}
+
+#[test]
 fn a_full_purgatory_says_so_and_what_is_served_is_not_locked_out() {
     let mut facts = knowing(vec![known(listing(ALICE), ALICE, Standing::Held)]);
     facts.over_quota = true;

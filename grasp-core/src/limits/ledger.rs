@@ -9,7 +9,7 @@ pub struct LedgerConfig {
     pub unadvertised: usize,
     /// Slots used at most, whatever a relay advertises. Default: 200.
     pub most: usize,
-    /// Slots kept for [`SlotClass::Reserve`]. Default: 2.
+    /// Slots that stay free: others may share the relay's limit with us, behind one address. Default: 2.
     pub reserve: usize,
     /// Slots that live subscriptions leave to history. Default: 3.
     ///
@@ -49,8 +49,6 @@ pub enum SlotClass {
     Fetch,
     /// A NIP-77 session. Relays differ in whether these share the ceiling; we assume they do.
     Reconcile,
-    /// What must not wait: replacing a live subscription before its old one is closed, a probe.
-    Reserve,
 }
 
 /// One subscription on one connection.
@@ -62,33 +60,21 @@ pub struct Slot {
     number: u64,
 }
 
-/// The answer to somebody who wants a slot.
-#[must_use]
-#[derive(Debug, PartialEq, Eq)]
-pub enum Take {
-    /// Taken; open the subscription.
-    Slot(Slot),
-    /// Not now: wait until a slot is freed.
-    Wait,
-    /// Not on this connection: its budget has no room for this even when idle. Poll instead.
-    Never,
-}
-
 /// The subscriptions on one connection.
 ///
 /// ```
-/// use grasp_core::limits::{LedgerConfig, SlotClass, SlotLedger, Take};
+/// use grasp_core::limits::{LedgerConfig, SlotClass, SlotLedger};
 ///
-/// // A relay that allows ten: two in reserve, three for history, so five can be live.
+/// // A relay that allows ten: two stay free, three are for history, so five can be live.
 /// let mut ledger = SlotLedger::new(LedgerConfig::default(), Some(10));
 /// let mut live = Vec::new();
-/// while let Take::Slot(slot) = ledger.take(SlotClass::Live, 1_000) {
+/// while let Some(slot) = ledger.take(SlotClass::Live, 1_000) {
 ///     live.push(slot);
 /// }
 /// assert_eq!(live.len(), 5);
 ///
 /// ledger.free(live.remove(0));
-/// assert!(matches!(ledger.take(SlotClass::Live, 1_000), Take::Slot(_)));
+/// assert!(ledger.take(SlotClass::Live, 1_000).is_some());
 /// ```
 #[derive(Debug)]
 pub struct SlotLedger {
@@ -117,18 +103,15 @@ impl SlotLedger {
         }
     }
 
-    /// Takes a slot for a request that makes the relay remember `bytes`.
-    pub fn take(&mut self, class: SlotClass, bytes: usize) -> Take {
-        if self.class_limit(class) == 0 || bytes > self.byte_limit(class) {
-            return Take::Never;
-        }
+    /// Takes a slot for a request that makes the relay remember `bytes`, if there is one for it now.
+    pub fn take(&mut self, class: SlotClass, bytes: usize) -> Option<Slot> {
         if !self.has_slot(class) || !self.has_bytes(class, bytes) {
-            return Take::Wait;
+            return None;
         }
         let number = self.next_number;
         self.next_number += 1;
         self.open.insert(number, Open { class, bytes });
-        Take::Slot(Slot { number })
+        Some(Slot { number })
     }
 
     /// Gives a slot back, its subscription having ended. Nothing happens for one of an earlier
@@ -179,7 +162,6 @@ impl SlotLedger {
             SlotClass::Live => shared.saturating_sub(self.config.transient_floor),
             SlotClass::Fetch => self.config.fetches.min(shared),
             SlotClass::Reconcile => self.config.reconciliations.min(shared),
-            SlotClass::Reserve => self.reserve(),
         }
     }
 
@@ -208,17 +190,13 @@ impl SlotLedger {
     fn byte_limit(&self, class: SlotClass) -> usize {
         match class {
             SlotClass::Live => self.byte_ceiling.saturating_sub(self.config.transient_bytes),
-            SlotClass::Fetch | SlotClass::Reconcile | SlotClass::Reserve => self.byte_ceiling,
+            SlotClass::Fetch | SlotClass::Reconcile => self.byte_ceiling,
         }
     }
 
     fn has_slot(&self, class: SlotClass) -> bool {
-        let reserved = self.in_use_by(SlotClass::Reserve);
-        let room = match class {
-            SlotClass::Reserve => self.in_use() < self.total,
-            _ => self.in_use() - reserved < self.total - self.reserve(),
-        };
-        room && self.in_use() < self.total && self.in_use_by(class) < self.class_limit(class)
+        let has_room = self.in_use() < self.total - self.reserve();
+        has_room && self.in_use_by(class) < self.class_limit(class)
     }
 
     fn has_bytes(&self, class: SlotClass, bytes: usize) -> bool {
@@ -247,18 +225,11 @@ mod tests {
     }
 
     fn slot(ledger: &mut SlotLedger, class: SlotClass) -> Slot {
-        match ledger.take(class, 100) {
-            Take::Slot(slot) => slot,
-            refusal => panic!("no slot for {class:?}: {refusal:?}"),
-        }
+        ledger.take(class, 100).unwrap()
     }
 
     fn take_all(ledger: &mut SlotLedger, class: SlotClass) -> Vec<Slot> {
-        let taken = std::iter::from_fn(|| match ledger.take(class, 100) {
-            Take::Slot(slot) => Some(slot),
-            Take::Wait | Take::Never => None,
-        });
-        taken.collect()
+        std::iter::from_fn(|| ledger.take(class, 100)).collect()
     }
 
     #[test]
@@ -275,8 +246,7 @@ mod tests {
         let mut ledger = ledger(20);
         assert_eq!(take_all(&mut ledger, SlotClass::Live).len(), 15);
         assert_eq!(take_all(&mut ledger, SlotClass::Fetch).len(), 3);
-        assert_eq!(take_all(&mut ledger, SlotClass::Reserve).len(), 2);
-        assert_eq!(ledger.in_use(), ledger.total());
+        assert_eq!(ledger.in_use() + 2, ledger.total());
     }
 
     #[test]
@@ -290,18 +260,18 @@ mod tests {
     fn a_tiny_relay_keeps_history_moving_and_polls_the_rest() {
         for total in 1..=3 {
             let mut ledger = ledger(total);
-            assert_eq!(ledger.take(SlotClass::Live, 100), Take::Never);
+            assert_eq!(ledger.take(SlotClass::Live, 100), None);
             assert_eq!(take_all(&mut ledger, SlotClass::Fetch).len(), total);
         }
         assert_eq!(ledger(4).class_limit(SlotClass::Live), 1);
-        assert_eq!(ledger(6).class_limit(SlotClass::Reserve), 2);
+        assert_eq!(ledger(6).class_limit(SlotClass::Live), 1, "the reserve gives way first");
     }
 
     #[test]
     fn a_freed_slot_can_be_taken_again() {
         let mut ledger = ledger(4);
         let live = slot(&mut ledger, SlotClass::Live);
-        assert_eq!(ledger.take(SlotClass::Live, 100), Take::Wait);
+        assert_eq!(ledger.take(SlotClass::Live, 100), None);
         ledger.free(live);
         let _live = slot(&mut ledger, SlotClass::Live);
     }
@@ -314,7 +284,7 @@ mod tests {
         ledger.refused_by_count(refused);
         assert_eq!(ledger.total(), 14);
         assert_eq!(ledger.excess_live(), 14 - (14 - 2 - 3));
-        assert_eq!(ledger.take(SlotClass::Fetch, 100), Take::Wait);
+        assert_eq!(ledger.take(SlotClass::Fetch, 100), None);
     }
 
     #[test]
@@ -329,10 +299,10 @@ mod tests {
     #[test]
     fn live_subscriptions_leave_bytes_for_one_fetch() {
         let mut ledger = ledger(200);
-        assert!(matches!(ledger.take(SlotClass::Live, 800_000), Take::Slot(_)));
-        assert_eq!(ledger.take(SlotClass::Live, 10_000), Take::Wait);
-        assert!(matches!(ledger.take(SlotClass::Fetch, 98_304), Take::Slot(_)));
-        assert_eq!(ledger.take(SlotClass::Live, 900_000), Take::Never);
+        assert!(ledger.take(SlotClass::Live, 800_000).is_some());
+        assert_eq!(ledger.take(SlotClass::Live, 10_000), None);
+        assert!(ledger.take(SlotClass::Fetch, 98_304).is_some());
+        assert_eq!(ledger.take(SlotClass::Live, 900_000), None);
     }
 
     #[test]
@@ -350,7 +320,7 @@ mod tests {
     #[test]
     fn a_byte_refusal_without_figure_lowers_to_what_is_held() {
         let mut ledger = ledger(200);
-        let Take::Slot(_held) = ledger.take(SlotClass::Live, 300_000) else {
+        let Some(_held) = ledger.take(SlotClass::Live, 300_000) else {
             panic!("the ledger is empty")
         };
         let refused = slot(&mut ledger, SlotClass::Fetch);
@@ -363,7 +333,7 @@ mod tests {
         let mut ledger = ledger(200);
         let refused = slot(&mut ledger, SlotClass::Live);
         ledger.refused_by_bytes(refused, Some(0));
-        assert!(matches!(ledger.take(SlotClass::Fetch, 98_304), Take::Slot(_)));
-        assert_eq!(ledger.take(SlotClass::Live, 1), Take::Never);
+        assert!(ledger.take(SlotClass::Fetch, 98_304).is_some());
+        assert_eq!(ledger.take(SlotClass::Live, 1), None);
     }
 }

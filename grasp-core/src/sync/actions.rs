@@ -100,9 +100,8 @@ fn new_items(
 mod tests {
     use nostr::event::EventId;
     use nostr::key::PublicKey;
-    use nostr::message::SubscriptionId;
 
-    use super::super::{BatchId, History, SyncLevel};
+    use super::super::{BatchId, History, PartId, SyncLevel};
     use super::*;
     use crate::RepoId;
 
@@ -134,7 +133,7 @@ mod tests {
     }
 
     fn batch(items: RelaySyncNeeds) -> PendingBatch {
-        PendingBatch::requesting(BatchId(1), items, [SubscriptionId::new("s")])
+        PendingBatch::new(BatchId(1), items, [PartId(1)])
     }
 
     use SyncLevel::{Full, StateOnly};

@@ -6,7 +6,7 @@ mod relay;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use self::pending::{
-    BatchId, BatchProgress, PendingBatch, PendingItems, PendingSyncIndex, SyncMethod,
+    BatchId, BatchProgress, PartId, PendingBatch, PendingItems, PendingSyncIndex,
 };
 pub use self::relay::{ConnectionStatus, History, RETENTION, RelayState, RelaySyncIndex, Resume};
 use super::root::RootId;

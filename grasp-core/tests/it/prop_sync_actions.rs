@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 
 use grasp_core::RelayUrl;
 use grasp_core::sync::{
-    AddFilters, BatchId, History, PendingBatch, PendingSyncIndex, RelayState, RelaySyncIndex,
-    compute_actions,
+    AddFilters, BatchId, History, PartId, PendingBatch, PendingSyncIndex, RelayState,
+    RelaySyncIndex, compute_actions,
 };
-use nostr::message::SubscriptionId;
 use nostr::types::Timestamp;
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
@@ -32,7 +31,7 @@ fn any_state() -> impl Strategy<Value = RelayState> {
 }
 
 fn any_batch() -> impl Strategy<Value = PendingBatch> {
-    let batch = |items| PendingBatch::requesting(BatchId(7), items, [SubscriptionId::new("s")]);
+    let batch = |items| PendingBatch::new(BatchId(7), items, [PartId(1)]);
     any_items().prop_map(batch)
 }
 
@@ -92,8 +91,7 @@ proptest! {
     #[test]
     fn once_pending_there_is_nothing_left_to_ask(mut world in any_world()) {
         for (n, action) in (0..).zip(world.actions()) {
-            let sub = [SubscriptionId::new(format!("s{n}"))];
-            let batch = PendingBatch::requesting(BatchId(n), action.items, sub);
+            let batch = PendingBatch::new(BatchId(n), action.items, [PartId(n)]);
             world.pending.entry(action.relay).or_default().push(batch);
         }
         prop_assert_eq!(world.actions(), []);

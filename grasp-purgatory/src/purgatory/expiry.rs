@@ -90,7 +90,7 @@ impl Purgatory {
         identifiers.iter().for_each(|identifier| self.ask(out, identifier));
         if due(self.chores_again) {
             self.chores_again = None;
-            self.ledger.owed().iter().for_each(|chore| out.act(Output::Do(chore.clone())));
+            self.ledger.owed().for_each(|chore| out.act(Output::Do(chore.clone())));
         }
     }
 }

@@ -2,9 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use grasp_core::admission::Policy;
-use grasp_core::admission::Standing;
-use grasp_core::maintainers::{Rosters, rosters};
+use grasp_core::admission::{Policy, Standing};
+use grasp_core::maintainers::{Circles, rosters};
 use grasp_core::nip34::{Announcement, Proposal};
 use grasp_core::{Identifier, RepoId};
 use nostr::event::EventId;
@@ -35,11 +34,16 @@ impl Family {
     ) -> Self {
         let winners = winners(known);
         let rosters = rosters(winners.values().map(|(announcement, _)| *announcement));
+        let circles = Circles::new(policy.model, &rosters);
         let hosted = winners.values().filter(|(announcement, _)| policy.hosts(announcement));
         let places = hosted
             .map(|(announcement, standing)| {
-                let repo = announcement.repo.clone();
-                (repo, Place::new(policy, announcement, *standing, &rosters))
+                let place = Place {
+                    announced_by: announcement.version.id,
+                    standing: *standing,
+                    confirmed: circles.of(&announcement.repo.owner),
+                };
+                (announcement.repo.clone(), place)
             })
             .collect();
         Self { places }
@@ -59,21 +63,6 @@ impl Family {
         let named = proposal.repos.iter().filter(|repo| repo.identifier == *identifier);
         let named: BTreeSet<_> = named.map(|repo| repo.owner).collect();
         self.places.iter().filter(move |(_, place)| !place.confirmed.is_disjoint(&named))
-    }
-}
-
-impl Place {
-    fn new(
-        policy: &Policy,
-        announcement: &Announcement,
-        standing: Standing,
-        rosters: &Rosters,
-    ) -> Self {
-        Self {
-            announced_by: announcement.version.id,
-            standing,
-            confirmed: policy.model.maintainers(&announcement.repo.owner, rosters),
-        }
     }
 }
 

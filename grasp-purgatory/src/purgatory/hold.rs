@@ -182,13 +182,10 @@ impl Purgatory {
         keep: BTreeSet<Oid>,
         mut names: BTreeSet<Identifier>,
     ) {
-        for owed in self.ledger.owed() {
-            match owed {
-                Chore::ClearProposal { id: other, names: more, .. } if *other == id => {
-                    names.extend(more.iter().cloned());
-                }
-                _ => {}
-            }
+        if let Some(Chore::ClearProposal { names: more, .. }) =
+            self.ledger.owed_to(&Thing::Proposal(id))
+        {
+            names.extend(more.iter().cloned());
         }
         self.owe(out, Chore::ClearProposal { id, keep, names });
     }
@@ -234,7 +231,7 @@ impl Purgatory {
             let keep = self.staged_tips(&id);
             return self.clear(out, id, keep, BTreeSet::from([door.name().clone()]));
         }
-        self.settle_conflicting(out, Thing::Proposal(&id));
+        self.settle_conflicting(out, &Thing::Proposal(id));
         let until = self.now.unix + self.config.placeholder;
         self.record(out, Record::Staged { id, tip, door, bytes, until });
         // The event may have come in while the push was under way.

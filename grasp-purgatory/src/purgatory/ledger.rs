@@ -11,7 +11,7 @@ use nostr::types::Timestamp;
 
 use super::books::Books;
 use super::entry::{Entry, Phase};
-use super::output::Chore;
+use super::output::{Chore, Thing};
 use super::staging::{Staging, Upload};
 use crate::journal::Record;
 
@@ -23,7 +23,8 @@ pub(super) struct Ledger {
     /// Entries by the end of their phase.
     deadlines: BTreeMap<Phase, BTreeSet<(Timestamp, EventId)>>,
     staging: Staging,
-    owed: BTreeSet<Chore>,
+    /// Chores by what they are about, one for each thing.
+    owed: BTreeMap<Thing, Chore>,
     books: Books,
 }
 
@@ -48,8 +49,9 @@ impl Ledger {
                 self.staging.add(*id, *tip, upload, *until);
             }
             Record::Unstaged { id, keep } => self.staging.drop_but(id, *keep),
-            Record::Owed { chore } => _ = self.owed.insert(chore.clone()),
-            Record::Settled { chore } => _ = self.owed.remove(chore),
+            Record::Owed { chore } => _ = self.owed.insert(chore.thing(), chore.clone()),
+            Record::Settled { chore } if self.owes(chore) => _ = self.owed.remove(&chore.thing()),
+            Record::Settled { .. } => {}
         }
     }
 
@@ -69,7 +71,7 @@ impl Ledger {
                 until: placeholder.until,
             })
         });
-        let owed = self.owed.iter().map(|chore| Record::Owed { chore: chore.clone() });
+        let owed = self.owed.values().map(|chore| Record::Owed { chore: chore.clone() });
         held.chain(staged).chain(owed).collect()
     }
 
@@ -117,8 +119,18 @@ impl Ledger {
         &self.staging
     }
 
-    pub(super) fn owed(&self) -> &BTreeSet<Chore> {
-        &self.owed
+    pub(super) fn owed(&self) -> impl ExactSizeIterator<Item = &Chore> {
+        self.owed.values()
+    }
+
+    /// The chore that is owed to a thing.
+    pub(super) fn owed_to(&self, thing: &Thing) -> Option<&Chore> {
+        self.owed.get(thing)
+    }
+
+    /// Whether this very chore is owed.
+    pub(super) fn owes(&self, chore: &Chore) -> bool {
+        self.owed_to(&chore.thing()) == Some(chore)
     }
 
     pub(super) fn books(&self) -> &Books {
@@ -238,7 +250,7 @@ mod tests {
                 ledger.apply(&Record::Gone { id: event(n).id, why: Why::Withdrawn });
                 ledger.apply(&Record::Unstaged { id: event(n).id, keep: None });
             }
-            for chore in ledger.owed().clone() {
+            for chore in ledger.owed().cloned().collect::<Vec<_>>() {
                 ledger.apply(&Record::Settled { chore });
             }
             prop_assert_eq!(ledger, Ledger::default());

@@ -144,17 +144,17 @@ pub enum Chore {
 }
 
 /// What a chore is about.
-#[derive(PartialEq, Eq)]
-pub(super) enum Thing<'a> {
-    View(&'a RepoId),
-    Proposal(&'a EventId),
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Thing {
+    View(RepoId),
+    Proposal(EventId),
 }
 
 impl Chore {
-    pub(super) fn thing(&self) -> Thing<'_> {
+    pub(super) fn thing(&self) -> Thing {
         match self {
-            Self::CreateView { repo } | Self::RemoveView { repo } => Thing::View(repo),
-            Self::ClearProposal { id, .. } => Thing::Proposal(id),
+            Self::CreateView { repo } | Self::RemoveView { repo } => Thing::View(repo.clone()),
+            Self::ClearProposal { id, .. } => Thing::Proposal(*id),
         }
     }
 }

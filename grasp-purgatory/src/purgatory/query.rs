@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use grasp_core::admission::{KnownAnnouncement, Standing};
-use grasp_core::maintainers::rosters;
+use grasp_core::maintainers::{Circles, rosters};
 use grasp_core::nip34::{Announcement, Proposal};
 use grasp_core::push::Candidate;
 use grasp_core::{CloneUrl, Identifier, Oid, RepoId};
@@ -67,6 +67,9 @@ pub struct Counts {
 }
 
 /// For admission.
+/// Whose places are looked at for one event, counted with repetitions; far more than keep any repository together.
+const MOST_FELLOWS: usize = 4_096;
+
 impl Purgatory {
     /// Whether an event is known here, so that it need not be offered again.
     ///
@@ -198,8 +201,8 @@ impl Purgatory {
         let kept = self.ledger.family(identifier).filter_map(Entry::announcement);
         let known: Vec<&Announcement> = stored.iter().chain(kept).collect();
         let rosters = rosters(known.iter().copied());
-        let circles = rosters.keys().map(|owner| self.policy.model.maintainers(owner, &rosters));
-        let circles: Vec<_> = circles.collect();
+        let circles = Circles::new(self.policy.model, &rosters);
+        let circles: Vec<_> = rosters.keys().map(|owner| circles.of(owner)).collect();
         let entries = self.ledger.family(identifier);
         entries.filter_map(|entry| self.want(entry, &known, &circles)).collect()
     }
@@ -219,8 +222,8 @@ impl Purgatory {
             }
         };
         // Where the keepers, and those they keep repositories with, say that the repository is.
-        let fellows: BTreeSet<_> =
-            circles.iter().filter(|circle| !circle.is_disjoint(&keepers)).flatten().collect();
+        let shared = circles.iter().filter(|circle| !circle.is_disjoint(&keepers));
+        let fellows: BTreeSet<_> = shared.flatten().take(MOST_FELLOWS).collect();
         let own = known.iter().filter(|a| keepers.contains(&a.repo.owner));
         let of_fellows = known.iter().filter(|a| fellows.contains(&a.repo.owner));
         let (service, now) = (&self.policy.service, self.now.unix);

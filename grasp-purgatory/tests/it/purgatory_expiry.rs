@@ -1,9 +1,15 @@
 //! Nothing waits for ever, and nothing that is at hand is thrown away.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use grasp_core::admission::Policy;
-use grasp_purgatory::{Bound, Config, Input, Phase};
+use grasp_core::kinds::ANNOUNCEMENT;
+use grasp_core::{Mono, Now};
+use grasp_purgatory::journal::Record;
+use grasp_purgatory::{Bound, Config, Input, Output, Phase, Purgatory};
+use nostr::event::{Event, EventId, Signature, Tag};
+use nostr::types::Timestamp;
 
 use crate::model_events::*;
 use crate::model_world::World;
@@ -37,6 +43,27 @@ fn a_state_expires_after_thirty_minutes_and_not_before() {
     assert!(world.core.holds(&waiting.id));
     wait(&mut world, SECOND);
     assert!(!world.core.holds(&waiting.id));
+}
+
+#[test]
+fn what_expires_together_takes_no_longer_for_each_the_more_there_is() {
+    const MANY: u32 = 20_000;
+    let now = Now::new(Mono::ZERO, Timestamp::from_secs(START));
+    let held = (0..MANY).map(|n| {
+        let id = EventId::from_byte_array(std::array::from_fn(|at| n.to_be_bytes()[at % 4]));
+        let tags = [Tag::identifier(n.to_string())];
+        let signature = Signature::from_slice(&[0; 64]).unwrap();
+        let event = Event::new(id, ALICE.key(), now.unix, ANNOUNCEMENT, tags, "", signature);
+        Record::Held { event: Arc::new(event), phase: Phase::Waiting, until: now.unix }
+    });
+    let mut core =
+        Purgatory::restore(Config::default(), Policy::new(US.parse().unwrap()), held, now);
+    let started = Instant::now();
+    let outputs = core.handle(now, Input::Tick);
+    let chores = outputs.iter().filter(|output| matches!(output, Output::Do(_))).count();
+    assert_eq!((chores, core.counts().owed), (MANY as usize, MANY as usize));
+    // It takes a fraction of a second, and many times as long if each is compared with all others.
+    assert!(started.elapsed() < SECOND * 5, "{:?}", started.elapsed());
 }
 
 #[test]

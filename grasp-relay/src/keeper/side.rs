@@ -107,16 +107,20 @@ impl Keeper {
 
     /// Whether somebody who announces a repository here is served as many as one may be.
     async fn has_enough(&self, event: &Event) -> Result<bool, StoreError> {
-        let policy = self.policy();
+        let (policy, now) = (self.policy(), self.clock().now().unix);
         let asks = event.kind == kinds::ANNOUNCEMENT
-            && policy.operator != Some(event.pubkey)
             && Announcement::parse(event).is_ok_and(|new| new.lists(&policy.service));
         if !asks {
             return Ok(false);
         }
         let theirs = Filter::new().kind(kinds::ANNOUNCEMENT).author(event.pubkey);
-        let served = self.store().count(vec![theirs], self.clock().now().unix).await?;
-        Ok(usize::try_from(served).unwrap_or(usize::MAX) >= policy.repositories_per_author)
+        let known = self.store().count(vec![theirs.clone()], now).await?;
+        if usize::try_from(known).is_ok_and(|known| known < policy.repositories_per_author) {
+            return Ok(false);
+        }
+        let theirs = store::events(&**self.store(), theirs, now).await?;
+        let announcements: Vec<_> = theirs.iter().flat_map(Announcement::parse).collect();
+        Ok(policy.has_enough(&event.pubkey, &announcements))
     }
 
     /// What a stored event means for what waits.

@@ -16,13 +16,31 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use super::lane::{self, Lanes, Op};
 use super::rounds::{Errand, Rounds};
 use super::survey::SurveyRequest;
-use super::{JOURNAL, News, Order, QUEUE, Until, Waiter};
+use super::{JOURNAL, News, Order, QUEUE, Question, Until, Waiter};
 use crate::clock::Clock;
 
 /// Turns that share one write of the journal, at most.
 const TURNS: usize = 64;
 /// How long a journal that refused a write is left alone.
 const WRITE_AGAIN: Duration = Duration::from_secs(1);
+
+/// Where all that is told and asked arrives.
+pub(super) struct Inbox {
+    pub(super) orders: mpsc::Receiver<Order>,
+    /// Asked while orders may have to wait.
+    pub(super) questions: mpsc::Receiver<Question>,
+}
+
+impl Inbox {
+    /// The next of either, or the next question if orders have to wait; `None` once nobody can want anything any more.
+    async fn next(&mut self, takes_orders: bool) -> Option<Order> {
+        tokio::select! {
+            order = self.orders.recv(), if takes_orders => order,
+            Some(question) = self.questions.recv() => Some(Order::Ask(question)),
+            else => None,
+        }
+    }
+}
 
 /// The one owner of the core.
 pub(super) struct Task {
@@ -41,7 +59,7 @@ pub(super) struct Task {
 }
 
 impl Task {
-    pub(super) async fn run(mut self, mut inbox: mpsc::Receiver<Order>) {
+    pub(super) async fn run(mut self, mut inbox: Inbox) {
         // What happened while the journal could not be written.
         let mut late: VecDeque<Order> = VecDeque::new();
         loop {
@@ -52,7 +70,7 @@ impl Task {
             let Some(order) = order else { return };
             let mut turns = vec![self.take(order)];
             while turns.len() < TURNS {
-                let next = late.pop_front().or_else(|| inbox.try_recv().ok());
+                let next = late.pop_front().or_else(|| inbox.orders.try_recv().ok());
                 let Some(order) = next else { break };
                 turns.push(self.take(order));
             }
@@ -118,9 +136,9 @@ impl Task {
     }
 
     /// What is to be done next; `None` once nobody can want anything any more.
-    async fn next_order(&mut self, inbox: &mut mpsc::Receiver<Order>) -> Option<Order> {
+    async fn next_order(&mut self, inbox: &mut Inbox) -> Option<Order> {
         tokio::select! {
-            order = inbox.recv() => order,
+            order = inbox.next(true) => order,
             () = until(&self.clock, self.purgatory.next_deadline()) => Some(Order::Tell(Input::Tick)),
             () = until(&self.clock, self.rounds.deadline()) => Some(Order::Walk),
         }
@@ -159,7 +177,7 @@ impl Task {
         &mut self,
         records: &[Record],
         late: &mut VecDeque<Order>,
-        inbox: &mut mpsc::Receiver<Order>,
+        inbox: &mut Inbox,
     ) -> bool {
         self.writes.store(false, Ordering::Relaxed);
         self.answers.clear();
@@ -175,7 +193,7 @@ impl Task {
                     again = self.clock.now().mono + WRITE_AGAIN;
                     continue;
                 }
-                order = inbox.recv(), if late.len() < QUEUE => order,
+                order = inbox.next(late.len() < QUEUE) => order,
             };
             match order {
                 None => return false,

@@ -61,7 +61,7 @@ impl Root {
     async fn page(&self) -> Response {
         let rows = self.listing.rows().await.unwrap_or_else(|error| {
             tracing::warn!(%error, "could not list the repositories");
-            Arc::from([])
+            Arc::default()
         });
         let (service, now) = (&self.shared.rules.service, self.shared.clock.now().unix.as_secs());
         let page = LandingPage {

@@ -34,7 +34,16 @@ struct Inner {
     service: ServiceIdentity,
     clock: Clock,
     hosts: Hosts,
-    last: Mutex<Option<(Mono, Arc<[RepoRow]>)>>,
+    last: Mutex<Option<(Mono, Arc<Listed>)>>,
+}
+
+/// The repositories of a server.
+#[derive(Clone, Debug, Default)]
+pub struct Listed {
+    /// The latest active first.
+    pub rows: Vec<RepoRow>,
+    /// Whether there may be more, announced longer ago.
+    pub is_cut: bool,
 }
 
 impl Listing {
@@ -50,7 +59,7 @@ impl Listing {
     }
 
     /// The repositories, the latest active first. Many who ask at once wait for one answer.
-    pub async fn rows(&self) -> Result<Arc<[RepoRow]>, StoreError> {
+    pub async fn rows(&self) -> Result<Arc<Listed>, StoreError> {
         let mut last = self.0.last.lock().await;
         let now = self.0.clock.now().mono;
         if let Some((at, rows)) = &*last {
@@ -58,22 +67,23 @@ impl Listing {
                 return Ok(Arc::clone(rows));
             }
         }
-        let rows: Arc<[RepoRow]> = self.0.look_up().await?.into();
+        let rows = Arc::new(self.0.look_up().await?);
         *last = Some((now, Arc::clone(&rows)));
         Ok(rows)
     }
 }
 
 impl Inner {
-    async fn look_up(&self) -> Result<Vec<RepoRow>, StoreError> {
+    async fn look_up(&self) -> Result<Listed, StoreError> {
         let announced = self.events(Filter::new().kind(kinds::ANNOUNCEMENT)).await?;
         let states = Latest::of(&self.events(Filter::new().kind(kinds::STATE)).await?);
+        let is_cut = announced.len() >= MOST;
         let announced = announced.iter().filter_map(|event| Announcement::parse(event).ok());
         let hosted = announced.filter(|announcement| (self.hosts)(announcement));
         let mut rows: Vec<_> =
             hosted.map(|announcement| self.row(&announcement, &states)).collect();
         rows.sort_by(|a, b| b.active_at.cmp(&a.active_at).then_with(|| a.path.cmp(&b.path)));
-        Ok(rows)
+        Ok(Listed { rows, is_cut })
     }
 
     async fn events(&self, filter: Filter) -> Result<Vec<Event>, StoreError> {
@@ -120,5 +130,35 @@ impl Latest {
         let authors = self.0.get(&announcement.repo.identifier)?;
         let named = announcement.roster.listed().into_iter().chain([announcement.repo.owner]);
         named.filter_map(|keeper| authors.get(&keeper).copied()).max()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nostr::event::{EventId, Signature, Tag};
+
+    use super::*;
+    use crate::store::memory::MemoryStore;
+
+    /// The announcement of a repository that nobody signed, as a store has it.
+    fn announcement(n: usize) -> Arc<Event> {
+        let id = EventId::from_byte_array(std::array::from_fn(|at| n.to_be_bytes()[at % 8]));
+        let author = PublicKey::from_byte_array([1; 32]);
+        let tags = [Tag::identifier(n.to_string())];
+        let signature = Signature::from_slice(&[0; 64]).unwrap();
+        let at = nostr::types::Timestamp::from_secs(n as u64);
+        Arc::new(Event::new(id, author, at, kinds::ANNOUNCEMENT, tags, "", signature))
+    }
+
+    #[tokio::test]
+    async fn a_list_that_may_lack_some_says_so() {
+        for (count, is_cut) in [(MOST - 1, false), (MOST + 1, true)] {
+            let (store, clock) = (Arc::new(MemoryStore::default()), Clock::system());
+            let events = (1..=count).map(announcement).collect();
+            store.save(events, clock.now().unix).await.unwrap();
+            let listing = Listing::new(store, "us.example".parse().unwrap(), clock, |_| true);
+            let listed = listing.rows().await.unwrap();
+            assert_eq!((listed.rows.len(), listed.is_cut), (count.min(MOST), is_cut));
+        }
     }
 }

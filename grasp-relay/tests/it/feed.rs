@@ -114,6 +114,25 @@ async fn a_consumer_that_falls_behind_misses_nothing_and_hears_nothing_twice() {
 }
 
 #[tokio::test]
+async fn who_listens_to_all_kinds_and_falls_behind_hears_of_deletions_nevertheless() {
+    let world = World::new();
+    let queue = Capacity { events: 5, bytes: 1_000_000 };
+    let mut feed = world.feed.clone().with_queue(queue).accepted_then_all(&[Kind::from(1)]);
+    assert_eq!(next(&mut feed).await, None);
+    let live = world.accept(note(5, "in time")).await;
+    assert_eq!(next(&mut feed).await, Some(live));
+    let mut expected = BTreeSet::new();
+    for nth in 0..20 {
+        expected.insert(Some(world.accept(note(5, &nth.to_string())).await));
+    }
+    let mut given = BTreeSet::new();
+    for _ in 0..20 {
+        assert!(given.insert(next(&mut feed).await), "something came twice");
+    }
+    assert_eq!(given, expected);
+}
+
+#[tokio::test]
 async fn an_event_that_went_and_came_back_is_told_again() {
     let world = World::new();
     let mut feed = world.feed.accepted(&[Kind::from(1)]);

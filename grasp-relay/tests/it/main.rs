@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod ingest;
+mod keeper;
 mod store_adapter;
 mod store_contract;
 mod store_events;

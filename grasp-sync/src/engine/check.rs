@@ -41,5 +41,5 @@ impl SyncEngine {
 }
 
 /// All classes of slots.
-pub(super) const CLASSES: [SlotClass; 4] =
-    [SlotClass::Live, SlotClass::Fetch, SlotClass::Reconcile, SlotClass::Reserve];
+pub(super) const CLASSES: [SlotClass; 3] =
+    [SlotClass::Live, SlotClass::Fetch, SlotClass::Reconcile];

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use grasp_core::sync::BatchId;
+use grasp_core::sync::{BatchId, PartId};
 
 /// One subscription or NIP-77 session on one connection. Never used twice.
 ///
@@ -58,6 +58,13 @@ impl FromStr for SubId {
 /// One filter's history, fetched by whatever means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct JobId(pub(super) u64);
+
+impl JobId {
+    /// What it is called in its batch.
+    pub(super) fn part(self) -> PartId {
+        PartId(self.0)
+    }
+}
 
 /// Jobs that complete together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -72,6 +72,24 @@ async fn one_author_is_served_only_so_many_repositories() {
 }
 
 #[tokio::test]
+async fn what_is_only_known_for_discovery_counts_for_nobody() {
+    let (alice, bob) = (Maker::new(), Maker::new());
+    let instance = Instance::with(|settings| settings.repositories_per_author = 2).await;
+    let us = instance.service();
+    let keepers: &[&str] = &["maintainers", &alice.key().to_hex()];
+    let elsewhere = "elsewhere.example".parse().unwrap();
+    for name in ["a", "b"] {
+        instance.host(&bob, name).await;
+        instance.take(vec![bob.later(1).announce_with(name, &us, &[keepers])]).await;
+        let known = alice.announce(name, &elsewhere);
+        assert_eq!(answer(&instance, &known).await, (true, String::new()));
+    }
+    for name in ["c", "d"] {
+        assert_eq!(answer(&instance, &alice.announce(name, &us)).await, held());
+    }
+}
+
+#[tokio::test]
 async fn one_name_fills_only_its_own_share() {
     let instance = bounded(|config| config.per_identifier.count = 3).await;
     let us = instance.service();

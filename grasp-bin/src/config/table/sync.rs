@@ -41,7 +41,7 @@ pub(super) const ENGINE: &[Setting] = settings! { "sync." at [settings.sync.engi
     persist_after: Time, "How long after a change a relay's record is written.";
     slots_unadvertised (ledger.unadvertised): Count, "Subscriptions at a relay that advertises no limit.";
     slots_most (ledger.most): Count, "Subscriptions at most, whatever a relay advertises.";
-    slots_reserve (ledger.reserve): Count, "Subscriptions kept for what cannot wait.";
+    slots_reserve (ledger.reserve): Count, "Subscriptions that stay free.";
     slots_transient (ledger.transient_floor): Count, "Subscriptions that live ones leave to history.";
     fetches (ledger.fetches): Count, "Fetches at the same time, per relay.";
     reconciliations (ledger.reconciliations): Count, "Reconciliations at the same time, per relay.";

@@ -9,7 +9,7 @@ use grasp_core::nostr::event::EventId;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::sync::{BatchProgress, PendingBatch};
 
-use super::super::batch::{self, Purpose};
+use super::super::batch::Purpose;
 use super::super::desk::Desk;
 use super::super::history::{Job, Method, Phase};
 use super::super::ids::{GroupId, JobId};
@@ -114,7 +114,7 @@ impl Session {
         self.leave_lines(id);
         self.add_parts(desk, &whole, parts, method);
         // The parts are waited for by now, so this completes nothing.
-        let _ = self.tracked(desk, whole.group, |tracker| batch::ended(tracker, id));
+        let _ = self.tracked(desk, whole.group, |batch| batch.ended(id.part()));
     }
 
     pub(super) fn add_parts(
@@ -127,7 +127,7 @@ impl Session {
         for filter in parts {
             let id = desk.shared.ids.job();
             let part = whole.part(filter);
-            let _ = self.tracked(desk, whole.group, |tracker| batch::grow(tracker, id));
+            let _ = self.tracked(desk, whole.group, |batch| batch.grow(id.part()));
             self.put_in_line(desk, id, part, method);
         }
     }
@@ -230,7 +230,7 @@ impl Session {
         if let Some(proof) = job.proof(desk.now.unix) {
             desk.standing.coverage.add(proof);
         }
-        let progress = self.tracked(desk, job.group, |tracker| batch::ended(tracker, id));
+        let progress = self.tracked(desk, job.group, |batch| batch.ended(id.part()));
         if progress == Some(BatchProgress::Complete) {
             self.complete(desk, job.group);
         }

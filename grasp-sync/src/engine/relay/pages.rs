@@ -2,7 +2,7 @@
 
 use std::mem::discriminant;
 
-use grasp_core::limits::{Action, Admit, Next, SlotClass, Take};
+use grasp_core::limits::{Action, Admit, Next, SlotClass};
 use grasp_core::nostr::filter::Filter;
 
 use super::super::batch::Purpose;
@@ -51,7 +51,7 @@ impl Session {
         if jobs.is_empty() {
             return Start::Done;
         }
-        let Take::Slot(slot) = desk.standing.ledger.take(SlotClass::Fetch, bytes) else {
+        let Some(slot) = desk.standing.ledger.take(SlotClass::Fetch, bytes) else {
             return Start::NoSlot;
         };
         if desk.standing.pace.admit(now) != Admit::Go {

@@ -2,7 +2,7 @@
 
 use std::cell::OnceCell;
 
-use grasp_core::limits::{Admit, SlotClass, SlotLedger, Take};
+use grasp_core::limits::{Admit, SlotClass, SlotLedger};
 
 use super::super::batch::Purpose;
 use super::super::desk::Desk;
@@ -106,7 +106,7 @@ impl Session {
             listening.phase = LivePhase::Resting(until);
             return Start::Done;
         }
-        let Take::Slot(slot) = desk.standing.ledger.take(SlotClass::Live, listening.bytes) else {
+        let Some(slot) = desk.standing.ledger.take(SlotClass::Live, listening.bytes) else {
             return Start::NoSlot;
         };
         desk.standing.parks.sent(now, listening.layer, Way::Live);
@@ -189,7 +189,7 @@ impl Session {
             }
             // All of them are the same size, or smaller; the limit is on what is remembered, not sent.
             let bytes = 256 + 67 * self.ids_per_fetch;
-            let Take::Slot(slot) = desk.standing.ledger.take(SlotClass::Fetch, bytes) else {
+            let Some(slot) = desk.standing.ledger.take(SlotClass::Fetch, bytes) else {
                 return;
             };
             if desk.standing.pace.admit(now) != Admit::Go {
@@ -264,7 +264,7 @@ impl Session {
             return Start::Done;
         };
         let bytes = wire_len(&filter) + 80;
-        let Take::Slot(slot) = desk.standing.ledger.take(SlotClass::Reconcile, bytes) else {
+        let Some(slot) = desk.standing.ledger.take(SlotClass::Reconcile, bytes) else {
             return Start::NoSlot;
         };
         let sub = desk.shared.ids.sub();

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use grasp_core::limits::{Action, Heard, PARK, PeerText, Refusal, SlotClass};
 
-use super::super::batch;
 use super::super::desk::Desk;
 use super::super::history::{Method, Phase};
 use super::super::ids::{JobId, LiveId, SubId};
@@ -230,10 +229,6 @@ impl Session {
         for id in talking {
             self.forget_inventory(desk, id);
             self.queue(id, Method::Page);
-        }
-        desk.batches().iter_mut().for_each(batch::fall_back);
-        for group in self.groups.values_mut() {
-            group.tracker.iter_mut().for_each(batch::fall_back);
         }
     }
 

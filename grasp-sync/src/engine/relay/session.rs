@@ -9,11 +9,11 @@ use grasp_core::limits::{Admit, PeerText, RETRY_DELAY, Refusal, should_consolida
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::{
-    AddFilters, Coverage, FilterHash, History, PendingItems, RETENTION, RequestBudget,
-    build_announcement_filter, build_layer2_and_layer3_filters, compute_actions,
+    AddFilters, Coverage, FilterHash, History, PendingBatch, PendingItems, RETENTION,
+    RequestBudget, build_announcement_filter, build_layer2_and_layer3_filters, compute_actions,
 };
 
-use super::super::batch::{self, Group, Purpose};
+use super::super::batch::{Group, Purpose};
 use super::super::desk::Desk;
 use super::super::history::{Job, Method};
 use super::super::ids::{ConnId, GroupId, JobId, SubId};
@@ -230,12 +230,11 @@ impl Session {
         let planned: Vec<(Filter, Method)> =
             filters.into_iter().map(|filter| Self::plan(desk, filter, method)).collect();
         let jobs: Vec<JobId> = planned.iter().map(|_| desk.shared.ids.job()).collect();
-        let method = if self.pages_only { Method::Page } else { method };
         let id = match purpose {
             Purpose::Batch(id) => id,
             _ => desk.shared.ids.batch(),
         };
-        let tracker = batch::pending(id, items, method, &jobs);
+        let tracker = PendingBatch::new(id, items, jobs.iter().map(|job| job.part()));
         let tracker = match purpose {
             Purpose::Batch(_) => {
                 desk.batches().push(tracker);

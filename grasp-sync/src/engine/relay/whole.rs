@@ -13,7 +13,7 @@ use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::{BatchProgress, FilterHash, build_layer2_and_layer3_filters};
 
-use super::super::batch::{self, Purpose};
+use super::super::batch::Purpose;
 use super::super::desk::Desk;
 use super::super::history::{Job, Method, Phase};
 use super::super::ids::JobId;
@@ -223,11 +223,11 @@ impl Session {
         for filter in build_layer2_and_layer3_filters(&items, since, &self.budget) {
             let (layer, part) = (Layer::of(&filter), desk.shared.ids.job());
             let lean = LeanFilter::keep(filter, None);
-            let _ = self.tracked(desk, group, |tracker| batch::grow(tracker, part));
+            let _ = self.tracked(desk, group, |batch| batch.grow(part.part()));
             self.put_in_line(desk, part, Job::new(group, layer, lean, asked), method);
         }
         self.drop_job(desk, id);
-        let progress = self.tracked(desk, group, |tracker| batch::ended(tracker, id));
+        let progress = self.tracked(desk, group, |batch| batch.ended(id.part()));
         if progress == Some(BatchProgress::Complete) {
             self.complete(desk, group);
         }

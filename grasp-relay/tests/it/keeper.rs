@@ -1,0 +1,132 @@
+//! A keeper whose journal cannot be written for a while.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use grasp_core::admission::{Hold, Origin, Policy};
+use grasp_core::{Identifier, Mono, Now};
+use grasp_purgatory::git::{Git, RepoStore, Slots, StagingLimits};
+use grasp_purgatory::journal::Record;
+use grasp_purgatory::journal::sqlite::Journal;
+use grasp_purgatory::{Config, Input, Phase, Purgatory};
+use grasp_relay::Clock;
+use grasp_relay::ingest::GitSide;
+use grasp_relay::keeper::{Keeper, KeeperParts};
+use grasp_relay::nostr::Hub;
+use grasp_relay::store::memory::MemoryStore;
+use nostr::event::{Event, EventBuilder, FinalizeEvent as _, Kind, Tag};
+use nostr::key::Keys;
+use nostr::types::Timestamp;
+use tempfile::TempDir;
+
+use crate::support::in_time;
+
+fn policy() -> Policy {
+    Policy::new("grasp.example".parse().unwrap())
+}
+
+fn announcement(keys: &Keys, name: &str) -> Arc<Event> {
+    let event = EventBuilder::new(Kind::GitRepoAnnouncement, "").tag(Tag::identifier(name));
+    Arc::new(event.finalize(keys).unwrap())
+}
+
+/// A journal in which these wait already, and which then takes no more records than a sum of SQL says.
+fn journal(dir: &Path, waiting: &[Arc<Event>], most: &str) -> PathBuf {
+    let path = dir.join("purgatory.db");
+    let (mut journal, _) = Journal::open(&path).unwrap();
+    let until = Timestamp::now() + Duration::from_secs(3_600);
+    let held =
+        |event: &Arc<Event>| Record::Held { event: event.clone(), phase: Phase::Waiting, until };
+    journal.append(&waiting.iter().map(held).collect::<Vec<_>>()).unwrap();
+    drop(journal);
+    let full = format!(
+        "CREATE TRIGGER full BEFORE INSERT ON record WHEN (SELECT count(*) FROM record) >= {most} \
+         BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"
+    );
+    rusqlite::Connection::open(&path).unwrap().execute_batch(&full).unwrap();
+    path
+}
+
+async fn start(dir: &Path, journal: &Path) -> Keeper {
+    let git = Git::find(&std::env::var_os("PATH").unwrap(), Slots::default()).unwrap();
+    let repos = RepoStore::open(&dir.join("git"), git, StagingLimits::default()).await.unwrap();
+    let parts = KeeperParts {
+        repos,
+        contributors: None,
+        store: Arc::new(MemoryStore::default()),
+        hub: Hub::start(),
+        policy: policy(),
+        clock: Clock::system(),
+        hunt: None,
+    };
+    let (journal, records) = Journal::open(journal).unwrap();
+    Keeper::start(parts, Config::default(), journal, records).await
+}
+
+/// Tells until there is no room for more.
+async fn tell_all_there_is_room_for(keeper: &Keeper, identifier: &Identifier) {
+    for _ in 0..10_000 {
+        let told = keeper.tell(Input::Changed { identifier: identifier.clone() });
+        if tokio::time::timeout(Duration::from_millis(500), told).await.is_err() {
+            return;
+        }
+    }
+    panic!("there is always room for more");
+}
+
+#[tokio::test]
+async fn questions_are_answered_however_much_waits_for_a_full_disk() {
+    let dir = TempDir::new().unwrap();
+    let keeper = start(dir.path(), &journal(dir.path(), &[], "0")).await;
+    let event = announcement(&Keys::generate(), "x");
+    let identifier = "x".parse().unwrap();
+    let hold = || GitSide::hold(&keeper, event.clone(), Hold::Announcement, Origin::anonymous());
+    assert!(in_time(hold()).await.is_err(), "it cannot be written down");
+    tell_all_there_is_room_for(&keeper, &identifier).await;
+    assert!(!keeper.can_write());
+    in_time(keeper.ask(|purgatory| purgatory.counts())).await.unwrap();
+    assert!(in_time(hold()).await.is_err(), "whoever brings something is turned away at once");
+    let waited = tokio::time::timeout(Duration::from_secs(20), keeper.make_round()).await;
+    assert!(waited.unwrap().is_err(), "and so is whoever waits");
+}
+
+#[tokio::test]
+async fn what_is_told_while_the_disk_fills_up_again_and_again_is_lost_at_no_time() {
+    const MANY: usize = 130;
+    let (dir, keys) = (TempDir::new().unwrap(), Keys::generate());
+    let waiting: Vec<_> = (0..MANY).map(|n| announcement(&keys, &n.to_string())).collect();
+    // As if somebody made room for a hundred records in every second.
+    let begin = Timestamp::now();
+    let most = format!("{MANY} + 100 * max(0, unixepoch() - {begin} - 1)");
+    let path = journal(dir.path(), &waiting, &most);
+    let keeper = start(dir.path(), &path).await;
+    for event in &waiting {
+        let request = EventBuilder::new(Kind::EventDeletion, "").tag(Tag::event(event.id));
+        let request = Arc::new(request.finalize(&keys).unwrap());
+        keeper.tell(Input::Deleted { request }).await;
+    }
+    let is_done = async || {
+        let counts = keeper.ask(|purgatory| purgatory.counts()).await.unwrap();
+        keeper.can_write() && counts.announcements == 0 && counts.owed == 0
+    };
+    let done = async {
+        while !is_done().await {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), done).await.expect("all of it is done");
+    drop(keeper);
+    let reopened = async {
+        loop {
+            match Journal::open(&path) {
+                Ok((_, records)) => break records,
+                Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+            }
+        }
+    };
+    let records = in_time(reopened).await;
+    let now = Now::new(Mono::ZERO, Timestamp::now());
+    let counts = Purgatory::restore(Config::default(), policy(), records, now).counts();
+    assert_eq!((counts.announcements, counts.owed), (0, 0), "and written down");
+}
