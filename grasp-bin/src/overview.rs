@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
 use grasp_core::{Host, Identifier, Mono, kinds};
-use grasp_purgatory::hunt::{HostFigures, HuntFigures, Turn};
+use grasp_purgatory::hunt::{HostFigures, Turn};
 use grasp_purgatory::{Counts, Phase, Purgatory};
 use grasp_relay::Clock;
 use grasp_relay::keeper::Keeper;
@@ -175,8 +175,8 @@ impl Overview {
     pub(crate) async fn exposition(&self) -> String {
         let status = self.status().await;
         self.expose(&status);
-        if let Some((in_all, hosts)) = self.hunt().await {
-            hunt::expose(&self.0.metrics, &in_all, &hosts);
+        if let Some((in_flight, hosts)) = self.hunt().await {
+            hunt::expose(&self.0.metrics, in_flight, &hosts);
         }
         self.0.metrics.render(&metrics::all())
     }
@@ -210,7 +210,7 @@ impl Overview {
     }
 
     /// How the hunt stands, in all and with each host.
-    async fn hunt(&self) -> Option<(HuntFigures, Vec<(Host, HostFigures)>)> {
+    async fn hunt(&self) -> Option<(usize, Vec<(Host, HostFigures)>)> {
         self.0.keeper.hunting()?.figures().await
     }
 

@@ -95,7 +95,7 @@ fn filters(actions: &[AddFilters]) {
     let by_count = RequestBudget::default();
     let by_bytes = by_count.with_values_per_filter(RequestBudget::MAX_VALUES_PER_FILTER);
     for (how, budget) in [("100 a filter", by_count), ("by bytes", by_bytes)] {
-        let build = || -> Vec<_> { actions.iter().map(|a| a.filters(None, &budget)).collect() };
+        let build = || -> Vec<_> { actions.iter().map(|a| a.filters(&budget)).collect() };
         let built = build();
         let sets = built.iter().flatten().flat_map(|filter| filter.generic_tags.values());
         let values: usize = sets.map(BTreeSet::len).sum();

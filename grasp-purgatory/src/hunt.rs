@@ -90,15 +90,6 @@ pub struct Hunter {
     now: Now,
 }
 
-/// How things stand.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct HuntFigures {
-    /// Identifiers that are hunted for.
-    pub queued: usize,
-    /// Conversations under way.
-    pub in_flight: usize,
-}
-
 /// When an identifier is looked for next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
@@ -161,9 +152,9 @@ impl Hunter {
             .min()
     }
 
-    /// How things stand.
-    pub fn figures(&self) -> HuntFigures {
-        HuntFigures { queued: self.queue.len(), in_flight: self.flights.len() }
+    /// How many conversations are under way.
+    pub fn in_flight(&self) -> usize {
+        self.flights.len()
     }
 
     /// When each identifier that is hunted for is looked for next, counted from now.

@@ -137,6 +137,16 @@ fn elsewhere(config: &Config) -> Vec<Rule> {
             "hunt.backoff_first is above hunt.backoff_cap",
         ),
         (
+            limits.handshake_timeout < sync.handshake_limit,
+            &["sync.handshake_timeout", "sync.handshake_limit"],
+            "sync.handshake_timeout is not below sync.handshake_limit, after which nobody waits for it",
+        ),
+        (
+            sync.ledger.retained_bytes >= sync.ledger.transient_bytes.saturating_mul(2),
+            &["sync.retained_bytes", "sync.transient_bytes"],
+            "sync.retained_bytes is below twice sync.transient_bytes: nothing could be listened to",
+        ),
+        (
             sync.ledger.reserve + sync.ledger.transient_floor < sync.ledger.unadvertised,
             &["sync.slots_unadvertised", "sync.slots_reserve", "sync.slots_transient"],
             "sync.slots_unadvertised leaves nothing for live subscriptions beside sync.slots_reserve and sync.slots_transient",

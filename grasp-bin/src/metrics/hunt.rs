@@ -1,7 +1,7 @@
 //! What the hunt for git data reports, as metrics.
 
 use grasp_core::Host;
-use grasp_purgatory::hunt::{HostFigures, HuntFigures, Report, Trouble};
+use grasp_purgatory::hunt::{HostFigures, Report, Trouble};
 use grasp_relay::metrics::{Metric, Metrics, REST};
 
 /// Hosts that are shown by their names, the busiest; the others are shown together.
@@ -80,8 +80,8 @@ pub(crate) fn note(metrics: &Metrics, report: &Report) {
 }
 
 /// Shows how things stand, in all and with each host. Hosts that are no longer remembered are not shown.
-pub(crate) fn expose(metrics: &Metrics, in_all: &HuntFigures, hosts: &[(Host, HostFigures)]) {
-    metrics.set(&IN_FLIGHT, &[], in_all.in_flight as f64);
+pub(crate) fn expose(metrics: &Metrics, in_flight: usize, hosts: &[(Host, HostFigures)]) {
+    metrics.set(&IN_FLIGHT, &[], in_flight as f64);
     for metric in [&HOST_IN_FLIGHT, &HOST_WAITING, &HOST_REQUESTS] {
         metrics.clear(metric);
     }
@@ -150,10 +150,9 @@ mod tests {
         let metrics = Metrics::default();
         let host: Host = "git.example.com".parse().unwrap();
         let figures = HostFigures { in_flight: 2, waiting: 1, requests: 9 };
-        let in_all = HuntFigures { queued: 3, in_flight: 2 };
-        expose(&metrics, &in_all, &[(host.clone(), figures)]);
+        expose(&metrics, 2, &[(host.clone(), figures)]);
         assert_eq!(metrics.value(&HOST_REQUESTS, &[host.as_str()]), Some(9.0));
-        expose(&metrics, &in_all, &[]);
+        expose(&metrics, 0, &[]);
         assert_eq!(metrics.value(&HOST_REQUESTS, &[host.as_str()]), None);
     }
 
@@ -165,7 +164,7 @@ mod tests {
         let busy = HostFigures { requests: 99, ..one };
         let mut hosts: Vec<_> = (0..10_000).map(|n| (host(n), one)).collect();
         hosts.push((host(10_000), busy));
-        expose(&metrics, &HuntFigures::default(), &hosts);
+        expose(&metrics, 0, &hosts);
         let text = metrics.render(&[&HOST_REQUESTS]);
         assert_eq!(text.lines().filter(|line| !line.starts_with('#')).count(), MOST_HOSTS + 1);
         assert_eq!(metrics.value(&HOST_REQUESTS, &["h10000.example.com"]), Some(99.0));

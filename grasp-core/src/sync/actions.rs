@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use nostr::filter::Filter;
-use nostr::types::Timestamp;
 
 use super::budget::RequestBudget;
 use super::filters::build_layer2_and_layer3_filters;
@@ -23,8 +22,8 @@ pub struct AddFilters {
 
 impl AddFilters {
     /// The filters of these items, built only now: deciding stays cheap when there is much to decide.
-    pub fn filters(&self, since: Option<Timestamp>, budget: &RequestBudget) -> Vec<Filter> {
-        build_layer2_and_layer3_filters(&self.items, since, budget)
+    pub fn filters(&self, budget: &RequestBudget) -> Vec<Filter> {
+        build_layer2_and_layer3_filters(&self.items, None, budget)
     }
 }
 
@@ -100,6 +99,7 @@ fn new_items(
 mod tests {
     use nostr::event::EventId;
     use nostr::key::PublicKey;
+    use nostr::types::Timestamp;
 
     use super::super::{BatchId, History, PartId, SyncLevel};
     use super::*;

@@ -8,9 +8,7 @@ use grasp_core::{Host, Identifier, Mono};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
-use super::{
-    Errand, HostFigures, HuntConfig, HuntFigures, Hunter, Input, Output, SyncContext, Trouble, Turn,
-};
+use super::{Errand, HostFigures, HuntConfig, Hunter, Input, Output, SyncContext, Trouble, Turn};
 
 /// Identifiers that are looked at in our own store at the same time.
 const BRIEFS: usize = 8;
@@ -25,7 +23,7 @@ pub struct Hunting {
 #[derive(Debug)]
 enum Order {
     Hunt { identifier: Identifier, after: Duration },
-    Figures(oneshot::Sender<(HuntFigures, Vec<(Host, HostFigures)>)>),
+    Figures(oneshot::Sender<(usize, Vec<(Host, HostFigures)>)>),
     Schedule(oneshot::Sender<BTreeMap<Identifier, Turn>>),
 }
 
@@ -35,8 +33,9 @@ impl Hunting {
         let _ = self.orders.send(Order::Hunt { identifier, after });
     }
 
-    /// How things stand, in all and with each server asked lately. `None` if the hunt is over.
-    pub async fn figures(&self) -> Option<(HuntFigures, Vec<(Host, HostFigures)>)> {
+    /// How many conversations are under way, and how things stand with each server asked lately. `None` if the hunt is
+    /// over.
+    pub async fn figures(&self) -> Option<(usize, Vec<(Host, HostFigures)>)> {
         let (reply, figures) = oneshot::channel();
         self.orders.send(Order::Figures(reply)).ok()?;
         figures.await.ok()
@@ -195,9 +194,9 @@ impl<C: SyncContext> Work<C> {
         turns.map(|(identifier, turn)| (identifier.clone(), turn)).collect()
     }
 
-    fn figures(&self) -> (HuntFigures, Vec<(Host, HostFigures)>) {
+    fn figures(&self) -> (usize, Vec<(Host, HostFigures)>) {
         let hosts = self.hunter.hosts().map(|(host, figures)| (host.clone(), figures));
-        (self.hunter.figures(), hosts.collect())
+        (self.hunter.in_flight(), hosts.collect())
     }
 }
 

@@ -196,11 +196,6 @@ impl Queue {
         })
     }
 
-    /// How many identifiers are hunted for.
-    pub(super) fn len(&self) -> usize {
-        self.entries.len()
-    }
-
     fn entry(&mut self, identifier: &Identifier, when: Mono) -> &mut Entry {
         let (policy, times) = (self.policy, &mut self.times);
         self.entries.entry(identifier.clone()).or_insert_with(|| {
@@ -342,7 +337,7 @@ mod tests {
         queue.enqueue(Mono::ZERO, &id("x"), Duration::ZERO);
         let _ = queue.start(Mono::ZERO);
         assert_eq!(queue.ended(Mono::ZERO, &id("x"), End::Satisfied), Follows::Nothing);
-        assert_eq!(queue.len(), 0);
+        assert_eq!(queue.schedule().count(), 0);
         assert_eq!(queue.next_deadline(), None);
     }
 

@@ -41,7 +41,7 @@ fn there_are_never_more_conversations_than_hands_and_everybody_is_served() {
     sim.run_for(10 * SECOND);
     assert_eq!(sim.most_in_all, 4);
     assert_eq!(sim.here.len(), 50);
-    assert_eq!(sim.hunter.figures().in_flight, 0);
+    assert_eq!(sim.hunter.in_flight(), 0);
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn a_late_server_has_all_its_time_while_nobody_waits() {
     sim.wanted("r", vec![want(&[1], &["s.com"])], Duration::ZERO);
     sim.run_for(59 * SECOND);
     assert!(sim.cancelled.is_empty());
-    assert_eq!(sim.hunter.figures().in_flight, 1);
+    assert_eq!(sim.hunter.in_flight(), 1);
 }
 
 #[test]

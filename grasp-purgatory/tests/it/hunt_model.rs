@@ -276,7 +276,7 @@ fn data_that_appears_after_ten_minutes_is_released_within_two_more() {
     chase.perform_deed(&Deed::Appear(2, 1)).unwrap();
     chase.run_for(2 * MINUTE + Duration::from_secs(1)).unwrap();
     assert!(is_served(&chase, 3) && is_served(&chase, 0));
-    assert_eq!(chase.hunter.figures().queued, 0);
+    assert_eq!(chase.hunter.schedule_at(Mono::ZERO).count(), 0);
 }
 
 #[test]
@@ -287,7 +287,11 @@ fn data_that_never_appears_is_given_up_after_half_an_hour() {
     chase.run_for(4 * MINUTE).unwrap();
     let counts = chase.world.core.counts();
     assert_eq!((counts.announcements, counts.states, counts.shelved), (0, 0, 2));
-    assert_eq!(chase.hunter.figures().queued, 0, "only the hourly turn looks for it now");
+    assert_eq!(
+        chase.hunter.schedule_at(Mono::ZERO).count(),
+        0,
+        "only the hourly turn looks for it now"
+    );
     assert!(!is_served(&chase, 0) && !is_served(&chase, 3));
 }
 
@@ -296,7 +300,7 @@ fn a_restart_in_the_middle_of_a_hunt_loses_nothing() {
     let mut chase = waiting();
     chase.run_for(5 * MINUTE).unwrap();
     chase.restart();
-    assert_eq!(chase.hunter.figures().queued, 1, "rebuilt from the journal");
+    assert_eq!(chase.hunter.schedule_at(Mono::ZERO).count(), 1, "rebuilt from the journal");
     (0..3).for_each(|place| chase.perform_deed(&Deed::Appear(place, 1)).unwrap());
     chase.run_for(Duration::from_secs(5)).unwrap();
     assert!(is_served(&chase, 3));
@@ -328,6 +332,6 @@ proptest! {
             wants.retain(|want| !want.trusted.is_empty());
             prop_assert!(wants.is_empty(), "still wanted: {wants:?}");
         }
-        prop_assert_eq!(chase.hunter.figures().queued, 0);
+        prop_assert_eq!(chase.hunter.schedule_at(Mono::ZERO).count(), 0);
     }
 }

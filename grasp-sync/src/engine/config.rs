@@ -32,8 +32,6 @@ pub struct Config {
     pub relays_per_repo: usize,
     /// Values per filter. Bytes are a further ceiling, reached with some 490 event ids. Default: 1,000.
     pub values_per_filter: usize,
-    /// What one request may hold, unless a relay takes less.
-    pub budget: RequestBudget,
     /// How a connection's subscriptions are shared out.
     pub ledger: LedgerConfig,
     /// Ids per request, for a relay that advertises no limit. Default: 250.
@@ -86,7 +84,6 @@ impl Config {
             discovery_full: 2_000,
             relays_per_repo: 64,
             values_per_filter: RequestBudget::MAX_VALUES_PER_FILTER,
-            budget: RequestBudget::default(),
             ledger: LedgerConfig::default(),
             ids_per_fetch: 250,
             consolidation_threshold: CONSOLIDATION_THRESHOLD,

@@ -71,7 +71,7 @@ impl Manners {
     pub(super) fn towards(facts: &RelayFacts, config: &Config) -> Self {
         let stamina = facts.stamina();
         let message = facts.max_message_length.filter(|length| *length > 0).unwrap_or(usize::MAX);
-        let budget = config.budget.with_values_per_filter(config.values_per_filter);
+        let budget = RequestBudget::default().with_values_per_filter(config.values_per_filter);
         let budget = budget.lowered_to_message_bytes(message);
         let fit = budget.filter_bytes().saturating_sub(ID_FILTER_BYTES) / ID_BYTES;
         let offered = facts.max_limit.filter(|limit| *limit > 0).unwrap_or(config.ids_per_fetch);

@@ -15,7 +15,7 @@ pub(super) const ENGINE: &[Setting] = settings! { "sync." at [settings.sync.engi
     discovery_full: Count, "Changes after which the collecting ends early.";
     relays_per_repo: Count, "Relays of one repository that are followed.";
     values_per_filter: Count,
-        "Values per filter, for relays of which nothing is known. Bytes are a further ceiling.";
+        "Values per filter. Bytes are a further ceiling.";
     ids_per_fetch: Count, "Ids per request, for a relay that advertises no limit.";
     consolidation_threshold: Count, "Live filters on one connection above which they are rebuilt as fewer.";
     whole_from: OrNever<Bytes>,
@@ -33,7 +33,7 @@ pub(super) const ENGINE: &[Setting] = settings! { "sync." at [settings.sync.engi
     connections_per_host: Count, "Of these, connections to one host, whatever paths it is said to have.";
     handshakes: Count, "Handshakes at the same time.";
     handshake_gap: Time, "Least distance between the starts of two handshakes.";
-    handshake_limit: Time, "How long a handshake may take.";
+    handshake_limit: Time, "When an attempt to connect is given up of which nothing was heard.";
     full_pass_earliest (full_pass.0): Time, "The earliest time for a full pass, counted from the last.";
     full_pass_latest (full_pass.1): Time, "The latest time for a full pass, counted from the last.";
     inventory_items: Count,
@@ -45,7 +45,7 @@ pub(super) const ENGINE: &[Setting] = settings! { "sync." at [settings.sync.engi
     slots_transient (ledger.transient_floor): Count, "Subscriptions that live ones leave to history.";
     fetches (ledger.fetches): Count, "Fetches at the same time, per relay.";
     reconciliations (ledger.reconciliations): Count, "Reconciliations at the same time, per relay.";
-    retained_bytes (ledger.retained_bytes): Bytes, "Bytes of requests that a relay is made to remember.";
+    retained_bytes (ledger.retained_bytes): Bytes, "Bytes of requests that a relay of which nothing is known is made to remember.";
     transient_bytes (ledger.transient_bytes): Bytes, "Of those, what live subscriptions leave to one fetch.";
 };
 

@@ -155,7 +155,7 @@ impl Session {
         from: Option<Timestamp>,
         method: Method,
     ) {
-        let filters = action.filters(None, &self.budget);
+        let filters = action.filters(&self.budget);
         let batch = desk.shared.ids.batch();
         if self.is_whole(desk, &filters, from) {
             let is_compared = self.is_had_from_whole(desk, &filters);
