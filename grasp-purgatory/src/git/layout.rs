@@ -10,7 +10,7 @@
 //!     views/<public key>/                        a bare repository: refs, HEAD, no objects of its own
 //!     retired/<public key>.<unix time>/          a view out of service, until it is forgotten
 //! <root>/staging/<64 hex>/<event id>/<tip>/      objects that nobody has signed for
-//! <root>/incoming/<n>/                           what is being received; emptied at start
+//! <root>/incoming/<n>/                           what is being received or removed; emptied at start
 //! <root>/workbench/                              an empty repository; made anew at start
 //! <root>/journal/<64 hex>.<public key>/          ref transactions that were decided and not yet finished
 //! ```
