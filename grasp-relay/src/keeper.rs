@@ -22,8 +22,7 @@ mod task;
 mod tidy;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use grasp_core::admission::{Hold, Origin, Policy};
 use grasp_core::{Identifier, RepoId};
@@ -33,7 +32,7 @@ use grasp_purgatory::journal::Record;
 use grasp_purgatory::journal::sqlite::Journal;
 use grasp_purgatory::{Config, Input, Kept, Purgatory};
 use nostr::event::{Event, EventId};
-use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 pub use self::at_work::AtWork;
 use self::at_work::Workers;
@@ -96,7 +95,8 @@ pub struct Keeper {
     news: broadcast::Sender<News>,
     doomed: Doomed,
     hunting: Option<Hunting>,
-    writes: Arc<AtomicBool>,
+    /// Whether the journal took what it was last given.
+    writes: watch::Receiver<bool>,
 }
 
 /// The keeper does not do it: the server is stopping, or its journal cannot be written.
@@ -166,6 +166,7 @@ impl Keeper {
         let hands = Hands::new(Arc::clone(&parts), workers.clone(), orders.downgrade());
         let hunt = parts.hunt.clone();
         let hunting = hunt.map(|hunt| World::hunt(hunt, hands.clone(), orders.downgrade()));
+        let (written, writes) = watch::channel(true);
         let keeper = Self {
             orders,
             questions,
@@ -174,7 +175,7 @@ impl Keeper {
             news: news.clone(),
             doomed: Doomed::default(),
             hunting: hunting.clone(),
-            writes: Arc::new(AtomicBool::new(true)),
+            writes,
         };
         let task = Task {
             purgatory,
@@ -186,7 +187,7 @@ impl Keeper {
             rounds: Rounds::new(now.mono),
             clock: parts.clock.clone(),
             news,
-            writes: Arc::clone(&keeper.writes),
+            writes: written,
         };
         keeper.tell(Input::Started).await;
         tokio::spawn(task.run(Inbox { orders: inbox, questions: asked }));
@@ -248,12 +249,30 @@ impl Keeper {
 
     /// Whether what is brought can be written down; not as long as the disk is full.
     pub fn can_write(&self) -> bool {
-        self.writes.load(Ordering::Relaxed)
+        *self.writes.borrow()
     }
 
-    /// Turns away at the door who would have to wait for the disk.
-    fn must_write(&self) -> Result<(), Gone> {
-        if self.can_write() { Ok(()) } else { Err(Gone) }
+    /// Turns away who would have to wait for the disk, at the door or as soon as it is full.
+    async fn unless_full<T>(&self, work: impl Future<Output = Result<T, Gone>>) -> Result<T, Gone> {
+        if !self.can_write() {
+            return Err(Gone);
+        }
+        tokio::select! {
+            biased;
+            done = work => done,
+            () = self.full() => Err(Gone),
+        }
+    }
+
+    /// Waits until nobody is left who would answer.
+    async fn ended(&self) {
+        let mut writes = self.writes.clone();
+        while writes.changed().await.is_ok() {}
+    }
+
+    /// Waits until the journal cannot be written, or nobody is left who would.
+    async fn full(&self) {
+        _ = self.writes.clone().wait_for(|writes| !writes).await;
     }
 
     /// Asks purgatory something, between two turns.
@@ -262,16 +281,31 @@ impl Keeper {
         question: impl FnOnce(&Purgatory) -> T + Send + 'static,
     ) -> Result<T, Gone> {
         let (reply, answer) = oneshot::channel();
-        let question = Box::new(move |purgatory: &Purgatory| {
-            let _ = reply.send(question(purgatory));
-        });
-        let asked = match self.can_write() {
-            // After all that was said before it.
-            true => self.orders.send(Order::Ask(question)).await.map_err(|_| Gone),
-            false => self.questions.send(question).await.map_err(|_| Gone),
+        let once = Arc::new(Mutex::new(Some((question, reply))));
+        let ask = || -> Question {
+            let once = Arc::clone(&once);
+            Box::new(move |purgatory| {
+                let asked = once.lock().unwrap_or_else(PoisonError::into_inner).take();
+                let _ = asked.map(|(question, reply)| reply.send(question(purgatory)));
+            })
         };
-        asked?;
-        answer.await.map_err(|_| Gone)
+        // After all that was said before it; but not behind what has to wait for the disk.
+        let in_turn = async {
+            self.orders.send(Order::Ask(ask())).await.map_err(|_| Gone)?;
+            std::future::pending().await
+        };
+        let aside = async {
+            self.full().await;
+            self.questions.send(ask()).await.map_err(|_| Gone)?;
+            std::future::pending().await
+        };
+        tokio::select! {
+            biased;
+            answer = answer => answer.map_err(|_| Gone),
+            gone = aside => gone,
+            gone = in_turn => gone,
+            () = self.ended() => Err(Gone),
+        }
     }
 
     /// Says that something changed under an identifier, and waits until everything that follows from it is done.
@@ -291,19 +325,23 @@ impl Keeper {
     }
 
     async fn wait(&self, until: Until) -> Result<(), Gone> {
-        self.must_write()?;
         let (reply, over) = oneshot::channel();
-        self.orders.send(Order::Wait { until, reply }).await.map_err(|_| Gone)?;
-        over.await.map_err(|_| Gone)
+        self.unless_full(async {
+            self.orders.send(Order::Wait { until, reply }).await.map_err(|_| Gone)?;
+            over.await.map_err(|_| Gone)
+        })
+        .await
     }
 
     /// Holds an event; resolves once it is written down and its view exists.
     async fn hold(&self, event: Arc<Event>, hold: Hold, origin: Origin) -> Result<Kept, Gone> {
-        self.must_write()?;
         let (reply, kept) = oneshot::channel();
         let order = Order::Hold { event, hold, origin, reply };
-        self.orders.send(order).await.map_err(|_| Gone)?;
-        kept.await.map_err(|_| Gone)
+        self.unless_full(async {
+            self.orders.send(order).await.map_err(|_| Gone)?;
+            kept.await.map_err(|_| Gone)
+        })
+        .await
     }
 }
 

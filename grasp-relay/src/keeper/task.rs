@@ -1,8 +1,6 @@
 //! The task that owns the core: one order after another, each written down before anything is done about it.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use grasp_core::Mono;
@@ -11,7 +9,7 @@ use grasp_purgatory::journal::Record;
 use grasp_purgatory::journal::sqlite::{Journal, JournalError};
 use grasp_purgatory::{Chore, Input, Kept, Output, Purgatory};
 use nostr::event::EventId;
-use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use super::lane::{self, Lanes, Op};
 use super::rounds::{Errand, Rounds};
@@ -55,7 +53,7 @@ pub(super) struct Task {
     pub(super) clock: Clock,
     pub(super) news: broadcast::Sender<News>,
     /// Whether the journal took what it was last given.
-    pub(super) writes: Arc<AtomicBool>,
+    pub(super) writes: watch::Sender<bool>,
 }
 
 impl Task {
@@ -179,7 +177,7 @@ impl Task {
         late: &mut VecDeque<Order>,
         inbox: &mut Inbox,
     ) -> bool {
-        self.writes.store(false, Ordering::Relaxed);
+        self.writes.send_replace(false);
         self.answers.clear();
         self.waiters.retain(|(_, waiter)| matches!(waiter, Waiter::Round));
         let mut again = self.clock.now().mono + WRITE_AGAIN;
@@ -187,7 +185,7 @@ impl Task {
             let order = tokio::select! {
                 () = until(&self.clock, Some(again)) => {
                     if self.write(records).await.is_ok() {
-                        self.writes.store(true, Ordering::Relaxed);
+                        self.writes.send_replace(true);
                         return true;
                     }
                     again = self.clock.now().mono + WRITE_AGAIN;
