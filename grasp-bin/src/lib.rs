@@ -43,7 +43,7 @@ use crate::config::flags::Flags;
 use crate::config::{Environment, Layers, Loaded, reference};
 use crate::once::Outcome;
 pub use crate::own_relay::OwnRelay;
-use crate::push::Push;
+use crate::push::{Push, Work};
 pub use crate::server::{Server, open_store};
 pub use crate::settings::{About, Processes, Settings, Store, Sync};
 
@@ -104,13 +104,15 @@ fn look_at(server: &Running, what: Look) -> Result<()> {
 }
 
 fn push_to(asked: cli::Push) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    // First of all: nobody gets a key made for nothing.
+    let work = runtime.block_on(Work::open(&std::env::current_dir()?))?;
     let keys = key::load_or_create_aloud(&match asked.key {
         Some(file) => file,
         None => key::of_user()?,
     })?;
     let (name, servers, force) = (asked.name, asked.server, asked.force);
-    let push = Push { keys, name, servers, directory: std::env::current_dir()?, force };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let push = Push { keys, name, servers, work, force };
     let urls = runtime.block_on(push::push(&push))?;
     print!("{}", push::told(&push.keys, &urls));
     Ok(())

@@ -2,7 +2,6 @@
 
 mod work;
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -70,14 +69,14 @@ pub(crate) struct Push {
     /// Where to.
     pub(crate) servers: Vec<Target>,
     /// The working copy.
-    pub(crate) directory: PathBuf,
+    pub(crate) work: Work,
     /// Whether what the servers have and the working copy lacks may be lost.
     pub(crate) force: bool,
 }
 
 /// Announces, signs and pushes; says where the repository can be cloned from.
 pub(crate) async fn push(push: &Push) -> Result<Vec<String>> {
-    let work = Work::open(&push.directory).await?;
+    let work = &push.work;
     let name = match &push.name {
         Some(name) => name.clone(),
         None => work.name().context("the directory's name can be no repository's; say --name")?,
@@ -101,7 +100,7 @@ pub(crate) async fn push(push: &Push) -> Result<Vec<String>> {
     }
     let urls: Vec<_> = push.servers.iter().map(|server| server.clone_url(&repo)).collect();
     if !push.force {
-        lose_nothing(&work, &refs, &urls).await?;
+        lose_nothing(work, &refs, &urls).await?;
     }
     let known = newest(&mut relays, &repo, kinds::STATE).await?;
     let state = sign(&push.keys, &repo, &refs, known.as_ref())?;

@@ -162,7 +162,9 @@ fn presented(settings: &Settings, keys: &Keys) -> Config {
 /// Opens the chosen event store.
 pub async fn open_store(settings: &Settings) -> Result<Arc<dyn EventStore>> {
     let dir = &settings.data_dir;
-    create_privately(dir).with_context(|| format!("could not create {}", dir.display()))?;
+    create_privately(dir).with_context(|| {
+        format!("could not create {}; choose another place with --data-dir", dir.display())
+    })?;
     let rules = Rules { service: Some(settings.service.clone()), ..Rules::default() };
     open_chosen(settings, rules)
         .await

@@ -24,7 +24,11 @@ impl Work {
     /// The working copy that a directory is in.
     pub(crate) async fn open(directory: &Path) -> Result<Self> {
         let root = git(directory, &["rev-parse", "--show-toplevel"]).await;
-        Ok(Self { root: root.context("not in a git working copy")?.into() })
+        let root = root.map_err(|error| match error.is::<std::io::Error>() {
+            true => error,
+            false => error.context("not in a git working copy"),
+        });
+        Ok(Self { root: root?.into() })
     }
 
     /// The name of its directory, as one for the repository.
@@ -88,7 +92,7 @@ pub(crate) async fn git(directory: &Path, args: &[&str]) -> Result<String> {
     // Whoever no longer waits for it leaves no git behind.
     let mut command = Command::new("git");
     let output = command.args(args).current_dir(directory).kill_on_drop(true).output().await;
-    let output = output.context("could not run git")?;
+    let output = output.context("could not run git; is it installed, and in PATH?")?;
     if !output.status.success() {
         bail!("git {}: {}", args[0], String::from_utf8_lossy(&output.stderr).trim());
     }

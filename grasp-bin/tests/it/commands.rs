@@ -96,8 +96,16 @@ fn a_push_that_would_lose_what_the_server_has_is_refused_unless_it_is_forced() {
 #[test]
 fn outside_of_a_working_copy_there_is_nothing_to_push() {
     let dir = tempfile::tempdir().unwrap();
-    let said = said(command().args(["push"]).current_dir(dir.path()).env("HOME", dir.path()));
-    assert!(!said.ok && said.err.contains("not in a git working copy"), "{said:?}");
+    let push = |path: &str| {
+        let mut push = command();
+        push.args(["push"]).current_dir(dir.path()).env("HOME", dir.path()).env("PATH", path);
+        said(push.env_remove("XDG_DATA_HOME"))
+    };
+    let outside = push(&std::env::var("PATH").unwrap());
+    assert!(!outside.ok && outside.err.contains("not in a git working copy"), "{outside:?}");
+    let without_git = push("");
+    assert!(!without_git.ok && without_git.err.contains("is it installed"), "{without_git:?}");
+    assert_eq!(dir.path().read_dir().unwrap().count(), 0, "no key was made for nothing");
 }
 
 #[test]
