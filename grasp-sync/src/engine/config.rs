@@ -51,7 +51,8 @@ pub struct Config {
     /// How long a relay is left alone that can have no honest reason to fail so: a name that does not exist, bad
     /// TLS, no websocket. Default: 12 hours.
     pub quarantine: Duration,
-    /// Connections at the same time, bootstrap relays not counted. Default: 512.
+    /// Connections at the same time, bootstrap relays not counted; half of them at most to relays that only held
+    /// announcements name. Default: 512.
     pub connections: usize,
     /// Of these, connections to one host, whatever paths it is said to have. Default: 8.
     pub connections_per_host: usize,

@@ -4,11 +4,12 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use grasp_core::limits::Admit;
-use grasp_core::sync::{IndexChange, RelayState, compute_actions};
+use grasp_core::sync::{IndexChange, RelayState, SyncIndex, compute_actions};
 use grasp_core::{Host, Now, RelayUrl};
 
 use super::SyncEngine;
-use super::desk::{Desk, Shared};
+use super::config::Config;
+use super::desk::Desk;
 use super::facts::RelayFacts;
 use super::ids::ConnId;
 use super::io::{Fault, Output};
@@ -16,22 +17,27 @@ use super::record::RelayRecord;
 use super::relay::{self, Link, Relay, Standing};
 use super::report::Report;
 
-/// The connections there are, by host, and how many there may be. What the operator wants is not counted.
-struct Open {
+/// The connections there are, by host, and how many there may be. What the operator wants is not counted. Relays that
+/// only held announcements name get half of them: anybody can name relays, and have some that listen.
+struct Open<'a> {
     most: usize,
     most_per_host: usize,
-    exempt: BTreeSet<RelayUrl>,
+    index: &'a SyncIndex,
+    exempt: BTreeSet<&'a RelayUrl>,
     count: usize,
+    unserved: usize,
     by_host: BTreeMap<Host, usize>,
 }
 
-impl Open {
-    fn new(shared: &Shared) -> Self {
+impl<'a> Open<'a> {
+    fn new(config: &'a Config, index: &'a SyncIndex) -> Self {
         Self {
-            most: shared.config.connections,
-            most_per_host: shared.config.connections_per_host,
-            exempt: shared.config.bootstrap.iter().cloned().collect(),
+            most: config.connections,
+            most_per_host: config.connections_per_host,
+            index,
+            exempt: config.bootstrap.iter().collect(),
             count: 0,
+            unserved: 0,
             by_host: BTreeMap::new(),
         }
     }
@@ -39,13 +45,17 @@ impl Open {
     fn add(&mut self, relay: &RelayUrl) {
         if !self.exempt.contains(relay) {
             self.count += 1;
+            self.unserved += usize::from(!self.index.is_wanted_in_full_from(relay));
             *self.by_host.entry(relay.host()).or_default() += 1;
         }
     }
 
     fn has_room(&self, relay: &RelayUrl) -> bool {
         let there = || self.by_host.get(&relay.host()).copied().unwrap_or_default();
-        self.exempt.contains(relay) || (self.count < self.most && there() < self.most_per_host)
+        let has_room = || self.count < self.most && there() < self.most_per_host;
+        let has_share =
+            || self.unserved < self.most.div_ceil(2) || self.index.is_wanted_in_full_from(relay);
+        self.exempt.contains(relay) || (has_room() && has_share())
     }
 }
 
@@ -221,35 +231,33 @@ impl SyncEngine {
         if !waits || !self.dialer.is_free(now.mono) {
             return self.dialer.set_waits(waits);
         }
-        let mut open = self.open_connections();
-        let index = &self.shared.index;
+        let mut open = Open::new(&self.shared.config, &self.shared.index);
+        let busy = self.relays.iter().filter(|(_, relay)| !relay.link.is_idle());
+        busy.for_each(|(url, _)| open.add(url));
         let mut waiting: Vec<_> = self
             .relays
             .iter()
             .filter(|(url, relay)| relay.may_be_dialled(now) && open.has_room(url))
             .map(|(url, relay)| {
                 let health = relay.standing.health.health(now.mono);
-                let need = (open.exempt.contains(url), index.owners_of(url));
+                let need = (open.exempt.contains(url), open.index.owners_of(url));
                 (health, Reverse(need), url.clone())
             })
             .collect();
         waiting.sort();
         let mut waiting = waiting.into_iter().map(|(_, _, url)| url);
+        let mut dialled = Vec::new();
         while self.dialer.is_free(now.mono) {
             let Some(url) = waiting.find(|url| open.has_room(url)) else { break };
             open.add(&url);
             let conn = self.shared.ids.conn();
             self.dialer.started(now.mono, url.clone(), conn);
-            self.turn(now, &url, |link, desk| link.dial(desk, conn));
+            dialled.push((url, conn));
         }
         self.dialer.set_waits(waiting.any(|url| open.has_room(&url)));
-    }
-
-    fn open_connections(&self) -> Open {
-        let mut open = Open::new(&self.shared);
-        let busy = self.relays.iter().filter(|(_, relay)| !relay.link.is_idle());
-        busy.for_each(|(url, _)| open.add(url));
-        open
+        for (url, conn) in dialled {
+            self.turn(now, &url, |link, desk| link.dial(desk, conn));
+        }
     }
 
     pub(super) fn tick(&mut self, now: Now) {

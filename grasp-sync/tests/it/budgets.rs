@@ -223,10 +223,22 @@ fn no_host_and_no_flood_of_names_gets_more_connections_than_there_are() {
     }
     announced_by_others(&mut stage, all);
     stage.run(5 * MINUTE);
-    let dialled: Vec<_> = stage.sim.dials.iter().map(|(_, to)| to.clone()).collect();
-    assert_eq!(dialled.len(), 10, "{dialled:?}");
-    let at_one_host = dialled.iter().filter(|to| to.host().name() == "real.example");
+    let dialled =
+        |stage: &Stage| stage.sim.dials.iter().map(|(_, to)| to.clone()).collect::<Vec<_>>();
+    let first = dialled(&stage);
+    assert_eq!(first.len(), 5, "half is left for repositories that are served: {first:?}");
+    let at_one_host = first.iter().filter(|to| to.host().name() == "real.example");
     assert_eq!(at_one_host.count(), 3);
+    let served: Vec<RelayUrl> =
+        (0..20).map(|n| format!("wss://s{n}.example").parse().unwrap()).collect();
+    for url in &served {
+        stage.sim.peers.insert(url.clone(), Peer::new(Script::default(), []));
+    }
+    stage.announce(&served);
+    stage.run(5 * MINUTE);
+    let then = dialled(&stage);
+    assert_eq!(then.len(), 10);
+    assert!(then[5..].iter().all(|to| served.contains(to)), "{then:?}");
 }
 
 #[test]

@@ -29,7 +29,7 @@ pub(super) const ENGINE: &[Setting] = settings! { "sync." at [settings.sync.engi
     settle (backoff.settle): Time, "How long a relay must stay well before its failures are forgotten.";
     quarantine: Time,
         "How long a relay is left alone that has no honest reason to fail so: no such name, bad TLS, no websocket.";
-    connections: Count, "Connections to other relays at the same time, bootstrap relays not counted.";
+    connections: Count, "Connections to other relays at the same time, bootstrap relays not counted; half of them at most to relays that only held announcements name.";
     connections_per_host: Count, "Of these, connections to one host, whatever paths it is said to have.";
     handshakes: Count, "Handshakes at the same time.";
     handshake_gap: Time, "Least distance between the starts of two handshakes.";
