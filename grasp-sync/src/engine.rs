@@ -111,9 +111,10 @@ impl SyncEngine {
                 let changes = self.discovery.caught_up();
                 self.apply(now, changes);
                 if self.shared.index.repos().is_empty() {
-                    self.begin_from_nothing(now);
+                    self.begin_anew(now, relay::Standing::is_resumed);
                 }
             }
+            Input::FeedLost => self.begin_anew(now, |_| true),
             Input::Restored(records) => self.restored(now, records),
             Input::Connected { relay, conn, facts } => self.connected(now, &relay, conn, &facts),
             Input::ConnectFailed { relay, conn, why } => {

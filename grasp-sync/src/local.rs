@@ -64,6 +64,8 @@ pub enum News {
     Removed(EventId),
     /// Everything that was stored when the feed began has been told. Said once.
     CaughtUp,
+    /// Some of what was stored is gone, and nobody deleted it: everything is to be compared anew.
+    Lost,
 }
 
 /// What the local relay made of an event.

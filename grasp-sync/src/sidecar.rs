@@ -85,16 +85,25 @@ impl Sidecar {
 
     async fn count_up(&self, filter: Filter) -> Result<Vec<Row>, Lost> {
         let spare = self.spare.lock().await.take();
-        let mut client = match spare {
-            Some(client) => client,
-            None => Client::connect(&self.place).await?,
-        };
+        if let Some(mut client) = spare {
+            // It may have been lost since, which says nothing about the relay.
+            if let Ok(rows) = self.count_over(&mut client, filter.clone()).await {
+                *self.spare.lock().await = Some(client);
+                return Ok(rows);
+            }
+        }
+        let mut client = Client::connect(&self.place).await?;
+        let rows = self.count_over(&mut client, filter).await?;
+        *self.spare.lock().await = Some(client);
+        Ok(rows)
+    }
+
+    async fn count_over(&self, client: &mut Client, filter: Filter) -> Result<Vec<Row>, Lost> {
         let mut rows = Vec::new();
         let mut reading = client.read(filter);
         while let Some(page) = reading.next().await? {
             rows.extend(page.iter().map(Row::of));
         }
-        *self.spare.lock().await = Some(client);
         rows.sort_unstable();
         rows.dedup();
         Ok(rows)

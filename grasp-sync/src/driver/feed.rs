@@ -39,6 +39,10 @@ pub(crate) async fn listen(
 fn read(news: News, is_live: bool, recent: &Mutex<Recent>) -> Option<Input> {
     let accepted = match news {
         News::CaughtUp => return Some(Input::FeedCaughtUp),
+        News::Lost => {
+            *recent.lock().unwrap_or_else(PoisonError::into_inner) = Recent::default();
+            return Some(Input::FeedLost);
+        }
         News::Accepted(event) => {
             let recent = recent.lock().unwrap_or_else(PoisonError::into_inner);
             let direct = is_live && !recent.was_brought(&event.id);

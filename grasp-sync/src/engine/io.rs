@@ -21,6 +21,8 @@ pub enum Input {
     Accepted(Accepted),
     /// Everything that our own relay had stored has been told.
     FeedCaughtUp,
+    /// Our own relay has lost some of what it had.
+    FeedLost,
     /// What an earlier process knew about relays. To be told before anything else.
     Restored(Vec<RelayRecord>),
     /// A connection that was asked for stands.

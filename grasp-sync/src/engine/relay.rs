@@ -135,13 +135,15 @@ impl Link {
         }
     }
 
-    /// What an earlier process was given is lost.
-    pub(super) fn begin_from_nothing(&mut self, desk: &mut Desk<'_>) {
-        if !desk.standing.forget_what_was_given(desk.now.unix) {
-            return;
-        }
-        if let Self::Up(session) = self {
-            session.start_over(desk);
+    /// What was given is lost.
+    pub(super) fn begin_anew(&mut self, desk: &mut Desk<'_>) {
+        let now = desk.now.unix;
+        desk.standing.forget_what_was_given(now);
+        match self {
+            Self::Up(session) => session.start_over(desk),
+            Self::Idle | Self::Dialing(_) => {
+                desk.state().into_iter().for_each(|state| state.start_over(now));
+            }
         }
     }
 

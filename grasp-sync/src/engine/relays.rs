@@ -197,12 +197,13 @@ impl SyncEngine {
         }
     }
 
-    /// The local relay has nothing: what an earlier process has fetched for it is lost, and has to be fetched anew.
-    pub(super) fn begin_from_nothing(&mut self, now: Now) {
+    /// The local relay has lost what such relays have given: it has to be fetched anew.
+    pub(super) fn begin_anew(&mut self, now: Now, which: impl Fn(&Standing) -> bool) {
         self.records.forget_coverage();
-        let relays: Vec<_> = self.relays.keys().cloned().collect();
+        let relays = self.relays.iter().filter(|(_, relay)| which(&relay.standing));
+        let relays: Vec<_> = relays.map(|(url, _)| url.clone()).collect();
         for url in relays {
-            self.turn(now, &url, |link, desk| link.begin_from_nothing(desk));
+            self.turn(now, &url, |link, desk| link.begin_anew(desk));
         }
     }
 

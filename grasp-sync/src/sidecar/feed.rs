@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use grasp_core::RepoId;
 use grasp_core::nip34::Announcement;
 use grasp_core::nostr::event::{Event, Kind};
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
+use grasp_core::{RepoId, kinds};
 use tokio::sync::mpsc;
 
 use super::client::{Client, Lost, Place};
@@ -70,8 +70,9 @@ impl Follower {
         let mut live = client.subscribe(&Filter::new().limit(0)).await?;
         let mut is_narrow = false;
         self.read(client).await?;
-        if !std::mem::replace(&mut self.caught_up, true) {
-            self.news(News::CaughtUp).await?;
+        match std::mem::replace(&mut self.caught_up, true) {
+            false => self.news(News::CaughtUp).await?,
+            true => self.look_for_losses(client).await?,
         }
         self.since = Some(began - OVERLAP);
         loop {
@@ -114,6 +115,29 @@ impl Follower {
             }
         }
         Ok(())
+    }
+
+    /// A relay that was away may have come back with less: emptied, or from an older copy.
+    async fn look_for_losses(&mut self, client: &mut Client) -> Result<(), Lost> {
+        let mut there = BTreeSet::new();
+        let mut reading = client.read(Filter::new().kind(kinds::ANNOUNCEMENT));
+        while let Some(page) = reading.next().await? {
+            let announcements = page.iter().filter_map(|event| Announcement::parse(event).ok());
+            there.extend(announcements.map(|announcement| announcement.repo));
+        }
+        let gone: Vec<RepoId> = self.served.difference(&there).cloned().collect();
+        if gone.is_empty() {
+            return Ok(());
+        }
+        tracing::warn!(
+            repositories = gone.len(),
+            "our relay lacks what it had; all is compared anew"
+        );
+        for repo in gone {
+            self.served.remove(&repo);
+            self.news(News::Retired(repo)).await?;
+        }
+        self.news(News::Lost).await
     }
 
     async fn accepted(&mut self, event: Event) -> Result<(), Lost> {

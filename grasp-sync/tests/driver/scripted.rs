@@ -200,13 +200,15 @@ pub(crate) fn matching(req: &Value, events: &[Event]) -> Vec<Event> {
 pub(crate) struct Honest {
     events: Arc<watch::Sender<Vec<Event>>>,
     news: broadcast::Sender<Event>,
+    cuts: Arc<watch::Sender<()>>,
     holds: bool,
 }
 
 impl Honest {
     pub(crate) fn new(events: impl IntoIterator<Item = Event>) -> Self {
         let events = Arc::new(watch::channel(events.into_iter().collect()).0);
-        Self { events, news: broadcast::channel(1_024).0, holds: false }
+        let cuts = Arc::new(watch::channel(()).0);
+        Self { events, news: broadcast::channel(1_024).0, cuts, holds: false }
     }
 
     /// One that lets announcements wait, until they are published here by other means.
@@ -233,6 +235,12 @@ impl Honest {
         is_new
     }
 
+    /// It goes, and comes back with nothing.
+    pub(crate) fn lose_everything(&self) {
+        self.events.send_modify(Vec::clear);
+        self.cuts.send_replace(());
+    }
+
     /// Waits until all of these are here.
     pub(crate) async fn until_has(&self, events: &[&Event]) {
         let mut stored = self.events.subscribe();
@@ -249,9 +257,11 @@ impl Honest {
 
     async fn serve(self, mut guest: Guest) {
         let mut news = self.news.subscribe();
+        let mut cuts = self.cuts.subscribe();
         let mut open: BTreeMap<String, Value> = BTreeMap::new();
         loop {
             tokio::select! {
+                _ = cuts.changed() => return,
                 said = guest.next() => {
                     let Some(said) = said else { return };
                     self.answer(&mut guest, said, &mut open).await;

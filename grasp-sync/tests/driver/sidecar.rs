@@ -39,6 +39,25 @@ async fn any_relay_is_kept_complete_over_its_own_websocket() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_comes_back_emptied_is_filled_again() {
+    let author = Author::new();
+    let issue = author.issue(&author.repo("grasp"), "it does not work");
+    let comment = author.comment(issue.id, "it does for me");
+    let there = Honest::new([issue.clone(), comment.clone()]);
+    let remote = there.start().await;
+    let announcement = author.announcement("grasp", &[&remote.url()]);
+    there.publish(announcement.clone());
+    let here = Honest::new([]);
+    let relay = here.start().await;
+    let sidecar = Arc::new(Sidecar::start(relay.url()));
+    let syncer = Syncer::start(sidecar, Local::settings(&[remote.url()])).await.unwrap();
+    here.until_has(&[&announcement, &issue, &comment]).await;
+    here.lose_everything();
+    here.until_has(&[&announcement, &issue, &comment]).await;
+    syncer.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn of_an_announcement_that_waits_there_only_states_are_brought_until_it_is_served() {
     let author = Author::new();
     let issue = author.issue(&author.repo("grasp"), "it does not work");

@@ -95,14 +95,15 @@ impl Standing {
         self.wants.disconnected();
     }
 
-    /// Forgets what an earlier process was given; whether there was one.
-    pub(in crate::engine) fn forget_what_was_given(&mut self, now: Timestamp) -> bool {
-        let is_resumed = self.pass.sort == Sort::Resumed;
-        if is_resumed {
-            self.coverage = CoverageSet::with_capacity(COVERAGE_CAPACITY);
-            self.pass = Pass::begin(now, Sort::Fresh);
-        }
-        is_resumed
+    /// Nothing was given, as far as anybody knows.
+    pub(in crate::engine) fn forget_what_was_given(&mut self, now: Timestamp) {
+        self.coverage = CoverageSet::with_capacity(COVERAGE_CAPACITY);
+        self.pass = Pass::begin(now, Sort::Fresh);
+    }
+
+    /// Whether it goes on from what an earlier process was given.
+    pub(in crate::engine) fn is_resumed(&self) -> bool {
+        self.pass.sort == Sort::Resumed
     }
 
     /// In whole seconds, rounded up.
