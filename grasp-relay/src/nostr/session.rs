@@ -232,11 +232,13 @@ impl Session {
             Request::Auth(event) => self.auth.attempt(now.unix, &event, &self.rules),
             Request::Req(id, asked) => {
                 let token = next_token(&mut self.tokens);
-                self.subscriptions.open(token, id, asked, limits)
+                let begun = |id, asked| Output::Subscribe { token, id, asked };
+                self.subscriptions.begin(token, id, asked, limits, begun)
             }
             Request::Count(id, asked) => {
                 let token = next_token(&mut self.tokens);
-                self.subscriptions.count(token, id, asked, limits)
+                let begun = |_, asked| Output::Count { token, asked };
+                self.subscriptions.begin(token, id, asked, limits, begun)
             }
             Request::NegOpen(id, filter, message) => {
                 let token = next_token(&mut self.tokens);

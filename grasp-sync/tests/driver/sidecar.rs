@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures_util::StreamExt as _;
 use grasp_core::kinds;
-use grasp_core::nostr::event::Kind;
+use grasp_core::nostr::event::{Event, Kind};
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 use grasp_sync::engine::Row;
@@ -16,45 +16,55 @@ use crate::events::Author;
 use crate::local::Local;
 use crate::scripted::{Heard, Honest, Scripted};
 
+/// A repository with an issue and a comment on it lies at one relay, and is brought to another.
+struct Kept {
+    author: Author,
+    events: Vec<Event>,
+    there: Honest,
+    here: Honest,
+    syncer: Syncer,
+    _relays: [Scripted; 2],
+}
+
+impl Kept {
+    async fn complete() -> Self {
+        let author = Author::new();
+        let issue = author.issue(&author.repo("grasp"), "it does not work");
+        let comment = author.comment(issue.id, "it does for me");
+        let there = Honest::new([issue.clone(), comment.clone()]);
+        let remote = there.start().await;
+        let announcement = author.announcement("grasp", &[&remote.url()]);
+        there.publish(announcement.clone());
+        let here = Honest::new([]);
+        let relay = here.start().await;
+        let sidecar = Arc::new(Sidecar::start(relay.url()));
+        let syncer = Syncer::start(sidecar, Local::settings(&[remote.url()])).await.unwrap();
+        let events = vec![issue, announcement, comment];
+        let kept = Self { author, events, there, here, syncer, _relays: [remote, relay] };
+        kept.until_complete().await;
+        kept
+    }
+
+    async fn until_complete(&self) {
+        self.here.until_has(&self.events.iter().collect::<Vec<_>>()).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn any_relay_is_kept_complete_over_its_own_websocket() {
-    let author = Author::new();
-    let issue = author.issue(&author.repo("grasp"), "it does not work");
-    let comment = author.comment(issue.id, "it does for me");
-    let there = Honest::new([issue.clone(), comment.clone()]);
-    let remote = there.start().await;
-    let announcement = author.announcement("grasp", &[&remote.url()]);
-    there.publish(announcement.clone());
-    let here = Honest::new([]);
-    let relay = here.start().await;
-
-    let sidecar = Arc::new(Sidecar::start(relay.url()));
-    let settings = Local::settings(&[remote.url()]);
-    let syncer = Syncer::start(sidecar, settings).await.unwrap();
-    here.until_has(&[&announcement, &issue, &comment]).await;
-    let later = author.comment(issue.id, "live");
-    there.publish(later.clone());
-    here.until_has(&[&later]).await;
-    syncer.stop().await;
+    let kept = Kept::complete().await;
+    let later = kept.author.comment(kept.events[0].id, "live");
+    kept.there.publish(later.clone());
+    kept.here.until_has(&[&later]).await;
+    kept.syncer.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_that_comes_back_emptied_is_filled_again() {
-    let author = Author::new();
-    let issue = author.issue(&author.repo("grasp"), "it does not work");
-    let comment = author.comment(issue.id, "it does for me");
-    let there = Honest::new([issue.clone(), comment.clone()]);
-    let remote = there.start().await;
-    let announcement = author.announcement("grasp", &[&remote.url()]);
-    there.publish(announcement.clone());
-    let here = Honest::new([]);
-    let relay = here.start().await;
-    let sidecar = Arc::new(Sidecar::start(relay.url()));
-    let syncer = Syncer::start(sidecar, Local::settings(&[remote.url()])).await.unwrap();
-    here.until_has(&[&announcement, &issue, &comment]).await;
-    here.lose_everything();
-    here.until_has(&[&announcement, &issue, &comment]).await;
-    syncer.stop().await;
+    let kept = Kept::complete().await;
+    kept.here.lose_everything();
+    kept.until_complete().await;
+    kept.syncer.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

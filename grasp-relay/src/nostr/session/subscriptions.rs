@@ -21,33 +21,18 @@ struct Open {
 }
 
 impl Subscriptions {
-    /// Opens a subscription; one of the same id gives way first.
-    pub(super) fn open(
+    /// Begins a subscription, or a COUNT, which holds a slot until it is answered; one of the same id gives way first.
+    pub(super) fn begin(
         &mut self,
         token: Token,
         id: SubId,
         asked: Asked,
         limits: &Limits,
+        begun: impl FnOnce(SubId, Asked) -> Output,
     ) -> Vec<Output> {
         let mut outputs = self.close(&id);
         outputs.push(match self.admit(token, &id, asked.bytes, limits) {
-            Ok(()) => Output::Subscribe { token, id, asked },
-            Err(refusal) => Output::Send(refusal),
-        });
-        outputs
-    }
-
-    /// Starts a COUNT, which holds a slot until it is answered.
-    pub(super) fn count(
-        &mut self,
-        token: Token,
-        id: SubId,
-        asked: Asked,
-        limits: &Limits,
-    ) -> Vec<Output> {
-        let mut outputs = self.close(&id);
-        outputs.push(match self.admit(token, &id, asked.bytes, limits) {
-            Ok(()) => Output::Count { token, asked },
+            Ok(()) => begun(id, asked),
             Err(refusal) => Output::Send(refusal),
         });
         outputs
