@@ -318,22 +318,22 @@ mod tests {
     }
 
     #[test]
-    fn a_crowded_name_is_read_once_for_all_who_announced_it() {
-        // Everybody lists everybody else around them, and one lists nobody back.
+    fn in_a_crowd_everybody_who_lists_back_is_in_whoever_is_asked_for() {
+        // Everybody lists those around them, but for one who lists nobody.
         let person = |n: usize| {
             let mut bytes = [7; 32];
             bytes[..8].copy_from_slice(&n.to_be_bytes());
             PublicKey::from_byte_array(bytes)
         };
-        let around = |n: usize| (1..=20).map(|m| person((n + m) % 300)).collect();
+        let around = |n: usize| (0..=20).map(|m| person((n + 290 + m) % 300)).collect();
         let mut rosters: Rosters =
             (0..300).map(|n| (person(n), Roster::Listed(around(n)))).collect();
         rosters.insert(person(5), Roster::Listed(BTreeSet::new()));
         let circles = Circles::new(MaintainerModel::Reciprocal, &rosters);
-        for n in [0, 5, 17, 299] {
-            let one = MaintainerModel::Reciprocal.maintainers(&person(n), &rosters);
-            assert_eq!(circles.of(&person(n)), one);
-            assert!(!one.contains(&person(5)) || n == 5);
+        let all_but_one: BTreeSet<_> = (0..300).filter(|n| *n != 5).map(person).collect();
+        for n in 0..300 {
+            let expected = if n == 5 { BTreeSet::from([person(5)]) } else { all_but_one.clone() };
+            assert_eq!(circles.of(&person(n)), expected, "{n}");
         }
     }
 }
