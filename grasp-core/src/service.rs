@@ -114,6 +114,26 @@ impl ServiceIdentity {
     }
 }
 
+/// The relay that a repository's server has if it is a GRASP server: the repository's address without the path that
+/// such servers give their repositories. `None` if the address is not of that form.
+///
+/// ```
+/// use grasp_core::service::relay_of;
+///
+/// let npub = "npub10xlxvlhemja6c4dqv22uapctqupfhlxm9h8z3k2e72q4k9hcz7vqpkge6d";
+/// let url = format!("https://grasp.example/git/{npub}/x.git").parse().unwrap();
+/// assert_eq!(relay_of(&url).unwrap().as_str(), "wss://grasp.example/git");
+/// assert!(relay_of(&"https://forge.example/me/x.git".parse().unwrap()).is_none());
+/// ```
+pub fn relay_of(url: &CloneUrl) -> Option<RelayUrl> {
+    let address = url.as_str().strip_prefix("http")?;
+    let (address, name) = address.rsplit_once('/')?;
+    let (address, owner) = address.rsplit_once('/')?;
+    GitPath::parse(&format!("/{owner}/{name}"))?;
+    let address = address.strip_suffix("/prs").unwrap_or(address);
+    format!("ws{address}").parse().ok()
+}
+
 /// A public key as it stands in paths.
 pub fn npub(key: &PublicKey) -> String {
     let Ok(npub) = key.to_bech32();

@@ -102,6 +102,8 @@ pub struct Permits<K> {
     round: VecDeque<K>,
     turns: BTreeMap<K, usize>,
     waiting: usize,
+    /// Permits that are out and wait for one more start. They come before everything in line.
+    continuing: VecDeque<Permit<K>>,
 }
 
 impl<K: Ord + Clone> Permits<K> {
@@ -114,7 +116,27 @@ impl<K: Ord + Clone> Permits<K> {
             round: VecDeque::new(),
             turns: BTreeMap::new(),
             waiting: 0,
+            continuing: VecDeque::new(),
         }
+    }
+
+    /// Changes the limits. Permits that are out stay out, and starts so far still count.
+    pub fn set_limits(&mut self, at_once: NonZeroUsize, starts: NonZeroUsize) {
+        self.config.at_once = at_once;
+        self.config.starts = starts;
+        self.window.set_max(starts);
+    }
+
+    /// The limits in force.
+    pub const fn limits(&self) -> PermitConfig {
+        self.config
+    }
+
+    /// Counts one more start for work that is under way. It never waits behind the line: the permit comes back at
+    /// once, or from [`due`](Self::due) before any other as soon as the window opens.
+    pub fn continue_with(&mut self, now: Mono, permit: Permit<K>) -> Vec<Permit<K>> {
+        self.continuing.push_back(permit);
+        self.due(now)
     }
 
     /// Asks for a permit now or not at all; never overtakes anybody in line.
@@ -124,7 +146,7 @@ impl<K: Ord + Clone> Permits<K> {
         }
         match self.window.check(now) {
             Admit::Wait(until) => Entry::Wait(until),
-            Admit::Go if self.waiting > 0 => Entry::Full,
+            Admit::Go if self.waiting > 0 || !self.continuing.is_empty() => Entry::Full,
             Admit::Go => self.start(now, key).map_or(Entry::Full, Entry::Go),
         }
     }
@@ -154,10 +176,13 @@ impl<K: Ord + Clone> Permits<K> {
         self.due(now)
     }
 
-    /// Those in line who may start now, in their order.
+    /// Those who may start now, in their order: first what continues, then the line.
     #[must_use = "these may start now"]
     pub fn due(&mut self, now: Mono) -> Vec<Permit<K>> {
         let mut started = Vec::new();
+        while !self.continuing.is_empty() && self.window.admit(now) == Admit::Go {
+            started.extend(self.continuing.pop_front());
+        }
         while !self.is_saturated() && self.window.check(now) == Admit::Go {
             let Some(key) = self.next_turn() else { break };
             started.extend(self.start(now, key));
@@ -165,12 +190,18 @@ impl<K: Ord + Clone> Permits<K> {
         started
     }
 
-    /// Removes every turn that `key` has in line; permits it holds are not affected.
-    pub fn withdraw(&mut self, key: &K) {
+    /// Removes every turn that `key` has in line, takes back its permits that wait to continue, and names those who
+    /// may start in their place. Permits in use are not affected.
+    #[must_use = "these may start now"]
+    pub fn withdraw(&mut self, now: Mono, key: &K) -> Vec<Permit<K>> {
         if let Some(turns) = self.turns.remove(key) {
             self.waiting -= turns;
             self.round.retain(|other| other != key);
         }
+        let before = self.continuing.len();
+        self.continuing.retain(|permit| permit.key != *key);
+        self.in_use -= before - self.continuing.len();
+        self.due(now)
     }
 
     /// Lets nobody start before `until`, as a `Retry-After` demands. Of two pauses the later counts.
@@ -180,13 +211,18 @@ impl<K: Ord + Clone> Permits<K> {
 
     /// When to ask for those [`due`](Self::due), if time alone can bring somebody's turn.
     pub fn next_deadline(&self) -> Option<Mono> {
-        let time_helps = self.waiting > 0 && !self.is_saturated();
+        let time_helps = !self.continuing.is_empty() || (self.waiting > 0 && !self.is_saturated());
         time_helps.then(|| self.window.reopens_at())
     }
 
     /// Turns in line, over all keys.
     pub const fn waiting(&self) -> usize {
         self.waiting
+    }
+
+    /// The keys in line in the order of their next turns.
+    pub fn line(&self) -> impl Iterator<Item = &K> {
+        self.round.iter()
     }
 
     /// Permits that are out.
@@ -333,9 +369,46 @@ mod tests {
         for key in ["a", "b", "a"] {
             enqueue(&mut host, Mono::ZERO, key);
         }
-        host.withdraw(&"a");
+        assert_eq!(host.withdraw(Mono::ZERO, &"a"), vec![]);
         assert_eq!(host.waiting(), 1);
         assert_eq!(order(&mut host, running), ["b"]);
+    }
+
+    #[test]
+    fn work_under_way_continues_before_the_line() {
+        let mut host = host(1, 1);
+        let first = go(&mut host, Mono::ZERO, "a");
+        enqueue(&mut host, Mono::ZERO, "b");
+        assert_eq!(host.continue_with(Mono::from_secs(1), first), vec![]);
+        assert_eq!(host.next_deadline(), Some(Mono::from_secs(60)));
+        assert_eq!(host.due(Mono::from_secs(59)), vec![]);
+        let mut started = host.due(Mono::from_secs(60));
+        assert_eq!(started, vec![Permit { key: "a" }]);
+        assert_eq!(host.in_use(), 1);
+        assert_eq!(host.release(Mono::from_secs(61), started.remove(0)), vec![]);
+        assert_eq!(host.due(Mono::from_secs(120)), vec![Permit { key: "b" }]);
+    }
+
+    #[test]
+    fn a_key_withdrawn_while_it_waits_to_continue_frees_its_permit() {
+        let mut host = host(1, 2);
+        let first = go(&mut host, Mono::ZERO, "a");
+        let mut started = host.continue_with(Mono::ZERO, first);
+        assert_eq!(host.continue_with(Mono::ZERO, started.remove(0)), vec![]);
+        enqueue(&mut host, Mono::ZERO, "b");
+        assert_eq!(host.withdraw(Mono::from_secs(60), &"a"), vec![Permit { key: "b" }]);
+        assert_eq!(host.in_use(), 1);
+    }
+
+    #[test]
+    fn changed_limits_hold_at_once() {
+        let mut host = host(1, 1);
+        let _first = go(&mut host, Mono::ZERO, "a");
+        enqueue(&mut host, Mono::ZERO, "b");
+        host.set_limits(NonZeroUsize::new(2).unwrap(), NonZeroUsize::new(3).unwrap());
+        assert_eq!(host.due(Mono::ZERO), vec![Permit { key: "b" }]);
+        host.set_limits(NonZeroUsize::new(1).unwrap(), NonZeroUsize::new(1).unwrap());
+        assert_eq!(host.admit(Mono::from_secs(60), "c"), Entry::Full);
     }
 
     #[test]

@@ -9,8 +9,9 @@ use crate::Mono;
 
 /// An exact sliding window: every stretch of `length` (its end excluded) holds at most `max` starts.
 ///
-/// It remembers the last `max` starts and nothing else: the next may come once the oldest of them
-/// has left the window.
+/// It remembers the starts of the current stretch and nothing else: the next may come once fewer than
+/// `max` of them are left in it. The limit may be [changed](Self::set_max) on the way; starts that were
+/// counted under another limit still count.
 ///
 /// ```
 /// use std::{num::NonZeroUsize, time::Duration};
@@ -28,7 +29,7 @@ use crate::Mono;
 pub struct RateWindow {
     max: NonZeroUsize,
     length: Duration,
-    /// The latest starts, oldest first, never more than `max`.
+    /// The starts that may still count, oldest first.
     starts: VecDeque<Mono>,
     paused_until: Mono,
 }
@@ -43,12 +44,22 @@ impl RateWindow {
     pub fn admit(&mut self, now: Mono) -> Admit {
         let verdict = self.check(now);
         if verdict == Admit::Go {
-            if self.starts.len() >= self.max.get() {
+            while self.starts.front().is_some_and(|at| *at + self.length <= now) {
                 self.starts.pop_front();
             }
             self.starts.push_back(now);
         }
         verdict
+    }
+
+    /// Allows another number of starts from now on.
+    pub fn set_max(&mut self, max: NonZeroUsize) {
+        self.max = max;
+    }
+
+    /// How many starts any stretch may hold.
+    pub const fn max(&self) -> NonZeroUsize {
+        self.max
     }
 
     /// Lets nothing start before `until`, as a `Retry-After` demands. Of two pauses the later counts.
@@ -63,10 +74,9 @@ impl RateWindow {
 
     /// The earliest point at which the next start may happen; past if it may now.
     pub fn reopens_at(&self) -> Mono {
-        let freed = match self.starts.front() {
-            Some(oldest) if self.starts.len() >= self.max.get() => *oldest + self.length,
-            _ => Mono::ZERO,
-        };
+        let last_to_leave = self.starts.len().checked_sub(self.max.get());
+        let leaves = last_to_leave.and_then(|index| self.starts.get(index));
+        let freed = leaves.map_or(Mono::ZERO, |at| *at + self.length);
         freed.max(self.paused_until)
     }
 }
@@ -77,6 +87,19 @@ mod tests {
 
     fn window(max: usize, secs: u64) -> RateWindow {
         RateWindow::new(NonZeroUsize::new(max).unwrap(), Duration::from_secs(secs))
+    }
+
+    #[test]
+    fn a_changed_limit_counts_the_starts_before_it() {
+        let mut window = window(4, 60);
+        for second in 0..4 {
+            assert_eq!(window.admit(Mono::from_secs(second)), Admit::Go);
+        }
+        window.set_max(NonZeroUsize::new(2).unwrap());
+        assert_eq!(window.check(Mono::from_secs(61)), Admit::Wait(Mono::from_secs(62)));
+        window.set_max(NonZeroUsize::new(5).unwrap());
+        assert_eq!(window.admit(Mono::from_secs(4)), Admit::Go);
+        assert_eq!(window.check(Mono::from_secs(5)), Admit::Wait(Mono::from_secs(60)));
     }
 
     #[test]
@@ -117,6 +140,6 @@ mod tests {
         for second in 0..1_000 {
             assert_eq!(window.admit(Mono::from_secs(second)), Admit::Go);
         }
-        assert_eq!(window.starts.len(), 3);
+        assert!(window.starts.len() <= 3);
     }
 }

@@ -13,6 +13,8 @@ enum Step {
     Enqueue(u8),
     Admit(u8),
     Release(prop::sample::Index),
+    Continue(prop::sample::Index),
+    Withdraw(u8),
     Pass(u64),
     Pause(u64),
 }
@@ -22,6 +24,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => (0..5_u8).prop_map(Step::Enqueue),
         1 => (0..5_u8).prop_map(Step::Admit),
         3 => any::<prop::sample::Index>().prop_map(Step::Release),
+        2 => any::<prop::sample::Index>().prop_map(Step::Continue),
+        1 => (0..5_u8).prop_map(Step::Withdraw),
         2 => (0..3_000_u64).prop_map(Step::Pass),
         1 => (0..2_000_u64).prop_map(Step::Pause),
     ];
@@ -44,6 +48,8 @@ struct World {
     now: Mono,
     paused_until: Mono,
     running: Vec<Permit<u8>>,
+    /// Uses under way that wait for one more start, by key.
+    continuing: BTreeMap<u8, usize>,
     starts: Vec<Mono>,
     asked: BTreeMap<u8, usize>,
     served: BTreeMap<u8, usize>,
@@ -57,6 +63,7 @@ impl World {
             now: Mono::ZERO,
             paused_until: Mono::ZERO,
             running: Vec::new(),
+            continuing: BTreeMap::new(),
             starts: Vec::new(),
             asked: BTreeMap::new(),
             served: BTreeMap::new(),
@@ -68,6 +75,8 @@ impl World {
             Step::Enqueue(key) => self.enqueue(key),
             Step::Admit(key) => self.admit(key),
             Step::Release(index) => self.release(index),
+            Step::Continue(index) => self.continue_with(index),
+            Step::Withdraw(key) => self.withdraw(key),
             Step::Pass(ms) => self.pass(Duration::from_millis(ms)),
             Step::Pause(ms) => {
                 let until = self.now + Duration::from_millis(ms);
@@ -101,6 +110,24 @@ impl World {
         }
     }
 
+    fn continue_with(&mut self, index: prop::sample::Index) {
+        if !self.running.is_empty() {
+            let permit = self.running.remove(index.index(self.running.len()));
+            *self.continuing.entry(*permit.key()).or_default() += 1;
+            let started = self.permits.continue_with(self.now, permit);
+            self.started(started);
+        }
+    }
+
+    fn withdraw(&mut self, key: u8) {
+        self.continuing.remove(&key);
+        // What was withdrawn is not owed any more.
+        let served = self.served.get(&key).copied().unwrap_or(0);
+        self.asked.insert(key, served);
+        let started = self.permits.withdraw(self.now, &key);
+        self.started(started);
+    }
+
     fn pass(&mut self, length: Duration) {
         self.now = self.now + length;
         let started = self.permits.due(self.now);
@@ -110,15 +137,24 @@ impl World {
     fn started(&mut self, permits: Vec<Permit<u8>>) {
         for permit in permits {
             assert!(self.now >= self.paused_until, "started during a pause");
-            *self.served.entry(*permit.key()).or_default() += 1;
+            match self.continuing.get_mut(permit.key()).filter(|waiting| **waiting > 0) {
+                // What continues comes before anything in line, its own key's turns included.
+                Some(waiting) => *waiting -= 1,
+                None => {
+                    let waits = self.continuing.values().any(|waiting| *waiting > 0);
+                    assert!(!waits, "overtaken by the line");
+                    *self.served.entry(*permit.key()).or_default() += 1;
+                }
+            }
             self.starts.push(self.now);
             self.running.push(permit);
         }
     }
 
     fn check(&self) {
-        assert!(self.running.len() <= self.config.at_once.get());
-        assert_eq!(self.running.len(), self.permits.in_use());
+        let continuing: usize = self.continuing.values().sum();
+        assert!(self.running.len() + continuing <= self.config.at_once.get());
+        assert_eq!(self.running.len() + continuing, self.permits.in_use());
     }
 
     /// Ends one use, or else lets time pass until somebody's turn.
@@ -149,12 +185,13 @@ proptest! {
         for step in steps {
             world.take(step);
         }
-        for _ in 0..4 * (world.permits.waiting() + world.running.len()) {
+        for _ in 0..4 * (world.permits.waiting() + world.permits.in_use()) {
             world.wind_down();
         }
         prop_assert!(busiest(&world.starts, config.per) <= config.starts.get());
         prop_assert_eq!(world.permits.waiting(), 0);
         prop_assert_eq!(world.permits.next_deadline(), None);
+        world.asked.retain(|_, asked| *asked > 0);
         prop_assert_eq!(world.asked, world.served);
     }
 
