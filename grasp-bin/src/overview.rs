@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
-use grasp_core::{Host, Identifier, Mono, kinds};
-use grasp_purgatory::hunt::{HostFigures, Turn};
+use grasp_core::{Identifier, Mono, kinds};
+use grasp_purgatory::hunt::{HuntFigures, Turn};
 use grasp_purgatory::{Counts, Phase, Purgatory};
 use grasp_relay::Clock;
 use grasp_relay::keeper::Keeper;
@@ -175,8 +175,8 @@ impl Overview {
     pub(crate) async fn exposition(&self) -> String {
         let status = self.status().await;
         self.expose(&status);
-        if let Some((in_flight, hosts)) = self.hunt().await {
-            hunt::expose(&self.0.metrics, in_flight, &hosts);
+        if let Some(figures) = self.hunt().await {
+            hunt::expose(&self.0.metrics, &figures);
         }
         self.0.metrics.render(&metrics::all())
     }
@@ -192,6 +192,10 @@ impl Overview {
         // A turn outlives what it was for when that comes by a push.
         turns.retain(|name, _| waiting.iter().any(|names| names.contains(name)));
         let next = turns.values().filter_map(|turn| turn.next_in).min();
+        let in_line = turns.values().filter(|turn| turn.in_line.is_some()).count() as u64;
+        let hunt = self.hunt().await.unwrap_or_default();
+        let busy = hunt.hosts.iter().filter(|(_, host)| host.waiting > 0);
+        let per_minute: u64 = busy.map(|(_, host)| host.per_minute as u64).sum();
         let Counts { announcements, states, proposals, shelved, staged, bytes, staged_bytes, owed } =
             counts;
         self.set(&table::OWED, &[], owed as u64);
@@ -204,13 +208,17 @@ impl Overview {
             bytes,
             staged_bytes,
             hunting: turns.len() as u64,
+            hunted: hunt.done,
+            in_line,
+            per_minute,
+            seconds_left: (in_line * 60).checked_div(per_minute),
             next_attempt_in: next.map(|next| next.as_secs()),
             expiring: expiring as u64,
         }
     }
 
     /// How the hunt stands, in all and with each host.
-    async fn hunt(&self) -> Option<(usize, Vec<(Host, HostFigures)>)> {
+    async fn hunt(&self) -> Option<HuntFigures> {
         self.0.keeper.hunting()?.figures().await
     }
 

@@ -4,12 +4,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use grasp_core::RelayUrl;
 use grasp_core::admission::FanOut;
 use grasp_purgatory::git::{Fetcher, RepoStore};
-use grasp_purgatory::hunt::HuntConfig;
+use grasp_purgatory::hunt::{HostClass, HuntConfig};
 use grasp_purgatory::journal::sqlite::Journal;
 use grasp_relay::ingest::Pipeline;
-use grasp_relay::keeper::{HuntParts, Keeper, KeeperParts};
+use grasp_relay::keeper::{Classify, HuntParts, Keeper, KeeperParts};
 use grasp_relay::metrics::{Counted, Metrics, count_requests};
 use grasp_relay::nostr::{Hub, RelayInfo};
 use grasp_relay::server::{Config, Parts, serve};
@@ -145,7 +146,15 @@ fn hunt(settings: &Settings, repos: &RepoStore, metrics: Metrics) -> Result<Hunt
     // As many conversations as there may be processes: whoever waits for one has not begun.
     let config =
         HuntConfig { at_once: settings.processes.slots().remote_pace, ..settings.hunt.clone() };
-    Ok(HuntParts { config, fetcher, observer })
+    let (outbound, roots) = (settings.outbound, roots::for_relays(settings)?);
+    let classify: Classify = Arc::new(move |relay: RelayUrl| {
+        let roots = roots.clone();
+        Box::pin(async move {
+            let facts = driver::relay_information(&relay, outbound, &roots).await?;
+            Some(if facts.is_grasp { HostClass::Grasp } else { HostClass::Unknown })
+        })
+    });
+    Ok(HuntParts { config, fetcher, observer, classify })
 }
 
 fn presented(settings: &Settings, keys: &Keys) -> Config {

@@ -8,11 +8,14 @@
 //!                 next_deadline() ─────────────▶ timer
 //! ```
 //!
-//! One attempt for an identifier asks servers one after the other, those that the repository's keepers name first.
-//! Two paths lead to a server. An attempt takes those that may be asked right now; for the others it stands in line
-//! and ends, and the line goes on by itself, whenever a conversation ends or a minute has passed. A server that is
-//! late is no longer waited for: another one is asked beside it. Only so many conversations go on in all; when others
-//! wait for one to end, whoever is late gives way.
+//! One attempt for an identifier asks servers one after the other, those that the repository's maintainers name first.
+//! A visit asks for the wanted objects by their ids, and for the server's advertisement only if it refuses them; all
+//! of that is one turn with the server. Two paths lead to a server. An attempt takes those that may be asked right
+//! now; for the others it stands in line, and it is over once each of them was asked: waiting is not failing. A
+//! server that is late is no longer waited for: another one is asked beside it. The number of conversations is
+//! bounded; when others wait for one to end, those that are late give way.
+//!
+//! How much a server is asked for depends on what it is: its NIP-11 document shows whether it is a GRASP server.
 //!
 //! Invariants: one attempt per identifier; no server over its limits or asked during its pause; no address tried
 //! twice on one path; nothing asked for that is here.
@@ -41,10 +44,10 @@ pub use self::config::HuntConfig;
 #[cfg(feature = "driver")]
 pub use self::context::SyncContext;
 #[cfg(feature = "driver")]
-pub use self::driver::{Hunting, hunt};
+pub use self::driver::{HuntFigures, Hunting, hunt};
 pub use self::io::{Errand, Input, Output, Report, Scope, Trouble};
 pub use self::plan::{Advertisement, Fingerprint};
-pub use self::throttle::HostFigures;
+pub use self::throttle::{HostClass, HostFigures, Position};
 
 use self::case::{Case, Flight};
 use self::crew::Crew;
@@ -65,11 +68,10 @@ use self::throttle::Throttle;
 /// let mut hunter = Hunter::new(HuntConfig::default(), now);
 /// let identifier: grasp_core::Identifier = "grasp".parse().unwrap();
 ///
-/// let after = Duration::from_millis(500);
-/// let _ = hunter.handle(now, Input::Wanted { identifier: identifier.clone(), after });
-/// assert_eq!(hunter.next_deadline(), Some(Mono::from_millis(500)));
+/// let _ = hunter.handle(now, Input::Wanted { identifier: identifier.clone(), after: None });
+/// assert_eq!(hunter.next_deadline(), Some(Mono::from_millis(20)));
 ///
-/// let outputs = hunter.handle(now.after(after), Input::Tick);
+/// let outputs = hunter.handle(now.after(Duration::from_millis(20)), Input::Tick);
 /// assert!(outputs.iter().any(|output| matches!(output, Output::Brief { .. })));
 /// ```
 #[derive(Debug)]
@@ -87,6 +89,8 @@ pub struct Hunter {
     /// When conversations of attempts become late.
     late: BTreeSet<(Mono, Errand)>,
     next_errand: u64,
+    /// Identifiers that were hunted for to the end since there was last nothing to hunt for.
+    done: u64,
     now: Now,
 }
 
@@ -97,13 +101,15 @@ pub struct Turn {
     pub attempts: u32,
     /// How long until the next; `None` while one is under way.
     pub next_in: Option<Duration>,
+    /// The shortest way to a turn in the line of a server, while one is waited for.
+    pub in_line: Option<Position>,
 }
 
 impl Hunter {
     /// Hunts for nothing yet. What waited before a restart is to be said anew.
     pub fn new(config: HuntConfig, now: Now) -> Self {
         Self {
-            queue: Queue::new(config.backoff),
+            queue: Queue::new(&config),
             throttle: Throttle::new(&config),
             crew: Crew::new(config.at_once),
             memory: Memory::new(&config),
@@ -112,6 +118,7 @@ impl Hunter {
             flights: BTreeMap::new(),
             late: BTreeSet::new(),
             next_errand: 0,
+            done: 0,
             config,
             now,
         }
@@ -124,11 +131,16 @@ impl Hunter {
         let mut out = Vec::new();
         match input {
             Input::Wanted { identifier, after } => {
+                if self.queue.is_empty() {
+                    self.done = 0;
+                }
                 if self.queue.enqueue(now.mono, &identifier, after) {
                     out.push(Output::Report(Report::Queued { identifier, after }));
                 }
             }
             Input::Briefed { identifier, wants } => self.on_briefed(&mut out, &identifier, wants),
+            Input::Answered { errand } => self.on_answered(errand),
+            Input::Classified { host, class } => self.on_classified(&mut out, host, class),
             Input::Listed { errand, result } => self.on_listed(&mut out, errand, result),
             Input::Fetched { errand, got, trouble } => {
                 self.on_fetched(&mut out, errand, &got, trouble);
@@ -137,7 +149,8 @@ impl Hunter {
             Input::Tick => {}
         }
         self.advance(&mut out);
-        debug_assert!(self.is_sound());
+        // It looks at everything, which would take the square of very many.
+        debug_assert!(self.cases.len() > 1_000 || self.is_sound());
         out
     }
 
@@ -157,10 +170,17 @@ impl Hunter {
         self.flights.len()
     }
 
+    /// How many identifiers were hunted for to the end since there was last nothing to hunt for.
+    pub fn done(&self) -> u64 {
+        self.done
+    }
+
     /// When each identifier that is hunted for is looked for next, counted from now.
     pub fn schedule_at(&self, now: Mono) -> impl Iterator<Item = (&Identifier, Turn)> {
+        let positions = self.throttle.positions();
         self.queue.schedule().map(move |(identifier, attempts, next)| {
-            (identifier, Turn { attempts, next_in: next.map(|at| at - now) })
+            let in_line = positions.get(identifier).copied();
+            (identifier, Turn { attempts, next_in: next.map(|at| at - now), in_line })
         })
     }
 

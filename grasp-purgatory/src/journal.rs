@@ -29,6 +29,8 @@ pub enum Record {
         event: Arc<Event>,
         /// Where it stands.
         phase: Phase,
+        /// When it came in.
+        since: Timestamp,
         /// Until when.
         until: Timestamp,
     },

@@ -52,12 +52,6 @@ use crate::journal::Record;
 /// How soon after looking for what is overdue that is done again.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// After a start one hunt begins so long after another, lest everybody is asked for everything at once.
-const AFTER_ANOTHER: Duration = Duration::from_millis(50);
-
-/// The longest that a hunt is put off because of that.
-const SPREAD: Duration = Duration::from_secs(2 * 60);
-
 /// Everything that waits for git data, and what must happen for it to be served.
 ///
 /// ```
@@ -143,6 +137,9 @@ impl Purgatory {
             Input::PushStaged { id, tip, door, bytes } => self.on_staged(out, id, tip, door, bytes),
             Input::FetchStarted { identifier } => self.on_fetch_started(identifier),
             Input::FetchEnded { identifier } => self.on_fetch_ended(out, &identifier),
+            Input::HuntInLine { identifier } => self.on_hunt_in_line(out, &identifier),
+            Input::HuntAnswered { identifier } => self.on_hunt_answered(&identifier),
+            Input::HuntEnded { identifier } => self.on_hunt_ended(out, &identifier),
             Input::Deleted { request } => self.on_deleted(out, &request),
             Input::Vanished { author, until } => self.on_vanished(out, author, until),
             Input::Delisted { repo, by } => self.on_delisted(out, &repo, by),
@@ -173,11 +170,9 @@ impl Purgatory {
             out.act(Output::Do(chore.clone()));
         }
         let identifiers: Vec<_> = self.ledger.identifiers().cloned().collect();
-        let mut after = self.config.sync_delay;
         for identifier in identifiers {
             self.ask(out, &identifier);
-            self.hunt(out, &identifier, after);
-            after = (after + AFTER_ANOTHER).min(self.config.sync_delay + SPREAD);
+            self.hunt(out, &identifier, None);
         }
     }
 

@@ -38,7 +38,7 @@ pub use self::at_work::AtWork;
 use self::at_work::Workers;
 use self::doomed::Doomed;
 use self::hunt::World;
-pub use self::hunt::{HuntObserver, HuntParts};
+pub use self::hunt::{Classify, HuntObserver, HuntParts};
 use self::lane::{Hands, Lanes};
 use self::rounds::Rounds;
 use self::task::{Inbox, Task};

@@ -41,6 +41,7 @@ use tokio::sync::{mpsc, oneshot};
 
 pub use self::clock::Clock;
 pub use self::limits::Limits;
+pub use self::nip11::relay_information;
 pub use self::observer::{Log, Observer};
 use self::perform::Loop;
 pub use self::records::{NoRecords, RecordFile, RecordStore};

@@ -41,10 +41,14 @@ fn beside(status: &Status) -> Vec<Line> {
 
 fn server(status: &Status) -> Vec<Line> {
     let held = &status.purgatory;
-    let next = match (held.hunting, held.next_attempt_in) {
-        (0, _) => String::new(),
-        (_, Some(next)) => format!(", next attempt in {}", span(next)),
-        (_, None) => ", attempts are under way".into(),
+    let next = match (held.hunting, held.seconds_left, held.next_attempt_in) {
+        (0, ..) => String::new(),
+        (_, Some(left), _) => {
+            let (rate, line) = (held.per_minute, held.in_line);
+            format!(", {line} of them in line, {rate}/min, about {} left", span(left.max(1)))
+        }
+        (_, None, Some(next)) => format!(", next attempt in {}", span(next)),
+        (_, None, None) => ", attempts are under way".into(),
     };
     vec![
         (
@@ -136,6 +140,16 @@ mod tests {
         let text = glance(&Status { purgatory, ..Status::default() });
         assert!(text.contains("1 state, 0 pull requests; 1 expires within an hour"), "{text}");
         assert!(text.contains("2 names, next attempt in 12 seconds"), "{text}");
+        let purgatory = PurgatoryFigures {
+            hunting: 985,
+            in_line: 980,
+            per_minute: 600,
+            seconds_left: Some(120),
+            ..purgatory
+        };
+        let text = glance(&Status { purgatory, ..Status::default() });
+        let line = "985 names, 980 of them in line, 600/min, about 2 minutes left";
+        assert!(text.contains(line), "{text}");
     }
 
     #[test]

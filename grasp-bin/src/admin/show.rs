@@ -88,10 +88,15 @@ fn waiting(rows: &[WaitingRow]) -> String {
         return "nothing waits for git data\n".into();
     }
     let cells = |row: &WaitingRow| {
-        let next = match (row.next_in, row.hunted) {
-            (Some(next), _) => format!("in {}", span(next)),
-            (None, 0) => "within an hour".into(),
-            (None, _) => "now".into(),
+        let next = match (row.position, row.next_in, row.hunted) {
+            (Some(position), ..) => {
+                let wait = row.turn_in.filter(|wait| *wait > 0);
+                let wait = wait.map_or_else(String::new, |wait| format!(", about {}", span(wait)));
+                format!("number {position} in line{wait}")
+            }
+            (None, Some(next), _) => format!("in {}", span(next)),
+            (None, None, 0) => "within an hour".into(),
+            (None, None, _) => "now".into(),
         };
         vec![
             row.identifier.clone(),
@@ -125,10 +130,13 @@ mod tests {
             places: vec!["https://git.example.com/hello.git".into()],
             ..WaitingRow::default()
         };
-        let text = waiting(&[row.clone(), WaitingRow { next_in: None, ..row }]);
+        let now = WaitingRow { next_in: None, ..row.clone() };
+        let in_line = WaitingRow { position: Some(62), turn_in: Some(120), ..row.clone() };
+        let text = waiting(&[row, now, in_line]);
         let lines: Vec<_> = text.lines().collect();
         assert!(lines[1].contains("3      in 1 minute  in 25 minutes"), "{text}");
         assert!(lines[2].contains("now"), "{text}");
+        assert!(lines[3].contains("number 62 in line, about 2 minutes"), "{text}");
     }
 
     #[test]

@@ -87,7 +87,7 @@ impl<C: Form> Form for List<C> {
 }
 
 impl Form for HostBudgets {
-    const FORM: &'static str = "HOST=AT_ONCE/PER_MINUTE";
+    const FORM: &'static str = "HOST:AT_ONCE,PER_MINUTE";
     const MANY: bool = true;
 }
 
@@ -305,8 +305,9 @@ impl<V: Ord, C: Codec<V>> Codec<BTreeSet<V>> for List<C> {
 impl Codec<BTreeMap<Host, PermitConfig>> for HostBudgets {
     fn read(texts: &[String]) -> Result<BTreeMap<Host, PermitConfig>, String> {
         let budget = |text: &String| {
-            let (host, budget) = text.trim().split_once('=')?;
-            let (at_once, per_minute) = budget.split_once('/')?;
+            let text = text.trim();
+            let (host, budget) = text.split_once('=').or_else(|| text.rsplit_once(':'))?;
+            let (at_once, per_minute) = budget.split_once(['/', ','])?;
             let budget = PermitConfig {
                 at_once: at_once.parse().ok()?,
                 starts: per_minute.parse().ok()?,
@@ -315,11 +316,11 @@ impl Codec<BTreeMap<Host, PermitConfig>> for HostBudgets {
             Some((host.parse().ok()?, budget))
         };
         let budgets: Option<BTreeMap<_, _>> = texts.iter().map(budget).collect();
-        budgets.ok_or_else(|| "expected a host and its budget, as in github.com=10/60".into())
+        budgets.ok_or_else(|| "expected a host and its limits, as in github.com:10,60".into())
     }
     fn show(value: &BTreeMap<Host, PermitConfig>) -> Vec<String> {
         let line = |(host, budget): (&Host, &PermitConfig)| {
-            format!("{}={}/{}", host.as_str(), budget.at_once, budget.starts)
+            format!("{}:{},{}", host.as_str(), budget.at_once, budget.starts)
         };
         value.iter().map(line).collect()
     }
@@ -357,10 +358,14 @@ mod tests {
 
     #[test]
     fn a_host_may_have_a_budget_of_its_own() {
-        let texts = given("git.example.com=10/60");
-        let budgets = HostBudgets::read(&texts).unwrap();
-        let budget = &budgets[&"git.example.com".parse::<Host>().unwrap()];
-        assert_eq!((budget.at_once.get(), budget.starts.get()), (10, 60));
+        for text in ["git.example.com:10,60", "git.example.com=10/60"] {
+            let budgets = HostBudgets::read(&given(text)).unwrap();
+            let budget = &budgets[&"git.example.com".parse::<Host>().unwrap()];
+            assert_eq!((budget.at_once.get(), budget.starts.get()), (10, 60));
+            assert_eq!(HostBudgets::show(&budgets), ["git.example.com:10,60"]);
+        }
+        let with_port = HostBudgets::read(&given("git.example.com:8080:10,60")).unwrap();
+        assert_eq!(HostBudgets::show(&with_port), ["git.example.com:8080:10,60"]);
         for bad in ["git.example.com", "git.example.com=10", "git.example.com=0/5", "=1/1"] {
             assert!(HostBudgets::read(&given(bad)).is_err(), "{bad}");
         }

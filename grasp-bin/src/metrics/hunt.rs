@@ -1,7 +1,6 @@
 //! What the hunt for git data reports, as metrics.
 
-use grasp_core::Host;
-use grasp_purgatory::hunt::{HostFigures, Report, Trouble};
+use grasp_purgatory::hunt::{HostFigures, HuntFigures, Report, Trouble};
 use grasp_relay::metrics::{Metric, Metrics, REST};
 
 /// Hosts that are shown by their names, the busiest; the others are shown together.
@@ -80,8 +79,9 @@ pub(crate) fn note(metrics: &Metrics, report: &Report) {
 }
 
 /// Shows how things stand, in all and with each host. Hosts that are no longer remembered are not shown.
-pub(crate) fn expose(metrics: &Metrics, in_flight: usize, hosts: &[(Host, HostFigures)]) {
-    metrics.set(&IN_FLIGHT, &[], in_flight as f64);
+pub(crate) fn expose(metrics: &Metrics, figures: &HuntFigures) {
+    let HuntFigures { in_flight, hosts, .. } = figures;
+    metrics.set(&IN_FLIGHT, &[], *in_flight as f64);
     for metric in [&HOST_IN_FLIGHT, &HOST_WAITING, &HOST_REQUESTS] {
         metrics.clear(metric);
     }
@@ -96,6 +96,7 @@ pub(crate) fn expose(metrics: &Metrics, in_flight: usize, hosts: &[(Host, HostFi
             in_flight: sum.in_flight + one.in_flight,
             waiting: sum.waiting + one.waiting,
             requests: sum.requests.saturating_add(one.requests),
+            ..sum
         });
         expose_host(metrics, REST, &together);
     }
@@ -126,6 +127,8 @@ fn word(trouble: &Trouble) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use grasp_core::Host;
+
     use super::*;
 
     #[test]
@@ -149,10 +152,12 @@ mod tests {
     fn hosts_are_shown_as_long_as_they_are_remembered() {
         let metrics = Metrics::default();
         let host: Host = "git.example.com".parse().unwrap();
-        let figures = HostFigures { in_flight: 2, waiting: 1, requests: 9 };
-        expose(&metrics, 2, &[(host.clone(), figures)]);
+        let figures =
+            HostFigures { in_flight: 2, waiting: 1, requests: 9, ..HostFigures::default() };
+        let hosts = vec![(host.clone(), figures)];
+        expose(&metrics, &HuntFigures { in_flight: 2, hosts, ..HuntFigures::default() });
         assert_eq!(metrics.value(&HOST_REQUESTS, &[host.as_str()]), Some(9.0));
-        expose(&metrics, 0, &[]);
+        expose(&metrics, &HuntFigures::default());
         assert_eq!(metrics.value(&HOST_REQUESTS, &[host.as_str()]), None);
     }
 
@@ -160,11 +165,11 @@ mod tests {
     fn ten_thousand_hosts_are_a_hundred_and_the_rest() {
         let metrics = Metrics::default();
         let host = |n: u32| format!("h{n}.example.com").parse::<Host>().unwrap();
-        let one = HostFigures { in_flight: 1, waiting: 2, requests: 3 };
+        let one = HostFigures { in_flight: 1, waiting: 2, requests: 3, ..HostFigures::default() };
         let busy = HostFigures { requests: 99, ..one };
         let mut hosts: Vec<_> = (0..10_000).map(|n| (host(n), one)).collect();
         hosts.push((host(10_000), busy));
-        expose(&metrics, 0, &hosts);
+        expose(&metrics, &HuntFigures { hosts, ..HuntFigures::default() });
         let text = metrics.render(&[&HOST_REQUESTS]);
         assert_eq!(text.lines().filter(|line| !line.starts_with('#')).count(), MOST_HOSTS + 1);
         assert_eq!(metrics.value(&HOST_REQUESTS, &["h10000.example.com"]), Some(99.0));

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::process::Command;
+use tokio::sync::oneshot;
 
 use super::binary::{Git, Pace};
 use super::error::GitError;
-use super::process::{Finished, GitProcess};
+use super::process::{Finished, GitProcess, Heard};
 
 /// Settings of every git process. Given by environment, so that git's own child processes obey them too.
 const SETTINGS: &[(&str, &str)] = &[
@@ -66,6 +67,7 @@ pub struct GitCommand {
     most_objects: Option<u64>,
     limit: Option<Duration>,
     keep: Vec<Keep>,
+    answered: Option<oneshot::Sender<()>>,
 }
 
 /// What each of a command's processes may use at most. The kernel sees to it.
@@ -98,6 +100,7 @@ impl GitCommand {
             most_objects: None,
             limit: None,
             keep: Vec::new(),
+            answered: None,
         }
     }
 
@@ -174,6 +177,13 @@ impl GitCommand {
         self.env("GIT_TRACE_CURL", "2").env("GIT_TRACE_CURL_NO_DATA", "1")
     }
 
+    /// Says here that another server has begun to answer it. Only a command that is [telling
+    /// headers](Self::telling_headers) notices.
+    pub(super) fn answered(mut self, answered: oneshot::Sender<()>) -> Self {
+        self.answered = Some(answered);
+        self
+    }
+
     /// Is stopped before it unpacks more objects than these, which is an error.
     pub(super) fn at_most_objects(mut self, most: u64) -> Self {
         self.most_objects = Some(most);
@@ -199,7 +209,8 @@ impl GitCommand {
             .to_command()
             .spawn()
             .map_err(|source| GitError::Spawn { command: self.name, source })?;
-        Ok(GitProcess::new(self.name, child, self.most_objects, turn, self.keep))
+        let heard = Heard { most_objects: self.most_objects, answered: self.answered };
+        Ok(GitProcess::new(self.name, child, heard, turn, self.keep))
     }
 
     /// Runs to the end with this input, and returns a bounded part of the output.

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use grasp_core::outbound::{OutboundPolicy, Provenance};
 use grasp_core::{CloneUrl, Identifier, Oid};
+use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::binary::GitVersion;
@@ -148,14 +149,16 @@ impl Fetcher {
 
     /// Gets objects with their whole history into the family of an identifier.
     ///
-    /// Dropping the future stops git and everything it started, and forgets what came.
+    /// Says on `answered` that the server has begun to answer. Dropping the future stops git and everything it
+    /// started, and forgets what came.
     pub async fn fetch(
         &self,
         identifier: &Identifier,
         url: &CloneUrl,
         oids: &BTreeSet<Oid>,
+        answered: oneshot::Sender<()>,
     ) -> Fetched {
-        match self.try_fetch(identifier, url, oids).await {
+        match self.try_fetch(identifier, url, oids, answered).await {
             Ok(fetched) => fetched,
             Err(trouble) => Fetched { got: BTreeSet::new(), trouble: Some(trouble) },
         }
@@ -166,6 +169,7 @@ impl Fetcher {
         identifier: &Identifier,
         url: &CloneUrl,
         oids: &BTreeSet<Oid>,
+        answered: oneshot::Sender<()>,
     ) -> Result<Fetched, Trouble> {
         let pin = self.pin(url).await?;
         let incoming = self.store.incoming_for(identifier).await.map_err(ours)?;
@@ -178,7 +182,8 @@ impl Fetcher {
         let command = flaws.fold(command, |command, flaw| command.setting(flaw, "ignore"));
         let command = self.guarded(command, pin).limit(self.limits.longest).arg(url.as_str());
         let wants: String = oids.iter().map(|oid| format!("{oid}\n")).collect();
-        let ran = command.at_most_objects(self.limits.objects).run(wants.into_bytes()).await;
+        let command = command.at_most_objects(self.limits.objects).answered(answered);
+        let ran = command.run(wants.into_bytes()).await;
         let said = ran.map_err(ours).and_then(accepted).err();
         // What a thin pack leans on comes beside each of its objects at most. Counting again makes the bound hold
         // whatever git says of its own doing.

@@ -16,6 +16,7 @@ use tokio::time::{sleep, timeout};
 use super::command::Keep;
 use super::error::GitError;
 
+pub(super) use self::words::Heard;
 use self::words::{Words, listen};
 
 /// How much output of a command that is run to its end is kept; more is an error.
@@ -67,13 +68,14 @@ impl GitProcess {
     pub(super) fn new(
         name: &'static str,
         mut child: Child,
-        most_objects: Option<u64>,
+        heard: Heard,
         turn: OwnedSemaphorePermit,
         keep: Vec<Keep>,
     ) -> Self {
+        let most_objects = heard.most_objects;
         let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
-        let words = tokio::spawn(listen(child.stderr.take(), group, most_objects));
+        let words = tokio::spawn(listen(child.stderr.take(), group, heard));
         let running = Running { child, group, words, most_objects, _turn: turn, _keep: keep };
         Self { name, stdin, stdout, running: Some(running) }
     }

@@ -1,11 +1,13 @@
 //! One attempt for one identifier: who is asked next, and when it is over.
 
-use grasp_core::{CloneUrl, Host, Identifier};
+use grasp_core::service::relay_of;
+use grasp_core::{CloneUrl, Host, Identifier, Mono};
 
 use super::case::{Case, Path, State, Visit};
 use super::plan::{Needs, next_place};
 use super::queue::{End, Follows};
-use super::{Errand, Hunter, Output, Report};
+use super::throttle::Throttle;
+use super::{Errand, HostClass, Hunter, Output, Report};
 use crate::purgatory::Want;
 
 impl Hunter {
@@ -33,8 +35,8 @@ impl Hunter {
         self.go_on(out, identifier);
     }
 
-    /// Asks the next server that may be asked now. Without one the attempt is over: it stands in line with those that
-    /// may be asked later, and leaves those that are late to themselves.
+    /// Asks the next server that may be asked now. Without one it stands in line with those that may be asked later,
+    /// and is over once these were asked; those that are late it leaves to themselves.
     pub(super) fn go_on(&mut self, out: &mut Vec<Output>, identifier: &Identifier) {
         let Some(case) = self.cases.get_mut(identifier) else { return };
         if case.has_main() || !self.queue.is_running(identifier) {
@@ -46,6 +48,7 @@ impl Hunter {
                 case.tried.insert(url);
                 continue;
             }
+            classify(&mut self.throttle, self.now.mono, out, &url);
             let Some(pass) = self.throttle.admit(self.now.mono, &url.host(), identifier) else {
                 leave_out.insert(url.host());
                 continue;
@@ -54,9 +57,28 @@ impl Hunter {
             case.visits.insert(url.clone(), Visit::new(Path::Main, &self.config));
             return self.fly(out, identifier, &url, pass);
         }
-        let end = if case.needs.is_pressing() { End::Wanting } else { End::Later };
         self.stand_in_lines(out, identifier);
-        self.end_attempt(out, identifier, end);
+        if self.cases.get(identifier).is_some_and(Case::is_in_line) {
+            self.queue.in_line(identifier);
+            out.push(Output::Report(Report::InLine { identifier: identifier.clone() }));
+        } else {
+            self.give_up_attempt(out, identifier);
+        }
+    }
+
+    /// Ends an attempt for which every server was asked and something is left.
+    fn give_up_attempt(&mut self, out: &mut Vec<Output>, identifier: &Identifier) {
+        let is_pressing = self.cases.get(identifier).is_none_or(|case| case.needs.is_pressing());
+        self.end_attempt(out, identifier, if is_pressing { End::Wanting } else { End::Later });
+    }
+
+    /// Ends an attempt that was in line once its last turn is over.
+    pub(super) fn end_if_out_of_line(&mut self, out: &mut Vec<Output>, identifier: &Identifier) {
+        let is_in_line = self.cases.get(identifier).is_some_and(Case::is_in_line);
+        if self.queue.is_in_line(identifier) && !is_in_line {
+            self.give_up_attempt(out, identifier);
+        }
+        self.forget_if_idle(identifier);
     }
 
     /// Takes a turn with every server that could not be asked.
@@ -92,6 +114,7 @@ impl Hunter {
         };
         tried.insert(url.clone());
         case.visits.insert(url.clone(), Visit::new(Path::Line, &self.config));
+        classify(&mut self.throttle, self.now.mono, out, &url);
         match self.throttle.enqueue(self.now.mono, host, identifier) {
             Some(passes) => self.grant(out, passes),
             None => {
@@ -101,15 +124,31 @@ impl Hunter {
         }
     }
 
-    /// An attempt's visit takes long.
+    /// A visit takes long. One whose turn had come in line is waited for no longer: every server was asked.
     pub(super) fn on_late(&mut self, out: &mut Vec<Output>, errand: Errand) {
         let Some(flight) = self.flights.get_mut(&errand) else { return };
-        flight.late_at = None;
+        let limit = flight.began + self.config.answer_limit;
+        flight.late_at = (!flight.has_answered && self.now.mono < limit).then_some(limit);
+        self.late.extend(flight.late_at.map(|at| (at, errand)));
+        if !flight.has_answered && flight.late_at.is_none() {
+            flight.gives_way_at = None;
+            return out.push(Output::Cancel { errand });
+        }
         let (identifier, url) = (flight.identifier.clone(), flight.url.clone());
         let Some(case) = self.cases.get_mut(&identifier) else { return };
         let Some(visit) = case.visits.get_mut(&url) else { return };
-        visit.path = Path::Overdue;
-        self.move_on(out, &identifier);
+        match visit.path {
+            Path::Main => {
+                visit.path = Path::Overdue;
+                self.move_on(out, &identifier);
+            }
+            Path::Line => {
+                visit.path = Path::Late;
+                case.lines.remove(&url.host());
+                self.end_if_out_of_line(out, &identifier);
+            }
+            Path::Overdue | Path::Late => {}
+        }
     }
 
     /// Asks somebody else beside a visit that takes long, if there may be one more of those.
@@ -125,7 +164,7 @@ impl Hunter {
         if let Some(case) = self.cases.remove(identifier) {
             self.call_off(out, identifier, &case);
         }
-        if self.queue.is_running(identifier) {
+        if self.queue.is_running(identifier) || self.queue.is_in_line(identifier) {
             self.end_attempt(out, identifier, end);
         } else {
             // Between two attempts something may have come to be wanted that this hunt never knew of.
@@ -136,7 +175,10 @@ impl Hunter {
     fn call_off(&mut self, out: &mut Vec<Output>, identifier: &Identifier, case: &Case) {
         for (url, visit) in &case.visits {
             match visit.state {
-                State::Parked => self.throttle.withdraw(&url.host(), identifier),
+                State::Parked => {
+                    let passes = self.throttle.withdraw(self.now.mono, &url.host(), identifier);
+                    self.grant(out, passes);
+                }
                 State::Ready => {}
                 State::Flying(errand) => {
                     // The one that brought the last object has landed.
@@ -160,9 +202,11 @@ impl Hunter {
         let identifier = identifier.clone();
         let next = match (end, follows) {
             (End::Satisfied, Follows::Nothing) => {
+                self.done += 1;
                 return out.push(Output::Report(Report::Complete { identifier }));
             }
             (End::Needless, Follows::Nothing) => {
+                self.done += 1;
                 return out.push(Output::Report(Report::Needless { identifier }));
             }
             (_, Follows::Nothing) => None,
@@ -178,5 +222,25 @@ impl Hunter {
         if is_idle && !self.queue.is_running(identifier) {
             self.cases.remove(identifier);
         }
+    }
+
+    pub(super) fn on_classified(
+        &mut self,
+        out: &mut Vec<Output>,
+        host: Host,
+        class: Option<HostClass>,
+    ) {
+        let Some(class) = class else { return };
+        let passes = self.throttle.classified(self.now.mono, &host, class);
+        out.push(Output::Report(Report::Classified { host, class }));
+        self.grant(out, passes);
+    }
+}
+
+/// Asks what kind of server a host is, if its address is one that GRASP servers have and the answer is not known.
+fn classify(throttle: &mut Throttle, now: Mono, out: &mut Vec<Output>, url: &CloneUrl) {
+    let Some(relay) = relay_of(url) else { return };
+    if throttle.must_classify(now, &url.host()) {
+        out.push(Output::Classify { host: url.host(), relay });
     }
 }

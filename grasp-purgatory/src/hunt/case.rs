@@ -21,16 +21,27 @@ pub(super) struct Case {
     pub(super) visits: BTreeMap<CloneUrl, Visit>,
 }
 
-/// One address being asked: for its advertisement, then for objects.
+/// One address being asked: for the wanted objects, and if it refuses those, for its advertisement and what that shows.
 #[derive(Debug)]
 pub(super) struct Visit {
     pub(super) path: Path,
     pub(super) step: Step,
     pub(super) state: State,
     pub(super) advertised: Option<Advertisement>,
-    /// Whether the objects that can be had together were asked for.
+    /// The objects that asking for them directly did not bring, until the advertisement says more about them.
+    pub(super) failed: Option<DirectFailure>,
+    /// Whether the advertised objects were asked for together.
     pub(super) batched: bool,
     pub(super) guesses_left: usize,
+}
+
+/// Objects that were asked for without an advertisement and did not come.
+#[derive(Debug)]
+pub(super) struct DirectFailure {
+    pub(super) asked: BTreeSet<Oid>,
+    pub(super) lacking: BTreeSet<Oid>,
+    /// Whether the server refused them, rather than giving something broken.
+    pub(super) is_refusal: bool,
 }
 
 /// How a visit came about, and so what follows it.
@@ -49,6 +60,10 @@ pub(super) enum Path {
 /// What a visit asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
+    /// Not decided before the turn comes.
+    Open,
+    /// All that is wanted, without asking what the server has.
+    Direct(BTreeSet<Oid>),
     List,
     Batch(BTreeSet<Oid>),
     Guess(Oid),
@@ -72,7 +87,10 @@ pub(super) struct Flight {
     /// What was asked for, if it was objects.
     pub(super) asked: BTreeSet<Oid>,
     pub(super) pass: Pass,
-    /// When it is late, if anybody waits for it.
+    pub(super) began: Mono,
+    /// Whether the server has begun to answer.
+    pub(super) has_answered: bool,
+    /// When it is next looked at because it takes long.
     pub(super) late_at: Option<Mono>,
     /// When it gives way to others who wait; `None` once it was told to.
     pub(super) gives_way_at: Option<Mono>,
@@ -92,6 +110,11 @@ impl Case {
         }
         let overdue = self.visits.values_mut().find(|visit| visit.path == Path::Overdue);
         overdue.map(|visit| visit.path = Path::Late).is_some()
+    }
+
+    /// Whether a turn with a server has not ended, or not even begun.
+    pub(super) fn is_in_line(&self) -> bool {
+        self.visits.values().any(|visit| visit.path == Path::Line)
     }
 
     /// How many visits are late.
@@ -123,9 +146,10 @@ impl Visit {
     pub(super) fn new(path: Path, config: &HuntConfig) -> Self {
         Self {
             path,
-            step: Step::List,
+            step: Step::Open,
             state: State::Parked,
             advertised: None,
+            failed: None,
             batched: false,
             guesses_left: config.guesses_per_visit,
         }
@@ -136,8 +160,8 @@ impl Step {
     /// The objects that are asked for.
     pub(super) fn oids(&self) -> BTreeSet<Oid> {
         match self {
-            Self::List => BTreeSet::new(),
-            Self::Batch(oids) => oids.clone(),
+            Self::Open | Self::List => BTreeSet::new(),
+            Self::Direct(oids) | Self::Batch(oids) => oids.clone(),
             Self::Guess(oid) => BTreeSet::from([*oid]),
         }
     }

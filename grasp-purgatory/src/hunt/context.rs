@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 use std::future::Future;
 
-use grasp_core::{CloneUrl, Identifier, Now, Oid};
+use grasp_core::{CloneUrl, Identifier, Now, Oid, RelayUrl};
+use tokio::sync::oneshot;
 
-use super::{Advertisement, Report, Scope, Trouble};
+use super::{Advertisement, HostClass, Report, Scope, Trouble};
 use crate::purgatory::Want;
 
 /// The world around a hunter: events, repositories and other servers.
@@ -29,13 +30,18 @@ pub trait SyncContext: Send + Sync + 'static {
         wanted: &BTreeSet<Oid>,
     ) -> impl Future<Output = Result<Advertisement, Trouble>> + Send;
 
-    /// Gets objects with their whole history, and tells whoever waits for them. Says which are here now, and what went
-    /// wrong with the others. Dropped when it is given up.
+    /// The kind of git server that has this relay; `None` if it does not say.
+    fn classify(&self, relay: &RelayUrl) -> impl Future<Output = Option<HostClass>> + Send;
+
+    /// Gets objects with their whole history, and tells whoever waits for them. Says on `answered` that the server
+    /// has begun to answer; returns which objects are here now, and what went wrong with the others. Dropped when it
+    /// is given up.
     fn fetch(
         &self,
         identifier: &Identifier,
         url: &CloneUrl,
         oids: &BTreeSet<Oid>,
+        answered: oneshot::Sender<()>,
     ) -> impl Future<Output = (BTreeSet<Oid>, Option<Trouble>)> + Send;
 
     /// Every identifier that is to be looked after every hour.

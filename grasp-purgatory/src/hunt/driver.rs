@@ -1,6 +1,7 @@
 //! The hunter at work: the only place here that waits.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,22 +21,32 @@ pub struct Hunting {
     orders: mpsc::UnboundedSender<Order>,
 }
 
+/// The hunt in numbers.
+#[derive(Clone, Debug, Default)]
+pub struct HuntFigures {
+    /// Conversations under way.
+    pub in_flight: usize,
+    /// Identifiers that were hunted for to the end since there was last nothing to hunt for.
+    pub done: u64,
+    /// Each server that was asked lately.
+    pub hosts: Vec<(Host, HostFigures)>,
+}
+
 #[derive(Debug)]
 enum Order {
-    Hunt { identifier: Identifier, after: Duration },
-    Figures(oneshot::Sender<(usize, Vec<(Host, HostFigures)>)>),
+    Hunt { identifier: Identifier, after: Option<Duration> },
+    Figures(oneshot::Sender<HuntFigures>),
     Schedule(oneshot::Sender<BTreeMap<Identifier, Turn>>),
 }
 
 impl Hunting {
-    /// Has an identifier hunted for, with a fresh start.
-    pub fn want(&self, identifier: Identifier, after: Duration) {
+    /// Has an identifier hunted for, with a fresh start: after this time, or as soon as a burst of events allows.
+    pub fn want(&self, identifier: Identifier, after: Option<Duration>) {
         let _ = self.orders.send(Order::Hunt { identifier, after });
     }
 
-    /// How many conversations are under way, and how things stand with each server asked lately. `None` if the hunt is
-    /// over.
-    pub async fn figures(&self) -> Option<(usize, Vec<(Host, HostFigures)>)> {
+    /// The hunt in numbers. `None` if it is over.
+    pub async fn figures(&self) -> Option<HuntFigures> {
         let (reply, figures) = oneshot::channel();
         self.orders.send(Order::Figures(reply)).ok()?;
         figures.await.ok()
@@ -52,7 +63,11 @@ impl Hunting {
 /// Starts to hunt in this world.
 pub fn hunt<C: SyncContext>(config: HuntConfig, context: Arc<C>) -> Hunting {
     let (orders, inbox) = mpsc::unbounded_channel();
+    // At most one message for each conversation.
+    let (answers, answered) = mpsc::unbounded_channel();
     let work = Work {
+        answers,
+        answered,
         hunter: Hunter::new(config, context.now()),
         context,
         tasks: JoinSet::new(),
@@ -73,12 +88,16 @@ struct Work<C> {
     doing: BTreeMap<Id, Doing>,
     errands: BTreeMap<Errand, AbortHandle>,
     briefs: Arc<Semaphore>,
+    /// Where conversations say that their server has begun to answer.
+    answers: mpsc::UnboundedSender<Errand>,
+    answered: mpsc::UnboundedReceiver<Errand>,
 }
 
 enum Doing {
     Brief(Identifier),
     List(Errand),
     Fetch(Errand),
+    Classify(Host),
     Count,
 }
 
@@ -105,6 +124,7 @@ impl<C: SyncContext> Work<C> {
                     Some(input) => input,
                     None => continue,
                 },
+                Some(errand) = self.answered.recv() => Input::Answered { errand },
                 () = until(&*self.context, deadline) => Input::Tick,
             };
             self.turn(input);
@@ -136,9 +156,24 @@ impl<C: SyncContext> Work<C> {
                 });
             }
             Output::Fetch { errand, identifier, url, oids } => {
+                let answers = self.answers.clone();
                 self.start(Doing::Fetch(errand), async move {
-                    let (got, trouble) = context.fetch(&identifier, &url, &oids).await;
+                    let (answered, mut heard) = oneshot::channel();
+                    let mut fetch = pin!(context.fetch(&identifier, &url, &oids, answered));
+                    let (got, trouble) = tokio::select! {
+                        fetched = &mut fetch => fetched,
+                        Ok(()) = &mut heard => {
+                            let _ = answers.send(errand);
+                            fetch.await
+                        }
+                    };
                     Input::Fetched { errand, got, trouble }
+                });
+            }
+            Output::Classify { host, relay } => {
+                self.start(Doing::Classify(host.clone()), async move {
+                    let class = context.classify(&relay).await;
+                    Input::Classified { host, class }
                 });
             }
             Output::Count => self.start(Doing::Count, async move {
@@ -183,6 +218,7 @@ impl<C: SyncContext> Work<C> {
                 let (got, trouble) = (BTreeSet::new(), Some(trouble));
                 Some(Input::Fetched { errand, got, trouble })
             }
+            (Err(_), Doing::Classify(host)) => Some(Input::Classified { host, class: None }),
             // The next hour counts again.
             (Err(_), Doing::Count) => None,
         }
@@ -194,9 +230,13 @@ impl<C: SyncContext> Work<C> {
         turns.map(|(identifier, turn)| (identifier.clone(), turn)).collect()
     }
 
-    fn figures(&self) -> (usize, Vec<(Host, HostFigures)>) {
+    fn figures(&self) -> HuntFigures {
         let hosts = self.hunter.hosts().map(|(host, figures)| (host.clone(), figures));
-        (self.hunter.in_flight(), hosts.collect())
+        HuntFigures {
+            in_flight: self.hunter.in_flight(),
+            done: self.hunter.done(),
+            hosts: hosts.collect(),
+        }
     }
 }
 

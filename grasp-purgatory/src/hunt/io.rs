@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use grasp_core::limits::PeerText;
 use grasp_core::outbound::Forbidden;
-use grasp_core::{CloneUrl, Host, Identifier, Oid};
+use grasp_core::{CloneUrl, Host, Identifier, Oid, RelayUrl};
 
+use super::HostClass;
 use super::plan::Advertisement;
-use crate::purgatory::Want;
+use crate::purgatory::{self, Want};
 
 /// One conversation with a server, as the hunter knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,8 +32,8 @@ pub enum Input {
     Wanted {
         /// Where.
         identifier: Identifier,
-        /// When to begin, unless a hunt is due sooner.
-        after: Duration,
+        /// When to begin, unless a hunt is due sooner. `None`: as soon as a burst of events allows.
+        after: Option<Duration>,
     },
     /// [`Output::Brief`] is answered: what is wanted and not here. `None` if that could not be learned.
     Briefed {
@@ -47,6 +48,18 @@ pub enum Input {
         errand: Errand,
         /// What the server has, or why that could not be learned.
         result: Result<Advertisement, Trouble>,
+    },
+    /// The server of an [`Output::Fetch`] has begun to answer.
+    Answered {
+        /// Which.
+        errand: Errand,
+    },
+    /// [`Output::Classify`] is answered. `None` if the host did not say what it is.
+    Classified {
+        /// The host.
+        host: Host,
+        /// The kind of server.
+        class: Option<HostClass>,
     },
     /// [`Output::Fetch`] is done.
     Fetched {
@@ -97,6 +110,13 @@ pub enum Output {
         url: CloneUrl,
         /// Which.
         oids: BTreeSet<Oid>,
+    },
+    /// Find out what kind of git server a host is.
+    Classify {
+        /// The host.
+        host: Host,
+        /// The relay that it has if it is a GRASP server.
+        relay: RelayUrl,
     },
     /// Give up a conversation; its end is told nevertheless.
     Cancel {
@@ -169,8 +189,8 @@ pub enum Report {
     Queued {
         /// Which.
         identifier: Identifier,
-        /// When the first attempt begins.
-        after: Duration,
+        /// When the first attempt begins; `None` for at once.
+        after: Option<Duration>,
     },
     /// An attempt begins.
     Started {
@@ -188,6 +208,18 @@ pub enum Report {
     Needless {
         /// Under what.
         identifier: Identifier,
+    },
+    /// A listed server has not been asked yet, because it is not this identifier's turn there.
+    InLine {
+        /// Which.
+        identifier: Identifier,
+    },
+    /// A host has said what kind of git server it is.
+    Classified {
+        /// The host.
+        host: Host,
+        /// The kind of server.
+        class: HostClass,
     },
     /// An attempt ended and left something wanted, or something new is wanted since.
     Incomplete {
@@ -223,4 +255,25 @@ pub enum Report {
         /// For how long.
         length: Duration,
     },
+}
+
+impl Report {
+    /// What purgatory needs to know of it: how long events wait depends on whether servers were asked.
+    pub fn for_purgatory(&self) -> Option<purgatory::Input> {
+        Some(match self {
+            Self::InLine { identifier } => {
+                purgatory::Input::HuntInLine { identifier: identifier.clone() }
+            }
+            Self::Failed { trouble: Trouble::Limited { .. }, .. } => return None,
+            Self::Failed { identifier, .. } | Self::Fetched { identifier, .. } => {
+                purgatory::Input::HuntAnswered { identifier: identifier.clone() }
+            }
+            Self::Complete { identifier }
+            | Self::Needless { identifier }
+            | Self::Incomplete { identifier, .. } => {
+                purgatory::Input::HuntEnded { identifier: identifier.clone() }
+            }
+            _ => return None,
+        })
+    }
 }

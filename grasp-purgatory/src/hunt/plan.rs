@@ -159,6 +159,8 @@ struct Remembered {
     missed: BTreeSet<Oid>,
     /// Asked for with others, in vain; any of them may have been the cause.
     doubted: BTreeSet<Oid>,
+    /// Refused when asked for without an advertisement, as long as it advertises the same.
+    refused: BTreeSet<Oid>,
     /// How often a transfer from here gave way to others.
     gave_way: u32,
 }
@@ -179,6 +181,7 @@ impl Memory {
             advertised: None,
             missed: BTreeSet::new(),
             doubted: BTreeSet::new(),
+            refused: BTreeSet::new(),
             gave_way: 0,
         });
         remembered.visited = now;
@@ -193,7 +196,24 @@ impl Memory {
             remembered.advertised = Some((fingerprint, now));
             remembered.missed.clear();
             remembered.doubted.clear();
+            remembered.refused.clear();
         }
+    }
+
+    /// A server refused objects that it was asked for without an advertisement.
+    pub(super) fn refused(&mut self, url: &CloneUrl, oids: impl IntoIterator<Item = Oid>) {
+        if let Some(remembered) = self.addresses.get_mut(url) {
+            insert_bounded(&mut remembered.refused, oids);
+        }
+    }
+
+    /// Whether a server may be asked for all of these without asking first what it has: it has failed at none so far.
+    pub(super) fn may_ask_directly(&self, url: &CloneUrl, wanted: &BTreeSet<Oid>) -> bool {
+        self.addresses.get(url).is_none_or(|known| {
+            [&known.missed, &known.doubted, &known.refused]
+                .iter()
+                .all(|set| set.is_disjoint(wanted))
+        })
     }
 
     /// A server did not give an object that it was asked for alone.

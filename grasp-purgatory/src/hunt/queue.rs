@@ -1,12 +1,12 @@
 //! When which identifier is hunted for next.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use grasp_core::limits::{Backoff, BackoffPolicy};
 use grasp_core::{Identifier, Mono};
 
-use super::Scope;
+use super::{HuntConfig, Scope};
 
 /// The identifiers that are hunted for, each once.
 ///
@@ -18,9 +18,18 @@ use super::Scope;
 ///                       ▲                       │ enqueue
 ///                       └───────────────────────┘ once the attempt has ended
 /// ```
+///
+/// An attempt that has asked every server that could be asked at once, and waits for its turn with others, is
+/// *in line*. It has not failed: nothing is counted and nothing is tried again until those servers were asked. Only
+/// something new begins another attempt beside it.
 #[derive(Debug)]
 pub(super) struct Queue {
     policy: BackoffPolicy,
+    leading_edge: Duration,
+    debounce: Duration,
+    /// When attempts last began that a burst could follow, and the same in their order.
+    recent: BTreeMap<Identifier, Mono>,
+    starts: VecDeque<(Mono, Identifier)>,
     entries: BTreeMap<Identifier, Entry>,
     /// The entries that wait, by their time.
     times: BTreeSet<(Mono, Identifier)>,
@@ -44,6 +53,8 @@ enum Stage {
     Waiting(Mono),
     /// An attempt is under way; something new has come since that is to be hunted for then.
     Running { again: Option<Mono> },
+    /// What is left of the attempt waits for its turn with servers; the next attempt begins then.
+    InLine { again: Option<Mono> },
 }
 
 /// An attempt that begins.
@@ -80,20 +91,46 @@ pub(super) enum Follows {
 }
 
 impl Queue {
-    /// A queue with nobody in it.
-    pub(super) fn new(policy: BackoffPolicy) -> Self {
-        Self { policy, entries: BTreeMap::new(), times: BTreeSet::new() }
+    /// An empty queue.
+    pub(super) fn new(config: &HuntConfig) -> Self {
+        Self {
+            policy: config.backoff,
+            leading_edge: config.leading_edge,
+            debounce: config.debounce,
+            recent: BTreeMap::new(),
+            starts: VecDeque::new(),
+            entries: BTreeMap::new(),
+            times: BTreeSet::new(),
+        }
     }
 
     /// Something new is wanted: earlier failures are forgotten, and the next attempt comes when the new thing wants it
-    /// or when one was due anyway, whichever is sooner. Says whether the identifier is new here.
-    pub(super) fn enqueue(&mut self, now: Mono, identifier: &Identifier, after: Duration) -> bool {
+    /// or when one was due anyway, whichever is sooner. Returns whether the identifier is new here.
+    pub(super) fn enqueue(
+        &mut self,
+        now: Mono,
+        identifier: &Identifier,
+        after: Option<Duration>,
+    ) -> bool {
         let is_new = !self.entries.contains_key(identifier);
-        let entry = self.entry(identifier, now + after);
+        let when = match after {
+            Some(after) => now + after,
+            None => self.debounced(now, identifier),
+        };
+        let entry = self.entry(identifier, when);
         entry.attempts = 0;
         entry.backoff.fresh_start();
-        self.hasten(identifier, now + after);
+        self.hasten(identifier, when);
         is_new
+    }
+
+    /// When an attempt begins that one event of a burst causes: the first at once, those that follow together.
+    fn debounced(&self, now: Mono, identifier: &Identifier) -> Mono {
+        if self.is_running(identifier) {
+            return now + self.debounce;
+        }
+        let first = now + self.leading_edge;
+        self.recent.get(identifier).map_or(first, |began| first.max(*began + self.debounce))
     }
 
     /// The hourly turn of an identifier: everything is looked for, soon. Failures are not forgotten.
@@ -107,6 +144,13 @@ impl Queue {
         let Some(entry) = self.entries.get_mut(identifier) else { return };
         match &mut entry.stage {
             Stage::Running { again } => *again = Some(again.map_or(at, |other| other.min(at))),
+            Stage::InLine { again } if again.is_none_or(|when| at < when) => {
+                if let Some(when) = again.replace(at) {
+                    self.times.remove(&(when, identifier.clone()));
+                }
+                self.times.insert((at, identifier.clone()));
+            }
+            Stage::InLine { .. } => {}
             Stage::Waiting(when) if at < *when => {
                 self.times.remove(&(*when, identifier.clone()));
                 *when = at;
@@ -128,21 +172,54 @@ impl Queue {
     #[must_use = "an attempt that begins must end"]
     pub(super) fn start(&mut self, now: Mono) -> Vec<Start> {
         let mut started = Vec::new();
+        self.forget_old_starts(now);
         while self.times.first().is_some_and(|(when, _)| *when <= now) {
             let Some((_, identifier)) = self.times.pop_first() else { break };
             let Some(entry) = self.entries.get_mut(&identifier) else { continue };
             entry.stage = Stage::Running { again: None };
             let scope = std::mem::take(&mut entry.scope);
             let attempt = entry.attempts.saturating_add(1);
+            self.recent.insert(identifier.clone(), now);
+            self.starts.push_back((now, identifier.clone()));
             started.push(Start { identifier, scope, attempt });
         }
         started
     }
 
-    /// Ends an attempt. Changes nothing if none is under way.
+    fn forget_old_starts(&mut self, now: Mono) {
+        while self.starts.front().is_some_and(|(began, _)| *began + self.debounce <= now) {
+            let Some((began, identifier)) = self.starts.pop_front() else { break };
+            if self.recent.get(&identifier) == Some(&began) {
+                self.recent.remove(&identifier);
+            }
+        }
+    }
+
+    /// What is left of an attempt that is under way waits for its turn with servers.
+    pub(super) fn in_line(&mut self, identifier: &Identifier) {
+        let Some(entry) = self.entries.get_mut(identifier) else { return };
+        let Stage::Running { again } = entry.stage else { return };
+        entry.stage = Stage::InLine { again };
+        self.times.extend(again.map(|when| (when, identifier.clone())));
+    }
+
+    /// Whether what is left of an attempt waits for its turn with servers.
+    pub(super) fn is_in_line(&self, identifier: &Identifier) -> bool {
+        let entry = self.entries.get(identifier);
+        entry.is_some_and(|entry| matches!(entry.stage, Stage::InLine { .. }))
+    }
+
+    /// Ends an attempt. Changes nothing if none is under way or in line.
     pub(super) fn ended(&mut self, now: Mono, identifier: &Identifier, end: End) -> Follows {
         let Some(entry) = self.entries.get_mut(identifier) else { return Follows::Nothing };
-        let Stage::Running { again } = entry.stage else { return Follows::Nothing };
+        let again = match entry.stage {
+            Stage::Running { again } => again,
+            Stage::InLine { again } => {
+                again.map(|when| self.times.remove(&(when, identifier.clone())));
+                again
+            }
+            Stage::Waiting(_) => return Follows::Nothing,
+        };
         let next = match (end, again) {
             (_, Some(again)) => Some(again.max(now)),
             (End::Wanting, None) => {
@@ -164,6 +241,11 @@ impl Queue {
                 Follows::Nothing
             }
         }
+    }
+
+    /// Whether nothing is hunted for.
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
     }
 
     /// When the next attempt is to begin.
@@ -188,11 +270,11 @@ impl Queue {
         self.entries.get(identifier).map_or(0, |entry| entry.attempts)
     }
 
-    /// Each identifier that is hunted for: attempts in vain, and when the next is, unless one is under way.
+    /// Each identifier that is hunted for: failed attempts, and when the next is, unless one is under way or in line.
     pub(super) fn schedule(&self) -> impl Iterator<Item = (&Identifier, u32, Option<Mono>)> {
         self.entries.iter().map(|(identifier, entry)| match entry.stage {
             Stage::Waiting(when) => (identifier, entry.attempts, Some(when)),
-            Stage::Running { .. } => (identifier, entry.attempts, None),
+            Stage::Running { .. } | Stage::InLine { .. } => (identifier, entry.attempts, None),
         })
     }
 
@@ -219,10 +301,12 @@ mod tests {
     use super::*;
 
     const USER: Duration = Duration::from_secs(180);
-    const SYNC: Duration = Duration::from_millis(500);
+    const DEBOUNCE: Duration = Duration::from_millis(500);
+    const EDGE: Duration = Duration::from_millis(20);
+    const AT_ONCE: Option<Duration> = Some(Duration::ZERO);
 
     fn queue() -> Queue {
-        Queue::new(BackoffPolicy::GIT_HUNT)
+        Queue::new(&HuntConfig::default())
     }
 
     fn id(name: &str) -> Identifier {
@@ -236,7 +320,7 @@ mod tests {
     #[test]
     fn an_identifier_is_ready_at_its_time_and_not_before_nor_twice() {
         let mut queue = queue();
-        assert!(queue.enqueue(Mono::ZERO, &id("x"), USER));
+        assert!(queue.enqueue(Mono::ZERO, &id("x"), Some(USER)));
         assert_eq!(queue.next_deadline(), Some(Mono::from_secs(180)));
         assert!(queue.start(Mono::from_millis(179_999)).is_empty());
         assert_eq!(names(&queue.start(Mono::from_secs(180))), ["x"]);
@@ -247,7 +331,7 @@ mod tests {
     #[test]
     fn the_schedule_says_when_and_how_often() {
         let mut queue = queue();
-        queue.enqueue(Mono::ZERO, &id("x"), USER);
+        queue.enqueue(Mono::ZERO, &id("x"), Some(USER));
         let x = id("x");
         assert_eq!(queue.schedule().collect::<Vec<_>>(), [(&x, 0, Some(Mono::from_secs(180)))]);
         let _ = queue.start(Mono::from_secs(180));
@@ -259,30 +343,71 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_makes_one_attempt_half_a_second_after_its_first_event() {
+    fn the_first_event_of_a_burst_is_hunted_for_at_once_and_the_others_together() {
         let mut queue = queue();
-        for millis in [0, 100, 200, 499] {
-            queue.enqueue(Mono::from_millis(millis), &id("x"), SYNC);
+        queue.enqueue(Mono::ZERO, &id("x"), None);
+        queue.enqueue(Mono::from_millis(10), &id("x"), None);
+        assert_eq!(names(&queue.start(Mono::ZERO + EDGE)), ["x"]);
+        for millis in [30, 100, 200, 499] {
+            queue.enqueue(Mono::from_millis(millis), &id("x"), None);
         }
-        assert_eq!(names(&queue.start(Mono::from_millis(500))), ["x"]);
+        let ended = queue.ended(Mono::from_millis(500), &id("x"), End::Satisfied);
+        assert_eq!(ended, Follows::Attempt(Mono::from_millis(530)));
+        assert_eq!(names(&queue.start(Mono::from_millis(530))), ["x"]);
         assert_eq!(queue.next_deadline(), None);
+    }
+
+    #[test]
+    fn fast_attempts_do_not_follow_each_other_faster_than_the_debounce() {
+        let mut queue = queue();
+        queue.enqueue(Mono::ZERO, &id("x"), None);
+        let began = Mono::ZERO + EDGE;
+        assert_eq!(queue.start(began).len(), 1);
+        assert_eq!(queue.ended(began, &id("x"), End::Satisfied), Follows::Nothing);
+        queue.enqueue(Mono::from_millis(100), &id("x"), None);
+        assert_eq!(queue.next_deadline(), Some(began + DEBOUNCE));
+        assert_eq!(queue.start(began + DEBOUNCE).len(), 1);
+        let _ = queue.ended(began + DEBOUNCE, &id("x"), End::Satisfied);
+        // After a while without an attempt the next event is a first one again.
+        queue.enqueue(Mono::from_secs(2), &id("x"), None);
+        assert_eq!(queue.next_deadline(), Some(Mono::from_secs(2) + EDGE));
+    }
+
+    #[test]
+    fn an_attempt_in_line_counts_for_nothing_until_it_ends() {
+        let mut queue = queue();
+        queue.enqueue(Mono::ZERO, &id("x"), AT_ONCE);
+        let _ = queue.start(Mono::ZERO);
+        queue.in_line(&id("x"));
+        assert!(queue.is_in_line(&id("x")) && !queue.is_running(&id("x")));
+        assert_eq!(queue.next_deadline(), None, "only its turn or something new helps");
+        assert!(queue.start(Mono::from_secs(3_600)).is_empty());
+        assert_eq!(queue.attempts(&id("x")), 0);
+
+        let hour = Mono::from_secs(3_600);
+        assert!(!queue.enqueue(hour, &id("x"), None));
+        assert_eq!(queue.start(hour + EDGE)[0].attempt, 1);
+        queue.in_line(&id("x"));
+        let follows = queue.ended(hour, &id("x"), End::Wanting);
+        assert_eq!(follows, Follows::Attempt(hour + Duration::from_secs(20)));
+        assert_eq!(queue.attempts(&id("x")), 1);
     }
 
     #[test]
     fn a_later_wish_never_delays_an_earlier_one() {
         let mut queue = queue();
-        queue.enqueue(Mono::ZERO, &id("x"), SYNC);
-        queue.enqueue(Mono::ZERO, &id("x"), USER);
-        assert_eq!(queue.next_deadline(), Some(Mono::from_millis(500)));
-        queue.enqueue(Mono::ZERO, &id("y"), USER);
-        queue.enqueue(Mono::ZERO, &id("y"), SYNC);
+        queue.enqueue(Mono::ZERO, &id("x"), None);
+        queue.enqueue(Mono::ZERO, &id("x"), Some(USER));
+        assert_eq!(queue.next_deadline(), Some(Mono::ZERO + EDGE));
+        queue.enqueue(Mono::ZERO, &id("y"), Some(USER));
+        queue.enqueue(Mono::ZERO, &id("y"), None);
         assert_eq!(queue.start(Mono::from_millis(500)).len(), 2);
     }
 
     #[test]
     fn rests_double_from_twenty_seconds_to_two_minutes() {
         let mut queue = queue();
-        queue.enqueue(Mono::ZERO, &id("x"), Duration::ZERO);
+        queue.enqueue(Mono::ZERO, &id("x"), AT_ONCE);
         let mut now = Mono::ZERO;
         for rest in [20, 40, 80, 120, 120] {
             assert_eq!(queue.start(now).len(), 1);
@@ -296,7 +421,7 @@ mod tests {
     #[test]
     fn a_new_event_is_a_fresh_start() {
         let mut queue = queue();
-        queue.enqueue(Mono::ZERO, &id("x"), Duration::ZERO);
+        queue.enqueue(Mono::ZERO, &id("x"), AT_ONCE);
         let mut now = Mono::ZERO;
         for rest in [20, 40] {
             let _ = queue.start(now);
@@ -310,22 +435,23 @@ mod tests {
         let _ = queue.ended(now, &id("x"), End::Wanting);
         assert_eq!(queue.attempts(&id("x")), 3);
 
-        queue.enqueue(now, &id("x"), SYNC);
+        let now = now + DEBOUNCE;
+        queue.enqueue(now, &id("x"), None);
         assert_eq!(queue.attempts(&id("x")), 0);
-        assert_eq!(queue.next_deadline(), Some(now + SYNC));
-        let started = queue.start(now + SYNC);
+        assert_eq!(queue.next_deadline(), Some(now + EDGE));
+        let started = queue.start(now + EDGE);
         assert_eq!(started[0].attempt, 1);
-        let follows = queue.ended(now + SYNC, &id("x"), End::Wanting);
-        assert_eq!(follows, Follows::Attempt(now + SYNC + Duration::from_secs(20)));
+        let follows = queue.ended(now + EDGE, &id("x"), End::Wanting);
+        assert_eq!(follows, Follows::Attempt(now + EDGE + Duration::from_secs(20)));
     }
 
     #[test]
     fn what_comes_during_an_attempt_gets_its_own_however_that_one_ends() {
         for end in [End::Satisfied, End::Needless, End::Wanting, End::Later] {
             let mut queue = queue();
-            queue.enqueue(Mono::ZERO, &id("x"), Duration::ZERO);
+            queue.enqueue(Mono::ZERO, &id("x"), AT_ONCE);
             let _ = queue.start(Mono::ZERO);
-            queue.enqueue(Mono::from_secs(1), &id("x"), SYNC);
+            queue.enqueue(Mono::from_secs(1), &id("x"), None);
             let follows = queue.ended(Mono::from_secs(9), &id("x"), end);
             assert_eq!(follows, Follows::Attempt(Mono::from_secs(9)), "{end:?}");
         }
@@ -334,7 +460,7 @@ mod tests {
     #[test]
     fn it_is_gone_when_nothing_is_wanted() {
         let mut queue = queue();
-        queue.enqueue(Mono::ZERO, &id("x"), Duration::ZERO);
+        queue.enqueue(Mono::ZERO, &id("x"), AT_ONCE);
         let _ = queue.start(Mono::ZERO);
         assert_eq!(queue.ended(Mono::ZERO, &id("x"), End::Satisfied), Follows::Nothing);
         assert_eq!(queue.schedule().count(), 0);
@@ -349,7 +475,7 @@ mod tests {
         assert_eq!(started[0].scope, Scope::Everything);
         assert_eq!(queue.ended(Mono::ZERO, &id("x"), End::Later), Follows::Nothing);
 
-        queue.enqueue(Mono::ZERO, &id("x"), USER);
+        queue.enqueue(Mono::ZERO, &id("x"), Some(USER));
         queue.pull(Mono::ZERO, &id("x"));
         assert_eq!(queue.start(Mono::ZERO)[0].scope, Scope::Everything);
         let _ = queue.ended(Mono::ZERO, &id("x"), End::Wanting);
@@ -387,7 +513,7 @@ mod tests {
                 match act {
                     Act::Enqueue(n, after) => {
                         let (name, after) = (id(&n.to_string()), Duration::from_millis(after));
-                        queue.enqueue(now, &name, after);
+                        queue.enqueue(now, &name, Some(after));
                         let at = promised.get(&name).map_or(now + after, |p| (*p).min(now + after));
                         promised.insert(name, at);
                     }

@@ -1,4 +1,4 @@
-//! How much each git server is asked for, and who is next in line.
+//! Limits for each git server, and the line of those who wait for it.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -12,8 +12,17 @@ use super::HuntConfig;
 /// Servers of which nothing needs to be remembered are looked for when there are more than this.
 const MANY: usize = 1_024;
 
-/// The stretch over which guesses are counted.
+/// The stretch over which guesses are counted, and after which a server that asked for less is asked a little more.
 const MINUTE: Duration = Duration::from_secs(60);
+
+/// How long it is believed what a server says it is.
+const CLASS_LASTS: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// When a server that did not say what it is may be asked again.
+const CLASSIFY_AGAIN: Duration = Duration::from_secs(10 * 60);
+
+/// A host has all of its limits at this many shares, and never fewer than one.
+const ALL_SHARES: usize = 8;
 
 /// The right to have one conversation with a server, for one identifier. Handed back to [`Throttle::release`].
 #[must_use = "a pass that is not released stays taken"]
@@ -35,25 +44,43 @@ impl Pass {
     }
 }
 
-/// How things stand with one server.
+/// The kind of git server that a host is, which decides how much it is asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HostClass {
+    /// A forge, or a server that has not said what it is.
+    #[default]
+    Unknown,
+    /// A GRASP server, by its NIP-11 document: made to be asked by others of its kind.
+    Grasp,
+}
+
+/// Limits and use of one server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostFigures {
+    /// The kind of server.
+    pub class: HostClass,
     /// Conversations under way.
     pub in_flight: usize,
     /// Turns in line.
     pub waiting: usize,
     /// Conversations ever begun, as long as the server is remembered.
     pub requests: u64,
+    /// Conversations that may begin within a minute, at present.
+    pub per_minute: usize,
 }
 
-/// A line for each server: so many conversations at once, so many per minute, identifiers taking turns.
+/// A line for each server: limited conversations at once and per minute, identifiers taking turns.
 ///
-/// Nobody polls. [`enqueue`](Self::enqueue), [`release`](Self::release) and, at
+/// Nothing polls. [`enqueue`](Self::enqueue), [`release`](Self::release) and, at
 /// [`next_deadline`](Self::next_deadline), [`due`](Self::due) name those whose turn it is.
+///
+/// A server that asks for less has its limits halved, down to an eighth; each minute without such an answer gives an
+/// eighth back.
 #[derive(Debug)]
 pub(super) struct Throttle {
     per_host: PermitConfig,
-    others: BTreeMap<Host, PermitConfig>,
+    grasp: PermitConfig,
+    overrides: BTreeMap<Host, PermitConfig>,
     guesses: NonZeroUsize,
     lines: BTreeMap<Host, Line>,
     /// How many servers there are when it is next worth looking for some to forget.
@@ -63,8 +90,15 @@ pub(super) struct Throttle {
 #[derive(Debug)]
 struct Line {
     permits: Permits<Identifier>,
-    /// The stretch over which conversations are counted.
-    per: Duration,
+    /// The limits while nothing is held back.
+    full: PermitConfig,
+    class: HostClass,
+    /// When the server may be asked what it is; `None` if the operator has said how much it is asked for.
+    classify_at: Option<Mono>,
+    /// The part of its limits that the server has, of [`ALL_SHARES`].
+    shares: usize,
+    /// When that last changed.
+    shares_since: Mono,
     guesses: RateWindow,
     /// When everything that was counted here no longer counts.
     forgettable: Mono,
@@ -72,18 +106,19 @@ struct Line {
 }
 
 impl Throttle {
-    /// Nobody has been asked for anything.
+    /// No server has been asked for anything.
     pub(super) fn new(config: &HuntConfig) -> Self {
         Self {
             per_host: config.per_host,
-            others: config.hosts.clone(),
+            grasp: config.per_grasp_host,
+            overrides: config.hosts.clone(),
             guesses: config.guesses_per_minute,
             lines: BTreeMap::new(),
             crowded: MANY,
         }
     }
 
-    /// Lets one conversation begin now, or says that the server is throttled; nobody in line is overtaken.
+    /// Lets one conversation begin now, or says that the server is throttled; nothing in line is overtaken.
     pub(super) fn admit(
         &mut self,
         now: Mono,
@@ -111,6 +146,15 @@ impl Throttle {
         }
     }
 
+    /// Counts one more conversation of a visit that is under way; it goes on before anything in line begins.
+    #[must_use = "these may start now"]
+    pub(super) fn continue_with(&mut self, now: Mono, pass: Pass) -> Vec<Pass> {
+        let Pass { host, permit } = pass;
+        let line = self.line(now, &host);
+        let permits = line.permits.continue_with(now, permit);
+        line.begin_all(now, &host, permits)
+    }
+
     /// Ends a conversation, and names those whose turn it is now.
     #[must_use = "these may start now"]
     pub(super) fn release(&mut self, now: Mono, pass: Pass) -> Vec<Pass> {
@@ -120,18 +164,56 @@ impl Throttle {
         line.begin_all(now, &host, permits)
     }
 
-    /// Gives up every turn that an identifier has in the line of a server.
-    pub(super) fn withdraw(&mut self, host: &Host, identifier: &Identifier) {
-        if let Some(line) = self.lines.get_mut(host) {
-            line.permits.withdraw(identifier);
-        }
+    /// Gives up every turn that an identifier has in the line of a server, and names those whose turn it is now.
+    #[must_use = "these may start now"]
+    pub(super) fn withdraw(
+        &mut self,
+        now: Mono,
+        host: &Host,
+        identifier: &Identifier,
+    ) -> Vec<Pass> {
+        let Some(line) = self.lines.get_mut(host) else { return Vec::new() };
+        let permits = line.permits.withdraw(now, identifier);
+        line.begin_all(now, host, permits)
     }
 
-    /// Has a server left alone until then. Of two such wishes the later counts.
-    pub(super) fn pause(&mut self, now: Mono, host: &Host, until: Mono) {
+    /// Leaves a server alone until then, and asks it for less from then on. `began` is when the conversation began in
+    /// which it said so: several answers to the same burst halve its limits once.
+    pub(super) fn limited(&mut self, now: Mono, host: &Host, began: Mono, until: Mono) {
         let line = self.line(now, host);
         line.permits.pause_until(until);
         line.forgettable = line.forgettable.max(until);
+        if line.shares == ALL_SHARES || began >= line.shares_since {
+            line.set_shares((line.shares / 2).max(1), now);
+        }
+    }
+
+    /// Whether it is time to find out what kind of server a host is. From then on it is not for a while.
+    pub(super) fn must_classify(&mut self, now: Mono, host: &Host) -> bool {
+        let line = self.line(now, host);
+        let is_due = line.classify_at.is_some_and(|at| at <= now);
+        if is_due {
+            line.classify_at = Some(now + CLASSIFY_AGAIN);
+        }
+        is_due
+    }
+
+    /// A host has said what it is. Those whose turn it is now are named.
+    #[must_use = "these may start now"]
+    pub(super) fn classified(&mut self, now: Mono, host: &Host, class: HostClass) -> Vec<Pass> {
+        let full = match class {
+            HostClass::Unknown => self.per_host,
+            HostClass::Grasp => self.grasp,
+        };
+        let Some(line) = self.lines.get_mut(host) else { return Vec::new() };
+        if line.classify_at.is_none() {
+            return Vec::new();
+        }
+        line.classify_at = Some(now + CLASS_LASTS);
+        (line.class, line.full) = (class, full);
+        line.set_shares(line.shares, line.shares_since);
+        let permits = line.permits.due(now);
+        line.begin_all(now, host, permits)
     }
 
     /// Whether a server may be asked for something that it does not advertise; counts it if so.
@@ -147,6 +229,7 @@ impl Throttle {
         let mut passes = Vec::new();
         for (host, line) in &mut self.lines {
             if line.permits.next_deadline().is_some_and(|at| at <= now) {
+                line.recover(now);
                 let permits = line.permits.due(now);
                 passes.extend(line.begin_all(now, host, permits));
             }
@@ -154,17 +237,39 @@ impl Throttle {
         passes
     }
 
-    /// When to ask for those [`due`](Self::due), if time alone brings anybody's turn.
+    /// When to ask for those [`due`](Self::due), if time alone brings a turn.
     pub(super) fn next_deadline(&self) -> Option<Mono> {
         self.lines.values().filter_map(|line| line.permits.next_deadline()).min()
     }
 
-    /// How things stand with each server that is remembered.
+    /// Limits and use of each server that is remembered.
     pub(super) fn figures(&self) -> impl Iterator<Item = (&Host, HostFigures)> {
         self.lines.iter().map(|(host, line)| {
-            let (in_flight, waiting) = (line.permits.in_use(), line.permits.waiting());
-            (host, HostFigures { in_flight, waiting, requests: line.requests })
+            let figures = HostFigures {
+                class: line.class,
+                in_flight: line.permits.in_use(),
+                waiting: line.permits.waiting(),
+                requests: line.requests,
+                per_minute: line.per_minute(),
+            };
+            (host, figures)
         })
+    }
+
+    /// The shortest way to a turn for each identifier in line: its position there, from 1, and how long that takes if
+    /// every conversation takes no time.
+    pub(super) fn positions(&self) -> BTreeMap<&Identifier, Position> {
+        let mut positions: BTreeMap<&Identifier, Position> = BTreeMap::new();
+        for line in self.lines.values() {
+            let per_minute = line.per_minute().max(1);
+            for (index, identifier) in line.permits.line().enumerate() {
+                let minutes = u32::try_from(index / per_minute).unwrap_or(u32::MAX);
+                let new = Position { position: index + 1, wait: MINUTE.saturating_mul(minutes) };
+                let known = positions.entry(identifier).or_insert(new);
+                *known = (*known).min(new);
+            }
+        }
+        positions
     }
 
     fn line(&mut self, now: Mono, host: &Host) -> &mut Line {
@@ -172,22 +277,38 @@ impl Throttle {
             self.lines.retain(|other, line| other == host || !line.is_forgettable(now));
             self.crowded = MANY.max(self.lines.len() * 2);
         }
-        let config = self.others.get(host).copied().unwrap_or(self.per_host);
+        let chosen = self.overrides.get(host).copied();
+        let full = chosen.unwrap_or(self.per_host);
         let guesses = self.guesses;
-        self.lines.entry(host.clone()).or_insert_with(|| Line {
-            permits: Permits::new(config),
-            per: config.per,
+        let line = self.lines.entry(host.clone()).or_insert_with(|| Line {
+            permits: Permits::new(full),
+            full,
+            class: HostClass::Unknown,
+            classify_at: chosen.is_none().then_some(now),
+            shares: ALL_SHARES,
+            shares_since: now,
             guesses: RateWindow::new(guesses, MINUTE),
-            forgettable: now + config.per,
+            forgettable: now + full.per,
             requests: 0,
-        })
+        });
+        line.recover(now);
+        line
     }
+}
+
+/// A place in the line of a git server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Position {
+    /// The least time until the turn comes.
+    pub wait: Duration,
+    /// The place in line, from 1.
+    pub position: usize,
 }
 
 impl Line {
     fn begin(&mut self, now: Mono, host: &Host, permit: Permit<Identifier>) -> Pass {
         self.requests = self.requests.saturating_add(1);
-        self.forgettable = self.forgettable.max(now + self.per);
+        self.forgettable = self.forgettable.max(now + self.full.per);
         Pass { host: host.clone(), permit }
     }
 
@@ -197,6 +318,29 @@ impl Line {
 
     fn is_forgettable(&self, now: Mono) -> bool {
         self.forgettable <= now && self.permits.in_use() == 0 && self.permits.waiting() == 0
+    }
+
+    /// Gives back what was held from the server, a share for each minute without complaint.
+    fn recover(&mut self, now: Mono) {
+        while self.shares < ALL_SHARES && self.shares_since + MINUTE <= now {
+            self.set_shares(self.shares + 1, self.shares_since + MINUTE);
+        }
+    }
+
+    fn set_shares(&mut self, shares: usize, since: Mono) {
+        (self.shares, self.shares_since) = (shares, since);
+        let part = |all: NonZeroUsize| {
+            NonZeroUsize::new(all.get().saturating_mul(shares) / ALL_SHARES)
+                .unwrap_or(NonZeroUsize::MIN)
+        };
+        self.permits.set_limits(part(self.full.at_once), part(self.full.starts));
+    }
+
+    /// Conversations that may begin within a minute.
+    fn per_minute(&self) -> usize {
+        let PermitConfig { starts, per, .. } = self.permits.limits();
+        let per_minute = starts.get() as f64 * MINUTE.as_secs_f64() / per.as_secs_f64().max(0.001);
+        per_minute as usize
     }
 }
 
@@ -299,7 +443,7 @@ mod tests {
         let (now, git) = (Mono::ZERO, host("git.example.com"));
         let pass = throttle.admit(now, &git, &id("a")).unwrap();
         let _ = throttle.enqueue(now, &git, &id("b"));
-        throttle.withdraw(&git, &id("b"));
+        assert!(throttle.withdraw(now, &git, &id("b")).is_empty());
         assert!(throttle.release(now, pass).is_empty());
     }
 
@@ -307,7 +451,7 @@ mod tests {
     fn a_pause_holds_for_those_in_line_and_for_newcomers() {
         let mut throttle = throttle(5, 30);
         let git = host("git.example.com");
-        throttle.pause(Mono::ZERO, &git, Mono::from_secs(90));
+        throttle.limited(Mono::ZERO, &git, Mono::ZERO, Mono::from_secs(90));
         assert!(throttle.admit(Mono::from_secs(1), &git, &id("a")).is_none());
         assert!(throttle.enqueue(Mono::from_secs(1), &git, &id("a")).unwrap().is_empty());
         assert_eq!(throttle.next_deadline(), Some(Mono::from_secs(90)));
@@ -323,6 +467,81 @@ mod tests {
             let admitted = (0..5).filter_map(|_| throttle.admit(Mono::ZERO, &host(name), &id("x")));
             assert_eq!(admitted.count(), most, "{name}");
         }
+    }
+
+    #[test]
+    fn grasp_servers_are_asked_for_more_from_the_moment_they_are_known() {
+        let mut throttle = throttle(1, 1);
+        let (now, git) = (Mono::ZERO, host("git.example.com"));
+        assert!(throttle.must_classify(now, &git));
+        assert!(!throttle.must_classify(now, &git), "one question is enough");
+        let _first = throttle.admit(now, &git, &id("a")).unwrap();
+        for name in ["b", "c"] {
+            assert!(throttle.enqueue(now, &git, &id(name)).unwrap().is_empty());
+        }
+        assert_eq!(names(&throttle.classified(now, &git, HostClass::Grasp)), ["b", "c"]);
+        let figures: Vec<_> = throttle.figures().map(|(_, figures)| figures).collect();
+        assert_eq!((figures[0].class, figures[0].per_minute), (HostClass::Grasp, 600));
+        assert!(!throttle.must_classify(now + CLASS_LASTS - MINUTE, &git));
+        assert!(throttle.must_classify(now + CLASS_LASTS, &git));
+        // It is something else by then.
+        let _ = throttle.classified(now + CLASS_LASTS, &git, HostClass::Unknown);
+        assert!(throttle.admit(now + CLASS_LASTS, &git, &id("d")).is_none());
+    }
+
+    #[test]
+    fn a_server_with_limits_of_its_own_is_not_asked_what_it_is() {
+        let git = host("big.example.com");
+        let hosts = BTreeMap::from([(git.clone(), limits(2, 100))]);
+        let mut throttle = Throttle::new(&HuntConfig { hosts, ..HuntConfig::default() });
+        assert!(!throttle.must_classify(Mono::ZERO, &git));
+        let _ = throttle.classified(Mono::ZERO, &git, HostClass::Grasp);
+        assert!(throttle.figures().all(|(_, figures)| figures.per_minute == 100));
+    }
+
+    #[test]
+    fn a_server_that_asks_for_less_gets_half_and_slowly_more_again() {
+        let mut throttle = throttle(8, 80);
+        let git = host("git.example.com");
+        let at = |throttle: &mut Throttle, second| {
+            let _ = throttle.line(Mono::from_secs(second), &git);
+            let figures = throttle.figures().next().unwrap().1;
+            figures.per_minute
+        };
+        assert_eq!(at(&mut throttle, 0), 80);
+        let ten = Mono::from_secs(10);
+        throttle.limited(ten, &git, Mono::ZERO, ten);
+        assert_eq!(at(&mut throttle, 10), 40);
+        throttle.limited(Mono::from_secs(11), &git, Mono::from_secs(9), ten);
+        assert_eq!(at(&mut throttle, 11), 40, "an answer to the same burst");
+        throttle.limited(Mono::from_secs(12), &git, Mono::from_secs(11), ten);
+        assert_eq!(at(&mut throttle, 12), 20);
+        for second in [13, 14, 15] {
+            throttle.limited(Mono::from_secs(second), &git, Mono::from_secs(second), ten);
+        }
+        assert_eq!(at(&mut throttle, 15), 10, "an eighth is the least");
+        assert_eq!(at(&mut throttle, 74), 10);
+        assert_eq!(at(&mut throttle, 75), 20);
+        assert_eq!(at(&mut throttle, 15 + 7 * 60), 80);
+        assert_eq!(at(&mut throttle, 15 + 70 * 60), 80);
+    }
+
+    #[test]
+    fn positions_name_the_shortest_line() {
+        let mut throttle = throttle(1, 2);
+        let (slow, fast) = (host("slow.example.com"), host("fast.example.com"));
+        for git in [&slow, &fast] {
+            let _ = throttle.admit(Mono::ZERO, git, &id("x"));
+        }
+        for name in ["a", "b", "c"] {
+            let _ = throttle.enqueue(Mono::ZERO, &slow, &id(name));
+        }
+        let _ = throttle.enqueue(Mono::ZERO, &fast, &id("c"));
+        let positions = throttle.positions();
+        let of = |name| positions[&id(name)];
+        assert_eq!(of("b"), Position { wait: Duration::ZERO, position: 2 });
+        assert_eq!(of("c"), Position { wait: Duration::ZERO, position: 1 });
+        assert!(!positions.contains_key(&id("x")));
     }
 
     #[test]
@@ -399,7 +618,7 @@ mod tests {
                     }
                     Act::Pause(millis) => {
                         paused = paused.max(now + Duration::from_millis(millis));
-                        throttle.pause(now, &git, paused);
+                        throttle.limited(now, &git, now, paused);
                         Vec::new()
                     }
                 };

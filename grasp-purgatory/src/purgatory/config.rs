@@ -7,6 +7,9 @@ use std::time::Duration;
 pub struct Config {
     /// How long an event waits before it counts as expired. Renewed by what shows that somebody is at it.
     pub wait: Duration,
+    /// How long an event waits at most while servers that may have its data have not been asked yet, because it is not
+    /// its turn there.
+    pub longest_wait: Duration,
     /// How long an expired announcement is remembered after its view went, so that it is not fetched anew each time
     /// another relay offers it.
     pub soft: Duration,
@@ -16,8 +19,6 @@ pub struct Config {
     pub wanted: Duration,
     /// When the hunt for an event's data begins if a user brought the event: a push usually follows.
     pub user_delay: Duration,
-    /// When it begins if another relay brought the event: a burst of them is hunted for together.
-    pub sync_delay: Duration,
     /// When something that failed on our side is tried again.
     pub retry: Duration,
     /// How many states of one author and identifier wait; an older one may still be the one being pushed.
@@ -62,11 +63,11 @@ impl Default for Config {
         const MIB: u64 = 1024 * 1024;
         Self {
             wait: MINUTE * 30,
+            longest_wait: MINUTE * 360,
             soft: DAY,
             placeholder: MINUTE * 20,
             wanted: DAY * 30,
             user_delay: MINUTE * 3,
-            sync_delay: Duration::from_millis(500),
             retry: Duration::from_secs(30),
             states_per_author: 8,
             per_author: Bound { count: 1_000, bytes: 8 * MIB },

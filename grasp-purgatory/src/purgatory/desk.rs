@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use grasp_core::Mono;
 use nostr::event::{Event, EventId};
+use nostr::types::Timestamp;
 
 use super::output::Stage;
 
@@ -20,6 +21,8 @@ pub(super) struct Desk {
     pub(super) fetches: usize,
     /// When to try again after a failure.
     pub(super) retry: Option<Mono>,
+    /// When a git server first gave an answer in the hunt that is in line, if it did.
+    pub(super) first_answer: Option<Timestamp>,
 }
 
 /// The step that was asked for and has not come back.
@@ -70,6 +73,6 @@ impl Desk {
 
     /// Whether there is nothing to remember.
     pub(super) fn is_clear(&self) -> bool {
-        !self.is_busy() && self.retry.is_none()
+        !self.is_busy() && self.retry.is_none() && self.first_answer.is_none()
     }
 }

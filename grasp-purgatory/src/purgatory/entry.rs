@@ -52,6 +52,8 @@ pub(super) struct Entry {
     pub(super) event: Arc<Event>,
     pub(super) what: What,
     pub(super) phase: Phase,
+    /// When it came in.
+    pub(super) since: Timestamp,
     /// When the phase ends.
     pub(super) until: Timestamp,
     /// Roughly how much memory it takes.
@@ -68,10 +70,15 @@ pub(super) enum What {
 
 impl Entry {
     /// `None` if the event is nothing that waits for git data.
-    pub(super) fn new(event: Arc<Event>, phase: Phase, until: Timestamp) -> Option<Self> {
+    pub(super) fn new(
+        event: Arc<Event>,
+        phase: Phase,
+        since: Timestamp,
+        until: Timestamp,
+    ) -> Option<Self> {
         let what = What::read(&event)?;
         let bytes = size(&event);
-        Some(Self { event, what, phase, until, bytes })
+        Some(Self { event, what, phase, since, until, bytes })
     }
 
     pub(super) fn id(&self) -> EventId {

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use grasp_core::RepoId;
+use grasp_core::{Identifier, RepoId};
 use nostr::event::EventId;
 use nostr::types::Timestamp;
 
 use super::Purgatory;
+use super::desk::Desk;
 use super::entry::{Entry, Phase, Why};
 use super::output::{Chore, Output, Turn};
 use super::staging::Placeholder;
@@ -45,6 +46,47 @@ impl Purgatory {
     fn overdue(&self, phase: Phase) -> Vec<EventId> {
         let ends = self.ledger.deadlines(phase).take_while(|(end, _)| *end <= self.now.unix);
         ends.filter(|(_, entry)| !self.is_busy(entry)).map(|(_, entry)| entry.id()).collect()
+    }
+
+    /// While servers have not been asked yet, what waits for them does not end before its longest time.
+    pub(super) fn on_hunt_in_line(&mut self, out: &mut Turn, identifier: &Identifier) {
+        let longest = self.config.longest_wait;
+        let waiting = self.ledger.family(identifier).filter(|e| e.phase == Phase::Waiting);
+        let ends = waiting.map(|entry| (entry.id(), entry.until, entry.since + longest));
+        let longer: Vec<_> = ends.filter(|(_, until, end)| until < end).collect();
+        for (id, _, until) in longer {
+            self.record(out, Record::Moved { id, phase: Phase::Waiting, until });
+        }
+    }
+
+    /// From the first answer on, what waits in line has its usual time.
+    pub(super) fn on_hunt_answered(&mut self, identifier: &Identifier) {
+        if self.waits_in_line(identifier).next().is_some() {
+            let desk = self.desks.entry(identifier.clone()).or_default();
+            desk.first_answer.get_or_insert(self.now.unix);
+        }
+    }
+
+    /// Every server was asked: what waited for that ends as if it had come with the first answer.
+    pub(super) fn on_hunt_ended(&mut self, out: &mut Turn, identifier: &Identifier) {
+        let desk = self.desks.get_mut(identifier);
+        let first_answer = desk.and_then(|desk| desk.first_answer.take());
+        if self.desks.get(identifier).is_some_and(Desk::is_clear) {
+            self.desks.remove(identifier);
+        }
+        let until = first_answer.map_or(self.end_of_wait(), |at| at + self.config.wait);
+        let until = until.max(self.now.unix);
+        let waiting: Vec<_> = self.waits_in_line(identifier).map(Entry::id).collect();
+        for id in waiting {
+            self.record(out, Record::Moved { id, phase: Phase::Waiting, until });
+        }
+    }
+
+    /// What has more than its usual time, because servers have not been asked yet.
+    fn waits_in_line(&self, identifier: &Identifier) -> impl Iterator<Item = &Entry> {
+        let usual = self.end_of_wait();
+        let entries = self.ledger.family(identifier);
+        entries.filter(move |entry| entry.phase == Phase::Waiting && entry.until > usual)
     }
 
     /// Ends the time in which an event is hunted for. It is not forgotten yet.

@@ -81,7 +81,7 @@ impl Purgatory {
         origin: &Origin,
     ) {
         let id = event.id;
-        let kept = match Entry::new(event, Phase::Waiting, self.end_of_wait()) {
+        let kept = match Entry::new(event, Phase::Waiting, self.now.unix, self.end_of_wait()) {
             Some(_) if self.needs_no_place(&id, origin) => Kept::Held,
             Some(entry) => self.admit(out, entry, hold, origin),
             None => Kept::Unreadable,
@@ -111,7 +111,7 @@ impl Purgatory {
             self.record(out, Record::Gone { id, why: Why::Superseded });
         }
         let (event, phase, until) = (new.event.clone(), new.phase, new.until);
-        self.record(out, Record::Held { event, phase, until });
+        self.record(out, Record::Held { event, phase, since: new.since, until });
         match &new.what {
             What::Announcement(_) if had_view => {}
             What::Announcement(a) => {
@@ -149,9 +149,10 @@ impl Purgatory {
         }
     }
 
-    /// Gives an entry its full time again.
+    /// Gives an entry its full time again, or leaves it the longer one that it has.
     fn renew(&mut self, out: &mut Turn, id: EventId) {
-        let until = self.end_of_wait();
+        let waiting = self.ledger.entry(&id).filter(|entry| entry.phase == Phase::Waiting);
+        let until = waiting.map_or(self.end_of_wait(), |entry| entry.until.max(self.end_of_wait()));
         self.record(out, Record::Moved { id, phase: Phase::Waiting, until });
     }
 
@@ -192,7 +193,8 @@ impl Purgatory {
 
     /// Looks whether it can be released at once, and has its data hunted for if not.
     fn look_after(&mut self, out: &mut Turn, new: &Entry, origin: &Origin) {
-        let after = if origin.is_sync() { self.config.sync_delay } else { self.config.user_delay };
+        // What another relay has, other servers have too; a user is about to push.
+        let after = (!origin.is_sync()).then_some(self.config.user_delay);
         for identifier in new.identifiers() {
             self.ask(out, identifier);
             self.hunt(out, identifier, after);
@@ -200,7 +202,7 @@ impl Purgatory {
     }
 
     /// Has an identifier hunted for, if anything there waits for objects.
-    pub(super) fn hunt(&self, out: &mut Turn, identifier: &Identifier, after: Duration) {
+    pub(super) fn hunt(&self, out: &mut Turn, identifier: &Identifier, after: Option<Duration>) {
         let waits = |entry: &Entry| entry.phase == Phase::Waiting && entry.announcement().is_none();
         if self.ledger.family(identifier).any(waits) {
             out.act(Output::Hunt { identifier: identifier.clone(), after });

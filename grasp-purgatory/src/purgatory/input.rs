@@ -89,6 +89,21 @@ pub enum Input {
         /// How large its objects are.
         bytes: u64,
     },
+    /// The hunt under an identifier has not asked every listed server yet: it is not its turn there.
+    HuntInLine {
+        /// The identifier.
+        identifier: Identifier,
+    },
+    /// A git server has answered the hunt under an identifier.
+    HuntAnswered {
+        /// The identifier.
+        identifier: Identifier,
+    },
+    /// The hunt under an identifier has asked every listed server, or is over.
+    HuntEnded {
+        /// The identifier.
+        identifier: Identifier,
+    },
     /// A fetch for an identifier is running, not merely queued.
     FetchStarted {
         /// The identifier.

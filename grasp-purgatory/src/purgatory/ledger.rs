@@ -32,9 +32,9 @@ impl Ledger {
     /// Makes one change. Events that cannot be read are none that could ever be released, and are passed over.
     pub(super) fn apply(&mut self, record: &Record) {
         match record {
-            Record::Held { event, phase, until } => {
+            Record::Held { event, phase, since, until } => {
                 self.take(&event.id);
-                if let Some(entry) = Entry::new(event.clone(), *phase, *until) {
+                if let Some(entry) = Entry::new(event.clone(), *phase, *since, *until) {
                     self.insert(entry);
                 }
             }
@@ -60,6 +60,7 @@ impl Ledger {
         let held = self.entries.values().map(|entry| Record::Held {
             event: entry.event.clone(),
             phase: entry.phase,
+            since: entry.since,
             until: entry.until,
         });
         let staged = self.staging.iter().flat_map(|(id, placeholder)| {
@@ -214,7 +215,12 @@ mod tests {
         ];
         prop_oneof![
             4 => (0..16u8, phase.clone(), until.clone())
-                .prop_map(|(n, phase, until)| Record::Held { event: event(n), phase, until }),
+                .prop_map(|(n, phase, until)| Record::Held {
+                    event: event(n),
+                    phase,
+                    since: until,
+                    until,
+                }),
             3 => (id(), phase, until.clone())
                 .prop_map(|(id, phase, until)| Record::Moved { id, phase, until }),
             2 => id().prop_map(|id| Record::Gone { id, why: Why::Served }),

@@ -67,8 +67,8 @@ pub enum Output {
     Hunt {
         /// Which.
         identifier: Identifier,
-        /// When to begin, unless a hunt is due sooner.
-        after: Duration,
+        /// When to begin, unless a hunt is due sooner. `None`: as soon as a burst of events allows.
+        after: Option<Duration>,
     },
     /// Something worth counting or logging that changed nothing. What did change something is a record.
     Report(Report),

@@ -91,7 +91,7 @@ impl Purgatory {
 
     /// Whether an event could wait here that is about nothing served yet.
     pub fn room_for(&self, event: &Arc<Event>) -> Room {
-        let entry = Entry::new(event.clone(), Phase::Waiting, Timestamp::from_secs(0));
+        let entry = Entry::new(event.clone(), Phase::Waiting, self.now.unix, self.now.unix);
         let admission = |entry| Admission::of(&self.config, &self.ledger, &entry, Standing::Held);
         match entry.map(admission) {
             Some(Admission::Full) => Room::Full,

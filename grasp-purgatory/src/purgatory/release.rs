@@ -62,8 +62,7 @@ impl Purgatory {
         }
         // Kept before it is withdrawn: at no time is it nowhere.
         for event in &plan.withdraw {
-            let (phase, until) = (Phase::Waiting, self.end_of_wait());
-            self.record(out, Record::Held { event: event.clone(), phase, until });
+            self.record(out, self.held(event));
         }
         self.carry_out(out, identifier, plan);
     }
@@ -71,9 +70,14 @@ impl Purgatory {
     /// Takes up a state that was served before, to be released like any other.
     fn recall(&mut self, out: &mut Turn, event: &Arc<Event>) {
         if self.ledger.entry(&event.id).is_none() {
-            let (phase, until) = (Phase::Waiting, self.end_of_wait());
-            self.record(out, Record::Held { event: event.clone(), phase, until });
+            self.record(out, self.held(event));
         }
+    }
+
+    /// The record of an event that waits from now on.
+    fn held(&self, event: &Arc<Event>) -> Record {
+        let (since, until) = (self.now.unix, self.end_of_wait());
+        Record::Held { event: event.clone(), phase: Phase::Waiting, since, until }
     }
 
     fn carry_out(&mut self, out: &mut Turn, identifier: &Identifier, plan: Plan) {

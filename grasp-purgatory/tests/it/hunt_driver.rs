@@ -13,7 +13,7 @@ const SOON: Duration = Duration::from_millis(5);
 /// A hunter in a hurry, told of these names.
 fn begin(script: Script, names: &[&str]) -> (Arc<Script>, Hunting) {
     let mut config = HuntConfig {
-        listing_is_late: Duration::from_millis(30),
+        answer_is_late: Duration::from_millis(30),
         fetch_is_late: Duration::from_millis(30),
         ..HuntConfig::default()
     };
@@ -21,7 +21,7 @@ fn begin(script: Script, names: &[&str]) -> (Arc<Script>, Hunting) {
     config.backoff.cap = Duration::from_millis(40);
     let script = Arc::new(script);
     let hunting = hunt(config, Arc::clone(&script));
-    names.iter().for_each(|identifier| hunting.want(name(identifier), SOON));
+    names.iter().for_each(|identifier| hunting.want(name(identifier), Some(SOON)));
     (script, hunting)
 }
 
@@ -70,7 +70,7 @@ async fn a_conversation_that_is_no_longer_needed_is_dropped() {
     let (script, hunting) = begin(script, &["r"]);
     script.until(is_complete).await;
     script.until(|script| script.open() == 0).await;
-    assert_eq!(hunting.figures().await.unwrap().0, 0);
+    assert_eq!(hunting.figures().await.unwrap().in_flight, 0);
 }
 
 #[tokio::test]
@@ -114,8 +114,8 @@ async fn a_thousand_names_are_looked_up_a_few_at_a_time() {
     let (script, hunting) = begin(script.does("a.com", Act::Silent), &names);
     script.until(|script| script.seen(|seen| seen.briefs) >= 1_000).await;
     assert!(script.seen(|seen| seen.most_briefs) <= 8);
-    let (_, hosts) = hunting.figures().await.unwrap();
-    let (host, figures) = &hosts[0];
+    let hunt = hunting.figures().await.unwrap();
+    let (host, figures) = &hunt.hosts[0];
     assert_eq!((host.as_str(), figures.in_flight), ("a.com", 5));
     assert_eq!(script.open(), 5, "and servers within their limits");
 }

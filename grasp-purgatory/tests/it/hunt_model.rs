@@ -2,15 +2,16 @@
 //! and what is found is released.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroUsize;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use grasp_core::limits::PeerText;
+use grasp_core::limits::{PeerText, PermitConfig};
 use grasp_core::nip34::Announcement;
 use grasp_core::service::npub;
 use grasp_core::{CloneUrl, Identifier, Mono, Oid};
 use grasp_purgatory::hunt::{
-    Advertisement, HuntConfig, Hunter, Input, Output, Report, Scope, Trouble,
+    Advertisement, HostClass, HuntConfig, Hunter, Input, Output, Report, Scope, Trouble,
 };
 use grasp_purgatory::{Phase, Want};
 use nostr::event::Event;
@@ -72,8 +73,12 @@ fn mirror(of: Person, identifier: &str) -> CloneUrl {
 
 impl Chase {
     fn new() -> Self {
+        Self::with(HuntConfig::default())
+    }
+
+    fn with(config: HuntConfig) -> Self {
         let world = World::new();
-        let hunter = Hunter::new(HuntConfig::default(), world.now);
+        let hunter = Hunter::new(config, world.now);
         let places = [mirror(ALICE, "x"), mirror(BOB, "x"), mirror(ALICE, "y")];
         let empty = || Mirror { mood: Mood::Fine, objects: BTreeSet::new() };
         Self {
@@ -113,6 +118,13 @@ impl Chase {
     fn pass_on(&mut self) {
         for (identifier, after) in std::mem::take(&mut self.world.hunts) {
             self.tell(Input::Wanted { identifier, after });
+        }
+    }
+
+    /// What the hunter reports is told to purgatory.
+    fn pass_back(&mut self, report: &Report) {
+        if let Some(input) = report.for_purgatory() {
+            let _ = self.world.turn(input);
         }
     }
 
@@ -180,17 +192,22 @@ impl Chase {
                 let number = self.later(after, fetched);
                 self.fetching.insert(number, (identifier, got));
             }
+            Output::Classify { host, .. } => {
+                self.later(LATENCY, Input::Classified { host, class: Some(HostClass::Grasp) });
+            }
             Output::Cancel { .. } => {} // Its end comes in its own time.
             Output::Count => {
                 let identifiers = NAMES.map(name).into();
                 self.later(Duration::ZERO, Input::Counted { identifiers });
             }
-            Output::Report(Report::Complete { identifier }) => {
+            Output::Report(report @ Report::Complete { .. }) => {
+                self.pass_back(&report);
+                let Report::Complete { identifier } = report else { unreachable!() };
                 let mut wants = self.wants(&identifier);
                 wants.retain(|want| want.phase == Phase::Waiting);
                 assert!(wants.is_empty() || !self.world.hunts.is_empty(), "{wants:?}");
             }
-            Output::Report(_) => {}
+            Output::Report(report) => self.pass_back(&report),
         }
     }
 
@@ -304,6 +321,24 @@ fn a_restart_in_the_middle_of_a_hunt_loses_nothing() {
     (0..3).for_each(|place| chase.perform_deed(&Deed::Appear(place, 1)).unwrap());
     chase.run_for(Duration::from_secs(5)).unwrap();
     assert!(is_served(&chase, 3));
+}
+
+#[test]
+fn what_waits_for_its_turn_for_longer_than_its_time_is_released_nevertheless() {
+    let slow =
+        PermitConfig { starts: NonZeroUsize::MIN, per: 45 * MINUTE, ..PermitConfig::default() };
+    let config = HuntConfig { per_host: slow, per_grasp_host: slow, ..HuntConfig::default() };
+    let mut chase = Chase::with(config);
+    (0..3).for_each(|place| chase.perform_deed(&Deed::Appear(place, 1)).unwrap());
+    for event in [0, 2, 3, 7] {
+        chase.world.sync(&EVENTS[event]).unwrap();
+    }
+    chase.run_for(44 * MINUTE).unwrap();
+    let served = [3, 7].map(|event| is_served(&chase, event));
+    assert!(served[0] != served[1], "one at a time");
+    assert_eq!(chase.world.core.counts().states, 1, "the other has not expired");
+    chase.run_for(2 * MINUTE).unwrap();
+    assert!(is_served(&chase, 3) && is_served(&chase, 7));
 }
 
 proptest! {

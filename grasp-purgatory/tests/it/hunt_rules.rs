@@ -95,7 +95,33 @@ fn a_burst_is_one_visit_with_one_batch() {
     }
     sim.run_for(5 * SECOND);
     let asked: Vec<_> = sim.asked.iter().map(|asked| asked.oids.clone()).collect();
-    assert_eq!(asked, [None, Some(oids(&[1, 2, 3]))]);
+    assert_eq!(asked, [Some(oids(&[1, 2, 3]))]);
+}
+
+#[test]
+fn known_objects_are_asked_for_without_an_advertisement() {
+    let mut sim = Sim::new().server("a.com", Mood::Fine, &[]);
+    sim.at("a.com").hides = oids(&[1, 2]);
+    sim.wanted("r", vec![want(&[1, 2], &["a.com"])], None);
+    sim.run_for(SECOND);
+    assert!(sim.has_everything("r"));
+    assert_eq!(sim.asked.len(), 1, "{:?}", sim.asked);
+    assert_eq!(sim.asked[0].at, Mono::from_millis(20), "the first event does not wait for others");
+}
+
+#[test]
+fn a_refusal_is_followed_by_the_advertisement_and_is_remembered() {
+    let mut sim = Sim::new().server("a.com", Mood::Fine, &[1]);
+    sim.wanted("r", vec![want(&[1, 2], &["a.com"])], Duration::ZERO);
+    sim.run_for(SECOND);
+    let asked: Vec<_> = sim.asked.iter().map(|asked| asked.oids.clone()).collect();
+    assert_eq!(asked[..3], [Some(oids(&[1, 2])), None, Some(oids(&[1]))], "one turn");
+    sim.run_for(30 * SECOND);
+    let later: Vec<_> = sim.asked.iter().skip(4).map(|asked| asked.oids.clone()).collect();
+    assert_eq!(later, [None], "it is not asked again for what it refused");
+    sim.at("a.com").advertises = oids(&[1, 2]);
+    sim.run_for(MINUTE);
+    assert!(sim.has_everything("r"));
 }
 
 #[test]
@@ -249,12 +275,13 @@ fn a_host_that_asks_for_less_is_left_alone_as_long_as_it_says() {
 fn unadvertised_objects_are_asked_for_one_by_one_and_few_at_a_time() {
     let mut sim = Sim::new().server("a.com", Mood::Fine, &[1]);
     sim.at("a.com").hides = oids(&[2, 3, 4, 5]);
-    sim.wanted("r", vec![want(&[1, 2, 3, 4, 5], &["a.com"])], Duration::ZERO);
+    // It lacks one of them, and so refuses all when asked for all.
+    sim.wanted("r", vec![want(&[1, 2, 3, 4, 5, 6], &["a.com"])], Duration::ZERO);
     sim.run_for(SECOND);
     let asked: Vec<_> = sim.asked.iter().filter_map(|asked| asked.oids.clone()).collect();
-    assert_eq!(asked, [oids(&[1]), oids(&[2]), oids(&[3])]);
+    assert_eq!(asked, [oids(&[1, 2, 3, 4, 5, 6]), oids(&[1]), oids(&[2]), oids(&[3])]);
     sim.run_for(MINUTE);
-    assert!(sim.has_everything("r"));
+    assert_eq!(sim.here, oids(&[1, 2, 3, 4, 5]));
 }
 
 #[test]
@@ -341,7 +368,7 @@ fn hunting_never_exceeds_what_a_host_is_asked_for() {
 #[test]
 fn what_cannot_be_learned_is_asked_for_again() {
     let mut sim = Sim::new();
-    sim.tell(Input::Wanted { identifier: name("r"), after: Duration::ZERO });
+    sim.tell(Input::Wanted { identifier: name("r"), after: Some(Duration::ZERO) });
     sim.tell(Input::Briefed { identifier: name("r"), wants: None });
     let incomplete = |r: &Report| matches!(r, Report::Incomplete { next: Some(_), .. });
     assert!(sim.reports.iter().any(|(_, report)| incomplete(report)));

@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use grasp_core::limits::PeerText;
-use grasp_core::{CloneUrl, Identifier, Mono, Now, Oid};
+use grasp_core::{CloneUrl, Identifier, Mono, Now, Oid, RelayUrl};
 use grasp_purgatory::Want;
-use grasp_purgatory::hunt::{Advertisement, Report, Scope, SyncContext, Trouble};
+use grasp_purgatory::hunt::{Advertisement, HostClass, Report, Scope, SyncContext, Trouble};
 use nostr::types::Timestamp;
+use tokio::sync::oneshot;
 
 use crate::hunt_sim::{name, oids, url};
 
@@ -173,11 +174,16 @@ impl SyncContext for Script {
         Ok(Advertisement::read(has.iter().map(|oid| ("refs/heads/x", *oid)), wanted))
     }
 
+    async fn classify(&self, _: &RelayUrl) -> Option<HostClass> {
+        None
+    }
+
     async fn fetch(
         &self,
         _: &Identifier,
         url: &CloneUrl,
         oids: &BTreeSet<Oid>,
+        _: oneshot::Sender<()>,
     ) -> (BTreeSet<Oid>, Option<Trouble>) {
         let has = self.ask(url, Some(oids.clone())).await.unwrap_or_default();
         let got: BTreeSet<Oid> = oids.intersection(&has).copied().collect();

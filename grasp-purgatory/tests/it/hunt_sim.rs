@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use grasp_core::limits::PeerText;
-use grasp_core::{CloneUrl, Identifier, Mono, Now, Oid};
+use grasp_core::{CloneUrl, Host, Identifier, Mono, Now, Oid};
 use grasp_purgatory::hunt::{
-    Advertisement, Errand, HuntConfig, Hunter, Input, Output, Report, Scope, Trouble,
+    Advertisement, Errand, HostClass, HuntConfig, Hunter, Input, Output, Report, Scope, Trouble,
 };
 use grasp_purgatory::{Phase, Want};
 use nostr::event::EventId;
@@ -33,6 +33,8 @@ pub(crate) enum Mood {
     Gone,
     /// Asks for fewer requests, perhaps for this long.
     Limits(Option<Duration>),
+    /// Asks for fewer requests every third time, for this long.
+    LimitsEveryThird(Duration),
     /// Refuses a whole request if it lacks one of the objects, as git does.
     Lies,
 }
@@ -70,6 +72,8 @@ pub(crate) struct Sim {
     /// Conversations under way, by host, and the most there were at once.
     pub(crate) most_at_once: BTreeMap<String, usize>,
     pub(crate) most_in_all: usize,
+    /// What hosts say they are.
+    pub(crate) classes: BTreeMap<Host, HostClass>,
     under_way: BTreeMap<Errand, String>,
     ends: BTreeMap<(Mono, u64), Input>,
     next_end: u64,
@@ -121,6 +125,7 @@ impl Sim {
             cancelled: BTreeSet::new(),
             most_at_once: BTreeMap::new(),
             most_in_all: 0,
+            classes: BTreeMap::new(),
             under_way: BTreeMap::new(),
             ends: BTreeMap::new(),
             next_end: 0,
@@ -143,7 +148,13 @@ impl Sim {
     }
 
     /// Events come to wait under an identifier.
-    pub(crate) fn wanted(&mut self, identifier: &str, wants: Vec<Want>, after: Duration) {
+    pub(crate) fn wanted(
+        &mut self,
+        identifier: &str,
+        wants: Vec<Want>,
+        after: impl Into<Option<Duration>>,
+    ) {
+        let after = after.into();
         self.wants.entry(name(identifier)).or_default().extend(wants);
         self.tell(Input::Wanted { identifier: name(identifier), after });
     }
@@ -221,8 +232,15 @@ impl Sim {
             Output::Fetch { errand, url, oids, .. } => {
                 assert!(oids.is_disjoint(&self.here), "what is here is not asked for");
                 self.ask(errand, &url, Some(oids.clone()));
+                if self.answers(&url) {
+                    self.later(LATENCY / 2, Input::Answered { errand });
+                }
                 let (after, got, trouble) = self.fetch(&url, &oids);
                 self.later(after, Input::Fetched { errand, got, trouble });
+            }
+            Output::Classify { host, .. } => {
+                let class = self.classes.get(&host).copied();
+                self.later(LATENCY, Input::Classified { host, class });
             }
             Output::Cancel { errand } => self.cancel(errand),
             Output::Count => {
@@ -264,6 +282,12 @@ impl Sim {
         self.later(Duration::ZERO, end);
     }
 
+    /// Whether a server begins to answer.
+    fn answers(&self, url: &CloneUrl) -> bool {
+        let silent = |server: &Server| matches!(server.mood, Mood::Silent | Mood::Gone);
+        !self.servers.get(url).is_some_and(silent)
+    }
+
     fn list(
         &self,
         url: &CloneUrl,
@@ -281,6 +305,10 @@ impl Sim {
             Mood::Silent => (LISTING_LIMIT, Err(Trouble::Stalled)),
             Mood::Gone => (LATENCY, Err(Trouble::Unreachable(PeerText::new("no route")))),
             Mood::Limits(retry_after) => (LATENCY, Err(Trouble::Limited { retry_after })),
+            Mood::LimitsEveryThird(length) if self.asked.len() % 3 == 0 => {
+                (LATENCY, Err(Trouble::Limited { retry_after: Some(length) }))
+            }
+            Mood::LimitsEveryThird(_) => (LATENCY, Ok(Advertisement::read(refs, wanted))),
         }
     }
 
@@ -289,11 +317,24 @@ impl Sim {
         url: &CloneUrl,
         oids: &BTreeSet<Oid>,
     ) -> (Duration, BTreeSet<Oid>, Option<Trouble>) {
-        let server = &self.servers[url];
+        let Some(server) = self.servers.get(url) else {
+            let trouble = Trouble::Answered(PeerText::new("404"));
+            return (LATENCY, BTreeSet::new(), Some(trouble));
+        };
         let refused = || Some(Trouble::Refused(PeerText::new("not our ref")));
         let has = |oid: &&Oid| server.advertises.contains(*oid) || server.hides.contains(*oid);
         let got: BTreeSet<Oid> = oids.iter().filter(has).copied().collect();
         match server.mood {
+            Mood::Silent => (FETCH_LIMIT, BTreeSet::new(), Some(Trouble::Stalled)),
+            Mood::Gone => {
+                (LATENCY, BTreeSet::new(), Some(Trouble::Unreachable(PeerText::new("no route"))))
+            }
+            Mood::Limits(retry_after) => {
+                (LATENCY, BTreeSet::new(), Some(Trouble::Limited { retry_after }))
+            }
+            Mood::LimitsEveryThird(length) if self.asked.len() % 3 == 0 => {
+                (LATENCY, BTreeSet::new(), Some(Trouble::Limited { retry_after: Some(length) }))
+            }
             Mood::SilentWithObjects => (FETCH_LIMIT, BTreeSet::new(), Some(Trouble::Stalled)),
             _ if got.len() < oids.len() => (LATENCY, BTreeSet::new(), refused()),
             Mood::Slow(length) => (length, got, None),

@@ -39,7 +39,7 @@ pub(crate) struct World {
     /// What somebody was told is kept.
     pub(crate) promised: BTreeMap<EventId, Arc<Event>>,
     pub(crate) published: Vec<EventId>,
-    pub(crate) hunts: Vec<(Identifier, Duration)>,
+    pub(crate) hunts: Vec<(Identifier, Option<Duration>)>,
     pub(crate) chores: Vec<Chore>,
     /// Everything the core was told since it began, and what it answered; if anybody asked for it.
     pub(crate) transcript: Option<Vec<(Now, Input, String)>>,

@@ -54,7 +54,12 @@ fn what_expires_together_takes_no_longer_for_each_the_more_there_is() {
         let tags = [Tag::identifier(n.to_string())];
         let signature = Signature::from_slice(&[0; 64]).unwrap();
         let event = Event::new(id, ALICE.key(), now.unix, ANNOUNCEMENT, tags, "", signature);
-        Record::Held { event: Arc::new(event), phase: Phase::Waiting, until: now.unix }
+        Record::Held {
+            event: Arc::new(event),
+            phase: Phase::Waiting,
+            since: now.unix,
+            until: now.unix,
+        }
     });
     let mut core =
         Purgatory::restore(Config::default(), Policy::new(US.parse().unwrap()), held, now);
@@ -235,4 +240,61 @@ fn an_idle_purgatory_wants_no_waking() {
     assert_eq!(world.core.next_deadline(), None);
     world.send(&state(ALICE, "x", 2, &[("main", 2)])).unwrap();
     assert_eq!(world.core.next_deadline(), Some(world.now.mono + MINUTE * 30));
+}
+
+/// A repository and its state, which another relay brought and whose hunt is in line.
+fn in_line() -> (World, Arc<Event>) {
+    let mut world = World::new();
+    world.sync(&announcement(ALICE, "x", 0, &[])).unwrap();
+    let waiting = state(ALICE, "x", 1, &[("main", 1)]);
+    world.sync(&waiting).unwrap();
+    world.turn(Input::HuntInLine { identifier: name("x") }).unwrap();
+    (world, waiting)
+}
+
+#[test]
+fn nothing_expires_while_a_listed_server_has_not_been_asked() {
+    let (mut world, waiting) = in_line();
+    world.wait(5 * HOUR).unwrap();
+    assert!(world.core.holds(&waiting.id) && world.core.counts().states == 1);
+    assert_eq!(world.replayed().counts(), world.core.counts(), "nor across a restart");
+    world.wait(HOUR + MINUTE).unwrap();
+    assert_eq!(world.core.counts().states, 0, "six hours are the longest");
+}
+
+#[test]
+fn the_half_hour_begins_with_the_first_answer_and_ends_when_all_were_asked() {
+    let (mut world, _) = in_line();
+    world.wait(HOUR).unwrap();
+    world.turn(Input::HuntAnswered { identifier: name("x") }).unwrap();
+    world.wait(10 * MINUTE).unwrap();
+    world.turn(Input::HuntEnded { identifier: name("x") }).unwrap();
+    world.wait(19 * MINUTE).unwrap();
+    assert_eq!(world.core.counts().states, 1);
+    world.wait(2 * MINUTE).unwrap();
+    assert_eq!(world.core.counts().states, 0);
+
+    // With an answer long ago, the last server's ends it at once.
+    let (mut world, _) = in_line();
+    world.turn(Input::HuntAnswered { identifier: name("x") }).unwrap();
+    world.wait(HOUR).unwrap();
+    assert_eq!(world.core.counts().states, 1);
+    world.turn(Input::HuntEnded { identifier: name("x") }).unwrap();
+    world.wait(MINUTE).unwrap();
+    assert_eq!(world.core.counts().states, 0);
+}
+
+#[test]
+fn a_hunt_that_was_never_in_line_changes_no_end() {
+    let mut world = World::new();
+    world.sync(&announcement(ALICE, "x", 0, &[])).unwrap();
+    world.sync(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
+    for minutes in [10, 10, 9] {
+        world.wait(minutes * MINUTE).unwrap();
+        world.turn(Input::HuntAnswered { identifier: name("x") }).unwrap();
+        world.turn(Input::HuntEnded { identifier: name("x") }).unwrap();
+    }
+    assert_eq!(world.core.counts().states, 1);
+    world.wait(2 * MINUTE).unwrap();
+    assert_eq!(world.core.counts().states, 0);
 }

@@ -121,8 +121,8 @@ fn the_hunt_begins_late_for_users_and_soon_for_relays() {
     assert!(world.hunts.is_empty(), "an announcement alone wants no objects");
     world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
     world.sync(&state(ALICE, "x", 2, &[("main", 2)])).unwrap();
-    let (user, sync) = (world.config.user_delay, world.config.sync_delay);
-    assert_eq!(world.hunts, [(name("x"), user), (name("x"), sync)]);
+    let user = world.config.user_delay;
+    assert_eq!(world.hunts, [(name("x"), Some(user)), (name("x"), None)]);
 }
 
 #[test]

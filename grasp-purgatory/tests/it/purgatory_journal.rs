@@ -8,7 +8,8 @@ use crate::model_events::*;
 
 fn held(n: u8) -> Record {
     let event = state(ALICE, "x", i64::from(n), &[("main", n)]);
-    Record::Held { event, phase: Phase::Waiting, until: Timestamp::from_secs(7) }
+    let (since, until) = (Timestamp::from_secs(5), Timestamp::from_secs(7));
+    Record::Held { event, phase: Phase::Waiting, since, until }
 }
 
 fn records() -> Vec<Record> {

@@ -3,13 +3,14 @@
 mod log;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::pin::Pin;
 use std::sync::Arc;
 
 use grasp_core::nip34::{Announcement, Proposal, State};
-use grasp_core::{CloneUrl, Identifier, Now, Oid, kinds};
+use grasp_core::{CloneUrl, Identifier, Now, Oid, RelayUrl, kinds};
 use grasp_purgatory::git::Fetcher;
 use grasp_purgatory::hunt::{
-    Advertisement, HuntConfig, Hunting, Report, Scope, SyncContext, Trouble, hunt,
+    Advertisement, HostClass, HuntConfig, Hunting, Report, Scope, SyncContext, Trouble, hunt,
 };
 use grasp_purgatory::{Input, Phase, Purgatory, Want, some_places};
 use nostr::event::{Event, EventId};
@@ -31,7 +32,13 @@ pub struct HuntParts {
     pub fetcher: Fetcher,
     /// Who hears of it, besides the log. Must not wait for anything.
     pub observer: HuntObserver,
+    /// Finds out what kind of git server has a relay.
+    pub classify: Classify,
 }
+
+/// Returns the kind of git server that has this relay, if it says so.
+pub type Classify =
+    Arc<dyn Fn(RelayUrl) -> Pin<Box<dyn Future<Output = Option<HostClass>> + Send>> + Send + Sync>;
 
 /// Hears what is worth counting.
 pub type HuntObserver = Arc<dyn Fn(&Report) + Send + Sync>;
@@ -42,13 +49,14 @@ pub(super) struct World {
     orders: mpsc::WeakSender<Order>,
     fetcher: Fetcher,
     observer: HuntObserver,
+    classify: Classify,
 }
 
 impl World {
     pub(super) fn hunt(parts: HuntParts, hands: Hands, orders: mpsc::WeakSender<Order>) -> Hunting {
-        let HuntParts { config, fetcher, observer } = parts;
+        let HuntParts { config, fetcher, observer, classify } = parts;
         log::begin(&config);
-        hunt(config, Arc::new(Self { hands, orders, fetcher, observer }))
+        hunt(config, Arc::new(Self { hands, orders, fetcher, observer, classify }))
     }
 
     async fn try_brief(
@@ -184,16 +192,21 @@ impl SyncContext for World {
         self.fetcher.list(url, wanted).await
     }
 
+    async fn classify(&self, relay: &RelayUrl) -> Option<HostClass> {
+        (self.classify)(relay.clone()).await
+    }
+
     async fn fetch(
         &self,
         identifier: &Identifier,
         url: &CloneUrl,
         oids: &BTreeSet<Oid>,
+        answered: oneshot::Sender<()>,
     ) -> (BTreeSet<Oid>, Option<Trouble>) {
         let Some(_under_way) = UnderWay::begin(&self.orders, identifier).await else {
             return (BTreeSet::new(), Some(Trouble::Cancelled));
         };
-        let fetched = self.fetcher.fetch(identifier, url, oids).await;
+        let fetched = self.fetcher.fetch(identifier, url, oids, answered).await;
         (fetched.got, fetched.trouble)
     }
 
@@ -207,6 +220,18 @@ impl SyncContext for World {
     fn report(&self, report: &Report) {
         log::tell(report);
         (self.observer)(report);
+        if let Some(input) = report.for_purgatory() {
+            send(&self.orders, input);
+        }
+    }
+}
+
+/// Tells purgatory something without waiting for it.
+fn send(orders: &mpsc::WeakSender<Order>, input: Input) {
+    let Some(orders) = orders.upgrade() else { return };
+    // There is nearly always room; if not, what makes it must not be waited for here.
+    if let Err(mpsc::error::TrySendError::Full(order)) = orders.try_send(Order::Tell(input)) {
+        tokio::spawn(async move { drop(orders.send(order).await) });
     }
 }
 
@@ -226,12 +251,7 @@ impl UnderWay {
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        let Some(orders) = self.orders.upgrade() else { return };
-        let ended = Order::Tell(Input::FetchEnded { identifier: self.identifier.clone() });
-        // There is nearly always room; if not, whoever makes it must not be waited for here.
-        if let Err(mpsc::error::TrySendError::Full(ended)) = orders.try_send(ended) {
-            tokio::spawn(async move { drop(orders.send(ended).await) });
-        }
+        send(&self.orders, Input::FetchEnded { identifier: self.identifier.clone() });
     }
 }
 

@@ -76,6 +76,18 @@ pub struct PurgatoryFigures {
     pub staged_bytes: u64,
     /// Repository names whose git data is hunted for.
     pub hunting: u64,
+    /// Names whose git data came, since there was last nothing to hunt for.
+    #[serde(default)]
+    pub hunted: u64,
+    /// Names that wait for their turn at git servers.
+    #[serde(default)]
+    pub in_line: u64,
+    /// Names whose turn comes within a minute, at the limits that those servers have now.
+    #[serde(default)]
+    pub per_minute: u64,
+    /// Seconds until the last of them has its turn, at that rate.
+    #[serde(default)]
+    pub seconds_left: Option<u64>,
     /// Seconds until the next attempt to get some of it.
     #[serde(default)]
     pub next_attempt_in: Option<u64>,
@@ -181,6 +193,12 @@ pub struct WaitingRow {
     /// Seconds until the next attempt; none if one is under way, or none is due.
     #[serde(default)]
     pub next_in: Option<u64>,
+    /// The place in the shortest line of a git server, from 1, while a turn there is waited for.
+    #[serde(default)]
+    pub position: Option<u64>,
+    /// Seconds until that turn comes, at least.
+    #[serde(default)]
+    pub turn_in: Option<u64>,
     /// Seconds until the first of the events expires.
     #[serde(default)]
     pub expires_in: Option<u64>,

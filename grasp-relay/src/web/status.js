@@ -55,6 +55,13 @@ const show = (status) => {
   const ready = document.getElementById("ready");
   ready.textContent = status.ready ? "working" : "not ready";
   ready.className = status.ready ? "good" : "bad";
+  const held = status.purgatory;
+  const all = held.hunted + held.hunting;
+  document.getElementById("hunt").hidden = held.hunting === 0;
+  const progress = document.getElementById("hunt-progress");
+  [progress.max, progress.value] = [Math.max(1, all), held.hunted];
+  const left = held.seconds_left == null ? "" : `, ${held.per_minute} per minute, about ${span(Math.max(1, held.seconds_left))} left`;
+  document.getElementById("hunt-left").textContent = `${held.hunted} of ${all}${left}`;
   const relays = document.getElementById("relays");
   if (relays) relays.replaceChildren(...status.relays.map((relay) => row(status.now, relay)));
   else if (status.relays.length) location.reload();

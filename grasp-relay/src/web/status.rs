@@ -2,7 +2,7 @@
 
 use maud::{Markup, PreEscaped, html};
 
-use super::figures::{RelayHealth, RelayRow, RelayState, Status};
+use super::figures::{PurgatoryFigures, RelayHealth, RelayRow, RelayState, Status};
 use super::page;
 
 const SCRIPT: &str = include_str!("status.js");
@@ -53,13 +53,29 @@ pub fn status(name: &str, root: &str, status: &Status) -> String {
 
 fn purgatory(status: &Status) -> Markup {
     let held = &status.purgatory;
-    figures(&[
-        ("Events waiting", "waiting", held.announcements + held.states + held.proposals),
-        ("Names hunted for", "hunting", held.hunting),
-        ("Expire within an hour", "expiring", held.expiring),
-        ("Expired, remembered", "shelved", held.shelved),
-        ("Uploads waiting", "staged_bytes", held.staged_bytes),
-    ])
+    html! {
+        (figures(&[
+            ("Events waiting", "waiting", held.announcements + held.states + held.proposals),
+            ("Names hunted for", "hunting", held.hunting),
+            ("Expire within an hour", "expiring", held.expiring),
+            ("Expired, remembered", "shelved", held.shelved),
+            ("Uploads waiting", "staged_bytes", held.staged_bytes),
+        ]))
+        p id="hunt" hidden[held.hunting == 0] {
+            label for="hunt-progress" { "Git data fetched " }
+            progress id="hunt-progress" max=(held.hunted + held.hunting) value=(held.hunted) {}
+            " " span id="hunt-left" { (hunt_left(held)) }
+        }
+    }
+}
+
+/// How far the hunt is, in words.
+fn hunt_left(held: &PurgatoryFigures) -> String {
+    let left = held
+        .seconds_left
+        .map(|left| format!(", {} per minute, about {} left", held.per_minute, span(left.max(1))));
+    let (done, all) = (held.hunted, held.hunted + held.hunting);
+    format!("{done} of {all}{}", left.unwrap_or_default())
 }
 
 fn figures(figures: &[(&str, &str, u64)]) -> Markup {

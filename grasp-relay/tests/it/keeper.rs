@@ -36,8 +36,12 @@ fn journal(dir: &Path, waiting: &[Arc<Event>], most: &str) -> PathBuf {
     let path = dir.join("purgatory.db");
     let (mut journal, _) = Journal::open(&path).unwrap();
     let until = Timestamp::now() + Duration::from_secs(3_600);
-    let held =
-        |event: &Arc<Event>| Record::Held { event: event.clone(), phase: Phase::Waiting, until };
+    let held = |event: &Arc<Event>| Record::Held {
+        event: event.clone(),
+        phase: Phase::Waiting,
+        since: until,
+        until,
+    };
     journal.append(&waiting.iter().map(held).collect::<Vec<_>>()).unwrap();
     drop(journal);
     let full = format!(

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use grasp_core::RelayUrl;
+use grasp_core::outbound::{OutboundPolicy, Provenance};
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::Request;
 use hyper::body::Bytes;
@@ -13,7 +14,8 @@ use serde::Deserialize;
 use tokio::time::timeout;
 use url::Url;
 
-use super::outbound::Route;
+use super::outbound::{Outbound, Route};
+use super::roots::Roots;
 use crate::engine::RelayFacts;
 
 /// How long the document may take from the dial to its last byte.
@@ -28,6 +30,21 @@ pub(crate) async fn fetch(relay: &RelayUrl, route: &Route) -> RelayFacts {
     let fetched = timeout(PATIENCE, try_fetch(relay, route)).await;
     let document = fetched.ok().flatten().unwrap_or_default();
     serde_json::from_slice(&document).map(Document::facts).unwrap_or_default()
+}
+
+/// Fetches what a relay says about itself, as strangers may have it fetched; `None` if it says nothing.
+pub async fn relay_information(
+    relay: &RelayUrl,
+    policy: OutboundPolicy,
+    roots: &Roots,
+) -> Option<RelayFacts> {
+    let outbound = Outbound::new(policy, roots);
+    let fetch = async {
+        let route = outbound.route(relay, Provenance::Stranger).await.ok()?;
+        try_fetch(relay, &route).await
+    };
+    let document = timeout(PATIENCE, fetch).await.ok().flatten()?;
+    serde_json::from_slice(&document).map(Document::facts).ok()
 }
 
 async fn try_fetch(relay: &RelayUrl, route: &Route) -> Option<Vec<u8>> {

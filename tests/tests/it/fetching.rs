@@ -24,6 +24,11 @@ struct Place {
     dir: TempDir,
 }
 
+/// Fetches without listening for the first answer.
+async fn fetch(fetcher: &Fetcher, url: &CloneUrl, oids: &BTreeSet<Oid>) -> Fetched {
+    fetcher.fetch(&name(), url, oids, tokio::sync::oneshot::channel().0).await
+}
+
 impl Place {
     async fn new(policy: OutboundPolicy, limits: FetchLimits) -> Self {
         let path = std::env::var_os("PATH").unwrap_or_default();
@@ -41,7 +46,7 @@ impl Place {
     }
 
     async fn fetch(&self, url: &str, oids: &[&str]) -> Fetched {
-        self.fetcher.fetch(&name(), &url.parse().unwrap(), &set(oids)).await
+        fetch(&self.fetcher, &url.parse().unwrap(), &set(oids)).await
     }
 
     async fn list(&self, url: &str, oids: &[&str]) -> Result<BTreeSet<Oid>, Trouble> {
@@ -318,7 +323,7 @@ async fn a_name_is_looked_up_once_for_a_conversation_so_nobody_can_move_it_meanw
     let fetcher = place.fetcher.resolving(Rebinding(AtomicBool::new(false)));
     let at = url(&format!("http://git.invalid:{}/x.git", server.address().port()));
     // Git asks more than once in a fetch, and each time at the address that was judged.
-    let fetched = fetcher.fetch(&name(), &at, &set(&[&second])).await;
+    let fetched = fetch(&fetcher, &at, &set(&[&second])).await;
     assert_eq!(fetched.got, set(&[&second]));
     assert!(server.asked().len() > 1);
 }
@@ -341,7 +346,7 @@ async fn git_connects_to_the_address_that_was_judged_and_looks_up_nothing() {
     let at = url(&format!("http://git.invalid:{}/x.git", server.address().port()));
     let listed = fetcher.list(&at, &set(&[&second])).await.unwrap();
     assert_eq!(listed.has, set(&[&second]));
-    let fetched = fetcher.fetch(&name(), &at, &set(&[&second])).await;
+    let fetched = fetch(&fetcher, &at, &set(&[&second])).await;
     assert_eq!(fetched.got, set(&[&second]));
 }
 
@@ -352,7 +357,7 @@ async fn giving_up_stops_everything_that_git_started() {
     let (at, oids) = (url(&server.url("given-up")), set(&[&"a".repeat(40)]));
     let fetch = tokio::spawn({
         let fetcher = place.fetcher.clone();
-        async move { fetcher.fetch(&name(), &at, &oids).await }
+        async move { fetch(&fetcher, &at, &oids).await }
     });
     until(|| !server.asked().is_empty()).await;
     assert!(processes("given-up") > 0);

@@ -39,7 +39,7 @@ async fn no_server_is_asked_for_more_than_its_limits() {
     }
     assert!(server.most_open() <= 3, "{} at once", server.most_open());
     let begun = server.conversations();
-    assert_eq!(begun.len(), 2 * REPOS, "one advertisement and one fetch each");
+    assert_eq!(begun.len(), REPOS, "one fetch by object id each");
     // A conversation is counted when it is begun here, and seen there a few moments later.
     let slack = Duration::from_millis(500);
     for some in begun.windows(13) {
@@ -75,7 +75,7 @@ async fn a_restart_with_a_thousand_names_waiting_asks_for_no_more_than_any_other
     let instance = Instance::with(|settings| {
         hurried(settings);
         // Nothing is hunted for before the restart.
-        settings.purgatory.sync_delay = MINUTES;
+        settings.hunt.leading_edge = MINUTES;
     })
     .await;
     let (busy, quiet) = (
@@ -95,7 +95,7 @@ async fn a_restart_with_a_thousand_names_waiting_asks_for_no_more_than_any_other
     assert!(busy.asked().is_empty());
 
     let soon = Duration::from_millis(100);
-    let instance = instance.restart_with(|settings| settings.purgatory.sync_delay = soon).await;
+    let instance = instance.restart_with(|settings| settings.hunt.leading_edge = soon).await;
     wait_until(|| busy.conversations().len() >= 30).await;
     // A thousand names at one server keep nobody from another.
     let (_work, commit) = hosted_at(&quiet, "new").await;
@@ -127,7 +127,7 @@ async fn a_restart_with_many_names_waiting_is_no_stampede() {
         hurried(settings);
         settings.hunt.per_host = limits;
         // Nothing is hunted for before the restart.
-        settings.purgatory.sync_delay = Duration::from_secs(600);
+        settings.hunt.leading_edge = Duration::from_secs(600);
     })
     .await;
     let work = Workdir::init().await;
@@ -143,12 +143,9 @@ async fn a_restart_with_many_names_waiting_is_no_stampede() {
     }
     assert!(server.asked().is_empty());
     let short = Duration::from_millis(100);
-    let instance = instance.restart_with(|settings| settings.purgatory.sync_delay = short).await;
+    let instance = instance.restart_with(|settings| settings.hunt.leading_edge = short).await;
     for state in &states {
         instance.until_serves(state).await;
     }
     assert!(server.most_open() <= 3, "{} at once", server.most_open());
-    let begun = server.conversations();
-    let spread = begun[begun.len() - 1] - begun[0];
-    assert!(spread >= Duration::from_millis(50 * (REPOS as u64 - 5)), "{spread:?}");
 }

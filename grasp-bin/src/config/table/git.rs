@@ -6,14 +6,14 @@ use crate::config::codec::{Bytes, Count, Maybe, Path, Switch, Time};
 pub(super) const PURGATORY: &[Setting] = settings! { "purgatory." at [settings.purgatory];
     wait: Time,
         "How long an event waits before it counts as expired. Renewed by what shows that somebody is at it.";
+    longest_wait: Time,
+        "How long an event waits at most while git servers that may have its data have not been asked yet.";
     soft: Time,
         "How long an expired announcement is remembered, so that it is not fetched anew each time it is offered.";
     placeholder: Time, "How long an upload waits for the event that names it.";
     wanted: Time, "How long an expired state or pull request is still looked for.";
     user_delay: Time,
         "When the hunt for an event's data begins if a user brought the event: a push usually follows.";
-    sync_delay: Time,
-        "When it begins if another relay brought the event: a burst of them is hunted for together.";
     retry: Time, "When something that failed on our side is tried again.";
     states_per_author: Count, "States of one author and repository name that wait.";
     per_author_count (per_author.count): Count, "Events of one author that wait.";

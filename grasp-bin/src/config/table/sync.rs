@@ -58,9 +58,12 @@ pub(super) const LIMITS: &[Setting] = settings! { "sync." at [settings.sync.limi
 };
 
 pub(super) const HUNT: &[Setting] = settings! { "hunt." at [settings.hunt];
-    host_at_once (per_host.at_once): Count, "Conversations with one host at the same time.";
-    host_per_minute (per_host.starts): Count, "Conversations with one host that begin in any minute.";
-    hosts: HostBudgets, "Hosts that may be asked more, or less.";
+    host_at_once (per_host.at_once): Count, "Conversations with one git server at the same time.";
+    host_per_minute (per_host.starts): Count, "Conversations with one git server that begin in any minute.";
+    grasp_at_once (per_grasp_host.at_once): Count, "Conversations with one GRASP server at the same time.";
+    grasp_per_minute (per_grasp_host.starts): Count, "Conversations with one GRASP server that begin in any minute.";
+    hosts: HostBudgets, "Hosts with limits of their own: at once and per minute, as in `github.com:10,60`.";
+    debounce: Time, "The time between attempts that a burst of events of one repository can cause; the first begins at once.";
     max_waiting (per_host.max_waiting): Count, "Turns that may wait at one host.";
     backoff_first (backoff.first): Time, "When to look again after the first time in vain; doubled each time.";
     backoff_cap (backoff.cap): Time, "The longest pause between two looks while an event waits.";
@@ -73,8 +76,8 @@ pub(super) const HUNT: &[Setting] = settings! { "hunt." at [settings.hunt];
     memory: Time, "How long it is remembered what a server did not have, as long as it advertises the same.";
     remembered: Count, "For how many addresses that is remembered.";
     places_per_attempt: Count, "Addresses tried in one attempt.";
-    listing_is_late: Time, "When a server is late with its advertisement, so that another is asked beside it.";
-    fetch_is_late: Time, "When a server is late with its objects.";
+    answer_is_late: Time, "When a server is late with its first answer, so that another is asked beside it.";
+    fetch_is_late: Time, "When a server that has answered is late with its objects.";
     fetch_gives_way: Time, "How long it may take with its objects while others wait because all `git.remote_pace` processes are busy; doubled each time.";
     late_visits: Count, "How many servers may be late at once before an attempt waits for one of them.";
     pull_every: Time, "How often everything that is served or was given up is looked after.";

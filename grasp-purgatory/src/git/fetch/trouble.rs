@@ -78,7 +78,7 @@ pub(super) fn theirs(words: &str) -> Trouble {
 
 fn asks_for_less(words: &str) -> bool {
     let said = words.lines().filter(|line| !is_trace(line)).map(str::to_ascii_lowercase);
-    let phrases = ["returned error: 429", "too many requests", "rate limit"];
+    let phrases = ["returned error: 429", "returned error: 503", "too many requests", "rate limit"];
     said.into_iter().any(|line| phrases.iter().any(|phrase| line.contains(phrase)))
 }
 
@@ -147,7 +147,8 @@ mod tests {
             (format!("{at} Failed to connect to h port 9 after 0 ms"), "unreachable"),
             (format!("{at} Could not resolve host: h"), "unreachable"),
             (format!("{at} SSL certificate problem: self-signed certificate"), "unreachable"),
-            (format!("{at} The requested URL returned error: 503"), "answered"),
+            (format!("{at} The requested URL returned error: 503"), "limited"),
+            (format!("{at} The requested URL returned error: 500"), "answered"),
             (format!("{at} The requested URL returned error: 302"), "answered"),
             (String::from("fatal: repository 'http://h/x.git/' not found"), "answered"),
             (

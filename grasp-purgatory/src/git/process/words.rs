@@ -6,6 +6,7 @@
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::sync::oneshot;
 
 /// How much of git's last words are kept.
 const MAX_WORDS: usize = 8 * 1024;
@@ -25,11 +26,23 @@ pub(super) struct Words {
     pub(super) too_many: bool,
 }
 
-/// Listens to the end. A pack with more objects than these ends the group.
+/// What is listened for.
+#[derive(Debug, Default)]
+pub(in crate::git) struct Heard {
+    /// A pack with more objects than these ends the group.
+    pub(in crate::git) most_objects: Option<u64>,
+    /// Told when another server has begun to answer.
+    pub(in crate::git) answered: Option<oneshot::Sender<()>>,
+}
+
+/// How git traces a header that it was answered with.
+const HEADER: &[u8] = b"<= Recv header";
+
+/// Listens to the end.
 pub(super) async fn listen(
     stderr: Option<impl AsyncRead + Unpin>,
     group: Option<Pid>,
-    most_objects: Option<u64>,
+    mut heard_for: Heard,
 ) -> Words {
     let (mut words, mut line) = (Words::default(), Vec::new());
     let Some(mut stderr) = stderr else {
@@ -41,7 +54,11 @@ pub(super) async fn listen(
         words.last.extend(heard);
         let excess = words.last.len().saturating_sub(MAX_WORDS);
         words.last.drain(..excess);
-        let Some(most) = most_objects else { continue };
+        // A header cut in two by the buffer is one of several.
+        if heard.windows(HEADER.len()).any(|window| window == HEADER) {
+            heard_for.answered.take().map(|answered| answered.send(()));
+        }
+        let Some(most) = heard_for.most_objects else { continue };
         if highest_claim(&mut line, heard).is_some_and(|claimed| claimed > most) {
             words.too_many = true;
             if let Some(group) = group {
@@ -109,10 +126,24 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn the_first_header_is_an_answer() {
+        for (said, is_answer) in [
+            ("05:26:11.8 http.c:872   <= Recv header: HTTP/1.1 200 OK\n", true),
+            ("05:26:11.8 http.c:872   => Send header: GET /x HTTP/1.1\n", false),
+        ] {
+            let (answered, mut is_answered) = oneshot::channel();
+            let heard = Heard { most_objects: None, answered: Some(answered) };
+            let _ = listen(Some(said.as_bytes()), None, heard).await;
+            assert_eq!(is_answered.try_recv().is_ok(), is_answer, "{said}");
+        }
+    }
+
+    #[tokio::test]
     async fn only_who_claims_more_than_may_come_is_stopped() {
         for (most, too_many) in [(None, false), (Some(4711), false), (Some(4710), true)] {
             let said = format!("{LINE}\nfatal: end");
-            let words = listen(Some(said.as_bytes()), None, most).await;
+            let heard = Heard { most_objects: most, answered: None };
+            let words = listen(Some(said.as_bytes()), None, heard).await;
             assert_eq!(words.too_many, too_many, "{most:?}");
             assert!(words.last.ends_with(b"fatal: end"));
         }

@@ -4,9 +4,15 @@ use grasp_purgatory::hunt::{HuntConfig, Report};
 
 /// Says that the hunt begins, and how much each server will be asked for.
 pub(super) fn begin(config: &HuntConfig) {
-    let (at_once, starts, per) =
-        (config.per_host.at_once, config.per_host.starts, config.per_host.per);
-    tracing::info!(at_once, starts, ?per, "hunting for git data that events wait for");
+    let (at_once, per_minute) = (config.per_host.at_once, config.per_host.starts);
+    let (grasp, grasp_per_minute) = (config.per_grasp_host.at_once, config.per_grasp_host.starts);
+    tracing::info!(
+        at_once,
+        per_minute,
+        grasp_at_once = grasp,
+        grasp_per_minute,
+        "hunting for git data that events wait for"
+    );
 }
 
 /// Says what is worth saying. Words of strangers are bounded and without control characters.
@@ -23,6 +29,12 @@ pub(super) fn tell(report: &Report) {
         }
         Report::Needless { identifier } => {
             tracing::debug!(%identifier, "no git data is wanted");
+        }
+        Report::InLine { identifier } => {
+            tracing::debug!(%identifier, "git servers are busy; waiting for a turn");
+        }
+        Report::Classified { host, class } => {
+            tracing::debug!(%host, ?class, "found out what a git server is");
         }
         Report::Incomplete { identifier, attempts, next } => {
             tracing::debug!(%identifier, attempts, ?next, "git data is still wanted");
@@ -100,7 +112,11 @@ mod tests {
         let (one, host) = (identifier.clone(), url.host());
         let (minute, trouble) = (Duration::from_secs(60), Trouble::Stalled);
         let cases = [
-            (Level::DEBUG, Report::Queued { identifier: one.clone(), after: minute }, "after=60s"),
+            (
+                Level::DEBUG,
+                Report::Queued { identifier: one.clone(), after: Some(minute) },
+                "after=Some(60s)",
+            ),
             (Level::DEBUG, Report::Started { identifier: one.clone(), attempt: 2 }, "attempt=2"),
             (Level::INFO, Report::Complete { identifier: one.clone() }, "is here"),
             (Level::DEBUG, Report::Needless { identifier: one.clone() }, "no git data"),
@@ -128,7 +144,10 @@ mod tests {
         let (level, line) = said(|| tell(&Report::Paused { host, length: minute }));
         assert!(level == Level::INFO && line.contains("host=git.example.com"), "{line}");
         let (level, line) = said(|| begin(&HuntConfig::default()));
-        assert!(level == Level::INFO && line.contains("at_once=5 starts=30 per=60s"), "{line}");
+        assert!(
+            level == Level::INFO && line.contains("at_once=5 per_minute=30 grasp_at_once=8"),
+            "{line}"
+        );
     }
 
     #[test]
