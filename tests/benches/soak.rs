@@ -52,7 +52,11 @@ fn number(name: &str) -> Option<u64> {
 
 async fn soak(length: Duration) -> ExitCode {
     let dir = tempfile::tempdir().expect("a directory");
-    let mut servers = Server::three(dir.path());
+    let first = Server::knowing(&dir.path().join("0"), &[]);
+    let known = format!("ws://{}", first.address);
+    let [second, third] =
+        [1, 2].map(|n: u8| Server::knowing(&dir.path().join(n.to_string()), &[&known]));
+    let mut servers = [first, second, third];
     let mut day = Day::begin(&servers).await;
     let mut csv = std::env::var_os("GRASP_SOAK_CSV")
         .map(|path| std::fs::File::create(path).expect("a file for the figures"));

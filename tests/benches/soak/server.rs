@@ -8,31 +8,28 @@ use grasp_core::{RepoId, ServiceIdentity};
 use rustix::process::{Pid, Signal, kill_process};
 
 pub(crate) struct Server {
+    /// Where others reach it.
     pub(crate) address: String,
+    listen: String,
     pub(crate) data: PathBuf,
-    bootstrap: Vec<String>,
+    arguments: Vec<String>,
     child: Child,
 }
 
 impl Server {
-    /// Three of which the second and third are told of the first.
-    pub(crate) fn three(dir: &Path) -> [Self; 3] {
-        let first = Self::start("127.0.0.1:0", dir.join("0"), Vec::new());
-        let others = [1, 2].map(|n| {
-            let known = vec![format!("ws://{}", first.address)];
-            Self::start("127.0.0.1:0", dir.join(n.to_string()), known)
-        });
-        let [second, third] = others;
-        [first, second, third]
+    /// A server with default settings but for private targets, on a port of its own, that knows these relays.
+    pub(crate) fn knowing(dir: &Path, relays: &[&str]) -> Self {
+        let arguments = relays.iter().flat_map(|url| ["--bootstrap".to_owned(), (*url).to_owned()]);
+        Self::start("127.0.0.1:0", dir.to_owned(), arguments.collect())
     }
 
-    fn start(listen: &str, data: PathBuf, bootstrap: Vec<String>) -> Self {
+    pub(crate) fn start(listen: &str, data: PathBuf, arguments: Vec<String>) -> Self {
         std::fs::create_dir_all(&data).expect("a directory");
         let log = std::fs::File::options().create(true).append(true).open(data.join("log"));
         let mut child = Command::new(std::env::current_exe().expect("this program"))
             .args(["serve", "--listen", listen, "--allow-private-targets", "--data-dir"])
             .arg(&data)
-            .args(bootstrap.iter().flat_map(|url| ["--bootstrap", url]))
+            .args(&arguments)
             .env_remove("GRASP_SOAK_MINUTES")
             .env_remove("GRASP_SOAK_CSV")
             .stdout(Stdio::piped())
@@ -44,7 +41,9 @@ impl Server {
             let word = line.split_whitespace().find_map(|word| word.strip_prefix("ws://"))?;
             Some(word.trim_end_matches('/').to_owned())
         });
-        Self { address: address.expect("a server says where it is"), data, bootstrap, child }
+        let address = address.expect("a server says where it is");
+        let listen = if listen.ends_with(":0") { address.clone() } else { listen.to_owned() };
+        Self { address, listen, data, arguments, child }
     }
 
     /// Stops it, politely or not, and starts it again.
@@ -52,8 +51,13 @@ impl Server {
         let signal = if politely { Signal::TERM } else { Signal::KILL };
         kill_process(Pid::from_child(&self.child), signal).expect("a living server");
         let _ = self.child.wait();
-        let next = Self::start(&self.address, self.data.clone(), self.bootstrap.clone());
+        let next = Self::start(&self.listen, self.data.clone(), self.arguments.clone());
         *self = next;
+    }
+
+    /// Where it listens itself.
+    pub(crate) fn listens_at(&self) -> &str {
+        &self.listen
     }
 
     pub(crate) fn id(&self) -> u32 {

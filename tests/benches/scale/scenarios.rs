@@ -1,0 +1,338 @@
+//! The scenarios, each with what is wanted of it on two cores.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use grasp_core::RepoId;
+use grasp_relay::nostr::Limits;
+use grasp_tests::{GitServer, Workdir, http};
+use nostr::event::Event;
+use serde_json::{Value, json};
+
+use crate::content::{Content, MAIN};
+use crate::front::{Proxy, silent};
+use crate::open_relay::OpenRelay;
+use crate::server::Server;
+use crate::wire::Wire;
+
+/// How often is looked.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Beyond this a scenario has failed.
+const TIMEOUT: Duration = Duration::from_secs(15 * 60);
+
+pub(crate) async fn run(is_chosen: impl Fn(&str) -> bool) {
+    let (repositories, issues) =
+        (number("GRASP_BENCH_REPOSITORIES", 1_000), number("GRASP_BENCH_ISSUES", 50_000));
+    if is_chosen("latency") {
+        latency(20).await;
+    }
+    if is_chosen("small") {
+        say("100 repositories, 500 issues", &mirror(100, 500, None).await, "15 s");
+    }
+    if is_chosen("mirror") {
+        let whole = mirror(repositories, issues, None).await;
+        say(&format!("{repositories} repositories, {issues} issues"), &whole, "150 s");
+        if is_chosen("restart") {
+            let killed = mirror(repositories, issues, Some(repositories as u64 / 2)).await;
+            say("the same, killed in the middle", &killed, "1.3 × the line above");
+            let ratio = killed.took.as_secs_f64() / whole.took.as_secs_f64();
+            println!("  ratio                  {ratio:>10.2}   (wanted: 1.3)");
+        }
+    }
+    if is_chosen("limited") {
+        limited(100).await;
+    }
+    if is_chosen("silent") {
+        one_silent(repositories).await;
+    }
+    if is_chosen("live") {
+        live(issues).await;
+    }
+    if is_chosen("unknown") {
+        unknown_host(60).await;
+    }
+}
+
+fn number(name: &str, default: usize) -> usize {
+    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
+}
+
+/// A server that mirrors others, watched until it has everything.
+struct Mirrored {
+    took: Duration,
+    repositories: Duration,
+    peak_mb: f64,
+    conversations: f64,
+    requests: f64,
+    attempts: String,
+}
+
+fn say(what: &str, mirrored: &Mirrored, wanted: &str) {
+    println!("{what}");
+    println!(
+        "  everything served in   {:>8.1} s   (wanted: {wanted})",
+        mirrored.took.as_secs_f64()
+    );
+    println!("  repositories in        {:>8.1} s", mirrored.repositories.as_secs_f64());
+    println!("  peak memory            {:>8.0} MB  (wanted: 200)", mirrored.peak_mb);
+    println!(
+        "  git conversations      {:>8.0}     (wanted: 2.5 per repository)",
+        mirrored.conversations
+    );
+    println!("  REQ frames sent        {:>8.0}", mirrored.requests);
+    println!("  attempts               {}", mirrored.attempts);
+}
+
+async fn mirror(repositories: usize, issues: usize, kill_at: Option<u64>) -> Mirrored {
+    let dir = tempfile::tempdir().expect("a directory");
+    let a = Server::knowing(&dir.path().join("a"), &[]);
+    let b_address = free_address();
+    let content = Content::new(repositories).await;
+    let relays = [a.address.as_str(), b_address.as_str()];
+    content.publish(&a, &relays, &|_, repo| at(&relays, repo)).await;
+    Wire::connect(&a.address).await.publish(&content.issues(issues, 1)).await;
+    let wanted = json!({ "kinds": [1621] });
+    assert_eq!(Wire::connect(&a.address).await.count(wanted).await, issues as u64);
+
+    let began = Instant::now();
+    let mut b = serve(&dir.path().join("b"), &b_address, &a.address, &[]);
+    if let Some(served) = kill_at {
+        until(&b, |status| status["repositories"].as_u64() >= Some(served)).await;
+        b.again(false);
+    }
+    watch(&b, &content, repositories, issues, began).await
+}
+
+/// Watches a server until it has all repositories and issues.
+async fn watch(
+    b: &Server,
+    content: &Content,
+    repositories: usize,
+    issues: usize,
+    began: Instant,
+) -> Mirrored {
+    let served = |status: &Value| status["repositories"].as_u64() >= Some(repositories as u64);
+    until(b, served).await;
+    let all_repositories = began.elapsed();
+    let mut wire = Wire::connect(&b.address).await;
+    while wire.count(json!({ "kinds": [1621] })).await < issues as u64 {
+        assert!(began.elapsed() < TIMEOUT, "{}", status(b).await);
+        tokio::time::sleep(LOOK).await;
+    }
+    let took = began.elapsed();
+    for n in (0..repositories).step_by(repositories.div_ceil(10)) {
+        assert!(content.is_served(b, n).await, "repository {n} has its refs");
+    }
+    let metrics = http(&b.address, "GET", "/metrics", &[]).await.body;
+    let attempts = ["complete", "incomplete", "needless"].map(|result| {
+        let of = format!("grasp_purgatory_sync_attempts_total{{result=\"{result}\"}}");
+        format!("{} {result}", sum(&metrics, &of))
+    });
+    Mirrored {
+        took,
+        repositories: all_repositories,
+        peak_mb: peak_mb(b.id()),
+        conversations: sum(&metrics, "grasp_purgatory_domain_requests_total"),
+        requests: sum(&metrics, "grasp_sync_relay_requests_total"),
+        attempts: attempts.join(", "),
+    }
+}
+
+/// A server behind a proxy that answers 429 to every third git request.
+async fn limited(repositories: usize) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (proxy, b_address) = (Proxy::start().await, free_address());
+    let domain = ["--domain", &proxy.address].map(str::to_owned).to_vec();
+    let mut a = Server::start(&free_address(), dir.path().join("a"), domain);
+    proxy.lead_to(a.listens_at());
+    // The maintainers push to the server itself.
+    a.address = a.listens_at().to_owned();
+    let content = Content::new(repositories).await;
+    let relays = [proxy.address.as_str(), b_address.as_str()];
+    content.publish(&a, &relays, &|_, repo| at(&relays, repo)).await;
+    let began = Instant::now();
+    let b = serve(&dir.path().join("b"), &b_address, &proxy.address, &[]);
+    let mirrored = watch(&b, &content, repositories, 0, began).await;
+    say(
+        &format!(
+            "{repositories} repositories, every third git request answered 429, Retry-After 1"
+        ),
+        &mirrored,
+        "completes",
+    );
+    let (refused, during) = proxy.refused();
+    println!("  answers of 429         {refused:>8}");
+    println!("  begun within a wait    {during:>8}     (wanted: 0)");
+}
+
+/// Three servers of every repository, one of which takes connections and says nothing.
+async fn one_silent(repositories: usize) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (silent, b_address, c_address) = (silent().await, free_address(), free_address());
+    let a = Server::knowing(&dir.path().join("a"), &[]);
+    let content = Content::new(repositories).await;
+    let relays = [a.address.as_str(), c_address.as_str(), b_address.as_str()];
+    let places = |n: usize, repo: &RepoId| {
+        // Each of the three comes first for a third of the repositories.
+        let mut three = [a.address.as_str(), c_address.as_str(), silent.as_str()];
+        three.rotate_left(n % 3);
+        at(&[three[0], three[1], three[2], b_address.as_str()], repo)
+    };
+    content.publish(&a, &relays, &places).await;
+    let c = serve(&dir.path().join("c"), &c_address, &a.address, &[]);
+    let enough = |status: &Value| status["repositories"].as_u64() >= Some(repositories as u64);
+    until(&c, enough).await;
+    let began = Instant::now();
+    let b = serve(&dir.path().join("b"), &b_address, &a.address, &[]);
+    let mirrored = watch(&b, &content, repositories, 0, began).await;
+    say(&format!("{repositories} repositories, three servers, one silent"), &mirrored, "200 s");
+}
+
+/// Issues that are older than any live request reaches back, published while a mirror is connected.
+async fn live(issues: usize) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (a, b_address) = (Server::knowing(&dir.path().join("a"), &[]), free_address());
+    let content = Content::new(100).await;
+    let relays = [a.address.as_str(), b_address.as_str()];
+    content.publish(&a, &relays, &|_, repo| at(&relays, repo)).await;
+    let b = serve(&dir.path().join("b"), &b_address, &a.address, &[]);
+    until(&b, |status| status["repositories"].as_u64() >= Some(100)).await;
+    let is_live = |status: &Value| status["relays"].to_string().contains(r#""connected""#);
+    until(&b, is_live).await;
+    let events = content.issues(issues, 730);
+    let began = Instant::now();
+    Wire::connect(&a.address).await.publish(&events).await;
+    let (published, told) = (began.elapsed(), Instant::now());
+    let mut wire = Wire::connect(&b.address).await;
+    while wire.count(json!({ "kinds": [1621] })).await < issues as u64 {
+        assert!(told.elapsed() < TIMEOUT, "{}", status(&b).await);
+        tokio::time::sleep(LOOK).await;
+    }
+    println!("{issues} issues dated over two years, published to a server that is followed live");
+    println!("  published in           {:>8.1} s", published.as_secs_f64());
+    let lag = told.elapsed().as_secs_f64();
+    println!("  all served after       {lag:>8.1} s   (wanted: 10 s after the last OK)");
+    println!("  peak memory            {:>8.0} MB", peak_mb(b.id()));
+}
+
+/// A git server that has not said what it is, and relays that know its repositories.
+async fn unknown_host(repositories: usize) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (host, b_address) = (GitServer::start().await, free_address());
+    let content = Content::new(repositories).await;
+    host.host("all", content.work()).await;
+    (0..repositories).for_each(|n| host.alias(&format!("r{n}"), "all"));
+    let own = [b_address.as_str()];
+    let places = |n: usize, repo: &RepoId| {
+        at(&own, repo).into_iter().chain([host.url(&format!("r{n}"))]).collect()
+    };
+    let mut events: Vec<Event> = content.announcements(&own, &places);
+    events.extend(content.states());
+    let relay = OpenRelay::of("open", Limits::default(), events).await;
+    let began = Instant::now();
+    let b = serve(&dir.path().join("b"), &b_address, &relay.address().to_string(), &[]);
+    let mirrored = watch(&b, &content, repositories, 0, began).await;
+    say(&format!("{repositories} repositories at an unknown host"), &mirrored, "150 s");
+    let begun = host.conversations();
+    let minute = Duration::from_secs(60);
+    let within =
+        |from: Instant| begun.iter().filter(move |at| **at >= from && **at < from + minute);
+    let most = begun.iter().map(|from| within(*from).count()).max().unwrap_or(0);
+    println!("  in the busiest minute  {most:>8}     (wanted: 30 at most)");
+}
+
+/// From the beginning of a push to one server until another serves its state.
+async fn latency(rounds: usize) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (a, b_address) = (Server::knowing(&dir.path().join("a"), &[]), free_address());
+    let b = serve(&dir.path().join("b"), &b_address, &a.address, &[]);
+    until(&b, |status| status["relays"].to_string().contains(r#""connected""#)).await;
+    let mut wire = Wire::connect(&b.address).await;
+    wire.listen(json!({ "kinds": [30618], "limit": 0 })).await;
+    let mut publish = Wire::connect(&a.address).await;
+    let (owner, work) = (grasp_tests::Maker::new(), Workdir::init().await);
+    let services = [a.service(), b.service()];
+    let (mut new, mut updates) = (Vec::new(), Vec::new());
+    for n in 0..rounds {
+        let name = format!("r{n}");
+        for (turn, took) in [(0, &mut new), (1, &mut updates)] {
+            let commit = work.commit(&format!("{turn} of {name}")).await;
+            let state = owner.later(turn).state(&name, &[(MAIN, &commit)]);
+            if turn == 0 {
+                publish.publish(&[owner.announce_on(&name, &services)]).await;
+            }
+            publish.publish(std::slice::from_ref(&state)).await;
+            let url = a.clone_url(&owner.repo(&name));
+            let refs = format!("{commit}:{MAIN}");
+            work.git(&["push", "-q", &url, &refs]).await.expect_ok();
+            let pushed = Instant::now();
+            let served = wire.until_received([state.id].into()).await;
+            took.push(served.saturating_duration_since(pushed));
+        }
+    }
+    println!("push to one server until another serves it, after the push, {rounds} rounds");
+    for (what, took, wanted) in [("new repository", new, 150), ("update", updates, 120)] {
+        let [p50, p95] = [50, 95].map(|percent| percentile(&took, percent).as_millis());
+        println!("  {what:<16} p50 {p50:>4} ms, p95 {p95:>4} ms   (wanted: p50 {wanted} ms)");
+    }
+}
+
+fn percentile(took: &[Duration], percent: usize) -> Duration {
+    let mut sorted = took.to_vec();
+    sorted.sort_unstable();
+    let index = (sorted.len() * percent / 100).min(sorted.len().saturating_sub(1));
+    sorted.get(index).copied().unwrap_or_default()
+}
+
+/// A server at an address that others know before it runs.
+fn serve(data: &Path, address: &str, bootstrap: &str, more: &[&str]) -> Server {
+    let known = format!("ws://{bootstrap}");
+    let arguments = ["--bootstrap", &known].into_iter().chain(more.iter().copied());
+    Server::start(address, data.to_owned(), arguments.map(str::to_owned).collect())
+}
+
+fn free_address() -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").to_string()
+}
+
+/// Where a repository is at each of these addresses.
+fn at(addresses: &[&str], repo: &RepoId) -> Vec<String> {
+    let url = |address: &&str| {
+        let service: grasp_core::ServiceIdentity = address.parse().expect("an address");
+        service.repo_url(repo, false)
+    };
+    addresses.iter().map(url).collect()
+}
+
+async fn status(server: &Server) -> Value {
+    let body = http(&server.address, "GET", "/status.json", &[]).await.body;
+    serde_json::from_str(&body).unwrap_or_default()
+}
+
+async fn until(server: &Server, is_so: impl Fn(&Value) -> bool) {
+    let began = Instant::now();
+    loop {
+        let status = status(server).await;
+        if is_so(&status) {
+            return;
+        }
+        assert!(began.elapsed() < TIMEOUT, "{status}");
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// The sum of a metric over its labels.
+fn sum(metrics: &str, name: &str) -> f64 {
+    let values = metrics.lines().filter(|line| line.starts_with(name));
+    values.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+}
+
+/// The most memory that a process ever had.
+fn peak_mb(process: u32) -> f64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kilobytes = line.and_then(|line| line.split_whitespace().next()?.parse::<f64>().ok());
+    kilobytes.unwrap_or_default() / 1024.0
+}

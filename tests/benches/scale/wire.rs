@@ -1,0 +1,102 @@
+//! One websocket to a relay, for many events at a time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use futures_util::{SinkExt as _, StreamExt as _};
+use nostr::event::{Event, EventId};
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
+
+/// Events that are sent before their answers are read.
+const IN_FLIGHT: usize = 200;
+
+/// Beyond this something is wrong.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A connection to a relay.
+pub(crate) struct Wire(WebSocketStream<MaybeTlsStream<TcpStream>>);
+
+impl Wire {
+    pub(crate) async fn connect(address: &str) -> Self {
+        Self(connect_async(format!("ws://{address}")).await.expect("a relay").0)
+    }
+
+    async fn send(&mut self, value: &Value) {
+        self.0.send(Message::text(value.to_string())).await.expect("a relay that listens");
+    }
+
+    async fn receive(&mut self) -> Value {
+        loop {
+            let message = tokio::time::timeout(TIMEOUT, self.0.next()).await.expect("an answer");
+            if let Message::Text(text) = message.expect("a connection").expect("a frame") {
+                return serde_json::from_str(&text).expect("JSON");
+            }
+        }
+    }
+
+    /// Publishes events; every one must be taken. Those that the relay asks to send more slowly are sent again.
+    pub(crate) async fn publish(&mut self, events: &[Event]) {
+        for events in events.chunks(IN_FLIGHT) {
+            let mut open: BTreeMap<EventId, &Event> = events.iter().map(|e| (e.id, e)).collect();
+            while !open.is_empty() {
+                for event in open.values() {
+                    let text = format!(r#"["EVENT",{}]"#, event.as_json());
+                    self.0.feed(Message::text(text)).await.expect("a relay that listens");
+                }
+                self.0.flush().await.expect("a relay that listens");
+                let mut limited = BTreeMap::new();
+                while !open.is_empty() {
+                    let answer = self.receive().await;
+                    if answer[0] != "OK" {
+                        continue;
+                    }
+                    let id = answer[1].as_str().and_then(|id| EventId::from_hex(id).ok());
+                    let Some(event) = id.and_then(|id| open.remove(&id)) else { continue };
+                    if answer[2] != true {
+                        let text = answer[3].as_str().unwrap_or_default();
+                        assert!(text.starts_with("rate-limited:"), "{text}");
+                        limited.insert(event.id, event);
+                    }
+                }
+                if !limited.is_empty() {
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+                open = limited;
+            }
+        }
+    }
+
+    /// Counts what the relay has.
+    pub(crate) async fn count(&mut self, filter: Value) -> u64 {
+        self.send(&json!(["COUNT", "count", filter])).await;
+        loop {
+            let answer = self.receive().await;
+            match answer[0].as_str() {
+                Some("COUNT") => return answer[2]["count"].as_u64().unwrap_or_default(),
+                Some("CLOSED") => panic!("{answer}"),
+                _ => {}
+            }
+        }
+    }
+
+    /// Listens for what the relay serves from now on.
+    pub(crate) async fn listen(&mut self, filter: Value) {
+        self.send(&json!(["REQ", "live", filter])).await;
+        while self.receive().await[0] != "EOSE" {}
+    }
+
+    /// When the last of these events was received.
+    pub(crate) async fn until_received(&mut self, mut ids: BTreeSet<EventId>) -> Instant {
+        while !ids.is_empty() {
+            let message = self.receive().await;
+            if message[0] == "EVENT" {
+                let id = message[2]["id"].as_str().and_then(|id| EventId::from_hex(id).ok());
+                id.map(|id| ids.remove(&id));
+            }
+        }
+        Instant::now()
+    }
+}
