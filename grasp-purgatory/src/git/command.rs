@@ -35,6 +35,8 @@ const SETTINGS: &[(&str, &str)] = &[
     ("uploadpack.allowTipSHA1InWant", "true"),
     ("uploadpack.allowReachableSHA1InWant", "true"),
     ("uploadpack.allowFilter", "true"),
+    // An empty repository names no first branch: the client's `init.defaultBranch` decides.
+    ("lsrefs.unborn", "ignore"),
     ("receive.advertiseAtomic", "true"),
     ("receive.advertisePushOptions", "true"),
 ];

@@ -142,6 +142,21 @@ async fn an_announced_repository_works_before_anything_is_pushed() {
 }
 
 #[tokio::test]
+async fn a_clone_of_an_empty_repository_starts_on_the_users_default_branch() {
+    let instance = Instance::start().await;
+    let alice = Maker::new();
+    accepted(&instance, &alice.announce("x", &instance.service())).await;
+    let url = instance.clone_url(&alice.repo("x"));
+    for version in ["protocol.version=0", "protocol.version=2"] {
+        let clone = Workdir::empty();
+        let default = ["-c", "init.defaultBranch=trunk", "-c", version, "clone", "-q", &url, "."];
+        clone.git(&default).await.expect_ok();
+        let head = clone.git(&["symbolic-ref", "HEAD"]).await.expect_ok();
+        assert_eq!(head, "refs/heads/trunk", "{version}");
+    }
+}
+
+#[tokio::test]
 async fn partial_and_shallow_clones_of_a_served_repository_work() {
     let instance = Instance::start().await;
     let alice = Maker::new();
