@@ -13,7 +13,7 @@ use nostr::types::Timestamp;
 use super::books::Room;
 use super::entry::{Entry, Phase, What, Why};
 use super::output::{Chore, Kept, Output, Report, Thing, Turn};
-use super::staging::Came;
+use super::staging::{Came, Placeholder};
 use super::{Config, Ledger, Purgatory};
 use crate::journal::Record;
 
@@ -159,8 +159,8 @@ impl Purgatory {
     /// The signed word is here: other tips for it are nobody's, and neither are refs that say otherwise.
     fn keep_only(&mut self, out: &mut Turn, id: EventId, tip: Oid) {
         let entry = self.ledger.entry(&id).and_then(Entry::proposal);
-        let upload = self.ledger.staging().of(&id).and_then(|staged| staged.tips.get(&tip));
-        let fits = entry.zip(upload).is_some_and(|(p, u)| u.door.fits(&self.policy, p));
+        let staged = entry.zip(self.ledger.staging().of(&id));
+        let fits = staged.is_some_and(|(p, s)| s.came_by(&self.policy, p).next().is_some());
         let names = self.names_of(&id);
         if self.ledger.staging().of(&id).is_some() {
             self.record(out, Record::Unstaged { id, keep: fits.then_some(tip) });
@@ -171,8 +171,8 @@ impl Purgatory {
     /// The names under which there may be anything of a pull request.
     pub(super) fn names_of(&self, id: &EventId) -> BTreeSet<Identifier> {
         let entry = self.ledger.entry(id).map(Entry::identifiers).unwrap_or_default();
-        let uploads = self.ledger.staging().of(id).into_iter().flat_map(|p| p.tips.values());
-        entry.into_iter().chain(uploads.map(|upload| upload.door.name())).cloned().collect()
+        let uploads = self.ledger.staging().of(id).into_iter().flat_map(Placeholder::names);
+        entry.into_iter().chain(uploads).cloned().collect()
     }
 
     /// Has everything of a pull request cleared away but the tips to keep, also where that was owed before.
@@ -227,9 +227,8 @@ impl Purgatory {
         door: Came,
         bytes: u64,
     ) {
-        let staged = self.ledger.staging();
-        let known = staged.of(&id).is_some_and(|placeholder| placeholder.tips.contains_key(&tip));
-        if !known && staged.room(&self.config, &id, bytes) == Room::Full {
+        let room = self.ledger.staging().room(&self.config, &id, &tip, (&door, bytes));
+        if room == Room::Full {
             let keep = self.staged_tips(&id);
             return self.clear(out, id, keep, BTreeSet::from([door.name().clone()]));
         }

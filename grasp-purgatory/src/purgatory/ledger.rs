@@ -12,7 +12,7 @@ use nostr::types::Timestamp;
 use super::books::Books;
 use super::entry::{Entry, Phase};
 use super::output::{Chore, Thing};
-use super::staging::{Staging, Upload};
+use super::staging::Staging;
 use crate::journal::Record;
 
 /// Everything that is kept and owed.
@@ -45,8 +45,7 @@ impl Ledger {
             }
             Record::Gone { id, .. } => _ = self.take(id),
             Record::Staged { id, tip, door, bytes, until } => {
-                let upload = Upload { door: door.clone(), bytes: *bytes };
-                self.staging.add(*id, *tip, upload, *until);
+                self.staging.add(*id, *tip, (door.clone(), *bytes), *until);
             }
             Record::Unstaged { id, keep } => self.staging.drop_but(id, *keep),
             Record::Owed { chore } => _ = self.owed.insert(chore.thing(), chore.clone()),
@@ -64,11 +63,13 @@ impl Ledger {
             until: entry.until,
         });
         let staged = self.staging.iter().flat_map(|(id, placeholder)| {
-            placeholder.tips.iter().map(|(tip, upload)| Record::Staged {
+            let uploads = placeholder.tips.iter();
+            let uploads = uploads.flat_map(|(tip, doors)| doors.iter().map(move |one| (tip, one)));
+            uploads.map(|(tip, (door, bytes))| Record::Staged {
                 id: *id,
                 tip: *tip,
-                door: upload.door.clone(),
-                bytes: upload.bytes,
+                door: door.clone(),
+                bytes: *bytes,
                 until: placeholder.until,
             })
         });
@@ -205,10 +206,11 @@ mod tests {
         let phase = prop_oneof![Just(Phase::Waiting), Just(Phase::Shelved)];
         let until = (0..5u64).prop_map(Timestamp::from_secs);
         let oid = (0..3u8).prop_map(|n| Oid::Sha1([n; 20]));
-        let repo = || {
-            let owner = PublicKey::from_byte_array([1; 32]);
-            RepoId::new(owner, "x".parse().unwrap())
-        };
+        let repo_of = |n| RepoId::new(PublicKey::from_byte_array([n; 32]), "x".parse().unwrap());
+        let repo = move || repo_of(1);
+        let door = (1..3u8).prop_flat_map(move |n| {
+            prop_oneof![Just(Came::Repository(repo_of(n))), Just(Came::Contributor(repo_of(n)))]
+        });
         let chore = prop_oneof![
             Just(Chore::CreateView { repo: repo() }),
             Just(Chore::RemoveView { repo: repo() }),
@@ -224,9 +226,9 @@ mod tests {
             3 => (id(), phase, until.clone())
                 .prop_map(|(id, phase, until)| Record::Moved { id, phase, until }),
             2 => id().prop_map(|id| Record::Gone { id, why: Why::Served }),
-            2 => (id(), oid.clone(), 0..9u64, until).prop_map(move |(id, tip, bytes, until)| {
-                Record::Staged { id, tip, door: Came::Repository(repo()), bytes, until }
-            }),
+            2 => (id(), oid.clone(), door, 0..9u64, until).prop_map(
+                |(id, tip, door, bytes, until)| Record::Staged { id, tip, door, bytes, until },
+            ),
             1 => (id(), proptest::option::of(oid))
                 .prop_map(|(id, keep)| Record::Unstaged { id, keep }),
             1 => chore.clone().prop_map(|chore| Record::Owed { chore }),

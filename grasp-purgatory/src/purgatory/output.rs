@@ -108,9 +108,9 @@ pub struct ProposalRef {
     /// In one of these families its objects are, from where they are brought to the views that lack them. A tip that
     /// is in none of them is passed over; what is about to be stored is never such a one.
     pub families: BTreeSet<Identifier>,
-    /// Where the tip waits in staging, from where its objects are taken into the family first. A contributor's
-    /// place gets the ref too.
-    pub staged: Option<Came>,
+    /// Where the tip waits in staging, from where its objects are taken into the families first. Every contributor's
+    /// place among them gets the ref too.
+    pub staged: Vec<Came>,
 }
 
 /// Making or removing something that only purgatory accounts for. Owed until it is done, also across a crash.

@@ -88,7 +88,7 @@ impl Purgatory {
             return self.store(out, identifier, job);
         }
         // What comes out of staging may be what something else here has waited for.
-        let brings_objects = proposals.iter().any(|proposal| proposal.staged.is_some());
+        let brings_objects = proposals.iter().any(|proposal| !proposal.staged.is_empty());
         let desk = self.desks.entry(identifier.clone()).or_default();
         desk.step = Step::Applying(job);
         desk.again |= brings_objects;

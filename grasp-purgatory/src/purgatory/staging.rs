@@ -30,6 +30,17 @@ impl Came {
         }
     }
 
+    /// Whether uploads of one tip at both endpoints are the same objects on disk, with the same consequences.
+    ///
+    /// All repositories of a name share their object store. So do the contributors' places, but each of them is served
+    /// only what was brought to it.
+    fn is_same_upload(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Repository(one), Self::Repository(other)) => one.identifier == other.identifier,
+            (one, other) => one == other,
+        }
+    }
+
     /// Whether a pull request may have come in here.
     ///
     /// Anybody may push to a repository. A contributor's place takes only what its owner signed, for a repository of
@@ -45,15 +56,33 @@ impl Came {
 /// The uploads that wait for one event. Several, so that nobody can push another's away.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Placeholder {
-    pub(super) tips: BTreeMap<Oid, Upload>,
+    pub(super) tips: BTreeMap<Oid, Uploads>,
     pub(super) until: Timestamp,
 }
 
-/// One upload.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Upload {
-    pub(super) door: Came,
-    pub(super) bytes: u64,
+/// The uploads of one tip: their sizes in bytes, by where they came in. A client may bring a pull request to its
+/// author's place and to the repository before it publishes the event.
+pub(super) type Uploads = BTreeMap<Came, u64>;
+
+impl Placeholder {
+    /// Where a tip came in, by every way that is right for the author of the pull request.
+    pub(super) fn came_by<'a>(
+        &'a self,
+        policy: &'a Policy,
+        proposal: &'a Proposal,
+    ) -> impl Iterator<Item = &'a Came> {
+        let uploads = self.tips.get(&proposal.tip).into_iter().flat_map(Uploads::keys);
+        uploads.filter(move |door| door.fits(policy, proposal))
+    }
+
+    /// The names of the repositories that anything was uploaded to.
+    pub(super) fn names(&self) -> impl Iterator<Item = &Identifier> {
+        self.tips.values().flat_map(Uploads::keys).map(Came::name)
+    }
+
+    fn uploads(&self) -> usize {
+        self.tips.values().map(Uploads::len).sum()
+    }
 }
 
 /// All uploads that wait for their events.
@@ -64,24 +93,36 @@ pub(super) struct Staging {
 }
 
 impl Staging {
-    pub(super) fn add(&mut self, id: EventId, tip: Oid, upload: Upload, until: Timestamp) {
-        self.usage = self.usage.plus(upload.bytes);
+    pub(super) fn add(
+        &mut self,
+        id: EventId,
+        tip: Oid,
+        (door, bytes): (Came, u64),
+        until: Timestamp,
+    ) {
         let placeholder =
             self.by_event.entry(id).or_insert_with(|| Placeholder { tips: BTreeMap::new(), until });
         placeholder.until = until;
-        if let Some(before) = placeholder.tips.insert(tip, upload) {
-            self.usage = self.usage.minus(before.bytes);
-        }
+        let (uploads, usage) = (placeholder.tips.entry(tip).or_default(), &mut self.usage);
+        uploads.retain(|other, before| {
+            let replaced = other.is_same_upload(&door);
+            if replaced {
+                *usage = usage.minus(*before);
+            }
+            !replaced
+        });
+        *usage = usage.plus(bytes);
+        uploads.insert(door, bytes);
     }
 
     /// Drops the uploads for an event but the one to keep.
     pub(super) fn drop_but(&mut self, id: &EventId, keep: Option<Oid>) {
         let Some(placeholder) = self.by_event.get_mut(id) else { return };
         let usage = &mut self.usage;
-        placeholder.tips.retain(|tip, upload| {
+        placeholder.tips.retain(|tip, uploads| {
             let kept = keep == Some(*tip);
             if !kept {
-                *usage = usage.minus(upload.bytes);
+                uploads.values().for_each(|bytes| *usage = usage.minus(*bytes));
             }
             kept
         });
@@ -90,11 +131,21 @@ impl Staging {
         }
     }
 
-    /// Whether one more upload may wait for an event.
-    pub(super) fn room(&self, config: &Config, id: &EventId, bytes: u64) -> Room {
-        let tips = self.by_event.get(id).map_or(0, |placeholder| placeholder.tips.len());
-        let fits = tips < config.tips_per_event && self.usage.plus(bytes).is_within(config.staged);
-        if fits { Room::Free } else { Room::Full }
+    /// Whether this upload may wait for an event: it does already, or there is room for one more.
+    pub(super) fn room(
+        &self,
+        config: &Config,
+        id: &EventId,
+        tip: &Oid,
+        (door, bytes): (&Came, u64),
+    ) -> Room {
+        let waiting = self.by_event.get(id);
+        let same = waiting.and_then(|placeholder| placeholder.tips.get(tip));
+        let waits = same.is_some_and(|doors| doors.keys().any(|one| one.is_same_upload(door)));
+        let uploads = waiting.map_or(0, Placeholder::uploads);
+        let fits =
+            || uploads < config.tips_per_event && self.usage.plus(bytes).is_within(config.staged);
+        if waits || fits() { Room::Free } else { Room::Full }
     }
 
     pub(super) fn of(&self, id: &EventId) -> Option<&Placeholder> {

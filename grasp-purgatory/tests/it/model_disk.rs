@@ -184,12 +184,12 @@ impl Git {
     pub(crate) fn can_apply(&self, proposals: &[ProposalRef]) -> bool {
         proposals.iter().all(|proposal| {
             let tips = self.staging.get(&proposal.id);
-            proposal.staged.is_none() || tips.is_some_and(|tips| tips.contains_key(&proposal.tip))
+            proposal.staged.is_empty() || tips.is_some_and(|tips| tips.contains_key(&proposal.tip))
         })
     }
 
     fn set_proposal(&mut self, identifier: &Identifier, proposal: &ProposalRef) {
-        if proposal.staged.is_some() {
+        if !proposal.staged.is_empty() {
             self.objects.entry(identifier.clone()).or_default().insert(proposal.tip);
         }
         let here = proposal.families.iter().any(|family| self.has_all(family, &[proposal.tip]));

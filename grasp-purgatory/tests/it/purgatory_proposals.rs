@@ -279,6 +279,18 @@ fn a_contributors_own_place_serves_a_pull_request_for_a_repository_that_is_not_h
 }
 
 #[test]
+fn a_later_upload_of_the_same_tip_elsewhere_does_not_replace_the_signers() {
+    let mut world = open_to_contributors();
+    let request = by_own_door(&ALICE.repo("x"));
+    stage_by(&mut world, Came::Contributor(DAVE.repo("x")), &request);
+    stage_by(&mut world, Came::Contributor(BOB.repo("x")), &request);
+    stage_by(&mut world, Came::Repository(ALICE.repo("x")), &request);
+    world.send(&request).unwrap();
+    assert!(world.serves(&request));
+    assert_eq!(world.core.counts().staged, 0);
+}
+
+#[test]
 fn an_upload_at_somebody_elses_place_is_not_the_signers() {
     let mut world = open_to_contributors();
     let request = by_own_door(&ALICE.repo("x"));

@@ -62,13 +62,14 @@ impl Hands {
     /// One lock at a time: whoever carries something the other way may be waiting.
     async fn place_proposal(&self, proposal: &ProposalRef) -> Result<(), KeepError> {
         let ProposalRef { id, tip, repos, families, staged } = proposal;
-        match staged {
-            Some(Came::Repository(from)) => {
-                let mut guard = self.parts.repos.lock(&from.identifier).await?;
-                guard.promote_staged(*id, *tip).await?;
+        for came in staged {
+            match came {
+                Came::Repository(from) => {
+                    let mut guard = self.parts.repos.lock(&from.identifier).await?;
+                    guard.promote_staged(*id, *tip).await?;
+                }
+                Came::Contributor(place) => self.place_contribution(place, *id, *tip).await?,
             }
-            Some(Came::Contributor(place)) => self.place_contribution(place, *id, *tip).await?,
-            None => {}
         }
         if repos.is_empty() {
             return Ok(());

@@ -137,6 +137,48 @@ async fn a_request_to_a_hosted_repository_is_mirrored_there_whichever_comes_firs
     }
 }
 
+/// The steps in which ngit brings a pull request: it publishes the event last, other clients in other orders.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Step {
+    PushToPlace,
+    PushToRepository,
+    Publish,
+}
+
+#[tokio::test]
+async fn a_request_that_is_pushed_to_both_places_is_served_by_both_in_every_order() {
+    use Step::{Publish, PushToPlace, PushToRepository};
+    let orders = [
+        [PushToPlace, PushToRepository, Publish],
+        [PushToRepository, PushToPlace, Publish],
+        [PushToPlace, Publish, PushToRepository],
+        [PushToRepository, Publish, PushToPlace],
+        [Publish, PushToPlace, PushToRepository],
+        [Publish, PushToRepository, PushToPlace],
+    ];
+    let (instance, alice, bob) = (open().await, Maker::new(), Maker::new());
+    let work = instance.host(&alice, "x").await;
+    let repository = instance.clone_url(&alice.repo("x"));
+    let place = place(&instance, &bob, "x");
+    for order in orders {
+        let tip = work.commit(&format!("{order:?}")).await;
+        let event = request(&bob, &alice, "x", &tip, &place);
+        let spec = format!("{tip}:refs/nostr/{}", event.id);
+        for step in order {
+            match step {
+                PushToPlace => _ = work.git(&["push", &place, &spec]).await.expect_ok(),
+                PushToRepository => _ = work.git(&["push", &repository, &spec]).await.expect_ok(),
+                Publish => assert!(accepted(&instance, &event).await),
+            }
+        }
+        assert!(instance.serves(&event).await, "{order:?}");
+        let shown = format!("{tip}\trefs/nostr/{}", event.id);
+        assert!(listed(&repository).await.contains(&shown), "{order:?}");
+        assert!(listed(&place).await.contains(&shown), "{order:?}");
+    }
+    assert_eq!(instance.quiet().await, Litter::default());
+}
+
 #[tokio::test]
 async fn what_is_pushed_to_a_repository_does_not_show_at_a_contributors_place() {
     let (instance, alice, bob) = (open().await, Maker::new(), Maker::new());

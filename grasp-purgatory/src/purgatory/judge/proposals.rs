@@ -24,21 +24,22 @@ impl Scene<'_> {
         let proposal = entry.proposal()?;
         let (id, tip) = (proposal.id, proposal.tip);
         let staged = self.staged(proposal);
-        let here = staged.is_some() || self.survey.complete.contains(&id);
+        let here = !staged.is_empty() || self.survey.complete.contains(&id);
         if !here || self.settles(entry).is_some() {
             return None;
         }
         let repos = self.served_and_addressed(proposal);
         // At a contributor's place is only what was brought there.
-        let has_place = !repos.is_empty() || matches!(staged, Some(Came::Contributor(_)));
+        let has_place =
+            !repos.is_empty() || staged.iter().any(|came| matches!(came, Came::Contributor(_)));
         let families = entry.identifiers().into_iter().cloned().collect();
         has_place.then_some(ProposalRef { id, tip, repos, families, staged })
     }
 
-    /// Where the tip waits in staging, if it came in by a door that is right for its author.
-    fn staged(&self, proposal: &Proposal) -> Option<Came> {
-        let upload = self.ledger.staging().of(&proposal.id)?.tips.get(&proposal.tip)?;
-        upload.door.fits(self.policy, proposal).then(|| upload.door.clone())
+    /// Where the tip waits in staging, by every way that is right for its author.
+    fn staged(&self, proposal: &Proposal) -> Vec<Came> {
+        let placeholder = self.ledger.staging().of(&proposal.id).into_iter();
+        placeholder.flat_map(|uploads| uploads.came_by(self.policy, proposal)).cloned().collect()
     }
 
     /// A stored pull request goes to every view that has become relevant since.
@@ -51,7 +52,7 @@ impl Scene<'_> {
                 && view.is_none_or(|refs| tip_of(refs, id) != Some(tip))
         });
         let families = self.families_of(proposal);
-        (!repos.is_empty()).then_some(ProposalRef { id, tip, repos, families, staged: None })
+        (!repos.is_empty()).then_some(ProposalRef { id, tip, repos, families, staged: Vec::new() })
     }
 
     /// Where the objects of a pull request may be: here, and in a bounded number of other families.
