@@ -42,7 +42,8 @@ impl RelayClient {
         Ok(Self { socket })
     }
 
-    /// Publishes an event. That the relay has it already is as good; anything else that it says is an error.
+    /// Publishes an event. That the relay has it already, or a newer version of it, is as good; anything else that it
+    /// says is an error.
     pub(crate) async fn publish(&mut self, event: &Event) -> Result<()> {
         let json: Value = serde_json::from_str(&event.as_json())?;
         self.say(&json!(["EVENT", json])).await?;
@@ -54,7 +55,7 @@ impl RelayClient {
             let said = answer[3].as_str().unwrap_or_default();
             return match answer[2].as_bool() {
                 Some(true) => Ok(()),
-                _ if said.starts_with("duplicate:") => Ok(()),
+                _ if said.starts_with("duplicate:") || said.starts_with("replaced:") => Ok(()),
                 _ => Err(anyhow!("the relay refused a kind {}: {said}", event.kind)),
             };
         }
@@ -132,6 +133,38 @@ mod tests {
             while socket.next().await.is_some() {}
         });
         url
+    }
+
+    /// A relay that answers every event with this.
+    async fn relay_that_answers(accepted: bool, text: &'static str) -> RelayUrl {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("ws://{}", listener.local_addr().unwrap()).parse().unwrap();
+        tokio::spawn(async move {
+            let (stream, _) = listener.accept().await.unwrap();
+            let mut socket = tokio_tungstenite::accept_async(stream).await.unwrap();
+            while let Some(Ok(Message::Text(said))) = socket.next().await {
+                let said: Value = serde_json::from_str(&said).unwrap();
+                let answer = json!(["OK", said[1]["id"], accepted, text]);
+                socket.send(Message::text(answer.to_string())).await.unwrap();
+            }
+        });
+        url
+    }
+
+    #[tokio::test]
+    async fn a_relay_that_has_the_event_or_a_newer_version_is_as_good_as_one_that_takes_it() {
+        let event = event(&Keys::generate(), "hello", 1);
+        for (accepted, text, is_ok) in [
+            (true, "", true),
+            (true, "purgatory: waits", true),
+            (false, "duplicate: have it", true),
+            (false, "replaced: have a newer version", true),
+            (false, "blocked: no", false),
+        ] {
+            let url = relay_that_answers(accepted, text).await;
+            let published = RelayClient::connect(&url).await.unwrap().publish(&event).await;
+            assert_eq!(published.is_ok(), is_ok, "{accepted} {text}");
+        }
     }
 
     #[tokio::test]

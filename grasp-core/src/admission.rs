@@ -22,7 +22,7 @@ pub use fan_out::{FanOut, FanOutLimits, Share};
 pub use policy::{Archive, Bans, Policy};
 pub use verdict::{Acceptance, Hold, Known, Lasting, Rejection, Verdict};
 
-use nostr::event::Event;
+use nostr::event::{Event, Kind};
 use nostr::types::Timestamp;
 
 use crate::kinds;
@@ -73,6 +73,8 @@ fn before_dispatch(
         Some(Rejection::TooFarAhead)
     } else if event.is_protected() && !origin.is_author(&event.pubkey) {
         Some(Rejection::Protected)
+    } else if embeds_protected(event) {
+        Some(Rejection::ProtectedRepost)
     } else {
         None
     };
@@ -81,6 +83,12 @@ fn before_dispatch(
         (None, Some(standing)) => Some(Verdict::Known(standing.into())),
         (None, None) => None,
     }
+}
+
+/// Whether a repost carries an event that only its author may publish (NIP-70): it would get round the rule.
+fn embeds_protected(event: &Event) -> bool {
+    matches!(event.kind, Kind::Repost | Kind::GenericRepost)
+        && Event::from_json(&event.content).is_ok_and(|inner| inner.is_protected())
 }
 
 /// Whether an event's time is over (NIP-40): from the stated second on.

@@ -28,6 +28,11 @@ impl Unsigned {
         self
     }
 
+    pub(crate) fn content(mut self, content: &str) -> Self {
+        content.clone_into(&mut self.content);
+        self
+    }
+
     pub(crate) fn at(mut self, seconds: u64) -> Self {
         self.at = seconds;
         self

@@ -31,7 +31,9 @@ impl Verdict {
             Self::Hold(_) => Answer::yes("purgatory: won't be served until git data arrives"),
             Self::Known(Known::Stored) => Answer::yes("duplicate: already have this event"),
             Self::Known(Known::Held) => Answer::yes("duplicate: in purgatory"),
-            Self::Known(Known::Superseded) => Answer::yes("duplicate: superseded by a newer event"),
+            Self::Known(Known::Superseded) => {
+                Answer::no("replaced: have a newer version of this event")
+            }
             Self::Delist { keep: false } => {
                 Answer::no("invalid: this announcement no longer lists this service")
             }
@@ -53,6 +55,9 @@ impl Rejection {
             Self::Protected => {
                 Answer::no("auth-required: this event may only be published by its author")
             }
+            Self::ProtectedRepost => {
+                Answer::no("invalid: a repost must not contain a protected event (NIP-70)")
+            }
             Self::Deleted => Answer::no("invalid: this event is deleted"),
             Self::Vanished => Answer::no("invalid: this pubkey has requested to vanish"),
             Self::Banned => Answer::no("blocked: this author or repository is not welcome here"),
@@ -71,6 +76,10 @@ impl Rejection {
             }
             Self::Unrelated => Answer::no(
                 "restricted: event must reference an accepted repository or accepted event",
+            ),
+            Self::UnknownAuthor => Answer::no(
+                "restricted: profiles and relay lists are kept only of authors who own a repository here or take \
+                 part in its threads",
             ),
             Self::NeverStored => Answer::no("invalid: events of this kind are not kept"),
             Self::ForeignDeletion => {

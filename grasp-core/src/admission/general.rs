@@ -16,20 +16,25 @@ pub(super) fn judge(policy: &Policy, origin: &Origin, event: &Event, facts: &Fac
         return Verdict::Reject(Rejection::Malformed("it names no relay".to_owned()));
     }
     if event.kind.is_ephemeral() {
-        return judge_ephemeral(origin, facts);
+        return match origin {
+            // It is worth something only to those who listen now; a copy from elsewhere is late by nature.
+            Origin::Sync { .. } => Verdict::Reject(Rejection::NeverStored),
+            Origin::Client { .. } => welcome(policy, event, facts, Verdict::Broadcast),
+        };
     }
-    if is_always_welcome(policy, event) || belongs(event, facts) {
-        return Verdict::Accept(Acceptance::Related);
-    }
-    Verdict::Reject(Rejection::Unrelated)
+    welcome(policy, event, facts, Verdict::Accept(Acceptance::Related))
 }
 
-/// Ephemeral events are worth something only to those who listen now; a copy from elsewhere is late by nature.
-fn judge_ephemeral(origin: &Origin, facts: &Facts) -> Verdict {
-    match origin {
-        Origin::Sync { .. } => Verdict::Reject(Rejection::NeverStored),
-        Origin::Client { .. } if facts.related => Verdict::Broadcast,
-        Origin::Client { .. } => Verdict::Reject(Rejection::Unrelated),
+/// Returns the verdict for an event that is welcome, or why this one is not.
+fn welcome(policy: &Policy, event: &Event, facts: &Facts, verdict: Verdict) -> Verdict {
+    if is_always_welcome(policy, event) {
+        return verdict;
+    }
+    let is_about_its_author = kinds::ABOUT_THEIR_AUTHOR.contains(&event.kind);
+    match (is_about_its_author, facts) {
+        (true, Facts { author_known: true, .. }) | (false, Facts { related: true, .. }) => verdict,
+        (true, _) => Verdict::Reject(Rejection::UnknownAuthor),
+        (false, _) => Verdict::Reject(Rejection::Unrelated),
     }
 }
 
@@ -41,10 +46,4 @@ fn is_always_welcome(policy: &Policy, event: &Event) -> bool {
         || kind == kinds::VANISH
         || kind == kinds::GRASP_LIST
         || policy.is_operators(event)
-}
-
-/// Profiles and relay lists belong to known people, everything else to known events.
-fn belongs(event: &Event, facts: &Facts) -> bool {
-    let is_about_its_author = kinds::ABOUT_THEIR_AUTHOR.contains(&event.kind);
-    if is_about_its_author { facts.author_known } else { facts.related }
 }

@@ -94,7 +94,10 @@ fn one_known_only_for_discovery_still_needs_data_before_it_is_hosted() {
 fn an_older_version_changes_nothing() {
     let facts = knowing(vec![known(listing(ALICE).at(2_000), ALICE, Standing::Stored)]);
     for old in [listing(ALICE).at(1_999).id(2), elsewhere().at(1_999).id(2)] {
-        assert_eq!(say(&policy(), old, ALICE, &facts), Verdict::Known(Known::Superseded));
+        let verdict = say(&policy(), old, ALICE, &facts);
+        assert_eq!(verdict, Verdict::Known(Known::Superseded));
+        let answer = verdict.answer();
+        assert!(!answer.accepted && answer.message.starts_with("replaced: "), "{answer:?}");
     }
 }
 
@@ -228,7 +231,10 @@ fn profiles_are_kept_of_known_people_only() {
     let related = Facts { related: true, ..Facts::default() };
     let known = Facts { author_known: true, ..Facts::default() };
     for kind in [0, 10002] {
-        assert!(!say(&policy(), Unsigned::kind(kind), EVE, &related).answer().accepted);
+        let verdict = say(&policy(), Unsigned::kind(kind), EVE, &related);
+        assert_eq!(verdict, Verdict::Reject(Rejection::UnknownAuthor));
+        let message = verdict.answer().message;
+        assert!(message.contains("only of authors who own a repository here"), "{message}");
         assert!(say(&policy(), Unsigned::kind(kind), EVE, &known).answer().accepted);
     }
 }
@@ -243,6 +249,34 @@ fn ephemeral_events_are_passed_on_and_never_taken_from_relays() {
     let event = Verified::pretend(event().by(key(EVE)));
     let verdict = judge(&policy(), NOW, &origin, event.as_ref(), &related);
     assert_eq!(verdict, Verdict::Reject(Rejection::NeverStored));
+}
+
+#[test]
+fn the_operators_ephemeral_events_are_passed_on() {
+    let operator = Policy { operator: Some(key(ALICE)), ..policy() };
+    let say = |by| say(&operator, Unsigned::kind(29846), by, &Facts::default());
+    assert_eq!(say(ALICE), Verdict::Broadcast);
+    assert_eq!(say(EVE), Verdict::Reject(Rejection::Unrelated));
+}
+
+#[test]
+fn a_repost_of_a_protected_event_is_refused_whoever_brings_it() {
+    let related = Facts { related: true, ..Facts::default() };
+    let inner = |tags: &[&[&str]]| Unsigned::kind(1).tags(tags).by(key(ALICE)).as_json();
+    let origin = Origin::Client { authenticated: vec![key(ALICE)] };
+    let repost = |kind, content: &str| {
+        let event = Unsigned::kind(kind).content(content).by(key(ALICE));
+        judge(&policy(), NOW, &origin, Verified::pretend(event).as_ref(), &related)
+    };
+    for kind in [6, 16] {
+        let protected = repost(kind, &inner(&[&["t", "x"], &["-"]]));
+        assert_eq!(protected, Verdict::Reject(Rejection::ProtectedRepost));
+        for content in [&inner(&[&["t", "-"]]), "", "{"] {
+            assert_eq!(repost(kind, content), Verdict::Accept(Acceptance::Related), "{content}");
+        }
+    }
+    let quote = repost(1, &inner(&[&["-"]]));
+    assert_eq!(quote, Verdict::Accept(Acceptance::Related), "not a repost");
 }
 
 #[test]

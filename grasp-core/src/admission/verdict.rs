@@ -93,6 +93,8 @@ pub enum Rejection {
     TooFarAhead,
     /// Only its author may publish it (NIP-70).
     Protected,
+    /// A repost with a protected event in it (NIP-70).
+    ProtectedRepost,
     /// Its author deleted it.
     Deleted,
     /// Its author vanished.
@@ -112,6 +114,8 @@ pub enum Rejection {
     NotMaintainer(PublicKey),
     /// It belongs to nothing that is accepted here.
     Unrelated,
+    /// A profile or relay list of an author who takes no part in anything that is accepted here.
+    UnknownAuthor,
     /// Its kind is never stored.
     NeverStored,
     /// A deletion request that names somebody else's event.
@@ -150,6 +154,7 @@ impl Rejection {
             | Self::Malformed(_)
             | Self::Expired
             | Self::Protected
+            | Self::ProtectedRepost
             | Self::Deleted
             | Self::Vanished
             | Self::Banned
@@ -161,6 +166,7 @@ impl Rejection {
             | Self::NoAnnouncement
             | Self::NotMaintainer(_)
             | Self::Unrelated
+            | Self::UnknownAuthor
             | Self::TooFarAhead => Lasting::UntilDependency,
             Self::Quota | Self::Crowded | Self::Internal => Lasting::Briefly,
         }

@@ -141,7 +141,7 @@ fn a_held_announcement_is_replaced_by_a_newer_one_and_still_not_served() {
     world.send(&new).unwrap();
     assert!(world.core.holds(&new.id) && !world.core.holds(&old.id) && !world.serves(&new));
     let told = world.send(&old).unwrap();
-    assert_eq!(told.message, "duplicate: superseded by a newer event");
+    assert_eq!(told.message, "replaced: have a newer version of this event");
 }
 
 #[test]

@@ -152,7 +152,7 @@ fn of_one_author_the_newest_eight_states_wait() {
         world.send(signed).unwrap();
     }
     let told = world.send(&states[0]).unwrap();
-    assert_eq!(told.message, "duplicate: superseded by a newer event");
+    assert_eq!(told.message, "replaced: have a newer version of this event");
     assert!(!world.core.holds(&states[0].id));
     let tenth = state(ALICE, "x", 10, &[("main", 10)]);
     world.send(&tenth).unwrap();
