@@ -242,8 +242,9 @@ struct Place {
     _slot: Option<OwnedSemaphorePermit>,
 }
 
-/// All routes; the mount is either empty or `/a/b`.
+/// All routes; the mount is either empty or `/a/b`. The relay is at the mount alone.
 fn routes(root: Root, mount: &str, extra: Router) -> Router {
+    let extra = extra.layer(axum::middleware::from_fn(root::refuse_websocket));
     let at_root = get(root::at_root).with_state(Arc::new(root));
     let routes = match mount {
         "" => Router::new().route("/", at_root).merge(extra),

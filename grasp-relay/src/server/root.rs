@@ -4,9 +4,10 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
-use axum::extract::{Extension, State, WebSocketUpgrade};
+use axum::extract::{Extension, Request, State, WebSocketUpgrade};
 use axum::http::header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER, UPGRADE};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::middleware::Next;
 use axum::response::{Html, IntoResponse as _, Response};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
@@ -137,6 +138,16 @@ pub(super) async fn at_root(
         }
         Err(_) => root.page().await,
     }
+}
+
+/// Answers a websocket upgrade with 404, and lets every other request pass: a relay has one address (NIP-01).
+pub(super) async fn refuse_websocket(request: Request, next: Next) -> Response {
+    let upgrade = request.headers().get(UPGRADE).map(HeaderValue::as_bytes).unwrap_or_default();
+    if upgrade.eq_ignore_ascii_case(b"websocket") {
+        let text = "the relay is at the root of this service\n";
+        return (StatusCode::NOT_FOUND, text).into_response();
+    }
+    next.run(request).await
 }
 
 fn open(

@@ -100,6 +100,39 @@ async fn a_broken_upgrade_is_refused_in_words() {
 }
 
 #[tokio::test]
+async fn a_websocket_is_opened_at_the_mount_alone() {
+    for (mount, at, elsewhere) in [
+        ("", &["/"][..], ["/more", "/nowhere", "/npub1test/test.git", "/git"]),
+        ("/git", &["/git", "/git/"], ["/", "/git/more", "/git/nowhere", "/more"]),
+    ] {
+        let relay = Relay::with(Limits::default(), |parts| {
+            parts.config.service = format!("grasp.example{mount}").parse().expect("an address");
+            parts.extra = axum::Router::new()
+                .route("/more", get(|| async { "more" }))
+                .fallback(|| async { "anything" });
+        })
+        .await;
+        let upgrade = async |path: &str| {
+            let mut stream = in_time(TcpStream::connect(relay.address)).await.expect("connected");
+            let request = format!(
+                "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: WebSocket\r\n\
+                 Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+            );
+            in_time(stream.write_all(request.as_bytes())).await.expect("sent");
+            let mut answer = [0; 12];
+            in_time(stream.read_exact(&mut answer)).await.expect("an answer");
+            String::from_utf8_lossy(&answer).into_owned()
+        };
+        for path in at {
+            assert_eq!(upgrade(path).await, "HTTP/1.1 101", "{path}");
+        }
+        for path in elsewhere {
+            assert_eq!(upgrade(path).await, "HTTP/1.1 404", "{path}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn other_routes_share_the_port_the_mount_and_the_headers() {
     let relay = Relay::with(Limits::default(), |parts| {
         parts.config.service = "grasp.example/git".parse().expect("an address");
