@@ -22,11 +22,9 @@ pub struct GitVersion {
 }
 
 impl GitVersion {
-    /// The oldest with everything needed: config by environment, and the flag for HTTP advertisements.
-    pub const OLDEST: Self = Self { major: 2, minor: 34 };
-
-    /// The oldest that connects to an address it is given instead of one that it looks up.
-    pub const PINNING: Self = Self { major: 2, minor: 37 };
+    /// The oldest with everything needed: it connects to addresses that it is given instead of looking them up
+    /// (`http.curloptResolve`).
+    pub const OLDEST: Self = Self { major: 2, minor: 37 };
 
     /// Reads the answer of `git --version`.
     fn parse(said: &str) -> Option<Self> {
@@ -177,9 +175,12 @@ mod tests {
     #[test]
     fn an_old_git_is_refused_by_name() {
         let dir = tempfile::tempdir().unwrap();
-        pretender(dir.path(), "git version 2.33.8");
+        pretender(dir.path(), "git version 2.36.6");
         let error = Git::find(dir.path().as_os_str(), Slots::default()).unwrap_err();
-        assert_eq!(error.to_string(), "git 2.33 is too old; 2.34 or newer is needed");
+        let said = error.to_string();
+        assert!(said.starts_with("git 2.36 is too old; install git 2.37 or newer"), "{said}");
+        pretender(dir.path(), "git version 2.37.0");
+        Git::find(dir.path().as_os_str(), Slots::default()).unwrap();
     }
 
     #[test]
@@ -194,6 +195,6 @@ mod tests {
     fn a_missing_git_is_an_error_that_says_what_to_do() {
         let dir = tempfile::tempdir().unwrap();
         let error = Git::find(dir.path().as_os_str(), Slots::default()).unwrap_err();
-        assert!(error.to_string().contains("install git 2.34 or newer"), "{error}");
+        assert!(error.to_string().contains("install git 2.37 or newer"), "{error}");
     }
 }

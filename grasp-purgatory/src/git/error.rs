@@ -24,7 +24,7 @@ pub enum Blame {
 #[non_exhaustive]
 pub enum BinaryError {
     /// No such program.
-    #[error("git was not found ({0}); install git {min} or newer, or set its path", min = GitVersion::OLDEST)]
+    #[error("git was not found ({0}); install git {min} or newer, or name it with git.program", min = GitVersion::OLDEST)]
     NotFound(String),
     /// It is there but could not be run.
     #[error("could not run {program}")]
@@ -44,7 +44,10 @@ pub enum BinaryError {
         said: String,
     },
     /// A git without what is needed here.
-    #[error("git {found} is too old; {min} or newer is needed", min = GitVersion::OLDEST)]
+    #[error(
+        "git {found} is too old; install git {min} or newer, or name it with git.program",
+        min = GitVersion::OLDEST
+    )]
     TooOld {
         /// What is installed.
         found: GitVersion,

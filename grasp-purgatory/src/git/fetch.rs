@@ -21,7 +21,6 @@ use grasp_core::{CloneUrl, Identifier, Oid};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::binary::GitVersion;
 use super::command::{Bounds, FLAWS, GitCommand, Network};
 use super::process::Finished;
 use super::store::RepoStore;
@@ -227,10 +226,6 @@ impl Fetcher {
         let name = host.name();
         if name.parse::<IpAddr>().is_ok() {
             return Ok(None);
-        }
-        if self.store.git().version() < GitVersion::PINNING {
-            let needs = GitVersion::PINNING;
-            return Err(Trouble::Ours(format!("git {needs} or newer is needed to fetch")));
         }
         let found = timeout(LOOKUP, self.resolver.resolve(name)).await;
         let addresses = match found {
