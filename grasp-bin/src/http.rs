@@ -40,6 +40,11 @@ pub(crate) trait Stands: Clone + Send + Sync + 'static {
     /// Whether everything that must work does.
     fn is_ready(&self) -> impl Future<Output = bool> + Send;
 
+    /// The addresses of repositories whose git objects are not all on disk any more.
+    fn damaged(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// How things stand.
     fn status(&self) -> impl Future<Output = Status> + Send;
 
@@ -79,11 +84,21 @@ pub(crate) async fn serve_watchers(listener: TcpListener, routes: Router) {
 }
 
 async fn health<S: Stands>(State(overview): State<S>) -> Response {
-    let (status, text) = match overview.is_ready().await {
-        true => (StatusCode::OK, "ok\n"),
-        false => (StatusCode::SERVICE_UNAVAILABLE, "not ready\n"),
+    let (status, text) = match (overview.is_ready().await, overview.damaged()) {
+        (false, _) => (StatusCode::SERVICE_UNAVAILABLE, "not ready\n".into()),
+        (true, damaged) if damaged.is_empty() => (StatusCode::OK, "ok\n".into()),
+        // Everything else is served: nothing is gained by taking the server out of service.
+        (true, damaged) => (StatusCode::OK, degraded(&damaged)),
     };
     (status, [(CACHE_CONTROL, "no-store")], text).into_response()
+}
+
+/// Names some of the damaged repositories, in one line.
+fn degraded(damaged: &[String]) -> String {
+    const MAX_NAMED: usize = 10;
+    let named = damaged.iter().take(MAX_NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
+    let more = if damaged.len() > MAX_NAMED { ", ..." } else { "" };
+    format!("degraded: git objects are missing on disk: {named}{more}\n")
 }
 
 async fn status<S: Stands>(State(overview): State<S>) -> Response {

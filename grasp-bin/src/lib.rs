@@ -7,6 +7,7 @@ mod cli;
 mod client;
 mod config;
 mod demo;
+mod disk;
 mod doctor;
 mod http;
 mod key;

@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
+use grasp_core::service::Door;
 use grasp_core::{Identifier, Mono, kinds};
 use grasp_purgatory::hunt::{HuntFigures, Turn};
 use grasp_purgatory::{Counts, Phase, Purgatory};
 use grasp_relay::Clock;
-use grasp_relay::keeper::Keeper;
+use grasp_relay::keeper::{DamagedRepo, Keeper};
 use grasp_relay::metrics::{Metric, Metrics, table};
 use grasp_relay::nostr::Hub;
 use grasp_relay::store::{EventStore, StoreError};
@@ -20,6 +21,7 @@ use nostr::filter::Filter;
 use tokio::sync::Mutex;
 
 use crate::admin::{Answer, Answers, Question};
+use crate::disk::bytes_below;
 use crate::http::Stands;
 use crate::metrics::{self, hunt};
 use crate::pace::Pace;
@@ -30,6 +32,12 @@ use crate::settings::Settings;
 /// end to end, so in a small store it is fresh and in a large one it costs little.
 const COUNT_EVERY: Duration = Duration::from_secs(60);
 const COUNT_COST: u32 = 100;
+
+/// How old a measurement of the disk may be at most: it looks at every file.
+const MEASURE_EVERY: Duration = Duration::from_secs(3_600);
+
+/// Damaged repositories that are named.
+const MAX_DAMAGED_NAMED: usize = 100;
 
 /// What ends within this time is told of as expiring.
 const SOON: Duration = Duration::from_secs(3_600);
@@ -43,6 +51,7 @@ struct Inner {
     name: String,
     root: String,
     data_dir: PathBuf,
+    repositories: PathBuf,
     store: Arc<dyn EventStore>,
     hub: Hub,
     keeper: Keeper,
@@ -52,6 +61,7 @@ struct Inner {
     syncer: OnceLock<Arc<Syncer>>,
     started: u64,
     counted: Mutex<Option<(Mono, Counted)>>,
+    measured: Mutex<Option<(Mono, Measured)>>,
     pace: std::sync::Mutex<Pace>,
 }
 
@@ -60,6 +70,15 @@ struct Inner {
 struct Counted {
     events: u64,
     repositories: u64,
+    /// How long this holds.
+    fresh_for: Duration,
+}
+
+/// What is on disk, measured only now and then.
+#[derive(Clone, Copy, Debug, Default)]
+struct Measured {
+    git_bytes: u64,
+    disk_bytes: u64,
     /// How long this holds.
     fresh_for: Duration,
 }
@@ -76,6 +95,7 @@ impl Overview {
             name: settings.info().name,
             root: format!("{}/", settings.service.mount_path()),
             data_dir: settings.data_dir.clone(),
+            repositories: settings.repositories(),
             started: clock.now().unix.as_secs(),
             pace: std::sync::Mutex::new(Pace::new(clock.now().mono)),
             store,
@@ -86,6 +106,7 @@ impl Overview {
             listing,
             syncer: OnceLock::new(),
             counted: Mutex::new(None),
+            measured: Mutex::new(None),
         }))
     }
 
@@ -111,6 +132,7 @@ impl Overview {
         let inner = &self.0;
         let census = inner.hub.census().await;
         let counted = self.counted().await.unwrap_or_default();
+        let measured = self.measured().await;
         let intake = intake(&inner.metrics);
         Status {
             version: env!("CARGO_PKG_VERSION").into(),
@@ -122,6 +144,9 @@ impl Overview {
             events: counted.events,
             repositories: counted.repositories,
             store_bytes: store_bytes(&inner.data_dir),
+            git_bytes: measured.git_bytes,
+            disk_bytes: measured.disk_bytes,
+            damaged: self.damaged(),
             sockets: census.sockets as u64,
             listeners: census.listeners as u64,
             subscriptions: census.subscriptions as u64,
@@ -240,6 +265,46 @@ impl Overview {
         Ok(counted)
     }
 
+    /// Measures what is on disk, unless that was done a moment ago.
+    async fn measured(&self) -> Measured {
+        let mut last = self.0.measured.lock().await;
+        let now = self.0.clock.now().mono;
+        if let Some((_, measured)) = last.filter(|(at, one)| now - *at < one.fresh_for) {
+            return measured;
+        }
+        let (data, git) = (self.0.data_dir.clone(), self.0.repositories.clone());
+        let measure = move || {
+            let (all, git_bytes) = (bytes_below(&data), bytes_below(&git));
+            let disk_bytes = if git.starts_with(&data) { all } else { all + git_bytes };
+            (git_bytes, disk_bytes)
+        };
+        let (git_bytes, disk_bytes) =
+            tokio::task::spawn_blocking(measure).await.unwrap_or_default();
+        let took = self.0.clock.now().mono - now;
+        let fresh_for = took.saturating_mul(COUNT_COST).min(MEASURE_EVERY);
+        let measured = Measured { git_bytes, disk_bytes, fresh_for };
+        *last = Some((now, measured));
+        measured
+    }
+
+    /// The addresses of some of the repositories that lack objects.
+    fn damaged(&self) -> Vec<String> {
+        let damaged = self.0.keeper.damaged();
+        self.set(&table::DAMAGED, &[], damaged.len() as u64);
+        let service = &self.0.keeper.policy().service;
+        let address = |DamagedRepo { door, repo }: DamagedRepo| {
+            let path = service.repo_path(&repo);
+            let mount = service.mount_path();
+            match door {
+                Door::Hosted => path,
+                Door::Proposals => {
+                    format!("{mount}/prs{}", path.strip_prefix(&mount).unwrap_or(&path))
+                }
+            }
+        };
+        damaged.into_iter().take(MAX_DAMAGED_NAMED).map(address).collect()
+    }
+
     fn expose(&self, status: &Status) {
         let held = &status.purgatory;
         self.set(&table::BUILD, &[&status.version], 1);
@@ -247,6 +312,8 @@ impl Overview {
         self.set(&table::STORED, &[], status.events);
         self.set(&table::REPOSITORIES, &[], status.repositories);
         self.set(&table::STORE_BYTES, &[], status.store_bytes);
+        self.set(&table::GIT_BYTES, &[], status.git_bytes);
+        self.set(&table::DISK_BYTES, &[], status.disk_bytes);
         self.set(&table::SOCKETS, &[], status.sockets);
         self.set(&table::LISTENERS, &[], status.listeners);
         self.set(&table::SUBSCRIPTIONS, &[], status.subscriptions);
@@ -311,6 +378,10 @@ impl Stands for Overview {
 
     async fn is_ready(&self) -> bool {
         self.is_ready().await
+    }
+
+    fn damaged(&self) -> Vec<String> {
+        self.damaged()
     }
 
     async fn status(&self) -> Status {

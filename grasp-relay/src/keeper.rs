@@ -11,6 +11,7 @@
 
 mod at_work;
 mod contributors;
+mod damage;
 mod doomed;
 mod git;
 mod hunt;
@@ -36,6 +37,8 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 pub use self::at_work::AtWork;
 use self::at_work::Workers;
+use self::damage::Damage;
+pub use self::damage::DamagedRepo;
 use self::doomed::Doomed;
 use self::hunt::World;
 pub use self::hunt::{Classify, HuntObserver, HuntParts};
@@ -94,6 +97,7 @@ pub struct Keeper {
     workers: Workers,
     news: broadcast::Sender<News>,
     doomed: Doomed,
+    damage: Damage,
     hunting: Option<Hunting>,
     /// Whether the journal took what it was last given.
     writes: watch::Receiver<bool>,
@@ -163,7 +167,9 @@ impl Keeper {
         let (questions, asked) = mpsc::channel(QUEUE);
         let workers = Workers::default();
         let news = broadcast::Sender::new(NEWS);
-        let hands = Hands::new(Arc::clone(&parts), workers.clone(), orders.downgrade());
+        let damage = Damage::default();
+        let hands =
+            Hands::new(Arc::clone(&parts), workers.clone(), damage.clone(), orders.downgrade());
         let hunt = parts.hunt.clone();
         let hunting = hunt.map(|hunt| World::hunt(hunt, hands.clone(), orders.downgrade()));
         let (written, writes) = watch::channel(true);
@@ -174,6 +180,7 @@ impl Keeper {
             workers,
             news: news.clone(),
             doomed: Doomed::default(),
+            damage,
             hunting: hunting.clone(),
             writes,
         };

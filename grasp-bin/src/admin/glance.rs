@@ -12,7 +12,10 @@ pub(super) fn glance(status: &Status) -> String {
     let uptime = span(status.now.saturating_sub(status.started));
     let (service, version) = (&status.service, &status.version);
     let mut text = match (&status.beside, status.ready) {
-        (None, true) => format!("{service} (grasp {version}): working, up for {uptime}\n\n"),
+        (None, true) => {
+            let works = if status.damaged.is_empty() { "working" } else { "DEGRADED" };
+            format!("{service} (grasp {version}): {works}, up for {uptime}\n\n")
+        }
         (None, false) => format!("{service} (grasp {version}): NOT READY, up for {uptime}\n\n"),
         (Some(relay), true) => {
             format!("sidecar of {relay} (grasp {version}): working, up for {uptime}\n\n")
@@ -22,7 +25,7 @@ pub(super) fn glance(status: &Status) -> String {
         }
     };
     let lines = if status.beside.is_some() { beside(status) } else { server(status) };
-    for (label, line) in lines {
+    for (label, line) in lines.into_iter().chain(damaged(status)) {
         let _ = writeln!(text, "  {label:<8} {line}");
     }
     if !status.relays.is_empty() {
@@ -54,10 +57,18 @@ fn server(status: &Status) -> Vec<Line> {
         (
             "holds",
             format!(
-                "{}, {}, {} on disk",
+                "{}, {}",
                 counted(status.repositories, "repository", "repositories"),
                 counted(status.events, "event", "events"),
-                size(status.store_bytes)
+            ),
+        ),
+        (
+            "on disk",
+            format!(
+                "{} of events, {} of git data, {} in all",
+                size(status.store_bytes),
+                size(status.git_bytes),
+                size(status.disk_bytes)
             ),
         ),
         (
@@ -93,6 +104,16 @@ fn server(status: &Status) -> Vec<Line> {
     ]
 }
 
+/// The repositories that lack objects, if there are any.
+fn damaged(status: &Status) -> Option<Line> {
+    let first = status.damaged.first()?;
+    let rest = match status.damaged.len() - 1 {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    Some(("damaged", format!("git objects are missing on disk: {first}{rest}; see the log")))
+}
+
 fn brought(status: &Status) -> String {
     let intake = &status.intake;
     format!(
@@ -126,6 +147,22 @@ mod tests {
             "{text}"
         );
         assert!(glance(&Status::default()).contains("NOT READY"));
+    }
+
+    #[test]
+    fn missing_objects_are_told_with_the_repositories_that_lack_them() {
+        let damaged = vec!["/npub1x/a.git".to_owned(), "/npub1x/b.git".to_owned()];
+        let text = glance(&Status { ready: true, damaged, ..Status::default() });
+        assert!(text.contains("DEGRADED, up for") && !text.contains("working"), "{text}");
+        assert!(text.contains("missing on disk: /npub1x/a.git and 1 more"), "{text}");
+    }
+
+    #[test]
+    fn events_git_data_and_everything_are_measured_apart() {
+        let (store_bytes, git_bytes, disk_bytes) = (1 << 10, 40 << 20, 41 << 20);
+        let text = glance(&Status { store_bytes, git_bytes, disk_bytes, ..Status::default() });
+        let expected = "on disk  1.0 KiB of events, 40.0 MiB of git data, 41.0 MiB in all";
+        assert!(text.contains(expected), "{text}");
     }
 
     #[test]

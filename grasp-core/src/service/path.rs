@@ -18,7 +18,7 @@ pub struct GitPath {
 }
 
 /// The two places where repositories are served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Door {
     /// `/<npub>/<identifier>.git`
     Hosted,

@@ -150,12 +150,23 @@ impl Objects {
         Ok(broken)
     }
 
+    /// Whether everything behind these tips is here, apart from what is proven.
     async fn is_connected(&self, tips: &[Oid]) -> Result<bool, GitError> {
+        self.walk(tips, &["--not", "--all"]).await
+    }
+
+    /// Whether everything behind these tips is here, whatever was proven before.
+    pub(super) async fn is_whole(&self, tips: &[Oid]) -> Result<bool, GitError> {
+        self.walk(tips, &[]).await
+    }
+
+    async fn walk(&self, tips: &[Oid], up_to: &[&str]) -> Result<bool, GitError> {
         const COMMAND: &str = "rev-list";
         let input: String = tips.iter().map(|tip| format!("{tip}\n")).collect();
         let finished = self
             .command(COMMAND)
-            .args(["--objects", "--quiet", "--stdin", "--not", "--all"])
+            .args(["--objects", "--quiet", "--stdin"])
+            .args(up_to)
             .limit(MAX_WALK)
             .run(input.into_bytes())
             .await?;

@@ -31,7 +31,7 @@ impl Seat {
             let protocol = protocol(&parts.headers);
             let turn = self.turn().await;
             let process = self.repos.advertise(&self.repo, service, protocol).await?;
-            Output::of(process, turn)?.into_body(Bytes::from_static(prefix))
+            Output::of(process, turn, |_| {})?.into_body(Bytes::from_static(prefix))
         };
         Ok((NO_CACHE, [(header::CONTENT_TYPE, content_type)], body).into_response())
     }

@@ -19,14 +19,20 @@ pub(super) struct Output {
     stdout: ChildStdout,
     process: GitProcess,
     read: u64,
+    /// Told what git said, once it has ended.
+    on_end: Box<dyn FnOnce(&str) + Send>,
     /// Somebody else of the same household may have it after this.
     _turn: Turn,
 }
 
 impl Output {
-    pub(super) fn of(mut process: GitProcess, turn: Turn) -> Result<Self, GitError> {
+    pub(super) fn of(
+        mut process: GitProcess,
+        turn: Turn,
+        on_end: impl FnOnce(&str) + Send + 'static,
+    ) -> Result<Self, GitError> {
         let stdout = process.take_stdout().ok_or(GitError::NoView)?;
-        Ok(Self { stdout, process, read: 0, _turn: turn })
+        Ok(Self { stdout, process, read: 0, on_end: Box::new(on_end), _turn: turn })
     }
 
     /// The next bytes; none at the end.
@@ -38,7 +44,9 @@ impl Output {
 
     /// How git ended, once there is nothing more to read.
     pub(super) async fn end(self) -> Result<Finished, GitError> {
-        self.process.finish().await
+        let finished = self.process.finish().await?;
+        (self.on_end)(&finished.words);
+        Ok(finished)
     }
 
     /// Sends what git writes, after a few bytes that are known already.

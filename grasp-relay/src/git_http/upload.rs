@@ -25,7 +25,9 @@ impl GitHttp {
         let turn = seat.turn().await;
         let mut process = seat.repos.upload_pack(&seat.repo, protocol(headers)).await?;
         let input = process.take_stdin();
-        let mut output = Output::of(process, turn)?;
+        let (keeper, door, repo) = (self.keeper.clone(), seat.door, seat.repo.clone());
+        let suspect = move |words: &str| keeper.suspect(door, &repo, words);
+        let mut output = Output::of(process, turn, suspect)?;
         let mut feeding = tokio::spawn(feed(input, first, body));
         // Git speaks when it has read what it is asked. Until then a broken request can have its own status.
         let first = tokio::select! {

@@ -10,6 +10,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use super::at_work::Workers;
+use super::damage::Damage;
 use super::survey::SurveyRequest;
 use super::{KeeperParts, Order};
 use crate::store::{Saved, StoreError};
@@ -102,6 +103,7 @@ impl Lanes {
 pub(super) struct Hands {
     pub(super) parts: Arc<KeeperParts>,
     pub(super) workers: Workers,
+    pub(super) damage: Damage,
     /// Surveys that may read at once.
     pub(super) readers: Arc<Semaphore>,
     orders: mpsc::WeakSender<Order>,
@@ -111,9 +113,10 @@ impl Hands {
     pub(super) fn new(
         parts: Arc<KeeperParts>,
         workers: Workers,
+        damage: Damage,
         orders: mpsc::WeakSender<Order>,
     ) -> Self {
-        Self { parts, workers, readers: Arc::new(Semaphore::new(READERS)), orders }
+        Self { parts, workers, damage, readers: Arc::new(Semaphore::new(READERS)), orders }
     }
 
     async fn tell(&self, order: Order) {

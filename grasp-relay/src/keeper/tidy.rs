@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use futures_util::TryStreamExt;
 use grasp_core::nip34::Announcement;
+use grasp_core::service::Door;
 use grasp_core::{Identifier, kinds};
 use grasp_purgatory::git::FamilyGuard;
 use nostr::filter::Filter;
@@ -50,7 +51,8 @@ impl Hands {
 
     async fn try_tidy(&self, identifier: &Identifier, waits: bool) -> Result<(), KeepError> {
         let now = self.parts.clock.now().unix;
-        for store in self.stores() {
+        for (door, store) in [Door::Hosted, Door::Proposals].into_iter().zip(self.stores()) {
+            self.damage.inspect((door, store), identifier, false).await?;
             let mut guard = store.lock(identifier).await?;
             guard.forget_old_tips(now).await?;
             self.forget_vanished(&mut guard).await?;

@@ -74,6 +74,27 @@ pub const REPOSITORIES: Metric = Metric::gauge(
 pub const STORE_BYTES: Metric =
     Metric::gauge("grasp_store_bytes", "Bytes of the event store's files, its log included.", &[]);
 
+/// Git data on disk.
+pub const GIT_BYTES: Metric = Metric::gauge(
+    "grasp_git_bytes",
+    "Bytes of git data on disk: repositories, and uploads that wait for their event.",
+    &[],
+);
+
+/// Everything on disk.
+pub const DISK_BYTES: Metric = Metric::gauge(
+    "grasp_disk_bytes",
+    "Bytes of everything that is kept on disk: events, git data and records.",
+    &[],
+);
+
+/// Repositories that lack objects.
+pub const DAMAGED: Metric = Metric::gauge(
+    "grasp_repositories_damaged",
+    "Repositories whose git objects are not all on disk any more.",
+    &[],
+);
+
 /// Whether the store answers.
 pub const STORE_UP: Metric = Metric::gauge(
     "grasp_store_up",
@@ -164,6 +185,9 @@ pub const ALL: &[&Metric] = &[
     &STORED,
     &REPOSITORIES,
     &STORE_BYTES,
+    &GIT_BYTES,
+    &DISK_BYTES,
+    &DAMAGED,
     &STORE_UP,
     &HELD,
     &HELD_BYTES,

@@ -26,6 +26,15 @@ pub struct Status {
     pub repositories: u64,
     /// Bytes of the event store.
     pub store_bytes: u64,
+    /// Bytes of git data: repositories, and uploads that wait.
+    #[serde(default)]
+    pub git_bytes: u64,
+    /// Bytes of everything that is kept on disk.
+    #[serde(default)]
+    pub disk_bytes: u64,
+    /// Addresses of repositories whose git objects are not all on disk any more.
+    #[serde(default)]
+    pub damaged: Vec<String>,
     /// Websockets of clients.
     #[serde(default)]
     pub sockets: u64,

@@ -53,8 +53,6 @@ const show = (status) => {
   document.getElementById("following").hidden = !status.relays.length;
   document.getElementById("uptime").textContent = span(status.now - status.started);
   const ready = document.getElementById("ready");
-  ready.textContent = status.ready ? "working" : "not ready";
-  ready.className = status.ready ? "good" : "bad";
   const held = status.purgatory;
   const all = held.hunted + held.hunting;
   document.getElementById("hunt").hidden = held.hunting === 0;
@@ -62,6 +60,14 @@ const show = (status) => {
   [progress.max, progress.value] = [Math.max(1, all), held.hunted];
   const left = held.seconds_left == null ? "" : `, ${held.per_minute} per minute, about ${span(Math.max(1, held.seconds_left))} left`;
   document.getElementById("hunt-left").textContent = `${held.hunted} of ${all}${left}`;
+  const works = status.damaged.length ? ["degraded", "odd"] : ["working", "good"];
+  [ready.textContent, ready.className] = status.ready ? works : ["not ready", "bad"];
+  document.getElementById("damage").hidden = !status.damaged.length;
+  document.getElementById("damaged").replaceChildren(...status.damaged.map((address) => {
+    const li = document.createElement("li");
+    li.textContent = address;
+    return li;
+  }));
   const relays = document.getElementById("relays");
   if (relays) relays.replaceChildren(...status.relays.map((relay) => row(status.now, relay)));
   else if (status.relays.length) location.reload();

@@ -9,7 +9,11 @@ const SCRIPT: &str = include_str!("status.js");
 
 /// The page at `status`. Its figures are kept fresh from `status.json` beside it, where scripts may run.
 pub fn status(name: &str, root: &str, status: &Status) -> String {
-    let (ready, mood) = if status.ready { ("working", "good") } else { ("not ready", "bad") };
+    let (ready, mood) = match (status.ready, status.damaged.is_empty()) {
+        (false, _) => ("not ready", "bad"),
+        (true, true) => ("working", "good"),
+        (true, false) => ("degraded", "odd"),
+    };
     let title = format!("Status of {name}");
     let connected = status.relays.iter().filter(|relay| relay.is_connected()).count();
     page(
@@ -26,11 +30,18 @@ pub fn status(name: &str, root: &str, status: &Status) -> String {
                 }
                 " " span id="fresh" class="small" role="status" {}
             }
+            div id="damage" hidden[status.damaged.is_empty()] {
+                h2 { "Damaged repositories" }
+                p { "Git objects of these repositories are missing on disk. The log says more." }
+                ul id="damaged" { @for address in &status.damaged { li { (address) } } }
+            }
             h2 { "What it holds" }
             (figures(&[
                 ("Repositories", "repositories", status.repositories),
                 ("Events", "events", status.events),
-                ("Store", "store_bytes", status.store_bytes),
+                ("Event store", "store_bytes", status.store_bytes),
+                ("Git data", "git_bytes", status.git_bytes),
+                ("On disk in all", "disk_bytes", status.disk_bytes),
                 ("Connections", "sockets", status.sockets),
                 ("Subscriptions", "subscriptions", status.subscriptions),
             ]))
@@ -224,6 +235,15 @@ mod tests {
             page.contains("id=\"following\" hidden>")
         };
         assert!(hidden(Vec::new()) && !hidden(vec![RelayRow::default()]));
+    }
+
+    #[test]
+    fn damaged_repositories_are_named_and_the_server_is_not_called_working() {
+        let damaged = vec!["/npub1x/a.git".to_owned()];
+        let page = status("x", "/", &Status { ready: true, damaged, ..Status::default() });
+        assert!(page.contains(">degraded<") && page.contains("<li>/npub1x/a.git</li>"), "{page}");
+        let page = status("x", "/", &Status { ready: true, ..Status::default() });
+        assert!(page.contains(">working<") && page.contains("id=\"damage\" hidden"), "{page}");
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod attacks;
 mod conformance;
 mod contributors;
 mod crash;
+mod damage;
 mod encrypted;
 mod fetching;
 mod hosting;

@@ -1,0 +1,162 @@
+//! Repositories that lack objects which their refs need, because files were lost on disk.
+//!
+//! Each visit of the maintenance round looks for the tips of a name, from the start on; a fetch that git cannot serve
+//! has its repository looked at too. What is found is reported by `/health`, the status and a metric. Nothing is
+//! repaired here.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use grasp_core::service::Door;
+use grasp_core::{Identifier, RepoId};
+use grasp_purgatory::git::{GitError, RepoStore};
+use nostr::key::PublicKey;
+
+use super::Keeper;
+
+/// The repositories of one name, in one of the two stores.
+type Place = (Door, Identifier);
+
+/// A repository that lacks objects which its refs need.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DamagedRepo {
+    /// Where it is served.
+    pub door: Door,
+    /// Which it is; at [`Door::Proposals`] the owner is the contributor.
+    pub repo: RepoId,
+}
+
+/// The damage that is known. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Damage(Arc<Mutex<Known>>);
+
+#[derive(Debug, Default)]
+struct Known {
+    damaged: BTreeMap<Place, BTreeSet<PublicKey>>,
+    /// Names that are being looked at because a fetch failed.
+    suspected: BTreeSet<Place>,
+}
+
+impl Damage {
+    /// Looks whether the objects of a name are all there. Histories are walked through only if that is asked for, or
+    /// if damage is known that looking for tips alone may not show.
+    pub(super) async fn inspect(
+        &self,
+        (door, store): (Door, &RepoStore),
+        identifier: &Identifier,
+        walk: bool,
+    ) -> Result<(), GitError> {
+        let place = (door, identifier.clone());
+        let mut owners = store.lock(identifier).await?.damaged_views().await?;
+        if owners.is_empty() && (walk || self.known().damaged.contains_key(&place)) {
+            owners = store.broken_views(identifier).await?;
+        }
+        self.found(place, owners);
+        Ok(())
+    }
+
+    fn found(&self, place: Place, owners: BTreeSet<PublicKey>) {
+        let identifier = place.1.clone();
+        let mut known = self.known();
+        if owners.is_empty() {
+            if known.damaged.remove(&place).is_some() {
+                tracing::info!(%identifier, "the git objects of a repository are complete again");
+            }
+            return;
+        }
+        if known.damaged.get(&place) != Some(&owners) {
+            let owners: Vec<_> = owners.iter().map(PublicKey::to_hex).collect();
+            tracing::error!(
+                %identifier, ?owners,
+                "git objects of a repository are missing on disk; restore its packs from a backup"
+            );
+        }
+        known.damaged.insert(place, owners);
+    }
+
+    fn all(&self) -> Vec<DamagedRepo> {
+        let known = self.known();
+        let repos = known.damaged.iter().flat_map(|((door, identifier), owners)| {
+            let repo = |owner: &PublicKey| RepoId::new(*owner, identifier.clone());
+            owners.iter().map(move |owner| DamagedRepo { door: *door, repo: repo(owner) })
+        });
+        repos.collect()
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        // Nothing below a lock panics half-way.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What git says of a fetch that it cannot serve for want of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Suspicion {
+    /// A tip may be gone, or a client asked for what was never there.
+    Tip,
+    /// Git began to send a history and did not find all of it.
+    History,
+}
+
+impl Suspicion {
+    fn read(words: &str) -> Option<Self> {
+        const TIP: [&str; 3] = ["not our ref", "broken ref", "does not point to a valid object"];
+        if words.contains("possible repository corruption") {
+            return Some(Self::History);
+        }
+        TIP.iter().any(|text| words.contains(text)).then_some(Self::Tip)
+    }
+}
+
+impl Keeper {
+    /// The repositories that are known to lack objects.
+    pub fn damaged(&self) -> Vec<DamagedRepo> {
+        self.damage.all()
+    }
+
+    /// Looks at a repository if what git said while it served a fetch tells of a missing object. One look at a name
+    /// is under way at a time, so that clients cannot queue them by asking for objects that never were here.
+    pub(crate) fn suspect(&self, door: Door, repo: &RepoId, words: &str) {
+        let store = match door {
+            Door::Hosted => Some(self.repos()),
+            Door::Proposals => self.contributors(),
+        };
+        let (Some(suspicion), Some(store)) = (Suspicion::read(words), store.cloned()) else {
+            return;
+        };
+        let place = (door, repo.identifier.clone());
+        let damage = self.damage.clone();
+        if !damage.known().suspected.insert(place.clone()) {
+            return;
+        }
+        tokio::spawn(async move {
+            let walk = suspicion == Suspicion::History;
+            if let Err(error) = damage.inspect((door, &store), &place.1, walk).await {
+                tracing::warn!(%error, identifier = %place.1, "could not look for missing objects");
+            }
+            damage.known().suspected.remove(&place);
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_words_about_missing_objects_raise_a_suspicion() {
+        for (words, suspicion) in [
+            ("fatal: git upload-pack: not our ref 1234", Some(Suspicion::Tip)),
+            ("warning: ignoring broken ref refs/heads/main", Some(Suspicion::Tip)),
+            (
+                "fatal: unable to read tree (1234)\nfatal: git upload-pack: aborting due to possible repository \
+                 corruption on the remote side.",
+                Some(Suspicion::History),
+            ),
+            ("fatal: the remote end hung up unexpectedly", None),
+            ("", None),
+        ] {
+            assert_eq!(Suspicion::read(words), suspicion, "{words}");
+        }
+    }
+}

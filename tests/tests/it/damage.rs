@@ -1,0 +1,103 @@
+//! Packs that are gone from the disk are noticed and told of.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use grasp_tests::{Instance, Maker, Workdir, files};
+use serde_json::Value;
+use tempfile::TempDir;
+
+const MAIN: &str = "refs/heads/main";
+
+/// The packs and indexes of all repositories, in the order of their names.
+fn packs(instance: &Instance) -> Vec<PathBuf> {
+    let in_pack_dir = |file: &PathBuf| file.parent().is_some_and(|dir| dir.ends_with("pack"));
+    let mut files = files(&instance.repositories().join("families"));
+    files.retain(in_pack_dir);
+    files.sort();
+    files
+}
+
+/// Files that were moved away, and can be put back.
+struct Lost {
+    dir: TempDir,
+    from: Vec<PathBuf>,
+}
+
+impl Lost {
+    fn lose(files: Vec<PathBuf>) -> Self {
+        assert!(!files.is_empty());
+        let lost = Self { dir: tempfile::tempdir().unwrap(), from: files };
+        lost.from.iter().for_each(|file| std::fs::rename(file, lost.aside(file)).unwrap());
+        lost
+    }
+
+    fn restore(self) {
+        self.from.iter().for_each(|file| std::fs::rename(self.aside(file), file).unwrap());
+    }
+
+    fn aside(&self, file: &Path) -> PathBuf {
+        self.dir.path().join(file.file_name().unwrap())
+    }
+}
+
+async fn health(instance: &Instance) -> String {
+    let answer = instance.get("/health", &[]).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    answer.body
+}
+
+async fn damaged(instance: &Instance) -> Value {
+    let status: Value =
+        serde_json::from_str(&instance.get("/status.json", &[]).await.body).unwrap();
+    status["damaged"].clone()
+}
+
+async fn counted(instance: &Instance) -> String {
+    let metrics = instance.get("/metrics", &[]).await.body;
+    let line = metrics.lines().find(|line| line.starts_with("grasp_repositories_damaged "));
+    line.unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn a_lost_pack_is_told_of_when_a_fetch_fails_and_after_a_restart() {
+    let (instance, alice) = (Instance::start().await, Maker::new());
+    instance.host(&alice, "x").await;
+    let of_x = packs(&instance);
+    instance.host(&alice, "y").await;
+    instance.keeper().make_round().await.unwrap();
+    assert_eq!(health(&instance).await, "ok\n");
+    assert_eq!(counted(&instance).await, "grasp_repositories_damaged 0");
+
+    let lost = Lost::lose(of_x);
+    let url = instance.clone_url(&alice.repo("x"));
+    _ = Workdir::empty().git(&["clone", "-q", &url, "."]).await;
+    let path = instance.path(&alice.repo("x"));
+    let noticed = async { while health(&instance).await == "ok\n" {} };
+    tokio::time::timeout(Duration::from_secs(60), noticed).await.expect("noticed in time");
+    let expected = format!("degraded: git objects are missing on disk: {path}\n");
+    assert_eq!(health(&instance).await, expected);
+    assert_eq!(damaged(&instance).await, serde_json::json!([path]));
+    assert_eq!(counted(&instance).await, "grasp_repositories_damaged 1");
+
+    let instance = instance.restart().await;
+    instance.keeper().make_round().await.unwrap();
+    assert_eq!(health(&instance).await, expected, "nobody has fetched since the start");
+    lost.restore();
+    instance.keeper().make_round().await.unwrap();
+    assert_eq!(health(&instance).await, "ok\n");
+}
+
+#[tokio::test]
+async fn an_old_pack_is_missed_although_the_tips_are_in_a_newer_one() {
+    let (instance, alice) = (Instance::start().await, Maker::new());
+    let work = instance.host(&alice, "x").await;
+    let first = packs(&instance);
+    let tip = work.commit("second").await;
+    instance.take(vec![alice.later(1).state("x", &[(MAIN, &tip)])]).await;
+    work.git(&["push", &instance.clone_url(&alice.repo("x")), "main"]).await.expect_ok();
+    assert!(packs(&instance).len() > first.len());
+    Lost::lose(first);
+    instance.keeper().make_round().await.unwrap();
+    assert!(health(&instance).await.starts_with("degraded: "));
+}
