@@ -108,6 +108,10 @@ pub(crate) struct Push {
     /// The file with the maintainer's key, made if there is none. Without one: in the user's data directory.
     #[arg(long, value_name = "FILE")]
     pub(crate) key: Option<PathBuf>,
+    /// Branches and tags to push, as patterns of `git for-each-ref`, with or without `refs/heads/` or `refs/tags/`; may be
+    /// given several times. Without one: all.
+    #[arg(long, value_name = "PATTERN")]
+    pub(crate) refs: Vec<String>,
     /// Takes away what the servers have and the working copy lacks.
     #[arg(long)]
     pub(crate) force: bool,

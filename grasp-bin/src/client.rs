@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use futures_util::{SinkExt as _, StreamExt as _};
 use grasp_core::{RelayUrl, Version};
 use grasp_sync::Roots;
-use nostr::event::Event;
+use nostr::event::{Event, Kind};
 use nostr::filter::{Filter, MatchEventOptions};
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -22,6 +22,15 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// A stream of bytes, encrypted or not.
 trait Bytes: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Bytes for T {}
+
+/// A relay did not take an event.
+#[derive(Debug, thiserror::Error)]
+#[error("the relay refused a kind {kind}: {said}")]
+pub(crate) struct Refused {
+    kind: Kind,
+    /// Why, in its words.
+    pub(crate) said: String,
+}
 
 /// A conversation with one relay.
 pub(crate) struct RelayClient {
@@ -56,7 +65,7 @@ impl RelayClient {
             return match answer[2].as_bool() {
                 Some(true) => Ok(()),
                 _ if said.starts_with("duplicate:") || said.starts_with("replaced:") => Ok(()),
-                _ => Err(anyhow!("the relay refused a kind {}: {said}", event.kind)),
+                _ => Err(Refused { kind: event.kind, said: said.to_owned() }.into()),
             };
         }
     }
@@ -106,7 +115,7 @@ fn is_asked_for(filter: &Filter, event: &Event) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use nostr::event::{EventBuilder, FinalizeEvent as _, Kind, Tag};
+    use nostr::event::{EventBuilder, FinalizeEvent as _, Tag};
     use nostr::key::Keys;
     use nostr::types::Timestamp;
     use tokio::net::TcpListener;

@@ -67,7 +67,7 @@ async fn follow(dir: &Path, first: &Instance, second: &Instance) -> Result<()> {
     println!("a maintainer:\n  {}\n", npub(&keys.public_key()));
     let servers = [first.target(), second.target()];
     let work = working_copy(&dir.join(NAME)).await?;
-    let refs = work.refs().await?;
+    let refs = work.refs(&[]).await?;
 
     let announcement = push::announce(&keys, &repo, &servers, None)?;
     for server in &servers {
@@ -79,10 +79,10 @@ async fn follow(dir: &Path, first: &Instance, second: &Instance) -> Result<()> {
     println!("signed the state for the first only (kind 30618)");
     let began = Instant::now();
     let (here, there) = (servers[0].clone_url(&repo), servers[1].clone_url(&repo));
-    work.push_to(&here).await?;
+    work.push_to(&here, &refs).await?;
     println!("pushed with git to the first only, in {} ms", began.elapsed().as_millis());
     let pushed = Instant::now();
-    let tip = refs.tips.first().map(|(_, oid)| oid.clone()).unwrap_or_default();
+    let tip = refs.tips.values().next().cloned().unwrap_or_default();
     wait_for(&work, &there, &tip).await?;
     println!("the second has it, {} ms later\n", pushed.elapsed().as_millis());
     println!("  git clone {here}\n  git clone {there}");

@@ -108,12 +108,12 @@ fn push_to(asked: cli::Push) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // First of all: nobody gets a key made for nothing.
     let work = runtime.block_on(Work::open(&std::env::current_dir()?))?;
-    let keys = key::load_or_create_aloud(&match asked.key {
-        Some(file) => file,
+    let keys = key::load_or_create_aloud(&match &asked.key {
+        Some(file) => file.clone(),
         None => key::of_user()?,
     })?;
-    let (name, servers, force) = (asked.name, asked.server, asked.force);
-    let push = Push { keys, name, servers, work, force };
+    let cli::Push { name, server: servers, refs, force, .. } = asked;
+    let push = Push { keys, name, servers, work, refs, force };
     let urls = runtime.block_on(push::push(&push))?;
     print!("{}", push::told(&push.keys, &urls));
     Ok(())

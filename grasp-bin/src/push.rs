@@ -1,5 +1,6 @@
 //! `grasp push`: announces the repository of a working copy, signs its state, and pushes it.
 
+mod size;
 mod work;
 
 use std::time::Duration;
@@ -70,6 +71,8 @@ pub(crate) struct Push {
     pub(crate) servers: Vec<Target>,
     /// The working copy.
     pub(crate) work: Work,
+    /// Which branches and tags; all of them without any pattern.
+    pub(crate) refs: Vec<String>,
     /// Whether what the servers have and the working copy lacks may be lost.
     pub(crate) force: bool,
 }
@@ -82,7 +85,12 @@ pub(crate) async fn push(push: &Push) -> Result<Vec<String>> {
         None => work.name().context("the directory's name can be no repository's; say --name")?,
     };
     let repo = RepoId::new(push.keys.public_key(), name);
-    let refs = work.refs().await?;
+    let refs = work.refs(&push.refs).await?;
+    // Before anything is announced; of this one only the size is looked at.
+    let draft = sign(&push.keys, &repo, &refs, None)?;
+    for server in &push.servers {
+        size::check(server, &draft, &refs).await?;
+    }
     let mut relays = Vec::new();
     for server in &push.servers {
         let url = server.relay()?;
@@ -104,11 +112,12 @@ pub(crate) async fn push(push: &Push) -> Result<Vec<String>> {
     }
     let known = newest(&mut relays, &repo, kinds::STATE).await?;
     let state = sign(&push.keys, &repo, &refs, known.as_ref())?;
-    for relay in &mut relays {
-        relay.publish(&state).await?;
+    for (relay, server) in relays.iter_mut().zip(&push.servers) {
+        let published = relay.publish(&state).await;
+        published.map_err(|error| size::explain(error, server, &state, &refs))?;
     }
     for url in &urls {
-        work.push_to(url).await.with_context(|| format!("could not push to {url}"))?;
+        work.push_to(url, &refs).await.with_context(|| format!("could not push to {url}"))?;
     }
     Ok(urls)
 }
@@ -265,7 +274,7 @@ mod tests {
     fn a_state_says_what_the_refs_are() {
         let keys = Keys::generate();
         let oid = "a".repeat(40);
-        let tips = vec![("refs/heads/main".to_owned(), oid.clone())];
+        let tips = [("refs/heads/main".to_owned(), oid.clone())].into();
         let refs = Refs { tips, head: Some("refs/heads/main".into()) };
         let state = State::parse(&sign(&keys, &repo(&keys), &refs, None).unwrap()).unwrap();
         assert_eq!(state.tips().unwrap()[0].to_string(), oid);
@@ -275,7 +284,7 @@ mod tests {
     #[test]
     fn a_new_state_is_later_than_the_one_it_replaces() {
         let keys = Keys::generate();
-        let refs = Refs { tips: Vec::new(), head: None };
+        let refs = Refs { tips: Default::default(), head: None };
         let old = sign(&keys, &repo(&keys), &refs, None).unwrap();
         let new = sign(&keys, &repo(&keys), &refs, Some(&old)).unwrap();
         assert!(new.created_at > old.created_at);

@@ -1,18 +1,36 @@
 //! A working copy, through the installed git.
 
+mod many;
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use grasp_core::Identifier;
 use tokio::process::Command;
 
+/// Changes that git pushes from the working copy itself. Over HTTP git compares each of them with every local ref, so
+/// more are pushed from a repository that has none.
+const MAX_PLAIN_CHANGES: usize = 256;
+
 /// Branches and tags, and the branch that HEAD names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refs {
-    /// Each with the object it is at.
-    pub(crate) tips: Vec<(String, String)>,
+    /// The object of each.
+    pub(crate) tips: BTreeMap<String, String>,
     /// The branch that HEAD names, if it is one of them.
     pub(crate) head: Option<String>,
+}
+
+impl Refs {
+    /// The refspecs that make the branches and tags of a server these.
+    fn changes_from(&self, theirs: &BTreeMap<String, String>) -> Vec<String> {
+        let set = self.tips.iter().filter(|(name, oid)| theirs.get(*name) != Some(*oid));
+        let gone = theirs.keys().filter(|name| !self.tips.contains_key(*name));
+        let set = set.map(|(name, oid)| format!("+{oid}:{name}"));
+        set.chain(gone.map(|name| format!(":{name}"))).collect()
+    }
 }
 
 /// A working copy.
@@ -36,20 +54,29 @@ impl Work {
         self.root.file_name()?.to_str()?.parse().ok()
     }
 
-    /// What a state of it says.
-    pub(crate) async fn refs(&self) -> Result<Refs> {
-        let format = "--format=%(refname) %(objectname)";
-        let listed = git(&self.root, &["for-each-ref", format, "refs/heads", "refs/tags"]).await?;
-        let tips: Vec<(String, String)> = listed
+    /// The branches and tags that match one of the patterns; all of them without any. A pattern is one of
+    /// `git for-each-ref`, or what follows `refs/heads/` or `refs/tags/` of one.
+    pub(crate) async fn refs(&self, patterns: &[String]) -> Result<Refs> {
+        let mut args = vec!["for-each-ref".to_owned(), FORMAT.to_owned(), "--".to_owned()];
+        args.extend(patterns.iter().flat_map(|pattern| full(pattern)));
+        if patterns.is_empty() {
+            args.extend(["refs/heads".to_owned(), "refs/tags".to_owned()]);
+        }
+        let listed = git(&self.root, &args).await?;
+        let tips: BTreeMap<String, String> = listed
             .lines()
             .filter_map(|line| line.split_once(' '))
+            .filter(|(name, _)| name.starts_with("refs/heads/") || name.starts_with("refs/tags/"))
             .map(|(name, oid)| (name.to_owned(), oid.to_owned()))
             .collect();
+        if tips.is_empty() && !patterns.is_empty() {
+            bail!("no branch and no tag matches --refs {}", patterns.join(" --refs "));
+        }
         if tips.is_empty() {
             bail!("there is nothing to push: commit something first");
         }
         let head = git(&self.root, &["symbolic-ref", "--quiet", "HEAD"]).await.ok();
-        let head = head.filter(|head| tips.iter().any(|(name, _)| name == head));
+        let head = head.filter(|head| tips.contains_key(head));
         Ok(Refs { tips, head })
     }
 
@@ -61,40 +88,84 @@ impl Work {
 
     /// The branches and tags of a server that are not here, nor in what is here under their name.
     pub(crate) async fn lacks(&self, refs: &Refs, url: &str) -> Result<Vec<String>> {
-        let kinds = ["refs/heads/*", "refs/tags/*"];
-        let listed = git(&self.root, &["ls-remote", "--refs", url, kinds[0], kinds[1]]).await?;
         let mut lost = Vec::new();
-        for (theirs, name) in listed.lines().filter_map(|line| line.split_once('\t')) {
-            let ours = refs.tips.iter().find(|(ours, _)| ours == name).map(|(_, oid)| oid.as_str());
-            if ours != Some(theirs) && !self.is_behind(theirs, ours, name).await {
-                lost.push(name.to_owned());
+        for (name, theirs) in self.refs_at(url).await? {
+            let ours = refs.tips.get(&name);
+            if ours != Some(&theirs) && !self.is_behind(&theirs, ours, &name).await {
+                lost.push(name);
             }
         }
         Ok(lost)
     }
 
+    /// The branches and tags of a server.
+    async fn refs_at(&self, url: &str) -> Result<BTreeMap<String, String>> {
+        let args = ["ls-remote", "--refs", url, "refs/heads/*", "refs/tags/*"];
+        let listed = git(&self.root, &args).await?;
+        let refs = listed.lines().filter_map(|line| line.split_once('\t'));
+        Ok(refs.map(|(oid, name)| (name.to_owned(), oid.to_owned())).collect())
+    }
+
     /// Whether a branch only goes forward from their object to ours.
-    async fn is_behind(&self, theirs: &str, ours: Option<&str>, name: &str) -> bool {
+    async fn is_behind(&self, theirs: &str, ours: Option<&String>, name: &str) -> bool {
         let Some(ours) = ours.filter(|_| name.starts_with("refs/heads/")) else { return false };
         git(&self.root, &["merge-base", "--is-ancestor", theirs, ours]).await.is_ok()
     }
 
-    /// Makes the branches and tags at a server what they are here.
-    pub(crate) async fn push_to(&self, url: &str) -> Result<()> {
-        let everything = ["refs/heads/*:refs/heads/*", "refs/tags/*:refs/tags/*"];
-        let args = ["push", "--quiet", "--force", "--prune", url, everything[0], everything[1]];
-        git(&self.root, &args).await.map(drop)
+    /// Makes the branches and tags at a server these.
+    pub(crate) async fn push_to(&self, url: &str, refs: &Refs) -> Result<()> {
+        let changes = refs.changes_from(&self.refs_at(url).await?);
+        match changes.len() {
+            0 => Ok(()),
+            1..=MAX_PLAIN_CHANGES => {
+                let args = ["push", "--quiet", url].map(str::to_owned).into_iter().chain(changes);
+                git(&self.root, &args.collect::<Vec<_>>()).await.map(drop)
+            }
+            _ => many::push(&self.root, url, &changes).await,
+        }
+    }
+}
+
+const FORMAT: &str = "--format=%(refname) %(objectname)";
+
+/// The patterns that a short one stands for.
+fn full(pattern: &str) -> Vec<String> {
+    match pattern.starts_with("refs/") {
+        true => vec![pattern.to_owned()],
+        false => ["refs/heads", "refs/tags"].map(|kind| format!("{kind}/{pattern}")).into(),
     }
 }
 
 /// What git says; what it says against it is the error.
-pub(crate) async fn git(directory: &Path, args: &[&str]) -> Result<String> {
+pub(crate) async fn git(directory: &Path, args: &[impl AsRef<OsStr>]) -> Result<String> {
+    run(Command::new("git").args(args).current_dir(directory)).await
+}
+
+async fn run(command: &mut Command) -> Result<String> {
     // Whoever no longer waits for it leaves no git behind.
-    let mut command = Command::new("git");
-    let output = command.args(args).current_dir(directory).kill_on_drop(true).output().await;
+    let output = command.kill_on_drop(true).output().await;
     let output = output.context("could not run git; is it installed, and in PATH?")?;
     if !output.status.success() {
-        bail!("git {}: {}", args[0], String::from_utf8_lossy(&output.stderr).trim());
+        let subcommand = command.as_std().get_args().next().unwrap_or_default();
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("git {}: {}", subcommand.to_string_lossy(), said.trim());
     }
     Ok(String::from_utf8(output.stdout).context("git does not speak UTF-8")?.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_differs_is_pushed_and_what_is_gone_is_deleted() {
+        let refs = |list: &[(&str, &str)]| {
+            list.iter().map(|(name, oid)| (format!("refs/{name}"), oid.to_string())).collect()
+        };
+        let tips = refs(&[("heads/main", "2"), ("heads/same", "1"), ("tags/new", "3")]);
+        let theirs = refs(&[("heads/main", "1"), ("heads/same", "1"), ("tags/old", "9")]);
+        let changes = Refs { tips, head: None }.changes_from(&theirs);
+        let expected = ["+2:refs/heads/main", "+3:refs/tags/new", ":refs/tags/old"];
+        assert_eq!(changes, expected);
+    }
 }

@@ -220,6 +220,63 @@ fn a_file_of_roots_without_a_certificate_is_an_error_that_says_so() {
     assert!(!doctor.ok && doctor.out.contains("no certificate in it"), "{doctor:?}");
 }
 
+/// Makes this many tags of a working copy's commit, with names of this form.
+fn tag(dir: &Path, count: usize, name: impl Fn(usize) -> String) {
+    use std::io::Write as _;
+
+    let commit = git(dir, &["rev-parse", "HEAD"]);
+    let mut child = Command::new("git")
+        .args(["update-ref", "--stdin"])
+        .current_dir(dir)
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines: String =
+        (0..count).map(|n| format!("create refs/tags/{} {commit}\n", name(n))).collect();
+    child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn many_refs_are_pushed_at_once_and_what_is_gone_is_deleted() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(&dir.path().join("data"));
+    let work = dir.path().join("hello");
+    working_copy(&work);
+    tag(&work, 1_000, |n| format!("v\"#{n}"));
+    let url = clone_url(&push(&work, dir.path(), &server));
+    let tags = || git(&work, &["ls-remote", "--tags", &url]).lines().count();
+    assert_eq!(tags(), 1_000);
+    git(&work, &["tag", "--delete", "v\"#7"]);
+    git(&work, &["tag", "--no-sign", "more"]);
+    let refused = push(&work, dir.path(), &server);
+    assert!(!refused.ok && refused.err.contains("would lose it"), "{refused:?}");
+    let args = ["push", "--force", "--refs", "main", "--refs", "refs/tags/v*", "--server"];
+    let forced = command()
+        .args(args)
+        .arg(server.host())
+        .current_dir(&work)
+        .env("HOME", dir.path())
+        .env_remove("XDG_DATA_HOME")
+        .output()
+        .unwrap();
+    assert!(forced.status.success(), "{forced:?}");
+    assert_eq!(tags(), 999, "one is gone, and the new one was not chosen");
+}
+
+#[test]
+fn too_many_refs_are_told_with_how_many_a_server_takes_and_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(&dir.path().join("data"));
+    let work = dir.path().join("hello");
+    working_copy(&work);
+    tag(&work, 5_000, |n| format!("v{n}-{}", "x".repeat(180)));
+    let refused = push(&work, dir.path(), &server);
+    let told = format!("5001 refs are too many for {}, which takes about 4", server.host());
+    assert!(!refused.ok && refused.err.contains(&told), "{refused:?}");
+    assert!(refused.err.contains("choose some with --refs"), "{refused:?}");
+}
+
 #[test]
 fn an_old_git_is_refused_at_the_start_and_by_the_doctor_with_a_remedy() {
     use std::os::unix::fs::PermissionsExt as _;

@@ -56,6 +56,9 @@ pub enum StateError {
 }
 
 impl State {
+    /// Bytes of the largest state event that is taken from a client, as JSON: some 14,000 refs.
+    pub const MAX_EVENT_BYTES: usize = 1024 * 1024;
+
     /// Reads a state. Peeled markers (`…^{}`), symbolic values and other namespaces are passed over.
     pub fn parse(event: &Event) -> Result<Self, StateError> {
         if event.kind != kinds::STATE {

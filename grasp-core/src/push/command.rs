@@ -6,7 +6,7 @@ use super::pktline::{Pkt, PktError, read_pkt};
 use crate::repo::{Oid, RefName, RefNameError};
 
 /// More refs than any honest push moves at once.
-pub const MAX_COMMANDS: usize = 10_000;
+pub const MAX_COMMANDS: usize = 20_000;
 
 /// One ref to move: from where, to where.
 #[derive(Clone, Debug, PartialEq, Eq)]

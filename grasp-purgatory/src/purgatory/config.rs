@@ -70,8 +70,9 @@ impl Default for Config {
             user_delay: MINUTE * 3,
             retry: Duration::from_secs(30),
             states_per_author: 8,
-            per_author: Bound { count: 1_000, bytes: 8 * MIB },
-            per_identifier: Bound { count: 1_000, bytes: 8 * MIB },
+            // The largest state takes some 4.5 MiB of memory, and of one author eight may wait.
+            per_author: Bound { count: 1_000, bytes: 40 * MIB },
+            per_identifier: Bound { count: 1_000, bytes: 40 * MIB },
             in_all: Bound { count: 50_000, bytes: 128 * MIB },
             shelf: Bound { count: 10_000, bytes: 32 * MIB },
             staged: Bound { count: 1_000, bytes: 2_048 * MIB },

@@ -7,8 +7,9 @@ mod reply;
 use std::fmt;
 use std::sync::Arc;
 
-use grasp_core::neg;
-use nostr::event::{Event, EventId};
+use grasp_core::nip34::State;
+use grasp_core::{kinds, neg};
+use nostr::event::{Event, EventId, Kind};
 use nostr::filter::Filter;
 use serde_json::value::RawValue;
 
@@ -125,13 +126,29 @@ fn event(frame: &Frame<'_>, limits: &Limits) -> Result<Box<Event>, Reply> {
         Some(id) => Reply::refused(id, reason),
         None => Reply::notice(reason),
     };
-    if raw.get().len() > limits.event_bytes {
-        let most = limits.event_bytes;
+    let most = max_bytes(raw, limits);
+    if raw.get().len() > most {
         return Err(refuse(format!("invalid: event larger than {most} bytes")));
     }
     serde_json::from_str(raw.get())
         .map(Box::new)
         .map_err(|_| refuse("invalid: not a nostr event".into()))
+}
+
+/// How large an event may be. A state names every branch and tag of a repository.
+fn max_bytes(raw: &RawValue, limits: &Limits) -> usize {
+    #[derive(serde::Deserialize)]
+    struct Claim {
+        kind: Kind,
+    }
+    let is_state = || {
+        let claim = serde_json::from_str::<Claim>(raw.get());
+        claim.is_ok_and(|claim| claim.kind == kinds::STATE)
+    };
+    if raw.get().len() > limits.event_bytes && is_state() {
+        return limits.event_bytes.max(State::MAX_EVENT_BYTES);
+    }
+    limits.event_bytes
 }
 
 /// The id that a broken event claims, so that its OK finds the one who waits for it.
@@ -199,6 +216,22 @@ mod tests {
 
     fn refusal(text: &str) -> String {
         read(text).expect_err(text).to_json()
+    }
+
+    #[test]
+    fn a_state_may_be_larger_than_other_events() {
+        let event = |kind: u16, bytes: usize| {
+            let (id, key, sig) = ("0".repeat(64), "1".repeat(64), "2".repeat(128));
+            let content = "x".repeat(bytes);
+            format!(
+                r#"["EVENT",{{"id":"{id}","pubkey":"{key}","created_at":1,"kind":{kind},"tags":[],"content":"{content}","sig":"{sig}"}}]"#
+            )
+        };
+        assert!(matches!(read(&event(30618, 100_000)), Ok(Request::Event(_))));
+        assert!(refusal(&event(30617, 100_000)).contains("larger than 2000 bytes"));
+        let most = State::MAX_EVENT_BYTES;
+        let told = format!("larger than {most} bytes");
+        assert!(refusal(&event(30618, most)).contains(&told));
     }
 
     #[test]

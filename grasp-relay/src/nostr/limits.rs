@@ -16,7 +16,8 @@ use std::time::Duration;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Largest event, as the JSON text a client sends. Valid patches reach about 150 KiB.
+    /// Largest event, as the JSON text a client sends; a state (30618) may have 1 MiB in any case. Valid patches reach
+    /// about 150 KiB.
     pub event_bytes: usize,
     /// Largest websocket message; a bigger one ends the connection. Peers ask with long lists of values.
     pub message_bytes: usize,

@@ -5,7 +5,8 @@ use crate::config::codec::{Bytes, Count, Time};
 
 pub(super) const RELAY: &[Setting] = settings! { "relay." at [settings.relay];
     event_bytes: Bytes,
-        "Largest event, as the JSON text a client sends. Valid patches reach about 150 KiB.";
+        "Largest event, as the JSON text a client sends; a state (30618) may have 1 MiB in any case. Valid patches reach \
+         about 150 KiB.";
     message_bytes: Bytes,
         "Largest websocket message; a bigger one ends the connection. Peers ask with long lists of values.";
     subscription_id_chars: Count, "Longest subscription id, in characters.";
