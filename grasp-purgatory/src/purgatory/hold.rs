@@ -229,7 +229,9 @@ impl Purgatory {
     ) {
         let room = self.ledger.staging().room(&self.config, &id, &tip, (&door, bytes));
         if room == Room::Full {
-            let keep = self.staged_tips(&id);
+            // What waits under other names has directories of its own.
+            let waiting = self.ledger.staging().of(&id);
+            let keep = waiting.map(|staged| staged.tips_under(door.name())).unwrap_or_default();
             return self.clear(out, id, keep, BTreeSet::from([door.name().clone()]));
         }
         self.settle_conflicting(out, &Thing::Proposal(id));

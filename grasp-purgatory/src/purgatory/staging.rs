@@ -1,6 +1,6 @@
 //! Uploads that came before the event that names them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use grasp_core::admission::Policy;
 use grasp_core::nip34::Proposal;
@@ -78,6 +78,12 @@ impl Placeholder {
     /// The names of the repositories that anything was uploaded to.
     pub(super) fn names(&self) -> impl Iterator<Item = &Identifier> {
         self.tips.values().flat_map(Uploads::keys).map(Came::name)
+    }
+
+    /// The tips that were uploaded to repositories of a name.
+    pub(super) fn tips_under(&self, name: &Identifier) -> BTreeSet<Oid> {
+        let is_there = |uploads: &Uploads| uploads.keys().any(|door| door.name() == name);
+        self.tips.iter().filter(|(_, uploads)| is_there(uploads)).map(|(tip, _)| *tip).collect()
     }
 
     fn uploads(&self) -> usize {

@@ -5,6 +5,7 @@ use std::io::Write;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use grasp_core::RepoId;
+use grasp_core::push::MAX_COMMANDS;
 use grasp_tests::wire::{CAPABILITIES, NOTHING, pkt, push};
 use grasp_tests::{Instance, Litter, Maker, Workdir};
 
@@ -223,11 +224,11 @@ async fn thousands_of_refs_move_at_once_and_too_many_are_refused() {
     assert!(hosted.instance.serves(&state).await);
     assert_eq!(hosted.instance.refs(&hosted.repo).await.lines().count(), 2);
 
-    let many: Vec<String> = (0..10_001).map(|n| format!("refs/heads/b{n}")).collect();
+    let many: Vec<String> = (0..=MAX_COMMANDS).map(|n| format!("refs/heads/b{n}")).collect();
     let many: Vec<_> = many.iter().map(|name| (NOTHING, next.as_str(), name.as_str())).collect();
     let request = push(&many, b"");
     let answer = hosted.instance.post(&hosted.repo, "git-receive-pack", &[], &request).await;
-    assert!(answer.body.contains("more than 10000 refs"), "{answer:?}");
+    assert!(answer.body.contains(&format!("more than {MAX_COMMANDS} refs")), "{answer:?}");
 }
 
 #[tokio::test]
