@@ -5,7 +5,7 @@ mod devtools;
 use std::path::Path;
 
 use self::devtools::{Browser, View};
-use crate::support::{Server, command, said};
+use crate::support::{Server, command, said, skipped};
 
 const DESK: View = View { width: 1100, phone: false, scheme: "light" };
 const NIGHT: View = View { width: 1100, phone: false, scheme: "dark" };
@@ -89,7 +89,7 @@ fn push(server: &Server, home: &Path) -> String {
 async fn pages_are_readable_on_a_desk_and_a_phone_by_day_and_by_night() {
     let dir = tempfile::tempdir().unwrap();
     let Some(mut browser) = Browser::start(&dir.path().join("profile")).await else {
-        println!("skipped: there is no chromium here");
+        skipped("there is no chromium here");
         return;
     };
     // A relay that is not there, so that the status page has something to show.
@@ -124,7 +124,7 @@ async fn pages_are_readable_on_a_desk_and_a_phone_by_day_and_by_night() {
 async fn the_status_page_keeps_itself_fresh() {
     let dir = tempfile::tempdir().unwrap();
     let Some(mut browser) = Browser::start(&dir.path().join("profile")).await else {
-        println!("skipped: there is no chromium here");
+        skipped("there is no chromium here");
         return;
     };
     let server = Server::start(&dir.path().join("data"));

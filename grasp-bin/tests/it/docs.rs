@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::support::{Said, Server, command, get, said};
+use crate::support::{Said, Server, command, get, said, skipped};
 
 /// How long anything may take.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -143,7 +143,7 @@ fn a_server_is_monitored_as_it_is_written() {
         .replace("/var/lib/grasp", data.to_str().unwrap())
         .replace("127.0.0.1:7334", server.host());
     if Command::new("curl").arg("--version").output().is_err() {
-        println!("skipped: there is no curl here");
+        skipped("there is no curl here");
         return;
     }
     let outputs: Vec<_> =
@@ -344,7 +344,7 @@ fn what_the_container_and_the_unit_set_exists() {
     let file = docs("how-to/deploy/grasp.service");
     let mut check = Command::new("systemd-analyze");
     match check.arg("verify").arg(&file).output() {
-        Err(_) => println!("skipped: there is no systemd-analyze here"),
+        Err(_) => skipped("there is no systemd-analyze here"),
         // The command itself need not be installed; everything else must be right.
         Ok(output) => {
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -363,6 +363,32 @@ fn every_metric_that_a_migration_leads_to_exists() {
     assert!(ours.len() > 15, "{ours:?}");
     for name in ours {
         assert!(metrics.contains(&format!("| `{name}` |")), "{name}");
+    }
+}
+
+#[test]
+fn every_package_that_was_asked_for_is_where_the_decisions_say() {
+    let (text, manifest) = (page("explanation/decisions.md"), page("../Cargo.toml"));
+    let asked = [
+        "tokio",
+        "nostr",
+        "nostr-relay-pool",
+        "nostr-sqlite",
+        "git2",
+        "thiserror",
+        "serde",
+        "clap",
+        "tracing-subscriber",
+        "proptest",
+    ];
+    for package in asked {
+        assert!(manifest.contains(&format!("\n{package} = ")), "{package}");
+        let row = text.lines().find(|line| line.starts_with(&format!("| `{package}` |"))).unwrap();
+        let cell = row.split('|').nth(2).unwrap();
+        let places = cell.split('`').skip(1).step_by(2).filter(|place| place.contains('/'));
+        for place in places {
+            assert!(docs("..").join(place).exists(), "{package}: {place}");
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::commands::{push, working_copy};
-use crate::support::{Server, command, get};
+use crate::support::{Server, command, get, skipped};
 
 /// How long files may become from now on: as with a full disk, writing fails beyond.
 fn limit_files(server: &Server, bytes: &str) -> bool {
@@ -36,7 +36,7 @@ fn a_full_disk_turns_events_away_and_room_lets_them_in_again() {
     ["first", "second", "third"].iter().for_each(|name| working_copy(&work(name)));
     assert!(push(&work("first"), dir.path(), &server).ok);
     if !limit_files(&server, "1024") {
-        return println!("skipped: there is no prlimit here");
+        return skipped("there is no prlimit here");
     }
     let refused = push(&work("second"), dir.path(), &server);
     assert!(!refused.ok && refused.err.contains("could not be stored, try again"), "{refused:?}");

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::support::{Server, command, get, said};
+use crate::support::{Server, command, get, said, skipped};
 
 /// Ended when dropped.
 struct Proxy(Child);
@@ -36,7 +36,7 @@ fn installed(names: &[&'static str], asks: &str) -> Option<&'static str> {
     };
     let found = names.iter().find(answers).copied();
     if found.is_none() {
-        println!("skipped: there is no {} here", names[0]);
+        skipped(&format!("there is no {} here", names[0]));
     }
     found
 }
