@@ -164,6 +164,7 @@ mod tests {
             parked: Vec::new(),
             full_pass_at: None,
             retained_bytes: Some(bytes),
+            interrupted: 0,
             coverage: CoverageSet::with_capacity(1),
         }
     }

@@ -14,6 +14,8 @@ pub(super) enum Purpose {
     CatchUp,
     /// New repositories and roots; the batch is in the pending index.
     Batch(BatchId),
+    /// What was published while a request of the live set was not open.
+    ReachBack(LiveId),
     /// What could not be subscribed to.
     Poll(LiveId),
 }

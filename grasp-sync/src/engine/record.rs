@@ -29,6 +29,9 @@ pub struct RelayRecord {
     pub full_pass_at: Option<Timestamp>,
     /// The bytes of subscriptions it has said to remember at most.
     pub retained_bytes: Option<usize>,
+    /// Times that something was not listened to since the last full pass.
+    #[serde(default)]
+    pub interrupted: usize,
     /// What it has given completely.
     pub coverage: CoverageSet,
 }
@@ -103,6 +106,7 @@ mod tests {
             parked: Vec::new(),
             full_pass_at: None,
             retained_bytes: None,
+            interrupted: 0,
             coverage,
         }
     }

@@ -128,6 +128,14 @@ pub enum Report {
         /// Which.
         relay: RelayUrl,
     },
+    /// Something was not listened to for a while. Events that were published then are asked for by date, so one with
+    /// an older date is found only by the next full pass.
+    Interrupted {
+        /// At which relay.
+        relay: RelayUrl,
+        /// How often, since the last full pass began that came to its end.
+        times: usize,
+    },
     /// A connection's live filters were rebuilt as fewer.
     Consolidated {
         /// Which.

@@ -3,6 +3,7 @@
 
 mod budgets;
 mod converge;
+mod dates;
 mod life;
 mod memory;
 mod model;

@@ -12,6 +12,7 @@ pub(crate) mod world;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use grasp_core::admission::SyncPath;
 use grasp_core::nostr::event::Event;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
@@ -222,6 +223,7 @@ impl Sim {
             }
             Output::Send { relay, conn, frame } => {
                 self.check_rest(&relay, &frame);
+                check_standing(&frame);
                 if let Frame::Subscribe { sub, filters, .. } = &frame {
                     self.asked.insert(*sub, filters.clone());
                 }
@@ -303,6 +305,14 @@ impl Sim {
             Frame::Unsubscribe { sub } | Frame::NegClose { sub } => _ = self.open.remove(sub),
             Frame::NegMsg { .. } | Frame::Authenticate => {}
         }
+    }
+}
+
+/// A relay applies `since` to new events too: a standing request that carries one misses what is dated earlier.
+fn check_standing(frame: &Frame) {
+    if let Frame::Subscribe { filters, path: SyncPath::Live, .. } = frame {
+        assert!(filters.iter().all(|filter| filter.since.is_none()), "{frame:?}");
+        assert!(filters.iter().all(|filter| filter.limit.is_some_and(|limit| limit < 2)));
     }
 }
 

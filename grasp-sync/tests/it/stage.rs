@@ -84,6 +84,14 @@ impl Stage {
         issue
     }
 
+    /// Publishes an issue at relay 0 just now that is dated a week ago, as imported ones are.
+    pub(crate) fn publish_old_issue(&mut self) -> Event {
+        let at = self.sim.now.unix.as_secs() - 7 * 24 * 60 * 60;
+        let issue = event::issue(&mut self.chance, at, std::slice::from_ref(&self.repo));
+        self.sim.publish_after(Duration::ZERO, &relay(0), issue.clone());
+        issue
+    }
+
     /// An issue that nobody has published.
     pub(crate) fn chance_issue(&mut self) -> Event {
         let at = self.sim.now.unix.as_secs();
@@ -125,6 +133,10 @@ impl Stage {
             Report::Status { status, .. } => Some(*status),
             _ => None,
         })
+    }
+
+    pub(crate) fn has(&self, event: &Event) -> bool {
+        self.sim.local.stored.contains_key(&event.id)
     }
 
     pub(crate) fn here(&self) -> usize {

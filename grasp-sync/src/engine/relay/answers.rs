@@ -58,12 +58,11 @@ impl Session {
         }
     }
 
-    /// Events came live: up to the latest of them nothing is missing. Not so before a request has caught up: the newest
-    /// come first.
-    fn overheard(&mut self, desk: &Desk<'_>, id: LiveId, rows: &[Delivered]) {
+    /// Events came live: up to the latest of them nothing is missing.
+    fn overheard(&mut self, desk: &mut Desk<'_>, id: LiveId, rows: &[Delivered]) {
+        self.reach_back(desk, id);
         let latest = rows.iter().map(|one| one.row.at.min(desk.now.unix)).max();
-        let listening = self.live.wanted.get_mut(&id);
-        if let Some(listening) = listening.filter(|listening| listening.from.is_none()) {
+        if let Some(listening) = self.live.wanted.get_mut(&id) {
             listening.heard = listening.heard.max(latest.unwrap_or(listening.heard));
         }
     }
@@ -83,13 +82,13 @@ impl Session {
         }
     }
 
-    /// A live request is in force: whatever it had to catch up with is here.
+    /// A live request is in force.
     fn listens(&mut self, desk: &mut Desk<'_>, sub: SubId, id: LiveId) {
         self.subs.heard(desk.mono(), sub, desk.shared.config.watchdog);
         let Some(listening) = self.live.wanted.get_mut(&id) else { return };
-        listening.from = None;
         listening.heard = listening.heard.max(desk.now.unix);
         desk.standing.parks.answered(listening.layer, Way::Live);
+        self.reach_back(desk, id);
     }
 
     fn closed(&mut self, desk: &mut Desk<'_>, sub: SubId, text: &str) {
@@ -237,7 +236,7 @@ impl Session {
         let Some(job) = jobs.iter().find_map(|id| self.jobs.get(id)) else { return false };
         let group = self.groups.get(&job.group);
         match group.map(|group| group.purpose) {
-            Some(Purpose::CatchUp) => true,
+            Some(Purpose::CatchUp | Purpose::ReachBack(_)) => true,
             Some(Purpose::Announcements) => self.is_catching_up,
             Some(Purpose::Batch(_) | Purpose::Poll(_)) | None => false,
         }

@@ -8,7 +8,6 @@ use super::super::batch::Purpose;
 use super::super::check::CLASSES;
 use super::super::history::Phase;
 use super::super::ids::JobId;
-use super::live::LivePhase;
 use super::session::Session;
 use super::standing::Standing;
 use super::subs::Serves;
@@ -40,7 +39,7 @@ impl Session {
         for (sub, open) in self.subs.iter() {
             let is_known = match &open.serves {
                 Serves::Live(id) => {
-                    self.live.wanted.get(id).is_some_and(|one| one.phase == LivePhase::Open(sub))
+                    self.live.wanted.get(id).is_some_and(|one| one.sub() == Some(sub))
                 }
                 Serves::Pages(jobs) => jobs.iter().any(|id| self.is_open_for(sub, *id)),
                 Serves::Neg(id) => self.is_open_for(sub, *id),

@@ -1,19 +1,21 @@
-//! Many small live filters rebuilt as few full ones, without a moment in which nothing is remembered.
+//! Rebuilds many small live filters as few full ones: the new are open before the old are closed.
 
+use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::{PendingItems, RETENTION, build_layer2_and_layer3_filters};
 
+use super::super::batch::Purpose;
 use super::super::desk::Desk;
-use super::super::ids::LiveId;
 use super::super::report::Report;
+use super::live::{Listening, LivePhase};
 use super::session::Session;
 use super::whole::all;
 
 impl Session {
     /// Listens to everything confirmed and everything under way in as few filters as will do.
     ///
-    /// Called only when requests may be sent, and followed by sending at once. What came in between, or is still
-    /// on its way, is delivered again, since the new requests reach back. Batches under way are not touched: they
-    /// fetch history, and their items are listened to as before. Announcements keep their own subscription.
+    /// Called only when requests may be sent, and followed by sending at once. The old requests stay open until the
+    /// new ones are in force, as far as there is room for both. Batches under way are not touched: they fetch history,
+    /// and their items are listened to as before. Announcements keep their own subscription.
     pub(super) fn rebuild_live(&mut self, desk: &mut Desk<'_>) {
         self.live.rebuild = false;
         let before = self.live.filters();
@@ -27,8 +29,9 @@ impl Session {
         let after = filters.len();
         let now = desk.now.unix;
         let covered = self.live.items().map(|(_, one)| one.covered_until(now)).min();
-        self.drop_live_items(desk);
-        let from = Some(covered.unwrap_or(now) - RETENTION);
+        let covered = covered.filter(|covered| *covered < now).map(|covered| covered - RETENTION);
+        let under_way = self.replace_live_items(desk);
+        let from = covered.into_iter().chain(under_way).min();
         self.live.add(&mut desk.shared.ids, now, filters, from, &self.budget);
         self.live.rebuilt = after;
         let relay = desk.relay.clone();
@@ -43,28 +46,65 @@ impl Session {
         items
     }
 
-    /// Stops listening to items, announcements excepted.
-    pub(super) fn drop_live_items(&mut self, desk: &mut Desk<'_>) {
-        let items: Vec<_> = self.live.items().map(|(id, one)| (id, one.sub())).collect();
-        for (id, sub) in items {
-            if let Some(sub) = sub {
-                self.close(desk, sub);
+    /// Leaves the requests for items to be closed once others are in force; returns from when on something was still
+    /// being fetched for them.
+    pub(super) fn replace_live_items(&mut self, desk: &mut Desk<'_>) -> Option<Timestamp> {
+        let items: Vec<_> = self.live.items().map(|(id, _)| id).collect();
+        let mut under_way = None;
+        for id in items {
+            let Some(listening) = self.live.wanted.get_mut(&id) else { continue };
+            if let LivePhase::Open(sub) = listening.phase {
+                listening.phase = LivePhase::Replaced(sub);
+            } else {
+                self.live.wanted.remove(&id);
             }
-            self.live.wanted.remove(&id);
-            self.drop_poll(desk, id);
+            self.drop_group_for(desk, Purpose::Poll(id));
+            let since = self.drop_group_for(desk, Purpose::ReachBack(id));
+            under_way = under_way.into_iter().chain(since).min();
         }
         self.live.rebuilt = 0;
+        under_way
     }
 
-    fn drop_poll(&mut self, desk: &mut Desk<'_>, live: LiveId) {
-        use super::super::batch::Purpose;
-        let group = self.groups.iter().find(|(_, one)| one.purpose == Purpose::Poll(live));
-        let Some(group) = group.map(|(id, _)| *id) else { return };
+    /// Closes a request that is being replaced before that is done, for want of room; `false` if there is none.
+    pub(super) fn close_one_replaced(&mut self, desk: &mut Desk<'_>) -> bool {
+        let Some((id, sub)) = self.live.replaced() else { return false };
+        self.close(desk, sub);
+        self.live.wanted.remove(&id);
+        self.live.reach_back_from(desk.now.unix);
+        true
+    }
+
+    /// Closes what was replaced, once everything that replaces it was answered.
+    pub(super) fn end_replacement(&mut self, desk: &mut Desk<'_>) {
+        if self.live.replaced().is_none() {
+            return;
+        }
+        let is_on_its_way = |one: &Listening| match one.phase {
+            LivePhase::Queued => true,
+            LivePhase::Open(sub) => !self.subs.is_answered(sub),
+            _ => false,
+        };
+        if self.live.wanted.values().any(is_on_its_way) {
+            return;
+        }
+        while self.close_one_replaced(desk) {}
+    }
+
+    /// Drops what is fetched for a purpose; returns from when on that was, if at all.
+    pub(super) fn drop_group_for(
+        &mut self,
+        desk: &mut Desk<'_>,
+        purpose: Purpose,
+    ) -> Option<Timestamp> {
+        let (group, _) = self.groups.iter().find(|(_, one)| one.purpose == purpose)?;
+        let group = *group;
         let jobs = self.jobs.iter().filter(|(_, job)| job.group == group);
-        let jobs: Vec<_> = jobs.map(|(id, _)| *id).collect();
-        for job in jobs {
-            self.drop_job(desk, job);
+        let jobs: Vec<_> = jobs.map(|(id, job)| (*id, job.window().0)).collect();
+        for (job, _) in &jobs {
+            self.drop_job(desk, *job);
         }
         self.groups.remove(&group);
+        jobs.into_iter().filter_map(|(_, since)| since).min()
     }
 }

@@ -253,7 +253,7 @@ impl Session {
                     *since = group.began;
                 }
             }
-            Purpose::Announcements | Purpose::CatchUp => {}
+            Purpose::Announcements | Purpose::CatchUp | Purpose::ReachBack(_) => {}
         }
     }
 

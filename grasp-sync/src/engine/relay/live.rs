@@ -1,4 +1,7 @@
-//! What a connection listens to: requests that stay open, or, where there is no room, are polled.
+//! The live set of a connection: subscriptions that stay open, or, where there is no room, are polled.
+//!
+//! A standing subscription never carries `since`: a relay applies it to new events too, and an event that is published
+//! now may be dated a week ago. What was missed while none was open is a request of its own, which ends at EOSE.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,7 +25,7 @@ pub(in crate::engine) struct Listening {
     pub(in crate::engine) filters: Vec<LeanFilter>,
     /// Its length as REQ, nearly.
     pub(in crate::engine) bytes: usize,
-    /// From when on stored events are wanted too, since nobody listened.
+    /// The start of a time in which it was not open: stored events from then on are fetched once it is.
     pub(in crate::engine) from: Option<Timestamp>,
     /// The latest time for which it is known to have been heard.
     pub(in crate::engine) heard: Timestamp,
@@ -42,6 +45,8 @@ pub(in crate::engine) enum LivePhase {
     Queued,
     /// Sent.
     Open(SubId),
+    /// Still open, until the requests that replace it are in force.
+    Replaced(SubId),
     /// Left alone for a while.
     Resting(Mono),
     /// Waiting for an answer to our authentication.
@@ -61,15 +66,20 @@ const LONGEST_REST: Duration = Duration::from_secs(60 * 60);
 const REQ_BYTES: usize = 80;
 
 impl Listening {
-    /// What goes over the wire.
-    pub(in crate::engine) fn wire(&mut self, now: Timestamp, without_zero: bool) -> Vec<Filter> {
-        self.has_zero = self.from.is_none() && !without_zero;
-        let one = |lean: &LeanFilter| match self.from {
-            Some(from) => lean.filter().since(from),
-            None if without_zero => lean.filter().since(now).limit(1),
-            None => live(lean.filter()),
+    /// What goes over the wire: nothing that is stored, or, for a relay that does not take a limit of zero, the
+    /// newest event of each filter.
+    pub(in crate::engine) fn wire(&mut self, without_zero: bool) -> Vec<Filter> {
+        self.has_zero = !without_zero;
+        let one = |lean: &LeanFilter| match without_zero {
+            true => lean.filter().limit(1),
+            false => live(lean.filter()),
         };
         self.filters.iter().map(one).collect()
+    }
+
+    /// The same filters without a window.
+    pub(in crate::engine) fn plain_filters(&self) -> Vec<Filter> {
+        self.filters.iter().map(LeanFilter::filter).collect()
     }
 
     /// The same filters for what is stored from then on.
@@ -77,22 +87,11 @@ impl Listening {
         self.filters.iter().map(|lean| lean.filter().since(since)).collect()
     }
 
-    /// If nobody has listened for long, what is to be fetched for that: it may be more than a relay would send
-    /// along with a live request.
-    pub(in crate::engine) fn take_long_gap(&mut self, now: Timestamp) -> Vec<Filter> {
-        match self.from {
-            Some(from) if now - from > Timestamp::from_secs(2 * RETENTION.as_secs()) => {
-                self.from = None;
-                self.filters_since(from)
-            }
-            _ => Vec::new(),
-        }
-    }
-
-    /// Nobody listens any more: what is sent next must reach back to the last time that somebody did.
+    /// It is no longer open: what was published since it was last heard is to be fetched.
     pub(in crate::engine) fn lost(&mut self, phase: LivePhase) {
         if matches!(self.phase, LivePhase::Open(_)) {
-            self.from = Some(self.heard - RETENTION);
+            let heard = self.heard - RETENTION;
+            self.from = Some(self.from.map_or(heard, |from| from.min(heard)));
         }
         self.phase = phase;
     }
@@ -124,7 +123,7 @@ impl Listening {
     pub(in crate::engine) fn covered_until(&self, now: Timestamp) -> Timestamp {
         match (self.phase, self.from) {
             (LivePhase::Polled { since, .. }, _) => since,
-            (LivePhase::Open(_), None) => now,
+            (LivePhase::Open(_) | LivePhase::Replaced(_), None) => now,
             (_, Some(from)) => from + RETENTION,
             (_, None) => self.heard,
         }
@@ -132,9 +131,13 @@ impl Listening {
 
     pub(in crate::engine) fn sub(&self) -> Option<SubId> {
         match self.phase {
-            LivePhase::Open(sub) => Some(sub),
+            LivePhase::Open(sub) | LivePhase::Replaced(sub) => Some(sub),
             _ => None,
         }
+    }
+
+    pub(in crate::engine) fn is_replaced(&self) -> bool {
+        matches!(self.phase, LivePhase::Replaced(_))
     }
 }
 
@@ -211,10 +214,26 @@ impl Live {
         self.filters() > self.rebuilt + (self.rebuilt / 2).max(3)
     }
 
-    /// The requests for items, layers 2 and 3.
+    /// The requests for items, layers 2 and 3, without those that are being replaced.
     pub(in crate::engine) fn items(&self) -> impl Iterator<Item = (LiveId, &Listening)> {
-        let items = self.wanted.iter().filter(|(_, one)| one.layer != Layer::Announcements);
+        let is_item = |one: &Listening| one.layer != Layer::Announcements && !one.is_replaced();
+        let items = self.wanted.iter().filter(move |(_, one)| is_item(one));
         items.map(|(id, listening)| (*id, listening))
+    }
+
+    /// A request that is being replaced, and its subscription.
+    pub(in crate::engine) fn replaced(&self) -> Option<(LiveId, SubId)> {
+        let replaced = |(id, one): (&LiveId, &Listening)| match one.phase {
+            LivePhase::Replaced(sub) => Some((*id, sub)),
+            _ => None,
+        };
+        self.wanted.iter().find_map(replaced)
+    }
+
+    /// What is not open yet has to reach back: something is closed that covered it.
+    pub(in crate::engine) fn reach_back_from(&mut self, now: Timestamp) {
+        let queued = self.wanted.values_mut().filter(|one| one.phase == LivePhase::Queued);
+        queued.for_each(|one| _ = one.from.get_or_insert(now - RETENTION));
     }
 
     /// The first that is to be sent.
@@ -228,7 +247,10 @@ impl Live {
         let ends = self.wanted.values().filter_map(|one| match one.phase {
             LivePhase::Resting(until) => Some(until),
             LivePhase::Polled { next, .. } => Some(next),
-            LivePhase::Queued | LivePhase::Open(_) | LivePhase::AwaitingAuth => None,
+            LivePhase::Queued
+            | LivePhase::Open(_)
+            | LivePhase::Replaced(_)
+            | LivePhase::AwaitingAuth => None,
         });
         ends.min()
     }
@@ -262,12 +284,14 @@ mod tests {
     }
 
     #[test]
-    fn new_requests_ask_for_nothing_stored() {
+    fn a_standing_request_has_no_since_and_asks_for_as_little_stored_as_it_can() {
         let (mut live, _) = live_set(1);
         let one = live.wanted.values_mut().next().unwrap();
-        assert_eq!(one.wire(NOW, false)[0].limit, Some(0));
-        let plain = &one.wire(NOW, true)[0];
-        assert_eq!((plain.since, plain.limit), (Some(NOW), Some(1)));
+        one.from = Some(NOW - RETENTION);
+        for (without_zero, limit) in [(false, 0), (true, 1)] {
+            let wire = &one.wire(without_zero)[0];
+            assert_eq!((wire.since, wire.limit), (None, Some(limit)));
+        }
     }
 
     #[test]
@@ -278,23 +302,11 @@ mod tests {
         one.heard = NOW + 500u64;
         one.rest(Mono::from_secs(10));
         assert_eq!(one.phase, LivePhase::Resting(Mono::from_secs(75)));
-        assert_eq!(one.wire(NOW, false)[0].since, Some(NOW + 500u64 - RETENTION));
+        assert_eq!(one.from, Some(NOW + 500u64 - RETENTION));
         one.rest(Mono::from_secs(75));
         assert_eq!(one.phase, LivePhase::Resting(Mono::from_secs(75 + 130)));
         (0..40).for_each(|_| one.rest(Mono::ZERO));
         assert_eq!(one.phase, LivePhase::Resting(Mono::from_secs(3_600)));
-    }
-
-    #[test]
-    fn a_long_gap_is_fetched_and_a_short_one_comes_along() {
-        let (mut live, _) = live_set(1);
-        let one = live.wanted.values_mut().next().unwrap();
-        one.from = Some(NOW - RETENTION);
-        assert!(one.take_long_gap(NOW).is_empty() && one.from.is_some());
-        one.from = Some(NOW - 3_600u64);
-        let missed = one.take_long_gap(NOW);
-        assert_eq!((missed.len(), missed[0].since), (1, Some(NOW - 3_600u64)));
-        assert_eq!(one.wire(NOW, false)[0].limit, Some(0));
     }
 
     #[test]

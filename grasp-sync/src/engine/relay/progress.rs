@@ -27,7 +27,9 @@ impl Session {
                 return;
             }
             outcome = match (group.purpose, outcome) {
-                (Purpose::Announcements | Purpose::CatchUp, _) => History::CatchUpFailed,
+                (Purpose::Announcements | Purpose::CatchUp | Purpose::ReachBack(_), _) => {
+                    History::CatchUpFailed
+                }
                 (_, History::CatchUpFailed) => History::CatchUpFailed,
                 _ => History::BatchesFailed,
             };
@@ -36,13 +38,23 @@ impl Session {
             return;
         }
         self.ended = Some(outcome);
-        self.end_pass(desk);
+        self.end_pass(desk, outcome);
         if let Some(state) = desk.state() {
             state.history_ended(outcome);
         }
         self.report_status(desk);
         if outcome == History::Complete {
             self.completed(desk);
+        }
+    }
+
+    /// Tells the operator how often something was not listened to since the last full pass, if that has changed.
+    pub(super) fn report_interruptions(desk: &mut Desk<'_>) {
+        let times = desk.standing.interrupted;
+        if std::mem::replace(&mut desk.standing.interrupted_reported, times) != times {
+            let relay = desk.relay.clone();
+            desk.report(Report::Interrupted { relay, times });
+            desk.note_change();
         }
     }
 
@@ -55,9 +67,13 @@ impl Session {
 
     /// Everything has been asked for. What failed has its own times to be tried again: if the whole pass were
     /// repeated for it, one lasting refusal would make it go round for ever.
-    fn end_pass(&mut self, desk: &mut Desk<'_>) {
+    fn end_pass(&mut self, desk: &mut Desk<'_>, outcome: History) {
         if std::mem::replace(&mut desk.standing.pass.is_over, true) {
             return;
+        }
+        if outcome == History::Complete {
+            let made_up_for = std::mem::take(&mut desk.standing.pass.interrupted_before);
+            desk.standing.interrupted = desk.standing.interrupted.saturating_sub(made_up_for);
         }
         let bounds = desk.shared.config.full_pass;
         desk.standing.daily.done(desk.now, bounds, &mut desk.shared.rng);
@@ -69,8 +85,10 @@ impl Session {
 
     /// Up to when nothing that is confirmed here can be missing, if that is later than when it began.
     pub(super) fn heard_until(&self, now: Timestamp) -> Option<Timestamp> {
-        let catches_up =
-            |group: &Group| matches!(group.purpose, Purpose::Announcements | Purpose::CatchUp);
+        let catches_up = |group: &Group| match group.purpose {
+            Purpose::Announcements | Purpose::CatchUp | Purpose::ReachBack(_) => true,
+            Purpose::Batch(_) | Purpose::Poll(_) => false,
+        };
         if self.ended.is_none() || self.groups.values().any(catches_up) {
             return None;
         }

@@ -43,6 +43,7 @@ impl Session {
             self.send_jobs(desk);
         }
         self.settle(desk);
+        Self::report_interruptions(desk);
     }
 
     /// Ends rests that are over.
@@ -68,12 +69,18 @@ impl Session {
             LivePhase::Polled { next, since } if *next <= now => {
                 *next = now + desk.shared.config.poll_every;
                 let since = *since - RETENTION;
-                let filters = listening.filters_since(since);
+                // A comparison finds events of any date; pages would have to begin from the beginning each time.
+                let compares = !self.pages_only && desk.standing.neg.is_over(now);
+                let (filters, method) = match compares {
+                    true => (listening.plain_filters(), Method::Reconcile),
+                    false => (listening.filters_since(since), Method::Page),
+                };
                 let is_running =
                     self.groups.values().any(|group| group.purpose == Purpose::Poll(id));
                 if !is_running {
+                    desk.standing.interrupted += usize::from(!compares);
                     let nothing = PendingItems::default();
-                    self.fetch(desk, Purpose::Poll(id), filters, Method::Page, nothing);
+                    self.fetch(desk, Purpose::Poll(id), filters, method, nothing);
                 }
             }
             _ => {}
@@ -90,6 +97,9 @@ impl Session {
             if self.send_one_live(desk, id) == Start::Done {
                 continue;
             }
+            if self.close_one_replaced(desk) {
+                continue;
+            }
             if self.live.is_fragmented() {
                 self.rebuild_live(desk);
             } else if let Some(listening) = self.live.wanted.get_mut(&id) {
@@ -97,6 +107,7 @@ impl Session {
             }
         }
         self.unpoll(desk);
+        self.end_replacement(desk);
     }
 
     fn send_one_live(&mut self, desk: &mut Desk<'_>, id: LiveId) -> Start {
@@ -110,18 +121,26 @@ impl Session {
             return Start::NoSlot;
         };
         desk.standing.parks.sent(now, listening.layer, Way::Live);
-        let missed = listening.take_long_gap(desk.now.unix);
         let sub = desk.shared.ids.sub();
-        let filters = listening.wire(desk.now.unix, self.live.without_zero);
+        let filters = listening.wire(self.live.without_zero);
         listening.phase = LivePhase::Open(sub);
-        if listening.from.is_none() {
-            listening.heard = desk.now.unix;
-        }
+        listening.heard = desk.now.unix;
         self.subs.insert(now, sub, slot, Serves::Live(id), desk.shared.config.watchdog);
         desk.send(self.conn, Frame::Subscribe { sub, filters, path: SyncPath::Live });
-        let nothing = PendingItems::default();
-        self.fetch(desk, Purpose::CatchUp, missed, Method::Page, nothing);
         Start::Done
+    }
+
+    /// Fetches what was published while a request of the live set was not open, now that it is in force.
+    pub(super) fn reach_back(&mut self, desk: &mut Desk<'_>, id: LiveId) {
+        let listening = self.live.wanted.get_mut(&id);
+        let Some(from) = listening.and_then(|listening| listening.from.take()) else { return };
+        let purpose = Purpose::ReachBack(id);
+        // One that is still under way is begun anew together with this one.
+        let from = self.drop_group_for(desk, purpose).map_or(from, |earlier| earlier.min(from));
+        let missed = self.live.wanted.get(&id).map(|listening| listening.filters_since(from));
+        desk.standing.interrupted += 1;
+        let nothing = PendingItems::default();
+        self.fetch(desk, purpose, missed.unwrap_or_default(), Method::Page, nothing);
     }
 
     /// Whatever is polled for want of room is listened to as soon as there is some.

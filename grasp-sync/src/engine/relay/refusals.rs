@@ -81,6 +81,7 @@ impl Session {
 
     /// The budget was lowered under what is listened to: the newest give way, and are polled.
     fn shed_live(&mut self, desk: &mut Desk<'_>) {
+        while desk.standing.ledger.excess_live() > 0 && self.close_one_replaced(desk) {}
         let excess = desk.standing.ledger.excess_live();
         let open = self.live.wanted.iter().filter_map(|(id, one)| Some((*id, one.sub()?)));
         let mut open: Vec<(LiveId, SubId)> =
@@ -98,6 +99,10 @@ impl Session {
     fn live_refused(&mut self, desk: &mut Desk<'_>, id: LiveId, action: Action, lasted: Duration) {
         let now = desk.mono();
         let Some(listening) = self.live.wanted.get_mut(&id) else { return };
+        if listening.is_replaced() {
+            self.live.wanted.remove(&id);
+            return self.live.reach_back_from(desk.now.unix);
+        }
         if lasted >= SETTLED {
             listening.failures = 0;
         }

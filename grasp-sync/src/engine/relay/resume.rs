@@ -50,16 +50,24 @@ pub(in crate::engine) struct Pass {
     pub(in crate::engine) complete_until: Timestamp,
     /// Whether it has come to an end, well or not.
     pub(in crate::engine) is_over: bool,
+    /// Interruptions of listening before it began, which it makes up for.
+    pub(in crate::engine) interrupted_before: usize,
 }
 
 impl Pass {
     pub(in crate::engine) fn begin(now: Timestamp, sort: Sort) -> Self {
-        Self { sort, began: now, complete_until: now, is_over: false }
+        Self { sort, began: now, complete_until: now, is_over: false, interrupted_before: 0 }
+    }
+
+    /// The same, which makes up for so many interruptions of listening.
+    pub(in crate::engine) fn after(self, interrupted_before: usize) -> Self {
+        Self { interrupted_before, ..self }
     }
 
     /// What an earlier process has proven counts if it is no older than this.
     pub(in crate::engine) fn resumed(now: Timestamp, oldest: Timestamp) -> Self {
-        Self { sort: Sort::Resumed, began: oldest, complete_until: now, is_over: true }
+        let pass = Self::begin(oldest, Sort::Resumed);
+        Self { complete_until: now, is_over: true, ..pass }
     }
 
     pub(in crate::engine) fn is_daily(&self) -> bool {
@@ -76,14 +84,16 @@ pub(super) fn take_up(desk: &mut Desk<'_>) -> TakeUp {
     let was_away = state.last_connected().is_some() && state.should_clear_state(unix);
     if is_over && (is_due || was_away) {
         let sort = if is_due { Sort::Daily } else { Sort::Fresh };
-        desk.standing.pass = Pass::begin(unix, sort);
+        desk.standing.pass = Pass::begin(unix, sort).after(desk.standing.interrupted);
         state.start_over(unix);
     }
     let kept = state.confirmed.clone();
-    match state.connected(unix) {
+    let how = match state.connected(unix) {
         Resume::CatchUp { since } => TakeUp::CatchUp { since },
         Resume::Fresh => go_on(desk, kept),
-    }
+    };
+    desk.standing.interrupted += usize::from(how != TakeUp::Fresh);
+    how
 }
 
 /// Takes up a pass that has not come to its end, from what is confirmed, or else from what is proven on disk.

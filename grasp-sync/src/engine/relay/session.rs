@@ -90,7 +90,7 @@ impl Session {
             told: BTreeSet::new(),
             ended: None,
         };
-        session.listen(desk, vec![build_announcement_filter(None)], None);
+        session.listen(desk, vec![build_announcement_filter(None)]);
         match how {
             TakeUp::Fresh => session.fetch_announcements(desk),
             TakeUp::Continue { since } => {
@@ -102,12 +102,12 @@ impl Session {
                 session.catch_up(desk, since);
             }
         }
-        session.ask_for_new_items(desk, None);
+        session.ask_for_new_items(desk);
         session
     }
 
-    /// Everything is fetched anew over the standing connection, as once a day. Nobody stops listening for it: the
-    /// new live set reaches back over the old.
+    /// Fetches everything anew over the standing connection, as once a day. The live set is rebuilt for it, and the
+    /// old one stays open until then.
     pub(in crate::engine) fn start_over(&mut self, desk: &mut Desk<'_>) {
         let jobs: Vec<JobId> = self.jobs.keys().copied().collect();
         for job in jobs {
@@ -121,43 +121,38 @@ impl Session {
         if let Some(state) = desk.state() {
             state.start_over(now);
         }
-        desk.standing.pass = Pass::begin(now, Sort::Daily);
+        desk.standing.pass = Pass::begin(now, Sort::Daily).after(desk.standing.interrupted);
         self.path = SyncPath::Daily;
         self.is_catching_up = false;
         self.ended = None;
         self.report_status(desk);
-        self.drop_live_items(desk);
+        // What was being fetched for them is part of everything.
+        let _ = self.replace_live_items(desk);
         self.whole = None;
         self.fetch_announcements(desk);
-        self.ask_for_new_items(desk, Some(now - RETENTION));
+        self.ask_for_new_items(desk);
     }
 
     /// Asks for whatever is wanted here and neither confirmed nor under way.
-    fn ask_for_new_items(&mut self, desk: &mut Desk<'_>, from: Option<Timestamp>) {
+    fn ask_for_new_items(&mut self, desk: &mut Desk<'_>) {
         let Some(target) = desk.shared.index.target(desk.relay) else { return };
         let targets = [(desk.relay.clone(), target)].into();
         let actions = compute_actions(&targets, &desk.shared.pending, &desk.shared.states);
         for action in actions {
-            self.add(desk, action, from, Method::Reconcile);
+            self.add(desk, action, Method::Reconcile);
         }
     }
 
     /// Items that were discovered just now. Hardly anything about them is here yet, so there is little to compare.
     pub(in crate::engine) fn discovered(&mut self, desk: &mut Desk<'_>, action: AddFilters) {
-        self.add(desk, action, None, Method::Page);
+        self.add(desk, action, Method::Page);
     }
 
     /// New items: listens for them, then fetches their history as one batch.
-    fn add(
-        &mut self,
-        desk: &mut Desk<'_>,
-        action: AddFilters,
-        from: Option<Timestamp>,
-        method: Method,
-    ) {
+    fn add(&mut self, desk: &mut Desk<'_>, action: AddFilters, method: Method) {
         let filters = action.filters(&self.budget);
         let batch = desk.shared.ids.batch();
-        if self.is_whole(desk, &filters, from) {
+        if self.is_whole(desk, &filters) {
             let is_compared = self.is_had_from_whole(desk, &filters);
             let (filters, method) =
                 if is_compared { (vec![all()], Method::Reconcile) } else { (filters, method) };
@@ -169,7 +164,7 @@ impl Session {
         {
             self.live.rebuild = true;
         } else {
-            self.listen(desk, filters.clone(), from);
+            self.listen(desk, filters.clone());
         }
         self.fetch(desk, Purpose::Batch(batch), filters, method, action.items);
     }
@@ -194,23 +189,18 @@ impl Session {
         state.confirmed.restrict_to(&target);
         let confirmed = state.confirmed.clone();
         let filters = build_layer2_and_layer3_filters(&confirmed, None, &self.budget);
-        let filters = if self.is_whole(desk, &filters, None) {
+        let filters = if self.is_whole(desk, &filters) {
             vec![all().since(since)]
         } else {
-            self.listen(desk, filters, None);
+            self.listen(desk, filters);
             build_layer2_and_layer3_filters(&confirmed, Some(since), &self.budget)
         };
         self.fetch(desk, Purpose::CatchUp, filters, Method::Page, PendingItems::default());
     }
 
-    pub(super) fn listen(
-        &mut self,
-        desk: &mut Desk<'_>,
-        filters: Vec<Filter>,
-        from: Option<Timestamp>,
-    ) {
+    pub(super) fn listen(&mut self, desk: &mut Desk<'_>, filters: Vec<Filter>) {
         let (ids, now) = (&mut desk.shared.ids, desk.now.unix);
-        self.live.add(ids, now, filters, from, &self.budget);
+        self.live.add(ids, now, filters, None, &self.budget);
     }
 
     /// Begins a group of jobs, one for each filter.
@@ -228,7 +218,7 @@ impl Session {
         let group = desk.shared.ids.group();
         let began = desk.now.unix;
         let planned: Vec<(Filter, Method)> =
-            filters.into_iter().map(|filter| Self::plan(desk, filter, method)).collect();
+            filters.into_iter().map(|filter| Self::plan(desk, purpose, filter, method)).collect();
         let jobs: Vec<JobId> = planned.iter().map(|_| desk.shared.ids.job()).collect();
         let id = match purpose {
             Purpose::Batch(id) => id,
@@ -252,9 +242,10 @@ impl Session {
         }
     }
 
-    /// What was proven in this pass need not be compared again: it is taken up from there.
-    fn plan(desk: &Desk<'_>, filter: Filter, method: Method) -> (Filter, Method) {
-        if method == Method::Page {
+    /// What was proven in this pass need not be compared again: it is taken up from there. Not so for what is polled,
+    /// since nothing was heard of it in the meantime.
+    fn plan(desk: &Desk<'_>, purpose: Purpose, filter: Filter, method: Method) -> (Filter, Method) {
+        if method == Method::Page || !purpose.is_history() {
             return (filter, method);
         }
         match desk.standing.coverage.since(&FilterHash::of(&filter), None) {

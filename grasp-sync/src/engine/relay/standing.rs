@@ -35,6 +35,11 @@ pub(in crate::engine) struct Standing {
     pub(in crate::engine) daily: Daily,
     pub(in crate::engine) coverage: CoverageSet,
     pub(in crate::engine) pass: Pass,
+    /// Times that something was not listened to since the last full pass began: an event that was published then
+    /// with an older date is found by the next.
+    pub(in crate::engine) interrupted: usize,
+    /// What the operator was last told of that.
+    pub(in crate::engine) interrupted_reported: usize,
     /// Whether the operator was told that it does not reconcile.
     pub(in crate::engine) is_known_to_page: bool,
     /// When its record is to be written, if it has changed.
@@ -73,7 +78,9 @@ impl Standing {
                 Some(_) => Pass::resumed(now.unix, now.unix - config.full_pass.1),
                 None => Pass::begin(now.unix, Sort::Fresh),
             },
+            interrupted: record.as_ref().map_or(0, |record| record.interrupted),
             coverage: record.map_or_else(empty, |record| record.coverage),
+            interrupted_reported: 0,
             is_known_to_page: false,
             write_at: None,
         }
@@ -98,7 +105,7 @@ impl Standing {
     /// Nothing was given, as far as anybody knows.
     pub(in crate::engine) fn forget_what_was_given(&mut self, now: Timestamp) {
         self.coverage = CoverageSet::with_capacity(COVERAGE_CAPACITY);
-        self.pass = Pass::begin(now, Sort::Fresh);
+        self.pass = Pass::begin(now, Sort::Fresh).after(self.interrupted);
     }
 
     /// Whether it goes on from what an earlier process was given.
@@ -125,6 +132,7 @@ impl Standing {
             parked: self.parks.parked(now),
             full_pass_at: self.daily.last(),
             retained_bytes: self.retained,
+            interrupted: self.interrupted,
             coverage,
         }
     }

@@ -99,6 +99,11 @@ impl Subs {
         self.open.get(&sub).map(|open| open.serves.clone())
     }
 
+    /// Whether the relay has said anything about it.
+    pub(in crate::engine) fn is_answered(&self, sub: SubId) -> bool {
+        self.open.get(&sub).is_some_and(|open| open.is_answered)
+    }
+
     pub(in crate::engine) fn remove(&mut self, sub: SubId) -> Option<Open> {
         self.open.remove(&sub)
     }

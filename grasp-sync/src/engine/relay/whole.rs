@@ -10,7 +10,6 @@ use std::time::Duration;
 use grasp_core::admission::Lasting;
 use grasp_core::limits::{Action, PARK};
 use grasp_core::nostr::filter::Filter;
-use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::{BatchProgress, FilterHash, build_layer2_and_layer3_filters};
 
 use super::super::batch::Purpose;
@@ -72,12 +71,7 @@ pub(super) fn all() -> Filter {
 impl Session {
     /// Whether these filters by name, with those that are listened to already, are too much to say. If so, the relay
     /// is listened to as a whole from now on.
-    pub(super) fn is_whole(
-        &mut self,
-        desk: &mut Desk<'_>,
-        filters: &[Filter],
-        from: Option<Timestamp>,
-    ) -> bool {
+    pub(super) fn is_whole(&mut self, desk: &mut Desk<'_>, filters: &[Filter]) -> bool {
         let bytes = bytes(filters);
         if let Some(whole) = &mut self.whole {
             whole.named = whole.named.saturating_add(bytes);
@@ -91,7 +85,7 @@ impl Session {
         if self.live.items().next().is_some() {
             self.live.rebuild = true;
         } else {
-            self.listen(desk, vec![all()], from);
+            self.listen(desk, vec![all()]);
         }
         true
     }
@@ -214,7 +208,7 @@ impl Session {
             Some(Purpose::Batch(batch)) => {
                 (desk.batch(batch).map(|batch| batch.items.clone()), Method::Reconcile)
             }
-            Some(Purpose::CatchUp) => {
+            Some(Purpose::CatchUp | Purpose::ReachBack(_)) => {
                 (desk.state().map(|state| state.confirmed.clone()), Method::Page)
             }
             Some(Purpose::Announcements | Purpose::Poll(_)) | None => return,
