@@ -37,6 +37,7 @@ pub(crate) fn relay_row((url, status): (&RelayUrl, &RelayStatus)) -> RelayRow {
         backlog: status.backlog.max(status.wanted),
         stored: status.counts.stored() + status.counts.held,
         gaps: status.gaps,
+        interruptions: status.interruptions,
         refusal: status.last_refusal.as_ref().map(|text| text.as_str().to_owned()),
         trouble: failed.map(|failed| in_words(failed.why).to_owned()),
         retry_at: failed.map(|failed| failed.retry_at.as_secs()),

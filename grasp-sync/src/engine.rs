@@ -49,7 +49,7 @@ use self::record::Records;
 pub use self::record::RelayRecord;
 use self::rejected::Rejected;
 use self::relay::Relay;
-pub use self::report::{Failure, Reliability, Report, Source};
+pub use self::report::{Failure, Reliability, Report, Request, Source};
 use self::rng::Rng;
 
 /// Keeps one relay complete.

@@ -7,7 +7,7 @@ use grasp_core::admission::SyncPath;
 use grasp_core::limits::Health;
 use grasp_core::sync::ConnectionStatus;
 use grasp_relay::metrics::{Metric, Metrics};
-use grasp_sync::engine::{Report, Source};
+use grasp_sync::engine::{Report, Request, Source};
 
 pub(crate) const CONNECTED: Metric = Metric::gauge(
     "grasp_sync_relay_connected",
@@ -108,6 +108,16 @@ pub(crate) const CONSOLIDATIONS: Metric = Metric::counter(
     "Times that a connection's live filters were rebuilt as fewer.",
     &["relay"],
 );
+pub(crate) const REQUESTS: Metric = Metric::counter(
+    "grasp_sync_requests_total",
+    "Requests that a relay was sent, by what for: REQ that stays open (live), for a page (page) or for ids (ids), and NEG-OPEN (compare).",
+    &["relay", "request"],
+);
+pub(crate) const INTERRUPTIONS: Metric = Metric::gauge(
+    "grasp_sync_relay_interruptions",
+    "Times since the last full pass that something of the relay was not listened to. Events that were published then with an older date come with the next full pass.",
+    &["relay"],
+);
 
 /// All of them, in the order of the reference.
 pub(crate) const ALL: &[&Metric] = &[
@@ -132,6 +142,8 @@ pub(crate) const ALL: &[&Metric] = &[
     &GIVEN_UP,
     &FULL_SECONDS,
     &CONSOLIDATIONS,
+    &REQUESTS,
+    &INTERRUPTIONS,
 ];
 
 /// Turns reports into metrics. Remembers of each relay what the totals need.
@@ -191,6 +203,12 @@ impl SyncMeter {
             Report::GapSecond { relay, .. } => metrics.add(&FULL_SECONDS, &[relay.as_str()], 1),
             Report::Consolidated { relay, .. } => {
                 metrics.add(&CONSOLIDATIONS, &[relay.as_str()], 1);
+            }
+            Report::Requested { relay, request } => {
+                metrics.add(&REQUESTS, &[relay.as_str(), asked_for(*request)], 1);
+            }
+            Report::Interrupted { relay, times } => {
+                metrics.set(&INTERRUPTIONS, &[relay.as_str()], *times as f64);
             }
             _ => {}
         }
@@ -259,6 +277,15 @@ fn connected(status: ConnectionStatus) -> f64 {
         ConnectionStatus::Syncing => 2.0,
         ConnectionStatus::Connected => 3.0,
         ConnectionStatus::ConnectedHistoricSyncFailures => 4.0,
+    }
+}
+
+fn asked_for(request: Request) -> &'static str {
+    match request {
+        Request::Live => "live",
+        Request::Page => "page",
+        Request::Ids => "ids",
+        Request::Compare => "compare",
     }
 }
 
@@ -368,6 +395,21 @@ mod tests {
         }
         assert_eq!(metrics.value(&GAPS, &[relay().as_str()]), Some(4.0));
         assert_eq!(metrics.value(&RECEIVED, &[relay().as_str()]), Some(7.0));
+    }
+
+    #[test]
+    fn requests_are_counted_by_relay_and_by_what_for() {
+        let sent = |request| Report::Requested { relay: relay(), request };
+        let metrics = told(&[
+            sent(Request::Live),
+            sent(Request::Page),
+            sent(Request::Page),
+            Report::Interrupted { relay: relay(), times: 3 },
+        ]);
+        let name = relay();
+        assert_eq!(metrics.value(&REQUESTS, &[name.as_str(), "live"]), Some(1.0));
+        assert_eq!(metrics.value(&REQUESTS, &[name.as_str(), "page"]), Some(2.0));
+        assert_eq!(metrics.value(&INTERRUPTIONS, &[name.as_str()]), Some(3.0));
     }
 
     #[test]

@@ -124,6 +124,10 @@ pub struct RelayRow {
     pub stored: u64,
     /// Events that live sync should have brought and a catch-up brought instead.
     pub gaps: u64,
+    /// Times since the last full pass that something of it was not listened to: events that were published then with an
+    /// older date come with the next full pass.
+    #[serde(default)]
+    pub interruptions: u64,
     /// What it last refused, in its own words, shortened.
     pub refusal: Option<String>,
     /// Why it cannot be connected to, if it cannot.
@@ -236,7 +240,11 @@ impl RelayRow {
             (Some(trouble), Some(retry)) => format!("{trouble}; {retry}"),
             (Some(trouble), None) => trouble.clone(),
             (None, Some(retry)) => retry,
-            (None, None) => self.refusal.clone().unwrap_or_default(),
+            (None, None) => match (&self.refusal, self.interruptions) {
+                (Some(refusal), _) => refusal.clone(),
+                (None, 0) => String::new(),
+                (None, times) => format!("listening interrupted {times}× since the last full pass"),
+            },
         }
     }
 }

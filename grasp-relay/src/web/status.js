@@ -26,7 +26,8 @@ const cell = (label, text, kind) => {
 };
 const remark = (now, relay) => {
   const retry = relay.retry_at == null ? null : `next try in ${span(Math.max(0, relay.retry_at - now))}`;
-  return [relay.trouble, retry].filter(Boolean).join("; ") || relay.refusal || "";
+  const interrupted = relay.interruptions ? `listening interrupted ${relay.interruptions}× since the last full pass` : "";
+  return [relay.trouble, retry].filter(Boolean).join("; ") || relay.refusal || interrupted;
 };
 const row = (now, relay) => {
   const tr = document.createElement("tr");

@@ -41,6 +41,7 @@ impl Observer for Log {
             Report::GapSecond { relay, at } => {
                 tracing::warn!(%relay, %at, "one second holds more events than the relay shows");
             }
+            Report::Requested { relay, request } => tracing::trace!(%relay, ?request, "requested"),
             other => tracing::debug!(report = ?other, "sync"),
         }
     }

@@ -38,6 +38,11 @@ pub struct RelayStatus {
     pub counts: Counts,
     /// Events that live sync should have brought, and a catch-up brought instead.
     pub gaps: u64,
+    /// Times since the last full pass that something was not listened to; events that were published then with an
+    /// older date come with the next full pass.
+    pub interruptions: u64,
+    /// REQ and NEG-OPEN frames that it was sent.
+    pub requests: u64,
     /// Batches of repositories and threads that it gave completely.
     pub batches: u64,
     /// What it last refused, in its own words.
@@ -123,6 +128,8 @@ impl RelayStatus {
             wanted: 0,
             counts: Counts::default(),
             gaps: 0,
+            interruptions: 0,
+            requests: 0,
             batches: 0,
             last_refusal: None,
             failed: None,
@@ -193,6 +200,10 @@ impl Status {
             Report::Gap { relay, count, .. } => {
                 self.with(relay, |known| known.gaps += *count as u64);
             }
+            Report::Interrupted { relay, times } => {
+                self.with(relay, |known| known.interruptions = *times as u64);
+            }
+            Report::Requested { relay, .. } => self.with(relay, |known| known.requests += 1),
             Report::Reliability { relay, seen } => {
                 self.with(relay, |known| known.reliability = Some(*seen));
             }

@@ -22,7 +22,8 @@ pub struct Config {
     /// How long newly accepted repositories and roots are collected before they are acted on. Counted from the
     /// first, never started over. Default: 5 seconds.
     pub discovery_window: Duration,
-    /// A pause in the feed after which the collecting ends early. Default: 250 milliseconds.
+    /// A pause in the feed after which the collecting ends early; five times as long if the last ended less than a
+    /// window ago. Default: 50 milliseconds.
     pub discovery_quiet: Duration,
     /// How long replies are collected before what answers them is asked for. Default: 15 seconds.
     pub reply_window: Duration,
@@ -30,7 +31,8 @@ pub struct Config {
     pub discovery_full: usize,
     /// Relays of one repository that are followed. Default: 64.
     pub relays_per_repo: usize,
-    /// Values per filter. Bytes are a further ceiling, reached with some 490 event ids. Default: 1,000.
+    /// Values per filter at a relay of which neither the software nor the longest message is known; ten times as many
+    /// where one is. Bytes are a further ceiling, reached with some 490 event ids. Default: 100.
     pub values_per_filter: usize,
     /// How a connection's subscriptions are shared out.
     pub ledger: LedgerConfig,
@@ -80,11 +82,11 @@ impl Config {
             seed: 0,
             can_authenticate: false,
             discovery_window: DISCOVERY_WINDOW,
-            discovery_quiet: Duration::from_millis(250),
+            discovery_quiet: Duration::from_millis(50),
             reply_window: Duration::from_secs(15),
             discovery_full: 2_000,
             relays_per_repo: 64,
-            values_per_filter: RequestBudget::MAX_VALUES_PER_FILTER,
+            values_per_filter: RequestBudget::default().values_per_filter(),
             ledger: LedgerConfig::default(),
             ids_per_fetch: 250,
             consolidation_threshold: CONSOLIDATION_THRESHOLD,

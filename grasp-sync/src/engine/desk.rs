@@ -59,6 +59,10 @@ impl Desk<'_> {
     }
 
     pub(super) fn send(&mut self, conn: ConnId, frame: Frame) {
+        if let Some(request) = frame.request() {
+            let relay = self.relay.clone();
+            self.report(Report::Requested { relay, request });
+        }
         self.out.push(Output::Send { relay: self.relay.clone(), conn, frame });
     }
 

@@ -54,15 +54,18 @@ const MOST_RELAYS_OF_HELD: usize = 8;
 
 /// Early closings that may follow one another at once.
 const EARLY_BURST: u32 = 8;
+/// How much longer than the first the feed must pause once a burst may be under way.
+const BURST_QUIET: u32 = 5;
 
 /// The window in which changes are collected.
 ///
 /// It opens with the first change and ends, whatever comes, after its length. It is there so that a burst becomes
 /// a few full filters and not many small ones; so it ends early once the burst has visibly ended: when the feed
 /// has caught up, falls quiet, or the window is full. A repository that is announced here is then asked for at
-/// once, and so are the threads of the thousand issues that come of it. A steady trickle of lone events, on the
-/// other hand, must not be acted on one by one: quiet ends the window only so often, and then waits for its
-/// length as documented.
+/// once, and so are the threads of the thousand issues that come of it. The first change after a calm is acted on
+/// after a short pause in the feed, and what follows within a window's length after a longer one. A steady trickle of
+/// lone events must not be acted on one by one: quiet ends the window only so often, and then waits for its length as
+/// documented.
 ///
 /// Replies are in no hurry: hardly anybody answers one within seconds, and whatever does is fetched once it is
 /// asked for. They have a longer window of their own, so that a burst of threads is fetched before what answers it.
@@ -81,6 +84,8 @@ pub(super) struct Discovery {
     replied: Option<Mono>,
     /// When the window opened, and when the latest change came.
     open: Option<(Mono, Mono)>,
+    /// When the last window ended, if any has.
+    ended: Option<Mono>,
 }
 
 impl Discovery {
@@ -99,6 +104,7 @@ impl Discovery {
             replies: BTreeMap::new(),
             replied: None,
             open: None,
+            ended: None,
         }
     }
 
@@ -131,8 +137,9 @@ impl Discovery {
         }
         let (opened, latest) = self.open?;
         let is_over = now >= opened + self.length || self.changes.len() >= self.full;
-        let is_quiet = self.caught_up && now >= latest + self.quiet;
+        let is_quiet = self.caught_up && now >= latest + self.quiet_after(opened);
         if is_over || (is_quiet && self.early.admit(now) == Admit::Go) {
+            self.ended = Some(now);
             return Some(self.take());
         }
         None
@@ -143,11 +150,19 @@ impl Discovery {
         let window = self.open.map(|(opened, latest)| {
             let end = opened + self.length;
             match self.caught_up {
-                true => end.min((latest + self.quiet).max(self.early.reopens_at())),
+                true => end.min((latest + self.quiet_after(opened)).max(self.early.reopens_at())),
                 false => end,
             }
         });
         window.into_iter().chain(replies).min()
+    }
+
+    /// The pause that ends a window which opened then.
+    fn quiet_after(&self, opened: Mono) -> Duration {
+        match self.ended {
+            Some(ended) if opened < ended + self.length => self.quiet.saturating_mul(BURST_QUIET),
+            _ => self.quiet,
+        }
     }
 
     /// Not before all is told that was stored: what they answer comes later, being older.
@@ -230,10 +245,45 @@ mod tests {
         assert_eq!(discovery.take_if_due(ms(4_999)), None);
         let _ = discovery.caught_up();
         discovery.offer(ms(5_000), change(2));
-        discovery.offer(ms(5_200), change(3));
-        assert_eq!(discovery.deadline(), Some(ms(5_450)));
-        assert_eq!(discovery.take_if_due(ms(5_449)), None);
-        assert_eq!(discovery.take_if_due(ms(5_450)), Some(vec![change(2), change(3)]));
+        discovery.offer(ms(5_040), change(3));
+        assert_eq!(discovery.deadline(), Some(ms(5_090)));
+        assert_eq!(discovery.take_if_due(ms(5_089)), None);
+        assert_eq!(discovery.take_if_due(ms(5_090)), Some(vec![change(2), change(3)]));
+    }
+
+    #[test]
+    fn what_follows_the_first_is_collected_for_longer_until_it_is_calm_again() {
+        let mut discovery = discovery();
+        let _ = discovery.caught_up();
+        discovery.offer(ms(1_000), change(1));
+        assert_eq!(discovery.take_if_due(ms(1_050)), Some(vec![change(1)]), "the leading edge");
+        discovery.offer(ms(1_100), change(2));
+        discovery.offer(ms(1_300), change(3));
+        assert_eq!(discovery.deadline(), Some(ms(1_550)));
+        assert_eq!(discovery.take_if_due(ms(1_549)), None);
+        assert_eq!(discovery.take_if_due(ms(1_550)), Some(vec![change(2), change(3)]));
+        discovery.offer(ms(6_549), change(4));
+        assert_eq!(discovery.deadline(), Some(ms(6_799)));
+        let _ = discovery.take_if_due(ms(6_799));
+        discovery.offer(ms(11_799), change(5));
+        assert_eq!(discovery.deadline(), Some(ms(11_849)), "a window's length of calm");
+    }
+
+    #[test]
+    fn a_thousand_changes_in_a_minute_become_one_batch_per_window() {
+        let mut discovery = discovery();
+        let _ = discovery.caught_up();
+        let (mut batches, mut changes) = (0, 0);
+        for at in (0..70_000).step_by(10) {
+            if at % 60 == 0 && at < 60_000 {
+                discovery.offer(ms(at), change(1));
+            }
+            if let Some(batch) = discovery.take_if_due(ms(at)) {
+                (batches, changes) = (batches + 1, changes + batch.len());
+            }
+        }
+        assert_eq!(changes, 1_000);
+        assert!((12..=14).contains(&batches), "{batches}");
     }
 
     #[test]
@@ -316,8 +366,8 @@ mod tests {
         discovery.offer(ms(1_000), reply(1));
         discovery.offer(ms(1_000), reply(2));
         discovery.offer(ms(2_000), change(2));
-        assert_eq!(discovery.deadline(), Some(ms(2_250)));
-        assert_eq!(discovery.take_if_due(ms(2_250)).unwrap(), [change(2)]);
+        assert_eq!(discovery.deadline(), Some(ms(2_050)));
+        assert_eq!(discovery.take_if_due(ms(2_050)).unwrap(), [change(2)]);
         assert_eq!(discovery.deadline(), Some(ms(16_000)));
         assert_eq!(discovery.take_if_due(ms(15_999)), None);
         discovery.offer(ms(15_999), change(3));

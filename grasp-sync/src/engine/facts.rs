@@ -58,6 +58,8 @@ pub(super) struct Manners {
     pub(super) whole_from: Option<usize>,
 }
 
+/// How many times the values per filter a relay takes of which the software or the longest message is known.
+const KNOWN_TAKE: usize = 10;
 /// Bytes of one id in a filter: 64 digits, quotes, comma.
 const ID_BYTES: usize = 67;
 /// Bytes of a filter of ids around them, with room to spare.
@@ -71,7 +73,10 @@ impl Manners {
     pub(super) fn towards(facts: &RelayFacts, config: &Config) -> Self {
         let stamina = facts.stamina();
         let message = facts.max_message_length.filter(|length| *length > 0).unwrap_or(usize::MAX);
-        let budget = RequestBudget::default().with_values_per_filter(config.values_per_filter);
+        let is_known = stamina != Stamina::Unknown || message < usize::MAX;
+        let times = if is_known { KNOWN_TAKE } else { 1 };
+        let values = config.values_per_filter.saturating_mul(times);
+        let budget = RequestBudget::default().with_values_per_filter(values);
         let budget = budget.lowered_to_message_bytes(message);
         let fit = budget.filter_bytes().saturating_sub(ID_FILTER_BYTES) / ID_BYTES;
         let offered = facts.max_limit.filter(|limit| *limit > 0).unwrap_or(config.ids_per_fetch);
@@ -180,6 +185,23 @@ mod tests {
         let small = Manners::towards(&small, &config);
         assert_eq!((small.page, small.ids, small.neg_frame), (100, 100, 9_744));
         assert_eq!(small.budget.message_bytes(), 20_000);
+    }
+
+    #[test]
+    fn a_filter_has_a_hundred_values_unless_more_are_known_to_be_taken() {
+        let mut config = Config::new("us.example".parse().unwrap());
+        let values = |config: &Config, facts: &RelayFacts| {
+            Manners::towards(facts, config).budget.values_per_filter()
+        };
+        let long = RelayFacts { max_message_length: Some(131_072), ..RelayFacts::default() };
+        assert_eq!(values(&config, &RelayFacts::default()), 100);
+        assert_eq!(values(&config, &facts("unheard-of", "1")), 100);
+        assert_eq!(values(&config, &facts("strfry", "1")), 1_000);
+        assert_eq!(values(&config, &facts("grasp-relay", "1")), 1_000);
+        assert_eq!(values(&config, &long), 1_000);
+        config.values_per_filter = 20;
+        assert_eq!(values(&config, &RelayFacts::default()), 20);
+        assert_eq!(values(&config, &long), 200);
     }
 
     #[test]

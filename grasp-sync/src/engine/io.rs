@@ -12,7 +12,7 @@ use nostr::types::Timestamp;
 use super::facts::RelayFacts;
 use super::ids::{ConnId, InventoryId, SubId};
 use super::record::RelayRecord;
-use super::report::Report;
+use super::report::{Report, Request};
 
 /// Something that has happened.
 #[derive(Clone, Debug)]
@@ -356,4 +356,20 @@ pub enum Frame {
     },
     /// AUTH: answer the latest challenge with the service key.
     Authenticate,
+}
+
+impl Frame {
+    /// What it asks for, if anything.
+    pub(super) fn request(&self) -> Option<Request> {
+        match self {
+            Self::Subscribe { path: SyncPath::Live, .. } => Some(Request::Live),
+            Self::Subscribe { filters, .. } => match filters.iter().any(|one| one.ids.is_some()) {
+                true => Some(Request::Ids),
+                false => Some(Request::Page),
+            },
+            Self::NegOpen { .. } => Some(Request::Compare),
+            Self::Unsubscribe { .. } | Self::NegMsg { .. } | Self::NegClose { .. } => None,
+            Self::Authenticate => None,
+        }
+    }
 }

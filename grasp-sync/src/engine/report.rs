@@ -128,6 +128,13 @@ pub enum Report {
         /// Which.
         relay: RelayUrl,
     },
+    /// A relay was sent a request.
+    Requested {
+        /// Which relay.
+        relay: RelayUrl,
+        /// What for.
+        request: Request,
+    },
     /// Something was not listened to for a while. Events that were published then are asked for by date, so one with
     /// an older date is found only by the next full pass.
     Interrupted {
@@ -145,6 +152,19 @@ pub enum Report {
         /// Filters after.
         after: usize,
     },
+}
+
+/// A request, by what it is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Request {
+    /// REQ that stays open.
+    Live,
+    /// REQ for a page of what is stored.
+    Page,
+    /// REQ for events by id.
+    Ids,
+    /// NEG-OPEN.
+    Compare,
 }
 
 /// Where stored events came from.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use grasp_core::limits::Health;
 use grasp_core::sync::{IndexChange, SyncLevel};
 use grasp_core::{Mono, Now, RelayUrl};
-use grasp_sync::engine::{Accepted, Config, Frame, Input, Report, SyncEngine};
+use grasp_sync::engine::{Accepted, Config, Frame, Input, Report, Request, SyncEngine};
 
 use crate::sim::START;
 use crate::sim::chance::Chance;
@@ -63,10 +63,11 @@ fn latency_leaves_no_slot_idle_while_there_is_something_to_ask_for() {
         neg: Neg::Disabled,
         ..Script::default()
     };
-    let config = Config { values_per_filter: 15, ..defaults() };
-    let mut stage = Stage::announced(config, script, 300);
+    // Ten values in a filter, since the software is known.
+    let config = Config { values_per_filter: 1, ..defaults() };
+    let mut stage = Stage::announced(config, script, 180);
     stage.run(MINUTE);
-    assert_eq!(stage.here(), 301);
+    assert_eq!(stage.here(), 181);
     let fetches: Vec<_> = stage.starts().into_iter().filter(|one| one.by == By::Page).collect();
     assert!(fetches.len() >= 60, "{}", fetches.len());
     let took = fetches[fetches.len() - 1].at - fetches[0].at;
@@ -99,6 +100,53 @@ fn small_live_filters_are_rebuilt_as_fewer_without_losing_anything() {
     stage.run(secs(1));
     assert!(stage.sim.local.stored.contains_key(&comment.id));
     assert_eq!(by(&stage.starts(), By::Page).len(), 0, "it came live");
+}
+
+/// A thousand repositories with some issues each are released over a minute; the requests by what they are for.
+fn released_over_a_minute(config: Config, script: Script) -> BTreeMap<Request, usize> {
+    let mut stage = Stage::new(config, script, 0);
+    stage.announce(&[relay(0)]);
+    stage.run(secs(20)).forget();
+    let listed = [relay(0), crate::sim::local::our_url()];
+    for n in 0..1_000 {
+        let repo = repo(&mut stage.chance, &format!("repo-{n}"));
+        for _ in 0..3 {
+            let issue = crate::sim::event::issue(&mut stage.chance, START - 999, &[repo.clone()]);
+            stage.peer().events.insert(issue.id, issue);
+        }
+        let announced = crate::sim::event::announcement(&mut stage.chance, &repo, START, &listed);
+        stage.sim.accept(announced);
+        stage.run(Duration::from_millis(60));
+    }
+    stage.run(MINUTE);
+    assert_eq!(stage.here(), 1 + 1_000 + 3_000);
+    let mut requests = BTreeMap::new();
+    for report in &stage.sim.reports {
+        if let Report::Requested { request, .. } = report {
+            *requests.entry(*request).or_default() += 1;
+        }
+    }
+    requests
+}
+
+#[test]
+fn a_thousand_names_released_over_a_minute_make_as_many_requests_as_there_are_full_filters() {
+    let grasp = Script { is_grasp: true, software: Some("grasp-relay"), ..Script::default() };
+    let whole = Config { whole_from: Some(32 * 1024), ..defaults() };
+    for (config, script) in [
+        (defaults(), Script::default()),
+        (defaults(), Script { software: Some("strfry"), ..Script::default() }),
+        (whole, grasp),
+    ] {
+        let software = script.software;
+        let requests = released_over_a_minute(config, script);
+        eprintln!("{software:?}: {requests:?}");
+        let full_filters = 1_000 / 100;
+        let live = requests.get(&Request::Live).copied().unwrap_or_default();
+        assert!(live <= 4 * full_filters, "{software:?}: {requests:?}");
+        let all: usize = requests.values().sum();
+        assert!(all <= 20 * full_filters, "{software:?}: {requests:?}");
+    }
 }
 
 #[test]

@@ -10,12 +10,12 @@ pub(super) const SYNC: &[Setting] = settings! { "sync." at [settings.sync];
 pub(super) const ENGINE: &[Setting] = settings! { "sync." at [settings.sync.engine];
     discovery_window: Time,
         "How long newly accepted repositories and roots are collected before they are acted on, from the first.";
-    discovery_quiet: Time, "A pause in the feed after which the collecting ends early.";
+    discovery_quiet: Time, "A pause in the feed after which the collecting ends early; five times as long if the last ended less than a window ago.";
     reply_window: Time, "How long replies are collected before what answers them is asked for.";
     discovery_full: Count, "Changes after which the collecting ends early.";
     relays_per_repo: Count, "Relays of one repository that are followed.";
     values_per_filter: Count,
-        "Values per filter. Bytes are a further ceiling.";
+        "Values per filter at a relay of which neither the software nor the longest message is known; ten times as many where one is. Bytes are a further ceiling.";
     ids_per_fetch: Count, "Ids per request, for a relay that advertises no limit.";
     consolidation_threshold: Count, "Live filters on one connection above which they are rebuilt as fewer.";
     whole_from: OrNever<Bytes>,

@@ -178,6 +178,10 @@ impl Session {
                 let items = talk.items();
                 let repos = job.repos();
                 self.lacks(desk, layer, repos, items, lacking);
+                if layer == Layer::Whole {
+                    let (now, took) = (desk.mono(), self.subs.lasted(desk.mono(), sub));
+                    self.whole_compared(now, took);
+                }
                 self.end_session(desk, id, sub);
                 self.compared(desk, id, needed);
             }

@@ -90,7 +90,7 @@ impl Session {
     /// Cuts the job by time; by pages if that is no longer possible.
     pub(super) fn cut_by_time(&mut self, desk: &mut Desk<'_>, id: JobId, method: Method) {
         if self.jobs.get(&id).is_some_and(|job| job.layer == Layer::Whole) {
-            return self.call_by_name(desk);
+            return self.name_histories(desk);
         }
         let now = desk.now.unix;
         let job = self.jobs.get(&id).filter(|job| job.cuts < MOST_CUTS);

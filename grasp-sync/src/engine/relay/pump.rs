@@ -252,9 +252,9 @@ impl Session {
         let parked = self.parked_layers(desk);
         let is_parked =
             |id: &JobId| self.jobs.get(id).is_some_and(|job| parked.contains_key(&job.layer));
-        let is_busy = OnceCell::new();
+        let may_compare = OnceCell::new();
         let waits =
-            |id: &JobId| self.is_last(*id) && *is_busy.get_or_init(|| self.has_other_work(desk));
+            |id: &JobId| self.is_last(*id) && !*may_compare.get_or_init(|| self.may_compare(desk));
         let may_start = |id: &JobId| !is_parked(id) && !waits(id);
         let (purpose, id) = line.iter().find(|(_, id)| may_start(id))?;
         Some((*purpose, *id, method))

@@ -151,12 +151,8 @@ impl Session {
     /// New items: listens for them, then fetches their history as one batch.
     fn add(&mut self, desk: &mut Desk<'_>, action: AddFilters, method: Method) {
         let filters = action.filters(&self.budget);
-        let batch = desk.shared.ids.batch();
         if self.is_whole(desk, &filters) {
-            let is_compared = self.is_had_from_whole(desk, &filters);
-            let (filters, method) =
-                if is_compared { (vec![all()], Method::Reconcile) } else { (filters, method) };
-            return self.fetch(desk, Purpose::Batch(batch), filters, method, action.items);
+            return self.fetch_with_whole(desk, action, method);
         }
         let threshold = desk.shared.config.consolidation_threshold.max(2 * self.live.rebuilt);
         if should_consolidate(self.live.filters(), filters.len(), threshold)
@@ -166,7 +162,19 @@ impl Session {
         } else {
             self.listen(desk, filters.clone());
         }
-        self.fetch(desk, Purpose::Batch(batch), filters, method, action.items);
+        self.fetch_batch(desk, filters, method, action.items);
+    }
+
+    /// Fetches the history of new items as one batch.
+    pub(super) fn fetch_batch(
+        &mut self,
+        desk: &mut Desk<'_>,
+        filters: Vec<Filter>,
+        method: Method,
+        items: PendingItems,
+    ) {
+        let batch = desk.shared.ids.batch();
+        self.fetch(desk, Purpose::Batch(batch), filters, method, items);
     }
 
     /// Layer 1, all of it.
@@ -318,6 +326,7 @@ impl Session {
             // In the past, time is not what is lacking: a slot is, and its end will be an input.
             paced.filter(|at| *at > now),
             daily.map(|at| at.max(standing.pace.reopens_at())),
+            self.next_comparison().filter(|at| *at > now),
             parked,
         ]
         .into_iter()

@@ -99,6 +99,11 @@ impl Subs {
         self.open.get(&sub).map(|open| open.serves.clone())
     }
 
+    /// How long one has been open.
+    pub(in crate::engine) fn lasted(&self, now: Mono, sub: SubId) -> Duration {
+        self.open.get(&sub).map(|open| open.lasted(now)).unwrap_or_default()
+    }
+
     /// Whether the relay has said anything about it.
     pub(in crate::engine) fn is_answered(&self, sub: SubId) -> bool {
         self.open.get(&sub).is_some_and(|open| open.is_answered)

@@ -7,15 +7,20 @@
 
 use std::time::Duration;
 
+use grasp_core::Mono;
 use grasp_core::admission::Lasting;
 use grasp_core::limits::{Action, PARK};
+use grasp_core::nip34::repo_refs;
+use grasp_core::nostr::event::Event;
 use grasp_core::nostr::filter::Filter;
-use grasp_core::sync::{BatchProgress, FilterHash, build_layer2_and_layer3_filters};
+use grasp_core::sync::{
+    AddFilters, BatchProgress, FilterHash, PendingItems, build_layer2_and_layer3_filters,
+};
 
 use super::super::batch::Purpose;
 use super::super::desk::Desk;
 use super::super::history::{Job, Method, Phase};
-use super::super::ids::JobId;
+use super::super::ids::{GroupId, JobId};
 use super::super::io::{Judged, Outcome};
 use super::super::layer::{Layer, wire_len};
 use super::super::lean::LeanFilter;
@@ -33,6 +38,10 @@ pub(in crate::engine) struct Whole {
     useful: usize,
     /// And that are not.
     useless: usize,
+    /// Until then histories are fetched by name: a comparison found that too much differs.
+    named_until: Mono,
+    /// When the next comparison may begin.
+    compare_at: Mono,
 }
 
 /// What an event costs, in bytes of names.
@@ -45,8 +54,16 @@ const FORGIVEN: usize = 200;
 const FEWEST_OFFERED: usize = 1_000;
 /// How long a relay is asked by name after the whole of it was not worth it.
 const NAMED_FOR: Duration = PARK;
+/// How long histories are fetched by name after a comparison of the whole was offered too much.
+const HISTORY_NAMED_FOR: Duration = Duration::from_secs(10 * 60);
+/// How many times as long as a comparison took is waited before the next: it reads all that both sides have.
+const COMPARISON_REST: u32 = 5;
 
 impl Whole {
+    fn new(named: usize) -> Self {
+        Self { named, useful: 0, useless: 0, named_until: Mono::ZERO, compare_at: Mono::ZERO }
+    }
+
     fn is_worth_it(&self) -> bool {
         self.useless <= self.useful + FORGIVEN.max(self.named / EVENT_BYTES)
     }
@@ -70,9 +87,9 @@ pub(super) fn all() -> Filter {
 
 impl Session {
     /// Whether these filters by name, with those that are listened to already, are too much to say. If so, the relay
-    /// is listened to as a whole from now on.
+    /// is listened to as a whole from now on. States of what is only held do not count: nothing else of that is wanted.
     pub(super) fn is_whole(&mut self, desk: &mut Desk<'_>, filters: &[Filter]) -> bool {
-        let bytes = bytes(filters);
+        let bytes = bytes(filters.iter().filter(|filter| filter.kinds.is_none()));
         if let Some(whole) = &mut self.whole {
             whole.named = whole.named.saturating_add(bytes);
             return true;
@@ -81,7 +98,7 @@ impl Session {
         if !self.is_too_much(desk, named) || desk.mono() < desk.standing.named_until {
             return false;
         }
-        self.whole = Some(Whole { named, useful: 0, useless: 0 });
+        self.whole = Some(Whole::new(named));
         if self.live.items().next().is_some() {
             self.live.rebuild = true;
         } else {
@@ -93,7 +110,38 @@ impl Session {
     /// Whether the history of these filters is had from the whole: comparing that is work for both sides, and a few
     /// names are none.
     pub(super) fn is_had_from_whole(&self, desk: &Desk<'_>, filters: &[Filter]) -> bool {
-        self.whole.is_some() && !self.pages_only && self.is_too_much(desk, bytes(filters))
+        let compares = self.whole.is_some_and(|whole| desk.mono() >= whole.named_until);
+        compares && !self.pages_only && self.is_too_much(desk, bytes(filters))
+    }
+
+    /// Fetches the history of items from a relay that is listened to as a whole.
+    ///
+    /// Repositories that were discovered just now are asked for by name, in pages: nearly all of their threads are
+    /// missing here, and much that the relay has may belong to others. Their threads come by comparison.
+    pub(super) fn fetch_with_whole(
+        &mut self,
+        desk: &mut Desk<'_>,
+        action: AddFilters,
+        method: Method,
+    ) {
+        let AddFilters { relay, items } = action;
+        let (repos, threads) = match method {
+            Method::Reconcile => (PendingItems::default(), items),
+            Method::Page => {
+                let PendingItems { repos, root_events } = items;
+                let repos = PendingItems { repos, ..PendingItems::default() };
+                (repos, PendingItems { root_events, ..PendingItems::default() })
+            }
+        };
+        let repos = AddFilters { relay: relay.clone(), items: repos };
+        self.fetch_batch(desk, repos.filters(&self.budget), method, repos.items);
+        let threads = AddFilters { relay, items: threads };
+        let filters = threads.filters(&self.budget);
+        let (filters, method) = match self.is_had_from_whole(desk, &filters) {
+            true => (vec![all()], Method::Reconcile),
+            false => (filters, method),
+        };
+        self.fetch_batch(desk, filters, method, threads.items);
     }
 
     fn is_too_much(&self, desk: &Desk<'_>, bytes: usize) -> bool {
@@ -110,10 +158,12 @@ impl Session {
         let Some(whole) = &mut self.whole else { return };
         let all = Some(FilterHash::of(&all()));
         for (one, _) in judged.iter().zip(filters).filter(|(_, filter)| **filter == all) {
-            match one.outcome {
+            match &one.outcome {
                 Outcome::Stored | Outcome::Held | Outcome::Known => whole.useful += 1,
                 // That our own relay is busy says nothing about what was brought.
                 Outcome::Refused { lasting: Lasting::Briefly, .. } => {}
+                // It will be wanted as soon as its repository is served.
+                Outcome::Refused { event: Some(event), .. } if is_of_ours(desk, event) => {}
                 Outcome::Refused { .. } | Outcome::Forged => whole.useless += 1,
             }
         }
@@ -139,7 +189,44 @@ impl Session {
         }
     }
 
-    /// Whether a job compares the whole, which is done once everything else that is asked for is here.
+    /// Whether a comparison of the whole may begin: once everything else that is asked for is here, and some time after
+    /// the last.
+    pub(super) fn may_compare(&self, desk: &Desk<'_>) -> bool {
+        let is_rested = self.whole.is_none_or(|whole| desk.mono() >= whole.compare_at);
+        is_rested && !self.has_other_work(desk)
+    }
+
+    /// When a comparison that waits may begin, as far as time is what it waits for.
+    pub(super) fn next_comparison(&self) -> Option<Mono> {
+        let line = self.lines.get(&Method::Reconcile)?;
+        let waits = line.iter().any(|(_, id)| self.is_last(*id));
+        self.whole.filter(|_| waits).map(|whole| whole.compare_at)
+    }
+
+    /// A comparison has ended that took so long.
+    pub(super) fn whole_compared(&mut self, now: Mono, took: Duration) {
+        if let Some(whole) = &mut self.whole {
+            whole.compare_at = now + took.saturating_mul(COMPARISON_REST);
+        }
+    }
+
+    /// Too much differs for one comparison of the whole. The histories that waited for it are fetched by name.
+    pub(super) fn name_histories(&mut self, desk: &mut Desk<'_>) {
+        if let Some(whole) = &mut self.whole {
+            whole.named_until = desk.mono() + HISTORY_NAMED_FOR;
+        }
+        let is_comparison = |job: &Job| job.layer == Layer::Whole && job.window().0.is_none();
+        let compared = self.jobs.iter().filter(|(_, job)| is_comparison(job));
+        let compared: Vec<(JobId, GroupId)> = compared.map(|(id, job)| (*id, job.group)).collect();
+        for (id, group) in compared {
+            match self.groups.get(&group).map(|group| group.purpose) {
+                Some(poll @ Purpose::Poll(_)) => _ = self.drop_group_for(desk, poll),
+                _ => self.name_job(desk, id),
+            }
+        }
+    }
+
+    /// Whether a job compares the whole.
     pub(super) fn is_last(&self, id: JobId) -> bool {
         let is_comparison = |job: &Job| matches!(job.phase, Phase::Queued(Method::Reconcile));
         self.jobs.get(&id).is_some_and(|job| job.layer == Layer::Whole && is_comparison(job))
@@ -228,6 +315,11 @@ impl Session {
     }
 }
 
-fn bytes(filters: &[Filter]) -> usize {
-    filters.iter().map(wire_len).sum()
+fn bytes<'a>(filters: impl IntoIterator<Item = &'a Filter>) -> usize {
+    filters.into_iter().map(wire_len).sum()
+}
+
+/// Whether an event names a repository that is wanted here, if only in part so far.
+fn is_of_ours(desk: &Desk<'_>, event: &Event) -> bool {
+    repo_refs(event).iter().any(|repo| desk.shared.index.repos().contains_key(repo))
 }
