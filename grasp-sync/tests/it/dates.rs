@@ -5,7 +5,7 @@ use grasp_core::sync::ConnectionStatus;
 use grasp_sync::engine::{Config, Report};
 
 use crate::sim::script::{Neg, Script};
-use crate::sim::world::relay;
+use crate::sim::world::{relay, repo};
 use crate::sim::{START, event};
 use crate::stage::{By, HOUR, MINUTE, Stage, by, defaults, secs};
 
@@ -206,6 +206,15 @@ fn with_the_next_poll_where_there_is_no_room_to_listen() {
     assert!(!comments.iter().all(|comment| stage.has(comment)), "not all are listened to");
     stage.run(12 * MINUTE);
     assert!(comments.iter().all(|comment| stage.has(comment)));
+}
+
+#[test]
+fn for_a_new_repository_where_threads_have_taken_all_the_room() {
+    let mut stage = crowded(Neg::Unknown);
+    stage.repo = repo(&mut stage.chance, "another");
+    stage.announce(&[relay(0)]);
+    stage.run(MINUTE);
+    arrives_live(&mut stage);
 }
 
 #[test]

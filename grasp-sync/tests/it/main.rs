@@ -8,6 +8,7 @@ mod life;
 mod memory;
 mod model;
 mod refusals;
+mod scale;
 mod sim;
 mod stage;
 mod strangers;

@@ -1,15 +1,107 @@
 //! Two servers that keep each other complete.
 
+use grasp_core::RepoId;
+use grasp_sync::engine::Config;
 use grasp_tests::{Instance, Maker, Outside, Workdir};
 
 async fn instance(bootstrap: &[&Instance]) -> Instance {
+    instance_with(bootstrap, |_| {}).await
+}
+
+async fn instance_with(bootstrap: &[&Instance], choose: impl FnOnce(&mut Config)) -> Instance {
     Instance::with(|settings| {
         let sync = &mut settings.sync;
         let urls = bootstrap.iter().map(|other| other.relay_url().parse().unwrap());
         sync.engine.bootstrap = urls.collect();
+        choose(&mut sync.engine);
         settings.outbound.allow_private = true;
     })
     .await
+}
+
+/// Two servers with a repository that names them both; the second follows the first.
+struct Pair {
+    a: Instance,
+    b: Instance,
+    alice: Maker,
+    repo: RepoId,
+    published: u64,
+}
+
+impl Pair {
+    async fn start(choose: impl FnOnce(&mut Config)) -> Self {
+        let a = instance(&[]).await;
+        let b = instance_with(&[&a], choose).await;
+        let (alice, work) = (Maker::new(), Workdir::init().await);
+        let repo = alice.repo("x");
+        let commit = work.commit("first").await;
+        let announced = alice.announce_on("x", &[a.service(), b.service()]);
+        let state = alice.state("x", &[("refs/heads/main", &commit)]);
+        for server in [&b, &a] {
+            server.take(vec![announced.clone(), state.clone()]).await;
+            work.git(&["push", &server.clone_url(&repo), "main"]).await.expect_ok();
+        }
+        Self { a, b, alice, repo, published: 0 }
+    }
+
+    /// Publishes an issue at the first server that was signed so long ago, and sees it at the second.
+    async fn arrives(&mut self, seconds_ago: u64) {
+        self.published += 1;
+        let text = format!("issue {}", self.published);
+        let issue = self.alice.earlier(seconds_ago).issue(&self.repo, &text);
+        self.a.take(vec![issue.clone()]).await;
+        self.b.until_serves(&issue).await;
+    }
+
+    async fn stop(self) {
+        self.a.stop().await;
+        self.b.stop().await;
+    }
+}
+
+const WEEK: u64 = 7 * 24 * 60 * 60;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_dated_a_week_ago_arrives_live_and_after_a_quick_return() {
+    let mut pair = Pair::start(|_| {}).await;
+    pair.arrives(0).await;
+    pair.arrives(WEEK).await;
+    let Pair { a, b, alice, repo, published } = pair;
+    let a = a.restart_with(|_| {}).await;
+    let mut pair = Pair { a, b, alice, repo, published };
+    // Whatever arrives shows that it is connected again.
+    pair.arrives(0).await;
+    pair.arrives(WEEK).await;
+    pair.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_dated_a_week_ago_arrives_live_after_a_rebuild() {
+    let few = |engine: &mut Config| {
+        (engine.consolidation_threshold, engine.whole_from) = (6, None);
+        engine.discovery_window = std::time::Duration::from_millis(100);
+    };
+    let mut pair = Pair::start(few).await;
+    for _ in 0..8 {
+        pair.arrives(0).await;
+        pair.arrives(WEEK).await;
+    }
+    assert!(pair.b.get("/metrics", &[]).await.body.contains("grasp_sync_consolidations_total{"));
+    pair.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_dated_a_week_ago_arrives_live_in_full_mode() {
+    let soon = |engine: &mut Config| {
+        engine.whole_from = Some(1_000);
+        engine.discovery_window = std::time::Duration::from_millis(100);
+    };
+    let mut pair = Pair::start(soon).await;
+    for _ in 0..8 {
+        pair.arrives(0).await;
+        pair.arrives(WEEK).await;
+    }
+    pair.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

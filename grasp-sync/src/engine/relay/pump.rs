@@ -9,7 +9,7 @@ use super::super::desk::Desk;
 use super::super::history::{Job, Method, Phase, Say, by_ids};
 use super::super::ids::{JobId, LiveId};
 use super::super::io::{Frame, Output};
-use super::super::layer::wire_len;
+use super::super::layer::{Layer, wire_len};
 use super::super::parks::Way;
 use super::super::reconcile::MAX_NEEDED;
 use super::live::LivePhase;
@@ -97,7 +97,7 @@ impl Session {
             if self.send_one_live(desk, id) == Start::Done {
                 continue;
             }
-            if self.close_one_replaced(desk) {
+            if self.close_one_replaced(desk) || self.poll_a_thread_instead(desk, id) {
                 continue;
             }
             if self.live.is_fragmented() {
@@ -108,6 +108,24 @@ impl Session {
         }
         self.unpoll(desk);
         self.end_replacement(desk);
+    }
+
+    /// Makes room for what brings new threads: a request for threads that are known is polled instead. `false` if
+    /// there is none, or the request is for threads itself.
+    fn poll_a_thread_instead(&mut self, desk: &mut Desk<'_>, id: LiveId) -> bool {
+        if self.live.wanted.get(&id).is_none_or(|one| one.layer == Layer::Roots) {
+            return false;
+        }
+        let thread = {
+            let mut threads = self.live.items().filter(|(_, one)| one.layer == Layer::Roots);
+            threads.find_map(|(id, one)| Some((id, one.sub()?)))
+        };
+        let Some((thread, sub)) = thread else { return false };
+        self.close(desk, sub);
+        if let Some(listening) = self.live.wanted.get_mut(&thread) {
+            listening.poll(desk.now.mono, desk.shared.config.poll_every);
+        }
+        true
     }
 
     fn send_one_live(&mut self, desk: &mut Desk<'_>, id: LiveId) -> Start {
