@@ -67,8 +67,8 @@ impl Follower {
     /// Listens first and reads then, so that nothing falls between the two.
     async fn listen(&mut self, client: &mut Client) -> Result<std::convert::Infallible, Lost> {
         let began = Timestamp::now();
-        let mut live = client.subscribe(&Filter::new().limit(0)).await?;
-        let mut is_narrow = false;
+        let mut ways = self.standing_filters().into_iter();
+        let mut live = client.subscribe(&ways.next().unwrap_or_default()).await?;
         self.read(client).await?;
         match std::mem::replace(&mut self.caught_up, true) {
             false => self.news(News::CaughtUp).await?,
@@ -88,20 +88,24 @@ impl Follower {
                     self.accepted(event).await?;
                     self.since = Some(Timestamp::now() - OVERLAP);
                 }
-                // Some relays want to be asked for something in particular.
-                Word::Closed(sub, _) if sub == live && !is_narrow => {
-                    let kinds = self.kinds.iter().copied();
-                    live = client.subscribe(&Filter::new().kinds(kinds).limit(0)).await?;
-                    is_narrow = true;
-                    self.read(client).await?;
-                }
                 Word::Closed(sub, text) if sub == live => {
-                    tracing::warn!(text, "our relay does not let us listen");
-                    return Err(Lost);
+                    let Some(filter) = ways.next() else {
+                        tracing::warn!(text, "our relay does not let us listen");
+                        return Err(Lost);
+                    };
+                    live = client.subscribe(&filter).await?;
+                    self.read(client).await?;
                 }
                 _ => {}
             }
         }
+    }
+
+    /// What is subscribed to, one after another until the relay takes it: some want to be asked for something in
+    /// particular, and some do not take a limit of zero. None has a `since`, which relays apply to new events too.
+    fn standing_filters(&self) -> [Filter; 3] {
+        let narrow = Filter::new().kinds(self.kinds.iter().copied());
+        [Filter::new().limit(0), narrow.clone().limit(0), narrow.limit(1)]
     }
 
     /// Tells what is stored.

@@ -56,7 +56,39 @@ async fn any_relay_is_kept_complete_over_its_own_websocket() {
     let later = kept.author.comment(kept.events[0].id, "live");
     kept.there.publish(later.clone());
     kept.here.until_has(&[&later]).await;
+    let week_ago = Timestamp::now().as_secs() - 7 * 24 * 60 * 60;
+    let repo = kept.author.repo("grasp").to_string();
+    let old = kept.author.issue_at(&repo, "imported", week_ago);
+    kept.there.publish(old.clone());
+    kept.here.until_has(&[&old]).await;
     kept.syncer.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_takes_no_limit_of_zero_is_followed_with_one_and_whatever_the_date() {
+    let author = Author::new();
+    let old = author.issue_at(&author.repo("grasp").to_string(), "imported", 1_600_000_000);
+    let event = old.clone();
+    let relay = Scripted::start(move |mut guest| {
+        let event = event.clone();
+        async move {
+            while let Some(said) = guest.next().await {
+                let is_standing = said[2]["limit"] == 1 && said[2]["since"].is_null();
+                if said[0] == "REQ" && said[2]["limit"] == 0 {
+                    guest.say(json!(["CLOSED", said[1], "invalid: limit must be positive"])).await;
+                } else if said[0] == "REQ" && is_standing {
+                    guest.say(json!(["EOSE", said[1]])).await;
+                    guest.say(json!(["EVENT", said[1], event])).await;
+                } else if said[0] == "REQ" {
+                    guest.say(json!(["EOSE", said[1]])).await;
+                }
+            }
+        }
+    })
+    .await;
+    let sidecar = Sidecar::start(relay.url());
+    let mut feed = sidecar.accepted(&kinds::SELF_SUBSCRIPTION);
+    while !matches!(feed.next().await.unwrap(), News::Accepted(told) if told.id == old.id) {}
 }
 
 #[tokio::test(flavor = "multi_thread")]

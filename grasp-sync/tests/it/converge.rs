@@ -9,7 +9,7 @@ use grasp_sync::engine::Input;
 
 use crate::sim::Sim;
 use crate::sim::chance::Chance;
-use crate::sim::world::{obtainable, random};
+use crate::sim::world::{calm, obtainable, random};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -86,4 +86,18 @@ fn every_world_converges_and_no_relay_is_pressed() {
         workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
     });
     assert!(failed.is_empty(), "{} of {} worlds:\n{}", failed.len(), end - start, failed.concat());
+}
+
+/// What is published while we listen is dated up to eleven days earlier; no full pass helps before two hours are over.
+#[test]
+fn in_a_calm_world_everything_arrives_whatever_its_date_without_another_full_pass() {
+    for seed in 0..100 {
+        let mut sim = calm(seed);
+        sim.tell(Input::FeedCaughtUp);
+        sim.run_for(ALL_SAID + 5 * MINUTE);
+        let wanted = obtainable(&sim);
+        let missing = wanted.iter().filter(|id| !sim.local.stored.contains_key(id)).count();
+        let scripts: Vec<_> = sim.peers.values().map(|peer| &peer.script).collect();
+        assert_eq!(missing, 0, "seed {seed}: of {}; {scripts:?}", wanted.len());
+    }
 }

@@ -1,10 +1,12 @@
 //! Rebuilds many small live filters as few full ones: the new are open before the old are closed.
 
+use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::{PendingItems, RETENTION, build_layer2_and_layer3_filters};
 
 use super::super::batch::Purpose;
 use super::super::desk::Desk;
+use super::super::layer::Layer;
 use super::super::report::Report;
 use super::live::{Listening, LivePhase};
 use super::session::Session;
@@ -27,15 +29,46 @@ impl Session {
             }
         };
         let after = filters.len();
-        let now = desk.now.unix;
-        let covered = self.live.items().map(|(_, one)| one.covered_until(now)).min();
-        let covered = covered.filter(|covered| *covered < now).map(|covered| covered - RETENTION);
-        let under_way = self.replace_live_items(desk);
-        let from = covered.into_iter().chain(under_way).min();
-        self.live.add(&mut desk.shared.ids, now, filters, from, &self.budget);
+        self.replace_with(desk, |_| true, filters);
         self.live.rebuilt = after;
+        self.live.repos_rebuilt = self.live.requests_for(Layer::Repos);
         let relay = desk.relay.clone();
         desk.report(Report::Consolidated { relay, before, after });
+    }
+
+    /// Rebuilds the requests for repositories alone, if they have become many: each takes a slot, and a whole rebuild
+    /// is worth it only for many filters. `false` if they have not.
+    pub(super) fn merge_repos(&mut self, desk: &mut Desk<'_>) -> bool {
+        if !self.live.are_repos_fragmented() || self.whole.is_some() {
+            return false;
+        }
+        let confirmed = desk.state().map(|state| state.confirmed.repos.clone()).unwrap_or_default();
+        let mut items = PendingItems { repos: confirmed, ..PendingItems::default() };
+        for batch in desk.batches().iter() {
+            let repos = batch.items.repos.clone();
+            items.include(PendingItems { repos, ..PendingItems::default() });
+        }
+        let filters = build_layer2_and_layer3_filters(&items, None, &self.budget);
+        self.replace_with(desk, |layer| layer == Layer::Repos, filters);
+        self.live.repos_rebuilt = self.live.requests_for(Layer::Repos);
+        true
+    }
+
+    /// Puts requests for these filters into the place of those of some layers. What was missed before is fetched once
+    /// they are in force.
+    fn replace_with(
+        &mut self,
+        desk: &mut Desk<'_>,
+        which: impl Fn(Layer) -> bool,
+        filters: Vec<Filter>,
+    ) {
+        let now = desk.now.unix;
+        let replaced = self.live.items().filter(|(_, one)| which(one.layer));
+        let covered = replaced.map(|(_, one)| one.covered_until(now)).min();
+        let covered = covered.filter(|covered| *covered < now).map(|covered| covered - RETENTION);
+        let under_way = self.replace_live_items(desk, which);
+        let from = covered.into_iter().chain(under_way).min();
+        self.live.add(&mut desk.shared.ids, now, filters, from, &self.budget);
     }
 
     fn listened_items(&self, desk: &mut Desk<'_>) -> PendingItems {
@@ -46,10 +79,15 @@ impl Session {
         items
     }
 
-    /// Leaves the requests for items to be closed once others are in force; returns from when on something was still
-    /// being fetched for them.
-    pub(super) fn replace_live_items(&mut self, desk: &mut Desk<'_>) -> Option<Timestamp> {
-        let items: Vec<_> = self.live.items().map(|(id, _)| id).collect();
+    /// Leaves the requests for items of some layers to be closed once others are in force; returns from when on
+    /// something was still being fetched for them.
+    pub(super) fn replace_live_items(
+        &mut self,
+        desk: &mut Desk<'_>,
+        which: impl Fn(Layer) -> bool,
+    ) -> Option<Timestamp> {
+        let items = self.live.items().filter(|(_, one)| which(one.layer));
+        let items: Vec<_> = items.map(|(id, _)| id).collect();
         let mut under_way = None;
         for id in items {
             let Some(listening) = self.live.wanted.get_mut(&id) else { continue };
@@ -62,7 +100,6 @@ impl Session {
             let since = self.drop_group_for(desk, Purpose::ReachBack(id));
             under_way = under_way.into_iter().chain(since).min();
         }
-        self.live.rebuilt = 0;
         under_way
     }
 

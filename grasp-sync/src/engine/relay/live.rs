@@ -62,6 +62,8 @@ pub(in crate::engine) enum LivePhase {
 
 /// The longest rest between attempts to listen.
 const LONGEST_REST: Duration = Duration::from_secs(60 * 60);
+/// Requests for repositories that may be added before they are rebuilt for want of room.
+const MOST_REPO_FRAGMENTS: usize = 3;
 /// REQ, name and brackets around the filters.
 const REQ_BYTES: usize = 80;
 
@@ -151,6 +153,8 @@ pub(in crate::engine) struct Live {
     pub(in crate::engine) rebuild: bool,
     /// Filters that the last rebuild left; more have been added since if there are more now.
     pub(in crate::engine) rebuilt: usize,
+    /// Requests for repositories that the last rebuild of these left.
+    pub(in crate::engine) repos_rebuilt: usize,
 }
 
 impl Live {
@@ -212,6 +216,16 @@ impl Live {
     /// Whether so much was added since the last rebuild that another would find something to merge.
     pub(in crate::engine) fn is_fragmented(&self) -> bool {
         self.filters() > self.rebuilt + (self.rebuilt / 2).max(3)
+    }
+
+    /// The requests for items of a layer.
+    pub(in crate::engine) fn requests_for(&self, layer: Layer) -> usize {
+        self.items().filter(|(_, one)| one.layer == layer).count()
+    }
+
+    /// Whether so many requests for repositories were added since they were last rebuilt that it is worth doing again.
+    pub(in crate::engine) fn are_repos_fragmented(&self) -> bool {
+        self.requests_for(Layer::Repos) > self.repos_rebuilt + MOST_REPO_FRAGMENTS
     }
 
     /// The requests for items, layers 2 and 3, without those that are being replaced.

@@ -97,7 +97,10 @@ impl Session {
             if self.send_one_live(desk, id) == Start::Done {
                 continue;
             }
-            if self.close_one_replaced(desk) || self.poll_a_thread_instead(desk, id) {
+            if self.close_one_replaced(desk)
+                || self.merge_repos(desk)
+                || self.poll_a_thread_instead(desk, id)
+            {
                 continue;
             }
             if self.live.is_fragmented() {

@@ -127,7 +127,8 @@ impl Session {
         self.ended = None;
         self.report_status(desk);
         // What was being fetched for them is part of everything.
-        let _ = self.replace_live_items(desk);
+        let _ = self.replace_live_items(desk, |_| true);
+        (self.live.rebuilt, self.live.repos_rebuilt) = (0, 0);
         self.whole = None;
         self.fetch_announcements(desk);
         self.ask_for_new_items(desk);

@@ -33,8 +33,25 @@ pub(crate) fn repo(chance: &mut Chance, name: &str) -> RepoId {
     RepoId::new(PublicKey::from_byte_array(chance.bytes()), name.parse().unwrap())
 }
 
+/// A world like any other, but no relay is ever away, silent, crowded or in a hurry.
+pub(crate) fn calm(seed: u64) -> Sim {
+    random_of(seed, |script| Script {
+        life_secs: None,
+        down_secs: None,
+        silent_one_in: None,
+        starts_per_minute: None,
+        subs: 200,
+        is_open: true,
+        ..script
+    })
+}
+
 /// A world by seed: relays with random ways and random shares of random threads.
 pub(crate) fn random(seed: u64) -> Sim {
+    random_of(seed, |script| script)
+}
+
+fn random_of(seed: u64, choose: impl Fn(Script) -> Script) -> Sim {
     let mut chance = Chance::seeded(seed ^ 0x5eed);
     let relays: Vec<RelayUrl> = (0..chance.within(1, 4) as usize).map(relay).collect();
     let mut config = config();
@@ -42,7 +59,8 @@ pub(crate) fn random(seed: u64) -> Sim {
     config.whole_from = *chance.pick(&[None, Some(1_000), Some(5_000)]);
     let mut sim = Sim::new(seed, config);
     for url in &relays {
-        sim.peers.insert(url.clone(), Peer::new(Script::random(&mut chance), []));
+        let script = choose(Script::random(&mut chance));
+        sim.peers.insert(url.clone(), Peer::new(script, []));
     }
     for n in 0..chance.within(1, 5) {
         random_repo(&mut sim, &mut chance, &relays, n);
