@@ -392,6 +392,51 @@ fn every_package_that_was_asked_for_is_where_the_decisions_say() {
     }
 }
 
+/// Whether this code defines an item of this name. Comments do not count.
+fn defines(code: &str, item: &str) -> bool {
+    const KEYWORDS: [&str; 7] = ["fn", "struct", "enum", "trait", "type", "const", "static"];
+    let is_other = |c: char| !c.is_alphanumeric() && c != '_';
+    let mut lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+    lines.any(|line| {
+        let words: Vec<_> = line.split(is_other).filter(|word| !word.is_empty()).collect();
+        words.windows(2).any(|pair| KEYWORDS.contains(&pair[0]) && pair[1] == item)
+    })
+}
+
+/// Whether the file, item (`file.rs::item`), metric or setting of this name exists; `None` for any other word.
+fn exists(name: &str) -> Option<bool> {
+    let (path, item) = name.split_once("::").unwrap_or((name, ""));
+    if path.contains('/') && path.ends_with(".rs") {
+        let code = std::fs::read_to_string(docs("..").join(path));
+        return Some(code.is_ok_and(|code| item.is_empty() || defines(&code, item)));
+    }
+    if name.starts_with("grasp_") {
+        return Some(page("reference/metrics.md").contains(&format!("| `{name}` |")));
+    }
+    let settings = page("reference/configuration.md");
+    let (section, _) = name.split_once('.')?;
+    let is_setting = settings.contains(&format!("`[{section}]`"));
+    is_setting.then(|| settings.contains(&format!("| `{name}` |")))
+}
+
+#[test]
+fn everything_that_the_design_map_names_exists() {
+    let text = page("explanation/design-map.md");
+    let named: BTreeSet<_> = text.split('`').skip(1).step_by(2).collect();
+    let checked: Vec<_> = named.iter().filter_map(|name| Some((name, exists(name)?))).collect();
+    let missing: Vec<_> = checked.iter().filter(|(_, exists)| !exists).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+    assert!(checked.len() > 150, "{}", checked.len());
+    for wrong in [
+        "grasp-core/src/sync/nowhere.rs",
+        "grasp-core/src/sync/actions.rs::no_such_item",
+        "grasp_sync_no_such_metric",
+        "sync.no_such_setting",
+    ] {
+        assert_eq!(exists(wrong), Some(false), "{wrong}");
+    }
+}
+
 /// Every page of the documentation.
 fn pages() -> Vec<PathBuf> {
     let (mut found, mut left) = (Vec::new(), vec![docs("")]);
