@@ -9,7 +9,7 @@ bench:
     cargo bench -p grasp-core
     cargo bench -p grasp-relay --features nostr-sqlite,nostr-lmdb
     cargo bench -p grasp-sync
-    cargo bench -p grasp-tests --bench git --bench hunt --bench sync
+    cargo bench -p grasp-tests --bench git --bench scale --bench sync
 
 # Relays that nobody here wrote, for grasp-sync's tests to talk to. The first needs protoc, and is not locked: its own lock
 # names a crate that no compiler of today takes.

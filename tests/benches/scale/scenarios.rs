@@ -134,7 +134,7 @@ async fn watch(
         repositories: all_repositories,
         peak_mb: peak_mb(b.id()),
         conversations: sum(&metrics, "grasp_purgatory_domain_requests_total"),
-        requests: sum(&metrics, "grasp_sync_relay_requests_total"),
+        requests: sum(&metrics, "grasp_sync_requests_total"),
         attempts: attempts.join(", "),
     }
 }
@@ -142,12 +142,12 @@ async fn watch(
 /// A server behind a proxy that answers 429 to every third git request.
 async fn limited(repositories: usize) {
     let dir = tempfile::tempdir().expect("a directory");
-    let (proxy, b_address) = (Proxy::start().await, free_address());
+    let (proxy, listen, b_address) = (Proxy::start().await, free_address(), free_address());
     let domain = ["--domain", &proxy.address].map(str::to_owned).to_vec();
-    let mut a = Server::start(&free_address(), dir.path().join("a"), domain);
-    proxy.lead_to(a.listens_at());
+    let mut a = Server::start(&listen, dir.path().join("a"), domain);
+    proxy.lead_to(&listen);
     // The maintainers push to the server itself.
-    a.address = a.listens_at().to_owned();
+    a.address = listen;
     let content = Content::new(repositories).await;
     let relays = [proxy.address.as_str(), b_address.as_str()];
     content.publish(&a, &relays, &|_, repo| at(&relays, repo)).await;

@@ -55,11 +55,6 @@ impl Server {
         *self = next;
     }
 
-    /// Where it listens itself.
-    pub(crate) fn listens_at(&self) -> &str {
-        &self.listen
-    }
-
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
