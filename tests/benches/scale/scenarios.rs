@@ -91,7 +91,7 @@ async fn mirror(repositories: usize, issues: usize, kill_at: Option<u64>) -> Mir
     let content = Content::new(repositories).await;
     let relays = [a.address.as_str(), b_address.as_str()];
     content.publish(&a, &relays, &|_, repo| at(&relays, repo)).await;
-    Wire::connect(&a.address).await.publish(&content.issues(issues, 1)).await;
+    Wire::publish_from_many(&a.address, &content.issues(issues, 1)).await;
     let wanted = json!({ "kinds": [1621] });
     assert_eq!(Wire::connect(&a.address).await.count(wanted).await, issues as u64);
 
@@ -202,7 +202,7 @@ async fn live(issues: usize) {
     until(&b, is_live).await;
     let events = content.issues(issues, 730);
     let began = Instant::now();
-    Wire::connect(&a.address).await.publish(&events).await;
+    Wire::publish_from_many(&a.address, &events).await;
     let (published, told) = (began.elapsed(), Instant::now());
     let mut wire = Wire::connect(&b.address).await;
     while wire.count(json!({ "kinds": [1621] })).await < issues as u64 {

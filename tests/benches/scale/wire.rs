@@ -6,22 +6,44 @@ use std::time::{Duration, Instant};
 use futures_util::{SinkExt as _, StreamExt as _};
 use nostr::event::{Event, EventId};
 use serde_json::{Value, json};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio_tungstenite::tungstenite::Message;
-use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
+use tokio_tungstenite::{WebSocketStream, client_async};
 
 /// Events that are sent before their answers are read.
 const IN_FLIGHT: usize = 200;
+
+/// Addresses that events come from.
+const SOURCES: usize = 16;
 
 /// Beyond this something is wrong.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A connection to a relay.
-pub(crate) struct Wire(WebSocketStream<MaybeTlsStream<TcpStream>>);
+pub(crate) struct Wire(WebSocketStream<TcpStream>);
 
 impl Wire {
     pub(crate) async fn connect(address: &str) -> Self {
-        Self(connect_async(format!("ws://{address}")).await.expect("a relay").0)
+        Self::connect_from("127.0.0.1", address).await
+    }
+
+    /// A connection from another address of this machine: relays limit what one address may send.
+    async fn connect_from(source: &str, address: &str) -> Self {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.bind(format!("{source}:0").parse().expect("an address")).expect("a port");
+        let stream = socket.connect(address.parse().expect("an address")).await.expect("a relay");
+        stream.set_nodelay(true).expect("a socket");
+        Self(client_async(format!("ws://{address}"), stream).await.expect("a websocket").0)
+    }
+
+    /// Publishes events as people at different addresses would.
+    pub(crate) async fn publish_from_many(address: &str, events: &[Event]) {
+        let part = events.len().div_ceil(SOURCES).max(1);
+        let parts = events.chunks(part).enumerate().map(|(n, events)| async move {
+            let source = format!("127.0.1.{}", n + 1);
+            Self::connect_from(&source, address).await.publish(events).await;
+        });
+        futures_util::future::join_all(parts).await;
     }
 
     async fn send(&mut self, value: &Value) {
