@@ -111,7 +111,11 @@ fn released_over_a_minute(config: Config, script: Script) -> BTreeMap<Request, u
     for n in 0..1_000 {
         let repo = repo(&mut stage.chance, &format!("repo-{n}"));
         for _ in 0..3 {
-            let issue = crate::sim::event::issue(&mut stage.chance, START - 999, &[repo.clone()]);
+            let issue = crate::sim::event::issue(
+                &mut stage.chance,
+                START - 999,
+                std::slice::from_ref(&repo),
+            );
             stage.peer().events.insert(issue.id, issue);
         }
         let announced = crate::sim::event::announcement(&mut stage.chance, &repo, START, &listed);
@@ -140,7 +144,6 @@ fn a_thousand_names_released_over_a_minute_make_as_many_requests_as_there_are_fu
     ] {
         let software = script.software;
         let requests = released_over_a_minute(config, script);
-        eprintln!("{software:?}: {requests:?}");
         let full_filters = 1_000 / 100;
         let live = requests.get(&Request::Live).copied().unwrap_or_default();
         assert!(live <= 4 * full_filters, "{software:?}: {requests:?}");
