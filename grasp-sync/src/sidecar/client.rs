@@ -37,8 +37,8 @@ pub(super) struct Client {
     subs: u64,
     idle: Duration,
     ping_after: Duration,
-    /// Events of other subscriptions that came while a page was read.
-    aside: VecDeque<(SubId, Event)>,
+    /// What came for other subscriptions while a page was read: events, and that one was closed.
+    aside: VecDeque<Word>,
 }
 
 /// Everything that is stored for a filter, page by page.
@@ -128,12 +128,12 @@ impl Client {
         loop {
             match timeout(ANSWER, self.next()).await.map_err(|_| Lost)?? {
                 Word::Event(sub, event) if sub == page => events.push(event),
-                Word::Event(sub, event) => self.aside.push_back((sub, event)),
                 Word::Eose(sub) if sub == page => break,
                 Word::Closed(sub, text) if sub == page => {
                     tracing::warn!(text, "our relay does not show what it has");
                     return Err(Lost);
                 }
+                other @ (Word::Event(..) | Word::Closed(..)) => self.aside.push_back(other),
                 _ => {}
             }
         }
@@ -143,8 +143,8 @@ impl Client {
 
     /// The next word, however long it takes; what came during pages first.
     pub(super) async fn heard(&mut self) -> Result<Word, Lost> {
-        if let Some((sub, event)) = self.aside.pop_front() {
-            return Ok(Word::Event(sub, event));
+        if let Some(word) = self.aside.pop_front() {
+            return Ok(word);
         }
         loop {
             if let Ok(word) = timeout(self.ping_after, self.next()).await {
