@@ -25,7 +25,7 @@ pub enum Origin {
     },
 }
 
-/// By which way of syncing an event came. Whatever does not come live is a gap that live sync left.
+/// By which way of syncing an event came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SyncPath {
     /// On a live subscription.

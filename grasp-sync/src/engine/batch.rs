@@ -4,6 +4,7 @@ use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::{BatchId, PendingBatch};
 
 use super::ids::LiveId;
+use super::relay::Course;
 
 /// What a group of jobs is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,6 +34,8 @@ pub(super) struct Group {
     pub(super) purpose: Purpose,
     /// When it began.
     pub(super) began: Timestamp,
+    /// How what it brings is counted.
+    pub(super) course: Course,
     /// What is outstanding; for a [`Purpose::Batch`] the pending index has it.
     pub(super) tracker: Option<PendingBatch>,
 }

@@ -1,5 +1,6 @@
 //! What our own relay says: what it accepted, what it has, and what it thought of events that were brought to it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use grasp_core::admission::Lasting;
@@ -11,7 +12,7 @@ use super::SyncEngine;
 use super::ids::{ConnId, InventoryId, SubId};
 use super::io::{Accepted, InventoryFailed, Judged, Outcome, Output, Row};
 use super::rejected::{Dependency, Released};
-use super::relay::{Link, Origin, Relay};
+use super::relay::{Came, Link, Origin, Relay};
 use super::report::{Report, Source};
 use super::retry::Wanting;
 
@@ -86,15 +87,27 @@ impl SyncEngine {
     }
 
     fn report_stored(&mut self, relay: &RelayUrl, origin: Option<&Origin>, judged: &[Judged]) {
-        let count = stored(judged).len();
-        let Some(origin) = origin.filter(|_| count > 0) else { return };
+        let Some(origin) = origin else { return };
+        let mut counts: BTreeMap<Came, usize> = BTreeMap::new();
+        let stored = judged.iter().zip(&origin.came);
+        for (_, came) in stored.filter(|(one, _)| matches!(one.outcome, Outcome::Stored)) {
+            *counts.entry(*came).or_default() += 1;
+        }
+        for (came, count) in counts {
+            self.report_new(relay, came, count);
+        }
+    }
+
+    /// Events of another relay are stored here that were not before.
+    fn report_new(&mut self, relay: &RelayUrl, came: Came, count: usize) {
         if let Some(known) = self.relays.get_mut(relay) {
             known.standing.health.received(count);
         }
-        let from = Source::Relay { relay: relay.clone(), path: origin.path };
+        let Came { path, is_gap } = came;
+        let from = Source::Relay { relay: relay.clone(), path };
         self.out.push(Output::Report(Report::Stored { from, count }));
-        if origin.is_gap {
-            let (relay, path) = (relay.clone(), origin.path);
+        if is_gap {
+            let relay = relay.clone();
             self.out.push(Output::Report(Report::Gap { relay, path, count }));
         }
     }

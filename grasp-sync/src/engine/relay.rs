@@ -4,6 +4,7 @@ mod answers;
 mod auth;
 mod check;
 mod consolidate;
+mod gaps;
 mod jobs;
 mod live;
 mod pages;
@@ -20,7 +21,9 @@ use grasp_core::limits::Admit;
 use grasp_core::sync::{AddFilters, RelaySyncNeeds};
 use grasp_core::{Mono, RelayUrl};
 
-pub(super) use self::answers::Origin;
+pub(super) use self::answers::{Came, Origin};
+pub(super) use self::gaps::Course;
+use self::resume::Sort;
 pub(super) use self::resume::record;
 pub(super) use self::session::Session;
 pub(super) use self::standing::Standing;
@@ -140,7 +143,7 @@ impl Link {
         let now = desk.now.unix;
         desk.standing.forget_what_was_given(now);
         match self {
-            Self::Up(session) => session.start_over(desk),
+            Self::Up(session) => session.start_over(desk, Sort::Fresh),
             Self::Idle | Self::Dialing(_) => {
                 desk.state().into_iter().for_each(|state| state.start_over(now));
             }
@@ -153,7 +156,7 @@ impl Link {
             session.watch(desk);
             let is_due = desk.standing.daily.is_due(desk.now.mono);
             if is_due && session.has_ended() && !desk.standing.pace.is_paused(desk.now.mono) {
-                session.start_over(desk);
+                session.start_over(desk, Sort::Daily);
             }
         }
         self.report_health(desk);
@@ -185,6 +188,9 @@ impl Link {
     fn end(&mut self, desk: &mut Desk<'_>) {
         if let Self::Up(session) = std::mem::replace(self, Self::Idle) {
             session.forget_inventories(desk);
+            if let Some(since) = session.listening_since {
+                desk.standing.listened.ended(since, desk.now.unix);
+            }
         }
         let now = desk.now.unix;
         desk.shared.pending.remove(desk.relay);

@@ -55,7 +55,7 @@ pub enum Report {
         /// How many.
         count: usize,
     },
-    /// Events turned up in a catch-up that live sync should have brought.
+    /// Events turned up that a live subscription on a standing connection should have brought.
     Gap {
         /// Where.
         relay: RelayUrl,

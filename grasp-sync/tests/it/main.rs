@@ -4,6 +4,7 @@
 mod budgets;
 mod converge;
 mod dates;
+mod gaps;
 mod life;
 mod memory;
 mod model;

@@ -6,7 +6,6 @@ use grasp_core::limits::{Heard, Refusal};
 use grasp_core::nostr::event::EventId;
 use grasp_core::sync::FilterHash;
 
-use super::super::batch::Purpose;
 use super::super::desk::Desk;
 use super::super::history::{Method, Phase, Say};
 use super::super::ids::{InventoryId, JobId, LiveId, SubId};
@@ -16,6 +15,7 @@ use super::super::parks::Way;
 use super::super::reconcile::{Reconciliation, Step};
 use super::super::report::Report;
 use super::super::retry::{Ended, Missed, Wanting};
+use super::gaps::Course;
 use super::refusals::Named;
 use super::session::Session;
 use super::subs::{NEG_IDLE, Serves, Unjudged};
@@ -42,12 +42,13 @@ impl Session {
 
     fn delivered(&mut self, desk: &mut Desk<'_>, sub: SubId, rows: &[Delivered]) {
         let Some(serves) = self.subs.serves(sub) else { return };
-        let path = match serves {
-            Serves::Live(_) => SyncPath::Live,
-            Serves::Pages(_) | Serves::Neg(_) | Serves::Ids => self.path,
+        let course = match &serves {
+            Serves::Live(_) => Course::LIVE,
+            Serves::Pages(jobs) => self.course_of_jobs(jobs),
+            Serves::Neg(_) | Serves::Ids => Course::NEW,
         };
         self.subs.heard(desk.mono(), sub, desk.shared.config.watchdog);
-        self.subs.delivered(sub, rows.len(), path);
+        self.subs.delivered(sub, rows.len(), course);
         match serves {
             Serves::Live(id) => self.overheard(desk, id, rows),
             Serves::Ids => {
@@ -224,26 +225,31 @@ impl Session {
         sub: SubId,
         judged: &[Judged],
     ) -> Option<Origin> {
-        let Unjudged { serves, path, .. } = self.subs.unjudged(sub)?;
-        let is_gap = path == SyncPath::Daily || self.is_for_what_was_missed(&serves);
+        let Unjudged { serves, course, .. } = self.subs.unjudged(sub)?;
         let filters = match serves {
             // The same for all, and not cheap.
             Serves::Live(id) => vec![self.sole_filter(id); judged.len()],
             _ => judged.iter().map(|one| self.filter_of(desk, &serves, one.row.id)).collect(),
         };
-        Some(Origin { path, is_gap, filters })
+        let came = judged.iter().map(|one| {
+            let by_id = serves == Serves::Ids;
+            let course = if by_id { self.course_of_id(desk, one.row.id) } else { course };
+            let is_gap = desk.standing.listened.is_gap(course, self.listening_since, one.row.at);
+            Came { path: course.path, is_gap }
+        });
+        Some(Origin { came: came.collect(), filters })
     }
 
-    /// Whether something is fetched for a time in which nobody listened, though somebody should have.
-    fn is_for_what_was_missed(&self, serves: &Serves) -> bool {
-        let Serves::Pages(jobs) = serves else { return false };
-        let Some(job) = jobs.iter().find_map(|id| self.jobs.get(id)) else { return false };
-        let group = self.groups.get(&job.group);
-        match group.map(|group| group.purpose) {
-            Some(Purpose::CatchUp | Purpose::ReachBack(_)) => true,
-            Some(Purpose::Announcements) => self.is_catching_up,
-            Some(Purpose::Batch(_) | Purpose::Poll(_)) | None => false,
-        }
+    /// How what a page of these jobs brings is counted.
+    pub(super) fn course_of_jobs(&self, jobs: &[JobId]) -> Course {
+        let group = jobs.iter().find_map(|id| self.groups.get(&self.jobs.get(id)?.group));
+        group.map_or(Course::NEW, |group| group.course)
+    }
+
+    /// How an event that is fetched by its id is counted.
+    pub(super) fn course_of_id(&self, desk: &Desk<'_>, event: EventId) -> Course {
+        let job = desk.standing.wants.a_job_of(event);
+        self.course_of_jobs(job.as_slice())
     }
 
     /// Rows that came under a subscription were judged.
@@ -338,11 +344,18 @@ impl Session {
 /// How judged events had come.
 #[derive(Clone, Debug)]
 pub(in crate::engine) struct Origin {
-    pub(in crate::engine) path: SyncPath,
-    /// Whether they should have come live before.
-    pub(in crate::engine) is_gap: bool,
+    /// How each came.
+    pub(in crate::engine) came: Vec<Came>,
     /// The filter that brought each, if it was a single one.
     pub(in crate::engine) filters: Vec<Option<FilterHash>>,
+}
+
+/// How one event had come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::engine) struct Came {
+    pub(in crate::engine) path: SyncPath,
+    /// Whether it should have come live before.
+    pub(in crate::engine) is_gap: bool,
 }
 
 impl Outcome {

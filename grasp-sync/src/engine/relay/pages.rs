@@ -1,6 +1,6 @@
 //! Pages of several histories in one request, each with a cursor of its own.
 
-use std::mem::discriminant;
+use std::mem::{Discriminant, discriminant};
 
 use grasp_core::limits::{Action, Admit, Next, SlotClass};
 use grasp_core::nostr::filter::Filter;
@@ -12,6 +12,7 @@ use super::super::ids::{JobId, SubId};
 use super::super::io::{Delivered, Frame};
 use super::super::layer::{self, Layer};
 use super::super::parks::Way;
+use super::gaps::Course;
 use super::pump::{Start, has_room};
 use super::session::Session;
 use super::subs::Serves;
@@ -65,9 +66,10 @@ impl Session {
                 job.phase = Phase::Paging { sub, rows: Vec::new() };
             }
         }
+        let path = self.course_of_jobs(&jobs).path;
         desk.standing.parks.sent(now, layer, Way::History);
         self.subs.insert(now, sub, slot, Serves::Pages(jobs.into()), desk.shared.config.watchdog);
-        desk.send(self.conn, Frame::Subscribe { sub, filters, path: self.path });
+        desk.send(self.conn, Frame::Subscribe { sub, filters, path });
         Start::Done
     }
 
@@ -101,9 +103,10 @@ impl Session {
 
     /// The first in line, and those behind it that may share a request with it.
     fn like(&self, first: JobId) -> Vec<JobId> {
-        let sort = |id: &JobId| -> Option<(Layer, std::mem::Discriminant<Purpose>)> {
+        let sort = |id: &JobId| -> Option<(Layer, Discriminant<Purpose>, Course)> {
             let job = self.jobs.get(id)?;
-            Some((job.layer, discriminant(&self.groups.get(&job.group)?.purpose)))
+            let group = self.groups.get(&job.group)?;
+            Some((job.layer, discriminant(&group.purpose), group.course))
         };
         let wanted = sort(&first);
         let line = self.lines.get(&Method::Page).into_iter().flatten().map(|(_, id)| *id);

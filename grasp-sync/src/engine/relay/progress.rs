@@ -1,6 +1,5 @@
 //! How far history has come, and what its end means.
 
-use grasp_core::admission::SyncPath;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::History;
 
@@ -38,13 +37,14 @@ impl Session {
             return;
         }
         self.ended = Some(outcome);
+        self.listening_since.get_or_insert(desk.now.unix);
         self.end_pass(desk, outcome);
         if let Some(state) = desk.state() {
             state.history_ended(outcome);
         }
         self.report_status(desk);
         if outcome == History::Complete {
-            self.completed(desk);
+            desk.note_change();
         }
     }
 
@@ -56,13 +56,6 @@ impl Session {
             desk.report(Report::Interrupted { relay, times });
             desk.note_change();
         }
-    }
-
-    /// All history is here.
-    fn completed(&mut self, desk: &mut Desk<'_>) {
-        self.is_catching_up = false;
-        self.path = SyncPath::CatchUp;
-        desk.note_change();
     }
 
     /// Everything has been asked for. What failed has its own times to be tried again: if the whole pass were

@@ -12,6 +12,7 @@ use super::super::io::{Frame, Output};
 use super::super::layer::{Layer, wire_len};
 use super::super::parks::Way;
 use super::super::reconcile::MAX_NEEDED;
+use super::gaps::Course;
 use super::live::LivePhase;
 use super::session::Session;
 use super::subs::{NEG_FIRST, NEG_IDLE, Serves};
@@ -80,7 +81,8 @@ impl Session {
                 if !is_running {
                     desk.standing.interrupted += usize::from(!compares);
                     let nothing = PendingItems::default();
-                    self.fetch(desk, Purpose::Poll(id), filters, method, nothing);
+                    let new = Course::NEW;
+                    self.fetch(desk, Purpose::Poll(id), filters, method, nothing, new);
                 }
             }
             _ => {}
@@ -161,7 +163,8 @@ impl Session {
         let missed = self.live.wanted.get(&id).map(|listening| listening.filters_since(from));
         desk.standing.interrupted += 1;
         let nothing = PendingItems::default();
-        self.fetch(desk, purpose, missed.unwrap_or_default(), Method::Page, nothing);
+        let (missed, course) = (missed.unwrap_or_default(), Course::NEW);
+        self.fetch(desk, purpose, missed, Method::Page, nothing, course);
     }
 
     /// Whatever is polled for want of room is listened to as soon as there is some.
@@ -238,8 +241,9 @@ impl Session {
             let sub = desk.shared.ids.sub();
             let ids = desk.standing.wants.ask(now, sub, self.ids_per_fetch);
             self.subs.insert(now, sub, slot, Serves::Ids, desk.shared.config.watchdog);
+            let path = ids.first().map_or(Course::NEW, |id| self.course_of_id(desk, *id)).path;
             let filters = vec![by_ids(ids)];
-            desk.send(self.conn, Frame::Subscribe { sub, filters, path: self.path });
+            desk.send(self.conn, Frame::Subscribe { sub, filters, path });
         }
     }
 

@@ -1,5 +1,6 @@
 //! Where a new connection takes up: what counts of what was fetched before, and from when on to ask.
 
+use grasp_core::admission::SyncPath;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::{CoverageSet, RETENTION, RelayState, RelaySyncNeeds, Resume};
 use grasp_core::{Now, RelayUrl};
@@ -7,7 +8,7 @@ use grasp_core::{Now, RelayUrl};
 use super::super::cells::{self, ProvenItems};
 use super::super::desk::Desk;
 use super::super::record::{COVERAGE_CAPACITY, RelayRecord};
-use super::{Link, Standing};
+use super::{Course, Link, Standing};
 
 /// How a connection begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,8 +71,10 @@ impl Pass {
         Self { complete_until: now, is_over: true, ..pass }
     }
 
-    pub(in crate::engine) fn is_daily(&self) -> bool {
-        self.sort == Sort::Daily && !self.is_over
+    /// How what it brings is counted.
+    pub(in crate::engine) fn course(&self) -> Course {
+        let is_daily = self.sort == Sort::Daily && !self.is_over;
+        Course { path: if is_daily { SyncPath::Daily } else { SyncPath::CatchUp }, ..Course::NEW }
     }
 }
 

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use grasp_core::Mono;
-use grasp_core::admission::SyncPath;
 use grasp_core::limits::{Admit, PeerText, RETRY_DELAY, Refusal, should_consolidate};
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
@@ -23,6 +22,7 @@ use super::super::lean::LeanFilter;
 use super::super::parks::Way;
 use super::super::report::Report;
 use super::auth::Auth;
+use super::gaps::Course;
 use super::live::Live;
 use super::resume::{Pass, Sort, TakeUp};
 use super::subs::{Serves, Subs};
@@ -32,10 +32,8 @@ use super::whole::{Whole, all};
 #[derive(Debug)]
 pub(in crate::engine) struct Session {
     pub(in crate::engine) conn: ConnId,
-    /// As what fetched events are handed over.
-    pub(super) path: SyncPath,
-    /// Whether what was confirmed is being caught up with: whatever that finds, live sync has missed.
-    pub(super) is_catching_up: bool,
+    /// Since when everything wanted is listened to; `None` until history was asked for.
+    pub(super) listening_since: Option<Timestamp>,
     pub(super) budget: RequestBudget,
     /// Ids per request; fewer if the relay took offence.
     pub(super) ids_per_fetch: usize,
@@ -67,11 +65,10 @@ pub(in crate::engine) struct Session {
 impl Session {
     /// Takes up a connection: listens first, then fetches, so that nothing falls between.
     pub(in crate::engine) fn begin(desk: &mut Desk<'_>, conn: ConnId, how: TakeUp) -> Self {
-        let is_daily = desk.standing.pass.is_daily();
+        let course = desk.standing.pass.course();
         let mut session = Self {
             conn,
-            path: if is_daily { SyncPath::Daily } else { SyncPath::CatchUp },
-            is_catching_up: matches!(how, TakeUp::CatchUp { .. }),
+            listening_since: None,
             budget: desk.standing.manners.budget,
             ids_per_fetch: desk.standing.manners.ids,
             ids_authenticated: false,
@@ -92,9 +89,9 @@ impl Session {
         };
         session.listen(desk, vec![build_announcement_filter(None)]);
         match how {
-            TakeUp::Fresh => session.fetch_announcements(desk),
+            TakeUp::Fresh => session.fetch_announcements(desk, course),
             TakeUp::Continue { since } => {
-                session.fetch_announcements(desk);
+                session.fetch_announcements(desk, course);
                 session.catch_up(desk, since);
             }
             TakeUp::CatchUp { since } => {
@@ -102,13 +99,13 @@ impl Session {
                 session.catch_up(desk, since);
             }
         }
-        session.ask_for_new_items(desk);
+        session.ask_for_new_items(desk, course);
         session
     }
 
-    /// Fetches everything anew over the standing connection, as once a day. The live set is rebuilt for it, and the
-    /// old one stays open until then.
-    pub(in crate::engine) fn start_over(&mut self, desk: &mut Desk<'_>) {
+    /// Fetches everything anew over the standing connection: once a day, or because our own relay has lost
+    /// something. The live set is rebuilt for it, and the old one stays open until then.
+    pub(in crate::engine) fn start_over(&mut self, desk: &mut Desk<'_>, why: Sort) {
         let jobs: Vec<JobId> = self.jobs.keys().copied().collect();
         for job in jobs {
             self.drop_job(desk, job);
@@ -121,39 +118,43 @@ impl Session {
         if let Some(state) = desk.state() {
             state.start_over(now);
         }
-        desk.standing.pass = Pass::begin(now, Sort::Daily).after(desk.standing.interrupted);
-        self.path = SyncPath::Daily;
-        self.is_catching_up = false;
+        desk.standing.pass = Pass::begin(now, why).after(desk.standing.interrupted);
+        let mut course = desk.standing.pass.course();
+        match why {
+            Sort::Daily => course = course.with_gaps_until(now),
+            // What came live is gone too, so that finding it again says nothing about the relay.
+            Sort::Fresh | Sort::Resumed => self.listening_since = None,
+        }
         self.ended = None;
         self.report_status(desk);
         // What was being fetched for them is part of everything.
         let _ = self.replace_live_items(desk, |_| true);
         (self.live.rebuilt, self.live.repos_rebuilt) = (0, 0);
         self.whole = None;
-        self.fetch_announcements(desk);
-        self.ask_for_new_items(desk);
+        self.fetch_announcements(desk, course);
+        self.ask_for_new_items(desk, course);
     }
 
     /// Asks for whatever is wanted here and neither confirmed nor under way.
-    fn ask_for_new_items(&mut self, desk: &mut Desk<'_>) {
+    fn ask_for_new_items(&mut self, desk: &mut Desk<'_>, course: Course) {
         let Some(target) = desk.shared.index.target(desk.relay) else { return };
         let targets = [(desk.relay.clone(), target)].into();
         let actions = compute_actions(&targets, &desk.shared.pending, &desk.shared.states);
         for action in actions {
-            self.add(desk, action, Method::Reconcile);
+            self.add(desk, action, Method::Reconcile, course);
         }
     }
 
     /// Items that were discovered just now. Hardly anything about them is here yet, so there is little to compare.
     pub(in crate::engine) fn discovered(&mut self, desk: &mut Desk<'_>, action: AddFilters) {
-        self.add(desk, action, Method::Page);
+        self.add(desk, action, Method::Page, Course::NEW);
     }
 
     /// New items: listens for them, then fetches their history as one batch.
-    fn add(&mut self, desk: &mut Desk<'_>, action: AddFilters, method: Method) {
+    fn add(&mut self, desk: &mut Desk<'_>, action: AddFilters, method: Method, course: Course) {
         let filters = action.filters(&self.budget);
         if self.is_whole(desk, &filters) {
-            return self.fetch_with_whole(desk, action, method);
+            return self.fetch_with_whole(desk, action, method, course);
         }
         let threshold = desk.shared.config.consolidation_threshold.max(2 * self.live.rebuilt);
         if should_consolidate(self.live.filters(), filters.len(), threshold)
@@ -163,7 +164,7 @@ impl Session {
         } else {
             self.listen(desk, filters.clone());
         }
-        self.fetch_batch(desk, filters, method, action.items);
+        self.fetch_batch(desk, filters, method, action.items, course);
     }
 
     /// Fetches the history of new items as one batch.
@@ -173,22 +174,25 @@ impl Session {
         filters: Vec<Filter>,
         method: Method,
         items: PendingItems,
+        course: Course,
     ) {
         let batch = desk.shared.ids.batch();
-        self.fetch(desk, Purpose::Batch(batch), filters, method, items);
+        self.fetch(desk, Purpose::Batch(batch), filters, method, items, course);
     }
 
     /// Layer 1, all of it.
-    fn fetch_announcements(&mut self, desk: &mut Desk<'_>) {
+    fn fetch_announcements(&mut self, desk: &mut Desk<'_>, course: Course) {
         let filters = vec![build_announcement_filter(None)];
         let nothing = PendingItems::default();
-        self.fetch(desk, Purpose::Announcements, filters, Method::Reconcile, nothing);
+        self.fetch(desk, Purpose::Announcements, filters, Method::Reconcile, nothing, course);
     }
 
     /// Layer 1, from then on.
     fn catch_up_with_announcements(&mut self, desk: &mut Desk<'_>, since: Timestamp) {
         let filters = vec![build_announcement_filter(Some(since))];
-        self.fetch(desk, Purpose::Announcements, filters, Method::Page, PendingItems::default());
+        let course = desk.standing.pass.course().with_gaps_until(desk.now.unix);
+        let nothing = PendingItems::default();
+        self.fetch(desk, Purpose::Announcements, filters, Method::Page, nothing, course);
     }
 
     /// Everything confirmed, from then on.
@@ -204,7 +208,9 @@ impl Session {
             self.listen(desk, filters);
             build_layer2_and_layer3_filters(&confirmed, Some(since), &self.budget)
         };
-        self.fetch(desk, Purpose::CatchUp, filters, Method::Page, PendingItems::default());
+        let course = desk.standing.pass.course().with_gaps_until(desk.now.unix);
+        let nothing = PendingItems::default();
+        self.fetch(desk, Purpose::CatchUp, filters, Method::Page, nothing, course);
     }
 
     pub(super) fn listen(&mut self, desk: &mut Desk<'_>, filters: Vec<Filter>) {
@@ -220,6 +226,7 @@ impl Session {
         filters: Vec<Filter>,
         method: Method,
         items: PendingItems,
+        course: Course,
     ) {
         if filters.is_empty() {
             return;
@@ -241,7 +248,7 @@ impl Session {
             }
             _ => Some(tracker),
         };
-        self.groups.insert(group, Group { purpose, began, tracker });
+        self.groups.insert(group, Group { purpose, began, course, tracker });
         let mut before: Option<LeanFilter> = None;
         for (job, (filter, method)) in jobs.into_iter().zip(planned) {
             let layer = Layer::of(&filter);

@@ -15,6 +15,7 @@ use super::super::record::{COVERAGE_CAPACITY, RelayRecord};
 use super::super::retry::Wants;
 use super::super::rng::Rng;
 use super::super::schedule::Daily;
+use super::gaps::Listened;
 use super::resume::{Pass, Sort};
 
 /// Everything about a relay that a new connection does not reset.
@@ -40,6 +41,7 @@ pub(in crate::engine) struct Standing {
     pub(in crate::engine) interrupted: usize,
     /// What the operator was last told of that.
     pub(in crate::engine) interrupted_reported: usize,
+    pub(in crate::engine) listened: Listened,
     /// Whether the operator was told that it does not reconcile.
     pub(in crate::engine) is_known_to_page: bool,
     /// When its record is to be written, if it has changed.
@@ -81,6 +83,7 @@ impl Standing {
             interrupted: record.as_ref().map_or(0, |record| record.interrupted),
             coverage: record.map_or_else(empty, |record| record.coverage),
             interrupted_reported: 0,
+            listened: Listened::default(),
             is_known_to_page: false,
             write_at: None,
         }
@@ -106,6 +109,7 @@ impl Standing {
     pub(in crate::engine) fn forget_what_was_given(&mut self, now: Timestamp) {
         self.coverage = CoverageSet::with_capacity(COVERAGE_CAPACITY);
         self.pass = Pass::begin(now, Sort::Fresh).after(self.interrupted);
+        self.listened.forget();
     }
 
     /// Whether it goes on from what an earlier process was given.

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use grasp_core::Mono;
-use grasp_core::admission::SyncPath;
 use grasp_core::limits::Slot;
 
 use super::super::ids::{JobId, LiveId, SubId};
+use super::gaps::Course;
 
 /// Whom a subscription is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,8 +60,8 @@ pub(in crate::engine) const NEG_IDLE: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::engine) struct Unjudged {
     pub(in crate::engine) serves: Serves,
-    /// How they came.
-    pub(in crate::engine) path: SyncPath,
+    /// How they are counted.
+    pub(in crate::engine) course: Course,
     /// How many.
     pub(in crate::engine) rows: usize,
 }
@@ -132,10 +132,10 @@ impl Subs {
         }
     }
 
-    /// Rows came under it, on this path.
-    pub(in crate::engine) fn delivered(&mut self, sub: SubId, rows: usize, path: SyncPath) {
+    /// Rows came under it, to be counted like this.
+    pub(in crate::engine) fn delivered(&mut self, sub: SubId, rows: usize, course: Course) {
         if let Some(serves) = self.serves(sub) {
-            self.unjudged.entry(sub).or_insert(Unjudged { serves, path, rows: 0 }).rows += rows;
+            self.unjudged.entry(sub).or_insert(Unjudged { serves, course, rows: 0 }).rows += rows;
         }
     }
 

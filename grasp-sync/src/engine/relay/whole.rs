@@ -27,6 +27,7 @@ use super::super::lean::LeanFilter;
 use super::super::parks::Way;
 use super::super::reconcile::MAX_NEEDED;
 use super::super::report::Report;
+use super::gaps::Course;
 use super::session::Session;
 
 /// What the whole of a relay is had for, so far.
@@ -123,6 +124,7 @@ impl Session {
         desk: &mut Desk<'_>,
         action: AddFilters,
         method: Method,
+        course: Course,
     ) {
         let AddFilters { relay, items } = action;
         let (repos, threads) = match method {
@@ -134,14 +136,14 @@ impl Session {
             }
         };
         let repos = AddFilters { relay: relay.clone(), items: repos };
-        self.fetch_batch(desk, repos.filters(&self.budget), method, repos.items);
+        self.fetch_batch(desk, repos.filters(&self.budget), method, repos.items, course);
         let threads = AddFilters { relay, items: threads };
         let filters = threads.filters(&self.budget);
         let (filters, method) = match self.is_had_from_whole(desk, &filters) {
             true => (vec![all()], Method::Reconcile),
             false => (filters, method),
         };
-        self.fetch_batch(desk, filters, method, threads.items);
+        self.fetch_batch(desk, filters, method, threads.items, course);
     }
 
     fn is_too_much(&self, desk: &Desk<'_>, bytes: usize) -> bool {
