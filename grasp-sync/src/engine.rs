@@ -16,6 +16,7 @@ mod io;
 mod layer;
 mod lean;
 mod parks;
+mod provenance;
 mod reconcile;
 mod record;
 mod rejected;
@@ -45,6 +46,7 @@ pub use self::io::{
 #[cfg(feature = "driver")]
 pub(crate) use self::layer::{split, split_by_kind};
 pub use self::parks::Parked;
+use self::provenance::Provenance;
 use self::record::Records;
 pub use self::record::RelayRecord;
 use self::rejected::Rejected;
@@ -79,10 +81,12 @@ impl SyncEngine {
             states: BTreeMap::new(),
             pending: BTreeMap::new(),
             rejected: Rejected::default(),
+            held: Provenance::default(),
+            refused: Provenance::default(),
             ids: ids::Ids::default(),
             rng: Rng::seeded(config.seed),
             inventories: BTreeMap::new(),
-            held: BTreeMap::new(),
+            held_items: BTreeMap::new(),
             wanted: 0,
             config,
         };

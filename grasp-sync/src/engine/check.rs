@@ -23,7 +23,7 @@ impl SyncEngine {
         }
         let wanted: usize = self.wanted().map(|(_, wanted)| wanted).sum();
         assert_eq!(self.shared.wanted, wanted, "what relays have offered is miscounted");
-        for job in self.shared.held.keys() {
+        for job in self.shared.held_items.keys() {
             let is_known = self.relays.values().any(|relay| match &relay.link {
                 Link::Up(session) => session.has_job(*job),
                 Link::Idle | Link::Dialing(_) => false,

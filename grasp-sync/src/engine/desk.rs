@@ -12,6 +12,7 @@ use super::ids::{ConnId, Ids, InventoryId, JobId};
 use super::io::{Frame, Output};
 use super::layer::Layer;
 use super::parks::Way;
+use super::provenance::Provenance;
 use super::rejected::Rejected;
 use super::relay::Standing;
 use super::report::Report;
@@ -28,6 +29,10 @@ pub(super) struct Shared {
     /// What is under way.
     pub(super) pending: PendingSyncIndex,
     pub(super) rejected: Rejected,
+    /// Who brought events that our own relay holds.
+    pub(super) held: Provenance,
+    /// Who brought events that it refused for want of something, and may take yet.
+    pub(super) refused: Provenance,
     pub(super) ids: Ids,
     pub(super) rng: Rng,
     /// Questions to our own relay, and who asked.
@@ -35,12 +40,12 @@ pub(super) struct Shared {
     /// Events that relays have offered and that are not here yet.
     pub(super) wanted: usize,
     /// Items of our own that sessions hold in memory.
-    pub(super) held: BTreeMap<JobId, usize>,
+    pub(super) held_items: BTreeMap<JobId, usize>,
 }
 
 impl Shared {
     pub(super) fn held_items(&self) -> usize {
-        self.held.values().sum()
+        self.held_items.values().sum()
     }
 }
 

@@ -9,6 +9,7 @@ use grasp_core::sync::{FilterHash, IndexChange};
 use grasp_core::{Now, RelayUrl};
 
 use super::SyncEngine;
+use super::desk::Shared;
 use super::ids::{ConnId, InventoryId, SubId};
 use super::io::{Accepted, InventoryFailed, Judged, Outcome, Output, Row};
 use super::rejected::{Dependency, Released};
@@ -18,7 +19,10 @@ use super::retry::Wanting;
 
 impl SyncEngine {
     pub(super) fn accepted(&mut self, now: Now, accepted: Accepted) {
-        if accepted.direct {
+        let brought = accepted.event.and_then(|event| self.shared.held.take(&event));
+        if let Some((relay, came)) = brought {
+            self.report_new(&relay, came, 1);
+        } else if accepted.direct {
             self.out.push(Output::Report(Report::Stored { from: Source::Direct, count: 1 }));
         }
         let mut arrived: Vec<Dependency> = Vec::new();
@@ -77,6 +81,15 @@ impl SyncEngine {
 
     /// Our own relay has judged what it was offered again.
     pub(super) fn reoffered(&mut self, now: Now, judged: Vec<Judged>) {
+        for one in &judged {
+            match (&one.outcome, self.shared.refused.take(&one.row.id)) {
+                (Outcome::Stored, Some((relay, came))) => self.report_new(&relay, came, 1),
+                (Outcome::Held, Some((relay, came))) => {
+                    self.shared.held.note(one.row.id, &relay, came);
+                }
+                _ => {}
+            }
+        }
         let stored: Vec<EventId> = stored(&judged);
         let here: Vec<EventId> =
             judged.iter().filter(|one| one.is_here()).map(|one| one.row.id).collect();
@@ -86,12 +99,23 @@ impl SyncEngine {
         self.release(now, &arrived);
     }
 
+    /// Counts what was stored, and notes where the rest came from that may be stored yet.
     fn report_stored(&mut self, relay: &RelayUrl, origin: Option<&Origin>, judged: &[Judged]) {
         let Some(origin) = origin else { return };
         let mut counts: BTreeMap<Came, usize> = BTreeMap::new();
-        let stored = judged.iter().zip(&origin.came);
-        for (_, came) in stored.filter(|(one, _)| matches!(one.outcome, Outcome::Stored)) {
-            *counts.entry(*came).or_default() += 1;
+        let Shared { held, refused, .. } = &mut self.shared;
+        for (one, came) in judged.iter().zip(&origin.came) {
+            let event = one.row.id;
+            match &one.outcome {
+                Outcome::Stored => {
+                    *counts.entry(*came).or_default() += 1;
+                    held.take(&event);
+                    refused.take(&event);
+                }
+                Outcome::Held => held.note(event, relay, *came),
+                Outcome::Refused { event: Some(_), .. } => refused.note(event, relay, *came),
+                Outcome::Known | Outcome::Forged | Outcome::Refused { .. } => {}
+            }
         }
         for (came, count) in counts {
             self.report_new(relay, came, count);

@@ -1,10 +1,12 @@
 //! What is remembered: refused events, coverage, health; and what is told about where events came from.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use grasp_core::Mono;
-use grasp_core::admission::SyncPath;
-use grasp_sync::engine::{Config, Input, Report, Source};
+use grasp_core::admission::{Lasting, SyncPath};
+use grasp_core::nostr::event::Event;
+use grasp_sync::engine::{Config, Delivered, Input, Judged, Outcome, Report, Said, Source};
 
 use crate::sim::local::Local;
 use crate::sim::peer::Peer;
@@ -245,6 +247,50 @@ fn where_every_event_came_from_is_told() {
     assert_eq!((seen.attempts, seen.failures), (1, 0));
     assert_eq!(seen.received, 21);
     assert!(seen.uptime().unwrap() > 0.9);
+}
+
+/// Relay 0 delivers an event live, and our relay says this of it.
+fn delivered_live(stage: &mut Stage, event: &Event, outcome: Outcome) {
+    let (conn, sub) = (stage.sim.conns[0].1, stage.live_subs()[0]);
+    let row = crate::sim::row(event);
+    let rows = vec![Delivered { row, places: [true].into_iter().collect() }];
+    stage.hear(conn, Said::Delivered { sub, rows });
+    let judged = vec![Judged { row, outcome }];
+    stage.sim.tell(Input::Ingested { relay: relay(0), conn, sub, judged });
+}
+
+#[test]
+fn what_is_held_for_hours_counts_by_the_path_on_which_it_came() {
+    let mut stage = Stage::announced(defaults(), Script::default(), 0);
+    stage.run(MINUTE);
+    let held = stage.chance_issue();
+    delivered_live(&mut stage, &held, Outcome::Held);
+    stage.run(5 * HOUR).forget();
+    // Whoever feeds the engine has long forgotten that it was brought by a relay.
+    stage.sim.tell(Input::Accepted(crate::sim::accepted(&held, true)));
+    let live = Source::Relay { relay: relay(0), path: SyncPath::Live };
+    assert_eq!(stored_by(&stage.sim, |source| *source == live), 1);
+    assert_eq!(stored_by(&stage.sim, |source| *source == Source::Direct), 0);
+}
+
+#[test]
+fn what_is_offered_again_counts_by_the_path_on_which_it_came() {
+    let mut stage = Stage::announced(defaults(), Script::default(), 0);
+    stage.run(MINUTE);
+    let (early, late) = (stage.chance_issue(), stage.chance_issue());
+    for event in [&early, &late] {
+        let waiting = Some(Arc::new(event.clone()));
+        let lasting = Lasting::UntilDependency;
+        delivered_live(&mut stage, event, Outcome::Refused { lasting, event: waiting });
+    }
+    stage.forget();
+    let judged = |event, outcome| vec![Judged { row: crate::sim::row(event), outcome }];
+    stage.sim.tell(Input::Reoffered { judged: judged(&early, Outcome::Stored) });
+    stage.sim.tell(Input::Reoffered { judged: judged(&late, Outcome::Held) });
+    let live = Source::Relay { relay: relay(0), path: SyncPath::Live };
+    assert_eq!(stored_by(&stage.sim, |source| *source == live), 1);
+    stage.sim.tell(Input::Accepted(crate::sim::accepted(&late, true)));
+    assert_eq!(stored_by(&stage.sim, |source| *source == live), 2);
 }
 
 #[test]

@@ -159,7 +159,7 @@ impl Session {
             self.close(desk, sub);
             return self.fail(desk, id);
         };
-        desk.shared.held.insert(id, talk.items());
+        desk.shared.held_items.insert(id, talk.items());
         let say = Some(Say::Open(first));
         job.phase = Phase::Comparing { sub, talk: Box::new(talk), say };
     }

@@ -281,7 +281,7 @@ impl Session {
 
     /// What our own relay has is no longer of interest to a job, or not any more in memory.
     pub(super) fn forget_inventory(&self, desk: &mut Desk<'_>, id: JobId) {
-        desk.shared.held.remove(&id);
+        desk.shared.held_items.remove(&id);
         if let Some(Phase::Listing { request, .. }) = self.jobs.get(&id).map(|job| &job.phase) {
             desk.shared.inventories.remove(request);
         }
