@@ -1,13 +1,11 @@
 //! What sync reports, in the log and in the metrics.
 
-use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
 use grasp_core::admission::SyncPath;
 use grasp_core::limits::Health;
 use grasp_core::sync::ConnectionStatus;
-use grasp_core::{RelayUrl, RepoId};
+use grasp_core::RepoId;
 use grasp_relay::metrics::Metrics;
 use grasp_relay::web::span;
 use grasp_sync::driver::Observer;
@@ -19,63 +17,18 @@ use crate::rows::in_words;
 /// Logs and counts what sync reports.
 ///
 /// The lock is free but for the moment of one report: they all come from one loop.
-pub(crate) struct SyncObserver(Mutex<Inner>);
-
-struct Inner {
-    meter: SyncMeter,
-    log: Log,
-}
+pub(crate) struct SyncObserver(Mutex<SyncMeter>);
 
 impl SyncObserver {
     pub(crate) fn new(metrics: Metrics) -> Self {
-        Self(Mutex::new(Inner { meter: SyncMeter::new(metrics), log: Log::default() }))
+        Self(Mutex::new(SyncMeter::new(metrics)))
     }
 }
 
 impl Observer for SyncObserver {
     fn report(&self, report: &Report) {
-        let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        inner.log.note(report);
-        inner.meter.note(report);
-    }
-}
-
-/// Remembers of each relay what later lines need.
-#[derive(Default)]
-struct Log {
-    relays: BTreeMap<RelayUrl, Told>,
-}
-
-#[derive(Default)]
-struct Told {
-    /// For how long it has failed.
-    failing_for: Duration,
-}
-
-impl Log {
-    fn note(&mut self, report: &Report) {
-        match report {
-            Report::Retired { relay } => _ = self.relays.remove(relay),
-            Report::ConnectFailed { relay, why, failure } => {
-                self.relays.entry(relay.clone()).or_default().failing_for = failure.failing_for;
-                tracing::warn!(
-                    %relay,
-                    attempt = failure.attempt,
-                    retry_in = %span(failure.retry_in.as_secs()),
-                    "could not connect: {}",
-                    in_words(*why)
-                );
-                return;
-            }
-            Report::Health { relay, health: Health::Dead } => {
-                let told = self.relays.entry(relay.clone()).or_default();
-                let failing_for = span(told.failing_for.as_secs());
-                tracing::error!(%relay, %failing_for, "dead: it is tried only rarely from now on");
-                return;
-            }
-            _ => {}
-        }
         log(report);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).note(report);
     }
 }
 
@@ -99,9 +52,22 @@ fn log(report: &Report) {
             }
             status => tracing::debug!(%relay, ?status, "connection"),
         },
-        Report::Health { relay, health } => match health {
+        Report::ConnectFailed { relay, why, failure } => {
+            tracing::warn!(
+                %relay,
+                attempt = failure.attempt,
+                retry_in = %span(failure.retry_in.as_secs()),
+                "could not connect: {}",
+                in_words(*why)
+            );
+        }
+        Report::Health { relay, health, failing_for } => match health {
             Health::Healthy => tracing::info!(%relay, "healthy"),
-            health => tracing::debug!(%relay, ?health, "health"),
+            Health::Degraded => tracing::debug!(%relay, ?health, "health"),
+            Health::Dead => {
+                let failing_for = span(failing_for.as_secs());
+                tracing::error!(%relay, %failing_for, "dead: it is tried only rarely from now on");
+            }
         },
         Report::Stored { from: Source::Direct, .. } => {}
         Report::Stored { from: Source::Relay { relay, path }, count } => {
@@ -121,10 +87,11 @@ fn log(report: &Report) {
 fn log_oddity(report: &Report) {
     match report {
         Report::NoNegentropy { relay, refusal, text } => {
-            tracing::warn!(%relay, ?refusal, text = text.as_str(), "no set reconciliation; fetching by pages");
+            let refusal = refusal.label();
+            tracing::warn!(%relay, refusal, text = text.as_str(), "no set reconciliation; fetching by pages");
         }
         Report::Refused { relay, refusal, text } => {
-            tracing::warn!(%relay, ?refusal, text = text.as_str(), "refused");
+            tracing::warn!(%relay, refusal = refusal.label(), text = text.as_str(), "refused");
         }
         Report::Lacking { relay, repos, count } => {
             tracing::warn!(%relay, repo = several(repos), count, "lacks events that we have");
@@ -148,7 +115,9 @@ fn log_oddity(report: &Report) {
 mod tests {
     use std::io;
     use std::sync::Arc;
+    use std::time::Duration;
 
+    use grasp_core::RelayUrl;
     use grasp_core::limits::{PeerText, Refusal};
     use grasp_sync::engine::{Failure, Fault};
 
@@ -220,7 +189,7 @@ mod tests {
                 " INFO",
                 "connected",
             ),
-            (failed.clone(), " WARN", "attempt=3 retry_in=40 seconds"),
+            (failed, " WARN", "attempt=3 retry_in=40 seconds"),
             (lacking, " WARN", ":grasp and 1 others\" count=7"),
         ];
         for (report, level, words) in table {
@@ -228,10 +197,9 @@ mod tests {
             assert!(line.starts_with(level) && line.contains(words), "{level} {words}: {line}");
             assert!(line.contains("wss://relay.example.com"), "{line}");
         }
-        let dead = Report::Health { relay: relay(), health: Health::Dead };
-        let lines = written(&[failed, dead]);
-        let dead = lines.lines().nth(1).unwrap();
-        assert!(dead.starts_with("ERROR") && dead.contains("failing_for=1 day"), "{lines}");
+        let failing_for = Duration::from_secs(86_400);
+        let dead = written(&[Report::Health { relay: relay(), health: Health::Dead, failing_for }]);
+        assert!(dead.starts_with("ERROR") && dead.contains("failing_for=1 day"), "{dead}");
     }
 
     #[test]

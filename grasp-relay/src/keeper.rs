@@ -103,10 +103,16 @@ pub struct Keeper {
     writes: watch::Receiver<bool>,
 }
 
-/// The keeper does not do it: the server is stopping, or its journal cannot be written.
+/// Why the keeper does not do something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("purgatory is closed")]
-pub struct Gone;
+pub enum Gone {
+    /// The server is stopping.
+    #[error("purgatory is closed")]
+    Stopping,
+    /// Its journal cannot be written at the moment, so that nothing new can be promised.
+    #[error("the journal of purgatory cannot be written; is the disk full?")]
+    CannotWrite,
+}
 
 type Question = Box<dyn FnOnce(&Purgatory) + Send>;
 
@@ -262,12 +268,12 @@ impl Keeper {
     /// Turns away who would have to wait for the disk, at the door or as soon as it is full.
     async fn unless_full<T>(&self, work: impl Future<Output = Result<T, Gone>>) -> Result<T, Gone> {
         if !self.can_write() {
-            return Err(Gone);
+            return Err(Gone::CannotWrite);
         }
         tokio::select! {
             biased;
             done = work => done,
-            () = self.full() => Err(Gone),
+            () = self.full() => Err(self.why_full()),
         }
     }
 
@@ -280,6 +286,11 @@ impl Keeper {
     /// Waits until the journal cannot be written, or nobody is left who would.
     async fn full(&self) {
         _ = self.writes.clone().wait_for(|writes| !writes).await;
+    }
+
+    /// Tells apart a journal that cannot be written from one that nobody writes any more.
+    fn why_full(&self) -> Gone {
+        if self.can_write() { Gone::Stopping } else { Gone::CannotWrite }
     }
 
     /// Asks purgatory something, between two turns.
@@ -298,20 +309,20 @@ impl Keeper {
         };
         // After all that was said before it; but not behind what has to wait for the disk.
         let in_turn = async {
-            self.orders.send(Order::Ask(ask())).await.map_err(|_| Gone)?;
+            self.orders.send(Order::Ask(ask())).await.map_err(|_| Gone::Stopping)?;
             std::future::pending().await
         };
         let aside = async {
             self.full().await;
-            self.questions.send(ask()).await.map_err(|_| Gone)?;
+            self.questions.send(ask()).await.map_err(|_| Gone::Stopping)?;
             std::future::pending().await
         };
         tokio::select! {
             biased;
-            answer = answer => answer.map_err(|_| Gone),
+            answer = answer => answer.map_err(|_| Gone::Stopping),
             gone = aside => gone,
             gone = in_turn => gone,
-            () = self.ended() => Err(Gone),
+            () = self.ended() => Err(Gone::Stopping),
         }
     }
 
@@ -327,15 +338,15 @@ impl Keeper {
     /// become few.
     pub async fn make_round(&self) -> Result<(), Gone> {
         self.wait(Until::Rested).await?;
-        self.orders.send(Order::Round).await.map_err(|_| Gone)?;
+        self.orders.send(Order::Round).await.map_err(|_| Gone::Stopping)?;
         self.wait(Until::Rested).await
     }
 
     async fn wait(&self, until: Until) -> Result<(), Gone> {
         let (reply, over) = oneshot::channel();
         self.unless_full(async {
-            self.orders.send(Order::Wait { until, reply }).await.map_err(|_| Gone)?;
-            over.await.map_err(|_| Gone)
+            self.orders.send(Order::Wait { until, reply }).await.map_err(|_| Gone::Stopping)?;
+            over.await.map_err(|_| Gone::Stopping)
         })
         .await
     }
@@ -345,8 +356,8 @@ impl Keeper {
         let (reply, kept) = oneshot::channel();
         let order = Order::Hold { event, hold, origin, reply };
         self.unless_full(async {
-            self.orders.send(order).await.map_err(|_| Gone)?;
-            kept.await.map_err(|_| Gone)
+            self.orders.send(order).await.map_err(|_| Gone::Stopping)?;
+            kept.await.map_err(|_| Gone::Stopping)
         })
         .await
     }

@@ -95,6 +95,9 @@ pub enum StoreError {
         /// What we can read.
         known: u32,
     },
+    /// Events that wait for git data cannot be written down.
+    #[error(transparent)]
+    Journal(crate::keeper::Gone),
     /// The store is shutting down.
     #[error("the event store is closed")]
     Closed,

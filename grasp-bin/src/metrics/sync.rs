@@ -172,7 +172,7 @@ impl SyncMeter {
             Report::Discovered { relay } => self.discovered(relay),
             Report::Retired { relay } => self.retired(relay),
             Report::Status { relay, status } => self.stands(relay, *status),
-            Report::Health { relay, health } => self.is_thought(relay, *health),
+            Report::Health { relay, health, .. } => self.is_thought(relay, *health),
             Report::Stored { from, count } => {
                 metrics.add(&EVENTS, &[source(from)], *count as u64);
                 if let Source::Relay { relay, .. } = from {
@@ -196,9 +196,8 @@ impl SyncMeter {
             }
             Report::BatchConfirmed { relay, .. } => metrics.add(&BATCHES, &[relay.as_str()], 1),
             Report::NoNegentropy { relay, .. } => metrics.set(&PAGED, &[relay.as_str()], 1.0),
-            Report::Refused { refusal, .. } => {
-                metrics.add(&REFUSALS, &[&meaning(refusal)], 1);
-            }
+            Report::Negentropy { relay } => metrics.set(&PAGED, &[relay.as_str()], 0.0),
+            Report::Refused { refusal, .. } => metrics.add(&REFUSALS, &[refusal.label()], 1),
             Report::GaveUp { relay, .. } => metrics.add(&GIVEN_UP, &[relay.as_str()], 1),
             Report::GapSecond { relay, .. } => metrics.add(&FULL_SECONDS, &[relay.as_str()], 1),
             Report::Consolidated { relay, .. } => {
@@ -298,19 +297,6 @@ fn source(from: &Source) -> &'static str {
     }
 }
 
-/// The name of a meaning, without what the relay said beside it: `RetainedBytes { … }` is `retained_bytes`.
-fn meaning(refusal: &impl std::fmt::Debug) -> String {
-    let name = format!("{refusal:?}");
-    let mut label = String::new();
-    for letter in name.chars().take_while(char::is_ascii_alphanumeric) {
-        if letter.is_ascii_uppercase() && !label.is_empty() {
-            label.push('_');
-        }
-        label.push(letter.to_ascii_lowercase());
-    }
-    label
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -364,7 +350,11 @@ mod tests {
     fn a_dead_relay_is_counted_until_it_is_retired() {
         let mut reports = vec![
             Report::Discovered { relay: relay() },
-            Report::Health { relay: relay(), health: Health::Dead },
+            Report::Health {
+                relay: relay(),
+                health: Health::Dead,
+                failing_for: Duration::from_secs(86_400),
+            },
         ];
         let metrics = told(&reports);
         assert_eq!(metrics.value(&HEALTH, &[relay().as_str()]), Some(3.0));
@@ -435,5 +425,15 @@ mod tests {
         let text = PeerText::new("ERROR: words of a stranger");
         let metrics = told(&[Report::Refused { relay: relay(), refusal, text }]);
         assert_eq!(metrics.value(&REFUSALS, &["retained_bytes"]), Some(1.0));
+    }
+
+    #[test]
+    fn a_relay_that_reconciles_again_is_no_longer_shown_as_paged() {
+        let (refusal, text) = (Refusal::NegUnsupported, PeerText::new(""));
+        let paged = Report::NoNegentropy { relay: relay(), refusal, text };
+        let metrics = told(&[paged.clone()]);
+        assert_eq!(metrics.value(&PAGED, &[relay().as_str()]), Some(1.0));
+        let metrics = told(&[paged, Report::Negentropy { relay: relay() }]);
+        assert_eq!(metrics.value(&PAGED, &[relay().as_str()]), Some(0.0));
     }
 }

@@ -199,6 +199,14 @@ impl Backoff {
         }
     }
 
+    /// How long the present streak of failures has lasted, up to the latest of them; zero if there is none.
+    pub fn failing_for(&self) -> Duration {
+        match self.phase {
+            Phase::Resting { lasted, .. } => lasted,
+            Phase::Well | Phase::Settling { .. } => Duration::ZERO,
+        }
+    }
+
     /// What is to be thought of this peer.
     pub fn health(&self, now: Mono) -> Health {
         match self.phase {

@@ -28,8 +28,11 @@ const MOST_TARGETS: usize = 4_096;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 impl From<Gone> for StoreError {
-    fn from(_: Gone) -> Self {
-        Self::Closed
+    fn from(gone: Gone) -> Self {
+        match gone {
+            Gone::Stopping => Self::Closed,
+            Gone::CannotWrite => Self::Journal(gone),
+        }
     }
 }
 

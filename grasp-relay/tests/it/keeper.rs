@@ -86,7 +86,8 @@ async fn questions_are_answered_however_much_waits_for_a_full_disk() {
     let event = announcement(&Keys::generate(), "x");
     let identifier = "x".parse().unwrap();
     let hold = || GitSide::hold(&keeper, event.clone(), Hold::Announcement, Origin::anonymous());
-    assert!(in_time(hold()).await.is_err(), "it cannot be written down");
+    let why = in_time(hold()).await.unwrap_err();
+    assert!(why.to_string().contains("journal of purgatory cannot be written"), "{why}");
     tell_all_there_is_room_for(&keeper, &identifier).await;
     assert!(!keeper.can_write());
     in_time(keeper.ask(|purgatory| purgatory.counts())).await.unwrap();

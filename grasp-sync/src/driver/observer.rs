@@ -1,5 +1,8 @@
 //! Whoever wants to know what happens: logs, metrics, tests.
 
+use grasp_core::admission::SyncPath;
+use grasp_core::limits::Health;
+
 use crate::engine::{Report, Source};
 
 /// Is told what the engine reports, as it happens. Must not wait for anything.
@@ -18,7 +21,10 @@ impl Observer for Log {
             Report::Discovered { relay } => tracing::info!(%relay, "following a relay"),
             Report::Retired { relay } => tracing::info!(%relay, "nobody needs this relay any more"),
             Report::Status { relay, status } => tracing::info!(%relay, ?status, "connection"),
-            Report::Health { relay, health } => tracing::info!(%relay, ?health, "health"),
+            Report::Health { relay, health: Health::Dead, failing_for } => {
+                tracing::error!(%relay, ?failing_for, "dead: it is tried once a day from now on");
+            }
+            Report::Health { relay, health, .. } => tracing::info!(%relay, ?health, "health"),
             Report::ConnectFailed { relay, why, failure } => {
                 tracing::warn!(%relay, ?why, attempt = failure.attempt, retry_in = ?failure.retry_in, "could not connect");
             }
@@ -26,14 +32,23 @@ impl Observer for Log {
             Report::Stored { from: Source::Relay { relay, path }, count } => {
                 tracing::debug!(%relay, ?path, count, "stored");
             }
-            Report::Gap { relay, path, count } => {
-                tracing::info!(%relay, ?path, count, "found what live sync had missed");
+            Report::Gap { relay, path: SyncPath::Daily, count } => {
+                tracing::error!(%relay, count, "sustained sync gap: the daily pass found what live sync and catching up missed");
+            }
+            Report::Gap { relay, count, .. } => {
+                tracing::warn!(%relay, count, "sync gap: catching up found what live sync missed");
+            }
+            Report::Lacking { relay, repos, count } => {
+                // Strangers name repositories, and may put anything into a name.
+                let repo = repos.first().map(|repo| repo.to_string().escape_debug().to_string());
+                tracing::warn!(%relay, repo, repos = repos.len(), count, "lacks events that we have");
             }
             Report::NoNegentropy { relay, refusal, text } => {
-                tracing::warn!(%relay, ?refusal, text = text.as_str(), "no set reconciliation here");
+                let refusal = refusal.label();
+                tracing::warn!(%relay, refusal, text = text.as_str(), "no set reconciliation here");
             }
             Report::Refused { relay, refusal, text } => {
-                tracing::warn!(%relay, ?refusal, text = text.as_str(), "refused");
+                tracing::warn!(%relay, refusal = refusal.label(), text = text.as_str(), "refused");
             }
             Report::GaveUp { relay, event } => {
                 tracing::warn!(%relay, %event, "offered an event and never delivered it");
@@ -50,4 +65,81 @@ impl Observer for Log {
 /// Tells nobody.
 impl Observer for () {
     fn report(&self, _: &Report) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::{Arc, Mutex};
+    use std::time::Duration;
+
+    use grasp_core::sync::ConnectionStatus;
+
+    use super::*;
+    use crate::engine::{Failure, Fault};
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn logged(report: &Report) -> String {
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let log = tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::DEBUG)
+            .with_ansi(false)
+            .without_time()
+            .with_target(false)
+            .with_writer(move || writer.clone())
+            .finish();
+        tracing::subscriber::with_default(log, || Log.report(report));
+        let bytes = lines.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn each_report_has_the_level_that_the_design_gives_it() {
+        let relay = || "wss://relay.example".parse().unwrap();
+        let from = |path| Source::Relay { relay: relay(), path };
+        let gap = |path| Report::Gap { relay: relay(), path, count: 2 };
+        let owner = "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798";
+        let repos = vec![format!("30617:{owner}:grasp").parse().unwrap()];
+        let day = Duration::from_secs(86_400);
+        let failure = Failure { attempt: 3, failing_for: day, retry_in: Duration::from_secs(40) };
+        let table = [
+            (Report::Stored { from: from(SyncPath::Live), count: 1 }, "DEBUG", "stored"),
+            (gap(SyncPath::CatchUp), " WARN", "count=2"),
+            (gap(SyncPath::Daily), "ERROR", "sustained"),
+            (
+                Report::Status { relay: relay(), status: ConnectionStatus::Syncing },
+                " INFO",
+                "Syncing",
+            ),
+            (
+                Report::ConnectFailed { relay: relay(), why: Fault::Unreachable, failure },
+                " WARN",
+                "attempt=3 retry_in=40s",
+            ),
+            (
+                Report::Health { relay: relay(), health: Health::Dead, failing_for: day },
+                "ERROR",
+                "failing_for=86400s",
+            ),
+            (Report::Lacking { relay: relay(), repos, count: 7 }, " WARN", ":grasp\" repos=1 count=7"),
+        ];
+        for (report, level, words) in table {
+            let line = logged(&report);
+            assert!(line.starts_with(level) && line.contains(words), "{level} {words}: {line}");
+            assert!(line.contains("wss://relay.example"), "{line}");
+        }
+    }
 }

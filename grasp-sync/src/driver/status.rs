@@ -188,7 +188,9 @@ impl Status {
             Report::Status { relay, status } => {
                 self.with(relay, |known| known.stands(now, *status))
             }
-            Report::Health { relay, health } => self.with(relay, |known| known.health = *health),
+            Report::Health { relay, health, .. } => {
+                self.with(relay, |known| known.health = *health);
+            }
             Report::ConnectFailed { relay, why, failure } => {
                 let failed = Failed {
                     why: *why,

@@ -18,8 +18,8 @@ pub(super) struct RelayHealth {
     /// Whether that is by our own rule about addresses, which the operator may have changed by the next start.
     is_by_rule: bool,
     seen: Reliability,
-    /// Attempts in vain since it was last there, and when the first of them was.
-    in_vain: Option<(u32, Mono)>,
+    /// Attempts in vain since it was last there, as far as this process made them.
+    in_vain: u32,
     is_up: bool,
     /// When it last came up or went down.
     since: Mono,
@@ -33,7 +33,7 @@ impl RelayHealth {
             quarantined_until: Mono::ZERO,
             is_by_rule: false,
             seen: Reliability::default(),
-            in_vain: None,
+            in_vain: 0,
             is_up: false,
             since: now,
             reported: Health::Healthy,
@@ -72,15 +72,14 @@ impl RelayHealth {
 
     pub(super) fn connected(&mut self, now: Mono) {
         self.backoff.connected(now);
-        self.in_vain = None;
+        self.in_vain = 0;
         self.turn(now, true);
     }
 
     /// It could not be reached.
     pub(super) fn failed(&mut self, now: Mono, why: Fault, quarantine: Duration) {
         self.seen.failures += 1;
-        let (attempts, since) = self.in_vain.unwrap_or((0, now));
-        self.in_vain = Some((attempts.saturating_add(1), since));
+        self.in_vain = self.in_vain.saturating_add(1);
         self.backoff.failed(now);
         self.turn(now, false);
         self.is_by_rule = why == Fault::Forbidden;
@@ -97,12 +96,11 @@ impl RelayHealth {
 
     /// What an operator wants to know of an attempt that was just in vain.
     pub(super) fn failure(&self, now: Mono) -> Failure {
-        let (attempt, since) = self.in_vain.unwrap_or((0, now));
         let retry_in = match self.admit(now) {
             Admit::Wait(until) => until - now,
             Admit::Go => Duration::ZERO,
         };
-        Failure { attempt, failing_for: now - since, retry_in }
+        Failure { attempt: self.in_vain, failing_for: self.backoff.failing_for(), retry_in }
     }
 
     /// It was there and is no longer.
@@ -137,12 +135,12 @@ impl RelayHealth {
         self.backoff.health(now)
     }
 
-    /// What is to be thought of it, if that is news.
-    pub(super) fn news(&mut self, now: Mono) -> Option<Health> {
+    /// What is to be thought of it, and for how long it has failed, if that is news.
+    pub(super) fn news(&mut self, now: Mono) -> Option<(Health, Duration)> {
         let health = self.health(now);
         let is_news = health != self.reported;
         self.reported = health;
-        is_news.then_some(health)
+        is_news.then(|| (health, self.backoff.failing_for()))
     }
 
     pub(super) fn snapshot(&self, now: Now) -> Option<BackoffSnapshot> {
@@ -244,7 +242,26 @@ mod tests {
         let mut health = health();
         assert_eq!(health.news(Mono::ZERO), None);
         health.failed(Mono::from_secs(1), Fault::Unreachable, HALF_DAY);
-        assert_eq!(health.news(Mono::from_secs(1)), Some(Health::Degraded));
+        assert_eq!(health.news(Mono::from_secs(1)), Some((Health::Degraded, Duration::ZERO)));
         assert_eq!(health.news(Mono::from_secs(2)), None);
+    }
+
+    #[test]
+    fn a_restart_forgets_neither_that_a_relay_is_dead_nor_since_when() {
+        let mut health = health();
+        let mut moment = Mono::from_secs(1);
+        while health.health(moment) != Health::Dead {
+            health.failed(moment, Fault::Unreachable, HALF_DAY);
+            let Admit::Wait(until) = health.admit(moment) else { panic!() };
+            moment = until;
+        }
+        let (now, later) = (moment.since_start().as_secs(), Mono::from_secs(90));
+        let kept = health.snapshot(at(now));
+        let restarted = Now::new(later, at(now).unix);
+        let mut again =
+            RelayHealth::restore(restarted, BackoffPolicy::RELAY, kept.as_ref(), None, HALF_DAY);
+        let (told, failing_for) = again.news(later).unwrap();
+        assert_eq!(told, Health::Dead);
+        assert!(failing_for >= BackoffPolicy::RELAY.dead_after, "{failing_for:?}");
     }
 }

@@ -205,9 +205,9 @@ impl Link {
     }
 
     fn report_health(&self, desk: &mut Desk<'_>) {
-        if let Some(health) = desk.standing.health.news(desk.now.mono) {
+        if let Some((health, failing_for)) = desk.standing.health.news(desk.now.mono) {
             let relay = desk.relay.clone();
-            desk.report(Report::Health { relay, health });
+            desk.report(Report::Health { relay, health, failing_for });
         }
     }
 }

@@ -147,9 +147,9 @@ impl SyncEngine {
     /// Tells what an earlier process thought of a relay, if it thought ill of it.
     fn say_health(&mut self, now: Now, relay: &RelayUrl) {
         let Some(known) = self.relays.get_mut(relay) else { return };
-        if let Some(health) = known.standing.health.news(now.mono) {
+        if let Some((health, failing_for)) = known.standing.health.news(now.mono) {
             let relay = relay.clone();
-            self.out.push(Output::Report(Report::Health { relay, health }));
+            self.out.push(Output::Report(Report::Health { relay, health, failing_for }));
         }
     }
 

@@ -38,6 +38,8 @@ pub enum Report {
         relay: RelayUrl,
         /// What is to be thought of it now.
         health: Health,
+        /// How long it has failed, over restarts of this process too.
+        failing_for: Duration,
     },
     /// An attempt to connect was in vain.
     ConnectFailed {
@@ -91,7 +93,7 @@ pub enum Report {
         /// Roots in it.
         roots: usize,
     },
-    /// Something is fetched in a slower way than it could be. Told once for each relay.
+    /// A relay does not reconcile sets (NIP-77): its history is fetched by pages. Told once, until it does.
     NoNegentropy {
         /// Where.
         relay: RelayUrl,
@@ -99,6 +101,11 @@ pub enum Report {
         refusal: Refusal,
         /// What it said, if anything.
         text: PeerText,
+    },
+    /// A relay that was paged through reconciles again.
+    Negentropy {
+        /// Which.
+        relay: RelayUrl,
     },
     /// A relay refused something, or remarked on it. Told once per connection for each meaning.
     Refused {

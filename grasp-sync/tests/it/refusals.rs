@@ -63,6 +63,16 @@ fn without_reconciliation_history_comes_by_pages_and_it_is_said_once() {
 }
 
 #[test]
+fn a_relay_that_learns_to_reconcile_is_told_of() {
+    let script = Script { neg: Neg::Unknown, life_secs: Some((3_000, 3_000)), ..Script::default() };
+    let mut stage = has_all_after(script, HOUR);
+    stage.peer().script.neg = Neg::Speaks;
+    stage.forget().run(50 * HOUR);
+    let told = |report: &Report| matches!(report, Report::Negentropy { .. });
+    assert_eq!(stage.count_reports(told), 1);
+}
+
+#[test]
 fn an_unsupported_session_is_not_tried_again_on_the_same_connection() {
     let stage = has_all_after(Script { neg: Neg::Unknown, ..Script::default() }, HOUR);
     let starts = stage.starts();

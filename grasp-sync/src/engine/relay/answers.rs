@@ -176,6 +176,10 @@ impl Session {
             Step::Done { needed, lacking } => {
                 desk.standing.parks.answered(layer, Way::History);
                 desk.standing.neg.worked();
+                if std::mem::take(&mut desk.standing.is_known_to_page) {
+                    let relay = desk.relay.clone();
+                    desk.report(Report::Negentropy { relay });
+                }
                 let items = talk.items();
                 let repos = job.repos();
                 self.lacks(desk, layer, repos, items, lacking);
