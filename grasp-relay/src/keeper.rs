@@ -272,7 +272,7 @@ impl Keeper {
         }
         tokio::select! {
             biased;
-            done = work => done,
+            done = work => done.map_err(|_| self.why_full()),
             () = self.full() => Err(self.why_full()),
         }
     }
