@@ -5,7 +5,6 @@ use std::sync::{Mutex, PoisonError};
 use grasp_core::admission::SyncPath;
 use grasp_core::limits::Health;
 use grasp_core::sync::ConnectionStatus;
-use grasp_core::RepoId;
 use grasp_relay::metrics::Metrics;
 use grasp_relay::web::span;
 use grasp_sync::driver::Observer;
@@ -30,13 +29,6 @@ impl Observer for SyncObserver {
         log(report);
         self.0.lock().unwrap_or_else(PoisonError::into_inner).note(report);
     }
-}
-
-/// Some repositories in few words. Strangers have named them.
-fn several(repos: &[RepoId]) -> String {
-    let [first, rest @ ..] = repos else { return String::new() };
-    let first = first.to_string().escape_debug().to_string();
-    if rest.is_empty() { first } else { format!("{first} and {} others", rest.len()) }
 }
 
 /// What is normal is quiet; what an operator should look at is a warning; what lasts is an error.
@@ -93,8 +85,10 @@ fn log_oddity(report: &Report) {
         Report::Refused { relay, refusal, text } => {
             tracing::warn!(%relay, refusal = refusal.label(), text = text.as_str(), "refused");
         }
-        Report::Lacking { relay, repos, count } => {
-            tracing::warn!(%relay, repo = several(repos), count, "lacks events that we have");
+        Report::Lacking { relay, repo, count } => {
+            // Strangers name repositories, and may put anything into a name.
+            let repo = repo.to_string().escape_debug().to_string();
+            tracing::warn!(%relay, repo, count, "lacks events that we have");
         }
         Report::Reliability { .. } => {}
         Report::CalledByName { relay } => {
@@ -117,8 +111,8 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use grasp_core::RelayUrl;
     use grasp_core::limits::{PeerText, Refusal};
+    use grasp_core::{RelayUrl, RepoId};
     use grasp_sync::engine::{Failure, Fault};
 
     use super::*;
@@ -177,8 +171,7 @@ mod tests {
             .parse()
             .unwrap()
         };
-        let repos = vec![repo("grasp"), repo("other")];
-        let lacking = Report::Lacking { relay: relay(), repos, count: 7 };
+        let lacking = Report::Lacking { relay: relay(), repo: repo("grasp"), count: 7 };
         let gap = |path| Report::Gap { relay: relay(), path, count: 2 };
         let table = [
             (Report::Stored { from: from(SyncPath::Live), count: 1 }, "DEBUG", "stored"),
@@ -190,7 +183,7 @@ mod tests {
                 "connected",
             ),
             (failed, " WARN", "attempt=3 retry_in=40 seconds"),
-            (lacking, " WARN", ":grasp and 1 others\" count=7"),
+            (lacking, " WARN", ":grasp\" count=7"),
         ];
         for (report, level, words) in table {
             let line = written(&[report]);

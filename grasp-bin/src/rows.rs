@@ -1,15 +1,16 @@
 //! What relays and repository names look like to an operator.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use grasp_core::limits::Health;
 use grasp_core::sync::ConnectionStatus;
-use grasp_core::{Identifier, RelayUrl};
+use grasp_core::{Identifier, RelayUrl, RepoId};
 use grasp_purgatory::hunt::Turn;
 use grasp_purgatory::{Phase, Purgatory};
-use grasp_relay::web::figures::{RelayHealth, RelayRow, RelayState, WaitingRow};
+use grasp_relay::web::figures::{MissingRow, RelayHealth, RelayRow, RelayState, WaitingRow};
 use grasp_sync::driver::RelayStatus;
-use grasp_sync::engine::{Fault, Flaw};
+use grasp_sync::engine::{Fault, Flaw, PeerReliability};
 
 /// Names under which something waits that are told of at most.
 const MOST_WAITING: usize = 1_000;
@@ -35,14 +36,27 @@ pub(crate) fn relay_row((url, status): (&RelayUrl, &RelayStatus)) -> RelayRow {
         },
         synced_at: status.synced_at.map(|at| at.as_secs()),
         backlog: status.backlog.max(status.wanted),
-        stored: status.counts.stored() + status.counts.held,
+        stored: status.counts.stored(),
         gaps: status.gaps,
         interruptions: status.interruptions,
         refusal: status.last_refusal.as_ref().map(|text| text.as_str().to_owned()),
         trouble: failed.map(|failed| in_words(failed.why).to_owned()),
         retry_at: failed.map(|failed| failed.retry_at.as_secs()),
-        uptime: status.reliability.and_then(|seen| seen.uptime()),
+        uptime: status.reliability.as_ref().and_then(PeerReliability::uptime),
+        coverage: status.reliability.as_ref().and_then(PeerReliability::coverage),
+        missing: status.reliability.as_ref().map(missing).unwrap_or_default(),
     }
+}
+
+/// What a relay lacks, by repository, most first. Strangers name repositories, and may put anything into a name.
+fn missing(seen: &PeerReliability) -> Vec<MissingRow> {
+    let row = |(repo, events): (&RepoId, &u64)| MissingRow {
+        repository: repo.to_string().escape_debug().to_string(),
+        events: *events,
+    };
+    let mut rows: Vec<_> = seen.missing.iter().map(row).collect();
+    rows.sort_by_key(|row| Reverse(row.events));
+    rows
 }
 
 /// Why no connection is made, in words.

@@ -15,6 +15,7 @@ mod intake;
 mod io;
 mod layer;
 mod lean;
+mod missing;
 mod parks;
 mod provenance;
 mod reconcile;
@@ -51,7 +52,7 @@ use self::record::Records;
 pub use self::record::RelayRecord;
 use self::rejected::Rejected;
 use self::relay::Relay;
-pub use self::report::{Failure, Reliability, Report, Request, Source};
+pub use self::report::{Failure, PeerReliability, Report, Request, Source};
 use self::rng::Rng;
 
 /// Keeps one relay complete.

@@ -61,11 +61,17 @@ pub(super) fn relays(now: u64, rows: &[RelayRow]) -> String {
             relay.backlog.to_string(),
             relay.stored.to_string(),
             relay.gaps.to_string(),
+            relay.uptime(),
+            relay.coverage(),
+            relay.lacks(),
             relay.remark(now),
         ]
     };
     let rows: Vec<_> = rows.iter().map(cells).collect();
-    let head = ["relay", "state", "health", "synced", "backlog", "new", "gaps", "remark"];
+    let head = [
+        "relay", "state", "health", "synced", "backlog", "new", "gaps", "up", "coverage", "lacks",
+        "remark",
+    ];
     table(&head, &rows)
 }
 
@@ -117,6 +123,8 @@ fn waiting(rows: &[WaitingRow]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use grasp_relay::web::figures::MissingRow;
+
     use super::*;
 
     #[test]
@@ -148,6 +156,14 @@ mod tests {
             ..RelayRow::default()
         };
         assert!(relays(100, &[row]).contains("nobody answers there; next try in 1 minute"));
+    }
+
+    #[test]
+    fn a_relay_is_shown_with_what_it_lacks() {
+        let missing = vec![MissingRow { repository: "30617:ab:grasp".into(), events: 7 }];
+        let row = RelayRow { missing, coverage: Some(0.5), ..RelayRow::default() };
+        let text = relays(100, &[row]);
+        assert!(text.contains("50.0 %") && text.contains("7 (grasp 7)"), "{text}");
     }
 
     #[test]

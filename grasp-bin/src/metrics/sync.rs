@@ -302,7 +302,7 @@ mod tests {
     use std::time::Duration;
 
     use grasp_core::limits::{PeerText, Refusal};
-    use grasp_sync::engine::Reliability;
+    use grasp_sync::engine::PeerReliability;
 
     use super::*;
 
@@ -404,13 +404,13 @@ mod tests {
 
     #[test]
     fn reliability_becomes_shares() {
-        let seen = Reliability {
+        let seen = PeerReliability {
             up: Duration::from_secs(30),
             down: Duration::from_secs(10),
             received: 1,
             compared: 3,
             lacking: 3,
-            ..Reliability::default()
+            ..PeerReliability::default()
         };
         let metrics = told(&[Report::Reliability { relay: relay(), seen }]);
         assert_eq!(metrics.value(&UPTIME, &[relay().as_str()]), Some(0.75));

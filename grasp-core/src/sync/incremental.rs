@@ -148,6 +148,11 @@ impl SyncIndex {
         listed.any(|repo| self.repos.get(repo).is_some_and(|one| one.level == SyncLevel::Full))
     }
 
+    /// The repositories that a root belongs to, announced or not.
+    pub fn repos_of(&self, root: &RootId) -> impl Iterator<Item = &RepoId> {
+        self.owners.of(root)
+    }
+
     /// Everything wanted from one relay, written out; `None` if it is no target.
     pub fn target(&self, relay: &RelayUrl) -> Option<RelaySyncNeeds> {
         let listed = self.relays.get(relay)?.iter();

@@ -120,7 +120,7 @@ pub struct RelayRow {
     pub synced_at: Option<u64>,
     /// Events that it has offered or sent and that are not judged yet.
     pub backlog: u64,
-    /// Events that it brought and that were new, those that wait for git data included.
+    /// Events that it brought and that were new. What waits for git data counts once it is stored.
     pub stored: u64,
     /// Events that live sync should have brought and a catch-up brought instead.
     pub gaps: u64,
@@ -138,7 +138,25 @@ pub struct RelayRow {
     pub retry_at: Option<u64>,
     /// The share of time that it was there, from 0 to 1.
     pub uptime: Option<f64>,
+    /// The share of events that it had, of those it brought and those of ours it was compared with, from 0 to 1.
+    #[serde(default)]
+    pub coverage: Option<f64>,
+    /// What it lacks of ours, by repository, most first.
+    #[serde(default)]
+    pub missing: Vec<MissingRow>,
 }
+
+/// What a relay lacks of one repository.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MissingRow {
+    /// The repository, as `30617:<owner>:<identifier>`.
+    pub repository: String,
+    /// Events that we have and the relay lacks.
+    pub events: u64,
+}
+
+/// Repositories of which it is written what a relay lacks.
+const MAX_MISSING_SHOWN: usize = 3;
 
 /// Where a connection stands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -231,6 +249,30 @@ impl RelayRow {
             RelayState::Connected => "now".into(),
             _ => ago(now, self.synced_at),
         }
+    }
+
+    /// The share of events that it had, in words.
+    pub fn coverage(&self) -> String {
+        self.coverage
+            .map_or_else(String::new, |share| format!("{:.1} %", (share * 1_000.0).floor() / 10.0))
+    }
+
+    /// The share of time that it was there, in words.
+    pub fn uptime(&self) -> String {
+        self.uptime
+            .map_or_else(String::new, |share| format!("{:.1} %", (share * 1_000.0).floor() / 10.0))
+    }
+
+    /// What it lacks, in words: all of it, and of which repositories most.
+    pub fn lacks(&self) -> String {
+        let all: u64 = self.missing.iter().map(|one| one.events).sum();
+        let name = |one: &MissingRow| {
+            let name = one.repository.splitn(3, ':').nth(2).unwrap_or(&one.repository);
+            format!("{name} {}", one.events)
+        };
+        let named: Vec<_> = self.missing.iter().take(MAX_MISSING_SHOWN).map(name).collect();
+        let more = if self.missing.len() > named.len() { ", …" } else { "" };
+        if all == 0 { String::new() } else { format!("{all} ({}{more})", named.join(", ")) }
     }
 
     /// What an operator should know about it: why it cannot be reached and when it is tried again, or what it refused.

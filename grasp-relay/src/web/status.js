@@ -24,6 +24,12 @@ const cell = (label, text, kind) => {
   if (kind) td.className = kind;
   return td;
 };
+const share = (part) => (part == null ? "" : `${(Math.floor(part * 1000) / 10).toFixed(1)} %`);
+const lacks = (missing) => {
+  const named = missing.slice(0, 3).map((one) => `${one.repository.split(":").slice(2).join(":")} ${one.events}`);
+  const all = missing.reduce((sum, one) => sum + one.events, 0);
+  return all ? `${all} (${named.join(", ")}${missing.length > named.length ? ", …" : ""})` : "";
+};
 const remark = (now, relay) => {
   const retry = relay.retry_at == null ? null : `next try in ${span(Math.max(0, relay.retry_at - now))}`;
   const interrupted = relay.interruptions ? `listening interrupted ${relay.interruptions}× since the last full pass` : "";
@@ -37,7 +43,8 @@ const row = (now, relay) => {
     cell("relay", relay.url), cell("state", state, mood), cell("health", health, feeling),
     cell("synced", relay.state === "connected" ? "now" : ago(now, relay.synced_at)), cell("backlog", relay.backlog, "number"),
     cell("new events", relay.stored, "number"), cell("gaps", relay.gaps, "number"),
-    cell("remark", remark(now, relay)),
+    cell("up", share(relay.uptime), "number"), cell("coverage", share(relay.coverage), "number"),
+    cell("lacks", lacks(relay.missing)), cell("remark", remark(now, relay)),
   );
   return tr;
 };

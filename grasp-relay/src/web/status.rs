@@ -117,7 +117,8 @@ fn relays(status: &Status) -> Markup {
                     th scope="col" { "relay" } th scope="col" { "state" } th scope="col" { "health" }
                     th scope="col" { "synced" } th scope="col" class="number" { "backlog" }
                     th scope="col" class="number" { "new events" } th scope="col" class="number" { "gaps" }
-                    th scope="col" { "remark" }
+                    th scope="col" class="number" { "up" } th scope="col" class="number" { "coverage" }
+                    th scope="col" { "lacks" } th scope="col" { "remark" }
                 }
             }
             tbody id="relays" {
@@ -137,6 +138,9 @@ fn relay_row(now: u64, relay: &RelayRow) -> Markup {
             td data-label="backlog" class="number" { (relay.backlog) }
             td data-label="new events" class="number" { (relay.stored) }
             td data-label="gaps" class="number" { (relay.gaps) }
+            td data-label="up" class="number" { (relay.uptime()) }
+            td data-label="coverage" class="number" { (relay.coverage()) }
+            td data-label="lacks" { (relay.lacks()) }
             td data-label="remark" { (relay.remark(now)) }
         }
     }
@@ -186,6 +190,7 @@ pub fn size(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::figures::MissingRow;
     use super::*;
 
     #[test]
@@ -244,6 +249,20 @@ mod tests {
         assert!(page.contains(">degraded<") && page.contains("<li>/npub1x/a.git</li>"), "{page}");
         let page = status("x", "/", &Status { ready: true, ..Status::default() });
         assert!(page.contains(">working<") && page.contains("id=\"damage\" hidden"), "{page}");
+    }
+
+    #[test]
+    fn what_a_relay_lacks_is_shown_by_repository() {
+        let row =
+            |name: &str, events| MissingRow { repository: format!("30617:ab:{name}"), events };
+        let missing = vec![row("a:b", 7), row("two", 3), row("three", 2), row("four", 1)];
+        let relay = RelayRow { missing, coverage: Some(0.98765), ..RelayRow::default() };
+        let page = status("x", "/", &Status { relays: vec![relay], ..Status::default() });
+        assert!(
+            page.contains("13 (a:b 7, two 3, three 2, …)") && page.contains("98.7 %"),
+            "{page}"
+        );
+        assert_eq!((RelayRow::default().lacks(), RelayRow::default().coverage()), <_>::default());
     }
 
     #[test]

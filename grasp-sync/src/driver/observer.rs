@@ -38,10 +38,10 @@ impl Observer for Log {
             Report::Gap { relay, count, .. } => {
                 tracing::warn!(%relay, count, "sync gap: catching up found what live sync missed");
             }
-            Report::Lacking { relay, repos, count } => {
+            Report::Lacking { relay, repo, count } => {
                 // Strangers name repositories, and may put anything into a name.
-                let repo = repos.first().map(|repo| repo.to_string().escape_debug().to_string());
-                tracing::warn!(%relay, repo, repos = repos.len(), count, "lacks events that we have");
+                let repo = repo.to_string().escape_debug().to_string();
+                tracing::warn!(%relay, repo, count, "lacks events that we have");
             }
             Report::NoNegentropy { relay, refusal, text } => {
                 let refusal = refusal.label();
@@ -112,7 +112,7 @@ mod tests {
         let from = |path| Source::Relay { relay: relay(), path };
         let gap = |path| Report::Gap { relay: relay(), path, count: 2 };
         let owner = "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798";
-        let repos = vec![format!("30617:{owner}:grasp").parse().unwrap()];
+        let repo = format!("30617:{owner}:grasp").parse().unwrap();
         let day = Duration::from_secs(86_400);
         let failure = Failure { attempt: 3, failing_for: day, retry_in: Duration::from_secs(40) };
         let table = [
@@ -134,7 +134,7 @@ mod tests {
                 "ERROR",
                 "failing_for=86400s",
             ),
-            (Report::Lacking { relay: relay(), repos, count: 7 }, " WARN", ":grasp\" repos=1 count=7"),
+            (Report::Lacking { relay: relay(), repo, count: 7 }, " WARN", ":grasp\" count=7"),
         ];
         for (report, level, words) in table {
             let line = logged(&report);

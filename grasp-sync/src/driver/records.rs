@@ -154,6 +154,7 @@ mod tests {
     use grasp_core::sync::{CoverageSet, FilterHash, Proof, Proven};
 
     use super::*;
+    use crate::engine::PeerReliability;
 
     fn record(n: usize, bytes: usize) -> RelayRecord {
         RelayRecord {
@@ -165,6 +166,7 @@ mod tests {
             full_pass_at: None,
             retained_bytes: Some(bytes),
             interrupted: 0,
+            seen: PeerReliability::default(),
             coverage: CoverageSet::with_capacity(1),
         }
     }

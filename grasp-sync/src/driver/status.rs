@@ -8,7 +8,7 @@ use grasp_core::limits::{Health, PeerText};
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::ConnectionStatus;
 
-use crate::engine::{Fault, Input, Judged, Outcome, Reliability, Report, Said, Source};
+use crate::engine::{Fault, Input, Judged, Outcome, PeerReliability, Report, Said, Source};
 
 /// How things stand.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -50,7 +50,7 @@ pub struct RelayStatus {
     /// The last attempt to connect, if it was in vain: what was wrong, and when the next one is due.
     pub failed: Option<Failed>,
     /// What was last summed up about it.
-    pub reliability: Option<Reliability>,
+    pub reliability: Option<PeerReliability>,
 }
 
 /// An attempt to connect that was in vain.
@@ -207,8 +207,12 @@ impl Status {
             }
             Report::Requested { relay, .. } => self.with(relay, |known| known.requests += 1),
             Report::Reliability { relay, seen } => {
-                self.with(relay, |known| known.reliability = Some(*seen));
+                self.with(relay, |known| known.reliability = Some(seen.clone()));
             }
+            Report::Lacking { relay, repo, count } => self.with(relay, |known| {
+                let seen = known.reliability.get_or_insert_default();
+                seen.missing.insert(repo.clone(), *count as u64);
+            }),
             Report::BatchConfirmed { relay, .. } => self.with(relay, |known| known.batches += 1),
             Report::NoNegentropy { relay, text, .. } | Report::Refused { relay, text, .. } => {
                 self.with(relay, |known| known.last_refusal = Some(text.clone()));

@@ -11,12 +11,22 @@ use super::config::Config;
 use super::ids::{ConnId, Ids, InventoryId, JobId};
 use super::io::{Frame, Output};
 use super::layer::Layer;
+use super::missing::Question;
 use super::parks::Way;
 use super::provenance::Provenance;
 use super::rejected::Rejected;
 use super::relay::Standing;
 use super::report::Report;
 use super::rng::Rng;
+
+/// Who asked our own relay what it has.
+#[derive(Debug)]
+pub(super) enum Asker {
+    /// A job that compares it with a relay's.
+    Job(RelayUrl, JobId),
+    /// Whoever wants to know which repositories a relay lacks events of.
+    Missing(Box<Question>),
+}
 
 /// What all relays share.
 #[derive(Debug)]
@@ -36,7 +46,7 @@ pub(super) struct Shared {
     pub(super) ids: Ids,
     pub(super) rng: Rng,
     /// Questions to our own relay, and who asked.
-    pub(super) inventories: BTreeMap<InventoryId, (RelayUrl, JobId)>,
+    pub(super) inventories: BTreeMap<InventoryId, Asker>,
     /// Events that relays have offered and that are not here yet.
     pub(super) wanted: usize,
     /// Items of our own that sessions hold in memory.

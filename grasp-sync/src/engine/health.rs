@@ -1,13 +1,28 @@
 //! Whether a relay is worth dialling, and what has been seen of it.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use grasp_core::limits::{Admit, Backoff, BackoffPolicy, BackoffSnapshot, Health, PARK};
+use grasp_core::nostr::event::EventId;
 use grasp_core::nostr::types::Timestamp;
-use grasp_core::{Mono, Now};
+use grasp_core::{Mono, Now, RepoId};
 
 use super::io::Fault;
-use super::report::{Failure, Reliability};
+use super::report::{Failure, PeerReliability};
+
+/// Repositories of one relay for which missing events are counted.
+const MAX_REPOS: usize = 200;
+/// Missing events of one repository that are told apart.
+const MAX_MISSING: usize = 1_000;
+
+/// How many events of a repository a relay lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lacks {
+    pub(super) count: usize,
+    /// Those that were not known to be missing.
+    pub(super) new: usize,
+}
 
 /// One relay's health.
 #[derive(Debug)]
@@ -17,7 +32,9 @@ pub(super) struct RelayHealth {
     quarantined_until: Mono,
     /// Whether that is by our own rule about addresses, which the operator may have changed by the next start.
     is_by_rule: bool,
-    seen: Reliability,
+    seen: PeerReliability,
+    /// What it lacks, as far as this process has found it.
+    missing: BTreeMap<RepoId, BTreeSet<EventId>>,
     /// Attempts in vain since it was last there, as far as this process made them.
     in_vain: u32,
     is_up: bool,
@@ -32,7 +49,8 @@ impl RelayHealth {
             backoff: Backoff::new(policy),
             quarantined_until: Mono::ZERO,
             is_by_rule: false,
-            seen: Reliability::default(),
+            seen: PeerReliability::default(),
+            missing: BTreeMap::new(),
             in_vain: 0,
             is_up: false,
             since: now,
@@ -124,9 +142,36 @@ impl RelayHealth {
         self.seen.lacking = self.seen.lacking.saturating_add(lacking as u64);
     }
 
+    /// It lacks these events of a repository. What is known already is not counted twice.
+    pub(super) fn lacks(&mut self, repo: &RepoId, events: BTreeSet<EventId>) -> Lacks {
+        if !self.missing.contains_key(repo) && self.missing.len() >= MAX_REPOS {
+            return Lacks { count: 0, new: 0 };
+        }
+        let known = self.missing.entry(repo.clone()).or_default();
+        let before = known.len();
+        known.extend(events);
+        while known.len() > MAX_MISSING {
+            known.pop_last();
+        }
+        let count = known.len();
+        self.seen.missing.insert(repo.clone(), count as u64);
+        Lacks { count, new: count.saturating_sub(before) }
+    }
+
+    /// A full pass begins, which will find anew what it lacks.
+    pub(super) fn pass_began(&mut self) {
+        self.missing.clear();
+        self.seen.missing.clear();
+    }
+
+    /// Goes on from what earlier processes have seen.
+    pub(super) fn resume(&mut self, seen: PeerReliability) {
+        self.seen = seen;
+    }
+
     /// Everything seen up to now.
-    pub(super) fn seen(&self, now: Mono) -> Reliability {
-        let mut seen = self.seen;
+    pub(super) fn seen(&self, now: Mono) -> PeerReliability {
+        let mut seen = self.seen.clone();
         *(if self.is_up { &mut seen.up } else { &mut seen.down }) += now - self.since;
         seen
     }

@@ -3,12 +3,12 @@
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
 
+use grasp_core::Mono;
 use grasp_core::limits::{Next, Pager, PagerConfig};
 use grasp_core::nostr::event::EventId;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::{FilterHash, Proof, Proven};
-use grasp_core::{Mono, RepoId};
 
 use super::ids::{GroupId, InventoryId, JobId, SubId};
 use super::io::Row;
@@ -191,12 +191,6 @@ impl Job {
 
     pub(super) fn filter(&self) -> Filter {
         self.lean.filter()
-    }
-
-    /// The repositories that it names.
-    pub(super) fn repos(&self) -> Vec<RepoId> {
-        let values = self.lean.rest().generic_tags.values().flatten();
-        values.filter_map(|value| value.parse().ok()).collect()
     }
 
     /// The ends of the window to fetch, if it has any.

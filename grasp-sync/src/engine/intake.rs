@@ -1,6 +1,6 @@
 //! What our own relay says: what it accepted, what it has, and what it thought of events that were brought to it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use grasp_core::admission::Lasting;
@@ -9,9 +9,11 @@ use grasp_core::sync::{FilterHash, IndexChange};
 use grasp_core::{Now, RelayUrl};
 
 use super::SyncEngine;
-use super::desk::Shared;
+use super::desk::{Asker, Shared};
+use super::health::Lacks;
 use super::ids::{ConnId, InventoryId, SubId};
 use super::io::{Accepted, InventoryFailed, Judged, Outcome, Output, Row};
+use super::missing::{self, Found, Question};
 use super::rejected::{Dependency, Released};
 use super::relay::{Came, Link, Origin, Relay};
 use super::report::{Report, Source};
@@ -48,10 +50,39 @@ impl SyncEngine {
         request: InventoryId,
         items: Result<Vec<Row>, InventoryFailed>,
     ) {
-        let Some((relay, job)) = self.shared.inventories.remove(&request) else { return };
-        self.turn(now, &relay, |link, desk| {
-            if let Link::Up(session) = link {
-                session.inventory(desk, job, request, items);
+        match self.shared.inventories.remove(&request) {
+            Some(Asker::Job(relay, job)) => {
+                _ = self.turn(now, &relay, |link, desk| {
+                    if let Link::Up(session) = link {
+                        session.inventory(desk, job, request, items);
+                    }
+                })
+            }
+            Some(Asker::Missing(question)) => {
+                let found = items.unwrap_or_default().into_iter().map(|row| row.id).collect();
+                self.found_missing(now, *question, found);
+            }
+            None => {}
+        }
+    }
+
+    /// Our own relay has said which of the events that a relay lacks are about some repositories.
+    fn found_missing(&mut self, now: Now, question: Question, found: BTreeSet<EventId>) {
+        let (relay, is_uncounted) = (question.relay.clone(), question.is_uncounted);
+        let (repo, found) = match question.answered(found) {
+            Found::Of(repo, found) => (repo, found),
+            Found::Ask(more) => return missing::ask(&mut self.shared, &mut self.out, more),
+        };
+        self.turn(now, &relay, |_, desk| {
+            let health = &mut desk.standing.health;
+            let Lacks { count, new } = health.lacks(&repo, found);
+            if is_uncounted {
+                health.compared(new, new);
+            }
+            if new > 0 {
+                desk.note_change();
+                let relay = desk.relay.clone();
+                desk.report(Report::Lacking { relay, repo, count });
             }
         });
     }

@@ -7,6 +7,7 @@ use grasp_core::nostr::event::EventId;
 use negentropy::{Id, Negentropy, NegentropyStorageVector};
 
 use super::io::Row;
+use super::missing::MAX_IDS;
 
 /// The longest message that is read. Known relays send up to half a megabyte.
 const MAX_MESSAGE: usize = 1024 * 1024;
@@ -22,6 +23,8 @@ pub(super) struct Reconciliation {
     items: usize,
     rounds: u32,
     lacking: usize,
+    /// Some of what it lacks.
+    lacking_ids: BTreeSet<EventId>,
     most: usize,
     needed: BTreeSet<EventId>,
 }
@@ -61,13 +64,19 @@ impl Reconciliation {
         let mut talk = Negentropy::owned(storage, frame).ok()?;
         let first = talk.initiate().ok()?;
         let needed = BTreeSet::new();
-        let session = Self { talk, items, rounds: 0, lacking: 0, most, needed };
+        let session =
+            Self { talk, items, rounds: 0, lacking: 0, lacking_ids: BTreeSet::new(), most, needed };
         Some((session, first))
     }
 
     /// How many items of ours the session holds in memory.
     pub(super) fn items(&self) -> usize {
         self.items
+    }
+
+    /// Takes out some of the ids that the relay turned out to lack.
+    pub(super) fn take_lacking_ids(&mut self) -> BTreeSet<EventId> {
+        std::mem::take(&mut self.lacking_ids)
     }
 
     /// The relay has answered.
@@ -82,6 +91,9 @@ impl Reconciliation {
             return Step::Broken;
         };
         self.lacking = self.lacking.saturating_add(have.len()).min(self.items);
+        let room = MAX_IDS.saturating_sub(self.lacking_ids.len());
+        let ids = have.iter().take(room).map(|id| EventId::from_byte_array(id.to_bytes()));
+        self.lacking_ids.extend(ids);
         self.needed.extend(need.iter().map(|id| EventId::from_byte_array(id.to_bytes())));
         if self.needed.len() > self.most {
             return Step::TooMuch;

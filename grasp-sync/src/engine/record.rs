@@ -9,6 +9,7 @@ use nostr::types::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::parks::Parked;
+use super::report::PeerReliability;
 
 /// What is remembered of one relay, in calendar terms.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +33,9 @@ pub struct RelayRecord {
     /// Times that something was not listened to since the last full pass.
     #[serde(default)]
     pub interrupted: usize,
+    /// What has been seen of it.
+    #[serde(default)]
+    pub seen: PeerReliability,
     /// What it has given completely.
     pub coverage: CoverageSet,
 }
@@ -107,6 +111,7 @@ mod tests {
             full_pass_at: None,
             retained_bytes: None,
             interrupted: 0,
+            seen: PeerReliability::default(),
             coverage,
         }
     }

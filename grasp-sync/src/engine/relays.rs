@@ -15,7 +15,7 @@ use super::ids::ConnId;
 use super::io::{Fault, Output};
 use super::record::RelayRecord;
 use super::relay::{self, Link, Relay, Standing};
-use super::report::Report;
+use super::report::{PeerReliability, Report};
 
 /// The connections there are, by host, and how many there may be. What the operator wants is not counted. Relays that
 /// only held announcements name get half of them: anybody can name relays, and have some that listen.
@@ -144,9 +144,14 @@ impl SyncEngine {
         self.turn(now, &relay, |_, _| ());
     }
 
-    /// Tells what an earlier process thought of a relay, if it thought ill of it.
+    /// Tells what an earlier process thought of a relay, if it thought ill of it, and what it has seen of it.
     fn say_health(&mut self, now: Now, relay: &RelayUrl) {
         let Some(known) = self.relays.get_mut(relay) else { return };
+        let seen = known.standing.health.seen(now.mono);
+        if seen != PeerReliability::default() {
+            let relay = relay.clone();
+            self.out.push(Output::Report(Report::Reliability { relay, seen }));
+        }
         if let Some((health, failing_for)) = known.standing.health.news(now.mono) {
             let relay = relay.clone();
             self.out.push(Output::Report(Report::Health { relay, health, failing_for }));

@@ -1,5 +1,6 @@
 //! What the operator should know.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use grasp_core::admission::SyncPath;
@@ -8,6 +9,7 @@ use grasp_core::sync::{BatchId, ConnectionStatus};
 use grasp_core::{RelayUrl, RepoId, nostr};
 use nostr::event::EventId;
 use nostr::types::Timestamp;
+use serde::{Deserialize, Serialize};
 
 use super::io::Fault;
 
@@ -66,21 +68,22 @@ pub enum Report {
         /// How many.
         count: usize,
     },
-    /// A relay lacks events of ours about some repositories.
+    /// A relay lacks events of ours about a repository.
     Lacking {
         /// Which relay.
         relay: RelayUrl,
-        /// The repositories that were compared; there may be several to a comparison.
-        repos: Vec<RepoId>,
-        /// How many events.
+        /// Which repository.
+        repo: RepoId,
+        /// Events that it is known to lack since the last full pass began.
         count: usize,
     },
-    /// What has been seen of a relay so far. Told when a connection ends, and after each full pass.
+    /// What has been seen of a relay so far. Told when it is taken up again, when a connection ends, and after each
+    /// full pass.
     Reliability {
         /// Which.
         relay: RelayUrl,
         /// What.
-        seen: Reliability,
+        seen: PeerReliability,
     },
     /// A relay gave all it has for a batch of repositories and roots.
     BatchConfirmed {
@@ -199,9 +202,10 @@ pub struct Failure {
     pub retry_in: Duration,
 }
 
-/// What has been seen of a relay since this process began.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reliability {
+/// What has been seen of a relay, over restarts of this process too.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PeerReliability {
     /// Attempts to connect.
     pub attempts: u64,
     /// Those that failed.
@@ -216,9 +220,11 @@ pub struct Reliability {
     pub compared: u64,
     /// Those of them that it turned out to lack.
     pub lacking: u64,
+    /// Events of ours that it lacks, by repository, as the last full pass found them.
+    pub missing: BTreeMap<RepoId, u64>,
 }
 
-impl Reliability {
+impl PeerReliability {
     /// The share of time that it was there, from 0 to 1; `None` before any time has passed.
     pub fn uptime(&self) -> Option<f64> {
         let all = self.up + self.down;

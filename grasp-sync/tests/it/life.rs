@@ -48,7 +48,7 @@ fn that_a_relay_lacks_events_is_told_with_the_repository() {
     stage.sim.accept(ours);
     stage.run(MINUTE);
     let repo = stage.repo.clone();
-    let is_told = |report: &Report| matches!(report, Report::Lacking { repos, count: 1, .. } if *repos == [repo.clone()]);
+    let is_told = |report: &Report| matches!(report, Report::Lacking { repo: of, count: 1, .. } if *of == repo);
     assert_eq!(stage.count_reports(is_told), 1);
 }
 

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use grasp_core::Mono;
 use grasp_core::admission::{Lasting, SyncPath};
 use grasp_core::nostr::event::Event;
-use grasp_sync::engine::{Config, Delivered, Input, Judged, Outcome, Report, Said, Source};
+use grasp_core::{Mono, RepoId};
+use grasp_sync::engine::{
+    Config, Delivered, Input, Judged, Outcome, PeerReliability, RelayRecord, Report, Said, Source,
+};
 
 use crate::sim::local::Local;
 use crate::sim::peer::Peer;
@@ -207,6 +209,15 @@ fn retiring_a_relay_and_taking_it_up_again_resets_nothing() {
     assert!(stage.sim.dials.len() <= before + 1);
 }
 
+/// What was last told of relay 0.
+fn reliability(stage: &Stage) -> PeerReliability {
+    let mut told = stage.sim.reports.iter().filter_map(|report| match report {
+        Report::Reliability { seen, .. } => Some(seen.clone()),
+        _ => None,
+    });
+    told.next_back().unwrap()
+}
+
 fn stored_by(sim: &Sim, source: impl Fn(&Source) -> bool) -> usize {
     let counts = sim.reports.iter().map(|report| match report {
         Report::Stored { from, count } if source(from) => *count,
@@ -239,11 +250,7 @@ fn where_every_event_came_from_is_told() {
     assert!(stage.sim.local.stored.contains_key(&missed.id));
     assert_eq!(stage.count_reports(gap), 0);
     assert_eq!(stored_by(&stage.sim, path(SyncPath::CatchUp)), 21);
-    let mut told = stage.sim.reports.iter().filter_map(|report| match report {
-        Report::Reliability { seen, .. } => Some(*seen),
-        _ => None,
-    });
-    let seen = told.next_back().unwrap();
+    let seen = reliability(&stage);
     assert_eq!((seen.attempts, seen.failures), (1, 0));
     assert_eq!(seen.received, 21);
     assert!(seen.uptime().unwrap() > 0.9);
@@ -302,12 +309,66 @@ fn what_a_relay_lacks_of_ours_counts_against_it() {
         stage.sim.accept(issue);
     }
     stage.run(26 * HOUR);
-    let mut told = stage.sim.reports.iter().filter_map(|report| match report {
-        Report::Reliability { seen, .. } => Some(*seen),
-        _ => None,
-    });
-    let seen = told.next_back().unwrap();
+    let seen = reliability(&stage);
     // At first it had only the announcement to compare, which it lacks; a day later all of the issues as well.
     assert_eq!((seen.received, seen.compared, seen.lacking), (20, 27, 7));
     assert!((seen.coverage().unwrap() - 40.0 / 47.0).abs() < 1e-9);
+}
+
+/// Some issues of ours that relay 0 lacks, in the repository and in another that lists it too.
+fn with_issues_of_our_own(stage: &mut Stage) -> [(RepoId, u64); 2] {
+    let (first, second) = (stage.repo.clone(), repo(&mut stage.chance, "second"));
+    let at = stage.sim.now.unix.as_secs();
+    let listed = [relay(0), crate::sim::local::our_url()];
+    let announced = event::announcement(&mut stage.chance, &second, at, &listed);
+    stage.sim.accept(announced);
+    for (repo, count) in [(&first, 5), (&second, 2)] {
+        for _ in 0..count {
+            let issue = event::issue(&mut stage.chance, at, std::slice::from_ref(repo));
+            stage.sim.accept(issue);
+        }
+    }
+    [(first, 5), (second, 2)]
+}
+
+#[test]
+fn what_a_relay_lacks_is_counted_by_repository_and_over_restarts() {
+    let mut stage = Stage::announced(defaults(), Script::default(), 20);
+    stage.run(HOUR);
+    let missing = with_issues_of_our_own(&mut stage);
+    stage.run(26 * HOUR);
+    let before = stage.sim.engine.records(stage.sim.now)[0].seen.clone();
+    assert_eq!(before.missing, missing.clone().into());
+    // The record goes through its text, as on disk.
+    let text = serde_json::to_string(&stage.sim.records.values().collect::<Vec<_>>()).unwrap();
+    let kept: Vec<RelayRecord> = serde_json::from_str(&text).unwrap();
+    stage.sim.records = kept.into_iter().map(|one| (one.relay.clone(), one)).collect();
+    stage.forget();
+    stage.sim.crash(7);
+    let after = reliability(&stage);
+    assert_eq!(after.missing, missing.into());
+    assert!(after.attempts == before.attempts && after.compared == before.compared);
+    assert!(after.up > 20 * HOUR, "{:?}", after.up);
+}
+
+#[test]
+fn what_a_mirror_lacks_counts_where_all_is_compared_at_once() {
+    let config = Config { whole_from: Some(1_000), ..defaults() };
+    let script = Script { is_grasp: true, ..Script::default() };
+    let mut stage = Stage::announced(config, script, 30);
+    stage.run(HOUR);
+    let missing = with_issues_of_our_own(&mut stage);
+    // The mirror need not have what does not list it.
+    let (other, at) = (repo(&mut stage.chance, "elsewhere"), stage.sim.now.unix.as_secs());
+    let announced =
+        event::announcement(&mut stage.chance, &other, at, &[crate::sim::local::our_url()]);
+    stage.sim.accept(announced);
+    let issue = event::issue(&mut stage.chance, at, &[other]);
+    stage.sim.accept(issue);
+    stage.forget().run(26 * HOUR);
+    let starts = stage.starts();
+    assert!(by(&starts, By::Neg).iter().any(|one| one.filters[0].as_json() == "{}"), "as a whole");
+    let seen = stage.sim.engine.records(stage.sim.now)[0].seen.clone();
+    assert_eq!(seen.missing, missing.into());
+    assert!(seen.coverage().is_some_and(|share| share > 0.5 && share < 1.0), "{seen:?}");
 }

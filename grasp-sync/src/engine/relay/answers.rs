@@ -1,9 +1,11 @@
 //! What a relay says, and whom it concerns. What concerns nobody changes nothing.
 
-use grasp_core::RepoId;
+use std::collections::BTreeSet;
+
 use grasp_core::admission::{Lasting, SyncPath};
 use grasp_core::limits::{Heard, Refusal};
 use grasp_core::nostr::event::EventId;
+use grasp_core::nostr::filter::Filter;
 use grasp_core::sync::FilterHash;
 
 use super::super::desk::Desk;
@@ -11,6 +13,7 @@ use super::super::history::{Method, Phase, Say};
 use super::super::ids::{InventoryId, JobId, LiveId, SubId};
 use super::super::io::{Delivered, InventoryFailed, Judged, Outcome, Row, Said};
 use super::super::layer::Layer;
+use super::super::missing;
 use super::super::parks::Way;
 use super::super::reconcile::{Reconciliation, Step};
 use super::super::report::Report;
@@ -180,9 +183,13 @@ impl Session {
                     let relay = desk.relay.clone();
                     desk.report(Report::Negentropy { relay });
                 }
-                let items = talk.items();
-                let repos = job.repos();
-                self.lacks(desk, layer, repos, items, lacking);
+                let (items, ids) = (talk.items(), talk.take_lacking_ids());
+                let filter = job.filter();
+                // What is polled is compared every few minutes, and would count more the more often it is.
+                let group = self.groups.get(&job.group);
+                if group.is_some_and(|group| group.purpose.is_history()) {
+                    note_lacking(desk, layer, &filter, Compared { items, lacking, ids });
+                }
                 if layer == Layer::Whole {
                     let (now, took) = (desk.mono(), self.subs.lasted(desk.mono(), sub));
                     self.whole_compared(now, took);
@@ -195,25 +202,6 @@ impl Session {
                 self.cut_by_time(desk, id, Method::Reconcile);
             }
             Step::Broken => self.refused(desk, sub, Refusal::NegProtocol, "", Named::No),
-        }
-    }
-
-    /// Notes what a relay does not have of ours. Of the whole, it need not have what nobody told it of.
-    fn lacks(
-        &self,
-        desk: &mut Desk<'_>,
-        layer: Layer,
-        repos: Vec<RepoId>,
-        items: usize,
-        count: usize,
-    ) {
-        if layer == Layer::Whole {
-            return;
-        }
-        desk.standing.health.compared(items, count);
-        if count > 0 && !repos.is_empty() {
-            let relay = desk.relay.clone();
-            desk.report(Report::Lacking { relay, repos, count });
         }
     }
 
@@ -342,6 +330,32 @@ impl Session {
     pub(in crate::engine) fn is_here(&mut self, desk: &mut Desk<'_>, event: EventId) {
         let jobs = desk.standing.wants.settled(event);
         self.settled(desk, jobs, true);
+    }
+}
+
+/// What came of a comparison, on our side.
+struct Compared {
+    /// Events of ours that were compared.
+    items: usize,
+    /// Those of them that the relay lacks.
+    lacking: usize,
+    /// Some of these.
+    ids: BTreeSet<EventId>,
+}
+
+/// Notes what a relay does not have of ours. Of the whole, it need not have what nobody told it of: what it lacks of
+/// its own repositories counts once it is known to be of one of them.
+fn note_lacking(desk: &mut Desk<'_>, layer: Layer, filter: &Filter, compared: Compared) {
+    let Compared { items, lacking, ids } = compared;
+    let health = &mut desk.standing.health;
+    match layer {
+        Layer::Whole => health.compared(items.saturating_sub(lacking), 0),
+        Layer::Announcements | Layer::Repos | Layer::Roots => health.compared(items, lacking),
+    }
+    desk.note_change();
+    if !ids.is_empty() {
+        let asked = missing::questions(&desk.shared.index, desk.relay, layer, filter, ids);
+        missing::ask(desk.shared, desk.out, asked);
     }
 }
 

@@ -5,7 +5,7 @@ use std::cell::OnceCell;
 use grasp_core::limits::{Admit, SlotClass, SlotLedger};
 
 use super::super::batch::Purpose;
-use super::super::desk::Desk;
+use super::super::desk::{Asker, Desk};
 use super::super::history::{Job, Method, Phase, Say, by_ids};
 use super::super::ids::{JobId, LiveId};
 use super::super::io::{Frame, Output};
@@ -316,7 +316,7 @@ impl Session {
         let request = desk.shared.ids.inventory();
         job.phase = Phase::Listing { sub, request };
         desk.standing.parks.sent(now, job.layer, Way::History);
-        desk.shared.inventories.insert(request, (desk.relay.clone(), id));
+        desk.shared.inventories.insert(request, Asker::Job(desk.relay.clone(), id));
         self.subs.insert(now, sub, slot, Serves::Neg(id), desk.shared.config.watchdog);
         self.subs.not_sent_yet(sub);
         desk.out.push(Output::FetchInventory { request, filter: Box::new(filter) });

@@ -87,7 +87,7 @@ pub(super) fn take_up(desk: &mut Desk<'_>) -> TakeUp {
     let was_away = state.last_connected().is_some() && state.should_clear_state(unix);
     if is_over && (is_due || was_away) {
         let sort = if is_due { Sort::Daily } else { Sort::Fresh };
-        desk.standing.pass = Pass::begin(unix, sort).after(desk.standing.interrupted);
+        desk.standing.begin_pass(unix, sort);
         state.start_over(unix);
     }
     let kept = state.confirmed.clone();

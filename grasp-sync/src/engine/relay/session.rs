@@ -24,7 +24,7 @@ use super::super::report::Report;
 use super::auth::Auth;
 use super::gaps::Course;
 use super::live::Live;
-use super::resume::{Pass, Sort, TakeUp};
+use super::resume::{Sort, TakeUp};
 use super::subs::{Serves, Subs};
 use super::whole::{Whole, all};
 
@@ -118,7 +118,7 @@ impl Session {
         if let Some(state) = desk.state() {
             state.start_over(now);
         }
-        desk.standing.pass = Pass::begin(now, why).after(desk.standing.interrupted);
+        desk.standing.begin_pass(now, why);
         let mut course = desk.standing.pass.course();
         match why {
             Sort::Daily => course = course.with_gaps_until(now),

@@ -59,8 +59,11 @@ impl Standing {
         let (backoff, quarantine) =
             record.as_ref().map_or((None, None), |one| (one.backoff, one.quarantined_until));
         let longest = config.quarantine.max(PARK);
-        let health =
+        let mut health =
             RelayHealth::restore(now, config.backoff, backoff.as_ref(), quarantine, longest);
+        if let Some(record) = &record {
+            health.resume(record.seen.clone());
+        }
         let full_pass = record.as_ref().and_then(|record| record.full_pass_at);
         let empty = || CoverageSet::with_capacity(COVERAGE_CAPACITY);
         Self {
@@ -108,8 +111,14 @@ impl Standing {
     /// Nothing was given, as far as anybody knows.
     pub(in crate::engine) fn forget_what_was_given(&mut self, now: Timestamp) {
         self.coverage = CoverageSet::with_capacity(COVERAGE_CAPACITY);
-        self.pass = Pass::begin(now, Sort::Fresh).after(self.interrupted);
+        self.begin_pass(now, Sort::Fresh);
         self.listened.forget();
+    }
+
+    /// Everything is to be fetched and compared.
+    pub(in crate::engine) fn begin_pass(&mut self, now: Timestamp, sort: Sort) {
+        self.pass = Pass::begin(now, sort).after(self.interrupted);
+        self.health.pass_began();
     }
 
     /// Whether it goes on from what an earlier process was given.
@@ -137,6 +146,7 @@ impl Standing {
             full_pass_at: self.daily.last(),
             retained_bytes: self.retained,
             interrupted: self.interrupted,
+            seen: self.health.seen(now.mono),
             coverage,
         }
     }

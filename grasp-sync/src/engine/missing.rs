@@ -1,0 +1,198 @@
+//! Which repositories the events belong to that another relay lacks.
+//!
+//! A comparison says which ids a relay lacks; only our own relay knows what they are about. It is asked which of them
+//! carry one of the values that were compared, and the values are halved until those of a single repository are left.
+
+use std::collections::BTreeSet;
+
+use grasp_core::nostr::event::EventId;
+use grasp_core::nostr::filter::{Filter, SingleLetterTag};
+use grasp_core::sync::{RootId, SyncIndex, SyncLevel};
+use grasp_core::{RelayUrl, RepoId};
+
+use super::desk::{Asker, Shared};
+use super::io::Output;
+use super::layer::Layer;
+
+/// Ids of one comparison that are looked up.
+pub(super) const MAX_IDS: usize = 1_000;
+/// Questions about this that may be open at the same time. What is beyond is counted for no repository.
+const MAX_OPEN: usize = 64;
+/// Values of one question.
+const MAX_VALUES: usize = 500;
+
+/// Asks our own relay which of these events carry one of these values.
+#[derive(Debug)]
+pub(super) struct Question {
+    pub(super) relay: RelayUrl,
+    tag: SingleLetterTag,
+    /// Sorted by repository.
+    values: Vec<(RepoId, String)>,
+    ids: BTreeSet<EventId>,
+    /// Whether what is found was not counted against the relay yet.
+    pub(super) is_uncounted: bool,
+}
+
+/// What the answer to a question says.
+#[derive(Debug)]
+pub(super) enum Found {
+    /// These events of a repository are what the relay lacks.
+    Of(RepoId, BTreeSet<EventId>),
+    /// More has to be asked, if anything.
+    Ask(Vec<Question>),
+}
+
+impl Question {
+    fn filter(&self) -> Filter {
+        let values = self.values.iter().map(|(_, value)| value);
+        Filter::new().ids(self.ids.iter().copied()).custom_tags(self.tag, values)
+    }
+
+    /// Our own relay has found these.
+    pub(super) fn answered(self, found: BTreeSet<EventId>) -> Found {
+        let Some((first, _)) = self.values.first().filter(|_| !found.is_empty()) else {
+            return Found::Ask(Vec::new());
+        };
+        if self.values.last().is_some_and(|(last, _)| last == first) {
+            return Found::Of(first.clone(), found);
+        }
+        let middle = self.values.get(self.values.len() / 2).map_or(first, |(repo, _)| repo);
+        // The values of a repository stay together, and neither half is empty.
+        let cut = self.values.partition_point(|(repo, _)| repo < middle);
+        let cut = match cut {
+            0 => self.values.partition_point(|(repo, _)| repo <= middle),
+            cut => cut,
+        };
+        let mut values = self.values;
+        let rest = values.split_off(cut);
+        let (relay, tag, is_uncounted) = (self.relay, self.tag, self.is_uncounted);
+        let half = |values| {
+            let (relay, ids) = (relay.clone(), found.clone());
+            Question { relay, tag, values, ids, is_uncounted }
+        };
+        Found::Ask(vec![half(values), half(rest)])
+    }
+}
+
+/// The questions that a comparison with a relay leads to.
+pub(super) fn questions(
+    index: &SyncIndex,
+    relay: &RelayUrl,
+    layer: Layer,
+    filter: &Filter,
+    ids: BTreeSet<EventId>,
+) -> Vec<Question> {
+    let named = |tag: SingleLetterTag, mut values: Vec<(RepoId, String)>| {
+        values.sort();
+        let chunks: Vec<_> = values.chunks(MAX_VALUES).map(<[_]>::to_vec).collect();
+        chunks.into_iter().map(move |values| (tag, values))
+    };
+    let repo_of = |value: &String| match layer {
+        Layer::Repos => value.parse().ok(),
+        Layer::Roots => {
+            let root = RootId::from(EventId::from_hex(value).ok()?);
+            index.repos_of(&root).next().cloned()
+        }
+        Layer::Announcements | Layer::Whole => None,
+    };
+    let parts: Vec<_> = match layer {
+        Layer::Announcements => Vec::new(),
+        Layer::Repos | Layer::Roots => {
+            let tags = filter.generic_tags.iter();
+            let values = |values: &BTreeSet<String>| {
+                values.iter().filter_map(|value| Some((repo_of(value)?, value.clone()))).collect()
+            };
+            tags.flat_map(|(tag, all)| named(*tag, values(all))).collect()
+        }
+        Layer::Whole => whole(index, relay).flat_map(|(tag, all)| named(tag, all)).collect(),
+    };
+    let question = |(tag, values)| {
+        let (relay, ids, is_uncounted) = (relay.clone(), ids.clone(), layer == Layer::Whole);
+        Question { relay, tag, values, ids, is_uncounted }
+    };
+    parts.into_iter().map(question).collect()
+}
+
+/// What a relay should have of a comparison of the whole: whatever names a repository that lists it, or a root of one.
+fn whole(
+    index: &SyncIndex,
+    relay: &RelayUrl,
+) -> impl Iterator<Item = (SingleLetterTag, Vec<(RepoId, String)>)> {
+    let listing = index
+        .repos()
+        .iter()
+        .filter(|(_, needs)| needs.level == SyncLevel::Full && needs.relays.contains(relay));
+    let (mut repos, mut roots) = (Vec::new(), Vec::new());
+    for (repo, needs) in listing {
+        repos.push((repo.clone(), repo.to_string()));
+        roots.extend(needs.root_events.iter().map(|root| (repo.clone(), root.to_string())));
+    }
+    let tags =
+        [(SingleLetterTag::LOWERCASE_A, repos), (SingleLetterTag::LOWERCASE_E, roots.clone())];
+    tags.into_iter().chain([(SingleLetterTag::UPPERCASE_E, roots)])
+}
+
+/// Asks our own relay, unless it has been asked so much already.
+pub(super) fn ask(shared: &mut Shared, out: &mut Vec<Output>, questions: Vec<Question>) {
+    let is_open = |asker: &&Asker| matches!(asker, Asker::Missing(_));
+    let open = shared.inventories.values().filter(is_open).count();
+    for question in questions.into_iter().take(MAX_OPEN.saturating_sub(open)) {
+        let request = shared.ids.inventory();
+        let filter = Box::new(question.filter());
+        shared.inventories.insert(request, Asker::Missing(Box::new(question)));
+        out.push(Output::FetchInventory { request, filter });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn repo(n: usize) -> RepoId {
+        let owner = "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798";
+        format!("30617:{owner}:r{n:03}").parse().unwrap()
+    }
+
+    /// Halves until every event has its repository; the events of each, and how many questions that took.
+    fn told_apart(question: Question, owner: &[(EventId, usize)]) -> (Vec<(RepoId, usize)>, usize) {
+        let (mut open, mut done, mut asked) = (vec![question], Vec::new(), 0);
+        while let Some(question) = open.pop() {
+            asked += 1;
+            let is_in = |repo: &RepoId| question.values.iter().any(|(one, _)| one == repo);
+            let found =
+                owner.iter().filter(|(id, n)| question.ids.contains(id) && is_in(&repo(*n)));
+            let found = found.map(|(id, _)| *id).collect();
+            match question.answered(found) {
+                Found::Of(repo, found) => done.push((repo, found.len())),
+                Found::Ask(more) => open.extend(more),
+            }
+        }
+        done.sort();
+        (done, asked)
+    }
+
+    #[test]
+    fn what_is_lacking_is_told_apart_by_repository() {
+        let ids: Vec<_> = (0..9).map(|n| EventId::from_byte_array([n; 32])).collect();
+        let owner: Vec<_> = ids.iter().copied().zip([3, 3, 3, 77, 77, 42, 42, 42, 42]).collect();
+        let question = |values: Vec<(RepoId, String)>| Question {
+            relay: "wss://a.example".parse().unwrap(),
+            tag: SingleLetterTag::LOWERCASE_A,
+            values,
+            ids: ids.iter().copied().collect(),
+            is_uncounted: false,
+        };
+        let values = (0..100).map(|n| (repo(n), repo(n).to_string())).collect();
+        let (done, asked) = told_apart(question(values), &owner);
+        assert_eq!(done, [(repo(3), 3), (repo(42), 4), (repo(77), 2)]);
+        assert!(asked < 50, "{asked}");
+        // Many values of one repository, and a few of another, before and after it.
+        for (few, many) in [(3, 42), (77, 42)] {
+            let mut values: Vec<_> = (0..50).map(|n| (repo(many), n.to_string())).collect();
+            values.push((repo(few), "x".to_owned()));
+            values.sort();
+            let (done, _) = told_apart(question(values), &owner);
+            assert_eq!(done.len(), 2, "{done:?}");
+        }
+    }
+}
