@@ -92,7 +92,8 @@ impl Server {
         let own = Arc::new(OwnRelay::new(parts.clone(), keeper.clone()));
         let clock = parts.clock.clone();
         let clock = driver::Clock::new(move || clock.now());
-        let syncer = start_sync(settings, own, clock, keys, metrics).await?;
+        // What is kept here is for our own rules to say; an archive keeps what does not list us.
+        let syncer = start_sync(settings, own, clock, keys, metrics, true).await?;
         overview.follow(syncer.clone());
         Ok(Self { parts, keeper, syncer, overview, sweeper })
     }
@@ -214,10 +215,12 @@ pub(crate) async fn start_sync(
     clock: driver::Clock,
     keys: Keys,
     metrics: Metrics,
+    follow_unlisted: bool,
 ) -> Result<Option<Arc<Syncer>>> {
-    let Sync { enabled: true, engine, limits } = settings.sync.clone() else {
+    let Sync { enabled: true, mut engine, limits } = settings.sync.clone() else {
         return Ok(None);
     };
+    engine.follow_unlisted |= follow_unlisted;
     let file = settings.data_dir.join("relays.jsonl");
     let sync = grasp_sync::Settings {
         engine,

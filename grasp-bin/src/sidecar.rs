@@ -61,7 +61,7 @@ async fn stand_beside(config: Config, relay: RelayUrl) -> Result<()> {
     };
     let metrics = Metrics::default();
     let syncer =
-        start_sync(&settings, local, driver::Clock::system(), keys, metrics.clone()).await?;
+        start_sync(&settings, local, driver::Clock::system(), keys, metrics.clone(), false).await?;
     let syncer = syncer.context("there is nothing to sync with")?;
     let view = View::new(relay, roots, metrics, &settings, Arc::clone(&syncer));
     let watched_at = watched.as_ref().and_then(|listener| listener.local_addr().ok());

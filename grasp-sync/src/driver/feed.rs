@@ -1,11 +1,13 @@
 //! What the local relay tells about itself, in the engine's words.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use grasp_core::kinds;
+use grasp_core::nostr::event::Event;
 use grasp_core::sync::{IndexChange, SyncLevel};
+use grasp_core::{RelayUrl, ServiceIdentity, kinds};
 use tokio::sync::mpsc;
 
 use super::recent::Recent;
@@ -15,9 +17,38 @@ use crate::local::{LocalRelay, News};
 /// Pause before a feed that ended is begun anew.
 const AGAIN: Duration = Duration::from_secs(5);
 
+/// Which repositories of the local relay are followed.
+#[derive(Clone, Debug)]
+pub(crate) struct Following {
+    /// The relay, as announcements name it.
+    pub(crate) own: ServiceIdentity,
+    /// Whether those are followed too that do not list it.
+    pub(crate) unlisted: bool,
+}
+
+impl Following {
+    /// What an announcement, or any other event, changes about what is wanted. One that does not list the relay takes
+    /// back what an earlier version wanted.
+    fn change(&self, event: &Event, level: SyncLevel) -> Option<IndexChange> {
+        let change = index_change(event, level)?;
+        match change {
+            IndexChange::Announced { repo, relays, .. } if !self.lists_us(&relays) => {
+                tracing::debug!(%repo, "not followed: its announcement does not list this relay");
+                Some(IndexChange::Retired { repo })
+            }
+            change => Some(change),
+        }
+    }
+
+    fn lists_us(&self, relays: &BTreeSet<RelayUrl>) -> bool {
+        self.unlisted || relays.iter().any(|relay| self.own.is_us(relay.as_str()))
+    }
+}
+
 /// Tells the engine everything, for ever.
 pub(crate) async fn listen(
     local: Arc<dyn LocalRelay>,
+    following: Following,
     recent: Arc<Mutex<Recent>>,
     told: mpsc::Sender<Input>,
 ) {
@@ -26,7 +57,7 @@ pub(crate) async fn listen(
         let mut is_live = false;
         while let Some(news) = feed.next().await {
             is_live |= news == News::CaughtUp;
-            let Some(input) = read(news, is_live, &recent) else { continue };
+            let Some(input) = read(news, is_live, &following, &recent) else { continue };
             if told.send(input).await.is_err() {
                 return;
             }
@@ -36,7 +67,7 @@ pub(crate) async fn listen(
     }
 }
 
-fn read(news: News, is_live: bool, recent: &Mutex<Recent>) -> Option<Input> {
+fn read(news: News, is_live: bool, following: &Following, recent: &Mutex<Recent>) -> Option<Input> {
     let accepted = match news {
         News::CaughtUp => return Some(Input::FeedCaughtUp),
         News::Lost => {
@@ -46,12 +77,12 @@ fn read(news: News, is_live: bool, recent: &Mutex<Recent>) -> Option<Input> {
         News::Accepted(event) => {
             let recent = recent.lock().unwrap_or_else(PoisonError::into_inner);
             let direct = is_live && !recent.was_brought(&event.id);
-            let change = index_change(&event, SyncLevel::Full);
+            let change = following.change(&event, SyncLevel::Full);
             Accepted { event: Some(event.id), direct, change }
         }
         // Of what else waits nothing may be asked that depends on it.
         News::Held(event) if event.kind != kinds::ANNOUNCEMENT => return None,
-        News::Held(event) => changed(index_change(&event, SyncLevel::StateOnly)?),
+        News::Held(event) => changed(following.change(&event, SyncLevel::StateOnly)?),
         News::Retired(repo) => changed(IndexChange::Retired { repo }),
         News::Removed(event) => changed(IndexChange::RootRemoved { root: event.into() }),
     };
@@ -60,4 +91,39 @@ fn read(news: News, is_live: bool, recent: &Mutex<Recent>) -> Option<Input> {
 
 fn changed(change: IndexChange) -> Accepted {
     Accepted { event: None, direct: false, change: Some(change) }
+}
+
+#[cfg(test)]
+mod tests {
+    use grasp_core::nostr::event::{EventBuilder, FinalizeEvent as _, Tag};
+    use grasp_core::nostr::key::Keys;
+
+    use super::*;
+
+    #[test]
+    fn only_repositories_that_list_the_relay_are_followed_unless_told_otherwise() {
+        let keys = Keys::generate();
+        let announced = |relays: &[&str]| {
+            let relays = ["relays"].iter().chain(relays).map(|text| (*text).to_owned());
+            let tags = [Tag::identifier("x"), Tag::parse(relays).unwrap()];
+            EventBuilder::new(kinds::ANNOUNCEMENT, "").tags(tags).finalize(&keys).unwrap()
+        };
+        let both = announced(&["wss://other.example", "wss://us.example/"]);
+        let other = announced(&["wss://other.example"]);
+        let change = |unlisted, news| {
+            let following = Following { own: "us.example".parse().unwrap(), unlisted };
+            match read(news, true, &following, &Mutex::default()) {
+                Some(Input::Accepted(accepted)) => accepted.change.unwrap(),
+                other => panic!("{other:?}"),
+            }
+        };
+        for news in [News::Accepted, News::Held] {
+            let listed = change(false, news(Arc::new(both.clone())));
+            assert!(matches!(listed, IndexChange::Announced { .. }));
+            let unlisted = change(false, news(Arc::new(other.clone())));
+            assert!(matches!(unlisted, IndexChange::Retired { .. }), "what was followed is left");
+            let told = change(true, news(Arc::new(other.clone())));
+            assert!(matches!(told, IndexChange::Announced { .. }));
+        }
+    }
 }

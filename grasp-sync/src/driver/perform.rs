@@ -15,6 +15,7 @@ use tokio::time::timeout;
 
 use super::clock::Clock;
 use super::connection::{Call, Line, World};
+use super::feed::Following;
 use super::intake::Intake;
 use super::observer::Observer;
 use super::outbound::Outbound;
@@ -60,7 +61,8 @@ impl Loop {
         config.can_authenticate = settings.keys.is_some();
         let intake = Intake::new(Arc::clone(&local), told.clone(), clock.clone());
         let recent = Arc::clone(&intake.recent);
-        let feed = Task::spawn(feed::listen(local, recent, told.clone()));
+        let following = Following { own: config.own.clone(), unlisted: config.follow_unlisted };
+        let feed = Task::spawn(feed::listen(local, following, recent, told.clone()));
         let world = World {
             outbound: Outbound::new(settings.outbound, &settings.roots),
             keys: settings.keys,

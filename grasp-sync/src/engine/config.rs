@@ -31,6 +31,9 @@ pub struct Config {
     pub discovery_full: usize,
     /// Relays of one repository that are followed. Default: 64.
     pub relays_per_repo: usize,
+    /// Whether repositories are followed whose announcement does not list the local relay. For a relay whose own rules
+    /// decide what is kept there, as those of a GRASP server do. The driver keeps to it. Default: no.
+    pub follow_unlisted: bool,
     /// Values per filter at a relay of which neither the software nor the longest message is known; ten times as many
     /// where one is. Bytes are a further ceiling, reached with some 490 event ids. Default: 100.
     pub values_per_filter: usize,
@@ -86,6 +89,7 @@ impl Config {
             reply_window: Duration::from_secs(15),
             discovery_full: 2_000,
             relays_per_repo: 64,
+            follow_unlisted: false,
             values_per_filter: RequestBudget::default().values_per_filter(),
             ledger: LedgerConfig::default(),
             ids_per_fetch: 250,

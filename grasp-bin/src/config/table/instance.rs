@@ -59,6 +59,8 @@ pub(super) const LOG: &[Setting] = settings! { "log." at [log];
 
 pub(super) const SIDECAR: &[Setting] = settings! { "sidecar." at [];
     relay (sidecar_relay): Maybe<Word> as "URL", "The relay that `grasp sidecar` keeps complete; its `--relay` wins.";
+    follow_unlisted (settings.sync.engine.follow_unlisted): Switch,
+        "Whether `grasp sidecar` follows repositories too whose announcement does not list the relay by its `domain`.";
     listen (sidecar_listen): Maybe<Word> as "ADDR:PORT",
         "Where `grasp sidecar` answers to `/health`, `/status` and `/metrics`; a private address is best. Without one: \
          nowhere.";
