@@ -67,8 +67,20 @@ pub const TAKING_PART: [Kind; 13] = [
 /// What somebody says about themselves: kept of known people only.
 pub const ABOUT_THEIR_AUTHOR: [Kind; 2] = [Kind::Metadata, Kind::RelayList];
 
+/// A piece of software (NIP-82), which names the repository that it is made from.
+pub const SOFTWARE: Kind = Kind::from_u16(32_267);
+/// A release of one (NIP-82), which names nothing but the software.
+pub const SOFTWARE_RELEASE: Kind = Kind::from_u16(30_063);
+/// A project of several repositories.
+pub const PROJECT: Kind = Kind::from_u16(30_621);
+/// A container image of a repository.
+pub const CONTAINER: Kind = Kind::from_u16(30_624);
+
 /// What a relay must tell its own syncer: everything that changes what to ask others for.
-pub const SELF_SUBSCRIPTION: [Kind; 8] = [
+///
+/// Of addressable members of repositories these are the kinds that are known to have something hang on them; others are
+/// told of as they are accepted.
+pub const SELF_SUBSCRIPTION: [Kind; 12] = [
     ANNOUNCEMENT,
     PATCH,
     PULL_REQUEST,
@@ -77,6 +89,10 @@ pub const SELF_SUBSCRIPTION: [Kind; 8] = [
     REPLIES[0],
     REPLIES[1],
     REPLIES[2],
+    SOFTWARE,
+    SOFTWARE_RELEASE,
+    PROJECT,
+    CONTAINER,
 ];
 
 /// Kinds that only prove something to one server at one moment, and are never stored.

@@ -110,6 +110,7 @@ mod tests {
         RelaySyncNeeds {
             repos: repos.iter().map(|(n, level)| (repo(*n), *level)).collect(),
             root_events: roots.iter().map(|n| EventId::from_byte_array([*n; 32]).into()).collect(),
+            ..RelaySyncNeeds::default()
         }
     }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use nostr::filter::{Filter, SingleLetterTag};
+use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
 
 use super::budget::RequestBudget;
@@ -73,6 +74,7 @@ pub fn build_state_filters<'a>(
 /// let items = RelaySyncNeeds {
 ///     repos: [(repo, SyncLevel::Full)].into(),
 ///     root_events: [EventId::from_byte_array([7; 32]).into()].into(),
+///     ..RelaySyncNeeds::default()
 /// };
 /// let filters = build_layer2_and_layer3_filters(&items, Some(Timestamp::from_secs(9)), &RequestBudget::default());
 /// assert_eq!(filters.len(), 6, "a, A, q for the repository; e, E, q for its root");
@@ -91,7 +93,18 @@ pub fn build_layer2_and_layer3_filters(
     let (replies, roots): (Vec<_>, Vec<_>) = items.root_events.iter().partition(|id| id.is_reply());
     filters.extend(tagged_one_of_our_root_event_filters(roots, since, budget));
     filters.extend(build_reply_filters(replies, since, budget));
+    filters.extend(build_coordinate_filters(&items.coordinates, since, budget));
     filters
+}
+
+/// Events that hang on one of these addressable or replaceable events.
+fn build_coordinate_filters<'a>(
+    members: impl IntoIterator<Item = &'a Coordinate>,
+    since: Option<Timestamp>,
+    budget: &RequestBudget,
+) -> Vec<Filter> {
+    let values = members.into_iter().map(Coordinate::to_string);
+    split(&within(Filter::new(), since), &[SingleLetterTag::LOWERCASE_A], values, budget)
 }
 
 /// Events that answer one of these replies.
@@ -165,6 +178,19 @@ mod tests {
         };
         let filters = build_layer2_and_layer3_filters(&items, None, &RequestBudget::default());
         assert_eq!(json(&filters), [r##"{"kinds":[30618],"#d":["x"]}"##]);
+    }
+
+    #[test]
+    fn what_hangs_on_a_member_is_asked_for_by_its_coordinate() {
+        let public_key = PublicKey::from_byte_array([1; 32]);
+        let (kind, identifier) = (kinds::SOFTWARE, "app".to_owned());
+        let items = RelaySyncNeeds {
+            coordinates: [Coordinate { kind, public_key, identifier }].into(),
+            ..RelaySyncNeeds::default()
+        };
+        let filters = build_layer2_and_layer3_filters(&items, None, &RequestBudget::default());
+        let wanted = format!(r##"{{"#a":["32267:{public_key}:app"]}}"##);
+        assert_eq!(json(&filters), [wanted]);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The same targets as from scratch, at the price of each change.
 
 mod delta;
+mod members;
 mod owners;
 mod threads;
 mod waiting;
@@ -8,8 +9,11 @@ mod waiting;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
+use nostr::nips::nip01::Coordinate;
+
 use self::delta::Before;
 pub use self::delta::SyncDelta;
+use self::members::Members;
 use self::owners::Owners;
 use self::threads::Threads;
 use self::waiting::WaitingRoots;
@@ -48,6 +52,16 @@ pub enum IndexChange {
         reply: RootId,
         /// What it answers: roots and replies, in any order of arrival.
         to: Vec<RootId>,
+    },
+    /// An addressable or replaceable event was accepted that belongs to repositories. What hangs on it may name nothing
+    /// but its coordinate, so it is asked for by that; so many of a repository, and no more.
+    MemberAdded {
+        /// Its coordinate.
+        member: Coordinate,
+        /// All repositories that it names.
+        repos: Vec<RepoId>,
+        /// Other addressable and replaceable events that it names, in any order of arrival.
+        of: Vec<Coordinate>,
     },
     /// A root event or a reply was deleted, or expired.
     RootRemoved {
@@ -98,6 +112,7 @@ pub struct SyncIndex {
     owners: Owners,
     waiting: WaitingRoots,
     threads: Threads,
+    members: Members,
 }
 
 impl SyncIndex {
@@ -113,6 +128,7 @@ impl SyncIndex {
             owners: Owners::default(),
             waiting: WaitingRoots::default(),
             threads: Threads::default(),
+            members: Members::default(),
         }
     }
 
@@ -160,8 +176,15 @@ impl SyncIndex {
         let roots = entries.iter().flat_map(|(_, needs)| needs.wanted_roots());
         Some(RelaySyncNeeds {
             root_events: roots.copied().collect(),
+            coordinates: self.members_of(&entries),
             repos: entries.into_iter().map(|(repo, needs)| (repo.clone(), needs.level)).collect(),
         })
+    }
+
+    /// The coordinates to ask about: none of repositories of which only states are wanted.
+    fn members_of(&self, entries: &[(&RepoId, &RepoSyncNeeds)]) -> BTreeSet<Coordinate> {
+        let full = entries.iter().filter(|(_, needs)| needs.level == SyncLevel::Full);
+        full.flat_map(|(repo, _)| self.members.of(repo)).cloned().collect()
     }
 
     fn make(&mut self, change: IndexChange, before: &mut Before) {
@@ -182,6 +205,9 @@ impl SyncIndex {
                 Some(root) => self.join(root, reply, before),
                 None => self.threads.wait(reply, to),
             },
+            IndexChange::MemberAdded { member, repos, of } => {
+                self.member_added(member, repos, of, before);
+            }
             IndexChange::RootRemoved { root } => {
                 before.root(self, &root);
                 self.root_removed(&root);
@@ -285,6 +311,33 @@ impl SyncIndex {
         }
     }
 
+    /// A member belongs to the repositories that it names, and to those of the members that it names.
+    fn member_added(
+        &mut self,
+        member: Coordinate,
+        mut repos: Vec<RepoId>,
+        of: Vec<Coordinate>,
+        before: &mut Before,
+    ) {
+        for named in of {
+            match self.members.contains(&named) {
+                true => repos.extend(self.members.repos_of(&named).cloned()),
+                false => self.members.wait(named, member.clone()),
+            }
+        }
+        let mut open = vec![(member, repos)];
+        while let Some((member, repos)) = open.pop() {
+            before.member(self, &member);
+            // What is known already hands nothing on, so that two that name each other come to an end.
+            let new = repos.into_iter().filter(|repo| self.members.add(&member, repo));
+            let new: Vec<RepoId> = new.collect();
+            if !new.is_empty() {
+                let waiting = self.members.take_waiting(&member).into_iter();
+                open.extend(waiting.map(|by| (by, new.clone())));
+            }
+        }
+    }
+
     fn list(&mut self, relay: &RelayUrl, repo: &RepoId, before: &mut Before) {
         before.relay(self, relay);
         let listed = self.relays.entry(relay.clone()).or_default();
@@ -313,9 +366,22 @@ impl SyncIndex {
         announced.or_else(|| self.waiting.of(repo)).into_iter().flatten()
     }
 
-    /// The relays that a root is wanted from: those of all its repositories that are wanted in full.
+    /// The relays that a root is wanted from.
     fn wanted_from(&self, root: &RootId) -> Cow<'_, BTreeSet<RelayUrl>> {
-        let owners = self.owners.of(root).filter_map(|repo| self.repos.get(repo));
+        self.relays_of(self.owners.of(root))
+    }
+
+    /// The relays that what hangs on a coordinate is wanted from.
+    fn member_wanted_from(&self, member: &Coordinate) -> Cow<'_, BTreeSet<RelayUrl>> {
+        self.relays_of(self.members.repos_of(member))
+    }
+
+    /// The relays of these repositories, as far as they are wanted in full.
+    fn relays_of<'a>(
+        &'a self,
+        repos: impl Iterator<Item = &'a RepoId>,
+    ) -> Cow<'a, BTreeSet<RelayUrl>> {
+        let owners = repos.filter_map(|repo| self.repos.get(repo));
         let mut wanting = owners.filter(|needs| needs.level == SyncLevel::Full);
         let Some(first) = wanting.next() else {
             return Cow::default();

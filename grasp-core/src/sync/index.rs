@@ -5,6 +5,8 @@ mod relay;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use nostr::nips::nip01::Coordinate;
+
 pub use self::pending::{
     BatchId, BatchProgress, PartId, PendingBatch, PendingItems, PendingSyncIndex,
 };
@@ -62,12 +64,15 @@ pub struct RelaySyncNeeds {
     pub repos: BTreeMap<RepoId, SyncLevel>,
     /// Root events.
     pub root_events: RootSet,
+    /// Addressable and replaceable events that belong to the repositories. What names only one of these is asked for
+    /// by it.
+    pub coordinates: BTreeSet<Coordinate>,
 }
 
 impl RelaySyncNeeds {
     /// Whether nothing is in it.
     pub fn is_empty(&self) -> bool {
-        self.repos.is_empty() && self.root_events.is_empty()
+        self.repos.is_empty() && self.root_events.is_empty() && self.coordinates.is_empty()
     }
 
     /// Whether the repository is in it at this level or above.
@@ -95,6 +100,7 @@ impl RelaySyncNeeds {
                 .map(|(repo, level)| (repo.clone(), *level))
                 .collect(),
             root_events: self.root_events.without(&other.root_events),
+            coordinates: self.coordinates.difference(&other.coordinates).cloned().collect(),
         }
     }
 
@@ -105,6 +111,7 @@ impl RelaySyncNeeds {
             *have = level.max(*have);
         }
         self.root_events.include(&other.root_events);
+        self.coordinates.extend(other.coordinates);
     }
 
     /// Drops whatever `target` does not want, and lowers levels to what it wants.
@@ -115,6 +122,7 @@ impl RelaySyncNeeds {
             wanted.is_some()
         });
         self.root_events.restrict_to(&target.root_events);
+        self.coordinates.retain(|member| target.coordinates.contains(member));
     }
 }
 
@@ -137,6 +145,7 @@ mod tests {
         RelaySyncNeeds {
             repos: repos.iter().map(|(n, level)| (repo(*n), *level)).collect(),
             root_events: roots.iter().copied().map(root).collect(),
+            coordinates: BTreeSet::new(),
         }
     }
 

@@ -72,6 +72,7 @@ fn gather(wanted: &[Wanted<'_>], places: usize) -> impl Iterator<Item = RelaySyn
     gathered.into_iter().map(|(repos, roots)| RelaySyncNeeds {
         repos: repos.into_iter().collect(),
         root_events: roots.into_iter().collect(),
+        ..RelaySyncNeeds::default()
     })
 }
 

@@ -56,7 +56,9 @@ impl Model {
                 self.roots.extend(repos.into_iter().map(|repo| (root, repo)));
             }
             IndexChange::RootRemoved { root } => self.roots.retain(|(have, _)| *have != root),
-            IndexChange::Replied { .. } => unreachable!("no replies in this model"),
+            IndexChange::Replied { .. } | IndexChange::MemberAdded { .. } => {
+                unreachable!("neither replies nor members in this model")
+            }
         }
     }
 

@@ -81,5 +81,6 @@ pub(crate) fn items_of(
     (repos, roots).prop_map(|(repos, roots)| RelaySyncNeeds {
         repos,
         root_events: roots.into_iter().collect(),
+        ..RelaySyncNeeds::default()
     })
 }

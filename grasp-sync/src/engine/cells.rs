@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use grasp_core::RepoId;
 use grasp_core::nostr::filter::{Filter, SingleLetterTag};
+use grasp_core::nostr::nips::nip01::Coordinate;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::{
     Coverage, CoverageSet, FilterHash, Proof, Proven, RelaySyncNeeds, RootId, SyncLevel,
@@ -23,6 +24,7 @@ const REPO_CELLS: u8 = 32;
 enum Cell {
     Repos(u8),
     Roots(u8),
+    Members(u8),
 }
 
 impl Cell {
@@ -31,14 +33,23 @@ impl Cell {
         Self::Roots(first % ROOT_CELLS)
     }
 
+    fn of_member(member: &Coordinate) -> Self {
+        let [first, ..] = mixed(member.to_string().bytes());
+        Self::Members(first % REPO_CELLS)
+    }
+
     /// One owner may have many repositories, so the name counts too.
     fn of_repo(repo: &RepoId) -> Self {
         let name = repo.identifier.as_str().bytes();
         let bytes = repo.owner.as_bytes().iter().copied().chain(name);
-        let mix = |sum: u32, byte| (sum ^ u32::from(byte)).wrapping_mul(0x0100_0193);
-        let [first, ..] = bytes.fold(0x811c_9dc5, mix).to_be_bytes();
+        let [first, ..] = mixed(bytes);
         Self::Repos(first % REPO_CELLS)
     }
+}
+
+fn mixed(bytes: impl Iterator<Item = u8>) -> [u8; 4] {
+    let mix = |sum: u32, byte| (sum ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+    bytes.fold(0x811c_9dc5, mix).to_be_bytes()
 }
 
 fn cells(items: &RelaySyncNeeds) -> BTreeMap<Cell, RelaySyncNeeds> {
@@ -46,6 +57,10 @@ fn cells(items: &RelaySyncNeeds) -> BTreeMap<Cell, RelaySyncNeeds> {
     for (repo, level) in &items.repos {
         let cell = cells.entry(Cell::of_repo(repo)).or_default();
         cell.repos.insert(repo.clone(), *level);
+    }
+    for member in &items.coordinates {
+        let cell = cells.entry(Cell::of_member(member)).or_default();
+        cell.coordinates.insert(member.clone());
     }
     let mut roots: BTreeMap<Cell, Vec<RootId>> = BTreeMap::new();
     for root in &items.root_events {
@@ -64,7 +79,9 @@ fn name(items: &RelaySyncNeeds) -> FilterHash {
         .events(items.root_events.iter().map(RootId::event))
         .custom_tags(SingleLetterTag::LOWERCASE_A, listed(SyncLevel::Full))
         .custom_tags(SingleLetterTag::LOWERCASE_D, listed(SyncLevel::StateOnly));
-    FilterHash::of(&filter)
+    // No cell has repositories and coordinates.
+    let members = items.coordinates.iter().map(Coordinate::to_string);
+    FilterHash::of(&filter.custom_tags(SingleLetterTag::UPPERCASE_A, members))
 }
 
 /// Proofs for items that are confirmed, and complete up to then.
@@ -140,6 +157,7 @@ mod tests {
         RelaySyncNeeds {
             repos: repos.map(|n| (repo(n), SyncLevel::Full)).collect(),
             root_events: roots.map(root).collect(),
+            ..RelaySyncNeeds::default()
         }
     }
 

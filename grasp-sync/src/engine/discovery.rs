@@ -27,7 +27,33 @@ pub fn index_change(event: &Event, level: SyncLevel) -> Option<IndexChange> {
         let repos = repo_refs(event).into_iter().collect();
         return Some(IndexChange::RootAdded { root: event.id.into(), repos });
     }
-    kinds::REPLIES.contains(&event.kind).then(|| reply(event)).flatten()
+    if kinds::REPLIES.contains(&event.kind) {
+        return reply(event);
+    }
+    let has_coordinate = event.kind.is_addressable() || kinds::is_replaceable(event.kind);
+    (has_coordinate && event.kind != kinds::STATE).then(|| member(event)).flatten()
+}
+
+/// An addressable or replaceable event belongs to what it names by coordinate.
+fn member(event: &Event) -> Option<IndexChange> {
+    let (mut repos, mut of) = (Vec::new(), Vec::new());
+    for named in References::of(event).coordinates.into_iter().take(MOST_ANSWERED) {
+        match named.kind == kinds::ANNOUNCEMENT {
+            true => {
+                let identifier = Identifier::new(&named.identifier);
+                repos.extend(identifier.ok().map(|d| RepoId::new(named.public_key, d)));
+            }
+            false => of.push(named),
+        }
+    }
+    let identifier = event.tags.identifier().filter(|_| event.kind.is_addressable());
+    let member = Coordinate {
+        kind: event.kind,
+        public_key: event.pubkey,
+        identifier: identifier.map(|d| d.to_string()).unwrap_or_default(),
+    };
+    let is_any = !repos.is_empty() || !of.is_empty();
+    is_any.then_some(IndexChange::MemberAdded { member, repos, of })
 }
 
 /// A reply belongs to the thread that it answers; one that answers a repository itself begins a thread.

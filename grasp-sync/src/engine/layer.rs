@@ -132,6 +132,7 @@ mod tests {
         let items = RelaySyncNeeds {
             repos: [(repo(1, "x"), SyncLevel::Full), (repo(2, "y"), SyncLevel::StateOnly)].into(),
             root_events: [EventId::from_byte_array([1; 32]).into()].into(),
+            ..RelaySyncNeeds::default()
         };
         let filters = build_layer2_and_layer3_filters(&items, None, &RequestBudget::default());
         let layers: Vec<_> = filters.iter().map(Layer::of).collect();

@@ -237,4 +237,5 @@ pub(super) fn forget(desk: &mut Desk<'_>, relay: &RelayUrl, removed: &RelaySyncN
         }
     }
     state.confirmed.root_events = state.confirmed.root_events.without(&removed.root_events);
+    state.confirmed.coordinates.retain(|member| !removed.coordinates.contains(member));
 }

@@ -82,6 +82,32 @@ fn a_new_event_arrives_live_and_its_thread_is_listened_to() {
 }
 
 #[test]
+fn a_chain_of_addressable_members_is_fetched_and_listened_to() {
+    let mut stage = Stage::announced(defaults(), Script::default(), 3);
+    let at = crate::sim::START - 5_000;
+    let repo = stage.repo.to_string();
+    let (app, app_is) = crate::sim::event::member(&mut stage.chance, at, 32_267, &repo);
+    let (release, release_is) = crate::sim::event::member(&mut stage.chance, at, 30_063, &app_is);
+    let (asset, _) = crate::sim::event::member(&mut stage.chance, at, 3_063, &app_is);
+    let (note, _) = crate::sim::event::member(&mut stage.chance, at, 1_985, &release_is);
+    let chain = [app, release, asset, note];
+    for event in &chain {
+        stage.peer().events.insert(event.id, event.clone());
+    }
+    stage.run(2 * MINUTE);
+    for event in &chain {
+        assert!(stage.sim.local.stored.contains_key(&event.id), "kind {}", event.kind);
+    }
+    // And live.
+    let now = stage.sim.now.unix.as_secs();
+    let (later, _) = crate::sim::event::member(&mut stage.chance, now, 3_063, &app_is);
+    stage.forget();
+    stage.sim.publish_after(std::time::Duration::ZERO, &relay(0), later.clone());
+    stage.run(secs(1));
+    assert!(stage.sim.local.stored.contains_key(&later.id) && stage.starts().is_empty());
+}
+
+#[test]
 fn a_quick_return_asks_from_a_quarter_of_an_hour_before_the_last_connect() {
     let script = Script { life_secs: Some((600, 600)), ..Script::default() };
     let mut stage = Stage::announced(defaults(), script, 20);

@@ -3,6 +3,8 @@
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
+use nostr::nips::nip01::Coordinate;
+
 use super::SyncIndex;
 use crate::sync::index::{RelaySyncNeeds, RepoSyncNeeds};
 use crate::sync::root::RootId;
@@ -68,6 +70,7 @@ pub(super) struct Before {
     repos: BTreeMap<RepoId, Option<RepoSyncNeeds>>,
     /// Which relays a root was wanted from.
     roots: BTreeMap<RootId, BTreeSet<RelayUrl>>,
+    members: BTreeMap<Coordinate, BTreeSet<RelayUrl>>,
 }
 
 impl Before {
@@ -86,6 +89,15 @@ impl Before {
         for root in index.roots_of(repo) {
             self.root(index, root);
         }
+        for member in index.members.of(repo) {
+            self.member(index, member);
+        }
+    }
+
+    /// Notes where what hangs on a coordinate is wanted from, unless noted.
+    pub(super) fn member(&mut self, index: &SyncIndex, member: &Coordinate) {
+        let wanted_from = || index.member_wanted_from(member).into_owned();
+        self.members.entry(member.clone()).or_insert_with(wanted_from);
     }
 
     /// Notes a root, before its repositories change.
@@ -103,7 +115,22 @@ impl Before {
             delta.repo(repo, was.as_ref(), index.repos.get(repo));
         }
         self.compare_roots(index, &mut delta);
+        self.compare_members(index, &mut delta);
         delta
+    }
+
+    fn compare_members(&self, index: &SyncIndex, delta: &mut SyncDelta) {
+        for (member, was) in &self.members {
+            let is = index.member_wanted_from(member);
+            for relay in is.difference(was) {
+                let needs = delta.added.entry(relay.clone()).or_default();
+                needs.coordinates.insert(member.clone());
+            }
+            for relay in was.difference(&is) {
+                let needs = delta.removed.entry(relay.clone()).or_default();
+                needs.coordinates.insert(member.clone());
+            }
+        }
     }
 
     fn compare_roots(&self, index: &SyncIndex, delta: &mut SyncDelta) {

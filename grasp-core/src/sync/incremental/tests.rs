@@ -42,6 +42,7 @@ fn needs(repos: &[(u8, SyncLevel)], roots: &[u8]) -> RelaySyncNeeds {
     RelaySyncNeeds {
         repos: repos.iter().map(|(n, level)| (repo(*n), *level)).collect(),
         root_events: roots.iter().map(|n| root(*n)).collect(),
+        ..RelaySyncNeeds::default()
     }
 }
 
@@ -172,4 +173,66 @@ fn a_reply_that_is_gone_is_wanted_no_longer_and_makes_room() {
     assert_eq!(delta.removed[&relay("a")].root_events, [many(7)].into());
     let delta = index.apply([reply(599)]);
     assert_eq!(delta.added[&relay("a")].root_events, [many(599)].into());
+}
+
+fn member(kind: u16, name: &str) -> Coordinate {
+    let (kind, public_key) = (nostr::event::Kind::from_u16(kind), repo(9).owner);
+    Coordinate { kind, public_key, identifier: name.into() }
+}
+
+fn member_added(member: &Coordinate, repos: &[u8], of: &[&Coordinate]) -> IndexChange {
+    IndexChange::MemberAdded {
+        member: member.clone(),
+        repos: repos.iter().map(|n| repo(*n)).collect(),
+        of: of.iter().map(|named| (*named).clone()).collect(),
+    }
+}
+
+fn coordinates(index: &SyncIndex, of: &str) -> Vec<Coordinate> {
+    index.target(&relay(of)).unwrap_or_default().coordinates.into_iter().collect()
+}
+
+#[test]
+fn a_chain_of_members_is_followed_in_any_order_of_arrival() {
+    let (app, release) = (member(32_267, "app"), member(30_063, "app@1"));
+    let changes = [
+        announced(1, Full, &["a"]),
+        member_added(&app, &[1], &[]),
+        member_added(&release, &[], &[&app]),
+    ];
+    for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+        let index = index(order.map(|n: usize| changes[n].clone()));
+        assert_eq!(coordinates(&index, "a"), [release.clone(), app.clone()], "{order:?}");
+    }
+}
+
+#[test]
+fn what_hangs_on_a_member_is_wanted_where_its_repository_is_and_only_in_full() {
+    let app = member(32_267, "app");
+    let mut index = index([announced(1, StateOnly, &["a"]), member_added(&app, &[1], &[])]);
+    assert!(coordinates(&index, "a").is_empty());
+    let delta = index.apply([announced(1, Full, &["a", "b"])]);
+    for name in ["a", "b"] {
+        assert_eq!(delta.added[&relay(name)].coordinates, [app.clone()].into());
+    }
+    let delta = index.apply([announced(1, Full, &["b"])]);
+    assert_eq!(delta.removed[&relay("a")].coordinates, [app.clone()].into());
+    assert!(delta.added.is_empty());
+    let delta = index.apply([IndexChange::Retired { repo: repo(1) }]);
+    assert_eq!(delta.removed[&relay("b")].coordinates, [app].into());
+}
+
+#[test]
+fn members_that_name_each_other_come_to_an_end_and_only_so_many_are_followed() {
+    let (one, other) = (member(30_023, "one"), member(30_023, "other"));
+    let mut index = index([
+        announced(1, Full, &["a"]),
+        member_added(&one, &[], &[&other]),
+        member_added(&other, &[1], &[&one]),
+    ]);
+    assert_eq!(coordinates(&index, "a"), [one, other]);
+    let many = 0..2 * super::members::MAX_PER_REPO;
+    let many = many.map(|n| member_added(&member(30_023, &n.to_string()), &[1], &[]));
+    let _ = index.apply(many);
+    assert_eq!(coordinates(&index, "a").len(), super::members::MAX_PER_REPO);
 }

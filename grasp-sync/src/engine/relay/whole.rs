@@ -118,7 +118,8 @@ impl Session {
     /// Fetches the history of items from a relay that is listened to as a whole.
     ///
     /// Repositories that were discovered just now are asked for by name, in pages: nearly all of their threads are
-    /// missing here, and much that the relay has may belong to others. Their threads come by comparison.
+    /// missing here, and much that the relay has may belong to others. Their threads, and what hangs on their members,
+    /// come by comparison.
     pub(super) fn fetch_with_whole(
         &mut self,
         desk: &mut Desk<'_>,
@@ -130,9 +131,9 @@ impl Session {
         let (repos, threads) = match method {
             Method::Reconcile => (PendingItems::default(), items),
             Method::Page => {
-                let PendingItems { repos, root_events } = items;
+                let PendingItems { repos, root_events, coordinates } = items;
                 let repos = PendingItems { repos, ..PendingItems::default() };
-                (repos, PendingItems { root_events, ..PendingItems::default() })
+                (repos, PendingItems { root_events, coordinates, ..PendingItems::default() })
             }
         };
         let repos = AddFilters { relay: relay.clone(), items: repos };

@@ -44,3 +44,12 @@ pub(crate) fn comment(chance: &mut Chance, at: u64, about: EventId, tag: &str) -
     let tags = vec![vec![tag.to_owned(), about.to_hex()]];
     event(chance, by, at, Kind::Comment, tags)
 }
+
+/// An event that names nothing but a coordinate; with its own.
+pub(crate) fn member(chance: &mut Chance, at: u64, kind: u16, about: &str) -> (Event, String) {
+    let by = PublicKey::from_byte_array(chance.bytes());
+    let name = chance.within(0, 1_000_000).to_string();
+    let coordinate = format!("{kind}:{by}:{name}");
+    let tags = vec![vec!["d".to_owned(), name], vec!["a".to_owned(), about.to_owned()]];
+    (event(chance, by, at, Kind::from_u16(kind), tags), coordinate)
+}

@@ -88,7 +88,14 @@ impl Local {
             let identifier = Identifier::new(&coordinate.identifier);
             identifier.is_ok_and(|d| self.has_repo(&RepoId::new(coordinate.public_key, d)))
         });
-        names_repo || references.ids.iter().any(|id| self.stored.contains_key(id))
+        let names_member = references.coordinates.iter().any(|coordinate| {
+            self.stored.values().any(|member| {
+                let is_by = member.pubkey == coordinate.public_key;
+                let name = member.tags.identifier().map(|d| d.to_string()).unwrap_or_default();
+                is_by && member.kind == coordinate.kind && name == coordinate.identifier
+            })
+        });
+        names_repo || names_member || references.ids.iter().any(|id| self.stored.contains_key(id))
     }
 
     fn has_repo(&self, repo: &RepoId) -> bool {
