@@ -34,7 +34,9 @@ pub use bucket::{Rate, TokenBucket};
 pub use consolidation::{CONSOLIDATION_THRESHOLD, should_consolidate};
 pub use ledger::{LedgerConfig, Slot, SlotClass, SlotLedger};
 pub use pace::{Pace, PaceConfig};
-pub use pager::{Ending, GapSecond, Next, PageRequest, Pager, PagerConfig, history_limit};
+pub use pager::{
+    Ending, EoseHint, GapSecond, Next, PageRequest, Pager, PagerConfig, history_limit,
+};
 pub use peer_text::PeerText;
 pub use permit::{Enqueued, Entry, Permit, PermitConfig, Permits};
 pub use refusal::{Action, Heard, PARK, REQUEST_WATCHDOG, RETRY_DELAY, Refusal};

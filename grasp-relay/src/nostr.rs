@@ -1,4 +1,4 @@
-//! The relay at `/`: NIP-01, 11, 42, 45 and 77 over one websocket.
+//! The relay at `/`: NIP-01, 11, 42, 45, 67 and 77 over one websocket.
 //!
 //! ```text
 //!             text frame                          Request
@@ -15,6 +15,7 @@
 
 pub(crate) mod auth;
 pub(crate) mod codec;
+mod completeness;
 pub(crate) mod connection;
 pub(crate) mod delivery;
 pub mod hub;

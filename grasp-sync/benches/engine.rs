@@ -81,7 +81,7 @@ impl Easy {
 
     fn answer(&mut self, relay: RelayUrl, conn: ConnId, frame: Frame) {
         let said = match frame {
-            Frame::Subscribe { sub, .. } => Said::Eose { sub },
+            Frame::Subscribe { sub, .. } => Said::Eose { sub, hint: None },
             Frame::NegOpen { sub, .. } => Said::NegMsg { sub, message: vec![0x61] },
             _ => return,
         };

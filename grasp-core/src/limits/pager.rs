@@ -21,6 +21,30 @@ pub fn history_limit(max_limit: Option<usize>) -> usize {
     max_limit.unwrap_or(COMMON_PAGE).clamp(1, COMMON_PAGE)
 }
 
+/// What a relay says with EOSE about the answer before it (NIP-67).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EoseHint {
+    /// Everything that matches was sent.
+    Finish,
+    /// There may be more.
+    More,
+}
+
+impl EoseHint {
+    /// Reads a hint; `None` for one that is not known, which says nothing.
+    pub fn read(text: &str) -> Option<Self> {
+        [Self::Finish, Self::More].into_iter().find(|hint| hint.as_str() == text)
+    }
+
+    /// The hint as it goes over the wire.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Finish => "finish",
+            Self::More => "more",
+        }
+    }
+}
+
 /// How far a [`Pager`] goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PagerConfig {
@@ -156,13 +180,42 @@ impl Pager {
     ///
     /// They must be all that the relay sent for this filter, before any are dropped as known.
     pub fn page_ended(&mut self, rows: impl IntoIterator<Item = (Timestamp, EventId)>) -> Next {
+        self.page_ended_with(rows, None)
+    }
+
+    /// The same, with what the relay said about it (NIP-67).
+    ///
+    /// That everything was sent ends the history without a page that confirms it. That there is more, although nothing
+    /// new came, means a second that cannot be paged through.
+    pub fn page_ended_with(
+        &mut self,
+        rows: impl IntoIterator<Item = (Timestamp, EventId)>,
+        hint: Option<EoseHint>,
+    ) -> Next {
         if self.ending.is_none() {
             self.pages = self.pages.saturating_add(1);
             let page = self.read(rows);
-            self.advance(page);
+            match (hint, page.oldest) {
+                (Some(EoseHint::Finish), _) if !page.has_strays => self.finish_at(page),
+                (Some(EoseHint::More), Some(second)) if !page.has_unseen && !page.has_strays => {
+                    self.gaps.push(GapSecond { at: second });
+                    self.step_below(second);
+                }
+                // A relay that shows nothing of what it says to have is not believed to be at the end.
+                (Some(EoseHint::More), None) => self.end(Ending::NoProgress),
+                _ => self.advance(page),
+            }
             self.enforce_page_bound();
         }
         self.next()
+    }
+
+    /// Nothing older is there. Something older than a second that was left behind shows that its page was cut.
+    fn finish_at(&mut self, page: Page) {
+        if page.has_unseen {
+            self.confirm_suspect();
+        }
+        self.finish_proven();
     }
 
     /// A page ended in any other way; whatever it delivered moves no cursor.
@@ -442,5 +495,38 @@ mod tests {
         assert_eq!(pager.page_ended([]), EXHAUSTED);
         assert_eq!(pager.page_ended([row(9, 1)]), EXHAUSTED);
         assert_eq!(pager.page_failed(), EXHAUSTED);
+    }
+
+    fn row_at(at: u64, n: u8) -> (Timestamp, EventId) {
+        (Timestamp::from_secs(at), EventId::from_byte_array([n; 32]))
+    }
+
+    #[test]
+    fn finish_ends_a_history_without_a_page_that_confirms_it() {
+        let mut pager = Pager::new(PagerConfig::default());
+        let more = pager.page_ended_with([row_at(30, 1), row_at(20, 2)], Some(EoseHint::More));
+        assert!(matches!(more, Next::Ask(_)));
+        let done = pager.page_ended_with([row_at(20, 2), row_at(9, 3)], Some(EoseHint::Finish));
+        assert_eq!((done, pager.gaps()), (Next::Done(Ending::Exhausted), &[][..]));
+    }
+
+    #[test]
+    fn more_without_anything_new_is_a_second_that_cannot_be_paged_through() {
+        let mut pager = Pager::new(PagerConfig::default());
+        let _ = pager.page_ended_with([row_at(20, 1), row_at(20, 2)], Some(EoseHint::More));
+        let next = pager.page_ended_with([row_at(20, 1), row_at(20, 2)], Some(EoseHint::More));
+        let Next::Ask(below) = next else { panic!("{next:?}") };
+        assert_eq!(below.until, Some(Timestamp::from_secs(19)));
+        assert_eq!(pager.gaps(), [GapSecond { at: Timestamp::from_secs(20) }]);
+        let none = pager.page_ended_with([], Some(EoseHint::More));
+        assert_eq!(none, Next::Done(Ending::NoProgress), "it is not believed to be the end");
+    }
+
+    #[test]
+    fn finish_proves_nothing_if_rows_came_that_were_not_asked_for() {
+        let mut pager = Pager::new(PagerConfig::default());
+        let _ = pager.page_ended([row_at(20, 1)]);
+        let next = pager.page_ended_with([row_at(50, 2)], Some(EoseHint::Finish));
+        assert_eq!(next, Next::Done(Ending::NoProgress));
     }
 }

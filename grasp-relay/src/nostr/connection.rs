@@ -21,6 +21,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use self::alarm::Alarm;
 use self::intake::{Intake, Judged};
 use self::writer::{Fault, Writer};
+use super::completeness::Completeness;
 use super::delivery::{Delivery, Live};
 use super::hub::{Capacity, Heard, Hub, Listener};
 use super::negentropy::{Opened, Snapshot, Workshop};
@@ -84,6 +85,7 @@ struct Connection {
 /// One open REQ.
 struct Subscription {
     delivery: Delivery,
+    answer: Completeness,
     history: AbortHandle,
     _room: OwnedSemaphorePermit,
 }
@@ -248,6 +250,9 @@ impl Connection {
                     let Some(subscription) = self.subscriptions.get_mut(&token) else {
                         break;
                     };
+                    if !subscription.answer.admit() {
+                        break;
+                    }
                     subscription.delivery.stored(&event.id);
                     self.writer.event(&subscription.delivery, &event.json).await?;
                 }

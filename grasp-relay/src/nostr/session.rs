@@ -10,6 +10,7 @@ mod subscriptions;
 
 use std::sync::Arc;
 
+use grasp_core::limits::EoseHint;
 use grasp_core::{Mono, Now, ServiceIdentity};
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
@@ -42,7 +43,7 @@ pub(crate) enum Input<'a> {
     /// A ping or pong.
     Heard,
     Judged(EventId, Answer),
-    CaughtUp(Token),
+    CaughtUp(Token, EoseHint),
     Ended(Token, Ending),
     Counted(Token, u64),
     Reconciled(Token, Reconciled),
@@ -153,7 +154,7 @@ impl Session {
             Input::Binary => self.on_binary(now),
             Input::Heard => self.on_heard(now),
             Input::Judged(id, answer) => self.on_judged(id, answer),
-            Input::CaughtUp(token) => self.subscriptions.caught_up(token),
+            Input::CaughtUp(token, hint) => self.subscriptions.caught_up(token, hint),
             Input::Ended(token, why) => self.subscriptions.ended(token, why),
             Input::Counted(token, count) => self.subscriptions.counted(token, count),
             Input::Reconciled(token, what) => {

@@ -31,14 +31,17 @@ async fn an_event_is_acknowledged_stored_and_found_again() {
         found[2],
         serde_json::from_str::<serde_json::Value>(&event.as_json()).expect("JSON")
     );
-    assert_eq!(client.next().await, json!(["EOSE", "s"]));
+    assert_eq!(client.next().await, json!(["EOSE", "s", ["finish"]]));
 }
 
 #[tokio::test]
 async fn an_empty_answer_ends_with_eose_too() {
     let relay = Relay::start().await;
     let mut client = relay.client().await;
-    assert_eq!(client.ask(r#"["REQ","s",{"kinds":[1],"limit":1}]"#).await, json!(["EOSE", "s"]));
+    assert_eq!(
+        client.ask(r#"["REQ","s",{"kinds":[1],"limit":1}]"#).await,
+        json!(["EOSE", "s", ["finish"]])
+    );
 }
 
 #[tokio::test]

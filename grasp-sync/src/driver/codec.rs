@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use grasp_core::limits::EoseHint;
 use grasp_core::neg;
 use grasp_core::nostr::event::{Event, EventId};
 use grasp_core::nostr::filter::Filter;
@@ -16,7 +17,7 @@ pub(crate) enum Word {
     /// An event under a subscription. Nothing about it is checked yet.
     Event(SubId, Event),
     /// Everything stored has been sent.
-    Eose(SubId),
+    Eose(SubId, Option<EoseHint>),
     /// A subscription is over, in these words.
     Closed(SubId, String),
     /// Something for people to read.
@@ -58,7 +59,7 @@ impl<'de> Visitor<'de> for Reading {
         let label: Text<'_> = next(&mut seq)?;
         let word = match &*label.0 {
             "EVENT" => Word::Event(sub(&mut seq)?, next(&mut seq)?),
-            "EOSE" => Word::Eose(sub(&mut seq)?),
+            "EOSE" => Word::Eose(sub(&mut seq)?, hint(&mut seq)?),
             "CLOSED" => Word::Closed(sub(&mut seq)?, text(&mut seq)?),
             "NOTICE" => Word::Notice(text(&mut seq)?),
             "NEG-MSG" => {
@@ -97,6 +98,20 @@ fn text<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<String, A::Error> {
     let text: Option<Loose<'_>> = seq.next_element()?;
     let text = text.and_then(|text| text.0).unwrap_or_default();
     Ok(text.chars().take(MOST_TEXT).collect())
+}
+
+/// The first hint of EOSE that is known (NIP-67). Whatever else stands there says nothing.
+fn hint<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<Option<EoseHint>, A::Error> {
+    let Some(Hints::List(hints)) = seq.next_element()? else { return Ok(None) };
+    Ok(hints.into_iter().find_map(|hint| EoseHint::read(&hint.0?)))
+}
+
+/// What may stand where hints do.
+#[derive(serde::Deserialize)]
+#[serde(untagged)]
+enum Hints<'a> {
+    List(#[serde(borrow)] Vec<Loose<'a>>),
+    Other(IgnoredAny),
 }
 
 /// A challenge is to be given back as it is.
@@ -234,7 +249,18 @@ mod tests {
         let event = serde_json::to_string(&signed).unwrap();
         for (said, word) in [
             (format!(r#"["EVENT","g1",{event}]"#), Word::Event(g(1), signed)),
-            (r#" [ "EOSE" , "g2" ] "#.into(), Word::Eose(g(2))),
+            (r#" [ "EOSE" , "g2" ] "#.into(), Word::Eose(g(2), None)),
+            (r#"["EOSE","g2",["finish"]]"#.into(), Word::Eose(g(2), Some(EoseHint::Finish))),
+            (r#"["EOSE","g2",["more"],7]"#.into(), Word::Eose(g(2), Some(EoseHint::More))),
+            (
+                r#"["EOSE","g2",[7,{},"later","more"]]"#.into(),
+                Word::Eose(g(2), Some(EoseHint::More)),
+            ),
+            (r#"["EOSE","g2",["Finish","soon"]]"#.into(), Word::Eose(g(2), None)),
+            (r#"["EOSE","g2","finish"]"#.into(), Word::Eose(g(2), None)),
+            (r#"["EOSE","g2",{"finish":true}]"#.into(), Word::Eose(g(2), None)),
+            (r#"["EOSE","g2",null]"#.into(), Word::Eose(g(2), None)),
+            (r#"["EOSE","g2",-1.5e9]"#.into(), Word::Eose(g(2), None)),
             (r#"["CLOSED","g3","error: \"x\""]"#.into(), Word::Closed(g(3), "error: \"x\"".into())),
             (r#"["CLOSED","g3"]"#.into(), Word::Closed(g(3), String::new())),
             (r#"["NOTICE",null]"#.into(), Word::Notice(String::new())),

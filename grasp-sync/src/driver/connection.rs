@@ -225,7 +225,7 @@ impl Talk {
     async fn heard(&mut self, word: Word, bytes: usize) {
         let said = match word {
             Word::Event(sub, event) => return self.delivered(sub, event, bytes),
-            Word::Eose(sub) => Said::Eose { sub },
+            Word::Eose(sub, hint) => Said::Eose { sub, hint },
             Word::Closed(sub, text) => {
                 self.subs.remove(&sub);
                 Said::Closed { sub, text }

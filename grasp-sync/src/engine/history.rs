@@ -4,7 +4,7 @@ use std::cell::OnceCell;
 use std::collections::BTreeSet;
 
 use grasp_core::Mono;
-use grasp_core::limits::{Next, Pager, PagerConfig};
+use grasp_core::limits::{EoseHint, Next, Pager, PagerConfig};
 use grasp_core::nostr::event::EventId;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
@@ -226,7 +226,7 @@ impl Job {
     }
 
     /// A page ended properly.
-    pub(super) fn page_ended(&mut self) -> Option<Next> {
+    pub(super) fn page_ended(&mut self, hint: Option<EoseHint>) -> Option<Next> {
         let Phase::Paging { rows, .. } = &mut self.phase else { return None };
         let rows = std::mem::take(rows);
         let pager = self.pager.as_mut()?;
@@ -234,7 +234,7 @@ impl Job {
         self.last_page = rows.len();
         (self.failures, self.squeezes) = (0, 0);
         self.once.retried = false;
-        Some(pager.page_ended(rows.into_iter().map(|row| (row.at, row.id))))
+        Some(pager.page_ended_with(rows.into_iter().map(|row| (row.at, row.id)), hint))
     }
 
     /// A page ended in any other way.
@@ -335,7 +335,7 @@ mod tests {
         let sub = Ids::default().sub();
         job.phase = Phase::Paging { sub, rows: vec![] };
         assert!(job.delivered(rows.iter().copied(), 500));
-        job.page_ended().unwrap()
+        job.page_ended(None).unwrap()
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use grasp_core::admission::{Lasting, SyncPath};
+use grasp_core::limits::EoseHint;
 use grasp_core::sync::IndexChange;
 use grasp_core::{RelayUrl, nostr};
 use nostr::event::{Event, EventId};
@@ -115,6 +116,8 @@ pub enum Said {
     Eose {
         /// Of which subscription.
         sub: SubId,
+        /// Whether that was everything (NIP-67), if the relay said so.
+        hint: Option<EoseHint>,
     },
     /// CLOSED.
     Closed {

@@ -128,7 +128,7 @@ impl Client {
         loop {
             match timeout(ANSWER, self.next()).await.map_err(|_| Lost)?? {
                 Word::Event(sub, event) if sub == page => events.push(event),
-                Word::Eose(sub) if sub == page => break,
+                Word::Eose(sub, _) if sub == page => break,
                 Word::Closed(sub, text) if sub == page => {
                     tracing::warn!(text, "our relay does not show what it has");
                     return Err(Lost);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use grasp_core::admission::Lasting;
+use grasp_core::limits::EoseHint;
 use grasp_core::nostr::event::EventId;
 use grasp_core::nostr::key::PublicKey;
 use grasp_core::nostr::types::Timestamp;
@@ -211,7 +212,10 @@ impl Model {
         let text = text.to_owned();
         let rows: Vec<Row> = rows.into_iter().map(|(at, n)| row(at, n)).collect();
         let said = match what {
-            0 | 1 => Said::Eose { sub },
+            0 | 1 => {
+                let hints = [None, Some(EoseHint::Finish), Some(EoseHint::More)];
+                Said::Eose { sub, hint: hints[rows.len() % 3] }
+            }
             2 | 3 => {
                 self.delivered.push((relay.clone(), conn, sub, rows.clone()));
                 Said::Delivered { sub, rows: rows.into_iter().map(delivered).collect() }

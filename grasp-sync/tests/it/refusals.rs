@@ -63,6 +63,19 @@ fn without_reconciliation_history_comes_by_pages_and_it_is_said_once() {
 }
 
 #[test]
+fn a_relay_that_says_that_it_sent_everything_is_asked_for_no_page_more() {
+    let pages = |hints| {
+        let script = Script { neg: Neg::Unknown, hints, ..Script::default() };
+        let stage = has_all_after(script, HOUR);
+        let starts = stage.starts();
+        let pages = by(&starts, By::Page);
+        pages.iter().filter(|page| page.filters.iter().any(|one| one.until.is_some())).count()
+    };
+    assert_eq!(pages(true), 0, "the first page of each was all");
+    assert!(pages(false) > 0);
+}
+
+#[test]
 fn a_relay_that_learns_to_reconcile_is_told_of() {
     let script = Script { neg: Neg::Unknown, life_secs: Some((3_000, 3_000)), ..Script::default() };
     let mut stage = has_all_after(script, HOUR);

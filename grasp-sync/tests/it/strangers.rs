@@ -17,7 +17,7 @@ fn storm(sub: SubId) -> Vec<Said> {
         "error: shutting down",
         "",
     ];
-    let mut storm = vec![Said::Eose { sub }, Said::NegMsg { sub, message: vec![0x61] }];
+    let mut storm = vec![Said::Eose { sub, hint: None }, Said::NegMsg { sub, message: vec![0x61] }];
     storm.push(Said::Delivered { sub, rows: vec![] });
     for text in texts {
         storm.push(Said::Closed { sub, text: text.into() });

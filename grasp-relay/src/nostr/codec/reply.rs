@@ -7,6 +7,8 @@ use grasp_core::neg;
 use nostr::event::EventId;
 use serde::Serialize;
 
+use grasp_core::limits::EoseHint;
+
 use super::SubId;
 
 /// One message to a client, other than EVENT.
@@ -17,7 +19,7 @@ pub(crate) enum Reply {
         accepted: bool,
         message: String,
     },
-    Eose(SubId),
+    Eose(SubId, EoseHint),
     Closed(SubId, Cow<'static, str>),
     Notice(String),
     Count(SubId, u64),
@@ -58,7 +60,7 @@ impl Reply {
     pub(crate) fn to_json(&self) -> String {
         match self {
             Self::Ok { id, accepted, message } => json(&("OK", id, accepted, message)),
-            Self::Eose(id) => json(&("EOSE", id.as_str())),
+            Self::Eose(id, hint) => json(&("EOSE", id.as_str(), [hint.as_str()])),
             Self::Closed(id, reason) => json(&("CLOSED", id.as_str(), reason)),
             Self::Notice(text) => json(&("NOTICE", text)),
             Self::Count(id, count) => {
@@ -93,7 +95,7 @@ mod tests {
     fn subscription_ids_are_escaped_wherever_they_stand() {
         let id = SubId::of("a\"]\n");
         for text in [
-            Reply::Eose(id.clone()).to_json(),
+            Reply::Eose(id.clone(), EoseHint::Finish).to_json(),
             Reply::NegMsg(id.clone(), vec![0x61]).to_json(),
             event_prefix(&id) + "{}]",
         ] {

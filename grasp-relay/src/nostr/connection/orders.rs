@@ -8,6 +8,7 @@ use nostr::event::Event;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::super::codec::{Asked, SubId, event_prefix};
+use super::super::completeness::Completeness;
 use super::super::hub::Published;
 use super::super::query;
 use super::{
@@ -71,10 +72,11 @@ impl Connection {
             return Ok(());
         };
         let limits = &self.shared.rules.limits;
-        let wanted = query::history(&asked.filters, limits);
+        let mut wanted = query::history(&asked.filters, limits);
+        let answer = Completeness::begin(&asked.filters, &mut wanted);
         let delivery = Delivery::new(event_prefix(id), limits);
         let (history, registration) = AbortHandle::new_pair();
-        self.subscriptions.insert(token, Subscription { delivery, history, _room: room });
+        self.subscriptions.insert(token, Subscription { delivery, answer, history, _room: room });
         self.listener.subscribe(token.0, asked.filters.into()).await;
         if wanted.is_empty() {
             return self.catch_up(now, token).await;
@@ -122,7 +124,8 @@ impl Connection {
             return Ok(());
         };
         let early = subscription.delivery.caught_up(now.mono, &self.shared.rules.limits);
-        for output in self.session.handle(now, Input::CaughtUp(token)) {
+        let hint = subscription.answer.hint();
+        for output in self.session.handle(now, Input::CaughtUp(token, hint)) {
             if let Output::Send(reply) = output {
                 self.writer.text(reply.to_json()).await?;
             }

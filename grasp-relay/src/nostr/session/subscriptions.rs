@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::super::codec::{Asked, Reply, SubId};
 use super::super::limits::Limits;
 use super::{Ending, Output, Token};
+use grasp_core::limits::EoseHint;
 
 #[derive(Debug, Default)]
 pub(super) struct Subscriptions {
@@ -43,9 +44,9 @@ impl Subscriptions {
         self.forget(id).map(Output::Unsubscribe).into_iter().collect()
     }
 
-    pub(super) fn caught_up(&self, token: Token) -> Vec<Output> {
+    pub(super) fn caught_up(&self, token: Token, hint: EoseHint) -> Vec<Output> {
         let id = self.ids.get(&token);
-        id.map(|id| Output::Send(Reply::Eose(id.clone()))).into_iter().collect()
+        id.map(|id| Output::Send(Reply::Eose(id.clone(), hint))).into_iter().collect()
     }
 
     pub(super) fn counted(&mut self, token: Token, count: u64) -> Vec<Output> {

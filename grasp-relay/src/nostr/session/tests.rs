@@ -71,7 +71,7 @@ fn a_subscription_of_the_same_id_gives_way_and_its_late_results_find_nobody() {
     assert!(
         matches!(outputs[..], [Output::Unsubscribe(token), Output::Subscribe { .. }] if token == old)
     );
-    assert_eq!(session.handle(NOW, Input::CaughtUp(old)), []);
+    assert_eq!(session.handle(NOW, Input::CaughtUp(old, grasp_core::limits::EoseHint::Finish)), []);
     assert_eq!(session.handle(NOW, Input::Ended(old, Ending::Overflow)), []);
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use grasp_core::admission::{Lasting, SyncPath};
-use grasp_core::limits::{Heard, Refusal};
+use grasp_core::limits::{EoseHint, Heard, Refusal};
 use grasp_core::nostr::event::EventId;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::sync::FilterHash;
@@ -28,7 +28,7 @@ impl Session {
     pub(in crate::engine) fn heard(&mut self, desk: &mut Desk<'_>, said: Said) {
         match said {
             Said::Delivered { sub, rows } => self.delivered(desk, sub, &rows),
-            Said::Eose { sub } => self.eose(desk, sub),
+            Said::Eose { sub, hint } => self.eose(desk, sub, hint),
             Said::Closed { sub, text } => self.closed(desk, sub, &text),
             Said::NegMsg { sub, message } => self.neg_msg(desk, sub, &message),
             Said::NegErr { sub, text } => {
@@ -71,11 +71,11 @@ impl Session {
         }
     }
 
-    fn eose(&mut self, desk: &mut Desk<'_>, sub: SubId) {
+    fn eose(&mut self, desk: &mut Desk<'_>, sub: SubId, hint: Option<EoseHint>) {
         let Some(serves) = self.subs.serves(sub) else { return };
         match serves {
             Serves::Live(id) => self.listens(desk, sub, id),
-            Serves::Pages(jobs) => self.pages_ended(desk, sub, &jobs),
+            Serves::Pages(jobs) => self.pages_ended(desk, sub, &jobs, hint),
             Serves::Ids => {
                 self.close(desk, sub);
                 let Ended { missed, cut_at } = desk.standing.wants.ended(desk.now.mono, sub);

@@ -2,7 +2,7 @@
 
 use std::mem::{Discriminant, discriminant};
 
-use grasp_core::limits::{Action, Admit, Next, SlotClass};
+use grasp_core::limits::{Action, Admit, EoseHint, Next, SlotClass};
 use grasp_core::nostr::filter::Filter;
 
 use super::super::batch::Purpose;
@@ -134,12 +134,20 @@ impl Session {
         }
     }
 
-    pub(super) fn pages_ended(&mut self, desk: &mut Desk<'_>, sub: SubId, jobs: &[JobId]) {
+    pub(super) fn pages_ended(
+        &mut self,
+        desk: &mut Desk<'_>,
+        sub: SubId,
+        jobs: &[JobId],
+        hint: Option<EoseHint>,
+    ) {
         self.close(desk, sub);
+        // That there is more may be about any of them; that there is not is about all.
+        let hint = hint.filter(|hint| *hint == EoseHint::Finish || jobs.len() == 1);
         for id in jobs {
             let Some(job) = self.jobs.get_mut(id) else { continue };
             desk.standing.parks.answered(job.layer, Way::History);
-            let next = job.page_ended();
+            let next = job.page_ended(hint);
             let is_long = job.is_long(desk.standing.manners.page);
             match next {
                 Some(Next::Ask(_)) if is_long => self.spread(desk, *id),

@@ -136,7 +136,7 @@ impl Relay {
             })
             .collect();
         let chunks = events.chunks(CHUNK).map(|some| Answer::Events(sub, some.to_vec()));
-        chunks.chain([Answer::Said(Said::Eose { sub })]).collect()
+        chunks.chain([Answer::Said(Said::Eose { sub, hint: None })]).collect()
     }
 
     /// Somebody publishes an issue here: who hears it.

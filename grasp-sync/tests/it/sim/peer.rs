@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use grasp_core::Mono;
+use grasp_core::limits::EoseHint;
 use grasp_core::nostr::event::{Event, EventId};
 use grasp_core::nostr::filter::Filter;
 use grasp_sync::engine::{ConnId, Frame, RelayFacts, Said, SubId};
@@ -236,13 +237,23 @@ impl Peer {
             return vec![Heard::Said(closed(text.into()))];
         }
         let events = self.page(&filters);
+        let hint = self.script.hints.then(|| self.hint(&filters));
         if let Some((_, guest)) = &mut self.guest {
             guest.subs.insert(sub, filters);
         }
         let mut heard: Vec<Heard> =
             events.chunks(50).map(|some| Heard::Events(sub, some.to_vec())).collect();
-        heard.push(Heard::Said(Said::Eose { sub }));
+        heard.push(Heard::Said(Said::Eose { sub, hint }));
         heard
+    }
+
+    /// Whether everything that the filters match is sent (NIP-67).
+    fn hint(&self, filters: &[Filter]) -> EoseHint {
+        let is_cut = |filter: &Filter| {
+            let most = filter.limit.unwrap_or(usize::MAX).min(self.script.page);
+            self.events.values().filter(|event| matches(filter, event)).count() > most
+        };
+        if filters.iter().any(is_cut) { EoseHint::More } else { EoseHint::Finish }
     }
 
     /// The newest of each filter, cut as this relay cuts.

@@ -57,6 +57,8 @@ pub(crate) struct Script {
     pub(crate) is_grasp: bool,
     /// Whether it refuses to be asked for all that it has.
     pub(crate) wants_names: bool,
+    /// Whether it says with EOSE if that was everything (NIP-67).
+    pub(crate) hints: bool,
     /// What it does with the nth request.
     pub(crate) quirk: fn(usize, &Frame) -> Quirk,
 }
@@ -80,6 +82,7 @@ impl Default for Script {
             software: None,
             is_grasp: false,
             wants_names: false,
+            hints: false,
             quirk: |_, _| Quirk::None,
         }
     }
@@ -114,6 +117,7 @@ impl Script {
             software: *chance.pick(&[None, Some("strfry"), Some("grasp-relay")]),
             is_grasp: chance.one_in(2),
             wants_names: chance.one_in(4),
+            hints: chance.one_in(2),
             quirk: |_, _| Quirk::None,
         }
     }
