@@ -1,7 +1,10 @@
 //! Our own relay, as sync sees it.
 
+mod threads;
+
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
@@ -16,10 +19,13 @@ use grasp_relay::store::Inventory;
 use grasp_relay::{Accepted, Feed};
 use grasp_sync::engine::{InventoryFailed, Row};
 use grasp_sync::local::{LocalRelay, News, Taken};
-use nostr::event::{Event, Kind};
+use nostr::event::{Event, EventId, Kind};
 use nostr::filter::Filter;
+use nostr::types::Timestamp;
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
+
+use self::threads::Threads;
 
 /// The relay of this process.
 #[derive(Clone)]
@@ -32,6 +38,13 @@ impl OwnRelay {
     /// The relay that these parts are.
     pub fn new(parts: Parts, keeper: Keeper) -> Self {
         Self { parts, keeper }
+    }
+
+    /// Waits until a moment of the calendar; for ever without one.
+    async fn until(&self, at: Option<Timestamp>) {
+        let Some(at) = at else { return std::future::pending().await };
+        let left = at.as_secs().saturating_sub(self.parts.clock.now().unix.as_secs());
+        tokio::time::sleep(Duration::from_secs(left)).await;
     }
 
     /// Those of the filters that nothing served matches. What cannot be looked at is taken to be served: too much
@@ -57,6 +70,7 @@ impl LocalRelay for OwnRelay {
             told: BTreeSet::new(),
             served: BTreeSet::new(),
             waiting: VecDeque::new(),
+            threads: Threads::default(),
             has_begun: false,
         };
         stream::unfold(reader, |mut reader| async {
@@ -104,6 +118,7 @@ struct Reader {
     /// Those of them that are served.
     served: BTreeSet<RepoId>,
     waiting: VecDeque<News>,
+    threads: Threads,
     has_begun: bool,
 }
 
@@ -130,6 +145,10 @@ impl Reader {
                     }
                     Err(RecvError::Closed) => return None,
                 },
+                () = self.relay.until(self.threads.next_expiry()) => {
+                    let expired = self.threads.expired(self.relay.parts.clock.now().unix);
+                    self.look_for_removed(expired).await;
+                }
             }
         }
     }
@@ -141,11 +160,17 @@ impl Reader {
                 self.served.insert(announcement.repo);
             }
         }
-        let request = (event.kind == kinds::DELETION).then(|| DeletionRequest::parse(&event));
+        self.threads.told(&event);
+        let gone = match event.kind {
+            kind if kind == kinds::DELETION => {
+                let request = DeletionRequest::parse(&event);
+                request.map(|request| request.ids.into_iter().collect()).unwrap_or_default()
+            }
+            kind if kind == kinds::VANISH => self.threads.of(&event.pubkey),
+            _ => Vec::new(),
+        };
         self.waiting.push_back(News::Accepted(event));
-        if let Some(Ok(request)) = request {
-            self.look_for_removed(request).await;
-        }
+        self.look_for_removed(gone).await;
     }
 
     fn held(&mut self, event: Arc<Event>) {
@@ -181,11 +206,16 @@ impl Reader {
         }
     }
 
-    async fn look_for_removed(&mut self, request: DeletionRequest) {
-        let ids: Vec<_> = request.ids.into_iter().collect();
+    /// Takes back those of the events that are no longer served: deleted, of somebody who vanished, or expired.
+    async fn look_for_removed(&mut self, ids: Vec<EventId>) {
+        if ids.is_empty() {
+            return;
+        }
         let filters = ids.iter().map(|id| Filter::new().id(*id)).collect();
         let unserved = self.relay.unserved(filters).await;
         let gone = ids.into_iter().zip(unserved).filter(|(_, is_unserved)| *is_unserved);
-        self.waiting.extend(gone.map(|(id, _)| News::Removed(id)));
+        let gone: BTreeSet<_> = gone.map(|(id, _)| id).collect();
+        self.threads.removed(&gone);
+        self.waiting.extend(gone.into_iter().map(News::Removed));
     }
 }

@@ -85,10 +85,11 @@ impl Feed {
     }
 
     /// The same, but of what is accepted later, all kinds. Whoever falls behind may miss some that are neither of these
-    /// kinds nor deletion requests, and hear of older requests.
+    /// kinds nor requests to delete or to vanish, and hear of older requests.
     pub fn accepted_then_all(&self, kinds: &[Kind]) -> BoxStream<'static, Accepted> {
         let stored = Filter::new().kinds(kinds.iter().copied());
-        self.read(stored.clone(), stored.kind(kinds::DELETION), Filter::new())
+        let again = stored.clone().kinds([kinds::DELETION, kinds::VANISH]);
+        self.read(stored, again, Filter::new())
     }
 
     fn read(&self, stored: Filter, again: Filter, live: Filter) -> BoxStream<'static, Accepted> {

@@ -36,6 +36,12 @@ pub trait LocalRelay: Send + Sync + 'static {
     /// or none: then what names nothing but a reply is found only if that reply is told of later.
     fn accepted(&self, kinds: &[Kind]) -> BoxStream<'static, News>;
 
+    /// Whether [`accepted`](Self::accepted) tells what is held when it begins. If not, announcements are compared anew
+    /// after every restart, so that what is held is found again.
+    fn tells_held(&self) -> bool {
+        true
+    }
+
     /// Takes in events that were found elsewhere, if its own rules say so. One answer each, in their order, given
     /// once what it promises is durable.
     fn ingest(

@@ -125,6 +125,11 @@ impl LocalRelay for Sidecar {
         .boxed()
     }
 
+    /// What waits there is known only from what the relay says when it is offered.
+    fn tells_held(&self) -> bool {
+        false
+    }
+
     fn ingest(&self, events: Vec<Verified<Arc<Event>>>, _: Origin) -> BoxFuture<'_, Vec<Taken>> {
         Box::pin(async move {
             let failed = vec![Taken::Refused(Lasting::Briefly); events.len()];

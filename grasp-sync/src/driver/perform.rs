@@ -59,6 +59,7 @@ impl Loop {
         let own = settings.engine.own.relay_url(true).map_err(io::Error::other)?;
         let mut config = settings.engine;
         config.can_authenticate = settings.keys.is_some();
+        config.recheck_announcements |= !local.tells_held();
         let intake = Intake::new(Arc::clone(&local), told.clone(), clock.clone());
         let recent = Arc::clone(&intake.recent);
         let following = Following { own: config.own.clone(), unlisted: config.follow_unlisted };

@@ -34,6 +34,9 @@ pub struct Config {
     /// Whether repositories are followed whose announcement does not list the local relay. For a relay whose own rules
     /// decide what is kept there, as those of a GRASP server do. The driver keeps to it. Default: no.
     pub follow_unlisted: bool,
+    /// Whether announcements are compared anew after a restart, whatever was proven before: for a local relay that does
+    /// not tell what it holds ([`tells_held`](crate::LocalRelay::tells_held), which the driver asks). Default: no.
+    pub recheck_announcements: bool,
     /// Values per filter at a relay of which neither the software nor the longest message is known; ten times as many
     /// where one is. Bytes are a further ceiling, reached with some 490 event ids. Default: 100.
     pub values_per_filter: usize,
@@ -90,6 +93,7 @@ impl Config {
             discovery_full: 2_000,
             relays_per_repo: 64,
             follow_unlisted: false,
+            recheck_announcements: false,
             values_per_filter: RequestBudget::default().values_per_filter(),
             ledger: LedgerConfig::default(),
             ids_per_fetch: 250,

@@ -100,6 +100,21 @@ fn a_restart_takes_up_where_the_last_process_left_off() {
 }
 
 #[test]
+fn announcements_are_compared_again_after_a_restart_if_the_relay_does_not_tell_what_it_holds() {
+    for recheck_announcements in [false, true] {
+        let config = Config { recheck_announcements, ..defaults() };
+        let mut stage = Stage::announced(config, Script::default(), 20);
+        stage.run(HOUR).forget();
+        stage.sim.crash(9);
+        stage.run(MINUTE);
+        let starts = stage.starts();
+        let compared = by(&starts, By::Neg);
+        assert_eq!(compared.len(), usize::from(recheck_announcements));
+        assert!(compared.iter().all(|one| one.is_layer_one() && one.filters[0].since.is_none()));
+    }
+}
+
+#[test]
 fn what_was_fetched_counts_only_as_long_as_it_is_here() {
     let config = Config { bootstrap: vec![relay(0)], ..defaults() };
     let mut stage = Stage::new(config, Script::default(), 20);

@@ -1,8 +1,11 @@
 //! What a server tells its own parts about the repositories it keeps.
 
+use std::time::Duration;
+
 use futures_util::StreamExt;
 use grasp_bin::OwnRelay;
 use grasp_core::kinds;
+use grasp_core::nostr::types::Timestamp;
 use grasp_relay::keeper;
 use grasp_sync::local::{LocalRelay, News};
 use grasp_tests::{Instance, Maker, Workdir};
@@ -72,4 +75,34 @@ async fn sync_hears_of_a_repository_from_its_first_word_to_its_last() {
     let elsewhere = "elsewhere.example".parse().unwrap();
     instance.take(vec![alice.later(4).announce("x", &elsewhere)]).await;
     assert_eq!(news.next().await, Some(News::Retired(alice.repo("x"))));
+}
+
+#[tokio::test]
+async fn sync_hears_of_threads_that_end_by_time_or_with_their_author() {
+    let instance = Instance::start().await;
+    let (alice, bob) = (Maker::new(), Maker::new());
+    instance.take(vec![alice.announce("x", &instance.service())]).await;
+    let work = Workdir::init().await;
+    let commit = work.commit("first").await;
+    instance.take(vec![alice.state("x", &[("refs/heads/main", &commit)])]).await;
+    work.git(&["push", &instance.clone_url(&alice.repo("x")), "main"]).await.expect_ok();
+
+    let repo = alice.repo("x").to_string();
+    let soon = (Timestamp::now() + Duration::from_secs(4)).to_string();
+    let brief = bob.later(1).sign(1621, "brief", &[&["a", &repo], &["expiration", &soon]]);
+    let (issue, other) =
+        (bob.issue(&alice.repo("x"), "mine"), alice.issue(&alice.repo("x"), "hers"));
+    instance.take(vec![brief.clone(), issue.clone(), other]).await;
+    let mut news = own_relay(&instance).accepted(&kinds::SELF_SUBSCRIPTION);
+    while news.next().await != Some(News::CaughtUp) {}
+    assert_eq!(news.next().await, Some(News::Removed(brief.id)), "its time is over");
+
+    let vanish = bob.later(9).sign(62, "", &[&["relay", "ALL_RELAYS"]]);
+    instance.take(vec![vanish.clone()]).await;
+    let mut heard = Vec::new();
+    while !heard.contains(&News::Removed(issue.id)) {
+        heard.push(news.next().await.unwrap());
+    }
+    let removed = heard.iter().filter(|news| matches!(news, News::Removed(_))).count();
+    assert_eq!(removed, 1, "what others wrote stays: {heard:?}");
 }

@@ -261,7 +261,10 @@ impl Session {
     /// What was proven in this pass need not be compared again: it is taken up from there. Not so for what is polled,
     /// since nothing was heard of it in the meantime.
     fn plan(desk: &Desk<'_>, purpose: Purpose, filter: Filter, method: Method) -> (Filter, Method) {
-        if method == Method::Page || !purpose.is_history() {
+        let is_rechecked = desk.shared.config.recheck_announcements
+            && desk.standing.is_resumed()
+            && Layer::of(&filter) == Layer::Announcements;
+        if method == Method::Page || is_rechecked || !purpose.is_history() {
             return (filter, method);
         }
         match desk.standing.coverage.since(&FilterHash::of(&filter), None) {
