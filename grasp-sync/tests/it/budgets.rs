@@ -6,7 +6,9 @@ use std::time::Duration;
 use grasp_core::limits::Health;
 use grasp_core::sync::{IndexChange, SyncLevel};
 use grasp_core::{Mono, Now, RelayUrl};
-use grasp_sync::engine::{Accepted, Config, Frame, Input, Report, Request, SyncEngine};
+use grasp_sync::engine::{
+    Accepted, Config, ConnId, Fault, Frame, Input, Output, Report, Request, SyncEngine,
+};
 
 use crate::sim::START;
 use crate::sim::chance::Chance;
@@ -154,18 +156,32 @@ fn a_thousand_names_released_over_a_minute_make_as_many_requests_as_there_are_fu
 
 #[test]
 fn at_most_eight_handshakes_at_once_a_quarter_second_apart() {
-    let mut stage = Stage::new(defaults(), Script::default(), 0);
-    let relays: Vec<RelayUrl> = (0..40).map(relay).collect();
-    for url in &relays {
-        // They take their time to be unreachable.
-        let script = Script { down_secs: Some((0, 100_000)), ..Script::default() };
-        stage.sim.peers.insert(url.clone(), Peer::new(script, []));
+    let mut now = Stage::new(defaults(), Script::default(), 0).sim.now;
+    let bootstrap: Vec<RelayUrl> = (0..40).map(relay).collect();
+    let mut engine = SyncEngine::new(now, Config { bootstrap, ..defaults() });
+    // Nobody answers: what is under way stays so.
+    let mut dials: Vec<(Mono, RelayUrl, ConnId)> = Vec::new();
+    let mut note = |now: Now, outputs: Vec<Output>| {
+        let connects = outputs.into_iter().filter_map(|output| match output {
+            Output::Connect { relay, conn, .. } => Some((now.mono, relay, conn)),
+            _ => None,
+        });
+        dials.extend(connects);
+        dials.clone()
+    };
+    for _ in 0..200 {
+        now = now.after(Duration::from_millis(50));
+        note(now, engine.handle(now, Input::Tick));
     }
-    stage.announce(&relays);
-    stage.run(MINUTE);
-    let dials = &stage.sim.dials;
-    assert!(dials.len() >= 40);
-    assert!(dials.windows(2).all(|pair| pair[1].0 - pair[0].0 >= Duration::from_millis(250)));
+    let dialled = note(now, vec![]);
+    assert_eq!(dialled.len(), 8, "after ten seconds");
+    assert!(dialled.windows(2).all(|pair| pair[1].0 - pair[0].0 >= Duration::from_millis(250)));
+    // The end of one makes room for one.
+    let (_, relay, conn) = dialled[3].clone();
+    let failed = Input::ConnectFailed { relay, conn, why: Fault::Unreachable };
+    note(now, engine.handle(now, failed));
+    now = now.after(secs(1));
+    assert_eq!(note(now, engine.handle(now, Input::Tick)).len(), 9);
 }
 
 #[test]

@@ -5,14 +5,15 @@ use std::time::Duration;
 
 use grasp_core::admission::Lasting;
 use grasp_core::limits::EoseHint;
-use grasp_core::nostr::event::EventId;
+use grasp_core::nostr::event::{EventId, Kind};
 use grasp_core::nostr::key::PublicKey;
+use grasp_core::nostr::nips::nip01::Coordinate;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::{IndexChange, SyncLevel};
 use grasp_core::{Mono, Now, RelayUrl, RepoId};
 use grasp_sync::engine::{
     Accepted, Config, ConnId, Delivered, Fault, Frame, Input, InventoryFailed, InventoryId, Judged,
-    Outcome, Output, RelayFacts, Row, Said, SubId, SyncEngine,
+    Outcome, Output, RelayFacts, RelayRecord, Row, Said, SubId, SyncEngine,
 };
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
@@ -22,17 +23,73 @@ use crate::sim::world::relay;
 /// What happens next, in terms of what the engine has asked for so far.
 #[derive(Clone, Debug)]
 enum Step {
-    Announce { repo: u8, relays: Vec<usize>, full: bool },
-    Root { repo: u8, root: u8 },
-    Retire { repo: u8 },
+    Announce {
+        repo: u8,
+        relays: Vec<usize>,
+        full: bool,
+    },
+    Root {
+        repo: u8,
+        root: u8,
+    },
+    Reply {
+        reply: u8,
+        to: u8,
+    },
+    Member {
+        member: u8,
+        of: u8,
+    },
+    RootRemoved {
+        root: u8,
+    },
+    Retire {
+        repo: u8,
+    },
     CaughtUp,
-    Connect { which: usize, facts: u8 },
-    FailToConnect { which: usize, why: u8 },
-    Cut { which: usize },
-    Say { which: usize, what: u8, text: usize, rows: Vec<(u16, u8)> },
-    Judge { which: usize, outcome: u8 },
-    Inventory { which: usize, rows: Vec<(u16, u8)>, fails: bool },
-    Wait { ms: u32 },
+    FeedLost,
+    /// An event is served, perhaps after it was held.
+    Accept {
+        event: u8,
+        direct: bool,
+    },
+    /// What is known now, or was at some time before, is told as that of an earlier process.
+    Restore {
+        which: usize,
+    },
+    Reoffer {
+        which: usize,
+        outcome: u8,
+    },
+    Connect {
+        which: usize,
+        facts: u8,
+    },
+    FailToConnect {
+        which: usize,
+        why: u8,
+    },
+    Cut {
+        which: usize,
+    },
+    Say {
+        which: usize,
+        what: u8,
+        text: usize,
+        rows: Vec<(u16, u8)>,
+    },
+    Judge {
+        which: usize,
+        outcome: u8,
+    },
+    Inventory {
+        which: usize,
+        rows: Vec<(u16, u8)>,
+        fails: bool,
+    },
+    Wait {
+        ms: u32,
+    },
     UntilDeadline,
 }
 
@@ -67,14 +124,22 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0u8..6, relays, any::<bool>())
             .prop_map(|(repo, relays, full)| Step::Announce { repo, relays, full }),
         3 => (0u8..6, any::<u8>()).prop_map(|(repo, root)| Step::Root { repo, root }),
+        2 => (any::<u8>(), any::<u8>()).prop_map(|(reply, to)| Step::Reply { reply, to }),
+        1 => (any::<u8>(), any::<u8>()).prop_map(|(member, of)| Step::Member { member, of }),
+        1 => any::<u8>().prop_map(|root| Step::RootRemoved { root }),
         1 => (0u8..6).prop_map(|repo| Step::Retire { repo }),
         1 => Just(Step::CaughtUp),
+        1 => Just(Step::FeedLost),
+        2 => (any::<u8>(), any::<bool>())
+            .prop_map(|(event, direct)| Step::Accept { event, direct }),
+        1 => (0usize..9).prop_map(|which| Step::Restore { which }),
+        2 => (0usize..9, 0u8..7).prop_map(|(which, outcome)| Step::Reoffer { which, outcome }),
         4 => (0usize..9, any::<u8>()).prop_map(|(which, facts)| Step::Connect { which, facts }),
         1 => (0usize..9, 0u8..5).prop_map(|(which, why)| Step::FailToConnect { which, why }),
         1 => (0usize..9).prop_map(|which| Step::Cut { which }),
         20 => (0usize..60, 0u8..9, text, rows())
             .prop_map(|(which, what, text, rows)| Step::Say { which, what, text, rows }),
-        6 => (0usize..30, 0u8..6).prop_map(|(which, outcome)| Step::Judge { which, outcome }),
+        6 => (0usize..30, 0u8..7).prop_map(|(which, outcome)| Step::Judge { which, outcome }),
         6 => (0usize..9, rows(), prop::bool::weighted(0.1))
             .prop_map(|(which, rows, fails)| Step::Inventory { which, rows, fails }),
         4 => (0u32..200_000).prop_map(|ms| Step::Wait { ms }),
@@ -91,6 +156,9 @@ struct Model {
     subs: Vec<(RelayUrl, ConnId, SubId)>,
     delivered: Vec<(RelayUrl, ConnId, SubId, Vec<Row>)>,
     questions: Vec<InventoryId>,
+    /// What was to be offered again, and what was to be kept on disk.
+    reoffered: Vec<Vec<Row>>,
+    records: Vec<RelayRecord>,
     log: Vec<Output>,
 }
 
@@ -107,6 +175,11 @@ fn delivered(row: Row) -> Delivered {
 
 fn repo(n: u8) -> RepoId {
     RepoId::new(PublicKey::from_byte_array([n; 32]), format!("repo-{n}").parse().unwrap())
+}
+
+fn member(n: u8) -> Coordinate {
+    let public_key = PublicKey::from_byte_array([n; 32]);
+    Coordinate { kind: Kind::from_u16(32_267), public_key, identifier: n.to_string() }
 }
 
 impl Model {
@@ -126,6 +199,8 @@ impl Model {
             subs: vec![],
             delivered: vec![],
             questions: vec![],
+            reoffered: vec![],
+            records: vec![],
             log: vec![],
         }
     }
@@ -142,6 +217,11 @@ impl Model {
                     frame: Frame::Subscribe { sub, .. } | Frame::NegOpen { sub, .. },
                 } => self.subs.push((relay.clone(), *conn, *sub)),
                 Output::FetchInventory { request, .. } => self.questions.push(*request),
+                Output::Reoffer { events } => {
+                    self.reoffered
+                        .push(events.iter().map(|event| crate::sim::row(event)).collect());
+                }
+                Output::Persist(record) => self.records.push((**record).clone()),
                 _ => {}
             }
         }
@@ -165,8 +245,35 @@ impl Model {
                 let repos = vec![repo(n), repo(n / 2)];
                 self.change(IndexChange::RootAdded { root, repos });
             }
+            Step::Reply { reply, to } => {
+                let [reply, to] = [reply, to].map(|n| EventId::from_byte_array([n; 32]).into());
+                self.change(IndexChange::Replied { reply, to: vec![to] });
+            }
+            Step::Member { member: n, of } => {
+                let repos = if of < 60 { vec![repo(of % 6)] } else { vec![] };
+                self.change(IndexChange::MemberAdded {
+                    member: member(n),
+                    repos,
+                    of: vec![member(of)],
+                });
+            }
+            Step::RootRemoved { root } => {
+                let root = EventId::from_byte_array([root; 32]).into();
+                self.change(IndexChange::RootRemoved { root });
+            }
             Step::Retire { repo: n } => self.change(IndexChange::Retired { repo: repo(n) }),
             Step::CaughtUp => self.tell(Input::FeedCaughtUp),
+            Step::FeedLost => self.tell(Input::FeedLost),
+            Step::Accept { event, direct } => {
+                let event = Some(EventId::from_byte_array([event; 32]));
+                self.tell(Input::Accepted(Accepted { event, direct, change: None }));
+            }
+            Step::Restore { which } => {
+                let known = self.engine.records(self.now);
+                let old = pick(&self.records, which);
+                self.tell(Input::Restored(old.map_or(known, |record| vec![record])));
+            }
+            Step::Reoffer { which, outcome } => self.reoffer(which, outcome),
             Step::Connect { which, facts } => self.connect(which, facts),
             Step::FailToConnect { which, why } => self.fail_to_connect(which, why),
             Step::Cut { which } => {
@@ -236,25 +343,14 @@ impl Model {
         }
         let place = which % self.delivered.len();
         let (relay, conn, sub, rows) = self.delivered.remove(place);
-        let outcome = match outcome {
-            0 | 1 => Outcome::Stored,
-            2 => Outcome::Known,
-            3 => Outcome::Forged,
-            4 => Outcome::Refused { lasting: Lasting::Briefly, event: None },
-            // The event need not be the one that was judged.
-            _ => {
-                let event = crate::sim::event::comment(
-                    &mut crate::sim::chance::Chance::seeded(which as u64),
-                    1_700_000_000,
-                    EventId::from_byte_array([which as u8; 32]),
-                    "E",
-                );
-                let event = Some(Arc::new(event));
-                Outcome::Refused { lasting: Lasting::UntilDependency, event }
-            }
-        };
-        let judged = rows.into_iter().map(|row| Judged { row, outcome: outcome.clone() }).collect();
+        let judged = judged(rows, which, outcome);
         self.tell(Input::Ingested { relay, conn, sub, judged });
+    }
+
+    /// What was offered again was judged, or something that never was.
+    fn reoffer(&mut self, which: usize, outcome: u8) {
+        let rows = pick(&self.reoffered, which).unwrap_or_else(|| vec![row(7, which as u8)]);
+        self.tell(Input::Reoffered { judged: judged(rows, which, outcome) });
     }
 
     fn inventory(&mut self, which: usize, rows: Vec<(u16, u8)>, fails: bool) {
@@ -273,6 +369,28 @@ impl Model {
             assert!(next.is_none_or(|next| next > self.now.mono), "the engine spins");
         }
     }
+}
+
+fn judged(rows: Vec<Row>, which: usize, outcome: u8) -> Vec<Judged> {
+    let outcome = match outcome {
+        0 | 1 => Outcome::Stored,
+        2 => Outcome::Known,
+        3 => Outcome::Forged,
+        4 => Outcome::Refused { lasting: Lasting::Briefly, event: None },
+        5 => Outcome::Held,
+        // The event need not be the one that was judged.
+        _ => {
+            let event = crate::sim::event::comment(
+                &mut crate::sim::chance::Chance::seeded(which as u64),
+                1_700_000_000,
+                EventId::from_byte_array([which as u8; 32]),
+                "E",
+            );
+            let event = Some(Arc::new(event));
+            Outcome::Refused { lasting: Lasting::UntilDependency, event }
+        }
+    };
+    rows.into_iter().map(|row| Judged { row, outcome: outcome.clone() }).collect()
 }
 
 /// A NIP-77 message that may or may not make sense.
