@@ -37,7 +37,7 @@ pub use self::incremental::{IndexChange, SyncDelta, SyncIndex};
 pub use self::index::{
     BatchId, BatchProgress, ConnectionStatus, History, PartId, PendingBatch, PendingItems,
     PendingSyncIndex, RETENTION, RelayState, RelaySyncIndex, RelaySyncNeeds, RepoSyncIndex,
-    RepoSyncNeeds, Resume, SyncLevel,
+    RepoSyncNeeds, Resume, SyncLevel, SyncMethod,
 };
 pub use self::root::RootId;
 pub use self::roots::RootSet;

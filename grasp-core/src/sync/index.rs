@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use nostr::nips::nip01::Coordinate;
 
 pub use self::pending::{
-    BatchId, BatchProgress, PartId, PendingBatch, PendingItems, PendingSyncIndex,
+    BatchId, BatchProgress, PartId, PendingBatch, PendingItems, PendingSyncIndex, SyncMethod,
 };
 pub use self::relay::{ConnectionStatus, History, RETENTION, RelayState, RelaySyncIndex, Resume};
 use super::root::RootId;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use grasp_core::admission::SyncPath;
 use grasp_core::limits::{Health, PeerText, Refusal};
-use grasp_core::sync::{BatchId, ConnectionStatus};
+use grasp_core::sync::{BatchId, ConnectionStatus, SyncMethod};
 use grasp_core::{RelayUrl, RepoId, nostr};
 use nostr::event::EventId;
 use nostr::types::Timestamp;
@@ -95,6 +95,8 @@ pub enum Report {
         repos: usize,
         /// Roots in it.
         roots: usize,
+        /// How it was had.
+        method: SyncMethod,
     },
     /// A relay does not reconcile sets (NIP-77): its history is fetched by pages. Told once, until it does.
     NoNegentropy {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use grasp_core::limits::Refusal;
-use grasp_core::sync::ConnectionStatus;
+use grasp_core::sync::{ConnectionStatus, SyncMethod};
 use grasp_sync::engine::{Frame, Report, Said, SubId};
 
 use crate::sim::script::{Neg, Quirk, Script};
@@ -60,6 +60,21 @@ fn without_reconciliation_history_comes_by_pages_and_it_is_said_once() {
         let starts = stage.starts();
         assert!(by(&starts, By::Page).len() > 3);
     }
+}
+
+#[test]
+fn a_batch_tells_by_which_method_it_was_had() {
+    let methods = |neg| {
+        let script = Script { neg, software: Some("strfry"), ..Script::default() };
+        let stage = has_all_after(script, HOUR);
+        let told = stage.sim.reports.iter().filter_map(|report| match report {
+            Report::BatchConfirmed { method, repos: 1.., .. } => Some(*method),
+            _ => None,
+        });
+        told.collect::<Vec<_>>()
+    };
+    assert_eq!(methods(Neg::Speaks), [SyncMethod::Negentropy]);
+    assert_eq!(methods(Neg::Unknown), [SyncMethod::ReqEose]);
 }
 
 #[test]

@@ -19,6 +19,15 @@ pub struct BatchId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PartId(pub u64);
 
+/// How a batch was had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SyncMethod {
+    /// By requests that end with EOSE, page after page; some of it at least.
+    ReqEose,
+    /// By set reconciliation (NIP-77), all of it.
+    Negentropy,
+}
+
 /// Items that become confirmed together, once everything asked for them has ended properly.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PendingBatch {
@@ -28,6 +37,8 @@ pub struct PendingBatch {
     pub items: PendingItems,
     /// What it still waits for.
     pub outstanding: BTreeSet<PartId>,
+    /// How it is had: by reconciliation, as long as no part of it was paged through.
+    pub sync_method: SyncMethod,
 }
 
 /// What an ending meant to a batch.
@@ -49,7 +60,13 @@ impl PendingBatch {
         items: PendingItems,
         parts: impl IntoIterator<Item = PartId>,
     ) -> Self {
-        Self { batch_id, items, outstanding: parts.into_iter().collect() }
+        let outstanding = parts.into_iter().collect();
+        Self { batch_id, items, outstanding, sync_method: SyncMethod::Negentropy }
+    }
+
+    /// A part was paged through.
+    pub fn paged(&mut self) {
+        self.sync_method = SyncMethod::ReqEose;
     }
 
     /// A part has been cut into several, this among them.

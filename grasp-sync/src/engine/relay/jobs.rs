@@ -230,7 +230,12 @@ impl Session {
         if let Some(proof) = job.proof(desk.now.unix) {
             desk.standing.coverage.add(proof);
         }
-        let progress = self.tracked(desk, job.group, |batch| batch.ended(id.part()));
+        let progress = self.tracked(desk, job.group, |batch| {
+            if job.pager.is_some() {
+                batch.paged();
+            }
+            batch.ended(id.part())
+        });
         if progress == Some(BatchProgress::Complete) {
             self.complete(desk, job.group);
         }
@@ -260,11 +265,12 @@ impl Session {
     fn confirm(&mut self, desk: &mut Desk<'_>, batch: grasp_core::sync::BatchId) {
         let Some(pending) = desk.take_batch(batch) else { return };
         let (repos, roots) = (pending.items.repos.len(), pending.items.root_events.len());
+        let method = pending.sync_method;
         if let Some(state) = desk.state() {
             state.confirm(pending.items);
         }
         let relay = desk.relay.clone();
-        desk.report(Report::BatchConfirmed { relay, batch, repos, roots });
+        desk.report(Report::BatchConfirmed { relay, batch, repos, roots, method });
     }
 
     /// Forgets a job, and closes whatever is open for it.
