@@ -431,7 +431,7 @@ mod tests {
     fn a_relay_that_reconciles_again_is_no_longer_shown_as_paged() {
         let (refusal, text) = (Refusal::NegUnsupported, PeerText::new(""));
         let paged = Report::NoNegentropy { relay: relay(), refusal, text };
-        let metrics = told(&[paged.clone()]);
+        let metrics = told(std::slice::from_ref(&paged));
         assert_eq!(metrics.value(&PAGED, &[relay().as_str()]), Some(1.0));
         let metrics = told(&[paged, Report::Negentropy { relay: relay() }]);
         assert_eq!(metrics.value(&PAGED, &[relay().as_str()]), Some(0.0));

@@ -68,7 +68,7 @@ impl Question {
         let (relay, tag, is_uncounted) = (self.relay, self.tag, self.is_uncounted);
         let half = |values| {
             let (relay, ids) = (relay.clone(), found.clone());
-            Question { relay, tag, values, ids, is_uncounted }
+            Self { relay, tag, values, ids, is_uncounted }
         };
         Found::Ask(vec![half(values), half(rest)])
     }
