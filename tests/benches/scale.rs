@@ -14,7 +14,7 @@ mod content;
 #[path = "scale/front.rs"]
 mod front;
 #[path = "sync/open_relay.rs"]
-#[allow(dead_code, reason = "the sync bench uses more of it")]
+#[allow(clippy::unwrap_used, dead_code, reason = "the sync bench allows it, and uses more of it")]
 mod open_relay;
 #[path = "scale/scenarios.rs"]
 mod scenarios;

@@ -305,7 +305,7 @@ impl Sim {
             Mood::Silent => (LISTING_LIMIT, Err(Trouble::Stalled)),
             Mood::Gone => (LATENCY, Err(Trouble::Unreachable(PeerText::new("no route")))),
             Mood::Limits(retry_after) => (LATENCY, Err(Trouble::Limited { retry_after })),
-            Mood::LimitsEveryThird(length) if self.asked.len() % 3 == 0 => {
+            Mood::LimitsEveryThird(length) if self.asked.len().is_multiple_of(3) => {
                 (LATENCY, Err(Trouble::Limited { retry_after: Some(length) }))
             }
             Mood::LimitsEveryThird(_) => (LATENCY, Ok(Advertisement::read(refs, wanted))),
@@ -332,7 +332,7 @@ impl Sim {
             Mood::Limits(retry_after) => {
                 (LATENCY, BTreeSet::new(), Some(Trouble::Limited { retry_after }))
             }
-            Mood::LimitsEveryThird(length) if self.asked.len() % 3 == 0 => {
+            Mood::LimitsEveryThird(length) if self.asked.len().is_multiple_of(3) => {
                 (LATENCY, BTreeSet::new(), Some(Trouble::Limited { retry_after: Some(length) }))
             }
             Mood::SilentWithObjects => (FETCH_LIMIT, BTreeSet::new(), Some(Trouble::Stalled)),
