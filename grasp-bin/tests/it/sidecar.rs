@@ -20,7 +20,8 @@ struct Sidecar {
 impl Sidecar {
     fn start(relay: &str, from: &str, data: &Path) -> Self {
         let args = ["sidecar", "--relay", relay, "--bootstrap", from, "--data-dir"];
-        let listen = ["--sidecar-listen", "127.0.0.1:0"];
+        // The relay archives what does not list it.
+        let listen = ["--sidecar-listen", "127.0.0.1:0", "--sidecar-follow-unlisted"];
         let mut child = command()
             .args(args)
             .arg(data)
