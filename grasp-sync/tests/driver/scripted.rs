@@ -28,6 +28,8 @@ use tokio_tungstenite::{WebSocketStream, accept_async};
 pub(crate) struct Heard {
     pub(crate) connections: usize,
     pub(crate) messages: Vec<(usize, Value)>,
+    /// Subscriptions that the relay ended itself: after how many messages, on which connection, by which name.
+    pub(crate) ended: Vec<(usize, usize, String)>,
 }
 
 impl Heard {
@@ -158,6 +160,12 @@ impl Guest {
 
     /// Says something; whether it could be said.
     pub(crate) async fn say(&mut self, word: Value) -> bool {
+        if word[0] == "CLOSED" || word[0] == "NEG-ERR" {
+            let (number, name) = (self.number, word[1].to_string());
+            self.hears.send_modify(|heard| {
+                heard.ended.push((heard.messages.len(), number, name));
+            });
+        }
         self.say_text(word.to_string()).await
     }
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::events::Author;
 use crate::local::Local;
-use crate::scripted::{Guest, Honest, Scripted, matching};
+use crate::scripted::{Guest, Heard, Honest, Scripted, matching};
 
 /// What a relay says to what it hears: the message, what it has stored, and how many messages came before.
 pub(crate) type Answers = fn(&Value, &[Event], usize) -> Vec<Value>;
@@ -136,16 +136,19 @@ impl Trial {
         let starts = heard.messages.iter().filter(|(_, said)| is_start(said)).count();
         let most = 60 + 2 * (self.begun.elapsed().as_secs() as usize + 1);
         assert!(starts <= most, "{starts} requests, {most} allowed");
-        let most = most_open(&heard.messages);
+        let most = most_open(&heard);
         assert!(most <= 20, "{most} open at once");
     }
 }
 
-/// The most subscriptions that were open at once on one connection, by our own word.
-fn most_open(messages: &[(usize, Value)]) -> usize {
+/// The most subscriptions that were open at once on one connection, as far as the relay did not end them.
+fn most_open(heard: &Heard) -> usize {
     let mut open = std::collections::BTreeSet::new();
     let mut most = 0;
-    for (connection, said) in messages {
+    for (n, (connection, said)) in heard.messages.iter().enumerate() {
+        for (_, of, name) in heard.ended.iter().filter(|(after, ..)| *after == n) {
+            open.remove(&(*of, name.clone()));
+        }
         let name = (*connection, said[1].to_string());
         match said[0].as_str() {
             Some("REQ" | "NEG-OPEN") => _ = open.insert(name),

@@ -29,7 +29,7 @@ fn stored_on(stage: &Stage, wanted: SyncPath) -> usize {
 
 /// Relay 0 gets an issue that is signed now, and tells no live subscription of it.
 fn withheld(stage: &mut Stage) -> Event {
-    let issue = stage.chance_issue();
+    let issue = stage.chance_issue_dated(0);
     stage.peer().events.insert(issue.id, issue.clone());
     issue
 }

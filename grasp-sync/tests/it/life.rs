@@ -44,7 +44,7 @@ fn a_batch_is_confirmed_only_after_everything_delivered_was_judged() {
 #[test]
 fn that_a_relay_lacks_events_is_told_with_the_repository() {
     let mut stage = Stage::announced(defaults(), Script::default(), 3);
-    let ours = stage.chance_issue();
+    let ours = stage.chance_issue_dated(0);
     stage.sim.accept(ours);
     stage.run(MINUTE);
     let repo = stage.repo.clone();

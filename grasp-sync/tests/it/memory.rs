@@ -52,7 +52,7 @@ fn a_comment_that_comes_before_its_issue_is_offered_again() {
     stage.announce(&[relay(0), relay(1)]);
     stage.run(MINUTE);
     // It names the repository only by a quote that our relay does not count, and its issue, which is not here yet.
-    let issue = stage.chance_issue();
+    let issue = stage.chance_issue_dated(0);
     let at = stage.sim.now.unix.as_secs();
     let comment = event::comment(&mut stage.chance, at, issue.id, "E");
     let (judged, _) = stage.sim.local.ingest(vec![comment.clone()]);
@@ -160,7 +160,7 @@ fn a_process_that_dies_while_catching_up_leaves_that_to_the_next() {
     let mut stage = Stage::announced(defaults(), script, 20);
     stage.run(secs(302));
     // It is gone. What comes now is missed.
-    let missed = stage.chance_issue();
+    let missed = stage.chance_issue_dated(0);
     stage.peer().events.insert(missed.id, missed.clone());
     stage.peer().script.silent_one_in = Some(1);
     let conns = stage.sim.conns.len();
@@ -259,7 +259,7 @@ fn where_every_event_came_from_is_told() {
     let cut = Mono::from_secs(301) + Duration::from_millis(700);
     let wait = (cut - stage.now()).as_secs();
     stage.run(secs(wait));
-    let missed = stage.chance_issue();
+    let missed = stage.chance_issue_dated(0);
     stage.sim.publish_after(Duration::from_secs(1), &relay(0), missed.clone());
     stage.run(MINUTE);
     assert!(stage.sim.local.stored.contains_key(&missed.id));
@@ -285,7 +285,7 @@ fn delivered_live(stage: &mut Stage, event: &Event, outcome: Outcome) {
 fn what_is_held_for_hours_counts_by_the_path_on_which_it_came() {
     let mut stage = Stage::announced(defaults(), Script::default(), 0);
     stage.run(MINUTE);
-    let held = stage.chance_issue();
+    let held = stage.chance_issue_dated(0);
     delivered_live(&mut stage, &held, Outcome::Held);
     stage.run(5 * HOUR).forget();
     // Whoever feeds the engine has long forgotten that it was brought by a relay.
@@ -299,7 +299,7 @@ fn what_is_held_for_hours_counts_by_the_path_on_which_it_came() {
 fn what_is_offered_again_counts_by_the_path_on_which_it_came() {
     let mut stage = Stage::announced(defaults(), Script::default(), 0);
     stage.run(MINUTE);
-    let (early, late) = (stage.chance_issue(), stage.chance_issue());
+    let (early, late) = (stage.chance_issue_dated(0), stage.chance_issue_dated(0));
     for event in [&early, &late] {
         let waiting = Some(Arc::new(event.clone()));
         let lasting = Lasting::UntilDependency;
@@ -320,7 +320,7 @@ fn what_a_relay_lacks_of_ours_counts_against_it() {
     let mut stage = Stage::announced(defaults(), Script::default(), 20);
     stage.run(HOUR);
     for _ in 0..5 {
-        let issue = stage.chance_issue();
+        let issue = stage.chance_issue_dated(0);
         stage.sim.accept(issue);
     }
     stage.run(26 * HOUR);

@@ -339,27 +339,41 @@ fn an_unknown_refusal_parks_that_filter_and_is_shown() {
     assert_eq!(stage.count_reports(shown), 1);
 }
 
-#[test]
-fn events_lost_by_an_overflow_are_caught_up_with() {
-    let mut stage = has_all_after(Script::default(), MINUTE);
+/// Has every live request closed for an overflow, in which this many seconds old an event was lost; says whether that
+/// came nevertheless, and what was asked.
+fn overflown(script: Script, age: u64) -> (bool, Vec<crate::stage::Start>, usize) {
+    let mut stage = has_all_after(script, MINUTE);
     stage.forget();
-    let overflow = "error: live event buffer overflow".to_owned();
     let conn = conn_of(&stage);
     let live = stage.live_subs();
     let count = live.len();
     // What the relay took in meanwhile never came live.
-    let lost = stage.chance_issue();
+    let lost = stage.chance_issue_dated(age);
     stage.peer().events.insert(lost.id, lost.clone());
     for sub in live {
-        let said = Said::Closed { sub, text: overflow.clone() };
-        stage.hear(conn, said);
+        let text = "error: live event buffer overflow".to_owned();
+        stage.hear(conn, Said::Closed { sub, text });
     }
     stage.run(secs(10));
-    assert!(stage.sim.local.stored.contains_key(&lost.id));
-    let starts = stage.starts();
+    (stage.has(&lost), stage.starts(), count)
+}
+
+#[test]
+fn events_of_any_date_lost_by_an_overflow_are_found_by_a_comparison() {
+    let (came, starts, count) = overflown(Script::default(), 7 * 24 * 60 * 60);
+    assert!(came);
     assert!(by(&starts, By::Live).len() >= count, "all are open again");
-    let pages = by(&starts, By::Page);
-    assert!(pages.iter().filter(|page| page.filters[0].since.is_some()).count() >= count);
+    let compared = by(&starts, By::Neg);
+    assert!(!compared.is_empty() && compared.iter().all(|one| one.filters[0].since.is_none()));
+}
+
+#[test]
+fn events_lost_by_an_overflow_are_caught_up_with_by_date_where_nothing_else_works() {
+    let pages = || Script { neg: Neg::Disabled, ..Script::default() };
+    let (came, starts, count) = overflown(pages(), 0);
+    assert!(came);
+    let pages_since = by(&starts, By::Page);
+    assert!(pages_since.iter().filter(|page| page.filters[0].since.is_some()).count() >= count);
 }
 
 fn conn_of(stage: &Stage) -> grasp_sync::engine::ConnId {
@@ -442,7 +456,8 @@ fn a_relay_that_offers_much_and_serves_little_is_paged() {
 
 #[test]
 fn what_a_request_did_not_get_to_send_is_asked_for_again_from_where_it_began() {
-    let mut stage = has_all_after(Script::default(), MINUTE);
+    let script = Script { neg: Neg::Disabled, ..Script::default() };
+    let mut stage = has_all_after(script, MINUTE);
     let conn = conn_of(&stage);
     let close = |stage: &mut Stage, subs: Vec<SubId>| {
         for sub in subs {
@@ -478,7 +493,7 @@ fn a_relay_is_not_silent_while_our_own_has_its_events_before_it() {
     let conn = conn_of(&stage);
     // Events come, our own relay says nothing about them, and a session is opened to which no answer is read.
     let sub = stage.live_subs()[0];
-    let issue = stage.chance_issue();
+    let issue = stage.chance_issue_dated(0);
     let places = [true].into_iter().collect();
     let rows = vec![grasp_sync::engine::Delivered { row: crate::sim::row(&issue), places }];
     stage.hear(conn, Said::Delivered { sub, rows });

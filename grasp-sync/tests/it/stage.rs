@@ -93,8 +93,8 @@ impl Stage {
     }
 
     /// An issue that nobody has published.
-    pub(crate) fn chance_issue(&mut self) -> Event {
-        let at = self.sim.now.unix.as_secs();
+    pub(crate) fn chance_issue_dated(&mut self, seconds_ago: u64) -> Event {
+        let at = self.sim.now.unix.as_secs() - seconds_ago;
         event::issue(&mut self.chance, at, std::slice::from_ref(&self.repo))
     }
 

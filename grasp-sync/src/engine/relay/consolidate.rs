@@ -97,8 +97,11 @@ impl Session {
                 self.live.wanted.remove(&id);
             }
             self.drop_group_for(desk, Purpose::Poll(id));
-            let since = self.drop_group_for(desk, Purpose::ReachBack(id));
-            under_way = under_way.into_iter().chain(since).min();
+            // A comparison has no window that could be handed on, and goes on by itself.
+            if !self.is_reached_back_by_comparison(id) {
+                let since = self.drop_group_for(desk, Purpose::ReachBack(id));
+                under_way = under_way.into_iter().chain(since).min();
+            }
         }
         under_way
     }

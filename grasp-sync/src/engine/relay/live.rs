@@ -27,6 +27,8 @@ pub(in crate::engine) struct Listening {
     pub(in crate::engine) bytes: usize,
     /// The start of a time in which it was not open: stored events from then on are fetched once it is.
     pub(in crate::engine) from: Option<Timestamp>,
+    /// Whether the relay dropped events of any date meanwhile, which a dated request would not find.
+    pub(in crate::engine) has_dropped: bool,
     /// The latest time for which it is known to have been heard.
     pub(in crate::engine) heard: Timestamp,
     pub(in crate::engine) phase: LivePhase,
@@ -175,6 +177,7 @@ impl Live {
                     filters: keep_all(filters),
                     bytes,
                     from,
+                    has_dropped: false,
                     heard: now,
                     phase: LivePhase::Queued,
                     failures: 0,
@@ -199,6 +202,7 @@ impl Live {
             layer: whole.layer,
             bytes: whole.bytes,
             from: whole.from,
+            has_dropped: whole.has_dropped,
             heard: whole.heard,
             phase: LivePhase::Queued,
             failures: whole.failures,

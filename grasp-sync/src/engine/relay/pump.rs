@@ -71,7 +71,7 @@ impl Session {
                 *next = now + desk.shared.config.poll_every;
                 let since = *since - RETENTION;
                 // A comparison finds events of any date; pages would have to begin from the beginning each time.
-                let compares = !self.pages_only && desk.standing.neg.is_over(now);
+                let compares = can_compare(desk, self.pages_only);
                 let (filters, method) = match compares {
                     true => (listening.plain_filters(), Method::Reconcile),
                     false => (listening.filters_since(since), Method::Page),
@@ -159,12 +159,25 @@ impl Session {
         let Some(from) = listening.and_then(|listening| listening.from.take()) else { return };
         let purpose = Purpose::ReachBack(id);
         // One that is still under way is begun anew together with this one.
+        let is_compared = self.is_reached_back_by_comparison(id);
         let from = self.drop_group_for(desk, purpose).map_or(from, |earlier| earlier.min(from));
-        let missed = self.live.wanted.get(&id).map(|listening| listening.filters_since(from));
-        desk.standing.interrupted += 1;
-        let nothing = PendingItems::default();
-        let (missed, course) = (missed.unwrap_or_default(), Course::NEW);
-        self.fetch(desk, purpose, missed, Method::Page, nothing, course);
+        let Some(listening) = self.live.wanted.get_mut(&id) else { return };
+        let has_dropped = std::mem::take(&mut listening.has_dropped) || is_compared;
+        let compares = has_dropped && can_compare(desk, self.pages_only);
+        let (missed, method) = match compares {
+            true => (listening.plain_filters(), Method::Reconcile),
+            false => (listening.filters_since(from), Method::Page),
+        };
+        desk.standing.interrupted += usize::from(!compares);
+        self.fetch(desk, purpose, missed, method, PendingItems::default(), Course::NEW);
+    }
+
+    /// Whether what a request of the live set missed is being found by a comparison, which has no window.
+    pub(super) fn is_reached_back_by_comparison(&self, id: LiveId) -> bool {
+        let mut groups = self.groups.iter();
+        let group = groups.find(|(_, group)| group.purpose == Purpose::ReachBack(id));
+        let Some((group, _)) = group else { return false };
+        self.jobs.values().any(|job| job.group == *group && job.window().0.is_none())
     }
 
     /// Whatever is polled for want of room is listened to as soon as there is some.
@@ -328,4 +341,9 @@ impl Session {
 /// Whether a class has a slot left, asked before anything is built that needs one.
 pub(super) fn has_room(ledger: &SlotLedger, class: SlotClass) -> bool {
     ledger.in_use_by(class) < ledger.class_limit(class)
+}
+
+/// Whether sets can be compared with a relay: it has not said otherwise, and no pause of comparisons is in force.
+fn can_compare(desk: &Desk<'_>, pages_only: bool) -> bool {
+    !pages_only && desk.standing.neg.is_over(desk.mono())
 }

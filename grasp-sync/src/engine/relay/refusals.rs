@@ -133,9 +133,13 @@ impl Session {
                 self.park(desk, layer, Way::Live);
             }
             // Once is a gap to be closed; again and again is a relay that cannot keep up.
-            Action::ResubscribeSince if listening.failures == 0 => {
-                listening.failures = 1;
-                listening.lost(LivePhase::Queued);
+            Action::ResubscribeSince => {
+                match listening.failures {
+                    0 => listening.lost(LivePhase::Queued),
+                    _ => listening.rest(now),
+                }
+                listening.failures = listening.failures.max(1);
+                listening.has_dropped = true;
             }
             _ => listening.rest(now),
         }

@@ -264,7 +264,9 @@ impl Session {
         let is_rechecked = desk.shared.config.recheck_announcements
             && desk.standing.is_resumed()
             && Layer::of(&filter) == Layer::Announcements;
-        if method == Method::Page || is_rechecked || !purpose.is_history() {
+        // A proof says nothing about what the relay took in and dropped since.
+        let is_reach_back = matches!(purpose, Purpose::ReachBack(_));
+        if method == Method::Page || is_rechecked || is_reach_back || !purpose.is_history() {
             return (filter, method);
         }
         match desk.standing.coverage.since(&FilterHash::of(&filter), None) {

@@ -299,7 +299,8 @@ impl Session {
                 (desk.batch(batch).map(|batch| batch.items.clone()), Method::Reconcile)
             }
             Some(Purpose::CatchUp | Purpose::ReachBack(_)) => {
-                (desk.state().map(|state| state.confirmed.clone()), Method::Page)
+                let method = if since.is_some() { Method::Page } else { Method::Reconcile };
+                (desk.state().map(|state| state.confirmed.clone()), method)
             }
             Some(Purpose::Announcements | Purpose::Poll(_)) | None => return,
         };
