@@ -130,7 +130,9 @@ impl Queue {
             return now + self.debounce;
         }
         let first = now + self.leading_edge;
-        self.recent.get(identifier).map_or(first, |began| first.max(*began + self.debounce))
+        let is_queued = self.entries.contains_key(identifier);
+        let began = self.recent.get(identifier).filter(|_| is_queued);
+        began.map_or(first, |began| first.max(*began + self.debounce))
     }
 
     /// The hourly turn of an identifier: everything is looked for, soon. Failures are not forgotten.
@@ -358,19 +360,20 @@ mod tests {
     }
 
     #[test]
-    fn fast_attempts_do_not_follow_each_other_faster_than_the_debounce() {
+    fn an_event_begins_at_once_if_nothing_is_queued_and_not_sooner_than_the_debounce_otherwise() {
         let mut queue = queue();
         queue.enqueue(Mono::ZERO, &id("x"), None);
         let began = Mono::ZERO + EDGE;
         assert_eq!(queue.start(began).len(), 1);
         assert_eq!(queue.ended(began, &id("x"), End::Satisfied), Follows::Nothing);
-        queue.enqueue(Mono::from_millis(100), &id("x"), None);
-        assert_eq!(queue.next_deadline(), Some(began + DEBOUNCE));
-        assert_eq!(queue.start(began + DEBOUNCE).len(), 1);
-        let _ = queue.ended(began + DEBOUNCE, &id("x"), End::Satisfied);
-        // After a while without an attempt the next event is a first one again.
-        queue.enqueue(Mono::from_secs(2), &id("x"), None);
-        assert_eq!(queue.next_deadline(), Some(Mono::from_secs(2) + EDGE));
+        let second = Mono::from_millis(100);
+        queue.enqueue(second, &id("x"), None);
+        assert_eq!(queue.next_deadline(), Some(second + EDGE), "nothing was queued");
+        let began = second + EDGE;
+        assert_eq!(queue.start(began).len(), 1);
+        let _ = queue.ended(began, &id("x"), End::Wanting);
+        queue.enqueue(began, &id("x"), None);
+        assert_eq!(queue.next_deadline(), Some(began + DEBOUNCE), "another attempt was queued");
     }
 
     #[test]
