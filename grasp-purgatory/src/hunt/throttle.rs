@@ -19,7 +19,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 const CLASS_LASTS: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// When a server that did not say what it is may be asked again.
-const CLASSIFY_AGAIN: Duration = Duration::from_secs(10 * 60);
+const CLASSIFY_AGAIN: Duration = MINUTE;
 
 /// A host has all of its limits at this many shares, and never fewer than one.
 const ALL_SHARES: usize = 8;

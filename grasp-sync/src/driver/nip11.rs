@@ -1,5 +1,6 @@
 //! What a relay says about itself (NIP-11). A relay that says nothing is treated like one that says little.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use grasp_core::RelayUrl;
@@ -50,10 +51,12 @@ pub async fn relay_information(
 async fn try_fetch(relay: &RelayUrl, route: &Route) -> Option<Vec<u8>> {
     let wire = route.connect().await.ok()?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(wire)).await.ok()?;
-    // The connection moves only as long as somebody wants the answer.
+    // The connection moves only as long as the answer is wanted. A server that closes it after its answer has given
+    // the answer nevertheless.
+    let mut asking = pin!(ask(relay, &mut sender));
     tokio::select! {
-        document = ask(relay, &mut sender) => document,
-        _ = connection => None,
+        document = &mut asking => document,
+        _ = connection => asking.await,
     }
 }
 
@@ -140,6 +143,29 @@ mod tests {
             r#"{"limitation":{"max_limit":-1,"max_subscriptions":"20","max_message_length":1e99}}"#,
         ] {
             assert_eq!(facts(json), RelayFacts::default(), "{json}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_answer_of_a_server_that_closes_after_it_is_read() {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let relay = format!("ws://{}", listener.local_addr().unwrap()).parse().unwrap();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let _ = stream.read(&mut [0; 4096]).await;
+                let body = r#"{"supported_grasps":["GRASP-01"]}"#;
+                let answer = format!(
+                    "HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+                    body.len()
+                );
+                let _ = stream.write_all(answer.as_bytes()).await;
+            }
+        });
+        let policy = OutboundPolicy { allow_private: true, ..OutboundPolicy::default() };
+        for _ in 0..50 {
+            let facts = relay_information(&relay, policy, &Roots::default()).await;
+            assert!(facts.is_some_and(|facts| facts.is_grasp));
         }
     }
 }

@@ -64,7 +64,7 @@ struct Mirrored {
     repositories: Duration,
     peak_mb: f64,
     conversations: f64,
-    requests: f64,
+    requests: String,
     attempts: String,
 }
 
@@ -80,7 +80,7 @@ fn say(what: &str, mirrored: &Mirrored, wanted: &str) {
         "  git conversations      {:>8.0}     (wanted: 2.5 per repository)",
         mirrored.conversations
     );
-    println!("  REQ frames sent        {:>8.0}", mirrored.requests);
+    println!("  requests to relays     {}", mirrored.requests);
     println!("  attempts               {}", mirrored.attempts);
 }
 
@@ -129,12 +129,17 @@ async fn watch(
         let of = format!("grasp_purgatory_sync_attempts_total{{result=\"{result}\"}}");
         format!("{} {result}", sum(&metrics, &of))
     });
+    let requests = ["live", "page", "ids", "compare"].map(|request| {
+        let of = |line: &&str| line.contains(&format!("request=\"{request}\""));
+        let lines: Vec<&str> = metrics.lines().filter(of).collect();
+        format!("{} {request}", sum(&lines.join("\n"), "grasp_sync_requests_total"))
+    });
     Mirrored {
         took,
         repositories: all_repositories,
         peak_mb: peak_mb(b.id()),
         conversations: sum(&metrics, "grasp_purgatory_domain_requests_total"),
-        requests: sum(&metrics, "grasp_sync_requests_total"),
+        requests: requests.join(", "),
         attempts: attempts.join(", "),
     }
 }
@@ -326,7 +331,7 @@ async fn until(server: &Server, is_so: impl Fn(&Value) -> bool) {
 /// The sum of a metric over its labels.
 fn sum(metrics: &str, name: &str) -> f64 {
     let values = metrics.lines().filter(|line| line.starts_with(name));
-    values.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    values.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).fold(0.0, |a, b| a + b)
 }
 
 /// The most memory that a process ever had.
