@@ -29,7 +29,8 @@ pub enum Record {
         event: Arc<Event>,
         /// Where it stands.
         phase: Phase,
-        /// When it came in.
+        /// When it came in; unknown in records of an earlier release, which are not held for longer.
+        #[serde(default = "epoch")]
         since: Timestamp,
         /// Until when.
         until: Timestamp,
@@ -80,6 +81,10 @@ pub enum Record {
         /// What.
         chore: Chore,
     },
+}
+
+fn epoch() -> Timestamp {
+    Timestamp::from_secs(0)
 }
 
 /// Why a line is no record.

@@ -102,6 +102,8 @@ pub struct Permits<K> {
     round: VecDeque<K>,
     turns: BTreeMap<K, usize>,
     waiting: usize,
+    /// When the uses under way began, by key.
+    began: BTreeMap<K, VecDeque<Mono>>,
     /// Permits that are out and wait for one more start. They come before everything in line.
     continuing: VecDeque<Permit<K>>,
 }
@@ -116,6 +118,7 @@ impl<K: Ord + Clone> Permits<K> {
             round: VecDeque::new(),
             turns: BTreeMap::new(),
             waiting: 0,
+            began: BTreeMap::new(),
             continuing: VecDeque::new(),
         }
     }
@@ -135,6 +138,7 @@ impl<K: Ord + Clone> Permits<K> {
     /// Counts one more start for work that is under way. It never waits behind the line: the permit comes back at
     /// once, or from [`due`](Self::due) before any other as soon as the window opens.
     pub fn continue_with(&mut self, now: Mono, permit: Permit<K>) -> Vec<Permit<K>> {
+        self.ended(now, &permit.key);
         self.continuing.push_back(permit);
         self.due(now)
     }
@@ -171,7 +175,7 @@ impl<K: Ord + Clone> Permits<K> {
     #[must_use = "these may start now"]
     pub fn release(&mut self, now: Mono, permit: Permit<K>) -> Vec<Permit<K>> {
         debug_assert!(self.in_use > 0, "a permit of another host was released");
-        drop(permit);
+        self.ended(now, &permit.key);
         self.in_use = self.in_use.saturating_sub(1);
         self.due(now)
     }
@@ -181,7 +185,9 @@ impl<K: Ord + Clone> Permits<K> {
     pub fn due(&mut self, now: Mono) -> Vec<Permit<K>> {
         let mut started = Vec::new();
         while !self.continuing.is_empty() && self.window.admit(now) == Admit::Go {
-            started.extend(self.continuing.pop_front());
+            let Some(permit) = self.continuing.pop_front() else { break };
+            self.began.entry(permit.key.clone()).or_default().push_back(now);
+            started.push(permit);
         }
         while !self.is_saturated() && self.window.check(now) == Admit::Go {
             let Some(key) = self.next_turn() else { break };
@@ -239,9 +245,21 @@ impl<K: Ord + Clone> Permits<K> {
         match self.window.admit(now) {
             Admit::Go => {
                 self.in_use += 1;
+                self.began.entry(key.clone()).or_default().push_back(now);
                 Some(Permit { key })
             }
             Admit::Wait(_) => None,
+        }
+    }
+
+    /// A use has ended. The host may have seen its start as late as that, so that it counts from here.
+    fn ended(&mut self, now: Mono, key: &K) {
+        let Some(began) = self.began.get_mut(key) else { return };
+        if let Some(start) = began.pop_front() {
+            self.window.postpone(start, now);
+        }
+        if began.is_empty() {
+            self.began.remove(key);
         }
     }
 
@@ -348,8 +366,9 @@ mod tests {
         enqueue(&mut host, Mono::from_secs(5), "b");
         assert_eq!(host.next_deadline(), None, "only a release can help");
         assert_eq!(host.release(Mono::from_secs(6), permit), vec![]);
-        assert_eq!(host.next_deadline(), Some(Mono::from_secs(65)));
-        assert_eq!(host.due(Mono::from_secs(65)), vec![Permit { key: "b" }]);
+        let reopens = Mono::from_secs(66);
+        assert_eq!(host.next_deadline(), Some(reopens), "the host may have seen it at its end");
+        assert_eq!(host.due(reopens), vec![Permit { key: "b" }]);
     }
 
     #[test]
@@ -380,13 +399,13 @@ mod tests {
         let first = go(&mut host, Mono::ZERO, "a");
         enqueue(&mut host, Mono::ZERO, "b");
         assert_eq!(host.continue_with(Mono::from_secs(1), first), vec![]);
-        assert_eq!(host.next_deadline(), Some(Mono::from_secs(60)));
-        assert_eq!(host.due(Mono::from_secs(59)), vec![]);
-        let mut started = host.due(Mono::from_secs(60));
+        assert_eq!(host.next_deadline(), Some(Mono::from_secs(61)));
+        assert_eq!(host.due(Mono::from_secs(60)), vec![]);
+        let mut started = host.due(Mono::from_secs(61));
         assert_eq!(started, vec![Permit { key: "a" }]);
         assert_eq!(host.in_use(), 1);
-        assert_eq!(host.release(Mono::from_secs(61), started.remove(0)), vec![]);
-        assert_eq!(host.due(Mono::from_secs(120)), vec![Permit { key: "b" }]);
+        assert_eq!(host.release(Mono::from_secs(62), started.remove(0)), vec![]);
+        assert_eq!(host.due(Mono::from_secs(122)), vec![Permit { key: "b" }]);
     }
 
     #[test]

@@ -52,6 +52,15 @@ impl RateWindow {
         verdict
     }
 
+    /// Counts a start from a later point on: the other side may have seen it as late as that.
+    pub fn postpone(&mut self, start: Mono, to: Mono) {
+        if let Ok(position) = self.starts.binary_search(&start) {
+            self.starts.remove(position);
+            let after = self.starts.partition_point(|at| *at <= to);
+            self.starts.insert(after, to);
+        }
+    }
+
     /// Allows another number of starts from now on.
     pub fn set_max(&mut self, max: NonZeroUsize) {
         self.max = max;
@@ -87,6 +96,17 @@ mod tests {
 
     fn window(max: usize, secs: u64) -> RateWindow {
         RateWindow::new(NonZeroUsize::new(max).unwrap(), Duration::from_secs(secs))
+    }
+
+    #[test]
+    fn a_postponed_start_leaves_later() {
+        let mut window = window(2, 60);
+        assert_eq!(window.admit(Mono::from_secs(0)), Admit::Go);
+        assert_eq!(window.admit(Mono::from_secs(1)), Admit::Go);
+        window.postpone(Mono::from_secs(0), Mono::from_secs(5));
+        assert_eq!(window.check(Mono::from_secs(60)), Admit::Wait(Mono::from_secs(61)));
+        assert_eq!(window.admit(Mono::from_secs(61)), Admit::Go);
+        assert_eq!(window.check(Mono::from_secs(61)), Admit::Wait(Mono::from_secs(65)));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! One attempt for one identifier: who is asked next, and when it is over.
 
 use grasp_core::service::relay_of;
-use grasp_core::{CloneUrl, Host, Identifier, Mono};
+use grasp_core::{CloneUrl, Host, Identifier, Mono, RelayUrl};
 
 use super::case::{Case, Path, State, Visit};
 use super::plan::{Needs, next_place};
@@ -58,8 +58,9 @@ impl Hunter {
             return self.fly(out, identifier, &url, pass);
         }
         self.stand_in_lines(out, identifier);
-        if self.cases.get(identifier).is_some_and(Case::is_in_line) {
-            self.queue.in_line(identifier);
+        if let Some(case) = self.cases.get(identifier).filter(|case| case.is_in_line()) {
+            let were_asked = case.tried.iter().any(|url| !case.visits.contains_key(url));
+            self.queue.in_line(self.now.mono, identifier, were_asked);
             out.push(Output::Report(Report::InLine { identifier: identifier.clone() }));
         } else {
             self.give_up_attempt(out, identifier);
@@ -238,8 +239,11 @@ impl Hunter {
 }
 
 /// Asks what kind of server a host is, if its address is one that GRASP servers have and the answer is not known.
+///
+/// Only the root of a host is believed: below it, hosts serve documents that strangers wrote.
 fn classify(throttle: &mut Throttle, now: Mono, out: &mut Vec<Output>, url: &CloneUrl) {
-    let Some(relay) = relay_of(url) else { return };
+    let is_root = |relay: &RelayUrl| relay.as_str().matches('/').count() == 2;
+    let Some(relay) = relay_of(url).filter(is_root) else { return };
     if throttle.must_classify(now, &url.host()) {
         out.push(Output::Classify { host: url.host(), relay });
     }

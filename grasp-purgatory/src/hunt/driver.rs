@@ -14,6 +14,9 @@ use super::{Errand, HostFigures, HuntConfig, Hunter, Input, Output, SyncContext,
 /// Identifiers that are looked at in our own store at the same time.
 const BRIEFS: usize = 8;
 
+/// Hosts that are asked at the same time what kind of server they are.
+const CLASSIFICATIONS: usize = 8;
+
 /// The way to a hunter at work. Cheap to clone; the hunt ends with the last clone.
 #[derive(Clone, Debug)]
 pub struct Hunting {
@@ -74,6 +77,7 @@ pub fn hunt<C: SyncContext>(config: HuntConfig, context: Arc<C>) -> Hunting {
         doing: BTreeMap::new(),
         errands: BTreeMap::new(),
         briefs: Arc::new(Semaphore::new(BRIEFS)),
+        classifications: Arc::new(Semaphore::new(CLASSIFICATIONS)),
     };
     tokio::spawn(work.run(inbox));
     Hunting { orders }
@@ -88,6 +92,7 @@ struct Work<C> {
     doing: BTreeMap<Id, Doing>,
     errands: BTreeMap<Errand, AbortHandle>,
     briefs: Arc<Semaphore>,
+    classifications: Arc<Semaphore>,
     /// Where conversations say that their server has begun to answer.
     answers: mpsc::UnboundedSender<Errand>,
     answered: mpsc::UnboundedReceiver<Errand>,
@@ -171,7 +176,9 @@ impl<C: SyncContext> Work<C> {
                 });
             }
             Output::Classify { host, relay } => {
+                let turns = self.classifications.clone();
                 self.start(Doing::Classify(host.clone()), async move {
+                    let _turn = turns.acquire_owned().await;
                     let class = context.classify(&relay).await;
                     Input::Classified { host, class }
                 });

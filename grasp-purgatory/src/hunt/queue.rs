@@ -197,10 +197,16 @@ impl Queue {
         }
     }
 
-    /// What is left of an attempt that is under way waits for its turn with servers.
-    pub(super) fn in_line(&mut self, identifier: &Identifier) {
+    /// What is left of an attempt that is under way waits for its turn with servers. Those that were asked and did not
+    /// have it are asked again after a backoff, without counting: they may have it by then.
+    pub(super) fn in_line(&mut self, now: Mono, identifier: &Identifier, were_asked: bool) {
         let Some(entry) = self.entries.get_mut(identifier) else { return };
         let Stage::Running { again } = entry.stage else { return };
+        let retry = were_asked.then(|| {
+            entry.backoff.failed(now);
+            entry.backoff.retry_at().unwrap_or(now)
+        });
+        let again = again.into_iter().chain(retry).min();
         entry.stage = Stage::InLine { again };
         self.times.extend(again.map(|when| (when, identifier.clone())));
     }
@@ -381,16 +387,26 @@ mod tests {
         let mut queue = queue();
         queue.enqueue(Mono::ZERO, &id("x"), AT_ONCE);
         let _ = queue.start(Mono::ZERO);
-        queue.in_line(&id("x"));
+        queue.in_line(Mono::ZERO, &id("x"), false);
         assert!(queue.is_in_line(&id("x")) && !queue.is_running(&id("x")));
         assert_eq!(queue.next_deadline(), None, "only its turn or something new helps");
         assert!(queue.start(Mono::from_secs(3_600)).is_empty());
         assert_eq!(queue.attempts(&id("x")), 0);
 
+        let mut other = self::queue();
+        other.enqueue(Mono::ZERO, &id("x"), AT_ONCE);
+        let _ = other.start(Mono::ZERO);
+        other.in_line(Mono::ZERO, &id("x"), true);
+        assert_eq!(
+            other.next_deadline(),
+            Some(Mono::from_secs(20)),
+            "who was asked is asked again"
+        );
+
         let hour = Mono::from_secs(3_600);
         assert!(!queue.enqueue(hour, &id("x"), None));
         assert_eq!(queue.start(hour + EDGE)[0].attempt, 1);
-        queue.in_line(&id("x"));
+        queue.in_line(Mono::ZERO, &id("x"), false);
         let follows = queue.ended(hour, &id("x"), End::Wanting);
         assert_eq!(follows, Follows::Attempt(hour + Duration::from_secs(20)));
         assert_eq!(queue.attempts(&id("x")), 1);

@@ -184,7 +184,8 @@ impl Throttle {
         line.permits.pause_until(until);
         line.forgettable = line.forgettable.max(until);
         if line.shares == ALL_SHARES || began >= line.shares_since {
-            line.set_shares((line.shares / 2).max(1), now);
+            // The minutes of a pause are no minutes without complaint.
+            line.set_shares((line.shares / 2).max(1), now.max(until));
         }
     }
 
@@ -228,8 +229,8 @@ impl Throttle {
     pub(super) fn due(&mut self, now: Mono) -> Vec<Pass> {
         let mut passes = Vec::new();
         for (host, line) in &mut self.lines {
-            if line.permits.next_deadline().is_some_and(|at| at <= now) {
-                line.recover(now);
+            line.recover(now);
+            if line.permits.waiting() > 0 || line.permits.next_deadline().is_some() {
                 let permits = line.permits.due(now);
                 passes.extend(line.begin_all(now, host, permits));
             }
@@ -239,7 +240,11 @@ impl Throttle {
 
     /// When to ask for those [`due`](Self::due), if time alone brings a turn.
     pub(super) fn next_deadline(&self) -> Option<Mono> {
-        self.lines.values().filter_map(|line| line.permits.next_deadline()).min()
+        self.lines
+            .values()
+            .flat_map(|line| [line.permits.next_deadline(), line.recovers_at()])
+            .flatten()
+            .min()
     }
 
     /// Limits and use of each server that is remembered.
@@ -318,6 +323,12 @@ impl Line {
 
     fn is_forgettable(&self, now: Mono) -> bool {
         self.forgettable <= now && self.permits.in_use() == 0 && self.permits.waiting() == 0
+    }
+
+    /// When more may be asked of the server, if that helps those in line.
+    fn recovers_at(&self) -> Option<Mono> {
+        let helps = self.permits.waiting() > 0 && self.shares < ALL_SHARES;
+        helps.then(|| self.shares_since + MINUTE)
     }
 
     /// Gives back what was held from the server, a share for each minute without complaint.
@@ -431,9 +442,9 @@ mod tests {
         assert_eq!(names(&next), ["b"]);
         assert!(throttle.enqueue(Mono::from_secs(1), &git, &id("c")).unwrap().is_empty());
         assert!(throttle.release(Mono::from_secs(2), next.into_iter().next().unwrap()).is_empty());
-        assert_eq!(throttle.next_deadline(), Some(Mono::from_secs(60)), "only time helps");
-        assert!(throttle.due(Mono::from_secs(59)).is_empty());
-        assert_eq!(names(&throttle.due(Mono::from_secs(60))), ["c"]);
+        assert_eq!(throttle.next_deadline(), Some(Mono::from_secs(61)), "only time helps");
+        assert!(throttle.due(Mono::from_secs(60)).is_empty());
+        assert_eq!(names(&throttle.due(Mono::from_secs(61))), ["c"]);
         assert_eq!(throttle.next_deadline(), None);
     }
 

@@ -74,10 +74,12 @@ impl Purgatory {
         if self.desks.get(identifier).is_some_and(Desk::is_clear) {
             self.desks.remove(identifier);
         }
-        let until = first_answer.map_or(self.end_of_wait(), |at| at + self.config.wait);
-        let until = until.max(self.now.unix);
-        let waiting: Vec<_> = self.waits_in_line(identifier).map(Entry::id).collect();
-        for id in waiting {
+        let (now, wait) = (self.now.unix, self.config.wait);
+        // What came after the first answer has its own time.
+        let end = |since: Timestamp| first_answer.map_or(now, |at| at.max(since)) + wait;
+        let waiting = self.waits_in_line(identifier);
+        let ends: Vec<_> = waiting.map(|entry| (entry.id(), end(entry.since).max(now))).collect();
+        for (id, until) in ends {
             self.record(out, Record::Moved { id, phase: Phase::Waiting, until });
         }
     }

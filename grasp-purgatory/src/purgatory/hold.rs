@@ -152,6 +152,10 @@ impl Purgatory {
     /// Gives an entry its full time again, or leaves it the longer one that it has.
     fn renew(&mut self, out: &mut Turn, id: EventId) {
         let waiting = self.ledger.entry(&id).filter(|entry| entry.phase == Phase::Waiting);
+        // Whatever servers answered before, it is alive now.
+        for name in waiting.into_iter().flat_map(Entry::identifiers) {
+            self.desks.get_mut(name).map(|desk| desk.first_answer.take());
+        }
         let until = waiting.map_or(self.end_of_wait(), |entry| entry.until.max(self.end_of_wait()));
         self.record(out, Record::Moved { id, phase: Phase::Waiting, until });
     }

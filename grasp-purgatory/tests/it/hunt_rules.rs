@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use grasp_core::Mono;
 use grasp_core::limits::PermitConfig;
-use grasp_purgatory::hunt::{HuntConfig, Input, Report, Trouble};
+use grasp_purgatory::hunt::{HostClass, HuntConfig, Input, Report, Trouble};
 use grasp_purgatory::{Phase, Want};
 
 use crate::hunt_sim::*;
@@ -379,4 +379,36 @@ fn answers_to_questions_that_nobody_asked_change_nothing() {
     let mut sim = Sim::new().server("a.com", Mood::Fine, &[1]);
     sim.tell(Input::Briefed { identifier: name("r"), wants: Some(vec![want(&[1], &["a.com"])]) });
     assert!(sim.asked.is_empty());
+}
+
+#[test]
+fn a_server_that_always_asks_for_less_keeps_no_other_from_being_asked_again() {
+    let mut sim = Sim::new().server("a.com", Mood::Limits(Some(10 * MINUTE)), &[]).server(
+        "b.com",
+        Mood::Fine,
+        &[],
+    );
+    sim.wanted("r", vec![want(&[1], &["a.com", "b.com"])], None);
+    sim.run_for(30 * SECOND);
+    assert!(!sim.has_everything("r"));
+    sim.at("b.com").advertises = oids(&[1]);
+    sim.run_for(2 * MINUTE);
+    assert!(sim.has_everything("r"), "{:?}", sim.asked);
+    assert!(sim.asked_of("a.com").len() <= 2);
+}
+
+#[test]
+fn documents_below_the_root_of_a_host_do_not_say_what_it_is() {
+    let npub = grasp_core::service::npub(&crate::model_events::ALICE.key());
+    let classes = |place: &str| {
+        let mut sim = Sim::new().server(place, Mood::Fine, &[1]);
+        sim.classes.insert("forge.example".parse().unwrap(), HostClass::Grasp);
+        sim.wanted("r", vec![want(&[1], &[place])], None);
+        sim.run_for(SECOND);
+        sim.hunter.hosts().map(|(_, figures)| figures.class).collect::<Vec<_>>()
+    };
+    let root = format!("https://forge.example/{npub}/r.git");
+    let below = format!("https://forge.example/me/raw/{npub}/r.git");
+    assert_eq!(classes(&root), [HostClass::Grasp]);
+    assert_eq!(classes(&below), [HostClass::Unknown]);
 }

@@ -298,3 +298,25 @@ fn a_hunt_that_was_never_in_line_changes_no_end() {
     world.wait(2 * MINUTE).unwrap();
     assert_eq!(world.core.counts().states, 0);
 }
+
+#[test]
+fn what_comes_or_is_pushed_after_the_first_answer_has_its_own_half_hour() {
+    let (mut world, _) = in_line();
+    world.turn(Input::HuntAnswered { identifier: name("x") }).unwrap();
+    world.wait(2 * HOUR).unwrap();
+    let late = state(ALICE, "x", 2, &[("main", 2)]);
+    world.sync(&late).unwrap();
+    world.turn(Input::HuntInLine { identifier: name("x") }).unwrap();
+    world.turn(Input::HuntEnded { identifier: name("x") }).unwrap();
+    world.wait(29 * MINUTE).unwrap();
+    assert!(world.core.holds(&late.id));
+
+    let (mut world, pushed) = in_line();
+    world.turn(Input::HuntAnswered { identifier: name("x") }).unwrap();
+    world.wait(2 * HOUR).unwrap();
+    let events = std::collections::BTreeSet::from([pushed.id]);
+    world.turn(Input::PushAuthorised { repo: ALICE.repo("x"), events }).unwrap();
+    world.turn(Input::HuntEnded { identifier: name("x") }).unwrap();
+    world.wait(29 * MINUTE).unwrap();
+    assert!(world.core.holds(&pushed.id));
+}

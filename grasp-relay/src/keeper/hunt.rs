@@ -50,13 +50,17 @@ pub(super) struct World {
     fetcher: Fetcher,
     observer: HuntObserver,
     classify: Classify,
+    /// What purgatory is told of the hunt, in its order.
+    reports: mpsc::UnboundedSender<Input>,
 }
 
 impl World {
     pub(super) fn hunt(parts: HuntParts, hands: Hands, orders: mpsc::WeakSender<Order>) -> Hunting {
         let HuntParts { config, fetcher, observer, classify } = parts;
         log::begin(&config);
-        hunt(config, Arc::new(Self { hands, orders, fetcher, observer, classify }))
+        let (reports, inbox) = mpsc::unbounded_channel();
+        tokio::spawn(forward(inbox, orders.clone()));
+        hunt(config, Arc::new(Self { hands, orders, fetcher, observer, classify, reports }))
     }
 
     async fn try_brief(
@@ -221,8 +225,16 @@ impl SyncContext for World {
         log::tell(report);
         (self.observer)(report);
         if let Some(input) = report.for_purgatory() {
-            send(&self.orders, input);
+            let _ = self.reports.send(input);
         }
+    }
+}
+
+/// Passes reports on in their order; the hunt waits for none of them.
+async fn forward(mut inbox: mpsc::UnboundedReceiver<Input>, orders: mpsc::WeakSender<Order>) {
+    while let Some(input) = inbox.recv().await {
+        let Some(orders) = orders.upgrade() else { return };
+        let _ = orders.send(Order::Tell(input)).await;
     }
 }
 

@@ -52,7 +52,9 @@ impl Hands {
     async fn try_tidy(&self, identifier: &Identifier, waits: bool) -> Result<(), KeepError> {
         let now = self.parts.clock.now().unix;
         for (door, store) in [Door::Hosted, Door::Proposals].into_iter().zip(self.stores()) {
-            self.damage.inspect((door, store), identifier, false).await?;
+            if let Err(error) = self.damage.inspect((door, store), identifier, false).await {
+                tracing::warn!(%error, %identifier, "could not look for damage");
+            }
             let mut guard = store.lock(identifier).await?;
             guard.forget_old_tips(now).await?;
             self.forget_vanished(&mut guard).await?;

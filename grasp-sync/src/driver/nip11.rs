@@ -100,7 +100,7 @@ impl Document {
             max_subscriptions: limit("max_subscriptions"),
             max_limit: limit("max_limit"),
             max_message_length: limit("max_message_length"),
-            is_grasp: supports("GRASP-01"),
+            is_grasp: supports("GRASP-01") || supports("GRASP-02"),
             is_private: supports("GRASP-08"),
         }
     }

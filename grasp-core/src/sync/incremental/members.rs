@@ -8,6 +8,8 @@ use crate::RepoId;
 
 /// Coordinates followed for one repository; as many as replies of one thread.
 pub(super) const MAX_PER_REPO: usize = 500;
+/// Repositories that one coordinate is followed for.
+const MAX_REPOS: usize = 8;
 /// Coordinates in all, those of repositories that nobody has announced included.
 const MAX_MEMBERS: usize = 50_000;
 /// Coordinates that may wait for the member they name.
@@ -41,7 +43,9 @@ impl Members {
     pub(super) fn add(&mut self, member: &Coordinate, repo: &RepoId) -> bool {
         let is_known = self.contains(member);
         let of_repo = self.by_repo.get(repo).map_or(0, BTreeSet::len);
-        if of_repo >= MAX_PER_REPO || (!is_known && self.repos.len() >= MAX_MEMBERS) {
+        let of_member = self.repos.get(member).map_or(0, BTreeSet::len);
+        let is_full = of_repo >= MAX_PER_REPO || of_member >= MAX_REPOS;
+        if is_full || (!is_known && self.repos.len() >= MAX_MEMBERS) {
             return false;
         }
         self.by_repo.entry(repo.clone()).or_default().insert(member.clone());

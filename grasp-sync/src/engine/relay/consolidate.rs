@@ -91,12 +91,17 @@ impl Session {
         let mut under_way = None;
         for id in items {
             let Some(listening) = self.live.wanted.get_mut(&id) else { continue };
+            let dropped =
+                std::mem::take(&mut listening.has_dropped).then(|| listening.plain_filters());
             if let LivePhase::Open(sub) = listening.phase {
                 listening.phase = LivePhase::Replaced(sub);
             } else {
                 self.live.wanted.remove(&id);
             }
             self.drop_group_for(desk, Purpose::Poll(id));
+            if let Some(filters) = dropped {
+                self.compare_dropped(desk, id, filters);
+            }
             // A comparison has no window that could be handed on, and goes on by itself.
             if !self.is_reached_back_by_comparison(id) {
                 let since = self.drop_group_for(desk, Purpose::ReachBack(id));

@@ -17,6 +17,7 @@ use super::live::LivePhase;
 use super::session::Session;
 use super::subs::{NEG_FIRST, NEG_IDLE, Serves};
 use grasp_core::admission::SyncPath;
+use grasp_core::nostr::filter::Filter;
 use grasp_core::sync::{PendingItems, RETENTION};
 
 /// Ids offered by all relays and not here yet, from which on nothing more is compared, only paged.
@@ -170,6 +171,19 @@ impl Session {
         };
         desk.standing.interrupted += usize::from(!compares);
         self.fetch(desk, purpose, missed, method, PendingItems::default(), Course::NEW);
+    }
+
+    /// Finds what a relay dropped for a request of the live set that is about to be replaced.
+    pub(super) fn compare_dropped(
+        &mut self,
+        desk: &mut Desk<'_>,
+        id: LiveId,
+        filters: Vec<Filter>,
+    ) {
+        if can_compare(desk, self.pages_only) && !self.is_reached_back_by_comparison(id) {
+            let (purpose, nothing) = (Purpose::ReachBack(id), PendingItems::default());
+            self.fetch(desk, purpose, filters, Method::Reconcile, nothing, Course::NEW);
+        }
     }
 
     /// Whether what a request of the live set missed is being found by a comparison, which has no window.
