@@ -162,7 +162,7 @@ mod tests {
                 let _ = stream.write_all(answer.as_bytes()).await;
             }
         });
-        let policy = OutboundPolicy { allow_private: true, ..OutboundPolicy::default() };
+        let policy = OutboundPolicy { allow_private: true };
         for _ in 0..50 {
             let facts = relay_information(&relay, policy, &Roots::default()).await;
             assert!(facts.is_some_and(|facts| facts.is_grasp));
