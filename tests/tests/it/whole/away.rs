@@ -1,5 +1,7 @@
 //! One server is away for a while, and catches up by the way that is right for so long a while.
 
+use std::time::Duration;
+
 use grasp_core::sync::ConnectionStatus;
 use grasp_sync::driver::RelayStatus;
 use grasp_tests::{Equal, Maker, Settings, TimeMachine, eventually_async};
@@ -11,8 +13,13 @@ use super::threads::comment;
 async fn settled(net: &Net, of: usize, by: usize) -> RelayStatus {
     let (one, other) = (&net.members[by], &net.members[of]);
     eventually_async(|| async {
-        let status = one.thinks_of(other).await;
-        status.filter(|status| status.connection == ConnectionStatus::Connected)
+        let before = one.thinks_of(other).await?;
+        // What has just arrived is asked for by name once the window of discovery has closed.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let status = one.thinks_of(other).await?;
+        let is_settled =
+            status.connection == ConnectionStatus::Connected && status.batches == before.batches;
+        is_settled.then_some(status)
     })
     .await
 }
