@@ -47,7 +47,7 @@ async fn a_client_that_vanishes_mid_push_leaves_no_process_and_no_file() {
     let incoming = world.store.incoming(&repo).await.unwrap();
     let mut unpacking = incoming.unpack(PLENTY, PLENTY).await.unwrap();
     unpacking.feed(&pack[..pack.len() - 1]).await.unwrap();
-    assert!(!processes(&world.root()).is_empty());
+    eventually(|| !processes(&world.root()).is_empty()).await;
     drop((incoming, unpacking));
     eventually(|| processes(&world.root()).is_empty()).await;
     eventually(|| files_below(&world.root()) == before).await;
