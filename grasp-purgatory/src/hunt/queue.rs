@@ -20,8 +20,8 @@ use super::{HuntConfig, Scope};
 /// ```
 ///
 /// An attempt that has asked every server that could be asked at once, and waits for its turn with others, is
-/// *in line*. It has not failed: nothing is counted and nothing is tried again until those servers were asked. Only
-/// something new begins another attempt beside it.
+/// *in line*. It has not failed: nothing is counted until those servers were asked. Something new begins another
+/// attempt beside it, and so does the backoff if servers were asked without success.
 #[derive(Debug)]
 pub(super) struct Queue {
     policy: BackoffPolicy,
