@@ -47,6 +47,7 @@ pub mod nip34;
 pub mod outbound;
 pub mod push;
 pub mod repo;
+pub mod resources;
 pub mod service;
 pub mod sync;
 #[cfg(test)]

@@ -15,6 +15,8 @@ pub mod git;
 pub mod hunt;
 pub mod journal;
 pub mod purgatory;
+#[cfg(feature = "driver")]
+pub mod resources;
 
 pub use purgatory::{
     Bound, Came, Chore, Config, Counts, Input, Kept, KeptProposal, Output, Phase, ProposalRef,

@@ -7,6 +7,7 @@ mod prop_limits;
 mod prop_maintainers;
 mod prop_parsers;
 mod prop_push;
+mod prop_resources;
 mod prop_sync_actions;
 mod prop_sync_coverage;
 mod prop_sync_filters;

@@ -1,0 +1,217 @@
+//! Properties of the accounting: sums, shares, the reserve, and that everything comes back.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+use grasp_core::Mono;
+use grasp_core::resources::{Asked, Bounds, Claimant, ClientNetwork, Grant, Line, Meter, Pool};
+use nostr::key::PublicKey;
+use proptest::prelude::*;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Take(Claimant, u64),
+    GiveBack(prop::sample::Index),
+    Resize(prop::sample::Index, u64),
+}
+
+fn author(number: u8) -> PublicKey {
+    PublicKey::from_byte_array([number; 32])
+}
+
+fn claimants() -> impl Strategy<Value = Claimant> {
+    let v4 = (0..3_u8, 0..3_u8).prop_map(|(net, host)| Ipv4Addr::new(198, 51, net, host).into());
+    let v6 = (0..2_u16, 0..2_u16, 0..2_u16).prop_map(|(site, home, lan)| {
+        Ipv6Addr::new(0x2001, 0xdb8, site, home << 8 | lan, 0, 0, 0, 1).into()
+    });
+    let network = prop_oneof![v4, v6].prop_map(|address: IpAddr| ClientNetwork::of(address));
+    (prop::option::of(network), prop::option::of(1..4_u8), any::<bool>()).prop_map(
+        |(network, key, has_authority)| Claimant {
+            network,
+            author: key.map(author),
+            has_authority,
+        },
+    )
+}
+
+fn bounds() -> impl Strategy<Value = Bounds> {
+    (1..200_u64, 0..100_u64, 1..100_u64, 1..5_u64).prop_map(
+        |(total, reserve, per_author, smallest)| Bounds {
+            total,
+            reserve: reserve.min(total),
+            per_author,
+            smallest,
+        },
+    )
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        4 => (claimants(), 0..40_u64).prop_map(|(who, amount)| Step::Take(who, amount)),
+        2 => any::<prop::sample::Index>().prop_map(Step::GiveBack),
+        1 => (any::<prop::sample::Index>(), 0..40_u64).prop_map(|(which, to)| Step::Resize(which, to)),
+    ];
+    prop::collection::vec(step, 0..100)
+}
+
+/// What claimants hold by the test's own count.
+#[derive(Default)]
+struct Holdings(Vec<(Claimant, Grant)>);
+
+impl Holdings {
+    fn sum(&self, counts: impl Fn(&Claimant) -> bool) -> u64 {
+        let counted = self.0.iter().filter(|(claimant, _)| counts(claimant));
+        counted.map(|(_, grant)| grant.amount()).sum()
+    }
+
+    /// The most that the widest network of a claimant may hold once it has taken something.
+    fn share(&self, bounds: Bounds, claimant: &Claimant) -> Option<(u64, u64)> {
+        let widest = |one: &Claimant| one.network.and_then(|network| network.prefixes().next());
+        let network = widest(claimant)?;
+        let of_network = |one: &Claimant| {
+            one.has_authority == claimant.has_authority && widest(one) == Some(network)
+        };
+        let held = self.sum(of_network);
+        let mut free = bounds.total - self.sum(|_| true);
+        if !claimant.has_authority {
+            let strangers = self.sum(|one| !one.has_authority);
+            free = free.min((bounds.total - bounds.reserve) - strangers);
+        }
+        let available = free + held;
+        Some((held, available.div_ceil(2).max(bounds.smallest.min(available))))
+    }
+}
+
+proptest! {
+    #[test]
+    fn totals_reserve_and_shares_hold_and_everything_comes_back(bounds in bounds(), steps in steps()) {
+        let (mut pool, mut holdings) = (Pool::new(bounds), Holdings::default());
+        for step in steps {
+            match step {
+                Step::Take(claimant, amount) => {
+                    let share = holdings.share(bounds, &claimant);
+                    let Ok(grant) = pool.take(&claimant, amount) else { continue };
+                    if let Some((held, share)) = share {
+                        prop_assert!(held + amount <= share || amount == 0);
+                    }
+                    holdings.0.push((claimant, grant));
+                }
+                Step::GiveBack(which) if !holdings.0.is_empty() => {
+                    let (_, grant) = holdings.0.swap_remove(which.index(holdings.0.len()));
+                    pool.give_back(grant);
+                }
+                Step::Resize(which, to) if !holdings.0.is_empty() => {
+                    let position = which.index(holdings.0.len());
+                    let (_, grant) = &mut holdings.0[position];
+                    let before = grant.amount();
+                    let resized = pool.resize(grant, to).is_ok();
+                    prop_assert_eq!(grant.amount(), if resized { to } else { before });
+                    prop_assert!(resized || to > before);
+                }
+                Step::GiveBack(_) | Step::Resize(..) => {}
+            }
+            prop_assert_eq!(pool.usage().all, holdings.sum(|_| true));
+            prop_assert!(pool.usage().all <= bounds.total);
+            prop_assert!(holdings.sum(|one| !one.has_authority) <= bounds.total - bounds.reserve);
+            for key in 1..4 {
+                let held = holdings.sum(|one| one.author == Some(author(key)));
+                prop_assert!(held <= bounds.per_author);
+            }
+        }
+        for (_, grant) in holdings.0 {
+            pool.give_back(grant);
+        }
+        prop_assert_eq!(pool, Pool::new(bounds));
+    }
+
+    #[test]
+    fn whatever_one_network_takes_another_finds_half_of_the_rest(total in 8..1_000_u64, tries in 1..200_usize) {
+        let mut pool = Pool::new(Bounds { reserve: 0, ..Bounds::of(total) });
+        // A whole /48, from as many of its /64 as the attacker likes.
+        for number in 0..tries {
+            let address = Ipv6Addr::new(0x2001, 0xdb8, 1, number as u16, 0, 0, 0, 1);
+            let eve = Claimant::at(ClientNetwork::of(address.into()));
+            while let Ok(grant) = pool.take(&eve, 1) {
+                let _kept = grant;
+            }
+        }
+        prop_assert!(pool.usage().all <= total.div_ceil(2));
+        let bob = Claimant::at(ClientNetwork::of(Ipv6Addr::new(0x2001, 0xdb8, 2, 0, 0, 0, 0, 1).into()));
+        prop_assert!(pool.room(&bob) >= total / 16);
+    }
+
+    #[test]
+    fn what_is_spent_comes_back_after_the_period_and_not_before(
+        spent in prop::collection::vec((claimants(), 0..30_u64, 0..40_u64), 1..80),
+    ) {
+        let (bounds, period) = (Bounds::of(100), Duration::from_secs(80));
+        let (mut meter, mut now) = (Meter::new(bounds, period), Mono::from_secs(1));
+        let mut record: Vec<(Mono, u64)> = Vec::new();
+        for (claimant, amount, pause) in spent {
+            now = now + Duration::from_secs(pause);
+            if meter.spend(now, &claimant, amount).is_ok() {
+                record.push((now, amount));
+            }
+            let recent: u64 =
+                record.iter().filter(|(at, _)| now - *at < period).map(|(_, sum)| sum).sum();
+            prop_assert!(recent <= meter.usage(now).all && meter.usage(now).all <= bounds.total);
+        }
+        prop_assert_eq!(meter.usage(now + period * 2).all, 0);
+    }
+
+    #[test]
+    fn every_claim_in_line_is_granted_once_or_cancelled(
+        claims in prop::collection::vec((claimants(), 1..6_u64, any::<bool>()), 1..60),
+        bounds in bounds(),
+    ) {
+        let mut line = Line::new(bounds, 1_000);
+        let (mut granted, mut queued) = (BTreeMap::new(), BTreeMap::new());
+        for (key, (claimant, amount, cancels)) in claims.into_iter().enumerate() {
+            match line.ask(key, claimant, amount) {
+                Asked::Granted(grant) => { granted.insert(key, grant); }
+                Asked::Queued if cancels => line.cancel(&key),
+                Asked::Queued => { queued.insert(key, amount); }
+                Asked::Refused(_) => {}
+            }
+            prop_assert!(line.usage().all <= bounds.total);
+        }
+        while let Some((_, grant)) = granted.pop_first() {
+            line.give_back(grant);
+            while let Some((key, grant)) = line.next() {
+                prop_assert_eq!(queued.remove(&key), Some(grant.amount()));
+                granted.insert(key, grant);
+            }
+            prop_assert!(line.usage().all <= bounds.total);
+        }
+        prop_assert_eq!(line.usage().all, 0);
+        prop_assert_eq!(line.queued(), queued.len());
+        // Only claims that fit no empty pool are left.
+        prop_assert!(line.next().is_none());
+    }
+}
+
+#[test]
+fn authority_comes_first_then_the_claimant_that_holds_least() {
+    let network = |net: u8| ClientNetwork::of(Ipv4Addr::new(198, 51, net, 1).into());
+    let mut line = Line::new(Bounds { reserve: 0, ..Bounds::of(8) }, 100);
+    let mut held = Vec::new();
+    for net in [1, 1, 2, 3, 4] {
+        let Asked::Granted(grant) = line.ask(0, Claimant::at(network(net)), 1) else {
+            panic!("there is room")
+        };
+        held.push(grant);
+    }
+    let Asked::Granted(own) = line.ask(0, Claimant::server(), 3) else { panic!("there is room") };
+    assert_eq!(line.ask(1, Claimant::at(network(1)), 1), Asked::Queued);
+    assert_eq!(line.ask(2, Claimant::at(network(5)), 1), Asked::Queued);
+    assert_eq!(line.ask(3, Claimant::at(network(6)).with_authority(), 1), Asked::Queued);
+    line.give_back(own);
+    let order: Vec<_> =
+        std::iter::from_fn(|| line.next()).map(|(key, grant)| (key, grant.amount())).collect();
+    assert_eq!(
+        order,
+        [(3, 1), (2, 1)],
+        "the network that holds two waits for half of what is free"
+    );
+}
