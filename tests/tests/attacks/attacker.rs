@@ -1,0 +1,81 @@
+//! Clients at networks of their own.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use futures_util::{SinkExt as _, StreamExt as _};
+use grasp_tests::{HttpAnswer, answer, head};
+use serde_json::Value;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::{TcpSocket, TcpStream};
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::{WebSocketStream, client_async};
+
+/// A hostile client. All attackers share a /24 unless told otherwise; honest clients are in another.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Attacker {
+    from: Ipv4Addr,
+    server: SocketAddr,
+}
+
+impl Attacker {
+    /// Returns a client at 127.6.6.`host`.
+    pub(crate) fn at(server: SocketAddr, host: u8) -> Self {
+        Self { from: Ipv4Addr::new(127, 6, 6, host), server }
+    }
+
+    /// Returns a client in a /24 of its own.
+    pub(crate) fn in_network(server: SocketAddr, network: u8) -> Self {
+        Self { from: Ipv4Addr::new(127, 66, network, 1), server }
+    }
+
+    /// Opens a TCP connection.
+    pub(crate) async fn connect(&self) -> std::io::Result<TcpStream> {
+        let socket = TcpSocket::new_v4()?;
+        socket.bind((self.from, 0).into())?;
+        socket.connect(self.server).await
+    }
+
+    /// Sends one request with a body, and reads the answer to its end.
+    pub(crate) async fn post(
+        &self,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> HttpAnswer {
+        let length = body.len().to_string();
+        let headers = [headers, &[("Content-Length", length.as_str())]].concat();
+        let head = head(&self.server.to_string(), "POST", path, &headers);
+        let mut stream = self.connect().await.expect("the server listens");
+        // A server that has heard enough may close its side.
+        let _ = stream.write_all(&[head.as_bytes(), body].concat()).await;
+        answer(&mut stream).await
+    }
+
+    /// Opens a websocket.
+    pub(crate) async fn relay(&self) -> Option<Relay> {
+        let stream = self.connect().await.ok()?;
+        let (socket, _) = client_async(format!("ws://{}/", self.server), stream).await.ok()?;
+        Some(Relay { socket })
+    }
+}
+
+/// A websocket to the server under attack.
+pub(crate) struct Relay {
+    pub(crate) socket: WebSocketStream<TcpStream>,
+}
+
+impl Relay {
+    /// Sends a message without waiting for an answer; whether the connection took it.
+    pub(crate) async fn send(&mut self, message: &Value) -> bool {
+        self.socket.send(Message::text(message.to_string())).await.is_ok()
+    }
+
+    /// Receives the next message; none if the connection ended.
+    pub(crate) async fn receive(&mut self) -> Option<Value> {
+        loop {
+            if let Message::Text(text) = self.socket.next().await?.ok()? {
+                return serde_json::from_str(&text).ok();
+            }
+        }
+    }
+}

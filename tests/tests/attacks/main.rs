@@ -1,0 +1,91 @@
+//! Attacks on the real server, with honest traffic beside them.
+//!
+//! ```sh
+//! cargo test -p grasp-tests --test attacks                     # all, one after the other
+//! cargo test -p grasp-tests --test attacks -- delta filter     # those whose names contain one of these words
+//! ```
+//!
+//! Each attack meets a server of its own: the very command that operators run, in a process of its own, with default
+//! settings but for its port, its directory and private targets. While it lasts a maintainer signs and pushes, a reader asks by id
+//! and somebody clones. [`Report`](scene::Report) says what must hold: the 95th percentile of each honest operation,
+//! memory, disk, and that everything is given back.
+
+mod attacker;
+mod git;
+mod honest;
+mod nostr;
+mod purgatory;
+mod scene;
+mod server;
+mod sync;
+
+use std::panic::AssertUnwindSafe;
+use std::process::ExitCode;
+
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+
+use self::scene::Report;
+
+/// One attack: its name, and a replay that ends with the figures seen.
+pub(crate) struct Attack {
+    pub(crate) name: &'static str,
+    pub(crate) replay: fn() -> BoxFuture<'static, Report>,
+}
+
+/// Makes an [`Attack`] of an async function of the same name.
+macro_rules! attacks {
+    ($($name:ident),* $(,)?) => {
+        pub(crate) const ATTACKS: &[crate::Attack] = &[$(crate::Attack {
+            name: stringify!($name),
+            replay: || ::std::boxed::Box::pin($name()),
+        }),*];
+    };
+}
+pub(crate) use attacks;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if arguments.first().is_some_and(|first| first == "serve") {
+        return grasp_bin::run();
+    }
+    let words: Vec<&String> = arguments.iter().filter(|word| !word.starts_with('-')).collect();
+    let all = [git::ATTACKS, nostr::ATTACKS, purgatory::ATTACKS, sync::ATTACKS].concat_refs();
+    let is_chosen = |attack: &&Attack| {
+        words.is_empty() || words.iter().any(|word| attack.name.contains(word.as_str()))
+    };
+    let chosen: Vec<&Attack> = all.into_iter().filter(is_chosen).collect();
+    if arguments.iter().any(|word| word == "--list") {
+        chosen.iter().for_each(|attack| println!("{}: test", attack.name));
+        return ExitCode::SUCCESS;
+    }
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    println!("running {} attacks", chosen.len());
+    let failed = chosen.iter().filter(|attack| !runtime.block_on(stands(attack))).count();
+    let verdict = if failed == 0 { "ok" } else { "FAILED" };
+    println!("\ntest result: {verdict}. {} passed; {failed} failed", chosen.len() - failed);
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Replays an attack and prints its figures; whether everything held that must hold.
+async fn stands(attack: &Attack) -> bool {
+    // A panic has printed its own message.
+    let report = AssertUnwindSafe((attack.replay)()).catch_unwind().await;
+    let failures = report.as_ref().map_or(vec!["it panicked".to_owned()], |one| one.failures());
+    let verdict = if failures.is_empty() { "ok" } else { "FAILED" };
+    let figures = report.map(|report| report.to_string()).unwrap_or_default();
+    println!("test {} ... {verdict}  {figures}", attack.name);
+    failures.iter().for_each(|failure| println!("    {failure}"));
+    failures.is_empty()
+}
+
+/// Joins lists of attacks.
+trait ConcatRefs {
+    fn concat_refs(self) -> Vec<&'static Attack>;
+}
+
+impl<const N: usize> ConcatRefs for [&'static [Attack]; N] {
+    fn concat_refs(self) -> Vec<&'static Attack> {
+        self.into_iter().flatten().collect()
+    }
+}

@@ -1,0 +1,148 @@
+//! A server, honest clients, an attack, and what must hold.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use grasp_tests::{Litter, eventually};
+
+use crate::attacker::Attacker;
+use crate::honest::{Honest, Times};
+use crate::server::Server;
+
+/// How often each honest operation is done on an idle server.
+const IDLE_ROUNDS: usize = 8;
+
+/// How often it is done at least while the attack lasts.
+const ROUNDS: usize = 5;
+
+/// Memory that an attack may cost.
+const MEMORY: u64 = 256 << 20;
+
+/// Disk that honest traffic beside the attack may add.
+const HONEST_DISK: u64 = 4 << 20;
+
+/// An honest operation may take ten times as long as on an idle server, or this.
+const TOLERABLE: Duration = Duration::from_secs(1);
+
+/// A server under attack.
+pub(crate) struct Scene {
+    pub(crate) server: Server,
+    pub(crate) honest: Arc<Honest>,
+    idle: Times,
+    idle_memory: u64,
+}
+
+/// The figures of an attack.
+#[derive(Debug)]
+pub(crate) struct Report {
+    idle: [Duration; 3],
+    attacked: [Duration; 3],
+    /// Peak beyond what the idle server had.
+    memory: u64,
+    /// Growth at the end of the attack, and its bound.
+    disk: u64,
+    disk_bound: u64,
+    /// Text of what else failed.
+    more: Vec<String>,
+}
+
+impl Scene {
+    /// Starts a server with default settings and measures it idle.
+    pub(crate) async fn start() -> Self {
+        Self::with(&[]).await
+    }
+
+    /// The same with more arguments.
+    pub(crate) async fn with(arguments: &[&str]) -> Self {
+        let server = Server::start(arguments);
+        let honest = Arc::new(Honest::start(&server).await);
+        let idle = honest.work(IDLE_ROUNDS, &Arc::new(AtomicBool::new(true))).await;
+        let idle_memory = server.memory();
+        Self { server, honest, idle, idle_memory }
+    }
+
+    /// Returns an attacker at 127.6.6.`host`.
+    pub(crate) fn attacker(&self, host: u8) -> Attacker {
+        Attacker::at(self.server.address(), host)
+    }
+
+    /// Runs an attack to its end with honest traffic beside it, waits until the server has given everything back, and
+    /// reports. `disk_bound` is what the attack may add to the disk for good.
+    pub(crate) async fn during(self, disk_bound: u64, attack: impl Future<Output = ()>) -> Report {
+        let stop = Arc::new(AtomicBool::new(false));
+        let disk_before = self.server.disk();
+        let peak = AtomicU64::new(0);
+        let watch = async {
+            loop {
+                peak.fetch_max(self.server.memory(), Ordering::Relaxed);
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        let both = async {
+            let attack = async {
+                attack.await;
+                stop.store(true, Ordering::Relaxed);
+            };
+            tokio::join!(self.honest.work(ROUNDS, &stop), attack).0
+        };
+        let attacked = tokio::select! {
+            times = both => times,
+            () = watch => unreachable!("it watches until the attack ends"),
+        };
+        let root = self.server.data().join("git");
+        let is_quiet = |litter: &Litter| litter.processes.is_empty() && litter.incoming == 0;
+        eventually(|| Some(Litter::below(&root)).filter(is_quiet)).await;
+        Report {
+            idle: self.idle.p95(),
+            attacked: attacked.p95(),
+            memory: peak.load(Ordering::Relaxed).saturating_sub(self.idle_memory),
+            disk: self.server.disk().saturating_sub(disk_before),
+            disk_bound: disk_bound + HONEST_DISK,
+            more: Vec::new(),
+        }
+    }
+}
+
+impl Report {
+    /// Adds something that must hold.
+    pub(crate) fn and(mut self, holds: bool, otherwise: impl Into<String>) -> Self {
+        if !holds {
+            self.more.push(otherwise.into());
+        }
+        self
+    }
+
+    /// Returns what did not hold.
+    pub(crate) fn failures(&self) -> Vec<String> {
+        let mut failures = self.more.clone();
+        for (operation, position) in [("push", 0), ("request", 1), ("clone", 2)] {
+            let (idle, attacked) = (self.idle[position], self.attacked[position]);
+            if attacked > TOLERABLE.max(idle * 10) {
+                failures.push(format!("{operation}: p95 {attacked:?}, idle {idle:?}"));
+            }
+        }
+        if self.memory > MEMORY {
+            failures.push(format!("memory: {} MB beyond idle", self.memory >> 20));
+        }
+        if self.disk > self.disk_bound {
+            failures.push(format!("disk: {} bytes, bound {}", self.disk, self.disk_bound));
+        }
+        failures
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [push, request, clone] = [0, 1, 2].map(|position| {
+            let millis = |times: [Duration; 3]| times[position].as_millis();
+            format!("{}→{} ms", millis(self.idle), millis(self.attacked))
+        });
+        let (memory, disk) = (self.memory >> 20, self.disk >> 10);
+        write!(
+            f,
+            "push {push}, request {request}, clone {clone}, +{memory} MB memory, +{disk} KiB disk"
+        )
+    }
+}

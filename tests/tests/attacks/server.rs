@@ -1,0 +1,115 @@
+//! The server under attack, as a process.
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use grasp_core::{RepoId, ServiceIdentity};
+use grasp_tests::{Outside, files};
+use tempfile::TempDir;
+
+/// A server with default settings in a process of its own. Dropping it kills it.
+pub(crate) struct Server {
+    address: SocketAddr,
+    child: Child,
+    dir: TempDir,
+}
+
+impl Server {
+    /// Starts a server; `arguments` come after those that every server here has.
+    pub(crate) fn start(arguments: &[&str]) -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let log = std::fs::File::create(dir.path().join("log")).expect("a log");
+        let mut child = Command::new(std::env::current_exe().expect("this program"))
+            .args(["serve", "--listen", "127.0.0.1:0", "--allow-private-targets", "--data-dir"])
+            .arg(dir.path().join("data"))
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .expect("a server");
+        let lines = BufReader::new(child.stdout.take().expect("its output")).lines();
+        let address = lines.map_while(Result::ok).find_map(|line| {
+            let word = line.split_whitespace().find_map(|word| word.strip_prefix("ws://"))?;
+            word.trim_end_matches('/').parse().ok()
+        });
+        Self { address: address.expect("a server prints its address"), child, dir }
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The server as any client sees it.
+    pub(crate) fn outside(&self) -> Outside {
+        Outside::at(self.address)
+    }
+
+    pub(crate) fn service(&self) -> ServiceIdentity {
+        self.outside().service()
+    }
+
+    /// Path of a repository below the server's root.
+    pub(crate) fn path(&self, repo: &RepoId) -> String {
+        self.service().repo_path(repo)
+    }
+
+    /// Directory with everything that the server stores.
+    pub(crate) fn data(&self) -> PathBuf {
+        self.dir.path().join("data")
+    }
+
+    /// Text of the server's log so far.
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
+    }
+
+    /// Bytes that the server and all processes below it have resident.
+    pub(crate) fn memory(&self) -> u64 {
+        let of = |id: &u32| {
+            let pages = std::fs::read_to_string(format!("/proc/{id}/statm")).unwrap_or_default();
+            let resident = pages.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
+            resident.unwrap_or(0) * rustix::param::page_size() as u64
+        };
+        self.processes().iter().map(of).sum()
+    }
+
+    /// Number of processes that the server has started and that still run.
+    pub(crate) fn children(&self) -> usize {
+        self.processes().len() - 1
+    }
+
+    /// Bytes in the files of the data directory.
+    pub(crate) fn disk(&self) -> u64 {
+        let length = |path: PathBuf| std::fs::metadata(path).map_or(0, |file| file.len());
+        files(&self.data()).into_iter().map(length).sum()
+    }
+
+    /// The server and its descendants.
+    fn processes(&self) -> Vec<u32> {
+        let mut found = vec![self.child.id()];
+        let mut next = 0;
+        while let Some(id) = found.get(next).copied() {
+            found.extend(children_of(id));
+            next += 1;
+        }
+        found
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Processes whose parent is `id`, whichever of its threads started them.
+fn children_of(id: u32) -> Vec<u32> {
+    let tasks = std::fs::read_dir(Path::new("/proc").join(id.to_string()).join("task"));
+    let lists = tasks.into_iter().flatten().flatten().map(|task| task.path().join("children"));
+    let texts = lists.map(|list| std::fs::read_to_string(list).unwrap_or_default());
+    let ids = |text: String| text.split(' ').filter_map(|id| id.parse().ok()).collect::<Vec<_>>();
+    texts.flat_map(ids).collect()
+}

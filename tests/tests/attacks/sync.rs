@@ -1,0 +1,5 @@
+//! Attacks by relays that are followed.
+
+use crate::attacks;
+
+attacks![];
