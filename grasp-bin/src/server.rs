@@ -9,7 +9,7 @@ use grasp_core::admission::FanOut;
 use grasp_purgatory::git::{Fetcher, RepoStore};
 use grasp_purgatory::hunt::{HostClass, HuntConfig};
 use grasp_purgatory::journal::sqlite::Journal;
-use grasp_relay::ingest::Pipeline;
+use grasp_relay::ingest::{Budgets, Pipeline};
 use grasp_relay::keeper::{Classify, HuntParts, Keeper, KeeperParts};
 use grasp_relay::metrics::{Counted, Metrics, count_requests};
 use grasp_relay::nostr::{Hub, RelayInfo};
@@ -77,6 +77,7 @@ impl Server {
             hub: hub.clone(),
             policy,
             fan_out: Mutex::new(FanOut::new(settings.fan_out)),
+            budgets: Budgets::default(),
             clock: clock.clone(),
         };
         let sweeper = tokio::spawn(sweep(Arc::clone(&store), clock.clone()));

@@ -9,6 +9,7 @@
 //! A batch is judged in rounds. What is refused for want of something is judged again when a round stored anything,
 //! so the order inside a batch does not matter.
 
+mod budgets;
 mod git_side;
 mod lookup;
 mod round;
@@ -21,6 +22,7 @@ pub use grasp_core::admission::{Answer, Origin, Verdict};
 use grasp_core::admission::{FanOut, Policy, Rejection};
 use nostr::event::Event;
 
+pub use self::budgets::Budgets;
 pub use self::git_side::{GitFacts, GitSide, Kept, RelayOnly};
 use self::round::{Pending, next_round};
 use crate::clock::Clock;
@@ -86,6 +88,8 @@ pub struct Pipeline {
     pub policy: Policy,
     /// Who has brought how much, and what hangs on what.
     pub fan_out: Mutex<FanOut>,
+    /// What clients may make it do.
+    pub budgets: Budgets,
     /// The time.
     pub clock: Clock,
 }

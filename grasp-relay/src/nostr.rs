@@ -30,4 +30,3 @@ pub mod subscriptions;
 pub use hub::Hub;
 pub use limits::Limits;
 pub use nip11::RelayInfo;
-pub(crate) use rate::Allowance;

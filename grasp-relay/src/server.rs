@@ -187,6 +187,8 @@ impl Server {
         let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
             let household = guests.household(address.ip(), request.headers());
             request.extensions_mut().insert(household);
+            let network = guests.network(address.ip(), request.headers());
+            request.extensions_mut().insert(network);
             request.extensions_mut().insert(peer.clone());
             TowerToHyperService::new(router.clone()).call(request)
         });

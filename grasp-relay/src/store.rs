@@ -12,11 +12,14 @@ pub mod memory;
 pub mod rules;
 pub mod sqlite;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use futures_util::TryStreamExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
+use grasp_core::nip34::References;
+use grasp_core::{Version, deletion};
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use nostr::nips::nip01::Coordinate;
@@ -80,6 +83,15 @@ pub enum Inventory {
     TooMany,
 }
 
+/// What is served of events that were asked for by their keys.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Present {
+    /// Those of the ids that are served.
+    pub ids: BTreeSet<EventId>,
+    /// The served version of each coordinate that has one.
+    pub versions: BTreeMap<Coordinate, Version>,
+}
+
 /// Why the store could not answer. Always our fault, never the peer's.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -111,6 +123,13 @@ pub async fn events(
 ) -> Result<Vec<Event>, StoreError> {
     let chunks: Vec<_> = store.query(vec![filter], now).try_collect().await?;
     chunks.into_iter().flatten().map(|stored| stored.event()).collect()
+}
+
+/// Returns the filter for the event at a coordinate. It also matches one that carries the identifier in a second `d` tag.
+fn at(coordinate: Coordinate) -> Filter {
+    let filter = Filter::new().kind(coordinate.kind).author(coordinate.public_key);
+    let has_tag = coordinate.kind.is_addressable() && !coordinate.identifier.is_empty();
+    if has_tag { filter.identifier(coordinate.identifier) } else { filter }
 }
 
 /// A durable set of events under the rules of NIP-01, 09, 40 and 62.
@@ -147,7 +166,7 @@ pub trait EventStore: Send + Sync + 'static {
 
     /// For each question, whether any served event matches any of its filters.
     ///
-    /// No filters match nothing. One call for many questions costs one turn of a reader.
+    /// No filters match nothing. One call for many questions costs few turns of a reader.
     fn exists(
         &self,
         questions: Vec<Vec<Filter>>,
@@ -160,6 +179,33 @@ pub trait EventStore: Send + Sync + 'static {
                 answers.push(self.count(filters, now).await? > 0);
             }
             Ok(answers)
+        })
+    }
+
+    /// Finds out which of these events are served.
+    ///
+    /// Looks them up by their keys where the engine can: what it costs depends on how many are asked for, not on how
+    /// much is stored.
+    fn present(
+        &self,
+        named: References,
+        now: Timestamp,
+    ) -> BoxFuture<'_, Result<Present, StoreError>> {
+        Box::pin(async move {
+            let mut filters: Vec<Filter> = named.coordinates.iter().cloned().map(at).collect();
+            filters.push(Filter::new().ids(named.ids.iter().copied()));
+            let mut present = Present::default();
+            let mut found = self.query(filters, now);
+            while let Some(chunk) = found.try_next().await? {
+                for stored in chunk {
+                    let event = stored.event()?;
+                    present.ids.extend(named.ids.get(&event.id));
+                    let at = deletion::coordinate(&event);
+                    let at = at.filter(|at| named.coordinates.contains(at));
+                    present.versions.extend(at.map(|at| (at, Version::of(&event))));
+                }
+            }
+            Ok(present)
         })
     }
 

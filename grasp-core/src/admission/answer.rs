@@ -90,6 +90,9 @@ impl Rejection {
             Self::Crowded => {
                 Answer::no("rate-limited: too many events of this author or thread today")
             }
+            Self::Busy => Answer::no(
+                "rate-limited: this network uses its share of this relay, try again in a minute",
+            ),
             Self::Internal => Answer::no("error: the event could not be stored, try again"),
         }
     }

@@ -6,6 +6,7 @@ use nostr::key::PublicKey;
 use crate::kinds;
 use crate::nip34::{Announcement, References};
 use crate::repo::{Identifier, RelayUrl};
+use crate::resources::{Claimant, ClientNetwork};
 use crate::version::Version;
 
 /// Where an event came from.
@@ -15,6 +16,8 @@ pub enum Origin {
     Client {
         /// Whom it proved to be (NIP-42).
         authenticated: Vec<PublicKey>,
+        /// The network it came from, if it came from one.
+        network: Option<ClientNetwork>,
     },
     /// Another relay that we asked.
     Sync {
@@ -39,12 +42,20 @@ pub enum SyncPath {
 impl Origin {
     /// A client that proved nothing.
     pub const fn anonymous() -> Self {
-        Self::Client { authenticated: Vec::new() }
+        Self::Client { authenticated: Vec::new(), network: None }
+    }
+
+    /// Returns the party that an event's cost is accounted to. What we asked another relay for is our own doing.
+    pub fn claimant(&self) -> Claimant {
+        match self {
+            Self::Client { network, .. } => Claimant::maybe_at(*network),
+            Self::Sync { .. } => Claimant::server(),
+        }
     }
 
     /// Whether whoever brings the event has proved to be this author.
     pub(super) fn is_author(&self, author: &PublicKey) -> bool {
-        matches!(self, Self::Client { authenticated } if authenticated.contains(author))
+        matches!(self, Self::Client { authenticated, .. } if authenticated.contains(author))
     }
 
     /// Whether a relay brought it.
@@ -53,8 +64,9 @@ impl Origin {
     }
 }
 
-/// More coordinates than an honest event names; the rest are not looked up.
-const MOST_COORDINATES: usize = 64;
+/// Coordinates, and ids, that are looked up for one event. Honest events name fewer.
+const MAX_COORDINATES: usize = 64;
+const MAX_IDS: usize = 256;
 
 /// What to look up before an event can be judged.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,7 +88,8 @@ impl Needs {
             return Self { identifier, references: References::default(), named_by_others: false };
         }
         let References { ids, coordinates } = References::of(event);
-        let coordinates = coordinates.into_iter().take(MOST_COORDINATES).collect();
+        let ids = ids.into_iter().take(MAX_IDS).collect();
+        let coordinates = coordinates.into_iter().take(MAX_COORDINATES).collect();
         let references = References { ids, coordinates };
         Self { identifier: None, references, named_by_others: true }
     }

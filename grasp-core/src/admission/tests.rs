@@ -20,6 +20,11 @@ fn say(policy: &Policy, event: Unsigned, by: u8, facts: &Facts) -> Verdict {
     judge(policy, NOW, &Origin::anonymous(), Verified::pretend(event.by(key(by))).as_ref(), facts)
 }
 
+/// A client that proved to be these.
+fn proved(keys: &[u8]) -> Origin {
+    Origin::Client { authenticated: keys.iter().map(|n| key(*n)).collect(), network: None }
+}
+
 /// An announcement of `x` that asks us to host, by its author's own path.
 fn listing(by: u8) -> Unsigned {
     let clone = format!("https://us.example/{}/x.git", npub(&key(by)));
@@ -263,7 +268,7 @@ fn the_operators_ephemeral_events_are_passed_on() {
 fn a_repost_of_a_protected_event_is_refused_whoever_brings_it() {
     let related = Facts { related: true, ..Facts::default() };
     let inner = |tags: &[&[&str]]| Unsigned::kind(1).tags(tags).by(key(ALICE)).as_json();
-    let origin = Origin::Client { authenticated: vec![key(ALICE)] };
+    let origin = proved(&[ALICE]);
     let repost = |kind, content: &str| {
         let event = Unsigned::kind(kind).content(content).by(key(ALICE));
         judge(&policy(), NOW, &origin, Verified::pretend(event).as_ref(), &related)
@@ -310,9 +315,9 @@ fn a_protected_event_comes_from_its_author_or_not_at_all() {
     let from = |origin: Origin| judge(&policy(), NOW, &origin, event.as_ref(), &related);
     let answer = from(Origin::anonymous()).answer();
     assert!(!answer.accepted && answer.message.starts_with("auth-required: "));
-    let other = Origin::Client { authenticated: vec![key(EVE)] };
+    let other = proved(&[EVE]);
     assert_eq!(from(other), Verdict::Reject(Rejection::Protected));
-    let author = Origin::Client { authenticated: vec![key(EVE), key(ALICE)] };
+    let author = proved(&[EVE, ALICE]);
     assert_eq!(from(author), Verdict::Accept(Acceptance::Related));
     let relay = Origin::Sync { relay: "wss://x.example".parse().unwrap(), path: SyncPath::Daily };
     assert_eq!(from(relay), Verdict::Reject(Rejection::Protected));

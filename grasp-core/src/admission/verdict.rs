@@ -126,6 +126,8 @@ pub enum Rejection {
     Quota,
     /// Its author has brought too much, or too much hangs on what it belongs to, for one day.
     Crowded,
+    /// The client's network has had its share of lookups, or everybody together has had theirs.
+    Busy,
     /// We failed.
     Internal,
 }
@@ -168,7 +170,7 @@ impl Rejection {
             | Self::Unrelated
             | Self::UnknownAuthor
             | Self::TooFarAhead => Lasting::UntilDependency,
-            Self::Quota | Self::Crowded | Self::Internal => Lasting::Briefly,
+            Self::Quota | Self::Crowded | Self::Busy | Self::Internal => Lasting::Briefly,
         }
     }
 }

@@ -7,8 +7,8 @@ use futures_util::TryStreamExt;
 use grasp_core::admission::Standing;
 use grasp_core::admission::{Facts, KnownAnnouncement, Needs};
 use grasp_core::deletion::coordinate;
-use grasp_core::nip34::Announcement;
-use grasp_core::{Version, kinds};
+use grasp_core::nip34::{Announcement, References};
+use grasp_core::{Identifier, kinds};
 use nostr::event::Event;
 use nostr::filter::{Filter, SingleLetterTag};
 use nostr::nips::nip01::Coordinate;
@@ -16,7 +16,7 @@ use nostr::types::Timestamp;
 
 use super::git_side::GitSide;
 use super::round::Pending;
-use crate::store::{EventStore, StoreError};
+use crate::store::{EventStore, Present, StoreError};
 
 /// Everything the rulebook wants to know for each event of a round.
 pub(super) async fn facts(
@@ -25,20 +25,25 @@ pub(super) async fn facts(
     round: &[Pending],
     now: Timestamp,
 ) -> Result<Vec<Facts>, StoreError> {
-    let ruled = ruled(store, round, now).await?;
-    let questions = round.iter().flat_map(|pending| questions(&pending.event)).collect();
+    let present = store.present(named(round), now).await?;
+    let mut announced = announced(store, round, now).await?;
+    let questions = round.iter().flat_map(|pending| questions(&pending.event, &present)).collect();
     let answers = store.exists(questions, now).await?;
     let mut facts = Vec::with_capacity(round.len());
     for (pending, answers) in round.iter().zip(answers.chunks_exact(QUESTIONS)) {
-        let git = git.facts(Arc::clone(&pending.event)).await?;
-        let mut announcements = ruled.announcements_for(&pending.event);
+        let event = &pending.event;
+        let needs = Needs::of(event);
+        let git = git.facts(Arc::clone(event)).await?;
+        // No other event of the round is about that name.
+        let mut announcements =
+            needs.identifier.and_then(|name| announced.remove(&name)).unwrap_or_default();
         announcements.extend(git.announcements);
         facts.push(Facts {
-            known: standing(answers[0], git.is_held),
-            latest: ruled.latest(&pending.event),
+            known: standing(present.ids.contains(&event.id), git.is_held),
+            latest: coordinate(event).and_then(|at| present.versions.get(&at).copied()),
             announcements,
-            related: answers[1],
-            author_known: answers[2],
+            related: names_any(&needs.references, &present) || answers[0],
+            author_known: answers[1],
             over_quota: git.over_quota,
         });
     }
@@ -53,47 +58,50 @@ fn standing(is_stored: bool, is_held: bool) -> Option<Standing> {
     }
 }
 
-const QUESTIONS: usize = 3;
-
-/// Is this very event stored? Is it related to something stored? Is its author known?
-fn questions(event: &Event) -> [Vec<Filter>; QUESTIONS] {
-    let author = if kinds::ABOUT_THEIR_AUTHOR.contains(&event.kind) {
-        vec![Filter::new().author(event.pubkey).kinds(kinds::TAKING_PART)]
-    } else {
-        Vec::new()
-    };
-    [vec![Filter::new().id(event.id)], relations(event), author]
+/// The events of a round, and all that they name.
+fn named(round: &[Pending]) -> References {
+    let mut named = References::default();
+    for Pending { event, .. } in round {
+        let References { ids, coordinates } = Needs::of(event).references;
+        named.ids.extend(ids.into_iter().chain([event.id]));
+        named.coordinates.extend(coordinates.into_iter().chain(coordinate(event)));
+    }
+    named
 }
 
-/// Filters of which any match makes the event related.
-fn relations(event: &Event) -> Vec<Filter> {
+/// Whether any of what an event names is stored.
+fn names_any(named: &References, present: &Present) -> bool {
+    named.ids.iter().any(|id| present.ids.contains(id))
+        || named.coordinates.iter().any(|at| present.versions.contains_key(at))
+}
+
+const QUESTIONS: usize = 2;
+
+/// Is an event that names nothing stored named by something stored? Is its author known?
+fn questions(event: &Event, present: &Present) -> [Vec<Filter>; QUESTIONS] {
     let needs = Needs::of(event);
-    let mut filters = Vec::new();
-    if !needs.references.ids.is_empty() {
-        filters.push(Filter::new().ids(needs.references.ids));
+    let mut naming = Vec::new();
+    if needs.named_by_others && !names_any(&needs.references, present) {
+        naming = naming_by_id(event);
+        naming.extend(coordinate(event).into_iter().flat_map(naming_by_coordinate));
     }
-    filters.extend(needs.references.coordinates.into_iter().map(at));
-    if needs.named_by_others {
-        let id = event.id.to_hex();
-        let by_id = [
-            SingleLetterTag::LOWERCASE_E,
-            SingleLetterTag::UPPERCASE_E,
-            SingleLetterTag::LOWERCASE_Q,
-        ];
-        filters.extend(by_id.map(|name| Filter::new().custom_tag(name, id.clone())));
-        filters.extend(coordinate(event).into_iter().flat_map(named_by_coordinate));
+    let mut author = Vec::new();
+    if kinds::ABOUT_THEIR_AUTHOR.contains(&event.kind) {
+        author.push(Filter::new().author(event.pubkey).kinds(kinds::TAKING_PART));
     }
-    filters
+    [naming, author]
 }
 
-/// The event at a coordinate.
-fn at(coordinate: Coordinate) -> Filter {
-    let filter = Filter::new().kind(coordinate.kind).author(coordinate.public_key);
-    if coordinate.kind.is_addressable() { filter.identifier(coordinate.identifier) } else { filter }
+/// Filters for events that name an event by its id.
+fn naming_by_id(event: &Event) -> Vec<Filter> {
+    let id = event.id.to_hex();
+    [SingleLetterTag::LOWERCASE_E, SingleLetterTag::UPPERCASE_E, SingleLetterTag::LOWERCASE_Q]
+        .map(|name| Filter::new().custom_tag(name, id.clone()))
+        .into()
 }
 
-/// Events that name a coordinate. Plain replaceable ones are written with and without the last colon.
-fn named_by_coordinate(coordinate: Coordinate) -> Vec<Filter> {
+/// Filters for events that name a coordinate. Plain replaceable ones are written with and without the last colon.
+fn naming_by_coordinate(coordinate: Coordinate) -> Vec<Filter> {
     let full =
         format!("{}:{}:{}", coordinate.kind.as_u16(), coordinate.public_key, coordinate.identifier);
     let mut spellings = vec![full];
@@ -106,54 +114,28 @@ fn named_by_coordinate(coordinate: Coordinate) -> Vec<Filter> {
         .collect()
 }
 
-/// The stored announcements and states of the identifiers that a round is about.
-#[derive(Default)]
-struct Ruled {
-    announcements: BTreeMap<String, Vec<Announcement>>,
-    versions: BTreeMap<Coordinate, Version>,
-}
-
-impl Ruled {
-    fn announcements_for(&self, event: &Event) -> Vec<KnownAnnouncement> {
-        let Some(identifier) = Needs::of(event).identifier else { return Vec::new() };
-        let known = self.announcements.get(identifier.as_str()).into_iter().flatten();
-        known
-            .map(|a| KnownAnnouncement { announcement: a.clone(), standing: Standing::Stored })
-            .collect()
-    }
-
-    fn latest(&self, event: &Event) -> Option<Version> {
-        self.versions.get(&coordinate(event)?).copied()
-    }
-}
-
-async fn ruled(
+/// Reads the stored announcements of the names that a round is about.
+async fn announced(
     store: &dyn EventStore,
     round: &[Pending],
     now: Timestamp,
-) -> Result<Ruled, StoreError> {
-    let identifiers: Vec<_> = round
-        .iter()
-        .filter_map(|pending| Needs::of(&pending.event).identifier)
-        .map(|identifier| identifier.to_string())
-        .collect();
-    let mut ruled = Ruled::default();
-    if identifiers.is_empty() {
-        return Ok(ruled);
+) -> Result<BTreeMap<Identifier, Vec<KnownAnnouncement>>, StoreError> {
+    let names = round.iter().filter_map(|pending| Needs::of(&pending.event).identifier);
+    let names: Vec<String> = names.map(|name| name.to_string()).collect();
+    let mut announced: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    if names.is_empty() {
+        return Ok(announced);
     }
-    let filter = Filter::new().kinds([kinds::ANNOUNCEMENT, kinds::STATE]).identifiers(identifiers);
+    let filter = Filter::new().kind(kinds::ANNOUNCEMENT).identifiers(names);
     let mut found = store.query(vec![filter], now);
     while let Some(chunk) = found.try_next().await? {
         for stored in chunk {
-            let event = stored.event()?;
-            if let Some(coordinate) = coordinate(&event) {
-                ruled.versions.insert(coordinate, Version::of(&event));
-            }
-            if let Ok(announcement) = Announcement::parse(&event) {
-                let identifier = announcement.repo.identifier.to_string();
-                ruled.announcements.entry(identifier).or_default().push(announcement);
+            if let Ok(announcement) = Announcement::parse(&stored.event()?) {
+                let name = announcement.repo.identifier.clone();
+                let known = KnownAnnouncement { announcement, standing: Standing::Stored };
+                announced.entry(name).or_default().push(known);
             }
         }
     }
-    Ok(ruled)
+    Ok(announced)
 }

@@ -41,13 +41,28 @@ pub(super) fn next_round(pending: Vec<Pending>) -> (Vec<Pending>, Vec<Pending>) 
 impl Pipeline {
     /// Judges a round and keeps what is to be kept; one verdict per event, in order.
     pub(super) async fn judge_and_keep(&self, round: &[Pending], origin: &Origin) -> Vec<Verdict> {
-        match self.try_round(round, origin).await {
-            Ok(verdicts) => verdicts,
+        // Every round looks everything up again, so every round is paid for.
+        let now = self.clock.now().mono;
+        let pays = |pending: &Pending| self.budgets.pay_lookups(now, &pending.event, origin);
+        let paid: Vec<bool> = round.iter().map(pays).collect();
+        let round: Vec<Pending> = round
+            .iter()
+            .zip(&paid)
+            .filter(|(_, paid)| **paid)
+            .map(|(event, _)| event.clone())
+            .collect();
+        let mut judged = match self.try_round(&round, origin).await {
+            Ok(verdicts) => verdicts.into_iter(),
             Err(error) => {
                 tracing::error!(%error, cause = ?error.source(), "events could not be taken in");
-                vec![Verdict::Reject(Rejection::Internal); round.len()]
+                Vec::new().into_iter()
             }
-        }
+        };
+        let verdict = |paid: bool| match paid {
+            true => judged.next().unwrap_or(Verdict::Reject(Rejection::Internal)),
+            false => Verdict::Reject(Rejection::Busy),
+        };
+        paid.into_iter().map(verdict).collect()
     }
 
     async fn try_round(

@@ -104,6 +104,7 @@ fn reason(why: &Rejection) -> &'static str {
         Rejection::TooManyTargets => "too_many_targets",
         Rejection::Quota => "quota",
         Rejection::Crowded => "crowded",
+        Rejection::Busy => "busy",
         Rejection::Internal => "internal",
         _ => "other",
     }

@@ -16,6 +16,7 @@ use axum::extract::ws::{Message, WebSocket};
 use futures_util::future::BoxFuture;
 use futures_util::stream::{AbortHandle, BoxStream, FuturesUnordered, SelectAll, StreamExt as _};
 use grasp_core::Now;
+use grasp_core::resources::ClientNetwork;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use self::alarm::Alarm;
@@ -28,7 +29,7 @@ use super::negentropy::{Opened, Snapshot, Workshop};
 use super::session::{Ending, Hangup, Input, Output, Reconciled, Rules, Session, Token};
 use crate::clock::Clock;
 use crate::ingest::Ingest;
-use crate::server::{Household, Shares, Stage};
+use crate::server::{Shares, Stage};
 use crate::store::{EventStore, StoreError, StoredEvent};
 
 /// Live events written before the socket is flushed.
@@ -52,12 +53,12 @@ pub(crate) struct Shared {
 pub(crate) async fn run(
     socket: WebSocket,
     shared: Arc<Shared>,
-    household: Household,
+    network: ClientNetwork,
     stage: watch::Receiver<Stage>,
     challenge: String,
 ) {
     let _counted = shared.hub.socket();
-    let mut connection = Connection::new(socket, shared, household, stage, challenge);
+    let mut connection = Connection::new(socket, shared, network, stage, challenge);
     let stop = match connection.serve().await {
         Ok(never) => match never {},
         Err(stop) => stop,
@@ -67,7 +68,7 @@ pub(crate) async fn run(
 
 struct Connection {
     shared: Arc<Shared>,
-    household: Household,
+    network: ClientNetwork,
     session: Session,
     writer: Writer,
     listener: Listener,
@@ -137,7 +138,7 @@ impl Connection {
     fn new(
         socket: WebSocket,
         shared: Arc<Shared>,
-        household: Household,
+        network: ClientNetwork,
         stage: watch::Receiver<Stage>,
         challenge: String,
     ) -> Self {
@@ -159,7 +160,7 @@ impl Connection {
             snapshots: BTreeMap::new(),
             intake: Intake::new(limits),
             shared,
-            household,
+            network,
         }
     }
 
@@ -169,7 +170,7 @@ impl Connection {
             let turn = self.next_turn().await;
             self.take(turn).await?;
             let origin = || self.session.authenticated();
-            self.intake.start(&self.shared.ingest, origin);
+            self.intake.start(&self.shared.ingest, self.network, origin);
         }
     }
 
@@ -297,7 +298,7 @@ impl Connection {
         self.orders.clear();
         while self.intake.is_busy() {
             let origin = || self.session.authenticated();
-            self.intake.start(&self.shared.ingest, origin);
+            self.intake.start(&self.shared.ingest, self.network, origin);
             let judged = tokio::select! {
                 judged = self.intake.judged() => judged,
                 () = Stage::Killed.reached(&mut self.stage) => return,

@@ -21,11 +21,6 @@ impl Allowance {
         Self { cost: MINUTE / per_minute.max(1), full_at: Mono::ZERO }
     }
 
-    /// Whether nothing was taken that has not come back.
-    pub(crate) fn is_full(&self, now: Mono) -> bool {
-        self.full_at <= now
-    }
-
     /// Takes one, if there is one.
     #[must_use]
     pub(crate) fn take(&mut self, now: Mono) -> bool {

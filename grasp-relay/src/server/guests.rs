@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::http::HeaderMap;
+use grasp_core::resources::ClientNetwork;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
@@ -124,6 +125,12 @@ impl Guests {
     pub(super) fn household(&self, peer: IpAddr, headers: &HeaderMap) -> Household {
         let client = self.is_trusted(peer).then(|| self.forwarded_for(headers)).flatten();
         Household(household(client.unwrap_or(peer)))
+    }
+
+    /// Returns the network that a request is from, the one behind a trusted proxy if there is one.
+    pub(super) fn network(&self, peer: IpAddr, headers: &HeaderMap) -> ClientNetwork {
+        let client = self.is_trusted(peer).then(|| self.forwarded_for(headers)).flatten();
+        ClientNetwork::of(client.unwrap_or(peer))
     }
 
     /// The last address of `X-Forwarded-For` that is no proxy of ours: all before it is only claimed.

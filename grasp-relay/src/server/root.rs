@@ -9,10 +9,11 @@ use axum::http::header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER, UPGRADE};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::middleware::Next;
 use axum::response::{Html, IntoResponse as _, Response};
+use grasp_core::resources::ClientNetwork;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
 use super::guests::{Guest, Guests};
-use super::{Config, Household, Peer, Place, Stage, bounded};
+use super::{Config, Peer, Place, Stage, bounded};
 use crate::nostr::connection::{self, Shared};
 use crate::web::{self, LandingPage, Listing};
 
@@ -126,12 +127,12 @@ impl Refusal {
 pub(super) async fn at_root(
     State(root): State<Arc<Root>>,
     Extension(peer): Extension<Peer>,
-    Extension(household): Extension<Household>,
+    Extension(network): Extension<ClientNetwork>,
     headers: HeaderMap,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Response {
     match upgrade {
-        Ok(upgrade) => open(&root, (&peer, household), &headers, upgrade),
+        Ok(upgrade) => open(&root, (&peer, network), &headers, upgrade),
         Err(rejection) if headers.contains_key(UPGRADE) => rejection.into_response(),
         Err(_) if accepts_nostr_json(&headers) => {
             ([(CONTENT_TYPE, NOSTR_JSON)], root.document.clone()).into_response()
@@ -152,7 +153,7 @@ pub(super) async fn refuse_websocket(request: Request, next: Next) -> Response {
 
 fn open(
     root: &Root,
-    (peer, household): (&Peer, Household),
+    (peer, network): (&Peer, ClientNetwork),
     headers: &HeaderMap,
     upgrade: WebSocketUpgrade,
 ) -> Response {
@@ -170,7 +171,7 @@ fn open(
         .write_buffer_size(SOCKET_BUFFER)
         .on_upgrade(move |socket| async move {
             let _seat = seat;
-            connection::run(socket, shared, household, stage, challenge).await;
+            connection::run(socket, shared, network, stage, challenge).await;
         })
 }
 

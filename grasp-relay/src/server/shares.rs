@@ -1,73 +1,68 @@
-//! How much one address may send, over however many connections.
+//! Events per minute that one network may send, over however many connections.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use grasp_core::Mono;
+use grasp_core::resources::{Bounds, Claimant, ClientNetwork, Meter};
 
-use super::Household;
-use crate::nostr::Allowance;
+const MINUTE: Duration = Duration::from_secs(60);
 
-/// Addresses that are remembered. Beyond it those are forgotten that have sent nothing lately, or else all.
-const MOST: usize = 1 << 16;
+/// Part of what is free that a lone IPv4 address may have: half of what its /24 may have, which is half of all.
+const SHARE_OF_ONE: u64 = 4;
 
-/// Events per minute of each address.
+/// Counts the events that clients send, by network.
 ///
-/// The map is shared by all connections; nothing waits while it is held.
+/// All connections share it; nothing waits while it is locked.
 #[derive(Clone, Debug)]
 pub(crate) struct Shares {
-    per_minute: u32,
-    taken: Arc<Mutex<HashMap<Household, Allowance>>>,
+    sent: Arc<Mutex<Meter>>,
 }
 
 impl Shares {
+    /// Allows one address this many a minute while no other network sends as many.
     pub(crate) fn new(per_minute: u32) -> Self {
-        Self { per_minute, taken: Arc::default() }
+        let total = u64::from(per_minute).saturating_mul(SHARE_OF_ONE);
+        let bounds = Bounds { reserve: 0, ..Bounds::of(total) };
+        Self { sent: Arc::new(Mutex::new(Meter::new(bounds, MINUTE))) }
     }
 
-    /// Takes one of an address's share, if there is one.
+    /// Takes one of a network's share, if there is one.
     #[must_use]
-    pub(crate) fn take(&self, who: Household, now: Mono) -> bool {
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        if taken.len() >= MOST && !taken.contains_key(&who) {
-            taken.retain(|_, share| !share.is_full(now));
-            if taken.len() >= MOST {
-                taken.clear();
-            }
-        }
-        taken.entry(who).or_insert_with(|| Allowance::new(self.per_minute)).take(now)
+    pub(crate) fn take(&self, network: ClientNetwork, now: Mono) -> bool {
+        let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
+        sent.spend(now, &Claimant::at(network), 1).is_ok()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     const NOW: Mono = Mono::from_secs(1_000);
 
-    #[test]
-    fn each_address_has_its_own_share() {
-        let shares = Shares::new(2);
-        let [alice, eve] = [1, 2].map(Household::numbered);
-        assert!(shares.take(eve, NOW) && shares.take(eve, NOW) && !shares.take(eve, NOW));
-        assert!(shares.take(alice, NOW));
-        assert!(shares.take(eve, NOW + Duration::from_secs(30)), "it fills up again");
+    fn network(address: &str) -> ClientNetwork {
+        ClientNetwork::of(address.parse().unwrap())
     }
 
     #[test]
-    fn no_more_are_remembered_than_may_be_and_the_busy_longest() {
-        let (shares, busy) = (Shares::new(60), Household::numbered(0));
-        let later = NOW + Duration::from_secs(2);
-        while shares.take(busy, later) {}
-        let number = |n: usize| Household::numbered(n as u128);
-        for n in 1..2 * MOST {
-            assert!(shares.take(number(n), if n < MOST { NOW } else { later }));
-            if n == MOST {
-                assert!(!shares.take(busy, later), "only those with a whole share were forgotten");
-            }
-        }
-        assert!(shares.taken.lock().unwrap().len() <= MOST);
+    fn each_address_has_its_own_share() {
+        let shares = Shares::new(2);
+        let (alice, eve) = (network("192.0.2.1"), network("198.51.100.1"));
+        assert!(shares.take(eve, NOW) && shares.take(eve, NOW) && !shares.take(eve, NOW));
+        assert!(shares.take(alice, NOW));
+        assert!(shares.take(eve, NOW + 2 * MINUTE), "it comes back");
+    }
+
+    #[test]
+    fn neighbours_share_what_their_network_may_have() {
+        let shares = Shares::new(64);
+        let taken = |address: u8| {
+            let network = network(&format!("198.51.100.{address}"));
+            (0..1_000).take_while(|_| shares.take(network, NOW)).count()
+        };
+        let sum: usize = (0..=255).map(taken).sum();
+        assert!(sum <= 128, "half of all, not {sum}");
+        assert!(shares.take(network("192.0.2.1"), NOW));
     }
 }

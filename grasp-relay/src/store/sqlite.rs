@@ -8,8 +8,11 @@
 //! Nothing blocks an async thread, readers and the writer do not wait for each other (write-ahead log), and a save is
 //! answered only after its transaction is on the disk.
 
+mod budget;
 mod delivery;
+mod gather;
 mod health;
+mod inquiry;
 mod keys;
 mod ledger;
 mod log;
@@ -30,14 +33,17 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream};
+use grasp_core::nip34::References;
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
 use rusqlite::Connection;
 
+use self::budget::Budget;
 use self::delivery::Delivery;
 pub use self::health::Integrity;
+use self::inquiry::Inquiry;
 use self::keys::Keys;
 use self::ledger::{Ledger, Verdict};
 use self::log::Log;
@@ -46,10 +52,13 @@ use self::scan::Found;
 use self::search::{Search, Turn};
 use self::writer::Writer;
 use super::rules::Rules;
-use super::{EventStore, Inventory, Refusal, Saved, StoreError, StoredEvent};
+use super::{EventStore, Inventory, Present, Refusal, Saved, StoreError, StoredEvent};
 
 /// Events removed in one transaction, so that saves waiting behind it are not kept for long.
 const REMOVAL: usize = 500;
+
+/// Keys that one turn of a reader looks up.
+const KEYS_PER_TURN: usize = 4_000;
 
 /// How long a connection waits for a lock, which only another process can hold for long.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -228,9 +237,45 @@ impl EventStore for SqliteStore {
         questions: Vec<Vec<Filter>>,
         now: Timestamp,
     ) -> BoxFuture<'_, Result<Vec<bool>, StoreError>> {
-        Box::pin(self.shared.read(move |ledger| {
-            questions.into_iter().map(|filters| any(ledger, filters, now)).collect()
-        }))
+        Box::pin(async move {
+            let mut inquiry = Inquiry::new(questions, now);
+            loop {
+                let turn;
+                (inquiry, turn) = self
+                    .shared
+                    .read(move |ledger| {
+                        let turn = inquiry.turn(ledger)?;
+                        Ok((inquiry, turn))
+                    })
+                    .await?;
+                if turn == Turn::Finished {
+                    return Ok(inquiry.into_answers());
+                }
+            }
+        })
+    }
+
+    fn present(
+        &self,
+        named: References,
+        now: Timestamp,
+    ) -> BoxFuture<'_, Result<Present, StoreError>> {
+        Box::pin(async move {
+            let mut present = Present::default();
+            let (ids, coordinates): (Vec<_>, Vec<_>) =
+                (named.ids.into_iter().collect(), named.coordinates.into_iter().collect());
+            for some in ids.chunks(KEYS_PER_TURN) {
+                let some = some.to_vec();
+                let find = move |ledger: &Ledger<'_>| ledger.served_of(&some, now);
+                present.ids.extend(self.shared.read(find).await?);
+            }
+            for some in coordinates.chunks(KEYS_PER_TURN) {
+                let some = some.to_vec();
+                let find = move |ledger: &Ledger<'_>| ledger.versions_at(some, now);
+                present.versions.extend(self.shared.read(find).await?);
+            }
+            Ok(present)
+        })
     }
 
     fn inventory(
@@ -335,7 +380,7 @@ impl Shared {
     ) -> Result<(Search, Vec<Found>, Turn), StoreError> {
         self.read(move |ledger| {
             let mut found = Vec::new();
-            let turn = search.turn(ledger, wanted, &mut found)?;
+            let turn = search.turn(ledger, wanted, &mut found, &mut Budget::of_turn())?;
             Ok((search, found, turn))
         })
         .await
@@ -347,19 +392,6 @@ impl Shared {
             false => Ok(()),
         }
     }
-}
-
-/// Says whether anything matches. Filters are tried one after the other: the first that matches is answer enough.
-fn any(ledger: &Ledger<'_>, filters: Vec<Filter>, now: Timestamp) -> rusqlite::Result<bool> {
-    for filter in filters {
-        let mut search = Search::new(vec![filter.limit(1)], now);
-        let mut found = Vec::new();
-        while search.turn(ledger, 1, &mut found)? == Turn::Paused && found.is_empty() {}
-        if !found.is_empty() {
-            return Ok(true);
-        }
-    }
-    Ok(false)
 }
 
 /// Opens a connection the way all of ours are.

@@ -60,6 +60,7 @@ impl Server {
             hub,
             policy: Policy::new("us.example".parse().unwrap()),
             fan_out: std::sync::Mutex::default(),
+            budgets: grasp_relay::ingest::Budgets::default(),
             clock: Clock::new(move || now),
         };
         Self { pipeline, listener }

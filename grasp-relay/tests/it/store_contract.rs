@@ -102,6 +102,7 @@ contract! {
         an_inventory_is_oldest_first
         an_inventory_gives_up_beyond_its_bound
         an_author_with_many_kinds_is_served_in_order
+        what_is_named_is_found_by_its_key
     }
     versions {
         the_newer_version_wins_in_any_order

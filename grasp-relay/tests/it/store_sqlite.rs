@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use futures_util::StreamExt;
+use grasp_core::nip34::References;
 use grasp_relay::store::sqlite::{Integrity, SqliteOptions, SqliteStore};
 use grasp_relay::store::{EventStore, Refusal, Saved, StoreError};
 use nostr::event::Event;
@@ -84,6 +85,70 @@ fn abandoned_answers_hold_no_reader() {
         assert_eq!(find(&store, Filter::new().id(id(7))).await, [id(7)]);
         drop(begun);
         assert_eq!(find(&store, Filter::new().hashtag("7")).await.len(), 60);
+    });
+}
+
+/// One reader, and somebody who asks for much just before somebody else asks for one event.
+async fn answered_first<T>(store: &SqliteStore, much: impl Future<Output = T>) -> &'static str {
+    let little = find(store, Filter::new().id(id(7)));
+    tokio::pin!(much, little);
+    tokio::select! {
+        biased;
+        _ = &mut much => "much",
+        found = &mut little => {
+            assert_eq!(found, [id(7)]);
+            "little"
+        }
+    }
+}
+
+#[test]
+fn a_question_for_one_event_does_not_wait_for_longer_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = SqliteOptions { readers: NonZeroUsize::MIN, ..SqliteOptions::default() };
+    let store = SqliteStore::open(&dir.path().join("events.db"), options).unwrap();
+    block_on(async {
+        assert_eq!(store.save(notes(100), time(NOW)).await.unwrap().len(), 100);
+        let missing = |n: u64| id(1_000 + n);
+        let questions = (0..10_000).map(|n| vec![Filter::new().id(missing(n))]).collect();
+        assert_eq!(answered_first(&store, store.exists(questions, time(NOW))).await, "little");
+        // A hundred thousand values in one REQ.
+        let values = |n: u64| (0..10_000).map(move |m| format!("{n} {m}"));
+        let wide: Vec<_> = (0..10).map(|n| Filter::new().hashtags(values(n))).collect();
+        let much = async { store.query(wide, time(NOW)).next().await };
+        assert_eq!(answered_first(&store, much).await, "little");
+        let ids: Vec<_> = (0..10)
+            .map(|n| Filter::new().ids((0..10_000).map(|m| missing(n * 10_000 + m))))
+            .collect();
+        let much = async { store.query(ids, time(NOW)).next().await };
+        assert_eq!(answered_first(&store, much).await, "little");
+        let named =
+            References { ids: (0..20_000).map(missing).collect(), coordinates: Default::default() };
+        assert_eq!(answered_first(&store, store.present(named, time(NOW))).await, "little");
+    });
+}
+
+#[test]
+fn many_values_over_several_turns_give_each_event_once_in_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir.path().join("events.db"));
+    block_on(async {
+        let tagged = |n: u64| {
+            let note = ALICE.writes(1).at(n % 700 + 1).id(n);
+            note.tag("t", n % 97).tag("t", n % 89).tag("r", n % 2).done()
+        };
+        let notes: Vec<_> = (0..3_000).map(tagged).collect();
+        assert_eq!(store.save(notes.clone(), time(NOW)).await.unwrap().len(), 3_000);
+        let wide = || Filter::new().hashtags((0..5_000).map(|n| n.to_string()));
+        let mut expected = notes;
+        expected.sort_by_key(|note| (std::cmp::Reverse(note.created_at), note.id));
+        let all: Vec<_> = expected.iter().map(|note| note.id).collect();
+        assert_eq!(find(&store, wide()).await, all);
+        assert_eq!(find(&store, wide().limit(1_234)).await, all[..1_234]);
+        let has_one = |note: &&Arc<Event>| note.tags.iter().any(|tag| tag.as_slice() == ["r", "1"]);
+        let odd: Vec<_> = expected.iter().filter(has_one).map(|note| note.id).collect();
+        assert_eq!(find(&store, wide().reference("1")).await, odd);
+        assert_eq!(store.count(vec![wide()], time(NOW)).await.unwrap(), 3_000);
     });
 }
 

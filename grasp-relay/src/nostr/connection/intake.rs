@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use grasp_core::resources::ClientNetwork;
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
 use tokio::task::JoinHandle;
@@ -58,6 +59,7 @@ impl Intake {
     pub(super) fn start(
         &mut self,
         ingest: &Arc<dyn Ingest>,
+        network: ClientNetwork,
         authenticated: impl FnOnce() -> Vec<PublicKey>,
     ) {
         if self.running.is_some() || self.waiting.is_empty() {
@@ -66,7 +68,7 @@ impl Intake {
         let events = std::mem::take(&mut self.waiting);
         self.waiting_bytes = 0;
         let ids = events.iter().map(|event| event.id).collect();
-        let origin = Origin::Client { authenticated: authenticated() };
+        let origin = Origin::Client { authenticated: authenticated(), network: Some(network) };
         let ingest = ingest.clone();
         let task = tokio::spawn(async move { ingest.ingest(events, origin).await });
         self.running = Some(Batch { ids, task });

@@ -52,7 +52,7 @@ impl Connection {
 
     /// Takes an event in, unless others at the same address have sent too many already.
     fn ingest(&mut self, now: Now, event: Event) {
-        if self.shared.shares.take(self.household, now.mono) {
+        if self.shared.shares.take(self.network, now.mono) {
             return self.intake.push(event);
         }
         let message = "rate-limited: too many events from this address".into();

@@ -8,6 +8,7 @@ use nostr::types::Timestamp;
 use rusqlite::OptionalExtension;
 
 use super::Shared;
+use super::budget::Budget;
 use super::ledger::Ledger;
 use super::scan::Found;
 use super::search::{Search, Turn};
@@ -58,7 +59,7 @@ impl Delivery {
     fn chunk(&mut self, ledger: &Ledger<'_>) -> rusqlite::Result<Vec<StoredEvent>> {
         if self.found.is_empty() && !self.finished {
             let mut found = Vec::new();
-            let turn = self.search.turn(ledger, LOOKAHEAD, &mut found)?;
+            let turn = self.search.turn(ledger, LOOKAHEAD, &mut found, &mut Budget::of_turn())?;
             self.finished = turn == Turn::Finished;
             self.found = found.into();
         }

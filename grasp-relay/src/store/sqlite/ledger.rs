@@ -7,13 +7,14 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 use grasp_core::admission::is_expired;
-use grasp_core::deletion;
-use nostr::event::Event;
+use grasp_core::{Version, deletion};
+use nostr::event::{Event, EventId};
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
 use rusqlite::{Connection, OptionalExtension, named_params, params};
 
 use super::keys::{Digest, Keys, Position, seconds};
+use super::search::expired;
 use crate::store::rules::{Rules, keeps_versions};
 use crate::store::{Refusal, Saved};
 
@@ -104,6 +105,39 @@ impl<'a> Ledger<'a> {
         }
         let refusal = self.deletion_refusal(event, now)?;
         Ok(refusal.map_or(Verdict::Welcome, Verdict::Refused))
+    }
+
+    /// Returns those of these events that are served.
+    pub(super) fn served_of(
+        &self,
+        ids: &[EventId],
+        now: Timestamp,
+    ) -> rusqlite::Result<Vec<EventId>> {
+        let expired = expired(self, now)?;
+        let mut found = Vec::new();
+        for id in ids {
+            let served = self.served(id.as_bytes())?;
+            found.extend(served.filter(|served| !expired.contains(&served.seq)).map(|_| *id));
+        }
+        Ok(found)
+    }
+
+    /// Returns the served versions of these coordinates.
+    pub(super) fn versions_at(
+        &self,
+        coordinates: Vec<Coordinate>,
+        now: Timestamp,
+    ) -> rusqlite::Result<Vec<(Coordinate, Version)>> {
+        let expired = expired(self, now)?;
+        let mut found = Vec::new();
+        for coordinate in coordinates {
+            let head = self.head(&self.keys.coordinate(&coordinate))?;
+            if let Some(Served { at, .. }) = head.filter(|head| !expired.contains(&head.seq)) {
+                let version = Version { created_at: at.created_at(), id: at.event_id() };
+                found.push((coordinate, version));
+            }
+        }
+        Ok(found)
     }
 
     /// Superseded versions of a coordinate, winner first, as JSON.

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use nostr::event::EventId;
 use nostr::filter::{Filter, SingleLetterTag};
 use nostr::key::PublicKey;
 
+use super::budget::{Budget, SEEK};
+use super::gather::Gathering;
 use super::keys::{Digest, Keys, Position, newest};
 use super::ledger::Ledger;
-use super::scan::{self, Bounds, Found};
+use super::scan::{self, Bounds};
 use crate::store::rules::matches_nothing;
 
 /// A filter, ready to be read from an index.
@@ -24,12 +25,10 @@ pub(super) struct Plan {
 pub(super) enum Source {
     /// All events.
     Everything,
-    /// Lists that are merged.
+    /// A few lists, merged as they are read.
     Lists(Vec<Digest>),
-    /// To be looked up one by one.
-    Ids(BTreeSet<EventId>),
-    /// Looked up, in serving order.
-    Sorted(Vec<Found>),
+    /// Many lists, or ids: looked up one after the other, over as many turns as that takes.
+    Gathered(Gathering),
 }
 
 /// Conditions that the source does not imply.
@@ -48,13 +47,23 @@ enum Way {
 }
 
 /// Rows counted, at most, when ways are compared: first few, then more while no way has shown to be short.
-const PROBES: [usize; 3] = [64, 512, 4_096];
+const PROBES: [usize; 3] = [64, 512, 2_048];
+
+/// Ways that are compared, those with the fewest values first.
+const MAX_COMPARED_WAYS: usize = 8;
+
+/// Lists of one filter that are opened anew in each turn; a filter that names more is gathered.
+const MAX_MERGED_LISTS: usize = 32;
 
 /// Plans a filter; `None` if it matches nothing.
 ///
 /// An empty list, `limit: 0` and a time window that is closed match nothing. So does a filter with `search`, which no
 /// index here can answer: silence is honest, ignoring the condition would be a wrong answer.
-pub(super) fn plan(ledger: &Ledger<'_>, filter: Filter) -> rusqlite::Result<Option<Plan>> {
+pub(super) fn plan(
+    ledger: &Ledger<'_>,
+    filter: Filter,
+    budget: &mut Budget,
+) -> rusqlite::Result<Option<Plan>> {
     if matches_nothing(&filter) {
         return Ok(None);
     }
@@ -69,28 +78,37 @@ pub(super) fn plan(ledger: &Ledger<'_>, filter: Filter) -> rusqlite::Result<Opti
         tags: filter.generic_tags.into_iter().collect(),
     };
     let source = match filter.ids {
-        Some(ids) => Source::Ids(ids),
-        None => rest.take_shortest(ledger, &bounds)?,
+        Some(ids) => Source::Gathered(Gathering::of_ids(ids)),
+        None => rest.take_shortest(ledger, &bounds, budget)?,
     };
     Ok(Some(Plan { source, rest, bounds, remaining }))
 }
 
 impl Rest {
     /// Takes out the conditions that promise the fewest candidates and turns them into lists.
-    fn take_shortest(&mut self, ledger: &Ledger<'_>, bounds: &Bounds) -> rusqlite::Result<Source> {
+    fn take_shortest(
+        &mut self,
+        ledger: &Ledger<'_>,
+        bounds: &Bounds,
+        budget: &mut Budget,
+    ) -> rusqlite::Result<Source> {
         let mut ways = self.ways();
         let chosen = match ways.len() {
             0 => return Ok(Source::Everything),
             1 => ways.remove(0),
-            _ => self.shortest(ledger, bounds, ways)?,
+            _ => self.shortest(ledger, bounds, ways, budget)?,
         };
-        let lists = self.lists(ledger.keys, &chosen);
+        let lists: Vec<Digest> = self.lists(ledger.keys, &chosen).collect();
+        budget.spend(lists.len());
         match chosen {
             Way::Tag(name) => self.tags.retain(|(other, _)| *other != name),
             Way::Authors => self.authors = None,
             Way::Kinds => self.kinds = None,
         }
-        Ok(Source::Lists(lists))
+        Ok(match lists.len() {
+            0..=MAX_MERGED_LISTS => Source::Lists(lists),
+            _ => Source::Gathered(Gathering::of_lists(lists)),
+        })
     }
 
     /// Every way this filter could be read, the one that is usually best first.
@@ -105,7 +123,7 @@ impl Rest {
             (None, Some(_)) => Some(Way::Kinds),
             (None, None) => None,
         };
-        tags.chain(other).collect()
+        tags.take(MAX_COMPARED_WAYS).chain(other).collect()
     }
 
     /// Compares ways by counting a few of their rows.
@@ -114,12 +132,14 @@ impl Rest {
         ledger: &Ledger<'_>,
         bounds: &Bounds,
         mut ways: Vec<Way>,
+        budget: &mut Budget,
     ) -> rusqlite::Result<Way> {
         for most in PROBES {
             let mut best = (most, 0);
             for (number, way) in ways.iter().enumerate() {
                 let lists = self.lists(ledger.keys, way);
-                let rows = scan::count_up_to(ledger, &lists, bounds, best.0)?;
+                let rows = scan::count_up_to(ledger, lists, bounds, best.0)?;
+                budget.spend(rows.saturating_add(SEEK));
                 if rows < best.0 {
                     best = (rows, number);
                 }
@@ -131,17 +151,17 @@ impl Rest {
         Ok(ways.swap_remove(0))
     }
 
-    fn lists(&self, keys: &Keys, way: &Way) -> Vec<Digest> {
+    fn lists<'a>(&'a self, keys: &'a Keys, way: &'a Way) -> Box<dyn Iterator<Item = Digest> + 'a> {
         match way {
             Way::Tag(name) => {
-                let named = self.tags.iter().filter(|(other, _)| other == name);
+                let named = self.tags.iter().filter(move |(other, _)| other == name);
                 let values = named.flat_map(|(_, values)| values);
-                values.map(|value| keys.tag(*name, value)).collect()
+                Box::new(values.map(|value| keys.tag(*name, value)))
             }
-            Way::Kinds => self.kinds.iter().flatten().map(|kind| keys.kind(*kind)).collect(),
+            Way::Kinds => Box::new(self.kinds.iter().flatten().map(|kind| keys.kind(*kind))),
             Way::Authors => {
                 let authors = self.authors.iter().flatten();
-                authors.map(|author| keys.author(author)).collect()
+                Box::new(authors.map(|author| keys.author(author)))
             }
         }
     }

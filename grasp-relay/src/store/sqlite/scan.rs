@@ -161,45 +161,58 @@ impl Found {
     }
 }
 
-/// Counts the rows of lists, giving up at `most`.
+/// Counts the rows of lists, and each list as a row, giving up at `most`: empty lists cost a search too.
 pub(super) fn count_up_to(
     ledger: &Ledger<'_>,
-    lists: &[Digest],
+    lists: impl Iterator<Item = Digest>,
     bounds: &Bounds,
     most: usize,
 ) -> rusqlite::Result<usize> {
     let mut counted = 0;
     let mut statement = ledger.conn.prepare_cached(IN_LIST)?;
     for list in lists {
-        let mut rows = rows(&mut statement, Some(list), *bounds)?;
-        while rows.next()?.is_some() {
+        let mut rows = rows(&mut statement, Some(&list), *bounds)?;
+        counted += 1;
+        while counted < most && rows.next()?.is_some() {
             counted += 1;
-            if counted >= most {
-                return Ok(counted);
-            }
+        }
+        if counted >= most {
+            return Ok(most);
         }
     }
     Ok(counted)
 }
 
-/// Looks up events by id, in serving order.
-pub(super) fn look_up<'i>(
+/// Reads one list in serving order for as long as `take` wants more; returns how many rows that took.
+pub(super) fn read_list(
     ledger: &Ledger<'_>,
-    ids: impl IntoIterator<Item = &'i EventId>,
+    list: &Digest,
     bounds: Bounds,
-) -> rusqlite::Result<Vec<Found>> {
-    let mut statement =
-        ledger.conn.prepare_cached("SELECT newest, id, seq, kind FROM events WHERE id = ?1")?;
-    let mut found = Vec::new();
-    for id in ids {
-        let mut rows = statement.query([id.as_bytes()])?;
-        if let Some(row) = rows.next()? {
-            found.push(Found::read(row)?);
+    mut take: impl FnMut(Found) -> bool,
+) -> rusqlite::Result<usize> {
+    let mut statement = ledger.conn.prepare_cached(IN_LIST)?;
+    let mut rows = rows(&mut statement, Some(list), bounds)?;
+    let mut read = 0;
+    while let Some(row) = rows.next()? {
+        read += 1;
+        if !take(Found::read(row)?) {
+            break;
         }
     }
-    found.retain(|found| found.at > bounds.after && found.at.newest() <= bounds.oldest);
-    found.sort_unstable();
-    Ok(found)
+    Ok(read)
+}
+
+/// Looks up one event by id, if it lies within the bounds.
+pub(super) fn look_up(
+    ledger: &Ledger<'_>,
+    id: &EventId,
+    bounds: Bounds,
+) -> rusqlite::Result<Option<Found>> {
+    let mut statement =
+        ledger.conn.prepare_cached("SELECT newest, id, seq, kind FROM events WHERE id = ?1")?;
+    let mut rows = statement.query([id.as_bytes()])?;
+    let found = rows.next()?.map(Found::read).transpose()?;
+    Ok(found.filter(|found| found.at > bounds.after && found.at.newest() <= bounds.oldest))
 }
 
 #[cfg(test)]

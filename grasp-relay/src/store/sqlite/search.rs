@@ -5,7 +5,7 @@
 //! may or may not be found, what is removed meanwhile is not.
 
 use std::collections::HashSet;
-use std::slice;
+use std::vec;
 
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
@@ -13,27 +13,19 @@ use nostr::key::PublicKey;
 use nostr::types::Timestamp;
 use rusqlite::OptionalExtension;
 
+use super::budget::Budget;
 use super::keys::{Position, seconds};
 use super::ledger::Ledger;
 use super::plan::{Plan, Rest, Source, plan};
-use super::scan::{Found, Merge, look_up};
+use super::scan::{Found, Merge};
 use crate::store::rules::has_tag;
-
-/// What one turn may spend, in rows of an index.
-const TURN: usize = 50_000;
-
-/// What it costs to look at the event itself, in rows of an index.
-const LOOK: usize = 10;
 
 /// A search in progress.
 pub(super) struct Search {
-    state: State,
+    /// What is not planned yet.
+    filters: vec::IntoIter<Filter>,
+    plans: Vec<Plan>,
     now: Timestamp,
-}
-
-enum State {
-    Fresh(Vec<Filter>),
-    Planned(Vec<Plan>),
 }
 
 /// How a turn ended.
@@ -48,23 +40,26 @@ pub(super) enum Turn {
 
 impl Search {
     pub(super) fn new(filters: Vec<Filter>, now: Timestamp) -> Self {
-        Self { state: State::Fresh(filters), now }
+        Self { filters: filters.into_iter(), plans: Vec::new(), now }
     }
 
-    /// Appends what is found next, until `wanted` events are there or the turn is over.
+    /// Appends what is found next, until `wanted` events are there or the budget is spent.
     pub(super) fn turn(
         &mut self,
         ledger: &Ledger<'_>,
         wanted: usize,
         found: &mut Vec<Found>,
+        budget: &mut Budget,
     ) -> rusqlite::Result<Turn> {
+        if !self.prepare(ledger, wanted, budget)? {
+            return Ok(Turn::Paused);
+        }
         let expired = expired(ledger, self.now)?;
-        let plans = self.plans(ledger)?;
-        let mut budget = TURN;
-        let mut scans = Vec::with_capacity(plans.len());
-        for plan in plans {
-            let mut scan = Scan::open(ledger, plan, wanted)?;
-            scan.advance(ledger, &expired, &mut budget)?;
+        let share = wanted / self.plans.len().max(1);
+        let mut scans = Vec::with_capacity(self.plans.len());
+        for plan in &mut self.plans {
+            let mut scan = Scan::open(ledger, plan, share)?;
+            scan.advance(ledger, &expired, budget)?;
             scans.push(scan);
         }
         while found.len() < wanted && !scans.iter().any(Scan::is_stalled) {
@@ -75,7 +70,7 @@ impl Search {
             for scan in &mut scans {
                 if scan.head.is_some_and(|head| head.at == next.at) {
                     scan.consume();
-                    scan.advance(ledger, &expired, &mut budget)?;
+                    scan.advance(ledger, &expired, budget)?;
                 }
             }
         }
@@ -90,7 +85,7 @@ impl Search {
         items: &mut Vec<(Timestamp, EventId)>,
     ) -> rusqlite::Result<Turn> {
         let mut found = Vec::new();
-        let turn = self.turn(ledger, wanted, &mut found)?;
+        let turn = self.turn(ledger, wanted, &mut found, &mut Budget::of_turn())?;
         items.extend(found.iter().map(|found| (found.at.created_at(), found.at.event_id())));
         if turn == Turn::Finished {
             // Nearly the other way round already, which this sort makes use of.
@@ -100,23 +95,30 @@ impl Search {
         Ok(turn)
     }
 
-    fn plans(&mut self, ledger: &Ledger<'_>) -> rusqlite::Result<&mut [Plan]> {
-        if let State::Fresh(filters) = &mut self.state {
-            let mut plans = Vec::with_capacity(filters.len());
-            for filter in filters.drain(..) {
-                plans.extend(plan(ledger, filter)?);
+    /// Plans the filters and looks up what they name by many values; says whether all of that is done.
+    fn prepare(
+        &mut self,
+        ledger: &Ledger<'_>,
+        wanted: usize,
+        budget: &mut Budget,
+    ) -> rusqlite::Result<bool> {
+        while !budget.is_spent() {
+            let Some(filter) = self.filters.next() else { break };
+            self.plans.extend(plan(ledger, filter, budget)?);
+        }
+        let mut is_ready = self.filters.len() == 0;
+        for plan in self.plans.iter_mut().filter(|plan| plan.remaining > 0) {
+            if let Source::Gathered(gathering) = &mut plan.source {
+                let wanted = wanted.min(plan.remaining);
+                is_ready &= gathering.go_on(ledger, plan.bounds, wanted, budget)?;
             }
-            self.state = State::Planned(plans);
         }
-        match &mut self.state {
-            State::Planned(plans) => Ok(plans),
-            State::Fresh(_) => Ok(&mut []),
-        }
+        Ok(is_ready)
     }
 }
 
 /// Events that have ended and were not swept yet.
-fn expired(ledger: &Ledger<'_>, now: Timestamp) -> rusqlite::Result<HashSet<i64>> {
+pub(super) fn expired(ledger: &Ledger<'_>, now: Timestamp) -> rusqlite::Result<HashSet<i64>> {
     ledger
         .conn
         .prepare_cached("SELECT seq FROM expirations WHERE at <= ?1")?
@@ -135,15 +137,16 @@ struct Scan<'c> {
 
 enum Candidates<'c> {
     Merged(Merge<'c>),
-    Sorted(slice::Iter<'c, Found>),
+    Gathered {
+        found: Box<dyn Iterator<Item = &'c Found> + 'c>,
+        /// Whether another turn may gather more.
+        is_cut: bool,
+    },
     None,
 }
 
 impl<'c> Scan<'c> {
     fn open(ledger: &Ledger<'c>, plan: &'c mut Plan, wanted: usize) -> rusqlite::Result<Self> {
-        if let Source::Ids(ids) = &plan.source {
-            plan.source = Source::Sorted(look_up(ledger, ids, plan.bounds)?);
-        }
         let after = plan.bounds.after;
         let wanted = wanted.min(plan.remaining);
         let rows = match &plan.source {
@@ -154,11 +157,10 @@ impl<'c> Scan<'c> {
             Source::Lists(lists) => {
                 Candidates::Merged(Merge::open(ledger, Some(lists), plan.bounds, wanted)?)
             }
-            Source::Sorted(found) => {
-                let examined = found.partition_point(|found| found.at <= after);
-                Candidates::Sorted(found.get(examined..).unwrap_or_default().iter())
-            }
-            Source::Ids(_) => Candidates::None,
+            Source::Gathered(gathering) => Candidates::Gathered {
+                found: Box::new(gathering.after(after)),
+                is_cut: gathering.is_cut(),
+            },
         };
         Ok(Self {
             rows,
@@ -174,16 +176,19 @@ impl<'c> Scan<'c> {
         &mut self,
         ledger: &Ledger<'_>,
         expired: &HashSet<i64>,
-        budget: &mut usize,
+        budget: &mut Budget,
     ) -> rusqlite::Result<()> {
-        while self.head.is_none() && *self.remaining > 0 && *budget > 0 {
+        while self.head.is_none() && *self.remaining > 0 && !budget.is_spent() {
             let Some(found) = self.rows.next()? else {
-                *self.remaining = 0;
+                if self.rows.is_all() {
+                    *self.remaining = 0;
+                }
                 return Ok(());
             };
-            *budget = budget.saturating_sub(self.rest.cost());
+            budget.spend(1);
             let again = found.at == *self.after;
-            if !again && !expired.contains(&found.seq) && self.rest.admits(ledger, &found)? {
+            let is_over = again || expired.contains(&found.seq);
+            if !is_over && self.rest.admits(ledger, &found, budget)? {
                 self.head = Some(found);
             } else {
                 *self.after = found.at;
@@ -209,23 +214,28 @@ impl Candidates<'_> {
     fn next(&mut self) -> rusqlite::Result<Option<Found>> {
         match self {
             Self::Merged(merge) => merge.next(),
-            Self::Sorted(found) => Ok(found.next().copied()),
+            Self::Gathered { found, .. } => Ok(found.next().copied()),
             Self::None => Ok(None),
         }
+    }
+
+    /// Whether nothing can come after the last of these.
+    const fn is_all(&self) -> bool {
+        !matches!(self, Self::Gathered { is_cut: true, .. })
     }
 }
 
 impl Rest {
-    /// What it costs to check these conditions.
-    fn cost(&self) -> usize {
-        if self.needs_event() { LOOK } else { 1 }
-    }
-
     fn needs_event(&self) -> bool {
         self.authors.is_some() || !self.tags.is_empty()
     }
 
-    fn admits(&self, ledger: &Ledger<'_>, found: &Found) -> rusqlite::Result<bool> {
+    fn admits(
+        &self,
+        ledger: &Ledger<'_>,
+        found: &Found,
+        budget: &mut Budget,
+    ) -> rusqlite::Result<bool> {
         if self.kinds.as_ref().is_some_and(|kinds| !kinds.contains(&found.kind)) {
             return Ok(false);
         }
@@ -236,7 +246,13 @@ impl Rest {
             .conn
             .prepare_cached("SELECT pubkey, json FROM events WHERE seq = ?1")?
             .query_row([found.seq], |row| {
-                Ok(self.admits_author(row.get(0)?) && self.admits_tags(row.get_ref(1)?.as_str()?))
+                budget.spend_look(0);
+                if self.tags.is_empty() || !self.admits_author(row.get(0)?) {
+                    return Ok(self.admits_author(row.get(0)?));
+                }
+                let text = row.get_ref(1)?.as_str()?;
+                budget.spend_look(text.len());
+                Ok(self.admits_tags(text))
             })
             .optional()?;
         Ok(admitted.unwrap_or(false))
@@ -248,9 +264,6 @@ impl Rest {
     }
 
     fn admits_tags(&self, json: &str) -> bool {
-        if self.tags.is_empty() {
-            return true;
-        }
         let Ok(event) = Event::from_json(json) else {
             return false;
         };

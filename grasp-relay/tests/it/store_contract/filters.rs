@@ -1,15 +1,18 @@
 use std::sync::Arc;
 
 use futures_util::StreamExt;
-use grasp_relay::store::{EventStore, Inventory};
+use grasp_core::Version;
+use grasp_core::nip34::References;
+use grasp_relay::store::{EventStore, Inventory, Saved};
 use nostr::event::{Event, Kind};
 use nostr::filter::{Filter, SingleLetterTag};
+use nostr::nips::nip01::Coordinate;
 
 use crate::store_events::*;
 
 async fn all_stored(store: &dyn EventStore, events: &[Arc<Event>]) {
     let saved = store.save(events.to_vec(), time(NOW)).await.unwrap();
-    assert!(saved.iter().all(|saved| *saved == grasp_relay::store::Saved::Stored));
+    assert!(saved.iter().all(|saved| *saved == Saved::Stored));
 }
 
 fn tag(name: char) -> SingleLetterTag {
@@ -280,4 +283,28 @@ pub(super) async fn an_author_with_many_kinds_is_served_in_order(store: &dyn Eve
     stored(store, &BOB.writes(1).done()).await;
     let found = find(store, Filter::new().author(ALICE.key())).await;
     assert_eq!(found, (0..60).rev().map(id).collect::<Vec<_>>());
+}
+
+pub(super) async fn what_is_named_is_found_by_its_key(store: &dyn EventStore) {
+    let at =
+        |kind: u16, name: &str| Coordinate::new(Kind::from_u16(kind), ALICE.key()).identifier(name);
+    let note = ALICE.writes(1).done();
+    let old = ALICE.writes(30_617).at(10).tag("d", "x").done();
+    let new = ALICE.writes(30_617).at(11).tag("d", "x").done();
+    let list = ALICE.writes(10_317).done();
+    let others = BOB.writes(30_617).tag("d", "y").done();
+    let ended = ALICE.writes(30_023).tag("d", "z").tag("expiration", NOW).done();
+    for event in [&note, &old, &new, &list, &others] {
+        stored(store, event).await;
+    }
+    let saved = store.save(vec![ended.clone()], time(NOW - 1)).await.unwrap();
+    assert_eq!(saved, [Saved::Stored]);
+    let named = References {
+        ids: [note.id, old.id, ended.id, id(7)].into(),
+        coordinates: [at(30_617, "x"), at(30_617, "y"), at(10_317, ""), at(30_023, "z")].into(),
+    };
+    let present = store.present(named, time(NOW)).await.unwrap();
+    assert_eq!(present.ids, [note.id].into());
+    let versions = [(at(30_617, "x"), Version::of(&new)), (at(10_317, ""), Version::of(&list))];
+    assert_eq!(present.versions, versions.into());
 }

@@ -56,8 +56,7 @@ impl Door {
 
 fn objection(event: &Event, origin: &Origin) -> Option<Rejection> {
     let ahead = event.created_at.as_secs() > Timestamp::now().as_secs() + 900;
-    let by_author =
-        matches!(origin, Origin::Client { authenticated } if authenticated.contains(&event.pubkey));
+    let by_author = matches!(origin, Origin::Client { authenticated, .. } if authenticated.contains(&event.pubkey));
     if ahead {
         Some(Rejection::TooFarAhead)
     } else if event.is_protected() && !by_author {

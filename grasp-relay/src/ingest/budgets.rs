@@ -1,0 +1,83 @@
+//! What clients may make ingest do before anything is accepted.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use grasp_core::Mono;
+use grasp_core::admission::{Needs, Origin};
+use grasp_core::resources::{Bounds, Meter};
+use nostr::event::Event;
+
+/// Keys that all clients together may have looked up within a minute: some seconds of one processor. One address gets
+/// a quarter of what others leave, which is enough for a hundred thousand events that name a few others each.
+const LOOKUPS_PER_MINUTE: u64 = 10_000_000;
+
+/// What an event has looked up besides what it names: itself, its coordinate, and who names it.
+const LOOKUPS_PER_EVENT: usize = 8;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Accounts for the work that clients' events cause, accepted or refused.
+#[derive(Debug)]
+pub struct Budgets {
+    lookups: Mutex<Meter>,
+}
+
+impl Default for Budgets {
+    fn default() -> Self {
+        let lookups = Bounds { reserve: 0, ..Bounds::of(LOOKUPS_PER_MINUTE) };
+        Self { lookups: Mutex::new(Meter::new(lookups, MINUTE)) }
+    }
+}
+
+impl Budgets {
+    /// Pays for what must be looked up before an event can be judged, if its sender's network can.
+    #[must_use]
+    pub(super) fn pay_lookups(&self, now: Mono, event: &Event, origin: &Origin) -> bool {
+        if origin.is_sync() {
+            return true;
+        }
+        let named = Needs::of(event).references;
+        let keys = LOOKUPS_PER_EVENT + named.ids.len() + named.coordinates.len();
+        lock(&self.lookups).spend(now, &origin.claimant(), keys as u64).is_ok()
+    }
+}
+
+fn lock(meter: &Mutex<Meter>) -> MutexGuard<'_, Meter> {
+    meter.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use grasp_core::resources::ClientNetwork;
+    use nostr::event::{EventBuilder, FinalizeEvent, Kind, Tag};
+    use nostr::key::Keys;
+
+    use super::*;
+
+    fn from(address: &str) -> Origin {
+        let network = Some(ClientNetwork::of(address.parse().unwrap()));
+        Origin::Client { authenticated: Vec::new(), network }
+    }
+
+    fn naming(ids: usize) -> Event {
+        let tag = |n: usize| Tag::parse(["e", &format!("{n:064x}")]).unwrap();
+        EventBuilder::new(Kind::TextNote, "")
+            .tags((0..ids).map(tag))
+            .finalize(&Keys::generate())
+            .unwrap()
+    }
+
+    #[test]
+    fn events_that_name_many_others_use_up_a_networks_share_and_nobody_elses() {
+        let (budgets, now) = (Budgets::default(), Mono::from_secs(100));
+        let (eve, alice) = (from("198.51.100.1"), from("192.0.2.1"));
+        let event = naming(1_000);
+        let paid = (0..1_000_000).take_while(|_| budgets.pay_lookups(now, &event, &eve)).count();
+        // No more ids of one event are looked up than 256.
+        assert_eq!(paid, 2_500_000 / (256 + LOOKUPS_PER_EVENT));
+        let note = naming(1);
+        assert!((0..50_000).all(|_| budgets.pay_lookups(now, &note, &alice)));
+        assert!(budgets.pay_lookups(now + 2 * MINUTE, &event, &eve), "it comes back");
+    }
+}
