@@ -18,8 +18,8 @@ use std::sync::Arc;
 use futures_util::TryStreamExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
-use grasp_core::nip34::References;
-use grasp_core::{Version, deletion};
+use grasp_core::nip34::{Announcement, References};
+use grasp_core::{Identifier, Version, deletion, kinds};
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use nostr::nips::nip01::Coordinate;
@@ -123,6 +123,30 @@ pub async fn events(
 ) -> Result<Vec<Event>, StoreError> {
     let chunks: Vec<_> = store.query(vec![filter], now).try_collect().await?;
     chunks.into_iter().flatten().map(|stored| stored.event()).collect()
+}
+
+/// Reads the announcements of these names one after the other, and says how many bytes that took.
+///
+/// Anybody may announce under any name: whoever wants to know who maintains what must not hold them all as events.
+pub async fn announcements(
+    store: &dyn EventStore,
+    names: impl IntoIterator<Item = &Identifier>,
+    now: Timestamp,
+) -> Result<Vec<(Announcement, usize)>, StoreError> {
+    let names: Vec<String> = names.into_iter().map(ToString::to_string).collect();
+    let mut announcements = Vec::new();
+    if names.is_empty() {
+        return Ok(announcements);
+    }
+    let filter = Filter::new().kind(kinds::ANNOUNCEMENT).identifiers(names);
+    let mut found = store.query(vec![filter], now);
+    while let Some(chunk) = found.try_next().await? {
+        for stored in chunk {
+            let parsed = Announcement::parse(&stored.event()?);
+            announcements.extend(parsed.ok().map(|parsed| (parsed, stored.json.len())));
+        }
+    }
+    Ok(announcements)
 }
 
 /// Returns the filter for the event at a coordinate. It also matches one that carries the identifier in a second `d` tag.

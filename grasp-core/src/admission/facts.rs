@@ -104,6 +104,8 @@ pub struct Facts {
     pub latest: Option<Version>,
     /// Announcements with its identifier, at most one stored and one held per author.
     pub announcements: Vec<KnownAnnouncement>,
+    /// Bytes of the stored ones among them.
+    pub announcement_bytes: usize,
     /// Whether it names, or is named by, something stored (first values of `a`, `A`, `e`, `E`, `q`).
     pub related: bool,
     /// Whether its author takes part in accepted repositories or threads.

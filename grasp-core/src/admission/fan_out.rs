@@ -186,8 +186,8 @@ fn shrink<K: Ord>(accounts: &mut BTreeMap<K, Share>) {
     accounts.retain(|_, share| share.count > median);
 }
 
-/// Roughly what an event takes.
-fn size(event: &Event) -> u64 {
+/// Returns roughly what an event takes, in bytes.
+pub(super) fn size(event: &Event) -> u64 {
     const FIXED: usize = 256;
     let values = event.tags.iter().flat_map(|tag| tag.as_slice());
     (FIXED + event.content.len() + values.map(|value| value.len() + 4).sum::<usize>()) as u64

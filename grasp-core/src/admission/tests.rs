@@ -392,3 +392,49 @@ fn messages_about_places_stay_short_and_clean() {
     assert!(message.len() < 500 && !message.chars().any(char::is_control), "{message}");
     assert!(message.ends_with("and 97 more; relays: none"));
 }
+
+/// Announcements of `x` by this many strangers, all named by the first.
+fn crowd(count: usize) -> Vec<KnownAnnouncement> {
+    let stranger = |n: usize| {
+        let mut bytes = [7; 32];
+        bytes[..8].copy_from_slice(&n.to_be_bytes());
+        let event = naming(elsewhere(), BOB).by(nostr::key::PublicKey::from_byte_array(bytes));
+        let announcement = Announcement::parse(&event).unwrap();
+        KnownAnnouncement { announcement, standing: Standing::Stored }
+    };
+    (0..count).map(stranger).collect()
+}
+
+#[test]
+fn a_crowded_name_has_room_for_those_whom_its_repositories_invite() {
+    let full = || Verdict::Reject(Rejection::Quota);
+    let accepted = || Verdict::Accept(Acceptance::Discovery);
+    // Bob is named by all of the crowd, by which he would be welcome.
+    let say = |facts: &Facts| say(&policy(), elsewhere(), BOB, facts);
+    assert_eq!(say(&knowing(crowd(1_535))), accepted());
+    assert_eq!(say(&knowing(crowd(1_536))), full());
+    let mut invited = crowd(2_047 - 1);
+    invited.push(known(naming(listing(ALICE), BOB), ALICE, Standing::Stored));
+    assert_eq!(say(&knowing(invited.clone())), accepted());
+    invited.extend(crowd(1));
+    assert_eq!(say(&knowing(invited.clone())), full());
+    // Whoever is here already may say something new.
+    invited.push(known(elsewhere(), BOB, Standing::Stored));
+    assert_eq!(say(&knowing(invited)), accepted());
+}
+
+#[test]
+fn announcements_of_one_name_take_only_so_many_bytes() {
+    const MIB: usize = 1024 * 1024;
+    let long = |bytes: usize| listing(ALICE).tags(&[&["description", &"x".repeat(bytes)]]);
+    let with = |announcement_bytes| Facts { announcement_bytes, ..Facts::default() };
+    let held = Verdict::Hold(Hold::Announcement);
+    assert_eq!(say(&policy(), long(60_000), ALICE, &with(5 * MIB)), held);
+    assert_eq!(
+        say(&policy(), long(60_000), ALICE, &with(6 * MIB)),
+        Verdict::Reject(Rejection::Quota)
+    );
+    assert_eq!(say(&policy(), long(1_000), ALICE, &with(9 * MIB)), held);
+    let verdict = say(&policy(), long(64 * 1024), ALICE, &with(0));
+    assert!(matches!(verdict, Verdict::Reject(Rejection::Malformed(_))));
+}

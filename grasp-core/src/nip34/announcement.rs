@@ -63,6 +63,9 @@ pub enum AnnouncementError {
 }
 
 impl Announcement {
+    /// Bytes of the largest announcement that is taken: some 900 maintainers. Honest ones have a few thousand.
+    pub const MAX_EVENT_BYTES: usize = 64 * 1024;
+
     /// Reads an announcement; several `clone`, `relays` or `maintainers` tags mean what one long tag would.
     pub fn parse(event: &Event) -> Result<Self, AnnouncementError> {
         if event.kind != kinds::ANNOUNCEMENT {

@@ -82,13 +82,11 @@ impl GitHttp {
             .keeper
             .ask(move |p| (p.announcements(&identifier), p.candidates(&identifier)))
             .await?;
-        let stored = Filter::new()
-            .kinds([kinds::ANNOUNCEMENT, kinds::STATE])
-            .identifier(repo.identifier.as_str());
-        let stored = self.events(stored).await?;
+        let now = self.keeper.clock().now().unix;
+        let stored = store::announcements(&**self.keeper.store(), [&repo.identifier], now).await?;
         let announcements: Vec<Announcement> = stored
-            .iter()
-            .filter_map(|event| Announcement::parse(event).ok())
+            .into_iter()
+            .map(|(announcement, _)| announcement)
             .chain(held_announcements.into_iter().map(|known| known.announcement))
             .collect();
         let policy = self.keeper.policy();
@@ -97,7 +95,13 @@ impl GitHttp {
             return Ok(Grounds::Archived);
         }
         let maintainers = policy.model.maintainers(&repo.owner, &rosters(&announcements));
-        let served = stored.iter().filter_map(|event| State::parse(event).ok());
+        // Others who announced the name may have states of a megabyte each.
+        let states = Filter::new()
+            .kind(kinds::STATE)
+            .authors(maintainers.iter().copied())
+            .identifier(repo.identifier.as_str());
+        let served = self.events(states).await?;
+        let served = served.iter().filter_map(|event| State::parse(event).ok());
         let served = served.map(|state| Candidate { state, standing: Standing::Stored });
         let candidates = served.chain(held_candidates).collect();
         let proposals = self.known_proposals(request).await;

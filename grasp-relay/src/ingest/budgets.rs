@@ -15,6 +15,9 @@ const LOOKUPS_PER_MINUTE: u64 = 10_000_000;
 /// What an event has looked up besides what it names: itself, its coordinate, and who names it.
 const LOOKUPS_PER_EVENT: usize = 8;
 
+/// Bytes of stored text that take as long to read as it takes to look up a key.
+const BYTES_PER_LOOKUP: usize = 800;
+
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// Accounts for the work that clients' events cause, accepted or refused.
@@ -41,6 +44,14 @@ impl Budgets {
         let keys = LOOKUPS_PER_EVENT + named.ids.len() + named.coordinates.len();
         lock(&self.lookups).spend(now, &origin.claimant(), keys as u64).is_ok()
     }
+
+    /// Charges for stored text that had to be read, which was not known before it was.
+    pub(super) fn charge_reading(&self, now: Mono, bytes: usize, origin: &Origin) {
+        if !origin.is_sync() {
+            let keys = bytes / BYTES_PER_LOOKUP;
+            lock(&self.lookups).charge(now, &origin.claimant(), keys as u64);
+        }
+    }
 }
 
 fn lock(meter: &Mutex<Meter>) -> MutexGuard<'_, Meter> {
@@ -66,6 +77,18 @@ mod tests {
             .tags((0..ids).map(tag))
             .finalize(&Keys::generate())
             .unwrap()
+    }
+
+    #[test]
+    fn reading_the_announcements_of_crowded_names_uses_up_the_share_too() {
+        let (budgets, now, eve) = (Budgets::default(), Mono::from_secs(100), from("198.51.100.1"));
+        let mut read = 0;
+        while budgets.pay_lookups(now, &naming(0), &eve) {
+            budgets.charge_reading(now, 8 << 20, &eve);
+            read += 1;
+        }
+        assert!((200..300).contains(&read), "{read}");
+        assert!(budgets.pay_lookups(now, &naming(0), &from("192.0.2.1")));
     }
 
     #[test]

@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use futures_util::TryStreamExt;
 use grasp_core::admission::Standing;
 use grasp_core::admission::{Facts, KnownAnnouncement, Needs};
 use grasp_core::deletion::coordinate;
-use grasp_core::nip34::{Announcement, References};
+use grasp_core::nip34::References;
 use grasp_core::{Identifier, kinds};
 use nostr::event::Event;
 use nostr::filter::{Filter, SingleLetterTag};
@@ -16,7 +15,7 @@ use nostr::types::Timestamp;
 
 use super::git_side::GitSide;
 use super::round::Pending;
-use crate::store::{EventStore, Present, StoreError};
+use crate::store::{self, EventStore, Present, StoreError};
 
 /// Everything the rulebook wants to know for each event of a round.
 pub(super) async fn facts(
@@ -35,13 +34,14 @@ pub(super) async fn facts(
         let needs = Needs::of(event);
         let git = git.facts(Arc::clone(event)).await?;
         // No other event of the round is about that name.
-        let mut announcements =
-            needs.identifier.and_then(|name| announced.remove(&name)).unwrap_or_default();
+        let announced = needs.identifier.and_then(|name| announced.remove(&name));
+        let Announced { known: mut announcements, bytes } = announced.unwrap_or_default();
         announcements.extend(git.announcements);
         facts.push(Facts {
             known: standing(present.ids.contains(&event.id), git.is_held),
             latest: coordinate(event).and_then(|at| present.versions.get(&at).copied()),
             announcements,
+            announcement_bytes: bytes,
             related: names_any(&needs.references, &present) || answers[0],
             author_known: answers[1],
             over_quota: git.over_quota,
@@ -114,28 +114,26 @@ fn naming_by_coordinate(coordinate: Coordinate) -> Vec<Filter> {
         .collect()
 }
 
+/// The stored announcements of one name.
+#[derive(Default)]
+struct Announced {
+    known: Vec<KnownAnnouncement>,
+    bytes: usize,
+}
+
 /// Reads the stored announcements of the names that a round is about.
 async fn announced(
     store: &dyn EventStore,
     round: &[Pending],
     now: Timestamp,
-) -> Result<BTreeMap<Identifier, Vec<KnownAnnouncement>>, StoreError> {
+) -> Result<BTreeMap<Identifier, Announced>, StoreError> {
     let names = round.iter().filter_map(|pending| Needs::of(&pending.event).identifier);
-    let names: Vec<String> = names.map(|name| name.to_string()).collect();
-    let mut announced: BTreeMap<_, Vec<_>> = BTreeMap::new();
-    if names.is_empty() {
-        return Ok(announced);
-    }
-    let filter = Filter::new().kind(kinds::ANNOUNCEMENT).identifiers(names);
-    let mut found = store.query(vec![filter], now);
-    while let Some(chunk) = found.try_next().await? {
-        for stored in chunk {
-            if let Ok(announcement) = Announcement::parse(&stored.event()?) {
-                let name = announcement.repo.identifier.clone();
-                let known = KnownAnnouncement { announcement, standing: Standing::Stored };
-                announced.entry(name).or_default().push(known);
-            }
-        }
+    let names: Vec<Identifier> = names.collect();
+    let mut announced: BTreeMap<_, Announced> = BTreeMap::new();
+    for (announcement, bytes) in store::announcements(store, &names, now).await? {
+        let of_name = announced.entry(announcement.repo.identifier.clone()).or_default();
+        of_name.known.push(KnownAnnouncement { announcement, standing: Standing::Stored });
+        of_name.bytes += bytes;
     }
     Ok(announced)
 }

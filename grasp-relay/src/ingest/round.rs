@@ -72,6 +72,8 @@ impl Pipeline {
     ) -> Result<Vec<Verdict>, StoreError> {
         let now = self.clock.now().unix;
         let facts = lookup::facts(&*self.store, &*self.git, round, now).await?;
+        let read = facts.iter().map(|facts| facts.announcement_bytes).sum();
+        self.budgets.charge_reading(self.clock.now().mono, read, origin);
         let judged = round.iter().zip(&facts).map(|(pending, facts)| {
             let verdict = judge(&self.policy, now, origin, pending.event.as_ref(), facts);
             (pending, self.unless_crowded(&pending.event, verdict))
