@@ -249,6 +249,33 @@ pub trait EventStore: Send + Sync + 'static {
     /// Superseded versions with these ids go too. What deletion requests among them have deleted stays refused.
     fn remove(&self, ids: Vec<EventId>) -> BoxFuture<'_, Result<u64, StoreError>>;
 
+    /// Takes versions of a coordinate that are older than this one out of service, and keeps them away: their author
+    /// replaced them by a version that is not wanted here. Says how many were served.
+    ///
+    /// The default keeps nothing away.
+    fn delist(
+        &self,
+        coordinate: Coordinate,
+        by: Version,
+        now: Timestamp,
+    ) -> BoxFuture<'_, Result<u64, StoreError>> {
+        Box::pin(async move {
+            let coordinates = BTreeSet::from([coordinate]);
+            let named = References { coordinates, ..References::default() };
+            let served = self.present(named, now).await?.versions.into_values();
+            let older: Vec<_> = served.filter(|version| *version < by).map(|v| v.id).collect();
+            if older.is_empty() { Ok(0) } else { self.remove(older).await }
+        })
+    }
+
+    /// Returns the versions before which these coordinates were [delisted](Self::delist).
+    fn delisted(
+        &self,
+        _: Vec<Coordinate>,
+    ) -> BoxFuture<'_, Result<BTreeMap<Coordinate, Version>, StoreError>> {
+        Box::pin(std::future::ready(Ok(BTreeMap::new())))
+    }
+
     /// Reclaims what time has made worthless: expired events, unused deletion requests past their term.
     ///
     /// Says how many events went. It only saves space: what has expired is not served anyway.

@@ -37,7 +37,8 @@ pub(super) fn judge(policy: &Policy, event: &Event, facts: &Facts) -> Verdict {
         return Verdict::Reject(Rejection::Banned);
     }
     let own = || facts.announcements.iter().filter(|known| known.announcement.repo == new.repo);
-    if own().any(|known| known.announcement.version > new.version) {
+    let wins = |version| version > new.version;
+    if facts.latest.is_some_and(wins) || own().any(|known| wins(known.announcement.version)) {
         return Verdict::Known(Known::Superseded);
     }
     let hosted = |known: &KnownAnnouncement| policy.hosts(&known.announcement);

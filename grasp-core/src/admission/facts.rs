@@ -100,7 +100,7 @@ impl Needs {
 pub struct Facts {
     /// This very event is here already.
     pub known: Option<Standing>,
-    /// The stored version of the same replaceable or addressable event.
+    /// The stored version of the same replaceable or addressable event, or the one that took it out of service.
     pub latest: Option<Version>,
     /// Announcements with its identifier, at most one stored and one held per author.
     pub announcements: Vec<KnownAnnouncement>,

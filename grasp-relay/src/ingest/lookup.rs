@@ -7,7 +7,7 @@ use grasp_core::admission::Standing;
 use grasp_core::admission::{Facts, KnownAnnouncement, Needs};
 use grasp_core::deletion::coordinate;
 use grasp_core::nip34::References;
-use grasp_core::{Identifier, kinds};
+use grasp_core::{Identifier, Version, kinds};
 use nostr::event::Event;
 use nostr::filter::{Filter, SingleLetterTag};
 use nostr::nips::nip01::Coordinate;
@@ -26,6 +26,7 @@ pub(super) async fn facts(
 ) -> Result<Vec<Facts>, StoreError> {
     let present = store.present(named(round), now).await?;
     let mut announced = announced(store, round, now).await?;
+    let delisted = delisted(store, round).await?;
     let questions = round.iter().flat_map(|pending| questions(&pending.event, &present)).collect();
     let answers = store.exists(questions, now).await?;
     let mut facts = Vec::with_capacity(round.len());
@@ -39,7 +40,8 @@ pub(super) async fn facts(
         announcements.extend(git.announcements);
         facts.push(Facts {
             known: standing(present.ids.contains(&event.id), git.is_held),
-            latest: coordinate(event).and_then(|at| present.versions.get(&at).copied()),
+            latest: coordinate(event)
+                .and_then(|at| present.versions.get(&at).max(delisted.get(&at)).copied()),
             announcements,
             announcement_bytes: bytes,
             related: names_any(&needs.references, &present) || answers[0],
@@ -56,6 +58,17 @@ fn standing(is_stored: bool, is_held: bool) -> Option<Standing> {
         (false, true) => Some(Standing::Held),
         (false, false) => None,
     }
+}
+
+/// The versions by which repositories that a round announces were taken from us before.
+async fn delisted(
+    store: &dyn EventStore,
+    round: &[Pending],
+) -> Result<BTreeMap<Coordinate, Version>, StoreError> {
+    let events = round.iter().map(|pending| &pending.event);
+    let announced = events.filter(|event| event.kind == kinds::ANNOUNCEMENT);
+    let announced: Vec<_> = announced.filter_map(|event| coordinate(event)).collect();
+    if announced.is_empty() { Ok(BTreeMap::new()) } else { store.delisted(announced).await }
 }
 
 /// The events of a round, and all that they name.

@@ -5,11 +5,10 @@ use std::error::Error;
 use std::sync::{Arc, PoisonError};
 
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
-use grasp_core::admission::{
-    Acceptance, Facts, Hold, Known, Needs, Origin, Rejection, Verdict, judge,
-};
+use grasp_core::admission::{Acceptance, Hold, Known, Needs, Origin, Rejection, Verdict, judge};
+use grasp_core::deletion::coordinate;
 use grasp_core::nip34::Announcement;
-use grasp_core::{Identifier, Verified};
+use grasp_core::{Identifier, Verified, Version};
 use nostr::event::Event;
 use nostr::types::Timestamp;
 
@@ -89,7 +88,7 @@ impl Pipeline {
         let kept = stream::iter(kept).buffered(HOLDS_AT_ONCE);
         let mut verdicts: Vec<Verdict> = kept.try_collect().await?;
         self.save(round, &mut verdicts, now).await?;
-        self.take_out_of_service(round, &verdicts, &facts).await?;
+        self.take_out_of_service(round, &verdicts, now).await?;
         self.tell(round, &verdicts).await;
         Ok(verdicts)
     }
@@ -152,27 +151,23 @@ impl Pipeline {
         Ok(())
     }
 
-    /// A repository whose owner took us off the list is no longer announced here.
+    /// Takes repositories out of service whose owner took us off the list. Anybody can send an older announcement
+    /// again: it must not bring the repository back, nor the maintainers that it named.
     async fn take_out_of_service(
         &self,
         round: &[Pending],
         verdicts: &[Verdict],
-        facts: &[Facts],
+        now: Timestamp,
     ) -> Result<(), StoreError> {
-        let mut gone = Vec::new();
-        for ((pending, verdict), facts) in round.iter().zip(verdicts).zip(facts) {
-            if *verdict == (Verdict::Delist { keep: false }) {
-                let own = facts.announcements.iter().map(|known| &known.announcement);
-                let own = own.filter(|known| known.repo.owner == pending.event.pubkey);
-                gone.extend(own.map(|known| known.version.id));
+        let delisting = |verdict: &Verdict| matches!(verdict, Verdict::Delist { .. });
+        for (pending, verdict) in round.iter().zip(verdicts) {
+            if let Some(at) = coordinate(&pending.event).filter(|_| delisting(verdict)) {
+                self.store.delist(at, Version::of(&pending.event), now).await?;
             }
-        }
-        if !gone.is_empty() {
-            self.store.remove(gone).await?;
         }
         // Told after it is so: whoever looks, looks at once.
         for (pending, verdict) in round.iter().zip(verdicts) {
-            if matches!(verdict, Verdict::Delist { .. }) {
+            if delisting(verdict) {
                 self.delist(&pending.event).await;
             }
         }

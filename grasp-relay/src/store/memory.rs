@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use futures_util::StreamExt;
 use futures_util::future::{self, BoxFuture};
 use futures_util::stream::{self, BoxStream};
+use grasp_core::Version;
 use grasp_core::admission::is_expired;
 use grasp_core::deletion::{self, DeletionRequest, VanishScope};
 use nostr::event::{Event, EventId, Kind};
@@ -54,6 +55,7 @@ struct State {
     superseded: Vec<Arc<Event>>,
     requests: Vec<Request>,
     vanished: BTreeMap<PublicKey, Timestamp>,
+    delisted: BTreeMap<Coordinate, Version>,
     closed: bool,
 }
 
@@ -183,6 +185,34 @@ impl EventStore for MemoryStore {
         })
     }
 
+    fn delist(
+        &self,
+        coordinate: Coordinate,
+        by: Version,
+        _: Timestamp,
+    ) -> BoxFuture<'_, Result<u64, StoreError>> {
+        self.with(|_, state| {
+            let older: Vec<_> = versions(&state.served, &coordinate)
+                .filter(|served| Version::of(served) < by)
+                .map(|served| served.id)
+                .collect();
+            state.served.retain(|served| !older.contains(&served.id));
+            let known = state.delisted.entry(coordinate).or_insert(by);
+            *known = by.max(*known);
+            older.len() as u64
+        })
+    }
+
+    fn delisted(
+        &self,
+        coordinates: Vec<Coordinate>,
+    ) -> BoxFuture<'_, Result<BTreeMap<Coordinate, Version>, StoreError>> {
+        self.with(|_, state| {
+            let by = |at: Coordinate| Some((at.clone(), *state.delisted.get(&at)?));
+            coordinates.into_iter().filter_map(by).collect()
+        })
+    }
+
     fn sweep(&self, now: Timestamp) -> BoxFuture<'_, Result<u64, StoreError>> {
         self.with(|rules, state| {
             let expired = state.expire(now);
@@ -215,6 +245,10 @@ impl State {
                 self.note_use(&event, now);
             }
             return Saved::Refused(refusal);
+        }
+        let delisted = deletion::coordinate(&event).and_then(|at| self.delisted.get(&at));
+        if delisted.is_some_and(|by| Version::of(&event) < *by) {
+            return Saved::Superseded;
         }
         match event.kind {
             Kind::EventDeletion => self.delete(&event, now),

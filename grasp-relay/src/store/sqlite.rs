@@ -23,6 +23,7 @@ mod schema;
 mod search;
 mod writer;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -33,6 +34,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream};
+use grasp_core::Version;
 use grasp_core::nip34::References;
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
@@ -188,7 +190,7 @@ impl EventStore for SqliteStore {
         Box::pin(async move {
             let judge = move |ledger: &Ledger<'_>| ledger.judge(&event, now);
             Ok(match self.shared.read(judge).await? {
-                Verdict::Welcome | Verdict::Known => None,
+                Verdict::Welcome | Verdict::Known | Verdict::Superseded => None,
                 Verdict::Refused(refusal) => Some(refusal),
                 Verdict::Deleted(by) => {
                     let note = move |ledger: &Ledger<'_>| ledger.note_use(by, now);
@@ -326,6 +328,29 @@ impl EventStore for SqliteStore {
             }
             Ok(removed)
         })
+    }
+
+    fn delist(
+        &self,
+        coordinate: Coordinate,
+        by: Version,
+        _: Timestamp,
+    ) -> BoxFuture<'_, Result<u64, StoreError>> {
+        self.shared.write(1, move |ledger| ledger.delist(&coordinate, by))
+    }
+
+    fn delisted(
+        &self,
+        coordinates: Vec<Coordinate>,
+    ) -> BoxFuture<'_, Result<BTreeMap<Coordinate, Version>, StoreError>> {
+        Box::pin(self.shared.read(move |ledger| {
+            let mut found = BTreeMap::new();
+            for coordinate in coordinates {
+                let by = ledger.delisted_by(&ledger.keys.coordinate(&coordinate))?;
+                found.extend(by.map(|by| (coordinate, by.version())));
+            }
+            Ok(found)
+        }))
     }
 
     fn sweep(&self, now: Timestamp) -> BoxFuture<'_, Result<u64, StoreError>> {

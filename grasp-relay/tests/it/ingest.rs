@@ -197,6 +197,13 @@ async fn a_repository_that_leaves_us_is_no_longer_served() {
     assert!(server.take(&[&here]).await[0].answer().accepted);
     assert_eq!(server.take(&[&gone]).await, [Verdict::Delist { keep: false }]);
     assert!(!server.is_served(&here).await && !server.is_served(&gone).await);
+    // Anybody can send the older version again.
+    assert_eq!(server.take(&[&here]).await, [Verdict::Known(Known::Superseded)]);
+    assert!(!server.is_served(&here).await);
+    let clone = format!("https://us.example/{}/x.git", npub(&alice.public_key()));
+    let tags: &[&[&str]] = &[&["d", "x"], &["clone", &clone], &["relays", "wss://us.example"]];
+    let back = sign_at(&alice, 30617, NOW + 2, tags);
+    assert!(server.take(&[&back]).await[0].answer().accepted && server.is_served(&back).await);
 }
 
 #[tokio::test]

@@ -115,6 +115,7 @@ contract! {
         other_superseded_events_are_not_kept
         only_so_many_versions_are_kept
         a_kept_version_returns_once_the_winner_is_gone
+        a_delisted_version_is_gone_and_stays_away
     }
     deletion {
         own_events_are_deleted_by_id_and_stay_away

@@ -1,6 +1,7 @@
 //! How events, lists and coordinates are spelled in the indexes.
 
 use bitcoin_hashes::{HashEngine, sha256};
+use grasp_core::Version;
 use nostr::event::{Event, EventId};
 use nostr::filter::SingleLetterTag;
 use nostr::key::PublicKey;
@@ -29,6 +30,14 @@ impl Position {
 
     pub(super) fn of(event: &Event) -> Self {
         Self { newest: newest(event.created_at), id: event.id.to_bytes() }
+    }
+
+    pub(super) fn of_version(version: Version) -> Self {
+        Self { newest: newest(version.created_at), id: version.id.to_bytes() }
+    }
+
+    pub(super) fn version(&self) -> Version {
+        Version { created_at: self.created_at(), id: self.event_id() }
     }
 
     /// Reads the columns `newest, id`, which come first in every statement that has them.

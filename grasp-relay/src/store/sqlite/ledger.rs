@@ -43,6 +43,8 @@ pub(super) enum Verdict {
     Welcome,
     /// It is here, or was a deletion request that is no longer served.
     Known,
+    /// A version that wins over it took its place, and is not served.
+    Superseded,
     /// It must not be stored.
     Refused(Refusal),
     /// Its author deleted it, with this request.
@@ -103,6 +105,9 @@ impl<'a> Ledger<'a> {
         if let Some(blocker) = self.blocker(event)? {
             return Ok(Verdict::Deleted(blocker));
         }
+        if self.is_delisted(event)? {
+            return Ok(Verdict::Superseded);
+        }
         let refusal = self.deletion_refusal(event, now)?;
         Ok(refusal.map_or(Verdict::Welcome, Verdict::Refused))
     }
@@ -133,8 +138,7 @@ impl<'a> Ledger<'a> {
         for coordinate in coordinates {
             let head = self.head(&self.keys.coordinate(&coordinate))?;
             if let Some(Served { at, .. }) = head.filter(|head| !expired.contains(&head.seq)) {
-                let version = Version { created_at: at.created_at(), id: at.event_id() };
-                found.push((coordinate, version));
+                found.push((coordinate, at.version()));
             }
         }
         Ok(found)
@@ -151,10 +155,46 @@ impl<'a> Ledger<'a> {
             .collect()
     }
 
+    /// Takes versions that are older than this one out of service, and notes that they stay away.
+    pub(super) fn delist(&self, coordinate: &Coordinate, by: Version) -> rusqlite::Result<u64> {
+        let (key, by) = (self.keys.coordinate(coordinate), Position::of_version(by));
+        let mut gone = 0;
+        if let Some(head) = self.head(&key)?.filter(|head| head.at > by) {
+            self.erase(head.seq)?;
+            gone += 1;
+        }
+        if self.delisted_by(&key)?.is_none_or(|known| by < known) {
+            self.conn
+                .prepare_cached(
+                    "INSERT OR REPLACE INTO delisted (coordinate, newest, id) VALUES (?1, ?2, ?3)",
+                )?
+                .execute(params![key, by.newest(), by.id()])?;
+        }
+        Ok(gone)
+    }
+
+    /// The version before which a coordinate was delisted.
+    pub(super) fn delisted_by(&self, coordinate: &Digest) -> rusqlite::Result<Option<Position>> {
+        self.conn
+            .prepare_cached("SELECT newest, id FROM delisted WHERE coordinate = ?1")?
+            .query_row([coordinate], Position::read)
+            .optional()
+    }
+
+    fn is_delisted(&self, event: &Event) -> rusqlite::Result<bool> {
+        if !keeps_versions(event.kind) {
+            return Ok(false);
+        }
+        let Some(coordinate) = deletion::coordinate(event) else { return Ok(false) };
+        let by = self.delisted_by(&self.keys.coordinate(&coordinate))?;
+        Ok(by.is_some_and(|by| by < Position::of(event)))
+    }
+
     fn save_one(&self, event: &Event, now: Timestamp) -> rusqlite::Result<Saved> {
         match self.judge(event, now)? {
             Verdict::Welcome => self.admit(event, now),
             Verdict::Known => Ok(Saved::Duplicate),
+            Verdict::Superseded => Ok(Saved::Superseded),
             Verdict::Refused(refusal) => Ok(Saved::Refused(refusal)),
             Verdict::Deleted(blocker) => {
                 self.note_use(blocker, now)?;

@@ -74,6 +74,11 @@ pub(crate) const KNOWN_FAULTS: &[KnownFault] = &[
         EVERY,
         "no rollback: superseded versions are gone",
     ),
+    fault(
+        "a_delisted_version_is_gone_and_stays_away",
+        EVERY,
+        "a repository that its owner took from this server comes back when an older announcement is sent again",
+    ),
     fault("kept_versions_are_deleted_too", EVERY, "no rollback: superseded versions are gone"),
     fault(
         "a_deletion_may_come_before_its_target",

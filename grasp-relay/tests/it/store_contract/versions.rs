@@ -1,5 +1,6 @@
 use std::sync::Arc;
 
+use grasp_core::Version;
 use grasp_relay::store::{EventStore, Saved};
 use nostr::event::{Event, EventId, Kind};
 use nostr::filter::Filter;
@@ -137,4 +138,27 @@ pub(super) async fn a_kept_version_returns_once_the_winner_is_gone(store: &dyn E
     assert_eq!(save(store, &version(2)).await, Saved::Stored);
     assert!(serves(store, &version(2)).await);
     assert_eq!(kept(store, 30_618, "x").await, [id(1)]);
+}
+
+pub(super) async fn a_delisted_version_is_gone_and_stays_away(store: &dyn EventStore) {
+    let version = |at, name: &str| ALICE.writes(30_617).at(at).tag("d", name).done();
+    let (old, by, new) = (version(10, "x"), version(11, "x"), version(12, "x"));
+    let other = version(9, "y");
+    stored(store, &old).await;
+    stored(store, &other).await;
+    let at = Coordinate::new(Kind::from_u16(30_617), ALICE.key()).identifier("x");
+    let delist = |by: &Arc<Event>| store.delist(at.clone(), Version::of(by), time(NOW));
+    assert_eq!(delist(&by).await.unwrap(), 1);
+    assert!(!serves(store, &old).await && serves(store, &other).await);
+    assert_eq!(save(store, &old).await, Saved::Superseded);
+    assert_eq!(
+        store.delisted(vec![at.clone()]).await.unwrap(),
+        [(at.clone(), Version::of(&by))].into()
+    );
+    // An older one takes nothing back, and a newer one is welcome.
+    assert_eq!(delist(&old).await.unwrap(), 0);
+    assert_eq!(save(store, &old).await, Saved::Superseded);
+    stored(store, &new).await;
+    assert_eq!(delist(&by).await.unwrap(), 0);
+    assert!(serves(store, &new).await);
 }

@@ -122,6 +122,23 @@ async fn an_old_delisting_replayed_does_nothing_and_within_a_second_the_lower_id
 }
 
 #[tokio::test]
+async fn a_repository_that_was_taken_from_us_does_not_come_back_with_an_older_announcement() {
+    let scene = Scene::new().await;
+    let (alice, us) = (&scene.alice, scene.instance.service());
+    let old = alice.later(5).announce("x", &us);
+    assert!(scene.send(&old).await.0);
+    scene.is_untouched("announced again").await;
+    let tags: &[&[&str]] = &[&["d", "x"], &["clone", "https://b.example/x.git"]];
+    scene.send(&alice.later(10).sign(30617, "", tags)).await;
+    scene.is_gone().await;
+    let (accepted, why) = scene.send(&old).await;
+    assert!(!accepted && why.starts_with("replaced: "), "{why}");
+    scene.instance.settle("x").await;
+    scene.is_gone().await;
+    scene.work.git(&["push", &scene.url(), "main"]).await.expect_refused();
+}
+
+#[tokio::test]
 async fn whoever_vanishes_takes_the_repository_along_at_once_and_it_stays_away() {
     let scene = Scene::new().await;
     let (alice, us) = (&scene.alice, scene.instance.service());

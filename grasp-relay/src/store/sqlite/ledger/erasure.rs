@@ -47,6 +47,7 @@ impl Ledger<'_> {
             "requests",
             "gates",
             "vanished",
+            "delisted",
         ] {
             self.conn.execute(&format!("DELETE FROM {table}"), [])?;
         }
