@@ -24,6 +24,7 @@ pub(crate) mod negentropy;
 pub mod nip11;
 pub(crate) mod query;
 pub(crate) mod rate;
+pub(crate) mod reads;
 pub(crate) mod session;
 pub mod subscriptions;
 

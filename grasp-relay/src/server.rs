@@ -19,6 +19,8 @@ use axum::Router;
 use axum::http::Request;
 use axum::routing::get;
 use grasp_core::ServiceIdentity;
+use grasp_core::resources::Bounds;
+use grasp_purgatory::resources::SharedPool;
 use hyper::body::Incoming;
 use hyper::service::Service as _;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -38,6 +40,7 @@ use crate::clock::Clock;
 use crate::ingest::Ingest;
 use crate::nostr::connection::Shared;
 use crate::nostr::negentropy::Workshop;
+use crate::nostr::reads::Reads;
 use crate::nostr::session::Rules;
 use crate::nostr::{Hub, Limits, RelayInfo};
 use crate::store::EventStore;
@@ -133,7 +136,8 @@ impl Server {
             hub,
             clock,
             workshop: Workshop::new(&limits),
-            filter_room: bounded(limits.total_subscription_bytes),
+            filter_room: shared_pool(limits.total_subscription_bytes),
+            reads: Reads::new(),
             shares: Shares::new(limits.events_per_minute_per_ip),
             rules: Arc::new(Rules { limits: limits.clone(), service: config.service.clone() }),
         };
@@ -285,6 +289,10 @@ async fn accept(
             }
         }
     }
+}
+
+fn shared_pool(total: usize) -> SharedPool {
+    SharedPool::new(Bounds { reserve: 0, ..Bounds::of(total as u64) })
 }
 
 fn bounded(permits: usize) -> Arc<Semaphore> {

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use grasp_core::Mono;
 use grasp_core::admission::{Needs, Origin};
-use grasp_core::resources::{Bounds, Meter};
+use grasp_core::resources::{Bounds, Meter, Shortage};
+use grasp_purgatory::resources::{Holding, SharedPool};
 use nostr::event::Event;
 
 /// Keys that all clients together may have looked up within a minute: some seconds of one processor. One address gets
@@ -18,18 +19,26 @@ const LOOKUPS_PER_EVENT: usize = 8;
 /// Bytes of stored text that take as long to read as it takes to look up a key.
 const BYTES_PER_LOOKUP: usize = 800;
 
+/// Rounds of clients' events that are looked up at once. One address has a quarter of what others leave.
+const ROUNDS_AT_ONCE: u64 = 32;
+
+/// How long a round waits for its turn.
+const TURN_TIMEOUT: Duration = Duration::from_secs(30);
+
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// Accounts for the work that clients' events cause, accepted or refused.
 #[derive(Debug)]
 pub struct Budgets {
     lookups: Mutex<Meter>,
+    turns: SharedPool,
 }
 
 impl Default for Budgets {
     fn default() -> Self {
         let lookups = Bounds { reserve: 0, ..Bounds::of(LOOKUPS_PER_MINUTE) };
-        Self { lookups: Mutex::new(Meter::new(lookups, MINUTE)) }
+        let turns = Bounds { reserve: 0, ..Bounds::of(ROUNDS_AT_ONCE) };
+        Self { lookups: Mutex::new(Meter::new(lookups, MINUTE)), turns: SharedPool::new(turns) }
     }
 }
 
@@ -43,6 +52,14 @@ impl Budgets {
         let named = Needs::of(event).references;
         let keys = LOOKUPS_PER_EVENT + named.ids.len() + named.coordinates.len();
         lock(&self.lookups).spend(now, &origin.claimant(), keys as u64).is_ok()
+    }
+
+    /// Waits until a round of a client's events may be looked up. What we asked other relays for need not wait.
+    pub(super) async fn turn(&self, origin: &Origin) -> Result<Option<Holding>, Shortage> {
+        match origin.is_sync() {
+            true => Ok(None),
+            false => self.turns.wait(&origin.claimant(), 1, TURN_TIMEOUT).await.map(Some),
+        }
     }
 
     /// Charges for stored text that had to be read, which was not known before it was.

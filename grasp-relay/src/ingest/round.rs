@@ -70,7 +70,11 @@ impl Pipeline {
         origin: &Origin,
     ) -> Result<Vec<Verdict>, StoreError> {
         let now = self.clock.now().unix;
+        let Ok(turn) = self.budgets.turn(origin).await else {
+            return Ok(vec![Verdict::Reject(Rejection::Busy); round.len()]);
+        };
         let facts = lookup::facts(&*self.store, &*self.git, round, now).await?;
+        drop(turn);
         let read = facts.iter().map(|facts| facts.announcement_bytes).sum();
         self.budgets.charge_reading(self.clock.now().mono, read, origin);
         let judged = round.iter().zip(&facts).map(|(pending, facts)| {

@@ -17,7 +17,8 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::{AbortHandle, BoxStream, FuturesUnordered, SelectAll, StreamExt as _};
 use grasp_core::Now;
 use grasp_core::resources::ClientNetwork;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use grasp_purgatory::resources::{Holding, SharedPool};
+use tokio::sync::watch;
 
 use self::alarm::Alarm;
 use self::intake::{Intake, Judged};
@@ -26,6 +27,7 @@ use super::completeness::Completeness;
 use super::delivery::{Delivery, Live};
 use super::hub::{Capacity, Heard, Hub, Listener};
 use super::negentropy::{Opened, Snapshot, Workshop};
+use super::reads::{ConnectionReads, ReadFailure, Reads};
 use super::session::{Ending, Hangup, Input, Output, Reconciled, Rules, Session, Token};
 use crate::clock::Clock;
 use crate::ingest::Ingest;
@@ -44,7 +46,8 @@ pub(crate) struct Shared {
     pub(crate) rules: Arc<Rules>,
     pub(crate) workshop: Workshop,
     /// Bytes of filter text that may still be held for all connections together.
-    pub(crate) filter_room: Arc<Semaphore>,
+    pub(crate) filter_room: SharedPool,
+    pub(crate) reads: Reads,
     /// What each address may still send.
     pub(crate) shares: Shares,
 }
@@ -69,6 +72,7 @@ pub(crate) async fn run(
 struct Connection {
     shared: Arc<Shared>,
     network: ClientNetwork,
+    reads: ConnectionReads,
     session: Session,
     writer: Writer,
     listener: Listener,
@@ -88,7 +92,7 @@ struct Subscription {
     delivery: Delivery,
     answer: Completeness,
     history: AbortHandle,
-    _room: OwnedSemaphorePermit,
+    _room: Holding,
 }
 
 impl Drop for Subscription {
@@ -99,6 +103,7 @@ impl Drop for Subscription {
 
 /// A piece of some subscription's history.
 enum Page {
+    Busy(Token),
     Events(Token, Vec<StoredEvent>),
     Failed(Token, StoreError),
     End(Token),
@@ -106,7 +111,7 @@ enum Page {
 
 /// A COUNT or negentropy message that was worked on.
 enum Done {
-    Counted(Token, Result<u64, StoreError>),
+    Counted(Token, Result<u64, ReadFailure>),
     NegOpened(Token, Opened),
     NegAnswered(Token, Reconciled),
 }
@@ -159,6 +164,7 @@ impl Connection {
             jobs: FuturesUnordered::new(),
             snapshots: BTreeMap::new(),
             intake: Intake::new(limits),
+            reads: shared.reads.of_connection(network),
             shared,
             network,
         }
@@ -259,6 +265,7 @@ impl Connection {
                 }
                 Ok(())
             }
+            Page::Busy(token) => self.tell(now, Input::Ended(token, Ending::Busy)).await,
             Page::Failed(token, error) => {
                 tracing::error!(%error, "a history could not be read");
                 self.tell(now, Input::Ended(token, Ending::StoreFailed)).await
@@ -270,7 +277,8 @@ impl Connection {
     async fn take_done(&mut self, now: Now, done: Done) -> Result<(), Stop> {
         let input = match done {
             Done::Counted(token, Ok(count)) => Input::Counted(token, count),
-            Done::Counted(token, Err(error)) => {
+            Done::Counted(token, Err(ReadFailure::Busy)) => Input::Ended(token, Ending::Busy),
+            Done::Counted(token, Err(ReadFailure::Store(error))) => {
                 tracing::error!(%error, "a count failed");
                 Input::Ended(token, Ending::StoreFailed)
             }

@@ -32,7 +32,7 @@ pub struct Limits {
     /// Bytes of filter text that one connection's open subscriptions may hold.
     pub subscription_bytes: usize,
     /// Bytes that the filters of all connections' open subscriptions, and of their COUNTs under way, may take: their
-    /// text and 128 for each value.
+    /// text and 128 for each value. One address has at most a quarter.
     pub total_subscription_bytes: usize,
     /// Most events a filter is answered with from history, whatever its `limit` says.
     pub max_limit: usize,
@@ -52,15 +52,15 @@ pub struct Limits {
     pub neg_items: usize,
     /// Items in all negentropy sessions of one connection.
     pub neg_connection_items: usize,
-    /// Items in all negentropy sessions of all connections, at 40 bytes each.
+    /// Items in all negentropy sessions of all connections, at 40 bytes each. One address has at most a quarter.
     pub neg_total_items: usize,
-    /// Bytes of negentropy messages of all connections that may wait for their turn.
+    /// Bytes of negentropy messages of all connections that may wait for their turn. One address has at most a quarter.
     pub neg_waiting_bytes: usize,
     /// How long a negentropy session may go unused.
     pub neg_idle: Duration,
     /// Largest negentropy answer in bytes, before hex. Kept within [`Limits::NEG_FRAMES`].
     pub neg_frame_bytes: usize,
-    /// Negentropy sets built or compared at once, on threads of their own.
+    /// Negentropy sets built or compared at once, on threads of their own. One address has at most a quarter.
     pub neg_jobs: usize,
 
     /// Messages of any kind per connection and minute. Those above are refused one by one; as many refused again,
@@ -68,7 +68,8 @@ pub struct Limits {
     pub messages_per_minute: u32,
     /// EVENTs per connection and minute.
     pub events_per_minute: u32,
-    /// EVENTs per address (IPv4) or /64 (IPv6) and minute, over all its connections.
+    /// EVENTs per address (IPv4) and minute, over all its connections; half as many per /64 (IPv6). Fewer while other
+    /// networks send many: all together may send four times as many.
     pub events_per_minute_per_ip: u32,
     /// REQ, COUNT and NEG-OPEN per connection and minute; going on with a negentropy session is free.
     pub queries_per_minute: u32,
@@ -126,7 +127,7 @@ impl Default for Limits {
             neg_waiting_bytes: 64 * 1024 * 1024,
             neg_idle: Duration::from_secs(120),
             neg_frame_bytes: 500_000,
-            neg_jobs: 2,
+            neg_jobs: 8,
             messages_per_minute: 12_000,
             events_per_minute: 6_000,
             events_per_minute_per_ip: 60_000,

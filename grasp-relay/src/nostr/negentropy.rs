@@ -6,13 +6,15 @@
 //! number of times per message, and cuts its answer at the frame limit.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use grasp_core::neg;
+use grasp_core::resources::{Bounds, Claimant, ClientNetwork};
+use grasp_purgatory::resources::{Holding, SharedPool};
 use negentropy::{Bound, Error, Id, Item, Negentropy, NegentropyStorageBase, Storage};
 use nostr::event::EventId;
 use nostr::filter::Filter;
 use nostr::types::Timestamp;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::limits::Limits;
 use super::session::Reconciled;
@@ -21,12 +23,15 @@ use crate::store::{EventStore, Inventory};
 /// The first byte of every message of the protocol's version that we speak.
 const VERSION: u8 = 0x61;
 
+/// How long a message waits for its turn.
+const JOB_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// What all sessions of all connections share.
 #[derive(Clone, Debug)]
 pub(crate) struct Workshop {
-    jobs: Arc<Semaphore>,
-    items: Arc<Semaphore>,
-    waiting: Arc<Semaphore>,
+    jobs: SharedPool,
+    items: SharedPool,
+    waiting: SharedPool,
     most_items: usize,
     frame: u64,
 }
@@ -35,7 +40,7 @@ pub(crate) struct Workshop {
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     set: SortedSet,
-    _share: OwnedSemaphorePermit,
+    _share: Holding,
 }
 
 /// What was built for a NEG-OPEN, and what to tell the session.
@@ -43,11 +48,12 @@ pub(crate) type Opened = (Option<Arc<Snapshot>>, Reconciled);
 
 impl Workshop {
     pub(crate) fn new(limits: &Limits) -> Self {
-        let bounded = |most: usize| Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
+        let pool =
+            |total: usize| SharedPool::new(Bounds { reserve: 0, ..Bounds::of(total as u64) });
         Self {
-            jobs: bounded(limits.neg_jobs.max(1)),
-            items: bounded(limits.neg_total_items),
-            waiting: bounded(limits.neg_waiting_bytes),
+            jobs: pool(limits.neg_jobs.max(1)),
+            items: pool(limits.neg_total_items),
+            waiting: pool(limits.neg_waiting_bytes),
             most_items: limits.neg_items,
             frame: limits.neg_frame(),
         }
@@ -56,12 +62,13 @@ impl Workshop {
     /// Builds the set for a filter and answers the first message.
     pub(crate) async fn open(
         self,
+        network: ClientNetwork,
         store: Arc<dyn EventStore>,
         filter: Filter,
         now: Timestamp,
         message: Vec<u8>,
     ) -> Opened {
-        let Some(turn) = self.turn(message).await else {
+        let Some(turn) = self.turn(network, message).await else {
             return (None, Reconciled::NoRoom);
         };
         let items = match store.inventory(filter, now, self.most_items).await {
@@ -72,7 +79,8 @@ impl Workshop {
                 return (None, Reconciled::StoreFailed);
             }
         };
-        let Some(share) = reserve(&self.items, items.len()) else {
+        let share = self.items.try_take(&Claimant::at(network), items.len() as u64);
+        let Ok(share) = share else {
             return (None, Reconciled::NoRoom);
         };
         let held = items.len();
@@ -86,17 +94,23 @@ impl Workshop {
     }
 
     /// Answers a later message.
-    pub(crate) async fn answer(self, snapshot: Arc<Snapshot>, message: Vec<u8>) -> Reconciled {
-        match self.turn(message).await {
+    pub(crate) async fn answer(
+        self,
+        network: ClientNetwork,
+        snapshot: Arc<Snapshot>,
+        message: Vec<u8>,
+    ) -> Reconciled {
+        match self.turn(network, message).await {
             Some(turn) => self.compare(snapshot, turn).await,
             None => Reconciled::NoRoom,
         }
     }
 
     /// Waits for this message's turn, if there is room for it to wait.
-    async fn turn(&self, message: Vec<u8>) -> Option<Turn> {
-        let waiting = reserve(&self.waiting, message.len())?;
-        let job = self.jobs.clone().acquire_owned().await.ok()?;
+    async fn turn(&self, network: ClientNetwork, message: Vec<u8>) -> Option<Turn> {
+        let claimant = Claimant::at(network);
+        let waiting = self.waiting.try_take(&claimant, message.len() as u64).ok()?;
+        let job = self.jobs.wait(&claimant, 1, JOB_TIMEOUT).await.ok()?;
         Some(Turn { message, _waiting: waiting, _job: job })
     }
 
@@ -118,13 +132,8 @@ impl Workshop {
 /// A message whose turn has come, with what it holds until it is answered.
 struct Turn {
     message: Vec<u8>,
-    _waiting: OwnedSemaphorePermit,
-    _job: OwnedSemaphorePermit,
-}
-
-fn reserve(room: &Arc<Semaphore>, amount: usize) -> Option<OwnedSemaphorePermit> {
-    let amount = u32::try_from(amount).ok()?;
-    room.clone().try_acquire_many_owned(amount).ok()
+    _waiting: Holding,
+    _job: Holding,
 }
 
 /// Items oldest first, ties by lowest id, as the store's inventory gives them.

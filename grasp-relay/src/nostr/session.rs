@@ -56,6 +56,8 @@ pub(crate) enum Ending {
     Overflow,
     StoreFailed,
     NoRoom,
+    /// It got no turn at the store in time.
+    Busy,
 }
 
 /// What became of one negentropy message.

@@ -147,7 +147,7 @@ async fn an_idle_session_is_closed_with_its_reason() {
 
 #[tokio::test]
 async fn all_connections_together_hold_only_so_many_items() {
-    let limits = Limits { neg_total_items: 10, ..Limits::default() };
+    let limits = Limits { neg_total_items: 4 * 10, ..Limits::default() };
     let relay = Relay::limited(limits).await;
     for event in events(6) {
         relay.accept(&event).await;
@@ -166,7 +166,7 @@ async fn all_connections_together_hold_only_so_many_items() {
 
 #[tokio::test]
 async fn only_so_many_bytes_wait_for_their_turn() {
-    let relay = Relay::limited(Limits { neg_waiting_bytes: 1_000, ..Limits::default() }).await;
+    let relay = Relay::limited(Limits { neg_waiting_bytes: 4 * 1_000, ..Limits::default() }).await;
     let mut client = relay.client().await;
     let long = "00".repeat(2_000);
     let full = client.ask(format!(r#"["NEG-OPEN","n",{{}},"61{long}"]"#)).await;

@@ -4,13 +4,15 @@ use std::sync::Arc;
 
 use futures_util::stream::{self, AbortHandle, StreamExt as _};
 use grasp_core::Now;
+use grasp_core::resources::Claimant;
+use grasp_purgatory::resources::Holding;
 use nostr::event::Event;
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::super::codec::{Asked, SubId, event_prefix};
 use super::super::completeness::Completeness;
 use super::super::hub::Published;
 use super::super::query;
+use super::super::reads::ReadFailure;
 use super::{
     Connection, Delivery, Done, Ending, Input, Live, Output, Page, Stop, Subscription, Token,
 };
@@ -38,7 +40,7 @@ impl Connection {
             Output::Count { token, asked } => self.count(now, token, asked),
             Output::OpenNeg { token, filter, message } => {
                 let (store, workshop) = (self.shared.store.clone(), self.shared.workshop.clone());
-                let open = workshop.open(store, *filter, now.unix, message);
+                let open = workshop.open(self.network, store, *filter, now.unix, message);
                 self.jobs.push(Box::pin(async move { Done::NegOpened(token, open.await) }));
             }
             Output::AnswerNeg { token, message } => self.answer_neg(token, message),
@@ -81,9 +83,11 @@ impl Connection {
         if wanted.is_empty() {
             return self.catch_up(now, token).await;
         }
-        let pages = self.shared.store.query(wanted, now.unix).map(move |chunk| match chunk {
+        let pages = self.reads.paged(self.shared.store.query(wanted, now.unix));
+        let pages = pages.map(move |chunk| match chunk {
             Ok(events) => Page::Events(token, events),
-            Err(error) => Page::Failed(token, error),
+            Err(ReadFailure::Busy) => Page::Busy(token),
+            Err(ReadFailure::Store(error)) => Page::Failed(token, error),
         });
         let pages = pages.chain(stream::iter([Page::End(token)]));
         self.histories.push(stream::Abortable::new(pages, registration).boxed());
@@ -94,18 +98,21 @@ impl Connection {
         let Some(room) = self.room(now, token, asked.weight()) else {
             return;
         };
-        let (store, unix) = (self.shared.store.clone(), now.unix);
+        let (store, reads, unix) = (self.shared.store.clone(), self.reads.clone(), now.unix);
         self.jobs.push(Box::pin(async move {
+            let _room = room;
+            let Some(_turn) = reads.turn().await else {
+                return Done::Counted(token, Err(ReadFailure::Busy));
+            };
             let counted = store.count(asked.filters, unix).await;
-            drop(room);
-            Done::Counted(token, counted)
+            Done::Counted(token, counted.map_err(ReadFailure::Store))
         }));
     }
 
     /// Room for filters among those of all connections; without it the session is told so.
-    fn room(&mut self, now: Now, token: Token, bytes: usize) -> Option<OwnedSemaphorePermit> {
-        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-        let room = self.shared.filter_room.clone().try_acquire_many_owned(bytes).ok();
+    fn room(&mut self, now: Now, token: Token, bytes: usize) -> Option<Holding> {
+        let claimant = Claimant::at(self.network);
+        let room = self.shared.filter_room.try_take(&claimant, bytes as u64).ok();
         if room.is_none() {
             self.orders.extend(self.session.handle(now, Input::Ended(token, Ending::NoRoom)));
         }
@@ -157,7 +164,7 @@ impl Connection {
 
     fn answer_neg(&mut self, token: Token, message: Vec<u8>) {
         if let Some(snapshot) = self.snapshots.get(&token).cloned() {
-            let answer = self.shared.workshop.clone().answer(snapshot, message);
+            let answer = self.shared.workshop.clone().answer(self.network, snapshot, message);
             self.jobs.push(Box::pin(async move { Done::NegAnswered(token, answer.await) }));
         }
     }

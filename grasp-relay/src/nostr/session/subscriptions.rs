@@ -102,6 +102,7 @@ const fn reason(why: Ending) -> &'static str {
     match why {
         Ending::Overflow => "error: live event buffer overflow, ask again from the last event seen",
         Ending::StoreFailed => "error: the event store failed",
+        Ending::Busy => "rate-limited: this network uses its share of this relay, try again later",
         Ending::NoRoom => "rate-limited: this relay holds as many subscriptions as it can",
     }
 }
