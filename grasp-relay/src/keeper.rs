@@ -12,7 +12,6 @@
 mod at_work;
 mod contributors;
 mod damage;
-mod doomed;
 mod git;
 mod hunt;
 mod lane;
@@ -39,7 +38,6 @@ pub use self::at_work::AtWork;
 use self::at_work::Workers;
 use self::damage::Damage;
 pub use self::damage::DamagedRepo;
-use self::doomed::Doomed;
 use self::hunt::World;
 pub use self::hunt::{Classify, HuntObserver, HuntParts};
 use self::lane::{Hands, Lanes};
@@ -96,7 +94,6 @@ pub struct Keeper {
     parts: Arc<KeeperParts>,
     workers: Workers,
     news: broadcast::Sender<News>,
-    doomed: Doomed,
     damage: Damage,
     hunting: Option<Hunting>,
     /// Whether the journal took what it was last given.
@@ -185,7 +182,6 @@ impl Keeper {
             parts: Arc::clone(&parts),
             workers,
             news: news.clone(),
-            doomed: Doomed::default(),
             damage,
             hunting: hunting.clone(),
             writes,

@@ -39,6 +39,16 @@ pub enum Saved {
     Refused(Refusal),
 }
 
+/// The outcome of one [`EventStore::commit`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Commit {
+    /// One answer per event, in their order.
+    pub saved: Vec<Saved>,
+    /// The names of repositories of which announcements, states or pull requests were taken out of service: deleted,
+    /// vanished or expired. What a newer version has replaced does not count.
+    pub affected: BTreeSet<Identifier>,
+}
+
 /// Why the store will not keep an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
@@ -158,12 +168,22 @@ fn at(coordinate: Coordinate) -> Filter {
 
 /// A durable set of events under the rules of NIP-01, 09, 40 and 62.
 pub trait EventStore: Send + Sync + 'static {
-    /// Saves events in order; resolves once every one of them is durable, with one answer each.
+    /// Saves events in order; resolves once every one of them is durable, with one answer each and what that took
+    /// out of service.
+    fn commit(
+        &self,
+        events: Vec<Arc<Event>>,
+        now: Timestamp,
+    ) -> BoxFuture<'_, Result<Commit, StoreError>>;
+
+    /// Saves events as [`commit`](Self::commit) does, for callers who keep no git data.
     fn save(
         &self,
         events: Vec<Arc<Event>>,
         now: Timestamp,
-    ) -> BoxFuture<'_, Result<Vec<Saved>, StoreError>>;
+    ) -> BoxFuture<'_, Result<Vec<Saved>, StoreError>> {
+        Box::pin(async move { Ok(self.commit(events, now).await?.saved) })
+    }
 
     /// Says whether [`save`](Self::save) would refuse this event for what is already known.
     ///

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
-use grasp_relay::store::{EventStore, Inventory, Refusal, Saved, StoreError, StoredEvent};
+use grasp_relay::store::{Commit, EventStore, Inventory, Refusal, StoreError, StoredEvent};
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use nostr::nips::nip01::Coordinate;
@@ -44,17 +44,17 @@ struct Faulty {
 }
 
 impl EventStore for Faulty {
-    fn save(
+    fn commit(
         &self,
         events: Vec<Arc<Event>>,
         now: Timestamp,
-    ) -> BoxFuture<'_, Result<Vec<Saved>, StoreError>> {
+    ) -> BoxFuture<'_, Result<Commit, StoreError>> {
         let state = events.iter().any(|event| event.kind == grasp_core::kinds::STATE);
         if state && self.fault.on.load(Ordering::SeqCst) {
             let error = std::io::Error::from(std::io::ErrorKind::StorageFull);
             return Box::pin(std::future::ready(Err(StoreError::Engine(Box::new(error)))));
         }
-        self.store.save(events, now)
+        self.store.commit(events, now)
     }
 
     fn refusal(

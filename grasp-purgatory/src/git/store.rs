@@ -9,7 +9,7 @@ mod quarantine;
 mod retired;
 mod staging;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -170,6 +170,19 @@ impl RepoStore {
     pub async fn identifiers(&self) -> Result<Vec<Identifier>, GitError> {
         let layout = self.inner.layout.clone();
         blocking(move || Ok(families(&layout)?.iter().filter_map(identifier_of).collect())).await
+    }
+
+    /// Returns those of these identifiers that there is a family of.
+    pub async fn existing(
+        &self,
+        mut identifiers: BTreeSet<Identifier>,
+    ) -> Result<BTreeSet<Identifier>, GitError> {
+        let layout = self.inner.layout.clone();
+        blocking(move || {
+            identifiers.retain(|identifier| layout.family(identifier).path().is_dir());
+            Ok(identifiers)
+        })
+        .await
     }
 
     async fn snapshot(&self, repo: &RepoId) -> Result<Snapshot, GitError> {

@@ -1,10 +1,11 @@
 //! What the relay must know of the git half of the server.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use grasp_core::admission::{Hold, KnownAnnouncement, Origin};
-use grasp_core::{RepoId, Version};
+use grasp_core::{Identifier, RepoId, Version};
 use nostr::event::Event;
 
 use crate::store::StoreError;
@@ -50,6 +51,11 @@ pub trait GitSide: Send + Sync + 'static {
 
     /// Hears of an event that was stored, after it was.
     fn stored(&self, _event: Arc<Event>) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
+    /// Hears under which repository names events were taken out of service, after they were.
+    fn affected(&self, _names: BTreeSet<Identifier>) -> BoxFuture<'_, ()> {
         Box::pin(std::future::ready(()))
     }
 

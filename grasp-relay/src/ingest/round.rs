@@ -14,7 +14,7 @@ use nostr::types::Timestamp;
 
 use super::git_side::Kept;
 use super::{Pipeline, lookup};
-use crate::store::{Refusal, Saved, StoreError};
+use crate::store::{Commit, Refusal, Saved, StoreError};
 
 /// Events that are handed over to wait at the same time.
 const HOLDS_AT_ONCE: usize = 16;
@@ -91,9 +91,10 @@ impl Pipeline {
         let kept: Vec<_> = kept.collect();
         let kept = stream::iter(kept).buffered(HOLDS_AT_ONCE);
         let mut verdicts: Vec<Verdict> = kept.try_collect().await?;
-        self.save(round, &mut verdicts, now).await?;
+        let affected = self.save(round, &mut verdicts, now).await?;
         self.take_out_of_service(round, &verdicts, now).await?;
         self.tell(round, &verdicts).await;
+        self.git.affected(affected).await;
         Ok(verdicts)
     }
 
@@ -131,19 +132,20 @@ impl Pipeline {
     }
 
     /// Stores everything that is to be served, in one transaction, and corrects verdicts by what the store says.
+    /// Returns the names of repositories of which that took events out of service.
     async fn save(
         &self,
         round: &[Pending],
         verdicts: &mut [Verdict],
         now: Timestamp,
-    ) -> Result<(), StoreError> {
+    ) -> Result<BTreeSet<Identifier>, StoreError> {
         let mut chosen: Vec<(&Pending, &mut Verdict)> =
             round.iter().zip(verdicts).filter(|(_, verdict)| is_stored(verdict)).collect();
         if chosen.is_empty() {
-            return Ok(());
+            return Ok(BTreeSet::new());
         }
         let events = chosen.iter().map(|(pending, _)| Arc::clone(&pending.event)).collect();
-        let saved = self.store.save(events, now).await?;
+        let Commit { saved, affected } = self.store.commit(events, now).await?;
         for ((_, verdict), saved) in chosen.iter_mut().zip(saved) {
             match saved {
                 Saved::Stored => {}
@@ -152,7 +154,7 @@ impl Pipeline {
                 Saved::Refused(refusal) => **verdict = Verdict::Reject(refusal.into()),
             }
         }
-        Ok(())
+        Ok(affected)
     }
 
     /// Takes repositories out of service whose owner took us off the list. Anybody can send an older announcement

@@ -13,7 +13,7 @@ use super::at_work::Workers;
 use super::damage::Damage;
 use super::survey::SurveyRequest;
 use super::{KeeperParts, Order};
-use crate::store::{Saved, StoreError};
+use crate::store::{Commit, Saved, StoreError};
 
 /// Ended lanes are looked for when there are more than this.
 const MANY: usize = 1_024;
@@ -177,7 +177,10 @@ impl Hands {
         if !withdraw.is_empty() {
             self.parts.store.remove(withdraw).await?;
         }
-        let saved = self.parts.store.save(events, now).await?;
+        let Commit { saved, affected } = self.parts.store.commit(events, now).await?;
+        for identifier in affected {
+            self.tell(Order::Tell(Input::Changed { identifier })).await;
+        }
         let served = ids.into_iter().zip(saved);
         let served = served.filter(|(_, saved)| matches!(saved, Saved::Stored | Saved::Duplicate));
         Ok(served.map(|(id, _)| id).collect())

@@ -6,23 +6,17 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use grasp_core::admission::{Hold, Needs, Origin};
-use grasp_core::deletion::{DeletionRequest, VanishScope};
-use grasp_core::nip34::{Announcement, Proposal};
+use grasp_core::deletion::VanishScope;
+use grasp_core::nip34::Announcement;
 use grasp_core::{Identifier, RepoId, Version, kinds};
 use grasp_purgatory::{Input, Kept as Purgatorial, Room};
-use nostr::event::{Event, EventId, Kind};
+use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 
 use super::{Gone, Keeper, Until};
 use crate::ingest::{GitFacts, GitSide, Kept};
+use crate::store::rules::WITH_GIT_DATA;
 use crate::store::{self, StoreError};
-
-/// The kinds that speak of git data.
-const WITH_GIT_DATA: [Kind; 4] =
-    [kinds::ANNOUNCEMENT, kinds::STATE, kinds::PULL_REQUEST, kinds::PULL_REQUEST_UPDATE];
-
-/// Events that one request is looked through for. What is beyond is found by the next round.
-const MOST_TARGETS: usize = 4_096;
 
 /// How long the sender of an event waits to hear whether it is served; then it hears what is true until then.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -39,9 +33,6 @@ impl From<Gone> for StoreError {
 impl GitSide for Keeper {
     fn facts(&self, event: Arc<Event>) -> BoxFuture<'_, Result<GitFacts, StoreError>> {
         Box::pin(async move {
-            if event.kind == kinds::DELETION || self.is_farewell(&event) {
-                self.doomed.note(event.id, self.names_behind(&event).await?);
-            }
             if !waits_for_git(&event) {
                 return Ok(GitFacts::default());
             }
@@ -76,11 +67,15 @@ impl GitSide for Keeper {
 
     fn stored(&self, event: Arc<Event>) -> BoxFuture<'_, ()> {
         Box::pin(async move {
-            let names = self.doomed.take(&event.id);
             if let Some(input) = self.consequence(event) {
                 self.tell(input).await;
             }
-            for identifier in names {
+        })
+    }
+
+    fn affected(&self, names: BTreeSet<Identifier>) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            for identifier in self.with_git_data(names).await {
                 self.tell(Input::Changed { identifier }).await;
             }
         })
@@ -92,6 +87,21 @@ impl GitSide for Keeper {
 }
 
 impl Keeper {
+    /// Those of these names that there is git data of. An event may name hundreds that nobody ever announced.
+    async fn with_git_data(&self, names: BTreeSet<Identifier>) -> BTreeSet<Identifier> {
+        let mut found = BTreeSet::new();
+        for store in std::iter::once(self.repos()).chain(self.contributors()) {
+            match store.existing(names.clone()).await {
+                Ok(some) => found.extend(some),
+                Err(error) => {
+                    tracing::warn!(%error, "could not tell which repositories exist");
+                    return names;
+                }
+            }
+        }
+        found
+    }
+
     /// What has become of an event that was taken in just now. If its data was here, it is served by the time that
     /// its sender hears of it.
     async fn outcome(&self, id: EventId) -> Result<Kept, StoreError> {
@@ -143,45 +153,6 @@ impl Keeper {
     fn is_farewell(&self, event: &Event) -> bool {
         let us = Some(&self.policy().service);
         event.kind == kinds::VANISH && VanishScope::parse(event).includes(us)
-    }
-}
-
-impl Keeper {
-    /// The names of repositories whose announcements, states or pull requests a request to delete or to vanish is
-    /// about.
-    async fn names_behind(&self, request: &Event) -> Result<BTreeSet<Identifier>, StoreError> {
-        let theirs = Filter::new().kinds(WITH_GIT_DATA).author(request.pubkey);
-        if request.kind == kinds::VANISH {
-            return self.names_in(theirs.until(request.created_at)).await;
-        }
-        let Ok(DeletionRequest { ids, coordinates }) = DeletionRequest::parse(request) else {
-            return Ok(BTreeSet::new());
-        };
-        let ruled = |kind| kind == kinds::ANNOUNCEMENT || kind == kinds::STATE;
-        let named = coordinates.into_iter().filter(|coordinate| ruled(coordinate.kind));
-        let named: BTreeSet<String> = named.map(|coordinate| coordinate.identifier).collect();
-        // It may name thousands; only what is here is worth a look.
-        let mut names = BTreeSet::new();
-        if !named.is_empty() {
-            names.extend(self.names_in(theirs.clone().identifiers(named)).await?);
-        }
-        if !ids.is_empty() {
-            names.extend(self.names_in(theirs.ids(ids)).await?);
-        }
-        Ok(names)
-    }
-
-    /// The names of repositories that stored events are about.
-    async fn names_in(&self, filter: Filter) -> Result<BTreeSet<Identifier>, StoreError> {
-        let mut names = BTreeSet::new();
-        let now = self.clock().now().unix;
-        for event in store::events(&**self.store(), filter.limit(MOST_TARGETS), now).await? {
-            names.extend(Needs::of(&event).identifier);
-            let proposal = Proposal::parse(&event).ok();
-            let repos = proposal.iter().flat_map(|proposal| &proposal.repos);
-            names.extend(repos.map(|repo| repo.identifier.clone()));
-        }
-        Ok(names)
     }
 }
 

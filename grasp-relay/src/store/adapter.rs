@@ -21,6 +21,7 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream};
 use grasp_core::admission::is_expired;
 use grasp_core::deletion::DeletionRequest;
+use grasp_core::{Identifier, kinds};
 use nostr::event::{Event, EventId, Kind};
 use nostr::filter::Filter;
 use nostr::nips::nip01::Coordinate;
@@ -31,8 +32,8 @@ use nostr_database::{DatabaseEventStatus, NostrDatabase, RejectedReason, SaveEve
 pub use self::backends::open_nostr_lmdb;
 #[cfg(feature = "nostr-sqlite")]
 pub use self::backends::open_nostr_sqlite;
-use super::rules::matches_nothing;
-use super::{EventStore, Inventory, Refusal, Saved, StoreError, StoredEvent};
+use super::rules::{WITH_GIT_DATA, matches_nothing, repository_names};
+use super::{Commit, EventStore, Inventory, Refusal, Saved, StoreError, StoredEvent};
 
 /// Events delivered at once by a query.
 const CHUNK: usize = 500;
@@ -69,17 +70,23 @@ impl<D: NostrDatabase> DatabaseStore<D> {
 }
 
 impl<D: NostrDatabase> EventStore for DatabaseStore<D> {
-    fn save(
+    fn commit(
         &self,
         events: Vec<Arc<Event>>,
         now: Timestamp,
-    ) -> BoxFuture<'_, Result<Vec<Saved>, StoreError>> {
+    ) -> BoxFuture<'_, Result<Commit, StoreError>> {
         Box::pin(async move {
-            let mut saved = Vec::with_capacity(events.len());
+            let mut commit = Commit::default();
             for event in events {
-                saved.push(self.inner.save(&event, now).await?);
+                // The databases do not report what a request has deleted; afterwards it is gone.
+                let targets = self.inner.names_behind(&event, now).await?;
+                let saved = self.inner.save(&event, now).await?;
+                if saved == Saved::Stored {
+                    commit.affected.extend(targets);
+                }
+                commit.saved.push(saved);
             }
-            Ok(saved)
+            Ok(commit)
         })
     }
 
@@ -207,6 +214,28 @@ impl<D: NostrDatabase> Inner<D> {
         let named = self.find(vec![Filter::new().ids(targets)], now).await?;
         let foreign = named.iter().any(|target| target.pubkey != event.pubkey);
         Ok(foreign.then_some(Refusal::ForeignDeletion))
+    }
+
+    /// The names of repositories whose announcements, states or pull requests a request to delete or to vanish is
+    /// about.
+    async fn names_behind(
+        &self,
+        request: &Event,
+        now: Timestamp,
+    ) -> Result<BTreeSet<Identifier>, StoreError> {
+        let theirs = Filter::new().kinds(WITH_GIT_DATA).author(request.pubkey);
+        let filters = if request.kind == kinds::VANISH {
+            vec![theirs.until(request.created_at)]
+        } else if request.kind == kinds::DELETION {
+            let DeletionRequest { ids, coordinates } =
+                DeletionRequest::parse(request).unwrap_or_default();
+            let names = coordinates.into_iter().map(|coordinate| coordinate.identifier);
+            // Of names it may be a few too many, which does no harm. An empty list matches nothing.
+            vec![theirs.clone().identifiers(names), theirs.ids(ids)]
+        } else {
+            return Ok(BTreeSet::new());
+        };
+        Ok(self.find(filters, now).await?.iter().flat_map(repository_names).collect())
     }
 
     /// What the filters match, in serving order, without what should not be there.

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use futures_util::StreamExt;
 use futures_util::future::{self, BoxFuture};
 use futures_util::stream::{self, BoxStream};
-use grasp_core::Version;
+use grasp_core::{Identifier, Version};
 use grasp_core::admission::is_expired;
 use grasp_core::deletion::{self, DeletionRequest, VanishScope};
 use nostr::event::{Event, EventId, Kind};
@@ -19,8 +19,8 @@ use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
 
-use super::rules::{Rules, has_tag, keeps_versions, noted_before};
-use super::{EventStore, Inventory, Refusal, Saved, StoreError, StoredEvent};
+use super::rules::{Rules, has_tag, keeps_versions, noted_before, repository_names};
+use super::{Commit, EventStore, Inventory, Refusal, Saved, StoreError, StoredEvent};
 
 /// An [`EventStore`] that forgets everything when it is dropped.
 ///
@@ -56,6 +56,8 @@ struct State {
     requests: Vec<Request>,
     vanished: BTreeMap<PublicKey, Timestamp>,
     delisted: BTreeMap<Coordinate, Version>,
+    /// The names of repositories of which something was taken away, until a commit reports them.
+    affected: BTreeSet<Identifier>,
     closed: bool,
 }
 
@@ -95,15 +97,15 @@ impl MemoryStore {
 }
 
 impl EventStore for MemoryStore {
-    fn save(
+    fn commit(
         &self,
         events: Vec<Arc<Event>>,
         now: Timestamp,
-    ) -> BoxFuture<'_, Result<Vec<Saved>, StoreError>> {
+    ) -> BoxFuture<'_, Result<Commit, StoreError>> {
         self.with(|rules, state| {
             state.expire(now);
-            let saved = events.into_iter().map(|event| state.save(rules, event, now));
-            saved.collect()
+            let saved = events.into_iter().map(|event| state.save(rules, event, now)).collect();
+            Commit { saved, affected: std::mem::take(&mut state.affected) }
         })
     }
 
@@ -344,7 +346,7 @@ impl State {
             clock: now.as_secs(),
             retired: false,
         };
-        self.erase(|event| request.deletes(event));
+        self.take_away(|event| request.deletes(event));
         self.requests.retain(|other| other.event.id != event.id);
         let own = self.requests.iter_mut().filter(|other| other.event.pubkey == event.pubkey);
         own.for_each(|other| request.take_over(other));
@@ -356,7 +358,7 @@ impl State {
             let until = request.created_at;
             let gone =
                 |event: &Event| event.pubkey == request.pubkey && is_vanishable(event, until);
-            self.erase(gone);
+            self.take_away(gone);
             self.requests.retain(|request| !gone(&request.event));
             let known = self.vanished.entry(request.pubkey).or_insert(until);
             *known = until.max(*known);
@@ -364,7 +366,14 @@ impl State {
     }
 
     fn expire(&mut self, now: Timestamp) -> u64 {
-        self.erase(|event| is_expired(event, now))
+        self.take_away(|event| is_expired(event, now))
+    }
+
+    /// Erases events that no other version takes the place of, and notes whose git data they were about.
+    fn take_away(&mut self, gone: impl Fn(&Event) -> bool) -> u64 {
+        let served = self.served.iter().filter(|event| gone(event));
+        self.affected.extend(served.flat_map(|event| repository_names(event)));
+        self.erase(gone)
     }
 
     fn erase(&mut self, gone: impl Fn(&Event) -> bool) -> u64 {

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use grasp_core::{ServiceIdentity, kinds};
+use grasp_core::admission::Needs;
+use grasp_core::nip34::Proposal;
+use grasp_core::{Identifier, ServiceIdentity, kinds};
 use nostr::event::{Event, Kind};
 use nostr::filter::{Filter, SingleLetterTag};
 use nostr::types::Timestamp;
@@ -60,6 +62,20 @@ fn ago(now: Timestamp, length: Duration) -> u64 {
 /// Says whether superseded versions of this kind are kept: repository announcements and states.
 pub(crate) fn keeps_versions(kind: Kind) -> bool {
     kind == kinds::ANNOUNCEMENT || kind == kinds::STATE
+}
+
+/// The kinds that speak of git data.
+pub(crate) const WITH_GIT_DATA: [Kind; 4] =
+    [kinds::ANNOUNCEMENT, kinds::STATE, kinds::PULL_REQUEST, kinds::PULL_REQUEST_UPDATE];
+
+/// Returns the names of the repositories whose git data an event speaks of; none for other kinds.
+pub(crate) fn repository_names(event: &Event) -> BTreeSet<Identifier> {
+    if !WITH_GIT_DATA.contains(&event.kind) {
+        return BTreeSet::new();
+    }
+    let proposal = Proposal::parse(event).ok();
+    let addressed = proposal.into_iter().flat_map(|proposal| proposal.repos);
+    Needs::of(event).identifier.into_iter().chain(addressed.map(|repo| repo.identifier)).collect()
 }
 
 /// Says whether no event can match: a list is empty, its times exclude each other, or it is one we do not answer.

@@ -54,7 +54,7 @@ use self::scan::Found;
 use self::search::{Search, Turn};
 use self::writer::Writer;
 use super::rules::Rules;
-use super::{EventStore, Inventory, Present, Refusal, Saved, StoreError, StoredEvent};
+use super::{Commit, EventStore, Inventory, Present, Refusal, StoreError, StoredEvent};
 
 /// Events removed in one transaction, so that saves waiting behind it are not kept for long.
 const REMOVAL: usize = 500;
@@ -173,11 +173,11 @@ impl fmt::Debug for SqliteStore {
 }
 
 impl EventStore for SqliteStore {
-    fn save(
+    fn commit(
         &self,
         events: Vec<Arc<Event>>,
         now: Timestamp,
-    ) -> BoxFuture<'_, Result<Vec<Saved>, StoreError>> {
+    ) -> BoxFuture<'_, Result<Commit, StoreError>> {
         let weight = events.len();
         self.shared.write(weight, move |ledger| ledger.save(&events, now))
     }

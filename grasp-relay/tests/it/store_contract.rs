@@ -136,6 +136,7 @@ contract! {
         vanishing_takes_deletion_requests_and_their_gates
         vanishing_takes_kept_versions
         a_refusal_can_be_asked_for_in_advance
+        a_request_reports_the_repositories_that_lost_events
     }
     retention {
         an_unused_deletion_request_is_served_for_its_term_only

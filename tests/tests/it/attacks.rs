@@ -5,6 +5,7 @@ mod bombs;
 mod floods;
 mod forgery;
 mod leaks;
+mod purgatory;
 mod refs;
 
 use std::time::{Duration, Instant};
@@ -48,6 +49,15 @@ impl Scene {
     pub(crate) async fn send(&self, event: &Event) -> (bool, String) {
         let answer = self.instance.take(vec![event.clone()]).await[0].answer();
         (answer.accepted, answer.message.into_owned())
+    }
+
+    /// The id of the event that announces alice's repository.
+    pub(crate) async fn announcement_id(&self) -> String {
+        let filter = nostr::filter::Filter::new().kind(grasp_core::kinds::ANNOUNCEMENT);
+        let now = nostr::types::Timestamp::now();
+        let store = self.instance.keeper().store();
+        let found = grasp_relay::store::events(&**store, filter.author(self.alice.key()), now);
+        found.await.unwrap()[0].id.to_hex()
     }
 
     /// Alice's refs are as they were, whatever follows from what was sent.

@@ -4,10 +4,11 @@ mod erasure;
 mod requests;
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use grasp_core::admission::is_expired;
-use grasp_core::{Version, deletion};
+use grasp_core::{Identifier, Version, deletion};
 use nostr::event::{Event, EventId};
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
@@ -16,7 +17,7 @@ use rusqlite::{Connection, OptionalExtension, named_params, params};
 use super::keys::{Digest, Keys, Position, seconds};
 use super::search::expired;
 use crate::store::rules::{Rules, keeps_versions};
-use crate::store::{Refusal, Saved};
+use crate::store::{Commit, Refusal, Saved};
 
 /// One connection, seen through the rules.
 pub(super) struct Ledger<'a> {
@@ -26,6 +27,8 @@ pub(super) struct Ledger<'a> {
     pending: RefCell<Vec<Listing>>,
     /// Up to when everything that expires was buried in this transaction.
     buried: Cell<Option<Timestamp>>,
+    /// The names of repositories of which something was taken away, until a commit reports them.
+    affected: RefCell<BTreeSet<Identifier>>,
 }
 
 /// An event's place in one of its lists, in the order in which the file has them.
@@ -59,7 +62,8 @@ struct Served {
 
 impl<'a> Ledger<'a> {
     pub(super) fn new(conn: &'a Connection, keys: &'a Keys, rules: &'a Rules) -> Self {
-        Self { conn, keys, rules, pending: RefCell::default(), buried: Cell::default() }
+        let (pending, buried, affected) = Default::default();
+        Self { conn, keys, rules, pending, buried, affected }
     }
 
     /// Writes down what was put off; to be called before the transaction is committed.
@@ -79,13 +83,11 @@ impl<'a> Ledger<'a> {
     }
 
     /// Saves events in order, after burying whatever has expired by now.
-    pub(super) fn save(
-        &self,
-        events: &[Arc<Event>],
-        now: Timestamp,
-    ) -> rusqlite::Result<Vec<Saved>> {
+    pub(super) fn save(&self, events: &[Arc<Event>], now: Timestamp) -> rusqlite::Result<Commit> {
         self.expire(now)?;
-        events.iter().map(|event| self.save_one(event, now)).collect()
+        let saved = events.iter().map(|event| self.save_one(event, now));
+        let saved = saved.collect::<rusqlite::Result<_>>()?;
+        Ok(Commit { saved, affected: self.affected.take() })
     }
 
     /// Judges one event without touching anything. Expects that nothing expired is left, or is only asked for advice.

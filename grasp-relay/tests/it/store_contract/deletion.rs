@@ -260,3 +260,23 @@ pub(super) async fn a_refusal_can_be_asked_for_in_advance(store: &dyn EventStore
     }
     assert_eq!(find(store, Filter::new()).await, before);
 }
+
+pub(super) async fn a_request_reports_the_repositories_that_lost_events(store: &dyn EventStore) {
+    let to = |name: &str| format!("30617:{}:{name}", ALICE.key());
+    let proposal = ALICE.writes(1618).tag("a", to("y")).tag("a", to("z")).tag("c", "1".repeat(40));
+    let (announced, proposal) =
+        (ALICE.writes(30_617).at(NOW - 2).tag("d", "x").done(), proposal.done());
+    for event in [&announced, &proposal, &ALICE.writes(1621).tag("a", to("w")).done()] {
+        stored(store, event).await;
+    }
+    let affected = async |request: Arc<Event>| {
+        let commit = store.commit(vec![request], time(NOW)).await.unwrap();
+        assert_eq!(commit.saved, [Saved::Stored]);
+        commit.affected.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+    };
+    // What replaces another version is told by itself.
+    assert_eq!(affected(ALICE.writes(30_617).tag("d", "x").done()).await, "");
+    assert_eq!(affected(ALICE.writes(5).tag("a", to("x")).done()).await, "x");
+    assert_eq!(affected(ALICE.writes(5).tag("e", announced.id).done()).await, "");
+    assert_eq!(affected(ALICE.writes(62).at(NOW).tag("relay", "ALL_RELAYS").done()).await, "y z");
+}

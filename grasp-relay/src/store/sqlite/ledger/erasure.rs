@@ -5,6 +5,7 @@ use nostr::types::Timestamp;
 use rusqlite::{OptionalExtension, params};
 
 use super::Ledger;
+use crate::store::rules::repository_names;
 use crate::store::sqlite::keys::{Position, seconds};
 
 /// How many events one turn of a sweep takes out, so that saves waiting behind it are not kept for long.
@@ -106,11 +107,19 @@ impl Ledger<'_> {
         Ok(Some(event))
     }
 
+    /// Deletes a served event that no other version takes the place of, and notes whose git data it was about. Says
+    /// whether it was there.
+    pub(super) fn take_away(&self, seq: i64) -> rusqlite::Result<bool> {
+        let Some(event) = self.erase(seq)? else { return Ok(false) };
+        self.affected.borrow_mut().extend(repository_names(&event));
+        Ok(true)
+    }
+
     fn bury(&self, now: Timestamp) -> rusqlite::Result<Swept> {
         let now = seconds(now.as_secs());
         let mut buried = 0;
         for seq in self.due("SELECT seq FROM expirations WHERE at <= ?1", now)? {
-            buried += usize::from(self.erase(seq)?.is_some());
+            buried += usize::from(self.take_away(seq)?);
         }
         let copies = self
             .conn

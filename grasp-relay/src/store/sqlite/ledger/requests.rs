@@ -178,7 +178,7 @@ impl Ledger<'_> {
             .query_row(params![id, request.pubkey.as_bytes()], |row| row.get(0))
             .optional()?;
         if let Some(seq) = target {
-            self.erase(seq)?;
+            self.take_away(seq)?;
         }
         self.conn
             .prepare_cached("DELETE FROM superseded WHERE id = ?1 AND pubkey = ?2")?
@@ -191,7 +191,7 @@ impl Ledger<'_> {
         let until = newest(request.created_at);
         if let Some(head) = self.head(coordinate)? {
             if head.at.newest() >= until {
-                self.erase(head.seq)?;
+                self.take_away(head.seq)?;
             }
         }
         self.conn
@@ -215,7 +215,7 @@ impl Ledger<'_> {
             .query_map(params![list, newest(request.created_at)], |row| row.get(0))?
             .collect::<Result<_, _>>()?;
         for seq in written {
-            self.erase(seq)?;
+            self.take_away(seq)?;
         }
         let author = params![request.pubkey.as_bytes(), newest(request.created_at)];
         for forget in [
