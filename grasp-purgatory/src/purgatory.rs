@@ -37,6 +37,7 @@ use nostr::types::Timestamp;
 
 pub use self::books::Room;
 pub use self::config::{Bound, Config};
+pub use self::desk::Pass;
 pub use self::entry::{Phase, Why};
 pub use self::input::{Input, Survey};
 pub use self::output::{Chore, Kept, Output, ProposalRef, Report, Stage, ViewTarget};
@@ -86,6 +87,8 @@ pub struct Purgatory {
     policy: Policy,
     ledger: Ledger,
     desks: BTreeMap<Identifier, Desk>,
+    /// Passes that were numbered.
+    passes: u64,
     /// When chores that failed are tried again.
     chores_again: Option<Mono>,
     /// When ends were last looked for.
@@ -111,6 +114,7 @@ impl Purgatory {
             policy,
             ledger,
             desks: BTreeMap::new(),
+            passes: 0,
             chores_again: None,
             swept: now.mono,
             now,

@@ -138,7 +138,7 @@ enum Order {
 
 /// What can be waited for.
 enum Until {
-    /// Nothing is being released under an identifier.
+    /// All that has happened under an identifier until now has had its consequences.
     Settled(Identifier),
     /// It is clear what becomes of an event for now.
     Decided(EventId),
@@ -149,7 +149,8 @@ enum Until {
 /// Who waits.
 enum Waiter {
     Caller(oneshot::Sender<()>),
-    Round,
+    /// The visit of a maintenance round to a repository name.
+    Round(Identifier),
 }
 
 impl Keeper {
@@ -322,7 +323,8 @@ impl Keeper {
         }
     }
 
-    /// Says that something changed under an identifier, and waits until everything that follows from it is done.
+    /// Says that something changed under an identifier, and waits until everything that follows from it is done. What
+    /// changes there later does not prolong that.
     pub async fn settle(&self, identifier: &Identifier) -> Result<(), Gone> {
         self.tell(Input::Changed { identifier: identifier.clone() }).await;
         self.wait(Until::Settled(identifier.clone())).await

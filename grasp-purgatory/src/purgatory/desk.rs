@@ -15,8 +15,10 @@ use super::output::Stage;
 #[derive(Debug, Default)]
 pub(super) struct Desk {
     pub(super) step: Step,
-    /// Something changed after the survey that the current step builds on.
-    pub(super) again: bool,
+    /// The pass that runs, or ran last.
+    pub(super) pass: Pass,
+    /// The pass that follows, if something changed after the survey that the current step builds on.
+    pub(super) next: Option<Pass>,
     /// Fetches that are running.
     pub(super) fetches: usize,
     /// When to try again after a failure.
@@ -24,6 +26,10 @@ pub(super) struct Desk {
     /// When a git server first gave an answer in the hunt that is in line, if it did.
     pub(super) first_answer: Option<Timestamp>,
 }
+
+/// The number of one survey with all that follows from it. Whatever begins later has a higher one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Pass(pub(super) u64);
 
 /// The step that was asked for and has not come back.
 #[derive(Debug, Default)]
@@ -69,6 +75,19 @@ impl Desk {
                 None
             }
         }
+    }
+
+    /// The pass that sees all that has happened so far, if one runs or follows.
+    pub(super) fn awaited(&self) -> Option<Pass> {
+        match self.step {
+            Step::Idle => None,
+            _ => Some(self.next.unwrap_or(self.pass)),
+        }
+    }
+
+    /// Whether a pass has ended: nothing runs, or a later one does.
+    pub(super) fn has_ended(&self, pass: Pass) -> bool {
+        matches!(self.step, Step::Idle) || self.pass > pass
     }
 
     /// Whether there is nothing to remember.

@@ -14,7 +14,7 @@ use nostr::types::Timestamp;
 
 use super::Purgatory;
 use super::books::Room;
-use super::desk::Step;
+use super::desk::Pass;
 use super::entry::{Entry, Phase, What};
 use super::hold::Admission;
 use super::places::some_places;
@@ -79,6 +79,11 @@ impl Purgatory {
         self.ledger.entry(id).is_some_and(known)
     }
 
+    /// Whether an event is kept here, in whatever phase.
+    pub fn keeps(&self, id: &EventId) -> bool {
+        self.ledger.entry(id).is_some()
+    }
+
     /// The announcements kept under an identifier. Expired ones still count: a new state revives them.
     pub fn announcements(&self, identifier: &Identifier) -> Vec<KnownAnnouncement> {
         let kept = self.ledger.family(identifier).filter_map(Entry::announcement);
@@ -141,17 +146,22 @@ impl Purgatory {
         staged.is_some_and(|staged| staged.tips.contains_key(tip)) || self.tip_of(id) == Some(*tip)
     }
 
-    /// Whether it is clear what becomes of an event for now: it is gone from here, or nothing is going on that could
-    /// release it.
-    pub fn is_decided(&self, id: &EventId) -> bool {
-        let entry = self.ledger.entry(id);
-        entry.is_none_or(|entry| entry.identifiers().into_iter().all(|name| self.is_settled(name)))
+    /// The passes after which it is clear what becomes of an event for now, each with the identifier that it is about.
+    /// None if it is gone from here, or nothing is going on that could release it.
+    pub fn passes_for(&self, id: &EventId) -> Vec<(Identifier, Pass)> {
+        let names = self.ledger.entry(id).map(Entry::identifiers).unwrap_or_default();
+        names.into_iter().filter_map(|name| Some((name.clone(), self.awaited(name)?))).collect()
     }
 
-    /// Whether nothing is being released under an identifier: what a push brought is served by now, if it can be.
-    pub fn is_settled(&self, identifier: &Identifier) -> bool {
-        let desk = self.desks.get(identifier);
-        desk.is_none_or(|desk| matches!(desk.step, Step::Idle))
+    /// The pass that sees all that has happened under an identifier so far, if one runs or follows. Once it has ended,
+    /// what a push brought is served, if it can be. Whatever happens later does not delay that.
+    pub fn awaited(&self, identifier: &Identifier) -> Option<Pass> {
+        self.desks.get(identifier)?.awaited()
+    }
+
+    /// Whether a pass under an identifier has ended, however it did.
+    pub fn has_ended(&self, identifier: &Identifier, pass: Pass) -> bool {
+        self.desks.get(identifier).is_none_or(|desk| desk.has_ended(pass))
     }
 }
 

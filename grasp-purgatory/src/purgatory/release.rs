@@ -7,7 +7,7 @@ use grasp_core::Identifier;
 use nostr::event::{Event, EventId};
 
 use super::Purgatory;
-use super::desk::{Job, Step};
+use super::desk::{Job, Pass, Step};
 use super::entry::{Entry, Phase, What, Why};
 use super::judge::{self, Plan};
 use super::output::{Chore, Output, Report, Stage, Turn};
@@ -16,19 +16,25 @@ use crate::journal::Record;
 impl Purgatory {
     /// Has an identifier looked at, now or as soon as the step that runs there has ended.
     pub(super) fn ask(&mut self, out: &mut Turn, identifier: &Identifier) {
+        let number = self.number_pass();
         let desk = self.desks.entry(identifier.clone()).or_default();
         desk.retry = None;
         match desk.step {
             Step::Idle => {
                 desk.step = Step::Surveying;
-                desk.again = false;
+                desk.pass = desk.next.take().unwrap_or(number);
                 out.asked.insert(identifier.clone());
                 out.act(Output::Survey { identifier: identifier.clone() });
             }
             // A survey that was asked for in this very turn will see everything.
             Step::Surveying if out.asked.contains(identifier) => {}
-            _ => desk.again = true,
+            _ => _ = desk.next.get_or_insert(number),
         }
+    }
+
+    fn number_pass(&mut self) -> Pass {
+        self.passes += 1;
+        Pass(self.passes)
     }
 
     pub(super) fn on_surveyed(
@@ -89,9 +95,10 @@ impl Purgatory {
         }
         // What comes out of staging may be what something else here has waited for.
         let brings_objects = proposals.iter().any(|proposal| !proposal.staged.is_empty());
+        let number = self.number_pass();
         let desk = self.desks.entry(identifier.clone()).or_default();
         desk.step = Step::Applying(job);
-        desk.again |= brings_objects;
+        desk.next = desk.next.or(brings_objects.then_some(number));
         out.act(Output::Apply { identifier: identifier.clone(), views, proposals });
     }
 
@@ -122,12 +129,13 @@ impl Purgatory {
         identifier: &Identifier,
         stored: &BTreeSet<EventId>,
     ) {
+        let number = self.number_pass();
         let Some(desk) = self.desks.get_mut(identifier) else { return };
         let Some(job) = desk.end(Stage::Store) else { return };
         let (served, refused): (Vec<_>, Vec<_>) =
             job.events.into_iter().partition(|event| stored.contains(&event.id));
         // Refs may say what a refused state said.
-        desk.again |= !refused.is_empty();
+        desk.next = desk.next.or((!refused.is_empty()).then_some(number));
         for event in &refused {
             self.forget(out, event.id, Why::Refused);
         }
@@ -166,10 +174,10 @@ impl Purgatory {
         self.desks.entry(identifier.clone()).or_default().step = step;
     }
 
-    /// Ends a round, and begins the next if something has changed since its survey.
+    /// Ends a pass, and begins the next if something has changed since its survey.
     fn rest(&mut self, out: &mut Turn, identifier: &Identifier) {
         let Some(desk) = self.desks.get_mut(identifier) else { return };
-        if std::mem::take(&mut desk.again) {
+        if desk.next.is_some() {
             return self.ask(out, identifier);
         }
         if desk.is_clear() {

@@ -29,6 +29,37 @@ fn whatever_stage_fails_the_state_stays_and_is_released_by_the_next_try() {
 }
 
 #[test]
+fn a_pass_that_is_waited_for_ends_however_much_changes_after_it_began() {
+    let (mut world, _) = waiting();
+    let x = name("x");
+    let changed = || Input::Changed { identifier: name("x") };
+    let surveyed = || Input::Surveyed { identifier: name("x"), survey: Default::default() };
+    world.run().unwrap();
+    let now = world.now;
+    _ = world.core.handle(now, changed());
+    let second = world.core.handle(now, changed());
+    assert!(!asks_for_survey(&second, &x), "the second change waits for the pass that runs");
+    let pass = world.core.awaited(&x).unwrap();
+    let mut passes = 0;
+    while !world.core.has_ended(&x, pass) {
+        _ = world.core.handle(now, changed());
+        let next = world.core.handle(now, surveyed());
+        assert!(asks_for_survey(&next, &x), "another follows at once");
+        passes += 1;
+        assert!(passes < 10, "it never ends");
+    }
+    assert_eq!(passes, 2, "the one that ran, and the one that saw the change");
+    assert!(world.core.awaited(&x).is_some_and(|next| !world.core.has_ended(&x, next)));
+}
+
+/// Whether a turn asks for a survey.
+fn asks_for_survey(turn: &[Output], identifier: &grasp_core::Identifier) -> bool {
+    let asks =
+        |output: &Output| matches!(output, Output::Survey { identifier: i } if i == identifier);
+    turn.iter().any(asks)
+}
+
+#[test]
 fn refs_follow_when_the_store_refuses_a_state_after_all() {
     let (mut world, _) = waiting();
     world.fetch("x", &[1]).unwrap();

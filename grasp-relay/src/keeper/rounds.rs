@@ -4,12 +4,13 @@
 //!   Resting ──time──▶ Listing ──names──▶ Between ──time──▶ Visiting
 //!      ▲                 │ failed           ▲ │ none left      │
 //!      └─────────────────┴──────────────────┼─┘                │
-//!                                           └───── visited ────┘
+//!                                           └─ visited, late ──┘
 //! ```
 //!
 //! The first round begins at the start: what an earlier run left between a change in the store and its consequence
 //! in git is found by it. A visit begins only after the one before has ended, so a server with many repositories is
-//! never busy with more than one of them on this account.
+//! rarely busy with more than one of them on this account. One that takes too long goes on beside the next: a single
+//! repository does not keep the others from being looked after.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -25,6 +26,9 @@ const RETRY: Duration = Duration::from_secs(60);
 /// From the end of a visit to the beginning of the next, for the disk to do other things.
 const PAUSE: Duration = Duration::from_millis(20);
 
+/// How long one visit is waited for.
+const VISIT_TIMEOUT: Duration = Duration::from_secs(10 * 60);
+
 /// Where the round is.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Rounds {
@@ -34,8 +38,8 @@ pub(super) enum Rounds {
     Listing,
     /// The next name has its turn at this time.
     Between { left: VecDeque<Identifier>, next: Mono },
-    /// One is being visited.
-    Visiting { left: VecDeque<Identifier> },
+    /// One is being visited, and waited for until then.
+    Visiting { name: Identifier, left: VecDeque<Identifier>, until: Mono },
 }
 
 /// What to do now.
@@ -65,7 +69,8 @@ impl Rounds {
         match self {
             Self::Resting { until } => Some(*until),
             Self::Between { next, .. } => Some(*next),
-            Self::Listing | Self::Visiting { .. } => None,
+            Self::Visiting { until, .. } => Some(*until),
+            Self::Listing => None,
         }
     }
 
@@ -77,8 +82,13 @@ impl Rounds {
         match std::mem::replace(self, Self::Listing) {
             Self::Between { mut left, .. } => {
                 let name = left.pop_front()?;
-                *self = Self::Visiting { left };
+                *self = Self::Visiting { name: name.clone(), left, until: now + VISIT_TIMEOUT };
                 Some(Errand::Visit(name))
+            }
+            Self::Visiting { name, left, .. } => {
+                tracing::warn!(%name, "the maintenance of a repository takes long; going on");
+                *self = Self::after_visit(now, left);
+                None
             }
             _ => Some(Errand::List),
         }
@@ -92,10 +102,13 @@ impl Rounds {
         };
     }
 
-    /// The visit has ended, however it did.
-    pub(super) fn visited(&mut self, now: Mono) {
-        if let Self::Visiting { left } = self {
-            *self = Self::after_visit(now, std::mem::take(left));
+    /// A visit has ended, however it did. One that was not waited for any longer changes nothing.
+    pub(super) fn visited(&mut self, now: Mono, visited: &Identifier) {
+        match self {
+            Self::Visiting { name, left, .. } if name == visited => {
+                *self = Self::after_visit(now, std::mem::take(left));
+            }
+            _ => {}
         }
     }
 
@@ -120,6 +133,10 @@ mod tests {
         Some(names.iter().map(|name| name.parse().unwrap()).collect())
     }
 
+    fn name(text: &str) -> Identifier {
+        text.parse().unwrap()
+    }
+
     fn visit(name: &str) -> Option<Errand> {
         Some(Errand::Visit(name.parse().unwrap()))
     }
@@ -134,14 +151,32 @@ mod tests {
         assert_eq!(rounds.errand(now), None, "not without a pause");
         now = now + PAUSE;
         assert_eq!(rounds.errand(now), visit("a"));
-        assert_eq!((rounds.errand(now + REST), rounds.deadline()), (None, None), "a is not done");
-        rounds.visited(now);
+        assert_eq!(rounds.errand(now), None, "a is not done");
+        rounds.visited(now, &name("a"));
         now = now + PAUSE;
         assert_eq!(rounds.errand(now), visit("b"));
-        rounds.visited(now);
+        rounds.visited(now, &name("b"));
         assert!(rounds.is_resting());
         assert_eq!(rounds.deadline(), Some(now + REST));
         assert_eq!(rounds.errand(now + REST), Some(Errand::List));
+    }
+
+    #[test]
+    fn a_visit_that_takes_too_long_keeps_no_other_name_waiting() {
+        let mut rounds = Rounds::new(Mono::ZERO);
+        assert_eq!(rounds.errand(Mono::ZERO), Some(Errand::List));
+        rounds.listed(Mono::ZERO, names(&["a", "b"]));
+        let mut now = Mono::ZERO + PAUSE;
+        assert_eq!(rounds.errand(now), visit("a"));
+        now = now + VISIT_TIMEOUT;
+        assert_eq!(rounds.deadline(), Some(now));
+        assert_eq!(rounds.errand(now), None);
+        now = now + PAUSE;
+        assert_eq!(rounds.errand(now), visit("b"));
+        rounds.visited(now, &name("a"));
+        assert!(!rounds.is_resting(), "b is still visited");
+        rounds.visited(now, &name("b"));
+        assert!(rounds.is_resting());
     }
 
     #[test]

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use grasp_core::Mono;
+use grasp_core::{Identifier, Mono};
 use grasp_purgatory::hunt::Hunting;
 use grasp_purgatory::journal::Record;
 use grasp_purgatory::journal::sqlite::{Journal, JournalError};
-use grasp_purgatory::{Chore, Input, Kept, Output, Purgatory};
+use grasp_purgatory::{Chore, Input, Kept, Output, Pass, Purgatory};
 use nostr::event::EventId;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
@@ -40,6 +40,14 @@ impl Inbox {
     }
 }
 
+/// What somebody waits for, found out when they began to.
+pub(super) enum Awaited {
+    /// The end of these passes, or that this event is gone from purgatory.
+    Passes { event: Option<EventId>, passes: Vec<(Identifier, Pass)> },
+    /// That no round is under way.
+    Rested,
+}
+
 /// The one owner of the core.
 pub(super) struct Task {
     pub(super) purgatory: Purgatory,
@@ -48,7 +56,7 @@ pub(super) struct Task {
     pub(super) lanes: Lanes,
     pub(super) hunting: Option<Hunting>,
     pub(super) answers: BTreeMap<EventId, Vec<oneshot::Sender<Kept>>>,
-    pub(super) waiters: Vec<(Until, Waiter)>,
+    pub(super) waiters: Vec<(Awaited, Waiter)>,
     pub(super) rounds: Rounds,
     pub(super) clock: Clock,
     pub(super) news: broadcast::Sender<News>,
@@ -101,7 +109,7 @@ impl Task {
                 Vec::new()
             }
             Order::Wait { until, reply } => {
-                self.waiters.push((until, Waiter::Caller(reply)));
+                self.waiters.push((self.awaited(until), Waiter::Caller(reply)));
                 Vec::new()
             }
             Order::Round => {
@@ -114,9 +122,26 @@ impl Task {
                 Vec::new()
             }
             Order::Tidied(identifier) => {
-                self.waiters.push((Until::Settled(identifier.clone()), Waiter::Round));
-                self.purgatory.handle(now, Input::Changed { identifier })
+                let changed = Input::Changed { identifier: identifier.clone() };
+                let outputs = self.purgatory.handle(now, changed);
+                let settled = self.awaited(Until::Settled(identifier.clone()));
+                self.waiters.push((settled, Waiter::Round(identifier)));
+                outputs
             }
+        }
+    }
+
+    fn awaited(&self, until: Until) -> Awaited {
+        match until {
+            Until::Settled(name) => {
+                let pass = self.purgatory.awaited(&name);
+                let passes = pass.map(|pass| (name, pass)).into_iter().collect();
+                Awaited::Passes { event: None, passes }
+            }
+            Until::Decided(id) => {
+                Awaited::Passes { event: Some(id), passes: self.purgatory.passes_for(&id) }
+            }
+            Until::Rested => Awaited::Rested,
         }
     }
 
@@ -179,7 +204,7 @@ impl Task {
     ) -> bool {
         self.writes.send_replace(false);
         self.answers.clear();
-        self.waiters.retain(|(_, waiter)| matches!(waiter, Waiter::Round));
+        self.waiters.retain(|(_, waiter)| matches!(waiter, Waiter::Round(_)));
         let mut again = self.clock.now().mono + WRITE_AGAIN;
         loop {
             let order = tokio::select! {
@@ -262,13 +287,13 @@ impl Task {
     fn wake(&mut self) {
         let mut goes_on = true;
         while std::mem::take(&mut goes_on) {
-            for (until, waiter) in std::mem::take(&mut self.waiters) {
+            for (awaited, waiter) in std::mem::take(&mut self.waiters) {
                 match waiter {
                     Waiter::Caller(reply) if reply.is_closed() => {}
-                    waiter if !self.is_over(&until) => self.waiters.push((until, waiter)),
+                    waiter if !self.is_over(&awaited) => self.waiters.push((awaited, waiter)),
                     Waiter::Caller(reply) => _ = reply.send(()),
-                    Waiter::Round => {
-                        self.rounds.visited(self.clock.now().mono);
+                    Waiter::Round(name) => {
+                        self.rounds.visited(self.clock.now().mono, &name);
                         goes_on = true;
                     }
                 }
@@ -276,11 +301,13 @@ impl Task {
         }
     }
 
-    fn is_over(&self, until: &Until) -> bool {
-        match until {
-            Until::Settled(identifier) => self.purgatory.is_settled(identifier),
-            Until::Decided(id) => self.purgatory.is_decided(id),
-            Until::Rested => self.rounds.is_resting(),
+    fn is_over(&self, awaited: &Awaited) -> bool {
+        match awaited {
+            Awaited::Passes { event, passes } => {
+                event.is_some_and(|id| !self.purgatory.keeps(&id))
+                    || passes.iter().all(|(name, pass)| self.purgatory.has_ended(name, *pass))
+            }
+            Awaited::Rested => self.rounds.is_resting(),
         }
     }
 }
