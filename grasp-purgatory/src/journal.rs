@@ -115,6 +115,18 @@ struct Peek {
 }
 
 impl Record {
+    /// The event that a change is about, if it is about one.
+    pub(crate) fn event(&self) -> Option<EventId> {
+        match self {
+            Self::Held { event, .. } => Some(event.id),
+            Self::Moved { id, .. }
+            | Self::Gone { id, .. }
+            | Self::Staged { id, .. }
+            | Self::Unstaged { id, .. } => Some(*id),
+            Self::Owed { .. } | Self::Settled { .. } => None,
+        }
+    }
+
     /// The record as one line of text.
     pub fn encode(&self) -> Result<String, RecordError> {
         Ok(serde_json::to_string(&Written { v: VERSION, record: self })?)

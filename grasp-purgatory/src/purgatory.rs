@@ -26,13 +26,16 @@ mod places;
 mod query;
 mod release;
 mod removal;
+mod shares;
 mod staging;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use grasp_core::admission::Policy;
+use grasp_core::resources::Claimant;
 use grasp_core::{Identifier, Mono, Now};
+use nostr::event::EventId;
 use nostr::types::Timestamp;
 
 pub use self::books::Room;
@@ -46,9 +49,14 @@ pub use self::query::{Counts, KeptProposal, Want};
 pub use self::staging::Came;
 
 use self::desk::Desk;
+use self::entry::Entry;
 use self::ledger::Ledger;
 use self::output::{Thing, Turn};
+use self::shares::Shares;
 use crate::journal::Record;
+
+/// Memory that the largest event takes: any network may have that much waiting, while it is free.
+const LARGEST_EVENT: u64 = 5 * 1024 * 1024;
 
 /// How soon after looking for what is overdue that is done again.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -86,6 +94,10 @@ pub struct Purgatory {
     config: Config,
     policy: Policy,
     ledger: Ledger,
+    /// Who has how much of the memory for waiting events.
+    room: Shares<EventId>,
+    /// Who has how much of the disk for uploads that wait for their event.
+    uploads: Shares<EventId>,
     desks: BTreeMap<Identifier, Desk>,
     /// Passes that were numbered.
     passes: u64,
@@ -109,7 +121,9 @@ impl Purgatory {
     ) -> Self {
         let mut ledger = Ledger::default();
         records.into_iter().for_each(|record| ledger.apply(&record));
-        Self {
+        let mut purgatory = Self {
+            room: Shares::new(config.in_all, config.in_all.bytes / 4, LARGEST_EVENT),
+            uploads: Shares::new(config.staged, 0, config.staged.bytes / 8),
             config,
             policy,
             ledger,
@@ -118,7 +132,16 @@ impl Purgatory {
             chores_again: None,
             swept: now.mono,
             now,
-        }
+        };
+        purgatory.book_all();
+        purgatory
+    }
+
+    /// Books what an earlier run left. Who brought it is not known any more; who signed it is.
+    fn book_all(&mut self) {
+        let entries: Vec<EventId> = self.ledger.entries().map(Entry::id).collect();
+        let uploads: Vec<EventId> = self.ledger.staging().iter().map(|(id, _)| *id).collect();
+        entries.iter().chain(&uploads).for_each(|id| self.follow(id));
     }
 
     /// Tells what happened, and learns what to do about it.
@@ -138,7 +161,9 @@ impl Purgatory {
             Input::Stored { identifier, stored } => self.on_stored(out, &identifier, &stored),
             Input::StoreFailed { identifier } => self.on_failed(out, &identifier, Stage::Store),
             Input::PushAuthorised { repo, events } => self.on_push(out, &repo, &events),
-            Input::PushStaged { id, tip, door, bytes } => self.on_staged(out, id, tip, door, bytes),
+            Input::PushStaged { id, tip, door, bytes, network } => {
+                self.on_staged(out, id, tip, (door, bytes), network);
+            }
             Input::FetchStarted { identifier } => self.on_fetch_started(identifier),
             Input::FetchEnded { identifier } => self.on_fetch_ended(out, &identifier),
             Input::HuntInLine { identifier } => self.on_hunt_in_line(out, &identifier),
@@ -183,7 +208,25 @@ impl Purgatory {
     /// Changes what is kept: the one way to do so.
     fn record(&mut self, out: &mut Turn, record: Record) {
         self.ledger.apply(&record);
+        if let Some(id) = record.event() {
+            self.follow(&id);
+        }
         out.write(record);
+    }
+
+    /// Makes the accounts say what the ledger says of an event and of what was uploaded for it.
+    fn follow(&mut self, id: &EventId) {
+        match self.ledger.entry(id).filter(|entry| entry.phase == Phase::Waiting) {
+            Some(entry) => {
+                let claimant = Claimant::default().signed_by(entry.author());
+                self.room.book(*id, claimant, entry.bytes);
+            }
+            None => self.room.give_back(id),
+        }
+        match self.ledger.staging().of(id) {
+            Some(staged) => self.uploads.book(*id, Claimant::default(), staged.bytes()),
+            None => self.uploads.give_back(id),
+        }
     }
 
     /// Takes on a chore, in place of whatever was owed to the same thing before.

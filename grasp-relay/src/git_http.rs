@@ -32,6 +32,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
 use grasp_core::RepoId;
+use grasp_core::resources::{Claimant, ClientNetwork};
 use grasp_core::service::Door;
 use grasp_purgatory::git::{GitError, RepoStore};
 
@@ -90,6 +91,8 @@ struct Seat {
     repo: RepoId,
     door: Door,
     household: Option<Household>,
+    /// The party that git works for.
+    claimant: Claimant,
     lines: Lines,
 }
 
@@ -106,7 +109,7 @@ impl GitHttp {
         &self,
         repo: RepoId,
         door: Door,
-        household: Option<Household>,
+        (household, network): (Option<Household>, Option<ClientNetwork>),
     ) -> Result<Option<Seat>, GitError> {
         let repos = match door {
             Door::Hosted => Some(self.keeper.repos()),
@@ -115,7 +118,8 @@ impl GitHttp {
         let Some(repos) = repos.cloned() else { return Ok(None) };
         let is_there = door == Door::Proposals || repos.has_view(&repo).await?;
         let lines = self.lines.clone();
-        Ok(is_there.then_some(Seat { repos, repo, door, household, lines }))
+        let claimant = Claimant::maybe_at(network);
+        Ok(is_there.then_some(Seat { repos, repo, door, household, claimant, lines }))
     }
 
     /// A page for people; git shows plain text to whoever runs it.
@@ -140,8 +144,8 @@ async fn serve(State(git): State<Arc<GitHttp>>, request: Request) -> Response {
     let Some((repo, door, action)) = route::route(&parts.method, &parts.uri) else {
         return git.not_found(is_git);
     };
-    let household = parts.extensions.get().copied();
-    let seat = match git.seat(repo, door, household).await {
+    let client = (parts.extensions.get().copied(), parts.extensions.get().copied());
+    let seat = match git.seat(repo, door, client).await {
         Ok(Some(seat)) => seat,
         Ok(None) => return git.not_found(is_git),
         Err(error) => return failed(&error),

@@ -76,10 +76,11 @@ impl Books {
         }
     }
 
-    /// Whether an entry may wait here once the one that it takes the place of is gone.
+    /// Whether an entry is within the bounds of its author and its names once the one that it takes the place of is
+    /// gone.
     ///
     /// Anybody may announce under any name, and so fill it. What is signed for a repository that is served is not
-    /// counted against its name, and has a reserve in all.
+    /// counted against its name.
     pub(super) fn room(
         &self,
         config: &Config,
@@ -97,14 +98,9 @@ impl Books {
             |name: &Identifier| self.identifiers.get(name).copied().unwrap_or_default();
         let fits_name =
             |name: &Identifier| after(of_identifier(name)).is_within(config.per_identifier);
-        let fits_among_all = match standing {
-            Standing::Stored => after(self.waiting).is_within(config.in_all.with_reserve()),
-            Standing::Held => {
-                after(self.waiting).is_within(config.in_all)
-                    && new.identifiers().into_iter().all(fits_name)
-            }
-        };
-        let fits = fits_among_all && after(of_author).is_within(config.per_author);
+        let fits_names =
+            standing == Standing::Stored || new.identifiers().into_iter().all(fits_name);
+        let fits = fits_names && after(of_author).is_within(config.per_author);
         if fits { Room::Free } else { Room::Full }
     }
 

@@ -46,16 +46,6 @@ pub struct Bound {
     pub bytes: u64,
 }
 
-impl Bound {
-    /// The same and a quarter more.
-    pub(super) fn with_reserve(self) -> Self {
-        Self {
-            count: self.count.saturating_add(self.count / 4),
-            bytes: self.bytes.saturating_add(self.bytes / 4),
-        }
-    }
-}
-
 impl Default for Config {
     fn default() -> Self {
         const MINUTE: Duration = Duration::from_secs(60);

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use grasp_core::admission::Standing;
 use grasp_core::admission::{Hold, Origin};
+use grasp_core::resources::{Claimant, ClientNetwork, Shortage};
 use grasp_core::{Identifier, Oid, RepoId};
 use nostr::event::{Event, EventId};
 use nostr::types::Timestamp;
@@ -13,7 +14,7 @@ use nostr::types::Timestamp;
 use super::books::Room;
 use super::entry::{Entry, Phase, What, Why};
 use super::output::{Chore, Kept, Output, Report, Thing, Turn};
-use super::staging::{Came, Placeholder};
+use super::staging::{Came, Placeholder, Uploading};
 use super::{Config, Ledger, Purgatory};
 use crate::journal::Record;
 
@@ -39,6 +40,16 @@ impl Admission {
             Room::Full => Self::Full,
         }
     }
+}
+
+/// Things that make room for one newcomer, at most.
+const MAX_EVICTIONS: usize = 16;
+
+/// Whom the memory of an entry is accounted to. What another relay brought is its author's alone.
+fn claimant(new: &Entry, standing: Standing, origin: &Origin) -> Claimant {
+    let network = origin.claimant().network;
+    let claimant = Claimant::maybe_at(network).signed_by(new.author());
+    if standing == Standing::Stored { claimant.with_authority() } else { claimant }
 }
 
 /// Its author has made it obsolete.
@@ -101,11 +112,12 @@ impl Purgatory {
         let displaces = match Admission::of(&self.config, &self.ledger, &new, standing) {
             Admission::Admitted { displaces } => displaces,
             Admission::Superseded => return Kept::Superseded,
-            Admission::Full => {
-                out.act(Output::Report(Report::TurnedAway { id: new.id() }));
-                return Kept::Full;
-            }
+            Admission::Full => return self.turn_away(out, &new),
         };
+        let claimant = claimant(&new, standing, origin);
+        if !self.make_room(out, &new, claimant, displaces) {
+            return self.turn_away(out, &new);
+        }
         let had_view = new.announcement().is_some_and(|a| self.has_view(&a.repo));
         if let Some(id) = displaces {
             self.record(out, Record::Gone { id, why: Why::Superseded });
@@ -122,6 +134,50 @@ impl Purgatory {
         }
         self.look_after(out, &new, origin);
         Kept::Held
+    }
+
+    fn turn_away(&self, out: &mut Turn, new: &Entry) -> Kept {
+        out.act(Output::Report(Report::TurnedAway { id: new.id() }));
+        Kept::Full
+    }
+
+    /// Takes room for an entry, whose author's older one makes place for it; whoever has most waiting makes room for
+    /// whoever has less.
+    fn make_room(
+        &mut self,
+        out: &mut Turn,
+        new: &Entry,
+        claimant: Claimant,
+        displaces: Option<EventId>,
+    ) -> bool {
+        if let Some(id) = displaces {
+            self.room.give_back(&id);
+        }
+        for _ in 0..MAX_EVICTIONS {
+            match self.room.take(new.id(), claimant, new.bytes) {
+                Ok(()) => return true,
+                Err(Shortage::Total) => {}
+                Err(Shortage::Network(_) | Shortage::Author) => break,
+            }
+            let spared = |id: &EventId| Some(*id) == displaces;
+            let victim = self.room.to_evict(&claimant, new.bytes, |one| one.author, spared);
+            let Some(victim) = victim else { break };
+            self.evict(out, victim);
+        }
+        if let Some(id) = displaces {
+            self.follow(&id);
+        }
+        false
+    }
+
+    /// Lets go of what waits, and of the view that only it asked for.
+    fn evict(&mut self, out: &mut Turn, id: EventId) {
+        let entry = self.ledger.entry(&id);
+        let repo = entry.and_then(Entry::announcement).map(|a| a.repo.clone());
+        self.forget(out, id, Why::Evicted);
+        if let Some(repo) = repo {
+            self.owe(out, Chore::RemoveView { repo });
+        }
     }
 
     /// Whether an event is about something that is served: a repository that it rules does not wait here.
@@ -228,11 +284,16 @@ impl Purgatory {
         out: &mut Turn,
         id: EventId,
         tip: Oid,
-        door: Came,
-        bytes: u64,
+        (door, bytes): (Came, u64),
+        network: Option<ClientNetwork>,
     ) {
-        let room = self.ledger.staging().room(&self.config, &id, &tip, (&door, bytes));
-        if room == Room::Full {
+        let room = self.ledger.staging().room(&self.config, &id, &tip, &door);
+        let has_room = match room {
+            Uploading::Again => true,
+            Uploading::New => self.make_room_for_upload(out, id, bytes, network),
+            Uploading::TooMany => false,
+        };
+        if !has_room {
             // What waits under other names has directories of its own.
             let waiting = self.ledger.staging().of(&id);
             let keep = waiting.map(|staged| staged.tips_under(door.name())).unwrap_or_default();
@@ -247,6 +308,34 @@ impl Purgatory {
         let identifiers: Vec<_> = entry.identifiers().into_iter().cloned().collect();
         self.keep_only(out, id, wanted);
         identifiers.iter().for_each(|identifier| self.ask(out, identifier));
+    }
+
+    /// Takes room for an upload; the network that has most waiting makes room for one that has less. What the event
+    /// has come for stays.
+    fn make_room_for_upload(
+        &mut self,
+        out: &mut Turn,
+        id: EventId,
+        bytes: u64,
+        network: Option<ClientNetwork>,
+    ) -> bool {
+        let claimant = Claimant::maybe_at(network);
+        let before = self.ledger.staging().of(&id).map_or(0, Placeholder::bytes);
+        let all = before.saturating_add(bytes);
+        for _ in 0..MAX_EVICTIONS {
+            match self.uploads.take(id, claimant, all) {
+                Ok(()) => return true,
+                Err(Shortage::Total) => {}
+                Err(Shortage::Network(_) | Shortage::Author) => return false,
+            }
+            let spared = |other: &EventId| *other == id || self.ledger.entry(other).is_some();
+            let victim = self.uploads.to_evict(&claimant, all, |one| one.network, spared);
+            let Some(victim) = victim else { return false };
+            let names = self.names_of(&victim);
+            self.record(out, Record::Unstaged { id: victim, keep: None });
+            self.clear(out, victim, BTreeSet::new(), names);
+        }
+        false
     }
 
     /// The tips that wait for an event.

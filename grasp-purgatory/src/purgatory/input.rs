@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use grasp_core::admission::{Hold, Origin};
+use grasp_core::resources::ClientNetwork;
 use grasp_core::{Identifier, Oid, RefName, RepoId, Version};
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
@@ -88,6 +89,8 @@ pub enum Input {
         door: Came,
         /// How large its objects are.
         bytes: u64,
+        /// The network that it came from, if that is known.
+        network: Option<ClientNetwork>,
     },
     /// The hunt under an identifier has not asked every listed server yet: it is not its turn there.
     HuntInLine {

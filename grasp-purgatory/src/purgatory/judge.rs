@@ -43,6 +43,8 @@ pub(super) struct Plan {
     pub(super) proposals: Vec<ProposalRef>,
     /// Events to be stored, in order.
     pub(super) store: Vec<Arc<Event>>,
+    /// Kept states of those who may sign for something served.
+    pub(super) authorised: Vec<EventId>,
     /// Stored announcements that have lost their state, and states whose author has lost their say.
     pub(super) withdraw: Vec<Arc<Event>>,
 }
@@ -64,6 +66,7 @@ pub(super) fn plan(
         views: scene.views(),
         store: scene.releases(&proposals),
         withdraw: scene.withdrawals(),
+        authorised: scene.authorised(),
         proposals,
     }
 }
@@ -207,6 +210,15 @@ impl<'a> Scene<'a> {
         // Stored ones are among them where another view must get their ref; those are no entries.
         let proposals = proposals.iter().filter_map(|proposal| self.ledger.entry(&proposal.id));
         announcements.chain(states).chain(proposals).map(|entry| entry.event.clone()).collect()
+    }
+
+    fn authorised(&self) -> Vec<EventId> {
+        let places = || self.family().into_iter().flat_map(|family| family.places.values());
+        let rules = |author: PublicKey| {
+            places().any(|p| p.standing == Standing::Stored && p.confirmed.contains(&author))
+        };
+        let states = self.ledger.family(self.identifier).filter(|entry| entry.state().is_some());
+        states.filter(|entry| rules(entry.author())).map(Entry::id).collect()
     }
 
     fn is_released(&self, signed: &Signed<'_>) -> bool {

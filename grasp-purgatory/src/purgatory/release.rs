@@ -70,6 +70,7 @@ impl Purgatory {
         for event in &plan.withdraw {
             self.record(out, self.held(event));
         }
+        plan.authorised.iter().for_each(|id| self.room.authorise(*id));
         self.carry_out(out, identifier, plan);
     }
 

@@ -9,7 +9,7 @@ use nostr::event::EventId;
 use nostr::types::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::books::{Room, Usage};
+use super::books::Usage;
 use super::config::Config;
 
 /// Where an upload came in.
@@ -86,9 +86,25 @@ impl Placeholder {
         self.tips.iter().filter(|(_, uploads)| is_there(uploads)).map(|(tip, _)| *tip).collect()
     }
 
+    /// The bytes of all uploads.
+    pub(super) fn bytes(&self) -> u64 {
+        self.tips.values().flat_map(Uploads::values).sum()
+    }
+
     fn uploads(&self) -> usize {
         self.tips.values().map(Uploads::len).sum()
     }
+}
+
+/// What an upload is to those that wait for the same event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Uploading {
+    /// The same as one of them.
+    Again,
+    /// One more.
+    New,
+    /// One too many.
+    TooMany,
 }
 
 /// All uploads that wait for their events.
@@ -137,21 +153,17 @@ impl Staging {
         }
     }
 
-    /// Whether this upload may wait for an event: it does already, or there is room for one more.
-    pub(super) fn room(
-        &self,
-        config: &Config,
-        id: &EventId,
-        tip: &Oid,
-        (door, bytes): (&Came, u64),
-    ) -> Room {
+    /// Whether this upload waits for an event already, or may be one more for it.
+    pub(super) fn room(&self, config: &Config, id: &EventId, tip: &Oid, door: &Came) -> Uploading {
         let waiting = self.by_event.get(id);
         let same = waiting.and_then(|placeholder| placeholder.tips.get(tip));
         let waits = same.is_some_and(|doors| doors.keys().any(|one| one.is_same_upload(door)));
         let uploads = waiting.map_or(0, Placeholder::uploads);
-        let fits =
-            || uploads < config.tips_per_event && self.usage.plus(bytes).is_within(config.staged);
-        if waits || fits() { Room::Free } else { Room::Full }
+        match waits {
+            true => Uploading::Again,
+            false if uploads < config.tips_per_event => Uploading::New,
+            false => Uploading::TooMany,
+        }
     }
 
     pub(super) fn of(&self, id: &EventId) -> Option<&Placeholder> {

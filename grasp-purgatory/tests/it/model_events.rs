@@ -26,6 +26,11 @@ pub(crate) const CAROL: Person = Person(3);
 pub(crate) const DAVE: Person = Person(4);
 
 impl Person {
+    /// Somebody else.
+    pub(crate) fn numbered(number: u8) -> Self {
+        Self(number)
+    }
+
     fn keys(self) -> Keys {
         Keys::parse(&format!("{:064x}", u32::from(self.0) + 1_000)).unwrap()
     }

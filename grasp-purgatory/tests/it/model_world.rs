@@ -203,7 +203,7 @@ impl World {
                 let door = Came::Repository(repo.clone());
                 self.disk.git.staging.entry(id).or_default().insert(tip, door.clone());
                 self.spark()?;
-                self.turn(Input::PushStaged { id, tip, door, bytes: 100 })?;
+                self.turn(Input::PushStaged { id, tip, door, bytes: 100, network: None })?;
                 self.run()?;
                 return Ok(self.core.keeps_upload(&id, &tip));
             }

@@ -1,7 +1,11 @@
 //! What waits, and what ends the wait.
 
-use grasp_core::admission::Policy;
-use grasp_purgatory::{Bound, Config, Kept};
+use std::sync::Arc;
+
+use grasp_core::admission::{Hold, Origin, Policy};
+use grasp_core::resources::ClientNetwork;
+use grasp_purgatory::{Bound, Config, Input, Kept};
+use nostr::event::Event;
 
 use crate::model_events::*;
 use crate::model_world::World;
@@ -231,7 +235,7 @@ fn bytes_are_bounded_like_numbers() {
 fn who_comes_too_late_for_the_last_place_is_told_by_the_core_too() {
     let mut world = bounded(|config| config.in_all = Bound { count: 0, bytes: 0 });
     let event = announcement(ALICE, "x", 0, &[]);
-    let held = grasp_purgatory::Input::Held {
+    let held = Input::Held {
         event,
         hold: grasp_core::admission::Hold::Announcement,
         origin: grasp_core::admission::Origin::anonymous(),
@@ -239,4 +243,46 @@ fn who_comes_too_late_for_the_last_place_is_told_by_the_core_too() {
     world.turn(held).unwrap();
     assert_eq!(world.answer, Some(Kept::Full));
     assert!(world.disk.journal.is_empty());
+}
+
+#[test]
+fn whoever_has_most_waiting_makes_room_for_newcomers() {
+    let mut world = bounded(|config| config.in_all = Bound { count: 4, bytes: 1 << 20 });
+    for identifier in ["a", "b", "c"] {
+        world.send(&announcement(ALICE, identifier, 0, &[])).unwrap();
+    }
+    let waits = announcement(BOB, "d", 0, &[]);
+    assert!(world.send(&waits).unwrap().accepted);
+    assert!(!world.send(&announcement(ALICE, "e", 0, &[])).unwrap().accepted, "not for her own");
+    let newcomer = announcement(CAROL, "e", 0, &[]);
+    assert!(world.send(&newcomer).unwrap().accepted);
+    assert!(world.core.holds(&waits.id) && world.core.holds(&newcomer.id));
+    assert_eq!(world.core.counts().announcements, 4);
+    let views = ["a", "b", "c"].map(|name| world.view(&ALICE.repo(name)).is_some());
+    assert_eq!(views.into_iter().filter(|there| *there).count(), 2, "its view went along");
+    // Whoever has little keeps it, also after a restart.
+    world.restart(std::time::Duration::ZERO);
+    assert!(!world.send(&announcement(DAVE, "f", 0, &[])).unwrap().accepted);
+    assert_eq!(world.core.counts().announcements, 4);
+}
+
+#[test]
+fn one_network_leaves_room_in_purgatory_for_every_other() {
+    let mut world = bounded(|config| config.in_all = Bound { count: 40, bytes: 40 << 20 });
+    let at = |address: &str| Origin::Client {
+        authenticated: Vec::new(),
+        network: Some(ClientNetwork::of(address.parse().unwrap())),
+    };
+    let mut hold = |event: Arc<Event>, origin| {
+        let input = Input::Held { event, hold: Hold::Announcement, origin };
+        world.turn(input).unwrap();
+        world.run().unwrap();
+        world.answer.take().unwrap()
+    };
+    let held = (0..100).filter(|n| {
+        hold(announcement(Person::numbered(100 + n), &n.to_string(), 0, &[]), at("192.0.2.1"))
+            == Kept::Held
+    });
+    assert_eq!(held.count(), 10, "a quarter");
+    assert_eq!(hold(announcement(ALICE, "x", 0, &[]), at("198.51.100.1")), Kept::Held);
 }

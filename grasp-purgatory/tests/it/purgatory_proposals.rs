@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use grasp_core::admission::{Hold, Origin, Policy};
+use grasp_core::resources::ClientNetwork;
 use grasp_core::service::npub;
 use grasp_core::{Oid, RepoId};
-use grasp_purgatory::{Came, Config, Input};
-use nostr::event::Event;
+use grasp_purgatory::{Bound, Came, Config, Input};
+use nostr::event::{Event, EventId};
 
 use crate::model_disk::proposal_ref;
 use crate::model_events::*;
@@ -16,7 +17,11 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 /// Alice and bob keep `x` together; it is served.
 fn served() -> World {
-    let mut world = World::new();
+    served_with(Config::default())
+}
+
+fn served_with(config: Config) -> World {
+    let mut world = World::with(config, Policy::new(US.parse().unwrap()));
     world.send(&announcement(ALICE, "x", 0, &[BOB])).unwrap();
     world.send(&announcement(BOB, "x", 0, &[ALICE])).unwrap();
     world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
@@ -129,7 +134,7 @@ fn an_upload_that_arrives_while_its_event_is_being_held_is_not_lost() {
     let (repo, id) = (ALICE.repo("x"), request.id);
     let door = Came::Repository(repo);
     world.disk.git.staging.entry(id).or_default().insert(oid(9), door.clone());
-    world.turn(Input::PushStaged { id, tip: oid(9), door, bytes: 1 }).unwrap();
+    world.turn(Input::PushStaged { id, tip: oid(9), door, bytes: 1, network: None }).unwrap();
     world.run().unwrap();
     assert!(world.serves(&request));
 }
@@ -145,9 +150,33 @@ fn uploads_for_one_event_are_few_and_one_too_many_drops_only_itself() {
     // One that slipped through between judgement and upload.
     let door = Came::Repository(repo);
     world.disk.git.staging.get_mut(&id).unwrap().insert(oid(6), door.clone());
-    world.turn(Input::PushStaged { id, tip: oid(6), door, bytes: 1 }).unwrap();
+    world.turn(Input::PushStaged { id, tip: oid(6), door, bytes: 1, network: None }).unwrap();
     let left: Vec<_> = world.disk.git.staging[&id].keys().copied().collect();
     assert_eq!(left, [1, 2, 3, 4].map(oid));
+}
+
+#[test]
+fn one_network_that_fills_staging_makes_room_for_others() {
+    let mut world =
+        served_with(Config { staged: Bound { count: 100, bytes: 1_000 }, ..Config::default() });
+    let repo = ALICE.repo("x");
+    let mut upload = |world: &mut World, n: u8, address: Option<&str>| {
+        let (id, tip) = (EventId::from_byte_array([n; 32]), oid(n));
+        let door = Came::Repository(repo.clone());
+        world.disk.git.staging.entry(id).or_default().insert(tip, door.clone());
+        let network = address.map(|address| ClientNetwork::of(address.parse().unwrap()));
+        world.turn(Input::PushStaged { id, tip, door, bytes: 100, network }).unwrap();
+        world.run().unwrap();
+        world.core.keeps_upload(&id, &tip)
+    };
+    let kept = (1..=10).filter(|n| upload(&mut world, *n, Some("192.0.2.1"))).count();
+    assert_eq!(kept, 2, "a quarter, in whole uploads");
+    // Those whose network nobody knows have no share; whoever has most makes room.
+    assert!((11..=18).all(|n| upload(&mut world, n, None)));
+    assert!(!upload(&mut world, 19, None));
+    assert!(upload(&mut world, 20, Some("198.51.100.1")));
+    assert_eq!(world.core.counts().staged, 10);
+    assert_eq!(world.disk.git.staging.len(), 10, "nothing else is left on disk");
 }
 
 #[test]
@@ -239,7 +268,7 @@ fn a_wrong_upload_that_arrives_after_its_event_is_dropped_at_once() {
     world.send(&request).unwrap();
     let (id, door) = (request.id, Came::Repository(ALICE.repo("x")));
     world.disk.git.staging.entry(id).or_default().insert(oid(7), door.clone());
-    world.turn(Input::PushStaged { id, tip: oid(7), door, bytes: 1 }).unwrap();
+    world.turn(Input::PushStaged { id, tip: oid(7), door, bytes: 1, network: None }).unwrap();
     assert!(world.disk.git.staging.is_empty());
     assert_eq!(world.core.counts().staged, 0);
 }
@@ -260,7 +289,9 @@ fn by_own_door(to: &RepoId) -> std::sync::Arc<Event> {
 
 fn stage_by(world: &mut World, door: Came, event: &Event) {
     world.disk.git.staging.entry(event.id).or_default().insert(oid(9), door.clone());
-    world.turn(Input::PushStaged { id: event.id, tip: oid(9), door, bytes: 1 }).unwrap();
+    world
+        .turn(Input::PushStaged { id: event.id, tip: oid(9), door, bytes: 1, network: None })
+        .unwrap();
 }
 
 fn open_to_contributors() -> World {

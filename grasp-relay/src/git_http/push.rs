@@ -226,7 +226,8 @@ impl Push {
                 Door::Proposals => Came::Contributor(repo.clone()),
             };
             if let Ok(bytes) = repos.staged_bytes(&repo.identifier, id, tip).await {
-                self.git.keeper.tell(Input::PushStaged { id, tip, door, bytes }).await;
+                let network = self.seat.claimant.network;
+                self.git.keeper.tell(Input::PushStaged { id, tip, door, bytes, network }).await;
             }
         }
     }

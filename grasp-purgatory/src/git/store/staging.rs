@@ -13,7 +13,10 @@ use crate::git::blocking;
 use crate::git::error::GitError;
 use crate::git::layout;
 
-/// How much may wait for events. Over a limit nothing is thrown out; the newcomer is refused.
+/// How much may wait for events. Over a limit nothing is thrown out here; the newcomer is refused.
+///
+/// Purgatory shares the room for all of it among client networks, and makes room for newcomers after they were taken
+/// in. So the limits of a family and of all families are enforced here only at [twice](SLACK) their size.
 #[derive(Clone, Copy, Debug)]
 pub struct StagingLimits {
     /// Competing tips for one event: whoever uploads a false one must not push out the true one.
@@ -25,6 +28,9 @@ pub struct StagingLimits {
     /// Bytes of everything that waits.
     pub bytes_in_all: u64,
 }
+
+/// Times that a limit may be exceeded on disk until purgatory has made room.
+const SLACK: u64 = 2;
 
 impl Default for StagingLimits {
     fn default() -> Self {
@@ -60,8 +66,8 @@ impl FamilyGuard {
             };
             let fits = layout::list(&place)?.len() < limits.tips_per_event
                 && room(&place, limits.bytes_per_event)?
-                && room(&family.staging(), limits.bytes_per_family)?
-                && room(&family.layout().staging(), limits.bytes_in_all)?;
+                && room(&family.staging(), limits.bytes_per_family.saturating_mul(SLACK))?
+                && room(&family.layout().staging(), limits.bytes_in_all.saturating_mul(SLACK))?;
             if !fits {
                 prune(&family.layout().staging(), &place);
                 return Err(GitError::StagingFull);
