@@ -97,6 +97,9 @@ fn log_oddity(report: &Report) {
         Report::GaveUp { relay, event } => {
             tracing::warn!(%relay, %event, "offered an event and never delivered it");
         }
+        Report::Forged { relay, count } => {
+            tracing::warn!(%relay, count, "disconnected: its events do not verify");
+        }
         Report::GapSecond { relay, at } => {
             tracing::warn!(%relay, %at, "one second holds more events than the relay shows");
         }

@@ -166,6 +166,7 @@ mod tests {
             full_pass_at: None,
             retained_bytes: Some(bytes),
             interrupted: 0,
+            is_forging: false,
             seen: PeerReliability::default(),
             coverage: CoverageSet::with_capacity(1),
         }

@@ -16,6 +16,9 @@ const MAX_REPOS: usize = 200;
 /// Missing events of one repository that are told apart.
 const MAX_MISSING: usize = 1_000;
 
+/// Forged events on one connection after which it is ended. Honest relays that never checked what they store have a few.
+pub(super) const MAX_FORGED: usize = 100;
+
 /// How many events of a repository a relay lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lacks {
@@ -33,6 +36,13 @@ pub(super) struct RelayHealth {
     /// Whether that is by our own rule about addresses, which the operator may have changed by the next start.
     is_by_rule: bool,
     seen: PeerReliability,
+    /// Forged events that this connection brought.
+    forged: usize,
+    /// Whether a connection was ended for forged events, and none has been free of them for long enough since. A
+    /// handshake is then no success: the streak of failures that ends in [`Health::Dead`] goes on.
+    is_forging: bool,
+    /// How long a connection has to be free of forged events to count as one.
+    settle: Duration,
     /// What it lacks, as far as this process has found it.
     missing: BTreeMap<RepoId, BTreeSet<EventId>>,
     /// Attempts in vain since it was last there, as far as this process made them.
@@ -50,6 +60,9 @@ impl RelayHealth {
             quarantined_until: Mono::ZERO,
             is_by_rule: false,
             seen: PeerReliability::default(),
+            forged: 0,
+            is_forging: false,
+            settle: policy.settle,
             missing: BTreeMap::new(),
             in_vain: 0,
             is_up: false,
@@ -89,7 +102,10 @@ impl RelayHealth {
     }
 
     pub(super) fn connected(&mut self, now: Mono) {
-        self.backoff.connected(now);
+        if !self.is_forging {
+            self.backoff.connected(now);
+        }
+        self.forged = 0;
         self.in_vain = 0;
         self.turn(now, true);
     }
@@ -125,6 +141,37 @@ impl RelayHealth {
     pub(super) fn lost(&mut self, now: Mono) {
         self.backoff.failed(now);
         self.turn(now, false);
+    }
+
+    /// Notes forged events that the connection brought; `true` if it is to be ended for them.
+    pub(super) fn forged(&mut self, count: usize) -> bool {
+        self.forged = self.forged.saturating_add(count);
+        self.is_forging |= self.forged >= MAX_FORGED;
+        self.forged >= MAX_FORGED
+    }
+
+    /// The forged events of this connection.
+    pub(super) fn forged_count(&self) -> usize {
+        self.forged
+    }
+
+    /// Whether its last connections brought forged events.
+    pub(super) fn is_forging(&self) -> bool {
+        self.is_forging
+    }
+
+    /// Forgives a relay that forged events before, once a connection has lasted without any.
+    pub(super) fn forgive(&mut self, now: Mono) {
+        if self.is_forging && self.is_up && self.forged == 0 && now - self.since >= self.settle {
+            self.is_forging = false;
+            self.backoff.connected(now);
+        }
+    }
+
+    /// When that may be, if it is to be waited for.
+    pub(super) fn forgiven_at(&self) -> Option<Mono> {
+        let is_waited_for = self.is_forging && self.is_up && self.forged == 0;
+        is_waited_for.then(|| self.since + self.settle)
     }
 
     /// Leaves it alone until then.
@@ -165,8 +212,9 @@ impl RelayHealth {
     }
 
     /// Goes on from what earlier processes have seen.
-    pub(super) fn resume(&mut self, seen: PeerReliability) {
+    pub(super) fn resume(&mut self, seen: PeerReliability, is_forging: bool) {
         self.seen = seen;
+        self.is_forging = is_forging;
     }
 
     /// Everything seen up to now.
@@ -289,6 +337,37 @@ mod tests {
         health.failed(Mono::from_secs(1), Fault::Unreachable, HALF_DAY);
         assert_eq!(health.news(Mono::from_secs(1)), Some((Health::Degraded, Duration::ZERO)));
         assert_eq!(health.news(Mono::from_secs(2)), None);
+    }
+
+    #[test]
+    fn a_relay_that_forges_on_every_connection_is_dead_after_a_day() {
+        let mut health = health();
+        let mut moment = Mono::from_secs(1);
+        while health.health(moment) != Health::Dead {
+            health.connected(moment);
+            assert!(!health.forged(MAX_FORGED - 1), "some may be no fault of its own");
+            assert!(health.forged(1));
+            health.lost(moment);
+            let Admit::Wait(until) = health.admit(moment) else { panic!() };
+            moment = until;
+            assert!(moment < Mono::from_secs(3 * 24 * 60 * 60));
+        }
+        assert!(moment >= Mono::from_secs(24 * 60 * 60));
+    }
+
+    #[test]
+    fn a_connection_without_forged_events_forgives_those_before() {
+        let mut health = health();
+        health.connected(Mono::from_secs(1));
+        health.forged(MAX_FORGED);
+        health.lost(Mono::from_secs(2));
+        health.connected(Mono::from_secs(10));
+        health.forgive(Mono::from_secs(309));
+        assert!(health.is_forging());
+        assert_eq!(health.forgiven_at(), Some(Mono::from_secs(310)));
+        health.forgive(Mono::from_secs(310));
+        assert!(!health.is_forging());
+        assert_eq!(health.health(Mono::from_secs(610)), Health::Healthy);
     }
 
     #[test]

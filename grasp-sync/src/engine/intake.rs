@@ -107,6 +107,7 @@ impl SyncEngine {
             if let Some(session) = link.session(conn) {
                 session.judged(desk, sub, &judged, &filters);
             }
+            link.forged(desk, conn, forged(&judged));
         });
     }
 
@@ -196,7 +197,11 @@ impl SyncEngine {
         if !again.is_empty() {
             self.out.push(Output::Reoffer { events: again });
         }
-        let done = judged.iter().filter(|one| !one.outcome.is_worth_retrying());
+        // A forged copy says nothing about the event of that id, which another relay may bring.
+        let is_done = |one: &&Judged| {
+            !one.outcome.is_worth_retrying() && !matches!(one.outcome, Outcome::Forged)
+        };
+        let done = judged.iter().filter(is_done);
         let done: Vec<EventId> = done.map(|one| one.row.id).collect();
         self.here(now, &done);
         let arrived: Vec<_> = stored(judged).into_iter().map(Dependency::Event).collect();
@@ -242,6 +247,10 @@ impl SyncEngine {
 fn stored(judged: &[Judged]) -> Vec<EventId> {
     let stored = judged.iter().filter(|one| matches!(one.outcome, Outcome::Stored));
     stored.map(|one| one.row.id).collect()
+}
+
+fn forged(judged: &[Judged]) -> usize {
+    judged.iter().filter(|one| matches!(one.outcome, Outcome::Forged)).count()
 }
 
 impl Judged {

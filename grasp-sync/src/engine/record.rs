@@ -33,6 +33,9 @@ pub struct RelayRecord {
     /// Times that something was not listened to since the last full pass.
     #[serde(default)]
     pub interrupted: usize,
+    /// Whether its last connection was ended for forged events.
+    #[serde(default)]
+    pub is_forging: bool,
     /// What has been seen of it.
     #[serde(default)]
     pub seen: PeerReliability,
@@ -111,6 +114,7 @@ mod tests {
             full_pass_at: None,
             retained_bytes: None,
             interrupted: 0,
+            is_forging: false,
             seen: PeerReliability::default(),
             coverage,
         }

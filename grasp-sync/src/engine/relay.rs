@@ -118,6 +118,17 @@ impl Link {
         desk.report(Report::Reliability { relay, seen });
     }
 
+    /// The connection brought forged events. Too many of them end it, and count as a failure of the relay.
+    pub(super) fn forged(&mut self, desk: &mut Desk<'_>, conn: ConnId, count: usize) {
+        if self.session(conn).is_none() || !desk.standing.health.forged(count) {
+            return;
+        }
+        let (relay, count) = (desk.relay.clone(), desk.standing.health.forged_count());
+        desk.report(Report::Forged { relay, count });
+        self.lost(desk, conn);
+        hang_up(desk, conn);
+    }
+
     /// Nobody needs this relay any more.
     pub(super) fn retire(&mut self, desk: &mut Desk<'_>) {
         let conn = match self {
@@ -159,6 +170,7 @@ impl Link {
                 session.start_over(desk, Sort::Daily);
             }
         }
+        desk.standing.health.forgive(desk.now.mono);
         self.report_health(desk);
         if desk.standing.write_at.is_some_and(|at| desk.now.mono >= at) {
             desk.standing.write_at = None;
@@ -181,7 +193,8 @@ impl Link {
             },
             Self::Dialing(_) => None,
         };
-        own.into_iter().chain(desk.standing.write_at).min()
+        let forgiven = desk.standing.health.forgiven_at();
+        own.into_iter().chain(desk.standing.write_at).chain(forgiven).min()
     }
 
     /// The connection or attempt is over, whatever was under way with it.

@@ -128,6 +128,13 @@ pub enum Report {
         /// Which event.
         event: EventId,
     },
+    /// A relay's connection was ended because it brought forged events. The relay is left alone for longer each time.
+    Forged {
+        /// Which relay.
+        relay: RelayUrl,
+        /// How many.
+        count: usize,
+    },
     /// One second holds more events than a relay shows, however it is asked.
     GapSecond {
         /// Which relay.

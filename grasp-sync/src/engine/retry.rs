@@ -197,6 +197,12 @@ impl Wants {
         Missed { event, jobs, is_first: times == 1, is_given_up }
     }
 
+    /// The event came forged: the relay is not asked for it again. Tells which jobs waited for it.
+    pub(super) fn forged(&mut self, now: Mono, id: EventId) -> BTreeSet<JobId> {
+        self.remember(id, Tried { times: MAX_TRIES, not_before: now, forget_at: now + MEMORY });
+        self.forget(id).unwrap_or_default()
+    }
+
     /// The event is here, or will never be wanted: tells which jobs waited for it.
     pub(super) fn settled(&mut self, id: EventId) -> BTreeSet<JobId> {
         self.tried.remove(&id);

@@ -4,6 +4,7 @@
 mod budgets;
 mod converge;
 mod dates;
+mod forged;
 mod gaps;
 mod life;
 mod memory;

@@ -18,8 +18,8 @@ use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::{Mono, Now, RelayUrl};
 use grasp_sync::engine::{
-    Accepted, Config, ConnId, Delivered, Fault, Frame, Input, Output, RelayRecord, Report, Row,
-    Said, SubId, SyncEngine,
+    Accepted, Config, ConnId, Delivered, Fault, Frame, Input, Judged, Outcome, Output, RelayRecord,
+    Report, Row, Said, SubId, SyncEngine,
 };
 
 use self::chance::Chance;
@@ -51,6 +51,8 @@ pub(crate) struct Sim {
     pub(crate) engine: SyncEngine,
     pub(crate) local: Local,
     pub(crate) peers: BTreeMap<RelayUrl, Peer>,
+    /// Relays whose events do not verify.
+    pub(crate) forgers: BTreeSet<RelayUrl>,
     pub(crate) reports: Vec<Report>,
     /// Everything sent, in order.
     pub(crate) frames: Vec<(Mono, RelayUrl, Frame)>,
@@ -84,6 +86,7 @@ impl Sim {
             config,
             local: Local::default(),
             peers: BTreeMap::new(),
+            forgers: BTreeSet::new(),
             reports: Vec::new(),
             frames: Vec::new(),
             dials: Vec::new(),
@@ -174,7 +177,10 @@ impl Sim {
                 self.send(wait, Coming::Ingest { relay, conn, sub, events });
             }
             Coming::Ingest { relay, conn, sub, events } => {
-                let (judged, accepted) = self.local.ingest(events);
+                let (judged, accepted) = match self.forgers.contains(&relay) {
+                    true => (events.iter().map(forged).collect(), Vec::new()),
+                    false => self.local.ingest(events),
+                };
                 self.tell(Input::Ingested { relay, conn, sub, judged });
                 accepted.into_iter().for_each(|one| self.tell(Input::Accepted(one)));
             }
@@ -314,6 +320,10 @@ fn check_standing(frame: &Frame) {
         assert!(filters.iter().all(|filter| filter.since.is_none()), "{frame:?}");
         assert!(filters.iter().all(|filter| filter.limit.is_some_and(|limit| limit < 2)));
     }
+}
+
+fn forged(event: &Event) -> Judged {
+    Judged { row: row(event), outcome: Outcome::Forged }
 }
 
 pub(crate) fn row(event: &Event) -> Row {

@@ -253,6 +253,7 @@ impl Session {
         filters: &[Option<FilterHash>],
     ) {
         self.weigh(desk, judged, filters);
+        self.give_up_forged(desk, judged);
         let Some(Unjudged { serves, rows, .. }) = self.subs.judged(sub, judged.len()) else {
             return;
         };
@@ -266,6 +267,15 @@ impl Session {
             Serves::Ids => self.retry_failed(desk, judged, &[]),
             Serves::Live(_) => self.fetch_what_failed(desk, judged),
             Serves::Neg(_) => {}
+        }
+    }
+
+    /// What came forged is not wanted from this relay: whoever has the event itself will offer it.
+    fn give_up_forged(&mut self, desk: &mut Desk<'_>, judged: &[Judged]) {
+        let now = desk.mono();
+        for one in judged.iter().filter(|one| matches!(one.outcome, Outcome::Forged)) {
+            let waiting = desk.standing.wants.forged(now, one.row.id);
+            self.settled(desk, waiting, false);
         }
     }
 
@@ -299,6 +309,10 @@ impl Session {
     /// Any of the jobs may be the one that it belongs to, so all of them wait for it.
     fn retry_failed(&mut self, desk: &mut Desk<'_>, judged: &[Judged], jobs: &[JobId]) {
         let now = desk.mono();
+        if judged.iter().any(|one| matches!(one.outcome, Outcome::Forged)) {
+            let affected = jobs.iter().copied();
+            affected.for_each(|id| _ = self.jobs.get_mut(&id).map(|job| job.is_partial = true));
+        }
         for one in judged.iter().filter(|one| one.outcome.is_worth_retrying()) {
             let mut is_wanted = jobs.is_empty();
             for id in jobs {
@@ -380,8 +394,8 @@ impl Outcome {
     /// Whether fetching the event once more may help.
     pub(in crate::engine) fn is_worth_retrying(&self) -> bool {
         match self {
-            Self::Forged | Self::Refused { lasting: Lasting::Briefly, .. } => true,
-            Self::Stored | Self::Held | Self::Known | Self::Refused { .. } => false,
+            Self::Refused { lasting: Lasting::Briefly, .. } => true,
+            Self::Stored | Self::Held | Self::Known | Self::Forged | Self::Refused { .. } => false,
         }
     }
 }

@@ -62,7 +62,7 @@ impl Standing {
         let mut health =
             RelayHealth::restore(now, config.backoff, backoff.as_ref(), quarantine, longest);
         if let Some(record) = &record {
-            health.resume(record.seen.clone());
+            health.resume(record.seen.clone(), record.is_forging);
         }
         let full_pass = record.as_ref().and_then(|record| record.full_pass_at);
         let empty = || CoverageSet::with_capacity(COVERAGE_CAPACITY);
@@ -146,6 +146,7 @@ impl Standing {
             full_pass_at: self.daily.last(),
             retained_bytes: self.retained,
             interrupted: self.interrupted,
+            is_forging: self.health.is_forging(),
             seen: self.health.seen(now.mono),
             coverage,
         }
