@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use grasp_core::{Identifier, RelayUrl};
 
-use crate::config::flags::Flags;
-use crate::config::table;
+use crate::config::Flags;
+use crate::config::document::Document;
 use crate::push::Target;
 
 /// Git repositories that belong to their maintainers: a nostr relay and git host.
@@ -140,22 +140,20 @@ pub(crate) struct Running {
     config: Option<PathBuf>,
     /// Its data directory.
     #[arg(long, value_name = "DIR")]
-    data_dir: Option<String>,
+    data_dir: Option<PathBuf>,
     /// Its admin socket, if that is elsewhere.
     #[arg(long, value_name = "PATH")]
-    admin_socket: Option<String>,
+    admin_socket: Option<PathBuf>,
     /// As JSON.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 impl Running {
-    /// The same as flags of the server itself.
+    /// Returns the same as flags of the server itself.
     pub(crate) fn flags(&self) -> Flags {
-        let said = [("data_dir", &self.data_dir), ("admin_socket", &self.admin_socket)];
-        let given = said
-            .into_iter()
-            .filter_map(|(key, value)| Some((table::find(key)?, vec![value.clone()?])));
-        Flags { file: self.config.clone(), given: given.collect() }
+        let (data_dir, admin_socket) = (self.data_dir.clone(), self.admin_socket.clone());
+        let document = Document { data_dir, admin_socket, ..Document::default() };
+        Flags { file: self.config.clone(), document }
     }
 }

@@ -1,23 +1,23 @@
-//! What the operator wants: a file, the environment and flags, laid over the defaults in that order.
+//! The configuration: defaults, a file, the environment and flags, in that order.
 //!
-//! Every setting has one definition, in [`table`]. Its name in the file, its variable, its flag, its line in `--help` and
-//! its row in the reference come from there.
+//! Every setting has one definition, in [`document`]. Its key in the file, its variable, its flag, its line in `--help`
+//! and its row in the reference come from there.
 
-pub(crate) mod codec;
-pub(crate) mod file;
-pub(crate) mod flags;
-mod layers;
+pub(crate) mod document;
+pub(crate) mod layers;
 pub(crate) mod reference;
-mod rules;
-pub(crate) mod table;
+#[cfg(test)]
+mod tests;
+mod value;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::ValueEnum;
 use grasp_core::{RelayUrl, ServiceIdentity};
+use serde::{Deserialize, Serialize};
 
-pub(crate) use self::layers::{Environment, Layers, Loaded};
+pub(crate) use self::layers::{Environment, Flags, Loaded, load};
 use crate::settings::Settings;
 
 /// The port when none is chosen.
@@ -49,7 +49,8 @@ pub(crate) struct Log {
     pub(crate) format: LogFormat,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum LogFormat {
     Human,
     Json,
@@ -77,4 +78,32 @@ impl Config {
         let beside = || self.settings.data_dir.join("admin.sock");
         self.admin_socket.clone().unwrap_or_else(beside)
     }
+}
+
+/// Returns a setting that contradicts another one or a limit, and why.
+fn check(config: &Config) -> Option<(&'static str, &'static str)> {
+    let Settings { relay, purgatory, staging, .. } = &config.settings;
+    let rules = [
+        (
+            relay.event_bytes <= relay.message_bytes,
+            "relay.event_bytes",
+            "an event must fit into a message, which may have 5MiB",
+        ),
+        (
+            relay.connections <= relay.tcp_connections,
+            "relay.connections",
+            "above the number of TCP connections, which is 8192",
+        ),
+        (
+            purgatory.wait <= purgatory.longest_wait,
+            "purgatory.wait",
+            "purgatory.wait is above purgatory.longest_wait",
+        ),
+        (
+            staging.bytes_per_family <= purgatory.staged.bytes,
+            "purgatory.staged_bytes",
+            "below what the uploads to one repository may have",
+        ),
+    ];
+    rules.into_iter().find(|(holds, ..)| !holds).map(|(_, key, reason)| (key, reason))
 }

@@ -40,8 +40,7 @@ use clap::Parser;
 
 use crate::admin::Look;
 use crate::cli::{Cli, Command, Configuration, Reference, Running};
-use crate::config::flags::Flags;
-use crate::config::{Environment, Layers, Loaded, reference};
+use crate::config::{Environment, Flags, Loaded, reference};
 use crate::once::Outcome;
 pub use crate::own_relay::OwnRelay;
 use crate::push::{Push, Work};
@@ -96,7 +95,7 @@ fn text_of(reference: Reference) -> String {
 }
 
 fn load(flags: &Flags) -> Result<Loaded> {
-    Ok(Layers::load(flags, &Environment)?)
+    Ok(config::load(flags, &Environment)?)
 }
 
 fn look_at(server: &Running, what: Look) -> Result<()> {
@@ -129,7 +128,7 @@ fn sync_once(asked: cli::Sync) -> Result<ExitCode> {
 
 /// What is wrong was an error before; what is only strange is mentioned.
 fn check(loaded: &Loaded) {
-    for name in &loaded.strangers {
+    for name in &loaded.unknown_vars {
         eprintln!("grasp: {name} is in the environment and no setting of ours");
     }
     match &loaded.file {

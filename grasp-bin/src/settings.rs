@@ -16,6 +16,7 @@ use grasp_relay::server::AddressRange;
 use grasp_relay::store::sqlite::SqliteOptions;
 use grasp_sync::{driver, engine};
 use nostr::key::PublicKey;
+use serde::{Deserialize, Serialize};
 
 /// What a [`Server`](crate::Server) is built from.
 #[derive(Clone, Debug)]
@@ -273,7 +274,8 @@ impl Processes {
 }
 
 /// What keeps the events: our own store, or a database of the ecosystem that this build has as a feature.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
 pub enum Store {
     /// Our own, one SQLite file.
     Sqlite,

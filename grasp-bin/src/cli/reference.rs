@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use clap::{Arg, Command, CommandFactory as _};
 
 use super::Cli;
-use crate::config::table;
+use crate::config::layers::settings;
 
 /// The reference of all commands, as Markdown.
 pub(crate) fn markdown() -> String {
@@ -42,7 +42,8 @@ fn describe(text: &mut String, parent: &str, command: &Command) {
 /// Whether a flag is one of the settings, which have a reference of their own.
 fn is_setting(arg: &Arg) -> bool {
     // Commands that look at a running server take some of the same names, as flags of their own.
-    let settings = table::find(arg.get_id().as_str()).is_some() || arg.get_id() == "config";
+    let settings =
+        settings().iter().any(|one| one.get_id() == arg.get_id()) || arg.get_id() == "config";
     settings && arg.get_help_heading().is_some()
 }
 
