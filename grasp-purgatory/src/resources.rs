@@ -119,14 +119,16 @@ impl SharedPool {
     /// Hands out what has become free.
     fn grant_next(&self, mut state: MutexGuard<'_, State>) {
         let mut granted = Vec::new();
-        while let Some((key, grant)) = state.line.next() {
+        while let Some((key, grant)) = state.line.grant_next() {
             let holding = self.holding(grant);
             granted.push((state.waiting.remove(&key), holding));
         }
         drop(state);
         for (sender, holding) in granted {
             // A receiver that is gone drops the holding, which gives it back.
-            _ = sender.map(|sender| sender.send(holding));
+            if let Some(sender) = sender {
+                drop(sender.send(holding));
+            }
         }
     }
 }

@@ -10,7 +10,7 @@ use super::{Bounds, Claimant, Grant, Pool, Shortage, Usage};
 pub enum Asked {
     /// Taken at once.
     Granted(Grant),
-    /// Queued; [`Line::next`] hands it out under the key.
+    /// Queued; [`Line::grant_next`] hands it out under the key.
     Queued,
     /// The queue is full, or the claimant has its share of it.
     Refused(Shortage),
@@ -72,7 +72,7 @@ impl<K: Ord + Clone> Line<K> {
         self.pool.resize(grant, amount)
     }
 
-    /// Returns what was taken. Call [`Line::next`] afterwards until it returns nothing.
+    /// Returns what was taken. Call [`Line::grant_next`] afterwards until it returns nothing.
     pub fn give_back(&mut self, grant: Grant) {
         self.pool.give_back(grant);
     }
@@ -85,7 +85,7 @@ impl<K: Ord + Clone> Line<K> {
     }
 
     /// Grants the next claim in the queue that fits.
-    pub fn next(&mut self) -> Option<(K, Grant)> {
+    pub fn grant_next(&mut self) -> Option<(K, Grant)> {
         let order = |waiting: &Waiting| {
             let held = self.pool.held_by(&waiting.claimant);
             (!waiting.claimant.has_authority, held, waiting.arrival)

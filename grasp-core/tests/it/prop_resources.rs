@@ -178,7 +178,7 @@ proptest! {
         }
         while let Some((_, grant)) = granted.pop_first() {
             line.give_back(grant);
-            while let Some((key, grant)) = line.next() {
+            while let Some((key, grant)) = line.grant_next() {
                 prop_assert_eq!(queued.remove(&key), Some(grant.amount()));
                 granted.insert(key, grant);
             }
@@ -187,7 +187,7 @@ proptest! {
         prop_assert_eq!(line.usage().all, 0);
         prop_assert_eq!(line.queued(), queued.len());
         // Only claims that fit no empty pool are left.
-        prop_assert!(line.next().is_none());
+        prop_assert!(line.grant_next().is_none());
     }
 }
 
@@ -207,8 +207,9 @@ fn authority_comes_first_then_the_claimant_that_holds_least() {
     assert_eq!(line.ask(2, Claimant::at(network(5)), 1), Asked::Queued);
     assert_eq!(line.ask(3, Claimant::at(network(6)).with_authority(), 1), Asked::Queued);
     line.give_back(own);
-    let order: Vec<_> =
-        std::iter::from_fn(|| line.next()).map(|(key, grant)| (key, grant.amount())).collect();
+    let order: Vec<_> = std::iter::from_fn(|| line.grant_next())
+        .map(|(key, grant)| (key, grant.amount()))
+        .collect();
     assert_eq!(
         order,
         [(3, 1), (2, 1)],

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use grasp_core::admission::Policy;
 use grasp_core::service::npub;
-use grasp_relay::ingest::{Pipeline, RelayOnly};
+use grasp_relay::ingest::{Budgets, Pipeline, RelayOnly};
 use grasp_relay::nostr::{Hub, Limits, RelayInfo};
 use grasp_relay::server::Config;
 use grasp_relay::store::EventStore;
@@ -64,6 +64,7 @@ fn parts(address: SocketAddr, store: Arc<dyn EventStore>, hub: Hub) -> Parts {
         hub: hub.clone(),
         policy: Policy::new(service.clone()),
         fan_out: Mutex::default(),
+        budgets: Budgets::default(),
         clock: clock.clone(),
     };
     let limits = Limits {
