@@ -23,6 +23,10 @@ pub enum Forbidden {
     /// `localhost`, a name without a dot, or one of a domain that is not on the internet.
     #[error("the name is not one of the public internet")]
     Name,
+    /// A name with a label that is empty, begins or ends with `-`, or has other characters than letters, digits, `-`
+    /// and `_`.
+    #[error("the name is not a valid host name")]
+    Label,
     /// An address that is not routed globally: loopback, private, link-local and the like.
     #[error("the address is not one of the public internet")]
     Address,
@@ -54,9 +58,15 @@ const SPECIAL_DOMAINS: [&str; 9] =
 
 impl OutboundPolicy {
     /// Judges a name before it is resolved; a literal address as that address.
+    ///
+    /// A stranger's name must consist of ordinary labels: curl reads a name that begins with `-` or contains other
+    /// characters differently in a URL and in the list of addresses it is told to use, and would look it up itself.
     pub fn judge_host(&self, from: Provenance, host: &Host) -> Result<(), Forbidden> {
         if let Ok(address) = host.name().parse() {
             return self.judge_address(from, address);
+        }
+        if from == Provenance::Stranger && !host.name().split('.').all(is_ordinary_label) {
+            return Err(Forbidden::Label);
         }
         if self.allows_private(from) || is_public_name(host.name()) {
             Ok(())
@@ -78,6 +88,14 @@ impl OutboundPolicy {
     fn allows_private(self, from: Provenance) -> bool {
         self.allow_private || from == Provenance::Operator
     }
+}
+
+fn is_ordinary_label(label: &str) -> bool {
+    let is_ordinary = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
+    !label.is_empty()
+        && label.chars().all(is_ordinary)
+        && !label.starts_with('-')
+        && !label.ends_with('-')
 }
 
 fn is_public_name(name: &str) -> bool {
@@ -239,6 +257,30 @@ mod tests {
         ] {
             assert_eq!(stranger(place), Err(Forbidden::Name), "{place}");
             assert_eq!(judge(Provenance::Operator, false, place), Ok(()), "{place}");
+        }
+    }
+
+    #[test]
+    fn names_that_git_could_look_up_itself_are_refused_to_strangers() {
+        for place in [
+            "-a.example.com",
+            "a-.example.com",
+            "a.-b.com",
+            "a.b-.com:8443",
+            "a*.example.com",
+            "a+b.example.com",
+            "a,b.example.com",
+            "a~b.example.com",
+            "a!b.com",
+            "a..example.com",
+        ] {
+            for allow_private in [true, false] {
+                let judged = judge(Provenance::Stranger, allow_private, place);
+                assert_eq!(judged, Err(Forbidden::Label), "{place}");
+            }
+        }
+        for place in ["a-b.example.com", "_a.example.com", "a_b.example.com", "xn--a.com"] {
+            assert_eq!(stranger(place), Ok(()), "{place}");
         }
     }
 
