@@ -264,11 +264,12 @@ impl Default for About {
 
 impl Processes {
     pub(crate) fn slots(self) -> Slots {
-        let Slots { own_pace, client_pace, remote_pace } = Slots::default();
+        let slots = Slots::default();
         Slots {
-            own_pace: self.own_pace.unwrap_or(own_pace),
-            client_pace: self.client_pace.unwrap_or(client_pace),
-            remote_pace: self.remote_pace.unwrap_or(remote_pace),
+            own_pace: self.own_pace.unwrap_or(slots.own_pace),
+            client_pace: self.client_pace.unwrap_or(slots.client_pace),
+            remote_pace: self.remote_pace.unwrap_or(slots.remote_pace),
+            ..slots
         }
     }
 }

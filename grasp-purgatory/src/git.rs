@@ -24,6 +24,7 @@
 //!
 //! ```
 //! use grasp_core::RepoId;
+//! use grasp_core::resources::Claimant;
 //! use grasp_purgatory::git::{Git, Protocol, RepoStore, Service, Slots, StagingLimits};
 //! use tokio::io::AsyncReadExt;
 //!
@@ -40,7 +41,8 @@
 //! store.lock(&repo.identifier).await?.create_view(&repo.owner).await?;
 //! assert!(store.refs(&repo).await?.is_empty());
 //!
-//! let mut process = store.advertise(&repo, Service::UploadPack, Protocol::V0).await?;
+//! let service = (Service::UploadPack, Protocol::V0);
+//! let mut process = store.advertise(&repo, service, Claimant::default()).await?;
 //! let mut answer = String::new();
 //! process.take_stdout().unwrap().read_to_string(&mut answer).await?;
 //! assert!(answer.contains("capabilities^{}"));
@@ -51,11 +53,13 @@
 //! ```
 
 mod binary;
+mod chains;
 mod check;
 mod command;
 mod error;
 mod fetch;
 mod layout;
+mod limits;
 mod process;
 mod read;
 mod refs;

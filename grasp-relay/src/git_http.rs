@@ -15,7 +15,6 @@
 mod advertise;
 mod body;
 mod judge;
-mod line;
 mod outcome;
 mod page;
 mod push;
@@ -37,10 +36,8 @@ use grasp_core::service::Door;
 use grasp_purgatory::git::{GitError, RepoStore};
 
 use self::body::BodyError;
-use self::line::{Lines, Turn};
 use self::route::Action;
 use crate::keeper::Keeper;
-use crate::server::Household;
 use crate::web;
 
 /// What git clients may send.
@@ -48,14 +45,13 @@ use crate::web;
 pub struct GitLimits {
     /// The largest pack that one push may bring.
     pub push_bytes: u64,
-    /// Memory that unpacking one push may take, which also bounds how many objects can come at once.
+    /// Memory that unpacking one push may take, which also bounds how many objects can come at once. What a push gets
+    /// depends on its size and on its share of [`Slots::unpack_memory`](grasp_purgatory::git::Slots::unpack_memory).
     pub push_memory: u64,
     /// The largest request for a fetch; it holds only names of objects.
     pub fetch_request_bytes: u64,
     /// How long a client may send next to nothing in the middle of a request.
     pub stall: Duration,
-    /// Git processes at once for one address (IPv4) or /64 (IPv6); what it asks for beyond waits for itself.
-    pub at_once_per_ip: usize,
     /// How often a client that waits for its push hears that we are at it: some give up on a silent server.
     pub sign_of_life: Duration,
     /// Whether others reach us over TLS, for the addresses that pages show.
@@ -70,7 +66,6 @@ impl Default for GitLimits {
             push_memory: 768 * MIB,
             fetch_request_bytes: 64 * MIB,
             stall: Duration::from_secs(60),
-            at_once_per_ip: 16,
             sign_of_life: Duration::from_secs(5),
             secure: false,
         }
@@ -81,7 +76,6 @@ impl Default for GitLimits {
 struct GitHttp {
     keeper: Keeper,
     limits: GitLimits,
-    lines: Lines,
 }
 
 /// A repository that is there, and the store that it is in.
@@ -90,17 +84,8 @@ struct Seat {
     repos: RepoStore,
     repo: RepoId,
     door: Door,
-    household: Option<Household>,
     /// The party that git works for.
     claimant: Claimant,
-    lines: Lines,
-}
-
-impl Seat {
-    /// Waits until whoever asks may run git.
-    async fn turn(&self) -> Turn {
-        self.lines.turn(self.household).await
-    }
 }
 
 impl GitHttp {
@@ -109,7 +94,7 @@ impl GitHttp {
         &self,
         repo: RepoId,
         door: Door,
-        (household, network): (Option<Household>, Option<ClientNetwork>),
+        network: Option<ClientNetwork>,
     ) -> Result<Option<Seat>, GitError> {
         let repos = match door {
             Door::Hosted => Some(self.keeper.repos()),
@@ -117,9 +102,8 @@ impl GitHttp {
         };
         let Some(repos) = repos.cloned() else { return Ok(None) };
         let is_there = door == Door::Proposals || repos.has_view(&repo).await?;
-        let lines = self.lines.clone();
         let claimant = Claimant::maybe_at(network);
-        Ok(is_there.then_some(Seat { repos, repo, door, household, claimant, lines }))
+        Ok(is_there.then_some(Seat { repos, repo, door, claimant }))
     }
 
     /// A page for people; git shows plain text to whoever runs it.
@@ -134,8 +118,7 @@ impl GitHttp {
 
 /// The routes of all repositories, to be merged below the mount. Whatever names none is not found.
 pub fn routes(keeper: Keeper, limits: GitLimits) -> Router {
-    let lines = Lines::new(limits.at_once_per_ip);
-    Router::new().fallback(serve).with_state(Arc::new(GitHttp { keeper, limits, lines }))
+    Router::new().fallback(serve).with_state(Arc::new(GitHttp { keeper, limits }))
 }
 
 async fn serve(State(git): State<Arc<GitHttp>>, request: Request) -> Response {
@@ -144,8 +127,8 @@ async fn serve(State(git): State<Arc<GitHttp>>, request: Request) -> Response {
     let Some((repo, door, action)) = route::route(&parts.method, &parts.uri) else {
         return git.not_found(is_git);
     };
-    let client = (parts.extensions.get().copied(), parts.extensions.get().copied());
-    let seat = match git.seat(repo, door, client).await {
+    let network = parts.extensions.get().copied();
+    let seat = match git.seat(repo, door, network).await {
         Ok(Some(seat)) => seat,
         Ok(None) => return git.not_found(is_git),
         Err(error) => return failed(&error),
@@ -207,7 +190,16 @@ const NOT_ANNOUNCED: &str = "no repository is announced under this address; one 
 
 const OUR_FAULT: &str = "the server failed, try again\n";
 
+/// When a client that was told that the server is busy may try again, in seconds.
+const RETRY_AFTER: &str = "10";
+
 fn failed(error: &GitError) -> Response {
+    if let GitError::Busy(_) = error {
+        tracing::debug!(%error, "a git request found the server busy");
+        let headers = [(header::RETRY_AFTER, RETRY_AFTER)];
+        let text = format!("{error}\n");
+        return (StatusCode::SERVICE_UNAVAILABLE, NO_CACHE, headers, text).into_response();
+    }
     tracing::error!(%error, "a git request failed");
     (StatusCode::INTERNAL_SERVER_ERROR, NO_CACHE, OUR_FAULT).into_response()
 }

@@ -30,7 +30,6 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
-pub(crate) use self::guests::Household;
 pub use self::guests::{AddressRange, AddressRangeError};
 use self::guests::{Guest, Guests, TurnedAway};
 use self::patience::Patient;
@@ -189,8 +188,6 @@ impl Server {
         let place = Arc::new(Place { _guest: guest, _slot: slot });
         let (peer, guests) = (Peer { address, place }, self.guests.clone());
         let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
-            let household = guests.household(address.ip(), request.headers());
-            request.extensions_mut().insert(household);
             let network = guests.network(address.ip(), request.headers());
             request.extensions_mut().insert(network);
             request.extensions_mut().insert(peer.clone());

@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::available_parallelism;
 
-use tokio::sync::Semaphore;
+use grasp_core::resources::Bounds;
 
 use super::command::GitCommand;
 use super::error::BinaryError;
+use crate::resources::SharedPool;
 
 /// A release of git.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,28 +42,41 @@ impl fmt::Display for GitVersion {
     }
 }
 
-/// How many git processes may run at once. Whoever comes later waits in line.
+/// How many git processes may run at once, and how much memory they may take for what others send. Claims beyond it
+/// wait; [`grasp_core::resources`] says how it is shared.
 #[derive(Clone, Copy, Debug)]
 pub struct Slots {
-    /// Processes that work as fast as the machine lets them: unpacking, checking, repacking.
+    /// Processes that work as fast as the machine lets them: checking, repacking. Half of them are kept for pushes of
+    /// maintainers and the server's own work.
     pub own_pace: NonZeroUsize,
-    /// Processes that work as fast as a client reads or sends. They cost memory more than time, and a line of
-    /// their own keeps slow clients from holding up everybody's pushes.
+    /// Processes that work as fast as a client reads or sends.
     pub client_pace: NonZeroUsize,
     /// Processes that talk to other servers, and work as fast as those do.
     pub remote_pace: NonZeroUsize,
+    /// Memory of all processes that unpack pushes, in bytes. Two thirds are kept for maintainers.
+    pub unpack_memory: u64,
+    /// Memory of all processes that talk to other servers, in bytes.
+    pub remote_memory: u64,
 }
 
 impl Default for Slots {
-    /// Two per processor, sixteen per processor for clients, and as many for other servers.
+    /// Two processes per processor, sixteen per processor for clients, and as many for other servers; 1 GiB for
+    /// pushes and 3 GiB for what other servers send.
     fn default() -> Self {
+        const MIB: u64 = 1024 * 1024;
         let cpus = available_parallelism().unwrap_or(NonZeroUsize::MIN);
         let times = |n: usize| cpus.saturating_mul(NonZeroUsize::new(n).unwrap_or(cpus));
-        Self { own_pace: times(2), client_pace: times(16), remote_pace: times(16) }
+        Self {
+            own_pace: times(2),
+            client_pace: times(16),
+            remote_pace: times(16),
+            unpack_memory: 1_024 * MIB,
+            remote_memory: 3_072 * MIB,
+        }
     }
 }
 
-/// Which line a process waits in.
+/// The pool that a process takes its slot from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pace {
     /// As fast as the machine.
@@ -73,14 +87,39 @@ pub(super) enum Pace {
     Remote,
 }
 
-/// The installed git, checked, with the lines that its processes wait in. Clones share them.
+/// The installed git, checked, with the pools that its processes are taken from. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Git {
     program: Arc<Path>,
     version: GitVersion,
-    own_pace: Arc<Semaphore>,
-    client_pace: Arc<Semaphore>,
-    remote_pace: Arc<Semaphore>,
+    pools: Arc<Pools>,
+}
+
+#[derive(Debug)]
+struct Pools {
+    own_pace: SharedPool,
+    client_pace: SharedPool,
+    remote_pace: SharedPool,
+    unpack_memory: SharedPool,
+    remote_memory: SharedPool,
+}
+
+impl Pools {
+    fn new(slots: Slots) -> Self {
+        let Slots { own_pace, client_pace, remote_pace, unpack_memory, remote_memory } = slots;
+        let processes = |count: NonZeroUsize| Bounds::of(count.get() as u64);
+        let own = processes(own_pace);
+        Self {
+            own_pace: SharedPool::new(Bounds { reserve: own.total / 2, ..own }),
+            client_pace: SharedPool::new(processes(client_pace)),
+            remote_pace: SharedPool::new(Bounds { reserve: 0, ..processes(remote_pace) }),
+            unpack_memory: SharedPool::new(Bounds {
+                reserve: unpack_memory / 3 * 2,
+                ..Bounds::of(unpack_memory)
+            }),
+            remote_memory: SharedPool::new(Bounds { reserve: 0, ..Bounds::of(remote_memory) }),
+        }
+    }
 }
 
 impl Git {
@@ -109,13 +148,7 @@ impl Git {
         if version < GitVersion::OLDEST {
             return Err(BinaryError::TooOld { found: version });
         }
-        Ok(Self {
-            program: program.into(),
-            version,
-            own_pace: Arc::new(Semaphore::new(slots.own_pace.get())),
-            client_pace: Arc::new(Semaphore::new(slots.client_pace.get())),
-            remote_pace: Arc::new(Semaphore::new(slots.remote_pace.get())),
-        })
+        Ok(Self { program: program.into(), version, pools: Arc::new(Pools::new(slots)) })
     }
 
     /// Which git this is.
@@ -132,12 +165,22 @@ impl Git {
         &self.program
     }
 
-    pub(super) fn line(&self, pace: Pace) -> Arc<Semaphore> {
+    pub(super) fn processes(&self, pace: Pace) -> &SharedPool {
         match pace {
-            Pace::Own => self.own_pace.clone(),
-            Pace::Client => self.client_pace.clone(),
-            Pace::Remote => self.remote_pace.clone(),
+            Pace::Own => &self.pools.own_pace,
+            Pace::Client => &self.pools.client_pace,
+            Pace::Remote => &self.pools.remote_pace,
         }
+    }
+
+    /// Memory for unpacking pushes, in bytes.
+    pub(super) fn unpack_memory(&self) -> &SharedPool {
+        &self.pools.unpack_memory
+    }
+
+    /// Memory for what other servers send, in bytes.
+    pub(super) fn remote_memory(&self) -> &SharedPool {
+        &self.pools.remote_memory
     }
 }
 

@@ -7,14 +7,16 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use grasp_core::Oid;
+use grasp_core::resources::Claimant;
 
 use super::binary::Git;
 use super::blocking;
 use super::command::GitCommand;
 use super::error::{GitError, says_disk_full};
-use super::layout::Family;
+use super::layout::{self, Family};
+use super::limits::ProcessLimits;
 use super::read;
-use super::store::Quarantine;
+use super::store::{Quarantine, RepoStore};
 
 pub(super) use proofs::Proofs;
 
@@ -62,6 +64,8 @@ pub(super) struct Objects {
     pub(super) git: Git,
     pub(super) family: Family,
     pub(super) incoming: Option<Quarantine>,
+    /// The party that they are read for.
+    pub(super) claimant: Claimant,
 }
 
 /// What was found out about some tips.
@@ -82,9 +86,16 @@ impl Findings {
 }
 
 impl Objects {
+    /// The objects of a family, for the server's own work.
+    pub(super) fn of(store: &RepoStore, family: Family) -> Self {
+        let (git, claimant) = (store.git().clone(), Claimant::server());
+        Self { git, family, incoming: None, claimant }
+    }
+
     /// A command that reads these objects, and writes new ones where things are received.
     pub(super) fn command(&self, subcommand: &'static str) -> GitCommand {
         let command = self.git.command(subcommand).repository(self.family.path());
+        let command = command.claimed_by(self.claimant);
         match &self.incoming {
             None => command,
             Some(incoming) => command
@@ -160,13 +171,22 @@ impl Objects {
         self.walk(tips, &[]).await
     }
 
+    /// What a process that reads what is new here may use: what was received, or else the family.
+    pub(super) async fn limits(&self) -> Result<ProcessLimits, GitError> {
+        let new = self.incoming.as_ref().map_or(self.family.objects(), Quarantine::objects);
+        let bytes = blocking(move || layout::size(&new)).await?;
+        Ok(ProcessLimits::for_data(&self.claimant, bytes))
+    }
+
     async fn walk(&self, tips: &[Oid], up_to: &[&str]) -> Result<bool, GitError> {
         const COMMAND: &str = "rev-list";
+        let limits = self.limits().await?;
         let input: String = tips.iter().map(|tip| format!("{tip}\n")).collect();
         let finished = self
             .command(COMMAND)
             .args(["--objects", "--quiet", "--stdin"])
             .args(up_to)
+            .limited(limits)
             .limit(MAX_WALK)
             .run(input.into_bytes())
             .await?;

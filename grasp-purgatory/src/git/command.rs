@@ -7,11 +7,13 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
+use grasp_core::resources::Claimant;
 use tokio::process::Command;
 use tokio::sync::oneshot;
 
 use super::binary::{Git, Pace};
 use super::error::GitError;
+use super::limits::{self, ProcessLimits};
 use super::process::{Finished, GitProcess, Heard};
 
 /// Settings of every git process. Given by environment, so that git's own child processes obey them too.
@@ -35,6 +37,12 @@ const SETTINGS: &[(&str, &str)] = &[
     ("uploadpack.allowTipSHA1InWant", "true"),
     ("uploadpack.allowReachableSHA1InWant", "true"),
     ("uploadpack.allowFilter", "true"),
+    // Other filters can take any amount of time: `sparse:oid` visits each path of a tree, not each object.
+    ("uploadpackfilter.allow", "false"),
+    ("uploadpackfilter.blob:none.allow", "true"),
+    ("uploadpackfilter.blob:limit.allow", "true"),
+    ("uploadpackfilter.tree.allow", "true"),
+    ("uploadpackfilter.object:type.allow", "true"),
     // An empty repository names no first branch: the client's `init.defaultBranch` decides.
     ("lsrefs.unborn", "ignore"),
     ("receive.advertiseAtomic", "true"),
@@ -43,6 +51,12 @@ const SETTINGS: &[(&str, &str)] = &[
 
 /// Flaws of old but harmless commits and trees that famous histories contain; all others are refused.
 pub(super) const FLAWS: [&str; 3] = ["badTimezone", "missingSpaceBeforeDate", "zeroPaddedFilemode"];
+
+/// How long a client may wait for a slot before it hears that the server is busy.
+const CLIENT_WAIT: Duration = Duration::from_secs(60);
+
+/// How long work without a waiting client may wait for a slot.
+const BACKGROUND_WAIT: Duration = Duration::from_secs(15 * 60);
 
 /// Whom a git process may talk to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,29 +75,17 @@ pub struct GitCommand {
     git: Git,
     name: &'static str,
     pace: Pace,
+    claimant: Claimant,
     arguments: Vec<OsString>,
     environment: Vec<(&'static str, OsString)>,
     settings: Vec<(String, String)>,
     network: Network,
-    bounds: Option<Bounds>,
+    limits: ProcessLimits,
     most_objects: Option<u64>,
     limit: Option<Duration>,
     keep: Vec<Keep>,
     answered: Option<oneshot::Sender<()>>,
 }
-
-/// What each of a command's processes may use at most. The kernel sees to it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Bounds {
-    /// Memory, in bytes.
-    pub(super) memory: u64,
-    /// The size of any file it writes, in bytes.
-    pub(super) file: u64,
-}
-
-/// Sets the bounds that are its first two arguments, and becomes the command that the rest is. A system that does not
-/// know one of them does without. Who meets the bound of files gets an error and no signal, and can say so.
-const BOUNDED: &str = "trap '' XFSZ; ulimit -d \"$0\"; ulimit -f \"$1\"; shift; exec \"$@\"";
 
 /// Something that must outlive the last of the processes.
 pub(super) type Keep = Arc<dyn Any + Send + Sync>;
@@ -94,11 +96,12 @@ impl GitCommand {
             git: git.clone(),
             name,
             pace: Pace::Own,
+            claimant: Claimant::server(),
             arguments: Vec::new(),
             environment: Vec::new(),
             settings: Vec::new(),
             network: Network::None,
-            bounds: None,
+            limits: ProcessLimits::default(),
             most_objects: None,
             limit: None,
             keep: Vec::new(),
@@ -156,21 +159,27 @@ impl GitCommand {
         self.env("GIT_PROTOCOL", value)
     }
 
-    /// Runs as fast as a client reads or sends, and waits in that line.
+    /// Takes its slot on the account of this claimant; otherwise it is the server's own work.
+    pub(super) fn claimed_by(mut self, claimant: Claimant) -> Self {
+        self.claimant = claimant;
+        self
+    }
+
+    /// Runs as fast as a client reads or sends, and takes one of those slots.
     pub(super) fn paced_by_client(mut self) -> Self {
         self.pace = Pace::Client;
         self
     }
 
-    /// Runs as fast as another server answers, and waits in that line.
+    /// Runs as fast as another server answers, and takes one of those slots.
     pub(super) fn paced_by_remote(mut self) -> Self {
         self.pace = Pace::Remote;
         self
     }
 
-    /// Uses no more than this.
-    pub(super) fn bounded(mut self, bounds: Bounds) -> Self {
-        self.bounds = Some(bounds);
+    /// Each of its processes uses no more than this.
+    pub(super) fn limited(mut self, limits: ProcessLimits) -> Self {
+        self.limits = limits;
         self
     }
 
@@ -203,16 +212,27 @@ impl GitCommand {
         self
     }
 
-    /// Waits for its turn, then starts.
+    /// Waits for a slot, then starts.
     pub async fn spawn(self) -> Result<GitProcess, GitError> {
-        let line = self.git.line(self.pace);
-        let turn = line.acquire_owned().await.map_err(|_| GitError::Stopping)?;
+        let slots = self.git.processes(self.pace);
+        let slot = slots.wait(&self.claimant, 1, self.longest_wait()).await;
+        let slot = slot.map_err(GitError::Busy)?;
         let child = self
             .to_command()
             .spawn()
             .map_err(|source| GitError::Spawn { command: self.name, source })?;
+        if !self.claimant.has_authority {
+            limits::give_way(&child);
+        }
         let heard = Heard { most_objects: self.most_objects, answered: self.answered };
-        Ok(GitProcess::new(self.name, child, heard, turn, self.keep))
+        Ok(GitProcess::new(self.name, child, heard, slot, self.keep))
+    }
+
+    fn longest_wait(&self) -> Duration {
+        match self.pace {
+            Pace::Client => CLIENT_WAIT,
+            Pace::Own | Pace::Remote => BACKGROUND_WAIT,
+        }
     }
 
     /// Runs to the end with this input, and returns a bounded part of the output.
@@ -227,22 +247,8 @@ impl GitCommand {
         ran.unwrap_or(Err(GitError::Timeout { command, after }))
     }
 
-    /// The program, or a shell that bounds itself before it becomes the program.
-    fn program(&self) -> Command {
-        const KIB: u64 = 1024;
-        const BLOCK: u64 = 512;
-        let Some(bounds) = self.bounds else { return Command::new(self.git.program()) };
-        let mut command = Command::new("/bin/sh");
-        command
-            .args(["-c", BOUNDED])
-            .arg((bounds.memory / KIB).to_string())
-            .arg((bounds.file / BLOCK).to_string())
-            .arg(self.git.program());
-        command
-    }
-
     fn to_command(&self) -> Command {
-        let mut command = self.program();
+        let mut command = self.limits.command(self.git.program());
         command
             .arg(self.name)
             .args(&self.arguments)

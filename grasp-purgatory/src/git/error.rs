@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use grasp_core::RefName;
+use grasp_core::resources::Shortage;
 
 use super::binary::GitVersion;
 
@@ -138,6 +139,25 @@ pub enum GitError {
         /// How many may be sent.
         limit: u64,
     },
+    /// A chain of deltas is longer than git makes any.
+    #[error(
+        "the pack has a chain of more than {limit} deltas; repack with `git repack -adF` and push again"
+    )]
+    LongChain {
+        /// How many deltas a chain may have.
+        limit: u16,
+    },
+    /// The data took more CPU time than data of its size may.
+    #[error(
+        "git {command} took more CPU time than data of this size may; repack with `git repack -adF` and try again"
+    )]
+    TooExpensive {
+        /// The subcommand.
+        command: &'static str,
+    },
+    /// No slot or memory became free in time.
+    #[error("{0}; try again later")]
+    Busy(Shortage),
     /// As much is staged as may be until somebody signs for it.
     #[error("too much is waiting for its events")]
     StagingFull,
@@ -171,10 +191,14 @@ impl GitError {
             | Self::Incomplete { .. }
             | Self::BadPack(_)
             | Self::TooLarge { .. }
-            | Self::TooMany { .. } => Blame::Peer,
-            Self::Moved(_) | Self::StagingFull | Self::Timeout { .. } | Self::Stopping => {
-                Blame::Transient
-            }
+            | Self::TooMany { .. }
+            | Self::LongChain { .. }
+            | Self::TooExpensive { .. } => Blame::Peer,
+            Self::Busy(_)
+            | Self::Moved(_)
+            | Self::StagingFull
+            | Self::Timeout { .. }
+            | Self::Stopping => Blame::Transient,
         }
     }
 

@@ -17,13 +17,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use grasp_core::outbound::{OutboundPolicy, Provenance};
+use grasp_core::resources::Claimant;
 use grasp_core::{CloneUrl, Identifier, Oid};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::command::{Bounds, FLAWS, GitCommand, Network};
+use super::command::{FLAWS, GitCommand, Network};
+use super::error::GitError;
+use super::limits::ProcessLimits;
 use super::process::Finished;
-use super::store::RepoStore;
+use super::store::{Incoming, RepoStore};
 use crate::hunt::{Advertisement, Trouble};
 
 use self::trouble::{ours, theirs};
@@ -37,6 +40,26 @@ const MOST_ADDRESSES: usize = 8;
 /// Slower than this for [`FetchLimits::silence`] is silent.
 const SLOWEST: &str = "64";
 
+const MIB: u64 = 1024 * 1024;
+
+/// Memory of each process that lists refs, which bounds how long a list may be: some 200,000 refs fit.
+const LISTING_MEMORY: u64 = 64 * MIB;
+
+/// CPU time of each process that lists refs.
+const LISTING_CPU: Duration = Duration::from_secs(30);
+
+/// Memory of each process that fetches. More is given where a pack has more objects than fit.
+const FETCH_MEMORY: u64 = 96 * MIB;
+
+/// Objects that certainly fit into [`FETCH_MEMORY`]: a pack that takes more with fewer is made to do so.
+const FETCH_MEMORY_OBJECTS: u64 = 100_000;
+
+/// CPU time of each process that fetches. Git indexes some 25,000 objects in a second.
+const FETCH_CPU: Duration = Duration::from_secs(10 * 60);
+
+/// How long a conversation may wait for memory that others use.
+const MEMORY_WAIT: Duration = Duration::from_secs(15 * 60);
+
 /// What a conversation with another server may cost.
 #[derive(Clone, Copy, Debug)]
 pub struct FetchLimits {
@@ -44,7 +67,7 @@ pub struct FetchLimits {
     pub bytes: u64,
     /// Objects of one fetch. Default: 10 million.
     pub objects: u64,
-    /// Memory of one git process. Default: 2 GiB.
+    /// Memory of one git process that fetches many objects. Default: 768 MiB.
     pub memory: u64,
     /// How long an advertisement may take. Default: 1 minute.
     pub listing: Duration,
@@ -56,12 +79,11 @@ pub struct FetchLimits {
 
 impl Default for FetchLimits {
     fn default() -> Self {
-        const GIB: u64 = 1024 * 1024 * 1024;
         const MINUTE: Duration = Duration::from_secs(60);
         Self {
-            bytes: 2 * GIB,
+            bytes: 2_048 * MIB,
             objects: 10_000_000,
-            memory: 2 * GIB,
+            memory: 768 * MIB,
             listing: MINUTE,
             silence: MINUTE * 5,
             longest: MINUTE * 360,
@@ -136,7 +158,13 @@ impl Fetcher {
     ) -> Result<Advertisement, Trouble> {
         let pin = self.pin(url).await?;
         let command = self.store.git().command("ls-remote").args(["--quiet", "--refs"]);
-        let command = self.guarded(command, pin).limit(self.limits.listing).arg(url.as_str());
+        let limits = ProcessLimits {
+            memory: Some(LISTING_MEMORY),
+            file: Some(LISTING_MEMORY),
+            cpu: Some(LISTING_CPU),
+        };
+        let command = self.guarded(command, pin, limits).await?;
+        let command = command.limit(self.limits.listing).arg(url.as_str());
         let finished = command.run(Vec::new()).await.map_err(ours)?;
         let text = accepted(finished)?;
         let refs = text.lines().filter_map(|line| {
@@ -172,17 +200,11 @@ impl Fetcher {
     ) -> Result<Fetched, Trouble> {
         let pin = self.pin(url).await?;
         let incoming = self.store.incoming_for(identifier).await.map_err(ours)?;
-        let command = incoming
-            .command("fetch")
-            .args(["--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance"])
-            .args(["--no-recurse-submodules", "--no-show-forced-updates", "--stdin"])
-            .setting("pack.threads", "2");
-        let flaws = FLAWS.iter().map(|flaw| format!("fetch.fsck.{flaw}"));
-        let command = flaws.fold(command, |command, flaw| command.setting(flaw, "ignore"));
-        let command = self.guarded(command, pin).limit(self.limits.longest).arg(url.as_str());
-        let wants: String = oids.iter().map(|oid| format!("{oid}\n")).collect();
-        let command = command.at_most_objects(self.limits.objects).answered(answered);
-        let ran = command.run(wants.into_bytes()).await;
+        let at_first = (FETCH_MEMORY.min(self.limits.memory), Some(answered));
+        let mut ran = self.run(&incoming, url, pin.clone(), oids, at_first).await?;
+        if ran.as_ref().is_ok_and(needs_more_memory) {
+            ran = self.run(&incoming, url, pin, oids, (self.limits.memory, None)).await?;
+        }
         let said = ran.map_err(ours).and_then(accepted).err();
         // What a thin pack leans on comes beside each of its objects at most. Counting again makes the bound hold
         // whatever git says of its own doing.
@@ -198,8 +220,50 @@ impl Fetcher {
         Ok(Fetched { got, trouble })
     }
 
-    /// The sandbox that every conversation is held in.
-    fn guarded(&self, command: GitCommand, pin: Option<String>) -> GitCommand {
+    /// Runs `git fetch` with so much memory for each of its processes.
+    async fn run(
+        &self,
+        incoming: &Incoming,
+        url: &CloneUrl,
+        pin: Option<String>,
+        oids: &BTreeSet<Oid>,
+        (memory, answered): (u64, Option<oneshot::Sender<()>>),
+    ) -> Result<Result<Finished, GitError>, Trouble> {
+        let command = incoming
+            .command("fetch")
+            .args(["--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance"])
+            .args(["--no-recurse-submodules", "--no-show-forced-updates", "--stdin"])
+            .setting("pack.threads", "2")
+            .setting("core.deltaBaseCacheLimit", "8m");
+        let flaws = FLAWS.iter().map(|flaw| format!("fetch.fsck.{flaw}"));
+        let command = flaws.fold(command, |command, flaw| command.setting(flaw, "ignore"));
+        let limits = ProcessLimits {
+            memory: Some(memory),
+            file: Some(self.limits.bytes),
+            cpu: Some(FETCH_CPU),
+        };
+        let command = self.guarded(command, pin, limits).await?;
+        let command = command.limit(self.limits.longest).arg(url.as_str());
+        let command = command.at_most_objects(self.limits.objects);
+        let command = match answered {
+            Some(answered) => command.answered(answered),
+            None => command,
+        };
+        let wants: String = oids.iter().map(|oid| format!("{oid}\n")).collect();
+        Ok(command.run(wants.into_bytes()).await)
+    }
+
+    /// The sandbox that every conversation is held in, once its memory is free.
+    async fn guarded(
+        &self,
+        command: GitCommand,
+        pin: Option<String>,
+        limits: ProcessLimits,
+    ) -> Result<GitCommand, Trouble> {
+        let pool = self.store.git().remote_memory();
+        let amount = limits.memory.unwrap_or_default().min(pool.bounds().total);
+        let memory = pool.wait(&Claimant::default(), amount, MEMORY_WAIT).await;
+        let memory = memory.map_err(|shortage| ours(GitError::Busy(shortage)))?;
         let command = match pin {
             Some(pin) => command.setting("http.curloptResolve", pin),
             None => command,
@@ -208,15 +272,16 @@ impl Fetcher {
             Some(roots) => command.setting("http.sslCAInfo", roots.to_string_lossy()),
             None => command,
         };
-        let FetchLimits { bytes, memory, silence, .. } = self.limits;
-        command
+        Ok(command
             .network(Network::Http)
-            .bounded(Bounds { memory, file: bytes })
+            .limited(ProcessLimits { memory: Some(amount), ..limits })
+            .keeping(Arc::new(memory))
+            .claimed_by(Claimant::default())
             .paced_by_remote()
             .telling_headers()
             .setting("protocol.version", "2")
             .setting("http.lowSpeedLimit", SLOWEST)
-            .setting("http.lowSpeedTime", silence.as_secs().to_string())
+            .setting("http.lowSpeedTime", self.limits.silence.as_secs().to_string()))
     }
 
     /// Judges where a URL leads, and makes git go there and nowhere else. A literal address needs no pin.
@@ -241,6 +306,12 @@ impl Fetcher {
             addresses.iter().take(MOST_ADDRESSES).map(|address| bracketed(*address)).collect();
         Ok(Some(format!("{name}:{port}:{}", addresses.join(","))))
     }
+}
+
+/// Whether a fetch failed because its pack has more objects than fit into the memory that it had.
+fn needs_more_memory(finished: &Finished) -> bool {
+    let has_many = finished.claimed_objects.is_some_and(|count| count > FETCH_MEMORY_OBJECTS);
+    !finished.status.success() && has_many && finished.words.contains("ut of memory")
 }
 
 /// What git wrote, if it was content.

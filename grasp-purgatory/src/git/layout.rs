@@ -269,15 +269,17 @@ pub(super) fn name(path: &Path) -> &str {
     path.file_name().and_then(OsStr::to_str).unwrap_or_default()
 }
 
-/// How many bytes the files below a directory have.
+/// How many bytes the files below a directory have. Files that are removed meanwhile have none.
 pub(super) fn size(path: &Path) -> Result<u64, GitError> {
     let mut total = 0_u64;
     let mut waiting = vec![path.to_owned()];
-    while let Some(path) = waiting.pop() {
-        let metadata =
-            fs::symlink_metadata(&path).map_err(|source| GitError::io("measure", &path, source))?;
+    while let Some(next) = waiting.pop() {
+        let metadata = match fs::symlink_metadata(&next) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && next != path => continue,
+            metadata => metadata.map_err(|source| GitError::io("measure", &next, source))?,
+        };
         if metadata.is_dir() {
-            waiting.extend(list(&path)?);
+            waiting.extend(list(&next)?);
         } else {
             total = total.saturating_add(metadata.len());
         }

@@ -9,12 +9,13 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, ChildStdin, ChildStdout};
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
 use super::command::Keep;
 use super::error::GitError;
+use super::limits::{self, ProcessLimits};
+use crate::resources::Holding;
 
 pub(super) use self::words::Heard;
 use self::words::{Words, listen};
@@ -33,7 +34,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
 /// A running git process and the group of everything it started.
 ///
-/// Dropping it stops and reaps the whole group in the background; its place in line is free after that.
+/// Dropping it stops and reaps the whole group in the background; its slot is free after that.
 #[derive(Debug)]
 pub struct GitProcess {
     name: &'static str,
@@ -48,8 +49,8 @@ struct Running {
     group: Option<Pid>,
     words: JoinHandle<Words>,
     most_objects: Option<u64>,
-    // Dropped last: the turn in line, and what the processes were working on.
-    _turn: OwnedSemaphorePermit,
+    // Dropped last: the slot, and what the processes were working on.
+    _slot: Holding,
     _keep: Vec<Keep>,
 }
 
@@ -62,6 +63,8 @@ pub struct Finished {
     pub stdout: Vec<u8>,
     /// The end of what it said to people.
     pub words: String,
+    /// The number of objects that a pack claimed to have, if that was listened for.
+    pub(super) claimed_objects: Option<u64>,
 }
 
 impl GitProcess {
@@ -69,14 +72,14 @@ impl GitProcess {
         name: &'static str,
         mut child: Child,
         heard: Heard,
-        turn: OwnedSemaphorePermit,
+        slot: Holding,
         keep: Vec<Keep>,
     ) -> Self {
         let most_objects = heard.most_objects;
         let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
         let words = tokio::spawn(listen(child.stderr.take(), group, heard));
-        let running = Running { child, group, words, most_objects, _turn: turn, _keep: keep };
+        let running = Running { child, group, words, most_objects, _slot: slot, _keep: keep };
         Self { name, stdin, stdout, running: Some(running) }
     }
 
@@ -88,6 +91,13 @@ impl GitProcess {
     /// Takes the way out.
     pub fn take_stdout(&mut self) -> Option<ChildStdout> {
         self.stdout.take()
+    }
+
+    /// Lets the process use more than it was started with. Its children keep what they have.
+    pub(super) fn raise(&self, limits: &ProcessLimits) {
+        if let Some(running) = &self.running {
+            limits.raise(&running.child);
+        }
     }
 
     /// Waits for the end. Whatever was not taken is closed first.
@@ -126,8 +136,12 @@ impl GitProcess {
         if words.too_many {
             return Err(GitError::TooMany { limit });
         }
+        if limits::is_cpu_exhausted(status, &words.last) {
+            return Err(GitError::TooExpensive { command: name });
+        }
+        let claimed_objects = words.claimed_objects;
         let words = String::from_utf8_lossy(&words.last).trim().to_owned();
-        Ok(Finished { status, stdout: Vec::new(), words })
+        Ok(Finished { status, stdout: Vec::new(), words, claimed_objects })
     }
 }
 

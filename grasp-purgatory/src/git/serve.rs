@@ -1,11 +1,13 @@
 //! Git's side of a conversation with a client, as a process to be fed and read.
 
 use grasp_core::RepoId;
+use grasp_core::resources::Claimant;
 
-use super::blocking;
 use super::error::GitError;
+use super::limits::ProcessLimits;
 use super::process::GitProcess;
 use super::store::RepoStore;
+use super::{blocking, layout};
 
 /// What a client wants to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,11 +78,11 @@ impl RepoStore {
     pub async fn advertise(
         &self,
         repo: &RepoId,
-        service: Service,
-        protocol: Protocol,
+        (service, protocol): (Service, Protocol),
+        claimant: Claimant,
     ) -> Result<GitProcess, GitError> {
-        let mut process =
-            self.serve(repo, service, protocol, &["--http-backend-info-refs"]).await?;
+        let arguments = ["--http-backend-info-refs"];
+        let mut process = self.serve(repo, (service, protocol), claimant, &arguments).await?;
         drop(process.take_stdin());
         Ok(process)
     }
@@ -90,21 +92,28 @@ impl RepoStore {
         &self,
         repo: &RepoId,
         protocol: Protocol,
+        claimant: Claimant,
     ) -> Result<GitProcess, GitError> {
-        self.serve(repo, Service::UploadPack, protocol, &["--stateless-rpc"]).await
+        let service = (Service::UploadPack, protocol);
+        self.serve(repo, service, claimant, &["--stateless-rpc"]).await
     }
 
     async fn serve(
         &self,
         repo: &RepoId,
-        service: Service,
-        protocol: Protocol,
+        (service, protocol): (Service, Protocol),
+        claimant: Claimant,
         arguments: &[&str],
     ) -> Result<GitProcess, GitError> {
         let (store, looked_for) = (self.clone(), repo.clone());
-        let view = blocking(move || {
+        let (view, bytes) = blocking(move || {
             let view = store.seat(&looked_for);
-            if view.is_dir() { Ok(view) } else { Err(GitError::NoView) }
+            if !view.is_dir() {
+                return Err(GitError::NoView);
+            }
+            let objects = store.family(&looked_for.identifier).objects();
+            let bytes = if objects.is_dir() { layout::size(&objects)? } else { 0 };
+            Ok((view, bytes))
         })
         .await?;
         let subcommand = match service {
@@ -116,6 +125,8 @@ impl RepoStore {
             .args(arguments)
             .arg(view)
             .protocol(protocol.value())
+            .limited(ProcessLimits::for_data(&claimant, bytes))
+            .claimed_by(claimant)
             .paced_by_client()
             .spawn()
             .await

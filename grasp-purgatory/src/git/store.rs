@@ -8,6 +8,7 @@ mod incoming;
 mod quarantine;
 mod retired;
 mod staging;
+mod unpacking;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -16,15 +17,17 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use grasp_core::resources::Claimant;
 use grasp_core::{Identifier, Oid, RefName, RepoId};
 use nostr::key::PublicKey;
 use rustix::fs::{FlockOperation, flock};
 
 use arrivals::Arrivals;
 pub use guard::FamilyGuard;
-pub use incoming::{Incoming, Unpacking};
+pub use incoming::Incoming;
 pub(super) use quarantine::Quarantine;
 pub use staging::StagingLimits;
+pub use unpacking::Unpacking;
 
 use super::binary::Git;
 use super::error::GitError;
@@ -119,14 +122,14 @@ impl RepoStore {
         self.inner.staging
     }
 
-    /// A place for objects that are about to come for this repository.
-    pub async fn incoming(&self, repo: &RepoId) -> Result<Incoming, GitError> {
+    /// A place for objects that are about to come for this repository, from this claimant.
+    pub async fn incoming(&self, repo: &RepoId, claimant: Claimant) -> Result<Incoming, GitError> {
         let (store, family, owner) = (self.clone(), self.family(&repo.identifier), repo.owner);
         blocking(move || {
             if !family.view(&owner).is_dir() {
                 return Err(GitError::NoView);
             }
-            Incoming::new(&store, family)
+            Incoming::new(&store, family, claimant)
         })
         .await
     }
@@ -139,7 +142,7 @@ impl RepoStore {
         to: &RepoId,
         tip: Oid,
     ) -> Result<Incoming, GitError> {
-        let mut incoming = self.incoming(to).await?;
+        let mut incoming = self.incoming(to, Claimant::default()).await?;
         incoming.fill_from(store, store.family(from), tip).await?;
         Ok(incoming)
     }

@@ -11,6 +11,7 @@ use grasp_core::push::{
     AuthorisedPush, Candidate, CommandReader, KnownProposal, Progress, PushRequest, PushView,
     authorise, encode_pkt,
 };
+use grasp_core::resources::Claimant;
 use grasp_core::{Identifier, Oid, RefName, RepoId};
 use grasp_purgatory::git::{Git, GitError, Incoming, Protocol, RepoStore, Slots, StagingLimits};
 use nostr::event::{EventBuilder, EventId, FinalizeEvent, Kind, Tag};
@@ -91,7 +92,7 @@ impl World {
 
     /// Receives what these tips need.
     pub(crate) async fn receive(&self, repo: &RepoId, pack: &[u8]) -> Result<Incoming, GitError> {
-        let incoming = self.store.incoming(repo).await?;
+        let incoming = self.store.incoming(repo, Claimant::default()).await?;
         let mut unpacking = incoming.unpack(PLENTY, PLENTY).await?;
         unpacking.feed(pack).await?;
         unpacking.finish().await?;
@@ -126,7 +127,8 @@ impl World {
         }
         encode_pkt(b"done\n", &mut request);
         request.extend_from_slice(b"0000");
-        let mut process = self.store.upload_pack(repo, Protocol::V2).await.unwrap();
+        let mut process =
+            self.store.upload_pack(repo, Protocol::V2, Claimant::default()).await.unwrap();
         let mut stdin = process.take_stdin().unwrap();
         stdin.write_all(&request).await.unwrap();
         drop(stdin);
@@ -228,6 +230,11 @@ impl Work {
     pub(crate) fn pack(&self, tips: &[Oid]) -> Vec<u8> {
         let input: String = tips.iter().map(|tip| format!("{tip}\n")).collect();
         self.pack_of(&["--revs"], &input)
+    }
+
+    /// A pack with everything that a tip needs, with the deltas that it is stored as.
+    pub(crate) fn pack_as_stored(&self, tip: Oid) -> Vec<u8> {
+        self.pack_of(&["--revs", "--depth=4000", "--window=0"], &format!("{tip}\n"))
     }
 
     /// A pack with just these objects.

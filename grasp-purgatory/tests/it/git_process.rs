@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 use std::time::Duration;
 
+use grasp_core::resources::Claimant;
 use grasp_purgatory::git::{Git, GitError, Protocol, Slots};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{sleep, timeout};
@@ -44,7 +45,7 @@ async fn a_client_that_vanishes_mid_push_leaves_no_process_and_no_file() {
     let repo = world.repo("x").await;
     let before = files_below(&world.root());
     let pack = work.pack(&[work.commit("1")]);
-    let incoming = world.store.incoming(&repo).await.unwrap();
+    let incoming = world.store.incoming(&repo, Claimant::default()).await.unwrap();
     let mut unpacking = incoming.unpack(PLENTY, PLENTY).await.unwrap();
     unpacking.feed(&pack[..pack.len() - 1]).await.unwrap();
     eventually(|| !processes(&world.root()).is_empty()).await;
@@ -60,7 +61,8 @@ async fn a_client_that_vanishes_mid_clone_takes_gits_children_along() {
     work.write("noise", &noise(2_000_000));
     let tip = work.commit("1");
     world.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
-    let mut process = world.store.upload_pack(&repo, Protocol::V0).await.unwrap();
+    let mut process =
+        world.store.upload_pack(&repo, Protocol::V0, Claimant::default()).await.unwrap();
     let mut stdin = process.take_stdin().unwrap();
     let mut stdout = process.take_stdout().unwrap();
     let want = format!("want {tip} side-band-64k\n");
@@ -78,8 +80,7 @@ async fn a_client_that_vanishes_mid_clone_takes_gits_children_along() {
 async fn only_so_many_run_at_once_and_the_next_waits_its_turn() {
     let one = NonZeroUsize::MIN;
     let path = std::env::var_os("PATH").unwrap();
-    let git =
-        Git::find(&path, Slots { own_pace: one, client_pace: one, remote_pace: one }).unwrap();
+    let git = Git::find(&path, Slots { own_pace: one, ..Slots::default() }).unwrap();
     let first = git.command("cat-file").arg("--batch").spawn().await.unwrap();
     let waiting = git.command("version").spawn();
     let mut waiting = std::pin::pin!(waiting);

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use grasp_core::Oid;
+use grasp_core::resources::Claimant;
 use grasp_purgatory::git::{Blame, Completeness, GitError};
 
 use crate::git_fixture::{PLENTY, Work, World, files_below, git, judged, name, noise, now};
@@ -242,7 +243,7 @@ async fn a_pack_over_the_limit_is_refused_and_leaves_nothing_behind() {
     let repo = world.repo("x").await;
     work.write("noise", &noise(200_000));
     let pack = work.pack(&[work.commit("1")]);
-    let incoming = world.store.incoming(&repo).await.unwrap();
+    let incoming = world.store.incoming(&repo, Claimant::default()).await.unwrap();
     let mut unpacking = incoming.unpack(10_000, PLENTY).await.unwrap();
     let error = match unpacking.feed(&pack).await {
         Ok(()) => unpacking.finish().await.unwrap_err(),
@@ -260,7 +261,7 @@ async fn nothing_arrives_for_a_repository_that_is_not_here() {
     let world = World::new().await;
     let mut repo = world.repo("x").await;
     repo.identifier = "y".parse().unwrap();
-    let error = world.store.incoming(&repo).await.unwrap_err();
+    let error = world.store.incoming(&repo, Claimant::default()).await.unwrap_err();
     assert!(matches!(error, GitError::NoView), "{error:?}");
     assert!(matches!(world.store.refs(&repo).await.unwrap_err(), GitError::NoView));
     let mut guard = world.store.lock(&repo.identifier).await.unwrap();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use grasp_core::resources::Claimant;
 use grasp_core::{Identifier, RepoId};
 use grasp_purgatory::git::{
     GitError, Protocol, RETENTION, RefTarget, RepoStore, Service, StagingLimits,
@@ -18,7 +19,8 @@ use crate::git_fixture::{
 };
 
 async fn advertised(world: &World, repo: &RepoId, service: Service, protocol: Protocol) -> String {
-    let mut process = world.store.advertise(repo, service, protocol).await.unwrap();
+    let mut process =
+        world.store.advertise(repo, (service, protocol), Claimant::default()).await.unwrap();
     let mut answer = Vec::new();
     process.take_stdout().unwrap().read_to_end(&mut answer).await.unwrap();
     assert!(process.finish().await.unwrap().status.success());
@@ -168,7 +170,10 @@ async fn a_retired_view_is_kept_out_of_service_until_it_is_forgotten() {
     let mut guard = world.store.lock(&repo.identifier).await.unwrap();
     guard.retire_view(&repo.owner, now()).await.unwrap();
     assert!(!world.store.has_view(&repo).await.unwrap());
-    let served = world.store.advertise(&repo, Service::UploadPack, Protocol::V0).await;
+    let served = world
+        .store
+        .advertise(&repo, (Service::UploadPack, Protocol::V0), Claimant::default())
+        .await;
     assert!(matches!(served.unwrap_err(), GitError::NoView));
     let families = world.store.identifiers().await.unwrap();
     assert_eq!(families, std::slice::from_ref(&repo.identifier));

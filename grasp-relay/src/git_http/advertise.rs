@@ -28,10 +28,9 @@ impl Seat {
         let body = if parts.method == Method::HEAD {
             Body::empty()
         } else {
-            let protocol = protocol(&parts.headers);
-            let turn = self.turn().await;
-            let process = self.repos.advertise(&self.repo, service, protocol).await?;
-            Output::of(process, turn, |_| {})?.into_body(Bytes::from_static(prefix))
+            let service = (service, protocol(&parts.headers));
+            let process = self.repos.advertise(&self.repo, service, self.claimant).await?;
+            Output::of(process, |_| {})?.into_body(Bytes::from_static(prefix))
         };
         Ok((NO_CACHE, [(header::CONTENT_TYPE, content_type)], body).into_response())
     }

@@ -53,9 +53,18 @@ impl Grounds {
 
     /// The branch that a state wants HEAD at.
     pub(super) fn head_of(&self, state: Option<EventId>) -> Option<&RefName> {
+        self.state(state)?.head.as_ref()
+    }
+
+    /// The author of a state.
+    pub(super) fn author_of(&self, state: Option<EventId>) -> Option<PublicKey> {
+        Some(self.state(state)?.repo.owner)
+    }
+
+    fn state(&self, id: Option<EventId>) -> Option<&State> {
         let Self::Hosted { candidates, .. } = self else { return None };
-        let realised = candidates.iter().find(|c| Some(c.state.version.id) == state)?;
-        realised.state.head.as_ref()
+        let found = candidates.iter().find(|candidate| Some(candidate.state.version.id) == id);
+        found.map(|candidate| &candidate.state)
     }
 }
 

@@ -9,6 +9,7 @@ use grasp_core::push::{
     AuthorisedPush, OptionsReader, PushRequest, PushVerdict, RefReport, RefVerdict,
     encode_progress, encode_report,
 };
+use grasp_core::resources::Claimant;
 use grasp_core::service::Door;
 use grasp_purgatory::git::{Blame, GitError, Incoming};
 use grasp_purgatory::{Came, Input};
@@ -16,7 +17,8 @@ use nostr::event::EventId;
 use tokio::sync::mpsc;
 
 use super::body::{BodyError, GitBody};
-use super::{GitHttp, GitLimits, HttpError, Seat};
+use super::judge::Grounds;
+use super::{GitHttp, HttpError, Seat};
 
 /// Why a push that was understood did not happen.
 enum Failed {
@@ -28,6 +30,8 @@ enum Failed {
     Ours(HttpError),
     /// Push options that could not be read.
     Options(String),
+    /// The client went away, and nobody has signed for what it sent.
+    ClientGone,
 }
 
 impl Failed {
@@ -40,6 +44,7 @@ impl Failed {
             }
             Self::Git(_) | Self::Ours(_) => String::from("the server failed, try again"),
             Self::Options(why) => why.clone(),
+            Self::ClientGone => String::from("the client closed the connection"),
         }
     }
 }
@@ -52,7 +57,7 @@ impl Failed {
                 tracing::error!(%error, "a push failed");
             }
             Self::Ours(error) => tracing::error!(%error, "a push failed"),
-            Self::Git(_) | Self::Body(_) | Self::Options(_) => {
+            Self::Git(_) | Self::Body(_) | Self::Options(_) | Self::ClientGone => {
                 tracing::debug!(reason = self.reason(), "a push was refused");
             }
         }
@@ -77,6 +82,9 @@ impl From<HttpError> for Failed {
     }
 }
 
+/// Where the report of a push goes. It is closed when the client is gone.
+type Answer = mpsc::Sender<Vec<u8>>;
+
 /// One push.
 pub(super) struct Push {
     pub(super) git: Arc<GitHttp>,
@@ -92,10 +100,10 @@ pub(super) struct Pack {
 
 impl Push {
     /// Does it and reports, with a sign of life now and then.
-    pub(super) async fn run(self, pack: Pack, answer: mpsc::Sender<Vec<u8>>) {
+    pub(super) async fn run(self, pack: Pack, answer: Answer) {
         let capabilities = self.request.capabilities();
         let refs: Vec<_> = self.request.commands().iter().map(|c| c.name.clone()).collect();
-        let work = self.work(pack);
+        let work = self.work(pack, &answer);
         tokio::pin!(work);
         let mut signs = tokio::time::interval(self.git.limits.sign_of_life);
         signs.tick().await;
@@ -120,8 +128,8 @@ impl Push {
     }
 
     /// A client that still sends reads no answer: whatever the end is, the request is taken to its own.
-    async fn work(&self, mut pack: Pack) -> Result<Vec<RefReport>, Failed> {
-        let reports = self.judge_and_execute(&mut pack).await;
+    async fn work(&self, mut pack: Pack, answer: &Answer) -> Result<Vec<RefReport>, Failed> {
+        let reports = self.judge_and_execute(&mut pack, answer).await;
         if self.seat.door == Door::Proposals {
             // A place was made for what was to come. It goes if nothing came; a round finds it if not now.
             if let Err(error) = self.git.keeper.vacate(&self.seat.repo).await {
@@ -132,7 +140,11 @@ impl Push {
         reports
     }
 
-    async fn judge_and_execute(&self, pack: &mut Pack) -> Result<Vec<RefReport>, Failed> {
+    async fn judge_and_execute(
+        &self,
+        pack: &mut Pack,
+        answer: &Answer,
+    ) -> Result<Vec<RefReport>, Failed> {
         if self.request.capabilities().push_options {
             pack.pass_over_options().await?;
         }
@@ -142,17 +154,45 @@ impl Push {
         let early = grounds.judge(&self.request, &refs);
         let Some(push) = &early.authorised else { return Ok(reports(&early)) };
         let _at_work = self.git.keeper.at_work(repo);
-        let _turn = self.seat.turn().await;
         if *door == Door::Proposals {
             repos.lock(&repo.identifier).await?.create_view(&repo.owner).await?;
         }
-        let mut incoming = self.unpack(pack, push).await?;
+        let claimant = self.claimant(&grounds, &early, !refs.is_empty());
+        let received = self.receive(pack, push, claimant);
+        let incoming = if push.execute().is_empty() {
+            tokio::select! {
+                received = received => received?,
+                () = answer.closed() => return Err(Failed::ClientGone),
+            }
+        } else {
+            received.await?
+        };
+        self.execute(incoming).await
+    }
+
+    /// The party that git works for: whoever signed the state, with authority if their repository is served already.
+    fn claimant(&self, grounds: &Grounds, verdict: &PushVerdict, is_served: bool) -> Claimant {
+        match grounds.author_of(verdict.realises) {
+            Some(author) if is_served => self.seat.claimant.signed_by(author).with_authority(),
+            Some(author) => self.seat.claimant.signed_by(author),
+            None => self.seat.claimant,
+        }
+    }
+
+    /// Receives the pack, and checks that everything is there before the lock is taken: a long history is walked
+    /// while nobody has to wait for it.
+    async fn receive(
+        &self,
+        pack: &mut Pack,
+        push: &AuthorisedPush,
+        claimant: Claimant,
+    ) -> Result<Option<Incoming>, Failed> {
+        let mut incoming = self.unpack(pack, push, claimant).await?;
         if let Some(incoming) = &mut incoming {
-            // A long history is walked before anybody has to wait for it; under the lock it is known to be whole.
             let tips = push.execute().iter().chain(push.stage());
             incoming.check_all(&tips.filter_map(|command| command.new).collect()).await?;
         }
-        self.execute(incoming).await
+        Ok(incoming)
     }
 
     /// Receives the pack into quarantine; `None` if the push only deletes.
@@ -160,13 +200,14 @@ impl Push {
         &self,
         pack: &mut Pack,
         push: &AuthorisedPush,
+        claimant: Claimant,
     ) -> Result<Option<Incoming>, Failed> {
         if self.request.commands().iter().all(|command| command.new.is_none()) {
             return Ok(None);
         }
-        let incoming = self.seat.repos.incoming(&self.seat.repo).await?;
-        let (bytes, memory) = self.bounds(push);
-        let mut unpacking = incoming.unpack(bytes, memory).await?;
+        let incoming = self.seat.repos.incoming(&self.seat.repo, claimant).await?;
+        let memory = self.git.limits.push_memory;
+        let mut unpacking = incoming.unpack(self.max_bytes(push), memory).await?;
         unpacking.feed(&pack.rest).await?;
         while let Some(bytes) = pack.body.next().await? {
             unpacking.feed(&bytes).await?;
@@ -175,15 +216,13 @@ impl Push {
         Ok(Some(incoming))
     }
 
-    /// How much a push may bring, and what unpacking it may take. What nobody has signed for has to fit where it waits.
-    fn bounds(&self, push: &AuthorisedPush) -> (u64, u64) {
-        const UNSIGNED: u64 = 256 * 1024 * 1024;
-        let GitLimits { push_bytes, push_memory, .. } = self.git.limits;
+    /// How much a push may bring. What nobody has signed for has to fit where it waits.
+    fn max_bytes(&self, push: &AuthorisedPush) -> u64 {
+        let most = self.git.limits.push_bytes;
         if !push.execute().is_empty() {
-            return (push_bytes, push_memory);
+            return most;
         }
-        let staging = self.seat.repos.staging_limits();
-        (push_bytes.min(staging.bytes_per_event), push_memory.min(UNSIGNED))
+        most.min(self.seat.repos.staging_limits().bytes_per_event)
     }
 
     /// Judges again under the lock, moves refs, and waits until what follows from it is served.

@@ -6,8 +6,6 @@ use grasp_purgatory::git::{Finished, GitError, GitProcess};
 use tokio::io::AsyncReadExt;
 use tokio::process::ChildStdout;
 
-use super::line::Turn;
-
 /// Bytes read from git at once.
 const CHUNK: usize = 64 * 1024;
 
@@ -21,18 +19,15 @@ pub(super) struct Output {
     read: u64,
     /// Told what git said, once it has ended.
     on_end: Box<dyn FnOnce(&str) + Send>,
-    /// Somebody else of the same household may have it after this.
-    _turn: Turn,
 }
 
 impl Output {
     pub(super) fn of(
         mut process: GitProcess,
-        turn: Turn,
         on_end: impl FnOnce(&str) + Send + 'static,
     ) -> Result<Self, GitError> {
         let stdout = process.take_stdout().ok_or(GitError::NoView)?;
-        Ok(Self { stdout, process, read: 0, on_end: Box::new(on_end), _turn: turn })
+        Ok(Self { stdout, process, read: 0, on_end: Box::new(on_end) })
     }
 
     /// The next bytes; none at the end.

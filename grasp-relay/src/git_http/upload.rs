@@ -22,12 +22,12 @@ impl GitHttp {
         let mut body = GitBody::new(headers, body, most, stall)?;
         // No process for somebody who sends nothing.
         let first = body.next_or_drain().await?.unwrap_or_default();
-        let turn = seat.turn().await;
-        let mut process = seat.repos.upload_pack(&seat.repo, protocol(headers)).await?;
+        let upload = seat.repos.upload_pack(&seat.repo, protocol(headers), seat.claimant);
+        let mut process = upload.await?;
         let input = process.take_stdin();
         let (keeper, door, repo) = (self.keeper.clone(), seat.door, seat.repo.clone());
         let suspect = move |words: &str| keeper.suspect(door, &repo, words);
-        let mut output = Output::of(process, turn, suspect)?;
+        let mut output = Output::of(process, suspect)?;
         let mut feeding = tokio::spawn(feed(input, first, body));
         // Git speaks when it has read what it is asked. Until then a broken request can have its own status.
         let first = tokio::select! {

@@ -91,17 +91,6 @@ pub(super) struct Guest {
     counted: Option<(u128, Counts)>,
 }
 
-/// Who is served, as far as addresses tell them apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Household(u128);
-
-#[cfg(test)]
-impl Household {
-    pub(crate) fn numbered(number: u128) -> Self {
-        Self(number)
-    }
-}
-
 impl Guests {
     pub(super) fn new(most: usize, proxies: Vec<AddressRange>) -> Self {
         Self { counts: Arc::default(), most, proxies: proxies.into() }
@@ -119,12 +108,6 @@ impl Guests {
             Some(client) => self.admit(client),
             None => Some(Guest { counted: None }),
         }
-    }
-
-    /// Whom a request is from: the address behind a trusted proxy, otherwise the one that it comes from.
-    pub(super) fn household(&self, peer: IpAddr, headers: &HeaderMap) -> Household {
-        let client = self.is_trusted(peer).then(|| self.forwarded_for(headers)).flatten();
-        Household(household(client.unwrap_or(peer)))
     }
 
     /// Returns the network that a request is from, the one behind a trusted proxy if there is one.

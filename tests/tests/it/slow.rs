@@ -188,8 +188,7 @@ async fn whoever_goes_away_from_a_clone_takes_git_along() {
 #[tokio::test]
 async fn the_crowd_of_one_address_does_not_stand_before_everybody_else() {
     let instance = Instance::set_with(Settings::default(), |settings| {
-        settings.processes.client_pace = NonZeroUsize::new(2);
-        settings.git.at_once_per_ip = 1;
+        settings.processes.client_pace = NonZeroUsize::new(4);
     })
     .await;
     let alice = Maker::new();

@@ -18,6 +18,9 @@ pub(super) fn ours(error: GitError) -> Trouble {
             Trouble::TooLarge
         }
         GitError::BadPack(said) => Trouble::Broken(PeerText::new(&said)),
+        error @ (GitError::LongChain { .. } | GitError::TooExpensive { .. }) => {
+            Trouble::Broken(PeerText::new(&error.to_string()))
+        }
         GitError::Incomplete { .. } => incomplete(),
         other => Trouble::Ours(other.to_string()),
     }

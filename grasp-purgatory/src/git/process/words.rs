@@ -24,6 +24,8 @@ pub(super) struct Words {
     pub(super) last: Vec<u8>,
     /// Whether a pack claimed more objects than may come.
     pub(super) too_many: bool,
+    /// The most objects that a pack claimed, if that was listened for.
+    pub(super) claimed_objects: Option<u64>,
 }
 
 /// What is listened for.
@@ -59,7 +61,8 @@ pub(super) async fn listen(
             heard_for.answered.take().map(|answered| answered.send(()));
         }
         let Some(most) = heard_for.most_objects else { continue };
-        if highest_claim(&mut line, heard).is_some_and(|claimed| claimed > most) {
+        words.claimed_objects = words.claimed_objects.max(highest_claim(&mut line, heard));
+        if !words.too_many && words.claimed_objects.is_some_and(|claimed| claimed > most) {
             words.too_many = true;
             if let Some(group) = group {
                 // It may be gone already, which is what is wanted.

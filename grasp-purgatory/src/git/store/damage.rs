@@ -43,7 +43,7 @@ impl RepoStore {
         identifier: &Identifier,
     ) -> Result<BTreeSet<PublicKey>, GitError> {
         let family = self.family(identifier);
-        let objects = Objects { git: self.git().clone(), family: family.clone(), incoming: None };
+        let objects = Objects::of(self, family.clone());
         let mut broken = BTreeSet::new();
         for owner in blocking(move || super::owners(&family)).await? {
             let repo = grasp_core::RepoId::new(owner, identifier.clone());

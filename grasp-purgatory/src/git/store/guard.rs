@@ -68,8 +68,7 @@ impl FamilyGuard {
 
     /// Whether the histories of these tips are whole. What is found to be so is remembered.
     pub async fn check(&mut self, tips: &BTreeSet<Oid>) -> Result<Completeness, GitError> {
-        let objects =
-            Objects { git: self.store.git().clone(), family: self.family.clone(), incoming: None };
+        let objects = Objects::of(&self.store, self.family.clone());
         let findings = objects.examine(tips).await?;
         self.remember(findings.whole.clone()).await?;
         Ok(findings.completeness())

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use grasp_core::resources::Claimant;
 use grasp_core::{Identifier, Oid};
 
 use super::{Incoming, RepoStore};
@@ -33,7 +34,8 @@ impl RepoStore {
         guard
             .blocking(move || {
                 family.create(&name, &store.scratch())?;
-                Incoming::new(&store, family)
+                // Nobody with authority asked for it: a stranger's event says where to get it.
+                Incoming::new(&store, family, Claimant::default())
             })
             .await
     }

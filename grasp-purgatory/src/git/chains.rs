@@ -1,0 +1,241 @@
+//! How long the delta chains of a pack are, found without unpacking an object.
+//!
+//! To read an object at the end of a chain git applies every delta before it. A pack of two megabytes can hold a
+//! chain of twenty thousand large trees, and walking through those takes git half an hour. So a pack that was sent
+//! to us is looked at before any object of it is read: each entry begins with its kind and where its base is.
+
+use std::cell::OnceCell;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// The longest delta chain that is accepted. Git makes chains of 50, and of 250 where it was told to pack tightly.
+pub(super) const MAX_CHAIN: u16 = 250;
+
+/// Bytes of a pack that are read at once.
+const WINDOW: usize = 256 * 1024;
+
+/// The longest beginning of an entry that matters: a size of up to ten bytes, then the id or distance of its base.
+const LONGEST_HEAD: usize = 32;
+
+/// Bytes of an object's id.
+const ID: usize = 20;
+
+/// Where the ids begin in the index of a pack (version 2): after eight bytes and 256 counts.
+const IDS: u64 = 8 + 256 * 4;
+
+/// Whether no delta chain of a pack is longer than [`MAX_CHAIN`].
+pub(super) fn are_short(pack: &Path, index: &Path) -> io::Result<bool> {
+    let index = Index::open(index)?;
+    let mut starts = index.starts.clone();
+    starts.sort_unstable();
+    let mut pack = Window::over(File::open(pack)?);
+    let mut bases = Vec::with_capacity(starts.len());
+    for start in &starts {
+        let base = match base(pack.at(*start)?).ok_or_else(malformed)? {
+            Base::None => None,
+            Base::Distance(distance) => start.checked_sub(distance),
+            Base::Id(id) => index.start_of(&id)?,
+        };
+        let base = base.and_then(|base| starts.binary_search(&base).ok());
+        bases.push(base.and_then(|base| u32::try_from(base).ok()));
+    }
+    Ok(are_at_most(MAX_CHAIN, &bases))
+}
+
+/// Whether no chain has more deltas than this. Each entry names the position of its base.
+fn are_at_most(most: u16, bases: &[Option<u32>]) -> bool {
+    let mut depths: Vec<Option<u16>> = vec![None; bases.len()];
+    let mut chain = Vec::new();
+    for entry in 0..bases.len() {
+        let (mut next, mut depth) = (Some(entry), 0);
+        while let Some(entry) = next {
+            if let Some(known) = depths.get(entry).copied().flatten() {
+                depth = known + 1;
+                break;
+            }
+            if chain.len() > usize::from(most) {
+                return false;
+            }
+            chain.push(entry);
+            next = bases.get(entry).copied().flatten().map(|base| base as usize);
+        }
+        while let Some(entry) = chain.pop() {
+            if depth > most {
+                return false;
+            }
+            if let Some(known) = depths.get_mut(entry) {
+                *known = Some(depth);
+            }
+            depth += 1;
+        }
+    }
+    true
+}
+
+/// The object that an entry of a pack is a delta of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Base {
+    /// The entry is a whole object.
+    None,
+    /// The object whose entry begins so many bytes before.
+    Distance(u64),
+    /// The object with this id.
+    Id([u8; ID]),
+}
+
+/// Reads the base of an entry that begins with these bytes.
+fn base(head: &[u8]) -> Option<Base> {
+    let (first, mut rest) = head.split_first()?;
+    let mut last = *first;
+    while last & 0x80 != 0 {
+        (last, rest) = rest.split_first().map(|(byte, rest)| (*byte, rest))?;
+    }
+    match (first >> 4) & 7 {
+        1..=4 => Some(Base::None),
+        6 => distance(rest).map(Base::Distance),
+        7 => rest.first_chunk().copied().map(Base::Id),
+        _ => None,
+    }
+}
+
+/// Reads the distance of a base: seven bits a byte, the highest first, each further byte counting one more.
+fn distance(bytes: &[u8]) -> Option<u64> {
+    let mut value = 0_u64;
+    for (position, byte) in bytes.iter().enumerate() {
+        let carry = u64::from(position > 0);
+        value = value.checked_add(carry)?.checked_mul(128)?.checked_add(u64::from(byte & 0x7f))?;
+        if byte & 0x80 == 0 {
+            return Some(value);
+        }
+    }
+    None
+}
+
+/// The index of a pack: where the entry of each object begins.
+struct Index {
+    file: File,
+    /// In the order of ids.
+    starts: Vec<u64>,
+    /// All ids one after the other; read when the first is looked for.
+    ids: OnceCell<Vec<u8>>,
+}
+
+impl Index {
+    fn open(path: &Path) -> io::Result<Self> {
+        let file = File::open(path)?;
+        let mut number = [0; 4];
+        file.read_exact_at(&mut number, IDS - 4)?;
+        let count = u64::from(u32::from_be_bytes(number));
+        // Between ids and positions are checksums, of four bytes each.
+        let positions = IDS + count * (ID as u64 + 4);
+        let mut starts = Vec::new();
+        for number in read_at(&file, positions, count * 4)?.chunks_exact(4) {
+            let number = number.first_chunk().copied().map(u32::from_be_bytes).unwrap_or_default();
+            // The highest bit says that the position is the number of a longer one, after all short ones.
+            starts.push(match number.checked_sub(1 << 31) {
+                None => u64::from(number),
+                Some(long) => {
+                    let mut start = [0; 8];
+                    file.read_exact_at(&mut start, positions + count * 4 + u64::from(long) * 8)?;
+                    u64::from_be_bytes(start)
+                }
+            });
+        }
+        Ok(Self { file, starts, ids: OnceCell::new() })
+    }
+
+    /// Where the entry of this object begins, if the pack has it.
+    fn start_of(&self, id: &[u8; ID]) -> io::Result<Option<u64>> {
+        if self.ids.get().is_none() {
+            let ids = read_at(&self.file, IDS, (self.starts.len() * ID) as u64)?;
+            _ = self.ids.set(ids);
+        }
+        let ids = self.ids.get().map(Vec::as_slice).unwrap_or_default();
+        let id_at = |position: usize| ids.get(position * ID..(position + 1) * ID);
+        let (mut from, mut to) = (0, self.starts.len());
+        while from < to {
+            let middle = from.midpoint(to);
+            if id_at(middle) < Some(id) { from = middle + 1 } else { to = middle }
+        }
+        Ok(self.starts.get(from).copied().filter(|_| id_at(from) == Some(id)))
+    }
+}
+
+/// A file that is read from its beginning to its end, in large pieces.
+struct Window {
+    file: File,
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+impl Window {
+    fn over(file: File) -> Self {
+        Self { file, start: 0, bytes: Vec::new() }
+    }
+
+    /// The bytes from this position on, at most as many as the beginning of an entry has.
+    fn at(&mut self, position: u64) -> io::Result<&[u8]> {
+        let is_here = |offset: usize| offset + LONGEST_HEAD <= self.bytes.len();
+        let offset = position.checked_sub(self.start).and_then(|it| usize::try_from(it).ok());
+        let offset = match offset.filter(|offset| is_here(*offset)) {
+            Some(offset) => offset,
+            None => {
+                self.bytes.resize(WINDOW, 0);
+                let read = self.file.read_at(&mut self.bytes, position)?;
+                self.bytes.truncate(read);
+                self.start = position;
+                0
+            }
+        };
+        let end = self.bytes.len().min(offset + LONGEST_HEAD);
+        self.bytes.get(offset..end).ok_or_else(malformed)
+    }
+}
+
+fn read_at(file: &File, position: u64, length: u64) -> io::Result<Vec<u8>> {
+    let is_there = position
+        .checked_add(length)
+        .is_some_and(|end| file.metadata().is_ok_and(|metadata| end <= metadata.len()));
+    let length = usize::try_from(length).ok().filter(|_| is_there).ok_or_else(malformed)?;
+    let mut bytes = vec![0; length];
+    file.read_exact_at(&mut bytes, position)?;
+    Ok(bytes)
+}
+
+fn malformed() -> io::Error {
+    io::ErrorKind::InvalidData.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_base_of_an_entry_is_read_from_its_first_bytes() {
+        assert_eq!(base(&[0x1f]), Some(Base::None));
+        assert_eq!(base(&[0x9f, 0x81, 0x01]), Some(Base::None));
+        assert_eq!(base(&[0x65, 0x07]), Some(Base::Distance(7)));
+        assert_eq!(base(&[0x65, 0x80, 0x00]), Some(Base::Distance(128)));
+        assert_eq!(base(&[0x65, 0xff, 0x7f]), Some(Base::Distance(16_511)));
+        assert_eq!(base(&[&[0xf5, 0x01][..], &[9; ID]].concat()), Some(Base::Id([9; ID])));
+        for cut in [&[][..], &[0x9f], &[0x65], &[0x65, 0x80], &[0x75, 1, 2], &[0x55]] {
+            assert_eq!(base(cut), None, "{cut:?}");
+        }
+    }
+
+    #[test]
+    fn chains_are_counted_in_whatever_order_the_entries_are() {
+        let chain = |length: u32| (0..=length).map(|n| n.checked_sub(1)).collect::<Vec<_>>();
+        let backwards =
+            |length: u32| (1..=length + 1).map(|n| (n <= length).then_some(n)).collect::<Vec<_>>();
+        for bases in [chain as fn(u32) -> Vec<Option<u32>>, backwards] {
+            assert!(are_at_most(10, &bases(10)));
+            assert!(!are_at_most(10, &bases(11)));
+            assert!(are_at_most(0, &bases(0)));
+        }
+        assert!(are_at_most(1, &[None, Some(0), Some(0), Some(0)]), "a bush is no chain");
+        assert!(!are_at_most(5, &[Some(1), Some(0)]), "a circle never ends");
+    }
+}

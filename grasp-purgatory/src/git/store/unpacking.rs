@@ -1,0 +1,180 @@
+//! A pack that is being unpacked, within bounds that grow with what was sent.
+//!
+//! A few bytes can say "a gigabyte of nothing", in one object or as deltas of each other. So git begins with little
+//! memory and CPU time, and gets more with each MiB that comes. All pushes together take memory from one pool.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use grasp_core::resources::{Claimant, Shortage};
+use tokio::io::AsyncWriteExt;
+use tokio::process::ChildStdin;
+
+use crate::git::check::Objects;
+use crate::git::command::FLAWS;
+use crate::git::error::{GitError, says_disk_full};
+use crate::git::limits::ProcessLimits;
+use crate::git::process::GitProcess;
+use crate::resources::Holding;
+
+const MIB: u64 = 1024 * 1024;
+
+/// Files that git may write whatever the limit on what is sent.
+const LEAST_FILE: u64 = 64 * MIB;
+
+/// Memory for a stranger's pack whatever its size: two objects of the largest size that git deltifies for us, and what
+/// git needs for itself.
+const LEAST_MEMORY: u64 = 64 * MIB;
+
+/// The same for a maintainer's.
+const LEAST_MEMORY_WITH_AUTHORITY: u64 = 192 * MIB;
+
+/// Memory for each byte that was sent. The smallest objects take eight times their size while they are indexed.
+const MEMORY_PER_BYTE: u64 = 16;
+
+/// Bytes that are fed at once: more than a pipe holds, so that git has its first limits before they are raised.
+const PIECE: usize = 256 * 1024;
+
+/// How long a push may wait until others have given memory back.
+const MEMORY_WAIT: Duration = Duration::from_secs(60);
+
+/// A pack being unpacked. Dropping it stops git, and forgets what came.
+#[derive(Debug)]
+pub struct Unpacking {
+    pack: Option<ChildStdin>,
+    process: Option<GitProcess>,
+    max_bytes: u64,
+    budget: Budget,
+}
+
+/// What git may use for what was sent so far.
+#[derive(Debug)]
+struct Budget {
+    claimant: Claimant,
+    sent: u64,
+    max_memory: u64,
+    memory: Arc<Mutex<Holding>>,
+    /// Set while the pool had less than the push may have.
+    shortage: Option<Shortage>,
+}
+
+impl Budget {
+    /// Returns the memory that a pack of this size may take.
+    fn memory_for(&self, bytes: u64) -> u64 {
+        memory_for(&self.claimant, bytes).min(self.max_memory)
+    }
+
+    /// Notes bytes that are about to be fed. Returns new limits whenever another MiB is reached.
+    fn grow(&mut self, bytes: usize) -> Option<ProcessLimits> {
+        let before = self.sent;
+        self.sent += bytes as u64;
+        if before / MIB == self.sent / MIB {
+            return None;
+        }
+        let wanted = self.memory_for(self.sent);
+        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        self.shortage = memory.resize(wanted).err();
+        let cpu = ProcessLimits::for_data(&self.claimant, self.sent);
+        Some(ProcessLimits { memory: Some(memory.amount()), ..cpu })
+    }
+}
+
+fn memory_for(claimant: &Claimant, bytes: u64) -> u64 {
+    let least = if claimant.has_authority { LEAST_MEMORY_WITH_AUTHORITY } else { LEAST_MEMORY };
+    least.saturating_add(bytes.saturating_mul(MEMORY_PER_BYTE))
+}
+
+impl Unpacking {
+    /// Starts git. What a thin pack leans on is written with it, so files may become larger than what came.
+    pub(super) async fn start(
+        objects: &Objects,
+        max_bytes: u64,
+        max_memory: u64,
+    ) -> Result<Self, GitError> {
+        let claimant = objects.claimant;
+        // Where limits cannot be raised later they are as high as they may become.
+        let at_first = if cfg!(target_os = "linux") { 0 } else { max_bytes };
+        let memory = memory_for(&claimant, at_first).min(max_memory);
+        let pool = objects.git.unpack_memory();
+        let holding = pool.wait(&claimant, memory, MEMORY_WAIT).await.map_err(GitError::Busy)?;
+        let holding = Arc::new(Mutex::new(holding));
+        let limits = ProcessLimits {
+            memory: Some(memory),
+            file: Some(max_bytes.saturating_mul(2).max(LEAST_FILE)),
+            ..ProcessLimits::for_data(&claimant, at_first)
+        };
+        let mut process = objects
+            .command("index-pack")
+            .args(["--stdin", "--fix-thin"])
+            .arg(format!("--strict={}", FLAWS.map(|flaw| format!("{flaw}=ignore")).join(",")))
+            .arg(format!("--max-input-size={max_bytes}"))
+            .setting("pack.threads", "2")
+            .setting("core.deltaBaseCacheLimit", "8m")
+            .limited(limits)
+            .keeping(holding.clone())
+            .paced_by_client()
+            .spawn()
+            .await?;
+        let pack = process.take_stdin();
+        let budget = Budget { claimant, sent: 0, max_memory, memory: holding, shortage: None };
+        Ok(Self { pack, process: Some(process), max_bytes, budget })
+    }
+
+    /// Hands the next bytes of the pack to git. An error says what git thinks of those before.
+    pub async fn feed(&mut self, bytes: &[u8]) -> Result<(), GitError> {
+        let mut fed = true;
+        for piece in bytes.chunks(PIECE) {
+            if let (Some(limits), Some(process)) = (self.budget.grow(piece.len()), &self.process) {
+                process.raise(&limits);
+            }
+            fed = match &mut self.pack {
+                Some(pack) => pack.write_all(piece).await.is_ok(),
+                None => false,
+            };
+            if !fed {
+                break;
+            }
+        }
+        if fed {
+            return Ok(());
+        }
+        // Git reads no further only if it has found fault, or if bytes follow the pack.
+        self.end().await?;
+        Err(GitError::BadPack(String::from("bytes after the end of the pack")))
+    }
+
+    /// Says that the pack is complete, and waits for git's opinion.
+    pub async fn finish(mut self) -> Result<(), GitError> {
+        self.end().await
+    }
+
+    async fn end(&mut self) -> Result<(), GitError> {
+        self.pack = None;
+        let Some(process) = self.process.take() else {
+            return Err(GitError::BadPack(String::from("it was refused before")));
+        };
+        let finished = process.run(Vec::new()).await?;
+        if finished.status.success() {
+            return Ok(());
+        }
+        Err(self.refusal(&finished.words))
+    }
+
+    /// Why git did not take the pack.
+    fn refusal(&self, words: &str) -> GitError {
+        if says_disk_full(words) {
+            return GitError::DiskFull;
+        }
+        if words.contains("exceeds maximum allowed size") {
+            return GitError::TooLarge { limit: self.max_bytes };
+        }
+        if words.contains("ut of memory") {
+            let too_much = String::from("it takes too much memory to unpack for its size");
+            return self.budget.shortage.map_or(GitError::BadPack(too_much), GitError::Busy);
+        }
+        let is_fault = |line: &&str| line.starts_with("error:") || line.starts_with("fatal:");
+        let fault = words.lines().find(is_fault).or(words.lines().next());
+        let fault = fault.unwrap_or("git gave no reason");
+        GitError::BadPack(fault.chars().filter(|c| !c.is_control()).take(200).collect())
+    }
+}
