@@ -99,7 +99,7 @@ impl Purgatory {
         let until = self.now.unix + term;
         self.record(out, Record::Moved { id, phase: Phase::Shelved, until });
         if let Some(repo) = repo {
-            self.owe(out, Chore::RemoveView { repo });
+            self.owe(out, Chore::RemoveView { repo, at_once: false });
         }
         self.keep_shelf_in_bounds(out);
     }

@@ -176,7 +176,7 @@ impl Purgatory {
         let repo = entry.and_then(Entry::announcement).map(|a| a.repo.clone());
         self.forget(out, id, Why::Evicted);
         if let Some(repo) = repo {
-            self.owe(out, Chore::RemoveView { repo });
+            self.owe(out, Chore::RemoveView { repo, at_once: true });
         }
     }
 

@@ -213,7 +213,8 @@ mod tests {
         });
         let chore = prop_oneof![
             Just(Chore::CreateView { repo: repo() }),
-            Just(Chore::RemoveView { repo: repo() }),
+            Just(Chore::RemoveView { repo: repo(), at_once: false }),
+            Just(Chore::RemoveView { repo: repo(), at_once: true }),
         ];
         prop_oneof![
             4 => (0..16u8, phase.clone(), until.clone())

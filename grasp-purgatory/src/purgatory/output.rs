@@ -125,10 +125,14 @@ pub enum Chore {
     /// Take a view out of service, into retention.
     ///
     /// To be looked at again under the lock of the family: the view stays if a stored announcement asks us to host
-    /// the repository; while a push or fetch is at it, the chore fails for now.
+    /// the repository.
     RemoveView {
         /// The repository.
         repo: RepoId,
+        /// Whether it goes although a push to it is under way, which then fails: its owner took it back. One that has
+        /// only expired waits for the push, and the chore fails for now.
+        #[serde(default)]
+        at_once: bool,
     },
     /// Drop what is in staging for a pull request but the tips to keep, and `refs/nostr/<id>` from any view where it
     /// is neither one of these nor the tip of a stored event of that id.
@@ -153,7 +157,7 @@ pub(super) enum Thing {
 impl Chore {
     pub(super) fn thing(&self) -> Thing {
         match self {
-            Self::CreateView { repo } | Self::RemoveView { repo } => Thing::View(repo.clone()),
+            Self::CreateView { repo } | Self::RemoveView { repo, .. } => Thing::View(repo.clone()),
             Self::ClearProposal { id, .. } => Thing::Proposal(*id),
         }
     }

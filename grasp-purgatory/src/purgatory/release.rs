@@ -64,7 +64,7 @@ impl Purgatory {
             self.clear(out, *id, keep, BTreeSet::from([identifier.clone()]));
         }
         for repo in &plan.orphans {
-            self.owe(out, Chore::RemoveView { repo: repo.clone() });
+            self.owe(out, Chore::RemoveView { repo: repo.clone(), at_once: true });
         }
         // Kept before it is withdrawn: at no time is it nowhere.
         for event in &plan.withdraw {

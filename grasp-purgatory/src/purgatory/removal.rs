@@ -61,7 +61,7 @@ impl Purgatory {
         let repo = entry.announcement().map(|announcement| announcement.repo.clone());
         self.forget(out, id, Why::Withdrawn);
         if let Some(repo) = repo {
-            self.owe(out, Chore::RemoveView { repo });
+            self.owe(out, Chore::RemoveView { repo, at_once: true });
         }
         identifiers
     }

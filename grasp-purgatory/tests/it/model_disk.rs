@@ -237,7 +237,7 @@ impl Disk {
     pub(crate) fn perform(&mut self, chore: &Chore, is_hosted: impl Fn(&Announcement) -> bool) {
         match chore {
             Chore::CreateView { repo } => _ = self.git.views.entry(repo.clone()).or_default(),
-            Chore::RemoveView { repo } => {
+            Chore::RemoveView { repo, .. } => {
                 let stored = self.store.announcements(&BTreeSet::from([repo.identifier.clone()]));
                 let stored = stored.iter().filter_map(|event| Announcement::parse(event).ok());
                 if !stored.into_iter().any(|a| a.repo == *repo && is_hosted(&a)) {

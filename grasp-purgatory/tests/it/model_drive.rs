@@ -85,7 +85,7 @@ impl World {
 
     /// Nobody may ask for a view to be removed that an event waits for.
     fn spare_what_is_waited_for(&self, chore: &Chore) {
-        if let Chore::RemoveView { repo } = chore {
+        if let Chore::RemoveView { repo, .. } = chore {
             assert!(!self.core.has_view(repo), "a view that is waited for would be removed");
         }
     }

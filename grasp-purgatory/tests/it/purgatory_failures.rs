@@ -108,7 +108,7 @@ fn a_chore_that_came_to_nothing_does_not_undo_what_came_after_it() {
     let announced = announcement(ALICE, "x", 0, &[]);
     world.send(&announced).unwrap();
     // The view could not be removed; then the owner comes back.
-    let remove = Chore::RemoveView { repo: ALICE.repo("x") };
+    let remove = Chore::RemoveView { repo: ALICE.repo("x"), at_once: false };
     world.failing_chores = 1;
     world.patience = Some(0);
     world.send(&deletion(ALICE, 1, &[&announced])).unwrap();

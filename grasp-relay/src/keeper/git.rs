@@ -133,7 +133,7 @@ impl Hands {
                 let mut guard = self.parts.repos.lock(&repo.identifier).await?;
                 guard.create_view(&repo.owner).await?;
             }
-            Chore::RemoveView { repo } => self.remove_view(repo).await?,
+            Chore::RemoveView { repo, at_once } => self.remove_view(repo, *at_once).await?,
             Chore::ClearProposal { id, keep, names } => {
                 self.clear_proposal(*id, keep, names).await?;
             }
@@ -141,8 +141,9 @@ impl Hands {
         Ok(())
     }
 
-    /// Takes a view out of service, unless a stored announcement still asks us to host it.
-    async fn remove_view(&self, repo: &RepoId) -> Result<(), KeepError> {
+    /// Takes a view out of service, unless a stored announcement still asks us to host it. A push that is under way is
+    /// waited for unless it is to go at once: a sender who takes their time must not keep it in service.
+    async fn remove_view(&self, repo: &RepoId, at_once: bool) -> Result<(), KeepError> {
         let mut guard = self.parts.repos.lock(&repo.identifier).await?;
         let filter = Filter::new()
             .kind(kinds::ANNOUNCEMENT)
@@ -153,7 +154,7 @@ impl Hands {
         if announced.into_iter().any(|announcement| self.parts.policy.hosts(&announcement)) {
             return Ok(());
         }
-        if self.workers.any(repo) {
+        if !at_once && self.workers.any(repo) {
             return Err(KeepError::Busy);
         }
         match self.has_vanished(&repo.owner).await? {

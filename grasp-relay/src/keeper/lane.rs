@@ -50,7 +50,7 @@ fn identifier_of(output: &Output) -> Option<&Identifier> {
         Output::Survey { identifier }
         | Output::Apply { identifier, .. }
         | Output::Store { identifier, .. } => Some(identifier),
-        Output::Do(Chore::CreateView { repo } | Chore::RemoveView { repo }) => {
+        Output::Do(Chore::CreateView { repo } | Chore::RemoveView { repo, .. }) => {
             Some(&repo.identifier)
         }
         Output::Do(Chore::ClearProposal { names, .. }) => names.first(),

@@ -247,7 +247,7 @@ impl Task {
             Output::Do(Chore::CreateView { repo }) => {
                 self.purgatory.held_announcement(repo).map(News::Held)
             }
-            Output::Do(Chore::RemoveView { repo }) => Some(News::Gone(repo.clone())),
+            Output::Do(Chore::RemoveView { repo, .. }) => Some(News::Gone(repo.clone())),
             _ => None,
         }
     }
