@@ -14,6 +14,7 @@
 mod books;
 mod config;
 mod desk;
+mod endings;
 mod entry;
 mod expiry;
 mod family;
@@ -49,6 +50,7 @@ pub use self::query::{Counts, KeptProposal, Want};
 pub use self::staging::Came;
 
 use self::desk::Desk;
+use self::endings::Endings;
 use self::entry::Entry;
 use self::ledger::Ledger;
 use self::output::{Thing, Turn};
@@ -99,6 +101,8 @@ pub struct Purgatory {
     /// Who has how much of the disk for uploads that wait for their event.
     uploads: Shares<EventId>,
     desks: BTreeMap<Identifier, Desk>,
+    /// When served events end by themselves.
+    endings: Endings,
     /// Passes that were numbered.
     passes: u64,
     /// When chores that failed are tried again.
@@ -128,6 +132,7 @@ impl Purgatory {
             policy,
             ledger,
             desks: BTreeMap::new(),
+            endings: Endings::default(),
             passes: 0,
             chores_again: None,
             swept: now.mono,
@@ -184,7 +189,8 @@ impl Purgatory {
         let retries = self.desks.values().filter_map(|desk| desk.retry);
         // Whatever is overdue and still here waits for somebody who is at it, and is looked at now and then.
         let ends = self.next_end().map(|end| self.mono(end).max(self.swept + SWEEP));
-        retries.chain(self.chores_again).chain(ends).min()
+        let endings = self.endings.next().map(|end| self.mono(end));
+        retries.chain(self.chores_again).chain(ends).chain(endings).min()
     }
 
     /// The records from which [`restore`](Self::restore) makes this very purgatory: a journal made short.

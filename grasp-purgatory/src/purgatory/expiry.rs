@@ -17,6 +17,8 @@ impl Purgatory {
     pub(super) fn on_tick(&mut self, out: &mut Turn) {
         self.swept = self.now.mono;
         self.retry(out);
+        let ended = self.endings.take_over(self.now.unix);
+        ended.iter().for_each(|identifier| self.ask(out, identifier));
         let waited = self.overdue(Phase::Waiting);
         waited.into_iter().for_each(|id| self.shelve(out, id));
         let shelved = self.overdue(Phase::Shelved);

@@ -47,6 +47,7 @@ impl Purgatory {
         if desk.and_then(|desk| desk.end(Stage::Survey)).is_none() {
             return self.ask(out, identifier);
         }
+        self.endings.surveyed(identifier, survey, self.now.unix);
         // Usually gone by now; but the hint may have been lost with the earlier run.
         for id in &survey.refused {
             self.withdraw(out, *id);
@@ -144,6 +145,7 @@ impl Purgatory {
             self.forget_older(out, event.id);
             self.forget(out, event.id, Why::Served);
         }
+        self.endings.served(identifier, &served, self.now.unix);
         if !served.is_empty() {
             out.act(Output::Publish { events: served });
         }
