@@ -194,6 +194,21 @@ pub trait EventStore: Send + Sync + 'static {
         now: Timestamp,
     ) -> BoxFuture<'_, Result<Option<Refusal>, StoreError>>;
 
+    /// Answers [`refusal`](Self::refusal) for several events, in their order.
+    fn refusals(
+        &self,
+        events: Vec<Arc<Event>>,
+        now: Timestamp,
+    ) -> BoxFuture<'_, Result<Vec<Option<Refusal>>, StoreError>> {
+        Box::pin(async move {
+            let mut refusals = Vec::with_capacity(events.len());
+            for event in events {
+                refusals.push(self.refusal(event, now).await?);
+            }
+            Ok(refusals)
+        })
+    }
+
     /// Served events that match any of the filters: newest first, ties by lowest id, each once, in chunks.
     ///
     /// Each filter has its own `limit`. Empty lists and filters with `search` match nothing. It is not a snapshot: what is

@@ -21,7 +21,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::Order;
 use super::git::KeepError;
 use super::lane::Hands;
-use super::survey::addressed_to;
+use super::survey::{MAX_OTHER_FAMILIES, addressed_to};
 
 /// With what the keeper hunts.
 #[derive(Clone)]
@@ -77,10 +77,8 @@ impl World {
         }
         let tips = wants.iter().flat_map(|want| want.tips.iter().copied()).collect();
         let lacking = self.hands.parts.repos.lacking(identifier, &tips).await?;
-        for want in &mut wants {
-            want.tips.retain(|tip| lacking.contains(tip));
-            self.look_elsewhere(want, families.get(&want.id)).await?;
-        }
+        wants.iter_mut().for_each(|want| want.tips.retain(|tip| lacking.contains(tip)));
+        self.look_elsewhere(&mut wants, &families).await?;
         let is_here = |want: &Want| want.phase == Phase::Waiting && want.tips.is_empty();
         if wants.iter().any(is_here) {
             // Whoever brought the last of it should have had it looked at. In case nobody did:
@@ -121,19 +119,26 @@ impl World {
         orders.send(order).await.map_err(|_| KeepError::Gone)
     }
 
-    /// A pull request may be complete in another family that it is addressed to.
+    /// Pull requests may be complete in another family that they are addressed to. Each family is looked into once,
+    /// for all of them.
     async fn look_elsewhere(
         &self,
-        want: &mut Want,
-        families: Option<&BTreeSet<Identifier>>,
+        wants: &mut [Want],
+        families: &BTreeMap<EventId, BTreeSet<Identifier>>,
     ) -> Result<(), KeepError> {
-        for family in families.into_iter().flatten() {
-            if want.tips.is_empty() {
-                break;
+        let names = |want: &Want, family: &Identifier| {
+            !want.tips.is_empty() && families.get(&want.id).is_some_and(|all| all.contains(family))
+        };
+        let open = wants.iter().filter(|want| !want.tips.is_empty());
+        let named = open.filter_map(|want| families.get(&want.id)).flatten().cloned().collect();
+        let named = self.hands.parts.repos.existing(named).await?;
+        for family in named.into_iter().take(MAX_OTHER_FAMILIES) {
+            let there = wants.iter().filter(|want| names(want, &family));
+            let tips = there.flat_map(|want| want.tips.iter().copied()).collect();
+            let lacking = self.hands.parts.repos.lacking(&family, &tips).await?;
+            for want in wants.iter_mut().filter(|want| names(want, &family)) {
+                want.tips.retain(|tip| lacking.contains(tip));
             }
-            let tips = want.tips.iter().copied().collect();
-            let lacking = self.hands.parts.repos.lacking(family, &tips).await?;
-            want.tips.retain(|tip| lacking.contains(tip));
         }
         Ok(())
     }

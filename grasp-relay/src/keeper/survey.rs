@@ -23,6 +23,13 @@ const MOST_PROPOSALS: usize = 1_000;
 /// Authors who have no state stored and may have had one before, looked up in one survey.
 const MOST_AUTHORS: usize = 64;
 
+/// Other families that pull requests are looked for in, in one survey. Each of them has surveys of its own, which find
+/// whatever is complete there.
+pub(super) const MAX_OTHER_FAMILIES: usize = 16;
+
+/// Events that the store is asked about at once.
+const EVENTS_AT_ONCE: usize = 100;
+
 /// Events and the tips that each needs.
 type Wanted = BTreeMap<EventId, BTreeSet<Oid>>;
 
@@ -67,6 +74,9 @@ impl Hands {
     async fn try_survey(&self, request: SurveyRequest) -> Result<Survey, KeepError> {
         let SurveyRequest { identifier, scope, mut states, proposals: kept_proposals, kept } =
             request;
+        // Whoever names thousands of repositories that are not here costs a look at the disk for each.
+        let mut scope = self.parts.repos.existing(scope).await?;
+        scope.insert(identifier.clone());
         let mut guard = self.parts.repos.lock(&identifier).await?;
         // Only while reading: whoever waits for a lock or walks through a history must not keep others from it.
         let reading = self.readers.acquire().await;
@@ -133,10 +143,10 @@ impl Hands {
     ) -> Result<BTreeSet<EventId>, KeepError> {
         proposals.retain(|proposal| !here.contains(&proposal.id));
         let families = proposals.iter().flat_map(|proposal| &proposal.families);
-        let others: BTreeSet<Identifier> =
-            families.filter(|family| *family != identifier).cloned().collect();
+        let others = families.filter(|family| *family != identifier).cloned().collect();
+        let others = self.parts.repos.existing(others).await?;
         let mut found = BTreeSet::new();
-        for family in others {
+        for family in others.into_iter().take(MAX_OTHER_FAMILIES) {
             let there = proposals.iter().filter(|proposal| proposal.families.contains(&family));
             let mut guard = self.parts.repos.lock(&family).await?;
             found.extend(complete(&mut guard, &tips_by_event(there).collect()).await?);
@@ -148,11 +158,10 @@ impl Hands {
     async fn refused(&self, kept: Vec<Arc<Event>>) -> Result<BTreeSet<EventId>, KeepError> {
         let now = self.parts.clock.now().unix;
         let mut refused = BTreeSet::new();
-        for event in kept {
-            let id = event.id;
-            if self.parts.store.refusal(event, now).await?.is_some() {
-                refused.insert(id);
-            }
+        for some in kept.chunks(EVENTS_AT_ONCE) {
+            let refusals = self.parts.store.refusals(some.to_vec(), now).await?;
+            let some = some.iter().zip(refusals).filter(|(_, refusal)| refusal.is_some());
+            refused.extend(some.map(|(event, _)| event.id));
         }
         Ok(refused)
     }

@@ -187,9 +187,22 @@ impl EventStore for SqliteStore {
         event: Arc<Event>,
         now: Timestamp,
     ) -> BoxFuture<'_, Result<Option<Refusal>, StoreError>> {
+        Box::pin(
+            async move { Ok(self.refusals(vec![event], now).await?.into_iter().next().flatten()) },
+        )
+    }
+
+    fn refusals(
+        &self,
+        events: Vec<Arc<Event>>,
+        now: Timestamp,
+    ) -> BoxFuture<'_, Result<Vec<Option<Refusal>>, StoreError>> {
         Box::pin(async move {
-            let judge = move |ledger: &Ledger<'_>| ledger.judge(&event, now);
-            Ok(match self.shared.read(judge).await? {
+            let judge = move |ledger: &Ledger<'_>| {
+                events.iter().map(|event| ledger.judge(event, now)).collect::<Result<Vec<_>, _>>()
+            };
+            let verdicts = self.shared.read(judge).await?.into_iter();
+            let refusal = |verdict| match verdict {
                 Verdict::Welcome | Verdict::Known | Verdict::Superseded => None,
                 Verdict::Refused(refusal) => Some(refusal),
                 Verdict::Deleted(by) => {
@@ -197,7 +210,8 @@ impl EventStore for SqliteStore {
                     self.shared.writer.suggest(note);
                     Some(Refusal::Deleted)
                 }
-            })
+            };
+            Ok(verdicts.map(refusal).collect())
         })
     }
 
