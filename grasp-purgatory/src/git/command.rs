@@ -154,6 +154,18 @@ impl GitCommand {
         self.env("GIT_ALTERNATE_OBJECT_DIRECTORIES", quoted(path))
     }
 
+    /// Also reads objects from all of these.
+    pub(super) fn reading_all(self, paths: &[&Path]) -> Self {
+        let mut all = OsString::new();
+        for path in paths {
+            if !all.is_empty() {
+                all.push(":");
+            }
+            all.push(quoted(path));
+        }
+        self.env("GIT_ALTERNATE_OBJECT_DIRECTORIES", all)
+    }
+
     /// Speaks this version of the protocol.
     pub(super) fn protocol(self, value: &'static str) -> Self {
         self.env("GIT_PROTOCOL", value)

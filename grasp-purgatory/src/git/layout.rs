@@ -9,6 +9,8 @@
 //!     packed-refs                                refs/proven/…: tips whose whole history is here
 //!     views/<public key>/                        a bare repository: refs, HEAD, no objects of its own
 //!     retired/<public key>.<unix time>/          a view out of service, until it is forgotten
+//!     attic/                                     objects of retired views and tips, which no view reads; their tips
+//!     garbage                                    there may be objects that no view shows
 //! <root>/staging/<64 hex>/<event id>/<tip>/      objects that nobody has signed for
 //! <root>/incoming/<n>/                           what is being received or removed; emptied at start
 //! <root>/workbench/                              an empty repository; made anew at start
@@ -150,6 +152,10 @@ impl Family {
 
     pub(super) fn retired(&self) -> PathBuf {
         self.path.join("retired")
+    }
+
+    pub(super) fn attic(&self) -> PathBuf {
+        self.path.join("attic")
     }
 
     pub(super) fn staging(&self) -> PathBuf {

@@ -1,6 +1,7 @@
 //! All repositories of a server on one disk.
 
 mod arrivals;
+mod collect;
 mod damage;
 mod guard;
 mod hunted;

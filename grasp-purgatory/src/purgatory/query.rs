@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use grasp_core::admission::{KnownAnnouncement, Standing};
 use grasp_core::maintainers::{Circles, rosters};
-use grasp_core::nip34::{Announcement, Proposal};
+use grasp_core::nip34::{Announcement, Proposal, State};
 use grasp_core::push::Candidate;
 use grasp_core::{CloneUrl, Identifier, Oid, RepoId};
 use nostr::event::{Event, EventId};
@@ -123,6 +123,14 @@ impl Purgatory {
             Some(KeptProposal { id: entry.id(), tip, families })
         });
         kept.collect()
+    }
+
+    /// The tips of all states and pull requests that are kept under an identifier.
+    pub fn wanted_tips(&self, identifier: &Identifier) -> BTreeSet<Oid> {
+        let states = self.ledger.family(identifier).filter_map(Entry::state);
+        let states = states.filter_map(State::tips).flatten();
+        let proposals = self.ledger.family(identifier).filter_map(Entry::proposal);
+        states.chain(proposals.map(|proposal| proposal.tip)).collect()
     }
 
     /// The tip of a pull request that is kept here.

@@ -160,7 +160,7 @@ fn one_network_that_fills_staging_makes_room_for_others() {
     let mut world =
         served_with(Config { staged: Bound { count: 100, bytes: 1_000 }, ..Config::default() });
     let repo = ALICE.repo("x");
-    let mut upload = |world: &mut World, n: u8, address: Option<&str>| {
+    let upload = |world: &mut World, n: u8, address: Option<&str>| {
         let (id, tip) = (EventId::from_byte_array([n; 32]), oid(n));
         let door = Came::Repository(repo.clone());
         world.disk.git.staging.entry(id).or_default().insert(tip, door.clone());

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use grasp_core::Identifier;
+use grasp_core::{Identifier, Oid};
 use grasp_purgatory::{Chore, Input, Kept, Output, ProposalRef, ViewTarget};
 use nostr::event::{Event, EventId};
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -29,7 +29,7 @@ pub(super) enum Op {
     Apply { identifier: Identifier, views: Vec<ViewTarget>, proposals: Vec<ProposalRef> },
     Store { identifier: Identifier, events: Vec<Arc<Event>>, withdraw: Vec<EventId> },
     Publish(Vec<Arc<Event>>),
-    Tidy { identifier: Identifier, waits: bool },
+    Tidy { identifier: Identifier, waiting: Option<BTreeSet<Oid>> },
 }
 
 /// The outputs of one turn by the lane they belong to, in their order. What says nothing of a lane goes where the turn
@@ -158,8 +158,8 @@ impl Hands {
                 }
                 return None;
             }
-            Op::Tidy { identifier, waits } => {
-                self.tidy(&identifier, waits).await;
+            Op::Tidy { identifier, waiting } => {
+                self.tidy(&identifier, waiting).await;
                 return Some(Order::Tidied(identifier));
             }
         };

@@ -151,7 +151,8 @@ impl Task {
             Some(Errand::List) => self.lanes.list(),
             Some(Errand::Visit(identifier)) => {
                 let waits = !self.purgatory.kept(&identifier).is_empty();
-                self.lanes.run(Some(identifier.clone()), vec![Op::Tidy { identifier, waits }]);
+                let waiting = waits.then(|| self.purgatory.wanted_tips(&identifier));
+                self.lanes.run(Some(identifier.clone()), vec![Op::Tidy { identifier, waiting }]);
             }
             None => {}
         }

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, VecDeque};
 use futures_util::TryStreamExt;
 use grasp_core::nip34::Announcement;
 use grasp_core::service::Door;
-use grasp_core::{Identifier, kinds};
+use grasp_core::{Identifier, Oid, kinds};
 use grasp_purgatory::git::FamilyGuard;
 use nostr::filter::Filter;
 
@@ -41,15 +41,19 @@ impl Hands {
         Ok(names)
     }
 
-    /// Forgets what was kept for long enough, and makes few packs of many. Objects that no view needs go, unless
-    /// something `waits` that they may be for.
-    pub(super) async fn tidy(&self, identifier: &Identifier, waits: bool) {
-        if let Err(error) = self.try_tidy(identifier, waits).await {
+    /// Forgets what was kept for long enough, and makes few packs of many. Objects that no view needs go, unless they
+    /// are for something that is `waiting`, if anything is.
+    pub(super) async fn tidy(&self, identifier: &Identifier, waiting: Option<BTreeSet<Oid>>) {
+        if let Err(error) = self.try_tidy(identifier, waiting).await {
             tracing::warn!(%error, %identifier, "could not tidy up");
         }
     }
 
-    async fn try_tidy(&self, identifier: &Identifier, waits: bool) -> Result<(), KeepError> {
+    async fn try_tidy(
+        &self,
+        identifier: &Identifier,
+        waiting: Option<BTreeSet<Oid>>,
+    ) -> Result<(), KeepError> {
         let now = self.parts.clock.now().unix;
         for (door, store) in [Door::Hosted, Door::Proposals].into_iter().zip(self.stores()) {
             if let Err(error) = self.damage.inspect((door, store), identifier, false).await {
@@ -59,11 +63,15 @@ impl Hands {
             guard.forget_old_tips(now).await?;
             self.forget_vanished(&mut guard).await?;
             guard.forget_retired(now).await?;
-            if !waits {
+            if waiting.is_none() {
                 guard.remove_if_deserted().await?;
             }
             if guard.compact().await? {
                 tracing::debug!(%identifier, "made few packs of many");
+            }
+            drop(guard);
+            if store.collect(identifier, &waiting.clone().unwrap_or_default(), now).await? {
+                tracing::debug!(%identifier, "removed objects that nothing refers to");
             }
         }
         Ok(())

@@ -63,6 +63,19 @@ impl Proofs {
         layout::sync(family.path())
     }
 
+    /// Forgets all tips but these; the caller holds the family's lock.
+    pub(in crate::git) fn retain(
+        family: &Family,
+        tips: &BTreeSet<Oid>,
+        scratch: &Path,
+    ) -> Result<(), GitError> {
+        let mut proofs = Self::load(family)?;
+        proofs.by_age.retain(|_, tip| tips.contains(tip));
+        layout::write_synced(scratch, proofs.encode().as_bytes())?;
+        layout::rename(scratch, &family.proofs())?;
+        layout::sync(family.path())
+    }
+
     fn parse(text: &str) -> Self {
         let by_age: BTreeMap<_, _> = text.lines().filter_map(parse_line).collect();
         let tips = by_age.values().copied().collect();

@@ -49,6 +49,18 @@ impl Snapshot {
         visible.map(|(name, target)| (name.clone(), target.oid)).collect()
     }
 
+    /// The tips that are retained, and since when.
+    pub(in crate::git) fn retained(&self) -> impl Iterator<Item = (Oid, u64)> {
+        let retained = self.refs.iter();
+        retained.filter_map(|(name, target)| Some((target.oid, retained_since(name)?)))
+    }
+
+    /// The same refs without the retained tips.
+    pub(in crate::git) fn without_retained(mut self) -> Self {
+        self.refs.retain(|name, _| retained_since(name).is_none());
+        self
+    }
+
     /// The refs that result if each changing ref is where it is believed to be.
     pub(in crate::git) fn after(
         &self,
@@ -61,7 +73,9 @@ impl Snapshot {
             if refs.get(name).map(|target| target.oid) != *old {
                 return Err(GitError::Moved(name.clone()));
             }
-            replaced.extend(old.filter(|old| Some(*old) != *new));
+            // A pull request is its author's to take back, and can be brought again.
+            let is_retained = name.is_branch_or_tag();
+            replaced.extend(old.filter(|old| is_retained && Some(*old) != *new));
             match new {
                 Some(oid) => {
                     let target = Target { oid: *oid, peeled: peeled.get(oid).copied() };

@@ -10,6 +10,7 @@ use grasp_core::{Identifier, Oid, RefName, RepoId};
 use nostr::key::PublicKey;
 use tokio::sync::OwnedMutexGuard;
 
+use super::collect::Mark;
 use super::quarantine::move_objects;
 use super::{Incoming, RepoStore};
 use crate::git::check::{Completeness, Objects, Proofs};
@@ -170,6 +171,9 @@ impl FamilyGuard {
             let behind = read::behind_tags(&view, &named_tips(&changes))?;
             let wish = Wish { changes: &changes, head: head.as_ref(), now };
             let next = snapshot.after(&wish, &behind)?;
+            if let Some(mark) = mark(&changes) {
+                mark.leave(&family)?;
+            }
             if next != snapshot {
                 let pending = Pending::of(family.journal(&owner), view);
                 pending.commit(&next, &store.scratch(), never_stops)?;
@@ -245,6 +249,16 @@ impl FamilyGuard {
 fn count_packs(dir: &Path) -> Result<usize, GitError> {
     let files = layout::list(dir)?;
     Ok(files.iter().filter(|file| layout::name(file).ends_with(".pack")).count())
+}
+
+/// Whether these changes may leave objects that no view shows.
+fn mark(changes: &[PushCommand]) -> Option<Mark> {
+    let takes = |change: &&PushCommand| change.old.is_some() && change.old != change.new;
+    let marks = changes.iter().filter(takes).map(|change| match change.name.event() {
+        Some(_) => Mark::Removed,
+        None => Mark::Moved,
+    });
+    marks.max()
 }
 
 /// The objects that these commands move refs to.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use grasp_core::nostr::types::Timestamp;
 use nostr::key::PublicKey;
 
+use super::collect::{Mark, forget_retired_tips};
 use super::{FamilyGuard, RepoStore};
 use crate::git::error::GitError;
 use crate::git::layout::{self, Family};
@@ -27,6 +28,7 @@ impl FamilyGuard {
                 return store.remove_if_deserted(&family);
             }
             let name = format!("{}.{}", owner.to_hex(), now.as_secs());
+            Mark::Removed.leave(&family)?;
             layout::create_dir(&family.retired())?;
             layout::rename(&view, &family.retired().join(name))?;
             [family.retired(), family.views(), family.path().to_owned()]
@@ -42,6 +44,7 @@ impl FamilyGuard {
     pub async fn destroy_view(&mut self, owner: &PublicKey) -> Result<(), GitError> {
         let (store, family, owner) = (self.store.clone(), self.family.clone(), *owner);
         self.blocking(move || {
+            forget_retired_tips(&family, &owner)?;
             store.remove_whole(&family.view(&owner))?;
             store.remove_retired_of(&family, &owner)?;
             store.remove_if_deserted(&family)
@@ -54,9 +57,7 @@ impl FamilyGuard {
         let family = self.family.clone();
         self.blocking(move || {
             let names = layout::list(&family.retired())?;
-            let owner = |path: &PathBuf| {
-                PublicKey::from_hex(layout::name(path).split('.').next().unwrap_or_default()).ok()
-            };
+            let owner = |path: &PathBuf| Some(parse(layout::name(path))?.0);
             Ok(names.iter().filter_map(owner).collect())
         })
         .await
@@ -66,6 +67,7 @@ impl FamilyGuard {
     pub async fn forget_retired_of(&mut self, owner: &PublicKey) -> Result<(), GitError> {
         let (store, family, owner) = (self.store.clone(), self.family.clone(), *owner);
         self.blocking(move || {
+            forget_retired_tips(&family, &owner)?;
             store.remove_retired_of(&family, &owner)?;
             store.remove_if_deserted(&family)
         })
@@ -98,7 +100,8 @@ impl FamilyGuard {
         self.blocking(move || {
             let oldest = now.as_secs().saturating_sub(RETENTION.as_secs());
             for path in layout::list(&family.retired())? {
-                if since(layout::name(&path)).is_some_and(|since| since < oldest) {
+                if parse(layout::name(&path)).is_some_and(|(_, since)| since < oldest) {
+                    Mark::Removed.leave(&family)?;
                     store.remove_whole(&path)?;
                 }
             }
@@ -136,6 +139,8 @@ fn retired(family: &Family, owner: &PublicKey) -> Result<Vec<PathBuf>, GitError>
     Ok(all)
 }
 
-fn since(name: &str) -> Option<u64> {
-    name.split_once('.')?.1.parse().ok()
+/// Whose view was retired, and when, by the name of its directory.
+pub(super) fn parse(name: &str) -> Option<(PublicKey, u64)> {
+    let (owner, since) = name.split_once('.')?;
+    Some((PublicKey::from_hex(owner).ok()?, since.parse().ok()?))
 }
