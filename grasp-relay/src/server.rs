@@ -8,6 +8,7 @@ mod guests;
 mod patience;
 mod root;
 mod shares;
+mod unfinished;
 
 use std::convert::Infallible;
 use std::io;
@@ -35,6 +36,7 @@ use self::guests::{Guest, Guests, TurnedAway};
 use self::patience::Patient;
 use self::root::Root;
 pub(crate) use self::shares::Shares;
+pub(crate) use self::unfinished::{UnfinishedMessage, UnfinishedMessages};
 use crate::clock::Clock;
 use crate::ingest::Ingest;
 use crate::nostr::connection::Shared;
@@ -137,6 +139,7 @@ impl Server {
             workshop: Workshop::new(&limits),
             filter_room: shared_pool(limits.total_subscription_bytes),
             reads: Reads::new(),
+            unfinished: UnfinishedMessages::new(),
             shares: Shares::new(limits.events_per_minute_per_ip),
             rules: Arc::new(Rules { limits: limits.clone(), service: config.service.clone() }),
         };
@@ -183,9 +186,10 @@ impl Server {
         };
         // Small answers must not wait for the acknowledgement of the one before.
         let _ = stream.set_nodelay(true);
-        let stream = Patient::new(stream, self.limits.write_timeout);
+        let message = UnfinishedMessage::default();
+        let stream = Patient::new(stream, self.limits.write_timeout, message.clone());
         let router = self.router.clone();
-        let place = Arc::new(Place { _guest: guest, _slot: slot });
+        let place = Arc::new(Place { _guest: guest, _slot: slot, message });
         let (peer, guests) = (Peer { address, place }, self.guests.clone());
         let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
             let network = guests.network(address.ip(), request.headers());
@@ -243,6 +247,7 @@ struct Peer {
 struct Place {
     _guest: Guest,
     _slot: Option<OwnedSemaphorePermit>,
+    message: UnfinishedMessage,
 }
 
 /// All routes; the mount is either empty or `/a/b`. The relay is at the mount alone.

@@ -31,7 +31,7 @@ use super::reads::{ConnectionReads, ReadFailure, Reads};
 use super::session::{Ending, Hangup, Input, Output, Reconciled, Rules, Session, Token};
 use crate::clock::Clock;
 use crate::ingest::Ingest;
-use crate::server::{Shares, Stage};
+use crate::server::{Shares, Stage, UnfinishedMessage, UnfinishedMessages};
 use crate::store::{EventStore, StoreError, StoredEvent};
 
 /// Live events written before the socket is flushed.
@@ -48,6 +48,7 @@ pub(crate) struct Shared {
     /// Bytes of filter text that may still be held for all connections together.
     pub(crate) filter_room: SharedPool,
     pub(crate) reads: Reads,
+    pub(crate) unfinished: UnfinishedMessages,
     /// What each address may still send.
     pub(crate) shares: Shares,
 }
@@ -56,12 +57,13 @@ pub(crate) struct Shared {
 pub(crate) async fn run(
     socket: WebSocket,
     shared: Arc<Shared>,
-    network: ClientNetwork,
+    (network, message): (ClientNetwork, UnfinishedMessage),
     stage: watch::Receiver<Stage>,
     challenge: String,
 ) {
     let _counted = shared.hub.socket();
-    let mut connection = Connection::new(socket, shared, network, stage, challenge);
+    message.begin(&shared.unfinished, network);
+    let mut connection = Connection::new(socket, shared, (network, message), stage, challenge);
     let stop = match connection.serve().await {
         Ok(never) => match never {},
         Err(stop) => stop,
@@ -72,6 +74,8 @@ pub(crate) async fn run(
 struct Connection {
     shared: Arc<Shared>,
     network: ClientNetwork,
+    /// What has come of the next message.
+    message: UnfinishedMessage,
     reads: ConnectionReads,
     session: Session,
     writer: Writer,
@@ -143,7 +147,7 @@ impl Connection {
     fn new(
         socket: WebSocket,
         shared: Arc<Shared>,
-        network: ClientNetwork,
+        (network, message): (ClientNetwork, UnfinishedMessage),
         stage: watch::Receiver<Stage>,
         challenge: String,
     ) -> Self {
@@ -167,6 +171,7 @@ impl Connection {
             reads: shared.reads.of_connection(network),
             shared,
             network,
+            message,
         }
     }
 
@@ -212,6 +217,12 @@ impl Connection {
         now: Now,
         frame: Option<Result<Message, axum::Error>>,
     ) -> Result<(), Stop> {
+        match &frame {
+            Some(Ok(Message::Ping(payload) | Message::Pong(payload))) => {
+                self.message.leave_out(payload.len());
+            }
+            _ => self.message.finished(),
+        }
         match frame {
             Some(Ok(Message::Text(text))) => self.tell(now, Input::Text(&text)).await,
             Some(Ok(Message::Binary(_))) => self.tell(now, Input::Binary).await,
@@ -222,6 +233,8 @@ impl Connection {
                 Fault::TooBig => Stop::Hangup(Hangup::TOO_BIG),
                 Fault::NotUtf8 => Stop::Hangup(Hangup::NOT_UTF8),
                 Fault::Protocol => Stop::Hangup(Hangup::PROTOCOL),
+                Fault::NoRoom => Stop::Hangup(Hangup::NO_ROOM),
+                Fault::TooSlow => Stop::Hangup(Hangup::TOO_SLOW),
                 Fault::Gone => Stop::Gone,
             }),
         }

@@ -103,6 +103,10 @@ impl Hangup {
     pub(crate) const TOO_BIG: Self = Self { code: 1009, reason: "invalid: message too big" };
     pub(crate) const PROTOCOL: Self =
         Self { code: 1002, reason: "invalid: broken websocket frame" };
+    pub(crate) const NO_ROOM: Self =
+        Self { code: 1013, reason: "rate-limited: too many unfinished messages of this network" };
+    pub(crate) const TOO_SLOW: Self =
+        Self { code: 1008, reason: "closed: a message took too long" };
     const IDLE: Self = Self { code: 1001, reason: "closed: idle for too long" };
     const TOO_MANY_MESSAGES: Self = Self { code: 1008, reason: "rate-limited: too many messages" };
     const TOO_MANY_AUTHS: Self = Self { code: 1008, reason: "rate-limited: too many failed AUTHs" };

@@ -9,6 +9,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep};
 
+use super::UnfinishedMessage;
+
 /// A socket whose writes may be stuck for a while and no longer.
 ///
 /// Whoever clones and stops reading would otherwise keep a git process, and a place among the connections, for ever.
@@ -17,11 +19,13 @@ pub(super) struct Patient {
     patience: Duration,
     stuck: Pin<Box<Sleep>>,
     is_stuck: bool,
+    /// Counts what comes in as part of a websocket message.
+    message: UnfinishedMessage,
 }
 
 impl Patient {
-    pub(super) fn new(stream: TcpStream, patience: Duration) -> Self {
-        Self { stream, patience, stuck: Box::pin(sleep(patience)), is_stuck: false }
+    pub(super) fn new(stream: TcpStream, patience: Duration, message: UnfinishedMessage) -> Self {
+        Self { stream, patience, stuck: Box::pin(sleep(patience)), is_stuck: false, message }
     }
 
     /// Passes on what a write came to, unless nothing has come of it for too long.
@@ -50,7 +54,9 @@ impl AsyncRead for Patient {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buffer)
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
+        Poll::Ready(self.message.received(buffer.filled().len() - before))
     }
 }
 

@@ -86,7 +86,7 @@ impl Root {
             self.guests.admit_forwarded(peer.address.ip(), headers).ok_or(Refusal::TooManyOfYou)?;
         let seat = self.seats.clone().try_acquire_owned().map_err(|_| Refusal::Full)?;
         Ok(Seat {
-            _place: peer.place.clone(),
+            place: peer.place.clone(),
             _guest: guest,
             _seat: seat,
             _alive: self.alive.clone(),
@@ -96,7 +96,7 @@ impl Root {
 
 /// What one websocket holds as long as it lives.
 struct Seat {
-    _place: Arc<Place>,
+    place: Arc<Place>,
     _guest: Guest,
     _seat: OwnedSemaphorePermit,
     _alive: mpsc::Sender<Infallible>,
@@ -170,8 +170,11 @@ fn open(
         .read_buffer_size(SOCKET_BUFFER)
         .write_buffer_size(SOCKET_BUFFER)
         .on_upgrade(move |socket| async move {
-            let _seat = seat;
-            connection::run(socket, shared, network, stage, challenge).await;
+            // All of it is held until the connection ends.
+            let seat = seat;
+            let message = seat.place.message.clone();
+            connection::run(socket, shared, (network, message), stage, challenge).await;
+            drop(seat);
         })
 }
 

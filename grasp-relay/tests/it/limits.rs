@@ -181,3 +181,36 @@ async fn a_client_that_vanishes_is_forgotten() {
     in_time(async { while relay.hub.census().await.listeners > 0 {} }).await;
     assert_eq!(relay.hub.census().await.subscriptions, 0);
 }
+
+/// Begins a message of 4 MiB, and leaves it one byte short.
+async fn unfinished(client: crate::support::Client) -> tokio::net::TcpStream {
+    use tokio::io::AsyncWriteExt as _;
+    const LENGTH: usize = 4 * 1024 * 1024;
+    let mut stream = client.into_inner().into_inner();
+    let mut frame = vec![0x81, 0xff];
+    frame.extend((LENGTH as u64).to_be_bytes());
+    frame.resize(frame.len() + 4 + LENGTH - 1, 0);
+    // Whoever is not read to the end is told by the other side's end.
+    let _ = in_time(stream.write_all(&frame)).await;
+    stream
+}
+
+#[tokio::test]
+async fn unfinished_messages_of_one_address_take_only_so_much() {
+    use tokio::io::AsyncReadExt as _;
+    let relay = Relay::start().await;
+    let mut waiting = Vec::new();
+    for _ in 0..8 {
+        waiting.push(unfinished(relay.client().await).await);
+    }
+    let mut refused = unfinished(relay.client().await).await;
+    let mut said = Vec::new();
+    let _ = in_time(refused.read_to_end(&mut said)).await;
+    assert!(waiting[0].try_read(&mut [0; 100]).is_err(), "nothing was said to the others");
+    // Whatever is short is still understood, and what the others held comes back.
+    relay.client().await.req("s", r#"{"kinds":[1]}"#).await;
+    drop(waiting);
+    let mut client = relay.client().await;
+    let long = format!(r#"["REQ","s",{{"kinds":[1]}},"{}"]"#, " ".repeat(4 * 1024 * 1024));
+    assert_eq!(client.ask(long).await[0], "CLOSED");
+}

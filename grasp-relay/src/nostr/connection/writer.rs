@@ -1,5 +1,6 @@
 //! The socket: what goes out, with a bound on how long it may take, and what comes in.
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use axum::extract::ws::{CloseFrame, Message, WebSocket};
@@ -27,6 +28,10 @@ pub(super) enum Fault {
     TooBig,
     NotUtf8,
     Protocol,
+    /// There is no room for a message as long as this one.
+    NoRoom,
+    /// The message took too long.
+    TooSlow,
     Gone,
 }
 
@@ -36,6 +41,8 @@ impl Fault {
             Some(WireError::Capacity(_)) => Self::TooBig,
             Some(WireError::Utf8(_)) => Self::NotUtf8,
             Some(WireError::Protocol(_)) => Self::Protocol,
+            Some(WireError::Io(error)) if error.kind() == ErrorKind::QuotaExceeded => Self::NoRoom,
+            Some(WireError::Io(error)) if error.kind() == ErrorKind::TimedOut => Self::TooSlow,
             _ => Self::Gone,
         }
     }
