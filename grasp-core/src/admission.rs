@@ -22,7 +22,7 @@ pub use fan_out::{FanOut, FanOutLimits, Share};
 pub use policy::{Archive, Bans, Policy};
 pub use verdict::{Acceptance, Hold, Known, Lasting, Rejection, Verdict};
 
-use nostr::event::{Event, Kind};
+use nostr::event::{Event, Kind, Tag};
 use nostr::types::Timestamp;
 
 use crate::kinds;
@@ -75,6 +75,8 @@ fn before_dispatch(
         Some(Rejection::Protected)
     } else if embeds_protected(event) {
         Some(Rejection::ProtectedRepost)
+    } else if has_too_many_tags(event) {
+        Some(Rejection::Malformed(format!("it has more than {MAX_TAGS} tags")))
     } else {
         None
     };
@@ -83,6 +85,14 @@ fn before_dispatch(
         (None, Some(standing)) => Some(Verdict::Known(standing.into())),
         (None, None) => None,
     }
+}
+
+/// Tags of one event, each of which may be a row of an index. The refs of a state are not indexed, and not counted.
+pub const MAX_TAGS: usize = 2_000;
+
+fn has_too_many_tags(event: &Event) -> bool {
+    let is_counted = |tag: &&Tag| event.kind != kinds::STATE || tag.single_letter_tag().is_some();
+    event.tags.iter().filter(is_counted).count() > MAX_TAGS
 }
 
 /// Whether a repost carries an event that only its author may publish (NIP-70): it would get round the rule.

@@ -67,6 +67,9 @@ pub const TAKING_PART: [Kind; 13] = [
 /// What somebody says about themselves: kept of known people only.
 pub const ABOUT_THEIR_AUTHOR: [Kind; 2] = [Kind::Metadata, Kind::RelayList];
 
+/// What is kept whoever signs it and whatever it names.
+pub const ALWAYS_WELCOME: [Kind; 3] = [DELETION, VANISH, GRASP_LIST];
+
 /// A piece of software (NIP-82), which names the repository that it is made from.
 pub const SOFTWARE: Kind = Kind::from_u16(32_267);
 /// A release of one (NIP-82), which names nothing but the software.

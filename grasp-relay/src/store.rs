@@ -159,6 +159,18 @@ pub async fn announcements(
     Ok(announcements)
 }
 
+/// Returns about how many rows of an index storing an event is worth.
+pub(crate) fn rows(event: &Event) -> usize {
+    /// Rows of an event without tags.
+    const OWN: usize = 4;
+    /// Bytes of text that take as long to write as a row.
+    const BYTES_PER_ROW: usize = 256;
+    let values = event.tags.iter().flat_map(|tag| tag.as_slice());
+    let bytes = event.content.len() + values.map(String::len).sum::<usize>();
+    let indexed = event.tags.iter().filter(|tag| tag.single_letter_tag().is_some());
+    OWN + indexed.count() + bytes / BYTES_PER_ROW
+}
+
 /// Returns the filter for the event at a coordinate. It also matches one that carries the identifier in a second `d` tag.
 fn at(coordinate: Coordinate) -> Filter {
     let filter = Filter::new().kind(coordinate.kind).author(coordinate.public_key);

@@ -41,9 +41,5 @@ fn welcome(policy: &Policy, event: &Event, facts: &Facts, verdict: Verdict) -> V
 /// Requests to delete are honoured whether or not their target is here; server lists and the operator's own words
 /// need no reason.
 fn is_always_welcome(policy: &Policy, event: &Event) -> bool {
-    let kind = event.kind;
-    kind == kinds::DELETION
-        || kind == kinds::VANISH
-        || kind == kinds::GRASP_LIST
-        || policy.is_operators(event)
+    kinds::ALWAYS_WELCOME.contains(&event.kind) || policy.is_operators(event)
 }

@@ -438,3 +438,27 @@ fn announcements_of_one_name_take_only_so_many_bytes() {
     let verdict = say(&policy(), long(64 * 1024), ALICE, &with(0));
     assert!(matches!(verdict, Verdict::Reject(Rejection::Malformed(_))));
 }
+
+#[test]
+fn an_event_has_only_so_many_tags_but_a_state_as_many_refs_as_it_likes() {
+    let related = Facts { related: true, ..Facts::default() };
+    let tagged = |kind: u16, name: &str, count: usize| {
+        let tags: Vec<[String; 2]> = (0..count).map(|n| [name.to_owned(), n.to_string()]).collect();
+        let tags: Vec<Vec<&str>> =
+            tags.iter().map(|tag| tag.iter().map(String::as_str).collect()).collect();
+        let tags: Vec<&[&str]> = tags.iter().map(Vec::as_slice).collect();
+        say(&policy(), Unsigned::kind(kind).tags(&tags), ALICE, &related)
+    };
+    let is_malformed =
+        |verdict: &Verdict| matches!(verdict, Verdict::Reject(Rejection::Malformed(_)));
+    assert_eq!(tagged(1, "t", 2_000), Verdict::Accept(Acceptance::Related));
+    for (kind, name) in [(1, "t"), (1, "name"), (5, "e"), (30618, "t")] {
+        assert!(is_malformed(&tagged(kind, name, 2_001)), "{kind} {name}");
+    }
+    let refs: Vec<String> = (0..10_000).map(|n| format!("refs/heads/{n}")).collect();
+    let refs: Vec<[&str; 2]> = refs.iter().map(|name| [name.as_str(), OID]).collect();
+    let refs: Vec<&[&str]> = refs.iter().map(|tag| &tag[..]).collect();
+    let facts = knowing(vec![known(listing(ALICE), ALICE, Standing::Stored)]);
+    let verdict = say(&policy(), state().tags(&refs), ALICE, &facts);
+    assert_eq!(verdict, Verdict::Hold(Hold::State(vec![repo(ALICE)])));
+}

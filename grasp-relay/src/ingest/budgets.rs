@@ -9,6 +9,8 @@ use grasp_core::resources::{Bounds, Meter, Shortage};
 use grasp_purgatory::resources::{Holding, SharedPool};
 use nostr::event::Event;
 
+use crate::store::rows;
+
 /// Keys that all clients together may have looked up within a minute: some seconds of one processor. One address gets
 /// a quarter of what others leave, which is enough for a hundred thousand events that name a few others each.
 const LOOKUPS_PER_MINUTE: u64 = 10_000_000;
@@ -25,12 +27,20 @@ const ROUNDS_AT_ONCE: u64 = 32;
 /// How long a round waits for its turn.
 const TURN_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Rows that are written within a day for authors who are not known here, of kinds that are kept of everybody: some
+/// hundred megabytes. One address gets a quarter of what others leave.
+const UNASKED_ROWS_PER_DAY: u64 = 1_000_000;
+
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// Accounts for the work that clients' events cause, accepted or refused.
 #[derive(Debug)]
 pub struct Budgets {
     lookups: Mutex<Meter>,
+    /// Rows of events that are kept whoever signs them.
+    unasked: Mutex<Meter>,
     turns: SharedPool,
 }
 
@@ -38,7 +48,12 @@ impl Default for Budgets {
     fn default() -> Self {
         let lookups = Bounds { reserve: 0, ..Bounds::of(LOOKUPS_PER_MINUTE) };
         let turns = Bounds { reserve: 0, ..Bounds::of(ROUNDS_AT_ONCE) };
-        Self { lookups: Mutex::new(Meter::new(lookups, MINUTE)), turns: SharedPool::new(turns) }
+        let unasked = Bounds { reserve: 0, ..Bounds::of(UNASKED_ROWS_PER_DAY) };
+        Self {
+            lookups: Mutex::new(Meter::new(lookups, MINUTE)),
+            unasked: Mutex::new(Meter::new(unasked, DAY)),
+            turns: SharedPool::new(turns),
+        }
     }
 }
 
@@ -52,6 +67,12 @@ impl Budgets {
         let named = Needs::of(event).references;
         let keys = LOOKUPS_PER_EVENT + named.ids.len() + named.coordinates.len();
         lock(&self.lookups).spend(now, &origin.claimant(), keys as u64).is_ok()
+    }
+
+    /// Pays for keeping an event of an author who is not known here, of a kind that is kept of everybody.
+    #[must_use]
+    pub(super) fn pay_unasked(&self, now: Mono, event: &Event, origin: &Origin) -> bool {
+        lock(&self.unasked).spend(now, &origin.claimant(), rows(event) as u64).is_ok()
     }
 
     /// Waits until a round of a client's events may be looked up. What we asked other relays for need not wait.
@@ -94,6 +115,17 @@ mod tests {
             .tags((0..ids).map(tag))
             .finalize(&Keys::generate())
             .unwrap()
+    }
+
+    #[test]
+    fn requests_of_unknown_authors_are_bounded_by_network() {
+        let (budgets, now) = (Budgets::default(), Mono::from_secs(100));
+        let (eve, alice) = (from("198.51.100.1"), from("192.0.2.1"));
+        let long = naming(2_000);
+        let paid = (0..1_000).take_while(|_| budgets.pay_unasked(now, &long, &eve)).count();
+        assert!((90..=125).contains(&paid), "{paid}");
+        assert!((0..1_000).all(|_| budgets.pay_unasked(now, &naming(1), &alice)));
+        assert!(budgets.pay_unasked(now + 2 * DAY, &long, &eve), "it comes back");
     }
 
     #[test]

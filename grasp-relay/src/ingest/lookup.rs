@@ -99,7 +99,8 @@ fn questions(event: &Event, present: &Present) -> [Vec<Filter>; QUESTIONS] {
         naming.extend(coordinate(event).into_iter().flat_map(naming_by_coordinate));
     }
     let mut author = Vec::new();
-    if kinds::ABOUT_THEIR_AUTHOR.contains(&event.kind) {
+    let is_asked = [&kinds::ABOUT_THEIR_AUTHOR[..], &kinds::ALWAYS_WELCOME].concat();
+    if is_asked.contains(&event.kind) {
         author.push(Filter::new().author(event.pubkey).kinds(kinds::TAKING_PART));
     }
     [naming, author]

@@ -5,10 +5,12 @@ use std::error::Error;
 use std::sync::{Arc, PoisonError};
 
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
-use grasp_core::admission::{Acceptance, Hold, Known, Needs, Origin, Rejection, Verdict, judge};
+use grasp_core::admission::{
+    Acceptance, Facts, Hold, Known, Needs, Origin, Rejection, Verdict, judge,
+};
 use grasp_core::deletion::coordinate;
 use grasp_core::nip34::Announcement;
-use grasp_core::{Identifier, Verified, Version};
+use grasp_core::{Identifier, Verified, Version, kinds};
 use nostr::event::Event;
 use nostr::types::Timestamp;
 
@@ -79,7 +81,7 @@ impl Pipeline {
         self.budgets.charge_reading(self.clock.now().mono, read, origin);
         let judged = round.iter().zip(&facts).map(|(pending, facts)| {
             let verdict = judge(&self.policy, now, origin, pending.event.as_ref(), facts);
-            (pending, self.unless_crowded(&pending.event, verdict))
+            (pending, self.unless_crowded(&pending.event, facts, origin, verdict))
         });
         // None of a round changes what another is judged by, so they may be handed over side by side.
         let kept = judged.map(|(pending, verdict)| async move {
@@ -99,10 +101,24 @@ impl Pipeline {
     }
 
     /// What belongs to something accepted may come in only so great a number.
-    fn unless_crowded(&self, event: &Event, verdict: Verdict) -> Verdict {
+    fn unless_crowded(
+        &self,
+        event: &Event,
+        facts: &Facts,
+        origin: &Origin,
+        verdict: Verdict,
+    ) -> Verdict {
+        let now = self.clock.now().mono;
+        let is_unasked = kinds::ALWAYS_WELCOME.contains(&event.kind)
+            && verdict == Verdict::Accept(Acceptance::Related)
+            && !facts.author_known
+            && self.policy.operator != Some(event.pubkey);
+        if is_unasked && !self.budgets.pay_unasked(now, event, origin) {
+            return Verdict::Reject(Rejection::Crowded);
+        }
         let admits = || {
             let mut fan_out = self.fan_out.lock().unwrap_or_else(PoisonError::into_inner);
-            fan_out.admit(self.clock.now().mono, event)
+            fan_out.admit(now, event)
         };
         if verdict.counts_for_fan_out() && !admits() {
             return Verdict::Reject(Rejection::Crowded);

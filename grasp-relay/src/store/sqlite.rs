@@ -54,10 +54,13 @@ use self::scan::Found;
 use self::search::{Search, Turn};
 use self::writer::Writer;
 use super::rules::Rules;
-use super::{Commit, EventStore, Inventory, Present, Refusal, StoreError, StoredEvent};
+use super::{Commit, EventStore, Inventory, Present, Refusal, StoreError, StoredEvent, rows};
 
 /// Events removed in one transaction, so that saves waiting behind it are not kept for long.
 const REMOVAL: usize = 500;
+
+/// Rows written by one task, unless a single event has more, so that others need not wait for long.
+const ROWS_PER_TASK: usize = 20_000;
 
 /// Keys that one turn of a reader looks up.
 const KEYS_PER_TURN: usize = 4_000;
@@ -178,8 +181,22 @@ impl EventStore for SqliteStore {
         events: Vec<Arc<Event>>,
         now: Timestamp,
     ) -> BoxFuture<'_, Result<Commit, StoreError>> {
-        let weight = events.len();
-        self.shared.write(weight, move |ledger| ledger.save(&events, now))
+        Box::pin(async move {
+            let mut commit = Commit::default();
+            let mut events = events.into_iter().peekable();
+            while events.peek().is_some() {
+                let (mut some, mut weight) = (Vec::new(), 0);
+                while let Some(event) = events.next_if(|event| fits(weight, rows(event))) {
+                    weight += rows(&event);
+                    some.push(event);
+                }
+                let save = move |ledger: &Ledger<'_>| ledger.save(&some, now);
+                let Commit { saved, affected } = self.shared.write(weight, save).await?;
+                commit.saved.extend(saved);
+                commit.affected.extend(affected);
+            }
+            Ok(commit)
+        })
     }
 
     fn refusal(
@@ -431,6 +448,11 @@ impl Shared {
             false => Ok(()),
         }
     }
+}
+
+/// Whether more rows fit into a task of these.
+const fn fits(weight: usize, rows: usize) -> bool {
+    weight == 0 || weight + rows <= ROWS_PER_TASK
 }
 
 /// Opens a connection the way all of ours are.

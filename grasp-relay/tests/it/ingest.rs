@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use futures_util::future::BoxFuture;
 use grasp_core::Now;
 use grasp_core::admission::{Hold, Known, Policy, Rejection};
+use grasp_core::resources::ClientNetwork;
 use grasp_core::service::npub;
 use grasp_relay::Clock;
 use grasp_relay::ingest::{GitFacts, GitSide, Ingest, Kept, Origin, Pipeline, RelayOnly, Verdict};
@@ -259,4 +260,29 @@ async fn foreign_deletions_are_refused_whole() {
     let deletion = sign(&eve, 5, &[&["e", &announcement.id.to_hex()]]);
     assert_eq!(server.take(&[&deletion]).await, [Verdict::Reject(Rejection::ForeignDeletion)]);
     assert!(server.is_served(&announcement).await && !server.is_served(&deletion).await);
+}
+
+#[tokio::test]
+async fn requests_of_unknown_authors_are_bounded_and_those_of_known_ones_are_not() {
+    let server = Server::with(Arc::new(RelayOnly)).await;
+    let alice = Keys::generate();
+    assert!(server.take(&[&announcement(&alice)]).await[0].answer().accepted);
+    let network = Some(ClientNetwork::of("198.51.100.1".parse().unwrap()));
+    let origin = || Origin::Client { authenticated: Vec::new(), network };
+    let request = |keys: &Keys, n: u64| {
+        let tag = |m: u64| Tag::parse(["e", &format!("{:064x}", n << 32 | m)]).unwrap();
+        let request = EventBuilder::new(Kind::EventDeletion, "").tags((0..1_900).map(tag));
+        request.custom_created_at(Timestamp::from_secs(NOW)).finalize(keys).unwrap()
+    };
+    let mut refused = None;
+    for n in 0..200 {
+        let verdicts = server.pipeline.ingest(vec![request(&Keys::generate(), n)], origin()).await;
+        refused = verdicts.into_iter().find(|verdict| !verdict.answer().accepted);
+        if refused.is_some() {
+            break;
+        }
+    }
+    assert_eq!(refused, Some(Verdict::Reject(Rejection::Crowded)));
+    let own = request(&alice, 1_000);
+    assert!(server.pipeline.ingest(vec![own], origin()).await[0].answer().accepted);
 }

@@ -129,6 +129,27 @@ fn a_question_for_one_event_does_not_wait_for_longer_ones() {
 }
 
 #[test]
+fn an_event_does_not_wait_for_others_with_many_tags() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir.path().join("events.db"));
+    let tagged = |n: u64| {
+        let note = ALICE.writes(1).id(1_000 + n);
+        (0..2_000).fold(note, |note, tag| note.tag("t", format!("{n} {tag}"))).done()
+    };
+    block_on(async {
+        let long: Vec<_> = (0..40).map(tagged).collect();
+        let (much, little) = (store.save(long, time(NOW)), store.save(notes(1), time(NOW)));
+        tokio::pin!(much, little);
+        tokio::select! {
+            biased;
+            _ = &mut much => panic!("all of them went before"),
+            saved = &mut little => assert_eq!(saved.unwrap(), [Saved::Stored]),
+        }
+        assert_eq!(much.await.unwrap(), vec![Saved::Stored; 40]);
+    });
+}
+
+#[test]
 fn many_values_over_several_turns_give_each_event_once_in_order() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(&dir.path().join("events.db"));

@@ -19,8 +19,8 @@ use crate::store::rules::Rules;
 /// How many calls may wait before callers have to wait for a place to wait.
 const QUEUE: usize = 1_024;
 
-/// How many events are gathered for one transaction before it is closed to latecomers.
-const GROUP: usize = 5_000;
+/// How many rows are gathered for one transaction before it is closed to latecomers: some 5,000 usual events.
+const GROUP_ROWS: usize = 50_000;
 
 /// How long a group waits for others, at most.
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
@@ -37,7 +37,7 @@ enum Order {
 
 /// Something to be done within a transaction.
 trait Task: Send {
-    /// How many events it is about.
+    /// How many rows it writes, about.
     fn weight(&self) -> usize;
     fn perform(&mut self, ledger: &Ledger<'_>) -> rusqlite::Result<()>;
     /// Tells the one who waits how the transaction ended.
@@ -146,7 +146,7 @@ struct Group {
 impl Group {
     /// Takes in whoever is waiting, as long as there is room.
     fn gather(&mut self, orders: &mut mpsc::Receiver<Order>) {
-        while self.weight < GROUP {
+        while self.weight < GROUP_ROWS {
             let Ok(order) = orders.try_recv() else {
                 return;
             };
