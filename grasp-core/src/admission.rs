@@ -18,7 +18,7 @@ mod verdict;
 
 pub use answer::Answer;
 pub use facts::{Facts, KnownAnnouncement, Needs, Origin, Standing, SyncPath};
-pub use fan_out::{FanOut, FanOutLimits, Share};
+pub use fan_out::{Crowding, FanOut, FanOutLimits, Share};
 pub use policy::{Archive, Bans, Policy};
 pub use verdict::{Acceptance, Hold, Known, Lasting, Rejection, Verdict};
 

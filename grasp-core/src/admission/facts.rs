@@ -106,7 +106,9 @@ pub struct Facts {
     pub announcements: Vec<KnownAnnouncement>,
     /// Bytes of the stored ones among them.
     pub announcement_bytes: usize,
-    /// Whether it names, or is named by, something stored (first values of `a`, `A`, `e`, `E`, `q`).
+    /// Those of the events it names that are stored (first values of `a`, `A`, `e`, `E`, `q`).
+    pub named: References,
+    /// Whether it names, or is named by, something stored.
     pub related: bool,
     /// Whether its author takes part in accepted repositories or threads.
     pub author_known: bool,

@@ -1,8 +1,9 @@
 //! How much may hang on one root, and come from one author, within a day.
 //!
 //! Whatever names something accepted is accepted, and may be named in turn: without a bound, one note lets in any
-//! chain from anybody. So every related event is charged to its author and to the roots it hangs on; what was
-//! accepted lately hands its root on to what names it.
+//! chain from anybody. So every related event is charged to its author and to the roots that it is accepted for; what
+//! was accepted lately hands its root on to what names it. Confirmed maintainers are charged for themselves alone:
+//! strangers who fill a thread do not lock them out of it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -63,7 +64,7 @@ const MOST_ACCOUNTS: usize = 1 << 16;
 /// Events whose root is remembered.
 const MOST_THREADS: usize = 1 << 16;
 
-/// Roots of one event that are charged; nobody needs more, and naming many is no way around.
+/// Roots of one event that are charged, of those that are here.
 const MOST_ROOTS: usize = 8;
 
 /// What a thread begins with, as a number: nothing is looked up by it, and a coordinate may be long.
@@ -81,20 +82,31 @@ impl Root {
     }
 }
 
+/// The account that has no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Crowding {
+    /// The author has brought too much.
+    Author,
+    /// Too much hangs on what the event names. A confirmed maintainer may [go on](FanOut::admit_maintainer).
+    Root,
+}
+
 /// The accounts of authors and roots.
 ///
 /// ```
 /// use grasp_core::admission::{FanOut, FanOutLimits, Share};
 /// use grasp_core::Mono;
+/// use grasp_core::nip34::References;
 /// use nostr::event::{EventBuilder, FinalizeEvent, Kind};
 /// use nostr::key::Keys;
 ///
 /// let limits = FanOutLimits { author: Share { count: 1, bytes: 1_000 }, ..FanOutLimits::default() };
 /// let (mut fan_out, alice) = (FanOut::new(limits), Keys::generate());
 /// let note = |text| EventBuilder::new(Kind::TextNote, text).finalize(&alice).unwrap();
-/// assert!(fan_out.admit(Mono::ZERO, &note("one")));
-/// assert!(!fan_out.admit(Mono::ZERO, &note("two")));
-/// assert!(fan_out.admit(Mono::ZERO + limits.window, &note("three")));
+/// let named = References::default();
+/// assert!(fan_out.admit(Mono::ZERO, &note("one"), &named).is_ok());
+/// assert!(fan_out.admit(Mono::ZERO, &note("two"), &named).is_err());
+/// assert!(fan_out.admit(Mono::ZERO + limits.window, &note("three"), &named).is_ok());
 /// ```
 #[derive(Debug, Default)]
 pub struct FanOut {
@@ -113,38 +125,59 @@ impl FanOut {
         Self { limits, ..Self::default() }
     }
 
-    /// Charges a related event to its author and its roots, if all of them have room for it.
-    #[must_use]
-    pub fn admit(&mut self, now: Mono, event: &Event) -> bool {
+    /// Charges a related event to its author, and to those of the events it names that are here, if all of them have
+    /// room for it.
+    pub fn admit(&mut self, now: Mono, event: &Event, named: &References) -> Result<(), Crowding> {
+        let roots = self.roots_of(event, named);
+        self.charge(now, event, &roots)?;
+        self.hand_on(event.id, roots.first().copied());
+        Ok(())
+    }
+
+    /// Charges an event of a confirmed maintainer of what it belongs to, to its author alone.
+    pub fn admit_maintainer(
+        &mut self,
+        now: Mono,
+        event: &Event,
+        named: &References,
+    ) -> Result<(), Crowding> {
+        self.charge(now, event, &[])?;
+        // What others write below it hangs on what it hangs on.
+        self.hand_on(event.id, self.roots_of(event, named).first().copied());
+        Ok(())
+    }
+
+    fn charge(&mut self, now: Mono, event: &Event, roots: &[Root]) -> Result<(), Crowding> {
         if now - self.began >= self.limits.window {
             self.began = now;
             self.authors.clear();
             self.roots.clear();
         }
-        let (bytes, roots) = (size(event), self.roots_of(event));
+        let bytes = size(event);
         let author = self.authors.get(&event.pubkey).copied().unwrap_or_default().plus(bytes);
         let charged: Vec<_> = roots
             .iter()
             .map(|root| (*root, self.roots.get(root).copied().unwrap_or_default().plus(bytes)))
             .collect();
-        let fits = author.is_within(self.limits.author)
-            && charged.iter().all(|(_, share)| share.is_within(self.limits.root));
-        if fits {
-            self.authors.insert(event.pubkey, author);
-            self.roots.extend(charged);
-            self.hand_on(event.id, roots.first().copied());
-            shrink(&mut self.authors);
-            shrink(&mut self.roots);
+        if !author.is_within(self.limits.author) {
+            return Err(Crowding::Author);
         }
-        fits
+        if !charged.iter().all(|(_, share)| share.is_within(self.limits.root)) {
+            return Err(Crowding::Root);
+        }
+        self.authors.insert(event.pubkey, author);
+        self.roots.extend(charged);
+        shrink(&mut self.authors);
+        shrink(&mut self.roots);
+        Ok(())
     }
 
     /// Coordinates first: a repository is the root of whatever belongs to it.
-    fn roots_of(&self, event: &Event) -> Vec<Root> {
+    fn roots_of(&self, event: &Event, named: &References) -> Vec<Root> {
         if needs_no_root(event.kind) {
             return Vec::new();
         }
-        let References { ids, coordinates } = References::of(event);
+        let References { ids, coordinates } = named;
         let of_event = |id: &EventId| self.threads.get(id).copied().unwrap_or(Root::of(id));
         let mut roots = Vec::new();
         let named = coordinates.iter().map(Root::of).chain(ids.iter().map(of_event));
@@ -210,16 +243,54 @@ mod tests {
     }
 
     fn admitted(fan_out: &mut FanOut, events: impl IntoIterator<Item = Event>) -> usize {
-        events.into_iter().filter(|event| fan_out.admit(Mono::ZERO, event)).count()
+        events.into_iter().filter(|event| admits(fan_out, Mono::ZERO, event)).count()
+    }
+
+    /// Admits an event that names nothing but what is here.
+    fn admits(fan_out: &mut FanOut, now: Mono, event: &Event) -> bool {
+        fan_out.admit(now, event, &References::of(event)).is_ok()
+    }
+
+    #[test]
+    fn what_is_not_here_is_not_charged_in_place_of_what_is() {
+        let mut fan_out = FanOut::new(limits(100, 5));
+        let here = References::of(&note(0, 0, &[&["a", REPO]]));
+        // Eight names that come first and do not exist.
+        let made_up: Vec<String> = (0..8)
+            .map(|n| REPO.replace("30617:01", &format!("30617:00")) + &n.to_string())
+            .collect();
+        let names: Vec<[&str; 2]> = made_up.iter().map(|name| ["a", name.as_str()]).collect();
+        let mut tags: Vec<&[&str]> = names.iter().map(|tag| &tag[..]).collect();
+        tags.push(&["a", REPO]);
+        let event = |n: u8| note(n, n, &tags);
+        let admitted = (0..9).filter(|n| fan_out.admit(Mono::ZERO, &event(*n), &here).is_ok());
+        assert_eq!(admitted.count(), 5);
+    }
+
+    #[test]
+    fn a_full_root_has_room_for_its_maintainers_and_nobody_else() {
+        let mut fan_out = FanOut::new(limits(3, 2));
+        let event = |n: u8, by: u8| note(n, by, &[&["a", REPO]]);
+        assert_eq!(admitted(&mut fan_out, (0..9).map(|n| event(n, n + 10))), 2);
+        let named = References::of(&event(50, 1));
+        assert_eq!(fan_out.admit(Mono::ZERO, &event(50, 1), &named), Err(Crowding::Root));
+        let mut own = |n: u8| fan_out.admit_maintainer(Mono::ZERO, &event(n, 1), &named);
+        assert_eq!(
+            (60..64).map(own).collect::<Vec<_>>(),
+            [Ok(()), Ok(()), Ok(()), Err(Crowding::Author)]
+        );
+        // Writing below what a maintainer wrote is no way around.
+        let below = note(70, 30, &[&["e", &"3c".repeat(32)]]);
+        assert_eq!(fan_out.admit(Mono::ZERO, &below, &References::of(&below)), Err(Crowding::Root));
     }
 
     #[test]
     fn one_author_brings_only_so_many_and_others_are_free() {
         let mut fan_out = FanOut::new(limits(3, 100));
         assert_eq!(admitted(&mut fan_out, (0..9).map(|n| note(n, 1, &[&["a", REPO]]))), 3);
-        assert!(fan_out.admit(Mono::ZERO, &note(20, 2, &[&["a", REPO]])));
+        assert!(admits(&mut fan_out, Mono::ZERO, &note(20, 2, &[&["a", REPO]])));
         let later = Mono::ZERO + FanOutLimits::default().window;
-        assert!(fan_out.admit(later, &note(21, 1, &[&["a", REPO]])), "the next day");
+        assert!(admits(&mut fan_out, later, &note(21, 1, &[&["a", REPO]])), "the next day");
     }
 
     #[test]
@@ -227,9 +298,9 @@ mod tests {
         let mut fan_out = FanOut::new(limits(100, 5));
         assert_eq!(admitted(&mut fan_out, (0..9).map(|n| note(n, n, &[&["a", REPO]]))), 5);
         let other = REPO.replace(":x", ":y");
-        assert!(fan_out.admit(Mono::ZERO, &note(20, 1, &[&["a", &other]])));
+        assert!(admits(&mut fan_out, Mono::ZERO, &note(20, 1, &[&["a", &other]])));
         // Naming something else besides is no way around.
-        assert!(!fan_out.admit(Mono::ZERO, &note(21, 1, &[&["a", &other], &["q", REPO]])));
+        assert!(!admits(&mut fan_out, Mono::ZERO, &note(21, 1, &[&["a", &other], &["q", REPO]])));
     }
 
     #[test]
@@ -241,7 +312,7 @@ mod tests {
             n => note(n, n, &[&["e", &hex(n - 1)]]),
         };
         // What was refused is not here, and makes nothing welcome.
-        let welcome = (0..30).map(link).take_while(|link| fan_out.admit(Mono::ZERO, link));
+        let welcome = (0..30).map(link).take_while(|link| admits(&mut fan_out, Mono::ZERO, link));
         assert_eq!(welcome.count(), 10);
     }
 

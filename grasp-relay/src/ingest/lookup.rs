@@ -35,6 +35,7 @@ pub(super) async fn facts(
         let needs = Needs::of(event);
         let git = git.facts(Arc::clone(event)).await?;
         // No other event of the round is about that name.
+        let named = those_present(needs.references, &present);
         let announced = needs.identifier.and_then(|name| announced.remove(&name));
         let Announced { known: mut announcements, bytes } = announced.unwrap_or_default();
         announcements.extend(git.announcements);
@@ -44,7 +45,8 @@ pub(super) async fn facts(
                 .and_then(|at| present.versions.get(&at).max(delisted.get(&at)).copied()),
             announcements,
             announcement_bytes: bytes,
-            related: names_any(&needs.references, &present) || answers[0],
+            related: named != References::default() || answers[0],
+            named,
             author_known: answers[1],
             over_quota: git.over_quota,
         });
@@ -82,10 +84,11 @@ fn named(round: &[Pending]) -> References {
     named
 }
 
-/// Whether any of what an event names is stored.
-fn names_any(named: &References, present: &Present) -> bool {
-    named.ids.iter().any(|id| present.ids.contains(id))
-        || named.coordinates.iter().any(|at| present.versions.contains_key(at))
+/// Those of the events that an event names that are stored.
+fn those_present(mut named: References, present: &Present) -> References {
+    named.ids.retain(|id| present.ids.contains(id));
+    named.coordinates.retain(|at| present.versions.contains_key(at));
+    named
 }
 
 const QUESTIONS: usize = 2;
@@ -94,7 +97,8 @@ const QUESTIONS: usize = 2;
 fn questions(event: &Event, present: &Present) -> [Vec<Filter>; QUESTIONS] {
     let needs = Needs::of(event);
     let mut naming = Vec::new();
-    if needs.named_by_others && !names_any(&needs.references, present) {
+    let names_nothing = those_present(needs.references, present) == References::default();
+    if needs.named_by_others && names_nothing {
         naming = naming_by_id(event);
         naming.extend(coordinate(event).into_iter().flat_map(naming_by_coordinate));
     }

@@ -2,15 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::error::Error;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
-use grasp_core::admission::{
-    Acceptance, Facts, Hold, Known, Needs, Origin, Rejection, Verdict, judge,
-};
+use grasp_core::admission::{Acceptance, Hold, Known, Needs, Origin, Rejection, Verdict, judge};
 use grasp_core::deletion::coordinate;
 use grasp_core::nip34::Announcement;
-use grasp_core::{Identifier, Verified, Version, kinds};
+use grasp_core::{Identifier, Verified, Version};
 use nostr::event::Event;
 use nostr::types::Timestamp;
 
@@ -79,12 +77,14 @@ impl Pipeline {
         drop(turn);
         let read = facts.iter().map(|facts| facts.announcement_bytes).sum();
         self.budgets.charge_reading(self.clock.now().mono, read, origin);
-        let judged = round.iter().zip(&facts).map(|(pending, facts)| {
+        let mut judged = Vec::with_capacity(round.len());
+        for (pending, facts) in round.iter().zip(&facts) {
             let verdict = judge(&self.policy, now, origin, pending.event.as_ref(), facts);
-            (pending, self.unless_crowded(&pending.event, facts, origin, verdict))
-        });
+            judged
+                .push((pending, self.within_bounds(&pending.event, facts, origin, verdict).await?));
+        }
         // None of a round changes what another is judged by, so they may be handed over side by side.
-        let kept = judged.map(|(pending, verdict)| async move {
+        let kept = judged.into_iter().map(|(pending, verdict)| async move {
             match verdict {
                 Verdict::Hold(hold) => self.hold(pending, hold, origin, now).await,
                 other => Ok(other),
@@ -98,32 +98,6 @@ impl Pipeline {
         self.tell(round, &verdicts).await;
         self.git.affected(affected).await;
         Ok(verdicts)
-    }
-
-    /// What belongs to something accepted may come in only so great a number.
-    fn unless_crowded(
-        &self,
-        event: &Event,
-        facts: &Facts,
-        origin: &Origin,
-        verdict: Verdict,
-    ) -> Verdict {
-        let now = self.clock.now().mono;
-        let is_unasked = kinds::ALWAYS_WELCOME.contains(&event.kind)
-            && verdict == Verdict::Accept(Acceptance::Related)
-            && !facts.author_known
-            && self.policy.operator != Some(event.pubkey);
-        if is_unasked && !self.budgets.pay_unasked(now, event, origin) {
-            return Verdict::Reject(Rejection::Crowded);
-        }
-        let admits = || {
-            let mut fan_out = self.fan_out.lock().unwrap_or_else(PoisonError::into_inner);
-            fan_out.admit(now, event)
-        };
-        if verdict.counts_for_fan_out() && !admits() {
-            return Verdict::Reject(Rejection::Crowded);
-        }
-        verdict
     }
 
     /// Hands over what must wait; what need not wait after all is to be stored.

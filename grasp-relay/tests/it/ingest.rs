@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use futures_util::future::BoxFuture;
 use grasp_core::Now;
-use grasp_core::admission::{Hold, Known, Policy, Rejection};
+use grasp_core::admission::{FanOut, FanOutLimits, Hold, Known, Policy, Rejection, Share};
 use grasp_core::resources::ClientNetwork;
 use grasp_core::service::npub;
 use grasp_relay::Clock;
@@ -285,4 +285,46 @@ async fn requests_of_unknown_authors_are_bounded_and_those_of_known_ones_are_not
     assert_eq!(refused, Some(Verdict::Reject(Rejection::Crowded)));
     let own = request(&alice, 1_000);
     assert!(server.pipeline.ingest(vec![own], origin()).await[0].answer().accepted);
+}
+
+#[tokio::test]
+async fn strangers_who_fill_a_repository_do_not_lock_its_maintainers_out() {
+    let mut server = Server::with(Arc::new(RelayOnly)).await;
+    let root = Share { count: 5, bytes: 1 << 20 };
+    let limits = FanOutLimits { root, ..FanOutLimits::default() };
+    server.pipeline.fan_out = Mutex::new(FanOut::new(limits));
+    let (alice, bob, eve) = (Keys::generate(), Keys::generate(), Keys::generate());
+    let clone = format!("https://us.example/{}/x.git", npub(&alice.public_key()));
+    let [by_alice, by_bob] = [&bob, &alice].map(|keys| keys.public_key().to_hex());
+    let announced: &[&[&str]] = &[
+        &["d", "x"],
+        &["maintainers", &by_alice],
+        &["clone", &clone],
+        &["relays", "wss://us.example"],
+    ];
+    let accepted = sign(&bob, 30617, &[&["d", "x"], &["maintainers", &by_bob]]);
+    for event in [sign(&alice, 30617, announced), accepted] {
+        assert!(server.take(&[&event]).await[0].answer().accepted);
+    }
+    let issue = issue(&eve, &alice);
+    assert!(server.take(&[&issue]).await[0].answer().accepted);
+    // Names that do not exist are no way around.
+    let made_up: Vec<String> = (0..8).map(|n| format!("30617:{:064x}:x", n)).collect();
+    let mut tags: Vec<Vec<String>> =
+        made_up.iter().map(|at| vec!["a".into(), at.clone()]).collect();
+    tags.push(vec!["e".into(), issue.id.to_hex()]);
+    let tags: Vec<Vec<&str>> =
+        tags.iter().map(|t| t.iter().map(String::as_str).collect()).collect();
+    let tags: Vec<&[&str]> = tags.iter().map(Vec::as_slice).collect();
+    let mut verdicts = Vec::new();
+    for _ in 0..10 {
+        verdicts.extend(server.take(&[&sign(&Keys::generate(), 1, &tags)]).await);
+    }
+    let accepted = verdicts.iter().filter(|verdict| verdict.answer().accepted).count();
+    assert_eq!(accepted, 4);
+    for maintainer in [&alice, &bob] {
+        assert!(server.take(&[&sign(maintainer, 1, &tags)]).await[0].answer().accepted);
+    }
+    let crowded = Verdict::Reject(Rejection::Crowded);
+    assert_eq!(server.take(&[&sign(&eve, 1, &tags)]).await, [crowded]);
 }
