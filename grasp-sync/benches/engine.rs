@@ -68,7 +68,7 @@ impl Easy {
             Output::Connect { relay, conn, .. } => {
                 let software = Some("grasp-relay".to_owned());
                 let facts = RelayFacts { software, ..RelayFacts::default() };
-                self.inputs.push(Input::Connected { relay, conn, facts });
+                self.inputs.push(Input::Connected { relay, conn, address: None, facts });
             }
             Output::Send { relay, conn, frame } => self.answer(relay, conn, frame),
             Output::FetchInventory { request, .. } => {

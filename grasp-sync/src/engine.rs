@@ -4,6 +4,7 @@ mod batch;
 mod cells;
 mod check;
 mod config;
+mod connections;
 mod desk;
 mod dial;
 mod discovery;
@@ -30,10 +31,12 @@ mod schedule;
 
 use std::collections::BTreeMap;
 
+use grasp_core::resources::Pool;
 use grasp_core::sync::SyncIndex;
 use grasp_core::{Mono, Now, RelayUrl};
 
 pub use self::config::Config;
+use self::connections::Connections;
 use self::desk::Shared;
 use self::dial::Dialer;
 use self::discovery::Discovery;
@@ -67,6 +70,9 @@ pub struct SyncEngine {
     relays: BTreeMap<RelayUrl, Relay>,
     discovery: Discovery,
     dialer: Dialer,
+    connections: Connections,
+    /// Relays that are followed, by whom they are named.
+    followed: Pool,
     records: Records,
     /// Whether relays had to be left out for want of room.
     is_full: bool,
@@ -94,6 +100,8 @@ impl SyncEngine {
         let mut engine = Self {
             discovery: Discovery::new(&shared.config),
             dialer: Dialer::new(&shared.config),
+            connections: Connections::new(&shared.config),
+            followed: Pool::new(connections::bounds(relays::MAX_FOLLOWED)),
             shared,
             relays: BTreeMap::new(),
             records: Records::default(),
@@ -103,7 +111,7 @@ impl SyncEngine {
         let bootstrap: Vec<_> = engine.shared.index.relays().cloned().collect();
         // Whoever runs this is asked to come at once, though nothing has happened yet.
         engine.dialer.set_waits(!bootstrap.is_empty());
-        bootstrap.into_iter().for_each(|relay| engine.take_up(now, relay, true));
+        bootstrap.into_iter().for_each(|relay| engine.take_up(now, relay, None));
         engine
     }
 
@@ -121,7 +129,9 @@ impl SyncEngine {
             }
             Input::FeedLost => self.begin_anew(now, |_| true),
             Input::Restored(records) => self.restored(now, records),
-            Input::Connected { relay, conn, facts } => self.connected(now, &relay, conn, &facts),
+            Input::Connected { relay, conn, address, facts } => {
+                self.connected(now, &relay, conn, address, &facts);
+            }
             Input::ConnectFailed { relay, conn, why } => {
                 self.dialer.ended(conn);
                 self.turn(now, &relay, |link, desk| link.failed(desk, conn, why));
@@ -154,7 +164,8 @@ impl SyncEngine {
     pub fn next_deadline(&self) -> Option<Mono> {
         let relays = self.relays.values().filter_map(|relay| relay.deadline);
         let others = [self.discovery.deadline(), self.shared.rejected.deadline()];
-        let others = others.into_iter().chain([self.dialer.deadline()]).flatten();
+        let dials = [self.dialer.deadline(), self.connections.deadline()];
+        let others = others.into_iter().chain(dials).flatten();
         relays.chain(others).min()
     }
 }

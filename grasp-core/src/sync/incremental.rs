@@ -9,6 +9,7 @@ mod waiting;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
+use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 
 use self::delta::Before;
@@ -154,8 +155,20 @@ impl SyncIndex {
     /// How many different owners list a relay: one of them alone can name any number of relays, and make none of them
     /// important.
     pub fn owners_of(&self, relay: &RelayUrl) -> usize {
-        let owners = self.relays.get(relay).into_iter().flatten().map(|repo| repo.owner);
-        owners.collect::<BTreeSet<_>>().len()
+        let mut last = None;
+        let listed = self.relays.get(relay).into_iter().flatten();
+        listed.filter(|repo| last.replace(repo.owner) != Some(repo.owner)).count()
+    }
+
+    /// Returns the owners of the repositories that list a relay and are wanted at this level.
+    pub fn owners(&self, relay: &RelayUrl, level: SyncLevel) -> impl Iterator<Item = PublicKey> {
+        let listed = self.relays.get(relay).into_iter().flatten();
+        let listed = listed
+            .filter(move |repo| self.repos.get(*repo).is_some_and(|needs| needs.level == level));
+        // Repositories are in the order of their owners.
+        let mut last = None;
+        let owners = listed.map(|repo| repo.owner);
+        owners.filter(move |owner| last.replace(*owner) != Some(*owner))
     }
 
     /// Whether a repository lists a relay that is wanted in full.

@@ -30,7 +30,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_tungstenite::tungstenite::{Error as WsError, Message};
 
 use self::burst::Burst;
-pub(crate) use self::dial::{Socket, open};
+pub(crate) use self::dial::{Opened, Socket, open};
 use self::writer::Writer;
 use super::codec::{self, Word};
 use super::intake::{Intake, Item, Lane};
@@ -106,11 +106,12 @@ async fn converse(
     call: Call,
     orders: mpsc::Receiver<Frame>,
 ) -> Result<(), Fault> {
-    let (socket, facts) = open(&world.outbound, &world.limits, &call.relay, call.from).await?;
+    let opened = open(&world.outbound, &world.limits, &call.relay, call.from).await?;
+    let Opened { socket, address, facts } = opened;
     let (sink, stream) = socket.split();
     let lane = world.intake.lane(call.relay.clone(), call.conn);
-    let (relay, conn) = (call.relay.clone(), call.conn);
-    let _ = world.told.send(Input::Connected { relay, conn, facts }).await;
+    let (relay, conn, address) = (call.relay.clone(), call.conn, Some(address));
+    let _ = world.told.send(Input::Connected { relay, conn, address, facts }).await;
     let writer = Writer::start(sink, world.limits.write_timeout);
     let talk = Talk {
         world,

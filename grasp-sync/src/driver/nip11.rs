@@ -49,7 +49,7 @@ pub async fn relay_information(
 }
 
 async fn try_fetch(relay: &RelayUrl, route: &Route) -> Option<Vec<u8>> {
-    let wire = route.connect().await.ok()?;
+    let (wire, _) = route.connect().await.ok()?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(wire)).await.ok()?;
     // The connection moves only as long as the answer is wanted. A server that closes it after its answer has given
     // the answer nevertheless.

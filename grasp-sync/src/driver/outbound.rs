@@ -82,23 +82,25 @@ impl Outbound {
 }
 
 impl Route {
-    /// Connects to the first of the addresses that answers.
-    pub(crate) async fn connect(&self) -> Result<Wire, Fault> {
-        let stream = self.reach().await.ok_or(Fault::Unreachable)?;
+    /// Connects to the first of the addresses that answers, and tells which that is.
+    pub(crate) async fn connect(&self) -> Result<(Wire, IpAddr), Fault> {
+        let (stream, address) = self.reach().await.ok_or(Fault::Unreachable)?;
         // Requests are small and answers are waited for.
         let _ = stream.set_nodelay(true);
-        let Some((tls, name)) = &self.tls else { return Ok(Box::new(stream)) };
+        let Some((tls, name)) = &self.tls else {
+            return Ok((Box::new(stream), address));
+        };
         match timeout(HANDSHAKE, tls.connect(name.clone(), stream)).await {
-            Ok(Ok(stream)) => Ok(Box::new(stream)),
+            Ok(Ok(stream)) => Ok((Box::new(stream), address)),
             Ok(Err(error)) => Err(why_unencrypted(&error)),
             Err(_) => Err(Fault::Unreachable),
         }
     }
 
-    async fn reach(&self) -> Option<TcpStream> {
+    async fn reach(&self) -> Option<(TcpStream, IpAddr)> {
         for address in &self.addresses {
             if let Ok(Ok(stream)) = timeout(CONNECT, TcpStream::connect(address)).await {
-                return Some(stream);
+                return Some((stream, address.ip()));
             }
         }
         None

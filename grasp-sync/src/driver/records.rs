@@ -166,6 +166,8 @@ mod tests {
             full_pass_at: None,
             retained_bytes: Some(bytes),
             interrupted: 0,
+            address: None,
+            waits_since: None,
             is_forging: false,
             seen: PeerReliability::default(),
             coverage: CoverageSet::with_capacity(1),

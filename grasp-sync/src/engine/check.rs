@@ -17,10 +17,22 @@ impl SyncEngine {
                     assert_eq!(batches, 0, "{url}: a batch without a connection");
                     assert!(relay.standing.wants.is_empty(), "{url}: wants without a connection");
                 }
-                Link::Up(session) => session.check(url, &relay.standing, batches),
+                Link::Up(session) => {
+                    session.check(url, &relay.standing, batches);
+                    let is_counted = self.connections.is_held(url);
+                    assert!(
+                        is_counted != self.connections.is_exempt(url),
+                        "{url}: not accounted for"
+                    );
+                }
             }
+            let is_left = relay.link.is_idle() && self.connections.is_held(url);
+            assert!(!is_left, "{url}: counted without a connection");
             relay.standing.wants.check();
         }
+        self.connections.check();
+        let places = self.relays.values().filter(|relay| relay.place.is_some()).count();
+        assert_eq!(self.followed.usage().all, places as u64, "followed relays are miscounted");
         let wanted: usize = self.wanted().map(|(_, wanted)| wanted).sum();
         assert_eq!(self.shared.wanted, wanted, "what relays have offered is miscounted");
         for job in self.shared.held_items.keys() {

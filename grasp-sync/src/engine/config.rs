@@ -60,7 +60,8 @@ pub struct Config {
     /// TLS, no websocket. Default: 12 hours.
     pub quarantine: Duration,
     /// Connections at the same time, bootstrap relays not counted; half of them at most to relays that only held
-    /// announcements name. Default: 512.
+    /// announcements name, a quarter to those of one owner, and to one network half of what is free. Relays that find no
+    /// room take turns. Default: 512.
     pub connections: usize,
     /// Of these, connections to one host, whatever paths it is said to have. Default: 8.
     pub connections_per_host: usize,

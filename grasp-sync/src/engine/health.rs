@@ -143,6 +143,11 @@ impl RelayHealth {
         self.turn(now, false);
     }
 
+    /// Its connection was ended for reasons of our own.
+    pub(super) fn released(&mut self, now: Mono) {
+        self.turn(now, false);
+    }
+
     /// Notes forged events that the connection brought; `true` if it is to be ended for them.
     pub(super) fn forged(&mut self, count: usize) -> bool {
         self.forged = self.forged.saturating_add(count);

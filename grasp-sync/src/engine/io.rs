@@ -1,5 +1,6 @@
 //! What the engine is told, and what it asks for.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use grasp_core::admission::{Lasting, SyncPath};
@@ -32,6 +33,8 @@ pub enum Input {
         relay: RelayUrl,
         /// Which attempt.
         conn: ConnId,
+        /// The address that answered, if it is known: networks have shares of the connections.
+        address: Option<IpAddr>,
         /// What the relay says about itself.
         facts: RelayFacts,
     },

@@ -1,6 +1,7 @@
 //! What outlives the process, so that a restart hammers nobody and fetches nothing twice.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use grasp_core::limits::BackoffSnapshot;
 use grasp_core::sync::CoverageSet;
@@ -33,6 +34,12 @@ pub struct RelayRecord {
     /// Times that something was not listened to since the last full pass.
     #[serde(default)]
     pub interrupted: usize,
+    /// The address that it was last found at.
+    #[serde(default)]
+    pub address: Option<IpAddr>,
+    /// Since when it waits for a connection.
+    #[serde(default)]
+    pub waits_since: Option<Timestamp>,
     /// Whether its last connection was ended for forged events.
     #[serde(default)]
     pub is_forging: bool,
@@ -114,6 +121,8 @@ mod tests {
             full_pass_at: None,
             retained_bytes: None,
             interrupted: 0,
+            address: None,
+            waits_since: None,
             is_forging: false,
             seen: PeerReliability::default(),
             coverage,

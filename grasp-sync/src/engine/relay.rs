@@ -18,6 +18,7 @@ mod subs;
 mod whole;
 
 use grasp_core::limits::Admit;
+use grasp_core::resources::Grant;
 use grasp_core::sync::{AddFilters, RelaySyncNeeds};
 use grasp_core::{Mono, RelayUrl};
 
@@ -40,6 +41,8 @@ pub(super) struct Relay {
     pub(super) link: Link,
     /// When it next needs a turn.
     pub(super) deadline: Option<Mono>,
+    /// Its place among the relays that are followed, unless the operator named it.
+    pub(super) place: Option<Grant>,
 }
 
 /// How we stand with it at the moment.
@@ -69,6 +72,7 @@ impl Link {
     pub(super) fn dial(&mut self, desk: &mut Desk<'_>, conn: ConnId) {
         *self = Self::Dialing(conn);
         desk.standing.health.dialled();
+        desk.standing.waits_since = desk.now.unix;
         let Some(state) = desk.state() else { return };
         state.connecting();
         let (status, configured) = (state.connection_status(), state.is_bootstrap);
@@ -127,6 +131,22 @@ impl Link {
         desk.report(Report::Forged { relay, count });
         self.lost(desk, conn);
         hang_up(desk, conn);
+    }
+
+    /// There is no room for the connection that stands now, which is no fault of the relay.
+    pub(super) fn crowded(&mut self, desk: &mut Desk<'_>, conn: ConnId) {
+        self.end(desk);
+        hang_up(desk, conn);
+    }
+
+    /// Ends the connection in favour of a relay that waits.
+    pub(super) fn give_way(&mut self, desk: &mut Desk<'_>) {
+        let Self::Up(session) = self else { return };
+        let (conn, relay) = (session.conn, desk.relay.clone());
+        desk.standing.health.released(desk.now.mono);
+        self.end(desk);
+        hang_up(desk, conn);
+        desk.report(Report::GaveWay { relay });
     }
 
     /// Nobody needs this relay any more.
@@ -206,6 +226,7 @@ impl Link {
             }
         }
         let now = desk.now.unix;
+        desk.standing.waits_since = now;
         desk.shared.pending.remove(desk.relay);
         desk.standing.wants.disconnected();
         desk.note_change();

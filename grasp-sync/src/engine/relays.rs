@@ -1,14 +1,16 @@
 //! The relays as a whole: taken up, dialled, given their turns, retired.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 use grasp_core::limits::Admit;
-use grasp_core::sync::{IndexChange, RelayState, SyncIndex, compute_actions};
-use grasp_core::{Host, Now, RelayUrl};
+use grasp_core::resources::{Claimant, Grant};
+use grasp_core::sync::{IndexChange, RelayState, compute_actions};
+use grasp_core::{Now, RelayUrl};
 
 use super::SyncEngine;
-use super::config::Config;
+use super::connections;
 use super::desk::Desk;
 use super::facts::RelayFacts;
 use super::ids::ConnId;
@@ -17,50 +19,8 @@ use super::record::RelayRecord;
 use super::relay::{self, Link, Relay, Standing};
 use super::report::{PeerReliability, Report};
 
-/// The connections there are, by host, and how many there may be. What the operator wants is not counted. Relays that
-/// only held announcements name get half of them: anybody can name relays, and have some that listen.
-struct Open<'a> {
-    most: usize,
-    most_per_host: usize,
-    index: &'a SyncIndex,
-    exempt: BTreeSet<&'a RelayUrl>,
-    count: usize,
-    unserved: usize,
-    by_host: BTreeMap<Host, usize>,
-}
-
-impl<'a> Open<'a> {
-    fn new(config: &'a Config, index: &'a SyncIndex) -> Self {
-        Self {
-            most: config.connections,
-            most_per_host: config.connections_per_host,
-            index,
-            exempt: config.bootstrap.iter().collect(),
-            count: 0,
-            unserved: 0,
-            by_host: BTreeMap::new(),
-        }
-    }
-
-    fn add(&mut self, relay: &RelayUrl) {
-        if !self.exempt.contains(relay) {
-            self.count += 1;
-            self.unserved += usize::from(!self.index.is_wanted_in_full_from(relay));
-            *self.by_host.entry(relay.host()).or_default() += 1;
-        }
-    }
-
-    fn has_room(&self, relay: &RelayUrl) -> bool {
-        let there = || self.by_host.get(&relay.host()).copied().unwrap_or_default();
-        let has_room = || self.count < self.most && there() < self.most_per_host;
-        let has_share =
-            || self.unserved < self.most.div_ceil(2) || self.index.is_wanted_in_full_from(relay);
-        self.exempt.contains(relay) || (has_room() && has_share())
-    }
-}
-
-/// Relays that are followed at most; half of them for nothing but announcements that are held.
-const MOST_RELAYS: usize = 10_000;
+/// Relays that are followed at most; half of them for nothing but announcements that are held, a quarter for one owner.
+pub(super) const MAX_FOLLOWED: usize = 10_000;
 
 /// What an earlier process knew about a relay. One that the operator names is not left alone any longer for what was
 /// wrong with it then: whoever restarts us may have mended it. Rests between attempts remain.
@@ -83,7 +43,7 @@ impl SyncEngine {
         url: &RelayUrl,
         act: impl FnOnce(&mut Link, &mut Desk<'_>) -> T,
     ) -> Option<T> {
-        let Relay { standing, link, deadline } = self.relays.get_mut(url)?;
+        let Relay { standing, link, deadline, .. } = self.relays.get_mut(url)?;
         let (shared, out) = (&mut self.shared, &mut self.out);
         let (wanted, was_idle) = (standing.wants.len(), link.is_idle());
         let mut desk = Desk { now, relay: url, standing, shared, out };
@@ -92,6 +52,9 @@ impl SyncEngine {
         self.shared.wanted = self.shared.wanted - wanted + standing.wants.len();
         if link.is_idle() != was_idle {
             self.dialer.look();
+        }
+        if link.is_idle() {
+            self.connections.give_back(url);
         }
         Some(answer)
     }
@@ -121,22 +84,22 @@ impl SyncEngine {
         }
         for relay in new {
             // Anybody can name relays by the thousand; it takes more to have a repository here.
-            let is_served = self.shared.index.is_wanted_in_full_from(&relay);
-            let most = if is_served { MOST_RELAYS } else { MOST_RELAYS / 2 };
-            match self.relays.len() < most {
-                true => self.take_up(now, relay, false),
-                false => self.is_full = true,
+            let claimant = connections::claimant(&self.followed, &self.shared.index, &relay, None);
+            match self.followed.take(&claimant, 1) {
+                Ok(place) => self.take_up(now, relay, Some(place)),
+                Err(_) => self.is_full = true,
             }
         }
     }
 
-    /// A relay has become a target.
-    pub(super) fn take_up(&mut self, now: Now, relay: RelayUrl, is_bootstrap: bool) {
+    /// A relay has become a target; one without a place is the operator's.
+    pub(super) fn take_up(&mut self, now: Now, relay: RelayUrl, place: Option<Grant>) {
+        let is_bootstrap = place.is_none();
         let record = self.records.take(&relay).map(|record| forgiving(record, is_bootstrap));
         let shared = &mut self.shared;
         let standing = Standing::new(now, &shared.config, &mut shared.rng, record);
         shared.states.insert(relay.clone(), RelayState::new(is_bootstrap));
-        let taken = Relay { standing, link: Link::Idle, deadline: None };
+        let taken = Relay { standing, link: Link::Idle, deadline: None, place };
         self.relays.insert(relay.clone(), taken);
         self.dialer.look();
         self.out.push(Output::Report(Report::Discovered { relay: relay.clone() }));
@@ -172,7 +135,8 @@ impl SyncEngine {
         .flatten()
         .into_iter()
         .for_each(|conn| self.dialer.ended(conn));
-        let Some(relay) = self.relays.remove(url) else { return };
+        let Some(mut relay) = self.relays.remove(url) else { return };
+        relay.place.take().into_iter().for_each(|place| self.followed.give_back(place));
         let state = self.shared.states.remove(url);
         self.shared.pending.remove(url);
         let record = relay::record(now, url, &relay.link, &relay.standing, state.as_ref());
@@ -217,17 +181,42 @@ impl SyncEngine {
         now: Now,
         relay: &RelayUrl,
         conn: ConnId,
+        address: Option<IpAddr>,
         facts: &RelayFacts,
     ) {
         self.dialer.ended(conn);
+        let is_asked_for = |link: &Link| matches!(link, Link::Dialing(dialled) if *dialled == conn);
+        let is_asked_for = self.relays.get(relay).is_some_and(|known| is_asked_for(&known.link));
+        if is_asked_for && !self.find_room(now, relay, address) {
+            self.turn(now, relay, |link, desk| link.crowded(desk, conn));
+            return;
+        }
         let met = self.turn(now, relay, |link, desk| link.connected(desk, conn, facts));
         if met.is_none() {
             self.out.push(Output::Disconnect { relay: relay.clone(), conn });
         }
     }
 
-    /// Connects to whoever may be connected to: the well ones first, of these the operator's and then those that many
-    /// owners list. Anybody can make up relays without end; they wait behind all that somebody needs.
+    /// Finds room for a connection, now that it is known where it leads; `false` if there is none.
+    fn find_room(&mut self, now: Now, relay: &RelayUrl, found_at: Option<IpAddr>) -> bool {
+        let Some(known) = self.relays.get_mut(relay) else { return false };
+        let address = found_at.or(known.standing.address);
+        known.standing.address = address;
+        let claimant = self.connections.claimant(&self.shared.index, relay, address);
+        if self.connections.take(relay, claimant).is_err() {
+            let gives_way = self.connections.give_way(now.mono, &self.shared.index, &claimant);
+            let Some(gives_way) = gives_way else { return false };
+            self.turn(now, &gives_way, |link, desk| link.give_way(desk));
+            if self.connections.take(relay, claimant).is_err() {
+                return false;
+            }
+        }
+        self.connections.connected(now.mono, relay);
+        true
+    }
+
+    /// Connects to whoever may be connected to: the well ones first, of these the operator's, then those whose owners
+    /// and networks have least, then those that many owners list. Where there is no room, relays take turns.
     pub(super) fn dial(&mut self, now: Now) {
         // There may be thousands, and most of what happens makes none of them dialable.
         if !self.dialer.take_look() {
@@ -235,35 +224,74 @@ impl SyncEngine {
         }
         let waits = self.relays.values().any(|relay| relay.may_be_dialled(now));
         if !waits || !self.dialer.is_free(now.mono) {
+            self.connections.take_turn(now.mono, waits);
             return self.dialer.set_waits(waits);
         }
-        let mut open = Open::new(&self.shared.config, &self.shared.index);
-        let busy = self.relays.iter().filter(|(_, relay)| !relay.link.is_idle());
-        busy.for_each(|(url, _)| open.add(url));
-        let mut waiting: Vec<_> = self
-            .relays
-            .iter()
-            .filter(|(url, relay)| relay.may_be_dialled(now) && open.has_room(url))
-            .map(|(url, relay)| {
-                let health = relay.standing.health.health(now.mono);
-                let need = (open.exempt.contains(url), open.index.owners_of(url));
-                (health, Reverse(need), url.clone())
-            })
-            .collect();
-        waiting.sort();
-        let mut waiting = waiting.into_iter().map(|(_, _, url)| url);
+        let (waiting, is_crowded) = self.waiting(now);
+        let mut waiting = waiting.into_iter();
         let mut dialled = Vec::new();
         while self.dialer.is_free(now.mono) {
-            let Some(url) = waiting.find(|url| open.has_room(url)) else { break };
-            open.add(&url);
-            let conn = self.shared.ids.conn();
-            self.dialer.started(now.mono, url.clone(), conn);
-            dialled.push((url, conn));
+            let next = waiting.find(|(url, its)| self.connections.take(url, *its).is_ok());
+            let Some((url, _)) = next else { break };
+            dialled.push((self.begin_handshake(now, &url), url));
         }
-        self.dialer.set_waits(waiting.any(|url| open.has_room(&url)));
-        for (url, conn) in dialled {
+        self.dialer.set_waits(waiting.any(|(url, its)| self.connections.has_room(&url, &its)));
+        let has_turn = self.connections.take_turn(now.mono, is_crowded);
+        if has_turn && self.dialer.is_free(now.mono) {
+            let next = self.next_in_turn(now);
+            dialled.extend(next.map(|url| (self.begin_handshake(now, &url), url)));
+        }
+        for (conn, url) in dialled {
             self.turn(now, &url, |link, desk| link.dial(desk, conn));
         }
+    }
+
+    fn begin_handshake(&mut self, now: Now, url: &RelayUrl) -> ConnId {
+        let conn = self.shared.ids.conn();
+        self.dialer.started(now.mono, url.clone(), conn);
+        conn
+    }
+
+    /// Returns the relays that may be dialled and for which there is room, in their order; and whether there are others.
+    fn waiting(&self, now: Now) -> (Vec<(RelayUrl, Claimant)>, bool) {
+        let (index, is_full) = (&self.shared.index, self.connections.is_full());
+        let mut is_crowded = false;
+        let mut waiting = Vec::new();
+        for (url, relay) in self.relays.iter().filter(|(_, relay)| relay.may_be_dialled(now)) {
+            let is_exempt = self.connections.is_exempt(url);
+            let claimant = (!is_full || is_exempt)
+                .then(|| self.connections.claimant(index, url, relay.standing.address))
+                .filter(|claimant| self.connections.has_room(url, claimant));
+            let Some(claimant) = claimant else {
+                is_crowded = true;
+                continue;
+            };
+            let health = relay.standing.health.health(now.mono);
+            let weight = self.connections.weight(&claimant);
+            let need = Reverse(index.owners_of(url));
+            let rank = (health, !is_exempt, weight, need, relay.standing.waits_since);
+            waiting.push((rank, url.clone(), claimant));
+        }
+        waiting.sort();
+        (waiting.into_iter().map(|(_, url, claimant)| (url, claimant)).collect(), is_crowded)
+    }
+
+    /// Returns the relay whose turn it is, although there is no room: one that another will give way to if it answers.
+    fn next_in_turn(&self, now: Now) -> Option<RelayUrl> {
+        let without_room = self.relays.iter().filter_map(|(url, relay)| {
+            let claimant =
+                self.connections.claimant(&self.shared.index, url, relay.standing.address);
+            let may = relay.may_be_dialled(now) && self.connections.has_host_room(url);
+            let is_next = may && !self.connections.has_room(url, &claimant);
+            let health = relay.standing.health.health(now.mono);
+            let weight = self.connections.weight(&claimant);
+            is_next.then(|| ((health, weight, relay.standing.waits_since), url, claimant))
+        });
+        let mut waiting: Vec<_> = without_room.collect();
+        waiting.sort();
+        let mut waiting = waiting.into_iter();
+        let next = waiting.find(|(_, _, its)| self.connections.may_replace(now.mono, its));
+        next.map(|(_, url, _)| url.clone())
     }
 
     pub(super) fn tick(&mut self, now: Now) {

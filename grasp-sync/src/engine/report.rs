@@ -128,6 +128,11 @@ pub enum Report {
         /// Which event.
         event: EventId,
     },
+    /// A relay's connection was ended in favour of another that waits for one. It waits for its next turn.
+    GaveWay {
+        /// Which relay.
+        relay: RelayUrl,
+    },
     /// A relay's connection was ended because it brought forged events. The relay is left alone for longer each time.
     Forged {
         /// Which relay.

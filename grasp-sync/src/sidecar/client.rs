@@ -14,7 +14,7 @@ use tokio_tungstenite::tungstenite::Message;
 
 use crate::driver::Limits;
 use crate::driver::codec::{self, Word};
-use crate::driver::connection::{Socket, open};
+use crate::driver::connection::{Opened, Socket, open};
 use crate::driver::outbound::Outbound;
 use crate::engine::{SubId, split, split_by_kind};
 
@@ -92,7 +92,7 @@ impl Client {
     pub(super) async fn connect(place: &Place) -> Result<Self, Lost> {
         let Place { relay, outbound, limits } = place;
         match open(outbound, limits, relay, Provenance::Operator).await {
-            Ok((socket, _)) => Ok(Self {
+            Ok(Opened { socket, .. }) => Ok(Self {
                 socket,
                 subs: 0,
                 idle: limits.idle_timeout,

@@ -301,7 +301,12 @@ fn no_host_and_no_flood_of_names_gets_more_connections_than_there_are() {
     for url in &served {
         stage.sim.peers.insert(url.clone(), Peer::new(Script::default(), []));
     }
-    stage.announce(&served);
+    stage.announce(&served[..10]);
+    let other = repo(&mut stage.chance, "other");
+    let relays = served[10..].iter().cloned().collect();
+    let change = IndexChange::Announced { repo: other, relays, level: SyncLevel::Full };
+    let accepted = Accepted { event: None, direct: false, change: Some(change) };
+    stage.sim.tell(Input::Accepted(accepted));
     stage.run(5 * MINUTE);
     let then = dialled(&stage);
     assert_eq!(then.len(), 10);
@@ -334,5 +339,5 @@ fn relays_that_anybody_can_name_leave_room_for_those_of_what_is_served() {
     let served = announce("served", vec![relay(1_000_000)], SyncLevel::Full);
     assert_eq!(tell(served.clone()), 5_001);
     let IndexChange::Announced { repo, .. } = held[0].clone() else { panic!() };
-    assert_eq!(tell(IndexChange::Retired { repo }), 5_000, "another takes the place");
+    assert_eq!(tell(IndexChange::Retired { repo }), 5_001, "another takes the place");
 }

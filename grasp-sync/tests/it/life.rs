@@ -303,7 +303,7 @@ fn a_private_service_is_left_alone() {
         _ => None,
     });
     let facts = grasp_sync::engine::RelayFacts { is_private: true, ..Default::default() };
-    let connected = Input::Connected { relay: relay(0), conn: conn.unwrap(), facts };
+    let connected = Input::Connected { relay: relay(0), conn: conn.unwrap(), address: None, facts };
     let out = engine.handle(now, connected);
     assert!(out.iter().any(|output| matches!(output, Output::Disconnect { .. })));
     assert!(!out.iter().any(|output| matches!(output, Output::Send { .. })));

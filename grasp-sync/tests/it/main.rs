@@ -11,6 +11,7 @@ mod memory;
 mod model;
 mod refusals;
 mod scale;
+mod shares;
 mod sim;
 mod stage;
 mod strangers;

@@ -304,7 +304,7 @@ impl Model {
             version: None,
         };
         self.conns.push((relay.clone(), conn));
-        self.tell(Input::Connected { relay, conn, facts });
+        self.tell(Input::Connected { relay, conn, address: None, facts });
     }
 
     fn fail_to_connect(&mut self, which: usize, why: u8) {

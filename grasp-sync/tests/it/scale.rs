@@ -217,7 +217,7 @@ impl World {
         match output {
             Output::Connect { relay, conn, .. } => {
                 let facts = self.relays.get_mut(&relay).map(|there| there.connect(conn)).unwrap();
-                let input = Input::Connected { relay, conn, facts };
+                let input = Input::Connected { relay, conn, address: None, facts };
                 self.send(Duration::from_millis(100), Coming::Input(input));
             }
             Output::Send { relay, conn, frame } => {

@@ -10,6 +10,7 @@ pub(crate) mod script;
 pub(crate) mod world;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use grasp_core::admission::SyncPath;
@@ -53,6 +54,8 @@ pub(crate) struct Sim {
     pub(crate) peers: BTreeMap<RelayUrl, Peer>,
     /// Relays whose events do not verify.
     pub(crate) forgers: BTreeSet<RelayUrl>,
+    /// Where relays are found, as far as that matters.
+    pub(crate) addresses: BTreeMap<RelayUrl, IpAddr>,
     pub(crate) reports: Vec<Report>,
     /// Everything sent, in order.
     pub(crate) frames: Vec<(Mono, RelayUrl, Frame)>,
@@ -87,6 +90,7 @@ impl Sim {
             local: Local::default(),
             peers: BTreeMap::new(),
             forgers: BTreeSet::new(),
+            addresses: BTreeMap::new(),
             reports: Vec::new(),
             frames: Vec::new(),
             dials: Vec::new(),
@@ -266,7 +270,8 @@ impl Sim {
             return self.send(wait, Coming::Input(failed));
         };
         self.conns.push((relay.clone(), conn));
-        let connected = Input::Connected { relay: relay.clone(), conn, facts };
+        let address = self.addresses.get(&relay).copied();
+        let connected = Input::Connected { relay: relay.clone(), conn, address, facts };
         self.send(wait, Coming::Input(connected));
         let life = self.peers.get(&relay).and_then(|peer| peer.script.life(&mut self.chance));
         if let Some(life) = life {

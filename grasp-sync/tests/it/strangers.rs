@@ -83,7 +83,7 @@ fn a_connection_nobody_asked_for_is_ended() {
     let unknown: RelayUrl = "wss://unknown.example".parse().unwrap();
     for url in [unknown, relay(0)] {
         let facts = Default::default();
-        let connected = Input::Connected { relay: url.clone(), conn, facts };
+        let connected = Input::Connected { relay: url.clone(), conn, address: None, facts };
         let out = stage.sim.engine.handle(stage.sim.now, connected);
         assert_eq!(out, [Output::Disconnect { relay: url, conn }]);
     }

@@ -1,5 +1,7 @@
 //! From an address to a websocket, and to what the relay says about itself.
 
+use std::net::IpAddr;
+
 use grasp_core::RelayUrl;
 use grasp_core::outbound::Provenance;
 use hyper::StatusCode;
@@ -18,24 +20,36 @@ use crate::engine::{Fault, RelayFacts};
 /// A websocket to a relay.
 pub(crate) type Socket = WebSocketStream<Wire>;
 
+/// A relay that answered.
+pub(crate) struct Opened {
+    pub(crate) socket: Socket,
+    pub(crate) address: IpAddr,
+    pub(crate) facts: RelayFacts,
+}
+
 /// Connects to a relay, and learns what it says about itself; both go to the same vetted addresses.
 pub(crate) async fn open(
     outbound: &Outbound,
     limits: &Limits,
     relay: &RelayUrl,
     from: Provenance,
-) -> Result<(Socket, RelayFacts), Fault> {
+) -> Result<Opened, Fault> {
     let dial = async {
         let route = outbound.route(relay, from).await?;
-        let (socket, facts) =
+        let (upgraded, facts) =
             tokio::join!(upgrade(&route, relay, limits), nip11::fetch(relay, &route));
-        Ok((socket?, facts))
+        let (socket, address) = upgraded?;
+        Ok(Opened { socket, address, facts })
     };
     timeout(limits.handshake_timeout, dial).await.unwrap_or(Err(Fault::Unreachable))
 }
 
-async fn upgrade(route: &Route, relay: &RelayUrl, limits: &Limits) -> Result<Socket, Fault> {
-    let wire = route.connect().await?;
+async fn upgrade(
+    route: &Route,
+    relay: &RelayUrl,
+    limits: &Limits,
+) -> Result<(Socket, IpAddr), Fault> {
+    let (wire, address) = route.connect().await?;
     let mut request = relay.as_str().into_client_request().map_err(|_| Fault::Protocol)?;
     request.headers_mut().insert(USER_AGENT, HeaderValue::from_static(nip11::OUR_NAME));
     let config = WebSocketConfig::default()
@@ -43,7 +57,7 @@ async fn upgrade(route: &Route, relay: &RelayUrl, limits: &Limits) -> Result<Soc
         .max_message_size(Some(limits.message_bytes))
         .max_frame_size(Some(limits.message_bytes));
     let upgraded = client_async_with_config(request, wire, Some(config)).await;
-    upgraded.map(|(socket, _)| socket).map_err(|error| fault(&error))
+    upgraded.map(|(socket, _)| (socket, address)).map_err(|error| fault(&error))
 }
 
 /// Who is at fault. A server in trouble, or one that asks for patience, is there and may come back.

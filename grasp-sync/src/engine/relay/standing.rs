@@ -1,5 +1,6 @@
 //! What is known of a relay beyond its connections.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use grasp_core::limits::{LedgerConfig, PARK, Pace, PaceConfig, SlotLedger};
@@ -22,6 +23,10 @@ use super::resume::{Pass, Sort};
 #[derive(Debug)]
 pub(in crate::engine) struct Standing {
     pub(in crate::engine) health: RelayHealth,
+    /// The address that it was last found at.
+    pub(in crate::engine) address: Option<IpAddr>,
+    /// When it was taken up, last tried, or last had a connection: the longest ago is the next.
+    pub(in crate::engine) waits_since: Timestamp,
     pub(in crate::engine) manners: Manners,
     /// How fast it is asked. Reconnecting ends no pause.
     pub(in crate::engine) pace: Pace,
@@ -64,10 +69,14 @@ impl Standing {
         if let Some(record) = &record {
             health.resume(record.seen.clone(), record.is_forging);
         }
+        let (address, waits_since) =
+            record.as_ref().map_or((None, None), |one| (one.address, one.waits_since));
         let full_pass = record.as_ref().and_then(|record| record.full_pass_at);
         let empty = || CoverageSet::with_capacity(COVERAGE_CAPACITY);
         Self {
             health,
+            address,
+            waits_since: waits_since.unwrap_or(now.unix).min(now.unix),
             manners,
             pace: paused(now, manners.pace, record.as_ref()),
             ledger: SlotLedger::new(manners.ledger, None),
@@ -146,6 +155,8 @@ impl Standing {
             full_pass_at: self.daily.last(),
             retained_bytes: self.retained,
             interrupted: self.interrupted,
+            address: self.address,
+            waits_since: Some(self.waits_since),
             is_forging: self.health.is_forging(),
             seen: self.health.seen(now.mono),
             coverage,

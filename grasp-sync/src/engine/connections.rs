@@ -1,0 +1,346 @@
+//! Connections, shared out between the owners that name relays and the networks that relays are in.
+//!
+//! Anybody can name relays, and have thousands of names lead to one machine. So a connection is taken from a [`Pool`] in
+//! the name of an owner of a repository that lists the relay, and of the network that the relay turned out to be in. Where
+//! there is no room left, relays take turns: the one that waits longest is connected to, and one that had its turn and
+//! whose owner or network has more gives way. What the operator wants is not counted.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use grasp_core::resources::{Bounds, Claimant, ClientNetwork, Grant, Pool, Shortage};
+use grasp_core::sync::{SyncIndex, SyncLevel};
+use grasp_core::{Host, Mono, RelayUrl};
+
+use super::config::Config;
+
+/// How long a relay keeps its connection although others wait.
+const TURN_LENGTH: Duration = Duration::from_secs(10 * 60);
+/// The least time between two relays that are connected to in turn.
+const TURN_GAP: Duration = Duration::from_secs(10);
+
+/// The connections there are, and whose they are.
+#[derive(Debug)]
+pub(super) struct Connections {
+    pool: Pool,
+    most_per_host: usize,
+    /// The relays that are not counted.
+    exempt: BTreeSet<RelayUrl>,
+    by_host: BTreeMap<Host, usize>,
+    held: BTreeMap<RelayUrl, Held>,
+    /// When the next relay is connected to in turn, if any waits for that.
+    next_turn: Option<Mono>,
+}
+
+#[derive(Debug)]
+struct Held {
+    grant: Grant,
+    claimant: Claimant,
+    /// Since when the connection stands, if it does.
+    since: Option<Mono>,
+}
+
+impl Held {
+    fn had_its_turn(&self, now: Mono) -> bool {
+        self.since.is_some_and(|since| now - since >= TURN_LENGTH)
+    }
+}
+
+/// Returns bounds in which strangers have half and one owner a quarter.
+pub(super) fn bounds(total: usize) -> Bounds {
+    let total = total as u64;
+    Bounds { total, reserve: total / 2, per_author: total.div_ceil(4), smallest: 1 }
+}
+
+/// Returns the party that a relay is connected to for: of the owners that list it, the one that holds least. It has
+/// authority if a repository lists the relay that is served.
+pub(super) fn claimant(
+    pool: &Pool,
+    index: &SyncIndex,
+    relay: &RelayUrl,
+    address: Option<IpAddr>,
+) -> Claimant {
+    let has_authority = index.is_wanted_in_full_from(relay);
+    let level = if has_authority { SyncLevel::Full } else { SyncLevel::StateOnly };
+    let network = address.map(ClientNetwork::of);
+    let unsigned = Claimant { network, author: None, has_authority };
+    let mut least: Option<(u64, Claimant)> = None;
+    for owner in index.owners(relay, level) {
+        let held = pool.held_by(&Claimant::default().signed_by(owner));
+        if least.is_none_or(|(fewest, _)| held < fewest) {
+            least = Some((held, unsigned.signed_by(owner)));
+        }
+        if held == 0 {
+            break;
+        }
+    }
+    least.map_or(unsigned, |(_, claimant)| claimant)
+}
+
+impl Connections {
+    pub(super) fn new(config: &Config) -> Self {
+        Self {
+            pool: Pool::new(bounds(config.connections)),
+            most_per_host: config.connections_per_host,
+            exempt: config.bootstrap.iter().cloned().collect(),
+            by_host: BTreeMap::new(),
+            held: BTreeMap::new(),
+            next_turn: None,
+        }
+    }
+
+    pub(super) fn is_exempt(&self, relay: &RelayUrl) -> bool {
+        self.exempt.contains(relay)
+    }
+
+    /// Whether no relay but exempt ones could be connected to, whoever names it.
+    pub(super) fn is_full(&self) -> bool {
+        self.pool.usage().all >= self.pool.bounds().total
+    }
+
+    pub(super) fn claimant(
+        &self,
+        index: &SyncIndex,
+        relay: &RelayUrl,
+        address: Option<IpAddr>,
+    ) -> Claimant {
+        claimant(&self.pool, index, relay, address)
+    }
+
+    /// Whether a relay may be connected to.
+    pub(super) fn has_room(&self, relay: &RelayUrl, claimant: &Claimant) -> bool {
+        self.is_exempt(relay) || (self.pool.room(claimant) > 0 && self.has_host_room(relay))
+    }
+
+    pub(super) fn has_host_room(&self, relay: &RelayUrl) -> bool {
+        self.by_host.get(&relay.host()).copied().unwrap_or_default() < self.most_per_host
+    }
+
+    /// Returns how many connections a claimant's owner or network has, whichever has more.
+    pub(super) fn weight(&self, claimant: &Claimant) -> u64 {
+        let owner = self.pool.held_by(&Claimant { network: None, ..*claimant });
+        owner.max(self.pool.held_by(claimant))
+    }
+
+    /// Takes a connection for a relay, in place of the one it has.
+    pub(super) fn take(&mut self, relay: &RelayUrl, claimant: Claimant) -> Result<(), Shortage> {
+        self.give_back(relay);
+        if self.is_exempt(relay) {
+            return Ok(());
+        }
+        if !self.has_host_room(relay) {
+            return Err(Shortage::Total);
+        }
+        let grant = self.pool.take(&claimant, 1)?;
+        *self.by_host.entry(relay.host()).or_default() += 1;
+        self.held.insert(relay.clone(), Held { grant, claimant, since: None });
+        Ok(())
+    }
+
+    /// A connection stands: its turn begins.
+    pub(super) fn connected(&mut self, now: Mono, relay: &RelayUrl) {
+        if let Some(held) = self.held.get_mut(relay) {
+            held.since = Some(now);
+        }
+    }
+
+    /// A connection or an attempt is over.
+    pub(super) fn give_back(&mut self, relay: &RelayUrl) {
+        let Some(held) = self.held.remove(relay) else { return };
+        self.pool.give_back(held.grant);
+        let host = relay.host();
+        if let Some(count) = self.by_host.get_mut(&host) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                self.by_host.remove(&host);
+            }
+        }
+    }
+
+    /// Whether a relay had its turn that may have to give way to another.
+    pub(super) fn may_replace(&self, now: Mono, claimant: &Claimant) -> bool {
+        self.held.values().any(|held| held.had_its_turn(now) && self.outranks(claimant, held))
+    }
+
+    /// Returns a relay that had its turn, and without which there is room for another.
+    pub(super) fn give_way(
+        &mut self,
+        now: Mono,
+        index: &SyncIndex,
+        claimant: &Claimant,
+    ) -> Option<RelayUrl> {
+        let had_turn = self.held.iter().filter(|(_, held)| held.had_its_turn(now));
+        let mut lighter: Vec<_> = had_turn
+            .filter(|(_, held)| self.outranks(claimant, held))
+            .map(|(relay, held)| {
+                let weight = Reverse(self.weight(&held.claimant));
+                let owners = index.owners_of(relay);
+                (held.claimant.has_authority, weight, owners, held.since, relay.clone())
+            })
+            .collect();
+        lighter.sort();
+        lighter.into_iter().map(|(.., relay)| relay).find(|relay| self.would_fit(relay, claimant))
+    }
+
+    /// Whether a waiting relay comes before a connected one: its owner and network have fewer connections; or as many,
+    /// being the same. What is served does not give way to what is not.
+    fn outranks(&self, waiting: &Claimant, held: &Held) -> bool {
+        let its = &held.claimant;
+        if its.has_authority && !waiting.has_authority {
+            return false;
+        }
+        let (ours, theirs) = (self.weight(waiting), self.weight(its));
+        let is_network = waiting.network.is_some() && waiting.network == its.network;
+        let is_same = waiting.author == its.author || is_network;
+        theirs > ours || (theirs == ours && is_same)
+    }
+
+    /// Whether there would be room for a claimant without a relay's connection.
+    fn would_fit(&mut self, without: &RelayUrl, claimant: &Claimant) -> bool {
+        let Some(held) = self.held.remove(without) else { return false };
+        self.pool.give_back(held.grant);
+        let fits = self.pool.room(claimant) > 0;
+        let grant = self.pool.force(&held.claimant, 1);
+        self.held.insert(without.clone(), Held { grant, ..held });
+        fits
+    }
+
+    /// Notes whether relays wait that find no room; `true` if the turn of one of them has come.
+    pub(super) fn take_turn(&mut self, now: Mono, is_waited_for: bool) -> bool {
+        let is_due = self.next_turn.is_some_and(|at| now >= at);
+        if is_due || self.next_turn.is_none() || !is_waited_for {
+            self.next_turn = is_waited_for.then(|| now + TURN_GAP);
+        }
+        is_due && is_waited_for
+    }
+
+    /// When the turn of a relay that waits comes.
+    pub(super) fn deadline(&self) -> Option<Mono> {
+        self.next_turn
+    }
+
+    /// Whether this relay is counted.
+    pub(super) fn is_held(&self, relay: &RelayUrl) -> bool {
+        self.held.contains_key(relay)
+    }
+
+    /// Panics unless every connection is accounted for once.
+    pub(super) fn check(&self) {
+        assert_eq!(self.pool.usage().all, self.held.len() as u64, "connections are miscounted");
+        assert_eq!(self.by_host.values().sum::<usize>(), self.held.len(), "hosts are miscounted");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use grasp_core::RepoId;
+    use grasp_core::nostr::key::PublicKey;
+    use grasp_core::sync::IndexChange;
+
+    use super::*;
+
+    fn owner(n: u8) -> PublicKey {
+        PublicKey::from_byte_array([n; 32])
+    }
+
+    fn relay(n: usize) -> RelayUrl {
+        format!("wss://r{n}.example").parse().unwrap()
+    }
+
+    fn announced(owner_of: u8, relays: &[RelayUrl], level: SyncLevel) -> IndexChange {
+        let repo = RepoId::new(owner(owner_of), "r".parse().unwrap());
+        IndexChange::Announced { repo, relays: relays.iter().cloned().collect(), level }
+    }
+
+    fn stage(changes: Vec<IndexChange>, most: usize) -> (Connections, SyncIndex) {
+        let own = "us.example".parse().unwrap();
+        let mut index = SyncIndex::new("us.example".parse().unwrap(), []);
+        let _ = index.apply(changes);
+        (Connections::new(&Config { connections: most, ..Config::new(own) }), index)
+    }
+
+    /// Connects to as many as there is room for; `None` for an address that is not known.
+    fn fill(
+        connections: &mut Connections,
+        index: &SyncIndex,
+        relays: &[RelayUrl],
+        address: Option<&str>,
+    ) -> usize {
+        let address = address.map(|text| text.parse().unwrap());
+        let taken = relays.iter().filter(|relay| {
+            let claimant = connections.claimant(index, relay, address);
+            let is_taken = connections.take(relay, claimant).is_ok();
+            connections.connected(Mono::ZERO, relay);
+            is_taken
+        });
+        let count = taken.count();
+        connections.check();
+        count
+    }
+
+    #[test]
+    fn an_owner_gets_a_quarter_and_one_address_a_quarter_whoever_names_it() {
+        let relays: Vec<_> = (0..600).map(relay).collect();
+        let (mut connections, index) = stage(vec![announced(1, &relays, SyncLevel::Full)], 512);
+        assert_eq!(fill(&mut connections, &index, &relays, None), 128);
+        let by_many = |n: usize| announced(n as u8, &relays[n * 6..n * 6 + 6], SyncLevel::Full);
+        let (mut connections, index) = stage((0..100).map(by_many).collect(), 512);
+        assert_eq!(fill(&mut connections, &index, &relays, Some("198.51.100.7")), 128);
+    }
+
+    #[test]
+    fn a_relay_counts_for_whichever_of_its_owners_has_least() {
+        let relays: Vec<_> = (0..20).map(relay).collect();
+        let announced =
+            [announced(1, &relays, SyncLevel::Full), announced(2, &relays[19..], SyncLevel::Full)];
+        let (mut connections, index) = stage(announced.into(), 40);
+        assert_eq!(fill(&mut connections, &index, &relays, None), 11);
+        assert!(connections.is_held(&relays[19]));
+    }
+
+    #[test]
+    fn whoever_has_more_gives_way_after_its_turn_and_the_served_never_to_the_unserved() {
+        let relays: Vec<_> = (0..8).map(relay).collect();
+        let changes = vec![
+            announced(1, &relays[..4], SyncLevel::Full),
+            announced(2, &relays[4..6], SyncLevel::Full),
+            announced(3, &relays[6..7], SyncLevel::Full),
+            announced(4, &relays[7..], SyncLevel::StateOnly),
+        ];
+        let (mut connections, index) = stage(changes, 4);
+        connections.pool = Pool::new(Bounds { per_author: 9, reserve: 3, ..bounds(4) });
+        assert_eq!(fill(&mut connections, &index, &relays[3..6], None), 3);
+        assert_eq!(
+            fill(&mut connections, &index, &relays[..1], None),
+            1,
+            "owners 1 and 2 have two"
+        );
+        let waiting = connections.claimant(&index, &relays[6], None);
+        assert!(!connections.has_room(&relays[6], &waiting));
+        assert!(!connections.may_replace(Mono::from_secs(599), &waiting));
+        let later = Mono::from_secs(600);
+        assert!(connections.may_replace(later, &waiting));
+        assert!(connections.give_way(later, &index, &waiting).is_some());
+        let unserved = connections.claimant(&index, &relays[7], None);
+        assert!(!connections.may_replace(later, &unserved));
+        let crowd = connections.claimant(&index, &relays[1], None);
+        let gives_way = connections.give_way(later, &index, &crowd);
+        assert_eq!(gives_way, Some(relays[0].clone()), "its own");
+        connections.check();
+    }
+
+    #[test]
+    fn turns_come_one_after_another() {
+        let (mut connections, _) = stage(vec![], 4);
+        assert_eq!(connections.deadline(), None);
+        assert!(!connections.take_turn(Mono::from_secs(5), true));
+        assert_eq!(connections.deadline(), Some(Mono::from_secs(15)));
+        assert!(!connections.take_turn(Mono::from_secs(14), true));
+        assert!(connections.take_turn(Mono::from_secs(15), true));
+        assert!(!connections.take_turn(Mono::from_secs(16), true));
+        assert!(!connections.take_turn(Mono::from_secs(30), false));
+        assert_eq!(connections.deadline(), None);
+    }
+}
