@@ -16,8 +16,8 @@ use tokio_tungstenite::tungstenite::Message;
 
 use crate::wire::{self, Place};
 
-/// How long a relay may take for one answer.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a relay may take for a handshake, and for all of its answer to one question or event.
+const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A stream of bytes, encrypted or not.
 trait Bytes: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -35,6 +35,7 @@ pub(crate) struct Refused {
 /// A conversation with one relay.
 pub(crate) struct RelayClient {
     socket: WebSocketStream<Box<dyn Bytes>>,
+    timeout: Duration,
 }
 
 impl RelayClient {
@@ -47,13 +48,19 @@ impl RelayClient {
             wire::Stream::Tls(stream) => Box::new(*stream),
         };
         let shake = tokio_tungstenite::client_async(relay.as_str(), stream);
-        let (socket, _) = timeout(PATIENCE, shake).await.context("no websocket in time")??;
-        Ok(Self { socket })
+        let (socket, _) =
+            timeout(EXCHANGE_TIMEOUT, shake).await.context("no websocket in time")??;
+        Ok(Self { socket, timeout: EXCHANGE_TIMEOUT })
     }
 
     /// Publishes an event. That the relay has it already, or a newer version of it, is as good; anything else that it
     /// says is an error.
     pub(crate) async fn publish(&mut self, event: &Event) -> Result<()> {
+        let (limit, published) = (self.timeout, self.publish_and_wait(event));
+        timeout(limit, published).await.context("the relay did not answer an event in time")?
+    }
+
+    async fn publish_and_wait(&mut self, event: &Event) -> Result<()> {
         let json: Value = serde_json::from_str(&event.as_json())?;
         self.say(&json!(["EVENT", json])).await?;
         loop {
@@ -73,6 +80,11 @@ impl RelayClient {
     /// The newest event that matches. A relay may say anything; what does not match, or was not signed by its author,
     /// is passed over.
     pub(crate) async fn newest(&mut self, filter: &Filter) -> Result<Option<Event>> {
+        let (limit, found) = (self.timeout, self.newest_of_all(filter));
+        timeout(limit, found).await.context("the relay did not answer a question in time")?
+    }
+
+    async fn newest_of_all(&mut self, filter: &Filter) -> Result<Option<Event>> {
         let asked: Value = serde_json::from_str(&filter.clone().limit(1).as_json())?;
         self.say(&json!(["REQ", "grasp", asked])).await?;
         let mut newest: Option<Event> = None;
@@ -99,9 +111,7 @@ impl RelayClient {
 
     async fn hear(&mut self) -> Result<Value> {
         loop {
-            let heard =
-                timeout(PATIENCE, self.socket.next()).await.context("the relay is silent")?;
-            let message = heard.context("the relay went away")??;
+            let message = self.socket.next().await.context("the relay went away")??;
             if let Message::Text(text) = message {
                 return Ok(serde_json::from_str(&text)?);
             }
@@ -174,6 +184,32 @@ mod tests {
             let published = RelayClient::connect(&url).await.unwrap().publish(&event).await;
             assert_eq!(published.is_ok(), is_ok, "{accepted} {text}");
         }
+    }
+
+    /// A relay that talks without end and answers nothing.
+    async fn relay_that_talks() -> RelayUrl {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("ws://{}", listener.local_addr().unwrap()).parse().unwrap();
+        tokio::spawn(async move {
+            let (stream, _) = listener.accept().await.unwrap();
+            let mut socket = tokio_tungstenite::accept_async(stream).await.unwrap();
+            while socket.send(Message::text(r#"["NOTICE","wait"]"#)).await.is_ok() {}
+        });
+        url
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_relay_that_talks_without_an_answer_is_not_waited_for() {
+        let event = event(&Keys::generate(), "hello", 1);
+        let mut relay = RelayClient::connect(&relay_that_talks().await).await.unwrap();
+        relay.timeout = Duration::from_millis(200);
+        let both = async {
+            let published = relay.publish(&event).await.unwrap_err();
+            let asked = relay.newest(&Filter::new()).await.unwrap_err();
+            [published, asked].map(|error| error.to_string())
+        };
+        let told = timeout(Duration::from_secs(20), both).await.expect("an end");
+        assert!(told.iter().all(|text| text.contains("in time")), "{told:?}");
     }
 
     #[tokio::test]
