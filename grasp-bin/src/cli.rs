@@ -115,6 +115,12 @@ pub(crate) struct Push {
     /// Takes away what the servers have and the working copy lacks.
     #[arg(long)]
     pub(crate) force: bool,
+    /// Signs an announcement although it names fewer maintainers or relays than the one that the working copy saw last.
+    #[arg(long)]
+    pub(crate) accept_fewer: bool,
+    /// How long it may take, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value = "3600")]
+    pub(crate) timeout: u64,
 }
 
 #[derive(Debug, Args)]

@@ -111,8 +111,9 @@ fn push_to(asked: cli::Push) -> Result<()> {
         Some(file) => file.clone(),
         None => key::of_user()?,
     })?;
-    let cli::Push { name, server: servers, refs, force, .. } = asked;
-    let push = Push { keys, name, servers, work, refs, force };
+    let cli::Push { name, server: servers, refs, force, accept_fewer, timeout, .. } = asked;
+    let timeout = Duration::from_secs(timeout);
+    let push = Push { keys, name, servers, work, refs, force, accept_fewer, timeout };
     let urls = runtime.block_on(push::push(&push))?;
     print!("{}", push::told(&push.keys, &urls));
     Ok(())

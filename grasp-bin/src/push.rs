@@ -1,11 +1,14 @@
 //! `grasp push`: announces the repository of a working copy, signs its state, and pushes it.
 
+mod remembered;
 mod size;
 mod work;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use futures_util::future::join_all;
 use grasp_core::nip34::Announcement;
 use grasp_core::service::npub;
 use grasp_core::{Identifier, RelayUrl, RepoId, ServiceIdentity, Version, kinds};
@@ -13,7 +16,9 @@ use nostr::event::{Event, EventBuilder, FinalizeEvent as _, Kind, Tag};
 use nostr::filter::Filter;
 use nostr::key::Keys;
 use nostr::types::Timestamp;
+use tokio::time::timeout;
 
+use self::remembered::{Remembered, choose};
 pub(crate) use self::work::{Refs, Work, git};
 use crate::client::RelayClient;
 
@@ -75,10 +80,27 @@ pub(crate) struct Push {
     pub(crate) refs: Vec<String>,
     /// Whether what the servers have and the working copy lacks may be lost.
     pub(crate) force: bool,
+    /// Whether an announcement may be signed that names fewer maintainers or relays than the one seen last.
+    pub(crate) accept_fewer: bool,
+    /// How long it may take in all.
+    pub(crate) timeout: Duration,
 }
+
+/// The most relays besides the servers that are asked for a newer announcement.
+const MAX_OTHER_RELAYS: usize = 8;
+/// How long all of them together may take.
+const OTHER_RELAYS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Announces, signs and pushes; says where the repository can be cloned from.
 pub(crate) async fn push(push: &Push) -> Result<Vec<String>> {
+    let pushed = timeout(push.timeout, push_to_all(push)).await;
+    pushed.with_context(|| {
+        let seconds = push.timeout.as_secs();
+        format!("not done after {seconds} seconds; --timeout gives the servers more time")
+    })?
+}
+
+async fn push_to_all(push: &Push) -> Result<Vec<String>> {
     let work = &push.work;
     let name = match &push.name {
         Some(name) => name.clone(),
@@ -101,11 +123,7 @@ pub(crate) async fn push(push: &Push) -> Result<Vec<String>> {
             })?,
         );
     }
-    let known = newest(&mut relays, &repo, kinds::ANNOUNCEMENT).await?;
-    let announcement = announce(&push.keys, &repo, &push.servers, known.as_ref())?;
-    for relay in &mut relays {
-        relay.publish(&announcement).await?;
-    }
+    publish_announcement(push, &repo, &mut relays).await?;
     let urls: Vec<_> = push.servers.iter().map(|server| server.clone_url(&repo)).collect();
     if !push.force {
         lose_nothing(work, &refs, &urls).await?;
@@ -120,6 +138,50 @@ pub(crate) async fn push(push: &Push) -> Result<Vec<String>> {
         work.push_to(url, &refs).await.with_context(|| format!("could not push to {url}"))?;
     }
     Ok(urls)
+}
+
+/// Signs the newest announcement that can be found, with all servers added, and publishes it.
+async fn publish_announcement(
+    push: &Push,
+    repo: &RepoId,
+    relays: &mut [RelayClient],
+) -> Result<()> {
+    let remembered = Remembered::of(&push.work).await?;
+    let seen = remembered.read(repo);
+    let told = newest(relays, repo, kinds::ANNOUNCEMENT).await?;
+    let elsewhere = newest_elsewhere(push, repo, seen.iter().chain(&told)).await;
+    let told = told.into_iter().chain(elsewhere).max_by_key(Version::of);
+    let known = choose(seen, told, push.accept_fewer)?;
+    let announcement = announce(&push.keys, repo, &push.servers, known.as_ref())?;
+    for relay in relays {
+        relay.publish(&announcement).await?;
+    }
+    // Without it the next push is as safe as this one was.
+    if let Err(error) = remembered.write(repo, &announcement) {
+        eprintln!("grasp: could not remember the announcement: {error}");
+    }
+    Ok(())
+}
+
+/// The newest announcement at relays that are named beside the servers. One that cannot be asked is passed over.
+async fn newest_elsewhere<'a>(
+    push: &Push,
+    repo: &RepoId,
+    known: impl Iterator<Item = &'a Event>,
+) -> Option<Event> {
+    let named = known.filter_map(|event| Announcement::parse(event).ok());
+    let named: BTreeSet<_> = named.flat_map(|read| read.relays).collect();
+    let is_other = |url: &RelayUrl| !push.servers.iter().any(|one| one.service.is_us(url.as_str()));
+    let others = named.into_iter().filter(is_other).take(MAX_OTHER_RELAYS);
+    let filter = about(repo, kinds::ANNOUNCEMENT);
+    let answers = others.map(|url| {
+        let filter = &filter;
+        async move {
+            let asked = async { RelayClient::connect(&url).await?.newest(filter).await };
+            timeout(OTHER_RELAYS_TIMEOUT, asked).await.ok()?.ok()?
+        }
+    });
+    join_all(answers).await.into_iter().flatten().max_by_key(Version::of)
 }
 
 /// Fails if a server has something that would be lost if its branches and tags became those of the working copy.
@@ -139,13 +201,18 @@ async fn lose_nothing(work: &Work, refs: &Refs, urls: &[String]) -> Result<()> {
 
 /// The newest event of a kind about a repository that any of the servers has.
 async fn newest(relays: &mut [RelayClient], repo: &RepoId, kind: Kind) -> Result<Option<Event>> {
-    let filter = Filter::new().kind(kind).author(repo.owner).identifier(repo.identifier.as_str());
+    let filter = about(repo, kind);
     let mut newest: Option<Event> = None;
     for relay in relays {
         let found = relay.newest(&filter).await?;
         newest = newest.into_iter().chain(found).max_by_key(Version::of);
     }
     Ok(newest)
+}
+
+/// The events of a kind about a repository, by its owner.
+fn about(repo: &RepoId, kind: Kind) -> Filter {
+    Filter::new().kind(kind).author(repo.owner).identifier(repo.identifier.as_str())
 }
 
 /// Now, or just after an event that is to be replaced: of two that are dated alike, not the later signed wins.

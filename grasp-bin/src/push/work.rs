@@ -54,6 +54,12 @@ impl Work {
         self.root.file_name()?.to_str()?.parse().ok()
     }
 
+    /// The directory of git's own data, which all worktrees share.
+    pub(crate) async fn git_dir(&self) -> Result<PathBuf> {
+        let dir = git(&self.root, &["rev-parse", "--git-common-dir"]).await?;
+        Ok(self.root.join(dir))
+    }
+
     /// The branches and tags that match one of the patterns; all of them without any. A pattern is one of
     /// `git for-each-ref`, or what follows `refs/heads/` or `refs/tags/` of one.
     pub(crate) async fn refs(&self, patterns: &[String]) -> Result<Refs> {

@@ -94,6 +94,34 @@ fn a_push_that_would_lose_what_the_server_has_is_refused_unless_it_is_forced() {
 }
 
 #[test]
+fn a_server_that_shows_no_announcement_does_not_make_one_that_names_fewer_relays() {
+    let dir = tempfile::tempdir().unwrap();
+    let [first, second] = ["a", "b"].map(|name| Server::start(&dir.path().join(name)));
+    let work = dir.path().join("hello");
+    working_copy(&work);
+    clone_url(&push(&work, dir.path(), &first));
+    clone_url(&push(&work, dir.path(), &second));
+    let kept = std::fs::read_to_string(work.join(".git/grasp/announcements.json")).unwrap();
+    for server in [&first, &second] {
+        assert!(kept.contains(&format!("\"{}\"", server.url)), "{} in {kept}", server.url);
+    }
+}
+
+#[test]
+fn servers_that_never_answer_are_not_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let work = dir.path().join("hello");
+    working_copy(&work);
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap().to_string();
+    let args = ["push", "--timeout", "1", "--server", &address];
+    let mut push = command();
+    push.args(args).current_dir(&work).env("HOME", dir.path()).env_remove("XDG_DATA_HOME");
+    let said = said(&mut push);
+    assert!(!said.ok && said.err.contains("not done after 1 seconds"), "{said:?}");
+}
+
+#[test]
 fn outside_of_a_working_copy_there_is_nothing_to_push() {
     let dir = tempfile::tempdir().unwrap();
     let push = |path: &str| {
