@@ -4,6 +4,7 @@ mod delta;
 mod members;
 mod owners;
 mod threads;
+mod waiters;
 mod waiting;
 
 use std::borrow::Cow;

@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 
+use super::waiters::Waiters;
 use crate::RepoId;
 
 /// Coordinates followed for one repository; as many as replies of one thread.
@@ -12,17 +14,23 @@ pub(super) const MAX_PER_REPO: usize = 500;
 const MAX_REPOS: usize = 8;
 /// Coordinates in all, those of repositories that nobody has announced included.
 const MAX_MEMBERS: usize = 50_000;
-/// Coordinates that may wait for the member they name.
+/// Coordinates that may wait for the member they name. Of more, those of the author that has most give way.
 const MAX_WAITING: usize = 10_000;
 
 /// Which coordinates belong to which repository, announced or not.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Members {
     repos: BTreeMap<Coordinate, BTreeSet<RepoId>>,
     by_repo: BTreeMap<RepoId, BTreeSet<Coordinate>>,
-    /// What names a coordinate that is no member yet.
-    waiting: BTreeMap<Coordinate, BTreeSet<Coordinate>>,
-    waits: usize,
+    /// What names a coordinate that is no member yet, by the author of what names it.
+    waiting: Waiters<Coordinate, Coordinate, PublicKey>,
+}
+
+impl Default for Members {
+    fn default() -> Self {
+        let (repos, by_repo) = (BTreeMap::new(), BTreeMap::new());
+        Self { repos, by_repo, waiting: Waiters::new(MAX_WAITING) }
+    }
 }
 
 impl Members {
@@ -54,15 +62,11 @@ impl Members {
 
     /// Notes that one names another that is no member yet.
     pub(super) fn wait(&mut self, named: Coordinate, by: Coordinate) {
-        if self.waits < MAX_WAITING && self.waiting.entry(named).or_default().insert(by) {
-            self.waits += 1;
-        }
+        self.waiting.add(by.public_key, named, by);
     }
 
     /// Hands over what waited for a member.
     pub(super) fn take_waiting(&mut self, member: &Coordinate) -> BTreeSet<Coordinate> {
-        let waiting = self.waiting.remove(member).unwrap_or_default();
-        self.waits -= waiting.len();
-        waiting
+        self.waiting.take(member)
     }
 }

@@ -193,6 +193,35 @@ fn coordinates(index: &SyncIndex, of: &str) -> Vec<Coordinate> {
 }
 
 #[test]
+fn coordinates_that_never_come_keep_nobody_from_waiting() {
+    let mut index = index([announced(1, Full, &["a"])]);
+    let (app, release) = (member(32_267, "app"), member(30_063, "app@1"));
+    for n in 0..20_000 {
+        let stranger = Coordinate { public_key: repo(7).owner, ..member(30_063, &n.to_string()) };
+        let nothing = member(32_267, &format!("nothing {n}"));
+        index.apply([member_added(&stranger, &[], &[&nothing])]);
+    }
+    index.apply([member_added(&release, &[], &[&app]), member_added(&app, &[1], &[])]);
+    assert_eq!(coordinates(&index, "a"), [release, app]);
+}
+
+#[test]
+fn replies_to_what_never_comes_keep_nobody_from_waiting() {
+    let mut index = index([announced(1, Full, &["a"])]);
+    let made_up = |n: u32| {
+        let mut bytes = [9; 32];
+        bytes[..4].copy_from_slice(&n.to_be_bytes());
+        RootId::from(EventId::from_byte_array(bytes))
+    };
+    for n in 0..60_000 {
+        let to = vec![made_up(100_000 + n)];
+        index.apply([IndexChange::Replied { reply: made_up(n), to }]);
+    }
+    index.apply([replied(2, &[1]), root_added(1, &[1])]);
+    assert_eq!(index.target(&relay("a")), Some(needs(&[(1, Full)], &[1, 2])));
+}
+
+#[test]
 fn a_chain_of_members_is_followed_in_any_order_of_arrival() {
     let (app, release) = (member(32_267, "app"), member(30_063, "app@1"));
     let changes = [

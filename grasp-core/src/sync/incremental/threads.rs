@@ -3,23 +3,31 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::waiters::Waiters;
 use crate::sync::root::RootId;
 
 /// Replies of one thread that are asked for by name. Whatever names the root is had in any case.
 const MAX_REPLIES: usize = 500;
 
-/// Replies that may wait for what they answer. A relay that tells its newest events first tells replies first.
+/// Replies that may wait for what they answer. A relay that tells its newest events first tells replies first. Of more,
+/// those that have waited longest give way.
 const MAX_WAITING: usize = 50_000;
 
 /// Threads: roots, and the replies that came of them, however deep.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Threads {
     roots: BTreeMap<RootId, RootId>,
     /// Replies by their root, for as long as there are any.
     sizes: BTreeMap<RootId, usize>,
     /// Replies by what they answer and nobody has told of yet.
-    waiting: BTreeMap<RootId, BTreeSet<RootId>>,
-    waits: usize,
+    waiting: Waiters<RootId, RootId, ()>,
+}
+
+impl Default for Threads {
+    fn default() -> Self {
+        let (roots, sizes) = (BTreeMap::new(), BTreeMap::new());
+        Self { roots, sizes, waiting: Waiters::new(MAX_WAITING) }
+    }
 }
 
 impl Threads {
@@ -39,20 +47,16 @@ impl Threads {
         true
     }
 
-    /// Keeps a reply until something that it answers is told of; not, if there is no room.
+    /// Keeps a reply until something that it answers is told of.
     pub(super) fn wait(&mut self, reply: RootId, answered: Vec<RootId>) {
         for to in answered {
-            if self.waits < MAX_WAITING && self.waiting.entry(to).or_default().insert(reply) {
-                self.waits += 1;
-            }
+            self.waiting.add((), to, reply);
         }
     }
 
     /// The replies that waited for this event.
     pub(super) fn take_waiting(&mut self, to: &RootId) -> BTreeSet<RootId> {
-        let replies = self.waiting.remove(to).unwrap_or_default();
-        self.waits -= replies.len();
-        replies
+        self.waiting.take(to)
     }
 
     /// Forgets an event. What has come of a root or a reply stays: it may still be served.
