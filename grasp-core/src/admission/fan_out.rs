@@ -257,7 +257,7 @@ mod tests {
         let here = References::of(&note(0, 0, &[&["a", REPO]]));
         // Eight names that come first and do not exist.
         let made_up: Vec<String> = (0..8)
-            .map(|n| REPO.replace("30617:01", &format!("30617:00")) + &n.to_string())
+            .map(|n| REPO.replace("30617:01", "30617:00") + &n.to_string())
             .collect();
         let names: Vec<[&str; 2]> = made_up.iter().map(|name| ["a", name.as_str()]).collect();
         let mut tags: Vec<&[&str]> = names.iter().map(|tag| &tag[..]).collect();
@@ -274,7 +274,7 @@ mod tests {
         assert_eq!(admitted(&mut fan_out, (0..9).map(|n| event(n, n + 10))), 2);
         let named = References::of(&event(50, 1));
         assert_eq!(fan_out.admit(Mono::ZERO, &event(50, 1), &named), Err(Crowding::Root));
-        let mut own = |n: u8| fan_out.admit_maintainer(Mono::ZERO, &event(n, 1), &named);
+        let own = |n: u8| fan_out.admit_maintainer(Mono::ZERO, &event(n, 1), &named);
         assert_eq!(
             (60..64).map(own).collect::<Vec<_>>(),
             [Ok(()), Ok(()), Ok(()), Err(Crowding::Author)]

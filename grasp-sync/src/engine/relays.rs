@@ -285,7 +285,7 @@ impl SyncEngine {
             let is_next = may && !self.connections.has_room(url, &claimant);
             let health = relay.standing.health.health(now.mono);
             let weight = self.connections.weight(&claimant);
-            is_next.then(|| ((health, weight, relay.standing.waits_since), url, claimant))
+            is_next.then_some(((health, weight, relay.standing.waits_since), url, claimant))
         });
         let mut waiting: Vec<_> = without_room.collect();
         waiting.sort();
