@@ -17,6 +17,7 @@ mod body;
 mod judge;
 mod outcome;
 mod page;
+mod progress;
 mod push;
 mod receive;
 mod route;
@@ -37,6 +38,7 @@ use grasp_purgatory::git::{GitError, RepoStore};
 
 use self::body::BodyError;
 use self::route::Action;
+use self::stream::Spool;
 use crate::keeper::Keeper;
 use crate::web;
 
@@ -76,6 +78,7 @@ impl Default for GitLimits {
 struct GitHttp {
     keeper: Keeper,
     limits: GitLimits,
+    spool: Spool,
 }
 
 /// A repository that is there, and the store that it is in.
@@ -118,7 +121,11 @@ impl GitHttp {
 
 /// The routes of all repositories, to be merged below the mount. Whatever names none is not found.
 pub fn routes(keeper: Keeper, limits: GitLimits) -> Router {
-    Router::new().fallback(serve).with_state(Arc::new(GitHttp { keeper, limits }))
+    Router::new().fallback(serve).with_state(Arc::new(GitHttp {
+        keeper,
+        limits,
+        spool: Spool::default(),
+    }))
 }
 
 async fn serve(State(git): State<Arc<GitHttp>>, request: Request) -> Response {
@@ -136,7 +143,7 @@ async fn serve(State(git): State<Arc<GitHttp>>, request: Request) -> Response {
     let answered = match action {
         Action::Page if seat.door == Door::Proposals => Ok(git.not_found(false)),
         Action::Page => git.page(&seat.repo).await,
-        Action::Advertise(service) => seat.advertise(service, &parts).await,
+        Action::Advertise(service) => git.advertise(&seat, service, &parts).await,
         Action::Upload => git.upload(&seat, &parts.headers, body).await,
         Action::Receive => git.receive(seat, &parts.headers, body).await,
         Action::Dumb => Ok(dumb()),
@@ -194,8 +201,8 @@ const OUR_FAULT: &str = "the server failed, try again\n";
 const RETRY_AFTER: &str = "10";
 
 fn failed(error: &GitError) -> Response {
-    if let GitError::Busy(_) = error {
-        tracing::debug!(%error, "a git request found the server busy");
+    if let GitError::Busy(_) | GitError::TooExpensive { .. } = error {
+        tracing::debug!(%error, "a git request was given up");
         let headers = [(header::RETRY_AFTER, RETRY_AFTER)];
         let text = format!("{error}\n");
         return (StatusCode::SERVICE_UNAVAILABLE, NO_CACHE, headers, text).into_response();

@@ -7,11 +7,12 @@ use axum::response::{IntoResponse, Response};
 use grasp_purgatory::git::{Protocol, Service};
 
 use super::stream::Output;
-use super::{HttpError, NO_CACHE, Seat};
+use super::{GitHttp, HttpError, NO_CACHE, Seat};
 
-impl Seat {
+impl GitHttp {
     pub(super) async fn advertise(
         &self,
+        seat: &Seat,
         service: Service,
         parts: &Parts,
     ) -> Result<Response, HttpError> {
@@ -29,8 +30,9 @@ impl Seat {
             Body::empty()
         } else {
             let service = (service, protocol(&parts.headers));
-            let process = self.repos.advertise(&self.repo, service, self.claimant).await?;
-            Output::of(process, |_| {})?.into_body(Bytes::from_static(prefix))
+            let process = seat.repos.advertise(&seat.repo, service, seat.claimant).await?;
+            let room = self.spool.room(&seat.claimant);
+            Output::of(process, |_| {})?.into_body(Bytes::from_static(prefix), room)
         };
         Ok((NO_CACHE, [(header::CONTENT_TYPE, content_type)], body).into_response())
     }

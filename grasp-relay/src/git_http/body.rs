@@ -105,6 +105,19 @@ impl GitBody {
         }
     }
 
+    /// Adds what comes to these bytes until they are so many, or all.
+    pub(super) async fn gather(
+        &mut self,
+        mut bytes: Vec<u8>,
+        enough: usize,
+    ) -> Result<Vec<u8>, BodyError> {
+        while bytes.len() < enough {
+            let Some(next) = self.next_or_drain().await? else { break };
+            bytes.extend_from_slice(&next);
+        }
+        Ok(bytes)
+    }
+
     /// The next bytes. Whoever is to hear that something is wrong with them has sent the rest by then.
     pub(super) async fn next_or_drain(&mut self) -> Result<Option<Bytes>, BodyError> {
         let next = self.next().await;

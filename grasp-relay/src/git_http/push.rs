@@ -82,6 +82,9 @@ impl From<HttpError> for Failed {
     }
 }
 
+/// Bytes of a pack that are awaited before git is started.
+const GATHERED: usize = 256 * 1024;
+
 /// Where the report of a push goes. It is closed when the client is gone.
 type Answer = mpsc::Sender<Vec<u8>>;
 
@@ -205,10 +208,13 @@ impl Push {
         if self.request.commands().iter().all(|command| command.new.is_none()) {
             return Ok(None);
         }
+        // A client that sends a small pack slowly keeps no process waiting.
+        let rest = std::mem::take(&mut pack.rest);
+        let first = pack.body.gather(rest, GATHERED).await?;
         let incoming = self.seat.repos.incoming(&self.seat.repo, claimant).await?;
         let memory = self.git.limits.push_memory;
         let mut unpacking = incoming.unpack(self.max_bytes(push), memory).await?;
-        unpacking.feed(&pack.rest).await?;
+        unpacking.feed(&first).await?;
         while let Some(bytes) = pack.body.next().await? {
             unpacking.feed(&bytes).await?;
         }

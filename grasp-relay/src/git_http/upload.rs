@@ -11,6 +11,9 @@ use super::body::{BodyError, GitBody};
 use super::stream::Output;
 use super::{GitHttp, HttpError, NO_CACHE, Seat};
 
+/// Bytes of a request that are awaited before git is started.
+const GATHERED: usize = 64 * 1024;
+
 impl GitHttp {
     pub(super) async fn upload(
         &self,
@@ -20,8 +23,8 @@ impl GitHttp {
     ) -> Result<Response, HttpError> {
         let (most, stall) = (self.limits.fetch_request_bytes, self.limits.stall);
         let mut body = GitBody::new(headers, body, most, stall)?;
-        // No process for somebody who sends nothing.
-        let first = body.next_or_drain().await?.unwrap_or_default();
+        // No process for a client that sends nothing, or slowly; most requests are short.
+        let first = body.gather(Vec::new(), GATHERED).await?;
         let upload = seat.repos.upload_pack(&seat.repo, protocol(headers), seat.claimant);
         let mut process = upload.await?;
         let input = process.take_stdin();
@@ -42,7 +45,7 @@ impl GitHttp {
         if first.is_empty() {
             return Ok(result(Body::from(last_words(&output.end().await?.words))));
         }
-        Ok(result(output.into_body(first)))
+        Ok(result(output.into_body(first, self.spool.room(&seat.claimant))))
     }
 }
 
@@ -52,9 +55,13 @@ fn result(body: Body) -> Response {
 }
 
 /// Hands the request to git while its answer is being sent. Ends with the client, with git, or with the request.
-async fn feed(input: Option<ChildStdin>, first: Bytes, mut body: GitBody) -> Result<(), BodyError> {
+async fn feed(
+    input: Option<ChildStdin>,
+    first: Vec<u8>,
+    mut body: GitBody,
+) -> Result<(), BodyError> {
     let Some(mut input) = input else { return Ok(()) };
-    let mut next = Some(first);
+    let mut next = Some(Bytes::from(first));
     while let Some(bytes) = next {
         if input.write_all(&bytes).await.is_err() {
             return Ok(()); // git has read all it wants, or is gone
