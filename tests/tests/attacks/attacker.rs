@@ -35,6 +35,16 @@ impl Attacker {
         socket.connect(self.server).await
     }
 
+    /// Sends one request with a body; the connection, if the server took it all.
+    pub(crate) async fn begin(&self, path: &str, body: &[u8]) -> Option<TcpStream> {
+        let length = body.len().to_string();
+        let headers = [("Content-Length", length.as_str())];
+        let head = head(&self.server.to_string(), "POST", path, &headers);
+        let mut stream = self.connect().await.ok()?;
+        stream.write_all(&[head.as_bytes(), body].concat()).await.ok()?;
+        Some(stream)
+    }
+
     /// Sends one request with a body, and reads the answer to its end.
     pub(crate) async fn post(
         &self,

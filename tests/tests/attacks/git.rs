@@ -1,5 +1,173 @@
 //! Attacks through git: uploads, fetches, and git servers that are hunted.
 
-use crate::attacks;
+use std::time::Duration;
 
-attacks![];
+use futures_util::future::join_all;
+use grasp_tests::wire::{NOTHING, pkt, push};
+use grasp_tests::{GitServer, Maker, Manner, Workdir};
+use tokio::io::AsyncReadExt as _;
+use tokio::time::sleep;
+
+use crate::attacker::Attacker;
+use crate::attacks;
+use crate::packs::{delta_bomb, delta_chain};
+use crate::scene::{Report, Scene};
+
+attacks![delta_chain_upload, delta_bomb_upload, sparse_filter, slow_readers, endless_refs];
+
+const MAIN: &str = "refs/heads/main";
+
+/// How long an attack lasts that has no end of its own.
+const LASTS: Duration = Duration::from_secs(20);
+
+impl Scene {
+    /// Path of the honest repository's service.
+    fn service(&self, service: &str) -> String {
+        format!("{}/{service}", self.server.path(&self.honest.repo()))
+    }
+
+    /// A repository of an attacker's with this content. Its path, and the tip of its branch.
+    async fn hostile_repository(&self, work: &Workdir) -> (String, String) {
+        let (eve, outside) = (Maker::new().earlier(60), self.server.outside());
+        let tip = work.git(&["rev-parse", "main"]).await.expect_ok();
+        let announcement = eve.announce("hostile", &self.server.service());
+        outside.send(&[&announcement, &eve.state("hostile", &[(MAIN, &tip)])]).await;
+        let url = outside.clone_url(&eve.repo("hostile"));
+        work.git(&["push", "-q", &url, "main"]).await.expect_ok();
+        (self.server.path(&eve.repo("hostile")), tip)
+    }
+}
+
+/// Uploads of one chain of 20,000 deltas that nobody has signed for. Half of the clients do not wait for an answer.
+async fn delta_chain_upload() -> Report {
+    let scene = Scene::start().await;
+    let (path, (tip, pack)) = (scene.service("git-receive-pack"), delta_chain(20_000));
+    assert!(pack.len() < 2_000_000, "{}", pack.len());
+    let attackers: Vec<Attacker> = (1..=4).map(|host| scene.attacker(host)).collect();
+    let mut answers = Vec::new();
+    let attack = async {
+        let uploads = attackers.iter().enumerate().map(async |(n, attacker)| {
+            let request = push(&[(NOTHING, &tip, &format!("refs/nostr/{n:064x}"))], &pack);
+            if n % 2 == 0 {
+                return Some(attacker.post(&path, &[], &request).await.body);
+            }
+            attacker.begin(&path, &request).await;
+            None
+        });
+        answers = join_all(uploads).await.into_iter().flatten().collect();
+    };
+    // Honest pushes go on for a minute or two beside it.
+    let report = scene.during(8 << 20, attack).await;
+    let is_refused = |answer: &String| answer.contains("chain of more than") || is_busy(answer);
+    report.and(answers.iter().all(is_refused), format!("{answers:?}"))
+}
+
+/// Uploads of 16 KB each that unpack to 650 MB.
+async fn delta_bomb_upload() -> Report {
+    let scene = Scene::start().await;
+    let (path, (tip, pack)) = (scene.service("git-receive-pack"), delta_bomb(650));
+    assert!(pack.len() < 16_384, "{}", pack.len());
+    let mut answers = Vec::new();
+    let attackers: Vec<Attacker> = (0..32).map(|n| scene.attacker(1 + n % 2)).collect();
+    let attack = async {
+        let uploads = attackers.iter().enumerate().map(async |(n, attacker)| {
+            let request = push(&[(NOTHING, &tip, &format!("refs/nostr/{n:064x}"))], &pack);
+            attacker.post(&path, &[], &request).await.body
+        });
+        answers = join_all(uploads).await;
+    };
+    let report = scene.during(0, attack).await;
+    let is_refused = |answer: &String| answer.contains("too much memory") || is_busy(answer);
+    report.and(answers.iter().all(is_refused), format!("{answers:?}"))
+}
+
+fn is_busy(answer: &str) -> bool {
+    answer.contains("try again later")
+}
+
+/// Fetches with a filter that visits each of 10^10 paths.
+async fn sparse_filter() -> Report {
+    let scene = Scene::start().await;
+    let work = Workdir::init().await;
+    let pattern = work.pipe(&["hash-object", "-w", "--stdin"], b"x/**/y\n").await;
+    let pattern = String::from_utf8(pattern).expect("an id");
+    let mut below = format!("100644 blob {}\ta\n", pattern.trim());
+    for _ in 0..10 {
+        let tree = work.pipe(&["mktree"], below.as_bytes()).await;
+        let tree = String::from_utf8(tree).expect("an id");
+        below = (0..10).map(|n| format!("040000 tree {}\t{n}\n", tree.trim())).collect();
+    }
+    let tree = work.pipe(&["mktree"], below.as_bytes()).await;
+    let tree = String::from_utf8(tree).expect("an id");
+    let commit = work.git(&["commit-tree", "-m", "x", tree.trim()]).await.expect_ok();
+    work.git(&["update-ref", MAIN, &commit]).await.expect_ok();
+    let (path, tip) = scene.hostile_repository(&work).await;
+    let request = [
+        pkt("command=fetch"),
+        b"0001".to_vec(),
+        pkt(format!("want {tip}\n")),
+        pkt(format!("filter sparse:oid={}\n", pattern.trim())),
+        pkt("done\n"),
+        b"0000".to_vec(),
+    ]
+    .concat();
+    let path = format!("{path}/git-upload-pack");
+    let mut answers = Vec::new();
+    let attackers: Vec<Attacker> = (0..32).map(|n| scene.attacker(1 + n % 4)).collect();
+    let attack = async {
+        let headers = [("Git-Protocol", "version=2")];
+        let fetches = attackers.iter().map(|one| one.post(&path, &headers, &request));
+        answers = join_all(fetches).await;
+    };
+    let report = scene.during(1 << 20, attack).await;
+    let is_refused = |body: &str| body.contains("filter 'sparse:oid' not supported");
+    report.and(answers.iter().all(|answer| is_refused(&answer.body)), format!("{answers:?}"))
+}
+
+/// Clones that are read at 3.4 KB a second.
+async fn slow_readers() -> Report {
+    let scene = Scene::start().await;
+    let work = Workdir::init().await;
+    work.commit_noise(16 << 20).await;
+    let (path, tip) = scene.hostile_repository(&work).await;
+    let want = pkt(format!("want {tip} side-band-64k ofs-delta\n"));
+    let request = [want, b"0000".to_vec(), pkt("done\n")].concat();
+    let path = format!("{path}/git-upload-pack");
+    let readers: Vec<Attacker> = (0..32).map(|n| scene.attacker(1 + n)).collect();
+    let attack = async {
+        let read = async |reader: &Attacker| {
+            let Some(mut stream) = reader.begin(&path, &request).await else { return };
+            let mut buffer = vec![0; 340];
+            while stream.read(&mut buffer).await.is_ok_and(|read| read > 0) {
+                sleep(Duration::from_millis(100)).await;
+            }
+        };
+        let _ = tokio::time::timeout(LASTS, join_all(readers.iter().map(read))).await;
+    };
+    scene.during(32 << 20, attack).await
+}
+
+/// States whose git servers advertise refs without end.
+async fn endless_refs() -> Report {
+    let scene = Scene::start().await;
+    let mut servers = Vec::new();
+    for n in 0..16 {
+        servers.push(GitServer::at(&format!("127.9.9.{}", n + 1), Manner::Endless).await);
+    }
+    let (outside, service) = (scene.server.outside(), scene.server.service());
+    let attack = async {
+        for (n, server) in servers.iter().enumerate() {
+            let (eve, name) = (Maker::new(), format!("hostile-{n}"));
+            let clone = ["clone", &server.url(&name)];
+            let announcement = eve.announce_with(&name, &service, &[&clone]);
+            let state = eve.state(&name, &[(MAIN, &format!("{n:040x}"))]);
+            let _ = outside.offer(&announcement).await;
+            let _ = outside.offer(&state).await;
+        }
+        // What a user brought is hunted for after three minutes.
+        sleep(Duration::from_secs(3 * 60) + LASTS).await;
+    };
+    let report = scene.during(16 << 20, attack).await;
+    let asked = servers.iter().filter(|server| !server.asked().is_empty()).count();
+    report.and(asked > 0, "no server was asked")
+}

@@ -14,6 +14,7 @@ mod attacker;
 mod git;
 mod honest;
 mod nostr;
+mod packs;
 mod purgatory;
 mod scene;
 mod server;

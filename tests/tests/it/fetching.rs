@@ -213,8 +213,7 @@ async fn a_small_pack_of_something_huge_cannot_fill_memory() {
 
 #[tokio::test]
 async fn an_advertisement_without_end_has_one_here() {
-    let limits = FetchLimits { memory: 64 * 1024 * 1024, ..FetchLimits::default() };
-    let place = Place::new(LOOPBACK, limits).await;
+    let place = Place::open().await;
     let server = GitServer::at("127.0.0.1", Manner::Endless).await;
     let listed = place.list(&server.url("x"), &[]).await;
     assert_eq!(listed, Err(Trouble::TooLarge));
