@@ -60,7 +60,6 @@ impl RefVerdict {
 pub struct AuthorisedPush {
     execute: Vec<PushCommand>,
     stage: Vec<PushCommand>,
-    is_whole: bool,
 }
 
 impl AuthorisedPush {
@@ -74,9 +73,8 @@ impl AuthorisedPush {
             pairs.filter(|(_, (_, verdict))| verdict == wanted).map(|(c, _)| c.clone()).collect()
         };
         let (execute, stage) = (chosen(&RefVerdict::Execute), chosen(&RefVerdict::Stage));
-        let is_whole = verdicts.iter().all(|(_, verdict)| !verdict.is_refused());
         let some = !execute.is_empty() || !stage.is_empty();
-        some.then_some(Self { execute, stage, is_whole })
+        some.then_some(Self { execute, stage })
     }
 
     /// Refs to move in the view, all or none: only together are branches and tags what was signed.
@@ -87,11 +85,6 @@ impl AuthorisedPush {
     /// Refs whose objects go to staging.
     pub fn stage(&self) -> &[PushCommand] {
         &self.stage
-    }
-
-    /// Whether no ref of the push was refused: what came with it came for these alone.
-    pub fn is_whole(&self) -> bool {
-        self.is_whole
     }
 }
 

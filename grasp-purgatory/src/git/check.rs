@@ -178,6 +178,22 @@ impl Objects {
         Ok(ProcessLimits::for_data(&self.claimant, bytes))
     }
 
+    /// How many objects these tips need beyond what is proven.
+    pub(super) async fn count_new(&self, tips: &BTreeSet<Oid>) -> Result<u64, GitError> {
+        const COMMAND: &str = "rev-list";
+        let input: String = tips.iter().map(|tip| format!("{tip}\n")).collect();
+        let output = self
+            .command(COMMAND)
+            .args(["--objects", "--count", "--stdin", "--not", "--all"])
+            .limited(self.limits().await?)
+            .limit(MAX_WALK)
+            .run(input.into_bytes())
+            .await?
+            .success(COMMAND)?;
+        let count = String::from_utf8_lossy(&output).trim().parse();
+        count.map_err(|_| GitError::failed(COMMAND, "it counted nothing"))
+    }
+
     async fn walk(&self, tips: &[Oid], up_to: &[&str]) -> Result<bool, GitError> {
         const COMMAND: &str = "rev-list";
         let limits = self.limits().await?;

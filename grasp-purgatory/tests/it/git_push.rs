@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use grasp_core::Oid;
 use grasp_core::resources::Claimant;
-use grasp_purgatory::git::{Blame, Completeness, GitError};
+use grasp_purgatory::git::{Blame, Completeness, GitError, StagingLimits};
 
 use crate::git_fixture::{PLENTY, Work, World, files_below, git, judged, name, noise, now};
 
@@ -314,4 +314,85 @@ async fn the_same_objects_may_come_twice() {
         .into_iter()
         .filter(|f| f.extension().is_some_and(|e| e == "pack"));
     assert_eq!(packs.count(), 1);
+}
+
+#[tokio::test]
+async fn objects_that_no_ref_of_the_push_reaches_are_not_taken_in() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    let tip = work.commit("1");
+    work.write("stowaway", b"nobody signed for this");
+    let stowaway: Oid = work.git(&["hash-object", "-w", "stowaway"]).parse().unwrap();
+    let objects = [work.objects_of_last_commit(), vec![stowaway]].concat();
+    for is_prepared in [true, false] {
+        let mut incoming = world.receive(&repo, &work.pack_only(&objects)).await.unwrap();
+        let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+        let name = format!("refs/heads/{is_prepared}");
+        let push = judged(&guard.refs(&repo.owner).await.unwrap(), &[(&name, Some(tip))]);
+        if is_prepared {
+            incoming.check_all(&BTreeSet::from([tip])).await.unwrap();
+            incoming.prepare(&push).await.unwrap();
+        }
+        guard.accept(&repo.owner, &push, Some(incoming), None, now()).await.unwrap();
+        let view = world.view(&repo);
+        git(&view, &["fsck", "--full", "--strict"], b"").unwrap();
+        let found = git(&view, &["cat-file", "-e", &stowaway.to_string()], b"");
+        assert!(found.is_err(), "it is readable");
+    }
+}
+
+#[tokio::test]
+async fn a_large_push_is_taken_as_it_came_if_all_of_it_is_needed() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    work.write("noise", &noise(17 << 20));
+    let tip = work.commit("1");
+    work.write("stowaway", b"nobody signed for this");
+    let stowaway: Oid = work.git(&["hash-object", "-w", "stowaway"]).parse().unwrap();
+    let needed = [work.objects_of_last_commit(), vec![work.rev("HEAD:noise")]].concat();
+    for (more, is_taken_as_it_came) in [(vec![stowaway], false), (vec![], true)] {
+        let pack = work.pack_only(&[needed.clone(), more].concat());
+        let mut incoming = world.receive(&repo, &pack).await.unwrap();
+        let before = pack_files(&world);
+        incoming.check_all(&BTreeSet::from([tip])).await.unwrap();
+        let push = judged(&Default::default(), &[("refs/heads/main", Some(tip))]);
+        incoming.prepare(&push).await.unwrap();
+        assert_eq!(pack_files(&world) == before, is_taken_as_it_came);
+    }
+}
+
+fn pack_files(world: &World) -> BTreeSet<std::path::PathBuf> {
+    let packs = files_below(&world.root().join("incoming")).into_iter();
+    packs.filter(|file| file.extension().is_some_and(|kind| kind == "pack")).collect()
+}
+
+#[tokio::test]
+async fn what_was_prepared_is_staged_without_packing_under_the_lock() {
+    let limits = StagingLimits { bytes_per_event: 100_000, ..StagingLimits::default() };
+    let (world, work) = (World::limited(limits).await, Work::new());
+    let repo = world.repo("x").await;
+    let upload = format!("refs/nostr/{}", "a".repeat(64));
+    let small = work.commit("1");
+    work.write("noise", &noise(100_000));
+    let large = work.commit("2");
+    for (tip, fits) in [(small, true), (large, false)] {
+        let mut incoming = world.receive(&repo, &work.pack(&[tip])).await.unwrap();
+        incoming.check_all(&BTreeSet::from([tip])).await.unwrap();
+        let push = judged(&Default::default(), &[(&upload, Some(tip))]);
+        let received = pack_files(&world);
+        match incoming.prepare(&push).await {
+            Ok(()) => assert!(fits),
+            Err(error) => {
+                assert!(!fits && matches!(error, GitError::StagingFull), "{error:?}");
+                continue;
+            }
+        }
+        // Whoever packed again would need them.
+        received.iter().for_each(|pack| std::fs::remove_file(pack).unwrap());
+        let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+        guard.accept(&repo.owner, &push, Some(incoming), None, now()).await.unwrap();
+        let event = upload.strip_prefix("refs/nostr/").unwrap();
+        let staged = guard.staged(nostr::event::EventId::from_hex(event).unwrap()).await.unwrap();
+        assert_eq!(staged, BTreeSet::from([tip]));
+    }
 }

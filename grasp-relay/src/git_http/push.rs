@@ -182,8 +182,8 @@ impl Push {
         }
     }
 
-    /// Receives the pack, and checks that everything is there before the lock is taken: a long history is walked
-    /// while nobody has to wait for it.
+    /// Receives the pack, checks that everything is there and takes out what is needed, before the lock is taken: a
+    /// long history is walked while nobody has to wait for it.
     async fn receive(
         &self,
         pack: &mut Pack,
@@ -194,6 +194,7 @@ impl Push {
         if let Some(incoming) = &mut incoming {
             let tips = push.execute().iter().chain(push.stage());
             incoming.check_all(&tips.filter_map(|command| command.new).collect()).await?;
+            incoming.prepare(push).await?;
         }
         Ok(incoming)
     }

@@ -138,14 +138,6 @@ fn a_ref_left_out_of_the_push_counts_too() {
 }
 
 #[test]
-fn a_push_is_whole_unless_one_of_its_refs_is_refused() {
-    let repo = Repository::new(&[], vec![state(ALICE, 5, Standing::Held, &[(MAIN, A)])]);
-    let push = |commands| repo.judge(&request("", commands)).authorised.unwrap();
-    assert!(push(&[(NONE, A, MAIN)]).is_whole());
-    assert!(!push(&[(NONE, A, MAIN), (NONE, B, "refs/notes/x")]).is_whole());
-}
-
-#[test]
 fn what_is_there_already_needs_no_state() {
     let repo = Repository::new(&[(MAIN, A)], vec![]);
     let verdict = repo.judge(&request("", &[(B, A, MAIN), (A, NONE, DEV)]));

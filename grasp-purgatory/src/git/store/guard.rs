@@ -102,15 +102,12 @@ impl FamilyGuard {
             let tips = tips(push.execute().iter().chain(push.stage()));
             incoming.check(&tips).await?.required()?;
             for command in push.stage() {
-                self.stage_command(command, &incoming).await?;
+                self.stage_command(command, &mut incoming).await?;
             }
-            let signed = match (push.execute(), push.stage()) {
-                ([], _) => None,
-                (_, []) if push.is_whole() => Some(incoming),
-                // One pack brought more; only what was signed for becomes readable.
-                (execute, _) => Some(incoming.extract(&self::tips(execute)).await?),
-            };
-            if let Some(signed) = signed {
+            let signed = self::tips(push.execute());
+            if !signed.is_empty() {
+                // A pack may bring more; only what was signed for becomes readable.
+                let signed = incoming.into_part(&signed).await?;
                 self.promote(signed).await?;
             }
         }
@@ -120,7 +117,7 @@ impl FamilyGuard {
     async fn stage_command(
         &mut self,
         command: &PushCommand,
-        incoming: &Incoming,
+        incoming: &mut Incoming,
     ) -> Result<(), GitError> {
         match (command.name.event(), command.new) {
             (Some(event), Some(tip)) => self.stage(event, tip, incoming).await,

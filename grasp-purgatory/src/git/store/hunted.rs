@@ -58,7 +58,7 @@ impl RepoStore {
             self.leave(identifier).await?;
             return Ok(whole);
         }
-        let part = incoming.extract(&whole).await?;
+        let part = incoming.extract(&whole, None).await?;
         let mut guard = self.lock(identifier).await?;
         guard.promote(part).await?;
         guard.compact().await?;

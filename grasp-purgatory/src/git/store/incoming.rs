@@ -1,11 +1,12 @@
 //! Objects on their way in.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use grasp_core::Oid;
+use grasp_core::push::AuthorisedPush;
 use grasp_core::resources::Claimant;
 
 use super::arrivals::Expected;
@@ -15,7 +16,11 @@ use crate::git::check::{Completeness, Objects, Proofs};
 use crate::git::command::GitCommand;
 use crate::git::error::GitError;
 use crate::git::layout::{self, Family};
+use crate::git::limits::ProcessLimits;
 use crate::git::{blocking, chains};
+
+/// Uploads from this size on are not packed again if every object that came is needed.
+const LARGE: u64 = 64 * 1024 * 1024;
 
 /// Objects that have arrived for a family and that no view can read.
 ///
@@ -26,6 +31,8 @@ pub struct Incoming {
     objects: Objects,
     quarantine: Quarantine,
     whole: BTreeSet<Oid>,
+    /// What some tips need, taken out before the lock was needed; none where they need everything.
+    parts: BTreeMap<BTreeSet<Oid>, Option<Self>>,
     /// Whether the delta chains of what came were found to be short.
     is_inspected: bool,
     /// What is whole may be so only with objects of the family as it was then.
@@ -47,6 +54,7 @@ impl Incoming {
             objects: Objects { git: store.git().clone(), family, incoming, claimant },
             quarantine,
             whole: BTreeSet::new(),
+            parts: BTreeMap::new(),
             is_inspected: false,
             as_of: store.removals(),
             _expected: expected,
@@ -144,32 +152,93 @@ impl Incoming {
         self.check(&BTreeSet::from([tip])).await?.required()
     }
 
-    /// What these tips need beyond what the family has proven, and nothing else that was sent, in a place of its own.
-    pub(super) async fn extract(&self, tips: &BTreeSet<Oid>) -> Result<Self, GitError> {
+    /// Takes out what each command of a push needs, so that nothing is packed while the family is locked.
+    pub async fn prepare(&mut self, push: &AuthorisedPush) -> Result<(), GitError> {
+        let limit = self.store.staging_limits().bytes_per_event;
+        for tip in push.stage().iter().filter_map(|command| command.new) {
+            let tips = BTreeSet::from([tip]);
+            let part = self.extract(&tips, Some(limit)).await?;
+            self.parts.insert(tips, Some(part));
+        }
+        let signed: BTreeSet<_> = push.execute().iter().filter_map(|command| command.new).collect();
+        if !signed.is_empty() {
+            let is_needed_whole = self.is_needed_whole(&signed).await?;
+            let part =
+                if is_needed_whole { None } else { Some(self.extract(&signed, None).await?) };
+            self.parts.insert(signed, part);
+        }
+        Ok(())
+    }
+
+    /// What these tips need and nothing else, as it was prepared.
+    pub(super) async fn part(&mut self, tips: &BTreeSet<Oid>) -> Result<Self, GitError> {
+        match self.prepared(tips).flatten() {
+            Some(part) => Ok(part),
+            None => self.extract(tips, None).await,
+        }
+    }
+
+    /// The same, or all of it where that was found to be needed.
+    pub(super) async fn into_part(mut self, tips: &BTreeSet<Oid>) -> Result<Self, GitError> {
+        match self.prepared(tips) {
+            Some(Some(part)) => Ok(part),
+            Some(None) => Ok(self),
+            None => self.extract(tips, None).await,
+        }
+    }
+
+    /// What was prepared for these tips, unless the family has lost objects that were left out of it.
+    fn prepared(&mut self, tips: &BTreeSet<Oid>) -> Option<Option<Self>> {
+        let now = self.store.removals();
+        let part = self.parts.remove(tips)?;
+        let is_valid = part.as_ref().map_or(self.as_of, |part| part.as_of) == now;
+        is_valid.then_some(part)
+    }
+
+    /// Whether these tips need as many objects as came. Only a large upload is worth counting: it is not written twice.
+    async fn is_needed_whole(&self, tips: &BTreeSet<Oid>) -> Result<bool, GitError> {
+        let quarantine = self.quarantine.objects();
+        if blocking(move || layout::size(&quarantine)).await? < LARGE {
+            return Ok(false);
+        }
+        Ok(self.objects.count_new(tips).await? == self.count().await?)
+    }
+
+    /// What these tips need beyond what the family has proven, and nothing else that was sent, in a place of its own of
+    /// at most so many bytes.
+    pub(super) async fn extract(
+        &self,
+        tips: &BTreeSet<Oid>,
+        max_bytes: Option<u64>,
+    ) -> Result<Self, GitError> {
         const COMMAND: &str = "pack-objects";
         let (store, family) = (self.store.clone(), self.objects.family.clone());
-        let claimant = self.objects.claimant;
+        let (claimant, as_of) = (self.objects.claimant, self.as_of);
         let (mut part, proofs) = blocking(move || {
             let proofs = Proofs::load(&family)?;
             Ok((Self::new(&store, family, claimant)?, proofs))
         })
         .await?;
-        part.as_of = self.as_of;
+        part.as_of = as_of;
         part.is_inspected = true;
         part.whole = tips.intersection(&self.whole).copied().collect();
         let wanted = tips.iter().map(|tip| format!("{tip}\n"));
         let had = proofs.tips().iter().map(|tip| format!("^{tip}\n"));
         let input: String = wanted.chain(had).collect();
-        self.command(COMMAND)
+        let packed = self
+            .command(COMMAND)
             .args(["--revs", "--non-empty", "--delta-base-offset", "-q"])
             // Deltas that were sent are kept, and none are looked for.
             .arg("--window=0")
-            .limited(self.objects.limits().await?)
+            .limited(ProcessLimits { file: max_bytes, ..self.objects.limits().await? })
             .arg(part.quarantine.objects().join("pack/pack"))
             .keeping(part.quarantine.kept())
             .run(input.into_bytes())
-            .await?
-            .success(COMMAND)?;
+            .await?;
+        if max_bytes.is_some() && packed.words.contains("File too large") {
+            return Err(GitError::StagingFull);
+        }
+        packed.success(COMMAND)?;
         Ok(part)
     }
 }

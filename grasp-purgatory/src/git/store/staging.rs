@@ -50,9 +50,9 @@ impl FamilyGuard {
         &mut self,
         event: EventId,
         tip: Oid,
-        incoming: &Incoming,
+        incoming: &mut Incoming,
     ) -> Result<(), GitError> {
-        let part = incoming.extract(&BTreeSet::from([tip])).await?;
+        let part = incoming.part(&BTreeSet::from([tip])).await?;
         let (family, limits) = (self.family.clone(), self.store.inner.staging);
         self.blocking(move || {
             let (place, target) = (family.staged(&event), family.staged_tip(&event, &tip));
