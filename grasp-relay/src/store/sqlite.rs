@@ -23,7 +23,7 @@ mod schema;
 mod search;
 mod writer;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -34,8 +34,8 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream};
-use grasp_core::Version;
 use grasp_core::nip34::References;
+use grasp_core::{Identifier, Version};
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use nostr::nips::nip01::Coordinate;
@@ -144,6 +144,7 @@ impl SqliteStore {
         schema::migrate(&mut conn)?;
         let keys = Keys::load(&conn).map_err(failure)?;
         let rules = Arc::new(options.rules);
+        finish_requests(&mut conn, &keys, &rules).map_err(failure)?;
         let readers = Readers::start(path, options.readers, options.reader_cache)?;
         let copier = connect(path, 0)?;
         let writer = Log::watch(path, copier)
@@ -191,9 +192,13 @@ impl EventStore for SqliteStore {
                     some.push(event);
                 }
                 let save = move |ledger: &Ledger<'_>| ledger.save(&some, now);
-                let Commit { saved, affected } = self.shared.write(weight, save).await?;
+                let (Commit { saved, affected }, unfinished) =
+                    self.shared.write(weight, save).await?;
                 commit.saved.extend(saved);
                 commit.affected.extend(affected);
+                for request in unfinished {
+                    commit.affected.extend(self.shared.finish(request).await?);
+                }
             }
             Ok(commit)
         })
@@ -420,6 +425,20 @@ impl Shared {
         })
     }
 
+    /// Carries a request out to the end, and lets others write between its steps.
+    async fn finish(&self, request: Arc<Event>) -> Result<BTreeSet<Identifier>, StoreError> {
+        let mut affected = BTreeSet::new();
+        loop {
+            let request = Arc::clone(&request);
+            let go_on = move |ledger: &Ledger<'_>| ledger.go_on(&request);
+            let (is_done, names) = self.write(ROWS_PER_TASK, go_on).await?;
+            affected.extend(names);
+            if is_done {
+                return Ok(affected);
+            }
+        }
+    }
+
     async fn read<T, R>(&self, errand: R) -> Result<T, StoreError>
     where
         T: Send + 'static,
@@ -448,6 +467,20 @@ impl Shared {
             false => Ok(()),
         }
     }
+}
+
+/// Carries out what the last process began to.
+fn finish_requests(conn: &mut Connection, keys: &Keys, rules: &Rules) -> rusqlite::Result<()> {
+    loop {
+        let tx = conn.transaction()?;
+        let ledger = Ledger::new(&tx, keys, rules);
+        let Some(request) = ledger.next_unfinished()? else { break };
+        ledger.go_on(&request)?;
+        ledger.finish()?;
+        drop(ledger);
+        tx.commit()?;
+    }
+    Ok(())
 }
 
 /// Whether more rows fit into a task of these.

@@ -149,6 +149,102 @@ fn an_event_does_not_wait_for_others_with_many_tags() {
     });
 }
 
+/// Sends much, then one event; the one is stored before the much is.
+async fn overtaken(store: &SqliteStore, much: Vec<Arc<Event>>, one: Arc<Event>) {
+    let count = much.len();
+    let (much, little) = (store.save(much, time(NOW)), store.save(vec![one], time(NOW)));
+    tokio::pin!(much, little);
+    tokio::select! {
+        biased;
+        _ = &mut much => panic!("all of it went before"),
+        saved = &mut little => assert_eq!(saved.unwrap(), [Saved::Stored]),
+    }
+    assert_eq!(much.await.unwrap(), vec![Saved::Stored; count]);
+}
+
+#[test]
+fn what_a_request_takes_away_goes_in_steps_and_all_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir.path().join("events.db"));
+    let tagged = |n: u64| {
+        let note = ALICE.writes(1).id(1_000 + n);
+        (0..50).fold(note, |note, tag| note.tag("t", format!("{n} {tag}"))).done()
+    };
+    let of_alice = || Filter::new().author(ALICE.key()).kind(nostr::event::Kind::TextNote);
+    block_on(async {
+        let notes: Vec<_> = (0..1_900).map(tagged).collect();
+        assert_eq!(store.save(notes.clone(), time(NOW)).await.unwrap().len(), 1_900);
+        let named = notes.iter().take(900);
+        let deletion = named.fold(ALICE.writes(5), |request, note| request.tag("e", note.id));
+        overtaken(&store, vec![deletion.done()], BOB.writes(1).id(1).done()).await;
+        assert_eq!(find(&store, of_alice()).await.len(), 1_000);
+        assert_eq!(save(&store, &notes[899]).await, Saved::Refused(Refusal::Deleted));
+        let vanish = ALICE.writes(62).tag("relay", "ALL_RELAYS").done();
+        overtaken(&store, vec![vanish], BOB.writes(1).id(2).done()).await;
+        assert_eq!(find(&store, of_alice()).await, []);
+        assert_eq!(save(&store, &notes[0]).await, Saved::Refused(Refusal::Vanished));
+        assert_eq!(store.integrity_check().await.unwrap(), Integrity::Sound);
+    });
+}
+
+#[test]
+fn a_request_that_was_interrupted_is_carried_out_at_the_next_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("events.db");
+    let vanish = ALICE.writes(62).tag("relay", "wss://us.example").done();
+    block_on(async {
+        let store = open(&path);
+        assert_eq!(store.save(notes(700), time(NOW)).await.unwrap().len(), 700);
+        // A store without a name of its own is not meant by it.
+        stored(&store, &vanish).await;
+        assert_eq!(find(&store, Filter::new().hashtag("7")).await.len(), 14);
+        store.close().await.unwrap();
+    });
+    let conn = rusqlite::Connection::open(&path).unwrap();
+    conn.execute("INSERT INTO unfinished (id) VALUES (?1)", [vanish.id.as_bytes()]).unwrap();
+    drop(conn);
+    let options =
+        || SqliteOptions { rules: crate::store_contract::rules(), ..SqliteOptions::default() };
+    block_on(async {
+        let store = SqliteStore::open(&path, options()).unwrap();
+        assert_eq!(find(&store, Filter::new()).await, [vanish.id]);
+        store.close().await.unwrap();
+    });
+    let conn = rusqlite::Connection::open(&path).unwrap();
+    let left: i64 =
+        conn.query_row("SELECT count(*) FROM unfinished", [], |row| row.get(0)).unwrap();
+    assert_eq!(left, 0);
+}
+
+#[test]
+fn what_expires_in_great_number_is_not_served_while_it_is_swept() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir.path().join("events.db"));
+    let ending = |n: u64| ALICE.writes(1).id(1_000 + n).tag("expiration", NOW).done();
+    let version = |at| ALICE.writes(30_617).at(at).tag("d", "x");
+    block_on(async {
+        let mut notes: Vec<_> = (0..1_400).map(ending).collect();
+        notes.push(version(20).tag("expiration", NOW).done());
+        let saved = store.save(notes, time(NOW - 1)).await.unwrap();
+        assert_eq!(saved, vec![Saved::Stored; 1_401]);
+        let (new, older) = (BOB.writes(1).id(1).done(), version(10).done());
+        stored(&store, &new).await;
+        stored(&store, &older).await;
+        let mut served = find(&store, Filter::new()).await;
+        served.sort();
+        let mut expected = vec![new.id, older.id];
+        expected.sort();
+        assert_eq!(served, expected);
+        assert_eq!(
+            store.count(vec![Filter::new().author(ALICE.key())], time(NOW)).await.unwrap(),
+            1
+        );
+        // Some went with each of the two saves.
+        assert_eq!(store.sweep(time(NOW)).await.unwrap(), 1_400 - 2 * 500);
+        assert_eq!(store.integrity_check().await.unwrap(), Integrity::Sound);
+    });
+}
+
 #[test]
 fn many_values_over_several_turns_give_each_event_once_in_order() {
     let dir = tempfile::tempdir().unwrap();

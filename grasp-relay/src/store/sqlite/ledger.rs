@@ -15,9 +15,12 @@ use nostr::types::Timestamp;
 use rusqlite::{Connection, OptionalExtension, named_params, params};
 
 use super::keys::{Digest, Keys, Position, seconds};
-use super::search::expired;
+use super::search::Expired;
 use crate::store::rules::{Rules, keeps_versions};
 use crate::store::{Commit, Refusal, Saved};
+
+/// Rows that one transaction erases, about, so that others need not wait for long.
+const ROWS_PER_STEP: usize = 20_000;
 
 /// One connection, seen through the rules.
 pub(super) struct Ledger<'a> {
@@ -25,8 +28,12 @@ pub(super) struct Ledger<'a> {
     pub(super) keys: &'a Keys,
     pub(super) rules: &'a Rules,
     pending: RefCell<Vec<Listing>>,
-    /// Up to when everything that expires was buried in this transaction.
+    /// Up to when expired events were looked for in this transaction.
     buried: Cell<Option<Timestamp>>,
+    /// Rows that this transaction may still erase before the rest is left to another.
+    erasable: Cell<usize>,
+    /// Requests of this transaction that are not carried out to the end.
+    unfinished: RefCell<Vec<Arc<Event>>>,
     /// The names of repositories of which something was taken away, until a commit reports them.
     affected: RefCell<BTreeSet<Identifier>>,
 }
@@ -62,8 +69,9 @@ struct Served {
 
 impl<'a> Ledger<'a> {
     pub(super) fn new(conn: &'a Connection, keys: &'a Keys, rules: &'a Rules) -> Self {
-        let (pending, buried, affected) = Default::default();
-        Self { conn, keys, rules, pending, buried, affected }
+        let (pending, buried, affected, unfinished) = Default::default();
+        let erasable = Cell::new(ROWS_PER_STEP);
+        Self { conn, keys, rules, pending, buried, erasable, unfinished, affected }
     }
 
     /// Writes down what was put off; to be called before the transaction is committed.
@@ -82,12 +90,17 @@ impl<'a> Ledger<'a> {
         Ok(())
     }
 
-    /// Saves events in order, after burying whatever has expired by now.
-    pub(super) fn save(&self, events: &[Arc<Event>], now: Timestamp) -> rusqlite::Result<Commit> {
+    /// Saves events in order, after burying some of what has expired by now. Returns the requests among them that must
+    /// be [gone on with](Self::go_on).
+    pub(super) fn save(
+        &self,
+        events: &[Arc<Event>],
+        now: Timestamp,
+    ) -> rusqlite::Result<(Commit, Vec<Arc<Event>>)> {
         self.expire(now)?;
         let saved = events.iter().map(|event| self.save_one(event, now));
         let saved = saved.collect::<rusqlite::Result<_>>()?;
-        Ok(Commit { saved, affected: self.affected.take() })
+        Ok((Commit { saved, affected: self.affected.take() }, self.unfinished.take()))
     }
 
     /// Judges one event without touching anything. Expects that nothing expired is left, or is only asked for advice.
@@ -120,11 +133,13 @@ impl<'a> Ledger<'a> {
         ids: &[EventId],
         now: Timestamp,
     ) -> rusqlite::Result<Vec<EventId>> {
-        let expired = expired(self, now)?;
+        let expired = Expired::by(self, now)?;
         let mut found = Vec::new();
         for id in ids {
-            let served = self.served(id.as_bytes())?;
-            found.extend(served.filter(|served| !expired.contains(&served.seq)).map(|_| *id));
+            let Some(Served { seq, .. }) = self.served(id.as_bytes())? else { continue };
+            if !expired.contains(self, seq)? {
+                found.push(*id);
+            }
         }
         Ok(found)
     }
@@ -135,11 +150,12 @@ impl<'a> Ledger<'a> {
         coordinates: Vec<Coordinate>,
         now: Timestamp,
     ) -> rusqlite::Result<Vec<(Coordinate, Version)>> {
-        let expired = expired(self, now)?;
+        let expired = Expired::by(self, now)?;
         let mut found = Vec::new();
         for coordinate in coordinates {
             let head = self.head(&self.keys.coordinate(&coordinate))?;
-            if let Some(Served { at, .. }) = head.filter(|head| !expired.contains(&head.seq)) {
+            let Some(Served { at, seq }) = head else { continue };
+            if !expired.contains(self, seq)? {
                 found.push((coordinate, at.version()));
             }
         }
@@ -192,7 +208,7 @@ impl<'a> Ledger<'a> {
         Ok(by.is_some_and(|by| by < Position::of(event)))
     }
 
-    fn save_one(&self, event: &Event, now: Timestamp) -> rusqlite::Result<Saved> {
+    fn save_one(&self, event: &Arc<Event>, now: Timestamp) -> rusqlite::Result<Saved> {
         match self.judge(event, now)? {
             Verdict::Welcome => self.admit(event, now),
             Verdict::Known => Ok(Saved::Duplicate),
@@ -205,7 +221,7 @@ impl<'a> Ledger<'a> {
         }
     }
 
-    fn admit(&self, event: &Event, now: Timestamp) -> rusqlite::Result<Saved> {
+    fn admit(&self, event: &Arc<Event>, now: Timestamp) -> rusqlite::Result<Saved> {
         let Some(coordinate) = deletion::coordinate(event) else {
             self.insert(event, None)?;
             self.obey(event, now)?;
@@ -213,10 +229,11 @@ impl<'a> Ledger<'a> {
         };
         let key = self.keys.coordinate(&coordinate);
         match self.head(&key)? {
-            Some(head) if head.at < Position::of(event) => {
+            Some(head) if head.at < Position::of(event) && !self.end(&head, now)? => {
                 self.shelve(event, &key)?;
                 return Ok(Saved::Superseded);
             }
+            // It may have been taken away just now.
             Some(head) => self.supersede(&head, &key)?,
             None => {}
         }

@@ -6,7 +6,7 @@ use super::failure;
 use crate::store::StoreError;
 
 /// Each step takes a file from the version that is its index to the next. Steps that were released never change.
-const MIGRATIONS: &[&str] = &[include_str!("schema.sql"), include_str!("delisted.sql")];
+const MIGRATIONS: &[&str] = &[include_str!("schema.sql"), include_str!("schema_2.sql")];
 
 /// Marks the file as ours ("grsp"), for `file(1)` and against opening somebody else's database.
 const APPLICATION_ID: i32 = 0x6772_7370;

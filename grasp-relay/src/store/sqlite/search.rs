@@ -54,7 +54,7 @@ impl Search {
         if !self.prepare(ledger, wanted, budget)? {
             return Ok(Turn::Paused);
         }
-        let expired = expired(ledger, self.now)?;
+        let expired = Expired::by(ledger, self.now)?;
         let share = wanted / self.plans.len().max(1);
         let mut scans = Vec::with_capacity(self.plans.len());
         for plan in &mut self.plans {
@@ -118,12 +118,36 @@ impl Search {
 }
 
 /// Events that have ended and were not swept yet.
-pub(super) fn expired(ledger: &Ledger<'_>, now: Timestamp) -> rusqlite::Result<HashSet<i64>> {
-    ledger
-        .conn
-        .prepare_cached("SELECT seq FROM expirations WHERE at <= ?1")?
-        .query_map([seconds(now.as_secs())], |row| row.get(0))?
-        .collect()
+pub(super) enum Expired {
+    Few(HashSet<i64>),
+    /// Too many to be read in every turn.
+    Many(i64),
+}
+
+/// Expired events that are read at the beginning of a turn.
+const FEW: usize = 500;
+
+impl Expired {
+    pub(super) fn by(ledger: &Ledger<'_>, now: Timestamp) -> rusqlite::Result<Self> {
+        let now = seconds(now.as_secs());
+        let few: HashSet<i64> = ledger
+            .conn
+            .prepare_cached("SELECT seq FROM expirations WHERE at <= ?1")?
+            .query_map([now], |row| row.get(0))?
+            .take(FEW)
+            .collect::<Result<_, _>>()?;
+        Ok(if few.len() < FEW { Self::Few(few) } else { Self::Many(now) })
+    }
+
+    pub(super) fn contains(&self, ledger: &Ledger<'_>, seq: i64) -> rusqlite::Result<bool> {
+        match self {
+            Self::Few(few) => Ok(few.contains(&seq)),
+            Self::Many(now) => ledger
+                .conn
+                .prepare_cached("SELECT 1 FROM expirations WHERE seq = ?1 AND at <= ?2")?
+                .exists([seq, *now]),
+        }
+    }
 }
 
 /// One filter within a turn.
@@ -175,7 +199,7 @@ impl<'c> Scan<'c> {
     fn advance(
         &mut self,
         ledger: &Ledger<'_>,
-        expired: &HashSet<i64>,
+        expired: &Expired,
         budget: &mut Budget,
     ) -> rusqlite::Result<()> {
         while self.head.is_none() && *self.remaining > 0 && !budget.is_spent() {
@@ -187,7 +211,7 @@ impl<'c> Scan<'c> {
             };
             budget.spend(1);
             let again = found.at == *self.after;
-            let is_over = again || expired.contains(&found.seq);
+            let is_over = again || expired.contains(ledger, found.seq)?;
             if !is_over && self.rest.admits(ledger, &found, budget)? {
                 self.head = Some(found);
             } else {

@@ -4,7 +4,8 @@ use nostr::event::{Event, EventId};
 use nostr::types::Timestamp;
 use rusqlite::{OptionalExtension, params};
 
-use super::Ledger;
+use super::{Ledger, Served};
+use crate::store::rows;
 use crate::store::rules::repository_names;
 use crate::store::sqlite::keys::{Position, seconds};
 
@@ -49,19 +50,34 @@ impl Ledger<'_> {
             "gates",
             "vanished",
             "delisted",
+            "unfinished",
         ] {
             self.conn.execute(&format!("DELETE FROM {table}"), [])?;
         }
         Ok(())
     }
 
-    /// Buries everything that has expired, once for all who share the transaction.
+    /// Buries some of what has expired, once for all who share the transaction. What is left is not served either.
     pub(super) fn expire(&self, now: Timestamp) -> rusqlite::Result<()> {
         if self.buried.get().is_none_or(|until| until < now) {
-            while self.bury(now)?.more {}
+            self.bury(now)?;
             self.buried.set(Some(now));
         }
         Ok(())
+    }
+
+    /// Takes a version away if it has expired and was not buried yet; says whether it has.
+    pub(super) fn end(&self, head: &Served, now: Timestamp) -> rusqlite::Result<bool> {
+        let has_ended = self
+            .conn
+            .prepare_cached("SELECT 1 FROM expirations WHERE seq = ?1 AND at <= ?2")?
+            .exists([head.seq, seconds(now.as_secs())])?;
+        Ok(has_ended && self.take_away(head.seq)?)
+    }
+
+    /// Whether this transaction has erased as much as one should.
+    pub(super) fn has_erased_enough(&self) -> bool {
+        self.erasable.get() == 0
     }
 
     /// Does one turn of reclaiming: the expired, then deletion requests that are past their term.
@@ -87,6 +103,7 @@ impl Ledger<'_> {
         let Some(event) = json.and_then(|json| Event::from_json(json).ok()) else {
             return Ok(None);
         };
+        self.erasable.set(self.erasable.get().saturating_sub(rows(&event)));
         let at = Position::of(&event);
         let mut strike = self
             .conn
@@ -118,14 +135,17 @@ impl Ledger<'_> {
     fn bury(&self, now: Timestamp) -> rusqlite::Result<Swept> {
         let now = seconds(now.as_secs());
         let mut buried = 0;
-        for seq in self.due("SELECT seq FROM expirations WHERE at <= ?1", now)? {
-            buried += usize::from(self.take_away(seq)?);
+        let due = self.due("SELECT seq FROM expirations WHERE at <= ?1", now)?;
+        for seq in due.iter().take_while(|_| !self.has_erased_enough()) {
+            self.take_away(*seq)?;
+            buried += 1;
         }
-        let copies = self
-            .conn
-            .prepare_cached("DELETE FROM superseded WHERE expires_at <= ?1")?
-            .execute([now])?;
-        Ok(Swept { events: (buried + copies) as u64, more: buried == SWEEP_TURN })
+        let copies = self.due("SELECT seq FROM superseded WHERE expires_at <= ?1", now)?;
+        for seq in &copies {
+            self.conn.prepare_cached("DELETE FROM superseded WHERE seq = ?1")?.execute([seq])?;
+        }
+        let more = buried < due.len() || due.len().max(copies.len()) == SWEEP_TURN;
+        Ok(Swept { events: (buried + copies.len()) as u64, more })
     }
 
     /// Stops serving deletion requests that nobody needed for long; their gates stay.

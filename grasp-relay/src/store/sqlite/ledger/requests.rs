@@ -1,14 +1,24 @@
 //! Deletion requests and requests to vanish: what they gate, what they remove, how long they count.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use grasp_core::Identifier;
 use grasp_core::deletion::{self, DeletionRequest, VanishScope};
 use nostr::event::{Event, Kind};
 use nostr::types::Timestamp;
-use rusqlite::{OptionalExtension, params};
+use rusqlite::{OptionalExtension, ToSql, params};
 
 use super::Ledger;
 use crate::store::Refusal;
 use crate::store::rules::noted_before;
 use crate::store::sqlite::keys::{Digest, newest, seconds};
+
+/// Events, and copies, of an author who vanishes that are erased in one transaction.
+const FORGOTTEN_PER_STEP: usize = 500;
+
+/// Deletion requests of theirs, each of which may have thousands of targets.
+const REQUESTS_PER_STEP: usize = 10;
 
 /// What keeps an author's event, or a coordinate, away.
 struct Gate {
@@ -19,12 +29,54 @@ struct Gate {
 }
 
 impl Ledger<'_> {
-    /// Does what a stored event asks for, if it is a request.
-    pub(super) fn obey(&self, event: &Event, now: Timestamp) -> rusqlite::Result<()> {
+    /// Does what a stored event asks for, if it is a request. What is asked for counts from now on; what must be erased
+    /// for it may take more transactions than this one.
+    pub(super) fn obey(&self, event: &Arc<Event>, now: Timestamp) -> rusqlite::Result<()> {
         match event.kind {
-            Kind::EventDeletion => self.delete_targets(event, now),
-            Kind::RequestToVanish => self.vanish(event),
-            _ => Ok(()),
+            Kind::EventDeletion => self.gate_targets(event, now)?,
+            Kind::RequestToVanish => self.gate_author(event)?,
+            _ => return Ok(()),
+        }
+        if !self.carry_out(event)? {
+            self.conn
+                .prepare_cached("INSERT OR IGNORE INTO unfinished (id) VALUES (?1)")?
+                .execute([event.id.as_bytes()])?;
+            self.unfinished.borrow_mut().push(Arc::clone(event));
+        }
+        Ok(())
+    }
+
+    /// Goes on with a request in a transaction of its own. Returns whether it is carried out, and the names of
+    /// repositories of which something was taken away.
+    pub(in crate::store::sqlite) fn go_on(
+        &self,
+        request: &Event,
+    ) -> rusqlite::Result<(bool, BTreeSet<Identifier>)> {
+        let is_done = self.carry_out(request)?;
+        if is_done {
+            self.conn
+                .prepare_cached("DELETE FROM unfinished WHERE id = ?1")?
+                .execute([request.id.as_bytes()])?;
+        }
+        Ok((is_done, self.affected.take()))
+    }
+
+    /// Returns a request that was not carried out to the end, if there is one that is still stored.
+    pub(in crate::store::sqlite) fn next_unfinished(&self) -> rusqlite::Result<Option<Event>> {
+        self.conn.execute("DELETE FROM unfinished WHERE id NOT IN (SELECT id FROM events)", [])?;
+        let json: Option<String> = self
+            .conn
+            .prepare_cached("SELECT json FROM events JOIN unfinished USING (id) LIMIT 1")?
+            .query_row([], |row| row.get(0))
+            .optional()?;
+        Ok(json.and_then(|json| Event::from_json(json).ok()))
+    }
+
+    /// Erases what a request takes away, as much as one transaction should; says whether that was all.
+    fn carry_out(&self, request: &Event) -> rusqlite::Result<bool> {
+        match request.kind {
+            Kind::EventDeletion => self.delete_targets(request),
+            _ => self.vanish(request),
         }
     }
 
@@ -113,14 +165,14 @@ impl Ledger<'_> {
             .exists(params![event.pubkey.as_bytes(), newest(event.created_at)])
     }
 
-    fn delete_targets(&self, event: &Event, now: Timestamp) -> rusqlite::Result<()> {
+    /// Writes down what a deletion request keeps away.
+    fn gate_targets(&self, event: &Event, now: Timestamp) -> rusqlite::Result<()> {
         let Ok(request) = DeletionRequest::parse(event) else {
             return Ok(());
         };
         let number = self.record(event, now)?;
         for id in &request.ids {
             self.take_over(&self.keys.own_event(&event.pubkey, id), number)?;
-            self.delete_id(id.as_bytes(), event)?;
         }
         for coordinate in &request.coordinates {
             let key = self.keys.coordinate(coordinate);
@@ -135,9 +187,26 @@ impl Ledger<'_> {
                 }
                 _ => self.take_over(&key, number)?,
             }
-            self.delete_versions(&key, event)?;
         }
         Ok(())
+    }
+
+    /// Erases targets of a deletion request; says whether none is left.
+    fn delete_targets(&self, event: &Event) -> rusqlite::Result<bool> {
+        let request = DeletionRequest::parse(event).unwrap_or_default();
+        for id in &request.ids {
+            if self.has_erased_enough() {
+                return Ok(false);
+            }
+            self.delete_id(id.as_bytes(), event)?;
+        }
+        for coordinate in &request.coordinates {
+            if self.has_erased_enough() {
+                return Ok(false);
+            }
+            self.delete_versions(&self.keys.coordinate(coordinate), event)?;
+        }
+        Ok(true)
     }
 
     /// Puts a request in the place of whatever gated its target before: a fleet of equal requests is worth no more
@@ -200,34 +269,60 @@ impl Ledger<'_> {
         Ok(())
     }
 
-    /// Forgets an author up to the request, if it speaks to us: events, copies, deletion requests and their gates.
-    fn vanish(&self, request: &Event) -> rusqlite::Result<()> {
-        if !VanishScope::parse(request).includes(self.rules.service.as_ref()) {
-            return Ok(());
-        }
-        self.finish()?;
-        let list = self.keys.author(&request.pubkey);
-        let written: Vec<i64> = self
-            .conn
-            .prepare_cached(
-                "SELECT seq FROM lists WHERE list = ?1 AND newest >= ?2 AND kind <> 62",
-            )?
-            .query_map(params![list, newest(request.created_at)], |row| row.get(0))?
-            .collect::<Result<_, _>>()?;
-        for seq in written {
-            self.take_away(seq)?;
-        }
-        let author = params![request.pubkey.as_bytes(), newest(request.created_at)];
-        for forget in [
-            "DELETE FROM superseded WHERE pubkey = ?1 AND newest >= ?2",
-            "DELETE FROM gates WHERE request IN
-                (SELECT seq FROM requests WHERE pubkey = ?1 AND newest >= ?2)",
-            "DELETE FROM requests WHERE pubkey = ?1 AND newest >= ?2",
-            "INSERT INTO vanished (pubkey, newest) VALUES (?1, ?2)
-                ON CONFLICT (pubkey) DO UPDATE SET newest = min(newest, excluded.newest)",
-        ] {
-            self.conn.prepare_cached(forget)?.execute(author)?;
+    /// Writes down that an author is to be forgotten up to the request, if it speaks to us.
+    fn gate_author(&self, request: &Event) -> rusqlite::Result<()> {
+        if self.concerns_us(request) {
+            self.conn
+                .prepare_cached(
+                    "INSERT INTO vanished (pubkey, newest) VALUES (?1, ?2)
+                     ON CONFLICT (pubkey) DO UPDATE SET newest = min(newest, excluded.newest)",
+                )?
+                .execute(params![request.pubkey.as_bytes(), newest(request.created_at)])?;
         }
         Ok(())
+    }
+
+    fn concerns_us(&self, request: &Event) -> bool {
+        VanishScope::parse(request).includes(self.rules.service.as_ref())
+    }
+
+    /// Erases what an author wrote up to the request, if it speaks to us: events, copies, deletion requests and their
+    /// gates. Says whether nothing is left.
+    fn vanish(&self, request: &Event) -> rusqlite::Result<bool> {
+        if !self.concerns_us(request) {
+            return Ok(true);
+        }
+        self.finish()?;
+        let (author, until) = (request.pubkey.as_bytes(), newest(request.created_at));
+        let list = self.keys.author(&request.pubkey);
+        let some = |sql: &str, whose: &dyn ToSql| -> rusqlite::Result<Vec<i64>> {
+            let mut statement = self.conn.prepare_cached(sql)?;
+            let rows = statement.query_map(params![whose, until], |row| row.get(0))?;
+            rows.take(FORGOTTEN_PER_STEP).collect()
+        };
+        let written = "SELECT seq FROM lists WHERE list = ?1 AND newest >= ?2 AND kind <> 62";
+        let written = some(written, &list)?;
+        for seq in &written {
+            if self.has_erased_enough() {
+                return Ok(false);
+            }
+            self.take_away(*seq)?;
+        }
+        let copies = "SELECT seq FROM superseded WHERE pubkey = ?1 AND newest >= ?2";
+        let copies = some(copies, author)?;
+        for seq in &copies {
+            self.conn.prepare_cached("DELETE FROM superseded WHERE seq = ?1")?.execute([seq])?;
+        }
+        let requests = "SELECT seq FROM requests WHERE pubkey = ?1 AND newest >= ?2";
+        let requests = some(requests, author)?;
+        for seq in requests.iter().take(REQUESTS_PER_STEP) {
+            for forget in
+                ["DELETE FROM gates WHERE request = ?1", "DELETE FROM requests WHERE seq = ?1"]
+            {
+                self.conn.prepare_cached(forget)?.execute([seq])?;
+            }
+        }
+        Ok(written.len().max(copies.len()) < FORGOTTEN_PER_STEP
+            && requests.len() <= REQUESTS_PER_STEP)
     }
 }
