@@ -3,8 +3,8 @@
 //! The relay, its NIP-11 card and its landing page share one address. Whatever else the server offers comes in as
 //! a router of its own ([`Parts::extra`]) and gets the same CORS headers, timeouts and shutdown.
 
+mod connections;
 mod cors;
-mod guests;
 mod patience;
 mod root;
 mod shares;
@@ -31,8 +31,8 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
-pub use self::guests::{AddressRange, AddressRangeError};
-use self::guests::{Guest, Guests, TurnedAway};
+pub use self::connections::{AddressRange, AddressRangeError};
+use self::connections::{ConnectionLimiter, ConnectionPermit, RejectionReason};
 use self::patience::Patient;
 use self::root::Root;
 pub(crate) use self::shares::Shares;
@@ -49,6 +49,10 @@ use crate::web::Listing;
 
 /// Pause after a failed accept: the usual cause is that the process is out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Bytes of events that were sent and are not judged yet, of all connections together. One address has a quarter of
+/// what others leave.
+const INTAKE_BYTES: usize = 256 * 1024 * 1024;
 
 /// What a server is made of. The caller builds it, so that every piece can be another one.
 #[derive(Clone)]
@@ -116,7 +120,7 @@ pub async fn serve(
 pub struct Server {
     router: Router,
     limits: Limits,
-    guests: Guests,
+    limiter: ConnectionLimiter,
     slots: Arc<Semaphore>,
     stage: watch::Sender<Stage>,
     graceful: GracefulShutdown,
@@ -140,14 +144,19 @@ impl Server {
             filter_room: shared_pool(limits.total_subscription_bytes),
             reads: Reads::new(),
             unfinished: UnfinishedMessages::new(),
+            intake_room: shared_pool(INTAKE_BYTES),
             shares: Shares::new(limits.events_per_minute_per_ip),
             rules: Arc::new(Rules { limits: limits.clone(), service: config.service.clone() }),
         };
-        let guests = Guests::new(limits.connections_per_ip, config.trusted_proxies.clone());
-        let root = Root::new(Arc::new(shared), &config, listing, guests.clone(), watcher, token);
+        let limiter = ConnectionLimiter::new(
+            limits.connections_per_ip,
+            limits.tcp_connections,
+            config.trusted_proxies.clone(),
+        );
+        let root = Root::new(Arc::new(shared), &config, listing, limiter.clone(), watcher, token);
         Self {
             router: routes(root, &config.service.mount_path(), extra),
-            guests,
+            limiter,
             slots: bounded(limits.tcp_connections),
             stage,
             graceful: GracefulShutdown::new(),
@@ -180,8 +189,8 @@ impl Server {
 
     /// Serves one TCP connection in a task of its own.
     fn welcome(&self, stream: TcpStream, address: SocketAddr, slot: Option<OwnedSemaphorePermit>) {
-        let Some(guest) = self.guests.admit_peer(address.ip()) else {
-            tokio::spawn(guests::turn_away(stream, slot, TurnedAway::TooMany));
+        let Some(permit) = self.limiter.admit_peer(address.ip()) else {
+            tokio::spawn(connections::reject(stream, slot, RejectionReason::TooMany));
             return;
         };
         // Small answers must not wait for the acknowledgement of the one before.
@@ -189,10 +198,10 @@ impl Server {
         let message = UnfinishedMessage::default();
         let stream = Patient::new(stream, self.limits.write_timeout, message.clone());
         let router = self.router.clone();
-        let place = Arc::new(Place { _guest: guest, _slot: slot, message });
-        let (peer, guests) = (Peer { address, place }, self.guests.clone());
+        let place = Arc::new(Place { _permit: permit, _slot: slot, message });
+        let (peer, limiter) = (Peer { address, place }, self.limiter.clone());
         let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
-            let network = guests.network(address.ip(), request.headers());
+            let network = limiter.network(address.ip(), request.headers());
             request.extensions_mut().insert(network);
             request.extensions_mut().insert(peer.clone());
             TowerToHyperService::new(router.clone()).call(request)
@@ -215,7 +224,7 @@ impl Server {
         let newcomers = async {
             loop {
                 let (stream, _, slot) = accept(listener, &slots).await;
-                tokio::spawn(guests::turn_away(stream, slot, TurnedAway::Stopping));
+                tokio::spawn(connections::reject(stream, slot, RejectionReason::Stopping));
             }
         };
         let finished = async {
@@ -245,7 +254,7 @@ struct Peer {
 /// What one TCP connection holds as long as it lives, as a websocket too.
 #[derive(Debug)]
 struct Place {
-    _guest: Guest,
+    _permit: ConnectionPermit,
     _slot: Option<OwnedSemaphorePermit>,
     message: UnfinishedMessage,
 }

@@ -49,6 +49,8 @@ pub(crate) struct Shared {
     pub(crate) filter_room: SharedPool,
     pub(crate) reads: Reads,
     pub(crate) unfinished: UnfinishedMessages,
+    /// Bytes of events that were sent and are not judged yet, of all connections together.
+    pub(crate) intake_room: SharedPool,
     /// What each address may still send.
     pub(crate) shares: Shares,
 }

@@ -12,7 +12,7 @@ use axum::response::{Html, IntoResponse as _, Response};
 use grasp_core::resources::ClientNetwork;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
-use super::guests::{Guest, Guests};
+use super::connections::{ConnectionLimiter, ConnectionPermit};
 use super::{Config, Peer, Place, Stage, bounded};
 use crate::nostr::connection::{self, Shared};
 use crate::web::{self, LandingPage, Listing};
@@ -30,7 +30,7 @@ pub(super) struct Root {
     description: String,
     secure: bool,
     listing: Listing,
-    guests: Guests,
+    limiter: ConnectionLimiter,
     seats: Arc<Semaphore>,
     stage: watch::Receiver<Stage>,
     alive: mpsc::Sender<Infallible>,
@@ -41,7 +41,7 @@ impl Root {
         shared: Arc<Shared>,
         config: &Config,
         listing: Listing,
-        guests: Guests,
+        limiter: ConnectionLimiter,
         stage: watch::Receiver<Stage>,
         alive: mpsc::Sender<Infallible>,
     ) -> Self {
@@ -52,7 +52,7 @@ impl Root {
             description: config.info.description.clone(),
             secure: config.secure,
             listing,
-            guests,
+            limiter,
             seats: bounded(config.limits.connections),
             stage,
             alive,
@@ -82,12 +82,14 @@ impl Root {
         if *self.stage.borrow() != Stage::Running {
             return Err(Refusal::ShuttingDown);
         }
-        let guest =
-            self.guests.admit_forwarded(peer.address.ip(), headers).ok_or(Refusal::TooManyOfYou)?;
+        let permit = self
+            .limiter
+            .admit_forwarded(peer.address.ip(), headers)
+            .ok_or(Refusal::TooManyOfYou)?;
         let seat = self.seats.clone().try_acquire_owned().map_err(|_| Refusal::Full)?;
         Ok(Seat {
             place: peer.place.clone(),
-            _guest: guest,
+            _permit: permit,
             _seat: seat,
             _alive: self.alive.clone(),
         })
@@ -97,7 +99,7 @@ impl Root {
 /// What one websocket holds as long as it lives.
 struct Seat {
     place: Arc<Place>,
-    _guest: Guest,
+    _permit: ConnectionPermit,
     _seat: OwnedSemaphorePermit,
     _alive: mpsc::Sender<Infallible>,
 }

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use grasp_core::resources::ClientNetwork;
+use grasp_core::resources::{Claimant, ClientNetwork};
+use grasp_purgatory::resources::{Holding, SharedPool};
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
 use tokio::task::JoinHandle;
@@ -21,6 +22,8 @@ pub(super) type Judged = (EventId, Answer);
 pub(super) struct Intake {
     waiting: Vec<Event>,
     waiting_bytes: usize,
+    /// Room for those bytes.
+    held: Option<Holding>,
     running: Option<Batch>,
     most: usize,
 }
@@ -36,6 +39,7 @@ impl Intake {
         Self {
             waiting: Vec::new(),
             waiting_bytes: 0,
+            held: None,
             running: None,
             most: limits.ingest_batch.max(1),
         }
@@ -50,9 +54,22 @@ impl Intake {
         self.running.is_some() || !self.waiting.is_empty()
     }
 
-    pub(super) fn push(&mut self, event: Event) {
-        self.waiting_bytes = self.waiting_bytes.saturating_add(weight(&event));
+    /// Takes an event in, if there is room for it among what all clients send.
+    pub(super) fn push(
+        &mut self,
+        event: Event,
+        room: &SharedPool,
+        claimant: &Claimant,
+    ) -> Result<(), EventId> {
+        let bytes = self.waiting_bytes.saturating_add(weight(&event));
+        let taken = match &mut self.held {
+            Some(held) => held.resize(bytes as u64),
+            None => room.try_take(claimant, bytes as u64).map(|held| self.held = Some(held)),
+        };
+        taken.map_err(|_| event.id)?;
+        self.waiting_bytes = bytes;
         self.waiting.push(event);
+        Ok(())
     }
 
     /// Sends the next batch on, if none is under way.
@@ -70,7 +87,11 @@ impl Intake {
         let ids = events.iter().map(|event| event.id).collect();
         let origin = Origin::Client { authenticated: authenticated(), network: Some(network) };
         let ingest = ingest.clone();
-        let task = tokio::spawn(async move { ingest.ingest(events, origin).await });
+        let held = self.held.take();
+        let task = tokio::spawn(async move {
+            let _held = held;
+            ingest.ingest(events, origin).await
+        });
         self.running = Some(Batch { ids, task });
     }
 
@@ -97,4 +118,29 @@ fn no_answer() -> Answer {
 fn weight(event: &Event) -> usize {
     let tags = event.tags.iter().flat_map(|tag| tag.as_slice());
     tags.map(|text| text.len() + size_of::<String>()).sum::<usize>() + event.content.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use grasp_core::resources::Bounds;
+    use nostr::event::{EventBuilder, FinalizeEvent as _, Kind};
+
+    use super::*;
+
+    #[test]
+    fn events_of_one_address_that_wait_take_only_so_much() {
+        let room = SharedPool::new(Bounds { reserve: 0, ..Bounds::of(40_000) });
+        let at = |address: &str| Claimant::at(ClientNetwork::of(address.parse().unwrap()));
+        let keys = nostr::key::Keys::generate();
+        let note = || EventBuilder::new(Kind::TextNote, "x".repeat(1_000)).finalize(&keys).unwrap();
+        let mut intakes: Vec<_> = (0..20).map(|_| Intake::new(&Limits::default())).collect();
+        let eve = at("198.51.100.1");
+        let push = |intake: &mut Intake| intake.push(note(), &room, &eve).is_ok();
+        let taken = intakes.iter_mut().map(|intake| push(intake) && push(intake));
+        assert_eq!(taken.filter(|taken| *taken).count(), 5);
+        let mut honest = Intake::new(&Limits::default());
+        assert!(honest.push(note(), &room, &at("192.0.2.1")).is_ok());
+        drop((intakes, honest));
+        assert_eq!(room.usage().all, 0);
+    }
 }

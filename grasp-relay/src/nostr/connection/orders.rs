@@ -54,12 +54,16 @@ impl Connection {
 
     /// Takes an event in, unless others at the same address have sent too many already.
     fn ingest(&mut self, now: Now, event: Event) {
-        if self.shared.shares.take(self.network, now.mono) {
-            return self.intake.push(event);
+        let claimant = Claimant::at(self.network);
+        let taken = match self.shared.shares.take(self.network, now.mono) {
+            true => self.intake.push(event, &self.shared.intake_room, &claimant),
+            false => Err(event.id),
+        };
+        if let Err(id) = taken {
+            let message = "rate-limited: too many events from this address".into();
+            let answer = Answer { accepted: false, message };
+            self.orders.extend(self.session.handle(now, Input::Judged(id, answer)));
         }
-        let message = "rate-limited: too many events from this address".into();
-        let answer = Answer { accepted: false, message };
-        self.orders.extend(self.session.handle(now, Input::Judged(event.id, answer)));
     }
 
     /// Listens first and reads history then, so that nothing falls between the two.

@@ -1,21 +1,22 @@
-//! How many connections each address has, and which address that is.
+//! Connections per client network, and which network a client is in.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::http::HeaderMap;
-use grasp_core::resources::ClientNetwork;
+use grasp_core::resources::{Bounds, Claimant, ClientNetwork};
+use grasp_purgatory::resources::{Holding, SharedPool};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 
-/// How long somebody who is turned away may take to leave.
-const GOODBYE: Duration = Duration::from_secs(1);
+/// How long a client that is rejected may take to leave.
+const REJECTION_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A range of addresses, as `10.0.0.0/8` or `::1`.
 ///
@@ -72,41 +73,52 @@ impl fmt::Display for AddressRange {
     }
 }
 
-/// Connections by household.
-type Counts = Arc<Mutex<HashMap<u128, usize>>>;
+/// Connections by address (IPv4) or /64 (IPv6).
+type Counts = Arc<Mutex<HashMap<ClientNetwork, usize>>>;
 
-/// Counts connections per address.
+/// Limits connections per client network.
 ///
-/// The map is shared by the accept loop and the end of each connection; nothing waits while it is held.
+/// All of them share it; nothing waits while it is locked.
 #[derive(Clone, Debug)]
-pub(super) struct Guests {
+pub(super) struct ConnectionLimiter {
     counts: Counts,
     most: usize,
+    /// Wider networks have at most half of what is free.
+    all: SharedPool,
     proxies: Arc<[AddressRange]>,
 }
 
 /// One connection's place in the count, given back when it is dropped.
-#[derive(Debug)]
-pub(super) struct Guest {
-    counted: Option<(u128, Counts)>,
+#[derive(Debug, Default)]
+pub(super) struct ConnectionPermit {
+    counted: Option<(ClientNetwork, Counts)>,
+    _share: Option<Holding>,
 }
 
-impl Guests {
-    pub(super) fn new(most: usize, proxies: Vec<AddressRange>) -> Self {
-        Self { counts: Arc::default(), most, proxies: proxies.into() }
+impl ConnectionLimiter {
+    /// Allows one address this many of `total` connections.
+    pub(super) fn new(most: usize, total: usize, proxies: Vec<AddressRange>) -> Self {
+        // A lone address has a quarter of all.
+        let total = total.max(most.saturating_mul(4)) as u64;
+        let all = SharedPool::new(Bounds { reserve: 0, ..Bounds::of(total) });
+        Self { counts: Arc::default(), most, all, proxies: proxies.into() }
     }
 
     /// A place for a TCP connection. A trusted proxy speaks for many and is not counted itself.
-    pub(super) fn admit_peer(&self, peer: IpAddr) -> Option<Guest> {
-        if self.is_trusted(peer) { Some(Guest { counted: None }) } else { self.admit(peer) }
+    pub(super) fn admit_peer(&self, peer: IpAddr) -> Option<ConnectionPermit> {
+        if self.is_trusted(peer) { Some(ConnectionPermit::default()) } else { self.admit(peer) }
     }
 
     /// A place for whoever a trusted proxy opens a websocket for. Others were counted when they connected.
-    pub(super) fn admit_forwarded(&self, peer: IpAddr, headers: &HeaderMap) -> Option<Guest> {
+    pub(super) fn admit_forwarded(
+        &self,
+        peer: IpAddr,
+        headers: &HeaderMap,
+    ) -> Option<ConnectionPermit> {
         let client = self.is_trusted(peer).then(|| self.forwarded_for(headers)).flatten();
         match client {
             Some(client) => self.admit(client),
-            None => Some(Guest { counted: None }),
+            None => Some(ConnectionPermit::default()),
         }
     }
 
@@ -121,7 +133,7 @@ impl Guests {
         let hops =
             headers.get_all("x-forwarded-for").iter().filter_map(|value| value.to_str().ok());
         let hops: Vec<_> = hops.flat_map(|value| value.split(',')).map(str::trim).collect();
-        let mut addresses = hops.iter().rev().map_while(|hop| hop.parse().ok());
+        let mut addresses = hops.iter().rev().map_while(|hop| address_of(hop));
         addresses.find(|address| !self.is_trusted(*address))
     }
 
@@ -129,19 +141,21 @@ impl Guests {
         self.proxies.iter().any(|range| range.contains(address))
     }
 
-    fn admit(&self, address: IpAddr) -> Option<Guest> {
-        let key = household(address);
+    fn admit(&self, address: IpAddr) -> Option<ConnectionPermit> {
+        let network = ClientNetwork::of(address);
+        let share = self.all.try_take(&Claimant::at(network), 1).ok()?;
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = counts.entry(key).or_default();
+        let count = counts.entry(network).or_default();
         if *count >= self.most {
             return None;
         }
         *count += 1;
-        Some(Guest { counted: Some((key, self.counts.clone())) })
+        let counted = Some((network, self.counts.clone()));
+        Some(ConnectionPermit { counted, _share: Some(share) })
     }
 }
 
-impl Drop for Guest {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         let Some((key, counts)) = &self.counted else {
             return;
@@ -156,10 +170,10 @@ impl Drop for Guest {
     }
 }
 
-/// Why somebody is not let in, whatever they want.
+/// Why a connection is rejected, whatever it is for.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum TurnedAway {
-    /// They have as many connections as they may have.
+pub(super) enum RejectionReason {
+    /// Its network has as many connections as it may have.
     TooMany,
     /// The server is about to end.
     Stopping,
@@ -175,15 +189,15 @@ const STOPPING: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\n\
     Content-Type: text/plain\r\nContent-Length: 9\r\nConnection: close\r\n\r\n\
     stopping\n";
 
-/// Tells a connection why it is not let in, and keeps its slot for the moment that this takes.
-pub(super) async fn turn_away(
+/// Tells a connection why it is rejected, and keeps its slot for the moment that this takes.
+pub(super) async fn reject(
     mut stream: TcpStream,
     _slot: Option<OwnedSemaphorePermit>,
-    why: TurnedAway,
+    why: RejectionReason,
 ) {
     let answer = match why {
-        TurnedAway::TooMany => TOO_MANY,
-        TurnedAway::Stopping => STOPPING,
+        RejectionReason::TooMany => TOO_MANY,
+        RejectionReason::Stopping => STOPPING,
     };
     let goodbye = async {
         stream.write_all(answer).await?;
@@ -192,14 +206,14 @@ pub(super) async fn turn_away(
         while stream.read(&mut [0; 1_024]).await? > 0 {}
         io::Result::Ok(())
     };
-    let _ = tokio::time::timeout(GOODBYE, goodbye).await;
+    let _ = tokio::time::timeout(REJECTION_TIMEOUT, goodbye).await;
 }
 
-/// The part of an address that one household has: all of IPv4, the first half of IPv6.
-fn household(address: IpAddr) -> u128 {
-    let bits = bits(address);
-    let is_v4 = Ipv6Addr::from(bits).to_ipv4_mapped().is_some();
-    if is_v4 { bits } else { masked(bits, 64) }
+/// Reads a hop of `X-Forwarded-For`: an address, in brackets or not, with or without a port.
+fn address_of(hop: &str) -> Option<IpAddr> {
+    let with_port = || hop.parse().ok().map(|address: SocketAddr| address.ip());
+    let in_brackets = || hop.strip_prefix('[')?.strip_suffix(']')?.parse().ok().map(IpAddr::V6);
+    hop.parse().ok().or_else(with_port).or_else(in_brackets)
 }
 
 fn bits(address: IpAddr) -> u128 {
@@ -252,37 +266,64 @@ mod tests {
 
     #[test]
     fn a_place_is_free_again_when_its_connection_ends() {
-        let guests = Guests::new(2, vec![]);
-        let first = guests.admit_peer(ip("1.2.3.4"));
-        let second = guests.admit_peer(ip("1.2.3.4"));
+        let limiter = ConnectionLimiter::new(2, 100, vec![]);
+        let first = limiter.admit_peer(ip("1.2.3.4"));
+        let second = limiter.admit_peer(ip("1.2.3.4"));
         assert!(first.is_some() && second.is_some());
-        assert!(guests.admit_peer(ip("1.2.3.4")).is_none());
-        assert!(guests.admit_peer(ip("1.2.3.5")).is_some());
+        assert!(limiter.admit_peer(ip("1.2.3.4")).is_none());
+        assert!(limiter.admit_peer(ip("1.2.3.5")).is_some());
         drop(first);
-        assert!(guests.admit_peer(ip("1.2.3.4")).is_some());
+        assert!(limiter.admit_peer(ip("1.2.3.4")).is_some());
         drop(second);
-        assert!(guests.counts.lock().expect("no panic").is_empty());
+        assert!(limiter.counts.lock().expect("no panic").is_empty());
     }
 
     #[test]
-    fn a_household_of_ipv6_is_one_guest() {
-        let guests = Guests::new(1, vec![]);
-        let _first = guests.admit_peer(ip("2001:db8::1"));
-        assert!(guests.admit_peer(ip("2001:db8::ffff:2")).is_none());
-        assert!(guests.admit_peer(ip("2001:db8:0:1::1")).is_some());
+    fn a_64_of_ipv6_is_one_client() {
+        let limiter = ConnectionLimiter::new(1, 100, vec![]);
+        let _first = limiter.admit_peer(ip("2001:db8::1"));
+        assert!(limiter.admit_peer(ip("2001:db8::ffff:2")).is_none());
+        assert!(limiter.admit_peer(ip("2001:db8:0:1::1")).is_some());
+    }
+
+    #[test]
+    fn forwarded_addresses_are_read_with_ports_and_brackets() {
+        let limiter = ConnectionLimiter::new(1, 100, vec!["10.0.0.0/8".parse().expect("a range")]);
+        let proxy = ip("10.0.0.1");
+        let network = |value| limiter.network(proxy, &forwarded(value));
+        for hop in ["1.2.3.4", "1.2.3.4:5678", "6.6.6.6, 1.2.3.4:1, 10.0.0.2:443"] {
+            assert_eq!(network(hop), ClientNetwork::of(ip("1.2.3.4")), "{hop}");
+        }
+        for hop in ["2001:db8::1", "[2001:db8::1]", "[2001:db8::1]:5678"] {
+            assert_eq!(network(hop), ClientNetwork::of(ip("2001:db8::1")), "{hop}");
+        }
+        for hop in ["", "nonsense", "[1.2.3.4", "1.2.3.4:99999", "[]:1", "1.2.3.4, x"] {
+            assert_eq!(network(hop), ClientNetwork::of(proxy), "{hop}");
+        }
+    }
+
+    #[test]
+    fn a_wide_network_leaves_half_of_all_connections() {
+        let limiter = ConnectionLimiter::new(10, 100, vec![]);
+        let open = |n: u8| limiter.admit_peer(ip(&format!("198.51.100.{n}")));
+        let held: Vec<_> = (0..200).filter_map(open).collect();
+        assert!(held.len() <= 50, "{}", held.len());
+        assert!(limiter.admit_peer(ip("192.0.2.1")).is_some());
+        drop(held);
+        assert_eq!(limiter.all.usage().all, 0);
     }
 
     #[test]
     fn forwarded_addresses_count_only_behind_a_trusted_proxy() {
-        let guests = Guests::new(1, vec!["10.0.0.0/8".parse().expect("a range")]);
+        let limiter = ConnectionLimiter::new(1, 100, vec!["10.0.0.0/8".parse().expect("a range")]);
         let proxy = ip("10.0.0.1");
-        let held: Vec<_> = (0..5).map(|_| guests.admit_peer(proxy)).collect();
+        let held: Vec<_> = (0..5).map(|_| limiter.admit_peer(proxy)).collect();
         assert!(held.iter().all(Option::is_some));
-        let _client = guests.admit_forwarded(proxy, &forwarded("6.6.6.6, 1.2.3.4, 10.0.0.2"));
-        assert!(guests.admit_forwarded(proxy, &forwarded("7.7.7.7, 1.2.3.4")).is_none());
-        assert!(guests.admit_forwarded(proxy, &forwarded("1.2.3.4, 7.7.7.7")).is_some());
+        let _client = limiter.admit_forwarded(proxy, &forwarded("6.6.6.6, 1.2.3.4, 10.0.0.2"));
+        assert!(limiter.admit_forwarded(proxy, &forwarded("7.7.7.7, 1.2.3.4")).is_none());
+        assert!(limiter.admit_forwarded(proxy, &forwarded("1.2.3.4, 7.7.7.7")).is_some());
         // Somebody else may write what they like.
         let stranger = ip("8.8.8.8");
-        assert!(guests.admit_forwarded(stranger, &forwarded("1.2.3.4")).is_some());
+        assert!(limiter.admit_forwarded(stranger, &forwarded("1.2.3.4")).is_some());
     }
 }
