@@ -4,7 +4,7 @@
 //! once its own announcement lists somebody back: an invitation alone makes nobody's fork authoritative for the
 //! inviting repository. Both are functions of the announcements as they are now; nothing is remembered.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use nostr::key::PublicKey;
 use serde::{Deserialize, Serialize};
@@ -21,6 +21,11 @@ pub enum MaintainerModel {
     /// A listed key counts.
     Plain,
 }
+
+/// Maintainers of one repository in the plain model, those nearest to its owner first. Strangers who list strangers
+/// under a crowded name would otherwise cost the square of their number. In the reciprocal model only those count who
+/// have announced, of whom one name has room for so many.
+pub const MAX_MAINTAINERS: usize = 512;
 
 /// The rosters of all announcements with one identifier, by author: each author's winning version.
 pub type Rosters = BTreeMap<PublicKey, Roster>;
@@ -93,15 +98,16 @@ impl<'a> Circles<'a> {
     }
 }
 
-/// Everybody reachable by listing. Whoever has left by their own word is not in and not followed.
+/// Returns the keys that are reachable by listing, up to [`MAX_MAINTAINERS`]. Whoever has left by their own word is not in
+/// and not followed.
 fn plain(selected: &PublicKey, rosters: &Rosters) -> BTreeSet<PublicKey> {
     let mut confirmed = BTreeSet::new();
     let mut seen = BTreeSet::from([*selected]);
-    let mut open = vec![*selected];
+    let mut open = VecDeque::from([*selected]);
     if !rosters.contains_key(selected) {
         return BTreeSet::new();
     }
-    while let Some(key) = open.pop() {
+    while let Some(key) = open.pop_front() {
         let roster = rosters.get(&key);
         let active = roster.is_none_or(|roster| roster.author_is_active(&key));
         if active {
@@ -110,7 +116,8 @@ fn plain(selected: &PublicKey, rosters: &Rosters) -> BTreeSet<PublicKey> {
         // The selected author's listing stands even after they left: it is how they handed over.
         if active || key == *selected {
             let listed = roster.map(Roster::listed).unwrap_or_default();
-            open.extend(listed.into_iter().filter(|key| seen.insert(*key)));
+            let room = MAX_MAINTAINERS.saturating_sub(seen.len());
+            open.extend(listed.into_iter().filter(|key| seen.insert(*key)).take(room));
         }
     }
     confirmed
@@ -315,6 +322,29 @@ mod tests {
         let won = rosters(&all);
         assert!(won[&key(ALICE)].lists(&key(EVE)));
         assert_eq!(won, rosters(all.iter().rev()));
+    }
+
+    #[test]
+    fn strangers_who_list_strangers_make_no_more_maintainers_than_there_may_be() {
+        let person = |n: usize| {
+            let mut bytes = [7; 32];
+            bytes[..8].copy_from_slice(&n.to_be_bytes());
+            PublicKey::from_byte_array(bytes)
+        };
+        // A thousand people, each of whom lists the next one and a hundred who never say anything.
+        let lists = |n: usize| {
+            let silent = (0..100).map(move |m| person(10_000 + n * 100 + m));
+            let roster = silent.chain([person(n + 1), person(n.saturating_sub(1))]).collect();
+            (person(n), Roster::Listed(roster))
+        };
+        let rosters: Rosters = (0..1_000).map(lists).collect();
+        let sets = Circles::new(Plain, &rosters);
+        for n in 0..1_000 {
+            let set = sets.of(&person(n));
+            assert!(set.len() <= MAX_MAINTAINERS, "{}", set.len());
+            // Those whom the owner lists are there, whatever others list.
+            assert!(set.contains(&person(n)) && set.contains(&person(n + 1)));
+        }
     }
 
     #[test]
