@@ -12,9 +12,11 @@
 mod at_work;
 mod contributors;
 mod damage;
+mod disk;
 mod git;
 mod hunt;
 mod lane;
+mod proposals;
 mod rounds;
 mod side;
 mod survey;
@@ -38,6 +40,7 @@ pub use self::at_work::AtWork;
 use self::at_work::Workers;
 use self::damage::Damage;
 pub use self::damage::DamagedRepo;
+pub(crate) use self::disk::{Addition, DiskBudget};
 use self::hunt::World;
 pub use self::hunt::{Classify, HuntObserver, HuntParts};
 use self::lane::{Hands, Lanes};
@@ -95,6 +98,7 @@ pub struct Keeper {
     workers: Workers,
     news: broadcast::Sender<News>,
     damage: Damage,
+    disk: DiskBudget,
     hunting: Option<Hunting>,
     /// Whether the journal took what it was last given.
     writes: watch::Receiver<bool>,
@@ -172,8 +176,9 @@ impl Keeper {
         let workers = Workers::default();
         let news = broadcast::Sender::new(NEWS);
         let damage = Damage::default();
-        let hands =
-            Hands::new(Arc::clone(&parts), workers.clone(), damage.clone(), orders.downgrade());
+        let disk = DiskBudget::default();
+        let shared = (workers.clone(), damage.clone(), disk.clone());
+        let hands = Hands::new(Arc::clone(&parts), shared, orders.downgrade());
         let hunt = parts.hunt.clone();
         let hunting = hunt.map(|hunt| World::hunt(hunt, hands.clone(), orders.downgrade()));
         let (written, writes) = watch::channel(true);
@@ -184,6 +189,7 @@ impl Keeper {
             workers,
             news: news.clone(),
             damage,
+            disk,
             hunting: hunting.clone(),
             writes,
         };
@@ -235,6 +241,11 @@ impl Keeper {
     /// The settings of the rulebook.
     pub fn policy(&self) -> &Policy {
         &self.parts.policy
+    }
+
+    /// Bounds on the git data that parties add in a day.
+    pub(crate) fn disk(&self) -> &DiskBudget {
+        &self.disk
     }
 
     /// The time.

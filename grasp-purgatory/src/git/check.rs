@@ -166,6 +166,21 @@ impl Objects {
         self.walk(tips, &["--not", "--all"]).await
     }
 
+    /// The first commits of the history of a tip.
+    pub(super) async fn roots_of(&self, tip: Oid) -> Result<BTreeSet<Oid>, GitError> {
+        const COMMAND: &str = "rev-list";
+        let finished = self
+            .command(COMMAND)
+            .args(["--max-parents=0", "--stdin"])
+            .limited(self.limits().await?)
+            .limit(MAX_WALK)
+            .run(format!("{tip}\n").into_bytes())
+            .await?;
+        let roots = finished.success(COMMAND)?;
+        let roots = String::from_utf8_lossy(&roots);
+        Ok(roots.lines().filter_map(|line| line.parse().ok()).collect())
+    }
+
     /// Whether everything behind these tips is here, whatever was proven before.
     pub(super) async fn is_whole(&self, tips: &[Oid]) -> Result<bool, GitError> {
         self.walk(tips, &[]).await

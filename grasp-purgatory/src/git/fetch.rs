@@ -174,6 +174,13 @@ impl Fetcher {
         Ok(Advertisement::read(refs, wanted))
     }
 
+    /// The same within fewer bytes.
+    #[must_use]
+    pub fn within(mut self, bytes: u64) -> Self {
+        self.limits.bytes = self.limits.bytes.min(bytes);
+        self
+    }
+
     /// Gets objects with their whole history into the family of an identifier.
     ///
     /// Says on `answered` that the server has begun to answer. Dropping the future stops git and everything it
@@ -185,9 +192,20 @@ impl Fetcher {
         oids: &BTreeSet<Oid>,
         answered: oneshot::Sender<()>,
     ) -> Fetched {
+        self.fetch_counted(identifier, url, oids, answered).await.0
+    }
+
+    /// The same, with the number of bytes that came.
+    pub async fn fetch_counted(
+        &self,
+        identifier: &Identifier,
+        url: &CloneUrl,
+        oids: &BTreeSet<Oid>,
+        answered: oneshot::Sender<()>,
+    ) -> (Fetched, u64) {
         match self.try_fetch(identifier, url, oids, answered).await {
             Ok(fetched) => fetched,
-            Err(trouble) => Fetched { got: BTreeSet::new(), trouble: Some(trouble) },
+            Err(trouble) => (Fetched { got: BTreeSet::new(), trouble: Some(trouble) }, 0),
         }
     }
 
@@ -197,7 +215,7 @@ impl Fetcher {
         url: &CloneUrl,
         oids: &BTreeSet<Oid>,
         answered: oneshot::Sender<()>,
-    ) -> Result<Fetched, Trouble> {
+    ) -> Result<(Fetched, u64), Trouble> {
         let pin = self.pin(url).await?;
         let incoming = self.store.incoming_for(identifier).await.map_err(ours)?;
         let at_first = (FETCH_MEMORY.min(self.limits.memory), Some(answered));
@@ -213,11 +231,12 @@ impl Fetcher {
             self.store.take_in(identifier, incoming, &BTreeSet::new()).await.map_err(ours)?;
             return Err(Trouble::TooMany { limit });
         }
+        let bytes = incoming.bytes().await.map_err(ours)?;
         // Whatever git says of it, what counts is what is whole. A server that breaks one history may give others.
         let got = self.store.take_in(identifier, incoming, oids).await.map_err(ours)?;
         let lacks = got.len() < oids.len();
         let trouble = lacks.then(|| said.unwrap_or_else(trouble::incomplete));
-        Ok(Fetched { got, trouble })
+        Ok((Fetched { got, trouble }, bytes))
     }
 
     /// Runs `git fetch` with so much memory for each of its processes.

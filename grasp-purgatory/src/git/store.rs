@@ -136,16 +136,16 @@ impl RepoStore {
     }
 
     /// Takes a tip with its whole history from another family, of this store or another, for a repository that lacks
-    /// it.
+    /// it; `None` if they have no history in common.
     pub async fn copy(
         &self,
         (store, from): (&Self, &Identifier),
         to: &RepoId,
         tip: Oid,
-    ) -> Result<Incoming, GitError> {
+    ) -> Result<Option<Incoming>, GitError> {
         let mut incoming = self.incoming(to, Claimant::default()).await?;
-        incoming.fill_from(store, store.family(from), tip).await?;
-        Ok(incoming)
+        let is_related = incoming.fill_from(store, store.family(from), tip).await?;
+        Ok(is_related.then_some(incoming))
     }
 
     /// Whether there is such a view.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use grasp_core::nip34::State;
 use grasp_core::{Identifier, Oid, RepoId};
 use nostr::event::{Event, EventId};
+use nostr::key::PublicKey;
 use serde::{Deserialize, Serialize};
 
 use super::staging::Came;
@@ -101,12 +102,15 @@ pub struct ViewTarget {
 pub struct ProposalRef {
     /// The pull request.
     pub id: EventId,
+    /// Its author.
+    pub author: PublicKey,
     /// Its tip, under `refs/nostr/<id>`.
     pub tip: Oid,
     /// In these views.
     pub repos: BTreeSet<RepoId>,
-    /// In one of these families its objects are, from where they are brought to the views that lack them. A tip that
-    /// is in none of them is passed over; what is about to be stored is never such a one.
+    /// In one of these families its objects are, from where they are brought to the views that lack them and have
+    /// history in common with it. A tip that is in none of them is passed over; what is about to be stored is never
+    /// such a one.
     pub families: BTreeSet<Identifier>,
     /// Where the tip waits in staging, from where its objects are taken into the families first. Every contributor's
     /// place among them gets the ref too.

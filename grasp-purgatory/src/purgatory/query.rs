@@ -7,6 +7,7 @@ use grasp_core::admission::{KnownAnnouncement, Standing};
 use grasp_core::maintainers::{Circles, rosters};
 use grasp_core::nip34::{Announcement, Proposal, State};
 use grasp_core::push::Candidate;
+use grasp_core::resources::Claimant;
 use grasp_core::{CloneUrl, Identifier, Oid, RepoId};
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
@@ -205,6 +206,26 @@ impl Purgatory {
     pub fn staged(&self) -> BTreeSet<(EventId, Oid)> {
         let staged = self.ledger.staging().iter();
         staged.flat_map(|(id, uploads)| uploads.tips.keys().map(|tip| (*id, *tip))).collect()
+    }
+
+    /// For whom some objects are wanted under an identifier, and whether it is a pull request. States come first;
+    /// `None` if nothing that is kept wants them.
+    pub fn wanted_for(
+        &self,
+        identifier: &Identifier,
+        oids: &BTreeSet<Oid>,
+    ) -> Option<(Claimant, bool)> {
+        let wants = |entry: &&Entry| match &entry.what {
+            What::Announcement(_) => false,
+            What::State(state) => state.tips().is_some_and(|t| t.iter().any(|o| oids.contains(o))),
+            What::Proposal(proposal) => oids.contains(&proposal.tip),
+        };
+        let wanting = self.ledger.family(identifier).filter(wants);
+        let entry = wanting.min_by_key(|entry| entry.proposal().is_some())?;
+        let claimant = Claimant::default().signed_by(entry.author());
+        let has_authority = self.room.has_authority(&entry.id());
+        let claimant = if has_authority { claimant.with_authority() } else { claimant };
+        Some((claimant, entry.proposal().is_some()))
     }
 
     /// Every identifier with something that wants objects in a phase.

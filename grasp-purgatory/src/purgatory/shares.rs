@@ -78,6 +78,11 @@ impl<K: Ord + Copy> Shares<K> {
         self.held.insert(key, Share { claimant, grant });
     }
 
+    /// Whether something is on the account of those with authority.
+    pub(super) fn has_authority(&self, key: &K) -> bool {
+        self.held.get(key).is_some_and(|share| share.claimant.has_authority)
+    }
+
     /// Returns the room that something took.
     pub(super) fn give_back(&mut self, key: &K) {
         if let Some(share) = self.held.remove(key) {

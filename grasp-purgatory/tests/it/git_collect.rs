@@ -133,3 +133,28 @@ async fn uploads_that_lean_on_what_is_collected_stay_whole_and_unreadable() {
     guard.promote_staged(id, tip).await.unwrap();
     assert!(guard.check(&BTreeSet::from([tip])).await.unwrap().is_complete());
 }
+
+#[tokio::test]
+async fn a_pull_request_is_copied_only_where_history_is_shared_and_only_what_is_lacking() {
+    let (world, work) = (World::new().await, Work::new());
+    let (x, fork, other) = (world.repo("x").await, world.repo("fork").await, world.repo("y").await);
+    work.write("noise", &noise(100_000));
+    let base = work.commit("base");
+    for repo in [&x, &fork] {
+        world.push(repo, &work, &[(MAIN, Some(base))]).await.unwrap();
+    }
+    let tip = work.commit("proposed");
+    world.push(&x, &work, &[("refs/heads/proposed", Some(tip))]).await.unwrap();
+    work.git(&["rm", "-q", "noise"]);
+    let unrelated = unrelated(&work, "unrelated");
+    world.push(&other, &work, &[(MAIN, Some(unrelated))]).await.unwrap();
+
+    let from = (&world.store, &x.identifier);
+    assert!(world.store.copy(from, &other, tip).await.unwrap().is_none());
+    let copied = world.store.copy(from, &fork, tip).await.unwrap().expect("it is a fork");
+    let bytes = copied.bytes().await.unwrap();
+    assert!(bytes < 10_000, "without the base: {bytes}");
+    let mut guard = world.store.lock(&fork.identifier).await.unwrap();
+    guard.promote(copied).await.unwrap();
+    assert!(guard.check(&BTreeSet::from([tip])).await.unwrap().is_complete());
+}

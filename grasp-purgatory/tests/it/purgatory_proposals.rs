@@ -340,3 +340,19 @@ fn an_event_that_waits_for_nothing_is_not_kept() {
     assert_eq!(world.answer, Some(grasp_purgatory::Kept::Unreadable));
     assert!(!world.core.holds(&note.id));
 }
+
+#[test]
+fn one_author_fills_no_view_with_pull_requests_but_maintainers_may() {
+    for (author, expected) in [(DAVE, 200), (BOB, 210)] {
+        let mut world = served();
+        for n in 0..210 {
+            world.send(&pull_request(author, n, &[ALICE.repo("x")], 1)).unwrap();
+        }
+        let shown = world.view(&ALICE.repo("x")).unwrap().keys();
+        let shown = shown.filter(|name| name.event().is_some()).count();
+        assert_eq!(shown, expected);
+        let later = pull_request(CAROL, 1, &[ALICE.repo("x")], 1);
+        world.send(&later).unwrap();
+        assert!(world.serves(&later), "others are not kept from it");
+    }
+}

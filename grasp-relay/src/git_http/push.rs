@@ -19,6 +19,7 @@ use tokio::sync::mpsc;
 use super::body::{BodyError, GitBody};
 use super::judge::Grounds;
 use super::{GitHttp, HttpError, Seat};
+use crate::keeper::Addition;
 
 /// Why a push that was understood did not happen.
 enum Failed {
@@ -32,6 +33,8 @@ enum Failed {
     Options(String),
     /// The client went away, and nobody has signed for what it sent.
     ClientGone,
+    /// The sender has added as much git data as they may in a day.
+    Quota,
 }
 
 impl Failed {
@@ -45,6 +48,9 @@ impl Failed {
             Self::Git(_) | Self::Ours(_) => String::from("the server failed, try again"),
             Self::Options(why) => why.clone(),
             Self::ClientGone => String::from("the client closed the connection"),
+            Self::Quota => {
+                String::from("you have pushed as much as you may in a day, try again tomorrow")
+            }
         }
     }
 }
@@ -57,7 +63,7 @@ impl Failed {
                 tracing::error!(%error, "a push failed");
             }
             Self::Ours(error) => tracing::error!(%error, "a push failed"),
-            Self::Git(_) | Self::Body(_) | Self::Options(_) | Self::ClientGone => {
+            Self::Git(_) | Self::Body(_) | Self::Options(_) | Self::ClientGone | Self::Quota => {
                 tracing::debug!(reason = self.reason(), "a push was refused");
             }
         }
@@ -209,17 +215,25 @@ impl Push {
         if self.request.commands().iter().all(|command| command.new.is_none()) {
             return Ok(None);
         }
+        let (keeper, name) = (&self.git.keeper, &self.seat.repo.identifier);
+        let now = keeper.clock().now().mono;
+        let room = keeper.disk().room(now, name, &claimant, Addition::Pushed);
+        if room == 0 {
+            return Err(Failed::Quota);
+        }
         // A client that sends a small pack slowly keeps no process waiting.
         let rest = std::mem::take(&mut pack.rest);
         let first = pack.body.gather(rest, GATHERED).await?;
         let incoming = self.seat.repos.incoming(&self.seat.repo, claimant).await?;
         let memory = self.git.limits.push_memory;
-        let mut unpacking = incoming.unpack(self.max_bytes(push), memory).await?;
+        let mut unpacking = incoming.unpack(self.max_bytes(push).min(room), memory).await?;
         unpacking.feed(&first).await?;
         while let Some(bytes) = pack.body.next().await? {
             unpacking.feed(&bytes).await?;
         }
         unpacking.finish().await?;
+        let bytes = incoming.bytes().await?;
+        keeper.disk().charge(now, name, &claimant, (Addition::Pushed, bytes));
         Ok(Some(incoming))
     }
 

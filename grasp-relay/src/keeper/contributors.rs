@@ -1,6 +1,6 @@
 //! The places of contributors: repositories of nothing but their pull requests (GRASP-06).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use grasp_core::{Identifier, Oid, RefName, RepoId};
 use grasp_purgatory::git::{GitError, RepoStore};
@@ -23,7 +23,7 @@ impl Hands {
         guard.create_view(&place.owner).await?;
         guard.promote_staged(id, tip).await?;
         if guard.check(&BTreeSet::from([tip])).await?.is_complete() {
-            self.set_proposal(&mut guard, place, id, tip).await?;
+            self.set_proposals(&mut guard, place, &BTreeMap::from([(id, tip)])).await?;
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use grasp_core::nip34::{Announcement, Proposal};
 use grasp_core::push::PushCommand;
 use grasp_core::{Identifier, Oid, RefName, RepoId, kinds};
 use grasp_purgatory::git::{FamilyGuard, GitError, RefTarget, RepoStore};
-use grasp_purgatory::{Came, Chore, ProposalRef, ViewTarget};
+use grasp_purgatory::{Chore, ProposalRef, ViewTarget};
 use nostr::event::EventId;
 use nostr::filter::Filter;
 use nostr::key::PublicKey;
@@ -51,80 +51,12 @@ impl Hands {
             guard.apply(&repo.owner, &target, now).await?;
         }
         drop(guard);
-        for proposal in proposals {
-            self.place_proposal(&proposal).await?;
-        }
-        Ok(())
-    }
-
-    /// Points `refs/nostr/<id>` at the tip in every view that shall have it, wherever the tip is now.
-    ///
-    /// One lock at a time: whoever carries something the other way may be waiting.
-    async fn place_proposal(&self, proposal: &ProposalRef) -> Result<(), KeepError> {
-        let ProposalRef { id, tip, repos, families, staged } = proposal;
-        for came in staged {
-            match came {
-                Came::Repository(from) => {
-                    let mut guard = self.parts.repos.lock(&from.identifier).await?;
-                    guard.promote_staged(*id, *tip).await?;
-                }
-                Came::Contributor(place) => self.place_contribution(place, *id, *tip).await?,
-            }
-        }
-        if repos.is_empty() {
-            return Ok(());
-        }
-        let Some((store, source)) = self.family_with(families, *tip).await? else {
-            tracing::debug!(%id, "the tip of a pull request is in none of its families");
-            return Ok(());
-        };
-        for repo in repos {
-            let mut guard = self.parts.repos.lock(&repo.identifier).await?;
-            if !guard.check(&BTreeSet::from([*tip])).await?.is_complete() {
-                let incoming = self.parts.repos.copy((store, source), repo, *tip).await?;
-                guard.promote(incoming).await?;
-            }
-            self.set_proposal(&mut guard, repo, *id, *tip).await?;
-        }
-        Ok(())
+        self.place_proposals(proposals).await
     }
 
     /// All stores of repositories.
     pub(super) fn stores(&self) -> impl Iterator<Item = &RepoStore> {
         std::iter::once(&self.parts.repos).chain(&self.parts.contributors)
-    }
-
-    /// A family that has a tip with its whole history.
-    async fn family_with<'a>(
-        &'a self,
-        families: &'a BTreeSet<Identifier>,
-        tip: Oid,
-    ) -> Result<Option<(&'a RepoStore, &'a Identifier)>, KeepError> {
-        for store in self.stores() {
-            for identifier in families {
-                if store.lacking(identifier, &BTreeSet::from([tip])).await?.is_empty() {
-                    return Ok(Some((store, identifier)));
-                }
-            }
-        }
-        Ok(None)
-    }
-
-    /// Points `refs/nostr/<id>` of a view at the tip.
-    pub(super) async fn set_proposal(
-        &self,
-        guard: &mut FamilyGuard,
-        repo: &RepoId,
-        id: EventId,
-        tip: Oid,
-    ) -> Result<(), KeepError> {
-        let name = RefName::nostr(id);
-        let old = guard.refs(&repo.owner).await?.get(&name).copied();
-        if old != Some(tip) {
-            let change = PushCommand { old, new: Some(tip), name };
-            guard.move_refs(&repo.owner, &[change], None, self.parts.clock.now().unix).await?;
-        }
-        Ok(())
     }
 
     pub(super) async fn try_chore(&self, chore: &Chore) -> Result<(), KeepError> {

@@ -19,6 +19,7 @@ use nostr::key::PublicKey;
 use tokio::sync::{mpsc, oneshot};
 
 use super::Order;
+use super::disk::{Addition, MAX_PROPOSAL_FETCH};
 use super::git::KeepError;
 use super::lane::Hands;
 use super::survey::{MAX_OTHER_FAMILIES, addressed_to};
@@ -215,7 +216,25 @@ impl SyncContext for World {
         let Some(_under_way) = UnderWay::begin(&self.orders, identifier).await else {
             return (BTreeSet::new(), Some(Trouble::Cancelled));
         };
-        let fetched = self.fetcher.fetch(identifier, url, oids, answered).await;
+        let (name, wanted) = (identifier.clone(), oids.clone());
+        let question = move |purgatory: &Purgatory| purgatory.wanted_for(&name, &wanted);
+        let Ok(wanted_for) = self.ask(question).await else {
+            return (BTreeSet::new(), Some(Trouble::Cancelled));
+        };
+        let Some((claimant, is_proposal)) = wanted_for else {
+            // What is served was lost, and comes back.
+            let fetched = self.fetcher.fetch(identifier, url, oids, answered).await;
+            return (fetched.got, fetched.trouble);
+        };
+        let (disk, now) = (&self.hands.disk, self.now().mono);
+        let room = disk.room(now, identifier, &claimant, Addition::Hunted);
+        if room == 0 {
+            return (BTreeSet::new(), Some(Trouble::TooLarge));
+        }
+        let most = if is_proposal { room.min(MAX_PROPOSAL_FETCH) } else { room };
+        let fetcher = self.fetcher.clone().within(most);
+        let (fetched, bytes) = fetcher.fetch_counted(identifier, url, oids, answered).await;
+        disk.charge(now, identifier, &claimant, (Addition::Hunted, bytes));
         (fetched.got, fetched.trouble)
     }
 

@@ -11,8 +11,9 @@ use tokio::task::JoinHandle;
 
 use super::at_work::Workers;
 use super::damage::Damage;
+use super::proposals::Unrelated;
 use super::survey::SurveyRequest;
-use super::{KeeperParts, Order};
+use super::{DiskBudget, KeeperParts, Order};
 use crate::store::{Commit, Saved, StoreError};
 
 /// Ended lanes are looked for when there are more than this.
@@ -104,6 +105,8 @@ pub(super) struct Hands {
     pub(super) parts: Arc<KeeperParts>,
     pub(super) workers: Workers,
     pub(super) damage: Damage,
+    pub(super) disk: DiskBudget,
+    pub(super) unrelated: Unrelated,
     /// Surveys that may read at once.
     pub(super) readers: Arc<Semaphore>,
     orders: mpsc::WeakSender<Order>,
@@ -112,11 +115,11 @@ pub(super) struct Hands {
 impl Hands {
     pub(super) fn new(
         parts: Arc<KeeperParts>,
-        workers: Workers,
-        damage: Damage,
+        (workers, damage, disk): (Workers, Damage, DiskBudget),
         orders: mpsc::WeakSender<Order>,
     ) -> Self {
-        Self { parts, workers, damage, readers: Arc::new(Semaphore::new(READERS)), orders }
+        let (readers, unrelated) = (Arc::new(Semaphore::new(READERS)), Unrelated::default());
+        Self { parts, workers, damage, disk, unrelated, readers, orders }
     }
 
     async fn tell(&self, order: Order) {

@@ -55,6 +55,7 @@ impl Hands {
         waiting: Option<BTreeSet<Oid>>,
     ) -> Result<(), KeepError> {
         let now = self.parts.clock.now().unix;
+        self.unrelated.forget(identifier);
         for (door, store) in [Door::Hosted, Door::Proposals].into_iter().zip(self.stores()) {
             if let Err(error) = self.damage.inspect((door, store), identifier, false).await {
                 tracing::warn!(%error, %identifier, "could not look for damage");

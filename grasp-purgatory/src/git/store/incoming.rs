@@ -17,7 +17,7 @@ use crate::git::command::GitCommand;
 use crate::git::error::GitError;
 use crate::git::layout::{self, Family};
 use crate::git::limits::ProcessLimits;
-use crate::git::{blocking, chains};
+use crate::git::{blocking, chains, read};
 
 /// Uploads from this size on are not packed again if every object that came is needed.
 const LARGE: u64 = 64 * 1024 * 1024;
@@ -131,25 +131,47 @@ impl Incoming {
         &self.quarantine
     }
 
-    /// Packs everything that a tip of another family needs into this place.
+    /// How many bytes have arrived.
+    pub async fn bytes(&self) -> Result<u64, GitError> {
+        let place = self.quarantine.objects();
+        blocking(move || layout::size(&place)).await
+    }
+
+    /// Packs what a tip of another family needs beyond what this one has into this place, if both have a first commit
+    /// in common. Says whether they do.
     pub(super) async fn fill_from(
         &mut self,
         store: &RepoStore,
         family: Family,
         tip: Oid,
-    ) -> Result<(), GitError> {
+    ) -> Result<bool, GitError> {
         const COMMAND: &str = "pack-objects";
         let source = Objects { claimant: self.objects.claimant, ..Objects::of(store, family) };
+        let roots = source.roots_of(tip).await?;
+        let (here, there) = (self.objects.family.clone(), source.family.objects());
+        let (is_related, shared) = blocking(move || {
+            let lacking = read::missing(&[here.objects()], &roots)?;
+            let proven = Proofs::load(&here)?.tips().clone();
+            let unknown = read::missing(&[there], &proven)?;
+            Ok((lacking.len() < roots.len(), &proven - &unknown))
+        })
+        .await?;
+        if !is_related {
+            return Ok(false);
+        }
+        let had = shared.iter().map(|tip| format!("^{tip}\n"));
+        let input: String = std::iter::once(format!("{tip}\n")).chain(had).collect();
         source
             .command(COMMAND)
             .limited(source.limits().await?)
             .args(["--revs", "--non-empty", "--delta-base-offset", "-q"])
             .arg(self.quarantine.objects().join("pack/pack"))
             .keeping(self.quarantine.kept())
-            .run(format!("{tip}\n").into_bytes())
+            .run(input.into_bytes())
             .await?
             .success(COMMAND)?;
-        self.check(&BTreeSet::from([tip])).await?.required()
+        self.check(&BTreeSet::from([tip])).await?.required()?;
+        Ok(true)
     }
 
     /// Takes out what each command of a push needs, so that nothing is packed while the family is locked.

@@ -6,18 +6,62 @@ use grasp_core::admission::Standing;
 use grasp_core::nip34::Proposal;
 use grasp_core::{Identifier, Oid, RefName, RepoId};
 use nostr::event::EventId;
+use nostr::key::PublicKey;
 
 use super::Scene;
 use crate::purgatory::entry::{Entry, MOST_IDENTIFIERS};
+use crate::purgatory::family::Family;
 use crate::purgatory::output::ProposalRef;
 use crate::purgatory::staging::Came;
+
+/// Pull requests that one author may have in a view.
+const MAX_PER_AUTHOR: usize = 200;
+
+/// Pull requests that a view may show: each is a line of every advertisement.
+const MAX_SHOWN: usize = 5_000;
+
+/// How many more pull requests the views of a name may show. Those of its maintainers are not bounded.
+struct Room<'a> {
+    /// What is stored already, by author.
+    authors: BTreeMap<PublicKey, BTreeSet<EventId>>,
+    /// What the fullest view shows.
+    shown: usize,
+    family: Option<&'a Family>,
+}
+
+impl Room<'_> {
+    fn admit(&mut self, proposal: &ProposalRef) -> bool {
+        if self.family.is_some_and(|family| family.is_ruled_by(&proposal.author)) {
+            return true;
+        }
+        let of_author = self.authors.entry(proposal.author).or_default();
+        let is_counted = of_author.contains(&proposal.id);
+        let fits = (is_counted || of_author.len() < MAX_PER_AUTHOR) && self.shown < MAX_SHOWN;
+        if fits {
+            of_author.insert(proposal.id);
+            self.shown += 1;
+        }
+        fits
+    }
+}
 
 impl Scene<'_> {
     /// Refs to be set: for those that can be released, and for stored ones where a view lacks them.
     pub(super) fn proposals(&self) -> Vec<ProposalRef> {
         let kept = self.ledger.family(self.identifier).filter_map(|entry| self.release(entry));
         let spread = self.stored.proposals.iter().filter_map(|proposal| self.spread(proposal));
-        kept.chain(spread).collect()
+        let mut room = self.room();
+        kept.chain(spread).filter(|proposal| room.admit(proposal)).collect()
+    }
+
+    fn room(&self) -> Room<'_> {
+        let mut authors: BTreeMap<PublicKey, BTreeSet<EventId>> = BTreeMap::new();
+        for proposal in &self.stored.proposals {
+            authors.entry(proposal.author).or_default().insert(proposal.id);
+        }
+        let shown = |refs: &BTreeMap<RefName, Oid>| refs.keys().filter_map(RefName::event).count();
+        let shown = self.survey.views.values().map(shown).max().unwrap_or(0);
+        Room { authors, shown, family: self.family() }
     }
 
     fn release(&self, entry: &Entry) -> Option<ProposalRef> {
@@ -33,7 +77,8 @@ impl Scene<'_> {
         let has_place =
             !repos.is_empty() || staged.iter().any(|came| matches!(came, Came::Contributor(_)));
         let families = entry.identifiers().into_iter().cloned().collect();
-        has_place.then_some(ProposalRef { id, tip, repos, families, staged })
+        let author = proposal.author;
+        has_place.then_some(ProposalRef { id, author, tip, repos, families, staged })
     }
 
     /// Where the tip waits in staging, by every way that is right for its author.
@@ -51,8 +96,8 @@ impl Scene<'_> {
             repo.identifier == *self.identifier
                 && view.is_none_or(|refs| tip_of(refs, id) != Some(tip))
         });
-        let families = self.families_of(proposal);
-        (!repos.is_empty()).then_some(ProposalRef { id, tip, repos, families, staged: Vec::new() })
+        let (author, families, staged) = (proposal.author, self.families_of(proposal), Vec::new());
+        (!repos.is_empty()).then_some(ProposalRef { id, author, tip, repos, families, staged })
     }
 
     /// Where the objects of a pull request may be: here, and in a bounded number of other families.

@@ -1,0 +1,180 @@
+//! Bounds on the git data that parties add to the disk in a day.
+//!
+//! What is added stays until nothing refers to it any more, so it is counted when it comes. A repository that is served
+//! grows by what its maintainers sign; everybody else shares less, and less still under one name.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use grasp_core::resources::{Bounds, Claimant, Meter};
+use grasp_core::{Identifier, Mono};
+
+const GIB: u64 = 1 << 30;
+const MIB: u64 = 1 << 20;
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Bytes that one pull request makes us fetch, at most.
+pub(super) const MAX_PROPOSAL_FETCH: u64 = 256 * MIB;
+
+/// What one maintainer pushes to repositories that are served.
+const MAINTAINERS: Bounds =
+    Bounds { total: 1 << 50, reserve: 0, per_author: 64 * GIB, smallest: 4 * GIB };
+
+/// What others push: new repositories, and pull requests.
+const STRANGERS: Bounds =
+    Bounds { total: 32 * GIB, reserve: 0, per_author: 8 * GIB, smallest: 4 * GIB };
+
+/// What is fetched or copied because of events by others.
+const HUNTED: Bounds = Bounds { total: 32 * GIB, reserve: 0, per_author: 4 * GIB, smallest: GIB };
+
+/// What others add under one name.
+const FAMILY: Bounds =
+    Bounds { total: 8 * GIB, reserve: 0, per_author: 4 * GIB, smallest: 2 * GIB };
+
+/// Families that are counted one by one. Those beyond are bounded with all others.
+const MAX_FAMILIES: usize = 10_000;
+
+/// The way in which git data comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Addition {
+    /// A client sends it.
+    Pushed,
+    /// We fetch or copy it, because an event says so.
+    Hunted,
+}
+
+/// What was added in the last day. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct DiskBudget(Arc<Mutex<Spent>>);
+
+#[derive(Debug)]
+struct Spent {
+    maintainers: Meter,
+    strangers: Meter,
+    hunted: Meter,
+    families: BTreeMap<Identifier, Meter>,
+}
+
+impl Default for Spent {
+    fn default() -> Self {
+        let meter = |bounds| Meter::new(bounds, DAY);
+        Self {
+            maintainers: meter(MAINTAINERS),
+            strangers: meter(STRANGERS),
+            hunted: meter(HUNTED),
+            families: BTreeMap::new(),
+        }
+    }
+}
+
+impl Spent {
+    /// The account of a claimant among all families.
+    fn meter(&mut self, claimant: &Claimant, addition: Addition) -> &mut Meter {
+        match (claimant.has_authority, addition) {
+            (true, _) => &mut self.maintainers,
+            (false, Addition::Pushed) => &mut self.strangers,
+            (false, Addition::Hunted) => &mut self.hunted,
+        }
+    }
+
+    /// The account of all without authority in one family.
+    fn family(&mut self, now: Mono, family: &Identifier) -> Option<&mut Meter> {
+        if !self.families.contains_key(family) {
+            if self.families.len() >= MAX_FAMILIES {
+                self.families.retain(|_, meter| meter.usage(now).all > 0);
+            }
+            if self.families.len() >= MAX_FAMILIES {
+                return None;
+            }
+            self.families.insert(family.clone(), Meter::new(FAMILY, DAY));
+        }
+        self.families.get_mut(family)
+    }
+}
+
+impl DiskBudget {
+    /// Returns the bytes that a claimant may still add to a family today.
+    pub(crate) fn room(
+        &self,
+        now: Mono,
+        family: &Identifier,
+        claimant: &Claimant,
+        addition: Addition,
+    ) -> u64 {
+        let mut spent = self.lock();
+        let room = spent.meter(claimant, addition).room(now, claimant);
+        if claimant.has_authority {
+            return room;
+        }
+        let here = spent.family(now, family).map_or(room, |meter| meter.room(now, claimant));
+        room.min(here)
+    }
+
+    /// Notes what a claimant has added to a family.
+    pub(crate) fn charge(
+        &self,
+        now: Mono,
+        family: &Identifier,
+        claimant: &Claimant,
+        (addition, bytes): (Addition, u64),
+    ) {
+        let mut spent = self.lock();
+        spent.meter(claimant, addition).charge(now, claimant, bytes);
+        if !claimant.has_authority {
+            if let Some(meter) = spent.family(now, family) {
+                meter.charge(now, claimant, bytes);
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Spent> {
+        // Every change is complete when the lock is released.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nostr::key::PublicKey;
+
+    use super::*;
+
+    fn author(n: u8) -> Claimant {
+        Claimant::default().signed_by(PublicKey::from_byte_array([n; 32]))
+    }
+
+    #[test]
+    fn strangers_fill_neither_a_family_nor_the_disk_for_maintainers_and_get_it_back_the_day_after()
+    {
+        let (budget, now) = (DiskBudget::default(), Mono::from_secs(1));
+        let (x, y): (Identifier, Identifier) = ("x".parse().unwrap(), "y".parse().unwrap());
+        let room =
+            |now, family, claimant: &Claimant| budget.room(now, family, claimant, Addition::Hunted);
+        let before = room(now, &x, &author(1).with_authority());
+        let mut added = 0;
+        for n in 1..=100 {
+            let some = room(now, &x, &author(n));
+            budget.charge(now, &x, &author(n), (Addition::Hunted, some));
+            added += some;
+        }
+        assert_eq!(added, FAMILY.total, "however many sign");
+        assert_eq!(room(now, &x, &author(101)), 0);
+        assert!(room(now, &y, &author(101)) > 0, "another name");
+        assert_eq!(room(now, &x, &author(1).with_authority()), before);
+        assert!(room(now + DAY * 2, &x, &author(101)) > 0);
+    }
+
+    #[test]
+    fn what_is_hunted_takes_nothing_from_those_who_push() {
+        let (budget, now) = (DiskBudget::default(), Mono::from_secs(1));
+        for n in 0..100 {
+            let family: Identifier = n.to_string().parse().unwrap();
+            let some = budget.room(now, &family, &author(n), Addition::Hunted);
+            budget.charge(now, &family, &author(n), (Addition::Hunted, some));
+        }
+        let x = "x".parse().unwrap();
+        assert_eq!(budget.room(now, &x, &author(101), Addition::Hunted), 0);
+        assert!(budget.room(now, &x, &author(101), Addition::Pushed) > GIB);
+    }
+}
