@@ -256,9 +256,8 @@ mod tests {
         let mut fan_out = FanOut::new(limits(100, 5));
         let here = References::of(&note(0, 0, &[&["a", REPO]]));
         // Eight names that come first and do not exist.
-        let made_up: Vec<String> = (0..8)
-            .map(|n| REPO.replace("30617:01", "30617:00") + &n.to_string())
-            .collect();
+        let made_up: Vec<String> =
+            (0..8).map(|n| REPO.replace("30617:01", "30617:00") + &n.to_string()).collect();
         let names: Vec<[&str; 2]> = made_up.iter().map(|name| ["a", name.as_str()]).collect();
         let mut tags: Vec<&[&str]> = names.iter().map(|tag| &tag[..]).collect();
         tags.push(&["a", REPO]);

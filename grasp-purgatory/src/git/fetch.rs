@@ -48,10 +48,15 @@ const LISTING_MEMORY: u64 = 64 * MIB;
 /// CPU time of each process that lists refs.
 const LISTING_CPU: Duration = Duration::from_secs(30);
 
-/// Memory of each process that fetches. More is given where a pack has more objects than fit.
+/// Memory of each process that fetches. A fetch for which that is too little is done again with more, of which a few
+/// run at once: each then counts as this part of all memory for other servers.
 const FETCH_MEMORY: u64 = 96 * MIB;
+const LARGE_FETCHES: u64 = 4;
 
-/// Objects that certainly fit into [`FETCH_MEMORY`]: a pack that takes more with fewer is made to do so.
+/// Memory of each process that fetches large objects: two of 100 MiB, one a delta of the other.
+const LARGE_OBJECTS_MEMORY: u64 = 256 * MIB;
+
+/// Objects that fit into [`FETCH_MEMORY`] unless they are large.
 const FETCH_MEMORY_OBJECTS: u64 = 100_000;
 
 /// CPU time of each process that fetches. Git indexes some 25,000 objects in a second.
@@ -220,8 +225,8 @@ impl Fetcher {
         let incoming = self.store.incoming_for(identifier).await.map_err(ours)?;
         let at_first = (FETCH_MEMORY.min(self.limits.memory), Some(answered));
         let mut ran = self.run(&incoming, url, pin.clone(), oids, at_first).await?;
-        if ran.as_ref().is_ok_and(needs_more_memory) {
-            ran = self.run(&incoming, url, pin, oids, (self.limits.memory, None)).await?;
+        if let Some(memory) = ran.as_ref().ok().and_then(|it| self.memory_needed(it)) {
+            ran = self.run(&incoming, url, pin, oids, (memory, None)).await?;
         }
         let said = ran.map_err(ours).and_then(accepted).err();
         // What a thin pack leans on comes beside each of its objects at most. Counting again makes the bound hold
@@ -237,6 +242,15 @@ impl Fetcher {
         let lacks = got.len() < oids.len();
         let trouble = lacks.then(|| said.unwrap_or_else(trouble::incomplete));
         Ok((Fetched { got, trouble }, bytes))
+    }
+
+    /// The memory to try a fetch with again that had too little.
+    fn memory_needed(&self, finished: &Finished) -> Option<u64> {
+        let is_short = !finished.status.success() && finished.words.contains("ut of memory");
+        let has_many = finished.claimed_objects.is_some_and(|count| count > FETCH_MEMORY_OBJECTS);
+        let most = if has_many { u64::MAX } else { LARGE_OBJECTS_MEMORY };
+        let memory = self.limits.memory.min(most);
+        (is_short && memory > FETCH_MEMORY).then_some(memory)
     }
 
     /// Runs `git fetch` with so much memory for each of its processes.
@@ -280,8 +294,11 @@ impl Fetcher {
         limits: ProcessLimits,
     ) -> Result<GitCommand, Trouble> {
         let pool = self.store.git().remote_memory();
-        let amount = limits.memory.unwrap_or_default().min(pool.bounds().total);
-        let memory = pool.wait(&Claimant::default(), amount, MEMORY_WAIT).await;
+        let total = pool.bounds().total;
+        let amount = limits.memory.unwrap_or_default().min(total);
+        let is_large = amount > FETCH_MEMORY;
+        let charged = if is_large { amount.max(total / LARGE_FETCHES) } else { amount };
+        let memory = pool.wait(&Claimant::default(), charged, MEMORY_WAIT).await;
         let memory = memory.map_err(|shortage| ours(GitError::Busy(shortage)))?;
         let command = match pin {
             Some(pin) => command.setting("http.curloptResolve", pin),
@@ -325,12 +342,6 @@ impl Fetcher {
             addresses.iter().take(MOST_ADDRESSES).map(|address| bracketed(*address)).collect();
         Ok(Some(format!("{name}:{port}:{}", addresses.join(","))))
     }
-}
-
-/// Whether a fetch failed because its pack has more objects than fit into the memory that it had.
-fn needs_more_memory(finished: &Finished) -> bool {
-    let has_many = finished.claimed_objects.is_some_and(|count| count > FETCH_MEMORY_OBJECTS);
-    !finished.status.success() && has_many && finished.words.contains("ut of memory")
 }
 
 /// What git wrote, if it was content.

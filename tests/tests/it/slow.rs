@@ -3,6 +3,8 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
+use futures_util::future::join_all;
+use grasp_purgatory::git::Slots;
 use grasp_relay::git_http::GitLimits;
 use grasp_relay::nostr::Limits;
 use grasp_tests::wire::{NOTHING, pkt, push};
@@ -185,6 +187,45 @@ async fn whoever_goes_away_from_a_clone_takes_git_along() {
     stream.read_exact(&mut vec![0; 1_000]).await.unwrap();
     drop(stream);
     assert_eq!(hosted.instance.quiet().await, Litter::default());
+}
+
+#[tokio::test]
+async fn an_upload_that_nobody_signed_for_ends_with_its_client() {
+    let hosted = hosted(Settings::default()).await;
+    let tip = hosted.work.commit("nobody signed for this").await;
+    let pack = hosted.work.pack(&["main"]).await;
+    let request = push(&[(NOTHING, &tip, &format!("refs/nostr/{:064x}", 1))], &pack);
+    // All processes are busy, so that the upload is not checked before its client is gone.
+    let git = hosted.instance.keeper().repos().git();
+    let spawn = |_| git.command("cat-file").arg("--batch").spawn();
+    let busy = join_all((0..Slots::default().own_pace.get()).map(spawn)).await;
+    assert!(busy.iter().all(Result::is_ok));
+    let mut stream = hosted.begin("git-receive-pack", request.len()).await;
+    stream.write_all(&request).await.unwrap();
+    hosted.instance.litter_once(|litter| litter.incoming > 0 && litter.processes.is_empty()).await;
+    drop(stream);
+    hosted.is_as_before().await;
+}
+
+#[tokio::test]
+async fn a_client_that_reads_slowly_is_not_cut_off() {
+    let second = Duration::from_secs(1);
+    let relay = Limits { write_timeout: second, ..Limits::default() };
+    let hosted = hosted(Settings { relay, ..Settings::default() }).await;
+    let next = hosted.work.commit_noise(16 << 20).await;
+    hosted.instance.take(vec![hosted.alice.later(1).state("x", &[(MAIN, &next)])]).await;
+    let url = hosted.instance.clone_url(&hosted.repo);
+    hosted.work.git(&["push", "-q", &url, "main"]).await.expect_ok();
+    let want = pkt(format!("want {next} side-band-64k ofs-delta\n"));
+    let request = [want, b"0000".to_vec(), pkt("done\n")].concat();
+    let mut stream = hosted.begin("git-upload-pack", request.len()).await;
+    stream.write_all(&request).await.unwrap();
+    // The kernel takes megabytes at once; each lump lasts longer than the timeout.
+    let (mut read, mut buffer) = (0, vec![0; 1 << 16]);
+    while read < 12 << 20 {
+        sleep(Duration::from_millis(60)).await;
+        read += stream.read_exact(&mut buffer).await.expect("the connection stays");
+    }
 }
 
 #[tokio::test]

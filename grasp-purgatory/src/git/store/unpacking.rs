@@ -169,7 +169,10 @@ impl Unpacking {
             return GitError::TooLarge { limit: self.max_bytes };
         }
         if words.contains("ut of memory") {
-            let too_much = String::from("it takes too much memory to unpack for its size");
+            let too_much = String::from(
+                "it takes too much memory to unpack for its size; repack with \
+                 `git -c core.bigFileThreshold=16m repack -adF` and push again",
+            );
             return self.budget.shortage.map_or(GitError::BadPack(too_much), GitError::Busy);
         }
         let is_fault = |line: &&str| line.starts_with("error:") || line.starts_with("fatal:");
