@@ -21,6 +21,7 @@ use grasp_sync::engine::{InventoryFailed, Row};
 use grasp_sync::local::{LocalRelay, News, Taken};
 use nostr::event::{Event, EventId, Kind};
 use nostr::filter::Filter;
+use nostr::key::PublicKey;
 use nostr::types::Timestamp;
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
@@ -164,7 +165,8 @@ impl Reader {
         let gone = match event.kind {
             kind if kind == kinds::DELETION => {
                 let request = DeletionRequest::parse(&event);
-                request.map(|request| request.ids.into_iter().collect()).unwrap_or_default()
+                let ids = request.into_iter().flat_map(|request| request.ids);
+                ids.map(|id| (event.pubkey, id)).collect()
             }
             kind if kind == kinds::VANISH => self.threads.of(&event.pubkey),
             _ => Vec::new(),
@@ -206,16 +208,17 @@ impl Reader {
         }
     }
 
-    /// Takes back those of the events that are no longer served: deleted, of somebody who vanished, or expired.
-    async fn look_for_removed(&mut self, ids: Vec<EventId>) {
-        if ids.is_empty() {
+    /// Takes back those of the authors' events that are no longer served: deleted, expired, or of an author who vanished.
+    async fn look_for_removed(&mut self, events: Vec<(PublicKey, EventId)>) {
+        if events.is_empty() {
             return;
         }
-        let filters = ids.iter().map(|id| Filter::new().id(*id)).collect();
+        let filters = events.iter().map(|(_, id)| Filter::new().id(*id)).collect();
         let unserved = self.relay.unserved(filters).await;
-        let gone = ids.into_iter().zip(unserved).filter(|(_, is_unserved)| *is_unserved);
-        let gone: BTreeSet<_> = gone.map(|(id, _)| id).collect();
-        self.threads.removed(&gone);
-        self.waiting.extend(gone.into_iter().map(News::Removed));
+        let gone = events.into_iter().zip(unserved).filter(|(_, is_unserved)| *is_unserved);
+        for ((author, id), _) in gone {
+            self.threads.removed(&author, &id);
+            self.waiting.push_back(News::Removed(id));
+        }
     }
 }
