@@ -1,49 +1,43 @@
-//! A running server asked from the command line, over a socket in its data directory.
+//! Queries of a running server from the command line, over a socket in its data directory.
 //!
-//! A question is one line of JSON, and so is its answer. Only whoever may read the data directory may ask.
+//! A request is one line of JSON, and so is its response. Only the user that the server runs as may connect.
 
 mod client;
-mod glance;
 mod show;
 mod socket;
+mod summary;
 mod table;
 mod watch;
 
-pub(crate) use self::client::Client;
-pub(crate) use self::show::{Look, look};
+pub(crate) use self::client::AdminClient;
+pub(crate) use self::show::{AdminCommand, run};
 pub(crate) use self::socket::AdminSocket;
 
 use grasp_relay::web::figures::{RepoRow, Status, WaitingRow};
 use serde::{Deserialize, Serialize};
 
-/// What may be asked.
+/// A request to a running server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Question {
-    /// How everything stands.
+pub(crate) enum AdminRequest {
     Status,
-    /// Which repositories there are.
     Repositories,
-    /// What waits for git data.
     Waiting,
 }
 
-/// Whoever answers.
-pub(crate) trait Answers: Clone + Send + Sync + 'static {
-    /// The answer to a question.
-    fn answer(&self, question: Question) -> impl Future<Output = Answer> + Send;
+/// Answers requests on the admin socket.
+pub(crate) trait AdminHandler: Clone + Send + Sync + 'static {
+    /// Returns the response to a request.
+    fn handle(&self, request: AdminRequest) -> impl Future<Output = AdminResponse> + Send;
 }
 
-/// What is answered.
+/// The response to an [`AdminRequest`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Answer {
-    /// How everything stands.
+pub(crate) enum AdminResponse {
     Status(Box<Status>),
-    /// Which repositories there are.
     Repositories(Vec<RepoRow>),
-    /// What waits for git data.
     Waiting(Vec<WaitingRow>),
-    /// The question could not be read or answered.
+    /// The request could not be read or answered, for this reason.
     Failed(String),
 }

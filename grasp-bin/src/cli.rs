@@ -1,4 +1,4 @@
-//! What can be said on the command line.
+//! The command line.
 
 pub(crate) mod reference;
 
@@ -22,59 +22,59 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Runs the server until it is told to stop (Ctrl-C or SIGTERM).
-    Serve(Settings),
-    /// Shows how a running server stands.
+    Serve(SettingsArgs),
+    /// Shows the status of a running server.
     Status {
         #[command(flatten)]
-        server: Running,
-        /// Keeps it on the screen and fresh, until Ctrl-C.
+        server: RunningServer,
+        /// Shows it again every 2 seconds, until Ctrl-C.
         #[arg(long)]
         watch: bool,
     },
     /// Lists the repositories of a running server.
-    Repos(Running),
+    Repos(RunningServer),
     /// Lists the relays that a running server follows.
-    Relays(Running),
-    /// Lists what waits for git data at a running server.
-    Purgatory(Running),
-    /// Looks at everything that a server needs from its surroundings, and names remedies.
+    Relays(RunningServer),
+    /// Lists the repository names whose events wait for git data at a running server.
+    Purgatory(RunningServer),
+    /// Checks what a server needs from its surroundings, and names a remedy for each problem.
     Doctor {
         #[command(flatten)]
-        settings: Settings,
-        /// Leaves the network alone.
+        settings: SettingsArgs,
+        /// Skips the checks that use the network.
         #[arg(long)]
         offline: bool,
     },
     /// Announces the repository of a working copy at servers, signs its state, and pushes it.
-    Push(Push),
-    /// Brings everything that other relays have into the store, without serving.
-    Sync(Sync),
-    /// Keeps another relay complete, whatever software it is (GRASP-02 beside a relay that knows nothing of it).
+    Push(PushArgs),
+    /// Fetches everything that other relays have into the store, without serving.
+    Sync(SyncArgs),
+    /// Syncs another relay, of any software, with the relays of its repositories (GRASP-02).
     Sidecar {
         /// The relay. Without one: `sidecar.relay` of the settings.
         #[arg(long, value_name = "URL")]
         relay: Option<RelayUrl>,
         #[command(flatten)]
-        settings: Settings,
+        settings: SettingsArgs,
     },
     /// Shows two servers on loopback keeping a repository in step.
     Demo {
-        /// Leaves them there until Ctrl-C.
+        /// Keeps the servers running until Ctrl-C.
         #[arg(long)]
         keep: bool,
     },
     /// Shows or checks the settings.
     #[command(subcommand)]
-    Config(Configuration),
+    Config(ConfigCommand),
     /// Prints a reference, as Markdown.
     Reference {
-        /// Of what.
+        /// The subject of the reference.
         #[arg(long, value_enum, default_value = "settings")]
         of: Reference,
     },
 }
 
-/// What there is a reference of.
+/// The subject of a reference.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Reference {
     Settings,
@@ -83,22 +83,22 @@ pub(crate) enum Reference {
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Configuration {
-    /// Prints everything in force, as a file, with who said so.
-    Print(Settings),
-    /// Says what is wrong with the settings, with key and line.
-    Check(Settings),
+pub(crate) enum ConfigCommand {
+    /// Prints every setting in force as a settings file, with the source of each value.
+    Print(SettingsArgs),
+    /// Reports wrong settings, with key and line.
+    Check(SettingsArgs),
 }
 
 /// Every setting. `-h` shows the common ones, `--help` all.
 #[derive(Debug, Args)]
-pub(crate) struct Settings {
+pub(crate) struct SettingsArgs {
     #[command(flatten)]
     pub(crate) flags: Flags,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Push {
+pub(crate) struct PushArgs {
     /// A server to push to, as HOST[:PORT][/MOUNT] with or without a scheme; may be given several times.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7334")]
     pub(crate) server: Vec<Target>,
@@ -112,7 +112,7 @@ pub(crate) struct Push {
     /// given several times. Without one: all.
     #[arg(long, value_name = "PATTERN")]
     pub(crate) refs: Vec<String>,
-    /// Takes away what the servers have and the working copy lacks.
+    /// Deletes what the servers have and the working copy lacks.
     #[arg(long)]
     pub(crate) force: bool,
     /// Signs an announcement although it names fewer maintainers or relays than the one that the working copy saw last.
@@ -124,23 +124,23 @@ pub(crate) struct Push {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Sync {
-    /// Ends once everything is here: exit code 0 if it is, 2 if some of it could not be had.
+pub(crate) struct SyncArgs {
+    /// Ends once everything is here: exit code 0 if it is, 2 if some of it could not be fetched.
     #[arg(long, required = true)]
     once: bool,
-    /// A relay to bring events from; may be given several times.
+    /// A relay to fetch events from; may be given several times.
     #[arg(long, value_name = "URL", required = true)]
     pub(crate) from: Vec<RelayUrl>,
-    /// How long it may take, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value = "3600")]
-    pub(crate) patience: u64,
+    /// Time limit, in seconds.
+    #[arg(long = "patience", value_name = "SECONDS", default_value = "3600")]
+    pub(crate) time_limit: u64,
     #[command(flatten)]
-    pub(crate) settings: Settings,
+    pub(crate) settings: SettingsArgs,
 }
 
-/// Which running server is meant.
+/// Selects a running server.
 #[derive(Debug, Args)]
-pub(crate) struct Running {
+pub(crate) struct RunningServer {
     /// Its settings file.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -150,13 +150,13 @@ pub(crate) struct Running {
     /// Its admin socket, if that is elsewhere.
     #[arg(long, value_name = "PATH")]
     admin_socket: Option<PathBuf>,
-    /// As JSON.
+    /// Prints JSON.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-impl Running {
-    /// Returns the same as flags of the server itself.
+impl RunningServer {
+    /// Returns the flags that lead to the settings of that server.
     pub(crate) fn flags(&self) -> Flags {
         let (data_dir, admin_socket) = (self.data_dir.clone(), self.admin_socket.clone());
         let document = Document { data_dir, admin_socket, ..Document::default() };

@@ -1,4 +1,4 @@
-//! `grasp demo`: two servers on loopback that keep a repository in step, before your eyes.
+//! `grasp demo`: two servers on loopback that sync a repository.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -19,54 +19,52 @@ use crate::server::Server;
 use crate::settings::Settings;
 use crate::signals::Signals;
 
-/// How long the second server may take. It is usually a few seconds.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Limits the time until the second server has the repository; usually it takes a few seconds.
+const SYNC_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How often is looked whether it has the repository.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The name of the repository.
-const NAME: &str = "demo";
+const REPOSITORY: &str = "demo";
 
-/// Shows it; with `keep`, the servers stay until they are told to stop.
+/// Runs the demo; with `keep`, the servers run until a signal stops them.
 pub(crate) fn run(keep: bool) -> Result<()> {
     let runtime = tokio::runtime::Runtime::new().context("could not start the runtime")?;
-    runtime.block_on(show(keep))
+    runtime.block_on(demonstrate(keep))
 }
 
-async fn show(keep: bool) -> Result<()> {
-    // Before there is anything to leave behind: whenever Ctrl-C comes, everything is put away.
-    let told = Signals::listen().told_to_stop();
-    let mut told = std::pin::pin!(told);
-    let dir = tempfile::tempdir().context("could not make a directory")?;
+async fn demonstrate(keep: bool) -> Result<()> {
+    // Before any directory exists, so that Ctrl-C always removes them.
+    let stop = Signals::listen().stop_requested();
+    let mut stop = std::pin::pin!(stop);
+    let dir = tempfile::tempdir().context("could not create a directory")?;
     let first = Instance::start(&dir.path().join("first"), None).await?;
     let second = Instance::start(&dir.path().join("second"), Some(&first)).await?;
     println!(
         "two servers, each with a directory of its own:\n  first   http://{}\n  second  http://{}\n",
         first.address, second.address
     );
-    let shown = tokio::select! {
-        shown = follow(dir.path(), &first, &second) => shown,
-        () = &mut told => Err(anyhow!("stopped before it was done")),
+    let result = tokio::select! {
+        result = sync_repository(dir.path(), &first, &second) => result,
+        () = &mut stop => Err(anyhow!("stopped before the demo was done")),
     };
-    if keep && shown.is_ok() {
-        println!("\nboth are still there; Ctrl-C ends them");
-        told.await;
+    if keep && result.is_ok() {
+        println!("\nboth servers are running; Ctrl-C ends them");
+        stop.await;
     }
     second.stop().await?;
     first.stop().await?;
     dir.close().context("could not remove the directories")?;
-    println!("\nboth servers are stopped and their directories are gone");
-    shown
+    println!("\nboth servers are stopped and their directories are removed");
+    result
 }
 
-/// Announces, signs and pushes to the first, and waits for the second.
-async fn follow(dir: &Path, first: &Instance, second: &Instance) -> Result<()> {
+/// Announces a repository on both servers, pushes it to the first, and waits until the second has it.
+async fn sync_repository(dir: &Path, first: &Instance, second: &Instance) -> Result<()> {
     let keys = Keys::generate();
-    let repo = grasp_core::RepoId::new(keys.public_key(), NAME.parse()?);
+    let repo = grasp_core::RepoId::new(keys.public_key(), REPOSITORY.parse()?);
     println!("a maintainer:\n  {}\n", npub(&keys.public_key()));
     let servers = [first.target(), second.target()];
-    let work = working_copy(&dir.join(NAME)).await?;
+    let work = working_copy(&dir.join(REPOSITORY)).await?;
     let refs = work.refs(&[]).await?;
 
     let announcement = push::announce(&keys, &repo, &servers, None)?;
@@ -78,38 +76,39 @@ async fn follow(dir: &Path, first: &Instance, second: &Instance) -> Result<()> {
     RelayClient::connect(&servers[0].relay()?).await?.publish(&state).await?;
     println!("signed the state for the first only (kind 30618)");
     let began = Instant::now();
-    let (here, there) = (servers[0].clone_url(&repo), servers[1].clone_url(&repo));
-    work.push_to(&here, &refs).await?;
+    let (pushed_url, synced_url) = (servers[0].clone_url(&repo), servers[1].clone_url(&repo));
+    work.push_to(&pushed_url, &refs).await?;
     println!("pushed with git to the first only, in {} ms", began.elapsed().as_millis());
     let pushed = Instant::now();
     let tip = refs.tips.values().next().cloned().unwrap_or_default();
-    wait_for(&work, &there, &tip).await?;
+    wait_for_tip(&work, &synced_url, &tip).await?;
     println!("the second has it, {} ms later\n", pushed.elapsed().as_millis());
-    println!("  git clone {here}\n  git clone {there}");
+    println!("  git clone {pushed_url}\n  git clone {synced_url}");
     Ok(())
 }
 
-/// A working copy with one commit.
+/// Creates a working copy with one commit.
 async fn working_copy(dir: &Path) -> Result<Work> {
     std::fs::create_dir_all(dir)?;
-    let who = ["-c", "user.name=demo", "-c", "user.email=demo@example.com"];
+    let identity = ["-c", "user.name=demo", "-c", "user.email=demo@example.com"];
     push::git(dir, &["init", "--quiet", "--initial-branch=main"]).await?;
-    std::fs::write(dir.join("README.md"), "# demo\n\nServed by two.\n")?;
+    std::fs::write(dir.join("README.md"), "# demo\n\nServed by two servers.\n")?;
     push::git(dir, &["add", "README.md"]).await?;
-    push::git(dir, &[&who[..], &["commit", "--quiet", "--message", "first"]].concat()).await?;
+    push::git(dir, &[&identity[..], &["commit", "--quiet", "--message", "first"]].concat()).await?;
     Work::open(dir).await
 }
 
-/// Looks until a server has this object as a ref.
-async fn wait_for(work: &Work, url: &str, tip: &str) -> Result<()> {
+/// Polls a server until one of its refs is at this tip.
+async fn wait_for_tip(work: &Work, url: &str, tip: &str) -> Result<()> {
     let began = Instant::now();
-    while began.elapsed() < PATIENCE {
+    while began.elapsed() < SYNC_TIMEOUT {
         if work.remote_has(url, tip).await {
             return Ok(());
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
-    bail!("the second server did not get the repository within {} seconds", PATIENCE.as_secs())
+    let seconds = SYNC_TIMEOUT.as_secs();
+    bail!("the second server did not get the repository within {seconds} seconds")
 }
 
 /// One server of the demo.
@@ -122,7 +121,8 @@ struct Instance {
 
 impl Instance {
     async fn start(dir: &Path, other: Option<&Self>) -> Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0").await.context("no port on loopback")?;
+        let listener =
+            TcpListener::bind("127.0.0.1:0").await.context("could not listen on loopback")?;
         let address = listener.local_addr()?;
         let mut settings = Settings::new(address.to_string().parse()?, dir);
         settings.outbound.allow_private = true;

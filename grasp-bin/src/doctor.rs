@@ -1,57 +1,56 @@
-//! `grasp doctor`: looks at everything a server needs from its surroundings, and says what to do about what is missing.
+//! `grasp doctor`: checks what a server needs from its surroundings, and names a remedy for each problem.
 
-mod here;
-mod there;
+mod local;
+mod network;
 
 use std::fmt;
 
 use crate::config::Config;
 
-/// What was found about one thing.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
-    /// What was looked at.
-    about: String,
-    /// How it is.
+    subject: String,
     state: State,
-    /// What was seen.
-    seen: String,
+    detail: String,
 }
 
-/// How a thing is.
+/// The state of the subject of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum State {
-    /// As it should be.
     Good,
-    /// Not looked at, and why that is no matter.
     Skipped,
-    /// It works, and should be otherwise.
-    Odd { remedy: String },
-    /// It does not work.
-    Bad { remedy: String },
+    /// The server works, but should be set up differently.
+    Warning {
+        remedy: String,
+    },
+    /// The server does not work.
+    Failed {
+        remedy: String,
+    },
 }
 
 impl Finding {
-    fn good(about: &str, seen: impl Into<String>) -> Self {
-        Self { about: about.into(), state: State::Good, seen: seen.into() }
+    fn good(subject: &str, detail: impl Into<String>) -> Self {
+        Self { subject: subject.into(), state: State::Good, detail: detail.into() }
     }
 
-    fn skipped(about: &str, seen: impl Into<String>) -> Self {
-        Self { about: about.into(), state: State::Skipped, seen: seen.into() }
+    fn skipped(subject: &str, detail: impl Into<String>) -> Self {
+        Self { subject: subject.into(), state: State::Skipped, detail: detail.into() }
     }
 
-    fn odd(about: &str, seen: impl Into<String>, remedy: impl Into<String>) -> Self {
-        let state = State::Odd { remedy: remedy.into() };
-        Self { about: about.into(), state, seen: seen.into() }
+    fn warning(subject: &str, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
+        let state = State::Warning { remedy: remedy.into() };
+        Self { subject: subject.into(), state, detail: detail.into() }
     }
 
-    fn bad(about: &str, seen: impl Into<String>, remedy: impl Into<String>) -> Self {
-        let state = State::Bad { remedy: remedy.into() };
-        Self { about: about.into(), state, seen: seen.into() }
+    fn failed(subject: &str, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
+        let state = State::Failed { remedy: remedy.into() };
+        Self { subject: subject.into(), state, detail: detail.into() }
     }
 
-    fn is_bad(&self) -> bool {
-        matches!(self.state, State::Bad { .. })
+    fn is_failed(&self) -> bool {
+        matches!(self.state, State::Failed { .. })
     }
 }
 
@@ -60,10 +59,10 @@ impl fmt::Display for Finding {
         let (word, remedy) = match &self.state {
             State::Good => ("ok", None),
             State::Skipped => ("skipped", None),
-            State::Odd { remedy } => ("odd", Some(remedy)),
-            State::Bad { remedy } => ("BAD", Some(remedy)),
+            State::Warning { remedy } => ("warning", Some(remedy)),
+            State::Failed { remedy } => ("FAILED", Some(remedy)),
         };
-        write!(f, "{word:<8} {:<12} {}", self.about, self.seen)?;
+        write!(f, "{word:<8} {:<12} {}", self.subject, self.detail)?;
         match remedy {
             Some(remedy) => write!(f, "\n{:<21} → {remedy}", ""),
             None => Ok(()),
@@ -71,22 +70,22 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Looks at everything and prints what it finds; whether nothing is bad.
-pub(crate) fn examine(config: &Config, offline: bool) -> std::io::Result<bool> {
-    let mut findings = here::findings(config);
+/// Runs all checks and prints their results. Returns whether none has failed.
+pub(crate) fn run(config: &Config, offline: bool) -> std::io::Result<bool> {
+    let mut findings = local::findings(config);
     if offline {
-        findings.push(Finding::skipped("network", "left out, as asked"));
+        findings.push(Finding::skipped("network", "skipped by --offline"));
     } else {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        findings.extend(runtime.block_on(there::findings(config)));
+        findings.extend(runtime.block_on(network::findings(config)));
     }
     for finding in &findings {
         println!("{finding}");
     }
-    let bad = findings.iter().filter(|finding| finding.is_bad()).count();
-    match bad {
-        0 => println!("\nnothing stands in the way"),
-        bad => println!("\n{bad} of {} stand in the way", findings.len()),
+    let failed = findings.iter().filter(|finding| finding.is_failed()).count();
+    match failed {
+        0 => println!("\nno check failed"),
+        failed => println!("\n{failed} of {} checks failed", findings.len()),
     }
-    Ok(bad == 0)
+    Ok(failed == 0)
 }

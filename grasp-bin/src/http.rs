@@ -1,4 +1,4 @@
-//! What the server says about itself over HTTP: whether it is well, how it stands, and in numbers.
+//! HTTP routes of the status: `/health`, `/status`, `/status.json` and `/metrics`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,42 +18,42 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-/// Those who watch a sidecar at once.
-const WATCHERS: usize = 32;
+/// Limits concurrent connections to the status of a sidecar.
+const MAX_STATUS_CONNECTIONS: usize = 32;
 
-/// How long one of them may take to ask.
-const LOOK: Duration = Duration::from_secs(10);
+/// Limits the time until the head of a request is here; the whole request may take twice as long.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Pause when nobody can be let in.
-const AGAIN: Duration = Duration::from_millis(100);
+/// Pause after a connection could not be accepted.
+const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Whoever can say how everything stands.
-pub(crate) trait Stands: Clone + Send + Sync + 'static {
-    /// Its name for people.
+/// Supplies the content of the status routes.
+pub(crate) trait StatusSource: Clone + Send + Sync + 'static {
+    /// Returns the display name of the server.
     fn name(&self) -> &str;
 
-    /// Where its pages begin.
+    /// Returns the path that the pages are below.
     fn root(&self) -> &str;
 
-    /// Whether everything that must work does.
+    /// Returns whether everything that must work does.
     fn is_ready(&self) -> impl Future<Output = bool> + Send;
 
-    /// The addresses of repositories whose git objects are not all on disk any more.
+    /// Returns the addresses of repositories whose git objects are not all on disk any more.
     fn damaged(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// How things stand.
+    /// Returns the status.
     fn status(&self) -> impl Future<Output = Status> + Send;
 
-    /// Everything, in Prometheus' text form.
+    /// Returns all metrics in the text format of Prometheus.
     fn exposition(&self) -> impl Future<Output = String> + Send;
 }
 
-/// The routes, to be merged with those of the git host if there is one.
-pub(crate) fn routes<S: Stands>(overview: S, with_metrics: bool) -> Router {
+/// Returns the routes, to be merged with those of the git host if there is one.
+pub(crate) fn routes<S: StatusSource>(source: S, with_metrics: bool) -> Router {
     let mut routes = Router::new()
         .route("/health", get(health::<S>))
         .route("/status", get(status::<S>))
@@ -61,33 +61,33 @@ pub(crate) fn routes<S: Stands>(overview: S, with_metrics: bool) -> Router {
     if with_metrics {
         routes = routes.route("/metrics", get(metrics::<S>));
     }
-    routes.with_state(overview)
+    routes.with_state(source)
 }
 
-/// Serves routes to a few who watch, for ever. Nobody of them may take long.
-pub(crate) async fn serve_watchers(listener: TcpListener, routes: Router) {
-    let seats = Arc::new(Semaphore::new(WATCHERS));
-    while let Ok(seat) = Arc::clone(&seats).acquire_owned().await {
+/// Serves the routes of a sidecar, with few connections and short timeouts.
+pub(crate) async fn serve_status(listener: TcpListener, routes: Router) {
+    let permits = Arc::new(Semaphore::new(MAX_STATUS_CONNECTIONS));
+    while let Ok(permit) = Arc::clone(&permits).acquire_owned().await {
         let Ok((stream, _)) = listener.accept().await else {
-            tokio::time::sleep(AGAIN).await;
+            tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
             continue;
         };
         let mut server = http1::Builder::new();
-        server.timer(TokioTimer::new()).header_read_timeout(LOOK).keep_alive(false);
+        server.timer(TokioTimer::new()).header_read_timeout(REQUEST_TIMEOUT).keep_alive(false);
         let service = TowerToHyperService::new(routes.clone());
         tokio::spawn(async move {
             let serving = server.serve_connection(TokioIo::new(stream), service);
-            let _ = timeout(2 * LOOK, serving).await;
-            drop(seat);
+            let _ = timeout(2 * REQUEST_TIMEOUT, serving).await;
+            drop(permit);
         });
     }
 }
 
-async fn health<S: Stands>(State(overview): State<S>) -> Response {
-    let (status, text) = match (overview.is_ready().await, overview.damaged()) {
+async fn health<S: StatusSource>(State(source): State<S>) -> Response {
+    let (status, text) = match (source.is_ready().await, source.damaged()) {
         (false, _) => (StatusCode::SERVICE_UNAVAILABLE, "not ready\n".into()),
         (true, damaged) if damaged.is_empty() => (StatusCode::OK, "ok\n".into()),
-        // Everything else is served: nothing is gained by taking the server out of service.
+        // All other repositories are served, so the server stays in service.
         (true, damaged) => (StatusCode::OK, degraded(&damaged)),
     };
     (status, [(CACHE_CONTROL, "no-store")], text).into_response()
@@ -101,18 +101,18 @@ fn degraded(damaged: &[String]) -> String {
     format!("degraded: git objects are missing on disk: {named}{more}\n")
 }
 
-async fn status<S: Stands>(State(overview): State<S>) -> Response {
-    let page = web::status(overview.name(), overview.root(), &overview.status().await);
+async fn status<S: StatusSource>(State(source): State<S>) -> Response {
+    let page = web::status(source.name(), source.root(), &source.status().await);
     ([(CACHE_CONTROL, "no-store")], Html(page)).into_response()
 }
 
-async fn status_json<S: Stands>(State(overview): State<S>) -> Response {
-    let status = overview.status().await;
+async fn status_json<S: StatusSource>(State(source): State<S>) -> Response {
+    let status = source.status().await;
     let json = serde_json::to_string(&status).expect("strings and numbers always have a JSON form");
     let headers = [(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")];
     (headers, json).into_response()
 }
 
-async fn metrics<S: Stands>(State(overview): State<S>) -> Response {
-    ([(CONTENT_TYPE, PROMETHEUS)], overview.exposition().await).into_response()
+async fn metrics<S: StatusSource>(State(source): State<S>) -> Response {
+    ([(CONTENT_TYPE, PROMETHEUS)], source.exposition().await).into_response()
 }

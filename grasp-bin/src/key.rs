@@ -7,61 +7,59 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use nostr::key::Keys;
 
-use crate::place::create_privately;
+use crate::files::create_private_dir;
 
-/// Reads the key, or makes one that nobody else can read.
+/// Reads a key, or creates a file with a new one that only its owner can read.
 pub(crate) fn load_or_create(path: &Path) -> Result<Keys> {
-    load_or_else(path, || tracing::info!(file = %path.display(), "made a key"))
+    load_or_else(path, || tracing::info!(file = %path.display(), "created a key"))
 }
 
-/// The same, and says so on standard error if it made one: whoever pushes reads no log.
-pub(crate) fn load_or_create_aloud(path: &Path) -> Result<Keys> {
+/// Reads a key, or creates one and says so on standard error: `grasp push` has no log.
+pub(crate) fn load_or_create_for_user(path: &Path) -> Result<Keys> {
     load_or_else(path, || {
-        eprintln!(
-            "grasp: made a key for you, {}; keep a copy of it in a safe place",
-            path.display()
-        );
+        eprintln!("grasp: created your key, {}; keep a copy of it in a safe place", path.display());
     })
 }
 
-fn load_or_else(path: &Path, made: impl FnOnce()) -> Result<Keys> {
+fn load_or_else(path: &Path, created: impl FnOnce()) -> Result<Keys> {
     match fs::read_to_string(path) {
         Ok(text) => {
-            check_privacy(path)?;
-            Keys::parse(text.trim()).with_context(|| format!("{} holds no key", path.display()))
+            check_permissions(path)?;
+            Keys::parse(text.trim())
+                .with_context(|| format!("{} does not contain a secret key", path.display()))
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let keys = Keys::generate();
             write(path, &keys).with_context(|| format!("could not write {}", path.display()))?;
-            made();
+            created();
             Ok(keys)
         }
         Err(error) => Err(error).with_context(|| format!("could not read {}", path.display())),
     }
 }
 
-/// Where the user's own key is.
-pub(crate) fn of_user() -> Result<PathBuf> {
+/// Returns the file of the user's key.
+pub(crate) fn user_key_path() -> Result<PathBuf> {
     let var = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let home = || var("HOME").map(|home| home.join(".local/share"));
     let data = var("XDG_DATA_HOME").or_else(home);
-    Ok(data.context("no home directory; say --key")?.join("grasp/user.key"))
+    Ok(data.context("there is no home directory for the key; set --key")?.join("grasp/user.key"))
 }
 
-/// Durable before it is used: whatever it signs must not outlive it.
+/// Writes a key durably, before anything is signed with it.
 fn write(path: &Path, keys: &Keys) -> io::Result<()> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    create_privately(dir)?;
+    create_private_dir(dir)?;
     // A crash between creating and filling must not leave an empty key behind.
     let unfinished = path.with_extension("new");
-    let mut file = private().create(true).truncate(true).open(&unfinished)?;
+    let mut file = private_file().create(true).truncate(true).open(&unfinished)?;
     writeln!(file, "{}", keys.secret_key().to_secret_hex())?;
     file.sync_all()?;
     fs::rename(&unfinished, path)?;
     File::open(dir)?.sync_all()
 }
 
-fn private() -> OpenOptions {
+fn private_file() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.write(true);
     #[cfg(unix)]
@@ -70,17 +68,17 @@ fn private() -> OpenOptions {
 }
 
 #[cfg(unix)]
-fn check_privacy(path: &Path) -> Result<()> {
+fn check_permissions(path: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     let mode = fs::metadata(path)?.permissions().mode();
     if mode & 0o077 != 0 {
-        bail!("others can read {}; say: chmod 600 {}", path.display(), path.display());
+        bail!("other users can read {}; run: chmod 600 {}", path.display(), path.display());
     }
     Ok(())
 }
 
 #[cfg(not(unix))]
-fn check_privacy(_: &Path) -> Result<()> {
+fn check_permissions(_: &Path) -> Result<()> {
     Ok(())
 }
 
@@ -89,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_made_once_and_kept() {
+    fn a_key_is_created_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("new").join("service.key");
         let made = load_or_create(&path).unwrap();
@@ -111,10 +109,10 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_a_key_is_left_alone() {
+    fn a_file_without_a_key_is_not_overwritten() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("service.key");
-        private().create(true).open(&path).unwrap().write_all(b"something else\n").unwrap();
+        private_file().create(true).open(&path).unwrap().write_all(b"something else\n").unwrap();
         assert!(load_or_create(&path).is_err());
         assert_eq!(fs::read_to_string(&path).unwrap(), "something else\n");
     }

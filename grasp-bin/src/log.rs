@@ -1,4 +1,4 @@
-//! The log: one line for each thing that happened, whatever strangers wrote.
+//! The log: one line for each event.
 
 use std::fmt;
 use std::io::IsTerminal as _;
@@ -12,7 +12,7 @@ use tracing_subscriber::fmt::format::{Writer, debug_fn};
 use crate::config::{Log, LogFormat};
 
 impl Log {
-    /// Begins to write the log to standard error.
+    /// Starts the log on standard error.
     pub(crate) fn start(&self) {
         let log = tracing_subscriber::fmt()
             .with_env_filter(EnvFilter::new(&self.filter))
@@ -25,11 +25,11 @@ impl Log {
     }
 }
 
-/// Fields as `name=value`. Names of repositories and messages of errors are partly what somebody else chose: nothing in
-/// them begins a line or speaks to a terminal.
+/// Formats fields as `name=value`, with control characters escaped: names of repositories and messages of errors contain
+/// text from other parties, which must not start a line or control a terminal.
 fn fields() -> impl for<'w> FormatFields<'w> + Send + Sync + 'static {
     debug_fn(|writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug| {
-        let text = on_one_line(&format!("{value:?}"));
+        let text = escape_control(&format!("{value:?}"));
         match field.name() {
             "message" => write!(writer, "{text}"),
             name => write!(writer, "{name}={text}"),
@@ -38,7 +38,7 @@ fn fields() -> impl for<'w> FormatFields<'w> + Send + Sync + 'static {
     .delimited(" ")
 }
 
-fn on_one_line(text: &str) -> String {
+fn escape_control(text: &str) -> String {
     let is_dangerous = |c: char| c.is_control() || matches!(c, '\u{2028}'..='\u{202e}');
     text.chars().fold(String::with_capacity(text.len()), |mut line, c| {
         if is_dangerous(c) {
@@ -61,9 +61,9 @@ mod tests {
     use super::*;
 
     #[derive(Clone, Default)]
-    struct Page(Arc<Mutex<Vec<u8>>>);
+    struct Output(Arc<Mutex<Vec<u8>>>);
 
-    impl io::Write for Page {
+    impl io::Write for Output {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap().extend(bytes);
             Ok(bytes.len())
@@ -73,37 +73,37 @@ mod tests {
         }
     }
 
-    impl<'a> MakeWriter<'a> for Page {
+    impl<'a> MakeWriter<'a> for Output {
         type Writer = Self;
         fn make_writer(&'a self) -> Self {
             self.clone()
         }
     }
 
-    fn written(work: impl FnOnce()) -> String {
-        let page = Page::default();
-        let log = tracing_subscriber::fmt().with_ansi(false).with_writer(page.clone());
+    fn logged(work: impl FnOnce()) -> String {
+        let output = Output::default();
+        let log = tracing_subscriber::fmt().with_ansi(false).with_writer(output.clone());
         let log: Box<dyn Subscriber + Send + Sync> = Box::new(log.fmt_fields(fields()).finish());
         tracing::subscriber::with_default(log, work);
-        let bytes = page.0.lock().unwrap().clone();
+        let bytes = output.0.lock().unwrap().clone();
         String::from_utf8(bytes).unwrap()
     }
 
     #[test]
-    fn nothing_a_stranger_wrote_begins_a_line_or_speaks_to_a_terminal() {
+    fn control_characters_are_escaped() {
         let name =
             "x\n2026-01-01T00:00:00Z ERROR grasp: all is lost\r\u{1b}[2J\u{7}\u{9b}A\u{202e}";
-        let said = written(|| {
+        let line = logged(|| {
             tracing::info!(identifier = %name, error = %name, debug = ?name, name, "all is {name}");
         });
-        assert_eq!(said.lines().count(), 1, "{said:?}");
-        assert!(!said.trim_end().chars().any(|c| c.is_control() || c == '\u{202e}'), "{said:?}");
-        assert!(said.contains(r"identifier=x\n2026"), "{said:?}");
+        assert_eq!(line.lines().count(), 1, "{line:?}");
+        assert!(!line.trim_end().chars().any(|c| c.is_control() || c == '\u{202e}'), "{line:?}");
+        assert!(line.contains(r"identifier=x\n2026"), "{line:?}");
     }
 
     #[test]
-    fn an_ordinary_line_reads_as_ever() {
-        let said = written(|| tracing::info!(count = 3, relay = %"wss://ü.example", "stored"));
-        assert!(said.trim_end().ends_with("stored count=3 relay=wss://ü.example"), "{said:?}");
+    fn other_text_is_not_changed() {
+        let line = logged(|| tracing::info!(count = 3, relay = %"wss://ü.example", "stored"));
+        assert!(line.trim_end().ends_with("stored count=3 relay=wss://ü.example"), "{line:?}");
     }
 }

@@ -1,73 +1,63 @@
-//! Tells systemd how far we are, if it started us (`sd_notify`).
+//! Notifications to systemd (`sd_notify`).
 
+use std::ffi::OsStr;
+use std::io;
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
 
-/// How far the service is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
-    /// It listens and answers.
-    Ready,
-    /// It lets everybody finish.
-    Stopping,
-    /// It is still there.
-    Alive,
-}
+const READY: &str = "READY=1\nSTATUS=serving";
+const STOPPING: &str = "STOPPING=1\nSTATUS=finishing open requests";
+const ALIVE: &str = "WATCHDOG=1";
 
-impl Stage {
-    fn message(self) -> &'static str {
-        match self {
-            Self::Ready => "READY=1\nSTATUS=serving",
-            Self::Stopping => "STOPPING=1\nSTATUS=letting everybody finish",
-            Self::Alive => "WATCHDOG=1",
-        }
-    }
-}
-
-/// Says that the service is there, and goes on saying so if that is wanted, until what is returned is dropped.
+/// Reports that the service is ready and, at the watchdog's interval, alive until the result is dropped.
 pub(crate) fn ready() -> Heartbeat {
-    tell(Stage::Ready);
-    Heartbeat(watchdog().map(|pause| tokio::spawn(say_that_we_are_there(pause))))
+    notify(READY);
+    Heartbeat(watchdog_interval().map(|interval| tokio::spawn(report_alive(interval))))
 }
 
-/// Tells the service manager now and then that the service is alive.
+/// Reports that the service is stopping.
+pub(crate) fn stopping() {
+    notify(STOPPING);
+}
+
+/// The task that reports to the service manager's watchdog.
 pub(crate) struct Heartbeat(Option<JoinHandle<()>>);
 
 impl Drop for Heartbeat {
     fn drop(&mut self) {
-        if let Some(beating) = &self.0 {
-            beating.abort();
+        if let Some(task) = &self.0 {
+            task.abort();
         }
     }
 }
 
-async fn say_that_we_are_there(pause: Duration) {
-    let mut ticks = tokio::time::interval(pause);
+async fn report_alive(interval: Duration) {
+    let mut ticks = tokio::time::interval(interval);
     loop {
         ticks.tick().await;
-        tell(Stage::Alive);
+        notify(ALIVE);
     }
 }
 
-/// Tells the service manager, if there is one. That nobody listens is no reason to stop.
-pub(crate) fn tell(stage: Stage) {
+/// Sends a message to the service manager, if there is one. A failure is logged and stops nothing.
+fn notify(message: &str) {
     let Some(socket) = std::env::var_os("NOTIFY_SOCKET") else { return };
-    if let Err(error) = send(&socket, stage) {
-        tracing::warn!(%error, "could not tell the service manager");
+    if let Err(error) = send(&socket, message) {
+        tracing::warn!(%error, "could not notify the service manager");
     }
 }
 
-/// How often it wants to hear that we are there: half of what it waits.
-fn watchdog() -> Option<Duration> {
+/// Returns half of the watchdog's timeout, if the watchdog is for this process.
+fn watchdog_interval() -> Option<Duration> {
     let micros: u64 = std::env::var("WATCHDOG_USEC").ok()?.parse().ok()?;
-    let ours = std::env::var("WATCHDOG_PID").ok();
-    let ours = ours.is_none_or(|pid| pid == std::process::id().to_string());
-    (ours && micros > 0).then(|| Duration::from_micros(micros / 2))
+    let pid = std::env::var("WATCHDOG_PID").ok();
+    let is_for_us = pid.is_none_or(|pid| pid == std::process::id().to_string());
+    (is_for_us && micros > 0).then(|| Duration::from_micros(micros / 2))
 }
 
 #[cfg(target_os = "linux")]
-fn send(socket: &std::ffi::OsStr, stage: Stage) -> std::io::Result<()> {
+fn send(socket: &OsStr, message: &str) -> io::Result<()> {
     use std::os::linux::net::SocketAddrExt as _;
     use std::os::unix::ffi::OsStrExt as _;
     use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -75,31 +65,39 @@ fn send(socket: &std::ffi::OsStr, stage: Stage) -> std::io::Result<()> {
         Some(name) => SocketAddr::from_abstract_name(name)?,
         None => SocketAddr::from_pathname(socket)?,
     };
-    UnixDatagram::unbound()?.send_to_addr(stage.message().as_bytes(), &address)?;
+    UnixDatagram::unbound()?.send_to_addr(message.as_bytes(), &address)?;
     Ok(())
 }
 
 #[cfg(not(target_os = "linux"))]
-fn send(_: &std::ffi::OsStr, _: Stage) -> std::io::Result<()> {
+fn send(_: &OsStr, _: &str) -> io::Result<()> {
     Ok(())
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
+#[cfg(target_os = "linux")]
 mod tests {
-    use std::os::unix::net::UnixDatagram;
+    use std::os::linux::net::SocketAddrExt as _;
+    use std::os::unix::net::{SocketAddr, UnixDatagram};
 
     use super::*;
 
+    fn received(socket: &OsStr, manager: &UnixDatagram) -> String {
+        send(socket, STOPPING).unwrap();
+        let mut text = [0; 100];
+        let length = manager.recv(&mut text).unwrap();
+        String::from_utf8_lossy(&text[..length]).into_owned()
+    }
+
     #[test]
-    fn each_stage_is_one_datagram() {
+    fn sends_to_paths_and_to_abstract_sockets() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("notify");
         let manager = UnixDatagram::bind(&path).unwrap();
-        for (stage, begins) in [(Stage::Ready, "READY=1"), (Stage::Stopping, "STOPPING=1")] {
-            send(path.as_os_str(), stage).unwrap();
-            let mut text = [0; 100];
-            let length = manager.recv(&mut text).unwrap();
-            assert!(std::str::from_utf8(&text[..length]).unwrap().starts_with(begins));
-        }
+        assert_eq!(received(path.as_os_str(), &manager), STOPPING);
+        let name = format!("grasp-notify-{}", std::process::id());
+        let address = SocketAddr::from_abstract_name(&name).unwrap();
+        let manager = UnixDatagram::bind_addr(&address).unwrap();
+        assert_eq!(received(OsStr::new(&format!("@{name}")), &manager), STOPPING);
     }
 }

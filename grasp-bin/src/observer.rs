@@ -1,4 +1,4 @@
-//! What sync reports, in the log and in the metrics.
+//! Reports of sync, in the log and in the metrics.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -6,41 +6,43 @@ use grasp_core::admission::SyncPath;
 use grasp_core::limits::Health;
 use grasp_core::sync::ConnectionStatus;
 use grasp_relay::metrics::Metrics;
-use grasp_relay::web::span;
+use grasp_relay::web::format_duration;
 use grasp_sync::driver::Observer;
 use grasp_sync::engine::{Report, Source};
 
-use crate::metrics::sync::SyncMeter;
-use crate::rows::in_words;
+use crate::metrics::sync::SyncMetrics;
+use crate::rows::fault_text;
 
-/// Logs and counts what sync reports.
+/// Logs and counts the reports of sync.
 ///
-/// The lock is free but for the moment of one report: they all come from one loop.
-pub(crate) struct SyncObserver(Mutex<SyncMeter>);
+/// The lock is uncontended: all reports come from one task.
+pub(crate) struct SyncObserver(Mutex<SyncMetrics>);
 
 impl SyncObserver {
     pub(crate) fn new(metrics: Metrics) -> Self {
-        Self(Mutex::new(SyncMeter::new(metrics)))
+        Self(Mutex::new(SyncMetrics::new(metrics)))
     }
 }
 
 impl Observer for SyncObserver {
     fn report(&self, report: &Report) {
         log(report);
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).note(report);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).record(report);
     }
 }
 
-/// What is normal is quiet; what an operator should look at is a warning; what lasts is an error.
+/// Logs a report: problems that an operator should check as warnings, those that last as errors.
 fn log(report: &Report) {
     match report {
         Report::Discovered { relay } => tracing::info!(%relay, "following a relay"),
-        Report::Retired { relay } => tracing::info!(%relay, "nobody needs this relay any more"),
+        Report::Retired { relay } => {
+            tracing::info!(%relay, "no repository names this relay any more")
+        }
         Report::Status { relay, status } => match status {
             ConnectionStatus::Syncing => tracing::info!(%relay, "connected"),
             ConnectionStatus::Connected => tracing::info!(%relay, "complete and live"),
             ConnectionStatus::ConnectedHistoricSyncFailures => {
-                tracing::warn!(%relay, "live, but some history could not be had");
+                tracing::warn!(%relay, "live, but some history could not be fetched");
             }
             status => tracing::debug!(%relay, ?status, "connection"),
         },
@@ -48,17 +50,17 @@ fn log(report: &Report) {
             tracing::warn!(
                 %relay,
                 attempt = failure.attempt,
-                retry_in = %span(failure.retry_in.as_secs()),
+                retry_in = %format_duration(failure.retry_in.as_secs()),
                 "could not connect: {}",
-                in_words(*why)
+                fault_text(*why)
             );
         }
         Report::Health { relay, health, failing_for } => match health {
             Health::Healthy => tracing::info!(%relay, "healthy"),
             Health::Degraded => tracing::debug!(%relay, ?health, "health"),
             Health::Dead => {
-                let failing_for = span(failing_for.as_secs());
-                tracing::error!(%relay, %failing_for, "dead: it is tried only rarely from now on");
+                let failing_for = format_duration(failing_for.as_secs());
+                tracing::error!(%relay, %failing_for, "dead: connection attempts are rare from now on");
             }
         },
         Report::Stored { from: Source::Direct, .. } => {}
@@ -66,17 +68,17 @@ fn log(report: &Report) {
             tracing::debug!(%relay, ?path, count, "stored");
         }
         Report::Gap { relay, path: SyncPath::Daily, count } => {
-            tracing::error!(%relay, count, "a lasting gap: the daily pass found what live sync and catching up missed");
+            tracing::error!(%relay, count, "a lasting gap: the daily pass found events that live sync and catch-up missed");
         }
         Report::Gap { relay, count, .. } => {
-            tracing::warn!(%relay, count, "a gap: catching up found what live sync missed");
+            tracing::warn!(%relay, count, "a gap: catch-up found events that live sync missed");
         }
-        report => log_oddity(report),
+        report => log_relay_fault(report),
     }
 }
 
-/// What relays do that they should not, and everything else. Their words are bounded and without control characters.
-fn log_oddity(report: &Report) {
+/// Logs faults of relays, and every other report. Texts of relays are short and have no control characters.
+fn log_relay_fault(report: &Report) {
     match report {
         Report::NoNegentropy { relay, refusal, text } => {
             let refusal = refusal.label();
@@ -86,22 +88,22 @@ fn log_oddity(report: &Report) {
             tracing::warn!(%relay, refusal = refusal.label(), text = text.as_str(), "refused");
         }
         Report::Lacking { relay, repo, count } => {
-            // Strangers name repositories, and may put anything into a name.
+            // Any author can name a repository, with any characters.
             let repo = repo.to_string().escape_debug().to_string();
-            tracing::warn!(%relay, repo, count, "lacks events that we have");
+            tracing::warn!(%relay, repo, count, "the relay lacks events that this server has");
         }
         Report::Reliability { .. } => {}
         Report::CalledByName { relay } => {
-            tracing::debug!(%relay, "has little of what is wanted here, is asked by name");
+            tracing::debug!(%relay, "the relay has few of the wanted events; asking by filters instead of a full comparison");
         }
         Report::GaveUp { relay, event } => {
-            tracing::warn!(%relay, %event, "offered an event and never delivered it");
+            tracing::warn!(%relay, %event, "the relay offered an event and did not deliver it");
         }
         Report::Forged { relay, count } => {
             tracing::warn!(%relay, count, "disconnected: its events do not verify");
         }
         Report::GapSecond { relay, at } => {
-            tracing::warn!(%relay, %at, "one second holds more events than the relay shows");
+            tracing::warn!(%relay, %at, "one second has more events than the relay returns");
         }
         Report::Requested { relay, request } => tracing::trace!(%relay, ?request, "requested"),
         other => tracing::debug!(report = ?other, "sync"),
@@ -121,9 +123,9 @@ mod tests {
     use super::*;
 
     #[derive(Clone, Default)]
-    struct Paper(Arc<Mutex<Vec<u8>>>);
+    struct Output(Arc<Mutex<Vec<u8>>>);
 
-    impl io::Write for Paper {
+    impl io::Write for Output {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap().extend_from_slice(bytes);
             Ok(bytes.len())
@@ -133,10 +135,10 @@ mod tests {
         }
     }
 
-    /// What is written about these reports.
-    fn written(reports: &[Report]) -> String {
-        let paper = Paper::default();
-        let writer = paper.clone();
+    /// Returns the log of these reports.
+    fn logged(reports: &[Report]) -> String {
+        let output = Output::default();
+        let writer = output.clone();
         let log = tracing_subscriber::fmt()
             .with_max_level(tracing::Level::DEBUG)
             .with_ansi(false)
@@ -148,7 +150,7 @@ mod tests {
         tracing::subscriber::with_default(log, || {
             reports.iter().for_each(|report| observer.report(report));
         });
-        let bytes = paper.0.lock().unwrap().clone();
+        let bytes = output.0.lock().unwrap().clone();
         String::from_utf8(bytes).unwrap()
     }
 
@@ -156,9 +158,8 @@ mod tests {
         "wss://relay.example.com".parse().unwrap()
     }
 
-    /// The table of levels that operators know from elsewhere: level, and what the line must name.
     #[test]
-    fn each_event_of_sync_has_its_level() {
+    fn each_report_has_its_level() {
         let from = |path| Source::Relay { relay: relay(), path };
         let failure = Failure {
             attempt: 3,
@@ -189,20 +190,20 @@ mod tests {
             (lacking, " WARN", ":grasp\" count=7"),
         ];
         for (report, level, words) in table {
-            let line = written(&[report]);
+            let line = logged(&[report]);
             assert!(line.starts_with(level) && line.contains(words), "{level} {words}: {line}");
             assert!(line.contains("wss://relay.example.com"), "{line}");
         }
         let failing_for = Duration::from_secs(86_400);
-        let dead = written(&[Report::Health { relay: relay(), health: Health::Dead, failing_for }]);
+        let dead = logged(&[Report::Health { relay: relay(), health: Health::Dead, failing_for }]);
         assert!(dead.starts_with("ERROR") && dead.contains("failing_for=1 day"), "{dead}");
     }
 
     #[test]
-    fn what_a_peer_says_is_bounded_and_cannot_forge_a_line() {
+    fn texts_of_relays_are_short_and_on_one_line() {
         let text = PeerText::new(&format!("no\n ERROR all is lost {}", "x".repeat(100_000)));
         let refusal = Refusal::RetainedBytes { stated: None };
-        let lines = written(&[Report::Refused { relay: relay(), refusal, text }]);
+        let lines = logged(&[Report::Refused { relay: relay(), refusal, text }]);
         assert_eq!(lines.lines().count(), 1, "{lines}");
         assert!(lines.len() < 2_000, "{}", lines.len());
     }

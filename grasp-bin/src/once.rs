@@ -1,6 +1,6 @@
-//! `grasp sync --once`: brings everything that some relays have, and ends.
+//! `grasp sync --once`: fetches everything that some relays have, and ends.
 
-mod board;
+mod progress;
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal as _;
@@ -11,165 +11,168 @@ use grasp_core::RelayUrl;
 use grasp_core::sync::ConnectionStatus;
 use grasp_relay::Clock;
 use grasp_relay::web::figures::Status;
-use grasp_relay::web::{counted, span};
+use grasp_relay::web::{format_count, format_duration};
 use grasp_sync::driver::RelayStatus;
 use nostr::types::Timestamp;
 
-use self::board::Board;
+use self::progress::ProgressBars;
 use crate::admin::AdminSocket;
 use crate::config::{Config, Loaded};
-use crate::rows::in_words;
+use crate::http::StatusSource as _;
+use crate::rows::fault_text;
 use crate::server::Server;
 
-/// How often is looked.
-const LOOK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How often is told how far it is where nothing can be drawn over.
-const TELL: Duration = Duration::from_secs(5);
+/// Interval between two lists of progress where bars cannot be drawn.
+const PRINT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How long newly found repositories are collected. Nobody is waiting for a better moment here.
-const WINDOW: Duration = Duration::from_secs(1);
+/// Time in which newly found repositories are collected into one batch: short, because the user waits.
+const DISCOVERY_WINDOW: Duration = Duration::from_secs(1);
 
-/// The longest rest between two attempts to connect. Whoever asks for everything now waits for it.
-const REST: Duration = Duration::from_secs(15);
+/// Limits the backoff between two attempts to connect: short, because the user waits.
+const MAX_BACKOFF: Duration = Duration::from_secs(15);
 
-/// How long a relay must have been complete to be taken for it: what it brought may lead to more questions.
-const SETTLED: u64 = 4;
+/// Time that a relay must be complete before it counts as done: its events may lead to more requests.
+const DONE_AFTER: Duration = Duration::from_secs(4);
 
-/// How it ended.
+/// The result of the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// Everything that the relays have is here.
     Complete,
-    /// Some of it could not be had.
+    /// Some of it could not be fetched.
     Incomplete,
 }
 
-/// Brings everything that these relays have into the store of this configuration.
-pub(crate) fn run(mut loaded: Loaded, from: Vec<RelayUrl>, patience: Duration) -> Result<Outcome> {
-    // Bars and log lines on one screen spoil each other; whoever asks for a log gets it.
+/// Fetches everything that these relays have into the store of this configuration.
+pub(crate) fn run(mut loaded: Loaded, from: Vec<RelayUrl>, limit: Duration) -> Result<Outcome> {
+    // Log lines would break the progress bars on a screen, so by default there are none.
     if loaded.is_default("log.filter") {
-        let quiet = if std::io::stderr().is_terminal() { "off" } else { "warn" };
-        loaded.config.log.filter = quiet.into();
+        let filter = if std::io::stderr().is_terminal() { "off" } else { "warn" };
+        loaded.config.log.filter = filter.into();
     }
     loaded.start_log();
     let runtime = tokio::runtime::Runtime::new().context("could not start the runtime")?;
-    runtime.block_on(bring(loaded.config, from, patience))
+    runtime.block_on(sync_from(loaded.config, from, limit))
 }
 
-async fn bring(config: Config, from: Vec<RelayUrl>, patience: Duration) -> Result<Outcome> {
-    // A server that runs here syncs by itself, and two must not write to one place.
-    let admin = AdminSocket::claim(&config.admin_socket())?;
+async fn sync_from(config: Config, from: Vec<RelayUrl>, limit: Duration) -> Result<Outcome> {
+    // Fails if a server runs: it syncs by itself, and only one process may write to the data directory.
+    let admin = AdminSocket::bind(&config.admin_socket())?;
     let service = match &config.domain {
         Some(domain) => domain.clone(),
         None => config.settings.service.clone(),
     };
-    if let Some(us) = from.iter().find(|relay| service.is_us(relay.as_str())) {
-        bail!(
-            "{us} is this very server by its domain, {service}; nothing can be brought from there"
-        );
+    if let Some(relay) = from.iter().find(|relay| service.is_us(relay.as_str())) {
+        bail!("{relay} is this server itself by its domain, {service}; choose another --from");
     }
     let mut settings = config.settings.reached_at(service);
     settings.sync.enabled = true;
     settings.sync.engine.bootstrap.clone_from(&from);
     settings.sync.engine.relays_per_repo = 0;
-    settings.sync.engine.discovery_window = WINDOW;
-    settings.sync.engine.backoff.cap = REST;
-    settings.sync.engine.backoff.dead_retry = REST;
+    settings.sync.engine.discovery_window = DISCOVERY_WINDOW;
+    settings.sync.engine.backoff.cap = MAX_BACKOFF;
+    settings.sync.engine.backoff.dead_retry = MAX_BACKOFF;
     let server = Server::open(&settings, Clock::system()).await?;
-    let answering = admin.answer(server.overview().clone());
+    let admin = admin.serve(server.overview().clone());
     let began = Instant::now();
-    let last = follow(&server, &from, patience).await;
+    let relays = wait_until_done(&server, &from, limit).await;
     let status = server.overview().status().await;
-    drop(answering);
+    drop(admin);
     server.close().await?;
-    Ok(sum_up(&last, &from, &status, began.elapsed()))
+    Ok(print_result(&relays, &from, &status, began.elapsed()))
 }
 
-/// What is known of each relay.
-type Seen = BTreeMap<RelayUrl, RelayStatus>;
+type Statuses = BTreeMap<RelayUrl, RelayStatus>;
 
-/// Looks until all are done or patience ends.
-async fn follow(server: &Server, from: &[RelayUrl], patience: Duration) -> Seen {
-    let (began, mut told) = (server.parts().clock.now(), None);
-    let mut board = Board::new(from, began.mono);
+/// Waits until all relays are done or the time limit is reached, and shows the progress.
+async fn wait_until_done(server: &Server, from: &[RelayUrl], limit: Duration) -> Statuses {
+    let (began, mut shown_at) = (server.parts().clock.now(), None);
+    let mut bars = ProgressBars::new(from, began.mono);
     loop {
-        let seen = match server.syncer() {
+        let relays = match server.syncer() {
             Some(syncer) => syncer.status().await.relays,
-            None => Seen::new(),
+            None => Statuses::new(),
         };
         let now = server.parts().clock.now();
-        let ended = |one: &RelayStatus| {
-            is_done(now.unix.as_secs(), one) || is_given_up(began.unix + patience, one)
-        };
-        let over = from.iter().all(|relay| seen.get(relay).is_some_and(ended))
-            || now.mono - began.mono > patience;
-        if over || board.is_live() || told.is_none_or(|at: Instant| at.elapsed() > TELL) {
-            board.draw(now.mono, &seen);
-            told = Some(Instant::now());
+        let has_ended =
+            |one: &RelayStatus| is_done(now.unix, one) || is_given_up(began.unix + limit, one);
+        let all_ended = from.iter().all(|relay| relays.get(relay).is_some_and(has_ended))
+            || now.mono - began.mono > limit;
+        let is_due = shown_at.is_none_or(|at: Instant| at.elapsed() > PRINT_INTERVAL);
+        if all_ended || bars.are_drawn() || is_due {
+            bars.show(now.mono, &relays);
+            shown_at = Some(Instant::now());
         }
-        if over {
-            return seen;
+        if all_ended {
+            return relays;
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-/// Whether nothing more is to be expected of a relay.
-fn is_done(now: u64, relay: &RelayStatus) -> bool {
-    let stands = relay.connection == ConnectionStatus::Connected
+/// Returns whether no more events are expected from a relay.
+fn is_done(now: Timestamp, relay: &RelayStatus) -> bool {
+    let is_synced = relay.connection == ConnectionStatus::Connected
         || relay.connection == ConnectionStatus::ConnectedHistoricSyncFailures;
-    stands && relay.backlog == 0 && relay.since.as_secs() + SETTLED < now
+    is_synced && relay.backlog == 0 && relay.since + DONE_AFTER < now
 }
 
-/// Whether a relay is not tried again while anybody waits: its certificate is bad, or it is no relay at all.
-fn is_given_up(until: Timestamp, relay: &RelayStatus) -> bool {
-    relay.failed.is_some_and(|failed| failed.retry_at > until)
+/// Returns whether the next attempt to connect is after the time limit: its certificate is bad, or it is not a relay.
+fn is_given_up(limit: Timestamp, relay: &RelayStatus) -> bool {
+    relay.failed.is_some_and(|failed| failed.retry_at > limit)
 }
 
 fn is_complete(relay: &RelayStatus) -> bool {
     relay.connection == ConnectionStatus::Connected && relay.backlog == 0
 }
 
-fn sum_up(seen: &Seen, from: &[RelayUrl], status: &Status, took: Duration) -> Outcome {
-    let complete = |relay: &&RelayUrl| seen.get(*relay).is_some_and(is_complete);
+fn print_result(relays: &Statuses, from: &[RelayUrl], status: &Status, took: Duration) -> Outcome {
+    let complete = |relay: &&RelayUrl| relays.get(*relay).is_some_and(is_complete);
     let done = from.iter().filter(complete).count();
-    // What was refused at first and taken when something else had come counts too.
+    // Of the whole server: an event that was refused at first and stored later counts too.
     let new = status.intake.stored + status.intake.held;
     println!(
         "{done} of {} complete, {} in {}",
-        counted(from.len() as u64, "relay", "relays"),
-        counted(new, "new event", "new events"),
-        span(took.as_secs())
+        format_count(from.len() as u64, "relay", "relays"),
+        format_count(new, "new event", "new events"),
+        format_duration(took.as_secs())
     );
     for relay in from.iter().filter(|relay| !complete(relay)) {
-        println!("  {relay}: {}", seen.get(relay).map_or("not tried yet".into(), why_not));
+        let reason =
+            relays.get(relay).map_or("no attempt to connect yet".into(), reason_incomplete);
+        println!("  {relay}: {reason}");
     }
     if status.purgatory.hunting > 0 {
         println!(
-            "{} for git data; `grasp serve` goes on looking for it",
-            counted(status.purgatory.hunting, "repository name waits", "repository names wait")
+            "{} for git data; `grasp serve` continues to look for it",
+            format_count(
+                status.purgatory.hunting,
+                "repository name waits",
+                "repository names wait"
+            )
         );
     }
     if done == from.len() { Outcome::Complete } else { Outcome::Incomplete }
 }
 
-/// Why a relay did not give everything, in words.
-fn why_not(relay: &RelayStatus) -> String {
+/// Explains why a relay is incomplete.
+fn reason_incomplete(relay: &RelayStatus) -> String {
     if let Some(failed) = relay.failed {
-        return in_words(failed.why).into();
+        return fault_text(failed.why).into();
     }
     let refusal = relay.last_refusal.as_ref().map(|text| text.as_str().to_owned());
     match (relay.connection, refusal) {
         (ConnectionStatus::ConnectedHistoricSyncFailures, Some(text)) => {
-            format!("some of its history could not be had: {text}")
+            format!("some of its history could not be fetched: {text}")
         }
         (ConnectionStatus::ConnectedHistoricSyncFailures, None) => {
-            "some of its history could not be had".into()
+            "some of its history could not be fetched".into()
         }
         (ConnectionStatus::Disconnected | ConnectionStatus::Connecting, _) => {
             "the connection was lost".into()
         }
-        _ => "it was not done in time; say --patience to wait longer".into(),
+        _ => "it was not complete within the time limit; set --patience to wait longer".into(),
     }
 }

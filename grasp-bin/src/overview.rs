@@ -1,4 +1,4 @@
-//! How the running server stands: one look at all its parts.
+//! The status of a running server, collected from its parts.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,35 +14,36 @@ use grasp_relay::keeper::{DamagedRepo, Keeper};
 use grasp_relay::metrics::{Metric, Metrics, table};
 use grasp_relay::nostr::Hub;
 use grasp_relay::store::{EventStore, StoreError};
-use grasp_relay::web::figures::{Intake, PurgatoryFigures, RelayRow, Status, WaitingRow};
-use grasp_relay::web::{Listed, Listing};
+use grasp_relay::web::figures::{IntakeFigures, PurgatoryFigures, RelayRow, Status, WaitingRow};
+use grasp_relay::web::{Listing, RepositoryList};
 use grasp_sync::Syncer;
 use nostr::filter::Filter;
 use tokio::sync::Mutex;
 
-use crate::admin::{Answer, Answers, Question};
-use crate::disk::bytes_below;
-use crate::http::Stands;
+use crate::admin::{AdminHandler, AdminRequest, AdminResponse};
+use crate::files::bytes_below;
+use crate::http::StatusSource;
 use crate::metrics::{self, hunt};
-use crate::pace::Pace;
+use crate::rate::Rate;
 use crate::rows;
 use crate::settings::Settings;
 
-/// How old a count of everything may be at most, and how much longer than it took to make: it reads an index from
-/// end to end, so in a small store it is fresh and in a large one it costs little.
-const COUNT_EVERY: Duration = Duration::from_secs(60);
-const COUNT_COST: u32 = 100;
+/// Limits the age of a count of all events, which scans an index.
+const MAX_COUNT_AGE: Duration = Duration::from_secs(60);
 
-/// How old a measurement of the disk may be at most: it looks at every file.
-const MEASURE_EVERY: Duration = Duration::from_secs(3_600);
+/// Limits the age of a count or measurement to this many times its duration: exact in a small store, cheap in a large one.
+const MAX_AGE_PER_DURATION: u32 = 100;
 
-/// Damaged repositories that are named.
+/// Limits the age of a measurement of the disk, which visits every file.
+const MAX_MEASUREMENT_AGE: Duration = Duration::from_secs(3_600);
+
+/// Limits the damaged repositories in the status.
 const MAX_DAMAGED_NAMED: usize = 100;
 
-/// What ends within this time is told of as expiring.
-const SOON: Duration = Duration::from_secs(3_600);
+/// Events that expire within this time are counted as expiring.
+const EXPIRING_WITHIN: Duration = Duration::from_secs(3_600);
 
-/// Sees all parts. Cheap to clone.
+/// Collects the status from all parts of a server. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Overview(Arc<Inner>);
 
@@ -60,26 +61,24 @@ struct Inner {
     listing: Listing,
     syncer: OnceLock<Arc<Syncer>>,
     started: u64,
-    counted: Mutex<Option<(Mono, Counted)>>,
-    measured: Mutex<Option<(Mono, Measured)>>,
-    pace: std::sync::Mutex<Pace>,
+    counts: Mutex<Option<(Mono, StoreCounts)>>,
+    disk_usage: Mutex<Option<(Mono, DiskUsage)>>,
+    rate: std::sync::Mutex<Rate>,
 }
 
-/// What is counted only now and then.
+/// Cached counts of the event store.
 #[derive(Clone, Copy, Debug, Default)]
-struct Counted {
+struct StoreCounts {
     events: u64,
     repositories: u64,
-    /// How long this holds.
     fresh_for: Duration,
 }
 
-/// What is on disk, measured only now and then.
+/// Cached measurement of the disk.
 #[derive(Clone, Copy, Debug, Default)]
-struct Measured {
+struct DiskUsage {
     git_bytes: u64,
     disk_bytes: u64,
-    /// How long this holds.
     fresh_for: Duration,
 }
 
@@ -97,7 +96,7 @@ impl Overview {
             data_dir: settings.data_dir.clone(),
             repositories: settings.repositories(),
             started: clock.now().unix.as_secs(),
-            pace: std::sync::Mutex::new(Pace::new(clock.now().mono)),
+            rate: std::sync::Mutex::new(Rate::new(clock.now().mono)),
             store,
             hub: hub.clone(),
             keeper: keeper.clone(),
@@ -105,59 +104,19 @@ impl Overview {
             metrics,
             listing,
             syncer: OnceLock::new(),
-            counted: Mutex::new(None),
-            measured: Mutex::new(None),
+            counts: Mutex::new(None),
+            disk_usage: Mutex::new(None),
         }))
     }
 
-    /// Sees sync too from now on, if there is any. It begins after everything that it works with, pages included.
-    pub(crate) fn follow(&self, syncer: Option<Arc<Syncer>>) {
+    /// Includes sync from now on, if it runs; it starts after all other parts.
+    pub(crate) fn set_syncer(&self, syncer: Option<Arc<Syncer>>) {
         if let Some(syncer) = syncer {
             let _ = self.0.syncer.set(syncer);
         }
     }
 
-    /// Whether everything that must work does: the store answers, and purgatory takes orders and can write them down.
-    pub(crate) async fn is_ready(&self) -> bool {
-        let nothing = vec![Filter::new().ids([])];
-        let store = self.0.store.count(nothing, self.0.clock.now().unix).await.is_ok();
-        let purgatory = self.0.keeper.can_write() && self.0.keeper.ask(|_| ()).await.is_ok();
-        self.set(&table::STORE_UP, &[], u64::from(store));
-        self.set(&table::PURGATORY_UP, &[], u64::from(purgatory));
-        store && purgatory
-    }
-
-    /// How things stand.
-    pub(crate) async fn status(&self) -> Status {
-        let inner = &self.0;
-        let census = inner.hub.census().await;
-        let counted = self.counted().await.unwrap_or_default();
-        let measured = self.measured().await;
-        let intake = intake(&inner.metrics);
-        Status {
-            version: env!("CARGO_PKG_VERSION").into(),
-            service: inner.service.clone(),
-            beside: None,
-            now: inner.clock.now().unix.as_secs(),
-            started: inner.started,
-            ready: self.is_ready().await,
-            events: counted.events,
-            repositories: counted.repositories,
-            store_bytes: store_bytes(&inner.data_dir),
-            git_bytes: measured.git_bytes,
-            disk_bytes: measured.disk_bytes,
-            damaged: self.damaged(),
-            sockets: census.sockets as u64,
-            listeners: census.listeners as u64,
-            subscriptions: census.subscriptions as u64,
-            intake,
-            events_per_minute: 60.0 * self.pace(intake.stored + intake.held),
-            purgatory: self.purgatory().await,
-            relays: self.relays().await,
-        }
-    }
-
-    /// Every relay that is followed.
+    /// Returns the relays that are synced with.
     async fn relays(&self) -> Vec<RelayRow> {
         match self.0.syncer.get() {
             Some(syncer) => syncer.status().await.relays.iter().map(rows::relay_row).collect(),
@@ -165,30 +124,31 @@ impl Overview {
         }
     }
 
-    /// New events per second, lately.
-    fn pace(&self, new: u64) -> f64 {
+    /// Returns the new events per second over the last minute.
+    fn new_per_second(&self, new: u64) -> f64 {
         let now = self.0.clock.now().mono;
-        self.0.pace.lock().unwrap_or_else(PoisonError::into_inner).per_second(now, new)
+        self.0.rate.lock().unwrap_or_else(PoisonError::into_inner).per_second(now, new)
     }
 
-    /// The list of repositories, as pages show it.
+    /// Returns the list of repositories that pages show.
     pub(crate) fn listing(&self) -> Listing {
         self.0.listing.clone()
     }
 
-    /// The repositories, the latest active first.
-    pub(crate) async fn repositories(&self) -> Result<Arc<Listed>, StoreError> {
+    /// Returns the repositories, the latest active first.
+    pub(crate) async fn repositories(&self) -> Result<Arc<RepositoryList>, StoreError> {
         self.0.listing.rows().await
     }
 
-    /// The names under which something waits.
+    /// Returns the repository names whose events wait for git data.
     pub(crate) async fn waiting(&self) -> Vec<WaitingRow> {
         let (turns, now) = (self.turns().await, self.0.clock.now().unix.as_secs());
-        let rows = self.0.keeper.ask(move |purgatory| rows::waiting(purgatory, now, &turns)).await;
+        let rows =
+            self.0.keeper.ask(move |purgatory| rows::waiting_rows(purgatory, now, &turns)).await;
         rows.unwrap_or_default()
     }
 
-    /// When each name that is hunted for is looked for next.
+    /// Returns the next attempt for each name that is hunted for.
     async fn turns(&self) -> BTreeMap<Identifier, Turn> {
         match self.0.keeper.hunting() {
             Some(hunting) => hunting.schedule().await,
@@ -196,34 +156,24 @@ impl Overview {
         }
     }
 
-    /// Everything, in Prometheus' text form.
-    pub(crate) async fn exposition(&self) -> String {
-        let status = self.status().await;
-        self.expose(&status);
-        if let Some(figures) = self.hunt().await {
-            hunt::expose(&self.0.metrics, &figures);
-        }
-        self.0.metrics.render(&metrics::all())
-    }
-
     async fn purgatory(&self) -> PurgatoryFigures {
-        let soon = self.0.clock.now().unix + SOON;
-        let asked = self.0.keeper.ask(move |held: &Purgatory| {
+        let soon = self.0.clock.now().unix + EXPIRING_WITHIN;
+        let figures = self.0.keeper.ask(move |held: &Purgatory| {
             let waiting = [Phase::Waiting, Phase::Shelved].map(|phase| held.wanting(phase));
             (held.counts(), held.expiring(soon), waiting)
         });
-        let (counts, expiring, waiting) = asked.await.unwrap_or_default();
+        let (counts, expiring, waiting) = figures.await.unwrap_or_default();
         let mut turns = self.turns().await;
-        // A turn outlives what it was for when that comes by a push.
+        // The hunt keeps the turn of a name whose git data came by a push.
         turns.retain(|name, _| waiting.iter().any(|names| names.contains(name)));
         let next = turns.values().filter_map(|turn| turn.next_in).min();
-        let in_line = turns.values().filter(|turn| turn.in_line.is_some()).count() as u64;
+        let queued = turns.values().filter(|turn| turn.in_line.is_some()).count() as u64;
         let hunt = self.hunt().await.unwrap_or_default();
         let busy = hunt.hosts.iter().filter(|(_, host)| host.waiting > 0);
         let per_minute: u64 = busy.map(|(_, host)| host.per_minute as u64).sum();
         let Counts { announcements, states, proposals, shelved, staged, bytes, staged_bytes, owed } =
             counts;
-        self.set(&table::OWED, &[], owed as u64);
+        self.set(&table::PENDING_CLEANUP, &[], owed as u64);
         PurgatoryFigures {
             announcements: announcements as u64,
             states: states as u64,
@@ -234,43 +184,43 @@ impl Overview {
             staged_bytes,
             hunting: turns.len() as u64,
             hunted: hunt.done,
-            in_line,
+            in_line: queued,
             per_minute,
-            seconds_left: (in_line * 60).checked_div(per_minute),
+            seconds_left: (queued * 60).checked_div(per_minute),
             next_attempt_in: next.map(|next| next.as_secs()),
             expiring: expiring as u64,
         }
     }
 
-    /// How the hunt stands, in all and with each host.
+    /// Returns the figures of the hunt, in total and by host.
     async fn hunt(&self) -> Option<HuntFigures> {
         self.0.keeper.hunting()?.figures().await
     }
 
-    /// Counts everything, unless that was done a moment ago.
-    async fn counted(&self) -> Result<Counted, StoreError> {
-        let mut last = self.0.counted.lock().await;
+    /// Counts all events and repositories, or returns the last counts while they are fresh.
+    async fn counts(&self) -> Result<StoreCounts, StoreError> {
+        let mut last = self.0.counts.lock().await;
         let now = self.0.clock.now();
-        if let Some((_, counted)) = last.filter(|(at, one)| now.mono - *at < one.fresh_for) {
-            return Ok(counted);
+        if let Some((_, counts)) = last.filter(|(at, one)| now.mono - *at < one.fresh_for) {
+            return Ok(counts);
         }
         let everything = self.0.store.count(vec![Filter::new()], now.unix);
         let announcements = vec![Filter::new().kind(kinds::ANNOUNCEMENT)];
         let announcements = self.0.store.count(announcements, now.unix);
         let (events, repositories) = (everything.await?, announcements.await?);
         let took = self.0.clock.now().mono - now.mono;
-        let fresh_for = took.saturating_mul(COUNT_COST).min(COUNT_EVERY);
-        let counted = Counted { events, repositories, fresh_for };
-        *last = Some((now.mono, counted));
-        Ok(counted)
+        let fresh_for = took.saturating_mul(MAX_AGE_PER_DURATION).min(MAX_COUNT_AGE);
+        let counts = StoreCounts { events, repositories, fresh_for };
+        *last = Some((now.mono, counts));
+        Ok(counts)
     }
 
-    /// Measures what is on disk, unless that was done a moment ago.
-    async fn measured(&self) -> Measured {
-        let mut last = self.0.measured.lock().await;
+    /// Measures the disk, or returns the last measurement while it is fresh.
+    async fn disk_usage(&self) -> DiskUsage {
+        let mut last = self.0.disk_usage.lock().await;
         let now = self.0.clock.now().mono;
-        if let Some((_, measured)) = last.filter(|(at, one)| now - *at < one.fresh_for) {
-            return measured;
+        if let Some((_, usage)) = last.filter(|(at, one)| now - *at < one.fresh_for) {
+            return usage;
         }
         let (data, git) = (self.0.data_dir.clone(), self.0.repositories.clone());
         let measure = move || {
@@ -281,31 +231,13 @@ impl Overview {
         let (git_bytes, disk_bytes) =
             tokio::task::spawn_blocking(measure).await.unwrap_or_default();
         let took = self.0.clock.now().mono - now;
-        let fresh_for = took.saturating_mul(COUNT_COST).min(MEASURE_EVERY);
-        let measured = Measured { git_bytes, disk_bytes, fresh_for };
-        *last = Some((now, measured));
-        measured
+        let fresh_for = took.saturating_mul(MAX_AGE_PER_DURATION).min(MAX_MEASUREMENT_AGE);
+        let usage = DiskUsage { git_bytes, disk_bytes, fresh_for };
+        *last = Some((now, usage));
+        usage
     }
 
-    /// The addresses of some of the repositories that lack objects.
-    fn damaged(&self) -> Vec<String> {
-        let damaged = self.0.keeper.damaged();
-        self.set(&table::DAMAGED, &[], damaged.len() as u64);
-        let service = &self.0.keeper.policy().service;
-        let address = |DamagedRepo { door, repo }: DamagedRepo| {
-            let path = service.repo_path(&repo);
-            let mount = service.mount_path();
-            match door {
-                Door::Hosted => path,
-                Door::Proposals => {
-                    format!("{mount}/prs{}", path.strip_prefix(&mount).unwrap_or(&path))
-                }
-            }
-        };
-        damaged.into_iter().take(MAX_DAMAGED_NAMED).map(address).collect()
-    }
-
-    fn expose(&self, status: &Status) {
+    fn set_gauges(&self, status: &Status) {
         let held = &status.purgatory;
         self.set(&table::BUILD, &[&status.version], 1);
         self.set(&table::STARTED, &[], status.started);
@@ -333,18 +265,18 @@ impl Overview {
         }
     }
 
-    fn set(&self, metric: &Metric, labels: &[&str], to: u64) {
-        self.0.metrics.set(metric, labels, to as f64);
+    fn set(&self, metric: &Metric, labels: &[&str], value: u64) {
+        self.0.metrics.set(metric, labels, value as f64);
     }
 }
 
-fn intake(metrics: &Metrics) -> Intake {
+fn intake(metrics: &Metrics) -> IntakeFigures {
     let of = |outcomes: &[&str]| {
         let sources = ["client", "live", "catch_up", "daily"];
         let series = sources.iter().flat_map(|source| outcomes.iter().map(move |o| [*source, *o]));
         series.filter_map(|labels| metrics.value(&table::EVENTS, &labels)).sum::<f64>() as u64
     };
-    Intake {
+    IntakeFigures {
         stored: of(&["stored"]),
         held: of(&["held"]),
         known: of(&["known", "superseded"]),
@@ -352,14 +284,14 @@ fn intake(metrics: &Metrics) -> Intake {
     }
 }
 
-/// What the files of the event store take, whichever of them is in use.
+/// Returns the bytes of the event store's files, for any kind of store.
 fn store_bytes(data_dir: &std::path::Path) -> u64 {
     let files = ["events.db", "events.db-wal", "nostr-sqlite.db", "nostr-lmdb/data.mdb"];
     let sizes = files.iter().filter_map(|file| data_dir.join(file).metadata().ok());
     sizes.map(|file| file.len()).sum()
 }
 
-/// The memory that the kernel says we take, where it says so.
+/// Returns the resident memory of this process (Linux).
 fn resident_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
@@ -367,7 +299,7 @@ fn resident_bytes() -> Option<u64> {
     kib.checked_mul(1_024)
 }
 
-impl Stands for Overview {
+impl StatusSource for Overview {
     fn name(&self) -> &str {
         &self.0.name
     }
@@ -376,31 +308,81 @@ impl Stands for Overview {
         &self.0.root
     }
 
+    /// Returns whether the store answers, and purgatory answers and can write its journal.
     async fn is_ready(&self) -> bool {
-        self.is_ready().await
+        let empty = vec![Filter::new().ids([])];
+        let store = self.0.store.count(empty, self.0.clock.now().unix).await.is_ok();
+        let purgatory = self.0.keeper.can_write() && self.0.keeper.ask(|_| ()).await.is_ok();
+        self.set(&table::STORE_UP, &[], u64::from(store));
+        self.set(&table::PURGATORY_UP, &[], u64::from(purgatory));
+        store && purgatory
     }
 
+    /// Returns the addresses of damaged repositories, some of them if there are many.
     fn damaged(&self) -> Vec<String> {
-        self.damaged()
+        let damaged = self.0.keeper.damaged();
+        self.set(&table::DAMAGED, &[], damaged.len() as u64);
+        let service = &self.0.keeper.policy().service;
+        let address = |DamagedRepo { door, repo }: DamagedRepo| {
+            let path = service.repo_path(&repo);
+            let mount = service.mount_path();
+            match door {
+                Door::Hosted => path,
+                Door::Proposals => {
+                    format!("{mount}/prs{}", path.strip_prefix(&mount).unwrap_or(&path))
+                }
+            }
+        };
+        damaged.into_iter().take(MAX_DAMAGED_NAMED).map(address).collect()
     }
 
     async fn status(&self) -> Status {
-        self.status().await
+        let inner = &self.0;
+        let census = inner.hub.census().await;
+        let counts = self.counts().await.unwrap_or_default();
+        let disk_usage = self.disk_usage().await;
+        let intake = intake(&inner.metrics);
+        Status {
+            version: env!("CARGO_PKG_VERSION").into(),
+            service: inner.service.clone(),
+            beside: None,
+            now: inner.clock.now().unix.as_secs(),
+            started: inner.started,
+            ready: self.is_ready().await,
+            events: counts.events,
+            repositories: counts.repositories,
+            store_bytes: store_bytes(&inner.data_dir),
+            git_bytes: disk_usage.git_bytes,
+            disk_bytes: disk_usage.disk_bytes,
+            damaged: self.damaged(),
+            sockets: census.sockets as u64,
+            listeners: census.listeners as u64,
+            subscriptions: census.subscriptions as u64,
+            intake,
+            events_per_minute: 60.0 * self.new_per_second(intake.stored + intake.held),
+            purgatory: self.purgatory().await,
+            relays: self.relays().await,
+        }
     }
 
     async fn exposition(&self) -> String {
-        self.exposition().await
+        let status = self.status().await;
+        self.set_gauges(&status);
+        if let Some(figures) = self.hunt().await {
+            hunt::set_gauges(&self.0.metrics, &figures);
+        }
+        self.0.metrics.render(&metrics::all())
     }
 }
 
-impl Answers for Overview {
-    async fn answer(&self, question: Question) -> Answer {
-        match question {
-            Question::Status => Answer::Status(Box::new(self.status().await)),
-            Question::Waiting => Answer::Waiting(self.waiting().await),
-            Question::Repositories => match self.repositories().await {
-                Ok(listed) => Answer::Repositories(listed.rows.clone()),
-                Err(error) => Answer::Failed(error.to_string()),
+impl AdminHandler for Overview {
+    async fn handle(&self, request: AdminRequest) -> AdminResponse {
+        match request {
+            AdminRequest::Status => AdminResponse::Status(Box::new(self.status().await)),
+            AdminRequest::Waiting => AdminResponse::Waiting(self.waiting().await),
+            AdminRequest::Repositories => match self.repositories().await {
+                Ok(list) => AdminResponse::Repositories(list.rows.clone()),
+                Err(error) => AdminResponse::Failed(error.to_string()),
             },
         }
     }

@@ -1,28 +1,28 @@
-//! References that are written by the program itself: each is compared with its page.
+//! Comparison of generated reference pages with the files below `docs/`.
 
-/// Set to write the pages anew instead of comparing with them.
+/// The variable that makes the tests write the pages instead of comparing them.
 const REWRITE: &str = "REWRITE_REFERENCE";
 
-/// Holds a page of the documentation to what the program says; tells where they first differ.
-pub(crate) fn hold_to(page: &str, said: &str) {
+/// Fails the test if a page of the documentation is not the generated one; names the first line that differs.
+pub(crate) fn hold_to(page: &str, generated: &str) {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(page);
     if std::env::var_os(REWRITE).is_some() {
-        std::fs::write(&path, said).unwrap();
+        std::fs::write(&path, generated).unwrap();
     }
     let written = std::fs::read_to_string(&path).unwrap();
-    if let Some(difference) = difference(&written, said) {
-        panic!("docs/{page}{difference}\nRun this test with {REWRITE}=1 to write the page anew.");
+    if let Some(difference) = difference(&written, generated) {
+        panic!("docs/{page}{difference}\nRun this test with {REWRITE}=1 to write the page.");
     }
 }
 
-/// The first line in which a page and what it should say differ.
-fn difference(written: &str, said: &str) -> Option<String> {
-    if written == said {
+/// Returns the first line in which a page differs from the generated one.
+fn difference(written: &str, generated: &str) -> Option<String> {
+    if written == generated {
         return None;
     }
-    let (mut lines, mut right) = (written.lines(), said.lines());
+    let (mut lines, mut expected) = (written.lines(), generated.lines());
     for number in 1.. {
-        let (is, should) = (lines.next(), right.next());
+        let (is, should) = (lines.next(), expected.next());
         if is != should || is.is_none() {
             let shown = |line: Option<&str>| match line {
                 Some(line) => line.chars().take(200).collect(),
@@ -39,7 +39,7 @@ fn difference(written: &str, said: &str) -> Option<String> {
 }
 
 #[test]
-fn only_the_first_differing_line_is_told() {
+fn only_the_first_difference_is_reported() {
     assert_eq!(difference("a\nb\n", "a\nb\n"), None);
     let told = difference("a\nb\nc\n", "a\nx\ny\n").unwrap();
     assert_eq!(told, ":2 is\n  b\nand should be\n  x");

@@ -1,4 +1,4 @@
-//! What relays and repository names look like to an operator.
+//! Rows of the status: relays, and repository names that wait for git data.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -12,10 +12,10 @@ use grasp_relay::web::figures::{MissingRow, RelayHealth, RelayRow, RelayState, W
 use grasp_sync::driver::RelayStatus;
 use grasp_sync::engine::{Fault, Flaw, PeerReliability};
 
-/// Names under which something waits that are told of at most.
-const MOST_WAITING: usize = 1_000;
+/// Limits the repository names in the list of what waits.
+const MAX_WAITING_NAMES: usize = 1_000;
 
-/// How things stand with one relay.
+/// Returns the row of one relay.
 pub(crate) fn relay_row((url, status): (&RelayUrl, &RelayStatus)) -> RelayRow {
     let down = status.connection == ConnectionStatus::Disconnected;
     let failed = status.failed.filter(|_| down);
@@ -40,16 +40,17 @@ pub(crate) fn relay_row((url, status): (&RelayUrl, &RelayStatus)) -> RelayRow {
         gaps: status.gaps,
         interruptions: status.interruptions,
         refusal: status.last_refusal.as_ref().map(|text| text.as_str().to_owned()),
-        trouble: failed.map(|failed| in_words(failed.why).to_owned()),
+        trouble: failed.map(|failed| fault_text(failed.why).to_owned()),
         retry_at: failed.map(|failed| failed.retry_at.as_secs()),
         uptime: status.reliability.as_ref().and_then(PeerReliability::uptime),
         coverage: status.reliability.as_ref().and_then(PeerReliability::coverage),
-        missing: status.reliability.as_ref().map(missing).unwrap_or_default(),
+        missing: status.reliability.as_ref().map(missing_rows).unwrap_or_default(),
     }
 }
 
-/// What a relay lacks, by repository, most first. Strangers name repositories, and may put anything into a name.
-fn missing(seen: &PeerReliability) -> Vec<MissingRow> {
+/// Returns the number of events that a relay lacks by repository, most first. Any author can name a repository, with any
+/// characters.
+fn missing_rows(seen: &PeerReliability) -> Vec<MissingRow> {
     let row = |(repo, events): (&RepoId, &u64)| MissingRow {
         repository: repo.to_string().escape_debug().to_string(),
         events: *events,
@@ -59,41 +60,39 @@ fn missing(seen: &PeerReliability) -> Vec<MissingRow> {
     rows
 }
 
-/// Why no connection is made, in words.
-pub(crate) fn in_words(why: Fault) -> &'static str {
-    match why {
-        Fault::Unreachable => "nobody answers there",
-        Fault::NoSuchHost => "there is no such host",
+/// Explains why there is no connection.
+pub(crate) fn fault_text(fault: Fault) -> &'static str {
+    match fault {
+        Fault::Unreachable => "it cannot be reached",
+        Fault::NoSuchHost => "its host name does not exist",
         Fault::Certificate(Flaw::Untrusted) => {
-            "nobody whom we trust has signed its certificate (see trusted_roots)"
+            "its certificate is not signed by a trusted authority (see trusted_roots)"
         }
-        Fault::Certificate(Flaw::OtherName) => "its certificate is for another name",
+        Fault::Certificate(Flaw::OtherName) => "its certificate is for another host name",
         Fault::Certificate(Flaw::OutOfDate) => {
-            "its certificate has expired or does not hold yet, or a clock is wrong"
+            "its certificate has expired or is not valid yet, or a clock is wrong"
         }
         Fault::Certificate(Flaw::Invalid) => "its certificate is not valid",
-        Fault::Tls => "it speaks no TLS that we understand",
-        Fault::Protocol => "it speaks no websocket",
-        Fault::Private => "it is only for its own people (GRASP-08)",
-        Fault::Forbidden => {
-            "its address is private, and events may not lead there (allow_private_targets)"
-        }
+        Fault::Tls => "its TLS version or ciphers are not supported",
+        Fault::Protocol => "it does not accept websockets",
+        Fault::Private => "it is only for its members (GRASP-08)",
+        Fault::Forbidden => "its address is private (see allow_private_targets)",
     }
 }
 
-/// The names under which something waits.
-pub(crate) fn waiting(
+/// Returns the repository names whose events wait for git data.
+pub(crate) fn waiting_rows(
     purgatory: &Purgatory,
     now: u64,
     turns: &BTreeMap<Identifier, Turn>,
 ) -> Vec<WaitingRow> {
     let mut names = purgatory.wanting(Phase::Waiting);
     names.extend(purgatory.wanting(Phase::Shelved));
-    let names = names.iter().take(MOST_WAITING);
+    let names = names.iter().take(MAX_WAITING_NAMES);
     names.map(|name| waiting_row(purgatory, now, name, turns.get(name))).collect()
 }
 
-/// What waits under one name. Places that only stored announcements name are not looked up for this.
+/// Returns the row of one name. Git servers that only stored announcements name are left out, to save a query.
 fn waiting_row(
     purgatory: &Purgatory,
     now: u64,

@@ -1,4 +1,4 @@
-//! The parts of a server, put together.
+//! A server, built from its parts.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use grasp_purgatory::hunt::{HostClass, HuntConfig};
 use grasp_purgatory::journal::sqlite::Journal;
 use grasp_relay::ingest::{Budgets, Pipeline};
 use grasp_relay::keeper::{Classify, HuntParts, Keeper, KeeperParts};
-use grasp_relay::metrics::{Counted, Metrics, count_requests};
+use grasp_relay::metrics::{CountedIngest, Metrics, count_requests};
 use grasp_relay::nostr::{Hub, RelayInfo};
 use grasp_relay::server::{Config, Parts, serve};
 use grasp_relay::store::rules::Rules;
@@ -24,20 +24,20 @@ use nostr::key::Keys;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
+use crate::files::create_private_dir;
 use crate::http;
 use crate::key;
 use crate::metrics;
 use crate::observer::SyncObserver;
 use crate::overview::Overview;
 use crate::own_relay::OwnRelay;
-use crate::place::create_privately;
-use crate::roots;
 use crate::settings::{Settings, Store, Sync};
+use crate::trusted_roots;
 
-/// How often what time has made worthless is thrown away.
-const SWEEP: Duration = Duration::from_secs(60);
+/// Interval between deletions of expired events.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 
-/// A server with everything open, listening to nothing yet.
+/// A server whose parts run; [`Server::serve`] accepts connections.
 pub struct Server {
     parts: Parts,
     keeper: Keeper,
@@ -47,13 +47,13 @@ pub struct Server {
 }
 
 impl Server {
-    /// Opens everything that the settings name, and creates what is not there yet.
+    /// Opens all parts of a server, and creates its data directory if there is none.
     pub async fn open(settings: &Settings, clock: Clock) -> Result<Self> {
         let store = open_store(settings).await?;
         Self::open_on(settings, store, clock).await
     }
 
-    /// The same on a store of the caller's.
+    /// Opens all parts of a server on the caller's event store.
     pub async fn open_on(
         settings: &Settings,
         store: Arc<dyn EventStore>,
@@ -62,7 +62,7 @@ impl Server {
         let (hub, metrics, policy) = (Hub::start(), Metrics::default(), settings.policy());
         let repos = open_repos(settings).await?;
         let keeper = KeeperParts {
-            hunt: Some(hunt(settings, &repos, metrics.clone())?),
+            hunt: Some(hunt_parts(settings, &repos, metrics.clone())?),
             contributors: open_contributors(settings, &repos).await?,
             repos,
             store: Arc::clone(&store),
@@ -86,40 +86,40 @@ impl Server {
         let extra = http::routes(overview.clone(), settings.metrics)
             .merge(git_http::routes(keeper.clone(), settings.git.clone()));
         let extra = count_requests(extra, metrics.clone());
-        let ingest = Arc::new(Counted::new(ingest, metrics.clone()));
-        let config = presented(settings, &keys);
+        let ingest = Arc::new(CountedIngest::new(ingest, metrics.clone()));
+        let config = relay_config(settings, &keys);
         let listing = overview.listing();
         let parts = Parts { store, ingest, hub, listing, config, clock, extra };
         let own = Arc::new(OwnRelay::new(parts.clone(), keeper.clone()));
         let clock = parts.clock.clone();
         let clock = driver::Clock::new(move || clock.now());
-        // What is kept here is for our own rules to say; an archive keeps what does not list us.
+        // Unlisted repositories are followed too: admission decides what is stored, and an archive stores some of them.
         let syncer = start_sync(settings, own, clock, keys, metrics, true).await?;
-        overview.follow(syncer.clone());
+        overview.set_syncer(syncer.clone());
         Ok(Self { parts, keeper, syncer, overview, sweeper })
     }
 
-    /// What the server is made of.
+    /// Returns the parts that serve requests.
     pub fn parts(&self) -> &Parts {
         &self.parts
     }
 
-    /// How everything stands.
+    /// Returns the source of the status.
     pub(crate) fn overview(&self) -> &Overview {
         &self.overview
     }
 
-    /// What holds events and git data in step.
+    /// Returns the driver of purgatory.
     pub fn keeper(&self) -> &Keeper {
         &self.keeper
     }
 
-    /// What keeps our events in step with other relays, if anything does.
+    /// Returns the driver of sync, if sync is enabled.
     pub fn syncer(&self) -> Option<&Syncer> {
         self.syncer.as_deref()
     }
 
-    /// Serves until `shutdown` resolves, then lets everybody finish within the grace period.
+    /// Serves until `shutdown` resolves, then lets open requests finish within the grace period.
     pub async fn serve(
         &self,
         listener: TcpListener,
@@ -128,7 +128,7 @@ impl Server {
         serve(listener, self.parts.clone(), shutdown).await.context("the server failed")
     }
 
-    /// Closes everything; whatever was acknowledged is on disk.
+    /// Closes all parts; everything that was acknowledged is on disk.
     pub async fn close(self) -> Result<()> {
         if let Some(syncer) = &self.syncer {
             syncer.stop().await;
@@ -140,15 +140,14 @@ impl Server {
     }
 }
 
-/// What goes and gets git data.
-fn hunt(settings: &Settings, repos: &RepoStore, metrics: Metrics) -> Result<HuntParts> {
+/// Returns the parts of the hunt for git data.
+fn hunt_parts(settings: &Settings, repos: &RepoStore, metrics: Metrics) -> Result<HuntParts> {
     let fetcher = Fetcher::new(repos.clone(), settings.outbound, settings.fetch)
-        .trusting(roots::for_git(settings)?);
-    let observer = Arc::new(move |report: &_| metrics::hunt::note(&metrics, report));
-    // As many conversations as there may be processes: whoever waits for one has not begun.
-    let config =
-        HuntConfig { at_once: settings.processes.slots().remote_pace, ..settings.hunt.clone() };
-    let (outbound, roots) = (settings.outbound, roots::for_relays(settings)?);
+        .trusting(trusted_roots::for_git(settings)?);
+    let observer = Arc::new(move |report: &_| metrics::hunt::record(&metrics, report));
+    // As many visits as processes, so that no visit waits for a process after its start.
+    let config = HuntConfig { at_once: settings.processes.remote_pace, ..settings.hunt.clone() };
+    let (outbound, roots) = (settings.outbound, trusted_roots::for_relays(settings)?);
     let classify: Classify = Arc::new(move |relay: RelayUrl| {
         let roots = roots.clone();
         Box::pin(async move {
@@ -159,7 +158,7 @@ fn hunt(settings: &Settings, repos: &RepoStore, metrics: Metrics) -> Result<Hunt
     Ok(HuntParts { config, fetcher, observer, classify })
 }
 
-fn presented(settings: &Settings, keys: &Keys) -> Config {
+fn relay_config(settings: &Settings, keys: &Keys) -> Config {
     let info = RelayInfo { service_key: Some(keys.public_key()), ..settings.info() };
     Config {
         service: settings.service.clone(),
@@ -173,8 +172,8 @@ fn presented(settings: &Settings, keys: &Keys) -> Config {
 /// Opens the chosen event store.
 pub async fn open_store(settings: &Settings) -> Result<Arc<dyn EventStore>> {
     let dir = &settings.data_dir;
-    create_privately(dir).with_context(|| {
-        format!("could not create {}; choose another place with --data-dir", dir.display())
+    create_private_dir(dir).with_context(|| {
+        format!("could not create {}; choose another directory with --data-dir", dir.display())
     })?;
     let rules = Rules { service: Some(settings.service.clone()), ..Rules::default() };
     open_chosen(settings, rules)
@@ -196,8 +195,8 @@ async fn open_chosen(settings: &Settings, rules: Rules) -> Result<Arc<dyn EventS
         }
         #[cfg(feature = "nostr-lmdb")]
         Store::NostrLmdb => {
-            let place = dir.join("nostr-lmdb");
-            Arc::new(grasp_relay::store::adapter::open_nostr_lmdb(&place, &rules).await?)
+            let path = dir.join("nostr-lmdb");
+            Arc::new(grasp_relay::store::adapter::open_nostr_lmdb(&path, &rules).await?)
         }
     })
 }
@@ -209,7 +208,7 @@ async fn start_keeper(settings: &Settings, parts: KeeperParts) -> Result<Keeper>
     Ok(Keeper::start(parts, settings.purgatory.clone(), journal, records).await)
 }
 
-/// Begins to keep our events in step with other relays, if that is wanted.
+/// Starts sync with other relays, if it is enabled.
 pub(crate) async fn start_sync(
     settings: &Settings,
     local: Arc<dyn LocalRelay>,
@@ -227,7 +226,7 @@ pub(crate) async fn start_sync(
         engine,
         clock,
         outbound: settings.outbound,
-        roots: roots::for_relays(settings)?,
+        roots: trusted_roots::for_relays(settings)?,
         limits,
         keys: Some(keys),
         records: Box::new(RecordFile::new(&file)),
@@ -238,7 +237,7 @@ pub(crate) async fn start_sync(
     Ok(Some(Arc::new(syncer)))
 }
 
-/// The repositories on disk, and the git that works on them.
+/// Opens the repositories on disk, with the git program.
 async fn open_repos(settings: &Settings) -> Result<RepoStore> {
     let git = settings.git().context("could not find a usable git")?;
     tracing::info!(version = %git.version(), "found git");
@@ -248,7 +247,7 @@ async fn open_repos(settings: &Settings) -> Result<RepoStore> {
         .with_context(|| format!("could not open {}", dir.display()))
 }
 
-/// The places of contributors, if they may have some. They wait in the same lines for the same git.
+/// Opens the repositories of contributors, if they are enabled, with the same limits of git processes.
 async fn open_contributors(settings: &Settings, repos: &RepoStore) -> Result<Option<RepoStore>> {
     if !settings.contributor_proposals {
         return Ok(None);
@@ -260,15 +259,15 @@ async fn open_contributors(settings: &Settings, repos: &RepoStore) -> Result<Opt
         .with_context(|| format!("could not open {}", dir.display()))
 }
 
-/// Throws away, now and then, what has expired.
+/// Deletes expired events at intervals.
 async fn sweep(store: Arc<dyn EventStore>, clock: Clock) {
-    let mut pause = tokio::time::interval(SWEEP);
+    let mut interval = tokio::time::interval(SWEEP_INTERVAL);
     loop {
-        pause.tick().await;
+        interval.tick().await;
         match store.sweep(clock.now().unix).await {
             Ok(0) => {}
-            Ok(gone) => tracing::info!(gone, "swept expired events"),
-            Err(error) => tracing::warn!(%error, "could not sweep"),
+            Ok(deleted) => tracing::info!(deleted, "deleted expired events"),
+            Err(error) => tracing::warn!(%error, "could not delete expired events"),
         }
     }
 }

@@ -1,6 +1,5 @@
-//! Everything about a server that can be set.
+//! The settings that a server is built from.
 
-use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -18,116 +17,105 @@ use grasp_sync::{driver, engine};
 use nostr::key::PublicKey;
 use serde::{Deserialize, Serialize};
 
-/// What a [`Server`](crate::Server) is built from.
+/// The settings of a [`Server`](crate::Server).
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The address that others reach us at.
+    /// The public address of the server.
     pub service: ServiceIdentity,
-    /// Where everything is kept.
+    /// The directory of all data.
     pub data_dir: PathBuf,
-    /// What keeps the events.
+    /// The database for events.
     pub store: Store,
-    /// How our own store uses the machine.
+    /// Options of the store [`Store::Sqlite`].
     pub sqlite: SqliteOptions,
-    /// The file with the key that the service itself signs with; one in the data directory if there is none.
+    /// The file with the key that the service signs with; `None` for `service.key` in the data directory.
     pub service_key: Option<PathBuf>,
-    /// What we say about ourselves.
+    /// The server's description of itself.
     pub about: About,
-    /// Who may sign states.
+    /// The rule for who may sign states.
     pub maintainers: MaintainerModel,
-    /// How far ahead of our clock an event may be dated.
+    /// Limits how far ahead of the server's clock an event may be dated.
     pub max_ahead: Duration,
     /// The operator's key.
     pub operator: Option<PublicKey>,
-    /// What one author, and one root, may bring before counting begins anew.
+    /// Limits of events per author and per root in each counting period.
     pub fan_out: FanOutLimits,
-    /// Who and what is not welcome.
+    /// Authors and repositories that are refused.
     pub bans: Bans,
-    /// Repositories that are kept without being asked to (GRASP-05).
+    /// Repositories that are kept although they do not list this service (GRASP-05).
     pub archive: Archive,
-    /// Whether contributors may push pull requests to `/prs/` (GRASP-06).
+    /// Lets contributors push pull requests to `/prs/` (GRASP-06).
     pub contributor_proposals: bool,
-    /// Repositories that one author may have served here for the asking.
+    /// Limits the hosted repositories of one author.
     pub repositories_per_author: usize,
     /// Proxies whose `X-Forwarded-For` is believed.
     pub trusted_proxies: Vec<AddressRange>,
-    /// The relay's bounds.
+    /// Limits of the relay.
     pub relay: Limits,
-    /// The git host's bounds.
+    /// Limits of the git host.
     pub git: GitLimits,
-    /// The git to run; `None` for the one that is found.
+    /// The git program; `None` for the first in `PATH`.
     pub git_program: Option<PathBuf>,
-    /// Where repositories are; `None` for a place within the data directory.
+    /// The directory of repositories; `None` for `git` in the data directory.
     pub repositories: Option<PathBuf>,
-    /// Git processes at once.
-    pub processes: Processes,
-    /// What uploads that wait for their event may take on disk; how many and how much in all, purgatory says.
+    /// Limits of concurrent git processes.
+    pub processes: Slots,
+    /// Limits of uploads that wait for their event; `purgatory` overrides the number and the total.
     pub staging: StagingLimits,
-    /// What waits for its git data, how long, and how much of it.
+    /// Limits of events that wait for their git data.
     pub purgatory: grasp_purgatory::Config,
-    /// How events are kept in step with other relays.
+    /// Sync with other relays.
     pub sync: Sync,
-    /// How git data that is waited for is hunted for.
+    /// Limits of the hunt for git data.
     pub hunt: HuntConfig,
-    /// What a conversation with another git server may cost.
+    /// Limits of one fetch from another git server.
     pub fetch: FetchLimits,
-    /// A PEM file with authorities whose certificates are believed beside those of the public ones.
+    /// A PEM file with certificate authorities that are trusted beside the public ones.
     pub trusted_roots: Option<PathBuf>,
-    /// Where events of strangers may send us.
+    /// The addresses that events may make the server connect to.
     pub outbound: OutboundPolicy,
-    /// Whether `/metrics` is served.
+    /// Serves `/metrics`.
     pub metrics: bool,
 }
 
-/// How events are kept in step with other relays.
+/// Settings of sync with other relays.
 #[derive(Clone, Debug)]
 pub struct Sync {
-    /// Whether they are.
+    /// Syncs with other relays.
     pub enabled: bool,
-    /// Whom to ask for what, and when.
+    /// Settings of the sync engine.
     pub engine: engine::Config,
-    /// What one relay may do to us.
+    /// Limits of what is accepted from one relay.
     pub limits: driver::Limits,
 }
 
-/// What a server says about itself (NIP-11).
+/// A server's description of itself (NIP-11).
 #[derive(Clone, Debug)]
 pub struct About {
-    /// A short name; the address if there is none.
+    /// A short name; `None` for the address.
     pub name: Option<String>,
-    /// A few sentences.
+    /// A description of a few sentences.
     pub description: String,
-    /// How to reach the operator.
+    /// A contact of the operator, as an address.
     pub contact: Option<String>,
-    /// Where a picture is.
+    /// The address of a picture.
     pub icon: Option<String>,
-    /// Which repositories are taken in, in words.
+    /// The rule by which repositories are accepted, in words.
     pub acceptance: String,
-    /// How events are curated beyond spam control, if they are.
+    /// The curation of events beyond spam control, in words.
     pub curation: Option<String>,
 }
 
-/// Git processes that may run at once; as many as fit the processors where nothing is said.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Processes {
-    /// Those that work as fast as the machine lets them.
-    pub own_pace: Option<NonZeroUsize>,
-    /// Those that work as fast as a client reads or sends.
-    pub client_pace: Option<NonZeroUsize>,
-    /// Those that work as fast as another server sends.
-    pub remote_pace: Option<NonZeroUsize>,
-}
-
-/// Some 160 threads by name.
-const WHOLE_FROM: usize = 32 * 1024;
+/// Bytes of filters at another GRASP server from which on a full comparison replaces them: some 160 threads.
+const FULL_COMPARISON_BYTES: usize = 32 * 1024;
 
 impl Settings {
-    /// The defaults.
+    /// Returns the default settings for an address and a data directory.
     pub fn new(service: ServiceIdentity, data_dir: impl Into<PathBuf>) -> Self {
         let policy = Policy::new(service.clone());
         let grasp_sync::Settings { mut engine, limits, .. } =
             grasp_sync::Settings::new(service.clone());
-        engine.whole_from = Some(WHOLE_FROM);
+        engine.whole_from = Some(FULL_COMPARISON_BYTES);
         Self {
             sync: Sync { enabled: true, engine, limits },
             service,
@@ -147,7 +135,7 @@ impl Settings {
             trusted_proxies: Vec::new(),
             relay: Limits::default(),
             git: GitLimits::default(),
-            processes: Processes::default(),
+            processes: Slots::default(),
             staging: StagingLimits::default(),
             purgatory: grasp_purgatory::Config::default(),
             hunt: HuntConfig::default(),
@@ -160,7 +148,7 @@ impl Settings {
         }
     }
 
-    /// The same for a server that others reach at another address.
+    /// Replaces the public address.
     #[must_use]
     pub fn reached_at(mut self, service: ServiceIdentity) -> Self {
         self.sync.engine.own = service.clone();
@@ -168,32 +156,32 @@ impl Settings {
         self
     }
 
-    /// Where repositories are.
+    /// Returns the directory of repositories.
     pub fn repositories(&self) -> PathBuf {
         self.repositories.clone().unwrap_or_else(|| self.data_dir.join("git"))
     }
 
-    /// The file with the key that the service itself signs with.
+    /// Returns the file with the key that the service signs with.
     pub fn service_key(&self) -> PathBuf {
         self.service_key.clone().unwrap_or_else(|| self.data_dir.join("service.key"))
     }
 
-    /// The git to run.
+    /// Returns the git program.
     pub(crate) fn git(&self) -> Result<Git, BinaryError> {
-        let slots = self.processes.slots();
+        let slots = self.processes;
         match &self.git_program {
             Some(program) => Git::at(program.clone(), slots),
             None => Git::find(&std::env::var_os("PATH").unwrap_or_default(), slots),
         }
     }
 
-    /// How much may lie on disk until somebody signs for it: never more than purgatory would keep.
+    /// Returns the limits of uploads that wait for their event: never more than purgatory keeps.
     pub(crate) fn staging(&self) -> StagingLimits {
         let grasp_purgatory::Config { tips_per_event, staged, .. } = self.purgatory;
         StagingLimits { tips_per_event, bytes_in_all: staged.bytes, ..self.staging }
     }
 
-    /// The settings of the rulebook.
+    /// Returns the settings of admission.
     pub(crate) fn policy(&self) -> Policy {
         Policy {
             service: self.service.clone(),
@@ -207,8 +195,8 @@ impl Settings {
         }
     }
 
-    /// What runs of GRASP.
-    fn grasps(&self) -> Vec<String> {
+    /// Returns the parts of GRASP that are enabled.
+    fn enabled_grasps(&self) -> Vec<String> {
         let parts = [
             ("GRASP-01", true),
             ("GRASP-02", self.sync.enabled),
@@ -218,19 +206,19 @@ impl Settings {
         parts.into_iter().filter(|(_, runs)| *runs).map(|(name, _)| name.into()).collect()
     }
 
-    /// What the NIP-11 document says.
+    /// Returns the content of the NIP-11 document.
     pub(crate) fn info(&self) -> RelayInfo {
         let About { name, description, contact, icon, acceptance, curation } = self.about.clone();
-        let copies = is_archive(&self.archive).then(|| ARCHIVE.to_owned());
+        let archive_curation = is_archive(&self.archive).then(|| ARCHIVE_CURATION.to_owned());
         RelayInfo {
             name: name.unwrap_or_else(|| self.service.to_string()),
             description,
             pubkey: self.operator,
-            supported_grasps: self.grasps(),
+            supported_grasps: self.enabled_grasps(),
             contact,
             icon,
             repo_acceptance_criteria: acceptance,
-            curation: curation.or(copies),
+            curation: curation.or(archive_curation),
             created_at_ahead: Some(self.max_ahead),
             software: "grasp".into(),
             version: env!("CARGO_PKG_VERSION").into(),
@@ -239,8 +227,9 @@ impl Settings {
     }
 }
 
-/// What an archive says of itself, unless the operator says it (GRASP-05).
-const ARCHIVE: &str = "Also keeps read-only copies of repositories that do not list this server.";
+/// The curation text of an archive (GRASP-05), unless the operator sets one.
+const ARCHIVE_CURATION: &str =
+    "Also keeps read-only copies of repositories that do not list this server.";
 
 fn is_archive(archive: &Archive) -> bool {
     let Archive { everything, owners, repos, identifiers, services } = archive;
@@ -262,23 +251,11 @@ impl Default for About {
     }
 }
 
-impl Processes {
-    pub(crate) fn slots(self) -> Slots {
-        let slots = Slots::default();
-        Slots {
-            own_pace: self.own_pace.unwrap_or(slots.own_pace),
-            client_pace: self.client_pace.unwrap_or(slots.client_pace),
-            remote_pace: self.remote_pace.unwrap_or(slots.remote_pace),
-            ..slots
-        }
-    }
-}
-
-/// What keeps the events: our own store, or a database of the ecosystem that this build has as a feature.
+/// The database for events: grasp's own, or one of the ecosystem if this build has it as a feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Store {
-    /// Our own, one SQLite file.
+    /// The schema of grasp in one SQLite file.
     Sqlite,
     /// The ecosystem's SQLite database.
     #[cfg(feature = "nostr-sqlite")]

@@ -1,36 +1,36 @@
-//! What the operator and the system say to a running process.
+//! The signals that stop a process.
 
-use crate::notify::{self, Stage};
+use crate::notify;
 
-/// Listens for SIGTERM and Ctrl-C. What is said between two looks is not lost.
+/// Listens for SIGTERM and Ctrl-C. Signals between two waits are kept.
 pub(crate) struct Signals {
     #[cfg(unix)]
-    ways: Option<[tokio::signal::unix::Signal; 2]>,
+    signals: Option<[tokio::signal::unix::Signal; 2]>,
 }
 
 impl Signals {
-    /// From now on neither ends the process by itself.
+    /// Starts to listen; from now on neither signal ends the process by itself.
     #[cfg(unix)]
     pub(crate) fn listen() -> Self {
         use tokio::signal::unix::{SignalKind, signal};
-        let ways = signal(SignalKind::terminate()).and_then(|term| {
+        let signals = signal(SignalKind::terminate()).and_then(|term| {
             let int = signal(SignalKind::interrupt())?;
             Ok([term, int])
         });
-        Self { ways: ways.ok() }
+        Self { signals: signals.ok() }
     }
 
-    /// From now on Ctrl-C does not end the process by itself.
+    /// Starts to listen.
     #[cfg(not(unix))]
     pub(crate) fn listen() -> Self {
         Self {}
     }
 
-    /// Resolves when the process is asked to stop; asked twice, it ends at once.
-    pub(crate) async fn told_to_stop(mut self) {
+    /// Resolves at the first signal; the second one ends the process at once.
+    pub(crate) async fn stop_requested(mut self) {
         self.next().await;
-        notify::tell(Stage::Stopping);
-        tracing::info!("stopping; once more to stop at once");
+        notify::stopping();
+        tracing::info!("stopping; a second signal stops at once");
         tokio::spawn(async move {
             self.next().await;
             std::process::exit(130);
@@ -39,7 +39,7 @@ impl Signals {
 
     #[cfg(unix)]
     async fn next(&mut self) {
-        let Some([term, int]) = &mut self.ways else {
+        let Some([term, int]) = &mut self.signals else {
             return std::future::pending().await;
         };
         tokio::select! {

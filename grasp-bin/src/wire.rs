@@ -1,4 +1,4 @@
-//! One connection to a server that the operator named: resolve, connect, encrypt, ask. Each step can be what is broken.
+//! One HTTP request to a server, with an error for each step: resolve, connect, TLS, request.
 
 use std::time::{Duration, SystemTime};
 
@@ -14,76 +14,64 @@ use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 
-/// How long each step may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Limits the time of each step.
+const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The longest answer of interest.
-const LONGEST: usize = 256 * 1024;
+const MAX_BODY_BYTES: usize = 256 * 1024;
 
-/// Where to ask.
+/// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// The name or address.
     pub(crate) host: String,
-    /// The port.
     pub(crate) port: u16,
-    /// Whether it is encrypted.
+    /// Uses TLS.
     pub(crate) secure: bool,
-    /// What to ask for.
     pub(crate) path: String,
 }
 
-/// A connection on which nothing was said yet.
+/// A connection before its first request.
 pub(crate) enum Stream {
-    /// As it is.
     Plain(TcpStream),
-    /// Encrypted.
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-/// What was answered.
+/// The response to a request.
 pub(crate) struct Reply {
-    /// The status.
     pub(crate) status: u16,
-    /// Whether pages of others may read it.
+    /// Web pages of any origin may read it.
     pub(crate) shared: bool,
-    /// How far the other clock is ahead of ours, in seconds.
+    /// Seconds that the server's clock is ahead of ours.
     pub(crate) ahead: Option<i64>,
-    /// The text.
     pub(crate) body: String,
 }
 
 /// The step that failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WireError {
-    /// No address.
-    #[error("its name is not found: {0}")]
+    #[error("its name cannot be resolved: {0}")]
     Name(String),
-    /// No connection.
     #[error("it cannot be connected to: {0}")]
     Connect(String),
-    /// No encryption.
-    #[error("TLS fails: {0}")]
+    #[error("TLS failed: {0}")]
     Tls(String),
-    /// No answer.
-    #[error("it does not answer as a web server does: {0}")]
+    #[error("it does not answer an HTTP request: {0}")]
     Http(String),
 }
 
 impl WireError {
-    /// What to do about it.
+    /// Returns a remedy for the operator.
     pub(crate) fn remedy(&self) -> &'static str {
         match self {
             Self::Name(_) => "check /etc/resolv.conf and the spelling",
-            Self::Connect(_) => "check the firewall, the proxy and whether anybody listens there",
+            Self::Connect(_) => "check the firewall, the proxy and whether the server runs",
             Self::Tls(_) => "check the certificate, its chain and this machine's clock",
-            Self::Http(_) => "check what is behind that address",
+            Self::Http(_) => "check which program serves that address",
         }
     }
 }
 
 impl Place {
-    /// Reads `ws://`, `wss://`, `http://` and `https://` addresses.
+    /// Parses a `ws://`, `wss://`, `http://` or `https://` address.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let (scheme, rest) = text.split_once("://")?;
         let secure = matches!(scheme, "wss" | "https");
@@ -97,7 +85,7 @@ impl Place {
         (!host.is_empty()).then(|| Self { host, port, secure, path: format!("/{path}") })
     }
 
-    /// Connects; a certificate must lead to one of the roots.
+    /// Connects; a certificate must be signed by one of the trusted roots.
     pub(crate) async fn connect(&self, roots: &Roots) -> Result<Stream, WireError> {
         let address = (self.host.as_str(), self.port);
         let found = within(lookup_host(address)).await.map_err(WireError::Name)?;
@@ -114,22 +102,16 @@ impl Place {
         Ok(Stream::Tls(Box::new(stream)))
     }
 
-    /// Asks for a NIP-11 document.
+    /// Requests the NIP-11 document.
     pub(crate) async fn ask(&self, roots: &Roots) -> Result<Reply, WireError> {
         match self.connect(roots).await? {
-            Stream::Plain(stream) => self.converse(stream).await,
-            Stream::Tls(stream) => self.converse(*stream).await,
+            Stream::Plain(stream) => within(self.request(stream)).await,
+            Stream::Tls(stream) => within(self.request(*stream)).await,
         }
+        .map_err(WireError::Http)
     }
 
-    async fn converse(
-        &self,
-        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    ) -> Result<Reply, WireError> {
-        within(self.talk(stream)).await.map_err(WireError::Http)
-    }
-
-    async fn talk(
+    async fn request(
         &self,
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     ) -> anyhow::Result<Reply> {
@@ -139,28 +121,28 @@ impl Place {
             .header(HOST, format!("{}:{}", self.host, self.port))
             .header(ACCEPT, "application/nostr+json")
             .body(Body::empty())?;
-        let answer = sender.send_request(request).await?;
-        let header = |name: &str| answer.headers().get(name)?.to_str().ok();
+        let response = sender.send_request(request).await?;
+        let header = |name: &str| response.headers().get(name)?.to_str().ok();
         let (status, shared) =
-            (answer.status().as_u16(), header("access-control-allow-origin") == Some("*"));
+            (response.status().as_u16(), header("access-control-allow-origin") == Some("*"));
         let ahead = header(DATE.as_str()).and_then(seconds_ahead);
-        let body = to_bytes(Body::new(answer.into_body()), LONGEST).await?;
+        let body = to_bytes(Body::new(response.into_body()), MAX_BODY_BYTES).await?;
         let body = String::from_utf8_lossy(&body).into_owned();
         Ok(Reply { status, shared, ahead, body })
     }
 }
 
-/// Waits for a step, but not for long; the reason if nothing comes of it.
+/// Runs a step with a timeout; returns the reason if it fails.
 async fn within<T, E: std::fmt::Display>(
     step: impl Future<Output = Result<T, E>>,
 ) -> Result<T, String> {
-    match timeout(PATIENCE, step).await {
+    match timeout(STEP_TIMEOUT, step).await {
         Ok(done) => done.map_err(|error| error.to_string()),
-        Err(_) => Err(format!("nothing within {} seconds", PATIENCE.as_secs())),
+        Err(_) => Err(format!("timed out after {} seconds", STEP_TIMEOUT.as_secs())),
     }
 }
 
-/// How far a date of HTTP is ahead of our clock.
+/// Returns the seconds that an HTTP date is ahead of our clock.
 fn seconds_ahead(date: &str) -> Option<i64> {
     let (theirs, ours) = (httpdate::parse_http_date(date).ok()?, SystemTime::now());
     let seconds = |length: Duration| i64::try_from(length.as_secs()).ok();
@@ -175,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_taken_apart() {
+    fn addresses_are_parsed() {
         let place = |text| Place::parse(text).map(|p| (p.host, p.port, p.secure, p.path));
         assert_eq!(place("wss://a.example"), Some(("a.example".into(), 443, true, "/".into())));
         assert_eq!(
@@ -188,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn dates_of_http_are_compared_with_our_clock_whatever_they_say() {
+    fn http_dates_are_compared_with_our_clock() {
         let now = SystemTime::now();
         let ahead = |date: SystemTime| seconds_ahead(&httpdate::fmt_http_date(date)).unwrap();
         assert!((3_590..=3_600).contains(&ahead(now + Duration::from_secs(3_600))));

@@ -1,7 +1,7 @@
-//! What is counted and measured, in Prometheus' text form.
+//! Metrics in the text format of Prometheus.
 //!
-//! A [`Metric`] is defined once, as a constant in a table; the tables are what is rendered, and what the reference is
-//! written from. Values live in one [`Metrics`], which anybody may hold a clone of.
+//! A [`Metric`] is defined once, as a constant in a table; output and reference are made from the tables. Values are in one
+//! [`Metrics`], whose clones share them.
 //!
 //! ```
 //! use grasp_relay::metrics::{Metric, Metrics};
@@ -23,45 +23,45 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 pub use self::http::count_requests;
-pub use self::ingest::Counted;
+pub use self::ingest::CountedIngest;
 
-/// Series of one metric at most; whatever comes after is counted together, under [`REST`].
+/// Limits the series of one metric; further ones share the label [`OTHER_LABEL`].
 ///
-/// Labels hold names of relays and hosts, which strangers choose.
-const MOST_SERIES: usize = 512;
+/// Labels contain relays and hosts, which any event can name.
+const MAX_SERIES: usize = 512;
 
-/// The label values of what found no place of its own.
-pub const REST: &str = "(rest)";
+/// The label of series beyond the limit.
+pub const OTHER_LABEL: &str = "(rest)";
 
-/// Upper ends of the buckets of a [`Kind::Times`], in seconds.
-const BUCKETS: [f64; 10] = [0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 5.0, 20.0, 60.0, 300.0];
+/// Upper bounds of the buckets of a [`Kind::Histogram`], in seconds.
+const BUCKET_BOUNDS: [f64; 10] = [0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 5.0, 20.0, 60.0, 300.0];
 
-/// Something that is counted or measured.
+/// The definition of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Metric {
-    /// Its name.
+    /// The name.
     pub name: &'static str,
-    /// How its values behave.
+    /// The kind.
     pub kind: Kind,
-    /// What it says, in one sentence.
+    /// The meaning, in one sentence.
     pub help: &'static str,
-    /// The names of its labels.
+    /// The names of the labels.
     pub labels: &'static [&'static str],
 }
 
-/// How the values of a metric behave.
+/// The kind of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// They only grow.
+    /// A value that only grows.
     Counter,
-    /// They go up and down.
+    /// A value that goes up and down.
     Gauge,
-    /// They are lengths of time, counted by how long they were.
-    Times,
+    /// Durations, counted by bucket.
+    Histogram,
 }
 
 impl Metric {
-    /// Something that only grows.
+    /// Defines a counter.
     pub const fn counter(
         name: &'static str,
         help: &'static str,
@@ -70,7 +70,7 @@ impl Metric {
         Self { name, kind: Kind::Counter, help, labels }
     }
 
-    /// Something that goes up and down.
+    /// Defines a gauge.
     pub const fn gauge(
         name: &'static str,
         help: &'static str,
@@ -79,81 +79,81 @@ impl Metric {
         Self { name, kind: Kind::Gauge, help, labels }
     }
 
-    /// Lengths of time.
-    pub const fn times(
+    /// Defines a histogram of durations.
+    pub const fn histogram(
         name: &'static str,
         help: &'static str,
         labels: &'static [&'static str],
     ) -> Self {
-        Self { name, kind: Kind::Times, help, labels }
+        Self { name, kind: Kind::Histogram, help, labels }
     }
 }
 
-/// The values of all metrics. Cheap to clone; all clones are the same.
+/// The values of all metrics. Cheap to clone; clones share the values.
 ///
-/// One lock guards the lot: it is taken per request or batch, never per byte, and nothing waits while it is held.
+/// One lock guards them: it is taken per request or batch, never per byte, and not held across an await.
 #[derive(Clone, Debug, Default)]
-pub struct Metrics(Arc<Mutex<BTreeMap<&'static str, Family>>>);
+pub struct Metrics(Arc<Mutex<BTreeMap<&'static str, SeriesMap>>>);
 
-/// The series of one metric, by the values of its labels.
-type Family = BTreeMap<Vec<Box<str>>, Value>;
+/// The series of one metric, by label values.
+type SeriesMap = BTreeMap<Vec<Box<str>>, Value>;
 
 #[derive(Clone, Debug)]
 enum Value {
     Number(f64),
-    Spread(Spread),
+    Histogram(Histogram),
 }
 
-/// How many lengths of time fell into which bucket.
+/// Numbers of durations by bucket.
 #[derive(Clone, Debug, Default)]
-struct Spread {
-    buckets: [u64; BUCKETS.len()],
+struct Histogram {
+    buckets: [u64; BUCKET_BOUNDS.len()],
     count: u64,
     seconds: f64,
 }
 
 impl Metrics {
-    /// Counts so many more.
-    pub fn add(&self, metric: &Metric, labels: &[&str], more: u64) {
-        self.change(metric, labels, |value| *value += more as f64);
+    /// Adds to a counter.
+    pub fn add(&self, metric: &Metric, labels: &[&str], amount: u64) {
+        self.change(metric, labels, |value| *value += amount as f64);
     }
 
-    /// Sets a gauge, or a counter to what somebody else counted.
+    /// Sets a gauge, or a counter that is counted elsewhere.
     pub fn set(&self, metric: &Metric, labels: &[&str], to: f64) {
         self.change(metric, labels, |value| *value = to);
     }
 
-    /// Notes a length of time.
-    pub fn took(&self, metric: &Metric, labels: &[&str], time: Duration) {
+    /// Adds a duration to a histogram.
+    pub fn observe(&self, metric: &Metric, labels: &[&str], time: Duration) {
         let mut families = self.families();
         let family = families.entry(metric.name).or_default();
-        let value = slot(family, metric, labels, || Value::Spread(Spread::default()));
-        if let Value::Spread(spread) = value {
-            spread.note(time);
+        let value = series_mut(family, metric, labels, || Value::Histogram(Histogram::default()));
+        if let Value::Histogram(histogram) = value {
+            histogram.add(time);
         }
     }
 
-    /// Forgets the series with this value of the first label: whatever it was about is gone.
-    pub fn forget(&self, metric: &Metric, first: &str) {
+    /// Removes the series with this first label.
+    pub fn remove(&self, metric: &Metric, first: &str) {
         if let Some(family) = self.families().get_mut(metric.name) {
             family.retain(|labels, _| labels.first().is_none_or(|label| **label != *first));
         }
     }
 
-    /// Forgets all series of a metric, before they are said anew.
+    /// Removes all series of a metric.
     pub fn clear(&self, metric: &Metric) {
         self.families().remove(metric.name);
     }
 
-    /// One series; `None` before anything was said of it.
+    /// Returns the value of one series, or the sum of a histogram; `None` before its first update.
     pub fn value(&self, metric: &Metric, labels: &[&str]) -> Option<f64> {
         match self.families().get(metric.name)?.get(&key(labels))? {
             Value::Number(number) => Some(*number),
-            Value::Spread(spread) => Some(spread.seconds),
+            Value::Histogram(histogram) => Some(histogram.seconds),
         }
     }
 
-    /// These metrics as text.
+    /// Returns these metrics in the text format.
     pub fn render(&self, metrics: &[&Metric]) -> String {
         let families = self.families();
         let mut text = String::new();
@@ -166,12 +166,12 @@ impl Metrics {
     fn change(&self, metric: &Metric, labels: &[&str], change: impl FnOnce(&mut f64)) {
         let mut families = self.families();
         let family = families.entry(metric.name).or_default();
-        if let Value::Number(number) = slot(family, metric, labels, || Value::Number(0.0)) {
+        if let Value::Number(number) = series_mut(family, metric, labels, || Value::Number(0.0)) {
             change(number);
         }
     }
 
-    fn families(&self) -> MutexGuard<'_, BTreeMap<&'static str, Family>> {
+    fn families(&self) -> MutexGuard<'_, BTreeMap<&'static str, SeriesMap>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -180,28 +180,28 @@ fn key(labels: &[&str]) -> Vec<Box<str>> {
     labels.iter().map(|label| Box::from(*label)).collect()
 }
 
-/// The series of these labels, or the one for the rest if there are too many.
-fn slot<'a>(
-    family: &'a mut Family,
+/// Returns the series of these labels, or the one that further series share if there are too many.
+fn series_mut<'a>(
+    family: &'a mut SeriesMap,
     metric: &Metric,
     labels: &[&str],
     new: impl FnOnce() -> Value,
 ) -> &'a mut Value {
     debug_assert_eq!(labels.len(), metric.labels.len(), "{}", metric.name);
-    let mut place = key(labels);
-    if family.len() >= MOST_SERIES && !family.contains_key(&place) {
-        place = key(&vec![REST; labels.len()]);
+    let mut series = key(labels);
+    if family.len() >= MAX_SERIES && !family.contains_key(&series) {
+        series = key(&vec![OTHER_LABEL; labels.len()]);
     }
-    family.entry(place).or_insert_with(new)
+    family.entry(series).or_insert_with(new)
 }
 
-impl Spread {
-    fn note(&mut self, time: Duration) {
+impl Histogram {
+    fn add(&mut self, time: Duration) {
         let seconds = time.as_secs_f64();
         self.count += 1;
         self.seconds += seconds;
-        for (bucket, end) in self.buckets.iter_mut().zip(BUCKETS) {
-            *bucket += u64::from(seconds <= end);
+        for (bucket, bound) in self.buckets.iter_mut().zip(BUCKET_BOUNDS) {
+            *bucket += u64::from(seconds <= bound);
         }
     }
 }
@@ -212,10 +212,10 @@ mod tests {
 
     const SEEN: Metric = Metric::counter("seen_total", "Things seen.", &["colour"]);
     const LEVEL: Metric = Metric::gauge("level", "How full it is.", &[]);
-    const WORK: Metric = Metric::times("work_seconds", "How long work takes.", &[]);
+    const WORK: Metric = Metric::histogram("work_seconds", "How long work takes.", &[]);
 
     #[test]
-    fn what_is_added_is_rendered_with_its_labels() {
+    fn counters_are_rendered_with_their_labels() {
         let metrics = Metrics::default();
         metrics.add(&SEEN, &["red"], 2);
         metrics.add(&SEEN, &["red"], 1);
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_labels_is_there_before_it_is_touched() {
+    fn metrics_without_labels_are_rendered_before_their_first_update() {
         let metrics = Metrics::default();
         assert!(metrics.render(&[&LEVEL]).ends_with("\nlevel 0\n"));
         metrics.set(&LEVEL, &[], 0.5);
@@ -234,10 +234,10 @@ mod tests {
     }
 
     #[test]
-    fn times_fall_into_every_bucket_that_holds_them() {
+    fn durations_count_in_every_bucket_above_them() {
         let metrics = Metrics::default();
-        metrics.took(&WORK, &[], Duration::from_millis(20));
-        metrics.took(&WORK, &[], Duration::from_secs(400));
+        metrics.observe(&WORK, &[], Duration::from_millis(20));
+        metrics.observe(&WORK, &[], Duration::from_secs(400));
         let text = metrics.render(&[&WORK]);
         for line in [
             "work_seconds_bucket{le=\"0.005\"} 0\n",
@@ -252,23 +252,23 @@ mod tests {
     }
 
     #[test]
-    fn strangers_cannot_make_series_without_end() {
+    fn the_number_of_series_is_limited() {
         let metrics = Metrics::default();
-        for number in 0..MOST_SERIES + 100 {
+        for number in 0..MAX_SERIES + 100 {
             metrics.add(&SEEN, &[&number.to_string()], 1);
         }
         metrics.add(&SEEN, &["7"], 1);
-        assert_eq!(metrics.value(&SEEN, &[REST]), Some(100.0));
+        assert_eq!(metrics.value(&SEEN, &[OTHER_LABEL]), Some(100.0));
         assert_eq!(metrics.value(&SEEN, &["7"]), Some(2.0));
-        assert_eq!(metrics.render(&[&SEEN]).lines().count(), MOST_SERIES + 3);
+        assert_eq!(metrics.render(&[&SEEN]).lines().count(), MAX_SERIES + 3);
     }
 
     #[test]
-    fn what_is_gone_is_forgotten() {
+    fn removed_series_are_not_rendered() {
         let metrics = Metrics::default();
         metrics.add(&SEEN, &["red"], 1);
         metrics.add(&SEEN, &["blue"], 1);
-        metrics.forget(&SEEN, "red");
+        metrics.remove(&SEEN, "red");
         assert_eq!(metrics.value(&SEEN, &["red"]), None);
         assert_eq!(metrics.value(&SEEN, &["blue"]), Some(1.0));
     }

@@ -1,7 +1,7 @@
-//! Pages for people: what this is, one repository, how the server stands, and nothing here.
+//! Web pages: the landing page, a repository, the status of the server, and not found.
 //!
-//! Written with a template that escapes whatever it shows, without anything from elsewhere. Only the status page has a
-//! script, and shows the same without it.
+//! Templates escape all values; pages load nothing from other hosts. Only the status page has a script, and it shows the
+//! same without it.
 
 pub mod figures;
 mod repositories;
@@ -14,57 +14,57 @@ use grasp_core::service::npub;
 use grasp_core::{RefName, RepoId, ServiceIdentity};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-pub use self::repositories::{Listed, Listing};
-pub use self::status::{ago, size, span, status};
+pub use self::repositories::{Listing, RepositoryList};
+pub use self::status::{format_age, format_bytes, format_duration, status};
 
 const STYLE: &str = include_str!("web/style.css");
 
-/// Nothing from elsewhere, nothing but what stands in the page itself.
-const POLICY: &str =
+/// Allows only the styles and scripts in the page itself, and requests to this server.
+const CONTENT_SECURITY_POLICY: &str =
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'";
 
-/// A web client for repositories that live on nostr.
+/// A web client for nostr repositories.
 const WEB_CLIENT: &str = "https://gitworkshop.dev";
 
-/// What is known of a repository when its page is asked for.
+/// The content of a repository's page.
 #[derive(Clone, Debug)]
 pub struct RepositoryPage<'a> {
-    /// The repository.
+    /// The owner and identifier.
     pub repo: &'a RepoId,
-    /// Its announcement, once it is served.
+    /// The announcement, once it is served.
     pub announcement: Option<&'a Announcement>,
-    /// The branch that HEAD names, and how many branches and tags there are.
+    /// The branch that HEAD names.
     pub head: Option<&'a RefName>,
-    /// Branches.
+    /// The number of branches.
     pub branches: usize,
-    /// Tags.
+    /// The number of tags.
     pub tags: usize,
 }
 
-/// Other places of a repository that its page shows.
-const MOST_PLACES: usize = 16;
+/// Limits the other git servers on a repository's page.
+const MAX_OTHER_SERVERS: usize = 16;
 
-/// Repositories that the page at the root shows.
-const SHOWN: usize = 100;
+/// Limits the repositories on the landing page.
+const MAX_REPOSITORIES_SHOWN: usize = 100;
 
-/// What the page at the root shows.
+/// The content of the landing page.
 #[derive(Clone, Copy, Debug)]
 pub struct LandingPage<'a> {
-    /// The server's name for people.
+    /// The display name of the server.
     pub name: &'a str,
-    /// What it says about itself.
+    /// The description of the server.
     pub description: &'a str,
-    /// Where it is.
+    /// The public address.
     pub service: &'a ServiceIdentity,
-    /// Whether it is reached through TLS.
+    /// Shows addresses with TLS.
     pub secure: bool,
-    /// The repositories.
-    pub repositories: &'a Listed,
-    /// When this is written, in Unix time.
+    /// The hosted repositories.
+    pub repositories: &'a RepositoryList,
+    /// The time, in Unix seconds.
     pub now: u64,
 }
 
-/// The page at the root.
+/// Returns the landing page.
 pub fn landing(page_of: &LandingPage<'_>) -> String {
     let LandingPage { name, description, service, secure, repositories, now } = *page_of;
     let s = if secure { "s" } else { "" };
@@ -78,7 +78,7 @@ pub fn landing(page_of: &LandingPage<'_>) -> String {
                 "A push to this GRASP server is accepted exactly when a maintainer of the repository has signed for it."
             }
             h2 { "Repositories" }
-            (listed(repositories, now))
+            (repository_table(repositories, now))
             h2 { "Host a repository here" }
             p { "In a working copy of it, with the " code { "grasp" } " command:" }
             pre { "grasp push --server http" (s) "://" (service) }
@@ -96,7 +96,7 @@ pub fn landing(page_of: &LandingPage<'_>) -> String {
     )
 }
 
-fn listed(Listed { rows, is_cut }: &Listed, now: u64) -> Markup {
+fn repository_table(RepositoryList { rows, is_cut }: &RepositoryList, now: u64) -> Markup {
     if rows.is_empty() {
         return html! { p { "None yet." } };
     }
@@ -108,39 +108,39 @@ fn listed(Listed { rows, is_cut }: &Listed, now: u64) -> Markup {
             }
             thead {
                 tr {
-                    th scope="col" { "name" } th scope="col" { "what it is" } th scope="col" { "owner" }
+                    th scope="col" { "name" } th scope="col" { "description" } th scope="col" { "owner" }
                     th scope="col" { "last active" }
                 }
             }
             tbody {
-                @for repo in rows.iter().take(SHOWN) {
+                @for repo in rows.iter().take(MAX_REPOSITORIES_SHOWN) {
                     tr {
                         td data-label="name" { a href=(repo.path) { (shortened(&repo.name, 80)) } }
-                        td data-label="what it is" { (shortened(&repo.description, 200)) }
+                        td data-label="description" { (shortened(&repo.description, 200)) }
                         td data-label="owner" class="key" title=(repo.owner) { (shortened(&repo.owner, 12)) }
-                        td data-label="last active" class="time" { (ago(now, Some(repo.active_at))) }
+                        td data-label="last active" class="time" { (format_age(now, Some(repo.active_at))) }
                     }
                 }
             }
         }
-        @if rows.len() > SHOWN { p class="small" { "The first " (SHOWN) " are shown." } }
+        @if rows.len() > MAX_REPOSITORIES_SHOWN { p class="small" { "The first " (MAX_REPOSITORIES_SHOWN) " are shown." } }
     }
 }
 
-/// As many letters of a text as a table has room for.
-fn shortened(text: &str, most: usize) -> String {
-    match text.char_indices().nth(most) {
+/// Cuts a text to this many characters.
+fn shortened(text: &str, max_chars: usize) -> String {
+    match text.char_indices().nth(max_chars) {
         Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
         None => text.to_owned(),
     }
 }
 
-/// Where our pages begin.
+/// Returns the path of the landing page.
 fn root(service: &ServiceIdentity) -> String {
     format!("{}/", service.mount_path())
 }
 
-/// The page of one repository.
+/// Returns the page of one repository.
 pub fn repository(service: &ServiceIdentity, page_of: &RepositoryPage<'_>, secure: bool) -> String {
     let repo = page_of.repo;
     let clone = service.repo_url(repo, secure);
@@ -148,7 +148,8 @@ pub fn repository(service: &ServiceIdentity, page_of: &RepositoryPage<'_>, secur
     let title = title.filter(|name| !name.is_empty()).unwrap_or(repo.identifier.as_str());
     let encoded = service.repo_path(repo);
     let name = encoded.rsplit('/').next().and_then(|last| last.strip_suffix(".git")).unwrap_or("");
-    let place = format!("{}/{}/{name}", npub(&repo.owner), service.to_string().replace('/', "%2F"));
+    let nostr_path =
+        format!("{}/{}/{name}", npub(&repo.owner), service.to_string().replace('/', "%2F"));
     page(
         title,
         &root(service),
@@ -158,32 +159,32 @@ pub fn repository(service: &ServiceIdentity, page_of: &RepositoryPage<'_>, secur
                 p { (description) }
             }
             @if page_of.announcement.is_none() {
-                p { "This repository is announced and waits for its first push." }
+                p { "This repository is announced, and nothing was pushed to it yet." }
             }
             h2 { "Clone" }
             pre { "git clone " (clone) }
             p { "or, with a client that speaks nostr:" }
-            pre { "git clone nostr://" (place) }
-            p { a href=(format!("{WEB_CLIENT}/{place}")) { "Issues, pull requests and code at gitworkshop.dev" } }
-            h2 { "What is in it" }
-            p { (counted(page_of.branches, "branch", "branches")) ", " (counted(page_of.tags, "tag", "tags"))
+            pre { "git clone nostr://" (nostr_path) }
+            p { a href=(format!("{WEB_CLIENT}/{nostr_path}")) { "Issues, pull requests and code at gitworkshop.dev" } }
+            h2 { "Branches and tags" }
+            p { (format_count(page_of.branches, "branch", "branches")) ", " (format_count(page_of.tags, "tag", "tags"))
                 @if let Some(head) = page_of.head {
-                    "; " code { (head.as_str().trim_start_matches("refs/heads/")) } " is checked out first"
+                    "; " code { (head.as_str().trim_start_matches("refs/heads/")) } " is the default branch"
                 }
                 "."
             }
             p { "Owner: " code { (npub(&repo.owner)) } }
             @if let Some(announcement) = page_of.announcement {
-                (elsewhere(service, announcement))
+                (other_servers(service, announcement))
             }
         },
     )
 }
 
-/// Other servers that carry the repository, by its own account.
-fn elsewhere(service: &ServiceIdentity, announcement: &Announcement) -> Markup {
+/// Lists the other git servers that an announcement names.
+fn other_servers(service: &ServiceIdentity, announcement: &Announcement) -> Markup {
     let others = announcement.clone.iter().filter(|url| !service.is_us(url.as_str()));
-    let others: Vec<_> = others.take(MOST_PLACES).collect();
+    let others: Vec<_> = others.take(MAX_OTHER_SERVERS).collect();
     html! {
         @if !others.is_empty() {
             h2 { "Also hosted at" }
@@ -192,20 +193,24 @@ fn elsewhere(service: &ServiceIdentity, announcement: &Announcement) -> Markup {
     }
 }
 
-/// A number of things, with their name.
-pub fn counted<N: fmt::Display + PartialEq + From<u8>>(count: N, one: &str, many: &str) -> String {
+/// Formats a number with a noun in its singular or plural.
+pub fn format_count<N: fmt::Display + PartialEq + From<u8>>(
+    count: N,
+    one: &str,
+    many: &str,
+) -> String {
     let name = if count == N::from(1) { one } else { many };
     format!("{count} {name}")
 }
 
-/// The page for what is not here.
+/// Returns the page for an unknown address.
 pub fn not_found(service: &ServiceIdentity) -> String {
     page(
-        "Not here",
+        "Not found",
         &root(service),
         html! {
-            h1 { "Not here" }
-            p { "Nothing is at this address. That of a repository is " code { "/<npub>/<name>.git" } "." }
+            h1 { "Not found" }
+            p { "Nothing is at this address. Repositories are at " code { "/<npub>/<name>.git" } "." }
         },
     )
 }
@@ -217,7 +222,7 @@ fn page(title: &str, root: &str, body: Markup) -> String {
             head {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
-                meta http-equiv="Content-Security-Policy" content=(POLICY);
+                meta http-equiv="Content-Security-Policy" content=(CONTENT_SECURITY_POLICY);
                 title { (title) }
                 style { (PreEscaped(STYLE)) }
             }
@@ -241,21 +246,21 @@ mod tests {
     use super::*;
     use crate::web::figures::RepoRow;
 
-    fn of(name: &str) -> RepoId {
+    fn repo_id(name: &str) -> RepoId {
         RepoId::new(PublicKey::from_byte_array([7; 32]), name.parse().unwrap())
     }
 
     #[test]
-    fn nothing_that_people_chose_becomes_markup() {
-        let repo = of("<script>alert(1)<");
+    fn values_are_escaped() {
+        let repo = repo_id("<script>alert(1)<");
         let page_of =
             RepositoryPage { repo: &repo, announcement: None, head: None, branches: 0, tags: 0 };
         let page = repository(&"us.example".parse().unwrap(), &page_of, true);
         assert!(!page.contains("<script>") && page.contains("&lt;script&gt;"));
-        assert!(!front("<b>", "\"><i>", false, &[], 0).contains("<i>"));
+        assert!(!landing_page("<b>", "\"><i>", false, &[], 0).contains("<i>"));
     }
 
-    fn front(
+    fn landing_page(
         name: &str,
         description: &str,
         secure: bool,
@@ -263,28 +268,28 @@ mod tests {
         now: u64,
     ) -> String {
         let service = &"us.example".parse().unwrap();
-        let repositories = &Listed { rows: repositories.to_vec(), is_cut: false };
+        let repositories = &RepositoryList { rows: repositories.to_vec(), is_cut: false };
         landing(&LandingPage { name, description, service, secure, repositories, now })
     }
 
     #[test]
-    fn how_to_push_is_told_with_addresses_that_work() {
-        let page = front("us", "", true, &[], 0);
+    fn push_instructions_name_the_public_address() {
+        let page = landing_page("us", "", true, &[], 0);
         assert!(page.contains("grasp push --server https://us.example<"), "{page}");
         assert!(page.contains("relays  wss://us.example<"), "{page}");
-        let page = front("us", "", false, &[], 0);
+        let page = landing_page("us", "", false, &[], 0);
         assert!(page.contains("clone   http://us.example/&lt;your npub&gt;"), "{page}");
     }
 
     #[test]
-    fn repositories_are_listed_with_their_page_and_their_last_activity() {
+    fn repositories_are_listed_with_link_and_last_activity() {
         let row = RepoRow {
             name: "x".repeat(100),
             path: "/npub1x/y.git".into(),
             active_at: 100,
             ..RepoRow::default()
         };
-        let page = front("us", "", false, &[row], 220);
+        let page = landing_page("us", "", false, &[row], 220);
         assert!(
             page.contains("href=\"/npub1x/y.git\"") && page.contains("2 minutes ago"),
             "{page}"
@@ -293,30 +298,32 @@ mod tests {
     }
 
     #[test]
-    fn repositories_of_one_name_are_told_apart_by_their_owner() {
+    fn repositories_are_listed_with_their_owner() {
         let row = RepoRow { owner: format!("npub1{}", "q".repeat(58)), ..RepoRow::default() };
-        let page = front("us", "", false, &[row], 0);
+        let page = landing_page("us", "", false, &[row], 0);
         assert!(page.contains(">npub1qqqqqqq…<"), "{page}");
     }
 
     #[test]
-    fn how_many_are_hosted_is_said_only_if_all_were_counted() {
-        let said = |is_cut| listed(&Listed { rows: vec![RepoRow::default()], is_cut }, 0).0;
-        assert!(said(false).contains("1 hosted, the latest active first"), "{}", said(false));
-        assert!(said(true).contains("The 1 latest announced, the latest active first"));
-        assert!(!said(true).contains("hosted"));
+    fn the_number_of_repositories_is_shown_only_if_all_were_counted() {
+        let table = |is_cut| {
+            repository_table(&RepositoryList { rows: vec![RepoRow::default()], is_cut }, 0).0
+        };
+        assert!(table(false).contains("1 hosted, the latest active first"), "{}", table(false));
+        assert!(table(true).contains("The 1 latest announced, the latest active first"));
+        assert!(!table(true).contains("hosted"));
     }
 
     #[test]
-    fn a_page_that_is_not_here_leads_back_below_the_mount() {
+    fn the_not_found_page_links_below_the_mount_path() {
         let page = not_found(&"us.example/git".parse().unwrap());
         assert!(page.contains("href=\"/git/\"") && page.contains("href=\"/git/status\""), "{page}");
     }
 
     #[test]
-    fn the_clone_command_is_where_we_serve() {
+    fn the_clone_command_has_the_public_address() {
         let service: ServiceIdentity = "us.example:8443/git".parse().unwrap();
-        let repo = of("my repo");
+        let repo = repo_id("my repo");
         let page_of =
             RepositoryPage { repo: &repo, announcement: None, head: None, branches: 1, tags: 2 };
         let page = repository(&service, &page_of, false);

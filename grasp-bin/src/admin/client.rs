@@ -1,4 +1,4 @@
-//! The asking end of the socket.
+//! The client of the admin socket.
 
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
@@ -8,73 +8,77 @@ use std::time::Duration;
 use anyhow::{Context, Error, Result, anyhow, bail};
 use grasp_relay::web::figures::{RepoRow, Status, WaitingRow};
 
-use super::{Answer, Question};
+use super::{AdminRequest, AdminResponse};
 
-/// How long a server may think.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Limits the time that a server takes to answer.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Somebody who asks a running server.
-pub(crate) struct Client {
+/// A connection to the admin socket of a running server.
+pub(crate) struct AdminClient {
     stream: BufReader<UnixStream>,
 }
 
-impl Client {
-    /// Goes to the server whose socket this is.
+impl AdminClient {
+    /// Connects to the socket of a server.
     pub(crate) fn connect(path: &Path) -> Result<Self> {
-        let stream = UnixStream::connect(path).map_err(|error| unanswered(path, &error))?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        let stream = UnixStream::connect(path).map_err(|error| connect_error(path, &error))?;
+        stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
         Ok(Self { stream: BufReader::new(stream) })
     }
 
-    /// How everything stands.
+    /// Requests the status of the server.
     pub(crate) fn status(&mut self) -> Result<Status> {
-        match self.ask(Question::Status)? {
-            Answer::Status(status) => Ok(*status),
-            other => bail!("an answer to something else: {other:?}"),
+        match self.send(AdminRequest::Status)? {
+            AdminResponse::Status(status) => Ok(*status),
+            other => bail!("unexpected response: {other:?}"),
         }
     }
 
-    /// Which repositories there are.
+    /// Requests the hosted repositories.
     pub(crate) fn repositories(&mut self) -> Result<Vec<RepoRow>> {
-        match self.ask(Question::Repositories)? {
-            Answer::Repositories(rows) => Ok(rows),
-            other => bail!("an answer to something else: {other:?}"),
+        match self.send(AdminRequest::Repositories)? {
+            AdminResponse::Repositories(rows) => Ok(rows),
+            other => bail!("unexpected response: {other:?}"),
         }
     }
 
-    /// What waits for git data.
+    /// Requests the repository names whose events wait for git data.
     pub(crate) fn waiting(&mut self) -> Result<Vec<WaitingRow>> {
-        match self.ask(Question::Waiting)? {
-            Answer::Waiting(rows) => Ok(rows),
-            other => bail!("an answer to something else: {other:?}"),
+        match self.send(AdminRequest::Waiting)? {
+            AdminResponse::Waiting(rows) => Ok(rows),
+            other => bail!("unexpected response: {other:?}"),
         }
     }
 
-    fn ask(&mut self, question: Question) -> Result<Answer> {
-        let mut text = serde_json::to_string(&question)?;
+    fn send(&mut self, request: AdminRequest) -> Result<AdminResponse> {
+        let mut text = serde_json::to_string(&request)?;
         text.push('\n');
-        self.stream.get_mut().write_all(text.as_bytes()).context("the server went away")?;
+        self.stream
+            .get_mut()
+            .write_all(text.as_bytes())
+            .context("the server closed the connection")?;
         let mut line = String::new();
-        self.stream.read_line(&mut line).context("the server does not answer")?;
-        let answer = serde_json::from_str(&line).context("the server is of another version")?;
-        match answer {
-            Answer::Failed(why) => bail!("the server could not say: {why}"),
-            answer => Ok(answer),
+        self.stream.read_line(&mut line).context("the server does not respond")?;
+        let response = serde_json::from_str(&line).context("the server has another version")?;
+        match response {
+            AdminResponse::Failed(why) => bail!("the server could not answer: {why}"),
+            response => Ok(response),
         }
     }
 }
 
-/// Why nobody can be asked, and what to do about it.
-fn unanswered(path: &Path, error: &io::Error) -> Error {
-    let (place, remedy) = (path.display(), "start one with `grasp serve`, or say its --data-dir");
+/// Explains why the socket cannot be connected to, and what to do.
+fn connect_error(path: &Path, error: &io::Error) -> Error {
+    let socket = path.display();
+    let remedy = "start one with `grasp serve`, or name its directory with --data-dir";
     match error.kind() {
-        io::ErrorKind::NotFound => anyhow!("no server is running: there is no {place}; {remedy}"),
+        io::ErrorKind::NotFound => anyhow!("no server is running: there is no {socket}; {remedy}"),
         io::ErrorKind::ConnectionRefused => {
-            anyhow!("no server is running: nobody answers at {place}; {remedy}")
+            anyhow!("no server is running: no process listens on {socket}; {remedy}")
         }
         io::ErrorKind::PermissionDenied => {
-            anyhow!("{place} is not for you; ask as the user that the server runs as")
+            anyhow!("no permission to use {socket}; run this as the user that the server runs as")
         }
-        _ => anyhow!("no server can be asked at {place}: {error}"),
+        _ => anyhow!("could not connect to {socket}: {error}"),
     }
 }

@@ -1,50 +1,51 @@
-//! What the server answered, for people and for programs.
+//! Output of the commands that query a running server, as text or JSON.
 
 use std::io::Write as _;
 use std::path::Path;
 
 use anyhow::Result;
 use grasp_relay::web::figures::{RelayRow, RepoRow, WaitingRow};
-use grasp_relay::web::{ago, span};
+use grasp_relay::web::{format_age, format_duration};
 use serde::Serialize;
 
-use super::Client;
-use super::glance::glance;
+use super::AdminClient;
+use super::summary::summary;
 use super::table::table;
 use super::watch::watch;
 
-/// What to look at.
+/// A command that queries a running server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Look {
-    /// Everything at a glance.
+pub(crate) enum AdminCommand {
     Status,
-    /// The same, again and again.
     Watch,
-    /// The repositories.
     Repositories,
-    /// The relays.
     Relays,
-    /// What waits for git data.
     Purgatory,
 }
 
-/// Asks the server behind a socket, and prints what it says.
-pub(crate) fn look(socket: &Path, what: Look, json: bool) -> Result<()> {
-    let mut client = Client::connect(socket)?;
-    let text = match what {
-        Look::Watch => return watch(socket, client, json),
-        Look::Status => written(&client.status()?, json, glance),
-        Look::Repositories => written(&client.repositories()?, json, |rows| repositories(rows)),
-        Look::Purgatory => written(&client.waiting()?, json, |rows| waiting(rows)),
-        Look::Relays => {
+/// Queries the server behind a socket, and prints the result.
+pub(crate) fn run(socket: &Path, command: AdminCommand, json: bool) -> Result<()> {
+    let mut client = AdminClient::connect(socket)?;
+    let text = match command {
+        AdminCommand::Watch => return watch(socket, client, json),
+        AdminCommand::Status => formatted(&client.status()?, json, summary),
+        AdminCommand::Repositories => {
+            formatted(&client.repositories()?, json, |rows| repositories(rows))
+        }
+        AdminCommand::Purgatory => formatted(&client.waiting()?, json, |rows| waiting(rows)),
+        AdminCommand::Relays => {
             let status = client.status()?;
-            written(&status.relays, json, |rows| relays(status.now, rows))
+            formatted(&status.relays, json, |rows| relays(status.now, rows))
         }
     }?;
     Ok(std::io::stdout().write_all(text.as_bytes())?)
 }
 
-fn written<T: Serialize>(value: &T, json: bool, text: impl FnOnce(&T) -> String) -> Result<String> {
+fn formatted<T: Serialize>(
+    value: &T,
+    json: bool,
+    text: impl FnOnce(&T) -> String,
+) -> Result<String> {
     Ok(if json { serde_json::to_string_pretty(value)? + "\n" } else { text(value) })
 }
 
@@ -55,22 +56,22 @@ pub(super) fn relays(now: u64, rows: &[RelayRow]) -> String {
     let cells = |relay: &RelayRow| {
         vec![
             relay.url.clone(),
-            relay.state.words().into(),
-            relay.health.words().into(),
-            relay.synced(now),
+            relay.state.text().into(),
+            relay.health.text().into(),
+            relay.synced_text(now),
             relay.backlog.to_string(),
             relay.stored.to_string(),
             relay.gaps.to_string(),
-            relay.uptime(),
-            relay.coverage(),
-            relay.lacks(),
+            relay.uptime_text(),
+            relay.coverage_text(),
+            relay.missing_text(),
             relay.remark(now),
         ]
     };
     let rows: Vec<_> = rows.iter().map(cells).collect();
     let head = [
-        "relay", "state", "health", "synced", "backlog", "new", "gaps", "up", "coverage", "lacks",
-        "remark",
+        "relay", "state", "health", "synced", "backlog", "new", "gaps", "up", "coverage",
+        "missing", "remark",
     ];
     table(&head, &rows)
 }
@@ -83,7 +84,7 @@ fn repositories(rows: &[RepoRow]) -> String {
     let now = now.map_or(0, |now| now.as_secs());
     let cells = |repo: &RepoRow| {
         let (name, owner) = (repo.identifier.clone(), repo.owner.clone());
-        vec![name, ago(now, Some(repo.active_at)), repo.refs.to_string(), owner]
+        vec![name, format_age(now, Some(repo.active_at)), repo.refs.to_string(), owner]
     };
     let rows: Vec<_> = rows.iter().map(cells).collect();
     table(&["name", "last active", "refs", "owner"], &rows)
@@ -97,10 +98,11 @@ fn waiting(rows: &[WaitingRow]) -> String {
         let next = match (row.position, row.next_in, row.hunted) {
             (Some(position), ..) => {
                 let wait = row.turn_in.filter(|wait| *wait > 0);
-                let wait = wait.map_or_else(String::new, |wait| format!(", about {}", span(wait)));
-                format!("number {position} in line{wait}")
+                let wait = wait
+                    .map_or_else(String::new, |wait| format!(", about {}", format_duration(wait)));
+                format!("number {position} in the queue{wait}")
             }
-            (None, Some(next), _) => format!("in {}", span(next)),
+            (None, Some(next), _) => format!("in {}", format_duration(next)),
             (None, None, 0) => "within an hour".into(),
             (None, None, _) => "now".into(),
         };
@@ -111,13 +113,13 @@ fn waiting(rows: &[WaitingRow]) -> String {
             row.tips.to_string(),
             row.attempts.to_string(),
             next,
-            row.expires_in.map_or_else(String::new, |end| format!("in {}", span(end))),
+            row.expires_in.map_or_else(String::new, |end| format!("in {}", format_duration(end))),
             row.places.join(" "),
         ]
     };
     let rows: Vec<_> = rows.iter().map(cells).collect();
     let head =
-        ["name", "waiting", "expired", "objects", "tries", "next try", "expires", "may be at"];
+        ["name", "waiting", "expired", "objects", "tries", "next try", "expires", "git servers"];
     table(&head, &rows)
 }
 
@@ -128,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_waits_is_listed_with_its_next_attempt_and_its_end() {
+    fn waiting_names_are_listed_with_next_attempt_and_expiry() {
         let row = WaitingRow {
             identifier: "hello".into(),
             hunted: 1,
@@ -145,22 +147,22 @@ mod tests {
         let words = lines[1].split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(words.contains("3 in 1 minute in 25 minutes"), "{text}");
         assert!(lines[2].contains("now"), "{text}");
-        assert!(lines[3].contains("number 62 in line, about 2 minutes"), "{text}");
+        assert!(lines[3].contains("number 62 in the queue, about 2 minutes"), "{text}");
     }
 
     #[test]
-    fn a_relay_that_cannot_be_reached_says_why_and_when_it_is_tried_again() {
+    fn an_unreachable_relay_is_shown_with_reason_and_next_try() {
         let row = RelayRow {
             url: "wss://relay.example.com".into(),
-            trouble: Some("nobody answers there".into()),
+            trouble: Some("it cannot be reached".into()),
             retry_at: Some(160),
             ..RelayRow::default()
         };
-        assert!(relays(100, &[row]).contains("nobody answers there; next try in 1 minute"));
+        assert!(relays(100, &[row]).contains("it cannot be reached; next try in 1 minute"));
     }
 
     #[test]
-    fn a_relay_is_shown_with_what_it_lacks() {
+    fn a_relay_is_shown_with_missing_events() {
         let missing = vec![MissingRow { repository: "30617:ab:grasp".into(), events: 7 }];
         let row = RelayRow { missing, coverage: Some(0.5), ..RelayRow::default() };
         let text = relays(100, &[row]);
@@ -168,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_is_shown_whole_so_that_it_can_be_copied() {
+    fn an_owner_is_not_shortened() {
         let owner = "npub10elfcs4fr0l0r8af98jlmgdh9c8tcxjvz9qkw038js35mp4dma8qzvjptg";
         let row = RepoRow { owner: owner.into(), ..RepoRow::default() };
         assert!(repositories(&[row]).contains(owner));

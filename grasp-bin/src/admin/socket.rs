@@ -1,4 +1,4 @@
-//! The server's end of the socket.
+//! The server of the admin socket.
 
 use std::io;
 use std::os::unix::net::UnixStream as Probe;
@@ -12,102 +12,102 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
-use super::{Answer, Answers};
-use crate::place::create_privately;
+use super::{AdminHandler, AdminResponse};
+use crate::files::create_private_dir;
 
-/// Those who ask at the same time; more wait.
-const MOST_GUESTS: usize = 16;
+/// Limits concurrent connections; later ones wait.
+const MAX_CONNECTIONS: usize = 16;
 
-/// The longest question.
-const LONGEST: u64 = 1_024;
+const MAX_REQUEST_BYTES: u64 = 1_024;
 
-/// The place where questions are asked; whoever has it is the only server of its data directory.
+/// The bound admin socket. One process per data directory can have it.
 pub(crate) struct AdminSocket {
     listener: UnixListener,
     path: PathBuf,
 }
 
-/// Answers questions until it is dropped.
-pub(crate) struct Answering {
+/// The task that answers requests; dropping it removes the socket.
+pub(crate) struct AdminTask {
     task: JoinHandle<()>,
     path: PathBuf,
 }
 
 impl AdminSocket {
-    /// Takes the place. Fails if another server has it.
-    pub(crate) fn claim(path: &Path) -> Result<Self> {
+    /// Binds the socket. Fails if another server listens on it.
+    pub(crate) fn bind(path: &Path) -> Result<Self> {
         if Probe::connect(path).is_ok() {
-            let place = path.display();
+            let socket = path.display();
             bail!(
-                "another server is running here: {place} answers; stop it, or say another --data-dir"
+                "another server is running: it listens on {socket}; stop it, or choose another --data-dir"
             );
         }
         if let Some(dir) = path.parent() {
-            create_privately(dir).with_context(|| format!("could not create {}", dir.display()))?;
+            create_private_dir(dir)
+                .with_context(|| format!("could not create {}", dir.display()))?;
         }
-        // Whoever left it behind is gone.
+        // No process listens on it: one that was killed has left it behind.
         match std::fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(error).with_context(|| format!("could not remove {}", path.display()));
             }
             _ => {}
         }
-        let listener = bind_privately(path)
+        let listener = bind_private(path)
             .with_context(|| format!("could not open the socket {}", path.display()))?;
         Ok(Self { listener, path: path.to_owned() })
     }
 
-    /// Begins to answer. Whoever asked before has waited for this.
-    pub(crate) fn answer(self, desk: impl Answers) -> Answering {
+    /// Starts to answer requests, those that already wait included.
+    pub(crate) fn serve(self, handler: impl AdminHandler) -> AdminTask {
         let Self { listener, path } = self;
-        Answering { task: tokio::spawn(answer_all(listener, desk)), path }
+        AdminTask { task: tokio::spawn(accept_all(listener, handler)), path }
     }
 }
 
-impl Drop for Answering {
+impl Drop for AdminTask {
     fn drop(&mut self) {
         self.task.abort();
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-/// The socket is nobody else's from its first moment on.
-fn bind_privately(path: &Path) -> io::Result<UnixListener> {
+/// Binds a socket that only its owner can use from the moment it exists.
+fn bind_private(path: &Path) -> io::Result<UnixListener> {
     let before = rustix::process::umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
     let bound = UnixListener::bind(path);
     rustix::process::umask(before);
     bound
 }
 
-async fn answer_all(listener: UnixListener, desk: impl Answers) {
-    let seats = Arc::new(Semaphore::new(MOST_GUESTS));
+async fn accept_all(listener: UnixListener, handler: impl AdminHandler) {
+    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
-        let Ok(seat) = Arc::clone(&seats).acquire_owned().await else { return };
+        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
         let Ok((stream, _)) = listener.accept().await else {
             tokio::time::sleep(std::time::Duration::from_millis(100)).await;
             continue;
         };
-        let desk = desk.clone();
+        let handler = handler.clone();
         tokio::spawn(async move {
-            let _seat = seat;
-            let _ = converse(stream, &desk).await;
+            let _permit = permit;
+            let _ = serve_connection(stream, &handler).await;
         });
     }
 }
 
-async fn converse(stream: UnixStream, desk: &impl Answers) -> io::Result<()> {
+async fn serve_connection(stream: UnixStream, handler: &impl AdminHandler) -> io::Result<()> {
     let (read, mut write) = stream.into_split();
     let mut lines = BufReader::new(read);
     loop {
         let mut line = String::new();
-        if (&mut lines).take(LONGEST).read_line(&mut line).await? == 0 {
+        if (&mut lines).take(MAX_REQUEST_BYTES).read_line(&mut line).await? == 0 {
             return Ok(());
         }
-        let answer = match serde_json::from_str(&line) {
-            Ok(question) => desk.answer(question).await,
-            Err(error) => Answer::Failed(error.to_string()),
+        let response = match serde_json::from_str(&line) {
+            Ok(request) => handler.handle(request).await,
+            Err(error) => AdminResponse::Failed(error.to_string()),
         };
-        let mut text = serde_json::to_string(&answer)?;
+        let mut text = serde_json::to_string(&response)?;
         text.push('\n');
         write.write_all(text.as_bytes()).await?;
     }

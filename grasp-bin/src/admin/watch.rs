@@ -1,28 +1,27 @@
-//! The glance kept fresh on a terminal.
+//! `grasp status --watch`: the summary, redrawn on a terminal.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
-use grasp_relay::web::span;
+use grasp_relay::web::format_duration;
 
-use super::Client;
-use super::glance::glance;
+use super::AdminClient;
+use super::summary::summary;
 
-/// How often it is drawn anew.
-const REDRAW: Duration = Duration::from_secs(2);
+const REDRAW_INTERVAL: Duration = Duration::from_secs(2);
 
-/// To the top left.
+/// Moves the cursor to the top left.
 const HOME: &str = "\x1b[H";
 
-/// Nothing more on this line; nothing more below.
+/// Clears the rest of the line, and everything below.
 const END_OF_LINE: &str = "\x1b[K\r\n";
 const END: &str = "\x1b[J";
 
-/// Draws until it is interrupted: in lines of JSON, one below the other, or onto the screen. A server that goes away is
-/// waited for.
-pub(super) fn watch(socket: &Path, client: Client, json: bool) -> Result<()> {
+/// Prints the status until interrupted: as lines of JSON, or redrawn on the screen. Reconnects to a server that was
+/// restarted.
+pub(super) fn watch(socket: &Path, client: AdminClient, json: bool) -> Result<()> {
     let mut out = std::io::stdout();
     let screen = out.is_terminal() && !json;
     if screen {
@@ -32,7 +31,7 @@ pub(super) fn watch(socket: &Path, client: Client, json: bool) -> Result<()> {
     loop {
         let status = match &mut client {
             Some(client) => client.status(),
-            None => Client::connect(socket).and_then(|mut again| {
+            None => AdminClient::connect(socket).and_then(|mut again| {
                 let status = again.status();
                 client = Some(again);
                 status
@@ -40,25 +39,25 @@ pub(super) fn watch(socket: &Path, client: Client, json: bool) -> Result<()> {
         };
         let text = match status {
             Ok(status) if json => serde_json::to_string(&status)? + "\n",
-            Ok(status) => glance(&status),
+            Ok(status) => summary(&status),
             Err(error) => {
                 client = None;
                 if json {
                     eprintln!("grasp: {error:#}");
                     String::new()
                 } else {
-                    format!("{error:#}\n\nIt is tried again.\n")
+                    format!("{error:#}\n\nTrying again.\n")
                 }
             }
         };
         let text = if screen { drawn(&text, size()) } else { text };
         out.write_all(text.as_bytes())?;
         out.flush()?;
-        std::thread::sleep(REDRAW);
+        std::thread::sleep(REDRAW_INTERVAL);
     }
 }
 
-/// Columns and lines of the terminal.
+/// Returns the columns and lines of the terminal.
 fn size() -> (usize, usize) {
     match rustix::termios::tcgetwinsize(std::io::stdout()) {
         Ok(size) if size.ws_col > 0 && size.ws_row > 0 => (size.ws_col.into(), size.ws_row.into()),
@@ -66,7 +65,7 @@ fn size() -> (usize, usize) {
     }
 }
 
-/// As much of a text as the screen holds, over what was there.
+/// Returns the text and control codes that redraw the screen, cut to its size.
 fn drawn(text: &str, (columns, lines): (usize, usize)) -> String {
     let room = lines.saturating_sub(3);
     let all: Vec<&str> = text.lines().collect();
@@ -80,8 +79,8 @@ fn drawn(text: &str, (columns, lines): (usize, usize)) -> String {
         drawn.push_str(&format!("… {rest} more lines"));
     }
     drawn.push_str(END_OF_LINE);
-    let every = span(REDRAW.as_secs());
-    drawn.push_str(&format!("fresh every {every}; Ctrl-C ends this view"));
+    let interval = format_duration(REDRAW_INTERVAL.as_secs());
+    drawn.push_str(&format!("updated every {interval}; Ctrl-C ends this view"));
     drawn.push_str(END);
     drawn
 }
@@ -91,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_view_never_outgrows_its_screen() {
+    fn output_is_cut_to_the_screen() {
         let text = "x".repeat(500) + "\n" + &"y\n".repeat(100);
         let drawn = drawn(&text, (40, 10));
         let lines: Vec<_> = drawn.split("\r\n").collect();

@@ -1,4 +1,4 @@
-//! The reference of all commands, as Markdown.
+//! The reference of all commands.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use clap::{Arg, Command, CommandFactory as _};
 use super::Cli;
 use crate::config::layers::settings;
 
-/// The reference of all commands, as Markdown.
+/// Returns the reference of all commands, as Markdown.
 pub(crate) fn markdown() -> String {
     let mut text = String::from(include_str!("opening.md"));
     let mut command = Cli::command();
@@ -35,13 +35,13 @@ fn describe(text: &mut String, parent: &str, command: &Command) {
     }
     let rows: Vec<_> = own.into_iter().filter(|arg| arg.get_id() != "help").map(row).collect();
     if !rows.is_empty() {
-        let _ = write!(text, "\n| flag | what it does |\n|---|---|\n{}", rows.concat());
+        let _ = write!(text, "\n| flag | meaning |\n|---|---|\n{}", rows.concat());
     }
 }
 
-/// Whether a flag is one of the settings, which have a reference of their own.
+/// Returns whether a flag is one of the settings, which have a reference of their own.
 fn is_setting(arg: &Arg) -> bool {
-    // Commands that look at a running server take some of the same names, as flags of their own.
+    // Commands that query a running server have flags of the same names.
     let settings =
         settings().iter().any(|one| one.get_id() == arg.get_id()) || arg.get_id() == "config";
     settings && arg.get_help_heading().is_some()
@@ -68,12 +68,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reference_says_what_the_command_takes() {
+    fn the_reference_is_up_to_date() {
         crate::page::hold_to("reference/cli.md", &markdown());
     }
 
     #[test]
-    fn the_command_line_contradicts_itself_nowhere() {
+    fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
     }
 }

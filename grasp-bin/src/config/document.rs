@@ -9,7 +9,7 @@ use grasp_core::{Identifier, RelayUrl, RepoId, ServiceIdentity};
 use grasp_relay::server::AddressRange;
 use serde::{Deserialize, Serialize};
 
-use super::value::{HostLimit, LogFilter, Model, Npub, Size, Text, Time, list, one, optional};
+use super::value::{ByteCount, HostLimit, LogFilter, Model, Npub, Text, Time, list, one, optional};
 use super::{Config, LogFormat};
 use crate::settings::Store;
 
@@ -78,7 +78,7 @@ pub(crate) struct Document {
     )]
     pub(crate) repositories_per_author: Option<NonZeroU64>,
     #[command(flatten)]
-    pub(crate) about: About,
+    pub(crate) about: AboutSection,
     #[command(flatten)]
     pub(crate) log: LogSection,
     #[command(flatten)]
@@ -102,7 +102,7 @@ pub(crate) struct Document {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, Args)]
 #[serde(deny_unknown_fields, default)]
 #[command(next_help_heading = "Presentation in NIP-11")]
-pub(crate) struct About {
+pub(crate) struct AboutSection {
     /// Short name. Default: the address.
     #[arg(id = "about.name", long = "about-name", value_name = "TEXT")]
     pub(crate) name: Option<String>,
@@ -273,7 +273,7 @@ pub(crate) struct HuntSection {
         value_name = "BYTES",
         hide_short_help = true
     )]
-    pub(crate) fetch_bytes: Option<Text<Size>>,
+    pub(crate) fetch_bytes: Option<Text<ByteCount>>,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize, Args)]
@@ -328,7 +328,7 @@ pub(crate) struct PurgatorySection {
         value_name = "BYTES",
         hide_short_help = true
     )]
-    pub(crate) staged_bytes: Option<Text<Size>>,
+    pub(crate) staged_bytes: Option<Text<ByteCount>>,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize, Args)]
@@ -342,7 +342,7 @@ pub(crate) struct GitSection {
         value_name = "BYTES",
         hide_short_help = true
     )]
-    pub(crate) push_bytes: Option<Text<Size>>,
+    pub(crate) push_bytes: Option<Text<ByteCount>>,
     /// Shows addresses with TLS (`https:`, `wss:`).
     #[arg(id = "git.secure", long = "git-secure", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) secure: Option<bool>,
@@ -370,7 +370,7 @@ pub(crate) struct RelaySection {
         value_name = "BYTES",
         hide_short_help = true
     )]
-    pub(crate) event_bytes: Option<Text<Size>>,
+    pub(crate) event_bytes: Option<Text<ByteCount>>,
     /// Websockets at the same time.
     #[arg(
         id = "relay.connections",

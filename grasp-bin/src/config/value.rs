@@ -41,9 +41,9 @@ impl<'de, T: FromStr<Err: Display>> Deserialize<'de> for Text<T> {
 
 /// A number of bytes above zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Size(pub(crate) u64);
+pub(crate) struct ByteCount(pub(crate) u64);
 
-impl FromStr for Size {
+impl FromStr for ByteCount {
     type Err = &'static str;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let size: Option<ByteSize> = text.parse().ok();
@@ -52,7 +52,7 @@ impl FromStr for Size {
     }
 }
 
-impl Display for Size {
+impl Display for ByteCount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let units = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
         let unit = units.into_iter().find(|(_, bytes): &(_, u64)| self.0.is_multiple_of(*bytes));
@@ -177,8 +177,8 @@ macro_rules! convert {
 }
 
 convert! {
-    Text<Size> => u64, |bytes| Text(Size(*bytes)), |size| size.0.0;
-    Text<Size> => usize, |bytes| Text(Size(*bytes as u64)), |size| usize::try_from(size.0.0).unwrap_or(usize::MAX);
+    Text<ByteCount> => u64, |bytes| Text(ByteCount(*bytes)), |size| size.0.0;
+    Text<ByteCount> => usize, |bytes| Text(ByteCount(*bytes as u64)), |size| usize::try_from(size.0.0).unwrap_or(usize::MAX);
     Text<Time> => Duration, |time| Text(Time(*time)), |time| time.0.0;
     Text<Npub> => PublicKey, |key| Text(Npub(*key)), |key| key.0.0;
     Text<LogFilter> => String, |filter| Text(LogFilter(filter.clone())), |filter| filter.0.0;
@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn sizes_and_times_are_read_with_their_units_and_shown_exactly() {
-        let size = |text: &str| text.parse::<Size>().map(|size| size.0).ok();
+        let size = |text: &str| text.parse::<ByteCount>().map(|size| size.0).ok();
         assert_eq!(size("64KiB"), Some(65_536));
         assert_eq!(size("2 GiB"), Some(2 << 30));
         assert_eq!(size("17"), Some(17));
@@ -277,7 +277,7 @@ mod tests {
             assert_eq!(size(bad), None, "{bad}");
         }
         for bytes in [3 << 20, 1_000, 1_234_567] {
-            assert_eq!(size(&Size(bytes).to_string()), Some(bytes));
+            assert_eq!(size(&ByteCount(bytes).to_string()), Some(bytes));
         }
         let time = |text: &str| text.parse::<Time>().map(|time| time.0).ok();
         assert_eq!(time("90s"), Some(Duration::from_secs(90)));

@@ -1,4 +1,4 @@
-//! The reference of all metrics, as Markdown.
+//! The reference of all metrics.
 
 use std::fmt::Write as _;
 
@@ -6,17 +6,17 @@ use grasp_relay::metrics::Kind;
 
 use super::GROUPS;
 
-/// The reference of all metrics, as Markdown.
+/// Returns the reference of all metrics, as Markdown.
 pub(crate) fn markdown() -> String {
     let mut text = String::from(include_str!("opening.md"));
     for group in GROUPS {
         let _ = write!(text, "\n## {}\n\n", group.title);
-        text.push_str("| metric | kind | labels | what it says |\n|---|---|---|---|\n");
+        text.push_str("| metric | kind | labels | meaning |\n|---|---|---|---|\n");
         for metric in group.metrics {
             let kind = match metric.kind {
                 Kind::Counter => "counter",
                 Kind::Gauge => "gauge",
-                Kind::Times => "histogram",
+                Kind::Histogram => "histogram",
             };
             let labels: Vec<_> = metric.labels.iter().map(|label| format!("`{label}`")).collect();
             let (name, labels, help) = (metric.name, labels.join(", "), metric.help);
@@ -39,12 +39,12 @@ mod tests {
     }
 
     #[test]
-    fn the_reference_says_what_the_tables_say() {
+    fn the_reference_is_up_to_date() {
         crate::page::hold_to("reference/metrics.md", &markdown());
     }
 
     #[test]
-    fn names_are_distinct_and_counters_say_that_they_are() {
+    fn names_are_unique_and_counters_end_with_total() {
         let names: BTreeSet<_> = all().iter().map(|metric| metric.name).collect();
         assert_eq!(names.len(), all().len());
         for metric in all() {
@@ -54,7 +54,7 @@ mod tests {
         }
     }
 
-    /// Every name of ours that a file of the monitoring how-to mentions.
+    /// Returns the names of our metrics in a file of the monitoring how-to.
     fn mentioned(file: &str) -> BTreeSet<String> {
         let text = std::fs::read_to_string(docs("how-to/monitoring").join(file)).unwrap();
         let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn dashboard_and_alerts_ask_for_metrics_that_exist() {
+    fn dashboard_and_alerts_use_metrics_that_exist() {
         for file in ["dashboard.json", "alerts.yml"] {
             for name in mentioned(file) {
                 let base = ["_bucket", "_sum", "_count"]

@@ -1,4 +1,4 @@
-//! What sync reports, as metrics.
+//! Metrics of sync.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use grasp_sync::engine::{Report, Request, Source};
 
 pub(crate) const CONNECTED: Metric = Metric::gauge(
     "grasp_sync_relay_connected",
-    "Where the connection stands: 0 disconnected, 1 connecting, 2 fetching history, 3 complete and live, 4 live but some history could not be had.",
+    "State of the connection: 0 disconnected, 1 connecting, 2 fetching history, 3 complete and live, 4 live but some history could not be fetched.",
     &["relay"],
 );
 pub(crate) const ATTEMPTS: Metric = Metric::counter(
@@ -21,22 +21,22 @@ pub(crate) const ATTEMPTS: Metric = Metric::counter(
 );
 pub(crate) const HEALTH: Metric = Metric::gauge(
     "grasp_sync_relay_status",
-    "What is to be thought of the relay: 1 healthy, 2 degraded, 3 dead.",
+    "Health of the relay: 1 healthy, 2 degraded, 3 dead.",
     &["relay"],
 );
 pub(crate) const FAILURES: Metric = Metric::gauge(
     "grasp_sync_relay_failures",
-    "Attempts to connect that failed since the last that did not.",
+    "Failed attempts to connect since the last success.",
     &["relay"],
 );
 pub(crate) const EVENTS: Metric = Metric::counter(
     "grasp_sync_events_total",
-    "New events, by where they came from (direct, live, catch_up, daily).",
+    "New events, by source (direct, live, catch_up, daily).",
     &["source"],
 );
 pub(crate) const GAPS: Metric = Metric::counter(
     "grasp_sync_gap_events_total",
-    "Events that live sync should have brought and a catch-up brought instead.",
+    "Events that live sync missed and a catch-up found.",
     &["relay"],
 );
 pub(crate) const TRACKED: Metric =
@@ -45,81 +45,78 @@ pub(crate) const ONLINE: Metric =
     Metric::gauge("grasp_sync_relays_connected", "Relays that are connected.", &[]);
 pub(crate) const DEAD: Metric = Metric::gauge(
     "grasp_sync_relays_dead",
-    "Relays that have failed for so long that they are tried only rarely.",
+    "Relays that have failed for so long that connection attempts are rare.",
     &[],
 );
 pub(crate) const UPTIME: Metric = Metric::gauge(
     "grasp_sync_relay_uptime_ratio",
-    "The share of time that the relay was connected, from 0 to 1.",
+    "Share of time that the relay was connected, from 0 to 1.",
     &["relay"],
 );
 pub(crate) const COVERAGE: Metric = Metric::gauge(
     "grasp_sync_relay_coverage_ratio",
-    "The share of events that the relay had, of those it brought and those of ours it was compared with, from 0 to 1.",
+    "Share of events that the relay had, of those it sent and those of ours it was compared with, from 0 to 1.",
     &["relay"],
 );
 pub(crate) const LACKING: Metric = Metric::gauge(
     "grasp_sync_relay_lacking",
-    "Events of ours that the relay turned out to lack, counted at each comparison.",
+    "Events of this server that the relay lacks, counted at each comparison.",
     &["relay"],
 );
-pub(crate) const RECEIVED: Metric = Metric::counter(
-    "grasp_sync_relay_events_total",
-    "New events that the relay brought.",
-    &["relay"],
-);
+pub(crate) const RECEIVED: Metric =
+    Metric::counter("grasp_sync_relay_events_total", "New events that the relay sent.", &["relay"]);
 pub(crate) const UP: Metric = Metric::counter(
     "grasp_sync_relay_up_seconds_total",
-    "Time that the relay was connected, told when a connection ends and after each full pass.",
+    "Time that the relay was connected, updated when a connection ends and after each full pass.",
     &["relay"],
 );
 pub(crate) const DOWN: Metric = Metric::counter(
     "grasp_sync_relay_down_seconds_total",
-    "Time that the relay was not connected, told at the same moments.",
+    "Time that the relay was not connected, updated at the same times.",
     &["relay"],
 );
 pub(crate) const BATCHES: Metric = Metric::counter(
     "grasp_sync_batches_confirmed_total",
-    "Batches of repositories and roots that a relay gave completely.",
+    "Batches of repositories and roots that were fetched completely.",
     &["relay"],
 );
 pub(crate) const PAGED: Metric = Metric::gauge(
     "grasp_sync_relay_without_negentropy",
-    "1 for a relay whose history is fetched by pages, for want of set reconciliation.",
+    "1 for a relay whose history is fetched by pages, because it does not support NIP-77.",
     &["relay"],
 );
 pub(crate) const REFUSALS: Metric = Metric::counter(
     "grasp_sync_refusals_total",
-    "Refusals and remarks of relays, once per connection for each meaning.",
+    "Refusals by relays (CLOSED, NOTICE, OK), once per connection for each meaning.",
     &["meaning"],
 );
 pub(crate) const GIVEN_UP: Metric = Metric::counter(
     "grasp_sync_events_given_up_total",
-    "Events that a relay offered and never delivered.",
+    "Events that a relay offered and did not deliver.",
     &["relay"],
 );
 pub(crate) const FULL_SECONDS: Metric = Metric::counter(
     "grasp_sync_full_seconds_total",
-    "Seconds that hold more events than a relay shows, however it is asked.",
+    "Seconds of event time with more events than a relay returns for any request.",
     &["relay"],
 );
 pub(crate) const CONSOLIDATIONS: Metric = Metric::counter(
     "grasp_sync_consolidations_total",
-    "Times that a connection's live filters were rebuilt as fewer.",
+    "Consolidations of live subscriptions.",
     &["relay"],
 );
 pub(crate) const REQUESTS: Metric = Metric::counter(
     "grasp_sync_requests_total",
-    "Requests that a relay was sent, by what for: REQ that stays open (live), for a page (page) or for ids (ids), and NEG-OPEN (compare).",
+    "Requests sent to a relay, by kind: REQ that stays open (live), for a page (page) or for ids (ids), and NEG-OPEN (compare).",
     &["relay", "request"],
 );
 pub(crate) const INTERRUPTIONS: Metric = Metric::gauge(
     "grasp_sync_relay_interruptions",
-    "Times since the last full pass that something of the relay was not listened to. Events that were published then with an older date come with the next full pass.",
+    "Interruptions of live subscriptions since the last full pass. Events that were published meanwhile with an older date come with the next full pass.",
     &["relay"],
 );
 
-/// All of them, in the order of the reference.
+/// All metrics of sync, in the order of the reference.
 pub(crate) const ALL: &[&Metric] = &[
     &TRACKED,
     &ONLINE,
@@ -146,35 +143,35 @@ pub(crate) const ALL: &[&Metric] = &[
     &INTERRUPTIONS,
 ];
 
-/// Turns reports into metrics. Remembers of each relay what the totals need.
-pub(crate) struct SyncMeter {
+/// Counts reports. Keeps the state of each relay for the totals.
+pub(crate) struct SyncMetrics {
     metrics: Metrics,
-    relays: BTreeMap<RelayUrl, Standing>,
+    relays: BTreeMap<RelayUrl, LastReported>,
 }
 
+/// The last reported state of a relay.
 #[derive(Clone, Copy)]
-struct Standing {
+struct LastReported {
     status: ConnectionStatus,
     health: Health,
     failures: u32,
 }
 
-impl SyncMeter {
-    /// Puts them here.
+impl SyncMetrics {
     pub(crate) fn new(metrics: Metrics) -> Self {
         Self { metrics, relays: BTreeMap::new() }
     }
 
-    /// Notes one report.
-    pub(crate) fn note(&mut self, report: &Report) {
+    /// Counts one report.
+    pub(crate) fn record(&mut self, report: &Report) {
         let metrics = &self.metrics;
         match report {
             Report::Discovered { relay } => self.discovered(relay),
             Report::Retired { relay } => self.retired(relay),
-            Report::Status { relay, status } => self.stands(relay, *status),
-            Report::Health { relay, health, .. } => self.is_thought(relay, *health),
+            Report::Status { relay, status } => self.status_changed(relay, *status),
+            Report::Health { relay, health, .. } => self.health_changed(relay, *health),
             Report::Stored { from, count } => {
-                metrics.add(&EVENTS, &[source(from)], *count as u64);
+                metrics.add(&EVENTS, &[source_label(from)], *count as u64);
                 if let Source::Relay { relay, .. } = from {
                     metrics.add(&RECEIVED, &[relay.as_str()], *count as u64);
                 }
@@ -183,16 +180,16 @@ impl SyncMeter {
                 metrics.add(&GAPS, &[relay.as_str()], *count as u64);
             }
             Report::Reliability { relay, seen } => {
-                let of = |metric, share: Option<f64>| {
-                    if let Some(share) = share {
-                        metrics.set(metric, &[relay.as_str()], share);
+                let set = |metric, value: Option<f64>| {
+                    if let Some(value) = value {
+                        metrics.set(metric, &[relay.as_str()], value);
                     }
                 };
-                of(&UPTIME, seen.uptime());
-                of(&COVERAGE, seen.coverage());
-                of(&LACKING, Some(seen.lacking as f64));
-                of(&UP, Some(seen.up.as_secs_f64()));
-                of(&DOWN, Some(seen.down.as_secs_f64()));
+                set(&UPTIME, seen.uptime());
+                set(&COVERAGE, seen.coverage());
+                set(&LACKING, Some(seen.lacking as f64));
+                set(&UP, Some(seen.up.as_secs_f64()));
+                set(&DOWN, Some(seen.down.as_secs_f64()));
             }
             Report::BatchConfirmed { relay, .. } => metrics.add(&BATCHES, &[relay.as_str()], 1),
             Report::NoNegentropy { relay, .. } => metrics.set(&PAGED, &[relay.as_str()], 1.0),
@@ -204,7 +201,7 @@ impl SyncMeter {
                 metrics.add(&CONSOLIDATIONS, &[relay.as_str()], 1);
             }
             Report::Requested { relay, request } => {
-                metrics.add(&REQUESTS, &[relay.as_str(), asked_for(*request)], 1);
+                metrics.add(&REQUESTS, &[relay.as_str(), request_label(*request)], 1);
             }
             Report::Interrupted { relay, times } => {
                 metrics.set(&INTERRUPTIONS, &[relay.as_str()], *times as f64);
@@ -214,7 +211,7 @@ impl SyncMeter {
     }
 
     fn discovered(&mut self, relay: &RelayUrl) {
-        let new = Standing {
+        let new = LastReported {
             status: ConnectionStatus::Disconnected,
             health: Health::Healthy,
             failures: 0,
@@ -222,18 +219,18 @@ impl SyncMeter {
         self.relays.entry(relay.clone()).or_insert(new);
         self.metrics.set(&CONNECTED, &[relay.as_str()], 0.0);
         self.metrics.set(&HEALTH, &[relay.as_str()], 1.0);
-        self.sum_up();
+        self.update_totals();
     }
 
     fn retired(&mut self, relay: &RelayUrl) {
         self.relays.remove(relay);
         for metric in ALL.iter().filter(|metric| metric.labels.first() == Some(&"relay")) {
-            self.metrics.forget(metric, relay.as_str());
+            self.metrics.remove(metric, relay.as_str());
         }
-        self.sum_up();
+        self.update_totals();
     }
 
-    fn stands(&mut self, relay: &RelayUrl, status: ConnectionStatus) {
+    fn status_changed(&mut self, relay: &RelayUrl, status: ConnectionStatus) {
         let Some(known) = self.relays.get_mut(relay) else { return };
         let was_trying = known.status == ConnectionStatus::Connecting;
         known.status = status;
@@ -243,11 +240,11 @@ impl SyncMeter {
             self.metrics.add(&ATTEMPTS, &[relay.as_str(), result], 1);
             self.metrics.set(&FAILURES, &[relay.as_str()], f64::from(known.failures));
         }
-        self.metrics.set(&CONNECTED, &[relay.as_str()], connected(status));
-        self.sum_up();
+        self.metrics.set(&CONNECTED, &[relay.as_str()], connection_number(status));
+        self.update_totals();
     }
 
-    fn is_thought(&mut self, relay: &RelayUrl, health: Health) {
+    fn health_changed(&mut self, relay: &RelayUrl, health: Health) {
         let Some(known) = self.relays.get_mut(relay) else { return };
         known.health = health;
         let number = match health {
@@ -256,20 +253,20 @@ impl SyncMeter {
             Health::Dead => 3.0,
         };
         self.metrics.set(&HEALTH, &[relay.as_str()], number);
-        self.sum_up();
+        self.update_totals();
     }
 
-    fn sum_up(&self) {
-        let those = |wanted: fn(&Standing) -> bool| {
-            self.relays.values().filter(|relay| wanted(relay)).count() as f64
+    fn update_totals(&self) {
+        let count = |is_counted: fn(&LastReported) -> bool| {
+            self.relays.values().filter(|relay| is_counted(relay)).count() as f64
         };
         self.metrics.set(&TRACKED, &[], self.relays.len() as f64);
-        self.metrics.set(&ONLINE, &[], those(|relay| relay.status.is_connected()));
-        self.metrics.set(&DEAD, &[], those(|relay| relay.health == Health::Dead));
+        self.metrics.set(&ONLINE, &[], count(|relay| relay.status.is_connected()));
+        self.metrics.set(&DEAD, &[], count(|relay| relay.health == Health::Dead));
     }
 }
 
-fn connected(status: ConnectionStatus) -> f64 {
+fn connection_number(status: ConnectionStatus) -> f64 {
     match status {
         ConnectionStatus::Disconnected => 0.0,
         ConnectionStatus::Connecting => 1.0,
@@ -279,7 +276,7 @@ fn connected(status: ConnectionStatus) -> f64 {
     }
 }
 
-fn asked_for(request: Request) -> &'static str {
+fn request_label(request: Request) -> &'static str {
     match request {
         Request::Live => "live",
         Request::Page => "page",
@@ -288,7 +285,7 @@ fn asked_for(request: Request) -> &'static str {
     }
 }
 
-fn source(from: &Source) -> &'static str {
+fn source_label(from: &Source) -> &'static str {
     match from {
         Source::Direct => "direct",
         Source::Relay { path: SyncPath::Live, .. } => "live",
@@ -306,11 +303,11 @@ mod tests {
 
     use super::*;
 
-    fn told(reports: &[Report]) -> Metrics {
+    fn recorded(reports: &[Report]) -> Metrics {
         let metrics = Metrics::default();
-        let mut meter = SyncMeter::new(metrics.clone());
+        let mut sync_metrics = SyncMetrics::new(metrics.clone());
         for report in reports {
-            meter.note(report);
+            sync_metrics.record(report);
         }
         metrics
     }
@@ -319,31 +316,31 @@ mod tests {
         "wss://relay.example.com".parse().unwrap()
     }
 
-    fn stands(status: ConnectionStatus) -> Report {
+    fn status(status: ConnectionStatus) -> Report {
         Report::Status { relay: relay(), status }
     }
 
     #[test]
-    fn a_connection_is_a_number_from_0_to_4_and_its_attempts_are_counted() {
+    fn connection_states_are_numbers_and_attempts_are_counted() {
         use ConnectionStatus::{Connected, Connecting, Disconnected, Syncing};
         let name = relay();
         let mut reports = vec![Report::Discovered { relay: relay() }];
-        reports.extend([Connecting, Disconnected, Connecting, Disconnected].map(stands));
-        let metrics = told(&reports);
+        reports.extend([Connecting, Disconnected, Connecting, Disconnected].map(status));
+        let metrics = recorded(&reports);
         assert_eq!(metrics.value(&FAILURES, &[name.as_str()]), Some(2.0));
         assert_eq!(metrics.value(&CONNECTED, &[name.as_str()]), Some(0.0));
         assert_eq!(metrics.value(&ONLINE, &[]), Some(0.0));
         reports.extend(
-            [Connecting, Syncing, Connected, Disconnected, Connecting, Syncing].map(stands),
+            [Connecting, Syncing, Connected, Disconnected, Connecting, Syncing].map(status),
         );
-        let metrics = told(&reports);
+        let metrics = recorded(&reports);
         assert_eq!(metrics.value(&ATTEMPTS, &[name.as_str(), "failure"]), Some(2.0));
         assert_eq!(metrics.value(&ATTEMPTS, &[name.as_str(), "success"]), Some(2.0));
         assert_eq!(metrics.value(&FAILURES, &[name.as_str()]), Some(0.0));
         assert_eq!(metrics.value(&CONNECTED, &[name.as_str()]), Some(2.0));
         assert_eq!(metrics.value(&ONLINE, &[]), Some(1.0));
         let failing = ConnectionStatus::ConnectedHistoricSyncFailures;
-        assert_eq!((connected(Connected), connected(failing)), (3.0, 4.0));
+        assert_eq!((connection_number(Connected), connection_number(failing)), (3.0, 4.0));
     }
 
     #[test]
@@ -356,14 +353,14 @@ mod tests {
                 failing_for: Duration::from_secs(86_400),
             },
         ];
-        let metrics = told(&reports);
+        let metrics = recorded(&reports);
         assert_eq!(metrics.value(&HEALTH, &[relay().as_str()]), Some(3.0));
         assert_eq!(
             (metrics.value(&TRACKED, &[]), metrics.value(&DEAD, &[])),
             (Some(1.0), Some(1.0))
         );
         reports.push(Report::Retired { relay: relay() });
-        let metrics = told(&reports);
+        let metrics = recorded(&reports);
         assert_eq!(
             (metrics.value(&TRACKED, &[]), metrics.value(&DEAD, &[])),
             (Some(0.0), Some(0.0))
@@ -374,7 +371,7 @@ mod tests {
     #[test]
     fn events_are_counted_by_source_and_gaps_by_relay() {
         let from = |path| Source::Relay { relay: relay(), path };
-        let metrics = told(&[
+        let metrics = recorded(&[
             Report::Stored { from: Source::Direct, count: 2 },
             Report::Stored { from: from(SyncPath::Live), count: 3 },
             Report::Stored { from: from(SyncPath::Daily), count: 4 },
@@ -388,9 +385,9 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_counted_by_relay_and_by_what_for() {
+    fn requests_are_counted_by_relay_and_kind() {
         let sent = |request| Report::Requested { relay: relay(), request };
-        let metrics = told(&[
+        let metrics = recorded(&[
             sent(Request::Live),
             sent(Request::Page),
             sent(Request::Page),
@@ -403,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn reliability_becomes_shares() {
+    fn reliability_is_shown_as_ratios() {
         let seen = PeerReliability {
             up: Duration::from_secs(30),
             down: Duration::from_secs(10),
@@ -412,7 +409,7 @@ mod tests {
             lacking: 3,
             ..PeerReliability::default()
         };
-        let metrics = told(&[Report::Reliability { relay: relay(), seen }]);
+        let metrics = recorded(&[Report::Reliability { relay: relay(), seen }]);
         assert_eq!(metrics.value(&UPTIME, &[relay().as_str()]), Some(0.75));
         assert_eq!(metrics.value(&COVERAGE, &[relay().as_str()]), Some(0.25));
         assert_eq!(metrics.value(&UP, &[relay().as_str()]), Some(30.0));
@@ -420,20 +417,20 @@ mod tests {
     }
 
     #[test]
-    fn what_a_relay_says_is_never_a_label() {
+    fn texts_of_relays_are_no_labels() {
         let refusal = Refusal::RetainedBytes { stated: Some(77) };
-        let text = PeerText::new("ERROR: words of a stranger");
-        let metrics = told(&[Report::Refused { relay: relay(), refusal, text }]);
+        let text = PeerText::new("ERROR: text of a relay");
+        let metrics = recorded(&[Report::Refused { relay: relay(), refusal, text }]);
         assert_eq!(metrics.value(&REFUSALS, &["retained_bytes"]), Some(1.0));
     }
 
     #[test]
-    fn a_relay_that_reconciles_again_is_no_longer_shown_as_paged() {
+    fn a_relay_that_supports_nip77_again_is_not_shown_as_paged() {
         let (refusal, text) = (Refusal::NegUnsupported, PeerText::new(""));
         let paged = Report::NoNegentropy { relay: relay(), refusal, text };
-        let metrics = told(std::slice::from_ref(&paged));
+        let metrics = recorded(std::slice::from_ref(&paged));
         assert_eq!(metrics.value(&PAGED, &[relay().as_str()]), Some(1.0));
-        let metrics = told(&[paged, Report::Negentropy { relay: relay() }]);
+        let metrics = recorded(&[paged, Report::Negentropy { relay: relay() }]);
         assert_eq!(metrics.value(&PAGED, &[relay().as_str()]), Some(0.0));
     }
 }

@@ -121,7 +121,7 @@ async fn pages_are_readable_on_a_desk_and_a_phone_by_day_and_by_night() {
 }
 
 #[tokio::test]
-async fn the_status_page_keeps_itself_fresh() {
+async fn the_status_page_updates_itself() {
     let dir = tempfile::tempdir().unwrap();
     let Some(mut browser) = Browser::start(&dir.path().join("profile")).await else {
         skipped("there is no chromium here");
@@ -129,11 +129,13 @@ async fn the_status_page_keeps_itself_fresh() {
     };
     let server = Server::start(&dir.path().join("data"));
     browser.open(&format!("http://{}/status", server.host()), &DESK).await;
-    browser.until("document.getElementById('fresh').textContent.startsWith('Kept fresh')").await;
+    browser.until("document.getElementById('freshness').textContent.startsWith('Updated')").await;
     let repositories = "document.querySelector('[data-figure=repositories]').textContent";
     assert_eq!(browser.ask(repositories).await, "0");
     push(&server, dir.path());
     browser.until(&format!("{repositories} === '1'")).await;
     drop(server);
-    browser.until("document.getElementById('fresh').textContent.includes('does not answer')").await;
+    browser
+        .until("document.getElementById('freshness').textContent.includes('does not respond')")
+        .await;
 }

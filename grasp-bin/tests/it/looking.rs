@@ -112,7 +112,7 @@ fn without_a_server_the_remedy_is_named() {
     // One that was killed leaves its socket behind.
     drop(Server::start(dir.path()));
     let said = grasp(&["status", "--data-dir", dir.path().to_str().unwrap()]);
-    assert!(!said.ok && said.err.contains("nobody answers at "), "{said:?}");
+    assert!(!said.ok && said.err.contains("no process listens on "), "{said:?}");
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn one_data_directory_has_one_server() {
     let _first = Server::start(dir.path());
     let second = grasp(&["serve", "--listen", "127.0.0.1:0", "--data-dir", data]);
     assert!(!second.ok && second.err.contains("another server is running"), "{second:?}");
-    assert!(second.err.contains("say another --data-dir"), "{second:?}");
+    assert!(second.err.contains("choose another --data-dir"), "{second:?}");
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn a_file_is_no_data_directory() {
     std::fs::write(&file, "").unwrap();
     let args = ["serve", "--listen", "127.0.0.1:0", "--data-dir", file.to_str().unwrap()];
     let said = grasp(&args);
-    assert!(!said.ok && said.err.contains("it is there, and no directory"), "{said:?}");
+    assert!(!said.ok && said.err.contains("it exists and is not a directory"), "{said:?}");
 }
 
 #[test]

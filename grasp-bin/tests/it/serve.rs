@@ -204,5 +204,5 @@ fn a_port_that_is_taken_is_named() {
     let mut said = String::new();
     child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
     assert!(!child.wait().unwrap().success());
-    assert!(said.contains(&address) && said.contains("say another --listen"), "{said}");
+    assert!(said.contains(&address) && said.contains("with --listen"), "{said}");
 }

@@ -114,7 +114,10 @@ fn ctrl_c_ends_the_demo_whenever_it_comes_and_leaves_nothing() {
         tell(&child, "-INT");
         let rest: Vec<_> = lines.collect();
         assert_eq!(child.wait().unwrap().success(), done, "{until}: {rest:?}");
-        assert!(rest.iter().any(|line| line.contains("directories are gone")), "{until}: {rest:?}");
+        assert!(
+            rest.iter().any(|line| line.contains("directories are removed")),
+            "{until}: {rest:?}"
+        );
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "{until}");
         let began = Instant::now();
         while processes_with(dir.path()) > 0 {

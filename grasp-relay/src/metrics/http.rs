@@ -1,4 +1,4 @@
-//! Counts requests around a router.
+//! Counts HTTP requests.
 
 use std::time::Instant;
 
@@ -10,42 +10,42 @@ use axum::response::Response;
 use super::Metrics;
 use super::table::{REQUEST_TIME, REQUESTS, REQUESTS_OPEN};
 
-/// The same routes, whose requests are counted.
+/// Counts the requests to these routes.
 pub fn count_requests(routes: Router, metrics: Metrics) -> Router {
     routes.layer(from_fn_with_state(metrics, count))
 }
 
 async fn count(State(metrics): State<Metrics>, request: Request, next: Next) -> Response {
-    let what = what(request.uri().path(), request.uri().query().unwrap_or_default());
+    let what = path_label(request.uri().path(), request.uri().query().unwrap_or_default());
     let began = Instant::now();
-    let open = Open::new(metrics, what);
+    let open = OpenRequest::new(metrics, what);
     let response = next.run(request).await;
-    open.metrics.took(&REQUEST_TIME, &[what], began.elapsed());
-    open.metrics.add(&REQUESTS, &[what, class(response.status().as_u16())], 1);
+    open.metrics.observe(&REQUEST_TIME, &[what], began.elapsed());
+    open.metrics.add(&REQUESTS, &[what, status_class(response.status().as_u16())], 1);
     response
 }
 
-/// A request under way; its client may leave at any time.
-struct Open {
+/// Counts a request as open until it is dropped, as when its client disconnects.
+struct OpenRequest {
     metrics: Metrics,
     what: &'static str,
 }
 
-impl Open {
+impl OpenRequest {
     fn new(metrics: Metrics, what: &'static str) -> Self {
         metrics.change(&REQUESTS_OPEN, &[what], |open| *open += 1.0);
         Self { metrics, what }
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenRequest {
     fn drop(&mut self) {
         self.metrics.change(&REQUESTS_OPEN, &[self.what], |open| *open -= 1.0);
     }
 }
 
-/// What a path asks for: a word of a few, whatever strangers write.
-fn what(path: &str, query: &str) -> &'static str {
+/// Returns the label of a path, one of a few for any request.
+fn path_label(path: &str, query: &str) -> &'static str {
     match path.rsplit('/').next().unwrap_or_default() {
         "git-upload-pack" => "fetch",
         "git-receive-pack" => "push",
@@ -58,7 +58,7 @@ fn what(path: &str, query: &str) -> &'static str {
     }
 }
 
-fn class(status: u16) -> &'static str {
+fn status_class(status: u16) -> &'static str {
     match status {
         100..=199 => "1xx",
         200..=299 => "2xx",
@@ -73,8 +73,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_asked_is_one_of_a_few_words() {
-        for (path, query, word) in [
+    fn paths_have_one_of_a_few_labels() {
+        for (path, query, label) in [
             ("/npub1x/y.git/info/refs", "service=git-upload-pack", "fetch_refs"),
             ("/npub1x/y.git/info/refs", "service=git-receive-pack", "push_refs"),
             ("/npub1x/y.git/git-upload-pack", "", "fetch"),
@@ -82,14 +82,14 @@ mod tests {
             ("/anything/else", "a=b", "page"),
             ("/health", "", "health"),
         ] {
-            assert_eq!(what(path, query), word, "{path}");
+            assert_eq!(path_label(path, query), label, "{path}");
         }
     }
 
     #[test]
     fn a_request_that_ends_early_is_no_longer_open() {
         let metrics = Metrics::default();
-        let open = Open::new(metrics.clone(), "push");
+        let open = OpenRequest::new(metrics.clone(), "push");
         assert_eq!(metrics.value(&REQUESTS_OPEN, &["push"]), Some(1.0));
         drop(open);
         assert_eq!(metrics.value(&REQUESTS_OPEN, &["push"]), Some(0.0));

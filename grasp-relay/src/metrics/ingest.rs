@@ -1,4 +1,4 @@
-//! Counts what comes in and what becomes of it.
+//! Counts received events by verdict.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,57 +12,56 @@ use super::Metrics;
 use super::table::{EVENTS, INGEST, REJECTIONS};
 use crate::ingest::Ingest;
 
-/// An [`Ingest`] whose verdicts are counted.
-pub struct Counted<I> {
+/// Counts the verdicts of another [`Ingest`].
+pub struct CountedIngest<I> {
     inner: I,
     metrics: Metrics,
 }
 
-impl<I> Counted<I> {
-    /// Counts what this one decides.
+impl<I> CountedIngest<I> {
+    /// Wraps an [`Ingest`].
     pub fn new(inner: I, metrics: Metrics) -> Self {
         Self { inner, metrics }
     }
 
-    fn note(&self, source: &str, verdicts: &[Verdict]) {
+    fn count(&self, source: &str, verdicts: &[Verdict]) {
         for verdict in verdicts {
-            self.metrics.add(&EVENTS, &[source, outcome(verdict)], 1);
-            if let Verdict::Reject(why) = verdict {
-                self.metrics.add(&REJECTIONS, &[reason(why)], 1);
+            self.metrics.add(&EVENTS, &[source, outcome_label(verdict)], 1);
+            if let Verdict::Reject(rejection) = verdict {
+                self.metrics.add(&REJECTIONS, &[reason_label(rejection)], 1);
             }
         }
     }
 }
 
-impl<I: Ingest> Ingest for Counted<I> {
+impl<I: Ingest> Ingest for CountedIngest<I> {
     fn ingest_verified(
         &self,
         events: Vec<Verified<Arc<Event>>>,
         origin: Origin,
     ) -> BoxFuture<'_, Vec<Verdict>> {
         Box::pin(async move {
-            let (source, began) = (source(&origin), Instant::now());
+            let (source, began) = (source_label(&origin), Instant::now());
             let verdicts = self.inner.ingest_verified(events, origin).await;
-            self.metrics.took(&INGEST, &[], began.elapsed());
-            self.note(source, &verdicts);
+            self.metrics.observe(&INGEST, &[], began.elapsed());
+            self.count(source, &verdicts);
             verdicts
         })
     }
 
-    /// Not by way of the above, which is not shown what is forged.
+    /// Delegates to the inner method, because `ingest_verified` is not given forged events, which count too.
     fn ingest(&self, events: Vec<Event>, origin: Origin) -> BoxFuture<'_, Vec<Verdict>> {
         Box::pin(async move {
-            let (source, began) = (source(&origin), Instant::now());
+            let (source, began) = (source_label(&origin), Instant::now());
             let verdicts = self.inner.ingest(events, origin).await;
-            self.metrics.took(&INGEST, &[], began.elapsed());
-            self.note(source, &verdicts);
+            self.metrics.observe(&INGEST, &[], began.elapsed());
+            self.count(source, &verdicts);
             verdicts
         })
     }
 }
 
-/// Where events came from, as a label.
-fn source(origin: &Origin) -> &'static str {
+fn source_label(origin: &Origin) -> &'static str {
     match origin {
         Origin::Client { .. } => "client",
         Origin::Sync { path: SyncPath::Live, .. } => "live",
@@ -71,7 +70,7 @@ fn source(origin: &Origin) -> &'static str {
     }
 }
 
-fn outcome(verdict: &Verdict) -> &'static str {
+fn outcome_label(verdict: &Verdict) -> &'static str {
     match verdict {
         Verdict::Accept(_) => "stored",
         Verdict::Hold(Hold::Announcement | Hold::State(_) | Hold::Proposal) => "held",
@@ -83,8 +82,8 @@ fn outcome(verdict: &Verdict) -> &'static str {
     }
 }
 
-fn reason(why: &Rejection) -> &'static str {
-    match why {
+fn reason_label(rejection: &Rejection) -> &'static str {
+    match rejection {
         Rejection::Forged => "forged",
         Rejection::Malformed(_) => "malformed",
         Rejection::Expired => "expired",
@@ -134,9 +133,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_verdict_is_counted_where_it_came_from() {
+    async fn verdicts_are_counted_by_source() {
         let metrics = Metrics::default();
-        let ingest = Counted::new(Always(Verdict::Reject(Rejection::Banned)), metrics.clone());
+        let ingest =
+            CountedIngest::new(Always(Verdict::Reject(Rejection::Banned)), metrics.clone());
         let _ = ingest.ingest_verified(vec![note("a"), note("b")], Origin::anonymous()).await;
         let relay = "wss://relay.example.com".parse().unwrap();
         let origin = Origin::Sync { relay, path: SyncPath::Daily };

@@ -1,35 +1,35 @@
-//! How a server stands, as figures: for its status page, its JSON, and whoever asks it from the command line.
+//! The status of a server: for its page, its JSON and the command line.
 
 use serde::{Deserialize, Serialize};
 
-use super::status::{ago, span};
+use super::status::{format_age, format_duration};
 
-/// How a server stands.
+/// The status of a server or sidecar.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Status {
-    /// What runs.
+    /// The version of grasp.
     pub version: String,
-    /// The address that others reach it at.
+    /// The public address.
     pub service: String,
-    /// The relay that it stands beside, if it only keeps another relay complete.
+    /// The relay that a sidecar syncs; `None` for a server.
     #[serde(default)]
     pub beside: Option<String>,
-    /// When this was written down, in Unix time.
+    /// The time of this status, in Unix seconds.
     pub now: u64,
-    /// When the process started, in Unix time.
+    /// The start of the process, in Unix seconds.
     pub started: u64,
-    /// Whether everything that must work does.
+    /// Everything that must work does.
     pub ready: bool,
-    /// Events that are served.
+    /// Number of events that are served.
     pub events: u64,
-    /// Repositories that are served.
+    /// Number of repositories that are served.
     pub repositories: u64,
     /// Bytes of the event store.
     pub store_bytes: u64,
-    /// Bytes of git data: repositories, and uploads that wait.
+    /// Bytes of git data: repositories, and uploads that wait for their event.
     #[serde(default)]
     pub git_bytes: u64,
-    /// Bytes of everything that is kept on disk.
+    /// Bytes of all data on disk.
     #[serde(default)]
     pub disk_bytes: u64,
     /// Addresses of repositories whose git objects are not all on disk any more.
@@ -42,62 +42,62 @@ pub struct Status {
     pub listeners: u64,
     /// Subscriptions of clients.
     pub subscriptions: u64,
-    /// What came in since the process started.
-    pub intake: Intake,
-    /// Events that were new, per minute, lately.
+    /// Events received since the start.
+    pub intake: IntakeFigures,
+    /// New events per minute, over the last minute.
     #[serde(default)]
     pub events_per_minute: f64,
-    /// What waits for git data.
+    /// Events and uploads in purgatory.
     pub purgatory: PurgatoryFigures,
-    /// Every relay that is followed.
+    /// The relays that are synced with.
     pub relays: Vec<RelayRow>,
 }
 
-/// Events that came in since the process started, by what became of them.
+/// Events received since the start of the process, by result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Intake {
-    /// Stored.
+pub struct IntakeFigures {
+    /// Events stored.
     pub stored: u64,
-    /// Held until their git data is here.
+    /// Events held until their git data is here.
     pub held: u64,
-    /// Known already, or older than what is here.
+    /// Events already known, or older than the stored version.
     pub known: u64,
-    /// Refused.
+    /// Events refused.
     pub rejected: u64,
 }
 
-/// What waits for git data.
+/// Figures of purgatory and the hunt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PurgatoryFigures {
-    /// Announcements.
+    /// Announcements held.
     pub announcements: u64,
-    /// States.
+    /// States held.
     pub states: u64,
-    /// Pull requests and updates.
+    /// Pull requests and updates held.
     pub proposals: u64,
-    /// Expired, and remembered.
+    /// Expired events that are remembered.
     pub shelved: u64,
     /// Uploads that wait for their event.
     pub staged: u64,
-    /// What the waiting events take in memory.
+    /// Bytes of held events in memory.
     pub bytes: u64,
-    /// What the uploads take on disk.
+    /// Bytes of uploads on disk.
     pub staged_bytes: u64,
     /// Repository names whose git data is hunted for.
     pub hunting: u64,
-    /// Names whose git data came, since there was last nothing to hunt for.
+    /// Names whose git data was fetched since the hunt was last idle.
     #[serde(default)]
     pub hunted: u64,
-    /// Names that wait for their turn at git servers.
+    /// Names in the queues of git servers.
     #[serde(default)]
     pub in_line: u64,
-    /// Names whose turn comes within a minute, at the limits that those servers have now.
+    /// Names that leave the queues per minute, at the present limits of those servers.
     #[serde(default)]
     pub per_minute: u64,
-    /// Seconds until the last of them has its turn, at that rate.
+    /// Seconds until the queues are empty, at that rate.
     #[serde(default)]
     pub seconds_left: Option<u64>,
-    /// Seconds until the next attempt to get some of it.
+    /// Seconds until the next attempt.
     #[serde(default)]
     pub next_attempt_in: Option<u64>,
     /// Events that expire within an hour.
@@ -105,166 +105,164 @@ pub struct PurgatoryFigures {
     pub expiring: u64,
 }
 
-/// How things stand with one relay.
+/// The status of one relay.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RelayRow {
-    /// Its address.
+    /// The address.
     pub url: String,
-    /// Where the connection stands.
+    /// The state of the connection.
     pub state: RelayState,
-    /// Since when, in Unix time.
+    /// The start of that state, in Unix seconds.
     pub since: u64,
-    /// What is to be thought of it.
+    /// The health by recent failures.
     pub health: RelayHealth,
-    /// When everything asked for was last here, in Unix time.
+    /// The last time that sync was complete, in Unix seconds.
     pub synced_at: Option<u64>,
-    /// Events that it has offered or sent and that are not judged yet.
+    /// Events that it has offered or sent, before admission.
     pub backlog: u64,
-    /// Events that it brought and that were new. What waits for git data counts once it is stored.
+    /// New events from this relay; held ones count once they are stored.
     pub stored: u64,
-    /// Events that live sync should have brought and a catch-up brought instead.
+    /// Events that live sync missed and a catch-up found.
     pub gaps: u64,
-    /// Times since the last full pass that something of it was not listened to: events that were published then with an
-    /// older date come with the next full pass.
+    /// Interruptions of live subscriptions since the last full pass; events published meanwhile with an older date come
+    /// with the next one.
     #[serde(default)]
     pub interruptions: u64,
-    /// What it last refused, in its own words, shortened.
+    /// The text of its last refusal, shortened.
     pub refusal: Option<String>,
-    /// Why it cannot be connected to, if it cannot.
+    /// The reason why it cannot be connected to.
     #[serde(default)]
     pub trouble: Option<String>,
-    /// When it is tried again, in Unix time, if it could not be connected to.
+    /// The next attempt to connect, in Unix seconds.
     #[serde(default)]
     pub retry_at: Option<u64>,
-    /// The share of time that it was there, from 0 to 1.
+    /// The share of time that it was connected, from 0 to 1.
     pub uptime: Option<f64>,
-    /// The share of events that it had, of those it brought and those of ours it was compared with, from 0 to 1.
+    /// The share of events that it had, of those it sent and those of ours it was compared with, from 0 to 1.
     #[serde(default)]
     pub coverage: Option<f64>,
-    /// What it lacks of ours, by repository, most first.
+    /// The events of ours that it lacks, by repository, most first.
     #[serde(default)]
     pub missing: Vec<MissingRow>,
 }
 
-/// What a relay lacks of one repository.
+/// The number of events of one repository that a relay lacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MissingRow {
     /// The repository, as `30617:<owner>:<identifier>`.
     pub repository: String,
-    /// Events that we have and the relay lacks.
+    /// The number of events.
     pub events: u64,
 }
 
-/// Repositories of which it is written what a relay lacks.
+/// Limits the repositories in [`RelayRow::missing_text`].
 const MAX_MISSING_SHOWN: usize = 3;
 
-/// Where a connection stands.
+/// The state of a connection to a relay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RelayState {
-    /// Nobody is talking.
+    /// Not connected.
     #[default]
     Disconnected,
-    /// An attempt is under way.
+    /// Connecting.
     Connecting,
     /// Connected; history is still being fetched.
     Syncing,
     /// Connected, history complete.
     Connected,
-    /// Connected and live, but some history could not be had.
+    /// Connected and live, but some history could not be fetched.
     Incomplete,
 }
 
-/// What is to be thought of a relay.
+/// The health of a relay by recent failures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RelayHealth {
-    /// No failure on record.
+    /// No recent failure.
     #[default]
     Healthy,
-    /// Failed lately.
+    /// Failed recently.
     Degraded,
-    /// Has failed for so long that it is tried only rarely.
+    /// Failed for so long that connection attempts are rare.
     Dead,
 }
 
-/// One repository.
+/// A hosted repository.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RepoRow {
-    /// Whose it is, as npub.
+    /// The owner, as npub.
     pub owner: String,
-    /// The name that addresses it.
+    /// The identifier.
     pub identifier: String,
-    /// The name for people.
+    /// The display name.
     pub name: String,
-    /// What it is.
+    /// The description.
     pub description: String,
-    /// Where it is on this server, from the root.
+    /// The path on this server.
     pub path: String,
-    /// When it was last announced or its state last signed, in Unix time.
+    /// The date of the newest announcement or state, in Unix seconds.
     pub active_at: u64,
-    /// Branches and tags that the newest state of a keeper names.
+    /// The number of branches and tags in the newest state of a maintainer.
     pub refs: u64,
 }
 
-/// One repository name under which something waits.
+/// A repository name whose events wait for git data.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WaitingRow {
-    /// The name.
+    /// The identifier.
     pub identifier: String,
-    /// Events that wait for git data, and are hunted for.
+    /// Events whose git data is hunted for.
     pub hunted: u64,
-    /// Events that expired, and are looked for now and then.
+    /// Expired events, whose git data is looked for at long intervals.
     pub wanted: u64,
-    /// Objects that they name.
+    /// Objects that the events name.
     pub tips: u64,
-    /// Attempts to get them that were in vain.
+    /// Failed attempts.
     #[serde(default)]
     pub attempts: u64,
-    /// Seconds until the next attempt; none if one is under way, or none is due.
+    /// Seconds until the next attempt; `None` if one is running or none is due.
     #[serde(default)]
     pub next_in: Option<u64>,
-    /// The place in the shortest line of a git server, from 1, while a turn there is waited for.
+    /// The position in the shortest queue of a git server, from 1.
     #[serde(default)]
     pub position: Option<u64>,
-    /// Seconds until that turn comes, at least.
+    /// Least number of seconds in that queue.
     #[serde(default)]
     pub turn_in: Option<u64>,
     /// Seconds until the first of the events expires.
     #[serde(default)]
     pub expires_in: Option<u64>,
-    /// Git servers where those may be.
+    /// Git servers that may have the objects.
     pub places: Vec<String>,
 }
 
 impl RelayRow {
-    /// Whether it is connected.
+    /// Returns whether the relay is connected.
     pub fn is_connected(&self) -> bool {
         matches!(self.state, RelayState::Syncing | RelayState::Connected | RelayState::Incomplete)
     }
 
-    /// When everything asked for was last here, in words: all the time, while it is complete and live.
-    pub fn synced(&self, now: u64) -> String {
+    /// Formats the last time that sync was complete: `now` while the relay is complete and live.
+    pub fn synced_text(&self, now: u64) -> String {
         match self.state {
             RelayState::Connected => "now".into(),
-            _ => ago(now, self.synced_at),
+            _ => format_age(now, self.synced_at),
         }
     }
 
-    /// The share of events that it had, in words.
-    pub fn coverage(&self) -> String {
-        self.coverage
-            .map_or_else(String::new, |share| format!("{:.1} %", (share * 1_000.0).floor() / 10.0))
+    /// Formats the coverage.
+    pub fn coverage_text(&self) -> String {
+        percent(self.coverage)
     }
 
-    /// The share of time that it was there, in words.
-    pub fn uptime(&self) -> String {
-        self.uptime
-            .map_or_else(String::new, |share| format!("{:.1} %", (share * 1_000.0).floor() / 10.0))
+    /// Formats the uptime.
+    pub fn uptime_text(&self) -> String {
+        percent(self.uptime)
     }
 
-    /// What it lacks, in words: all of it, and of which repositories most.
-    pub fn lacks(&self) -> String {
+    /// Formats the number of missing events, with the repositories that most of them belong to.
+    pub fn missing_text(&self) -> String {
         let all: u64 = self.missing.iter().map(|one| one.events).sum();
         let name = |one: &MissingRow| {
             let name = one.repository.splitn(3, ':').nth(2).unwrap_or(&one.repository);
@@ -275,9 +273,11 @@ impl RelayRow {
         if all == 0 { String::new() } else { format!("{all} ({}{more})", named.join(", ")) }
     }
 
-    /// What an operator should know about it: why it cannot be reached and when it is tried again, or what it refused.
+    /// Returns the reason of a failed connection and the next try, or the last refusal, or the interruptions.
     pub fn remark(&self, now: u64) -> String {
-        let retry = self.retry_at.map(|at| format!("next try in {}", span(at.saturating_sub(now))));
+        let retry = self
+            .retry_at
+            .map(|at| format!("next try in {}", format_duration(at.saturating_sub(now))));
         match (&self.trouble, retry) {
             (Some(trouble), Some(retry)) => format!("{trouble}; {retry}"),
             (Some(trouble), None) => trouble.clone(),
@@ -285,15 +285,20 @@ impl RelayRow {
             (None, None) => match (&self.refusal, self.interruptions) {
                 (Some(refusal), _) => refusal.clone(),
                 (None, 0) => String::new(),
-                (None, times) => format!("listening interrupted {times}× since the last full pass"),
+                (None, times) => format!("{times} interruptions since the last full pass"),
             },
         }
     }
 }
 
+/// Formats a share as percent, rounded down.
+fn percent(share: Option<f64>) -> String {
+    share.map_or_else(String::new, |share| format!("{:.1} %", (share * 1_000.0).floor() / 10.0))
+}
+
 impl RelayState {
-    /// The state in words.
-    pub fn words(self) -> &'static str {
+    /// Returns the state as text.
+    pub fn text(self) -> &'static str {
         match self {
             Self::Disconnected => "disconnected",
             Self::Connecting => "connecting",
@@ -305,8 +310,8 @@ impl RelayState {
 }
 
 impl RelayHealth {
-    /// The health in words.
-    pub fn words(self) -> &'static str {
+    /// Returns the health as text.
+    pub fn text(self) -> &'static str {
         match self {
             Self::Healthy => "healthy",
             Self::Degraded => "degraded",

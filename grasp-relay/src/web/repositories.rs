@@ -1,4 +1,4 @@
-//! The repositories of a server with their last activity, looked up at most now and then.
+//! The hosted repositories with their last activity, cached.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,54 +16,54 @@ use super::figures::RepoRow;
 use crate::clock::Clock;
 use crate::store::{self, EventStore, StoreError};
 
-/// How old an answer may be: a page that is asked for in a loop must not cost more than one that is asked for once.
-const FRESH: Duration = Duration::from_secs(10);
+/// Limits the age of a cached list, and so the cost of a page that is requested in a loop.
+const MAX_AGE: Duration = Duration::from_secs(10);
 
-/// Repositories that are looked at for one answer, the latest announced first.
-const MOST: usize = 2_000;
+/// Limits the announcements, and the states, that a list is made from; the newest are used.
+const MAX_EVENTS: usize = 2_000;
 
-/// Whether an announcement is of a repository to be listed.
-type Hosts = Box<dyn Fn(&Announcement) -> bool + Send + Sync>;
+/// Decides whether the repository of an announcement is listed.
+type IsHosted = Box<dyn Fn(&Announcement) -> bool + Send + Sync>;
 
-/// The list of repositories. Cheap to clone.
+/// Lists the hosted repositories. Cheap to clone.
 #[derive(Clone)]
-pub struct Listing(Arc<Inner>);
+pub struct Listing(Arc<ListingInner>);
 
-struct Inner {
+struct ListingInner {
     store: Arc<dyn EventStore>,
     service: ServiceIdentity,
     clock: Clock,
-    hosts: Hosts,
-    last: Mutex<Option<(Mono, Arc<Listed>)>>,
+    is_hosted: IsHosted,
+    last: Mutex<Option<(Mono, Arc<RepositoryList>)>>,
 }
 
-/// The repositories of a server.
+/// The hosted repositories of a server.
 #[derive(Clone, Debug, Default)]
-pub struct Listed {
-    /// The latest active first.
+pub struct RepositoryList {
+    /// One row per repository, the latest active first.
     pub rows: Vec<RepoRow>,
-    /// Whether there may be more, announced longer ago.
+    /// There may be more, announced longer ago.
     pub is_cut: bool,
 }
 
 impl Listing {
-    /// A list of what this store serves, of those that `hosts` says are to be listed.
+    /// Creates a list of the announced repositories in a store that satisfy `is_hosted`.
     pub fn new(
         store: Arc<dyn EventStore>,
         service: ServiceIdentity,
         clock: Clock,
-        hosts: impl Fn(&Announcement) -> bool + Send + Sync + 'static,
+        is_hosted: impl Fn(&Announcement) -> bool + Send + Sync + 'static,
     ) -> Self {
-        let hosts = Box::new(hosts);
-        Self(Arc::new(Inner { store, service, clock, hosts, last: Mutex::new(None) }))
+        let is_hosted = Box::new(is_hosted);
+        Self(Arc::new(ListingInner { store, service, clock, is_hosted, last: Mutex::new(None) }))
     }
 
-    /// The repositories, the latest active first. Many who ask at once wait for one answer.
-    pub async fn rows(&self) -> Result<Arc<Listed>, StoreError> {
+    /// Returns the list; concurrent calls wait for one lookup.
+    pub async fn rows(&self) -> Result<Arc<RepositoryList>, StoreError> {
         let mut last = self.0.last.lock().await;
         let now = self.0.clock.now().mono;
         if let Some((at, rows)) = &*last {
-            if now - *at < FRESH {
+            if now - *at < MAX_AGE {
                 return Ok(Arc::clone(rows));
             }
         }
@@ -73,27 +73,27 @@ impl Listing {
     }
 }
 
-impl Inner {
-    async fn look_up(&self) -> Result<Listed, StoreError> {
+impl ListingInner {
+    async fn look_up(&self) -> Result<RepositoryList, StoreError> {
         let announced = self.events(Filter::new().kind(kinds::ANNOUNCEMENT)).await?;
-        let states = Latest::of(&self.events(Filter::new().kind(kinds::STATE)).await?);
-        let is_cut = announced.len() >= MOST;
+        let states = LatestStates::of(&self.events(Filter::new().kind(kinds::STATE)).await?);
+        let is_cut = announced.len() >= MAX_EVENTS;
         let announced = announced.iter().filter_map(|event| Announcement::parse(event).ok());
-        let hosted = announced.filter(|announcement| (self.hosts)(announcement));
+        let hosted = announced.filter(|announcement| (self.is_hosted)(announcement));
         let mut rows: Vec<_> =
             hosted.map(|announcement| self.row(&announcement, &states)).collect();
         rows.sort_by(|a, b| b.active_at.cmp(&a.active_at).then_with(|| a.path.cmp(&b.path)));
-        Ok(Listed { rows, is_cut })
+        Ok(RepositoryList { rows, is_cut })
     }
 
     async fn events(&self, filter: Filter) -> Result<Vec<Event>, StoreError> {
-        store::events(&*self.store, filter.limit(MOST), self.clock.now().unix).await
+        store::events(&*self.store, filter.limit(MAX_EVENTS), self.clock.now().unix).await
     }
 
-    fn row(&self, announcement: &Announcement, states: &Latest) -> RepoRow {
+    fn row(&self, announcement: &Announcement, states: &LatestStates) -> RepoRow {
         let repo = &announcement.repo;
         let announced = announcement.version.created_at.as_secs();
-        let state = states.of_keepers(announcement);
+        let state = states.newest(announcement);
         let name = announcement.name.clone().filter(|name| !name.is_empty());
         RepoRow {
             owner: npub(&repo.owner),
@@ -107,10 +107,10 @@ impl Inner {
     }
 }
 
-/// When each author last signed a state under each name, and how many refs it has.
-struct Latest(BTreeMap<Identifier, BTreeMap<PublicKey, (u64, u64)>>);
+/// The date and the number of refs of each author's latest state, by identifier.
+struct LatestStates(BTreeMap<Identifier, BTreeMap<PublicKey, (u64, u64)>>);
 
-impl Latest {
+impl LatestStates {
     fn of(states: &[Event]) -> Self {
         let mut latest: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
         for state in states.iter().filter_map(|event| State::parse(event).ok()) {
@@ -125,11 +125,11 @@ impl Latest {
         Self(latest)
     }
 
-    /// The newest of the owner and those whom the announcement names as keepers.
-    fn of_keepers(&self, announcement: &Announcement) -> Option<(u64, u64)> {
+    /// Returns the newest state by the owner and the maintainers that an announcement lists.
+    fn newest(&self, announcement: &Announcement) -> Option<(u64, u64)> {
         let authors = self.0.get(&announcement.repo.identifier)?;
-        let named = announcement.roster.listed().into_iter().chain([announcement.repo.owner]);
-        named.filter_map(|keeper| authors.get(&keeper).copied()).max()
+        let keys = announcement.roster.listed().into_iter().chain([announcement.repo.owner]);
+        keys.filter_map(|key| authors.get(&key).copied()).max()
     }
 }
 
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
     use crate::store::memory::MemoryStore;
 
-    /// The announcement of a repository that nobody signed, as a store has it.
+    /// Returns an announcement without a valid signature.
     fn announcement(n: usize) -> Arc<Event> {
         let id = EventId::from_byte_array(std::array::from_fn(|at| n.to_be_bytes()[at % 8]));
         let author = PublicKey::from_byte_array([1; 32]);
@@ -151,14 +151,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_list_that_may_lack_some_says_so() {
-        for (count, is_cut) in [(MOST - 1, false), (MOST + 1, true)] {
+    async fn a_list_that_may_be_incomplete_is_cut() {
+        for (count, is_cut) in [(MAX_EVENTS - 1, false), (MAX_EVENTS + 1, true)] {
             let (store, clock) = (Arc::new(MemoryStore::default()), Clock::system());
             let events = (1..=count).map(announcement).collect();
             store.save(events, clock.now().unix).await.unwrap();
             let listing = Listing::new(store, "us.example".parse().unwrap(), clock, |_| true);
             let listed = listing.rows().await.unwrap();
-            assert_eq!((listed.rows.len(), listed.is_cut), (count.min(MOST), is_cut));
+            assert_eq!((listed.rows.len(), listed.is_cut), (count.min(MAX_EVENTS), is_cut));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The status page: whether all is well, at a glance.
+//! The status page.
 
 use maud::{Markup, PreEscaped, html};
 
@@ -7,9 +7,9 @@ use super::page;
 
 const SCRIPT: &str = include_str!("status.js");
 
-/// The page at `status`. Its figures are kept fresh from `status.json` beside it, where scripts may run.
+/// Returns the status page. A script updates its figures from `status.json`.
 pub fn status(name: &str, root: &str, status: &Status) -> String {
-    let (ready, mood) = match (status.ready, status.damaged.is_empty()) {
+    let (ready, class) = match (status.ready, status.damaged.is_empty()) {
         (false, _) => ("not ready", "bad"),
         (true, true) => ("working", "good"),
         (true, false) => ("degraded", "odd"),
@@ -22,34 +22,34 @@ pub fn status(name: &str, root: &str, status: &Status) -> String {
         html! {
             h1 { (title) }
             p {
-                "This server is " strong id="ready" class=(mood) { (ready) } ", up for "
-                span id="uptime" { (span(status.now.saturating_sub(status.started))) } "."
+                "This server is " strong id="ready" class=(class) { (ready) } ", up for "
+                span id="uptime" { (format_duration(status.now.saturating_sub(status.started))) } "."
                 span id="following" hidden[status.relays.is_empty()] {
                     " " span id="connected" { (connected) } " of "
                     span id="followed" { (status.relays.len()) } " followed relays are connected."
                 }
-                " " span id="fresh" class="small" role="status" {}
+                " " span id="freshness" class="small" role="status" {}
             }
             div id="damage" hidden[status.damaged.is_empty()] {
                 h2 { "Damaged repositories" }
                 p { "Git objects of these repositories are missing on disk. The log says more." }
                 ul id="damaged" { @for address in &status.damaged { li { (address) } } }
             }
-            h2 { "What it holds" }
+            h2 { "Stored data and connections" }
             (figures(&[
                 ("Repositories", "repositories", status.repositories),
                 ("Events", "events", status.events),
                 ("Event store", "store_bytes", status.store_bytes),
                 ("Git data", "git_bytes", status.git_bytes),
-                ("On disk in all", "disk_bytes", status.disk_bytes),
+                ("Total on disk", "disk_bytes", status.disk_bytes),
                 ("Connections", "sockets", status.sockets),
                 ("Subscriptions", "subscriptions", status.subscriptions),
             ]))
-            h2 { "What came in since it started" }
+            h2 { "Events received since the start" }
             (figures(&[
                 ("Stored", "stored", status.intake.stored),
                 ("Held for git data", "held", status.intake.held),
-                ("Known already", "known", status.intake.known),
+                ("Already known", "known", status.intake.known),
                 ("Refused", "rejected", status.intake.rejected),
                 ("New per minute", "events_per_minute", status.events_per_minute.round() as u64),
             ]))
@@ -75,16 +75,16 @@ fn purgatory(status: &Status) -> Markup {
         p id="hunt" hidden[held.hunting == 0] {
             label for="hunt-progress" { "Git data fetched " }
             progress id="hunt-progress" max=(held.hunted + held.hunting) value=(held.hunted) {}
-            " " span id="hunt-left" { (hunt_left(held)) }
+            " " span id="hunt-left" { (hunt_progress(held)) }
         }
     }
 }
 
-/// How far the hunt is, in words.
-fn hunt_left(held: &PurgatoryFigures) -> String {
-    let left = held
-        .seconds_left
-        .map(|left| format!(", {} per minute, about {} left", held.per_minute, span(left.max(1))));
+/// Formats the progress of the hunt.
+fn hunt_progress(held: &PurgatoryFigures) -> String {
+    let left = held.seconds_left.map(|left| {
+        format!(", {} per minute, about {} left", held.per_minute, format_duration(left.max(1)))
+    });
     let (done, all) = (held.hunted, held.hunted + held.hunting);
     format!("{done} of {all}{}", left.unwrap_or_default())
 }
@@ -97,7 +97,7 @@ fn figures(figures: &[(&str, &str, u64)]) -> Markup {
                 div {
                     dt { (label) }
                     dd data-figure=(figure) data-form=[bytes.then_some("bytes")] {
-                        @if bytes { (size(*value)) } @else { (value) }
+                        @if bytes { (format_bytes(*value)) } @else { (value) }
                     }
                 }
             }
@@ -111,14 +111,14 @@ fn relays(status: &Status) -> Markup {
     }
     html! {
         table {
-            caption { "Relays that events are brought from" }
+            caption { "Relays that events are fetched from" }
             thead {
                 tr {
                     th scope="col" { "relay" } th scope="col" { "state" } th scope="col" { "health" }
                     th scope="col" { "synced" } th scope="col" class="number" { "backlog" }
                     th scope="col" class="number" { "new events" } th scope="col" class="number" { "gaps" }
                     th scope="col" class="number" { "up" } th scope="col" class="number" { "coverage" }
-                    th scope="col" { "lacks" } th scope="col" { "remark" }
+                    th scope="col" { "missing" } th scope="col" { "remark" }
                 }
             }
             tbody id="relays" {
@@ -132,21 +132,21 @@ fn relay_row(now: u64, relay: &RelayRow) -> Markup {
     html! {
         tr {
             td data-label="relay" { (relay.url) }
-            td data-label="state" class=(mood(relay.state)) { (relay.state.words()) }
-            td data-label="health" class=(feeling(relay.health)) { (relay.health.words()) }
-            td data-label="synced" { (relay.synced(now)) }
+            td data-label="state" class=(state_class(relay.state)) { (relay.state.text()) }
+            td data-label="health" class=(health_class(relay.health)) { (relay.health.text()) }
+            td data-label="synced" { (relay.synced_text(now)) }
             td data-label="backlog" class="number" { (relay.backlog) }
             td data-label="new events" class="number" { (relay.stored) }
             td data-label="gaps" class="number" { (relay.gaps) }
-            td data-label="up" class="number" { (relay.uptime()) }
-            td data-label="coverage" class="number" { (relay.coverage()) }
-            td data-label="lacks" { (relay.lacks()) }
+            td data-label="up" class="number" { (relay.uptime_text()) }
+            td data-label="coverage" class="number" { (relay.coverage_text()) }
+            td data-label="missing" { (relay.missing_text()) }
             td data-label="remark" { (relay.remark(now)) }
         }
     }
 }
 
-fn mood(state: RelayState) -> &'static str {
+fn state_class(state: RelayState) -> &'static str {
     match state {
         RelayState::Connected => "good",
         RelayState::Connecting | RelayState::Syncing | RelayState::Incomplete => "odd",
@@ -154,7 +154,7 @@ fn mood(state: RelayState) -> &'static str {
     }
 }
 
-fn feeling(health: RelayHealth) -> &'static str {
+fn health_class(health: RelayHealth) -> &'static str {
     match health {
         RelayHealth::Healthy => "good",
         RelayHealth::Degraded => "odd",
@@ -162,13 +162,16 @@ fn feeling(health: RelayHealth) -> &'static str {
     }
 }
 
-/// How long ago something was, in words.
-pub fn ago(now: u64, then: Option<u64>) -> String {
-    then.map_or_else(|| "never".into(), |then| format!("{} ago", span(now.saturating_sub(then))))
+/// Formats the time since a date, in Unix seconds.
+pub fn format_age(now: u64, then: Option<u64>) -> String {
+    then.map_or_else(
+        || "never".into(),
+        |then| format!("{} ago", format_duration(now.saturating_sub(then))),
+    )
 }
 
-/// A length of time in words.
-pub fn span(seconds: u64) -> String {
+/// Formats a duration in its largest unit.
+pub fn format_duration(seconds: u64) -> String {
     let steps = [(86_400, "day"), (3_600, "hour"), (60, "minute")];
     let step = steps.into_iter().find(|(length, _)| seconds >= *length);
     let (length, unit) = step.unwrap_or((1, "second"));
@@ -176,8 +179,8 @@ pub fn span(seconds: u64) -> String {
     format!("{count} {unit}{}", if count == 1 { "" } else { "s" })
 }
 
-/// A number of bytes in words.
-pub fn size(bytes: u64) -> String {
+/// Formats a number of bytes in its largest unit.
+pub fn format_bytes(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let step = (bytes.max(1).ilog2() / 10).min(4);
     match units.get(step as usize) {
@@ -194,25 +197,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_and_sizes_are_told_in_their_largest_unit() {
+    fn durations_and_bytes_are_formatted_in_their_largest_unit() {
         assert_eq!(
-            (span(0), span(1), span(59)),
+            (format_duration(0), format_duration(1), format_duration(59)),
             ("0 seconds".into(), "1 second".into(), "59 seconds".into())
         );
         assert_eq!(
-            (span(60), span(7_200), span(86_400)),
+            (format_duration(60), format_duration(7_200), format_duration(86_400)),
             ("1 minute".into(), "2 hours".into(), "1 day".into())
         );
-        assert_eq!((ago(10, Some(20)), ago(10, None)), ("0 seconds ago".into(), "never".into()));
         assert_eq!(
-            (size(0), size(1_023), size(1_536)),
+            (format_age(10, Some(20)), format_age(10, None)),
+            ("0 seconds ago".into(), "never".into())
+        );
+        assert_eq!(
+            (format_bytes(0), format_bytes(1_023), format_bytes(1_536)),
             ("0 B".into(), "1023 B".into(), "1.5 KiB".into())
         );
-        assert_eq!(size(u64::MAX), "16777216.0 TiB");
+        assert_eq!(format_bytes(u64::MAX), "16777216.0 TiB");
     }
 
     #[test]
-    fn every_figure_that_the_script_looks_for_is_in_the_json() {
+    fn every_figure_of_the_page_is_in_the_json() {
         let json = serde_json::to_value(Status::default()).unwrap();
         let page = status("x", "/", &Status::default());
         let figures =
@@ -224,17 +230,17 @@ mod tests {
     }
 
     #[test]
-    fn a_relay_that_is_complete_and_live_is_synced_now_and_any_other_when_it_last_was() {
+    fn a_live_relay_is_synced_now_and_others_show_their_last_time() {
         let synced = |state| {
             let relay = RelayRow { state, synced_at: Some(40), ..RelayRow::default() };
-            relay.synced(100)
+            relay.synced_text(100)
         };
         assert_eq!(synced(RelayState::Connected), "now");
         assert_eq!(synced(RelayState::Disconnected), "1 minute ago");
     }
 
     #[test]
-    fn whether_relays_are_connected_is_told_only_if_any_is_followed() {
+    fn connected_relays_are_shown_only_if_there_are_relays() {
         let hidden = |relays| {
             let page = status("x", "/", &Status { relays, ..Status::default() });
             page.contains("id=\"following\" hidden>")
@@ -243,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_repositories_are_named_and_the_server_is_not_called_working() {
+    fn damaged_repositories_are_named_and_the_server_is_degraded() {
         let damaged = vec!["/npub1x/a.git".to_owned()];
         let page = status("x", "/", &Status { ready: true, damaged, ..Status::default() });
         assert!(page.contains(">degraded<") && page.contains("<li>/npub1x/a.git</li>"), "{page}");
@@ -252,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_relay_lacks_is_shown_by_repository() {
+    fn missing_events_are_shown_by_repository() {
         let row =
             |name: &str, events| MissingRow { repository: format!("30617:ab:{name}"), events };
         let missing = vec![row("a:b", 7), row("two", 3), row("three", 2), row("four", 1)];
@@ -262,11 +268,14 @@ mod tests {
             page.contains("13 (a:b 7, two 3, three 2, …)") && page.contains("98.7 %"),
             "{page}"
         );
-        assert_eq!((RelayRow::default().lacks(), RelayRow::default().coverage()), <_>::default());
+        assert_eq!(
+            (RelayRow::default().missing_text(), RelayRow::default().coverage_text()),
+            <_>::default()
+        );
     }
 
     #[test]
-    fn what_relays_say_of_themselves_is_no_markup() {
+    fn relay_addresses_are_escaped() {
         let relay = RelayRow { url: "wss://x/<b>".into(), ..RelayRow::default() };
         let page = status("x", "/", &Status { relays: vec![relay], ..Status::default() });
         assert!(page.contains("wss://x/&lt;b&gt;") && !page.contains("<b>"));

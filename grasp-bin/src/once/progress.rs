@@ -1,44 +1,44 @@
-//! How far each relay is, as bars on standard error.
+//! The progress of each relay, as bars on standard error.
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal as _, Write as _};
 
 use grasp_core::sync::ConnectionStatus;
 use grasp_core::{Mono, RelayUrl};
-use grasp_relay::web::span;
+use grasp_relay::web::format_duration;
 use grasp_sync::driver::RelayStatus;
 
-use crate::pace::Pace;
+use crate::rate::Rate;
 
 /// Letters of a bar.
 const WIDTH: u64 = 24;
 
-/// A line for each relay, drawn over where that is possible.
-pub(super) struct Board {
-    relays: Vec<(RelayUrl, Pace)>,
+/// A line for each relay, redrawn in place on a terminal.
+pub(super) struct ProgressBars {
+    relays: Vec<(RelayUrl, Rate)>,
     widest: usize,
-    is_live: bool,
+    are_drawn: bool,
     lines: usize,
 }
 
-impl Board {
+impl ProgressBars {
     pub(super) fn new(relays: &[RelayUrl], now: Mono) -> Self {
         Self {
             widest: relays.iter().map(|relay| relay.as_str().len()).max().unwrap_or(0),
-            relays: relays.iter().map(|relay| (relay.clone(), Pace::new(now))).collect(),
-            is_live: std::io::stderr().is_terminal(),
+            relays: relays.iter().map(|relay| (relay.clone(), Rate::new(now))).collect(),
+            are_drawn: std::io::stderr().is_terminal(),
             lines: 0,
         }
     }
 
-    /// Whether it can be drawn over.
-    pub(super) fn is_live(&self) -> bool {
-        self.is_live
+    /// Returns whether the bars are drawn in place.
+    pub(super) fn are_drawn(&self) -> bool {
+        self.are_drawn
     }
 
-    pub(super) fn draw(&mut self, now: Mono, seen: &BTreeMap<RelayUrl, RelayStatus>) {
+    pub(super) fn show(&mut self, now: Mono, seen: &BTreeMap<RelayUrl, RelayStatus>) {
         let mut text = String::new();
-        if self.is_live && self.lines > 0 {
+        if self.are_drawn && self.lines > 0 {
             text.push_str(&format!("\x1b[{}A\x1b[J", self.lines));
         }
         for (relay, pace) in &mut self.relays {
@@ -46,7 +46,8 @@ impl Board {
                 pace: pace.per_second(now, one.counts.judged()),
                 ..Progress::of(one)
             });
-            let told = progress.map_or_else(|| "not tried yet".into(), |one| one.line());
+            let told =
+                progress.map_or_else(|| "no attempt to connect yet".into(), |one| one.line());
             text.push_str(&format!("{:<width$}  {told}\n", relay.as_str(), width = self.widest));
         }
         self.lines = self.relays.len();
@@ -54,7 +55,7 @@ impl Board {
     }
 }
 
-/// How far one relay is.
+/// The progress of one relay.
 #[derive(Clone, Copy, Debug)]
 struct Progress {
     connection: ConnectionStatus,
@@ -98,12 +99,12 @@ impl Progress {
         format!("{} {fetched} events, {new} new, {state}", bar(fetched, fetched + left))
     }
 
-    /// How long it will take. While pages are read nobody knows.
+    /// Formats the remaining time, which is unknown while pages are read.
     fn rest(&self) -> String {
         match (self.left, self.pace) {
             (0, _) => "asking for more".into(),
-            (_, pace) if pace < 0.1 => "no telling how long".into(),
-            (left, pace) => format!("{} left", span((left as f64 / pace).ceil() as u64)),
+            (_, pace) if pace < 0.1 => "time left unknown".into(),
+            (left, pace) => format!("{} left", format_duration((left as f64 / pace).ceil() as u64)),
         }
     }
 }
@@ -129,7 +130,7 @@ mod tests {
             "[######..................]  25% 250 of 1000 known events, 5 new, 50/s, 15 seconds left"
         );
         assert!(progress(0, 0, 0.0).line().ends_with("asking for more"));
-        assert!(progress(10, 90, 0.0).line().ends_with("no telling how long"));
+        assert!(progress(10, 90, 0.0).line().ends_with("time left unknown"));
     }
 
     #[test]

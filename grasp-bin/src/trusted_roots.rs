@@ -1,5 +1,4 @@
-//! Whose certificates are believed: by the syncer, which brings the public authorities along, and by git, which asks the
-//! system for them.
+//! Trusted certificate authorities: sync has the public ones built in, git uses those of the system.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,8 +8,8 @@ use grasp_sync::Roots;
 
 use crate::settings::Settings;
 
-/// Where systems keep the public authorities in one file; the first that is there counts.
-const SYSTEM: [&str; 6] = [
+/// Files with the public authorities on common systems; the first that exists is used.
+const SYSTEM_BUNDLES: [&str; 6] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -19,19 +18,20 @@ const SYSTEM: [&str; 6] = [
     "/usr/local/share/certs/ca-root-nss.crt",
 ];
 
-/// Whom the syncer believes.
+/// Returns the authorities that sync trusts.
 pub(crate) fn for_relays(settings: &Settings) -> Result<Roots> {
     let Some(file) = &settings.trusted_roots else { return Ok(Roots::default()) };
     Roots::default().with(&read(file)?).with_context(|| format!("{}", file.display()))
 }
 
-/// Whom git believes, if the operator adds somebody: git knows one list, so theirs and the system's become one.
+/// Writes the file of authorities that git trusts if the operator adds some: git takes one file, so it also has those
+/// of the system.
 pub(crate) fn for_git(settings: &Settings) -> Result<Option<PathBuf>> {
     let Some(file) = &settings.trusted_roots else { return Ok(None) };
-    let system = SYSTEM.iter().find_map(|file| fs::read(file).ok());
+    let system = SYSTEM_BUNDLES.iter().find_map(|file| fs::read(file).ok());
     if system.is_none() {
         tracing::warn!(
-            "this system has no list of public authorities; git believes only those of trusted_roots"
+            "no file with the public certificate authorities was found; git trusts only those of trusted_roots"
         );
     }
     let mut all = read(file)?;
@@ -44,5 +44,6 @@ pub(crate) fn for_git(settings: &Settings) -> Result<Option<PathBuf>> {
 }
 
 fn read(file: &Path) -> Result<Vec<u8>> {
-    fs::read(file).with_context(|| format!("could not read trusted_roots, {}", file.display()))
+    fs::read(file)
+        .with_context(|| format!("could not read the file of trusted_roots, {}", file.display()))
 }

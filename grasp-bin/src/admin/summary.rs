@@ -1,20 +1,20 @@
-//! How everything stands, on one screen.
+//! The status of a server on one screen.
 
 use std::fmt::Write as _;
 
-use grasp_relay::web::figures::Status;
-use grasp_relay::web::{counted, size, span};
+use grasp_relay::web::figures::{PurgatoryFigures, Status};
+use grasp_relay::web::{format_bytes, format_count, format_duration};
 
 use super::show::relays;
 
-/// Everything at a glance.
-pub(super) fn glance(status: &Status) -> String {
-    let uptime = span(status.now.saturating_sub(status.started));
+/// Returns the status as text.
+pub(super) fn summary(status: &Status) -> String {
+    let uptime = format_duration(status.now.saturating_sub(status.started));
     let (service, version) = (&status.service, &status.version);
     let mut text = match (&status.beside, status.ready) {
         (None, true) => {
-            let works = if status.damaged.is_empty() { "working" } else { "DEGRADED" };
-            format!("{service} (grasp {version}): {works}, up for {uptime}\n\n")
+            let state = if status.damaged.is_empty() { "working" } else { "DEGRADED" };
+            format!("{service} (grasp {version}): {state}, up for {uptime}\n\n")
         }
         (None, false) => format!("{service} (grasp {version}): NOT READY, up for {uptime}\n\n"),
         (Some(relay), true) => {
@@ -24,7 +24,7 @@ pub(super) fn glance(status: &Status) -> String {
             format!("sidecar of {relay} (grasp {version}): THE RELAY DOES NOT ANSWER\n\n")
         }
     };
-    let lines = if status.beside.is_some() { beside(status) } else { server(status) };
+    let lines = if status.beside.is_some() { sidecar_lines(status) } else { server_lines(status) };
     for (label, line) in lines.into_iter().chain(damaged(status)) {
         let _ = writeln!(text, "  {label:<8} {line}");
     }
@@ -35,76 +35,83 @@ pub(super) fn glance(status: &Status) -> String {
     text
 }
 
-/// A label, and what stands beside it.
+/// A label, and the text after it.
 type Line = (&'static str, String);
 
-fn beside(status: &Status) -> Vec<Line> {
-    vec![("brought", brought(status)), ("relays", connected(status))]
+fn sidecar_lines(status: &Status) -> Vec<Line> {
+    vec![("events", received(status)), ("relays", connected(status))]
 }
 
-fn server(status: &Status) -> Vec<Line> {
+fn server_lines(status: &Status) -> Vec<Line> {
     let held = &status.purgatory;
-    let next = match (held.hunting, held.seconds_left, held.next_attempt_in) {
-        (0, ..) => String::new(),
-        (_, Some(left), _) => {
-            let (rate, line) = (held.per_minute, held.in_line);
-            format!(", {line} of them in line, {rate}/min, about {} left", span(left.max(1)))
-        }
-        (_, None, Some(next)) => format!(", next attempt in {}", span(next)),
-        (_, None, None) => ", attempts are under way".into(),
-    };
     vec![
         (
-            "holds",
+            "stores",
             format!(
                 "{}, {}",
-                counted(status.repositories, "repository", "repositories"),
-                counted(status.events, "event", "events"),
+                format_count(status.repositories, "repository", "repositories"),
+                format_count(status.events, "event", "events"),
             ),
         ),
         (
             "on disk",
             format!(
-                "{} of events, {} of git data, {} in all",
-                size(status.store_bytes),
-                size(status.git_bytes),
-                size(status.disk_bytes)
+                "{} of events, {} of git data, {} in total",
+                format_bytes(status.store_bytes),
+                format_bytes(status.git_bytes),
+                format_bytes(status.disk_bytes)
             ),
         ),
         (
             "serves",
             format!(
                 "{}, {}",
-                counted(status.sockets, "connection", "connections"),
-                counted(status.subscriptions, "subscription", "subscriptions")
+                format_count(status.sockets, "connection", "connections"),
+                format_count(status.subscriptions, "subscription", "subscriptions")
             ),
         ),
-        ("took in", brought(status)),
+        ("events", received(status)),
         (
             "waiting",
             format!(
                 "{}, {}, {}; {} within an hour, {} expired",
-                counted(held.announcements, "announcement", "announcements"),
-                counted(held.states, "state", "states"),
-                counted(held.proposals, "pull request", "pull requests"),
-                counted(held.expiring, "expires", "expire"),
+                format_count(held.announcements, "announcement", "announcements"),
+                format_count(held.states, "state", "states"),
+                format_count(held.proposals, "pull request", "pull requests"),
+                format_count(held.expiring, "expires", "expire"),
                 held.shelved,
             ),
         ),
-        ("hunting", format!("{}{next}", counted(held.hunting, "name", "names"))),
+        ("hunting", hunting(held)),
         (
             "uploads",
             format!(
                 "{} for their event, {}",
-                counted(held.staged, "waits", "wait"),
-                size(held.staged_bytes)
+                format_count(held.staged, "waits", "wait"),
+                format_bytes(held.staged_bytes)
             ),
         ),
         ("relays", connected(status)),
     ]
 }
 
-/// The repositories that lack objects, if there are any.
+fn hunting(held: &PurgatoryFigures) -> String {
+    let next = match (held.hunting, held.seconds_left, held.next_attempt_in) {
+        (0, ..) => String::new(),
+        (_, Some(left), _) => {
+            let (rate, queued) = (held.per_minute, held.in_line);
+            format!(
+                ", {queued} of them queued, {rate}/min, about {} left",
+                format_duration(left.max(1))
+            )
+        }
+        (_, None, Some(next)) => format!(", next attempt in {}", format_duration(next)),
+        (_, None, None) => ", attempts are running".into(),
+    };
+    format!("{}{next}", format_count(held.hunting, "name", "names"))
+}
+
+/// Names a repository whose objects are missing, if there is one.
 fn damaged(status: &Status) -> Option<Line> {
     let first = status.damaged.first()?;
     let rest = match status.damaged.len() - 1 {
@@ -114,7 +121,7 @@ fn damaged(status: &Status) -> Option<Line> {
     Some(("damaged", format!("git objects are missing on disk: {first}{rest}; see the log")))
 }
 
-fn brought(status: &Status) -> String {
+fn received(status: &Status) -> String {
     let intake = &status.intake;
     format!(
         "{} stored, {} held for git data, {} known, {} refused; {:.0} new per minute",
@@ -132,41 +139,41 @@ fn connected(status: &Status) -> String {
 
 #[cfg(test)]
 mod tests {
-    use grasp_relay::web::figures::{PurgatoryFigures, RelayRow};
+    use grasp_relay::web::figures::RelayRow;
 
     use super::*;
 
     #[test]
-    fn the_glance_says_whether_all_is_well() {
+    fn the_summary_shows_whether_the_server_is_ready() {
         let relay = RelayRow { url: "wss://relay.example.com".into(), ..RelayRow::default() };
-        let stands = Status { ready: true, now: 120, relays: vec![relay], ..Status::default() };
-        let text = glance(&stands);
+        let status = Status { ready: true, now: 120, relays: vec![relay], ..Status::default() };
+        let text = summary(&status);
         assert!(text.contains("working, up for 2 minutes"), "{text}");
         assert!(
             text.contains("0 of 1 connected") && text.contains("wss://relay.example.com"),
             "{text}"
         );
-        assert!(glance(&Status::default()).contains("NOT READY"));
+        assert!(summary(&Status::default()).contains("NOT READY"));
     }
 
     #[test]
-    fn missing_objects_are_told_with_the_repositories_that_lack_them() {
+    fn damaged_repositories_are_named() {
         let damaged = vec!["/npub1x/a.git".to_owned(), "/npub1x/b.git".to_owned()];
-        let text = glance(&Status { ready: true, damaged, ..Status::default() });
+        let text = summary(&Status { ready: true, damaged, ..Status::default() });
         assert!(text.contains("DEGRADED, up for") && !text.contains("working"), "{text}");
         assert!(text.contains("missing on disk: /npub1x/a.git and 1 more"), "{text}");
     }
 
     #[test]
-    fn events_git_data_and_everything_are_measured_apart() {
+    fn disk_usage_is_shown_by_kind() {
         let (store_bytes, git_bytes, disk_bytes) = (1 << 10, 40 << 20, 41 << 20);
-        let text = glance(&Status { store_bytes, git_bytes, disk_bytes, ..Status::default() });
-        let expected = "on disk  1.0 KiB of events, 40.0 MiB of git data, 41.0 MiB in all";
+        let text = summary(&Status { store_bytes, git_bytes, disk_bytes, ..Status::default() });
+        let expected = "on disk  1.0 KiB of events, 40.0 MiB of git data, 41.0 MiB in total";
         assert!(text.contains(expected), "{text}");
     }
 
     #[test]
-    fn what_waits_is_told_with_what_expires_and_when_it_is_looked_for() {
+    fn purgatory_is_shown_with_expiry_and_next_attempt() {
         let purgatory = PurgatoryFigures {
             states: 1,
             hunting: 2,
@@ -174,7 +181,7 @@ mod tests {
             expiring: 1,
             ..PurgatoryFigures::default()
         };
-        let text = glance(&Status { purgatory, ..Status::default() });
+        let text = summary(&Status { purgatory, ..Status::default() });
         assert!(text.contains("1 state, 0 pull requests; 1 expires within an hour"), "{text}");
         assert!(text.contains("2 names, next attempt in 12 seconds"), "{text}");
         let purgatory = PurgatoryFigures {
@@ -184,18 +191,18 @@ mod tests {
             seconds_left: Some(120),
             ..purgatory
         };
-        let text = glance(&Status { purgatory, ..Status::default() });
-        let line = "985 names, 980 of them in line, 600/min, about 2 minutes left";
+        let text = summary(&Status { purgatory, ..Status::default() });
+        let line = "985 names, 980 of them queued, 600/min, about 2 minutes left";
         assert!(text.contains(line), "{text}");
     }
 
     #[test]
-    fn a_sidecar_says_whose_it_is_and_nothing_about_what_it_does_not_hold() {
+    fn a_sidecar_names_its_relay_and_shows_no_repositories() {
         let beside = Some("ws://127.0.0.1:7777".into());
         let status = Status { beside, ready: true, ..Status::default() };
-        let text = glance(&status);
+        let text = summary(&status);
         assert!(text.starts_with("sidecar of ws://127.0.0.1:7777"), "{text}");
         assert!(!text.contains("repositories") && !text.contains("waiting"), "{text}");
-        assert!(glance(&Status { ready: false, ..status }).contains("DOES NOT ANSWER"));
+        assert!(summary(&Status { ready: false, ..status }).contains("DOES NOT ANSWER"));
     }
 }
