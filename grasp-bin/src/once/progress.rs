@@ -1,57 +1,60 @@
-//! The progress of each relay, as bars on standard error.
+//! The progress of each relay, on standard error.
 
 use std::collections::BTreeMap;
-use std::io::{IsTerminal as _, Write as _};
 
 use grasp_core::sync::ConnectionStatus;
 use grasp_core::{Mono, RelayUrl};
 use grasp_relay::web::format_duration;
 use grasp_sync::driver::RelayStatus;
+use indicatif::{MultiProgress, ProgressBar, ProgressFinish, ProgressStyle};
 
 use crate::rate::Rate;
 
-/// Letters of a bar.
-const WIDTH: u64 = 24;
-
-/// A line for each relay, redrawn in place on a terminal.
+/// A progress bar for each relay on a terminal; elsewhere a line for each.
 pub(super) struct ProgressBars {
-    relays: Vec<(RelayUrl, Rate)>,
-    widest: usize,
-    are_drawn: bool,
-    lines: usize,
+    bars: MultiProgress,
+    relays: Vec<(RelayUrl, ProgressBar, Rate)>,
 }
 
 impl ProgressBars {
     pub(super) fn new(relays: &[RelayUrl], now: Mono) -> Self {
-        Self {
-            widest: relays.iter().map(|relay| relay.as_str().len()).max().unwrap_or(0),
-            relays: relays.iter().map(|relay| (relay.clone(), Rate::new(now))).collect(),
-            are_drawn: std::io::stderr().is_terminal(),
-            lines: 0,
-        }
+        let bars = MultiProgress::new();
+        let width = relays.iter().map(|relay| relay.as_str().len()).max().unwrap_or(0);
+        let style = ProgressStyle::with_template("{prefix}  [{bar:24}] {percent:>3}% {msg}")
+            .expect("the template is valid")
+            .progress_chars("##.");
+        let bar = |relay: &RelayUrl| {
+            let bar = ProgressBar::new(1)
+                .with_style(style.clone())
+                .with_prefix(format!("{:<width$}", relay.as_str()))
+                .with_finish(ProgressFinish::Abandon);
+            (relay.clone(), bars.add(bar), Rate::new(now))
+        };
+        let relays = relays.iter().map(bar).collect();
+        Self { bars, relays }
     }
 
-    /// Returns whether the bars are drawn in place.
+    /// Returns whether bars are drawn, rather than lines printed.
     pub(super) fn are_drawn(&self) -> bool {
-        self.are_drawn
+        !self.bars.is_hidden()
     }
 
-    pub(super) fn show(&mut self, now: Mono, seen: &BTreeMap<RelayUrl, RelayStatus>) {
-        let mut text = String::new();
-        if self.are_drawn && self.lines > 0 {
-            text.push_str(&format!("\x1b[{}A\x1b[J", self.lines));
+    pub(super) fn show(&mut self, now: Mono, statuses: &BTreeMap<RelayUrl, RelayStatus>) {
+        for (relay, bar, rate) in &mut self.relays {
+            let progress = statuses
+                .get(relay)
+                .map(|status| Progress::new(status, rate.per_second(now, status.counts.judged())));
+            if let Some(Progress { fetched, missing, .. }) = progress {
+                // A length of 0 would be drawn as 100 %.
+                bar.set_length((fetched + missing).max(1));
+                bar.set_position(fetched);
+            }
+            let text = progress.map_or_else(|| "no attempt to connect yet".into(), |it| it.text());
+            if bar.is_hidden() {
+                eprintln!("{}  {text}", bar.prefix());
+            }
+            bar.set_message(text);
         }
-        for (relay, pace) in &mut self.relays {
-            let progress = seen.get(relay).map(|one| Progress {
-                pace: pace.per_second(now, one.counts.judged()),
-                ..Progress::of(one)
-            });
-            let told =
-                progress.map_or_else(|| "no attempt to connect yet".into(), |one| one.line());
-            text.push_str(&format!("{:<width$}  {told}\n", relay.as_str(), width = self.widest));
-        }
-        self.lines = self.relays.len();
-        let _ = std::io::stderr().write_all(text.as_bytes());
     }
 }
 
@@ -59,83 +62,74 @@ impl ProgressBars {
 #[derive(Clone, Copy, Debug)]
 struct Progress {
     connection: ConnectionStatus,
-    /// Events that are here and judged.
     fetched: u64,
-    /// Those of them that were new.
+    /// Those of the fetched events that were new.
     new: u64,
     /// Events that are known to be missing.
-    left: u64,
-    /// Events per second.
-    pace: f64,
+    missing: u64,
+    per_second: f64,
 }
 
 impl Progress {
-    fn of(relay: &RelayStatus) -> Self {
+    fn new(relay: &RelayStatus, per_second: f64) -> Self {
         Self {
             connection: relay.connection,
             fetched: relay.counts.judged(),
             new: relay.counts.stored() + relay.counts.held,
-            left: relay.wanted.max(relay.backlog),
-            pace: 0.0,
+            missing: relay.wanted.max(relay.backlog),
+            per_second,
         }
     }
 
-    fn line(&self) -> String {
-        let Self { fetched, new, left, pace, .. } = *self;
+    fn text(&self) -> String {
+        let Self { fetched, new, missing, per_second, .. } = *self;
         let state = match self.connection {
             ConnectionStatus::Disconnected => "not connected",
             ConnectionStatus::Connecting => "connecting",
             ConnectionStatus::Syncing => {
-                let known = fetched + left;
-                let bar = bar(fetched, known);
+                let known = fetched + missing;
+                let left = self.time_left();
                 return format!(
-                    "{bar} {fetched} of {known} known events, {new} new, {pace:.0}/s, {}",
-                    self.rest()
+                    "{fetched} of {known} known events, {new} new, {per_second:.0}/s, {left}"
                 );
             }
             ConnectionStatus::Connected => "complete",
             ConnectionStatus::ConnectedHistoricSyncFailures => "incomplete",
         };
-        format!("{} {fetched} events, {new} new, {state}", bar(fetched, fetched + left))
+        format!("{fetched} events, {new} new, {state}")
     }
 
     /// Formats the remaining time, which is unknown while pages are read.
-    fn rest(&self) -> String {
-        match (self.left, self.pace) {
+    fn time_left(&self) -> String {
+        match (self.missing, self.per_second) {
             (0, _) => "asking for more".into(),
-            (_, pace) if pace < 0.1 => "time left unknown".into(),
-            (left, pace) => format!("{} left", format_duration((left as f64 / pace).ceil() as u64)),
+            (_, rate) if rate < 0.1 => "time left unknown".into(),
+            (left, rate) => format!("{} left", format_duration((left as f64 / rate).ceil() as u64)),
         }
     }
-}
-
-fn bar(done: u64, of: u64) -> String {
-    let full = (done * WIDTH).checked_div(of).unwrap_or(0).min(WIDTH);
-    let letters = (0..WIDTH).map(|at| if at < full { '#' } else { '.' });
-    format!("[{}] {:>3}%", letters.collect::<String>(), (done * 100).checked_div(of).unwrap_or(0))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn progress(fetched: u64, left: u64, pace: f64) -> Progress {
-        Progress { connection: ConnectionStatus::Syncing, fetched, new: 5, left, pace }
+    fn progress(fetched: u64, missing: u64, per_second: f64) -> Progress {
+        Progress { connection: ConnectionStatus::Syncing, fetched, new: 5, missing, per_second }
     }
 
     #[test]
-    fn a_bar_says_what_is_known_fetched_how_fast_and_how_long_it_will_take() {
+    fn progress_shows_fetched_events_rate_and_time_left() {
         assert_eq!(
-            progress(250, 750, 50.0).line(),
-            "[######..................]  25% 250 of 1000 known events, 5 new, 50/s, 15 seconds left"
+            progress(250, 750, 50.0).text(),
+            "250 of 1000 known events, 5 new, 50/s, 15 seconds left"
         );
-        assert!(progress(0, 0, 0.0).line().ends_with("asking for more"));
-        assert!(progress(10, 90, 0.0).line().ends_with("time left unknown"));
+        assert!(progress(0, 0, 0.0).text().ends_with("asking for more"));
+        assert!(progress(10, 90, 0.0).text().ends_with("time left unknown"));
     }
 
     #[test]
-    fn a_relay_that_is_done_says_so() {
+    fn a_complete_relay_is_shown_as_complete() {
         let done = Progress { connection: ConnectionStatus::Connected, ..progress(8, 0, 1.0) };
-        assert_eq!(done.line(), format!("[{}] 100% 8 events, 5 new, complete", "#".repeat(24)));
+        assert_eq!(done.text(), "8 events, 5 new, complete");
     }
 }
