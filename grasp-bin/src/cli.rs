@@ -21,7 +21,7 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Runs the server until it is told to stop (Ctrl-C or SIGTERM).
+    /// Runs the server until Ctrl-C or SIGTERM.
     Serve(SettingsArgs),
     /// Shows the status of a running server.
     Status {

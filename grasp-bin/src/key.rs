@@ -104,8 +104,8 @@ mod tests {
         load_or_create(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
-        let said = load_or_create(&path).unwrap_err().to_string();
-        assert!(said.contains("chmod 600"), "{said}");
+        let error = load_or_create(&path).unwrap_err().to_string();
+        assert!(error.contains("chmod 600"), "{error}");
     }
 
     #[test]

@@ -41,8 +41,8 @@ fn difference(written: &str, generated: &str) -> Option<String> {
 #[test]
 fn only_the_first_difference_is_reported() {
     assert_eq!(difference("a\nb\n", "a\nb\n"), None);
-    let told = difference("a\nb\nc\n", "a\nx\ny\n").unwrap();
-    assert_eq!(told, ":2 is\n  b\nand should be\n  x");
+    let first = difference("a\nb\nc\n", "a\nx\ny\n").unwrap();
+    assert_eq!(first, ":2 is\n  b\nand should be\n  x");
     assert!(difference("a\n", "a\nb\n").unwrap().contains("(the end)"));
     assert!(difference("a\n", "a").is_some());
 }

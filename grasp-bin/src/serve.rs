@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn listen_errors_name_a_remedy() {
-        let said = |kind: io::ErrorKind| {
+        let error_text = |kind: io::ErrorKind| {
             listen_error("127.0.0.1:80".parse().unwrap(), &kind.into()).to_string()
         };
         for kind in [
@@ -121,8 +121,8 @@ mod tests {
             io::ErrorKind::AddrNotAvailable,
             io::ErrorKind::PermissionDenied,
         ] {
-            let said = said(kind);
-            assert!(said.contains("127.0.0.1:80: ") && said.contains("with --listen"), "{said}");
+            let text = error_text(kind);
+            assert!(text.contains("127.0.0.1:80: ") && text.contains("with --listen"), "{text}");
         }
     }
 }
