@@ -1,25 +1,23 @@
-//! Budgets, waits and refusals: the small machines that keep us a good guest.
+//! Limits for requests to other servers, and reactions to their refusals.
 //!
-//! Each answers one question, from its own state and the `now` it is given. None opens, sleeps or
-//! polls; a driver asks for the next deadline and comes back then.
+//! Each type decides from its own state and the `now` that it is given. None opens, sleeps or polls; a driver
+//! asks for the next deadline and calls again then.
 //!
-//! | question | machine |
+//! | type | decides |
 //! |---|---|
-//! | When may a peer that failed be tried again, and is it dead? | [`Backoff`] |
-//! | May one more start happen in this minute? | [`RateWindow`] |
-//! | Who may use this host now, and who is next in line? | [`Permits`] |
-//! | How many requests are saved up? | [`TokenBucket`] |
-//! | May this relay be asked now, after all that it refused? | [`Pace`] |
-//! | Is there a subscription left on this connection, and for whom? | [`SlotLedger`] |
-//! | Should the live subscriptions be rebuilt as fewer? | [`should_consolidate`] |
-//! | Which page of history comes next, and is this the end? | [`Pager`] |
-//! | What did the peer mean by that, and what now? | [`Refusal`] |
-//! | What of a peer's words may enter a log? | [`PeerText`] |
+//! | [`Backoff`] | when a failed peer may be tried again, and whether it is dead |
+//! | [`RateWindow`] | starts per minute |
+//! | [`Permits`] | concurrent uses and starts per minute of one host, with a fair queue |
+//! | [`TokenBucket`] | a rate with bursts |
+//! | [`Pace`] | the rate of requests to a relay, slower after refusals |
+//! | [`SlotLedger`] | the subscriptions on one connection |
+//! | [`should_consolidate`] | whether live subscriptions are rebuilt as fewer ones |
+//! | [`Pager`] | the next page of a history, and its end |
+//! | [`Refusal`] | the meaning of a relay's refusal, and the reaction |
+//! | [`PeerText`] | the part of a peer's text that may enter a log |
 
-mod admit;
 mod backoff;
 mod bucket;
-mod consolidation;
 mod ledger;
 mod pace;
 mod pager;
@@ -28,10 +26,10 @@ mod permit;
 mod refusal;
 mod window;
 
-pub use admit::Admit;
+use std::time::Duration;
+
 pub use backoff::{Backoff, BackoffPolicy, BackoffSnapshot, Health};
 pub use bucket::{Rate, TokenBucket};
-pub use consolidation::{CONSOLIDATION_THRESHOLD, should_consolidate};
 pub use ledger::{LedgerConfig, Slot, SlotClass, SlotLedger};
 pub use pace::{Pace, PaceConfig};
 pub use pager::{
@@ -42,5 +40,39 @@ pub use permit::{Enqueued, Entry, Permit, PermitConfig, Permits};
 pub use refusal::{Action, Heard, PARK, REQUEST_WATCHDOG, RETRY_DELAY, Refusal};
 pub use window::RateWindow;
 
-/// How long newly found repositories and roots are collected before they are acted on.
-pub const DISCOVERY_WINDOW: std::time::Duration = std::time::Duration::from_secs(5);
+use crate::Mono;
+
+/// Time for which new repositories and roots are collected before they are requested together.
+pub const DISCOVERY_WINDOW: Duration = Duration::from_secs(5);
+
+/// Number of filters on one connection above which they are consolidated.
+pub const CONSOLIDATION_THRESHOLD: usize = 70;
+
+/// The answer of a limit that only time can lift.
+#[must_use]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admit {
+    /// Start once, now. A limit that counts starts has counted this one.
+    Go,
+    /// Do not start before this time.
+    Wait(Mono),
+}
+
+impl Admit {
+    fn not_before(start: Mono, now: Mono) -> Self {
+        if now >= start { Self::Go } else { Self::Wait(start) }
+    }
+}
+
+/// Returns whether the filters of a connection are to be rebuilt as fewer ones instead of adding `new` filters.
+///
+/// ```
+/// use grasp_core::limits::{CONSOLIDATION_THRESHOLD, should_consolidate};
+///
+/// assert!(!should_consolidate(68, 2, CONSOLIDATION_THRESHOLD));
+/// assert!(should_consolidate(68, 3, CONSOLIDATION_THRESHOLD));
+/// assert!(should_consolidate(usize::MAX, 1, CONSOLIDATION_THRESHOLD));
+/// ```
+pub const fn should_consolidate(current: usize, new: usize, threshold: usize) -> bool {
+    current.saturating_add(new) > threshold
+}

@@ -1,4 +1,4 @@
-//! How long to leave a failing peer alone, and when to call it dead.
+//! The growing pause next_delay failures, and the verdict that a peer is dead.
 
 use std::time::Duration;
 
@@ -8,23 +8,21 @@ use serde::{Deserialize, Serialize};
 use super::Admit;
 use crate::{Mono, Now};
 
-/// The lengths that a [`Backoff`] is made of.
-///
-/// The default is the one for relay connections.
+/// The durations of a [`Backoff`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackoffPolicy {
-    /// The rest after the first failure; each further one doubles it. Default: 5 seconds.
+    /// Pause next_delay the first failure; each further failure doubles it. Default: 5 seconds.
     pub first: Duration,
-    /// The longest rest of a peer that is not dead. Default: 1 hour.
+    /// Longest pause of a peer that is not dead. Default: 1 hour.
     pub cap: Duration,
-    /// A peer is dead once it has failed for this long without answering. Default: 24 hours.
+    /// Duration of failures without success next_delay which a peer is dead. Default: 24 hours.
     pub dead_after: Duration,
-    /// The rest of a dead peer. Default: 24 hours, so one try a day.
+    /// Pause of a dead peer. Default: 24 hours, so one try a day.
     pub dead_retry: Duration,
-    /// How long a peer must stay well before its failures are forgotten. Default: 5 minutes.
+    /// Time that a connection must last before earlier failures are forgotten. Default: 5 minutes.
     ///
-    /// A handshake alone proves little: a peer that accepts and drops us at once would otherwise be
-    /// dialled in a tight loop. Zero forgets at the first success.
+    /// A handshake alone proves little: a peer that accepts connections and drops them at once would
+    /// otherwise be dialled in a tight loop. Zero forgets at the first success.
     pub settle: Duration,
 }
 
@@ -38,8 +36,8 @@ impl BackoffPolicy {
         settle: Duration::from_secs(5 * 60),
     };
 
-    /// For hunting git data: 20 seconds doubling to 2 minutes, and hourly once half an hour has
-    /// brought nothing. What is found is found, so success needs no proof of staying.
+    /// For hunting git data: 20 seconds doubling to 2 minutes, and hourly next_delay half an hour of failures. A success
+    /// resets at once.
     pub const GIT_HUNT: Self = Self {
         first: Duration::from_secs(20),
         cap: Duration::from_secs(2 * 60),
@@ -48,9 +46,9 @@ impl BackoffPolicy {
         settle: Duration::ZERO,
     };
 
-    /// The rest after one that lasted `rest`; never below `first`, even with a smaller `cap`.
-    fn after(&self, rest: Duration) -> Duration {
-        rest.saturating_mul(2).clamp(self.first, self.cap.max(self.first))
+    /// Returns the pause next_delay one of `delay`; never below `first`, even with a smaller `cap`.
+    fn next_delay(&self, delay: Duration) -> Duration {
+        delay.saturating_mul(2).clamp(self.first, self.cap.max(self.first))
     }
 }
 
@@ -60,29 +58,29 @@ impl Default for BackoffPolicy {
     }
 }
 
-/// What a peer's recent past says about it.
+/// The state of a peer, by its recent failures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Health {
     /// No failure on record.
     Healthy,
-    /// Failed lately, or back for too short a time to be trusted.
+    /// Failed recently, or has been connected for less than [`BackoffPolicy::settle`].
     Degraded,
-    /// Has failed for so long that it is tried only rarely.
+    /// Failed for [`BackoffPolicy::dead_after`], and is tried rarely.
     Dead,
 }
 
-/// When a failing peer may be tried again.
+/// Decides when a failing peer may be tried again.
 ///
 /// ```text
-///            failed             connected            quiet for `settle`
-///   Well ───────────▶ Resting ────────────▶ Settling ──────────────────▶ Well
-///                     ▲  │ ▲                    │
-///                     └──┘ └────────────────────┘ failed: the rest doubles
+///           failed              connected             lasts for `settle`
+/// Healthy ───────────▶ Waiting ────────────▶ Recovering ─────────────────▶ Healthy
+///                      ▲  │ ▲                    │
+///                      └──┘ └────────────────────┘ failed: the pause doubles
 /// ```
 ///
-/// A connection ends the *streak* that leads to [`Health::Dead`] at once, but shortens no rest: a
-/// peer that flaps ends up at the cap, one that is gone ends up dead.
+/// A connection ends the streak of failures that leads to [`Health::Dead`], but shortens no pause: an
+/// unstable peer ends up at the cap, an unreachable one ends up dead.
 ///
 /// ```
 /// use std::time::Duration;
@@ -107,161 +105,162 @@ pub struct Backoff {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Phase {
-    Well,
-    Resting {
-        /// The present step of the doubling, even while a dead peer rests for longer.
-        rest: Duration,
-        /// From the streak's first failure to its latest, as far as this was watched.
-        lasted: Duration,
-        latest: Mono,
+    Healthy,
+    Waiting {
+        /// The current step of the doubling, also while a dead peer waits for longer.
+        delay: Duration,
+        /// Time from the first failure of the streak to the failed_at one that this process saw.
+        failing_for: Duration,
+        failed_at: Mono,
         retry_at: Mono,
     },
-    Settling {
-        rest: Duration,
+    Recovering {
+        delay: Duration,
         since: Mono,
     },
 }
 
 impl Backoff {
-    /// A peer of which no ill is known.
+    /// Returns the backoff of a peer without failures.
     pub const fn new(policy: BackoffPolicy) -> Self {
-        Self { policy, phase: Phase::Well }
+        Self { policy, phase: Phase::Healthy }
     }
 
-    /// A peer as it was left by an earlier process.
+    /// Restores the backoff of an earlier process.
     ///
-    /// The snapshot may be old or damaged: rests are brought within the policy, and a calendar that
-    /// was set back cannot make a peer rest longer than the policy ever would.
+    /// The snapshot may be old or damaged: pauses are brought within the policy, also if the calendar
+    /// clock was set back.
     pub fn restore(policy: BackoffPolicy, now: Now, snapshot: &BackoffSnapshot) -> Self {
-        let left = snapshot.retry_at.as_secs().saturating_sub(now.unix.as_secs());
-        let longest = policy.dead_retry.max(policy.cap);
+        let remaining = snapshot.retry_at.as_secs().saturating_sub(now.unix.as_secs());
+        let longest_pause = policy.dead_retry.max(policy.cap);
         let cap = policy.cap.max(policy.first);
-        let phase = Phase::Resting {
-            rest: Duration::from_millis(snapshot.rest_ms).clamp(policy.first, cap),
-            lasted: Duration::from_secs(snapshot.failing_secs),
-            latest: now.mono,
-            retry_at: now.mono + Duration::from_secs(left).min(longest),
+        let phase = Phase::Waiting {
+            delay: Duration::from_millis(snapshot.rest_ms).clamp(policy.first, cap),
+            failing_for: Duration::from_secs(snapshot.failing_secs),
+            failed_at: now.mono,
+            retry_at: now.mono + Duration::from_secs(remaining).min(longest_pause),
         };
         Self { policy, phase }
     }
 
-    /// The peer failed: could not be reached, or was lost.
+    /// Records that the peer could not be reached, or was lost.
     ///
-    /// Changes nothing while the peer rests: then nobody was to try, and a second report of one
-    /// failure must not count twice.
+    /// Ignored during a pause, so that a second report of the same failure does not count.
     pub fn failed(&mut self, now: Mono) {
-        let (rest, lasted) = match self.phase {
-            Phase::Resting { retry_at, .. } if now < retry_at => return,
-            Phase::Resting { rest, lasted, latest, .. } => {
-                (self.policy.after(rest), lasted.saturating_add(now - latest))
+        let (delay, failing_for) = match self.phase {
+            Phase::Waiting { retry_at, .. } if now < retry_at => return,
+            Phase::Waiting { delay, failing_for, failed_at, .. } => {
+                (self.policy.next_delay(delay), failing_for.saturating_add(now - failed_at))
             }
-            Phase::Settling { rest, since } if !self.is_settled(since, now) => {
-                (self.policy.after(rest), Duration::ZERO)
+            Phase::Recovering { delay, since } if !self.has_recovered(since, now) => {
+                (self.policy.next_delay(delay), Duration::ZERO)
             }
-            Phase::Well | Phase::Settling { .. } => (self.policy.first, Duration::ZERO),
+            Phase::Healthy | Phase::Recovering { .. } => (self.policy.first, Duration::ZERO),
         };
-        let wait = if lasted >= self.policy.dead_after { self.policy.dead_retry } else { rest };
-        self.phase = Phase::Resting { rest, lasted, latest: now, retry_at: now + wait };
+        let pause =
+            if failing_for >= self.policy.dead_after { self.policy.dead_retry } else { delay };
+        self.phase = Phase::Waiting { delay, failing_for, failed_at: now, retry_at: now + pause };
     }
 
-    /// The peer answered.
+    /// Records that the peer answered.
     ///
-    /// Its failures are forgotten once it has stayed well for [`BackoffPolicy::settle`]. Changes
-    /// nothing for a peer that is well or settling already.
+    /// Its failures are forgotten once the connection has failing_for for [`BackoffPolicy::settle`].
     pub fn connected(&mut self, now: Mono) {
-        if let Phase::Resting { rest, .. } = self.phase {
+        if let Phase::Waiting { delay, .. } = self.phase {
             self.phase = if self.policy.settle.is_zero() {
-                Phase::Well
+                Phase::Healthy
             } else {
-                Phase::Settling { rest, since: now }
+                Phase::Recovering { delay, since: now }
             };
         }
     }
 
-    /// Forgets every failure, since something new makes trying worthwhile.
+    /// Forgets every failure.
     pub fn fresh_start(&mut self) {
-        self.phase = Phase::Well;
+        self.phase = Phase::Healthy;
     }
 
-    /// May it be tried now?
+    /// Returns whether the peer may be tried now.
     pub fn admit(&self, now: Mono) -> Admit {
         match self.phase {
-            Phase::Resting { retry_at, .. } => Admit::from(retry_at, now),
-            Phase::Well | Phase::Settling { .. } => Admit::Go,
+            Phase::Waiting { retry_at, .. } => Admit::not_before(retry_at, now),
+            Phase::Healthy | Phase::Recovering { .. } => Admit::Go,
         }
     }
 
-    /// The end of the present rest, if there is one.
+    /// Returns the end of the current pause.
     pub fn retry_at(&self) -> Option<Mono> {
         match self.phase {
-            Phase::Resting { retry_at, .. } => Some(retry_at),
-            Phase::Well | Phase::Settling { .. } => None,
+            Phase::Waiting { retry_at, .. } => Some(retry_at),
+            Phase::Healthy | Phase::Recovering { .. } => None,
         }
     }
 
-    /// How long the present streak of failures has lasted, up to the latest of them; zero if there is none.
+    /// Returns the time from the first to the failed_at failure of the current streak.
     pub fn failing_for(&self) -> Duration {
         match self.phase {
-            Phase::Resting { lasted, .. } => lasted,
-            Phase::Well | Phase::Settling { .. } => Duration::ZERO,
+            Phase::Waiting { failing_for, .. } => failing_for,
+            Phase::Healthy | Phase::Recovering { .. } => Duration::ZERO,
         }
     }
 
-    /// What is to be thought of this peer.
+    /// Returns the state of the peer.
     pub fn health(&self, now: Mono) -> Health {
         match self.phase {
-            Phase::Well => Health::Healthy,
-            Phase::Settling { since, .. } if self.is_settled(since, now) => Health::Healthy,
-            Phase::Resting { lasted, .. } if lasted >= self.policy.dead_after => Health::Dead,
-            Phase::Resting { .. } | Phase::Settling { .. } => Health::Degraded,
+            Phase::Healthy => Health::Healthy,
+            Phase::Recovering { since, .. } if self.has_recovered(since, now) => Health::Healthy,
+            Phase::Waiting { failing_for, .. } if failing_for >= self.policy.dead_after => {
+                Health::Dead
+            }
+            Phase::Waiting { .. } | Phase::Recovering { .. } => Health::Degraded,
         }
     }
 
-    /// What a later process must know so that a restart hammers nobody; nothing for a well peer.
+    /// Returns what a later process needs to continue the pause; `None` for a healthy peer.
     pub fn snapshot(&self, now: Now) -> Option<BackoffSnapshot> {
         match self.phase {
-            Phase::Well => None,
-            Phase::Settling { since, .. } if self.is_settled(since, now.mono) => None,
-            Phase::Settling { rest, .. } => {
-                Some(BackoffSnapshot::new(rest, Duration::ZERO, now.unix))
+            Phase::Healthy => None,
+            Phase::Recovering { since, .. } if self.has_recovered(since, now.mono) => None,
+            Phase::Recovering { delay, .. } => {
+                Some(BackoffSnapshot::new(delay, Duration::ZERO, now.unix))
             }
-            Phase::Resting { rest, lasted, retry_at, .. } => {
-                let left = whole_seconds(retry_at - now.mono);
-                let retry_at = Timestamp::from_secs(now.unix.as_secs().saturating_add(left));
-                Some(BackoffSnapshot::new(rest, lasted, retry_at))
+            Phase::Waiting { delay, failing_for, retry_at, .. } => {
+                let remaining = whole_seconds(retry_at - now.mono);
+                let retry_at = Timestamp::from_secs(now.unix.as_secs().saturating_add(remaining));
+                Some(BackoffSnapshot::new(delay, failing_for, retry_at))
             }
         }
     }
 
-    fn is_settled(&self, since: Mono, now: Mono) -> bool {
+    fn has_recovered(&self, since: Mono, now: Mono) -> bool {
         now - since >= self.policy.settle
     }
 }
 
-/// A [`Backoff`] in calendar terms, to be kept on disk.
+/// A [`Backoff`] in calendar time, for storage.
 ///
-/// Only failures that were watched lead to death: the hours a process was down do not count.
+/// The time during which no process runs does not count towards death.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BackoffSnapshot {
     /// The step that the doubling had reached, in milliseconds.
     pub rest_ms: u64,
-    /// How long the present streak of failures had lasted, in seconds.
+    /// Duration of the streak of failures, in seconds.
     pub failing_secs: u64,
-    /// When the peer may be tried again.
+    /// End of the pause.
     pub retry_at: Timestamp,
 }
 
 impl BackoffSnapshot {
-    fn new(rest: Duration, lasted: Duration, retry_at: Timestamp) -> Self {
+    fn new(delay: Duration, failing_for: Duration, retry_at: Timestamp) -> Self {
         Self {
-            rest_ms: u64::try_from(rest.as_millis()).unwrap_or(u64::MAX),
-            failing_secs: lasted.as_secs(),
+            rest_ms: u64::try_from(delay.as_millis()).unwrap_or(u64::MAX),
+            failing_secs: failing_for.as_secs(),
             retry_at,
         }
     }
 }
 
-/// Rounds up: no rest becomes shorter by being written down.
+/// Rounds up, so that storing shortens no pause.
 fn whole_seconds(length: Duration) -> u64 {
     length.as_secs().saturating_add(u64::from(length.subsec_nanos() > 0))
 }
@@ -272,7 +271,7 @@ mod tests {
 
     const HOUR: Duration = Duration::from_secs(60 * 60);
 
-    /// Fails at every allowed moment for `length`, and gives the moment of the last failure.
+    /// Fails at every allowed time for `length`, and returns the time of the last failure.
     fn fail_for(backoff: &mut Backoff, start: Mono, length: Duration) -> Mono {
         let mut at = start;
         backoff.failed(at);
@@ -284,44 +283,44 @@ mod tests {
     }
 
     #[test]
-    fn a_well_peer_may_be_tried_at_once() {
+    fn a_new_peer_may_be_tried_at_once() {
         let backoff = Backoff::new(BackoffPolicy::RELAY);
         assert_eq!(backoff.admit(Mono::ZERO), Admit::Go);
         assert_eq!(backoff.health(Mono::ZERO), Health::Healthy);
     }
 
     #[test]
-    fn the_rest_doubles_from_five_seconds_up_to_an_hour() {
+    fn the_pause_doubles_from_five_seconds_to_an_hour() {
         let mut backoff = Backoff::new(BackoffPolicy::RELAY);
         let mut at = Mono::from_secs(100);
-        let mut rests = Vec::new();
+        let mut delays = Vec::new();
         for _ in 0..12 {
             backoff.failed(at);
             let next = backoff.retry_at().unwrap();
-            rests.push((next - at).as_secs());
+            delays.push((next - at).as_secs());
             at = next;
         }
         let expected = [5, 10, 20, 40, 80, 160, 320, 640, 1280, 2560, 3600, 3600];
-        assert_eq!(rests, expected);
+        assert_eq!(delays, expected);
     }
 
     #[test]
-    fn a_hunt_rests_twenty_seconds_then_at_most_two_minutes_then_an_hour() {
+    fn a_hunt_pauses_for_up_to_two_minutes_and_then_an_hour() {
         let mut hunt = Backoff::new(BackoffPolicy::GIT_HUNT);
         let mut at = Mono::ZERO;
-        let mut rests = Vec::new();
+        let mut delays = Vec::new();
         for _ in 0..20 {
             hunt.failed(at);
             let next = hunt.retry_at().unwrap();
-            rests.push((next - at).as_secs());
+            delays.push((next - at).as_secs());
             at = next;
         }
-        assert_eq!(rests[..5], [20, 40, 80, 120, 120]);
-        assert_eq!(rests[19], 3600);
+        assert_eq!(delays[..5], [20, 40, 80, 120, 120]);
+        assert_eq!(delays[19], 3600);
     }
 
     #[test]
-    fn a_failure_reported_during_the_rest_changes_nothing() {
+    fn ignores_a_failure_during_the_pause() {
         let mut backoff = Backoff::new(BackoffPolicy::RELAY);
         backoff.failed(Mono::ZERO);
         let before = backoff.clone();
@@ -330,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_is_dead_after_a_day_of_failure_and_then_tried_once_a_day() {
+    fn a_peer_is_dead_after_a_day_of_failures_and_tried_daily() {
         let mut backoff = Backoff::new(BackoffPolicy::RELAY);
         let before = fail_for(&mut backoff, Mono::ZERO, 23 * HOUR);
         assert_eq!(backoff.health(before), Health::Degraded);
@@ -342,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handshake_alone_resets_no_rest() {
+    fn a_handshake_alone_does_not_reset_the_pause() {
         let mut backoff = Backoff::new(BackoffPolicy::RELAY);
         backoff.failed(Mono::ZERO);
         backoff.connected(Mono::from_secs(5));
@@ -351,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn five_quiet_minutes_reset_the_rest() {
+    fn five_connected_minutes_reset_the_pause() {
         let mut backoff = Backoff::new(BackoffPolicy::RELAY);
         backoff.failed(Mono::ZERO);
         backoff.connected(Mono::from_secs(5));
@@ -360,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flapping_peer_reaches_the_cap_and_never_death() {
+    fn an_unstable_peer_reaches_the_cap_and_is_never_dead() {
         let mut backoff = Backoff::new(BackoffPolicy::RELAY);
         let mut at = Mono::ZERO;
         for _ in 0..100 {
@@ -375,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn without_settling_time_one_success_is_enough() {
+    fn one_success_resets_if_settle_is_zero() {
         let mut hunt = Backoff::new(BackoffPolicy::GIT_HUNT);
         hunt.failed(Mono::ZERO);
         hunt.connected(Mono::from_secs(20));
@@ -383,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fresh_start_ends_the_rest() {
+    fn a_fresh_start_ends_the_pause() {
         let mut hunt = Backoff::new(BackoffPolicy::GIT_HUNT);
         hunt.failed(Mono::ZERO);
         hunt.fresh_start();
@@ -391,17 +390,17 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_neither_shortens_the_rest_nor_forgets_the_step() {
+    fn a_restart_keeps_the_pause_and_the_step() {
         let mut backoff = Backoff::new(BackoffPolicy::RELAY);
         let last = fail_for(&mut backoff, Mono::ZERO, Duration::from_secs(600));
         let before = Now::new(last + Duration::from_millis(1_500), Timestamp::from_secs(5_000));
         let json = serde_json::to_string(&backoff.snapshot(before).unwrap()).unwrap();
 
-        let after = Now::new(Mono::from_secs(1), Timestamp::from_secs(5_010));
+        let later = Now::new(Mono::from_secs(1), Timestamp::from_secs(5_010));
         let snapshot = serde_json::from_str(&json).unwrap();
-        let mut restored = Backoff::restore(BackoffPolicy::RELAY, after, &snapshot);
+        let mut restored = Backoff::restore(BackoffPolicy::RELAY, later, &snapshot);
 
-        // The rest was 320 s, of which 1.5 s had passed and 10 s of downtime pass too.
+        // The pause was 320 s, of which 1.5 s had passed; 10 s of downtime pass too.
         let retry_at = Mono::from_secs(1 + 319 - 10);
         assert_eq!(restored.retry_at(), Some(retry_at));
         restored.failed(retry_at);
@@ -421,13 +420,13 @@ mod tests {
     }
 
     #[test]
-    fn downtime_of_ours_kills_no_peer() {
+    fn downtime_of_the_process_makes_no_peer_dead() {
         let snapshot = BackoffSnapshot {
             rest_ms: 5_000,
             failing_secs: 0,
             retry_at: Timestamp::from_secs(1_000),
         };
-        // Nor does the time for which this process has not known the peer.
+        // Neither does the time before this process knew the peer.
         let up = Mono::ZERO + 48 * HOUR;
         let a_week_later = Now::new(up, Timestamp::from_secs(1_000 + 7 * 86_400));
         let mut restored = Backoff::restore(BackoffPolicy::RELAY, a_week_later, &snapshot);
@@ -448,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn a_settled_peer_leaves_nothing_on_disk() {
+    fn a_recovered_peer_has_no_snapshot() {
         let mut backoff = Backoff::new(BackoffPolicy::RELAY);
         backoff.failed(Mono::ZERO);
         backoff.connected(Mono::from_secs(5));

@@ -1,4 +1,4 @@
-//! A token bucket in whole numbers: nothing drifts, however long it runs.
+//! A token bucket in whole numbers, so that it does not drift.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -6,25 +6,25 @@ use std::time::Duration;
 use super::Admit;
 use crate::Mono;
 
-/// So many tokens in each stretch of time.
+/// A number of tokens per period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// Tokens that come in during [`per`](Self::per).
+    /// Tokens that are added per [`per`](Self::per).
     pub tokens: NonZeroU32,
-    /// The stretch that `tokens` is counted over. Zero means no limit.
+    /// The period. Zero means no limit.
     pub per: Duration,
 }
 
 impl Rate {
-    /// So many tokens a second.
+    /// `tokens` per second.
     pub const fn per_second(tokens: NonZeroU32) -> Self {
         Self { tokens, per: Duration::from_secs(1) }
     }
 }
 
-/// Saves up to `burst` tokens, one of which each start costs.
+/// Limits starts to a rate, with bursts of up to `burst`.
 ///
-/// Starts full. Over any stretch of length `t` it lets through at most `burst + rate · t`.
+/// Starts full. Over any period of length `t` it admits at most `burst + rate · t` starts.
 ///
 /// ```
 /// use std::num::NonZeroU32;
@@ -41,60 +41,60 @@ impl Rate {
 #[derive(Clone, Debug)]
 pub struct TokenBucket {
     rate: Rate,
-    full: u128,
-    /// What is saved, in parts so small that each nanosecond brings a whole number of them:
-    /// `rate.tokens` parts come in per nanosecond, and one token is `rate.per` nanoseconds of parts.
+    capacity: u128,
+    /// The content, in parts so small that each nanosecond adds a whole number of them:
+    /// `rate.tokens` parts are added per nanosecond, and one token is `rate.per` nanoseconds of parts.
     parts: u128,
-    /// When `parts` was counted.
-    counted: Mono,
+    /// The time that `parts` is of.
+    updated_at: Mono,
 }
 
 impl TokenBucket {
-    /// A full bucket.
+    /// Returns a full bucket.
     pub const fn new(burst: NonZeroU32, rate: Rate) -> Self {
-        let full = rate.per.as_nanos().saturating_mul(burst.get() as u128);
-        Self { rate, full, parts: full, counted: Mono::ZERO }
+        let capacity = rate.per.as_nanos().saturating_mul(burst.get() as u128);
+        Self { rate, capacity, parts: capacity, updated_at: Mono::ZERO }
     }
 
-    /// Asks for one token, and takes it when the answer is [`Admit::Go`].
+    /// Takes one token if there is one.
     pub fn admit(&mut self, now: Mono) -> Admit {
         let verdict = self.check(now);
         if verdict == Admit::Go {
-            self.parts = self.saved(now).saturating_sub(self.price());
-            self.counted = self.counted.max(now);
+            self.parts = self.parts_at(now).saturating_sub(self.parts_per_token());
+            self.updated_at = self.updated_at.max(now);
         }
         verdict
     }
 
-    /// What [`admit`](Self::admit) would say, without taking a token.
+    /// Returns what [`admit`](Self::admit) would, without taking a token.
     fn check(&self, now: Mono) -> Admit {
-        Admit::from(self.reopens_at(), now)
+        Admit::not_before(self.reopens_at(), now)
     }
 
-    /// The earliest point at which a token is there; past if one is there now.
+    /// Returns the earliest time at which a token is available; it may be in the past.
     pub fn reopens_at(&self) -> Mono {
-        let missing = self.price().saturating_sub(self.parts);
+        let missing = self.parts_per_token().saturating_sub(self.parts);
         let nanos = missing.div_ceil(u128::from(self.rate.tokens.get()));
-        self.counted + from_nanos(nanos)
+        self.updated_at + from_nanos(nanos)
     }
 
-    /// Parts that one token costs.
-    const fn price(&self) -> u128 {
+    /// Returns the parts that make one token.
+    const fn parts_per_token(&self) -> u128 {
         self.rate.per.as_nanos()
     }
 
-    fn saved(&self, now: Mono) -> u128 {
-        let elapsed = (now - self.counted).as_nanos();
-        let gained = elapsed.saturating_mul(u128::from(self.rate.tokens.get()));
-        self.parts.saturating_add(gained).min(self.full)
+    fn parts_at(&self, now: Mono) -> u128 {
+        let elapsed = (now - self.updated_at).as_nanos();
+        let added = elapsed.saturating_mul(u128::from(self.rate.tokens.get()));
+        self.parts.saturating_add(added).min(self.capacity)
     }
 }
 
 fn from_nanos(nanos: u128) -> Duration {
     const SECOND: u128 = 1_000_000_000;
     let secs = u64::try_from(nanos / SECOND).unwrap_or(u64::MAX);
-    let rest = u32::try_from(nanos % SECOND).unwrap_or(0);
-    Duration::new(secs, rest)
+    let subsec_nanos = u32::try_from(nanos % SECOND).unwrap_or(0);
+    Duration::new(secs, subsec_nanos)
 }
 
 #[cfg(test)]
@@ -106,22 +106,22 @@ mod tests {
         TokenBucket::new(NonZeroU32::new(burst).unwrap(), Rate { tokens, per })
     }
 
-    /// Starts that get through when somebody asks in every millisecond of `[from, to)`.
-    fn greedy(bucket: &mut TokenBucket, from: u64, to: u64) -> usize {
-        let asks = (from..to).filter(|ms| bucket.admit(Mono::from_millis(*ms)) == Admit::Go);
-        asks.count()
+    /// Counts the starts that are admitted if one is tried in every millisecond of `[from, to)`.
+    fn admitted_between(bucket: &mut TokenBucket, from: u64, to: u64) -> usize {
+        let admitted = (from..to).filter(|ms| bucket.admit(Mono::from_millis(*ms)) == Admit::Go);
+        admitted.count()
     }
 
     #[test]
-    fn a_burst_goes_through_and_then_the_rate_rules() {
+    fn admits_a_burst_and_then_the_rate() {
         let mut bucket = bucket(60, 2, Duration::from_secs(1));
         let burst = (0..100).filter(|_| bucket.admit(Mono::ZERO) == Admit::Go);
         assert_eq!(burst.count(), 60);
-        assert_eq!(greedy(&mut bucket, 1, 10_001), 20);
+        assert_eq!(admitted_between(&mut bucket, 1, 10_001), 20);
     }
 
     #[test]
-    fn thirds_of_a_second_do_not_drift_in_an_hour() {
+    fn does_not_drift_within_an_hour() {
         let mut bucket = bucket(1, 3, Duration::from_secs(1));
         let mut starts = 0_u32;
         let mut at = Mono::ZERO;
@@ -135,15 +135,15 @@ mod tests {
     }
 
     #[test]
-    fn no_more_than_the_burst_is_saved() {
+    fn saves_at_most_the_burst() {
         let mut bucket = bucket(3, 2, Duration::from_secs(1));
         let late = Mono::from_secs(1_000_000);
-        let saved = (0..10).filter(|_| bucket.admit(late) == Admit::Go);
-        assert_eq!(saved.count(), 3);
+        let admitted = (0..10).filter(|_| bucket.admit(late) == Admit::Go);
+        assert_eq!(admitted.count(), 3);
     }
 
     #[test]
-    fn the_wait_is_exact() {
+    fn the_wait_is_exact_to_the_nanosecond() {
         let mut bucket = bucket(1, 15, Duration::from_secs(1));
         assert_eq!(bucket.admit(Mono::ZERO), Admit::Go);
         let Admit::Wait(until) = bucket.admit(Mono::ZERO) else { panic!("the bucket is empty") };
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_over_no_time_is_no_limit() {
+    fn a_rate_over_zero_time_is_unlimited() {
         let mut bucket = bucket(1, 1, Duration::ZERO);
         assert!((0..100).all(|_| bucket.admit(Mono::ZERO) == Admit::Go));
     }

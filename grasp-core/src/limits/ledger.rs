@@ -1,27 +1,27 @@
-//! Who holds which of a connection's few subscriptions.
+//! The subscription slots of one connection, shared out by class.
 
 use std::collections::BTreeMap;
 
-/// How one connection's subscriptions are shared out.
+/// Limits for the subscriptions on one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LedgerConfig {
-    /// Slots of a relay that advertises none. Default: 20, what several large relays allow.
+    /// Slots of a relay that advertises no number. Default: 20, which several large relays allow.
     pub unadvertised: usize,
-    /// Slots used at most, whatever a relay advertises. Default: 200.
+    /// Upper limit, independent of the advertised number. Default: 200.
     pub most: usize,
-    /// Slots that stay free: others may share the relay's limit with us, behind one address. Default: 2.
+    /// Slots that stay free, for other clients behind the same address. Default: 2.
     pub reserve: usize,
     /// Slots that live subscriptions leave to history. Default: 3.
     ///
-    /// Live subscriptions never end; without this, history could stand still for ever.
+    /// Live subscriptions do not end; without this limit they could keep history from being fetched.
     pub transient_floor: usize,
-    /// Fetches at the same time. Default: 5.
+    /// Concurrent fetches. Default: 5.
     pub fetches: usize,
-    /// Reconciliations at the same time. Default: 4.
+    /// Concurrent reconciliations. Default: 4.
     pub reconciliations: usize,
-    /// Bytes of REQ messages that the relay is made to remember. Default: 900,000.
+    /// Bytes of REQ messages that the relay may have to keep for us. Default: 900,000.
     pub retained_bytes: usize,
-    /// Of those, what live subscriptions leave to one fetch. Default: 98,304.
+    /// Part of `retained_bytes` that live subscriptions leave to one fetch. Default: 98,304.
     pub transient_bytes: usize,
 }
 
@@ -40,20 +40,20 @@ impl Default for LedgerConfig {
     }
 }
 
-/// What a subscription is for; each class has its own share.
+/// The purpose of a subscription; each class has a limit of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SlotClass {
-    /// Stays open for new events.
+    /// A subscription that stays open for new events.
     Live,
     /// A REQ that ends: a page of history, a fetch by ids, a retry.
     Fetch,
-    /// A NIP-77 session. Relays differ in whether these share the ceiling; we assume they do.
+    /// A NIP-77 session. Some relays count these as subscriptions; all are assumed to.
     Reconcile,
 }
 
 /// One subscription on one connection.
 ///
-/// Cannot be copied, and is given back by value, so it is freed once.
+/// Not `Copy`, and given back by value, so that it is freed once.
 #[must_use = "a slot that is not freed stays taken"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Slot {
@@ -81,55 +81,56 @@ pub struct SlotLedger {
     config: LedgerConfig,
     total: usize,
     byte_ceiling: usize,
-    open: BTreeMap<u64, Open>,
+    open: BTreeMap<u64, OpenSlot>,
     next_number: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Open {
+struct OpenSlot {
     class: SlotClass,
     bytes: usize,
 }
 
 impl SlotLedger {
-    /// A fresh connection to a relay that advertises this `max_subscriptions`.
+    /// Returns the ledger of a new connection to a relay that advertises this `max_subscriptions`.
     pub fn new(config: LedgerConfig, advertised: Option<usize>) -> Self {
         Self {
             config,
-            total: share(&config, advertised),
+            total: total_slots(&config, advertised),
             byte_ceiling: config.retained_bytes,
             open: BTreeMap::new(),
             next_number: 0,
         }
     }
 
-    /// Takes a slot for a request that makes the relay remember `bytes`, if there is one for it now.
+    /// Takes a slot for a request of `bytes`, if the limits of its class allow one now.
     pub fn take(&mut self, class: SlotClass, bytes: usize) -> Option<Slot> {
         if !self.has_slot(class) || !self.has_bytes(class, bytes) {
             return None;
         }
         let number = self.next_number;
         self.next_number += 1;
-        self.open.insert(number, Open { class, bytes });
+        self.open.insert(number, OpenSlot { class, bytes });
         Some(Slot { number })
     }
 
-    /// Gives a slot back, its subscription having ended. Nothing happens for one of an earlier
-    /// connection.
+    /// Gives back the slot of a subscription that ended. Ignores a slot of an earlier connection.
     pub fn free(&mut self, slot: Slot) {
         self.open.remove(&slot.number);
     }
 
-    /// The relay refused this subscription because there are too many: frees the slot, and takes
-    /// those still in use to be all that this connection allows.
+    /// Frees the slot of a subscription that was refused because there are too many, and lowers the
+    /// total to the slots that are still in use.
     pub fn refused_by_count(&mut self, slot: Slot) {
         if self.open.remove(&slot.number).is_some() {
             self.total = self.open.len().max(1);
         }
     }
 
-    /// The relay refused this subscription because it remembers too many bytes, and perhaps said
-    /// how many it allows. Only ever lowers the ceiling, and never below room for one fetch.
+    /// Frees the slot of a subscription that was refused because the relay keeps too many bytes, and
+    /// lowers the byte ceiling to the stated limit or to the bytes in use.
+    ///
+    /// Never raises the ceiling, and leaves room for one fetch.
     pub fn refused_by_bytes(&mut self, slot: Slot, stated: Option<u64>) {
         if self.open.remove(&slot.number).is_none() {
             return;
@@ -140,22 +141,22 @@ impl SlotLedger {
         self.byte_ceiling = self.byte_ceiling.min(lowered);
     }
 
-    /// Slots of this connection, in use or not.
+    /// Returns the number of slots of this connection, free ones included.
     pub const fn total(&self) -> usize {
         self.total
     }
 
-    /// Slots in use, over all classes.
+    /// Returns the number of slots in use.
     pub fn in_use(&self) -> usize {
         self.open.len()
     }
 
-    /// Slots in use by one class.
+    /// Returns the number of slots in use by one class.
     pub fn in_use_by(&self, class: SlotClass) -> usize {
         self.of_class(class).count()
     }
 
-    /// Slots that a class may hold on this connection, others permitting.
+    /// Returns the number of slots that a class may hold.
     pub fn class_limit(&self, class: SlotClass) -> usize {
         let shared = self.total - self.reserve();
         match class {
@@ -165,23 +166,23 @@ impl SlotLedger {
         }
     }
 
-    /// Live subscriptions to close, since the budget was lowered under them.
+    /// Returns the number of live subscriptions to close after the limit was lowered.
     pub fn excess_live(&self) -> usize {
         let live = self.in_use_by(SlotClass::Live);
         live.saturating_sub(self.class_limit(SlotClass::Live))
     }
 
-    /// Bytes that the relay remembers for us.
+    /// Returns the bytes of the requests in use.
     pub fn retained_bytes(&self) -> usize {
         self.open.values().map(|open| open.bytes).sum()
     }
 
-    /// Bytes that the relay may be made to remember.
+    /// Returns the limit of [`retained_bytes`](Self::retained_bytes).
     pub const fn byte_ceiling(&self) -> usize {
         self.byte_ceiling
     }
 
-    /// The reserve gives way first when a relay allows very few.
+    /// Returns the slots to leave free; fewer than configured if a relay allows very few.
     fn reserve(&self) -> usize {
         let one_live = self.config.transient_floor.saturating_add(1);
         self.config.reserve.min(self.total.saturating_sub(one_live))
@@ -205,13 +206,13 @@ impl SlotLedger {
         fits(of_class, self.byte_limit(class)) && fits(self.retained_bytes(), self.byte_ceiling)
     }
 
-    fn of_class(&self, class: SlotClass) -> impl Iterator<Item = &Open> {
+    fn of_class(&self, class: SlotClass) -> impl Iterator<Item = &OpenSlot> {
         self.open.values().filter(move |open| open.class == class)
     }
 }
 
-/// Zero is no sensible advertisement: such a relay is treated like a silent one.
-fn share(config: &LedgerConfig, advertised: Option<usize>) -> usize {
+/// Returns the slots of a connection; an advertised zero counts as not advertised.
+fn total_slots(config: &LedgerConfig, advertised: Option<usize>) -> usize {
     let stated = advertised.filter(|slots| *slots > 0);
     stated.unwrap_or(config.unadvertised).min(config.most).max(1)
 }
@@ -233,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_relay_is_taken_to_allow_twenty_and_none_more_than_two_hundred() {
+    fn uses_twenty_slots_unless_advertised_and_two_hundred_at_most() {
         let silent = SlotLedger::new(LedgerConfig::default(), None);
         assert_eq!(silent.total(), 20);
         assert_eq!(ledger(0).total(), 20);
@@ -242,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn live_leaves_the_reserve_and_three_for_history() {
+    fn live_subscriptions_leave_the_reserve_and_three_slots() {
         let mut ledger = ledger(20);
         assert_eq!(take_all(&mut ledger, SlotClass::Live).len(), 15);
         assert_eq!(take_all(&mut ledger, SlotClass::Fetch).len(), 3);
@@ -250,14 +251,14 @@ mod tests {
     }
 
     #[test]
-    fn history_has_its_own_ceilings_on_an_idle_connection() {
+    fn fetches_and_reconciliations_have_limits_of_their_own() {
         let mut ledger = ledger(200);
         assert_eq!(take_all(&mut ledger, SlotClass::Fetch).len(), 5);
         assert_eq!(take_all(&mut ledger, SlotClass::Reconcile).len(), 4);
     }
 
     #[test]
-    fn a_tiny_relay_keeps_history_moving_and_polls_the_rest() {
+    fn a_relay_with_few_slots_gives_them_to_history() {
         for total in 1..=3 {
             let mut ledger = ledger(total);
             assert_eq!(ledger.take(SlotClass::Live, 100), None);
@@ -277,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_refusal_lowers_the_budget_to_what_is_open() {
+    fn a_count_refusal_lowers_the_total_to_the_slots_in_use() {
         let mut ledger = ledger(20);
         let mut live = take_all(&mut ledger, SlotClass::Live);
         let refused = live.pop().unwrap();
@@ -288,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn one_slot_is_left_even_if_the_first_is_refused() {
+    fn one_slot_stays_if_the_first_is_refused() {
         let mut ledger = ledger(20);
         let only = slot(&mut ledger, SlotClass::Fetch);
         ledger.refused_by_count(only);
@@ -306,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_refusal_only_ever_lowers_the_ceiling() {
+    fn a_byte_refusal_never_raises_the_ceiling() {
         let mut ledger = ledger(200);
         let refused = slot(&mut ledger, SlotClass::Live);
         ledger.refused_by_bytes(refused, Some(500_000));
@@ -318,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_refusal_without_figure_lowers_to_what_is_held() {
+    fn a_byte_refusal_without_figure_lowers_to_the_bytes_in_use() {
         let mut ledger = ledger(200);
         let Some(_held) = ledger.take(SlotClass::Live, 300_000) else {
             panic!("the ledger is empty")
@@ -329,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn no_byte_refusal_takes_the_room_of_one_fetch() {
+    fn a_byte_refusal_leaves_room_for_one_fetch() {
         let mut ledger = ledger(200);
         let refused = slot(&mut ledger, SlotClass::Live);
         ledger.refused_by_bytes(refused, Some(0));

@@ -1,4 +1,4 @@
-//! How fast one relay may be asked, and how that changes when it complains.
+//! The rate limit for requests to one relay, which adapts to refusals.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -6,39 +6,37 @@ use std::time::Duration;
 use super::{Admit, Rate, TokenBucket};
 use crate::Mono;
 
-/// The pace of background requests to one relay.
-///
-/// The default suits software of which nothing is known.
+/// The rate of background requests to one relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PaceConfig {
-    /// Requests that may start in one go after a quiet time. Default: 60.
+    /// Requests that may start at once after an idle time. Default: 60.
     pub burst: NonZeroU32,
-    /// Requests that may start in the long run. Default: 2 a second.
+    /// Sustained rate of requests. Default: 2 per second.
     pub rate: Rate,
-    /// The pause after the first refusal; each further one doubles it. Default: 65 seconds.
+    /// Pause after the first refusal; each further one doubles it. Default: 65 seconds.
     ///
-    /// Relays count per minute; the five seconds are slack for clocks and queues.
+    /// Relays count per minute; the five seconds allow for clocks and queues.
     pub first_pause: Duration,
     /// The longest pause. Default: 1 hour.
     pub longest_pause: Duration,
-    /// Least distance between starts after the first refusal; each further one doubles it.
+    /// Minimum distance between requests after the first refusal; each further one doubles it.
     /// Default: 600 milliseconds.
     pub first_gap: Duration,
-    /// The widest distance. Default: 10 seconds.
+    /// The largest minimum distance. Default: 10 seconds.
     pub widest_gap: Duration,
-    /// Time without refusal, counted from the end of the pause, after which all is forgiven.
+    /// Time without refusal, from the end of the pause, after which refusals are forgotten.
     /// Default: 5 minutes.
     pub quiet: Duration,
 }
 
 impl PaceConfig {
-    /// For software that has no limiter, or is known to allow some 1,200 starts a minute.
+    /// For software without a rate limit, or with one of about 1,200 requests per minute.
     pub const GENEROUS: Self = Self {
         rate: Rate::per_second(NonZeroU32::new(15).expect("fifteen is not zero")),
         ..Self::CAREFUL
     };
 
-    /// For software of which nothing is known; some of it allows 120 starts a minute.
+    /// For unknown software; some of it allows 120 requests per minute.
     pub const CAREFUL: Self = Self {
         burst: NonZeroU32::new(60).expect("sixty is not zero"),
         rate: Rate::per_second(NonZeroU32::new(2).expect("two is not zero")),
@@ -56,11 +54,11 @@ impl Default for PaceConfig {
     }
 }
 
-/// Admits background requests to one relay, one at a time.
+/// Limits the rate of background requests to one relay.
 ///
-/// Before any complaint the [`TokenBucket`] alone decides. A rate refusal pauses all starts; after
-/// the pause they keep a distance, until the relay has been content for a while. Refusals that come
-/// in during a pause change nothing: they answer what was sent before, and one episode is one pause.
+/// Without refusals the [`TokenBucket`] alone decides. A rate refusal pauses all requests; after the
+/// pause they keep a minimum distance until the refusal is forgotten. Refusals during a pause are
+/// ignored: they answer earlier requests.
 ///
 /// ```
 /// use std::time::Duration;
@@ -83,34 +81,34 @@ pub struct Pace {
     bucket: TokenBucket,
     last_start: Option<Mono>,
     paused_until: Mono,
-    complaint: Option<Complaint>,
+    slowdown: Option<Slowdown>,
 }
 
-/// What a relay's refusals have led to.
+/// The consequences of a relay's refusals.
 #[derive(Clone, Copy, Debug)]
-struct Complaint {
+struct Slowdown {
     pause: Duration,
     gap: Duration,
-    /// The end of the pause that the latest refusal led to.
+    /// End of the pause after the latest refusal.
     until: Mono,
 }
 
 impl Pace {
-    /// A relay that has refused nothing yet.
+    /// Returns the pace of a relay that has not refused anything.
     pub const fn new(config: PaceConfig) -> Self {
         Self {
             config,
             bucket: TokenBucket::new(config.burst, config.rate),
             last_start: None,
             paused_until: Mono::ZERO,
-            complaint: None,
+            slowdown: None,
         }
     }
 
-    /// Asks for one start, and counts it when the answer is [`Admit::Go`].
+    /// Counts one request if the limits allow it.
     pub fn admit(&mut self, now: Mono) -> Admit {
-        self.forgive(now);
-        match Admit::from(self.reopens_at(), now) {
+        self.forget_old_refusals(now);
+        match Admit::not_before(self.reopens_at(), now) {
             Admit::Go => {
                 self.last_start = Some(now);
                 self.bucket.admit(now)
@@ -119,44 +117,44 @@ impl Pace {
         }
     }
 
-    /// The relay refused something for its rate.
+    /// Records a rate refusal of the relay.
     pub fn refused(&mut self, now: Mono) {
-        self.forgive(now);
-        let (pause, gap) = match self.complaint {
-            Some(complaint) if now < complaint.until => return,
-            Some(Complaint { pause, gap, .. }) => (
+        self.forget_old_refusals(now);
+        let (pause, gap) = match self.slowdown {
+            Some(slowdown) if now < slowdown.until => return,
+            Some(Slowdown { pause, gap, .. }) => (
                 pause.saturating_mul(2).min(self.config.longest_pause),
                 gap.saturating_mul(2).min(self.config.widest_gap),
             ),
             None => (self.config.first_pause, self.config.first_gap),
         };
         let until = now + pause;
-        self.complaint = Some(Complaint { pause, gap, until });
+        self.slowdown = Some(Slowdown { pause, gap, until });
         self.pause_until(until);
     }
 
-    /// Lets nothing start before `until`. Of two pauses the later counts.
+    /// Prevents requests before `until`. The later of two pauses counts.
     pub fn pause_until(&mut self, until: Mono) {
         self.paused_until = self.paused_until.max(until);
     }
 
-    /// The earliest point at which the next start may happen; past if it may now.
+    /// Returns the earliest time of the next request; it may be in the past.
     pub fn reopens_at(&self) -> Mono {
-        let spaced = match (self.complaint, self.last_start) {
-            (Some(complaint), Some(last)) => last + complaint.gap,
+        let after_gap = match (self.slowdown, self.last_start) {
+            (Some(slowdown), Some(last)) => last + slowdown.gap,
             _ => Mono::ZERO,
         };
-        self.bucket.reopens_at().max(spaced).max(self.paused_until)
+        self.bucket.reopens_at().max(after_gap).max(self.paused_until)
     }
 
-    /// Is the relay being left alone at the moment?
+    /// Returns whether requests are paused.
     pub fn is_paused(&self, now: Mono) -> bool {
         now < self.paused_until
     }
 
-    fn forgive(&mut self, now: Mono) {
+    fn forget_old_refusals(&mut self, now: Mono) {
         let quiet = self.config.quiet;
-        self.complaint = self.complaint.filter(|complaint| now < complaint.until + quiet);
+        self.slowdown = self.slowdown.filter(|slowdown| now < slowdown.until + quiet);
     }
 }
 
@@ -174,14 +172,14 @@ mod tests {
     }
 
     #[test]
-    fn unknown_software_gets_sixty_at_once_and_then_two_a_second() {
+    fn careful_allows_sixty_at_once_and_then_two_a_second() {
         let mut pace = Pace::new(PaceConfig::CAREFUL);
         assert!((0..60).all(|_| pace.admit(Mono::ZERO) == Admit::Go));
         assert_eq!(pace.admit(Mono::ZERO), Admit::Wait(Mono::from_millis(500)));
     }
 
     #[test]
-    fn generous_software_gets_fifteen_a_second() {
+    fn generous_allows_fifteen_a_second() {
         let mut pace = Pace::new(PaceConfig::GENEROUS);
         assert!((0..60).all(|_| pace.admit(Mono::ZERO) == Admit::Go));
         let second = (1..=1_000).filter(|ms| pace.admit(Mono::from_millis(*ms)) == Admit::Go);
@@ -189,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_pauses_and_its_echoes_do_not_extend_the_pause() {
+    fn refusals_during_a_pause_do_not_extend_it() {
         let mut pace = Pace::new(PaceConfig::CAREFUL);
         pace.refused(Mono::ZERO);
         for second in 1..65 {
@@ -227,19 +225,19 @@ mod tests {
     }
 
     #[test]
-    fn five_quiet_minutes_after_the_pause_forgive_everything() {
+    fn refusals_are_forgotten_five_minutes_after_the_pause() {
         let mut pace = Pace::new(PaceConfig::CAREFUL);
         pace.refused(Mono::ZERO);
         pace.refused(Mono::from_secs(65));
         let resumed = Mono::from_secs(65 + 130);
 
-        let forgiven = resumed + 5 * MINUTE;
+        let forgotten = resumed + 5 * MINUTE;
         let mut asked = pace.clone();
-        assert!((0..60).all(|_| asked.admit(forgiven) == Admit::Go));
+        assert!((0..60).all(|_| asked.admit(forgotten) == Admit::Go));
 
         let mut refused = pace.clone();
-        refused.refused(forgiven);
-        assert_eq!(wait_of(&mut refused, forgiven).as_secs(), 65);
+        refused.refused(forgotten);
+        assert_eq!(wait_of(&mut refused, forgotten).as_secs(), 65);
 
         let too_early = resumed + 4 * MINUTE;
         pace.refused(too_early);
@@ -247,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn an_explicit_pause_is_no_complaint() {
+    fn an_explicit_pause_does_not_slow_requests_down() {
         let mut pace = Pace::new(PaceConfig::CAREFUL);
         pace.pause_until(Mono::from_secs(9));
         assert_eq!(pace.admit(Mono::ZERO), Admit::Wait(Mono::from_secs(9)));

@@ -1,14 +1,14 @@
-//! One filter's whole history, page by page, from a relay whose page size nobody knows.
+//! Fetching the whole history of one filter by pages, from a relay of unknown page size.
 
 use std::collections::BTreeSet;
 
 use nostr::event::EventId;
 use nostr::types::Timestamp;
 
-/// The page that most relays cut at.
-const COMMON_PAGE: usize = 500;
+/// The page size that most relays limit to.
+const COMMON_PAGE_ROWS: usize = 500;
 
-/// The `limit` to ask history pages with, for a relay that advertises this `max_limit`.
+/// Returns the `limit` for history pages from a relay that advertises this `max_limit`.
 ///
 /// ```
 /// use grasp_core::limits::history_limit;
@@ -18,25 +18,25 @@ const COMMON_PAGE: usize = 500;
 /// assert_eq!(history_limit(Some(5_000)), 500);
 /// ```
 pub fn history_limit(max_limit: Option<usize>) -> usize {
-    max_limit.unwrap_or(COMMON_PAGE).clamp(1, COMMON_PAGE)
+    max_limit.unwrap_or(COMMON_PAGE_ROWS).clamp(1, COMMON_PAGE_ROWS)
 }
 
-/// What a relay says with EOSE about the answer before it (NIP-67).
+/// The completeness hint of an EOSE (NIP-67).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EoseHint {
-    /// Everything that matches was sent.
+    /// All matching events were sent.
     Finish,
-    /// There may be more.
+    /// There may be more events.
     More,
 }
 
 impl EoseHint {
-    /// Reads a hint; `None` for one that is not known, which says nothing.
+    /// Parses a hint; `None` for an unknown one.
     pub fn read(text: &str) -> Option<Self> {
         [Self::Finish, Self::More].into_iter().find(|hint| hint.as_str() == text)
     }
 
-    /// The hint as it goes over the wire.
+    /// Returns the hint as it is written in the message.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Finish => "finish",
@@ -45,29 +45,28 @@ impl EoseHint {
     }
 }
 
-/// How far a [`Pager`] goes.
+/// Limits of a [`Pager`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PagerConfig {
-    /// Rows asked for per page; see [`history_limit`]. Default: 500.
+    /// Rows per page; see [`history_limit`]. Default: 500.
     pub limit: usize,
-    /// The fewest rows to which a relay is believed to cut a page. Default: 50, half of the smallest
-    /// cut known.
+    /// Smallest number of rows that a relay may cut a page at. Default: 50, half of the smallest known cut.
     ///
-    /// Decides only whether a page full of one second, all of it known, may hide more of that second.
+    /// Decides only whether a page of known rows of one second may hide further rows of that second.
     /// Lower is safer and reports more gaps.
     pub smallest_page: usize,
-    /// Pages asked for, failed ones included, before giving up. Default: 2,000.
+    /// Page requests, failed ones included, after which the pager gives up. Default: 2,000.
     pub max_pages: u32,
-    /// Ids of one second that are kept to recognise them. Default: 10,000.
+    /// Ids of one second that are kept to recognise repetitions. Default: 10,000.
     pub max_ties: usize,
-    /// The filter's own `since`: below it there is nothing to ask for. Default: none.
+    /// The filter's own `since`. Default: none.
     pub since: Option<Timestamp>,
 }
 
 impl Default for PagerConfig {
     fn default() -> Self {
         Self {
-            limit: COMMON_PAGE,
+            limit: COMMON_PAGE_ROWS,
             smallest_page: 50,
             max_pages: 2_000,
             max_ties: 10_000,
@@ -76,68 +75,68 @@ impl Default for PagerConfig {
     }
 }
 
-/// The next page to ask for: the filter with these two fields added.
+/// The next page request: the filter with these two fields added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageRequest {
-    /// Only rows up to and including this second. The first page has none, since events dated in
-    /// the future exist.
+    /// Only rows up to and including this second. The first page has none, because some events have a
+    /// date in the future.
     pub until: Option<Timestamp>,
-    /// At most so many rows.
+    /// Maximum number of rows.
     pub limit: usize,
 }
 
-/// What a [`Pager`] wants.
+/// The next step of a [`Pager`].
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Another page.
+    /// Request another page.
     Ask(PageRequest),
-    /// Nothing more.
+    /// The history has ended.
     Done(Ending),
 }
 
-/// Why no further page is asked for.
+/// The reason for which no further page is requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// The relay has shown that nothing older is there. Seconds in [`Pager::gaps`] are still open.
+    /// The relay has shown that nothing older exists. Seconds in [`Pager::gaps`] are still open.
     Exhausted,
-    /// As many pages as allowed were asked for; what is older is unknown.
+    /// The maximum number of pages was requested; older events are unknown.
     PageBound,
-    /// The relay answers with rows that were not asked for, and with nothing else that is new.
+    /// The relay sends rows outside of the requested range and nothing new.
     NoProgress,
 }
 
-/// A second that holds more events than the relay shows in a page.
+/// A second that holds more events than the relay returns in a page.
 ///
-/// Ask for it again split up, by kind, author or tag value.
+/// Split the request for it by kind, author or tag value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct GapSecond {
-    /// The second.
+    /// Unix time of the second.
     pub at: Timestamp,
 }
 
-/// The cursor of one filter.
+/// The position in the history of one filter.
 ///
-/// Relays give the newest rows first, but cut pages at a length of their own, hide rows after
-/// cutting, and order equal seconds as they like. So a short page proves nothing; the end is proven
-/// by a page that brings nothing new. Each page therefore starts *at* the oldest second seen, not
-/// below it, and only ids of that one second are remembered: whatever is older must be new.
+/// Relays send the newest rows first, but cut pages at a length of their own, drop rows after
+/// cutting, and order rows of the same second arbitrarily. A short page therefore proves nothing; the
+/// end is proven by a page without new rows. Each page starts *at* the oldest second seen, not below
+/// it, and only the ids of that second are kept: every older row must be new.
 ///
 /// ```text
-///   page brings an unseen id ──▶ again, from its oldest second
-///   page brings known ids only ─▶ again, from the second below; the left second may be a gap
-///   page brings nothing ────────▶ exhausted
-///   page failed ────────────────▶ the same page again
+///   page with an unseen id ───▶ next page from its oldest second
+///   page with known ids only ─▶ next page from the second below; the skipped second may be a gap
+///   empty page ───────────────▶ exhausted
+///   failed page ──────────────▶ the same page again
 /// ```
 ///
-/// A known-only page is nearly always the end, but a relay that hides rows, or stops early, looks
-/// the same; the one page more makes sure. The second left behind becomes a gap if its page was as
-/// long as one that may have been cut ([`PagerConfig::smallest_page`]), or if something older turns
-/// up that an uncut page would have shown.
+/// A page of known rows is nearly always the end, but a relay that drops rows, or stops early, looks
+/// the same; one further page decides. The skipped second becomes a gap if its page was at least
+/// [`PagerConfig::smallest_page`] rows long, or if a later page brings an older row that an uncut
+/// page would have held.
 ///
 /// Complete means: every event was delivered or lies in a [`GapSecond`], provided that the relay
-/// orders by time, honours `until`, shows at least one row as long as it has one to show, and does
-/// not cut its very oldest second below `smallest_page`.
+/// orders by time, honours `until`, sends at least one row as long as it has one, and does not cut
+/// its oldest second below `smallest_page`.
 ///
 /// ```
 /// use grasp_core::limits::{Ending, Next, Pager, PagerConfig};
@@ -153,40 +152,40 @@ pub struct GapSecond {
 pub struct Pager {
     config: PagerConfig,
     until: Option<Timestamp>,
-    /// Ids delivered at the second `until`; empty when nothing of it was delivered yet.
+    /// Ids delivered at the second `until`; empty if none was delivered yet.
     ties: BTreeSet<EventId>,
-    /// A second left behind as complete, unless something older proves that its page was cut.
-    suspect: Option<Timestamp>,
+    /// A skipped second that is a gap if an older row proves that its page was cut.
+    possible_gap: Option<Timestamp>,
     pages: u32,
     gaps: Vec<GapSecond>,
     ending: Option<Ending>,
 }
 
 impl Pager {
-    /// A history of which nothing was asked yet.
+    /// Returns a pager before its first page.
     pub const fn new(config: PagerConfig) -> Self {
         Self {
             config,
             until: None,
             ties: BTreeSet::new(),
-            suspect: None,
+            possible_gap: None,
             pages: 0,
             gaps: Vec::new(),
             ending: None,
         }
     }
 
-    /// A page ended with EOSE, having delivered these rows.
+    /// Records a page that ended with EOSE.
     ///
-    /// They must be all that the relay sent for this filter, before any are dropped as known.
+    /// `rows` are all rows that the relay sent for this filter, known ones included.
     pub fn page_ended(&mut self, rows: impl IntoIterator<Item = (Timestamp, EventId)>) -> Next {
         self.page_ended_with(rows, None)
     }
 
-    /// The same, with what the relay said about it (NIP-67).
+    /// Records a page that ended with EOSE and a hint (NIP-67).
     ///
-    /// That everything was sent ends the history without a page that confirms it. That there is more, although nothing
-    /// new came, means a second that cannot be paged through.
+    /// `Finish` ends the history without a page that confirms it. `More` without new rows means that a
+    /// second cannot be paged through.
     pub fn page_ended_with(
         &mut self,
         rows: impl IntoIterator<Item = (Timestamp, EventId)>,
@@ -196,12 +195,14 @@ impl Pager {
             self.pages = self.pages.saturating_add(1);
             let page = self.read(rows);
             match (hint, page.oldest) {
-                (Some(EoseHint::Finish), _) if !page.has_strays => self.finish_at(page),
-                (Some(EoseHint::More), Some(second)) if !page.has_unseen && !page.has_strays => {
+                (Some(EoseHint::Finish), _) if !page.has_rows_out_of_range => self.finish_at(page),
+                (Some(EoseHint::More), Some(second))
+                    if !page.has_unseen && !page.has_rows_out_of_range =>
+                {
                     self.gaps.push(GapSecond { at: second });
                     self.step_below(second);
                 }
-                // A relay that shows nothing of what it says to have is not believed to be at the end.
+                // A relay that announces more and sends nothing is not assumed to be at the end.
                 (Some(EoseHint::More), None) => self.end(Ending::NoProgress),
                 _ => self.advance(page),
             }
@@ -210,15 +211,15 @@ impl Pager {
         self.next()
     }
 
-    /// Nothing older is there. Something older than a second that was left behind shows that its page was cut.
+    /// Ends the history; a row older than a skipped second shows that the page of that second was cut.
     fn finish_at(&mut self, page: Page) {
         if page.has_unseen {
-            self.confirm_suspect();
+            self.record_possible_gap();
         }
-        self.finish_proven();
+        self.finish_exhausted();
     }
 
-    /// A page ended in any other way; whatever it delivered moves no cursor.
+    /// Records a page that failed; its rows are ignored.
     pub fn page_failed(&mut self) -> Next {
         if self.ending.is_none() {
             self.pages = self.pages.saturating_add(1);
@@ -227,7 +228,7 @@ impl Pager {
         self.next()
     }
 
-    /// What to do next. Asking changes nothing.
+    /// Returns the next step, without changing the state.
     pub fn next(&self) -> Next {
         self.ending.map_or_else(
             || Next::Ask(PageRequest { until: self.until, limit: self.config.limit }),
@@ -235,7 +236,7 @@ impl Pager {
         )
     }
 
-    /// The seconds that hold more than was delivered, newest first.
+    /// Returns the seconds that hold more events than were delivered, newest first.
     pub fn gaps(&self) -> &[GapSecond] {
         &self.gaps
     }
@@ -246,28 +247,28 @@ impl Pager {
             if self.until.is_some_and(|until| at > until)
                 || self.config.since.is_some_and(|since| at < since)
             {
-                page.has_strays = true;
+                page.has_rows_out_of_range = true;
                 continue;
             }
             page.rows += 1;
             page.has_unseen |= !self.ties.contains(&id);
-            page.note_tie(at, id, self.config.max_ties);
+            page.add_row(at, id, self.config.max_ties);
         }
         page
     }
 
     fn advance(&mut self, page: Page) {
         match page.oldest {
-            Some(oldest) if page.has_unseen => self.go_on_from(oldest, page.ties),
-            _ if page.has_strays => self.end(Ending::NoProgress),
-            // Nothing but known rows: all of them lie in the second asked from.
-            Some(second) => self.leave(second, page.rows),
-            None => self.finish_proven(),
+            Some(oldest) if page.has_unseen => self.continue_from(oldest, page.ties),
+            _ if page.has_rows_out_of_range => self.end(Ending::NoProgress),
+            // All rows are known, so all of them lie in the requested second.
+            Some(second) => self.skip_second(second, page.rows),
+            None => self.finish_exhausted(),
         }
     }
 
-    fn go_on_from(&mut self, oldest: Timestamp, ties: BTreeSet<EventId>) {
-        self.confirm_suspect();
+    fn continue_from(&mut self, oldest: Timestamp, ties: BTreeSet<EventId>) {
+        self.record_possible_gap();
         if self.until == Some(oldest) {
             self.ties.extend(ties);
         } else {
@@ -280,11 +281,11 @@ impl Pager {
         }
     }
 
-    fn leave(&mut self, second: Timestamp, rows: usize) {
+    fn skip_second(&mut self, second: Timestamp, rows: usize) {
         if rows >= self.config.smallest_page.min(self.config.limit) {
             self.gaps.push(GapSecond { at: second });
         } else {
-            self.suspect = Some(second);
+            self.possible_gap = Some(second);
         }
         self.step_below(second);
     }
@@ -292,15 +293,15 @@ impl Pager {
     fn step_below(&mut self, second: Timestamp) {
         let floor = self.config.since.unwrap_or_else(Timestamp::zero);
         if second <= floor {
-            return self.finish_proven();
+            return self.finish_exhausted();
         }
         self.until = Some(Timestamp::from_secs(second.as_secs().saturating_sub(1)));
         self.ties.clear();
     }
 
-    /// Nothing older is there, so the last page was not cut.
-    fn finish_proven(&mut self) {
-        self.suspect = None;
+    /// Ends the history; nothing older exists, so the last page was not cut.
+    fn finish_exhausted(&mut self) {
+        self.possible_gap = None;
         self.end(Ending::Exhausted);
     }
 
@@ -311,32 +312,32 @@ impl Pager {
     }
 
     fn end(&mut self, ending: Ending) {
-        self.confirm_suspect();
+        self.record_possible_gap();
         self.ties.clear();
         self.ending = Some(ending);
     }
 
-    fn confirm_suspect(&mut self) {
-        let gap = self.suspect.take().map(|at| GapSecond { at });
+    fn record_possible_gap(&mut self) {
+        let gap = self.possible_gap.take().map(|at| GapSecond { at });
         self.gaps.extend(gap);
     }
 }
 
-/// What matters of one page.
+/// A summary of one page.
 #[derive(Default)]
 struct Page {
     rows: usize,
     has_unseen: bool,
-    /// Rows outside the range that was asked for.
-    has_strays: bool,
+    /// Rows outside of the requested range.
+    has_rows_out_of_range: bool,
     oldest: Option<Timestamp>,
     /// The ids of the oldest second.
     ties: BTreeSet<EventId>,
 }
 
 impl Page {
-    /// Keeps the ids of the oldest second so far, and one more than `max` at most.
-    fn note_tie(&mut self, at: Timestamp, id: EventId, max: usize) {
+    /// Keeps the ids of the oldest second so far, at most one more than `max`.
+    fn add_row(&mut self, at: Timestamp, id: EventId, max: usize) {
         if self.oldest.is_none_or(|oldest| at < oldest) {
             self.oldest = Some(at);
             self.ties.clear();
@@ -370,13 +371,13 @@ mod tests {
     const EXHAUSTED: Next = Next::Done(Ending::Exhausted);
 
     #[test]
-    fn the_first_page_has_no_until_and_an_explicit_limit() {
+    fn the_first_page_has_a_limit_and_no_until() {
         let first = Next::Ask(PageRequest { until: None, limit: 500 });
         assert_eq!(pager(50).next(), first);
     }
 
     #[test]
-    fn an_empty_relay_is_exhausted_by_one_page() {
+    fn an_empty_page_ends_the_history() {
         assert_eq!(pager(50).page_ended([]), EXHAUSTED);
     }
 
@@ -396,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn known_rows_and_then_nothing_are_the_end_without_a_gap() {
+    fn known_rows_and_then_none_end_without_a_gap() {
         let mut pager = pager(50);
         let _ = pager.page_ended([row(9, 1)]);
         let _ = pager.page_ended([row(9, 1)]);
@@ -405,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_page_of_one_known_second_is_a_gap_and_is_stepped_over() {
+    fn a_full_page_of_one_known_second_is_skipped_as_a_gap() {
         let mut pager = pager(3);
         let burst = [row(9, 1), row(9, 2), row(9, 3)];
         assert_eq!(pager.page_ended(burst), ask(9));
@@ -415,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_in_changing_order_is_asked_again_while_it_brings_new_ids() {
+    fn a_second_is_requested_again_while_it_brings_new_ids() {
         let mut pager = pager(2);
         assert_eq!(pager.page_ended([row(9, 1), row(9, 2)]), ask(9));
         assert_eq!(pager.page_ended([row(9, 3), row(9, 1)]), ask(9));
@@ -423,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn an_older_row_that_a_short_page_should_have_shown_proves_a_gap() {
+    fn an_older_row_after_a_short_page_proves_a_gap() {
         let mut pager = pager(50);
         let _ = pager.page_ended([row(9, 1)]);
         let _ = pager.page_ended([row(9, 1)]);
@@ -432,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_page_is_asked_again_from_the_same_place() {
+    fn a_failed_page_is_requested_again() {
         let mut pager = pager(50);
         let _ = pager.page_ended([row(9, 1), row(7, 2)]);
         assert_eq!(pager.page_failed(), ask(7));
@@ -440,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relay_that_ignores_until_is_given_up() {
+    fn stops_at_a_relay_that_ignores_until() {
         let mut pager = pager(50);
         let newest = [row(9, 1), row(8, 2)];
         assert_eq!(pager.page_ended(newest), ask(8));
@@ -448,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_bounded_failed_ones_included() {
+    fn the_number_of_pages_is_bounded() {
         let mut pager = Pager::new(PagerConfig { max_pages: 3, ..PagerConfig::default() });
         assert_eq!(pager.page_ended([row(9, 1)]), ask(9));
         assert_eq!(pager.page_failed(), ask(9));
@@ -456,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn giving_up_admits_what_was_not_proven() {
+    fn giving_up_reports_an_unproven_second_as_a_gap() {
         let mut pager = Pager::new(PagerConfig { max_pages: 2, ..PagerConfig::default() });
         let _ = pager.page_ended([row(9, 1)]);
         assert_eq!(pager.page_ended([row(9, 1)]), Next::Done(Ending::PageBound));
@@ -464,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_too_full_to_remember_becomes_a_gap() {
+    fn a_second_with_too_many_ids_becomes_a_gap() {
         let mut pager = Pager::new(PagerConfig { max_ties: 3, ..PagerConfig::default() });
         let burst = (0..200).map(|id| row(9, id));
         assert_eq!(pager.page_ended(burst), ask(8));
@@ -472,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_asked_below_the_filters_own_since() {
+    fn requests_nothing_before_the_since_of_the_filter() {
         let mut pager = Pager::new(PagerConfig {
             since: Some(Timestamp::from_secs(9)),
             ..PagerConfig::default()
@@ -483,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_second_of_all_is_the_end() {
+    fn second_zero_is_the_end() {
         let mut pager = pager(50);
         let _ = pager.page_ended([row(0, 1)]);
         assert_eq!(pager.page_ended([row(0, 1)]), EXHAUSTED);
@@ -502,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn finish_ends_a_history_without_a_page_that_confirms_it() {
+    fn finish_ends_the_history_at_once() {
         let mut pager = Pager::new(PagerConfig::default());
         let more = pager.page_ended_with([row_at(30, 1), row_at(20, 2)], Some(EoseHint::More));
         assert!(matches!(more, Next::Ask(_)));
@@ -511,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn more_without_anything_new_is_a_second_that_cannot_be_paged_through() {
+    fn more_without_new_rows_is_a_gap() {
         let mut pager = Pager::new(PagerConfig::default());
         let _ = pager.page_ended_with([row_at(20, 1), row_at(20, 2)], Some(EoseHint::More));
         let next = pager.page_ended_with([row_at(20, 1), row_at(20, 2)], Some(EoseHint::More));
@@ -523,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn finish_proves_nothing_if_rows_came_that_were_not_asked_for() {
+    fn finish_proves_nothing_with_rows_out_of_range() {
         let mut pager = Pager::new(PagerConfig::default());
         let _ = pager.page_ended([row_at(20, 1)]);
         let next = pager.page_ended_with([row_at(50, 2)], Some(EoseHint::Finish));

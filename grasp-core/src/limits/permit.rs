@@ -1,4 +1,4 @@
-//! Who may use one host now, and who is next in line.
+//! Concurrency and rate limits for one host, with a fair queue.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroUsize;
@@ -7,16 +7,16 @@ use std::time::Duration;
 use super::{Admit, RateWindow};
 use crate::Mono;
 
-/// How much one host is asked for.
+/// Limits for one host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PermitConfig {
-    /// Uses under way at the same time. Default: 5.
+    /// Concurrent uses. Default: 5.
     pub at_once: NonZeroUsize,
-    /// Starts within any stretch of [`per`](Self::per). Default: 30.
+    /// Starts per [`per`](Self::per). Default: 30.
     pub starts: NonZeroUsize,
-    /// The stretch that `starts` is counted over. Default: 1 minute.
+    /// The period that `starts` is counted over. Default: 1 minute.
     pub per: Duration,
-    /// Turns that may wait in line, over all keys; beyond it the line is full. Default: 10,000.
+    /// Maximum length of the queue, over all keys. Default: 10,000.
     pub max_waiting: usize,
 }
 
@@ -28,10 +28,10 @@ impl Default for PermitConfig {
     }
 }
 
-/// The right to use the host once, for `key`.
+/// The permission to use the host once, for `key`.
 ///
-/// Cannot be copied. Hand it back with [`Permits::release`], whatever became of the work: a permit
-/// that is dropped instead stays taken.
+/// Not `Copy`. Give it back with [`Permits::release`] also after a failure: a permit that is dropped
+/// stays taken.
 #[must_use = "a permit that is not released stays taken"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Permit<K> {
@@ -39,40 +39,40 @@ pub struct Permit<K> {
 }
 
 impl<K> Permit<K> {
-    /// On whose behalf the host is used.
+    /// Returns the key that the host is used for.
     pub const fn key(&self) -> &K {
         &self.key
     }
 }
 
-/// The answer to somebody who will not stand in line.
+/// The result of [`Permits::admit`].
 #[must_use]
 #[derive(Debug, PartialEq, Eq)]
 pub enum Entry<K> {
     /// Start now.
     Go(Permit<K>),
-    /// The window is used up or the host is paused; not before this point.
+    /// The rate limit is reached or the host is paused; not before this time.
     Wait(Mono),
-    /// Every permit is out, or owed to those in line: only [`Permits::enqueue`] leads to one.
+    /// All permits are taken or due to queued keys: only [`Permits::enqueue`] leads to one.
     Full,
 }
 
-/// The answer to somebody who stands in line.
-#[must_use = "it holds the permits of those who may start now"]
+/// The result of [`Permits::enqueue`].
+#[must_use = "it holds permits that may start now"]
 #[derive(Debug, PartialEq, Eq)]
 pub enum Enqueued<K> {
-    /// In line. Those who may start now are named, the newcomer perhaps among them.
+    /// Queued. Holds the permits that may start now, the new one perhaps among them.
     InLine(Vec<Permit<K>>),
-    /// The line is full; the turn was not taken in.
+    /// The queue is full; the key was not queued.
     Full,
 }
 
-/// Permits for one host: so many at once, so many per minute, and a fair line.
+/// Permits for one host: limited in number and in starts per minute, with a fair queue.
 ///
-/// Every key (say, a repository) has its own queue of turns; keys take turns one by one, so a key
-/// with a thousand turns delays one with a single turn by one start at most per round. Nobody polls:
-/// [`enqueue`](Self::enqueue), [`release`](Self::release) and, at [`next_deadline`], [`due`] name
-/// those who may start.
+/// Every key (for example a repository) has a queue of its own, and keys are served in turn, so that a key
+/// with a thousand entries delays one with a single entry by at most one start per round. No polling:
+/// [`enqueue`](Self::enqueue), [`release`](Self::release) and, at [`next_deadline`], [`due`] return
+/// the permits that may start.
 ///
 /// [`next_deadline`]: Self::next_deadline
 /// [`due`]: Self::due
@@ -98,52 +98,53 @@ pub struct Permits<K> {
     config: PermitConfig,
     window: RateWindow,
     in_use: usize,
-    /// Each key that has turns left, once, in the order in which they come up.
+    /// Each key with queued entries, once, in the order in which they are served.
     round: VecDeque<K>,
-    turns: BTreeMap<K, usize>,
+    queued: BTreeMap<K, usize>,
     waiting: usize,
-    /// When the uses under way began, by key.
-    began: BTreeMap<K, VecDeque<Mono>>,
-    /// Permits that are out and wait for one more start. They come before everything in line.
+    /// Start times of the current uses, by key.
+    started_at: BTreeMap<K, VecDeque<Mono>>,
+    /// Permits in use that wait for one more start, served before the queue.
     continuing: VecDeque<Permit<K>>,
 }
 
 impl<K: Ord + Clone> Permits<K> {
-    /// An idle host.
+    /// Returns the permits of an idle host.
     pub const fn new(config: PermitConfig) -> Self {
         Self {
             config,
             window: RateWindow::new(config.starts, config.per),
             in_use: 0,
             round: VecDeque::new(),
-            turns: BTreeMap::new(),
+            queued: BTreeMap::new(),
             waiting: 0,
-            began: BTreeMap::new(),
+            started_at: BTreeMap::new(),
             continuing: VecDeque::new(),
         }
     }
 
-    /// Changes the limits. Permits that are out stay out, and starts so far still count.
+    /// Changes the limits. Permits stay taken, and earlier starts still count.
     pub fn set_limits(&mut self, at_once: NonZeroUsize, starts: NonZeroUsize) {
         self.config.at_once = at_once;
         self.config.starts = starts;
         self.window.set_max(starts);
     }
 
-    /// The limits in force.
+    /// Returns the current limits.
     pub const fn limits(&self) -> PermitConfig {
         self.config
     }
 
-    /// Counts one more start for work that is under way. It never waits behind the line: the permit comes back at
-    /// once, or from [`due`](Self::due) before any other as soon as the window opens.
+    /// Counts one more start for work in progress, ahead of the queue.
+    ///
+    /// The permit is returned at once, or first by [`due`](Self::due) as soon as the rate limit allows.
     pub fn continue_with(&mut self, now: Mono, permit: Permit<K>) -> Vec<Permit<K>> {
-        self.ended(now, &permit.key);
+        self.use_ended(now, &permit.key);
         self.continuing.push_back(permit);
         self.due(now)
     }
 
-    /// Asks for a permit now or not at all; never overtakes anybody in line.
+    /// Takes a permit if one is free and no key is queued.
     pub fn admit(&mut self, now: Mono, key: K) -> Entry<K> {
         if self.is_saturated() {
             return Entry::Full;
@@ -155,53 +156,51 @@ impl<K: Ord + Clone> Permits<K> {
         }
     }
 
-    /// Takes in one more turn for `key`, behind the turns that it has already.
+    /// Queues one more start for `key`, and returns the permits that may start.
     pub fn enqueue(&mut self, now: Mono, key: K) -> Enqueued<K> {
         if self.waiting >= self.config.max_waiting {
             return Enqueued::Full;
         }
-        let turns = self.turns.entry(key.clone()).or_insert(0);
-        if *turns == 0 {
+        let queued = self.queued.entry(key.clone()).or_insert(0);
+        if *queued == 0 {
             self.round.push_back(key);
         }
-        *turns += 1;
+        *queued += 1;
         self.waiting += 1;
         Enqueued::InLine(self.due(now))
     }
 
-    /// Takes a permit back, and names those who may start in its place.
-    ///
-    /// The permit must be one of this host's own.
+    /// Gives back a permit of this host, and returns those that may start in its place.
     #[must_use = "these may start now"]
     pub fn release(&mut self, now: Mono, permit: Permit<K>) -> Vec<Permit<K>> {
         debug_assert!(self.in_use > 0, "a permit of another host was released");
-        self.ended(now, &permit.key);
+        self.use_ended(now, &permit.key);
         self.in_use = self.in_use.saturating_sub(1);
         self.due(now)
     }
 
-    /// Those who may start now, in their order: first what continues, then the line.
+    /// Returns the permits that may start now: first those of [`continue_with`](Self::continue_with), then the queue.
     #[must_use = "these may start now"]
     pub fn due(&mut self, now: Mono) -> Vec<Permit<K>> {
         let mut started = Vec::new();
         while !self.continuing.is_empty() && self.window.admit(now) == Admit::Go {
             let Some(permit) = self.continuing.pop_front() else { break };
-            self.began.entry(permit.key.clone()).or_default().push_back(now);
+            self.started_at.entry(permit.key.clone()).or_default().push_back(now);
             started.push(permit);
         }
         while !self.is_saturated() && self.window.check(now) == Admit::Go {
-            let Some(key) = self.next_turn() else { break };
+            let Some(key) = self.next_key() else { break };
             started.extend(self.start(now, key));
         }
         started
     }
 
-    /// Removes every turn that `key` has in line, takes back its permits that wait to continue, and names those who
+    /// Removes `key` from the queue, gives back its permits that wait for one more start, and returns those that
     /// may start in their place. Permits in use are not affected.
     #[must_use = "these may start now"]
     pub fn withdraw(&mut self, now: Mono, key: &K) -> Vec<Permit<K>> {
-        if let Some(turns) = self.turns.remove(key) {
-            self.waiting -= turns;
+        if let Some(queued) = self.queued.remove(key) {
+            self.waiting -= queued;
             self.round.retain(|other| other != key);
         }
         let before = self.continuing.len();
@@ -210,28 +209,29 @@ impl<K: Ord + Clone> Permits<K> {
         self.due(now)
     }
 
-    /// Lets nobody start before `until`, as a `Retry-After` demands. Of two pauses the later counts.
+    /// Prevents starts before `until`, for example for a `Retry-After`. The later of two pauses counts.
     pub fn pause_until(&mut self, until: Mono) {
         self.window.pause_until(until);
     }
 
-    /// When to ask for those [`due`](Self::due), if time alone can bring somebody's turn.
+    /// Returns when to call [`due`](Self::due), if a permit can become free by time alone.
     pub fn next_deadline(&self) -> Option<Mono> {
-        let time_helps = !self.continuing.is_empty() || (self.waiting > 0 && !self.is_saturated());
-        time_helps.then(|| self.window.reopens_at())
+        let waits_for_time =
+            !self.continuing.is_empty() || (self.waiting > 0 && !self.is_saturated());
+        waits_for_time.then(|| self.window.reopens_at())
     }
 
-    /// Turns in line, over all keys.
+    /// Returns the length of the queue, over all keys.
     pub const fn waiting(&self) -> usize {
         self.waiting
     }
 
-    /// The keys in line in the order of their next turns.
+    /// Returns the queued keys in the order of their next starts.
     pub fn line(&self) -> impl Iterator<Item = &K> {
         self.round.iter()
     }
 
-    /// Permits that are out.
+    /// Returns the number of permits in use.
     pub const fn in_use(&self) -> usize {
         self.in_use
     }
@@ -240,35 +240,35 @@ impl<K: Ord + Clone> Permits<K> {
         self.in_use >= self.config.at_once.get()
     }
 
-    /// The one place where a permit is made, so that none escapes the window.
+    /// Makes a permit; the only place that does, so that every start is counted.
     fn start(&mut self, now: Mono, key: K) -> Option<Permit<K>> {
         match self.window.admit(now) {
             Admit::Go => {
                 self.in_use += 1;
-                self.began.entry(key.clone()).or_default().push_back(now);
+                self.started_at.entry(key.clone()).or_default().push_back(now);
                 Some(Permit { key })
             }
             Admit::Wait(_) => None,
         }
     }
 
-    /// A use has ended. The host may have seen its start as late as that, so that it counts from here.
-    fn ended(&mut self, now: Mono, key: &K) {
-        let Some(began) = self.began.get_mut(key) else { return };
-        if let Some(start) = began.pop_front() {
+    /// Records the end of a use. Its start counts from now, because the host may have seen it this late.
+    fn use_ended(&mut self, now: Mono, key: &K) {
+        let Some(started_at) = self.started_at.get_mut(key) else { return };
+        if let Some(start) = started_at.pop_front() {
             self.window.postpone(start, now);
         }
-        if began.is_empty() {
-            self.began.remove(key);
+        if started_at.is_empty() {
+            self.started_at.remove(key);
         }
     }
 
-    /// Takes the turn that is up; its key goes to the end of the round if it has more.
-    fn next_turn(&mut self) -> Option<K> {
+    /// Takes the next key from the queue; it moves to the end if it has further entries.
+    fn next_key(&mut self) -> Option<K> {
         let key = self.round.pop_front()?;
-        let left = self.turns.remove(&key)?.saturating_sub(1);
+        let left = self.queued.remove(&key)?.saturating_sub(1);
         if left > 0 {
-            self.turns.insert(key.clone(), left);
+            self.queued.insert(key.clone(), left);
             self.round.push_back(key.clone());
         }
         self.waiting -= 1;
@@ -299,7 +299,7 @@ mod tests {
         }
     }
 
-    /// Uses the host one start at a time until the line is empty, and gives the order of the keys.
+    /// Uses the host one start at a time until the queue is empty, and returns the order of the keys.
     fn order(host: &mut Permits<&'static str>, running: Permit<&'static str>) -> Vec<&'static str> {
         let mut order = Vec::new();
         let mut running = vec![running];
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_than_the_limit_run_at_once() {
+    fn limits_concurrent_uses() {
         let mut host = host(2, 100);
         let first = go(&mut host, Mono::ZERO, "a");
         let _second = go(&mut host, Mono::ZERO, "a");
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn starts_are_rationed_even_when_permits_are_free() {
+    fn limits_starts_while_permits_are_free() {
         let mut host = host(5, 1);
         let permit = go(&mut host, Mono::ZERO, "a");
         assert_eq!(host.release(Mono::ZERO, permit), vec![]);
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_release_starts_the_next_in_line() {
+    fn a_release_starts_the_next_key() {
         let mut host = host(1, 100);
         let permit = go(&mut host, Mono::ZERO, "a");
         enqueue(&mut host, Mono::ZERO, "b");
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_take_turns_however_many_each_has() {
+    fn keys_are_served_in_turn() {
         let mut host = host(1, 100);
         let running = go(&mut host, Mono::ZERO, "x");
         for key in ["a", "a", "a", "b", "c", "c"] {
@@ -349,17 +349,17 @@ mod tests {
     }
 
     #[test]
-    fn a_newcomer_does_not_overtake_the_line() {
+    fn a_new_key_does_not_overtake_the_queue() {
         let mut host = host(2, 1);
         let _first = go(&mut host, Mono::ZERO, "a");
         enqueue(&mut host, Mono::ZERO, "b");
-        // The window is open again, yet it belongs to "b".
+        // The rate limit allows a start again, and "b" was first.
         assert_eq!(host.admit(Mono::from_secs(60), "c"), Entry::Full);
         assert_eq!(host.due(Mono::from_secs(60)), vec![Permit { key: "b" }]);
     }
 
     #[test]
-    fn the_deadline_is_the_windows_and_only_when_time_helps() {
+    fn the_deadline_is_set_only_if_time_can_free_a_permit() {
         let mut host = host(1, 1);
         assert_eq!(host.next_deadline(), None);
         let permit = go(&mut host, Mono::from_secs(5), "a");
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_paused_host_starts_nobody_until_the_pause_ends() {
+    fn nothing_starts_before_the_pause_ends() {
         let mut host = host(5, 30);
         host.pause_until(Mono::from_secs(60));
         enqueue(&mut host, Mono::ZERO, "a");
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn work_under_way_continues_before_the_line() {
+    fn work_in_progress_continues_before_the_queue() {
         let mut host = host(1, 1);
         let first = go(&mut host, Mono::ZERO, "a");
         enqueue(&mut host, Mono::ZERO, "b");
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_withdrawn_while_it_waits_to_continue_frees_its_permit() {
+    fn withdrawing_a_key_frees_its_continuing_permit() {
         let mut host = host(1, 2);
         let first = go(&mut host, Mono::ZERO, "a");
         let mut started = host.continue_with(Mono::ZERO, first);
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn changed_limits_hold_at_once() {
+    fn changed_limits_apply_at_once() {
         let mut host = host(1, 1);
         let _first = go(&mut host, Mono::ZERO, "a");
         enqueue(&mut host, Mono::ZERO, "b");
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_line_takes_nobody_in() {
+    fn a_full_queue_takes_no_further_key() {
         let mut host = Permits::new(PermitConfig { max_waiting: 1, ..PermitConfig::default() });
         host.pause_until(Mono::from_secs(1));
         assert_eq!(host.enqueue(Mono::ZERO, "a"), Enqueued::InLine(vec![]));

@@ -1,22 +1,22 @@
-//! What a peer's refusal means, as a closed set, and what to do about it.
+//! Refusals of relays as a closed set of meanings, and the action for each.
 
 mod reading;
 
 use std::time::Duration;
 
-/// How long what a peer forbids is left alone before it is probed once.
+/// Time for which coverage that a relay forbids is not requested.
 pub const PARK: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The delay before the one retry after a passing fault.
+/// Delay before the one retry after a transient fault.
 pub const RETRY_DELAY: Duration = Duration::from_secs(65);
 
-/// How long a request may stay without any answer. Healthy but slow pages take more than 30 seconds.
+/// Timeout of a request without any answer. Healthy but slow pages take more than 30 seconds.
 pub const REQUEST_WATCHDOG: Duration = Duration::from_secs(120);
 
-/// Where a text was heard; the same words can mean different things.
+/// The message that a text came in; the same words can mean different things.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Heard {
-    /// CLOSED of a request that was to end by itself.
+    /// CLOSED of a request for stored events.
     Closed,
     /// CLOSED of a live subscription.
     LiveClosed,
@@ -26,14 +26,13 @@ pub enum Heard {
     Notice,
 }
 
-/// Everything that a refusal can mean to us.
+/// The meaning of a refusal.
 ///
-/// Read from well-known words where they stand at the start, after a machine-readable prefix, or as
-/// plain words of a sentence, so that the name of a repository in a text decides nothing. Numbers in
-/// texts are not believed, save one, which can only make us ask for less. Words that are not known
-/// are never guessed at.
+/// Parsed from known phrases at the start of a text, after a machine-readable prefix, or as plain words of a
+/// sentence, so that the name of a repository in a text decides nothing. Numbers in texts are ignored, but
+/// for one that can only lower a limit. Unknown texts are not interpreted.
 ///
-/// Concerns one connection only, unless said otherwise.
+/// Concerns one connection, unless stated otherwise.
 ///
 /// ```
 /// use grasp_core::limits::{Action, Heard, Refusal};
@@ -47,101 +46,101 @@ pub enum Heard {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Refusal {
-    /// Too many starts in too short a time.
+    /// Too many requests per time.
     Rate,
-    /// Too many open subscriptions; the refused one is named.
+    /// Too many open subscriptions; the message names the refused one.
     SlotCount,
-    /// Too many open subscriptions, said without naming one: a recent start will never be answered.
+    /// Too many open subscriptions, in a NOTICE: one of the recent requests will not be answered.
     DroppedStart,
     /// Too many open NIP-77 sessions.
     NegSessions,
-    /// The set to reconcile is too large. Not a rate: waiting does not help.
+    /// The set to reconcile is too large. Not a rate limit: waiting does not help.
     SetTooLarge,
-    /// The NIP-77 session idled too long or is unknown.
+    /// The NIP-77 session is unknown, or was idle for too long.
     NegClosed,
-    /// The peer could not read our NIP-77 message: a bug of ours, or another version.
+    /// The relay could not parse a NIP-77 message: a bug here, or another protocol version.
     NegProtocol,
-    /// The peer does not speak NIP-77.
+    /// The relay does not support NIP-77.
     NegUnsupported,
     /// Too many filters in one REQ.
     FilterCount,
-    /// The peer remembers too many bytes of our subscriptions. A setting of its software, so it
-    /// outlives the connection.
+    /// The open subscriptions take too many bytes. A setting of the relay's software, so it outlives the
+    /// connection.
     RetainedBytes {
-        /// What it says it allows.
+        /// The stated limit.
         stated: Option<u64>,
     },
-    /// Something in the message itself; it would be refused again.
+    /// The message itself is invalid; it would be refused again.
     Malformed,
-    /// A `limit` of zero is not understood.
+    /// The relay does not accept a `limit` of zero.
     LimitZero,
-    /// The peer wants to know who we are.
+    /// The relay demands authentication.
     AuthRequired,
-    /// The peer does not want this, or does not want us. Outlives the connection.
+    /// The relay does not serve this request, or this client. Outlives the connection.
     Policy,
-    /// Live events were lost on the peer's side.
+    /// The relay dropped live events.
     LiveOverflow,
-    /// A passing fault of the peer.
+    /// A transient fault of the relay.
     Transient,
-    /// No answer came within [`REQUEST_WATCHDOG`]. Never read from a text.
+    /// No answer came within [`REQUEST_WATCHDOG`]. Never parsed from a text.
     Silent,
-    /// A NOTICE in unknown words: perhaps no refusal at all.
+    /// A NOTICE in unknown words, perhaps not a refusal.
     Remark,
     /// A refusal in unknown words.
     Unknown,
 }
 
-/// What to do about a [`Refusal`].
+/// The reaction to a [`Refusal`].
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Tell the relay's [`Pace`](super::Pace): it pauses all starts, then keeps a distance.
+    /// Report it to the relay's [`Pace`](super::Pace), which pauses all requests and then spaces them.
     PauseStarts,
-    /// Lower the slot budget to the slots in use, and retry when one is freed.
+    /// Lower the slot limit to the slots in use, and retry when one is freed.
     LowerSlots,
-    /// Take the starts that were not answered yet for refused, and lower the slot budget.
+    /// Treat unanswered requests as refused, and lower the slot limit.
     RefuseUnanswered,
-    /// Keep the session in line until another one has ended.
+    /// Queue the session until another one ends.
     WaitForSession,
-    /// Split the range by time, then by kind or author; page what cannot be split further.
+    /// Split the range by time, then by kind or author; fetch by pages if it cannot be split further.
     Bisect,
     /// Open the session once more.
     ReopenOnce,
-    /// Fetch this filter by pages instead, and log the text.
+    /// Fetch this filter by pages, and log the text.
     PageFilter,
     /// Fetch by pages until the next connection, which may try NIP-77 again.
     PageSession,
-    /// Send half as many filters per REQ from now on; park a single filter that is refused.
+    /// Halve the number of filters per REQ; park a single filter that is refused.
     HalveFilters,
-    /// Lower the byte ceiling, to the stated figure if there is one, and poll what no longer fits.
+    /// Lower the byte ceiling, to the stated limit if there is one, and poll the coverage that no longer fits.
     LowerBytes(Option<u64>),
-    /// Fix or split the message; never send it again unchanged.
+    /// Fix or split the message; do not send it again unchanged.
     NeverResend,
     /// Subscribe live with a `since` of now and a `limit` of one instead of zero.
     LiveWithoutLimitZero,
-    /// Authenticate, and send the same request once more; a second refusal is policy.
+    /// Authenticate and send the request once more; a second refusal is policy.
     AuthenticateOnce,
-    /// Leave this coverage alone for so long, keep the connection, then probe once.
+    /// Do not request this coverage for this long, keep the connection, then try once.
     Park(Duration),
     /// Subscribe again from a little before the last event seen.
     ResubscribeSince,
-    /// Try once more after so long.
+    /// Retry once after this long.
     RetryOnce(Duration),
     /// Close the subscription, free its slot, and count it as failed.
     CloseAndFail,
-    /// Show the text to the operator, and change nothing.
+    /// Show the text to the operator.
     Surface,
-    /// Show the text to the operator, and leave this coverage alone for so long.
+    /// Show the text to the operator, and do not request this coverage for this long.
     ParkAndSurface(Duration),
 }
 
 impl Refusal {
-    /// Reads what a peer said. Total: any text has a meaning, be it [`Refusal::Unknown`].
+    /// Parses the text of a refusal. Total: an unknown text is [`Refusal::Unknown`].
     pub fn read(heard: Heard, text: &str) -> Self {
         reading::read(heard, text)
     }
 
-    /// What to do about it.
+    /// Returns the reaction to this refusal.
     pub const fn action(self) -> Action {
         match self {
             Self::Rate => Action::PauseStarts,
@@ -166,7 +165,7 @@ impl Refusal {
         }
     }
 
-    /// A fixed name for metrics and logs; the peer's own words never become a label.
+    /// Returns a fixed name for metrics and logs; a relay's own words are never a label.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Rate => "rate",

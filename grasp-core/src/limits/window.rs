@@ -1,4 +1,4 @@
-//! At most so many starts in any stretch of time.
+//! A sliding-window rate limit.
 
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
@@ -7,11 +7,10 @@ use std::time::Duration;
 use super::Admit;
 use crate::Mono;
 
-/// An exact sliding window: every stretch of `length` (its end excluded) holds at most `max` starts.
+/// An exact sliding window: every period of `length` (its end excluded) holds at most `max` starts.
 ///
-/// It remembers the starts of the current stretch and nothing else: the next may come once fewer than
-/// `max` of them are left in it. The limit may be [changed](Self::set_max) on the way; starts that were
-/// counted under another limit still count.
+/// Keeps the starts of the current period only. The limit can be [changed](Self::set_max); earlier
+/// starts still count.
 ///
 /// ```
 /// use std::{num::NonZeroUsize, time::Duration};
@@ -35,12 +34,12 @@ pub struct RateWindow {
 }
 
 impl RateWindow {
-    /// A window nobody has started in.
+    /// Returns a window without starts.
     pub const fn new(max: NonZeroUsize, length: Duration) -> Self {
         Self { max, length, starts: VecDeque::new(), paused_until: Mono::ZERO }
     }
 
-    /// Asks for one start, and counts it when the answer is [`Admit::Go`].
+    /// Counts one start if the limit allows it.
     pub fn admit(&mut self, now: Mono) -> Admit {
         let verdict = self.check(now);
         if verdict == Admit::Go {
@@ -52,7 +51,7 @@ impl RateWindow {
         verdict
     }
 
-    /// Counts a start from a later point on: the other side may have seen it as late as that.
+    /// Moves a start to a later time, because the other side may have seen it that late.
     pub fn postpone(&mut self, start: Mono, to: Mono) {
         if let Ok(position) = self.starts.binary_search(&start) {
             self.starts.remove(position);
@@ -61,31 +60,31 @@ impl RateWindow {
         }
     }
 
-    /// Allows another number of starts from now on.
+    /// Changes the maximum number of starts.
     pub fn set_max(&mut self, max: NonZeroUsize) {
         self.max = max;
     }
 
-    /// How many starts any stretch may hold.
+    /// Returns the maximum number of starts.
     pub const fn max(&self) -> NonZeroUsize {
         self.max
     }
 
-    /// Lets nothing start before `until`, as a `Retry-After` demands. Of two pauses the later counts.
+    /// Prevents starts before `until`, for example for a `Retry-After`. The later of two pauses counts.
     pub fn pause_until(&mut self, until: Mono) {
         self.paused_until = self.paused_until.max(until);
     }
 
-    /// What [`admit`](Self::admit) would say, without counting a start.
+    /// Returns what [`admit`](Self::admit) would, without counting a start.
     pub fn check(&self, now: Mono) -> Admit {
-        Admit::from(self.reopens_at(), now)
+        Admit::not_before(self.reopens_at(), now)
     }
 
-    /// The earliest point at which the next start may happen; past if it may now.
+    /// Returns the earliest time of the next start; it may be in the past.
     pub fn reopens_at(&self) -> Mono {
-        let last_to_leave = self.starts.len().checked_sub(self.max.get());
-        let leaves = last_to_leave.and_then(|index| self.starts.get(index));
-        let freed = leaves.map_or(Mono::ZERO, |at| *at + self.length);
+        let blocking = self.starts.len().checked_sub(self.max.get());
+        let blocking_start = blocking.and_then(|index| self.starts.get(index));
+        let freed = blocking_start.map_or(Mono::ZERO, |at| *at + self.length);
         freed.max(self.paused_until)
     }
 }
@@ -99,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_postponed_start_leaves_later() {
+    fn a_postponed_start_counts_for_longer() {
         let mut window = window(2, 60);
         assert_eq!(window.admit(Mono::from_secs(0)), Admit::Go);
         assert_eq!(window.admit(Mono::from_secs(1)), Admit::Go);
@@ -110,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_limit_counts_the_starts_before_it() {
+    fn a_changed_limit_counts_earlier_starts() {
         let mut window = window(4, 60);
         for second in 0..4 {
             assert_eq!(window.admit(Mono::from_secs(second)), Admit::Go);
@@ -123,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_start_waits_for_the_oldest_to_leave() {
+    fn the_next_start_waits_until_the_oldest_no_longer_counts() {
         let mut window = window(30, 60);
         for second in 0..30 {
             assert_eq!(window.admit(Mono::from_secs(second)), Admit::Go);
@@ -135,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn asking_in_vain_uses_nothing_up() {
+    fn refused_starts_do_not_count() {
         let mut window = window(1, 10);
         assert_eq!(window.admit(Mono::ZERO), Admit::Go);
         for second in 1..10 {
@@ -146,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_holds_back_an_empty_window() {
+    fn a_pause_applies_to_an_empty_window() {
         let mut window = window(5, 60);
         window.pause_until(Mono::from_secs(90));
         window.pause_until(Mono::from_secs(30));
@@ -155,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_by_the_allowed_starts() {
+    fn memory_is_bounded_by_the_limit() {
         let mut window = window(3, 1);
         for second in 0..1_000 {
             assert_eq!(window.admit(Mono::from_secs(second)), Admit::Go);

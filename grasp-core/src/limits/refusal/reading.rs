@@ -1,30 +1,30 @@
-//! From a text to its meaning.
+//! The parser of refusal texts.
 
 use super::{Heard, Refusal};
 
-/// Characters of a text that are looked at; whatever matters stands at the beginning.
-const HEAD: usize = 512;
+/// Characters of a text that are parsed; known phrases are at its beginning.
+const MAX_CHARS: usize = 512;
 
-/// The word that some texts begin with, up to a colon.
+/// The word before the first colon of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Prefix {
+enum TextPrefix {
     RateLimited,
     Forbidden,
-    Wrong,
+    Invalid,
     Error,
     AuthRequired,
     Closed,
 }
 
 pub(super) fn read(heard: Heard, text: &str) -> Refusal {
-    let head: String = text.trim_start().chars().take(HEAD).collect();
-    // Put by one common relay in front of everything, machine-readable prefixes included. Told from
-    // the prefix `error:` by its capitals.
-    let head = head.strip_prefix("ERROR:").unwrap_or(&head).trim();
-    let lower = head.to_ascii_lowercase();
-    let (prefix, rest) = peel(&lower);
-    by_opening(heard, rest)
-        .or_else(|| by_prose(heard, prefix, rest))
+    let start: String = text.trim_start().chars().take(MAX_CHARS).collect();
+    // One common relay puts `ERROR:` before every text, machine-readable prefixes included. Its capitals
+    // distinguish it from the prefix `error:`.
+    let start = start.strip_prefix("ERROR:").unwrap_or(&start).trim();
+    let lower = start.to_ascii_lowercase();
+    let (prefix, rest) = split_prefix(&lower);
+    by_phrase(heard, rest)
+        .or_else(|| by_words(heard, prefix, rest))
         .or_else(|| by_prefix(heard, prefix))
         .unwrap_or(match heard {
             Heard::LiveClosed => Refusal::Transient,
@@ -33,37 +33,37 @@ pub(super) fn read(heard: Heard, text: &str) -> Refusal {
         })
 }
 
-/// Takes the prefix off; of a vague one followed by another, the second counts.
-fn peel(text: &str) -> (Option<Prefix>, &str) {
-    let (outer, rest) = peel_one(text);
+/// Splits off the prefix; if a vague prefix is followed by another one, the second counts.
+fn split_prefix(text: &str) -> (Option<TextPrefix>, &str) {
+    let (outer, rest) = split_one_prefix(text);
     match outer {
-        Some(Prefix::Error | Prefix::Wrong) => {
-            let (inner, rest) = peel_one(rest);
+        Some(TextPrefix::Error | TextPrefix::Invalid) => {
+            let (inner, rest) = split_one_prefix(rest);
             (inner.or(outer), rest)
         }
         _ => (outer, rest),
     }
 }
 
-fn peel_one(text: &str) -> (Option<Prefix>, &str) {
+fn split_one_prefix(text: &str) -> (Option<TextPrefix>, &str) {
     let (word, rest) = text.split_once(':').unwrap_or((text, ""));
     let prefix = match word.trim() {
-        "rate-limited" => Prefix::RateLimited,
-        "blocked" | "restricted" | "pow" | "mute" => Prefix::Forbidden,
-        "invalid" | "unsupported" | "bad req" | "bad msg" => Prefix::Wrong,
-        "error" => Prefix::Error,
-        "auth-required" => Prefix::AuthRequired,
-        "closed" => Prefix::Closed,
+        "rate-limited" => TextPrefix::RateLimited,
+        "blocked" | "restricted" | "pow" | "mute" => TextPrefix::Forbidden,
+        "invalid" | "unsupported" | "bad req" | "bad msg" => TextPrefix::Invalid,
+        "error" => TextPrefix::Error,
+        "auth-required" => TextPrefix::AuthRequired,
+        "closed" => TextPrefix::Closed,
         _ => return (None, text),
     };
     (Some(prefix), rest.trim_start())
 }
 
-/// By the words that a text begins with after its prefix.
-fn by_opening(heard: Heard, rest: &str) -> Option<Refusal> {
-    const RETAINED: &str = "active subscriptions exceed max size";
-    if let Some(figure) = rest.strip_prefix(RETAINED) {
-        let stated = first_number(figure);
+/// Classifies by the phrase after the prefix.
+fn by_phrase(heard: Heard, rest: &str) -> Option<Refusal> {
+    const TOO_MANY_BYTES: &str = "active subscriptions exceed max size";
+    if let Some(after) = rest.strip_prefix(TOO_MANY_BYTES) {
+        let stated = first_number(after);
         return Some(Refusal::RetainedBytes { stated });
     }
     let concurrent = match heard {
@@ -71,7 +71,7 @@ fn by_opening(heard: Heard, rest: &str) -> Option<Refusal> {
         Heard::NegErr => Refusal::NegSessions,
         Heard::Closed | Heard::LiveClosed => Refusal::SlotCount,
     };
-    let openings = [
+    let phrases = [
         ("too many queries", Refusal::Rate),
         ("too many reqs", Refusal::SlotCount),
         ("too many subscriptions", Refusal::SlotCount),
@@ -96,32 +96,33 @@ fn by_opening(heard: Heard, rest: &str) -> Option<Refusal> {
         ("filter 'limit' must be", Refusal::LimitZero),
         ("live event buffer overflow", Refusal::LiveOverflow),
     ];
-    let known = openings.iter().find(|(words, _)| rest.starts_with(words));
+    let known = phrases.iter().find(|(words, _)| rest.starts_with(words));
     known.map(|(_, refusal)| *refusal)
 }
 
-/// By plain words anywhere, where no prefix says enough.
-fn by_prose(heard: Heard, prefix: Option<Prefix>, rest: &str) -> Option<Refusal> {
-    let is_vague = matches!(prefix, None | Some(Prefix::Error | Prefix::Wrong));
+/// Classifies by plain words anywhere in the text, if the prefix is not specific.
+fn by_words(heard: Heard, prefix: Option<TextPrefix>, rest: &str) -> Option<Refusal> {
+    let is_vague = matches!(prefix, None | Some(TextPrefix::Error | TextPrefix::Invalid));
     let may_be_neg = matches!(heard, Heard::NegErr | Heard::Notice);
-    let says = |phrase: &[&str]| says(rest, phrase);
+    let contains_phrase = |phrase: &[&str]| contains_phrase(rest, phrase);
 
-    if is_vague && may_be_neg && NO_NEGENTROPY.iter().any(|phrase| says(phrase)) {
+    if is_vague && may_be_neg && UNSUPPORTED_COMMAND.iter().any(|phrase| contains_phrase(phrase)) {
         return Some(Refusal::NegUnsupported);
     }
-    if prefix == Some(Prefix::Wrong) && may_be_neg && says(&["negentropy"]) {
+    if prefix == Some(TextPrefix::Invalid) && may_be_neg && contains_phrase(&["negentropy"]) {
         return Some(Refusal::NegUnsupported);
     }
-    let is_bare = prefix.is_none() || (prefix == Some(Prefix::Error) && heard == Heard::Notice);
-    if is_bare && SLOW_DOWN.iter().any(|phrase| says(phrase)) {
+    let is_unspecific =
+        prefix.is_none() || (prefix == Some(TextPrefix::Error) && heard == Heard::Notice);
+    if is_unspecific && RATE_LIMITED.iter().any(|phrase| contains_phrase(phrase)) {
         return Some(Refusal::Rate);
     }
-    let is_stranger = prefix.is_none() && says(&["not", "a", "member"]);
-    is_stranger.then_some(Refusal::Policy)
+    let is_not_member = prefix.is_none() && contains_phrase(&["not", "a", "member"]);
+    is_not_member.then_some(Refusal::Policy)
 }
 
-/// NEG-OPEN is the one command we send that a relay may not know.
-const NO_NEGENTROPY: [&[&str]; 7] = [
+/// Phrases for an unsupported command: NEG-OPEN is the only command sent that a relay may not know.
+const UNSUPPORTED_COMMAND: [&[&str]; 7] = [
     &["not", "support"],
     &["unknown", "cmd"],
     &["unknown", "command"],
@@ -131,22 +132,22 @@ const NO_NEGENTROPY: [&[&str]; 7] = [
     &["not", "parse", "command"],
 ];
 
-const SLOW_DOWN: [&[&str]; 4] =
+const RATE_LIMITED: [&[&str]; 4] =
     [&["slow", "down"], &["throttl"], &["rate", "limit"], &["rate-limited"]];
 
-fn by_prefix(heard: Heard, prefix: Option<Prefix>) -> Option<Refusal> {
+fn by_prefix(heard: Heard, prefix: Option<TextPrefix>) -> Option<Refusal> {
     match prefix? {
-        Prefix::RateLimited => Some(Refusal::Rate),
-        Prefix::Forbidden => Some(Refusal::Policy),
-        Prefix::Wrong => Some(Refusal::Malformed),
-        Prefix::Error => Some(Refusal::Transient),
-        Prefix::AuthRequired => Some(Refusal::AuthRequired),
-        Prefix::Closed => (heard == Heard::NegErr).then_some(Refusal::NegClosed),
+        TextPrefix::RateLimited => Some(Refusal::Rate),
+        TextPrefix::Forbidden => Some(Refusal::Policy),
+        TextPrefix::Invalid => Some(Refusal::Malformed),
+        TextPrefix::Error => Some(Refusal::Transient),
+        TextPrefix::AuthRequired => Some(Refusal::AuthRequired),
+        TextPrefix::Closed => (heard == Heard::NegErr).then_some(Refusal::NegClosed),
     }
 }
 
-/// Do these words follow one another? The last one may go on, as in "limit" and "limited".
-fn says(text: &str, phrase: &[&str]) -> bool {
+/// Returns whether these words follow one another. The last one may be longer, as in "limit" and "limited".
+fn contains_phrase(text: &str, phrase: &[&str]) -> bool {
     let Some((last, first)) = phrase.split_last() else {
         return false;
     };
@@ -159,7 +160,7 @@ fn says(text: &str, phrase: &[&str]) -> bool {
     })
 }
 
-/// A word of the sentence itself; names, paths, quotations and numbers are none.
+/// Returns a token that is a plain word; names, paths, quotations and numbers are not.
 fn plain_word(token: &str) -> Option<&str> {
     let word = token.trim_end_matches(['.', ',', ';', ':', '!', '?']);
     let is_plain = word == "rate-limited" || word.bytes().all(|byte| byte.is_ascii_alphabetic());

@@ -8,7 +8,7 @@ fn assert_all(expected: Refusal, said: &[(Heard, &str)]) {
 }
 
 #[test]
-fn too_many_starts_pause_the_starts() {
+fn too_many_requests_pause_the_requests() {
     assert_all(
         Refusal::Rate,
         &[
@@ -26,7 +26,7 @@ fn too_many_starts_pause_the_starts() {
 }
 
 #[test]
-fn too_many_subscriptions_lower_the_slots() {
+fn too_many_subscriptions_lower_the_slot_limit() {
     assert_all(
         Refusal::SlotCount,
         &[
@@ -39,7 +39,7 @@ fn too_many_subscriptions_lower_the_slots() {
 }
 
 #[test]
-fn a_notice_about_concurrency_means_that_a_start_was_dropped() {
+fn a_notice_about_concurrency_means_a_dropped_request() {
     assert_all(
         Refusal::DroppedStart,
         &[
@@ -50,7 +50,7 @@ fn a_notice_about_concurrency_means_that_a_start_was_dropped() {
 }
 
 #[test]
-fn too_many_sessions_is_not_too_many_items() {
+fn too_many_sessions_differ_from_too_many_items() {
     assert_all(
         Refusal::NegSessions,
         &[(NegErr, "rate-limited: too many negentropy subscriptions")],
@@ -66,13 +66,13 @@ fn too_many_sessions_is_not_too_many_items() {
 }
 
 #[test]
-fn an_idle_session_is_reopened_but_only_a_session() {
+fn only_an_idle_session_is_reopened() {
     assert_all(Refusal::NegClosed, &[(NegErr, "closed: unknown subscription handle")]);
     assert_all(Refusal::Unknown, &[(Closed, "closed: good night")]);
 }
 
 #[test]
-fn an_unreadable_frame_is_no_missing_feature() {
+fn a_protocol_error_differs_from_a_missing_feature() {
     assert_all(
         Refusal::NegProtocol,
         &[
@@ -96,7 +96,7 @@ fn an_unreadable_frame_is_no_missing_feature() {
 }
 
 #[test]
-fn too_many_filters_halve_the_group() {
+fn too_many_filters_halve_the_filters_per_req() {
     assert_all(
         Refusal::FilterCount,
         &[
@@ -108,7 +108,7 @@ fn too_many_filters_halve_the_group() {
 }
 
 #[test]
-fn the_one_figure_believed_is_that_of_retained_bytes() {
+fn the_stated_byte_limit_is_parsed() {
     let said = |text: &str| Refusal::read(LiveClosed, text);
     let stated = Some(1_048_576);
     assert_eq!(
@@ -122,7 +122,7 @@ fn the_one_figure_believed_is_that_of_retained_bytes() {
 }
 
 #[test]
-fn what_is_wrong_with_the_message_is_never_resent() {
+fn an_invalid_message_is_not_sent_again() {
     assert_all(
         Refusal::Malformed,
         &[
@@ -139,7 +139,7 @@ fn what_is_wrong_with_the_message_is_never_resent() {
 }
 
 #[test]
-fn a_relay_without_limit_zero_gets_another_live_request() {
+fn a_relay_without_limit_zero_is_recognised() {
     assert_all(
         Refusal::LimitZero,
         &[(LiveClosed, "invalid: Filter 'limit' must be a positive integer, got 0")],
@@ -147,7 +147,7 @@ fn a_relay_without_limit_zero_gets_another_live_request() {
 }
 
 #[test]
-fn authentication_is_seen_behind_the_capital_error() {
+fn auth_required_is_found_behind_the_capital_error() {
     assert_all(
         Refusal::AuthRequired,
         &[
@@ -188,7 +188,7 @@ fn a_vague_error_is_retried_once() {
 }
 
 #[test]
-fn unknown_words_are_surfaced_and_not_guessed_at() {
+fn unknown_texts_are_not_interpreted() {
     assert_all(
         Refusal::Unknown,
         &[
