@@ -1,13 +1,13 @@
-//! May this push happen? From the bytes of its command list to a verdict for every ref.
+//! Authorisation of pushes: from the bytes of the command list to a verdict per ref.
 //!
 //! ```text
 //! bytes ─▶ CommandReader ─▶ PushRequest ─▶ authorise(request, view) ─▶ PushVerdict ─▶ AuthorisedPush
-//!          strict, bounded                 would-be = declared            per ref        what may be done
+//!          strict, bounded           resulting refs = signed refs        per ref      commands to execute
 //! ```
 //!
-//! What is executed are the parsed commands that were judged, never the bytes they came in. A list that is empty, partly
-//! understood or outside the allowed namespaces never becomes an [`AuthorisedPush`]: only [`authorise`] makes one, and
-//! for contributors' own places [`authorise_contribution`].
+//! Git executes the parsed commands that were judged, never the bytes that they came in. A list that is empty,
+//! malformed or outside of the allowed namespaces never becomes an [`AuthorisedPush`]: only [`authorise`] and
+//! [`authorise_contribution`] make one.
 
 mod authorise;
 mod command;

@@ -1,4 +1,4 @@
-//! The judgement on a push: would-be equals declared, or it does not happen.
+//! Authorisation of pushes to a hosted repository: the resulting refs must equal a signed state.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,47 +11,47 @@ use crate::admission::Standing;
 use crate::nip34::{Declared, State};
 use crate::repo::{Namespace, Oid, RefName};
 
-/// Uploads for events that nobody has sent yet that one push may bring. Each is taken apart and kept by itself, for
-/// whoever asks, so that many of them would be much work for little.
+/// Maximum number of refs in one push whose events have not been received yet. Each is unpacked and stored separately
+/// for an unknown author, so the number is small.
 pub const MAX_UPLOADS: usize = 32;
 
-/// What must be known of a repository before a push to it can be judged.
+/// The facts about a repository that a push to it is judged by.
 #[derive(Clone, Debug)]
 pub struct PushView<'a> {
-    /// All refs of the view that is pushed to, read under its lock.
+    /// All refs of the view, read under its lock.
     pub refs: &'a BTreeMap<RefName, Oid>,
-    /// The confirmed maintainers of the selected repository.
+    /// The confirmed maintainers of the repository.
     pub maintainers: &'a BTreeSet<PublicKey>,
-    /// The states with its identifier, whoever signed them.
+    /// The states with its identifier, by any author.
     pub candidates: &'a [Candidate],
-    /// What is known of each event that a `refs/nostr/` command names.
+    /// The event of each `refs/nostr/` command.
     pub proposals: &'a BTreeMap<EventId, KnownProposal>,
 }
 
 /// A signed state that a push might realise.
 #[derive(Clone, Debug)]
 pub struct Candidate {
-    /// The state.
+    /// Parsed state.
     pub state: State,
-    /// Whether it is served.
+    /// Stored or held.
     pub standing: Standing,
 }
 
-/// What is known of the event behind a `refs/nostr/` ref.
+/// The event of a `refs/nostr/` ref.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KnownProposal {
-    /// Stored or held, naming this commit.
+    /// A stored or held event that names this commit.
     Tip(Oid),
-    /// Nobody has sent it yet.
+    /// An event that has not been received yet.
     Unknown,
-    /// Looking it up failed.
+    /// The lookup failed.
     Unavailable,
 }
 
 /// Judges a push against the signed states and pull requests.
 ///
-/// Branches and tags are accepted together, exactly when the refs that would result are the refs that one
-/// candidate declares. Each `refs/nostr/` command is judged for itself.
+/// Branches and tags are accepted together, if and only if the resulting refs are exactly those of one candidate.
+/// Each `refs/nostr/` command is judged by itself.
 ///
 /// ```
 /// use std::collections::{BTreeMap, BTreeSet};
@@ -73,57 +73,61 @@ pub enum KnownProposal {
 /// ```
 pub fn authorise(request: &PushRequest, view: &PushView<'_>) -> PushVerdict {
     let commands = request.commands();
-    let ruled: Vec<_> = commands.iter().filter(|c| c.name.is_branch_or_tag()).collect();
-    let judgement = judge_ruled(&ruled, view);
+    let branches_and_tags: Vec<_> = commands.iter().filter(|c| c.name.is_branch_or_tag()).collect();
+    let judgement = judge_branches_and_tags(&branches_and_tags, view);
     let mut refs: Vec<_> = commands
         .iter()
         .map(|command| (command.name.clone(), judge(command, view, &judgement)))
         .collect();
-    refuse_as_a_whole(request, &mut refs);
+    refuse_by_whole_push(request, &mut refs);
     let authorised = AuthorisedPush::new(commands, &refs);
     let mut moved = authorised.iter().flat_map(AuthorisedPush::execute);
-    let moves_ruled = moved.any(|command| command.name.is_branch_or_tag());
+    let moves_branch_or_tag = moved.any(|command| command.name.is_branch_or_tag());
     let realises = match judgement {
-        Judgement::Realises(id) if moves_ruled => Some(id),
+        Judgement::Realises(id) if moves_branch_or_tag => Some(id),
         _ => None,
     };
     PushVerdict { refs, realises, authorised }
 }
 
-/// What the branches and tags of a push amount to.
+/// The judgement on the branches and tags of a push together.
 enum Judgement {
-    /// Exactly what this state declares.
+    /// They become exactly those of this state.
     Realises(EventId),
-    /// Not what the closest state declares.
-    Differs { closest: State },
-    /// What some state declares, but a ref has moved since the client looked.
-    Raced,
-    /// No state to compare with.
-    Nothing(RefRefusal),
+    /// They differ from the newest state.
+    Differs { newest: State },
+    /// They become those of a state, but a ref has changed since the client read it.
+    ChangedMeanwhile,
+    /// There is no state to compare with.
+    NoCandidate(RefRefusal),
 }
 
-fn judge_ruled(ruled: &[&PushCommand], view: &PushView<'_>) -> Judgement {
+fn judge_branches_and_tags(branches_and_tags: &[&PushCommand], view: &PushView<'_>) -> Judgement {
     if view.maintainers.is_empty() {
-        return Judgement::Nothing(RefRefusal::NoMaintainers);
+        return Judgement::NoCandidate(RefRefusal::NoMaintainers);
     }
-    let candidates = eligible(view);
-    let would_be = would_be(ruled, view.refs);
-    let matching = candidates.iter().filter(|state| state.is_realised_by(&would_be));
+    let candidates = eligible_states(view);
+    let resulting_refs = resulting_refs(branches_and_tags, view.refs);
+    let matching = candidates.iter().filter(|state| state.is_realised_by(&resulting_refs));
     if let Some(state) = matching.max_by_key(|state| state.version) {
-        let raced = ruled.iter().any(|command| has_moved(command, view));
-        return if raced { Judgement::Raced } else { Judgement::Realises(state.version.id) };
+        let has_changed = branches_and_tags.iter().any(|command| has_moved(command, view));
+        return if has_changed {
+            Judgement::ChangedMeanwhile
+        } else {
+            Judgement::Realises(state.version.id)
+        };
     }
-    // People want to hear how their push differs from what they have just signed.
+    // The newest state is the one that the person who pushes has probably just signed.
     match candidates.into_iter().max_by_key(|state| state.version) {
-        Some(state) => Judgement::Differs { closest: state.clone() },
-        None => Judgement::Nothing(RefRefusal::NoState),
+        Some(state) => Judgement::Differs { newest: state.clone() },
+        None => Judgement::NoCandidate(RefRefusal::NoState),
     }
 }
 
-/// The stored winner of the confirmed maintainers, and whatever they hold that would win over it.
+/// Returns the newest stored state of the confirmed maintainers, and their held states that are newer.
 ///
-/// A held state that loses to the one served could be realised only by taking the served one back.
-fn eligible<'a>(view: &PushView<'a>) -> Vec<&'a State> {
+/// A held state that is older could be realised only by undoing the served one.
+fn eligible_states<'a>(view: &PushView<'a>) -> Vec<&'a State> {
     let by_maintainers = || {
         let all = view.candidates.iter();
         all.filter(|candidate| view.maintainers.contains(&candidate.state.repo.owner))
@@ -139,8 +143,11 @@ fn eligible<'a>(view: &PushView<'a>) -> Vec<&'a State> {
     held.chain(winner).collect()
 }
 
-/// The branches and tags that would result.
-fn would_be(commands: &[&PushCommand], refs: &BTreeMap<RefName, Oid>) -> BTreeMap<RefName, Oid> {
+/// Returns the branches and tags after the push.
+fn resulting_refs(
+    commands: &[&PushCommand],
+    refs: &BTreeMap<RefName, Oid>,
+) -> BTreeMap<RefName, Oid> {
     let mut result: BTreeMap<_, _> = refs
         .iter()
         .filter(|(name, _)| name.is_branch_or_tag())
@@ -170,25 +177,27 @@ fn judge(command: &PushCommand, view: &PushView<'_>, judgement: &Judgement) -> R
     }
 }
 
-/// Whether a ref that is to be moved is no longer where the client saw it.
+/// Returns whether a ref has changed since the client read it.
 fn has_moved(command: &PushCommand, view: &PushView<'_>) -> bool {
     !is_satisfied(command, view) && command.old != view.refs.get(&command.name).copied()
 }
 
-/// Whether the ref is where the client wants it, as happens when the state arrived by another way meanwhile.
+/// Returns whether the ref already has the wanted target, for example because the state came from another relay.
 fn is_satisfied(command: &PushCommand, view: &PushView<'_>) -> bool {
     command.new == view.refs.get(&command.name).copied()
 }
 
 fn judge_branch_or_tag(command: &PushCommand, judgement: &Judgement) -> RefVerdict {
-    let closest = match judgement {
+    let newest = match judgement {
         Judgement::Realises(_) => return RefVerdict::Execute,
-        // A state is realised whole or not at all.
-        Judgement::Raced => return RefVerdict::Refused(RefRefusal::OthersMoved),
-        Judgement::Nothing(why) => return RefVerdict::Refused(hint(command, why.clone())),
-        Judgement::Differs { closest } => closest,
+        // A state is realised as a whole or not at all.
+        Judgement::ChangedMeanwhile => return RefVerdict::Refused(RefRefusal::OthersMoved),
+        Judgement::NoCandidate(why) => {
+            return RefVerdict::Refused(pull_request_hint(command, why.clone()));
+        }
+        Judgement::Differs { newest } => newest,
     };
-    let why = match (command.new, closest.refs.get(&command.name)) {
+    let why = match (command.new, newest.refs.get(&command.name)) {
         (Some(_), None) => RefRefusal::NotDeclared,
         (None, Some(_)) => RefRefusal::StillDeclared,
         (Some(would_be), Some(declared)) if *declared != Declared::Oid(would_be) => {
@@ -196,15 +205,15 @@ fn judge_branch_or_tag(command: &PushCommand, judgement: &Judgement) -> RefVerdi
         }
         _ => RefRefusal::OthersDiffer,
     };
-    RefVerdict::Refused(hint(command, why))
+    RefVerdict::Refused(pull_request_hint(command, why))
 }
 
-/// Tells people who push a pull request as a branch where it belongs.
-fn hint(command: &PushCommand, why: RefRefusal) -> RefRefusal {
-    let is_request =
+/// Replaces the reason for a pull request that was pushed as a branch by one that says where it belongs.
+fn pull_request_hint(command: &PushCommand, why: RefRefusal) -> RefRefusal {
+    let is_pull_request =
         matches!(command.name.namespace(), Namespace::Branch(name) if name.starts_with("pr/"));
     match why {
-        RefRefusal::NotDeclared | RefRefusal::NoState if is_request => {
+        RefRefusal::NotDeclared | RefRefusal::NoState if is_pull_request => {
             RefRefusal::PullRequestBranch
         }
         other => other,
@@ -229,9 +238,8 @@ fn judge_proposal(command: &PushCommand, view: &PushView<'_>, event: EventId) ->
     }
 }
 
-/// Refuses what one command alone could not be refused for: too many uploads, and everything if not all of an atomic
-/// push may happen.
-pub(super) fn refuse_as_a_whole(request: &PushRequest, refs: &mut [(RefName, RefVerdict)]) {
+/// Refuses refs for reasons that concern the whole push: too many uploads, or a refused ref of an atomic push.
+pub(super) fn refuse_by_whole_push(request: &PushRequest, refs: &mut [(RefName, RefVerdict)]) {
     let uploads = refs.iter_mut().filter(|(_, verdict)| *verdict == RefVerdict::Stage);
     for (_, verdict) in uploads.skip(MAX_UPLOADS) {
         *verdict = RefVerdict::Refused(RefRefusal::TooManyUploads);

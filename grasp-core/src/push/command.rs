@@ -1,102 +1,102 @@
-//! The command list of a push, read strictly.
+//! The strict parser of a push's command list.
 
 use std::collections::BTreeSet;
 
 use super::pktline::{Pkt, PktError, read_pkt};
 use crate::repo::{Oid, RefName, RefNameError};
 
-/// More refs than any honest push moves at once.
+/// Maximum number of refs in one push.
 pub const MAX_COMMANDS: usize = 20_000;
 
-/// One ref to move: from where, to where.
+/// A change of one ref.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PushCommand {
-    /// Where the client believes the ref is; `None` if it believes there is none.
+    /// The current target according to the client; `None` if the ref does not exist.
     pub old: Option<Oid>,
-    /// Where it shall be; `None` to delete it.
+    /// The new target; `None` to delete the ref.
     pub new: Option<Oid>,
-    /// The ref.
+    /// Name of the ref.
     pub name: RefName,
 }
 
-/// A complete, well-formed, non-empty command list.
+/// A complete, valid and non-empty command list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PushRequest {
     commands: Vec<PushCommand>,
     capabilities: Capabilities,
 }
 
-/// What the client said it can do, as far as it matters here; anything else is not passed on.
+/// The client's capabilities that this server uses; others are not passed on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Wants a report per ref.
+    /// The client expects a report per ref.
     pub report_status: bool,
-    /// Wants the newer report per ref.
+    /// The client expects a report per ref in version 2.
     pub report_status_v2: bool,
-    /// Takes progress and report on one stream.
+    /// The client accepts progress and report on one stream.
     pub side_band_64k: bool,
-    /// All or nothing.
+    /// Either all refs change or none.
     pub atomic: bool,
-    /// No progress text.
+    /// The client wants no progress text.
     pub quiet: bool,
     /// Push options follow the command list.
     pub push_options: bool,
 }
 
-/// Why a command list is not one.
+/// The reason for which a command list is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PushParseError {
-    /// The framing is broken.
+    /// Malformed packets.
     #[error(transparent)]
     Framing(#[from] PktError),
-    /// A packet that has no place in a command list.
+    /// A packet that does not belong in a command list.
     #[error("unexpected packet in the command list")]
     UnexpectedPacket,
-    /// Not `old new ref`.
+    /// A command that is not `old new ref`.
     #[error("a command is not of the form <old id> <new id> <ref>")]
     Shape,
-    /// A ref that git would not take.
+    /// A ref name that git refuses.
     #[error("a ref name {0}")]
     RefName(#[from] RefNameError),
-    /// One ref twice.
+    /// The same ref twice.
     #[error("{0} is pushed twice")]
     Duplicate(RefName),
     /// More than [`MAX_COMMANDS`].
     #[error("more than {MAX_COMMANDS} refs in one push")]
     TooMany,
-    /// A shallow client; its history could not be checked.
+    /// A push from a shallow clone; its history cannot be checked.
     #[error("pushing from a shallow clone is not supported")]
     Shallow,
-    /// A signed push; the signed state says more.
+    /// A signed push, which the signed state makes unnecessary.
     #[error("push certificates are not supported")]
     Certificate,
-    /// More push options than anybody needs.
+    /// Too many bytes of push options.
     #[error("too many push options")]
     TooManyOptions,
-    /// Another hash than the repository's.
+    /// Another hash than that of the repository.
     #[error("object format {0} is not supported")]
     ObjectFormat(String),
 }
 
-/// How far the reading has come.
+/// The result of [`CommandReader::feed`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// The list is not complete; feed more.
+    /// The list is incomplete; feed more bytes.
     More,
-    /// A lone flush: git asks whether a big push may come. It authorises nothing and runs nothing.
+    /// A single flush packet, with which git tests whether a large push is accepted. Nothing is executed.
     Probe,
     /// The list is complete.
     Complete {
-        /// What is asked for.
+        /// The parsed commands.
         request: PushRequest,
-        /// What followed the list, the beginning of push options or of the pack.
+        /// The bytes after the list: push options or the pack.
         rest: Vec<u8>,
     },
 }
 
 /// Reads a command list from chunks as they arrive.
 ///
-/// Memory is bounded by [`MAX_COMMANDS`] and the longest packet; after an error nothing more is read.
+/// Memory is bounded by [`MAX_COMMANDS`] and the longest packet.
 ///
 /// ```
 /// use grasp_core::push::{CommandReader, Progress};
@@ -117,12 +117,12 @@ pub struct CommandReader {
 }
 
 impl CommandReader {
-    /// What the client said it can do, once its first command was read; how to answer even a broken list.
+    /// Returns the client's capabilities, known after its first command; they also apply to error answers.
     pub fn capabilities(&self) -> Capabilities {
         self.capabilities
     }
 
-    /// Takes the next bytes of the request.
+    /// Parses the next bytes of the request.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<Progress, PushParseError> {
         self.buffer.extend_from_slice(bytes);
         let buffer = std::mem::take(&mut self.buffer);
@@ -130,7 +130,7 @@ impl CommandReader {
         while let Some((pkt, after)) = read_pkt(rest)? {
             rest = after;
             match pkt {
-                Pkt::Data(line) => self.take_line(line)?,
+                Pkt::Data(line) => self.parse_line(line)?,
                 Pkt::Flush => return Ok(self.finish(rest)),
                 Pkt::Delimiter | Pkt::ResponseEnd => return Err(PushParseError::UnexpectedPacket),
             }
@@ -148,7 +148,7 @@ impl CommandReader {
         Progress::Complete { request, rest: rest.to_vec() }
     }
 
-    fn take_line(&mut self, line: &[u8]) -> Result<(), PushParseError> {
+    fn parse_line(&mut self, line: &[u8]) -> Result<(), PushParseError> {
         if line.starts_with(b"shallow ") {
             return Err(PushParseError::Shallow);
         }
@@ -178,18 +178,18 @@ impl CommandReader {
 }
 
 impl PushCommand {
-    /// Reads `<40 hex> <40 hex> <ref>`.
+    /// Parses `<40 hex> <40 hex> <ref>`.
     fn parse(line: &str) -> Result<Self, PushParseError> {
         let mut parts = line.splitn(3, ' ');
         let (Some(old), Some(new), Some(name)) = (parts.next(), parts.next(), parts.next()) else {
             return Err(PushParseError::Shape);
         };
-        Ok(Self { old: object(old)?, new: object(new)?, name: RefName::new(name)? })
+        Ok(Self { old: parse_object(old)?, new: parse_object(new)?, name: RefName::new(name)? })
     }
 }
 
-/// An object of a SHA-1 repository, or none.
-fn object(text: &str) -> Result<Option<Oid>, PushParseError> {
+/// Parses a SHA-1 object id; `None` for zero.
+fn parse_object(text: &str) -> Result<Option<Oid>, PushParseError> {
     match text.parse() {
         Ok(oid @ Oid::Sha1(_)) => Ok((!oid.is_zero()).then_some(oid)),
         _ => Err(PushParseError::Shape),
@@ -197,12 +197,12 @@ fn object(text: &str) -> Result<Option<Oid>, PushParseError> {
 }
 
 impl PushRequest {
-    /// What is asked for; never empty, no ref twice.
+    /// Returns the commands; at least one, and no ref twice.
     pub fn commands(&self) -> &[PushCommand] {
         &self.commands
     }
 
-    /// What the client can do.
+    /// Returns the client's capabilities.
     pub fn capabilities(&self) -> Capabilities {
         self.capabilities
     }
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_and_capabilities_are_read() {
+    fn reads_commands_and_capabilities() {
         let first = format!("{}\0 report-status atomic agent=x", create("refs/heads/a"));
         let request = parse(&[first, format!("{A} {NONE} refs/heads/b\n")]).unwrap();
         let [a, b] = request.commands() else { panic!() };
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_may_come_one_at_a_time() {
+    fn accepts_bytes_one_at_a_time() {
         let bytes = list(&[create("refs/heads/a"), create("refs/heads/b")]);
         let mut reader = CommandReader::default();
         let (last, most) = bytes.split_last().unwrap();
@@ -283,12 +283,12 @@ mod tests {
     }
 
     #[test]
-    fn a_lone_flush_is_a_probe_and_no_command_list() {
+    fn a_single_flush_is_a_probe() {
         assert_eq!(CommandReader::default().feed(b"0000"), Ok(Progress::Probe));
     }
 
     #[test]
-    fn anything_not_wholly_understood_is_refused() {
+    fn refuses_malformed_lists() {
         let good = create("refs/heads/a");
         let cases = [
             (vec![String::new()], PushParseError::Shape),

@@ -1,32 +1,32 @@
-//! The judgement on a push to a contributor's own place: pull requests that they sign, and nothing else (GRASP-06).
+//! Authorisation of pushes to a contributor's endpoint below `/prs/` (GRASP-06).
 
 use std::collections::BTreeMap;
 
 use nostr::event::EventId;
 
-use super::authorise::refuse_as_a_whole;
+use super::authorise::refuse_by_whole_push;
 use super::command::{PushCommand, PushRequest};
 use super::verdict::{AuthorisedPush, PushVerdict, RefRefusal, RefVerdict};
 use crate::admission::Standing;
 use crate::repo::{Namespace, Oid, RefName};
 
-/// What is known of the event behind a `refs/nostr/` ref, as seen from one contributor's place.
+/// The event of a `refs/nostr/` ref, as seen from one contributor's endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contribution {
-    /// By this contributor and for this place, naming this commit.
+    /// An event by this contributor for this endpoint, naming this commit.
     Ours(Standing, Oid),
-    /// By somebody else, or for another place.
+    /// An event by another author, or for another endpoint.
     Foreign,
-    /// Nobody has sent it yet.
+    /// An event that has not been received yet.
     Unknown,
-    /// Looking it up failed.
+    /// The lookup failed.
     Unavailable,
 }
 
-/// Judges a push to a contributor's place. Each command stands for itself.
+/// Judges a push to a contributor's endpoint. Each command is judged by itself.
 ///
-/// What waits for its commit is staged like what nobody knows yet: whoever holds the event takes it from there, and
-/// serves both together.
+/// The commit of a held event is staged like that of an unknown one; purgatory takes it from staging and releases
+/// event and commit together.
 ///
 /// ```
 /// use std::collections::BTreeMap;
@@ -56,7 +56,7 @@ pub fn authorise_contribution(
         .iter()
         .map(|command| (command.name.clone(), judge(command, refs, known)))
         .collect();
-    refuse_as_a_whole(request, &mut verdicts);
+    refuse_by_whole_push(request, &mut verdicts);
     let authorised = AuthorisedPush::new(commands, &verdicts);
     PushVerdict { refs: verdicts, realises: None, authorised }
 }
@@ -74,14 +74,16 @@ fn judge(
     let Some(new) = command.new else {
         return RefVerdict::Refused(RefRefusal::PullRequestDelete);
     };
-    let at = refs.get(&command.name).copied();
+    let current = refs.get(&command.name).copied();
     match known.get(&id) {
         Some(Contribution::Ours(_, tip)) if *tip != new => {
             RefVerdict::Refused(RefRefusal::WrongTip { wanted: *tip })
         }
-        Some(Contribution::Ours(..)) if at == Some(new) => RefVerdict::Satisfied,
+        Some(Contribution::Ours(..)) if current == Some(new) => RefVerdict::Satisfied,
         Some(Contribution::Ours(Standing::Held, _) | Contribution::Unknown) => RefVerdict::Stage,
-        Some(Contribution::Ours(..)) if at != command.old => RefVerdict::Refused(RefRefusal::Moved),
+        Some(Contribution::Ours(..)) if current != command.old => {
+            RefVerdict::Refused(RefRefusal::Moved)
+        }
         Some(Contribution::Ours(Standing::Stored, _)) => RefVerdict::Execute,
         Some(Contribution::Foreign) => RefVerdict::Refused(RefRefusal::ForeignProposal),
         Some(Contribution::Unavailable) | None => RefVerdict::Refused(RefRefusal::Unknowable),
@@ -101,7 +103,7 @@ mod tests {
         "b".repeat(64).parse().unwrap()
     }
 
-    /// The verdict on one command.
+    /// Returns the verdict on one command.
     fn judged(old: &str, new: &str, name: &str, known: Contribution) -> RefVerdict {
         let line = format!("{} {} {name}", old.repeat(40), new.repeat(40));
         let bytes = format!("{:04x}{line}0000", line.len() + 4);
@@ -116,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_its_contributor_signed_comes_in_and_nothing_else() {
+    fn accepts_only_commits_that_the_contributor_signed() {
         let name = format!("refs/nostr/{}", id());
         let ours = |standing| Contribution::Ours(standing, oid("a"));
         let refused = RefVerdict::Refused;
@@ -137,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn no_other_ref_has_a_place_here_and_the_words_do_not_sound_like_a_missing_page() {
+    fn refuses_other_refs_without_sounding_like_a_missing_repository() {
         for name in ["refs/heads/main", "refs/tags/v1", "refs/other/x", "refs/nostr/not-an-id"] {
             let RefVerdict::Refused(why) = judged("0", "a", name, Contribution::Unknown) else {
                 panic!("{name}");

@@ -1,32 +1,31 @@
-//! Push options: read, bounded, and forgotten.
+//! Push options, which are read and ignored.
 
 use super::command::PushParseError;
 use super::pktline::{Pkt, read_pkt};
 
-/// More than any option list needs.
+/// Maximum size of the option list.
 const MAX_OPTION_BYTES: usize = 64 * 1024;
 
-/// Passes over the option list that follows the commands of a client that announced one.
+/// Skips the option list that follows the commands of a client that announced one.
 ///
-/// Clients forward their `-o` values and abort if a server does not take them; none of them means anything here, and
-/// git is not told of them.
+/// Clients pass on their `-o` values and abort if a server does not accept options; no option has a meaning here.
 #[derive(Clone, Debug, Default)]
 pub struct OptionsReader {
     buffer: Vec<u8>,
-    seen: usize,
+    bytes_read: usize,
 }
 
 impl OptionsReader {
-    /// Takes the next bytes; once the list has ended, what follows it.
+    /// Parses the next bytes; returns those after the list once it has ended.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<Option<Vec<u8>>, PushParseError> {
         self.buffer.extend_from_slice(bytes);
         let buffer = std::mem::take(&mut self.buffer);
         let mut rest = buffer.as_slice();
         while let Some((pkt, after)) = read_pkt(rest)? {
-            self.seen += rest.len() - after.len();
+            self.bytes_read += rest.len() - after.len();
             rest = after;
             match pkt {
-                Pkt::Data(_) if self.seen <= MAX_OPTION_BYTES => {}
+                Pkt::Data(_) if self.bytes_read <= MAX_OPTION_BYTES => {}
                 Pkt::Data(_) => return Err(PushParseError::TooManyOptions),
                 Pkt::Flush => return Ok(Some(rest.to_vec())),
                 Pkt::Delimiter | Pkt::ResponseEnd => return Err(PushParseError::UnexpectedPacket),
@@ -43,7 +42,7 @@ mod tests {
     use crate::push::encode_pkt;
 
     #[test]
-    fn options_are_passed_over_in_any_pieces() {
+    fn skips_options_in_any_pieces() {
         let mut bytes = Vec::new();
         encode_pkt(b"ci.skip", &mut bytes);
         encode_pkt(b"x=y", &mut bytes);
@@ -57,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn endless_options_are_refused() {
+    fn refuses_too_many_options() {
         let mut packet = Vec::new();
         encode_pkt(&[b'x'; 60_000], &mut packet);
         let mut reader = OptionsReader::default();

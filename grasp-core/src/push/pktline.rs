@@ -1,12 +1,12 @@
-//! Git's framing: four hex digits of length, then the data.
+//! Git's pkt-line framing: four hex digits of length, then the data.
 
-/// The most data one packet can carry.
+/// Maximum length of a packet's data.
 pub const MAX_PKT_DATA: usize = 65_516;
 
 /// One packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pkt<'a> {
-    /// Data.
+    /// The payload.
     Data(&'a [u8]),
     /// `0000`
     Flush,
@@ -16,18 +16,18 @@ pub enum Pkt<'a> {
     ResponseEnd,
 }
 
-/// Why bytes are no packet.
+/// The reason for which bytes are not a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PktError {
-    /// The length is not four hex digits.
+    /// A length that is not four hex digits.
     #[error("a packet length is not four hex digits")]
     Length,
-    /// `0003`, or longer than any packet may be.
+    /// A length of 3, or one above the maximum.
     #[error("a packet of impossible length")]
     Impossible,
 }
 
-/// Reads one packet from the front: the packet and what follows it, or `None` while it is incomplete.
+/// Reads the first packet and returns it with the bytes after it; `None` if it is incomplete.
 pub fn read_pkt(bytes: &[u8]) -> Result<Option<(Pkt<'_>, &[u8])>, PktError> {
     let Some((head, rest)) = bytes.split_at_checked(4) else {
         return Ok(None);
@@ -47,7 +47,7 @@ pub fn read_pkt(bytes: &[u8]) -> Result<Option<(Pkt<'_>, &[u8])>, PktError> {
     }
 }
 
-/// Appends one data packet; the caller keeps within [`MAX_PKT_DATA`].
+/// Appends one data packet of at most [`MAX_PKT_DATA`] bytes.
 pub fn encode_pkt(data: &[u8], out: &mut Vec<u8>) {
     debug_assert!(data.len() <= MAX_PKT_DATA, "one packet at a time");
     out.extend_from_slice(format!("{:04x}", data.len() + 4).as_bytes());
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packets_are_read_as_they_were_written() {
+    fn encoding_and_reading_round_trip() {
         let mut bytes = Vec::new();
         encode_pkt(b"hello", &mut bytes);
         bytes.extend_from_slice(b"0000rest");
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn an_incomplete_packet_waits_and_a_broken_one_does_not() {
+    fn tells_incomplete_from_malformed_packets() {
         for waiting in ["", "0", "000", "0009hell"] {
             assert_eq!(read_pkt(waiting.as_bytes()), Ok(None), "{waiting}");
         }

@@ -1,25 +1,25 @@
-//! Telling the client what became of each ref, so that `git push` shows it.
+//! Encoding of push results, as `git push` shows them.
 
 use super::command::Capabilities;
 use super::pktline::{MAX_PKT_DATA, encode_pkt};
 use crate::repo::RefName;
 
-/// What became of one ref.
+/// The result for one ref.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RefReport {
-    /// The ref.
+    /// Name of the ref.
     pub name: RefName,
-    /// `None` if it is where the client wanted it; else one line that says why not.
+    /// The reason in one line, or `None` on success.
     pub refusal: Option<String>,
 }
 
-/// The most text that one side-band packet carries.
-const BAND: usize = MAX_PKT_DATA - 1;
+/// Maximum data of a side-band packet.
+const MAX_BAND_DATA: usize = MAX_PKT_DATA - 1;
 
-/// Encodes the answer to a push that was understood: per-ref lines in the form that the client negotiated.
+/// Encodes the answer to a valid push: a line per ref in the negotiated form.
 ///
-/// Always sent with status 200. A bare error here would be read as a broken stream, and an HTTP error as a broken
-/// server; only this reaches people as `! [remote rejected] main -> main (reason)`.
+/// Always sent with status 200: git reads a bare error as a broken stream and an HTTP error as a broken server. Only
+/// this form is shown as `! [remote rejected] main -> main (reason)`.
 pub fn encode_report(refs: &[RefReport], capabilities: Capabilities) -> Vec<u8> {
     if !(capabilities.report_status || capabilities.report_status_v2) {
         return encode_without_report(refs, capabilities);
@@ -43,7 +43,7 @@ pub fn encode_report(refs: &[RefReport], capabilities: Capabilities) -> Vec<u8> 
     out
 }
 
-/// Encodes one progress message, shown as `remote: …`; nothing for a client without side-band.
+/// Encodes a progress message, shown as `remote: …`; empty for a client without side-band.
 pub fn encode_progress(text: &str, capabilities: Capabilities) -> Vec<u8> {
     let mut out = Vec::new();
     if capabilities.side_band_64k {
@@ -52,7 +52,7 @@ pub fn encode_progress(text: &str, capabilities: Capabilities) -> Vec<u8> {
     out
 }
 
-/// Encodes the answer to a push that was not even understood: there are no refs to speak of.
+/// Encodes the answer to an invalid push, which has no refs to report.
 pub fn encode_error(why: &str, capabilities: Capabilities) -> Vec<u8> {
     let mut out = Vec::new();
     if capabilities.side_band_64k {
@@ -64,15 +64,15 @@ pub fn encode_error(why: &str, capabilities: Capabilities) -> Vec<u8> {
     out
 }
 
-/// Splits data over as many packets of a band as it needs.
+/// Splits data into packets of a band.
 fn encode_band(band: u8, data: &[u8], out: &mut Vec<u8>) {
-    for chunk in data.chunks(BAND) {
+    for chunk in data.chunks(MAX_BAND_DATA) {
         let packet: Vec<u8> = std::iter::once(band).chain(chunk.iter().copied()).collect();
         encode_pkt(&packet, out);
     }
 }
 
-/// A client that wants no report still gets the first reason.
+/// Encodes the first reason as an error for a client that wants no report.
 fn encode_without_report(refs: &[RefReport], capabilities: Capabilities) -> Vec<u8> {
     match refs.iter().find_map(|report| report.refusal.as_deref()) {
         Some(why) => encode_error(why, capabilities),
@@ -80,10 +80,10 @@ fn encode_without_report(refs: &[RefReport], capabilities: Capabilities) -> Vec<
     }
 }
 
-/// A reason fits one line of a terminal, and cannot pretend to be another.
+/// Shortens a text to one line without control characters, so that it cannot imitate another line.
 fn one_line(text: &str) -> String {
-    const LONGEST: usize = 400;
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LONGEST).collect()
+    const MAX_CHARS: usize = 400;
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_CHARS).collect()
 }
 
 #[cfg(test)]
@@ -124,7 +124,7 @@ mod tests {
     };
 
     #[test]
-    fn each_ref_has_one_line_that_cannot_forge_another() {
+    fn each_ref_has_one_line() {
         let packets = packets(&encode_report(&reports(), PLAIN));
         let expected: [&[u8]; 4] = [
             b"unpack ok\n",
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn with_side_band_the_report_travels_inside_band_one() {
+    fn with_side_band_the_report_is_in_band_one() {
         let capabilities = Capabilities { side_band_64k: true, ..PLAIN };
         let outer = packets(&encode_report(&reports(), capabilities));
         let (band, inner) = outer[0].split_first().unwrap();
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_is_for_clients_that_can_tell_it_from_data() {
+    fn progress_needs_side_band() {
         assert!(encode_progress("working", PLAIN).is_empty());
         let capabilities = Capabilities { side_band_64k: true, ..PLAIN };
         assert_eq!(packets(&encode_progress("working", capabilities)), [b"\x02working\n"]);

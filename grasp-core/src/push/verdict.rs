@@ -1,4 +1,4 @@
-//! What may happen to each ref of a push, and why not.
+//! Verdicts on the refs of a push, with reasons.
 
 use std::fmt;
 
@@ -9,42 +9,42 @@ use super::command::{PushCommand, PushRequest};
 use crate::nip34::Declared;
 use crate::repo::{Oid, RefName};
 
-/// The judgement on a push, one verdict per command in the order they came.
+/// The verdict on a push: one per command, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct PushVerdict {
-    /// What may happen to each ref.
+    /// Verdict on each ref.
     pub refs: Vec<(RefName, RefVerdict)>,
     /// The signed state that the branches and tags will realise.
     pub realises: Option<EventId>,
-    /// What git may execute; `None` if nothing is left to do.
+    /// The commands to execute; `None` if there are none.
     pub authorised: Option<AuthorisedPush>,
 }
 
 impl PushVerdict {
-    /// Everything is refused, for the same reason.
+    /// Refuses every ref for the same reason.
     pub fn refused(request: &PushRequest, why: &RefRefusal) -> Self {
         let commands = request.commands().iter();
         let refs = commands.map(|c| (c.name.clone(), RefVerdict::Refused(why.clone()))).collect();
         Self { refs, realises: None, authorised: None }
     }
 
-    /// Whether every ref may be where the client wants it.
+    /// Returns whether no ref was refused.
     pub fn is_accepted(&self) -> bool {
         self.refs.iter().all(|(_, verdict)| !verdict.is_refused())
     }
 }
 
-/// What may happen to one ref.
+/// The verdict on one ref.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RefVerdict {
-    /// It is there already: report success, execute nothing.
+    /// The ref has the wanted target already: report success, execute nothing.
     Satisfied,
-    /// Git may move it.
+    /// Git may change the ref.
     Execute,
-    /// Nobody has signed for it yet: its objects go to staging, hidden until somebody does.
+    /// No event about it was received yet: its objects go to staging and are not served.
     Stage,
-    /// It stays where it is.
+    /// The ref stays unchanged.
     Refused(RefRefusal),
 }
 
@@ -54,8 +54,8 @@ impl RefVerdict {
     }
 }
 
-/// Commands that were judged and found good. Made by [`authorise`](super::authorise) and
-/// [`authorise_contribution`](super::authorise_contribution) alone.
+/// Commands that were judged and accepted. Made by [`authorise`](super::authorise) and
+/// [`authorise_contribution`](super::authorise_contribution) only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuthorisedPush {
     execute: Vec<PushCommand>,
@@ -63,85 +63,86 @@ pub struct AuthorisedPush {
 }
 
 impl AuthorisedPush {
-    /// Those of the commands that may happen, by the verdict on each; `None` if there is nothing to do.
+    /// Selects the accepted commands; `None` if there are none.
     pub(super) fn new(
         commands: &[PushCommand],
         verdicts: &[(RefName, RefVerdict)],
     ) -> Option<Self> {
-        let chosen = |wanted: &RefVerdict| -> Vec<_> {
+        let commands_with = |wanted: &RefVerdict| -> Vec<_> {
             let pairs = commands.iter().zip(verdicts);
             pairs.filter(|(_, (_, verdict))| verdict == wanted).map(|(c, _)| c.clone()).collect()
         };
-        let (execute, stage) = (chosen(&RefVerdict::Execute), chosen(&RefVerdict::Stage));
-        let some = !execute.is_empty() || !stage.is_empty();
-        some.then_some(Self { execute, stage })
+        let (execute, stage) =
+            (commands_with(&RefVerdict::Execute), commands_with(&RefVerdict::Stage));
+        let has_commands = !execute.is_empty() || !stage.is_empty();
+        has_commands.then_some(Self { execute, stage })
     }
 
-    /// Refs to move in the view, all or none: only together are branches and tags what was signed.
+    /// Returns the refs to change in the view, all or none: only together do they realise the signed state.
     pub fn execute(&self) -> &[PushCommand] {
         &self.execute
     }
 
-    /// Refs whose objects go to staging.
+    /// Returns the refs whose objects go to staging.
     pub fn stage(&self) -> &[PushCommand] {
         &self.stage
     }
 }
 
-/// Why one ref may not move. Its text is what the person who pushed gets to read.
+/// The reason for which a ref may not change. `git push` shows its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RefRefusal {
-    /// The repository is kept without having been asked to, as a copy of what others serve (GRASP-05).
+    /// The repository is a copy of one that does not list this service (GRASP-05).
     Archived,
-    /// Not a branch, not a tag, not a pull request.
+    /// Neither a branch, nor a tag, nor a pull request.
     Namespace,
-    /// `refs/nostr/` with something that is no event id.
+    /// `refs/nostr/` followed by anything but an event id.
     NotAnEventId,
-    /// A branch below `pr/`, which is how pull requests are *not* made here.
+    /// A branch below `pr/`, which is not how pull requests are made here.
     PullRequestBranch,
-    /// The repository has no maintainers that anybody could name.
+    /// The repository has no confirmed maintainer.
     NoMaintainers,
-    /// No maintainer has signed a state that is still to be fulfilled.
+    /// No state of a maintainer is waiting to be realised.
     NoState,
-    /// The closest signed state wants this ref elsewhere.
+    /// The newest signed state has another target for this ref.
     Elsewhere {
-        /// Where the push would put it.
+        /// The target that the push would set.
         would_be: Oid,
-        /// Where the state puts it.
+        /// The target in the state.
         declared: Declared,
     },
-    /// The closest signed state has no such ref.
+    /// The newest signed state does not have this ref.
     NotDeclared,
-    /// The closest signed state keeps this ref.
+    /// The newest signed state still has this ref.
     StillDeclared,
-    /// This ref is as the state wants it, but others are not.
+    /// This ref agrees with the state, but others do not.
     OthersDiffer,
-    /// The event of that id names another commit.
+    /// The event with that id names another commit.
     WrongTip {
-        /// The commit that its event names.
+        /// The commit in the event.
         wanted: Oid,
     },
-    /// The event of that id is by somebody else, or for another place.
+    /// The event with that id is by another author, or for another endpoint.
     ForeignProposal,
-    /// A contributor's place takes pull requests alone.
+    /// A contributor's endpoint accepts pull requests only.
     ProposalsOnly,
-    /// Tips of pull requests go with their events, not by pushing.
+    /// The tip of a pull request is removed by deleting its event, not by pushing.
     PullRequestDelete,
-    /// Whether the event is known could not be found out; nobody gets in on that ground.
+    /// The lookup of the event failed, so the push is refused.
     Unknowable,
-    /// The ref has moved since the client looked.
+    /// The ref has changed since the client read it.
     Moved,
-    /// Another ref of the same state has moved since the client looked.
+    /// Another ref of the same state has changed since the client read it.
     OthersMoved,
-    /// More uploads for events that nobody has sent yet than one push may bring.
+    /// More than [`MAX_UPLOADS`] refs for events that have not been received yet.
     TooManyUploads,
-    /// All or nothing was asked for, and not all could be.
+    /// Another ref of an atomic push was refused.
     Atomic,
 }
 
-/// What to do about a push that goes ahead of what is signed.
-const FIRST: &str = "; a maintainer must sign that first";
+/// The advice for a push that is ahead of the signed state.
+const SIGN_FIRST: &str = "; a maintainer must sign that first";
 
 impl fmt::Display for RefRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -156,16 +157,14 @@ impl fmt::Display for RefRefusal {
                 "refs/nostr/ must be followed by an event id of 64 lower-case hex digits",
             ),
             Self::PullRequestBranch => f.write_str("push pull requests to refs/nostr/<event-id>"),
-            Self::NoMaintainers => {
-                f.write_str("nobody is confirmed as maintainer of this repository")
-            }
+            Self::NoMaintainers => f.write_str("this repository has no confirmed maintainer"),
             Self::NoState => {
                 f.write_str("no state event from a maintainer is waiting for this push")
             }
             Self::Elsewhere { would_be, declared: Declared::Oid(oid) } => {
                 write!(
                     f,
-                    "would be at {} but the signed state says {}{FIRST}",
+                    "would be at {} but the signed state says {}{SIGN_FIRST}",
                     would_be.short(),
                     oid.short()
                 )
@@ -173,12 +172,12 @@ impl fmt::Display for RefRefusal {
             Self::Elsewhere { would_be, declared: Declared::Nonsense } => {
                 write!(f, "would be at {} but the signed state names no object", would_be.short())
             }
-            Self::NotDeclared => write!(f, "is not in the signed state{FIRST}"),
-            Self::StillDeclared => write!(f, "is still in the signed state{FIRST}"),
+            Self::NotDeclared => write!(f, "is not in the signed state{SIGN_FIRST}"),
+            Self::StillDeclared => write!(f, "is still in the signed state{SIGN_FIRST}"),
             Self::OthersDiffer => f.write_str("other refs differ from the signed state"),
             Self::WrongTip { wanted } => write!(f, "its event names commit {}", wanted.short()),
             Self::ForeignProposal => {
-                f.write_str("its event is not this contributor's for this very place")
+                f.write_str("its event is not by this contributor, or not for this URL")
             }
             Self::ProposalsOnly => f.write_str("only refs/nostr/<event-id> can be pushed here"),
             Self::PullRequestDelete => {

@@ -57,14 +57,14 @@ impl Repository {
         )
     }
 
-    /// The verdicts as a person would read them.
-    fn say(&self, request: &PushRequest) -> Vec<String> {
+    /// Returns the verdicts as texts.
+    fn texts(&self, request: &PushRequest) -> Vec<String> {
         let verdict = self.judge(request);
-        let say = |v: &RefVerdict| match v {
+        let text = |v: &RefVerdict| match v {
             RefVerdict::Refused(why) => why.to_string(),
             other => format!("{other:?}"),
         };
-        verdict.refs.iter().map(|(_, v)| say(v)).collect()
+        verdict.refs.iter().map(|(_, v)| text(v)).collect()
     }
 }
 
@@ -81,14 +81,14 @@ fn a_push_that_realises_a_held_state_is_executed() {
 }
 
 #[test]
-fn a_strangers_state_authorises_nothing() {
+fn a_state_by_another_key_authorises_nothing() {
     let repo = Repository::new(&[], vec![state(EVE, 5, Standing::Held, &[(MAIN, A)])]);
-    let said = repo.say(&request("", &[(NONE, A, MAIN)]));
+    let said = repo.texts(&request("", &[(NONE, A, MAIN)]));
     assert_eq!(said, ["no state event from a maintainer is waiting for this push"]);
 }
 
 #[test]
-fn without_confirmed_maintainers_nothing_moves() {
+fn without_confirmed_maintainers_nothing_changes() {
     let request = request("", &[(NONE, A, MAIN)]);
     let view = PushView {
         refs: &BTreeMap::new(),
@@ -102,11 +102,11 @@ fn without_confirmed_maintainers_nothing_moves() {
 }
 
 #[test]
-fn every_difference_from_the_signed_state_is_named() {
+fn names_every_difference_from_the_signed_state() {
     let declared = &[(MAIN, A), ("refs/tags/v1", A), ("refs/tags/v2", "abc123"), (DEV, B)];
     let repo =
         Repository::new(&[("refs/tags/v1", A)], vec![state(ALICE, 5, Standing::Held, declared)]);
-    let said = repo.say(&request(
+    let said = repo.texts(&request(
         "",
         &[
             (NONE, B, MAIN),
@@ -129,16 +129,16 @@ fn every_difference_from_the_signed_state_is_named() {
 }
 
 #[test]
-fn a_ref_left_out_of_the_push_counts_too() {
+fn a_ref_that_is_not_pushed_counts_too() {
     let repo = Repository::new(&[(DEV, A)], vec![state(ALICE, 5, Standing::Held, &[(MAIN, A)])]);
-    let alone = repo.say(&request("", &[(NONE, A, MAIN)]));
+    let alone = repo.texts(&request("", &[(NONE, A, MAIN)]));
     assert_eq!(alone, ["other refs differ from the signed state"]);
     let whole = repo.judge(&request("", &[(NONE, A, MAIN), (A, NONE, DEV)]));
     assert!(whole.is_accepted());
 }
 
 #[test]
-fn what_is_there_already_needs_no_state() {
+fn a_satisfied_ref_needs_no_state() {
     let repo = Repository::new(&[(MAIN, A)], vec![]);
     let verdict = repo.judge(&request("", &[(B, A, MAIN), (A, NONE, DEV)]));
     assert!(verdict.is_accepted());
@@ -153,7 +153,7 @@ fn lost_refs_of_the_served_state_can_be_pushed_again() {
 }
 
 #[test]
-fn a_held_state_that_loses_to_the_served_one_moves_nothing() {
+fn an_older_held_state_than_the_served_one_authorises_nothing() {
     let served = state(ALICE, 7, Standing::Stored, &[(MAIN, B)]);
     let older = state(ALICE, 5, Standing::Held, &[(MAIN, A)]);
     let repo = Repository::new(&[(MAIN, B)], vec![older, served]);
@@ -161,7 +161,7 @@ fn a_held_state_that_loses_to_the_served_one_moves_nothing() {
 }
 
 #[test]
-fn an_older_held_state_can_still_be_the_one_that_is_pushed() {
+fn any_held_state_newer_than_the_served_one_can_be_pushed() {
     let first = state(ALICE, 5, Standing::Held, &[(MAIN, A)]);
     let second = state(ALICE, 6, Standing::Held, &[(MAIN, B)]);
     let repo = Repository::new(&[], vec![first.clone(), second]);
@@ -170,21 +170,21 @@ fn an_older_held_state_can_still_be_the_one_that_is_pushed() {
 }
 
 #[test]
-fn a_ref_that_moved_meanwhile_stops_all_of_its_state() {
+fn a_ref_that_changed_meanwhile_refuses_the_whole_state() {
     let repo = Repository::new(
         &[(MAIN, B)],
         vec![state(ALICE, 5, Standing::Held, &[(MAIN, A), (DEV, A)])],
     );
-    let said = repo.say(&request("", &[(NONE, A, MAIN), (NONE, A, DEV)]));
+    let said = repo.texts(&request("", &[(NONE, A, MAIN), (NONE, A, DEV)]));
     let expected =
         ["has moved meanwhile, fetch first", "other refs have moved meanwhile, fetch first"];
     assert_eq!(said, expected);
 }
 
 #[test]
-fn other_namespaces_are_closed_to_everybody() {
+fn other_namespaces_are_refused() {
     let repo = Repository::new(&[], vec![state(ALICE, 5, Standing::Held, &[(MAIN, A)])]);
-    let said = repo.say(&request(
+    let said = repo.texts(&request(
         "",
         &[(NONE, A, MAIN), (NONE, A, "refs/notes/x"), (NONE, A, "refs/nostr/123")],
     ));
@@ -202,24 +202,24 @@ fn an_atomic_push_is_all_or_nothing() {
 }
 
 #[test]
-fn a_pull_request_tip_goes_by_its_event() {
+fn a_pull_request_tip_must_match_its_event() {
     let event = EventId::from_slice(&[7; 32]).unwrap();
     let name = RefName::nostr(event).to_string();
     let mut repo = Repository::new(&[], vec![]);
-    let mut say = |known, old: &str, new: &str| {
+    let mut text = |known, old: &str, new: &str| {
         repo.proposals = BTreeMap::from([(event, known)]);
-        repo.say(&request("", &[(old, new, &name)])).remove(0)
+        repo.texts(&request("", &[(old, new, &name)])).remove(0)
     };
     let tip = KnownProposal::Tip(A.parse().unwrap());
-    assert_eq!(say(tip, NONE, A), "Execute");
-    assert_eq!(say(tip, NONE, B), "its event names commit aaaaaaaa");
-    assert_eq!(say(tip, A, NONE), "pull requests are removed by deleting their event");
-    assert_eq!(say(KnownProposal::Unknown, NONE, B), "Stage");
-    assert_eq!(say(KnownProposal::Unavailable, NONE, A), "could not look up its event, try again");
+    assert_eq!(text(tip, NONE, A), "Execute");
+    assert_eq!(text(tip, NONE, B), "its event names commit aaaaaaaa");
+    assert_eq!(text(tip, A, NONE), "pull requests are removed by deleting their event");
+    assert_eq!(text(KnownProposal::Unknown, NONE, B), "Stage");
+    assert_eq!(text(KnownProposal::Unavailable, NONE, A), "could not look up its event, try again");
 }
 
 #[test]
-fn what_was_refused_is_not_handed_on() {
+fn refused_commands_are_not_executed() {
     let repo = Repository::new(&[], vec![state(ALICE, 5, Standing::Held, &[(MAIN, A)])]);
     let verdict = repo.judge(&request("", &[(NONE, A, MAIN), (NONE, A, "refs/notes/x")]));
     let executed = verdict.authorised.unwrap();
