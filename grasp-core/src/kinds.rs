@@ -1,4 +1,4 @@
-//! The event kinds that GRASP gives a meaning to.
+//! The event kinds that have a meaning in GRASP.
 
 use nostr::event::Kind;
 
@@ -21,14 +21,13 @@ pub const DELETION: Kind = Kind::EventDeletion;
 /// NIP-62 request to vanish.
 pub const VANISH: Kind = Kind::RequestToVanish;
 
-/// What a thread about a repository begins with; later events may name only these.
+/// Kinds that begin a thread about a repository; later events may name only these.
 pub const ROOTS: [Kind; 4] = [PATCH, PULL_REQUEST, PULL_REQUEST_UPDATE, ISSUE];
 
-/// What goes on with a thread; later events may name only these. Reactions and the like are named by nobody.
+/// Kinds that continue a thread; later events may name only these.
 pub const REPLIES: [Kind; 3] = [Kind::Comment, Kind::TextNote, Kind::GitReply];
 
-/// What most events about repositories and their threads are of: roots, replies, what became of proposals, and what
-/// people leave with one touch.
+/// Kinds of most events about repositories and their threads: roots, replies, statuses, reactions and deletions.
 pub const USUAL: [Kind; 15] = [
     PATCH,
     PULL_REQUEST,
@@ -47,7 +46,7 @@ pub const USUAL: [Kind; 15] = [
     DELETION,
 ];
 
-/// What makes somebody known: taking part in a thread or keeping a repository, not having a profile.
+/// Kinds that show that their author takes part in a repository or thread. A profile does not.
 pub const TAKING_PART: [Kind; 13] = [
     ANNOUNCEMENT,
     PATCH,
@@ -64,25 +63,25 @@ pub const TAKING_PART: [Kind; 13] = [
     Kind::Reaction,
 ];
 
-/// What somebody says about themselves: kept of known people only.
+/// Kinds that describe their author, stored only for authors of an event of one of the [`TAKING_PART`] kinds.
 pub const ABOUT_THEIR_AUTHOR: [Kind; 2] = [Kind::Metadata, Kind::RelayList];
 
-/// What is kept whoever signs it and whatever it names.
+/// Kinds that are stored from any author, independent of what they name.
 pub const ALWAYS_WELCOME: [Kind; 3] = [DELETION, VANISH, GRASP_LIST];
 
-/// A piece of software (NIP-82), which names the repository that it is made from.
+/// An application (NIP-82), which names the repository of its source.
 pub const SOFTWARE: Kind = Kind::from_u16(32_267);
-/// A release of one (NIP-82), which names nothing but the software.
+/// A release of an application (NIP-82), which names only the application.
 pub const SOFTWARE_RELEASE: Kind = Kind::from_u16(30_063);
 /// A project of several repositories.
 pub const PROJECT: Kind = Kind::from_u16(30_621);
 /// A container image of a repository.
 pub const CONTAINER: Kind = Kind::from_u16(30_624);
 
-/// What a relay must tell its own syncer: everything that changes what to ask others for.
+/// Kinds that a relay must deliver to its own sync: those that change what is requested from other relays.
 ///
-/// Of addressable members of repositories these are the kinds that are known to have something hang on them; others are
-/// told of as they are accepted.
+/// Of the addressable events of repositories these are the kinds that others are known to refer to; others are
+/// reported when they are accepted.
 pub const SELF_SUBSCRIPTION: [Kind; 12] = [
     ANNOUNCEMENT,
     PATCH,
@@ -98,12 +97,12 @@ pub const SELF_SUBSCRIPTION: [Kind; 12] = [
     CONTAINER,
 ];
 
-/// Kinds that only prove something to one server at one moment, and are never stored.
+/// Kinds that authenticate to one server at one time, and are never stored.
 pub const NEVER_STORED: [Kind; 2] = [Kind::Authentication, Kind::HttpAuth];
 
-/// Kinds 0, 3 and 10000–19999: one event per author and kind (NIP-01).
+/// Returns whether there is one event per author and kind (NIP-01): kinds 0, 3 and 10000–19999.
 ///
-/// The library counts kind 41 among them, which has many living events per author.
+/// The nostr crate includes kind 41, of which an author has many.
 pub fn is_replaceable(kind: Kind) -> bool {
     matches!(kind.as_u16(), 0 | 3 | 10_000..=19_999)
 }

@@ -1,17 +1,17 @@
-//! The words and the rules of GRASP. Opens nothing, reads no clock, takes no lock.
+//! The data types and rules of GRASP. No IO, no clock, no lock.
 //!
 //! ```text
 //!   event ──▶ nip34 ──▶ admission::judge(policy, now, origin, event, facts) ──▶ stored | held | refused + OK text
 //!   push  ──▶ push::CommandReader ──▶ push::authorise(request, view) ─────────▶ a verdict per ref
-//!   announcements ──▶ MaintainerModel::maintainers ───────────────────────────▶ who may sign
-//!   accepted events ──▶ sync::SyncIndex ──▶ sync::compute_actions ────────────▶ what to ask which relay
-//!   what relays answer ──▶ limits ────────────────────────────────────────────▶ when, how much, and what now
-//!   addresses in events ──▶ outbound::OutboundPolicy ─────────────────────────▶ may we go there
+//!   announcements ──▶ MaintainerModel::maintainers ───────────────────────────▶ keys that may sign states
+//!   accepted events ──▶ sync::SyncIndex ──▶ sync::compute_actions ────────────▶ requests to each relay
+//!   answers of relays ──▶ limits ─────────────────────────────────────────────▶ time and size of the next request
+//!   addresses in events ──▶ outbound::OutboundPolicy ─────────────────────────▶ addresses that may be contacted
 //! ```
 //!
-//! Everything here is a value, a function of values, or a small machine that is told the time. Whoever embeds it
-//! brings sockets, clocks and databases. What comes from a peer is hostile until it has become one of these types.
-//!
+//! Everything here is a value, a function of values, or a small state machine that is given the time. Drivers in
+//! other crates own sockets, clocks and databases. Input from a peer is untrusted until it is parsed into one of
+//! these types.
 //! ```
 //! use grasp_core::{RelayUrl, RepoId, ServiceIdentity};
 //! use grasp_core::nip34::Announcement;

@@ -1,12 +1,13 @@
-//! What a negentropy message (NIP-77) must look like before anybody reads anything out of it, and how it is written.
+//! Validation and encoding of negentropy messages (NIP-77).
 
-/// Bytes of an id in a message, and of a fingerprint.
-const ID: usize = 32;
-const FINGERPRINT: usize = 16;
+/// Bytes of an id.
+const ID_BYTES: usize = 32;
+const FINGERPRINT_BYTES: usize = 16;
 
-/// Whether a message is whole ranges from its first byte to its last.
+/// Returns whether a message consists of whole ranges.
 ///
-/// The library takes numbers that overflow or break off for small ones, and so reads "we are equal" out of nonsense.
+/// The library reads numbers that overflow or are cut off as small ones, and so concludes from a malformed message
+/// that both sides are equal.
 ///
 /// ```
 /// use grasp_core::neg::is_well_formed;
@@ -24,12 +25,12 @@ pub fn is_well_formed(message: &[u8]) -> bool {
     true
 }
 
-/// A message as it goes over the wire: lower-case hex digits.
+/// Encodes a message as lower-case hex.
 pub fn to_hex(message: &[u8]) -> String {
     faster_hex::hex_string(message)
 }
 
-/// The message that a text of hex digits stands for.
+/// Decodes a message from hex.
 ///
 /// ```
 /// use grasp_core::neg::{from_hex, to_hex};
@@ -43,17 +44,17 @@ pub fn from_hex(text: &str) -> Option<Vec<u8>> {
     faster_hex::hex_decode(text.as_bytes(), &mut message).ok().map(|()| message)
 }
 
-/// Skips one range: the bound that it ends at, and what is said of it.
+/// Skips one range: its upper bound and its content.
 fn skip_range(rest: &mut &[u8]) -> Option<()> {
-    let _time = number(rest)?;
-    let prefix = number(rest)?;
-    skip(rest, usize::try_from(prefix).ok().filter(|length| *length <= ID)?)?;
-    match number(rest)? {
+    let _time = read_number(rest)?;
+    let prefix = read_number(rest)?;
+    skip(rest, usize::try_from(prefix).ok().filter(|length| *length <= ID_BYTES)?)?;
+    match read_number(rest)? {
         0 => Some(()),
-        1 => skip(rest, FINGERPRINT),
+        1 => skip(rest, FINGERPRINT_BYTES),
         2 => {
-            let ids = number(rest)?;
-            skip(rest, usize::try_from(ids).ok()?.checked_mul(ID)?)
+            let ids = read_number(rest)?;
+            skip(rest, usize::try_from(ids).ok()?.checked_mul(ID_BYTES)?)
         }
         _ => None,
     }
@@ -64,8 +65,8 @@ fn skip(rest: &mut &[u8], length: usize) -> Option<()> {
     Some(())
 }
 
-/// A number in base 128, most significant digit first; all digits but the last have their high bit set.
-fn number(rest: &mut &[u8]) -> Option<u64> {
+/// Reads a number in base 128, most significant digit first; all digits but the last have their high bit set.
+fn read_number(rest: &mut &[u8]) -> Option<u64> {
     let mut number: u64 = 0;
     loop {
         let (digit, after) = rest.split_first()?;

@@ -1,4 +1,4 @@
-//! NIP-34 events as values. Every parser is total: any event gives a value or says what is wrong with it.
+//! NIP-34 events as values. Every parser is total: it returns a value or an error for any event.
 
 mod announcement;
 mod proposal;

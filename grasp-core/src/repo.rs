@@ -1,4 +1,4 @@
-//! The words for a repository and its parts. Each is checked once, where it enters.
+//! Repositories, refs, objects and addresses, validated when parsed.
 
 mod coordinate;
 mod identifier;
@@ -11,5 +11,5 @@ pub use coordinate::{CoordinateError, RepoId, parse_coordinate};
 pub use identifier::{Identifier, IdentifierError};
 pub use oid::{Oid, OidError};
 pub use refname::{Namespace, RefName, RefNameError};
-pub(crate) use url::Parts;
+pub(crate) use url::UrlParts;
 pub use url::{CloneUrl, Host, RelayUrl, UrlError};

@@ -1,4 +1,4 @@
-//! Who we are, and which URLs mean us.
+//! The address of this service, and URLs that lead to it.
 
 mod path;
 
@@ -9,13 +9,13 @@ use nostr::key::PublicKey;
 use nostr::nips::nip19::ToBech32;
 
 pub use self::path::{Door, GitPath};
-use crate::repo::Parts;
+use crate::repo::UrlParts;
 use crate::repo::{CloneUrl, Identifier, RelayUrl, RepoId, UrlError};
 
-/// The address this server is reached at: `host[:port][/mount]`.
+/// The address of this service: `host[:port][/mount]`.
 ///
-/// Whether a URL means us is decided on its parsed parts, never on its text: the same host, the same effective
-/// port, and our mount as its first whole path segments. The scheme does not count.
+/// URLs are compared by their parsed parts, never as text: the same host, the same effective port, and the mount as
+/// the first whole path segments. The scheme is ignored.
 ///
 /// ```
 /// use grasp_core::ServiceIdentity;
@@ -29,7 +29,7 @@ use crate::repo::{CloneUrl, Identifier, RelayUrl, RepoId, UrlError};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceIdentity {
     host: String,
-    /// `None` stands for the default port of whichever scheme is used.
+    /// `None` is the default port of any scheme.
     port: Option<u16>,
     mount: Vec<String>,
 }
@@ -37,36 +37,36 @@ pub struct ServiceIdentity {
 const SCHEMES: [&str; 4] = ["ws", "wss", "http", "https"];
 
 impl ServiceIdentity {
-    /// Whether a URL leads to this server, at its mount or below.
+    /// Returns whether a URL leads to this service, at its mount or below.
     pub fn is_us(&self, url: &str) -> bool {
-        Parts::parse(url, &SCHEMES).is_ok_and(|parts| self.path_below(&parts).is_some())
+        UrlParts::parse(url, &SCHEMES).is_ok_and(|parts| self.path_below(&parts).is_some())
     }
 
-    /// Whether a relay's address is ours, with nothing added to it.
+    /// Returns whether a relay URL is exactly the address of this service.
     pub fn is_relay(&self, url: &RelayUrl) -> bool {
-        Parts::parse(url.as_str(), &SCHEMES).is_ok_and(|parts| {
+        UrlParts::parse(url.as_str(), &SCHEMES).is_ok_and(|parts| {
             parts.url.query().is_none() && self.path_below(&parts).is_some_and(<[_]>::is_empty)
         })
     }
 
-    /// Whether a clone URL is where *we* serve this repository.
+    /// Returns whether a clone URL is the address of this repository at this service.
     pub fn serves(&self, url: &CloneUrl, repo: &RepoId) -> bool {
-        self.names(url.as_str(), &[], repo)
+        self.is_repo_url(url.as_str(), &[], repo)
     }
 
-    /// Whether a clone URL is exactly our place for pull requests by `signer` (`/prs/…`, GRASP-06).
+    /// Returns whether a clone URL is the pull-request endpoint of `signer` at this service (`/prs/…`, GRASP-06).
     pub fn serves_proposals(&self, url: &CloneUrl, signer: &RepoId) -> bool {
-        self.names(url.as_str(), &["prs"], signer) && !url.as_str().contains('?')
+        self.is_repo_url(url.as_str(), &["prs"], signer) && !url.as_str().contains('?')
     }
 
-    /// The path of a repository below the mount, percent-encoded: `/<npub>/<identifier>.git`.
+    /// Returns the path of a repository with the mount, percent-encoded: `/<npub>/<identifier>.git`.
     pub fn repo_path(&self, repo: &RepoId) -> String {
         let mut path = self.mount_path();
         path.push_str(&format!("/{}/{}.git", npub(&repo.owner), encode(&repo.identifier)));
         path
     }
 
-    /// Where a repository is cloned from and pushed to.
+    /// Returns the URL for cloning a repository and pushing to it.
     pub fn repo_url(&self, repo: &RepoId, secure: bool) -> String {
         let scheme = if secure { "https" } else { "http" };
         let address = self.to_string();
@@ -74,31 +74,31 @@ impl ServiceIdentity {
         format!("{scheme}://{host}{}", self.repo_path(repo))
     }
 
-    /// The mount as a path: empty, or `/a/b`.
+    /// Returns the mount as a path: empty, or `/a/b`.
     pub fn mount_path(&self) -> String {
         self.mount.iter().map(|segment| format!("/{segment}")).collect()
     }
 
-    /// Our relay address, for events and filters.
+    /// Returns the relay address of this service.
     pub fn relay_url(&self, secure: bool) -> Result<RelayUrl, UrlError> {
         let scheme = if secure { "wss" } else { "ws" };
         format!("{scheme}://{self}").parse()
     }
 
-    /// The path segments after our mount, if the URL leads here at all.
-    fn path_below<'a>(&self, parts: &'a Parts) -> Option<&'a [String]> {
-        let same_port = match self.port {
+    /// Returns the path segments after the mount, if the URL leads to this service.
+    fn path_below<'a>(&self, parts: &'a UrlParts) -> Option<&'a [String]> {
+        let is_same_port = match self.port {
             Some(port) => parts.port == port,
             None => parts.url.port().is_none(),
         };
-        if parts.host != self.host || !same_port {
+        if parts.host != self.host || !is_same_port {
             return None;
         }
         parts.segments.strip_prefix(self.mount.as_slice())
     }
 
-    fn names(&self, url: &str, prefix: &[&str], repo: &RepoId) -> bool {
-        let Ok(parts) = Parts::parse(url, &SCHEMES) else {
+    fn is_repo_url(&self, url: &str, prefix: &[&str], repo: &RepoId) -> bool {
+        let Ok(parts) = UrlParts::parse(url, &SCHEMES) else {
             return false;
         };
         let Some(below) = self.path_below(&parts) else {
@@ -114,8 +114,8 @@ impl ServiceIdentity {
     }
 }
 
-/// The relay that a repository's server has if it is a GRASP server: the repository's address without the path that
-/// such servers give their repositories. `None` if the address is not of that form.
+/// Returns the relay of the GRASP server that a clone URL leads to: the URL without `/<npub>/<identifier>.git`.
+/// `None` if the URL has another form.
 ///
 /// ```
 /// use grasp_core::service::relay_of;
@@ -134,13 +134,13 @@ pub fn relay_of(url: &CloneUrl) -> Option<RelayUrl> {
     format!("ws{address}").parse().ok()
 }
 
-/// A public key as it stands in paths.
+/// Returns a public key as it is written in paths.
 pub fn npub(key: &PublicKey) -> String {
     let Ok(npub) = key.to_bech32();
     npub
 }
 
-/// An identifier as it stands in paths: everything but `A-Za-z0-9-_.~` percent-encoded.
+/// Returns an identifier as it is written in paths: everything but `A-Za-z0-9-_.~` percent-encoded.
 fn encode(identifier: &Identifier) -> String {
     use fmt::Write as _;
     let mut text = String::new();
@@ -154,7 +154,7 @@ fn encode(identifier: &Identifier) -> String {
     text
 }
 
-/// Undoes percent-encoding once; `None` if an escape is broken or the result is no text.
+/// Decodes percent-encoding once; `None` if an escape is malformed or the result is not UTF-8.
 fn decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -176,11 +176,11 @@ fn decode(text: &str) -> Option<String> {
 impl FromStr for ServiceIdentity {
     type Err = UrlError;
     fn from_str(text: &str) -> Result<Self, UrlError> {
-        let parts = Parts::parse(&format!("https://{text}"), &SCHEMES)?;
+        let parts = UrlParts::parse(&format!("https://{text}"), &SCHEMES)?;
         if parts.url.query().is_some() || parts.url.fragment().is_some() {
             return Err(UrlError::Malformed);
         }
-        // `host:443` was written with a port and means just that port; the URL parser drops it as the default.
+        // `host:443` means that port only, but the URL parser drops it as the default.
         let authority = text.split('/').next().unwrap_or(text);
         let explicit = authority.rsplit_once(':').and_then(|(_, port)| port.parse().ok());
         let port = parts.url.port().or(explicit);
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_scheme_does_not_count_and_the_port_does() {
+    fn the_port_counts_and_the_scheme_does_not() {
         let plain = us("grasp.example");
         for url in [
             "ws://grasp.example",
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn look_alikes_are_not_us() {
+    fn similar_urls_of_others_do_not_match() {
         let us = us("us.example");
         for url in [
             "wss://us.example.evil.org",
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repository_is_served_at_exactly_one_path() {
+    fn a_repository_has_exactly_one_path() {
         let repo = RepoId::new(PublicKey::from_byte_array([7; 32]), "a b.git".parse().unwrap());
         let us = us("h.example/m");
         let url: CloneUrl = us.repo_url(&repo, true).parse().unwrap();
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_escapes_decode_to_nothing() {
+    fn malformed_escapes_are_refused() {
         assert_eq!(decode("a%20b").as_deref(), Some("a b"));
         for text in ["%", "%2", "%zz", "%ff", "%é"] {
             assert_eq!(decode(text), None, "{text}");
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_is_written_back() {
+    fn display_and_parse_round_trip() {
         for text in ["h.example", "h.example:7334", "h.example/a/b", "[::1]:7334"] {
             assert_eq!(us(text).to_string(), text);
         }

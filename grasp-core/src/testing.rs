@@ -1,15 +1,15 @@
-//! Events for tests of rules, where nobody looks at signatures.
+//! Unsigned events for tests of the rules, which do not check signatures.
 
 use nostr::event::{Event, EventId, Kind, Signature, Tag};
 use nostr::key::PublicKey;
 use nostr::types::Timestamp;
 
-/// A public key that is easy to tell apart.
+/// Returns a public key whose bytes are all `n`.
 pub(crate) fn key(n: u8) -> PublicKey {
     PublicKey::from_byte_array([n; 32])
 }
 
-/// An event in the making.
+/// A builder of events without a signature.
 pub(crate) struct Unsigned {
     kind: u16,
     at: u64,

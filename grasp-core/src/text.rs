@@ -1,6 +1,6 @@
-//! How our words travel: as the one text that names them.
+//! Text forms of types: serde by `Display` and `FromStr`, and hex.
 
-/// Makes a type with `Display` and `FromStr` travel through serde as its text.
+/// Implements serde for a type by its `Display` and `FromStr`.
 macro_rules! serde_as_text {
     ($type:ty) => {
         impl serde::Serialize for $type {
@@ -20,7 +20,7 @@ macro_rules! serde_as_text {
 
 pub(crate) use serde_as_text;
 
-/// The bytes of a text of exactly `2 * N` hex digits, in either case.
+/// Decodes exactly `2 * N` hex digits, in either case.
 pub(crate) fn hex_bytes<const N: usize>(text: &str) -> Option<[u8; N]> {
     let digits = text.as_bytes();
     if digits.len() != 2 * N {
@@ -42,7 +42,7 @@ fn hex_digit(digit: u8) -> Option<u8> {
     }
 }
 
-/// Whether a text is made of lower-case hex digits only.
+/// Returns whether a text consists of lower-case hex digits only.
 pub(crate) fn is_lower_hex(text: &str) -> bool {
     text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }

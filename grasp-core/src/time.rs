@@ -1,4 +1,4 @@
-//! Time as an argument: a core never reads a clock.
+//! Time as an argument, so that rules do not read a clock.
 
 use std::fmt;
 use std::ops::{Add, Sub};
@@ -8,8 +8,8 @@ use nostr::types::Timestamp;
 
 /// A point on the monotonic clock, counted from the start of the process.
 ///
-/// Waits and deadlines are made of these; they never go backwards and never meet a calendar.
-/// Built from nothing in a test: `Mono::from_secs(5)`.
+/// Deadlines and pauses are computed with these; they never go backwards. Tests build them from numbers:
+/// `Mono::from_secs(5)`.
 ///
 /// ```
 /// use std::time::Duration;
@@ -27,22 +27,22 @@ impl Mono {
     /// The start of the process.
     pub const ZERO: Self = Self(Duration::ZERO);
 
-    /// A point `since_start` after the start of the process.
+    /// Returns the time `since_start` after the start of the process.
     pub const fn new(since_start: Duration) -> Self {
         Self(since_start)
     }
 
-    /// A point that many seconds after the start of the process.
+    /// Returns the time `secs` seconds after the start of the process.
     pub const fn from_secs(secs: u64) -> Self {
         Self(Duration::from_secs(secs))
     }
 
-    /// A point that many milliseconds after the start of the process.
+    /// Returns the time `millis` milliseconds after the start of the process.
     pub const fn from_millis(millis: u64) -> Self {
         Self(Duration::from_millis(millis))
     }
 
-    /// How long after the start of the process this point lies.
+    /// Returns the time since the start of the process.
     pub const fn since_start(self) -> Duration {
         self.0
     }
@@ -50,22 +50,22 @@ impl Mono {
 
 impl Add<Duration> for Mono {
     type Output = Self;
-    fn add(self, length: Duration) -> Self {
-        Self(self.0.saturating_add(length))
+    fn add(self, duration: Duration) -> Self {
+        Self(self.0.saturating_add(duration))
     }
 }
 
 impl Sub<Duration> for Mono {
     type Output = Self;
     /// Saturates at [`Mono::ZERO`].
-    fn sub(self, length: Duration) -> Self {
-        Self(self.0.saturating_sub(length))
+    fn sub(self, duration: Duration) -> Self {
+        Self(self.0.saturating_sub(duration))
     }
 }
 
 impl Sub for Mono {
     type Output = Duration;
-    /// The time from `earlier` to `self`; zero if `earlier` is in fact later.
+    /// Returns the time from `earlier` to `self`; zero if `earlier` is later.
     fn sub(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
@@ -77,9 +77,9 @@ impl fmt::Display for Mono {
     }
 }
 
-/// One reading of both clocks, taken once per turn of a driver.
+/// One reading of both clocks.
 ///
-/// `mono` waits, `unix` goes into filters and is compared with `created_at`.
+/// `mono` is for deadlines, `unix` for filters and comparisons with `created_at`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {
     /// The monotonic clock.
@@ -89,17 +89,17 @@ pub struct Now {
 }
 
 impl Now {
-    /// Both clocks at once.
+    /// Combines readings of both clocks.
     pub const fn new(mono: Mono, unix: Timestamp) -> Self {
         Self { mono, unix }
     }
 
-    /// Both clocks moved on by the same length; handy in simulations.
+    /// Advances both clocks by the same duration, for simulations.
     #[must_use]
-    pub fn after(self, length: Duration) -> Self {
-        // Whole seconds of the calendar follow the whole seconds that the monotonic clock passes.
+    pub fn after(self, duration: Duration) -> Self {
+        // The calendar advances with the whole seconds of the monotonic clock.
         let before = self.mono.since_start().as_secs();
-        let mono = self.mono + length;
+        let mono = self.mono + duration;
         let passed = mono.since_start().as_secs() - before;
         Self { mono, unix: Timestamp::from_secs(self.unix.as_secs().saturating_add(passed)) }
     }

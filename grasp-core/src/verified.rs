@@ -1,4 +1,4 @@
-//! Proof that an event is what its id says and that its author signed it.
+//! Events with a checked id and signature.
 
 use std::borrow::Borrow;
 use std::ops::Deref;
@@ -6,20 +6,20 @@ use std::sync::Arc;
 
 use nostr::event::Event;
 
-/// An event whose id and signature were checked here. Made by [`Verified::check`] alone.
+/// An event whose id and signature were checked. Made by [`Verified::check`] only.
 ///
-/// Nothing may be remembered, deduplicated or stored for an event before it has this form: a forged copy must not
-/// spoil the genuine id.
+/// Only verified events may be remembered, deduplicated or stored: a forged copy must not block the genuine event
+/// of the same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verified<E = Event>(E);
 
-/// The id is not the hash of the event, or the signature is not its author's.
+/// The id is not the hash of the event, or the signature is not by its author.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the id or the signature does not verify")]
 pub struct Forged;
 
 impl<E: Borrow<Event>> Verified<E> {
-    /// Checks id and signature; costs about 40 µs.
+    /// Checks id and signature; takes about 40 µs.
     pub fn check(event: E) -> Result<Self, Forged> {
         event.borrow().verify().map_err(|_| Forged)?;
         Ok(Self(event))
@@ -27,7 +27,7 @@ impl<E: Borrow<Event>> Verified<E> {
 }
 
 impl Verified<Event> {
-    /// Shares the event among many without copying it.
+    /// Moves the event into an [`Arc`].
     pub fn share(self) -> Verified<Arc<Event>> {
         Verified(Arc::new(self.0))
     }
@@ -39,12 +39,12 @@ impl Verified<Event> {
 }
 
 impl<E> Verified<E> {
-    /// Gives the event back.
+    /// Returns the event.
     pub fn into_inner(self) -> E {
         self.0
     }
 
-    /// The same proof for a borrowed event.
+    /// Borrows the event, still verified.
     pub fn as_ref(&self) -> Verified<&Event>
     where
         E: Borrow<Event>,

@@ -1,4 +1,4 @@
-//! Which of two versions of a replaceable event wins.
+//! The order of versions of a replaceable event.
 
 use std::cmp::Ordering;
 
@@ -6,10 +6,10 @@ use nostr::event::{Event, EventId};
 use nostr::types::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// When a version was made, and its id. The greater version wins.
+/// Date and id of a version of a replaceable event. The greater version wins.
 ///
-/// The newer one is greater; of two made in the same second, the one with the lower id (NIP-01). Clients mine
-/// ids to replace within a second, so this order holds everywhere.
+/// The newer one is greater; of two with the same date, the one with the lower id (NIP-01). Clients mine ids to
+/// replace an event within a second, so this order is used everywhere.
 ///
 /// ```
 /// use grasp_core::Version;
@@ -22,14 +22,14 @@ use serde::{Deserialize, Serialize};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Version {
-    /// When its author says it was made.
+    /// Date by its author's clock.
     pub created_at: Timestamp,
-    /// Its id.
+    /// Id of the event.
     pub id: EventId,
 }
 
 impl Version {
-    /// The version that an event is.
+    /// Returns the version that an event is.
     pub fn of(event: &Event) -> Self {
         Self { created_at: event.created_at, id: event.id }
     }

@@ -1,4 +1,4 @@
-//! Kinds 1618 and 1619: pull requests and their updates.
+//! Pull requests and their updates (kinds 1618 and 1619).
 
 use std::collections::BTreeSet;
 
@@ -9,34 +9,34 @@ use super::{repo_refs, tags};
 use crate::kinds;
 use crate::repo::{CloneUrl, Oid, RepoId};
 
-/// A pull request, or a new tip for an earlier one.
+/// A pull request, or an update with a new tip.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proposal {
-    /// Its id.
+    /// Id of the event.
     pub id: EventId,
-    /// Who proposes.
+    /// Author of the event.
     pub author: PublicKey,
-    /// The commit whose arrival makes it servable.
+    /// The commit that must be here before the event is served.
     pub tip: Oid,
-    /// Every repository it is addressed to.
+    /// Every repository that it is addressed to.
     pub repos: BTreeSet<RepoId>,
-    /// Where the author says its commits can be had; under the author's control, so trusted last.
+    /// Git servers with the commits according to the author, so tried last.
     pub clone: Vec<CloneUrl>,
 }
 
-/// Why an event is no pull request.
+/// The reason for which an event is not a pull request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProposalError {
-    /// Another kind.
+    /// An event of another kind.
     #[error("not a pull request")]
     Kind,
-    /// It names no commit.
+    /// No `c` tag with a commit id.
     #[error("the pull request has no c tag with a commit id")]
     NoTip,
 }
 
 impl Proposal {
-    /// Reads a pull request or an update.
+    /// Parses a pull request or an update.
     pub fn parse(event: &Event) -> Result<Self, ProposalError> {
         if event.kind != kinds::PULL_REQUEST && event.kind != kinds::PULL_REQUEST_UPDATE {
             return Err(ProposalError::Kind);
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn issues_and_patches_are_no_pull_requests() {
+    fn refuses_issues_and_patches() {
         for kind in [1, 1617, 1621] {
             let event = Unsigned::kind(kind).tags(&[&["c", &"a".repeat(40)]]).by(key(1));
             assert_eq!(Proposal::parse(&event), Err(ProposalError::Kind));
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn every_repository_it_is_addressed_to_counts() {
+    fn reads_every_repository_that_it_is_addressed_to() {
         let a = format!("30617:{}:a", key(1));
         let b = format!("30617:{}:b:c", key(2));
         let state = format!("30618:{}:a", key(1));

@@ -1,4 +1,4 @@
-//! What an event points at.
+//! The events and repositories that an event refers to.
 
 use std::collections::BTreeSet;
 
@@ -9,19 +9,17 @@ use super::tags;
 use crate::repo::{RepoId, parse_coordinate};
 use crate::text::is_lower_hex;
 
-/// Everything an event names by the first value of its `a`, `A`, `e`, `E` and `q` tags.
-///
-/// A coordinate is one exact triple; the key of one tag never meets the identifier of another.
+/// The events that an event refers to by the first value of its `a`, `A`, `e`, `E` and `q` tags.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct References {
-    /// Events named by id.
+    /// Events referred to by id.
     pub ids: BTreeSet<EventId>,
-    /// Replaceable and addressable events named by coordinate.
+    /// Replaceable and addressable events referred to by coordinate.
     pub coordinates: BTreeSet<Coordinate>,
 }
 
 impl References {
-    /// Reads them all; what is neither an id nor a coordinate is passed over.
+    /// Reads the references of an event; ignores values that are neither id nor coordinate.
     pub fn of(event: &Event) -> Self {
         let mut references = Self::default();
         for name in ["a", "A", "q"] {
@@ -29,18 +27,18 @@ impl References {
             references.coordinates.extend(parsed);
         }
         for name in ["e", "E", "q"] {
-            references.ids.extend(tags::first_values(event, name).filter_map(event_id));
+            references.ids.extend(tags::first_values(event, name).filter_map(parse_event_id));
         }
         references
     }
 }
 
-/// An event id in the only spelling that relays index.
-fn event_id(text: &str) -> Option<EventId> {
+/// Parses an event id in lower-case hex, the spelling that relays index.
+fn parse_event_id(text: &str) -> Option<EventId> {
     if is_lower_hex(text) { EventId::from_hex(text).ok() } else { None }
 }
 
-/// Every repository that an event is addressed to by its `a` tags, not just the first.
+/// Returns every repository that an event is addressed to by its `a` tags.
 pub fn repo_refs(event: &Event) -> BTreeSet<RepoId> {
     tags::first_values(event, "a").filter_map(|value| value.parse().ok()).collect()
 }
@@ -51,7 +49,7 @@ mod tests {
     use crate::testing::{Unsigned, key};
 
     #[test]
-    fn only_first_values_count_and_a_quote_may_be_either() {
+    fn reads_first_values_and_both_forms_of_quotes() {
         let (id, coordinate) = ("ab".repeat(32), format!("30617:{}:x", key(1)));
         let event = Unsigned::kind(1)
             .tags(&[&["e", "wss://x", &id], &["q", &coordinate], &["q", &id], &["p", &id]])

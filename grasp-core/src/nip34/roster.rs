@@ -1,4 +1,4 @@
-//! Whom one announcement names, and as what.
+//! The maintainers that an announcement names.
 
 use std::collections::BTreeSet;
 
@@ -8,54 +8,54 @@ use nostr::key::PublicKey;
 use super::tags;
 use crate::repo::parse_pubkey;
 
-/// Whom one announcement names as keepers of the repository.
+/// The maintainers that an announcement names.
 ///
-/// If any role tag (`M`, `m`, `o`) is present the `maintainers` tags mean nothing.
+/// If there is a role tag (`M`, `m`, `o`), the `maintainers` tags are ignored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Roster {
-    /// The values of the `maintainers` tags; the author is one of them without being named.
+    /// The values of the `maintainers` tags; the author is a maintainer without being named.
     Listed(BTreeSet<PublicKey>),
-    /// Role tags, each with the times it held.
+    /// The role tags.
     Roles(Vec<RoleRecord>),
 }
 
 /// One role tag.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RoleRecord {
-    /// What the key is made.
+    /// Role that the tag gives.
     pub role: Role,
-    /// Whom it is about.
+    /// Key that the role is given to.
     pub key: PublicKey,
-    /// Whether it holds at present.
+    /// Result of the tag's start and end times.
     pub tenure: Tenure,
 }
 
-/// What a role tag makes of somebody.
+/// The role in a role tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// `M`: leads, and is where the others' announcements point to.
+    /// `M`: leads, and is the maintainer that the announcements of others point to.
     Lead,
     /// `m`: may sign states.
     Maintainer,
-    /// `o`: moderates; never signs states.
+    /// `o`: moderates; may not sign states.
     Moderator,
 }
 
-/// Whether a role holds at present, by its alternating start and end times.
+/// The current state of a role, by its alternating start and end times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tenure {
-    /// Begun (or never bounded) and not ended.
+    /// Started (or without times) and not ended.
     Active,
-    /// Ended at a stated time.
+    /// Ended at a given time.
     Ended,
     /// Ended by the word `defer`.
     Deferred,
-    /// Times that cannot be read; the record counts for nothing.
+    /// Invalid times; the record is ignored.
     Void,
 }
 
 impl Roster {
-    /// Reads the roster of an announcement; values that are no keys are skipped.
+    /// Parses the roster of an announcement; ignores values that are not keys.
     pub(super) fn parse(event: &Event) -> Self {
         let roles = || event.tags.iter().filter(|tag| Role::of(tag).is_some());
         if roles().next().is_some() {
@@ -64,7 +64,7 @@ impl Roster {
         Self::Listed(tags::all_values(event, "maintainers").filter_map(parse_pubkey).collect())
     }
 
-    /// The keys that may sign states by this announcement's word, its author not among them unless named.
+    /// Returns the keys that may sign states according to this announcement; the author only if named.
     pub fn listed(&self) -> BTreeSet<PublicKey> {
         match self {
             Self::Listed(keys) => keys.clone(),
@@ -74,7 +74,7 @@ impl Roster {
         }
     }
 
-    /// Whether this announcement names the key as one that may sign states.
+    /// Returns whether this announcement names the key as one that may sign states.
     pub fn lists(&self, key: &PublicKey) -> bool {
         match self {
             Self::Listed(keys) => keys.contains(key),
@@ -82,10 +82,10 @@ impl Roster {
         }
     }
 
-    /// Whether the author still takes part by their own word.
+    /// Returns whether the author takes part according to its own announcement.
     ///
-    /// A self record that ended, is deferred, cannot be read or only moderates means that the author has left,
-    /// whatever others say.
+    /// An own record that ended, is deferred, is invalid or only moderates means that the author has left,
+    /// independent of other announcements.
     pub fn author_is_active(&self, author: &PublicKey) -> bool {
         match self {
             Self::Listed(_) => true,
@@ -96,7 +96,7 @@ impl Roster {
         }
     }
 
-    /// The keys named as lead at present.
+    /// Returns the keys that are lead at present.
     pub fn leads(&self) -> BTreeSet<PublicKey> {
         match self {
             Self::Listed(_) => BTreeSet::new(),
@@ -134,13 +134,13 @@ impl Role {
 }
 
 impl Tenure {
-    /// Reads `start, end, start, …`: open as long as the last boundary is a start, or there is none.
+    /// Parses `start, end, start, …`: active if the last time is a start, or there is none.
     fn parse<'a>(boundaries: impl Iterator<Item = &'a str>) -> Self {
         let mut tenure = Self::Active;
         for (position, boundary) in boundaries.enumerate() {
             let is_end = position % 2 == 1;
             if tenure == Self::Deferred {
-                return Self::Void; // `defer` was not the last word
+                return Self::Void; // `defer` was not the last value
             }
             tenure = match boundary {
                 "defer" if is_end => Self::Deferred,
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn any_role_tag_silences_the_maintainers_tag() {
+    fn a_role_tag_overrides_the_maintainers_tags() {
         let (a, b) = (key(2).to_string(), key(3).to_string());
         let with_role = roster(&[&["maintainers", &a], &["o", &b]]);
         assert_eq!(with_role.listed(), BTreeSet::new());
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_role_holds_until_its_last_boundary_is_an_end() {
+    fn a_role_is_active_unless_its_last_time_is_an_end() {
         let cases: [(&[&str], Tenure); 9] = [
             (&[], Tenure::Active),
             (&["0"], Tenure::Active),
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn an_author_who_left_by_their_own_record_is_not_active() {
+    fn an_author_with_an_ended_own_record_is_not_active() {
         let me = key(1).to_string();
         assert!(roster(&[&["m", &key(2).to_string()]]).author_is_active(&key(1)));
         assert!(roster(&[&["M", &me]]).author_is_active(&key(1)));
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn moderators_never_sign_states() {
+    fn moderators_may_not_sign_states() {
         assert!(!roster(&[&["o", &key(2).to_string()]]).lists(&key(2)));
     }
 }

@@ -1,4 +1,4 @@
-//! Kind 30618: these are the branches and tags.
+//! Repository states (kind 30618): the branches and tags.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -10,56 +10,56 @@ use crate::kinds;
 use crate::repo::{Identifier, IdentifierError, Namespace, Oid, RefName, RefNameError, RepoId};
 use crate::version::Version;
 
-/// A repository state: the exact set of branches and tags that its author signed.
+/// A repository state: the complete set of branches and tags that its author signed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
-    /// The author's own repository of that identifier; the state may rule others' views too.
+    /// The author's own repository with that identifier; the state may control those of other owners too.
     pub repo: RepoId,
-    /// Which version of the state this is.
+    /// Date and id of the event.
     pub version: Version,
-    /// Branches and tags and where they point.
+    /// Branches and tags with their targets.
     pub refs: BTreeMap<RefName, Declared>,
-    /// The branch that HEAD should name.
+    /// The branch for HEAD.
     pub head: Option<RefName>,
 }
 
-/// Where a state says that a ref points.
+/// The target of a ref in a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Declared {
-    /// At this object.
+    /// An object id.
     Oid(Oid),
-    /// At something that can be no object: such a state waits for ever, for it can never be true.
+    /// Anything but an object id; such a state can never be realised.
     Nonsense,
 }
 
-/// Why an event is no repository state.
+/// The reason for which an event is not a repository state.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StateError {
-    /// Another kind.
+    /// An event of another kind.
     #[error("not a repository state")]
     Kind,
     /// No `d` tag.
     #[error("the state has no d tag")]
     NoIdentifier,
-    /// A `d` tag that can name no repository.
+    /// The `d` tag is not a valid identifier.
     #[error(transparent)]
     Identifier(#[from] IdentifierError),
-    /// A ref that git would not take.
+    /// A ref name that git refuses.
     #[error("a ref name {0}")]
     RefName(#[from] RefNameError),
-    /// One ref in two places.
+    /// A ref with two targets.
     #[error("{0} has two values")]
     TwoValues(RefName),
-    /// Two refs that cannot both exist, one being a directory of the other.
+    /// Two refs that cannot both exist, because one is a directory of the other.
     #[error("{0} and {1} cannot both exist")]
     Conflict(RefName, RefName),
 }
 
 impl State {
-    /// Bytes of the largest state event that is taken from a client, as JSON: some 14,000 refs.
+    /// Maximum size of a state event from a client, as JSON: about 14,000 refs.
     pub const MAX_EVENT_BYTES: usize = 1024 * 1024;
 
-    /// Reads a state. Peeled markers (`…^{}`), symbolic values and other namespaces are passed over.
+    /// Parses a state. Ignores peeled refs (`…^{}`), symbolic values and other namespaces.
     pub fn parse(event: &Event) -> Result<Self, StateError> {
         if event.kind != kinds::STATE {
             return Err(StateError::Kind);
@@ -67,7 +67,7 @@ impl State {
         let identifier = tags::first(event, "d").ok_or(StateError::NoIdentifier)?;
         let mut refs = BTreeMap::new();
         for tag in event.tags.iter() {
-            let Some((name, declared)) = declaration(tag)? else {
+            let Some((name, declared)) = parse_ref_tag(tag)? else {
                 continue;
             };
             match refs.entry(name) {
@@ -81,11 +81,11 @@ impl State {
             repo: RepoId::new(event.pubkey, Identifier::new(identifier)?),
             version: Version::of(event),
             refs,
-            head: tags::first(event, "HEAD").and_then(head),
+            head: tags::first(event, "HEAD").and_then(parse_head),
         })
     }
 
-    /// The objects that must be here before the state can be true, or `None` if it never can be.
+    /// Returns the objects that are needed to realise the state, or `None` if it can never be realised.
     pub fn tips(&self) -> Option<Vec<Oid>> {
         self.refs
             .values()
@@ -96,7 +96,7 @@ impl State {
             .collect()
     }
 
-    /// Whether these refs are exactly what the state declares.
+    /// Returns whether these refs are exactly those of the state.
     pub fn is_realised_by(&self, refs: &BTreeMap<RefName, Oid>) -> bool {
         self.refs.len() == refs.len()
             && self.refs.iter().zip(refs).all(|((want, declared), (have, oid))| {
@@ -105,28 +105,28 @@ impl State {
     }
 }
 
-/// What one tag declares, if it declares anything.
-fn declaration(tag: &Tag) -> Result<Option<(RefName, Declared)>, StateError> {
+/// Parses a tag that declares a ref; `None` for other tags.
+fn parse_ref_tag(tag: &Tag) -> Result<Option<(RefName, Declared)>, StateError> {
     let name = tag.kind();
     let value = tag.content().unwrap_or_default();
-    let ruled = name.starts_with("refs/heads/") || name.starts_with("refs/tags/");
-    if !ruled || name.ends_with("^{}") || value.starts_with("ref: ") {
+    let is_branch_or_tag = name.starts_with("refs/heads/") || name.starts_with("refs/tags/");
+    if !is_branch_or_tag || name.ends_with("^{}") || value.starts_with("ref: ") {
         return Ok(None);
     }
     let declared = value.parse().map_or(Declared::Nonsense, Declared::Oid);
     Ok(Some((RefName::new(name)?, declared)))
 }
 
-/// The branch that a HEAD value names, written with or without `ref: `.
-fn head(value: &str) -> Option<RefName> {
+/// Parses the branch in a HEAD value, with or without `ref: `.
+fn parse_head(value: &str) -> Option<RefName> {
     let name = RefName::new(value.strip_prefix("ref: ").unwrap_or(value)).ok()?;
     matches!(name.namespace(), Namespace::Branch(_)).then_some(name)
 }
 
-/// Finds a ref that would have to be a directory of another.
+/// Returns an error if a ref is a directory of another one.
 ///
-/// Names sort so that everything below `a/` follows `a`, with at most names like `a-b` between them; so each
-/// name is compared with its own ancestors rather than with its neighbours.
+/// Names such as `a-b` sort between `a` and `a/b`, so each name is compared with its own parents instead of its
+/// neighbours.
 fn check_conflicts(refs: &BTreeMap<RefName, Declared>) -> Result<(), StateError> {
     for name in refs.keys() {
         let slashes = name.as_str().match_indices('/').map(|(at, _)| at).skip(2);
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn only_branches_and_tags_are_declared() {
+    fn reads_branches_and_tags_only() {
         let state = parse(&[
             &["refs/heads/main", A, "an ancestor"],
             &["refs/tags/v1", B],
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_malformed_object_is_no_reason_to_refuse_but_never_true() {
+    fn a_state_with_a_malformed_object_id_is_never_realised() {
         let state = parse(&[&["refs/heads/main", "abc123"], &["refs/heads/dev"]]).unwrap();
         assert_eq!(state.refs[&name("refs/heads/main")], Declared::Nonsense);
         assert_eq!(state.tips(), None);
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn one_name_has_one_value() {
+    fn refuses_two_targets_of_a_ref() {
         assert!(parse(&[&["refs/heads/main", A], &["refs/heads/main", A]]).is_ok());
         assert_eq!(
             parse(&[&["refs/heads/main", A], &["refs/heads/main", B]]),
@@ -204,13 +204,13 @@ mod tests {
     }
 
     #[test]
-    fn names_that_git_refuses_spoil_the_state() {
+    fn refuses_ref_names_that_git_refuses() {
         assert_eq!(parse(&[&["refs/heads/a..b", A]]), Err(RefNameError::Dot.into()));
         assert_eq!(parse(&[&["refs/heads/", A]]), Err(RefNameError::EmptyComponent.into()));
     }
 
     #[test]
-    fn a_branch_cannot_be_a_directory_too() {
+    fn refuses_a_branch_that_is_a_directory() {
         let refs: &[&[&str]] =
             &[&["refs/heads/a", A], &["refs/heads/a-b", A], &["refs/heads/a/b", A]];
         assert_eq!(

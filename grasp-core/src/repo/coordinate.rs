@@ -1,4 +1,4 @@
-//! Addresses of replaceable events, and the one address that means a repository.
+//! Coordinates of replaceable events, and those of repositories.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,9 +11,9 @@ use super::{Identifier, IdentifierError};
 use crate::kinds;
 use crate::text::{is_lower_hex, serde_as_text};
 
-/// A repository: `30617:<owner>:<identifier>`.
+/// The coordinate of a repository: `30617:<owner>:<identifier>`.
 ///
-/// The text is split on its first two colons only, for an identifier may contain colons.
+/// The text is split at its first two colons only, because an identifier may contain colons.
 ///
 /// ```
 /// use grasp_core::RepoId;
@@ -25,36 +25,36 @@ use crate::text::{is_lower_hex, serde_as_text};
 /// ```
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RepoId {
-    /// Who announced it.
+    /// Author of the announcement.
     pub owner: PublicKey,
-    /// What the owner calls it.
+    /// Name of the repository.
     pub identifier: Identifier,
 }
 
-/// Why a text is no coordinate, or not one of a repository.
+/// The reason for which a text is not a coordinate, or not that of a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CoordinateError {
     /// Not `kind:pubkey` or `kind:pubkey:identifier`.
     #[error("not of the form kind:pubkey:identifier")]
     Shape,
-    /// The first part is no kind that has coordinates.
+    /// The first part is not a replaceable or addressable kind.
     #[error("not a replaceable or addressable kind")]
     Kind,
     /// The second part is not 64 lower-case hex digits.
     #[error("not a public key in lower-case hex")]
     Author,
-    /// A coordinate, but of something else.
+    /// The coordinate of another kind of event.
     #[error("not a repository announcement")]
     NotARepository,
-    /// The third part can be no repository's name.
+    /// The third part is not a valid identifier.
     #[error(transparent)]
     Identifier(#[from] IdentifierError),
 }
 
-/// Reads `kind:pubkey:identifier`, and `kind:pubkey` for plain replaceable kinds.
+/// Parses `kind:pubkey:identifier`, and `kind:pubkey` for replaceable kinds.
 ///
-/// Only canonical spellings are read, so that two texts with one meaning are one key: the kind has no leading
-/// zero or sign and the key is lower-case hex, as relays index them.
+/// Only the is_canonical spelling is accepted, so that equal coordinates are equal keys: a kind without leading zero or
+/// sign, and a key in lower-case hex, as relays index them.
 pub fn parse_coordinate(text: &str) -> Result<Coordinate, CoordinateError> {
     let mut parts = text.splitn(3, ':');
     let (Some(kind), Some(author)) = (parts.next(), parts.next()) else {
@@ -74,22 +74,22 @@ pub fn parse_coordinate(text: &str) -> Result<Coordinate, CoordinateError> {
 }
 
 fn parse_kind(text: &str) -> Option<Kind> {
-    let canonical = text == "0" || !text.starts_with(['0', '+']);
-    if canonical { text.parse().ok().map(Kind::from_u16) } else { None }
+    let is_canonical = text == "0" || !text.starts_with(['0', '+']);
+    if is_canonical { text.parse().ok().map(Kind::from_u16) } else { None }
 }
 
-/// A public key in the only spelling that tags and filters agree on.
+/// Parses a public key in lower-case hex, the spelling that tags and filters use.
 pub(crate) fn parse_pubkey(text: &str) -> Option<PublicKey> {
     if is_lower_hex(text) { PublicKey::from_hex(text).ok() } else { None }
 }
 
 impl RepoId {
-    /// A repository by its parts.
+    /// Combines owner and identifier.
     pub fn new(owner: PublicKey, identifier: Identifier) -> Self {
         Self { owner, identifier }
     }
 
-    /// The address of its announcement as nostr's own type.
+    /// Returns the coordinate of the announcement.
     pub fn coordinate(&self) -> Coordinate {
         Coordinate {
             kind: kinds::ANNOUNCEMENT,
@@ -144,14 +144,14 @@ mod tests {
     }
 
     #[test]
-    fn replaceable_kinds_have_two_spellings() {
+    fn replaceable_kinds_may_omit_the_last_colon() {
         let short = parse_coordinate(&format!("10317:{KEY}")).unwrap();
         assert_eq!(short, parse_coordinate(&format!("10317:{KEY}:")).unwrap());
         assert_eq!(parse_coordinate(&format!("10317:{KEY}:x")), Err(CoordinateError::Shape));
     }
 
     #[test]
-    fn other_spellings_of_the_same_thing_are_refused() {
+    fn other_spellings_are_refused() {
         let upper = KEY.to_uppercase();
         for text in [
             format!("030617:{KEY}:x"),
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_is_no_repository() {
+    fn a_state_is_not_a_repository() {
         let text = format!("30618:{KEY}:x");
         assert_eq!(text.parse::<RepoId>(), Err(CoordinateError::NotARepository));
     }

@@ -1,4 +1,4 @@
-//! What a repository is called by its owner.
+//! The identifier of a repository.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use crate::text::serde_as_text;
 
-/// The `d` tag of a repository announcement: any text that cannot be mistaken for a path.
+/// The `d` tag of a repository announcement: any text that cannot be a path.
 ///
-/// Spaces, emoji, colons and a trailing `.git` are all legal. It is never a file name.
+/// Spaces, emoji, colons and a trailing `.git` are valid. It is never used as a file name.
 ///
 /// ```
 /// use grasp_core::{Identifier, IdentifierError};
@@ -20,19 +20,19 @@ use crate::text::serde_as_text;
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Identifier(Arc<str>);
 
-/// Why a text names no repository.
+/// The reason for which a text is not a valid identifier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IdentifierError {
-    /// Nothing there.
+    /// An empty text.
     #[error("the identifier is empty")]
     Empty,
-    /// `.` or `..`, which every file system reads as something else.
+    /// `.` or `..`, which are directories.
     #[error("the identifier is a relative path")]
     Dots,
     /// A slash or backslash.
     #[error("the identifier contains a path separator")]
     Separator,
-    /// A NUL, which ends a text in many languages.
+    /// A NUL, which ends a string in C.
     #[error("the identifier contains a NUL")]
     Nul,
     /// Longer than [`Identifier::MAX_BYTES`].
@@ -41,10 +41,10 @@ pub enum IdentifierError {
 }
 
 impl Identifier {
-    /// More than any real name needs, and few enough to fit a URL when percent-encoded.
+    /// Maximum length; percent-encoded it still fits into a URL.
     pub const MAX_BYTES: usize = 1024;
 
-    /// Checks a text.
+    /// Validates a text.
     pub fn new(text: &str) -> Result<Self, IdentifierError> {
         if text.is_empty() {
             return Err(IdentifierError::Empty);
@@ -64,7 +64,7 @@ impl Identifier {
         Ok(Self(text.into()))
     }
 
-    /// The text itself.
+    /// Returns the identifier as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -102,14 +102,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn anything_that_is_not_a_path_is_legal() {
+    fn accepts_anything_that_is_not_a_path() {
         for text in ["a", "a.git", "...", "a:b:c", " ", "日本 語", "-rf", "CON"] {
             assert!(Identifier::new(text).is_ok(), "{text:?}");
         }
     }
 
     #[test]
-    fn what_could_leave_a_directory_is_refused() {
+    fn refuses_paths() {
         let cases = [
             ("", IdentifierError::Empty),
             (".", IdentifierError::Dots),

@@ -1,13 +1,13 @@
-//! Names of git objects.
+//! Ids of git objects.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::text::{hex_bytes, serde_as_text};
 
-/// The name of a git object: 40 hex digits (SHA-1) or 64 (SHA-256).
+/// The id of a git object: 40 hex digits (SHA-1) or 64 (SHA-256).
 ///
-/// Upper-case digits are read and written back in lower case, as git does.
+/// Upper-case digits are accepted and written in lower case, as git does.
 ///
 /// ```
 /// use grasp_core::Oid;
@@ -18,27 +18,27 @@ use crate::text::{hex_bytes, serde_as_text};
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Oid {
-    /// An object of an ordinary repository.
+    /// An object of a SHA-1 repository.
     Sha1([u8; 20]),
-    /// An object of a repository with the newer hash.
+    /// An object of a SHA-256 repository.
     Sha256([u8; 32]),
 }
 
-/// The text names no object.
+/// The text is not an object id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not an object id of 40 or 64 hex digits")]
 pub struct OidError;
 
 impl Oid {
-    /// What git writes where there is no object.
+    /// The id that git writes for "no object".
     pub const ZERO: Self = Self::Sha1([0; 20]);
 
-    /// Whether this stands for "no object".
+    /// Returns whether this is the id for "no object".
     pub fn is_zero(&self) -> bool {
         self.as_bytes().iter().all(|byte| *byte == 0)
     }
 
-    /// The bytes of the hash.
+    /// Returns the bytes of the hash.
     pub fn as_bytes(&self) -> &[u8] {
         match self {
             Self::Sha1(bytes) => bytes,
@@ -46,7 +46,7 @@ impl Oid {
         }
     }
 
-    /// The first eight digits, as people write them.
+    /// Returns the first eight digits.
     pub fn short(&self) -> String {
         self.to_string().chars().take(8).collect()
     }
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_hashes_are_read_and_nothing_else() {
+    fn accepts_ids_of_both_hashes_only() {
         assert!(matches!("0".repeat(40).parse(), Ok(Oid::Sha1(_))));
         assert!(matches!("f".repeat(64).parse(), Ok(Oid::Sha256(_))));
         for text in ["", "abc123", &"0".repeat(41), &"g".repeat(40), &"é".repeat(20)] {
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_of_either_length_means_no_object() {
+    fn zero_of_either_length_is_no_object() {
         assert!(Oid::ZERO.is_zero());
         assert!("0".repeat(64).parse::<Oid>().unwrap().is_zero());
         assert!(!"1".repeat(40).parse::<Oid>().unwrap().is_zero());

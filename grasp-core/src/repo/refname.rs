@@ -1,4 +1,4 @@
-//! Names of refs, under git's own rules.
+//! Names of refs, by git's rules.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use nostr::event::EventId;
 
 use crate::text::{is_lower_hex, serde_as_text};
 
-/// A full ref name such as `refs/heads/main`, legal for git and for the file system below it.
+/// A full ref name such as `refs/heads/main`, valid for git and as a path.
 ///
 /// ```
 /// use grasp_core::{Namespace, RefName};
@@ -20,22 +20,22 @@ use crate::text::{is_lower_hex, serde_as_text};
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RefName(Arc<str>);
 
-/// Which of the namespaces that GRASP knows a ref lies in.
+/// The namespace of a ref.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Namespace<'a> {
-    /// `refs/heads/…`, ruled by signed states.
+    /// `refs/heads/…`, controlled by signed states.
     Branch(&'a str),
-    /// `refs/tags/…`, ruled by signed states.
+    /// `refs/tags/…`, controlled by signed states.
     Tag(&'a str),
-    /// `refs/nostr/<event id>`, ruled by the pull request of that id.
+    /// `refs/nostr/<event id>`, controlled by the pull request with that id.
     Nostr(EventId),
-    /// `refs/nostr/` followed by something that is no event id.
+    /// `refs/nostr/` followed by anything but an event id.
     NostrIllegal,
-    /// Any other place: nobody may push there.
+    /// Any other namespace; pushes to it are refused.
     Other,
 }
 
-/// Why git would not take a ref name.
+/// The reason for which git refuses a ref name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RefNameError {
     /// Not below `refs/`.
@@ -62,12 +62,12 @@ pub enum RefNameError {
 }
 
 impl RefName {
-    /// A bound on the whole name.
+    /// Maximum length of the name.
     pub const MAX_BYTES: usize = 1024;
-    /// A bound on each part: file systems allow 255 bytes, and git's lock file needs five of them.
+    /// Maximum length of a component: file systems allow 255 bytes, and git's lock file adds five.
     pub const MAX_COMPONENT_BYTES: usize = 250;
 
-    /// Checks a name by the rules of `git check-ref-format`.
+    /// Validates a name by the rules of `git check-ref-format`.
     pub fn new(name: &str) -> Result<Self, RefNameError> {
         let rest = name.strip_prefix("refs/").ok_or(RefNameError::NotARef)?;
         if name.len() > Self::MAX_BYTES {
@@ -86,12 +86,12 @@ impl RefName {
         Ok(Self(name.into()))
     }
 
-    /// The name itself.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Where it lies.
+    /// Returns the namespace that the ref is in.
     pub fn namespace(&self) -> Namespace<'_> {
         if let Some(branch) = self.0.strip_prefix("refs/heads/") {
             return Namespace::Branch(branch);
@@ -108,12 +108,12 @@ impl RefName {
         }
     }
 
-    /// Whether signed states rule this ref.
+    /// Returns whether the ref is controlled by signed states.
     pub fn is_branch_or_tag(&self) -> bool {
         matches!(self.namespace(), Namespace::Branch(_) | Namespace::Tag(_))
     }
 
-    /// Whether one of the two would have to be a directory where the other is a file.
+    /// Returns whether one of the names is a directory of the other, so that both cannot exist.
     pub fn conflicts_with(&self, other: &Self) -> bool {
         let below = |long: &str, short: &str| {
             long.strip_prefix(short).is_some_and(|rest| rest.starts_with('/'))
@@ -121,12 +121,12 @@ impl RefName {
         below(&self.0, &other.0) || below(&other.0, &self.0)
     }
 
-    /// Where the tip of a pull request lies.
+    /// Returns the ref for the tip of a pull request.
     pub fn nostr(event: EventId) -> Self {
         Self(format!("refs/nostr/{event}").into())
     }
 
-    /// The pull request whose tip lies here.
+    /// Returns the id of the pull request whose tip this ref is.
     pub fn event(&self) -> Option<EventId> {
         match self.namespace() {
             Namespace::Nostr(event) => Some(event),
@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_git_takes_are_taken() {
+    fn accepts_names_that_git_accepts() {
         for name in [
             "refs/heads/main",
             "refs/heads/feature/a-b_c",
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_git_refuses_are_refused() {
+    fn refuses_names_that_git_refuses() {
         let cases = [
             ("main", RefNameError::NotARef),
             ("HEAD", RefNameError::NotARef),
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_whole_lower_case_event_id_names_a_pull_request() {
+    fn a_pull_request_ref_needs_a_lower_case_event_id() {
         let id = "ab".repeat(32);
         let event = EventId::from_hex(&id).unwrap();
         assert_eq!(RefName::nostr(event).namespace(), Namespace::Nostr(event));

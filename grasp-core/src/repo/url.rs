@@ -1,4 +1,4 @@
-//! Where others live: relays, git servers, and the hosts that budgets are kept for.
+//! Addresses of relays and git servers, and the hosts that limits apply to.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,33 +8,33 @@ use ::url::Url;
 
 use crate::text::serde_as_text;
 
-/// Why a URL is none that we would ever dial.
+/// The reason for which a URL is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UrlError {
     /// Not a URL at all.
     #[error("not a URL")]
     Malformed,
-    /// A scheme that is not spoken to such a place; with those that are.
+    /// Another scheme than the listed ones.
     #[error("expected {}://", .0.join(":// or "))]
     Scheme(&'static [&'static str]),
-    /// No host to go to.
+    /// A URL without a host.
     #[error("no host")]
     NoHost,
-    /// A user name or password inside; they have no business in public events.
+    /// A user name or password, which do not belong in public events.
     #[error("credentials in the URL")]
     Credentials,
-    /// Longer than any real address.
+    /// Longer than the maximum.
     #[error("longer than {MAX_URL_BYTES} bytes")]
     TooLong,
 }
 
-/// No real address is longer; spam is.
+/// Maximum length of a URL.
 const MAX_URL_BYTES: usize = 2048;
 
-/// The address of a relay in one canonical spelling, so that equal relays are equal keys.
+/// The address of a relay in a canonical spelling, so that equal relays are equal keys.
 ///
-/// Scheme and host are lower case, a trailing dot of the host, the default port, empty path segments, a
-/// trailing slash and a fragment are gone.
+/// Scheme and host are lower case; a trailing dot of the host, the default port, empty path segments, a trailing
+/// slash and a fragment are removed.
 ///
 /// ```
 /// use grasp_core::RelayUrl;
@@ -46,24 +46,24 @@ const MAX_URL_BYTES: usize = 2048;
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RelayUrl(Arc<str>);
 
-/// The address of a git repository on some server, over http or https, without credentials.
+/// The address of a git repository over http or https, without credentials.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CloneUrl(Arc<str>);
 
-/// A server as budgets see it: its name and port, whatever path or scheme is asked for.
+/// A server that limits apply to: name and port, independent of path and scheme.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Host(Arc<str>);
 
-/// A URL's parts once everything that does not distinguish servers is removed.
-pub(crate) struct Parts {
+/// The parts of a URL, without spellings that do not distinguish servers.
+pub(crate) struct UrlParts {
     pub(crate) url: Url,
     pub(crate) host: String,
     pub(crate) port: u16,
     pub(crate) segments: Vec<String>,
 }
 
-impl Parts {
-    /// Parses a URL of one of the schemes.
+impl UrlParts {
+    /// Parses a URL with one of the schemes.
     pub(crate) fn parse(text: &str, schemes: &'static [&'static str]) -> Result<Self, UrlError> {
         if text.len() > MAX_URL_BYTES {
             return Err(UrlError::TooLong);
@@ -110,41 +110,41 @@ const RELAY_SCHEMES: [&str; 2] = ["ws", "wss"];
 const CLONE_SCHEMES: [&str; 2] = ["http", "https"];
 
 impl RelayUrl {
-    /// The canonical text.
+    /// Returns the canonical text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The server behind it.
+    /// Returns the host that limits apply to.
     pub fn host(&self) -> Host {
         Host::of(&self.0)
     }
 
-    /// Whether the connection is encrypted.
+    /// Returns whether the connection is encrypted.
     pub fn is_secure(&self) -> bool {
         self.0.starts_with("wss:")
     }
 }
 
 impl CloneUrl {
-    /// The text as it is given to git.
+    /// Returns the URL as it is passed to git.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The server behind it.
+    /// Returns the host that limits apply to.
     pub fn host(&self) -> Host {
         Host::of(&self.0)
     }
 }
 
 impl Host {
-    /// The name, with the port where it is not the scheme's own.
+    /// Returns the name, with the port if it is not the default.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The name alone; an address without its brackets.
+    /// Returns the name without port; an IPv6 address without brackets.
     pub fn name(&self) -> &str {
         if let Some(literal) = self.0.strip_prefix('[') {
             return literal.split_once(']').map_or(literal, |(literal, _)| literal);
@@ -152,7 +152,7 @@ impl Host {
         self.0.split_once(':').map_or(&self.0, |(name, _)| name)
     }
 
-    /// The authority of a URL that has been canonicalised before.
+    /// Returns the host of a canonical URL.
     fn of(canonical: &str) -> Self {
         let rest = canonical.split_once("://").map_or(canonical, |(_, rest)| rest);
         let end = rest.find(['/', '?']).unwrap_or(rest.len());
@@ -163,22 +163,22 @@ impl Host {
 impl FromStr for RelayUrl {
     type Err = UrlError;
     fn from_str(text: &str) -> Result<Self, UrlError> {
-        Ok(Self(Parts::parse(text, &RELAY_SCHEMES)?.canonical().into()))
+        Ok(Self(UrlParts::parse(text, &RELAY_SCHEMES)?.canonical().into()))
     }
 }
 
 impl FromStr for CloneUrl {
     type Err = UrlError;
     fn from_str(text: &str) -> Result<Self, UrlError> {
-        Ok(Self(Parts::parse(text, &CLONE_SCHEMES)?.canonical().into()))
+        Ok(Self(UrlParts::parse(text, &CLONE_SCHEMES)?.canonical().into()))
     }
 }
 
 impl FromStr for Host {
     type Err = UrlError;
-    /// Reads `name` or `name:port`, as an operator writes it in a setting.
+    /// Parses `name` or `name:port`, as in settings.
     fn from_str(text: &str) -> Result<Self, UrlError> {
-        let parts = Parts::parse(&format!("https://{text}"), &CLONE_SCHEMES)?;
+        let parts = UrlParts::parse(&format!("https://{text}"), &CLONE_SCHEMES)?;
         if !parts.segments.is_empty() || parts.url.query().is_some() {
             return Err(UrlError::Malformed);
         }
@@ -186,7 +186,7 @@ impl FromStr for Host {
     }
 }
 
-macro_rules! shown_as_its_text {
+macro_rules! impl_display_and_serde {
     ($($type:ident),*) => {$(
         impl fmt::Display for $type {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -196,9 +196,9 @@ macro_rules! shown_as_its_text {
         serde_as_text!($type);
     )*};
 }
-shown_as_its_text!(RelayUrl, CloneUrl, Host);
+impl_display_and_serde!(RelayUrl, CloneUrl, Host);
 
-macro_rules! debugged_as_its_text {
+macro_rules! impl_debug {
     ($($type:ident),*) => {$(
         impl fmt::Debug for $type {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -207,7 +207,7 @@ macro_rules! debugged_as_its_text {
         }
     )*};
 }
-debugged_as_its_text!(RelayUrl, CloneUrl);
+impl_debug!(RelayUrl, CloneUrl);
 
 #[cfg(test)]
 mod tests {
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn spellings_of_one_relay_are_one_key() {
+    fn spellings_of_a_relay_are_equal() {
         for text in [
             "wss://r.example",
             "wss://r.example/",
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn different_relays_stay_different() {
+    fn different_relays_differ() {
         let all = [
             "wss://r.example",
             "ws://r.example",
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_never_dialled_is_no_url_of_ours() {
+    fn refuses_other_schemes_and_credentials() {
         let cases = [
             ("https://r.example", UrlError::Scheme(&RELAY_SCHEMES)),
             ("r.example", UrlError::Malformed),
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_a_name_and_a_port() {
+    fn a_host_is_name_and_port() {
         let clone: CloneUrl = "https://Git.Example:8443/a/b.git".parse().unwrap();
         assert_eq!(clone.host(), "git.example:8443".parse().unwrap());
         let plain: CloneUrl = "https://git.example:443/x".parse().unwrap();

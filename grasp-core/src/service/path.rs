@@ -1,4 +1,4 @@
-//! Which repository a request path names.
+//! Request paths that name a repository.
 
 use nostr::key::PublicKey;
 use nostr::nips::nip19::FromBech32;
@@ -6,32 +6,31 @@ use nostr::nips::nip19::FromBech32;
 use super::{decode, npub};
 use crate::repo::{Identifier, RepoId};
 
-/// A request path below the mount that names a repository.
+/// A parsed request path below the mount that names a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GitPath {
-    /// The repository: at `/prs/` the one whose owner is the contributor.
+    /// The repository; below `/prs/` its owner is the contributor.
     pub repo: RepoId,
-    /// By which door it was entered.
+    /// The endpoint that the path is below.
     pub door: Door,
-    /// What follows `….git`, without the slash between: empty for the repository itself.
+    /// The path after `….git/`; empty for the repository itself.
     pub rest: String,
 }
 
-/// The two places where repositories are served.
+/// One of the two endpoints for git: hosted repositories, and pull requests of contributors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Door {
     /// `/<npub>/<identifier>.git`
     Hosted,
-    /// `/prs/<npub>/<identifier>.git`, where contributors bring pull requests (GRASP-06).
+    /// `/prs/<npub>/<identifier>.git`, to which contributors push pull requests (GRASP-06).
     Proposals,
 }
 
 impl GitPath {
-    /// Reads a path as it stands in the request, percent-encoded; `None` if it names no repository.
+    /// Parses a percent-encoded path; `None` if it does not name a repository.
     ///
-    /// The identifier is decoded once and then loses exactly one `.git`. Only the canonical spelling of a key is
-    /// read: lower-case `npub1…`, never hex or another kind of reference. What could leave a directory is no
-    /// identifier, in whatever encoding it comes.
+    /// The identifier is decoded once and one `.git` is removed. Keys must be in the canonical spelling, lower-case
+    /// `npub1…`, not hex. A path that could leave a directory is not an identifier, in any encoding.
     ///
     /// ```
     /// use grasp_core::service::GitPath;
@@ -55,7 +54,7 @@ impl GitPath {
     }
 }
 
-/// A key in its canonical spelling.
+/// Parses a key in the canonical spelling.
 fn parse_npub(text: &str) -> Option<PublicKey> {
     if !text.starts_with("npub1") {
         return None;
@@ -76,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn one_git_is_stripped_and_one_decoding_is_done() {
+    fn decodes_once_and_strips_one_git_suffix() {
         let cases = [
             ("/NPUB/x.git", "x", ""),
             ("/NPUB/x.git/", "x", ""),
@@ -95,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_leave_a_directory_names_nothing() {
+    fn refuses_path_traversal() {
         for path in [
             "/NPUB/.git",
             "/NPUB/%2e%2e.git",
@@ -118,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_canonical_spelling_of_a_key_counts() {
+    fn refuses_other_spellings_of_a_key() {
         let canonical = npub(&key(1));
         let wrong_checksum = format!("{}x", &canonical[..canonical.len() - 1]);
         for owner in [key(1).to_hex(), canonical.to_uppercase(), wrong_checksum, "npub1".into()] {
