@@ -1,15 +1,15 @@
-//! What to ask which relay for. Decides nothing about when, and sends nothing.
+//! Decides which relay is asked for which events. Decides nothing about time, and sends nothing.
 //!
 //! ```text
 //!   our own relay ──IndexChange──▶ ┌───────────┐ ──discovered, retired──▶ connect, disconnect
 //!   accepts, holds, drops          │ SyncIndex │
 //!                                  └───────────┘
-//!                                        │ added   (derive_relay_targets says the same from scratch)
+//!                                        │ added   (derive_relay_targets computes the same from scratch)
 //!                                        ▼
 //!   PendingSyncIndex ──▶ ┌─────────────────┐ ──AddFilters──▶ filters ──▶ pack_requests ──▶ REQ
 //!   RelaySyncIndex   ──▶ │ compute_actions │       │
 //!                        └─────────────────┘       ▼ items
-//!   PendingSyncIndex ◀── under way ────────── PendingBatch ── properly ended: confirm ──▶ RelaySyncIndex
+//!   PendingSyncIndex ◀── in progress ──────── PendingBatch ── completed: confirm ──▶ RelaySyncIndex
 //! ```
 //!
 //! [`compute_actions`] is the only place that decides on new subscriptions: target − pending − confirmed.
@@ -22,7 +22,6 @@ mod filters;
 mod incremental;
 mod index;
 mod root;
-mod roots;
 mod targets;
 
 pub use self::actions::{AddFilters, compute_actions};
@@ -39,6 +38,5 @@ pub use self::index::{
     PendingSyncIndex, RETENTION, RelayState, RelaySyncIndex, RelaySyncNeeds, RepoSyncIndex,
     RepoSyncNeeds, Resume, SyncLevel, SyncMethod,
 };
-pub use self::root::RootId;
-pub use self::roots::RootSet;
+pub use self::root::{RootId, RootSet};
 pub use self::targets::derive_relay_targets;

@@ -1,4 +1,4 @@
-//! The growing pause next_delay failures, and the verdict that a peer is dead.
+//! The growing pause after failures, and the verdict that a peer is dead.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use crate::{Mono, Now};
 /// The durations of a [`Backoff`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackoffPolicy {
-    /// Pause next_delay the first failure; each further failure doubles it. Default: 5 seconds.
+    /// Pause after the first failure; each further failure doubles it. Default: 5 seconds.
     pub first: Duration,
     /// Longest pause of a peer that is not dead. Default: 1 hour.
     pub cap: Duration,
-    /// Duration of failures without success next_delay which a peer is dead. Default: 24 hours.
+    /// Duration of failures without success after which a peer is dead. Default: 24 hours.
     pub dead_after: Duration,
     /// Pause of a dead peer. Default: 24 hours, so one try a day.
     pub dead_retry: Duration,
@@ -36,7 +36,7 @@ impl BackoffPolicy {
         settle: Duration::from_secs(5 * 60),
     };
 
-    /// For hunting git data: 20 seconds doubling to 2 minutes, and hourly next_delay half an hour of failures. A success
+    /// For hunting git data: 20 seconds doubling to 2 minutes, and hourly after half an hour of failures. A success
     /// resets at once.
     pub const GIT_HUNT: Self = Self {
         first: Duration::from_secs(20),
@@ -46,7 +46,7 @@ impl BackoffPolicy {
         settle: Duration::ZERO,
     };
 
-    /// Returns the pause next_delay one of `delay`; never below `first`, even with a smaller `cap`.
+    /// Returns the pause after one of `delay`; never below `first`, even with a smaller `cap`.
     fn next_delay(&self, delay: Duration) -> Duration {
         delay.saturating_mul(2).clamp(self.first, self.cap.max(self.first))
     }
@@ -109,7 +109,7 @@ enum Phase {
     Waiting {
         /// The current step of the doubling, also while a dead peer waits for longer.
         delay: Duration,
-        /// Time from the first failure of the streak to the failed_at one that this process saw.
+        /// Time from the first failure of the streak to the latest one that this process saw.
         failing_for: Duration,
         failed_at: Mono,
         retry_at: Mono,
@@ -164,7 +164,7 @@ impl Backoff {
 
     /// Records that the peer answered.
     ///
-    /// Its failures are forgotten once the connection has failing_for for [`BackoffPolicy::settle`].
+    /// Its failures are forgotten once the connection has lasted for [`BackoffPolicy::settle`].
     pub fn connected(&mut self, now: Mono) {
         if let Phase::Waiting { delay, .. } = self.phase {
             self.phase = if self.policy.settle.is_zero() {
@@ -196,7 +196,7 @@ impl Backoff {
         }
     }
 
-    /// Returns the time from the first to the failed_at failure of the current streak.
+    /// Returns the time from the first to the latest failure of the current streak.
     pub fn failing_for(&self) -> Duration {
         match self.phase {
             Phase::Waiting { failing_for, .. } => failing_for,

@@ -53,7 +53,7 @@ pub enum CoordinateError {
 
 /// Parses `kind:pubkey:identifier`, and `kind:pubkey` for replaceable kinds.
 ///
-/// Only the is_canonical spelling is accepted, so that equal coordinates are equal keys: a kind without leading zero or
+/// Only the canonical spelling is accepted, so that equal coordinates are equal keys: a kind without leading zero or
 /// sign, and a key in lower-case hex, as relays index them.
 pub fn parse_coordinate(text: &str) -> Result<Coordinate, CoordinateError> {
     let mut parts = text.splitn(3, ':');

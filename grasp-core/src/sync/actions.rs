@@ -1,4 +1,4 @@
-//! The one place that decides on new subscriptions.
+//! The decision on new subscriptions.
 
 use std::collections::BTreeMap;
 
@@ -11,30 +11,29 @@ use super::index::{
 };
 use crate::RelayUrl;
 
-/// New items to ask a connected relay for.
+/// New items to request from a connected relay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddFilters {
-    /// Whom to ask.
+    /// Relay to ask.
     pub relay: RelayUrl,
-    /// What for; the items of the batch that this becomes.
+    /// Items of the batch that this becomes.
     pub items: PendingItems,
 }
 
 impl AddFilters {
-    /// The filters of these items, built only now: deciding stays cheap when there is much to decide.
+    /// Builds the filters for these items.
     pub fn filters(&self, budget: &RequestBudget) -> Vec<Filter> {
         build_layer2_and_layer3_filters(&self.items, None, budget)
     }
 }
 
-/// What to ask for that is wanted, and neither under way nor confirmed: target − pending − confirmed.
+/// Returns the items that are wanted and neither pending nor confirmed: target − pending − confirmed.
 ///
 /// Relays that are not connected are left out; they are asked when they connect. Announcements (layer 1) and
-/// the catch-up of confirmed items belong to the connection and are decided with it, not here.
+/// the catch-up of confirmed items are decided with the connection, not here.
 ///
-/// The targets may be those of all relays, or only what a change has added
-/// ([`SyncDelta::added`](super::SyncDelta::added)): if nothing was left to do before the change, both give the
-/// same answer.
+/// The targets may be those of all relays, or only those that a change has added
+/// ([`SyncDelta::added`](super::SyncDelta::added)): if nothing was open before the change, the result is the same.
 ///
 /// ```
 /// use std::collections::BTreeMap;
@@ -76,7 +75,7 @@ pub fn compute_actions(
         .collect()
 }
 
-/// The difference for one relay; `None` if there is none, or nobody to ask.
+/// Returns the difference for one relay; `None` if it is empty or the relay is not connected.
 fn new_items(
     target: &RelaySyncNeeds,
     pending: &[PendingBatch],
@@ -140,7 +139,7 @@ mod tests {
     use SyncLevel::{Full, StateOnly};
 
     #[test]
-    fn only_what_is_neither_pending_nor_confirmed_is_asked_for() {
+    fn requests_only_items_neither_pending_nor_confirmed() {
         let mut state = connected();
         state.confirm(needs(&[(1, Full)], &[1]));
         let batches = vec![batch(needs(&[(2, Full)], &[])), batch(needs(&[], &[2]))];
@@ -151,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_promoted_repository_is_asked_for_again_in_full() {
+    fn requests_a_promoted_repository_in_full() {
         let mut state = connected();
         state.confirm(needs(&[(1, StateOnly)], &[]));
         let batches = vec![batch(needs(&[(2, StateOnly)], &[]))];
@@ -160,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn every_connected_status_is_asked_and_no_other() {
+    fn asks_only_connected_relays() {
         let target = needs(&[(1, Full)], &[]);
         let asked = |state: &RelayState| !actions(&target, vec![], state.clone()).is_empty();
         let mut state = RelayState::new(true);
@@ -178,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relay_nobody_has_taken_up_yet_is_not_asked() {
+    fn does_not_ask_a_relay_without_state() {
         let relay: RelayUrl = "wss://a.example".parse().unwrap();
         let targets = [(relay, needs(&[(1, Full)], &[]))].into();
         assert!(compute_actions(&targets, &BTreeMap::new(), &BTreeMap::new()).is_empty());

@@ -1,9 +1,9 @@
-//! How much a relay takes at a time.
+//! Size limits of requests to a relay.
 
-/// How much one relay is given at a time.
+/// Size limits of requests to one relay.
 ///
-/// Bytes decide, counts are a further ceiling. Everything starts at what all known relays take and is only ever
-/// lowered, by what a relay advertises or by what it has refused.
+/// Limited by bytes and by counts. Starts with values that all known relays accept, and is only ever lowered, to
+/// what a relay advertises or by what it refuses.
 ///
 /// ```
 /// use grasp_core::sync::RequestBudget;
@@ -21,62 +21,62 @@ pub struct RequestBudget {
 }
 
 impl RequestBudget {
-    /// More values than this no filter has, whatever is configured.
+    /// Upper limit of the values in a filter, independent of the settings.
     pub const MAX_VALUES_PER_FILTER: usize = 1_000;
-    /// The smallest filter that any value of ours fits into, written with nothing but six-byte escapes.
+    /// The smallest filter into which every value fits, even if written in six-byte escapes.
     pub const MIN_FILTER_BYTES: usize = 8 * 1024;
 
-    /// Sets how many values a filter may have, from one to [`Self::MAX_VALUES_PER_FILTER`].
+    /// Sets the number of values per filter, from one to [`Self::MAX_VALUES_PER_FILTER`].
     #[must_use]
     pub fn with_values_per_filter(self, values: usize) -> Self {
         Self { values_per_filter: values.clamp(1, Self::MAX_VALUES_PER_FILTER), ..self }
     }
 
-    /// The relay takes no longer filter. Stops at [`Self::MIN_FILTER_BYTES`].
+    /// Lowers the length of a filter, to no less than [`Self::MIN_FILTER_BYTES`].
     #[must_use]
     pub fn lowered_to_filter_bytes(self, bytes: usize) -> Self {
         Self { filter_bytes: self.filter_bytes.min(bytes).max(Self::MIN_FILTER_BYTES), ..self }
     }
 
-    /// The relay takes no longer message. Stops where one filter of [`Self::MIN_FILTER_BYTES`] fits: who takes
-    /// less could not take the events either.
+    /// Lowers the length of a message, to no less than one filter of [`Self::MIN_FILTER_BYTES`] needs. A relay that
+    /// accepts less could not accept the events either.
     #[must_use]
     pub fn lowered_to_message_bytes(self, bytes: usize) -> Self {
-        let least = Self::MIN_FILTER_BYTES + REQ_BYTES + 1;
-        let message_bytes = self.message_bytes.min(bytes).max(least);
+        let min_bytes = Self::MIN_FILTER_BYTES + REQ_BYTES + 1;
+        let message_bytes = self.message_bytes.min(bytes).max(min_bytes);
         let budget = self.lowered_to_filter_bytes(message_bytes - REQ_BYTES - 1);
         Self { message_bytes, ..budget }
     }
 
-    /// The relay takes no more filters in one request. Stops at one.
+    /// Lowers the number of filters per REQ, to no less than one.
     #[must_use]
     pub fn lowered_to_filters_per_req(self, filters: usize) -> Self {
         Self { filters_per_req: self.filters_per_req.min(filters).max(1), ..self }
     }
 
-    /// How many values a filter may have.
+    /// Returns the maximum number of values per filter.
     pub fn values_per_filter(&self) -> usize {
         self.values_per_filter
     }
 
-    /// How long a filter may be, as JSON, with `since`, `until` and `limit`.
+    /// Returns the maximum length of a filter as JSON, with `since`, `until` and `limit`.
     pub fn filter_bytes(&self) -> usize {
         self.filter_bytes
     }
 
-    /// How long a REQ may be, as JSON.
+    /// Returns the maximum length of a REQ as JSON.
     pub fn message_bytes(&self) -> usize {
         self.message_bytes
     }
 
-    /// How many filters a REQ may have.
+    /// Returns the maximum number of filters per REQ.
     pub fn filters_per_req(&self) -> usize {
         self.filters_per_req
     }
 }
 
 impl Default for RequestBudget {
-    /// 100 values and 32 KiB a filter, 10 filters and 96 KiB a request.
+    /// 100 values and 32 KiB per filter, 10 filters and 96 KiB per request.
     fn default() -> Self {
         Self {
             values_per_filter: 100,
@@ -87,7 +87,7 @@ impl Default for RequestBudget {
     }
 }
 
-/// `["REQ",""]` around the filters, with the longest subscription id that relays take; each filter adds a comma.
+/// Bytes of `["REQ",""]` with the longest subscription id that relays accept; each filter adds a comma.
 pub(super) const REQ_BYTES: usize = r#"["REQ",""]"#.len() + 64;
 
 #[cfg(test)]
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_smaller_message_means_smaller_filters_too() {
+    fn a_shorter_message_shortens_filters() {
         let budget = RequestBudget::default().lowered_to_message_bytes(16 * 1024);
         assert_eq!(budget.filter_bytes(), 16 * 1024 - REQ_BYTES - 1);
         assert_eq!(budget.lowered_to_message_bytes(1 << 20), budget);

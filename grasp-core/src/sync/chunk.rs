@@ -1,4 +1,4 @@
-//! Filters that fit: by count and by exact serialized bytes, and packed into requests that fit too.
+//! Splitting of filters by size, and packing them into requests.
 
 use std::collections::BTreeSet;
 
@@ -7,11 +7,11 @@ use nostr::filter::{Filter, SingleLetterTag};
 use super::budget::{REQ_BYTES, RequestBudget};
 use crate::Identifier;
 
-/// Relays that index values in one byte's worth of length refuse a whole REQ for one that is longer.
+/// Longest value in a filter with others; relays that store lengths in one byte refuse a whole REQ for a longer one.
 pub const MAX_SHARED_VALUE_BYTES: usize = 255;
 
-/// The longest `"since":…,"until":…,"limit":…,`. Room for it is kept in every filter, so that a pager may set
-/// any of the three later.
+/// Length of the longest `"since":…,"until":…,"limit":…,`. Every filter leaves room for it, so that a pager can set
+/// these fields.
 const WINDOW_BYTES: usize = 3 * (r#""since":,"#.len() + 20);
 
 const _: () = assert!(
@@ -19,10 +19,10 @@ const _: () = assert!(
     "any one value must fit the smallest filter"
 );
 
-/// Splits `{ …base, #tag: values }` so that each part fits, once for each of the tags.
+/// Splits `{ …base, #tag: values }` into filters within the budget, for each of the tags.
 ///
-/// Values come sorted, which makes their sets cheap to build. Those over [`MAX_SHARED_VALUE_BYTES`] get parts of
-/// their own.
+/// Values come sorted, which makes sets cheap to build. Values over [`MAX_SHARED_VALUE_BYTES`] get filters of their
+/// own.
 pub(super) fn split(
     base: &Filter,
     tags: &[SingleLetterTag],
@@ -46,7 +46,7 @@ pub(super) fn split(
         .collect()
 }
 
-/// The length of the filter with an empty list for a tag and the widest window.
+/// Returns the length of the filter with an empty list for a tag and the longest window.
 fn empty_len(base: &Filter) -> usize {
     let mut filter = base.clone();
     filter.generic_tags.insert(SingleLetterTag::LOWERCASE_A, BTreeSet::new());
@@ -65,7 +65,7 @@ fn filters_over<'a>(
     })
 }
 
-/// Values in groups that fit a filter.
+/// Groups of values that fit into a filter.
 struct Chunks {
     room: usize,
     max_values: usize,
@@ -80,7 +80,7 @@ impl Chunks {
     }
 
     fn push(&mut self, value: String) {
-        // The comma is counted for the first value too, where there is none.
+        // Counts a comma for the first value too.
         let bytes = json_len(&value) + 1;
         if self.open.len() == self.max_values || self.open_bytes + bytes > self.room {
             self.close();
@@ -102,7 +102,7 @@ impl Chunks {
     }
 }
 
-/// The length of a text as a JSON string, quotes and escapes included.
+/// Returns the length of a text as a JSON string, with quotes and escapes.
 fn json_len(text: &str) -> usize {
     let escaped = |byte: u8| match byte {
         b'"' | b'\\' | b'\n' | b'\r' | b'\t' | 0x08 | 0x0c => 2,
@@ -112,10 +112,10 @@ fn json_len(text: &str) -> usize {
     2 + text.bytes().map(escaped).sum::<usize>()
 }
 
-/// Puts filters into requests that fit, keeping their order. A filter that fits none goes alone.
+/// Packs filters into requests within the budget, in order. A filter that fits into none gets one of its own.
 ///
-/// Filters with a value over [`MAX_SHARED_VALUE_BYTES`] come last, in requests of their own: a relay that cannot
-/// take such a value refuses all that comes with it.
+/// Filters with a value over [`MAX_SHARED_VALUE_BYTES`] come last, in requests of their own: a relay that does not
+/// accept such a value refuses the whole request.
 ///
 /// ```
 /// use grasp_core::sync::{RequestBudget, pack_requests};
@@ -159,7 +159,7 @@ fn has_long_value(filter: &Filter) -> bool {
     filter.generic_tags.values().flatten().any(|value| value.len() > MAX_SHARED_VALUE_BYTES)
 }
 
-/// The length of a filter as JSON if all of its window were set, to the longest values.
+/// Returns the length of a filter as JSON with the longest window.
 fn widest_len(filter: &Filter) -> usize {
     let limit = filter.limit.and_then(|limit| u64::try_from(limit).ok());
     let times = [filter.since, filter.until].map(|time| time.map(|time| time.as_secs()));
@@ -167,7 +167,7 @@ fn widest_len(filter: &Filter) -> usize {
     filter.as_json().len() - window + WINDOW_BYTES
 }
 
-/// The length of `"since":n,`; the other two fields have names as long.
+/// Returns the length of `"since":n,`; the names of the other two fields are as long.
 fn field_len(number: u64) -> usize {
     let digits = number.checked_ilog10().unwrap_or(0) as usize + 1;
     r#""since":,"#.len() + digits
@@ -190,14 +190,14 @@ mod tests {
         filters.iter().map(values).collect()
     }
 
-    /// The same filter with the longest window that it can be given.
+    /// Returns the filter with the longest window.
     fn widest(filter: &Filter) -> Filter {
         let end = Timestamp::from_secs(u64::MAX);
         filter.clone().since(end).until(end).limit(usize::MAX)
     }
 
     #[test]
-    fn lengths_are_those_of_the_json() {
+    fn lengths_equal_those_of_the_json() {
         for text in
             ["", "plain", "\"q\"", "a\\b", "\u{1}\u{8}\t\n\u{b}\u{c}\r\u{1f}\u{7f}", "日本🦀"]
         {
@@ -214,13 +214,13 @@ mod tests {
     }
 
     #[test]
-    fn filters_are_cut_by_count() {
+    fn splits_by_count() {
         let values: Vec<_> = (100..355).map(|n| n.to_string()).collect();
         assert_eq!(lens(&split_all(&values, &RequestBudget::default())), [100, 100, 55]);
     }
 
     #[test]
-    fn filters_are_cut_by_bytes_and_filled_to_the_last() {
+    fn splits_by_bytes_and_fills_filters() {
         let budget = RequestBudget::default().with_values_per_filter(1_000);
         let ids: Vec<_> = (0..1_000).map(|n| format!("{n:064x}")).collect();
         let filters = split_all(&ids, &budget);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn escapes_count_as_they_are_written() {
+    fn counts_escapes() {
         let budget = RequestBudget::default().with_values_per_filter(1_000);
         let values: Vec<_> = (0..300).map(|n| format!("{n:03}{}", "\u{1}".repeat(100))).collect();
         let filters = split_all(&values, &budget);
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_value_fits_the_smallest_budget() {
+    fn the_longest_value_fits_into_the_smallest_budget() {
         let budget = RequestBudget::default().lowered_to_message_bytes(0);
         let base = Filter::new().kind(crate::kinds::STATE);
         let value = format!("{}{}", "x".repeat(71), "\u{1}".repeat(Identifier::MAX_BYTES));

@@ -1,4 +1,4 @@
-//! What is proven to have been fetched completely, so that a restart does not fetch it all again.
+//! Records of completely fetched history, so that a restart does not fetch it again.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,20 +11,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::text::{hex_bytes, serde_as_text};
 
-/// Names a filter by what it matches, whatever its window: the SHA-256 of its JSON without `since`, `until` and
-/// `limit`. A filter's lists are sorted sets, so one content has one JSON.
+/// Identifies a filter independent of its window: the SHA-256 of its JSON without `since`, `until` and `limit`. The
+/// lists of a filter are sorted sets, so that equal filters have equal JSON.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FilterHash([u8; 32]);
 
 impl FilterHash {
-    /// The name of a filter.
+    /// Returns the hash of a filter.
     pub fn of(filter: &Filter) -> Self {
         let content = Filter { since: None, until: None, limit: None, ..filter.clone() };
         Self(sha256::Hash::hash(content.as_json().as_bytes()).to_byte_array())
     }
 }
 
-/// A text that is not 64 hex digits.
+/// The text is not 64 hex digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a filter hash of 64 hex digits")]
 pub struct FilterHashError;
@@ -50,37 +50,37 @@ impl fmt::Debug for FilterHash {
 
 serde_as_text!(FilterHash);
 
-/// What makes a fetch complete. Nothing less does: not a short page, not silence.
+/// The way in which a fetch was proven complete. A short page or a timeout proves nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Proven {
-    /// Pages to the last, which brought nothing new, each ended by EOSE.
+    /// Pages up to one without new rows, each ended by EOSE.
     Exhausted,
-    /// A reconciliation to its end, and everything it found missing fetched or given up by name.
+    /// A complete reconciliation, with every missing event fetched or given up by id.
     Reconciled,
 }
 
-/// A relay has given us all it had for a filter within a window of time.
+/// The record that a relay has sent all events for a filter within a time window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Proof {
-    /// What was asked for.
+    /// Filter that was requested.
     pub filter: FilterHash,
-    /// Where the window begins; zero is the beginning of everything.
+    /// Start of the window; zero for all history.
     pub since: Timestamp,
-    /// Where it ends: when the relay was asked.
+    /// End of the window: the time of the request.
     pub until: Timestamp,
-    /// How we know.
+    /// Method of the proof.
     pub proven: Proven,
-    /// When we came to know.
+    /// The time of the proof.
     pub at: Timestamp,
 }
 
 impl Proof {
-    fn is_void(&self) -> bool {
+    fn has_empty_window(&self) -> bool {
         self.since > self.until
     }
 
-    fn meets(&self, other: &Self) -> bool {
+    fn touches(&self, other: &Self) -> bool {
         self.since <= other.until && other.since <= self.until
     }
 
@@ -88,7 +88,7 @@ impl Proof {
         self.since <= other.since && other.until <= self.until
     }
 
-    /// One proof of both windows, no younger than its older part.
+    /// Joins two windows; the result is as old as its older part.
     fn joined(self, other: Self) -> Self {
         let (older, newer) = if other.at < self.at { (other, self) } else { (self, other) };
         let kept = if newer.contains(&older) { newer } else { older };
@@ -96,19 +96,19 @@ impl Proof {
     }
 }
 
-/// Whether a filter need be asked again.
+/// The coverage of a filter from a given time on.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coverage {
-    /// It is covered without a gap to the end of this proof; ask from there on.
+    /// Covered without a gap to the end of this proof; request later events only.
     Proven(Proof),
-    /// There is no proof that reaches back so far.
+    /// No proof reaches back far enough.
     Unproven,
 }
 
-/// The proofs one relay has earned, bounded: the least recently extended make room.
+/// The proofs of one relay, limited in number: those with the earliest end are evicted.
 ///
-/// Windows of one filter that meet are joined, so that a proof of all history followed by catch-ups stays one.
+/// Touching windows of one filter are joined, so that a proof of all history with later catch-ups stays one.
 ///
 /// ```
 /// use grasp_core::sync::{Coverage, CoverageSet, FilterHash, Proof, Proven, build_announcement_filter};
@@ -127,32 +127,32 @@ pub enum Coverage {
 #[serde(from = "Stored", into = "Stored")]
 pub struct CoverageSet {
     capacity: usize,
-    /// Windows by where they begin; those of one filter do not meet.
+    /// Proofs by filter and start; those of one filter do not touch.
     proofs: BTreeMap<(FilterHash, Timestamp), Proof>,
 }
 
 impl CoverageSet {
-    /// A set without proofs, and with room for this many windows.
+    /// Returns an empty set for at most this many proofs.
     pub fn with_capacity(capacity: usize) -> Self {
         Self { capacity, proofs: BTreeMap::new() }
     }
 
-    /// Takes a proof in. One whose window ends before it begins proves nothing.
+    /// Adds a proof. A window that ends before it begins is ignored.
     pub fn add(&mut self, proof: Proof) {
-        if proof.is_void() {
+        if proof.has_empty_window() {
             return;
         }
-        let met: Vec<Proof> =
-            self.windows(&proof.filter).filter(|other| other.meets(&proof)).copied().collect();
-        for other in &met {
+        let touching: Vec<Proof> =
+            self.windows(&proof.filter).filter(|other| other.touches(&proof)).copied().collect();
+        for other in &touching {
             self.proofs.remove(&(other.filter, other.since));
         }
-        let joined = met.into_iter().fold(proof, Proof::joined);
+        let joined = touching.into_iter().fold(proof, Proof::joined);
         self.proofs.insert((joined.filter, joined.since), joined);
-        self.make_room();
+        self.evict();
     }
 
-    /// Whether everything from `since` on is proven; from the beginning, if `None`.
+    /// Returns the coverage from `since` on; of all history, if `None`.
     pub fn since(&self, filter: &FilterHash, since: Option<Timestamp>) -> Coverage {
         let since = since.unwrap_or(Timestamp::from_secs(0));
         self.windows(filter)
@@ -160,7 +160,7 @@ impl CoverageSet {
             .map_or(Coverage::Unproven, |proof| Coverage::Proven(*proof))
     }
 
-    /// Every proof in it.
+    /// Returns every proof.
     pub fn proofs(&self) -> impl Iterator<Item = &Proof> {
         self.proofs.values()
     }
@@ -170,7 +170,7 @@ impl CoverageSet {
         self.proofs.range((*filter, *all.start())..=(*filter, *all.end())).map(|(_, proof)| proof)
     }
 
-    fn make_room(&mut self) {
+    fn evict(&mut self) {
         while self.proofs.len() > self.capacity {
             let oldest = self.proofs.iter().min_by_key(|(_, proof)| proof.until);
             let Some((key, _)) = oldest else { return };
@@ -180,7 +180,7 @@ impl CoverageSet {
     }
 }
 
-/// How a set is written down. What is read back is taken in proof by proof, whatever the file says.
+/// The serialised form of a set. Proofs are added one by one when read, so that an invalid file cannot break the set.
 #[derive(Serialize, Deserialize)]
 struct Stored {
     capacity: usize,
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_is_of_the_content_and_not_of_the_window() {
+    fn the_hash_ignores_the_window() {
         let filter = build_announcement_filter(None);
         let windowed = build_announcement_filter(Some(secs(5))).until(secs(9)).limit(3);
         assert_eq!(FilterHash::of(&filter), FilterHash::of(&windowed));
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_outlives_the_program() {
+    fn the_hash_is_stable() {
         // sha256 of {"kinds":[10317,30617,30618]}
         let known = "62fb3dc122ef4aea1c6a0e72bc754c491c942ad0e2964f1742b8226430062c81";
         assert_eq!(FilterHash::of(&build_announcement_filter(None)).to_string(), known);
@@ -247,13 +247,13 @@ mod tests {
     }
 
     #[test]
-    fn windows_that_meet_become_one_as_old_as_its_oldest_part() {
+    fn touching_windows_become_one_as_old_as_its_oldest_part() {
         let set = set(&[proof(1, 0, 10, 11), proof(1, 10, 20, 21)]);
         assert_eq!(set.since(&hash(1), None), Coverage::Proven(proof(1, 0, 20, 11)));
     }
 
     #[test]
-    fn a_gap_stays_a_gap_until_it_is_closed() {
+    fn a_gap_stays_until_it_is_covered() {
         let mut set = set(&[proof(1, 0, 10, 11), proof(1, 15, 20, 21)]);
         assert_eq!(set.since(&hash(1), None), Coverage::Proven(proof(1, 0, 10, 11)));
         assert_eq!(set.since(&hash(1), Some(secs(12))), Coverage::Unproven);
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_proof_of_all_of_it_makes_it_young() {
+    fn a_newer_proof_of_the_whole_window_renews_it() {
         let set = set(&[proof(1, 5, 10, 11), proof(1, 0, 30, 31), proof(1, 20, 25, 40)]);
         assert_eq!(set.since(&hash(1), None), Coverage::Proven(proof(1, 0, 30, 31)));
         let again = super::tests::set(&[proof(1, 0, 30, 31), proof(1, 0, 30, 50)]);
@@ -272,14 +272,14 @@ mod tests {
     }
 
     #[test]
-    fn a_proof_without_a_beginning_is_needed_for_all_of_history() {
+    fn all_history_needs_a_proof_from_the_beginning() {
         let set = set(&[proof(1, 1, 10, 11)]);
         assert_eq!(set.since(&hash(1), None), Coverage::Unproven);
         assert_eq!(set.since(&hash(2), Some(secs(5))), Coverage::Unproven);
     }
 
     #[test]
-    fn the_least_recently_extended_make_room() {
+    fn proofs_with_the_earliest_end_are_evicted() {
         let mut set = set(&[proof(1, 0, 10, 1), proof(2, 0, 20, 2), proof(3, 0, 30, 3)]);
         set.add(proof(1, 10, 40, 4));
         set.add(proof(4, 0, 50, 5));
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back_and_nonsense_is_not() {
+    fn serialisation_round_trips_and_invalid_proofs_are_dropped() {
         let set = set(&[proof(1, 0, 10, 11), proof(2, 3, 4, 5)]);
         let text = serde_json::to_string(&set).unwrap();
         assert_eq!(serde_json::from_str::<CoverageSet>(&text).unwrap(), set);

@@ -1,4 +1,4 @@
-//! The three layers: announcements, events about our repositories, events about their roots.
+//! The filters of the three layers: announcements, events about repositories, events about their roots.
 
 use std::collections::BTreeSet;
 
@@ -12,56 +12,55 @@ use super::index::{RelaySyncNeeds, SyncLevel};
 use super::root::RootId;
 use crate::{Identifier, RepoId, kinds};
 
-/// How an event names a repository: as its subject, as a thread's subject, or in passing.
+/// Tags by which an event names a repository.
 const REPO_TAGS: [SingleLetterTag; 3] =
     [SingleLetterTag::LOWERCASE_A, SingleLetterTag::UPPERCASE_A, SingleLetterTag::LOWERCASE_Q];
 
-/// How an event names another event, likewise.
+/// Tags by which an event names another event.
 const ROOT_TAGS: [SingleLetterTag; 3] =
     [SingleLetterTag::LOWERCASE_E, SingleLetterTag::UPPERCASE_E, SingleLetterTag::LOWERCASE_Q];
 
-/// Layer 1: all announcements and states, and where people keep their repositories. Belongs to the connection: asked
-/// for once, never rebuilt.
+/// Builds the filter of layer 1: all announcements, states and lists of GRASP servers. Requested once per connection.
 pub fn build_announcement_filter(since: Option<Timestamp>) -> Filter {
-    within(Filter::new().kinds([kinds::GRASP_LIST, kinds::ANNOUNCEMENT, kinds::STATE]), since)
+    with_since(Filter::new().kinds([kinds::GRASP_LIST, kinds::ANNOUNCEMENT, kinds::STATE]), since)
 }
 
-/// Layer 2: events that tag one of these repositories.
+/// Builds the filters of layer 2: events that tag one of these repositories.
 pub fn tagged_one_of_our_repo_event_filters<'a>(
     repos: impl IntoIterator<Item = &'a RepoId>,
     since: Option<Timestamp>,
     budget: &RequestBudget,
 ) -> Vec<Filter> {
     let values = repos.into_iter().map(RepoId::to_string);
-    split(&within(Filter::new(), since), &REPO_TAGS, values, budget)
+    split(&with_since(Filter::new(), since), &REPO_TAGS, values, budget)
 }
 
-/// Layer 3: events that tag one of these root events.
+/// Builds the filters of layer 3: events that tag one of these roots.
 pub fn tagged_one_of_our_root_event_filters<'a>(
     roots: impl IntoIterator<Item = &'a RootId>,
     since: Option<Timestamp>,
     budget: &RequestBudget,
 ) -> Vec<Filter> {
     let values = roots.into_iter().map(|root| root.event().to_hex());
-    split(&within(Filter::new(), since), &ROOT_TAGS, values, budget)
+    split(&with_since(Filter::new(), since), &ROOT_TAGS, values, budget)
 }
 
-/// States of these repositories, whoever signed them: all that a held repository needs.
+/// Builds the filters for states of these repositories by any author: all that a held repository needs.
 pub fn build_state_filters<'a>(
     repos: impl IntoIterator<Item = &'a RepoId>,
     since: Option<Timestamp>,
     budget: &RequestBudget,
 ) -> Vec<Filter> {
-    // Repositories of several owners share an identifier.
+    // Repositories of several owners may share an identifier.
     let identifiers: BTreeSet<&Identifier> =
         repos.into_iter().map(|repo| &repo.identifier).collect();
     let values = identifiers.into_iter().map(Identifier::to_string);
-    let base = within(Filter::new().kind(kinds::STATE), since);
+    let base = with_since(Filter::new().kind(kinds::STATE), since);
     split(&base, &[SingleLetterTag::LOWERCASE_D], values, budget)
 }
 
-/// Layers 2 and 3 for these items, and the states of those that are wanted for no more. All other states come
-/// with layer 1.
+/// Builds the filters of layers 2 and 3 for these items, and of states for those at [`SyncLevel::StateOnly`]. All other
+/// states come with layer 1.
 ///
 /// ```
 /// use grasp_core::RepoId;
@@ -97,33 +96,33 @@ pub fn build_layer2_and_layer3_filters(
     filters
 }
 
-/// Events that hang on one of these addressable or replaceable events.
+/// Builds the filters for events that refer to one of these coordinates.
 fn build_coordinate_filters<'a>(
     members: impl IntoIterator<Item = &'a Coordinate>,
     since: Option<Timestamp>,
     budget: &RequestBudget,
 ) -> Vec<Filter> {
     let values = members.into_iter().map(Coordinate::to_string);
-    split(&within(Filter::new(), since), &[SingleLetterTag::LOWERCASE_A], values, budget)
+    split(&with_since(Filter::new(), since), &[SingleLetterTag::LOWERCASE_A], values, budget)
 }
 
-/// Events that answer one of these replies.
+/// Builds the filters for events that answer one of these replies.
 fn build_reply_filters<'a>(
     replies: impl IntoIterator<Item = &'a RootId>,
     since: Option<Timestamp>,
     budget: &RequestBudget,
 ) -> Vec<Filter> {
     let values = replies.into_iter().map(|reply| reply.event().to_hex());
-    split(&within(Filter::new(), since), &[SingleLetterTag::LOWERCASE_E], values, budget)
+    split(&with_since(Filter::new(), since), &[SingleLetterTag::LOWERCASE_E], values, budget)
 }
 
-/// The same filter for what is still to come, and nothing stored.
+/// Returns the filter for new events only.
 #[must_use]
 pub fn live(filter: Filter) -> Filter {
     filter.limit(0)
 }
 
-fn within(filter: Filter, since: Option<Timestamp>) -> Filter {
+fn with_since(filter: Filter, since: Option<Timestamp>) -> Filter {
     Filter { since, ..filter }
 }
 
@@ -143,14 +142,14 @@ mod tests {
     }
 
     #[test]
-    fn announcements_and_states_are_one_filter() {
+    fn layer_1_is_one_filter() {
         assert_eq!(build_announcement_filter(None).as_json(), r#"{"kinds":[10317,30617,30618]}"#);
         let since = build_announcement_filter(Some(Timestamp::from_secs(5)));
         assert_eq!(live(since).as_json(), r#"{"kinds":[10317,30617,30618],"since":5,"limit":0}"#);
     }
 
     #[test]
-    fn a_repository_is_looked_for_under_three_tags() {
+    fn a_repository_is_requested_by_three_tags() {
         let repo = repo(1, "a \"b\"");
         let filters =
             tagged_one_of_our_repo_event_filters([&repo], None, &RequestBudget::default());
@@ -160,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_root_is_looked_for_under_three_tags() {
+    fn a_root_is_requested_by_three_tags() {
         let root = EventId::from_byte_array([0xab; 32]).into();
         let filters =
             tagged_one_of_our_root_event_filters([&root], None, &RequestBudget::default());
@@ -170,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn held_repositories_of_one_name_are_one_value() {
+    fn held_repositories_with_one_identifier_are_one_value() {
         let items = RelaySyncNeeds {
             repos: [(repo(1, "x"), SyncLevel::StateOnly), (repo(2, "x"), SyncLevel::StateOnly)]
                 .into(),
@@ -181,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_hangs_on_a_member_is_asked_for_by_its_coordinate() {
+    fn members_are_requested_by_coordinate() {
         let public_key = PublicKey::from_byte_array([1; 32]);
         let (kind, identifier) = (kinds::SOFTWARE, "app".to_owned());
         let items = RelaySyncNeeds {
@@ -194,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn no_items_make_no_filter() {
+    fn no_items_give_no_filter() {
         let none = RelaySyncNeeds::default();
         assert!(build_layer2_and_layer3_filters(&none, None, &RequestBudget::default()).is_empty());
     }

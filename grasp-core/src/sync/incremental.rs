@@ -1,11 +1,10 @@
-//! The same targets as from scratch, at the price of each change.
+//! The sync targets, updated incrementally.
 
 mod delta;
 mod members;
-mod owners;
+mod roots;
 mod threads;
 mod waiters;
-mod waiting;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,68 +15,66 @@ use nostr::nips::nip01::Coordinate;
 use self::delta::Before;
 pub use self::delta::SyncDelta;
 use self::members::Members;
-use self::owners::Owners;
+use self::roots::{RootRepos, WaitingRoots};
 use self::threads::Threads;
-use self::waiting::WaitingRoots;
 use super::index::{RelaySyncNeeds, RepoSyncIndex, RepoSyncNeeds, SyncLevel};
 use super::root::RootId;
 use crate::{RelayUrl, RepoId, ServiceIdentity};
 
-/// Something our own relay has accepted, held, released or dropped.
+/// A change of the events that our own relay stores or holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum IndexChange {
-    /// A repository was announced, or announced anew: relays and level replace what was there.
+    /// A repository was announced; relays and level replace the earlier ones.
     Announced {
-        /// Which one.
+        /// Announced repository.
         repo: RepoId,
-        /// All relays of the announcement; ours among them does no harm.
+        /// All relays of the announcement; our own is ignored.
         relays: BTreeSet<RelayUrl>,
-        /// How much of it is wanted.
+        /// Part of its events that is wanted.
         level: SyncLevel,
     },
-    /// A repository is no longer ours to keep.
+    /// A repository is no longer stored or held here.
     Retired {
-        /// Which one.
+        /// Removed repository.
         repo: RepoId,
     },
     /// A root event was accepted.
     RootAdded {
-        /// The event.
+        /// Id of the root.
         root: RootId,
         /// All repositories that it names.
         repos: Vec<RepoId>,
     },
-    /// A reply was accepted. Whatever answers it may name nothing else, so it is asked for as roots are; so many
-    /// of a thread, and no more.
+    /// A reply was accepted. Answers to it may name nothing else, so they are requested by its id like those to roots;
+    /// the number of replies per thread is limited.
     Replied {
-        /// The event.
+        /// Id of the reply.
         reply: RootId,
-        /// What it answers: roots and replies, in any order of arrival.
+        /// The roots and replies that it answers, in any order of arrival.
         to: Vec<RootId>,
     },
-    /// An addressable or replaceable event was accepted that belongs to repositories. What hangs on it may name nothing
-    /// but its coordinate, so it is asked for by that; so many of a repository, and no more.
+    /// An addressable or replaceable event of repositories was accepted. Events that refer to it may name only its
+    /// coordinate, so they are requested by that; the number per repository is limited.
     MemberAdded {
-        /// Its coordinate.
+        /// Coordinate of the event.
         member: Coordinate,
         /// All repositories that it names.
         repos: Vec<RepoId>,
         /// Other addressable and replaceable events that it names, in any order of arrival.
         of: Vec<Coordinate>,
     },
-    /// A root event or a reply was deleted, or expired.
+    /// A root or reply was deleted or expired.
     RootRemoved {
-        /// The event.
+        /// Id of the root or reply.
         root: RootId,
     },
 }
 
-/// What we want, by repository and by relay, kept in step.
+/// The wanted items by repository and by relay.
 ///
-/// Its per-relay view is at any moment what [`derive_relay_targets`](super::derive_relay_targets) would say of
-/// [`Self::repos`], yet a change costs only what it touches: items × relays per repository. The view holds no
-/// roots of its own; they are looked up through the repositories, so that a root wanted from a hundred relays
-/// is stored once.
+/// The view by relay always equals [`derive_relay_targets`](super::derive_relay_targets) of [`Self::repos`], but a
+/// change costs only items × relays of its repository. The view stores no roots; they are looked up in the
+/// repositories, so that a root wanted from a hundred relays is stored once.
 ///
 /// ```
 /// use grasp_core::{RelayUrl, RepoId};
@@ -105,56 +102,56 @@ pub enum IndexChange {
 /// ```
 #[derive(Clone, Debug)]
 pub struct SyncIndex {
-    own: ServiceIdentity,
+    service: ServiceIdentity,
     bootstrap: BTreeSet<RelayUrl>,
     repos: RepoSyncIndex,
-    /// Who lists a relay. Bootstrap relays stay, listed or not; we are never among them.
+    /// The repositories that list a relay. Includes every bootstrap relay, never our own.
     relays: BTreeMap<RelayUrl, BTreeSet<RepoId>>,
-    /// Whose root an event is, announced repository or not.
-    owners: Owners,
-    waiting: WaitingRoots,
+    /// The repositories of each root, announced or not.
+    root_repos: RootRepos,
+    waiting_roots: WaitingRoots,
     threads: Threads,
     members: Members,
 }
 
 impl SyncIndex {
-    /// An index of nothing but the bootstrap relays.
-    pub fn new(own: ServiceIdentity, bootstrap: impl IntoIterator<Item = RelayUrl>) -> Self {
+    /// Returns an index with only the bootstrap relays.
+    pub fn new(service: ServiceIdentity, bootstrap: impl IntoIterator<Item = RelayUrl>) -> Self {
         let bootstrap: BTreeSet<_> =
-            bootstrap.into_iter().filter(|relay| !own.is_us(relay.as_str())).collect();
+            bootstrap.into_iter().filter(|relay| !service.is_us(relay.as_str())).collect();
         Self {
-            own,
+            service,
             relays: bootstrap.iter().map(|relay| (relay.clone(), BTreeSet::new())).collect(),
             bootstrap,
             repos: RepoSyncIndex::new(),
-            owners: Owners::default(),
-            waiting: WaitingRoots::default(),
+            root_repos: RootRepos::default(),
+            waiting_roots: WaitingRoots::default(),
             threads: Threads::default(),
             members: Members::default(),
         }
     }
 
-    /// Makes the changes, in order, and tells exactly what they did to the targets as a whole.
+    /// Applies the changes in order, and returns the exact difference of the targets.
     pub fn apply(&mut self, changes: impl IntoIterator<Item = IndexChange>) -> SyncDelta {
         let mut before = Before::default();
         for change in changes {
-            self.make(change, &mut before);
+            self.apply_change(change, &mut before);
         }
         before.compare(self)
     }
 
-    /// Everything wanted, by repository. Our own relay is listed nowhere.
+    /// Returns the wanted items by repository. Our own relay is not listed.
     pub fn repos(&self) -> &RepoSyncIndex {
         &self.repos
     }
 
-    /// The relays that anything is wanted from, and the bootstrap relays.
+    /// Returns the relays from which anything is wanted, and the bootstrap relays.
     pub fn relays(&self) -> impl Iterator<Item = &RelayUrl> {
         self.relays.keys()
     }
 
-    /// How many different owners list a relay: one of them alone can name any number of relays, and make none of them
-    /// important.
+    /// Returns the number of different owners that list a relay. A single owner can name any number of relays, so this
+    /// measures a relay's importance.
     pub fn owners_of(&self, relay: &RelayUrl) -> usize {
         let mut last = None;
         let listed = self.relays.get(relay).into_iter().flatten();
@@ -172,18 +169,18 @@ impl SyncIndex {
         owners.filter(move |owner| last.replace(*owner) != Some(*owner))
     }
 
-    /// Whether a repository lists a relay that is wanted in full.
+    /// Returns whether a repository that is wanted in full lists the relay.
     pub fn is_wanted_in_full_from(&self, relay: &RelayUrl) -> bool {
         let mut listed = self.relays.get(relay).into_iter().flatten();
         listed.any(|repo| self.repos.get(repo).is_some_and(|one| one.level == SyncLevel::Full))
     }
 
-    /// The repositories that a root belongs to, announced or not.
+    /// Returns the repositories of a root, announced or not.
     pub fn repos_of(&self, root: &RootId) -> impl Iterator<Item = &RepoId> {
-        self.owners.of(root)
+        self.root_repos.of(root)
     }
 
-    /// Everything wanted from one relay, written out; `None` if it is no target.
+    /// Returns all items wanted from one relay; `None` if it is not a target.
     pub fn target(&self, relay: &RelayUrl) -> Option<RelaySyncNeeds> {
         let listed = self.relays.get(relay)?.iter();
         let entries: Vec<_> = listed.filter_map(|repo| self.repos.get_key_value(repo)).collect();
@@ -195,13 +192,13 @@ impl SyncIndex {
         })
     }
 
-    /// The coordinates to ask about: none of repositories of which only states are wanted.
+    /// Returns the coordinates to request; only of repositories that are wanted in full.
     fn members_of(&self, entries: &[(&RepoId, &RepoSyncNeeds)]) -> BTreeSet<Coordinate> {
         let full = entries.iter().filter(|(_, needs)| needs.level == SyncLevel::Full);
         full.flat_map(|(repo, _)| self.members.of(repo)).cloned().collect()
     }
 
-    fn make(&mut self, change: IndexChange, before: &mut Before) {
+    fn apply_change(&mut self, change: IndexChange, before: &mut Before) {
         match change {
             IndexChange::Announced { repo, relays, level } => {
                 self.announced(repo, relays, level, before)
@@ -212,11 +209,11 @@ impl SyncIndex {
                 for repo in &repos {
                     self.root_added(root, repo);
                 }
-                self.join_waiting(root, root, before);
+                self.add_waiting_replies(root, root, before);
             }
             IndexChange::Replied { reply, to } => match to.iter().find_map(|to| self.thread_of(to))
             {
-                Some(root) => self.join(root, reply, before),
+                Some(root) => self.add_reply(root, reply, before),
                 None => self.threads.wait(reply, to),
             },
             IndexChange::MemberAdded { member, repos, of } => {
@@ -225,7 +222,7 @@ impl SyncIndex {
             IndexChange::RootRemoved { root } => {
                 before.root(self, &root);
                 self.root_removed(&root);
-                self.threads.leave(&root);
+                self.threads.remove(&root);
             }
         }
     }
@@ -238,94 +235,95 @@ impl SyncIndex {
         before: &mut Before,
     ) {
         relays.retain(|relay| self.is_foreign(relay));
-        let said = |needs: &RepoSyncNeeds| needs.level == level && needs.relays == relays;
-        if self.repos.get(&repo).is_some_and(said) {
+        let is_unchanged = |needs: &RepoSyncNeeds| needs.level == level && needs.relays == relays;
+        if self.repos.get(&repo).is_some_and(is_unchanged) {
             return;
         }
         before.repo(self, &repo);
         let mut needs = self.repos.remove(&repo).unwrap_or_else(|| RepoSyncNeeds {
-            root_events: self.waiting.take(&repo),
+            root_events: self.waiting_roots.take(&repo),
             ..RepoSyncNeeds::new(level, [])
         });
         for relay in relays.difference(&needs.relays) {
-            self.list(relay, &repo, before);
+            self.add_listing(relay, &repo, before);
         }
         for relay in needs.relays.difference(&relays) {
-            self.unlist(relay, &repo, before);
+            self.remove_listing(relay, &repo, before);
         }
         needs.relays = relays;
         needs.level = level;
         self.repos.insert(repo, needs);
     }
 
-    /// Its roots wait for a new announcement: our relay still has them and will not tell us again.
+    /// Removes a repository. Its roots are kept for a new announcement: our relay still has them and does not report
+    /// them again.
     fn retired(&mut self, repo: &RepoId, before: &mut Before) {
         before.repo(self, repo);
         let Some(needs) = self.repos.remove(repo) else {
             return;
         };
         for relay in &needs.relays {
-            self.unlist(relay, repo, before);
+            self.remove_listing(relay, repo, before);
         }
         for root in needs.root_events {
-            if !self.waiting.add(repo, root) {
-                self.owners.remove(&root, repo);
+            if !self.waiting_roots.add(repo, root) {
+                self.root_repos.remove(&root, repo);
             }
         }
     }
 
     fn root_added(&mut self, root: RootId, repo: &RepoId) {
         match self.repos.range_mut(repo..=repo).next() {
-            // The name in the index is shared; the one that came with the root would be one more copy.
+            // Clones the id in the index, which is shared; the id that came with the root would be one more copy.
             Some((known, needs)) => {
                 needs.root_events.insert(root);
-                self.owners.add(root, known.clone());
+                self.root_repos.add(root, known.clone());
             }
-            None if self.waiting.add(repo, root) => self.owners.add(root, repo.clone()),
+            None if self.waiting_roots.add(repo, root) => self.root_repos.add(root, repo.clone()),
             None => {}
         }
     }
 
     fn root_removed(&mut self, root: &RootId) {
-        for repo in self.owners.take(root) {
+        for repo in self.root_repos.take(root) {
             match self.repos.get_mut(&repo) {
                 Some(needs) => _ = needs.root_events.remove(root),
-                None => self.waiting.remove(&repo, root),
+                None => self.waiting_roots.remove(&repo, root),
             }
         }
     }
 
-    /// The root of the thread that an event is in, if it is one of ours.
+    /// Returns the root of the thread that an event is in, if it is known.
     fn thread_of(&self, event: &RootId) -> Option<RootId> {
-        let is_root = || self.owners.of(event).next().map(|_| *event);
+        let is_root = || self.root_repos.of(event).next().map(|_| *event);
         self.threads.root_of(event).or_else(is_root)
     }
 
-    /// A reply is wanted from wherever the root of its thread is.
-    fn join(&mut self, root: RootId, reply: RootId, before: &mut Before) {
+    /// Adds a reply to the repositories of its thread's root.
+    fn add_reply(&mut self, root: RootId, reply: RootId, before: &mut Before) {
         let reply = reply.as_reply();
-        if self.thread_of(&reply).is_some() || !self.threads.join(root, reply) {
+        if self.thread_of(&reply).is_some() || !self.threads.add(root, reply) {
             return;
         }
         before.root(self, &reply);
-        let repos: Vec<RepoId> = self.owners.of(&root).cloned().collect();
+        let repos: Vec<RepoId> = self.root_repos.of(&root).cloned().collect();
         for repo in &repos {
             self.root_added(reply, repo);
         }
-        self.join_waiting(root, reply, before);
+        self.add_waiting_replies(root, reply, before);
     }
 
-    /// What answered an event before it was told of follows it into its thread.
-    fn join_waiting(&mut self, root: RootId, to: RootId, before: &mut Before) {
+    /// Adds the replies that came before the event that they answer.
+    fn add_waiting_replies(&mut self, root: RootId, to: RootId, before: &mut Before) {
         let mut open = self.threads.take_waiting(&to);
         while let Some(reply) = open.pop_first() {
             if self.thread_of(&root).is_some() {
-                self.join(root, reply, before);
+                self.add_reply(root, reply, before);
             }
         }
     }
 
-    /// A member belongs to the repositories that it names, and to those of the members that it names.
+    /// Adds a member to the repositories that it names, and to those of the members that it names.
     fn member_added(
         &mut self,
         member: Coordinate,
@@ -342,7 +340,7 @@ impl SyncIndex {
         let mut open = vec![(member, repos)];
         while let Some((member, repos)) = open.pop() {
             before.member(self, &member);
-            // What is known already hands nothing on, so that two that name each other come to an end.
+            // A known member passes nothing on, so that members that name each other end the loop.
             let new = repos.into_iter().filter(|repo| self.members.add(&member, repo));
             let new: Vec<RepoId> = new.collect();
             if !new.is_empty() {
@@ -352,13 +350,13 @@ impl SyncIndex {
         }
     }
 
-    fn list(&mut self, relay: &RelayUrl, repo: &RepoId, before: &mut Before) {
+    fn add_listing(&mut self, relay: &RelayUrl, repo: &RepoId, before: &mut Before) {
         before.relay(self, relay);
         let listed = self.relays.entry(relay.clone()).or_default();
         listed.insert(repo.clone());
     }
 
-    fn unlist(&mut self, relay: &RelayUrl, repo: &RepoId, before: &mut Before) {
+    fn remove_listing(&mut self, relay: &RelayUrl, repo: &RepoId, before: &mut Before) {
         before.relay(self, relay);
         let Some(listed) = self.relays.get_mut(relay) else {
             return;
@@ -369,34 +367,34 @@ impl SyncIndex {
         }
     }
 
-    /// A relay in the view is known not to be us, which spares parsing its address again.
+    /// Returns whether a relay is not our own. One in the view is known to be another, which saves parsing its address.
     fn is_foreign(&self, relay: &RelayUrl) -> bool {
-        self.relays.contains_key(relay) || !self.own.is_us(relay.as_str())
+        self.relays.contains_key(relay) || !self.service.is_us(relay.as_str())
     }
 
-    /// The roots of a repository, announced or not.
+    /// Returns the roots of a repository, announced or not.
     fn roots_of(&self, repo: &RepoId) -> impl Iterator<Item = &RootId> {
         let announced = self.repos.get(repo).map(|needs| &needs.root_events);
-        announced.or_else(|| self.waiting.of(repo)).into_iter().flatten()
+        announced.or_else(|| self.waiting_roots.of(repo)).into_iter().flatten()
     }
 
-    /// The relays that a root is wanted from.
+    /// Returns the relays from which a root is wanted.
     fn wanted_from(&self, root: &RootId) -> Cow<'_, BTreeSet<RelayUrl>> {
-        self.relays_of(self.owners.of(root))
+        self.relays_of(self.root_repos.of(root))
     }
 
-    /// The relays that what hangs on a coordinate is wanted from.
+    /// Returns the relays from which events that refer to a coordinate are wanted.
     fn member_wanted_from(&self, member: &Coordinate) -> Cow<'_, BTreeSet<RelayUrl>> {
         self.relays_of(self.members.repos_of(member))
     }
 
-    /// The relays of these repositories, as far as they are wanted in full.
+    /// Returns the relays of those repositories that are wanted in full.
     fn relays_of<'a>(
         &'a self,
         repos: impl Iterator<Item = &'a RepoId>,
     ) -> Cow<'a, BTreeSet<RelayUrl>> {
-        let owners = repos.filter_map(|repo| self.repos.get(repo));
-        let mut wanting = owners.filter(|needs| needs.level == SyncLevel::Full);
+        let needs = repos.filter_map(|repo| self.repos.get(repo));
+        let mut wanting = needs.filter(|needs| needs.level == SyncLevel::Full);
         let Some(first) = wanting.next() else {
             return Cow::default();
         };

@@ -1,4 +1,4 @@
-//! What is wanted, what is under way, and what has been had: three plain maps.
+//! The wanted, pending and confirmed items.
 
 mod pending;
 mod relay;
@@ -11,81 +11,79 @@ pub use self::pending::{
     BatchId, BatchProgress, PartId, PendingBatch, PendingItems, PendingSyncIndex, SyncMethod,
 };
 pub use self::relay::{ConnectionStatus, History, RETENTION, RelayState, RelaySyncIndex, Resume};
-use super::root::RootId;
-use super::roots::RootSet;
+use super::root::{RootId, RootSet};
 use crate::{RelayUrl, RepoId};
 
-/// What we want, by repository: the source that every target is derived from.
+/// The wanted items by repository: the source of every target.
 pub type RepoSyncIndex = BTreeMap<RepoId, RepoSyncNeeds>;
 
-/// How much of a repository is wanted. The greater level includes the smaller.
+/// The part of a repository's events that is wanted. The greater level includes the smaller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SyncLevel {
-    /// Its states only: the announcement is held until its git data is here.
+    /// States only: the announcement is held until its git data is here.
     StateOnly,
-    /// Everything that tags the repository or one of its roots.
+    /// All events that refer to the repository or one of its roots.
     Full,
 }
 
-/// What one repository needs, and whom its announcement says to ask.
+/// The wanted items of one repository, and the relays to ask.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RepoSyncNeeds {
-    /// The relays of its newest announcement; replaced with it, never merged.
+    /// The relays of the newest announcement.
     pub relays: BTreeSet<RelayUrl>,
-    /// Patches, pull requests and issues about it. A held repository may already have some, because an event
-    /// can name it beside an accepted one; they are asked about once the level is [`SyncLevel::Full`].
+    /// Patches, pull requests and issues of it. A held repository may have some, because an event can also name a
+    /// stored one; they are requested once the level is [`SyncLevel::Full`].
     pub root_events: BTreeSet<RootId>,
-    /// How much of it is wanted.
+    /// Part of its events that is wanted.
     pub level: SyncLevel,
 }
 
 impl RepoSyncNeeds {
-    /// A repository without roots yet.
+    /// Returns the needs of a repository without roots.
     pub fn new(level: SyncLevel, relays: impl IntoIterator<Item = RelayUrl>) -> Self {
         Self { relays: relays.into_iter().collect(), root_events: BTreeSet::new(), level }
     }
 
-    /// The roots to ask others about: none while only states are wanted.
+    /// Returns the roots to request: none while only states are wanted.
     pub fn wanted_roots(&self) -> impl Iterator<Item = &RootId> {
         let wanted = self.level == SyncLevel::Full;
         self.root_events.iter().filter(move |_| wanted)
     }
 
-    /// How much of the repository this relay is to be asked for, if anything.
+    /// Returns the level for a relay; `None` if the repository does not list it.
     pub(super) fn level_at(&self, relay: &RelayUrl) -> Option<SyncLevel> {
         self.relays.contains(relay).then_some(self.level)
     }
 }
 
-/// Repositories and roots as one relay sees them: wanted from it, pending there, or confirmed.
+/// Repositories and roots of one relay: wanted, pending or confirmed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RelaySyncNeeds {
-    /// Repositories, each with how much of it.
+    /// Repositories with their levels.
     pub repos: BTreeMap<RepoId, SyncLevel>,
-    /// Root events.
+    /// Roots and replies.
     pub root_events: RootSet,
-    /// Addressable and replaceable events that belong to the repositories. What names only one of these is asked for
-    /// by it.
+    /// Addressable and replaceable events of the repositories; events that name only one of these are requested by it.
     pub coordinates: BTreeSet<Coordinate>,
 }
 
 impl RelaySyncNeeds {
-    /// Whether nothing is in it.
+    /// Returns whether there are no items.
     pub fn is_empty(&self) -> bool {
         self.repos.is_empty() && self.root_events.is_empty() && self.coordinates.is_empty()
     }
 
-    /// Whether the repository is in it at this level or above.
+    /// Returns whether the repository is included at this level or above.
     pub fn includes_repo(&self, repo: &RepoId, level: SyncLevel) -> bool {
         self.repos.get(repo).is_some_and(|have| *have >= level)
     }
 
-    /// The repositories at exactly this level.
+    /// Returns the repositories at exactly this level.
     pub fn repos_at(&self, level: SyncLevel) -> impl Iterator<Item = &RepoId> {
         self.repos.iter().filter(move |(_, have)| **have == level).map(|(repo, _)| repo)
     }
 
-    /// What is in here and not in `other`; a repository stays if `other` has less of it.
+    /// Returns the items that are not in `other`; a repository stays if `other` has it at a lower level.
     #[must_use]
     pub fn without(&self, other: &Self) -> Self {
         if other.is_empty() {
@@ -104,7 +102,7 @@ impl RelaySyncNeeds {
         }
     }
 
-    /// Adds all of `other`; of a repository in both the greater level stays.
+    /// Adds all items of `other`; the greater level of a repository stays.
     pub fn include(&mut self, other: Self) {
         for (repo, level) in other.repos {
             let have = self.repos.entry(repo).or_insert(level);
@@ -114,7 +112,7 @@ impl RelaySyncNeeds {
         self.coordinates.extend(other.coordinates);
     }
 
-    /// Drops whatever `target` does not want, and lowers levels to what it wants.
+    /// Removes items that are not in `target`, and lowers levels to its levels.
     pub fn restrict_to(&mut self, target: &Self) {
         self.repos.retain(|repo, level| {
             let wanted = target.repos.get(repo);
@@ -152,28 +150,28 @@ mod tests {
     use SyncLevel::{Full, StateOnly};
 
     #[test]
-    fn having_the_states_is_not_having_everything() {
+    fn states_only_does_not_include_everything() {
         let target = needs(&[(1, Full), (2, StateOnly)], &[]);
         let have = needs(&[(1, StateOnly), (2, Full)], &[]);
         assert_eq!(target.without(&have), needs(&[(1, Full)], &[]));
     }
 
     #[test]
-    fn the_greater_level_survives_a_union() {
+    fn a_union_keeps_the_greater_level() {
         let mut have = needs(&[(1, Full), (2, StateOnly)], &[1, 2]);
         have.include(needs(&[(1, StateOnly), (2, Full), (3, Full)], &[2, 3]));
         assert_eq!(have, needs(&[(1, Full), (2, Full), (3, Full)], &[1, 2, 3]));
     }
 
     #[test]
-    fn restriction_drops_and_lowers_but_never_adds() {
+    fn restriction_removes_and_lowers() {
         let mut have = needs(&[(1, Full), (2, StateOnly), (3, Full)], &[1, 2]);
         have.restrict_to(&needs(&[(1, StateOnly), (2, Full), (4, Full)], &[2, 3]));
         assert_eq!(have, needs(&[(1, StateOnly), (2, StateOnly)], &[2]));
     }
 
     #[test]
-    fn roots_of_a_held_repository_wait_for_its_promotion() {
+    fn roots_of_a_held_repository_are_not_wanted() {
         let mut needs = RepoSyncNeeds::new(StateOnly, []);
         needs.root_events.insert(root(1));
         assert_eq!(needs.wanted_roots().count(), 0);

@@ -1,18 +1,20 @@
-//! The id of a root event.
+//! Ids of roots, and sets of them.
 
 use std::cmp::Ordering;
 use std::fmt;
 use std::hash::{Hash, Hasher};
+use std::slice::Iter;
+use std::sync::Arc;
 
 use nostr::event::EventId;
 
-/// The id of a patch, pull request or issue, what a thread about a repository begins with; or of a reply in one.
+/// The id of a root (patch, pull request or issue), or of a reply in a thread.
 ///
-/// That it is a reply's is a note on it, by which less is asked: whoever answers a reply names it by `e`, while roots
-/// are named in more ways. It makes no other id of it.
+/// A reply is marked as such, because answers name it by `e` only, while roots are named in more ways. The mark does
+/// not affect equality or order.
 ///
-/// Sorts as event ids do, only faster: the first eight bytes of two hashes nearly always tell them apart, and
-/// are compared as one number. Comparing roots is the bulk of what the sync index does.
+/// Ordered like event ids, but faster: the first eight bytes are compared as a number, and nearly always differ.
+/// Most of the work of the sync index is comparing roots.
 ///
 /// ```
 /// use grasp_core::sync::RootId;
@@ -28,23 +30,23 @@ pub struct RootId {
 }
 
 impl RootId {
-    /// The id itself.
+    /// Returns the event id.
     pub fn event(&self) -> EventId {
         self.event
     }
 
-    /// The same, as that of a reply.
+    /// Marks the id as that of a reply.
     #[must_use]
     pub fn as_reply(self) -> Self {
         Self { is_reply: true, ..self }
     }
 
-    /// Whether it is that of a reply.
+    /// Returns whether the id is marked as that of a reply.
     pub fn is_reply(&self) -> bool {
         self.is_reply
     }
 
-    /// The first eight bytes, which sort as the whole does.
+    /// Returns the first eight bytes, which sort like the whole id.
     pub(super) fn head(&self) -> u64 {
         let [a, b, c, d, e, f, g, h, ..] = *self.event.as_bytes();
         u64::from_be_bytes([a, b, c, d, e, f, g, h])
@@ -96,12 +98,146 @@ impl fmt::Display for RootId {
     }
 }
 
+/// A set of roots as a sorted list.
+///
+/// At scale a hundred of these hold thousands of roots each. They are built and compared as a whole, and looked up
+/// rarely. A list is built at the cost of a copy and needs no more memory than its members; clones share it until one
+/// of them changes.
+///
+/// ```
+/// use grasp_core::sync::{RootId, RootSet};
+/// use nostr::event::EventId;
+///
+/// let [a, b] = [1, 2].map(|n| RootId::from(EventId::from_byte_array([n; 32])));
+/// let both: RootSet = [b, a, b].into();
+/// assert_eq!(both.iter().collect::<Vec<_>>(), [&a, &b]);
+/// assert_eq!(both.without(&[b].into()), [a].into());
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RootSet(Arc<Vec<RootId>>);
+
+impl RootSet {
+    /// Returns the number of roots.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns whether there are no roots.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns the roots in order.
+    pub fn iter(&self) -> Iter<'_, RootId> {
+        self.0.iter()
+    }
+
+    /// Returns whether a root is in the set.
+    ///
+    /// Ids are hashes and so spread evenly: the first bytes predict the position. If crafted ids are not, the search
+    /// widens until it is an ordinary binary search.
+    pub fn contains(&self, root: &RootId) -> bool {
+        let roots = self.0.as_slice();
+        let at = self.approximate_position(root);
+        let mut reach = 8;
+        loop {
+            let from = at.saturating_sub(reach);
+            let to = at.saturating_add(reach).min(roots.len());
+            let window = &roots[from..to];
+            let not_before = from == 0 || window.first() <= Some(root);
+            let not_after = to == roots.len() || window.last() >= Some(root);
+            if not_before && not_after {
+                return window.binary_search(root).is_ok();
+            }
+            reach *= 4;
+        }
+    }
+
+    /// Returns the roots that are not in `other`.
+    #[must_use]
+    pub fn without(&self, other: &Self) -> Self {
+        // One lookup costs about as much as passing this many entries.
+        const ENTRIES_PER_LOOKUP: usize = 16;
+        let left = if self.len() < other.len() / ENTRIES_PER_LOOKUP {
+            let missing = self.iter().filter(|root| !other.contains(root));
+            missing.copied().collect()
+        } else {
+            self.without_by_merge(other)
+        };
+        Self(Arc::new(left))
+    }
+
+    /// Adds all roots of `other`.
+    pub fn include(&mut self, other: &Self) {
+        let new = other.without(self);
+        if !new.is_empty() {
+            let roots = Arc::make_mut(&mut self.0);
+            roots.reserve_exact(new.len());
+            roots.extend_from_slice(&new.0);
+            roots.sort();
+        }
+    }
+
+    /// Keeps the roots that are also in `other`.
+    pub fn restrict_to(&mut self, other: &Self) {
+        Arc::make_mut(&mut self.0).retain(|root| other.contains(root));
+    }
+
+    /// Returns the approximate position of a root, corrected once by the root at that position.
+    fn approximate_position(&self, root: &RootId) -> usize {
+        let position_of =
+            |head: u64| ((u128::from(head) * self.0.len() as u128) >> u64::BITS) as usize;
+        let at = position_of(root.head());
+        let Some(there) = self.0.get(at).map(RootId::head) else {
+            return at;
+        };
+        match root.head().checked_sub(there) {
+            Some(offset) => (at + position_of(offset)).min(self.len()),
+            None => at.saturating_sub(position_of(there - root.head())),
+        }
+    }
+
+    /// Returns the roots that are not in `other`, by walking along both lists.
+    fn without_by_merge(&self, other: &Self) -> Vec<RootId> {
+        let mut others = other.iter().peekable();
+        let missing = |root: &&RootId| {
+            while others.next_if(|other| other < root).is_some() {}
+            others.peek() != Some(root)
+        };
+        self.iter().filter(missing).copied().collect()
+    }
+}
+
+impl FromIterator<RootId> for RootSet {
+    fn from_iter<I: IntoIterator<Item = RootId>>(roots: I) -> Self {
+        let mut roots: Vec<_> = roots.into_iter().collect();
+        roots.sort();
+        roots.dedup();
+        roots.shrink_to_fit();
+        Self(Arc::new(roots))
+    }
+}
+
+impl<const N: usize> From<[RootId; N]> for RootSet {
+    fn from(roots: [RootId; N]) -> Self {
+        roots.into_iter().collect()
+    }
+}
+
+impl<'a> IntoIterator for &'a RootSet {
+    type Item = &'a RootId;
+    type IntoIter = Iter<'a, RootId>;
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn roots_sort_as_their_event_ids_do() {
+    fn sorts_like_event_ids() {
         let bytes = |places: &[(usize, u8)]| {
             let mut bytes = [9; 32];
             places.iter().for_each(|(place, byte)| bytes[*place] = *byte);

@@ -1,4 +1,4 @@
-//! From "which relays does a repository name" to "what is a relay to be asked for".
+//! Derivation of the targets of each relay from the relays of each repository.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,11 +6,10 @@ use super::index::{RelaySyncNeeds, RepoSyncIndex, RepoSyncNeeds};
 use super::root::RootId;
 use crate::{RelayUrl, RepoId, ServiceIdentity};
 
-/// Inverts the index: for each relay that a repository names, all that is wanted from it.
+/// Returns the wanted items by relay, for every relay that a repository lists.
 ///
-/// We are never a target ourselves. Bootstrap relays always are, if only with empty needs: their announcements
-/// are worth having. From scratch this costs as much as there is; [`SyncIndex`](super::SyncIndex) keeps the same
-/// answer up to date at the price of each change.
+/// Our own service is never a target. Bootstrap relays always are, possibly without items, for their announcements.
+/// [`SyncIndex`](super::SyncIndex) computes the same incrementally.
 ///
 /// ```
 /// use std::collections::BTreeSet;
@@ -30,46 +29,49 @@ use crate::{RelayUrl, RepoId, ServiceIdentity};
 /// ```
 pub fn derive_relay_targets(
     repos: &RepoSyncIndex,
-    own: &ServiceIdentity,
+    service: &ServiceIdentity,
     bootstrap: &BTreeSet<RelayUrl>,
 ) -> BTreeMap<RelayUrl, RelaySyncNeeds> {
     let mut relays: BTreeSet<&RelayUrl> = bootstrap.iter().collect();
     relays.extend(repos.values().flat_map(|needs| &needs.relays));
-    relays.retain(|relay| !own.is_us(relay.as_str()));
-    let place: BTreeMap<&RelayUrl, usize> = relays.into_iter().zip(0..).collect();
-    let places_of = |needs: &RepoSyncNeeds| -> Vec<usize> {
-        let places = needs.relays.iter().filter_map(|relay| place.get(relay));
-        places.copied().collect()
+    relays.retain(|relay| !service.is_us(relay.as_str()));
+    let position: BTreeMap<&RelayUrl, usize> = relays.into_iter().zip(0..).collect();
+    let positions_of = |needs: &RepoSyncNeeds| -> Vec<usize> {
+        let positions = needs.relays.iter().filter_map(|relay| position.get(relay));
+        positions.copied().collect()
     };
     let wanted: Vec<_> =
-        repos.iter().map(|(repo, needs)| (repo, needs, places_of(needs))).collect();
-    let gathered = gather(&wanted, place.len());
-    place.into_keys().cloned().zip(gathered).collect()
+        repos.iter().map(|(repo, needs)| (repo, needs, positions_of(needs))).collect();
+    let by_relay = collect_by_relay(&wanted, position.len());
+    position.into_keys().cloned().zip(by_relay).collect()
 }
 
-/// A repository, its needs, and the places of the relays to ask.
+/// A repository, its needs, and the positions of its relays.
 type Wanted<'a> = (&'a RepoId, &'a RepoSyncNeeds, Vec<usize>);
 
-/// Hands every repository and every root to each of its relays, in order: sets are cheap to build from what is
-/// sorted, and sorting once costs less than once per relay.
-fn gather(wanted: &[Wanted<'_>], places: usize) -> impl Iterator<Item = RelaySyncNeeds> + use<> {
-    let mut gathered = vec![(Vec::new(), Vec::new()); places];
-    for (repo, needs, places) in wanted {
-        for place in places {
-            gathered[*place].0.push(((*repo).clone(), needs.level));
+/// Adds every repository and root to each of its relays, in sorted order, because sets are cheap to build from sorted
+/// items.
+fn collect_by_relay(
+    wanted: &[Wanted<'_>],
+    positions: usize,
+) -> impl Iterator<Item = RelaySyncNeeds> + use<> {
+    let mut by_relay = vec![(Vec::new(), Vec::new()); positions];
+    for (repo, needs, positions) in wanted {
+        for position in positions {
+            by_relay[*position].0.push(((*repo).clone(), needs.level));
         }
     }
     let mut roots: Vec<(RootId, &[usize])> = Vec::new();
-    for (_, needs, places) in wanted {
-        roots.extend(needs.wanted_roots().map(|root| (*root, places.as_slice())));
+    for (_, needs, positions) in wanted {
+        roots.extend(needs.wanted_roots().map(|root| (*root, positions.as_slice())));
     }
     roots.sort_unstable_by_key(|(root, _)| *root);
-    for (root, places) in roots {
-        for place in places {
-            gathered[*place].1.push(root);
+    for (root, positions) in roots {
+        for position in positions {
+            by_relay[*position].1.push(root);
         }
     }
-    gathered.into_iter().map(|(repos, roots)| RelaySyncNeeds {
+    by_relay.into_iter().map(|(repos, roots)| RelaySyncNeeds {
         repos: repos.into_iter().collect(),
         root_events: roots.into_iter().collect(),
         ..RelaySyncNeeds::default()
@@ -110,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn every_listed_relay_is_asked_for_the_repository_and_its_roots() {
+    fn every_listed_relay_is_a_target() {
         let repos = RepoSyncIndex::from([
             (repo(1), needs(Full, &["a", "b"], &[1, 2])),
             (repo(2), needs(Full, &["b"], &[2, 3])),
@@ -123,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_held_repository_is_asked_for_without_its_roots() {
+    fn a_held_repository_is_requested_without_its_roots() {
         let repos = RepoSyncIndex::from([(repo(1), needs(StateOnly, &["a"], &[1]))]);
         let target = &derive(&repos, &[])[&relay("a")];
         assert_eq!(target.repos, [(repo(1), StateOnly)].into());
@@ -131,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn we_never_ask_ourselves_not_even_as_a_bootstrap() {
+    fn our_own_service_is_never_a_target() {
         let mut listed = needs(Full, &["us", "a"], &[]);
         listed.relays.insert("ws://us.example:80/below".parse().unwrap());
         let targets = derive(&RepoSyncIndex::from([(repo(1), listed)]), &["us"]);
@@ -139,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn bootstrap_relays_are_targets_without_a_need() {
+    fn bootstrap_relays_are_targets_without_items() {
         assert!(derive(&RepoSyncIndex::new(), &["boot"])[&relay("boot")].is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! What a batch of changes did to the targets, exactly.
+//! The difference that a batch of changes makes to the targets.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,16 +12,16 @@ use crate::{RelayUrl, RepoId};
 
 /// The difference between the targets before and after a batch of changes.
 ///
-/// What was added and removed again within the batch appears nowhere.
+/// Items that were added and removed within the batch are left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SyncDelta {
-    /// What is wanted now and was not, or not at this level.
+    /// Items that are newly wanted, or at a higher level.
     pub added: BTreeMap<RelayUrl, RelaySyncNeeds>,
-    /// What was wanted, at this level, and no longer is. A repository may still be wanted at a lower one.
+    /// Items that are no longer wanted at this level. A repository may still be wanted at a lower one.
     pub removed: BTreeMap<RelayUrl, RelaySyncNeeds>,
-    /// Relays that have become targets.
+    /// Relays that became targets.
     pub discovered: BTreeSet<RelayUrl>,
-    /// Relays that nobody needs any more. Never a bootstrap relay.
+    /// Relays that are no longer targets. Never a bootstrap relay.
     pub retired: BTreeSet<RelayUrl>,
 }
 
@@ -38,7 +38,7 @@ impl SyncDelta {
         for relay in was.into_iter().chain(is).flat_map(|needs| &needs.relays) {
             let was = was.and_then(|needs| needs.level_at(relay));
             let is = is.and_then(|needs| needs.level_at(relay));
-            // No level is less than any level.
+            // `None` is less than any level.
             let (side, level) = match is.cmp(&was) {
                 Ordering::Greater => (&mut self.added, is),
                 Ordering::Less => (&mut self.removed, was),
@@ -50,37 +50,37 @@ impl SyncDelta {
     }
 }
 
-/// Roots on their way to or from each relay.
-type Moves<'a> = BTreeMap<&'a RelayUrl, Vec<RootId>>;
+/// Roots that are added to or removed from each relay.
+type RootsByRelay<'a> = BTreeMap<&'a RelayUrl, Vec<RootId>>;
 
-/// Sets are cheap to build from what has been gathered, dear to build one by one.
-fn settle(moves: Moves<'_>, side: &mut BTreeMap<RelayUrl, RelaySyncNeeds>) {
-    for (relay, roots) in moves {
+/// Builds each set at once, which is cheaper than inserting one by one.
+fn set_roots(roots_by_relay: RootsByRelay<'_>, side: &mut BTreeMap<RelayUrl, RelaySyncNeeds>) {
+    for (relay, roots) in roots_by_relay {
         let needs = side.entry(relay.clone()).or_default();
         needs.root_events = roots.into_iter().collect();
     }
 }
 
-/// How everything stood before the batch first touched it.
+/// The targets before the batch, as far as it changes them.
 #[derive(Default)]
 pub(super) struct Before {
-    /// Whether a relay was a target.
+    /// True for a target.
     relays: BTreeMap<RelayUrl, bool>,
-    /// Who was to be asked for a repository, and for how much; its roots are noted apart.
+    /// Level and relays of a repository; its roots are recorded separately.
     repos: BTreeMap<RepoId, Option<RepoSyncNeeds>>,
-    /// Which relays a root was wanted from.
+    /// The relays from which a root was wanted.
     roots: BTreeMap<RootId, BTreeSet<RelayUrl>>,
     members: BTreeMap<Coordinate, BTreeSet<RelayUrl>>,
 }
 
 impl Before {
-    /// Notes whether a relay is a target, before that changes.
+    /// Records whether a relay is a target, before that changes.
     pub(super) fn relay(&mut self, index: &SyncIndex, relay: &RelayUrl) {
         let is_target = index.relays.contains_key(relay);
         self.relays.entry(relay.clone()).or_insert(is_target);
     }
 
-    /// Notes a repository with its roots, before its relays or level change.
+    /// Records a repository with its roots, before its relays or level change.
     pub(super) fn repo(&mut self, index: &SyncIndex, repo: &RepoId) {
         self.repos.entry(repo.clone()).or_insert_with(|| {
             let needs = index.repos.get(repo)?;
@@ -94,18 +94,18 @@ impl Before {
         }
     }
 
-    /// Notes where what hangs on a coordinate is wanted from, unless noted.
+    /// Records the relays for a coordinate, unless recorded before.
     pub(super) fn member(&mut self, index: &SyncIndex, member: &Coordinate) {
         let wanted_from = || index.member_wanted_from(member).into_owned();
         self.members.entry(member.clone()).or_insert_with(wanted_from);
     }
 
-    /// Notes a root, before its repositories change.
+    /// Records the relays of a root, before its repositories change.
     pub(super) fn root(&mut self, index: &SyncIndex, root: &RootId) {
         self.roots.entry(*root).or_insert_with(|| index.wanted_from(root).into_owned());
     }
 
-    /// Holds what was against what is.
+    /// Compares the recorded targets with the current ones.
     pub(super) fn compare(&self, index: &SyncIndex) -> SyncDelta {
         let mut delta = SyncDelta::default();
         for (relay, was) in &self.relays {
@@ -134,14 +134,14 @@ impl Before {
     }
 
     fn compare_roots(&self, index: &SyncIndex, delta: &mut SyncDelta) {
-        // Roots are many, and most go the way of some other.
-        let mut ways: BTreeMap<_, Vec<RootId>> = BTreeMap::new();
+        // Most of the many roots have the same relays before and after.
+        let mut groups: BTreeMap<_, Vec<RootId>> = BTreeMap::new();
         for (root, was) in &self.roots {
-            let way = (was, index.wanted_from(root));
-            ways.entry(way).or_default().push(*root);
+            let group = (was, index.wanted_from(root));
+            groups.entry(group).or_default().push(*root);
         }
-        let (mut added, mut removed) = (Moves::new(), Moves::new());
-        for ((was, is), roots) in &ways {
+        let (mut added, mut removed) = (RootsByRelay::new(), RootsByRelay::new());
+        for ((was, is), roots) in &groups {
             for relay in is.difference(was) {
                 added.entry(relay).or_default().extend(roots);
             }
@@ -149,7 +149,7 @@ impl Before {
                 removed.entry(relay).or_default().extend(roots);
             }
         }
-        settle(added, &mut delta.added);
-        settle(removed, &mut delta.removed);
+        set_roots(added, &mut delta.added);
+        set_roots(removed, &mut delta.removed);
     }
 }

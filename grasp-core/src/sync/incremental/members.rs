@@ -1,4 +1,4 @@
-//! Addressable and replaceable events that belong to repositories, by coordinate.
+//! Addressable and replaceable events of repositories, by coordinate.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,21 +8,21 @@ use nostr::nips::nip01::Coordinate;
 use super::waiters::Waiters;
 use crate::RepoId;
 
-/// Coordinates followed for one repository; as many as replies of one thread.
+/// Maximum number of coordinates per repository.
 pub(super) const MAX_PER_REPO: usize = 500;
-/// Repositories that one coordinate is followed for.
-const MAX_REPOS: usize = 8;
-/// Coordinates in all, those of repositories that nobody has announced included.
+/// Maximum number of repositories per coordinate.
+const MAX_REPOS_PER_MEMBER: usize = 8;
+/// Maximum number of coordinates, those of repositories that are not announced included.
 const MAX_MEMBERS: usize = 50_000;
-/// Coordinates that may wait for the member they name. Of more, those of the author that has most give way.
+/// Maximum number of coordinates that wait for a member that they name. Beyond it, the author with most loses one.
 const MAX_WAITING: usize = 10_000;
 
-/// Which coordinates belong to which repository, announced or not.
+/// The coordinates of each repository, announced or not.
 #[derive(Clone, Debug)]
 pub(super) struct Members {
     repos: BTreeMap<Coordinate, BTreeSet<RepoId>>,
     by_repo: BTreeMap<RepoId, BTreeSet<Coordinate>>,
-    /// What names a coordinate that is no member yet, by the author of what names it.
+    /// Coordinates by the coordinate that they name and that is not a member yet, grouped by author.
     waiting: Waiters<Coordinate, Coordinate, PublicKey>,
 }
 
@@ -34,7 +34,7 @@ impl Default for Members {
 }
 
 impl Members {
-    /// Whether a coordinate is a member of any repository.
+    /// Returns whether a coordinate is a member of any repository.
     pub(super) fn contains(&self, member: &Coordinate) -> bool {
         self.repos.contains_key(member)
     }
@@ -47,12 +47,12 @@ impl Members {
         self.by_repo.get(repo).into_iter().flatten()
     }
 
-    /// Adds a member of a repository; `false` if it was one already, or there is no room.
+    /// Adds a member to a repository; `false` if it was a member, or a limit is reached.
     pub(super) fn add(&mut self, member: &Coordinate, repo: &RepoId) -> bool {
         let is_known = self.contains(member);
         let of_repo = self.by_repo.get(repo).map_or(0, BTreeSet::len);
         let of_member = self.repos.get(member).map_or(0, BTreeSet::len);
-        let is_full = of_repo >= MAX_PER_REPO || of_member >= MAX_REPOS;
+        let is_full = of_repo >= MAX_PER_REPO || of_member >= MAX_REPOS_PER_MEMBER;
         if is_full || (!is_known && self.repos.len() >= MAX_MEMBERS) {
             return false;
         }
@@ -60,12 +60,12 @@ impl Members {
         self.repos.entry(member.clone()).or_default().insert(repo.clone())
     }
 
-    /// Notes that one names another that is no member yet.
+    /// Keeps a coordinate until the one that it names becomes a member.
     pub(super) fn wait(&mut self, named: Coordinate, by: Coordinate) {
         self.waiting.add(by.public_key, named, by);
     }
 
-    /// Hands over what waited for a member.
+    /// Removes and returns the coordinates that wait for a member.
     pub(super) fn take_waiting(&mut self, member: &Coordinate) -> BTreeSet<Coordinate> {
         self.waiting.take(member)
     }

@@ -47,7 +47,7 @@ fn needs(repos: &[(u8, SyncLevel)], roots: &[u8]) -> RelaySyncNeeds {
 }
 
 #[test]
-fn a_new_announcement_replaces_the_relays_of_the_old() {
+fn a_new_announcement_replaces_the_relays() {
     let mut index = index([announced(1, Full, &["a", "b"]), root_added(1, &[1])]);
     let delta = index.apply([announced(1, Full, &["b", "c"])]);
     let all = needs(&[(1, Full)], &[1]);
@@ -59,7 +59,7 @@ fn a_new_announcement_replaces_the_relays_of_the_old() {
 }
 
 #[test]
-fn a_root_of_two_repositories_stays_until_both_are_gone() {
+fn a_root_stays_until_both_of_its_repositories_are_gone() {
     let mut index = index([
         announced(1, Full, &["a"]),
         announced(2, Full, &["a", "b"]),
@@ -85,7 +85,7 @@ fn promotion_adds_the_repository_in_full_with_its_roots() {
 }
 
 #[test]
-fn roots_that_come_first_wait_for_their_repository() {
+fn roots_wait_for_their_repository() {
     let mut index = index([root_added(1, &[1])]);
     assert!(index.repos().is_empty());
     let delta = index.apply([announced(1, Full, &["a"])]);
@@ -104,7 +104,7 @@ fn a_repository_that_comes_back_finds_its_roots() {
 }
 
 #[test]
-fn what_a_batch_undoes_it_does_not_report() {
+fn changes_undone_within_a_batch_are_not_reported() {
     let mut index = index([announced(1, Full, &["a"]), root_added(1, &[1])]);
     let delta = index.apply([
         IndexChange::Retired { repo: repo(1) },
@@ -118,7 +118,7 @@ fn what_a_batch_undoes_it_does_not_report() {
 }
 
 #[test]
-fn bootstrap_relays_stay_and_we_stay_out() {
+fn bootstrap_relays_stay_and_our_own_is_left_out() {
     let mut index = index([]);
     let delta = index.apply([announced(1, Full, &["boot", "us"])]);
     assert_eq!(delta.added, [(relay("boot"), needs(&[(1, Full)], &[]))].into());
@@ -129,7 +129,7 @@ fn bootstrap_relays_stay_and_we_stay_out() {
 }
 
 #[test]
-fn saying_the_same_again_changes_nothing() {
+fn a_repeated_announcement_changes_nothing() {
     let changes = [announced(1, Full, &["a", "us"]), root_added(1, &[1, 2])];
     let mut index = index(changes.clone());
     assert_eq!(index.apply(changes), SyncDelta::default());
@@ -142,7 +142,7 @@ fn saying_the_same_again_changes_nothing() {
 }
 
 #[test]
-fn replies_are_wanted_from_where_their_root_is_whatever_comes_first() {
+fn replies_are_wanted_from_the_relays_of_their_root_in_any_order() {
     let changes = [
         announced(1, Full, &["a"]),
         root_added(1, &[1]),
@@ -158,7 +158,7 @@ fn replies_are_wanted_from_where_their_root_is_whatever_comes_first() {
 }
 
 #[test]
-fn a_reply_that_is_gone_is_wanted_no_longer_and_makes_room() {
+fn a_removed_reply_makes_room_for_another() {
     let mut index = index([announced(1, Full, &["a"]), root_added(0, &[1])]);
     let many = |n: u16| {
         let mut bytes = [1; 32];
@@ -193,7 +193,7 @@ fn coordinates(index: &SyncIndex, of: &str) -> Vec<Coordinate> {
 }
 
 #[test]
-fn coordinates_that_never_come_keep_nobody_from_waiting() {
+fn coordinates_that_never_come_keep_no_others_from_waiting() {
     let mut index = index([announced(1, Full, &["a"])]);
     let (app, release) = (member(32_267, "app"), member(30_063, "app@1"));
     for n in 0..20_000 {
@@ -206,7 +206,7 @@ fn coordinates_that_never_come_keep_nobody_from_waiting() {
 }
 
 #[test]
-fn replies_to_what_never_comes_keep_nobody_from_waiting() {
+fn replies_to_unknown_events_keep_no_others_from_waiting() {
     let mut index = index([announced(1, Full, &["a"])]);
     let made_up = |n: u32| {
         let mut bytes = [9; 32];
@@ -236,7 +236,7 @@ fn a_chain_of_members_is_followed_in_any_order_of_arrival() {
 }
 
 #[test]
-fn what_hangs_on_a_member_is_wanted_where_its_repository_is_and_only_in_full() {
+fn members_are_wanted_from_the_relays_of_full_repositories() {
     let app = member(32_267, "app");
     let mut index = index([announced(1, StateOnly, &["a"]), member_added(&app, &[1], &[])]);
     assert!(coordinates(&index, "a").is_empty());
@@ -252,7 +252,7 @@ fn what_hangs_on_a_member_is_wanted_where_its_repository_is_and_only_in_full() {
 }
 
 #[test]
-fn members_that_name_each_other_come_to_an_end_and_only_so_many_are_followed() {
+fn members_that_name_each_other_end_and_are_limited() {
     let (one, other) = (member(30_023, "one"), member(30_023, "other"));
     let mut index = index([
         announced(1, Full, &["a"]),

@@ -1,4 +1,4 @@
-//! Which replies belong to which root.
+//! The replies of each root.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -6,20 +6,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::waiters::Waiters;
 use crate::sync::root::RootId;
 
-/// Replies of one thread that are asked for by name. Whatever names the root is had in any case.
+/// Maximum number of replies per thread that are requested by id. Events that name the root are requested anyway.
 const MAX_REPLIES: usize = 500;
 
-/// Replies that may wait for what they answer. A relay that tells its newest events first tells replies first. Of more,
-/// those that have waited longest give way.
+/// Maximum number of replies that wait for the event that they answer. Relays send new events first, so replies come
+/// before their roots. Beyond it, the one that has waited longest is removed.
 const MAX_WAITING: usize = 50_000;
 
-/// Threads: roots, and the replies that came of them, however deep.
+/// Roots and their replies, at any depth.
 #[derive(Clone, Debug)]
 pub(super) struct Threads {
     roots: BTreeMap<RootId, RootId>,
-    /// Replies by their root, for as long as there are any.
+    /// Number of replies per root.
     sizes: BTreeMap<RootId, usize>,
-    /// Replies by what they answer and nobody has told of yet.
+    /// Replies by the unknown event that they answer.
     waiting: Waiters<RootId, RootId, ()>,
 }
 
@@ -31,13 +31,13 @@ impl Default for Threads {
 }
 
 impl Threads {
-    /// The root that a reply came of.
+    /// Returns the root of a reply's thread.
     pub(super) fn root_of(&self, reply: &RootId) -> Option<RootId> {
         self.roots.get(reply).copied()
     }
 
     /// Adds a reply to a thread; `false` if the thread is full.
-    pub(super) fn join(&mut self, root: RootId, reply: RootId) -> bool {
+    pub(super) fn add(&mut self, root: RootId, reply: RootId) -> bool {
         let size = self.sizes.entry(root).or_default();
         if *size >= MAX_REPLIES {
             return false;
@@ -47,20 +47,20 @@ impl Threads {
         true
     }
 
-    /// Keeps a reply until something that it answers is told of.
+    /// Keeps a reply until an event that it answers is known.
     pub(super) fn wait(&mut self, reply: RootId, answered: Vec<RootId>) {
         for to in answered {
             self.waiting.add((), to, reply);
         }
     }
 
-    /// The replies that waited for this event.
+    /// Removes and returns the replies that wait for this event.
     pub(super) fn take_waiting(&mut self, to: &RootId) -> BTreeSet<RootId> {
         self.waiting.take(to)
     }
 
-    /// Forgets an event. What has come of a root or a reply stays: it may still be served.
-    pub(super) fn leave(&mut self, event: &RootId) {
+    /// Removes an event. Replies to it stay, because they may still be served.
+    pub(super) fn remove(&mut self, event: &RootId) {
         let Some(root) = self.roots.remove(event) else { return };
         if let Entry::Occupied(mut size) = self.sizes.entry(root) {
             match *size.get() {

@@ -1,20 +1,20 @@
-//! Things that wait for others to be told of, in a bounded room.
+//! A bounded collection of values that wait for keys.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Values that wait for a key, each on behalf of a group.
+/// Values that wait for a key, each in a group.
 ///
-/// Whoever can name keys that never come could fill the room for good. So the room is never closed: once it is full, the
-/// largest group loses what has waited longest, and of groups of the same size the one that has waited longest.
+/// A client can name keys that never come, so a full collection still accepts values: the largest group loses its oldest
+/// value, and of groups of the same size the one with the oldest.
 #[derive(Clone, Debug)]
 pub(super) struct Waiters<K, V, G> {
-    most: usize,
+    capacity: usize,
     values: BTreeMap<K, BTreeMap<V, (G, u64)>>,
-    /// What each group has waiting, by arrival.
+    /// The values of each group in order of arrival.
     order: BTreeMap<(G, u64), (K, V)>,
     sizes: BTreeMap<G, usize>,
-    /// The groups by size, and by their oldest arrival.
+    /// The groups by size and oldest arrival.
     rank: BTreeSet<(usize, Reverse<u64>, G)>,
     arrivals: u64,
 }
@@ -25,10 +25,10 @@ where
     V: Ord + Clone,
     G: Ord + Copy,
 {
-    /// Creates a room for this many values.
-    pub(super) const fn new(most: usize) -> Self {
+    /// Returns an empty collection for at most this many values.
+    pub(super) const fn new(capacity: usize) -> Self {
         Self {
-            most,
+            capacity,
             values: BTreeMap::new(),
             order: BTreeMap::new(),
             sizes: BTreeMap::new(),
@@ -37,39 +37,39 @@ where
         }
     }
 
-    /// Lets a value wait for a key.
+    /// Adds a value that waits for a key.
     pub(super) fn add(&mut self, group: G, key: K, value: V) {
         if self.values.get(&key).is_some_and(|waiting| waiting.contains_key(&value)) {
             return;
         }
-        if self.order.len() >= self.most {
-            self.drop_one();
+        if self.order.len() >= self.capacity {
+            self.evict();
         }
         self.arrivals += 1;
-        let place = (group, self.arrivals);
-        self.ranked(group, |all| {
-            all.values.entry(key.clone()).or_default().insert(value.clone(), place);
-            all.order.insert(place, (key, value));
+        let position = (group, self.arrivals);
+        self.update_group(group, |all| {
+            all.values.entry(key.clone()).or_default().insert(value.clone(), position);
+            all.order.insert(position, (key, value));
             *all.sizes.entry(group).or_default() += 1;
         });
     }
 
-    /// Hands over what waited for a key.
+    /// Removes and returns the values that wait for a key.
     pub(super) fn take(&mut self, key: &K) -> BTreeSet<V> {
         let waiting: Vec<_> = self.values.get(key).into_iter().flat_map(BTreeMap::values).collect();
-        let places: Vec<_> = waiting.into_iter().copied().collect();
-        places.into_iter().filter_map(|place| self.remove(place)).collect()
+        let positions: Vec<_> = waiting.into_iter().copied().collect();
+        positions.into_iter().filter_map(|position| self.remove(position)).collect()
     }
 
-    fn drop_one(&mut self) {
+    fn evict(&mut self) {
         let Some((_, Reverse(oldest), group)) = self.rank.last().copied() else { return };
         self.remove((group, oldest));
     }
 
-    fn remove(&mut self, place: (G, u64)) -> Option<V> {
-        let group = place.0;
-        self.ranked(group, |all| {
-            let (key, value) = all.order.remove(&place)?;
+    fn remove(&mut self, position: (G, u64)) -> Option<V> {
+        let group = position.0;
+        self.update_group(group, |all| {
+            let (key, value) = all.order.remove(&position)?;
             if let Some(waiting) = all.values.get_mut(&key) {
                 waiting.remove(&value);
                 if waiting.is_empty() {
@@ -86,8 +86,8 @@ where
         })
     }
 
-    /// Changes what a group has waiting, and its rank with it.
-    fn ranked<T>(&mut self, group: G, change: impl FnOnce(&mut Self) -> T) -> T {
+    /// Changes the values of a group, and updates its rank.
+    fn update_group<T>(&mut self, group: G, change: impl FnOnce(&mut Self) -> T) -> T {
         if let Some(rank) = self.rank_of(group) {
             self.rank.remove(&rank);
         }
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_waits_is_handed_over_once() {
+    fn values_are_taken_once() {
         let mut waiters = Waiters::new(9);
         for value in ['a', 'b', 'a'] {
             waiters.add(0, "key", value);
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_room_takes_from_whoever_has_most_and_then_from_whoever_came_first() {
+    fn a_full_collection_evicts_from_the_largest_group_then_the_oldest() {
         let mut waiters = Waiters::new(100);
         waiters.add("honest", 1_000_000, ());
         for key in 0..10_000 {

@@ -1,60 +1,60 @@
-//! What has been asked for and not yet been had.
+//! Items that were requested and are not complete yet.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::RelaySyncNeeds;
 use crate::RelayUrl;
 
-/// The batches under way at each relay. Cleared for a relay when its connection is lost.
+/// The batches in progress at each relay. Cleared for a relay when its connection is lost.
 pub type PendingSyncIndex = BTreeMap<RelayUrl, Vec<PendingBatch>>;
 
-/// What a batch is fetching.
+/// The items of a batch.
 pub type PendingItems = RelaySyncNeeds;
 
-/// Names a batch in logs and reports.
+/// Identifies a batch in logs and reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BatchId(pub u64);
 
-/// Names a part of a batch: one filter's history, whether compared or paged through.
+/// Identifies a part of a batch: the history of one filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PartId(pub u64);
 
-/// How a batch was had.
+/// The way in which the history of a batch was fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SyncMethod {
-    /// By requests that end with EOSE, page after page; some of it at least.
+    /// At least one part by pages that end with EOSE.
     ReqEose,
-    /// By set reconciliation (NIP-77), all of it.
+    /// All of it by set reconciliation (NIP-77).
     Negentropy,
 }
 
-/// Items that become confirmed together, once everything asked for them has ended properly.
+/// Items that become confirmed together, once all of its parts are complete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PendingBatch {
-    /// Its name.
+    /// Id of the batch.
     pub batch_id: BatchId,
-    /// What it is fetching.
+    /// Items that become confirmed.
     pub items: PendingItems,
-    /// What it still waits for.
+    /// Parts that are not complete.
     pub outstanding: BTreeSet<PartId>,
-    /// How it is had: by reconciliation, as long as no part of it was paged through.
+    /// Reconciliation, unless a part was fetched by pages.
     pub sync_method: SyncMethod,
 }
 
-/// What an ending meant to a batch.
+/// The progress of a batch when a part ends.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BatchProgress {
-    /// Nothing: the batch does not wait for it.
+    /// The part does not belong to the batch.
     NotOurs,
-    /// The batch waits for more.
+    /// Other parts are not complete.
     Waiting,
-    /// That was the last: confirm the items.
+    /// The last part is complete: confirm the items.
     Complete,
 }
 
 impl PendingBatch {
-    /// A batch of these parts.
+    /// Returns a batch of these parts.
     pub fn new(
         batch_id: BatchId,
         items: PendingItems,
@@ -64,17 +64,17 @@ impl PendingBatch {
         Self { batch_id, items, outstanding, sync_method: SyncMethod::Negentropy }
     }
 
-    /// A part was paged through.
+    /// Records that a part was fetched by pages.
     pub fn paged(&mut self) {
         self.sync_method = SyncMethod::ReqEose;
     }
 
-    /// A part has been cut into several, this among them.
+    /// Adds a part that resulted from splitting another.
     pub fn grow(&mut self, part: PartId) {
         self.outstanding.insert(part);
     }
 
-    /// A part has ended properly: its last page by EOSE, or everything compared and the missing fetched.
+    /// Records that a part is complete: its last page ended, or it was compared and missing events were fetched.
     pub fn ended(&mut self, part: PartId) -> BatchProgress {
         match (self.outstanding.remove(&part), self.outstanding.is_empty()) {
             (false, _) => BatchProgress::NotOurs,
@@ -90,7 +90,7 @@ mod tests {
     use BatchProgress::{Complete, NotOurs, Waiting};
 
     #[test]
-    fn a_batch_completes_with_its_last_part_and_only_its_own() {
+    fn a_batch_completes_with_its_last_own_part() {
         let [a, b, c, d] = [1, 2, 3, 4].map(PartId);
         let mut batch = PendingBatch::new(BatchId(1), PendingItems::default(), [a, b]);
         assert_eq!(batch.ended(d), NotOurs);

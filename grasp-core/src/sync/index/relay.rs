@@ -1,4 +1,4 @@
-//! One relay: what it has given us, and whether we are talking.
+//! Connection and confirmed items of one relay.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,30 +8,30 @@ use nostr::types::Timestamp;
 use super::RelaySyncNeeds;
 use crate::RelayUrl;
 
-/// What each relay has confirmed, and how we stand with it.
+/// The state of each relay.
 pub type RelaySyncIndex = BTreeMap<RelayUrl, RelayState>;
 
-/// How long what a relay has confirmed outlives the connection. A catch-up reaches back by the same length
-/// before the last connect, so that back-dated events and clocks that disagree leave no gap.
+/// Time for which confirmed items outlive the connection. A catch-up reaches back by the same time before the last
+/// connect, so that back-dated events and differing clocks leave no gap.
 pub const RETENTION: Duration = Duration::from_secs(15 * 60);
 
-/// Where the life of a connection stands.
+/// The phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ConnectionStatus {
-    /// Nobody is talking.
+    /// Not connected.
     Disconnected,
-    /// An attempt is under way.
+    /// Connecting.
     Connecting,
     /// Connected; history is still being fetched.
     Syncing,
     /// Connected, history complete.
     Connected,
-    /// Connected and live, but some history could not be had.
+    /// Connected and live, but some history could not be fetched.
     ConnectedHistoricSyncFailures,
 }
 
 impl ConnectionStatus {
-    /// Whether the relay can be sent a request.
+    /// Returns whether requests can be sent.
     pub fn is_connected(self) -> bool {
         match self {
             Self::Disconnected | Self::Connecting => false,
@@ -40,48 +40,48 @@ impl ConnectionStatus {
     }
 }
 
-/// How to take up with a relay that has just been connected.
+/// The way to continue with a relay that has just been connected.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resume {
-    /// Ask for everything: nothing is confirmed.
+    /// Nothing is confirmed; request everything.
     Fresh,
-    /// What is confirmed stays so; ask for what came since then.
+    /// Confirmed items stay confirmed; request events since this time.
     CatchUp {
-        /// Where the catch-up begins.
+        /// Start of the catch-up.
         since: Timestamp,
     },
 }
 
-/// How the fetching of history ended.
+/// The result of fetching history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum History {
-    /// Everything asked for was proven complete.
+    /// All requests were proven complete.
     Complete,
-    /// Some batch failed. Its items are not confirmed, hence asked for again.
+    /// A batch failed. Its items are not confirmed, so they are requested again.
     BatchesFailed,
-    /// The announcements or the catch-up failed. No batch accounts for these, so the next connect repeats them.
+    /// The announcements or the catch-up failed. They are in no batch, so the next connect repeats them.
     CatchUpFailed,
 }
 
-/// All that is known of one relay.
+/// The state of one relay.
 ///
 /// `Disconnected → Connecting → Syncing → Connected | ConnectedHistoricSyncFailures → Disconnected`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RelayState {
-    /// What we have from it completely, and hear of live.
+    /// Items with complete history and a live subscription.
     pub confirmed: RelaySyncNeeds,
-    /// Configured by the operator: never retired.
+    /// Configured by the operator; never retired.
     pub is_bootstrap: bool,
     status: ConnectionStatus,
-    /// When the present session began, if there is one.
+    /// Start of the current session.
     session: Option<Timestamp>,
     last_connected: Option<Timestamp>,
     disconnected_at: Option<Timestamp>,
 }
 
 impl RelayState {
-    /// A relay that was never connected.
+    /// Returns the state of a relay that was never connected.
     pub fn new(is_bootstrap: bool) -> Self {
         Self {
             confirmed: RelaySyncNeeds::default(),
@@ -93,16 +93,16 @@ impl RelayState {
         }
     }
 
-    /// An attempt to connect begins. Changes nothing if one is under way or has succeeded.
+    /// Records the start of an attempt to connect; ignored unless disconnected.
     pub fn connecting(&mut self) {
         if self.status == ConnectionStatus::Disconnected {
             self.status = ConnectionStatus::Connecting;
         }
     }
 
-    /// The connection stands. Forgets what was confirmed if that is no longer to be relied on.
+    /// Records a connection. Clears the confirmed items unless a catch-up can continue from them.
     pub fn connected(&mut self, now: Timestamp) -> Resume {
-        let resume = self.resumption(now);
+        let resume = self.resume_kind(now);
         if resume == Resume::Fresh {
             self.clear_sync_state();
         }
@@ -112,7 +112,7 @@ impl RelayState {
         resume
     }
 
-    /// History has been fetched as far as it could be. Changes nothing if the connection is gone.
+    /// Records the end of fetching history; ignored if disconnected.
     pub fn history_ended(&mut self, outcome: History) {
         if !self.status.is_connected() {
             return;
@@ -128,10 +128,9 @@ impl RelayState {
         }
     }
 
-    /// The connection is lost, or was not made.
+    /// Records that the connection was lost, or the attempt failed.
     ///
-    /// A failed attempt does not count as having been here: else attempts alone would keep the confirmed
-    /// state young for ever.
+    /// A failed attempt does not reset the age of the confirmed items.
     pub fn disconnected(&mut self, now: Timestamp) {
         if self.status.is_connected() {
             self.disconnected_at = Some(now);
@@ -140,7 +139,7 @@ impl RelayState {
         self.session = None;
     }
 
-    /// Everything is to be fetched anew over the standing connection, as once a day.
+    /// Clears the confirmed items, to fetch everything again over the same connection, as once a day.
     pub fn start_over(&mut self, now: Timestamp) {
         self.clear_sync_state();
         self.last_connected = None;
@@ -150,36 +149,36 @@ impl RelayState {
         }
     }
 
-    /// A batch has ended properly: its items are had.
+    /// Adds the items of a completed batch to the confirmed ones.
     pub fn confirm(&mut self, items: RelaySyncNeeds) {
         self.confirmed.include(items);
     }
 
-    /// Forgets everything confirmed.
+    /// Clears the confirmed items.
     fn clear_sync_state(&mut self) {
         self.confirmed = RelaySyncNeeds::default();
     }
 
-    /// Whether we have been away for longer than [`RETENTION`].
+    /// Returns whether the relay was disconnected for longer than [`RETENTION`].
     pub fn should_clear_state(&self, now: Timestamp) -> bool {
-        self.disconnected_at
-            .is_some_and(|away| now.as_secs().saturating_sub(away.as_secs()) > RETENTION.as_secs())
+        self.disconnected_at.is_some_and(|since| {
+            now.as_secs().saturating_sub(since.as_secs()) > RETENTION.as_secs()
+        })
     }
 
-    /// Where the connection stands.
+    /// Returns the phase of the connection.
     pub fn connection_status(&self) -> ConnectionStatus {
         self.status
     }
 
-    /// When the last session began whose announcements and catch-up were complete.
+    /// Returns the start of the last session whose announcements and catch-up were complete.
     ///
-    /// A session that is cut short before does not count: catching up from its beginning would leave out what
-    /// it had still to catch up with.
+    /// A session that was cut short does not count: a catch-up from its start would miss events before it.
     pub fn last_connected(&self) -> Option<Timestamp> {
         self.last_connected
     }
 
-    fn resumption(&self, now: Timestamp) -> Resume {
+    fn resume_kind(&self, now: Timestamp) -> Resume {
         match self.last_connected {
             Some(last) if !self.should_clear_state(now) => Resume::CatchUp {
                 since: Timestamp::from_secs(last.as_secs().saturating_sub(RETENTION.as_secs())),
@@ -209,7 +208,7 @@ mod tests {
     }
 
     /// Connected from minute 100 with complete history, lost at minute 200.
-    fn away() -> RelayState {
+    fn disconnected_at_200() -> RelayState {
         let mut state = RelayState::new(false);
         assert_eq!(state.connected(at(100)), Resume::Fresh);
         state.confirm(items());
@@ -219,16 +218,16 @@ mod tests {
     }
 
     #[test]
-    fn a_quick_return_catches_up_from_before_the_last_connect() {
-        let mut state = away();
+    fn a_quick_reconnect_catches_up_from_before_the_last_connect() {
+        let mut state = disconnected_at_200();
         assert_eq!(state.connected(at(215)), Resume::CatchUp { since: at(85) });
         assert_eq!(state.confirmed, items());
         assert_eq!(state.connection_status(), ConnectionStatus::Syncing);
     }
 
     #[test]
-    fn a_late_return_starts_from_nothing() {
-        let mut state = away();
+    fn a_late_reconnect_starts_fresh() {
+        let mut state = disconnected_at_200();
         let late = Timestamp::from_secs(at(215).as_secs() + 1);
         assert!(!state.should_clear_state(at(215)) && state.should_clear_state(late));
         assert_eq!(state.connected(late), Resume::Fresh);
@@ -236,8 +235,8 @@ mod tests {
     }
 
     #[test]
-    fn failed_attempts_do_not_keep_old_state_young() {
-        let mut state = away();
+    fn failed_attempts_do_not_renew_the_confirmed_items() {
+        let mut state = disconnected_at_200();
         for minute in [205, 210, 216] {
             state.connecting();
             assert_eq!(state.connection_status(), ConnectionStatus::Connecting);
@@ -248,8 +247,8 @@ mod tests {
     }
 
     #[test]
-    fn a_catch_up_cut_short_is_repeated_in_full() {
-        let mut state = away();
+    fn an_interrupted_catch_up_is_repeated() {
+        let mut state = disconnected_at_200();
         assert_eq!(state.connected(at(210)), Resume::CatchUp { since: at(85) });
         state.disconnected(at(211));
         assert_eq!(state.connected(at(220)), Resume::CatchUp { since: at(85) });
@@ -262,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_session_cut_short_counts_for_nothing() {
+    fn an_interrupted_first_session_does_not_count() {
         let mut state = RelayState::new(true);
         assert_eq!(state.connected(at(0)), Resume::Fresh);
         state.confirm(items());
@@ -272,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn starting_over_forgets_and_syncs_again() {
+    fn starting_over_clears_and_syncs_again() {
         let mut state = RelayState::new(false);
         let _ = state.connected(at(0));
         state.confirm(items());
@@ -286,8 +285,8 @@ mod tests {
     }
 
     #[test]
-    fn late_news_of_history_does_not_revive_a_connection() {
-        let mut state = away();
+    fn the_end_of_history_does_not_change_a_lost_connection() {
+        let mut state = disconnected_at_200();
         state.history_ended(History::Complete);
         assert_eq!(state.connection_status(), ConnectionStatus::Disconnected);
         state.start_over(at(201));
