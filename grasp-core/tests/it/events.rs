@@ -1,4 +1,4 @@
-//! Events out of thin air: the rules under test never look at signatures.
+//! Unsigned events for tests of the rules, which do not check signatures.
 
 use nostr::event::{Event, EventId, Kind, Signature, Tag};
 use nostr::key::PublicKey;
@@ -21,7 +21,7 @@ pub(crate) fn event(kind: u16, author: u8, at: u64, id: u8, tags: &[Vec<String>]
     )
 }
 
-/// Text that is sometimes what a parser hopes for.
+/// Text that is sometimes valid for a parser.
 pub(crate) fn value() -> impl Strategy<Value = String> {
     prop_oneof![
         4 => any::<String>(),
@@ -35,7 +35,7 @@ pub(crate) fn value() -> impl Strategy<Value = String> {
     ]
 }
 
-/// Tags with the names that the parsers look for, and others.
+/// Tags with names that the parsers read, and others.
 pub(crate) fn tags() -> impl Strategy<Value = Vec<Vec<String>>> {
     let name = prop_oneof![
         8 => prop::sample::select(vec!["d", "clone", "relays", "maintainers", "M", "m", "o", "a", "A", "e", "E", "q", "c", "HEAD", "private"])

@@ -1,4 +1,4 @@
-//! The fuzzing corpus, replayed without a fuzzer: what once broke must stay mended.
+//! Replays the fuzzing corpus, so that fixed faults stay fixed.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -23,7 +23,7 @@ fn every_seed_passes_through_its_target() {
         let seeds = entries(&corpus().join(name));
         assert!(!seeds.is_empty(), "{name} has no seeds");
         for seed in seeds {
-            // Shown only when the body panics.
+            // Printed only if the body panics.
             println!("{}", seed.display());
             body(&fs::read(&seed).unwrap());
         }

@@ -1,4 +1,4 @@
-//! Properties of the rules over inputs nobody would think of, and the fuzzing corpus replayed.
+//! Property tests of the rules, and a replay of the fuzzing corpus.
 #![allow(clippy::unwrap_used)]
 
 mod events;
@@ -17,7 +17,7 @@ mod prop_sync_world;
 
 use proptest::prelude::ProptestConfig;
 
-/// So many cases; a failing one is kept under `tests/proptest-regressions/` and tried first.
+/// Sets the number of cases; a failing one is stored under `tests/proptest-regressions/` and tried first.
 pub(crate) fn config(cases: u32) -> ProptestConfig {
     ProptestConfig::with_cases(cases)
 }

@@ -1,4 +1,4 @@
-//! The limits, each against a model too simple to be wrong.
+//! The limits, each compared with a simple model.
 
 mod backoff;
 mod bucket;

@@ -1,4 +1,4 @@
-//! Authority is never wider than what people said.
+//! Maintainer sets are never larger than the announcements allow.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,12 +10,12 @@ use proptest::prelude::*;
 
 use crate::events::key;
 
-fn person() -> impl Strategy<Value = PublicKey> {
+fn any_key() -> impl Strategy<Value = PublicKey> {
     (0u8..6).prop_map(key)
 }
 
 fn listed() -> impl Strategy<Value = Roster> {
-    prop::collection::btree_set(person(), 0..4).prop_map(Roster::Listed)
+    prop::collection::btree_set(any_key(), 0..4).prop_map(Roster::Listed)
 }
 
 fn roles() -> impl Strategy<Value = Roster> {
@@ -28,19 +28,19 @@ fn roles() -> impl Strategy<Value = Roster> {
         Tenure::Void,
     ]);
     let record =
-        (role, person(), tenure).prop_map(|(role, key, tenure)| RoleRecord { role, key, tenure });
+        (role, any_key(), tenure).prop_map(|(role, key, tenure)| RoleRecord { role, key, tenure });
     prop::collection::vec(record, 1..4).prop_map(Roster::Roles)
 }
 
 fn rosters() -> impl Strategy<Value = Rosters> {
-    prop::collection::btree_map(person(), prop_oneof![listed(), roles()], 0..6)
+    prop::collection::btree_map(any_key(), prop_oneof![listed(), roles()], 0..6)
 }
 
 fn plain_rosters() -> impl Strategy<Value = Rosters> {
-    prop::collection::btree_map(person(), listed(), 0..6)
+    prop::collection::btree_map(any_key(), listed(), 0..6)
 }
 
-/// Whoever can be reached from one key by listings at all.
+/// Returns the keys that listings lead to from one key.
 fn reachable(from: PublicKey, rosters: &Rosters) -> BTreeSet<PublicKey> {
     let mut seen = BTreeSet::from([from]);
     loop {
@@ -54,7 +54,7 @@ fn reachable(from: PublicKey, rosters: &Rosters) -> BTreeSet<PublicKey> {
     }
 }
 
-/// Whose announcement counts, by following leads.
+/// Returns the key whose announcement counts, by following leads.
 fn root(selected: PublicKey, rosters: &Rosters) -> Option<PublicKey> {
     let mut at = selected;
     for _ in 0..=rosters.len() {
@@ -69,7 +69,7 @@ fn root(selected: PublicKey, rosters: &Rosters) -> Option<PublicKey> {
     None
 }
 
-/// The rule as it is said, tried on everybody until nothing changes: listed by a member, listing a member, active.
+/// Applies the rule to every key until nothing changes: listed by a member, listing a member, active.
 fn by_repetition(selected: PublicKey, rosters: &Rosters) -> BTreeSet<PublicKey> {
     let mut confirmed = BTreeSet::from_iter(root(selected, rosters));
     loop {
@@ -88,38 +88,38 @@ fn by_repetition(selected: PublicKey, rosters: &Rosters) -> BTreeSet<PublicKey> 
 }
 
 #[test]
-fn a_long_chain_of_acceptances_costs_no_more_than_its_length() {
-    // Everybody is invited at once, and each accepts only the one before: the worst order there is.
-    let person = |n: u32| {
+fn a_long_chain_of_listings_takes_linear_time() {
+    // Every key is listed at once, and each lists only the one before: the worst order.
+    let numbered = |n: u32| {
         let mut bytes = [7; 32];
         bytes[..4].copy_from_slice(&n.to_be_bytes());
         PublicKey::from_byte_array(bytes)
     };
-    const PEOPLE: u32 = 20_000;
-    let everybody = (1..PEOPLE).map(person).collect();
-    let mut rosters = Rosters::from([(person(0), Roster::Listed(everybody))]);
-    rosters.extend((1..PEOPLE).map(|n| (person(n), Roster::Listed([person(n - 1)].into()))));
-    let say = Reciprocal.maintainers(&person(0), &rosters);
-    assert_eq!(say.len(), PEOPLE as usize);
+    const KEYS: u32 = 20_000;
+    let all_keys = (1..KEYS).map(numbered).collect();
+    let mut rosters = Rosters::from([(numbered(0), Roster::Listed(all_keys))]);
+    rosters.extend((1..KEYS).map(|n| (numbered(n), Roster::Listed([numbered(n - 1)].into()))));
+    let maintainers = Reciprocal.maintainers(&numbered(0), &rosters);
+    assert_eq!(maintainers.len(), KEYS as usize);
 }
 
 proptest! {
     #[test]
-    fn the_reciprocal_say_is_what_repeating_the_rule_comes_to(selected in person(), rosters in rosters()) {
-        let say = Reciprocal.maintainers(&selected, &rosters);
-        prop_assert_eq!(say, by_repetition(selected, &rosters));
+    fn the_reciprocal_set_equals_repeating_the_rule(selected in any_key(), rosters in rosters()) {
+        let maintainers = Reciprocal.maintainers(&selected, &rosters);
+        prop_assert_eq!(maintainers, by_repetition(selected, &rosters));
     }
 
     #[test]
-    fn nobody_has_a_say_without_a_listing_that_leads_to_them(selected in person(), rosters in rosters()) {
+    fn every_maintainer_is_reachable_by_listings(selected in any_key(), rosters in rosters()) {
         for model in [Plain, Reciprocal] {
-            let say = model.maintainers(&selected, &rosters);
-            prop_assert!(say.is_subset(&reachable(selected, &rosters)));
+            let maintainers = model.maintainers(&selected, &rosters);
+            prop_assert!(maintainers.is_subset(&reachable(selected, &rosters)));
         }
     }
 
     #[test]
-    fn whoever_left_by_their_own_word_has_no_say(selected in person(), rosters in rosters()) {
+    fn a_key_that_left_is_not_a_maintainer(selected in any_key(), rosters in rosters()) {
         for model in [Plain, Reciprocal] {
             for member in model.maintainers(&selected, &rosters) {
                 prop_assert!(rosters.get(&member).is_none_or(|roster| roster.author_is_active(&member)));
@@ -128,7 +128,7 @@ proptest! {
     }
 
     #[test]
-    fn reciprocal_members_have_announced_and_are_tied_to_each_other(selected in person(), rosters in rosters()) {
+    fn reciprocal_maintainers_have_announced_and_list_each_other(selected in any_key(), rosters in rosters()) {
         let confirmed = Reciprocal.maintainers(&selected, &rosters);
         let mut roots = 0;
         for member in &confirmed {
@@ -143,7 +143,7 @@ proptest! {
     }
 
     #[test]
-    fn an_unannounced_repository_has_no_maintainers(selected in person(), mut rosters in rosters()) {
+    fn an_unannounced_repository_has_no_maintainers(selected in any_key(), mut rosters in rosters()) {
         rosters.remove(&selected);
         for model in [Plain, Reciprocal] {
             prop_assert!(model.maintainers(&selected, &rosters).is_empty());
@@ -151,10 +151,10 @@ proptest! {
     }
 
     #[test]
-    fn one_more_listing_takes_nobodys_say_away(selected in person(), rosters in plain_rosters(), by in person(), whom in person()) {
+    fn one_more_listing_removes_no_maintainer(selected in any_key(), rosters in plain_rosters(), by in any_key(), listed_key in any_key()) {
         let mut more: BTreeMap<_, _> = rosters.clone();
         if let Some(Roster::Listed(keys)) = more.get_mut(&by) {
-            keys.insert(whom);
+            keys.insert(listed_key);
         }
         for model in [Plain, Reciprocal] {
             let before = model.maintainers(&selected, &rosters);
@@ -164,19 +164,19 @@ proptest! {
     }
 
     #[test]
-    fn the_reciprocal_say_is_never_wider_than_the_plain_one(selected in person(), rosters in plain_rosters()) {
+    fn the_reciprocal_set_is_within_the_plain_set(selected in any_key(), rosters in plain_rosters()) {
         let strict = Reciprocal.maintainers(&selected, &rosters);
         prop_assert!(strict.is_subset(&Plain.maintainers(&selected, &rosters)));
     }
 
     #[test]
-    fn inviting_somebody_gives_them_nothing_until_they_list_back(selected in person(), rosters in plain_rosters(), guest in person()) {
+    fn a_listed_key_is_no_maintainer_until_it_lists_back(selected in any_key(), rosters in plain_rosters(), invited in any_key()) {
         let mut inviting = rosters.clone();
         let Some(Roster::Listed(keys)) = inviting.get_mut(&selected) else { return Ok(()) };
-        keys.insert(guest);
+        keys.insert(invited);
         let before = Reciprocal.maintainers(&selected, &rosters);
         let after = Reciprocal.maintainers(&selected, &inviting);
-        let accepts = rosters.get(&guest).is_some_and(|own| before.iter().any(|member| own.lists(member)));
+        let accepts = rosters.get(&invited).is_some_and(|own| before.iter().any(|member| own.lists(member)));
         prop_assert!(accepts || before == after);
     }
 }

@@ -1,4 +1,4 @@
-//! Parsers are total, and what they accept they write back.
+//! Parsers accept any input without panic, and their values round-trip.
 
 use grasp_core::nip34::{Announcement, Proposal, References, State, repo_refs};
 use grasp_core::push::{CommandReader, Progress, read_pkt};
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use crate::events::{event, tags, value};
 
-/// Parsing, writing and parsing again gives the same thing.
+/// Checks that parsing, writing and parsing again gives the same value.
 fn round_trips<T>(text: &str)
 where
     T: std::str::FromStr + std::fmt::Display + PartialEq + std::fmt::Debug,
@@ -22,7 +22,7 @@ where
 
 proptest! {
     #[test]
-    fn words_never_panic_and_round_trip(text in value()) {
+    fn values_never_panic_and_round_trip(text in value()) {
         round_trips::<Identifier>(&text);
         round_trips::<RepoId>(&text);
         round_trips::<Oid>(&text);
@@ -35,7 +35,7 @@ proptest! {
     }
 
     #[test]
-    fn words_of_exact_spelling_are_kept_to_the_letter(text in "(30617:[0-9a-f]{64}:.{1,20}|refs/heads/.{1,20}|.{1,20})") {
+    fn canonical_texts_are_kept_exactly(text in "(30617:[0-9a-f]{64}:.{1,20}|refs/heads/.{1,20}|.{1,20})") {
         if let Ok(repo) = text.parse::<RepoId>() {
             prop_assert_eq!(repo.to_string(), &*text);
         }
@@ -45,7 +45,7 @@ proptest! {
     }
 
     #[test]
-    fn a_repository_is_served_at_the_path_we_print(owner in any::<u8>(), name in ".{1,40}", mount in "(/[a-z]{1,5}){0,2}") {
+    fn a_repository_is_served_at_its_path(owner in any::<u8>(), name in ".{1,40}", mount in "(/[a-z]{1,5}){0,2}") {
         let Ok(identifier) = name.parse::<Identifier>() else { return Ok(()) };
         let us: ServiceIdentity = format!("us.example:7334{mount}").parse().unwrap();
         let repo = RepoId::new(crate::events::key(owner), identifier);
@@ -77,7 +77,7 @@ proptest! {
     }
 
     #[test]
-    fn a_command_list_reads_the_same_in_any_pieces(
+    fn a_command_list_parses_the_same_in_any_pieces(
         lines in prop::collection::vec("([0-9a-f]{40} [0-9a-f]{40} refs/heads/[a-c]{1,3}|.{0,10})", 0..5),
         cuts in prop::collection::vec(1usize..40, 0..10),
     ) {

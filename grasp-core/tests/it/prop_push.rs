@@ -1,4 +1,4 @@
-//! A push is authorised exactly when a naive reading of the rule says so.
+//! A push is authorised exactly if a simple reading of the rule says so.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -38,7 +38,7 @@ fn name(range: std::ops::Range<usize>) -> impl Strategy<Value = &'static str> {
 }
 
 #[derive(Debug, Clone)]
-struct World {
+struct Repository {
     refs: BTreeMap<RefName, Oid>,
     candidates: Vec<Candidate>,
     maintainers: BTreeSet<nostr::key::PublicKey>,
@@ -61,7 +61,7 @@ fn candidate() -> impl Strategy<Value = Candidate> {
     )
 }
 
-fn world() -> impl Strategy<Value = World> {
+fn repository() -> impl Strategy<Value = Repository> {
     let refs = prop::collection::btree_map(name(0..4), oid(), 0..4);
     let known = prop_oneof![
         oid().prop_map(|tip| KnownProposal::Tip(tip.parse().unwrap())),
@@ -70,7 +70,7 @@ fn world() -> impl Strategy<Value = World> {
     ];
     let maintainers = prop::collection::btree_set((0u8..3).prop_map(key), 0..3);
     (refs, prop::collection::vec(candidate(), 0..4), maintainers, prop::option::of(known)).prop_map(
-        |(refs, candidates, maintainers, known)| World {
+        |(refs, candidates, maintainers, known)| Repository {
             refs: refs.into_iter().map(|(n, o)| (n.parse().unwrap(), o.parse().unwrap())).collect(),
             candidates,
             maintainers,
@@ -104,18 +104,18 @@ fn request(commands: &Commands, atomic: bool) -> PushRequest {
     }
 }
 
-fn view(world: &World) -> PushView<'_> {
+fn view(repository: &Repository) -> PushView<'_> {
     PushView {
-        refs: &world.refs,
-        maintainers: &world.maintainers,
-        candidates: &world.candidates,
-        proposals: &world.proposals,
+        refs: &repository.refs,
+        maintainers: &repository.maintainers,
+        candidates: &repository.candidates,
+        proposals: &repository.proposals,
     }
 }
 
-/// The refs that would result, said as plainly as possible.
-fn after(world: &World, commands: &Commands) -> BTreeMap<String, String> {
-    let mut refs: BTreeMap<String, String> = world
+/// Returns the refs after the push.
+fn resulting_refs(repository: &Repository, commands: &Commands) -> BTreeMap<String, String> {
+    let mut refs: BTreeMap<String, String> = repository
         .refs
         .iter()
         .map(|(name, oid)| (name.to_string(), oid.to_string()))
@@ -127,10 +127,14 @@ fn after(world: &World, commands: &Commands) -> BTreeMap<String, String> {
     refs
 }
 
-/// Whether a maintainer's state that is served, or would win over the one served, declares exactly these refs.
-fn somebody_signed(world: &World, refs: &BTreeMap<String, String>) -> bool {
-    let by_maintainers =
-        || world.candidates.iter().filter(|c| world.maintainers.contains(&c.state.repo.owner));
+/// Returns whether a maintainer's state that is served, or newer than the served one, has exactly these refs.
+fn is_signed(repository: &Repository, refs: &BTreeMap<String, String>) -> bool {
+    let by_maintainers = || {
+        repository
+            .candidates
+            .iter()
+            .filter(|c| repository.maintainers.contains(&c.state.repo.owner))
+    };
     let served =
         by_maintainers().filter(|c| c.standing == Standing::Stored).map(|c| c.state.version).max();
     by_maintainers().filter(|c| served.is_none_or(|served| c.state.version >= served)).any(|c| {
@@ -151,13 +155,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
     #[test]
-    fn branches_move_exactly_when_the_oracle_says_so(world in world(), commands in commands()) {
-        let verdict = authorise(&request(&commands, false), &view(&world));
-        let current = |name: &str| world.refs.get(&name.parse::<RefName>().unwrap()).map_or(NONE.to_owned(), Oid::to_string);
-        let ruled: Vec<_> = commands.iter().filter(|(n, _)| n.starts_with("refs/heads/") || n.starts_with("refs/tags/")).collect();
-        let moving: Vec<_> = ruled.iter().filter(|(n, (_, new))| current(n) != **new).collect();
-        let seen_rightly = moving.iter().all(|(n, (old, _))| current(n) == **old);
-        let allowed = seen_rightly && somebody_signed(&world, &after(&world, &commands));
+    fn branches_change_exactly_if_the_model_says_so(repository in repository(), commands in commands()) {
+        let verdict = authorise(&request(&commands, false), &view(&repository));
+        let current = |name: &str| repository.refs.get(&name.parse::<RefName>().unwrap()).map_or(NONE.to_owned(), Oid::to_string);
+        let branches_and_tags: Vec<_> = commands.iter().filter(|(n, _)| n.starts_with("refs/heads/") || n.starts_with("refs/tags/")).collect();
+        let moving: Vec<_> = branches_and_tags.iter().filter(|(n, (_, new))| current(n) != **new).collect();
+        let is_current = moving.iter().all(|(n, (old, _))| current(n) == **old);
+        let allowed = is_current && is_signed(&repository, &resulting_refs(&repository, &commands));
 
         for (name, verdict) in &verdict.refs {
             if !name.is_branch_or_tag() {
@@ -174,13 +178,13 @@ proptest! {
     }
 
     #[test]
-    fn nothing_outside_the_allowed_namespaces_is_ever_authorised(world in world(), commands in commands(), atomic in any::<bool>()) {
-        let verdict = authorise(&request(&commands, atomic), &view(&world));
+    fn other_namespaces_are_never_authorised(repository in repository(), commands in commands(), atomic in any::<bool>()) {
+        let verdict = authorise(&request(&commands, atomic), &view(&repository));
         let Some(authorised) = &verdict.authorised else { return Ok(()) };
         prop_assert!(!authorised.execute().is_empty() || !authorised.stage().is_empty());
         for command in authorised.execute() {
             prop_assert!(matches!(command.name.namespace(), Namespace::Branch(_) | Namespace::Tag(_) | Namespace::Nostr(_)));
-            prop_assert_eq!(command.old, world.refs.get(&command.name).copied());
+            prop_assert_eq!(command.old, repository.refs.get(&command.name).copied());
         }
         for command in authorised.stage() {
             prop_assert!(matches!(command.name.namespace(), Namespace::Nostr(_)) && command.new.is_some());
@@ -188,9 +192,9 @@ proptest! {
     }
 
     #[test]
-    fn what_may_be_executed_is_what_was_asked_and_found_good(world in world(), commands in commands()) {
+    fn executed_commands_were_requested_and_accepted(repository in repository(), commands in commands()) {
         let request = request(&commands, false);
-        let verdict = authorise(&request, &view(&world));
+        let verdict = authorise(&request, &view(&repository));
         let found = |wanted: RefVerdict| -> Vec<_> {
             let pairs = request.commands().iter().zip(&verdict.refs);
             pairs.filter(|(_, (_, verdict))| *verdict == wanted).map(|(command, _)| command.clone()).collect()
@@ -206,19 +210,19 @@ proptest! {
     }
 
     #[test]
-    fn an_atomic_push_moves_everything_or_nothing(world in world(), commands in commands()) {
-        let verdict = authorise(&request(&commands, true), &view(&world));
+    fn an_atomic_push_changes_everything_or_nothing(repository in repository(), commands in commands()) {
+        let verdict = authorise(&request(&commands, true), &view(&repository));
         prop_assert!(verdict.is_accepted() || verdict.authorised.is_none());
     }
 
     #[test]
-    fn the_same_push_is_judged_the_same(world in world(), commands in commands()) {
+    fn the_verdict_is_deterministic(repository in repository(), commands in commands()) {
         let request = request(&commands, false);
-        prop_assert_eq!(authorise(&request, &view(&world)), authorise(&request, &view(&world)));
+        prop_assert_eq!(authorise(&request, &view(&repository)), authorise(&request, &view(&repository)));
     }
 
     #[test]
-    fn a_list_that_does_not_parse_whole_yields_no_request(bytes in prop::collection::vec(any::<u8>(), 0..120)) {
+    fn an_incomplete_list_gives_no_request(bytes in prop::collection::vec(any::<u8>(), 0..120)) {
         if let Ok(Progress::Complete { request, .. }) = CommandReader::default().feed(&bytes) {
             prop_assert!(!request.commands().is_empty());
         }

@@ -13,7 +13,7 @@ use proptest::prelude::*;
 
 use crate::prop_sync_world::{Targets, any_items, any_relay};
 
-/// A relay at any point of its life, with anything confirmed.
+/// A relay in any phase, with any confirmed items.
 fn any_state() -> impl Strategy<Value = RelayState> {
     (0..6usize, any_items()).prop_map(|(steps, confirmed)| {
         let life: [fn(&mut RelayState); 5] = [
@@ -47,7 +47,7 @@ impl World {
         compute_actions(&self.targets, &self.pending, &self.relays)
     }
 
-    fn can_ask(&self, relay: &RelayUrl) -> bool {
+    fn is_connected(&self, relay: &RelayUrl) -> bool {
         let state = self.relays.get(relay);
         state.is_some_and(|state| state.connection_status().is_connected())
     }
@@ -66,7 +66,7 @@ fn any_world() -> impl Strategy<Value = World> {
 
 proptest! {
     #[test]
-    fn an_item_is_asked_for_iff_it_is_wanted_and_neither_pending_nor_confirmed(world in any_world()) {
+    fn requests_an_item_iff_wanted_and_neither_pending_nor_confirmed(world in any_world()) {
         let asked: BTreeMap<_, _> = world.actions().into_iter().map(|a| (a.relay, a.items)).collect();
         prop_assert!(asked.values().all(|items| !items.is_empty()));
         prop_assert!(asked.keys().all(|relay| world.targets.contains_key(relay)));
@@ -75,21 +75,21 @@ proptest! {
             let confirmed = world.relays.get(relay).map(|state| &state.confirmed);
             let had: Vec<_> = batches.chain(confirmed).collect();
             let asked = asked.get(relay).cloned().unwrap_or_default();
-            let can_ask = world.can_ask(relay);
+            let is_connected = world.is_connected(relay);
             for (repo, level) in &target.repos {
                 let have = had.iter().any(|items| items.includes_repo(repo, *level));
-                prop_assert_eq!(asked.repos.get(repo) == Some(level), can_ask && !have);
+                prop_assert_eq!(asked.repos.get(repo) == Some(level), is_connected && !have);
             }
             for root in &target.root_events {
                 let have = had.iter().any(|items| items.root_events.contains(root));
-                prop_assert_eq!(asked.root_events.contains(root), can_ask && !have);
+                prop_assert_eq!(asked.root_events.contains(root), is_connected && !have);
             }
             prop_assert!(asked.without(target).is_empty(), "nothing is asked that is not wanted");
         }
     }
 
     #[test]
-    fn once_pending_there_is_nothing_left_to_ask(mut world in any_world()) {
+    fn requests_nothing_once_pending(mut world in any_world()) {
         for (n, action) in (0..).zip(world.actions()) {
             let batch = PendingBatch::new(BatchId(n), action.items, [PartId(n)]);
             world.pending.entry(action.relay).or_default().push(batch);
@@ -98,7 +98,7 @@ proptest! {
     }
 
     #[test]
-    fn once_confirmed_there_is_nothing_left_to_ask(mut world in any_world()) {
+    fn requests_nothing_once_confirmed(mut world in any_world()) {
         for action in world.actions() {
             world.relays.get_mut(&action.relay).unwrap().confirm(action.items);
         }

@@ -1,4 +1,4 @@
-//! Proofs, joined or not, cover exactly what they were given for.
+//! A set of proofs covers exactly the windows that were added.
 
 use grasp_core::sync::{Coverage, CoverageSet, FilterHash, Proof, Proven};
 use nostr::filter::Filter;
@@ -18,8 +18,8 @@ fn any_proof() -> impl Strategy<Value = Proof> {
     })
 }
 
-/// How far the proofs lead from `since` on, one reaching into the next.
-fn reach(proofs: &[Proof], filter: FilterHash, since: Timestamp) -> Option<Timestamp> {
+/// Returns the end of coverage from `since` on, over touching proofs.
+fn covered_until(proofs: &[Proof], filter: FilterHash, since: Timestamp) -> Option<Timestamp> {
     let step = |from: Timestamp| {
         let reaching =
             proofs.iter().filter(|p| p.filter == filter && p.since <= from && from <= p.until);
@@ -34,7 +34,7 @@ fn reach(proofs: &[Proof], filter: FilterHash, since: Timestamp) -> Option<Times
 
 proptest! {
     #[test]
-    fn coverage_reaches_as_far_as_the_proofs_lead(proofs in vec(any_proof(), 0..20), since in 0..30u64) {
+    fn coverage_ends_with_the_last_touching_proof(proofs in vec(any_proof(), 0..20), since in 0..30u64) {
         let mut set = CoverageSet::with_capacity(100);
         proofs.iter().for_each(|proof| set.add(*proof));
         let since = Timestamp::from_secs(since);
@@ -48,12 +48,12 @@ proptest! {
                 }
                 Coverage::Unproven => None,
             };
-            prop_assert_eq!(covered, reach(&proofs, filter(n), since));
+            prop_assert_eq!(covered, covered_until(&proofs, filter(n), since));
         }
     }
 
     #[test]
-    fn no_more_is_kept_than_there_is_room_for_and_all_survives_writing(
+    fn the_number_is_limited_and_serialisation_round_trips(
         proofs in vec(any_proof(), 0..40),
         capacity in 0..6usize,
     ) {

@@ -1,4 +1,4 @@
-//! Split filters match what the whole would, and fit; so do the requests they are packed into.
+//! Split filters match the same events as the whole and fit into the budget; so do the requests.
 
 use std::collections::BTreeSet;
 
@@ -36,7 +36,7 @@ fn any_since() -> impl Strategy<Value = Option<Timestamp>> {
     prop::option::of((0..6u64).prop_map(Timestamp::from_secs))
 }
 
-/// The filters that would say the same if nothing had a limit.
+/// Returns the filters without limits.
 fn unsplit(items: &RelaySyncNeeds, since: Option<Timestamp>) -> Vec<Filter> {
     let full: BTreeSet<_> = items.repos_at(SyncLevel::Full).map(|repo| repo.to_string()).collect();
     let held = items.repos_at(SyncLevel::StateOnly).map(|repo| repo.identifier.to_string());
@@ -55,15 +55,15 @@ fn matched(filters: &[Filter], event: &Event) -> bool {
     filters.iter().any(|filter| filter.match_event(event, all))
 }
 
-/// An event whose tags point at some of the items, rightly or wrongly.
+/// An event whose tags refer to some of the items, correctly or not.
 #[derive(Clone, Debug)]
-struct Pointing {
+struct Referring {
     kind: Kind,
     at: u64,
     tags: Vec<(char, Index)>,
 }
 
-impl Pointing {
+impl Referring {
     fn at(&self, items: &[&RelaySyncNeeds]) -> Event {
         let repos = items.iter().flat_map(|items| items.repos.keys());
         let roots = items.iter().flat_map(|items| &items.root_events);
@@ -83,14 +83,14 @@ impl Pointing {
     }
 }
 
-fn any_pointing() -> impl Strategy<Value = Pointing> {
+fn any_referring() -> impl Strategy<Value = Referring> {
     let kind =
         prop::sample::select(&[kinds::STATE, kinds::ANNOUNCEMENT, kinds::ISSUE, Kind::Comment][..]);
     let tag = (prop::sample::select(&['a', 'A', 'q', 'e', 'E', 'd', 'p'][..]), any::<Index>());
-    (kind, 0..10u64, vec(tag, 0..4)).prop_map(|(kind, at, tags)| Pointing { kind, at, tags })
+    (kind, 0..10u64, vec(tag, 0..4)).prop_map(|(kind, at, tags)| Referring { kind, at, tags })
 }
 
-/// The same filter with the longest window anyone can give it.
+/// Returns the filter with the longest window.
 fn widest(filter: &Filter) -> Filter {
     let end = Timestamp::from_secs(u64::MAX);
     filter.clone().since(end).until(end).limit(usize::MAX)
@@ -105,15 +105,15 @@ fn is_long(value: &str) -> bool {
 }
 
 proptest! {
-    // Odd names are slow to invent; this many have caught every fault planted so far.
+    // Odd names are slow to generate; this many cases have found every fault that was planted so far.
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn the_parts_match_what_the_whole_would(
+    fn split_filters_match_the_same_events(
         items in odd_items(),
         since in any_since(),
         budget in any_budget(),
-        events in vec(any_pointing(), 1..12),
+        events in vec(any_referring(), 1..12),
     ) {
         let parts = build_layer2_and_layer3_filters(&items, since, &budget);
         let whole = unsplit(&items, since);
@@ -124,7 +124,7 @@ proptest! {
     }
 
     #[test]
-    fn every_filter_keeps_within_every_budget(items in odd_items(), since in any_since(), budget in any_budget()) {
+    fn every_filter_fits_into_the_budget(items in odd_items(), since in any_since(), budget in any_budget()) {
         for filter in build_layer2_and_layer3_filters(&items, since, &budget) {
             prop_assert_eq!(filter.generic_tags.len(), 1);
             let count = values(&filter).count();
@@ -136,7 +136,7 @@ proptest! {
     }
 
     #[test]
-    fn filters_are_as_full_as_they_may_be(items in odd_items(), budget in any_budget()) {
+    fn filters_are_filled(items in odd_items(), budget in any_budget()) {
         let filters = build_layer2_and_layer3_filters(&items, None, &budget);
         let tag = |filter: &Filter| *filter.generic_tags.keys().next().unwrap();
         for tag_of_interest in filters.iter().map(tag).collect::<BTreeSet<_>>() {
@@ -148,7 +148,7 @@ proptest! {
                 if kind(pair[0]) == kind(pair[1]) && is_id(pair[0]) == is_id(pair[1]) {
                     let grown = pair[0].clone().custom_tag(tag_of_interest, next);
                     let too_many = values(&grown).count() > budget.values_per_filter();
-                    // One comma is counted more than is written.
+                    // One comma too many is counted.
                     prop_assert!(too_many || widest(&grown).as_json().len() + 1 > budget.filter_bytes());
                 }
             }
@@ -156,7 +156,7 @@ proptest! {
     }
 
     #[test]
-    fn requests_carry_every_filter_within_the_message(items in odd_items(), since in any_since(), budget in any_budget()) {
+    fn requests_hold_every_filter_within_the_budget(items in odd_items(), since in any_since(), budget in any_budget()) {
         let filters = build_layer2_and_layer3_filters(&items, since, &budget);
         let requests = pack_requests(filters.clone(), &budget);
         let mut packed: Vec<_> = requests.iter().flatten().cloned().collect();
@@ -177,11 +177,11 @@ proptest! {
     }
 
     #[test]
-    fn a_rebuild_of_the_union_matches_what_the_pieces_did(
+    fn consolidated_filters_match_the_same_events(
         one in odd_items(),
         other in odd_items(),
         budget in any_budget(),
-        events in vec(any_pointing(), 1..12),
+        events in vec(any_referring(), 1..12),
     ) {
         let build = |items: &RelaySyncNeeds| build_layer2_and_layer3_filters(items, None, &budget);
         let mut union = one.clone();

@@ -1,4 +1,4 @@
-//! The incremental index says what a fresh derivation would, and reports each difference.
+//! The incremental index equals a derivation from scratch, and reports every difference.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +23,7 @@ fn any_change() -> impl Strategy<Value = IndexChange> {
     ]
 }
 
-/// Replies too, of which it depends on all that came before whose they are.
+/// Changes with replies, whose repositories depend on all earlier changes.
 fn any_change_or_reply() -> impl Strategy<Value = IndexChange> {
     let replied = (any_root(), vec(any_root(), 1..3));
     prop_oneof![
@@ -36,7 +36,7 @@ fn any_batches() -> impl Strategy<Value = Vec<Vec<IndexChange>>> {
     vec(vec(any_change_or_reply(), 1..8), 1..12)
 }
 
-/// What the changes mean, said as plainly as possible.
+/// A simple model of the index.
 #[derive(Default)]
 struct Model {
     announced: BTreeMap<RepoId, (BTreeSet<RelayUrl>, SyncLevel)>,
@@ -79,7 +79,7 @@ fn view(index: &SyncIndex) -> Targets {
     index.relays().map(target).collect()
 }
 
-/// What `to` wants and `from` does not, relay by relay, without those where that is nothing.
+/// Returns the items in `to` that are not in `from`, without relays for which there are none.
 fn surplus(to: &Targets, from: &Targets) -> Targets {
     let none = RelaySyncNeeds::default();
     to.iter()
@@ -88,7 +88,7 @@ fn surplus(to: &Targets, from: &Targets) -> Targets {
         .collect()
 }
 
-fn names_only_in(one: &Targets, other: &Targets) -> BTreeSet<RelayUrl> {
+fn relays_only_in(one: &Targets, other: &Targets) -> BTreeSet<RelayUrl> {
     one.keys().filter(|relay| !other.contains_key(*relay)).cloned().collect()
 }
 
@@ -104,7 +104,7 @@ fn connected(targets: &Targets) -> RelaySyncIndex {
 
 proptest! {
     #[test]
-    fn the_view_is_what_a_derivation_from_scratch_says(
+    fn the_view_equals_a_derivation_from_scratch(
         batches in vec(vec(any_change(), 1..8), 1..12),
     ) {
         let mut index = SyncIndex::new(us(), bootstrap());
@@ -128,14 +128,14 @@ proptest! {
             prop_assert_eq!(delta, SyncDelta {
                 added: surplus(&after, &before),
                 removed: surplus(&before, &after),
-                discovered: names_only_in(&after, &before),
-                retired: names_only_in(&before, &after),
+                discovered: relays_only_in(&after, &before),
+                retired: relays_only_in(&before, &after),
             });
         }
     }
 
     #[test]
-    fn what_was_added_is_all_there_is_to_decide(batches in any_batches(), last in vec(any_change(), 1..8)) {
+    fn the_added_items_are_all_that_is_to_be_requested(batches in any_batches(), last in vec(any_change(), 1..8)) {
         let mut index = SyncIndex::new(us(), bootstrap());
         index.apply(batches.into_iter().flatten());
         let mut relays = connected(&view(&index));
@@ -149,7 +149,7 @@ proptest! {
     }
 
     #[test]
-    fn one_batch_or_many_lead_to_the_same(batches in any_batches()) {
+    fn one_batch_and_many_give_the_same_index(batches in any_batches()) {
         let mut stepwise = SyncIndex::new(us(), bootstrap());
         batches.iter().for_each(|batch| _ = stepwise.apply(batch.clone()));
         let mut at_once = SyncIndex::new(us(), bootstrap());

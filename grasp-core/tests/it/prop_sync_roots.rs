@@ -1,4 +1,4 @@
-//! A sorted list of roots is the set that a tree of them would be.
+//! `RootSet` behaves like a `BTreeSet`.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use nostr::event::EventId;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// Roots that are spread evenly, crowd at one end, or share all but their last bytes.
+/// Roots that are spread evenly, close together at one end, or equal but for their last bytes.
 fn any_root() -> impl Strategy<Value = RootId> {
     let bytes = prop_oneof![
         any::<[u8; 32]>(),
@@ -36,7 +36,7 @@ fn listed(roots: &RootSet) -> Vec<RootId> {
 
 proptest! {
     #[test]
-    fn it_holds_what_was_put_in_and_finds_it(roots in any_roots(400), others in any_roots(50)) {
+    fn holds_and_finds_the_added_roots(roots in any_roots(400), others in any_roots(50)) {
         let (set, tree) = both(&roots);
         prop_assert_eq!(listed(&set), tree.iter().copied().collect::<Vec<_>>());
         for root in roots.iter().chain(&others) {
@@ -45,7 +45,7 @@ proptest! {
     }
 
     #[test]
-    fn sets_of_all_sizes_are_compared_and_joined(many in any_roots(400), few in any_roots(15), shared in 0..5usize) {
+    fn differences_and_unions_equal_those_of_btree_set(many in any_roots(400), few in any_roots(15), shared in 0..5usize) {
         let few = [&few[..], &many[..many.len().min(shared)]].concat();
         let ((many, many_tree), (few, few_tree)) = (both(&many), both(&few));
         prop_assert_eq!(listed(&many.without(&few)), Vec::from_iter(&many_tree - &few_tree));

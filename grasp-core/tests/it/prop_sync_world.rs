@@ -1,4 +1,4 @@
-//! Small worlds: few enough names that changes collide, odd enough that texts hurt.
+//! Strategies for repositories, relays and items: few names, so that changes collide, some of them unusual.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use nostr::key::PublicKey;
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
 
-/// Everything wanted, by relay.
+/// The wanted items by relay.
 pub(crate) type Targets = BTreeMap<RelayUrl, RelaySyncNeeds>;
 
 pub(crate) fn us() -> ServiceIdentity {
@@ -24,18 +24,18 @@ pub(crate) fn relay(name: &str) -> RelayUrl {
     format!("wss://{name}.example").parse().unwrap()
 }
 
-/// One of a few relays; sometimes ourselves.
+/// One of a few relays; sometimes our own.
 pub(crate) fn any_relay() -> impl Strategy<Value = RelayUrl> {
     const NAMES: &[&str] = &["r0", "r1", "r2", "r3", "us"];
     prop::sample::select(NAMES).prop_map(relay)
 }
 
-/// One of a few repositories, two owners sharing names.
+/// One of a few repositories; two owners share names.
 pub(crate) fn any_repo() -> impl Strategy<Value = RepoId> {
     (1..3u8, prop::sample::select(&["a", "b", "a:b"][..])).prop_map(|(n, name)| repo(n, name))
 }
 
-/// A repository with any name at all: escapes, other scripts, and too long for most relays.
+/// A repository with any name: escapes, other scripts, too long for most relays.
 pub(crate) fn odd_repo() -> impl Strategy<Value = RepoId> {
     let names = prop_oneof![
         2 => "[a-z]{1,12}",
@@ -54,7 +54,7 @@ fn repo(n: u8, name: &str) -> RepoId {
     RepoId::new(PublicKey::from_byte_array([n; 32]), name.parse().unwrap())
 }
 
-/// One of a few roots, some of which differ late.
+/// One of a few roots, some of which differ only in their last bytes.
 pub(crate) fn any_root() -> impl Strategy<Value = RootId> {
     (0..3u8, 0..4u8).prop_map(|(first, last)| {
         let mut bytes = [first; 32];
@@ -71,7 +71,7 @@ pub(crate) fn any_items() -> impl Strategy<Value = RelaySyncNeeds> {
     items_of(any_repo(), 6)
 }
 
-/// Up to `most` repositories, and twice as many roots.
+/// At most `most` repositories, and twice as many roots.
 pub(crate) fn items_of(
     repo: impl Strategy<Value = RepoId>,
     most: usize,

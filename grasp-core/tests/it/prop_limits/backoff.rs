@@ -17,7 +17,7 @@ fn policies() -> impl Strategy<Value = BackoffPolicy> {
     })
 }
 
-/// Brings the peer some failures, each at the first allowed moment plus a delay.
+/// Fails several times, each at the first allowed time plus a delay.
 fn fail_on(backoff: &mut Backoff, delays: &[u64]) -> (Mono, Vec<Duration>) {
     let mut now = Mono::from_secs(7);
     let mut rests = Vec::new();
@@ -33,7 +33,7 @@ proptest! {
     #![proptest_config(crate::config(256))]
 
     #[test]
-    fn rests_grow_until_success_and_stay_within_their_bounds(
+    fn pauses_grow_until_success_within_their_bounds(
         policy in policies(),
         delays in prop::collection::vec(0..5_000_u64, 1..40),
     ) {
@@ -54,7 +54,7 @@ proptest! {
     }
 
     #[test]
-    fn death_comes_with_the_first_failure_after_its_time_and_not_before(
+    fn a_peer_is_dead_at_the_first_failure_after_dead_after(
         policy in policies(),
         delays in prop::collection::vec(0..5_000_u64, 1..40),
     ) {
@@ -66,7 +66,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_is_tried_during_a_rest_and_a_connection_shortens_none(
+    fn a_connection_shortens_no_pause(
         policy in policies(),
         delays in prop::collection::vec(0..5_000_u64, 1..12),
     ) {
@@ -83,14 +83,14 @@ proptest! {
         if policy.settle.is_zero() {
             prop_assert_eq!(next, policy.first);
         } else {
-            // The long rest of a dead peer ends with the connection; the step it had reached stays.
+            // The long pause of a dead peer ends with the connection; the step of the doubling stays.
             let step = rests.into_iter().rfind(|rest| *rest <= policy.cap).unwrap();
             prop_assert!(next >= step);
         }
     }
 
     #[test]
-    fn a_restart_changes_nothing_but_the_rounding(
+    fn a_restart_changes_only_the_rounding(
         policy in policies(),
         delays in prop::collection::vec(0..5_000_u64, 1..40),
         waited in 0..1_000_u64,

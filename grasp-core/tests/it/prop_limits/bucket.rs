@@ -12,7 +12,7 @@ fn rates() -> impl Strategy<Value = Rate> {
     })
 }
 
-/// No stretch between two starts holds more than `burst + rate · length`, in whole numbers.
+/// Checks that no period between two starts holds more than `burst + rate · length`.
 fn assert_within(starts: &[Mono], burst: NonZeroU32, rate: Rate) {
     for (i, from) in starts.iter().enumerate() {
         for (j, to) in starts.iter().enumerate().skip(i) {
@@ -32,7 +32,7 @@ proptest! {
     #![proptest_config(crate::config(256))]
 
     #[test]
-    fn no_stretch_holds_more_than_the_burst_and_what_came_in(
+    fn no_period_holds_more_than_burst_and_rate_allow(
         burst in 1..20_u32,
         rate in rates(),
         steps in prop::collection::vec((0..400_000_000_u64, 1..8_u32), 0..60),
@@ -50,7 +50,7 @@ proptest! {
     }
 
     #[test]
-    fn whoever_comes_back_when_told_is_admitted_then_and_not_before(
+    fn admits_at_the_announced_time_and_not_before(
         burst in 1..20_u32,
         rate in rates(),
         count in 1..200_usize,
@@ -70,8 +70,8 @@ proptest! {
             }
         }
         assert_within(&starts, burst, rate);
-        // Nothing is lost to rounding either: the last start comes as early as the rate allows. A
-        // bucket of one token cannot keep the fraction of a nanosecond that it waits too long.
+        // Rounding loses nothing: the last start is as early as the rate allows. A bucket of one token cannot
+        // keep the fraction of a nanosecond that it waits too long.
         let earned = count.saturating_sub(burst.get() as usize) as u128 * rate.per.as_nanos();
         let earliest = earned.div_ceil(u128::from(rate.tokens.get()));
         let late = (now - Mono::ZERO).as_nanos() - earliest;
@@ -80,7 +80,7 @@ proptest! {
     }
 
     #[test]
-    fn a_relay_is_sent_nothing_during_a_pause_and_keeps_its_distance_after(
+    fn requests_pause_and_then_keep_their_distance(
         steps in prop::collection::vec((0..90_000_u64, any::<bool>()), 0..120),
     ) {
         let config = PaceConfig::default();

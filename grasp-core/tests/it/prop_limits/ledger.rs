@@ -30,13 +30,13 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..150)
 }
 
-/// The ledger beside a plain list of the slots it gave out.
-struct World {
+/// The ledger with a list of its open slots.
+struct Model {
     ledger: SlotLedger,
     slots: Vec<(SlotClass, Slot)>,
 }
 
-impl World {
+impl Model {
     fn live(&self) -> usize {
         self.slots.iter().filter(|(class, _)| *class == SlotClass::Live).count()
     }
@@ -91,41 +91,41 @@ proptest! {
     #![proptest_config(crate::config(512))]
 
     #[test]
-    fn the_budget_holds_and_each_slot_is_freed_once(
+    fn the_limits_hold_and_each_slot_is_freed_once(
         advertised in prop::option::of(0..300_usize),
         steps in steps(),
     ) {
-        let mut world = World {
+        let mut model = Model {
             ledger: SlotLedger::new(LedgerConfig::default(), advertised),
             slots: Vec::new(),
         };
         for step in steps {
-            world.step(step);
-            world.check();
+            model.step(step);
+            model.check();
         }
     }
 
     #[test]
-    fn history_can_always_move_once_its_own_requests_have_ended(
+    fn history_gets_a_slot_once_its_own_requests_have_ended(
         advertised in prop::option::of(1..300_usize),
         steps in steps(),
     ) {
-        let mut world = World {
+        let mut model = Model {
             ledger: SlotLedger::new(LedgerConfig::default(), advertised),
             slots: Vec::new(),
         };
         let harmless = |step: &Step| matches!(step, Step::Take(..) | Step::Free(_));
         for step in steps.into_iter().filter(harmless) {
-            world.step(step);
+            model.step(step);
         }
-        let (live, other): (Vec<_>, Vec<_>) = world
+        let (live, other): (Vec<_>, Vec<_>) = model
             .slots
             .drain(..)
             .partition(|(class, _)| *class == SlotClass::Live);
         for (_, slot) in other {
-            world.ledger.free(slot);
+            model.ledger.free(slot);
         }
-        let fetch = world.ledger.take(SlotClass::Fetch, LedgerConfig::default().transient_bytes);
+        let fetch = model.ledger.take(SlotClass::Fetch, LedgerConfig::default().transient_bytes);
         prop_assert!(fetch.is_some(), "{} live, {fetch:?}", live.len());
     }
 }

@@ -7,15 +7,15 @@ use proptest::prelude::*;
 
 type Row = (Timestamp, EventId);
 
-/// A relay that orders by time and honours `until`, and is otherwise as odd as they come.
+/// A relay that orders by time and honours `until`, but is unusual otherwise.
 #[derive(Clone, Debug)]
 struct ModelRelay {
     rows: Vec<ModelRow>,
-    /// Where it cuts its pages, one after the other and over again.
+    /// Lengths at which it cuts its pages, in a cycle.
     cuts: Vec<usize>,
-    /// Whether equal seconds come in another order each time.
+    /// Rows of the same second come in another order each time.
     shuffles: bool,
-    /// Which of its answers break off, over and over again.
+    /// Answers that fail, in a cycle.
     failures: Vec<bool>,
     asked: usize,
 }
@@ -23,12 +23,12 @@ struct ModelRelay {
 #[derive(Clone, Copy, Debug)]
 struct ModelRow {
     row: Row,
-    /// Counted when the page is cut, and then not sent: expired, deleted or not for us.
+    /// Counted for the page length and then not sent: expired, deleted or not permitted.
     hidden: bool,
 }
 
 impl ModelRelay {
-    /// The answer to one request; nothing if it broke off.
+    /// Returns the answer to one request; `None` if it fails.
     fn answer(&mut self, request: PageRequest) -> Option<Vec<Row>> {
         let turn = self.asked;
         self.asked += 1;
@@ -40,7 +40,7 @@ impl ModelRelay {
         rows.sort_by_key(|row| (std::cmp::Reverse(row.row.0), self.tie_order(turn, row.row.1)));
 
         let cut = cycled(&self.cuts, turn).unwrap().min(&request.limit);
-        // It reads on past its cut if there would be nothing at all to show.
+        // It reads past its cut if the page would be empty otherwise.
         let first_shown = rows.iter().position(|row| !row.hidden).unwrap_or(0);
         rows.truncate((*cut).max(first_shown + 1));
         rows.retain(|row| !row.hidden);
@@ -62,7 +62,7 @@ fn cycled<T>(items: &[T], turn: usize) -> Option<&T> {
     items.get(turn.checked_rem(items.len())?)
 }
 
-/// Up to 60 events, spread over so few seconds that many share one.
+/// At most 60 events in so few seconds that many share one.
 fn rows(seconds: u64, hidden: f64) -> impl Strategy<Value = Vec<ModelRow>> {
     let row = (0..seconds, prop::bool::weighted(hidden));
     prop::collection::vec(row, 0..60).prop_map(|rows| {
@@ -75,7 +75,7 @@ fn rows(seconds: u64, hidden: f64) -> impl Strategy<Value = Vec<ModelRow>> {
     })
 }
 
-/// Never cuts below `smallest`, may change its mind from page to page.
+/// Never cuts below `smallest`, and may cut each page differently.
 fn relays(seconds: u64, smallest: usize, hidden: f64) -> impl Strategy<Value = ModelRelay> {
     let cuts = prop::collection::vec(smallest..smallest + 12, 1..6);
     let failures = prop_oneof![
@@ -97,7 +97,7 @@ struct Outcome {
 }
 
 impl Outcome {
-    /// Neither delivered nor known to be missing.
+    /// Returns the rows that were neither delivered nor lie in a gap.
     fn lost(&self, relay: &ModelRelay) -> Vec<Row> {
         let mut shown = relay.shown();
         shown.retain(|row| !self.delivered.contains(row) && !self.gaps.contains(&row.0));
@@ -130,7 +130,7 @@ proptest! {
     #![proptest_config(crate::config(1_024))]
 
     #[test]
-    fn nothing_is_lost_to_ties_caps_and_changing_pages(
+    fn ties_and_changing_page_lengths_lose_nothing(
         (smallest, relay) in (1..6_usize).prop_flat_map(|smallest| {
             (Just(smallest), relays(8, smallest, 0.0))
         }),
@@ -142,14 +142,14 @@ proptest! {
     }
 
     #[test]
-    fn nothing_is_lost_to_rows_dropped_after_the_cut(mut relay in relays(8, 1, 0.6)) {
+    fn rows_dropped_after_the_cut_lose_nothing(mut relay in relays(8, 1, 0.6)) {
         let outcome = run(config(1), &mut relay);
         prop_assert_eq!(outcome.ending, Ending::Exhausted);
         prop_assert_eq!(outcome.lost(&relay), vec![]);
     }
 
     #[test]
-    fn a_history_without_ties_needs_no_gap_whatever_is_dropped(
+    fn a_history_without_ties_has_no_gap(
         mut relay in relays(1, 1, 0.6),
     ) {
         for (row, second) in relay.rows.iter_mut().zip(0..) {
@@ -161,7 +161,7 @@ proptest! {
     }
 
     #[test]
-    fn no_gap_is_claimed_where_every_second_fits_into_a_page(mut relay in relays(8, 61, 0.0)) {
+    fn there_is_no_gap_if_every_second_fits_into_a_page(mut relay in relays(8, 61, 0.0)) {
         relay.cuts.truncate(1);
         let outcome = run(config(61), &mut relay);
         prop_assert_eq!(outcome.ending, Ending::Exhausted);
@@ -170,14 +170,14 @@ proptest! {
     }
 
     #[test]
-    fn few_pages_are_asked_for(mut relay in relays(8, 1, 0.3)) {
+    fn requests_few_pages(mut relay in relays(8, 1, 0.3)) {
         relay.failures.clear();
         let _ = run(config(1), &mut relay);
         prop_assert!(relay.asked <= 2 * relay.rows.len() + 1, "{} pages", relay.asked);
     }
 
     #[test]
-    fn any_nonsense_ends_and_never_goes_back_up(
+    fn any_answers_end_and_until_never_rises(
         answers in prop::collection::vec(
             prop::option::of(prop::collection::vec((0..20_u64, 0..9_u8), 0..12)),
             1..30,

@@ -6,7 +6,7 @@ use grasp_core::Mono;
 use grasp_core::limits::{Enqueued, Entry, Permit, PermitConfig, Permits};
 use proptest::prelude::*;
 
-use super::window::busiest;
+use super::window::max_starts_per;
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
@@ -41,21 +41,21 @@ fn configs() -> impl Strategy<Value = PermitConfig> {
     })
 }
 
-/// A host and everything that was ever asked of it.
-struct World {
+/// A host with a record of all uses.
+struct Model {
     config: PermitConfig,
     permits: Permits<u8>,
     now: Mono,
     paused_until: Mono,
     running: Vec<Permit<u8>>,
-    /// Uses under way that wait for one more start, by key.
+    /// Uses that wait for one more start, by key.
     continuing: BTreeMap<u8, usize>,
     starts: Vec<Mono>,
-    asked: BTreeMap<u8, usize>,
+    enqueued: BTreeMap<u8, usize>,
     served: BTreeMap<u8, usize>,
 }
 
-impl World {
+impl Model {
     fn new(config: PermitConfig) -> Self {
         Self {
             config,
@@ -65,7 +65,7 @@ impl World {
             running: Vec::new(),
             continuing: BTreeMap::new(),
             starts: Vec::new(),
-            asked: BTreeMap::new(),
+            enqueued: BTreeMap::new(),
             served: BTreeMap::new(),
         }
     }
@@ -77,7 +77,7 @@ impl World {
             Step::Release(index) => self.release(index),
             Step::Continue(index) => self.continue_with(index),
             Step::Withdraw(key) => self.withdraw(key),
-            Step::Pass(ms) => self.pass(Duration::from_millis(ms)),
+            Step::Pass(ms) => self.advance(Duration::from_millis(ms)),
             Step::Pause(ms) => {
                 let until = self.now + Duration::from_millis(ms);
                 self.permits.pause_until(until);
@@ -89,15 +89,15 @@ impl World {
 
     fn enqueue(&mut self, key: u8) {
         if let Enqueued::InLine(started) = self.permits.enqueue(self.now, key) {
-            *self.asked.entry(key).or_default() += 1;
+            *self.enqueued.entry(key).or_default() += 1;
             self.started(started);
         }
     }
 
     fn admit(&mut self, key: u8) {
         if let Entry::Go(permit) = self.permits.admit(self.now, key) {
-            assert_eq!(self.permits.waiting(), 0, "somebody was overtaken");
-            *self.asked.entry(key).or_default() += 1;
+            assert_eq!(self.permits.waiting(), 0, "a queued key was overtaken");
+            *self.enqueued.entry(key).or_default() += 1;
             self.started(vec![permit]);
         }
     }
@@ -121,15 +121,15 @@ impl World {
 
     fn withdraw(&mut self, key: u8) {
         self.continuing.remove(&key);
-        // What was withdrawn is not owed any more.
+        // A withdrawn key need not be served any more.
         let served = self.served.get(&key).copied().unwrap_or(0);
-        self.asked.insert(key, served);
+        self.enqueued.insert(key, served);
         let started = self.permits.withdraw(self.now, &key);
         self.started(started);
     }
 
-    fn pass(&mut self, length: Duration) {
-        self.now = self.now + length;
+    fn advance(&mut self, duration: Duration) {
+        self.now = self.now + duration;
         let started = self.permits.due(self.now);
         self.started(started);
     }
@@ -138,11 +138,11 @@ impl World {
         for permit in permits {
             assert!(self.now >= self.paused_until, "started during a pause");
             match self.continuing.get_mut(permit.key()).filter(|waiting| **waiting > 0) {
-                // What continues comes before anything in line, its own key's turns included.
+                // Continuing work comes before the queue, entries of its own key included.
                 Some(waiting) => *waiting -= 1,
                 None => {
                     let waits = self.continuing.values().any(|waiting| *waiting > 0);
-                    assert!(!waits, "overtaken by the line");
+                    assert!(!waits, "overtaken by the queue");
                     *self.served.entry(*permit.key()).or_default() += 1;
                 }
             }
@@ -157,22 +157,22 @@ impl World {
         assert_eq!(self.running.len() + continuing, self.permits.in_use());
     }
 
-    /// Ends one use, or else lets time pass until somebody's turn.
+    /// Ends one use, or else advances the time to the next deadline.
     fn wind_down(&mut self) {
         if let Some(permit) = self.running.pop() {
             let started = self.permits.release(self.now, permit);
             self.started(started);
         } else if let Some(deadline) = self.permits.next_deadline() {
-            self.pass(deadline - self.now);
+            self.advance(deadline - self.now);
         }
         self.check();
     }
 
-    /// How often each key that still waits was served.
+    /// Returns the number of starts of each key that is still queued.
     fn served_of_the_waiting(&self) -> Vec<usize> {
         let served = |key| self.served.get(key).copied().unwrap_or(0);
-        let counts = self.asked.iter().map(|(key, asked)| (asked, served(key)));
-        counts.filter(|(asked, served)| *asked > served).map(|(_, served)| served).collect()
+        let counts = self.enqueued.iter().map(|(key, enqueued)| (enqueued, served(key)));
+        counts.filter(|(enqueued, served)| *enqueued > served).map(|(_, served)| served).collect()
     }
 }
 
@@ -180,34 +180,34 @@ proptest! {
     #![proptest_config(crate::config(512))]
 
     #[test]
-    fn the_limits_hold_and_every_waiter_is_served(config in configs(), steps in steps()) {
-        let mut world = World::new(config);
+    fn the_limits_hold_and_every_queued_key_is_served(config in configs(), steps in steps()) {
+        let mut model = Model::new(config);
         for step in steps {
-            world.take(step);
+            model.take(step);
         }
-        for _ in 0..4 * (world.permits.waiting() + world.permits.in_use()) {
-            world.wind_down();
+        for _ in 0..4 * (model.permits.waiting() + model.permits.in_use()) {
+            model.wind_down();
         }
-        prop_assert!(busiest(&world.starts, config.per) <= config.starts.get());
-        prop_assert_eq!(world.permits.waiting(), 0);
-        prop_assert_eq!(world.permits.next_deadline(), None);
-        world.asked.retain(|_, asked| *asked > 0);
-        prop_assert_eq!(world.asked, world.served);
+        prop_assert!(max_starts_per(&model.starts, config.per) <= config.starts.get());
+        prop_assert_eq!(model.permits.waiting(), 0);
+        prop_assert_eq!(model.permits.next_deadline(), None);
+        model.enqueued.retain(|_, enqueued| *enqueued > 0);
+        prop_assert_eq!(model.enqueued, model.served);
     }
 
     #[test]
-    fn keys_that_wait_together_are_served_equally(
+    fn queued_keys_are_served_equally(
         config in configs(),
         line in prop::collection::vec(0..5_u8, 0..40),
     ) {
-        let mut world = World::new(config);
-        world.take(Step::Pause(1));
+        let mut model = Model::new(config);
+        model.take(Step::Pause(1));
         for key in &line {
-            world.take(Step::Enqueue(*key));
+            model.take(Step::Enqueue(*key));
         }
-        while world.permits.waiting() > 0 {
-            world.wind_down();
-            let served = world.served_of_the_waiting();
+        while model.permits.waiting() > 0 {
+            model.wind_down();
+            let served = model.served_of_the_waiting();
             let spread = served.iter().max().unwrap_or(&0) - served.iter().min().unwrap_or(&0);
             prop_assert!(spread <= 1, "{served:?}");
         }

@@ -5,8 +5,8 @@ fn heard() -> impl Strategy<Value = Heard> {
     prop::sample::select(vec![Heard::Closed, Heard::LiveClosed, Heard::NegErr, Heard::Notice])
 }
 
-/// Openings that decide by themselves, whatever follows them.
-fn openings() -> impl Strategy<Value = &'static str> {
+/// Phrases that decide independent of the text after them.
+fn phrases() -> impl Strategy<Value = &'static str> {
     prop::sample::select(vec![
         "rate-limited: too many queries",
         "rate-limited: too many negentropy items",
@@ -24,7 +24,7 @@ proptest! {
     #![proptest_config(crate::config(1_024))]
 
     #[test]
-    fn any_text_has_one_meaning_and_can_be_kept(heard in heard(), text in any::<String>()) {
+    fn any_text_is_classified_and_sanitised(heard in heard(), text in any::<String>()) {
         let refusal = Refusal::read(heard, &text);
         prop_assert_eq!(refusal, Refusal::read(heard, &text));
         prop_assert_ne!(refusal, Refusal::Silent);
@@ -36,9 +36,9 @@ proptest! {
     }
 
     #[test]
-    fn what_follows_known_words_does_not_change_their_meaning(
+    fn text_after_a_known_phrase_is_ignored(
         heard in heard(),
-        known in openings(),
+        known in phrases(),
         tail in "[ ,;/].{0,80}",
     ) {
         let alone = Refusal::read(heard, known);
@@ -46,7 +46,7 @@ proptest! {
     }
 
     #[test]
-    fn a_name_in_a_text_decides_nothing(
+    fn a_name_in_a_text_is_ignored(
         heard in heard(),
         name in "(throttle|[a-z]{1,9})[-_./0-9][a-z]{1,9}|'[a-z ]{1,20}'|openssl-(test|throttle|disabled)",
         word in "repository|ref|host",
@@ -56,7 +56,7 @@ proptest! {
     }
 
     #[test]
-    fn the_capital_error_in_front_changes_nothing(heard in heard(), known in openings()) {
+    fn the_prefix_error_in_capitals_is_ignored(heard in heard(), known in phrases()) {
         prop_assume!(!known.starts_with("ERROR"));
         let shouted = format!("ERROR: {known}");
         prop_assert_eq!(Refusal::read(heard, &shouted), Refusal::read(heard, known));

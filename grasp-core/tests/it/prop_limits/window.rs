@@ -5,8 +5,8 @@ use grasp_core::Mono;
 use grasp_core::limits::{Admit, RateWindow};
 use proptest::prelude::*;
 
-/// The most starts in any stretch of this length, by trying each stretch that begins with a start.
-pub(super) fn busiest(starts: &[Mono], length: Duration) -> usize {
+/// Returns the largest number of starts in any period of this length.
+pub(super) fn max_starts_per(starts: &[Mono], length: Duration) -> usize {
     let within = |from: Mono| move |at: &&Mono| **at >= from && **at < from + length;
     let counts = starts.iter().map(|from| starts.iter().filter(within(*from)).count());
     counts.max().unwrap_or(0)
@@ -16,7 +16,7 @@ proptest! {
     #![proptest_config(crate::config(512))]
 
     #[test]
-    fn no_stretch_holds_more_starts_than_allowed_and_none_is_refused_without_need(
+    fn no_period_exceeds_the_limit_and_no_start_is_refused_needlessly(
         max in 1..8_usize,
         length in 0..5_000_u64,
         steps in prop::collection::vec(0..2_000_u64, 0..80),
@@ -40,7 +40,7 @@ proptest! {
             }
         }
         if !length.is_zero() {
-            prop_assert!(busiest(&starts, length) <= max);
+            prop_assert!(max_starts_per(&starts, length) <= max);
         }
     }
 
