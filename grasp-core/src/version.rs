@@ -21,10 +21,9 @@ use serde::{Deserialize, Serialize};
 /// assert!(low > high);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[allow(missing_docs)]
 pub struct Version {
-    /// Date by its author's clock.
     pub created_at: Timestamp,
-    /// Id of the event.
     pub id: EventId,
 }
 

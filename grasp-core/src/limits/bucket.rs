@@ -45,7 +45,7 @@ pub struct TokenBucket {
     /// The content, in parts so small that each nanosecond adds a whole number of them:
     /// `rate.tokens` parts are added per nanosecond, and one token is `rate.per` nanoseconds of parts.
     parts: u128,
-    /// The time that `parts` is of.
+    /// Time of the last change of `parts`.
     updated_at: Mono,
 }
 

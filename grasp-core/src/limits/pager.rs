@@ -498,24 +498,20 @@ mod tests {
         assert_eq!(pager.page_failed(), EXHAUSTED);
     }
 
-    fn row_at(at: u64, n: u8) -> (Timestamp, EventId) {
-        (Timestamp::from_secs(at), EventId::from_byte_array([n; 32]))
-    }
-
     #[test]
     fn finish_ends_the_history_at_once() {
         let mut pager = Pager::new(PagerConfig::default());
-        let more = pager.page_ended_with([row_at(30, 1), row_at(20, 2)], Some(EoseHint::More));
+        let more = pager.page_ended_with([row(30, 1), row(20, 2)], Some(EoseHint::More));
         assert!(matches!(more, Next::Ask(_)));
-        let done = pager.page_ended_with([row_at(20, 2), row_at(9, 3)], Some(EoseHint::Finish));
+        let done = pager.page_ended_with([row(20, 2), row(9, 3)], Some(EoseHint::Finish));
         assert_eq!((done, pager.gaps()), (Next::Done(Ending::Exhausted), &[][..]));
     }
 
     #[test]
     fn more_without_new_rows_is_a_gap() {
         let mut pager = Pager::new(PagerConfig::default());
-        let _ = pager.page_ended_with([row_at(20, 1), row_at(20, 2)], Some(EoseHint::More));
-        let next = pager.page_ended_with([row_at(20, 1), row_at(20, 2)], Some(EoseHint::More));
+        let _ = pager.page_ended_with([row(20, 1), row(20, 2)], Some(EoseHint::More));
+        let next = pager.page_ended_with([row(20, 1), row(20, 2)], Some(EoseHint::More));
         let Next::Ask(below) = next else { panic!("{next:?}") };
         assert_eq!(below.until, Some(Timestamp::from_secs(19)));
         assert_eq!(pager.gaps(), [GapSecond { at: Timestamp::from_secs(20) }]);
@@ -526,8 +522,8 @@ mod tests {
     #[test]
     fn finish_proves_nothing_with_rows_out_of_range() {
         let mut pager = Pager::new(PagerConfig::default());
-        let _ = pager.page_ended([row_at(20, 1)]);
-        let next = pager.page_ended_with([row_at(50, 2)], Some(EoseHint::Finish));
+        let _ = pager.page_ended([row(20, 1)]);
+        let next = pager.page_ended_with([row(50, 2)], Some(EoseHint::Finish));
         assert_eq!(next, Next::Done(Ending::NoProgress));
     }
 }

@@ -135,7 +135,8 @@ pub enum Action {
 }
 
 impl Refusal {
-    /// Parses the text of a refusal. Total: an unknown text is [`Refusal::Unknown`].
+    /// Parses the text of a refusal. Total: a text in unknown words is [`Refusal::Unknown`], or milder where it came in
+    /// a NOTICE or ended a live subscription.
     pub fn read(heard: Heard, text: &str) -> Self {
         reading::read(heard, text)
     }

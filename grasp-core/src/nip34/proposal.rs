@@ -11,10 +11,9 @@ use crate::repo::{CloneUrl, Oid, RepoId};
 
 /// A pull request, or an update with a new tip.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub struct Proposal {
-    /// Id of the event.
     pub id: EventId,
-    /// Author of the event.
     pub author: PublicKey,
     /// The commit that must be here before the event is served.
     pub tip: Oid,

@@ -21,12 +21,10 @@ pub enum Roster {
 
 /// One role tag.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub struct RoleRecord {
-    /// Role that the tag gives.
     pub role: Role,
-    /// Key that the role is given to.
     pub key: PublicKey,
-    /// Result of the tag's start and end times.
     pub tenure: Tenure,
 }
 

@@ -30,10 +30,9 @@ pub struct PushView<'a> {
 
 /// A signed state that a push might realise.
 #[derive(Clone, Debug)]
+#[allow(missing_docs)]
 pub struct Candidate {
-    /// Parsed state.
     pub state: State,
-    /// Stored or held.
     pub standing: Standing,
 }
 

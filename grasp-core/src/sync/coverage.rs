@@ -62,14 +62,13 @@ pub enum Proven {
 
 /// The record that a relay has sent all events for a filter within a time window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
 pub struct Proof {
-    /// Filter that was requested.
     pub filter: FilterHash,
     /// Start of the window; zero for all history.
     pub since: Timestamp,
     /// End of the window: the time of the request.
     pub until: Timestamp,
-    /// Method of the proof.
     pub proven: Proven,
     /// The time of the proof.
     pub at: Timestamp,

@@ -23,24 +23,19 @@ use crate::{RelayUrl, RepoId, ServiceIdentity};
 
 /// A change of the events that our own relay stores or holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub enum IndexChange {
     /// A repository was announced; relays and level replace the earlier ones.
     Announced {
-        /// Announced repository.
         repo: RepoId,
         /// All relays of the announcement; our own is ignored.
         relays: BTreeSet<RelayUrl>,
-        /// Part of its events that is wanted.
         level: SyncLevel,
     },
     /// A repository is no longer stored or held here.
-    Retired {
-        /// Removed repository.
-        repo: RepoId,
-    },
+    Retired { repo: RepoId },
     /// A root event was accepted.
     RootAdded {
-        /// Id of the root.
         root: RootId,
         /// All repositories that it names.
         repos: Vec<RepoId>,
@@ -48,7 +43,6 @@ pub enum IndexChange {
     /// A reply was accepted. Answers to it may name nothing else, so they are requested by its id like those to roots;
     /// the number of replies per thread is limited.
     Replied {
-        /// Id of the reply.
         reply: RootId,
         /// The roots and replies that it answers, in any order of arrival.
         to: Vec<RootId>,
@@ -56,7 +50,6 @@ pub enum IndexChange {
     /// An addressable or replaceable event of repositories was accepted. Events that refer to it may name only its
     /// coordinate, so they are requested by that; the number per repository is limited.
     MemberAdded {
-        /// Coordinate of the event.
         member: Coordinate,
         /// All repositories that it names.
         repos: Vec<RepoId>,
@@ -64,10 +57,7 @@ pub enum IndexChange {
         of: Vec<Coordinate>,
     },
     /// A root or reply was deleted or expired.
-    RootRemoved {
-        /// Id of the root or reply.
-        root: RootId,
-    },
+    RootRemoved { root: RootId },
 }
 
 /// The wanted items by repository and by relay.

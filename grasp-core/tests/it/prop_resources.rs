@@ -1,4 +1,4 @@
-//! Properties of the accounting: sums, shares, the reserve, and that everything comes back.
+//! Properties of resource accounting: totals, shares, the reserve, and that everything is given back.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -55,7 +55,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..100)
 }
 
-/// What claimants hold by the test's own count.
+/// The amounts that claimants hold, counted by the test.
 #[derive(Default)]
 struct Holdings(Vec<(Claimant, Grant)>);
 
@@ -65,7 +65,7 @@ impl Holdings {
         counted.map(|(_, grant)| grant.amount()).sum()
     }
 
-    /// The most that the widest network of a claimant may hold once it has taken something.
+    /// Returns the largest amount that the widest network of a claimant may hold after a take.
     fn share(&self, bounds: Bounds, claimant: &Claimant) -> Option<(u64, u64)> {
         let widest = |one: &Claimant| one.network.and_then(|network| network.prefixes().next());
         let network = widest(claimant)?;
@@ -85,7 +85,7 @@ impl Holdings {
 
 proptest! {
     #[test]
-    fn totals_reserve_and_shares_hold_and_everything_comes_back(bounds in bounds(), steps in steps()) {
+    fn totals_reserve_and_shares_hold_and_everything_is_given_back(bounds in bounds(), steps in steps()) {
         let (mut pool, mut holdings) = (Pool::new(bounds), Holdings::default());
         for step in steps {
             match step {
@@ -126,9 +126,9 @@ proptest! {
     }
 
     #[test]
-    fn whatever_one_network_takes_another_finds_half_of_the_rest(total in 8..1_000_u64, tries in 1..200_usize) {
+    fn one_network_leaves_half_of_the_rest_to_another(total in 8..1_000_u64, tries in 1..200_usize) {
         let mut pool = Pool::new(Bounds { reserve: 0, ..Bounds::of(total) });
-        // A whole /48, from as many of its /64 as the attacker likes.
+        // A whole /48, from any number of its /64.
         for number in 0..tries {
             let address = Ipv6Addr::new(0x2001, 0xdb8, 1, number as u16, 0, 0, 0, 1);
             let eve = Claimant::at(ClientNetwork::of(address.into()));
@@ -142,7 +142,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_spent_comes_back_after_the_period_and_not_before(
+    fn spent_amounts_come_back_after_the_period_and_not_before(
         spent in prop::collection::vec((claimants(), 0..30_u64, 0..40_u64), 1..80),
     ) {
         let (bounds, period) = (Bounds::of(100), Duration::from_secs(80));
@@ -161,7 +161,7 @@ proptest! {
     }
 
     #[test]
-    fn every_claim_in_line_is_granted_once_or_cancelled(
+    fn every_queued_claim_is_granted_once_or_cancelled(
         claims in prop::collection::vec((claimants(), 1..6_u64, any::<bool>()), 1..60),
         bounds in bounds(),
     ) {
@@ -186,13 +186,13 @@ proptest! {
         }
         prop_assert_eq!(line.usage().all, 0);
         prop_assert_eq!(line.queued(), queued.len());
-        // Only claims that fit no empty pool are left.
+        // Only claims that fit into no empty pool remain.
         prop_assert!(line.grant_next().is_none());
     }
 }
 
 #[test]
-fn authority_comes_first_then_the_claimant_that_holds_least() {
+fn authority_is_granted_first_then_the_smallest_holder() {
     let network = |net: u8| ClientNetwork::of(Ipv4Addr::new(198, 51, net, 1).into());
     let mut line = Line::new(Bounds { reserve: 0, ..Bounds::of(8) }, 100);
     let mut held = Vec::new();

@@ -64,7 +64,6 @@ fn set_roots(roots_by_relay: RootsByRelay<'_>, side: &mut BTreeMap<RelayUrl, Rel
 /// The targets before the batch, as far as it changes them.
 #[derive(Default)]
 pub(super) struct Before {
-    /// True for a target.
     relays: BTreeMap<RelayUrl, bool>,
     /// Level and relays of a repository; its roots are recorded separately.
     repos: BTreeMap<RepoId, Option<RepoSyncNeeds>>,

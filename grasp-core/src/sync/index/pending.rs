@@ -30,12 +30,10 @@ pub enum SyncMethod {
 
 /// Items that become confirmed together, once all of its parts are complete.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub struct PendingBatch {
-    /// Id of the batch.
     pub batch_id: BatchId,
-    /// Items that become confirmed.
     pub items: PendingItems,
-    /// Parts that are not complete.
     pub outstanding: BTreeSet<PartId>,
     /// Reconciliation, unless a part was fetched by pages.
     pub sync_method: SyncMethod,
