@@ -1,4 +1,4 @@
-//! What the relays share, and what one of them has before it during its turn.
+//! The state that all relays share, and the context in which one relay runs.
 
 use std::collections::BTreeMap;
 
@@ -19,37 +19,37 @@ use super::relay::Standing;
 use super::report::Report;
 use super::rng::Rng;
 
-/// Who asked our own relay what it has.
+/// The purpose of a request for the local relay's inventory.
 #[derive(Debug)]
 pub(super) enum Asker {
-    /// A job that compares it with a relay's.
+    /// A job compares it with a relay's set.
     Job(RelayUrl, JobId),
-    /// Whoever wants to know which repositories a relay lacks events of.
+    /// Finds the repositories that a relay lacks events of.
     Missing(Box<Question>),
 }
 
-/// What all relays share.
+/// State that all relays share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) config: Config,
-    /// What is wanted.
+    /// Items wanted from each relay.
     pub(super) index: SyncIndex,
-    /// What is confirmed.
+    /// Items confirmed by each relay.
     pub(super) states: RelaySyncIndex,
-    /// What is under way.
+    /// Items being fetched from each relay.
     pub(super) pending: PendingSyncIndex,
     pub(super) rejected: Rejected,
-    /// Who brought events that our own relay holds.
+    /// The relays that brought events which the local relay holds.
     pub(super) held: Provenance,
-    /// Who brought events that it refused for want of something, and may take yet.
+    /// The relays that brought events which it refused for want of a dependency.
     pub(super) refused: Provenance,
     pub(super) ids: Ids,
     pub(super) rng: Rng,
-    /// Questions to our own relay, and who asked.
+    /// Open requests to the local relay.
     pub(super) inventories: BTreeMap<InventoryId, Asker>,
     /// Events that relays have offered and that are not here yet.
     pub(super) wanted: usize,
-    /// Items of our own that sessions hold in memory.
+    /// Local items that sessions hold in memory.
     pub(super) held_items: BTreeMap<JobId, usize>,
 }
 
@@ -59,7 +59,7 @@ impl Shared {
     }
 }
 
-/// One relay's turn: the time, what is known of the relay, what is shared, and where outputs go.
+/// The context in which a relay runs: the time, its history, the shared state, and the outputs.
 pub(super) struct Desk<'a> {
     pub(super) now: Now,
     pub(super) relay: &'a RelayUrl,
@@ -89,7 +89,7 @@ impl Desk<'_> {
         self.shared.states.get_mut(self.relay)
     }
 
-    /// The batches under way here.
+    /// Returns the batches that are being fetched from this relay.
     pub(super) fn batches(&mut self) -> &mut Vec<PendingBatch> {
         self.shared.pending.entry(self.relay.clone()).or_default()
     }
@@ -104,7 +104,7 @@ impl Desk<'_> {
         Some(batches.remove(place))
     }
 
-    /// The relay finds us too fast. Written at once: whoever takes over from us must not go on like that.
+    /// Pauses requests because the relay rate-limits us. Written at once, so that a restart keeps the pause.
     pub(super) fn pause_starts(&mut self) {
         let is_news = !self.standing.pace.is_paused(self.now.mono);
         self.standing.pace.refused(self.now.mono);
@@ -113,13 +113,13 @@ impl Desk<'_> {
         }
     }
 
-    /// The relay does not want to be asked for this.
+    /// Suspends requests that the relay refuses.
     pub(super) fn park(&mut self, layer: Layer, way: Way) {
         self.standing.parks.park(self.now.mono, layer, way);
         self.note_change();
     }
 
-    /// The relay's record has changed and is to be written before long.
+    /// Schedules the relay's record to be written.
     pub(super) fn note_change(&mut self) {
         let at = self.now.mono + self.shared.config.persist_after;
         self.standing.write_at.get_or_insert(at);

@@ -1,4 +1,4 @@
-//! One filter's history, by reconciliation or by pages, up to its proof.
+//! A job: the history of one filter, fetched by reconciliation or by pages until it is proven.
 
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
@@ -16,12 +16,12 @@ use super::layer::Layer;
 use super::lean::LeanFilter;
 use super::reconcile::Reconciliation;
 
-/// How a job is done.
+/// The method of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Method {
-    /// By NIP-77, then by ids.
+    /// NIP-77, then fetches by id.
     Reconcile,
-    /// By plain requests, page after page.
+    /// Requests page by page.
     Page,
 }
 
@@ -38,113 +38,106 @@ pub(super) enum Method {
 /// ```
 #[derive(Debug)]
 pub(super) struct Job {
-    /// What it is part of.
     pub(super) group: GroupId,
     pub(super) layer: Layer,
-    /// What to fetch, with its window, without a limit.
+    /// The filter with its window, without a limit.
     lean: LeanFilter,
-    /// The name of what it fetches, made when first needed: that takes writing the filter out.
+    /// The hash of the filter, computed when first needed: that takes writing the filter out.
     hash: OnceCell<FilterHash>,
-    /// The name of what it is a part of.
+    /// The hash of the filter that this is a part of.
     family: Option<FilterHash>,
-    /// When it began: what is younger than this comes live.
+    /// The time at which it began; younger events come live.
     pub(super) asked: Timestamp,
     pub(super) phase: Phase,
-    /// The cursor, once pages are asked for.
+    /// The cursor, once pages are requested.
     pub(super) pager: Option<Box<Pager>>,
-    /// Pages that came, and rows of the last.
+    /// Pages received, and rows of the last.
     pages: u32,
     last_page: usize,
-    /// Requests whose rows our relay has not judged yet.
+    /// Requests with rows that are not judged yet.
     pub(super) unjudged: BTreeSet<SubId>,
     /// Offered events that are neither here nor given up.
     pub(super) left: usize,
-    /// Another job, at work on the same, whose end is the end of this one too.
+    /// Another job for the same filter, which ends this one with it.
     pub(super) behind: Option<JobId>,
-    /// Events offered, and those not served when first asked for.
+    /// Events offered, and those not delivered on the first request.
     pub(super) offered: usize,
     pub(super) missed: usize,
-    /// Something was given up, visibly, or left to parts: the job ends, but proves nothing.
+    /// True if something was given up or left to parts: the job ends, but proves nothing.
     pub(super) is_partial: bool,
-    /// What happens once at most.
     pub(super) once: Once,
     /// Failures in a row.
     pub(super) failures: u32,
-    /// Refusals in a row for want of room.
+    /// Refusals for want of room in a row.
     pub(super) squeezes: u32,
-    /// How often what it is part of was cut by time.
+    /// Splits by time that led to this part.
     pub(super) cuts: u32,
 }
 
-/// What is tried only once.
+/// Steps that are taken at most once.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Once {
-    /// After a passing fault.
+    /// Sent again after a temporary fault.
     pub(super) retried: bool,
-    /// After the relay had closed an idle session.
+    /// Opened again after the relay closed an idle session.
     pub(super) reopened: bool,
-    /// After authenticating.
+    /// Sent again after authenticating.
     pub(super) authenticated: bool,
 }
 
-/// Where a job stands.
+/// The phase of a job.
 #[derive(Debug)]
 pub(super) enum Phase {
-    /// In line for a slot and for its turn.
+    /// Waits for a slot and for the pace.
     Queued(Method),
-    /// Our own relay is being asked what it has.
+    /// The local relay is asked for its inventory.
     Listing {
-        /// Names the session to come; its slot is taken.
+        /// The session to come; its slot is taken.
         sub: SubId,
-        /// The question.
         request: InventoryId,
     },
     /// The sets are being compared.
     Comparing {
-        /// The session.
         sub: SubId,
-        /// Our side of it.
         talk: Box<Reconciliation>,
-        /// What is to be said next, as soon as that is allowed.
+        /// The message to send next, as soon as that is allowed.
         say: Option<Say>,
     },
-    /// A page is under way.
+    /// A page is requested.
     Paging {
-        /// The request.
         sub: SubId,
-        /// What it has delivered.
+        /// Rows received.
         rows: Vec<Row>,
     },
-    /// Everything was asked for; what came, or was offered, has yet to be judged.
+    /// Everything was requested; events received or offered are still to be judged.
     Settling,
-    /// Waiting for an answer to our authentication.
+    /// Waits for the answer to our authentication.
     AwaitingAuth(Method),
-    /// Left alone for a while.
+    /// Waits until a backoff ends.
     Resting {
-        /// Until when.
         until: Mono,
-        /// What then.
+        /// The method to queue for then.
         then: Method,
     },
 }
 
-/// A NIP-77 message that is ready.
+/// A NIP-77 message that is ready to be sent.
 #[derive(Debug)]
 pub(super) enum Say {
-    /// The first.
+    /// NEG-OPEN.
     Open(Vec<u8>),
-    /// Any other.
+    /// NEG-MSG.
     Go(Vec<u8>),
 }
 
-/// How often in a row something may be refused for want of room before it rests. Each refusal makes our budget
-/// smaller, so an honest relay soon has room; another would be asked round and round.
+/// Refusals for want of room in a row after which something backs off. Each refusal lowers our budget, so an honest
+/// relay soon has room.
 pub(super) const MOST_SQUEEZES: u32 = 4;
-/// Rows of one page beyond which a relay is not paging but flooding.
+/// Rows of one page, as a multiple of its limit, above which a relay is flooding.
 const FLOOD: usize = 8;
-/// A page that may be full, from a relay that does not say how long its pages are.
+/// Rows of a page that may be full, from a relay that does not advertise its limit.
 const SMALL_PAGE: usize = 50;
-/// Fewer offers than this say nothing about a relay's honesty.
+/// Offers below which missing deliveries say nothing about the relay.
 const TELLING_OFFERS: usize = 20;
 
 impl Job {
@@ -173,14 +166,14 @@ impl Job {
         }
     }
 
-    /// A part of it, as a job of its own.
+    /// Returns a job for a part of this one.
     pub(super) fn part(&self, filter: Filter) -> Self {
         let (layer, lean) = (Layer::of(&filter), LeanFilter::keep(filter, None));
         let family = Some(self.family());
         Self { cuts: self.cuts + 1, family, ..Self::new(self.group, layer, lean, self.asked) }
     }
 
-    /// The filter that it was at first: what is refused of a part is refused of the whole.
+    /// Returns the hash of the filter that this job began with: refused events are remembered for it.
     pub(super) fn family(&self) -> FilterHash {
         self.family.unwrap_or_else(|| self.hash())
     }
@@ -193,19 +186,19 @@ impl Job {
         self.lean.filter()
     }
 
-    /// The ends of the window to fetch, if it has any.
+    /// Returns the ends of the window, if it has any.
     pub(super) fn window(&self) -> (Option<Timestamp>, Option<Timestamp>) {
         (self.lean.rest().since, self.lean.rest().until)
     }
 
-    /// The relay says that there is no room: whether that may be tried again at once.
+    /// Counts a refusal for want of room; returns whether to retry at once.
     #[must_use]
     pub(super) fn may_squeeze(&mut self) -> bool {
         self.squeezes += 1;
         self.squeezes <= MOST_SQUEEZES
     }
 
-    /// The next page as a filter; `None` if the cursor has come to its end.
+    /// Returns the next page as a filter; `None` if the cursor is at its end.
     pub(super) fn next_page(&mut self, limit: usize) -> Option<Filter> {
         let (since, until) = self.window();
         let pager = self.pager.get_or_insert_with(|| {
@@ -216,7 +209,7 @@ impl Job {
         Some(Filter { until, limit: Some(page.limit), ..self.filter() })
     }
 
-    /// Rows came with a page; `false` if there are too many to be one.
+    /// Adds rows of a page; returns `false` if there are too many.
     #[must_use]
     pub(super) fn delivered(&mut self, new: impl Iterator<Item = Row>, limit: usize) -> bool {
         let Phase::Paging { sub, rows } = &mut self.phase else { return true };
@@ -225,7 +218,7 @@ impl Job {
         rows.len() <= limit.saturating_mul(FLOOD)
     }
 
-    /// A page ended properly.
+    /// Ends a page by EOSE.
     pub(super) fn page_ended(&mut self, hint: Option<EoseHint>) -> Option<Next> {
         let Phase::Paging { rows, .. } = &mut self.phase else { return None };
         let rows = std::mem::take(rows);
@@ -237,35 +230,35 @@ impl Job {
         Some(pager.page_ended_with(rows.into_iter().map(|row| (row.at, row.id)), hint))
     }
 
-    /// A page ended in any other way.
+    /// Ends a page in any other way.
     pub(super) fn page_failed(&mut self) -> Option<Next> {
         self.pager.as_mut().map(|pager| pager.page_failed())
     }
 
-    /// Whether page after page comes full, so that it is worth asking for several at a time.
+    /// Returns whether pages keep coming full, so that several at a time are worth it.
     pub(super) fn is_long(&self, limit: usize) -> bool {
         let is_full = self.last_page >= limit || (self.pages > 2 && self.last_page >= SMALL_PAGE);
         is_full && self.cuts == 0 && self.gap_seconds().is_empty()
     }
 
-    /// The seconds that held more than the relay showed.
+    /// Returns the seconds that held more events than the relay showed.
     pub(super) fn gap_seconds(&self) -> Vec<Timestamp> {
         let gaps = self.pager.iter().flat_map(|pager| pager.gaps());
         gaps.map(|gap| gap.at).collect()
     }
 
-    /// Whether the relay offers ids and then serves hardly any: pages will do better.
+    /// Returns whether the relay offers ids and delivers hardly any, so that pages are better.
     pub(super) fn is_led_astray(&self) -> bool {
         self.offered >= TELLING_OFFERS && self.missed * 10 >= self.offered * 9
     }
 
-    /// Whether everything asked for has been judged.
+    /// Returns whether everything requested has been judged.
     pub(super) fn is_settled(&self) -> bool {
         let is_waiting = self.left > 0 || self.behind.is_some() || !self.unjudged.is_empty();
         matches!(self.phase, Phase::Settling) && !is_waiting
     }
 
-    /// What its end proves. That all of a relay was had says nothing about what will be wanted of it tomorrow.
+    /// Returns the proof that its end gives. Full sync proves nothing about items that will be wanted later.
     pub(super) fn proof(&self, now: Timestamp) -> Option<Proof> {
         if self.is_partial || self.layer == Layer::Whole {
             return None;
@@ -281,17 +274,17 @@ impl Job {
         })
     }
 
-    /// Whether a NIP-77 message is ready to be sent.
+    /// Returns whether a NIP-77 message is ready to be sent.
     pub(super) fn has_something_to_say(&self) -> bool {
         matches!(&self.phase, Phase::Comparing { say: Some(_), .. })
     }
 
-    /// Whether that message is the first of its session.
+    /// Returns whether that message opens its session.
     pub(super) fn has_opening(&self) -> bool {
         matches!(&self.phase, Phase::Comparing { say: Some(Say::Open(_)), .. })
     }
 
-    /// The subscription or session that is open for it, if any.
+    /// Returns the subscription or session that is open for it.
     pub(super) fn sub(&self) -> Option<SubId> {
         match &self.phase {
             Phase::Listing { sub, .. }
@@ -304,7 +297,7 @@ impl Job {
     }
 }
 
-/// A request for events by id; the limit is said, since some relays cut short without one.
+/// Returns a filter for events by id, with a limit: some relays truncate without one.
 pub(super) fn by_ids(ids: impl IntoIterator<Item = EventId>) -> Filter {
     let filter = Filter::new().ids(ids);
     let count = filter.ids.as_ref().map_or(0, |ids| ids.len());

@@ -1,4 +1,4 @@
-//! One NIP-77 session from our side, pure. Finds out what a relay has and we do not; uploads nothing.
+//! One NIP-77 session from our side, pure. Finds what a relay has and we lack; uploads nothing.
 
 use std::collections::BTreeSet;
 
@@ -9,11 +9,11 @@ use negentropy::{Id, Negentropy, NegentropyStorageVector};
 use super::io::Row;
 use super::missing::MAX_IDS;
 
-/// The longest message that is read. Known relays send up to half a megabyte.
+/// The longest message that is read, in bytes. Known relays send up to half a megabyte.
 const MAX_MESSAGE: usize = 1024 * 1024;
 /// Messages of one session. Honest ones take a few, plus one for each frame that a large difference fills.
 const MAX_ROUNDS: u32 = 400;
-/// Ids that one session may offer; a larger difference is had in parts.
+/// Ids that one session may offer; a larger difference is compared in parts.
 pub(super) const MAX_NEEDED: usize = 100_000;
 
 /// A session under way.
@@ -23,33 +23,33 @@ pub(super) struct Reconciliation {
     items: usize,
     rounds: u32,
     lacking: usize,
-    /// Some of what it lacks.
+    /// Some of the ids that the relay lacks.
     lacking_ids: BTreeSet<EventId>,
     most: usize,
     needed: BTreeSet<EventId>,
 }
 
-/// What comes after a message.
+/// The next step after a message.
 #[must_use]
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// Send this and wait.
     Reply(Vec<u8>),
-    /// Everything is compared.
+    /// The sets are compared.
     Done {
-        /// What the relay has and we do not.
+        /// Ids that the relay has and we lack.
         needed: BTreeSet<EventId>,
-        /// How many of ours it does not have.
+        /// Number of our events that the relay lacks.
         lacking: usize,
     },
-    /// More differs than one session should deal with.
+    /// More ids differ than the session may offer.
     TooMuch,
-    /// What was sent cannot be read, or leads nowhere.
+    /// The message cannot be read, or the session does not end.
     Broken,
 }
 
 impl Reconciliation {
-    /// Opens a session over what we have, to be offered so much at most; `None` if that cannot be put into words.
+    /// Opens a session over our items that may find up to `most` missing ids; `None` if it cannot be encoded.
     pub(super) fn open(
         items: impl IntoIterator<Item = Row>,
         frame: u64,
@@ -69,17 +69,17 @@ impl Reconciliation {
         Some((session, first))
     }
 
-    /// How many items of ours the session holds in memory.
+    /// Returns the number of items that the session holds in memory.
     pub(super) fn items(&self) -> usize {
         self.items
     }
 
-    /// Takes out some of the ids that the relay turned out to lack.
+    /// Takes some of the ids that the relay lacks.
     pub(super) fn take_lacking_ids(&mut self) -> BTreeSet<EventId> {
         std::mem::take(&mut self.lacking_ids)
     }
 
-    /// The relay has answered.
+    /// Reads a message of the relay.
     pub(super) fn heard(&mut self, message: &[u8]) -> Step {
         self.rounds += 1;
         if message.len() > MAX_MESSAGE || self.rounds > MAX_ROUNDS || !neg::is_well_formed(message)

@@ -1,4 +1,4 @@
-//! One relay's life: dialled, connected, listened to, asked, lost, dialled again.
+//! One relay: dialled, connected, subscribed to, asked, disconnected, dialled again.
 
 mod answers;
 mod auth;
@@ -34,30 +34,27 @@ use super::ids::ConnId;
 use super::io::{Fault, Output};
 use super::report::Report;
 
-/// One relay.
 #[derive(Debug)]
 pub(super) struct Relay {
     pub(super) standing: Standing,
     pub(super) link: Link,
-    /// When it next needs a turn.
+    /// The time at which it next needs to run.
     pub(super) deadline: Option<Mono>,
     /// Its place among the relays that are followed, unless the operator named it.
     pub(super) place: Option<Grant>,
 }
 
-/// How we stand with it at the moment.
+/// The state of the connection to a relay.
 #[derive(Debug)]
 pub(super) enum Link {
-    /// Nobody is talking.
+    /// Not connected.
     Idle,
-    /// An attempt is under way.
     Dialing(ConnId),
-    /// A connection stands.
     Up(Box<Session>),
 }
 
 impl Link {
-    /// The connection, if it is this one.
+    /// Returns the session if it is on this connection.
     pub(super) fn session(&mut self, conn: ConnId) -> Option<&mut Session> {
         match self {
             Self::Up(session) if session.conn == conn => Some(session),
@@ -81,7 +78,7 @@ impl Link {
         desk.report(Report::Status { relay, status });
     }
 
-    /// The connection stands. One that was not asked for, or no longer, is ended.
+    /// Starts a session. Ends a connection that is not wanted, or no longer.
     pub(super) fn connected(&mut self, desk: &mut Desk<'_>, conn: ConnId, facts: &RelayFacts) {
         if !matches!(self, Self::Dialing(dialled) if *dialled == conn) {
             return hang_up(desk, conn);
@@ -100,7 +97,7 @@ impl Link {
         self.report_health(desk);
     }
 
-    /// The attempt failed. Changes nothing if it is not the one under way.
+    /// Handles a failed attempt to connect. Ignores any but the current one.
     pub(super) fn failed(&mut self, desk: &mut Desk<'_>, conn: ConnId, why: Fault) {
         if matches!(self, Self::Dialing(dialled) if *dialled == conn) {
             let (now, quarantine) = (desk.mono(), desk.shared.config.quarantine);
@@ -111,7 +108,7 @@ impl Link {
         }
     }
 
-    /// The connection is lost. Changes nothing if it is not the one that stands.
+    /// Handles a lost connection. Ignores any but the current one.
     pub(super) fn lost(&mut self, desk: &mut Desk<'_>, conn: ConnId) {
         if self.session(conn).is_none() {
             return;
@@ -149,7 +146,7 @@ impl Link {
         desk.report(Report::GaveWay { relay });
     }
 
-    /// Nobody needs this relay any more.
+    /// Ends the connection to a relay that is no longer a target.
     pub(super) fn retire(&mut self, desk: &mut Desk<'_>) {
         let conn = match self {
             Self::Idle => None,
@@ -162,14 +159,14 @@ impl Link {
         }
     }
 
-    /// New items are wanted.
+    /// Asks for new items.
     pub(super) fn add(&mut self, desk: &mut Desk<'_>, action: AddFilters) {
         if let Self::Up(session) = self {
             session.discovered(desk, action);
         }
     }
 
-    /// What was given is lost.
+    /// Fetches everything again, because the local relay lost it.
     pub(super) fn begin_anew(&mut self, desk: &mut Desk<'_>) {
         let now = desk.now.unix;
         desk.standing.forget_what_was_given(now);
@@ -181,7 +178,7 @@ impl Link {
         }
     }
 
-    /// Time has passed.
+    /// Handles timeouts, a due daily pass and a due record.
     pub(super) fn tick(&mut self, desk: &mut Desk<'_>) {
         if let Self::Up(session) = self {
             session.watch(desk);
@@ -200,7 +197,7 @@ impl Link {
         }
     }
 
-    /// Sends what may be sent, and tells when the next turn is needed.
+    /// Sends what may be sent; returns when the relay next needs to run.
     pub(super) fn pump(&mut self, desk: &mut Desk<'_>) -> Option<Mono> {
         let own = match self {
             Self::Up(session) => {
@@ -217,7 +214,7 @@ impl Link {
         own.into_iter().chain(desk.standing.write_at).chain(forgiven).min()
     }
 
-    /// The connection or attempt is over, whatever was under way with it.
+    /// Ends the connection or attempt.
     fn end(&mut self, desk: &mut Desk<'_>) {
         if let Self::Up(session) = std::mem::replace(self, Self::Idle) {
             session.forget_inventories(desk);
@@ -252,7 +249,7 @@ fn hang_up(desk: &mut Desk<'_>, conn: ConnId) {
     desk.out.push(Output::Disconnect { relay, conn });
 }
 
-/// Forgets that these items were had: they are no longer wanted, or wanted less.
+/// Removes items from what is confirmed: they are no longer wanted, or wanted less.
 pub(super) fn forget(desk: &mut Desk<'_>, relay: &RelayUrl, removed: &RelaySyncNeeds) {
     let levels: Vec<_> = removed
         .repos

@@ -1,4 +1,4 @@
-//! Events that a relay has offered by id, until they are here or given up, each with a budget of its own.
+//! Events that a relay has offered by id, until they are here or given up, each with a budget of attempts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -9,26 +9,24 @@ use grasp_core::nostr::event::EventId;
 use super::ids::{JobId, SubId};
 use super::reconcile::MAX_NEEDED;
 
-/// Times that one relay is asked for one event.
+/// Requests to one relay for one event.
 const MAX_TRIES: u32 = 12;
-/// The rest after the first of them that brought nothing; each further one doubles it.
+/// Backoff after the first failed request; each further one doubles it.
 const FIRST_REST: Duration = Duration::from_secs(30);
-/// The longest rest.
 const LONGEST_REST: Duration = Duration::from_secs(15 * 60);
-/// The fewest events to which a relay is believed to cut an answer; half of the smallest cut known.
+/// Fewest events to which a relay is assumed to truncate an answer; half of the smallest limit known.
 const SMALLEST_CUT: usize = 50;
-/// How long a failure is remembered: longer than from one full pass to the next, or each would begin anew.
+/// Time that a failure is remembered: longer than between full passes, or each would start again.
 const MEMORY: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-/// Ids that one relay may offer before some are here.
+/// Ids that one relay may offer and not have delivered.
 const MOST_WANTED: usize = 2 * MAX_NEEDED;
 /// Failures remembered for one relay.
 const MAX_REMEMBERED: usize = 20_000;
 
-/// What one relay has offered and not delivered yet.
+/// The events that one relay has offered and not delivered yet.
 ///
-/// What is wanted ends with the connection, together with the jobs that want it. What was tried in vain is
-/// remembered beyond it: a relay that offers an event and never delivers it is not asked more often for
-/// reconnecting often.
+/// They are forgotten with the connection, together with the jobs that want them. Failed requests are remembered
+/// longer: a relay that offers an event and never delivers it is not asked more often for reconnecting often.
 #[derive(Debug, Default)]
 pub(super) struct Wants {
     wanted: BTreeMap<EventId, Want>,
@@ -37,10 +35,9 @@ pub(super) struct Wants {
     tried: BTreeMap<EventId, Tried>,
 }
 
-/// One request.
+/// One request for events by id.
 #[derive(Debug, Default)]
 struct Asked {
-    /// What has not come yet.
     left: BTreeSet<EventId>,
     came: usize,
 }
@@ -53,11 +50,11 @@ struct Want {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// To be asked for, from then on.
+    /// To be requested from then on.
     Due(Mono),
-    /// Asked for under this subscription.
+    /// Requested under this subscription.
     Asked(SubId),
-    /// Delivered; our relay is judging it.
+    /// Delivered; the local relay is judging it.
     Judged,
 }
 
@@ -68,51 +65,51 @@ struct Tried {
     forget_at: Mono,
 }
 
-/// An event that was asked for and did not come.
+/// An event that was requested and not delivered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Missed {
     pub(super) event: EventId,
-    /// Who waits for it, or did.
+    /// The jobs that wait for it.
     pub(super) jobs: BTreeSet<JobId>,
     pub(super) is_first: bool,
     pub(super) is_given_up: bool,
 }
 
-/// How a request for events by id ended.
+/// The result of a request for events by id.
 #[must_use]
 #[derive(Debug)]
 pub(super) struct Ended {
     pub(super) missed: Vec<Missed>,
-    /// How many events the relay seems to send at most.
+    /// The number of events to which the relay seems to truncate.
     pub(super) cut_at: Option<usize>,
 }
 
-/// Whether it is worth wanting an event.
+/// The result of wanting an event.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wanting {
-    /// It will be asked for.
+    /// It will be requested.
     Noted,
-    /// It will be asked for, though it was in vain before.
+    /// It will be requested, though that failed before.
     Doubtful,
     /// The same job wants it already.
     Already,
-    /// Its budget is used up, or there are too many.
+    /// Its budget is spent, or too many are wanted.
     GivenUp,
 }
 
 impl Wants {
-    /// How many events are offered and not here yet.
+    /// Returns the number of events that are offered and not here yet.
     pub(super) fn len(&self) -> usize {
         self.wanted.len()
     }
 
-    /// Whether an event is offered and not here yet.
+    /// Returns whether an event is offered and not here yet.
     pub(super) fn has(&self, id: &EventId) -> bool {
         self.wanted.contains_key(id)
     }
 
-    /// A relay offers an event; a job may be waiting for it.
+    /// Adds an event that the relay offers, and the job that waits for it.
     pub(super) fn want(&mut self, now: Mono, id: EventId, job: Option<JobId>) -> Wanting {
         let tried = self.tried.get(&id).copied();
         let is_too_many = self.wanted.len() >= MOST_WANTED && !self.has(&id);
@@ -131,7 +128,7 @@ impl Wants {
         }
     }
 
-    /// Takes up to so many that may be asked for now, and notes under which name they are.
+    /// Takes up to `most` events that are due, to be requested under `sub`.
     pub(super) fn ask(&mut self, now: Mono, sub: SubId, most: usize) -> BTreeSet<EventId> {
         let due = self.due.iter().take_while(|(at, _)| *at <= now).take(most);
         let ids: BTreeSet<_> = due.map(|(_, id)| *id).collect();
@@ -144,7 +141,7 @@ impl Wants {
         ids
     }
 
-    /// An event came; what our relay thinks of it is still to be heard.
+    /// Notes that an event was delivered and is being judged.
     pub(super) fn delivered(&mut self, sub: SubId, id: EventId) {
         let Some(asked) = self.asked.get_mut(&sub) else { return };
         if asked.left.remove(&id) {
@@ -153,10 +150,10 @@ impl Wants {
         }
     }
 
-    /// The request ended properly: what did not come with it was tried in vain.
+    /// Ends a request by EOSE: what was not delivered has failed.
     ///
-    /// Unless so much came that the answer may have been cut: then the rest is asked for again, in smaller
-    /// requests. If it is not there, too little will come of that to look cut.
+    /// If the answer may have been truncated, the rest is due again, in smaller requests. If the relay does not have
+    /// it, too little will come of these to look truncated.
     pub(super) fn ended(&mut self, now: Mono, sub: SubId) -> Ended {
         let came = self.asked.get(&sub).map_or(0, |asked| asked.came);
         let is_short = self.asked.get(&sub).is_some_and(|asked| !asked.left.is_empty());
@@ -167,20 +164,20 @@ impl Wants {
         Ended { missed: self.refused(now, sub), cut_at: None }
     }
 
-    /// The request was refused, for what it asks for: everything in it was tried in vain.
+    /// Ends a request that was refused for what it asks for: everything in it has failed.
     pub(super) fn refused(&mut self, now: Mono, sub: SubId) -> Vec<Missed> {
         let asked = self.asked.remove(&sub).unwrap_or_default();
         asked.left.into_iter().map(|event| self.failed(now, event)).collect()
     }
 
-    /// The request was not taken, which says nothing about the events: they are due again.
+    /// Ends a request that was not accepted, which says nothing about the events: they are due again.
     pub(super) fn returned(&mut self, now: Mono, sub: SubId) {
         for id in self.asked.remove(&sub).unwrap_or_default().left {
             self.set_phase(id, Phase::Due(now));
         }
     }
 
-    /// A try was in vain.
+    /// Counts a failed attempt to get an event.
     pub(super) fn failed(&mut self, now: Mono, event: EventId) -> Missed {
         let times = self.tried.get(&event).map_or(0, |tried| tried.times) + 1;
         let doublings = 1u32.checked_shl(times - 1).unwrap_or(u32::MAX);
@@ -203,13 +200,13 @@ impl Wants {
         self.forget(id).unwrap_or_default()
     }
 
-    /// The event is here, or will never be wanted: tells which jobs waited for it.
+    /// Removes an event that is here, or never will be; returns the jobs that waited for it.
     pub(super) fn settled(&mut self, id: EventId) -> BTreeSet<JobId> {
         self.tried.remove(&id);
         self.forget(id).unwrap_or_default()
     }
 
-    /// A job is over: nothing more is to be had for it. What only it wanted is forgotten, unless under way.
+    /// Removes a job. Events that only it wanted are forgotten, unless requested.
     pub(super) fn abandon(&mut self, job: JobId) {
         self.wanted.retain(|id, want| {
             let was_its = want.jobs.remove(&job);
@@ -222,14 +219,14 @@ impl Wants {
         });
     }
 
-    /// The connection is gone, and with it everything under way.
+    /// Forgets everything that ends with the connection.
     pub(super) fn disconnected(&mut self) {
         self.wanted.clear();
         self.due.clear();
         self.asked.clear();
     }
 
-    /// One of the jobs that want an event.
+    /// Returns one of the jobs that want an event.
     pub(super) fn a_job_of(&self, event: EventId) -> Option<JobId> {
         self.wanted.get(&event)?.jobs.first().copied()
     }
@@ -238,12 +235,12 @@ impl Wants {
         self.wanted.is_empty()
     }
 
-    /// Whether anything may be asked for now.
+    /// Returns whether an event may be requested now.
     pub(super) fn is_due(&self, now: Mono) -> bool {
         self.due.first().is_some_and(|(at, _)| *at <= now)
     }
 
-    /// Whether a job waits only for events that rest after having been tried in vain.
+    /// Returns whether all wanted events are backing off.
     pub(super) fn is_resting(&self, now: Mono) -> bool {
         self.wanted.len() == self.due.len() && !self.is_due(now)
     }
@@ -267,7 +264,7 @@ impl Wants {
         Some(want.jobs)
     }
 
-    /// Takes an event from where its phase has put it.
+    /// Removes an event from the index of its phase.
     fn leave(&mut self, id: EventId, phase: Phase) {
         match phase {
             Phase::Due(at) => _ = self.due.remove(&(at, id)),

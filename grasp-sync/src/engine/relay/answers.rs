@@ -1,4 +1,4 @@
-//! What a relay says, and whom it concerns. What concerns nobody changes nothing.
+//! Handles the messages of a relay. A message about an unknown subscription changes nothing.
 
 use std::collections::BTreeSet;
 
@@ -62,7 +62,7 @@ impl Session {
         }
     }
 
-    /// Events came live: up to the latest of them nothing is missing.
+    /// Handles live events: nothing is missing up to the latest of them.
     fn overheard(&mut self, desk: &mut Desk<'_>, id: LiveId, rows: &[Delivered]) {
         self.reach_back(desk, id);
         let latest = rows.iter().map(|one| one.row.at.min(desk.now.unix)).max();
@@ -86,7 +86,7 @@ impl Session {
         }
     }
 
-    /// A live request is in force.
+    /// Notes that a live request is in force.
     fn listens(&mut self, desk: &mut Desk<'_>, sub: SubId, id: LiveId) {
         self.subs.heard(desk.mono(), sub, desk.shared.config.watchdog);
         let Some(listening) = self.live.wanted.get_mut(&id) else { return };
@@ -104,7 +104,7 @@ impl Session {
         self.refused(desk, sub, Refusal::read(heard, text), text, Named::Yes);
     }
 
-    /// Ids were offered and did not come.
+    /// Counts offered events that were not delivered; jobs of which hardly any were are paged instead.
     pub(super) fn missed(&mut self, desk: &mut Desk<'_>, missed: Vec<Missed>) {
         let mut astray: Vec<JobId> = Vec::new();
         for one in missed {
@@ -127,7 +127,7 @@ impl Session {
         }
     }
 
-    /// What our own relay has is known: the comparison can begin.
+    /// Starts a comparison with the inventory of the local relay.
     pub(in crate::engine) fn inventory(
         &mut self,
         desk: &mut Desk<'_>,
@@ -141,7 +141,7 @@ impl Session {
         if request != answered {
             return;
         }
-        // With nothing to compare, pages bring more with each request, and every request counts here.
+        // With nothing to compare, pages bring more for each request, and requests are limited here.
         if desk.standing.manners.counts_frames && items.as_ref().is_ok_and(Vec::is_empty) {
             self.close(desk, sub);
             return self.queue(id, Method::Page);
@@ -172,7 +172,7 @@ impl Session {
         self.subs.heard(desk.mono(), sub, NEG_IDLE);
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let layer = job.layer;
-        // A relay that speaks out of turn is not heard.
+        // A message out of turn is ignored.
         let Phase::Comparing { talk, say: say @ None, .. } = &mut job.phase else { return };
         match talk.heard(message) {
             Step::Reply(reply) => *say = Some(Say::Go(reply)),
@@ -185,7 +185,7 @@ impl Session {
                 }
                 let (items, ids) = (talk.items(), talk.take_lacking_ids());
                 let filter = job.filter();
-                // What is polled is compared every few minutes, and would count more the more often it is.
+                // Polls compare every few minutes, and would dominate the count.
                 let group = self.groups.get(&job.group);
                 if group.is_some_and(|group| group.purpose.is_history()) {
                     note_lacking(desk, layer, &filter, Compared { items, lacking, ids });
@@ -210,7 +210,7 @@ impl Session {
         self.forget_inventory(desk, id);
     }
 
-    /// How rows that came under a subscription had come.
+    /// Returns the way in which each judged row arrived under a subscription.
     pub(in crate::engine) fn origin(
         &self,
         desk: &Desk<'_>,
@@ -219,7 +219,7 @@ impl Session {
     ) -> Option<Origin> {
         let Unjudged { serves, course, .. } = self.subs.unjudged(sub)?;
         let filters = match serves {
-            // The same for all, and not cheap.
+            // The same for all, and expensive.
             Serves::Live(id) => vec![self.sole_filter(id); judged.len()],
             _ => judged.iter().map(|one| self.filter_of(desk, &serves, one.row.id)).collect(),
         };
@@ -232,19 +232,19 @@ impl Session {
         Some(Origin { came: came.collect(), filters })
     }
 
-    /// How what a page of these jobs brings is counted.
+    /// Returns the way in which a page of these jobs is counted.
     pub(super) fn course_of_jobs(&self, jobs: &[JobId]) -> Course {
         let group = jobs.iter().find_map(|id| self.groups.get(&self.jobs.get(id)?.group));
         group.map_or(Course::NEW, |group| group.course)
     }
 
-    /// How an event that is fetched by its id is counted.
+    /// Returns the way in which an event fetched by id is counted.
     pub(super) fn course_of_id(&self, desk: &Desk<'_>, event: EventId) -> Course {
         let job = desk.standing.wants.a_job_of(event);
         self.course_of_jobs(job.as_slice())
     }
 
-    /// Rows that came under a subscription were judged.
+    /// Handles the judgement of rows that arrived under a subscription.
     pub(in crate::engine) fn judged(
         &mut self,
         desk: &mut Desk<'_>,
@@ -279,8 +279,8 @@ impl Session {
         }
     }
 
-    /// Events that came live while our own relay could not take them are fetched, within their budget: nobody will
-    /// bring them again.
+    /// Fetches live events that the local relay could not accept at the time, within their budget: no other request
+    /// brings them.
     fn fetch_what_failed(&mut self, desk: &mut Desk<'_>, judged: &[Judged]) {
         let now = desk.mono();
         let is_brief = |one: &&Judged| {
@@ -294,7 +294,7 @@ impl Session {
         }
     }
 
-    /// The filter that brought an event, if it was a single one.
+    /// Returns the hash of the filter that brought an event, if it was a single one.
     fn filter_of(&self, desk: &Desk<'_>, serves: &Serves, event: EventId) -> Option<FilterHash> {
         let job = match serves {
             Serves::Live(_) => None,
@@ -305,8 +305,8 @@ impl Session {
         Some(self.jobs.get(&job?)?.family())
     }
 
-    /// Events that came but could not be taken are fetched again, within their budget.
-    /// Any of the jobs may be the one that it belongs to, so all of them wait for it.
+    /// Fetches events again that could not be accepted, within their budget. Any of the jobs may be the one that an
+    /// event belongs to, so all of them wait for it.
     fn retry_failed(&mut self, desk: &mut Desk<'_>, judged: &[Judged], jobs: &[JobId]) {
         let now = desk.mono();
         if judged.iter().any(|one| matches!(one.outcome, Outcome::Forged)) {
@@ -340,25 +340,25 @@ impl Session {
         }
     }
 
-    /// An event is here, from whomever: nobody need wait for it any longer.
+    /// Ends the wait for an event that is here, from any relay.
     pub(in crate::engine) fn is_here(&mut self, desk: &mut Desk<'_>, event: EventId) {
         let jobs = desk.standing.wants.settled(event);
         self.settled(desk, jobs, true);
     }
 }
 
-/// What came of a comparison, on our side.
+/// The result of a comparison, on our side.
 struct Compared {
-    /// Events of ours that were compared.
+    /// Our events that were compared.
     items: usize,
     /// Those of them that the relay lacks.
     lacking: usize,
-    /// Some of these.
+    /// Ids of some of these.
     ids: BTreeSet<EventId>,
 }
 
-/// Notes what a relay does not have of ours. Of the whole, it need not have what nobody told it of: what it lacks of
-/// its own repositories counts once it is known to be of one of them.
+/// Notes our events that a relay lacks. In full sync it need not have all of them: those of its own repositories
+/// count once they are attributed to one.
 fn note_lacking(desk: &mut Desk<'_>, layer: Layer, filter: &Filter, compared: Compared) {
     let Compared { items, lacking, ids } = compared;
     let health = &mut desk.standing.health;
@@ -373,25 +373,24 @@ fn note_lacking(desk: &mut Desk<'_>, layer: Layer, filter: &Filter, compared: Co
     }
 }
 
-/// How judged events had come.
+/// The way in which judged events arrived.
 #[derive(Clone, Debug)]
 pub(in crate::engine) struct Origin {
-    /// How each came.
     pub(in crate::engine) came: Vec<Came>,
     /// The filter that brought each, if it was a single one.
     pub(in crate::engine) filters: Vec<Option<FilterHash>>,
 }
 
-/// How one event had come.
+/// The way in which one event arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::engine) struct Came {
     pub(in crate::engine) path: SyncPath,
-    /// Whether it should have come live before.
+    /// True if a live subscription should have brought it before.
     pub(in crate::engine) is_gap: bool,
 }
 
 impl Outcome {
-    /// Whether fetching the event once more may help.
+    /// Returns whether fetching the event again may help.
     pub(in crate::engine) fn is_worth_retrying(&self) -> bool {
         match self {
             Self::Refused { lasting: Lasting::Briefly, .. } => true,

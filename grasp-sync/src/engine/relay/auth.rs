@@ -1,4 +1,4 @@
-//! Saying who we are, at most once per connection.
+//! NIP-42 authentication, at most once per connection.
 
 use std::time::Duration;
 
@@ -13,43 +13,42 @@ use super::super::parks::Way;
 use super::live::LivePhase;
 use super::session::Session;
 
-/// How long a relay may take to challenge us, or to answer.
+/// Time that a relay may take to send a challenge, or to answer our authentication.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Where authentication stands on one connection.
+/// The state of authentication on one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) enum Auth {
-    /// Nobody wanted it. Many relays challenge everyone who comes.
+    /// Not required so far. Many relays challenge every client.
     Unasked {
-        /// Whether there is a challenge to answer.
+        /// True if there is a challenge to answer.
         challenged: bool,
     },
-    /// Wanted, but there is no challenge yet.
+    /// Required, but there is no challenge yet.
     Wanted(Mono),
-    /// The challenge is answered; was that good enough?
+    /// The challenge is answered.
     Answered(Mono),
-    /// It was.
+    /// The relay accepted it.
     Done,
-    /// It was not, or cannot be had.
+    /// The relay refused it, or did not answer.
     Refused,
 }
 
-/// What to do with something that was refused for want of authentication.
+/// The reaction to a request that was refused for want of authentication.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) enum Ask {
     /// Answer the challenge, and wait.
     Answer,
-    /// Wait.
     Wait,
-    /// Send it once more: it was sent before we had said who we are.
+    /// Send it again: it was sent before we authenticated.
     Resend,
-    /// It is policy.
+    /// Give up: authenticating does not help.
     Policy,
 }
 
 impl Auth {
-    /// Something was refused; `again` if that had been sent after authenticating.
+    /// Handles a refusal; `again` if the request had been sent after authenticating.
     pub(in crate::engine) fn wanted(&mut self, now: Mono, can: bool, again: bool) -> Ask {
         match *self {
             _ if !can => Ask::Policy,
@@ -67,7 +66,7 @@ impl Auth {
         }
     }
 
-    /// A challenge came: whether to answer it.
+    /// Handles a challenge; returns whether to answer it.
     #[must_use]
     pub(in crate::engine) fn challenged(&mut self, now: Mono) -> bool {
         match *self {
@@ -83,7 +82,7 @@ impl Auth {
         }
     }
 
-    /// The relay has answered: whether that is news.
+    /// Handles the relay's answer; returns whether it was awaited.
     #[must_use]
     pub(in crate::engine) fn answered(&mut self, accepted: bool) -> bool {
         let is_news = matches!(self, Self::Answered(_));
@@ -93,7 +92,7 @@ impl Auth {
         is_news
     }
 
-    /// Whether the relay has let us wait for too long.
+    /// Returns whether the relay took too long; authentication is refused then.
     #[must_use]
     pub(in crate::engine) fn gave_up(&mut self, now: Mono) -> bool {
         let is_over = self.deadline().is_some_and(|due| now >= due);
@@ -169,7 +168,7 @@ impl Session {
         }
     }
 
-    /// Whatever waited for our authentication goes on: once more, or not for long.
+    /// Continues the requests that waited for authentication: sent again, or suspended.
     pub(super) fn auth_ended(&mut self, desk: &mut Desk<'_>, accepted: bool) {
         let waiting = self.jobs.iter().filter_map(|(id, job)| match job.phase {
             Phase::AwaitingAuth(method) => Some((*id, method, job.layer)),

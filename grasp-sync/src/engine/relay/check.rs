@@ -1,4 +1,4 @@
-//! What must hold of one connection after every step.
+//! Invariants of one connection, checked in tests.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +23,7 @@ impl Session {
         assert!(ledger.in_use() <= ledger.total(), "{url}: more subscriptions than allowed");
         for class in CLASSES {
             let (used, limit) = (ledger.in_use_by(class), ledger.class_limit(class));
-            // A lowered budget ends no fetch that is under way; live requests give way at once.
+            // A lowered budget ends no fetch that is under way; live requests are polled at once.
             let may_exceed = class != grasp_core::limits::SlotClass::Live;
             assert!(used <= limit || may_exceed, "{url}: {used} of {limit} {class:?}");
         }
@@ -34,7 +34,7 @@ impl Session {
         assert_eq!(of_batches.count(), batches, "{url}: each batch has its group");
     }
 
-    /// Every subscription serves somebody who knows of it, and ends some day.
+    /// Checks that every subscription is known to its user, and has a timeout.
     fn check_served(&self, url: &RelayUrl) {
         for (sub, open) in self.subs.iter() {
             let is_known = match &open.serves {
@@ -55,7 +55,7 @@ impl Session {
         assert!(jobs.chain(live).all(|sub| open.contains(&sub)), "{url}: a subscription is lost");
     }
 
-    /// Every job is where its phase says, and part of a group that waits for it.
+    /// Checks that every job is where its phase says, and belongs to a group.
     fn check_jobs(&self, url: &RelayUrl) {
         for (id, job) in &self.jobs {
             assert!(self.groups.contains_key(&job.group), "{url}: a job without a group");

@@ -1,4 +1,4 @@
-//! Rebuilds many small live filters as few full ones: the new are open before the old are closed.
+//! Consolidation: rebuilds many small live filters as few full ones. The new are open before the old are closed.
 
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
@@ -13,11 +13,11 @@ use super::session::Session;
 use super::whole::all;
 
 impl Session {
-    /// Listens to everything confirmed and everything under way in as few filters as will do.
+    /// Subscribes to everything confirmed and everything pending in as few filters as possible.
     ///
     /// Called only when requests may be sent, and followed by sending at once. The old requests stay open until the
-    /// new ones are in force, as far as there is room for both. Batches under way are not touched: they fetch history,
-    /// and their items are listened to as before. Announcements keep their own subscription.
+    /// new ones are in force, as far as there is room for both. Pending batches are not touched: they fetch history,
+    /// and their items stay subscribed to. Announcements keep their own subscription.
     pub(super) fn rebuild_live(&mut self, desk: &mut Desk<'_>) {
         self.live.rebuild = false;
         let before = self.live.filters();
@@ -36,8 +36,8 @@ impl Session {
         desk.report(Report::Consolidated { relay, before, after });
     }
 
-    /// Rebuilds the requests for repositories alone, if they have become many: each takes a slot, and a whole rebuild
-    /// is worth it only for many filters. `false` if they have not.
+    /// Rebuilds only the requests for repositories, if there are many: each takes a slot, and a complete rebuild is
+    /// worth it only for many filters. Returns `false` if there are few.
     pub(super) fn merge_repos(&mut self, desk: &mut Desk<'_>) -> bool {
         if !self.live.are_repos_fragmented() || self.whole.is_some() {
             return false;
@@ -54,7 +54,7 @@ impl Session {
         true
     }
 
-    /// Puts requests for these filters into the place of those of some layers. What was missed before is fetched once
+    /// Replaces the requests of some layers by requests for these filters. What was missed before is fetched once
     /// they are in force.
     fn replace_with(
         &mut self,
@@ -79,8 +79,8 @@ impl Session {
         items
     }
 
-    /// Leaves the requests for items of some layers to be closed once others are in force; returns from when on
-    /// something was still being fetched for them.
+    /// Marks the requests of some layers to be closed once others are in force. Returns the start of what was still
+    /// being fetched for them.
     pub(super) fn replace_live_items(
         &mut self,
         desk: &mut Desk<'_>,
@@ -102,7 +102,7 @@ impl Session {
             if let Some(filters) = dropped {
                 self.compare_dropped(desk, id, filters);
             }
-            // A comparison has no window that could be handed on, and goes on by itself.
+            // A comparison has no window that could be handed on, and continues by itself.
             if !self.is_reached_back_by_comparison(id) {
                 let since = self.drop_group_for(desk, Purpose::ReachBack(id));
                 under_way = under_way.into_iter().chain(since).min();
@@ -111,7 +111,7 @@ impl Session {
         under_way
     }
 
-    /// Closes a request that is being replaced before that is done, for want of room; `false` if there is none.
+    /// Closes one request that is being replaced, for want of room; returns `false` if there is none.
     pub(super) fn close_one_replaced(&mut self, desk: &mut Desk<'_>) -> bool {
         let Some((id, sub)) = self.live.replaced() else { return false };
         self.close(desk, sub);
@@ -120,7 +120,7 @@ impl Session {
         true
     }
 
-    /// Closes what was replaced, once everything that replaces it was answered.
+    /// Closes replaced requests, once all their replacements are answered.
     pub(super) fn end_replacement(&mut self, desk: &mut Desk<'_>) {
         if self.live.replaced().is_none() {
             return;
@@ -136,7 +136,7 @@ impl Session {
         while self.close_one_replaced(desk) {}
     }
 
-    /// Drops what is fetched for a purpose; returns from when on that was, if at all.
+    /// Removes the jobs of a purpose; returns the start of their window, if they have any.
     pub(super) fn drop_group_for(
         &mut self,
         desk: &mut Desk<'_>,

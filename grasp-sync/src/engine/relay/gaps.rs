@@ -1,8 +1,9 @@
-//! Gaps: events that live subscriptions of ours should have brought, and did not.
+//! Gaps: events that a live subscription should have brought, and did not.
 //!
-//! When an event reached the relay is not known; when it was signed is. So an event counts as a gap if it was signed
-//! while everything wanted was listened to, and was found later by a catch-up or by the daily pass. What was signed
-//! while nobody was connected, what is fetched for the first time and what our own relay had lost are no gaps.
+//! The time at which an event reached a relay is unknown; the time at which it was signed is not. An event counts as
+//! a gap if it was signed while everything wanted was subscribed to, and was found later by a catch-up or the daily
+//! pass. Events signed while we were not connected, first fetches, and events that the local relay had lost are no
+//! gaps.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -10,32 +11,31 @@ use std::time::Duration;
 use grasp_core::admission::SyncPath;
 use grasp_core::nostr::types::Timestamp;
 
-/// Connections of one relay that are remembered.
 const MAX_PERIODS: usize = 16;
-/// How long an event may take to arrive live, and a dead connection to be noticed.
+/// Time that an event may take to arrive live, and a dead connection to be noticed.
 const LIVE_DELAY: Duration = Duration::from_secs(2 * 60);
 
-/// How the events of a fetch are counted.
+/// The way in which the events of a fetch are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) struct Course {
     pub(in crate::engine) path: SyncPath,
-    /// Up to when live subscriptions should have brought what it finds; `None` if it finds no gaps.
+    /// The time up to which a live subscription should have brought them; `None` if none of them can be a gap.
     pub(in crate::engine) gaps_until: Option<Timestamp>,
 }
 
 impl Course {
-    /// Of what came on a live subscription.
+    /// Events of a live subscription.
     pub(in crate::engine) const LIVE: Self = Self { path: SyncPath::Live, gaps_until: None };
-    /// Of what was not listened to before.
+    /// Events that were not subscribed to before.
     pub(in crate::engine) const NEW: Self = Self { path: SyncPath::CatchUp, gaps_until: None };
 
-    /// The same, of what was listened to until then.
+    /// Counts events signed before `until` as gaps.
     pub(in crate::engine) fn with_gaps_until(self, until: Timestamp) -> Self {
         Self { gaps_until: Some(until), ..self }
     }
 }
 
-/// The times in which everything wanted from a relay was listened to, over past connections of this process.
+/// The times in which everything wanted from a relay was subscribed to, over past connections of this process.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Listened(VecDeque<Period>);
 
@@ -46,14 +46,14 @@ struct Period {
 }
 
 impl Period {
-    /// Whether an event signed then should have come live.
+    /// Returns whether an event signed then should have come live.
     fn covers(self, at: Timestamp) -> bool {
         self.from <= at && at + LIVE_DELAY <= self.until
     }
 }
 
 impl Listened {
-    /// A connection has ended on which everything was listened to from then on.
+    /// Adds a connection that has ended.
     pub(in crate::engine) fn ended(&mut self, from: Timestamp, until: Timestamp) {
         if self.0.len() >= MAX_PERIODS {
             self.0.pop_front();
@@ -61,12 +61,13 @@ impl Listened {
         self.0.push_back(Period { from, until });
     }
 
-    /// What came in these times is no longer here.
+    /// Forgets all times: what came in them is no longer here.
     pub(in crate::engine) fn forget(&mut self) {
         self.0.clear();
     }
 
-    /// Whether an event signed at this time is a gap. `current` is since when the present connection listens.
+    /// Returns whether an event signed at `at` is a gap. `current` is the time since which the open connection is
+    /// subscribed.
     pub(in crate::engine) fn is_gap(
         &self,
         course: Course,

@@ -1,4 +1,4 @@
-//! How jobs move on: into line, to rest, into parts, to their end.
+//! The life of a job: queued, backing off, split, ended.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,15 +19,15 @@ use super::super::retry::Wanting;
 use super::live::LivePhase;
 use super::session::Session;
 
-/// Cuts by time after which a set that is still too large is paged: each costs two requests, and a relay that
-/// compares so little has soon been paged through.
+/// Splits by time after which a set that is still too large is paged: each costs two requests, and a relay that
+/// compares so little is paged through quickly.
 const MOST_CUTS: u32 = 8;
 
-/// Jobs of one connection from which on full seconds are no longer asked for in parts: anybody can make them up.
+/// Jobs of one connection above which full seconds are no longer split: a relay can make them up.
 const MOST_JOBS: usize = 20_000;
 
 impl Session {
-    /// A new job waits for its turn, unless its filter is one that the relay cannot take.
+    /// Adds a job to its queue, or makes it wait if the relay refused this very filter.
     pub(super) fn put_in_line(&mut self, desk: &Desk<'_>, id: JobId, job: Job, method: Method) {
         let refused = desk.standing.parks.refused_until(desk.mono(), || job.hash());
         self.jobs.insert(id, job);
@@ -37,7 +37,7 @@ impl Session {
         }
     }
 
-    /// The job waits for its turn.
+    /// Puts a job into the queue of a method.
     pub(super) fn queue(&mut self, id: JobId, method: Method) {
         let method = if self.pages_only { Method::Page } else { method };
         let Some(job) = self.jobs.get_mut(&id) else { return };
@@ -46,7 +46,7 @@ impl Session {
         self.lines.entry(method).or_default().insert((group.purpose, id));
     }
 
-    /// The job is left alone for a while.
+    /// Makes a job wait before it is queued again.
     pub(super) fn rest(&mut self, desk: &Desk<'_>, id: JobId, rest: Duration, then: Method) {
         let until = desk.mono() + rest;
         if let Some(job) = self.jobs.get_mut(&id) {
@@ -55,7 +55,7 @@ impl Session {
         }
     }
 
-    /// The job failed: polls are over with that, the rest is tried again later, ever less often.
+    /// Handles a failed job: a poll ends with it, any other job is tried again later, less and less often.
     pub(super) fn fail(&mut self, desk: &mut Desk<'_>, id: JobId) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let is_poll = self.groups.get(&job.group).is_none_or(|one| !one.purpose.is_history());
@@ -71,7 +71,7 @@ impl Session {
         self.rest(desk, id, rest, method);
     }
 
-    /// The relay cannot take this very filter, nor parts of it: it is not sent again for long.
+    /// Gives up a filter that the relay refuses and that cannot be split: it is not sent again for a day.
     pub(super) fn give_up_filter(&mut self, desk: &mut Desk<'_>, id: JobId) {
         let Some(job) = self.jobs.get(&id) else { return };
         let now = desk.mono();
@@ -79,7 +79,7 @@ impl Session {
         self.rest(desk, id, PARK, Method::Page);
     }
 
-    /// Continues with pages instead.
+    /// Continues a job with pages.
     pub(super) fn page_instead(&mut self, desk: &mut Desk<'_>, id: JobId) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
         (job.left, job.offered, job.missed) = (0, 0, 0);
@@ -87,7 +87,7 @@ impl Session {
         self.queue(id, Method::Page);
     }
 
-    /// Cuts the job by time; by pages if that is no longer possible.
+    /// Splits a job by time; continues with pages if that is no longer possible.
     pub(super) fn cut_by_time(&mut self, desk: &mut Desk<'_>, id: JobId, method: Method) {
         if self.jobs.get(&id).is_some_and(|job| job.layer == Layer::Whole) {
             return self.name_histories(desk);
@@ -101,7 +101,7 @@ impl Session {
         }
     }
 
-    /// Cuts the job by what its filter lists; gives up what cannot be cut.
+    /// Splits a job by the values of its filter; gives the filter up if it has only one.
     pub(super) fn cut_by_content(&mut self, desk: &mut Desk<'_>, id: JobId, method: Method) {
         match self.jobs.get(&id).and_then(|job| split(&job.filter())) {
             Some(parts) => self.replace(desk, id, parts, method),
@@ -113,7 +113,7 @@ impl Session {
         let Some(whole) = self.jobs.remove(&id) else { return };
         self.leave_lines(id);
         self.add_parts(desk, &whole, parts, method);
-        // The parts are waited for by now, so this completes nothing.
+        // The parts are tracked by now, so this completes nothing.
         let _ = self.tracked(desk, whole.group, |batch| batch.ended(id.part()));
     }
 
@@ -132,7 +132,7 @@ impl Session {
         }
     }
 
-    /// The cursor has moved on, or come to an end.
+    /// Continues after a page: the next page, the end, or a failure.
     pub(super) fn turn_page(&mut self, desk: &mut Desk<'_>, id: JobId, next: Option<Next>) {
         match next {
             Some(Next::Ask(_)) => self.queue(id, Method::Page),
@@ -146,7 +146,7 @@ impl Session {
         }
     }
 
-    /// All pages are here. Seconds that held more than a page are asked for in parts.
+    /// Ends a job whose pages are all here. Seconds that held more than a page are fetched in parts.
     fn exhausted(&mut self, desk: &mut Desk<'_>, id: JobId) {
         let has_gap = |job: &Job| job.layer == Layer::Whole && !job.gap_seconds().is_empty();
         if self.jobs.get(&id).is_some_and(has_gap) {
@@ -168,7 +168,7 @@ impl Session {
                 None => {
                     let relay = desk.relay.clone();
                     desk.report(Report::GapSecond { relay, at });
-                    // Not all of it, but most; the rest stays a gap.
+                    // Brings most of the events; the rest stays a gap.
                     let parts = split_by_kind(&whole.filter()).into_iter().flatten();
                     let parts: Vec<_> = parts.map(|part| part.since(at).until(at)).collect();
                     self.add_parts(desk, &whole, parts, Method::Page);
@@ -179,7 +179,7 @@ impl Session {
         self.end_if_settled(desk, id);
     }
 
-    /// The sets are compared: fetches what is missing.
+    /// Wants the events that a comparison found missing.
     pub(super) fn compared(
         &mut self,
         desk: &mut Desk<'_>,
@@ -206,7 +206,7 @@ impl Session {
         self.end_if_settled(desk, id);
     }
 
-    /// An event that jobs waited for is here, or given up.
+    /// Tells jobs that an event they waited for is here, or given up.
     pub(in crate::engine) fn settled(
         &mut self,
         desk: &mut Desk<'_>,
@@ -221,7 +221,7 @@ impl Session {
         }
     }
 
-    /// The job ends, if there is nothing more to wait for.
+    /// Ends a job if nothing is outstanding.
     pub(super) fn end_if_settled(&mut self, desk: &mut Desk<'_>, id: JobId) {
         if !self.jobs.get(&id).is_some_and(Job::is_settled) {
             return;
@@ -244,7 +244,7 @@ impl Session {
         }
     }
 
-    /// Everything of a group is here.
+    /// Ends a group of which everything is here.
     pub(super) fn complete(&mut self, desk: &mut Desk<'_>, id: GroupId) {
         let Some(group) = self.groups.remove(&id) else { return };
         desk.note_change();
@@ -273,7 +273,7 @@ impl Session {
         desk.report(Report::BatchConfirmed { relay, batch, repos, roots, method });
     }
 
-    /// Forgets a job, and closes whatever is open for it.
+    /// Removes a job, and closes its subscription unless others share it.
     pub(super) fn drop_job(&mut self, desk: &mut Desk<'_>, id: JobId) {
         self.forget_inventory(desk, id);
         let Some(job) = self.jobs.remove(&id) else { return };
@@ -285,7 +285,7 @@ impl Session {
         desk.standing.wants.abandon(id);
     }
 
-    /// What our own relay has is no longer of interest to a job, or not any more in memory.
+    /// Releases the inventory of a job, and forgets the request for it.
     pub(super) fn forget_inventory(&self, desk: &mut Desk<'_>, id: JobId) {
         desk.shared.held_items.remove(&id);
         if let Some(Phase::Listing { request, .. }) = self.jobs.get(&id).map(|job| &job.phase) {
@@ -293,7 +293,7 @@ impl Session {
         }
     }
 
-    /// Forgets all jobs of this one's group.
+    /// Removes all jobs of this job's group.
     fn drop_group(&mut self, desk: &mut Desk<'_>, id: JobId) {
         let Some(group) = self.jobs.get(&id).map(|job| job.group) else { return };
         let of_group = self.jobs.iter().filter(|(_, job)| job.group == group);
@@ -310,7 +310,7 @@ impl Session {
         }
     }
 
-    /// Whether a job is doing something, rather than waiting for better times.
+    /// Returns whether a job makes progress, rather than waiting for a backoff or a suspension to end.
     pub(super) fn is_at_work(desk: &Desk<'_>, job: &Job, parked: &BTreeMap<Layer, Mono>) -> bool {
         match job.phase {
             Phase::Resting { .. } => false,
@@ -325,7 +325,7 @@ impl Session {
         }
     }
 
-    /// Does something with what a group waits for, wherever that is kept.
+    /// Changes the tracker of a group, which is in the pending index for batches.
     pub(super) fn tracked<T>(
         &mut self,
         desk: &mut Desk<'_>,

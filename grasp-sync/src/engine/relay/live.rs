@@ -1,7 +1,8 @@
-//! The live set of a connection: subscriptions that stay open, or, where there is no room, are polled.
+//! The live set of a connection: subscriptions that stay open, or are polled where there is no room.
 //!
-//! A standing subscription never carries `since`: a relay applies it to new events too, and an event that is published
-//! now may be dated a week ago. What was missed while none was open is a request of its own, which ends at EOSE.
+//! A live subscription never carries `since`: a relay applies it to new events too, and an event that is published
+//! now may be dated a week ago. Events that were missed while it was not open are fetched by a request of their own,
+//! which ends at EOSE.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,56 +22,55 @@ use super::super::lean::{LeanFilter, keep_all};
 #[derive(Debug)]
 pub(in crate::engine) struct Listening {
     pub(in crate::engine) layer: Layer,
-    /// What to listen for, without a window.
+    /// The filters without a window.
     pub(in crate::engine) filters: Vec<LeanFilter>,
-    /// Its length as REQ, nearly.
+    /// The approximate length as REQ.
     pub(in crate::engine) bytes: usize,
     /// The start of a time in which it was not open: stored events from then on are fetched once it is.
     pub(in crate::engine) from: Option<Timestamp>,
-    /// Whether the relay dropped events of any date meanwhile, which a dated request would not find.
+    /// True if the relay dropped events of any date in that time, which a request with `since` would not find.
     pub(in crate::engine) has_dropped: bool,
-    /// The latest time for which it is known to have been heard.
+    /// The latest time up to which it is known to have delivered.
     pub(in crate::engine) heard: Timestamp,
     pub(in crate::engine) phase: LivePhase,
-    /// How often in a row it was lost.
+    /// Losses in a row.
     pub(in crate::engine) failures: u32,
-    /// Whether it was sent again after authenticating.
+    /// True if it was sent again after authenticating.
     pub(in crate::engine) authenticated: bool,
-    /// Whether it was sent with a limit of zero.
+    /// True if it was sent with a limit of zero.
     pub(in crate::engine) has_zero: bool,
 }
 
-/// Where a request of the live set stands.
+/// The phase of a request of the live set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) enum LivePhase {
-    /// To be sent as soon as anything may.
+    /// Waits to be sent.
     Queued,
-    /// Sent.
     Open(SubId),
-    /// Still open, until the requests that replace it are in force.
+    /// Open until the requests that replace it are in force.
     Replaced(SubId),
-    /// Left alone for a while.
+    /// Not sent until then.
     Resting(Mono),
-    /// Waiting for an answer to our authentication.
+    /// Waits for the answer to our authentication.
     AwaitingAuth,
-    /// There is no room for it; asked for from time to time.
+    /// There is no room for it; its events are fetched from time to time.
     Polled {
-        /// When next.
+        /// The time of the next poll.
         next: Mono,
-        /// Up to when it was asked for.
+        /// The time up to which events were fetched.
         since: Timestamp,
     },
 }
 
-/// The longest rest between attempts to listen.
+/// The longest backoff between subscriptions.
 const LONGEST_REST: Duration = Duration::from_secs(60 * 60);
-/// Requests for repositories that may be added before they are rebuilt for want of room.
+/// Requests for repositories that may be added before these are merged for want of room.
 const MOST_REPO_FRAGMENTS: usize = 3;
-/// REQ, name and brackets around the filters.
+/// Bytes of REQ, subscription id and brackets around the filters.
 const REQ_BYTES: usize = 80;
 
 impl Listening {
-    /// What goes over the wire: nothing that is stored, or, for a relay that does not take a limit of zero, the
+    /// Returns the filters as sent: without stored events, or, for a relay that refuses a limit of zero, with the
     /// newest event of each filter.
     pub(in crate::engine) fn wire(&mut self, without_zero: bool) -> Vec<Filter> {
         self.has_zero = !without_zero;
@@ -81,17 +81,17 @@ impl Listening {
         self.filters.iter().map(one).collect()
     }
 
-    /// The same filters without a window.
+    /// Returns the filters without a window.
     pub(in crate::engine) fn plain_filters(&self) -> Vec<Filter> {
         self.filters.iter().map(LeanFilter::filter).collect()
     }
 
-    /// The same filters for what is stored from then on.
+    /// Returns the filters for stored events from `since` on.
     pub(in crate::engine) fn filters_since(&self, since: Timestamp) -> Vec<Filter> {
         self.filters.iter().map(|lean| lean.filter().since(since)).collect()
     }
 
-    /// It is no longer open: what was published since it was last heard is to be fetched.
+    /// Leaves the open phase: what was published since the last delivery is to be fetched.
     pub(in crate::engine) fn lost(&mut self, phase: LivePhase) {
         if matches!(self.phase, LivePhase::Open(_)) {
             let heard = self.heard - RETENTION;
@@ -100,7 +100,7 @@ impl Listening {
         self.phase = phase;
     }
 
-    /// There was no room for it, says the relay: as often as that can be true it is sent again at once.
+    /// Handles a refusal for want of room: sent again at once, up to a limit.
     pub(in crate::engine) fn squeezed(&mut self, now: Mono) {
         if self.failures >= MOST_SQUEEZES {
             return self.rest(now);
@@ -109,7 +109,7 @@ impl Listening {
         self.lost(LivePhase::Queued);
     }
 
-    /// Lost again: rests for longer each time.
+    /// Backs off after another loss, longer each time.
     pub(in crate::engine) fn rest(&mut self, now: Mono) {
         let doublings = 1u32.checked_shl(self.failures).unwrap_or(u32::MAX);
         self.failures = self.failures.saturating_add(1);
@@ -117,13 +117,13 @@ impl Listening {
         self.lost(LivePhase::Resting(now + rest));
     }
 
-    /// Moves it to polling.
+    /// Switches to polling.
     pub(in crate::engine) fn poll(&mut self, now: Mono, every: Duration) {
         let since = self.from.unwrap_or(self.heard);
         self.lost(LivePhase::Polled { next: now + every, since });
     }
 
-    /// Up to when nothing is missing.
+    /// Returns the time up to which no event is missing.
     pub(in crate::engine) fn covered_until(&self, now: Timestamp) -> Timestamp {
         match (self.phase, self.from) {
             (LivePhase::Polled { since, .. }, _) => since,
@@ -149,13 +149,13 @@ impl Listening {
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Live {
     pub(in crate::engine) wanted: BTreeMap<LiveId, Listening>,
-    /// The relay does not take a limit of zero.
+    /// True if the relay refuses a limit of zero.
     pub(in crate::engine) without_zero: bool,
-    /// The set is to be rebuilt as fewer, fuller filters before anything else is sent.
+    /// True if the set is to be rebuilt as fewer, fuller filters before anything else is sent.
     pub(in crate::engine) rebuild: bool,
-    /// Filters that the last rebuild left; more have been added since if there are more now.
+    /// Filters after the last rebuild.
     pub(in crate::engine) rebuilt: usize,
-    /// Requests for repositories that the last rebuild of these left.
+    /// Requests for repositories after these were last rebuilt.
     pub(in crate::engine) repos_rebuilt: usize,
 }
 
@@ -189,7 +189,7 @@ impl Live {
         }
     }
 
-    /// Cuts a request in two, because one of its filters is not taken. One that has but one stays whole.
+    /// Splits a request in two, because one of its filters is refused. A request with one filter stays as it is.
     pub(in crate::engine) fn halve(&mut self, ids: &mut Ids, id: LiveId) {
         let Some(whole) = self.wanted.get_mut(&id).filter(|whole| whole.filters.len() > 1) else {
             return;
@@ -212,34 +212,34 @@ impl Live {
         self.wanted.insert(ids.live(), other);
     }
 
-    /// Filters of items, over all requests.
+    /// Returns the number of filters for layers 2 and 3.
     pub(in crate::engine) fn filters(&self) -> usize {
         self.items().map(|(_, listening)| listening.filters.len()).sum()
     }
 
-    /// Whether so much was added since the last rebuild that another would find something to merge.
+    /// Returns whether enough was added since the last rebuild for another to merge something.
     pub(in crate::engine) fn is_fragmented(&self) -> bool {
         self.filters() > self.rebuilt + (self.rebuilt / 2).max(3)
     }
 
-    /// The requests for items of a layer.
+    /// Returns the number of requests for a layer.
     pub(in crate::engine) fn requests_for(&self, layer: Layer) -> usize {
         self.items().filter(|(_, one)| one.layer == layer).count()
     }
 
-    /// Whether so many requests for repositories were added since they were last rebuilt that it is worth doing again.
+    /// Returns whether enough requests for repositories were added since these were last rebuilt to do so again.
     pub(in crate::engine) fn are_repos_fragmented(&self) -> bool {
         self.requests_for(Layer::Repos) > self.repos_rebuilt + MOST_REPO_FRAGMENTS
     }
 
-    /// The requests for items, layers 2 and 3, without those that are being replaced.
+    /// Returns the requests for layers 2 and 3, without those that are being replaced.
     pub(in crate::engine) fn items(&self) -> impl Iterator<Item = (LiveId, &Listening)> {
         let is_item = |one: &Listening| one.layer != Layer::Announcements && !one.is_replaced();
         let items = self.wanted.iter().filter(move |(_, one)| is_item(one));
         items.map(|(id, listening)| (*id, listening))
     }
 
-    /// A request that is being replaced, and its subscription.
+    /// Returns a request that is being replaced, and its subscription.
     pub(in crate::engine) fn replaced(&self) -> Option<(LiveId, SubId)> {
         let replaced = |(id, one): (&LiveId, &Listening)| match one.phase {
             LivePhase::Replaced(sub) => Some((*id, sub)),
@@ -248,19 +248,19 @@ impl Live {
         self.wanted.iter().find_map(replaced)
     }
 
-    /// What is not open yet has to reach back: something is closed that covered it.
+    /// Marks queued requests as having missed events from now on: a subscription that covered them is closed.
     pub(in crate::engine) fn reach_back_from(&mut self, now: Timestamp) {
         let queued = self.wanted.values_mut().filter(|one| one.phase == LivePhase::Queued);
         queued.for_each(|one| _ = one.from.get_or_insert(now - RETENTION));
     }
 
-    /// The first that is to be sent.
+    /// Returns the first request that waits to be sent.
     pub(in crate::engine) fn queued(&self) -> Option<LiveId> {
         let mut wanted = self.wanted.iter();
         wanted.find(|(_, one)| one.phase == LivePhase::Queued).map(|(id, _)| *id)
     }
 
-    /// When something rests or waits to be polled no longer.
+    /// Returns when the next backoff ends or the next poll is due.
     pub(in crate::engine) fn deadline(&self) -> Option<Mono> {
         let ends = self.wanted.values().filter_map(|one| match one.phase {
             LivePhase::Resting(until) => Some(until),
@@ -274,7 +274,7 @@ impl Live {
     }
 }
 
-/// Filters of one layer never share a request with another's: a relay may refuse one and take the other.
+/// Groups filters by layer. Layers never share a request: a relay may refuse one and accept the other.
 fn by_layer(filters: Vec<Filter>) -> BTreeMap<Layer, Vec<Filter>> {
     let mut layers: BTreeMap<Layer, Vec<Filter>> = BTreeMap::new();
     for filter in filters {

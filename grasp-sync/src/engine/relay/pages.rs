@@ -1,4 +1,4 @@
-//! Pages of several histories in one request, each with a cursor of its own.
+//! Pages of several jobs in one request, each with a cursor of its own.
 
 use std::mem::{Discriminant, discriminant};
 
@@ -17,12 +17,12 @@ use super::pump::{Start, has_room};
 use super::session::Session;
 use super::subs::Serves;
 
-/// REQ, name and brackets around the filters.
+/// Bytes of REQ, subscription id and brackets around the filters.
 const REQ_BYTES: usize = 80;
-/// How far down the line is looked for pages that fit in.
+/// Queued pages that are considered for sharing a request.
 const LOOK_AHEAD: usize = 100;
 
-/// Pages that go together.
+/// Pages that share a request.
 #[derive(Debug, Default)]
 struct Pack {
     jobs: Vec<JobId>,
@@ -31,8 +31,8 @@ struct Pack {
 }
 
 impl Session {
-    /// Sends the page that is first in line, together with others in line that fit the same request: relays cut
-    /// their answer to each filter on its own, and count requests.
+    /// Sends the first queued page, with other queued pages that fit the same request: relays truncate their answer
+    /// to each filter separately, and count requests.
     pub(super) fn start_pages(&mut self, desk: &mut Desk<'_>, first: JobId) -> Start {
         let now = desk.mono();
         if desk.standing.pace.reopens_at() > now {
@@ -43,7 +43,7 @@ impl Session {
         }
         let Some(job) = self.jobs.get(&first) else { return Start::Done };
         let layer = job.layer;
-        // The whole is compared or not had at all; paged is only what has come lately.
+        // Full sync compares; it pages only what came lately.
         if layer == Layer::Whole && job.window().0.is_none() {
             self.call_by_name(desk);
             return Start::Done;
@@ -73,8 +73,8 @@ impl Session {
         Start::Done
     }
 
-    /// The first page in line, and what fits with it: of the same layer, since that may be refused as a whole,
-    /// and for the same sort of reason. Empty if the first turns out to have come to its end.
+    /// Collects the first queued page and others that fit: of the same layer, since relays refuse whole layers, and
+    /// for the same purpose. Empty if the first job is at its end.
     fn pack(&mut self, desk: &mut Desk<'_>, first: JobId) -> Pack {
         let mut pack = Pack { bytes: REQ_BYTES, ..Pack::default() };
         let most = self.budget.filters_per_req().min(self.pages_per_req);
@@ -101,7 +101,7 @@ impl Session {
         pack
     }
 
-    /// The first in line, and those behind it that may share a request with it.
+    /// Returns the first queued job, and those behind it that may share a request with it.
     fn like(&self, first: JobId) -> Vec<JobId> {
         let sort = |id: &JobId| -> Option<(Layer, Discriminant<Purpose>, Course)> {
             let job = self.jobs.get(id)?;
@@ -142,7 +142,7 @@ impl Session {
         hint: Option<EoseHint>,
     ) {
         self.close(desk, sub);
-        // That there is more may be about any of them; that there is not is about all.
+        // A hint that there is more may be about any of them; that there is no more is about all.
         let hint = hint.filter(|hint| *hint == EoseHint::Finish || jobs.len() == 1);
         for id in jobs {
             let Some(job) = self.jobs.get_mut(id) else { continue };
@@ -156,7 +156,7 @@ impl Session {
         }
     }
 
-    /// Full page after full page: goes on in parts that share requests.
+    /// Splits a job that keeps getting full pages into parts that share requests.
     fn spread(&mut self, desk: &mut Desk<'_>, id: JobId) {
         let limit = desk.standing.manners.page;
         let most = self.budget.filters_per_req().min(self.pages_per_req);
@@ -174,7 +174,7 @@ impl Session {
         self.end_if_settled(desk, id);
     }
 
-    /// Whether a request is open for somebody.
+    /// Returns whether other jobs still use a request.
     pub(super) fn is_shared(&self, sub: SubId) -> bool {
         match self.subs.serves(sub) {
             Some(Serves::Pages(jobs)) => jobs.iter().any(|id| self.is_open_for(sub, *id)),
@@ -186,7 +186,7 @@ impl Session {
         self.jobs.get(&job).is_some_and(|job| job.sub() == Some(sub))
     }
 
-    /// All rows that came with a page were judged.
+    /// Notes that all rows of a page were judged.
     pub(super) fn page_judged(&mut self, desk: &mut Desk<'_>, sub: SubId, id: JobId) {
         if let Some(job) = self.jobs.get_mut(&id) {
             job.unjudged.remove(&sub);
@@ -194,7 +194,7 @@ impl Session {
         }
     }
 
-    /// If it may be about what only one of them asks for, they go one by one from now on, and it will be told.
+    /// Handles a refused request. If it may be about one filter only, the pages are sent one by one from now on.
     pub(super) fn pages_refused(&mut self, desk: &mut Desk<'_>, jobs: &[JobId], action: Action) {
         let together = match action {
             Action::HalveFilters => Some(jobs.len() / 2),

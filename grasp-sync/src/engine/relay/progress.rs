@@ -1,4 +1,4 @@
-//! How far history has come, and what its end means.
+//! The progress of history, and the end of a pass.
 
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::History;
@@ -10,7 +10,7 @@ use super::resume::Sort;
 use super::session::Session;
 
 impl Session {
-    /// Notes how far history has come. Changes nothing while anything is still at work.
+    /// Updates the progress of history. Changes nothing while a job is at work.
     pub(super) fn settle(&mut self, desk: &mut Desk<'_>) {
         if self.jobs.is_empty() && self.ended == Some(History::Complete) {
             return;
@@ -48,7 +48,7 @@ impl Session {
         }
     }
 
-    /// Tells the operator how often something was not listened to since the last full pass, if that has changed.
+    /// Reports the number of interruptions since the last full pass, if it has changed.
     pub(super) fn report_interruptions(desk: &mut Desk<'_>) {
         let times = desk.standing.interrupted;
         if std::mem::replace(&mut desk.standing.interrupted_reported, times) != times {
@@ -58,8 +58,8 @@ impl Session {
         }
     }
 
-    /// Everything has been asked for. What failed has its own times to be tried again: if the whole pass were
-    /// repeated for it, one lasting refusal would make it go round for ever.
+    /// Ends the pass: everything has been requested. Failed jobs have their own retries; repeating the whole pass for
+    /// them would never end if one refusal is permanent.
     fn end_pass(&mut self, desk: &mut Desk<'_>, outcome: History) {
         if std::mem::replace(&mut desk.standing.pass.is_over, true) {
             return;
@@ -76,7 +76,7 @@ impl Session {
         }
     }
 
-    /// Up to when nothing that is confirmed here can be missing, if that is later than when it began.
+    /// Returns the time up to which nothing confirmed can be missing, if that is later than the start.
     pub(super) fn heard_until(&self, now: Timestamp) -> Option<Timestamp> {
         let catches_up = |group: &Group| match group.purpose {
             Purpose::Announcements | Purpose::CatchUp | Purpose::ReachBack(_) => true,

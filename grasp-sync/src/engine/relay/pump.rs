@@ -1,4 +1,5 @@
-//! What to send now: what is listened to first, then answers, then fetches, each within its budget.
+//! Sends what may be sent now: live subscriptions, then NIP-77 messages, fetches by id and jobs, each within its
+//! budget.
 
 use std::cell::OnceCell;
 
@@ -20,22 +21,21 @@ use grasp_core::admission::SyncPath;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::sync::{PendingItems, RETENTION};
 
-/// Ids offered by all relays and not here yet, from which on nothing more is compared, only paged.
+/// Ids offered by all relays and not fetched yet above which histories are paged instead of compared.
 const MOST_WANTED_IN_ALL: usize = 1_000_000;
 
-/// What came of an attempt to start something.
+/// The result of an attempt to start something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Start {
-    /// It was sent, or has become something else.
+    /// It was sent, or became something else.
     Done,
-    /// There is no slot.
     NoSlot,
-    /// The relay is not to be asked yet.
+    /// The pace does not allow it yet.
     NotYet,
 }
 
 impl Session {
-    /// Sends everything that may be sent at this moment.
+    /// Sends everything that may be sent now.
     pub(in crate::engine) fn pump(&mut self, desk: &mut Desk<'_>) {
         self.wake(desk);
         if !desk.standing.pace.is_paused(desk.mono()) {
@@ -48,7 +48,7 @@ impl Session {
         Self::report_interruptions(desk);
     }
 
-    /// Ends rests that are over.
+    /// Queues what has waited long enough.
     fn wake(&mut self, desk: &mut Desk<'_>) {
         let now = desk.mono();
         while let Some((_, id)) = self.resting.first().copied().filter(|(at, _)| *at <= now) {
@@ -71,7 +71,7 @@ impl Session {
             LivePhase::Polled { next, since } if *next <= now => {
                 *next = now + desk.shared.config.poll_every;
                 let since = *since - RETENTION;
-                // A comparison finds events of any date; pages would have to begin from the beginning each time.
+                // A comparison finds events of any date; pages would have to begin from the start each time.
                 let compares = can_compare(desk, self.pages_only);
                 let (filters, method) = match compares {
                     true => (listening.plain_filters(), Method::Reconcile),
@@ -90,8 +90,8 @@ impl Session {
         }
     }
 
-    /// Live requests need no turn, only a slot: nobody limits how much is listened to by the minute, and every
-    /// second without them is a gap. What finds no slot is polled.
+    /// Sends queued live requests. They need a slot but no pace: relays do not limit live subscriptions by the
+    /// minute, and every second without one is a gap. Requests without a slot are polled.
     fn send_live(&mut self, desk: &mut Desk<'_>) {
         if self.live.rebuild {
             self.rebuild_live(desk);
@@ -116,8 +116,8 @@ impl Session {
         self.end_replacement(desk);
     }
 
-    /// Makes room for what brings new threads: a request for threads that are known is polled instead. `false` if
-    /// there is none, or the request is for threads itself.
+    /// Makes room for a request for repositories by polling one for known threads instead. Returns `false` if there
+    /// is none, or the request is for threads itself.
     fn poll_a_thread_instead(&mut self, desk: &mut Desk<'_>, id: LiveId) -> bool {
         if self.live.wanted.get(&id).is_none_or(|one| one.layer == Layer::Roots) {
             return false;
@@ -154,12 +154,12 @@ impl Session {
         Start::Done
     }
 
-    /// Fetches what was published while a request of the live set was not open, now that it is in force.
+    /// Fetches what was published while a live request was not open, now that it is in force.
     pub(super) fn reach_back(&mut self, desk: &mut Desk<'_>, id: LiveId) {
         let listening = self.live.wanted.get_mut(&id);
         let Some(from) = listening.and_then(|listening| listening.from.take()) else { return };
         let purpose = Purpose::ReachBack(id);
-        // One that is still under way is begun anew together with this one.
+        // One that is still under way is started again together with this one.
         let is_compared = self.is_reached_back_by_comparison(id);
         let from = self.drop_group_for(desk, purpose).map_or(from, |earlier| earlier.min(from));
         let Some(listening) = self.live.wanted.get_mut(&id) else { return };
@@ -173,7 +173,7 @@ impl Session {
         self.fetch(desk, purpose, missed, method, PendingItems::default(), Course::NEW);
     }
 
-    /// Finds what a relay dropped for a request of the live set that is about to be replaced.
+    /// Finds by comparison what a relay dropped for a live request that is about to be replaced.
     pub(super) fn compare_dropped(
         &mut self,
         desk: &mut Desk<'_>,
@@ -186,7 +186,7 @@ impl Session {
         }
     }
 
-    /// Whether what a request of the live set missed is being found by a comparison, which has no window.
+    /// Returns whether a comparison, which has no window, is finding what a live request missed.
     pub(super) fn is_reached_back_by_comparison(&self, id: LiveId) -> bool {
         let mut groups = self.groups.iter();
         let group = groups.find(|(_, group)| group.purpose == Purpose::ReachBack(id));
@@ -194,7 +194,7 @@ impl Session {
         self.jobs.values().any(|job| job.group == *group && job.window().0.is_none())
     }
 
-    /// Whatever is polled for want of room is listened to as soon as there is some.
+    /// Subscribes to polled requests as soon as there is room.
     fn unpoll(&mut self, desk: &mut Desk<'_>) {
         let is_polled = |phase| matches!(phase, LivePhase::Polled { .. });
         let ids: Vec<LiveId> = {
@@ -217,7 +217,7 @@ impl Session {
         }
     }
 
-    /// Carries on with the sessions under way.
+    /// Sends the next messages of the NIP-77 sessions under way.
     fn send_answers(&mut self, desk: &mut Desk<'_>) {
         let talking: Vec<JobId> = {
             let jobs = self.jobs.iter().filter(|(_, job)| job.has_something_to_say());
@@ -250,14 +250,14 @@ impl Session {
         Start::Done
     }
 
-    /// Fetches events that were offered by id.
+    /// Fetches offered events by id.
     fn send_fetches(&mut self, desk: &mut Desk<'_>) {
         let now = desk.mono();
         while desk.standing.wants.is_due(now) && !self.auth.is_pending() {
             if desk.standing.pace.reopens_at() > now {
                 return;
             }
-            // All of them are the same size, or smaller; the limit is on what is remembered, not sent.
+            // All are this size or smaller; the limit is about what the relay remembers, not what is sent.
             let bytes = 256 + 67 * self.ids_per_fetch;
             let Some(slot) = desk.standing.ledger.take(SlotClass::Fetch, bytes) else {
                 return;
@@ -274,7 +274,7 @@ impl Session {
         }
     }
 
-    /// Starts jobs in their order, as far as slots and pace go.
+    /// Starts jobs in queue order, as far as slots and pace allow.
     fn send_jobs(&mut self, desk: &mut Desk<'_>) {
         let mut methods = vec![Method::Page, Method::Reconcile];
         loop {
@@ -298,7 +298,7 @@ impl Session {
         }
     }
 
-    /// The first in line whose layer is not parked.
+    /// Returns the first queued job whose layer is not suspended.
     fn next_in_line(&self, desk: &Desk<'_>, method: Method) -> Option<(Purpose, JobId, Method)> {
         let line = self.lines.get(&method)?;
         let parked = self.parked_layers(desk);
@@ -312,7 +312,7 @@ impl Session {
         Some((*purpose, *id, method))
     }
 
-    /// The first step of a reconciliation: what do we have ourselves?
+    /// Starts a reconciliation by asking the local relay for its inventory.
     fn start_listing(&mut self, desk: &mut Desk<'_>, id: JobId) -> Start {
         let now = desk.mono();
         if desk.standing.pace.reopens_at() > now {
@@ -352,12 +352,12 @@ impl Session {
     }
 }
 
-/// Whether a class has a slot left, asked before anything is built that needs one.
+/// Returns whether a class has a free slot; checked before anything is built that needs one.
 pub(super) fn has_room(ledger: &SlotLedger, class: SlotClass) -> bool {
     ledger.in_use_by(class) < ledger.class_limit(class)
 }
 
-/// Whether sets can be compared with a relay: it has not said otherwise, and no pause of comparisons is in force.
+/// Returns whether sets can be compared with a relay: it supports NIP-77 and no backoff of it is in force.
 fn can_compare(desk: &Desk<'_>, pages_only: bool) -> bool {
     !pages_only && desk.standing.neg.is_over(desk.mono())
 }

@@ -1,4 +1,4 @@
-//! What to do about a refusal: to our budgets, and to whatever was refused.
+//! Reactions to refusals: budgets are lowered, and what was refused is retried, split, suspended or given up.
 
 use std::time::Duration;
 
@@ -15,22 +15,21 @@ use super::live::LivePhase;
 use super::session::Session;
 use super::subs::{Open, Serves};
 
-/// Whether the relay itself has ended what it refused.
+/// The party that ended a refused subscription.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Named {
-    /// It said which, so that is over.
+    /// The relay named the subscription, so it is closed.
     Yes,
-    /// It is our conclusion, so we say it too.
+    /// We concluded it, so we have to close it.
     No,
 }
 
-/// How long a live request must have lasted for earlier losses to be forgotten.
+/// Duration of a live request after which earlier losses are forgotten.
 const SETTLED: Duration = Duration::from_secs(5 * 60);
-/// Fewest ids in a request.
 const FEWEST_IDS: usize = 10;
 
 impl Session {
-    /// A subscription was refused, or is taken for refused.
+    /// Handles a subscription that was refused, or is taken for refused.
     pub(super) fn refused(
         &mut self,
         desk: &mut Desk<'_>,
@@ -79,14 +78,14 @@ impl Session {
         self.shed_live(desk);
     }
 
-    /// The budget was lowered under what is listened to: the newest give way, and are polled.
+    /// Polls the newest live requests that exceed a lowered budget.
     fn shed_live(&mut self, desk: &mut Desk<'_>) {
         while desk.standing.ledger.excess_live() > 0 && self.close_one_replaced(desk) {}
         let excess = desk.standing.ledger.excess_live();
         let open = self.live.wanted.iter().filter_map(|(id, one)| Some((*id, one.sub()?)));
         let mut open: Vec<(LiveId, SubId)> =
             open.filter(|(_, sub)| self.subs.serves(*sub).is_some()).collect();
-        // Announcements were listened to first, and give way last.
+        // Announcements were subscribed to first, and are polled last.
         let newest = open.split_off(open.len().saturating_sub(excess));
         for (id, sub) in newest {
             self.close(desk, sub);
@@ -132,7 +131,7 @@ impl Session {
                 let layer = listening.layer;
                 self.park(desk, layer, Way::Live);
             }
-            // Once is a gap to be closed; again and again is a relay that cannot keep up.
+            // One drop is a gap to be closed; repeated drops mean that the relay cannot keep up.
             Action::ResubscribeSince => {
                 match listening.failures {
                     0 => listening.lost(LivePhase::Queued),
@@ -145,7 +144,7 @@ impl Session {
         }
     }
 
-    /// The relay takes fewer filters at a time; from now on it gets fewer.
+    /// Lowers the filters per request, because the relay accepts fewer.
     fn halve_filters(&mut self, id: LiveId) {
         let Some(listening) = self.live.wanted.get_mut(&id) else { return };
         let half = (listening.filters.len() / 2).max(1);
@@ -213,7 +212,7 @@ impl Session {
                 self.page_from_now_on(desk);
                 self.warn_of_paging(desk, refusal, text);
             }
-            // About this filter, or about reconciling it; its pages will tell.
+            // This is about the filter, or about reconciling it; its pages will show.
             Action::ReopenOnce | Action::PageFilter | Action::NeverResend | Action::Park(_) => {
                 self.queue(id, Method::Page);
             }
@@ -225,7 +224,7 @@ impl Session {
         }
     }
 
-    /// The relay does not reconcile, as far as this connection goes.
+    /// Switches the connection to pages: the relay does not support NIP-77.
     fn page_from_now_on(&mut self, desk: &mut Desk<'_>) {
         self.pages_only = true;
         let waiting = self.lines.remove(&Method::Reconcile).unwrap_or_default();
@@ -250,7 +249,7 @@ impl Session {
 
     fn ids_refused(&mut self, desk: &mut Desk<'_>, sub: SubId, action: Action) {
         let now = desk.mono();
-        // With nothing else open there will not be less soon.
+        // With nothing else open, a free slot is not to be expected soon.
         let is_alone = desk.standing.ledger.in_use() == 0;
         match action {
             Action::LowerSlots | Action::RefuseUnanswered if is_alone => self.ids_missed(desk, sub),
@@ -279,7 +278,8 @@ impl Session {
         self.missed(desk, missed);
     }
 
-    /// A NOTICE names nothing. Where it can only be about something that was just sent, it is about the newest.
+    /// Handles a NOTICE, which names no subscription. If it can only be about a request that was just sent, the
+    /// newest is refused.
     pub(super) fn notice(&mut self, desk: &mut Desk<'_>, text: &str) {
         let refusal = Refusal::read(Heard::Notice, text);
         self.tell(desk, refusal, text);
@@ -308,9 +308,9 @@ impl Session {
         }
     }
 
-    /// Some start was dropped and will never be answered. The newest is the likeliest and tells the budget; the
-    /// others that wait are sent again within it. What is said before those can have been heard of is about the
-    /// same start, or about one sent with it.
+    /// Handles word of a dropped request, which will never be answered. The newest is the likeliest and lowers the
+    /// budget; the other unanswered ones are sent again. Further notices are ignored for as long as the oldest
+    /// request has waited: they are about the same requests.
     fn refuse_unanswered(&mut self, desk: &mut Desk<'_>, refusal: Refusal, text: &str) {
         let now = desk.mono();
         let Some(oldest) = self.subs.oldest_unanswered().filter(|_| now >= self.deaf_until) else {
@@ -322,28 +322,28 @@ impl Session {
             self.refused(desk, newest, refusal, text, Named::No);
         }
         for (sub, _) in unanswered {
-            // As if for a session: the slot is free, it is sent again, and nothing is lowered further.
+            // Frees the slot and sends it again, without lowering a limit further.
             self.refused(desk, sub, Refusal::NegSessions, text, Named::No);
         }
     }
 
-    /// Whether a session waits for us: for our own relay's list, or because nothing may be sent.
+    /// Returns whether a session waits for us: for the inventory of the local relay, or for permission to send.
     fn is_our_turn(&self, id: JobId) -> bool {
         let Some(job) = self.jobs.get(&id) else { return false };
         matches!(job.phase, Phase::Listing { .. }) || job.has_something_to_say()
     }
 
-    /// A session took too long by our own fault, and begins anew.
+    /// Starts a session again that took too long by our own fault.
     fn lose_session(&mut self, desk: &mut Desk<'_>, id: JobId, sub: SubId) {
         self.close(desk, sub);
         self.forget_inventory(desk, id);
         self.fail(desk, id);
     }
 
-    /// Nothing was heard for too long.
+    /// Refuses requests that are overdue, and ends an authentication that took too long.
     pub(in crate::engine) fn watch(&mut self, desk: &mut Desk<'_>) {
         for sub in self.subs.overdue(desk.mono()) {
-            // While our own relay has rows of it before it, nothing is read from the other: it is not silent.
+            // While rows are being judged the socket is not read, so the relay is not silent.
             if self.subs.put_off(desk.mono(), sub) {
                 continue;
             }

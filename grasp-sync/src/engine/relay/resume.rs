@@ -1,4 +1,4 @@
-//! Where a new connection takes up: what counts of what was fetched before, and from when on to ask.
+//! The start of a connection: which earlier results count, and from when on to ask.
 
 use grasp_core::admission::SyncPath;
 use grasp_core::nostr::types::Timestamp;
@@ -10,48 +10,46 @@ use super::super::desk::Desk;
 use super::super::record::{COVERAGE_CAPACITY, RelayRecord};
 use super::{Course, Link, Standing};
 
-/// How a connection begins.
+/// The extent of what a new connection fetches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) enum TakeUp {
-    /// With everything: nothing is confirmed.
+    /// Everything: nothing is confirmed.
     Fresh,
-    /// With the rest of a pass that was cut short: what it had confirmed is caught up with.
+    /// The rest of an interrupted pass, and what it had confirmed from `since` on.
     Continue {
-        /// From when on.
         since: Timestamp,
     },
-    /// With what came during a short absence.
+    /// What was published during a short absence.
     CatchUp {
-        /// From when on.
         since: Timestamp,
     },
 }
 
-/// Why everything is fetched.
+/// The reason for a full pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) enum Sort {
     /// The relay is new, or was away for long.
     Fresh,
-    /// It is time again.
+    /// A day has passed.
     Daily,
-    /// An earlier process has begun it, or even ended it.
+    /// An earlier process began it, or ended it.
     Resumed,
 }
 
-/// One pass over all that a relay has for us; the latest.
+/// The latest pass over all that a relay has for us.
 ///
-/// It may take several connections. Relays exist that end each after a minute and take a start every other second;
-/// beginning anew each time would never come to an end.
+/// A pass may take several connections. Some relays end each connection after a minute and accept a request every
+/// other second; starting again each time would never end.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine) struct Pass {
     pub(in crate::engine) sort: Sort,
-    /// What was proven since then counts.
+    /// Proofs from then on count.
     pub(in crate::engine) began: Timestamp,
-    /// Up to when everything confirmed in it is complete.
+    /// The time up to which everything confirmed in it is complete.
     pub(in crate::engine) complete_until: Timestamp,
-    /// Whether it has come to an end, well or not.
+    /// True if it has ended, successfully or not.
     pub(in crate::engine) is_over: bool,
-    /// Interruptions of listening before it began, which it makes up for.
+    /// Interruptions of live subscriptions before it began, which it makes up for.
     pub(in crate::engine) interrupted_before: usize,
 }
 
@@ -60,25 +58,25 @@ impl Pass {
         Self { sort, began: now, complete_until: now, is_over: false, interrupted_before: 0 }
     }
 
-    /// The same, which makes up for so many interruptions of listening.
+    /// Returns the pass with the number of interruptions that it makes up for.
     pub(in crate::engine) fn after(self, interrupted_before: usize) -> Self {
         Self { interrupted_before, ..self }
     }
 
-    /// What an earlier process has proven counts if it is no older than this.
+    /// Returns the pass of an earlier process, whose proofs count if they are no older than `oldest`.
     pub(in crate::engine) fn resumed(now: Timestamp, oldest: Timestamp) -> Self {
         let pass = Self::begin(oldest, Sort::Resumed);
         Self { complete_until: now, is_over: true, ..pass }
     }
 
-    /// How what it brings is counted.
+    /// Returns the way in which its events are counted.
     pub(in crate::engine) fn course(&self) -> Course {
         let is_daily = self.sort == Sort::Daily && !self.is_over;
         Course { path: if is_daily { SyncPath::Daily } else { SyncPath::CatchUp }, ..Course::NEW }
     }
 }
 
-/// Notes that the relay is connected, and decides how to begin.
+/// Marks the relay as connected, and chooses what to fetch.
 pub(super) fn take_up(desk: &mut Desk<'_>) -> TakeUp {
     let Now { mono, unix } = desk.now;
     let is_due = desk.standing.daily.is_due(mono);
@@ -99,7 +97,7 @@ pub(super) fn take_up(desk: &mut Desk<'_>) -> TakeUp {
     how
 }
 
-/// Takes up a pass that has not come to its end, from what is confirmed, or else from what is proven on disk.
+/// Continues an unfinished pass from what is confirmed, or else from what is proven on disk.
 fn go_on(desk: &mut Desk<'_>, kept: RelaySyncNeeds) -> TakeUp {
     let Pass { began, complete_until, .. } = desk.standing.pass;
     let known = if kept.is_empty() {
@@ -119,7 +117,7 @@ fn go_on(desk: &mut Desk<'_>, kept: RelaySyncNeeds) -> TakeUp {
     TakeUp::Continue { since: until - RETENTION }
 }
 
-/// What is to be remembered of a relay.
+/// Returns the record of a relay.
 pub(in crate::engine) fn record(
     now: Now,
     url: &RelayUrl,

@@ -1,4 +1,4 @@
-//! One connection, from the moment it stands: what is listened to, what is fetched, and when that is complete.
+//! One connection to a relay: its live subscriptions, the history that is fetched over it, and the end of that.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -28,42 +28,42 @@ use super::resume::{Sort, TakeUp};
 use super::subs::{Serves, Subs};
 use super::whole::{Whole, all};
 
-/// Everything that dies with a connection.
+/// The state of one connection; dropped when the connection ends.
 #[derive(Debug)]
 pub(in crate::engine) struct Session {
     pub(in crate::engine) conn: ConnId,
-    /// Since when everything wanted is listened to; `None` until history was asked for.
+    /// The time since which everything wanted is subscribed to; `None` until the history was asked for.
     pub(super) listening_since: Option<Timestamp>,
     pub(super) budget: RequestBudget,
-    /// Ids per request; fewer if the relay took offence.
+    /// Ids per request; lowered when the relay refuses or truncates.
     pub(super) ids_per_fetch: usize,
     pub(super) ids_authenticated: bool,
     pub(super) subs: Subs,
     pub(super) live: Live,
-    /// Whether the relay is listened to as a whole, instead of by name.
+    /// Set while the relay is asked for all that it has instead of by filters.
     pub(super) whole: Option<Whole>,
     pub(super) groups: BTreeMap<GroupId, Group>,
     pub(super) jobs: BTreeMap<JobId, Job>,
-    /// Jobs waiting for their turn, announcements first, polls last.
+    /// Queued jobs by method: announcements first, polls last.
     pub(super) lines: BTreeMap<Method, BTreeSet<(Purpose, JobId)>>,
     pub(super) resting: BTreeSet<(Mono, JobId)>,
     pub(super) auth: Auth,
-    /// Whether NIP-77 is known not to be spoken here.
+    /// True if the relay is known not to support NIP-77.
     pub(super) pages_only: bool,
-    /// Pages that share a request; fewer if the relay took offence.
+    /// Pages that share a request; lowered when the relay refuses.
     pub(super) pages_per_req: usize,
-    /// NIP-77 sessions at the same time; fewer if the relay took offence.
+    /// Concurrent NIP-77 sessions; lowered when the relay refuses.
     pub(super) most_sessions: usize,
-    /// Until then, word of a dropped start is no news.
+    /// A NOTICE about a dropped request is ignored until then: it is about one that was counted already.
     pub(super) deaf_until: Mono,
-    /// Meanings of refusals that the operator was told of.
+    /// Meanings of refusals that were reported to the operator.
     told: BTreeSet<&'static str>,
-    /// How the fetching of history has ended, once it has.
+    /// The outcome of fetching the history, once it has ended.
     pub(super) ended: Option<History>,
 }
 
 impl Session {
-    /// Takes up a connection: listens first, then fetches, so that nothing falls between.
+    /// Starts a connection. Subscribes first and fetches afterwards, so that no event is missed in between.
     pub(in crate::engine) fn begin(desk: &mut Desk<'_>, conn: ConnId, how: TakeUp) -> Self {
         let course = desk.standing.pass.course();
         let mut session = Self {
@@ -103,8 +103,8 @@ impl Session {
         session
     }
 
-    /// Fetches everything anew over the standing connection: once a day, or because our own relay has lost
-    /// something. The live set is rebuilt for it, and the old one stays open until then.
+    /// Fetches everything again over the open connection: once a day, or because the local relay lost something. The
+    /// live set is rebuilt; the old subscriptions stay open until the new ones are in force.
     pub(in crate::engine) fn start_over(&mut self, desk: &mut Desk<'_>, why: Sort) {
         let jobs: Vec<JobId> = self.jobs.keys().copied().collect();
         for job in jobs {
@@ -122,12 +122,12 @@ impl Session {
         let mut course = desk.standing.pass.course();
         match why {
             Sort::Daily => course = course.with_gaps_until(now),
-            // What came live is gone too, so that finding it again says nothing about the relay.
+            // What came live is lost too, so finding it again is no gap of the relay.
             Sort::Fresh | Sort::Resumed => self.listening_since = None,
         }
         self.ended = None;
         self.report_status(desk);
-        // What was being fetched for them is part of everything.
+        // The fetches that ended here are part of the new pass.
         let _ = self.replace_live_items(desk, |_| true);
         (self.live.rebuilt, self.live.repos_rebuilt) = (0, 0);
         self.whole = None;
@@ -135,7 +135,7 @@ impl Session {
         self.ask_for_new_items(desk, course);
     }
 
-    /// Asks for whatever is wanted here and neither confirmed nor under way.
+    /// Asks for the items that are wanted from this relay and neither confirmed nor pending.
     fn ask_for_new_items(&mut self, desk: &mut Desk<'_>, course: Course) {
         let Some(target) = desk.shared.index.target(desk.relay) else { return };
         let targets = [(desk.relay.clone(), target)].into();
@@ -145,12 +145,13 @@ impl Session {
         }
     }
 
-    /// Items that were discovered just now. Hardly anything about them is here yet, so there is little to compare.
+    /// Adds items that were just discovered, by pages: hardly anything about them is stored here, so there is little
+    /// to compare.
     pub(in crate::engine) fn discovered(&mut self, desk: &mut Desk<'_>, action: AddFilters) {
         self.add(desk, action, Method::Page, Course::NEW);
     }
 
-    /// New items: listens for them, then fetches their history as one batch.
+    /// Subscribes to new items, then fetches their history as one batch.
     fn add(&mut self, desk: &mut Desk<'_>, action: AddFilters, method: Method, course: Course) {
         let filters = action.filters(&self.budget);
         if self.is_whole(desk, &filters) {
@@ -167,7 +168,6 @@ impl Session {
         self.fetch_batch(desk, filters, method, action.items, course);
     }
 
-    /// Fetches the history of new items as one batch.
     pub(super) fn fetch_batch(
         &mut self,
         desk: &mut Desk<'_>,
@@ -180,14 +180,14 @@ impl Session {
         self.fetch(desk, Purpose::Batch(batch), filters, method, items, course);
     }
 
-    /// Layer 1, all of it.
+    /// Fetches layer 1 completely.
     fn fetch_announcements(&mut self, desk: &mut Desk<'_>, course: Course) {
         let filters = vec![build_announcement_filter(None)];
         let nothing = PendingItems::default();
         self.fetch(desk, Purpose::Announcements, filters, Method::Reconcile, nothing, course);
     }
 
-    /// Layer 1, from then on.
+    /// Fetches layer 1 from `since` on.
     fn catch_up_with_announcements(&mut self, desk: &mut Desk<'_>, since: Timestamp) {
         let filters = vec![build_announcement_filter(Some(since))];
         let course = desk.standing.pass.course().with_gaps_until(desk.now.unix);
@@ -195,7 +195,7 @@ impl Session {
         self.fetch(desk, Purpose::Announcements, filters, Method::Page, nothing, course);
     }
 
-    /// Everything confirmed, from then on.
+    /// Subscribes to everything confirmed, and fetches it from `since` on.
     fn catch_up(&mut self, desk: &mut Desk<'_>, since: Timestamp) {
         let target = desk.shared.index.target(desk.relay).unwrap_or_default();
         let Some(state) = desk.state() else { return };
@@ -218,7 +218,7 @@ impl Session {
         self.live.add(ids, now, filters, None, &self.budget);
     }
 
-    /// Begins a group of jobs, one for each filter.
+    /// Starts a group of jobs, one for each filter.
     pub(super) fn fetch(
         &mut self,
         desk: &mut Desk<'_>,
@@ -258,13 +258,13 @@ impl Session {
         }
     }
 
-    /// What was proven in this pass need not be compared again: it is taken up from there. Not so for what is polled,
-    /// since nothing was heard of it in the meantime.
+    /// Chooses the window and method of a filter. What was proven in this pass is not compared again, only continued.
+    /// Polled filters are always fetched as asked: nothing was received for them in between.
     fn plan(desk: &Desk<'_>, purpose: Purpose, filter: Filter, method: Method) -> (Filter, Method) {
         let is_rechecked = desk.shared.config.recheck_announcements
             && desk.standing.is_resumed()
             && Layer::of(&filter) == Layer::Announcements;
-        // A proof says nothing about what the relay took in and dropped since.
+        // A proof says nothing about events that the relay dropped since.
         let is_reach_back = matches!(purpose, Purpose::ReachBack(_));
         if method == Method::Page || is_rechecked || is_reach_back || !purpose.is_history() {
             return (filter, method);
@@ -283,7 +283,7 @@ impl Session {
         desk.report(Report::Status { relay, status });
     }
 
-    /// Tells the operator what a relay refused, once for each meaning.
+    /// Reports a refusal to the operator, once for each meaning.
     pub(super) fn tell(&mut self, desk: &mut Desk<'_>, refusal: Refusal, text: &str) {
         if self.told.insert(refusal.label()) {
             let (relay, text) = (desk.relay.clone(), PeerText::new(text));
@@ -291,17 +291,17 @@ impl Session {
         }
     }
 
-    /// The connection is over: what its sessions held in memory is free.
+    /// Releases the inventories that this connection's sessions hold in memory.
     pub(in crate::engine) fn forget_inventories(&self, desk: &mut Desk<'_>) {
         self.jobs.keys().for_each(|id| self.forget_inventory(desk, *id));
     }
 
-    /// Whether all history was fetched, or given up for now.
+    /// Returns whether all history was fetched, or given up for now.
     pub(in crate::engine) fn has_ended(&self) -> bool {
         self.ended.is_some()
     }
 
-    /// Ends every subscription of a sort.
+    /// Closes every subscription that matches.
     pub(super) fn close_all(&mut self, desk: &mut Desk<'_>, which: impl Fn(&Serves) -> bool) {
         let subs: Vec<_> =
             self.subs.iter().filter(|(_, open)| which(&open.serves)).map(|(sub, _)| sub).collect();
@@ -310,7 +310,7 @@ impl Session {
         }
     }
 
-    /// Ends a subscription from our side, and gives its slot back.
+    /// Closes a subscription from our side, and frees its slot.
     pub(super) fn close(&mut self, desk: &mut Desk<'_>, sub: SubId) {
         let Some(open) = self.subs.remove(sub) else { return };
         if open.is_sent {
@@ -323,7 +323,7 @@ impl Session {
         desk.standing.ledger.free(open.slot);
     }
 
-    /// When this connection next needs a turn.
+    /// Returns when this connection next needs to run.
     pub(in crate::engine) fn deadline(&self, desk: &Desk<'_>) -> Option<Mono> {
         let standing = &desk.standing;
         let now = desk.mono();
@@ -336,7 +336,7 @@ impl Session {
             self.live.deadline(),
             self.auth.deadline(),
             standing.wants.deadline().filter(|at| *at > now),
-            // In the past, time is not what is lacking: a slot is, and its end will be an input.
+            // A time in the past means that a slot is missing, not time; freeing one will be an input.
             paced.filter(|at| *at > now),
             daily.map(|at| at.max(standing.pace.reopens_at())),
             self.next_comparison().filter(|at| *at > now),
@@ -355,7 +355,7 @@ impl Session {
             || self.jobs.values().any(Job::has_something_to_say)
     }
 
-    /// The layers that may not be asked for, and until when.
+    /// Returns the layers that are suspended, and until when.
     pub(super) fn parked_layers(&self, desk: &Desk<'_>) -> BTreeMap<Layer, Mono> {
         let layers = [Layer::Announcements, Layer::Repos, Layer::Roots];
         let until = |layer| match desk.standing.parks.admit(desk.mono(), layer, Way::History) {
@@ -365,7 +365,7 @@ impl Session {
         layers.into_iter().filter_map(until).collect()
     }
 
-    /// Waits grow with failures: 65 seconds, doubling to an hour.
+    /// Returns the backoff after failures in a row: 65 seconds, doubling to an hour.
     pub(super) fn rest_after(failures: u32) -> Duration {
         let doublings = 1u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX);
         let rest = RETRY_DELAY.saturating_mul(doublings);

@@ -1,4 +1,4 @@
-//! What is known of a relay beyond its connections.
+//! The history of a relay beyond its connections.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -28,28 +28,28 @@ pub(in crate::engine) struct Standing {
     /// When it was taken up, last tried, or last had a connection: the longest ago is the next.
     pub(in crate::engine) waits_since: Timestamp,
     pub(in crate::engine) manners: Manners,
-    /// How fast it is asked. Reconnecting ends no pause.
+    /// The pace of requests. Reconnecting ends no pause.
     pub(in crate::engine) pace: Pace,
     pub(in crate::engine) ledger: SlotLedger,
-    /// The bytes of subscriptions that it has said to remember at most.
+    /// Bytes of subscriptions that the relay remembers at most, as it said.
     pub(in crate::engine) retained: Option<usize>,
     pub(in crate::engine) parks: Parks,
     pub(in crate::engine) wants: Wants,
     pub(in crate::engine) neg: NegRest,
-    /// Until then it is asked by name, however much there is to name.
+    /// No full sync until then, however long the filters are.
     pub(in crate::engine) named_until: Mono,
     pub(in crate::engine) daily: Daily,
     pub(in crate::engine) coverage: CoverageSet,
     pub(in crate::engine) pass: Pass,
-    /// Times that something was not listened to since the last full pass began: an event that was published then
-    /// with an older date is found by the next.
+    /// Interruptions of live subscriptions since the last full pass began: an event that was published then with an
+    /// older date is found by the next pass.
     pub(in crate::engine) interrupted: usize,
-    /// What the operator was last told of that.
+    /// The number of these that was last reported.
     pub(in crate::engine) interrupted_reported: usize,
     pub(in crate::engine) listened: Listened,
-    /// Whether the operator was told that it does not reconcile.
+    /// True if the missing support of NIP-77 was reported.
     pub(in crate::engine) is_known_to_page: bool,
-    /// When its record is to be written, if it has changed.
+    /// The time at which its record is to be written, if it has changed.
     pub(in crate::engine) write_at: Option<Mono>,
 }
 
@@ -101,7 +101,7 @@ impl Standing {
         }
     }
 
-    /// A connection stands, to a relay that says this about itself.
+    /// Applies the facts of a relay that has just connected.
     pub(in crate::engine) fn connected(&mut self, now: Mono, facts: &RelayFacts, config: &Config) {
         let manners = Manners::towards(facts, config);
         if manners.pace != self.manners.pace {
@@ -117,25 +117,24 @@ impl Standing {
         self.wants.disconnected();
     }
 
-    /// Nothing was given, as far as anybody knows.
+    /// Forgets what the relay has delivered, because the local relay lost it.
     pub(in crate::engine) fn forget_what_was_given(&mut self, now: Timestamp) {
         self.coverage = CoverageSet::with_capacity(COVERAGE_CAPACITY);
         self.begin_pass(now, Sort::Fresh);
         self.listened.forget();
     }
 
-    /// Everything is to be fetched and compared.
     pub(in crate::engine) fn begin_pass(&mut self, now: Timestamp, sort: Sort) {
         self.pass = Pass::begin(now, sort).after(self.interrupted);
         self.health.pass_began();
     }
 
-    /// Whether it goes on from what an earlier process was given.
+    /// Returns whether it continues from what an earlier process received.
     pub(in crate::engine) fn is_resumed(&self) -> bool {
         self.pass.sort == Sort::Resumed
     }
 
-    /// In whole seconds, rounded up.
+    /// Returns the rest of the pause in whole seconds, rounded up.
     fn pause_left(&self, now: Now) -> Duration {
         self.pace.reopens_at() - now.mono + Duration::from_secs(1)
     }
@@ -164,7 +163,7 @@ impl Standing {
     }
 }
 
-/// A pace that keeps to the pause an earlier process was told to make.
+/// Returns a pace that keeps the pause of an earlier process.
 fn paused(now: Now, config: PaceConfig, record: Option<&RelayRecord>) -> Pace {
     let mut pace = Pace::new(config);
     let until = record.and_then(|record| record.paused_until).unwrap_or(now.unix);
@@ -173,14 +172,14 @@ fn paused(now: Now, config: PaceConfig, record: Option<&RelayRecord>) -> Pace {
     pace
 }
 
-/// How long reconciliation is not tried after it led nowhere: silence, faults, nonsense.
+/// Backoff of reconciliation after silence, faults or unreadable messages.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::engine) struct NegRest {
     until: Mono,
     steps: usize,
 }
 
-/// The rests, one after another.
+/// The backoffs, one after another.
 const RESTS: [Duration; 4] = [
     Duration::from_secs(60),
     Duration::from_secs(5 * 60),
@@ -189,7 +188,7 @@ const RESTS: [Duration; 4] = [
 ];
 
 impl NegRest {
-    /// It led nowhere. Sessions that fail together count once.
+    /// Backs off after a failure. Sessions that fail together count once.
     pub(in crate::engine) fn failed(&mut self, now: Mono) {
         if now < self.until {
             return;
@@ -199,7 +198,7 @@ impl NegRest {
         self.until = now + rest;
     }
 
-    /// It worked.
+    /// Ends the backoff.
     pub(in crate::engine) fn worked(&mut self) {
         *self = Self::default();
     }

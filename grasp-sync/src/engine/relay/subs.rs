@@ -1,4 +1,4 @@
-//! The subscriptions of one connection: who they serve, which slot they hold, and by when they must be heard of.
+//! The subscriptions of one connection: their use, their slots, and their timeouts.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use grasp_core::limits::Slot;
 use super::super::ids::{JobId, LiveId, SubId};
 use super::gaps::Course;
 
-/// Whom a subscription is for.
+/// The use of a subscription.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::engine) enum Serves {
     /// A request of the live set.
@@ -28,49 +28,47 @@ pub(in crate::engine) enum Serves {
 pub(in crate::engine) struct Open {
     pub(in crate::engine) slot: Slot,
     pub(in crate::engine) serves: Serves,
-    /// Whether the relay has been told of it; a session's slot is taken before.
+    /// True if it was sent; the slot of a session is taken before.
     pub(in crate::engine) is_sent: bool,
-    /// Whether the relay has said anything about it.
+    /// True if the relay has answered.
     pub(in crate::engine) is_answered: bool,
     opened: Mono,
-    /// When it is taken for lost, unless something is heard of it.
+    /// The time at which it is taken for lost.
     due: Option<Mono>,
 }
 
 impl Open {
-    /// How long it has been open.
+    /// Returns how long it has been open.
     pub(in crate::engine) fn lasted(&self, now: Mono) -> Duration {
         now - self.opened
     }
 
-    /// Whether it ends by itself if nothing is heard of it.
+    /// Returns whether it has a timeout.
     pub(in crate::engine) fn is_watched(&self) -> bool {
         self.due.is_some()
     }
 }
 
-/// How long one request may take in all, however much comes of it.
+/// Longest duration of one request, however much it delivers.
 const LONGEST: Duration = Duration::from_secs(10 * 60);
-/// How long a NIP-77 session may go unanswered at first.
+/// Time to the first answer of a NIP-77 session.
 pub(in crate::engine) const NEG_FIRST: Duration = Duration::from_secs(15);
-/// And later.
+/// Time to each further answer.
 pub(in crate::engine) const NEG_IDLE: Duration = Duration::from_secs(30);
 
 /// Rows whose judgement is awaited.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::engine) struct Unjudged {
     pub(in crate::engine) serves: Serves,
-    /// How they are counted.
     pub(in crate::engine) course: Course,
-    /// How many.
     pub(in crate::engine) rows: usize,
 }
 
-/// All of them, by name.
+/// The subscriptions of one connection, by id.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Subs {
     open: BTreeMap<SubId, Open>,
-    /// Rows delivered and not judged yet, of open subscriptions and of closed ones.
+    /// Rows delivered and not judged yet, of open and of closed subscriptions.
     unjudged: BTreeMap<SubId, Unjudged>,
 }
 
@@ -88,7 +86,7 @@ impl Subs {
         self.open.insert(sub, open);
     }
 
-    /// Its slot is taken, but the relay will hear of it only later.
+    /// Marks a subscription whose slot is taken and that is sent later.
     pub(in crate::engine) fn not_sent_yet(&mut self, sub: SubId) {
         if let Some(open) = self.open.get_mut(&sub) {
             open.is_sent = false;
@@ -99,12 +97,12 @@ impl Subs {
         self.open.get(&sub).map(|open| open.serves.clone())
     }
 
-    /// How long one has been open.
+    /// Returns how long a subscription has been open.
     pub(in crate::engine) fn lasted(&self, now: Mono, sub: SubId) -> Duration {
         self.open.get(&sub).map(|open| open.lasted(now)).unwrap_or_default()
     }
 
-    /// Whether the relay has said anything about it.
+    /// Returns whether the relay has answered a subscription.
     pub(in crate::engine) fn is_answered(&self, sub: SubId) -> bool {
         self.open.get(&sub).is_some_and(|open| open.is_answered)
     }
@@ -113,7 +111,7 @@ impl Subs {
         self.open.remove(&sub)
     }
 
-    /// Something was heard of it; it has so much time again, within the longest that any may take.
+    /// Notes an answer, which extends the timeout by `wait`, up to the longest duration of a request.
     pub(in crate::engine) fn heard(&mut self, now: Mono, sub: SubId, wait: Duration) {
         if let Some(open) = self.open.get_mut(&sub) {
             open.is_answered = true;
@@ -124,7 +122,7 @@ impl Subs {
         }
     }
 
-    /// It was sent only now.
+    /// Notes that it was sent only now.
     pub(in crate::engine) fn sent(&mut self, now: Mono, sub: SubId, wait: Duration) {
         if let Some(open) = self.open.get_mut(&sub) {
             open.is_sent = true;
@@ -132,19 +130,19 @@ impl Subs {
         }
     }
 
-    /// Rows came under it, to be counted like this.
+    /// Adds rows that were delivered under it.
     pub(in crate::engine) fn delivered(&mut self, sub: SubId, rows: usize, course: Course) {
         if let Some(serves) = self.serves(sub) {
             self.unjudged.entry(sub).or_insert(Unjudged { serves, course, rows: 0 }).rows += rows;
         }
     }
 
-    /// The rows that came under it and are not judged yet.
+    /// Returns the rows that are not judged yet.
     pub(in crate::engine) fn unjudged(&self, sub: SubId) -> Option<Unjudged> {
         self.unjudged.get(&sub).cloned()
     }
 
-    /// Rows that came under it were judged: whom that concerns, and how many are still waited for.
+    /// Subtracts judged rows; returns the use of the subscription and the rows still awaited.
     pub(in crate::engine) fn judged(&mut self, sub: SubId, rows: usize) -> Option<Unjudged> {
         let waiting = self.unjudged.get_mut(&sub)?;
         waiting.rows = waiting.rows.saturating_sub(rows);
@@ -154,13 +152,13 @@ impl Subs {
         self.unjudged.remove(&sub)
     }
 
-    /// Those of which nothing was heard for too long.
+    /// Returns the subscriptions whose timeout has passed.
     pub(in crate::engine) fn overdue(&self, now: Mono) -> Vec<SubId> {
         let late = |open: &Open| open.due.is_some_and(|due| now >= due);
         self.open.iter().filter(|(_, open)| late(open)).map(|(sub, _)| *sub).collect()
     }
 
-    /// Gives an overdue one more time, if the rows that came are not all judged; within the longest that any may take.
+    /// Extends an overdue timeout if rows are still being judged, up to the longest duration of a request.
     pub(in crate::engine) fn put_off(&mut self, now: Mono, sub: SubId) -> bool {
         let Some(open) = self.open.get_mut(&sub).filter(|_| !self.unjudged.is_empty()) else {
             return false;
@@ -170,13 +168,13 @@ impl Subs {
         due > now
     }
 
-    /// Those that the relay was told of and has not said a word about, newest first.
+    /// Returns the subscriptions that were sent and not answered, newest first.
     pub(in crate::engine) fn unanswered(&self) -> Vec<(SubId, Serves)> {
         let waiting = self.open.iter().rev().filter(|(_, open)| open.is_sent && !open.is_answered);
         waiting.map(|(sub, open)| (*sub, open.serves.clone())).collect()
     }
 
-    /// When the longest unanswered of them was sent.
+    /// Returns when the oldest of these was sent.
     pub(in crate::engine) fn oldest_unanswered(&self) -> Option<Mono> {
         let waiting = self.open.values().filter(|open| open.is_sent && !open.is_answered);
         waiting.map(|open| open.opened).min()

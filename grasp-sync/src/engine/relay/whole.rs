@@ -1,9 +1,9 @@
-//! A GRASP server that carries much of what we carry is listened to, and compared with, as a whole.
+//! Full sync: a GRASP server that carries much of what we carry is asked for all that it has.
 //!
-//! Layers 2 and 3 name every repository and every root, in three ways each: two hundred bytes a thread. Two mirrors
-//! with ten thousand threads would say megabytes to find out that nothing is new. Asked for all that it has, such a
-//! server takes one line. What that brings and nobody here wants is refused by our own relay and remembered, and as
-//! soon as it is more than what the names would have cost, things are called by their names again.
+//! Filters of layers 2 and 3 name every repository and every root in three ways: two hundred bytes a thread. Two
+//! mirrors with ten thousand threads would send megabytes to find out that nothing is new; a filter for everything is
+//! one line. Events that it brings and that are not wanted here are refused by the local relay and remembered. As
+//! soon as they cost more than the filters would have, the connection falls back to filters.
 
 use std::time::Duration;
 
@@ -30,34 +30,34 @@ use super::super::report::Report;
 use super::gaps::Course;
 use super::session::Session;
 
-/// What the whole of a relay is had for, so far.
+/// The cost and benefit of full sync on one connection.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine) struct Whole {
-    /// Bytes that the names would have taken.
+    /// Bytes that the filters would have taken.
     named: usize,
-    /// Events it brought that are wanted here.
+    /// Events received that are wanted here.
     useful: usize,
-    /// And that are not.
+    /// Events received that are not.
     useless: usize,
-    /// Until then histories are fetched by name: a comparison found that too much differs.
+    /// Histories are fetched by filters until then: a comparison found too many differences.
     named_until: Mono,
-    /// When the next comparison may begin.
+    /// The time from which the next comparison may start.
     compare_at: Mono,
 }
 
-/// What an event costs, in bytes of names.
+/// The cost of an event, in bytes of filters.
 const EVENT_BYTES: usize = 1_024;
-/// What an id costs when sets are compared, which may be some times as much as the names.
+/// The cost of an id in a comparison; comparisons may cost some times as much as the filters.
 const ID_BYTES: usize = 20;
-/// Useless events that are always forgiven.
+/// Useless events that are always tolerated.
 const FORGIVEN: usize = 200;
-/// Ids that may always be offered.
+/// Ids that a comparison may always offer.
 const FEWEST_OFFERED: usize = 1_000;
-/// How long a relay is asked by name after the whole of it was not worth it.
+/// Duration of filters after full sync was not worth it.
 const NAMED_FOR: Duration = PARK;
-/// How long histories are fetched by name after a comparison of the whole was offered too much.
+/// Duration of fetching histories by filters after a comparison offered too many ids.
 const HISTORY_NAMED_FOR: Duration = Duration::from_secs(10 * 60);
-/// How many times as long as a comparison took is waited before the next: it reads all that both sides have.
+/// Pause between comparisons, as a multiple of the last one's duration: each reads all that both sides have.
 const COMPARISON_REST: u32 = 5;
 
 impl Whole {
@@ -69,26 +69,26 @@ impl Whole {
         self.useless <= self.useful + FORGIVEN.max(self.named / EVENT_BYTES)
     }
 
-    /// How many ids a comparison may offer.
+    /// Returns the number of ids that a comparison may offer.
     fn most_offered(&self) -> usize {
         (self.named / ID_BYTES).clamp(FEWEST_OFFERED, MAX_NEEDED)
     }
 }
 
-/// How many ids a job may be offered.
+/// Returns the number of ids that a job may be offered.
 pub(super) fn most_offered(whole: Option<Whole>, layer: Layer) -> usize {
     let whole = whole.filter(|_| layer == Layer::Whole);
     whole.map_or(MAX_NEEDED, |whole| whole.most_offered())
 }
 
-/// All that a relay has.
+/// Returns the filter for all that a relay has.
 pub(super) fn all() -> Filter {
     Filter::new()
 }
 
 impl Session {
-    /// Whether these filters by name, with those that are listened to already, are too much to say. If so, the relay
-    /// is listened to as a whole from now on. States of what is only held do not count: nothing else of that is wanted.
+    /// Returns whether the connection uses full sync; switches to it if these filters, with those that are open,
+    /// exceed the limit. Filters for states of held repositories do not count: nothing else of these is wanted.
     pub(super) fn is_whole(&mut self, desk: &mut Desk<'_>, filters: &[Filter]) -> bool {
         let bytes = bytes(filters.iter().filter(|filter| filter.kinds.is_none()));
         if let Some(whole) = &mut self.whole {
@@ -108,18 +108,17 @@ impl Session {
         true
     }
 
-    /// Whether the history of these filters is had from the whole: comparing that is work for both sides, and a few
-    /// names are none.
+    /// Returns whether the history of these filters is fetched by a full comparison: that is work for both sides, so
+    /// a few filters are sent as they are.
     pub(super) fn is_had_from_whole(&self, desk: &Desk<'_>, filters: &[Filter]) -> bool {
         let compares = self.whole.is_some_and(|whole| desk.mono() >= whole.named_until);
         compares && !self.pages_only && self.is_too_much(desk, bytes(filters))
     }
 
-    /// Fetches the history of items from a relay that is listened to as a whole.
+    /// Fetches the history of items on a connection that uses full sync.
     ///
-    /// Repositories that were discovered just now are asked for by name, in pages: nearly all of their threads are
-    /// missing here, and much that the relay has may belong to others. Their threads, and what hangs on their members,
-    /// come by comparison.
+    /// Repositories that were just discovered are fetched by filter, in pages: nearly all of their threads are
+    /// missing here, and much that the relay has may belong to others. Their threads and members come by comparison.
     pub(super) fn fetch_with_whole(
         &mut self,
         desk: &mut Desk<'_>,
@@ -151,7 +150,7 @@ impl Session {
         desk.standing.manners.whole_from.is_some_and(|most| bytes >= most)
     }
 
-    /// Counts what the whole of the relay has brought, and gives it up if that is not worth it.
+    /// Counts what full sync has brought, and falls back to filters if it is not worth it.
     pub(super) fn weigh(
         &mut self,
         desk: &mut Desk<'_>,
@@ -163,7 +162,7 @@ impl Session {
         for (one, _) in judged.iter().zip(filters).filter(|(_, filter)| **filter == all) {
             match &one.outcome {
                 Outcome::Stored | Outcome::Held | Outcome::Known => whole.useful += 1,
-                // That our own relay is busy says nothing about what was brought.
+                // That the local relay is busy says nothing about the event.
                 Outcome::Refused { lasting: Lasting::Briefly, .. } => {}
                 // It will be wanted as soon as its repository is served.
                 Outcome::Refused { event: Some(event), .. } if is_of_ours(desk, event) => {}
@@ -175,7 +174,7 @@ impl Session {
         }
     }
 
-    /// Whether a refusal is one of the whole as such.
+    /// Returns whether a refusal is about the filter for everything.
     pub(super) fn is_refusal_of_whole(layer: Layer, action: Action) -> bool {
         let is_about_the_filter = matches!(
             action,
@@ -184,7 +183,7 @@ impl Session {
         layer == Layer::Whole && is_about_the_filter
     }
 
-    /// The relay does not want to be asked for this. What it thinks of the whole says nothing about the parts.
+    /// Suspends a layer that the relay refuses; falls back to filters if it refuses full sync.
     pub(super) fn park(&mut self, desk: &mut Desk<'_>, layer: Layer, way: Way) {
         match layer {
             Layer::Whole => self.call_by_name(desk),
@@ -192,28 +191,28 @@ impl Session {
         }
     }
 
-    /// Whether a comparison of the whole may begin: once everything else that is asked for is here, and some time after
-    /// the last.
+    /// Returns whether a full comparison may start: everything else is fetched, and the last comparison is some time
+    /// ago.
     pub(super) fn may_compare(&self, desk: &Desk<'_>) -> bool {
         let is_rested = self.whole.is_none_or(|whole| desk.mono() >= whole.compare_at);
         is_rested && !self.has_other_work(desk)
     }
 
-    /// When a comparison that waits may begin, as far as time is what it waits for.
+    /// Returns when a queued full comparison may start, if it waits for time.
     pub(super) fn next_comparison(&self) -> Option<Mono> {
         let line = self.lines.get(&Method::Reconcile)?;
         let waits = line.iter().any(|(_, id)| self.is_last(*id));
         self.whole.filter(|_| waits).map(|whole| whole.compare_at)
     }
 
-    /// A comparison has ended that took so long.
+    /// Notes the end of a full comparison, and how long it took.
     pub(super) fn whole_compared(&mut self, now: Mono, took: Duration) {
         if let Some(whole) = &mut self.whole {
             whole.compare_at = now + took.saturating_mul(COMPARISON_REST);
         }
     }
 
-    /// Too much differs for one comparison of the whole. The histories that waited for it are fetched by name.
+    /// Fetches the histories that waited for a full comparison by filters, because too much differs.
     pub(super) fn name_histories(&mut self, desk: &mut Desk<'_>) {
         if let Some(whole) = &mut self.whole {
             whole.named_until = desk.mono() + HISTORY_NAMED_FOR;
@@ -229,20 +228,20 @@ impl Session {
         }
     }
 
-    /// Whether a job compares the whole.
+    /// Returns whether a job is a queued full comparison.
     pub(super) fn is_last(&self, id: JobId) -> bool {
         let is_comparison = |job: &Job| matches!(job.phase, Phase::Queued(Method::Reconcile));
         self.jobs.get(&id).is_some_and(|job| job.layer == Layer::Whole && is_comparison(job))
     }
 
-    /// Whether anything but the whole is still being fetched.
+    /// Returns whether anything but full sync is being fetched.
     pub(super) fn has_other_work(&self, desk: &Desk<'_>) -> bool {
         let parked = self.parked_layers(desk);
         let mut others = self.jobs.values().filter(|job| job.layer != Layer::Whole);
         others.any(|job| Self::is_at_work(desk, job, &parked))
     }
 
-    /// A comparison of the whole begins: whoever waits for one is served by it.
+    /// Makes other queued full comparisons wait for the one that starts, which serves them too.
     pub(super) fn lead(&mut self, leader: JobId) {
         if self.jobs.get(&leader).is_none_or(|job| job.layer != Layer::Whole) {
             return;
@@ -261,7 +260,7 @@ impl Session {
         }
     }
 
-    /// A comparison of the whole has ended, and with it whatever was behind it.
+    /// Ends the jobs that waited for a full comparison.
     pub(super) fn led(&mut self, desk: &mut Desk<'_>, leader: JobId) {
         let behind = self.jobs.iter().filter(|(_, job)| job.behind == Some(leader));
         let behind: Vec<JobId> = behind.map(|(id, _)| *id).collect();
@@ -273,7 +272,7 @@ impl Session {
         }
     }
 
-    /// The whole of the relay is not to be had, or not worth it: asks by name for whatever was asked for with it.
+    /// Falls back to filters: full sync is refused, or not worth it.
     pub(super) fn call_by_name(&mut self, desk: &mut Desk<'_>) {
         if self.whole.take().is_none() {
             return;
@@ -289,7 +288,7 @@ impl Session {
         desk.report(Report::CalledByName { relay });
     }
 
-    /// Puts jobs by name into the place of one for the whole. Polls are begun anew with what is listened to.
+    /// Replaces a job for everything by jobs for filters. Polls start again with the live set.
     fn name_job(&mut self, desk: &mut Desk<'_>, id: JobId) {
         let Some(job) = self.jobs.get(&id) else { return };
         let (group, asked, (since, _)) = (job.group, job.asked, job.window());
@@ -323,7 +322,7 @@ fn bytes<'a>(filters: impl IntoIterator<Item = &'a Filter>) -> usize {
     filters.into_iter().map(wire_len).sum()
 }
 
-/// Whether an event names a repository that is wanted here, if only in part so far.
+/// Returns whether an event names a repository that is wanted here, if only in part.
 fn is_of_ours(desk: &Desk<'_>, event: &Event) -> bool {
     repo_refs(event).iter().any(|repo| desk.shared.index.repos().contains_key(repo))
 }
