@@ -1,4 +1,4 @@
-//! The decisions: which relay to ask for what, and when. Opens nothing, reads no clock, takes no lock.
+//! The decisions of sync: which relay to ask for what, and when. No I/O, no clock, no lock.
 
 mod batch;
 mod cells;
@@ -60,10 +60,10 @@ use self::rng::Rng;
 
 /// Keeps one relay complete.
 ///
-/// A plain machine: [`handle`](Self::handle) is told what has happened and answers with what is to be done;
-/// [`next_deadline`](Self::next_deadline) tells when to come back though nothing has happened. The same seed and
-/// the same inputs give the same outputs. Answers to something that is over, and words about something that was
-/// never asked, change nothing.
+/// A pure state machine: [`handle`](Self::handle) takes what has happened and returns what is to be done;
+/// [`next_deadline`](Self::next_deadline) returns when to send the next tick. The same seed and the same inputs give
+/// the same outputs. Answers to something that has ended, and messages about something that was never requested,
+/// change nothing.
 #[derive(Debug)]
 pub struct SyncEngine {
     shared: Shared,
@@ -74,13 +74,13 @@ pub struct SyncEngine {
     /// Relays that are followed, by whom they are named.
     followed: Pool,
     records: Records,
-    /// Whether relays had to be left out for want of room.
+    /// True if relays were left out for want of room.
     is_full: bool,
     out: Vec<Output>,
 }
 
 impl SyncEngine {
-    /// An engine that knows nothing but its settings.
+    /// Creates an engine that knows nothing but its settings.
     pub fn new(now: Now, config: Config) -> Self {
         let index = SyncIndex::new(config.own.clone(), config.bootstrap.iter().cloned());
         let shared = Shared {
@@ -109,13 +109,13 @@ impl SyncEngine {
             out: Vec::new(),
         };
         let bootstrap: Vec<_> = engine.shared.index.relays().cloned().collect();
-        // Whoever runs this is asked to come at once, though nothing has happened yet.
+        // Makes the first deadline due at once, though nothing has happened yet.
         engine.dialer.set_waits(!bootstrap.is_empty());
         bootstrap.into_iter().for_each(|relay| engine.take_up(now, relay, None));
         engine
     }
 
-    /// Something has happened.
+    /// Handles an input.
     #[must_use = "what is not done is lost"]
     pub fn handle(&mut self, now: Now, input: Input) -> Vec<Output> {
         match input {
@@ -160,7 +160,7 @@ impl SyncEngine {
         std::mem::take(&mut self.out)
     }
 
-    /// When to send the next [`Input::Tick`], if ever. Ask again after each [`handle`](Self::handle).
+    /// Returns when to send the next [`Input::Tick`], if ever. Ask again after each [`handle`](Self::handle).
     pub fn next_deadline(&self) -> Option<Mono> {
         let relays = self.relays.values().filter_map(|relay| relay.deadline);
         let others = [self.discovery.deadline(), self.shared.rejected.deadline()];

@@ -1,4 +1,4 @@
-//! Jobs that complete together, and what completing means.
+//! Groups of jobs that complete together.
 
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::{BatchId, PendingBatch};
@@ -6,36 +6,34 @@ use grasp_core::sync::{BatchId, PendingBatch};
 use super::ids::LiveId;
 use super::relay::Course;
 
-/// What a group of jobs is for.
+/// The purpose of a group of jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Purpose {
     /// Layer 1, once per connection.
     Announcements,
-    /// What was confirmed before the connection was lost, from then on.
+    /// Confirmed items, from the loss of the connection on.
     CatchUp,
     /// New repositories and roots; the batch is in the pending index.
     Batch(BatchId),
-    /// What was published while a request of the live set was not open.
+    /// Events published while a live request was not open.
     ReachBack(LiveId),
-    /// What could not be subscribed to.
+    /// Events of a live request for which there is no room.
     Poll(LiveId),
 }
 
 impl Purpose {
-    /// Whether anybody waits for it to call history complete.
+    /// Returns whether history is complete only when it is.
     pub(super) fn is_history(self) -> bool {
         !matches!(self, Self::Poll(_))
     }
 }
 
-/// Jobs under way together.
 #[derive(Debug)]
 pub(super) struct Group {
     pub(super) purpose: Purpose,
-    /// When it began.
     pub(super) began: Timestamp,
-    /// How what it brings is counted.
+    /// The way in which its events are counted.
     pub(super) course: Course,
-    /// What is outstanding; for a [`Purpose::Batch`] the pending index has it.
+    /// What is outstanding; in the pending index for a [`Purpose::Batch`].
     pub(super) tracker: Option<PendingBatch>,
 }

@@ -1,8 +1,8 @@
-//! What is confirmed, as proofs that a restart can use and that a new neighbour leaves alone.
+//! Proofs of confirmed items that survive a restart and the arrival of new items.
 //!
-//! Requests hold as many items as fit, in order; one more item moves all that come after it into other requests.
-//! So what is proven is not told request by request, but by cells: an item always belongs to the same one, and a
-//! cell's proof names everything in it. A new item changes its own cell and no other.
+//! Requests hold as many items as fit, in order; one more item moves all that follow into other requests. So proofs
+//! are not kept by request but by bucket: an item always belongs to the same bucket, and a bucket's proof names
+//! everything in it. A new item changes its own bucket and no other.
 
 use std::collections::BTreeMap;
 
@@ -14,12 +14,10 @@ use grasp_core::sync::{
     Coverage, CoverageSet, FilterHash, Proof, Proven, RelaySyncNeeds, RootId, SyncLevel,
 };
 
-/// Cells of roots.
 const ROOT_CELLS: u8 = 128;
-/// Cells of repositories.
 const REPO_CELLS: u8 = 32;
 
-/// Where an item belongs.
+/// The bucket of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Cell {
     Repos(u8),
@@ -38,7 +36,7 @@ impl Cell {
         Self::Members(first % REPO_CELLS)
     }
 
-    /// One owner may have many repositories, so the name counts too.
+    /// Hashes the name too: one owner may have many repositories.
     fn of_repo(repo: &RepoId) -> Self {
         let name = repo.identifier.as_str().bytes();
         let bytes = repo.owner.as_bytes().iter().copied().chain(name);
@@ -72,19 +70,19 @@ fn cells(items: &RelaySyncNeeds) -> BTreeMap<Cell, RelaySyncNeeds> {
     cells
 }
 
-/// The name of everything in a cell: that of a filter which nobody sends.
+/// Returns the hash of everything in a bucket: that of a filter which is never sent.
 fn name(items: &RelaySyncNeeds) -> FilterHash {
     let listed = |level| items.repos_at(level).map(RepoId::to_string);
     let filter = Filter::new()
         .events(items.root_events.iter().map(RootId::event))
         .custom_tags(SingleLetterTag::LOWERCASE_A, listed(SyncLevel::Full))
         .custom_tags(SingleLetterTag::LOWERCASE_D, listed(SyncLevel::StateOnly));
-    // No cell has repositories and coordinates.
+    // No bucket has both repositories and coordinates.
     let members = items.coordinates.iter().map(Coordinate::to_string);
     FilterHash::of(&filter.custom_tags(SingleLetterTag::UPPERCASE_A, members))
 }
 
-/// Proofs for items that are confirmed, and complete up to then.
+/// Returns proofs for confirmed items that are complete up to `until`.
 pub(super) fn proofs(
     confirmed: &RelaySyncNeeds,
     until: Timestamp,
@@ -101,17 +99,17 @@ pub(super) fn proofs(
     cells(confirmed).into_values().map(one)
 }
 
-/// Items that are proven.
+/// Items of a target that are proven.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ProvenItems {
     pub(super) items: RelaySyncNeeds,
-    /// Up to when all of them are complete.
+    /// The time up to which all of them are complete.
     pub(super) until: Timestamp,
-    /// The age of the oldest proof.
+    /// The time of the oldest proof.
     pub(super) at: Timestamp,
 }
 
-/// What of a target is proven, by proofs no older than this.
+/// Returns the items of a target that are proven, by proofs no older than `oldest`.
 pub(super) fn proven(
     target: &RelaySyncNeeds,
     coverage: &CoverageSet,

@@ -1,4 +1,4 @@
-//! What must hold after every step, whatever the relays do.
+//! Invariants of the engine, checked in tests.
 
 use grasp_core::limits::SlotClass;
 
@@ -6,7 +6,7 @@ use super::SyncEngine;
 use super::relay::Link;
 
 impl SyncEngine {
-    /// Panics if an invariant is broken. For tests; costs as much as there is state.
+    /// Panics if an invariant is broken. For tests; visits the whole state.
     #[doc(hidden)]
     pub fn check_invariants(&self) {
         assert!(self.dialer.count() <= self.dialer.most(), "too many handshakes");
@@ -44,7 +44,7 @@ impl SyncEngine {
         }
     }
 
-    /// The subscriptions open at a relay, and how many it may have.
+    /// Returns the open subscriptions of a relay, and their limit.
     #[doc(hidden)]
     pub fn slots(&self, relay: &grasp_core::RelayUrl) -> Option<(usize, usize)> {
         let ledger = &self.relays.get(relay)?.standing.ledger;
@@ -52,6 +52,5 @@ impl SyncEngine {
     }
 }
 
-/// All classes of slots.
 pub(super) const CLASSES: [SlotClass; 3] =
     [SlotClass::Live, SlotClass::Fetch, SlotClass::Reconcile];

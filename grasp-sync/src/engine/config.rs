@@ -8,80 +8,81 @@ use grasp_core::limits::{
 use grasp_core::sync::RequestBudget;
 use grasp_core::{RelayUrl, ServiceIdentity};
 
-/// Everything about the engine that may be set.
+/// The settings of a [`SyncEngine`](super::SyncEngine).
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Who we are; never a target.
+    /// Our own service; never a target.
     pub own: ServiceIdentity,
     /// Relays to sync from whether a repository names them or not. Default: none.
     pub bootstrap: Vec<RelayUrl>,
-    /// Where chance comes from. The same seed and the same inputs give the same outputs. Default: 0.
+    /// The seed of randomness. The same seed and the same inputs give the same outputs. Default: 0.
     pub seed: u64,
-    /// Whether there is a service key to authenticate with (NIP-42). Default: no.
+    /// True if there is a service key to authenticate with (NIP-42). Default: no.
     pub can_authenticate: bool,
-    /// How long newly accepted repositories and roots are collected before they are acted on. Counted from the
+    /// Time for which newly accepted repositories and roots are collected before they are acted on. Counted from the
     /// first, never started over. Default: 5 seconds.
     pub discovery_window: Duration,
-    /// A pause in the feed after which the collecting ends early; five times as long if the last ended less than a
-    /// window ago. Default: 50 milliseconds.
+    /// Pause in the feed that ends the collecting early; five times as long if the last ended less than a window ago.
+    /// Default: 50 milliseconds.
     pub discovery_quiet: Duration,
-    /// How long replies are collected before what answers them is asked for. Default: 15 seconds.
+    /// Time for which replies are collected before their own replies are asked for. Default: 15 seconds.
     pub reply_window: Duration,
-    /// Changes after which the collecting ends early. Default: 2,000.
+    /// Changes that end the collecting early. Default: 2,000.
     pub discovery_full: usize,
     /// Relays of one repository that are followed. Default: 64.
     pub relays_per_repo: usize,
-    /// Whether repositories are followed whose announcement does not list the local relay. For a relay whose own rules
-    /// decide what is kept there, as those of a GRASP server do. The driver keeps to it. Default: no.
+    /// True if repositories are followed whose announcement does not list the local relay. For a relay whose own
+    /// rules decide what is kept, such as a GRASP server. Enforced by the driver. Default: no.
     pub follow_unlisted: bool,
-    /// Whether announcements are compared anew after a restart, whatever was proven before: for a local relay that does
-    /// not tell what it holds ([`tells_held`](crate::LocalRelay::tells_held), which the driver asks). Default: no.
+    /// True if announcements are compared again after a restart, even if they were proven complete: for a local relay
+    /// that does not tell what it holds ([`tells_held`](crate::LocalRelay::tells_held), which the driver asks).
+    /// Default: no.
     pub recheck_announcements: bool,
     /// Values per filter at a relay of which neither the software nor the longest message is known; ten times as many
-    /// where one is. Bytes are a further ceiling, reached with some 490 event ids. Default: 100.
+    /// where one is. Bytes are a further limit, reached with some 490 event ids. Default: 100.
     pub values_per_filter: usize,
-    /// How a connection's subscriptions are shared out.
+    /// The shares of a connection's subscriptions.
     pub ledger: LedgerConfig,
     /// Ids per request, for a relay that advertises no limit. Default: 250.
     pub ids_per_fetch: usize,
     /// Live filters on one connection above which they are rebuilt as fewer. Default: 70.
     pub consolidation_threshold: usize,
-    /// Bytes of filters by name from which on another GRASP server is listened to, and compared with, as a whole. For
-    /// a relay that, like such a server, has nothing but repositories and what belongs to them: what it has is then
-    /// compared too. Default: never.
+    /// Bytes of filters above which another GRASP server is asked for all that it has (full sync). For a relay that,
+    /// like such a server, has nothing but repositories and what belongs to them, since what it has is then compared
+    /// too. Default: never.
     pub whole_from: Option<usize>,
-    /// How often is asked for what could not be subscribed to. Default: 10 minutes.
+    /// Interval of fetching what could not be subscribed to. Default: 10 minutes.
     pub poll_every: Duration,
-    /// How long a request may go without a word. Default: 120 seconds.
+    /// Time that a request may go without an answer. Default: 120 seconds.
     pub watchdog: Duration,
-    /// How long a failing relay is left alone.
+    /// Backoff of failing relays.
     pub backoff: BackoffPolicy,
-    /// How long a relay is left alone that can have no honest reason to fail so: a name that does not exist, bad
-    /// TLS, no websocket. Default: 12 hours.
+    /// Quarantine of a relay after a fault that is no outage: a name that does not exist, bad TLS, no websocket.
+    /// Default: 12 hours.
     pub quarantine: Duration,
     /// Connections at the same time, bootstrap relays not counted; half of them at most to relays that only held
     /// announcements name, a quarter to those of one owner, and to one network half of what is free. Relays that find no
     /// room take turns. Default: 512.
     pub connections: usize,
-    /// Of these, connections to one host, whatever paths it is said to have. Default: 8.
+    /// Connections to one host, with any path. Default: 8.
     pub connections_per_host: usize,
-    /// Handshakes at the same time. Default: 8.
+    /// Concurrent handshakes. Default: 8.
     pub handshakes: usize,
-    /// Least distance between the starts of two. Default: 250 milliseconds.
+    /// Shortest time between the starts of two handshakes. Default: 250 milliseconds.
     pub handshake_gap: Duration,
-    /// How long one may take before it is given up, in case the driver says nothing. Default: 30 seconds.
+    /// Time after which a handshake is given up if the driver does not answer. Default: 30 seconds.
     pub handshake_limit: Duration,
-    /// The earliest and the latest time for a full pass, counted from the last. Default: 23 and 25 hours.
+    /// The earliest and the latest time of a full pass, counted from the last. Default: 23 and 25 hours.
     pub full_pass: (Duration, Duration),
-    /// Items of local inventories held in memory at the same time; beyond it history is fetched by pages.
-    /// An item is 40 bytes. Default: 1,000,000.
+    /// Items of local inventories held in memory; above it, history is fetched by pages. An item is 40 bytes.
+    /// Default: 1,000,000.
     pub inventory_items: usize,
-    /// How long after a change a relay's record is written. Default: 5 seconds.
+    /// Delay of writing a relay's record after a change. Default: 5 seconds.
     pub persist_after: Duration,
 }
 
 impl Config {
-    /// The defaults for this service.
+    /// Returns the defaults for this service.
     pub fn new(own: ServiceIdentity) -> Self {
         Self {
             own,

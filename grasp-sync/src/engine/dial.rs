@@ -1,4 +1,4 @@
-//! Whom to connect to next, without a burst of handshakes.
+//! The limits of concurrent handshakes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,7 +8,6 @@ use grasp_core::{Mono, RelayUrl};
 use super::config::Config;
 use super::ids::ConnId;
 
-/// The handshakes under way.
 #[derive(Debug)]
 pub(super) struct Dialer {
     most: usize,
@@ -16,9 +15,9 @@ pub(super) struct Dialer {
     limit: Duration,
     next_start: Mono,
     under_way: BTreeMap<ConnId, Handshake>,
-    /// Whether somebody waits for a handshake to begin.
+    /// True if a relay waits for a handshake.
     waits: bool,
-    /// Whether something has happened since that may let one begin.
+    /// True if a relay may have become dialable since the last check.
     look: bool,
 }
 
@@ -41,7 +40,7 @@ impl Dialer {
         }
     }
 
-    /// Whether one more may begin now.
+    /// Returns whether another handshake may start now.
     pub(super) fn is_free(&self, now: Mono) -> bool {
         self.under_way.len() < self.most && now >= self.next_start
     }
@@ -51,23 +50,23 @@ impl Dialer {
         self.under_way.insert(conn, Handshake { relay, until: now + self.limit });
     }
 
-    /// A handshake has ended, one way or another. Nothing happens for one that had ended before.
+    /// Notes the end of a handshake. Ignores one that had ended before.
     pub(super) fn ended(&mut self, conn: ConnId) {
         self.under_way.remove(&conn);
         self.look = true;
     }
 
-    /// A relay may have become dialable, or room free.
+    /// Requests a check: a relay may have become dialable, or a slot free.
     pub(super) fn look(&mut self) {
         self.look = true;
     }
 
-    /// Whether that is so since this was last asked.
+    /// Takes the request for a check.
     pub(super) fn take_look(&mut self) -> bool {
         std::mem::take(&mut self.look)
     }
 
-    /// Those that have taken too long.
+    /// Returns the handshakes that have taken too long.
     pub(super) fn overdue(&self, now: Mono) -> Vec<(RelayUrl, ConnId)> {
         let late = self.under_way.iter().filter(|(_, handshake)| now >= handshake.until);
         late.map(|(conn, handshake)| (handshake.relay.clone(), *conn)).collect()
@@ -77,7 +76,7 @@ impl Dialer {
         self.waits = waits;
     }
 
-    /// When to look again: a handshake is overdue, or the next may begin.
+    /// Returns when a handshake is overdue, or the next may start.
     pub(super) fn deadline(&self) -> Option<Mono> {
         let overdue = self.under_way.values().map(|handshake| handshake.until).min();
         let has_room = self.under_way.len() < self.most;

@@ -1,4 +1,4 @@
-//! What our own relay's feed says is wanted, collected before it is acted on.
+//! Changes of what is wanted, from the local relay's feed, collected before they are acted on.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -13,10 +13,10 @@ use grasp_core::{Identifier, Mono, RepoId, kinds};
 
 use super::config::Config;
 
-/// What an event that our relay has accepted, or holds, changes about what is wanted; `None` for most.
+/// Returns the change that an accepted or held event makes to what is wanted; `None` for most.
 ///
-/// A held announcement is wanted at [`SyncLevel::StateOnly`], and is to be told again at [`SyncLevel::Full`] when
-/// it is promoted. A root counts for every repository that it is addressed to.
+/// A held announcement is wanted at [`SyncLevel::StateOnly`], and must be passed again at [`SyncLevel::Full`] when it
+/// is promoted. A root counts for every repository that it is addressed to.
 pub fn index_change(event: &Event, level: SyncLevel) -> Option<IndexChange> {
     if event.kind == kinds::ANNOUNCEMENT {
         let announcement = Announcement::parse(event).ok()?;
@@ -34,7 +34,7 @@ pub fn index_change(event: &Event, level: SyncLevel) -> Option<IndexChange> {
     (has_coordinate && event.kind != kinds::STATE).then(|| member(event)).flatten()
 }
 
-/// An addressable or replaceable event belongs to what it names by coordinate.
+/// Adds an addressable or replaceable event to what it names by coordinate.
 fn member(event: &Event) -> Option<IndexChange> {
     let (mut repos, mut of) = (Vec::new(), Vec::new());
     for named in References::of(event).coordinates.into_iter().take(MOST_ANSWERED) {
@@ -56,7 +56,7 @@ fn member(event: &Event) -> Option<IndexChange> {
     is_any.then_some(IndexChange::MemberAdded { member, repos, of })
 }
 
-/// A reply belongs to the thread that it answers; one that answers a repository itself begins a thread.
+/// Adds a reply to the thread that it answers; one that answers a repository itself begins a thread.
 fn reply(event: &Event) -> Option<IndexChange> {
     let named = References::of(event);
     if !named.ids.is_empty() {
@@ -70,31 +70,30 @@ fn reply(event: &Event) -> Option<IndexChange> {
     (!repos.is_empty()).then(|| IndexChange::RootAdded { root: event.id.into(), repos })
 }
 
-/// More than an honest reply answers.
+/// References of one event that are followed; honest replies have fewer.
 const MOST_ANSWERED: usize = 8;
 
 /// Replies that may wait for the end of their window. Of more, some are not followed.
 const MOST_REPLIES: usize = 250_000;
-/// Relays of an announcement that is only held: nobody has shown yet that there is anything to it.
+/// Relays followed for an announcement that is only held: its git data is still missing.
 const MOST_RELAYS_OF_HELD: usize = 8;
 
-/// Early closings that may follow one another at once.
+/// Early ends of the window that may follow one another at once.
 const EARLY_BURST: u32 = 8;
-/// How much longer than the first the feed must pause once a burst may be under way.
+/// Factor of the pause in the feed once a burst may be under way.
 const BURST_QUIET: u32 = 5;
 
 /// The window in which changes are collected.
 ///
-/// It opens with the first change and ends, whatever comes, after its length. It is there so that a burst becomes
-/// a few full filters and not many small ones; so it ends early once the burst has visibly ended: when the feed
-/// has caught up, falls quiet, or the window is full. A repository that is announced here is then asked for at
-/// once, and so are the threads of the thousand issues that come of it. The first change after a calm is acted on
-/// after a short pause in the feed, and what follows within a window's length after a longer one. A steady trickle of
-/// lone events must not be acted on one by one: quiet ends the window only so often, and then waits for its length as
-/// documented.
+/// It opens with the first change and ends after its length at the latest. It turns a burst into a few full filters
+/// instead of many small ones; so it ends early once the burst has ended: when the feed has caught up or pauses, or
+/// the window is full. A repository that is announced here is then asked for at once, and so are the threads of the
+/// thousand issues that come of it. The first change after a calm is acted on after a short pause in the feed, and
+/// what follows within a window's length after a longer one. A steady trickle of single events must not be acted on
+/// one by one: a token bucket limits early ends, and then the window has its full length.
 ///
-/// Replies are in no hurry: hardly anybody answers one within seconds, and whatever does is fetched once it is
-/// asked for. They have a longer window of their own, so that a burst of threads is fetched before what answers it.
+/// Replies are not urgent: few are answered within seconds, and those answers are fetched later anyway. They have a
+/// longer window of their own, so that a burst of threads is fetched before the replies to it.
 #[derive(Debug)]
 pub(super) struct Discovery {
     length: Duration,
@@ -105,12 +104,12 @@ pub(super) struct Discovery {
     early: TokenBucket,
     caught_up: bool,
     changes: Vec<IndexChange>,
-    /// Replies and what they answer, and since when the first waits.
+    /// Replies and what they answer, and the time of the first that waits.
     replies: BTreeMap<RootId, Vec<RootId>>,
     replied: Option<Mono>,
-    /// When the window opened, and when the latest change came.
+    /// The time at which the window opened, and that of the latest change.
     open: Option<(Mono, Mono)>,
-    /// When the last window ended, if any has.
+    /// The end of the last window, if any.
     ended: Option<Mono>,
 }
 
@@ -151,7 +150,7 @@ impl Discovery {
         self.open = Some((opened, now));
     }
 
-    /// Everything stored has been told: nothing is gained by waiting for more.
+    /// Ends the window: everything stored has been fed, so waiting gains nothing.
     pub(super) fn caught_up(&mut self) -> Vec<IndexChange> {
         self.caught_up = true;
         self.take_all()
@@ -183,7 +182,7 @@ impl Discovery {
         window.into_iter().chain(replies).min()
     }
 
-    /// The pause that ends a window which opened then.
+    /// Returns the pause that ends a window which opened then.
     fn quiet_after(&self, opened: Mono) -> Duration {
         match self.ended {
             Some(ended) if opened < ended + self.length => self.quiet.saturating_mul(BURST_QUIET),
@@ -191,7 +190,7 @@ impl Discovery {
         }
     }
 
-    /// Not before all is told that was stored: what they answer comes later, being older.
+    /// Returns when replies are due. Not before the feed has caught up: what they answer is older and comes later.
     fn replies_due(&self) -> Option<Mono> {
         self.replied.filter(|_| self.caught_up).map(|since| since + self.reply_window)
     }
@@ -201,7 +200,7 @@ impl Discovery {
         std::mem::take(&mut self.changes)
     }
 
-    /// Replies too, and last: what they answer may be among the rest.
+    /// Takes the changes, then the replies: what they answer may be among the changes.
     fn take_all(&mut self) -> Vec<IndexChange> {
         self.replied = None;
         let replies = std::mem::take(&mut self.replies).into_iter();
@@ -209,7 +208,7 @@ impl Discovery {
         self.take().into_iter().chain(replies).collect()
     }
 
-    /// Nobody makes us talk to a thousand relays with one announcement.
+    /// Limits the relays that one announcement adds.
     fn bounded(&self, mut change: IndexChange) -> IndexChange {
         if let IndexChange::Announced { relays, level, .. } = &mut change {
             let most = match level {

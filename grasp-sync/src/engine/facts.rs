@@ -1,4 +1,4 @@
-//! What a relay says about itself, and how it is treated for it.
+//! A relay's NIP-11 document, and the limits that follow from it.
 
 use std::num::NonZeroU32;
 
@@ -7,12 +7,12 @@ use grasp_core::sync::RequestBudget;
 
 use super::config::Config;
 
-/// A relay's NIP-11 document, as far as it matters here. The default is a relay that says nothing.
+/// The part of a relay's NIP-11 document that matters here. The default is a relay without one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RelayFacts {
     /// `software`, usually the address of its source.
     pub software: Option<String>,
-    /// `version` of that.
+    /// `version` of the software.
     pub version: Option<String>,
     /// `limitation.max_subscriptions`.
     pub max_subscriptions: Option<usize>,
@@ -20,53 +20,53 @@ pub struct RelayFacts {
     pub max_limit: Option<usize>,
     /// `limitation.max_message_length`, in bytes.
     pub max_message_length: Option<usize>,
-    /// Whether it is a GRASP server: one that carries repositories and nothing else.
+    /// True if it is a GRASP server, which carries repositories and nothing else.
     pub is_grasp: bool,
-    /// Whether it is a private service (GRASP-08), which a public one leaves alone.
+    /// True if it is a private service (GRASP-08), which a public one does not sync from.
     pub is_private: bool,
 }
 
-/// How fast software takes requests.
+/// The rate of requests that software is known to allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stamina {
-    /// Nothing is known; some of it allows 120 starts a minute and charges every NIP-77 frame.
+    /// Unknown software; some of it allows 120 requests a minute and counts every NIP-77 frame.
     Unknown,
-    /// Known to allow some 1,200 starts a minute.
+    /// Known to allow some 1,200 requests a minute.
     Generous,
-    /// Known to have no limiter.
+    /// Known to have no rate limit.
     Unlimited,
 }
 
-/// How one relay is treated.
+/// The limits that hold for one relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Manners {
-    /// How fast it is asked.
+    /// The pace of requests.
     pub(super) pace: PaceConfig,
-    /// How its subscriptions are shared out.
+    /// The shares of subscriptions.
     pub(super) ledger: LedgerConfig,
-    /// How much it is given at a time.
+    /// The size of requests.
     pub(super) budget: RequestBudget,
-    /// Rows asked for per page.
+    /// Rows per page.
     pub(super) page: usize,
-    /// Ids asked for per request.
+    /// Ids per request.
     pub(super) ids: usize,
-    /// The longest NIP-77 message, before hex.
+    /// The longest NIP-77 message in bytes, before hex.
     pub(super) neg_frame: u64,
-    /// Whether each NIP-77 frame may count as a start there.
+    /// True if each NIP-77 frame may count as a request.
     pub(super) counts_frames: bool,
-    /// Bytes of filters from which on it is asked for all that it has instead, if ever.
+    /// Bytes of filters above which full sync is used, if ever.
     pub(super) whole_from: Option<usize>,
 }
 
-/// How many times the values per filter a relay takes of which the software or the longest message is known.
+/// Factor of values per filter for a relay whose software or longest message is known.
 const KNOWN_TAKE: usize = 10;
 /// Bytes of one id in a filter: 64 digits, quotes, comma.
 const ID_BYTES: usize = 67;
-/// Bytes of a filter of ids around them, with room to spare.
+/// Bytes of a filter around its ids, with a margin.
 const ID_FILTER_BYTES: usize = 256;
-/// The longest NIP-77 message that every relay known takes.
+/// The longest NIP-77 message that every known relay accepts.
 const NEG_FRAME: usize = 60_000;
-/// The protocol's own floor.
+/// The shortest frame limit that the protocol allows.
 const NEG_FRAME_FLOOR: usize = 4_096;
 
 impl Manners {
@@ -108,7 +108,7 @@ impl Stamina {
         }
     }
 
-    /// Those that are known may be made to remember more.
+    /// Raises the bytes that known software may be made to remember.
     fn ledger(self, ledger: LedgerConfig) -> LedgerConfig {
         let least = match self {
             Self::Unknown => 0,
@@ -138,7 +138,7 @@ impl RelayFacts {
     }
 }
 
-/// The name at the end of an address, without `.git`.
+/// Returns the name at the end of an address, without `.git`.
 fn last_part(software: &str) -> String {
     let name = software.trim_end_matches('/').rsplit(['/', ':']).next().unwrap_or_default();
     name.strip_suffix(".git").unwrap_or(name).to_ascii_lowercase()

@@ -1,4 +1,4 @@
-//! Whether a relay is worth dialling, and what has been seen of it.
+//! The health of a relay: backoff, quarantine and reliability.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,15 +11,14 @@ use grasp_core::{Mono, Now, RepoId};
 use super::io::Fault;
 use super::report::{Failure, PeerReliability};
 
-/// Repositories of one relay for which missing events are counted.
 const MAX_REPOS: usize = 200;
-/// Missing events of one repository that are told apart.
+/// Missing events of one repository that are remembered by id.
 const MAX_MISSING: usize = 1_000;
 
 /// Forged events on one connection after which it is ended. Honest relays that never checked what they store have a few.
 pub(super) const MAX_FORGED: usize = 100;
 
-/// How many events of a repository a relay lacks.
+/// Number of events of a repository that a relay lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lacks {
     pub(super) count: usize,
@@ -27,13 +26,12 @@ pub(super) struct Lacks {
     pub(super) new: usize,
 }
 
-/// One relay's health.
 #[derive(Debug)]
 pub(super) struct RelayHealth {
     backoff: Backoff,
-    /// Left alone until then, whatever its failures.
+    /// The relay is not dialled until then, even if its backoff has ended.
     quarantined_until: Mono,
-    /// Whether that is by our own rule about addresses, which the operator may have changed by the next start.
+    /// True if the quarantine is by our own rule about addresses, which may have changed by the next start.
     is_by_rule: bool,
     seen: PeerReliability,
     /// Forged events that this connection brought.
@@ -43,12 +41,12 @@ pub(super) struct RelayHealth {
     is_forging: bool,
     /// How long a connection has to be free of forged events to count as one.
     settle: Duration,
-    /// What it lacks, as far as this process has found it.
+    /// Events it lacks, as found by this process.
     missing: BTreeMap<RepoId, BTreeSet<EventId>>,
-    /// Attempts in vain since it was last there, as far as this process made them.
+    /// Failed attempts since it was last connected, made by this process.
     in_vain: u32,
     is_up: bool,
-    /// When it last came up or went down.
+    /// The time at which it last connected or disconnected.
     since: Mono,
     reported: Health,
 }
@@ -71,7 +69,7 @@ impl RelayHealth {
         }
     }
 
-    /// A relay as an earlier process left it.
+    /// Restores the health that an earlier process recorded.
     pub(super) fn restore(
         now: Now,
         policy: BackoffPolicy,
@@ -89,7 +87,7 @@ impl RelayHealth {
         health
     }
 
-    /// May it be dialled now?
+    /// Returns whether it may be dialled now, or when.
     pub(super) fn admit(&self, now: Mono) -> Admit {
         if now < self.quarantined_until {
             return Admit::Wait(self.quarantined_until);
@@ -110,7 +108,7 @@ impl RelayHealth {
         self.turn(now, true);
     }
 
-    /// It could not be reached.
+    /// Notes a failed attempt to connect.
     pub(super) fn failed(&mut self, now: Mono, why: Fault, quarantine: Duration) {
         self.seen.failures += 1;
         self.in_vain = self.in_vain.saturating_add(1);
@@ -128,7 +126,7 @@ impl RelayHealth {
         }
     }
 
-    /// What an operator wants to know of an attempt that was just in vain.
+    /// Returns the state after a failed attempt.
     pub(super) fn failure(&self, now: Mono) -> Failure {
         let retry_in = match self.admit(now) {
             Admit::Wait(until) => until - now,
@@ -137,7 +135,7 @@ impl RelayHealth {
         Failure { attempt: self.in_vain, failing_for: self.backoff.failing_for(), retry_in }
     }
 
-    /// It was there and is no longer.
+    /// Notes a lost connection.
     pub(super) fn lost(&mut self, now: Mono) {
         self.backoff.failed(now);
         self.turn(now, false);
@@ -179,7 +177,7 @@ impl RelayHealth {
         is_waited_for.then(|| self.since + self.settle)
     }
 
-    /// Leaves it alone until then.
+    /// Extends the quarantine.
     pub(super) fn quarantine(&mut self, until: Mono) {
         self.quarantined_until = self.quarantined_until.max(until);
     }
@@ -188,13 +186,13 @@ impl RelayHealth {
         self.seen.received = self.seen.received.saturating_add(events as u64);
     }
 
-    /// It was compared with so many events of ours, and lacks some.
+    /// Counts a comparison with our events.
     pub(super) fn compared(&mut self, events: usize, lacking: usize) {
         self.seen.compared = self.seen.compared.saturating_add(events as u64);
         self.seen.lacking = self.seen.lacking.saturating_add(lacking as u64);
     }
 
-    /// It lacks these events of a repository. What is known already is not counted twice.
+    /// Adds events of a repository that it lacks. Known ones are not counted again.
     pub(super) fn lacks(&mut self, repo: &RepoId, events: BTreeSet<EventId>) -> Lacks {
         if !self.missing.contains_key(repo) && self.missing.len() >= MAX_REPOS {
             return Lacks { count: 0, new: 0 };
@@ -210,19 +208,19 @@ impl RelayHealth {
         Lacks { count, new: count.saturating_sub(before) }
     }
 
-    /// A full pass begins, which will find anew what it lacks.
+    /// Starts a full pass, which finds again what it lacks.
     pub(super) fn pass_began(&mut self) {
         self.missing.clear();
         self.seen.missing.clear();
     }
 
-    /// Goes on from what earlier processes have seen.
+    /// Continues from the reliability that earlier processes recorded.
     pub(super) fn resume(&mut self, seen: PeerReliability, is_forging: bool) {
         self.seen = seen;
         self.is_forging = is_forging;
     }
 
-    /// Everything seen up to now.
+    /// Returns the reliability up to now.
     pub(super) fn seen(&self, now: Mono) -> PeerReliability {
         let mut seen = self.seen.clone();
         *(if self.is_up { &mut seen.up } else { &mut seen.down }) += now - self.since;
@@ -233,7 +231,7 @@ impl RelayHealth {
         self.backoff.health(now)
     }
 
-    /// What is to be thought of it, and for how long it has failed, if that is news.
+    /// Returns the health, and the time for which it has failed, if the health has changed.
     pub(super) fn news(&mut self, now: Mono) -> Option<(Health, Duration)> {
         let health = self.health(now);
         let is_news = health != self.reported;

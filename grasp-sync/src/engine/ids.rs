@@ -1,4 +1,4 @@
-//! Names that the engine gives before anything happens, so that every answer finds its way back.
+//! Ids that the engine assigns before anything happens, so that every answer can be matched.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use grasp_core::sync::{BatchId, PartId};
 
 /// One subscription or NIP-77 session on one connection. Never used twice.
 ///
-/// Its text is what goes over the wire; what a relay sends back under any other text is not ours.
+/// Its text is the subscription id on the wire; a message with any other id is not ours.
 ///
 /// ```
 /// use grasp_sync::engine::SubId;
@@ -19,15 +19,15 @@ use grasp_core::sync::{BatchId, PartId};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SubId(u64);
 
-/// One attempt to connect, and the connection that comes of it. Answers that carry an older one change nothing.
+/// One attempt to connect, and the connection that comes of it. Inputs that carry an older one change nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnId(u64);
 
-/// One question to the local relay about what it has.
+/// One request for the local relay's inventory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InventoryId(u64);
 
-/// A text that names no subscription of ours.
+/// A text that is no subscription id of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotOurs;
 
@@ -55,12 +55,12 @@ impl FromStr for SubId {
     }
 }
 
-/// One filter's history, fetched by whatever means.
+/// One job: the history of one filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct JobId(pub(super) u64);
 
 impl JobId {
-    /// What it is called in its batch.
+    /// Returns its id in its batch.
     pub(super) fn part(self) -> PartId {
         PartId(self.0)
     }
@@ -74,7 +74,7 @@ pub(super) struct GroupId(pub(super) u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct LiveId(pub(super) u64);
 
-/// Where new names come from: one count for all, so that no two are ever equal.
+/// The source of ids: one counter for all, so that no two are equal.
 #[derive(Debug, Default)]
 pub(super) struct Ids(u64);
 

@@ -1,4 +1,4 @@
-//! What our own relay says: what it accepted, what it has, and what it thought of events that were brought to it.
+//! Inputs of the local relay: accepted events, inventories and judgements.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -43,7 +43,7 @@ impl SyncEngine {
         self.release(now, &arrived);
     }
 
-    /// Our own relay has said what it has.
+    /// Handles the inventory of the local relay.
     pub(super) fn inventory(
         &mut self,
         now: Now,
@@ -66,7 +66,7 @@ impl SyncEngine {
         }
     }
 
-    /// Our own relay has said which of the events that a relay lacks are about some repositories.
+    /// Handles the answer to which repositories the events belong to that a relay lacks.
     fn found_missing(&mut self, now: Now, question: Question, found: BTreeSet<EventId>) {
         let (relay, is_uncounted) = (question.relay.clone(), question.is_uncounted);
         let (repo, found) = match question.answered(found) {
@@ -87,7 +87,7 @@ impl SyncEngine {
         });
     }
 
-    /// Our own relay has judged what a relay delivered.
+    /// Handles the judgement of events that a relay delivered.
     pub(super) fn ingested(
         &mut self,
         now: Now,
@@ -96,7 +96,7 @@ impl SyncEngine {
         sub: SubId,
         judged: Vec<Judged>,
     ) {
-        // Whoever only waited for these must hear that they are here before they are counted as judged.
+        // Jobs that waited for these events must learn that they are here before the rows count as judged.
         let origin = self
             .turn(now, relay, |link, desk| link.session(conn)?.origin(desk, sub, &judged))
             .flatten();
@@ -111,7 +111,7 @@ impl SyncEngine {
         });
     }
 
-    /// Our own relay has judged what it was offered again.
+    /// Handles the judgement of events that were offered again.
     pub(super) fn reoffered(&mut self, now: Now, judged: Vec<Judged>) {
         for one in &judged {
             match (&one.outcome, self.shared.refused.take(&one.row.id)) {
@@ -131,7 +131,7 @@ impl SyncEngine {
         self.release(now, &arrived);
     }
 
-    /// Counts what was stored, and notes where the rest came from that may be stored yet.
+    /// Counts stored events, and notes the origin of those that may be stored later.
     fn report_stored(&mut self, relay: &RelayUrl, origin: Option<&Origin>, judged: &[Judged]) {
         let Some(origin) = origin else { return };
         let mut counts: BTreeMap<Came, usize> = BTreeMap::new();
@@ -154,7 +154,7 @@ impl SyncEngine {
         }
     }
 
-    /// Events of another relay are stored here that were not before.
+    /// Reports newly stored events of another relay.
     fn report_new(&mut self, relay: &RelayUrl, came: Came, count: usize) {
         if let Some(known) = self.relays.get_mut(relay) {
             known.standing.health.received(count);
@@ -168,7 +168,7 @@ impl SyncEngine {
         }
     }
 
-    /// Notes what was refused, and lets go whatever waited for what is here.
+    /// Remembers refused events, and releases those that waited for what is here.
     fn remember(
         &mut self,
         now: Now,
@@ -208,7 +208,7 @@ impl SyncEngine {
         self.release(now, &arrived);
     }
 
-    /// Nobody need fetch these any longer.
+    /// Ends the wait for these events at every relay.
     fn here(&mut self, now: Now, events: &[EventId]) {
         let wanting: Vec<RelayUrl> = {
             let wants = |one: &Relay| events.iter().any(|event| one.standing.wants.has(event));
@@ -224,7 +224,7 @@ impl SyncEngine {
         }
     }
 
-    /// Offers again, or fetches again, whatever waited for these.
+    /// Offers or fetches again the events that waited for these dependencies.
     fn release(&mut self, now: Now, arrived: &[Dependency]) {
         let mut events: Vec<Arc<Event>> = Vec::new();
         for dependency in arrived {

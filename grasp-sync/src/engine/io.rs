@@ -1,4 +1,4 @@
-//! What the engine is told, and what it asks for.
+//! The inputs and outputs of the engine.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,73 +16,38 @@ use super::ids::{ConnId, InventoryId, SubId};
 use super::record::RelayRecord;
 use super::report::{Report, Request};
 
-/// Something that has happened.
+/// An input of the engine.
 #[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
 pub enum Input {
-    /// Our own relay has taken something in, or let it go.
+    /// The local relay has accepted an event, or dropped something.
     Accepted(Accepted),
-    /// Everything that our own relay had stored has been told.
+    /// The local relay's feed has delivered everything that was stored.
     FeedCaughtUp,
-    /// Our own relay has lost some of what it had.
+    /// The local relay has lost some of what it had.
     FeedLost,
-    /// What an earlier process knew about relays. To be told before anything else.
+    /// The records of an earlier process. Must be the first input.
     Restored(Vec<RelayRecord>),
-    /// A connection that was asked for stands.
+    /// A requested connection is open.
     Connected {
-        /// To whom.
         relay: RelayUrl,
-        /// Which attempt.
         conn: ConnId,
-        /// The address that answered, if it is known: networks have shares of the connections.
+        /// The address that answered, if known: networks have shares of the connections.
         address: Option<IpAddr>,
-        /// What the relay says about itself.
         facts: RelayFacts,
     },
-    /// A connection that was asked for could not be made.
-    ConnectFailed {
-        /// To whom.
-        relay: RelayUrl,
-        /// Which attempt.
-        conn: ConnId,
-        /// Why not.
-        why: Fault,
-    },
-    /// A connection is lost, by whoever's doing. Not told of one that the engine itself has ended.
-    Disconnected {
-        /// To whom.
-        relay: RelayUrl,
-        /// Which one.
-        conn: ConnId,
-    },
-    /// A relay said something.
-    Heard {
-        /// Who.
-        relay: RelayUrl,
-        /// On which connection.
-        conn: ConnId,
-        /// What.
-        said: Said,
-    },
-    /// Our own relay has judged delivered events. Every row of [`Said::Delivered`] comes back in one of these,
-    /// whatever became of it.
-    Ingested {
-        /// Who delivered them.
-        relay: RelayUrl,
-        /// On which connection.
-        conn: ConnId,
-        /// Under which subscription.
-        sub: SubId,
-        /// What became of each.
-        judged: Vec<Judged>,
-    },
-    /// Our own relay has judged events that it was offered again.
-    Reoffered {
-        /// What became of each.
-        judged: Vec<Judged>,
-    },
-    /// Our own relay has said what it has. The items may come in any order.
+    /// A requested connection failed.
+    ConnectFailed { relay: RelayUrl, conn: ConnId, why: Fault },
+    /// A connection is lost. Not sent for one that the engine itself has ended.
+    Disconnected { relay: RelayUrl, conn: ConnId },
+    /// A relay sent a message.
+    Heard { relay: RelayUrl, conn: ConnId, said: Said },
+    /// The local relay has judged delivered events. Every row of [`Said::Delivered`] comes back in one of these.
+    Ingested { relay: RelayUrl, conn: ConnId, sub: SubId, judged: Vec<Judged> },
+    /// The local relay has judged events that it was offered again.
+    Reoffered { judged: Vec<Judged> },
+    /// The inventory of the local relay, in any order.
     Inventory {
-        /// Which question this answers.
         request: InventoryId,
         /// Everything it has that matches, or that it could not tell.
         items: Result<Vec<Row>, InventoryFailed>,
@@ -91,73 +56,55 @@ pub enum Input {
     Tick,
 }
 
-/// What our own relay has taken in, or let go.
+/// Something that the local relay has accepted, or dropped.
 #[derive(Clone, Debug)]
 pub struct Accepted {
     /// The event, if it is one: others may have waited for it.
     pub event: Option<EventId>,
-    /// Whether a client brought it, rather than this engine.
+    /// True if a client published it, rather than this engine.
     pub direct: bool,
-    /// What it changes about what is wanted; see [`index_change`](super::index_change).
+    /// The change of what is wanted; see [`index_change`](super::index_change).
     pub change: Option<IndexChange>,
 }
 
-/// What a relay said, in the order in which it said it.
+/// A message of a relay, in the order in which messages came.
 ///
-/// Events themselves are not among it: they are parsed, checked against their subscription and verified by the
-/// driver's workers. Only that they came is told here, and at once, so that it cannot be overtaken by the EOSE.
+/// Events themselves are not part of it: the driver's workers parse them, match them with their subscription and
+/// verify them. The engine only learns that they came, and at once, so that an EOSE cannot overtake them.
 #[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
 pub enum Said {
-    /// Events came that match the subscription. Not verified yet: these rows move cursors and nothing else.
+    /// Events that match the subscription. Not verified yet: these rows move cursors and nothing else.
     Delivered {
-        /// Under which subscription.
         sub: SubId,
         /// All of them, known or not.
         rows: Vec<Delivered>,
     },
     /// EOSE.
     Eose {
-        /// Of which subscription.
         sub: SubId,
-        /// Whether that was everything (NIP-67), if the relay said so.
+        /// True if that was everything (NIP-67), if the relay said so.
         hint: Option<EoseHint>,
     },
     /// CLOSED.
-    Closed {
-        /// Of which subscription.
-        sub: SubId,
-        /// In these words.
-        text: String,
-    },
+    Closed { sub: SubId, text: String },
     /// NOTICE.
-    Notice {
-        /// In these words.
-        text: String,
-    },
+    Notice { text: String },
     /// NEG-MSG.
     NegMsg {
-        /// Of which session.
         sub: SubId,
-        /// Decoded from its hex.
+        /// The message, decoded from hex.
         message: Vec<u8>,
     },
     /// NEG-ERR.
-    NegErr {
-        /// Of which session.
-        sub: SubId,
-        /// In these words.
-        text: String,
-    },
+    NegErr { sub: SubId, text: String },
     /// AUTH: a challenge. The driver keeps the latest.
     Challenge,
     /// OK, to our answer to the challenge.
-    Authenticated {
-        /// Whether it was good enough.
-        accepted: bool,
-    },
+    Authenticated { accepted: bool },
 }
 
-/// An event, as far as cursors and sets care.
+/// The time and id of an event, as cursors and set comparison need them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Row {
     /// Its `created_at`.
@@ -166,61 +113,60 @@ pub struct Row {
     pub id: EventId,
 }
 
-/// An event that came.
+/// An event that was delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delivered {
-    /// Which one.
+    /// Its time and id.
     pub row: Row,
-    /// Which filters of its request it matches.
+    /// The filters of its request that it matches.
     pub places: Places,
 }
 
-/// Some filters of a request, by their places in it.
+/// Some filters of a request, by position.
 ///
-/// A relay cuts its answer to each filter on its own. Several histories can share a request only if it is known
+/// A relay truncates its answer to each filter separately. Several histories can share a request only if it is known
 /// which of them an event belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Places(u32);
 
 impl Places {
-    /// The most filters that a request of ours has.
     pub(super) const MOST: usize = 32;
 
-    /// The filters that match the event.
+    /// Returns the filters that match the event.
     pub fn of(filters: &[Filter], event: &Event) -> Self {
         let options = MatchEventOptions::default();
         Self::from_iter(filters.iter().map(|filter| filter.match_event(event, options)))
     }
 
-    /// Whether none does.
+    /// Returns whether no filter matches.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether the filter at this place does.
+    /// Returns whether the filter at this position matches.
     pub(super) fn has(self, place: usize) -> bool {
         u32::try_from(place).is_ok_and(|place| self.0.checked_shr(place).unwrap_or(0) & 1 == 1)
     }
 }
 
 impl FromIterator<bool> for Places {
-    /// From whether each filter matches, in their order.
+    /// Builds the set from whether each filter matches, in order.
     fn from_iter<I: IntoIterator<Item = bool>>(matches: I) -> Self {
         let bits = matches.into_iter().take(Self::MOST).enumerate();
         Self(bits.fold(0, |places, (place, is_match)| places | u32::from(is_match) << place))
     }
 }
 
-/// What became of one delivered event.
+/// The judgement of one delivered event.
 #[derive(Clone, Debug)]
 pub struct Judged {
-    /// Which one.
+    /// The event.
     pub row: Row,
-    /// What became of it.
+    /// The judgement.
     pub outcome: Outcome,
 }
 
-/// What became of an event at our own relay.
+/// The local relay's judgement of an event.
 #[derive(Clone, Debug)]
 pub enum Outcome {
     /// It is stored, and was not before.
@@ -233,139 +179,120 @@ pub enum Outcome {
     Forged,
     /// It was refused.
     Refused {
-        /// For how long that holds.
+        /// The time after which another offer may succeed.
         lasting: Lasting,
-        /// The event itself if it was refused for want of something: it is offered again when that arrives.
+        /// The event, if it was refused for want of a dependency: it is offered again when that arrives.
         event: Option<Arc<Event>>,
     },
 }
 
-/// Why no connection was made, by who is likely to be at fault.
+/// The reason why no connection was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
-    /// Nobody answered, in time or at all; or our own network is down.
+    /// No answer in time; or our own network is down.
     Unreachable,
-    /// The name does not exist. Not: the resolver could not be asked.
+    /// The host name does not exist. Not: the resolver did not answer.
     NoSuchHost,
-    /// The certificate is not to be believed.
+    /// The certificate is not accepted.
     Certificate(Flaw),
-    /// The TLS handshake came to nothing.
+    /// The TLS handshake failed.
     Tls,
-    /// Whoever answered speaks no websocket.
+    /// The server does not speak websocket.
     Protocol,
-    /// The address is one that may not be dialled.
+    /// The outbound policy forbids the address.
     Forbidden,
-    /// It is there, and only for its own people (GRASP-08).
+    /// The relay is a private service (GRASP-08).
     Private,
 }
 
-/// Why a certificate is not to be believed.
+/// The reason why a certificate is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Flaw {
-    /// Nobody whom we trust has signed it.
+    /// No trusted authority has signed it.
     Untrusted,
-    /// It was made for another name.
+    /// It was issued for another name.
     OtherName,
-    /// It has expired, or does not hold yet; or a clock is wrong.
+    /// It has expired, or is not valid yet; or a clock is wrong.
     OutOfDate,
-    /// Something else is wrong with it.
+    /// Any other fault.
     Invalid,
 }
 
-/// The local relay could not say what it has. An empty list would mean something else: that it has nothing.
+/// The local relay could not list what it has. An empty list would mean that it has nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InventoryFailed;
 
-/// Something to be done. Never waits for anything: what comes of it returns as an [`Input`].
+/// Something to be done. Never blocks: the result comes back as an [`Input`].
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
 pub enum Output {
-    /// Connect, and fetch what the relay says about itself (NIP-11).
+    /// Connect, and fetch the relay's NIP-11 document.
     Connect {
-        /// To whom.
         relay: RelayUrl,
-        /// What to call the connection.
         conn: ConnId,
-        /// Whether the operator configured this relay, rather than somebody's event.
+        /// True if the operator configured this relay, rather than an event naming it.
         configured: bool,
     },
     /// End a connection, or an attempt.
     Disconnect {
-        /// To whom.
         relay: RelayUrl,
-        /// Which one.
         conn: ConnId,
     },
-    /// Send a frame.
     Send {
-        /// To whom.
         relay: RelayUrl,
-        /// On which connection.
         conn: ConnId,
-        /// What.
         frame: Frame,
     },
-    /// Ask the local relay what it has for this filter.
+    /// Ask the local relay for its inventory of a filter.
     FetchInventory {
-        /// What to call the question.
         request: InventoryId,
-        /// What to look for.
         filter: Box<Filter>,
     },
-    /// Keep this on disk, in place of what was kept for this relay.
+    /// Write this record, replacing the relay's earlier one.
     Persist(Box<RelayRecord>),
-    /// Offer these events to the local relay once more.
+    /// Offer these events to the local relay again.
     Reoffer {
         /// The events, verified before.
         events: Vec<Arc<Event>>,
     },
-    /// Tell the operator: log, metrics, status page.
+    /// Report to the operator: log, metrics, status page.
     Report(Report),
 }
 
-/// One frame to one relay.
+/// One frame to a relay.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
 pub enum Frame {
     /// REQ.
     Subscribe {
-        /// Under this name.
         sub: SubId,
-        /// For these.
         filters: Vec<Filter>,
-        /// As what events that come of it are to be handed to the local relay.
+        /// The path under which its events are handed to the local relay.
         path: SyncPath,
     },
     /// CLOSE.
-    Unsubscribe {
-        /// Which one.
-        sub: SubId,
-    },
+    Unsubscribe { sub: SubId },
     /// NEG-OPEN.
     NegOpen {
-        /// Under this name.
         sub: SubId,
-        /// For this.
         filter: Box<Filter>,
-        /// To be encoded as hex.
+        /// The message, to be encoded as hex.
         message: Vec<u8>,
     },
     /// NEG-MSG.
     NegMsg {
-        /// Of which session.
         sub: SubId,
-        /// To be encoded as hex.
+        /// The message, to be encoded as hex.
         message: Vec<u8>,
     },
     /// NEG-CLOSE.
-    NegClose {
-        /// Which session.
-        sub: SubId,
-    },
+    NegClose { sub: SubId },
     /// AUTH: answer the latest challenge with the service key.
     Authenticate,
 }
 
 impl Frame {
-    /// What it asks for, if anything.
+    /// Returns the request that it makes, if any.
     pub(super) fn request(&self) -> Option<Request> {
         match self {
             Self::Subscribe { path: SyncPath::Live, .. } => Some(Request::Live),

@@ -1,4 +1,4 @@
-//! Which of the three layers a filter belongs to, and how it can be cut.
+//! The layer of a filter, and ways to split it.
 
 use std::collections::BTreeSet;
 
@@ -7,17 +7,17 @@ use grasp_core::nostr::filter::{Filter, SingleLetterTag};
 use grasp_core::nostr::types::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// What kind of thing a filter asks for.
+/// The kind of thing a filter asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Layer {
-    /// All announcements and states.
+    /// Announcements and states.
     Announcements,
-    /// Events about our repositories.
+    /// Events that name our repositories.
     Repos,
-    /// Events about their roots.
+    /// Events that name their roots.
     Roots,
-    /// All that a relay has.
+    /// All that a relay has (full sync).
     Whole,
 }
 
@@ -41,7 +41,7 @@ impl Layer {
     }
 }
 
-/// How long a filter is as JSON, nearly: what a relay remembers of it is not counted to the byte by anybody.
+/// Returns the approximate length of a filter as JSON: no relay counts what it remembers to the byte.
 pub(super) fn wire_len(filter: &Filter) -> usize {
     const FIELDS: usize = 128;
     let values = filter.generic_tags.values().flatten();
@@ -49,12 +49,12 @@ pub(super) fn wire_len(filter: &Filter) -> usize {
     FIELDS + values.map(|value| value.len() + 3).sum::<usize>() + ids * 67
 }
 
-/// When events like ours began to exist, nearly: bisecting below it would only find nothing, many times over.
+/// The approximate date of the oldest event of our kinds: splitting below it finds nothing.
 const BEGINNING: u64 = 1_577_836_800;
-/// Windows shorter than this are not cut further.
+/// Seconds of a window below which it is not split further.
 const SHORTEST_WINDOW: u64 = 60 * 60;
 
-/// Both halves of a filter's time, sharing the second in the middle; `None` if it is too short to be cut.
+/// Splits the window of a filter, with the second in the middle in both halves; `None` if it is too short.
 pub(super) fn bisect(filter: &Filter, now: Timestamp) -> Option<[Filter; 2]> {
     let low = filter.since.map_or(BEGINNING, |since| since.as_secs().max(BEGINNING));
     let high = filter.until.unwrap_or(now).as_secs();
@@ -66,7 +66,7 @@ pub(super) fn bisect(filter: &Filter, now: Timestamp) -> Option<[Filter; 2]> {
     Some([filter.clone().until(middle), filter.clone().since(middle)])
 }
 
-/// Both halves of what a filter lists, together matching the same; `None` if it lists but one thing.
+/// Splits what a filter lists into halves that together match the same; `None` if it lists one value.
 pub(crate) fn split(filter: &Filter) -> Option<[Filter; 2]> {
     let longest = filter.generic_tags.iter().max_by_key(|(_, values)| values.len());
     if let Some((tag, values)) = longest.filter(|(_, values)| values.len() > 1) {
@@ -80,8 +80,8 @@ pub(crate) fn split(filter: &Filter) -> Option<[Filter; 2]> {
     Some(halves(kinds).map(|half| Filter { kinds: Some(half), ..filter.clone() }))
 }
 
-/// Parts of a filter that lists but one thing and no kinds: each asks for some of the usual kinds, and none for the rest.
-/// `None` if it lists more, or is such a part already.
+/// Splits a filter that lists one value and no kinds by the usual kinds; other kinds are in neither part. `None` if
+/// it lists more, or is such a part already.
 pub(crate) fn split_by_kind(filter: &Filter) -> Option<[Filter; 2]> {
     if filter.kinds.is_some() || filter.generic_tags.is_empty() || split(filter).is_some() {
         return None;
@@ -89,7 +89,7 @@ pub(crate) fn split_by_kind(filter: &Filter) -> Option<[Filter; 2]> {
     split(&filter.clone().kinds(kinds::USUAL))
 }
 
-/// Up to so many parts of what a filter lists, together matching the same.
+/// Splits what a filter lists into up to `most` parts that together match the same.
 pub(super) fn spread(filter: &Filter, most: usize) -> Vec<Filter> {
     let mut parts = vec![filter.clone()];
     while 2 * parts.len() <= most {

@@ -1,4 +1,4 @@
-//! Filters as they are kept: event ids as bytes, and once for all the tags that list the same ones.
+//! Filters as they are kept in memory: event ids as bytes, shared by the tags that list the same ones.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -8,18 +8,18 @@ use grasp_core::nostr::filter::{Filter, SingleLetterTag};
 
 /// A filter that takes little memory.
 ///
-/// Nearly all values of all filters are event ids. As text, in a set, one for each of three tags, each takes some
+/// Nearly all values of all filters are event ids. As text, in a set, once for each of three tags, each takes some
 /// three hundred bytes; here it takes thirty-two. There are as many of them as threads, times relays.
 #[derive(Clone, Debug)]
 pub(super) struct LeanFilter {
     /// The filter without its ids.
     rest: Filter,
-    /// What they are tagged with, and the ids, sorted.
+    /// The tag, and its ids, sorted.
     ids: Option<(SingleLetterTag, Arc<[EventId]>)>,
 }
 
 impl LeanFilter {
-    /// Keeps a filter; `like` is another whose ids may be the same.
+    /// Compacts a filter; `like` is another whose ids may be the same.
     pub(super) fn keep(mut filter: Filter, like: Option<&Self>) -> Self {
         let mut tags = filter.generic_tags.iter();
         let ids = match (tags.next(), tags.next()) {
@@ -36,7 +36,7 @@ impl LeanFilter {
         Self { rest: filter, ids: Some((tag, ids)) }
     }
 
-    /// The filter as it was.
+    /// Returns the filter as it was.
     pub(super) fn filter(&self) -> Filter {
         let mut filter = self.rest.clone();
         if let Some((tag, ids)) = &self.ids {
@@ -45,13 +45,13 @@ impl LeanFilter {
         filter
     }
 
-    /// The filter without its ids: its window, kinds and other lists.
+    /// Returns the filter without its ids: its window, kinds and other lists.
     pub(super) fn rest(&self) -> &Filter {
         &self.rest
     }
 }
 
-/// Keeps filters, and shares ids between neighbours.
+/// Compacts filters, sharing ids between neighbours.
 pub(super) fn keep_all(filters: impl IntoIterator<Item = Filter>) -> Vec<LeanFilter> {
     let mut kept: Vec<LeanFilter> = Vec::new();
     for filter in filters {
@@ -61,7 +61,7 @@ pub(super) fn keep_all(filters: impl IntoIterator<Item = Filter>) -> Vec<LeanFil
     kept
 }
 
-/// The values as ids, if all of them are.
+/// Returns the values as ids, if all of them are.
 fn as_ids(values: &BTreeSet<String>) -> Option<Vec<EventId>> {
     let id = |value: &String| EventId::from_hex(value).ok().filter(|id| id.to_hex() == *value);
     values.iter().map(id).collect()

@@ -1,7 +1,7 @@
-//! Which repositories the events belong to that another relay lacks.
+//! Attributes events that another relay lacks to repositories.
 //!
-//! A comparison says which ids a relay lacks; only our own relay knows what they are about. It is asked which of them
-//! carry one of the values that were compared, and the values are halved until those of a single repository are left.
+//! A comparison finds the ids that a relay lacks; only the local relay knows what they are about. It is asked which
+//! of them carry one of the compared values, and the values are halved until those of a single repository are left.
 
 use std::collections::BTreeSet;
 
@@ -14,14 +14,12 @@ use super::desk::{Asker, Shared};
 use super::io::Output;
 use super::layer::Layer;
 
-/// Ids of one comparison that are looked up.
 pub(super) const MAX_IDS: usize = 1_000;
-/// Questions about this that may be open at the same time. What is beyond is counted for no repository.
+/// Concurrent questions. Beyond it, lacking events are attributed to no repository.
 const MAX_OPEN: usize = 64;
-/// Values of one question.
 const MAX_VALUES: usize = 500;
 
-/// Asks our own relay which of these events carry one of these values.
+/// A question to the local relay: which of these events carry one of these values.
 #[derive(Debug)]
 pub(super) struct Question {
     pub(super) relay: RelayUrl,
@@ -29,16 +27,16 @@ pub(super) struct Question {
     /// Sorted by repository.
     values: Vec<(RepoId, String)>,
     ids: BTreeSet<EventId>,
-    /// Whether what is found was not counted against the relay yet.
+    /// True if what is found was not counted against the relay yet.
     pub(super) is_uncounted: bool,
 }
 
-/// What the answer to a question says.
+/// The result of an answer.
 #[derive(Debug)]
 pub(super) enum Found {
-    /// These events of a repository are what the relay lacks.
+    /// The relay lacks these events of a repository.
     Of(RepoId, BTreeSet<EventId>),
-    /// More has to be asked, if anything.
+    /// Further questions, if any.
     Ask(Vec<Question>),
 }
 
@@ -48,7 +46,7 @@ impl Question {
         Filter::new().ids(self.ids.iter().copied()).custom_tags(self.tag, values)
     }
 
-    /// Our own relay has found these.
+    /// Evaluates the events that the local relay found.
     pub(super) fn answered(self, found: BTreeSet<EventId>) -> Found {
         let Some((first, _)) = self.values.first().filter(|_| !found.is_empty()) else {
             return Found::Ask(Vec::new());
@@ -74,7 +72,7 @@ impl Question {
     }
 }
 
-/// The questions that a comparison with a relay leads to.
+/// Returns the questions that follow from a comparison with a relay.
 pub(super) fn questions(
     index: &SyncIndex,
     relay: &RelayUrl,
@@ -113,7 +111,7 @@ pub(super) fn questions(
     parts.into_iter().map(question).collect()
 }
 
-/// What a relay should have of a comparison of the whole: whatever names a repository that lists it, or a root of one.
+/// Returns the values that a relay should have in a full comparison: repositories that list it, and their roots.
 fn whole(
     index: &SyncIndex,
     relay: &RelayUrl,
@@ -132,7 +130,7 @@ fn whole(
     tags.into_iter().chain([(SingleLetterTag::UPPERCASE_E, roots)])
 }
 
-/// Asks our own relay, unless it has been asked so much already.
+/// Asks the local relay, up to the limit of concurrent questions.
 pub(super) fn ask(shared: &mut Shared, out: &mut Vec<Output>, questions: Vec<Question>) {
     let is_open = |asker: &&Asker| matches!(asker, Asker::Missing(_));
     let open = shared.inventories.values().filter(is_open).count();

@@ -1,4 +1,4 @@
-//! What a relay does not want to be asked: left alone, then probed once.
+//! Requests that a relay refuses: suspended for a day, then probed once.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,24 +11,24 @@ use serde::{Deserialize, Serialize};
 
 use super::layer::Layer;
 
-/// Filters remembered as refused for what they are.
+/// Filters remembered as refused.
 const MAX_FILTERS: usize = 1_000;
 
-/// How a layer is asked for.
+/// The mode in which a layer is requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Way {
-    /// For what is still to come.
+    /// Events still to come.
     Live,
-    /// For what is stored.
+    /// Stored events.
     History,
 }
 
-/// The parked coverage of one relay. Outlives its connections: reconnecting is no reason to ask again.
+/// The suspended requests of one relay. Outlives its connections: reconnecting is no reason to ask again.
 ///
-/// A policy concerns who we are or what kind of thing we ask for, hardly ever one filter; so it parks the layer.
-/// Else each newly found issue would make a new filter, and be refused anew. A filter that was refused for what
-/// it is, on the other hand, concerns nothing but itself.
+/// A policy is about our identity or about the kind of request, hardly ever about one filter; so it suspends the
+/// layer. Otherwise each new issue would make a new filter, and be refused again. A filter that was refused for its
+/// content suspends nothing but itself.
 #[derive(Debug, Default)]
 pub(super) struct Parks {
     layers: BTreeMap<(Layer, Way), Park>,
@@ -38,11 +38,11 @@ pub(super) struct Parks {
 #[derive(Clone, Copy, Debug)]
 enum Park {
     Until(Mono),
-    /// One request is out to see whether the policy still stands.
+    /// One request is open to find out whether the policy still holds.
     Probing(Mono),
 }
 
-/// Something that a relay does not want to be asked, as it is remembered over a restart.
+/// A request that a relay refuses, as it is remembered across a restart.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parked {
     layer: Layer,
@@ -51,7 +51,7 @@ pub struct Parked {
 }
 
 impl Parks {
-    /// What an earlier process was told. A calendar that was set back makes nobody wait for longer.
+    /// Restores what an earlier process was told. A clock that was set back makes no suspension longer.
     pub(super) fn restore(now: Now, parked: &[Parked]) -> Self {
         let until = |one: &Parked| {
             let left = one.until.as_secs().saturating_sub(now.unix.as_secs());
@@ -61,7 +61,7 @@ impl Parks {
         Self { layers: layers.collect(), filters: BTreeMap::new() }
     }
 
-    /// What a later process should know.
+    /// Returns the suspended layers for the record.
     pub(super) fn parked(&self, now: Now) -> Vec<Parked> {
         let until = |park: &Park| match *park {
             Park::Until(until) => now.unix + (until - now.mono),
@@ -71,38 +71,38 @@ impl Parks {
         self.layers.iter().map(one).collect()
     }
 
-    /// May this layer be asked for?
+    /// Returns whether a layer may be requested, or when.
     pub(super) fn admit(&self, now: Mono, layer: Layer, way: Way) -> Admit {
         let at = match self.layers.get(&(layer, way)) {
             None => return Admit::Go,
             Some(Park::Until(at)) => *at,
-            // A probe that came to nothing is sent again.
+            // A probe without an answer is sent again.
             Some(Park::Probing(since)) => *since + REQUEST_WATCHDOG,
         };
         if now >= at { Admit::Go } else { Admit::Wait(at) }
     }
 
-    /// A request for this layer goes out: if it is parked, as the one probe.
+    /// Notes a request for a layer, which is the probe if the layer is suspended.
     pub(super) fn sent(&mut self, now: Mono, layer: Layer, way: Way) {
         if let Some(park) = self.layers.get_mut(&(layer, way)) {
             *park = Park::Probing(now);
         }
     }
 
-    /// A request for this layer was answered. If that was the probe, the policy stands no longer; what was sent
-    /// before the layer was parked proves nothing.
+    /// Notes an answer to a request for a layer. If that was the probe, the suspension ends; an answer to a request
+    /// that was sent before the suspension proves nothing.
     pub(super) fn answered(&mut self, layer: Layer, way: Way) {
         if let Some(Park::Probing(_)) = self.layers.get(&(layer, way)) {
             self.layers.remove(&(layer, way));
         }
     }
 
-    /// The relay does not want to be asked for this.
+    /// Suspends a layer.
     pub(super) fn park(&mut self, now: Mono, layer: Layer, way: Way) {
         self.layers.insert((layer, way), Park::Until(now + PARK));
     }
 
-    /// The relay cannot take this very filter.
+    /// Suspends one filter.
     pub(super) fn refuse(&mut self, now: Mono, filter: FilterHash) {
         self.filters.retain(|_, until| *until > now);
         if self.filters.len() < MAX_FILTERS {
@@ -110,7 +110,7 @@ impl Parks {
         }
     }
 
-    /// How long this very filter is not to be sent again, if at all.
+    /// Returns how long a filter is still suspended.
     pub(super) fn refused_until(
         &self,
         now: Mono,

@@ -1,4 +1,4 @@
-//! Where events came from that our own relay has not stored yet.
+//! The origin of events that the local relay has not stored yet.
 
 use std::collections::BTreeMap;
 
@@ -7,12 +7,12 @@ use grasp_core::nostr::event::EventId;
 
 use super::relay::Came;
 
-/// Events remembered at most; the oldest are forgotten first.
 const MAX_EVENTS: usize = 20_000;
 
-/// Where events came from, until they are stored.
+/// The relay and path of events, until they are stored.
 ///
-/// Git data may take hours to arrive. Without this an event that was held until then would count as a client's.
+/// Git data may take hours to arrive. Without this, an event that was held until then would count as published by a
+/// client.
 #[derive(Debug, Default)]
 pub(super) struct Provenance {
     origins: BTreeMap<EventId, (u64, RelayUrl, Came)>,
@@ -21,7 +21,7 @@ pub(super) struct Provenance {
 }
 
 impl Provenance {
-    /// Notes who brought an event. The first to bring it counts.
+    /// Notes the origin of an event. The first relay counts.
     pub(super) fn note(&mut self, event: EventId, relay: &RelayUrl, came: Came) {
         if self.origins.contains_key(&event) {
             return;
@@ -35,7 +35,7 @@ impl Provenance {
         self.origins.insert(event, (self.next, relay.clone(), came));
     }
 
-    /// Takes out who brought an event, if that is known.
+    /// Takes the origin of an event, if it is known.
     pub(super) fn take(&mut self, event: &EventId) -> Option<(RelayUrl, Came)> {
         let (age, relay, came) = self.origins.remove(event)?;
         self.by_age.remove(&age);

@@ -1,4 +1,4 @@
-//! What outlives the process, so that a restart hammers nobody and fetches nothing twice.
+//! Records of relays, which survive restarts: backoff and pauses go on, and nothing is fetched twice.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -12,26 +12,26 @@ use serde::{Deserialize, Serialize};
 use super::parks::Parked;
 use super::report::PeerReliability;
 
-/// What is remembered of one relay, in calendar terms.
+/// The record of one relay, in calendar time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RelayRecord {
-    /// Which one.
+    /// The address of the relay.
     pub relay: RelayUrl,
-    /// Its failures, if it is not well.
+    /// Its failures, if it is not healthy.
     pub backoff: Option<BackoffSnapshot>,
-    /// Until when it is not to be dialled, whatever its failures.
+    /// The end of its quarantine, in which it is not dialled.
     pub quarantined_until: Option<Timestamp>,
-    /// Until when it is to be asked for nothing, having found us too fast.
+    /// The end of the pause that its rate limit made necessary.
     #[serde(default)]
     pub paused_until: Option<Timestamp>,
-    /// What it does not want to be asked.
+    /// Requests that it refuses.
     #[serde(default)]
     pub parked: Vec<Parked>,
-    /// When everything was last fetched from it anew.
+    /// The end of the last full pass.
     pub full_pass_at: Option<Timestamp>,
-    /// The bytes of subscriptions it has said to remember at most.
+    /// Bytes of subscriptions that it remembers at most, as it said.
     pub retained_bytes: Option<usize>,
-    /// Times that something was not listened to since the last full pass.
+    /// Interruptions of live subscriptions since the last full pass.
     #[serde(default)]
     pub interrupted: usize,
     /// The address that it was last found at.
@@ -43,35 +43,34 @@ pub struct RelayRecord {
     /// Whether its last connection was ended for forged events.
     #[serde(default)]
     pub is_forging: bool,
-    /// What has been seen of it.
+    /// Its reliability so far.
     #[serde(default)]
     pub seen: PeerReliability,
-    /// What it has given completely.
+    /// What it has delivered completely.
     pub coverage: CoverageSet,
 }
 
 impl RelayRecord {
-    /// Whether the relay never gave anything, so that little is lost with this.
+    /// Returns whether the relay never delivered anything, so that little is lost with this.
     pub(crate) fn is_empty(&self) -> bool {
         self.coverage.proofs().next().is_none()
     }
 }
 
-/// Windows of coverage kept for each relay.
+/// Proofs kept for each relay.
 pub(super) const COVERAGE_CAPACITY: usize = 500;
 
-/// Records of relays that are not targets at the moment: restored ones whose repositories have not been told yet,
-/// and retired ones, so that dropping and re-adding a relay resets nothing.
+/// Records of relays that are not targets at the moment: restored ones whose repositories are not known yet, and
+/// retired ones, so that removing and adding a relay resets nothing.
 #[derive(Debug, Default)]
 pub(super) struct Records(BTreeMap<RelayUrl, RelayRecord>);
 
-/// Relays remembered that nobody needs.
 const MAX_RECORDS: usize = 1_000;
 
 impl Records {
     pub(super) fn keep(&mut self, record: RelayRecord) {
         if self.0.len() >= MAX_RECORDS && !self.0.contains_key(&record.relay) {
-            // Anybody can name relays that never gave anything; they make room for those that did.
+            // Relays that never delivered anything make room for those that did: any event can name a relay.
             let empty = self.0.values().find(|record| record.is_empty());
             let Some(empty) = empty.map(|record| record.relay.clone()) else { return };
             if record.is_empty() {
@@ -86,7 +85,7 @@ impl Records {
         self.0.remove(relay)
     }
 
-    /// Nothing was given by anybody.
+    /// Forgets all proofs, because the local relay lost events.
     pub(super) fn forget_coverage(&mut self) {
         for record in self.0.values_mut() {
             record.coverage = CoverageSet::with_capacity(COVERAGE_CAPACITY);

@@ -1,4 +1,4 @@
-//! Events that our relay has refused: the recent ones whole, the older ones by id.
+//! Events that the local relay has refused: recent ones complete, older ones by id.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -11,29 +11,24 @@ use grasp_core::{Identifier, Mono, RelayUrl, RepoId, kinds};
 
 use super::io::Row;
 
-/// How long whole events wait for what they lack.
+/// Time that complete events wait for their dependencies.
 const HOT: Duration = Duration::from_secs(2 * 60);
-/// How long ids are kept out of reconciliation.
+/// Time that ids are excluded from reconciliation.
 const COLD: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-/// Whole events kept.
 const MAX_HOT: usize = 1_024;
-/// Bytes of them.
 const MAX_HOT_BYTES: usize = 8 * 1024 * 1024;
-/// Bytes of one of them.
 const MAX_EVENT_BYTES: usize = 128 * 1024;
-/// Ids kept.
 const MAX_COLD: usize = 50_000;
-/// How long an arrival is remembered: a refusal may be heard of after what it lacked has come.
+/// Time that an arrival is remembered: a judgement may come in after the dependency it lacked.
 const RECENT: Duration = Duration::from_secs(60);
 /// Arrivals remembered, the newest.
 const MAX_RECENT: usize = 8_192;
-/// Things that one event can be seen to wait for.
+/// Dependencies of one event that are tracked.
 const MAX_AWAITED: usize = 16;
 
-/// Something that a refused event may have lacked.
+/// A dependency that a refused event may have lacked.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Dependency {
-    /// An event.
     Event(EventId),
     /// The announcement of a repository.
     Repo(RepoId),
@@ -57,21 +52,21 @@ impl Dependency {
     }
 }
 
-/// What to do now that something has arrived.
+/// The events released by the arrival of a dependency.
 #[must_use]
 #[derive(Debug, Default)]
 pub(super) struct Released {
     /// To be offered again as they are.
     pub(super) reoffer: Vec<Arc<Event>>,
-    /// To be fetched again, from whom they came.
+    /// To be fetched again from the relay that brought them.
     pub(super) refetch: Vec<(RelayUrl, EventId)>,
 }
 
 /// The memory of refused events.
 ///
-/// Whole events wait a short while, since what arrives in the wrong order arrives soon after. Ids are kept for
-/// days, by the filter that brought them, and count as ours when sets are compared: else every pass would download
-/// them again. What was refused for want of something is dropped from it, and asked for again, when that arrives.
+/// Complete events wait for a short time, since what arrives in the wrong order arrives soon after. Ids are kept for
+/// days, by the filter that brought them, and count as ours when sets are compared: otherwise every pass would
+/// download them again. Events refused for want of a dependency are removed, and fetched again, when that arrives.
 #[derive(Debug, Default)]
 pub(super) struct Rejected {
     hot: BTreeMap<EventId, Hot>,
@@ -82,7 +77,7 @@ pub(super) struct Rejected {
     expiry: BTreeSet<(Mono, EventId)>,
     hot_expiry: BTreeSet<(Mono, EventId)>,
     recent: BTreeMap<Dependency, Mono>,
-    /// The same, oldest first; an entry that came again since is of no account.
+    /// The same, oldest first; an entry that arrived again since is outdated.
     recent_order: VecDeque<(Mono, Dependency)>,
 }
 
@@ -103,9 +98,9 @@ struct Cold {
 }
 
 impl Rejected {
-    /// Something has come, now. Whatever is refused for want of it from here on was judged before it came.
+    /// Notes the arrival of a dependency. Events refused for want of it from now on were judged before it came.
     pub(super) fn came(&mut self, now: Mono, what: &Dependency) {
-        // Heard of twice, from whoever brought it and from our own relay, an event has still come once.
+        // An event is reported twice, by the relay that brought it and by the local relay, but arrives once.
         if matches!(what, Dependency::Event(_)) && self.has_come(now, what) {
             return;
         }
@@ -121,8 +116,8 @@ impl Rejected {
         order.push_back((now, what.clone()));
     }
 
-    /// An event was refused. `event` is given if something it lacked could change that. If that has come in the
-    /// meantime, the event is given back, to be offered again at once.
+    /// Adds a refused event. `event` is set if a dependency could change that. If the dependency has arrived in the
+    /// meantime, the event is returned, to be offered again at once.
     pub(super) fn refused(
         &mut self,
         now: Mono,
@@ -151,11 +146,11 @@ impl Rejected {
         if is_late { self.cool(row.id) } else { None }
     }
 
-    /// Something is here now: whatever waited for it is let go.
+    /// Releases the events that waited for a dependency.
     pub(super) fn arrived(&mut self, what: &Dependency) -> Released {
         let mut released = Released::default();
         for id in self.awaited.get(what).cloned().unwrap_or_default() {
-            // What is offered again is forgotten once it is taken; it may be waiting for something else as well.
+            // An event that is offered again stays until it is accepted; it may lack another dependency.
             match self.cool(id) {
                 Some(event) => released.reoffer.push(event),
                 None => {
@@ -167,18 +162,18 @@ impl Rejected {
         released
     }
 
-    /// The refused events that a filter would bring again.
+    /// Returns the refused events that a filter would bring again.
     pub(super) fn rows(&self, filter: &FilterHash) -> impl Iterator<Item = Row> {
         let ids = self.by_filter.get(filter).into_iter().flatten();
         ids.filter_map(|id| self.cold.get(id)).map(|cold| cold.row)
     }
 
-    /// An event is here after all.
+    /// Removes an event that was accepted after all.
     pub(super) fn accepted(&mut self, id: EventId) {
         self.forget(id);
     }
 
-    /// Forgets what is too old.
+    /// Removes what is too old.
     pub(super) fn expire(&mut self, now: Mono) {
         while let Some(due) = self.hot_expiry.first().copied().filter(|(at, _)| *at <= now) {
             self.hot_expiry.remove(&due);
@@ -190,7 +185,7 @@ impl Rejected {
         }
     }
 
-    /// When something will be too old. Whole events hurry; ids are looked after when the next whole one expires.
+    /// Returns when something will be too old.
     pub(super) fn deadline(&self) -> Option<Mono> {
         let first = |set: &BTreeSet<(Mono, EventId)>| set.first().map(|(at, _)| *at);
         first(&self.hot_expiry).into_iter().chain(first(&self.expiry)).min()
@@ -248,7 +243,7 @@ fn remove_from<K: Ord>(map: &mut BTreeMap<K, BTreeSet<EventId>>, key: &K, id: Ev
     }
 }
 
-/// What an event takes in memory, nearly.
+/// Returns the approximate memory that an event takes.
 fn size_of_event(event: &Event) -> usize {
     let tags = event.tags.iter().flat_map(|tag| tag.as_slice()).map(|value| value.len() + 24);
     256 + event.content.len() + tags.sum::<usize>()

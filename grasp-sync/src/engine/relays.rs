@@ -1,4 +1,4 @@
-//! The relays as a whole: taken up, dialled, given their turns, retired.
+//! The set of relays: followed, dialled, run and retired.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -22,8 +22,8 @@ use super::report::{PeerReliability, Report};
 /// Relays that are followed at most; half of them for nothing but announcements that are held, a quarter for one owner.
 pub(super) const MAX_FOLLOWED: usize = 10_000;
 
-/// What an earlier process knew about a relay. One that the operator names is not left alone any longer for what was
-/// wrong with it then: whoever restarts us may have mended it. Rests between attempts remain.
+/// Prepares the record of an earlier process. A relay that the operator names is not kept in quarantine: a restart
+/// may mean that its fault is repaired. Backoff between attempts remains.
 fn forgiving(record: RelayRecord, is_bootstrap: bool) -> RelayRecord {
     let quarantined_until = record.quarantined_until.filter(|_| !is_bootstrap);
     RelayRecord { quarantined_until, ..record }
@@ -36,7 +36,7 @@ impl Relay {
 }
 
 impl SyncEngine {
-    /// Gives a relay its turn, and lets it send what it then may.
+    /// Runs one relay, and lets it send what it then may.
     pub(super) fn turn<T>(
         &mut self,
         now: Now,
@@ -59,7 +59,7 @@ impl SyncEngine {
         Some(answer)
     }
 
-    /// Acts on what has changed about what is wanted.
+    /// Applies changes of what is wanted.
     pub(super) fn apply(&mut self, now: Now, changes: Vec<IndexChange>) {
         let delta = self.shared.index.apply(changes);
         for (relay, removed) in delta.removed {
@@ -107,7 +107,7 @@ impl SyncEngine {
         self.turn(now, &relay, |_, _| ());
     }
 
-    /// Tells what an earlier process thought of a relay, if it thought ill of it, and what it has seen of it.
+    /// Reports the health and reliability that an earlier process recorded.
     fn say_health(&mut self, now: Now, relay: &RelayUrl) {
         let Some(known) = self.relays.get_mut(relay) else { return };
         let seen = known.standing.health.seen(now.mono);
@@ -145,7 +145,8 @@ impl SyncEngine {
         self.out.push(Output::Report(Report::Retired { relay: url.clone() }));
     }
 
-    /// What an earlier process knew. Relays that are taken up already begin again from it, if nothing was tried.
+    /// Restores the records of an earlier process. Relays that are followed already start again from theirs, if
+    /// nothing was tried.
     pub(super) fn restored(&mut self, now: Now, records: Vec<RelayRecord>) {
         for record in records {
             let url = record.relay.clone();
@@ -166,7 +167,7 @@ impl SyncEngine {
         }
     }
 
-    /// The local relay has lost what such relays have given: it has to be fetched anew.
+    /// Fetches everything again from matching relays, because the local relay lost what they gave.
     pub(super) fn begin_anew(&mut self, now: Now, which: impl Fn(&Standing) -> bool) {
         self.records.forget_coverage();
         let relays = self.relays.iter().filter(|(_, relay)| which(&relay.standing));
@@ -314,12 +315,12 @@ impl SyncEngine {
         self.shared.rejected.expire(now.mono);
     }
 
-    /// How many events each relay has offered that are not here yet, as far as that is known beforehand.
+    /// Returns the number of events that each relay has offered and that are not here yet, as far as known.
     pub fn wanted(&self) -> impl Iterator<Item = (&RelayUrl, usize)> {
         self.relays.iter().map(|(url, relay)| (url, relay.standing.wants.len()))
     }
 
-    /// Everything to be kept on disk, for instance when the process ends.
+    /// Returns all records, for instance to be written when the process ends.
     pub fn records(&self, now: Now) -> Vec<RelayRecord> {
         let known = self.relays.iter().map(|(url, relay)| {
             let state = self.shared.states.get(url);

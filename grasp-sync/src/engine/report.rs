@@ -1,4 +1,4 @@
-//! What the operator should know.
+//! Reports to the operator.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,163 +13,91 @@ use serde::{Deserialize, Serialize};
 
 use super::io::Fault;
 
-/// Something worth a log line, a count, or a place on a status page.
+/// An occurrence for the log, a metric or the status page.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
 #[non_exhaustive]
 pub enum Report {
     /// A relay has become a target.
-    Discovered {
-        /// Which.
-        relay: RelayUrl,
-    },
-    /// Nobody needs a relay any more.
-    Retired {
-        /// Which.
-        relay: RelayUrl,
-    },
-    /// A connection stands differently.
-    Status {
-        /// With whom.
-        relay: RelayUrl,
-        /// Where it stands now.
-        status: ConnectionStatus,
-    },
-    /// A relay is to be thought of differently.
+    Discovered { relay: RelayUrl },
+    /// A relay is no longer a target.
+    Retired { relay: RelayUrl },
+    /// The status of a connection has changed.
+    Status { relay: RelayUrl, status: ConnectionStatus },
+    /// The health of a relay has changed.
     Health {
-        /// Of which.
         relay: RelayUrl,
-        /// What is to be thought of it now.
         health: Health,
-        /// How long it has failed, over restarts of this process too.
+        /// The time for which it has failed, across restarts of this process.
         failing_for: Duration,
     },
-    /// An attempt to connect was in vain.
-    ConnectFailed {
-        /// To whom.
-        relay: RelayUrl,
-        /// What was wrong.
-        why: Fault,
-        /// How things stand after it.
-        failure: Failure,
-    },
-    /// New events were stored, and where they came from.
-    Stored {
-        /// Where from.
-        from: Source,
-        /// How many.
-        count: usize,
-    },
-    /// Events turned up that a live subscription on a standing connection should have brought.
+    /// An attempt to connect failed.
+    ConnectFailed { relay: RelayUrl, why: Fault, failure: Failure },
+    /// New events were stored.
+    Stored { from: Source, count: usize },
+    /// Events turned up that an open live subscription should have brought.
     Gap {
-        /// Where.
         relay: RelayUrl,
-        /// How they were found; after a daily pass the gap was a lasting one.
+        /// The way they were found; after a daily pass the gap was a lasting one.
         path: SyncPath,
-        /// How many.
         count: usize,
     },
     /// A relay lacks events of ours about a repository.
     Lacking {
-        /// Which relay.
         relay: RelayUrl,
-        /// Which repository.
         repo: RepoId,
         /// Events that it is known to lack since the last full pass began.
         count: usize,
     },
-    /// What has been seen of a relay so far. Told when it is taken up again, when a connection ends, and after each
+    /// The reliability of a relay so far. Reported when it is followed again, when a connection ends, and after each
     /// full pass.
-    Reliability {
-        /// Which.
-        relay: RelayUrl,
-        /// What.
-        seen: PeerReliability,
-    },
+    Reliability { relay: RelayUrl, seen: PeerReliability },
     /// A relay gave all it has for a batch of repositories and roots.
     BatchConfirmed {
-        /// Which relay.
         relay: RelayUrl,
-        /// Which batch.
         batch: BatchId,
-        /// Repositories in it.
         repos: usize,
-        /// Roots in it.
         roots: usize,
-        /// How it was had.
         method: SyncMethod,
     },
-    /// A relay does not reconcile sets (NIP-77): its history is fetched by pages. Told once, until it does.
+    /// A relay does not support set reconciliation (NIP-77): its history is fetched by pages. Reported once, until it
+    /// does.
     NoNegentropy {
-        /// Where.
         relay: RelayUrl,
-        /// What it meant.
         refusal: Refusal,
-        /// What it said, if anything.
+        /// The relay's text, if any.
         text: PeerText,
     },
-    /// A relay that was paged through reconciles again.
-    Negentropy {
-        /// Which.
-        relay: RelayUrl,
-    },
-    /// A relay refused something, or remarked on it. Told once per connection for each meaning.
+    /// A relay that was paged supports reconciliation again.
+    Negentropy { relay: RelayUrl },
+    /// A relay refused something, or sent a notice. Reported once per connection for each meaning.
     Refused {
-        /// Which.
         relay: RelayUrl,
-        /// What it meant.
         refusal: Refusal,
-        /// What it said.
+        /// The relay's text.
         text: PeerText,
     },
-    /// A relay offered an event and never delivered it. It is not asked for again for some days.
-    GaveUp {
-        /// Which relay.
-        relay: RelayUrl,
-        /// Which event.
-        event: EventId,
-    },
+    /// A relay offered an event and never delivered it. It is not asked for it again for some days.
+    GaveUp { relay: RelayUrl, event: EventId },
     /// A relay's connection was ended in favour of another that waits for one. It waits for its next turn.
-    GaveWay {
-        /// Which relay.
-        relay: RelayUrl,
-    },
+    GaveWay { relay: RelayUrl },
     /// A relay's connection was ended because it brought forged events. The relay is left alone for longer each time.
-    Forged {
-        /// Which relay.
-        relay: RelayUrl,
-        /// How many.
-        count: usize,
-    },
+    Forged { relay: RelayUrl, count: usize },
     /// One second holds more events than a relay shows, however it is asked.
-    GapSecond {
-        /// Which relay.
-        relay: RelayUrl,
-        /// Which second.
-        at: Timestamp,
-    },
-    /// A GRASP server has too little of what is wanted here to be asked for all of it: it is asked by name again.
-    CalledByName {
-        /// Which.
-        relay: RelayUrl,
-    },
+    GapSecond { relay: RelayUrl, at: Timestamp },
+    /// A GRASP server has too little of what is wanted here for full sync: it is asked by filters again.
+    CalledByName { relay: RelayUrl },
     /// A relay was sent a request.
-    Requested {
-        /// Which relay.
-        relay: RelayUrl,
-        /// What for.
-        request: Request,
-    },
-    /// Something was not listened to for a while. Events that were published then are asked for by date, so one with
-    /// an older date is found only by the next full pass.
+    Requested { relay: RelayUrl, request: Request },
+    /// A live subscription was interrupted. Events that were published then are asked for by date, so one with an
+    /// older date is found only by the next full pass.
     Interrupted {
-        /// At which relay.
         relay: RelayUrl,
-        /// How often, since the last full pass began that came to its end.
+        /// Interruptions since the last completed full pass began.
         times: usize,
     },
     /// A connection's live filters were rebuilt as fewer.
     Consolidated {
-        /// Which.
         relay: RelayUrl,
         /// Filters before.
         before: usize,
@@ -178,12 +106,12 @@ pub enum Report {
     },
 }
 
-/// A request, by what it is for.
+/// A request, by purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Request {
     /// REQ that stays open.
     Live,
-    /// REQ for a page of what is stored.
+    /// REQ for a page of stored events.
     Page,
     /// REQ for events by id.
     Ids,
@@ -191,38 +119,34 @@ pub enum Request {
     Compare,
 }
 
-/// Where stored events came from.
+/// The source of stored events.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
 pub enum Source {
-    /// A client of our own relay.
+    /// A client of the local relay.
     Direct,
     /// Another relay.
-    Relay {
-        /// Which.
-        relay: RelayUrl,
-        /// How.
-        path: SyncPath,
-    },
+    Relay { relay: RelayUrl, path: SyncPath },
 }
 
-/// How things stand after an attempt to connect that was in vain.
+/// The state after a failed attempt to connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Attempts in vain since the relay was last there, this one included.
+    /// Failed attempts since the relay was last connected, this one included.
     pub attempt: u32,
-    /// How long ago the first of them was.
+    /// Time since the first of them.
     pub failing_for: Duration,
-    /// How long it is left alone now.
+    /// Time to the next attempt.
     pub retry_in: Duration,
 }
 
-/// What has been seen of a relay, over restarts of this process too.
+/// The reliability of a relay, across restarts of this process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PeerReliability {
     /// Attempts to connect.
     pub attempts: u64,
-    /// Those that failed.
+    /// Failed attempts.
     pub failures: u64,
     /// Time connected.
     pub up: Duration,
@@ -230,22 +154,22 @@ pub struct PeerReliability {
     pub down: Duration,
     /// Events it was the first to bring.
     pub received: u64,
-    /// Events of ours that it was compared with, counted at each comparison.
+    /// Our events that it was compared with, counted at each comparison.
     pub compared: u64,
-    /// Those of them that it turned out to lack.
+    /// Those of them that it lacked.
     pub lacking: u64,
-    /// Events of ours that it lacks, by repository, as the last full pass found them.
+    /// Our events that it lacks, by repository, as of the last full pass.
     pub missing: BTreeMap<RepoId, u64>,
 }
 
 impl PeerReliability {
-    /// The share of time that it was there, from 0 to 1; `None` before any time has passed.
+    /// Returns the share of time connected, from 0 to 1; `None` before any time has passed.
     pub fn uptime(&self) -> Option<f64> {
         let all = self.up + self.down;
         (!all.is_zero()).then(|| self.up.as_secs_f64() / all.as_secs_f64())
     }
 
-    /// The share of events it had, of those it brought and those of ours it was compared with, from 0 to 1; `None`
+    /// Returns the share of events it had, of those it brought and those it was compared with, from 0 to 1; `None`
     /// before any comparison.
     pub fn coverage(&self) -> Option<f64> {
         let all = self.received.saturating_add(self.compared);

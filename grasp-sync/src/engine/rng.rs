@@ -1,4 +1,4 @@
-//! Chance that can be replayed.
+//! Reproducible randomness.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ impl Rng {
         mixed ^ (mixed >> 31)
     }
 
-    /// A length from `least` up to, and not including, `most`; `least` if there is no room between.
+    /// Returns a duration from `least` up to, and not including, `most`; `least` if these leave no room.
     pub(super) fn between(&mut self, least: Duration, most: Duration) -> Duration {
         let room = u64::try_from(most.saturating_sub(least).as_millis()).unwrap_or(u64::MAX);
         least + Duration::from_millis(self.next().checked_rem(room).unwrap_or(0))

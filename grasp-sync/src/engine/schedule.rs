@@ -1,4 +1,4 @@
-//! When everything is fetched anew.
+//! The schedule of the daily pass.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use super::rng::Rng;
 #[derive(Clone, Debug)]
 pub(super) struct Daily {
     due: Mono,
-    /// When the last one ended.
+    /// The end of the last pass.
     last: Option<Timestamp>,
 }
 
 impl Daily {
-    /// A relay whose last full pass was then, perhaps in an earlier process.
+    /// Schedules the next pass after the last one, perhaps of an earlier process.
     pub(super) fn since(
         now: Now,
         last: Option<Timestamp>,
@@ -24,12 +24,12 @@ impl Daily {
         rng: &mut Rng,
     ) -> Self {
         let wait = rng.between(bounds.0, bounds.1);
-        // A calendar that was set back makes nobody wait longer than the bounds.
+        // A clock that was set back makes no wait longer than the bounds.
         let passed = last.map_or(0, |last| now.unix.as_secs().saturating_sub(last.as_secs()));
         Self { due: now.mono + wait.saturating_sub(Duration::from_secs(passed)), last }
     }
 
-    /// A full pass has ended.
+    /// Schedules the next pass after one that has ended.
     pub(super) fn done(&mut self, now: Now, bounds: (Duration, Duration), rng: &mut Rng) {
         *self = Self::since(now, Some(now.unix), bounds, rng);
     }

@@ -16,13 +16,9 @@ pub(in crate::engine) enum TakeUp {
     /// Everything: nothing is confirmed.
     Fresh,
     /// The rest of an interrupted pass, and what it had confirmed from `since` on.
-    Continue {
-        since: Timestamp,
-    },
+    Continue { since: Timestamp },
     /// What was published during a short absence.
-    CatchUp {
-        since: Timestamp,
-    },
+    CatchUp { since: Timestamp },
 }
 
 /// The reason for a full pass.
