@@ -1,17 +1,17 @@
 //! Sockets, timers and threads around the engine.
 //!
 //! ```text
-//!   local relay ──feed──▶ ┌──────────────────────┐ ──Line──▶ connection ⇄ relay
+//!   local relay ──feed──▶ ┌──────────────────────┐ ─Handle─▶ connection ⇄ relay
 //!   connections ─Input──▶ │ one loop, one engine │             │ events
 //!   intake      ─Input──▶ │                      │             ▼
 //!   timer       ─Tick───▶ └──────────────────────┘           intake ──▶ local relay
 //!                               │ Persist  │ Report
 //!                               ▼          ▼
-//!                             scribe   observer, status
+//!                       RecordWriter  observer, status
 //! ```
 //!
-//! The loop waits for nobody: what it wants done runs in tasks, and whatever comes of it, loss and silence included,
-//! is an input. Events do not pass through it; it hears only that they came and what became of them.
+//! The loop blocks on nothing: work runs in tasks, and every result, loss and silence included, is an input. Events
+//! do not pass through the loop; it only learns that they came and how they were judged.
 
 mod clock;
 pub(crate) mod codec;
@@ -50,28 +50,28 @@ pub use self::status::{Counts, Failed, RelayStatus, Status};
 use crate::engine::Config;
 use crate::local::LocalRelay;
 
-/// Everything about syncing that may be set.
+/// The settings of a [`Syncer`].
 pub struct Settings {
-    /// What is decided, and when.
+    /// Settings of the engine.
     pub engine: Config,
-    /// Where may be gone to. Default: nowhere private, unless the operator configured it as a bootstrap relay.
+    /// Addresses that may be dialled. Default: none that is private, except for bootstrap relays.
     pub outbound: OutboundPolicy,
-    /// Whose certificates are believed. Default: those of the public authorities.
+    /// Trusted certificate authorities. Default: the public ones.
     pub roots: Roots,
-    /// Who we are to relays that want to know (NIP-42). Default: nobody.
+    /// Keys to authenticate with (NIP-42). Default: none.
     pub keys: Option<Keys>,
-    /// What outlives the process. Default: nothing.
+    /// Storage of relay records across restarts. Default: none.
     pub records: Box<dyn RecordStore>,
-    /// Who is told what happens. Default: the log.
+    /// Receiver of reports. Default: the log.
     pub observer: Arc<dyn Observer>,
-    /// What one relay may do to us.
+    /// Limits of connections.
     pub limits: Limits,
-    /// The time. Default: the machine's.
+    /// Source of time. Default: the machine's clocks.
     pub clock: Clock,
 }
 
 impl Settings {
-    /// The defaults for this service, with chance from the system.
+    /// Returns the defaults for this service, with a random seed.
     pub fn new(own: ServiceIdentity) -> Self {
         Self {
             engine: Config { seed: RandomState::new().hash_one(0u8), ..Config::new(own) },
@@ -88,7 +88,7 @@ impl Settings {
 
 /// Keeps a relay complete for as long as it exists.
 ///
-/// Dropping it ends all connections; [`stop`](Self::stop) waits until what was learned is on disk.
+/// Dropping it ends all connections; [`stop`](Self::stop) waits until all records are on disk.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -111,14 +111,14 @@ pub struct Syncer {
     orders: mpsc::Sender<Order>,
 }
 
-/// What may be asked of the loop.
+/// A command for the loop.
 enum Order {
     Status(oneshot::Sender<Status>),
     Stop(oneshot::Sender<()>),
 }
 
 impl Syncer {
-    /// Takes up where the records end, and starts to work on the current runtime.
+    /// Loads the records, and starts to work on the current runtime.
     ///
     /// Fails only if the records cannot be read.
     pub async fn start(local: Arc<dyn LocalRelay>, settings: Settings) -> io::Result<Self> {
@@ -128,14 +128,14 @@ impl Syncer {
         Ok(Self { orders })
     }
 
-    /// How things stand with each relay. Empty once stopped.
+    /// Returns the status of each relay. Empty once stopped.
     pub async fn status(&self) -> Status {
         let (reply, status) = oneshot::channel();
         let _ = self.orders.send(Order::Status(reply)).await;
         status.await.unwrap_or_default()
     }
 
-    /// Ends all connections, and returns when everything learned about relays is on disk.
+    /// Ends all connections, and returns when all records are on disk.
     pub async fn stop(&self) {
         let (reply, stopped) = oneshot::channel();
         let _ = self.orders.send(Order::Stop(reply)).await;

@@ -1,4 +1,4 @@
-//! Where time comes from: both clocks, read in one place.
+//! The source of time: both clocks, read in one place.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,17 +7,17 @@ use std::time::Instant;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::{Mono, Now};
 
-/// The clocks that everything about syncing is decided by.
+/// The clocks that all decisions of sync are based on.
 #[derive(Clone)]
 pub struct Clock(Arc<dyn Fn() -> Now + Send + Sync>);
 
 impl Clock {
-    /// A clock that asks this function.
+    /// Creates a clock that calls this function.
     pub fn new(now: impl Fn() -> Now + Send + Sync + 'static) -> Self {
         Self(Arc::new(now))
     }
 
-    /// The machine's clocks; the monotonic one counts from now.
+    /// Returns the machine's clocks; the monotonic one counts from now.
     pub fn system() -> Self {
         let start = Instant::now();
         Self::new(move || Now::new(Mono::new(start.elapsed()), Timestamp::now()))

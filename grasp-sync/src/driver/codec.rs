@@ -1,4 +1,4 @@
-//! The words on the wire: what we say to a relay, what it says to us.
+//! The nostr messages between us and a relay.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,30 +11,30 @@ use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, SeqAccess, Visitor
 
 use crate::engine::SubId;
 
-/// One message of a relay, as far as it is about us.
+/// One message of a relay that concerns us.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Word {
-    /// An event under a subscription. Nothing about it is checked yet.
+    /// EVENT. Nothing about the event is checked yet.
     Event(SubId, Event),
-    /// Everything stored has been sent.
+    /// EOSE.
     Eose(SubId, Option<EoseHint>),
-    /// A subscription is over, in these words.
+    /// CLOSED.
     Closed(SubId, String),
-    /// Something for people to read.
+    /// NOTICE.
     Notice(String),
-    /// Reconciliation goes on.
+    /// NEG-MSG.
     NegMsg(SubId, Vec<u8>),
-    /// Reconciliation is over, in these words.
+    /// NEG-ERR.
     NegErr(SubId, String),
-    /// A challenge to authenticate.
+    /// AUTH: a challenge.
     Auth(String),
-    /// What became of an event of ours.
+    /// OK, about an event of ours.
     Ok { event: EventId, accepted: bool, text: String },
 }
 
 impl Word {
-    /// Reads one text frame, events included, in one pass. `None` for what is broken, unknown or about a
-    /// subscription that cannot be ours.
+    /// Parses one text frame, events included, in one pass. `None` for messages that are malformed, unknown or about
+    /// a subscription that cannot be ours.
     pub(crate) fn read(text: &str) -> Option<Self> {
         serde_json::from_str(text).ok()
     }
@@ -76,7 +76,7 @@ impl<'de> Visitor<'de> for Reading {
             }
             _ => return Err(A::Error::custom("no message of a relay")),
         };
-        // Whatever else it says is for others; but it must be said properly.
+        // Further elements are ignored, but must be well-formed.
         while seq.next_element::<IgnoredAny>()?.is_some() {}
         Ok(word)
     }
@@ -90,23 +90,23 @@ fn sub<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<SubId, A::Error> {
     next::<Text<'_>, _>(seq)?.0.parse().map_err(A::Error::custom)
 }
 
-/// Characters of a peer's text that are read; nobody needs more to know what it means.
+/// Characters of a relay's text that are kept.
 const MOST_TEXT: usize = 1_024;
 
-/// A text that some relays leave out, or replace by something else.
+/// Reads a text that some relays leave out, or replace by something else.
 fn text<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<String, A::Error> {
     let text: Option<Loose<'_>> = seq.next_element()?;
     let text = text.and_then(|text| text.0).unwrap_or_default();
     Ok(text.chars().take(MOST_TEXT).collect())
 }
 
-/// The first hint of EOSE that is known (NIP-67). Whatever else stands there says nothing.
+/// Reads the first known hint of EOSE (NIP-67); anything else is no hint.
 fn hint<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<Option<EoseHint>, A::Error> {
     let Some(Hints::List(hints)) = seq.next_element()? else { return Ok(None) };
     Ok(hints.into_iter().find_map(|hint| EoseHint::read(&hint.0?)))
 }
 
-/// What may stand where hints do.
+/// The values that may be in the place of hints.
 #[derive(serde::Deserialize)]
 #[serde(untagged)]
 enum Hints<'a> {
@@ -114,7 +114,7 @@ enum Hints<'a> {
     Other(IgnoredAny),
 }
 
-/// A challenge is to be given back as it is.
+/// Reads a challenge, which must be returned unchanged.
 fn challenge<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<String, A::Error> {
     let challenge = next::<Text<'_>, _>(seq)?.0;
     match challenge.len() <= MOST_TEXT {
@@ -123,7 +123,7 @@ fn challenge<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<String, A::Error> {
     }
 }
 
-/// A text, taken from where it lies if it has no escapes.
+/// A text, borrowed if it has no escapes.
 struct Text<'a>(Cow<'a, str>);
 
 impl<'de> Deserialize<'de> for Text<'de> {
@@ -150,7 +150,7 @@ impl<'de> Visitor<'de> for TextReading {
     }
 }
 
-/// A text, or anything.
+/// A text, or anything else.
 #[derive(serde::Deserialize)]
 #[serde(untagged)]
 enum Anything<'a> {
@@ -170,7 +170,6 @@ impl<'de> Deserialize<'de> for Loose<'de> {
     }
 }
 
-/// REQ.
 pub(crate) fn req(sub: SubId, filters: &[Filter]) -> String {
     let mut text = format!(r#"["REQ","{sub}""#);
     filters.iter().for_each(|filter| push_json(&mut text, filter));
@@ -178,34 +177,28 @@ pub(crate) fn req(sub: SubId, filters: &[Filter]) -> String {
     text
 }
 
-/// CLOSE.
 pub(crate) fn close(sub: SubId) -> String {
     format!(r#"["CLOSE","{sub}"]"#)
 }
 
-/// NEG-OPEN.
 pub(crate) fn neg_open(sub: SubId, filter: &Filter, message: &[u8]) -> String {
     let mut text = format!(r#"["NEG-OPEN","{sub}""#);
     push_json(&mut text, filter);
     push_hex(text, message)
 }
 
-/// NEG-MSG.
 pub(crate) fn neg_msg(sub: SubId, message: &[u8]) -> String {
     push_hex(format!(r#"["NEG-MSG","{sub}""#), message)
 }
 
-/// NEG-CLOSE.
 pub(crate) fn neg_close(sub: SubId) -> String {
     format!(r#"["NEG-CLOSE","{sub}"]"#)
 }
 
-/// AUTH.
 pub(crate) fn auth(event: &Event) -> String {
     of_event("AUTH", event)
 }
 
-/// EVENT.
 pub(crate) fn event(event: &Event) -> String {
     of_event("EVENT", event)
 }
@@ -219,7 +212,7 @@ fn of_event(label: &str, event: &Event) -> String {
 
 fn push_json(text: &mut String, value: &impl serde::Serialize) {
     text.push(',');
-    // Filters and events are text, numbers and lists; nothing of them can fail to be written.
+    // Filters and events are texts, numbers and lists, which can always be serialized.
     text.push_str(&serde_json::to_string(value).unwrap_or_default());
 }
 

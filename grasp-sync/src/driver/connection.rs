@@ -1,14 +1,14 @@
-//! One relay on one websocket: dialled, listened to, spoken to, lost.
+//! One connection to a relay over one websocket.
 //!
 //! ```text
 //!   engine ──Frame──▶ ┌────────────┐ ──text──▶ writer ──▶ socket
 //!                     │ connection │
 //!   engine ◀──Heard── └────────────┘ ◀─────────────────── socket
-//!                           └──events──▶ lane (intake)
+//!                           └──events──▶ intake queue
 //! ```
 //!
-//! What the relay says is told to the engine in its order, and at once. Events themselves take the lane, which may
-//! be congested; then the socket is not read, and the relay has to wait.
+//! Messages are passed to the engine in order, and at once. Events go to the intake queue, which may be full; then
+//! the socket is not read, and the relay has to wait.
 
 mod burst;
 mod dial;
@@ -39,10 +39,10 @@ use super::outbound::Outbound;
 use super::task::Task;
 use crate::engine::{ConnId, Fault, Frame, Input, Places, Said, SubId};
 
-/// Frames that may wait for the socket; the engine's own budget stays far below.
+/// Frames that may wait for the socket; the engine's budget stays far below.
 const FRAMES: usize = 1_024;
 
-/// What every connection needs of the world.
+/// The state that all connections share.
 pub(crate) struct World {
     pub(crate) outbound: Outbound,
     pub(crate) keys: Option<Keys>,
@@ -51,7 +51,7 @@ pub(crate) struct World {
     pub(crate) told: mpsc::Sender<Input>,
 }
 
-/// Whom to call, and what to call the call.
+/// The relay to connect to, and the id of the connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     pub(crate) relay: RelayUrl,
@@ -59,18 +59,18 @@ pub(crate) struct Call {
     pub(crate) from: Provenance,
 }
 
-/// A connection, or an attempt. Ends when it is dropped, without a word.
+/// A connection, or an attempt to connect. Ends without a message when dropped.
 pub(crate) struct Line {
     frames: mpsc::Sender<Frame>,
     _task: Task,
 }
 
-/// The relay does not take what it is sent.
+/// The frame could not be queued: the relay does not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stuck;
 
 impl Line {
-    /// Begins to dial. Whatever comes of it is told as an input.
+    /// Starts to connect. The result is an input.
     pub(crate) fn start(world: Arc<World>, call: Call) -> Self {
         let (frames, orders) = mpsc::channel(FRAMES);
         Self { frames, _task: Task::spawn(live(world, call, orders)) }
@@ -81,7 +81,7 @@ impl Line {
     }
 }
 
-/// One call from the dial to its end, which is told whatever it is.
+/// Runs a connection from the dial to its end, which is always reported.
 async fn live(world: Arc<World>, call: Call, orders: mpsc::Receiver<Frame>) {
     let told = world.told.clone();
     let (relay, conn) = (call.relay.clone(), call.conn);
@@ -97,7 +97,7 @@ async fn live(world: Arc<World>, call: Call, orders: mpsc::Receiver<Frame>) {
     if let Some(why) = why {
         let _ = told.send(Input::ConnectFailed { relay: relay.clone(), conn, why }).await;
     }
-    // To an attempt that failed this means nothing.
+    // Ignored for an attempt that failed.
     let _ = told.send(Input::Disconnected { relay, conn }).await;
 }
 
@@ -128,7 +128,7 @@ async fn converse(
     Ok(())
 }
 
-/// What a subscription of ours asked for.
+/// The filters and path of one of our subscriptions.
 struct Sub {
     filters: Vec<Filter>,
     path: SyncPath,
@@ -140,22 +140,21 @@ struct Talk {
     lane: Lane,
     writer: Writer,
     subs: BTreeMap<SubId, Sub>,
-    /// The latest challenge.
     challenge: Option<String>,
-    /// Our answer to it.
+    /// The id of our answer to it.
     answer: Option<EventId>,
     burst: Burst,
     silence: Silence,
 }
 
-/// Why a conversation is over. Nobody asks which it was; the log may.
+/// The reason why a connection ended, for the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Over {
-    /// The engine let go.
+    /// The engine dropped the handle.
     Dismissed,
-    /// The socket ended, or broke.
+    /// The socket ended, or failed.
     Lost,
-    /// Nothing was heard for too long.
+    /// Nothing was received for too long.
     Silent,
     /// Nothing could be sent for too long.
     Stuck,
@@ -172,7 +171,7 @@ impl Talk {
         tracing::debug!(relay = %self.call.relay, ?over, "the connection ended");
     }
 
-    /// Says what is to be said, or hears what is there to be heard.
+    /// Sends one frame, or receives what is available.
     async fn turn(
         &mut self,
         stream: &mut SplitStream<Socket>,
@@ -193,7 +192,7 @@ impl Talk {
         }
     }
 
-    /// Nothing was heard for a while: asks whether anybody is there, once.
+    /// Sends a ping after the first silence; ends the connection after the second.
     fn wonder(&mut self) -> Result<(), Over> {
         if std::mem::replace(&mut self.silence.is_asked, true) {
             return Err(Over::Silent);
@@ -201,7 +200,7 @@ impl Talk {
         self.writer.send(Message::Ping(Vec::new().into())).map_err(|_| Over::Stuck)
     }
 
-    /// Takes what else is there already, so that many small messages make few large steps.
+    /// Receives what else is available, so that many small messages make few large steps.
     async fn hear_more(&mut self, stream: &mut SplitStream<Socket>) -> Result<(), Over> {
         while !self.burst.is_full() {
             let Some(message) = stream.next().now_or_never() else { break };
@@ -243,12 +242,12 @@ impl Talk {
             }
             Word::Ok { .. } => return,
         };
-        // An end never overtakes what came before it.
+        // An EOSE never overtakes the events before it.
         self.tell_rows().await;
         self.tell(said).await;
     }
 
-    /// Events that nobody asked for are not even counted.
+    /// Buffers an event that matches its subscription; drops any other.
     fn delivered(&mut self, sub: SubId, event: Event, bytes: usize) {
         let Some(asked) = self.subs.get(&sub) else { return };
         let places = Places::of(&asked.filters, &event);
@@ -268,7 +267,7 @@ impl Talk {
         let _ = self.world.told.send(Input::Heard { relay, conn, said }).await;
     }
 
-    /// Tells which events came, and hands them over.
+    /// Reports the events received, and hands them over.
     async fn flush(&mut self) {
         self.tell_rows().await;
         let (items, bytes) = self.burst.take_items();
@@ -302,7 +301,7 @@ impl Talk {
         self.writer.send(Message::text(text)).map_err(|_| Over::Stuck)
     }
 
-    /// Who we are, said to this relay and for this challenge only (NIP-42). A challenge is answered once.
+    /// Returns the event that authenticates us to this relay (NIP-42). A challenge is answered once.
     fn authentication(&mut self) -> Option<Event> {
         let (keys, challenge) = (self.world.keys.as_ref()?, self.challenge.take()?);
         let tags = [["relay", self.call.relay.as_str()], ["challenge", &challenge]];
@@ -311,10 +310,10 @@ impl Talk {
     }
 }
 
-/// How long nothing was heard.
+/// The time since the last message.
 struct Silence {
     since: Instant,
-    /// Whether the relay was asked if it is still there.
+    /// True if a ping was sent.
     is_asked: bool,
 }
 
@@ -323,7 +322,7 @@ impl Silence {
         Self { since: Instant::now(), is_asked: false }
     }
 
-    /// Waits until it is time to ask, or to give up.
+    /// Waits until it is time for a ping, or for the end.
     async fn grows(&self, limits: &Limits) {
         let wait = if self.is_asked { limits.idle_timeout } else { limits.ping_after };
         sleep_until(self.since + wait).await;

@@ -1,4 +1,4 @@
-//! What the local relay tells about itself, in the engine's words.
+//! Translates the local relay's feed into inputs of the engine.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,21 +14,21 @@ use super::recent::Recent;
 use crate::engine::{Accepted, Input, index_change};
 use crate::local::{LocalRelay, News};
 
-/// Pause before a feed that ended is begun anew.
+/// Delay before a feed that ended is started again.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// Which repositories of the local relay are followed.
+/// Rule for the repositories of the local relay that are followed.
 #[derive(Clone, Debug)]
 pub(crate) struct Following {
-    /// The relay, as announcements name it.
+    /// The relay's address, as announcements name it.
     pub(crate) own: ServiceIdentity,
-    /// Whether those are followed too that do not list it.
+    /// True if repositories that do not list it are followed too.
     pub(crate) unlisted: bool,
 }
 
 impl Following {
-    /// What an announcement, or any other event, changes about what is wanted. One that does not list the relay takes
-    /// back what an earlier version wanted.
+    /// Returns the change that an event makes to what is wanted. An announcement that does not list the relay
+    /// withdraws what an earlier version wanted.
     fn change(&self, event: &Event, level: SyncLevel) -> Option<IndexChange> {
         let change = index_change(event, level)?;
         match change {
@@ -45,7 +45,7 @@ impl Following {
     }
 }
 
-/// Tells the engine everything, for ever.
+/// Passes the feed to the engine, for ever.
 pub(crate) async fn listen(
     local: Arc<dyn LocalRelay>,
     following: Following,
@@ -80,7 +80,7 @@ fn read(news: News, is_live: bool, following: &Following, recent: &Mutex<Recent>
             let change = following.change(&event, SyncLevel::Full);
             Accepted { event: Some(event.id), direct, change }
         }
-        // Of what else waits nothing may be asked that depends on it.
+        // Nothing that depends on other held events may be asked for.
         News::Held(event) if event.kind != kinds::ANNOUNCEMENT => return None,
         News::Held(event) => changed(following.change(&event, SyncLevel::StateOnly)?),
         News::Retired(repo) => changed(IndexChange::Retired { repo }),

@@ -1,13 +1,13 @@
-//! The way of events from a socket to the local relay: checked on worker threads, offered in batches.
+//! The path of events from a socket to the local relay: verified on worker threads, ingested in batches.
 //!
 //! ```text
-//!   connection ──chunks──▶ lane: gather ──▶ check (threads, shared fairly) ──▶ ingest ──▶ Ingested
-//!                 ▲ waits while too many bytes of this connection are on their way
+//!   connection ──chunks──▶ queue: gather ──▶ verify (threads, shared fairly) ──▶ ingest ──▶ Ingested
+//!                 ▲ waits while too many bytes of this connection are queued
 //! ```
 //!
-//! Each connection has a lane of its own, so that a flood from one relay delays that relay. While one batch is
-//! taken in, the next is checked; whatever comes meanwhile is the batch after that. So batches are small when little
-//! happens and large when much does, and nobody waits for a batch to fill.
+//! Each connection has a queue of its own, so that a flood from one relay delays that relay only. While one batch is
+//! ingested, the next is verified; events that come meanwhile make the batch after that. So batches are small at low
+//! load and large at high load, and no event waits for a batch to fill.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,13 +23,12 @@ use super::recent::{Recalled, Recent, Settled};
 use crate::engine::{ConnId, Input, Judged, Outcome, Row, SubId};
 use crate::local::{LocalRelay, Taken};
 
-/// Events in a batch.
 pub(crate) const BATCH: usize = 512;
-/// Chunks that may wait in a lane; their bytes are a further bound.
+/// Chunks that may wait in a queue; bytes are a further limit.
 const CHUNKS: usize = 64;
-/// Bytes of one connection's events that may be on their way.
+/// Bytes of one connection's events that may be queued.
 const BYTES: usize = 2 * 1024 * 1024;
-/// Batches of one lane that are checked ahead of the one that is taken in.
+/// Batches of one queue that are verified ahead of the one being ingested.
 const AHEAD: usize = 2;
 
 /// An event that matches its subscription.
@@ -40,7 +39,7 @@ pub(crate) struct Item {
     pub(crate) event: Event,
 }
 
-/// What all lanes share.
+/// The state that all queues share.
 #[derive(Clone)]
 pub(crate) struct Intake {
     pub(crate) local: Arc<dyn LocalRelay>,
@@ -50,7 +49,7 @@ pub(crate) struct Intake {
     turns: Arc<Semaphore>,
 }
 
-/// One connection's way in. What is in it is taken in even if the connection ends.
+/// The queue of one connection. Its events are ingested even if the connection ends.
 pub(crate) struct Lane {
     chunks: mpsc::Sender<Chunk>,
     room: Arc<Semaphore>,
@@ -61,7 +60,7 @@ struct Chunk {
     _room: Vec<OwnedSemaphorePermit>,
 }
 
-/// An event after its check.
+/// An event after its verification.
 struct Checked {
     sub: SubId,
     path: SyncPath,
@@ -69,12 +68,12 @@ struct Checked {
     found: Found,
 }
 
-/// A genuine event, and the subscription it came under.
+/// A verified event, and the subscription it came under.
 type Offered = (SubId, Verified<Arc<Event>>);
 
 enum Found {
     Genuine(Verified<Arc<Event>>),
-    /// There is nothing more to find out.
+    /// The outcome is known without asking the local relay.
     Clear(Outcome),
 }
 
@@ -85,7 +84,7 @@ impl Intake {
         Self { local, recent: Arc::default(), told, clock, turns }
     }
 
-    /// Opens the way in for one connection.
+    /// Opens the queue of one connection.
     pub(crate) fn lane(&self, relay: RelayUrl, conn: ConnId) -> Lane {
         let (chunks, waiting) = mpsc::channel(CHUNKS);
         tokio::spawn(self.clone().work(relay, conn, waiting));
@@ -106,7 +105,7 @@ impl Intake {
         }
     }
 
-    /// Checks a batch on a thread that may be busy for long.
+    /// Verifies a batch on a blocking thread.
     async fn check(&self, batch: Chunk) -> (Vec<Checked>, Vec<OwnedSemaphorePermit>) {
         let turn = Arc::clone(&self.turns).acquire_owned().await;
         let recent = Arc::clone(&self.recent);
@@ -116,12 +115,12 @@ impl Intake {
             let _turn = turn;
             check_all(items, &recent)
         });
-        // Should checking ever panic, what was in the batch is fetched again.
+        // Should the verification panic, the events of the batch are fetched again.
         let failed = |_| names.into_iter().map(Checked::failed).collect();
         (work.await.unwrap_or_else(failed), room)
     }
 
-    /// Offers a batch to the local relay; answers what became of each event, by subscription.
+    /// Offers a batch to the local relay; returns the judgement of each event, by subscription.
     async fn take_in(&self, relay: &RelayUrl, batch: Vec<Checked>) -> BTreeMap<SubId, Vec<Judged>> {
         let mut genuine: BTreeMap<SyncPath, Vec<Offered>> = BTreeMap::new();
         let mut answers: BTreeMap<SubId, Vec<Judged>> = BTreeMap::new();
@@ -144,7 +143,8 @@ impl Intake {
         answers
     }
 
-    /// Offers verified events to the local relay, and remembers what it said. One answer each, whatever happens.
+    /// Offers verified events to the local relay, and remembers its answers. Returns one answer for each event in any
+    /// case.
     pub(crate) async fn offer(
         &self,
         events: Vec<Verified<Arc<Event>>>,
@@ -168,7 +168,7 @@ impl Intake {
 }
 
 impl Lane {
-    /// Hands events over; waits while too much is on its way.
+    /// Queues events; waits while too many bytes are queued.
     pub(crate) async fn push(&self, items: Vec<Item>, bytes: usize) {
         let wanted = u32::try_from(bytes.clamp(1, BYTES)).unwrap_or(u32::MAX);
         let Ok(room) = Arc::clone(&self.room).acquire_many_owned(wanted).await else { return };
@@ -176,7 +176,7 @@ impl Lane {
     }
 }
 
-/// Waits for a chunk and adds what else is there, up to a batch.
+/// Waits for a chunk and adds what else is queued, up to a batch.
 async fn gather(waiting: &mut mpsc::Receiver<Chunk>) -> Option<Chunk> {
     let mut batch = waiting.recv().await?;
     while batch.items.len() < BATCH {
@@ -232,7 +232,7 @@ impl Checked {
     }
 }
 
-/// What an answer means for the next copy of the event.
+/// Returns the outcome that holds for further copies of the event, if any.
 fn lasting(taken: Taken) -> Option<Settled> {
     match taken {
         Taken::Stored | Taken::Known => Some(Settled::Here),

@@ -1,21 +1,21 @@
-//! What one relay may do to us.
+//! Limits of connections to other relays.
 
 use std::time::Duration;
 
-/// Bounds on connections to other relays.
+/// Limits of one connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The longest message that is read; a longer one ends the connection. Default: 2 MiB.
+    /// The longest message that is read, in bytes; a longer one ends the connection. Default: 2 MiB.
     ///
-    /// Events are far smaller; answers in set reconciliation may reach one megabyte.
+    /// Events are far smaller; messages of set reconciliation may reach one megabyte.
     pub message_bytes: usize,
-    /// How long a connection may take to be made, from the name to the websocket. Default: 20 seconds.
+    /// Time for making a connection, from the name to the websocket. Default: 20 seconds.
     pub handshake_timeout: Duration,
-    /// Silence after which a relay is asked whether it is still there. Default: 45 seconds.
+    /// Silence after which a ping is sent. Default: 45 seconds.
     pub ping_after: Duration,
-    /// Silence after which it is taken for lost; no message may take longer to arrive. Default: 2 minutes.
+    /// Silence after which the connection is lost; no message may take longer to arrive. Default: 2 minutes.
     pub idle_timeout: Duration,
-    /// How long the relay may not read what it is sent. Default: 30 seconds.
+    /// Time for which the relay may not read what it is sent. Default: 30 seconds.
     pub write_timeout: Duration,
 }
 

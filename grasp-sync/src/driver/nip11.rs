@@ -1,4 +1,4 @@
-//! What a relay says about itself (NIP-11). A relay that says nothing is treated like one that says little.
+//! Fetches a relay's NIP-11 document. A relay without one is treated like one that advertises nothing.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -19,21 +19,21 @@ use super::outbound::{Outbound, Route};
 use super::roots::Roots;
 use crate::engine::RelayFacts;
 
-/// How long the document may take from the dial to its last byte.
+/// Time for fetching the document, from the dial to its last byte.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Its longest useful size.
+/// Longest document that is read.
 const MOST_BYTES: usize = 256 * 1024;
-/// How we introduce ourselves to other servers.
+/// Our name to other servers.
 pub(crate) const OUR_NAME: &str = concat!("grasp-sync/", env!("CARGO_PKG_VERSION"));
 
-/// The document, or the facts of a relay that has none.
+/// Returns the facts of the document, or those of a relay that has none.
 pub(crate) async fn fetch(relay: &RelayUrl, route: &Route) -> RelayFacts {
     let fetched = timeout(PATIENCE, try_fetch(relay, route)).await;
     let document = fetched.ok().flatten().unwrap_or_default();
     serde_json::from_slice(&document).map(Document::facts).unwrap_or_default()
 }
 
-/// Fetches what a relay says about itself, as strangers may have it fetched; `None` if it says nothing.
+/// Fetches a relay's NIP-11 document under the policy for untrusted addresses; `None` if it has none.
 pub async fn relay_information(
     relay: &RelayUrl,
     policy: OutboundPolicy,
@@ -51,8 +51,7 @@ pub async fn relay_information(
 async fn try_fetch(relay: &RelayUrl, route: &Route) -> Option<Vec<u8>> {
     let (wire, _) = route.connect().await.ok()?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(wire)).await.ok()?;
-    // The connection moves only as long as the answer is wanted. A server that closes it after its answer has given
-    // the answer nevertheless.
+    // The connection is driven only until the answer is here. A server that closes it after its answer has answered.
     let mut asking = pin!(ask(relay, &mut sender));
     tokio::select! {
         document = &mut asking => document,
@@ -78,7 +77,7 @@ async fn ask(relay: &RelayUrl, to: &mut http1::SendRequest<Empty<Bytes>>) -> Opt
     Some(body.to_bytes().into())
 }
 
-/// What of the document matters here. What is of an unexpected type is as good as not said.
+/// The part of the document that matters here. Values of an unexpected type count as missing.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Document {

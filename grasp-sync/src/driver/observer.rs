@@ -1,13 +1,13 @@
-//! Whoever wants to know what happens: logs, metrics, tests.
+//! Receivers of the engine's reports: logs, metrics, tests.
 
 use grasp_core::admission::SyncPath;
 use grasp_core::limits::Health;
 
 use crate::engine::{Report, Source};
 
-/// Is told what the engine reports, as it happens. Must not wait for anything.
+/// Receives the engine's reports as they happen. Must not block.
 pub trait Observer: Send + Sync + 'static {
-    /// Something worth knowing happened.
+    /// Handles one report.
     fn report(&self, report: &Report);
 }
 
@@ -19,7 +19,9 @@ impl Observer for Log {
     fn report(&self, report: &Report) {
         match report {
             Report::Discovered { relay } => tracing::info!(%relay, "following a relay"),
-            Report::Retired { relay } => tracing::info!(%relay, "nobody needs this relay any more"),
+            Report::Retired { relay } => {
+                tracing::info!(%relay, "no longer following this relay: no repository names it")
+            }
             Report::Status { relay, status } => tracing::info!(%relay, ?status, "connection"),
             Report::Health { relay, health: Health::Dead, failing_for } => {
                 tracing::error!(%relay, ?failing_for, "dead: it is tried once a day from now on");
@@ -39,7 +41,7 @@ impl Observer for Log {
                 tracing::warn!(%relay, count, "sync gap: catching up found what live sync missed");
             }
             Report::Lacking { relay, repo, count } => {
-                // Strangers name repositories, and may put anything into a name.
+                // Names of repositories come from events, and may contain anything.
                 let repo = repo.to_string().escape_debug().to_string();
                 tracing::warn!(%relay, repo, count, "lacks events that we have");
             }
@@ -65,7 +67,7 @@ impl Observer for Log {
     }
 }
 
-/// Tells nobody.
+/// Ignores all reports.
 impl Observer for () {
     fn report(&self, _: &Report) {}
 }

@@ -1,12 +1,12 @@
-//! The one way out: every dial of this crate is resolved, judged and made here.
+//! Outbound connections: every dial of this crate is resolved, checked against the policy and made here.
 //!
 //! ```text
-//!   relay URL ──▶ judge the name ──▶ resolve once ──▶ judge every address ──▶ Route
+//!   relay URL ──▶ check the name ──▶ resolve once ──▶ check every address ──▶ Route
 //!   Route ──▶ TCP to exactly those addresses ──▶ TLS under the URL's own name ──▶ websocket, NIP-11
 //! ```
 //!
-//! Between the judgement and the dial nothing is resolved again, so no answer of a name server can lead elsewhere.
-//! Redirects are not followed and no proxy of the environment is asked.
+//! Nothing is resolved again between the check and the dial, so no DNS answer can lead elsewhere. Redirects are not
+//! followed and proxies of the environment are not used.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -25,11 +25,8 @@ use url::Url;
 use super::roots::Roots;
 use crate::engine::{Fault, Flaw};
 
-/// How long a name server may take.
 const RESOLVE: Duration = Duration::from_secs(5);
-/// How long one address may take to answer.
 const CONNECT: Duration = Duration::from_secs(5);
-/// How long TLS may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Addresses of one name that are tried.
 const MOST_ADDRESSES: usize = 4;
@@ -38,17 +35,17 @@ const MOST_ADDRESSES: usize = 4;
 pub(crate) trait Bytes: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Bytes for T {}
 
-/// A connection on which nothing has been said yet.
+/// A connection on which nothing has been sent yet.
 pub(crate) type Wire = Box<dyn Bytes>;
 
-/// Whoever dials asks this.
+/// Resolves and checks addresses for every dial.
 #[derive(Clone)]
 pub(crate) struct Outbound {
     policy: OutboundPolicy,
     tls: TlsConnector,
 }
 
-/// Where a relay is: addresses that were judged, to be dialled as they are.
+/// The checked addresses of a relay, to be dialled as they are.
 #[derive(Clone)]
 pub(crate) struct Route {
     addresses: Vec<SocketAddr>,
@@ -56,12 +53,12 @@ pub(crate) struct Route {
 }
 
 impl Outbound {
-    /// Goes where the policy lets us, and believes certificates that lead to one of the roots.
+    /// Creates it with a policy and the trusted certificate authorities.
     pub(crate) fn new(policy: OutboundPolicy, roots: &Roots) -> Self {
         Self { policy, tls: roots.connector() }
     }
 
-    /// Finds out where a relay is, and whether we may go there.
+    /// Resolves a relay's address, and checks it against the policy.
     pub(crate) async fn route(&self, relay: &RelayUrl, from: Provenance) -> Result<Route, Fault> {
         let host = relay.host();
         self.policy.judge_host(from, &host).map_err(|_| Fault::Forbidden)?;
@@ -118,7 +115,7 @@ async fn resolve(name: &str, port: u16) -> Result<Vec<SocketAddr>, Fault> {
     }
 }
 
-/// Tells a name that does not exist from a resolver that could not be asked. The system says it in words only.
+/// Distinguishes a name that does not exist from a resolver that did not answer. The system reports it only as text.
 fn why_unresolved(error: &io::Error) -> Fault {
     let text = error.to_string();
     let is_missing = ["not known", "No address associated", "does not resolve", "No such host"];
@@ -128,7 +125,7 @@ fn why_unresolved(error: &io::Error) -> Fault {
     }
 }
 
-/// Tells a bad certificate from a bad handshake, and both from a connection that was lost meanwhile.
+/// Distinguishes a bad certificate from a failed handshake, and both from a lost connection.
 fn why_unencrypted(error: &io::Error) -> Fault {
     let Some(said) = error.get_ref().and_then(|inner| inner.downcast_ref()) else {
         return Fault::Unreachable;

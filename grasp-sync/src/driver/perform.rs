@@ -1,4 +1,4 @@
-//! The loop: tells the engine what happened, and has done what it wants done.
+//! The loop: passes inputs to the engine, and performs its outputs.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -28,14 +28,13 @@ use crate::engine::{
 };
 use crate::local::LocalRelay;
 
-/// Inputs that may wait; whoever has more to tell waits too.
+/// Inputs that may wait; senders wait when there are more.
 const INPUTS: usize = 1_024;
-/// Inventories that are read at the same time.
 const INVENTORIES: usize = 2;
-/// How long the local relay may take for one.
+/// Time that the local relay may take for an inventory.
 const INVENTORY: Duration = Duration::from_secs(60);
 
-/// The one owner of the engine.
+/// The owner of the engine.
 pub(super) struct Loop {
     engine: SyncEngine,
     clock: Clock,
@@ -45,7 +44,7 @@ pub(super) struct Loop {
     scribe: Scribe,
     status: Status,
     observer: Arc<dyn Observer>,
-    /// As whom events are offered that were kept here for a while.
+    /// Our own address, as the origin of events that are offered again.
     own: RelayUrl,
     inventories: Arc<Semaphore>,
     _feed: Task,
@@ -110,7 +109,7 @@ impl Loop {
         }
     }
 
-    /// Lets the engine handle an input, and whatever follows from it at once.
+    /// Handles an input, and the inputs that follow from it at once.
     fn handle(&mut self, input: Input) {
         let mut inputs = VecDeque::from([input]);
         while let Some(input) = inputs.pop_front() {
@@ -123,7 +122,7 @@ impl Loop {
         }
     }
 
-    /// Has one thing done; answers with an input if it failed at once.
+    /// Performs an output; returns an input if it failed at once.
     fn perform(&mut self, output: Output) -> Option<Input> {
         match output {
             Output::Connect { relay, conn, configured } => self.connect(relay, conn, configured),
@@ -146,7 +145,7 @@ impl Loop {
         self.lines.insert(conn, Line::start(Arc::clone(&self.world), call));
     }
 
-    /// A relay that does not read is given up.
+    /// Gives up a connection whose relay does not read.
     fn send(&mut self, relay: RelayUrl, conn: ConnId, frame: Frame) -> Option<Input> {
         let line = self.lines.get(&conn)?;
         if line.send(frame).is_ok() {
@@ -174,7 +173,7 @@ impl Loop {
         });
     }
 
-    /// Lets go of everybody, and writes down what was learned.
+    /// Ends all connections, and writes all records.
     async fn finish(mut self) {
         self.lines.clear();
         let records = self.engine.records(self.clock.now());
@@ -182,7 +181,7 @@ impl Loop {
     }
 }
 
-/// Asks the local relay what it has. It is given time, and not trusted to keep calm.
+/// Asks the local relay for its inventory, with a timeout and in a task, since it may panic.
 async fn inventory(
     local: Arc<dyn LocalRelay>,
     filter: Filter,
@@ -192,14 +191,14 @@ async fn inventory(
         Ok(Ok(items)) => items,
         Ok(Err(_)) => Err(InventoryFailed),
         Err(_) => {
-            // Its turn goes to the next; two must not become three.
+            // Its permit is freed, so the request must not run on.
             asked.abort();
             Err(InventoryFailed)
         }
     }
 }
 
-/// Offers what was kept here for a while. Whoever kept it vouches for it, but proof is cheaper than trust.
+/// Offers events again that the engine kept. They are verified again, since the engine keeps plain events.
 async fn offer_again(intake: &Intake, events: Vec<Arc<Event>>, origin: Origin) -> Vec<Judged> {
     let rows: Vec<_> = events.iter().map(|event| Row::of(event)).collect();
     let check =
@@ -217,7 +216,7 @@ async fn offer_again(intake: &Intake, events: Vec<Arc<Event>>, origin: Origin) -
         .collect()
 }
 
-/// Sleeps until a point of the clock; for ever without one.
+/// Sleeps until the deadline; for ever without one.
 async fn until(clock: &Clock, deadline: Option<Mono>) {
     match deadline {
         Some(deadline) => tokio::time::sleep(deadline - clock.now().mono).await,

@@ -1,4 +1,4 @@
-//! Events of the last minutes, so that what ten relays send is checked once.
+//! Events of the last minutes, so that an event which ten relays send is verified once.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,34 +7,33 @@ use std::time::Duration;
 use grasp_core::nostr::event::{Event, EventId};
 use grasp_core::{Mono, Verified};
 
-/// How long an answer is good for at least; twice as long at most. What was taken out of service may come back.
+/// Shortest time for which an answer is remembered; at most twice as long. A withdrawn event may come back.
 const LASTING: Duration = Duration::from_secs(5 * 60);
-/// Answers remembered at least; twice as many at most.
+/// Answers of one generation; at most twice as many are remembered.
 const MOST: usize = 32_768;
 
-/// What became of an event.
+/// The outcome of an event, as it holds for further copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Settled {
-    /// It is here, or something that wins over it.
+    /// It is stored, or a version that wins over it.
     Here,
-    /// It waits; offered again it may wait longer.
+    /// It is held; another offer may extend the wait.
     Waits,
-    /// It will never be taken.
+    /// It will never be accepted.
     Never,
 }
 
-/// What is remembered of an id. Only genuine events are: a forged copy spoils nothing.
+/// What is remembered of an id. Only verified events count: a forged copy changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Recalled {
-    /// Nothing.
     Unknown,
-    /// The event with this id was checked, and is being judged.
+    /// The event with this id was verified, and is being judged.
     Checked(Verified<Arc<Event>>),
-    /// The event with this id was judged. Whatever this copy says, it need not be looked at.
+    /// The event with this id was judged. Copies need not be looked at.
     Settled(Settled),
 }
 
-/// The memory of all connections together. Two generations: when the younger is full or old, it becomes the elder.
+/// The memory of all connections together, in two generations: a full or old one becomes the previous one.
 #[derive(Debug, Default)]
 pub(crate) struct Recent {
     checked: HashMap<EventId, Verified<Arc<Event>>>,
@@ -53,12 +52,12 @@ impl Recent {
         }
     }
 
-    /// An event is genuine, and about to be judged.
+    /// Adds a verified event that is about to be judged.
     pub(crate) fn checked(&mut self, event: Verified<Arc<Event>>) {
         self.checked.insert(event.id, event);
     }
 
-    /// It was judged; `None` if the next copy is to be judged anew.
+    /// Adds the outcome of an event; `None` if the next copy is to be judged again.
     pub(crate) fn settled(&mut self, now: Mono, id: EventId, settled: Option<Settled>) {
         self.checked.remove(&id);
         if self.younger.len() >= MOST || now >= self.began + LASTING {
@@ -70,7 +69,7 @@ impl Recent {
         }
     }
 
-    /// Whether another relay brought it, lately.
+    /// Returns whether another relay delivered it lately.
     pub(crate) fn was_brought(&self, id: &EventId) -> bool {
         [&self.younger, &self.elder].iter().any(|known| known.contains_key(id))
             || self.checked.contains_key(id)

@@ -1,4 +1,4 @@
-//! What outlives the process: one line of JSON for each relay, appended.
+//! Storage of relay records: one line of JSON for each relay, appended.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -9,16 +9,16 @@ use grasp_core::RelayUrl;
 
 use crate::engine::RelayRecord;
 
-/// Keeps what is known about relays across restarts. Called from a thread that may wait.
+/// Stores relay records across restarts. Called from a thread that may block.
 pub trait RecordStore: Send + 'static {
-    /// Everything that was kept.
+    /// Returns all records.
     fn load(&mut self) -> io::Result<Vec<RelayRecord>>;
 
-    /// Keeps these, in place of what was kept for the same relays.
+    /// Saves records, replacing earlier ones of the same relays.
     fn save(&mut self, records: &[RelayRecord]) -> io::Result<()>;
 }
 
-/// Keeps nothing: every start is a first one.
+/// Stores nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoRecords;
 
@@ -32,13 +32,13 @@ impl RecordStore for NoRecords {
     }
 }
 
-/// Lines beyond those in use after which the file is written anew.
+/// Outdated lines after which the file is rewritten.
 const SLACK: usize = 1_000;
 
-/// Relays from which on those are forgotten that never gave anything.
+/// Records above which those of relays that never delivered anything are dropped.
 const MOST_RECORDS: usize = 10_000;
 
-/// A file of lines. A newer line of a relay replaces an older one; a line that a crash cut off is passed over.
+/// A file of lines. A newer line of a relay replaces an older one; a line that a crash cut off is skipped.
 ///
 /// ```
 /// use grasp_sync::driver::{RecordFile, RecordStore};
@@ -57,12 +57,12 @@ pub struct RecordFile {
 }
 
 impl RecordFile {
-    /// A file at this path; its directory must exist, the file need not.
+    /// Creates a store in this file; its directory must exist, the file need not.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), file: None, known: BTreeMap::new(), lines: 0 }
     }
 
-    /// Writes everything anew beside the old file, and puts it in its place.
+    /// Writes all records to a new file, and renames it over the old one.
     fn rewrite(&mut self) -> io::Result<()> {
         self.forget_the_empty();
         let new = self.path.with_extension("new");
@@ -72,12 +72,12 @@ impl RecordFile {
         fs::rename(&new, &self.path)?;
         sync_dir(&self.path);
         self.lines = self.known.len();
-        // What is appended from now on goes to the new file.
+        // Later lines are appended to the new file.
         self.file = None;
         Ok(())
     }
 
-    /// Anybody can name relays without end; only those that gave something are kept whatever their number.
+    /// Drops empty records above the limit: any event can name relays.
     fn forget_the_empty(&mut self) {
         let mut too_many = self.known.len().saturating_sub(MOST_RECORDS);
         self.known.retain(|_, record| {
@@ -125,7 +125,7 @@ impl RecordStore for RecordFile {
         }
         let appended = self.append(&lines(records)?);
         if appended.is_err() {
-            // Half a line may lie there, which would swallow the next: everything is written anew instead.
+            // Half a line may be in the file, which would swallow the next: the file is rewritten next time.
             self.lines = usize::MAX;
         }
         appended

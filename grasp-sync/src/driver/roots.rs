@@ -1,4 +1,4 @@
-//! Whose word about certificates is believed.
+//! Trusted certificate authorities.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
-/// The authorities whose certificates are believed: the public ones, which are compiled in, and whoever the operator
-/// adds. No store of the system is needed or asked.
+/// The trusted certificate authorities: the public ones, which are compiled in, and those that the operator adds. No
+/// store of the system is used.
 ///
 /// ```
 /// # fn load() -> Result<(), Box<dyn std::error::Error>> {
@@ -23,7 +23,7 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 #[derive(Clone, Debug)]
 pub struct Roots(Arc<RootCertStore>);
 
-/// Why a text adds no root.
+/// The reason why a text adds no certificate authority.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadRoots {
     /// It is no PEM, or none with certificates.
@@ -32,9 +32,9 @@ pub enum BadRoots {
     /// One of the certificates cannot be read; counted from 1.
     #[error("certificate {number} in it cannot be read: {why}")]
     Unreadable {
-        /// Which one.
+        /// The position of the certificate.
         number: usize,
-        /// What is wrong.
+        /// The parser's message.
         why: String,
     },
 }
@@ -46,8 +46,8 @@ impl Default for Roots {
 }
 
 impl Roots {
-    /// Adds all certificates of a PEM file. One that cannot be read is an error: whoever is meant to be believed and
-    /// is not would be missed much later.
+    /// Adds all certificates of a PEM file. A certificate that cannot be read is an error, since its absence would be
+    /// noticed much later.
     pub fn with(mut self, pem: &[u8]) -> Result<Self, BadRoots> {
         let store = Arc::make_mut(&mut self.0);
         let mut number = 0;
@@ -60,7 +60,7 @@ impl Roots {
         if number == 0 { Err(BadRoots::NoCertificate) } else { Ok(self) }
     }
 
-    /// Encrypts, with nobody whose certificate leads to none of the roots.
+    /// Returns a connector that accepts only certificates issued by one of the roots.
     pub fn connector(&self) -> TlsConnector {
         let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()

@@ -1,4 +1,4 @@
-//! Writes records on a thread of its own: disks may be slow.
+//! Writes records on a thread of its own, because disks may be slow.
 
 use std::io;
 use std::thread;
@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::records::RecordStore;
 use crate::engine::RelayRecord;
 
-/// Records that may wait; what does not fit is written with the next change of the same relay.
+/// Records that may wait; one that does not fit is written with the next change of the same relay.
 const QUEUE: usize = 1_024;
 
 pub(crate) struct Scribe {
@@ -17,7 +17,7 @@ pub(crate) struct Scribe {
 }
 
 impl Scribe {
-    /// Reads what was kept, and is ready to write.
+    /// Loads the records, and starts the thread.
     pub(crate) async fn start(
         mut store: Box<dyn RecordStore>,
     ) -> io::Result<(Self, Vec<RelayRecord>)> {
@@ -39,7 +39,7 @@ impl Scribe {
         }
     }
 
-    /// Writes these and everything before them, and ends.
+    /// Writes these and all earlier records, and ends.
     pub(crate) async fn finish(self, records: Vec<RelayRecord>) {
         let _ = self.queue.send(records).await;
         drop(self.queue);

@@ -1,4 +1,4 @@
-//! How things stand with each relay, for people to look at.
+//! The status of each relay, for operators.
 
 use std::collections::BTreeMap;
 
@@ -10,72 +10,72 @@ use grasp_core::sync::ConnectionStatus;
 
 use crate::engine::{Fault, Input, Judged, Outcome, PeerReliability, Report, Said, Source};
 
-/// How things stand.
+/// The status of sync.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Status {
     /// Every relay that is followed.
     pub relays: BTreeMap<RelayUrl, RelayStatus>,
-    /// Events that clients of the local relay brought since this process began.
+    /// Events that clients published to the local relay since this process began.
     pub direct: u64,
 }
 
-/// How things stand with one relay. Counts are of this process.
+/// The status of one relay. Counts are of this process.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RelayStatus {
-    /// Where the connection stands.
+    /// The status of the connection.
     pub connection: ConnectionStatus,
-    /// Since when it stands there.
+    /// The time of its last change.
     pub since: Timestamp,
-    /// What is to be thought of the relay.
+    /// The health of the relay.
     pub health: Health,
-    /// When everything asked for was last here.
+    /// The time at which everything requested was last here.
     pub synced_at: Option<Timestamp>,
-    /// Events that came and are not judged yet.
+    /// Events received and not judged yet.
     pub backlog: u64,
-    /// Events that it has and that are still to be fetched, as far as that is known beforehand.
+    /// Events offered and not fetched yet, as far as known.
     pub wanted: u64,
-    /// What became of those that were judged.
+    /// Judgements of received events.
     pub counts: Counts,
-    /// Events that live sync should have brought, and a catch-up brought instead.
+    /// Events that a live subscription should have brought, and a catch-up brought instead.
     pub gaps: u64,
-    /// Times since the last full pass that something was not listened to; events that were published then with an
-    /// older date come with the next full pass.
+    /// Interruptions of live subscriptions since the last full pass; events that were published then with an older
+    /// date come with the next.
     pub interruptions: u64,
-    /// REQ and NEG-OPEN frames that it was sent.
+    /// REQ and NEG-OPEN frames sent.
     pub requests: u64,
     /// Batches of repositories and threads that it gave completely.
     pub batches: u64,
-    /// What it last refused, in its own words.
+    /// Its last refusal, in its own words.
     pub last_refusal: Option<PeerText>,
-    /// The last attempt to connect, if it was in vain: what was wrong, and when the next one is due.
+    /// The last attempt to connect, if it failed.
     pub failed: Option<Failed>,
-    /// What was last summed up about it.
+    /// Its last reliability report.
     pub reliability: Option<PeerReliability>,
 }
 
-/// An attempt to connect that was in vain.
+/// A failed attempt to connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failed {
-    /// What was wrong.
+    /// The fault.
     pub why: Fault,
-    /// Attempts in vain since the relay was last there.
+    /// Failed attempts since the relay was last connected.
     pub attempts: u32,
-    /// When the next attempt is due.
+    /// The time of the next attempt.
     pub retry_at: Timestamp,
 }
 
-/// Events that a relay delivered, by what became of them.
+/// Events that a relay delivered, by judgement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// New, and came live.
+    /// New, by a live subscription.
     pub live: u64,
-    /// New, and came while catching up.
+    /// New, by a catch-up.
     pub catch_up: u64,
-    /// New, and came in a daily pass.
+    /// New, by a daily pass.
     pub daily: u64,
-    /// Held for want of git data.
+    /// Held until their git data is here.
     pub held: u64,
-    /// Here already.
+    /// Known already.
     pub known: u64,
     /// Refused by the local relay.
     pub refused: u64,
@@ -84,12 +84,12 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// All that are new here.
+    /// Returns the number of new events.
     pub fn stored(&self) -> u64 {
         self.live + self.catch_up + self.daily
     }
 
-    /// All that were judged.
+    /// Returns the number of judged events.
     pub fn judged(&self) -> u64 {
         self.stored() + self.held + self.known + self.refused + self.forged
     }
@@ -97,7 +97,7 @@ impl Counts {
     fn add(&mut self, judged: &[Judged]) {
         for one in judged {
             match one.outcome {
-                // Told by a report, which knows the way it came.
+                // Counted by a report, which has the path.
                 Outcome::Stored => {}
                 Outcome::Held => self.held += 1,
                 Outcome::Known => self.known += 1,
@@ -149,14 +149,14 @@ impl RelayStatus {
 }
 
 impl Status {
-    /// Notes what each relay has offered and not delivered yet.
+    /// Sets the number of events that each relay has offered and not delivered yet.
     pub(super) fn wanted<'a>(&mut self, wanted: impl Iterator<Item = (&'a RelayUrl, usize)>) {
         for (relay, count) in wanted {
             self.with(relay, |known| known.wanted = count as u64);
         }
     }
 
-    /// Notes what the engine is about to be told.
+    /// Updates from an input of the engine.
     pub(super) fn told(&mut self, input: &Input) {
         match input {
             Input::Heard { relay, said: Said::Delivered { rows, .. }, .. } => {
@@ -174,7 +174,7 @@ impl Status {
         }
     }
 
-    /// Notes what the engine reports.
+    /// Updates from a report of the engine.
     pub(super) fn reported(&mut self, now: Timestamp, report: &Report) {
         match report {
             Report::Discovered { relay } => {

@@ -1,4 +1,4 @@
-//! Tasks that end with whoever wanted them.
+//! Tasks that end with their owner.
 
 use tokio::task::AbortHandle;
 

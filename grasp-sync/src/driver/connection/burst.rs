@@ -1,12 +1,12 @@
-//! What came in one go: told in few words, handed over in one piece.
+//! Events received at once: reported in few inputs, handed over as one chunk.
 
 use super::super::intake::{BATCH, Item};
 use crate::engine::{Delivered, Places, Row, SubId};
 
-/// Bytes after which what came is handed over.
+/// Bytes after which received events are handed over.
 const FULL: usize = 512 * 1024;
 
-/// Events that came and were not handed over yet, and which of them the engine has not been told of.
+/// Received events that were not handed over yet, and those that were not reported to the engine.
 #[derive(Default)]
 pub(super) struct Burst {
     rows: Vec<(SubId, Vec<Delivered>)>,
@@ -29,12 +29,12 @@ impl Burst {
         self.items.len() >= BATCH || self.bytes >= FULL
     }
 
-    /// What the engine is to be told, in the order in which it came.
+    /// Takes the rows to report, in the order in which they came.
     pub(super) fn take_rows(&mut self) -> Vec<(SubId, Vec<Delivered>)> {
         std::mem::take(&mut self.rows)
     }
 
-    /// What is to be handed over, and its size.
+    /// Takes the events to hand over, and their bytes.
     pub(super) fn take_items(&mut self) -> (Vec<Item>, usize) {
         (std::mem::take(&mut self.items), std::mem::take(&mut self.bytes))
     }

@@ -1,4 +1,4 @@
-//! From an address to a websocket, and to what the relay says about itself.
+//! Opens the websocket to a relay, and fetches its NIP-11 document.
 
 use std::net::IpAddr;
 
@@ -60,7 +60,8 @@ async fn upgrade(
     upgraded.map(|(socket, _)| (socket, address)).map_err(|error| fault(&error))
 }
 
-/// Who is at fault. A server in trouble, or one that asks for patience, is there and may come back.
+/// Returns the fault of a failed handshake. A server with an error, or one that asks to retry, is there and may come
+/// back.
 fn fault(error: &tungstenite::Error) -> Fault {
     match error {
         Error::Http(answer) => match answer.status() {

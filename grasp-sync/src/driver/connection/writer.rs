@@ -1,4 +1,4 @@
-//! The sending half of a socket, in a task of its own: a relay that does not read delays nobody who listens to it.
+//! The sending half of a socket, in a task of its own: a relay that does not read does not block receiving.
 
 use std::time::Duration;
 
