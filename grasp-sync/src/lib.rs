@@ -1,11 +1,10 @@
 //! Keeps a nostr relay complete: decides which other relay to ask for what and when, and asks (GRASP-02).
 //!
-//! A relay given to this crate ends up with every event that its repositories' other relays have: live as they
-//! appear, older ones by set reconciliation (NIP-77) or by pages, under relays that flap, refuse, lie or say
-//! nothing; and without ever being a bad guest.
+//! A relay given to this crate ends up with every event that its repositories' other relays have: new events live,
+//! older ones by set reconciliation (NIP-77) or by pages; from relays that flap, refuse, forge or do not answer, and
+//! within their limits.
 //!
-//! It stores nothing, and judges nothing: what is kept is for the local relay's own rules to say. It knows nothing
-//! of git.
+//! It stores and judges nothing: the local relay's own rules decide what is kept. It knows nothing of git.
 //!
 //! ```text
 //!  local relay ──Accepted, FeedCaughtUp──▶ ┌────────────┐ ──FetchInventory, Reoffer──▶ local relay
@@ -16,23 +15,23 @@
 //!                 next_deadline() ────────────────────────────────────────────────────▶ timer
 //! ```
 //!
-//! # What happens
+//! # Overview
 //!
-//! 1. The local relay's feed says which repositories and roots there are. After a short [window](engine::Config)
-//!    the [index](grasp_core::sync::SyncIndex) says what that changes for which relay.
-//! 2. A relay that is new is dialled. Once connected, everything wanted from it is listened to first
-//!    (`limit: 0`), and fetched then, so that nothing falls between: announcements and states, what tags our
-//!    repositories, what tags their roots.
-//! 3. Each filter is a *job*: our inventory is compared with the relay's, and what is missing is fetched by id; or
-//!    it is paged through until a page brings nothing. A job ends when everything that came was judged.
-//! 4. Jobs of one batch confirm its repositories and roots together. Confirmed items are caught up with after a
-//!    short absence, and fetched anew after a long one, and once a day.
-//! 5. Whatever a relay refuses has a meaning ([`Refusal`](grasp_core::limits::Refusal)) and an answer to that:
-//!    wait, ask for less, ask otherwise, or leave it alone for a day.
+//! 1. The local relay's feed tells which repositories and roots there are. After a short [window](engine::Config) the
+//!    [index](grasp_core::sync::SyncIndex) computes what that changes for each relay.
+//! 2. A new relay is dialled. Once connected, everything wanted from it is subscribed to first (`limit: 0`) and
+//!    fetched afterwards, so that no event is missed in between: announcements and states, events that tag our
+//!    repositories, events that tag their roots.
+//! 3. Each filter is a *job*: our inventory is compared with the relay's, and missing events are fetched by id; or
+//!    the relay is paged until a page brings nothing new. A job ends when every event received was judged.
+//! 4. The jobs of one batch confirm its repositories and roots together. Confirmed items are caught up with after a
+//!    short absence, and fetched again after a long one and once a day.
+//! 5. Every refusal of a relay has a meaning ([`Refusal`](grasp_core::limits::Refusal)) and a reaction: wait, ask for
+//!    less, ask differently, or suspend the request for a day.
 //!
 //! # The engine in a loop
 //!
-//! The engine is pure: it is told what happened and answers with what to do. This is all there is to running it.
+//! The engine is pure: it takes what happened and returns what to do. This is all that is needed to run it:
 //!
 //! ```
 //! use grasp_core::{Mono, Now};
@@ -77,14 +76,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # What a driver owes
+//! # Duties of a driver
 //!
-//! - Every [`Output::Connect`](engine::Output::Connect) is answered once, under its name, and so is every
-//!   [`Output::FetchInventory`](engine::Output::FetchInventory).
-//! - What a relay says is told in its order. That events came is told at once, before they are verified; what
-//!   became of each is told later, and for every one of them.
-//! - Only texts that [`SubId`](engine::SubId) reads are subscriptions of ours. Only events that match their
-//!   subscription are told of.
+//! - Every [`Output::Connect`](engine::Output::Connect) and every
+//!   [`Output::FetchInventory`](engine::Output::FetchInventory) is answered exactly once, with its id.
+//! - Messages of a relay are passed on in order. That events came is passed on at once, before they are verified; the
+//!   judgement of each follows later.
+//! - Only texts that [`SubId`](engine::SubId) parses are subscriptions of ours. Only events that match their
+//!   subscription are passed on.
 //!
 //! # Invariants
 //!

@@ -1,6 +1,6 @@
-//! The relay that is kept complete, as this crate sees it. To embed the crate is to implement [`LocalRelay`].
+//! The local relay, which this crate keeps complete. To embed the crate is to implement [`LocalRelay`].
 //!
-//! Whatever the trait speaks of is here too, wherever it is from.
+//! The types that the trait uses are re-exported here.
 
 use std::sync::Arc;
 
@@ -22,59 +22,60 @@ pub use grasp_core::{RepoId, Verified};
 pub use crate::engine::{InventoryFailed, Row};
 use crate::engine::{Judged, Outcome};
 
-/// The relay that is kept complete: it tells what it has, takes what is found elsewhere, and judges it by its own
-/// rules.
+/// The relay that is kept complete: it tells what it has, ingests events that were found elsewhere, and judges them
+/// by its own rules.
 ///
-/// Nothing here may panic or block a thread for long. All three are called at the same time, from any task.
+/// Its methods must not panic or block a thread for long. They are called concurrently, from any task.
 pub trait LocalRelay: Send + Sync + 'static {
-    /// What is here, and what comes: every stored event of these kinds in any order, then [`News::CaughtUp`], then
-    /// everything that is accepted, held or let go later. Without an end; a new call begins anew.
+    /// Streams what is stored and what comes: every stored event of these kinds in any order, then
+    /// [`News::CaughtUp`], then everything that is accepted, held or removed later. Never ends; a new call starts
+    /// again.
     ///
-    /// Later events may be of any kind, and should be: something that was refused for want of one is then offered
-    /// again. What [`ingest`](Self::ingest) stored is told here like anything else. Of stored
-    /// [replies](grasp_core::kinds::REPLIES) a relay that has many others may tell only those of its repositories,
-    /// or none: then what names nothing but a reply is found only if that reply is told of later.
+    /// Later events may be of any kind, and should be: an event that was refused for want of one is then offered
+    /// again. Events stored by [`ingest`](Self::ingest) are streamed like any other. Of stored
+    /// [replies](grasp_core::kinds::REPLIES) a relay that has many others may stream only those of its repositories,
+    /// or none: then an event that names only a reply is found only if that reply is streamed later.
     fn accepted(&self, kinds: &[Kind]) -> BoxStream<'static, News>;
 
-    /// Whether [`accepted`](Self::accepted) tells what is held when it begins. If not, announcements are compared anew
-    /// after every restart, so that what is held is found again.
+    /// Returns whether [`accepted`](Self::accepted) tells what is held when it begins. If not, announcements are
+    /// compared again after every restart, so that held ones are found again.
     fn tells_held(&self) -> bool {
         true
     }
 
-    /// Takes in events that were found elsewhere, if its own rules say so. One answer each, in their order, given
-    /// once what it promises is durable.
+    /// Ingests events that were found elsewhere, as its own rules decide. Returns one answer for each, in order, once
+    /// what it promises is durable.
     fn ingest(
         &self,
         events: Vec<Verified<Arc<Event>>>,
         origin: Origin,
     ) -> BoxFuture<'_, Vec<Taken>>;
 
-    /// Everything that is served for this filter, in any order, however much it is; `limit` is never set.
+    /// Returns everything that is served for this filter, in any order and without a limit; `limit` is never set.
     ///
-    /// Held events and ids that were deleted may be among it: they need not be fetched again.
+    /// Held events and ids that were deleted may be included: they need not be fetched again.
     fn inventory(&self, filter: Filter) -> BoxFuture<'_, Result<Vec<Row>, InventoryFailed>>;
 }
 
-/// What the local relay tells about itself.
+/// Something that happened at the local relay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum News {
     /// This event is served.
     Accepted(Arc<Event>),
-    /// This announcement waits for its git data: until it is told as accepted, only its states are wanted.
+    /// This announcement waits for its git data: until it is accepted, only its states are wanted.
     Held(Arc<Event>),
     /// A repository is no longer kept here: its announcement was deleted, withdrawn or has expired.
     Retired(RepoId),
-    /// An event that threads begin with is no longer kept here.
+    /// An event that begins a thread is no longer kept here.
     Removed(EventId),
-    /// Everything that was stored when the feed began has been told. Said once.
+    /// Everything that was stored when the feed began has been streamed. Sent once.
     CaughtUp,
-    /// Some of what was stored is gone, and nobody deleted it: everything is to be compared anew.
+    /// Some stored events are lost without having been deleted: everything is to be compared again.
     Lost,
 }
 
-/// What the local relay made of an event.
+/// The local relay's answer to an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Taken {
@@ -84,13 +85,12 @@ pub enum Taken {
     Held,
     /// It was here already, or a version that wins over it.
     Known,
-    /// It was refused, for so long.
+    /// It was refused, for this long.
     Refused(Lasting),
 }
 
 impl Taken {
-    /// What a driver tells the engine. Whole events are remembered only if something that arrives may change the
-    /// answer.
+    /// Returns the judgement for the engine. The event is included only if a dependency may change the answer.
     pub fn judged(self, event: &Arc<Event>) -> Judged {
         let outcome = match self {
             Self::Stored => Outcome::Stored,
@@ -106,22 +106,22 @@ impl Taken {
 }
 
 impl Row {
-    /// An event, as far as cursors and sets care.
+    /// Returns the time and id of an event.
     pub fn of(event: &Event) -> Self {
         Self { at: event.created_at, id: event.id }
     }
 }
 
-/// For relays that judge by the rulebook of this project.
+/// For relays that use the admission rules of this project.
 impl From<&Verdict> for Taken {
     fn from(verdict: &Verdict) -> Self {
         match verdict {
             Verdict::Accept(_) | Verdict::Delist { keep: true } => Self::Stored,
             Verdict::Hold(_) => Self::Held,
             Verdict::Known(Known::Stored | Known::Held | Known::Superseded) => Self::Known,
-            // Nothing of it is kept, and nobody need fetch it again.
+            // Nothing of it is kept, and it need not be fetched again.
             Verdict::Broadcast => Self::Refused(Lasting::Forever),
-            // Its author may be invited by somebody else.
+            // Another owner may still list its author as a maintainer.
             Verdict::Delist { keep: false } => Self::Refused(Lasting::UntilDependency),
             Verdict::Reject(why) => Self::from(why),
         }

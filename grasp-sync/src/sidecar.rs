@@ -1,14 +1,14 @@
-//! Sync for a relay that knows nothing of it: everything goes over its own websocket.
+//! Sync for a relay of another kind, over its websocket.
 //!
 //! ```text
-//!   relay ──REQ: what is stored, what comes──▶ feed ──▶ ┌────────┐
-//!                                what waits ▲            │        │
+//!   relay ──REQ: stored and new events──▶ feed ────▶ ┌────────┐
+//!                              held events ▲          │        │
 //!   relay ◀─EVENT, OK─▶ publisher ──────────┘ ◀─────────│ Syncer │ ⇄ other relays
 //!   relay ◀─REQ, page by page─▶ inventory ──▶           └────────┘
 //! ```
 //!
-//! Any relay that speaks NIP-01 will do; its own rules decide what it keeps. Each of the three has a connection of its
-//! own, which is made anew when it is lost.
+//! Any relay that speaks NIP-01 will do; its own rules decide what it keeps. Feed, publisher and inventory have a
+//! connection each, which is made again when it is lost.
 
 mod client;
 mod feed;
@@ -41,7 +41,7 @@ const NEWS: usize = 1_024;
 /// Batches that may wait for the relay.
 const BATCHES: usize = 4;
 
-/// A relay somewhere else, to be kept complete.
+/// A relay of another kind that is kept complete over its websocket.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -58,22 +58,22 @@ const BATCHES: usize = 4;
 pub struct Sidecar {
     place: Arc<Place>,
     batches: mpsc::Sender<Batch>,
-    /// A connection that the last inventory left.
+    /// A connection that the last inventory left open.
     spare: Mutex<Option<Client>>,
-    /// Where the publisher tells what waits for its git data: to whoever follows the relay since the latest.
+    /// Where the publisher sends held announcements: to the latest feed.
     held: watch::Sender<Option<mpsc::Sender<Arc<Event>>>>,
     _publisher: Task,
 }
 
 impl Sidecar {
-    /// Begins to publish to the relay at this address, as soon as there is something to publish.
+    /// Connects to the relay at this address when there is something to publish.
     ///
-    /// The operator says where it is, so it may be anywhere.
+    /// The operator configured it, so it may be at any address.
     pub fn start(relay: RelayUrl) -> Self {
         Self::trusting(relay, &Roots::default())
     }
 
-    /// The same with a relay whose certificate leads to one of these roots.
+    /// The same, for a relay whose certificate was issued by one of these roots.
     pub fn trusting(relay: RelayUrl, roots: &Roots) -> Self {
         let outbound = Outbound::new(OutboundPolicy::default(), roots);
         let place = Arc::new(Place { relay, outbound, limits: Limits::default() });
@@ -86,7 +86,7 @@ impl Sidecar {
     async fn count_up(&self, filter: Filter) -> Result<Vec<Row>, Lost> {
         let spare = self.spare.lock().await.take();
         if let Some(mut client) = spare {
-            // It may have been lost since, which says nothing about the relay.
+            // The spare connection may have been lost since, which says nothing about the relay.
             if let Ok(rows) = self.count_over(&mut client, filter.clone()).await {
                 *self.spare.lock().await = Some(client);
                 return Ok(rows);
@@ -111,7 +111,7 @@ impl Sidecar {
 }
 
 impl LocalRelay for Sidecar {
-    /// Everything of these kinds but replies: the relay may be anybody's, with a world of them that is not ours.
+    /// Streams everything of these kinds but replies: the relay may have many that belong to no repository of ours.
     fn accepted(&self, kinds: &[Kind]) -> BoxStream<'static, News> {
         let (tell, news) = mpsc::channel(NEWS);
         let ours = kinds.iter().copied().filter(|kind| !REPLIES.contains(kind)).collect();
@@ -125,7 +125,7 @@ impl LocalRelay for Sidecar {
         .boxed()
     }
 
-    /// What waits there is known only from what the relay says when it is offered.
+    /// Returns `false`: held events are known only from the relay's answers to offers.
     fn tells_held(&self) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! One connection to the relay, used by one at a time.
+//! One connection to the relay, for one user at a time.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -18,17 +18,17 @@ use crate::driver::connection::{Opened, Socket, open};
 use crate::driver::outbound::Outbound;
 use crate::engine::{SubId, split, split_by_kind};
 
-/// How long the relay may take to answer; it is our own.
+/// Time that the relay may take to answer.
 const ANSWER: Duration = Duration::from_secs(30);
 
-/// Where the relay is, and how it is gone to.
+/// The address of the relay, and the means to connect.
 pub(super) struct Place {
     pub(super) relay: RelayUrl,
     pub(super) outbound: Outbound,
     pub(super) limits: Limits,
 }
 
-/// The connection is of no use any more.
+/// The connection is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lost;
 
@@ -37,21 +37,21 @@ pub(super) struct Client {
     subs: u64,
     idle: Duration,
     ping_after: Duration,
-    /// What came for other subscriptions while a page was read: events, and that one was closed.
+    /// Messages of other subscriptions that came while a page was read: events, and CLOSED.
     aside: VecDeque<Word>,
 }
 
-/// Everything that is stored for a filter, page by page.
+/// Reads everything that is stored for a filter, page by page.
 ///
-/// A second that holds more than the relay shows in a page is asked for in parts.
+/// A second that holds more than the relay shows in a page is read in parts.
 pub(super) struct Reading<'a> {
     client: &'a mut Client,
-    /// What is still to be read; the last is under way.
+    /// The parts still to be read; the last is under way.
     parts: Vec<(Filter, Option<Pager>)>,
 }
 
 impl Reading<'_> {
-    /// The next page; `None` when all is read.
+    /// Returns the next page; `None` when all is read.
     pub(super) async fn next(&mut self) -> Result<Option<Vec<Event>>, Lost> {
         while let Some((filter, pager)) = self.parts.last_mut() {
             let pager = pager.get_or_insert_with(|| {
@@ -106,22 +106,22 @@ impl Client {
         }
     }
 
-    /// Begins to listen; events come by [`heard`](Self::heard).
+    /// Subscribes to a filter; events come by [`heard`](Self::heard).
     pub(super) async fn subscribe(&mut self, filter: &Filter) -> Result<SubId, Lost> {
         let sub = self.new_sub()?;
         self.say(codec::req(sub, std::slice::from_ref(filter))).await?;
         Ok(sub)
     }
 
-    /// Begins to read everything that is stored for a filter.
+    /// Starts to read everything that is stored for a filter.
     pub(super) fn read(&mut self, filter: Filter) -> Reading<'_> {
         Reading { client: self, parts: vec![(filter, None)] }
     }
 
-    /// One page of what is stored.
+    /// Reads one page of stored events.
     async fn page(&mut self, filter: &Filter, request: PageRequest) -> Result<Vec<Event>, Lost> {
         let mut filter = filter.clone().limit(request.limit);
-        // A filter's own end holds until the pages have come below it.
+        // The filter's own end holds until the pages are below it.
         filter.until = request.until.into_iter().chain(filter.until).min();
         let page = self.subscribe(&filter).await?;
         let mut events = Vec::new();
@@ -141,7 +141,7 @@ impl Client {
         Ok(events)
     }
 
-    /// The next word, however long it takes; what came during pages first.
+    /// Returns the next message, without a timeout; those that came during pages first.
     pub(super) async fn heard(&mut self) -> Result<Word, Lost> {
         if let Some(word) = self.aside.pop_front() {
             return Ok(word);
@@ -151,7 +151,7 @@ impl Client {
                 return word;
             }
             self.socket.send(Message::Ping(Vec::new().into())).await.map_err(|_| Lost)?;
-            // Whatever comes shows that it lives, even an answer to the ping.
+            // Any message shows that the connection lives, even the pong.
             let rest = self.idle.saturating_sub(self.ping_after);
             match timeout(rest, self.next_message()).await {
                 Ok(Ok(Some(word))) => return Ok(word),
@@ -161,7 +161,7 @@ impl Client {
         }
     }
 
-    /// The answer to something that was just said.
+    /// Returns the answer to a message that was just sent.
     pub(super) async fn answer(&mut self) -> Result<Word, Lost> {
         timeout(ANSWER, self.next()).await.map_err(|_| Lost)?
     }
@@ -179,7 +179,7 @@ impl Client {
         }
     }
 
-    /// The next message, if it is a word.
+    /// Returns the next message, if it is one for us.
     async fn next_message(&mut self) -> Result<Option<Word>, Lost> {
         match self.socket.next().await {
             Some(Ok(Message::Text(text))) => Ok(Word::read(&text)),

@@ -1,4 +1,4 @@
-//! What the relay has, and what comes: told for ever, across its restarts and ours.
+//! Streams what the relay has and what comes, for ever, across its restarts and ours.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use super::client::{Client, Lost, Place};
 use crate::driver::codec::Word;
 use crate::local::News;
 
-/// Pause before a lost connection is made anew; doubles up to the longest.
+/// Delay before a lost connection is made again; doubles up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// How far back is read after a loss, beyond the moment of it: clocks differ, and events may be late.
+/// Time before a loss that is read again: clocks differ, and events may be late.
 const OVERLAP: Duration = Duration::from_secs(15 * 60);
 
 pub(super) async fn follow(
@@ -54,17 +54,17 @@ pub(super) async fn follow(
 struct Follower {
     kinds: Vec<Kind>,
     tell: mpsc::Sender<News>,
-    /// Announcements that the relay took and does not serve.
+    /// Announcements that the relay accepted and does not serve.
     waits: mpsc::Receiver<Arc<Event>>,
     /// Repositories whose announcement it serves.
     served: BTreeSet<RepoId>,
-    /// Everything older has been told.
+    /// Everything older has been streamed.
     since: Option<Timestamp>,
     caught_up: bool,
 }
 
 impl Follower {
-    /// Listens first and reads then, so that nothing falls between the two.
+    /// Subscribes first and reads afterwards, so that no event is missed in between.
     async fn listen(&mut self, client: &mut Client) -> Result<std::convert::Infallible, Lost> {
         let began = Timestamp::now();
         let mut ways = self.standing_filters().into_iter();
@@ -101,14 +101,14 @@ impl Follower {
         }
     }
 
-    /// What is subscribed to, one after another until the relay takes it: some want to be asked for something in
-    /// particular, and some do not take a limit of zero. None has a `since`, which relays apply to new events too.
+    /// Returns the filters to subscribe to, one after another until the relay accepts one: some relays want a
+    /// specific filter, and some refuse a limit of zero. None has a `since`, which relays apply to new events too.
     fn standing_filters(&self) -> [Filter; 3] {
         let narrow = Filter::new().kinds(self.kinds.iter().copied());
         [Filter::new().limit(0), narrow.clone().limit(0), narrow.limit(1)]
     }
 
-    /// Tells what is stored.
+    /// Streams what is stored.
     async fn read(&mut self, client: &mut Client) -> Result<(), Lost> {
         let mut filter = Filter::new().kinds(self.kinds.iter().copied());
         filter.since = self.since;
@@ -121,7 +121,7 @@ impl Follower {
         Ok(())
     }
 
-    /// A relay that was away may have come back with less: emptied, or from an older copy.
+    /// Checks whether the relay came back with less: emptied, or from an older copy.
     async fn look_for_losses(&mut self, client: &mut Client) -> Result<(), Lost> {
         let mut there = BTreeSet::new();
         let mut reading = client.read(Filter::new().kind(kinds::ANNOUNCEMENT));
@@ -151,7 +151,7 @@ impl Follower {
         self.news(News::Accepted(Arc::new(event))).await
     }
 
-    /// What is served is wanted whole, whatever else waits beside it, and whichever of the two is heard of first.
+    /// Streams a held announcement, unless the repository is served: then it is wanted completely already.
     async fn held(&self, event: Arc<Event>) -> Result<(), Lost> {
         let repo = Announcement::parse(&event).map(|announcement| announcement.repo);
         match repo {

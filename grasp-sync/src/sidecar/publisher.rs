@@ -1,4 +1,4 @@
-//! Publishes what was found elsewhere, and reads what the relay makes of it.
+//! Publishes events that were found elsewhere, and reads the relay's answers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use super::client::{Client, Lost, Place};
 use crate::driver::codec::{self, Word};
 use crate::local::Taken;
 
-/// Events that may be sent before the relay has answered for the first of them.
+/// Events that may be sent before the relay has answered the first of them.
 const AHEAD: usize = 64;
 
-/// Events to be published, and whom to tell.
+/// Events to be published, and the receiver of the answers.
 pub(super) struct Batch {
     pub(super) events: Vec<Verified<Arc<Event>>>,
     pub(super) reply: oneshot::Sender<Vec<Taken>>,
@@ -44,7 +44,7 @@ pub(super) async fn publish(
             answers.get(&event.id).map_or(Taken::Refused(Lasting::Briefly), |one| one.taken)
         };
         let _ = reply.send(events.iter().map(taken).collect());
-        // Whoever follows the relay sees what it serves, but not what it lets wait.
+        // The feed brings what the relay serves, but not what it holds.
         let Some(follower) = held.borrow().clone() else { continue };
         let waits = |event: &&Verified<Arc<Event>>| {
             event.kind == kinds::ANNOUNCEMENT && answers.get(&event.id).is_some_and(|one| one.waits)
@@ -55,15 +55,15 @@ pub(super) async fn publish(
     }
 }
 
-/// What the relay made of an event.
+/// The relay's answer to an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Answer {
     taken: Taken,
-    /// Whether it waits for its git data there, be it since now or since long.
+    /// True if it is held there until its git data arrives.
     waits: bool,
 }
 
-/// Sends events a few ahead of their answers. What has no answer when the connection is lost is offered again.
+/// Sends events ahead of their answers. Events without an answer when the connection is lost are offered again.
 async fn offer(
     client: &mut Client,
     events: &[Verified<Arc<Event>>],
@@ -93,15 +93,14 @@ async fn offer(
     }
 }
 
-/// The sorts of refusal that the operator was told of.
+/// The prefixes of refusals that were logged as warnings.
 #[derive(Default)]
 struct Told(BTreeSet<String>);
 
-/// Sorts that are told.
 const MOST_TOLD: usize = 16;
 
 impl Told {
-    /// Tells the first of each sort; the rest is for whoever looks closely.
+    /// Logs the first refusal of each prefix as a warning, and further ones for debugging.
     fn refused(&mut self, event: EventId, text: &str) {
         let is_new = self.is_new_sort(text);
         let text = PeerText::new(text);
@@ -119,10 +118,10 @@ impl Told {
     }
 }
 
-/// What an OK means.
+/// Reads an OK.
 ///
-/// A refusal is taken to be for want of something unless it says otherwise: relays put all sorts of policy into one
-/// prefix, and an event is then only kept in mind a little longer than needed.
+/// A refusal counts as being for want of a dependency unless it says otherwise: relays put all sorts of policy into
+/// one prefix, and the event is then only remembered a little longer than needed.
 fn read(accepted: bool, text: &str) -> Answer {
     let (prefix, rest) = text.split_once(':').unwrap_or_default();
     let (prefix, waits) = (prefix.trim(), rest.trim() == "in purgatory");
