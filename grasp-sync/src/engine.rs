@@ -5,19 +5,18 @@ mod cells;
 mod check;
 mod config;
 mod connections;
-mod desk;
+mod context;
 mod dial;
 mod discovery;
 mod facts;
 mod health;
-mod history;
 mod ids;
 mod intake;
 mod io;
+mod job;
 mod layer;
 mod lean;
 mod missing;
-mod parks;
 mod provenance;
 mod reconcile;
 mod record;
@@ -28,6 +27,7 @@ mod report;
 mod retry;
 mod rng;
 mod schedule;
+mod suspended;
 
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ use grasp_core::{Mono, Now, RelayUrl};
 
 pub use self::config::Config;
 use self::connections::Connections;
-use self::desk::Shared;
+use self::context::EngineState;
 use self::dial::Dialer;
 use self::discovery::Discovery;
 pub use self::discovery::index_change;
@@ -49,7 +49,6 @@ pub use self::io::{
 };
 #[cfg(feature = "driver")]
 pub(crate) use self::layer::{split, split_by_kind};
-pub use self::parks::Parked;
 use self::provenance::Provenance;
 use self::record::Records;
 pub use self::record::RelayRecord;
@@ -57,6 +56,7 @@ use self::rejected::Rejected;
 use self::relay::Relay;
 pub use self::report::{Failure, PeerReliability, Report, Request, Source};
 use self::rng::Rng;
+pub use self::suspended::Parked;
 
 /// Keeps one relay complete.
 ///
@@ -66,7 +66,7 @@ use self::rng::Rng;
 /// change nothing.
 #[derive(Debug)]
 pub struct SyncEngine {
-    shared: Shared,
+    shared: EngineState,
     relays: BTreeMap<RelayUrl, Relay>,
     discovery: Discovery,
     dialer: Dialer,
@@ -83,7 +83,7 @@ impl SyncEngine {
     /// Creates an engine that knows nothing but its settings.
     pub fn new(now: Now, config: Config) -> Self {
         let index = SyncIndex::new(config.own.clone(), config.bootstrap.iter().cloned());
-        let shared = Shared {
+        let shared = EngineState {
             index,
             states: BTreeMap::new(),
             pending: BTreeMap::new(),
@@ -124,7 +124,7 @@ impl SyncEngine {
                 let changes = self.discovery.caught_up();
                 self.apply(now, changes);
                 if self.shared.index.repos().is_empty() {
-                    self.begin_anew(now, relay::Standing::is_resumed);
+                    self.begin_anew(now, relay::RelayHistory::is_resumed);
                 }
             }
             Input::FeedLost => self.begin_anew(now, |_| true),
@@ -134,15 +134,15 @@ impl SyncEngine {
             }
             Input::ConnectFailed { relay, conn, why } => {
                 self.dialer.ended(conn);
-                self.turn(now, &relay, |link, desk| link.failed(desk, conn, why));
+                self.turn(now, &relay, |link, ctx| link.failed(ctx, conn, why));
             }
             Input::Disconnected { relay, conn } => {
-                self.turn(now, &relay, |link, desk| link.lost(desk, conn));
+                self.turn(now, &relay, |link, ctx| link.lost(ctx, conn));
             }
             Input::Heard { relay, conn, said } => {
-                self.turn(now, &relay, |link, desk| {
+                self.turn(now, &relay, |link, ctx| {
                     if let Some(session) = link.session(conn) {
-                        session.heard(desk, said);
+                        session.heard(ctx, said);
                     }
                 });
             }

@@ -4,7 +4,7 @@ use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::{BatchId, PendingBatch};
 
 use super::ids::LiveId;
-use super::relay::Course;
+use super::relay::CountAs;
 
 /// The purpose of a group of jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -16,7 +16,7 @@ pub(super) enum Purpose {
     /// New repositories and roots; the batch is in the pending index.
     Batch(BatchId),
     /// Events published while a live request was not open.
-    ReachBack(LiveId),
+    MissedLive(LiveId),
     /// Events of a live request for which there is no room.
     Poll(LiveId),
 }
@@ -33,7 +33,7 @@ pub(super) struct Group {
     pub(super) purpose: Purpose,
     pub(super) began: Timestamp,
     /// The way in which its events are counted.
-    pub(super) course: Course,
+    pub(super) count_as: CountAs,
     /// What is outstanding; in the pending index for a [`Purpose::Batch`].
     pub(super) tracker: Option<PendingBatch>,
 }

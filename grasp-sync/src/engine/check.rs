@@ -15,10 +15,10 @@ impl SyncEngine {
             match &relay.link {
                 Link::Idle | Link::Dialing(_) => {
                     assert_eq!(batches, 0, "{url}: a batch without a connection");
-                    assert!(relay.standing.wants.is_empty(), "{url}: wants without a connection");
+                    assert!(relay.history.wants.is_empty(), "{url}: wants without a connection");
                 }
                 Link::Up(session) => {
-                    session.check(url, &relay.standing, batches);
+                    session.check(url, &relay.history, batches);
                     let is_counted = self.connections.is_held(url);
                     assert!(
                         is_counted != self.connections.is_exempt(url),
@@ -28,7 +28,7 @@ impl SyncEngine {
             }
             let is_left = relay.link.is_idle() && self.connections.is_held(url);
             assert!(!is_left, "{url}: counted without a connection");
-            relay.standing.wants.check();
+            relay.history.wants.check();
         }
         self.connections.check();
         let places = self.relays.values().filter(|relay| relay.place.is_some()).count();
@@ -47,7 +47,7 @@ impl SyncEngine {
     /// Returns the open subscriptions of a relay, and their limit.
     #[doc(hidden)]
     pub fn slots(&self, relay: &grasp_core::RelayUrl) -> Option<(usize, usize)> {
-        let ledger = &self.relays.get(relay)?.standing.ledger;
+        let ledger = &self.relays.get(relay)?.history.ledger;
         Some((ledger.in_use(), ledger.total()))
     }
 }

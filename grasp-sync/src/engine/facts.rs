@@ -55,7 +55,7 @@ pub(super) struct Manners {
     /// True if each NIP-77 frame may count as a request.
     pub(super) counts_frames: bool,
     /// Bytes of filters above which full sync is used, if ever.
-    pub(super) whole_from: Option<usize>,
+    pub(super) full_sync_from: Option<usize>,
 }
 
 /// Factor of values per filter for a relay whose software or longest message is known.
@@ -89,7 +89,7 @@ impl Manners {
             ids: offered.min(fit).max(1),
             neg_frame: frame as u64,
             counts_frames: stamina == Stamina::Unknown,
-            whole_from: config.whole_from.filter(|_| facts.is_grasp),
+            full_sync_from: config.whole_from.filter(|_| facts.is_grasp),
         }
     }
 }

@@ -9,21 +9,21 @@ use grasp_core::sync::{FilterHash, IndexChange};
 use grasp_core::{Now, RelayUrl};
 
 use super::SyncEngine;
-use super::desk::{Asker, Shared};
+use super::context::{EngineState, InventoryRequest};
 use super::health::Lacks;
 use super::ids::{ConnId, InventoryId, SubId};
 use super::io::{Accepted, InventoryFailed, Judged, Outcome, Output, Row};
 use super::missing::{self, Found, Question};
 use super::rejected::{Dependency, Released};
-use super::relay::{Came, Link, Origin, Relay};
+use super::relay::{Arrival, Arrivals, Link, Relay};
 use super::report::{Report, Source};
-use super::retry::Wanting;
+use super::retry::WantResult;
 
 impl SyncEngine {
     pub(super) fn accepted(&mut self, now: Now, accepted: Accepted) {
         let brought = accepted.event.and_then(|event| self.shared.held.take(&event));
-        if let Some((relay, came)) = brought {
-            self.report_new(&relay, came, 1);
+        if let Some((relay, arrival)) = brought {
+            self.report_new(&relay, arrival, 1);
         } else if accepted.direct {
             self.out.push(Output::Report(Report::Stored { from: Source::Direct, count: 1 }));
         }
@@ -31,7 +31,7 @@ impl SyncEngine {
         if let Some(event) = accepted.event {
             self.shared.rejected.accepted(event);
             arrived.push(Dependency::Event(event));
-            self.here(now, &[event]);
+            self.events_arrived(now, &[event]);
         }
         if let Some(change) = accepted.change {
             if let IndexChange::Announced { repo, .. } = &change {
@@ -51,14 +51,14 @@ impl SyncEngine {
         items: Result<Vec<Row>, InventoryFailed>,
     ) {
         match self.shared.inventories.remove(&request) {
-            Some(Asker::Job(relay, job)) => {
-                _ = self.turn(now, &relay, |link, desk| {
+            Some(InventoryRequest::Job(relay, job)) => {
+                _ = self.turn(now, &relay, |link, ctx| {
                     if let Link::Up(session) = link {
-                        session.inventory(desk, job, request, items);
+                        session.inventory(ctx, job, request, items);
                     }
                 })
             }
-            Some(Asker::Missing(question)) => {
+            Some(InventoryRequest::Missing(question)) => {
                 let found = items.unwrap_or_default().into_iter().map(|row| row.id).collect();
                 self.found_missing(now, *question, found);
             }
@@ -73,16 +73,16 @@ impl SyncEngine {
             Found::Of(repo, found) => (repo, found),
             Found::Ask(more) => return missing::ask(&mut self.shared, &mut self.out, more),
         };
-        self.turn(now, &relay, |_, desk| {
-            let health = &mut desk.standing.health;
+        self.turn(now, &relay, |_, ctx| {
+            let health = &mut ctx.history.health;
             let Lacks { count, new } = health.lacks(&repo, found);
             if is_uncounted {
                 health.compared(new, new);
             }
             if new > 0 {
-                desk.note_change();
-                let relay = desk.relay.clone();
-                desk.report(Report::Lacking { relay, repo, count });
+                ctx.schedule_write();
+                let relay = ctx.relay.clone();
+                ctx.report(Report::Lacking { relay, repo, count });
             }
         });
     }
@@ -98,16 +98,16 @@ impl SyncEngine {
     ) {
         // Jobs that waited for these events must learn that they are here before the rows count as judged.
         let origin = self
-            .turn(now, relay, |link, desk| link.session(conn)?.origin(desk, sub, &judged))
+            .turn(now, relay, |link, ctx| link.session(conn)?.origin(ctx, sub, &judged))
             .flatten();
         let filters = origin.as_ref().map(|origin| origin.filters.clone()).unwrap_or_default();
         self.report_stored(relay, origin.as_ref(), &judged);
         self.remember(now, relay, &judged, &filters);
-        self.turn(now, relay, |link, desk| {
+        self.turn(now, relay, |link, ctx| {
             if let Some(session) = link.session(conn) {
-                session.judged(desk, sub, &judged, &filters);
+                session.judged(ctx, sub, &judged, &filters);
             }
-            link.forged(desk, conn, forged(&judged));
+            link.forged(ctx, conn, forged(&judged));
         });
     }
 
@@ -115,9 +115,9 @@ impl SyncEngine {
     pub(super) fn reoffered(&mut self, now: Now, judged: Vec<Judged>) {
         for one in &judged {
             match (&one.outcome, self.shared.refused.take(&one.row.id)) {
-                (Outcome::Stored, Some((relay, came))) => self.report_new(&relay, came, 1),
-                (Outcome::Held, Some((relay, came))) => {
-                    self.shared.held.note(one.row.id, &relay, came);
+                (Outcome::Stored, Some((relay, arrival))) => self.report_new(&relay, arrival, 1),
+                (Outcome::Held, Some((relay, arrival))) => {
+                    self.shared.held.note(one.row.id, &relay, arrival);
                 }
                 _ => {}
             }
@@ -126,40 +126,40 @@ impl SyncEngine {
         let here: Vec<EventId> =
             judged.iter().filter(|one| one.is_here()).map(|one| one.row.id).collect();
         here.iter().for_each(|event| self.shared.rejected.accepted(*event));
-        self.here(now, &here);
+        self.events_arrived(now, &here);
         let arrived: Vec<_> = stored.into_iter().map(Dependency::Event).collect();
         self.release(now, &arrived);
     }
 
     /// Counts stored events, and notes the origin of those that may be stored later.
-    fn report_stored(&mut self, relay: &RelayUrl, origin: Option<&Origin>, judged: &[Judged]) {
+    fn report_stored(&mut self, relay: &RelayUrl, origin: Option<&Arrivals>, judged: &[Judged]) {
         let Some(origin) = origin else { return };
-        let mut counts: BTreeMap<Came, usize> = BTreeMap::new();
-        let Shared { held, refused, .. } = &mut self.shared;
-        for (one, came) in judged.iter().zip(&origin.came) {
+        let mut counts: BTreeMap<Arrival, usize> = BTreeMap::new();
+        let EngineState { held, refused, .. } = &mut self.shared;
+        for (one, arrival) in judged.iter().zip(&origin.arrivals) {
             let event = one.row.id;
             match &one.outcome {
                 Outcome::Stored => {
-                    *counts.entry(*came).or_default() += 1;
+                    *counts.entry(*arrival).or_default() += 1;
                     held.take(&event);
                     refused.take(&event);
                 }
-                Outcome::Held => held.note(event, relay, *came),
-                Outcome::Refused { event: Some(_), .. } => refused.note(event, relay, *came),
+                Outcome::Held => held.note(event, relay, *arrival),
+                Outcome::Refused { event: Some(_), .. } => refused.note(event, relay, *arrival),
                 Outcome::Known | Outcome::Forged | Outcome::Refused { .. } => {}
             }
         }
-        for (came, count) in counts {
-            self.report_new(relay, came, count);
+        for (arrival, count) in counts {
+            self.report_new(relay, arrival, count);
         }
     }
 
     /// Reports newly stored events of another relay.
-    fn report_new(&mut self, relay: &RelayUrl, came: Came, count: usize) {
+    fn report_new(&mut self, relay: &RelayUrl, arrival: Arrival, count: usize) {
         if let Some(known) = self.relays.get_mut(relay) {
-            known.standing.health.received(count);
+            known.history.health.received(count);
         }
-        let Came { path, is_gap } = came;
+        let Arrival { path, is_gap } = arrival;
         let from = Source::Relay { relay: relay.clone(), path };
         self.out.push(Output::Report(Report::Stored { from, count }));
         if is_gap {
@@ -203,22 +203,22 @@ impl SyncEngine {
         };
         let done = judged.iter().filter(is_done);
         let done: Vec<EventId> = done.map(|one| one.row.id).collect();
-        self.here(now, &done);
+        self.events_arrived(now, &done);
         let arrived: Vec<_> = stored(judged).into_iter().map(Dependency::Event).collect();
         self.release(now, &arrived);
     }
 
     /// Ends the wait for these events at every relay.
-    fn here(&mut self, now: Now, events: &[EventId]) {
+    fn events_arrived(&mut self, now: Now, events: &[EventId]) {
         let wanting: Vec<RelayUrl> = {
-            let wants = |one: &Relay| events.iter().any(|event| one.standing.wants.has(event));
+            let wants = |one: &Relay| events.iter().any(|event| one.history.wants.has(event));
             let relays = self.relays.iter().filter(|(_, one)| wants(one));
             relays.map(|(url, _)| url.clone()).collect()
         };
         for url in wanting {
-            self.turn(now, &url, |link, desk| {
+            self.turn(now, &url, |link, ctx| {
                 if let Link::Up(session) = link {
-                    events.iter().for_each(|event| session.is_here(desk, *event));
+                    events.iter().for_each(|event| session.event_arrived(ctx, *event));
                 }
             });
         }
@@ -232,9 +232,9 @@ impl SyncEngine {
             let Released { reoffer, refetch } = self.shared.rejected.arrived(dependency);
             events.extend(reoffer);
             for (relay, event) in refetch {
-                self.turn(now, &relay, |link, desk| match link {
-                    Link::Up(_) => desk.standing.wants.want(now.mono, event, None),
-                    Link::Idle | Link::Dialing(_) => Wanting::GivenUp,
+                self.turn(now, &relay, |link, ctx| match link {
+                    Link::Up(_) => ctx.history.wants.want(now.mono, event, None),
+                    Link::Idle | Link::Dialing(_) => WantResult::GivenUp,
                 });
             }
         }

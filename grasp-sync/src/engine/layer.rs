@@ -18,7 +18,7 @@ pub(super) enum Layer {
     /// Events that name their roots.
     Roots,
     /// All that a relay has (full sync).
-    Whole,
+    All,
 }
 
 impl Layer {
@@ -30,7 +30,7 @@ impl Layer {
             _ => false,
         };
         if filter.generic_tags.is_empty() && filter.kinds.is_none() {
-            Self::Whole
+            Self::All
         } else if filter.generic_tags.is_empty() {
             Self::Announcements
         } else if filter.generic_tags.iter().any(names_root) {
@@ -90,7 +90,7 @@ pub(crate) fn split_by_kind(filter: &Filter) -> Option<[Filter; 2]> {
 }
 
 /// Splits what a filter lists into up to `most` parts that together match the same.
-pub(super) fn spread(filter: &Filter, most: usize) -> Vec<Filter> {
+pub(super) fn split_into(filter: &Filter, most: usize) -> Vec<Filter> {
     let mut parts = vec![filter.clone()];
     while 2 * parts.len() <= most {
         let cut: Vec<Filter> = parts

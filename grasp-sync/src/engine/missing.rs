@@ -10,7 +10,7 @@ use grasp_core::nostr::filter::{Filter, SingleLetterTag};
 use grasp_core::sync::{RootId, SyncIndex, SyncLevel};
 use grasp_core::{RelayUrl, RepoId};
 
-use super::desk::{Asker, Shared};
+use super::context::{EngineState, InventoryRequest};
 use super::io::Output;
 use super::layer::Layer;
 
@@ -91,7 +91,7 @@ pub(super) fn questions(
             let root = RootId::from(EventId::from_hex(value).ok()?);
             index.repos_of(&root).next().cloned()
         }
-        Layer::Announcements | Layer::Whole => None,
+        Layer::Announcements | Layer::All => None,
     };
     let parts: Vec<_> = match layer {
         Layer::Announcements => Vec::new(),
@@ -102,17 +102,19 @@ pub(super) fn questions(
             };
             tags.flat_map(|(tag, all)| named(*tag, values(all))).collect()
         }
-        Layer::Whole => whole(index, relay).flat_map(|(tag, all)| named(tag, all)).collect(),
+        Layer::All => {
+            full_sync_values(index, relay).flat_map(|(tag, all)| named(tag, all)).collect()
+        }
     };
     let question = |(tag, values)| {
-        let (relay, ids, is_uncounted) = (relay.clone(), ids.clone(), layer == Layer::Whole);
+        let (relay, ids, is_uncounted) = (relay.clone(), ids.clone(), layer == Layer::All);
         Question { relay, tag, values, ids, is_uncounted }
     };
     parts.into_iter().map(question).collect()
 }
 
 /// Returns the values that a relay should have in a full comparison: repositories that list it, and their roots.
-fn whole(
+fn full_sync_values(
     index: &SyncIndex,
     relay: &RelayUrl,
 ) -> impl Iterator<Item = (SingleLetterTag, Vec<(RepoId, String)>)> {
@@ -131,13 +133,13 @@ fn whole(
 }
 
 /// Asks the local relay, up to the limit of concurrent questions.
-pub(super) fn ask(shared: &mut Shared, out: &mut Vec<Output>, questions: Vec<Question>) {
-    let is_open = |asker: &&Asker| matches!(asker, Asker::Missing(_));
+pub(super) fn ask(shared: &mut EngineState, out: &mut Vec<Output>, questions: Vec<Question>) {
+    let is_open = |asker: &&InventoryRequest| matches!(asker, InventoryRequest::Missing(_));
     let open = shared.inventories.values().filter(is_open).count();
     for question in questions.into_iter().take(MAX_OPEN.saturating_sub(open)) {
         let request = shared.ids.inventory();
         let filter = Box::new(question.filter());
-        shared.inventories.insert(request, Asker::Missing(Box::new(question)));
+        shared.inventories.insert(request, InventoryRequest::Missing(Box::new(question)));
         out.push(Output::FetchInventory { request, filter });
     }
 }

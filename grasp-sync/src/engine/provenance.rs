@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use grasp_core::RelayUrl;
 use grasp_core::nostr::event::EventId;
 
-use super::relay::Came;
+use super::relay::Arrival;
 
 const MAX_EVENTS: usize = 20_000;
 
@@ -15,14 +15,14 @@ const MAX_EVENTS: usize = 20_000;
 /// client.
 #[derive(Debug, Default)]
 pub(super) struct Provenance {
-    origins: BTreeMap<EventId, (u64, RelayUrl, Came)>,
+    origins: BTreeMap<EventId, (u64, RelayUrl, Arrival)>,
     by_age: BTreeMap<u64, EventId>,
     next: u64,
 }
 
 impl Provenance {
     /// Notes the origin of an event. The first relay counts.
-    pub(super) fn note(&mut self, event: EventId, relay: &RelayUrl, came: Came) {
+    pub(super) fn note(&mut self, event: EventId, relay: &RelayUrl, arrival: Arrival) {
         if self.origins.contains_key(&event) {
             return;
         }
@@ -32,14 +32,14 @@ impl Provenance {
         }
         self.next += 1;
         self.by_age.insert(self.next, event);
-        self.origins.insert(event, (self.next, relay.clone(), came));
+        self.origins.insert(event, (self.next, relay.clone(), arrival));
     }
 
     /// Takes the origin of an event, if it is known.
-    pub(super) fn take(&mut self, event: &EventId) -> Option<(RelayUrl, Came)> {
-        let (age, relay, came) = self.origins.remove(event)?;
+    pub(super) fn take(&mut self, event: &EventId) -> Option<(RelayUrl, Arrival)> {
+        let (age, relay, arrival) = self.origins.remove(event)?;
         self.by_age.remove(&age);
-        Some((relay, came))
+        Some((relay, arrival))
     }
 }
 
@@ -59,13 +59,13 @@ mod tests {
     fn the_first_to_bring_an_event_counts_and_the_oldest_are_forgotten() {
         let mut provenance = Provenance::default();
         let relays = ["wss://a.example", "wss://b.example"].map(|url| url.parse().unwrap());
-        let came = Came { path: SyncPath::Live, is_gap: false };
-        let later = Came { path: SyncPath::Daily, is_gap: true };
-        provenance.note(event(0), &relays[0], came);
+        let arrival = Arrival { path: SyncPath::Live, is_gap: false };
+        let later = Arrival { path: SyncPath::Daily, is_gap: true };
+        provenance.note(event(0), &relays[0], arrival);
         provenance.note(event(0), &relays[1], later);
-        assert_eq!(provenance.take(&event(0)), Some((relays[0].clone(), came)));
+        assert_eq!(provenance.take(&event(0)), Some((relays[0].clone(), arrival)));
         assert_eq!(provenance.take(&event(0)), None);
-        (0..=MAX_EVENTS).for_each(|n| provenance.note(event(n), &relays[0], came));
+        (0..=MAX_EVENTS).for_each(|n| provenance.note(event(n), &relays[0], arrival));
         assert_eq!((provenance.origins.len(), provenance.by_age.len()), (MAX_EVENTS, MAX_EVENTS));
         assert_eq!(provenance.take(&event(0)), None);
         assert!(provenance.take(&event(1)).is_some());

@@ -19,20 +19,20 @@ pub(super) const MAX_NEEDED: usize = 100_000;
 /// A session under way.
 #[derive(Debug)]
 pub(super) struct Reconciliation {
-    talk: Negentropy<'static, NegentropyStorageVector>,
+    negentropy: Negentropy<'static, NegentropyStorageVector>,
     items: usize,
     rounds: u32,
     lacking: usize,
     /// Some of the ids that the relay lacks.
     lacking_ids: BTreeSet<EventId>,
-    most: usize,
+    max_needed: usize,
     needed: BTreeSet<EventId>,
 }
 
 /// The next step after a message.
 #[must_use]
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum ReconcileStep {
     /// Send this and wait.
     Reply(Vec<u8>),
     /// The sets are compared.
@@ -49,11 +49,11 @@ pub(super) enum Step {
 }
 
 impl Reconciliation {
-    /// Opens a session over our items that may find up to `most` missing ids; `None` if it cannot be encoded.
+    /// Opens a session over our items that may find up to `max_needed` missing ids; `None` if it cannot be encoded.
     pub(super) fn open(
         items: impl IntoIterator<Item = Row>,
         frame: u64,
-        most: usize,
+        max_needed: usize,
     ) -> Option<(Self, Vec<u8>)> {
         let mut storage = NegentropyStorageVector::new();
         for row in items {
@@ -61,11 +61,18 @@ impl Reconciliation {
         }
         storage.seal().ok()?;
         let items = negentropy::NegentropyStorageBase::size(&storage).ok()?;
-        let mut talk = Negentropy::owned(storage, frame).ok()?;
-        let first = talk.initiate().ok()?;
+        let mut negentropy = Negentropy::owned(storage, frame).ok()?;
+        let first = negentropy.initiate().ok()?;
         let needed = BTreeSet::new();
-        let session =
-            Self { talk, items, rounds: 0, lacking: 0, lacking_ids: BTreeSet::new(), most, needed };
+        let session = Self {
+            negentropy,
+            items,
+            rounds: 0,
+            lacking: 0,
+            lacking_ids: BTreeSet::new(),
+            max_needed,
+            needed,
+        };
         Some((session, first))
     }
 
@@ -80,29 +87,29 @@ impl Reconciliation {
     }
 
     /// Reads a message of the relay.
-    pub(super) fn heard(&mut self, message: &[u8]) -> Step {
+    pub(super) fn receive(&mut self, message: &[u8]) -> ReconcileStep {
         self.rounds += 1;
         if message.len() > MAX_MESSAGE || self.rounds > MAX_ROUNDS || !neg::is_well_formed(message)
         {
-            return Step::Broken;
+            return ReconcileStep::Broken;
         }
         let (mut have, mut need) = (Vec::new(), Vec::new());
-        let Ok(next) = self.talk.reconcile_with_ids(message, &mut have, &mut need) else {
-            return Step::Broken;
+        let Ok(next) = self.negentropy.reconcile_with_ids(message, &mut have, &mut need) else {
+            return ReconcileStep::Broken;
         };
         self.lacking = self.lacking.saturating_add(have.len()).min(self.items);
         let room = MAX_IDS.saturating_sub(self.lacking_ids.len());
         let ids = have.iter().take(room).map(|id| EventId::from_byte_array(id.to_bytes()));
         self.lacking_ids.extend(ids);
         self.needed.extend(need.iter().map(|id| EventId::from_byte_array(id.to_bytes())));
-        if self.needed.len() > self.most {
-            return Step::TooMuch;
+        if self.needed.len() > self.max_needed {
+            return ReconcileStep::TooMuch;
         }
         match next {
-            Some(reply) => Step::Reply(reply),
+            Some(reply) => ReconcileStep::Reply(reply),
             None => {
                 let needed = std::mem::take(&mut self.needed);
-                Step::Done { needed, lacking: self.lacking }
+                ReconcileStep::Done { needed, lacking: self.lacking }
             }
         }
     }
@@ -144,9 +151,9 @@ mod tests {
             Reconciliation::open(ours.to_vec(), FRAME, MAX_NEEDED).unwrap();
         let mut peer = server(theirs, FRAME);
         for round in 1.. {
-            match session.heard(&peer.reconcile(&message).unwrap()) {
-                Step::Reply(reply) => message = reply,
-                Step::Done { needed, lacking } => return (needed, lacking, round),
+            match session.receive(&peer.reconcile(&message).unwrap()) {
+                ReconcileStep::Reply(reply) => message = reply,
+                ReconcileStep::Done { needed, lacking } => return (needed, lacking, round),
                 step => panic!("{step:?}"),
             }
         }
@@ -173,9 +180,9 @@ mod tests {
         let (mut session, mut message) = Reconciliation::open([], FRAME, MAX_NEEDED).unwrap();
         let mut peer = server(&rows, 500_000);
         loop {
-            match session.heard(&peer.reconcile(&message).unwrap()) {
-                Step::Reply(reply) => message = reply,
-                step => return assert_eq!(step, Step::TooMuch),
+            match session.receive(&peer.reconcile(&message).unwrap()) {
+                ReconcileStep::Reply(reply) => message = reply,
+                step => return assert_eq!(step, ReconcileStep::TooMuch),
             }
         }
     }
@@ -187,15 +194,15 @@ mod tests {
         // A fingerprint of everything that never matches.
         let mut nonsense = vec![0x61, 0, 0, 1];
         nonsense.extend([7; 16]);
-        let steps = (0..).map(|_| session.heard(&nonsense));
-        let replies = steps.take_while(|step| matches!(step, Step::Reply(_))).count();
+        let steps = (0..).map(|_| session.receive(&nonsense));
+        let replies = steps.take_while(|step| matches!(step, ReconcileStep::Reply(_))).count();
         assert_eq!(replies, MAX_ROUNDS as usize);
     }
 
     #[test]
     fn an_oversized_message_is_not_read() {
         let (mut session, _) = Reconciliation::open([], FRAME, MAX_NEEDED).unwrap();
-        assert_eq!(session.heard(&vec![0x61; MAX_MESSAGE + 1]), Step::Broken);
+        assert_eq!(session.receive(&vec![0x61; MAX_MESSAGE + 1]), ReconcileStep::Broken);
     }
 
     #[test]
@@ -213,11 +220,11 @@ mod tests {
             vec![],
         ] {
             let (mut session, _) = Reconciliation::open(ours.clone(), FRAME, MAX_NEEDED).unwrap();
-            assert_eq!(session.heard(&nonsense), Step::Broken, "{nonsense:?}");
+            assert_eq!(session.receive(&nonsense), ReconcileStep::Broken, "{nonsense:?}");
         }
         let (mut session, _) = Reconciliation::open(ours, FRAME, MAX_NEEDED).unwrap();
-        let agrees = Step::Done { needed: BTreeSet::new(), lacking: 0 };
-        assert_eq!(session.heard(&[0x61, 0, 0, 0]), agrees);
+        let agrees = ReconcileStep::Done { needed: BTreeSet::new(), lacking: 0 };
+        assert_eq!(session.receive(&[0x61, 0, 0, 0]), agrees);
     }
 
     proptest! {
@@ -243,10 +250,10 @@ mod tests {
                 bytes[0] = 0x61;
             }
             let (mut session, _) = Reconciliation::open((0..ours).map(row), FRAME, MAX_NEEDED).unwrap();
-            match session.heard(&bytes) {
-                Step::Reply(reply) => prop_assert!(reply.len() <= FRAME as usize),
-                Step::Done { needed, .. } => prop_assert!(needed.len() * 32 <= bytes.len()),
-                Step::TooMuch | Step::Broken => {}
+            match session.receive(&bytes) {
+                ReconcileStep::Reply(reply) => prop_assert!(reply.len() <= FRAME as usize),
+                ReconcileStep::Done { needed, .. } => prop_assert!(needed.len() * 32 <= bytes.len()),
+                ReconcileStep::TooMuch | ReconcileStep::Broken => {}
             }
         }
     }

@@ -9,8 +9,8 @@ use grasp_core::{RelayUrl, nostr};
 use nostr::types::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::parks::Parked;
 use super::report::PeerReliability;
+use super::suspended::Parked;
 
 /// The record of one relay, in calendar time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

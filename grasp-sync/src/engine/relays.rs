@@ -11,12 +11,12 @@ use grasp_core::{Now, RelayUrl};
 
 use super::SyncEngine;
 use super::connections;
-use super::desk::Desk;
+use super::context::RelayContext;
 use super::facts::RelayFacts;
 use super::ids::ConnId;
 use super::io::{Fault, Output};
 use super::record::RelayRecord;
-use super::relay::{self, Link, Relay, Standing};
+use super::relay::{self, Link, Relay, RelayHistory};
 use super::report::{PeerReliability, Report};
 
 /// Relays that are followed at most; half of them for nothing but announcements that are held, a quarter for one owner.
@@ -31,7 +31,7 @@ fn forgiving(record: RelayRecord, is_bootstrap: bool) -> RelayRecord {
 
 impl Relay {
     fn may_be_dialled(&self, now: Now) -> bool {
-        self.link.is_idle() && self.standing.health.admit(now.mono) == Admit::Go
+        self.link.is_idle() && self.history.health.admit(now.mono) == Admit::Go
     }
 }
 
@@ -41,15 +41,15 @@ impl SyncEngine {
         &mut self,
         now: Now,
         url: &RelayUrl,
-        act: impl FnOnce(&mut Link, &mut Desk<'_>) -> T,
+        act: impl FnOnce(&mut Link, &mut RelayContext<'_>) -> T,
     ) -> Option<T> {
-        let Relay { standing, link, deadline, .. } = self.relays.get_mut(url)?;
+        let Relay { history, link, deadline, .. } = self.relays.get_mut(url)?;
         let (shared, out) = (&mut self.shared, &mut self.out);
-        let (wanted, was_idle) = (standing.wants.len(), link.is_idle());
-        let mut desk = Desk { now, relay: url, standing, shared, out };
-        let answer = act(link, &mut desk);
-        *deadline = link.pump(&mut desk);
-        self.shared.wanted = self.shared.wanted - wanted + standing.wants.len();
+        let (wanted, was_idle) = (history.wants.len(), link.is_idle());
+        let mut ctx = RelayContext { now, relay: url, history, shared, out };
+        let answer = act(link, &mut ctx);
+        *deadline = link.pump(&mut ctx);
+        self.shared.wanted = self.shared.wanted - wanted + history.wants.len();
         if link.is_idle() != was_idle {
             self.dialer.look();
         }
@@ -63,7 +63,7 @@ impl SyncEngine {
     pub(super) fn apply(&mut self, now: Now, changes: Vec<IndexChange>) {
         let delta = self.shared.index.apply(changes);
         for (relay, removed) in delta.removed {
-            self.turn(now, &relay, |_, desk| relay::forget(desk, &relay, &removed));
+            self.turn(now, &relay, |_, ctx| relay::forget(ctx, &relay, &removed));
         }
         for relay in delta.retired {
             self.retire(now, &relay);
@@ -72,7 +72,7 @@ impl SyncEngine {
         let actions = compute_actions(&delta.added, &self.shared.pending, &self.shared.states);
         for action in actions {
             let relay = action.relay.clone();
-            self.turn(now, &relay, |link, desk| link.add(desk, action));
+            self.turn(now, &relay, |link, ctx| link.add(ctx, action));
         }
     }
 
@@ -97,9 +97,9 @@ impl SyncEngine {
         let is_bootstrap = place.is_none();
         let record = self.records.take(&relay).map(|record| forgiving(record, is_bootstrap));
         let shared = &mut self.shared;
-        let standing = Standing::new(now, &shared.config, &mut shared.rng, record);
+        let history = RelayHistory::new(now, &shared.config, &mut shared.rng, record);
         shared.states.insert(relay.clone(), RelayState::new(is_bootstrap));
-        let taken = Relay { standing, link: Link::Idle, deadline: None, place };
+        let taken = Relay { history, link: Link::Idle, deadline: None, place };
         self.relays.insert(relay.clone(), taken);
         self.dialer.look();
         self.out.push(Output::Report(Report::Discovered { relay: relay.clone() }));
@@ -110,12 +110,12 @@ impl SyncEngine {
     /// Reports the health and reliability that an earlier process recorded.
     fn say_health(&mut self, now: Now, relay: &RelayUrl) {
         let Some(known) = self.relays.get_mut(relay) else { return };
-        let seen = known.standing.health.seen(now.mono);
+        let seen = known.history.health.seen(now.mono);
         if seen != PeerReliability::default() {
             let relay = relay.clone();
             self.out.push(Output::Report(Report::Reliability { relay, seen }));
         }
-        if let Some((health, failing_for)) = known.standing.health.news(now.mono) {
+        if let Some((health, failing_for)) = known.history.health.news(now.mono) {
             let relay = relay.clone();
             self.out.push(Output::Report(Report::Health { relay, health, failing_for }));
         }
@@ -123,13 +123,13 @@ impl SyncEngine {
 
     /// Nobody needs a relay any more.
     fn retire(&mut self, now: Now, url: &RelayUrl) {
-        self.turn(now, url, |link, desk| {
+        self.turn(now, url, |link, ctx| {
             if let Link::Dialing(conn) = link {
                 let conn = *conn;
-                link.retire(desk);
+                link.retire(ctx);
                 return Some(conn);
             }
-            link.retire(desk);
+            link.retire(ctx);
             None
         })
         .flatten()
@@ -139,7 +139,7 @@ impl SyncEngine {
         relay.place.take().into_iter().for_each(|place| self.followed.give_back(place));
         let state = self.shared.states.remove(url);
         self.shared.pending.remove(url);
-        let record = relay::record(now, url, &relay.link, &relay.standing, state.as_ref());
+        let record = relay::record(now, url, &relay.link, &relay.history, state.as_ref());
         self.out.push(Output::Persist(Box::new(record.clone())));
         self.records.keep(record);
         self.out.push(Output::Report(Report::Retired { relay: url.clone() }));
@@ -158,9 +158,9 @@ impl SyncEngine {
             let is_bootstrap = self.shared.states.get(&url).is_some_and(|state| state.is_bootstrap);
             let record = Some(forgiving(record, is_bootstrap));
             let shared = &mut self.shared;
-            let standing = Standing::new(now, &shared.config, &mut shared.rng, record);
+            let history = RelayHistory::new(now, &shared.config, &mut shared.rng, record);
             if let Some(relay) = self.relays.get_mut(&url) {
-                relay.standing = standing;
+                relay.history = history;
             }
             self.say_health(now, &url);
             self.turn(now, &url, |_, _| ());
@@ -168,12 +168,12 @@ impl SyncEngine {
     }
 
     /// Fetches everything again from matching relays, because the local relay lost what they gave.
-    pub(super) fn begin_anew(&mut self, now: Now, which: impl Fn(&Standing) -> bool) {
+    pub(super) fn begin_anew(&mut self, now: Now, which: impl Fn(&RelayHistory) -> bool) {
         self.records.forget_coverage();
-        let relays = self.relays.iter().filter(|(_, relay)| which(&relay.standing));
+        let relays = self.relays.iter().filter(|(_, relay)| which(&relay.history));
         let relays: Vec<_> = relays.map(|(url, _)| url.clone()).collect();
         for url in relays {
-            self.turn(now, &url, |link, desk| link.begin_anew(desk));
+            self.turn(now, &url, |link, ctx| link.begin_anew(ctx));
         }
     }
 
@@ -189,10 +189,10 @@ impl SyncEngine {
         let is_asked_for = |link: &Link| matches!(link, Link::Dialing(dialled) if *dialled == conn);
         let is_asked_for = self.relays.get(relay).is_some_and(|known| is_asked_for(&known.link));
         if is_asked_for && !self.find_room(now, relay, address) {
-            self.turn(now, relay, |link, desk| link.crowded(desk, conn));
+            self.turn(now, relay, |link, ctx| link.crowded(ctx, conn));
             return;
         }
-        let met = self.turn(now, relay, |link, desk| link.connected(desk, conn, facts));
+        let met = self.turn(now, relay, |link, ctx| link.connected(ctx, conn, facts));
         if met.is_none() {
             self.out.push(Output::Disconnect { relay: relay.clone(), conn });
         }
@@ -201,13 +201,13 @@ impl SyncEngine {
     /// Finds room for a connection, now that it is known where it leads; `false` if there is none.
     fn find_room(&mut self, now: Now, relay: &RelayUrl, found_at: Option<IpAddr>) -> bool {
         let Some(known) = self.relays.get_mut(relay) else { return false };
-        let address = found_at.or(known.standing.address);
-        known.standing.address = address;
+        let address = found_at.or(known.history.address);
+        known.history.address = address;
         let claimant = self.connections.claimant(&self.shared.index, relay, address);
         if self.connections.take(relay, claimant).is_err() {
             let gives_way = self.connections.give_way(now.mono, &self.shared.index, &claimant);
             let Some(gives_way) = gives_way else { return false };
-            self.turn(now, &gives_way, |link, desk| link.give_way(desk));
+            self.turn(now, &gives_way, |link, ctx| link.give_way(ctx));
             if self.connections.take(relay, claimant).is_err() {
                 return false;
             }
@@ -243,7 +243,7 @@ impl SyncEngine {
             dialled.extend(next.map(|url| (self.begin_handshake(now, &url), url)));
         }
         for (conn, url) in dialled {
-            self.turn(now, &url, |link, desk| link.dial(desk, conn));
+            self.turn(now, &url, |link, ctx| link.dial(ctx, conn));
         }
     }
 
@@ -261,16 +261,16 @@ impl SyncEngine {
         for (url, relay) in self.relays.iter().filter(|(_, relay)| relay.may_be_dialled(now)) {
             let is_exempt = self.connections.is_exempt(url);
             let claimant = (!is_full || is_exempt)
-                .then(|| self.connections.claimant(index, url, relay.standing.address))
+                .then(|| self.connections.claimant(index, url, relay.history.address))
                 .filter(|claimant| self.connections.has_room(url, claimant));
             let Some(claimant) = claimant else {
                 is_crowded = true;
                 continue;
             };
-            let health = relay.standing.health.health(now.mono);
+            let health = relay.history.health.health(now.mono);
             let weight = self.connections.weight(&claimant);
             let need = Reverse(index.owners_of(url));
-            let rank = (health, !is_exempt, weight, need, relay.standing.waits_since);
+            let rank = (health, !is_exempt, weight, need, relay.history.waits_since);
             waiting.push((rank, url.clone(), claimant));
         }
         waiting.sort();
@@ -281,12 +281,12 @@ impl SyncEngine {
     fn next_in_turn(&self, now: Now) -> Option<RelayUrl> {
         let without_room = self.relays.iter().filter_map(|(url, relay)| {
             let claimant =
-                self.connections.claimant(&self.shared.index, url, relay.standing.address);
+                self.connections.claimant(&self.shared.index, url, relay.history.address);
             let may = relay.may_be_dialled(now) && self.connections.has_host_room(url);
             let is_next = may && !self.connections.has_room(url, &claimant);
-            let health = relay.standing.health.health(now.mono);
+            let health = relay.history.health.health(now.mono);
             let weight = self.connections.weight(&claimant);
-            is_next.then_some(((health, weight, relay.standing.waits_since), url, claimant))
+            is_next.then_some(((health, weight, relay.history.waits_since), url, claimant))
         });
         let mut waiting: Vec<_> = without_room.collect();
         waiting.sort();
@@ -299,7 +299,7 @@ impl SyncEngine {
         self.dialer.look();
         for (relay, conn) in self.dialer.overdue(now.mono) {
             self.dialer.ended(conn);
-            self.turn(now, &relay, |link, desk| link.failed(desk, conn, Fault::Unreachable));
+            self.turn(now, &relay, |link, ctx| link.failed(ctx, conn, Fault::Unreachable));
             self.out.push(Output::Disconnect { relay, conn });
         }
         let is_due = |relay: &Relay| relay.deadline.is_some_and(|at| now.mono >= at);
@@ -310,21 +310,21 @@ impl SyncEngine {
             .map(|(url, _)| url.clone())
             .collect();
         for url in due {
-            self.turn(now, &url, |link, desk| link.tick(desk));
+            self.turn(now, &url, |link, ctx| link.tick(ctx));
         }
         self.shared.rejected.expire(now.mono);
     }
 
     /// Returns the number of events that each relay has offered and that are not here yet, as far as known.
     pub fn wanted(&self) -> impl Iterator<Item = (&RelayUrl, usize)> {
-        self.relays.iter().map(|(url, relay)| (url, relay.standing.wants.len()))
+        self.relays.iter().map(|(url, relay)| (url, relay.history.wants.len()))
     }
 
     /// Returns all records, for instance to be written when the process ends.
     pub fn records(&self, now: Now) -> Vec<RelayRecord> {
         let known = self.relays.iter().map(|(url, relay)| {
             let state = self.shared.states.get(url);
-            relay::record(now, url, &relay.link, &relay.standing, state)
+            relay::record(now, url, &relay.link, &relay.history, state)
         });
         known.chain(self.records.all().cloned()).collect()
     }

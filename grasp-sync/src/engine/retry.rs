@@ -12,14 +12,14 @@ use super::reconcile::MAX_NEEDED;
 /// Requests to one relay for one event.
 const MAX_TRIES: u32 = 12;
 /// Backoff after the first failed request; each further one doubles it.
-const FIRST_REST: Duration = Duration::from_secs(30);
-const LONGEST_REST: Duration = Duration::from_secs(15 * 60);
+const FIRST_BACKOFF: Duration = Duration::from_secs(30);
+const MAX_BACKOFF: Duration = Duration::from_secs(15 * 60);
 /// Fewest events to which a relay is assumed to truncate an answer; half of the smallest limit known.
-const SMALLEST_CUT: usize = 50;
+const MIN_TRUNCATED: usize = 50;
 /// Time that a failure is remembered: longer than between full passes, or each would start again.
-const MEMORY: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+const FAILURE_MEMORY: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// Ids that one relay may offer and not have delivered.
-const MOST_WANTED: usize = 2 * MAX_NEEDED;
+const MAX_WANTED: usize = 2 * MAX_NEEDED;
 /// Failures remembered for one relay.
 const MAX_REMEMBERED: usize = 20_000;
 
@@ -38,18 +38,18 @@ pub(super) struct Wants {
 /// One request for events by id.
 #[derive(Debug, Default)]
 struct Asked {
-    left: BTreeSet<EventId>,
-    came: usize,
+    outstanding: BTreeSet<EventId>,
+    received: usize,
 }
 
 #[derive(Debug)]
 struct Want {
     jobs: BTreeSet<JobId>,
-    phase: Phase,
+    phase: WantPhase,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum WantPhase {
     /// To be requested from then on.
     Due(Mono),
     /// Requested under this subscription.
@@ -78,7 +78,7 @@ pub(super) struct Missed {
 /// The result of a request for events by id.
 #[must_use]
 #[derive(Debug)]
-pub(super) struct Ended {
+pub(super) struct IdsEnded {
     pub(super) missed: Vec<Missed>,
     /// The number of events to which the relay seems to truncate.
     pub(super) cut_at: Option<usize>,
@@ -87,7 +87,7 @@ pub(super) struct Ended {
 /// The result of wanting an event.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wanting {
+pub(super) enum WantResult {
     /// It will be requested.
     Noted,
     /// It will be requested, though that failed before.
@@ -110,33 +110,33 @@ impl Wants {
     }
 
     /// Adds an event that the relay offers, and the job that waits for it.
-    pub(super) fn want(&mut self, now: Mono, id: EventId, job: Option<JobId>) -> Wanting {
+    pub(super) fn want(&mut self, now: Mono, id: EventId, job: Option<JobId>) -> WantResult {
         let tried = self.tried.get(&id).copied();
-        let is_too_many = self.wanted.len() >= MOST_WANTED && !self.has(&id);
+        let is_too_many = self.wanted.len() >= MAX_WANTED && !self.has(&id);
         if is_too_many || tried.is_some_and(|tried| tried.times >= MAX_TRIES) {
-            return Wanting::GivenUp;
+            return WantResult::GivenUp;
         }
         let at = tried.map_or(now, |tried| now.max(tried.not_before));
         let want = self.wanted.entry(id).or_insert_with(|| {
             self.due.insert((at, id));
-            Want { jobs: BTreeSet::new(), phase: Phase::Due(at) }
+            Want { jobs: BTreeSet::new(), phase: WantPhase::Due(at) }
         });
         match job {
-            Some(job) if !want.jobs.insert(job) => Wanting::Already,
-            _ if tried.is_some() => Wanting::Doubtful,
-            _ => Wanting::Noted,
+            Some(job) if !want.jobs.insert(job) => WantResult::Already,
+            _ if tried.is_some() => WantResult::Doubtful,
+            _ => WantResult::Noted,
         }
     }
 
     /// Takes up to `most` events that are due, to be requested under `sub`.
-    pub(super) fn ask(&mut self, now: Mono, sub: SubId, most: usize) -> BTreeSet<EventId> {
+    pub(super) fn take_due(&mut self, now: Mono, sub: SubId, most: usize) -> BTreeSet<EventId> {
         let due = self.due.iter().take_while(|(at, _)| *at <= now).take(most);
         let ids: BTreeSet<_> = due.map(|(_, id)| *id).collect();
         for id in &ids {
-            self.set_phase(*id, Phase::Asked(sub));
+            self.set_phase(*id, WantPhase::Asked(sub));
         }
         if !ids.is_empty() {
-            self.asked.insert(sub, Asked { left: ids.clone(), came: 0 });
+            self.asked.insert(sub, Asked { outstanding: ids.clone(), received: 0 });
         }
         ids
     }
@@ -144,9 +144,9 @@ impl Wants {
     /// Notes that an event was delivered and is being judged.
     pub(super) fn delivered(&mut self, sub: SubId, id: EventId) {
         let Some(asked) = self.asked.get_mut(&sub) else { return };
-        if asked.left.remove(&id) {
-            asked.came += 1;
-            self.set_phase(id, Phase::Judged);
+        if asked.outstanding.remove(&id) {
+            asked.received += 1;
+            self.set_phase(id, WantPhase::Judged);
         }
     }
 
@@ -154,26 +154,26 @@ impl Wants {
     ///
     /// If the answer may have been truncated, the rest is due again, in smaller requests. If the relay does not have
     /// it, too little will come of these to look truncated.
-    pub(super) fn ended(&mut self, now: Mono, sub: SubId) -> Ended {
-        let came = self.asked.get(&sub).map_or(0, |asked| asked.came);
-        let is_short = self.asked.get(&sub).is_some_and(|asked| !asked.left.is_empty());
-        if is_short && came >= SMALLEST_CUT {
+    pub(super) fn ended(&mut self, now: Mono, sub: SubId) -> IdsEnded {
+        let received = self.asked.get(&sub).map_or(0, |asked| asked.received);
+        let is_short = self.asked.get(&sub).is_some_and(|asked| !asked.outstanding.is_empty());
+        if is_short && received >= MIN_TRUNCATED {
             self.returned(now, sub);
-            return Ended { missed: Vec::new(), cut_at: Some(came) };
+            return IdsEnded { missed: Vec::new(), cut_at: Some(received) };
         }
-        Ended { missed: self.refused(now, sub), cut_at: None }
+        IdsEnded { missed: self.refused(now, sub), cut_at: None }
     }
 
     /// Ends a request that was refused for what it asks for: everything in it has failed.
     pub(super) fn refused(&mut self, now: Mono, sub: SubId) -> Vec<Missed> {
         let asked = self.asked.remove(&sub).unwrap_or_default();
-        asked.left.into_iter().map(|event| self.failed(now, event)).collect()
+        asked.outstanding.into_iter().map(|event| self.failed(now, event)).collect()
     }
 
     /// Ends a request that was not accepted, which says nothing about the events: they are due again.
     pub(super) fn returned(&mut self, now: Mono, sub: SubId) {
-        for id in self.asked.remove(&sub).unwrap_or_default().left {
-            self.set_phase(id, Phase::Due(now));
+        for id in self.asked.remove(&sub).unwrap_or_default().outstanding {
+            self.set_phase(id, WantPhase::Due(now));
         }
     }
 
@@ -181,13 +181,13 @@ impl Wants {
     pub(super) fn failed(&mut self, now: Mono, event: EventId) -> Missed {
         let times = self.tried.get(&event).map_or(0, |tried| tried.times) + 1;
         let doublings = 1u32.checked_shl(times - 1).unwrap_or(u32::MAX);
-        let not_before = now + FIRST_REST.saturating_mul(doublings).min(LONGEST_REST);
-        self.remember(event, Tried { times, not_before, forget_at: now + MEMORY });
+        let not_before = now + FIRST_BACKOFF.saturating_mul(doublings).min(MAX_BACKOFF);
+        self.remember(event, Tried { times, not_before, forget_at: now + FAILURE_MEMORY });
         let is_given_up = times >= MAX_TRIES;
         let jobs = if is_given_up {
             self.forget(event)
         } else {
-            self.set_phase(event, Phase::Due(not_before));
+            self.set_phase(event, WantPhase::Due(not_before));
             self.wanted.get(&event).map(|want| want.jobs.clone())
         };
         let jobs = jobs.unwrap_or_default();
@@ -196,12 +196,15 @@ impl Wants {
 
     /// The event came forged: the relay is not asked for it again. Tells which jobs waited for it.
     pub(super) fn forged(&mut self, now: Mono, id: EventId) -> BTreeSet<JobId> {
-        self.remember(id, Tried { times: MAX_TRIES, not_before: now, forget_at: now + MEMORY });
+        self.remember(
+            id,
+            Tried { times: MAX_TRIES, not_before: now, forget_at: now + FAILURE_MEMORY },
+        );
         self.forget(id).unwrap_or_default()
     }
 
     /// Removes an event that is here, or never will be; returns the jobs that waited for it.
-    pub(super) fn settled(&mut self, id: EventId) -> BTreeSet<JobId> {
+    pub(super) fn resolve(&mut self, id: EventId) -> BTreeSet<JobId> {
         self.tried.remove(&id);
         self.forget(id).unwrap_or_default()
     }
@@ -210,7 +213,7 @@ impl Wants {
     pub(super) fn abandon(&mut self, job: JobId) {
         self.wanted.retain(|id, want| {
             let was_its = want.jobs.remove(&job);
-            let Phase::Due(at) = want.phase else { return true };
+            let WantPhase::Due(at) = want.phase else { return true };
             let keep = !was_its || !want.jobs.is_empty();
             if !keep {
                 self.due.remove(&(at, *id));
@@ -227,7 +230,7 @@ impl Wants {
     }
 
     /// Returns one of the jobs that want an event.
-    pub(super) fn a_job_of(&self, event: EventId) -> Option<JobId> {
+    pub(super) fn job_waiting_for(&self, event: EventId) -> Option<JobId> {
         self.wanted.get(&event)?.jobs.first().copied()
     }
 
@@ -241,7 +244,7 @@ impl Wants {
     }
 
     /// Returns whether all wanted events are backing off.
-    pub(super) fn is_resting(&self, now: Mono) -> bool {
+    pub(super) fn is_backing_off(&self, now: Mono) -> bool {
         self.wanted.len() == self.due.len() && !self.is_due(now)
     }
 
@@ -249,38 +252,38 @@ impl Wants {
         self.due.first().map(|(at, _)| *at)
     }
 
-    fn set_phase(&mut self, id: EventId, phase: Phase) {
+    fn set_phase(&mut self, id: EventId, phase: WantPhase) {
         let Some(want) = self.wanted.get_mut(&id) else { return };
         let before = std::mem::replace(&mut want.phase, phase);
-        self.leave(id, before);
-        if let Phase::Due(at) = phase {
+        self.unindex(id, before);
+        if let WantPhase::Due(at) = phase {
             self.due.insert((at, id));
         }
     }
 
     fn forget(&mut self, id: EventId) -> Option<BTreeSet<JobId>> {
         let want = self.wanted.remove(&id)?;
-        self.leave(id, want.phase);
+        self.unindex(id, want.phase);
         Some(want.jobs)
     }
 
     /// Removes an event from the index of its phase.
-    fn leave(&mut self, id: EventId, phase: Phase) {
+    fn unindex(&mut self, id: EventId, phase: WantPhase) {
         match phase {
-            Phase::Due(at) => _ = self.due.remove(&(at, id)),
-            Phase::Asked(sub) => {
+            WantPhase::Due(at) => _ = self.due.remove(&(at, id)),
+            WantPhase::Asked(sub) => {
                 if let Some(asked) = self.asked.get_mut(&sub) {
-                    asked.left.remove(&id);
+                    asked.outstanding.remove(&id);
                 }
             }
-            Phase::Judged => {}
+            WantPhase::Judged => {}
         }
     }
 
     fn remember(&mut self, id: EventId, tried: Tried) {
         self.tried.insert(id, tried);
         if self.tried.len() > MAX_REMEMBERED {
-            let now = tried.forget_at - MEMORY;
+            let now = tried.forget_at - FAILURE_MEMORY;
             self.tried.retain(|_, tried| tried.forget_at > now);
         }
         while self.tried.len() > MAX_REMEMBERED {
@@ -289,10 +292,11 @@ impl Wants {
     }
 
     pub(super) fn check(&self) {
-        let due = self.wanted.values().filter(|want| matches!(want.phase, Phase::Due(_))).count();
+        let due =
+            self.wanted.values().filter(|want| matches!(want.phase, WantPhase::Due(_))).count();
         assert_eq!(due, self.due.len(), "what is due is wanted");
-        let asked = self.wanted.values().filter(|want| matches!(want.phase, Phase::Asked(_)));
-        let noted: usize = self.asked.values().map(|asked| asked.left.len()).sum();
+        let asked = self.wanted.values().filter(|want| matches!(want.phase, WantPhase::Asked(_)));
+        let noted: usize = self.asked.values().map(|asked| asked.outstanding.len()).sum();
         assert_eq!(asked.count(), noted, "what is asked for is wanted");
     }
 }

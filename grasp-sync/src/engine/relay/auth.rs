@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use grasp_core::Mono;
 
-use super::super::desk::Desk;
-use super::super::history::{Method, Phase};
+use super::super::context::RelayContext;
 use super::super::ids::{JobId, LiveId};
 use super::super::io::Frame;
+use super::super::job::{JobPhase, Method};
 use super::super::layer::Layer;
-use super::super::parks::Way;
+use super::super::suspended::RequestMode;
 use super::live::LivePhase;
 use super::session::Session;
 
 /// Time that a relay may take to send a challenge, or to answer our authentication.
-const PATIENCE: Duration = Duration::from_secs(60);
+const AUTH_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The state of authentication on one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub(in crate::engine) enum Auth {
 /// The reaction to a request that was refused for want of authentication.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::engine) enum Ask {
+pub(in crate::engine) enum AuthDecision {
     /// Answer the challenge, and wait.
     Answer,
     Wait,
@@ -49,20 +49,20 @@ pub(in crate::engine) enum Ask {
 
 impl Auth {
     /// Handles a refusal; `again` if the request had been sent after authenticating.
-    pub(in crate::engine) fn wanted(&mut self, now: Mono, can: bool, again: bool) -> Ask {
+    pub(in crate::engine) fn wanted(&mut self, now: Mono, can: bool, again: bool) -> AuthDecision {
         match *self {
-            _ if !can => Ask::Policy,
+            _ if !can => AuthDecision::Policy,
             Self::Unasked { challenged: true } => {
                 *self = Self::Answered(now);
-                Ask::Answer
+                AuthDecision::Answer
             }
             Self::Unasked { challenged: false } => {
                 *self = Self::Wanted(now);
-                Ask::Wait
+                AuthDecision::Wait
             }
-            Self::Wanted(_) | Self::Answered(_) => Ask::Wait,
-            Self::Done if !again => Ask::Resend,
-            Self::Done | Self::Refused => Ask::Policy,
+            Self::Wanted(_) | Self::Answered(_) => AuthDecision::Wait,
+            Self::Done if !again => AuthDecision::Resend,
+            Self::Done | Self::Refused => AuthDecision::Policy,
         }
     }
 
@@ -94,7 +94,7 @@ impl Auth {
 
     /// Returns whether the relay took too long; authentication is refused then.
     #[must_use]
-    pub(in crate::engine) fn gave_up(&mut self, now: Mono) -> bool {
+    pub(in crate::engine) fn timed_out(&mut self, now: Mono) -> bool {
         let is_over = self.deadline().is_some_and(|due| now >= due);
         if is_over {
             *self = Self::Refused;
@@ -108,87 +108,87 @@ impl Auth {
 
     pub(in crate::engine) fn deadline(self) -> Option<Mono> {
         match self {
-            Self::Wanted(since) | Self::Answered(since) => Some(since + PATIENCE),
+            Self::Wanted(since) | Self::Answered(since) => Some(since + AUTH_TIMEOUT),
             Self::Unasked { .. } | Self::Done | Self::Refused => None,
         }
     }
 }
 
 impl Session {
-    pub(super) fn ask_for_auth(&mut self, desk: &mut Desk<'_>, again: bool) -> Ask {
-        let can = desk.shared.config.can_authenticate;
-        let ask = self.auth.wanted(desk.mono(), can, again);
-        if ask == Ask::Answer {
-            desk.send(self.conn, Frame::Authenticate);
+    pub(super) fn require_auth(&mut self, ctx: &mut RelayContext<'_>, again: bool) -> AuthDecision {
+        let can = ctx.shared.config.can_authenticate;
+        let decision = self.auth.wanted(ctx.mono(), can, again);
+        if decision == AuthDecision::Answer {
+            ctx.send(self.conn, Frame::Authenticate);
         }
-        ask
+        decision
     }
 
-    pub(super) fn job_wants_auth(&mut self, desk: &mut Desk<'_>, id: JobId, method: Method) {
+    pub(super) fn job_wants_auth(&mut self, ctx: &mut RelayContext<'_>, id: JobId, method: Method) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let (again, layer) = (job.once.authenticated, job.layer);
-        let ask = self.ask_for_auth(desk, again);
+        let decision = self.require_auth(ctx, again);
         let Some(job) = self.jobs.get_mut(&id) else { return };
         job.once.authenticated = true;
-        match ask {
-            Ask::Answer | Ask::Wait => job.phase = Phase::AwaitingAuth(method),
-            Ask::Resend => self.queue(id, method),
-            Ask::Policy => {
-                self.park(desk, layer, Way::History);
+        match decision {
+            AuthDecision::Answer | AuthDecision::Wait => job.phase = JobPhase::AwaitingAuth(method),
+            AuthDecision::Resend => self.queue(id, method),
+            AuthDecision::Policy => {
+                self.suspend(ctx, layer, RequestMode::History);
                 self.queue(id, method);
             }
         }
     }
 
-    pub(super) fn live_wants_auth(&mut self, desk: &mut Desk<'_>, id: LiveId) {
-        let Some(again) = self.live.wanted.get(&id).map(|one| one.authenticated) else { return };
-        let ask = self.ask_for_auth(desk, again);
-        let Some(listening) = self.live.wanted.get_mut(&id) else { return };
-        listening.authenticated = true;
-        match ask {
-            Ask::Answer | Ask::Wait => listening.lost(LivePhase::AwaitingAuth),
-            Ask::Resend => listening.lost(LivePhase::Queued),
-            Ask::Policy => {
-                listening.lost(LivePhase::Queued);
-                let layer = listening.layer;
-                self.park(desk, layer, Way::Live);
+    pub(super) fn live_wants_auth(&mut self, ctx: &mut RelayContext<'_>, id: LiveId) {
+        let Some(again) = self.live.requests.get(&id).map(|one| one.authenticated) else { return };
+        let decision = self.require_auth(ctx, again);
+        let Some(request) = self.live.requests.get_mut(&id) else { return };
+        request.authenticated = true;
+        match decision {
+            AuthDecision::Answer | AuthDecision::Wait => request.interrupt(LivePhase::AwaitingAuth),
+            AuthDecision::Resend => request.interrupt(LivePhase::Queued),
+            AuthDecision::Policy => {
+                request.interrupt(LivePhase::Queued);
+                let layer = request.layer;
+                self.suspend(ctx, layer, RequestMode::Live);
             }
         }
     }
 
-    pub(super) fn challenged(&mut self, desk: &mut Desk<'_>) {
-        if self.auth.challenged(desk.mono()) {
-            desk.send(self.conn, Frame::Authenticate);
+    pub(super) fn challenged(&mut self, ctx: &mut RelayContext<'_>) {
+        if self.auth.challenged(ctx.mono()) {
+            ctx.send(self.conn, Frame::Authenticate);
         }
     }
 
-    pub(super) fn authenticated(&mut self, desk: &mut Desk<'_>, accepted: bool) {
+    pub(super) fn authenticated(&mut self, ctx: &mut RelayContext<'_>, accepted: bool) {
         if self.auth.answered(accepted) {
-            self.auth_ended(desk, accepted);
+            self.auth_ended(ctx, accepted);
         }
     }
 
     /// Continues the requests that waited for authentication: sent again, or suspended.
-    pub(super) fn auth_ended(&mut self, desk: &mut Desk<'_>, accepted: bool) {
+    pub(super) fn auth_ended(&mut self, ctx: &mut RelayContext<'_>, accepted: bool) {
         let waiting = self.jobs.iter().filter_map(|(id, job)| match job.phase {
-            Phase::AwaitingAuth(method) => Some((*id, method, job.layer)),
+            JobPhase::AwaitingAuth(method) => Some((*id, method, job.layer)),
             _ => None,
         });
         for (id, method, layer) in waiting.collect::<Vec<_>>() {
             if !accepted {
-                self.park(desk, layer, Way::History);
+                self.suspend(ctx, layer, RequestMode::History);
             }
             self.queue(id, method);
         }
         let mut refused: Vec<Layer> = Vec::new();
-        for listening in self.live.wanted.values_mut() {
-            if listening.phase == LivePhase::AwaitingAuth {
-                listening.phase = LivePhase::Queued;
-                refused.push(listening.layer);
+        for request in self.live.requests.values_mut() {
+            if request.phase == LivePhase::AwaitingAuth {
+                request.phase = LivePhase::Queued;
+                refused.push(request.layer);
             }
         }
         for layer in refused.into_iter().filter(|_| !accepted) {
-            self.park(desk, layer, Way::Live);
+            self.suspend(ctx, layer, RequestMode::Live);
         }
     }
 }
@@ -203,29 +203,29 @@ mod tests {
     fn a_challenge_is_answered_when_something_was_refused_and_only_once() {
         let mut auth = Auth::Unasked { challenged: false };
         assert!(!auth.challenged(T0), "nobody wanted it");
-        assert_eq!(auth.wanted(T0, true, false), Ask::Answer);
+        assert_eq!(auth.wanted(T0, true, false), AuthDecision::Answer);
         assert!(!auth.challenged(T0), "a loop of challenges leads nowhere");
-        assert_eq!(auth.wanted(T0, true, false), Ask::Wait);
+        assert_eq!(auth.wanted(T0, true, false), AuthDecision::Wait);
         assert!(auth.answered(true) && !auth.answered(false));
-        assert_eq!(auth.wanted(T0, true, false), Ask::Resend);
-        assert_eq!(auth.wanted(T0, true, true), Ask::Policy);
+        assert_eq!(auth.wanted(T0, true, false), AuthDecision::Resend);
+        assert_eq!(auth.wanted(T0, true, true), AuthDecision::Policy);
     }
 
     #[test]
     fn a_late_challenge_is_waited_for_but_not_for_ever() {
         let mut auth = Auth::Unasked { challenged: false };
-        assert_eq!(auth.wanted(T0, true, false), Ask::Wait);
-        assert!(!auth.gave_up(T0));
+        assert_eq!(auth.wanted(T0, true, false), AuthDecision::Wait);
+        assert!(!auth.timed_out(T0));
         let mut other = auth;
         assert!(other.challenged(T0));
-        assert!(auth.gave_up(T0 + PATIENCE));
-        assert_eq!(auth.wanted(T0, true, false), Ask::Policy);
+        assert!(auth.timed_out(T0 + AUTH_TIMEOUT));
+        assert_eq!(auth.wanted(T0, true, false), AuthDecision::Policy);
     }
 
     #[test]
     fn without_a_key_it_is_policy() {
         let mut auth = Auth::Unasked { challenged: true };
-        assert_eq!(auth.wanted(T0, false, false), Ask::Policy);
+        assert_eq!(auth.wanted(T0, false, false), AuthDecision::Policy);
         assert_eq!(auth, Auth::Unasked { challenged: true });
     }
 }

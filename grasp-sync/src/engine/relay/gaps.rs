@@ -17,13 +17,13 @@ const LIVE_DELAY: Duration = Duration::from_secs(2 * 60);
 
 /// The way in which the events of a fetch are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::engine) struct Course {
+pub(in crate::engine) struct CountAs {
     pub(in crate::engine) path: SyncPath,
     /// The time up to which a live subscription should have brought them; `None` if none of them can be a gap.
     pub(in crate::engine) gaps_until: Option<Timestamp>,
 }
 
-impl Course {
+impl CountAs {
     /// Events of a live subscription.
     pub(in crate::engine) const LIVE: Self = Self { path: SyncPath::Live, gaps_until: None };
     /// Events that were not subscribed to before.
@@ -37,7 +37,7 @@ impl Course {
 
 /// The times in which everything wanted from a relay was subscribed to, over past connections of this process.
 #[derive(Debug, Default)]
-pub(in crate::engine) struct Listened(VecDeque<Period>);
+pub(in crate::engine) struct ListeningTimes(VecDeque<Period>);
 
 #[derive(Clone, Copy, Debug)]
 struct Period {
@@ -52,7 +52,7 @@ impl Period {
     }
 }
 
-impl Listened {
+impl ListeningTimes {
     /// Adds a connection that has ended.
     pub(in crate::engine) fn ended(&mut self, from: Timestamp, until: Timestamp) {
         if self.0.len() >= MAX_PERIODS {
@@ -70,11 +70,11 @@ impl Listened {
     /// subscribed.
     pub(in crate::engine) fn is_gap(
         &self,
-        course: Course,
+        count_as: CountAs,
         current: Option<Timestamp>,
         at: Timestamp,
     ) -> bool {
-        let Some(until) = course.gaps_until else { return false };
+        let Some(until) = count_as.gaps_until else { return false };
         let current = current.map(|from| Period { from, until });
         self.0.iter().copied().chain(current).any(|period| period.covers(at))
     }
@@ -90,27 +90,27 @@ mod tests {
 
     #[test]
     fn only_what_was_signed_while_everything_was_listened_to_is_a_gap() {
-        let mut listened = Listened::default();
-        listened.ended(at(1_000), at(2_000));
-        let course = Course::NEW.with_gaps_until(at(5_000));
-        let is_gap = |secs| listened.is_gap(course, Some(at(4_000)), at(secs));
+        let mut listening_times = ListeningTimes::default();
+        listening_times.ended(at(1_000), at(2_000));
+        let count_as = CountAs::NEW.with_gaps_until(at(5_000));
+        let is_gap = |secs| listening_times.is_gap(count_as, Some(at(4_000)), at(secs));
         assert!(is_gap(1_000) && is_gap(1_880) && is_gap(4_500));
         assert!(!is_gap(999) && !is_gap(1_881), "before it, and too late to arrive");
         assert!(!is_gap(3_000) && !is_gap(4_900), "nobody listened, and still on its way");
-        assert!(!listened.is_gap(Course::NEW, Some(at(4_000)), at(1_500)));
+        assert!(!listening_times.is_gap(CountAs::NEW, Some(at(4_000)), at(1_500)));
     }
 
     #[test]
     fn only_so_many_connections_are_remembered() {
-        let mut listened = Listened::default();
+        let mut listening_times = ListeningTimes::default();
         for n in 0..100 {
-            listened.ended(at(n * 1_000), at(n * 1_000 + 500));
+            listening_times.ended(at(n * 1_000), at(n * 1_000 + 500));
         }
-        assert_eq!(listened.0.len(), MAX_PERIODS);
-        let course = Course::NEW.with_gaps_until(at(200_000));
-        assert!(listened.is_gap(course, None, at(99_100)));
-        assert!(!listened.is_gap(course, None, at(100)));
-        listened.forget();
-        assert!(!listened.is_gap(course, None, at(99_100)));
+        assert_eq!(listening_times.0.len(), MAX_PERIODS);
+        let count_as = CountAs::NEW.with_gaps_until(at(200_000));
+        assert!(listening_times.is_gap(count_as, None, at(99_100)));
+        assert!(!listening_times.is_gap(count_as, None, at(100)));
+        listening_times.forget();
+        assert!(!listening_times.is_gap(count_as, None, at(99_100)));
     }
 }

@@ -13,32 +13,32 @@ use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::{RETENTION, RequestBudget, live, pack_requests};
 
-use super::super::history::MOST_SQUEEZES;
 use super::super::ids::{Ids, LiveId, SubId};
+use super::super::job::MAX_ROOM_REFUSALS;
 use super::super::layer::{Layer, wire_len};
 use super::super::lean::{LeanFilter, keep_all};
 
 /// One request of the live set.
 #[derive(Debug)]
-pub(in crate::engine) struct Listening {
+pub(in crate::engine) struct LiveRequest {
     pub(in crate::engine) layer: Layer,
     /// The filters without a window.
     pub(in crate::engine) filters: Vec<LeanFilter>,
     /// The approximate length as REQ.
     pub(in crate::engine) bytes: usize,
     /// The start of a time in which it was not open: stored events from then on are fetched once it is.
-    pub(in crate::engine) from: Option<Timestamp>,
+    pub(in crate::engine) missed_since: Option<Timestamp>,
     /// True if the relay dropped events of any date in that time, which a request with `since` would not find.
     pub(in crate::engine) has_dropped: bool,
     /// The latest time up to which it is known to have delivered.
-    pub(in crate::engine) heard: Timestamp,
+    pub(in crate::engine) delivered_until: Timestamp,
     pub(in crate::engine) phase: LivePhase,
     /// Losses in a row.
     pub(in crate::engine) failures: u32,
     /// True if it was sent again after authenticating.
     pub(in crate::engine) authenticated: bool,
     /// True if it was sent with a limit of zero.
-    pub(in crate::engine) has_zero: bool,
+    pub(in crate::engine) uses_limit_zero: bool,
 }
 
 /// The phase of a request of the live set.
@@ -50,7 +50,7 @@ pub(in crate::engine) enum LivePhase {
     /// Open until the requests that replace it are in force.
     Replaced(SubId),
     /// Not sent until then.
-    Resting(Mono),
+    BackingOff(Mono),
     /// Waits for the answer to our authentication.
     AwaitingAuth,
     /// There is no room for it; its events are fetched from time to time.
@@ -63,18 +63,18 @@ pub(in crate::engine) enum LivePhase {
 }
 
 /// The longest backoff between subscriptions.
-const LONGEST_REST: Duration = Duration::from_secs(60 * 60);
+const MAX_BACKOFF: Duration = Duration::from_secs(60 * 60);
 /// Requests for repositories that may be added before these are merged for want of room.
-const MOST_REPO_FRAGMENTS: usize = 3;
+const MAX_REPO_FRAGMENTS: usize = 3;
 /// Bytes of REQ, subscription id and brackets around the filters.
 const REQ_BYTES: usize = 80;
 
-impl Listening {
+impl LiveRequest {
     /// Returns the filters as sent: without stored events, or, for a relay that refuses a limit of zero, with the
     /// newest event of each filter.
-    pub(in crate::engine) fn wire(&mut self, without_zero: bool) -> Vec<Filter> {
-        self.has_zero = !without_zero;
-        let one = |lean: &LeanFilter| match without_zero {
+    pub(in crate::engine) fn wire(&mut self, refuses_limit_zero: bool) -> Vec<Filter> {
+        self.uses_limit_zero = !refuses_limit_zero;
+        let one = |lean: &LeanFilter| match refuses_limit_zero {
             true => lean.filter().limit(1),
             false => live(lean.filter()),
         };
@@ -92,44 +92,45 @@ impl Listening {
     }
 
     /// Leaves the open phase: what was published since the last delivery is to be fetched.
-    pub(in crate::engine) fn lost(&mut self, phase: LivePhase) {
+    pub(in crate::engine) fn interrupt(&mut self, phase: LivePhase) {
         if matches!(self.phase, LivePhase::Open(_)) {
-            let heard = self.heard - RETENTION;
-            self.from = Some(self.from.map_or(heard, |from| from.min(heard)));
+            let delivered_until = self.delivered_until - RETENTION;
+            self.missed_since =
+                Some(self.missed_since.map_or(delivered_until, |since| since.min(delivered_until)));
         }
         self.phase = phase;
     }
 
     /// Handles a refusal for want of room: sent again at once, up to a limit.
-    pub(in crate::engine) fn squeezed(&mut self, now: Mono) {
-        if self.failures >= MOST_SQUEEZES {
-            return self.rest(now);
+    pub(in crate::engine) fn refused_for_room(&mut self, now: Mono) {
+        if self.failures >= MAX_ROOM_REFUSALS {
+            return self.back_off(now);
         }
         self.failures += 1;
-        self.lost(LivePhase::Queued);
+        self.interrupt(LivePhase::Queued);
     }
 
     /// Backs off after another loss, longer each time.
-    pub(in crate::engine) fn rest(&mut self, now: Mono) {
+    pub(in crate::engine) fn back_off(&mut self, now: Mono) {
         let doublings = 1u32.checked_shl(self.failures).unwrap_or(u32::MAX);
         self.failures = self.failures.saturating_add(1);
-        let rest = RETRY_DELAY.saturating_mul(doublings).min(LONGEST_REST);
-        self.lost(LivePhase::Resting(now + rest));
+        let backoff = RETRY_DELAY.saturating_mul(doublings).min(MAX_BACKOFF);
+        self.interrupt(LivePhase::BackingOff(now + backoff));
     }
 
     /// Switches to polling.
     pub(in crate::engine) fn poll(&mut self, now: Mono, every: Duration) {
-        let since = self.from.unwrap_or(self.heard);
-        self.lost(LivePhase::Polled { next: now + every, since });
+        let since = self.missed_since.unwrap_or(self.delivered_until);
+        self.interrupt(LivePhase::Polled { next: now + every, since });
     }
 
     /// Returns the time up to which no event is missing.
     pub(in crate::engine) fn covered_until(&self, now: Timestamp) -> Timestamp {
-        match (self.phase, self.from) {
+        match (self.phase, self.missed_since) {
             (LivePhase::Polled { since, .. }, _) => since,
             (LivePhase::Open(_) | LivePhase::Replaced(_), None) => now,
-            (_, Some(from)) => from + RETENTION,
-            (_, None) => self.heard,
+            (_, Some(missed_since)) => missed_since + RETENTION,
+            (_, None) => self.delivered_until,
         }
     }
 
@@ -147,79 +148,80 @@ impl Listening {
 
 /// The live set of one connection.
 #[derive(Debug, Default)]
-pub(in crate::engine) struct Live {
-    pub(in crate::engine) wanted: BTreeMap<LiveId, Listening>,
+pub(in crate::engine) struct LiveSet {
+    pub(in crate::engine) requests: BTreeMap<LiveId, LiveRequest>,
     /// True if the relay refuses a limit of zero.
-    pub(in crate::engine) without_zero: bool,
+    pub(in crate::engine) refuses_limit_zero: bool,
     /// True if the set is to be rebuilt as fewer, fuller filters before anything else is sent.
-    pub(in crate::engine) rebuild: bool,
+    pub(in crate::engine) needs_rebuild: bool,
     /// Filters after the last rebuild.
-    pub(in crate::engine) rebuilt: usize,
+    pub(in crate::engine) filters_at_rebuild: usize,
     /// Requests for repositories after these were last rebuilt.
-    pub(in crate::engine) repos_rebuilt: usize,
+    pub(in crate::engine) repo_requests_at_rebuild: usize,
 }
 
-impl Live {
+impl LiveSet {
     /// Adds requests for these filters.
     pub(in crate::engine) fn add(
         &mut self,
         ids: &mut Ids,
         now: Timestamp,
         filters: Vec<Filter>,
-        from: Option<Timestamp>,
+        missed_since: Option<Timestamp>,
         budget: &RequestBudget,
     ) {
         for (layer, filters) in by_layer(filters) {
             for filters in pack_requests(filters, budget) {
                 let bytes = REQ_BYTES + filters.iter().map(wire_len).sum::<usize>();
-                let listening = Listening {
+                let request = LiveRequest {
                     layer,
                     filters: keep_all(filters),
                     bytes,
-                    from,
+                    missed_since,
                     has_dropped: false,
-                    heard: now,
+                    delivered_until: now,
                     phase: LivePhase::Queued,
                     failures: 0,
                     authenticated: false,
-                    has_zero: false,
+                    uses_limit_zero: false,
                 };
-                self.wanted.insert(ids.live(), listening);
+                self.requests.insert(ids.live(), request);
             }
         }
     }
 
     /// Splits a request in two, because one of its filters is refused. A request with one filter stays as it is.
     pub(in crate::engine) fn halve(&mut self, ids: &mut Ids, id: LiveId) {
-        let Some(whole) = self.wanted.get_mut(&id).filter(|whole| whole.filters.len() > 1) else {
+        let Some(request) = self.requests.get_mut(&id).filter(|request| request.filters.len() > 1)
+        else {
             return;
         };
-        let rest = whole.filters.split_off(whole.filters.len() / 2);
-        whole.bytes /= 2;
-        whole.lost(LivePhase::Queued);
-        let other = Listening {
-            filters: rest,
-            layer: whole.layer,
-            bytes: whole.bytes,
-            from: whole.from,
-            has_dropped: whole.has_dropped,
-            heard: whole.heard,
+        let second_half = request.filters.split_off(request.filters.len() / 2);
+        request.bytes /= 2;
+        request.interrupt(LivePhase::Queued);
+        let other = LiveRequest {
+            filters: second_half,
+            layer: request.layer,
+            bytes: request.bytes,
+            missed_since: request.missed_since,
+            has_dropped: request.has_dropped,
+            delivered_until: request.delivered_until,
             phase: LivePhase::Queued,
-            failures: whole.failures,
-            authenticated: whole.authenticated,
-            has_zero: false,
+            failures: request.failures,
+            authenticated: request.authenticated,
+            uses_limit_zero: false,
         };
-        self.wanted.insert(ids.live(), other);
+        self.requests.insert(ids.live(), other);
     }
 
     /// Returns the number of filters for layers 2 and 3.
     pub(in crate::engine) fn filters(&self) -> usize {
-        self.items().map(|(_, listening)| listening.filters.len()).sum()
+        self.items().map(|(_, request)| request.filters.len()).sum()
     }
 
     /// Returns whether enough was added since the last rebuild for another to merge something.
     pub(in crate::engine) fn is_fragmented(&self) -> bool {
-        self.filters() > self.rebuilt + (self.rebuilt / 2).max(3)
+        self.filters() > self.filters_at_rebuild + (self.filters_at_rebuild / 2).max(3)
     }
 
     /// Returns the number of requests for a layer.
@@ -229,41 +231,41 @@ impl Live {
 
     /// Returns whether enough requests for repositories were added since these were last rebuilt to do so again.
     pub(in crate::engine) fn are_repos_fragmented(&self) -> bool {
-        self.requests_for(Layer::Repos) > self.repos_rebuilt + MOST_REPO_FRAGMENTS
+        self.requests_for(Layer::Repos) > self.repo_requests_at_rebuild + MAX_REPO_FRAGMENTS
     }
 
     /// Returns the requests for layers 2 and 3, without those that are being replaced.
-    pub(in crate::engine) fn items(&self) -> impl Iterator<Item = (LiveId, &Listening)> {
-        let is_item = |one: &Listening| one.layer != Layer::Announcements && !one.is_replaced();
-        let items = self.wanted.iter().filter(move |(_, one)| is_item(one));
-        items.map(|(id, listening)| (*id, listening))
+    pub(in crate::engine) fn items(&self) -> impl Iterator<Item = (LiveId, &LiveRequest)> {
+        let is_item = |one: &LiveRequest| one.layer != Layer::Announcements && !one.is_replaced();
+        let items = self.requests.iter().filter(move |(_, one)| is_item(one));
+        items.map(|(id, request)| (*id, request))
     }
 
     /// Returns a request that is being replaced, and its subscription.
     pub(in crate::engine) fn replaced(&self) -> Option<(LiveId, SubId)> {
-        let replaced = |(id, one): (&LiveId, &Listening)| match one.phase {
+        let replaced = |(id, one): (&LiveId, &LiveRequest)| match one.phase {
             LivePhase::Replaced(sub) => Some((*id, sub)),
             _ => None,
         };
-        self.wanted.iter().find_map(replaced)
+        self.requests.iter().find_map(replaced)
     }
 
     /// Marks queued requests as having missed events from now on: a subscription that covered them is closed.
-    pub(in crate::engine) fn reach_back_from(&mut self, now: Timestamp) {
-        let queued = self.wanted.values_mut().filter(|one| one.phase == LivePhase::Queued);
-        queued.for_each(|one| _ = one.from.get_or_insert(now - RETENTION));
+    pub(in crate::engine) fn mark_missed(&mut self, now: Timestamp) {
+        let queued = self.requests.values_mut().filter(|one| one.phase == LivePhase::Queued);
+        queued.for_each(|one| _ = one.missed_since.get_or_insert(now - RETENTION));
     }
 
     /// Returns the first request that waits to be sent.
     pub(in crate::engine) fn queued(&self) -> Option<LiveId> {
-        let mut wanted = self.wanted.iter();
-        wanted.find(|(_, one)| one.phase == LivePhase::Queued).map(|(id, _)| *id)
+        let mut requests = self.requests.iter();
+        requests.find(|(_, one)| one.phase == LivePhase::Queued).map(|(id, _)| *id)
     }
 
     /// Returns when the next backoff ends or the next poll is due.
     pub(in crate::engine) fn deadline(&self) -> Option<Mono> {
-        let ends = self.wanted.values().filter_map(|one| match one.phase {
-            LivePhase::Resting(until) => Some(until),
+        let ends = self.requests.values().filter_map(|one| match one.phase {
+            LivePhase::BackingOff(until) => Some(until),
             LivePhase::Polled { next, .. } => Some(next),
             LivePhase::Queued
             | LivePhase::Open(_)
@@ -292,8 +294,8 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::from_secs(1_700_000_000);
 
-    fn live_set(filters: usize) -> (Live, Ids) {
-        let (mut live, mut ids) = (Live::default(), Ids::default());
+    fn live_set(filters: usize) -> (LiveSet, Ids) {
+        let (mut live, mut ids) = (LiveSet::default(), Ids::default());
         let filters = (0..filters)
             .map(|n| Filter::new().event(EventId::from_byte_array([n as u8; 32])))
             .collect();
@@ -304,10 +306,10 @@ mod tests {
     #[test]
     fn a_standing_request_has_no_since_and_asks_for_as_little_stored_as_it_can() {
         let (mut live, _) = live_set(1);
-        let one = live.wanted.values_mut().next().unwrap();
-        one.from = Some(NOW - RETENTION);
-        for (without_zero, limit) in [(false, 0), (true, 1)] {
-            let wire = &one.wire(without_zero)[0];
+        let one = live.requests.values_mut().next().unwrap();
+        one.missed_since = Some(NOW - RETENTION);
+        for (refuses_limit_zero, limit) in [(false, 0), (true, 1)] {
+            let wire = &one.wire(refuses_limit_zero)[0];
             assert_eq!((wire.since, wire.limit), (None, Some(limit)));
         }
     }
@@ -315,39 +317,39 @@ mod tests {
     #[test]
     fn what_was_lost_is_taken_up_from_before_it_was_last_heard() {
         let (mut live, mut ids) = live_set(1);
-        let one = live.wanted.values_mut().next().unwrap();
+        let one = live.requests.values_mut().next().unwrap();
         one.phase = LivePhase::Open(ids.sub());
-        one.heard = NOW + 500u64;
-        one.rest(Mono::from_secs(10));
-        assert_eq!(one.phase, LivePhase::Resting(Mono::from_secs(75)));
-        assert_eq!(one.from, Some(NOW + 500u64 - RETENTION));
-        one.rest(Mono::from_secs(75));
-        assert_eq!(one.phase, LivePhase::Resting(Mono::from_secs(75 + 130)));
-        (0..40).for_each(|_| one.rest(Mono::ZERO));
-        assert_eq!(one.phase, LivePhase::Resting(Mono::from_secs(3_600)));
+        one.delivered_until = NOW + 500u64;
+        one.back_off(Mono::from_secs(10));
+        assert_eq!(one.phase, LivePhase::BackingOff(Mono::from_secs(75)));
+        assert_eq!(one.missed_since, Some(NOW + 500u64 - RETENTION));
+        one.back_off(Mono::from_secs(75));
+        assert_eq!(one.phase, LivePhase::BackingOff(Mono::from_secs(75 + 130)));
+        (0..40).for_each(|_| one.back_off(Mono::ZERO));
+        assert_eq!(one.phase, LivePhase::BackingOff(Mono::from_secs(3_600)));
     }
 
     #[test]
     fn layers_share_no_request_and_announcements_are_not_rebuilt() {
         let (mut live, mut ids) = live_set(12);
-        assert_eq!(live.wanted.len(), 2, "ten filters and two");
+        assert_eq!(live.requests.len(), 2, "ten filters and two");
         let announcements = vec![build_announcement_filter(None)];
         live.add(&mut ids, NOW, announcements, None, &RequestBudget::default());
-        assert_eq!((live.wanted.len(), live.filters()), (3, 12));
+        assert_eq!((live.requests.len(), live.filters()), (3, 12));
     }
 
     #[test]
     fn a_refused_request_is_halved_down_to_single_filters() {
         let (mut live, mut ids) = live_set(8);
-        let long = |live: &Live| {
-            live.wanted.iter().find(|(_, one)| one.filters.len() > 1).map(|(id, _)| *id)
+        let long = |live: &LiveSet| {
+            live.requests.iter().find(|(_, one)| one.filters.len() > 1).map(|(id, _)| *id)
         };
         while let Some(id) = long(&live) {
             live.halve(&mut ids, id);
         }
-        assert_eq!((live.wanted.len(), live.filters()), (8, 8));
+        assert_eq!((live.requests.len(), live.filters()), (8, 8));
         let id = live.queued().unwrap();
         live.halve(&mut ids, id);
-        assert_eq!(live.wanted.len(), 8);
+        assert_eq!(live.requests.len(), 8);
     }
 }

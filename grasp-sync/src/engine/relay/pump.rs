@@ -6,27 +6,27 @@ use std::cell::OnceCell;
 use grasp_core::limits::{Admit, SlotClass, SlotLedger};
 
 use super::super::batch::Purpose;
-use super::super::desk::{Asker, Desk};
-use super::super::history::{Job, Method, Phase, Say, by_ids};
+use super::super::context::{InventoryRequest, RelayContext};
 use super::super::ids::{JobId, LiveId};
 use super::super::io::{Frame, Output};
+use super::super::job::{Job, JobPhase, Method, NegMessage, by_ids};
 use super::super::layer::{Layer, wire_len};
-use super::super::parks::Way;
 use super::super::reconcile::MAX_NEEDED;
-use super::gaps::Course;
+use super::super::suspended::RequestMode;
+use super::gaps::CountAs;
 use super::live::LivePhase;
 use super::session::Session;
-use super::subs::{NEG_FIRST, NEG_IDLE, Serves};
+use super::subs::{NEG_IDLE_TIMEOUT, NEG_OPEN_TIMEOUT, SubKind};
 use grasp_core::admission::SyncPath;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::sync::{PendingItems, RETENTION};
 
 /// Ids offered by all relays and not fetched yet above which histories are paged instead of compared.
-const MOST_WANTED_IN_ALL: usize = 1_000_000;
+const MAX_WANTED_TOTAL: usize = 1_000_000;
 
 /// The result of an attempt to start something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Start {
+pub(super) enum StartResult {
     /// It was sent, or became something else.
     Done,
     NoSlot,
@@ -36,54 +36,56 @@ pub(super) enum Start {
 
 impl Session {
     /// Sends everything that may be sent now.
-    pub(in crate::engine) fn pump(&mut self, desk: &mut Desk<'_>) {
-        self.wake(desk);
-        if !desk.standing.pace.is_paused(desk.mono()) {
-            self.send_live(desk);
-            self.send_answers(desk);
-            self.send_fetches(desk);
-            self.send_jobs(desk);
+    pub(in crate::engine) fn pump(&mut self, ctx: &mut RelayContext<'_>) {
+        self.wake(ctx);
+        if !ctx.history.pace.is_paused(ctx.mono()) {
+            self.send_live(ctx);
+            self.send_answers(ctx);
+            self.send_fetches(ctx);
+            self.send_jobs(ctx);
         }
-        self.settle(desk);
-        Self::report_interruptions(desk);
+        self.update_progress(ctx);
+        Self::report_interruptions(ctx);
     }
 
     /// Queues what has waited long enough.
-    fn wake(&mut self, desk: &mut Desk<'_>) {
-        let now = desk.mono();
-        while let Some((_, id)) = self.resting.first().copied().filter(|(at, _)| *at <= now) {
-            self.resting.pop_first();
-            if let Some(Phase::Resting { then, .. }) = self.jobs.get(&id).map(|job| &job.phase) {
+    fn wake(&mut self, ctx: &mut RelayContext<'_>) {
+        let now = ctx.mono();
+        while let Some((_, id)) = self.backing_off.first().copied().filter(|(at, _)| *at <= now) {
+            self.backing_off.pop_first();
+            if let Some(JobPhase::BackingOff { then, .. }) =
+                self.jobs.get(&id).map(|job| &job.phase)
+            {
                 self.queue(id, *then);
             }
         }
-        let ids: Vec<LiveId> = self.live.wanted.keys().copied().collect();
+        let ids: Vec<LiveId> = self.live.requests.keys().copied().collect();
         for id in ids {
-            self.wake_live(desk, id);
+            self.wake_live(ctx, id);
         }
     }
 
-    fn wake_live(&mut self, desk: &mut Desk<'_>, id: LiveId) {
-        let now = desk.mono();
-        let Some(listening) = self.live.wanted.get_mut(&id) else { return };
-        match &mut listening.phase {
-            LivePhase::Resting(until) if *until <= now => listening.phase = LivePhase::Queued,
+    fn wake_live(&mut self, ctx: &mut RelayContext<'_>, id: LiveId) {
+        let now = ctx.mono();
+        let Some(request) = self.live.requests.get_mut(&id) else { return };
+        match &mut request.phase {
+            LivePhase::BackingOff(until) if *until <= now => request.phase = LivePhase::Queued,
             LivePhase::Polled { next, since } if *next <= now => {
-                *next = now + desk.shared.config.poll_every;
+                *next = now + ctx.shared.config.poll_every;
                 let since = *since - RETENTION;
                 // A comparison finds events of any date; pages would have to begin from the start each time.
-                let compares = can_compare(desk, self.pages_only);
+                let compares = can_compare(ctx, self.pages_only);
                 let (filters, method) = match compares {
-                    true => (listening.plain_filters(), Method::Reconcile),
-                    false => (listening.filters_since(since), Method::Page),
+                    true => (request.plain_filters(), Method::Reconcile),
+                    false => (request.filters_since(since), Method::Page),
                 };
                 let is_running =
                     self.groups.values().any(|group| group.purpose == Purpose::Poll(id));
                 if !is_running {
-                    desk.standing.interrupted += usize::from(!compares);
+                    ctx.history.interrupted += usize::from(!compares);
                     let nothing = PendingItems::default();
-                    let new = Course::NEW;
-                    self.fetch(desk, Purpose::Poll(id), filters, method, nothing, new);
+                    let new = CountAs::NEW;
+                    self.fetch(ctx, Purpose::Poll(id), filters, method, nothing, new);
                 }
             }
             _ => {}
@@ -92,34 +94,34 @@ impl Session {
 
     /// Sends queued live requests. They need a slot but no pace: relays do not limit live subscriptions by the
     /// minute, and every second without one is a gap. Requests without a slot are polled.
-    fn send_live(&mut self, desk: &mut Desk<'_>) {
-        if self.live.rebuild {
-            self.rebuild_live(desk);
+    fn send_live(&mut self, ctx: &mut RelayContext<'_>) {
+        if self.live.needs_rebuild {
+            self.rebuild_live(ctx);
         }
         while let Some(id) = self.live.queued() {
-            if self.send_one_live(desk, id) == Start::Done {
+            if self.subscribe_live(ctx, id) == StartResult::Done {
                 continue;
             }
-            if self.close_one_replaced(desk)
-                || self.merge_repos(desk)
-                || self.poll_a_thread_instead(desk, id)
+            if self.close_one_replaced(ctx)
+                || self.merge_repos(ctx)
+                || self.poll_threads_instead(ctx, id)
             {
                 continue;
             }
             if self.live.is_fragmented() {
-                self.rebuild_live(desk);
-            } else if let Some(listening) = self.live.wanted.get_mut(&id) {
-                listening.poll(desk.now.mono, desk.shared.config.poll_every);
+                self.rebuild_live(ctx);
+            } else if let Some(request) = self.live.requests.get_mut(&id) {
+                request.poll(ctx.now.mono, ctx.shared.config.poll_every);
             }
         }
-        self.unpoll(desk);
-        self.end_replacement(desk);
+        self.resubscribe_polled(ctx);
+        self.end_replacement(ctx);
     }
 
     /// Makes room for a request for repositories by polling one for known threads instead. Returns `false` if there
     /// is none, or the request is for threads itself.
-    fn poll_a_thread_instead(&mut self, desk: &mut Desk<'_>, id: LiveId) -> bool {
-        if self.live.wanted.get(&id).is_none_or(|one| one.layer == Layer::Roots) {
+    fn poll_threads_instead(&mut self, ctx: &mut RelayContext<'_>, id: LiveId) -> bool {
+        if self.live.requests.get(&id).is_none_or(|one| one.layer == Layer::Roots) {
             return false;
         }
         let thread = {
@@ -127,90 +129,92 @@ impl Session {
             threads.find_map(|(id, one)| Some((id, one.sub()?)))
         };
         let Some((thread, sub)) = thread else { return false };
-        self.close(desk, sub);
-        if let Some(listening) = self.live.wanted.get_mut(&thread) {
-            listening.poll(desk.now.mono, desk.shared.config.poll_every);
+        self.close(ctx, sub);
+        if let Some(request) = self.live.requests.get_mut(&thread) {
+            request.poll(ctx.now.mono, ctx.shared.config.poll_every);
         }
         true
     }
 
-    fn send_one_live(&mut self, desk: &mut Desk<'_>, id: LiveId) -> Start {
-        let now = desk.mono();
-        let Some(listening) = self.live.wanted.get_mut(&id) else { return Start::Done };
-        if let Admit::Wait(until) = desk.standing.parks.admit(now, listening.layer, Way::Live) {
-            listening.phase = LivePhase::Resting(until);
-            return Start::Done;
+    fn subscribe_live(&mut self, ctx: &mut RelayContext<'_>, id: LiveId) -> StartResult {
+        let now = ctx.mono();
+        let Some(request) = self.live.requests.get_mut(&id) else { return StartResult::Done };
+        if let Admit::Wait(until) =
+            ctx.history.suspended.admit(now, request.layer, RequestMode::Live)
+        {
+            request.phase = LivePhase::BackingOff(until);
+            return StartResult::Done;
         }
-        let Some(slot) = desk.standing.ledger.take(SlotClass::Live, listening.bytes) else {
-            return Start::NoSlot;
+        let Some(slot) = ctx.history.ledger.take(SlotClass::Live, request.bytes) else {
+            return StartResult::NoSlot;
         };
-        desk.standing.parks.sent(now, listening.layer, Way::Live);
-        let sub = desk.shared.ids.sub();
-        let filters = listening.wire(self.live.without_zero);
-        listening.phase = LivePhase::Open(sub);
-        listening.heard = desk.now.unix;
-        self.subs.insert(now, sub, slot, Serves::Live(id), desk.shared.config.watchdog);
-        desk.send(self.conn, Frame::Subscribe { sub, filters, path: SyncPath::Live });
-        Start::Done
+        ctx.history.suspended.sent(now, request.layer, RequestMode::Live);
+        let sub = ctx.shared.ids.sub();
+        let filters = request.wire(self.live.refuses_limit_zero);
+        request.phase = LivePhase::Open(sub);
+        request.delivered_until = ctx.now.unix;
+        self.subs.insert(now, sub, slot, SubKind::Live(id), ctx.shared.config.watchdog);
+        ctx.send(self.conn, Frame::Subscribe { sub, filters, path: SyncPath::Live });
+        StartResult::Done
     }
 
     /// Fetches what was published while a live request was not open, now that it is in force.
-    pub(super) fn reach_back(&mut self, desk: &mut Desk<'_>, id: LiveId) {
-        let listening = self.live.wanted.get_mut(&id);
-        let Some(from) = listening.and_then(|listening| listening.from.take()) else { return };
-        let purpose = Purpose::ReachBack(id);
+    pub(super) fn fetch_missed(&mut self, ctx: &mut RelayContext<'_>, id: LiveId) {
+        let request = self.live.requests.get_mut(&id);
+        let Some(from) = request.and_then(|request| request.missed_since.take()) else { return };
+        let purpose = Purpose::MissedLive(id);
         // One that is still under way is started again together with this one.
-        let is_compared = self.is_reached_back_by_comparison(id);
-        let from = self.drop_group_for(desk, purpose).map_or(from, |earlier| earlier.min(from));
-        let Some(listening) = self.live.wanted.get_mut(&id) else { return };
-        let has_dropped = std::mem::take(&mut listening.has_dropped) || is_compared;
-        let compares = has_dropped && can_compare(desk, self.pages_only);
+        let is_compared = self.is_comparing_missed(id);
+        let from = self.drop_group_for(ctx, purpose).map_or(from, |earlier| earlier.min(from));
+        let Some(request) = self.live.requests.get_mut(&id) else { return };
+        let has_dropped = std::mem::take(&mut request.has_dropped) || is_compared;
+        let compares = has_dropped && can_compare(ctx, self.pages_only);
         let (missed, method) = match compares {
-            true => (listening.plain_filters(), Method::Reconcile),
-            false => (listening.filters_since(from), Method::Page),
+            true => (request.plain_filters(), Method::Reconcile),
+            false => (request.filters_since(from), Method::Page),
         };
-        desk.standing.interrupted += usize::from(!compares);
-        self.fetch(desk, purpose, missed, method, PendingItems::default(), Course::NEW);
+        ctx.history.interrupted += usize::from(!compares);
+        self.fetch(ctx, purpose, missed, method, PendingItems::default(), CountAs::NEW);
     }
 
     /// Finds by comparison what a relay dropped for a live request that is about to be replaced.
     pub(super) fn compare_dropped(
         &mut self,
-        desk: &mut Desk<'_>,
+        ctx: &mut RelayContext<'_>,
         id: LiveId,
         filters: Vec<Filter>,
     ) {
-        if can_compare(desk, self.pages_only) && !self.is_reached_back_by_comparison(id) {
-            let (purpose, nothing) = (Purpose::ReachBack(id), PendingItems::default());
-            self.fetch(desk, purpose, filters, Method::Reconcile, nothing, Course::NEW);
+        if can_compare(ctx, self.pages_only) && !self.is_comparing_missed(id) {
+            let (purpose, nothing) = (Purpose::MissedLive(id), PendingItems::default());
+            self.fetch(ctx, purpose, filters, Method::Reconcile, nothing, CountAs::NEW);
         }
     }
 
     /// Returns whether a comparison, which has no window, is finding what a live request missed.
-    pub(super) fn is_reached_back_by_comparison(&self, id: LiveId) -> bool {
+    pub(super) fn is_comparing_missed(&self, id: LiveId) -> bool {
         let mut groups = self.groups.iter();
-        let group = groups.find(|(_, group)| group.purpose == Purpose::ReachBack(id));
+        let group = groups.find(|(_, group)| group.purpose == Purpose::MissedLive(id));
         let Some((group, _)) = group else { return false };
         self.jobs.values().any(|job| job.group == *group && job.window().0.is_none())
     }
 
     /// Subscribes to polled requests as soon as there is room.
-    fn unpoll(&mut self, desk: &mut Desk<'_>) {
+    fn resubscribe_polled(&mut self, ctx: &mut RelayContext<'_>) {
         let is_polled = |phase| matches!(phase, LivePhase::Polled { .. });
         let ids: Vec<LiveId> = {
-            let wanted = self.live.wanted.iter().filter(|(_, one)| is_polled(one.phase));
+            let wanted = self.live.requests.iter().filter(|(_, one)| is_polled(one.phase));
             wanted.map(|(id, _)| *id).collect()
         };
         for id in ids {
-            if !has_room(&desk.standing.ledger, SlotClass::Live) {
+            if !has_room(&ctx.history.ledger, SlotClass::Live) {
                 return;
             }
-            let Some(listening) = self.live.wanted.get_mut(&id) else { continue };
-            let LivePhase::Polled { since, .. } = listening.phase else { continue };
-            let from = listening.from.replace(since - RETENTION);
-            if self.send_one_live(desk, id) == Start::NoSlot {
-                if let Some(listening) = self.live.wanted.get_mut(&id) {
-                    listening.from = from;
+            let Some(request) = self.live.requests.get_mut(&id) else { continue };
+            let LivePhase::Polled { since, .. } = request.phase else { continue };
+            let from = request.missed_since.replace(since - RETENTION);
+            if self.subscribe_live(ctx, id) == StartResult::NoSlot {
+                if let Some(request) = self.live.requests.get_mut(&id) {
+                    request.missed_since = from;
                 }
                 return;
             }
@@ -218,137 +222,149 @@ impl Session {
     }
 
     /// Sends the next messages of the NIP-77 sessions under way.
-    fn send_answers(&mut self, desk: &mut Desk<'_>) {
+    fn send_answers(&mut self, ctx: &mut RelayContext<'_>) {
         let talking: Vec<JobId> = {
-            let jobs = self.jobs.iter().filter(|(_, job)| job.has_something_to_say());
+            let jobs = self.jobs.iter().filter(|(_, job)| job.has_neg_message());
             jobs.map(|(id, _)| *id).collect()
         };
         for id in talking {
-            if self.send_answer(desk, id) == Start::NotYet {
+            if self.send_answer(ctx, id) == StartResult::NotYet {
                 return;
             }
         }
     }
 
-    fn send_answer(&mut self, desk: &mut Desk<'_>, id: JobId) -> Start {
-        let now = desk.mono();
-        let Some(job) = self.jobs.get_mut(&id) else { return Start::Done };
-        let opening = job.has_opening().then(|| job.filter());
-        let Phase::Comparing { sub, say, .. } = &mut job.phase else { return Start::Done };
+    fn send_answer(&mut self, ctx: &mut RelayContext<'_>, id: JobId) -> StartResult {
+        let now = ctx.mono();
+        let Some(job) = self.jobs.get_mut(&id) else { return StartResult::Done };
+        let opening = job.is_opening().then(|| job.filter());
+        let JobPhase::Comparing { sub, outgoing, .. } = &mut job.phase else {
+            return StartResult::Done;
+        };
         let sub = *sub;
-        let is_charged = opening.is_some() || desk.standing.manners.counts_frames;
-        if is_charged && desk.standing.pace.admit(now) != Admit::Go {
-            return Start::NotYet;
+        let is_charged = opening.is_some() || ctx.history.manners.counts_frames;
+        if is_charged && ctx.history.pace.admit(now) != Admit::Go {
+            return StartResult::NotYet;
         }
-        let Some(Say::Open(message) | Say::Go(message)) = say.take() else { return Start::Done };
+        let Some(NegMessage::Open(message) | NegMessage::Reply(message)) = outgoing.take() else {
+            return StartResult::Done;
+        };
         let (frame, wait) = match opening {
-            Some(filter) => (Frame::NegOpen { sub, filter: Box::new(filter), message }, NEG_FIRST),
-            None => (Frame::NegMsg { sub, message }, NEG_IDLE),
+            Some(filter) => {
+                (Frame::NegOpen { sub, filter: Box::new(filter), message }, NEG_OPEN_TIMEOUT)
+            }
+            None => (Frame::NegMsg { sub, message }, NEG_IDLE_TIMEOUT),
         };
         self.subs.sent(now, sub, wait);
-        desk.send(self.conn, frame);
-        Start::Done
+        ctx.send(self.conn, frame);
+        StartResult::Done
     }
 
     /// Fetches offered events by id.
-    fn send_fetches(&mut self, desk: &mut Desk<'_>) {
-        let now = desk.mono();
-        while desk.standing.wants.is_due(now) && !self.auth.is_pending() {
-            if desk.standing.pace.reopens_at() > now {
+    fn send_fetches(&mut self, ctx: &mut RelayContext<'_>) {
+        let now = ctx.mono();
+        while ctx.history.wants.is_due(now) && !self.auth.is_pending() {
+            if ctx.history.pace.reopens_at() > now {
                 return;
             }
             // All are this size or smaller; the limit is about what the relay remembers, not what is sent.
             let bytes = 256 + 67 * self.ids_per_fetch;
-            let Some(slot) = desk.standing.ledger.take(SlotClass::Fetch, bytes) else {
+            let Some(slot) = ctx.history.ledger.take(SlotClass::Fetch, bytes) else {
                 return;
             };
-            if desk.standing.pace.admit(now) != Admit::Go {
-                return desk.standing.ledger.free(slot);
+            if ctx.history.pace.admit(now) != Admit::Go {
+                return ctx.history.ledger.free(slot);
             }
-            let sub = desk.shared.ids.sub();
-            let ids = desk.standing.wants.ask(now, sub, self.ids_per_fetch);
-            self.subs.insert(now, sub, slot, Serves::Ids, desk.shared.config.watchdog);
-            let path = ids.first().map_or(Course::NEW, |id| self.course_of_id(desk, *id)).path;
+            let sub = ctx.shared.ids.sub();
+            let ids = ctx.history.wants.take_due(now, sub, self.ids_per_fetch);
+            self.subs.insert(now, sub, slot, SubKind::Ids, ctx.shared.config.watchdog);
+            let path = ids.first().map_or(CountAs::NEW, |id| self.count_as_of_id(ctx, *id)).path;
             let filters = vec![by_ids(ids)];
-            desk.send(self.conn, Frame::Subscribe { sub, filters, path });
+            ctx.send(self.conn, Frame::Subscribe { sub, filters, path });
         }
     }
 
     /// Starts jobs in queue order, as far as slots and pace allow.
-    fn send_jobs(&mut self, desk: &mut Desk<'_>) {
+    fn send_jobs(&mut self, ctx: &mut RelayContext<'_>) {
         let mut methods = vec![Method::Page, Method::Reconcile];
         loop {
-            let heads = methods.iter().filter_map(|method| self.next_in_line(desk, *method));
+            let heads = methods.iter().filter_map(|method| self.next_queued(ctx, *method));
             let Some((purpose, id, method)) = heads.min() else { return };
             let start = match method {
-                Method::Page => self.start_pages(desk, id),
-                Method::Reconcile => self.start_listing(desk, id),
+                Method::Page => self.start_pages(ctx, id),
+                Method::Reconcile => self.start_reconciliation(ctx, id),
             };
             match start {
-                Start::Done => self.leave_line(method, purpose, id),
-                Start::NoSlot => methods.retain(|other| *other != method),
-                Start::NotYet => return,
+                StartResult::Done => self.unqueue_from(method, purpose, id),
+                StartResult::NoSlot => methods.retain(|other| *other != method),
+                StartResult::NotYet => return,
             }
         }
     }
 
-    fn leave_line(&mut self, method: Method, purpose: Purpose, id: JobId) {
-        if let Some(line) = self.lines.get_mut(&method) {
-            line.remove(&(purpose, id));
+    fn unqueue_from(&mut self, method: Method, purpose: Purpose, id: JobId) {
+        if let Some(queue) = self.queues.get_mut(&method) {
+            queue.remove(&(purpose, id));
         }
     }
 
     /// Returns the first queued job whose layer is not suspended.
-    fn next_in_line(&self, desk: &Desk<'_>, method: Method) -> Option<(Purpose, JobId, Method)> {
-        let line = self.lines.get(&method)?;
-        let parked = self.parked_layers(desk);
-        let is_parked =
-            |id: &JobId| self.jobs.get(id).is_some_and(|job| parked.contains_key(&job.layer));
-        let may_compare = OnceCell::new();
-        let waits =
-            |id: &JobId| self.is_last(*id) && !*may_compare.get_or_init(|| self.may_compare(desk));
-        let may_start = |id: &JobId| !is_parked(id) && !waits(id);
-        let (purpose, id) = line.iter().find(|(_, id)| may_start(id))?;
+    fn next_queued(
+        &self,
+        ctx: &RelayContext<'_>,
+        method: Method,
+    ) -> Option<(Purpose, JobId, Method)> {
+        let queue = self.queues.get(&method)?;
+        let suspended = self.suspended_layers(ctx);
+        let is_suspended =
+            |id: &JobId| self.jobs.get(id).is_some_and(|job| suspended.contains_key(&job.layer));
+        let may_start_comparison = OnceCell::new();
+        let waits = |id: &JobId| {
+            self.is_full_comparison(*id)
+                && !*may_start_comparison.get_or_init(|| self.may_start_comparison(ctx))
+        };
+        let may_start = |id: &JobId| !is_suspended(id) && !waits(id);
+        let (purpose, id) = queue.iter().find(|(_, id)| may_start(id))?;
         Some((*purpose, *id, method))
     }
 
     /// Starts a reconciliation by asking the local relay for its inventory.
-    fn start_listing(&mut self, desk: &mut Desk<'_>, id: JobId) -> Start {
-        let now = desk.mono();
-        if desk.standing.pace.reopens_at() > now {
-            return Start::NotYet;
+    fn start_reconciliation(&mut self, ctx: &mut RelayContext<'_>, id: JobId) -> StartResult {
+        let now = ctx.mono();
+        if ctx.history.pace.reopens_at() > now {
+            return StartResult::NotYet;
         }
-        let is_memory_full = desk.shared.held_items() >= desk.shared.config.inventory_items
-            || desk.shared.wanted >= MOST_WANTED_IN_ALL;
-        if !desk.standing.neg.is_over(now) || is_memory_full {
+        let is_memory_full = ctx.shared.held_items() >= ctx.shared.config.inventory_items
+            || ctx.shared.wanted >= MAX_WANTED_TOTAL;
+        if !ctx.history.neg.is_over(now) || is_memory_full {
             self.queue(id, Method::Page);
-            return Start::Done;
+            return StartResult::Done;
         }
-        let ledger = &desk.standing.ledger;
-        let is_full = ledger.in_use_by(SlotClass::Reconcile) >= self.most_sessions;
+        let ledger = &ctx.history.ledger;
+        let is_full = ledger.in_use_by(SlotClass::Reconcile) >= self.max_neg_sessions;
         // What one comparison found is fetched before the next finds more.
-        let is_behind = desk.standing.wants.len() >= MAX_NEEDED;
+        let is_behind = ctx.history.wants.len() >= MAX_NEEDED;
         if is_full || is_behind || !has_room(ledger, SlotClass::Reconcile) {
-            return Start::NoSlot;
+            return StartResult::NoSlot;
         }
         let Some(filter) = self.jobs.get(&id).map(Job::filter) else {
-            return Start::Done;
+            return StartResult::Done;
         };
         let bytes = wire_len(&filter) + 80;
-        let Some(slot) = desk.standing.ledger.take(SlotClass::Reconcile, bytes) else {
-            return Start::NoSlot;
+        let Some(slot) = ctx.history.ledger.take(SlotClass::Reconcile, bytes) else {
+            return StartResult::NoSlot;
         };
-        let sub = desk.shared.ids.sub();
-        let Some(job) = self.jobs.get_mut(&id) else { return Start::Done };
-        let request = desk.shared.ids.inventory();
-        job.phase = Phase::Listing { sub, request };
-        desk.standing.parks.sent(now, job.layer, Way::History);
-        desk.shared.inventories.insert(request, Asker::Job(desk.relay.clone(), id));
-        self.subs.insert(now, sub, slot, Serves::Neg(id), desk.shared.config.watchdog);
+        let sub = ctx.shared.ids.sub();
+        let Some(job) = self.jobs.get_mut(&id) else { return StartResult::Done };
+        let request = ctx.shared.ids.inventory();
+        job.phase = JobPhase::Listing { sub, request };
+        ctx.history.suspended.sent(now, job.layer, RequestMode::History);
+        ctx.shared.inventories.insert(request, InventoryRequest::Job(ctx.relay.clone(), id));
+        self.subs.insert(now, sub, slot, SubKind::Neg(id), ctx.shared.config.watchdog);
         self.subs.not_sent_yet(sub);
-        desk.out.push(Output::FetchInventory { request, filter: Box::new(filter) });
-        self.lead(id);
-        Start::Done
+        ctx.out.push(Output::FetchInventory { request, filter: Box::new(filter) });
+        self.serve_other_comparisons(id);
+        StartResult::Done
     }
 }
 
@@ -358,6 +374,6 @@ pub(super) fn has_room(ledger: &SlotLedger, class: SlotClass) -> bool {
 }
 
 /// Returns whether sets can be compared with a relay: it supports NIP-77 and no backoff of it is in force.
-fn can_compare(desk: &Desk<'_>, pages_only: bool) -> bool {
-    !pages_only && desk.standing.neg.is_over(desk.mono())
+fn can_compare(ctx: &RelayContext<'_>, pages_only: bool) -> bool {
+    !pages_only && ctx.history.neg.is_over(ctx.mono())
 }

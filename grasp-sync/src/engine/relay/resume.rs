@@ -6,13 +6,13 @@ use grasp_core::sync::{CoverageSet, RETENTION, RelayState, RelaySyncNeeds, Resum
 use grasp_core::{Now, RelayUrl};
 
 use super::super::cells::{self, ProvenItems};
-use super::super::desk::Desk;
+use super::super::context::RelayContext;
 use super::super::record::{COVERAGE_CAPACITY, RelayRecord};
-use super::{Course, Link, Standing};
+use super::{CountAs, Link, RelayHistory};
 
 /// The extent of what a new connection fetches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::engine) enum TakeUp {
+pub(in crate::engine) enum StartMode {
     /// Everything: nothing is confirmed.
     Fresh,
     /// The rest of an interrupted pass, and what it had confirmed from `since` on.
@@ -23,7 +23,7 @@ pub(in crate::engine) enum TakeUp {
 
 /// The reason for a full pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::engine) enum Sort {
+pub(in crate::engine) enum PassKind {
     /// The relay is new, or was away for long.
     Fresh,
     /// A day has passed.
@@ -37,8 +37,8 @@ pub(in crate::engine) enum Sort {
 /// A pass may take several connections. Some relays end each connection after a minute and accept a request every
 /// other second; starting again each time would never end.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::engine) struct Pass {
-    pub(in crate::engine) sort: Sort,
+pub(in crate::engine) struct HistoryPass {
+    pub(in crate::engine) kind: PassKind,
     /// Proofs from then on count.
     pub(in crate::engine) began: Timestamp,
     /// The time up to which everything confirmed in it is complete.
@@ -49,9 +49,9 @@ pub(in crate::engine) struct Pass {
     pub(in crate::engine) interrupted_before: usize,
 }
 
-impl Pass {
-    pub(in crate::engine) fn begin(now: Timestamp, sort: Sort) -> Self {
-        Self { sort, began: now, complete_until: now, is_over: false, interrupted_before: 0 }
+impl HistoryPass {
+    pub(in crate::engine) fn begin(now: Timestamp, kind: PassKind) -> Self {
+        Self { kind, began: now, complete_until: now, is_over: false, interrupted_before: 0 }
     }
 
     /// Returns the pass with the number of interruptions that it makes up for.
@@ -61,56 +61,56 @@ impl Pass {
 
     /// Returns the pass of an earlier process, whose proofs count if they are no older than `oldest`.
     pub(in crate::engine) fn resumed(now: Timestamp, oldest: Timestamp) -> Self {
-        let pass = Self::begin(oldest, Sort::Resumed);
+        let pass = Self::begin(oldest, PassKind::Resumed);
         Self { complete_until: now, is_over: true, ..pass }
     }
 
     /// Returns the way in which its events are counted.
-    pub(in crate::engine) fn course(&self) -> Course {
-        let is_daily = self.sort == Sort::Daily && !self.is_over;
-        Course { path: if is_daily { SyncPath::Daily } else { SyncPath::CatchUp }, ..Course::NEW }
+    pub(in crate::engine) fn count_as(&self) -> CountAs {
+        let is_daily = self.kind == PassKind::Daily && !self.is_over;
+        CountAs { path: if is_daily { SyncPath::Daily } else { SyncPath::CatchUp }, ..CountAs::NEW }
     }
 }
 
 /// Marks the relay as connected, and chooses what to fetch.
-pub(super) fn take_up(desk: &mut Desk<'_>) -> TakeUp {
-    let Now { mono, unix } = desk.now;
-    let is_due = desk.standing.daily.is_due(mono);
-    let is_over = desk.standing.pass.is_over;
-    let Some(state) = desk.shared.states.get_mut(desk.relay) else { return TakeUp::Fresh };
+pub(super) fn choose_start(ctx: &mut RelayContext<'_>) -> StartMode {
+    let Now { mono, unix } = ctx.now;
+    let is_due = ctx.history.daily.is_due(mono);
+    let is_over = ctx.history.pass.is_over;
+    let Some(state) = ctx.shared.states.get_mut(ctx.relay) else { return StartMode::Fresh };
     let was_away = state.last_connected().is_some() && state.should_clear_state(unix);
     if is_over && (is_due || was_away) {
-        let sort = if is_due { Sort::Daily } else { Sort::Fresh };
-        desk.standing.begin_pass(unix, sort);
+        let kind = if is_due { PassKind::Daily } else { PassKind::Fresh };
+        ctx.history.begin_pass(unix, kind);
         state.start_over(unix);
     }
     let kept = state.confirmed.clone();
     let how = match state.connected(unix) {
-        Resume::CatchUp { since } => TakeUp::CatchUp { since },
-        Resume::Fresh => go_on(desk, kept),
+        Resume::CatchUp { since } => StartMode::CatchUp { since },
+        Resume::Fresh => continue_pass(ctx, kept),
     };
-    desk.standing.interrupted += usize::from(how != TakeUp::Fresh);
+    ctx.history.interrupted += usize::from(how != StartMode::Fresh);
     how
 }
 
 /// Continues an unfinished pass from what is confirmed, or else from what is proven on disk.
-fn go_on(desk: &mut Desk<'_>, kept: RelaySyncNeeds) -> TakeUp {
-    let Pass { began, complete_until, .. } = desk.standing.pass;
+fn continue_pass(ctx: &mut RelayContext<'_>, kept: RelaySyncNeeds) -> StartMode {
+    let HistoryPass { began, complete_until, .. } = ctx.history.pass;
     let known = if kept.is_empty() {
-        let target = desk.shared.index.target(desk.relay).unwrap_or_default();
-        cells::proven(&target, &desk.standing.coverage, began)
+        let target = ctx.shared.index.target(ctx.relay).unwrap_or_default();
+        cells::proven(&target, &ctx.history.coverage, began)
     } else {
         Some(ProvenItems { items: kept, until: complete_until, at: began })
     };
     let Some(ProvenItems { items, until, at }) = known else {
-        desk.standing.pass.complete_until = desk.now.unix;
-        return TakeUp::Fresh;
+        ctx.history.pass.complete_until = ctx.now.unix;
+        return StartMode::Fresh;
     };
-    desk.standing.pass = Pass { began: at, complete_until: until, ..desk.standing.pass };
-    if let Some(state) = desk.state() {
+    ctx.history.pass = HistoryPass { began: at, complete_until: until, ..ctx.history.pass };
+    if let Some(state) = ctx.state() {
         state.confirm(items);
     }
-    TakeUp::Continue { since: until - RETENTION }
+    StartMode::Continue { since: until - RETENTION }
 }
 
 /// Returns the record of a relay.
@@ -118,12 +118,12 @@ pub(in crate::engine) fn record(
     now: Now,
     url: &RelayUrl,
     link: &Link,
-    standing: &Standing,
+    history: &RelayHistory,
     state: Option<&RelayState>,
 ) -> RelayRecord {
     let mut coverage = CoverageSet::with_capacity(COVERAGE_CAPACITY);
-    let pass = standing.pass;
-    let counts = standing.coverage.proofs().filter(|proof| proof.at >= pass.began);
+    let pass = history.pass;
+    let counts = history.coverage.proofs().filter(|proof| proof.at >= pass.began);
     counts.for_each(|proof| coverage.add(*proof));
     if let Some(state) = state {
         let until = match (state.last_connected(), link) {
@@ -134,5 +134,5 @@ pub(in crate::engine) fn record(
         let proofs = cells::proofs(&state.confirmed, until, pass.began);
         proofs.for_each(|proof| coverage.add(proof));
     }
-    standing.record(now, url, coverage)
+    history.record(now, url, coverage)
 }

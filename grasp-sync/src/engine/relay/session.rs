@@ -13,20 +13,20 @@ use grasp_core::sync::{
 };
 
 use super::super::batch::{Group, Purpose};
-use super::super::desk::Desk;
-use super::super::history::{Job, Method};
+use super::super::context::RelayContext;
 use super::super::ids::{ConnId, GroupId, JobId, SubId};
 use super::super::io::{Frame, Places};
+use super::super::job::{Job, Method};
 use super::super::layer::Layer;
 use super::super::lean::LeanFilter;
-use super::super::parks::Way;
 use super::super::report::Report;
+use super::super::suspended::RequestMode;
 use super::auth::Auth;
-use super::gaps::Course;
-use super::live::Live;
-use super::resume::{Sort, TakeUp};
-use super::subs::{Serves, Subs};
-use super::whole::{Whole, all};
+use super::full_sync::{FullSync, all_events};
+use super::gaps::CountAs;
+use super::live::LiveSet;
+use super::resume::{PassKind, StartMode};
+use super::subs::{SubKind, Subs};
 
 /// The state of one connection; dropped when the connection ends.
 #[derive(Debug)]
@@ -39,261 +39,282 @@ pub(in crate::engine) struct Session {
     pub(super) ids_per_fetch: usize,
     pub(super) ids_authenticated: bool,
     pub(super) subs: Subs,
-    pub(super) live: Live,
+    pub(super) live: LiveSet,
     /// Set while the relay is asked for all that it has instead of by filters.
-    pub(super) whole: Option<Whole>,
+    pub(super) full_sync: Option<FullSync>,
     pub(super) groups: BTreeMap<GroupId, Group>,
     pub(super) jobs: BTreeMap<JobId, Job>,
     /// Queued jobs by method: announcements first, polls last.
-    pub(super) lines: BTreeMap<Method, BTreeSet<(Purpose, JobId)>>,
-    pub(super) resting: BTreeSet<(Mono, JobId)>,
+    pub(super) queues: BTreeMap<Method, BTreeSet<(Purpose, JobId)>>,
+    pub(super) backing_off: BTreeSet<(Mono, JobId)>,
     pub(super) auth: Auth,
     /// True if the relay is known not to support NIP-77.
     pub(super) pages_only: bool,
     /// Pages that share a request; lowered when the relay refuses.
     pub(super) pages_per_req: usize,
     /// Concurrent NIP-77 sessions; lowered when the relay refuses.
-    pub(super) most_sessions: usize,
+    pub(super) max_neg_sessions: usize,
     /// A NOTICE about a dropped request is ignored until then: it is about one that was counted already.
-    pub(super) deaf_until: Mono,
+    pub(super) ignore_drops_until: Mono,
     /// Meanings of refusals that were reported to the operator.
-    told: BTreeSet<&'static str>,
+    reported_refusals: BTreeSet<&'static str>,
     /// The outcome of fetching the history, once it has ended.
     pub(super) ended: Option<History>,
 }
 
 impl Session {
     /// Starts a connection. Subscribes first and fetches afterwards, so that no event is missed in between.
-    pub(in crate::engine) fn begin(desk: &mut Desk<'_>, conn: ConnId, how: TakeUp) -> Self {
-        let course = desk.standing.pass.course();
+    pub(in crate::engine) fn begin(
+        ctx: &mut RelayContext<'_>,
+        conn: ConnId,
+        how: StartMode,
+    ) -> Self {
+        let count_as = ctx.history.pass.count_as();
         let mut session = Self {
             conn,
             listening_since: None,
-            budget: desk.standing.manners.budget,
-            ids_per_fetch: desk.standing.manners.ids,
+            budget: ctx.history.manners.budget,
+            ids_per_fetch: ctx.history.manners.ids,
             ids_authenticated: false,
             subs: Subs::default(),
-            live: Live::default(),
-            whole: None,
+            live: LiveSet::default(),
+            full_sync: None,
             groups: BTreeMap::new(),
             jobs: BTreeMap::new(),
-            lines: BTreeMap::new(),
-            resting: BTreeSet::new(),
+            queues: BTreeMap::new(),
+            backing_off: BTreeSet::new(),
             auth: Auth::Unasked { challenged: false },
             pages_only: false,
             pages_per_req: Places::MOST,
-            most_sessions: usize::MAX,
-            deaf_until: Mono::ZERO,
-            told: BTreeSet::new(),
+            max_neg_sessions: usize::MAX,
+            ignore_drops_until: Mono::ZERO,
+            reported_refusals: BTreeSet::new(),
             ended: None,
         };
-        session.listen(desk, vec![build_announcement_filter(None)]);
+        session.subscribe(ctx, vec![build_announcement_filter(None)]);
         match how {
-            TakeUp::Fresh => session.fetch_announcements(desk, course),
-            TakeUp::Continue { since } => {
-                session.fetch_announcements(desk, course);
-                session.catch_up(desk, since);
+            StartMode::Fresh => session.fetch_announcements(ctx, count_as),
+            StartMode::Continue { since } => {
+                session.fetch_announcements(ctx, count_as);
+                session.catch_up(ctx, since);
             }
-            TakeUp::CatchUp { since } => {
-                session.catch_up_with_announcements(desk, since);
-                session.catch_up(desk, since);
+            StartMode::CatchUp { since } => {
+                session.catch_up_with_announcements(ctx, since);
+                session.catch_up(ctx, since);
             }
         }
-        session.ask_for_new_items(desk, course);
+        session.ask_for_new_items(ctx, count_as);
         session
     }
 
     /// Fetches everything again over the open connection: once a day, or because the local relay lost something. The
     /// live set is rebuilt; the old subscriptions stay open until the new ones are in force.
-    pub(in crate::engine) fn start_over(&mut self, desk: &mut Desk<'_>, why: Sort) {
+    pub(in crate::engine) fn start_over(&mut self, ctx: &mut RelayContext<'_>, why: PassKind) {
         let jobs: Vec<JobId> = self.jobs.keys().copied().collect();
         for job in jobs {
-            self.drop_job(desk, job);
+            self.drop_job(ctx, job);
         }
-        self.close_all(desk, |serves| *serves == Serves::Ids);
+        self.close_all(ctx, |kind| *kind == SubKind::Ids);
         self.groups.clear();
-        desk.batches().clear();
-        desk.standing.wants.disconnected();
-        let now = desk.now.unix;
-        if let Some(state) = desk.state() {
+        ctx.batches().clear();
+        ctx.history.wants.disconnected();
+        let now = ctx.now.unix;
+        if let Some(state) = ctx.state() {
             state.start_over(now);
         }
-        desk.standing.begin_pass(now, why);
-        let mut course = desk.standing.pass.course();
+        ctx.history.begin_pass(now, why);
+        let mut count_as = ctx.history.pass.count_as();
         match why {
-            Sort::Daily => course = course.with_gaps_until(now),
+            PassKind::Daily => count_as = count_as.with_gaps_until(now),
             // What came live is lost too, so finding it again is no gap of the relay.
-            Sort::Fresh | Sort::Resumed => self.listening_since = None,
+            PassKind::Fresh | PassKind::Resumed => self.listening_since = None,
         }
         self.ended = None;
-        self.report_status(desk);
+        self.report_status(ctx);
         // The fetches that ended here are part of the new pass.
-        let _ = self.replace_live_items(desk, |_| true);
-        (self.live.rebuilt, self.live.repos_rebuilt) = (0, 0);
-        self.whole = None;
-        self.fetch_announcements(desk, course);
-        self.ask_for_new_items(desk, course);
+        let _ = self.replace_live_items(ctx, |_| true);
+        (self.live.filters_at_rebuild, self.live.repo_requests_at_rebuild) = (0, 0);
+        self.full_sync = None;
+        self.fetch_announcements(ctx, count_as);
+        self.ask_for_new_items(ctx, count_as);
     }
 
     /// Asks for the items that are wanted from this relay and neither confirmed nor pending.
-    fn ask_for_new_items(&mut self, desk: &mut Desk<'_>, course: Course) {
-        let Some(target) = desk.shared.index.target(desk.relay) else { return };
-        let targets = [(desk.relay.clone(), target)].into();
-        let actions = compute_actions(&targets, &desk.shared.pending, &desk.shared.states);
+    fn ask_for_new_items(&mut self, ctx: &mut RelayContext<'_>, count_as: CountAs) {
+        let Some(target) = ctx.shared.index.target(ctx.relay) else { return };
+        let targets = [(ctx.relay.clone(), target)].into();
+        let actions = compute_actions(&targets, &ctx.shared.pending, &ctx.shared.states);
         for action in actions {
-            self.add(desk, action, Method::Reconcile, course);
+            self.add(ctx, action, Method::Reconcile, count_as);
         }
     }
 
     /// Adds items that were just discovered, by pages: hardly anything about them is stored here, so there is little
     /// to compare.
-    pub(in crate::engine) fn discovered(&mut self, desk: &mut Desk<'_>, action: AddFilters) {
-        self.add(desk, action, Method::Page, Course::NEW);
+    pub(in crate::engine) fn discovered(&mut self, ctx: &mut RelayContext<'_>, action: AddFilters) {
+        self.add(ctx, action, Method::Page, CountAs::NEW);
     }
 
     /// Subscribes to new items, then fetches their history as one batch.
-    fn add(&mut self, desk: &mut Desk<'_>, action: AddFilters, method: Method, course: Course) {
+    fn add(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        action: AddFilters,
+        method: Method,
+        count_as: CountAs,
+    ) {
         let filters = action.filters(&self.budget);
-        if self.is_whole(desk, &filters) {
-            return self.fetch_with_whole(desk, action, method, course);
+        if self.try_full_sync(ctx, &filters) {
+            return self.fetch_in_full_sync(ctx, action, method, count_as);
         }
-        let threshold = desk.shared.config.consolidation_threshold.max(2 * self.live.rebuilt);
+        let threshold =
+            ctx.shared.config.consolidation_threshold.max(2 * self.live.filters_at_rebuild);
         if should_consolidate(self.live.filters(), filters.len(), threshold)
             && self.live.filters() > 0
         {
-            self.live.rebuild = true;
+            self.live.needs_rebuild = true;
         } else {
-            self.listen(desk, filters.clone());
+            self.subscribe(ctx, filters.clone());
         }
-        self.fetch_batch(desk, filters, method, action.items, course);
+        self.fetch_batch(ctx, filters, method, action.items, count_as);
     }
 
     pub(super) fn fetch_batch(
         &mut self,
-        desk: &mut Desk<'_>,
+        ctx: &mut RelayContext<'_>,
         filters: Vec<Filter>,
         method: Method,
         items: PendingItems,
-        course: Course,
+        count_as: CountAs,
     ) {
-        let batch = desk.shared.ids.batch();
-        self.fetch(desk, Purpose::Batch(batch), filters, method, items, course);
+        let batch = ctx.shared.ids.batch();
+        self.fetch(ctx, Purpose::Batch(batch), filters, method, items, count_as);
     }
 
     /// Fetches layer 1 completely.
-    fn fetch_announcements(&mut self, desk: &mut Desk<'_>, course: Course) {
+    fn fetch_announcements(&mut self, ctx: &mut RelayContext<'_>, count_as: CountAs) {
         let filters = vec![build_announcement_filter(None)];
         let nothing = PendingItems::default();
-        self.fetch(desk, Purpose::Announcements, filters, Method::Reconcile, nothing, course);
+        self.fetch(ctx, Purpose::Announcements, filters, Method::Reconcile, nothing, count_as);
     }
 
     /// Fetches layer 1 from `since` on.
-    fn catch_up_with_announcements(&mut self, desk: &mut Desk<'_>, since: Timestamp) {
+    fn catch_up_with_announcements(&mut self, ctx: &mut RelayContext<'_>, since: Timestamp) {
         let filters = vec![build_announcement_filter(Some(since))];
-        let course = desk.standing.pass.course().with_gaps_until(desk.now.unix);
+        let count_as = ctx.history.pass.count_as().with_gaps_until(ctx.now.unix);
         let nothing = PendingItems::default();
-        self.fetch(desk, Purpose::Announcements, filters, Method::Page, nothing, course);
+        self.fetch(ctx, Purpose::Announcements, filters, Method::Page, nothing, count_as);
     }
 
     /// Subscribes to everything confirmed, and fetches it from `since` on.
-    fn catch_up(&mut self, desk: &mut Desk<'_>, since: Timestamp) {
-        let target = desk.shared.index.target(desk.relay).unwrap_or_default();
-        let Some(state) = desk.state() else { return };
+    fn catch_up(&mut self, ctx: &mut RelayContext<'_>, since: Timestamp) {
+        let target = ctx.shared.index.target(ctx.relay).unwrap_or_default();
+        let Some(state) = ctx.state() else { return };
         state.confirmed.restrict_to(&target);
         let confirmed = state.confirmed.clone();
         let filters = build_layer2_and_layer3_filters(&confirmed, None, &self.budget);
-        let filters = if self.is_whole(desk, &filters) {
-            vec![all().since(since)]
+        let filters = if self.try_full_sync(ctx, &filters) {
+            vec![all_events().since(since)]
         } else {
-            self.listen(desk, filters);
+            self.subscribe(ctx, filters);
             build_layer2_and_layer3_filters(&confirmed, Some(since), &self.budget)
         };
-        let course = desk.standing.pass.course().with_gaps_until(desk.now.unix);
+        let count_as = ctx.history.pass.count_as().with_gaps_until(ctx.now.unix);
         let nothing = PendingItems::default();
-        self.fetch(desk, Purpose::CatchUp, filters, Method::Page, nothing, course);
+        self.fetch(ctx, Purpose::CatchUp, filters, Method::Page, nothing, count_as);
     }
 
-    pub(super) fn listen(&mut self, desk: &mut Desk<'_>, filters: Vec<Filter>) {
-        let (ids, now) = (&mut desk.shared.ids, desk.now.unix);
+    pub(super) fn subscribe(&mut self, ctx: &mut RelayContext<'_>, filters: Vec<Filter>) {
+        let (ids, now) = (&mut ctx.shared.ids, ctx.now.unix);
         self.live.add(ids, now, filters, None, &self.budget);
     }
 
     /// Starts a group of jobs, one for each filter.
     pub(super) fn fetch(
         &mut self,
-        desk: &mut Desk<'_>,
+        ctx: &mut RelayContext<'_>,
         purpose: Purpose,
         filters: Vec<Filter>,
         method: Method,
         items: PendingItems,
-        course: Course,
+        count_as: CountAs,
     ) {
         if filters.is_empty() {
             return;
         }
-        let group = desk.shared.ids.group();
-        let began = desk.now.unix;
+        let group = ctx.shared.ids.group();
+        let began = ctx.now.unix;
         let planned: Vec<(Filter, Method)> =
-            filters.into_iter().map(|filter| Self::plan(desk, purpose, filter, method)).collect();
-        let jobs: Vec<JobId> = planned.iter().map(|_| desk.shared.ids.job()).collect();
+            filters.into_iter().map(|filter| Self::plan(ctx, purpose, filter, method)).collect();
+        let jobs: Vec<JobId> = planned.iter().map(|_| ctx.shared.ids.job()).collect();
         let id = match purpose {
             Purpose::Batch(id) => id,
-            _ => desk.shared.ids.batch(),
+            _ => ctx.shared.ids.batch(),
         };
         let tracker = PendingBatch::new(id, items, jobs.iter().map(|job| job.part()));
         let tracker = match purpose {
             Purpose::Batch(_) => {
-                desk.batches().push(tracker);
+                ctx.batches().push(tracker);
                 None
             }
             _ => Some(tracker),
         };
-        self.groups.insert(group, Group { purpose, began, course, tracker });
+        self.groups.insert(group, Group { purpose, began, count_as, tracker });
         let mut before: Option<LeanFilter> = None;
         for (job, (filter, method)) in jobs.into_iter().zip(planned) {
             let layer = Layer::of(&filter);
             let lean = LeanFilter::keep(filter, before.as_ref());
-            self.put_in_line(desk, job, Job::new(group, layer, lean.clone(), began), method);
+            self.enqueue(ctx, job, Job::new(group, layer, lean.clone(), began), method);
             before = Some(lean);
         }
     }
 
     /// Chooses the window and method of a filter. What was proven in this pass is not compared again, only continued.
     /// Polled filters are always fetched as asked: nothing was received for them in between.
-    fn plan(desk: &Desk<'_>, purpose: Purpose, filter: Filter, method: Method) -> (Filter, Method) {
-        let is_rechecked = desk.shared.config.recheck_announcements
-            && desk.standing.is_resumed()
+    fn plan(
+        ctx: &RelayContext<'_>,
+        purpose: Purpose,
+        filter: Filter,
+        method: Method,
+    ) -> (Filter, Method) {
+        let is_rechecked = ctx.shared.config.recheck_announcements
+            && ctx.history.is_resumed()
             && Layer::of(&filter) == Layer::Announcements;
         // A proof says nothing about events that the relay dropped since.
-        let is_reach_back = matches!(purpose, Purpose::ReachBack(_));
+        let is_reach_back = matches!(purpose, Purpose::MissedLive(_));
         if method == Method::Page || is_rechecked || is_reach_back || !purpose.is_history() {
             return (filter, method);
         }
-        match desk.standing.coverage.since(&FilterHash::of(&filter), None) {
-            Coverage::Proven(proof) if proof.at >= desk.standing.pass.began => {
+        match ctx.history.coverage.since(&FilterHash::of(&filter), None) {
+            Coverage::Proven(proof) if proof.at >= ctx.history.pass.began => {
                 (filter.since(proof.until - RETENTION), Method::Page)
             }
             Coverage::Proven(_) | Coverage::Unproven => (filter, method),
         }
     }
 
-    pub(in crate::engine) fn report_status(&self, desk: &mut Desk<'_>) {
-        let Some(status) = desk.state().map(|state| state.connection_status()) else { return };
-        let relay = desk.relay.clone();
-        desk.report(Report::Status { relay, status });
+    pub(in crate::engine) fn report_status(&self, ctx: &mut RelayContext<'_>) {
+        let Some(status) = ctx.state().map(|state| state.connection_status()) else { return };
+        let relay = ctx.relay.clone();
+        ctx.report(Report::Status { relay, status });
     }
 
     /// Reports a refusal to the operator, once for each meaning.
-    pub(super) fn tell(&mut self, desk: &mut Desk<'_>, refusal: Refusal, text: &str) {
-        if self.told.insert(refusal.label()) {
-            let (relay, text) = (desk.relay.clone(), PeerText::new(text));
-            desk.report(Report::Refused { relay, refusal, text });
+    pub(super) fn report_refusal(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        refusal: Refusal,
+        text: &str,
+    ) {
+        if self.reported_refusals.insert(refusal.label()) {
+            let (relay, text) = (ctx.relay.clone(), PeerText::new(text));
+            ctx.report(Report::Refused { relay, refusal, text });
         }
     }
 
     /// Releases the inventories that this connection's sessions hold in memory.
-    pub(in crate::engine) fn forget_inventories(&self, desk: &mut Desk<'_>) {
-        self.jobs.keys().for_each(|id| self.forget_inventory(desk, *id));
+    pub(in crate::engine) fn forget_inventories(&self, ctx: &mut RelayContext<'_>) {
+        self.jobs.keys().for_each(|id| self.forget_inventory(ctx, *id));
     }
 
     /// Returns whether all history was fetched, or given up for now.
@@ -302,73 +323,78 @@ impl Session {
     }
 
     /// Closes every subscription that matches.
-    pub(super) fn close_all(&mut self, desk: &mut Desk<'_>, which: impl Fn(&Serves) -> bool) {
+    pub(super) fn close_all(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        which: impl Fn(&SubKind) -> bool,
+    ) {
         let subs: Vec<_> =
-            self.subs.iter().filter(|(_, open)| which(&open.serves)).map(|(sub, _)| sub).collect();
+            self.subs.iter().filter(|(_, open)| which(&open.kind)).map(|(sub, _)| sub).collect();
         for sub in subs {
-            self.close(desk, sub);
+            self.close(ctx, sub);
         }
     }
 
     /// Closes a subscription from our side, and frees its slot.
-    pub(super) fn close(&mut self, desk: &mut Desk<'_>, sub: SubId) {
+    pub(super) fn close(&mut self, ctx: &mut RelayContext<'_>, sub: SubId) {
         let Some(open) = self.subs.remove(sub) else { return };
         if open.is_sent {
-            let frame = match open.serves {
-                Serves::Neg(_) => Frame::NegClose { sub },
-                Serves::Live(_) | Serves::Pages(_) | Serves::Ids => Frame::Unsubscribe { sub },
+            let frame = match open.kind {
+                SubKind::Neg(_) => Frame::NegClose { sub },
+                SubKind::Live(_) | SubKind::Pages(_) | SubKind::Ids => Frame::Unsubscribe { sub },
             };
-            desk.send(self.conn, frame);
+            ctx.send(self.conn, frame);
         }
-        desk.standing.ledger.free(open.slot);
+        ctx.history.ledger.free(open.slot);
     }
 
     /// Returns when this connection next needs to run.
-    pub(in crate::engine) fn deadline(&self, desk: &Desk<'_>) -> Option<Mono> {
-        let standing = &desk.standing;
-        let now = desk.mono();
-        let paced = self.wants_to_send(desk).then(|| standing.pace.reopens_at());
-        let daily = self.has_ended().then(|| standing.daily.due());
-        let parked = self.parked_layers(desk).into_values().min();
+    pub(in crate::engine) fn deadline(&self, ctx: &RelayContext<'_>) -> Option<Mono> {
+        let history = &ctx.history;
+        let now = ctx.mono();
+        let paced = self.wants_to_send(ctx).then(|| history.pace.reopens_at());
+        let daily = self.has_ended().then(|| history.daily.due());
+        let suspended = self.suspended_layers(ctx).into_values().min();
         [
             self.subs.deadline(),
-            self.resting.first().map(|(at, _)| *at),
+            self.backing_off.first().map(|(at, _)| *at),
             self.live.deadline(),
             self.auth.deadline(),
-            standing.wants.deadline().filter(|at| *at > now),
+            history.wants.deadline().filter(|at| *at > now),
             // A time in the past means that a slot is missing, not time; freeing one will be an input.
             paced.filter(|at| *at > now),
-            daily.map(|at| at.max(standing.pace.reopens_at())),
+            daily.map(|at| at.max(history.pace.reopens_at())),
             self.next_comparison().filter(|at| *at > now),
-            parked,
+            suspended,
         ]
         .into_iter()
         .flatten()
         .min()
     }
 
-    fn wants_to_send(&self, desk: &Desk<'_>) -> bool {
-        self.lines.values().any(|line| !line.is_empty())
-            || desk.standing.wants.is_due(desk.mono())
-            || self.live.rebuild
+    fn wants_to_send(&self, ctx: &RelayContext<'_>) -> bool {
+        self.queues.values().any(|queue| !queue.is_empty())
+            || ctx.history.wants.is_due(ctx.mono())
+            || self.live.needs_rebuild
             || self.live.queued().is_some()
-            || self.jobs.values().any(Job::has_something_to_say)
+            || self.jobs.values().any(Job::has_neg_message)
     }
 
     /// Returns the layers that are suspended, and until when.
-    pub(super) fn parked_layers(&self, desk: &Desk<'_>) -> BTreeMap<Layer, Mono> {
+    pub(super) fn suspended_layers(&self, ctx: &RelayContext<'_>) -> BTreeMap<Layer, Mono> {
         let layers = [Layer::Announcements, Layer::Repos, Layer::Roots];
-        let until = |layer| match desk.standing.parks.admit(desk.mono(), layer, Way::History) {
-            Admit::Go => None,
-            Admit::Wait(until) => Some((layer, until)),
-        };
+        let until =
+            |layer| match ctx.history.suspended.admit(ctx.mono(), layer, RequestMode::History) {
+                Admit::Go => None,
+                Admit::Wait(until) => Some((layer, until)),
+            };
         layers.into_iter().filter_map(until).collect()
     }
 
     /// Returns the backoff after failures in a row: 65 seconds, doubling to an hour.
-    pub(super) fn rest_after(failures: u32) -> Duration {
+    pub(super) fn backoff_after(failures: u32) -> Duration {
         let doublings = 1u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX);
-        let rest = RETRY_DELAY.saturating_mul(doublings);
-        rest.min(Duration::from_secs(60 * 60))
+        let backoff = RETRY_DELAY.saturating_mul(doublings);
+        backoff.min(Duration::from_secs(60 * 60))
     }
 }

@@ -8,11 +8,11 @@ use grasp_core::Mono;
 use grasp_core::limits::Slot;
 
 use super::super::ids::{JobId, LiveId, SubId};
-use super::gaps::Course;
+use super::gaps::CountAs;
 
 /// The use of a subscription.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::engine) enum Serves {
+pub(in crate::engine) enum SubKind {
     /// A request of the live set.
     Live(LiveId),
     /// A page of each of these jobs, in the order of the request's filters.
@@ -25,9 +25,9 @@ pub(in crate::engine) enum Serves {
 
 /// An open subscription.
 #[derive(Debug)]
-pub(in crate::engine) struct Open {
+pub(in crate::engine) struct OpenSub {
     pub(in crate::engine) slot: Slot,
-    pub(in crate::engine) serves: Serves,
+    pub(in crate::engine) kind: SubKind,
     /// True if it was sent; the slot of a session is taken before.
     pub(in crate::engine) is_sent: bool,
     /// True if the relay has answered.
@@ -37,7 +37,7 @@ pub(in crate::engine) struct Open {
     due: Option<Mono>,
 }
 
-impl Open {
+impl OpenSub {
     /// Returns how long it has been open.
     pub(in crate::engine) fn lasted(&self, now: Mono) -> Duration {
         now - self.opened
@@ -50,24 +50,24 @@ impl Open {
 }
 
 /// Longest duration of one request, however much it delivers.
-const LONGEST: Duration = Duration::from_secs(10 * 60);
+const MAX_REQUEST_TIME: Duration = Duration::from_secs(10 * 60);
 /// Time to the first answer of a NIP-77 session.
-pub(in crate::engine) const NEG_FIRST: Duration = Duration::from_secs(15);
+pub(in crate::engine) const NEG_OPEN_TIMEOUT: Duration = Duration::from_secs(15);
 /// Time to each further answer.
-pub(in crate::engine) const NEG_IDLE: Duration = Duration::from_secs(30);
+pub(in crate::engine) const NEG_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Rows whose judgement is awaited.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::engine) struct Unjudged {
-    pub(in crate::engine) serves: Serves,
-    pub(in crate::engine) course: Course,
+    pub(in crate::engine) kind: SubKind,
+    pub(in crate::engine) count_as: CountAs,
     pub(in crate::engine) rows: usize,
 }
 
 /// The subscriptions of one connection, by id.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Subs {
-    open: BTreeMap<SubId, Open>,
+    open: BTreeMap<SubId, OpenSub>,
     /// Rows delivered and not judged yet, of open and of closed subscriptions.
     unjudged: BTreeMap<SubId, Unjudged>,
 }
@@ -78,11 +78,11 @@ impl Subs {
         now: Mono,
         sub: SubId,
         slot: Slot,
-        serves: Serves,
+        kind: SubKind,
         wait: Duration,
     ) {
         let due = Some(now + wait);
-        let open = Open { slot, serves, is_sent: true, is_answered: false, opened: now, due };
+        let open = OpenSub { slot, kind, is_sent: true, is_answered: false, opened: now, due };
         self.open.insert(sub, open);
     }
 
@@ -93,8 +93,8 @@ impl Subs {
         }
     }
 
-    pub(in crate::engine) fn serves(&self, sub: SubId) -> Option<Serves> {
-        self.open.get(&sub).map(|open| open.serves.clone())
+    pub(in crate::engine) fn kind(&self, sub: SubId) -> Option<SubKind> {
+        self.open.get(&sub).map(|open| open.kind.clone())
     }
 
     /// Returns how long a subscription has been open.
@@ -107,17 +107,17 @@ impl Subs {
         self.open.get(&sub).is_some_and(|open| open.is_answered)
     }
 
-    pub(in crate::engine) fn remove(&mut self, sub: SubId) -> Option<Open> {
+    pub(in crate::engine) fn remove(&mut self, sub: SubId) -> Option<OpenSub> {
         self.open.remove(&sub)
     }
 
     /// Notes an answer, which extends the timeout by `wait`, up to the longest duration of a request.
-    pub(in crate::engine) fn heard(&mut self, now: Mono, sub: SubId, wait: Duration) {
+    pub(in crate::engine) fn answered(&mut self, now: Mono, sub: SubId, wait: Duration) {
         if let Some(open) = self.open.get_mut(&sub) {
             open.is_answered = true;
-            open.due = match open.serves {
-                Serves::Live(_) => None,
-                _ => Some((now + wait).min(open.opened + LONGEST)),
+            open.due = match open.kind {
+                SubKind::Live(_) => None,
+                _ => Some((now + wait).min(open.opened + MAX_REQUEST_TIME)),
             };
         }
     }
@@ -126,14 +126,14 @@ impl Subs {
     pub(in crate::engine) fn sent(&mut self, now: Mono, sub: SubId, wait: Duration) {
         if let Some(open) = self.open.get_mut(&sub) {
             open.is_sent = true;
-            open.due = Some(now + wait).map(|due| due.min(open.opened + LONGEST));
+            open.due = Some(now + wait).map(|due| due.min(open.opened + MAX_REQUEST_TIME));
         }
     }
 
     /// Adds rows that were delivered under it.
-    pub(in crate::engine) fn delivered(&mut self, sub: SubId, rows: usize, course: Course) {
-        if let Some(serves) = self.serves(sub) {
-            self.unjudged.entry(sub).or_insert(Unjudged { serves, course, rows: 0 }).rows += rows;
+    pub(in crate::engine) fn delivered(&mut self, sub: SubId, rows: usize, count_as: CountAs) {
+        if let Some(kind) = self.kind(sub) {
+            self.unjudged.entry(sub).or_insert(Unjudged { kind, count_as, rows: 0 }).rows += rows;
         }
     }
 
@@ -154,24 +154,24 @@ impl Subs {
 
     /// Returns the subscriptions whose timeout has passed.
     pub(in crate::engine) fn overdue(&self, now: Mono) -> Vec<SubId> {
-        let late = |open: &Open| open.due.is_some_and(|due| now >= due);
+        let late = |open: &OpenSub| open.due.is_some_and(|due| now >= due);
         self.open.iter().filter(|(_, open)| late(open)).map(|(sub, _)| *sub).collect()
     }
 
     /// Extends an overdue timeout if rows are still being judged, up to the longest duration of a request.
-    pub(in crate::engine) fn put_off(&mut self, now: Mono, sub: SubId) -> bool {
+    pub(in crate::engine) fn extend_deadline(&mut self, now: Mono, sub: SubId) -> bool {
         let Some(open) = self.open.get_mut(&sub).filter(|_| !self.unjudged.is_empty()) else {
             return false;
         };
-        let due = (now + NEG_FIRST).min(open.opened + LONGEST);
+        let due = (now + NEG_OPEN_TIMEOUT).min(open.opened + MAX_REQUEST_TIME);
         open.due = Some(due);
         due > now
     }
 
     /// Returns the subscriptions that were sent and not answered, newest first.
-    pub(in crate::engine) fn unanswered(&self) -> Vec<(SubId, Serves)> {
+    pub(in crate::engine) fn unanswered(&self) -> Vec<(SubId, SubKind)> {
         let waiting = self.open.iter().rev().filter(|(_, open)| open.is_sent && !open.is_answered);
-        waiting.map(|(sub, open)| (*sub, open.serves.clone())).collect()
+        waiting.map(|(sub, open)| (*sub, open.kind.clone())).collect()
     }
 
     /// Returns when the oldest of these was sent.
@@ -184,7 +184,7 @@ impl Subs {
         self.open.values().filter_map(|open| open.due).min()
     }
 
-    pub(in crate::engine) fn iter(&self) -> impl Iterator<Item = (SubId, &Open)> {
+    pub(in crate::engine) fn iter(&self) -> impl Iterator<Item = (SubId, &OpenSub)> {
         self.open.iter().map(|(sub, open)| (*sub, open))
     }
 

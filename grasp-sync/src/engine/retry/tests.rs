@@ -12,10 +12,10 @@ fn what_is_offered_is_asked_for_in_chunks_and_once() {
     let (mut wants, mut ids) = (Wants::default(), Ids::default());
     for n in 0..5 {
         let job = Some(ids.job());
-        assert_eq!(wants.want(T0, id(n), job), Wanting::Noted);
-        assert_eq!(wants.want(T0, id(n), job), Wanting::Already);
+        assert_eq!(wants.want(T0, id(n), job), WantResult::Noted);
+        assert_eq!(wants.want(T0, id(n), job), WantResult::Already);
     }
-    let sizes: Vec<_> = (0..3).map(|_| wants.ask(T0, ids.sub(), 3).len()).collect();
+    let sizes: Vec<_> = (0..3).map(|_| wants.take_due(T0, ids.sub(), 3).len()).collect();
     assert_eq!(sizes, [3, 2, 0]);
     wants.check();
 }
@@ -25,13 +25,13 @@ fn all_jobs_that_wait_for_an_event_hear_of_it() {
     let (mut wants, mut ids) = (Wants::default(), Ids::default());
     let jobs = [ids.job(), ids.job()];
     for job in jobs {
-        assert_eq!(wants.want(T0, id(1), Some(job)), Wanting::Noted);
+        assert_eq!(wants.want(T0, id(1), Some(job)), WantResult::Noted);
     }
     let sub = ids.sub();
-    assert_eq!(wants.ask(T0, sub, 9).len(), 1);
+    assert_eq!(wants.take_due(T0, sub, 9).len(), 1);
     wants.delivered(sub, id(1));
     assert!(wants.ended(T0, sub).missed.is_empty(), "delivered is not missing");
-    assert_eq!(wants.settled(id(1)), jobs.into());
+    assert_eq!(wants.resolve(id(1)), jobs.into());
     assert!(wants.is_empty());
 }
 
@@ -39,11 +39,11 @@ fn all_jobs_that_wait_for_an_event_hear_of_it() {
 fn each_event_is_tried_twelve_times_with_growing_rests_and_then_given_up() {
     let (mut wants, mut ids) = (Wants::default(), Ids::default());
     let job = ids.job();
-    assert_eq!(wants.want(T0, id(1), Some(job)), Wanting::Noted);
+    assert_eq!(wants.want(T0, id(1), Some(job)), WantResult::Noted);
     let (mut now, mut rests) = (T0, Vec::new());
     let last = loop {
         let sub = ids.sub();
-        assert_eq!(wants.ask(now, sub, 9).len(), 1);
+        assert_eq!(wants.take_due(now, sub, 9).len(), 1);
         let missed = wants.ended(now, sub).missed;
         let Some(next) = wants.deadline() else { break missed };
         rests.push((next - now).as_secs());
@@ -52,33 +52,33 @@ fn each_event_is_tried_twelve_times_with_growing_rests_and_then_given_up() {
     assert_eq!(rests, [30, 60, 120, 240, 480, 900, 900, 900, 900, 900, 900]);
     assert_eq!(last.len(), 1);
     assert!(last[0].is_given_up && !last[0].is_first && last[0].jobs == [job].into());
-    assert_eq!(wants.want(now, id(1), Some(job)), Wanting::GivenUp);
+    assert_eq!(wants.want(now, id(1), Some(job)), WantResult::GivenUp);
 }
 
 #[test]
 fn reconnecting_or_new_offers_renew_no_budget() {
     let (mut wants, mut ids) = (Wants::default(), Ids::default());
-    assert_eq!(wants.want(T0, id(1), None), Wanting::Noted);
+    assert_eq!(wants.want(T0, id(1), None), WantResult::Noted);
     let sub = ids.sub();
-    let _ = wants.ask(T0, sub, 9);
+    let _ = wants.take_due(T0, sub, 9);
     assert!(wants.ended(T0, sub).missed[0].is_first);
     wants.disconnected();
-    assert_eq!(wants.want(T0, id(1), None), Wanting::Doubtful);
-    assert_eq!(wants.want(T0, id(2), None), Wanting::Noted);
-    assert_eq!(wants.ask(T0, ids.sub(), 9), [id(2)].into());
-    assert_eq!(wants.deadline(), Some(T0 + FIRST_REST));
+    assert_eq!(wants.want(T0, id(1), None), WantResult::Doubtful);
+    assert_eq!(wants.want(T0, id(2), None), WantResult::Noted);
+    assert_eq!(wants.take_due(T0, ids.sub(), 9), [id(2)].into());
+    assert_eq!(wants.deadline(), Some(T0 + FIRST_BACKOFF));
 }
 
 #[test]
 fn an_answer_that_was_cut_costs_no_try_and_makes_requests_smaller() {
     let (mut wants, mut ids) = (Wants::default(), Ids::default());
-    (0..200).for_each(|n| assert_eq!(wants.want(T0, id(n), None), Wanting::Noted));
+    (0..200).for_each(|n| assert_eq!(wants.want(T0, id(n), None), WantResult::Noted));
     let sub = ids.sub();
-    let asked = wants.ask(T0, sub, 200);
+    let asked = wants.take_due(T0, sub, 200);
     asked.iter().take(60).for_each(|id| wants.delivered(sub, *id));
     let ended = wants.ended(T0, sub);
     assert!(ended.missed.is_empty() && ended.cut_at == Some(60));
-    assert_eq!(wants.ask(T0, ids.sub(), 60).len(), 60);
+    assert_eq!(wants.take_due(T0, ids.sub(), 60).len(), 60);
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn a_request_that_was_not_taken_costs_no_try() {
     let _ = wants.want(T0, id(1), None);
     for _ in 0..50 {
         let sub = ids.sub();
-        assert_eq!(wants.ask(T0, sub, 9).len(), 1);
+        assert_eq!(wants.take_due(T0, sub, 9).len(), 1);
         wants.returned(T0, sub);
     }
 }
@@ -101,7 +101,7 @@ fn what_a_finished_job_alone_wanted_is_forgotten() {
     let _ = wants.want(T0, id(2), Some(two));
     wants.abandon(one);
     wants.check();
-    assert_eq!(wants.ask(T0, ids.sub(), 9), [id(2)].into());
+    assert_eq!(wants.take_due(T0, ids.sub(), 9), [id(2)].into());
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn an_event_that_came_otherwise_and_was_no_good_is_no_longer_under_way() {
     let (mut wants, mut ids) = (Wants::default(), Ids::default());
     let _ = wants.want(T0, id(1), None);
     let sub = ids.sub();
-    let _ = wants.ask(T0, sub, 9);
+    let _ = wants.take_due(T0, sub, 9);
     assert!(wants.failed(T0, id(1)).is_first);
     wants.check();
     assert!(wants.ended(T0, sub).missed.is_empty(), "one failure counts once");
@@ -135,11 +135,11 @@ fn more_than_anybody_can_be_behind_with_is_not_wanted() {
         id[..8].copy_from_slice(&n.to_be_bytes());
         EventId::from_byte_array(id)
     };
-    for n in 0..MOST_WANTED {
-        assert_eq!(wants.want(T0, offered(n), job), Wanting::Noted);
+    for n in 0..MAX_WANTED {
+        assert_eq!(wants.want(T0, offered(n), job), WantResult::Noted);
     }
-    assert_eq!(wants.want(T0, offered(MOST_WANTED), job), Wanting::GivenUp);
-    assert_eq!(wants.want(T0, offered(1), job), Wanting::Already);
-    wants.settled(offered(0));
-    assert_eq!(wants.want(T0, offered(MOST_WANTED), job), Wanting::Noted);
+    assert_eq!(wants.want(T0, offered(MAX_WANTED), job), WantResult::GivenUp);
+    assert_eq!(wants.want(T0, offered(1), job), WantResult::Already);
+    wants.resolve(offered(0));
+    assert_eq!(wants.want(T0, offered(MAX_WANTED), job), WantResult::Noted);
 }

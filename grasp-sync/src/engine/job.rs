@@ -28,13 +28,13 @@ pub(super) enum Method {
 /// Fetches everything that a relay has for one filter.
 ///
 /// ```text
-///   Queued(Reconcile) ─▶ Listing ─▶ Comparing ─▶ Settling ─▶ proven
+///   Queued(Reconcile) ─▶ Listing ─▶ Comparing ─▶ AwaitingJudgement ─▶ proven
 ///        │ ▲                │           │            │ offered, not served
 ///        │ └── refused ─────┴───────────┤            │
 ///        ▼                              ▼            ▼
-///   Queued(Page) ◀──▶ Paging ─────────────────▶ Settling ─▶ proven
+///   Queued(Page) ◀──▶ Paging ─────────────────▶ AwaitingJudgement ─▶ proven
 ///        ▲              │ failed
-///     Resting ◀─────────┘
+///     BackingOff ◀─────────┘
 /// ```
 #[derive(Debug)]
 pub(super) struct Job {
@@ -45,10 +45,10 @@ pub(super) struct Job {
     /// The hash of the filter, computed when first needed: that takes writing the filter out.
     hash: OnceCell<FilterHash>,
     /// The hash of the filter that this is a part of.
-    family: Option<FilterHash>,
+    original: Option<FilterHash>,
     /// The time at which it began; younger events come live.
-    pub(super) asked: Timestamp,
-    pub(super) phase: Phase,
+    pub(super) began: Timestamp,
+    pub(super) phase: JobPhase,
     /// The cursor, once pages are requested.
     pub(super) pager: Option<Box<Pager>>,
     /// Pages received, and rows of the last.
@@ -57,9 +57,9 @@ pub(super) struct Job {
     /// Requests with rows that are not judged yet.
     pub(super) unjudged: BTreeSet<SubId>,
     /// Offered events that are neither here nor given up.
-    pub(super) left: usize,
+    pub(super) outstanding: usize,
     /// Another job for the same filter, which ends this one with it.
-    pub(super) behind: Option<JobId>,
+    pub(super) waits_for: Option<JobId>,
     /// Events offered, and those not delivered on the first request.
     pub(super) offered: usize,
     pub(super) missed: usize,
@@ -69,9 +69,9 @@ pub(super) struct Job {
     /// Failures in a row.
     pub(super) failures: u32,
     /// Refusals for want of room in a row.
-    pub(super) squeezes: u32,
+    pub(super) room_refusals: u32,
     /// Splits by time that led to this part.
-    pub(super) cuts: u32,
+    pub(super) splits: u32,
 }
 
 /// Steps that are taken at most once.
@@ -87,7 +87,7 @@ pub(super) struct Once {
 
 /// The phase of a job.
 #[derive(Debug)]
-pub(super) enum Phase {
+pub(super) enum JobPhase {
     /// Waits for a slot and for the pace.
     Queued(Method),
     /// The local relay is asked for its inventory.
@@ -99,9 +99,9 @@ pub(super) enum Phase {
     /// The sets are being compared.
     Comparing {
         sub: SubId,
-        talk: Box<Reconciliation>,
+        reconciliation: Box<Reconciliation>,
         /// The message to send next, as soon as that is allowed.
-        say: Option<Say>,
+        outgoing: Option<NegMessage>,
     },
     /// A page is requested.
     Paging {
@@ -110,11 +110,11 @@ pub(super) enum Phase {
         rows: Vec<Row>,
     },
     /// Everything was requested; events received or offered are still to be judged.
-    Settling,
+    AwaitingJudgement,
     /// Waits for the answer to our authentication.
     AwaitingAuth(Method),
     /// Waits until a backoff ends.
-    Resting {
+    BackingOff {
         until: Mono,
         /// The method to queue for then.
         then: Method,
@@ -123,59 +123,59 @@ pub(super) enum Phase {
 
 /// A NIP-77 message that is ready to be sent.
 #[derive(Debug)]
-pub(super) enum Say {
+pub(super) enum NegMessage {
     /// NEG-OPEN.
     Open(Vec<u8>),
     /// NEG-MSG.
-    Go(Vec<u8>),
+    Reply(Vec<u8>),
 }
 
 /// Refusals for want of room in a row after which something backs off. Each refusal lowers our budget, so an honest
 /// relay soon has room.
-pub(super) const MOST_SQUEEZES: u32 = 4;
+pub(super) const MAX_ROOM_REFUSALS: u32 = 4;
 /// Rows of one page, as a multiple of its limit, above which a relay is flooding.
-const FLOOD: usize = 8;
+const FLOOD_FACTOR: usize = 8;
 /// Rows of a page that may be full, from a relay that does not advertise its limit.
-const SMALL_PAGE: usize = 50;
+const MIN_FULL_PAGE: usize = 50;
 /// Offers below which missing deliveries say nothing about the relay.
-const TELLING_OFFERS: usize = 20;
+const MIN_TELLING_OFFERS: usize = 20;
 
 impl Job {
-    pub(super) fn new(group: GroupId, layer: Layer, lean: LeanFilter, asked: Timestamp) -> Self {
+    pub(super) fn new(group: GroupId, layer: Layer, lean: LeanFilter, began: Timestamp) -> Self {
         Self {
             group,
             layer,
             hash: OnceCell::new(),
-            family: None,
+            original: None,
             lean,
-            asked,
-            phase: Phase::Queued(Method::Reconcile),
+            began,
+            phase: JobPhase::Queued(Method::Reconcile),
             pager: None,
             unjudged: BTreeSet::new(),
             pages: 0,
             last_page: 0,
-            left: 0,
-            behind: None,
+            outstanding: 0,
+            waits_for: None,
             offered: 0,
             missed: 0,
             is_partial: false,
             once: Once::default(),
             failures: 0,
-            squeezes: 0,
-            cuts: 0,
+            room_refusals: 0,
+            splits: 0,
         }
     }
 
     /// Returns a job for a part of this one.
     pub(super) fn part(&self, filter: Filter) -> Self {
         let (layer, lean) = (Layer::of(&filter), LeanFilter::keep(filter, None));
-        let family = Some(self.family());
-        Self { cuts: self.cuts + 1, family, ..Self::new(self.group, layer, lean, self.asked) }
+        let original = Some(self.original_hash());
+        Self { splits: self.splits + 1, original, ..Self::new(self.group, layer, lean, self.began) }
     }
 
     /// Returns the hash of the filter that this job began with: refused events are remembered for it.
-    pub(super) fn family(&self) -> FilterHash {
-        self.family.unwrap_or_else(|| self.hash())
+    pub(super) fn original_hash(&self) -> FilterHash {
+        self.original.unwrap_or_else(|| self.hash())
     }
 
     pub(super) fn hash(&self) -> FilterHash {
@@ -193,9 +193,9 @@ impl Job {
 
     /// Counts a refusal for want of room; returns whether to retry at once.
     #[must_use]
-    pub(super) fn may_squeeze(&mut self) -> bool {
-        self.squeezes += 1;
-        self.squeezes <= MOST_SQUEEZES
+    pub(super) fn may_retry_for_room(&mut self) -> bool {
+        self.room_refusals += 1;
+        self.room_refusals <= MAX_ROOM_REFUSALS
     }
 
     /// Returns the next page as a filter; `None` if the cursor is at its end.
@@ -212,20 +212,20 @@ impl Job {
     /// Adds rows of a page; returns `false` if there are too many.
     #[must_use]
     pub(super) fn delivered(&mut self, new: impl Iterator<Item = Row>, limit: usize) -> bool {
-        let Phase::Paging { sub, rows } = &mut self.phase else { return true };
+        let JobPhase::Paging { sub, rows } = &mut self.phase else { return true };
         self.unjudged.insert(*sub);
         rows.extend(new);
-        rows.len() <= limit.saturating_mul(FLOOD)
+        rows.len() <= limit.saturating_mul(FLOOD_FACTOR)
     }
 
     /// Ends a page by EOSE.
     pub(super) fn page_ended(&mut self, hint: Option<EoseHint>) -> Option<Next> {
-        let Phase::Paging { rows, .. } = &mut self.phase else { return None };
+        let JobPhase::Paging { rows, .. } = &mut self.phase else { return None };
         let rows = std::mem::take(rows);
         let pager = self.pager.as_mut()?;
         self.pages = self.pages.saturating_add(1);
         self.last_page = rows.len();
-        (self.failures, self.squeezes) = (0, 0);
+        (self.failures, self.room_refusals) = (0, 0);
         self.once.retried = false;
         Some(pager.page_ended_with(rows.into_iter().map(|row| (row.at, row.id)), hint))
     }
@@ -237,8 +237,9 @@ impl Job {
 
     /// Returns whether pages keep coming full, so that several at a time are worth it.
     pub(super) fn is_long(&self, limit: usize) -> bool {
-        let is_full = self.last_page >= limit || (self.pages > 2 && self.last_page >= SMALL_PAGE);
-        is_full && self.cuts == 0 && self.gap_seconds().is_empty()
+        let is_full =
+            self.last_page >= limit || (self.pages > 2 && self.last_page >= MIN_FULL_PAGE);
+        is_full && self.splits == 0 && self.gap_seconds().is_empty()
     }
 
     /// Returns the seconds that held more events than the relay showed.
@@ -248,19 +249,20 @@ impl Job {
     }
 
     /// Returns whether the relay offers ids and delivers hardly any, so that pages are better.
-    pub(super) fn is_led_astray(&self) -> bool {
-        self.offered >= TELLING_OFFERS && self.missed * 10 >= self.offered * 9
+    pub(super) fn delivers_too_little(&self) -> bool {
+        self.offered >= MIN_TELLING_OFFERS && self.missed * 10 >= self.offered * 9
     }
 
     /// Returns whether everything requested has been judged.
-    pub(super) fn is_settled(&self) -> bool {
-        let is_waiting = self.left > 0 || self.behind.is_some() || !self.unjudged.is_empty();
-        matches!(self.phase, Phase::Settling) && !is_waiting
+    pub(super) fn is_complete(&self) -> bool {
+        let is_waiting =
+            self.outstanding > 0 || self.waits_for.is_some() || !self.unjudged.is_empty();
+        matches!(self.phase, JobPhase::AwaitingJudgement) && !is_waiting
     }
 
     /// Returns the proof that its end gives. Full sync proves nothing about items that will be wanted later.
     pub(super) fn proof(&self, now: Timestamp) -> Option<Proof> {
-        if self.is_partial || self.layer == Layer::Whole {
+        if self.is_partial || self.layer == Layer::All {
             return None;
         }
         let proven = if self.pager.is_some() { Proven::Exhausted } else { Proven::Reconciled };
@@ -268,31 +270,32 @@ impl Job {
         Some(Proof {
             filter: self.hash(),
             since: since.unwrap_or(Timestamp::from_secs(0)),
-            until: until.unwrap_or(self.asked),
+            until: until.unwrap_or(self.began),
             proven,
             at: now,
         })
     }
 
     /// Returns whether a NIP-77 message is ready to be sent.
-    pub(super) fn has_something_to_say(&self) -> bool {
-        matches!(&self.phase, Phase::Comparing { say: Some(_), .. })
+    pub(super) fn has_neg_message(&self) -> bool {
+        matches!(&self.phase, JobPhase::Comparing { outgoing: Some(_), .. })
     }
 
     /// Returns whether that message opens its session.
-    pub(super) fn has_opening(&self) -> bool {
-        matches!(&self.phase, Phase::Comparing { say: Some(Say::Open(_)), .. })
+    pub(super) fn is_opening(&self) -> bool {
+        matches!(&self.phase, JobPhase::Comparing { outgoing: Some(NegMessage::Open(_)), .. })
     }
 
     /// Returns the subscription or session that is open for it.
     pub(super) fn sub(&self) -> Option<SubId> {
         match &self.phase {
-            Phase::Listing { sub, .. }
-            | Phase::Comparing { sub, .. }
-            | Phase::Paging { sub, .. } => Some(*sub),
-            Phase::Queued(_) | Phase::Settling | Phase::AwaitingAuth(_) | Phase::Resting { .. } => {
-                None
-            }
+            JobPhase::Listing { sub, .. }
+            | JobPhase::Comparing { sub, .. }
+            | JobPhase::Paging { sub, .. } => Some(*sub),
+            JobPhase::Queued(_)
+            | JobPhase::AwaitingJudgement
+            | JobPhase::AwaitingAuth(_)
+            | JobPhase::BackingOff { .. } => None,
         }
     }
 }
@@ -326,7 +329,7 @@ mod tests {
 
     fn page(job: &mut Job, rows: &[Row]) -> Next {
         let sub = Ids::default().sub();
-        job.phase = Phase::Paging { sub, rows: vec![] };
+        job.phase = JobPhase::Paging { sub, rows: vec![] };
         assert!(job.delivered(rows.iter().copied(), 500));
         job.page_ended(None).unwrap()
     }
@@ -347,10 +350,10 @@ mod tests {
         let mut job = job();
         let _ = job.next_page(100);
         let _ = page(&mut job, &[row(30, 1)]);
-        job.phase = Phase::Settling;
-        assert!(!job.is_settled());
+        job.phase = JobPhase::AwaitingJudgement;
+        assert!(!job.is_complete());
         job.unjudged.clear();
-        assert!(job.is_settled());
+        assert!(job.is_complete());
         let proof = job.proof(Timestamp::from_secs(1_000)).unwrap();
         assert_eq!((proof.until, proof.proven), (Timestamp::from_secs(900), Proven::Exhausted));
     }
@@ -366,7 +369,7 @@ mod tests {
     fn a_page_without_end_is_a_flood() {
         let mut job = job();
         let _ = job.next_page(100);
-        job.phase = Phase::Paging { sub: Ids::default().sub(), rows: vec![] };
+        job.phase = JobPhase::Paging { sub: Ids::default().sub(), rows: vec![] };
         assert!(job.delivered([row(1, 1); 800].into_iter(), 100));
         assert!(!job.delivered([row(1, 1); 1].into_iter(), 100));
     }
@@ -375,10 +378,10 @@ mod tests {
     fn a_tenth_of_twenty_offers_served_is_too_little() {
         let mut job = job();
         (job.offered, job.missed) = (20, 17);
-        assert!(!job.is_led_astray());
+        assert!(!job.delivers_too_little());
         job.missed = 18;
-        assert!(job.is_led_astray());
+        assert!(job.delivers_too_little());
         (job.offered, job.missed) = (19, 19);
-        assert!(!job.is_led_astray());
+        assert!(!job.delivers_too_little());
     }
 }

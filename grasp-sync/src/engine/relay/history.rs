@@ -11,17 +11,17 @@ use grasp_core::{Mono, Now, RelayUrl};
 use super::super::config::Config;
 use super::super::facts::{Manners, RelayFacts};
 use super::super::health::RelayHealth;
-use super::super::parks::Parks;
 use super::super::record::{COVERAGE_CAPACITY, RelayRecord};
 use super::super::retry::Wants;
 use super::super::rng::Rng;
 use super::super::schedule::Daily;
-use super::gaps::Listened;
-use super::resume::{Pass, Sort};
+use super::super::suspended::Suspended;
+use super::gaps::ListeningTimes;
+use super::resume::{HistoryPass, PassKind};
 
 /// Everything about a relay that a new connection does not reset.
 #[derive(Debug)]
-pub(in crate::engine) struct Standing {
+pub(in crate::engine) struct RelayHistory {
     pub(in crate::engine) health: RelayHealth,
     /// The address that it was last found at.
     pub(in crate::engine) address: Option<IpAddr>,
@@ -33,27 +33,27 @@ pub(in crate::engine) struct Standing {
     pub(in crate::engine) ledger: SlotLedger,
     /// Bytes of subscriptions that the relay remembers at most, as it said.
     pub(in crate::engine) retained: Option<usize>,
-    pub(in crate::engine) parks: Parks,
+    pub(in crate::engine) suspended: Suspended,
     pub(in crate::engine) wants: Wants,
-    pub(in crate::engine) neg: NegRest,
+    pub(in crate::engine) neg: NegBackoff,
     /// No full sync until then, however long the filters are.
-    pub(in crate::engine) named_until: Mono,
+    pub(in crate::engine) filters_until: Mono,
     pub(in crate::engine) daily: Daily,
     pub(in crate::engine) coverage: CoverageSet,
-    pub(in crate::engine) pass: Pass,
+    pub(in crate::engine) pass: HistoryPass,
     /// Interruptions of live subscriptions since the last full pass began: an event that was published then with an
     /// older date is found by the next pass.
     pub(in crate::engine) interrupted: usize,
     /// The number of these that was last reported.
     pub(in crate::engine) interrupted_reported: usize,
-    pub(in crate::engine) listened: Listened,
+    pub(in crate::engine) listening_times: ListeningTimes,
     /// True if the missing support of NIP-77 was reported.
-    pub(in crate::engine) is_known_to_page: bool,
+    pub(in crate::engine) no_negentropy_reported: bool,
     /// The time at which its record is to be written, if it has changed.
     pub(in crate::engine) write_at: Option<Mono>,
 }
 
-impl Standing {
+impl RelayHistory {
     pub(in crate::engine) fn new(
         now: Now,
         config: &Config,
@@ -81,22 +81,22 @@ impl Standing {
             pace: paused(now, manners.pace, record.as_ref()),
             ledger: SlotLedger::new(manners.ledger, None),
             retained: record.as_ref().and_then(|record| record.retained_bytes),
-            parks: record
+            suspended: record
                 .as_ref()
-                .map_or_else(Parks::default, |record| Parks::restore(now, &record.parked)),
+                .map_or_else(Suspended::default, |record| Suspended::restore(now, &record.parked)),
             wants: Wants::default(),
-            neg: NegRest::default(),
-            named_until: Mono::ZERO,
+            neg: NegBackoff::default(),
+            filters_until: Mono::ZERO,
             daily: Daily::since(now, full_pass, config.full_pass, rng),
             pass: match record {
-                Some(_) => Pass::resumed(now.unix, now.unix - config.full_pass.1),
-                None => Pass::begin(now.unix, Sort::Fresh),
+                Some(_) => HistoryPass::resumed(now.unix, now.unix - config.full_pass.1),
+                None => HistoryPass::begin(now.unix, PassKind::Fresh),
             },
             interrupted: record.as_ref().map_or(0, |record| record.interrupted),
             coverage: record.map_or_else(empty, |record| record.coverage),
             interrupted_reported: 0,
-            listened: Listened::default(),
-            is_known_to_page: false,
+            listening_times: ListeningTimes::default(),
+            no_negentropy_reported: false,
             write_at: None,
         }
     }
@@ -118,20 +118,20 @@ impl Standing {
     }
 
     /// Forgets what the relay has delivered, because the local relay lost it.
-    pub(in crate::engine) fn forget_what_was_given(&mut self, now: Timestamp) {
+    pub(in crate::engine) fn forget_delivered(&mut self, now: Timestamp) {
         self.coverage = CoverageSet::with_capacity(COVERAGE_CAPACITY);
-        self.begin_pass(now, Sort::Fresh);
-        self.listened.forget();
+        self.begin_pass(now, PassKind::Fresh);
+        self.listening_times.forget();
     }
 
-    pub(in crate::engine) fn begin_pass(&mut self, now: Timestamp, sort: Sort) {
-        self.pass = Pass::begin(now, sort).after(self.interrupted);
+    pub(in crate::engine) fn begin_pass(&mut self, now: Timestamp, kind: PassKind) {
+        self.pass = HistoryPass::begin(now, kind).after(self.interrupted);
         self.health.pass_began();
     }
 
     /// Returns whether it continues from what an earlier process received.
     pub(in crate::engine) fn is_resumed(&self) -> bool {
-        self.pass.sort == Sort::Resumed
+        self.pass.kind == PassKind::Resumed
     }
 
     /// Returns the rest of the pause in whole seconds, rounded up.
@@ -150,7 +150,7 @@ impl Standing {
             backoff: self.health.snapshot(now),
             quarantined_until: self.health.quarantined_until(now),
             paused_until: self.pace.is_paused(now.mono).then(|| now.unix + self.pause_left(now)),
-            parked: self.parks.parked(now),
+            parked: self.suspended.parked(now),
             full_pass_at: self.daily.last(),
             retained_bytes: self.retained,
             interrupted: self.interrupted,
@@ -174,26 +174,27 @@ fn paused(now: Now, config: PaceConfig, record: Option<&RelayRecord>) -> Pace {
 
 /// Backoff of reconciliation after silence, faults or unreadable messages.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in crate::engine) struct NegRest {
+pub(in crate::engine) struct NegBackoff {
     until: Mono,
     steps: usize,
 }
 
 /// The backoffs, one after another.
-const RESTS: [Duration; 4] = [
+const NEG_BACKOFFS: [Duration; 4] = [
     Duration::from_secs(60),
     Duration::from_secs(5 * 60),
     Duration::from_secs(30 * 60),
     Duration::from_secs(2 * 60 * 60),
 ];
 
-impl NegRest {
+impl NegBackoff {
     /// Backs off after a failure. Sessions that fail together count once.
     pub(in crate::engine) fn failed(&mut self, now: Mono) {
         if now < self.until {
             return;
         }
-        let rest = RESTS.get(self.steps).or(RESTS.last()).copied().unwrap_or_default();
+        let rest =
+            NEG_BACKOFFS.get(self.steps).or(NEG_BACKOFFS.last()).copied().unwrap_or_default();
         self.steps = self.steps.saturating_add(1);
         self.until = now + rest;
     }
@@ -214,7 +215,7 @@ mod tests {
 
     #[test]
     fn reconciliation_rests_longer_each_time_it_leads_nowhere() {
-        let mut rest = NegRest::default();
+        let mut rest = NegBackoff::default();
         let (mut now, mut rests) = (Mono::from_secs(10), Vec::new());
         for _ in 0..5 {
             rest.failed(now);
@@ -231,11 +232,11 @@ mod tests {
     fn reconnecting_ends_no_pause_even_as_other_software() {
         let config = Config::new("us.example".parse().unwrap());
         let now = Now::new(Mono::from_secs(9), 1_700_000_000.into());
-        let mut standing = Standing::new(now, &config, &mut Rng::seeded(1), None);
-        standing.pace.refused(now.mono);
+        let mut history = RelayHistory::new(now, &config, &mut Rng::seeded(1), None);
+        history.pace.refused(now.mono);
         let strfry = RelayFacts { software: Some("strfry".into()), ..RelayFacts::default() };
-        standing.connected(now.mono, &strfry, &config);
-        assert!(standing.pace.is_paused(now.mono));
-        assert!(!standing.pace.is_paused(now.mono + Duration::from_secs(65)));
+        history.connected(now.mono, &strfry, &config);
+        assert!(history.pace.is_paused(now.mono));
+        assert!(!history.pace.is_paused(now.mono + Duration::from_secs(65)));
     }
 }

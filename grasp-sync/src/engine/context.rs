@@ -12,16 +12,16 @@ use super::ids::{ConnId, Ids, InventoryId, JobId};
 use super::io::{Frame, Output};
 use super::layer::Layer;
 use super::missing::Question;
-use super::parks::Way;
 use super::provenance::Provenance;
 use super::rejected::Rejected;
-use super::relay::Standing;
+use super::relay::RelayHistory;
 use super::report::Report;
 use super::rng::Rng;
+use super::suspended::RequestMode;
 
 /// The purpose of a request for the local relay's inventory.
 #[derive(Debug)]
-pub(super) enum Asker {
+pub(super) enum InventoryRequest {
     /// A job compares it with a relay's set.
     Job(RelayUrl, JobId),
     /// Finds the repositories that a relay lacks events of.
@@ -30,7 +30,7 @@ pub(super) enum Asker {
 
 /// State that all relays share.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct EngineState {
     pub(super) config: Config,
     /// Items wanted from each relay.
     pub(super) index: SyncIndex,
@@ -46,29 +46,29 @@ pub(super) struct Shared {
     pub(super) ids: Ids,
     pub(super) rng: Rng,
     /// Open requests to the local relay.
-    pub(super) inventories: BTreeMap<InventoryId, Asker>,
+    pub(super) inventories: BTreeMap<InventoryId, InventoryRequest>,
     /// Events that relays have offered and that are not here yet.
     pub(super) wanted: usize,
     /// Local items that sessions hold in memory.
     pub(super) held_items: BTreeMap<JobId, usize>,
 }
 
-impl Shared {
+impl EngineState {
     pub(super) fn held_items(&self) -> usize {
         self.held_items.values().sum()
     }
 }
 
 /// The context in which a relay runs: the time, its history, the shared state, and the outputs.
-pub(super) struct Desk<'a> {
+pub(super) struct RelayContext<'a> {
     pub(super) now: Now,
     pub(super) relay: &'a RelayUrl,
-    pub(super) standing: &'a mut Standing,
-    pub(super) shared: &'a mut Shared,
+    pub(super) history: &'a mut RelayHistory,
+    pub(super) shared: &'a mut EngineState,
     pub(super) out: &'a mut Vec<Output>,
 }
 
-impl Desk<'_> {
+impl RelayContext<'_> {
     pub(super) fn mono(&self) -> Mono {
         self.now.mono
     }
@@ -106,22 +106,22 @@ impl Desk<'_> {
 
     /// Pauses requests because the relay rate-limits us. Written at once, so that a restart keeps the pause.
     pub(super) fn pause_starts(&mut self) {
-        let is_news = !self.standing.pace.is_paused(self.now.mono);
-        self.standing.pace.refused(self.now.mono);
+        let is_news = !self.history.pace.is_paused(self.now.mono);
+        self.history.pace.refused(self.now.mono);
         if is_news {
-            self.standing.write_at = Some(self.now.mono);
+            self.history.write_at = Some(self.now.mono);
         }
     }
 
     /// Suspends requests that the relay refuses.
-    pub(super) fn park(&mut self, layer: Layer, way: Way) {
-        self.standing.parks.park(self.now.mono, layer, way);
-        self.note_change();
+    pub(super) fn suspend(&mut self, layer: Layer, mode: RequestMode) {
+        self.history.suspended.suspend(self.now.mono, layer, mode);
+        self.schedule_write();
     }
 
     /// Schedules the relay's record to be written.
-    pub(super) fn note_change(&mut self) {
+    pub(super) fn schedule_write(&mut self) {
         let at = self.now.mono + self.shared.config.persist_after;
-        self.standing.write_at.get_or_insert(at);
+        self.history.write_at.get_or_insert(at);
     }
 }

@@ -18,113 +18,122 @@ use grasp_core::sync::{
 };
 
 use super::super::batch::Purpose;
-use super::super::desk::Desk;
-use super::super::history::{Job, Method, Phase};
+use super::super::context::RelayContext;
 use super::super::ids::{GroupId, JobId};
 use super::super::io::{Judged, Outcome};
+use super::super::job::{Job, JobPhase, Method};
 use super::super::layer::{Layer, wire_len};
 use super::super::lean::LeanFilter;
-use super::super::parks::Way;
 use super::super::reconcile::MAX_NEEDED;
 use super::super::report::Report;
-use super::gaps::Course;
+use super::super::suspended::RequestMode;
+use super::gaps::CountAs;
 use super::session::Session;
 
 /// The cost and benefit of full sync on one connection.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::engine) struct Whole {
+pub(in crate::engine) struct FullSync {
     /// Bytes that the filters would have taken.
-    named: usize,
+    filter_bytes: usize,
     /// Events received that are wanted here.
     useful: usize,
     /// Events received that are not.
     useless: usize,
     /// Histories are fetched by filters until then: a comparison found too many differences.
-    named_until: Mono,
+    filters_until: Mono,
     /// The time from which the next comparison may start.
     compare_at: Mono,
 }
 
 /// The cost of an event, in bytes of filters.
-const EVENT_BYTES: usize = 1_024;
+const BYTES_PER_EVENT: usize = 1_024;
 /// The cost of an id in a comparison; comparisons may cost some times as much as the filters.
-const ID_BYTES: usize = 20;
+const BYTES_PER_OFFERED_ID: usize = 20;
 /// Useless events that are always tolerated.
-const FORGIVEN: usize = 200;
+const TOLERATED_USELESS: usize = 200;
 /// Ids that a comparison may always offer.
-const FEWEST_OFFERED: usize = 1_000;
+const MIN_OFFERED: usize = 1_000;
 /// Duration of filters after full sync was not worth it.
-const NAMED_FOR: Duration = PARK;
+const FALLBACK_FOR: Duration = PARK;
 /// Duration of fetching histories by filters after a comparison offered too many ids.
-const HISTORY_NAMED_FOR: Duration = Duration::from_secs(10 * 60);
+const HISTORY_FALLBACK_FOR: Duration = Duration::from_secs(10 * 60);
 /// Pause between comparisons, as a multiple of the last one's duration: each reads all that both sides have.
-const COMPARISON_REST: u32 = 5;
+const COMPARISON_PAUSE_FACTOR: u32 = 5;
 
-impl Whole {
-    fn new(named: usize) -> Self {
-        Self { named, useful: 0, useless: 0, named_until: Mono::ZERO, compare_at: Mono::ZERO }
+impl FullSync {
+    fn new(filter_bytes: usize) -> Self {
+        Self {
+            filter_bytes,
+            useful: 0,
+            useless: 0,
+            filters_until: Mono::ZERO,
+            compare_at: Mono::ZERO,
+        }
     }
 
-    fn is_worth_it(&self) -> bool {
-        self.useless <= self.useful + FORGIVEN.max(self.named / EVENT_BYTES)
+    fn is_worthwhile(&self) -> bool {
+        self.useless <= self.useful + TOLERATED_USELESS.max(self.filter_bytes / BYTES_PER_EVENT)
     }
 
     /// Returns the number of ids that a comparison may offer.
-    fn most_offered(&self) -> usize {
-        (self.named / ID_BYTES).clamp(FEWEST_OFFERED, MAX_NEEDED)
+    fn max_offered(&self) -> usize {
+        (self.filter_bytes / BYTES_PER_OFFERED_ID).clamp(MIN_OFFERED, MAX_NEEDED)
     }
 }
 
 /// Returns the number of ids that a job may be offered.
-pub(super) fn most_offered(whole: Option<Whole>, layer: Layer) -> usize {
-    let whole = whole.filter(|_| layer == Layer::Whole);
-    whole.map_or(MAX_NEEDED, |whole| whole.most_offered())
+pub(super) fn max_offered(full_sync: Option<FullSync>, layer: Layer) -> usize {
+    let full_sync = full_sync.filter(|_| layer == Layer::All);
+    full_sync.map_or(MAX_NEEDED, |full_sync| full_sync.max_offered())
 }
 
 /// Returns the filter for all that a relay has.
-pub(super) fn all() -> Filter {
+pub(super) fn all_events() -> Filter {
     Filter::new()
 }
 
 impl Session {
     /// Returns whether the connection uses full sync; switches to it if these filters, with those that are open,
     /// exceed the limit. Filters for states of held repositories do not count: nothing else of these is wanted.
-    pub(super) fn is_whole(&mut self, desk: &mut Desk<'_>, filters: &[Filter]) -> bool {
+    pub(super) fn try_full_sync(&mut self, ctx: &mut RelayContext<'_>, filters: &[Filter]) -> bool {
         let bytes = bytes(filters.iter().filter(|filter| filter.kinds.is_none()));
-        if let Some(whole) = &mut self.whole {
-            whole.named = whole.named.saturating_add(bytes);
+        if let Some(full_sync) = &mut self.full_sync {
+            full_sync.filter_bytes = full_sync.filter_bytes.saturating_add(bytes);
             return true;
         }
-        let named = bytes + self.live.items().map(|(_, one)| one.bytes).sum::<usize>();
-        if !self.is_too_much(desk, named) || desk.mono() < desk.standing.named_until {
+        let filter_bytes = bytes + self.live.items().map(|(_, one)| one.bytes).sum::<usize>();
+        if !self.exceeds_full_sync_limit(ctx, filter_bytes)
+            || ctx.mono() < ctx.history.filters_until
+        {
             return false;
         }
-        self.whole = Some(Whole::new(named));
+        self.full_sync = Some(FullSync::new(filter_bytes));
         if self.live.items().next().is_some() {
-            self.live.rebuild = true;
+            self.live.needs_rebuild = true;
         } else {
-            self.listen(desk, vec![all()]);
+            self.subscribe(ctx, vec![all_events()]);
         }
         true
     }
 
     /// Returns whether the history of these filters is fetched by a full comparison: that is work for both sides, so
     /// a few filters are sent as they are.
-    pub(super) fn is_had_from_whole(&self, desk: &Desk<'_>, filters: &[Filter]) -> bool {
-        let compares = self.whole.is_some_and(|whole| desk.mono() >= whole.named_until);
-        compares && !self.pages_only && self.is_too_much(desk, bytes(filters))
+    pub(super) fn covered_by_full_sync(&self, ctx: &RelayContext<'_>, filters: &[Filter]) -> bool {
+        let compares =
+            self.full_sync.is_some_and(|full_sync| ctx.mono() >= full_sync.filters_until);
+        compares && !self.pages_only && self.exceeds_full_sync_limit(ctx, bytes(filters))
     }
 
     /// Fetches the history of items on a connection that uses full sync.
     ///
     /// Repositories that were just discovered are fetched by filter, in pages: nearly all of their threads are
     /// missing here, and much that the relay has may belong to others. Their threads and members come by comparison.
-    pub(super) fn fetch_with_whole(
+    pub(super) fn fetch_in_full_sync(
         &mut self,
-        desk: &mut Desk<'_>,
+        ctx: &mut RelayContext<'_>,
         action: AddFilters,
         method: Method,
-        course: Course,
+        count_as: CountAs,
     ) {
         let AddFilters { relay, items } = action;
         let (repos, threads) = match method {
@@ -136,184 +145,184 @@ impl Session {
             }
         };
         let repos = AddFilters { relay: relay.clone(), items: repos };
-        self.fetch_batch(desk, repos.filters(&self.budget), method, repos.items, course);
+        self.fetch_batch(ctx, repos.filters(&self.budget), method, repos.items, count_as);
         let threads = AddFilters { relay, items: threads };
         let filters = threads.filters(&self.budget);
-        let (filters, method) = match self.is_had_from_whole(desk, &filters) {
-            true => (vec![all()], Method::Reconcile),
+        let (filters, method) = match self.covered_by_full_sync(ctx, &filters) {
+            true => (vec![all_events()], Method::Reconcile),
             false => (filters, method),
         };
-        self.fetch_batch(desk, filters, method, threads.items, course);
+        self.fetch_batch(ctx, filters, method, threads.items, count_as);
     }
 
-    fn is_too_much(&self, desk: &Desk<'_>, bytes: usize) -> bool {
-        desk.standing.manners.whole_from.is_some_and(|most| bytes >= most)
+    fn exceeds_full_sync_limit(&self, ctx: &RelayContext<'_>, bytes: usize) -> bool {
+        ctx.history.manners.full_sync_from.is_some_and(|most| bytes >= most)
     }
 
     /// Counts what full sync has brought, and falls back to filters if it is not worth it.
-    pub(super) fn weigh(
+    pub(super) fn count_full_sync(
         &mut self,
-        desk: &mut Desk<'_>,
+        ctx: &mut RelayContext<'_>,
         judged: &[Judged],
         filters: &[Option<FilterHash>],
     ) {
-        let Some(whole) = &mut self.whole else { return };
-        let all = Some(FilterHash::of(&all()));
+        let Some(full_sync) = &mut self.full_sync else { return };
+        let all = Some(FilterHash::of(&all_events()));
         for (one, _) in judged.iter().zip(filters).filter(|(_, filter)| **filter == all) {
             match &one.outcome {
-                Outcome::Stored | Outcome::Held | Outcome::Known => whole.useful += 1,
+                Outcome::Stored | Outcome::Held | Outcome::Known => full_sync.useful += 1,
                 // That the local relay is busy says nothing about the event.
                 Outcome::Refused { lasting: Lasting::Briefly, .. } => {}
                 // It will be wanted as soon as its repository is served.
-                Outcome::Refused { event: Some(event), .. } if is_of_ours(desk, event) => {}
-                Outcome::Refused { .. } | Outcome::Forged => whole.useless += 1,
+                Outcome::Refused { event: Some(event), .. } if names_our_repo(ctx, event) => {}
+                Outcome::Refused { .. } | Outcome::Forged => full_sync.useless += 1,
             }
         }
-        if !whole.is_worth_it() {
-            self.call_by_name(desk);
+        if !full_sync.is_worthwhile() {
+            self.fall_back_to_filters(ctx);
         }
     }
 
     /// Returns whether a refusal is about the filter for everything.
-    pub(super) fn is_refusal_of_whole(layer: Layer, action: Action) -> bool {
+    pub(super) fn is_refusal_of_full_sync(layer: Layer, action: Action) -> bool {
         let is_about_the_filter = matches!(
             action,
             Action::HalveFilters | Action::NeverResend | Action::ParkAndSurface(_) | Action::Bisect
         );
-        layer == Layer::Whole && is_about_the_filter
+        layer == Layer::All && is_about_the_filter
     }
 
     /// Suspends a layer that the relay refuses; falls back to filters if it refuses full sync.
-    pub(super) fn park(&mut self, desk: &mut Desk<'_>, layer: Layer, way: Way) {
+    pub(super) fn suspend(&mut self, ctx: &mut RelayContext<'_>, layer: Layer, mode: RequestMode) {
         match layer {
-            Layer::Whole => self.call_by_name(desk),
-            Layer::Announcements | Layer::Repos | Layer::Roots => desk.park(layer, way),
+            Layer::All => self.fall_back_to_filters(ctx),
+            Layer::Announcements | Layer::Repos | Layer::Roots => ctx.suspend(layer, mode),
         }
     }
 
     /// Returns whether a full comparison may start: everything else is fetched, and the last comparison is some time
     /// ago.
-    pub(super) fn may_compare(&self, desk: &Desk<'_>) -> bool {
-        let is_rested = self.whole.is_none_or(|whole| desk.mono() >= whole.compare_at);
-        is_rested && !self.has_other_work(desk)
+    pub(super) fn may_start_comparison(&self, ctx: &RelayContext<'_>) -> bool {
+        let has_paused = self.full_sync.is_none_or(|full_sync| ctx.mono() >= full_sync.compare_at);
+        has_paused && !self.has_other_work(ctx)
     }
 
     /// Returns when a queued full comparison may start, if it waits for time.
     pub(super) fn next_comparison(&self) -> Option<Mono> {
-        let line = self.lines.get(&Method::Reconcile)?;
-        let waits = line.iter().any(|(_, id)| self.is_last(*id));
-        self.whole.filter(|_| waits).map(|whole| whole.compare_at)
+        let queue = self.queues.get(&Method::Reconcile)?;
+        let waits = queue.iter().any(|(_, id)| self.is_full_comparison(*id));
+        self.full_sync.filter(|_| waits).map(|full_sync| full_sync.compare_at)
     }
 
     /// Notes the end of a full comparison, and how long it took.
-    pub(super) fn whole_compared(&mut self, now: Mono, took: Duration) {
-        if let Some(whole) = &mut self.whole {
-            whole.compare_at = now + took.saturating_mul(COMPARISON_REST);
+    pub(super) fn full_comparison_ended(&mut self, now: Mono, took: Duration) {
+        if let Some(full_sync) = &mut self.full_sync {
+            full_sync.compare_at = now + took.saturating_mul(COMPARISON_PAUSE_FACTOR);
         }
     }
 
     /// Fetches the histories that waited for a full comparison by filters, because too much differs.
-    pub(super) fn name_histories(&mut self, desk: &mut Desk<'_>) {
-        if let Some(whole) = &mut self.whole {
-            whole.named_until = desk.mono() + HISTORY_NAMED_FOR;
+    pub(super) fn fetch_histories_by_filters(&mut self, ctx: &mut RelayContext<'_>) {
+        if let Some(full_sync) = &mut self.full_sync {
+            full_sync.filters_until = ctx.mono() + HISTORY_FALLBACK_FOR;
         }
-        let is_comparison = |job: &Job| job.layer == Layer::Whole && job.window().0.is_none();
+        let is_comparison = |job: &Job| job.layer == Layer::All && job.window().0.is_none();
         let compared = self.jobs.iter().filter(|(_, job)| is_comparison(job));
         let compared: Vec<(JobId, GroupId)> = compared.map(|(id, job)| (*id, job.group)).collect();
         for (id, group) in compared {
             match self.groups.get(&group).map(|group| group.purpose) {
-                Some(poll @ Purpose::Poll(_)) => _ = self.drop_group_for(desk, poll),
-                _ => self.name_job(desk, id),
+                Some(poll @ Purpose::Poll(_)) => _ = self.drop_group_for(ctx, poll),
+                _ => self.replace_by_filters(ctx, id),
             }
         }
     }
 
     /// Returns whether a job is a queued full comparison.
-    pub(super) fn is_last(&self, id: JobId) -> bool {
-        let is_comparison = |job: &Job| matches!(job.phase, Phase::Queued(Method::Reconcile));
-        self.jobs.get(&id).is_some_and(|job| job.layer == Layer::Whole && is_comparison(job))
+    pub(super) fn is_full_comparison(&self, id: JobId) -> bool {
+        let is_comparison = |job: &Job| matches!(job.phase, JobPhase::Queued(Method::Reconcile));
+        self.jobs.get(&id).is_some_and(|job| job.layer == Layer::All && is_comparison(job))
     }
 
     /// Returns whether anything but full sync is being fetched.
-    pub(super) fn has_other_work(&self, desk: &Desk<'_>) -> bool {
-        let parked = self.parked_layers(desk);
-        let mut others = self.jobs.values().filter(|job| job.layer != Layer::Whole);
-        others.any(|job| Self::is_at_work(desk, job, &parked))
+    pub(super) fn has_other_work(&self, ctx: &RelayContext<'_>) -> bool {
+        let suspended = self.suspended_layers(ctx);
+        let mut others = self.jobs.values().filter(|job| job.layer != Layer::All);
+        others.any(|job| Self::is_at_work(ctx, job, &suspended))
     }
 
     /// Makes other queued full comparisons wait for the one that starts, which serves them too.
-    pub(super) fn lead(&mut self, leader: JobId) {
-        if self.jobs.get(&leader).is_none_or(|job| job.layer != Layer::Whole) {
+    pub(super) fn serve_other_comparisons(&mut self, leader: JobId) {
+        if self.jobs.get(&leader).is_none_or(|job| job.layer != Layer::All) {
             return;
         }
         let others = self.jobs.iter().filter(|(id, job)| {
-            let is_queued = matches!(job.phase, Phase::Queued(Method::Reconcile));
-            **id != leader && job.layer == Layer::Whole && is_queued
+            let is_queued = matches!(job.phase, JobPhase::Queued(Method::Reconcile));
+            **id != leader && job.layer == Layer::All && is_queued
         });
         let others: Vec<JobId> = others.map(|(id, _)| *id).collect();
         for id in others {
-            self.leave_lines(id);
+            self.unqueue(id);
             if let Some(job) = self.jobs.get_mut(&id) {
-                job.phase = Phase::Settling;
-                job.behind = Some(leader);
+                job.phase = JobPhase::AwaitingJudgement;
+                job.waits_for = Some(leader);
             }
         }
     }
 
     /// Ends the jobs that waited for a full comparison.
-    pub(super) fn led(&mut self, desk: &mut Desk<'_>, leader: JobId) {
-        let behind = self.jobs.iter().filter(|(_, job)| job.behind == Some(leader));
-        let behind: Vec<JobId> = behind.map(|(id, _)| *id).collect();
-        for id in behind {
+    pub(super) fn comparison_ended(&mut self, ctx: &mut RelayContext<'_>, leader: JobId) {
+        let waiting = self.jobs.iter().filter(|(_, job)| job.waits_for == Some(leader));
+        let waiting: Vec<JobId> = waiting.map(|(id, _)| *id).collect();
+        for id in waiting {
             if let Some(job) = self.jobs.get_mut(&id) {
-                job.behind = None;
+                job.waits_for = None;
             }
-            self.end_if_settled(desk, id);
+            self.end_if_complete(ctx, id);
         }
     }
 
     /// Falls back to filters: full sync is refused, or not worth it.
-    pub(super) fn call_by_name(&mut self, desk: &mut Desk<'_>) {
-        if self.whole.take().is_none() {
+    pub(super) fn fall_back_to_filters(&mut self, ctx: &mut RelayContext<'_>) {
+        if self.full_sync.take().is_none() {
             return;
         }
-        desk.standing.named_until = desk.mono() + NAMED_FOR;
-        self.live.rebuild = true;
-        let whole = self.jobs.iter().filter(|(_, job)| job.layer == Layer::Whole);
-        let jobs: Vec<JobId> = whole.map(|(id, _)| *id).collect();
+        ctx.history.filters_until = ctx.mono() + FALLBACK_FOR;
+        self.live.needs_rebuild = true;
+        let all = self.jobs.iter().filter(|(_, job)| job.layer == Layer::All);
+        let jobs: Vec<JobId> = all.map(|(id, _)| *id).collect();
         for id in jobs {
-            self.name_job(desk, id);
+            self.replace_by_filters(ctx, id);
         }
-        let relay = desk.relay.clone();
-        desk.report(Report::CalledByName { relay });
+        let relay = ctx.relay.clone();
+        ctx.report(Report::CalledByName { relay });
     }
 
     /// Replaces a job for everything by jobs for filters. Polls start again with the live set.
-    fn name_job(&mut self, desk: &mut Desk<'_>, id: JobId) {
+    fn replace_by_filters(&mut self, ctx: &mut RelayContext<'_>, id: JobId) {
         let Some(job) = self.jobs.get(&id) else { return };
-        let (group, asked, (since, _)) = (job.group, job.asked, job.window());
+        let (group, began, (since, _)) = (job.group, job.began, job.window());
         let purpose = self.groups.get(&group).map(|group| group.purpose);
         let (items, method) = match purpose {
             Some(Purpose::Batch(batch)) => {
-                (desk.batch(batch).map(|batch| batch.items.clone()), Method::Reconcile)
+                (ctx.batch(batch).map(|batch| batch.items.clone()), Method::Reconcile)
             }
-            Some(Purpose::CatchUp | Purpose::ReachBack(_)) => {
+            Some(Purpose::CatchUp | Purpose::MissedLive(_)) => {
                 let method = if since.is_some() { Method::Page } else { Method::Reconcile };
-                (desk.state().map(|state| state.confirmed.clone()), method)
+                (ctx.state().map(|state| state.confirmed.clone()), method)
             }
             Some(Purpose::Announcements | Purpose::Poll(_)) | None => return,
         };
         let items = items.unwrap_or_default();
         for filter in build_layer2_and_layer3_filters(&items, since, &self.budget) {
-            let (layer, part) = (Layer::of(&filter), desk.shared.ids.job());
+            let (layer, part) = (Layer::of(&filter), ctx.shared.ids.job());
             let lean = LeanFilter::keep(filter, None);
-            let _ = self.tracked(desk, group, |batch| batch.grow(part.part()));
-            self.put_in_line(desk, part, Job::new(group, layer, lean, asked), method);
+            let _ = self.tracked(ctx, group, |batch| batch.grow(part.part()));
+            self.enqueue(ctx, part, Job::new(group, layer, lean, began), method);
         }
-        self.drop_job(desk, id);
-        let progress = self.tracked(desk, group, |batch| batch.ended(id.part()));
+        self.drop_job(ctx, id);
+        let progress = self.tracked(ctx, group, |batch| batch.ended(id.part()));
         if progress == Some(BatchProgress::Complete) {
-            self.complete(desk, group);
+            self.complete(ctx, group);
         }
     }
 }
@@ -323,6 +332,6 @@ fn bytes<'a>(filters: impl IntoIterator<Item = &'a Filter>) -> usize {
 }
 
 /// Returns whether an event names a repository that is wanted here, if only in part.
-fn is_of_ours(desk: &Desk<'_>, event: &Event) -> bool {
-    repo_refs(event).iter().any(|repo| desk.shared.index.repos().contains_key(repo))
+fn names_our_repo(ctx: &RelayContext<'_>, event: &Event) -> bool {
+    repo_refs(event).iter().any(|repo| ctx.shared.index.repos().contains_key(repo))
 }

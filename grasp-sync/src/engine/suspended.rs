@@ -1,0 +1,195 @@
+//! Requests that a relay refuses: suspended for a day, then probed once.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use grasp_core::limits::{Admit, PARK, REQUEST_WATCHDOG};
+use grasp_core::nostr::types::Timestamp;
+use grasp_core::sync::FilterHash;
+use grasp_core::{Mono, Now};
+use serde::{Deserialize, Serialize};
+
+use super::layer::Layer;
+
+/// Filters remembered as refused.
+const MAX_FILTERS: usize = 1_000;
+
+/// The mode in which a layer is requested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum RequestMode {
+    /// Events still to come.
+    Live,
+    /// Stored events.
+    History,
+}
+
+/// The suspended requests of one relay. Outlives its connections: reconnecting is no reason to ask again.
+///
+/// A policy is about our identity or about the kind of request, hardly ever about one filter; so it suspends the
+/// layer. Otherwise each new issue would make a new filter, and be refused again. A filter that was refused for its
+/// content suspends nothing but itself.
+#[derive(Debug, Default)]
+pub(super) struct Suspended {
+    layers: BTreeMap<(Layer, RequestMode), Suspension>,
+    filters: BTreeMap<FilterHash, Mono>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Suspension {
+    Until(Mono),
+    /// One request is open to find out whether the policy still holds.
+    Probing(Mono),
+}
+
+/// A request that a relay refuses, as it is remembered across a restart.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Parked {
+    layer: Layer,
+    #[serde(rename = "way")]
+    mode: RequestMode,
+    until: Timestamp,
+}
+
+impl Suspended {
+    /// Restores what an earlier process was told. A clock that was set back makes no suspension longer.
+    pub(super) fn restore(now: Now, parked: &[Parked]) -> Self {
+        let until = |one: &Parked| {
+            let left = one.until.as_secs().saturating_sub(now.unix.as_secs());
+            now.mono + Duration::from_secs(left).min(PARK)
+        };
+        let layers =
+            parked.iter().map(|one| ((one.layer, one.mode), Suspension::Until(until(one))));
+        Self { layers: layers.collect(), filters: BTreeMap::new() }
+    }
+
+    /// Returns the suspended layers for the record.
+    pub(super) fn parked(&self, now: Now) -> Vec<Parked> {
+        let until = |suspension: &Suspension| match *suspension {
+            Suspension::Until(until) => now.unix + (until - now.mono),
+            Suspension::Probing(_) => now.unix,
+        };
+        let one = |(&(layer, mode), suspension)| Parked { layer, mode, until: until(suspension) };
+        self.layers.iter().map(one).collect()
+    }
+
+    /// Returns whether a layer may be requested, or when.
+    pub(super) fn admit(&self, now: Mono, layer: Layer, mode: RequestMode) -> Admit {
+        let at = match self.layers.get(&(layer, mode)) {
+            None => return Admit::Go,
+            Some(Suspension::Until(at)) => *at,
+            // A probe without an answer is sent again.
+            Some(Suspension::Probing(since)) => *since + REQUEST_WATCHDOG,
+        };
+        if now >= at { Admit::Go } else { Admit::Wait(at) }
+    }
+
+    /// Notes a request for a layer, which is the probe if the layer is suspended.
+    pub(super) fn sent(&mut self, now: Mono, layer: Layer, mode: RequestMode) {
+        if let Some(suspension) = self.layers.get_mut(&(layer, mode)) {
+            *suspension = Suspension::Probing(now);
+        }
+    }
+
+    /// Notes an answer to a request for a layer. If that was the probe, the suspension ends; an answer to a request
+    /// that was sent before the suspension proves nothing.
+    pub(super) fn answered(&mut self, layer: Layer, mode: RequestMode) {
+        if let Some(Suspension::Probing(_)) = self.layers.get(&(layer, mode)) {
+            self.layers.remove(&(layer, mode));
+        }
+    }
+
+    /// Suspends a layer.
+    pub(super) fn suspend(&mut self, now: Mono, layer: Layer, mode: RequestMode) {
+        self.layers.insert((layer, mode), Suspension::Until(now + PARK));
+    }
+
+    /// Suspends one filter.
+    pub(super) fn suspend_filter(&mut self, now: Mono, filter: FilterHash) {
+        self.filters.retain(|_, until| *until > now);
+        if self.filters.len() < MAX_FILTERS {
+            self.filters.insert(filter, now + PARK);
+        }
+    }
+
+    /// Returns how long a filter is still suspended.
+    pub(super) fn filter_suspended_for(
+        &self,
+        now: Mono,
+        filter: impl FnOnce() -> FilterHash,
+    ) -> Option<Duration> {
+        if self.filters.is_empty() {
+            return None;
+        }
+        let until = *self.filters.get(&filter())?;
+        (until > now).then(|| until - now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const T0: Mono = Mono::from_secs(50);
+
+    #[test]
+    fn parked_coverage_is_left_alone_for_a_day_and_probed_once() {
+        let mut suspended = Suspended::default();
+        assert_eq!(suspended.admit(T0, Layer::Roots, RequestMode::History), Admit::Go);
+        suspended.suspend(T0, Layer::Roots, RequestMode::History);
+        assert_eq!(suspended.admit(T0, Layer::Roots, RequestMode::History), Admit::Wait(T0 + PARK));
+        assert_eq!(suspended.admit(T0, Layer::Roots, RequestMode::Live), Admit::Go);
+        assert_eq!(suspended.admit(T0, Layer::Repos, RequestMode::History), Admit::Go);
+
+        let probe = T0 + PARK;
+        assert_eq!(suspended.admit(probe, Layer::Roots, RequestMode::History), Admit::Go);
+        suspended.sent(probe, Layer::Roots, RequestMode::History);
+        let wait = Admit::Wait(probe + REQUEST_WATCHDOG);
+        assert_eq!(suspended.admit(probe, Layer::Roots, RequestMode::History), wait);
+        suspended.suspend(probe, Layer::Roots, RequestMode::History);
+        assert_eq!(
+            suspended.admit(probe, Layer::Roots, RequestMode::History),
+            Admit::Wait(probe + PARK)
+        );
+
+        let again = probe + PARK;
+        suspended.sent(again, Layer::Roots, RequestMode::History);
+        suspended.answered(Layer::Roots, RequestMode::History);
+        assert_eq!(suspended.admit(again, Layer::Roots, RequestMode::History), Admit::Go);
+    }
+
+    #[test]
+    fn an_answer_to_what_was_sent_before_the_refusal_proves_nothing() {
+        let mut suspended = Suspended::default();
+        suspended.sent(T0, Layer::Repos, RequestMode::History);
+        suspended.sent(T0, Layer::Repos, RequestMode::History);
+        suspended.suspend(T0, Layer::Repos, RequestMode::History);
+        suspended.answered(Layer::Repos, RequestMode::History);
+        assert_eq!(suspended.admit(T0, Layer::Repos, RequestMode::History), Admit::Wait(T0 + PARK));
+    }
+
+    #[test]
+    fn a_restart_is_no_reason_to_ask_again() {
+        let at = |secs| Now::new(Mono::from_secs(secs), Timestamp::from_secs(1_700_000_000 + secs));
+        let mut suspended = Suspended::default();
+        suspended.suspend(at(50).mono, Layer::Roots, RequestMode::Live);
+        let restored = Suspended::restore(at(70), &suspended.parked(at(60)));
+        let until = at(50).mono + PARK;
+        assert_eq!(
+            restored.admit(at(70).mono, Layer::Roots, RequestMode::Live),
+            Admit::Wait(until)
+        );
+        assert_eq!(restored.admit(until, Layer::Roots, RequestMode::Live), Admit::Go);
+        assert_eq!(restored.admit(at(70).mono, Layer::Roots, RequestMode::History), Admit::Go);
+    }
+
+    #[test]
+    fn a_refused_filter_is_remembered_and_memory_is_bounded() {
+        let mut suspended = Suspended::default();
+        let hash = |n: usize| format!("{n:064x}").parse::<FilterHash>().unwrap();
+        (0..2 * MAX_FILTERS).for_each(|n| suspended.suspend_filter(T0, hash(n)));
+        assert_eq!(suspended.filters.len(), MAX_FILTERS);
+        assert_eq!(suspended.filter_suspended_for(T0, || hash(0)), Some(PARK));
+        assert_eq!(suspended.filter_suspended_for(T0 + PARK, || hash(0)), None);
+    }
+}
