@@ -1,8 +1,8 @@
 //! The decisions of sync: which relay to ask for what, and when. No I/O, no clock, no lock.
 
 mod batch;
-mod cells;
 mod check;
+mod compact_filter;
 mod config;
 mod connections;
 mod context;
@@ -15,8 +15,8 @@ mod intake;
 mod io;
 mod job;
 mod layer;
-mod lean;
 mod missing;
+mod proof_buckets;
 mod provenance;
 mod reconcile;
 mod record;
@@ -111,7 +111,7 @@ impl SyncEngine {
         let bootstrap: Vec<_> = engine.shared.index.relays().cloned().collect();
         // Makes the first deadline due at once, though nothing has happened yet.
         engine.dialer.set_waits(!bootstrap.is_empty());
-        bootstrap.into_iter().for_each(|relay| engine.take_up(now, relay, None));
+        bootstrap.into_iter().for_each(|relay| engine.follow(now, relay, None));
         engine
     }
 
@@ -134,13 +134,13 @@ impl SyncEngine {
             }
             Input::ConnectFailed { relay, conn, why } => {
                 self.dialer.ended(conn);
-                self.turn(now, &relay, |link, ctx| link.failed(ctx, conn, why));
+                self.with_relay(now, &relay, |link, ctx| link.failed(ctx, conn, why));
             }
             Input::Disconnected { relay, conn } => {
-                self.turn(now, &relay, |link, ctx| link.lost(ctx, conn));
+                self.with_relay(now, &relay, |link, ctx| link.lost(ctx, conn));
             }
             Input::Heard { relay, conn, said } => {
-                self.turn(now, &relay, |link, ctx| {
+                self.with_relay(now, &relay, |link, ctx| {
                     if let Some(session) = link.session(conn) {
                         session.heard(ctx, said);
                     }

@@ -9,7 +9,7 @@ impl SyncEngine {
     /// Panics if an invariant is broken. For tests; visits the whole state.
     #[doc(hidden)]
     pub fn check_invariants(&self) {
-        assert!(self.dialer.count() <= self.dialer.most(), "too many handshakes");
+        assert!(self.dialer.count() <= self.dialer.max_handshakes(), "too many handshakes");
         for (url, relay) in &self.relays {
             let batches = self.shared.pending.get(url).map_or(0, Vec::len);
             match &relay.link {

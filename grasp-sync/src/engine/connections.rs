@@ -1,9 +1,9 @@
 //! Connections, shared out between the owners that name relays and the networks that relays are in.
 //!
-//! Anybody can name relays, and have thousands of names lead to one machine. So a connection is taken from a [`Pool`] in
-//! the name of an owner of a repository that lists the relay, and of the network that the relay turned out to be in. Where
-//! there is no room left, relays take turns: the one that waits longest is connected to, and one that had its turn and
-//! whose owner or network has more gives way. What the operator wants is not counted.
+//! An event can name any relay, and thousands of names can lead to one machine. So a connection is taken from a
+//! [`Pool`] for an owner of a repository that lists the relay, and for the network of the relay's address. Where
+//! there is no room left, relays take turns: the relay that waits longest is connected to, and one that had its turn
+//! and whose owner or network has more connections gives way. Bootstrap relays are not counted.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,21 +16,21 @@ use grasp_core::{Host, Mono, RelayUrl};
 
 use super::config::Config;
 
-/// How long a relay keeps its connection although others wait.
+/// Time that a relay keeps its connection although others wait.
 const TURN_LENGTH: Duration = Duration::from_secs(10 * 60);
-/// The least time between two relays that are connected to in turn.
+/// Shortest time between two relays that are connected to in turn.
 const TURN_GAP: Duration = Duration::from_secs(10);
 
-/// The connections there are, and whose they are.
+/// The open connections, and the claimants that hold them.
 #[derive(Debug)]
 pub(super) struct Connections {
     pool: Pool,
     most_per_host: usize,
-    /// The relays that are not counted.
+    /// Relays that are not counted.
     exempt: BTreeSet<RelayUrl>,
     by_host: BTreeMap<Host, usize>,
     held: BTreeMap<RelayUrl, Held>,
-    /// When the next relay is connected to in turn, if any waits for that.
+    /// The time at which the next relay is connected to in turn, if any waits.
     next_turn: Option<Mono>,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Connections {
 struct Held {
     grant: Grant,
     claimant: Claimant,
-    /// Since when the connection stands, if it does.
+    /// The time since which it is connected, if it is.
     since: Option<Mono>,
 }
 
@@ -48,14 +48,14 @@ impl Held {
     }
 }
 
-/// Returns bounds in which strangers have half and one owner a quarter.
+/// Returns bounds in which claimants without authority have half, and one owner a quarter.
 pub(super) fn bounds(total: usize) -> Bounds {
     let total = total as u64;
     Bounds { total, reserve: total / 2, per_author: total.div_ceil(4), smallest: 1 }
 }
 
-/// Returns the party that a relay is connected to for: of the owners that list it, the one that holds least. It has
-/// authority if a repository lists the relay that is served.
+/// Returns the claimant of a connection to a relay: of the owners that list it, the one that holds fewest. It has
+/// authority if a served repository lists the relay.
 pub(super) fn claimant(
     pool: &Pool,
     index: &SyncIndex,
@@ -95,7 +95,7 @@ impl Connections {
         self.exempt.contains(relay)
     }
 
-    /// Whether no relay but exempt ones could be connected to, whoever names it.
+    /// Returns whether no relay but exempt ones could be connected to, for any claimant.
     pub(super) fn is_full(&self) -> bool {
         self.pool.usage().all >= self.pool.bounds().total
     }
@@ -109,7 +109,7 @@ impl Connections {
         claimant(&self.pool, index, relay, address)
     }
 
-    /// Whether a relay may be connected to.
+    /// Returns whether a relay may be connected to.
     pub(super) fn has_room(&self, relay: &RelayUrl, claimant: &Claimant) -> bool {
         self.is_exempt(relay) || (self.pool.room(claimant) > 0 && self.has_host_room(relay))
     }
@@ -118,7 +118,7 @@ impl Connections {
         self.by_host.get(&relay.host()).copied().unwrap_or_default() < self.most_per_host
     }
 
-    /// Returns how many connections a claimant's owner or network has, whichever has more.
+    /// Returns the number of connections that a claimant's owner or network has, whichever has more.
     pub(super) fn weight(&self, claimant: &Claimant) -> u64 {
         let owner = self.pool.held_by(&Claimant { network: None, ..*claimant });
         owner.max(self.pool.held_by(claimant))
@@ -139,14 +139,14 @@ impl Connections {
         Ok(())
     }
 
-    /// A connection stands: its turn begins.
+    /// Notes that a relay is connected: its turn begins.
     pub(super) fn connected(&mut self, now: Mono, relay: &RelayUrl) {
         if let Some(held) = self.held.get_mut(relay) {
             held.since = Some(now);
         }
     }
 
-    /// A connection or an attempt is over.
+    /// Releases the connection or attempt of a relay.
     pub(super) fn give_back(&mut self, relay: &RelayUrl) {
         let Some(held) = self.held.remove(relay) else { return };
         self.pool.give_back(held.grant);
@@ -159,12 +159,12 @@ impl Connections {
         }
     }
 
-    /// Whether a relay had its turn that may have to give way to another.
+    /// Returns whether a relay that had its turn may have to give way to a claimant.
     pub(super) fn may_replace(&self, now: Mono, claimant: &Claimant) -> bool {
         self.held.values().any(|held| held.had_its_turn(now) && self.outranks(claimant, held))
     }
 
-    /// Returns a relay that had its turn, and without which there is room for another.
+    /// Returns a relay that had its turn, and without which there is room for a claimant.
     pub(super) fn give_way(
         &mut self,
         now: Mono,
@@ -184,8 +184,8 @@ impl Connections {
         lighter.into_iter().map(|(.., relay)| relay).find(|relay| self.would_fit(relay, claimant))
     }
 
-    /// Whether a waiting relay comes before a connected one: its owner and network have fewer connections; or as many,
-    /// being the same. What is served does not give way to what is not.
+    /// Returns whether a waiting claimant comes before a connected one: its owner and network have fewer connections;
+    /// or as many, being the same. A served repository does not give way to one that is not.
     fn outranks(&self, waiting: &Claimant, held: &Held) -> bool {
         let its = &held.claimant;
         if its.has_authority && !waiting.has_authority {
@@ -197,7 +197,7 @@ impl Connections {
         theirs > ours || (theirs == ours && is_same)
     }
 
-    /// Whether there would be room for a claimant without a relay's connection.
+    /// Returns whether there would be room for a claimant without a relay's connection.
     fn would_fit(&mut self, without: &RelayUrl, claimant: &Claimant) -> bool {
         let Some(held) = self.held.remove(without) else { return false };
         self.pool.give_back(held.grant);
@@ -207,7 +207,7 @@ impl Connections {
         fits
     }
 
-    /// Notes whether relays wait that find no room; `true` if the turn of one of them has come.
+    /// Notes whether relays wait without room; returns whether the turn of one of them has come.
     pub(super) fn take_turn(&mut self, now: Mono, is_waited_for: bool) -> bool {
         let is_due = self.next_turn.is_some_and(|at| now >= at);
         if is_due || self.next_turn.is_none() || !is_waited_for {
@@ -216,12 +216,12 @@ impl Connections {
         is_due && is_waited_for
     }
 
-    /// When the turn of a relay that waits comes.
+    /// Returns when the next turn comes.
     pub(super) fn deadline(&self) -> Option<Mono> {
         self.next_turn
     }
 
-    /// Whether this relay is counted.
+    /// Returns whether the connection of a relay is counted.
     pub(super) fn is_held(&self, relay: &RelayUrl) -> bool {
         self.held.contains_key(relay)
     }

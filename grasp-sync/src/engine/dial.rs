@@ -10,7 +10,7 @@ use super::ids::ConnId;
 
 #[derive(Debug)]
 pub(super) struct Dialer {
-    most: usize,
+    max_handshakes: usize,
     gap: Duration,
     limit: Duration,
     next_start: Mono,
@@ -18,7 +18,7 @@ pub(super) struct Dialer {
     /// True if a relay waits for a handshake.
     waits: bool,
     /// True if a relay may have become dialable since the last check.
-    look: bool,
+    needs_check: bool,
 }
 
 #[derive(Debug)]
@@ -30,19 +30,19 @@ struct Handshake {
 impl Dialer {
     pub(super) fn new(config: &Config) -> Self {
         Self {
-            most: config.handshakes.max(1),
+            max_handshakes: config.handshakes.max(1),
             gap: config.handshake_gap,
             limit: config.handshake_limit,
             next_start: Mono::ZERO,
             under_way: BTreeMap::new(),
             waits: false,
-            look: true,
+            needs_check: true,
         }
     }
 
     /// Returns whether another handshake may start now.
     pub(super) fn is_free(&self, now: Mono) -> bool {
-        self.under_way.len() < self.most && now >= self.next_start
+        self.under_way.len() < self.max_handshakes && now >= self.next_start
     }
 
     pub(super) fn started(&mut self, now: Mono, relay: RelayUrl, conn: ConnId) {
@@ -53,17 +53,17 @@ impl Dialer {
     /// Notes the end of a handshake. Ignores one that had ended before.
     pub(super) fn ended(&mut self, conn: ConnId) {
         self.under_way.remove(&conn);
-        self.look = true;
+        self.needs_check = true;
     }
 
     /// Requests a check: a relay may have become dialable, or a slot free.
-    pub(super) fn look(&mut self) {
-        self.look = true;
+    pub(super) fn request_check(&mut self) {
+        self.needs_check = true;
     }
 
     /// Takes the request for a check.
-    pub(super) fn take_look(&mut self) -> bool {
-        std::mem::take(&mut self.look)
+    pub(super) fn take_check(&mut self) -> bool {
+        std::mem::take(&mut self.needs_check)
     }
 
     /// Returns the handshakes that have taken too long.
@@ -79,7 +79,7 @@ impl Dialer {
     /// Returns when a handshake is overdue, or the next may start.
     pub(super) fn deadline(&self) -> Option<Mono> {
         let overdue = self.under_way.values().map(|handshake| handshake.until).min();
-        let has_room = self.under_way.len() < self.most;
+        let has_room = self.under_way.len() < self.max_handshakes;
         let start = (self.waits && has_room).then_some(self.next_start);
         overdue.into_iter().chain(start).min()
     }
@@ -88,8 +88,8 @@ impl Dialer {
         self.under_way.len()
     }
 
-    pub(super) fn most(&self) -> usize {
-        self.most
+    pub(super) fn max_handshakes(&self) -> usize {
+        self.max_handshakes
     }
 }
 

@@ -37,7 +37,7 @@ pub fn index_change(event: &Event, level: SyncLevel) -> Option<IndexChange> {
 /// Adds an addressable or replaceable event to what it names by coordinate.
 fn member(event: &Event) -> Option<IndexChange> {
     let (mut repos, mut of) = (Vec::new(), Vec::new());
-    for named in References::of(event).coordinates.into_iter().take(MOST_ANSWERED) {
+    for named in References::of(event).coordinates.into_iter().take(MAX_REFERENCES) {
         match named.kind == kinds::ANNOUNCEMENT {
             true => {
                 let identifier = Identifier::new(&named.identifier);
@@ -60,23 +60,23 @@ fn member(event: &Event) -> Option<IndexChange> {
 fn reply(event: &Event) -> Option<IndexChange> {
     let named = References::of(event);
     if !named.ids.is_empty() {
-        let to = named.ids.into_iter().take(MOST_ANSWERED).map(RootId::from).collect();
+        let to = named.ids.into_iter().take(MAX_REFERENCES).map(RootId::from).collect();
         return Some(IndexChange::Replied { reply: event.id.into(), to });
     }
     let announced = named.coordinates.into_iter().filter(|c| c.kind == kinds::ANNOUNCEMENT);
     let repo =
         |c: Coordinate| Some(RepoId::new(c.public_key, Identifier::new(&c.identifier).ok()?));
-    let repos: Vec<RepoId> = announced.filter_map(repo).take(MOST_ANSWERED).collect();
+    let repos: Vec<RepoId> = announced.filter_map(repo).take(MAX_REFERENCES).collect();
     (!repos.is_empty()).then(|| IndexChange::RootAdded { root: event.id.into(), repos })
 }
 
 /// References of one event that are followed; honest replies have fewer.
-const MOST_ANSWERED: usize = 8;
+const MAX_REFERENCES: usize = 8;
 
 /// Replies that may wait for the end of their window. Of more, some are not followed.
-const MOST_REPLIES: usize = 250_000;
+const MAX_REPLIES: usize = 250_000;
 /// Relays followed for an announcement that is only held: its git data is still missing.
-const MOST_RELAYS_OF_HELD: usize = 8;
+const MAX_RELAYS_OF_HELD: usize = 8;
 
 /// Early ends of the window that may follow one another at once.
 const EARLY_BURST: u32 = 8;
@@ -136,7 +136,7 @@ impl Discovery {
     pub(super) fn offer(&mut self, now: Mono, change: IndexChange) {
         match change {
             IndexChange::Replied { reply, to } => {
-                if self.replies.len() < MOST_REPLIES {
+                if self.replies.len() < MAX_REPLIES {
                     self.replies.insert(reply, to);
                     self.replied.get_or_insert(now);
                 }
@@ -213,7 +213,7 @@ impl Discovery {
         if let IndexChange::Announced { relays, level, .. } = &mut change {
             let most = match level {
                 SyncLevel::Full => self.relays_per_repo,
-                SyncLevel::StateOnly => self.relays_per_repo.min(MOST_RELAYS_OF_HELD),
+                SyncLevel::StateOnly => self.relays_per_repo.min(MAX_RELAYS_OF_HELD),
             };
             while relays.len() > most {
                 relays.pop_last();

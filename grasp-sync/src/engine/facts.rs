@@ -28,7 +28,7 @@ pub struct RelayFacts {
 
 /// The rate of requests that software is known to allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stamina {
+enum RateClass {
     /// Unknown software; some of it allows 120 requests a minute and counts every NIP-77 frame.
     Unknown,
     /// Known to allow some 1,200 requests a minute.
@@ -39,7 +39,7 @@ enum Stamina {
 
 /// The limits that hold for one relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Manners {
+pub(super) struct RelayProfile {
     /// The pace of requests.
     pub(super) pace: PaceConfig,
     /// The shares of subscriptions.
@@ -59,42 +59,42 @@ pub(super) struct Manners {
 }
 
 /// Factor of values per filter for a relay whose software or longest message is known.
-const KNOWN_TAKE: usize = 10;
+const KNOWN_VALUES_FACTOR: usize = 10;
 /// Bytes of one id in a filter: 64 digits, quotes, comma.
 const ID_BYTES: usize = 67;
 /// Bytes of a filter around its ids, with a margin.
 const ID_FILTER_BYTES: usize = 256;
 /// The longest NIP-77 message that every known relay accepts.
-const NEG_FRAME: usize = 60_000;
+const MAX_NEG_FRAME: usize = 60_000;
 /// The shortest frame limit that the protocol allows.
-const NEG_FRAME_FLOOR: usize = 4_096;
+const MIN_NEG_FRAME: usize = 4_096;
 
-impl Manners {
-    pub(super) fn towards(facts: &RelayFacts, config: &Config) -> Self {
-        let stamina = facts.stamina();
+impl RelayProfile {
+    pub(super) fn new(facts: &RelayFacts, config: &Config) -> Self {
+        let rate_class = facts.rate_class();
         let message = facts.max_message_length.filter(|length| *length > 0).unwrap_or(usize::MAX);
-        let is_known = stamina != Stamina::Unknown || message < usize::MAX;
-        let times = if is_known { KNOWN_TAKE } else { 1 };
+        let is_known = rate_class != RateClass::Unknown || message < usize::MAX;
+        let times = if is_known { KNOWN_VALUES_FACTOR } else { 1 };
         let values = config.values_per_filter.saturating_mul(times);
         let budget = RequestBudget::default().with_values_per_filter(values);
         let budget = budget.lowered_to_message_bytes(message);
         let fit = budget.filter_bytes().saturating_sub(ID_FILTER_BYTES) / ID_BYTES;
         let offered = facts.max_limit.filter(|limit| *limit > 0).unwrap_or(config.ids_per_fetch);
-        let frame = (message / 2).saturating_sub(256).clamp(NEG_FRAME_FLOOR, NEG_FRAME);
+        let frame = (message / 2).saturating_sub(256).clamp(MIN_NEG_FRAME, MAX_NEG_FRAME);
         Self {
-            pace: stamina.pace(),
-            ledger: stamina.ledger(config.ledger),
+            pace: rate_class.pace(),
+            ledger: rate_class.ledger(config.ledger),
             budget,
             page: history_limit(facts.max_limit.filter(|limit| *limit > 0)),
             ids: offered.min(fit).max(1),
             neg_frame: frame as u64,
-            counts_frames: stamina == Stamina::Unknown,
+            counts_frames: rate_class == RateClass::Unknown,
             full_sync_from: config.whole_from.filter(|_| facts.is_grasp),
         }
     }
 }
 
-impl Stamina {
+impl RateClass {
     fn pace(self) -> PaceConfig {
         // A burst and a minute of refill stay below 1,200.
         let burst = NonZeroU32::new(240).unwrap_or(NonZeroU32::MIN);
@@ -119,13 +119,13 @@ impl Stamina {
 }
 
 impl RelayFacts {
-    fn stamina(&self) -> Stamina {
+    fn rate_class(&self) -> RateClass {
         let software = self.software.as_deref().unwrap_or_default();
         match last_part(software).as_str() {
-            "strfry" | "nostr-rs-relay" => Stamina::Unlimited,
-            "grasp" | "grasp-relay" => Stamina::Generous,
-            "ngit-grasp" if self.is_at_least([3, 0, 5]) => Stamina::Generous,
-            _ => Stamina::Unknown,
+            "strfry" | "nostr-rs-relay" => RateClass::Unlimited,
+            "grasp" | "grasp-relay" => RateClass::Generous,
+            "ngit-grasp" if self.is_at_least([3, 0, 5]) => RateClass::Generous,
+            _ => RateClass::Unknown,
         }
     }
 
@@ -158,31 +158,31 @@ mod tests {
 
     #[test]
     fn only_software_known_by_its_whole_name_is_asked_fast() {
-        for (software, version, stamina) in [
-            ("git+https://github.com/hoytech/strfry.git", "1.1.1", Stamina::Unlimited),
-            ("https://git.sr.ht/~gheartsfield/nostr-rs-relay/", "0.10", Stamina::Unlimited),
-            ("grasp-relay", "0.1.0", Stamina::Generous),
-            ("https://example.com/ngit-grasp", "v3.0.10", Stamina::Generous),
-            ("https://example.com/ngit-grasp", "3.0.4", Stamina::Unknown),
-            ("https://example.com/ngit-grasp", "nonsense", Stamina::Unknown),
-            ("https://example.com/not-strfry", "9", Stamina::Unknown),
-            ("", "", Stamina::Unknown),
+        for (software, version, rate_class) in [
+            ("git+https://github.com/hoytech/strfry.git", "1.1.1", RateClass::Unlimited),
+            ("https://git.sr.ht/~gheartsfield/nostr-rs-relay/", "0.10", RateClass::Unlimited),
+            ("grasp-relay", "0.1.0", RateClass::Generous),
+            ("https://example.com/ngit-grasp", "v3.0.10", RateClass::Generous),
+            ("https://example.com/ngit-grasp", "3.0.4", RateClass::Unknown),
+            ("https://example.com/ngit-grasp", "nonsense", RateClass::Unknown),
+            ("https://example.com/not-strfry", "9", RateClass::Unknown),
+            ("", "", RateClass::Unknown),
         ] {
-            assert_eq!(facts(software, version).stamina(), stamina, "{software} {version}");
+            assert_eq!(facts(software, version).rate_class(), rate_class, "{software} {version}");
         }
     }
 
     #[test]
     fn what_a_relay_advertises_makes_requests_smaller() {
         let config = Config::new("us.example".parse().unwrap());
-        let silent = Manners::towards(&RelayFacts::default(), &config);
+        let silent = RelayProfile::new(&RelayFacts::default(), &config);
         assert_eq!((silent.page, silent.ids, silent.neg_frame), (500, 250, 60_000));
         let small = RelayFacts {
             max_limit: Some(100),
             max_message_length: Some(20_000),
             ..RelayFacts::default()
         };
-        let small = Manners::towards(&small, &config);
+        let small = RelayProfile::new(&small, &config);
         assert_eq!((small.page, small.ids, small.neg_frame), (100, 100, 9_744));
         assert_eq!(small.budget.message_bytes(), 20_000);
     }
@@ -191,7 +191,7 @@ mod tests {
     fn a_filter_has_a_hundred_values_unless_more_are_known_to_be_taken() {
         let mut config = Config::new("us.example".parse().unwrap());
         let values = |config: &Config, facts: &RelayFacts| {
-            Manners::towards(facts, config).budget.values_per_filter()
+            RelayProfile::new(facts, config).budget.values_per_filter()
         };
         let long = RelayFacts { max_message_length: Some(131_072), ..RelayFacts::default() };
         assert_eq!(values(&config, &RelayFacts::default()), 100);
@@ -208,7 +208,7 @@ mod tests {
     fn what_a_relay_is_made_to_remember_is_the_operators_choice() {
         let mut config = Config::new("us.example".parse().unwrap());
         let remembers = |config: &Config, software| {
-            Manners::towards(&facts(software, "1"), config).ledger.retained_bytes
+            RelayProfile::new(&facts(software, "1"), config).ledger.retained_bytes
         };
         assert_eq!(remembers(&config, "unheard-of"), 900_000);
         assert_eq!(remembers(&config, "strfry"), 4_000_000);
@@ -222,8 +222,8 @@ mod tests {
     fn a_fetch_by_ids_never_outgrows_a_filter() {
         let config = Config::new("us.example".parse().unwrap());
         let vast = RelayFacts { max_limit: Some(100_000), ..RelayFacts::default() };
-        let manners = Manners::towards(&vast, &config);
-        assert!(manners.ids > 400 && manners.ids * ID_BYTES < manners.budget.filter_bytes());
+        let profile = RelayProfile::new(&vast, &config);
+        assert!(profile.ids > 400 && profile.ids * ID_BYTES < profile.budget.filter_bytes());
     }
 
     #[test]
@@ -236,8 +236,8 @@ mod tests {
             ..RelayFacts::default()
         };
         assert_eq!(
-            Manners::towards(&zero, &config),
-            Manners::towards(&RelayFacts::default(), &config)
+            RelayProfile::new(&zero, &config),
+            RelayProfile::new(&RelayFacts::default(), &config)
         );
     }
 }

@@ -36,15 +36,15 @@ pub(super) struct RelayHealth {
     seen: PeerReliability,
     /// Forged events that this connection brought.
     forged: usize,
-    /// Whether a connection was ended for forged events, and none has been free of them for long enough since. A
+    /// True if a connection was ended for forged events, and none has been free of them for long enough since. A
     /// handshake is then no success: the streak of failures that ends in [`Health::Dead`] goes on.
     is_forging: bool,
-    /// How long a connection has to be free of forged events to count as one.
+    /// Time that a connection must last without forged events to end the streak.
     settle: Duration,
     /// Events it lacks, as found by this process.
     missing: BTreeMap<RepoId, BTreeSet<EventId>>,
     /// Failed attempts since it was last connected, made by this process.
-    in_vain: u32,
+    failed_attempts: u32,
     is_up: bool,
     /// The time at which it last connected or disconnected.
     since: Mono,
@@ -62,7 +62,7 @@ impl RelayHealth {
             is_forging: false,
             settle: policy.settle,
             missing: BTreeMap::new(),
-            in_vain: 0,
+            failed_attempts: 0,
             is_up: false,
             since: now,
             reported: Health::Healthy,
@@ -104,16 +104,16 @@ impl RelayHealth {
             self.backoff.connected(now);
         }
         self.forged = 0;
-        self.in_vain = 0;
-        self.turn(now, true);
+        self.failed_attempts = 0;
+        self.set_connected(now, true);
     }
 
     /// Notes a failed attempt to connect.
     pub(super) fn failed(&mut self, now: Mono, why: Fault, quarantine: Duration) {
         self.seen.failures += 1;
-        self.in_vain = self.in_vain.saturating_add(1);
+        self.failed_attempts = self.failed_attempts.saturating_add(1);
         self.backoff.failed(now);
-        self.turn(now, false);
+        self.set_connected(now, false);
         self.is_by_rule = why == Fault::Forbidden;
         match why {
             Fault::Unreachable => {}
@@ -132,33 +132,33 @@ impl RelayHealth {
             Admit::Wait(until) => until - now,
             Admit::Go => Duration::ZERO,
         };
-        Failure { attempt: self.in_vain, failing_for: self.backoff.failing_for(), retry_in }
+        Failure { attempt: self.failed_attempts, failing_for: self.backoff.failing_for(), retry_in }
     }
 
     /// Notes a lost connection.
     pub(super) fn lost(&mut self, now: Mono) {
         self.backoff.failed(now);
-        self.turn(now, false);
+        self.set_connected(now, false);
     }
 
     /// Its connection was ended for reasons of our own.
     pub(super) fn released(&mut self, now: Mono) {
-        self.turn(now, false);
+        self.set_connected(now, false);
     }
 
-    /// Notes forged events that the connection brought; `true` if it is to be ended for them.
+    /// Counts forged events of the connection; returns whether to end it.
     pub(super) fn forged(&mut self, count: usize) -> bool {
         self.forged = self.forged.saturating_add(count);
         self.is_forging |= self.forged >= MAX_FORGED;
         self.forged >= MAX_FORGED
     }
 
-    /// The forged events of this connection.
+    /// Returns the number of forged events of this connection.
     pub(super) fn forged_count(&self) -> usize {
         self.forged
     }
 
-    /// Whether its last connections brought forged events.
+    /// Returns whether its last connections brought forged events.
     pub(super) fn is_forging(&self) -> bool {
         self.is_forging
     }
@@ -171,7 +171,7 @@ impl RelayHealth {
         }
     }
 
-    /// When that may be, if it is to be waited for.
+    /// Returns when the relay may be forgiven, if it waits for that.
     pub(super) fn forgiven_at(&self) -> Option<Mono> {
         let is_waited_for = self.is_forging && self.is_up && self.forged == 0;
         is_waited_for.then(|| self.since + self.settle)
@@ -248,7 +248,7 @@ impl RelayHealth {
         (!left.is_zero() && !self.is_by_rule).then(|| now.unix + left + Duration::from_secs(1))
     }
 
-    fn turn(&mut self, now: Mono, is_up: bool) {
+    fn set_connected(&mut self, now: Mono, is_up: bool) {
         self.seen = self.seen(now);
         self.since = now;
         self.is_up = is_up;

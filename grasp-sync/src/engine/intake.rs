@@ -13,7 +13,7 @@ use super::context::{EngineState, InventoryRequest};
 use super::health::Lacks;
 use super::ids::{ConnId, InventoryId, SubId};
 use super::io::{Accepted, InventoryFailed, Judged, Outcome, Output, Row};
-use super::missing::{self, Found, Question};
+use super::missing::{self, Attribution, Question};
 use super::rejected::{Dependency, Released};
 use super::relay::{Arrival, Arrivals, Link, Relay};
 use super::report::{Report, Source};
@@ -52,7 +52,7 @@ impl SyncEngine {
     ) {
         match self.shared.inventories.remove(&request) {
             Some(InventoryRequest::Job(relay, job)) => {
-                _ = self.turn(now, &relay, |link, ctx| {
+                _ = self.with_relay(now, &relay, |link, ctx| {
                     if let Link::Up(session) = link {
                         session.inventory(ctx, job, request, items);
                     }
@@ -70,10 +70,10 @@ impl SyncEngine {
     fn found_missing(&mut self, now: Now, question: Question, found: BTreeSet<EventId>) {
         let (relay, is_uncounted) = (question.relay.clone(), question.is_uncounted);
         let (repo, found) = match question.answered(found) {
-            Found::Of(repo, found) => (repo, found),
-            Found::Ask(more) => return missing::ask(&mut self.shared, &mut self.out, more),
+            Attribution::Of(repo, found) => (repo, found),
+            Attribution::Ask(more) => return missing::ask(&mut self.shared, &mut self.out, more),
         };
-        self.turn(now, &relay, |_, ctx| {
+        self.with_relay(now, &relay, |_, ctx| {
             let health = &mut ctx.history.health;
             let Lacks { count, new } = health.lacks(&repo, found);
             if is_uncounted {
@@ -98,12 +98,12 @@ impl SyncEngine {
     ) {
         // Jobs that waited for these events must learn that they are here before the rows count as judged.
         let origin = self
-            .turn(now, relay, |link, ctx| link.session(conn)?.origin(ctx, sub, &judged))
+            .with_relay(now, relay, |link, ctx| link.session(conn)?.origin(ctx, sub, &judged))
             .flatten();
         let filters = origin.as_ref().map(|origin| origin.filters.clone()).unwrap_or_default();
         self.report_stored(relay, origin.as_ref(), &judged);
         self.remember(now, relay, &judged, &filters);
-        self.turn(now, relay, |link, ctx| {
+        self.with_relay(now, relay, |link, ctx| {
             if let Some(session) = link.session(conn) {
                 session.judged(ctx, sub, &judged, &filters);
             }
@@ -216,7 +216,7 @@ impl SyncEngine {
             relays.map(|(url, _)| url.clone()).collect()
         };
         for url in wanting {
-            self.turn(now, &url, |link, ctx| {
+            self.with_relay(now, &url, |link, ctx| {
                 if let Link::Up(session) = link {
                     events.iter().for_each(|event| session.event_arrived(ctx, *event));
                 }
@@ -228,11 +228,11 @@ impl SyncEngine {
     fn release(&mut self, now: Now, arrived: &[Dependency]) {
         let mut events: Vec<Arc<Event>> = Vec::new();
         for dependency in arrived {
-            self.shared.rejected.came(now.mono, dependency);
-            let Released { reoffer, refetch } = self.shared.rejected.arrived(dependency);
+            self.shared.rejected.note_arrival(now.mono, dependency);
+            let Released { reoffer, refetch } = self.shared.rejected.release(dependency);
             events.extend(reoffer);
             for (relay, event) in refetch {
-                self.turn(now, &relay, |link, ctx| match link {
+                self.with_relay(now, &relay, |link, ctx| match link {
                     Link::Up(_) => ctx.history.wants.want(now.mono, event, None),
                     Link::Idle | Link::Dialing(_) => WantResult::GivenUp,
                 });

@@ -130,7 +130,7 @@ pub struct Delivered {
 pub struct Places(u32);
 
 impl Places {
-    pub(super) const MOST: usize = 32;
+    pub(super) const MAX: usize = 32;
 
     /// Returns the filters that match the event.
     pub fn of(filters: &[Filter], event: &Event) -> Self {
@@ -152,7 +152,7 @@ impl Places {
 impl FromIterator<bool> for Places {
     /// Builds the set from whether each filter matches, in order.
     fn from_iter<I: IntoIterator<Item = bool>>(matches: I) -> Self {
-        let bits = matches.into_iter().take(Self::MOST).enumerate();
+        let bits = matches.into_iter().take(Self::MAX).enumerate();
         Self(bits.fold(0, |places, (place, is_match)| places | u32::from(is_match) << place))
     }
 }

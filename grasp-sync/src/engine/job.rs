@@ -10,10 +10,10 @@ use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::{FilterHash, Proof, Proven};
 
+use super::compact_filter::CompactFilter;
 use super::ids::{GroupId, InventoryId, JobId, SubId};
 use super::io::Row;
 use super::layer::Layer;
-use super::lean::LeanFilter;
 use super::reconcile::Reconciliation;
 
 /// The method of a job.
@@ -41,7 +41,7 @@ pub(super) struct Job {
     pub(super) group: GroupId,
     pub(super) layer: Layer,
     /// The filter with its window, without a limit.
-    lean: LeanFilter,
+    compact: CompactFilter,
     /// The hash of the filter, computed when first needed: that takes writing the filter out.
     hash: OnceCell<FilterHash>,
     /// The hash of the filter that this is a part of.
@@ -141,13 +141,18 @@ const MIN_FULL_PAGE: usize = 50;
 const MIN_TELLING_OFFERS: usize = 20;
 
 impl Job {
-    pub(super) fn new(group: GroupId, layer: Layer, lean: LeanFilter, began: Timestamp) -> Self {
+    pub(super) fn new(
+        group: GroupId,
+        layer: Layer,
+        compact: CompactFilter,
+        began: Timestamp,
+    ) -> Self {
         Self {
             group,
             layer,
             hash: OnceCell::new(),
             original: None,
-            lean,
+            compact,
             began,
             phase: JobPhase::Queued(Method::Reconcile),
             pager: None,
@@ -168,9 +173,13 @@ impl Job {
 
     /// Returns a job for a part of this one.
     pub(super) fn part(&self, filter: Filter) -> Self {
-        let (layer, lean) = (Layer::of(&filter), LeanFilter::keep(filter, None));
+        let (layer, compact) = (Layer::of(&filter), CompactFilter::new(filter, None));
         let original = Some(self.original_hash());
-        Self { splits: self.splits + 1, original, ..Self::new(self.group, layer, lean, self.began) }
+        Self {
+            splits: self.splits + 1,
+            original,
+            ..Self::new(self.group, layer, compact, self.began)
+        }
     }
 
     /// Returns the hash of the filter that this job began with: refused events are remembered for it.
@@ -183,12 +192,12 @@ impl Job {
     }
 
     pub(super) fn filter(&self) -> Filter {
-        self.lean.filter()
+        self.compact.filter()
     }
 
     /// Returns the ends of the window, if it has any.
     pub(super) fn window(&self) -> (Option<Timestamp>, Option<Timestamp>) {
-        (self.lean.rest().since, self.lean.rest().until)
+        (self.compact.without_ids().since, self.compact.without_ids().until)
     }
 
     /// Counts a refusal for want of room; returns whether to retry at once.
@@ -315,8 +324,8 @@ mod tests {
     use super::*;
 
     fn job_for(filter: Filter) -> Job {
-        let (layer, lean) = (Layer::of(&filter), LeanFilter::keep(filter, None));
-        Job::new(Ids::default().group(), layer, lean, Timestamp::from_secs(900))
+        let (layer, compact) = (Layer::of(&filter), CompactFilter::new(filter, None));
+        Job::new(Ids::default().group(), layer, compact, Timestamp::from_secs(900))
     }
 
     fn job() -> Job {

@@ -50,16 +50,17 @@ pub(super) fn wire_len(filter: &Filter) -> usize {
 }
 
 /// The approximate date of the oldest event of our kinds: splitting below it finds nothing.
-const BEGINNING: u64 = 1_577_836_800;
+const OLDEST_EVENT_SECS: u64 = 1_577_836_800;
 /// Seconds of a window below which it is not split further.
-const SHORTEST_WINDOW: u64 = 60 * 60;
+const MIN_WINDOW_SECS: u64 = 60 * 60;
 
 /// Splits the window of a filter, with the second in the middle in both halves; `None` if it is too short.
 pub(super) fn bisect(filter: &Filter, now: Timestamp) -> Option<[Filter; 2]> {
-    let low = filter.since.map_or(BEGINNING, |since| since.as_secs().max(BEGINNING));
+    let low =
+        filter.since.map_or(OLDEST_EVENT_SECS, |since| since.as_secs().max(OLDEST_EVENT_SECS));
     let high = filter.until.unwrap_or(now).as_secs();
     let length = high.checked_sub(low)?;
-    if length <= SHORTEST_WINDOW {
+    if length <= MIN_WINDOW_SECS {
         return None;
     }
     let middle = Timestamp::from_secs(low + length / 2);

@@ -33,7 +33,7 @@ pub(super) struct Question {
 
 /// The result of an answer.
 #[derive(Debug)]
-pub(super) enum Found {
+pub(super) enum Attribution {
     /// The relay lacks these events of a repository.
     Of(RepoId, BTreeSet<EventId>),
     /// Further questions, if any.
@@ -47,12 +47,12 @@ impl Question {
     }
 
     /// Evaluates the events that the local relay found.
-    pub(super) fn answered(self, found: BTreeSet<EventId>) -> Found {
+    pub(super) fn answered(self, found: BTreeSet<EventId>) -> Attribution {
         let Some((first, _)) = self.values.first().filter(|_| !found.is_empty()) else {
-            return Found::Ask(Vec::new());
+            return Attribution::Ask(Vec::new());
         };
         if self.values.last().is_some_and(|(last, _)| last == first) {
-            return Found::Of(first.clone(), found);
+            return Attribution::Of(first.clone(), found);
         }
         let middle = self.values.get(self.values.len() / 2).map_or(first, |(repo, _)| repo);
         // The values of a repository stay together, and neither half is empty.
@@ -68,7 +68,7 @@ impl Question {
             let (relay, ids) = (relay.clone(), found.clone());
             Self { relay, tag, values, ids, is_uncounted }
         };
-        Found::Ask(vec![half(values), half(rest)])
+        Attribution::Ask(vec![half(values), half(rest)])
     }
 }
 
@@ -163,8 +163,8 @@ mod tests {
                 owner.iter().filter(|(id, n)| question.ids.contains(id) && is_in(&repo(*n)));
             let found = found.map(|(id, _)| *id).collect();
             match question.answered(found) {
-                Found::Of(repo, found) => done.push((repo, found.len())),
-                Found::Ask(more) => open.extend(more),
+                Attribution::Of(repo, found) => done.push((repo, found.len())),
+                Attribution::Ask(more) => open.extend(more),
             }
         }
         done.sort();

@@ -40,7 +40,7 @@ pub struct RelayRecord {
     /// Since when it waits for a connection.
     #[serde(default)]
     pub waits_since: Option<Timestamp>,
-    /// Whether its last connection was ended for forged events.
+    /// True if its last connection was ended for forged events.
     #[serde(default)]
     pub is_forging: bool,
     /// Its reliability so far.

@@ -12,19 +12,19 @@ use grasp_core::{Identifier, Mono, RelayUrl, RepoId, kinds};
 use super::io::Row;
 
 /// Time that complete events wait for their dependencies.
-const HOT: Duration = Duration::from_secs(2 * 60);
+const EVENT_MEMORY: Duration = Duration::from_secs(2 * 60);
 /// Time that ids are excluded from reconciliation.
-const COLD: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-const MAX_HOT: usize = 1_024;
-const MAX_HOT_BYTES: usize = 8 * 1024 * 1024;
+const ID_MEMORY: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+const MAX_EVENTS: usize = 1_024;
+const MAX_TOTAL_BYTES: usize = 8 * 1024 * 1024;
 const MAX_EVENT_BYTES: usize = 128 * 1024;
-const MAX_COLD: usize = 50_000;
+const MAX_IDS: usize = 50_000;
 /// Time that an arrival is remembered: a judgement may come in after the dependency it lacked.
-const RECENT: Duration = Duration::from_secs(60);
+const ARRIVAL_MEMORY: Duration = Duration::from_secs(60);
 /// Arrivals remembered, the newest.
-const MAX_RECENT: usize = 8_192;
+const MAX_ARRIVALS: usize = 8_192;
 /// Dependencies of one event that are tracked.
-const MAX_AWAITED: usize = 16;
+const MAX_DEPENDENCIES: usize = 16;
 
 /// A dependency that a refused event may have lacked.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,7 +48,7 @@ impl Dependency {
             let is_repo = coordinate.kind == kinds::ANNOUNCEMENT;
             is_repo.then(|| Self::Repo(RepoId::new(coordinate.public_key, identifier)))
         });
-        repos.chain(references.ids.into_iter().map(Self::Event)).take(MAX_AWAITED).collect()
+        repos.chain(references.ids.into_iter().map(Self::Event)).take(MAX_DEPENDENCIES).collect()
     }
 }
 
@@ -69,27 +69,27 @@ pub(super) struct Released {
 /// download them again. Events refused for want of a dependency are removed, and fetched again, when that arrives.
 #[derive(Debug, Default)]
 pub(super) struct Rejected {
-    hot: BTreeMap<EventId, Hot>,
-    hot_bytes: usize,
-    cold: BTreeMap<EventId, Cold>,
+    events: BTreeMap<EventId, KeptEvent>,
+    event_bytes: usize,
+    ids: BTreeMap<EventId, RejectedId>,
     by_filter: BTreeMap<FilterHash, BTreeSet<EventId>>,
     awaited: BTreeMap<Dependency, BTreeSet<EventId>>,
     expiry: BTreeSet<(Mono, EventId)>,
-    hot_expiry: BTreeSet<(Mono, EventId)>,
-    recent: BTreeMap<Dependency, Mono>,
+    event_expiry: BTreeSet<(Mono, EventId)>,
+    arrivals: BTreeMap<Dependency, Mono>,
     /// The same, oldest first; an entry that arrived again since is outdated.
-    recent_order: VecDeque<(Mono, Dependency)>,
+    arrival_order: VecDeque<(Mono, Dependency)>,
 }
 
 #[derive(Debug)]
-struct Hot {
+struct KeptEvent {
     event: Arc<Event>,
     bytes: usize,
     until: Mono,
 }
 
 #[derive(Debug)]
-struct Cold {
+struct RejectedId {
     row: Row,
     until: Mono,
     relay: RelayUrl,
@@ -99,20 +99,20 @@ struct Cold {
 
 impl Rejected {
     /// Notes the arrival of a dependency. Events refused for want of it from now on were judged before it came.
-    pub(super) fn came(&mut self, now: Mono, what: &Dependency) {
+    pub(super) fn note_arrival(&mut self, now: Mono, what: &Dependency) {
         // An event is reported twice, by the relay that brought it and by the local relay, but arrives once.
-        if matches!(what, Dependency::Event(_)) && self.has_come(now, what) {
+        if matches!(what, Dependency::Event(_)) && self.has_arrived(now, what) {
             return;
         }
-        let order = &mut self.recent_order;
-        let outdated = order.iter().take_while(|(at, _)| now - *at >= RECENT).count();
-        let too_many = (order.len() + 1).saturating_sub(MAX_RECENT);
+        let order = &mut self.arrival_order;
+        let outdated = order.iter().take_while(|(at, _)| now - *at >= ARRIVAL_MEMORY).count();
+        let too_many = (order.len() + 1).saturating_sub(MAX_ARRIVALS);
         for (at, what) in order.drain(..outdated.max(too_many)) {
-            if self.recent.get(&what) == Some(&at) {
-                self.recent.remove(&what);
+            if self.arrivals.get(&what) == Some(&at) {
+                self.arrivals.remove(&what);
             }
         }
-        self.recent.insert(what.clone(), now);
+        self.arrivals.insert(what.clone(), now);
         order.push_back((now, what.clone()));
     }
 
@@ -134,28 +134,28 @@ impl Rejected {
         if let Some(hash) = filter {
             self.by_filter.entry(hash).or_default().insert(row.id);
         }
-        let is_late = awaits.iter().any(|what| self.has_come(now, what));
-        let until = now + COLD;
+        let is_late = awaits.iter().any(|what| self.has_arrived(now, what));
+        let until = now + ID_MEMORY;
         self.expiry.insert((until, row.id));
         let relay = relay.clone();
-        self.cold.insert(row.id, Cold { row, until, relay, filter, awaits });
+        self.ids.insert(row.id, RejectedId { row, until, relay, filter, awaits });
         if let Some(event) = event.filter(|event| event.id == row.id) {
-            self.heat(now, event);
+            self.keep_event(now, event);
         }
         self.make_room();
-        if is_late { self.cool(row.id) } else { None }
+        if is_late { self.take_event(row.id) } else { None }
     }
 
     /// Releases the events that waited for a dependency.
-    pub(super) fn arrived(&mut self, what: &Dependency) -> Released {
+    pub(super) fn release(&mut self, what: &Dependency) -> Released {
         let mut released = Released::default();
         for id in self.awaited.get(what).cloned().unwrap_or_default() {
             // An event that is offered again stays until it is accepted; it may lack another dependency.
-            match self.cool(id) {
+            match self.take_event(id) {
                 Some(event) => released.reoffer.push(event),
                 None => {
-                    let cold = self.forget(id);
-                    released.refetch.extend(cold.map(|cold| (cold.relay, id)));
+                    let rejected = self.forget(id);
+                    released.refetch.extend(rejected.map(|rejected| (rejected.relay, id)));
                 }
             }
         }
@@ -165,7 +165,7 @@ impl Rejected {
     /// Returns the refused events that a filter would bring again.
     pub(super) fn rows(&self, filter: &FilterHash) -> impl Iterator<Item = Row> {
         let ids = self.by_filter.get(filter).into_iter().flatten();
-        ids.filter_map(|id| self.cold.get(id)).map(|cold| cold.row)
+        ids.filter_map(|id| self.ids.get(id)).map(|rejected| rejected.row)
     }
 
     /// Removes an event that was accepted after all.
@@ -175,9 +175,9 @@ impl Rejected {
 
     /// Removes what is too old.
     pub(super) fn expire(&mut self, now: Mono) {
-        while let Some(due) = self.hot_expiry.first().copied().filter(|(at, _)| *at <= now) {
-            self.hot_expiry.remove(&due);
-            self.cool(due.1);
+        while let Some(due) = self.event_expiry.first().copied().filter(|(at, _)| *at <= now) {
+            self.event_expiry.remove(&due);
+            self.take_event(due.1);
         }
         while let Some(due) = self.expiry.first().copied().filter(|(at, _)| *at <= now) {
             self.expiry.remove(&due);
@@ -188,47 +188,47 @@ impl Rejected {
     /// Returns when something will be too old.
     pub(super) fn deadline(&self) -> Option<Mono> {
         let first = |set: &BTreeSet<(Mono, EventId)>| set.first().map(|(at, _)| *at);
-        first(&self.hot_expiry).into_iter().chain(first(&self.expiry)).min()
+        first(&self.event_expiry).into_iter().chain(first(&self.expiry)).min()
     }
 
-    fn has_come(&self, now: Mono, what: &Dependency) -> bool {
-        self.recent.get(what).is_some_and(|at| now - *at < RECENT)
+    fn has_arrived(&self, now: Mono, what: &Dependency) -> bool {
+        self.arrivals.get(what).is_some_and(|at| now - *at < ARRIVAL_MEMORY)
     }
 
-    fn heat(&mut self, now: Mono, event: Arc<Event>) {
+    fn keep_event(&mut self, now: Mono, event: Arc<Event>) {
         let bytes = size_of_event(&event);
-        let is_full = self.hot.len() >= MAX_HOT || self.hot_bytes + bytes > MAX_HOT_BYTES;
+        let is_full = self.events.len() >= MAX_EVENTS || self.event_bytes + bytes > MAX_TOTAL_BYTES;
         if is_full || bytes > MAX_EVENT_BYTES {
             return;
         }
-        let until = now + HOT;
-        self.hot_bytes += bytes;
-        self.hot_expiry.insert((until, event.id));
-        self.hot.insert(event.id, Hot { event, bytes, until });
+        let until = now + EVENT_MEMORY;
+        self.event_bytes += bytes;
+        self.event_expiry.insert((until, event.id));
+        self.events.insert(event.id, KeptEvent { event, bytes, until });
     }
 
-    fn cool(&mut self, id: EventId) -> Option<Arc<Event>> {
-        let hot = self.hot.remove(&id)?;
-        self.hot_bytes -= hot.bytes;
-        self.hot_expiry.remove(&(hot.until, id));
-        Some(hot.event)
+    fn take_event(&mut self, id: EventId) -> Option<Arc<Event>> {
+        let kept = self.events.remove(&id)?;
+        self.event_bytes -= kept.bytes;
+        self.event_expiry.remove(&(kept.until, id));
+        Some(kept.event)
     }
 
-    fn forget(&mut self, id: EventId) -> Option<Cold> {
-        self.cool(id);
-        let cold = self.cold.remove(&id)?;
-        self.expiry.remove(&(cold.until, id));
-        for dependency in &cold.awaits {
+    fn forget(&mut self, id: EventId) -> Option<RejectedId> {
+        self.take_event(id);
+        let rejected = self.ids.remove(&id)?;
+        self.expiry.remove(&(rejected.until, id));
+        for dependency in &rejected.awaits {
             remove_from(&mut self.awaited, dependency, id);
         }
-        if let Some(hash) = &cold.filter {
+        if let Some(hash) = &rejected.filter {
             remove_from(&mut self.by_filter, hash, id);
         }
-        Some(cold)
+        Some(rejected)
     }
 
     fn make_room(&mut self) {
-        while self.cold.len() > MAX_COLD {
+        while self.ids.len() > MAX_IDS {
             let Some((_, oldest)) = self.expiry.first().copied() else { return };
             self.forget(oldest);
         }
@@ -288,11 +288,11 @@ mod tests {
         let comment = comment_on(root(), "early");
         refuse(&mut rejected, T0, &comment);
         let other = EventId::from_byte_array([2; 32]);
-        assert!(rejected.arrived(&Dependency::Event(other)).reoffer.is_empty());
+        assert!(rejected.release(&Dependency::Event(other)).reoffer.is_empty());
         let id = comment.id;
-        assert_eq!(rejected.arrived(&Dependency::Event(root())).reoffer, [comment]);
+        assert_eq!(rejected.release(&Dependency::Event(root())).reoffer, [comment]);
         rejected.accepted(id);
-        let released = rejected.arrived(&Dependency::Event(root()));
+        let released = rejected.release(&Dependency::Event(root()));
         assert!(released.reoffer.is_empty() && released.refetch.is_empty(), "once");
         assert_eq!(rejected.rows(&hash()).count(), 0);
     }
@@ -304,11 +304,11 @@ mod tests {
         let row = Row { at: comment.created_at, id: comment.id };
         let mut refused = |now| {
             let event = Some(Arc::clone(&comment));
-            rejected.came(T0, &Dependency::Event(root()));
+            rejected.note_arrival(T0, &Dependency::Event(root()));
             rejected.refused(now, &relay(), Some(hash()), row, event)
         };
         assert_eq!(refused(T0), Some(Arc::clone(&comment)));
-        assert_eq!(refused(T0 + RECENT), None, "that was long ago");
+        assert_eq!(refused(T0 + ARRIVAL_MEMORY), None, "that was long ago");
     }
 
     #[test]
@@ -319,22 +319,25 @@ mod tests {
             id[..4].copy_from_slice(&n.to_be_bytes());
             EventId::from_byte_array(id)
         };
-        let all = MAX_RECENT as u32 * 2;
+        let all = MAX_ARRIVALS as u32 * 2;
         for n in 0..all {
             for _ in 0..2 {
-                rejected.came(T0, &Dependency::Event(arrival(n)));
+                rejected.note_arrival(T0, &Dependency::Event(arrival(n)));
             }
         }
-        assert_eq!((rejected.recent.len(), rejected.recent_order.len()), (MAX_RECENT, MAX_RECENT));
+        assert_eq!(
+            (rejected.arrivals.len(), rejected.arrival_order.len()),
+            (MAX_ARRIVALS, MAX_ARRIVALS)
+        );
         let mut is_late = |n: u32| {
             let comment = comment_on(arrival(n), "late");
             let row = Row { at: comment.created_at, id: comment.id };
             rejected.refused(T0, &relay(), Some(hash()), row, Some(comment)).is_some()
         };
-        assert!(is_late(all - 1) && is_late(all - MAX_RECENT as u32));
-        assert!(!is_late(all - MAX_RECENT as u32 - 1));
-        rejected.came(T0 + RECENT, &Dependency::Event(root()));
-        assert_eq!((rejected.recent.len(), rejected.recent_order.len()), (1, 1));
+        assert!(is_late(all - 1) && is_late(all - MAX_ARRIVALS as u32));
+        assert!(!is_late(all - MAX_ARRIVALS as u32 - 1));
+        rejected.note_arrival(T0 + ARRIVAL_MEMORY, &Dependency::Event(root()));
+        assert_eq!((rejected.arrivals.len(), rejected.arrival_order.len()), (1, 1));
     }
 
     #[test]
@@ -342,9 +345,9 @@ mod tests {
         let mut rejected = Rejected::default();
         let comment = comment_on(root(), "old");
         refuse(&mut rejected, T0, &comment);
-        assert_eq!(rejected.deadline(), Some(T0 + HOT));
-        rejected.expire(T0 + HOT);
-        let released = rejected.arrived(&Dependency::Event(root()));
+        assert_eq!(rejected.deadline(), Some(T0 + EVENT_MEMORY));
+        rejected.expire(T0 + EVENT_MEMORY);
+        let released = rejected.release(&Dependency::Event(root()));
         assert!(released.reoffer.is_empty());
         assert_eq!(released.refetch, [(relay(), comment.id)]);
     }
@@ -356,9 +359,9 @@ mod tests {
         rejected.refused(T0, &relay(), Some(hash()), row, None);
         assert_eq!(rejected.rows(&hash()).collect::<Vec<_>>(), [row]);
         assert_eq!(rejected.rows(&FilterHash::of(&Filter::new())).count(), 0);
-        rejected.expire(T0 + (COLD - Duration::from_secs(1)));
+        rejected.expire(T0 + (ID_MEMORY - Duration::from_secs(1)));
         assert_eq!(rejected.rows(&hash()).count(), 1);
-        rejected.expire(T0 + COLD);
+        rejected.expire(T0 + ID_MEMORY);
         assert_eq!(rejected.rows(&hash()).count(), 0);
         assert_eq!(rejected.deadline(), None);
     }
@@ -370,29 +373,33 @@ mod tests {
         let event = Arc::new(event.finalize(&Keys::generate()).unwrap());
         refuse(&mut rejected, T0, &event);
         let name = Dependency::Name("grasp".parse().unwrap());
-        assert_eq!(rejected.arrived(&name).reoffer, [event]);
+        assert_eq!(rejected.release(&name).reoffer, [event]);
     }
 
     #[test]
     fn memory_is_bounded_in_events_bytes_and_ids() {
         let mut rejected = Rejected::default();
         refuse(&mut rejected, T0, &comment_on(root(), &"x".repeat(MAX_EVENT_BYTES)));
-        assert_eq!((rejected.hot.len(), rejected.cold.len()), (0, 1), "too large to be kept whole");
+        assert_eq!(
+            (rejected.events.len(), rejected.ids.len()),
+            (0, 1),
+            "too large to be kept whole"
+        );
         let keys = Keys::generate();
-        for n in 0..MAX_HOT + 10 {
+        for n in 0..MAX_EVENTS + 10 {
             let event = EventBuilder::new(Kind::Comment, n.to_string()).finalize(&keys).unwrap();
             refuse(&mut rejected, T0, &Arc::new(event));
         }
-        assert_eq!(rejected.hot.len(), MAX_HOT);
-        for n in 0..MAX_COLD as u32 + 10 {
+        assert_eq!(rejected.events.len(), MAX_EVENTS);
+        for n in 0..MAX_IDS as u32 + 10 {
             let mut id = [9; 32];
             id[..4].copy_from_slice(&n.to_be_bytes());
             let row = Row { at: 5.into(), id: EventId::from_byte_array(id) };
-            rejected.refused(T0 + HOT, &relay(), None, row, None);
+            rejected.refused(T0 + EVENT_MEMORY, &relay(), None, row, None);
         }
-        assert_eq!(rejected.cold.len(), MAX_COLD);
-        assert_eq!(rejected.hot.len(), 0, "the oldest make room, whole events with their ids");
-        assert_eq!(rejected.hot_bytes, 0);
+        assert_eq!(rejected.ids.len(), MAX_IDS);
+        assert_eq!(rejected.events.len(), 0, "the oldest make room, whole events with their ids");
+        assert_eq!(rejected.event_bytes, 0);
         assert!(rejected.awaited.is_empty());
     }
 }

@@ -124,7 +124,7 @@ impl Link {
         ctx.report(Report::Reliability { relay, seen });
     }
 
-    /// The connection brought forged events. Too many of them end it, and count as a failure of the relay.
+    /// Counts forged events. Too many of them end the connection, and count as a failure of the relay.
     pub(super) fn forged(&mut self, ctx: &mut RelayContext<'_>, conn: ConnId, count: usize) {
         if self.session(conn).is_none() || !ctx.history.health.forged(count) {
             return;
@@ -135,7 +135,7 @@ impl Link {
         disconnect(ctx, conn);
     }
 
-    /// There is no room for the connection that stands now, which is no fault of the relay.
+    /// Ends a connection for which there is no room, without counting it as a failure of the relay.
     pub(super) fn crowded(&mut self, ctx: &mut RelayContext<'_>, conn: ConnId) {
         self.end(ctx);
         disconnect(ctx, conn);

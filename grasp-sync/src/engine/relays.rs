@@ -19,12 +19,12 @@ use super::record::RelayRecord;
 use super::relay::{self, Link, Relay, RelayHistory};
 use super::report::{PeerReliability, Report};
 
-/// Relays that are followed at most; half of them for nothing but announcements that are held, a quarter for one owner.
+/// Relays that are followed; half of them at most for held announcements only, a quarter for one owner.
 pub(super) const MAX_FOLLOWED: usize = 10_000;
 
 /// Prepares the record of an earlier process. A relay that the operator names is not kept in quarantine: a restart
 /// may mean that its fault is repaired. Backoff between attempts remains.
-fn forgiving(record: RelayRecord, is_bootstrap: bool) -> RelayRecord {
+fn prepare_record(record: RelayRecord, is_bootstrap: bool) -> RelayRecord {
     let quarantined_until = record.quarantined_until.filter(|_| !is_bootstrap);
     RelayRecord { quarantined_until, ..record }
 }
@@ -37,7 +37,7 @@ impl Relay {
 
 impl SyncEngine {
     /// Runs one relay, and lets it send what it then may.
-    pub(super) fn turn<T>(
+    pub(super) fn with_relay<T>(
         &mut self,
         now: Now,
         url: &RelayUrl,
@@ -51,7 +51,7 @@ impl SyncEngine {
         *deadline = link.pump(&mut ctx);
         self.shared.wanted = self.shared.wanted - wanted + history.wants.len();
         if link.is_idle() != was_idle {
-            self.dialer.look();
+            self.dialer.request_check();
         }
         if link.is_idle() {
             self.connections.give_back(url);
@@ -63,52 +63,52 @@ impl SyncEngine {
     pub(super) fn apply(&mut self, now: Now, changes: Vec<IndexChange>) {
         let delta = self.shared.index.apply(changes);
         for (relay, removed) in delta.removed {
-            self.turn(now, &relay, |_, ctx| relay::forget(ctx, &relay, &removed));
+            self.with_relay(now, &relay, |_, ctx| relay::forget(ctx, &relay, &removed));
         }
         for relay in delta.retired {
             self.retire(now, &relay);
         }
-        self.take_up_new(now, delta.discovered);
+        self.follow_new(now, delta.discovered);
         let actions = compute_actions(&delta.added, &self.shared.pending, &self.shared.states);
         for action in actions {
             let relay = action.relay.clone();
-            self.turn(now, &relay, |link, ctx| link.add(ctx, action));
+            self.with_relay(now, &relay, |link, ctx| link.add(ctx, action));
         }
     }
 
-    /// Relays have become targets. Whoever finds no room is taken up when there is some.
-    fn take_up_new(&mut self, now: Now, mut new: BTreeSet<RelayUrl>) {
+    /// Follows relays that have become targets. A relay without room is followed when there is some.
+    fn follow_new(&mut self, now: Now, mut new: BTreeSet<RelayUrl>) {
         if std::mem::take(&mut self.is_full) {
             let targets = self.shared.index.relays();
             new = targets.filter(|relay| !self.relays.contains_key(*relay)).cloned().collect();
         }
         for relay in new {
-            // Anybody can name relays by the thousand; it takes more to have a repository here.
+            // One event can name thousands of relays; a claimant's share limits them.
             let claimant = connections::claimant(&self.followed, &self.shared.index, &relay, None);
             match self.followed.take(&claimant, 1) {
-                Ok(place) => self.take_up(now, relay, Some(place)),
+                Ok(place) => self.follow(now, relay, Some(place)),
                 Err(_) => self.is_full = true,
             }
         }
     }
 
-    /// A relay has become a target; one without a place is the operator's.
-    pub(super) fn take_up(&mut self, now: Now, relay: RelayUrl, place: Option<Grant>) {
+    /// Follows a relay that has become a target; without a grant it is one of the operator's.
+    pub(super) fn follow(&mut self, now: Now, relay: RelayUrl, place: Option<Grant>) {
         let is_bootstrap = place.is_none();
-        let record = self.records.take(&relay).map(|record| forgiving(record, is_bootstrap));
+        let record = self.records.take(&relay).map(|record| prepare_record(record, is_bootstrap));
         let shared = &mut self.shared;
         let history = RelayHistory::new(now, &shared.config, &mut shared.rng, record);
         shared.states.insert(relay.clone(), RelayState::new(is_bootstrap));
         let taken = Relay { history, link: Link::Idle, deadline: None, place };
         self.relays.insert(relay.clone(), taken);
-        self.dialer.look();
+        self.dialer.request_check();
         self.out.push(Output::Report(Report::Discovered { relay: relay.clone() }));
-        self.say_health(now, &relay);
-        self.turn(now, &relay, |_, _| ());
+        self.report_recorded_health(now, &relay);
+        self.with_relay(now, &relay, |_, _| ());
     }
 
     /// Reports the health and reliability that an earlier process recorded.
-    fn say_health(&mut self, now: Now, relay: &RelayUrl) {
+    fn report_recorded_health(&mut self, now: Now, relay: &RelayUrl) {
         let Some(known) = self.relays.get_mut(relay) else { return };
         let seen = known.history.health.seen(now.mono);
         if seen != PeerReliability::default() {
@@ -121,9 +121,9 @@ impl SyncEngine {
         }
     }
 
-    /// Nobody needs a relay any more.
+    /// Stops following a relay that is no longer a target.
     fn retire(&mut self, now: Now, url: &RelayUrl) {
-        self.turn(now, url, |link, ctx| {
+        self.with_relay(now, url, |link, ctx| {
             if let Link::Dialing(conn) = link {
                 let conn = *conn;
                 link.retire(ctx);
@@ -156,14 +156,14 @@ impl SyncEngine {
                 continue;
             }
             let is_bootstrap = self.shared.states.get(&url).is_some_and(|state| state.is_bootstrap);
-            let record = Some(forgiving(record, is_bootstrap));
+            let record = Some(prepare_record(record, is_bootstrap));
             let shared = &mut self.shared;
             let history = RelayHistory::new(now, &shared.config, &mut shared.rng, record);
             if let Some(relay) = self.relays.get_mut(&url) {
                 relay.history = history;
             }
-            self.say_health(now, &url);
-            self.turn(now, &url, |_, _| ());
+            self.report_recorded_health(now, &url);
+            self.with_relay(now, &url, |_, _| ());
         }
     }
 
@@ -173,7 +173,7 @@ impl SyncEngine {
         let relays = self.relays.iter().filter(|(_, relay)| which(&relay.history));
         let relays: Vec<_> = relays.map(|(url, _)| url.clone()).collect();
         for url in relays {
-            self.turn(now, &url, |link, ctx| link.begin_anew(ctx));
+            self.with_relay(now, &url, |link, ctx| link.begin_anew(ctx));
         }
     }
 
@@ -189,16 +189,16 @@ impl SyncEngine {
         let is_asked_for = |link: &Link| matches!(link, Link::Dialing(dialled) if *dialled == conn);
         let is_asked_for = self.relays.get(relay).is_some_and(|known| is_asked_for(&known.link));
         if is_asked_for && !self.find_room(now, relay, address) {
-            self.turn(now, relay, |link, ctx| link.crowded(ctx, conn));
+            self.with_relay(now, relay, |link, ctx| link.crowded(ctx, conn));
             return;
         }
-        let met = self.turn(now, relay, |link, ctx| link.connected(ctx, conn, facts));
+        let met = self.with_relay(now, relay, |link, ctx| link.connected(ctx, conn, facts));
         if met.is_none() {
             self.out.push(Output::Disconnect { relay: relay.clone(), conn });
         }
     }
 
-    /// Finds room for a connection, now that it is known where it leads; `false` if there is none.
+    /// Finds room for a connection, now that its address is known; returns `false` if there is none.
     fn find_room(&mut self, now: Now, relay: &RelayUrl, found_at: Option<IpAddr>) -> bool {
         let Some(known) = self.relays.get_mut(relay) else { return false };
         let address = found_at.or(known.history.address);
@@ -207,7 +207,7 @@ impl SyncEngine {
         if self.connections.take(relay, claimant).is_err() {
             let gives_way = self.connections.give_way(now.mono, &self.shared.index, &claimant);
             let Some(gives_way) = gives_way else { return false };
-            self.turn(now, &gives_way, |link, ctx| link.give_way(ctx));
+            self.with_relay(now, &gives_way, |link, ctx| link.give_way(ctx));
             if self.connections.take(relay, claimant).is_err() {
                 return false;
             }
@@ -216,11 +216,11 @@ impl SyncEngine {
         true
     }
 
-    /// Connects to whoever may be connected to: the well ones first, of these the operator's, then those whose owners
-    /// and networks have least, then those that many owners list. Where there is no room, relays take turns.
+    /// Dials relays that may be dialled: healthy ones first, of these the operator's, then those whose owners and
+    /// networks have fewest connections, then those that many owners list. Where there is no room, relays take turns.
     pub(super) fn dial(&mut self, now: Now) {
-        // There may be thousands, and most of what happens makes none of them dialable.
-        if !self.dialer.take_look() {
+        // There may be thousands of relays, and most inputs make none of them dialable.
+        if !self.dialer.take_check() {
             return;
         }
         let waits = self.relays.values().any(|relay| relay.may_be_dialled(now));
@@ -243,7 +243,7 @@ impl SyncEngine {
             dialled.extend(next.map(|url| (self.begin_handshake(now, &url), url)));
         }
         for (conn, url) in dialled {
-            self.turn(now, &url, |link, ctx| link.dial(ctx, conn));
+            self.with_relay(now, &url, |link, ctx| link.dial(ctx, conn));
         }
     }
 
@@ -253,7 +253,7 @@ impl SyncEngine {
         conn
     }
 
-    /// Returns the relays that may be dialled and for which there is room, in their order; and whether there are others.
+    /// Returns the relays that may be dialled and for which there is room, in order; and whether there are others.
     fn waiting(&self, now: Now) -> (Vec<(RelayUrl, Claimant)>, bool) {
         let (index, is_full) = (&self.shared.index, self.connections.is_full());
         let mut is_crowded = false;
@@ -277,7 +277,7 @@ impl SyncEngine {
         (waiting.into_iter().map(|(_, url, claimant)| (url, claimant)).collect(), is_crowded)
     }
 
-    /// Returns the relay whose turn it is, although there is no room: one that another will give way to if it answers.
+    /// Returns the relay whose turn it is, although there is no room: another gives way to it if it answers.
     fn next_in_turn(&self, now: Now) -> Option<RelayUrl> {
         let without_room = self.relays.iter().filter_map(|(url, relay)| {
             let claimant =
@@ -296,10 +296,10 @@ impl SyncEngine {
     }
 
     pub(super) fn tick(&mut self, now: Now) {
-        self.dialer.look();
+        self.dialer.request_check();
         for (relay, conn) in self.dialer.overdue(now.mono) {
             self.dialer.ended(conn);
-            self.turn(now, &relay, |link, ctx| link.failed(ctx, conn, Fault::Unreachable));
+            self.with_relay(now, &relay, |link, ctx| link.failed(ctx, conn, Fault::Unreachable));
             self.out.push(Output::Disconnect { relay, conn });
         }
         let is_due = |relay: &Relay| relay.deadline.is_some_and(|at| now.mono >= at);
@@ -310,7 +310,7 @@ impl SyncEngine {
             .map(|(url, _)| url.clone())
             .collect();
         for url in due {
-            self.turn(now, &url, |link, ctx| link.tick(ctx));
+            self.with_relay(now, &url, |link, ctx| link.tick(ctx));
         }
         self.shared.rejected.expire(now.mono);
     }

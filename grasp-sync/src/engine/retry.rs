@@ -194,7 +194,7 @@ impl Wants {
         Missed { event, jobs, is_first: times == 1, is_given_up }
     }
 
-    /// The event came forged: the relay is not asked for it again. Tells which jobs waited for it.
+    /// Gives up an event that came forged: the relay is not asked for it again. Returns the jobs that waited for it.
     pub(super) fn forged(&mut self, now: Mono, id: EventId) -> BTreeSet<JobId> {
         self.remember(
             id,

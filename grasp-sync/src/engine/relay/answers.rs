@@ -143,7 +143,7 @@ impl Session {
             return;
         }
         // With nothing to compare, pages bring more for each request, and requests are limited here.
-        if ctx.history.manners.counts_frames && items.as_ref().is_ok_and(Vec::is_empty) {
+        if ctx.history.profile.counts_frames && items.as_ref().is_ok_and(Vec::is_empty) {
             self.close(ctx, sub);
             return self.queue(id, Method::Page);
         }
@@ -153,7 +153,7 @@ impl Session {
         };
         let (original, layer) = (job.original_hash(), job.layer);
         let refused = ctx.shared.rejected.rows(&original).filter(is_within);
-        let frame = ctx.history.manners.neg_frame;
+        let frame = ctx.history.profile.neg_frame;
         let (most, most_items) = (max_offered(full_sync, layer), ctx.shared.config.inventory_items);
         let opened = items
             .ok()
@@ -275,7 +275,7 @@ impl Session {
         }
     }
 
-    /// What came forged is not wanted from this relay: whoever has the event itself will offer it.
+    /// Gives up events that this relay forged: a relay that has the genuine event will offer it.
     fn give_up_forged(&mut self, ctx: &mut RelayContext<'_>, judged: &[Judged]) {
         let now = ctx.mono();
         for one in judged.iter().filter(|one| matches!(one.outcome, Outcome::Forged)) {

@@ -18,12 +18,12 @@ use grasp_core::sync::{
 };
 
 use super::super::batch::Purpose;
+use super::super::compact_filter::CompactFilter;
 use super::super::context::RelayContext;
 use super::super::ids::{GroupId, JobId};
 use super::super::io::{Judged, Outcome};
 use super::super::job::{Job, JobPhase, Method};
 use super::super::layer::{Layer, wire_len};
-use super::super::lean::LeanFilter;
 use super::super::reconcile::MAX_NEEDED;
 use super::super::report::Report;
 use super::super::suspended::RequestMode;
@@ -156,7 +156,7 @@ impl Session {
     }
 
     fn exceeds_full_sync_limit(&self, ctx: &RelayContext<'_>, bytes: usize) -> bool {
-        ctx.history.manners.full_sync_from.is_some_and(|most| bytes >= most)
+        ctx.history.profile.full_sync_from.is_some_and(|most| bytes >= most)
     }
 
     /// Counts what full sync has brought, and falls back to filters if it is not worth it.
@@ -315,9 +315,9 @@ impl Session {
         let items = items.unwrap_or_default();
         for filter in build_layer2_and_layer3_filters(&items, since, &self.budget) {
             let (layer, part) = (Layer::of(&filter), ctx.shared.ids.job());
-            let lean = LeanFilter::keep(filter, None);
+            let compact = CompactFilter::new(filter, None);
             let _ = self.tracked(ctx, group, |batch| batch.grow(part.part()));
-            self.enqueue(ctx, part, Job::new(group, layer, lean, began), method);
+            self.enqueue(ctx, part, Job::new(group, layer, compact, began), method);
         }
         self.drop_job(ctx, id);
         let progress = self.tracked(ctx, group, |batch| batch.ended(id.part()));

@@ -9,7 +9,7 @@ use grasp_core::sync::CoverageSet;
 use grasp_core::{Mono, Now, RelayUrl};
 
 use super::super::config::Config;
-use super::super::facts::{Manners, RelayFacts};
+use super::super::facts::{RelayFacts, RelayProfile};
 use super::super::health::RelayHealth;
 use super::super::record::{COVERAGE_CAPACITY, RelayRecord};
 use super::super::retry::Wants;
@@ -23,11 +23,11 @@ use super::resume::{HistoryPass, PassKind};
 #[derive(Debug)]
 pub(in crate::engine) struct RelayHistory {
     pub(in crate::engine) health: RelayHealth,
-    /// The address that it was last found at.
+    /// The address at which it was last reached.
     pub(in crate::engine) address: Option<IpAddr>,
-    /// When it was taken up, last tried, or last had a connection: the longest ago is the next.
+    /// The time at which it was followed, last tried or last connected: the longest ago is the next.
     pub(in crate::engine) waits_since: Timestamp,
-    pub(in crate::engine) manners: Manners,
+    pub(in crate::engine) profile: RelayProfile,
     /// The pace of requests. Reconnecting ends no pause.
     pub(in crate::engine) pace: Pace,
     pub(in crate::engine) ledger: SlotLedger,
@@ -60,7 +60,7 @@ impl RelayHistory {
         rng: &mut Rng,
         record: Option<RelayRecord>,
     ) -> Self {
-        let manners = Manners::towards(&RelayFacts::default(), config);
+        let profile = RelayProfile::new(&RelayFacts::default(), config);
         let (backoff, quarantine) =
             record.as_ref().map_or((None, None), |one| (one.backoff, one.quarantined_until));
         let longest = config.quarantine.max(PARK);
@@ -77,9 +77,9 @@ impl RelayHistory {
             health,
             address,
             waits_since: waits_since.unwrap_or(now.unix).min(now.unix),
-            manners,
-            pace: paused(now, manners.pace, record.as_ref()),
-            ledger: SlotLedger::new(manners.ledger, None),
+            profile,
+            pace: paused(now, profile.pace, record.as_ref()),
+            ledger: SlotLedger::new(profile.ledger, None),
             retained: record.as_ref().and_then(|record| record.retained_bytes),
             suspended: record
                 .as_ref()
@@ -103,16 +103,16 @@ impl RelayHistory {
 
     /// Applies the facts of a relay that has just connected.
     pub(in crate::engine) fn connected(&mut self, now: Mono, facts: &RelayFacts, config: &Config) {
-        let manners = Manners::towards(facts, config);
-        if manners.pace != self.manners.pace {
+        let profile = RelayProfile::new(facts, config);
+        if profile.pace != self.profile.pace {
             let paused = self.pace.is_paused(now).then(|| self.pace.reopens_at());
-            self.pace = Pace::new(manners.pace);
+            self.pace = Pace::new(profile.pace);
             self.pace.pause_until(paused.unwrap_or(Mono::ZERO));
         }
-        let retained_bytes = manners.ledger.retained_bytes.min(self.retained.unwrap_or(usize::MAX));
-        let ledger = LedgerConfig { retained_bytes, ..manners.ledger };
+        let retained_bytes = profile.ledger.retained_bytes.min(self.retained.unwrap_or(usize::MAX));
+        let ledger = LedgerConfig { retained_bytes, ..profile.ledger };
         self.ledger = SlotLedger::new(ledger, facts.max_subscriptions);
-        self.manners = manners;
+        self.profile = profile;
         self.health.connected(now);
         self.wants.disconnected();
     }

@@ -13,17 +13,17 @@ use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::{RETENTION, RequestBudget, live, pack_requests};
 
+use super::super::compact_filter::{CompactFilter, compact_all};
 use super::super::ids::{Ids, LiveId, SubId};
 use super::super::job::MAX_ROOM_REFUSALS;
 use super::super::layer::{Layer, wire_len};
-use super::super::lean::{LeanFilter, keep_all};
 
 /// One request of the live set.
 #[derive(Debug)]
 pub(in crate::engine) struct LiveRequest {
     pub(in crate::engine) layer: Layer,
     /// The filters without a window.
-    pub(in crate::engine) filters: Vec<LeanFilter>,
+    pub(in crate::engine) filters: Vec<CompactFilter>,
     /// The approximate length as REQ.
     pub(in crate::engine) bytes: usize,
     /// The start of a time in which it was not open: stored events from then on are fetched once it is.
@@ -74,21 +74,21 @@ impl LiveRequest {
     /// newest event of each filter.
     pub(in crate::engine) fn wire(&mut self, refuses_limit_zero: bool) -> Vec<Filter> {
         self.uses_limit_zero = !refuses_limit_zero;
-        let one = |lean: &LeanFilter| match refuses_limit_zero {
-            true => lean.filter().limit(1),
-            false => live(lean.filter()),
+        let one = |compact: &CompactFilter| match refuses_limit_zero {
+            true => compact.filter().limit(1),
+            false => live(compact.filter()),
         };
         self.filters.iter().map(one).collect()
     }
 
     /// Returns the filters without a window.
     pub(in crate::engine) fn plain_filters(&self) -> Vec<Filter> {
-        self.filters.iter().map(LeanFilter::filter).collect()
+        self.filters.iter().map(CompactFilter::filter).collect()
     }
 
     /// Returns the filters for stored events from `since` on.
     pub(in crate::engine) fn filters_since(&self, since: Timestamp) -> Vec<Filter> {
-        self.filters.iter().map(|lean| lean.filter().since(since)).collect()
+        self.filters.iter().map(|compact| compact.filter().since(since)).collect()
     }
 
     /// Leaves the open phase: what was published since the last delivery is to be fetched.
@@ -175,7 +175,7 @@ impl LiveSet {
                 let bytes = REQ_BYTES + filters.iter().map(wire_len).sum::<usize>();
                 let request = LiveRequest {
                     layer,
-                    filters: keep_all(filters),
+                    filters: compact_all(filters),
                     bytes,
                     missed_since,
                     has_dropped: false,

@@ -80,7 +80,7 @@ impl Session {
         let most = self.budget.filters_per_req().min(self.pages_per_req);
         for id in self.compatible_jobs(first) {
             let Some(job) = self.jobs.get_mut(&id) else { continue };
-            let Some(page) = job.next_page(ctx.history.manners.page) else {
+            let Some(page) = job.next_page(ctx.history.profile.page) else {
                 job.pager = None;
                 self.unqueue(id);
                 self.fail(ctx, id);
@@ -121,7 +121,7 @@ impl Session {
         jobs: &[JobId],
         rows: &[Delivered],
     ) {
-        let limit = ctx.history.manners.page;
+        let limit = ctx.history.profile.page;
         let mut is_flood = false;
         for (place, id) in jobs.iter().enumerate() {
             let Some(job) = self.jobs.get_mut(id) else { continue };
@@ -148,7 +148,7 @@ impl Session {
             let Some(job) = self.jobs.get_mut(id) else { continue };
             ctx.history.suspended.answered(job.layer, RequestMode::History);
             let next = job.page_ended(hint);
-            let is_long = job.is_long(ctx.history.manners.page);
+            let is_long = job.is_long(ctx.history.profile.page);
             match next {
                 Some(Next::Ask(_)) if is_long => self.split_long_job(ctx, *id),
                 _ => self.advance_page(ctx, *id, next),
@@ -158,7 +158,7 @@ impl Session {
 
     /// Splits a job that keeps getting full pages into parts that share requests.
     fn split_long_job(&mut self, ctx: &mut RelayContext<'_>, id: JobId) {
-        let limit = ctx.history.manners.page;
+        let limit = ctx.history.profile.page;
         let most = self.budget.filters_per_req().min(self.pages_per_req);
         let page = self.jobs.get_mut(&id).and_then(|job| job.next_page(limit));
         let Some(rest) = page.map(|page| Filter { limit: None, ..page }) else { return };

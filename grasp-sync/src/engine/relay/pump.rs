@@ -242,7 +242,7 @@ impl Session {
             return StartResult::Done;
         };
         let sub = *sub;
-        let is_charged = opening.is_some() || ctx.history.manners.counts_frames;
+        let is_charged = opening.is_some() || ctx.history.profile.counts_frames;
         if is_charged && ctx.history.pace.admit(now) != Admit::Go {
             return StartResult::NotYet;
         }

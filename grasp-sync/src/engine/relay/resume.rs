@@ -5,8 +5,8 @@ use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::{CoverageSet, RETENTION, RelayState, RelaySyncNeeds, Resume};
 use grasp_core::{Now, RelayUrl};
 
-use super::super::cells::{self, ProvenItems};
 use super::super::context::RelayContext;
+use super::super::proof_buckets::{self, ProvenItems};
 use super::super::record::{COVERAGE_CAPACITY, RelayRecord};
 use super::{CountAs, Link, RelayHistory};
 
@@ -98,7 +98,7 @@ fn continue_pass(ctx: &mut RelayContext<'_>, kept: RelaySyncNeeds) -> StartMode 
     let HistoryPass { began, complete_until, .. } = ctx.history.pass;
     let known = if kept.is_empty() {
         let target = ctx.shared.index.target(ctx.relay).unwrap_or_default();
-        cells::proven(&target, &ctx.history.coverage, began)
+        proof_buckets::proven(&target, &ctx.history.coverage, began)
     } else {
         Some(ProvenItems { items: kept, until: complete_until, at: began })
     };
@@ -131,7 +131,7 @@ pub(in crate::engine) fn record(
             (Some(last), Link::Up(session)) => session.heard_until(now.unix).unwrap_or(last),
             (Some(last), Link::Idle | Link::Dialing(_)) => last,
         };
-        let proofs = cells::proofs(&state.confirmed, until, pass.began);
+        let proofs = proof_buckets::proofs(&state.confirmed, until, pass.began);
         proofs.for_each(|proof| coverage.add(proof));
     }
     history.record(now, url, coverage)

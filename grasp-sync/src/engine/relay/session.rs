@@ -13,12 +13,12 @@ use grasp_core::sync::{
 };
 
 use super::super::batch::{Group, Purpose};
+use super::super::compact_filter::CompactFilter;
 use super::super::context::RelayContext;
 use super::super::ids::{ConnId, GroupId, JobId, SubId};
 use super::super::io::{Frame, Places};
 use super::super::job::{Job, Method};
 use super::super::layer::Layer;
-use super::super::lean::LeanFilter;
 use super::super::report::Report;
 use super::super::suspended::RequestMode;
 use super::auth::Auth;
@@ -73,8 +73,8 @@ impl Session {
         let mut session = Self {
             conn,
             listening_since: None,
-            budget: ctx.history.manners.budget,
-            ids_per_fetch: ctx.history.manners.ids,
+            budget: ctx.history.profile.budget,
+            ids_per_fetch: ctx.history.profile.ids,
             ids_authenticated: false,
             subs: Subs::default(),
             live: LiveSet::default(),
@@ -85,7 +85,7 @@ impl Session {
             backing_off: BTreeSet::new(),
             auth: Auth::Unasked { challenged: false },
             pages_only: false,
-            pages_per_req: Places::MOST,
+            pages_per_req: Places::MAX,
             max_neg_sessions: usize::MAX,
             ignore_drops_until: Mono::ZERO,
             reported_refusals: BTreeSet::new(),
@@ -260,12 +260,12 @@ impl Session {
             _ => Some(tracker),
         };
         self.groups.insert(group, Group { purpose, began, count_as, tracker });
-        let mut before: Option<LeanFilter> = None;
+        let mut before: Option<CompactFilter> = None;
         for (job, (filter, method)) in jobs.into_iter().zip(planned) {
             let layer = Layer::of(&filter);
-            let lean = LeanFilter::keep(filter, before.as_ref());
-            self.enqueue(ctx, job, Job::new(group, layer, lean.clone(), began), method);
-            before = Some(lean);
+            let compact = CompactFilter::new(filter, before.as_ref());
+            self.enqueue(ctx, job, Job::new(group, layer, compact.clone(), began), method);
+            before = Some(compact);
         }
     }
 

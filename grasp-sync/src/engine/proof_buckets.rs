@@ -14,64 +14,64 @@ use grasp_core::sync::{
     Coverage, CoverageSet, FilterHash, Proof, Proven, RelaySyncNeeds, RootId, SyncLevel,
 };
 
-const ROOT_CELLS: u8 = 128;
-const REPO_CELLS: u8 = 32;
+const ROOT_BUCKETS: u8 = 128;
+const REPO_BUCKETS: u8 = 32;
 
 /// The bucket of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Cell {
+enum Bucket {
     Repos(u8),
     Roots(u8),
     Members(u8),
 }
 
-impl Cell {
+impl Bucket {
     fn of_root(root: &RootId) -> Self {
         let [first, ..] = *root.event().as_bytes();
-        Self::Roots(first % ROOT_CELLS)
+        Self::Roots(first % ROOT_BUCKETS)
     }
 
     fn of_member(member: &Coordinate) -> Self {
-        let [first, ..] = mixed(member.to_string().bytes());
-        Self::Members(first % REPO_CELLS)
+        let [first, ..] = fnv1a(member.to_string().bytes());
+        Self::Members(first % REPO_BUCKETS)
     }
 
     /// Hashes the name too: one owner may have many repositories.
     fn of_repo(repo: &RepoId) -> Self {
-        let name = repo.identifier.as_str().bytes();
-        let bytes = repo.owner.as_bytes().iter().copied().chain(name);
-        let [first, ..] = mixed(bytes);
-        Self::Repos(first % REPO_CELLS)
+        let bucket_hash = repo.identifier.as_str().bytes();
+        let bytes = repo.owner.as_bytes().iter().copied().chain(bucket_hash);
+        let [first, ..] = fnv1a(bytes);
+        Self::Repos(first % REPO_BUCKETS)
     }
 }
 
-fn mixed(bytes: impl Iterator<Item = u8>) -> [u8; 4] {
+fn fnv1a(bytes: impl Iterator<Item = u8>) -> [u8; 4] {
     let mix = |sum: u32, byte| (sum ^ u32::from(byte)).wrapping_mul(0x0100_0193);
     bytes.fold(0x811c_9dc5, mix).to_be_bytes()
 }
 
-fn cells(items: &RelaySyncNeeds) -> BTreeMap<Cell, RelaySyncNeeds> {
-    let mut cells: BTreeMap<Cell, RelaySyncNeeds> = BTreeMap::new();
+fn buckets(items: &RelaySyncNeeds) -> BTreeMap<Bucket, RelaySyncNeeds> {
+    let mut buckets: BTreeMap<Bucket, RelaySyncNeeds> = BTreeMap::new();
     for (repo, level) in &items.repos {
-        let cell = cells.entry(Cell::of_repo(repo)).or_default();
-        cell.repos.insert(repo.clone(), *level);
+        let bucket = buckets.entry(Bucket::of_repo(repo)).or_default();
+        bucket.repos.insert(repo.clone(), *level);
     }
     for member in &items.coordinates {
-        let cell = cells.entry(Cell::of_member(member)).or_default();
-        cell.coordinates.insert(member.clone());
+        let bucket = buckets.entry(Bucket::of_member(member)).or_default();
+        bucket.coordinates.insert(member.clone());
     }
-    let mut roots: BTreeMap<Cell, Vec<RootId>> = BTreeMap::new();
+    let mut roots: BTreeMap<Bucket, Vec<RootId>> = BTreeMap::new();
     for root in &items.root_events {
-        roots.entry(Cell::of_root(root)).or_default().push(*root);
+        roots.entry(Bucket::of_root(root)).or_default().push(*root);
     }
-    for (cell, roots) in roots {
-        cells.entry(cell).or_default().root_events = roots.into_iter().collect();
+    for (bucket, roots) in roots {
+        buckets.entry(bucket).or_default().root_events = roots.into_iter().collect();
     }
-    cells
+    buckets
 }
 
 /// Returns the hash of everything in a bucket: that of a filter which is never sent.
-fn name(items: &RelaySyncNeeds) -> FilterHash {
+fn bucket_hash(items: &RelaySyncNeeds) -> FilterHash {
     let listed = |level| items.repos_at(level).map(RepoId::to_string);
     let filter = Filter::new()
         .events(items.root_events.iter().map(RootId::event))
@@ -90,13 +90,13 @@ pub(super) fn proofs(
 ) -> impl Iterator<Item = Proof> {
     let since = Timestamp::from_secs(0);
     let one = move |items: RelaySyncNeeds| Proof {
-        filter: name(&items),
+        filter: bucket_hash(&items),
         since,
         until,
         proven: Proven::Reconciled,
         at,
     };
-    cells(confirmed).into_values().map(one)
+    buckets(confirmed).into_values().map(one)
 }
 
 /// Items of a target that are proven.
@@ -116,8 +116,9 @@ pub(super) fn proven(
     oldest: Timestamp,
 ) -> Option<ProvenItems> {
     let mut found: Option<ProvenItems> = None;
-    for items in cells(target).into_values() {
-        let Coverage::Proven(Proof { until, at, .. }) = coverage.since(&name(&items), None) else {
+    for items in buckets(target).into_values() {
+        let Coverage::Proven(Proof { until, at, .. }) = coverage.since(&bucket_hash(&items), None)
+        else {
             continue;
         };
         if at < oldest {
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn one_more_item_unproves_its_own_cell_and_no_other() {
+    fn a_new_item_unproves_only_its_own_bucket() {
         let coverage = covered(&items(0..20, 0..3_000));
         let more = items(0..21, 0..3_001);
         let found = proven(&more, &coverage, AT).unwrap().items;
@@ -195,8 +196,8 @@ mod tests {
     fn all_proofs_fit_a_record() {
         let all = items(0..255, 0..20_000);
         let count = proofs(&all, UNTIL, AT).count();
-        let cells = usize::from(ROOT_CELLS) + usize::from(REPO_CELLS);
-        assert!((cells - 4..=cells).contains(&count), "{count} of {cells}");
+        let buckets = usize::from(ROOT_BUCKETS) + usize::from(REPO_BUCKETS);
+        assert!((buckets - 4..=buckets).contains(&count), "{count} of {buckets}");
         assert!(2 * count < super::super::record::COVERAGE_CAPACITY);
     }
 }

@@ -11,34 +11,34 @@ use grasp_core::nostr::filter::{Filter, SingleLetterTag};
 /// Nearly all values of all filters are event ids. As text, in a set, once for each of three tags, each takes some
 /// three hundred bytes; here it takes thirty-two. There are as many of them as threads, times relays.
 #[derive(Clone, Debug)]
-pub(super) struct LeanFilter {
+pub(super) struct CompactFilter {
     /// The filter without its ids.
-    rest: Filter,
+    without_ids: Filter,
     /// The tag, and its ids, sorted.
     ids: Option<(SingleLetterTag, Arc<[EventId]>)>,
 }
 
-impl LeanFilter {
+impl CompactFilter {
     /// Compacts a filter; `like` is another whose ids may be the same.
-    pub(super) fn keep(mut filter: Filter, like: Option<&Self>) -> Self {
+    pub(super) fn new(mut filter: Filter, like: Option<&Self>) -> Self {
         let mut tags = filter.generic_tags.iter();
         let ids = match (tags.next(), tags.next()) {
             (Some((tag, values)), None) => as_ids(values).map(|ids| (*tag, ids)),
             _ => None,
         };
-        let Some((tag, ids)) = ids else { return Self { rest: filter, ids: None } };
+        let Some((tag, ids)) = ids else { return Self { without_ids: filter, ids: None } };
         filter.generic_tags.clear();
         let known = like.and_then(|like| like.ids.as_ref()).map(|(_, known)| known);
         let ids = match known.filter(|known| ***known == *ids) {
             Some(known) => Arc::clone(known),
             None => ids.into(),
         };
-        Self { rest: filter, ids: Some((tag, ids)) }
+        Self { without_ids: filter, ids: Some((tag, ids)) }
     }
 
     /// Returns the filter as it was.
     pub(super) fn filter(&self) -> Filter {
-        let mut filter = self.rest.clone();
+        let mut filter = self.without_ids.clone();
         if let Some((tag, ids)) = &self.ids {
             filter.generic_tags.insert(*tag, ids.iter().map(EventId::to_hex).collect());
         }
@@ -46,17 +46,17 @@ impl LeanFilter {
     }
 
     /// Returns the filter without its ids: its window, kinds and other lists.
-    pub(super) fn rest(&self) -> &Filter {
-        &self.rest
+    pub(super) fn without_ids(&self) -> &Filter {
+        &self.without_ids
     }
 }
 
 /// Compacts filters, sharing ids between neighbours.
-pub(super) fn keep_all(filters: impl IntoIterator<Item = Filter>) -> Vec<LeanFilter> {
-    let mut kept: Vec<LeanFilter> = Vec::new();
+pub(super) fn compact_all(filters: impl IntoIterator<Item = Filter>) -> Vec<CompactFilter> {
+    let mut kept: Vec<CompactFilter> = Vec::new();
     for filter in filters {
-        let lean = LeanFilter::keep(filter, kept.last());
-        kept.push(lean);
+        let compact = CompactFilter::new(filter, kept.last());
+        kept.push(compact);
     }
     kept
 }
@@ -88,14 +88,15 @@ mod tests {
             tagged(SingleLetterTag::LOWERCASE_E, 0..3).identifier("x"),
             Filter::new().custom_tag(SingleLetterTag::LOWERCASE_Q, upper),
         ] {
-            assert_eq!(LeanFilter::keep(filter.clone(), None).filter(), filter);
+            assert_eq!(CompactFilter::new(filter.clone(), None).filter(), filter);
         }
     }
 
     #[test]
     fn neighbours_with_the_same_ids_share_them() {
         let tags = [SingleLetterTag::LOWERCASE_E, SingleLetterTag::UPPERCASE_E];
-        let kept = keep_all([tagged(tags[0], 0..9), tagged(tags[1], 0..9), tagged(tags[0], 9..18)]);
+        let kept =
+            compact_all([tagged(tags[0], 0..9), tagged(tags[1], 0..9), tagged(tags[0], 9..18)]);
         let ids = |n: usize| kept[n].ids.as_ref().map(|(_, ids)| Arc::as_ptr(ids)).unwrap();
         assert!(std::ptr::eq(ids(0), ids(1)) && !std::ptr::eq(ids(1), ids(2)));
     }
