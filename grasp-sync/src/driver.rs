@@ -24,9 +24,9 @@ mod observer;
 pub(crate) mod outbound;
 mod perform;
 mod recent;
+mod record_writer;
 mod records;
 mod roots;
-mod scribe;
 mod status;
 pub(crate) mod task;
 
@@ -43,7 +43,7 @@ pub use self::clock::Clock;
 pub use self::limits::Limits;
 pub use self::nip11::relay_information;
 pub use self::observer::{Log, Observer};
-use self::perform::Loop;
+use self::perform::EventLoop;
 pub use self::records::{NoRecords, RecordFile, RecordStore};
 pub use self::roots::{BadRoots, Roots};
 pub use self::status::{Counts, Failed, RelayStatus, Status};
@@ -108,11 +108,11 @@ impl Settings {
 /// ```
 #[derive(Debug)]
 pub struct Syncer {
-    orders: mpsc::Sender<Order>,
+    commands: mpsc::Sender<Command>,
 }
 
 /// A command for the loop.
-enum Order {
+enum Command {
     Status(oneshot::Sender<Status>),
     Stop(oneshot::Sender<()>),
 }
@@ -122,23 +122,23 @@ impl Syncer {
     ///
     /// Fails only if the records cannot be read.
     pub async fn start(local: Arc<dyn LocalRelay>, settings: Settings) -> io::Result<Self> {
-        let (orders, inbox) = mpsc::channel(16);
-        let looping = Loop::begin(local, settings).await?;
-        tokio::spawn(looping.run(inbox));
-        Ok(Self { orders })
+        let (commands, inbox) = mpsc::channel(16);
+        let event_loop = EventLoop::begin(local, settings).await?;
+        tokio::spawn(event_loop.run(inbox));
+        Ok(Self { commands })
     }
 
     /// Returns the status of each relay. Empty once stopped.
     pub async fn status(&self) -> Status {
         let (reply, status) = oneshot::channel();
-        let _ = self.orders.send(Order::Status(reply)).await;
+        let _ = self.commands.send(Command::Status(reply)).await;
         status.await.unwrap_or_default()
     }
 
     /// Ends all connections, and returns when all records are on disk.
     pub async fn stop(&self) {
         let (reply, stopped) = oneshot::channel();
-        let _ = self.orders.send(Order::Stop(reply)).await;
+        let _ = self.commands.send(Command::Stop(reply)).await;
         let _ = stopped.await;
     }
 }

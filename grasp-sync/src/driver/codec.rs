@@ -13,7 +13,7 @@ use crate::engine::SubId;
 
 /// One message of a relay that concerns us.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Word {
+pub(crate) enum RelayMessage {
     /// EVENT. Nothing about the event is checked yet.
     Event(SubId, Event),
     /// EOSE.
@@ -32,53 +32,53 @@ pub(crate) enum Word {
     Ok { event: EventId, accepted: bool, text: String },
 }
 
-impl Word {
+impl RelayMessage {
     /// Parses one text frame, events included, in one pass. `None` for messages that are malformed, unknown or about
     /// a subscription that cannot be ours.
-    pub(crate) fn read(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         serde_json::from_str(text).ok()
     }
 }
 
-impl<'de> Deserialize<'de> for Word {
+impl<'de> Deserialize<'de> for RelayMessage {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        from.deserialize_seq(Reading)
+        from.deserialize_seq(MessageVisitor)
     }
 }
 
-struct Reading;
+struct MessageVisitor;
 
-impl<'de> Visitor<'de> for Reading {
-    type Value = Word;
+impl<'de> Visitor<'de> for MessageVisitor {
+    type Value = RelayMessage;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a message of a relay")
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Word, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<RelayMessage, A::Error> {
         let label: Text<'_> = next(&mut seq)?;
-        let word = match &*label.0 {
-            "EVENT" => Word::Event(sub(&mut seq)?, next(&mut seq)?),
-            "EOSE" => Word::Eose(sub(&mut seq)?, hint(&mut seq)?),
-            "CLOSED" => Word::Closed(sub(&mut seq)?, text(&mut seq)?),
-            "NOTICE" => Word::Notice(text(&mut seq)?),
+        let message = match &*label.0 {
+            "EVENT" => RelayMessage::Event(sub(&mut seq)?, next(&mut seq)?),
+            "EOSE" => RelayMessage::Eose(sub(&mut seq)?, hint(&mut seq)?),
+            "CLOSED" => RelayMessage::Closed(sub(&mut seq)?, text(&mut seq)?),
+            "NOTICE" => RelayMessage::Notice(text(&mut seq)?),
             "NEG-MSG" => {
                 let (sub, message): (_, Text<'_>) = (sub(&mut seq)?, next(&mut seq)?);
                 let message =
                     neg::from_hex(&message.0).ok_or_else(|| A::Error::custom("not hex"))?;
-                Word::NegMsg(sub, message)
+                RelayMessage::NegMsg(sub, message)
             }
-            "NEG-ERR" => Word::NegErr(sub(&mut seq)?, text(&mut seq)?),
-            "AUTH" => Word::Auth(challenge(&mut seq)?),
+            "NEG-ERR" => RelayMessage::NegErr(sub(&mut seq)?, text(&mut seq)?),
+            "AUTH" => RelayMessage::Auth(challenge(&mut seq)?),
             "OK" => {
                 let (event, accepted) = (next(&mut seq)?, next(&mut seq)?);
-                Word::Ok { event, accepted, text: text(&mut seq)? }
+                RelayMessage::Ok { event, accepted, text: text(&mut seq)? }
             }
             _ => return Err(A::Error::custom("no message of a relay")),
         };
         // Further elements are ignored, but must be well-formed.
         while seq.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(word)
+        Ok(message)
     }
 }
 
@@ -91,13 +91,13 @@ fn sub<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<SubId, A::Error> {
 }
 
 /// Characters of a relay's text that are kept.
-const MOST_TEXT: usize = 1_024;
+const MAX_TEXT_CHARS: usize = 1_024;
 
 /// Reads a text that some relays leave out, or replace by something else.
 fn text<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<String, A::Error> {
-    let text: Option<Loose<'_>> = seq.next_element()?;
+    let text: Option<OptionalText<'_>> = seq.next_element()?;
     let text = text.and_then(|text| text.0).unwrap_or_default();
-    Ok(text.chars().take(MOST_TEXT).collect())
+    Ok(text.chars().take(MAX_TEXT_CHARS).collect())
 }
 
 /// Reads the first known hint of EOSE (NIP-67); anything else is no hint.
@@ -110,14 +110,14 @@ fn hint<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<Option<EoseHint>, A::Erro
 #[derive(serde::Deserialize)]
 #[serde(untagged)]
 enum Hints<'a> {
-    List(#[serde(borrow)] Vec<Loose<'a>>),
+    List(#[serde(borrow)] Vec<OptionalText<'a>>),
     Other(IgnoredAny),
 }
 
 /// Reads a challenge, which must be returned unchanged.
 fn challenge<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<String, A::Error> {
     let challenge = next::<Text<'_>, _>(seq)?.0;
-    match challenge.len() <= MOST_TEXT {
+    match challenge.len() <= MAX_TEXT_CHARS {
         true => Ok(challenge.into_owned()),
         false => Err(A::Error::custom("too long a challenge")),
     }
@@ -128,13 +128,13 @@ struct Text<'a>(Cow<'a, str>);
 
 impl<'de> Deserialize<'de> for Text<'de> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        from.deserialize_str(TextReading).map(Self)
+        from.deserialize_str(TextVisitor).map(Self)
     }
 }
 
-struct TextReading;
+struct TextVisitor;
 
-impl<'de> Visitor<'de> for TextReading {
+impl<'de> Visitor<'de> for TextVisitor {
     type Value = Cow<'de, str>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -153,19 +153,19 @@ impl<'de> Visitor<'de> for TextReading {
 /// A text, or anything else.
 #[derive(serde::Deserialize)]
 #[serde(untagged)]
-enum Anything<'a> {
+enum TextOrOther<'a> {
     #[serde(borrow)]
     Text(Cow<'a, str>),
     Other(IgnoredAny),
 }
 
-struct Loose<'a>(Option<Cow<'a, str>>);
+struct OptionalText<'a>(Option<Cow<'a, str>>);
 
-impl<'de> Deserialize<'de> for Loose<'de> {
+impl<'de> Deserialize<'de> for OptionalText<'de> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        Ok(Self(match Anything::deserialize(from)? {
-            Anything::Text(text) => Some(text),
-            Anything::Other(_) => None,
+        Ok(Self(match TextOrOther::deserialize(from)? {
+            TextOrOther::Text(text) => Some(text),
+            TextOrOther::Other(_) => None,
         }))
     }
 }
@@ -240,48 +240,57 @@ mod tests {
         let signed = signed.finalize(&Keys::generate()).unwrap();
         let id = signed.id;
         let event = serde_json::to_string(&signed).unwrap();
-        for (said, word) in [
-            (format!(r#"["EVENT","g1",{event}]"#), Word::Event(g(1), signed)),
-            (r#" [ "EOSE" , "g2" ] "#.into(), Word::Eose(g(2), None)),
-            (r#"["EOSE","g2",["finish"]]"#.into(), Word::Eose(g(2), Some(EoseHint::Finish))),
-            (r#"["EOSE","g2",["more"],7]"#.into(), Word::Eose(g(2), Some(EoseHint::More))),
+        for (said, message) in [
+            (format!(r#"["EVENT","g1",{event}]"#), RelayMessage::Event(g(1), signed)),
+            (r#" [ "EOSE" , "g2" ] "#.into(), RelayMessage::Eose(g(2), None)),
+            (
+                r#"["EOSE","g2",["finish"]]"#.into(),
+                RelayMessage::Eose(g(2), Some(EoseHint::Finish)),
+            ),
+            (r#"["EOSE","g2",["more"],7]"#.into(), RelayMessage::Eose(g(2), Some(EoseHint::More))),
             (
                 r#"["EOSE","g2",[7,{},"later","more"]]"#.into(),
-                Word::Eose(g(2), Some(EoseHint::More)),
+                RelayMessage::Eose(g(2), Some(EoseHint::More)),
             ),
-            (r#"["EOSE","g2",["Finish","soon"]]"#.into(), Word::Eose(g(2), None)),
-            (r#"["EOSE","g2","finish"]"#.into(), Word::Eose(g(2), None)),
-            (r#"["EOSE","g2",{"finish":true}]"#.into(), Word::Eose(g(2), None)),
-            (r#"["EOSE","g2",null]"#.into(), Word::Eose(g(2), None)),
-            (r#"["EOSE","g2",-1.5e9]"#.into(), Word::Eose(g(2), None)),
-            (r#"["CLOSED","g3","error: \"x\""]"#.into(), Word::Closed(g(3), "error: \"x\"".into())),
-            (r#"["CLOSED","g3"]"#.into(), Word::Closed(g(3), String::new())),
-            (r#"["NOTICE",null]"#.into(), Word::Notice(String::new())),
-            (r#"["NEG-MSG","g4","61ff"]"#.into(), Word::NegMsg(g(4), vec![0x61, 0xff])),
-            (r#"["NEG-ERR","g4","blocked",500]"#.into(), Word::NegErr(g(4), "blocked".into())),
-            (r#"["AUTH","\u0061b"]"#.into(), Word::Auth("ab".into())),
+            (r#"["EOSE","g2",["Finish","soon"]]"#.into(), RelayMessage::Eose(g(2), None)),
+            (r#"["EOSE","g2","finish"]"#.into(), RelayMessage::Eose(g(2), None)),
+            (r#"["EOSE","g2",{"finish":true}]"#.into(), RelayMessage::Eose(g(2), None)),
+            (r#"["EOSE","g2",null]"#.into(), RelayMessage::Eose(g(2), None)),
+            (r#"["EOSE","g2",-1.5e9]"#.into(), RelayMessage::Eose(g(2), None)),
+            (
+                r#"["CLOSED","g3","error: \"x\""]"#.into(),
+                RelayMessage::Closed(g(3), "error: \"x\"".into()),
+            ),
+            (r#"["CLOSED","g3"]"#.into(), RelayMessage::Closed(g(3), String::new())),
+            (r#"["NOTICE",null]"#.into(), RelayMessage::Notice(String::new())),
+            (r#"["NEG-MSG","g4","61ff"]"#.into(), RelayMessage::NegMsg(g(4), vec![0x61, 0xff])),
+            (
+                r#"["NEG-ERR","g4","blocked",500]"#.into(),
+                RelayMessage::NegErr(g(4), "blocked".into()),
+            ),
+            (r#"["AUTH","\u0061b"]"#.into(), RelayMessage::Auth("ab".into())),
             (
                 format!(r#"["OK","{id}",false,"invalid: no"]"#),
-                Word::Ok { event: id, accepted: false, text: "invalid: no".into() },
+                RelayMessage::Ok { event: id, accepted: false, text: "invalid: no".into() },
             ),
         ] {
-            assert_eq!(Word::read(&said), Some(word), "{said}");
+            assert_eq!(RelayMessage::parse(&said), Some(message), "{said}");
         }
     }
 
     #[test]
     fn no_more_of_a_text_is_kept_than_anybody_reads() {
         let long = "ü".repeat(2_000_000);
-        let kept = "ü".repeat(MOST_TEXT);
+        let kept = "ü".repeat(MAX_TEXT_CHARS);
         assert_eq!(
-            Word::read(&format!(r#"["NOTICE","{long}"]"#)),
-            Some(Word::Notice(kept.clone()))
+            RelayMessage::parse(&format!(r#"["NOTICE","{long}"]"#)),
+            Some(RelayMessage::Notice(kept.clone()))
         );
         assert_eq!(
-            Word::read(&format!(r#"["CLOSED","g3","{long}"]"#)),
-            Some(Word::Closed(g(3), kept))
+            RelayMessage::parse(&format!(r#"["CLOSED","g3","{long}"]"#)),
+            Some(RelayMessage::Closed(g(3), kept))
         );
-        assert_eq!(Word::read(&format!(r#"["AUTH","{long}"]"#)), None);
+        assert_eq!(RelayMessage::parse(&format!(r#"["AUTH","{long}"]"#)), None);
     }
 
     #[test]
@@ -301,9 +310,9 @@ mod tests {
             r#"["EOSE","g1"] trailing"#,
             r#"["EOSE","g1","#,
         ] {
-            assert_eq!(Word::read(said), None, "{said}");
+            assert_eq!(RelayMessage::parse(said), None, "{said}");
         }
-        assert_eq!(Word::read(&format!("[\"EOSE\",\"g1\",{}", "[".repeat(100_000))), None);
+        assert_eq!(RelayMessage::parse(&format!("[\"EOSE\",\"g1\",{}", "[".repeat(100_000))), None);
     }
 
     #[test]
@@ -323,8 +332,8 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn no_text_is_too_strange_to_read(text: String) {
-            let _ = Word::read(&text);
-            let _ = Word::read(&format!("[\"EVENT\",\"g1\",{text}]"));
+            let _ = RelayMessage::parse(&text);
+            let _ = RelayMessage::parse(&format!("[\"EVENT\",\"g1\",{text}]"));
         }
     }
 }

@@ -10,8 +10,8 @@
 //! Messages are passed to the engine in order, and at once. Events go to the intake queue, which may be full; then
 //! the socket is not read, and the relay has to wait.
 
-mod burst;
 mod dial;
+mod receive_buffer;
 mod writer;
 
 use std::collections::BTreeMap;
@@ -29,64 +29,64 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 use tokio_tungstenite::tungstenite::{Error as WsError, Message};
 
-use self::burst::Burst;
 pub(crate) use self::dial::{Opened, Socket, open};
+use self::receive_buffer::ReceiveBuffer;
 use self::writer::Writer;
-use super::codec::{self, Word};
-use super::intake::{Intake, Item, Lane};
+use super::codec::{self, RelayMessage};
+use super::intake::{Intake, IntakeQueue, Item};
 use super::limits::Limits;
 use super::outbound::Outbound;
 use super::task::Task;
 use crate::engine::{ConnId, Fault, Frame, Input, Places, Said, SubId};
 
 /// Frames that may wait for the socket; the engine's budget stays far below.
-const FRAMES: usize = 1_024;
+const FRAME_QUEUE: usize = 1_024;
 
 /// The state that all connections share.
-pub(crate) struct World {
+pub(crate) struct Shared {
     pub(crate) outbound: Outbound,
     pub(crate) keys: Option<Keys>,
     pub(crate) limits: Limits,
     pub(crate) intake: Intake,
-    pub(crate) told: mpsc::Sender<Input>,
+    pub(crate) inputs: mpsc::Sender<Input>,
 }
 
 /// The relay to connect to, and the id of the connection.
 #[derive(Clone, Debug)]
-pub(crate) struct Call {
+pub(crate) struct Target {
     pub(crate) relay: RelayUrl,
     pub(crate) conn: ConnId,
     pub(crate) from: Provenance,
 }
 
 /// A connection, or an attempt to connect. Ends without a message when dropped.
-pub(crate) struct Line {
+pub(crate) struct Handle {
     frames: mpsc::Sender<Frame>,
     _task: Task,
 }
 
 /// The frame could not be queued: the relay does not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stuck;
+pub(crate) struct NotSent;
 
-impl Line {
+impl Handle {
     /// Starts to connect. The result is an input.
-    pub(crate) fn start(world: Arc<World>, call: Call) -> Self {
-        let (frames, orders) = mpsc::channel(FRAMES);
-        Self { frames, _task: Task::spawn(live(world, call, orders)) }
+    pub(crate) fn start(shared: Arc<Shared>, target: Target) -> Self {
+        let (sender, frames) = mpsc::channel(FRAME_QUEUE);
+        Self { frames: sender, _task: Task::spawn(run(shared, target, frames)) }
     }
 
-    pub(crate) fn send(&self, frame: Frame) -> Result<(), Stuck> {
-        self.frames.try_send(frame).map_err(|_| Stuck)
+    pub(crate) fn send(&self, frame: Frame) -> Result<(), NotSent> {
+        self.frames.try_send(frame).map_err(|_| NotSent)
     }
 }
 
 /// Runs a connection from the dial to its end, which is always reported.
-async fn live(world: Arc<World>, call: Call, orders: mpsc::Receiver<Frame>) {
-    let told = world.told.clone();
-    let (relay, conn) = (call.relay.clone(), call.conn);
-    let life = std::panic::AssertUnwindSafe(converse(world, call, orders)).catch_unwind();
-    let why = match life.await {
+async fn run(shared: Arc<Shared>, target: Target, frames: mpsc::Receiver<Frame>) {
+    let inputs = shared.inputs.clone();
+    let (relay, conn) = (target.relay.clone(), target.conn);
+    let running = connect_and_run(shared, target, frames);
+    let why = match std::panic::AssertUnwindSafe(running).catch_unwind().await {
         Ok(Ok(())) => None,
         Ok(Err(why)) => Some(why),
         Err(_) => {
@@ -95,36 +95,36 @@ async fn live(world: Arc<World>, call: Call, orders: mpsc::Receiver<Frame>) {
         }
     };
     if let Some(why) = why {
-        let _ = told.send(Input::ConnectFailed { relay: relay.clone(), conn, why }).await;
+        let _ = inputs.send(Input::ConnectFailed { relay: relay.clone(), conn, why }).await;
     }
     // Ignored for an attempt that failed.
-    let _ = told.send(Input::Disconnected { relay, conn }).await;
+    let _ = inputs.send(Input::Disconnected { relay, conn }).await;
 }
 
-async fn converse(
-    world: Arc<World>,
-    call: Call,
-    orders: mpsc::Receiver<Frame>,
+async fn connect_and_run(
+    shared: Arc<Shared>,
+    target: Target,
+    frames: mpsc::Receiver<Frame>,
 ) -> Result<(), Fault> {
-    let opened = open(&world.outbound, &world.limits, &call.relay, call.from).await?;
+    let opened = open(&shared.outbound, &shared.limits, &target.relay, target.from).await?;
     let Opened { socket, address, facts } = opened;
     let (sink, stream) = socket.split();
-    let lane = world.intake.lane(call.relay.clone(), call.conn);
-    let (relay, conn, address) = (call.relay.clone(), call.conn, Some(address));
-    let _ = world.told.send(Input::Connected { relay, conn, address, facts }).await;
-    let writer = Writer::start(sink, world.limits.write_timeout);
-    let talk = Talk {
-        world,
-        call,
-        lane,
+    let queue = shared.intake.queue(target.relay.clone(), target.conn);
+    let (relay, conn, address) = (target.relay.clone(), target.conn, Some(address));
+    let _ = shared.inputs.send(Input::Connected { relay, conn, address, facts }).await;
+    let writer = Writer::start(sink, shared.limits.write_timeout);
+    let connection = Connection {
+        shared,
+        target,
+        queue,
         writer,
         subs: BTreeMap::new(),
         challenge: None,
         answer: None,
-        burst: Burst::default(),
-        silence: Silence::since_now(),
+        buffer: ReceiveBuffer::default(),
+        idle: IdleTimer::since_now(),
     };
-    talk.run(stream, orders).await;
+    connection.run(stream, frames).await;
     Ok(())
 }
 
@@ -134,117 +134,120 @@ struct Sub {
     path: SyncPath,
 }
 
-struct Talk {
-    world: Arc<World>,
-    call: Call,
-    lane: Lane,
+struct Connection {
+    shared: Arc<Shared>,
+    target: Target,
+    queue: IntakeQueue,
     writer: Writer,
     subs: BTreeMap<SubId, Sub>,
     challenge: Option<String>,
     /// The id of our answer to it.
     answer: Option<EventId>,
-    burst: Burst,
-    silence: Silence,
+    buffer: ReceiveBuffer,
+    idle: IdleTimer,
 }
 
 /// The reason why a connection ended, for the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Over {
+enum EndReason {
     /// The engine dropped the handle.
-    Dismissed,
+    Dropped,
     /// The socket ended, or failed.
     Lost,
     /// Nothing was received for too long.
     Silent,
     /// Nothing could be sent for too long.
-    Stuck,
+    WriteBlocked,
 }
 
-impl Talk {
-    async fn run(mut self, mut stream: SplitStream<Socket>, mut orders: mpsc::Receiver<Frame>) {
-        let over = loop {
-            if let Err(over) = self.turn(&mut stream, &mut orders).await {
-                break over;
+impl Connection {
+    async fn run(mut self, mut stream: SplitStream<Socket>, mut frames: mpsc::Receiver<Frame>) {
+        let reason = loop {
+            if let Err(reason) = self.step(&mut stream, &mut frames).await {
+                break reason;
             }
         };
         self.flush().await;
-        tracing::debug!(relay = %self.call.relay, ?over, "the connection ended");
+        tracing::debug!(relay = %self.target.relay, ?reason, "the connection ended");
     }
 
     /// Sends one frame, or receives what is available.
-    async fn turn(
+    async fn step(
         &mut self,
         stream: &mut SplitStream<Socket>,
-        orders: &mut mpsc::Receiver<Frame>,
-    ) -> Result<(), Over> {
+        frames: &mut mpsc::Receiver<Frame>,
+    ) -> Result<(), EndReason> {
         tokio::select! {
             biased;
-            frame = orders.recv() => self.say(frame.ok_or(Over::Dismissed)?),
-            () = self.writer.ended() => Err(Over::Stuck),
+            frame = frames.recv() => self.send(frame.ok_or(EndReason::Dropped)?),
+            () = self.writer.ended() => Err(EndReason::WriteBlocked),
             message = stream.next() => {
-                self.hear(message).await?;
-                self.hear_more(stream).await?;
-                self.silence = Silence::since_now();
+                self.receive(message).await?;
+                self.receive_ready(stream).await?;
+                self.idle = IdleTimer::since_now();
                 self.flush().await;
                 Ok(())
             }
-            () = self.silence.grows(&self.world.limits) => self.wonder(),
+            () = self.idle.elapsed(&self.shared.limits) => self.ping_or_timeout(),
         }
     }
 
     /// Sends a ping after the first silence; ends the connection after the second.
-    fn wonder(&mut self) -> Result<(), Over> {
-        if std::mem::replace(&mut self.silence.is_asked, true) {
-            return Err(Over::Silent);
+    fn ping_or_timeout(&mut self) -> Result<(), EndReason> {
+        if std::mem::replace(&mut self.idle.is_pinged, true) {
+            return Err(EndReason::Silent);
         }
-        self.writer.send(Message::Ping(Vec::new().into())).map_err(|_| Over::Stuck)
+        self.writer.send(Message::Ping(Vec::new().into())).map_err(|_| EndReason::WriteBlocked)
     }
 
     /// Receives what else is available, so that many small messages make few large steps.
-    async fn hear_more(&mut self, stream: &mut SplitStream<Socket>) -> Result<(), Over> {
-        while !self.burst.is_full() {
+    async fn receive_ready(&mut self, stream: &mut SplitStream<Socket>) -> Result<(), EndReason> {
+        while !self.buffer.is_full() {
             let Some(message) = stream.next().now_or_never() else { break };
-            self.hear(message).await?;
+            self.receive(message).await?;
         }
         Ok(())
     }
 
-    async fn hear(&mut self, message: Option<Result<Message, WsError>>) -> Result<(), Over> {
+    async fn receive(
+        &mut self,
+        message: Option<Result<Message, WsError>>,
+    ) -> Result<(), EndReason> {
         match message {
             Some(Ok(Message::Text(text))) => {
-                if let Some(word) = Word::read(&text) {
-                    self.heard(word, text.len()).await;
+                if let Some(message) = RelayMessage::parse(&text) {
+                    self.handle_message(message, text.len()).await;
                 }
                 Ok(())
             }
-            Some(Ok(Message::Close(_)) | Err(_)) | None => Err(Over::Lost),
+            Some(Ok(Message::Close(_)) | Err(_)) | None => Err(EndReason::Lost),
             Some(Ok(_)) => Ok(()),
         }
     }
 
-    async fn heard(&mut self, word: Word, bytes: usize) {
-        let said = match word {
-            Word::Event(sub, event) => return self.delivered(sub, event, bytes),
-            Word::Eose(sub, hint) => Said::Eose { sub, hint },
-            Word::Closed(sub, text) => {
+    async fn handle_message(&mut self, message: RelayMessage, bytes: usize) {
+        let said = match message {
+            RelayMessage::Event(sub, event) => return self.delivered(sub, event, bytes),
+            RelayMessage::Eose(sub, hint) => Said::Eose { sub, hint },
+            RelayMessage::Closed(sub, text) => {
                 self.subs.remove(&sub);
                 Said::Closed { sub, text }
             }
-            Word::Notice(text) => Said::Notice { text },
-            Word::NegMsg(sub, message) => Said::NegMsg { sub, message },
-            Word::NegErr(sub, text) => Said::NegErr { sub, text },
-            Word::Auth(challenge) => {
+            RelayMessage::Notice(text) => Said::Notice { text },
+            RelayMessage::NegMsg(sub, message) => Said::NegMsg { sub, message },
+            RelayMessage::NegErr(sub, text) => Said::NegErr { sub, text },
+            RelayMessage::Auth(challenge) => {
                 self.challenge = Some(challenge);
                 Said::Challenge
             }
-            Word::Ok { event, accepted, .. } if self.answer == Some(event) => {
+            RelayMessage::Ok { event, accepted, .. } if self.answer == Some(event) => {
                 Said::Authenticated { accepted }
             }
-            Word::Ok { .. } => return,
+            RelayMessage::Ok { .. } => return,
         };
         // An EOSE never overtakes the events before it.
-        self.tell_rows().await;
-        self.tell(said).await;
+        self.send_rows().await;
+        self.send_input(said).await;
     }
 
     /// Buffers an event that matches its subscription; drops any other.
@@ -252,31 +255,31 @@ impl Talk {
         let Some(asked) = self.subs.get(&sub) else { return };
         let places = Places::of(&asked.filters, &event);
         if !places.is_empty() {
-            self.burst.add(Item { sub, path: asked.path, event }, places, bytes);
+            self.buffer.add(Item { sub, path: asked.path, event }, places, bytes);
         }
     }
 
-    async fn tell_rows(&mut self) {
-        for (sub, rows) in self.burst.take_rows() {
-            self.tell(Said::Delivered { sub, rows }).await;
+    async fn send_rows(&mut self) {
+        for (sub, rows) in self.buffer.take_rows() {
+            self.send_input(Said::Delivered { sub, rows }).await;
         }
     }
 
-    async fn tell(&self, said: Said) {
-        let (relay, conn) = (self.call.relay.clone(), self.call.conn);
-        let _ = self.world.told.send(Input::Heard { relay, conn, said }).await;
+    async fn send_input(&self, said: Said) {
+        let (relay, conn) = (self.target.relay.clone(), self.target.conn);
+        let _ = self.shared.inputs.send(Input::Heard { relay, conn, said }).await;
     }
 
     /// Reports the events received, and hands them over.
     async fn flush(&mut self) {
-        self.tell_rows().await;
-        let (items, bytes) = self.burst.take_items();
+        self.send_rows().await;
+        let (items, bytes) = self.buffer.take_items();
         if !items.is_empty() {
-            self.lane.push(items, bytes).await;
+            self.queue.push(items, bytes).await;
         }
     }
 
-    fn say(&mut self, frame: Frame) -> Result<(), Over> {
+    fn send(&mut self, frame: Frame) -> Result<(), EndReason> {
         let text = match frame {
             Frame::Subscribe { sub, filters, path } => {
                 let text = codec::req(sub, &filters);
@@ -298,33 +301,33 @@ impl Talk {
                 None => return Ok(()),
             },
         };
-        self.writer.send(Message::text(text)).map_err(|_| Over::Stuck)
+        self.writer.send(Message::text(text)).map_err(|_| EndReason::WriteBlocked)
     }
 
     /// Returns the event that authenticates us to this relay (NIP-42). A challenge is answered once.
     fn authentication(&mut self) -> Option<Event> {
-        let (keys, challenge) = (self.world.keys.as_ref()?, self.challenge.take()?);
-        let tags = [["relay", self.call.relay.as_str()], ["challenge", &challenge]];
+        let (keys, challenge) = (self.shared.keys.as_ref()?, self.challenge.take()?);
+        let tags = [["relay", self.target.relay.as_str()], ["challenge", &challenge]];
         let tags = tags.into_iter().filter_map(|tag| Tag::parse(tag).ok());
         EventBuilder::new(Kind::Authentication, "").tags(tags).finalize(keys).ok()
     }
 }
 
 /// The time since the last message.
-struct Silence {
+struct IdleTimer {
     since: Instant,
     /// True if a ping was sent.
-    is_asked: bool,
+    is_pinged: bool,
 }
 
-impl Silence {
+impl IdleTimer {
     fn since_now() -> Self {
-        Self { since: Instant::now(), is_asked: false }
+        Self { since: Instant::now(), is_pinged: false }
     }
 
     /// Waits until it is time for a ping, or for the end.
-    async fn grows(&self, limits: &Limits) {
-        let wait = if self.is_asked { limits.idle_timeout } else { limits.ping_after };
+    async fn elapsed(&self, limits: &Limits) {
+        let wait = if self.is_pinged { limits.idle_timeout } else { limits.ping_after };
         sleep_until(self.since + wait).await;
     }
 }

@@ -15,7 +15,7 @@ use crate::engine::{Accepted, Input, index_change};
 use crate::local::{LocalRelay, News};
 
 /// Delay before a feed that ended is started again.
-const AGAIN: Duration = Duration::from_secs(5);
+const FEED_RESTART_DELAY: Duration = Duration::from_secs(5);
 
 /// Rule for the repositories of the local relay that are followed.
 #[derive(Clone, Debug)]
@@ -50,24 +50,29 @@ pub(crate) async fn listen(
     local: Arc<dyn LocalRelay>,
     following: Following,
     recent: Arc<Mutex<Recent>>,
-    told: mpsc::Sender<Input>,
+    inputs: mpsc::Sender<Input>,
 ) {
     loop {
         let mut feed = local.accepted(&kinds::SELF_SUBSCRIPTION);
         let mut is_live = false;
         while let Some(news) = feed.next().await {
             is_live |= news == News::CaughtUp;
-            let Some(input) = read(news, is_live, &following, &recent) else { continue };
-            if told.send(input).await.is_err() {
+            let Some(input) = to_input(news, is_live, &following, &recent) else { continue };
+            if inputs.send(input).await.is_err() {
                 return;
             }
         }
         tracing::warn!("the local relay's feed ended; beginning anew");
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(FEED_RESTART_DELAY).await;
     }
 }
 
-fn read(news: News, is_live: bool, following: &Following, recent: &Mutex<Recent>) -> Option<Input> {
+fn to_input(
+    news: News,
+    is_live: bool,
+    following: &Following,
+    recent: &Mutex<Recent>,
+) -> Option<Input> {
     let accepted = match news {
         News::CaughtUp => return Some(Input::FeedCaughtUp),
         News::Lost => {
@@ -76,7 +81,7 @@ fn read(news: News, is_live: bool, following: &Following, recent: &Mutex<Recent>
         }
         News::Accepted(event) => {
             let recent = recent.lock().unwrap_or_else(PoisonError::into_inner);
-            let direct = is_live && !recent.was_brought(&event.id);
+            let direct = is_live && !recent.was_delivered(&event.id);
             let change = following.change(&event, SyncLevel::Full);
             Accepted { event: Some(event.id), direct, change }
         }
@@ -112,7 +117,7 @@ mod tests {
         let other = announced(&["wss://other.example"]);
         let change = |unlisted, news| {
             let following = Following { own: "us.example".parse().unwrap(), unlisted };
-            match read(news, true, &following, &Mutex::default()) {
+            match to_input(news, true, &following, &Mutex::default()) {
                 Some(Input::Accepted(accepted)) => accepted.change.unwrap(),
                 other => panic!("{other:?}"),
             }
@@ -122,8 +127,8 @@ mod tests {
             assert!(matches!(listed, IndexChange::Announced { .. }));
             let unlisted = change(false, news(Arc::new(other.clone())));
             assert!(matches!(unlisted, IndexChange::Retired { .. }), "what was followed is left");
-            let told = change(true, news(Arc::new(other.clone())));
-            assert!(matches!(told, IndexChange::Announced { .. }));
+            let unlisted = change(true, news(Arc::new(other.clone())));
+            assert!(matches!(unlisted, IndexChange::Announced { .. }));
         }
     }
 }

@@ -19,17 +19,17 @@ use grasp_core::{RelayUrl, Verified};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use super::clock::Clock;
-use super::recent::{Recalled, Recent, Settled};
+use super::recent::{KnownOutcome, Recalled, Recent};
 use crate::engine::{ConnId, Input, Judged, Outcome, Row, SubId};
 use crate::local::{LocalRelay, Taken};
 
-pub(crate) const BATCH: usize = 512;
+pub(crate) const MAX_BATCH_EVENTS: usize = 512;
 /// Chunks that may wait in a queue; bytes are a further limit.
-const CHUNKS: usize = 64;
+const MAX_QUEUED_CHUNKS: usize = 64;
 /// Bytes of one connection's events that may be queued.
-const BYTES: usize = 2 * 1024 * 1024;
+const MAX_QUEUED_BYTES: usize = 2 * 1024 * 1024;
 /// Batches of one queue that are verified ahead of the one being ingested.
-const AHEAD: usize = 2;
+const BATCHES_AHEAD: usize = 2;
 
 /// An event that matches its subscription.
 #[derive(Debug)]
@@ -44,13 +44,13 @@ pub(crate) struct Item {
 pub(crate) struct Intake {
     pub(crate) local: Arc<dyn LocalRelay>,
     pub(crate) recent: Arc<Mutex<Recent>>,
-    pub(crate) told: mpsc::Sender<Input>,
+    pub(crate) inputs: mpsc::Sender<Input>,
     pub(crate) clock: Clock,
-    turns: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
 /// The queue of one connection. Its events are ingested even if the connection ends.
-pub(crate) struct Lane {
+pub(crate) struct IntakeQueue {
     chunks: mpsc::Sender<Chunk>,
     room: Arc<Semaphore>,
 }
@@ -65,74 +65,81 @@ struct Checked {
     sub: SubId,
     path: SyncPath,
     row: Row,
-    found: Found,
+    result: CheckResult,
 }
 
 /// A verified event, and the subscription it came under.
 type Offered = (SubId, Verified<Arc<Event>>);
 
-enum Found {
-    Genuine(Verified<Arc<Event>>),
+enum CheckResult {
+    Verified(Verified<Arc<Event>>),
     /// The outcome is known without asking the local relay.
-    Clear(Outcome),
+    Decided(Outcome),
 }
 
 impl Intake {
-    pub(crate) fn new(local: Arc<dyn LocalRelay>, told: mpsc::Sender<Input>, clock: Clock) -> Self {
+    pub(crate) fn new(
+        local: Arc<dyn LocalRelay>,
+        inputs: mpsc::Sender<Input>,
+        clock: Clock,
+    ) -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let turns = Arc::new(Semaphore::new(threads));
-        Self { local, recent: Arc::default(), told, clock, turns }
+        let permits = Arc::new(Semaphore::new(threads));
+        Self { local, recent: Arc::default(), inputs, clock, permits }
     }
 
     /// Opens the queue of one connection.
-    pub(crate) fn lane(&self, relay: RelayUrl, conn: ConnId) -> Lane {
-        let (chunks, waiting) = mpsc::channel(CHUNKS);
-        tokio::spawn(self.clone().work(relay, conn, waiting));
-        Lane { chunks, room: Arc::new(Semaphore::new(BYTES)) }
+    pub(crate) fn queue(&self, relay: RelayUrl, conn: ConnId) -> IntakeQueue {
+        let (chunks, queued) = mpsc::channel(MAX_QUEUED_CHUNKS);
+        tokio::spawn(self.clone().run_queue(relay, conn, queued));
+        IntakeQueue { chunks, room: Arc::new(Semaphore::new(MAX_QUEUED_BYTES)) }
     }
 
-    async fn work(self, relay: RelayUrl, conn: ConnId, waiting: mpsc::Receiver<Chunk>) {
-        let batches = stream::unfold(waiting, |mut waiting| async {
-            let batch = gather(&mut waiting).await?;
-            Some((batch, waiting))
+    async fn run_queue(self, relay: RelayUrl, conn: ConnId, queued: mpsc::Receiver<Chunk>) {
+        let batches = stream::unfold(queued, |mut queued| async {
+            let batch = gather(&mut queued).await?;
+            Some((batch, queued))
         });
-        let mut checked = std::pin::pin!(batches.map(|batch| self.check(batch)).buffered(AHEAD));
+        let mut checked =
+            std::pin::pin!(batches.map(|batch| self.check(batch)).buffered(BATCHES_AHEAD));
         while let Some((batch, _room)) = checked.next().await {
-            for (sub, judged) in self.take_in(&relay, batch).await {
+            for (sub, judged) in self.ingest(&relay, batch).await {
                 let relay = relay.clone();
-                let _ = self.told.send(Input::Ingested { relay, conn, sub, judged }).await;
+                let _ = self.inputs.send(Input::Ingested { relay, conn, sub, judged }).await;
             }
         }
     }
 
     /// Verifies a batch on a blocking thread.
     async fn check(&self, batch: Chunk) -> (Vec<Checked>, Vec<OwnedSemaphorePermit>) {
-        let turn = Arc::clone(&self.turns).acquire_owned().await;
+        let permit = Arc::clone(&self.permits).acquire_owned().await;
         let recent = Arc::clone(&self.recent);
         let Chunk { items, _room: room } = batch;
         let names: Vec<_> = items.iter().map(Item::name).collect();
-        let work = tokio::task::spawn_blocking(move || {
-            let _turn = turn;
+        let checking = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
             check_all(items, &recent)
         });
         // Should the verification panic, the events of the batch are fetched again.
         let failed = |_| names.into_iter().map(Checked::failed).collect();
-        (work.await.unwrap_or_else(failed), room)
+        (checking.await.unwrap_or_else(failed), room)
     }
 
     /// Offers a batch to the local relay; returns the judgement of each event, by subscription.
-    async fn take_in(&self, relay: &RelayUrl, batch: Vec<Checked>) -> BTreeMap<SubId, Vec<Judged>> {
-        let mut genuine: BTreeMap<SyncPath, Vec<Offered>> = BTreeMap::new();
+    async fn ingest(&self, relay: &RelayUrl, batch: Vec<Checked>) -> BTreeMap<SubId, Vec<Judged>> {
+        let mut verified: BTreeMap<SyncPath, Vec<Offered>> = BTreeMap::new();
         let mut answers: BTreeMap<SubId, Vec<Judged>> = BTreeMap::new();
-        for Checked { sub, path, row, found } in batch {
-            match found {
-                Found::Genuine(event) => genuine.entry(path).or_default().push((sub, event)),
-                Found::Clear(outcome) => {
+        for Checked { sub, path, row, result } in batch {
+            match result {
+                CheckResult::Verified(event) => {
+                    verified.entry(path).or_default().push((sub, event))
+                }
+                CheckResult::Decided(outcome) => {
                     answers.entry(sub).or_default().push(Judged { row, outcome });
                 }
             }
         }
-        for (path, events) in genuine {
+        for (path, events) in verified {
             let origin = Origin::Sync { relay: relay.clone(), path };
             let offered = events.iter().map(|(_, event)| event.clone()).collect();
             let taken = self.offer(offered, origin).await;
@@ -161,26 +168,26 @@ impl Intake {
         let now = self.clock.now().mono;
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         for (id, taken) in ids.into_iter().zip(&taken) {
-            recent.settled(now, id, lasting(*taken));
+            recent.judged(now, id, lasting_outcome(*taken));
         }
         taken
     }
 }
 
-impl Lane {
+impl IntakeQueue {
     /// Queues events; waits while too many bytes are queued.
     pub(crate) async fn push(&self, items: Vec<Item>, bytes: usize) {
-        let wanted = u32::try_from(bytes.clamp(1, BYTES)).unwrap_or(u32::MAX);
+        let wanted = u32::try_from(bytes.clamp(1, MAX_QUEUED_BYTES)).unwrap_or(u32::MAX);
         let Ok(room) = Arc::clone(&self.room).acquire_many_owned(wanted).await else { return };
         let _ = self.chunks.send(Chunk { items, _room: vec![room] }).await;
     }
 }
 
 /// Waits for a chunk and adds what else is queued, up to a batch.
-async fn gather(waiting: &mut mpsc::Receiver<Chunk>) -> Option<Chunk> {
-    let mut batch = waiting.recv().await?;
-    while batch.items.len() < BATCH {
-        let Ok(mut more) = waiting.try_recv() else { break };
+async fn gather(queued: &mut mpsc::Receiver<Chunk>) -> Option<Chunk> {
+    let mut batch = queued.recv().await?;
+    while batch.items.len() < MAX_BATCH_EVENTS {
+        let Ok(mut more) = queued.try_recv() else { break };
         batch.items.append(&mut more.items);
         batch._room.append(&mut more._room);
     }
@@ -196,7 +203,7 @@ fn check_all(items: Vec<Item>, recent: &Mutex<Recent>) -> Vec<Checked> {
         items.into_iter().zip(recalled).map(|(item, recalled)| item.check(recalled)).collect();
     let mut recent = recent.lock().unwrap_or_else(PoisonError::into_inner);
     for one in &checked {
-        if let Found::Genuine(event) = &one.found {
+        if let CheckResult::Verified(event) = &one.result {
             recent.checked(event.clone());
         }
     }
@@ -210,34 +217,34 @@ impl Item {
 
     fn check(self, recalled: Recalled) -> Checked {
         let (sub, path, row) = self.name();
-        let found = match recalled {
-            Recalled::Checked(event) => Found::Genuine(event),
-            Recalled::Settled(Settled::Never) => {
-                Found::Clear(Outcome::Refused { lasting: Lasting::Forever, event: None })
+        let result = match recalled {
+            Recalled::Checked(event) => CheckResult::Verified(event),
+            Recalled::Judged(KnownOutcome::Rejected) => {
+                CheckResult::Decided(Outcome::Refused { lasting: Lasting::Forever, event: None })
             }
-            Recalled::Settled(_) => Found::Clear(Outcome::Known),
+            Recalled::Judged(_) => CheckResult::Decided(Outcome::Known),
             Recalled::Unknown => match Verified::check(Arc::new(self.event)) {
-                Ok(event) => Found::Genuine(event),
-                Err(_) => Found::Clear(Outcome::Forged),
+                Ok(event) => CheckResult::Verified(event),
+                Err(_) => CheckResult::Decided(Outcome::Forged),
             },
         };
-        Checked { sub, path, row, found }
+        Checked { sub, path, row, result }
     }
 }
 
 impl Checked {
     fn failed((sub, path, row): (SubId, SyncPath, Row)) -> Self {
         let outcome = Outcome::Refused { lasting: Lasting::Briefly, event: None };
-        Self { sub, path, row, found: Found::Clear(outcome) }
+        Self { sub, path, row, result: CheckResult::Decided(outcome) }
     }
 }
 
 /// Returns the outcome that holds for further copies of the event, if any.
-fn lasting(taken: Taken) -> Option<Settled> {
+fn lasting_outcome(taken: Taken) -> Option<KnownOutcome> {
     match taken {
-        Taken::Stored | Taken::Known => Some(Settled::Here),
-        Taken::Held => Some(Settled::Waits),
-        Taken::Refused(Lasting::Forever) => Some(Settled::Never),
+        Taken::Stored | Taken::Known => Some(KnownOutcome::Present),
+        Taken::Held => Some(KnownOutcome::Held),
+        Taken::Refused(Lasting::Forever) => Some(KnownOutcome::Rejected),
         Taken::Refused(Lasting::UntilDependency | Lasting::Briefly) => None,
     }
 }

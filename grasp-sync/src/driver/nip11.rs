@@ -20,15 +20,15 @@ use super::roots::Roots;
 use crate::engine::RelayFacts;
 
 /// Time for fetching the document, from the dial to its last byte.
-const PATIENCE: Duration = Duration::from_secs(5);
+const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest document that is read.
-const MOST_BYTES: usize = 256 * 1024;
+const MAX_DOCUMENT_BYTES: usize = 256 * 1024;
 /// Our name to other servers.
-pub(crate) const OUR_NAME: &str = concat!("grasp-sync/", env!("CARGO_PKG_VERSION"));
+pub(crate) const USER_AGENT_NAME: &str = concat!("grasp-sync/", env!("CARGO_PKG_VERSION"));
 
 /// Returns the facts of the document, or those of a relay that has none.
 pub(crate) async fn fetch(relay: &RelayUrl, route: &Route) -> RelayFacts {
-    let fetched = timeout(PATIENCE, try_fetch(relay, route)).await;
+    let fetched = timeout(FETCH_TIMEOUT, try_fetch(relay, route)).await;
     let document = fetched.ok().flatten().unwrap_or_default();
     serde_json::from_slice(&document).map(Document::facts).unwrap_or_default()
 }
@@ -44,7 +44,7 @@ pub async fn relay_information(
         let route = outbound.route(relay, Provenance::Stranger).await.ok()?;
         try_fetch(relay, &route).await
     };
-    let document = timeout(PATIENCE, fetch).await.ok().flatten()?;
+    let document = timeout(FETCH_TIMEOUT, fetch).await.ok().flatten()?;
     serde_json::from_slice(&document).map(Document::facts).ok()
 }
 
@@ -66,14 +66,14 @@ async fn ask(relay: &RelayUrl, to: &mut http1::SendRequest<Empty<Bytes>>) -> Opt
     let request = Request::get(target)
         .header(HOST, relay.host().as_str())
         .header(ACCEPT, "application/nostr+json")
-        .header(USER_AGENT, OUR_NAME)
+        .header(USER_AGENT, USER_AGENT_NAME)
         .body(Empty::new())
         .ok()?;
     let answer = to.send_request(request).await.ok()?;
     if !answer.status().is_success() {
         return None;
     }
-    let body = Limited::new(answer.into_body(), MOST_BYTES).collect().await.ok()?;
+    let body = Limited::new(answer.into_body(), MAX_DOCUMENT_BYTES).collect().await.ok()?;
     Some(body.to_bytes().into())
 }
 

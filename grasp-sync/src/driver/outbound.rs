@@ -25,18 +25,18 @@ use url::Url;
 use super::roots::Roots;
 use crate::engine::{Fault, Flaw};
 
-const RESOLVE: Duration = Duration::from_secs(5);
-const CONNECT: Duration = Duration::from_secs(5);
-const HANDSHAKE: Duration = Duration::from_secs(10);
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const TLS_TIMEOUT: Duration = Duration::from_secs(10);
 /// Addresses of one name that are tried.
-const MOST_ADDRESSES: usize = 4;
+const MAX_ADDRESSES: usize = 4;
 
 /// A stream of bytes, encrypted or not.
-pub(crate) trait Bytes: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Bytes for T {}
+pub(crate) trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 
 /// A connection on which nothing has been sent yet.
-pub(crate) type Wire = Box<dyn Bytes>;
+pub(crate) type Wire = Box<dyn ByteStream>;
 
 /// Resolves and checks addresses for every dial.
 #[derive(Clone)]
@@ -66,7 +66,7 @@ impl Outbound {
         let port = port.ok_or(Fault::NoSuchHost)?;
         let found = resolve(host.name(), port).await?;
         let may = |at: &SocketAddr| self.policy.judge_address(from, at.ip()).is_ok();
-        let addresses: Vec<_> = found.into_iter().filter(may).take(MOST_ADDRESSES).collect();
+        let addresses: Vec<_> = found.into_iter().filter(may).take(MAX_ADDRESSES).collect();
         if addresses.is_empty() {
             return Err(Fault::Forbidden);
         }
@@ -87,16 +87,16 @@ impl Route {
         let Some((tls, name)) = &self.tls else {
             return Ok((Box::new(stream), address));
         };
-        match timeout(HANDSHAKE, tls.connect(name.clone(), stream)).await {
+        match timeout(TLS_TIMEOUT, tls.connect(name.clone(), stream)).await {
             Ok(Ok(stream)) => Ok((Box::new(stream), address)),
-            Ok(Err(error)) => Err(why_unencrypted(&error)),
+            Ok(Err(error)) => Err(tls_fault(&error)),
             Err(_) => Err(Fault::Unreachable),
         }
     }
 
     async fn reach(&self) -> Option<(TcpStream, IpAddr)> {
         for address in &self.addresses {
-            if let Ok(Ok(stream)) = timeout(CONNECT, TcpStream::connect(address)).await {
+            if let Ok(Ok(stream)) = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
                 return Some((stream, address.ip()));
             }
         }
@@ -108,15 +108,15 @@ async fn resolve(name: &str, port: u16) -> Result<Vec<SocketAddr>, Fault> {
     if let Ok(address) = name.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(address, port)]);
     }
-    match timeout(RESOLVE, lookup_host((name, port))).await {
+    match timeout(RESOLVE_TIMEOUT, lookup_host((name, port))).await {
         Ok(Ok(found)) => Ok(found.collect()),
-        Ok(Err(error)) => Err(why_unresolved(&error)),
+        Ok(Err(error)) => Err(resolve_fault(&error)),
         Err(_) => Err(Fault::Unreachable),
     }
 }
 
 /// Distinguishes a name that does not exist from a resolver that did not answer. The system reports it only as text.
-fn why_unresolved(error: &io::Error) -> Fault {
+fn resolve_fault(error: &io::Error) -> Fault {
     let text = error.to_string();
     let is_missing = ["not known", "No address associated", "does not resolve", "No such host"];
     match is_missing.iter().any(|words| text.contains(words)) {
@@ -126,7 +126,7 @@ fn why_unresolved(error: &io::Error) -> Fault {
 }
 
 /// Distinguishes a bad certificate from a failed handshake, and both from a lost connection.
-fn why_unencrypted(error: &io::Error) -> Fault {
+fn tls_fault(error: &io::Error) -> Fault {
     let Some(said) = error.get_ref().and_then(|inner| inner.downcast_ref()) else {
         return Fault::Unreachable;
     };
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_silent_resolver_is_not_a_missing_name() {
-        let said = |text: &str| why_unresolved(&io::Error::other(text));
+        let said = |text: &str| resolve_fault(&io::Error::other(text));
         let prefix = "failed to lookup address information:";
         assert_eq!(said(&format!("{prefix} Name or service not known")), Fault::NoSuchHost);
         assert_eq!(

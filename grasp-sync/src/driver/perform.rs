@@ -14,34 +14,34 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::time::timeout;
 
 use super::clock::Clock;
-use super::connection::{Call, Line, World};
+use super::connection::{Handle, Shared, Target};
 use super::feed::Following;
 use super::intake::Intake;
 use super::observer::Observer;
 use super::outbound::Outbound;
-use super::scribe::Scribe;
+use super::record_writer::RecordWriter;
 use super::status::Status;
 use super::task::Task;
-use super::{Order, Settings, feed};
+use super::{Command, Settings, feed};
 use crate::engine::{
     ConnId, Frame, Input, InventoryFailed, InventoryId, Judged, Outcome, Output, Row, SyncEngine,
 };
 use crate::local::LocalRelay;
 
 /// Inputs that may wait; senders wait when there are more.
-const INPUTS: usize = 1_024;
-const INVENTORIES: usize = 2;
+const INPUT_QUEUE: usize = 1_024;
+const CONCURRENT_INVENTORIES: usize = 2;
 /// Time that the local relay may take for an inventory.
-const INVENTORY: Duration = Duration::from_secs(60);
+const INVENTORY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The owner of the engine.
-pub(super) struct Loop {
+pub(super) struct EventLoop {
     engine: SyncEngine,
     clock: Clock,
-    world: Arc<World>,
-    lines: BTreeMap<ConnId, Line>,
-    inputs: mpsc::Receiver<Input>,
-    scribe: Scribe,
+    shared: Arc<Shared>,
+    handles: BTreeMap<ConnId, Handle>,
+    inbox: mpsc::Receiver<Input>,
+    record_writer: RecordWriter,
     status: Status,
     observer: Arc<dyn Observer>,
     /// Our own address, as the origin of events that are offered again.
@@ -50,60 +50,60 @@ pub(super) struct Loop {
     _feed: Task,
 }
 
-impl Loop {
+impl EventLoop {
     pub(super) async fn begin(local: Arc<dyn LocalRelay>, settings: Settings) -> io::Result<Self> {
-        let (told, inputs) = mpsc::channel(INPUTS);
-        let (scribe, records) = Scribe::start(settings.records).await?;
+        let (inputs, inbox) = mpsc::channel(INPUT_QUEUE);
+        let (record_writer, records) = RecordWriter::start(settings.records).await?;
         let clock = settings.clock;
         let own = settings.engine.own.relay_url(true).map_err(io::Error::other)?;
         let mut config = settings.engine;
         config.can_authenticate = settings.keys.is_some();
         config.recheck_announcements |= !local.tells_held();
-        let intake = Intake::new(Arc::clone(&local), told.clone(), clock.clone());
+        let intake = Intake::new(Arc::clone(&local), inputs.clone(), clock.clone());
         let recent = Arc::clone(&intake.recent);
         let following = Following { own: config.own.clone(), unlisted: config.follow_unlisted };
-        let feed = Task::spawn(feed::listen(local, following, recent, told.clone()));
-        let world = World {
+        let feed = Task::spawn(feed::listen(local, following, recent, inputs.clone()));
+        let shared = Shared {
             outbound: Outbound::new(settings.outbound, &settings.roots),
             keys: settings.keys,
             limits: settings.limits,
             intake,
-            told,
+            inputs,
         };
-        let mut begun = Self {
+        let mut event_loop = Self {
             engine: SyncEngine::new(clock.now(), config),
             clock,
-            world: Arc::new(world),
-            lines: BTreeMap::new(),
-            inputs,
-            scribe,
+            shared: Arc::new(shared),
+            handles: BTreeMap::new(),
+            inbox,
+            record_writer,
             status: Status::default(),
             observer: settings.observer,
             own,
-            inventories: Arc::new(Semaphore::new(INVENTORIES)),
+            inventories: Arc::new(Semaphore::new(CONCURRENT_INVENTORIES)),
             _feed: feed,
         };
-        begun.handle(Input::Restored(records));
-        Ok(begun)
+        event_loop.handle(Input::Restored(records));
+        Ok(event_loop)
     }
 
-    pub(super) async fn run(mut self, mut orders: mpsc::Receiver<Order>) {
+    pub(super) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
         loop {
             let deadline = self.engine.next_deadline();
             tokio::select! {
-                order = orders.recv() => match order {
-                    Some(Order::Status(reply)) => {
+                command = commands.recv() => match command {
+                    Some(Command::Status(reply)) => {
                         self.status.wanted(self.engine.wanted());
                         let _ = reply.send(self.status.clone());
                     }
-                    Some(Order::Stop(reply)) => {
+                    Some(Command::Stop(reply)) => {
                         self.finish().await;
                         let _ = reply.send(());
                         return;
                     }
                     None => return self.finish().await,
                 },
-                Some(input) = self.inputs.recv() => self.handle(input),
+                Some(input) = self.inbox.recv() => self.handle(input),
                 () = until(&self.clock, deadline) => self.handle(Input::Tick),
             }
         }
@@ -113,9 +113,9 @@ impl Loop {
     fn handle(&mut self, input: Input) {
         let mut inputs = VecDeque::from([input]);
         while let Some(input) = inputs.pop_front() {
-            self.status.told(&input);
+            self.status.note_input(&input);
             if let Input::ConnectFailed { conn, .. } | Input::Disconnected { conn, .. } = &input {
-                self.lines.remove(conn);
+                self.handles.remove(conn);
             }
             let outputs = self.engine.handle(self.clock.now(), input);
             inputs.extend(outputs.into_iter().filter_map(|output| self.perform(output)));
@@ -126,13 +126,13 @@ impl Loop {
     fn perform(&mut self, output: Output) -> Option<Input> {
         match output {
             Output::Connect { relay, conn, configured } => self.connect(relay, conn, configured),
-            Output::Disconnect { conn, .. } => _ = self.lines.remove(&conn),
+            Output::Disconnect { conn, .. } => _ = self.handles.remove(&conn),
             Output::Send { relay, conn, frame } => return self.send(relay, conn, frame),
             Output::FetchInventory { request, filter } => self.fetch(request, *filter),
-            Output::Persist(record) => self.scribe.write(*record),
+            Output::Persist(record) => self.record_writer.write(*record),
             Output::Reoffer { events } => self.reoffer(events),
             Output::Report(report) => {
-                self.status.reported(self.clock.now().unix, &report);
+                self.status.note_report(self.clock.now().unix, &report);
                 self.observer.report(&report);
             }
         }
@@ -141,43 +141,43 @@ impl Loop {
 
     fn connect(&mut self, relay: RelayUrl, conn: ConnId, configured: bool) {
         let from = if configured { Provenance::Operator } else { Provenance::Stranger };
-        let call = Call { relay, conn, from };
-        self.lines.insert(conn, Line::start(Arc::clone(&self.world), call));
+        let target = Target { relay, conn, from };
+        self.handles.insert(conn, Handle::start(Arc::clone(&self.shared), target));
     }
 
     /// Gives up a connection whose relay does not read.
     fn send(&mut self, relay: RelayUrl, conn: ConnId, frame: Frame) -> Option<Input> {
-        let line = self.lines.get(&conn)?;
-        if line.send(frame).is_ok() {
+        let handle = self.handles.get(&conn)?;
+        if handle.send(frame).is_ok() {
             return None;
         }
-        self.lines.remove(&conn);
+        self.handles.remove(&conn);
         Some(Input::Disconnected { relay, conn })
     }
 
     fn fetch(&self, request: InventoryId, filter: Filter) {
-        let (world, turns) = (Arc::clone(&self.world), Arc::clone(&self.inventories));
+        let (shared, permits) = (Arc::clone(&self.shared), Arc::clone(&self.inventories));
         tokio::spawn(async move {
-            let _turn = turns.acquire_owned().await;
-            let items = inventory(Arc::clone(&world.intake.local), filter).await;
-            let _ = world.told.send(Input::Inventory { request, items }).await;
+            let _permit = permits.acquire_owned().await;
+            let items = inventory(Arc::clone(&shared.intake.local), filter).await;
+            let _ = shared.inputs.send(Input::Inventory { request, items }).await;
         });
     }
 
     fn reoffer(&self, events: Vec<Arc<Event>>) {
-        let (world, relay) = (Arc::clone(&self.world), self.own.clone());
+        let (shared, relay) = (Arc::clone(&self.shared), self.own.clone());
         let origin = Origin::Sync { relay, path: SyncPath::CatchUp };
         tokio::spawn(async move {
-            let judged = offer_again(&world.intake, events, origin).await;
-            let _ = world.told.send(Input::Reoffered { judged }).await;
+            let judged = offer_again(&shared.intake, events, origin).await;
+            let _ = shared.inputs.send(Input::Reoffered { judged }).await;
         });
     }
 
     /// Ends all connections, and writes all records.
     async fn finish(mut self) {
-        self.lines.clear();
+        self.handles.clear();
         let records = self.engine.records(self.clock.now());
-        self.scribe.finish(records).await;
+        self.record_writer.finish(records).await;
     }
 }
 
@@ -187,7 +187,7 @@ async fn inventory(
     filter: Filter,
 ) -> Result<Vec<Row>, InventoryFailed> {
     let mut asked = tokio::spawn(async move { local.inventory(filter).await });
-    match timeout(INVENTORY, &mut asked).await {
+    match timeout(INVENTORY_TIMEOUT, &mut asked).await {
         Ok(Ok(items)) => items,
         Ok(Err(_)) => Err(InventoryFailed),
         Err(_) => {
@@ -203,10 +203,10 @@ async fn offer_again(intake: &Intake, events: Vec<Arc<Event>>, origin: Origin) -
     let rows: Vec<_> = events.iter().map(|event| Row::of(event)).collect();
     let check =
         move || events.into_iter().filter_map(|event| Verified::check(event).ok()).collect();
-    let genuine: Vec<_> = tokio::task::spawn_blocking(check).await.unwrap_or_default();
-    let taken = intake.offer(genuine.clone(), origin).await;
+    let verified: Vec<_> = tokio::task::spawn_blocking(check).await.unwrap_or_default();
+    let taken = intake.offer(verified.clone(), origin).await;
     let judged: BTreeMap<_, _> =
-        genuine.iter().zip(taken).map(|(event, taken)| (event.id, taken.judged(event))).collect();
+        verified.iter().zip(taken).map(|(event, taken)| (event.id, taken.judged(event))).collect();
     let missing = |row: Row| {
         let outcome = Outcome::Refused { lasting: Lasting::Briefly, event: None };
         Judged { row, outcome }

@@ -8,19 +8,19 @@ use grasp_core::nostr::event::{Event, EventId};
 use grasp_core::{Mono, Verified};
 
 /// Shortest time for which an answer is remembered; at most twice as long. A withdrawn event may come back.
-const LASTING: Duration = Duration::from_secs(5 * 60);
+const MIN_MEMORY: Duration = Duration::from_secs(5 * 60);
 /// Answers of one generation; at most twice as many are remembered.
-const MOST: usize = 32_768;
+const MAX_PER_GENERATION: usize = 32_768;
 
 /// The outcome of an event, as it holds for further copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Settled {
+pub(crate) enum KnownOutcome {
     /// It is stored, or a version that wins over it.
-    Here,
+    Present,
     /// It is held; another offer may extend the wait.
-    Waits,
+    Held,
     /// It will never be accepted.
-    Never,
+    Rejected,
 }
 
 /// What is remembered of an id. Only verified events count: a forged copy changes nothing.
@@ -30,25 +30,27 @@ pub(crate) enum Recalled {
     /// The event with this id was verified, and is being judged.
     Checked(Verified<Arc<Event>>),
     /// The event with this id was judged. Copies need not be looked at.
-    Settled(Settled),
+    Judged(KnownOutcome),
 }
 
 /// The memory of all connections together, in two generations: a full or old one becomes the previous one.
 #[derive(Debug, Default)]
 pub(crate) struct Recent {
     checked: HashMap<EventId, Verified<Arc<Event>>>,
-    younger: HashMap<EventId, Settled>,
-    elder: HashMap<EventId, Settled>,
+    current: HashMap<EventId, KnownOutcome>,
+    previous: HashMap<EventId, KnownOutcome>,
     began: Mono,
 }
 
 impl Recent {
     pub(crate) fn recall(&self, id: &EventId) -> Recalled {
-        let settled = self.younger.get(id).or_else(|| self.elder.get(id));
-        match (settled, self.checked.get(id)) {
-            (Some(settled @ (Settled::Here | Settled::Never)), _) => Recalled::Settled(*settled),
+        let outcome = self.current.get(id).or_else(|| self.previous.get(id));
+        match (outcome, self.checked.get(id)) {
+            (Some(outcome @ (KnownOutcome::Present | KnownOutcome::Rejected)), _) => {
+                Recalled::Judged(*outcome)
+            }
             (_, Some(event)) => Recalled::Checked(event.clone()),
-            (Some(Settled::Waits) | None, None) => Recalled::Unknown,
+            (Some(KnownOutcome::Held) | None, None) => Recalled::Unknown,
         }
     }
 
@@ -58,20 +60,20 @@ impl Recent {
     }
 
     /// Adds the outcome of an event; `None` if the next copy is to be judged again.
-    pub(crate) fn settled(&mut self, now: Mono, id: EventId, settled: Option<Settled>) {
+    pub(crate) fn judged(&mut self, now: Mono, id: EventId, outcome: Option<KnownOutcome>) {
         self.checked.remove(&id);
-        if self.younger.len() >= MOST || now >= self.began + LASTING {
-            self.elder = std::mem::take(&mut self.younger);
+        if self.current.len() >= MAX_PER_GENERATION || now >= self.began + MIN_MEMORY {
+            self.previous = std::mem::take(&mut self.current);
             self.began = now;
         }
-        if let Some(settled) = settled {
-            self.younger.insert(id, settled);
+        if let Some(outcome) = outcome {
+            self.current.insert(id, outcome);
         }
     }
 
     /// Returns whether another relay delivered it lately.
-    pub(crate) fn was_brought(&self, id: &EventId) -> bool {
-        [&self.younger, &self.elder].iter().any(|known| known.contains_key(id))
+    pub(crate) fn was_delivered(&self, id: &EventId) -> bool {
+        [&self.current, &self.previous].iter().any(|known| known.contains_key(id))
             || self.checked.contains_key(id)
     }
 }
@@ -94,18 +96,18 @@ mod tests {
         assert_eq!(recent.recall(&event.id), Recalled::Unknown);
         recent.checked(event.clone());
         assert_eq!(recent.recall(&event.id), Recalled::Checked(event.clone()));
-        recent.settled(Mono::ZERO, event.id, Some(Settled::Here));
-        assert_eq!(recent.recall(&event.id), Recalled::Settled(Settled::Here));
+        recent.judged(Mono::ZERO, event.id, Some(KnownOutcome::Present));
+        assert_eq!(recent.recall(&event.id), Recalled::Judged(KnownOutcome::Present));
     }
 
     #[test]
     fn what_may_be_taken_later_is_judged_anew() {
-        for settled in [None, Some(Settled::Waits)] {
+        for outcome in [None, Some(KnownOutcome::Held)] {
             let (mut recent, event) = (Recent::default(), event());
             recent.checked(event.clone());
-            recent.settled(Mono::ZERO, event.id, settled);
+            recent.judged(Mono::ZERO, event.id, outcome);
             assert_eq!(recent.recall(&event.id), Recalled::Unknown);
-            assert_eq!(recent.was_brought(&event.id), settled.is_some());
+            assert_eq!(recent.was_delivered(&event.id), outcome.is_some());
         }
     }
 
@@ -117,14 +119,14 @@ mod tests {
             EventId::from_byte_array(id)
         };
         let mut recent = Recent::default();
-        recent.settled(Mono::ZERO, id(0), Some(Settled::Here));
-        recent.settled(Mono::ZERO + LASTING, id(1), Some(Settled::Here));
-        assert!(recent.was_brought(&id(0)));
-        recent.settled(Mono::ZERO + LASTING * 2, id(2), Some(Settled::Here));
-        assert!(!recent.was_brought(&id(0)) && recent.was_brought(&id(1)));
-        for n in 0..3 * MOST as u64 {
-            recent.settled(Mono::ZERO + LASTING * 2, id(n), Some(Settled::Here));
+        recent.judged(Mono::ZERO, id(0), Some(KnownOutcome::Present));
+        recent.judged(Mono::ZERO + MIN_MEMORY, id(1), Some(KnownOutcome::Present));
+        assert!(recent.was_delivered(&id(0)));
+        recent.judged(Mono::ZERO + MIN_MEMORY * 2, id(2), Some(KnownOutcome::Present));
+        assert!(!recent.was_delivered(&id(0)) && recent.was_delivered(&id(1)));
+        for n in 0..3 * MAX_PER_GENERATION as u64 {
+            recent.judged(Mono::ZERO + MIN_MEMORY * 2, id(n), Some(KnownOutcome::Present));
         }
-        assert!(recent.younger.len() + recent.elder.len() <= 2 * MOST);
+        assert!(recent.current.len() + recent.previous.len() <= 2 * MAX_PER_GENERATION);
     }
 }

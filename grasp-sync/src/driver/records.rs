@@ -33,10 +33,10 @@ impl RecordStore for NoRecords {
 }
 
 /// Outdated lines after which the file is rewritten.
-const SLACK: usize = 1_000;
+const MAX_OUTDATED_LINES: usize = 1_000;
 
 /// Records above which those of relays that never delivered anything are dropped.
-const MOST_RECORDS: usize = 10_000;
+const MAX_RECORDS: usize = 10_000;
 
 /// A file of lines. A newer line of a relay replaces an older one; a line that a crash cut off is skipped.
 ///
@@ -64,7 +64,7 @@ impl RecordFile {
 
     /// Writes all records to a new file, and renames it over the old one.
     fn rewrite(&mut self) -> io::Result<()> {
-        self.forget_the_empty();
+        self.drop_empty();
         let new = self.path.with_extension("new");
         let mut file = File::create(&new)?;
         file.write_all(&lines(self.known.values())?)?;
@@ -78,8 +78,8 @@ impl RecordFile {
     }
 
     /// Drops empty records above the limit: any event can name relays.
-    fn forget_the_empty(&mut self) {
-        let mut too_many = self.known.len().saturating_sub(MOST_RECORDS);
+    fn drop_empty(&mut self) {
+        let mut too_many = self.known.len().saturating_sub(MAX_RECORDS);
         self.known.retain(|_, record| {
             let goes = too_many > 0 && record.is_empty();
             too_many -= usize::from(goes);
@@ -120,7 +120,7 @@ impl RecordStore for RecordFile {
             self.known.insert(record.relay.clone(), record.clone());
         }
         self.lines = self.lines.saturating_add(records.len());
-        if self.lines > self.known.len().saturating_mul(2).saturating_add(SLACK) {
+        if self.lines > self.known.len().saturating_mul(2).saturating_add(MAX_OUTDATED_LINES) {
             return self.rewrite();
         }
         let appended = self.append(&lines(records)?);
@@ -226,7 +226,7 @@ mod tests {
     fn relays_that_never_gave_anything_are_not_remembered_without_end() {
         let dir = tempfile::tempdir().unwrap();
         let mut file = RecordFile::new(dir.path().join("relays.jsonl"));
-        let made_up: Vec<_> = (0..MOST_RECORDS + 100).map(|n| record(n, 1)).collect();
+        let made_up: Vec<_> = (0..MAX_RECORDS + 100).map(|n| record(n, 1)).collect();
         let gave = RelayRecord {
             relay: "wss://z.example".parse().unwrap(),
             coverage: proven(),
@@ -235,7 +235,7 @@ mod tests {
         file.save(&made_up).unwrap();
         file.save(std::slice::from_ref(&gave)).unwrap();
         file.rewrite().unwrap();
-        assert_eq!(file.known.len(), MOST_RECORDS);
+        assert_eq!(file.known.len(), MAX_RECORDS);
         assert!(file.known.contains_key(&gave.relay));
     }
 
@@ -249,7 +249,7 @@ mod tests {
             file.save(&many).unwrap();
         }
         let lines = fs::read_to_string(&path).unwrap().lines().count();
-        assert!(lines <= SLACK + 2, "{lines} lines for one relay");
+        assert!(lines <= MAX_OUTDATED_LINES + 2, "{lines} lines for one relay");
         assert_eq!(RecordFile::new(&path).load().unwrap(), [record(0, 499)]);
     }
 }

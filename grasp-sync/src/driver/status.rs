@@ -137,7 +137,7 @@ impl RelayStatus {
         }
     }
 
-    fn stands(&mut self, now: Timestamp, connection: ConnectionStatus) {
+    fn set_connection(&mut self, now: Timestamp, connection: ConnectionStatus) {
         (self.connection, self.since) = (connection, now);
         match connection {
             ConnectionStatus::Connected => self.synced_at = Some(now),
@@ -157,7 +157,7 @@ impl Status {
     }
 
     /// Updates from an input of the engine.
-    pub(super) fn told(&mut self, input: &Input) {
+    pub(super) fn note_input(&mut self, input: &Input) {
         match input {
             Input::Heard { relay, said: Said::Delivered { rows, .. }, .. } => {
                 if let Some(known) = self.relays.get_mut(relay) {
@@ -175,7 +175,7 @@ impl Status {
     }
 
     /// Updates from a report of the engine.
-    pub(super) fn reported(&mut self, now: Timestamp, report: &Report) {
+    pub(super) fn note_report(&mut self, now: Timestamp, report: &Report) {
         match report {
             Report::Discovered { relay } => {
                 self.relays.entry(relay.clone()).or_insert_with(|| RelayStatus::new(now));
@@ -186,7 +186,7 @@ impl Status {
                 self.with(relay, |known| known.counts.add_stored(*path, *count));
             }
             Report::Status { relay, status } => {
-                self.with(relay, |known| known.stands(now, *status))
+                self.with(relay, |known| known.set_connection(now, *status))
             }
             Report::Health { relay, health, .. } => {
                 self.with(relay, |known| known.health = *health);

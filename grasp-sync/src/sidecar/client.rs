@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use tokio_tungstenite::tungstenite::Message;
 
 use crate::driver::Limits;
-use crate::driver::codec::{self, Word};
+use crate::driver::codec::{self, RelayMessage};
 use crate::driver::connection::{Opened, Socket, open};
 use crate::driver::outbound::Outbound;
 use crate::engine::{SubId, split, split_by_kind};
@@ -38,7 +38,7 @@ pub(super) struct Client {
     idle: Duration,
     ping_after: Duration,
     /// Messages of other subscriptions that came while a page was read: events, and CLOSED.
-    aside: VecDeque<Word>,
+    aside: VecDeque<RelayMessage>,
 }
 
 /// Reads everything that is stored for a filter, page by page.
@@ -127,13 +127,15 @@ impl Client {
         let mut events = Vec::new();
         loop {
             match timeout(ANSWER, self.next()).await.map_err(|_| Lost)?? {
-                Word::Event(sub, event) if sub == page => events.push(event),
-                Word::Eose(sub, _) if sub == page => break,
-                Word::Closed(sub, text) if sub == page => {
+                RelayMessage::Event(sub, event) if sub == page => events.push(event),
+                RelayMessage::Eose(sub, _) if sub == page => break,
+                RelayMessage::Closed(sub, text) if sub == page => {
                     tracing::warn!(text, "our relay does not show what it has");
                     return Err(Lost);
                 }
-                other @ (Word::Event(..) | Word::Closed(..)) => self.aside.push_back(other),
+                other @ (RelayMessage::Event(..) | RelayMessage::Closed(..)) => {
+                    self.aside.push_back(other)
+                }
                 _ => {}
             }
         }
@@ -142,19 +144,19 @@ impl Client {
     }
 
     /// Returns the next message, without a timeout; those that came during pages first.
-    pub(super) async fn heard(&mut self) -> Result<Word, Lost> {
-        if let Some(word) = self.aside.pop_front() {
-            return Ok(word);
+    pub(super) async fn heard(&mut self) -> Result<RelayMessage, Lost> {
+        if let Some(message) = self.aside.pop_front() {
+            return Ok(message);
         }
         loop {
-            if let Ok(word) = timeout(self.ping_after, self.next()).await {
-                return word;
+            if let Ok(message) = timeout(self.ping_after, self.next()).await {
+                return message;
             }
             self.socket.send(Message::Ping(Vec::new().into())).await.map_err(|_| Lost)?;
             // Any message shows that the connection lives, even the pong.
             let rest = self.idle.saturating_sub(self.ping_after);
             match timeout(rest, self.next_message()).await {
-                Ok(Ok(Some(word))) => return Ok(word),
+                Ok(Ok(Some(message))) => return Ok(message),
                 Ok(Ok(None)) => {}
                 Ok(Err(Lost)) | Err(_) => return Err(Lost),
             }
@@ -162,7 +164,7 @@ impl Client {
     }
 
     /// Returns the answer to a message that was just sent.
-    pub(super) async fn answer(&mut self) -> Result<Word, Lost> {
+    pub(super) async fn answer(&mut self) -> Result<RelayMessage, Lost> {
         timeout(ANSWER, self.next()).await.map_err(|_| Lost)?
     }
 
@@ -171,18 +173,18 @@ impl Client {
         if matches!(said, Ok(Ok(()))) { Ok(()) } else { Err(Lost) }
     }
 
-    async fn next(&mut self) -> Result<Word, Lost> {
+    async fn next(&mut self) -> Result<RelayMessage, Lost> {
         loop {
-            if let Some(word) = self.next_message().await? {
-                return Ok(word);
+            if let Some(message) = self.next_message().await? {
+                return Ok(message);
             }
         }
     }
 
     /// Returns the next message, if it is one for us.
-    async fn next_message(&mut self) -> Result<Option<Word>, Lost> {
+    async fn next_message(&mut self) -> Result<Option<RelayMessage>, Lost> {
         match self.socket.next().await {
-            Some(Ok(Message::Text(text))) => Ok(Word::read(&text)),
+            Some(Ok(Message::Text(text))) => Ok(RelayMessage::parse(&text)),
             Some(Ok(Message::Close(_)) | Err(_)) | None => Err(Lost),
             Some(Ok(_)) => Ok(None),
         }

@@ -12,7 +12,7 @@ use grasp_core::{RepoId, kinds};
 use tokio::sync::mpsc;
 
 use super::client::{Client, Lost, Place};
-use crate::driver::codec::Word;
+use crate::driver::codec::RelayMessage;
 use crate::local::News;
 
 /// Delay before a lost connection is made again; doubles up to the longest.
@@ -76,19 +76,19 @@ impl Follower {
         }
         self.since = Some(began - OVERLAP);
         loop {
-            let word = tokio::select! {
-                word = client.heard() => word?,
+            let message = tokio::select! {
+                message = client.heard() => message?,
                 Some(event) = self.waits.recv() => {
                     self.held(event).await?;
                     continue;
                 }
             };
-            match word {
-                Word::Event(sub, event) if sub == live => {
+            match message {
+                RelayMessage::Event(sub, event) if sub == live => {
                     self.accepted(event).await?;
                     self.since = Some(Timestamp::now() - OVERLAP);
                 }
-                Word::Closed(sub, text) if sub == live => {
+                RelayMessage::Closed(sub, text) if sub == live => {
                     let Some(filter) = ways.next() else {
                         tracing::warn!(text, "our relay does not let us listen");
                         return Err(Lost);

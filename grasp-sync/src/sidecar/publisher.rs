@@ -11,7 +11,7 @@ use grasp_core::nostr::event::{Event, EventId};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::client::{Client, Lost, Place};
-use crate::driver::codec::{self, Word};
+use crate::driver::codec::{self, RelayMessage};
 use crate::local::Taken;
 
 /// Events that may be sent before the relay has answered the first of them.
@@ -81,7 +81,7 @@ async fn offer(
         if owed.is_empty() {
             return Ok(());
         }
-        if let Word::Ok { event, accepted, text } = client.answer().await? {
+        if let RelayMessage::Ok { event, accepted, text } = client.answer().await? {
             if owed.remove(&event) {
                 let answer = read(accepted, &text);
                 if matches!(answer.taken, Taken::Refused(_)) {

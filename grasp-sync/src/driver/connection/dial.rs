@@ -51,7 +51,7 @@ async fn upgrade(
 ) -> Result<(Socket, IpAddr), Fault> {
     let (wire, address) = route.connect().await?;
     let mut request = relay.as_str().into_client_request().map_err(|_| Fault::Protocol)?;
-    request.headers_mut().insert(USER_AGENT, HeaderValue::from_static(nip11::OUR_NAME));
+    request.headers_mut().insert(USER_AGENT, HeaderValue::from_static(nip11::USER_AGENT_NAME));
     let config = WebSocketConfig::default()
         .read_buffer_size(64 * 1024)
         .max_message_size(Some(limits.message_bytes))

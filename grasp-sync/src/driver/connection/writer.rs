@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use tokio_tungstenite::tungstenite::Message;
 
 use super::dial::Socket;
-use super::{FRAMES, Stuck};
+use super::{FRAME_QUEUE, NotSent};
 use crate::driver::task::Task;
 
 pub(super) struct Writer {
@@ -18,13 +18,13 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    pub(super) fn start(sink: SplitSink<Socket, Message>, patience: Duration) -> Self {
-        let (queue, waiting) = mpsc::channel(FRAMES);
-        Self { queue, _task: Task::spawn(write(sink, waiting, patience)) }
+    pub(super) fn start(sink: SplitSink<Socket, Message>, write_timeout: Duration) -> Self {
+        let (queue, waiting) = mpsc::channel(FRAME_QUEUE);
+        Self { queue, _task: Task::spawn(write(sink, waiting, write_timeout)) }
     }
 
-    pub(super) fn send(&self, message: Message) -> Result<(), Stuck> {
-        self.queue.try_send(message).map_err(|_| Stuck)
+    pub(super) fn send(&self, message: Message) -> Result<(), NotSent> {
+        self.queue.try_send(message).map_err(|_| NotSent)
     }
 
     /// Resolves when nothing can be sent any more.
@@ -36,7 +36,7 @@ impl Writer {
 async fn write(
     mut sink: SplitSink<Socket, Message>,
     mut waiting: mpsc::Receiver<Message>,
-    patience: Duration,
+    write_timeout: Duration,
 ) {
     while let Some(message) = waiting.recv().await {
         let sent = async {
@@ -46,7 +46,7 @@ async fn write(
             }
             sink.flush().await
         };
-        if !matches!(timeout(patience, sent).await, Ok(Ok(()))) {
+        if !matches!(timeout(write_timeout, sent).await, Ok(Ok(()))) {
             return;
         }
     }

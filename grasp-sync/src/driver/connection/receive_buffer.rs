@@ -1,20 +1,20 @@
 //! Events received at once: reported in few inputs, handed over as one chunk.
 
-use super::super::intake::{BATCH, Item};
+use super::super::intake::{Item, MAX_BATCH_EVENTS};
 use crate::engine::{Delivered, Places, Row, SubId};
 
 /// Bytes after which received events are handed over.
-const FULL: usize = 512 * 1024;
+const MAX_BUFFERED_BYTES: usize = 512 * 1024;
 
 /// Received events that were not handed over yet, and those that were not reported to the engine.
 #[derive(Default)]
-pub(super) struct Burst {
+pub(super) struct ReceiveBuffer {
     rows: Vec<(SubId, Vec<Delivered>)>,
     items: Vec<Item>,
     bytes: usize,
 }
 
-impl Burst {
+impl ReceiveBuffer {
     pub(super) fn add(&mut self, item: Item, places: Places, bytes: usize) {
         let row = Delivered { row: Row::of(&item.event), places };
         match self.rows.last_mut() {
@@ -26,7 +26,7 @@ impl Burst {
     }
 
     pub(super) fn is_full(&self) -> bool {
-        self.items.len() >= BATCH || self.bytes >= FULL
+        self.items.len() >= MAX_BATCH_EVENTS || self.bytes >= MAX_BUFFERED_BYTES
     }
 
     /// Takes the rows to report, in the order in which they came.

@@ -9,20 +9,20 @@ use super::records::RecordStore;
 use crate::engine::RelayRecord;
 
 /// Records that may wait; one that does not fit is written with the next change of the same relay.
-const QUEUE: usize = 1_024;
+const RECORD_QUEUE: usize = 1_024;
 
-pub(crate) struct Scribe {
+pub(crate) struct RecordWriter {
     queue: mpsc::Sender<Vec<RelayRecord>>,
     done: oneshot::Receiver<()>,
 }
 
-impl Scribe {
+impl RecordWriter {
     /// Loads the records, and starts the thread.
     pub(crate) async fn start(
         mut store: Box<dyn RecordStore>,
     ) -> io::Result<(Self, Vec<RelayRecord>)> {
         let (read, loaded) = oneshot::channel();
-        let (queue, waiting) = mpsc::channel(QUEUE);
+        let (queue, waiting) = mpsc::channel(RECORD_QUEUE);
         let (ending, done) = oneshot::channel();
         thread::Builder::new().name("grasp-sync-records".into()).spawn(move || {
             let _ = read.send(store.load());
