@@ -28,7 +28,7 @@ use grasp_core::outbound::OutboundPolicy;
 use grasp_core::{RelayUrl, Verified};
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
 
-use self::client::{Client, Lost, Place};
+use self::client::{Client, Lost, Remote};
 use self::publisher::Batch;
 use crate::driver::outbound::Outbound;
 use crate::driver::task::Task;
@@ -37,9 +37,9 @@ use crate::engine::{InventoryFailed, Row};
 use crate::local::{LocalRelay, News, Taken};
 
 /// News that may wait for the syncer.
-const NEWS: usize = 1_024;
+const NEWS_QUEUE: usize = 1_024;
 /// Batches that may wait for the relay.
-const BATCHES: usize = 4;
+const BATCH_QUEUE: usize = 4;
 
 /// A relay of another kind that is kept complete over its websocket.
 ///
@@ -56,7 +56,7 @@ const BATCHES: usize = 4;
 /// }
 /// ```
 pub struct Sidecar {
-    place: Arc<Place>,
+    remote: Arc<Remote>,
     batches: mpsc::Sender<Batch>,
     /// A connection that the last inventory left open.
     spare: Mutex<Option<Client>>,
@@ -76,29 +76,29 @@ impl Sidecar {
     /// The same, for a relay whose certificate was issued by one of these roots.
     pub fn trusting(relay: RelayUrl, roots: &Roots) -> Self {
         let outbound = Outbound::new(OutboundPolicy::default(), roots);
-        let place = Arc::new(Place { relay, outbound, limits: Limits::default() });
-        let (batches, waiting) = mpsc::channel(BATCHES);
+        let remote = Arc::new(Remote { relay, outbound, limits: Limits::default() });
+        let (batches, queued) = mpsc::channel(BATCH_QUEUE);
         let (held, follower) = watch::channel(None);
-        let publisher = Task::spawn(publisher::publish(Arc::clone(&place), waiting, follower));
-        Self { place, batches, spare: Mutex::default(), held, _publisher: publisher }
+        let publisher = Task::spawn(publisher::publish(Arc::clone(&remote), queued, follower));
+        Self { remote, batches, spare: Mutex::default(), held, _publisher: publisher }
     }
 
-    async fn count_up(&self, filter: Filter) -> Result<Vec<Row>, Lost> {
+    async fn list_rows(&self, filter: Filter) -> Result<Vec<Row>, Lost> {
         let spare = self.spare.lock().await.take();
         if let Some(mut client) = spare {
             // The spare connection may have been lost since, which says nothing about the relay.
-            if let Ok(rows) = self.count_over(&mut client, filter.clone()).await {
+            if let Ok(rows) = self.list_rows_over(&mut client, filter.clone()).await {
                 *self.spare.lock().await = Some(client);
                 return Ok(rows);
             }
         }
-        let mut client = Client::connect(&self.place).await?;
-        let rows = self.count_over(&mut client, filter).await?;
+        let mut client = Client::connect(&self.remote).await?;
+        let rows = self.list_rows_over(&mut client, filter).await?;
         *self.spare.lock().await = Some(client);
         Ok(rows)
     }
 
-    async fn count_over(&self, client: &mut Client, filter: Filter) -> Result<Vec<Row>, Lost> {
+    async fn list_rows_over(&self, client: &mut Client, filter: Filter) -> Result<Vec<Row>, Lost> {
         let mut rows = Vec::new();
         let mut reading = client.read(filter);
         while let Some(page) = reading.next().await? {
@@ -113,11 +113,11 @@ impl Sidecar {
 impl LocalRelay for Sidecar {
     /// Streams everything of these kinds but replies: the relay may have many that belong to no repository of ours.
     fn accepted(&self, kinds: &[Kind]) -> BoxStream<'static, News> {
-        let (tell, news) = mpsc::channel(NEWS);
+        let (sender, news) = mpsc::channel(NEWS_QUEUE);
         let ours = kinds.iter().copied().filter(|kind| !REPLIES.contains(kind)).collect();
-        let (held, waits) = mpsc::channel(NEWS);
+        let (held, held_events) = mpsc::channel(NEWS_QUEUE);
         self.held.send_replace(Some(held));
-        let task = Task::spawn(feed::follow(Arc::clone(&self.place), ours, waits, tell));
+        let task = Task::spawn(feed::follow(Arc::clone(&self.remote), ours, held_events, sender));
         stream::unfold((news, task), |(mut news, task)| async {
             let next = news.recv().await?;
             Some((next, (news, task)))
@@ -140,6 +140,6 @@ impl LocalRelay for Sidecar {
     }
 
     fn inventory(&self, filter: Filter) -> BoxFuture<'_, Result<Vec<Row>, InventoryFailed>> {
-        Box::pin(async move { self.count_up(filter).await.map_err(|Lost| InventoryFailed) })
+        Box::pin(async move { self.list_rows(filter).await.map_err(|Lost| InventoryFailed) })
     }
 }

@@ -90,7 +90,7 @@ async fn run(shared: Arc<Shared>, target: Target, frames: mpsc::Receiver<Frame>)
         Ok(Ok(())) => None,
         Ok(Err(why)) => Some(why),
         Err(_) => {
-            tracing::error!(%relay, "a connection panicked");
+            tracing::error!(%relay, "connection task panicked; reconnecting after backoff");
             Some(Fault::Unreachable)
         }
     };

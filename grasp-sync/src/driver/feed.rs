@@ -62,7 +62,7 @@ pub(crate) async fn listen(
                 return;
             }
         }
-        tracing::warn!("the local relay's feed ended; beginning anew");
+        tracing::warn!("the local relay's feed ended; restarting it");
         tokio::time::sleep(FEED_RESTART_DELAY).await;
     }
 }

@@ -43,23 +43,23 @@ impl Observer for Log {
             Report::Lacking { relay, repo, count } => {
                 // Names of repositories come from events, and may contain anything.
                 let repo = repo.to_string().escape_debug().to_string();
-                tracing::warn!(%relay, repo, count, "lacks events that we have");
+                tracing::warn!(%relay, repo, count, "relay lacks events that we have");
             }
             Report::NoNegentropy { relay, refusal, text } => {
                 let refusal = refusal.label();
-                tracing::warn!(%relay, refusal, text = text.as_str(), "no set reconciliation here");
+                tracing::warn!(%relay, refusal, text = text.as_str(), "relay without NIP-77: fetching its history by pages");
             }
             Report::Refused { relay, refusal, text } => {
                 tracing::warn!(%relay, refusal = refusal.label(), text = text.as_str(), "refused");
             }
             Report::GaveUp { relay, event } => {
-                tracing::warn!(%relay, %event, "offered an event and never delivered it");
+                tracing::warn!(%relay, %event, "relay offered an event and never delivered it");
             }
             Report::Forged { relay, count } => {
                 tracing::warn!(%relay, count, "disconnected: its events do not verify");
             }
             Report::GapSecond { relay, at } => {
-                tracing::warn!(%relay, %at, "one second holds more events than the relay shows");
+                tracing::warn!(%relay, %at, "relay does not return all events of one second");
             }
             Report::Requested { relay, request } => tracing::trace!(%relay, ?request, "requested"),
             other => tracing::debug!(report = ?other, "sync"),

@@ -35,7 +35,7 @@ impl RecordWriter {
 
     pub(crate) fn write(&self, record: RelayRecord) {
         if self.queue.try_send(vec![record]).is_err() {
-            tracing::warn!("records are written too slowly; one is left out");
+            tracing::warn!("record queue is full: a relay's record was not written");
         }
     }
 
@@ -53,7 +53,7 @@ fn write(store: &mut dyn RecordStore, mut waiting: mpsc::Receiver<Vec<RelayRecor
             records.append(&mut more);
         }
         if let Err(error) = store.save(&records) {
-            tracing::error!(%error, "records of relays could not be written");
+            tracing::error!(%error, "cannot write relay records; a restart may repeat requests");
         }
     }
 }

@@ -19,10 +19,10 @@ use crate::driver::outbound::Outbound;
 use crate::engine::{SubId, split, split_by_kind};
 
 /// Time that the relay may take to answer.
-const ANSWER: Duration = Duration::from_secs(30);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The address of the relay, and the means to connect.
-pub(super) struct Place {
+pub(super) struct Remote {
     pub(super) relay: RelayUrl,
     pub(super) outbound: Outbound,
     pub(super) limits: Limits,
@@ -38,19 +38,19 @@ pub(super) struct Client {
     idle: Duration,
     ping_after: Duration,
     /// Messages of other subscriptions that came while a page was read: events, and CLOSED.
-    aside: VecDeque<RelayMessage>,
+    deferred: VecDeque<RelayMessage>,
 }
 
 /// Reads everything that is stored for a filter, page by page.
 ///
 /// A second that holds more than the relay shows in a page is read in parts.
-pub(super) struct Reading<'a> {
+pub(super) struct PagedRead<'a> {
     client: &'a mut Client,
     /// The parts still to be read; the last is under way.
     parts: Vec<(Filter, Option<Pager>)>,
 }
 
-impl Reading<'_> {
+impl PagedRead<'_> {
     /// Returns the next page; `None` when all is read.
     pub(super) async fn next(&mut self) -> Result<Option<Vec<Event>>, Lost> {
         while let Some((filter, pager)) = self.parts.last_mut() {
@@ -79,7 +79,7 @@ impl Reading<'_> {
                     self.parts.extend(parts);
                 }
                 None => {
-                    tracing::warn!(%at, "our relay does not show all events of a second");
+                    tracing::warn!(%at, "the local relay does not return all events of one second");
                     let parts = split_by_kind(&filter).into_iter().flatten();
                     self.parts.extend(parts.map(|part| (part.since(*at).until(*at), None)));
                 }
@@ -89,33 +89,33 @@ impl Reading<'_> {
 }
 
 impl Client {
-    pub(super) async fn connect(place: &Place) -> Result<Self, Lost> {
-        let Place { relay, outbound, limits } = place;
+    pub(super) async fn connect(remote: &Remote) -> Result<Self, Lost> {
+        let Remote { relay, outbound, limits } = remote;
         match open(outbound, limits, relay, Provenance::Operator).await {
             Ok(Opened { socket, .. }) => Ok(Self {
                 socket,
                 subs: 0,
                 idle: limits.idle_timeout,
                 ping_after: limits.ping_after,
-                aside: VecDeque::new(),
+                deferred: VecDeque::new(),
             }),
             Err(fault) => {
-                tracing::warn!(%relay, ?fault, "our relay cannot be reached");
+                tracing::warn!(%relay, ?fault, "cannot connect to the local relay");
                 Err(Lost)
             }
         }
     }
 
-    /// Subscribes to a filter; events come by [`heard`](Self::heard).
+    /// Subscribes to a filter; events come by [`receive`](Self::receive).
     pub(super) async fn subscribe(&mut self, filter: &Filter) -> Result<SubId, Lost> {
         let sub = self.new_sub()?;
-        self.say(codec::req(sub, std::slice::from_ref(filter))).await?;
+        self.send(codec::req(sub, std::slice::from_ref(filter))).await?;
         Ok(sub)
     }
 
     /// Starts to read everything that is stored for a filter.
-    pub(super) fn read(&mut self, filter: Filter) -> Reading<'_> {
-        Reading { client: self, parts: vec![(filter, None)] }
+    pub(super) fn read(&mut self, filter: Filter) -> PagedRead<'_> {
+        PagedRead { client: self, parts: vec![(filter, None)] }
     }
 
     /// Reads one page of stored events.
@@ -126,36 +126,36 @@ impl Client {
         let page = self.subscribe(&filter).await?;
         let mut events = Vec::new();
         loop {
-            match timeout(ANSWER, self.next()).await.map_err(|_| Lost)?? {
+            match timeout(ANSWER_TIMEOUT, self.read_message()).await.map_err(|_| Lost)?? {
                 RelayMessage::Event(sub, event) if sub == page => events.push(event),
                 RelayMessage::Eose(sub, _) if sub == page => break,
                 RelayMessage::Closed(sub, text) if sub == page => {
-                    tracing::warn!(text, "our relay does not show what it has");
+                    tracing::warn!(text, "the local relay closed a query for stored events");
                     return Err(Lost);
                 }
                 other @ (RelayMessage::Event(..) | RelayMessage::Closed(..)) => {
-                    self.aside.push_back(other)
+                    self.deferred.push_back(other)
                 }
                 _ => {}
             }
         }
-        self.say(codec::close(page)).await?;
+        self.send(codec::close(page)).await?;
         Ok(events)
     }
 
     /// Returns the next message, without a timeout; those that came during pages first.
-    pub(super) async fn heard(&mut self) -> Result<RelayMessage, Lost> {
-        if let Some(message) = self.aside.pop_front() {
+    pub(super) async fn receive(&mut self) -> Result<RelayMessage, Lost> {
+        if let Some(message) = self.deferred.pop_front() {
             return Ok(message);
         }
         loop {
-            if let Ok(message) = timeout(self.ping_after, self.next()).await {
+            if let Ok(message) = timeout(self.ping_after, self.read_message()).await {
                 return message;
             }
             self.socket.send(Message::Ping(Vec::new().into())).await.map_err(|_| Lost)?;
             // Any message shows that the connection lives, even the pong.
             let rest = self.idle.saturating_sub(self.ping_after);
-            match timeout(rest, self.next_message()).await {
+            match timeout(rest, self.read_frame()).await {
                 Ok(Ok(Some(message))) => return Ok(message),
                 Ok(Ok(None)) => {}
                 Ok(Err(Lost)) | Err(_) => return Err(Lost),
@@ -164,25 +164,25 @@ impl Client {
     }
 
     /// Returns the answer to a message that was just sent.
-    pub(super) async fn answer(&mut self) -> Result<RelayMessage, Lost> {
-        timeout(ANSWER, self.next()).await.map_err(|_| Lost)?
+    pub(super) async fn receive_answer(&mut self) -> Result<RelayMessage, Lost> {
+        timeout(ANSWER_TIMEOUT, self.read_message()).await.map_err(|_| Lost)?
     }
 
-    pub(super) async fn say(&mut self, text: String) -> Result<(), Lost> {
-        let said = timeout(ANSWER, self.socket.send(Message::text(text))).await;
-        if matches!(said, Ok(Ok(()))) { Ok(()) } else { Err(Lost) }
+    pub(super) async fn send(&mut self, text: String) -> Result<(), Lost> {
+        let sent = timeout(ANSWER_TIMEOUT, self.socket.send(Message::text(text))).await;
+        if matches!(sent, Ok(Ok(()))) { Ok(()) } else { Err(Lost) }
     }
 
-    async fn next(&mut self) -> Result<RelayMessage, Lost> {
+    async fn read_message(&mut self) -> Result<RelayMessage, Lost> {
         loop {
-            if let Some(message) = self.next_message().await? {
+            if let Some(message) = self.read_frame().await? {
                 return Ok(message);
             }
         }
     }
 
     /// Returns the next message, if it is one for us.
-    async fn next_message(&mut self) -> Result<Option<RelayMessage>, Lost> {
+    async fn read_frame(&mut self) -> Result<Option<RelayMessage>, Lost> {
         match self.socket.next().await {
             Some(Ok(Message::Text(text))) => Ok(RelayMessage::parse(&text)),
             Some(Ok(Message::Close(_)) | Err(_)) | None => Err(Lost),

@@ -11,51 +11,52 @@ use grasp_core::nostr::types::Timestamp;
 use grasp_core::{RepoId, kinds};
 use tokio::sync::mpsc;
 
-use super::client::{Client, Lost, Place};
+use super::client::{Client, Lost, Remote};
 use crate::driver::codec::RelayMessage;
 use crate::local::News;
 
 /// Delay before a lost connection is made again; doubles up to the longest.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+const FIRST_RECONNECT_DELAY: Duration = Duration::from_secs(1);
+const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(60);
 /// Time before a loss that is read again: clocks differ, and events may be late.
 const OVERLAP: Duration = Duration::from_secs(15 * 60);
 
 pub(super) async fn follow(
-    place: Arc<Place>,
+    remote: Arc<Remote>,
     kinds: Vec<Kind>,
-    waits: mpsc::Receiver<Arc<Event>>,
-    tell: mpsc::Sender<News>,
+    held_events: mpsc::Receiver<Arc<Event>>,
+    news_sender: mpsc::Sender<News>,
 ) {
     let served = BTreeSet::new();
-    let mut follower = Follower { kinds, tell, waits, served, since: None, caught_up: false };
-    let mut pause = FIRST_PAUSE;
-    let mut is_away = false;
-    while !follower.tell.is_closed() {
-        match Client::connect(&place).await {
+    let mut follower =
+        Follower { kinds, news_sender, held_events, served, since: None, caught_up: false };
+    let mut delay = FIRST_RECONNECT_DELAY;
+    let mut is_unreachable = false;
+    while !follower.news_sender.is_closed() {
+        match Client::connect(&remote).await {
             Ok(mut client) => {
-                pause = FIRST_PAUSE;
-                if std::mem::take(&mut is_away) {
-                    tracing::info!("our relay is there again");
+                delay = FIRST_RECONNECT_DELAY;
+                if std::mem::take(&mut is_unreachable) {
+                    tracing::info!("connected to the local relay again");
                 }
                 let Err(Lost) = follower.listen(&mut client).await;
             }
-            Err(_) if !is_away => {
-                is_away = true;
-                tracing::warn!("our relay cannot be reached; it is tried again and again");
+            Err(_) if !is_unreachable => {
+                is_unreachable = true;
+                tracing::warn!("cannot connect to the local relay; retrying");
             }
             Err(_) => {}
         }
-        tokio::time::sleep(pause).await;
-        pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
+        tokio::time::sleep(delay).await;
+        delay = delay.saturating_mul(2).min(MAX_RECONNECT_DELAY);
     }
 }
 
 struct Follower {
     kinds: Vec<Kind>,
-    tell: mpsc::Sender<News>,
+    news_sender: mpsc::Sender<News>,
     /// Announcements that the relay accepted and does not serve.
-    waits: mpsc::Receiver<Arc<Event>>,
+    held_events: mpsc::Receiver<Arc<Event>>,
     /// Repositories whose announcement it serves.
     served: BTreeSet<RepoId>,
     /// Everything older has been streamed.
@@ -67,18 +68,18 @@ impl Follower {
     /// Subscribes first and reads afterwards, so that no event is missed in between.
     async fn listen(&mut self, client: &mut Client) -> Result<std::convert::Infallible, Lost> {
         let began = Timestamp::now();
-        let mut ways = self.standing_filters().into_iter();
-        let mut live = client.subscribe(&ways.next().unwrap_or_default()).await?;
+        let mut filters = self.live_filters().into_iter();
+        let mut live = client.subscribe(&filters.next().unwrap_or_default()).await?;
         self.read(client).await?;
         match std::mem::replace(&mut self.caught_up, true) {
             false => self.news(News::CaughtUp).await?,
-            true => self.look_for_losses(client).await?,
+            true => self.check_for_losses(client).await?,
         }
         self.since = Some(began - OVERLAP);
         loop {
             let message = tokio::select! {
-                message = client.heard() => message?,
-                Some(event) = self.waits.recv() => {
+                message = client.receive() => message?,
+                Some(event) = self.held_events.recv() => {
                     self.held(event).await?;
                     continue;
                 }
@@ -89,8 +90,8 @@ impl Follower {
                     self.since = Some(Timestamp::now() - OVERLAP);
                 }
                 RelayMessage::Closed(sub, text) if sub == live => {
-                    let Some(filter) = ways.next() else {
-                        tracing::warn!(text, "our relay does not let us listen");
+                    let Some(filter) = filters.next() else {
+                        tracing::warn!(text, "the local relay refuses every live subscription");
                         return Err(Lost);
                     };
                     live = client.subscribe(&filter).await?;
@@ -103,7 +104,7 @@ impl Follower {
 
     /// Returns the filters to subscribe to, one after another until the relay accepts one: some relays want a
     /// specific filter, and some refuse a limit of zero. None has a `since`, which relays apply to new events too.
-    fn standing_filters(&self) -> [Filter; 3] {
+    fn live_filters(&self) -> [Filter; 3] {
         let narrow = Filter::new().kinds(self.kinds.iter().copied());
         [Filter::new().limit(0), narrow.clone().limit(0), narrow.limit(1)]
     }
@@ -122,7 +123,7 @@ impl Follower {
     }
 
     /// Checks whether the relay came back with less: emptied, or from an older copy.
-    async fn look_for_losses(&mut self, client: &mut Client) -> Result<(), Lost> {
+    async fn check_for_losses(&mut self, client: &mut Client) -> Result<(), Lost> {
         let mut there = BTreeSet::new();
         let mut reading = client.read(Filter::new().kind(kinds::ANNOUNCEMENT));
         while let Some(page) = reading.next().await? {
@@ -135,7 +136,7 @@ impl Follower {
         }
         tracing::warn!(
             repositories = gone.len(),
-            "our relay lacks what it had; all is compared anew"
+            "the local relay lost repositories; comparing everything again"
         );
         for repo in gone {
             self.served.remove(&repo);
@@ -161,6 +162,6 @@ impl Follower {
     }
 
     async fn news(&self, news: News) -> Result<(), Lost> {
-        self.tell.send(news).await.map_err(|_| Lost)
+        self.news_sender.send(news).await.map_err(|_| Lost)
     }
 }

@@ -10,12 +10,12 @@ use grasp_core::limits::PeerText;
 use grasp_core::nostr::event::{Event, EventId};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::client::{Client, Lost, Place};
+use super::client::{Client, Lost, Remote};
 use crate::driver::codec::{self, RelayMessage};
 use crate::local::Taken;
 
 /// Events that may be sent before the relay has answered the first of them.
-const AHEAD: usize = 64;
+const MAX_UNANSWERED: usize = 64;
 
 /// Events to be published, and the receiver of the answers.
 pub(super) struct Batch {
@@ -24,19 +24,19 @@ pub(super) struct Batch {
 }
 
 pub(super) async fn publish(
-    place: Arc<Place>,
-    mut waiting: mpsc::Receiver<Batch>,
+    remote: Arc<Remote>,
+    mut batches: mpsc::Receiver<Batch>,
     held: watch::Receiver<Option<mpsc::Sender<Arc<Event>>>>,
 ) {
     let mut client: Option<Client> = None;
-    let mut told = Told::default();
-    while let Some(Batch { events, reply }) = waiting.recv().await {
+    let mut logged = LoggedRefusals::default();
+    while let Some(Batch { events, reply }) = batches.recv().await {
         if client.is_none() {
-            client = Client::connect(&place).await.ok();
+            client = Client::connect(&remote).await.ok();
         }
         let mut answers = BTreeMap::new();
         if let Some(connected) = &mut client {
-            if offer(connected, &events, &mut answers, &mut told).await.is_err() {
+            if offer(connected, &events, &mut answers, &mut logged).await.is_err() {
                 client = None;
             }
         }
@@ -46,10 +46,11 @@ pub(super) async fn publish(
         let _ = reply.send(events.iter().map(taken).collect());
         // The feed brings what the relay serves, but not what it holds.
         let Some(follower) = held.borrow().clone() else { continue };
-        let waits = |event: &&Verified<Arc<Event>>| {
-            event.kind == kinds::ANNOUNCEMENT && answers.get(&event.id).is_some_and(|one| one.waits)
+        let is_held = |event: &&Verified<Arc<Event>>| {
+            event.kind == kinds::ANNOUNCEMENT
+                && answers.get(&event.id).is_some_and(|one| one.is_held)
         };
-        for event in events.iter().filter(waits) {
+        for event in events.iter().filter(is_held) {
             let _ = follower.send(Arc::clone(event)).await;
         }
     }
@@ -60,7 +61,7 @@ pub(super) async fn publish(
 struct Answer {
     taken: Taken,
     /// True if it is held there until its git data arrives.
-    waits: bool,
+    is_held: bool,
 }
 
 /// Sends events ahead of their answers. Events without an answer when the connection is lost are offered again.
@@ -68,24 +69,24 @@ async fn offer(
     client: &mut Client,
     events: &[Verified<Arc<Event>>],
     answers: &mut BTreeMap<EventId, Answer>,
-    told: &mut Told,
+    logged: &mut LoggedRefusals,
 ) -> Result<(), Lost> {
     let mut unsent = events.iter();
-    let mut owed = BTreeSet::new();
+    let mut unanswered = BTreeSet::new();
     loop {
-        while owed.len() < AHEAD {
+        while unanswered.len() < MAX_UNANSWERED {
             let Some(event) = unsent.next() else { break };
-            client.say(codec::event(event)).await?;
-            owed.insert(event.id);
+            client.send(codec::event(event)).await?;
+            unanswered.insert(event.id);
         }
-        if owed.is_empty() {
+        if unanswered.is_empty() {
             return Ok(());
         }
-        if let RelayMessage::Ok { event, accepted, text } = client.answer().await? {
-            if owed.remove(&event) {
+        if let RelayMessage::Ok { event, accepted, text } = client.receive_answer().await? {
+            if unanswered.remove(&event) {
                 let answer = read(accepted, &text);
                 if matches!(answer.taken, Taken::Refused(_)) {
-                    told.refused(event, &text);
+                    logged.refused(event, &text);
                 }
                 answers.insert(event, answer);
             }
@@ -95,26 +96,26 @@ async fn offer(
 
 /// The prefixes of refusals that were logged as warnings.
 #[derive(Default)]
-struct Told(BTreeSet<String>);
+struct LoggedRefusals(BTreeSet<String>);
 
-const MOST_TOLD: usize = 16;
+const MAX_LOGGED: usize = 16;
 
-impl Told {
+impl LoggedRefusals {
     /// Logs the first refusal of each prefix as a warning, and further ones for debugging.
     fn refused(&mut self, event: EventId, text: &str) {
-        let is_new = self.is_new_sort(text);
+        let is_new = self.is_new_prefix(text);
         let text = PeerText::new(text);
         let text = text.as_str();
         if is_new {
-            tracing::warn!(%event, text, "our relay refuses this, and perhaps others like it");
+            tracing::warn!(%event, text, "the local relay refused an event; more with this prefix are logged at debug level");
         } else {
-            tracing::debug!(%event, text, "our relay refuses this");
+            tracing::debug!(%event, text, "the local relay refused an event");
         }
     }
 
-    fn is_new_sort(&mut self, text: &str) -> bool {
-        let sort = text.split(':').next().unwrap_or_default();
-        self.0.len() < MOST_TOLD && self.0.insert(PeerText::new(sort).as_str().to_owned())
+    fn is_new_prefix(&mut self, text: &str) -> bool {
+        let prefix = text.split(':').next().unwrap_or_default();
+        self.0.len() < MAX_LOGGED && self.0.insert(PeerText::new(prefix).as_str().to_owned())
     }
 }
 
@@ -124,7 +125,7 @@ impl Told {
 /// one prefix, and the event is then only remembered a little longer than needed.
 fn read(accepted: bool, text: &str) -> Answer {
     let (prefix, rest) = text.split_once(':').unwrap_or_default();
-    let (prefix, waits) = (prefix.trim(), rest.trim() == "in purgatory");
+    let (prefix, is_held) = (prefix.trim(), rest.trim() == "in purgatory");
     let taken = match (accepted, prefix) {
         (_, "duplicate" | "replaced") => Taken::Known,
         (true, "purgatory") => Taken::Held,
@@ -133,7 +134,7 @@ fn read(accepted: bool, text: &str) -> Answer {
         (false, "pow" | "deleted") => Taken::Refused(Lasting::Forever),
         (false, _) => Taken::Refused(Lasting::UntilDependency),
     };
-    Answer { taken, waits: accepted && (waits || taken == Taken::Held) }
+    Answer { taken, is_held: accepted && (is_held || taken == Taken::Held) }
 }
 
 #[cfg(test)]
@@ -161,23 +162,23 @@ mod tests {
 
     #[test]
     fn each_sort_of_refusal_is_news_once_and_there_are_not_many() {
-        let mut told = Told::default();
-        let news = ["blocked: a", "blocked: b", "no"].map(|text| told.is_new_sort(text));
+        let mut logged = LoggedRefusals::default();
+        let news = ["blocked: a", "blocked: b", "no"].map(|text| logged.is_new_prefix(text));
         assert_eq!(news, [true, false, true]);
-        let more = (0..100).filter(|n| told.is_new_sort(&format!("sort {n}: x"))).count();
-        assert_eq!(more, MOST_TOLD - 2);
+        let more = (0..100).filter(|n| logged.is_new_prefix(&format!("sort {n}: x"))).count();
+        assert_eq!(more, MAX_LOGGED - 2);
     }
 
     #[test]
     fn what_waits_is_told_from_what_is_served() {
-        for (accepted, text, waits) in [
+        for (accepted, text, is_held) in [
             (true, "purgatory: won't be served until git data arrives", true),
             (true, "duplicate: in purgatory", true),
             (true, "duplicate: already have this event", false),
             (false, "duplicate: in purgatory", false),
             (true, "", false),
         ] {
-            assert_eq!(read(accepted, text).waits, waits, "{accepted} {text:?}");
+            assert_eq!(read(accepted, text).is_held, is_held, "{accepted} {text:?}");
         }
     }
 }
