@@ -1,6 +1,5 @@
 //! The decisions of sync: which relay to ask for what, and when. No I/O, no clock, no lock.
 
-mod batch;
 mod check;
 mod compact_filter;
 mod config;
@@ -142,7 +141,7 @@ impl SyncEngine {
             Input::Heard { relay, conn, said } => {
                 self.with_relay(now, &relay, |link, ctx| {
                     if let Some(session) = link.session(conn) {
-                        session.heard(ctx, said);
+                        session.handle_message(ctx, said);
                     }
                 });
             }

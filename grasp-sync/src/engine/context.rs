@@ -75,14 +75,14 @@ impl RelayContext<'_> {
 
     pub(super) fn send(&mut self, conn: ConnId, frame: Frame) {
         if let Some(request) = frame.request() {
-            let relay = self.relay.clone();
-            self.report(Report::Requested { relay, request });
+            self.report(|relay| Report::Requested { relay, request });
         }
         self.out.push(Output::Send { relay: self.relay.clone(), conn, frame });
     }
 
-    pub(super) fn report(&mut self, report: Report) {
-        self.out.push(Output::Report(report));
+    /// Reports something about this relay.
+    pub(super) fn report(&mut self, about: impl FnOnce(RelayUrl) -> Report) {
+        self.out.push(Output::Report(about(self.relay.clone())));
     }
 
     pub(super) fn state(&mut self) -> Option<&mut RelayState> {

@@ -81,8 +81,7 @@ impl SyncEngine {
             }
             if new > 0 {
                 ctx.schedule_write();
-                let relay = ctx.relay.clone();
-                ctx.report(Report::Lacking { relay, repo, count });
+                ctx.report(|relay| Report::Lacking { relay, repo, count });
             }
         });
     }
@@ -98,7 +97,7 @@ impl SyncEngine {
     ) {
         // Jobs that waited for these events must learn that they are here before the rows count as judged.
         let origin = self
-            .with_relay(now, relay, |link, ctx| link.session(conn)?.origin(ctx, sub, &judged))
+            .with_relay(now, relay, |link, ctx| link.session(conn)?.arrivals(ctx, sub, &judged))
             .flatten();
         let filters = origin.as_ref().map(|origin| origin.filters.clone()).unwrap_or_default();
         self.report_stored(relay, origin.as_ref(), &judged);

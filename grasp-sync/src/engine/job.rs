@@ -1,4 +1,5 @@
-//! A job: the history of one filter, fetched by reconciliation or by pages until it is proven.
+//! Jobs: the history of one filter each, fetched by reconciliation or by pages until it is proven; and groups of jobs
+//! that complete together.
 
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
@@ -8,13 +9,46 @@ use grasp_core::limits::{EoseHint, Next, Pager, PagerConfig};
 use grasp_core::nostr::event::EventId;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
-use grasp_core::sync::{FilterHash, Proof, Proven};
+use grasp_core::sync::{BatchId, FilterHash, PendingBatch, Proof, Proven};
 
 use super::compact_filter::CompactFilter;
-use super::ids::{GroupId, InventoryId, JobId, SubId};
+use super::ids::{GroupId, InventoryId, JobId, LiveId, SubId};
 use super::io::Row;
 use super::layer::Layer;
 use super::reconcile::Reconciliation;
+use super::relay::CountAs;
+
+/// The purpose of a group of jobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Purpose {
+    /// Layer 1, once per connection.
+    Announcements,
+    /// Confirmed items, from the loss of the connection on.
+    CatchUp,
+    /// New repositories and roots; the batch is in the pending index.
+    Batch(BatchId),
+    /// Events published while a live request was not open.
+    MissedLive(LiveId),
+    /// Events of a live request for which there is no room.
+    Poll(LiveId),
+}
+
+impl Purpose {
+    /// Returns whether history is complete only when it is.
+    pub(super) fn is_history(self) -> bool {
+        !matches!(self, Self::Poll(_))
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Group {
+    pub(super) purpose: Purpose,
+    pub(super) began: Timestamp,
+    /// The way in which its events are counted.
+    pub(super) count_as: CountAs,
+    /// What is outstanding; in the pending index for a [`Purpose::Batch`].
+    pub(super) tracker: Option<PendingBatch>,
+}
 
 /// The method of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -29,12 +63,12 @@ pub(super) enum Method {
 ///
 /// ```text
 ///   Queued(Reconcile) ─▶ Listing ─▶ Comparing ─▶ AwaitingJudgement ─▶ proven
-///        │ ▲                │           │            │ offered, not served
-///        │ └── refused ─────┴───────────┤            │
-///        ▼                              ▼            ▼
-///   Queued(Page) ◀──▶ Paging ─────────────────▶ AwaitingJudgement ─▶ proven
+///        │ ▲                │           │                │ offered, not delivered
+///        │ └── refused ─────┴───────────┤                │
+///        ▼                              ▼                ▼
+///   Queued(Page) ◀──▶ Paging ──────────────────▶ AwaitingJudgement ─▶ proven
 ///        ▲              │ failed
-///     BackingOff ◀─────────┘
+///    BackingOff ◀───────┘
 /// ```
 #[derive(Debug)]
 pub(super) struct Job {

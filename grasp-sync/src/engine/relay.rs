@@ -73,9 +73,8 @@ impl Link {
         let Some(state) = ctx.state() else { return };
         state.connecting();
         let (status, configured) = (state.connection_status(), state.is_bootstrap);
-        let relay = ctx.relay.clone();
-        ctx.out.push(Output::Connect { relay: relay.clone(), conn, configured });
-        ctx.report(Report::Status { relay, status });
+        ctx.out.push(Output::Connect { relay: ctx.relay.clone(), conn, configured });
+        ctx.report(|relay| Report::Status { relay, status });
     }
 
     /// Starts a session. Ends a connection that is not wanted, or no longer.
@@ -107,8 +106,8 @@ impl Link {
         if matches!(self, Self::Dialing(dialled) if *dialled == conn) {
             let (now, quarantine) = (ctx.mono(), ctx.shared.config.quarantine);
             ctx.history.health.failed(now, why, quarantine);
-            let (relay, failure) = (ctx.relay.clone(), ctx.history.health.failure(now));
-            ctx.report(Report::ConnectFailed { relay, why, failure });
+            let failure = ctx.history.health.failure(now);
+            ctx.report(|relay| Report::ConnectFailed { relay, why, failure });
             self.end(ctx);
         }
     }
@@ -120,8 +119,8 @@ impl Link {
         }
         ctx.history.health.lost(ctx.now.mono);
         self.end(ctx);
-        let (relay, seen) = (ctx.relay.clone(), ctx.history.health.seen(ctx.mono()));
-        ctx.report(Report::Reliability { relay, seen });
+        let seen = ctx.history.health.seen(ctx.mono());
+        ctx.report(|relay| Report::Reliability { relay, seen });
     }
 
     /// Counts forged events. Too many of them end the connection, and count as a failure of the relay.
@@ -129,8 +128,8 @@ impl Link {
         if self.session(conn).is_none() || !ctx.history.health.forged(count) {
             return;
         }
-        let (relay, count) = (ctx.relay.clone(), ctx.history.health.forged_count());
-        ctx.report(Report::Forged { relay, count });
+        let count = ctx.history.health.forged_count();
+        ctx.report(|relay| Report::Forged { relay, count });
         self.lost(ctx, conn);
         disconnect(ctx, conn);
     }
@@ -144,11 +143,11 @@ impl Link {
     /// Ends the connection in favour of a relay that waits.
     pub(super) fn give_way(&mut self, ctx: &mut RelayContext<'_>) {
         let Self::Up(session) = self else { return };
-        let (conn, relay) = (session.conn, ctx.relay.clone());
+        let conn = session.conn;
         ctx.history.health.released(ctx.now.mono);
         self.end(ctx);
         disconnect(ctx, conn);
-        ctx.report(Report::GaveWay { relay });
+        ctx.report(|relay| Report::GaveWay { relay });
     }
 
     /// Ends the connection to a relay that is no longer a target.
@@ -235,15 +234,13 @@ impl Link {
         let Some(state) = ctx.state() else { return };
         state.disconnected(now);
         let status = state.connection_status();
-        let relay = ctx.relay.clone();
-        ctx.report(Report::Status { relay, status });
+        ctx.report(|relay| Report::Status { relay, status });
         self.report_health(ctx);
     }
 
     fn report_health(&self, ctx: &mut RelayContext<'_>) {
         if let Some((health, failing_for)) = ctx.history.health.news(ctx.now.mono) {
-            let relay = ctx.relay.clone();
-            ctx.report(Report::Health { relay, health, failing_for });
+            ctx.report(|relay| Report::Health { relay, health, failing_for });
         }
     }
 }

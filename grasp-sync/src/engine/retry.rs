@@ -31,13 +31,13 @@ const MAX_REMEMBERED: usize = 20_000;
 pub(super) struct Wants {
     wanted: BTreeMap<EventId, Want>,
     due: BTreeSet<(Mono, EventId)>,
-    asked: BTreeMap<SubId, Asked>,
+    requests: BTreeMap<SubId, IdsRequest>,
     tried: BTreeMap<EventId, Tried>,
 }
 
 /// One request for events by id.
 #[derive(Debug, Default)]
-struct Asked {
+struct IdsRequest {
     outstanding: BTreeSet<EventId>,
     received: usize,
 }
@@ -53,9 +53,9 @@ enum WantPhase {
     /// To be requested from then on.
     Due(Mono),
     /// Requested under this subscription.
-    Asked(SubId),
+    Requested(SubId),
     /// Delivered; the local relay is judging it.
-    Judged,
+    Delivered,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -81,7 +81,7 @@ pub(super) struct Missed {
 pub(super) struct IdsEnded {
     pub(super) missed: Vec<Missed>,
     /// The number of events to which the relay seems to truncate.
-    pub(super) cut_at: Option<usize>,
+    pub(super) truncated_at: Option<usize>,
 }
 
 /// The result of wanting an event.
@@ -89,9 +89,9 @@ pub(super) struct IdsEnded {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WantResult {
     /// It will be requested.
-    Noted,
+    Queued,
     /// It will be requested, though that failed before.
-    Doubtful,
+    QueuedAfterFailure,
     /// The same job wants it already.
     Already,
     /// Its budget is spent, or too many are wanted.
@@ -123,8 +123,8 @@ impl Wants {
         });
         match job {
             Some(job) if !want.jobs.insert(job) => WantResult::Already,
-            _ if tried.is_some() => WantResult::Doubtful,
-            _ => WantResult::Noted,
+            _ if tried.is_some() => WantResult::QueuedAfterFailure,
+            _ => WantResult::Queued,
         }
     }
 
@@ -133,20 +133,20 @@ impl Wants {
         let due = self.due.iter().take_while(|(at, _)| *at <= now).take(most);
         let ids: BTreeSet<_> = due.map(|(_, id)| *id).collect();
         for id in &ids {
-            self.set_phase(*id, WantPhase::Asked(sub));
+            self.set_phase(*id, WantPhase::Requested(sub));
         }
         if !ids.is_empty() {
-            self.asked.insert(sub, Asked { outstanding: ids.clone(), received: 0 });
+            self.requests.insert(sub, IdsRequest { outstanding: ids.clone(), received: 0 });
         }
         ids
     }
 
     /// Notes that an event was delivered and is being judged.
     pub(super) fn delivered(&mut self, sub: SubId, id: EventId) {
-        let Some(asked) = self.asked.get_mut(&sub) else { return };
-        if asked.outstanding.remove(&id) {
-            asked.received += 1;
-            self.set_phase(id, WantPhase::Judged);
+        let Some(request) = self.requests.get_mut(&sub) else { return };
+        if request.outstanding.remove(&id) {
+            request.received += 1;
+            self.set_phase(id, WantPhase::Delivered);
         }
     }
 
@@ -155,24 +155,25 @@ impl Wants {
     /// If the answer may have been truncated, the rest is due again, in smaller requests. If the relay does not have
     /// it, too little will come of these to look truncated.
     pub(super) fn ended(&mut self, now: Mono, sub: SubId) -> IdsEnded {
-        let received = self.asked.get(&sub).map_or(0, |asked| asked.received);
-        let is_short = self.asked.get(&sub).is_some_and(|asked| !asked.outstanding.is_empty());
+        let received = self.requests.get(&sub).map_or(0, |request| request.received);
+        let is_short =
+            self.requests.get(&sub).is_some_and(|request| !request.outstanding.is_empty());
         if is_short && received >= MIN_TRUNCATED {
             self.returned(now, sub);
-            return IdsEnded { missed: Vec::new(), cut_at: Some(received) };
+            return IdsEnded { missed: Vec::new(), truncated_at: Some(received) };
         }
-        IdsEnded { missed: self.refused(now, sub), cut_at: None }
+        IdsEnded { missed: self.refused(now, sub), truncated_at: None }
     }
 
     /// Ends a request that was refused for what it asks for: everything in it has failed.
     pub(super) fn refused(&mut self, now: Mono, sub: SubId) -> Vec<Missed> {
-        let asked = self.asked.remove(&sub).unwrap_or_default();
-        asked.outstanding.into_iter().map(|event| self.failed(now, event)).collect()
+        let request = self.requests.remove(&sub).unwrap_or_default();
+        request.outstanding.into_iter().map(|event| self.failed(now, event)).collect()
     }
 
     /// Ends a request that was not accepted, which says nothing about the events: they are due again.
     pub(super) fn returned(&mut self, now: Mono, sub: SubId) {
-        for id in self.asked.remove(&sub).unwrap_or_default().outstanding {
+        for id in self.requests.remove(&sub).unwrap_or_default().outstanding {
             self.set_phase(id, WantPhase::Due(now));
         }
     }
@@ -226,7 +227,7 @@ impl Wants {
     pub(super) fn disconnected(&mut self) {
         self.wanted.clear();
         self.due.clear();
-        self.asked.clear();
+        self.requests.clear();
     }
 
     /// Returns one of the jobs that want an event.
@@ -271,12 +272,12 @@ impl Wants {
     fn unindex(&mut self, id: EventId, phase: WantPhase) {
         match phase {
             WantPhase::Due(at) => _ = self.due.remove(&(at, id)),
-            WantPhase::Asked(sub) => {
-                if let Some(asked) = self.asked.get_mut(&sub) {
-                    asked.outstanding.remove(&id);
+            WantPhase::Requested(sub) => {
+                if let Some(request) = self.requests.get_mut(&sub) {
+                    request.outstanding.remove(&id);
                 }
             }
-            WantPhase::Judged => {}
+            WantPhase::Delivered => {}
         }
     }
 
@@ -295,9 +296,10 @@ impl Wants {
         let due =
             self.wanted.values().filter(|want| matches!(want.phase, WantPhase::Due(_))).count();
         assert_eq!(due, self.due.len(), "what is due is wanted");
-        let asked = self.wanted.values().filter(|want| matches!(want.phase, WantPhase::Asked(_)));
-        let noted: usize = self.asked.values().map(|asked| asked.outstanding.len()).sum();
-        assert_eq!(asked.count(), noted, "what is asked for is wanted");
+        let requested =
+            self.wanted.values().filter(|want| matches!(want.phase, WantPhase::Requested(_)));
+        let noted: usize = self.requests.values().map(|request| request.outstanding.len()).sum();
+        assert_eq!(requested.count(), noted, "what is asked for is wanted");
     }
 }
 

@@ -25,7 +25,7 @@ use super::session::Session;
 use super::subs::{NEG_IDLE_TIMEOUT, SubKind, Unjudged};
 
 impl Session {
-    pub(in crate::engine) fn heard(&mut self, ctx: &mut RelayContext<'_>, said: Said) {
+    pub(in crate::engine) fn handle_message(&mut self, ctx: &mut RelayContext<'_>, said: Said) {
         match said {
             Said::Delivered { sub, rows } => self.delivered(ctx, sub, &rows),
             Said::Eose { sub, hint } => self.eose(ctx, sub, hint),
@@ -79,8 +79,8 @@ impl Session {
             SubKind::Pages(jobs) => self.pages_ended(ctx, sub, &jobs, hint),
             SubKind::Ids => {
                 self.close(ctx, sub);
-                let IdsEnded { missed, cut_at } = ctx.history.wants.ended(ctx.now.mono, sub);
-                self.ids_per_fetch = self.ids_per_fetch.min(cut_at.unwrap_or(usize::MAX));
+                let IdsEnded { missed, truncated_at } = ctx.history.wants.ended(ctx.now.mono, sub);
+                self.ids_per_fetch = self.ids_per_fetch.min(truncated_at.unwrap_or(usize::MAX));
                 self.missed(ctx, missed);
             }
             SubKind::Neg(_) => {}
@@ -110,8 +110,8 @@ impl Session {
         let mut undelivered: Vec<JobId> = Vec::new();
         for one in missed {
             if one.is_given_up {
-                let (relay, event) = (ctx.relay.clone(), one.event);
-                ctx.report(Report::GaveUp { relay, event });
+                let event = one.event;
+                ctx.report(|relay| Report::GaveUp { relay, event });
                 self.event_resolved(ctx, one.jobs, false);
                 continue;
             }
@@ -154,11 +154,12 @@ impl Session {
         let (original, layer) = (job.original_hash(), job.layer);
         let refused = ctx.shared.rejected.rows(&original).filter(is_within);
         let frame = ctx.history.profile.neg_frame;
-        let (most, most_items) = (max_offered(full_sync, layer), ctx.shared.config.inventory_items);
-        let opened = items
-            .ok()
-            .filter(|items| layer != Layer::All || items.len() <= most_items)
-            .and_then(|items| Reconciliation::open(items.into_iter().chain(refused), frame, most));
+        let (max_ids, max_items) =
+            (max_offered(full_sync, layer), ctx.shared.config.inventory_items);
+        let opened =
+            items.ok().filter(|items| layer != Layer::All || items.len() <= max_items).and_then(
+                |items| Reconciliation::open(items.into_iter().chain(refused), frame, max_ids),
+            );
         let Some((reconciliation, first)) = opened else {
             self.close(ctx, sub);
             return self.fail(ctx, id);
@@ -184,8 +185,7 @@ impl Session {
                 ctx.history.suspended.answered(layer, RequestMode::History);
                 ctx.history.neg.worked();
                 if std::mem::take(&mut ctx.history.no_negentropy_reported) {
-                    let relay = ctx.relay.clone();
-                    ctx.report(Report::Negentropy { relay });
+                    ctx.report(|relay| Report::Negentropy { relay });
                 }
                 let (items, ids) = (reconciliation.items(), reconciliation.take_lacking_ids());
                 let filter = job.filter();
@@ -215,7 +215,7 @@ impl Session {
     }
 
     /// Returns the way in which each judged row arrived under a subscription.
-    pub(in crate::engine) fn origin(
+    pub(in crate::engine) fn arrivals(
         &self,
         ctx: &RelayContext<'_>,
         sub: SubId,
@@ -328,7 +328,7 @@ impl Session {
             for id in jobs {
                 let Some(job) = self.jobs.get_mut(id) else { continue };
                 match ctx.history.wants.want(now, one.row.id, Some(*id)) {
-                    WantResult::Noted | WantResult::Doubtful => {
+                    WantResult::Queued | WantResult::QueuedAfterFailure => {
                         job.outstanding += 1;
                         is_wanted = true;
                     }

@@ -4,10 +4,9 @@ use std::collections::BTreeSet;
 
 use grasp_core::RelayUrl;
 
-use super::super::batch::Purpose;
 use super::super::check::CLASSES;
 use super::super::ids::JobId;
-use super::super::job::JobPhase;
+use super::super::job::{JobPhase, Purpose};
 use super::history::RelayHistory;
 use super::session::Session;
 use super::subs::SubKind;

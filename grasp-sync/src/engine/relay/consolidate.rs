@@ -4,8 +4,8 @@ use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::{PendingItems, RETENTION, build_layer2_and_layer3_filters};
 
-use super::super::batch::Purpose;
 use super::super::context::RelayContext;
+use super::super::job::Purpose;
 use super::super::layer::Layer;
 use super::super::report::Report;
 use super::full_sync::all_events;
@@ -32,8 +32,7 @@ impl Session {
         self.replace_with(ctx, |_| true, filters);
         self.live.filters_at_rebuild = after;
         self.live.repo_requests_at_rebuild = self.live.requests_for(Layer::Repos);
-        let relay = ctx.relay.clone();
-        ctx.report(Report::Consolidated { relay, before, after });
+        ctx.report(|relay| Report::Consolidated { relay, before, after });
     }
 
     /// Rebuilds only the requests for repositories, if there are many: each takes a slot, and a complete rebuild is

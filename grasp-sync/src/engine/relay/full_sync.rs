@@ -17,12 +17,11 @@ use grasp_core::sync::{
     AddFilters, BatchProgress, FilterHash, PendingItems, build_layer2_and_layer3_filters,
 };
 
-use super::super::batch::Purpose;
 use super::super::compact_filter::CompactFilter;
 use super::super::context::RelayContext;
 use super::super::ids::{GroupId, JobId};
 use super::super::io::{Judged, Outcome};
-use super::super::job::{Job, JobPhase, Method};
+use super::super::job::{Job, JobPhase, Method, Purpose};
 use super::super::layer::{Layer, wire_len};
 use super::super::reconcile::MAX_NEEDED;
 use super::super::report::Report;
@@ -255,12 +254,9 @@ impl Session {
         if self.jobs.get(&leader).is_none_or(|job| job.layer != Layer::All) {
             return;
         }
-        let others = self.jobs.iter().filter(|(id, job)| {
-            let is_queued = matches!(job.phase, JobPhase::Queued(Method::Reconcile));
-            **id != leader && job.layer == Layer::All && is_queued
-        });
-        let others: Vec<JobId> = others.map(|(id, _)| *id).collect();
-        for id in others {
+        let is_queued = |job: &Job| matches!(job.phase, JobPhase::Queued(Method::Reconcile));
+        let queued = self.jobs_where(|job| job.layer == Layer::All && is_queued(job));
+        for id in queued.into_iter().filter(|id| *id != leader) {
             self.unqueue(id);
             if let Some(job) = self.jobs.get_mut(&id) {
                 job.phase = JobPhase::AwaitingJudgement;
@@ -271,9 +267,7 @@ impl Session {
 
     /// Ends the jobs that waited for a full comparison.
     pub(super) fn comparison_ended(&mut self, ctx: &mut RelayContext<'_>, leader: JobId) {
-        let waiting = self.jobs.iter().filter(|(_, job)| job.waits_for == Some(leader));
-        let waiting: Vec<JobId> = waiting.map(|(id, _)| *id).collect();
-        for id in waiting {
+        for id in self.jobs_where(|job| job.waits_for == Some(leader)) {
             if let Some(job) = self.jobs.get_mut(&id) {
                 job.waits_for = None;
             }
@@ -288,13 +282,10 @@ impl Session {
         }
         ctx.history.filters_until = ctx.mono() + FALLBACK_FOR;
         self.live.needs_rebuild = true;
-        let all = self.jobs.iter().filter(|(_, job)| job.layer == Layer::All);
-        let jobs: Vec<JobId> = all.map(|(id, _)| *id).collect();
-        for id in jobs {
+        for id in self.jobs_where(|job| job.layer == Layer::All) {
             self.replace_by_filters(ctx, id);
         }
-        let relay = ctx.relay.clone();
-        ctx.report(Report::CalledByName { relay });
+        ctx.report(|relay| Report::CalledByName { relay });
     }
 
     /// Replaces a job for everything by jobs for filters. Polls start again with the live set.

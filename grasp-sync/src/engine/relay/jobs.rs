@@ -9,14 +9,13 @@ use grasp_core::nostr::event::EventId;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::sync::{BatchProgress, PendingBatch};
 
-use super::super::batch::Purpose;
 use super::super::context::RelayContext;
 use super::super::ids::{GroupId, JobId};
-use super::super::job::{Job, JobPhase, Method};
+use super::super::job::{Job, JobPhase, Method, Purpose};
 use super::super::layer::{Layer, bisect, split, split_by_kind};
 use super::super::report::Report;
 use super::super::retry::WantResult;
-use super::live::LivePhase;
+use super::live::{LivePhase, backoff_after};
 use super::session::Session;
 
 /// Splits by time after which a set that is still too large is paged: each costs two requests, and a relay that
@@ -73,7 +72,7 @@ impl Session {
         }
         job.failures = job.failures.saturating_add(1);
         let method = if job.pager.is_some() { Method::Page } else { Method::Reconcile };
-        let wait = Self::backoff_after(job.failures);
+        let wait = backoff_after(job.failures);
         self.delay(ctx, id, wait, method);
     }
 
@@ -180,16 +179,14 @@ impl Session {
             job.is_partial = true;
             match split(&job.filter()) {
                 _ if self.jobs.len() >= MAX_JOBS => {
-                    let relay = ctx.relay.clone();
-                    ctx.report(Report::GapSecond { relay, at });
+                    ctx.report(|relay| Report::GapSecond { relay, at })
                 }
                 Some(parts) => {
                     let parts = parts.map(|part| part.since(at).until(at));
                     self.add_parts(ctx, &job, parts, Method::Page);
                 }
                 None => {
-                    let relay = ctx.relay.clone();
-                    ctx.report(Report::GapSecond { relay, at });
+                    ctx.report(|relay| Report::GapSecond { relay, at });
                     // Brings most of the events; the rest stays a gap.
                     let parts = split_by_kind(&job.filter()).into_iter().flatten();
                     let parts: Vec<_> = parts.map(|part| part.since(at).until(at)).collect();
@@ -213,10 +210,10 @@ impl Session {
         job.phase = JobPhase::AwaitingJudgement;
         for event in needed {
             match ctx.history.wants.want(now, event, Some(id)) {
-                result @ (WantResult::Noted | WantResult::Doubtful) => {
+                result @ (WantResult::Queued | WantResult::QueuedAfterFailure) => {
                     job.outstanding += 1;
                     job.offered += 1;
-                    job.missed += usize::from(result == WantResult::Doubtful);
+                    job.missed += usize::from(result == WantResult::QueuedAfterFailure);
                 }
                 WantResult::Already => {}
                 WantResult::GivenUp => job.is_partial = true,
@@ -291,8 +288,7 @@ impl Session {
         if let Some(state) = ctx.state() {
             state.confirm(pending.items);
         }
-        let relay = ctx.relay.clone();
-        ctx.report(Report::BatchConfirmed { relay, batch, repos, roots, method });
+        ctx.report(|relay| Report::BatchConfirmed { relay, batch, repos, roots, method });
     }
 
     /// Removes a job, and closes its subscription unless others share it.
@@ -315,12 +311,14 @@ impl Session {
         }
     }
 
+    pub(super) fn jobs_where(&self, is_it: impl Fn(&Job) -> bool) -> Vec<JobId> {
+        self.jobs.iter().filter(|(_, job)| is_it(job)).map(|(id, _)| *id).collect()
+    }
+
     /// Removes all jobs of this job's group.
     fn drop_group(&mut self, ctx: &mut RelayContext<'_>, id: JobId) {
         let Some(group) = self.jobs.get(&id).map(|job| job.group) else { return };
-        let of_group = self.jobs.iter().filter(|(_, job)| job.group == group);
-        let jobs: Vec<JobId> = of_group.map(|(id, _)| *id).collect();
-        for id in jobs {
+        for id in self.jobs_where(|job| job.group == group) {
             self.drop_job(ctx, id);
         }
         self.groups.remove(&group);

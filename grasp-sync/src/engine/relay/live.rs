@@ -19,7 +19,7 @@ use super::super::job::MAX_ROOM_REFUSALS;
 use super::super::layer::{Layer, wire_len};
 
 /// One request of the live set.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(in crate::engine) struct LiveRequest {
     pub(in crate::engine) layer: Layer,
     /// The filters without a window.
@@ -62,12 +62,12 @@ pub(in crate::engine) enum LivePhase {
     },
 }
 
-/// The longest backoff between subscriptions.
+/// The longest backoff after refusals and losses.
 const MAX_BACKOFF: Duration = Duration::from_secs(60 * 60);
 /// Requests for repositories that may be added before these are merged for want of room.
 const MAX_REPO_FRAGMENTS: usize = 3;
 /// Bytes of REQ, subscription id and brackets around the filters.
-const REQ_BYTES: usize = 80;
+pub(super) const REQ_BYTES: usize = 80;
 
 impl LiveRequest {
     /// Returns the filters as sent: without stored events, or, for a relay that refuses a limit of zero, with the
@@ -112,10 +112,8 @@ impl LiveRequest {
 
     /// Backs off after another loss, longer each time.
     pub(in crate::engine) fn back_off(&mut self, now: Mono) {
-        let doublings = 1u32.checked_shl(self.failures).unwrap_or(u32::MAX);
         self.failures = self.failures.saturating_add(1);
-        let backoff = RETRY_DELAY.saturating_mul(doublings).min(MAX_BACKOFF);
-        self.interrupt(LivePhase::BackingOff(now + backoff));
+        self.interrupt(LivePhase::BackingOff(now + backoff_after(self.failures)));
     }
 
     /// Switches to polling.
@@ -199,18 +197,7 @@ impl LiveSet {
         let second_half = request.filters.split_off(request.filters.len() / 2);
         request.bytes /= 2;
         request.interrupt(LivePhase::Queued);
-        let other = LiveRequest {
-            filters: second_half,
-            layer: request.layer,
-            bytes: request.bytes,
-            missed_since: request.missed_since,
-            has_dropped: request.has_dropped,
-            delivered_until: request.delivered_until,
-            phase: LivePhase::Queued,
-            failures: request.failures,
-            authenticated: request.authenticated,
-            uses_limit_zero: false,
-        };
+        let other = LiveRequest { filters: second_half, uses_limit_zero: false, ..request.clone() };
         self.requests.insert(ids.live(), other);
     }
 
@@ -274,6 +261,12 @@ impl LiveSet {
         });
         ends.min()
     }
+}
+
+/// Returns the backoff after failures in a row: 65 seconds, doubling to an hour.
+pub(super) fn backoff_after(failures: u32) -> Duration {
+    let doublings = 1u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX);
+    RETRY_DELAY.saturating_mul(doublings).min(MAX_BACKOFF)
 }
 
 /// Groups filters by layer. Layers never share a request: a relay may refuse one and accept the other.

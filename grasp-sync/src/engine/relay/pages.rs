@@ -5,20 +5,18 @@ use std::mem::{Discriminant, discriminant};
 use grasp_core::limits::{Action, Admit, EoseHint, Next, SlotClass};
 use grasp_core::nostr::filter::Filter;
 
-use super::super::batch::Purpose;
 use super::super::context::RelayContext;
 use super::super::ids::{JobId, SubId};
 use super::super::io::{Delivered, Frame};
-use super::super::job::{JobPhase, Method};
+use super::super::job::{JobPhase, Method, Purpose};
 use super::super::layer::{self, Layer};
 use super::super::suspended::RequestMode;
 use super::gaps::CountAs;
+use super::live::REQ_BYTES;
 use super::pump::{StartResult, has_room};
 use super::session::Session;
 use super::subs::SubKind;
 
-/// Bytes of REQ, subscription id and brackets around the filters.
-const REQ_BYTES: usize = 80;
 /// Queued pages that are considered for sharing a request.
 const LOOK_AHEAD: usize = 100;
 
@@ -48,7 +46,7 @@ impl Session {
             self.fall_back_to_filters(ctx);
             return StartResult::Done;
         }
-        let PageBatch { jobs, filters, bytes } = self.pack(ctx, first);
+        let PageBatch { jobs, filters, bytes } = self.collect_pages(ctx, first);
         if jobs.is_empty() {
             return StartResult::Done;
         }
@@ -75,8 +73,8 @@ impl Session {
 
     /// Collects the first queued page and others that fit: of the same layer, since relays refuse whole layers, and
     /// for the same purpose. Empty if the first job is at its end.
-    fn pack(&mut self, ctx: &mut RelayContext<'_>, first: JobId) -> PageBatch {
-        let mut pack = PageBatch { bytes: REQ_BYTES, ..PageBatch::default() };
+    fn collect_pages(&mut self, ctx: &mut RelayContext<'_>, first: JobId) -> PageBatch {
+        let mut batch = PageBatch { bytes: REQ_BYTES, ..PageBatch::default() };
         let most = self.budget.filters_per_req().min(self.pages_per_req);
         for id in self.compatible_jobs(first) {
             let Some(job) = self.jobs.get_mut(&id) else { continue };
@@ -87,31 +85,31 @@ impl Session {
                 continue;
             };
             let bytes = page.as_json().len() + 1;
-            let is_full = pack.bytes + bytes > self.budget.message_bytes();
-            if !pack.jobs.is_empty() && is_full {
+            let is_full = batch.bytes + bytes > self.budget.message_bytes();
+            if !batch.jobs.is_empty() && is_full {
                 break;
             }
-            pack.bytes += bytes;
-            pack.jobs.push(id);
-            pack.filters.push(page);
-            if pack.jobs.len() >= most {
+            batch.bytes += bytes;
+            batch.jobs.push(id);
+            batch.filters.push(page);
+            if batch.jobs.len() >= most {
                 break;
             }
         }
-        pack
+        batch
     }
 
     /// Returns the first queued job, and those behind it that may share a request with it.
     fn compatible_jobs(&self, first: JobId) -> Vec<JobId> {
-        let sort = |id: &JobId| -> Option<(Layer, Discriminant<Purpose>, CountAs)> {
+        let key = |id: &JobId| -> Option<(Layer, Discriminant<Purpose>, CountAs)> {
             let job = self.jobs.get(id)?;
             let group = self.groups.get(&job.group)?;
             Some((job.layer, discriminant(&group.purpose), group.count_as))
         };
-        let wanted = sort(&first);
+        let wanted = key(&first);
         let queue = self.queues.get(&Method::Page).into_iter().flatten().map(|(_, id)| *id);
         let behind = queue.skip_while(|id| *id != first).take(LOOK_AHEAD);
-        behind.filter(|id| sort(id) == wanted).collect()
+        behind.filter(|id| key(id) == wanted).collect()
     }
 
     pub(super) fn pages_delivered(

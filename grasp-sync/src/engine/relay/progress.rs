@@ -3,8 +3,8 @@
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::History;
 
-use super::super::batch::{Group, Purpose};
 use super::super::context::RelayContext;
+use super::super::job::{Group, Purpose};
 use super::super::report::Report;
 use super::resume::PassKind;
 use super::session::Session;
@@ -52,8 +52,7 @@ impl Session {
     pub(super) fn report_interruptions(ctx: &mut RelayContext<'_>) {
         let times = ctx.history.interrupted;
         if std::mem::replace(&mut ctx.history.interrupted_reported, times) != times {
-            let relay = ctx.relay.clone();
-            ctx.report(Report::Interrupted { relay, times });
+            ctx.report(|relay| Report::Interrupted { relay, times });
             ctx.schedule_write();
         }
     }
@@ -71,8 +70,8 @@ impl Session {
         let bounds = ctx.shared.config.full_pass;
         ctx.history.daily.done(ctx.now, bounds, &mut ctx.shared.rng);
         if ctx.history.pass.kind == PassKind::Daily {
-            let (relay, seen) = (ctx.relay.clone(), ctx.history.health.seen(ctx.mono()));
-            ctx.report(Report::Reliability { relay, seen });
+            let seen = ctx.history.health.seen(ctx.mono());
+            ctx.report(|relay| Report::Reliability { relay, seen });
         }
     }
 

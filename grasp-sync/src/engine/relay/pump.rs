@@ -5,11 +5,10 @@ use std::cell::OnceCell;
 
 use grasp_core::limits::{Admit, SlotClass, SlotLedger};
 
-use super::super::batch::Purpose;
 use super::super::context::{InventoryRequest, RelayContext};
 use super::super::ids::{JobId, LiveId};
 use super::super::io::{Frame, Output};
-use super::super::job::{Job, JobPhase, Method, NegMessage, by_ids};
+use super::super::job::{Job, JobPhase, Method, NegMessage, Purpose, by_ids};
 use super::super::layer::{Layer, wire_len};
 use super::super::reconcile::MAX_NEEDED;
 use super::super::suspended::RequestMode;
@@ -40,7 +39,7 @@ impl Session {
         self.wake(ctx);
         if !ctx.history.pace.is_paused(ctx.mono()) {
             self.send_live(ctx);
-            self.send_answers(ctx);
+            self.send_neg_messages(ctx);
             self.send_fetches(ctx);
             self.send_jobs(ctx);
         }
@@ -110,8 +109,8 @@ impl Session {
             }
             if self.live.is_fragmented() {
                 self.rebuild_live(ctx);
-            } else if let Some(request) = self.live.requests.get_mut(&id) {
-                request.poll(ctx.now.mono, ctx.shared.config.poll_every);
+            } else {
+                self.poll_live(ctx, id);
             }
         }
         self.resubscribe_polled(ctx);
@@ -130,10 +129,15 @@ impl Session {
         };
         let Some((thread, sub)) = thread else { return false };
         self.close(ctx, sub);
-        if let Some(request) = self.live.requests.get_mut(&thread) {
+        self.poll_live(ctx, thread);
+        true
+    }
+
+    /// Polls a live request instead of subscribing to it.
+    pub(super) fn poll_live(&mut self, ctx: &RelayContext<'_>, id: LiveId) {
+        if let Some(request) = self.live.requests.get_mut(&id) {
             request.poll(ctx.now.mono, ctx.shared.config.poll_every);
         }
-        true
     }
 
     fn subscribe_live(&mut self, ctx: &mut RelayContext<'_>, id: LiveId) -> StartResult {
@@ -202,8 +206,8 @@ impl Session {
     fn resubscribe_polled(&mut self, ctx: &mut RelayContext<'_>) {
         let is_polled = |phase| matches!(phase, LivePhase::Polled { .. });
         let ids: Vec<LiveId> = {
-            let wanted = self.live.requests.iter().filter(|(_, one)| is_polled(one.phase));
-            wanted.map(|(id, _)| *id).collect()
+            let polled = self.live.requests.iter().filter(|(_, one)| is_polled(one.phase));
+            polled.map(|(id, _)| *id).collect()
         };
         for id in ids {
             if !has_room(&ctx.history.ledger, SlotClass::Live) {
@@ -222,19 +226,15 @@ impl Session {
     }
 
     /// Sends the next messages of the NIP-77 sessions under way.
-    fn send_answers(&mut self, ctx: &mut RelayContext<'_>) {
-        let talking: Vec<JobId> = {
-            let jobs = self.jobs.iter().filter(|(_, job)| job.has_neg_message());
-            jobs.map(|(id, _)| *id).collect()
-        };
-        for id in talking {
-            if self.send_answer(ctx, id) == StartResult::NotYet {
+    fn send_neg_messages(&mut self, ctx: &mut RelayContext<'_>) {
+        for id in self.jobs_where(Job::has_neg_message) {
+            if self.send_neg_message(ctx, id) == StartResult::NotYet {
                 return;
             }
         }
     }
 
-    fn send_answer(&mut self, ctx: &mut RelayContext<'_>, id: JobId) -> StartResult {
+    fn send_neg_message(&mut self, ctx: &mut RelayContext<'_>, id: JobId) -> StartResult {
         let now = ctx.mono();
         let Some(job) = self.jobs.get_mut(&id) else { return StartResult::Done };
         let opening = job.is_opening().then(|| job.filter());
@@ -242,8 +242,8 @@ impl Session {
             return StartResult::Done;
         };
         let sub = *sub;
-        let is_charged = opening.is_some() || ctx.history.profile.counts_frames;
-        if is_charged && ctx.history.pace.admit(now) != Admit::Go {
+        let is_paced = opening.is_some() || ctx.history.profile.counts_frames;
+        if is_paced && ctx.history.pace.admit(now) != Admit::Go {
             return StartResult::NotYet;
         }
         let Some(NegMessage::Open(message) | NegMessage::Reply(message)) = outgoing.take() else {

@@ -7,7 +7,7 @@ use grasp_core::limits::{Action, Heard, PARK, PeerText, Refusal, SlotClass};
 use super::super::context::RelayContext;
 use super::super::ids::{JobId, LiveId, SubId};
 use super::super::io::Frame;
-use super::super::job::{JobPhase, Method};
+use super::super::job::{Job, JobPhase, Method};
 use super::super::report::Report;
 use super::super::suspended::RequestMode;
 use super::auth::AuthDecision;
@@ -89,9 +89,7 @@ impl Session {
         let newest = open.split_off(open.len().saturating_sub(excess));
         for (id, sub) in newest {
             self.close(ctx, sub);
-            if let Some(request) = self.live.requests.get_mut(&id) {
-                request.poll(ctx.now.mono, ctx.shared.config.poll_every);
-            }
+            self.poll_live(ctx, id);
         }
     }
 
@@ -236,12 +234,9 @@ impl Session {
         let waiting = self.queues.remove(&Method::Reconcile).unwrap_or_default();
         waiting.into_iter().for_each(|(_, id)| self.queue(id, Method::Page));
         self.close_all(ctx, |kind| matches!(kind, SubKind::Neg(_)));
-        let is_talking = |phase: &JobPhase| {
-            matches!(phase, JobPhase::Listing { .. } | JobPhase::Comparing { .. })
-        };
-        let talking = self.jobs.iter().filter(|(_, job)| is_talking(&job.phase));
-        let talking: Vec<JobId> = talking.map(|(id, _)| *id).collect();
-        for id in talking {
+        let is_reconciling =
+            |job: &Job| matches!(job.phase, JobPhase::Listing { .. } | JobPhase::Comparing { .. });
+        for id in self.jobs_where(is_reconciling) {
             self.forget_inventory(ctx, id);
             self.queue(id, Method::Page);
         }
@@ -249,8 +244,8 @@ impl Session {
 
     fn report_no_negentropy(&mut self, ctx: &mut RelayContext<'_>, refusal: Refusal, text: &str) {
         if !std::mem::replace(&mut ctx.history.no_negentropy_reported, true) {
-            let (relay, text) = (ctx.relay.clone(), PeerText::new(text));
-            ctx.report(Report::NoNegentropy { relay, refusal, text });
+            let text = PeerText::new(text);
+            ctx.report(|relay| Report::NoNegentropy { relay, refusal, text });
         }
     }
 

@@ -1,10 +1,9 @@
 //! One connection to a relay: its live subscriptions, the history that is fetched over it, and the end of that.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use grasp_core::Mono;
-use grasp_core::limits::{Admit, PeerText, RETRY_DELAY, Refusal, should_consolidate};
+use grasp_core::limits::{Admit, PeerText, Refusal, should_consolidate};
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::{
@@ -12,12 +11,11 @@ use grasp_core::sync::{
     RequestBudget, build_announcement_filter, build_layer2_and_layer3_filters, compute_actions,
 };
 
-use super::super::batch::{Group, Purpose};
 use super::super::compact_filter::CompactFilter;
 use super::super::context::RelayContext;
 use super::super::ids::{ConnId, GroupId, JobId, SubId};
 use super::super::io::{Frame, Places};
-use super::super::job::{Job, Method};
+use super::super::job::{Group, Job, Method, Purpose};
 use super::super::layer::Layer;
 use super::super::report::Report;
 use super::super::suspended::RequestMode;
@@ -295,8 +293,7 @@ impl Session {
 
     pub(in crate::engine) fn report_status(&self, ctx: &mut RelayContext<'_>) {
         let Some(status) = ctx.state().map(|state| state.connection_status()) else { return };
-        let relay = ctx.relay.clone();
-        ctx.report(Report::Status { relay, status });
+        ctx.report(|relay| Report::Status { relay, status });
     }
 
     /// Reports a refusal to the operator, once for each meaning.
@@ -307,8 +304,8 @@ impl Session {
         text: &str,
     ) {
         if self.reported_refusals.insert(refusal.label()) {
-            let (relay, text) = (ctx.relay.clone(), PeerText::new(text));
-            ctx.report(Report::Refused { relay, refusal, text });
+            let text = PeerText::new(text);
+            ctx.report(|relay| Report::Refused { relay, refusal, text });
         }
     }
 
@@ -389,12 +386,5 @@ impl Session {
                 Admit::Wait(until) => Some((layer, until)),
             };
         layers.into_iter().filter_map(until).collect()
-    }
-
-    /// Returns the backoff after failures in a row: 65 seconds, doubling to an hour.
-    pub(super) fn backoff_after(failures: u32) -> Duration {
-        let doublings = 1u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX);
-        let backoff = RETRY_DELAY.saturating_mul(doublings);
-        backoff.min(Duration::from_secs(60 * 60))
     }
 }

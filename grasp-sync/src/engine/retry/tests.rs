@@ -12,7 +12,7 @@ fn what_is_offered_is_asked_for_in_chunks_and_once() {
     let (mut wants, mut ids) = (Wants::default(), Ids::default());
     for n in 0..5 {
         let job = Some(ids.job());
-        assert_eq!(wants.want(T0, id(n), job), WantResult::Noted);
+        assert_eq!(wants.want(T0, id(n), job), WantResult::Queued);
         assert_eq!(wants.want(T0, id(n), job), WantResult::Already);
     }
     let sizes: Vec<_> = (0..3).map(|_| wants.take_due(T0, ids.sub(), 3).len()).collect();
@@ -25,7 +25,7 @@ fn all_jobs_that_wait_for_an_event_hear_of_it() {
     let (mut wants, mut ids) = (Wants::default(), Ids::default());
     let jobs = [ids.job(), ids.job()];
     for job in jobs {
-        assert_eq!(wants.want(T0, id(1), Some(job)), WantResult::Noted);
+        assert_eq!(wants.want(T0, id(1), Some(job)), WantResult::Queued);
     }
     let sub = ids.sub();
     assert_eq!(wants.take_due(T0, sub, 9).len(), 1);
@@ -39,7 +39,7 @@ fn all_jobs_that_wait_for_an_event_hear_of_it() {
 fn each_event_is_tried_twelve_times_with_growing_rests_and_then_given_up() {
     let (mut wants, mut ids) = (Wants::default(), Ids::default());
     let job = ids.job();
-    assert_eq!(wants.want(T0, id(1), Some(job)), WantResult::Noted);
+    assert_eq!(wants.want(T0, id(1), Some(job)), WantResult::Queued);
     let (mut now, mut rests) = (T0, Vec::new());
     let last = loop {
         let sub = ids.sub();
@@ -58,13 +58,13 @@ fn each_event_is_tried_twelve_times_with_growing_rests_and_then_given_up() {
 #[test]
 fn reconnecting_or_new_offers_renew_no_budget() {
     let (mut wants, mut ids) = (Wants::default(), Ids::default());
-    assert_eq!(wants.want(T0, id(1), None), WantResult::Noted);
+    assert_eq!(wants.want(T0, id(1), None), WantResult::Queued);
     let sub = ids.sub();
     let _ = wants.take_due(T0, sub, 9);
     assert!(wants.ended(T0, sub).missed[0].is_first);
     wants.disconnected();
-    assert_eq!(wants.want(T0, id(1), None), WantResult::Doubtful);
-    assert_eq!(wants.want(T0, id(2), None), WantResult::Noted);
+    assert_eq!(wants.want(T0, id(1), None), WantResult::QueuedAfterFailure);
+    assert_eq!(wants.want(T0, id(2), None), WantResult::Queued);
     assert_eq!(wants.take_due(T0, ids.sub(), 9), [id(2)].into());
     assert_eq!(wants.deadline(), Some(T0 + FIRST_BACKOFF));
 }
@@ -72,12 +72,12 @@ fn reconnecting_or_new_offers_renew_no_budget() {
 #[test]
 fn an_answer_that_was_cut_costs_no_try_and_makes_requests_smaller() {
     let (mut wants, mut ids) = (Wants::default(), Ids::default());
-    (0..200).for_each(|n| assert_eq!(wants.want(T0, id(n), None), WantResult::Noted));
+    (0..200).for_each(|n| assert_eq!(wants.want(T0, id(n), None), WantResult::Queued));
     let sub = ids.sub();
-    let asked = wants.take_due(T0, sub, 200);
-    asked.iter().take(60).for_each(|id| wants.delivered(sub, *id));
+    let requested = wants.take_due(T0, sub, 200);
+    requested.iter().take(60).for_each(|id| wants.delivered(sub, *id));
     let ended = wants.ended(T0, sub);
-    assert!(ended.missed.is_empty() && ended.cut_at == Some(60));
+    assert!(ended.missed.is_empty() && ended.truncated_at == Some(60));
     assert_eq!(wants.take_due(T0, ids.sub(), 60).len(), 60);
 }
 
@@ -136,10 +136,10 @@ fn more_than_anybody_can_be_behind_with_is_not_wanted() {
         EventId::from_byte_array(id)
     };
     for n in 0..MAX_WANTED {
-        assert_eq!(wants.want(T0, offered(n), job), WantResult::Noted);
+        assert_eq!(wants.want(T0, offered(n), job), WantResult::Queued);
     }
     assert_eq!(wants.want(T0, offered(MAX_WANTED), job), WantResult::GivenUp);
     assert_eq!(wants.want(T0, offered(1), job), WantResult::Already);
     wants.resolve(offered(0));
-    assert_eq!(wants.want(T0, offered(MAX_WANTED), job), WantResult::Noted);
+    assert_eq!(wants.want(T0, offered(MAX_WANTED), job), WantResult::Queued);
 }
