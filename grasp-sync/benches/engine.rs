@@ -1,4 +1,4 @@
-//! What the engine needs when there is much to look after: memory, time for each input, and turns when idle.
+//! Cost of the engine at scale: memory, time for each input, and runs when idle.
 //!
 //! A thousand repositories with fifty thousand roots on a hundred relays that have nothing and answer at once.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark that panics has failed")]
@@ -23,7 +23,7 @@ const MAX_MEGABYTES: f32 = 64.0;
 #[global_allocator]
 static COUNTED: PeakAlloc = PeakAlloc;
 
-/// An engine whose every wish is granted at once.
+/// An engine whose outputs are answered at once.
 struct Easy {
     engine: SyncEngine,
     now: Now,
@@ -101,7 +101,7 @@ impl Easy {
         self.now = self.now.after(end - self.now.mono);
     }
 
-    /// What has happened since this was last asked.
+    /// Takes the inputs since the last call.
     fn take_counts(&mut self) -> (u32, Duration, Duration) {
         let counts = (self.handled, self.spent, self.longest);
         (self.handled, self.spent, self.longest) = (0, Duration::ZERO, Duration::ZERO);

@@ -1,7 +1,7 @@
 //! A small relay that keeps itself complete: NIP-01 on a websocket, events in memory, `grasp-sync` inside.
 //!
 //! `cargo run --example embed -- 127.0.0.1:7447 relay.example.com wss://other.example.com`
-//! listens there, is known by that name, and syncs from that relay and from whoever its repositories name.
+//! listens there, is known by that name, and syncs from that relay and from those that its repositories name.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -26,7 +26,7 @@ struct Relay {
 }
 
 impl Relay {
-    /// The one way in, for clients and for sync alike. This relay wants git, and comments on it.
+    /// Accepts an event from a client or from sync. This relay wants git events, and comments on them.
     fn take(&self, event: &Verified<Arc<Event>>) -> Taken {
         if !matches!(event.kind.as_u16(), 5 | 1111 | 1617..=1633 | 30617 | 30618) {
             return Taken::Refused(Lasting::Forever);
@@ -39,7 +39,7 @@ impl Relay {
         Taken::Stored
     }
 
-    /// What matches, newest first.
+    /// Returns the matching events, newest first.
     fn find(&self, filter: &Filter) -> Vec<Arc<Event>> {
         let events = self.events.lock().expect("no holder of the lock panics");
         let mut found: Vec<_> = events.values().filter(|e| matches(filter, e)).cloned().collect();
@@ -53,10 +53,10 @@ fn matches(filter: &Filter, event: &Event) -> bool {
     filter.match_event(event, MatchEventOptions::default())
 }
 
-/// All that sync needs to know about a relay.
+/// The interface that sync needs of a relay.
 impl LocalRelay for Relay {
     fn accepted(&self, kinds: &[Kind]) -> BoxStream<'static, News> {
-        // Listening begins before anything is read, so nothing falls between the two.
+        // Listening begins before anything is read, so that no event is missed in between.
         let later = stream::unfold(self.news.subscribe(), |mut news| async {
             let event = news.recv().await.ok()?; // a feed that fell behind ends, and is begun anew
             Some((News::Accepted(event), news))

@@ -1,4 +1,4 @@
-//! Relays that end badly, too early, too late or never; that flood, drip, and slam the door.
+//! Relays that end connections badly, too early, too late or never; that flood, send slowly, or close at once.
 
 use std::time::Duration;
 
@@ -100,7 +100,7 @@ async fn pages_without_end_are_asked_for_no_faster_than_others() {
         if !is_fetch(said) || said[2]["#a"].is_null() {
             return properly(said, stored);
         }
-        // Always something older, and never the same.
+        // Always older events, and never the same.
         let repo = said[2]["#a"][0].as_str().unwrap();
         let until = said[2]["until"].as_u64().unwrap_or(1_700_000_000);
         let author = Author::new();

@@ -1,4 +1,4 @@
-//! Relays that compare sets badly: nonsense, absurd counts, events that they do not have.
+//! Relays that compare sets badly: malformed messages, absurd counts, events that they do not have.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn unhex(text: &str) -> Vec<u8> {
     digits.map(|two| u8::from_str_radix(two, 16).unwrap()).collect()
 }
 
-/// An honest first answer to NEG-OPEN, from a set that also has these ids.
+/// Returns an honest first answer to NEG-OPEN, from a set that also has these ids.
 fn compare(said: &Value, stored: &[Event], phantoms: &[EventId]) -> Value {
     let mut open = said.clone();
     open.as_array_mut().unwrap().pop();
@@ -37,7 +37,7 @@ fn compare(said: &Value, stored: &[Event], phantoms: &[EventId]) -> Value {
     json!(["NEG-MSG", said[1], hex(&answer)])
 }
 
-/// Software for which sets are compared even when we have nothing.
+/// Software with which sets are compared even when we have nothing.
 fn card() -> Option<Value> {
     Some(json!({ "software": "strfry", "version": "1" }))
 }

@@ -1,4 +1,4 @@
-//! Relays that refuse, each in other words.
+//! Relays that refuse in various words.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 use crate::scripted::Scripted;
 use crate::trial::{Trial, is_fetch, properly};
 
-/// What comes of a refusal of a request that cannot be made any smaller.
+/// The consequence of refusing a request that cannot be made smaller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Then {
-    /// It is asked again, otherwise, and gives all it has.
+    /// It is asked again in another way, and gives all it has.
     Goes,
-    /// It is left alone, for a minute at least.
+    /// It is not asked for at least a minute.
     Rests,
 }
 
@@ -37,7 +37,7 @@ const REASONS: [(&str, Then); 17] = [
     ("", Then::Rests),
 ];
 
-/// Whether it asks for stored events about the repository.
+/// Returns whether a request asks for stored events about the repository.
 fn is_about_repo(said: &Value) -> bool {
     let filters = said.as_array().into_iter().flatten().skip(2);
     is_fetch(said) && filters.into_iter().any(|filter| !filter["#a"].is_null())
@@ -47,8 +47,8 @@ fn filters(said: &Value) -> usize {
     said.as_array().map_or(0, |said| said.len() - 2)
 }
 
-/// A relay that refuses the first such request in these words, and no other. Where less at a time may help, it
-/// refuses less, down to a single filter.
+/// Starts a relay that refuses the first such request in these words, and no other. Where smaller requests may help,
+/// it refuses smaller ones too, down to a single filter.
 async fn refusing(words: &'static str, then: Then, stored: Vec<Event>) -> Scripted {
     Scripted::start(move |mut guest| {
         let stored = stored.clone();
@@ -118,7 +118,7 @@ async fn whoever_refuses_everything_is_soon_left_alone() {
         let relay = Scripted::start(move |mut guest| async move {
             while let Some(said) = guest.next().await {
                 if let Some(word) = refuses(&said) {
-                    // Once is not enough for some.
+                    // Some refusals have to come more than once.
                     for _ in 0..5 {
                         guest.say(word.clone()).await;
                     }

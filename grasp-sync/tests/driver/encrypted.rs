@@ -1,4 +1,4 @@
-//! Relays behind TLS: whose certificate is good is synced from, and who has a bad one is left alone.
+//! Relays behind TLS: those with a valid certificate are synced from, others are not.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::scripted::Honest;
 use crate::tls_front::{Authority, Certificate, Front};
 use crate::trial::Trial;
 
-/// Until when a certificate holds that is good.
+/// The year until which valid certificates hold.
 const LONG: i32 = 4000;
 
 fn trust(authority: &Authority, settings: &mut Settings) {
@@ -26,7 +26,7 @@ fn secure(front: &Front) -> RelayUrl {
     format!("wss://{}", front.host()).parse().unwrap()
 }
 
-/// A relay that shows this certificate is a stranger's, beside a good one.
+/// Returns the fault of a relay with this certificate, beside a good relay.
 async fn is_refused(authority: &Authority, shown: Certificate, flaw: Flaw) {
     let mut trial = Trial::new().await;
     let issues = trial.issues(2);
@@ -41,7 +41,7 @@ async fn is_refused(authority: &Authority, shown: Certificate, flaw: Flaw) {
     let eleven_hours = Duration::from_secs(11 * 60 * 60);
     assert!(failed.retry_at > Timestamp::now() + eleven_hours, "{failed:?}");
     trial.is_undisturbed(&syncer).await;
-    // One for the websocket, one for what the relay says about itself; and nothing ever came through.
+    // One connection for the websocket, one for NIP-11; nothing came through.
     assert!(front.guests() <= 2, "{} connections", front.guests());
     assert_eq!(relay.heard().connections, 0);
     assert!(!issues.iter().any(|issue| trial.local.has(issue)));

@@ -1,4 +1,4 @@
-//! Signed events of one person.
+//! Signed events of one author.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ impl Author {
         event.finalize(&self.0).unwrap()
     }
 
-    /// Announces a repository that we and these relays keep.
+    /// Announces a repository that lists us and these relays.
     pub(crate) fn announcement(&self, name: &str, relays: &[&RelayUrl]) -> Event {
         let us = Local::us();
         let relays = relays.iter().map(|url| url.as_str());
@@ -48,7 +48,7 @@ impl Author {
         self.sign(Kind::GitIssue, text, &[&["a", &repo.to_string()]])
     }
 
-    /// An issue with a date.
+    /// Returns an issue with a date.
     pub(crate) fn issue_at(&self, repo: &str, text: &str, at: u64) -> Event {
         EventBuilder::new(Kind::GitIssue, text)
             .tag(Tag::parse(["a", repo]).unwrap())

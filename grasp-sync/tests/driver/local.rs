@@ -1,4 +1,4 @@
-//! A small relay to keep complete: takes what lists it or hangs together with what it has.
+//! A small local relay: accepts what lists it or relates to what it has.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -19,7 +19,7 @@ use grasp_sync::engine::{InventoryFailed, Row};
 use grasp_sync::local::{News, Taken};
 use tokio::sync::watch;
 
-/// How long anything in these tests may take.
+/// Timeout of each step in these tests.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 type Events = BTreeMap<EventId, Arc<Event>>;
@@ -27,7 +27,7 @@ type Events = BTreeMap<EventId, Arc<Event>>;
 #[derive(Clone)]
 pub(crate) struct Local {
     stored: Arc<watch::Sender<Vec<Arc<Event>>>>,
-    /// Everything that was offered, with where it came from.
+    /// Every event that was offered, and its origin.
     pub(crate) offered: Arc<Mutex<Vec<(EventId, Origin)>>>,
 }
 
@@ -40,7 +40,7 @@ impl Local {
         "wss://us.example".parse().unwrap()
     }
 
-    /// Keeps this relay complete from these, as an operator would; strangers may lead to loopback.
+    /// Keeps this relay complete from these relays, which an operator configured; events may name loopback addresses.
     pub(crate) async fn sync(&self, bootstrap: &[RelayUrl]) -> Syncer {
         Syncer::start(Arc::new(self.clone()), Self::settings(bootstrap)).await.unwrap()
     }
@@ -53,7 +53,7 @@ impl Local {
         settings
     }
 
-    /// A client brings an event.
+    /// Publishes an event as a client.
     pub(crate) fn publish(&self, event: &Event) -> Taken {
         self.take(&Arc::new(event.clone()))
     }
@@ -62,7 +62,7 @@ impl Local {
         self.stored.borrow().iter().any(|stored| stored.id == event.id)
     }
 
-    /// Waits until all of these are here.
+    /// Waits until all of these events are stored.
     pub(crate) async fn until_has(&self, events: &[&Event]) {
         let mut stored = self.stored.subscribe();
         let all_here = stored.wait_for(|stored| {
@@ -73,7 +73,7 @@ impl Local {
         waited.expect("in time").expect("we live");
     }
 
-    /// Waits until things stand so with a relay.
+    /// Waits until the status of a relay is as wanted.
     pub(crate) async fn until_status(
         syncer: &Syncer,
         relay: &RelayUrl,

@@ -1,4 +1,4 @@
-//! The driver on real sockets: relays that do as a script says, and a small relay of our own to keep complete.
+//! The driver on real sockets: scripted relays, and a small local relay.
 #![allow(clippy::unwrap_used)]
 
 mod bad_peers;

@@ -1,4 +1,4 @@
-//! A relay on loopback that does as a script says.
+//! A relay on loopback that follows a script.
 //!
 //! ```text
 //!   let relay = Scripted::start(|mut guest| async move {
@@ -6,7 +6,7 @@
 //!   }).await;
 //! ```
 //!
-//! The script runs once for every websocket; when it returns, the socket is closed. What guests say is counted.
+//! The script runs once for every websocket; when it returns, the socket is closed. Messages of clients are counted.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -23,23 +23,23 @@ use tokio::sync::{broadcast, watch};
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::{WebSocketStream, accept_async};
 
-/// Everything that guests said, in order, by connection.
+/// All messages of clients, in order, by connection.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Heard {
     pub(crate) connections: usize,
     pub(crate) messages: Vec<(usize, Value)>,
-    /// Subscriptions that the relay ended itself: after how many messages, on which connection, by which name.
+    /// Subscriptions that the relay ended itself: after how many messages, on which connection, by which id.
     pub(crate) ended: Vec<(usize, usize, String)>,
 }
 
 impl Heard {
-    /// How often a word was said, as `REQ`.
+    /// Returns how often a message type came, such as `REQ`.
     pub(crate) fn count(&self, word: &str) -> usize {
         self.messages.iter().filter(|(_, said)| said[0] == word).count()
     }
 }
 
-/// A relay that does as its script says. Gone when it is dropped.
+/// A relay that follows a script. Ends when dropped.
 pub(crate) struct Scripted {
     address: SocketAddr,
     heard: watch::Receiver<Heard>,
@@ -47,7 +47,7 @@ pub(crate) struct Scripted {
 }
 
 impl Scripted {
-    /// A relay without a NIP-11 document.
+    /// Starts a relay without a NIP-11 document.
     pub(crate) async fn start<F, Life>(script: F) -> Self
     where
         F: Fn(Guest) -> Life + Send + Sync + 'static,
@@ -56,7 +56,7 @@ impl Scripted {
         Self::with_card(None, script).await
     }
 
-    /// A relay with this NIP-11 document.
+    /// Starts a relay with this NIP-11 document.
     pub(crate) async fn with_card<F, Life>(card: Option<Value>, script: F) -> Self
     where
         F: Fn(Guest) -> Life + Send + Sync + 'static,
@@ -87,12 +87,12 @@ impl Scripted {
         format!("ws://{}", self.address).parse().unwrap()
     }
 
-    /// What was said up to now.
+    /// Returns the messages received so far.
     pub(crate) fn heard(&self) -> Heard {
         self.heard.borrow().clone()
     }
 
-    /// Waits until what was said is enough.
+    /// Waits until the messages received are enough.
     pub(crate) async fn until(&mut self, is_enough: impl FnMut(&Heard) -> bool) -> Heard {
         let waiting = self.heard.wait_for(is_enough);
         let heard = tokio::time::timeout(super::local::PATIENCE, waiting).await;
@@ -108,7 +108,7 @@ impl Drop for Scripted {
 
 /// One websocket, as the relay sees it.
 pub(crate) struct Guest {
-    /// Which one it is, counted from 0.
+    /// Its number, counted from 0.
     pub(crate) number: usize,
     socket: WebSocketStream<TcpStream>,
     hears: Arc<watch::Sender<Heard>>,
@@ -142,7 +142,7 @@ impl Guest {
         Some(Self { number, socket, hears })
     }
 
-    /// The next thing that the guest says; `None` when it is gone.
+    /// Returns the next message of the client; `None` when it is gone.
     pub(crate) async fn next(&mut self) -> Option<Value> {
         loop {
             match self.socket.next().await?.ok()? {
@@ -158,7 +158,7 @@ impl Guest {
         }
     }
 
-    /// Says something; whether it could be said.
+    /// Sends a message; returns whether it could be sent.
     pub(crate) async fn say(&mut self, word: Value) -> bool {
         if word[0] == "CLOSED" || word[0] == "NEG-ERR" {
             let (number, name) = (self.number, word[1].to_string());
@@ -169,12 +169,12 @@ impl Guest {
         self.say_text(word.to_string()).await
     }
 
-    /// Says something that need not be JSON.
+    /// Sends a text that need not be JSON.
     pub(crate) async fn say_text(&mut self, text: String) -> bool {
         self.socket.send(Message::text(text)).await.is_ok()
     }
 
-    /// Answers a REQ like any relay, from these events: newest first, each filter up to its limit.
+    /// Answers a REQ from these events: newest first, each filter up to its limit.
     pub(crate) async fn answer(&mut self, req: &Value, events: &[Event]) {
         for event in matching(req, events) {
             self.say(json!(["EVENT", req[1], event])).await;
@@ -183,13 +183,13 @@ impl Guest {
     }
 }
 
-/// The filters of a REQ.
+/// Returns the filters of a REQ.
 pub(crate) fn filters(req: &Value) -> Vec<Filter> {
     let filters = req.as_array().unwrap().iter().skip(2);
     filters.map(|filter| serde_json::from_value(filter.clone()).unwrap()).collect()
 }
 
-/// What a REQ asks for of these events.
+/// Returns the events that a REQ asks for.
 pub(crate) fn matching(req: &Value, events: &[Event]) -> Vec<Event> {
     let mut found = BTreeMap::new();
     for filter in filters(req) {
@@ -203,7 +203,7 @@ pub(crate) fn matching(req: &Value, events: &[Event]) -> Vec<Event> {
     found.into_values().collect()
 }
 
-/// An honest relay that knows EVENT, REQ and CLOSE, and live subscriptions; anything else it has never heard of.
+/// An honest relay that knows EVENT, REQ and CLOSE, and live subscriptions, and nothing else.
 #[derive(Clone)]
 pub(crate) struct Honest {
     events: Arc<watch::Sender<Vec<Event>>>,
@@ -219,7 +219,7 @@ impl Honest {
         Self { events, news: broadcast::channel(1_024).0, cuts, holds: false }
     }
 
-    /// One that lets announcements wait, until they are published here by other means.
+    /// Starts one that holds announcements until they are published here by other means.
     pub(crate) fn holding() -> Self {
         Self { holds: true, ..Self::new([]) }
     }
@@ -228,7 +228,7 @@ impl Honest {
         self.events.borrow().iter().any(|stored| stored == event)
     }
 
-    /// Somebody publishes here: whether it is new.
+    /// Publishes an event; returns whether it is new.
     pub(crate) fn publish(&self, event: Event) -> bool {
         let is_new = self.events.send_if_modified(|events| {
             let is_new = events.iter().all(|known| known.id != event.id);
@@ -243,13 +243,13 @@ impl Honest {
         is_new
     }
 
-    /// It goes, and comes back with nothing.
+    /// Stops, and comes back empty.
     pub(crate) fn lose_everything(&self) {
         self.events.send_modify(Vec::clear);
         self.cuts.send_replace(());
     }
 
-    /// Waits until all of these are here.
+    /// Waits until all of these events are stored.
     pub(crate) async fn until_has(&self, events: &[&Event]) {
         let mut stored = self.events.subscribe();
         let is_here = |stored: &Vec<Event>, event: &Event| stored.iter().any(|one| one == event);

@@ -1,4 +1,4 @@
-//! A relay that knows nothing of sync, kept complete from beside it.
+//! A relay of another kind, kept complete by a sidecar.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::events::Author;
 use crate::local::Local;
 use crate::scripted::{Heard, Honest, Scripted};
 
-/// A repository with an issue and a comment on it lies at one relay, and is brought to another.
+/// Copies a repository with an issue and a comment on it from one relay to another.
 struct Kept {
     author: Author,
     events: Vec<Event>,
@@ -131,7 +131,7 @@ async fn the_inventory_is_everything_however_the_relay_cuts_it() {
         let at = Timestamp::from_secs(1_700_000_000 + second);
         author.sign_at(at, kind, &format!("{n} of {second}"), &[])
     };
-    // Many pages; and a second that fits no page, unless each kind is asked for alone.
+    // Many pages, and a second with more events than a page, unless each kind is requested alone.
     let mut events: Vec<_> = (0..120).map(|n| at(n / 3, Kind::Comment, n)).collect();
     events.extend((0..40).map(|n| at(7, Kind::GitIssue, n)));
     events.extend((0..40).map(|n| at(7, Kind::GitPatch, n)));
@@ -166,7 +166,7 @@ async fn a_lost_feed_goes_on_where_it_was_lost() {
     let announcements: Vec<_> = (0..3).map(|n| author.announcement(&n.to_string(), &[])).collect();
     let sent = announcements.clone();
     let relay = Scripted::start(move |mut guest| {
-        // The second connection finds one more; the first is cut after its page.
+        // The second connection finds one more event; the first is cut after its page.
         let stored: Vec<_> = sent[..2 + guest.number.min(1)].to_vec();
         async move {
             let mut pages = 0;

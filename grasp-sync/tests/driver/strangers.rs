@@ -1,9 +1,9 @@
-//! Relays that nobody here wrote: synced from, and kept complete.
+//! Relays of other projects: synced from, and kept complete by a sidecar.
 //!
-//! They are looked for in the folder that `GRASP_STRANGERS` names, else in `target/strangers/bin` and in `PATH`; what
-//! is not there is left out, with a word about it. `just strangers` installs them.
+//! Their programs are looked for in the folder that `GRASP_STRANGERS` names, else in `target/strangers/bin` and in
+//! `PATH`; tests without their program are skipped with a message. `just strangers` installs them.
 //!
-//! And the example of this crate, which is somebody else's relay with the syncer inside.
+//! Also tests the example of this crate, a relay with the syncer inside.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ use crate::events::Author;
 use crate::local::{Local, PATIENCE};
 use crate::scripted::Honest;
 
-/// A relay's program, and how it is told where to be.
+/// A relay's program, and its arguments.
 #[derive(Clone, Copy, Debug)]
 enum Program {
     /// nostr-rs-relay: SQLite, no NIP-77.
@@ -49,7 +49,8 @@ impl Drop for Stranger {
     }
 }
 
-/// Says that a test did not run, past what the test harness captures of one that passes: `.ci/run` counts these lines.
+/// Prints that a test was skipped, past what the test harness captures of one that passes: `.ci/run` counts these
+/// lines.
 fn skipped(why: &str) {
     std::io::stderr().write_all(format!("skipped: {why}\n").as_bytes()).unwrap();
 }
@@ -120,7 +121,7 @@ impl Stranger {
         Some(client_async(self.url().as_str(), stream).await.ok()?.0)
     }
 
-    /// Publishes as any client does, and is told that each was taken.
+    /// Publishes as any client does, and expects every event to be accepted.
     async fn publish(&self, events: &[Event]) {
         let mut socket = self.try_connect().await.unwrap();
         for event in events {
@@ -130,7 +131,7 @@ impl Stranger {
         }
     }
 
-    /// How many of these events any client is served.
+    /// Returns how many of these events a client is served.
     async fn serves(&self, events: &[Event]) -> usize {
         let mut socket = self.try_connect().await.unwrap();
         let mut found = 0;
@@ -170,7 +171,7 @@ async fn hear_any(socket: &mut Socket, words: &[&str]) -> Value {
     }
 }
 
-/// What the engine found worth telling.
+/// The reports of the engine.
 #[derive(Clone, Default)]
 struct Told(Arc<Mutex<Vec<Report>>>);
 
@@ -180,7 +181,7 @@ impl Observer for Told {
     }
 }
 
-/// A repository with more issues than a page holds, some in the same second, and a comment on every tenth.
+/// Returns a repository with more issues than a page holds, some in the same second, and a comment on every tenth.
 fn conversation(author: &Author, relay: &RelayUrl) -> (Event, Vec<Event>) {
     let repo = author.repo("grasp").to_string();
     let began = Timestamp::now().as_secs() - 10_000;
@@ -191,7 +192,7 @@ fn conversation(author: &Author, relay: &RelayUrl) -> (Event, Vec<Event>) {
     (author.announcement("grasp", &[relay]), issues.into_iter().chain(comments).collect())
 }
 
-/// Has a third of it already, and gets the rest; then what is published later.
+/// Starts with a third of it, and gets the rest; then what is published later.
 async fn is_synced_from(program: Program) {
     let Some(stranger) = program.start().await else { return };
     let author = Author::new();
@@ -214,7 +215,7 @@ async fn is_synced_from(program: Program) {
     println!("{}: {:?}, paged: {paged}", program.name(), status.counts);
     assert_eq!(status.counts.stored(), 520);
     match program {
-        // Pages bring what is here already.
+        // Pages bring what is stored here already.
         Program::NostrRs => assert!(paged == 1 && status.counts.known >= 250),
         // Comparison does not; the comments, of which nothing was here, come by pages that overlap.
         Program::RustNostr => assert!(paged == 0 && status.counts.known <= 70),
@@ -226,7 +227,7 @@ async fn is_synced_from(program: Program) {
     syncer.stop().await;
 }
 
-/// As our own relay, with a syncer beside it, gets what another one has, stored and live.
+/// Uses it as the local relay, with a sidecar that copies what another relay has, stored and live.
 async fn is_kept_complete(program: Program) {
     let Some(stranger) = program.start().await else { return };
     let author = Author::new();

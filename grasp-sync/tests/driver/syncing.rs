@@ -1,4 +1,4 @@
-//! What an honest relay has ends up here; what a dishonest one adds does not.
+//! Events of an honest relay arrive; events that a dishonest one adds do not.
 
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ async fn what_is_published_elsewhere_comes_live() {
     let syncer = local.sync(&[]).await;
     local.until_has(&[&announcement]).await;
     let mut relay = relay;
-    // Announcements, what tags the repository, and what quotes it: all are listened to.
+    // Announcements, events that tag the repository and events that quote it are all subscribed to.
     relay.until(|heard| heard.count("REQ") >= 3).await;
     Local::until_status(&syncer, &relay.url(), is_synced).await;
 

@@ -15,10 +15,10 @@ use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-/// Somebody who signs certificates.
+/// An authority that signs certificates.
 pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
-/// A certificate, and the key that it is about.
+/// A certificate and its key.
 pub(crate) struct Certificate(CertificateDer<'static>, PrivateKeyDer<'static>);
 
 impl Authority {
@@ -29,12 +29,12 @@ impl Authority {
         Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }
 
-    /// What whoever trusts it has in a file.
+    /// Returns the authority's own certificate as PEM.
     pub(crate) fn pem(&self) -> String {
         self.0.pem()
     }
 
-    /// A certificate for this name that holds until that year.
+    /// Issues a certificate for this name that is valid until that year.
     pub(crate) fn certify(&self, name: &str, until: i32) -> Certificate {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new([name.to_owned()]).unwrap();
@@ -45,7 +45,7 @@ impl Authority {
     }
 }
 
-/// What stands in front of a server.
+/// A TLS proxy in front of a server.
 pub(crate) struct Front {
     port: u16,
     guests: Arc<AtomicUsize>,
@@ -75,12 +75,12 @@ impl Front {
         Self { port, guests, accepting }
     }
 
-    /// Where it is, by a name that certificates can be about.
+    /// Returns its address, by a name that certificates can be issued for.
     pub(crate) fn host(&self) -> String {
         format!("localhost:{}", self.port)
     }
 
-    /// Connections that were made to it, whatever came of them.
+    /// Returns the number of TCP connections made to it.
     pub(crate) fn guests(&self) -> usize {
         self.guests.load(Ordering::Relaxed)
     }

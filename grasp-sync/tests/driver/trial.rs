@@ -1,4 +1,4 @@
-//! A bad relay on trial: what becomes of its events, of our manners, and of the good relay beside it.
+//! Tests of a bad relay: its events, the requests sent to it, and the good relay beside it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,10 +12,10 @@ use crate::events::Author;
 use crate::local::Local;
 use crate::scripted::{Guest, Heard, Honest, Scripted, matching};
 
-/// What a relay says to what it hears: the message, what it has stored, and how many messages came before.
+/// A relay's answer: given the message, the stored events, and the number of messages before.
 pub(crate) type Answers = fn(&Value, &[Event], usize) -> Vec<Value>;
 
-/// A relay that has these events, and answers like this.
+/// Starts a relay that has these events and answers like this.
 pub(crate) async fn relay(card: Option<Value>, stored: Vec<Event>, answers: Answers) -> Scripted {
     let stored = Arc::new(stored);
     Scripted::with_card(card, move |guest| talk(guest, stored.clone(), answers)).await
@@ -32,7 +32,7 @@ async fn talk(mut guest: Guest, stored: Arc<Vec<Event>>, answers: Answers) {
     }
 }
 
-/// The answer of a relay without vices, which compares no sets.
+/// Answers like a well-behaved relay that does not support NIP-77.
 pub(crate) fn properly(said: &Value, stored: &[Event]) -> Vec<Value> {
     match said[0].as_str() {
         Some("REQ") => {
@@ -45,17 +45,17 @@ pub(crate) fn properly(said: &Value, stored: &[Event]) -> Vec<Value> {
     }
 }
 
-/// The stored events that a REQ asks for.
+/// Returns the stored events that a REQ asks for.
 pub(crate) fn events(req: &Value, stored: &[Event]) -> Vec<Value> {
     matching(req, stored).into_iter().map(|event| json!(["EVENT", req[1], event])).collect()
 }
 
-/// Whether it is a request for stored events.
+/// Returns whether a message is a request for stored events.
 pub(crate) fn is_fetch(said: &Value) -> bool {
     said[0] == "REQ" && said[2]["limit"] != 0
 }
 
-/// A repository that a bad relay and a good one have issues of.
+/// A repository of which a bad relay and a good one have issues.
 pub(crate) struct Trial {
     pub(crate) author: Author,
     pub(crate) repo: RepoId,
@@ -78,7 +78,7 @@ impl Trial {
         (0..count).map(|n| self.author.issue(&self.repo, &n.to_string())).collect()
     }
 
-    /// Begins to sync from these and from the good one.
+    /// Starts to sync from these and from the good relay.
     pub(crate) async fn begin(&mut self, bad: &[&Scripted]) -> Syncer {
         self.begin_with(bad, |_| {}).await
     }
@@ -107,7 +107,7 @@ impl Trial {
         Syncer::start(Arc::new(self.local.clone()), settings).await.unwrap()
     }
 
-    /// What the bad relays have is here in the end.
+    /// Expects the events of the bad relays to arrive in the end.
     pub(crate) async fn arrive(&self, events: &[Event]) {
         let arriving = async { self.local.until_has(&events.iter().collect::<Vec<_>>()).await };
         if tokio::time::timeout(Duration::from_secs(29), arriving).await.is_err() {
@@ -117,7 +117,7 @@ impl Trial {
         }
     }
 
-    /// The good relay is followed as if there were no other: what is published there is here at once.
+    /// Expects the good relay to be followed as if it were the only one: new events arrive at once.
     pub(crate) async fn is_undisturbed(&self, syncer: &Syncer) {
         let listens = |status: &RelayStatus| status.synced_at.is_some();
         Local::until_status(syncer, &self.good_relay.url(), listens).await;
@@ -127,8 +127,8 @@ impl Trial {
         tokio::time::timeout(Duration::from_secs(5), arrives).await.expect("at once");
     }
 
-    /// No more was asked of a relay than may be asked of one that nobody knows: sixty requests at once, two more
-    /// with every second, and twenty of them open.
+    /// Expects no more requests than unknown software is sent: sixty at once, two more with every second, and twenty
+    /// of them open.
     pub(crate) fn was_polite(&self, relay: &Scripted) {
         let heard = relay.heard();
         let is_start =
@@ -141,7 +141,7 @@ impl Trial {
     }
 }
 
-/// The most subscriptions that were open at once on one connection, as far as the relay did not end them.
+/// Returns the most subscriptions that were open at once on one connection, without those that the relay ended.
 fn most_open(heard: &Heard) -> usize {
     let mut open = std::collections::BTreeSet::new();
     let mut most = 0;

@@ -1,4 +1,4 @@
-//! What a relay is spared, whatever we want from it.
+//! The limits of what is sent to a relay.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -94,7 +94,7 @@ fn small_live_filters_are_rebuilt_as_fewer_without_losing_anything() {
     assert!(published.iter().all(|issue| stage.sim.local.stored.contains_key(&issue.id)));
     let gaps = stage.count_reports(|report| matches!(report, Report::Gap { .. }));
     assert_eq!(gaps, 0);
-    // Threads from before the rebuild are still listened to.
+    // Threads from before the rebuild are still subscribed to.
     stage.forget();
     let at = stage.sim.now.unix.as_secs();
     let comment = crate::sim::event::comment(&mut stage.chance, at, published[0].id, "E");
@@ -104,7 +104,7 @@ fn small_live_filters_are_rebuilt_as_fewer_without_losing_anything() {
     assert_eq!(by(&stage.starts(), By::Page).len(), 0, "it came live");
 }
 
-/// A thousand repositories with some issues each are released over a minute; the requests by what they are for.
+/// Releases a thousand repositories with some issues each over a minute; returns the requests by purpose.
 fn released_over_a_minute(config: Config, script: Script) -> BTreeMap<Request, usize> {
     let mut stage = Stage::new(config, script, 0);
     stage.announce(&[relay(0)]);
@@ -159,7 +159,7 @@ fn at_most_eight_handshakes_at_once_a_quarter_second_apart() {
     let mut now = Stage::new(defaults(), Script::default(), 0).sim.now;
     let bootstrap: Vec<RelayUrl> = (0..40).map(relay).collect();
     let mut engine = SyncEngine::new(now, Config { bootstrap, ..defaults() });
-    // Nobody answers: what is under way stays so.
+    // No relay answers, so that all handshakes stay open.
     let mut dials: Vec<(Mono, RelayUrl, ConnId)> = Vec::new();
     let mut note = |now: Now, outputs: Vec<Output>| {
         let connects = outputs.into_iter().filter_map(|output| match output {
@@ -176,7 +176,7 @@ fn at_most_eight_handshakes_at_once_a_quarter_second_apart() {
     let dialled = note(now, vec![]);
     assert_eq!(dialled.len(), 8, "after ten seconds");
     assert!(dialled.windows(2).all(|pair| pair[1].0 - pair[0].0 >= Duration::from_millis(250)));
-    // The end of one makes room for one.
+    // The end of one handshake makes room for one.
     let (_, relay, conn) = dialled[3].clone();
     let failed = Input::ConnectFailed { relay, conn, why: Fault::Unreachable };
     note(now, engine.handle(now, failed));
@@ -249,7 +249,7 @@ fn every_subscription_is_closed_or_ended_and_none_twice() {
     assert!(open <= most && open <= 10, "only what is listened to stays open: {open}");
 }
 
-/// Held announcements of others that list these relays, each as many as count.
+/// Adds held announcements of other owners that list these relays, each as many as count.
 fn announced_by_others(stage: &mut Stage, relays: impl IntoIterator<Item = RelayUrl>) {
     let relays: Vec<_> = relays.into_iter().collect();
     for relays in relays.chunks(8) {
@@ -264,7 +264,7 @@ fn announced_by_others(stage: &mut Stage, relays: impl IntoIterator<Item = Relay
 #[test]
 fn relays_that_somebody_made_up_keep_nobody_from_those_that_many_list() {
     let mut stage = Stage::new(defaults(), Script::default(), 0);
-    // They sort before all others, and nobody is there.
+    // They sort before all others, and none of them answers.
     for n in 0..20 {
         let made_up = (0..60).map(|m| format!("wss://0-{n}-{m}.example").parse().unwrap());
         announced_by_others(&mut stage, made_up);

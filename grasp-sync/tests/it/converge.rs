@@ -1,4 +1,4 @@
-//! Whatever relays do, what can be had is had in the end.
+//! Whatever relays do, all events that can be fetched arrive in the end.
 
 use std::num::NonZero;
 use std::ops::Range;
@@ -13,16 +13,16 @@ use crate::sim::world::{calm, obtainable, random};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// By then everything has been published.
+/// The time by which everything has been published.
 const ALL_SAID: Duration = Duration::from_secs(75 * 60);
-/// By then two full passes have been made over every relay that can be reached for long enough.
+/// The time by which two full passes were made over every relay that is reachable for long enough.
 const LATEST: Duration = Duration::from_secs(8 * 60 * 60);
 
-/// Runs one world and says what is missing, or too much.
+/// Runs one world; returns what is missing, or too much.
 fn run(seed: u64) -> Result<(), String> {
     let mut sim = random(seed);
     sim.tell(Input::FeedCaughtUp);
-    // In every other world our own process dies, up to twice.
+    // In every other world our own process restarts, up to twice.
     let mut chance = Chance::seeded(seed ^ 0xdead);
     let lives = chance.within(0, 5).saturating_sub(2);
     for life in 1..lives {
@@ -47,7 +47,7 @@ fn run(seed: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Which worlds to try: the first thousand, or as many as `GRASP_SEEDS` says; `GRASP_SEED=n` replays one.
+/// Returns the worlds to try: the first thousand, or as many as `GRASP_SEEDS` says; `GRASP_SEED=n` replays one.
 fn seeds() -> Range<u64> {
     let read = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     match read("GRASP_SEED") {
@@ -56,7 +56,7 @@ fn seeds() -> Range<u64> {
     }
 }
 
-/// Runs one world after another until there are no more; says what went wrong, and in which.
+/// Runs one world after another; returns the failures, by seed.
 fn run_all(next: &AtomicU64, end: u64) -> Vec<String> {
     let mut failed = Vec::new();
     loop {
@@ -88,7 +88,8 @@ fn every_world_converges_and_no_relay_is_pressed() {
     assert!(failed.is_empty(), "{} of {} worlds:\n{}", failed.len(), end - start, failed.concat());
 }
 
-/// What is published while we listen is dated up to eleven days earlier; no full pass helps before two hours are over.
+/// Events published while we are subscribed are dated up to eleven days earlier; no full pass helps before two hours
+/// have passed.
 #[test]
 fn in_a_calm_world_everything_arrives_whatever_its_date_without_another_full_pass() {
     for seed in 0..100 {

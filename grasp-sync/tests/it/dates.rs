@@ -1,4 +1,4 @@
-//! An event that is published now arrives now, whatever its date.
+//! An event that is published now arrives now, of any date.
 
 use grasp_core::nostr::event::Event;
 use grasp_core::sync::ConnectionStatus;
@@ -17,7 +17,7 @@ fn arrives_live(stage: &mut Stage) {
     };
     stage.forget();
     let issue = stage.publish_old_issue();
-    // Before the window closes in which its thread is noticed.
+    // Before the window ends in which its thread is noticed.
     stage.run(std::time::Duration::from_millis(45));
     let before = fetches(stage);
     stage.run(secs(1));
@@ -178,7 +178,7 @@ fn where_a_limit_of_zero_is_not_understood() {
     arrives_live(&mut stage);
 }
 
-/// Comments on the last of five hundred threads: of these, some are polled.
+/// Adds comments to the last of five hundred threads, some of which are polled.
 fn old_comments(stage: &mut Stage) -> Vec<Event> {
     let roots: Vec<_> = stage.sim.peers[&relay(0)].events.keys().copied().collect();
     let mut comments = Vec::new();

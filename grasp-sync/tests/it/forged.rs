@@ -11,7 +11,7 @@ use crate::sim::script::Script;
 use crate::sim::world::relay;
 use crate::stage::{By, HOUR, MINUTE, Stage, by, defaults};
 
-/// A relay that has so many issues and changes each before it sends it.
+/// Sets up a relay with this many issues, each of which it changes before sending.
 fn forger(issues: usize) -> Stage {
     let mut stage = Stage::new(defaults(), Script::default(), issues);
     stage.sim.forgers.insert(relay(0));

@@ -1,4 +1,4 @@
-//! Gaps: what a live subscription on a standing connection should have brought, and nothing else.
+//! Gaps: events that an open live subscription should have brought, and no others.
 
 use grasp_core::admission::SyncPath;
 use grasp_core::nostr::event::Event;
@@ -10,7 +10,7 @@ use crate::sim::script::{Quirk, Script};
 use crate::sim::world::{relay, repo};
 use crate::stage::{HOUR, MINUTE, Stage, defaults, secs};
 
-/// The gaps that were reported, by the path on which each was found.
+/// Returns the gaps that were reported, by the path on which each was found.
 fn gaps(stage: &Stage) -> Vec<(SyncPath, usize)> {
     let gaps = stage.sim.reports.iter().filter_map(|report| match report {
         Report::Gap { path, count, .. } => Some((*path, *count)),
@@ -27,7 +27,7 @@ fn stored_on(stage: &Stage, wanted: SyncPath) -> usize {
     counts.sum()
 }
 
-/// Relay 0 gets an issue that is signed now, and tells no live subscription of it.
+/// Adds an issue to relay 0 that is signed now, without sending it to live subscriptions.
 fn withheld(stage: &mut Stage) -> Event {
     let issue = stage.chance_issue_dated(0);
     stage.peer().events.insert(issue.id, issue.clone());
@@ -72,7 +72,7 @@ fn what_the_daily_pass_finds_is_a_lasting_gap() {
 fn what_is_discovered_after_an_incomplete_daily_pass_is_not_counted_as_daily() {
     let mut stage = Stage::announced(defaults(), Script::default(), 3);
     stage.run(HOUR);
-    // From now on no daily pass comes to a good end.
+    // From now on no daily pass succeeds.
     stage.peer().script.quirk = |_, frame| match frame {
         Frame::NegOpen { sub, .. } => {
             let text = "error: negentropy disabled".to_owned();

@@ -1,4 +1,4 @@
-//! One relay's life: the first connect, quick and late returns, the daily pass, retirement.
+//! The life of one relay: first connection, quick and late reconnections, the daily pass, retirement.
 
 use grasp_core::admission::SyncPath;
 use grasp_core::sync::{ConnectionStatus, RETENTION, SyncLevel};
@@ -98,7 +98,7 @@ fn a_chain_of_addressable_members_is_fetched_and_listened_to() {
     for event in &chain {
         assert!(stage.sim.local.stored.contains_key(&event.id), "kind {}", event.kind);
     }
-    // And live.
+    // New events arrive live too.
     let now = stage.sim.now.unix.as_secs();
     let (later, _) = crate::sim::event::member(&mut stage.chance, now, 3_063, &app_is);
     stage.forget();
@@ -139,7 +139,7 @@ fn a_late_return_starts_from_nothing() {
     let starts = stage.starts();
     let sessions = by(&starts, By::Neg);
     assert!(sessions.iter().any(|one| one.is_layer_one()));
-    // What was confirmed before is not caught up with: repositories and roots are compared from nothing too.
+    // Confirmed items are not caught up with: repositories and roots are compared from nothing too.
     let fetches = starts.iter().filter(|start| matches!(start.by, By::Neg | By::Page));
     let filters: Vec<_> = fetches.flat_map(|start| &start.filters).collect();
     for tag in ["\"#a\"", "\"#e\""] {
@@ -167,7 +167,7 @@ fn everything_is_compared_anew_once_a_day() {
     stage.run(HOUR).forget();
     stage.run(21 * HOUR);
     assert!(by(&stage.starts(), By::Neg).is_empty());
-    // Somebody slips an old event in, behind everybody's back.
+    // An old event is added without being sent live.
     let old = stage.sim.now.unix.as_secs() - 50_000;
     let repos = [stage.repo.clone()];
     let missed = crate::sim::event::issue(&mut stage.chance, old, &repos);
@@ -206,7 +206,7 @@ fn a_daily_pass_that_cannot_succeed_is_not_made_again_before_the_next_day() {
 
 #[test]
 fn a_relay_that_ends_every_connection_is_fetched_in_instalments() {
-    // Some ten requests fit into one connection, and half an hour lies between two: each would begin anew.
+    // Some ten requests fit into one connection, with half an hour between connections: each would start again.
     let script = Script {
         life_secs: Some((4, 4)),
         latency_ms: (200, 200),
@@ -307,7 +307,7 @@ fn a_private_service_is_left_alone() {
     let out = engine.handle(now, connected);
     assert!(out.iter().any(|output| matches!(output, Output::Disconnect { .. })));
     assert!(!out.iter().any(|output| matches!(output, Output::Send { .. })));
-    // The operator is told why, and that it is for a day.
+    // The operator is told the reason, and that it is for a day.
     let told = out.iter().find_map(|output| match output {
         Output::Report(Report::ConnectFailed { why, failure, .. }) => {
             Some((*why, failure.retry_in))

@@ -1,4 +1,4 @@
-//! What is remembered: refused events, coverage, health; and what is told about where events came from.
+//! What is remembered: refused events, coverage, health; and reports about the origin of events.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::sim::world::{relay, repo};
 use crate::sim::{START, Sim, event};
 use crate::stage::{By, HOUR, MINUTE, Stage, by, defaults, secs};
 
-/// Puts announcements of other people's repositories on relay 0.
+/// Adds announcements of other repositories to relay 0.
 fn add_strangers(stage: &mut Stage, count: usize) {
     for n in 0..count {
         let other = repo(&mut stage.chance, &format!("other-{n}"));
@@ -51,7 +51,8 @@ fn a_comment_that_comes_before_its_issue_is_offered_again() {
     stage.sim.peers.insert(relay(1), Peer::new(Script::default(), []));
     stage.announce(&[relay(0), relay(1)]);
     stage.run(MINUTE);
-    // It names the repository only by a quote that our relay does not count, and its issue, which is not here yet.
+    // It names the repository only by a quote that the local relay does not count, and its issue, which is not here
+    // yet.
     let issue = stage.chance_issue_dated(0);
     let at = stage.sim.now.unix.as_secs();
     let comment = event::comment(&mut stage.chance, at, issue.id, "E");
@@ -124,7 +125,7 @@ fn what_was_fetched_counts_only_as_long_as_it_is_here() {
     stage.run(HOUR);
     assert_eq!(stage.here(), 21);
 
-    // The store is lost, and what is known about relays is not.
+    // The store is lost, but the records of relays are not.
     stage.sim.local = Local::default();
     stage.sim.crash(9);
     stage.run(MINUTE);
@@ -135,7 +136,7 @@ fn what_was_fetched_counts_only_as_long_as_it_is_here() {
 fn one_more_repository_after_a_restart_unproves_no_other() {
     let mut stage = Stage::announced(defaults(), Script::default(), 20);
     stage.run(HOUR).forget();
-    // Somewhere among the others, in the order of requests.
+    // In between other requests.
     let other = repo(&mut stage.chance, "another");
     let at = stage.sim.now.unix.as_secs();
     let listed = [relay(0), crate::sim::local::our_url()];
@@ -159,7 +160,7 @@ fn a_process_that_dies_while_catching_up_leaves_that_to_the_next() {
     let script = Script { life_secs: Some((300, 300)), ..Script::default() };
     let mut stage = Stage::announced(defaults(), script, 20);
     stage.run(secs(302));
-    // It is gone. What comes now is missed.
+    // The relay is gone; events published now are missed.
     let missed = stage.chance_issue_dated(0);
     stage.peer().events.insert(missed.id, missed.clone());
     stage.peer().script.silent_one_in = Some(1);
@@ -183,7 +184,7 @@ fn a_restart_ends_no_pause() {
     while stage.count_reports(refused) == 0 {
         stage.run(Duration::from_millis(100));
     }
-    // Anything sent too early makes the simulated world panic.
+    // The simulation panics on any request that is sent too early.
     for _ in 0..5 {
         stage.sim.crash(1);
         stage.run(secs(5));
@@ -224,7 +225,7 @@ fn retiring_a_relay_and_taking_it_up_again_resets_nothing() {
     assert!(stage.sim.dials.len() <= before + 1);
 }
 
-/// What was last told of relay 0.
+/// Returns the last reliability report of relay 0.
 fn reliability(stage: &Stage) -> PeerReliability {
     let mut told = stage.sim.reports.iter().filter_map(|report| match report {
         Report::Reliability { seen, .. } => Some(seen.clone()),
@@ -255,7 +256,7 @@ fn where_every_event_came_from_is_told() {
     let gap = |report: &Report| matches!(report, Report::Gap { .. });
     assert_eq!(stage.count_reports(gap), 0, "a first fetch is no gap");
 
-    // Published in the moment in which nobody listens: that is nobody's gap.
+    // Published at a moment without a subscription, so no gap of the relay.
     let cut = Mono::from_secs(301) + Duration::from_millis(700);
     let wait = (cut - stage.now()).as_secs();
     stage.run(secs(wait));
@@ -271,7 +272,7 @@ fn where_every_event_came_from_is_told() {
     assert!(seen.uptime().unwrap() > 0.9);
 }
 
-/// Relay 0 delivers an event live, and our relay says this of it.
+/// Delivers an event live from relay 0, with this judgement of the local relay.
 fn delivered_live(stage: &mut Stage, event: &Event, outcome: Outcome) {
     let (conn, sub) = (stage.sim.conns[0].1, stage.live_subs()[0]);
     let row = crate::sim::row(event);
@@ -288,7 +289,7 @@ fn what_is_held_for_hours_counts_by_the_path_on_which_it_came() {
     let held = stage.chance_issue_dated(0);
     delivered_live(&mut stage, &held, Outcome::Held);
     stage.run(5 * HOUR).forget();
-    // Whoever feeds the engine has long forgotten that it was brought by a relay.
+    // The driver has long forgotten that a relay delivered it.
     stage.sim.tell(Input::Accepted(crate::sim::accepted(&held, true)));
     let live = Source::Relay { relay: relay(0), path: SyncPath::Live };
     assert_eq!(stored_by(&stage.sim, |source| *source == live), 1);
@@ -325,12 +326,12 @@ fn what_a_relay_lacks_of_ours_counts_against_it() {
     }
     stage.run(26 * HOUR);
     let seen = reliability(&stage);
-    // At first it had only the announcement to compare, which it lacks; a day later all of the issues as well.
+    // At first only the announcement was compared, which it lacks; a day later all of the issues as well.
     assert_eq!((seen.received, seen.compared, seen.lacking), (20, 27, 7));
     assert!((seen.coverage().unwrap() - 40.0 / 47.0).abs() < 1e-9);
 }
 
-/// Some issues of ours that relay 0 lacks, in the repository and in another that lists it too.
+/// Adds issues of ours that relay 0 lacks, in the repository and in another that lists it too.
 fn with_issues_of_our_own(stage: &mut Stage) -> [(RepoId, u64); 2] {
     let (first, second) = (stage.repo.clone(), repo(&mut stage.chance, "second"));
     let at = stage.sim.now.unix.as_secs();
@@ -354,7 +355,7 @@ fn what_a_relay_lacks_is_counted_by_repository_and_over_restarts() {
     stage.run(26 * HOUR);
     let before = stage.sim.engine.records(stage.sim.now)[0].seen.clone();
     assert_eq!(before.missing, missing.clone().into());
-    // The record goes through its text, as on disk.
+    // The record is serialized, as on disk.
     let text = serde_json::to_string(&stage.sim.records.values().collect::<Vec<_>>()).unwrap();
     let kept: Vec<RelayRecord> = serde_json::from_str(&text).unwrap();
     stage.sim.records = kept.into_iter().map(|one| (one.relay.clone(), one)).collect();
@@ -373,7 +374,7 @@ fn what_a_mirror_lacks_counts_where_all_is_compared_at_once() {
     let mut stage = Stage::announced(config, script, 30);
     stage.run(HOUR);
     let missing = with_issues_of_our_own(&mut stage);
-    // The mirror need not have what does not list it.
+    // The mirror need not have events of repositories that do not list it.
     let (other, at) = (repo(&mut stage.chance, "elsewhere"), stage.sim.now.unix.as_secs());
     let announced =
         event::announcement(&mut stage.chance, &other, at, &[crate::sim::local::our_url()]);

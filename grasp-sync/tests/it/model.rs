@@ -20,7 +20,7 @@ use proptest::test_runner::FileFailurePersistence;
 
 use crate::sim::world::relay;
 
-/// What happens next, in terms of what the engine has asked for so far.
+/// The next input, in terms of what the engine has asked for so far.
 #[derive(Clone, Debug)]
 enum Step {
     Announce {
@@ -53,7 +53,7 @@ enum Step {
         event: u8,
         direct: bool,
     },
-    /// What is known now, or was at some time before, is told as that of an earlier process.
+    /// Records of now, or of an earlier time, are restored as those of an earlier process.
     Restore {
         which: usize,
     },
@@ -147,7 +147,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The world as the engine has asked for it.
+/// The state of the world, as the engine has asked for it.
 struct Model {
     engine: SyncEngine,
     now: Now,
@@ -156,7 +156,7 @@ struct Model {
     subs: Vec<(RelayUrl, ConnId, SubId)>,
     delivered: Vec<(RelayUrl, ConnId, SubId, Vec<Row>)>,
     questions: Vec<InventoryId>,
-    /// What was to be offered again, and what was to be kept on disk.
+    /// Events to be offered again, and records to be written.
     reoffered: Vec<Vec<Row>>,
     records: Vec<RelayRecord>,
     log: Vec<Output>,
@@ -167,7 +167,7 @@ fn row(at: u16, n: u8) -> Row {
     Row { at, id: EventId::from_byte_array([n; 32]) }
 }
 
-/// As if it matched some of the filters, whatever they are.
+/// Returns places as if some of the filters matched.
 fn delivered(row: Row) -> Delivered {
     let bits = row.at.as_secs() | 1;
     Delivered { row, places: (0..10).map(|place| bits >> place & 1 == 1).collect() }
@@ -347,7 +347,7 @@ impl Model {
         self.tell(Input::Ingested { relay, conn, sub, judged });
     }
 
-    /// What was offered again was judged, or something that never was.
+    /// Judges events that were offered again, or one that never was.
     fn reoffer(&mut self, which: usize, outcome: u8) {
         let rows = pick(&self.reoffered, which).unwrap_or_else(|| vec![row(7, which as u8)]);
         self.tell(Input::Reoffered { judged: judged(rows, which, outcome) });
@@ -360,7 +360,7 @@ impl Model {
         self.tell(Input::Inventory { request, items });
     }
 
-    /// Goes to the next deadline; there must be one that is worth it.
+    /// Advances to the next deadline; there must be one that makes progress.
     fn until_deadline(&mut self) {
         if let Some(at) = self.engine.next_deadline() {
             self.now = self.now.after(at - self.now.mono);
@@ -393,7 +393,7 @@ fn judged(rows: Vec<Row>, which: usize, outcome: u8) -> Vec<Judged> {
     rows.into_iter().map(|row| Judged { row, outcome: outcome.clone() }).collect()
 }
 
-/// A NIP-77 message that may or may not make sense.
+/// Returns a NIP-77 message that may or may not be well-formed.
 fn message(rows: &[Row]) -> Vec<u8> {
     let mut message = vec![0x61];
     if rows.len() % 3 != 0 {
@@ -409,7 +409,7 @@ fn pick<T: Clone>(from: &[T], which: usize) -> Option<T> {
     from.get(place).cloned()
 }
 
-/// Other runs each time, and as many as `PROPTEST_CASES` says. What fails is printed, shrunk, with its inputs; its
+/// Runs other cases each time, as many as `PROPTEST_CASES` says. A failure is printed, shrunk, with its inputs; its
 /// seed is kept in a file and tried first from then on.
 fn config() -> ProptestConfig {
     let asked = ProptestConfig::default();

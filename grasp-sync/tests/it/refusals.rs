@@ -1,4 +1,4 @@
-//! Every way in which relays refuse, and what is made of it.
+//! The ways in which relays refuse, and the reactions.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::sim::script::{Neg, Quirk, Script};
 use crate::sim::world::{relay, repo};
 use crate::stage::{By, HOUR, MINUTE, Stage, by, defaults, secs};
 
-/// The name under which something was asked for.
+/// Returns the id under which something was requested.
 fn sub(frame: &Frame) -> SubId {
     match frame {
         Frame::Subscribe { sub, .. } | Frame::NegOpen { sub, .. } => *sub,
@@ -42,7 +42,7 @@ fn with(quirk: fn(usize, &Frame) -> Quirk) -> Script {
     Script { quirk, ..Script::default() }
 }
 
-/// A relay that refuses like this has given us all of its 30 issues after so long.
+/// Expects a relay that refuses like this to have delivered all of its 30 issues after this time.
 fn has_all_after(script: Script, length: Duration) -> Stage {
     let mut stage = Stage::announced(defaults(), script, 30);
     stage.run(length);
@@ -104,7 +104,7 @@ fn a_relay_that_learns_to_reconcile_is_told_of() {
 fn an_unsupported_session_is_not_tried_again_on_the_same_connection() {
     let stage = has_all_after(Script { neg: Neg::Unknown, ..Script::default() }, HOUR);
     let starts = stage.starts();
-    // Those that were under way together when the first answer came.
+    // The requests that were open together when the first answer came.
     assert!(by(&starts, By::Neg).len() <= 4);
 }
 
@@ -260,7 +260,7 @@ fn forbidden_coverage_is_parked_for_a_day_and_probed_once() {
         |stage: &Stage| stage.starts().iter().filter(|start| start.by != By::Live).count();
     assert_eq!(fetched(&stage), 0);
     stage.run(2 * HOUR);
-    // One probe for each layer that was refused, and the daily pass that is due by then asks no further.
+    // One probe for each layer that was refused; the daily pass that is due by then asks no further.
     assert!((1..=4).contains(&fetched(&stage)), "{:#?}", stage.starts());
 }
 
@@ -339,15 +339,15 @@ fn an_unknown_refusal_parks_that_filter_and_is_shown() {
     assert_eq!(stage.count_reports(shown), 1);
 }
 
-/// Has every live request closed for an overflow, in which this many seconds old an event was lost; says whether that
-/// came nevertheless, and what was asked.
+/// Closes every live request for an overflow in which an event of this age was lost; returns whether it arrived
+/// nevertheless, and the requests.
 fn overflown(script: Script, age: u64) -> (bool, Vec<crate::stage::Start>, usize) {
     let mut stage = has_all_after(script, MINUTE);
     stage.forget();
     let conn = conn_of(&stage);
     let live = stage.live_subs();
     let count = live.len();
-    // What the relay took in meanwhile never came live.
+    // Events that the relay accepted meanwhile never came live.
     let lost = stage.chance_issue_dated(age);
     stage.peer().events.insert(lost.id, lost.clone());
     for sub in live {
@@ -470,7 +470,7 @@ fn what_a_request_did_not_get_to_send_is_asked_for_again_from_where_it_began() {
         let pages = by(&starts, By::Page);
         pages.iter().flat_map(|page| &page.filters).filter_map(|one| one.since).min().unwrap()
     };
-    // From now on nothing that is stored is sent.
+    // From now on no stored event is sent.
     stage.forget().peer().script.quirk = |_, frame| match frame {
         frame if is_page(frame) => Quirk::Says(vec![]),
         _ => Quirk::None,
@@ -491,7 +491,7 @@ fn a_relay_is_not_silent_while_our_own_has_its_events_before_it() {
     let mut stage = Stage::announced(defaults(), Script::default(), 3);
     stage.run(MINUTE);
     let conn = conn_of(&stage);
-    // Events come, our own relay says nothing about them, and a session is opened to which no answer is read.
+    // Events arrive, the local relay does not judge them, and the answers to an open session are not read.
     let sub = stage.live_subs()[0];
     let issue = stage.chance_issue_dated(0);
     let places = [true].into_iter().collect();

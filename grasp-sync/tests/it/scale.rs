@@ -1,9 +1,9 @@
-//! The target scale in virtual time: repositories are announced, held, released one after another, and their issues
-//! come from a hundred relays.
+//! The target scale in virtual time: repositories are announced, held and released one after another, and their
+//! issues come from a hundred relays.
 //!
-//! Events are numbers here: an issue is known by its place in a list, and whole events are made only where our relay
-//! refuses one. The small world runs with every `cargo test`; the large one by
-//! `cargo test --release -p grasp-sync --test it scale -- --ignored --nocapture`.
+//! Events are numbers here: an issue is known by its place in a list, and complete events are made only where the
+//! local relay refuses one. The small setup runs with every `cargo test`; the large one by `cargo test --release -p
+//! grasp-sync --test it scale -- --ignored --nocapture`.
 
 mod facts;
 mod relay;
@@ -27,7 +27,7 @@ use self::relay::{Answer, Relay};
 use crate::sim::START;
 use crate::sim::chance::Chance;
 
-/// Names that our relay releases in a minute, as fast as one host of the hunt's fast class is asked.
+/// Repositories that the local relay releases in a minute, as fast as one host of the hunt's fast class is asked.
 const RELEASED_PER_MINUTE: u64 = 600;
 
 enum Coming {
@@ -38,7 +38,7 @@ enum Coming {
     Release,
 }
 
-/// What our own relay knows.
+/// The state of the local relay.
 struct Local {
     held: Vec<usize>,
     released: Vec<bool>,
@@ -54,7 +54,7 @@ struct World {
     local: Local,
     coming: BTreeMap<(Mono, u64), Coming>,
     order: u64,
-    /// When the last thing on a connection arrives: nothing overtakes.
+    /// The arrival of the last message on a connection: no message overtakes.
     wires: BTreeMap<(ConnId, bool), Mono>,
     chance: Chance,
     status: BTreeMap<RelayUrl, ConnectionStatus>,
@@ -106,7 +106,7 @@ impl World {
         outputs.into_iter().for_each(|output| self.perform(output));
     }
 
-    /// Lets time pass until something is so, or the end.
+    /// Advances time until a condition holds, or to the end.
     fn run_until(&mut self, end: Duration, is_done: impl Fn(&Self) -> bool) -> Duration {
         let end = Mono::ZERO + end;
         while !is_done(self) {
@@ -156,7 +156,7 @@ impl World {
         }
     }
 
-    /// Our own relay judges events that came.
+    /// Judges received events as the local relay.
     fn ingest(&mut self, relay: RelayUrl, conn: ConnId, sub: SubId, events: Vec<(Item, Row)>) {
         let (mut judged, mut accepted) = (Vec::new(), Vec::new());
         for (item, row) in events {
@@ -198,7 +198,7 @@ impl World {
         }
     }
 
-    /// The git data of one more repository is here.
+    /// Releases one more repository, as if its git data had arrived.
     fn release(&mut self) {
         self.is_releasing = !self.local.held.is_empty();
         if !self.is_releasing {
@@ -274,7 +274,7 @@ impl World {
         self.coming.insert((self.now.mono + wait, self.order), coming);
     }
 
-    /// Somebody publishes an issue that is two years old at each relay.
+    /// Publishes an issue that is two years old at each relay.
     fn publish_old(&mut self) -> Vec<usize> {
         let urls: Vec<RelayUrl> = (0..self.relays.len()).map(facts::url).collect();
         let mut published = Vec::new();
@@ -294,7 +294,7 @@ impl World {
         published
     }
 
-    /// The connection to a relay; there is one to each in this world, and it never breaks.
+    /// Returns the connection to a relay; each relay has one here, which never ends.
     fn conn_of(&self, url: &RelayUrl) -> ConnId {
         self.relays[url].conn.unwrap()
     }
@@ -321,7 +321,7 @@ impl World {
     }
 }
 
-/// Runs a world of this size until all is here, then publishes old events, and sees them arrive.
+/// Runs a setup of this size until all events are here, then publishes old events, and expects them to arrive.
 fn run(repos: usize, roots: usize, relays: usize) {
     let mut world = World::new(repos, roots, relays);
     let releases = Duration::from_secs(repos as u64 * 60 / RELEASED_PER_MINUTE);
@@ -329,7 +329,7 @@ fn run(repos: usize, roots: usize, relays: usize) {
     let took = world.run_until(end, |world| world.local.count == roots);
     world.report(took);
     assert_eq!(world.local.count, roots, "after {took:?}");
-    // Half of them are not proven before the last threads have been asked for.
+    // Half of them are not proven before the last threads have been requested.
     let is_complete = |world: &World| {
         let complete = |status: &&ConnectionStatus| **status == ConnectionStatus::Connected;
         world.status.values().filter(complete).count() == relays

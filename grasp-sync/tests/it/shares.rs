@@ -12,7 +12,7 @@ use crate::sim::script::Script;
 use crate::sim::world::{relay, repo};
 use crate::stage::{HOUR, MINUTE, Stage, defaults};
 
-/// A repository of another owner is served here and lists these relays, all of which are there.
+/// Serves a repository of another owner that lists these relays, all of which answer.
 fn served_by_another(stage: &mut Stage, relays: &[RelayUrl]) -> IndexChange {
     for url in relays {
         stage.sim.peers.insert(url.clone(), Peer::new(Script::default(), []));
@@ -29,7 +29,7 @@ fn tell(stage: &mut Stage, change: IndexChange) {
     stage.sim.tell(Input::Accepted(accepted));
 }
 
-/// The relays of this list that are connected to.
+/// Returns the relays of this list that are connected.
 fn connected(stage: &Stage, among: &[RelayUrl]) -> usize {
     let stands = |url: &RelayUrl| {
         let mut conns = stage.sim.conns.iter().filter(|(to, _)| to == url);

@@ -1,6 +1,6 @@
-//! A small world in virtual time: one engine, one local relay, and relays that behave as scripted.
+//! A simulation in virtual time: one engine, one local relay, and scripted relays.
 //!
-//! Nothing sleeps and nothing is random but by seed. Hours pass in milliseconds.
+//! Nothing sleeps, and all randomness comes from a seed. Hours pass in milliseconds.
 
 pub(crate) mod chance;
 pub(crate) mod event;
@@ -27,10 +27,10 @@ use self::chance::Chance;
 use self::local::Local;
 use self::peer::{Heard, Peer};
 
-/// When everything begins.
+/// The start of virtual time.
 pub(crate) const START: u64 = 1_700_000_000;
 
-/// Something that is on its way.
+/// A message or input in transit.
 enum Coming {
     /// To the engine.
     Input(Input),
@@ -38,15 +38,15 @@ enum Coming {
     Frame { relay: RelayUrl, conn: ConnId, frame: Frame },
     /// From a relay, with events.
     Events { relay: RelayUrl, conn: ConnId, sub: SubId, events: Vec<Event> },
-    /// To our own relay.
+    /// To the local relay.
     Ingest { relay: RelayUrl, conn: ConnId, sub: SubId, events: Vec<Event> },
-    /// A connection breaks.
+    /// A connection ends.
     Cut { relay: RelayUrl, conn: ConnId },
-    /// Somebody publishes at a relay.
+    /// An event is published at a relay.
     Publish { relay: RelayUrl, event: Box<Event> },
 }
 
-/// The world.
+/// The simulated world.
 pub(crate) struct Sim {
     pub(crate) now: Now,
     pub(crate) engine: SyncEngine,
@@ -54,27 +54,27 @@ pub(crate) struct Sim {
     pub(crate) peers: BTreeMap<RelayUrl, Peer>,
     /// Relays whose events do not verify.
     pub(crate) forgers: BTreeSet<RelayUrl>,
-    /// Where relays are found, as far as that matters.
+    /// The addresses of relays, where that matters.
     pub(crate) addresses: BTreeMap<RelayUrl, IpAddr>,
     pub(crate) reports: Vec<Report>,
     /// Everything sent, in order.
     pub(crate) frames: Vec<(Mono, RelayUrl, Frame)>,
-    /// Connections asked for.
+    /// Connections requested.
     pub(crate) dials: Vec<(Mono, RelayUrl)>,
-    /// Connections that stood.
+    /// Connections made.
     pub(crate) conns: Vec<(RelayUrl, ConnId)>,
     pub(crate) records: BTreeMap<RelayUrl, RelayRecord>,
     pub(crate) chance: Chance,
     config: Config,
     coming: BTreeMap<(Mono, u64), Coming>,
     order: u64,
-    /// When the last thing on a connection arrives: nothing overtakes.
+    /// The arrival of the last message on a connection: no message overtakes.
     wires: BTreeMap<(ConnId, bool), Mono>,
-    /// Relays that refused for the rate, until when nothing may be started there.
+    /// Relays that rate-limited us, and until when no request may be sent to them.
     resting: BTreeMap<RelayUrl, Mono>,
-    /// What was started and has not ended.
+    /// Requests that were sent and have not ended.
     open: BTreeSet<SubId>,
-    /// What was asked for under each name.
+    /// The filters of each subscription.
     asked: BTreeMap<SubId, Vec<Filter>>,
     ticks_now: (Mono, u32),
 }
@@ -107,7 +107,7 @@ impl Sim {
         }
     }
 
-    /// Our process dies and another takes over, with nothing but what was on disk.
+    /// Replaces our process by another, with nothing but what was on disk.
     pub(crate) fn crash(&mut self, seed: u64) {
         let config = Config { seed, ..self.config.clone() };
         self.engine = SyncEngine::new(self.now, config);
@@ -123,13 +123,13 @@ impl Sim {
         self.tell(Input::FeedCaughtUp);
     }
 
-    /// A client publishes at our own relay.
+    /// Publishes at the local relay as a client.
     pub(crate) fn accept(&mut self, event: Event) {
         let accepted = self.local.direct(event);
         accepted.into_iter().for_each(|one| self.tell(Input::Accepted(one)));
     }
 
-    /// Somebody publishes at a relay, later.
+    /// Publishes at a relay, later.
     pub(crate) fn publish_after(&mut self, wait: Duration, relay: &RelayUrl, event: Event) {
         let publish = Coming::Publish { relay: relay.clone(), event: Box::new(event) };
         self.send(wait, publish);
@@ -142,7 +142,7 @@ impl Sim {
         outputs.into_iter().for_each(|output| self.perform(output));
     }
 
-    /// Lets time pass.
+    /// Advances time.
     pub(crate) fn run_for(&mut self, length: Duration) {
         let end = self.now.mono + length;
         loop {
@@ -162,7 +162,7 @@ impl Sim {
         self.now = self.now.after(end - self.now.mono);
     }
 
-    /// An engine that asks to be woken over and over at the same moment would spin for ever.
+    /// Fails if the engine asks for a tick over and over at the same moment.
     fn count_tick(&mut self) {
         let (at, count) = self.ticks_now;
         self.ticks_now = if at == self.now.mono { (at, count + 1) } else { (self.now.mono, 1) };
@@ -201,7 +201,7 @@ impl Sim {
         }
     }
 
-    /// What a driver makes of events that came.
+    /// Verifies and ingests received events, as a driver does.
     fn delivered(&self, sub: SubId, events: &[Event]) -> Vec<Delivered> {
         let filters = self.asked.get(&sub).map(Vec::as_slice).unwrap_or_default();
         let places = |event| filters.iter().map(|filter| local::matches(filter, event)).collect();
@@ -279,7 +279,7 @@ impl Sim {
         }
     }
 
-    /// Puts something on a connection, behind whatever is on it already.
+    /// Puts a message on a connection, behind those on it already.
     fn wire(&mut self, relay: &RelayUrl, conn: ConnId, to_us: bool, coming: Coming) {
         let (least, most) = self.peers.get(relay).map_or((1, 2), |peer| peer.script.latency_ms);
         let at = self.now.mono + Duration::from_millis(self.chance.within(least, most));
@@ -294,7 +294,7 @@ impl Sim {
         self.coming.insert((self.now.mono + wait, self.order), coming);
     }
 
-    /// A relay that refused for the rate is left alone; unless that was about something long over.
+    /// Expects no request to a relay that rate-limited us, unless that was about one that ended long ago.
     fn note_rate_refusal(&mut self, input: &Input) {
         let Input::Heard { relay, conn, said } = input else { return };
         let (Said::Closed { sub, text } | Said::NegErr { sub, text }) = said else { return };
@@ -319,7 +319,7 @@ impl Sim {
     }
 }
 
-/// A relay applies `since` to new events too: a standing request that carries one misses what is dated earlier.
+/// Expects no `since` in a live request: a relay applies it to new events too.
 fn check_standing(frame: &Frame) {
     if let Frame::Subscribe { filters, path: SyncPath::Live, .. } = frame {
         assert!(filters.iter().all(|filter| filter.since.is_none()), "{frame:?}");
@@ -335,7 +335,7 @@ pub(crate) fn row(event: &Event) -> Row {
     Row { at: event.created_at, id: event.id }
 }
 
-/// The feed's word about an event.
+/// Returns the feed's input for an event.
 pub(crate) fn accepted(event: &Event, direct: bool) -> Accepted {
     let change = grasp_sync::engine::index_change(event, grasp_core::sync::SyncLevel::Full);
     Accepted { event: Some(event.id), direct, change }

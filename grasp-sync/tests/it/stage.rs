@@ -1,4 +1,4 @@
-//! A small stage: one repository of ours, some relays, and an eye on what is sent to them.
+//! A small setup: one repository of ours, some relays, and a log of what is sent to them.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub(crate) fn secs(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
-/// The engine's own defaults.
+/// Returns the engine's own defaults.
 pub(crate) fn defaults() -> Config {
     Config { can_authenticate: true, ..Config::new("us.example".parse().unwrap()) }
 }
@@ -34,7 +34,7 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// Relay 0 behaves like this and has so many issues of the repository. Nothing is announced yet.
+    /// Sets up relay 0 with this script and this many issues of the repository. Nothing is announced yet.
     pub(crate) fn new(config: Config, script: Script, issues: usize) -> Self {
         let mut chance = Chance::seeded(3);
         let repo = repo(&mut chance, "grasp");
@@ -48,14 +48,14 @@ impl Stage {
         Self { sim, repo, chance }
     }
 
-    /// The same, announced at us and at relay 0.
+    /// The same, with the repository announced at us and at relay 0.
     pub(crate) fn announced(config: Config, script: Script, issues: usize) -> Self {
         let mut stage = Self::new(config, script, issues);
         stage.announce(&[relay(0)]);
         stage
     }
 
-    /// The repository is announced here, or announced anew, with these relays and ours.
+    /// Announces the repository here, or again, with these relays and ours.
     pub(crate) fn announce(&mut self, relays: &[RelayUrl]) {
         let listed: Vec<_> = relays.iter().cloned().chain([our_url()]).collect();
         let at = self.sim.now.unix.as_secs();
@@ -63,7 +63,7 @@ impl Stage {
         self.sim.accept(event);
     }
 
-    /// The local relay says what it wants of the repository, from relay 0.
+    /// Announces the repository from relay 0 at this level.
     pub(crate) fn want(&mut self, level: SyncLevel) {
         let relays = [relay(0)].into();
         let change = IndexChange::Announced { repo: self.repo.clone(), relays, level };
@@ -76,7 +76,7 @@ impl Stage {
         self
     }
 
-    /// Somebody publishes an issue at relay 0 just now.
+    /// Publishes an issue at relay 0 now.
     pub(crate) fn publish_issue(&mut self) -> Event {
         let at = self.sim.now.unix.as_secs();
         let issue = event::issue(&mut self.chance, at, std::slice::from_ref(&self.repo));
@@ -84,7 +84,7 @@ impl Stage {
         issue
     }
 
-    /// Publishes an issue at relay 0 just now that is dated a week ago, as imported ones are.
+    /// Publishes an issue at relay 0 now that is dated a week ago, as imported ones are.
     pub(crate) fn publish_old_issue(&mut self) -> Event {
         let at = self.sim.now.unix.as_secs() - 7 * 24 * 60 * 60;
         let issue = event::issue(&mut self.chance, at, std::slice::from_ref(&self.repo));
@@ -92,18 +92,18 @@ impl Stage {
         issue
     }
 
-    /// An issue that nobody has published.
+    /// Returns an issue that is not published.
     pub(crate) fn chance_issue_dated(&mut self, seconds_ago: u64) -> Event {
         let at = self.sim.now.unix.as_secs() - seconds_ago;
         event::issue(&mut self.chance, at, std::slice::from_ref(&self.repo))
     }
 
-    /// The live subscriptions that were sent to relay 0 so far and not closed.
+    /// Returns the live subscriptions that were sent to relay 0 and not closed.
     pub(crate) fn live_subs(&mut self) -> Vec<SubId> {
         self.peer().live_subs()
     }
 
-    /// Relay 0 says something of its own accord.
+    /// Sends a message from relay 0.
     pub(crate) fn hear(&mut self, conn: ConnId, said: Said) {
         if let Said::Closed { sub, .. } = &said {
             self.peer().drop_sub(*sub);
@@ -111,7 +111,7 @@ impl Stage {
         self.sim.tell(Input::Heard { relay: relay(0), conn, said });
     }
 
-    /// Everything started at relay 0 since then: what for, and whether by reconciliation.
+    /// Returns the requests to relay 0 since then: their layer, and whether by reconciliation.
     pub(crate) fn starts_since(&self, since: Mono) -> Vec<Start> {
         let sent = self.sim.frames.iter().filter(|(at, to, _)| *at >= since && *to == relay(0));
         sent.filter_map(|(at, _, frame)| Start::of(*at, frame)).collect()
@@ -121,7 +121,7 @@ impl Stage {
         self.starts_since(Mono::ZERO)
     }
 
-    /// Forgets what was sent so far.
+    /// Clears the log of what was sent.
     pub(crate) fn forget(&mut self) -> &mut Self {
         self.sim.frames.clear();
         self.sim.reports.clear();
@@ -156,7 +156,6 @@ impl Stage {
     }
 }
 
-/// A request.
 #[derive(Clone, Debug)]
 pub(crate) struct Start {
     pub(crate) at: Mono,
@@ -188,7 +187,7 @@ impl Start {
         Some(Self { at, filters, by })
     }
 
-    /// Whether it is for announcements.
+    /// Returns whether it is for announcements.
     pub(crate) fn is_layer_one(&self) -> bool {
         self.filters.iter().all(|filter| filter.generic_tags.is_empty() && filter.ids.is_none())
     }

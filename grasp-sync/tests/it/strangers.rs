@@ -1,4 +1,4 @@
-//! Words about what was never asked, or is long over, change nothing.
+//! Messages about subscriptions that were never opened, or have ended, change nothing.
 
 use grasp_core::RelayUrl;
 use grasp_sync::engine::{Frame, Input, Output, Said, SubId};

@@ -1,4 +1,4 @@
-//! Issues that name their repository, and comments that name nothing but their issue.
+//! Issues that name their repository, and comments that name only their issue.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::sim::script::{Neg, Script};
 use crate::sim::world::{config, relay, repo};
 use crate::sim::{START, Sim, event};
 
-/// A relay with so many issues over twenty repositories, and a comment on each; we know the repositories.
+/// Sets up a relay with this many issues over twenty repositories, and a comment on each; we know the repositories.
 fn world(issues: usize, script: Script) -> Sim {
     let mut chance = Chance::seeded(7);
     let mut sim = Sim::new(7, config());
@@ -34,7 +34,7 @@ fn world(issues: usize, script: Script) -> Sim {
     sim
 }
 
-/// How long until everything is here, to the tenth of a second.
+/// Returns the time until everything is here, to the tenth of a second.
 fn time_until_complete(sim: &mut Sim, events: usize) -> Duration {
     let begin = sim.now.mono;
     while sim.local.stored.len() < events {
@@ -48,7 +48,7 @@ fn time_until_complete(sim: &mut Sim, events: usize) -> Duration {
     sim.now.mono - begin
 }
 
-/// A relay near by, of this software, that compares sets or does not.
+/// Returns the script of a near relay of this software, with or without NIP-77.
 fn near(software: Option<&'static str>, neg: Neg) -> Script {
     Script { neg, latency_ms: (5, 5), software, ..Script::default() }
 }

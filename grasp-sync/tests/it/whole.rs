@@ -1,4 +1,5 @@
-//! A GRASP server that carries much of what we carry is asked for all that it has, as long as that is worth it.
+//! Full sync: a GRASP server that carries much of what we carry is asked for all that it has, as long as that is
+//! worth it.
 
 use grasp_core::nostr::event::Event;
 use grasp_core::nostr::filter::Filter;
@@ -23,18 +24,18 @@ fn is_whole(filter: &Filter) -> bool {
     filter.generic_tags.is_empty() && filter.kinds.is_none() && filter.ids.is_none()
 }
 
-/// Requests for all that the relay has.
+/// Returns the requests for all that the relay has.
 fn whole(starts: &[Start], sort: By) -> usize {
     by(starts, sort).iter().filter(|start| start.filters.iter().any(is_whole)).count()
 }
 
-/// Values that were named, over all requests.
+/// Returns the number of values in filters, over all requests.
 fn named(starts: &[Start]) -> usize {
     let filters = starts.iter().flat_map(|start| &start.filters);
     filters.flat_map(|filter| filter.generic_tags.values()).map(|values| values.len()).sum()
 }
 
-/// Events asked for by id.
+/// Returns the number of events requested by id.
 fn fetched(stage: &Stage) -> usize {
     by(&stage.starts(), By::Ids).iter().filter_map(|start| start.filters[0].limit).sum()
 }
@@ -43,7 +44,7 @@ fn was_called_by_name(stage: &Stage) -> bool {
     stage.count_reports(|report| matches!(report, Report::CalledByName { .. })) > 0
 }
 
-/// A server with many threads, some of which have an answer that names nothing else.
+/// Sets up a server with many threads, some with a reply that names nothing else.
 fn stage(config: Config, script: Script) -> Stage {
     let mut stage = Stage::announced(config, script, THREADS);
     let roots: Vec<_> = stage.peer().events.keys().copied().collect();
@@ -54,7 +55,7 @@ fn stage(config: Config, script: Script) -> Stage {
     stage
 }
 
-/// Puts so many threads of other people's repositories there.
+/// Adds this many threads of other repositories to it.
 fn strangers(stage: &mut Stage, count: usize) {
     let other = repo(&mut stage.chance, "other");
     for n in 0..count {

@@ -1,4 +1,4 @@
-//! What exists: repositories, and the issues about them, as numbers.
+//! The events that exist: repositories, and the issues about them, as numbers.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,6 @@ use grasp_sync::engine::Row;
 use crate::sim::START;
 use crate::sim::chance::Chance;
 
-/// An event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Item {
     /// The announcement of a repository.
@@ -89,7 +88,7 @@ impl Facts {
         self.by_id.get(id).copied()
     }
 
-    /// The two relays that a repository names, beside us.
+    /// Returns the two other relays that a repository names.
     pub(super) fn relays_of(&self, repo: usize) -> [usize; 2] {
         [repo % self.relays, (repo + 1 + repo / self.relays) % self.relays]
     }
@@ -106,7 +105,7 @@ impl Facts {
         IndexChange::Announced { repo: self.repos[n].0.clone(), relays, level }
     }
 
-    /// An issue in full.
+    /// Returns a complete issue.
     pub(super) fn issue(&self, n: usize) -> Event {
         let (repo, at, id) = self.roots[n];
         let tag = Tag::parse(["a".to_owned(), self.repos[repo].0.to_string()]).unwrap();
@@ -115,7 +114,7 @@ impl Facts {
         Event::new(id, author, at, kinds::ISSUE, vec![tag], String::new(), sig)
     }
 
-    /// What matches a filter, of what somebody has; the window apart.
+    /// Returns which of these events match a filter, ignoring its window.
     pub(super) fn matching(&self, filter: &Filter, has: impl Fn(usize) -> bool) -> Vec<Item> {
         if let Some(ids) = &filter.ids {
             return ids.iter().filter_map(|id| self.find(id)).collect();
@@ -129,12 +128,12 @@ impl Facts {
                 let named = names.iter().filter_map(|name| self.by_name.get(name));
                 named.filter(|n| has(**n)).flat_map(of_repo).collect()
             }
-            // Nobody has said anything in these threads.
+            // No thread has replies.
             (Some(_), _) => Vec::new(),
         }
     }
 
-    /// Whether an issue matches.
+    /// Returns whether an issue matches.
     pub(super) fn matches(&self, filter: &Filter, root: usize) -> bool {
         let is_after = filter.since.is_none_or(|since| self.roots[root].1 >= since);
         let name = || self.repos[self.repo_of(root)].0.to_string();

@@ -113,7 +113,7 @@ impl Relay {
         vec![Answer::Said(Said::NegMsg { sub, message })]
     }
 
-    /// The newest of each filter, then EOSE.
+    /// Sends the newest events of each filter, then EOSE.
     fn page(&self, facts: &Facts, sub: SubId, filters: &[Filter]) -> Vec<Answer> {
         let mut places: BTreeMap<Item, Vec<bool>> = BTreeMap::new();
         for (place, filter) in filters.iter().enumerate().filter(|(_, one)| one.limit != Some(0)) {
@@ -139,7 +139,7 @@ impl Relay {
         chunks.chain([Answer::Said(Said::Eose { sub, hint: None })]).collect()
     }
 
-    /// Somebody publishes an issue here: who hears it.
+    /// Publishes an issue here; returns the subscriptions that receive it.
     pub(super) fn publish(&self, facts: &Facts, root: usize) -> Vec<(SubId, Delivered)> {
         let row = facts.row(Item::Root(root));
         let heard = |(sub, filters): (&SubId, &Vec<Filter>)| {

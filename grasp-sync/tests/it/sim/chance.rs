@@ -1,6 +1,6 @@
-//! Chance by seed.
+//! Randomness by seed.
 
-/// A small generator (xorshift64*), another than the engine's own.
+/// A small generator (xorshift64*), not the engine's own.
 #[derive(Clone)]
 pub(crate) struct Chance(u64);
 
@@ -16,7 +16,7 @@ impl Chance {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// From `least` to `most`, both included.
+    /// Returns a number from `least` to `most`, both included.
     pub(crate) fn within(&mut self, least: u64, most: u64) -> u64 {
         least + self.next() % (most - least + 1)
     }

@@ -1,4 +1,4 @@
-//! Events nobody signed: in this world everybody believes everybody.
+//! Unsigned events: no signature is checked in the simulation.
 
 use grasp_core::nostr::event::{Event, EventId, Kind, Signature, Tag};
 use grasp_core::nostr::key::PublicKey;
@@ -38,14 +38,14 @@ pub(crate) fn issue(chance: &mut Chance, at: u64, repos: &[RepoId]) -> Event {
     event(chance, by, at, kind, tags)
 }
 
-/// A comment that names nothing but what it is about.
+/// Returns a comment that names nothing but its parent.
 pub(crate) fn comment(chance: &mut Chance, at: u64, about: EventId, tag: &str) -> Event {
     let by = PublicKey::from_byte_array(chance.bytes());
     let tags = vec![vec![tag.to_owned(), about.to_hex()]];
     event(chance, by, at, Kind::Comment, tags)
 }
 
-/// An event that names nothing but a coordinate; with its own.
+/// Returns an event that names nothing but a coordinate, with its own.
 pub(crate) fn member(chance: &mut Chance, at: u64, kind: u16, about: &str) -> (Event, String) {
     let by = PublicKey::from_byte_array(chance.bytes());
     let name = chance.within(0, 1_000_000).to_string();

@@ -1,4 +1,4 @@
-//! Our own relay: takes what belongs to repositories that list us, and refuses the rest until it does.
+//! The local relay: accepts what belongs to repositories that list us, and refuses other events until they do.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use grasp_sync::engine::{Accepted, Judged, Outcome, Row};
 
 use super::{accepted, row};
 
-/// Our own address among others'.
+/// Our own address.
 pub(crate) fn our_url() -> RelayUrl {
     "wss://us.example".parse().unwrap()
 }
@@ -20,20 +20,20 @@ pub(crate) fn our_url() -> RelayUrl {
 #[derive(Clone, Default)]
 pub(crate) struct Local {
     pub(crate) stored: BTreeMap<EventId, Event>,
-    /// Whether it can take nothing at the moment.
+    /// True if it can accept nothing at the moment.
     pub(crate) is_busy: bool,
-    /// The newest of each addressable event.
+    /// The newest version of each addressable event.
     newest: BTreeMap<(u16, RepoId), EventId>,
 }
 
 impl Local {
-    /// A client brings an event.
+    /// Publishes an event as a client.
     pub(crate) fn direct(&mut self, event: Event) -> Vec<Accepted> {
         let is_stored = matches!(self.judge(&event), Outcome::Stored);
         is_stored.then(|| accepted(&event, true)).into_iter().collect()
     }
 
-    /// The engine brings events: what becomes of them, and what the feed says.
+    /// Ingests events of the engine; returns the judgements, and what the feed says.
     pub(crate) fn ingest(&mut self, events: Vec<Event>) -> (Vec<Judged>, Vec<Accepted>) {
         let mut fed = Vec::new();
         let mut judged = Vec::new();
@@ -113,7 +113,7 @@ fn beats(one: &Event, other: &Event) -> bool {
     (one.created_at, std::cmp::Reverse(one.id)) >= (other.created_at, std::cmp::Reverse(other.id))
 }
 
-/// Whether a filter matches, as NIP-01 says; for the fields that are used here.
+/// Returns whether a filter matches by NIP-01, for the fields that are used here.
 pub(crate) fn matches(filter: &Filter, event: &Event) -> bool {
     let is_named = |(name, values): (&SingleLetterTag, &BTreeSet<String>)| {
         event.tags.iter().any(|tag| match tag.as_slice() {

@@ -1,4 +1,4 @@
-//! A relay that behaves as scripted, and counts what is asked of it.
+//! A relay that follows a script, and counts the requests.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::chance::Chance;
 use super::local::matches;
 use super::script::{Neg, Quirk, Script};
 
-/// What it sends.
+/// The messages it sends.
 pub(crate) enum Heard {
     Said(Said),
     Events(SubId, Vec<Event>),
@@ -33,7 +33,7 @@ struct Guest {
 pub(crate) struct Peer {
     pub(crate) script: Script,
     pub(crate) events: BTreeMap<EventId, Event>,
-    /// Offered in reconciliation, and never served.
+    /// Ids offered in reconciliation, and never delivered.
     pub(crate) phantoms: BTreeSet<EventId>,
     guest: Option<(ConnId, Guest)>,
     starts: VecDeque<Mono>,
@@ -71,7 +71,7 @@ impl Peer {
         self.guest.as_ref().is_some_and(|(standing, _)| *standing == conn)
     }
 
-    /// The connection ends; whether it stood.
+    /// Ends the connection; returns whether there was one.
     pub(crate) fn cut(&mut self, conn: ConnId) -> bool {
         let is_it = self.stands(conn);
         if is_it {
@@ -80,12 +80,12 @@ impl Peer {
         is_it
     }
 
-    /// Whoever was connected is gone.
+    /// Drops all connections.
     pub(crate) fn hang_up(&mut self) {
         self.guest = None;
     }
 
-    /// What stays open.
+    /// Returns the subscriptions that stay open.
     pub(crate) fn live_subs(&self) -> Vec<SubId> {
         self.guest.iter().flat_map(|(_, guest)| guest.subs.keys().copied()).collect()
     }
@@ -96,7 +96,7 @@ impl Peer {
         }
     }
 
-    /// Somebody publishes here.
+    /// Publishes an event here.
     pub(crate) fn publish(&mut self, event: Event) -> Vec<(ConnId, Heard)> {
         let mut heard = Vec::new();
         if let Some((conn, guest)) = &self.guest {
@@ -110,7 +110,7 @@ impl Peer {
         heard
     }
 
-    /// Some do not like to be asked for all that they have.
+    /// Returns the refusal of a filter for everything, if the script says so.
     fn refusal_of_whole(&self, frame: &Frame) -> Option<Said> {
         let is_whole = |filter: &Filter| {
             filter.generic_tags.is_empty() && filter.kinds.is_none() && filter.ids.is_none()
@@ -169,7 +169,7 @@ impl Peer {
         }
     }
 
-    /// What speaks against a request, whatever it asks for.
+    /// Returns the refusal of a request, whatever it asks for.
     fn objection(&mut self, now: Mono, chance: &mut Chance) -> Option<Objection> {
         self.starts.push_back(now);
         while self.starts.front().is_some_and(|at| now - *at > Duration::from_secs(60)) {
@@ -247,7 +247,7 @@ impl Peer {
         heard
     }
 
-    /// Whether everything that the filters match is sent (NIP-67).
+    /// Returns whether everything that the filters match is sent (NIP-67).
     fn hint(&self, filters: &[Filter]) -> EoseHint {
         let is_cut = |filter: &Filter| {
             let most = filter.limit.unwrap_or(usize::MAX).min(self.script.page);
@@ -256,7 +256,7 @@ impl Peer {
         if filters.iter().any(is_cut) { EoseHint::More } else { EoseHint::Finish }
     }
 
-    /// The newest of each filter, cut as this relay cuts.
+    /// Returns the newest events of each filter, up to this relay's limit.
     fn page(&self, filters: &[Filter]) -> Vec<Event> {
         let mut page: BTreeMap<EventId, Event> = BTreeMap::new();
         for filter in filters {

@@ -1,4 +1,4 @@
-//! How a relay behaves.
+//! The behaviour of a relay.
 
 use std::time::Duration;
 
@@ -7,59 +7,59 @@ use grasp_sync::engine::{Frame, Said};
 
 use super::chance::Chance;
 
-/// What a relay does with NIP-77.
+/// The behaviour of a relay with NIP-77.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Neg {
     Speaks,
-    /// Says so in a NOTICE.
+    /// Refuses by a NOTICE.
     Disabled,
-    /// Says so in a NEG-ERR.
+    /// Refuses by a NEG-ERR.
     Unknown,
     Silent,
-    /// Compares no more than so many.
+    /// Compares no more than this many items.
     Small(usize),
-    /// Answers nonsense.
+    /// Answers with malformed messages.
     Garbles,
 }
 
-/// What a relay does with one request, out of its ordinary ways.
+/// The reaction to one request, other than the usual.
 pub(crate) enum Quirk {
     /// Nothing special.
     None,
-    /// Says this instead.
+    /// Sends this instead.
     Says(Vec<Said>),
 }
 
-/// A relay's ways. The default is a friendly one.
+/// The behaviour of a relay. The default is a friendly one.
 #[derive(Clone, Debug)]
 pub(crate) struct Script {
-    /// Rows per filter at most.
+    /// Most rows per filter.
     pub(crate) page: usize,
     pub(crate) subs: usize,
-    /// Whether it says how many subscriptions it takes.
+    /// True if it advertises how many subscriptions it accepts.
     pub(crate) is_open: bool,
     pub(crate) filters: usize,
     pub(crate) neg: Neg,
     pub(crate) latency_ms: (u64, u64),
-    /// Seconds that a connection lasts, from and to.
+    /// Shortest and longest duration of a connection, in seconds.
     pub(crate) life_secs: Option<(u64, u64)>,
     pub(crate) starts_per_minute: Option<usize>,
     pub(crate) takes_zero: bool,
     pub(crate) wants_auth: bool,
-    /// Says that there are too many subscriptions in a NOTICE, if at all.
+    /// The NOTICE for too many subscriptions, if any.
     pub(crate) hides_refusals: bool,
-    /// Every so many requests one is not answered at all.
+    /// One of this many requests is not answered at all.
     pub(crate) silent_one_in: Option<u64>,
-    /// Seconds from the start during which it cannot be reached.
+    /// Seconds from the start during which it is unreachable.
     pub(crate) down_secs: Option<(u64, u64)>,
     pub(crate) software: Option<&'static str>,
-    /// Whether it says that it is a GRASP server.
+    /// True if it advertises to be a GRASP server.
     pub(crate) is_grasp: bool,
-    /// Whether it refuses to be asked for all that it has.
+    /// True if it refuses a filter for everything.
     pub(crate) wants_names: bool,
-    /// Whether it says with EOSE if that was everything (NIP-67).
+    /// True if its EOSE says whether that was everything (NIP-67).
     pub(crate) hints: bool,
-    /// What it does with the nth request.
+    /// The reaction to the nth request.
     pub(crate) quirk: fn(usize, &Frame) -> Quirk,
 }
 
@@ -89,7 +89,7 @@ impl Default for Script {
 }
 
 impl Script {
-    /// Some way or other.
+    /// Returns a random behaviour.
     pub(crate) fn random(chance: &mut Chance) -> Self {
         let negs = [
             Neg::Speaks,
@@ -127,7 +127,7 @@ impl Script {
         !self.down_secs.is_some_and(|(from, to)| (from..to).contains(&now))
     }
 
-    /// How long a connection will last.
+    /// Returns the duration of the next connection.
     pub(crate) fn life(&self, chance: &mut Chance) -> Option<Duration> {
         let (least, most) = self.life_secs?;
         Some(Duration::from_secs(chance.within(least, most)))

@@ -1,4 +1,4 @@
-//! Random repositories, spread over random relays, and what should be here in the end.
+//! Random repositories on random relays, and the events that should be here in the end.
 
 use grasp_core::nostr::event::{Event, EventId};
 use grasp_core::nostr::key::PublicKey;
@@ -15,7 +15,7 @@ use super::peer::Peer;
 use super::script::Script;
 use super::{START, Sim, event};
 
-/// Days are short in this world: a full pass comes every two to three hours.
+/// A full pass every two to three hours, so that days are short.
 pub(crate) fn config() -> Config {
     let hours = |n: u64| std::time::Duration::from_secs(n * 60 * 60);
     Config {
@@ -33,7 +33,7 @@ pub(crate) fn repo(chance: &mut Chance, name: &str) -> RepoId {
     RepoId::new(PublicKey::from_byte_array(chance.bytes()), name.parse().unwrap())
 }
 
-/// A world like any other, but no relay is ever away, silent, crowded or in a hurry.
+/// Returns a world in which no relay is ever unreachable, silent, full or rate-limited.
 pub(crate) fn calm(seed: u64) -> Sim {
     random_of(seed, |script| Script {
         life_secs: None,
@@ -46,7 +46,7 @@ pub(crate) fn calm(seed: u64) -> Sim {
     })
 }
 
-/// A world by seed: relays with random ways and random shares of random threads.
+/// Returns a world by seed: relays with random scripts and random shares of random threads.
 pub(crate) fn random(seed: u64) -> Sim {
     random_of(seed, |script| script)
 }
@@ -106,7 +106,7 @@ fn random_thread(sim: &mut Sim, chance: &mut Chance, relays: &[RelayUrl], repo: 
     scatter(sim, chance, relays, root);
 }
 
-/// Puts an event on at least one relay; some of it only later, while we listen.
+/// Puts an event on at least one relay; some only later, while we are subscribed.
 fn scatter(sim: &mut Sim, chance: &mut Chance, relays: &[RelayUrl], event: Event) {
     let first = chance.within(0, relays.len() as u64 - 1) as usize;
     for (n, url) in relays.iter().enumerate() {
@@ -122,7 +122,7 @@ fn scatter(sim: &mut Sim, chance: &mut Chance, relays: &[RelayUrl], event: Event
     }
 }
 
-/// What should be here once everybody has been asked for everything: asks as the rules say, by brute force.
+/// Returns the events that should be here once every relay was asked for everything, by brute force.
 pub(crate) fn obtainable(sim: &Sim) -> BTreeSet<EventId> {
     let mut local: Local = sim.local.clone();
     loop {
