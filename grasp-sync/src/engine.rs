@@ -70,7 +70,7 @@ pub struct SyncEngine {
     discovery: Discovery,
     dialer: Dialer,
     connections: Connections,
-    /// Relays that are followed, by whom they are named.
+    /// The relays that are followed, shared out between the owners that name them.
     followed: Pool,
     records: Records,
     /// True if relays were left out for want of room.

@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_may_be_taken_later_is_remembered_whole() {
+    fn keeps_only_events_that_may_be_accepted_later() {
         let event = EventBuilder::new(Kind::GitIssue, "").finalize(&Keys::generate()).unwrap();
         let event = Arc::new(event);
         for (lasting, whole) in
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn an_announcement_that_lists_others_may_be_welcome_later() {
+    fn a_delisted_announcement_may_be_accepted_later() {
         let gone = Verdict::Delist { keep: false };
         assert_eq!(Taken::from(&gone), Taken::Refused(Lasting::UntilDependency));
         let full = Verdict::Reject(Rejection::Quota);

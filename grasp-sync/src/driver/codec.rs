@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_every_word() {
+    fn parses_every_message() {
         let signed = EventBuilder::new(Kind::GitIssue, "a \"quoted\" line\n");
         let signed = signed.finalize(&Keys::generate()).unwrap();
         let id = signed.id;
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_of_a_text_is_kept_than_anybody_reads() {
+    fn truncates_texts_of_relays() {
         let long = "ü".repeat(2_000_000);
         let kept = "ü".repeat(MAX_TEXT_CHARS);
         assert_eq!(
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_broken_or_foreign_is_nothing() {
+    fn ignores_malformed_and_foreign_messages() {
         for said in [
             "",
             "{}",
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_what_relays_read() {
+    fn writes_valid_messages() {
         let filter = Filter::new().kind(Kind::GitIssue).limit(0);
         assert_eq!(
             req(g(1), &[filter.clone(), filter.clone()]),
@@ -331,7 +331,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_text_is_too_strange_to_read(text: String) {
+        fn parsing_never_panics(text: String) {
             let _ = RelayMessage::parse(&text);
             let _ = RelayMessage::parse(&format!("[\"EVENT\",\"g1\",{text}]"));
         }

@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_repositories_that_list_the_relay_are_followed_unless_told_otherwise() {
+    fn follows_only_repositories_that_list_the_relay_by_default() {
         let keys = Keys::generate();
         let announced = |relays: &[&str]| {
             let relays = ["relays"].iter().chain(relays).map(|text| (*text).to_owned());

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_matters_is_read() {
+    fn reads_the_relevant_fields() {
         let read = facts(
             r#"{"name":"x","software":"grasp","version":"0.1.0","supported_grasps":["GRASP-01"],
                 "limitation":{"max_subscriptions":20,"max_limit":500,"max_message_length":65536,"auth_required":false}}"#,
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_as_good_as_silence() {
+    fn malformed_documents_count_as_missing() {
         for json in [
             "",
             "[]",

@@ -155,14 +155,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn strangers_lead_to_no_private_place() {
+    async fn untrusted_names_lead_to_no_private_address() {
         for url in ["ws://127.0.0.1:1", "wss://[::1]", "ws://localhost", "ws://10.0.0.1/x"] {
             assert_eq!(route(url, Provenance::Stranger).await, Err(Fault::Forbidden), "{url}");
         }
     }
 
     #[tokio::test]
-    async fn the_operator_does_and_the_port_is_the_schemes_own() {
+    async fn operator_names_may_be_private_and_default_ports_apply() {
         let to = |text: &str| Ok(vec![text.parse().unwrap()]);
         for (url, address) in [
             ("ws://127.0.0.1:7334", "127.0.0.1:7334"),

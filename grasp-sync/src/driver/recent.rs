@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checked_event_stands_in_for_its_copies_until_it_is_judged() {
+    fn copies_of_a_verified_event_are_not_verified_again() {
         let (mut recent, event) = (Recent::default(), event());
         assert_eq!(recent.recall(&event.id), Recalled::Unknown);
         recent.checked(event.clone());
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_taken_later_is_judged_anew() {
+    fn events_that_may_be_accepted_later_are_judged_again() {
         for outcome in [None, Some(KnownOutcome::Held)] {
             let (mut recent, event) = (Recent::default(), event());
             recent.checked(event.clone());

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_was_cut_off_costs_only_itself() {
+    fn a_truncated_line_loses_only_itself() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("relays.jsonl");
         let mut file = RecordFile::new(&path);
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_line_costs_no_later_one() {
+    fn an_incomplete_write_loses_no_later_line() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("relays.jsonl");
         let mut file = RecordFile::new(&path);
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn relays_that_never_gave_anything_are_not_remembered_without_end() {
+    fn the_number_of_empty_records_is_bounded() {
         let dir = tempfile::tempdir().unwrap();
         let mut file = RecordFile::new(dir.path().join("relays.jsonl"));
         let made_up: Vec<_> = (0..MAX_RECORDS + 100).map(|n| record(n, 1)).collect();
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_does_not_grow_for_ever() {
+    fn rewrites_the_file_when_many_lines_are_outdated() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("relays.jsonl");
         let mut file = RecordFile::new(&path);

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_certificate_is_refused_and_not_passed_over() {
+    fn rejects_pem_without_certificates() {
         let with = |pem: &str| Roots::default().with(pem.as_bytes()).err();
         assert_eq!(with(""), Some(BadRoots::NoCertificate));
         assert_eq!(with("a key, perhaps"), Some(BadRoots::NoCertificate));

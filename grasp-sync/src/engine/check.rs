@@ -40,7 +40,7 @@ impl SyncEngine {
                 Link::Up(session) => session.has_job(*job),
                 Link::Idle | Link::Dialing(_) => false,
             });
-            assert!(is_known, "an inventory is held for nobody");
+            assert!(is_known, "an inventory is held for an unknown job");
         }
     }
 

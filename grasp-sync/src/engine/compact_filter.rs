@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_comes_back_as_it_was() {
+    fn a_compacted_filter_is_restored_exactly() {
         let upper = "AB".repeat(32);
         for filter in [
             build_announcement_filter(None),

@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_gets_a_quarter_and_one_address_a_quarter_whoever_names_it() {
+    fn an_owner_and_an_address_get_a_quarter_each() {
         let relays: Vec<_> = (0..600).map(relay).collect();
         let (mut connections, index) = stage(vec![announced(1, &relays, SyncLevel::Full)], 512);
         assert_eq!(fill(&mut connections, &index, &relays, None), 128);
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_more_gives_way_after_its_turn_and_the_served_never_to_the_unserved() {
+    fn the_larger_holder_gives_way_after_its_turn_and_served_never_to_unserved() {
         let relays: Vec<_> = (0..8).map(relay).collect();
         let changes = vec![
             announced(1, &relays[..4], SyncLevel::Full),

@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn handshakes_keep_their_distance_and_number() {
+    fn handshakes_are_limited_in_rate_and_number() {
         let (mut dialer, mut ids) = dialer();
         let mut started = Vec::new();
         for ms in 0..10_000 {
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_ends_makes_room_and_one_that_never_ends_is_overdue() {
+    fn ended_handshakes_make_room_and_endless_ones_are_overdue() {
         let (mut dialer, mut ids) = dialer();
         let conns: Vec<_> = (0..8).map(|_| ids.conn()).collect();
         conns.iter().for_each(|conn| dialer.started(Mono::ZERO, relay(), *conn));

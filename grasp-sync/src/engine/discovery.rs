@@ -211,11 +211,11 @@ impl Discovery {
     /// Limits the relays that one announcement adds.
     fn bounded(&self, mut change: IndexChange) -> IndexChange {
         if let IndexChange::Announced { relays, level, .. } = &mut change {
-            let most = match level {
+            let max = match level {
                 SyncLevel::Full => self.relays_per_repo,
                 SyncLevel::StateOnly => self.relays_per_repo.min(MAX_RELAYS_OF_HELD),
             };
-            while relays.len() > most {
+            while relays.len() > max {
                 relays.pop_last();
             }
         }
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn having_caught_up_ends_it_at_once() {
+    fn catching_up_ends_the_window() {
         let mut discovery = discovery();
         discovery.offer(ms(0), change(1));
         assert_eq!(discovery.caught_up(), [change(1)]);
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn quiet_ends_it_early_but_not_before_the_feed_has_caught_up() {
+    fn a_pause_ends_the_window_early_once_the_feed_has_caught_up() {
         let mut discovery = discovery();
         discovery.offer(ms(0), change(1));
         assert_eq!(discovery.take_if_due(ms(4_999)), None);
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_the_first_is_collected_for_longer_until_it_is_calm_again() {
+    fn later_changes_are_collected_for_longer_until_a_calm() {
         let mut discovery = discovery();
         let _ = discovery.caught_up();
         discovery.offer(ms(1_000), change(1));
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn an_announcement_brings_only_so_many_relays() {
+    fn relays_per_announcement_are_limited() {
         let mut discovery = discovery();
         let keys = Keys::generate();
         let relays: Vec<_> = (0..1_000).map(|n| format!("wss://r{n}.example")).collect();
@@ -350,11 +350,11 @@ mod tests {
         discovery.offer(ms(9_000), index_change(&event, SyncLevel::StateOnly).unwrap());
         let changes = discovery.take_if_due(ms(14_000)).unwrap();
         let IndexChange::Announced { relays, .. } = &changes[0] else { panic!() };
-        assert_eq!(relays.len(), 8, "nobody has shown that there is anything to it");
+        assert_eq!(relays.len(), 8, "its git data is missing");
     }
 
     #[test]
-    fn stored_replies_wait_until_all_is_told_that_they_answer() {
+    fn stored_replies_wait_until_the_feed_has_caught_up() {
         let mut discovery = discovery();
         let id = |n| RootId::from(EventId::from_byte_array([n; 32]));
         let reply = IndexChange::Replied { reply: id(1), to: vec![id(0)] };

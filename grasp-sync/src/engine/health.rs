@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_shortens_neither_rest_nor_quarantine() {
+    fn a_restart_shortens_neither_backoff_nor_quarantine() {
         let mut health = health();
         health.failed(Mono::from_secs(1), Fault::Tls, HALF_DAY);
         let kept = (health.snapshot(at(1)), health.quarantined_until(at(1)));
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_our_own_rule_forbids_is_asked_anew_after_a_restart() {
+    fn a_quarantine_by_address_policy_ends_with_a_restart() {
         let mut health = health();
         health.failed(Mono::from_secs(1), Fault::Forbidden, HALF_DAY);
         assert_eq!(health.quarantined_until(at(1)), None);
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn attempts_in_vain_are_counted_until_one_is_not() {
+    fn failed_attempts_are_counted_until_one_succeeds() {
         let mut health = health();
         health.failed(Mono::from_secs(1), Fault::Unreachable, HALF_DAY);
         health.failed(Mono::from_secs(6), Fault::Unreachable, HALF_DAY);
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn health_is_news_once() {
+    fn a_change_of_health_is_reported_once() {
         let mut health = health();
         assert_eq!(health.news(Mono::ZERO), None);
         health.failed(Mono::from_secs(1), Fault::Unreachable, HALF_DAY);

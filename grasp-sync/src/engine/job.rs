@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_not_done_before_everything_delivered_was_judged() {
+    fn a_job_is_complete_only_when_all_rows_are_judged() {
         let mut job = job();
         let _ = job.next_page(100);
         let _ = page(&mut job, &[row(30, 1)]);
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_up_leaves_no_proof() {
+    fn a_partial_job_proves_nothing() {
         let mut job = job();
         job.is_partial = true;
         assert_eq!(job.proof(Timestamp::from_secs(1_000)), None);
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenth_of_twenty_offers_served_is_too_little() {
+    fn delivering_a_tenth_of_twenty_offers_is_too_little() {
         let mut job = job();
         (job.offered, job.missed) = (20, 17);
         assert!(!job.delivers_too_little());

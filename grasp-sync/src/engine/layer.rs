@@ -90,10 +90,10 @@ pub(crate) fn split_by_kind(filter: &Filter) -> Option<[Filter; 2]> {
     split(&filter.clone().kinds(kinds::USUAL))
 }
 
-/// Splits what a filter lists into up to `most` parts that together match the same.
-pub(super) fn split_into(filter: &Filter, most: usize) -> Vec<Filter> {
+/// Splits what a filter lists into up to `max` parts that together match the same.
+pub(super) fn split_into(filter: &Filter, max: usize) -> Vec<Filter> {
     let mut parts = vec![filter.clone()];
-    while 2 * parts.len() <= most {
+    while 2 * parts.len() <= max {
         let cut: Vec<Filter> = parts
             .iter()
             .flat_map(|part| split(part).map_or_else(|| vec![part.clone()], |two| two.to_vec()))

@@ -154,7 +154,7 @@ mod tests {
     }
 
     /// Halves until every event has its repository; the events of each, and how many questions that took.
-    fn told_apart(question: Question, owner: &[(EventId, usize)]) -> (Vec<(RepoId, usize)>, usize) {
+    fn attributed(question: Question, owner: &[(EventId, usize)]) -> (Vec<(RepoId, usize)>, usize) {
         let (mut open, mut done, mut asked) = (vec![question], Vec::new(), 0);
         while let Some(question) = open.pop() {
             asked += 1;
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lacking_is_told_apart_by_repository() {
+    fn lacking_events_are_attributed_to_repositories() {
         let ids: Vec<_> = (0..9).map(|n| EventId::from_byte_array([n; 32])).collect();
         let owner: Vec<_> = ids.iter().copied().zip([3, 3, 3, 77, 77, 42, 42, 42, 42]).collect();
         let question = |values: Vec<(RepoId, String)>| Question {
@@ -183,7 +183,7 @@ mod tests {
             is_uncounted: false,
         };
         let values = (0..100).map(|n| (repo(n), repo(n).to_string())).collect();
-        let (done, asked) = told_apart(question(values), &owner);
+        let (done, asked) = attributed(question(values), &owner);
         assert_eq!(done, [(repo(3), 3), (repo(42), 4), (repo(77), 2)]);
         assert!(asked < 50, "{asked}");
         // Many values of one repository, and a few of another, before and after it.
@@ -191,7 +191,7 @@ mod tests {
             let mut values: Vec<_> = (0..50).map(|n| (repo(many), n.to_string())).collect();
             values.push((repo(few), "x".to_owned()));
             values.sort();
-            let (done, _) = told_apart(question(values), &owner);
+            let (done, _) = attributed(question(values), &owner);
             assert_eq!(done.len(), 2, "{done:?}");
         }
     }

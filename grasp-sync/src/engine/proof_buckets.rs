@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_proven_is_found_again_with_the_time_up_to_which_it_is() {
+    fn proven_items_are_found_again_with_their_time() {
         let all = items(0..20, 0..3_000);
         let found = ProvenItems { items: all.clone(), until: UNTIL, at: AT };
         assert_eq!(proven(&all, &covered(&all), AT), Some(found));
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repository_that_was_had_in_part_is_not_proven_in_full() {
+    fn a_repository_fetched_in_part_is_not_proven_in_full() {
         let mut had = items(0..1, 0..0);
         had.repos.insert(repo(0), SyncLevel::StateOnly);
         assert_eq!(proven(&items(0..1, 0..0), &covered(&had), AT), None);

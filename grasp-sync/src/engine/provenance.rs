@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_to_bring_an_event_counts_and_the_oldest_are_forgotten() {
+    fn the_first_relay_counts_and_the_oldest_events_are_forgotten() {
         let mut provenance = Provenance::default();
         let relays = ["wss://a.example", "wss://b.example"].map(|url| url.parse().unwrap());
         let arrival = Arrival { path: SyncPath::Live, is_gap: false };

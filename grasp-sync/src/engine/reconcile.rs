@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_a_session_should_deal_with_is_too_much() {
+    fn a_large_difference_is_too_much_for_a_session() {
         let rows: Vec<_> = (0..MAX_NEEDED as u32 + 1).map(row).collect();
         let (mut session, mut message) = Reconciliation::open([], FRAME, MAX_NEEDED).unwrap();
         let mut peer = server(&rows, 500_000);
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relay_that_never_comes_to_an_end_is_left() {
+    fn a_session_without_end_is_broken_off() {
         let ours: Vec<_> = (0..1_000).map(row).collect();
         let (mut session, _) = Reconciliation::open(ours, FRAME, MAX_NEEDED).unwrap();
         // A fingerprint of everything that never matches.
@@ -206,14 +206,14 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_overflow_or_break_off_are_not_taken_for_agreement() {
+    fn malformed_numbers_are_not_agreement() {
         let ours: Vec<_> = (0..10).map(row).collect();
         for nonsense in [
             // A time of fourteen digits, then nothing; a time that breaks off; a bound without a word about it.
             [vec![0x61], vec![0xff; 13], vec![0x7f]].concat(),
             vec![0x61, 0xff],
             vec![0x61, 0, 0],
-            // Ids that are counted and not there; a prefix longer than an id; a way of speaking that nobody knows.
+            // Ids that are counted and not there; a prefix longer than an id; an unknown protocol mode.
             vec![0x61, 0, 0, 2, 0x85, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f],
             [vec![0x61, 0, 33], vec![0; 34]].concat(),
             vec![0x61, 0, 0, 3],

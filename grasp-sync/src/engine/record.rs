@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn relays_that_never_gave_anything_take_the_place_of_nobody() {
+    fn empty_records_displace_no_others() {
         let mut records = Records::default();
         for n in 0..MAX_RECORDS {
             records.keep(record(&format!("a{n}"), false));

@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recent_event_is_offered_again_when_what_it_lacked_arrives() {
+    fn a_recent_event_is_offered_again_when_its_dependency_arrives() {
         let mut rejected = Rejected::default();
         let comment = comment_on(root(), "early");
         refuse(&mut rejected, T0, &comment);
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_that_is_heard_of_after_what_it_lacked_has_come_is_offered_again_at_once() {
+    fn an_event_refused_after_its_dependency_arrived_is_offered_again_at_once() {
         let mut rejected = Rejected::default();
         let comment = comment_on(root(), "late");
         let row = Row { at: comment.created_at, id: comment.id };
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_arrivals_the_newest_are_remembered() {
+    fn the_newest_arrivals_are_remembered() {
         let mut rejected = Rejected::default();
         let arrival = |n: u32| {
             let mut id = [0; 32];
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn after_two_minutes_it_is_fetched_again_instead() {
+    fn after_two_minutes_an_event_is_fetched_again() {
         let mut rejected = Rejected::default();
         let comment = comment_on(root(), "old");
         refuse(&mut rejected, T0, &comment);
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn an_announcement_waits_for_any_of_its_name() {
+    fn an_announcement_waits_for_any_announcement_of_its_name() {
         let mut rejected = Rejected::default();
         let event = EventBuilder::new(kinds::ANNOUNCEMENT, "").tag(Tag::identifier("grasp"));
         let event = Arc::new(event.finalize(&Keys::generate()).unwrap());

@@ -128,9 +128,9 @@ impl Wants {
         }
     }
 
-    /// Takes up to `most` events that are due, to be requested under `sub`.
-    pub(super) fn take_due(&mut self, now: Mono, sub: SubId, most: usize) -> BTreeSet<EventId> {
-        let due = self.due.iter().take_while(|(at, _)| *at <= now).take(most);
+    /// Takes up to `max` events that are due, to be requested under `sub`.
+    pub(super) fn take_due(&mut self, now: Mono, sub: SubId, max: usize) -> BTreeSet<EventId> {
+        let due = self.due.iter().take_while(|(at, _)| *at <= now).take(max);
         let ids: BTreeSet<_> = due.map(|(_, id)| *id).collect();
         for id in &ids {
             self.set_phase(*id, WantPhase::Requested(sub));

@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_does_not_put_it_off() {
+    fn a_restart_does_not_delay_the_pass() {
         let mut rng = Rng::seeded(2);
         let last = Timestamp::from_secs(1_700_000_000 - 20 * HOUR);
         let daily = Daily::since(at(0), Some(last), BOUNDS, &mut rng);
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_counts_from_the_end_of_the_last() {
+    fn the_next_pass_counts_from_the_end_of_the_last() {
         let mut rng = Rng::seeded(3);
         let mut daily = Daily::since(at(0), None, BOUNDS, &mut rng);
         daily.done(at(26 * HOUR), BOUNDS, &mut rng);

@@ -52,7 +52,7 @@ pub struct Parked {
 }
 
 impl Suspended {
-    /// Restores what an earlier process was told. A clock that was set back makes no suspension longer.
+    /// Restores the suspensions of an earlier process. A clock that was set back makes no suspension longer.
     pub(super) fn restore(now: Now, parked: &[Parked]) -> Self {
         let until = |one: &Parked| {
             let left = one.until.as_secs().saturating_sub(now.unix.as_secs());
@@ -133,7 +133,7 @@ mod tests {
     const T0: Mono = Mono::from_secs(50);
 
     #[test]
-    fn parked_coverage_is_left_alone_for_a_day_and_probed_once() {
+    fn a_refused_layer_is_suspended_for_a_day_and_probed_once() {
         let mut suspended = Suspended::default();
         assert_eq!(suspended.admit(T0, Layer::Roots, RequestMode::History), Admit::Go);
         suspended.suspend(T0, Layer::Roots, RequestMode::History);
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_to_what_was_sent_before_the_refusal_proves_nothing() {
+    fn an_answer_from_before_the_refusal_ends_no_suspension() {
         let mut suspended = Suspended::default();
         suspended.sent(T0, Layer::Repos, RequestMode::History);
         suspended.sent(T0, Layer::Repos, RequestMode::History);
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_is_no_reason_to_ask_again() {
+    fn suspensions_survive_a_restart() {
         let at = |secs| Now::new(Mono::from_secs(secs), Timestamp::from_secs(1_700_000_000 + secs));
         let mut suspended = Suspended::default();
         suspended.suspend(at(50).mono, Layer::Roots, RequestMode::Live);

@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_mean_what_relays_mean_by_them() {
+    fn reads_the_answers_of_relays() {
         for (accepted, text, taken) in [
             (true, "", Taken::Stored),
             (true, "duplicate: already have this event", Taken::Known),
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn each_sort_of_refusal_is_news_once_and_there_are_not_many() {
+    fn each_prefix_is_logged_once_up_to_a_limit() {
         let mut logged = LoggedRefusals::default();
         let news = ["blocked: a", "blocked: b", "no"].map(|text| logged.is_new_prefix(text));
         assert_eq!(news, [true, false, true]);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_told_from_what_is_served() {
+    fn held_answers_are_recognized() {
         for (accepted, text, is_held) in [
             (true, "purgatory: won't be served until git data arrives", true),
             (true, "duplicate: in purgatory", true),

@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn a_challenge_is_answered_when_something_was_refused_and_only_once() {
         let mut auth = Auth::Unasked { challenged: false };
-        assert!(!auth.challenged(T0), "nobody wanted it");
+        assert!(!auth.challenged(T0), "not required");
         assert_eq!(auth.wanted(T0, true, false), AuthDecision::Answer);
         assert!(!auth.challenged(T0), "a loop of challenges leads nowhere");
         assert_eq!(auth.wanted(T0, true, false), AuthDecision::Wait);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_challenge_is_waited_for_but_not_for_ever() {
+    fn a_late_challenge_is_awaited_until_the_timeout() {
         let mut auth = Auth::Unasked { challenged: false };
         assert_eq!(auth.wanted(T0, true, false), AuthDecision::Wait);
         assert!(!auth.timed_out(T0));
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_key_it_is_policy() {
+    fn without_keys_authentication_is_not_attempted() {
         let mut auth = Auth::Unasked { challenged: true };
         assert_eq!(auth.wanted(T0, false, false), AuthDecision::Policy);
         assert_eq!(auth, Auth::Unasked { challenged: true });

@@ -155,7 +155,7 @@ impl Session {
     }
 
     fn exceeds_full_sync_limit(&self, ctx: &RelayContext<'_>, bytes: usize) -> bool {
-        ctx.history.profile.full_sync_from.is_some_and(|most| bytes >= most)
+        ctx.history.profile.full_sync_from.is_some_and(|limit| bytes >= limit)
     }
 
     /// Counts what full sync has brought, and falls back to filters if it is not worth it.

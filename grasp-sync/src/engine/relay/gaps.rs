@@ -89,19 +89,19 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_signed_while_everything_was_listened_to_is_a_gap() {
+    fn only_events_signed_while_subscribed_are_gaps() {
         let mut listening_times = ListeningTimes::default();
         listening_times.ended(at(1_000), at(2_000));
         let count_as = CountAs::NEW.with_gaps_until(at(5_000));
         let is_gap = |secs| listening_times.is_gap(count_as, Some(at(4_000)), at(secs));
         assert!(is_gap(1_000) && is_gap(1_880) && is_gap(4_500));
         assert!(!is_gap(999) && !is_gap(1_881), "before it, and too late to arrive");
-        assert!(!is_gap(3_000) && !is_gap(4_900), "nobody listened, and still on its way");
+        assert!(!is_gap(3_000) && !is_gap(4_900), "not subscribed, and still in transit");
         assert!(!listening_times.is_gap(CountAs::NEW, Some(at(4_000)), at(1_500)));
     }
 
     #[test]
-    fn only_so_many_connections_are_remembered() {
+    fn the_number_of_remembered_connections_is_bounded() {
         let mut listening_times = ListeningTimes::default();
         for n in 0..100 {
             listening_times.ended(at(n * 1_000), at(n * 1_000 + 500));

@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reconciliation_rests_longer_each_time_it_leads_nowhere() {
+    fn reconciliation_backs_off_longer_after_each_failure() {
         let mut rest = NegBackoff::default();
         let (mut now, mut rests) = (Mono::from_secs(10), Vec::new());
         for _ in 0..5 {

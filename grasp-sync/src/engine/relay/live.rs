@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_standing_request_has_no_since_and_asks_for_as_little_stored_as_it_can() {
+    fn a_live_request_has_no_since_and_the_smallest_limit() {
         let (mut live, _) = live_set(1);
         let one = live.requests.values_mut().next().unwrap();
         one.missed_since = Some(NOW - RETENTION);
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_lost_is_taken_up_from_before_it_was_last_heard() {
+    fn an_interrupted_request_fetches_from_before_its_last_delivery() {
         let (mut live, mut ids) = live_set(1);
         let one = live.requests.values_mut().next().unwrap();
         one.phase = LivePhase::Open(ids.sub());

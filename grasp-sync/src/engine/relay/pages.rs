@@ -75,7 +75,7 @@ impl Session {
     /// for the same purpose. Empty if the first job is at its end.
     fn collect_pages(&mut self, ctx: &mut RelayContext<'_>, first: JobId) -> PageBatch {
         let mut batch = PageBatch { bytes: REQ_BYTES, ..PageBatch::default() };
-        let most = self.budget.filters_per_req().min(self.pages_per_req);
+        let max_pages = self.budget.filters_per_req().min(self.pages_per_req);
         for id in self.compatible_jobs(first) {
             let Some(job) = self.jobs.get_mut(&id) else { continue };
             let Some(page) = job.next_page(ctx.history.profile.page) else {
@@ -92,7 +92,7 @@ impl Session {
             batch.bytes += bytes;
             batch.jobs.push(id);
             batch.filters.push(page);
-            if batch.jobs.len() >= most {
+            if batch.jobs.len() >= max_pages {
                 break;
             }
         }
@@ -157,10 +157,10 @@ impl Session {
     /// Splits a job that keeps getting full pages into parts that share requests.
     fn split_long_job(&mut self, ctx: &mut RelayContext<'_>, id: JobId) {
         let limit = ctx.history.profile.page;
-        let most = self.budget.filters_per_req().min(self.pages_per_req);
+        let max_pages = self.budget.filters_per_req().min(self.pages_per_req);
         let page = self.jobs.get_mut(&id).and_then(|job| job.next_page(limit));
         let Some(rest) = page.map(|page| Filter { limit: None, ..page }) else { return };
-        let parts = layer::split_into(&rest, most);
+        let parts = layer::split_into(&rest, max_pages);
         if parts.len() < 2 {
             return self.queue(id, Method::Page);
         }

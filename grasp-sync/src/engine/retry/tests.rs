@@ -8,7 +8,7 @@ fn id(n: u8) -> EventId {
 const T0: Mono = Mono::from_secs(100);
 
 #[test]
-fn what_is_offered_is_asked_for_in_chunks_and_once() {
+fn offered_events_are_requested_in_chunks_and_once() {
     let (mut wants, mut ids) = (Wants::default(), Ids::default());
     for n in 0..5 {
         let job = Some(ids.job());
@@ -21,7 +21,7 @@ fn what_is_offered_is_asked_for_in_chunks_and_once() {
 }
 
 #[test]
-fn all_jobs_that_wait_for_an_event_hear_of_it() {
+fn all_jobs_that_wait_for_an_event_are_resolved() {
     let (mut wants, mut ids) = (Wants::default(), Ids::default());
     let jobs = [ids.job(), ids.job()];
     for job in jobs {
@@ -36,7 +36,7 @@ fn all_jobs_that_wait_for_an_event_hear_of_it() {
 }
 
 #[test]
-fn each_event_is_tried_twelve_times_with_growing_rests_and_then_given_up() {
+fn each_event_is_requested_twelve_times_with_growing_backoff() {
     let (mut wants, mut ids) = (Wants::default(), Ids::default());
     let job = ids.job();
     assert_eq!(wants.want(T0, id(1), Some(job)), WantResult::Queued);
@@ -70,7 +70,7 @@ fn reconnecting_or_new_offers_renew_no_budget() {
 }
 
 #[test]
-fn an_answer_that_was_cut_costs_no_try_and_makes_requests_smaller() {
+fn a_truncated_answer_costs_no_attempt_and_makes_requests_smaller() {
     let (mut wants, mut ids) = (Wants::default(), Ids::default());
     (0..200).for_each(|n| assert_eq!(wants.want(T0, id(n), None), WantResult::Queued));
     let sub = ids.sub();
@@ -82,7 +82,7 @@ fn an_answer_that_was_cut_costs_no_try_and_makes_requests_smaller() {
 }
 
 #[test]
-fn a_request_that_was_not_taken_costs_no_try() {
+fn a_request_that_was_not_accepted_costs_no_attempt() {
     let (mut wants, mut ids) = (Wants::default(), Ids::default());
     let _ = wants.want(T0, id(1), None);
     for _ in 0..50 {
@@ -93,7 +93,7 @@ fn a_request_that_was_not_taken_costs_no_try() {
 }
 
 #[test]
-fn what_a_finished_job_alone_wanted_is_forgotten() {
+fn events_that_only_a_finished_job_wanted_are_forgotten() {
     let (mut wants, mut ids) = (Wants::default(), Ids::default());
     let (one, two) = (ids.job(), ids.job());
     let _ = wants.want(T0, id(1), Some(one));
@@ -105,7 +105,7 @@ fn what_a_finished_job_alone_wanted_is_forgotten() {
 }
 
 #[test]
-fn an_event_that_came_otherwise_and_was_no_good_is_no_longer_under_way() {
+fn an_event_that_fails_by_another_path_is_no_longer_requested() {
     let (mut wants, mut ids) = (Wants::default(), Ids::default());
     let _ = wants.want(T0, id(1), None);
     let sub = ids.sub();
@@ -127,7 +127,7 @@ fn memory_of_failures_is_bounded() {
 }
 
 #[test]
-fn more_than_anybody_can_be_behind_with_is_not_wanted() {
+fn the_number_of_wanted_events_is_bounded() {
     let (mut wants, mut ids) = (Wants::default(), Ids::default());
     let job = Some(ids.job());
     let offered = |n: usize| {
