@@ -69,6 +69,9 @@ pub(crate) struct Document {
     /// Serves `/metrics`.
     #[arg(id = "metrics", long = "metrics", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) metrics: Option<bool>,
+    /// Time that a stopping server waits for its clients to finish.
+    #[arg(id = "stop_timeout", long = "stop-timeout", value_name = "TIME", hide_short_help = true)]
+    pub(crate) stop_timeout: Option<Text<Time>>,
     /// Repositories that one author may have hosted. The operator may have more.
     #[arg(
         id = "repositories_per_author",
@@ -266,14 +269,6 @@ pub(crate) struct HuntSection {
         hide_short_help = true
     )]
     pub(crate) hosts: Option<Vec<Text<HostLimit>>>,
-    /// Bytes on disk of one fetch.
-    #[arg(
-        id = "hunt.fetch_bytes",
-        long = "hunt-fetch-bytes",
-        value_name = "BYTES",
-        hide_short_help = true
-    )]
-    pub(crate) fetch_bytes: Option<Text<ByteCount>>,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize, Args)]
@@ -404,6 +399,7 @@ macro_rules! each_setting {
             &mut $config.settings.contributor_proposals,
         );
         one::$visit(&mut $document.metrics, &mut $config.settings.metrics);
+        one::$visit(&mut $document.stop_timeout, &mut $config.settings.relay.grace);
         one::$visit(
             &mut $document.repositories_per_author,
             &mut $config.settings.repositories_per_author,
@@ -439,7 +435,6 @@ macro_rules! each_setting {
             &mut $config.settings.hunt.per_grasp_host.starts,
         );
         list::$visit(&mut $document.hunt.hosts, &mut $config.settings.hunt.hosts);
-        one::$visit(&mut $document.hunt.fetch_bytes, &mut $config.settings.fetch.bytes);
         optional::$visit(&mut $document.sidecar.relay, &mut $config.sidecar_relay);
         one::$visit(
             &mut $document.sidecar.follow_unlisted,

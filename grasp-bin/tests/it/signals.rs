@@ -40,7 +40,7 @@ fn silent_guest(server: &Server) -> std::net::TcpStream {
 #[test]
 fn a_second_signal_ends_the_server_at_once() {
     let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("grasp.toml"), "relay.grace = '10m'\n").unwrap();
+    std::fs::write(dir.path().join("grasp.toml"), "stop_timeout = '10m'\n").unwrap();
     let mut server = Server::start(dir.path());
     let mut guest = silent_guest(&server);
     while !get(server.host(), "/metrics").1.contains("grasp_relay_websockets 1\n") {}
@@ -60,7 +60,7 @@ fn a_second_signal_ends_the_server_at_once() {
 #[test]
 fn while_it_lets_everybody_finish_it_is_not_ready_and_takes_nobody_new() {
     let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("grasp.toml"), "relay.grace = '10m'\n").unwrap();
+    std::fs::write(dir.path().join("grasp.toml"), "stop_timeout = '10m'\n").unwrap();
     let mut server = Server::start(dir.path());
     assert_eq!(get(server.host(), "/health"), (200, "ok\n".into()));
     let mut guest = silent_guest(&server);

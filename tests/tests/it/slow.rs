@@ -231,7 +231,7 @@ async fn a_client_that_reads_slowly_is_not_cut_off() {
 #[tokio::test]
 async fn the_crowd_of_one_address_does_not_stand_before_everybody_else() {
     let instance = Instance::set_with(Settings::default(), |settings| {
-        settings.processes.client_pace = NonZeroUsize::new(4);
+        settings.processes.client_pace = NonZeroUsize::new(4).unwrap();
     })
     .await;
     let alice = Maker::new();

@@ -45,7 +45,7 @@ async fn of_ten_thousand_places_few_are_asked_and_the_good_one_is_found() {
     const AT_ONCE: usize = 8;
     let instance = Instance::with(|settings| {
         hurried(settings);
-        settings.processes.remote_pace = NonZeroUsize::new(AT_ONCE);
+        settings.processes.remote_pace = NonZeroUsize::new(AT_ONCE).unwrap();
     })
     .await;
     // All of loopback leads to the first, which has nothing; only one place leads to the other.
