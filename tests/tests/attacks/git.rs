@@ -62,13 +62,19 @@ async fn delta_chain_upload() -> Report {
     report.and(answers.iter().all(is_refused), format!("{answers:?}"))
 }
 
-/// Uploads of 16 KB each that unpack to 650 MB.
+/// Uploads of 16 KB each that unpack to 650 MB, from three networks.
 async fn delta_bomb_upload() -> Report {
     let scene = Scene::start().await;
     let (path, (tip, pack)) = (scene.service("git-receive-pack"), delta_bomb(650));
     assert!(pack.len() < 16_384, "{}", pack.len());
     let mut answers = Vec::new();
-    let attackers: Vec<Attacker> = (0..32).map(|n| scene.attacker(1 + n % 2)).collect();
+    let server = scene.server.address();
+    let attackers: Vec<Attacker> = (0..32)
+        .map(|n| match n % 4 {
+            network @ 0..2 => Attacker::in_network(server, network),
+            host => Attacker::at(server, host),
+        })
+        .collect();
     let attack = async {
         let uploads = attackers.iter().enumerate().map(async |(n, attacker)| {
             let request = push(&[(NOTHING, &tip, &format!("refs/nostr/{n:064x}"))], &pack);
