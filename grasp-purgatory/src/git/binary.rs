@@ -115,6 +115,7 @@ impl Pools {
             remote_pace: SharedPool::new(Bounds { reserve: 0, ..processes(remote_pace) }),
             unpack_memory: SharedPool::new(Bounds {
                 reserve: unpack_memory / 3 * 2,
+                smallest: super::store::LEAST_MEMORY,
                 ..Bounds::of(unpack_memory)
             }),
             remote_memory: SharedPool::new(Bounds { reserve: 0, ..Bounds::of(remote_memory) }),

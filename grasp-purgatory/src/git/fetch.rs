@@ -247,7 +247,8 @@ impl Fetcher {
     /// The memory to try a fetch with again that had too little.
     fn memory_needed(&self, finished: &Finished) -> Option<u64> {
         let is_short = !finished.status.success() && finished.words.contains("ut of memory");
-        let has_many = finished.claimed_objects.is_some_and(|count| count > FETCH_MEMORY_OBJECTS);
+        // Without a pack it was the list of refs that was too long.
+        let has_many = finished.claimed_objects? > FETCH_MEMORY_OBJECTS;
         let most = if has_many { u64::MAX } else { LARGE_OBJECTS_MEMORY };
         let memory = self.limits.memory.min(most);
         (is_short && memory > FETCH_MEMORY).then_some(memory)

@@ -117,8 +117,8 @@ async fn memory_grows_with_what_was_sent() {
 async fn all_pushes_share_one_budget_of_memory() {
     let dir = tempfile::tempdir().unwrap();
     let path = std::env::var_os("PATH").unwrap();
-    // A third of it is for strangers: room for one small push.
-    let git = Git::find(&path, Slots { unpack_memory: 300 << 20, ..Slots::default() }).unwrap();
+    // A third of it is for strangers: room for receiving one pack.
+    let git = Git::find(&path, Slots { unpack_memory: 96 << 20, ..Slots::default() }).unwrap();
     let store = RepoStore::open(dir.path(), git, StagingLimits::default()).await.unwrap();
     let name = "x".parse().unwrap();
     let incoming = store.incoming_for(&name).await.unwrap();
@@ -128,6 +128,28 @@ async fn all_pushes_share_one_budget_of_memory() {
     assert!(timeout(Duration::from_millis(50), &mut second).await.is_err());
     drop(first);
     second.await.unwrap();
+}
+
+#[tokio::test]
+async fn slow_senders_leave_memory_for_those_who_have_sent_everything() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = std::env::var_os("PATH").unwrap();
+    // A third of it is for strangers: room for resolving the deltas of one pack while others are received.
+    let git = Git::find(&path, Slots { unpack_memory: 450 << 20, ..Slots::default() }).unwrap();
+    let store = RepoStore::open(dir.path(), git, StagingLimits::default()).await.unwrap();
+    let incoming = store.incoming_for(&"x".parse().unwrap()).await.unwrap();
+    let work = Work::new();
+    let pack = work.pack(&[work.commit("1")]);
+    let mut slow = Vec::new();
+    for _ in 0..3 {
+        let mut unpacking = incoming.unpack(PLENTY, PLENTY).await.unwrap();
+        unpacking.feed(&pack).await.unwrap();
+        slow.push(unpacking);
+    }
+    let mut unpacking = incoming.unpack(PLENTY, PLENTY).await.unwrap();
+    unpacking.feed(&pack).await.unwrap();
+    unpacking.finish().await.unwrap();
+    drop(slow);
 }
 
 #[tokio::test]

@@ -19,7 +19,8 @@ const MAX_EXPANSION: u64 = 100;
 const FREE_EXPANSION: u64 = 1024 * 1024;
 
 /// What must come within the time that a body may stall: a byte now and then is no progress, and keeps a git process.
-const STEP: u64 = 16 * 1024;
+/// At the default it is 2 KB a second.
+const STEP: u64 = 128 * 1024;
 
 /// Why a body cannot be read to its end. The client's fault, each with its status.
 #[derive(Debug, thiserror::Error)]

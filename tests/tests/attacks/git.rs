@@ -161,6 +161,7 @@ async fn endless_refs() -> Report {
         servers.push(GitServer::at(&format!("127.9.9.{}", n + 1), Manner::Endless).await);
     }
     let (outside, service) = (scene.server.outside(), scene.server.service());
+    let mut asked = 0;
     let attack = async {
         for (n, server) in servers.iter().enumerate() {
             let (eve, name) = (Maker::new(), format!("hostile-{n}"));
@@ -172,8 +173,9 @@ async fn endless_refs() -> Report {
         }
         // What a user brought is hunted for after three minutes.
         sleep(Duration::from_secs(3 * 60) + LASTS).await;
+        asked = servers.iter().filter(|server| !server.asked().is_empty()).count();
+        drop(servers);
     };
     let report = scene.during(16 << 20, attack).await;
-    let asked = servers.iter().filter(|server| !server.asked().is_empty()).count();
     report.and(asked > 0, "no server was asked")
 }

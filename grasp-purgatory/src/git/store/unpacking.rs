@@ -2,8 +2,11 @@
 //!
 //! A few bytes can say "a gigabyte of nothing", in one object or as deltas of each other. So git begins with little
 //! memory and CPU time, and gets more with each MiB that comes. All pushes together take memory from one pool.
+//!
+//! Git resolves deltas, which is what takes memory, once it has the checksum at the end of the pack. So the checksum is
+//! held back until there is memory for that: a client that sends slowly keeps little of it from others.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use grasp_core::resources::{Claimant, Shortage};
@@ -15,18 +18,21 @@ use crate::git::command::FLAWS;
 use crate::git::error::{GitError, says_disk_full};
 use crate::git::limits::ProcessLimits;
 use crate::git::process::GitProcess;
-use crate::resources::Holding;
+use crate::resources::{Holding, SharedPool};
 
 const MIB: u64 = 1024 * 1024;
 
 /// Files that git may write whatever the limit on what is sent.
 const LEAST_FILE: u64 = 64 * MIB;
 
-/// Memory for a stranger's pack whatever its size: two objects of the largest size that git deltifies for us, and what
-/// git needs for itself.
-const LEAST_MEMORY: u64 = 64 * MIB;
+/// Memory for receiving a stranger's pack: git needs some for itself, and for one object at a time.
+const RECEIVING_MEMORY: u64 = 24 * MIB;
 
-/// The same for a maintainer's.
+/// Memory for resolving the deltas of a stranger's pack whatever its size: two objects of the largest size that git deltifies for us, and what
+/// git needs for itself.
+pub(in crate::git) const LEAST_MEMORY: u64 = 64 * MIB;
+
+/// Memory for all of that for a maintainer's.
 const LEAST_MEMORY_WITH_AUTHORITY: u64 = 192 * MIB;
 
 /// Memory for each byte that was sent. The smallest objects take eight times their size while they are indexed.
@@ -34,6 +40,9 @@ const MEMORY_PER_BYTE: u64 = 16;
 
 /// Bytes that are fed at once: more than a pipe holds, so that git has its first limits before they are raised.
 const PIECE: usize = 256 * 1024;
+
+/// Bytes of the checksum at the end of a pack.
+const CHECKSUM: usize = 20;
 
 /// How long a push may wait until others have given memory back.
 const MEMORY_WAIT: Duration = Duration::from_secs(60);
@@ -43,6 +52,8 @@ const MEMORY_WAIT: Duration = Duration::from_secs(60);
 pub struct Unpacking {
     pack: Option<ChildStdin>,
     process: Option<GitProcess>,
+    /// The last bytes that came, which may be the checksum.
+    tail: Vec<u8>,
     max_bytes: u64,
     budget: Budget,
 }
@@ -53,17 +64,13 @@ struct Budget {
     claimant: Claimant,
     sent: u64,
     max_memory: u64,
-    memory: Arc<Mutex<Holding>>,
+    pool: SharedPool,
+    memory: Arc<Mutex<Vec<Holding>>>,
     /// Set while the pool had less than the push may have.
     shortage: Option<Shortage>,
 }
 
 impl Budget {
-    /// Returns the memory that a pack of this size may take.
-    fn memory_for(&self, bytes: u64) -> u64 {
-        memory_for(&self.claimant, bytes).min(self.max_memory)
-    }
-
     /// Notes bytes that are about to be fed. Returns new limits whenever another MiB is reached.
     fn grow(&mut self, bytes: usize) -> Option<ProcessLimits> {
         let before = self.sent;
@@ -71,17 +78,57 @@ impl Budget {
         if before / MIB == self.sent / MIB {
             return None;
         }
-        let wanted = self.memory_for(self.sent);
-        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
-        self.shortage = memory.resize(wanted).err();
+        self.resize(self.memory_for(receiving_memory(&self.claimant)));
+        Some(self.limits())
+    }
+
+    /// Waits for the memory that resolving deltas takes at least, and takes as much more as there is.
+    async fn complete(&mut self) -> Result<ProcessLimits, GitError> {
+        let least = least_memory(&self.claimant).min(self.max_memory);
+        if let Some(lacking) = least.checked_sub(self.held()).filter(|lacking| *lacking > 0) {
+            let more = self.pool.wait(&self.claimant, lacking, MEMORY_WAIT).await;
+            self.holdings().push(more.map_err(GitError::Busy)?);
+        }
+        self.resize(self.memory_for(least));
+        Ok(self.limits())
+    }
+
+    /// Returns the memory for what was sent, beside what any pack gets.
+    fn memory_for(&self, least: u64) -> u64 {
+        let for_bytes = self.sent.saturating_mul(MEMORY_PER_BYTE);
+        least.saturating_add(for_bytes).min(self.max_memory)
+    }
+
+    /// Takes so much memory in all, or stays with what it has.
+    fn resize(&mut self, wanted: u64) {
+        let more = wanted.saturating_sub(self.held());
+        let resized = match self.holdings().first_mut() {
+            Some(first) if more > 0 => first.resize(first.amount() + more),
+            _ => Ok(()),
+        };
+        self.shortage = resized.err();
+    }
+
+    fn limits(&self) -> ProcessLimits {
         let cpu = ProcessLimits::for_data(&self.claimant, self.sent);
-        Some(ProcessLimits { memory: Some(memory.amount()), ..cpu })
+        ProcessLimits { memory: Some(self.held()), ..cpu }
+    }
+
+    fn held(&self) -> u64 {
+        self.holdings().iter().map(Holding::amount).sum()
+    }
+
+    fn holdings(&self) -> MutexGuard<'_, Vec<Holding>> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn memory_for(claimant: &Claimant, bytes: u64) -> u64 {
-    let least = if claimant.has_authority { LEAST_MEMORY_WITH_AUTHORITY } else { LEAST_MEMORY };
-    least.saturating_add(bytes.saturating_mul(MEMORY_PER_BYTE))
+fn receiving_memory(claimant: &Claimant) -> u64 {
+    if claimant.has_authority { LEAST_MEMORY_WITH_AUTHORITY } else { RECEIVING_MEMORY }
+}
+
+fn least_memory(claimant: &Claimant) -> u64 {
+    if claimant.has_authority { LEAST_MEMORY_WITH_AUTHORITY } else { LEAST_MEMORY }
 }
 
 impl Unpacking {
@@ -92,16 +139,18 @@ impl Unpacking {
         max_memory: u64,
     ) -> Result<Self, GitError> {
         let claimant = objects.claimant;
-        // Where limits cannot be raised later they are as high as they may become.
-        let at_first = if cfg!(target_os = "linux") { 0 } else { max_bytes };
-        let memory = memory_for(&claimant, at_first).min(max_memory);
-        let pool = objects.git.unpack_memory();
+        let pool = objects.git.unpack_memory().clone();
+        let memory = receiving_memory(&claimant).min(max_memory);
         let holding = pool.wait(&claimant, memory, MEMORY_WAIT).await.map_err(GitError::Busy)?;
-        let holding = Arc::new(Mutex::new(holding));
-        let limits = ProcessLimits {
-            memory: Some(memory),
-            file: Some(max_bytes.saturating_mul(2).max(LEAST_FILE)),
-            ..ProcessLimits::for_data(&claimant, at_first)
+        let memory = Arc::new(Mutex::new(vec![holding]));
+        let budget = Budget { claimant, sent: 0, max_memory, pool, memory, shortage: None };
+        let file = Some(max_bytes.saturating_mul(2).max(LEAST_FILE));
+        // Where limits cannot be raised later they are as high as they may become.
+        let limits = if cfg!(target_os = "linux") {
+            ProcessLimits { file, ..budget.limits() }
+        } else {
+            let cpu = ProcessLimits::for_data(&claimant, max_bytes);
+            ProcessLimits { memory: Some(max_memory), file, ..cpu }
         };
         let mut process = objects
             .command("index-pack")
@@ -110,18 +159,26 @@ impl Unpacking {
             .arg(format!("--max-input-size={max_bytes}"))
             .setting("pack.threads", "2")
             .setting("core.deltaBaseCacheLimit", "8m")
+            // Larger files are not held in memory while they are received.
+            .setting("core.bigFileThreshold", "4m")
             .limited(limits)
-            .keeping(holding.clone())
+            .keeping(budget.memory.clone())
             .paced_by_client()
             .spawn()
             .await?;
         let pack = process.take_stdin();
-        let budget = Budget { claimant, sent: 0, max_memory, memory: holding, shortage: None };
-        Ok(Self { pack, process: Some(process), max_bytes, budget })
+        Ok(Self { pack, process: Some(process), tail: Vec::new(), max_bytes, budget })
     }
 
     /// Hands the next bytes of the pack to git. An error says what git thinks of those before.
     pub async fn feed(&mut self, bytes: &[u8]) -> Result<(), GitError> {
+        let mut all = std::mem::take(&mut self.tail);
+        all.extend_from_slice(bytes);
+        self.tail = all.split_off(all.len().saturating_sub(CHECKSUM));
+        self.write(&all).await
+    }
+
+    async fn write(&mut self, bytes: &[u8]) -> Result<(), GitError> {
         let mut fed = true;
         for piece in bytes.chunks(PIECE) {
             if let (Some(limits), Some(process)) = (self.budget.grow(piece.len()), &self.process) {
@@ -145,6 +202,12 @@ impl Unpacking {
 
     /// Says that the pack is complete, and waits for git's opinion.
     pub async fn finish(mut self) -> Result<(), GitError> {
+        let limits = self.budget.complete().await?;
+        if let Some(process) = &self.process {
+            process.raise(&limits);
+        }
+        let tail = std::mem::take(&mut self.tail);
+        self.write(&tail).await?;
         self.end().await
     }
 
