@@ -168,7 +168,9 @@ pub(crate) fn rows(event: &Event) -> usize {
     let values = event.tags.iter().flat_map(|tag| tag.as_slice());
     let bytes = event.content.len() + values.map(String::len).sum::<usize>();
     let indexed = event.tags.iter().filter(|tag| tag.single_letter_tag().is_some());
-    OWN + indexed.count() + bytes / BYTES_PER_ROW
+    // Each target of a deletion request is gated, too, in two indexes.
+    let rows_per_tag = if event.kind == kinds::DELETION { 3 } else { 1 };
+    OWN + indexed.count() * rows_per_tag + bytes / BYTES_PER_ROW
 }
 
 /// Returns the filter for the event at a coordinate. It also matches one that carries the identifier in a second `d` tag.

@@ -39,7 +39,7 @@ impl fmt::Display for SubId {
 }
 
 /// What a value of a filter takes beside its text: in the filter, and in the index of those who listen.
-const VALUE: usize = 128;
+const VALUE: usize = 384;
 
 /// Values of one REQ or COUNT, in filters as full as they may be.
 const MOST_FULL_FILTERS: usize = 10;

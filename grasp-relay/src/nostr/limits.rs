@@ -32,7 +32,7 @@ pub struct Limits {
     /// Bytes of filter text that one connection's open subscriptions may hold.
     pub subscription_bytes: usize,
     /// Bytes that the filters of all connections' open subscriptions, and of their COUNTs under way, may take: their
-    /// text and 128 for each value. One address has at most a quarter.
+    /// text and 384 for each value. One address has at most a quarter.
     pub total_subscription_bytes: usize,
     /// Most events a filter is answered with from history, whatever its `limit` says.
     pub max_limit: usize,

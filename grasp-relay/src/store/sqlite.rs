@@ -60,10 +60,10 @@ use super::{Commit, EventStore, Inventory, Present, Refusal, StoreError, StoredE
 const REMOVAL: usize = 500;
 
 /// Rows written by one task, unless a single event has more, so that others need not wait for long.
-const ROWS_PER_TASK: usize = 20_000;
+const ROWS_PER_TASK: usize = 5_000;
 
 /// Keys that one turn of a reader looks up.
-const KEYS_PER_TURN: usize = 4_000;
+const KEYS_PER_TURN: usize = 1_000;
 
 /// How long a connection waits for a lock, which only another process can hold for long.
 const PATIENCE: Duration = Duration::from_secs(10);

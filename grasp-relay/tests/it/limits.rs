@@ -104,7 +104,7 @@ async fn a_page_is_as_long_as_the_card_says() {
 
 #[tokio::test]
 async fn all_connections_together_hold_only_so_much_filter_text() {
-    let limits = Limits { total_subscription_bytes: 4 * 500, ..Limits::default() };
+    let limits = Limits { total_subscription_bytes: 4 * 1_500, ..Limits::default() };
     let relay = Relay::limited(limits).await;
     let (mut alice, mut bob) = (relay.client().await, relay.client().await);
     alice.req("s", r#"{"kinds":[1,2,3]}"#).await;

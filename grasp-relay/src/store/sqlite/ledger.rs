@@ -20,7 +20,7 @@ use crate::store::rules::{Rules, keeps_versions};
 use crate::store::{Commit, Refusal, Saved};
 
 /// Rows that one transaction erases, about, so that others need not wait for long.
-const ROWS_PER_STEP: usize = 20_000;
+const ROWS_PER_STEP: usize = 5_000;
 
 /// One connection, seen through the rules.
 pub(super) struct Ledger<'a> {

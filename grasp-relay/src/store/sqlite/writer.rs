@@ -3,6 +3,7 @@
 //! Whatever has queued up while the last transaction was being written goes into the next one, so the cost of making
 //! it durable is shared by all. Nobody hears anything before the commit; if it fails, everybody hears that.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,6 +22,12 @@ const QUEUE: usize = 1_024;
 
 /// How many rows are gathered for one transaction before it is closed to latecomers: some 5,000 usual events.
 const GROUP_ROWS: usize = 50_000;
+
+/// Rows of a task that joins the next transaction: a batch of usual events has fewer. Heavier tasks take turns.
+const LIGHT_ROWS: usize = 2_500;
+
+/// Rows of heavier tasks in one transaction, unless a single one has more, so that light ones need not wait for long.
+const HEAVY_ROWS: usize = 5_000;
 
 /// How long a group waits for others, at most.
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
@@ -52,7 +59,7 @@ impl Writer {
         rules: Arc<Rules>,
     ) -> std::io::Result<Self> {
         let (queue, orders) = mpsc::channel(QUEUE);
-        let desk = Desk { conn, log, keys, rules };
+        let desk = Desk { conn, log, keys, rules, heavy: VecDeque::new() };
         thread::Builder::new().name("store-writer".to_owned()).spawn(move || desk.work(orders))?;
         Ok(Self { queue })
     }
@@ -132,6 +139,8 @@ struct Desk {
     log: Log,
     keys: Keys,
     rules: Arc<Rules>,
+    /// Heavy tasks that wait for their turn.
+    heavy: VecDeque<Box<dyn Task>>,
 }
 
 /// Those who share a transaction.
@@ -144,18 +153,36 @@ struct Group {
 }
 
 impl Group {
-    /// Takes in whoever is waiting, as long as there is room.
-    fn gather(&mut self, orders: &mut mpsc::Receiver<Order>) {
-        while self.weight < GROUP_ROWS {
+    /// Takes in the light tasks that are waiting, as long as there is room, and puts heavy ones in line.
+    fn gather(&mut self, orders: &mut mpsc::Receiver<Order>, heavy: &mut VecDeque<Box<dyn Task>>) {
+        while self.weight < GROUP_ROWS && heavy.len() < QUEUE {
             let Ok(order) = orders.try_recv() else {
                 return;
             };
-            self.take(order, orders);
+            self.take(order, orders, heavy);
         }
     }
 
-    fn take(&mut self, order: Order, orders: &mut mpsc::Receiver<Order>) {
+    /// Takes in heavy tasks whose turn it is.
+    fn take_heavy(&mut self, heavy: &mut VecDeque<Box<dyn Task>>) {
+        let mut weight = 0;
+        while weight < HEAVY_ROWS {
+            let Some(task) = heavy.pop_front() else {
+                return;
+            };
+            weight += task.weight();
+            self.tasks.push(task);
+        }
+    }
+
+    fn take(
+        &mut self,
+        order: Order,
+        orders: &mut mpsc::Receiver<Order>,
+        heavy: &mut VecDeque<Box<dyn Task>>,
+    ) {
         match order {
+            Order::Perform(task) if task.weight() > LIGHT_ROWS => heavy.push_back(task),
             Order::Perform(task) => {
                 self.weight += task.weight();
                 self.tasks.push(task);
@@ -193,15 +220,19 @@ impl Desk {
     fn work(mut self, mut orders: mpsc::Receiver<Order>) {
         let mut last = Experience::default();
         let mut stopped = None;
-        while let Some(first) = orders.blocking_recv() {
+        loop {
             let mut group = Group::default();
-            group.take(first, &mut orders);
-            group.gather(&mut orders);
-            let pause = last.pause(group.tasks.len());
+            if self.heavy.is_empty() {
+                let Some(first) = orders.blocking_recv() else { break };
+                group.take(first, &mut orders, &mut self.heavy);
+            }
+            group.gather(&mut orders, &mut self.heavy);
+            let pause = last.pause(group.tasks.len() + self.heavy.len());
             if !pause.is_zero() {
                 thread::sleep(pause);
-                group.gather(&mut orders);
+                group.gather(&mut orders, &mut self.heavy);
             }
+            group.take_heavy(&mut self.heavy);
             last = self.commit(group.tasks, &orders);
             stopped = stopped.or(group.stopped);
         }
@@ -221,7 +252,10 @@ impl Desk {
         if let Err(error) = &ended {
             tracing::error!(%error, waiting = group.len(), "the event store could not write");
         }
-        let last = Experience { crowd: group.len() + orders.len(), took: start.elapsed() };
+        let last = Experience {
+            crowd: group.len() + self.heavy.len() + orders.len(),
+            took: start.elapsed(),
+        };
         for task in group {
             task.resolve(ended.clone());
         }
@@ -318,6 +352,31 @@ mod tests {
         let seen: Vec<i64> = seen.into_iter().map(Result::unwrap).collect();
         assert_eq!(seen, [1; 10]);
         assert_eq!(notes(&path), 11);
+    }
+
+    #[test]
+    fn heavy_tasks_take_turns_and_light_ones_do_not_wait_for_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("events.db");
+        let writer = writer(&path, |_| ());
+        let ((started, starts), (go, goes)) = (channel(), channel());
+        let weights = [4_000, 4_000, 4_000, 4_000, 1];
+        let seen = weights.map(|weight| {
+            let path = path.clone();
+            writer.perform(weight, move |ledger| {
+                note(ledger, 1)?;
+                Ok(notes(&path))
+            })
+        });
+        let queue = async {
+            starts.recv().unwrap();
+            tokio::join!(biased; join_all(seen), async { go.send(()).unwrap() }).0
+        };
+        let ((), seen) =
+            block_on(async { tokio::join!(biased; hold(&writer, started, goes), queue) });
+        let seen: Vec<i64> = seen.into_iter().map(Result::unwrap).collect();
+        // The light one went with the first two, the others after them.
+        assert_eq!(seen, [1, 1, 4, 4, 1]);
     }
 
     #[test]
