@@ -34,8 +34,9 @@ impl<K: Ord + Copy> Shares<K> {
         let bytes = bound.bytes.min(u64::MAX / 4);
         let reserve = reserve.min(bytes);
         let count = u64::try_from(bound.count).unwrap_or(u64::MAX);
-        let bounds = Bounds { total: bytes + reserve, reserve, per_author: u64::MAX, smallest };
         let least = bytes.checked_div(count).unwrap_or(u64::MAX);
+        let (total, smallest) = (bytes + reserve, smallest.max(least));
+        let bounds = Bounds { total, reserve, per_author: u64::MAX, smallest };
         Self { pool: Pool::new(bounds), least, held: BTreeMap::new() }
     }
 

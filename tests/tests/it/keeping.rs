@@ -24,17 +24,41 @@ fn to_both(bob: &Maker, alice: &Maker, tip: &str) -> Event {
     bob.sign(1618, "please pull", &[&["a", &x], &["a", &y], &["c", tip]])
 }
 
+/// Hosts the same history under another name.
+async fn fork(instance: &Instance, owner: &Maker, name: &str, work: &Workdir) {
+    let tip = work.git(&["rev-parse", "main"]).await.expect_ok();
+    let state = owner.state(name, &[(MAIN, &tip)]);
+    instance.take(vec![owner.announce(name, &instance.service()), state]).await;
+    let url = instance.clone_url(&owner.repo(name));
+    work.git(&["push", "-q", &url, "main"]).await.expect_ok();
+}
+
+#[tokio::test]
+async fn a_pull_request_to_a_name_without_common_history_stays_where_its_commits_are() {
+    let instance = Instance::start().await;
+    let (alice, bob) = (Maker::new(), Maker::new());
+    let (work, other) = (instance.host(&alice, "x").await, Workdir::init().await);
+    other.commit("of another history").await;
+    fork(&instance, &alice, "y", &other).await;
+    let tip = work.git(&["rev-parse", "main"]).await.expect_ok();
+    let request = to_both(&bob, &alice, &tip);
+    assert_eq!(message(&instance, &request).await, "");
+    let reference = format!("refs/nostr/{}", request.id);
+    for _ in 0..2 {
+        assert!(instance.refs(&alice.repo("x")).await.contains(&reference));
+        assert!(!instance.refs(&alice.repo("y")).await.contains(&reference));
+        instance.settle("y").await;
+    }
+}
+
 #[tokio::test]
 async fn a_pull_request_to_two_names_is_served_whichever_family_has_its_tip() {
     for having in ["x", "y"] {
         let instance = Instance::start().await;
         let (alice, bob) = (Maker::new(), Maker::new());
-        for name in ["x", "y"] {
-            instance.host(&alice, name).await;
-        }
-        let work = Workdir::empty();
+        let work = instance.host(&alice, "x").await;
+        fork(&instance, &alice, "y", &work).await;
         let url = instance.clone_url(&alice.repo(having));
-        work.git(&["clone", "-q", &url, "."]).await.expect_ok();
         let tip = work.commit("a branch of one").await;
         let refs = [(MAIN, tip.as_str())];
         instance.take(vec![alice.later(1).state(having, &refs)]).await;
@@ -56,7 +80,7 @@ async fn an_upload_at_either_of_two_names_is_found_by_its_event() {
         let instance = Instance::start().await;
         let (alice, bob) = (Maker::new(), Maker::new());
         let work = instance.host(&alice, "x").await;
-        instance.host(&alice, "y").await;
+        fork(&instance, &alice, "y", &work).await;
         let tip = work.commit("git first").await;
         let request = to_both(&bob, &alice, &tip);
         let name = format!("refs/nostr/{}", request.id);
