@@ -30,7 +30,7 @@ mod removal;
 mod shares;
 mod staging;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use grasp_core::admission::Policy;
@@ -101,6 +101,8 @@ pub struct Purgatory {
     /// Who has how much of the disk for uploads that wait for their event.
     uploads: Shares<EventId>,
     desks: BTreeMap<Identifier, Desk>,
+    /// Identifiers of pull requests under which nothing is here.
+    vacant: BTreeSet<Identifier>,
     /// When served events end by themselves.
     endings: Endings,
     /// Passes that were numbered.
@@ -132,6 +134,7 @@ impl Purgatory {
             policy,
             ledger,
             desks: BTreeMap::new(),
+            vacant: BTreeSet::new(),
             endings: Endings::default(),
             passes: 0,
             chores_again: None,

@@ -170,6 +170,9 @@ pub struct Survey {
     /// the family, with their whole history; and those of the [`proposals`](super::Purgatory::proposals) for which that is so in one of
     /// theirs.
     pub complete: BTreeSet<EventId>,
+    /// Whether nothing is announced or stored in git under the identifier, and nothing else was looked at. Until it is
+    /// surveyed again, other identifiers do without it.
+    pub is_vacant: bool,
     /// Those of the [`kept`](super::Purgatory::kept) events that the event store would refuse: deleted, vanished or
     /// past their own expiry.
     pub refused: BTreeSet<EventId>,

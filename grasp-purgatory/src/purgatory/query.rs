@@ -120,7 +120,8 @@ impl Purgatory {
     pub fn proposals(&self, identifier: &Identifier) -> Vec<KeptProposal> {
         let kept = self.ledger.family(identifier).filter_map(|entry| {
             let tip = entry.proposal()?.tip;
-            let families = entry.identifiers().into_iter().cloned().collect();
+            let families = entry.identifiers().into_iter();
+            let families = families.filter(|name| !self.vacant.contains(*name)).cloned().collect();
             Some(KeptProposal { id: entry.id(), tip, families })
         });
         kept.collect()
@@ -180,7 +181,8 @@ impl Purgatory {
     /// addressed to.
     pub fn scope(&self, identifier: &Identifier) -> BTreeSet<Identifier> {
         let proposals = self.ledger.family(identifier).filter(|entry| entry.proposal().is_some());
-        let others = proposals.flat_map(Entry::identifiers).cloned();
+        let others = proposals.flat_map(Entry::identifiers);
+        let others = others.filter(|name| !self.vacant.contains(*name)).cloned();
         others.chain([identifier.clone()]).collect()
     }
 

@@ -47,6 +47,10 @@ impl Purgatory {
         if desk.and_then(|desk| desk.end(Stage::Survey)).is_none() {
             return self.ask(out, identifier);
         }
+        match survey.is_vacant && self.ledger.family(identifier).next().is_some() {
+            true => _ = self.vacant.insert(identifier.clone()),
+            false => _ = self.vacant.remove(identifier),
+        }
         self.endings.surveyed(identifier, survey, self.now.unix);
         // Usually gone by now; but the hint may have been lost with the earlier run.
         for id in &survey.refused {
@@ -194,6 +198,11 @@ impl Purgatory {
         let is_proposal = entry.proposal().is_some();
         let names = self.names_of(&id);
         self.record(out, Record::Gone { id, why });
+        for name in &names {
+            if self.ledger.family(name).next().is_none() {
+                self.vacant.remove(name);
+            }
+        }
         let was_staged = self.ledger.staging().of(&id).is_some();
         if was_staged {
             self.record(out, Record::Unstaged { id, keep: None });

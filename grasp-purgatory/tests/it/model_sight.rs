@@ -41,6 +41,7 @@ impl World {
             strays: shown.filter(|id| !store.contains(id)).collect(),
             complete: complete.chain(arrived.map(|kept| kept.id)).collect(),
             previous: previous.clone(),
+            is_vacant: false,
             refused: refused.map(|event| event.id).collect(),
         }
     }

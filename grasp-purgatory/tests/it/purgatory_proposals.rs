@@ -6,7 +6,7 @@ use grasp_core::admission::{Hold, Origin, Policy};
 use grasp_core::resources::ClientNetwork;
 use grasp_core::service::npub;
 use grasp_core::{Oid, RepoId};
-use grasp_purgatory::{Bound, Came, Config, Input};
+use grasp_purgatory::{Bound, Came, Config, Input, Survey};
 use nostr::event::{Event, EventId};
 
 use crate::model_disk::proposal_ref;
@@ -355,4 +355,21 @@ fn one_author_fills_no_view_with_pull_requests_but_maintainers_may() {
         world.send(&later).unwrap();
         assert!(world.serves(&later), "others are not kept from it");
     }
+}
+
+#[test]
+fn a_name_under_which_nothing_is_costs_the_surveys_of_others_nothing() {
+    let mut world = served();
+    let request = pull_request(DAVE, 2, &[ALICE.repo("x"), ALICE.repo("nowhere")], 9);
+    world.send(&request).unwrap();
+    assert_eq!(world.core.scope(&name("x")), [name("x"), name("nowhere")].into());
+    let vacant = || Survey { is_vacant: true, ..Survey::default() };
+    let mut survey = |survey| {
+        let identifier = name("nowhere");
+        _ = world.core.handle(world.now, Input::Changed { identifier: identifier.clone() });
+        _ = world.core.handle(world.now, Input::Surveyed { identifier, survey });
+        (world.core.scope(&name("x")).len(), world.core.proposals(&name("x"))[0].families.len())
+    };
+    assert_eq!(survey(vacant()), (1, 1));
+    assert_eq!(survey(Survey::default()), (2, 2), "until something is there");
 }

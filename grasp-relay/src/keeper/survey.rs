@@ -71,7 +71,29 @@ impl Hands {
         }
     }
 
+    /// Whether nothing can be released or served under a name: it has no git data, and only pull requests wait for
+    /// some. They name other repositories too, and are looked after there. One event may name many such.
+    async fn is_vacant(&self, request: &SurveyRequest) -> Result<bool, KeepError> {
+        let is_ruled =
+            |event: &Arc<Event>| [kinds::ANNOUNCEMENT, kinds::STATE].contains(&event.kind);
+        if request.kept.is_empty() || request.kept.iter().any(is_ruled) {
+            return Ok(false);
+        }
+        for store in self.stores() {
+            if !store.existing(BTreeSet::from([request.identifier.clone()])).await?.is_empty() {
+                return Ok(false);
+            }
+        }
+        // Its git data may have been lost.
+        let announced = vec![of_kind(kinds::ANNOUNCEMENT, [&request.identifier])];
+        let now = self.parts.clock.now().unix;
+        Ok(!self.parts.store.exists(vec![announced], now).await?.contains(&true))
+    }
+
     async fn try_survey(&self, request: SurveyRequest) -> Result<Survey, KeepError> {
+        if self.is_vacant(&request).await? {
+            return Ok(Survey { is_vacant: true, ..Survey::default() });
+        }
         let SurveyRequest { identifier, scope, mut states, proposals: kept_proposals, kept } =
             request;
         // Whoever names thousands of repositories that are not here costs a look at the disk for each.
@@ -106,6 +128,7 @@ impl Hands {
             views,
             strays,
             complete,
+            is_vacant: false,
             refused,
         })
     }
