@@ -1,5 +1,294 @@
 //! Attacks on what waits and on the disk: held events, staged uploads, deletions.
 
-use crate::attacks;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-attacks![];
+use grasp_core::RepoId;
+use grasp_tests::{Maker, Outside, Workdir, head};
+use nostr::event::Event;
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt as _;
+
+use crate::attacker::{Attacker, Relay};
+use crate::attacks;
+use crate::scene::{Report, Scene};
+
+attacks![
+    refused_deletions,
+    name_that_never_rests,
+    proposals_with_many_names,
+    purgatory_filled,
+    proposal_to_sixteen_names,
+    upload_that_never_ends,
+    proposals_for_served_commits,
+    state_that_expires,
+];
+
+const MAIN: &str = "refs/heads/main";
+
+/// Longest that a consequence is waited for.
+const SOON: Duration = Duration::from_secs(30);
+
+/// Sends events and reads the answers; how many were accepted.
+async fn send(relay: &mut Relay, events: &[Event]) -> usize {
+    for event in events {
+        let event: Value = serde_json::from_str(&event.as_json()).expect("JSON");
+        if !relay.send(&json!(["EVENT", event])).await {
+            return 0;
+        }
+    }
+    let mut accepted = 0;
+    for _ in events {
+        match tokio::time::timeout(SOON, relay.receive()).await {
+            Ok(Some(answer)) => accepted += usize::from(answer[0] == "OK" && answer[2] == true),
+            _ => break,
+        }
+    }
+    accepted
+}
+
+/// Has a repository served; its working copy.
+async fn host(outside: &Outside, owner: &Maker, name: &str, bytes: usize) -> Workdir {
+    let work = Workdir::init().await;
+    let tip = match bytes {
+        0 => work.commit(name).await,
+        bytes => work.commit_noise(bytes).await,
+    };
+    outside
+        .send(&[&owner.announce(name, &outside.service()), &owner.state(name, &[(MAIN, &tip)])])
+        .await;
+    work.git(&["push", "-q", &outside.clone_url(&owner.repo(name)), "main"]).await.expect_ok();
+    work
+}
+
+/// Whether a repository is out of service soon.
+async fn is_gone(outside: &Outside, repo: &RepoId) -> bool {
+    let gone = async {
+        while outside.refs(repo).await.is_some() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::time::timeout(SOON, gone).await.is_ok()
+}
+
+async fn relay(attacker: Attacker) -> Relay {
+    attacker.relay().await.expect("the server listens")
+}
+
+/// Deletion requests that are refused, with ids that are higher than that of the one that follows.
+async fn refused_deletions() -> Report {
+    let scene = Scene::start().await;
+    let (outside, attacker, honest) =
+        (scene.server.outside(), scene.attacker(1), scene.honest.repo());
+    let gone = AtomicBool::new(false);
+    let attack = async {
+        let (eve, victim) = (Maker::new().earlier(60), Maker::new().earlier(60));
+        host(&outside, &eve, "eve", 0).await;
+        host(&outside, &victim, "victim", 0).await;
+        let announced = victim.announce("victim", &outside.service());
+        let own = format!("30617:{}:eve", eve.key());
+        let request = |n: usize| {
+            let foreign = announced.id.to_hex();
+            eve.later(1).sign(5, &n.to_string(), &[&["a", &own], &["e", &foreign]])
+        };
+        let requests: Vec<Event> = (0..1_100).map(request).collect();
+        let mut relay = relay(attacker).await;
+        for some in requests.chunks(100) {
+            send(&mut relay, some).await;
+        }
+        let all = format!("30617:{}:victim", victim.key());
+        let mine = |n: usize| victim.later(1).sign(5, &n.to_string(), &[&["a", &all]]);
+        let lowest = (0..64).map(mine).min_by_key(|event| event.id).expect("some");
+        outside.send(&[&lowest]).await;
+        gone.store(is_gone(&outside, &victim.repo("victim")).await, Ordering::Relaxed);
+        assert_ne!(honest.owner, victim.key());
+    };
+    let report = scene.during(16 << 20, attack).await;
+    report.and(gone.into_inner(), "a deleted repository is still served")
+}
+
+/// Three events per second under the name that is pushed to.
+async fn name_that_never_rests() -> Report {
+    let scene = Scene::start().await;
+    let (attacker, service, name) =
+        (scene.attacker(1), scene.server.service(), scene.honest.name.clone());
+    let attack = async {
+        let mut relay = relay(attacker).await;
+        for _ in 0..60 {
+            send(&mut relay, &[Maker::new().announce(&name, &service)]).await;
+            tokio::time::sleep(Duration::from_millis(300)).await;
+        }
+    };
+    scene.during(16 << 20, attack).await
+}
+
+/// 990 pull requests to the repository that is pushed to, which also name fifteen others each.
+async fn proposals_with_many_names() -> Report {
+    let scene = Scene::start().await;
+    let (server, repo) = (scene.server.address(), scene.honest.repo().to_string());
+    let attack = async {
+        for network in 0..11 {
+            let mut relay = relay(Attacker::in_network(server, network)).await;
+            let eve = Maker::new();
+            let proposals: Vec<Event> = (0..90)
+                .map(|n| {
+                    let other = |m: usize| format!("30617:{}:{network}-{n}-{m}", eve.key());
+                    let others: Vec<String> = (0..15).map(other).collect();
+                    let mut tags = vec![vec!["a", repo.as_str()]];
+                    tags.extend(others.iter().map(|other| vec!["a", other.as_str()]));
+                    let tip = format!("{:040x}", n + 1_000 * usize::from(network) + 1);
+                    tags.push(vec!["c", &tip]);
+                    let tags: Vec<&[&str]> = tags.iter().map(Vec::as_slice).collect();
+                    eve.sign(1618, "", &tags)
+                })
+                .collect();
+            send(&mut relay, &proposals).await;
+        }
+        tokio::time::sleep(Duration::from_secs(5)).await;
+    };
+    scene.during(64 << 20, attack).await
+}
+
+/// Large states of a few keys, more than may wait.
+async fn purgatory_filled() -> Report {
+    let scene = Scene::start().await;
+    let (outside, server) = (scene.server.outside(), scene.server.address());
+    let service = scene.server.service();
+    let served = AtomicBool::new(false);
+    let attack = async {
+        for key in 0..18 {
+            let eve = Maker::new().earlier(100);
+            let mut relay = relay(Attacker::in_network(server, key % 6)).await;
+            send(&mut relay, &[eve.announce("eve", &service)]).await;
+            for n in 0..17 {
+                let refs: Vec<(String, String)> = (0..1_900)
+                    .map(|m| {
+                        (
+                            format!("refs/heads/{m}-{}", "b".repeat(80)),
+                            format!("{:040x}", m + n + 1),
+                        )
+                    })
+                    .collect();
+                let refs: Vec<(&str, &str)> =
+                    refs.iter().map(|(name, oid)| (name.as_str(), oid.as_str())).collect();
+                send(&mut relay, &[eve.later(n).state("eve", &refs)]).await;
+            }
+        }
+        let newcomer = Maker::new().earlier(60);
+        host(&outside, &newcomer, "newcomer", 0).await;
+        served.store(outside.refs(&newcomer.repo("newcomer")).await.is_some(), Ordering::Relaxed);
+    };
+    let report = scene.during(256 << 20, attack).await;
+    report.and(served.into_inner(), "a newcomer is not served")
+}
+
+/// One pull request of a large repository that tags sixteen names.
+async fn proposal_to_sixteen_names() -> Report {
+    const LARGE: usize = 8 << 20;
+    let scene = Scene::start().await;
+    let outside = scene.server.outside();
+    let attack = async {
+        let eve = Maker::new().earlier(60);
+        let work = host(&outside, &eve, "large", LARGE).await;
+        let mut tags = vec![eve.repo("large").to_string()];
+        for n in 0..15 {
+            let name = format!("small-{n}");
+            host(&outside, &eve, &name, 0).await;
+            tags.push(eve.repo(&name).to_string());
+        }
+        let tip = work.git(&["rev-parse", "main"]).await.expect_ok();
+        let mut tags: Vec<Vec<&str>> = tags.iter().map(|to| vec!["a", to.as_str()]).collect();
+        tags.push(vec!["c", &tip]);
+        let tags: Vec<&[&str]> = tags.iter().map(Vec::as_slice).collect();
+        outside.send(&[&eve.sign(1618, "", &tags)]).await;
+        tokio::time::sleep(Duration::from_secs(3)).await;
+    };
+    // Once, and what sixteen empty repositories take.
+    scene.during(2 * LARGE as u64, attack).await
+}
+
+/// A push to a repository that its owner deletes meanwhile.
+async fn upload_that_never_ends() -> Report {
+    let scene = Scene::start().await;
+    let (outside, attacker, server) =
+        (scene.server.outside(), scene.attacker(1), scene.server.address());
+    let victim = Maker::new().earlier(60);
+    let path = scene.server.path(&victim.repo("victim"));
+    let gone = AtomicBool::new(false);
+    let attack = async {
+        host(&outside, &victim, "victim", 0).await;
+        let command = format!(
+            "{} {} refs/nostr/{}\0report-status",
+            "0".repeat(40),
+            "1".repeat(40),
+            "2".repeat(64)
+        );
+        let body = format!("{:04x}{command}0000PACK", command.len() + 4);
+        let headers = [
+            ("Content-Type", "application/x-git-receive-pack-request"),
+            ("Content-Length", "1000000"),
+        ];
+        let request =
+            head(&server.to_string(), "POST", &format!("{path}/git-receive-pack"), &headers);
+        let mut upload = attacker.connect().await.expect("the server listens");
+        upload
+            .write_all(&[request.as_bytes(), body.as_bytes()].concat())
+            .await
+            .expect("it is read");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let all = format!("30617:{}:victim", victim.key());
+        outside.send(&[&victim.later(1).sign(5, "", &[&["a", &all]])]).await;
+        gone.store(is_gone(&outside, &victim.repo("victim")).await, Ordering::Relaxed);
+        drop(upload);
+    };
+    let report = scene.during(16 << 20, attack).await;
+    report.and(gone.into_inner(), "a deleted repository is still served")
+}
+
+/// Hundreds of pull requests for a commit that is here.
+async fn proposals_for_served_commits() -> Report {
+    let scene = Scene::start().await;
+    let (outside, server, repo) =
+        (scene.server.outside(), scene.server.address(), scene.honest.repo());
+    let tip = scene.honest.work.git(&["rev-parse", "main"]).await.expect_ok();
+    let bounded = AtomicBool::new(false);
+    let attack = async {
+        let eve = Maker::new().earlier(1_000);
+        let mut relay = relay(Attacker::in_network(server, 1)).await;
+        let proposals: Vec<Event> =
+            (0..400).map(|n| eve.later(n).pull_request(&repo, &tip)).collect();
+        for some in proposals.chunks(50) {
+            send(&mut relay, some).await;
+        }
+        let refs = outside.refs(&repo).await.unwrap_or_default();
+        bounded.store(refs.matches("refs/nostr/").count() <= 200, Ordering::Relaxed);
+    };
+    let report = scene.during(16 << 20, attack).await;
+    report.and(bounded.into_inner(), "one author fills the advertisement")
+}
+
+/// A state whose expiration comes.
+async fn state_that_expires() -> Report {
+    let scene = Scene::start().await;
+    let outside = scene.server.outside();
+    let gone = AtomicBool::new(false);
+    let attack = async {
+        let (eve, work) = (Maker::new(), Workdir::init().await);
+        let tip = work.commit("brief").await;
+        let end = (nostr::types::Timestamp::now().as_secs() + 5).to_string();
+        let state = eve.sign(30618, "", &[&["d", "brief"], &[MAIN, &tip], &["expiration", &end]]);
+        outside.send(&[&eve.announce("brief", &outside.service()), &state]).await;
+        let url = outside.clone_url(&eve.repo("brief"));
+        work.git(&["push", "-q", &url, "main"]).await.expect_ok();
+        let shows =
+            async || outside.refs(&eve.repo("brief")).await.unwrap_or_default().contains(&tip);
+        let ended = async {
+            while shows().await {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        gone.store(tokio::time::timeout(SOON, ended).await.is_ok(), Ordering::Relaxed);
+    };
+    let report = scene.during(16 << 20, attack).await;
+    report.and(gone.into_inner(), "refs outlive their state")
+}
