@@ -54,6 +54,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// what others leave.
 const INTAKE_BYTES: usize = 256 * 1024 * 1024;
 
+/// Long messages that are read at once, of all connections together. One address has a quarter of what others leave.
+const READINGS_AT_ONCE: usize = 4;
+
 /// What a server is made of. The caller builds it, so that every piece can be another one.
 #[derive(Clone)]
 pub struct Parts {
@@ -145,6 +148,7 @@ impl Server {
             reads: Reads::new(),
             unfinished: UnfinishedMessages::new(),
             intake_room: shared_pool(INTAKE_BYTES),
+            readings: shared_pool(READINGS_AT_ONCE),
             shares: Shares::new(limits.events_per_minute_per_ip),
             rules: Arc::new(Rules { limits: limits.clone(), service: config.service.clone() }),
         };

@@ -11,18 +11,20 @@ mod writer;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
-use axum::extract::ws::{Message, WebSocket};
+use axum::extract::ws::{Message, Utf8Bytes, WebSocket};
 use futures_util::future::BoxFuture;
 use futures_util::stream::{AbortHandle, BoxStream, FuturesUnordered, SelectAll, StreamExt as _};
 use grasp_core::Now;
-use grasp_core::resources::ClientNetwork;
+use grasp_core::resources::{Claimant, ClientNetwork};
 use grasp_purgatory::resources::{Holding, SharedPool};
 use tokio::sync::watch;
 
 use self::alarm::Alarm;
 use self::intake::{Intake, Judged};
 use self::writer::{Fault, Writer};
+use super::codec::Request;
 use super::completeness::Completeness;
 use super::delivery::{Delivery, Live};
 use super::hub::{Capacity, Heard, Hub, Listener};
@@ -37,6 +39,12 @@ use crate::store::{EventStore, StoreError, StoredEvent};
 /// Live events written before the socket is flushed.
 const LIVE_BURST: usize = 64;
 
+/// Bytes of a text that is read on the connection's own thread; reading a longer one would keep others waiting.
+const LONG_TEXT: usize = 64 * 1024;
+
+/// How long a long text waits for its turn to be read.
+const READING_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// What all connections share.
 pub(crate) struct Shared {
     pub(crate) store: Arc<dyn EventStore>,
@@ -49,6 +57,8 @@ pub(crate) struct Shared {
     pub(crate) filter_room: SharedPool,
     pub(crate) reads: Reads,
     pub(crate) unfinished: UnfinishedMessages,
+    /// Long texts that are read at once.
+    pub(crate) readings: SharedPool,
     /// Bytes of events that were sent and are not judged yet, of all connections together.
     pub(crate) intake_room: SharedPool,
     /// What each address may still send.
@@ -226,6 +236,9 @@ impl Connection {
             _ => self.message.finished(),
         }
         match frame {
+            Some(Ok(Message::Text(text))) if text.len() > LONG_TEXT => {
+                self.take_long_text(now, text).await
+            }
             Some(Ok(Message::Text(text))) => self.tell(now, Input::Text(&text)).await,
             Some(Ok(Message::Binary(_))) => self.tell(now, Input::Binary).await,
             Some(Ok(Message::Ping(_) | Message::Pong(_))) => self.tell(now, Input::Heard).await,
@@ -239,6 +252,26 @@ impl Connection {
                 Fault::TooSlow => Stop::Hangup(Hangup::TOO_SLOW),
                 Fault::Gone => Stop::Gone,
             }),
+        }
+    }
+
+    /// Reads a long text on a thread that may be busy for long, in its network's turn.
+    async fn take_long_text(&mut self, now: Now, text: Utf8Bytes) -> Result<(), Stop> {
+        let claimant = Claimant::at(self.network);
+        let Ok(turn) = self.shared.readings.wait(&claimant, 1, READING_TIMEOUT).await else {
+            return Err(Stop::Hangup(Hangup::NO_ROOM));
+        };
+        let rules = self.shared.rules.clone();
+        let read = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            Request::read(&text, &rules.limits)
+        });
+        match read.await {
+            Ok(request) => self.tell(now, Input::Read(request)).await,
+            Err(error) => {
+                tracing::error!(%error, "a message could not be read");
+                Err(Stop::Gone)
+            }
         }
     }
 

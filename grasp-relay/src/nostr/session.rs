@@ -39,6 +39,8 @@ pub(crate) struct Token(pub(crate) u64);
 #[derive(Debug)]
 pub(crate) enum Input<'a> {
     Text(&'a str),
+    /// A long text that was read elsewhere.
+    Read(Result<Request, Reply>),
     Binary,
     /// A ping or pong.
     Heard,
@@ -156,7 +158,8 @@ impl Session {
     #[must_use]
     pub(crate) fn handle(&mut self, now: Now, input: Input<'_>) -> Vec<Output> {
         match input {
-            Input::Text(text) => self.on_text(now, text),
+            Input::Text(text) => self.on_text(now, |limits| Request::read(text, limits)),
+            Input::Read(request) => self.on_text(now, |_| request),
             Input::Binary => self.on_binary(now),
             Input::Heard => self.on_heard(now),
             Input::Judged(id, answer) => self.on_judged(id, answer),
@@ -207,13 +210,17 @@ impl Session {
         }
     }
 
-    fn on_text(&mut self, now: Now, text: &str) -> Vec<Output> {
+    fn on_text(
+        &mut self,
+        now: Now,
+        read: impl FnOnce(&Limits) -> Result<Request, Reply>,
+    ) -> Vec<Output> {
         self.on_heard(now);
         let charge = self.charge(now.mono);
         if charge == Charge::Hangup {
             return vec![Output::Hangup(Hangup::TOO_MANY_MESSAGES)];
         }
-        match Request::read(text, &self.rules.limits) {
+        match read(&self.rules.limits) {
             Err(reply) => self.answer(reply),
             Ok(request) if charge == Charge::Refused => self.refuse(request, MESSAGE_RATE),
             Ok(request) => self.on_request(now, request),
