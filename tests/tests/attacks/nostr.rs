@@ -1,11 +1,90 @@
 //! Attacks through the relay: events, filters, connections, negentropy.
 
-use serde_json::json;
+use std::time::Duration;
 
+use futures_util::SinkExt as _;
+use futures_util::future::join_all;
+use grasp_tests::Maker;
+use nostr::event::Event;
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt as _;
+use tokio_tungstenite::tungstenite::Message;
+
+use crate::attacker::{Attacker, Relay};
 use crate::attacks;
 use crate::scene::{Report, Scene};
 
-attacks![many_connections];
+attacks![
+    many_connections,
+    refused_events_with_many_references,
+    crowded_name,
+    delisting_undone_by_replay,
+    wide_filters,
+    unfinished_messages,
+    requests_of_fresh_keys,
+    negentropy_sessions,
+    vanishing_with_many_events,
+];
+
+/// The store's log, which grows to this with any writing and is kept for the next.
+const STORE_LOG: u64 = 132 << 20;
+
+/// Longest that an attacker waits for an answer.
+const GIVE_UP: Duration = Duration::from_secs(20);
+
+/// How long what an attacker has opened stays open.
+const HOLD: Duration = Duration::from_secs(5);
+
+/// The messages that send these events, written beforehand: the attack must not keep its own process busy.
+fn messages(events: &[Event]) -> Vec<String> {
+    events.iter().map(|event| format!(r#"["EVENT",{}]"#, event.as_json())).collect()
+}
+
+/// Sends messages with one event each over one connection; how many were accepted.
+async fn publish(attacker: Attacker, messages: Vec<String>) -> usize {
+    let Some(mut relay) = attacker.relay().await else { return 0 };
+    let mut sent = 0;
+    for message in messages {
+        sent += usize::from(relay.socket.send(Message::text(message)).await.is_ok());
+    }
+    let mut accepted = 0;
+    for _ in 0..sent {
+        match answer(&mut relay, "OK").await {
+            Some(answer) => accepted += usize::from(answer[2] == true),
+            None => break,
+        }
+    }
+    accepted
+}
+
+/// Does the same with a connection for each batch, all at once.
+async fn publish_all(attacker: Attacker, batches: Vec<Vec<String>>) -> usize {
+    let tasks = batches.into_iter().map(|batch| tokio::spawn(publish(attacker, batch)));
+    join_all(tasks).await.into_iter().map(Result::unwrap_or_default).sum()
+}
+
+/// The next message of this kind; none if the connection ends or nothing comes.
+async fn answer(relay: &mut Relay, kind: &str) -> Option<Value> {
+    let wait = async {
+        loop {
+            let message = relay.receive().await?;
+            if message[0] == kind {
+                return Some(message);
+            }
+        }
+    };
+    tokio::time::timeout(GIVE_UP, wait).await.ok().flatten()
+}
+
+fn tags(names: &[Vec<String>]) -> Vec<Vec<&str>> {
+    names.iter().map(|tag| tag.iter().map(String::as_str).collect()).collect()
+}
+
+fn sign(by: &Maker, kind: u16, content: &str, names: &[Vec<String>]) -> Event {
+    let tags = tags(names);
+    let tags: Vec<&[&str]> = tags.iter().map(Vec::as_slice).collect();
+    by.sign(kind, content, &tags)
+}
 
 /// One address opens as many connections as it can and leaves them silent.
 async fn many_connections() -> Report {
@@ -20,5 +99,187 @@ async fn many_connections() -> Report {
             }
         }
     };
-    scene.during(1 << 20, attack).await
+    scene.during(STORE_LOG, attack).await
+}
+
+/// Events that name hundreds of others, none of which is here.
+async fn refused_events_with_many_references() -> Report {
+    let scene = Scene::start().await;
+    let (attacker, eve) = (scene.attacker(1), Maker::new());
+    let owner = scene.honest.maintainer.key();
+    let event = |n: usize| {
+        let at = (0..64).map(|m| vec!["a".into(), format!("30617:{owner}:{n}-{m}")]);
+        let ids = (0..1_000).map(|m| vec!["e".into(), format!("{:064x}", n << 16 | m)]);
+        sign(&eve, 1, &n.to_string(), &at.chain(ids).collect::<Vec<_>>())
+    };
+    let batch = |batch: usize| (0..40).map(|n| event(batch * 40 + n)).collect::<Vec<_>>();
+    let batches = (0..8).map(|n| messages(&batch(n))).collect();
+    let attack = async {
+        assert_eq!(publish_all(attacker, batches).await, 0);
+    };
+    scene.during(STORE_LOG, attack).await
+}
+
+/// Long announcements under the name of an honest repository, by as many keys as one of them names.
+async fn crowded_name() -> Report {
+    let scene = Scene::start().await;
+    let (attacker, eve) = (scene.attacker(1), Maker::new());
+    let crowd: Vec<Maker> = (0..160).map(|_| Maker::new()).collect();
+    let named = crowd.iter().map(|maker| maker.key().to_hex());
+    let named: Vec<String> = ["maintainers".to_owned()].into_iter().chain(named).collect();
+    let named: Vec<&str> = named.iter().map(String::as_str).collect();
+    let name = scene.honest.name.clone();
+    let first = eve.announce_with(&name, &scene.server.service(), &[&named]);
+    let long = "x".repeat(60_000);
+    let announce = |by: &Maker| by.sign(30617, "", &[&["d", &name], &["description", &long]]);
+    let batch = |makers: &[Maker]| messages(&makers.iter().map(announce).collect::<Vec<_>>());
+    let batches = crowd.chunks(20).map(batch).collect();
+    let (first, commit) = (messages(&[first]), "a".repeat(40));
+    let state = |by: &Maker| by.state(&name, &[("refs/heads/main", &commit)]);
+    let states = messages(&crowd.iter().take(40).map(state).collect::<Vec<_>>());
+    let attack = async {
+        assert_eq!(publish(attacker, first).await, 1);
+        let accepted = publish_all(attacker, batches).await;
+        assert!(accepted <= 110, "6 MiB of one name and no more, not {accepted}");
+        // Each reads all that was announced.
+        publish(attacker, states).await;
+    };
+    scene.during(STORE_LOG + (16 << 20), attack).await
+}
+
+/// An owner takes the server off the list; somebody sends the older announcement again.
+async fn delisting_undone_by_replay() -> Report {
+    let scene = Scene::start().await;
+    let (attacker, alice, outside) =
+        (scene.attacker(1), Maker::new().earlier(60), scene.server.outside());
+    let old = alice.announce("gone", &scene.server.service());
+    let elsewhere: &[&[&str]] = &[&["d", "gone"], &["clone", "https://b.example/x.git"]];
+    let new = alice.later(10).sign(30617, "", elsewhere);
+    outside.send(&[&old]).await;
+    publish(attacker, messages(&[new])).await;
+    let mut replayed = 0;
+    let attack = async {
+        for _ in 0..20 {
+            replayed += publish(attacker, messages(&[old.clone()])).await;
+        }
+    };
+    let report = scene.during(STORE_LOG, attack).await;
+    report.and(replayed == 0, "an older announcement was taken after the owner had left")
+}
+
+/// Sends requests over one connection, and hears what comes for a while.
+async fn ask(attacker: Attacker, requests: Vec<String>) {
+    let Some(mut relay) = attacker.relay().await else { return };
+    for request in requests {
+        let _ = relay.socket.send(Message::text(request)).await;
+    }
+    let listen = async { while relay.receive().await.is_some() {} };
+    let _ = tokio::time::timeout(HOLD, listen).await;
+}
+
+/// Questions with a hundred thousand values each.
+async fn wide_filters() -> Report {
+    let scene = Scene::start().await;
+    let attacker = scene.attacker(1);
+    let request = |connection: usize, n: usize| {
+        let filter = |f: usize| {
+            let values: Vec<_> =
+                (0..9_900).map(|v| format!(r#""{connection}-{n}-{f}-{v}""#)).collect();
+            format!(r##"{{"#t":[{}]}}"##, values.join(","))
+        };
+        let filters: Vec<_> = (0..10).map(filter).collect();
+        format!(r#"["REQ","s{n}",{}]"#, filters.join(","))
+    };
+    let requests: Vec<Vec<_>> =
+        (0..8).map(|one| (0..5).map(|n| request(one, n)).collect()).collect();
+    let attack = async {
+        join_all(requests.into_iter().map(|requests| tokio::spawn(ask(attacker, requests)))).await;
+    };
+    scene.during(STORE_LOG, attack).await
+}
+
+/// Messages that lack their last byte.
+async fn unfinished_messages() -> Report {
+    const LENGTH: usize = 4 << 20;
+    let scene = Scene::start().await;
+    let attacker = scene.attacker(1);
+    let mut frame = vec![0x81, 0xff];
+    frame.extend((LENGTH as u64).to_be_bytes());
+    frame.resize(frame.len() + 4 + LENGTH - 1, 0);
+    let attack = async {
+        let begin = async |_: usize| {
+            let mut relay = attacker.relay().await?;
+            // A server that has no room for it closes its side.
+            let writing = relay.socket.get_mut().write_all(&frame);
+            let _ = tokio::time::timeout(GIVE_UP, writing).await;
+            Some(relay)
+        };
+        let open = join_all((0..120).map(begin)).await;
+        tokio::time::sleep(HOLD).await;
+        drop(open);
+    };
+    scene.during(STORE_LOG, attack).await
+}
+
+/// Deletion requests with many targets, each by a key that nobody knows.
+async fn requests_of_fresh_keys() -> Report {
+    let scene = Scene::start().await;
+    let attacker = scene.attacker(1);
+    let request = |n: usize| {
+        let target = |m: usize| vec!["e".into(), format!("{:064x}", n << 16 | m)];
+        sign(&Maker::new(), 5, "", &(0..1_900).map(target).collect::<Vec<_>>())
+    };
+    let batch = |batch: usize| (0..30).map(|n| request(batch * 30 + n)).collect::<Vec<_>>();
+    let batches = (0..8).map(|n| messages(&batch(n))).collect();
+    let attack = async {
+        let accepted = publish_all(attacker, batches).await;
+        assert!(
+            (1..=50).contains(&accepted),
+            "a quarter of a million rows, not {accepted} requests"
+        );
+    };
+    scene.during(STORE_LOG + (64 << 20), attack).await
+}
+
+/// As many negentropy sessions as one address can open.
+async fn negentropy_sessions() -> Report {
+    let scene = Scene::start().await;
+    let attacker = scene.attacker(1);
+    let attack = async {
+        let open = async |_: usize| {
+            let mut relay = attacker.relay().await?;
+            for n in 0..20 {
+                relay.send(&json!(["NEG-OPEN", format!("n{n}"), {}, "6100000200"])).await;
+            }
+            for _ in 0..20 {
+                answer(&mut relay, "NEG-MSG").await?;
+            }
+            Some(relay)
+        };
+        let open = join_all((0..60).map(open)).await;
+        tokio::time::sleep(HOLD).await;
+        drop(open);
+    };
+    scene.during(STORE_LOG, attack).await
+}
+
+/// An author of many events with many tags vanishes.
+async fn vanishing_with_many_events() -> Report {
+    let scene = Scene::start().await;
+    let (attacker, eve) = (scene.attacker(1), Maker::new().earlier(60));
+    let repo = scene.honest.repo().to_string();
+    let comment = |n: usize| {
+        let tag = |m: usize| vec!["t".into(), format!("{n}-{m}")];
+        let names = [vec!["a".into(), repo.clone()]].into_iter().chain((0..900).map(tag));
+        sign(&eve, 1111, &n.to_string(), &names.collect::<Vec<_>>())
+    };
+    let batch = |batch: usize| (0..50).map(|n| comment(batch * 50 + n)).collect::<Vec<_>>();
+    let batches = (0..4).map(|n| messages(&batch(n))).collect();
+    let relay = format!("ws://{}/", scene.server.address());
+    let vanish = messages(&[eve.later(30).sign(62, "", &[&["relay", &relay]])]);
+    let attack = async {
+        assert_eq!(publish_all(attacker, batches).await, 200);
+        assert_eq!(publish(attacker, vanish).await, 1);
+    };
+    scene.during(STORE_LOG + (64 << 20), attack).await
 }
