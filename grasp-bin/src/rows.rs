@@ -118,3 +118,49 @@ fn waiting_row(
         places,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use grasp_core::nostr::types::Timestamp;
+    use grasp_sync::driver::Counts;
+
+    use super::*;
+
+    #[test]
+    fn a_relay_is_shown_with_its_reliability() {
+        let owner = "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798";
+        let repo = |name: &str| format!("30617:{owner}:{name}").parse::<RepoId>().unwrap();
+        let reliability = PeerReliability {
+            up: Duration::from_secs(30),
+            down: Duration::from_secs(10),
+            received: 1,
+            compared: 3,
+            lacking: 1,
+            missing: [(repo("few"), 2), (repo("many\n"), 7)].into(),
+            ..PeerReliability::default()
+        };
+        let status = RelayStatus {
+            connection: ConnectionStatus::Connected,
+            since: Timestamp::from_secs(1),
+            health: Health::Healthy,
+            synced_at: None,
+            backlog: 0,
+            wanted: 0,
+            counts: Counts::default(),
+            gaps: 0,
+            interruptions: 0,
+            requests: 0,
+            batches: 0,
+            last_refusal: None,
+            failed: None,
+            reliability: Some(reliability),
+        };
+        let row = relay_row((&"wss://relay.example.com".parse().unwrap(), &status));
+        assert_eq!((row.uptime, row.coverage), (Some(0.75), Some(0.75)));
+        let lacks = |row: &MissingRow| (row.repository.clone(), row.events);
+        let expected = [(format!("30617:{owner}:many\\n"), 7), (format!("30617:{owner}:few"), 2)];
+        assert_eq!(row.missing.iter().map(lacks).collect::<Vec<_>>(), expected);
+    }
+}

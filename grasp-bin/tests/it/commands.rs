@@ -58,6 +58,12 @@ fn a_working_copy_is_hosted_with_one_command_and_updated_with_the_same() {
     assert!(branches.contains("origin/topic"), "{branches}");
     let repos = grasp(&["repos", "--data-dir", dir.path().join("data").to_str().unwrap()]);
     assert!(repos.out.contains("hello"), "{repos:?}");
+    let json =
+        grasp(&["status", "--json", "--data-dir", dir.path().join("data").to_str().unwrap()]);
+    let status: serde_json::Value = serde_json::from_str(&json.out).unwrap();
+    let bytes = |name: &str| status[name].as_u64().unwrap();
+    let (events, git) = (bytes("store_bytes"), bytes("git_bytes"));
+    assert!(git > 0 && events > 0 && bytes("disk_bytes") >= git + events, "{json:?}");
     // What came by a push is not looked for elsewhere.
     let status = grasp(&["status", "--data-dir", dir.path().join("data").to_str().unwrap()]);
     assert!(status.out.contains("hunting  0 names"), "{status:?}");

@@ -154,6 +154,14 @@ mod tests {
     }
 
     #[test]
+    fn what_is_said_with_eose_is_advertised() {
+        let document = RelayInfo::default().document(&Limits::default());
+        let card: serde_json::Value = serde_json::from_str(&document).expect("JSON");
+        let supported = card["supported_nips"].as_array().expect("a list");
+        assert!(supported.contains(&67.into()), "{supported:?}");
+    }
+
+    #[test]
     fn keys_stand_as_hex_under_their_names() {
         let key = PublicKey::from_byte_array([0xab; 32]);
         let info = RelayInfo { pubkey: Some(key), service_key: Some(key), ..RelayInfo::default() };
