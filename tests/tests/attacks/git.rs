@@ -175,6 +175,8 @@ async fn endless_refs() -> Report {
         sleep(Duration::from_secs(3 * 60) + LASTS).await;
         asked = servers.iter().filter(|server| !server.asked().is_empty()).count();
         drop(servers);
+        // A list may take a minute; after that nobody is there to be asked.
+        sleep(Duration::from_secs(70)).await;
     };
     let report = scene.during(16 << 20, attack).await;
     report.and(asked > 0, "no server was asked")
