@@ -60,24 +60,16 @@ impl Server {
         self.dir.path().join("data")
     }
 
-    /// Text of the server's log so far.
-    pub(crate) fn log(&self) -> String {
-        std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
-    }
-
-    /// Bytes that the server and all processes below it have resident.
+    /// Bytes of memory that the server and all processes below it take; what several share counts once.
     pub(crate) fn memory(&self) -> u64 {
         let of = |id: &u32| {
-            let pages = std::fs::read_to_string(format!("/proc/{id}/statm")).unwrap_or_default();
-            let resident = pages.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
-            resident.unwrap_or(0) * rustix::param::page_size() as u64
+            let path = format!("/proc/{id}/smaps_rollup");
+            let text = std::fs::read_to_string(path).unwrap_or_default();
+            let share = text.lines().find_map(|line| line.strip_prefix("Pss:"));
+            let kib = share.and_then(|share| share.split_whitespace().next()?.parse::<u64>().ok());
+            kib.unwrap_or(0) << 10
         };
         self.processes().iter().map(of).sum()
-    }
-
-    /// Number of processes that the server has started and that still run.
-    pub(crate) fn children(&self) -> usize {
-        self.processes().len() - 1
     }
 
     /// Bytes in the files of the data directory.
