@@ -20,8 +20,9 @@ const ROUNDS: usize = 5;
 /// Memory that an attack may cost.
 const MEMORY: u64 = 256 << 20;
 
-/// Disk that honest traffic beside the attack may add.
+/// Disk that honest traffic beside the attack may add, and more for each push: packs, and the logs of databases.
 const HONEST_DISK: u64 = 4 << 20;
+const HONEST_PUSH: u64 = 160 << 10;
 
 /// An honest operation may take ten times as long as on an idle server, or this.
 const TOLERABLE: Duration = Duration::from_secs(1);
@@ -99,7 +100,7 @@ impl Scene {
             attacked: attacked.p95(),
             memory: peak.load(Ordering::Relaxed).saturating_sub(self.idle_memory),
             disk: self.server.disk().saturating_sub(disk_before),
-            disk_bound: disk_bound + HONEST_DISK,
+            disk_bound: disk_bound + HONEST_DISK + HONEST_PUSH * attacked.push.len() as u64,
             more: Vec::new(),
         }
     }

@@ -73,7 +73,8 @@ async fn a_push_that_has_begun_is_not_overtaken_by_expiry() {
     let instance = Instance::set(Settings { clock: time.clock(), ..Settings::default() }).await;
     let alice = Maker::new();
     let work = Workdir::init().await;
-    let commit = work.commit_noise(200_000).await;
+    // Git is started once a quarter of a megabyte is here.
+    let commit = work.commit_noise(1_000_000).await;
     let announcement = alice.announce("x", &instance.service());
     let state = alice.state("x", &[(MAIN, &commit)]);
     instance.take(vec![announcement.clone(), state.clone()]).await;
