@@ -160,7 +160,7 @@ async fn delisting_undone_by_replay() -> Report {
     let mut replayed = 0;
     let attack = async {
         for _ in 0..20 {
-            replayed += publish(attacker, messages(&[old.clone()])).await;
+            replayed += publish(attacker, messages(std::slice::from_ref(&old))).await;
         }
     };
     let report = scene.during(STORE_LOG, attack).await;

@@ -16,7 +16,7 @@ use crate::git::layout;
 /// How much may wait for events. Over a limit nothing is thrown out here; the newcomer is refused.
 ///
 /// Purgatory shares the room for all of it among client networks, and makes room for newcomers after they were taken
-/// in. So the limits of a family and of all families are enforced here only at [twice](SLACK) their size.
+/// in. So the limits of a family and of all families are enforced here only at twice their size.
 #[derive(Clone, Copy, Debug)]
 pub struct StagingLimits {
     /// Competing tips for one event: whoever uploads a false one must not push out the true one.
