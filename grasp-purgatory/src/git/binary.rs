@@ -53,14 +53,14 @@ pub struct Slots {
     pub client_pace: NonZeroUsize,
     /// Processes that talk to other servers, and work as fast as those do.
     pub remote_pace: NonZeroUsize,
-    /// Memory of all processes that unpack pushes, in bytes. Two thirds are kept for maintainers.
+    /// Memory of all processes that unpack pushes, in bytes. Three quarters are kept for maintainers.
     pub unpack_memory: u64,
     /// Memory of all processes that talk to other servers, in bytes.
     pub remote_memory: u64,
 }
 
 impl Default for Slots {
-    /// Two processes per processor, sixteen per processor for clients, and as many for other servers; 1 GiB for
+    /// Two processes per processor, sixteen per processor for clients, and as many for other servers; 1.5 GiB for
     /// pushes and 3 GiB for what other servers send.
     fn default() -> Self {
         const MIB: u64 = 1024 * 1024;
@@ -70,7 +70,7 @@ impl Default for Slots {
             own_pace: times(2),
             client_pace: times(16),
             remote_pace: times(16),
-            unpack_memory: 1_024 * MIB,
+            unpack_memory: 1_536 * MIB,
             remote_memory: 3_072 * MIB,
         }
     }
@@ -114,8 +114,9 @@ impl Pools {
             client_pace: SharedPool::new(processes(client_pace)),
             remote_pace: SharedPool::new(Bounds { reserve: 0, ..processes(remote_pace) }),
             unpack_memory: SharedPool::new(Bounds {
-                reserve: unpack_memory / 3 * 2,
-                smallest: super::store::LEAST_MEMORY,
+                reserve: unpack_memory / 4 * 3,
+                // A lone push of a stranger may have half of what strangers may have.
+                smallest: unpack_memory / 8,
                 ..Bounds::of(unpack_memory)
             }),
             remote_memory: SharedPool::new(Bounds { reserve: 0, ..Bounds::of(remote_memory) }),

@@ -28,7 +28,6 @@ pub use guard::FamilyGuard;
 pub use incoming::Incoming;
 pub(super) use quarantine::Quarantine;
 pub use staging::StagingLimits;
-pub(super) use unpacking::LEAST_MEMORY;
 pub use unpacking::Unpacking;
 
 use super::binary::Git;

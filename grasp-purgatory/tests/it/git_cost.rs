@@ -117,7 +117,7 @@ async fn memory_grows_with_what_was_sent() {
 async fn all_pushes_share_one_budget_of_memory() {
     let dir = tempfile::tempdir().unwrap();
     let path = std::env::var_os("PATH").unwrap();
-    // A third of it is for strangers: room for receiving one pack.
+    // A quarter of it is for strangers: room for receiving one pack.
     let git = Git::find(&path, Slots { unpack_memory: 96 << 20, ..Slots::default() }).unwrap();
     let store = RepoStore::open(dir.path(), git, StagingLimits::default()).await.unwrap();
     let name = "x".parse().unwrap();
@@ -134,8 +134,8 @@ async fn all_pushes_share_one_budget_of_memory() {
 async fn slow_senders_leave_memory_for_those_who_have_sent_everything() {
     let dir = tempfile::tempdir().unwrap();
     let path = std::env::var_os("PATH").unwrap();
-    // A third of it is for strangers: room for resolving the deltas of one pack while others are received.
-    let git = Git::find(&path, Slots { unpack_memory: 450 << 20, ..Slots::default() }).unwrap();
+    // A quarter of it is for strangers: room for resolving the deltas of one pack while others are received.
+    let git = Git::find(&path, Slots { unpack_memory: 600 << 20, ..Slots::default() }).unwrap();
     let store = RepoStore::open(dir.path(), git, StagingLimits::default()).await.unwrap();
     let incoming = store.incoming_for(&"x".parse().unwrap()).await.unwrap();
     let work = Work::new();
@@ -150,6 +150,29 @@ async fn slow_senders_leave_memory_for_those_who_have_sent_everything() {
     unpacking.feed(&pack).await.unwrap();
     unpacking.finish().await.unwrap();
     drop(slow);
+}
+
+#[tokio::test]
+async fn pushes_that_are_complete_do_not_wait_for_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = std::env::var_os("PATH").unwrap();
+    // Room for receiving three packs of strangers, and for resolving the deltas of one.
+    let git = Git::find(&path, Slots { unpack_memory: 352 << 20, ..Slots::default() }).unwrap();
+    let store = RepoStore::open(dir.path(), git, StagingLimits::default()).await.unwrap();
+    let incoming = store.incoming_for(&"x".parse().unwrap()).await.unwrap();
+    let work = Work::new();
+    let pack = work.pack(&[work.commit("1")]);
+    let mut complete = Vec::new();
+    for _ in 0..3 {
+        let mut unpacking = incoming.unpack(PLENTY, PLENTY).await.unwrap();
+        unpacking.feed(&pack).await.unwrap();
+        complete.push(unpacking);
+    }
+    let ending: Vec<_> = complete.into_iter().map(|one| tokio::spawn(one.finish())).collect();
+    for one in ending {
+        let ended = timeout(Duration::from_secs(30), one).await;
+        ended.expect("no push waits for another").unwrap().unwrap();
+    }
 }
 
 #[tokio::test]

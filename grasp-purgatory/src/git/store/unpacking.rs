@@ -28,11 +28,12 @@ const LEAST_FILE: u64 = 64 * MIB;
 /// Memory for receiving a stranger's pack: git needs some for itself, and for one object at a time.
 const RECEIVING_MEMORY: u64 = 24 * MIB;
 
-/// Memory for resolving the deltas of a stranger's pack whatever its size: two objects of the largest size that git deltifies for us, and what
-/// git needs for itself.
-pub(in crate::git) const LEAST_MEMORY: u64 = 64 * MIB;
+/// Memory for resolving the deltas of a stranger's pack whatever its size: two objects of the largest size that git
+/// deltifies for us, and what git needs for itself.
+const LEAST_MEMORY: u64 = 64 * MIB;
 
-/// Memory for all of that for a maintainer's.
+/// The same for a maintainer's pack.
+const RECEIVING_MEMORY_WITH_AUTHORITY: u64 = 128 * MIB;
 const LEAST_MEMORY_WITH_AUTHORITY: u64 = 192 * MIB;
 
 /// Memory for each byte that was sent. The smallest objects take eight times their size while they are indexed.
@@ -85,12 +86,21 @@ impl Budget {
     /// Waits for the memory that resolving deltas takes at least, and takes as much more as there is.
     async fn complete(&mut self) -> Result<ProcessLimits, GitError> {
         let least = least_memory(&self.claimant).min(self.max_memory);
-        if let Some(lacking) = least.checked_sub(self.held()).filter(|lacking| *lacking > 0) {
-            let more = self.pool.wait(&self.claimant, lacking, MEMORY_WAIT).await;
-            self.holdings().push(more.map_err(GitError::Busy)?);
-        }
         self.resize(self.memory_for(least));
+        if self.held() < least {
+            // Pushes that waited for more and kept what they had would wait for each other.
+            self.holdings().clear();
+            self.take(least).await?;
+            self.resize(self.memory_for(least));
+        }
         Ok(self.limits())
+    }
+
+    /// Waits for memory.
+    async fn take(&self, amount: u64) -> Result<(), GitError> {
+        let holding = self.pool.wait(&self.claimant, amount, MEMORY_WAIT).await;
+        self.holdings().push(holding.map_err(GitError::Busy)?);
+        Ok(())
     }
 
     /// Returns the memory for what was sent, beside what any pack gets.
@@ -124,7 +134,7 @@ impl Budget {
 }
 
 fn receiving_memory(claimant: &Claimant) -> u64 {
-    if claimant.has_authority { LEAST_MEMORY_WITH_AUTHORITY } else { RECEIVING_MEMORY }
+    if claimant.has_authority { RECEIVING_MEMORY_WITH_AUTHORITY } else { RECEIVING_MEMORY }
 }
 
 fn least_memory(claimant: &Claimant) -> u64 {
@@ -140,14 +150,13 @@ impl Unpacking {
     ) -> Result<Self, GitError> {
         let claimant = objects.claimant;
         let pool = objects.git.unpack_memory().clone();
-        let memory = receiving_memory(&claimant).min(max_memory);
-        let holding = pool.wait(&claimant, memory, MEMORY_WAIT).await.map_err(GitError::Busy)?;
-        let memory = Arc::new(Mutex::new(vec![holding]));
+        let receiving = receiving_memory(&claimant).min(max_memory);
+        let memory = Arc::default();
         let budget = Budget { claimant, sent: 0, max_memory, pool, memory, shortage: None };
         let file = Some(max_bytes.saturating_mul(2).max(LEAST_FILE));
         // Where limits cannot be raised later they are as high as they may become.
         let limits = if cfg!(target_os = "linux") {
-            ProcessLimits { file, ..budget.limits() }
+            ProcessLimits { memory: Some(receiving), file, ..budget.limits() }
         } else {
             let cpu = ProcessLimits::for_data(&claimant, max_bytes);
             ProcessLimits { memory: Some(max_memory), file, ..cpu }
@@ -166,6 +175,8 @@ impl Unpacking {
             .paced_by_client()
             .spawn()
             .await?;
+        // A process first, then memory: whoever waits for the one holds nothing of the other.
+        budget.take(receiving).await?;
         let pack = process.take_stdin();
         Ok(Self { pack, process: Some(process), tail: Vec::new(), max_bytes, budget })
     }
