@@ -11,6 +11,10 @@ use super::{ClientNetwork, Prefix};
 /// it are bounded by their networks only.
 const MAX_ACCOUNTS: usize = 1 << 16;
 
+/// Accounts from which on only the widest network of a new client is accounted for: whoever has one /48 has enough of
+/// the narrower ones to use up all accounts.
+const MAX_NARROW_ACCOUNTS: usize = MAX_ACCOUNTS / 2;
+
 /// Bounds of a pool, in its own unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
@@ -251,13 +255,17 @@ impl Pool {
                 *slot = Some(prefix);
             }
         }
-        let is_full = |known: bool, accounts: usize| !known && accounts >= MAX_ACCOUNTS;
         let is_known = |prefix: &Prefix| self.networks.contains_key(&(has_authority, *prefix));
-        if networks.iter().flatten().any(|prefix| is_full(is_known(prefix), self.networks.len())) {
-            networks = [Some(Prefix::UNLISTED), None, None];
+        let is_new = networks.iter().flatten().any(|prefix| !is_known(prefix));
+        if is_new && self.networks.len() >= MAX_NARROW_ACCOUNTS {
+            let widest = networks[0];
+            let has_room = self.networks.len() < MAX_ACCOUNTS;
+            let widest = widest.filter(|prefix| has_room || is_known(prefix));
+            networks = [Some(widest.unwrap_or(Prefix::UNLISTED)), None, None];
         }
-        let listed =
-            |author: &PublicKey| !is_full(self.authors.contains_key(author), self.authors.len());
+        let listed = |author: &PublicKey| {
+            self.authors.len() < MAX_ACCOUNTS || self.authors.contains_key(author)
+        };
         Accounts { networks, author: claimant.author.filter(listed), has_authority }
     }
 

@@ -216,3 +216,18 @@ fn authority_is_granted_first_then_the_smallest_holder() {
         "the network that holds two waits for half of what is free"
     );
 }
+
+#[test]
+fn one_wide_network_does_not_use_up_the_accounts_of_others() {
+    let mut pool = Pool::new(Bounds { reserve: 0, ..Bounds::of(1 << 20) });
+    // Every /64 of a /48 takes a little.
+    for number in 0..=u16::MAX {
+        let address = Ipv6Addr::new(0x2001, 0xdb8, 1, number, 0, 0, 0, 1);
+        let _kept = pool.take(&Claimant::at(ClientNetwork::of(address.into())), 1);
+    }
+    let newcomer = |site| {
+        Claimant::at(ClientNetwork::of(Ipv6Addr::new(0x2001, 0xdb8, site, 0, 0, 0, 0, 1).into()))
+    };
+    let _kept = pool.take(&newcomer(2), 100).expect("there is room");
+    assert_eq!((pool.held_by(&newcomer(2)), pool.held_by(&newcomer(3))), (100, 0));
+}
