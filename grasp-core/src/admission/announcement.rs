@@ -10,10 +10,10 @@ use crate::nip34::Announcement;
 
 /// Announcements of one name, and bytes of them, that may be here. All of them are read whenever somebody pushes to that
 /// name or signs a state for it, and anybody may announce under any name.
-const MAX_PER_NAME: Room = Room { count: 2_048, bytes: 8 * 1024 * 1024 };
+const MAX_PER_NAME: Room = Room { count: 2_048, bytes: 2 * 1024 * 1024 };
 
 /// What of that is kept for the owners of repositories that are served under the name, and those whom they invite.
-const RESERVED_PER_NAME: Room = Room { count: 512, bytes: 2 * 1024 * 1024 };
+const RESERVED_PER_NAME: Room = Room { count: 512, bytes: 512 * 1024 };
 
 /// An announcement this small may always take the place of an earlier one.
 const SMALL: usize = 4 * 1024;

@@ -429,12 +429,12 @@ fn announcements_of_one_name_take_only_so_many_bytes() {
     let long = |bytes: usize| listing(ALICE).tags(&[&["description", &"x".repeat(bytes)]]);
     let with = |announcement_bytes| Facts { announcement_bytes, ..Facts::default() };
     let held = Verdict::Hold(Hold::Announcement);
-    assert_eq!(say(&policy(), long(60_000), ALICE, &with(5 * MIB)), held);
+    assert_eq!(say(&policy(), long(60_000), ALICE, &with(MIB)), held);
     assert_eq!(
-        say(&policy(), long(60_000), ALICE, &with(6 * MIB)),
+        say(&policy(), long(60_000), ALICE, &with(MIB + MIB / 2)),
         Verdict::Reject(Rejection::Quota)
     );
-    assert_eq!(say(&policy(), long(1_000), ALICE, &with(9 * MIB)), held);
+    assert_eq!(say(&policy(), long(1_000), ALICE, &with(3 * MIB)), held);
     let verdict = say(&policy(), long(64 * 1024), ALICE, &with(0));
     assert!(matches!(verdict, Verdict::Reject(Rejection::Malformed(_))));
 }

@@ -10,7 +10,8 @@
 //! Each attack meets a server of its own: the very command that operators run, in a process of its own, with default
 //! settings but for its port, its directory and private targets. While it lasts a maintainer signs and pushes, a reader asks by id
 //! and somebody clones. [`Report`](scene::Report) says what must hold: the 95th percentile of each honest operation,
-//! memory, disk, and that everything is given back.
+//! memory, disk, and that everything is given back. Other work on the machine makes operations slow, never fast: a replay
+//! in which nothing but time failed is run once more, and both figures are printed.
 
 mod attacker;
 mod git;
@@ -78,14 +79,35 @@ fn main() -> ExitCode {
 
 /// Replays an attack and prints its figures; whether everything held that must hold.
 async fn stands(attack: &Attack) -> bool {
+    let first = replay(attack).await;
+    match first {
+        Replayed::Slow => matches!(replay(attack).await, Replayed::Held),
+        other => matches!(other, Replayed::Held),
+    }
+}
+
+/// What a replay showed.
+enum Replayed {
+    Held,
+    /// Honest operations took too long, and everything else held.
+    Slow,
+    Failed,
+}
+
+async fn replay(attack: &Attack) -> Replayed {
     // A panic has printed its own message.
     let report = AssertUnwindSafe((attack.replay)()).catch_unwind().await;
     let failures = report.as_ref().map_or(vec!["it panicked".to_owned()], |one| one.failures());
+    let is_slow = report.as_ref().is_ok_and(Report::is_only_slow);
     let verdict = if failures.is_empty() { "ok" } else { "FAILED" };
     let figures = report.map(|report| report.to_string()).unwrap_or_default();
     println!("test {} ... {verdict}  {figures}", attack.name);
     failures.iter().for_each(|failure| println!("    {failure}"));
-    failures.is_empty()
+    match failures.is_empty() {
+        true => Replayed::Held,
+        false if is_slow => Replayed::Slow,
+        false => Replayed::Failed,
+    }
 }
 
 /// Joins lists of attacks.

@@ -140,7 +140,7 @@ async fn crowded_name() -> Report {
     let attack = async {
         assert_eq!(publish(attacker, first).await, 1);
         let accepted = publish_all(attacker, batches).await;
-        assert!(accepted <= 110, "6 MiB of one name and no more, not {accepted}");
+        assert!(accepted <= 35, "2 MiB of one name and no more, not {accepted}");
         // Each reads all that was announced.
         publish(attacker, states).await;
     };

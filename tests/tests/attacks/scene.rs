@@ -117,20 +117,34 @@ impl Report {
 
     /// Returns what did not hold.
     pub(crate) fn failures(&self) -> Vec<String> {
-        let mut failures = self.more.clone();
+        [self.more.clone(), self.slow_operations(), self.overspent()].concat()
+    }
+
+    /// Returns whether nothing but the time of honest operations failed.
+    pub(crate) fn is_only_slow(&self) -> bool {
+        self.more.is_empty() && self.overspent().is_empty() && !self.slow_operations().is_empty()
+    }
+
+    fn slow_operations(&self) -> Vec<String> {
+        let mut slow = Vec::new();
         for (operation, position) in [("push", 0), ("request", 1), ("clone", 2)] {
             let (idle, attacked) = (self.idle[position], self.attacked[position]);
             if attacked > TOLERABLE.max(idle * 10) {
-                failures.push(format!("{operation}: p95 {attacked:?}, idle {idle:?}"));
+                slow.push(format!("{operation}: p95 {attacked:?}, idle {idle:?}"));
             }
         }
+        slow
+    }
+
+    fn overspent(&self) -> Vec<String> {
+        let mut overspent = Vec::new();
         if self.memory > MEMORY {
-            failures.push(format!("memory: {} MB beyond idle", self.memory >> 20));
+            overspent.push(format!("memory: {} MB beyond idle", self.memory >> 20));
         }
         if self.disk > self.disk_bound {
-            failures.push(format!("disk: {} bytes, bound {}", self.disk, self.disk_bound));
+            overspent.push(format!("disk: {} bytes, bound {}", self.disk, self.disk_bound));
         }
-        failures
+        overspent
     }
 }
 
