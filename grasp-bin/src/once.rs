@@ -64,7 +64,7 @@ async fn sync_from(config: Config, from: Vec<RelayUrl>, limit: Duration) -> Resu
         Some(domain) => domain.clone(),
         None => config.settings.service.clone(),
     };
-    if let Some(relay) = from.iter().find(|relay| service.is_us(relay.as_str())) {
+    if let Some(relay) = from.iter().find(|relay| service.is_own_url(relay.as_str())) {
         bail!("{relay} is this server itself by its domain, {service}; choose another --from");
     }
     let mut settings = config.settings.reached_at(service);

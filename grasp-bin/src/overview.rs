@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
-use grasp_core::service::Door;
+use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, Mono, kinds};
 use grasp_purgatory::hunt::{HuntFigures, Turn};
 use grasp_purgatory::{Counts, Phase, Purgatory};
@@ -323,12 +323,12 @@ impl StatusSource for Overview {
         let damaged = self.0.keeper.damaged();
         self.set(&table::DAMAGED, &[], damaged.len() as u64);
         let service = &self.0.keeper.policy().service;
-        let address = |DamagedRepo { door, repo }: DamagedRepo| {
+        let address = |DamagedRepo { endpoint, repo }: DamagedRepo| {
             let path = service.repo_path(&repo);
             let mount = service.mount_path();
-            match door {
-                Door::Hosted => path,
-                Door::Proposals => {
+            match endpoint {
+                Endpoint::Repository => path,
+                Endpoint::PullRequests => {
                     format!("{mount}/prs{}", path.strip_prefix(&mount).unwrap_or(&path))
                 }
             }

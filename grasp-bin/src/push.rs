@@ -171,7 +171,8 @@ async fn newest_elsewhere<'a>(
 ) -> Option<Event> {
     let named = known.filter_map(|event| Announcement::parse(event).ok());
     let named: BTreeSet<_> = named.flat_map(|read| read.relays).collect();
-    let is_other = |url: &RelayUrl| !push.servers.iter().any(|one| one.service.is_us(url.as_str()));
+    let is_other =
+        |url: &RelayUrl| !push.servers.iter().any(|one| one.service.is_own_url(url.as_str()));
     let others = named.into_iter().filter(is_other).take(MAX_OTHER_RELAYS);
     let filter = about(repo, kinds::ANNOUNCEMENT);
     let answers = others.map(|url| {

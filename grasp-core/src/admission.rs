@@ -17,7 +17,7 @@ mod state;
 mod verdict;
 
 pub use answer::Answer;
-pub use facts::{Facts, KnownAnnouncement, Needs, Origin, Standing, SyncPath};
+pub use facts::{Facts, KnownAnnouncement, Needs, Origin, Presence, SyncPath};
 pub use fan_out::{Crowding, FanOut, FanOutLimits, Share};
 pub use policy::{Archive, Bans, Policy};
 pub use verdict::{Acceptance, Hold, Known, Lasting, Rejection, Verdict};
@@ -82,7 +82,7 @@ fn before_dispatch(
     };
     match (rejected, facts.known) {
         (Some(why), _) => Some(Verdict::Reject(why)),
-        (None, Some(standing)) => Some(Verdict::Known(standing.into())),
+        (None, Some(presence)) => Some(Verdict::Known(presence.into())),
         (None, None) => None,
     }
 }
@@ -108,7 +108,7 @@ pub fn is_expired(event: &Event, now: Timestamp) -> bool {
 
 fn dispatch(policy: &Policy, origin: &Origin, event: &Event, facts: &Facts) -> Verdict {
     let kind = event.kind;
-    if kinds::NEVER_STORED.contains(&kind) {
+    if kinds::NEVER_STORED_KINDS.contains(&kind) {
         Verdict::Reject(Rejection::NeverStored)
     } else if kind == kinds::ANNOUNCEMENT {
         announcement::judge(policy, event, facts)

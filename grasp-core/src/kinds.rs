@@ -22,20 +22,20 @@ pub const DELETION: Kind = Kind::EventDeletion;
 pub const VANISH: Kind = Kind::RequestToVanish;
 
 /// Kinds that begin a thread about a repository; later events may name only these.
-pub const ROOTS: [Kind; 4] = [PATCH, PULL_REQUEST, PULL_REQUEST_UPDATE, ISSUE];
+pub const ROOT_KINDS: [Kind; 4] = [PATCH, PULL_REQUEST, PULL_REQUEST_UPDATE, ISSUE];
 
 /// Kinds that continue a thread; later events may name only these.
-pub const REPLIES: [Kind; 3] = [Kind::Comment, Kind::TextNote, Kind::GitReply];
+pub const REPLY_KINDS: [Kind; 3] = [Kind::Comment, Kind::TextNote, Kind::GitReply];
 
 /// Kinds of most events about repositories and their threads: roots, replies, statuses, reactions and deletions.
-pub const USUAL: [Kind; 15] = [
+pub const COMMON_REPO_KINDS: [Kind; 15] = [
     PATCH,
     PULL_REQUEST,
     PULL_REQUEST_UPDATE,
     ISSUE,
-    REPLIES[0],
-    REPLIES[1],
-    REPLIES[2],
+    REPLY_KINDS[0],
+    REPLY_KINDS[1],
+    REPLY_KINDS[2],
     Kind::GitStatusOpen,
     Kind::GitStatusApplied,
     Kind::GitStatusClosed,
@@ -47,15 +47,15 @@ pub const USUAL: [Kind; 15] = [
 ];
 
 /// Kinds that show that their author takes part in a repository or thread. A profile does not.
-pub const TAKING_PART: [Kind; 13] = [
+pub const PARTICIPATION_KINDS: [Kind; 13] = [
     ANNOUNCEMENT,
     PATCH,
     PULL_REQUEST,
     PULL_REQUEST_UPDATE,
     ISSUE,
-    REPLIES[0],
-    REPLIES[1],
-    REPLIES[2],
+    REPLY_KINDS[0],
+    REPLY_KINDS[1],
+    REPLY_KINDS[2],
     Kind::GitStatusOpen,
     Kind::GitStatusApplied,
     Kind::GitStatusClosed,
@@ -63,11 +63,11 @@ pub const TAKING_PART: [Kind; 13] = [
     Kind::Reaction,
 ];
 
-/// Kinds that describe their author, stored only for authors of an event of one of the [`TAKING_PART`] kinds.
-pub const ABOUT_THEIR_AUTHOR: [Kind; 2] = [Kind::Metadata, Kind::RelayList];
+/// Kinds that describe their author, stored only for authors of an event of one of the [`PARTICIPATION_KINDS`] kinds.
+pub const PROFILE_KINDS: [Kind; 2] = [Kind::Metadata, Kind::RelayList];
 
 /// Kinds that are stored from any author, independent of what they name.
-pub const ALWAYS_WELCOME: [Kind; 3] = [DELETION, VANISH, GRASP_LIST];
+pub const UNCONDITIONAL_KINDS: [Kind; 3] = [DELETION, VANISH, GRASP_LIST];
 
 /// An application (NIP-82), which names the repository of its source.
 pub const SOFTWARE: Kind = Kind::from_u16(32_267);
@@ -82,15 +82,15 @@ pub const CONTAINER: Kind = Kind::from_u16(30_624);
 ///
 /// Of the addressable events of repositories these are the kinds that others are known to refer to; others are
 /// reported when they are accepted.
-pub const SELF_SUBSCRIPTION: [Kind; 12] = [
+pub const SELF_SUBSCRIPTION_KINDS: [Kind; 12] = [
     ANNOUNCEMENT,
     PATCH,
     PULL_REQUEST,
     PULL_REQUEST_UPDATE,
     ISSUE,
-    REPLIES[0],
-    REPLIES[1],
-    REPLIES[2],
+    REPLY_KINDS[0],
+    REPLY_KINDS[1],
+    REPLY_KINDS[2],
     SOFTWARE,
     SOFTWARE_RELEASE,
     PROJECT,
@@ -98,7 +98,7 @@ pub const SELF_SUBSCRIPTION: [Kind; 12] = [
 ];
 
 /// Kinds that authenticate to one server at one time, and are never stored.
-pub const NEVER_STORED: [Kind; 2] = [Kind::Authentication, Kind::HttpAuth];
+pub const NEVER_STORED_KINDS: [Kind; 2] = [Kind::Authentication, Kind::HttpAuth];
 
 /// Returns whether there is one event per author and kind (NIP-01): kinds 0, 3 and 10000–19999.
 ///

@@ -32,7 +32,7 @@
 //! let announcement = Announcement::parse(&event)?;
 //! assert_eq!(announcement.repo, repo);
 //! assert!(announcement.lists(&us));
-//! let others: Vec<&RelayUrl> = announcement.relays.iter().filter(|url| !us.is_us(url.as_str())).collect();
+//! let others: Vec<&RelayUrl> = announcement.relays.iter().filter(|url| !us.is_own_url(url.as_str())).collect();
 //! assert_eq!(others[0].as_str(), "wss://other.example");
 //! # Ok(()) }
 //! ```
@@ -66,5 +66,5 @@ pub use repo::{
 };
 pub use service::ServiceIdentity;
 pub use time::{Mono, Now};
-pub use verified::{Forged, Verified};
+pub use verified::{VerificationError, Verified};
 pub use version::Version;

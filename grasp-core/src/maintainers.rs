@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use nostr::key::PublicKey;
 use serde::{Deserialize, Serialize};
 
-use crate::nip34::{Announcement, Roster};
+use crate::nip34::{Announcement, MaintainerList};
 
 /// How listing and being listed make a maintainer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,11 +27,13 @@ pub enum MaintainerModel {
 /// have announced, of whom one name has room for so many.
 pub const MAX_MAINTAINERS: usize = 512;
 
-/// The rosters of all announcements with one identifier, by author: each author's winning version.
-pub type Rosters = BTreeMap<PublicKey, Roster>;
+/// The maintainer_lists of all announcements with one identifier, by author: each author's winning version.
+pub type MaintainerLists = BTreeMap<PublicKey, MaintainerList>;
 
-/// Collects rosters from announcements of one identifier, keeping each author's winning version.
-pub fn rosters<'a>(announcements: impl IntoIterator<Item = &'a Announcement>) -> Rosters {
+/// Collects maintainer_lists from announcements of one identifier, keeping each author's winning version.
+pub fn maintainer_lists<'a>(
+    announcements: impl IntoIterator<Item = &'a Announcement>,
+) -> MaintainerLists {
     let mut winners: BTreeMap<PublicKey, &Announcement> = BTreeMap::new();
     for announcement in announcements {
         let winner = winners.entry(announcement.repo.owner).or_insert(announcement);
@@ -39,33 +41,37 @@ pub fn rosters<'a>(announcements: impl IntoIterator<Item = &'a Announcement>) ->
             *winner = announcement;
         }
     }
-    winners.into_iter().map(|(author, winner)| (author, winner.roster.clone())).collect()
+    winners.into_iter().map(|(author, winner)| (author, winner.maintainer_list.clone())).collect()
 }
 
 impl MaintainerModel {
-    /// Who may sign states of the repository that `selected` announced under the rosters' identifier.
+    /// Who may sign states of the repository that `selected` announced under the maintainer_lists' identifier.
     ///
     /// ```
     /// use std::collections::BTreeSet;
-    /// use grasp_core::{MaintainerModel, maintainers::Rosters, nip34::Roster};
+    /// use grasp_core::{MaintainerModel, maintainers::MaintainerLists, nip34::MaintainerList};
     /// use nostr::key::PublicKey;
     ///
     /// let [alice, bob] = [1, 2].map(|n| PublicKey::from_byte_array([n; 32]));
-    /// let mut rosters = Rosters::from([(alice, Roster::Listed(BTreeSet::from([bob])))]);
+    /// let mut maintainer_lists = MaintainerLists::from([(alice, MaintainerList::Listed(BTreeSet::from([bob])))]);
     ///
     /// // Alice invites bob. By that alone he can sign for her only in the plain model.
-    /// let say = MaintainerModel::Reciprocal.maintainers(&alice, &rosters);
+    /// let say = MaintainerModel::Reciprocal.maintainers(&alice, &maintainer_lists);
     /// assert_eq!(say, BTreeSet::from([alice]));
-    /// let say = MaintainerModel::Plain.maintainers(&alice, &rosters);
+    /// let say = MaintainerModel::Plain.maintainers(&alice, &maintainer_lists);
     /// assert_eq!(say, BTreeSet::from([alice, bob]));
     ///
     /// // Bob accepts by listing her back.
-    /// rosters.insert(bob, Roster::Listed(BTreeSet::from([alice])));
-    /// let say = MaintainerModel::Reciprocal.maintainers(&alice, &rosters);
+    /// maintainer_lists.insert(bob, MaintainerList::Listed(BTreeSet::from([alice])));
+    /// let say = MaintainerModel::Reciprocal.maintainers(&alice, &maintainer_lists);
     /// assert_eq!(say, BTreeSet::from([alice, bob]));
     /// ```
-    pub fn maintainers(self, selected: &PublicKey, rosters: &Rosters) -> BTreeSet<PublicKey> {
-        Circles::new(self, rosters).of(selected)
+    pub fn maintainers(
+        self,
+        selected: &PublicKey,
+        maintainer_lists: &MaintainerLists,
+    ) -> BTreeSet<PublicKey> {
+        MaintainerSets::new(self, maintainer_lists).of(selected)
     }
 }
 
@@ -74,24 +80,24 @@ impl MaintainerModel {
 /// Anybody can announce under any name and list anybody: for a crowded name, whoever asks about all of its owners
 /// asks here, where everybody's words are read once.
 #[derive(Debug)]
-pub struct Circles<'a> {
+pub struct MaintainerSets<'a> {
     model: MaintainerModel,
-    rosters: &'a Rosters,
+    maintainer_lists: &'a MaintainerLists,
     listings: Listings,
 }
 
-impl<'a> Circles<'a> {
-    /// Reads these rosters.
-    pub fn new(model: MaintainerModel, rosters: &'a Rosters) -> Self {
-        Self { model, rosters, listings: Listings::of(rosters) }
+impl<'a> MaintainerSets<'a> {
+    /// Reads these maintainer_lists.
+    pub fn new(model: MaintainerModel, maintainer_lists: &'a MaintainerLists) -> Self {
+        Self { model, maintainer_lists, listings: Listings::of(maintainer_lists) }
     }
 
     /// Who may sign states of the repository that `selected` announced.
     pub fn of(&self, selected: &PublicKey) -> BTreeSet<PublicKey> {
         match self.model {
-            MaintainerModel::Plain => plain(selected, self.rosters),
+            MaintainerModel::Plain => plain(selected, self.maintainer_lists),
             MaintainerModel::Reciprocal => {
-                let root = root(selected, self.rosters);
+                let root = root(selected, self.maintainer_lists);
                 root.map(|root| self.listings.reciprocal(&root)).unwrap_or_default()
             }
         }
@@ -100,22 +106,23 @@ impl<'a> Circles<'a> {
 
 /// Returns the keys that are reachable by listing, up to [`MAX_MAINTAINERS`]. Whoever has left by their own word is not in
 /// and not followed.
-fn plain(selected: &PublicKey, rosters: &Rosters) -> BTreeSet<PublicKey> {
+fn plain(selected: &PublicKey, maintainer_lists: &MaintainerLists) -> BTreeSet<PublicKey> {
     let mut confirmed = BTreeSet::new();
     let mut seen = BTreeSet::from([*selected]);
     let mut open = VecDeque::from([*selected]);
-    if !rosters.contains_key(selected) {
+    if !maintainer_lists.contains_key(selected) {
         return BTreeSet::new();
     }
     while let Some(key) = open.pop_front() {
-        let roster = rosters.get(&key);
-        let active = roster.is_none_or(|roster| roster.author_is_active(&key));
+        let maintainer_list = maintainer_lists.get(&key);
+        let active =
+            maintainer_list.is_none_or(|maintainer_list| maintainer_list.author_is_active(&key));
         if active {
             confirmed.insert(key);
         }
         // The selected author's listing stands even after they left: it is how they handed over.
         if active || key == *selected {
-            let listed = roster.map(Roster::listed).unwrap_or_default();
+            let listed = maintainer_list.map(MaintainerList::listed).unwrap_or_default();
             let room = MAX_MAINTAINERS.saturating_sub(seen.len());
             open.extend(listed.into_iter().filter(|key| seen.insert(*key)).take(room));
         }
@@ -132,22 +139,25 @@ struct Listings {
 }
 
 impl Listings {
-    fn of(rosters: &Rosters) -> Self {
-        let authors: Vec<PublicKey> = rosters.keys().copied().collect();
-        let places = |roster: &Roster| {
-            let listed = roster.listed();
+    fn of(maintainer_lists: &MaintainerLists) -> Self {
+        let authors: Vec<PublicKey> = maintainer_lists.keys().copied().collect();
+        let places = |maintainer_list: &MaintainerList| {
+            let listed = maintainer_list.listed();
             listed.iter().filter_map(|key| authors.binary_search(key).ok()).collect()
         };
         Self {
-            listed: rosters.values().map(places).collect(),
-            is_active: rosters.iter().map(|(key, roster)| roster.author_is_active(key)).collect(),
+            listed: maintainer_lists.values().map(places).collect(),
+            is_active: maintainer_lists
+                .iter()
+                .map(|(key, maintainer_list)| maintainer_list.author_is_active(key))
+                .collect(),
             authors,
         }
     }
 
     /// The root, and then whoever lists and is listed back, until nothing changes.
     ///
-    /// Everybody's roster is read once when they are invited and once when they are confirmed: rosters are written by
+    /// Everybody's maintainer_list is read once when they are invited and once when they are confirmed: maintainer_lists are written by
     /// strangers, and a long chain of acceptances must not cost the square of its length.
     fn reciprocal(&self, root: &PublicKey) -> BTreeSet<PublicKey> {
         let Ok(root) = self.authors.binary_search(root) else { return BTreeSet::new() };
@@ -185,15 +195,17 @@ impl Listings {
 ///
 /// A missing announcement, two leads, a cycle, or a path that ends without a lead who leads by their own word:
 /// nobody has a say.
-fn root(selected: &PublicKey, rosters: &Rosters) -> Option<PublicKey> {
+fn root(selected: &PublicKey, maintainer_lists: &MaintainerLists) -> Option<PublicKey> {
     let mut at = *selected;
     let mut seen = BTreeSet::new();
     while seen.insert(at) {
-        let roster = rosters.get(&at)?;
-        let leads = roster.leads();
+        let maintainer_list = maintainer_lists.get(&at)?;
+        let leads = maintainer_list.leads();
         let mut leads = leads.iter();
         match (leads.next(), leads.next()) {
-            (None, _) if at == *selected && roster.author_is_active(&at) => return Some(at),
+            (None, _) if at == *selected && maintainer_list.author_is_active(&at) => {
+                return Some(at);
+            }
             (Some(lead), None) if *lead == at => return Some(at),
             (Some(lead), None) => at = *lead,
             _ => return None,
@@ -213,13 +225,13 @@ mod tests {
     const CAROL: u8 = 3;
     const EVE: u8 = 9;
 
-    fn listed(keys: &[u8]) -> Roster {
-        Roster::Listed(keys.iter().map(|n| key(*n)).collect())
+    fn listed(keys: &[u8]) -> MaintainerList {
+        MaintainerList::Listed(keys.iter().map(|n| key(*n)).collect())
     }
 
-    fn roles(records: &[(Role, u8, Tenure)]) -> Roster {
+    fn roles(records: &[(Role, u8, Tenure)]) -> MaintainerList {
         let record = |&(role, n, tenure)| RoleRecord { role, key: key(n), tenure };
-        Roster::Roles(records.iter().map(record).collect())
+        MaintainerList::Roles(records.iter().map(record).collect())
     }
 
     fn lead(n: u8) -> (Role, u8, Tenure) {
@@ -230,9 +242,16 @@ mod tests {
         (Role::Maintainer, n, Tenure::Active)
     }
 
-    fn confirmed(model: MaintainerModel, selected: u8, rosters: &[(u8, Roster)]) -> Vec<u8> {
-        let rosters = rosters.iter().map(|(n, roster)| (key(*n), roster.clone())).collect();
-        let say = model.maintainers(&key(selected), &rosters);
+    fn confirmed(
+        model: MaintainerModel,
+        selected: u8,
+        maintainer_lists: &[(u8, MaintainerList)],
+    ) -> Vec<u8> {
+        let maintainer_lists = maintainer_lists
+            .iter()
+            .map(|(n, maintainer_list)| (key(*n), maintainer_list.clone()))
+            .collect();
+        let say = model.maintainers(&key(selected), &maintainer_lists);
         say.iter().map(|key| key.to_bytes()[0]).collect()
     }
 
@@ -240,9 +259,9 @@ mod tests {
 
     #[test]
     fn plain_follows_listings_of_listed_keys() {
-        let rosters = [(ALICE, listed(&[BOB])), (BOB, listed(&[CAROL]))];
-        assert_eq!(confirmed(Plain, ALICE, &rosters), [ALICE, BOB, CAROL]);
-        assert_eq!(confirmed(Plain, BOB, &rosters), [BOB, CAROL]);
+        let maintainer_lists = [(ALICE, listed(&[BOB])), (BOB, listed(&[CAROL]))];
+        assert_eq!(confirmed(Plain, ALICE, &maintainer_lists), [ALICE, BOB, CAROL]);
+        assert_eq!(confirmed(Plain, BOB, &maintainer_lists), [BOB, CAROL]);
     }
 
     #[test]
@@ -260,26 +279,26 @@ mod tests {
     #[test]
     fn an_invited_fork_owner_takes_nothing_over() {
         // Eve already has a fork under the same identifier when alice invites her.
-        let rosters = [(ALICE, listed(&[EVE])), (EVE, listed(&[]))];
-        assert_eq!(confirmed(Reciprocal, ALICE, &rosters), [ALICE]);
-        assert_eq!(confirmed(Plain, ALICE, &rosters), [ALICE, EVE]);
+        let maintainer_lists = [(ALICE, listed(&[EVE])), (EVE, listed(&[]))];
+        assert_eq!(confirmed(Reciprocal, ALICE, &maintainer_lists), [ALICE]);
+        assert_eq!(confirmed(Plain, ALICE, &maintainer_lists), [ALICE, EVE]);
     }
 
     #[test]
     fn listing_oneself_into_a_repository_gives_nothing() {
-        let rosters = [(ALICE, listed(&[])), (EVE, listed(&[ALICE]))];
-        assert_eq!(confirmed(Reciprocal, ALICE, &rosters), [ALICE]);
-        assert_eq!(confirmed(Plain, ALICE, &rosters), [ALICE]);
+        let maintainer_lists = [(ALICE, listed(&[])), (EVE, listed(&[ALICE]))];
+        assert_eq!(confirmed(Reciprocal, ALICE, &maintainer_lists), [ALICE]);
+        assert_eq!(confirmed(Plain, ALICE, &maintainer_lists), [ALICE]);
     }
 
     #[test]
     fn the_lead_is_found_by_following_m() {
-        let rosters = [
+        let maintainer_lists = [
             (ALICE, roles(&[lead(BOB)])),
             (BOB, roles(&[lead(BOB), maintainer(CAROL)])),
             (CAROL, roles(&[lead(BOB), maintainer(CAROL)])),
         ];
-        assert_eq!(confirmed(Reciprocal, ALICE, &rosters), [BOB, CAROL]);
+        assert_eq!(confirmed(Reciprocal, ALICE, &maintainer_lists), [BOB, CAROL]);
     }
 
     #[test]
@@ -288,8 +307,12 @@ mod tests {
         let missing = [(ALICE, roles(&[lead(BOB)]))];
         let cycle = [(ALICE, roles(&[lead(BOB)])), (BOB, roles(&[lead(ALICE)]))];
         let no_self_lead = [(ALICE, roles(&[lead(BOB)])), (BOB, listed(&[ALICE]))];
-        for rosters in [&two[..], &missing, &cycle, &no_self_lead, &[]] {
-            assert_eq!(confirmed(Reciprocal, ALICE, rosters), [0u8; 0], "{rosters:?}");
+        for maintainer_lists in [&two[..], &missing, &cycle, &no_self_lead, &[]] {
+            assert_eq!(
+                confirmed(Reciprocal, ALICE, maintainer_lists),
+                [0u8; 0],
+                "{maintainer_lists:?}"
+            );
         }
         assert_eq!(confirmed(Plain, ALICE, &[]), [0u8; 0]);
     }
@@ -298,9 +321,9 @@ mod tests {
     fn whoever_left_has_no_say_whoever_lists_them() {
         for gone in [Tenure::Ended, Tenure::Deferred, Tenure::Void] {
             let left = roles(&[(Role::Maintainer, BOB, gone), maintainer(ALICE)]);
-            let rosters = [(ALICE, listed(&[BOB])), (BOB, left)];
-            assert_eq!(confirmed(Reciprocal, ALICE, &rosters), [ALICE]);
-            assert_eq!(confirmed(Plain, ALICE, &rosters), [ALICE]);
+            let maintainer_lists = [(ALICE, listed(&[BOB])), (BOB, left)];
+            assert_eq!(confirmed(Reciprocal, ALICE, &maintainer_lists), [ALICE]);
+            assert_eq!(confirmed(Plain, ALICE, &maintainer_lists), [ALICE]);
         }
         let alone = [(ALICE, roles(&[(Role::Lead, ALICE, Tenure::Ended)]))];
         assert_eq!(confirmed(Reciprocal, ALICE, &alone), [0u8; 0]);
@@ -319,9 +342,9 @@ mod tests {
             Announcement::parse(&event).unwrap()
         };
         let all = [version(5, 1, BOB), version(7, 9, CAROL), version(7, 3, EVE)];
-        let won = rosters(&all);
+        let won = maintainer_lists(&all);
         assert!(won[&key(ALICE)].lists(&key(EVE)));
-        assert_eq!(won, rosters(all.iter().rev()));
+        assert_eq!(won, maintainer_lists(all.iter().rev()));
     }
 
     #[test]
@@ -334,11 +357,12 @@ mod tests {
         // A thousand people, each of whom lists the next one and a hundred who never say anything.
         let lists = |n: usize| {
             let silent = (0..100).map(move |m| person(10_000 + n * 100 + m));
-            let roster = silent.chain([person(n + 1), person(n.saturating_sub(1))]).collect();
-            (person(n), Roster::Listed(roster))
+            let maintainer_list =
+                silent.chain([person(n + 1), person(n.saturating_sub(1))]).collect();
+            (person(n), MaintainerList::Listed(maintainer_list))
         };
-        let rosters: Rosters = (0..1_000).map(lists).collect();
-        let sets = Circles::new(Plain, &rosters);
+        let maintainer_lists: MaintainerLists = (0..1_000).map(lists).collect();
+        let sets = MaintainerSets::new(Plain, &maintainer_lists);
         for n in 0..1_000 {
             let set = sets.of(&person(n));
             assert!(set.len() <= MAX_MAINTAINERS, "{}", set.len());
@@ -356,10 +380,10 @@ mod tests {
             PublicKey::from_byte_array(bytes)
         };
         let around = |n: usize| (0..=20).map(|m| person((n + 290 + m) % 300)).collect();
-        let mut rosters: Rosters =
-            (0..300).map(|n| (person(n), Roster::Listed(around(n)))).collect();
-        rosters.insert(person(5), Roster::Listed(BTreeSet::new()));
-        let circles = Circles::new(MaintainerModel::Reciprocal, &rosters);
+        let mut maintainer_lists: MaintainerLists =
+            (0..300).map(|n| (person(n), MaintainerList::Listed(around(n)))).collect();
+        maintainer_lists.insert(person(5), MaintainerList::Listed(BTreeSet::new()));
+        let circles = MaintainerSets::new(MaintainerModel::Reciprocal, &maintainer_lists);
         let all_but_one: BTreeSet<_> = (0..300).filter(|n| *n != 5).map(person).collect();
         for n in 0..300 {
             let expected = if n == 5 { BTreeSet::from([person(5)]) } else { all_but_one.clone() };

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use nostr::key::PublicKey;
 use nostr::nips::nip19::ToBech32;
 
-pub use self::path::{Door, GitPath};
+pub use self::path::{Endpoint, GitPath};
 use crate::repo::UrlParts;
 use crate::repo::{CloneUrl, Identifier, RelayUrl, RepoId, UrlError};
 
@@ -21,10 +21,10 @@ use crate::repo::{CloneUrl, Identifier, RelayUrl, RepoId, UrlError};
 /// use grasp_core::ServiceIdentity;
 ///
 /// let us: ServiceIdentity = "grasp.example/git".parse().unwrap();
-/// assert!(us.is_us("wss://GRASP.example./git/"));
-/// assert!(!us.is_us("wss://grasp.example.evil.org/git"));
-/// assert!(!us.is_us("https://evil.org/grasp.example/git"));
-/// assert!(!us.is_us("wss://grasp.example/gitlab"));
+/// assert!(us.is_own_url("wss://GRASP.example./git/"));
+/// assert!(!us.is_own_url("wss://grasp.example.evil.org/git"));
+/// assert!(!us.is_own_url("https://evil.org/grasp.example/git"));
+/// assert!(!us.is_own_url("wss://grasp.example/gitlab"));
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceIdentity {
@@ -38,7 +38,7 @@ const SCHEMES: [&str; 4] = ["ws", "wss", "http", "https"];
 
 impl ServiceIdentity {
     /// Returns whether a URL leads to this service, at its mount or below.
-    pub fn is_us(&self, url: &str) -> bool {
+    pub fn is_own_url(&self, url: &str) -> bool {
         UrlParts::parse(url, &SCHEMES).is_ok_and(|parts| self.path_below(&parts).is_some())
     }
 
@@ -118,14 +118,14 @@ impl ServiceIdentity {
 /// `None` if the URL has another form.
 ///
 /// ```
-/// use grasp_core::service::relay_of;
+/// use grasp_core::service::relay_of_clone_url;
 ///
 /// let npub = "npub10xlxvlhemja6c4dqv22uapctqupfhlxm9h8z3k2e72q4k9hcz7vqpkge6d";
 /// let url = format!("https://grasp.example/git/{npub}/x.git").parse().unwrap();
-/// assert_eq!(relay_of(&url).unwrap().as_str(), "wss://grasp.example/git");
-/// assert!(relay_of(&"https://forge.example/me/x.git".parse().unwrap()).is_none());
+/// assert_eq!(relay_of_clone_url(&url).unwrap().as_str(), "wss://grasp.example/git");
+/// assert!(relay_of_clone_url(&"https://forge.example/me/x.git".parse().unwrap()).is_none());
 /// ```
-pub fn relay_of(url: &CloneUrl) -> Option<RelayUrl> {
+pub fn relay_of_clone_url(url: &CloneUrl) -> Option<RelayUrl> {
     let address = url.as_str().strip_prefix("http")?;
     let (address, name) = address.rsplit_once('/')?;
     let (address, owner) = address.rsplit_once('/')?;
@@ -215,14 +215,17 @@ mod tests {
             "http://grasp.example:80/x",
             "https://grasp.example",
         ] {
-            assert!(plain.is_us(url), "{url}");
+            assert!(plain.is_own_url(url), "{url}");
         }
-        assert!(!plain.is_us("wss://grasp.example:8443"));
+        assert!(!plain.is_own_url("wss://grasp.example:8443"));
         let ported = us("127.0.0.1:7334");
-        assert!(ported.is_us("ws://127.0.0.1:7334") && ported.is_us("https://127.0.0.1:7334/a"));
-        assert!(!ported.is_us("ws://127.0.0.1"));
-        assert!(us("grasp.example:443").is_us("wss://grasp.example"));
-        assert!(!us("grasp.example:443").is_us("ws://grasp.example"));
+        assert!(
+            ported.is_own_url("ws://127.0.0.1:7334")
+                && ported.is_own_url("https://127.0.0.1:7334/a")
+        );
+        assert!(!ported.is_own_url("ws://127.0.0.1"));
+        assert!(us("grasp.example:443").is_own_url("wss://grasp.example"));
+        assert!(!us("grasp.example:443").is_own_url("ws://grasp.example"));
     }
 
     #[test]
@@ -237,21 +240,21 @@ mod tests {
             "us.example",
             "",
         ] {
-            assert!(!us.is_us(url), "{url}");
+            assert!(!us.is_own_url(url), "{url}");
         }
     }
 
     #[test]
     fn a_mount_matches_whole_segments_only() {
         let us = us("h.example/a/b/");
-        assert!(us.is_us("wss://h.example//a///b//c"));
+        assert!(us.is_own_url("wss://h.example//a///b//c"));
         for url in [
             "wss://h.example",
             "wss://h.example/a",
             "wss://h.example/a/bc",
             "wss://h.example/x/a/b",
         ] {
-            assert!(!us.is_us(url), "{url}");
+            assert!(!us.is_own_url(url), "{url}");
         }
     }
 

@@ -16,12 +16,12 @@ pub struct Verified<E = Event>(E);
 /// The id is not the hash of the event, or the signature is not by its author.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the id or the signature does not verify")]
-pub struct Forged;
+pub struct VerificationError;
 
 impl<E: Borrow<Event>> Verified<E> {
     /// Checks id and signature; takes about 40 µs.
-    pub fn check(event: E) -> Result<Self, Forged> {
-        event.borrow().verify().map_err(|_| Forged)?;
+    pub fn check(event: E) -> Result<Self, VerificationError> {
+        event.borrow().verify().map_err(|_| VerificationError)?;
         Ok(Self(event))
     }
 }

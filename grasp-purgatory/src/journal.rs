@@ -13,7 +13,7 @@ use nostr::event::{Event, EventId};
 use nostr::types::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::purgatory::{Came, Chore, Phase, Why};
+use crate::purgatory::{Chore, Phase, PushTarget, Why};
 
 /// The version of the records that this release writes, and the newest that it reads.
 const VERSION: u32 = 1;
@@ -58,7 +58,7 @@ pub enum Record {
         /// The tip.
         tip: Oid,
         /// Where it came in.
-        door: Came,
+        target: PushTarget,
         /// How large its objects are.
         bytes: u64,
         /// Until when all uploads for this event wait.

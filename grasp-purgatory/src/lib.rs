@@ -19,6 +19,6 @@ pub mod purgatory;
 pub mod resources;
 
 pub use purgatory::{
-    Bound, Came, Chore, Config, Counts, Input, Kept, KeptProposal, Output, Pass, Phase,
-    ProposalRef, Purgatory, Report, Room, Stage, Survey, ViewTarget, Want, Why, some_places,
+    Bound, Chore, Config, Counts, Input, Kept, KeptProposal, Output, Pass, Phase, ProposalRef,
+    Purgatory, PushTarget, Report, Room, Stage, Survey, ViewTarget, Want, Why, some_places,
 };

@@ -47,7 +47,7 @@ pub use self::input::{Input, Survey};
 pub use self::output::{Chore, Kept, Output, ProposalRef, Report, Stage, ViewTarget};
 pub use self::places::some_places;
 pub use self::query::{Counts, KeptProposal, Want};
-pub use self::staging::Came;
+pub use self::staging::PushTarget;
 
 use self::desk::Desk;
 use self::endings::Endings;
@@ -169,8 +169,8 @@ impl Purgatory {
             Input::Stored { identifier, stored } => self.on_stored(out, &identifier, &stored),
             Input::StoreFailed { identifier } => self.on_failed(out, &identifier, Stage::Store),
             Input::PushAuthorised { repo, events } => self.on_push(out, &repo, &events),
-            Input::PushStaged { id, tip, door, bytes, network } => {
-                self.on_staged(out, id, tip, (door, bytes), network);
+            Input::PushStaged { id, tip, target, bytes, network } => {
+                self.on_staged(out, id, tip, (target, bytes), network);
             }
             Input::FetchStarted { identifier } => self.on_fetch_started(identifier),
             Input::FetchEnded { identifier } => self.on_fetch_ended(out, &identifier),

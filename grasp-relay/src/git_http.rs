@@ -33,7 +33,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
 use grasp_core::RepoId;
 use grasp_core::resources::{Claimant, ClientNetwork};
-use grasp_core::service::Door;
+use grasp_core::service::Endpoint;
 use grasp_purgatory::git::{GitError, RepoStore};
 
 use self::body::BodyError;
@@ -86,27 +86,27 @@ struct GitHttp {
 struct Seat {
     repos: RepoStore,
     repo: RepoId,
-    door: Door,
+    endpoint: Endpoint,
     /// The party that git works for.
     claimant: Claimant,
 }
 
 impl GitHttp {
-    /// Finds a repository. At a contributor's door every one exists, if there is such a door at all.
+    /// Finds a repository. At a contributor's endpoint every one exists, if there is such a endpoint at all.
     async fn seat(
         &self,
         repo: RepoId,
-        door: Door,
+        endpoint: Endpoint,
         network: Option<ClientNetwork>,
     ) -> Result<Option<Seat>, GitError> {
-        let repos = match door {
-            Door::Hosted => Some(self.keeper.repos()),
-            Door::Proposals => self.keeper.contributors(),
+        let repos = match endpoint {
+            Endpoint::Repository => Some(self.keeper.repos()),
+            Endpoint::PullRequests => self.keeper.contributors(),
         };
         let Some(repos) = repos.cloned() else { return Ok(None) };
-        let is_there = door == Door::Proposals || repos.has_view(&repo).await?;
+        let is_there = endpoint == Endpoint::PullRequests || repos.has_view(&repo).await?;
         let claimant = Claimant::maybe_at(network);
-        Ok(is_there.then_some(Seat { repos, repo, door, claimant }))
+        Ok(is_there.then_some(Seat { repos, repo, endpoint, claimant }))
     }
 
     /// A page for people; git shows plain text to whoever runs it.
@@ -131,17 +131,17 @@ pub fn routes(keeper: Keeper, limits: GitLimits) -> Router {
 async fn serve(State(git): State<Arc<GitHttp>>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let is_git = parts.uri.path().ends_with("/info/refs");
-    let Some((repo, door, action)) = route::route(&parts.method, &parts.uri) else {
+    let Some((repo, endpoint, action)) = route::route(&parts.method, &parts.uri) else {
         return git.not_found(is_git);
     };
     let network = parts.extensions.get().copied();
-    let seat = match git.seat(repo, door, network).await {
+    let seat = match git.seat(repo, endpoint, network).await {
         Ok(Some(seat)) => seat,
         Ok(None) => return git.not_found(is_git),
         Err(error) => return failed(&error),
     };
     let answered = match action {
-        Action::Page if seat.door == Door::Proposals => Ok(git.not_found(false)),
+        Action::Page if seat.endpoint == Endpoint::PullRequests => Ok(git.not_found(false)),
         Action::Page => git.page(&seat.repo).await,
         Action::Advertise(service) => git.advertise(&seat, service, &parts).await,
         Action::Upload => git.upload(&seat, &parts.headers, body).await,

@@ -113,7 +113,7 @@ impl Ingest for Pipeline {
                 let judged = self.judge_and_keep(&round, &origin).await;
                 let progress = judged.iter().any(|verdict| matches!(verdict, Verdict::Accept(_)));
                 for (pending, verdict) in round.into_iter().zip(judged) {
-                    let turns = matches!(&verdict, Verdict::Reject(why) if why.may_turn());
+                    let turns = matches!(&verdict, Verdict::Reject(why) if why.is_reversible());
                     if let Some(place) = verdicts.get_mut(pending.position) {
                         *place = verdict;
                     }

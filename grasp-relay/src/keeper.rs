@@ -273,7 +273,7 @@ impl Keeper {
         *self.writes.borrow()
     }
 
-    /// Turns away who would have to wait for the disk, at the door or as soon as it is full.
+    /// Turns away who would have to wait for the disk, at the endpoint or as soon as it is full.
     async fn unless_full<T>(&self, work: impl Future<Output = Result<T, Gone>>) -> Result<T, Gone> {
         if !self.can_write() {
             return Err(Gone::CannotWrite);

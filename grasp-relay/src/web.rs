@@ -183,7 +183,7 @@ pub fn repository(service: &ServiceIdentity, page_of: &RepositoryPage<'_>, secur
 
 /// Lists the other git servers that an announcement names.
 fn other_servers(service: &ServiceIdentity, announcement: &Announcement) -> Markup {
-    let others = announcement.clone.iter().filter(|url| !service.is_us(url.as_str()));
+    let others = announcement.clone.iter().filter(|url| !service.is_own_url(url.as_str()));
     let others: Vec<_> = others.take(MAX_OTHER_SERVERS).collect();
     html! {
         @if !others.is_empty() {

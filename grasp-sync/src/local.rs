@@ -33,7 +33,7 @@ pub trait LocalRelay: Send + Sync + 'static {
     ///
     /// Later events may be of any kind, and should be: an event that was refused for want of one is then offered
     /// again. Events stored by [`ingest`](Self::ingest) are streamed like any other. Of stored
-    /// [replies](grasp_core::kinds::REPLIES) a relay that has many others may stream only those of its repositories,
+    /// [replies](grasp_core::kinds::REPLY_KINDS) a relay that has many others may stream only those of its repositories,
     /// or none: then an event that names only a reply is found only if that reply is streamed later.
     fn accepted(&self, kinds: &[Kind]) -> BoxStream<'static, News>;
 

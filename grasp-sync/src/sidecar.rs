@@ -21,7 +21,7 @@ use futures_core::stream::BoxStream;
 use futures_util::StreamExt as _;
 use futures_util::stream;
 use grasp_core::admission::{Lasting, Origin};
-use grasp_core::kinds::REPLIES;
+use grasp_core::kinds::REPLY_KINDS;
 use grasp_core::nostr::event::{Event, Kind};
 use grasp_core::nostr::filter::Filter;
 use grasp_core::outbound::OutboundPolicy;
@@ -114,7 +114,7 @@ impl LocalRelay for Sidecar {
     /// Streams everything of these kinds but replies: the relay may have many that belong to no repository of ours.
     fn accepted(&self, kinds: &[Kind]) -> BoxStream<'static, News> {
         let (sender, news) = mpsc::channel(NEWS_QUEUE);
-        let ours = kinds.iter().copied().filter(|kind| !REPLIES.contains(kind)).collect();
+        let ours = kinds.iter().copied().filter(|kind| !REPLY_KINDS.contains(kind)).collect();
         let (held, held_events) = mpsc::channel(NEWS_QUEUE);
         self.held.send_replace(Some(held));
         let task = Task::spawn(feed::follow(Arc::clone(&self.remote), ours, held_events, sender));

@@ -24,7 +24,7 @@ pub(super) struct Threads {
 
 impl Threads {
     pub(super) fn told(&mut self, event: &Event) {
-        if kinds::ROOTS.contains(&event.kind) || kinds::REPLIES.contains(&event.kind) {
+        if kinds::ROOT_KINDS.contains(&event.kind) || kinds::REPLY_KINDS.contains(&event.kind) {
             self.add(event.pubkey, event.id, event.tags.expiration(), MAX_EVENTS);
         }
     }

@@ -10,7 +10,7 @@ use std::io::Write as _;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
-use grasp_core::nip34::{Announcement, Roster, Tenure};
+use grasp_core::nip34::{Announcement, MaintainerList, Tenure};
 use grasp_core::service::npub;
 use grasp_core::{RepoId, Version};
 use nostr::event::Event;
@@ -50,9 +50,9 @@ pub(super) fn choose(
 /// The maintainers and relays of an announcement, in words.
 fn names(event: &Event) -> BTreeSet<String> {
     let Ok(read) = Announcement::parse(event) else { return BTreeSet::new() };
-    let maintainers: BTreeSet<PublicKey> = match read.roster {
-        Roster::Listed(keys) => keys,
-        Roster::Roles(records) => {
+    let maintainers: BTreeSet<PublicKey> = match read.maintainer_list {
+        MaintainerList::Listed(keys) => keys,
+        MaintainerList::Roles(records) => {
             let active = records.into_iter().filter(|one| one.tenure == Tenure::Active);
             active.map(|one| one.key).collect()
         }

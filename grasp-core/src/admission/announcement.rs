@@ -2,7 +2,7 @@
 
 use nostr::event::Event;
 
-use super::facts::{Facts, KnownAnnouncement, Standing};
+use super::facts::{Facts, KnownAnnouncement, Presence};
 use super::fan_out::size;
 use super::policy::Policy;
 use super::verdict::{Acceptance, Hold, Known, Rejection, Verdict};
@@ -47,7 +47,7 @@ pub(super) fn judge(policy: &Policy, event: &Event, facts: &Facts) -> Verdict {
         // The gate is a property of the repository: served data may get a new announcement at once, but neither a
         // held one nor one that was only known for discovery may be served without data.
         (true, _) if !has_room => Verdict::Reject(Rejection::Quota),
-        (true, _) if own().any(|known| known.standing == Standing::Stored && hosted(known)) => {
+        (true, _) if own().any(|known| known.presence == Presence::Stored && hosted(known)) => {
             Verdict::Accept(Acceptance::Replacement)
         }
         (true, _) if facts.over_quota => Verdict::Reject(Rejection::Quota),
@@ -69,11 +69,11 @@ fn has_room(policy: &Policy, new: &Announcement, event: &Event, facts: &Facts) -
     let is_own = |known: &KnownAnnouncement| known.announcement.repo == new.repo;
     let is_known = facts.announcements.iter().any(is_own);
     let is_served = |known: &&KnownAnnouncement| {
-        known.standing == Standing::Stored && policy.hosts(&known.announcement)
+        known.presence == Presence::Stored && policy.hosts(&known.announcement)
     };
     let mut served = facts.announcements.iter().filter(is_served);
     let Room { mut count, mut bytes } = MAX_PER_NAME;
-    if !served.any(|known| is_own(known) || known.announcement.roster.lists(owner)) {
+    if !served.any(|known| is_own(known) || known.announcement.maintainer_list.lists(owner)) {
         count -= RESERVED_PER_NAME.count;
         bytes -= RESERVED_PER_NAME.bytes;
     }
@@ -87,7 +87,8 @@ fn has_room(policy: &Policy, new: &Announcement, event: &Event, facts: &Facts) -
 /// announcement may be its acceptance.
 fn is_named_by_another(new: &Announcement, facts: &Facts) -> bool {
     facts.announcements.iter().any(|known| {
-        known.announcement.repo != new.repo && known.announcement.roster.lists(&new.repo.owner)
+        known.announcement.repo != new.repo
+            && known.announcement.maintainer_list.lists(&new.repo.owner)
     })
 }
 

@@ -99,7 +99,7 @@ impl Needs {
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
     /// This very event is here already.
-    pub known: Option<Standing>,
+    pub known: Option<Presence>,
     /// The stored version of the same replaceable or addressable event, or the one that took it out of service.
     pub latest: Option<Version>,
     /// Announcements with its identifier, at most one stored and one held per author.
@@ -118,7 +118,7 @@ pub struct Facts {
 
 /// Whether an event is served or waits for its git data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum Presence {
     /// Stored and served.
     Stored,
     /// Acknowledged, and waiting in purgatory.
@@ -131,5 +131,5 @@ pub struct KnownAnnouncement {
     /// The announcement.
     pub announcement: Announcement,
     /// Whether it is served.
-    pub standing: Standing,
+    pub presence: Presence,
 }

@@ -30,7 +30,7 @@ fn welcome(policy: &Policy, event: &Event, facts: &Facts, verdict: Verdict) -> V
     if is_always_welcome(policy, event) {
         return verdict;
     }
-    let is_about_its_author = kinds::ABOUT_THEIR_AUTHOR.contains(&event.kind);
+    let is_about_its_author = kinds::PROFILE_KINDS.contains(&event.kind);
     match (is_about_its_author, facts) {
         (true, Facts { author_known: true, .. }) | (false, Facts { related: true, .. }) => verdict,
         (true, _) => Verdict::Reject(Rejection::UnknownAuthor),
@@ -41,5 +41,5 @@ fn welcome(policy: &Policy, event: &Event, facts: &Facts, verdict: Verdict) -> V
 /// Requests to delete are honoured whether or not their target is here; server lists and the operator's own words
 /// need no reason.
 fn is_always_welcome(policy: &Policy, event: &Event) -> bool {
-    kinds::ALWAYS_WELCOME.contains(&event.kind) || policy.is_operators(event)
+    kinds::UNCONDITIONAL_KINDS.contains(&event.kind) || policy.is_operators(event)
 }

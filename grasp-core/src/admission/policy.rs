@@ -59,7 +59,7 @@ pub struct Archive {
 impl Policy {
     /// The contributor's places (`/prs/`, GRASP-06) that a pull request names as its own: signed by their owner, for a
     /// repository of that name, with that very place under `clone`.
-    pub fn own_places<'a>(&'a self, proposal: &'a Proposal) -> impl Iterator<Item = RepoId> + 'a {
+    pub fn own_urls<'a>(&'a self, proposal: &'a Proposal) -> impl Iterator<Item = RepoId> + 'a {
         let places = proposal
             .repos
             .iter()
@@ -97,7 +97,7 @@ impl Policy {
 
     /// Whether an author of these announcements is served as many repositories for the asking as one may be. What is
     /// kept without having been asked for, or known for discovery alone, does not count.
-    pub fn has_enough<'a>(
+    pub fn repository_quota_reached<'a>(
         &self,
         author: &PublicKey,
         announcements: impl IntoIterator<Item = &'a Announcement>,
@@ -117,7 +117,7 @@ impl Archive {
     fn takes(&self, announcement: &Announcement) -> bool {
         let repo = &announcement.repo;
         let lists = |service: &ServiceIdentity| {
-            announcement.clone.iter().any(|url| service.is_us(url.as_str()))
+            announcement.clone.iter().any(|url| service.is_own_url(url.as_str()))
         };
         self.everything
             || self.owners.contains(&repo.owner)

@@ -13,7 +13,7 @@ pub(super) fn judge(policy: &Policy, event: &Event, facts: &Facts) -> Verdict {
         Err(why) => return Verdict::Reject(Rejection::Malformed(why.to_string())),
     };
     // One that its author brings to a place of their own here needs no repository (GRASP-06).
-    if !facts.related && policy.own_places(&proposal).next().is_none() {
+    if !facts.related && policy.own_urls(&proposal).next().is_none() {
         return Verdict::Reject(Rejection::Unrelated);
     }
     if facts.over_quota {

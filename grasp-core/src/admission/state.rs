@@ -3,10 +3,10 @@
 use nostr::event::Event;
 use nostr::key::PublicKey;
 
-use super::facts::{Facts, Standing};
+use super::facts::{Facts, Presence};
 use super::policy::Policy;
 use super::verdict::{Hold, Known, Rejection, Verdict};
-use crate::maintainers::{Circles, rosters};
+use crate::maintainers::{MaintainerSets, maintainer_lists};
 use crate::nip34::State;
 use crate::repo::RepoId;
 
@@ -33,15 +33,15 @@ pub(super) fn judge(policy: &Policy, event: &Event, facts: &Facts) -> Verdict {
 }
 
 fn rules_what_is_served(ruled: &[RepoId], facts: &Facts) -> bool {
-    let served = facts.announcements.iter().filter(|known| known.standing == Standing::Stored);
+    let served = facts.announcements.iter().filter(|known| known.presence == Presence::Stored);
     served.into_iter().any(|known| ruled.contains(&known.announcement.repo))
 }
 
 /// The repositories hosted here for which this author may sign.
 fn ruled_by(policy: &Policy, author: &PublicKey, facts: &Facts) -> Vec<RepoId> {
     let known = || facts.announcements.iter().map(|known| &known.announcement);
-    let rosters = rosters(known());
-    let circles = Circles::new(policy.model, &rosters);
+    let maintainer_lists = maintainer_lists(known());
+    let circles = MaintainerSets::new(policy.model, &maintainer_lists);
     let mut repos: Vec<_> = known()
         .filter(|announcement| policy.hosts(announcement))
         .map(|announcement| &announcement.repo)

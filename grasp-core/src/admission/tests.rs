@@ -43,8 +43,8 @@ fn naming(event: Unsigned, other: u8) -> Unsigned {
     event.tags(&[&["maintainers", &key(other).to_string()]])
 }
 
-fn known(event: Unsigned, by: u8, standing: Standing) -> KnownAnnouncement {
-    KnownAnnouncement { announcement: Announcement::parse(&event.by(key(by))).unwrap(), standing }
+fn known(event: Unsigned, by: u8, presence: Presence) -> KnownAnnouncement {
+    KnownAnnouncement { announcement: Announcement::parse(&event.by(key(by))).unwrap(), presence }
 }
 
 fn knowing(announcements: Vec<KnownAnnouncement>) -> Facts {
@@ -78,18 +78,18 @@ fn one_that_lists_others_is_refused_with_the_places_it_named() {
 
 #[test]
 fn a_served_repository_gets_its_next_announcement_at_once_and_a_held_one_does_not() {
-    let served = knowing(vec![known(listing(ALICE), ALICE, Standing::Stored)]);
+    let served = knowing(vec![known(listing(ALICE), ALICE, Presence::Stored)]);
     let next = || listing(ALICE).at(2_000).id(2);
     assert_eq!(say(&policy(), next(), ALICE, &served), Verdict::Accept(Acceptance::Replacement));
-    let held = knowing(vec![known(listing(ALICE), ALICE, Standing::Held)]);
+    let held = knowing(vec![known(listing(ALICE), ALICE, Presence::Held)]);
     assert_eq!(say(&policy(), next(), ALICE, &held), Verdict::Hold(Hold::Announcement));
 }
 
 #[test]
 fn one_known_only_for_discovery_still_needs_data_before_it_is_hosted() {
     let facts = knowing(vec![
-        known(naming(listing(ALICE), BOB), ALICE, Standing::Stored),
-        known(elsewhere(), BOB, Standing::Stored),
+        known(naming(listing(ALICE), BOB), ALICE, Presence::Stored),
+        known(elsewhere(), BOB, Presence::Stored),
     ]);
     let next = listing(BOB).at(2_000).id(2);
     assert_eq!(say(&policy(), next, BOB, &facts), Verdict::Hold(Hold::Announcement));
@@ -97,7 +97,7 @@ fn one_known_only_for_discovery_still_needs_data_before_it_is_hosted() {
 
 #[test]
 fn an_older_version_changes_nothing() {
-    let facts = knowing(vec![known(listing(ALICE).at(2_000), ALICE, Standing::Stored)]);
+    let facts = knowing(vec![known(listing(ALICE).at(2_000), ALICE, Presence::Stored)]);
     for old in [listing(ALICE).at(1_999).id(2), elsewhere().at(1_999).id(2)] {
         let verdict = say(&policy(), old, ALICE, &facts);
         assert_eq!(verdict, Verdict::Known(Known::Superseded));
@@ -108,7 +108,7 @@ fn an_older_version_changes_nothing() {
 
 #[test]
 fn within_one_second_the_lower_id_wins() {
-    let facts = knowing(vec![known(listing(ALICE).id(5), ALICE, Standing::Stored)]);
+    let facts = knowing(vec![known(listing(ALICE).id(5), ALICE, Presence::Stored)]);
     let lower = say(&policy(), listing(ALICE).id(4), ALICE, &facts);
     assert_eq!(lower, Verdict::Accept(Acceptance::Replacement));
     let higher = say(&policy(), listing(ALICE).id(6), ALICE, &facts);
@@ -117,8 +117,8 @@ fn within_one_second_the_lower_id_wins() {
 
 #[test]
 fn whoever_is_named_by_another_may_announce_for_discovery() {
-    for standing in [Standing::Stored, Standing::Held] {
-        let facts = knowing(vec![known(naming(listing(ALICE), BOB), ALICE, standing)]);
+    for presence in [Presence::Stored, Presence::Held] {
+        let facts = knowing(vec![known(naming(listing(ALICE), BOB), ALICE, presence)]);
         assert_eq!(
             say(&policy(), elsewhere(), BOB, &facts),
             Verdict::Accept(Acceptance::Discovery)
@@ -129,13 +129,13 @@ fn whoever_is_named_by_another_may_announce_for_discovery() {
 
 #[test]
 fn taking_us_off_the_list_takes_the_repository_out_of_service() {
-    let alone = knowing(vec![known(listing(ALICE), ALICE, Standing::Stored)]);
+    let alone = knowing(vec![known(listing(ALICE), ALICE, Presence::Stored)]);
     let gone = say(&policy(), elsewhere().at(2_000).id(2), ALICE, &alone);
     assert_eq!(gone, Verdict::Delist { keep: false });
     assert!(!gone.answer().accepted);
     let named = knowing(vec![
-        known(listing(ALICE), ALICE, Standing::Held),
-        known(naming(listing(BOB), ALICE), BOB, Standing::Stored),
+        known(listing(ALICE), ALICE, Presence::Held),
+        known(naming(listing(BOB), ALICE), BOB, Presence::Stored),
     ]);
     let kept = say(&policy(), elsewhere().at(2_000).id(2), ALICE, &named);
     assert_eq!(kept, Verdict::Delist { keep: true });
@@ -158,7 +158,7 @@ fn a_state_needs_an_announcement_and_an_author_who_may_sign() {
     let none = say(&policy(), state(), ALICE, &Facts::default());
     assert_eq!(none, Verdict::Reject(Rejection::NoAnnouncement));
     assert_eq!(Rejection::NoAnnouncement.lasting(), Lasting::UntilDependency);
-    let facts = knowing(vec![known(listing(ALICE), ALICE, Standing::Held)]);
+    let facts = knowing(vec![known(listing(ALICE), ALICE, Presence::Held)]);
     let stranger = say(&policy(), state(), EVE, &facts);
     assert_eq!(stranger, Verdict::Reject(Rejection::NotMaintainer(key(EVE))));
     assert!(stranger.answer().message.starts_with("restricted: "));
@@ -168,7 +168,7 @@ fn a_state_needs_an_announcement_and_an_author_who_may_sign() {
 
 #[test]
 fn an_invited_key_may_sign_only_in_the_plain_model() {
-    let facts = knowing(vec![known(naming(listing(ALICE), BOB), ALICE, Standing::Stored)]);
+    let facts = knowing(vec![known(naming(listing(ALICE), BOB), ALICE, Presence::Stored)]);
     let reciprocal = say(&policy(), state(), BOB, &facts);
     assert_eq!(reciprocal, Verdict::Reject(Rejection::NotMaintainer(key(BOB))));
     let plain = Policy { model: MaintainerModel::Plain, ..policy() };
@@ -178,8 +178,8 @@ fn an_invited_key_may_sign_only_in_the_plain_model() {
 #[test]
 fn discovery_only_announcements_are_nothing_to_sign_for() {
     let facts = knowing(vec![
-        known(naming(listing(ALICE), BOB), ALICE, Standing::Stored),
-        known(elsewhere(), BOB, Standing::Stored),
+        known(naming(listing(ALICE), BOB), ALICE, Presence::Stored),
+        known(elsewhere(), BOB, Presence::Stored),
     ]);
     let verdict = say(&policy(), state(), BOB, &facts);
     assert_eq!(verdict, Verdict::Reject(Rejection::NotMaintainer(key(BOB))));
@@ -336,11 +336,11 @@ fn what_was_taken_back_is_refused_with_the_reason() {
 
 #[test]
 fn what_is_here_is_a_duplicate() {
-    for (standing, text) in [
-        (Standing::Stored, "duplicate: already have this event"),
-        (Standing::Held, "duplicate: in purgatory"),
+    for (presence, text) in [
+        (Presence::Stored, "duplicate: already have this event"),
+        (Presence::Held, "duplicate: in purgatory"),
     ] {
-        let facts = Facts { known: Some(standing), ..Facts::default() };
+        let facts = Facts { known: Some(presence), ..Facts::default() };
         let answer = say(&policy(), Unsigned::kind(1), EVE, &facts).answer();
         assert_eq!((answer.accepted, answer.message.as_ref()), (true, text));
     }
@@ -350,7 +350,7 @@ fn what_is_here_is_a_duplicate() {
 fn bans_beat_everything() {
     let mut policy = policy();
     policy.bans.authors = BTreeSet::from([key(EVE)]);
-    let facts = Facts { related: true, known: Some(Standing::Stored), ..Facts::default() };
+    let facts = Facts { related: true, known: Some(Presence::Stored), ..Facts::default() };
     let answer = say(&policy, Unsigned::kind(1), EVE, &facts).answer();
     assert!(!answer.accepted && answer.message.starts_with("blocked: "));
 }
@@ -359,22 +359,22 @@ fn bans_beat_everything() {
 fn only_what_was_asked_for_counts_for_the_quota_and_the_operator_has_none() {
     let mut policy = Policy { repositories_per_author: 1, ..policy() };
     policy.archive.everything = true;
-    let of = |event, by| known(event, by, Standing::Stored).announcement;
+    let of = |event, by| known(event, by, Presence::Stored).announcement;
     let others = [of(elsewhere(), ALICE), of(listing(BOB), BOB)];
-    assert!(policy.hosts(&others[0]) && !policy.has_enough(&key(ALICE), &others));
-    assert!(policy.has_enough(&key(BOB), &others));
-    assert!(policy.has_enough(&key(ALICE), &[of(listing(ALICE), ALICE)]));
+    assert!(policy.hosts(&others[0]) && !policy.repository_quota_reached(&key(ALICE), &others));
+    assert!(policy.repository_quota_reached(&key(BOB), &others));
+    assert!(policy.repository_quota_reached(&key(ALICE), &[of(listing(ALICE), ALICE)]));
     policy.operator = Some(key(ALICE));
-    assert!(!policy.has_enough(&key(ALICE), &[of(listing(ALICE), ALICE)]));
+    assert!(!policy.repository_quota_reached(&key(ALICE), &[of(listing(ALICE), ALICE)]));
 }
 
 #[test]
 fn a_full_purgatory_says_so_and_what_is_served_is_not_locked_out() {
-    let mut facts = knowing(vec![known(listing(ALICE), ALICE, Standing::Held)]);
+    let mut facts = knowing(vec![known(listing(ALICE), ALICE, Presence::Held)]);
     facts.over_quota = true;
     let answer = say(&policy(), state(), ALICE, &facts).answer();
     assert!(!answer.accepted && answer.message.starts_with("rate-limited: "));
-    let mut facts = knowing(vec![known(listing(ALICE), ALICE, Standing::Stored)]);
+    let mut facts = knowing(vec![known(listing(ALICE), ALICE, Presence::Stored)]);
     facts.over_quota = true;
     let verdict = say(&policy(), state(), ALICE, &facts);
     assert!(matches!(verdict, Verdict::Hold(Hold::State(_))));
@@ -400,7 +400,7 @@ fn crowd(count: usize) -> Vec<KnownAnnouncement> {
         bytes[..8].copy_from_slice(&n.to_be_bytes());
         let event = naming(elsewhere(), BOB).by(nostr::key::PublicKey::from_byte_array(bytes));
         let announcement = Announcement::parse(&event).unwrap();
-        KnownAnnouncement { announcement, standing: Standing::Stored }
+        KnownAnnouncement { announcement, presence: Presence::Stored }
     };
     (0..count).map(stranger).collect()
 }
@@ -414,12 +414,12 @@ fn a_crowded_name_has_room_for_those_whom_its_repositories_invite() {
     assert_eq!(say(&knowing(crowd(1_535))), accepted());
     assert_eq!(say(&knowing(crowd(1_536))), full());
     let mut invited = crowd(2_047 - 1);
-    invited.push(known(naming(listing(ALICE), BOB), ALICE, Standing::Stored));
+    invited.push(known(naming(listing(ALICE), BOB), ALICE, Presence::Stored));
     assert_eq!(say(&knowing(invited.clone())), accepted());
     invited.extend(crowd(1));
     assert_eq!(say(&knowing(invited.clone())), full());
     // Whoever is here already may say something new.
-    invited.push(known(elsewhere(), BOB, Standing::Stored));
+    invited.push(known(elsewhere(), BOB, Presence::Stored));
     assert_eq!(say(&knowing(invited)), accepted());
 }
 
@@ -458,7 +458,7 @@ fn an_event_has_only_so_many_tags_but_a_state_as_many_refs_as_it_likes() {
     let refs: Vec<String> = (0..10_000).map(|n| format!("refs/heads/{n}")).collect();
     let refs: Vec<[&str; 2]> = refs.iter().map(|name| [name.as_str(), OID]).collect();
     let refs: Vec<&[&str]> = refs.iter().map(|tag| &tag[..]).collect();
-    let facts = knowing(vec![known(listing(ALICE), ALICE, Standing::Stored)]);
+    let facts = knowing(vec![known(listing(ALICE), ALICE, Presence::Stored)]);
     let verdict = say(&policy(), state().tags(&refs), ALICE, &facts);
     assert_eq!(verdict, Verdict::Hold(Hold::State(vec![repo(ALICE)])));
 }

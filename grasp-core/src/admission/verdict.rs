@@ -2,7 +2,7 @@
 
 use nostr::key::PublicKey;
 
-use super::facts::Standing;
+use super::facts::Presence;
 use crate::repo::RepoId;
 
 /// What becomes of an event.
@@ -70,11 +70,11 @@ pub enum Known {
     Superseded,
 }
 
-impl From<Standing> for Known {
-    fn from(standing: Standing) -> Self {
-        match standing {
-            Standing::Stored => Self::Stored,
-            Standing::Held => Self::Held,
+impl From<Presence> for Known {
+    fn from(presence: Presence) -> Self {
+        match presence {
+            Presence::Stored => Self::Stored,
+            Presence::Held => Self::Held,
         }
     }
 }
@@ -145,7 +145,7 @@ pub enum Lasting {
 
 impl Rejection {
     /// Whether something stored later could turn this refusal.
-    pub fn may_turn(&self) -> bool {
+    pub fn is_reversible(&self) -> bool {
         *self != Self::TooFarAhead && self.lasting() == Lasting::UntilDependency
     }
 

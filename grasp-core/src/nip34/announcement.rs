@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use nostr::event::Event;
 
-use super::{Roster, tags};
+use super::{MaintainerList, tags};
 use crate::kinds;
 use crate::repo::{CloneUrl, Identifier, IdentifierError, RelayUrl, RepoId};
 use crate::service::ServiceIdentity;
@@ -41,7 +41,7 @@ pub struct Announcement {
     /// `relays` values that are no relay's address.
     pub relays_unusable: Vec<String>,
     /// Whom the author names as fellow keepers.
-    pub roster: Roster,
+    pub maintainer_list: MaintainerList,
     /// A human name.
     pub name: Option<String>,
     /// A human description.
@@ -81,7 +81,7 @@ impl Announcement {
             clone_unusable,
             relays,
             relays_unusable,
-            roster: Roster::parse(event),
+            maintainer_list: MaintainerList::parse(event),
             name: tags::first(event, "name").map(str::to_owned),
             description: tags::first(event, "description").map(str::to_owned),
         })
@@ -90,7 +90,7 @@ impl Announcement {
     /// Whether the author asks this very service to host the repository: as git server *and* as relay.
     pub fn lists(&self, service: &ServiceIdentity) -> bool {
         self.clone.iter().any(|url| service.serves(url, &self.repo))
-            && self.relays.iter().any(|url| service.is_us(url.as_str()))
+            && self.relays.iter().any(|url| service.is_own_url(url.as_str()))
     }
 }
 

@@ -18,18 +18,18 @@ pub struct State {
     /// Date and id of the event.
     pub version: Version,
     /// Branches and tags with their targets.
-    pub refs: BTreeMap<RefName, Declared>,
+    pub refs: BTreeMap<RefName, DeclaredTarget>,
     /// The branch for HEAD.
     pub head: Option<RefName>,
 }
 
 /// The target of a ref in a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Declared {
+pub enum DeclaredTarget {
     /// An object id.
     Oid(Oid),
     /// Anything but an object id; such a state can never be realised.
-    Nonsense,
+    Invalid,
 }
 
 /// The reason for which an event is not a repository state.
@@ -90,8 +90,8 @@ impl State {
         self.refs
             .values()
             .map(|declared| match declared {
-                Declared::Oid(oid) => Some(*oid),
-                Declared::Nonsense => None,
+                DeclaredTarget::Oid(oid) => Some(*oid),
+                DeclaredTarget::Invalid => None,
             })
             .collect()
     }
@@ -100,20 +100,20 @@ impl State {
     pub fn is_realised_by(&self, refs: &BTreeMap<RefName, Oid>) -> bool {
         self.refs.len() == refs.len()
             && self.refs.iter().zip(refs).all(|((want, declared), (have, oid))| {
-                want == have && *declared == Declared::Oid(*oid)
+                want == have && *declared == DeclaredTarget::Oid(*oid)
             })
     }
 }
 
 /// Parses a tag that declares a ref; `None` for other tags.
-fn parse_ref_tag(tag: &Tag) -> Result<Option<(RefName, Declared)>, StateError> {
+fn parse_ref_tag(tag: &Tag) -> Result<Option<(RefName, DeclaredTarget)>, StateError> {
     let name = tag.kind();
     let value = tag.content().unwrap_or_default();
     let is_branch_or_tag = name.starts_with("refs/heads/") || name.starts_with("refs/tags/");
     if !is_branch_or_tag || name.ends_with("^{}") || value.starts_with("ref: ") {
         return Ok(None);
     }
-    let declared = value.parse().map_or(Declared::Nonsense, Declared::Oid);
+    let declared = value.parse().map_or(DeclaredTarget::Invalid, DeclaredTarget::Oid);
     Ok(Some((RefName::new(name)?, declared)))
 }
 
@@ -127,7 +127,7 @@ fn parse_head(value: &str) -> Option<RefName> {
 ///
 /// Names such as `a-b` sort between `a` and `a/b`, so each name is compared with its own parents instead of its
 /// neighbours.
-fn check_conflicts(refs: &BTreeMap<RefName, Declared>) -> Result<(), StateError> {
+fn check_conflicts(refs: &BTreeMap<RefName, DeclaredTarget>) -> Result<(), StateError> {
     for name in refs.keys() {
         let slashes = name.as_str().match_indices('/').map(|(at, _)| at).skip(2);
         for at in slashes {
@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn a_state_with_a_malformed_object_id_is_never_realised() {
         let state = parse(&[&["refs/heads/main", "abc123"], &["refs/heads/dev"]]).unwrap();
-        assert_eq!(state.refs[&name("refs/heads/main")], Declared::Nonsense);
+        assert_eq!(state.refs[&name("refs/heads/main")], DeclaredTarget::Invalid);
         assert_eq!(state.tips(), None);
         assert!(!state.is_realised_by(&BTreeMap::new()));
     }

@@ -7,8 +7,8 @@ use nostr::key::PublicKey;
 
 use super::command::{PushCommand, PushRequest};
 use super::verdict::{AuthorisedPush, PushVerdict, RefRefusal, RefVerdict};
-use crate::admission::Standing;
-use crate::nip34::{Declared, State};
+use crate::admission::Presence;
+use crate::nip34::{DeclaredTarget, State};
 use crate::repo::{Namespace, Oid, RefName};
 
 /// Maximum number of refs in one push whose events have not been received yet. Each is unpacked and stored separately
@@ -33,7 +33,7 @@ pub struct PushView<'a> {
 #[allow(missing_docs)]
 pub struct Candidate {
     pub state: State,
-    pub standing: Standing,
+    pub presence: Presence,
 }
 
 /// The event of a `refs/nostr/` ref.
@@ -132,11 +132,11 @@ fn eligible_states<'a>(view: &PushView<'a>) -> Vec<&'a State> {
         all.filter(|candidate| view.maintainers.contains(&candidate.state.repo.owner))
     };
     let winner = by_maintainers()
-        .filter(|candidate| candidate.standing == Standing::Stored)
+        .filter(|candidate| candidate.presence == Presence::Stored)
         .max_by_key(|candidate| candidate.state.version)
         .map(|candidate| &candidate.state);
     let held = by_maintainers()
-        .filter(|candidate| candidate.standing == Standing::Held)
+        .filter(|candidate| candidate.presence == Presence::Held)
         .map(|candidate| &candidate.state)
         .filter(|state| winner.is_none_or(|winner| state.version > winner.version));
     held.chain(winner).collect()
@@ -199,7 +199,7 @@ fn judge_branch_or_tag(command: &PushCommand, judgement: &Judgement) -> RefVerdi
     let why = match (command.new, newest.refs.get(&command.name)) {
         (Some(_), None) => RefRefusal::NotDeclared,
         (None, Some(_)) => RefRefusal::StillDeclared,
-        (Some(would_be), Some(declared)) if *declared != Declared::Oid(would_be) => {
+        (Some(would_be), Some(declared)) if *declared != DeclaredTarget::Oid(would_be) => {
             RefRefusal::Elsewhere { would_be, declared: *declared }
         }
         _ => RefRefusal::OthersDiffer,

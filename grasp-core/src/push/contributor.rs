@@ -7,14 +7,14 @@ use nostr::event::EventId;
 use super::authorise::refuse_by_whole_push;
 use super::command::{PushCommand, PushRequest};
 use super::verdict::{AuthorisedPush, PushVerdict, RefRefusal, RefVerdict};
-use crate::admission::Standing;
+use crate::admission::Presence;
 use crate::repo::{Namespace, Oid, RefName};
 
 /// The event of a `refs/nostr/` ref, as seen from one contributor's endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contribution {
     /// An event by this contributor for this endpoint, naming this commit.
-    Ours(Standing, Oid),
+    Ours(Presence, Oid),
     /// An event by another author, or for another endpoint.
     Foreign,
     /// An event that has not been received yet.
@@ -80,11 +80,11 @@ fn judge(
             RefVerdict::Refused(RefRefusal::WrongTip { wanted: *tip })
         }
         Some(Contribution::Ours(..)) if current == Some(new) => RefVerdict::Satisfied,
-        Some(Contribution::Ours(Standing::Held, _) | Contribution::Unknown) => RefVerdict::Stage,
+        Some(Contribution::Ours(Presence::Held, _) | Contribution::Unknown) => RefVerdict::Stage,
         Some(Contribution::Ours(..)) if current != command.old => {
             RefVerdict::Refused(RefRefusal::Moved)
         }
-        Some(Contribution::Ours(Standing::Stored, _)) => RefVerdict::Execute,
+        Some(Contribution::Ours(Presence::Stored, _)) => RefVerdict::Execute,
         Some(Contribution::Foreign) => RefVerdict::Refused(RefRefusal::ForeignProposal),
         Some(Contribution::Unavailable) | None => RefVerdict::Refused(RefRefusal::Unknowable),
     }
@@ -120,17 +120,17 @@ mod tests {
     #[test]
     fn accepts_only_commits_that_the_contributor_signed() {
         let name = format!("refs/nostr/{}", id());
-        let ours = |standing| Contribution::Ours(standing, oid("a"));
+        let ours = |presence| Contribution::Ours(presence, oid("a"));
         let refused = RefVerdict::Refused;
         let cases = [
-            ("a", ours(Standing::Held), RefVerdict::Stage),
-            ("a", ours(Standing::Stored), RefVerdict::Execute),
-            ("c", ours(Standing::Held), refused(RefRefusal::WrongTip { wanted: oid("a") })),
-            ("c", ours(Standing::Stored), refused(RefRefusal::WrongTip { wanted: oid("a") })),
+            ("a", ours(Presence::Held), RefVerdict::Stage),
+            ("a", ours(Presence::Stored), RefVerdict::Execute),
+            ("c", ours(Presence::Held), refused(RefRefusal::WrongTip { wanted: oid("a") })),
+            ("c", ours(Presence::Stored), refused(RefRefusal::WrongTip { wanted: oid("a") })),
             ("a", Contribution::Unknown, RefVerdict::Stage),
             ("a", Contribution::Foreign, refused(RefRefusal::ForeignProposal)),
             ("a", Contribution::Unavailable, refused(RefRefusal::Unknowable)),
-            ("0", ours(Standing::Stored), refused(RefRefusal::PullRequestDelete)),
+            ("0", ours(Presence::Stored), refused(RefRefusal::PullRequestDelete)),
         ];
         for (new, known, expected) in cases {
             let old = if new == "0" { "a" } else { "0" };

@@ -6,7 +6,7 @@ use nostr::event::EventId;
 
 use super::authorise::MAX_UPLOADS;
 use super::command::{PushCommand, PushRequest};
-use crate::nip34::Declared;
+use crate::nip34::DeclaredTarget;
 use crate::repo::{Oid, RefName};
 
 /// The verdict on a push: one per command, in order.
@@ -110,7 +110,7 @@ pub enum RefRefusal {
         /// The target that the push would set.
         would_be: Oid,
         /// The target in the state.
-        declared: Declared,
+        declared: DeclaredTarget,
     },
     /// The newest signed state does not have this ref.
     NotDeclared,
@@ -161,7 +161,7 @@ impl fmt::Display for RefRefusal {
             Self::NoState => {
                 f.write_str("no state event from a maintainer is waiting for this push")
             }
-            Self::Elsewhere { would_be, declared: Declared::Oid(oid) } => {
+            Self::Elsewhere { would_be, declared: DeclaredTarget::Oid(oid) } => {
                 write!(
                     f,
                     "would be at {} but the signed state says {}{SIGN_FIRST}",
@@ -169,7 +169,7 @@ impl fmt::Display for RefRefusal {
                     oid.short()
                 )
             }
-            Self::Elsewhere { would_be, declared: Declared::Nonsense } => {
+            Self::Elsewhere { would_be, declared: DeclaredTarget::Invalid } => {
                 write!(f, "would be at {} but the signed state names no object", would_be.short())
             }
             Self::NotDeclared => write!(f, "is not in the signed state{SIGN_FIRST}"),

@@ -12,18 +12,18 @@ pub struct GitPath {
     /// The repository; below `/prs/` its owner is the contributor.
     pub repo: RepoId,
     /// The endpoint that the path is below.
-    pub door: Door,
+    pub endpoint: Endpoint,
     /// The path after `….git/`; empty for the repository itself.
     pub rest: String,
 }
 
 /// One of the two endpoints for git: hosted repositories, and pull requests of contributors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Door {
+pub enum Endpoint {
     /// `/<npub>/<identifier>.git`
-    Hosted,
+    Repository,
     /// `/prs/<npub>/<identifier>.git`, to which contributors push pull requests (GRASP-06).
-    Proposals,
+    PullRequests,
 }
 
 impl GitPath {
@@ -42,15 +42,15 @@ impl GitPath {
     /// ```
     pub fn parse(path: &str) -> Option<Self> {
         let path = path.strip_prefix('/')?;
-        let (door, path) = match path.strip_prefix("prs/") {
-            Some(path) => (Door::Proposals, path),
-            None => (Door::Hosted, path),
+        let (endpoint, path) = match path.strip_prefix("prs/") {
+            Some(path) => (Endpoint::PullRequests, path),
+            None => (Endpoint::Repository, path),
         };
         let (owner, path) = path.split_once('/')?;
         let (name, rest) = path.split_once('/').unwrap_or((path, ""));
         let owner = parse_npub(owner)?;
         let identifier = Identifier::new(decode(name)?.strip_suffix(".git")?).ok()?;
-        Some(Self { repo: RepoId::new(owner, identifier), door, rest: rest.to_owned() })
+        Some(Self { repo: RepoId::new(owner, identifier), endpoint, rest: rest.to_owned() })
     }
 }
 
@@ -68,10 +68,10 @@ mod tests {
     use super::*;
     use crate::testing::key;
 
-    fn parse(path: &str) -> Option<(String, Door, String)> {
+    fn parse(path: &str) -> Option<(String, Endpoint, String)> {
         let path = GitPath::parse(&path.replace("NPUB", &npub(&key(1))))?;
         assert_eq!(path.repo.owner, key(1));
-        Some((path.repo.identifier.to_string(), path.door, path.rest))
+        Some((path.repo.identifier.to_string(), path.endpoint, path.rest))
     }
 
     #[test]
@@ -86,10 +86,10 @@ mod tests {
             ("/NPUB/a:b.git", "a:b", ""),
         ];
         for (path, name, rest) in cases {
-            let expected = Some((name.to_owned(), Door::Hosted, rest.to_owned()));
+            let expected = Some((name.to_owned(), Endpoint::Repository, rest.to_owned()));
             assert_eq!(parse(path), expected, "{path}");
         }
-        let prs = Some(("x".to_owned(), Door::Proposals, "info/refs".to_owned()));
+        let prs = Some(("x".to_owned(), Endpoint::PullRequests, "info/refs".to_owned()));
         assert_eq!(parse("/prs/NPUB/x.git/info/refs"), prs);
     }
 

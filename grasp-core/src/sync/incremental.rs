@@ -108,7 +108,7 @@ impl SyncIndex {
     /// Returns an index with only the bootstrap relays.
     pub fn new(service: ServiceIdentity, bootstrap: impl IntoIterator<Item = RelayUrl>) -> Self {
         let bootstrap: BTreeSet<_> =
-            bootstrap.into_iter().filter(|relay| !service.is_us(relay.as_str())).collect();
+            bootstrap.into_iter().filter(|relay| !service.is_own_url(relay.as_str())).collect();
         Self {
             service,
             relays: bootstrap.iter().map(|relay| (relay.clone(), BTreeSet::new())).collect(),
@@ -359,7 +359,7 @@ impl SyncIndex {
 
     /// Returns whether a relay is not our own. One in the view is known to be another, which saves parsing its address.
     fn is_foreign(&self, relay: &RelayUrl) -> bool {
-        self.relays.contains_key(relay) || !self.service.is_us(relay.as_str())
+        self.relays.contains_key(relay) || !self.service.is_own_url(relay.as_str())
     }
 
     /// Returns the roots of a repository, announced or not.

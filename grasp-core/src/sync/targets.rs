@@ -34,7 +34,7 @@ pub fn derive_relay_targets(
 ) -> BTreeMap<RelayUrl, RelaySyncNeeds> {
     let mut relays: BTreeSet<&RelayUrl> = bootstrap.iter().collect();
     relays.extend(repos.values().flat_map(|needs| &needs.relays));
-    relays.retain(|relay| !service.is_us(relay.as_str()));
+    relays.retain(|relay| !service.is_own_url(relay.as_str()));
     let position: BTreeMap<&RelayUrl, usize> = relays.into_iter().zip(0..).collect();
     let positions_of = |needs: &RepoSyncNeeds| -> Vec<usize> {
         let positions = needs.relays.iter().filter_map(|relay| position.get(relay));

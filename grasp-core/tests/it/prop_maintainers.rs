@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use grasp_core::MaintainerModel::{Plain, Reciprocal};
-use grasp_core::maintainers::Rosters;
-use grasp_core::nip34::{Role, RoleRecord, Roster, Tenure};
+use grasp_core::maintainers::MaintainerLists;
+use grasp_core::nip34::{MaintainerList, Role, RoleRecord, Tenure};
 use nostr::key::PublicKey;
 use proptest::prelude::*;
 
@@ -14,11 +14,11 @@ fn any_key() -> impl Strategy<Value = PublicKey> {
     (0u8..6).prop_map(key)
 }
 
-fn listed() -> impl Strategy<Value = Roster> {
-    prop::collection::btree_set(any_key(), 0..4).prop_map(Roster::Listed)
+fn listed() -> impl Strategy<Value = MaintainerList> {
+    prop::collection::btree_set(any_key(), 0..4).prop_map(MaintainerList::Listed)
 }
 
-fn roles() -> impl Strategy<Value = Roster> {
+fn roles() -> impl Strategy<Value = MaintainerList> {
     let role = prop::sample::select(vec![Role::Lead, Role::Maintainer, Role::Moderator]);
     let tenure = prop::sample::select(vec![
         Tenure::Active,
@@ -29,23 +29,26 @@ fn roles() -> impl Strategy<Value = Roster> {
     ]);
     let record =
         (role, any_key(), tenure).prop_map(|(role, key, tenure)| RoleRecord { role, key, tenure });
-    prop::collection::vec(record, 1..4).prop_map(Roster::Roles)
+    prop::collection::vec(record, 1..4).prop_map(MaintainerList::Roles)
 }
 
-fn rosters() -> impl Strategy<Value = Rosters> {
+fn maintainer_lists() -> impl Strategy<Value = MaintainerLists> {
     prop::collection::btree_map(any_key(), prop_oneof![listed(), roles()], 0..6)
 }
 
-fn plain_rosters() -> impl Strategy<Value = Rosters> {
+fn plain_rosters() -> impl Strategy<Value = MaintainerLists> {
     prop::collection::btree_map(any_key(), listed(), 0..6)
 }
 
 /// Returns the keys that listings lead to from one key.
-fn reachable(from: PublicKey, rosters: &Rosters) -> BTreeSet<PublicKey> {
+fn reachable(from: PublicKey, maintainer_lists: &MaintainerLists) -> BTreeSet<PublicKey> {
     let mut seen = BTreeSet::from([from]);
     loop {
-        let more: Vec<_> =
-            seen.iter().filter_map(|key| rosters.get(key)).flat_map(Roster::listed).collect();
+        let more: Vec<_> = seen
+            .iter()
+            .filter_map(|key| maintainer_lists.get(key))
+            .flat_map(MaintainerList::listed)
+            .collect();
         let before = seen.len();
         seen.extend(more);
         if seen.len() == before {
@@ -55,12 +58,12 @@ fn reachable(from: PublicKey, rosters: &Rosters) -> BTreeSet<PublicKey> {
 }
 
 /// Returns the key whose announcement counts, by following leads.
-fn root(selected: PublicKey, rosters: &Rosters) -> Option<PublicKey> {
+fn root(selected: PublicKey, maintainer_lists: &MaintainerLists) -> Option<PublicKey> {
     let mut at = selected;
-    for _ in 0..=rosters.len() {
-        let roster = rosters.get(&at)?;
-        match Vec::from_iter(roster.leads())[..] {
-            [] if at == selected && roster.author_is_active(&at) => return Some(at),
+    for _ in 0..=maintainer_lists.len() {
+        let maintainer_list = maintainer_lists.get(&at)?;
+        match Vec::from_iter(maintainer_list.leads())[..] {
+            [] if at == selected && maintainer_list.author_is_active(&at) => return Some(at),
             [lead] if lead == at => return Some(at),
             [lead] => at = lead,
             _ => return None,
@@ -70,15 +73,15 @@ fn root(selected: PublicKey, rosters: &Rosters) -> Option<PublicKey> {
 }
 
 /// Applies the rule to every key until nothing changes: listed by a member, listing a member, active.
-fn by_repetition(selected: PublicKey, rosters: &Rosters) -> BTreeSet<PublicKey> {
-    let mut confirmed = BTreeSet::from_iter(root(selected, rosters));
+fn by_repetition(selected: PublicKey, maintainer_lists: &MaintainerLists) -> BTreeSet<PublicKey> {
+    let mut confirmed = BTreeSet::from_iter(root(selected, maintainer_lists));
     loop {
-        let joins = |(key, roster): &(&PublicKey, &Roster)| {
-            roster.author_is_active(key)
-                && confirmed.iter().any(|member| roster.lists(member))
-                && confirmed.iter().any(|m| rosters.get(m).is_some_and(|r| r.lists(key)))
+        let joins = |(key, maintainer_list): &(&PublicKey, &MaintainerList)| {
+            maintainer_list.author_is_active(key)
+                && confirmed.iter().any(|member| maintainer_list.lists(member))
+                && confirmed.iter().any(|m| maintainer_lists.get(m).is_some_and(|r| r.lists(key)))
         };
-        let more: Vec<_> = rosters.iter().filter(joins).map(|(key, _)| *key).collect();
+        let more: Vec<_> = maintainer_lists.iter().filter(joins).map(|(key, _)| *key).collect();
         let before = confirmed.len();
         confirmed.extend(more);
         if confirmed.len() == before {
@@ -97,86 +100,88 @@ fn a_long_chain_of_listings_takes_linear_time() {
     };
     const KEYS: u32 = 20_000;
     let all_keys = (1..KEYS).map(numbered).collect();
-    let mut rosters = Rosters::from([(numbered(0), Roster::Listed(all_keys))]);
-    rosters.extend((1..KEYS).map(|n| (numbered(n), Roster::Listed([numbered(n - 1)].into()))));
-    let maintainers = Reciprocal.maintainers(&numbered(0), &rosters);
+    let mut maintainer_lists =
+        MaintainerLists::from([(numbered(0), MaintainerList::Listed(all_keys))]);
+    maintainer_lists
+        .extend((1..KEYS).map(|n| (numbered(n), MaintainerList::Listed([numbered(n - 1)].into()))));
+    let maintainers = Reciprocal.maintainers(&numbered(0), &maintainer_lists);
     assert_eq!(maintainers.len(), KEYS as usize);
 }
 
 proptest! {
     #[test]
-    fn the_reciprocal_set_equals_repeating_the_rule(selected in any_key(), rosters in rosters()) {
-        let maintainers = Reciprocal.maintainers(&selected, &rosters);
-        prop_assert_eq!(maintainers, by_repetition(selected, &rosters));
+    fn the_reciprocal_set_equals_repeating_the_rule(selected in any_key(), maintainer_lists in maintainer_lists()) {
+        let maintainers = Reciprocal.maintainers(&selected, &maintainer_lists);
+        prop_assert_eq!(maintainers, by_repetition(selected, &maintainer_lists));
     }
 
     #[test]
-    fn every_maintainer_is_reachable_by_listings(selected in any_key(), rosters in rosters()) {
+    fn every_maintainer_is_reachable_by_listings(selected in any_key(), maintainer_lists in maintainer_lists()) {
         for model in [Plain, Reciprocal] {
-            let maintainers = model.maintainers(&selected, &rosters);
-            prop_assert!(maintainers.is_subset(&reachable(selected, &rosters)));
+            let maintainers = model.maintainers(&selected, &maintainer_lists);
+            prop_assert!(maintainers.is_subset(&reachable(selected, &maintainer_lists)));
         }
     }
 
     #[test]
-    fn a_key_that_left_is_not_a_maintainer(selected in any_key(), rosters in rosters()) {
+    fn a_key_that_left_is_not_a_maintainer(selected in any_key(), maintainer_lists in maintainer_lists()) {
         for model in [Plain, Reciprocal] {
-            for member in model.maintainers(&selected, &rosters) {
-                prop_assert!(rosters.get(&member).is_none_or(|roster| roster.author_is_active(&member)));
+            for member in model.maintainers(&selected, &maintainer_lists) {
+                prop_assert!(maintainer_lists.get(&member).is_none_or(|maintainer_list| maintainer_list.author_is_active(&member)));
             }
         }
     }
 
     #[test]
-    fn reciprocal_maintainers_have_announced_and_list_each_other(selected in any_key(), rosters in rosters()) {
-        let confirmed = Reciprocal.maintainers(&selected, &rosters);
+    fn reciprocal_maintainers_have_announced_and_list_each_other(selected in any_key(), maintainer_lists in maintainer_lists()) {
+        let confirmed = Reciprocal.maintainers(&selected, &maintainer_lists);
         let mut roots = 0;
         for member in &confirmed {
-            let own = rosters.get(member);
+            let own = maintainer_lists.get(member);
             prop_assert!(own.is_some(), "confirmed without an announcement");
             let others = || confirmed.iter().filter(|other| *other != member);
             let lists_back = others().any(|other| own.unwrap().lists(other));
-            let is_listed = others().any(|other| rosters[other].lists(member));
+            let is_listed = others().any(|other| maintainer_lists[other].lists(member));
             roots += usize::from(!(lists_back && is_listed));
         }
         prop_assert!(roots <= 1, "only the root may stand alone");
     }
 
     #[test]
-    fn an_unannounced_repository_has_no_maintainers(selected in any_key(), mut rosters in rosters()) {
-        rosters.remove(&selected);
+    fn an_unannounced_repository_has_no_maintainers(selected in any_key(), mut maintainer_lists in maintainer_lists()) {
+        maintainer_lists.remove(&selected);
         for model in [Plain, Reciprocal] {
-            prop_assert!(model.maintainers(&selected, &rosters).is_empty());
+            prop_assert!(model.maintainers(&selected, &maintainer_lists).is_empty());
         }
     }
 
     #[test]
-    fn one_more_listing_removes_no_maintainer(selected in any_key(), rosters in plain_rosters(), by in any_key(), listed_key in any_key()) {
-        let mut more: BTreeMap<_, _> = rosters.clone();
-        if let Some(Roster::Listed(keys)) = more.get_mut(&by) {
+    fn one_more_listing_removes_no_maintainer(selected in any_key(), maintainer_lists in plain_rosters(), by in any_key(), listed_key in any_key()) {
+        let mut more: BTreeMap<_, _> = maintainer_lists.clone();
+        if let Some(MaintainerList::Listed(keys)) = more.get_mut(&by) {
             keys.insert(listed_key);
         }
         for model in [Plain, Reciprocal] {
-            let before = model.maintainers(&selected, &rosters);
+            let before = model.maintainers(&selected, &maintainer_lists);
             let after = model.maintainers(&selected, &more);
             prop_assert!(before.is_subset(&after));
         }
     }
 
     #[test]
-    fn the_reciprocal_set_is_within_the_plain_set(selected in any_key(), rosters in plain_rosters()) {
-        let strict = Reciprocal.maintainers(&selected, &rosters);
-        prop_assert!(strict.is_subset(&Plain.maintainers(&selected, &rosters)));
+    fn the_reciprocal_set_is_within_the_plain_set(selected in any_key(), maintainer_lists in plain_rosters()) {
+        let strict = Reciprocal.maintainers(&selected, &maintainer_lists);
+        prop_assert!(strict.is_subset(&Plain.maintainers(&selected, &maintainer_lists)));
     }
 
     #[test]
-    fn a_listed_key_is_no_maintainer_until_it_lists_back(selected in any_key(), rosters in plain_rosters(), invited in any_key()) {
-        let mut inviting = rosters.clone();
-        let Some(Roster::Listed(keys)) = inviting.get_mut(&selected) else { return Ok(()) };
+    fn a_listed_key_is_no_maintainer_until_it_lists_back(selected in any_key(), maintainer_lists in plain_rosters(), invited in any_key()) {
+        let mut inviting = maintainer_lists.clone();
+        let Some(MaintainerList::Listed(keys)) = inviting.get_mut(&selected) else { return Ok(()) };
         keys.insert(invited);
-        let before = Reciprocal.maintainers(&selected, &rosters);
+        let before = Reciprocal.maintainers(&selected, &maintainer_lists);
         let after = Reciprocal.maintainers(&selected, &inviting);
-        let accepts = rosters.get(&invited).is_some_and(|own| before.iter().any(|member| own.lists(member)));
+        let accepts = maintainer_lists.get(&invited).is_some_and(|own| before.iter().any(|member| own.lists(member)));
         prop_assert!(accepts || before == after);
     }
 }

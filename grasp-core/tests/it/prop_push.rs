@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use grasp_core::admission::Standing;
-use grasp_core::nip34::{Declared, State};
+use grasp_core::admission::Presence;
+use grasp_core::nip34::{DeclaredTarget, State};
 use grasp_core::push::{
     Candidate, CommandReader, KnownProposal, Progress, PushRequest, PushView, RefVerdict,
     authorise, encode_pkt,
@@ -56,7 +56,7 @@ fn candidate() -> impl Strategy<Value = Candidate> {
             let mut tags = vec![vec!["d".to_owned(), "x".to_owned()]];
             tags.extend(refs.into_iter().map(|(name, oid)| vec![name.to_owned(), oid]));
             let state = State::parse(&event(30618, author, at, id, &tags)).unwrap();
-            Candidate { state, standing: if stored { Standing::Stored } else { Standing::Held } }
+            Candidate { state, presence: if stored { Presence::Stored } else { Presence::Held } }
         },
     )
 }
@@ -136,15 +136,15 @@ fn is_signed(repository: &Repository, refs: &BTreeMap<String, String>) -> bool {
             .filter(|c| repository.maintainers.contains(&c.state.repo.owner))
     };
     let served =
-        by_maintainers().filter(|c| c.standing == Standing::Stored).map(|c| c.state.version).max();
+        by_maintainers().filter(|c| c.presence == Presence::Stored).map(|c| c.state.version).max();
     by_maintainers().filter(|c| served.is_none_or(|served| c.state.version >= served)).any(|c| {
         let declared: BTreeMap<_, _> = c
             .state
             .refs
             .iter()
             .map(|(name, declared)| match declared {
-                Declared::Oid(oid) => (name.to_string(), oid.to_string()),
-                Declared::Nonsense => (name.to_string(), "nonsense".to_owned()),
+                DeclaredTarget::Oid(oid) => (name.to_string(), oid.to_string()),
+                DeclaredTarget::Invalid => (name.to_string(), "nonsense".to_owned()),
             })
             .collect();
         declared == *refs

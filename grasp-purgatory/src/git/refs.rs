@@ -11,7 +11,7 @@ mod snapshot;
 
 use std::collections::BTreeMap;
 
-use grasp_core::nip34::{Declared, State};
+use grasp_core::nip34::{DeclaredTarget, State};
 use grasp_core::push::PushCommand;
 use grasp_core::{Oid, RefName};
 
@@ -43,8 +43,8 @@ impl RefTarget {
     /// What a signed state asks for; `None` if it can never be true.
     pub fn of(state: &State) -> Option<Self> {
         let refs = state.refs.iter().map(|(name, declared)| match declared {
-            Declared::Oid(oid) => Some((name.clone(), *oid)),
-            Declared::Nonsense => None,
+            DeclaredTarget::Oid(oid) => Some((name.clone(), *oid)),
+            DeclaredTarget::Invalid => None,
         });
         Some(Self { refs: refs.collect::<Option<_>>()?, head: state.head.clone() })
     }

@@ -1,6 +1,6 @@
 //! One attempt for one identifier: who is asked next, and when it is over.
 
-use grasp_core::service::relay_of;
+use grasp_core::service::relay_of_clone_url;
 use grasp_core::{CloneUrl, Host, Identifier, Mono, RelayUrl};
 
 use super::case::{Case, Path, State, Visit};
@@ -243,7 +243,7 @@ impl Hunter {
 /// Only the root of a host is believed: below it, hosts serve documents that strangers wrote.
 fn classify(throttle: &mut Throttle, now: Mono, out: &mut Vec<Output>, url: &CloneUrl) {
     let is_root = |relay: &RelayUrl| relay.as_str().matches('/').count() == 2;
-    let Some(relay) = relay_of(url).filter(is_root) else { return };
+    let Some(relay) = relay_of_clone_url(url).filter(is_root) else { return };
     if throttle.must_classify(now, &url.host()) {
         out.push(Output::Classify { host: url.host(), relay });
     }

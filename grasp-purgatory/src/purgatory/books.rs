@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use grasp_core::Identifier;
-use grasp_core::admission::Standing;
+use grasp_core::admission::Presence;
 use nostr::key::PublicKey;
 
 use super::config::{Bound, Config};
@@ -86,7 +86,7 @@ impl Books {
         config: &Config,
         new: &Entry,
         displaced: Option<&Entry>,
-        standing: Standing,
+        presence: Presence,
     ) -> Room {
         let freed = displaced.filter(|entry| entry.phase == Phase::Waiting);
         let after = |usage: Usage| {
@@ -99,7 +99,7 @@ impl Books {
         let fits_name =
             |name: &Identifier| after(of_identifier(name)).is_within(config.per_identifier);
         let fits_names =
-            standing == Standing::Stored || new.identifiers().into_iter().all(fits_name);
+            presence == Presence::Stored || new.identifiers().into_iter().all(fits_name);
         let fits = fits_names && after(of_author).is_within(config.per_author);
         if fits { Room::Free } else { Room::Full }
     }

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use grasp_core::admission::{Policy, Standing};
-use grasp_core::maintainers::{Circles, rosters};
+use grasp_core::admission::{Policy, Presence};
+use grasp_core::maintainers::{MaintainerSets, maintainer_lists};
 use grasp_core::nip34::{Announcement, Proposal};
 use grasp_core::{Identifier, RepoId};
 use nostr::event::EventId;
@@ -21,7 +21,7 @@ pub(super) struct Place {
     /// The announcement that asks for it.
     pub(super) announced_by: EventId,
     /// Whether that announcement is served.
-    pub(super) standing: Standing,
+    pub(super) presence: Presence,
     /// Who may sign for it.
     pub(super) confirmed: BTreeSet<PublicKey>,
 }
@@ -30,17 +30,18 @@ impl Family {
     /// Reads the announcements of one identifier.
     pub(super) fn new<'a>(
         policy: &Policy,
-        known: impl IntoIterator<Item = (&'a Announcement, Standing)>,
+        known: impl IntoIterator<Item = (&'a Announcement, Presence)>,
     ) -> Self {
         let winners = winners(known);
-        let rosters = rosters(winners.values().map(|(announcement, _)| *announcement));
-        let circles = Circles::new(policy.model, &rosters);
+        let maintainer_lists =
+            maintainer_lists(winners.values().map(|(announcement, _)| *announcement));
+        let circles = MaintainerSets::new(policy.model, &maintainer_lists);
         let hosted = winners.values().filter(|(announcement, _)| policy.hosts(announcement));
         let places = hosted
-            .map(|(announcement, standing)| {
+            .map(|(announcement, presence)| {
                 let place = Place {
                     announced_by: announcement.version.id,
-                    standing: *standing,
+                    presence: *presence,
                     confirmed: circles.of(&announcement.repo.owner),
                 };
                 (announcement.repo.clone(), place)
@@ -68,14 +69,14 @@ impl Family {
 
 /// Each author's winning announcement; one that is stored and kept at once counts as stored.
 fn winners<'a>(
-    known: impl IntoIterator<Item = (&'a Announcement, Standing)>,
-) -> BTreeMap<PublicKey, (&'a Announcement, Standing)> {
-    let mut winners: BTreeMap<PublicKey, (&Announcement, Standing)> = BTreeMap::new();
-    for (announcement, standing) in known {
-        let rank = |(announcement, standing): &(&Announcement, Standing)| {
-            (announcement.version, *standing == Standing::Stored)
+    known: impl IntoIterator<Item = (&'a Announcement, Presence)>,
+) -> BTreeMap<PublicKey, (&'a Announcement, Presence)> {
+    let mut winners: BTreeMap<PublicKey, (&Announcement, Presence)> = BTreeMap::new();
+    for (announcement, presence) in known {
+        let rank = |(announcement, presence): &(&Announcement, Presence)| {
+            (announcement.version, *presence == Presence::Stored)
         };
-        let new = (announcement, standing);
+        let new = (announcement, presence);
         let winner = winners.entry(announcement.repo.owner).or_insert(new);
         if rank(&new) > rank(winner) {
             *winner = new;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use grasp_core::admission::Standing;
+use grasp_core::admission::Presence;
 use grasp_core::admission::{Hold, Origin};
 use grasp_core::resources::{Claimant, ClientNetwork, Shortage};
 use grasp_core::{Identifier, Oid, RepoId};
@@ -14,7 +14,7 @@ use nostr::types::Timestamp;
 use super::books::Room;
 use super::entry::{Entry, Phase, What, Why};
 use super::output::{Chore, Kept, Output, Report, Thing, Turn};
-use super::staging::{Came, Placeholder, Uploading};
+use super::staging::{Placeholder, PushTarget, Uploading};
 use super::{Config, Ledger, Purgatory};
 use crate::journal::Record;
 
@@ -31,11 +31,11 @@ pub(super) enum Admission {
 
 impl Admission {
     /// Judges by what is kept; nothing is changed.
-    pub(super) fn of(config: &Config, ledger: &Ledger, new: &Entry, standing: Standing) -> Self {
+    pub(super) fn of(config: &Config, ledger: &Ledger, new: &Entry, presence: Presence) -> Self {
         let Ok(displaced) = displaced(config, ledger, new) else {
             return Self::Superseded;
         };
-        match ledger.books().room(config, new, displaced, standing) {
+        match ledger.books().room(config, new, displaced, presence) {
             Room::Free => Self::Admitted { displaces: displaced.map(Entry::id) },
             Room::Full => Self::Full,
         }
@@ -46,10 +46,10 @@ impl Admission {
 const MAX_EVICTIONS: usize = 16;
 
 /// Whom the memory of an entry is accounted to. What another relay brought is its author's alone.
-fn claimant(new: &Entry, standing: Standing, origin: &Origin) -> Claimant {
+fn claimant(new: &Entry, presence: Presence, origin: &Origin) -> Claimant {
     let network = origin.claimant().network;
     let claimant = Claimant::maybe_at(network).signed_by(new.author());
-    if standing == Standing::Stored { claimant.with_authority() } else { claimant }
+    if presence == Presence::Stored { claimant.with_authority() } else { claimant }
 }
 
 /// Its author has made it obsolete.
@@ -108,13 +108,13 @@ impl Purgatory {
     }
 
     fn admit(&mut self, out: &mut Turn, new: Entry, hold: &Hold, origin: &Origin) -> Kept {
-        let standing = self.standing_behind(hold);
-        let displaces = match Admission::of(&self.config, &self.ledger, &new, standing) {
+        let presence = self.presence_behind(hold);
+        let displaces = match Admission::of(&self.config, &self.ledger, &new, presence) {
             Admission::Admitted { displaces } => displaces,
             Admission::Superseded => return Kept::Superseded,
             Admission::Full => return self.turn_away(out, &new),
         };
-        let claimant = claimant(&new, standing, origin);
+        let claimant = claimant(&new, presence, origin);
         if !self.make_room(out, &new, claimant, displaces) {
             return self.turn_away(out, &new);
         }
@@ -181,12 +181,12 @@ impl Purgatory {
     }
 
     /// Whether an event is about something that is served: a repository that it rules does not wait here.
-    fn standing_behind(&self, hold: &Hold) -> Standing {
+    fn presence_behind(&self, hold: &Hold) -> Presence {
         match hold {
             Hold::State(ruled) if ruled.iter().any(|r| self.ledger.announcement(r).is_none()) => {
-                Standing::Stored
+                Presence::Stored
             }
-            _ => Standing::Held,
+            _ => Presence::Held,
         }
     }
 
@@ -284,10 +284,10 @@ impl Purgatory {
         out: &mut Turn,
         id: EventId,
         tip: Oid,
-        (door, bytes): (Came, u64),
+        (target, bytes): (PushTarget, u64),
         network: Option<ClientNetwork>,
     ) {
-        let room = self.ledger.staging().room(&self.config, &id, &tip, &door);
+        let room = self.ledger.staging().room(&self.config, &id, &tip, &target);
         let has_room = match room {
             Uploading::Again => true,
             Uploading::New => self.make_room_for_upload(out, id, bytes, network),
@@ -296,12 +296,12 @@ impl Purgatory {
         if !has_room {
             // What waits under other names has directories of its own.
             let waiting = self.ledger.staging().of(&id);
-            let keep = waiting.map(|staged| staged.tips_under(door.name())).unwrap_or_default();
-            return self.clear(out, id, keep, BTreeSet::from([door.name().clone()]));
+            let keep = waiting.map(|staged| staged.tips_under(target.name())).unwrap_or_default();
+            return self.clear(out, id, keep, BTreeSet::from([target.name().clone()]));
         }
         self.settle_conflicting(out, &Thing::Proposal(id));
         let until = self.now.unix + self.config.placeholder;
-        self.record(out, Record::Staged { id, tip, door, bytes, until });
+        self.record(out, Record::Staged { id, tip, target, bytes, until });
         // The event may have come in while the push was under way.
         let Some(entry) = self.ledger.entry(&id) else { return };
         let Some(wanted) = entry.proposal().map(|proposal| proposal.tip) else { return };

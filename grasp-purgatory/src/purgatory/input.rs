@@ -11,7 +11,7 @@ use nostr::key::PublicKey;
 use nostr::types::Timestamp;
 
 use super::output::Chore;
-use super::staging::Came;
+use super::staging::PushTarget;
 
 /// Something that happened.
 #[derive(Clone, Debug)]
@@ -86,7 +86,7 @@ pub enum Input {
         /// The tip.
         tip: Oid,
         /// Where it came in.
-        door: Came,
+        target: PushTarget,
         /// How large its objects are.
         bytes: u64,
         /// The network that it came from, if that is known.

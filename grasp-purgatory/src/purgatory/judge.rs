@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use grasp_core::admission::Policy;
-use grasp_core::admission::Standing;
+use grasp_core::admission::Presence;
 use grasp_core::nip34::{Announcement, Proposal, State};
 use grasp_core::{Identifier, Oid, RefName, RepoId, Version};
 use nostr::event::{Event, EventId};
@@ -95,7 +95,7 @@ impl Stored {
 #[derive(Clone, Copy)]
 struct Signed<'a> {
     state: &'a State,
-    standing: Standing,
+    presence: Presence,
 }
 
 /// Everything that bears on one identifier.
@@ -183,7 +183,7 @@ impl<'a> Scene<'a> {
             .filter_map(|repo| {
                 let refs = self.survey.views.get(repo);
                 let state = match self.winners.get(repo) {
-                    Some(Signed { state, standing: Standing::Held }) => Some((*state).clone()),
+                    Some(Signed { state, presence: Presence::Held }) => Some((*state).clone()),
                     Some(Signed { state, .. }) if !refs.is_some_and(|refs| shows(refs, state)) => {
                         Some((*state).clone())
                     }
@@ -200,7 +200,7 @@ impl<'a> Scene<'a> {
         let places = self.family().into_iter().flat_map(|family| &family.places);
         let announcements = places
             .filter(|(repo, place)| {
-                place.standing == Standing::Held && self.winners.contains_key(repo)
+                place.presence == Presence::Held && self.winners.contains_key(repo)
             })
             .filter_map(|(_, place)| self.ledger.entry(&place.announced_by));
         let mut states: Vec<_> =
@@ -215,7 +215,7 @@ impl<'a> Scene<'a> {
     fn authorised(&self) -> Vec<EventId> {
         let places = || self.family().into_iter().flat_map(|family| family.places.values());
         let rules = |author: PublicKey| {
-            places().any(|p| p.standing == Standing::Stored && p.confirmed.contains(&author))
+            places().any(|p| p.presence == Presence::Stored && p.confirmed.contains(&author))
         };
         let states = self.ledger.family(self.identifier).filter(|entry| entry.state().is_some());
         states.filter(|entry| rules(entry.author())).map(Entry::id).collect()
@@ -223,7 +223,7 @@ impl<'a> Scene<'a> {
 
     fn is_released(&self, signed: &Signed<'_>) -> bool {
         let author = &signed.state.repo.owner;
-        signed.standing == Standing::Held
+        signed.presence == Presence::Held
             && self.family().is_some_and(|family| family.is_ruled_by(author))
     }
 
@@ -247,7 +247,7 @@ impl<'a> Scene<'a> {
         let places = self.family().into_iter().flat_map(|family| &family.places);
         let unfilled: BTreeSet<EventId> = places
             .filter(|(repo, place)| {
-                place.standing == Standing::Stored && !self.winners.contains_key(repo)
+                place.presence == Presence::Stored && !self.winners.contains_key(repo)
             })
             .map(|(_, place)| place.announced_by)
             .collect();
@@ -262,17 +262,17 @@ fn families<'a>(
     identifier: &'a Identifier,
     stored: &'a Stored,
 ) -> BTreeMap<&'a Identifier, Family> {
-    let mut known: BTreeMap<&Identifier, Vec<(&Announcement, Standing)>> = BTreeMap::new();
+    let mut known: BTreeMap<&Identifier, Vec<(&Announcement, Presence)>> = BTreeMap::new();
     for (announcement, _) in &stored.announcements {
         let family = known.entry(&announcement.repo.identifier).or_default();
-        family.push((announcement, Standing::Stored));
+        family.push((announcement, Presence::Stored));
     }
     known.entry(identifier).or_default();
     let kept = |identifier| ledger.family(identifier).filter_map(Entry::announcement);
     known
         .into_iter()
         .map(|(identifier, mut known)| {
-            known.extend(kept(identifier).map(|announcement| (announcement, Standing::Held)));
+            known.extend(kept(identifier).map(|announcement| (announcement, Presence::Held)));
             (identifier, Family::new(policy, known))
         })
         .collect()
@@ -286,11 +286,11 @@ fn latest<'a>(
     stored: &'a Stored,
 ) -> BTreeMap<PublicKey, Signed<'a>> {
     let of_family = stored.states.iter().filter(|state| state.repo.identifier == *identifier);
-    let stored = of_family.map(|state| Signed { state, standing: Standing::Stored });
+    let stored = of_family.map(|state| Signed { state, presence: Presence::Stored });
     let kept = ledger.family(identifier).filter_map(Entry::state);
     let complete = kept
         .filter(|state| survey.complete.contains(&state.version.id) && state.tips().is_some())
-        .map(|state| Signed { state, standing: Standing::Held });
+        .map(|state| Signed { state, presence: Presence::Held });
     let mut latest: BTreeMap<PublicKey, Signed<'a>> = BTreeMap::new();
     for signed in stored.chain(complete) {
         let author = signed.state.repo.owner;

@@ -44,8 +44,8 @@ impl Ledger {
                 }
             }
             Record::Gone { id, .. } => _ = self.take(id),
-            Record::Staged { id, tip, door, bytes, until } => {
-                self.staging.add(*id, *tip, (door.clone(), *bytes), *until);
+            Record::Staged { id, tip, target, bytes, until } => {
+                self.staging.add(*id, *tip, (target.clone(), *bytes), *until);
             }
             Record::Unstaged { id, keep } => self.staging.drop_but(id, *keep),
             Record::Owed { chore } => _ = self.owed.insert(chore.thing(), chore.clone()),
@@ -64,11 +64,12 @@ impl Ledger {
         });
         let staged = self.staging.iter().flat_map(|(id, placeholder)| {
             let uploads = placeholder.tips.iter();
-            let uploads = uploads.flat_map(|(tip, doors)| doors.iter().map(move |one| (tip, one)));
-            uploads.map(|(tip, (door, bytes))| Record::Staged {
+            let uploads =
+                uploads.flat_map(|(tip, targets)| targets.iter().map(move |one| (tip, one)));
+            uploads.map(|(tip, (target, bytes))| Record::Staged {
                 id: *id,
                 tip: *tip,
-                door: door.clone(),
+                target: target.clone(),
                 bytes: *bytes,
                 until: placeholder.until,
             })
@@ -180,7 +181,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::purgatory::{Came, Why};
+    use crate::purgatory::{PushTarget, Why};
 
     /// One of a few events: announcements, states and pull requests of few authors under few names.
     fn event(n: u8) -> Arc<Event> {
@@ -208,8 +209,11 @@ mod tests {
         let oid = (0..3u8).prop_map(|n| Oid::Sha1([n; 20]));
         let repo_of = |n| RepoId::new(PublicKey::from_byte_array([n; 32]), "x".parse().unwrap());
         let repo = move || repo_of(1);
-        let door = (1..3u8).prop_flat_map(move |n| {
-            prop_oneof![Just(Came::Repository(repo_of(n))), Just(Came::Contributor(repo_of(n)))]
+        let target = (1..3u8).prop_flat_map(move |n| {
+            prop_oneof![
+                Just(PushTarget::Repository(repo_of(n))),
+                Just(PushTarget::Contributor(repo_of(n)))
+            ]
         });
         let chore = prop_oneof![
             Just(Chore::CreateView { repo: repo() }),
@@ -227,8 +231,8 @@ mod tests {
             3 => (id(), phase, until.clone())
                 .prop_map(|(id, phase, until)| Record::Moved { id, phase, until }),
             2 => id().prop_map(|id| Record::Gone { id, why: Why::Served }),
-            2 => (id(), oid.clone(), door, 0..9u64, until).prop_map(
-                |(id, tip, door, bytes, until)| Record::Staged { id, tip, door, bytes, until },
+            2 => (id(), oid.clone(), target, 0..9u64, until).prop_map(
+                |(id, tip, target, bytes, until)| Record::Staged { id, tip, target, bytes, until },
             ),
             1 => (id(), proptest::option::of(oid))
                 .prop_map(|(id, keep)| Record::Unstaged { id, keep }),

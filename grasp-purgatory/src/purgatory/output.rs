@@ -10,7 +10,7 @@ use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
 use serde::{Deserialize, Serialize};
 
-use super::staging::Came;
+use super::staging::PushTarget;
 use crate::journal::Record;
 
 /// Something to be done.
@@ -114,7 +114,7 @@ pub struct ProposalRef {
     pub families: BTreeSet<Identifier>,
     /// Where the tip waits in staging, from where its objects are taken into the families first. Every contributor's
     /// place among them gets the ref too.
-    pub staged: Vec<Came>,
+    pub staged: Vec<PushTarget>,
 }
 
 /// Making or removing something that only purgatory accounts for. Owed until it is done, also across a crash.

@@ -35,7 +35,7 @@ pub fn some_places<'a>(
         rest.rotate_left(turn);
         places.extend(rest.into_iter().take(MOST - ALWAYS));
     }
-    places.retain(|url| !service.is_us(url.as_str()));
+    places.retain(|url| !service.is_own_url(url.as_str()));
     places.into_iter().cloned().collect()
 }
 

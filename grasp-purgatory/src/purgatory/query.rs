@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use grasp_core::admission::{KnownAnnouncement, Standing};
-use grasp_core::maintainers::{Circles, rosters};
+use grasp_core::admission::{KnownAnnouncement, Presence};
+use grasp_core::maintainers::{MaintainerSets, maintainer_lists};
 use grasp_core::nip34::{Announcement, Proposal, State};
 use grasp_core::push::Candidate;
 use grasp_core::resources::Claimant;
@@ -90,7 +90,7 @@ impl Purgatory {
         let kept = self.ledger.family(identifier).filter_map(Entry::announcement);
         let known = |announcement: &Announcement| KnownAnnouncement {
             announcement: announcement.clone(),
-            standing: Standing::Held,
+            presence: Presence::Held,
         };
         kept.map(known).collect()
     }
@@ -98,7 +98,7 @@ impl Purgatory {
     /// Whether an event could wait here that is about nothing served yet.
     pub fn room_for(&self, event: &Arc<Event>) -> Room {
         let entry = Entry::new(event.clone(), Phase::Waiting, self.now.unix, self.now.unix);
-        let admission = |entry| Admission::of(&self.config, &self.ledger, &entry, Standing::Held);
+        let admission = |entry| Admission::of(&self.config, &self.ledger, &entry, Presence::Held);
         match entry.map(admission) {
             Some(Admission::Full) => Room::Full,
             _ => Room::Free,
@@ -112,7 +112,7 @@ impl Purgatory {
     pub fn candidates(&self, identifier: &Identifier) -> Vec<Candidate> {
         let kept = self.ledger.family(identifier).filter_map(Entry::state);
         let candidate =
-            |state: &_| Candidate { state: Clone::clone(state), standing: Standing::Held };
+            |state: &_| Candidate { state: Clone::clone(state), presence: Presence::Held };
         kept.map(candidate).collect()
     }
 
@@ -241,9 +241,9 @@ impl Purgatory {
     pub fn wants(&self, identifier: &Identifier, stored: &[Announcement]) -> Vec<Want> {
         let kept = self.ledger.family(identifier).filter_map(Entry::announcement);
         let known: Vec<&Announcement> = stored.iter().chain(kept).collect();
-        let rosters = rosters(known.iter().copied());
-        let circles = Circles::new(self.policy.model, &rosters);
-        let circles: Vec<_> = rosters.keys().map(|owner| circles.of(owner)).collect();
+        let maintainer_lists = maintainer_lists(known.iter().copied());
+        let circles = MaintainerSets::new(self.policy.model, &maintainer_lists);
+        let circles: Vec<_> = maintainer_lists.keys().map(|owner| circles.of(owner)).collect();
         let entries = self.ledger.family(identifier);
         entries.filter_map(|entry| self.want(entry, &known, &circles)).collect()
     }

@@ -15,14 +15,14 @@ use super::config::Config;
 /// Where an upload came in.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Came {
+pub enum PushTarget {
     /// At a hosted repository.
     Repository(RepoId),
     /// At a contributor's own place for pull requests, `/prs/<npub>/<identifier>.git` (GRASP-06).
     Contributor(RepoId),
 }
 
-impl Came {
+impl PushTarget {
     /// The name of the repository there.
     pub(super) fn name(&self) -> &Identifier {
         match self {
@@ -48,7 +48,7 @@ impl Came {
     pub(super) fn fits(&self, policy: &Policy, proposal: &Proposal) -> bool {
         match self {
             Self::Repository(_) => true,
-            Self::Contributor(place) => policy.own_places(proposal).any(|own| own == *place),
+            Self::Contributor(place) => policy.own_urls(proposal).any(|own| own == *place),
         }
     }
 }
@@ -62,7 +62,7 @@ pub(super) struct Placeholder {
 
 /// The uploads of one tip: their sizes in bytes, by where they came in. A client may bring a pull request to its
 /// author's place and to the repository before it publishes the event.
-pub(super) type Uploads = BTreeMap<Came, u64>;
+pub(super) type Uploads = BTreeMap<PushTarget, u64>;
 
 impl Placeholder {
     /// Where a tip came in, by every way that is right for the author of the pull request.
@@ -70,19 +70,19 @@ impl Placeholder {
         &'a self,
         policy: &'a Policy,
         proposal: &'a Proposal,
-    ) -> impl Iterator<Item = &'a Came> {
+    ) -> impl Iterator<Item = &'a PushTarget> {
         let uploads = self.tips.get(&proposal.tip).into_iter().flat_map(Uploads::keys);
-        uploads.filter(move |door| door.fits(policy, proposal))
+        uploads.filter(move |target| target.fits(policy, proposal))
     }
 
     /// The names of the repositories that anything was uploaded to.
     pub(super) fn names(&self) -> impl Iterator<Item = &Identifier> {
-        self.tips.values().flat_map(Uploads::keys).map(Came::name)
+        self.tips.values().flat_map(Uploads::keys).map(PushTarget::name)
     }
 
     /// The tips that were uploaded to repositories of a name.
     pub(super) fn tips_under(&self, name: &Identifier) -> BTreeSet<Oid> {
-        let is_there = |uploads: &Uploads| uploads.keys().any(|door| door.name() == name);
+        let is_there = |uploads: &Uploads| uploads.keys().any(|target| target.name() == name);
         self.tips.iter().filter(|(_, uploads)| is_there(uploads)).map(|(tip, _)| *tip).collect()
     }
 
@@ -119,7 +119,7 @@ impl Staging {
         &mut self,
         id: EventId,
         tip: Oid,
-        (door, bytes): (Came, u64),
+        (target, bytes): (PushTarget, u64),
         until: Timestamp,
     ) {
         let placeholder =
@@ -127,14 +127,14 @@ impl Staging {
         placeholder.until = until;
         let (uploads, usage) = (placeholder.tips.entry(tip).or_default(), &mut self.usage);
         uploads.retain(|other, before| {
-            let replaced = other.is_same_upload(&door);
+            let replaced = other.is_same_upload(&target);
             if replaced {
                 *usage = usage.minus(*before);
             }
             !replaced
         });
         *usage = usage.plus(bytes);
-        uploads.insert(door, bytes);
+        uploads.insert(target, bytes);
     }
 
     /// Drops the uploads for an event but the one to keep.
@@ -154,10 +154,17 @@ impl Staging {
     }
 
     /// Whether this upload waits for an event already, or may be one more for it.
-    pub(super) fn room(&self, config: &Config, id: &EventId, tip: &Oid, door: &Came) -> Uploading {
+    pub(super) fn room(
+        &self,
+        config: &Config,
+        id: &EventId,
+        tip: &Oid,
+        target: &PushTarget,
+    ) -> Uploading {
         let waiting = self.by_event.get(id);
         let same = waiting.and_then(|placeholder| placeholder.tips.get(tip));
-        let waits = same.is_some_and(|doors| doors.keys().any(|one| one.is_same_upload(door)));
+        let waits =
+            same.is_some_and(|targets| targets.keys().any(|one| one.is_same_upload(target)));
         let uploads = waiting.map_or(0, Placeholder::uploads);
         match waits {
             true => Uploading::Again,

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use grasp_core::admission::Standing;
+use grasp_core::admission::Presence;
 use grasp_core::nip34::State;
 use grasp_core::push::{
     AuthorisedPush, Candidate, CommandReader, KnownProposal, Progress, PushRequest, PushView,
@@ -161,7 +161,7 @@ pub(crate) fn judged(
         &PushView {
             refs,
             maintainers: &BTreeSet::from([state.repo.owner]),
-            candidates: &[Candidate { state, standing: Standing::Held }],
+            candidates: &[Candidate { state, presence: Presence::Held }],
             proposals: &proposals,
         },
     );

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use grasp_core::deletion::{DeletionRequest, coordinate};
-use grasp_core::nip34::{Announcement, Declared, Proposal, State};
+use grasp_core::nip34::{Announcement, DeclaredTarget, Proposal, State};
 use grasp_core::{Identifier, Namespace, Oid, RefName, RepoId, Version, kinds};
-use grasp_purgatory::{Came, Chore, ProposalRef, ViewTarget};
+use grasp_purgatory::{Chore, ProposalRef, PushTarget, ViewTarget};
 use nostr::event::{Event, EventId, Kind};
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
@@ -145,7 +145,7 @@ fn identifier(event: &Event) -> &str {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Git {
     pub(crate) objects: BTreeMap<Identifier, BTreeSet<Oid>>,
-    pub(crate) staging: BTreeMap<EventId, BTreeMap<Oid, Came>>,
+    pub(crate) staging: BTreeMap<EventId, BTreeMap<Oid, PushTarget>>,
     pub(crate) views: BTreeMap<RepoId, Refs>,
 }
 
@@ -218,11 +218,13 @@ impl Git {
         served: Option<Oid>,
     ) {
         let stays = |tip: &Oid| keep.contains(tip) || served == Some(*tip);
-        let meant = |door: &Came| match door {
-            Came::Repository(repo) | Came::Contributor(repo) => names.contains(&repo.identifier),
+        let meant = |target: &PushTarget| match target {
+            PushTarget::Repository(repo) | PushTarget::Contributor(repo) => {
+                names.contains(&repo.identifier)
+            }
         };
         if let Some(tips) = self.staging.get_mut(id) {
-            tips.retain(|tip, door| keep.contains(tip) || !meant(door));
+            tips.retain(|tip, target| keep.contains(tip) || !meant(target));
         }
         self.staging.retain(|_, tips| !tips.is_empty());
         let views = self.views.iter_mut().filter(|(repo, _)| names.contains(&repo.identifier));
@@ -255,9 +257,9 @@ impl Disk {
 
 /// The refs that a state declares.
 pub(crate) fn declared(state: &State) -> Refs {
-    let oid = |declared: &Declared| match declared {
-        Declared::Oid(oid) => Some(*oid),
-        Declared::Nonsense => None,
+    let oid = |declared: &DeclaredTarget| match declared {
+        DeclaredTarget::Oid(oid) => Some(*oid),
+        DeclaredTarget::Invalid => None,
     };
     state.refs.iter().filter_map(|(name, at)| Some((name.clone(), oid(at)?))).collect()
 }

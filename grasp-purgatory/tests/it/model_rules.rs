@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use grasp_core::admission::Standing;
+use grasp_core::admission::Presence;
 use grasp_core::nip34::{Announcement, Proposal, State};
 use grasp_core::{Oid, RefName, RepoId, Version};
 use nostr::event::{Event, EventId};
@@ -26,7 +26,7 @@ pub(crate) struct Sight {
 impl World {
     /// Asserts everything that holds whenever nothing is under way.
     pub(crate) fn check(&mut self) {
-        for repo in self.hosted(Standing::Stored) {
+        for repo in self.hosted(Presence::Stored) {
             self.check_served(&repo);
         }
         self.check_views();
@@ -35,19 +35,19 @@ impl World {
         self.check_staging();
     }
 
-    /// The repositories with a winning announcement of that standing that asks us to host them.
-    fn hosted(&self, standing: Standing) -> BTreeSet<RepoId> {
-        let mut winners: BTreeMap<RepoId, (Version, bool, Standing)> = BTreeMap::new();
+    /// The repositories with a winning announcement of that presence that asks us to host them.
+    fn hosted(&self, presence: Presence) -> BTreeSet<RepoId> {
+        let mut winners: BTreeMap<RepoId, (Version, bool, Presence)> = BTreeMap::new();
         for known in NAMES.into_iter().flat_map(|n| self.known_announcements(&name(n))) {
             let version = known.announcement.version;
             let hosted = self.policy.hosts(&known.announcement);
-            let new = (version, hosted, known.standing);
+            let new = (version, hosted, known.presence);
             let winner = winners.entry(known.announcement.repo).or_insert(new);
             if version > winner.0 {
                 *winner = new;
             }
         }
-        let hosted = winners.into_iter().filter(|(_, (_, hosted, s))| *hosted && *s == standing);
+        let hosted = winners.into_iter().filter(|(_, (_, hosted, s))| *hosted && *s == presence);
         hosted.map(|(repo, _)| repo).collect()
     }
 
@@ -70,14 +70,14 @@ impl World {
 
     /// A view exists exactly where somebody may push, and shows nothing before anything is served.
     fn check_views(&self) {
-        let held = self.hosted(Standing::Held);
+        let held = self.hosted(Presence::Held);
         for repo in &held {
             let view = self.view(repo);
             assert_eq!(view.is_some(), self.core.has_view(repo), "view of {repo}");
             assert!(view.is_none_or(|refs| ruled(refs).is_empty()), "{repo} shows unsigned refs");
         }
         let announced: BTreeSet<_> =
-            self.hosted(Standing::Stored).into_iter().chain(held).collect();
+            self.hosted(Presence::Stored).into_iter().chain(held).collect();
         for repo in self.disk.git.views.keys() {
             assert!(announced.contains(repo), "{repo} has a view that nobody asks for");
         }
@@ -85,8 +85,8 @@ impl World {
 
     /// I2: nothing is held and served at once; and nothing is held that could be served.
     fn check_nothing_is_served_twice_or_late(&self) {
-        let all: BTreeSet<_> = self.hosted(Standing::Stored);
-        let all: BTreeSet<_> = all.into_iter().chain(self.hosted(Standing::Held)).collect();
+        let all: BTreeSet<_> = self.hosted(Presence::Stored);
+        let all: BTreeSet<_> = all.into_iter().chain(self.hosted(Presence::Held)).collect();
         for identifier in NAMES.map(name) {
             for kept in self.core.kept(&identifier) {
                 assert!(!self.disk.store.is_deleted(&kept), "kept although its author deleted it");
@@ -116,7 +116,7 @@ impl World {
     /// Whether a pull request is addressed to keepers of something that is served.
     fn is_addressed(&self, event: &Event) -> bool {
         let repos = Proposal::parse(event).unwrap().repos;
-        self.hosted(Standing::Stored).iter().any(|served| {
+        self.hosted(Presence::Stored).iter().any(|served| {
             let confirmed = self.confirmed(served);
             let same = repos.iter().filter(|repo| repo.identifier == served.identifier);
             same.into_iter().any(|repo| confirmed.contains(&repo.owner))
@@ -176,7 +176,7 @@ impl World {
 
     /// What can be seen of hosted repositories.
     pub(crate) fn sight(&self) -> Sight {
-        let served = self.hosted(Standing::Stored);
+        let served = self.hosted(Presence::Stored);
         let store = &self.disk.store;
         let of_served = |event: &Event| {
             Announcement::parse(event).is_ok_and(|announcement| served.contains(&announcement.repo))

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use grasp_core::admission::Standing;
+use grasp_core::admission::Presence;
 use grasp_core::admission::{Facts, KnownAnnouncement, Needs};
 use grasp_core::nip34::{Announcement, Proposal, State};
 use grasp_core::{Identifier, Namespace, RepoId, Version};
@@ -49,8 +49,8 @@ impl World {
     pub(crate) fn facts(&self, event: &Arc<Event>) -> Facts {
         let store = &self.disk.store;
         let known = match (store.contains(&event.id), self.core.holds(&event.id)) {
-            (true, _) => Some(Standing::Stored),
-            (false, true) => Some(Standing::Held),
+            (true, _) => Some(Presence::Stored),
+            (false, true) => Some(Presence::Held),
             (false, false) => None,
         };
         let mut facts = Facts {
@@ -79,7 +79,7 @@ impl World {
         let stored = self.disk.store.announcements(&BTreeSet::from([identifier.clone()]));
         let stored = stored.iter().filter_map(|event| Announcement::parse(event).ok());
         let stored = stored
-            .map(|announcement| KnownAnnouncement { announcement, standing: Standing::Stored });
+            .map(|announcement| KnownAnnouncement { announcement, presence: Presence::Stored });
         stored.chain(self.core.announcements(identifier)).collect()
     }
 
@@ -98,9 +98,10 @@ impl World {
     /// Who may sign for a repository, by everything that is known.
     pub(crate) fn confirmed(&self, repo: &RepoId) -> BTreeSet<PublicKey> {
         let known = self.known_announcements(&repo.identifier);
-        let rosters =
-            grasp_core::maintainers::rosters(known.iter().map(|known| &known.announcement));
-        self.policy.model.maintainers(&repo.owner, &rosters)
+        let maintainer_lists = grasp_core::maintainers::maintainer_lists(
+            known.iter().map(|known| &known.announcement),
+        );
+        self.policy.model.maintainers(&repo.owner, &maintainer_lists)
     }
 
     pub(crate) fn serves(&self, event: &Event) -> bool {

@@ -10,7 +10,7 @@ use grasp_core::admission::{
 use grasp_core::nip34::Announcement;
 use grasp_core::{Identifier, Mono, Now, Oid, RepoId, Version, kinds};
 use grasp_purgatory::journal::Record;
-use grasp_purgatory::{Came, Chore, Config, Input, Kept, Purgatory, Stage};
+use grasp_purgatory::{Chore, Config, Input, Kept, Purgatory, PushTarget, Stage};
 use nostr::event::{Event, EventId};
 use nostr::types::Timestamp;
 
@@ -200,10 +200,10 @@ impl World {
             }
             None if self.disk.store.contains(&id) => return Ok(false),
             None => {
-                let door = Came::Repository(repo.clone());
-                self.disk.git.staging.entry(id).or_default().insert(tip, door.clone());
+                let target = PushTarget::Repository(repo.clone());
+                self.disk.git.staging.entry(id).or_default().insert(tip, target.clone());
                 self.spark()?;
-                self.turn(Input::PushStaged { id, tip, door, bytes: 100, network: None })?;
+                self.turn(Input::PushStaged { id, tip, target, bytes: 100, network: None })?;
                 self.run()?;
                 return Ok(self.core.keeps_upload(&id, &tip));
             }

@@ -1,7 +1,7 @@
 //! What is written down, and what a disk may do to it.
 
 use grasp_purgatory::journal::{Record, RecordError};
-use grasp_purgatory::{Came, Chore, Phase, Why};
+use grasp_purgatory::{Chore, Phase, PushTarget, Why};
 use nostr::types::Timestamp;
 
 use crate::model_events::*;
@@ -19,12 +19,12 @@ fn records() -> Vec<Record> {
         keep: [oid(1)].into(),
         names: [ALICE.repo("x").identifier].into(),
     };
-    let door = Came::Contributor(ALICE.repo("a:b 🦀"));
+    let target = PushTarget::Contributor(ALICE.repo("a:b 🦀"));
     vec![
         held(1),
         Record::Moved { id, phase: Phase::Shelved, until },
         Record::Gone { id, why: Why::Served },
-        Record::Staged { id, tip: oid(2), door, bytes: u64::MAX, until },
+        Record::Staged { id, tip: oid(2), target, bytes: u64::MAX, until },
         Record::Unstaged { id, keep: Some(oid(2)) },
         Record::Owed { chore: chore.clone() },
         Record::Settled { chore },

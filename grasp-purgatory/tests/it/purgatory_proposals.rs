@@ -6,7 +6,7 @@ use grasp_core::admission::{Hold, Origin, Policy};
 use grasp_core::resources::ClientNetwork;
 use grasp_core::service::npub;
 use grasp_core::{Oid, RepoId};
-use grasp_purgatory::{Bound, Came, Config, Input, Survey};
+use grasp_purgatory::{Bound, Config, Input, PushTarget, Survey};
 use nostr::event::{Event, EventId};
 
 use crate::model_disk::proposal_ref;
@@ -132,9 +132,9 @@ fn an_upload_that_arrives_while_its_event_is_being_held_is_not_lost() {
     world.send(&request).unwrap();
     // The push was judged before the event came.
     let (repo, id) = (ALICE.repo("x"), request.id);
-    let door = Came::Repository(repo);
-    world.disk.git.staging.entry(id).or_default().insert(oid(9), door.clone());
-    world.turn(Input::PushStaged { id, tip: oid(9), door, bytes: 1, network: None }).unwrap();
+    let target = PushTarget::Repository(repo);
+    world.disk.git.staging.entry(id).or_default().insert(oid(9), target.clone());
+    world.turn(Input::PushStaged { id, tip: oid(9), target, bytes: 1, network: None }).unwrap();
     world.run().unwrap();
     assert!(world.serves(&request));
 }
@@ -148,9 +148,9 @@ fn uploads_for_one_event_are_few_and_one_too_many_drops_only_itself() {
     }
     assert!(!world.push_tip(&repo, id, 5).unwrap());
     // One that slipped through between judgement and upload.
-    let door = Came::Repository(repo);
-    world.disk.git.staging.get_mut(&id).unwrap().insert(oid(6), door.clone());
-    world.turn(Input::PushStaged { id, tip: oid(6), door, bytes: 1, network: None }).unwrap();
+    let target = PushTarget::Repository(repo);
+    world.disk.git.staging.get_mut(&id).unwrap().insert(oid(6), target.clone());
+    world.turn(Input::PushStaged { id, tip: oid(6), target, bytes: 1, network: None }).unwrap();
     let left: Vec<_> = world.disk.git.staging[&id].keys().copied().collect();
     assert_eq!(left, [1, 2, 3, 4].map(oid));
 }
@@ -162,10 +162,10 @@ fn one_network_that_fills_staging_makes_room_for_others() {
     let repo = ALICE.repo("x");
     let upload = |world: &mut World, n: u8, address: Option<&str>| {
         let (id, tip) = (EventId::from_byte_array([n; 32]), oid(n));
-        let door = Came::Repository(repo.clone());
-        world.disk.git.staging.entry(id).or_default().insert(tip, door.clone());
+        let target = PushTarget::Repository(repo.clone());
+        world.disk.git.staging.entry(id).or_default().insert(tip, target.clone());
         let network = address.map(|address| ClientNetwork::of(address.parse().unwrap()));
-        world.turn(Input::PushStaged { id, tip, door, bytes: 100, network }).unwrap();
+        world.turn(Input::PushStaged { id, tip, target, bytes: 100, network }).unwrap();
         world.run().unwrap();
         world.core.keeps_upload(&id, &tip)
     };
@@ -266,9 +266,9 @@ fn a_wrong_upload_that_arrives_after_its_event_is_dropped_at_once() {
     let mut world = served();
     let request = pull_request(DAVE, 2, &[ALICE.repo("x")], 9);
     world.send(&request).unwrap();
-    let (id, door) = (request.id, Came::Repository(ALICE.repo("x")));
-    world.disk.git.staging.entry(id).or_default().insert(oid(7), door.clone());
-    world.turn(Input::PushStaged { id, tip: oid(7), door, bytes: 1, network: None }).unwrap();
+    let (id, target) = (request.id, PushTarget::Repository(ALICE.repo("x")));
+    world.disk.git.staging.entry(id).or_default().insert(oid(7), target.clone());
+    world.turn(Input::PushStaged { id, tip: oid(7), target, bytes: 1, network: None }).unwrap();
     assert!(world.disk.git.staging.is_empty());
     assert_eq!(world.core.counts().staged, 0);
 }
@@ -287,10 +287,10 @@ fn by_own_door(to: &RepoId) -> std::sync::Arc<Event> {
     )
 }
 
-fn stage_by(world: &mut World, door: Came, event: &Event) {
-    world.disk.git.staging.entry(event.id).or_default().insert(oid(9), door.clone());
+fn stage_by(world: &mut World, target: PushTarget, event: &Event) {
+    world.disk.git.staging.entry(event.id).or_default().insert(oid(9), target.clone());
     world
-        .turn(Input::PushStaged { id: event.id, tip: oid(9), door, bytes: 1, network: None })
+        .turn(Input::PushStaged { id: event.id, tip: oid(9), target, bytes: 1, network: None })
         .unwrap();
 }
 
@@ -304,7 +304,7 @@ fn open_to_contributors() -> World {
 fn a_contributors_own_place_serves_a_pull_request_for_a_repository_that_is_not_here() {
     let mut world = open_to_contributors();
     let request = by_own_door(&ALICE.repo("x"));
-    stage_by(&mut world, Came::Contributor(DAVE.repo("x")), &request);
+    stage_by(&mut world, PushTarget::Contributor(DAVE.repo("x")), &request);
     world.send(&request).unwrap();
     assert!(world.serves(&request));
 }
@@ -313,9 +313,9 @@ fn a_contributors_own_place_serves_a_pull_request_for_a_repository_that_is_not_h
 fn a_later_upload_of_the_same_tip_elsewhere_does_not_replace_the_signers() {
     let mut world = open_to_contributors();
     let request = by_own_door(&ALICE.repo("x"));
-    stage_by(&mut world, Came::Contributor(DAVE.repo("x")), &request);
-    stage_by(&mut world, Came::Contributor(BOB.repo("x")), &request);
-    stage_by(&mut world, Came::Repository(ALICE.repo("x")), &request);
+    stage_by(&mut world, PushTarget::Contributor(DAVE.repo("x")), &request);
+    stage_by(&mut world, PushTarget::Contributor(BOB.repo("x")), &request);
+    stage_by(&mut world, PushTarget::Repository(ALICE.repo("x")), &request);
     world.send(&request).unwrap();
     assert!(world.serves(&request));
     assert_eq!(world.core.counts().staged, 0);
@@ -325,7 +325,7 @@ fn a_later_upload_of_the_same_tip_elsewhere_does_not_replace_the_signers() {
 fn an_upload_at_somebody_elses_place_is_not_the_signers() {
     let mut world = open_to_contributors();
     let request = by_own_door(&ALICE.repo("x"));
-    stage_by(&mut world, Came::Contributor(BOB.repo("x")), &request);
+    stage_by(&mut world, PushTarget::Contributor(BOB.repo("x")), &request);
     world.send(&request).unwrap();
     assert!(!world.serves(&request) && world.core.holds(&request.id));
 }

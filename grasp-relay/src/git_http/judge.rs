@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use grasp_core::admission::Standing;
-use grasp_core::maintainers::rosters;
+use grasp_core::admission::Presence;
+use grasp_core::maintainers::maintainer_lists;
 use grasp_core::nip34::{Announcement, Proposal, State};
 use grasp_core::push::{
     Candidate, Contribution, KnownProposal, PushRequest, PushVerdict, PushView, RefRefusal,
     authorise, authorise_contribution,
 };
-use grasp_core::service::Door;
+use grasp_core::service::Endpoint;
 use grasp_core::{Oid, RefName, RepoId, kinds};
 use grasp_purgatory::Purgatory;
 use nostr::event::{Event, EventId};
@@ -75,9 +75,11 @@ impl GitHttp {
         seat: &Seat,
         request: &PushRequest,
     ) -> Result<Grounds, HttpError> {
-        match seat.door {
-            Door::Hosted => self.hosted_grounds(&seat.repo, request).await,
-            Door::Proposals => Ok(Grounds::Contributor(self.contributions(seat, request).await)),
+        match seat.endpoint {
+            Endpoint::Repository => self.hosted_grounds(&seat.repo, request).await,
+            Endpoint::PullRequests => {
+                Ok(Grounds::Contributor(self.contributions(seat, request).await))
+            }
         }
     }
 
@@ -103,7 +105,7 @@ impl GitHttp {
         if own.is_some_and(|own| policy.archives(own)) {
             return Ok(Grounds::Archived);
         }
-        let maintainers = policy.model.maintainers(&repo.owner, &rosters(&announcements));
+        let maintainers = policy.model.maintainers(&repo.owner, &maintainer_lists(&announcements));
         // Others who announced the name may have states of a megabyte each.
         let states = Filter::new()
             .kind(kinds::STATE)
@@ -111,7 +113,7 @@ impl GitHttp {
             .identifier(repo.identifier.as_str());
         let served = self.events(states).await?;
         let served = served.iter().filter_map(|event| State::parse(event).ok());
-        let served = served.map(|state| Candidate { state, standing: Standing::Stored });
+        let served = served.map(|state| Candidate { state, presence: Presence::Stored });
         let candidates = served.chain(held_candidates).collect();
         let proposals = self.known_proposals(request).await;
         Ok(Grounds::Hosted { maintainers, candidates, proposals })
@@ -147,14 +149,13 @@ impl GitHttp {
         };
         let policy = self.keeper.policy();
         let known = |id| {
-            let (standing, proposal) = match (held.get(&id), stored.get(&id)) {
-                (Some(held), _) => (Standing::Held, Some(held.clone())),
-                (None, Some(stored)) => (Standing::Stored, Proposal::parse(stored).ok()),
+            let (presence, proposal) = match (held.get(&id), stored.get(&id)) {
+                (Some(held), _) => (Presence::Held, Some(held.clone())),
+                (None, Some(stored)) => (Presence::Stored, Proposal::parse(stored).ok()),
                 (None, None) => return Contribution::Unknown,
             };
-            let ours =
-                |proposal: &Proposal| policy.own_places(proposal).any(|own| own == seat.repo);
-            let known = |proposal: Proposal| Contribution::Ours(standing, proposal.tip);
+            let ours = |proposal: &Proposal| policy.own_urls(proposal).any(|own| own == seat.repo);
+            let known = |proposal: Proposal| Contribution::Ours(presence, proposal.tip);
             proposal.filter(ours).map_or(Contribution::Foreign, known)
         };
         ids.into_iter().map(|id| (id, known(id))).collect()

@@ -10,9 +10,9 @@ use grasp_core::push::{
     encode_progress, encode_report,
 };
 use grasp_core::resources::Claimant;
-use grasp_core::service::Door;
+use grasp_core::service::Endpoint;
 use grasp_purgatory::git::{Blame, GitError, Incoming};
-use grasp_purgatory::{Came, Input};
+use grasp_purgatory::{Input, PushTarget};
 use nostr::event::EventId;
 use tokio::sync::mpsc;
 
@@ -139,7 +139,7 @@ impl Push {
     /// A client that still sends reads no answer: whatever the end is, the request is taken to its own.
     async fn work(&self, mut pack: Pack, answer: &Answer) -> Result<Vec<RefReport>, Failed> {
         let reports = self.judge_and_execute(&mut pack, answer).await;
-        if self.seat.door == Door::Proposals {
+        if self.seat.endpoint == Endpoint::PullRequests {
             // A place was made for what was to come. It goes if nothing came; a round finds it if not now.
             if let Err(error) = self.git.keeper.vacate(&self.seat.repo).await {
                 tracing::warn!(%error, "could not remove an empty place");
@@ -157,13 +157,13 @@ impl Push {
         if self.request.capabilities().push_options {
             pack.pass_over_options().await?;
         }
-        let Seat { repos, repo, door, .. } = &self.seat;
+        let Seat { repos, repo, endpoint, .. } = &self.seat;
         let refs = repos.refs(repo).await?;
         let grounds = self.git.grounds(&self.seat, &self.request).await?;
         let early = grounds.judge(&self.request, &refs);
         let Some(push) = &early.authorised else { return Ok(reports(&early)) };
         let _at_work = self.git.keeper.at_work(repo);
-        if *door == Door::Proposals {
+        if *endpoint == Endpoint::PullRequests {
             repos.lock(&repo.identifier).await?.create_view(&repo.owner).await?;
         }
         let claimant = self.claimant(&grounds, &early, !refs.is_empty());
@@ -254,7 +254,7 @@ impl Push {
         let grounds = self.git.grounds(&self.seat, &self.request).await?;
         let verdict = grounds.judge(&self.request, &refs);
         let Some(push) = &verdict.authorised else { return Ok(reports(&verdict)) };
-        if self.seat.door == Door::Hosted {
+        if self.seat.endpoint == Endpoint::Repository {
             let events = self.events(&verdict, push);
             keeper.tell(Input::PushAuthorised { repo: repo.clone(), events }).await;
         }
@@ -280,14 +280,14 @@ impl Push {
     async fn tell_staged(&self, push: &AuthorisedPush) {
         for command in push.stage() {
             let (Some(id), Some(tip)) = (command.name.event(), command.new) else { continue };
-            let Seat { repos, repo, door, .. } = &self.seat;
-            let door = match door {
-                Door::Hosted => Came::Repository(repo.clone()),
-                Door::Proposals => Came::Contributor(repo.clone()),
+            let Seat { repos, repo, endpoint, .. } = &self.seat;
+            let target = match endpoint {
+                Endpoint::Repository => PushTarget::Repository(repo.clone()),
+                Endpoint::PullRequests => PushTarget::Contributor(repo.clone()),
             };
             if let Ok(bytes) = repos.staged_bytes(&repo.identifier, id, tip).await {
                 let network = self.seat.claimant.network;
-                self.git.keeper.tell(Input::PushStaged { id, tip, door, bytes, network }).await;
+                self.git.keeper.tell(Input::PushStaged { id, tip, target, bytes, network }).await;
             }
         }
     }

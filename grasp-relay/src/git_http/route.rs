@@ -2,7 +2,7 @@
 
 use axum::http::{Method, Uri};
 use grasp_core::RepoId;
-use grasp_core::service::{Door, GitPath};
+use grasp_core::service::{Endpoint, GitPath};
 use grasp_purgatory::git::Service;
 
 /// What is asked of a repository.
@@ -27,10 +27,10 @@ pub(super) enum Action {
     NotFound,
 }
 
-/// The repository, by which door it is entered, and the action; `None` if the path names no repository.
-pub(super) fn route(method: &Method, uri: &Uri) -> Option<(RepoId, Door, Action)> {
-    let GitPath { repo, door, rest } = GitPath::parse(uri.path())?;
-    Some((repo, door, action(method, &rest, uri.query().unwrap_or_default())))
+/// The repository, by which endpoint it is entered, and the action; `None` if the path names no repository.
+pub(super) fn route(method: &Method, uri: &Uri) -> Option<(RepoId, Endpoint, Action)> {
+    let GitPath { repo, endpoint, rest } = GitPath::parse(uri.path())?;
+    Some((repo, endpoint, action(method, &rest, uri.query().unwrap_or_default())))
 }
 
 fn action(method: &Method, rest: &str, query: &str) -> Action {

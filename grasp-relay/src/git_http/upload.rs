@@ -28,8 +28,8 @@ impl GitHttp {
         let upload = seat.repos.upload_pack(&seat.repo, protocol(headers), seat.claimant);
         let mut process = upload.await?;
         let input = process.take_stdin();
-        let (keeper, door, repo) = (self.keeper.clone(), seat.door, seat.repo.clone());
-        let suspect = move |words: &str| keeper.suspect(door, &repo, words);
+        let (keeper, endpoint, repo) = (self.keeper.clone(), seat.endpoint, seat.repo.clone());
+        let suspect = move |words: &str| keeper.suspect(endpoint, &repo, words);
         let mut output = Output::of(process, suspect)?;
         let mut feeding = tokio::spawn(feed(input, first, body));
         // Git speaks when it has read what it is asked. Until then a broken request can have its own status.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{MutexGuard, PoisonError};
 
 use grasp_core::admission::{Acceptance, Crowding, Facts, FanOut, Origin, Rejection, Verdict};
-use grasp_core::maintainers::rosters;
+use grasp_core::maintainers::maintainer_lists;
 use grasp_core::nip34::repo_refs;
 use grasp_core::{RepoId, kinds};
 use nostr::event::Event;
@@ -26,7 +26,7 @@ impl Pipeline {
         verdict: Verdict,
     ) -> Result<Verdict, StoreError> {
         let now = self.clock.now().mono;
-        let is_unasked = kinds::ALWAYS_WELCOME.contains(&event.kind)
+        let is_unasked = kinds::UNCONDITIONAL_KINDS.contains(&event.kind)
             && verdict == Verdict::Accept(Acceptance::Related)
             && !facts.author_known
             && self.policy.operator != Some(event.pubkey);
@@ -60,8 +60,10 @@ impl Pipeline {
             let read = store::announcements(&*self.store, [&repo.identifier], now.unix).await?;
             let bytes = read.iter().map(|(_, bytes)| bytes).sum();
             self.budgets.charge_reading(now.mono, bytes, origin);
-            let rosters = rosters(read.iter().map(|(announcement, _)| announcement));
-            if self.policy.model.maintainers(&repo.owner, &rosters).contains(&event.pubkey) {
+            let maintainer_lists =
+                maintainer_lists(read.iter().map(|(announcement, _)| announcement));
+            if self.policy.model.maintainers(&repo.owner, &maintainer_lists).contains(&event.pubkey)
+            {
                 return Ok(true);
             }
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use grasp_core::admission::Standing;
+use grasp_core::admission::Presence;
 use grasp_core::admission::{Facts, KnownAnnouncement, Needs};
 use grasp_core::deletion::coordinate;
 use grasp_core::nip34::References;
@@ -40,7 +40,7 @@ pub(super) async fn facts(
         let Announced { known: mut announcements, bytes } = announced.unwrap_or_default();
         announcements.extend(git.announcements);
         facts.push(Facts {
-            known: standing(present.ids.contains(&event.id), git.is_held),
+            known: presence(present.ids.contains(&event.id), git.is_held),
             latest: coordinate(event)
                 .and_then(|at| present.versions.get(&at).max(delisted.get(&at)).copied()),
             announcements,
@@ -54,10 +54,10 @@ pub(super) async fn facts(
     Ok(facts)
 }
 
-fn standing(is_stored: bool, is_held: bool) -> Option<Standing> {
+fn presence(is_stored: bool, is_held: bool) -> Option<Presence> {
     match (is_stored, is_held) {
-        (true, _) => Some(Standing::Stored),
-        (false, true) => Some(Standing::Held),
+        (true, _) => Some(Presence::Stored),
+        (false, true) => Some(Presence::Held),
         (false, false) => None,
     }
 }
@@ -103,9 +103,9 @@ fn questions(event: &Event, present: &Present) -> [Vec<Filter>; QUESTIONS] {
         naming.extend(coordinate(event).into_iter().flat_map(naming_by_coordinate));
     }
     let mut author = Vec::new();
-    let is_asked = [&kinds::ABOUT_THEIR_AUTHOR[..], &kinds::ALWAYS_WELCOME].concat();
+    let is_asked = [&kinds::PROFILE_KINDS[..], &kinds::UNCONDITIONAL_KINDS].concat();
     if is_asked.contains(&event.kind) {
-        author.push(Filter::new().author(event.pubkey).kinds(kinds::TAKING_PART));
+        author.push(Filter::new().author(event.pubkey).kinds(kinds::PARTICIPATION_KINDS));
     }
     [naming, author]
 }
@@ -150,7 +150,7 @@ async fn announced(
     let mut announced: BTreeMap<_, Announced> = BTreeMap::new();
     for (announcement, bytes) in store::announcements(store, &names, now).await? {
         let of_name = announced.entry(announcement.repo.identifier.clone()).or_default();
-        of_name.known.push(KnownAnnouncement { announcement, standing: Standing::Stored });
+        of_name.known.push(KnownAnnouncement { announcement, presence: Presence::Stored });
         of_name.bytes += bytes;
     }
     Ok(announced)

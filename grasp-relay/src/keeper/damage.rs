@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use grasp_core::service::Door;
+use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, RepoId};
 use grasp_purgatory::git::{GitError, RepoStore};
 use nostr::key::PublicKey;
@@ -15,14 +15,14 @@ use nostr::key::PublicKey;
 use super::Keeper;
 
 /// The repositories of one name, in one of the two stores.
-type Place = (Door, Identifier);
+type Place = (Endpoint, Identifier);
 
 /// A repository that lacks objects which its refs need.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DamagedRepo {
     /// Where it is served.
-    pub door: Door,
-    /// Which it is; at [`Door::Proposals`] the owner is the contributor.
+    pub endpoint: Endpoint,
+    /// Which it is; at [`Endpoint::PullRequests`] the owner is the contributor.
     pub repo: RepoId,
 }
 
@@ -42,11 +42,11 @@ impl Damage {
     /// if damage is known that looking for tips alone may not show.
     pub(super) async fn inspect(
         &self,
-        (door, store): (Door, &RepoStore),
+        (endpoint, store): (Endpoint, &RepoStore),
         identifier: &Identifier,
         walk: bool,
     ) -> Result<(), GitError> {
-        let place = (door, identifier.clone());
+        let place = (endpoint, identifier.clone());
         let mut owners = store.lock(identifier).await?.damaged_views().await?;
         if owners.is_empty() && (walk || self.known().damaged.contains_key(&place)) {
             owners = store.broken_views(identifier).await?;
@@ -76,9 +76,9 @@ impl Damage {
 
     fn all(&self) -> Vec<DamagedRepo> {
         let known = self.known();
-        let repos = known.damaged.iter().flat_map(|((door, identifier), owners)| {
+        let repos = known.damaged.iter().flat_map(|((endpoint, identifier), owners)| {
             let repo = |owner: &PublicKey| RepoId::new(*owner, identifier.clone());
-            owners.iter().map(move |owner| DamagedRepo { door: *door, repo: repo(owner) })
+            owners.iter().map(move |owner| DamagedRepo { endpoint: *endpoint, repo: repo(owner) })
         });
         repos.collect()
     }
@@ -116,22 +116,22 @@ impl Keeper {
 
     /// Looks at a repository if what git said while it served a fetch tells of a missing object. One look at a name
     /// is under way at a time, so that clients cannot queue them by asking for objects that never were here.
-    pub(crate) fn suspect(&self, door: Door, repo: &RepoId, words: &str) {
-        let store = match door {
-            Door::Hosted => Some(self.repos()),
-            Door::Proposals => self.contributors(),
+    pub(crate) fn suspect(&self, endpoint: Endpoint, repo: &RepoId, words: &str) {
+        let store = match endpoint {
+            Endpoint::Repository => Some(self.repos()),
+            Endpoint::PullRequests => self.contributors(),
         };
         let (Some(suspicion), Some(store)) = (Suspicion::read(words), store.cloned()) else {
             return;
         };
-        let place = (door, repo.identifier.clone());
+        let place = (endpoint, repo.identifier.clone());
         let damage = self.damage.clone();
         if !damage.known().suspected.insert(place.clone()) {
             return;
         }
         tokio::spawn(async move {
             let walk = suspicion == Suspicion::History;
-            if let Err(error) = damage.inspect((door, &store), &place.1, walk).await {
+            if let Err(error) = damage.inspect((endpoint, &store), &place.1, walk).await {
                 tracing::warn!(%error, identifier = %place.1, "could not look for missing objects");
             }
             damage.known().suspected.remove(&place);

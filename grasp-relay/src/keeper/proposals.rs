@@ -7,7 +7,7 @@ use grasp_core::push::PushCommand;
 use grasp_core::resources::Claimant;
 use grasp_core::{Identifier, Oid, RefName, RepoId};
 use grasp_purgatory::git::{FamilyGuard, RepoStore};
-use grasp_purgatory::{Came, ProposalRef};
+use grasp_purgatory::{ProposalRef, PushTarget};
 use nostr::event::EventId;
 
 use super::disk::Addition;
@@ -73,11 +73,11 @@ impl Hands {
     async fn promote(&self, proposal: &ProposalRef) -> Result<(), KeepError> {
         for came in &proposal.staged {
             match came {
-                Came::Repository(from) => {
+                PushTarget::Repository(from) => {
                     let mut guard = self.parts.repos.lock(&from.identifier).await?;
                     guard.promote_staged(proposal.id, proposal.tip).await?;
                 }
-                Came::Contributor(place) => {
+                PushTarget::Contributor(place) => {
                     self.place_contribution(place, proposal.id, proposal.tip).await?;
                 }
             }

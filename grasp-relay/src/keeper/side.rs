@@ -36,12 +36,12 @@ impl GitSide for Keeper {
             if !waits_for_git(&event) {
                 return Ok(GitFacts::default());
             }
-            let has_enough = self.has_enough(&event).await?;
+            let repository_quota_reached = self.repository_quota_reached(&event).await?;
             let identifier = Needs::of(&event).identifier;
             let facts = move |purgatory: &grasp_purgatory::Purgatory| GitFacts {
                 is_held: purgatory.holds(&event.id),
                 announcements: identifier.iter().flat_map(|i| purgatory.announcements(i)).collect(),
-                over_quota: has_enough || purgatory.room_for(&event) == Room::Full,
+                over_quota: repository_quota_reached || purgatory.room_for(&event) == Room::Full,
             };
             Ok(self.ask(facts).await?)
         })
@@ -119,7 +119,7 @@ impl Keeper {
     }
 
     /// Whether somebody who announces a repository here is served as many as one may be.
-    async fn has_enough(&self, event: &Event) -> Result<bool, StoreError> {
+    async fn repository_quota_reached(&self, event: &Event) -> Result<bool, StoreError> {
         let (policy, now) = (self.policy(), self.clock().now().unix);
         let asks = event.kind == kinds::ANNOUNCEMENT
             && Announcement::parse(event).is_ok_and(|new| new.lists(&policy.service));
@@ -133,7 +133,7 @@ impl Keeper {
         }
         let theirs = store::events(&**self.store(), theirs, now).await?;
         let announcements: Vec<_> = theirs.iter().flat_map(Announcement::parse).collect();
-        Ok(policy.has_enough(&event.pubkey, &announcements))
+        Ok(policy.repository_quota_reached(&event.pubkey, &announcements))
     }
 
     /// What a stored event means for what waits.

@@ -199,7 +199,9 @@ impl Hands {
         let announcements = announcements.iter().filter_map(|e| Announcement::parse(e).ok());
         let of_name = announcements.filter(|a| a.repo.identifier == *identifier);
         let mut authors: BTreeSet<PublicKey> = BTreeSet::new();
-        of_name.for_each(|a| authors.extend(a.roster.listed().into_iter().chain([a.repo.owner])));
+        of_name.for_each(|a| {
+            authors.extend(a.maintainer_list.listed().into_iter().chain([a.repo.owner]))
+        });
         stored.iter().for_each(|state| _ = authors.remove(&state.pubkey));
         let mut previous = Vec::new();
         for author in authors.into_iter().take(MOST_AUTHORS) {

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use futures_util::TryStreamExt;
 use grasp_core::nip34::Announcement;
-use grasp_core::service::Door;
+use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, Oid, kinds};
 use grasp_purgatory::git::FamilyGuard;
 use nostr::filter::Filter;
@@ -56,8 +56,10 @@ impl Hands {
     ) -> Result<(), KeepError> {
         let now = self.parts.clock.now().unix;
         self.unrelated.forget(identifier);
-        for (door, store) in [Door::Hosted, Door::Proposals].into_iter().zip(self.stores()) {
-            if let Err(error) = self.damage.inspect((door, store), identifier, false).await {
+        for (endpoint, store) in
+            [Endpoint::Repository, Endpoint::PullRequests].into_iter().zip(self.stores())
+        {
+            if let Err(error) = self.damage.inspect((endpoint, store), identifier, false).await {
                 tracing::warn!(%error, %identifier, "could not look for damage");
             }
             let mut guard = store.lock(identifier).await?;

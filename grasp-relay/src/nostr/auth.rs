@@ -40,7 +40,7 @@ impl Expected<'_> {
         if tag(event, "challenge") != Some(self.challenge) {
             return Err(AuthFault::Challenge);
         }
-        if !tag(event, "relay").is_some_and(|url| self.service.is_us(url)) {
+        if !tag(event, "relay").is_some_and(|url| self.service.is_own_url(url)) {
             return Err(AuthFault::Relay);
         }
         let off = event.created_at.as_secs().abs_diff(self.now.as_secs());

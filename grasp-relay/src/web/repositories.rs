@@ -128,7 +128,8 @@ impl LatestStates {
     /// Returns the newest state by the owner and the maintainers that an announcement lists.
     fn newest(&self, announcement: &Announcement) -> Option<(u64, u64)> {
         let authors = self.0.get(&announcement.repo.identifier)?;
-        let keys = announcement.roster.listed().into_iter().chain([announcement.repo.owner]);
+        let keys =
+            announcement.maintainer_list.listed().into_iter().chain([announcement.repo.owner]);
         keys.filter_map(|key| authors.get(&key).copied()).max()
     }
 }

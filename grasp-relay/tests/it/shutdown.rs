@@ -17,13 +17,13 @@ async fn events_on_their_way_are_answered_before_the_goodbye() {
     let mut relay = Relay::start().await;
     let mut client = relay.client().await;
     let mut idle = relay.client().await;
-    relay.door.shut();
+    relay.endpoint.shut();
     let event = note(1, "on its way");
     client.send(format!(r#"["EVENT",{}]"#, event.as_json())).await;
-    relay.door.knocked().await;
+    relay.endpoint.knocked().await;
     relay.stop();
     assert_eq!(idle.farewell().await, Some(goodbye()));
-    relay.door.open();
+    relay.endpoint.open();
     assert_eq!(client.next().await, json!(["OK", event.id.to_hex(), true, ""]));
     assert_eq!(client.farewell().await, Some(goodbye()));
     let address = relay.address;
@@ -36,9 +36,9 @@ async fn the_grace_period_ends_even_if_something_does_not() {
     let limits = Limits { grace: Duration::from_millis(100), ..Limits::default() };
     let mut relay = Relay::limited(limits).await;
     let mut client = relay.client().await;
-    relay.door.shut();
+    relay.endpoint.shut();
     client.send(format!(r#"["EVENT",{}]"#, note(1, "stuck").as_json())).await;
-    relay.door.knocked().await;
+    relay.endpoint.knocked().await;
     relay.stop();
     relay.ended().await;
     assert_eq!(client.farewell().await, None);

@@ -25,7 +25,7 @@ use tokio::task::JoinHandle;
 
 pub(crate) use self::client::{Client, Farewell};
 
-use self::ingest::Door;
+use self::ingest::Endpoint;
 
 /// How long anything may take before a test gives up on it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -34,7 +34,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) struct Relay {
     pub(crate) address: SocketAddr,
     pub(crate) hub: Hub,
-    pub(crate) door: Arc<Door>,
+    pub(crate) endpoint: Arc<Endpoint>,
     stop: Option<oneshot::Sender<()>>,
     server: JoinHandle<std::io::Result<()>>,
 }
@@ -61,13 +61,13 @@ impl Relay {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
         let hub = Hub::start();
-        let door = Arc::new(Door::new(store.clone(), hub.clone()));
+        let endpoint = Arc::new(Endpoint::new(store.clone(), hub.clone()));
         let service: grasp_core::ServiceIdentity = address.to_string().parse().expect("an address");
         let clock = Clock::system();
         let listing = Listing::new(store.clone(), service.clone(), clock.clone(), |_| true);
         let mut parts = Parts {
             store: store.clone(),
-            ingest: door.clone(),
+            ingest: endpoint.clone(),
             hub: hub.clone(),
             listing,
             config: Config {
@@ -85,7 +85,7 @@ impl Relay {
         let server = tokio::spawn(grasp_relay::serve(listener, parts, async {
             let _ = stopped.await;
         }));
-        Self { address, hub, door, stop: Some(stop), server }
+        Self { address, hub, endpoint, stop: Some(stop), server }
     }
 
     pub(crate) async fn client(&self) -> Client {
@@ -94,7 +94,7 @@ impl Relay {
 
     /// Puts an event into the store and tells everybody, as ingest does.
     pub(crate) async fn accept(&self, event: &Event) {
-        self.door.admit(vec![Arc::new(event.clone())]).await;
+        self.endpoint.admit(vec![Arc::new(event.clone())]).await;
     }
 
     /// Asks the server to end.

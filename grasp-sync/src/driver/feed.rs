@@ -41,7 +41,7 @@ impl Following {
     }
 
     fn lists_us(&self, relays: &BTreeSet<RelayUrl>) -> bool {
-        self.unlisted || relays.iter().any(|relay| self.own.is_us(relay.as_str()))
+        self.unlisted || relays.iter().any(|relay| self.own.is_own_url(relay.as_str()))
     }
 }
 
@@ -53,7 +53,7 @@ pub(crate) async fn listen(
     inputs: mpsc::Sender<Input>,
 ) {
     loop {
-        let mut feed = local.accepted(&kinds::SELF_SUBSCRIPTION);
+        let mut feed = local.accepted(&kinds::SELF_SUBSCRIPTION_KINDS);
         let mut is_live = false;
         while let Some(news) = feed.next().await {
             is_live |= news == News::CaughtUp;

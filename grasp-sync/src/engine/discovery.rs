@@ -23,11 +23,11 @@ pub fn index_change(event: &Event, level: SyncLevel) -> Option<IndexChange> {
         let relays = announcement.relays.into_iter().collect();
         return Some(IndexChange::Announced { repo: announcement.repo, relays, level });
     }
-    if kinds::ROOTS.contains(&event.kind) {
+    if kinds::ROOT_KINDS.contains(&event.kind) {
         let repos = repo_refs(event).into_iter().collect();
         return Some(IndexChange::RootAdded { root: event.id.into(), repos });
     }
-    if kinds::REPLIES.contains(&event.kind) {
+    if kinds::REPLY_KINDS.contains(&event.kind) {
         return reply(event);
     }
     let has_coordinate = event.kind.is_addressable() || kinds::is_replaceable(event.kind);
@@ -369,7 +369,7 @@ mod tests {
         let keys = Keys::generate();
         let repos = ["x", "y"].map(|d| RepoId::new(keys.public_key(), d.parse().unwrap()));
         let tags = repos.iter().map(|repo| Tag::parse(["a".to_owned(), repo.to_string()]).unwrap());
-        for kind in kinds::ROOTS {
+        for kind in kinds::ROOT_KINDS {
             let event = EventBuilder::new(kind, "").tags(tags.clone()).finalize(&keys).unwrap();
             let found = index_change(&event, SyncLevel::Full);
             let root = event.id.into();

@@ -87,7 +87,7 @@ pub(crate) fn split_by_kind(filter: &Filter) -> Option<[Filter; 2]> {
     if filter.kinds.is_some() || filter.generic_tags.is_empty() || split(filter).is_some() {
         return None;
     }
-    split(&filter.clone().kinds(kinds::USUAL))
+    split(&filter.clone().kinds(kinds::COMMON_REPO_KINDS))
 }
 
 /// Splits what a filter lists into up to `max` parts that together match the same.
@@ -184,7 +184,7 @@ mod tests {
                 None => seen.extend(part.kinds.unwrap()),
             }
         }
-        assert_eq!(seen, kinds::USUAL.into());
+        assert_eq!(seen, kinds::COMMON_REPO_KINDS.into());
         assert_eq!(split_by_kind(&Filter::new().identifiers(["a", "b"])), None);
         assert_eq!(split_by_kind(&Filter::new()), None);
     }

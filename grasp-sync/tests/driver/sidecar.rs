@@ -87,7 +87,7 @@ async fn a_relay_that_takes_no_limit_of_zero_is_followed_with_one_and_whatever_t
     })
     .await;
     let sidecar = Sidecar::start(relay.url());
-    let mut feed = sidecar.accepted(&kinds::SELF_SUBSCRIPTION);
+    let mut feed = sidecar.accepted(&kinds::SELF_SUBSCRIPTION_KINDS);
     while !matches!(feed.next().await.unwrap(), News::Accepted(told) if told.id == old.id) {}
 }
 
@@ -184,7 +184,7 @@ async fn a_lost_feed_goes_on_where_it_was_lost() {
     })
     .await;
     let sidecar = Sidecar::start(relay.url());
-    let mut feed = sidecar.accepted(&kinds::SELF_SUBSCRIPTION);
+    let mut feed = sidecar.accepted(&kinds::SELF_SUBSCRIPTION_KINDS);
     let mut told = Vec::new();
     let mut caught_up = 0;
     while told.len() < 3 {

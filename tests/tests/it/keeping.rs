@@ -76,7 +76,7 @@ async fn a_pull_request_to_two_names_is_served_whichever_family_has_its_tip() {
 
 #[tokio::test]
 async fn an_upload_at_either_of_two_names_is_found_by_its_event() {
-    for door in ["x", "y"] {
+    for endpoint in ["x", "y"] {
         let instance = Instance::start().await;
         let (alice, bob) = (Maker::new(), Maker::new());
         let work = instance.host(&alice, "x").await;
@@ -84,7 +84,7 @@ async fn an_upload_at_either_of_two_names_is_found_by_its_event() {
         let tip = work.commit("git first").await;
         let request = to_both(&bob, &alice, &tip);
         let name = format!("refs/nostr/{}", request.id);
-        let url = instance.clone_url(&alice.repo(door));
+        let url = instance.clone_url(&alice.repo(endpoint));
         work.git(&["push", &url, &format!("{tip}:{name}")]).await.expect_ok();
         assert_eq!(instance.litter().staged, 1);
         assert_eq!(message(&instance, &request).await, "");

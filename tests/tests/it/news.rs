@@ -51,7 +51,7 @@ async fn sync_hears_of_a_repository_from_its_first_word_to_its_last() {
     let alice = Maker::new();
     let announced = alice.announce("x", &instance.service());
     instance.take(vec![announced.clone()]).await;
-    let mut news = own_relay(&instance).accepted(&kinds::SELF_SUBSCRIPTION);
+    let mut news = own_relay(&instance).accepted(&kinds::SELF_SUBSCRIPTION_KINDS);
     assert_eq!(news.next().await, Some(News::Held(announced.clone().into())));
     assert_eq!(news.next().await, Some(News::CaughtUp));
 
@@ -93,7 +93,7 @@ async fn sync_hears_of_threads_that_end_by_time_or_with_their_author() {
     let (issue, other) =
         (bob.issue(&alice.repo("x"), "mine"), alice.issue(&alice.repo("x"), "hers"));
     instance.take(vec![brief.clone(), issue.clone(), other]).await;
-    let mut news = own_relay(&instance).accepted(&kinds::SELF_SUBSCRIPTION);
+    let mut news = own_relay(&instance).accepted(&kinds::SELF_SUBSCRIPTION_KINDS);
     while news.next().await != Some(News::CaughtUp) {}
     assert_eq!(news.next().await, Some(News::Removed(brief.id)), "its time is over");
 

@@ -25,13 +25,13 @@ fn refs(pairs: &[(&str, &str)]) -> BTreeMap<RefName, Oid> {
     pairs.iter().map(|(name, oid)| (name.parse().unwrap(), oid.parse().unwrap())).collect()
 }
 
-fn state(author: u8, at: u64, standing: Standing, pairs: &[(&str, &str)]) -> Candidate {
+fn state(author: u8, at: u64, presence: Presence, pairs: &[(&str, &str)]) -> Candidate {
     let tags: Vec<Vec<&str>> = pairs.iter().map(|(name, oid)| vec![*name, *oid]).collect();
     let tags: Vec<&[&str]> = tags.iter().map(Vec::as_slice).collect();
     let id = u8::try_from(at).unwrap();
     let event =
         Unsigned::kind(30618).tags(&[&["d", "x"]]).tags(&tags).at(at).id(id).by(key(author));
-    Candidate { state: State::parse(&event).unwrap(), standing }
+    Candidate { state: State::parse(&event).unwrap(), presence }
 }
 
 struct Repository {
@@ -73,7 +73,7 @@ const DEV: &str = "refs/heads/dev";
 
 #[test]
 fn a_push_that_realises_a_held_state_is_executed() {
-    let repo = Repository::new(&[], vec![state(ALICE, 5, Standing::Held, &[(MAIN, A)])]);
+    let repo = Repository::new(&[], vec![state(ALICE, 5, Presence::Held, &[(MAIN, A)])]);
     let verdict = repo.judge(&request("", &[(NONE, A, MAIN)]));
     assert!(verdict.is_accepted());
     assert_eq!(verdict.realises, Some(repo.candidates[0].state.version.id));
@@ -82,7 +82,7 @@ fn a_push_that_realises_a_held_state_is_executed() {
 
 #[test]
 fn a_state_by_another_key_authorises_nothing() {
-    let repo = Repository::new(&[], vec![state(EVE, 5, Standing::Held, &[(MAIN, A)])]);
+    let repo = Repository::new(&[], vec![state(EVE, 5, Presence::Held, &[(MAIN, A)])]);
     let said = repo.texts(&request("", &[(NONE, A, MAIN)]));
     assert_eq!(said, ["no state event from a maintainer is waiting for this push"]);
 }
@@ -93,7 +93,7 @@ fn without_confirmed_maintainers_nothing_changes() {
     let view = PushView {
         refs: &BTreeMap::new(),
         maintainers: &BTreeSet::new(),
-        candidates: &[state(ALICE, 5, Standing::Held, &[(MAIN, A)])],
+        candidates: &[state(ALICE, 5, Presence::Held, &[(MAIN, A)])],
         proposals: &BTreeMap::new(),
     };
     let verdict = authorise(&request, &view);
@@ -105,7 +105,7 @@ fn without_confirmed_maintainers_nothing_changes() {
 fn names_every_difference_from_the_signed_state() {
     let declared = &[(MAIN, A), ("refs/tags/v1", A), ("refs/tags/v2", "abc123"), (DEV, B)];
     let repo =
-        Repository::new(&[("refs/tags/v1", A)], vec![state(ALICE, 5, Standing::Held, declared)]);
+        Repository::new(&[("refs/tags/v1", A)], vec![state(ALICE, 5, Presence::Held, declared)]);
     let said = repo.texts(&request(
         "",
         &[
@@ -130,7 +130,7 @@ fn names_every_difference_from_the_signed_state() {
 
 #[test]
 fn a_ref_that_is_not_pushed_counts_too() {
-    let repo = Repository::new(&[(DEV, A)], vec![state(ALICE, 5, Standing::Held, &[(MAIN, A)])]);
+    let repo = Repository::new(&[(DEV, A)], vec![state(ALICE, 5, Presence::Held, &[(MAIN, A)])]);
     let alone = repo.texts(&request("", &[(NONE, A, MAIN)]));
     assert_eq!(alone, ["other refs differ from the signed state"]);
     let whole = repo.judge(&request("", &[(NONE, A, MAIN), (A, NONE, DEV)]));
@@ -148,22 +148,22 @@ fn a_satisfied_ref_needs_no_state() {
 
 #[test]
 fn lost_refs_of_the_served_state_can_be_pushed_again() {
-    let repo = Repository::new(&[], vec![state(ALICE, 5, Standing::Stored, &[(MAIN, A)])]);
+    let repo = Repository::new(&[], vec![state(ALICE, 5, Presence::Stored, &[(MAIN, A)])]);
     assert!(repo.judge(&request("", &[(NONE, A, MAIN)])).is_accepted());
 }
 
 #[test]
 fn an_older_held_state_than_the_served_one_authorises_nothing() {
-    let served = state(ALICE, 7, Standing::Stored, &[(MAIN, B)]);
-    let older = state(ALICE, 5, Standing::Held, &[(MAIN, A)]);
+    let served = state(ALICE, 7, Presence::Stored, &[(MAIN, B)]);
+    let older = state(ALICE, 5, Presence::Held, &[(MAIN, A)]);
     let repo = Repository::new(&[(MAIN, B)], vec![older, served]);
     assert!(!repo.judge(&request("", &[(B, A, MAIN)])).is_accepted());
 }
 
 #[test]
 fn any_held_state_newer_than_the_served_one_can_be_pushed() {
-    let first = state(ALICE, 5, Standing::Held, &[(MAIN, A)]);
-    let second = state(ALICE, 6, Standing::Held, &[(MAIN, B)]);
+    let first = state(ALICE, 5, Presence::Held, &[(MAIN, A)]);
+    let second = state(ALICE, 6, Presence::Held, &[(MAIN, B)]);
     let repo = Repository::new(&[], vec![first.clone(), second]);
     let verdict = repo.judge(&request("", &[(NONE, A, MAIN)]));
     assert_eq!(verdict.realises, Some(first.state.version.id));
@@ -173,7 +173,7 @@ fn any_held_state_newer_than_the_served_one_can_be_pushed() {
 fn a_ref_that_changed_meanwhile_refuses_the_whole_state() {
     let repo = Repository::new(
         &[(MAIN, B)],
-        vec![state(ALICE, 5, Standing::Held, &[(MAIN, A), (DEV, A)])],
+        vec![state(ALICE, 5, Presence::Held, &[(MAIN, A), (DEV, A)])],
     );
     let said = repo.texts(&request("", &[(NONE, A, MAIN), (NONE, A, DEV)]));
     let expected =
@@ -183,7 +183,7 @@ fn a_ref_that_changed_meanwhile_refuses_the_whole_state() {
 
 #[test]
 fn other_namespaces_are_refused() {
-    let repo = Repository::new(&[], vec![state(ALICE, 5, Standing::Held, &[(MAIN, A)])]);
+    let repo = Repository::new(&[], vec![state(ALICE, 5, Presence::Held, &[(MAIN, A)])]);
     let said = repo.texts(&request(
         "",
         &[(NONE, A, MAIN), (NONE, A, "refs/notes/x"), (NONE, A, "refs/nostr/123")],
@@ -194,7 +194,7 @@ fn other_namespaces_are_refused() {
 
 #[test]
 fn an_atomic_push_is_all_or_nothing() {
-    let repo = Repository::new(&[], vec![state(ALICE, 5, Standing::Held, &[(MAIN, A)])]);
+    let repo = Repository::new(&[], vec![state(ALICE, 5, Presence::Held, &[(MAIN, A)])]);
     let commands = [(NONE, A, MAIN), (NONE, A, "refs/notes/x")];
     let verdict = repo.judge(&request("atomic", &commands));
     assert_eq!(verdict.refs[0].1, RefVerdict::Refused(RefRefusal::Atomic));
@@ -220,7 +220,7 @@ fn a_pull_request_tip_must_match_its_event() {
 
 #[test]
 fn refused_commands_are_not_executed() {
-    let repo = Repository::new(&[], vec![state(ALICE, 5, Standing::Held, &[(MAIN, A)])]);
+    let repo = Repository::new(&[], vec![state(ALICE, 5, Presence::Held, &[(MAIN, A)])]);
     let verdict = repo.judge(&request("", &[(NONE, A, MAIN), (NONE, A, "refs/notes/x")]));
     let executed = verdict.authorised.unwrap();
     assert_eq!(executed.execute().len(), 1);

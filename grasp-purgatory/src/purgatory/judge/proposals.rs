@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use grasp_core::admission::Standing;
+use grasp_core::admission::Presence;
 use grasp_core::nip34::Proposal;
 use grasp_core::{Identifier, Oid, RefName, RepoId};
 use nostr::event::EventId;
@@ -12,7 +12,7 @@ use super::Scene;
 use crate::purgatory::entry::{Entry, MOST_IDENTIFIERS};
 use crate::purgatory::family::Family;
 use crate::purgatory::output::ProposalRef;
-use crate::purgatory::staging::Came;
+use crate::purgatory::staging::PushTarget;
 
 /// Pull requests that one author may have in a view.
 const MAX_PER_AUTHOR: usize = 200;
@@ -74,15 +74,15 @@ impl Scene<'_> {
         }
         let repos = self.served_and_addressed(proposal);
         // At a contributor's place is only what was brought there.
-        let has_place =
-            !repos.is_empty() || staged.iter().any(|came| matches!(came, Came::Contributor(_)));
+        let has_place = !repos.is_empty()
+            || staged.iter().any(|came| matches!(came, PushTarget::Contributor(_)));
         let families = entry.identifiers().into_iter().cloned().collect();
         let author = proposal.author;
         has_place.then_some(ProposalRef { id, author, tip, repos, families, staged })
     }
 
     /// Where the tip waits in staging, by every way that is right for its author.
-    fn staged(&self, proposal: &Proposal) -> Vec<Came> {
+    fn staged(&self, proposal: &Proposal) -> Vec<PushTarget> {
         let placeholder = self.ledger.staging().of(&proposal.id).into_iter();
         placeholder.flat_map(|uploads| uploads.came_by(self.policy, proposal)).cloned().collect()
     }
@@ -113,7 +113,7 @@ impl Scene<'_> {
         addressed
             .filter(|(repo, place)| match repo.identifier == *self.identifier {
                 true => self.winners.contains_key(repo),
-                false => place.standing == Standing::Stored,
+                false => place.presence == Presence::Stored,
             })
             .map(|(repo, _)| repo.clone())
             .collect()

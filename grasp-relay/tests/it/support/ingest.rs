@@ -15,14 +15,14 @@ use tokio::sync::Semaphore;
 use super::in_time;
 
 /// Takes any kind of event, related to something or not. It can be held shut, to see what waits.
-pub(crate) struct Door {
+pub(crate) struct Endpoint {
     store: Arc<dyn EventStore>,
     hub: Hub,
     open: Semaphore,
     knocks: Semaphore,
 }
 
-impl Door {
+impl Endpoint {
     pub(crate) fn new(store: Arc<dyn EventStore>, hub: Hub) -> Self {
         let (open, knocks) = (Semaphore::new(Semaphore::MAX_PERMITS), Semaphore::new(0));
         Self { store, hub, open, knocks }
@@ -37,7 +37,7 @@ impl Door {
         self.open.add_permits(1_000);
     }
 
-    /// Waits until a batch stands before the door.
+    /// Waits until a batch stands before the endpoint.
     pub(crate) async fn knocked(&self) {
         in_time(self.knocks.acquire()).await.expect("never closed").forget();
     }
@@ -76,7 +76,7 @@ fn verdict(objection: Option<Rejection>, saved: Option<Saved>) -> Verdict {
     }
 }
 
-impl Ingest for Door {
+impl Ingest for Endpoint {
     fn ingest_verified(
         &self,
         events: Vec<Verified<Arc<Event>>>,

@@ -58,7 +58,7 @@ async fn no_overture_gives_a_fork_a_say_in_the_repository_it_is_named_like() {
         assert!(scene.send(&announce(&scene.alice.later(at), &scene, &by_alice)).await.0, "{what}");
         scene.send(&scene.eve.later(at).state("x", &[(MAIN, &evil)])).await;
         scene.work.git(&["push", &scene.url(), "+main"]).await.expect_refused();
-        // With the objects here, through her own door, nothing changes at alice's.
+        // With the objects here, through her own endpoint, nothing changes at alice's.
         let own = scene.instance.clone_url(&scene.eve.repo("x"));
         scene.work.git(&["push", &own, "+main"]).await;
         scene.is_untouched(what).await;

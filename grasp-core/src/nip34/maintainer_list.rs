@@ -12,7 +12,7 @@ use crate::repo::parse_pubkey;
 ///
 /// If there is a role tag (`M`, `m`, `o`), the `maintainers` tags are ignored.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Roster {
+pub enum MaintainerList {
     /// The values of the `maintainers` tags; the author is a maintainer without being named.
     Listed(BTreeSet<PublicKey>),
     /// The role tags.
@@ -52,8 +52,8 @@ pub enum Tenure {
     Void,
 }
 
-impl Roster {
-    /// Parses the roster of an announcement; ignores values that are not keys.
+impl MaintainerList {
+    /// Parses the maintainer_list of an announcement; ignores values that are not keys.
     pub(super) fn parse(event: &Event) -> Self {
         let roles = || event.tags.iter().filter(|tag| Role::of(tag).is_some());
         if roles().next().is_some() {
@@ -160,23 +160,24 @@ mod tests {
     use super::*;
     use crate::testing::{Unsigned, key};
 
-    fn roster(tags: &[&[&str]]) -> Roster {
-        Roster::parse(&Unsigned::kind(30617).tags(tags).by(key(1)))
+    fn maintainer_list(tags: &[&[&str]]) -> MaintainerList {
+        MaintainerList::parse(&Unsigned::kind(30617).tags(tags).by(key(1)))
     }
 
     #[test]
     fn several_maintainers_tags_add_up_and_bad_keys_are_skipped() {
         let (a, b) = (key(2).to_string(), key(3).to_string());
-        let roster = roster(&[&["maintainers", &a, "nonsense"], &["maintainers", &b]]);
-        assert_eq!(roster.listed(), BTreeSet::from([key(2), key(3)]));
+        let maintainer_list =
+            maintainer_list(&[&["maintainers", &a, "nonsense"], &["maintainers", &b]]);
+        assert_eq!(maintainer_list.listed(), BTreeSet::from([key(2), key(3)]));
     }
 
     #[test]
     fn a_role_tag_overrides_the_maintainers_tags() {
         let (a, b) = (key(2).to_string(), key(3).to_string());
-        let with_role = roster(&[&["maintainers", &a], &["o", &b]]);
+        let with_role = maintainer_list(&[&["maintainers", &a], &["o", &b]]);
         assert_eq!(with_role.listed(), BTreeSet::new());
-        let with_broken_role = roster(&[&["maintainers", &a], &["m", "nonsense"]]);
+        let with_broken_role = maintainer_list(&[&["maintainers", &a], &["m", "nonsense"]]);
         assert_eq!(with_broken_role.listed(), BTreeSet::new());
     }
 
@@ -201,21 +202,21 @@ mod tests {
     #[test]
     fn an_author_with_an_ended_own_record_is_not_active() {
         let me = key(1).to_string();
-        assert!(roster(&[&["m", &key(2).to_string()]]).author_is_active(&key(1)));
-        assert!(roster(&[&["M", &me]]).author_is_active(&key(1)));
-        assert!(roster(&[&["M", &me, "0", "5"], &["m", &me]]).author_is_active(&key(1)));
+        assert!(maintainer_list(&[&["m", &key(2).to_string()]]).author_is_active(&key(1)));
+        assert!(maintainer_list(&[&["M", &me]]).author_is_active(&key(1)));
+        assert!(maintainer_list(&[&["M", &me, "0", "5"], &["m", &me]]).author_is_active(&key(1)));
         for left in [
             &["M", me.as_str(), "0", "5"][..],
             &["m", &me, "0", "defer"],
             &["m", &me, "x"],
             &["o", &me],
         ] {
-            assert!(!roster(&[left]).author_is_active(&key(1)), "{left:?}");
+            assert!(!maintainer_list(&[left]).author_is_active(&key(1)), "{left:?}");
         }
     }
 
     #[test]
     fn moderators_may_not_sign_states() {
-        assert!(!roster(&[&["o", &key(2).to_string()]]).lists(&key(2)));
+        assert!(!maintainer_list(&[&["o", &key(2).to_string()]]).lists(&key(2)));
     }
 }
