@@ -1,26 +1,21 @@
-//! The rulebook: is this event stored, held or refused? One for socket and sync alike.
+//! Decides whether an event is stored, held or refused, for events of clients and of sync alike.
 //!
 //! ```text
 //! event ─▶ Needs::of ─▶ the caller looks things up ─▶ Facts ─▶ judge ─▶ Verdict ─▶ Answer (the OK message)
 //! ```
 //!
-//! [`judge`] is a function of the event, the time and what is known. It looks nothing up and changes nothing.
+//! [`judge`] is a pure function of the event, the time and the facts.
 
-mod announcement;
-mod answer;
 mod facts;
 mod fan_out;
-mod general;
 mod policy;
-mod proposal;
-mod state;
+mod rules;
 mod verdict;
 
-pub use answer::Answer;
 pub use facts::{Facts, KnownAnnouncement, Needs, Origin, Presence, SyncPath};
-pub use fan_out::{Crowding, FanOut, FanOutLimits, Share};
+pub use fan_out::{ExceededLimit, FanOut, FanOutLimits, Share};
 pub use policy::{Archive, Bans, Policy};
-pub use verdict::{Acceptance, Hold, Known, Lasting, Rejection, Verdict};
+pub use verdict::{Acceptance, Answer, Hold, Known, Lasting, Rejection, Verdict};
 
 use nostr::event::{Event, Kind, Tag};
 use nostr::types::Timestamp;
@@ -28,7 +23,7 @@ use nostr::types::Timestamp;
 use crate::kinds;
 use crate::verified::Verified;
 
-/// Judges an event by everything that is known at this moment.
+/// Judges an event by the facts known at this moment.
 ///
 /// ```
 /// use grasp_core::admission::{Facts, Origin, Policy, Rejection, Verdict, judge};
@@ -95,13 +90,13 @@ fn has_too_many_tags(event: &Event) -> bool {
     event.tags.iter().filter(is_counted).count() > MAX_TAGS
 }
 
-/// Whether a repost carries an event that only its author may publish (NIP-70): it would get round the rule.
+/// Returns whether a repost contains an event that only its author may publish (NIP-70).
 fn embeds_protected(event: &Event) -> bool {
     matches!(event.kind, Kind::Repost | Kind::GenericRepost)
         && Event::from_json(&event.content).is_ok_and(|inner| inner.is_protected())
 }
 
-/// Whether an event's time is over (NIP-40): from the stated second on.
+/// Returns whether the expiration of an event has passed (NIP-40); the stated second counts as passed.
 pub fn is_expired(event: &Event, now: Timestamp) -> bool {
     event.tags.expiration().is_some_and(|end| end <= now)
 }
@@ -111,13 +106,13 @@ fn dispatch(policy: &Policy, origin: &Origin, event: &Event, facts: &Facts) -> V
     if kinds::NEVER_STORED_KINDS.contains(&kind) {
         Verdict::Reject(Rejection::NeverStored)
     } else if kind == kinds::ANNOUNCEMENT {
-        announcement::judge(policy, event, facts)
+        rules::judge_announcement(policy, event, facts)
     } else if kind == kinds::STATE {
-        state::judge(policy, event, facts)
+        rules::judge_state(policy, event, facts)
     } else if kind == kinds::PULL_REQUEST || kind == kinds::PULL_REQUEST_UPDATE {
-        proposal::judge(policy, event, facts)
+        rules::judge_proposal(policy, event, facts)
     } else {
-        general::judge(policy, origin, event, facts)
+        rules::judge_other(policy, origin, event, facts)
     }
 }
 

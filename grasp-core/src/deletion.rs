@@ -11,15 +11,15 @@ use crate::kinds::is_replaceable;
 use crate::repo::{RelayUrl, parse_coordinate};
 use crate::service::ServiceIdentity;
 
-/// More `e` and `a` tags than this in one deletion request serve nobody but a vandal.
+/// Limits the `e` and `a` tags of one deletion request.
 pub const MAX_TARGETS: usize = 2_048;
 
 /// The word that makes a request to vanish reach every relay.
 const ALL_RELAYS: &str = "ALL_RELAYS";
 
-/// What one deletion request asks for, as far as its author may ask.
+/// The targets of a deletion request that its author may delete.
 ///
-/// Ids may turn out to be somebody else's once the event is at hand. Coordinates name their author, so only the
+/// An id may turn out to be of another author once the event is read. Coordinates name their author, so only the
 /// requester's own are here; others are left out rather than held against the request, because clients also use
 /// `a` to say which repository a deletion belongs to.
 ///
@@ -84,7 +84,7 @@ pub fn is_deletable(kind: Kind) -> bool {
 
 /// The coordinate under which at most one event is served, for kinds that have one (NIP-01).
 ///
-/// The identifier of a plain replaceable event is always empty, whatever `d` tag it carries.
+/// The identifier of a plain replaceable event is always empty, even if it has a `d` tag.
 pub fn coordinate(event: &Event) -> Option<Coordinate> {
     let identifier = if is_replaceable(event.kind) {
         String::new()
@@ -97,7 +97,7 @@ pub fn coordinate(event: &Event) -> Option<Coordinate> {
     Some(Coordinate { kind: event.kind, public_key: event.pubkey, identifier })
 }
 
-/// From where an author wishes to vanish.
+/// The relays that an author asks to vanish from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VanishScope {
     /// From every relay that hears of it.
@@ -120,13 +120,15 @@ impl VanishScope {
         Self::Relays(relays)
     }
 
-    /// Says whether we are meant; whoever has no address is meant only together with everybody.
+    /// Returns whether a service is in the scope; `None` is in the scope of all relays only.
     ///
-    /// What is destroyed cannot be brought back, so a path below ours is not taken for us.
-    pub fn includes(&self, us: Option<&ServiceIdentity>) -> bool {
+    /// Deletion is final, so a path below the service's address does not count as the service.
+    pub fn includes(&self, service: Option<&ServiceIdentity>) -> bool {
         match self {
             Self::Everywhere => true,
-            Self::Relays(named) => us.is_some_and(|us| named.iter().any(|url| us.is_relay(url))),
+            Self::Relays(named) => {
+                service.is_some_and(|own| named.iter().any(|url| own.is_relay(url)))
+            }
         }
     }
 }

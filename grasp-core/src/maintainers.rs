@@ -1,8 +1,8 @@
-//! Who may sign states for a repository, from everybody's own words.
+//! Maintainer sets: the keys that may sign states of a repository.
 //!
-//! Two models. In the **plain** one, whoever is listed is in. In the **reciprocal** one a listed key counts only
-//! once its own announcement lists somebody back: an invitation alone makes nobody's fork authoritative for the
-//! inviting repository. Both are functions of the announcements as they are now; nothing is remembered.
+//! In the **plain** model every listed key is a maintainer. In the **reciprocal** model a listed key counts only once its
+//! own announcement lists a maintainer back: being listed alone does not make the listed author's fork authoritative.
+//! Both models are functions of the current announcements; nothing is remembered.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::nip34::{Announcement, MaintainerList};
 
-/// How listing and being listed make a maintainer.
+/// The rule that makes maintainer sets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MaintainerModel {
@@ -22,15 +22,15 @@ pub enum MaintainerModel {
     Plain,
 }
 
-/// Maintainers of one repository in the plain model, those nearest to its owner first. Strangers who list strangers
-/// under a crowded name would otherwise cost the square of their number. In the reciprocal model only those count who
-/// have announced, of whom one name has room for so many.
+/// Limits the maintainers of one repository in the plain model; those nearest to its owner come first. Without it, a
+/// chain of strangers that list each other costs the square of its length. In the reciprocal model only authors of
+/// announcements count, and admission limits these.
 pub const MAX_MAINTAINERS: usize = 512;
 
-/// The maintainer_lists of all announcements with one identifier, by author: each author's winning version.
+/// The maintainer lists of all announcements with one identifier, by author: each author's winning version.
 pub type MaintainerLists = BTreeMap<PublicKey, MaintainerList>;
 
-/// Collects maintainer_lists from announcements of one identifier, keeping each author's winning version.
+/// Collects maintainer lists from announcements of one identifier, keeping each author's winning version.
 pub fn maintainer_lists<'a>(
     announcements: impl IntoIterator<Item = &'a Announcement>,
 ) -> MaintainerLists {
@@ -45,7 +45,7 @@ pub fn maintainer_lists<'a>(
 }
 
 impl MaintainerModel {
-    /// Who may sign states of the repository that `selected` announced under the maintainer_lists' identifier.
+    /// Returns the maintainers of the repository that `selected` announced under the identifier of the lists.
     ///
     /// ```
     /// use std::collections::BTreeSet;
@@ -75,10 +75,7 @@ impl MaintainerModel {
     }
 }
 
-/// The circles of maintainers around all who announced one identifier.
-///
-/// Anybody can announce under any name and list anybody: for a crowded name, whoever asks about all of its owners
-/// asks here, where everybody's words are read once.
+/// Computes the maintainer set of every owner of an identifier; each list is read once.
 #[derive(Debug)]
 pub struct MaintainerSets<'a> {
     model: MaintainerModel,
@@ -87,12 +84,12 @@ pub struct MaintainerSets<'a> {
 }
 
 impl<'a> MaintainerSets<'a> {
-    /// Reads these maintainer_lists.
+    /// Reads the lists of one identifier.
     pub fn new(model: MaintainerModel, maintainer_lists: &'a MaintainerLists) -> Self {
         Self { model, maintainer_lists, listings: Listings::of(maintainer_lists) }
     }
 
-    /// Who may sign states of the repository that `selected` announced.
+    /// Returns the maintainers of the repository that `selected` announced.
     pub fn of(&self, selected: &PublicKey) -> BTreeSet<PublicKey> {
         match self.model {
             MaintainerModel::Plain => plain(selected, self.maintainer_lists),
@@ -104,8 +101,8 @@ impl<'a> MaintainerSets<'a> {
     }
 }
 
-/// Returns the keys that are reachable by listing, up to [`MAX_MAINTAINERS`]. Whoever has left by their own word is not in
-/// and not followed.
+/// Returns the keys that are reachable by listing, up to [`MAX_MAINTAINERS`]. An author that left by
+/// its own announcement is not included and its list is not followed.
 fn plain(selected: &PublicKey, maintainer_lists: &MaintainerLists) -> BTreeSet<PublicKey> {
     let mut confirmed = BTreeSet::new();
     let mut seen = BTreeSet::from([*selected]);
@@ -120,7 +117,7 @@ fn plain(selected: &PublicKey, maintainer_lists: &MaintainerLists) -> BTreeSet<P
         if active {
             confirmed.insert(key);
         }
-        // The selected author's listing stands even after they left: it is how they handed over.
+        // The selected author's list counts even after that author left: it names the successors.
         if active || key == *selected {
             let listed = maintainer_list.map(MaintainerList::listed).unwrap_or_default();
             let room = MAX_MAINTAINERS.saturating_sub(seen.len());
@@ -130,7 +127,7 @@ fn plain(selected: &PublicKey, maintainer_lists: &MaintainerLists) -> BTreeSet<P
     confirmed
 }
 
-/// Who lists whom, among those who announced; others cannot have listed anybody back.
+/// Lists among authors of announcements, by position; other keys cannot list back.
 #[derive(Debug)]
 struct Listings {
     authors: Vec<PublicKey>,
@@ -155,15 +152,15 @@ impl Listings {
         }
     }
 
-    /// The root, and then whoever lists and is listed back, until nothing changes.
+    /// Returns the root and, repeatedly, each key that a maintainer lists and that lists a maintainer back.
     ///
-    /// Everybody's maintainer_list is read once when they are invited and once when they are confirmed: maintainer_lists are written by
-    /// strangers, and a long chain of acceptances must not cost the square of its length.
+    /// Each list is read once when its author is listed and once when it is confirmed: a long chain of strangers does not
+    /// cost the square of its length.
     fn reciprocal(&self, root: &PublicKey) -> BTreeSet<PublicKey> {
         let Ok(root) = self.authors.binary_search(root) else { return BTreeSet::new() };
-        let nobody = || vec![false; self.authors.len()];
-        let (mut confirmed, mut invited) = (nobody(), nobody());
-        // Invited ones, by those whose confirmation would make their acceptance count.
+        let none = || vec![false; self.authors.len()];
+        let (mut confirmed, mut invited) = (none(), none());
+        // Listed keys that wait, by the key whose confirmation confirms them.
         let mut accepting: Vec<Vec<usize>> = vec![Vec::new(); self.authors.len()];
         let (mut members, mut next) = (vec![root], 0);
         confirmed[root] = true;
@@ -191,10 +188,10 @@ impl Listings {
     }
 }
 
-/// The lead whose announcement counts, following `M` from the selected one.
+/// Returns the lead whose announcement counts, following `M` from the selected author.
 ///
-/// A missing announcement, two leads, a cycle, or a path that ends without a lead who leads by their own word:
-/// nobody has a say.
+/// `None` if an announcement is missing, names two leads, the path is a cycle, or it ends at an author that does not
+/// name itself as lead.
 fn root(selected: &PublicKey, maintainer_lists: &MaintainerLists) -> Option<PublicKey> {
     let mut at = *selected;
     let mut seen = BTreeSet::new();
@@ -354,7 +351,7 @@ mod tests {
             bytes[..8].copy_from_slice(&n.to_be_bytes());
             PublicKey::from_byte_array(bytes)
         };
-        // A thousand people, each of whom lists the next one and a hundred who never say anything.
+        // A thousand authors; each lists the next one and a hundred that never announce.
         let lists = |n: usize| {
             let silent = (0..100).map(move |m| person(10_000 + n * 100 + m));
             let maintainer_list =
@@ -366,14 +363,14 @@ mod tests {
         for n in 0..1_000 {
             let set = sets.of(&person(n));
             assert!(set.len() <= MAX_MAINTAINERS, "{}", set.len());
-            // Those whom the owner lists are there, whatever others list.
+            // Keys that the owner lists are included, independent of the lists of others.
             assert!(set.contains(&person(n)) && set.contains(&person(n + 1)));
         }
     }
 
     #[test]
-    fn in_a_crowd_everybody_who_lists_back_is_in_whoever_is_asked_for() {
-        // Everybody lists those around them, but for one who lists nobody.
+    fn every_key_that_lists_back_is_included_for_every_owner() {
+        // Each lists its neighbours, but for one with an empty list.
         let person = |n: usize| {
             let mut bytes = [7; 32];
             bytes[..8].copy_from_slice(&n.to_be_bytes());

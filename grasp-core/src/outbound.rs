@@ -1,23 +1,23 @@
-//! Where we may connect to. Events name addresses, and anybody can write an event.
+//! Addresses that the server may connect to. Events name addresses, and anyone can publish an event.
 //!
-//! A name is judged before it is resolved, and every address it resolves to before one is dialled; whoever dials
-//! connects to the address that was judged, and follows no redirect. What the operator has configured is exempt
-//! because the operator said it, not because it looks like what the operator said.
+//! A name is judged before it is resolved, and every address it resolves to before one is dialled; the dialler
+//! connects to the judged address and follows no redirect. Addresses in the operator's settings are exempt; the same
+//! address in an event is not.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::Host;
 
-/// Who wants us to go there.
+/// The source of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Provenance {
     /// The operator, by configuration.
     Operator,
-    /// Somebody's event, or another server's answer.
+    /// An event, or the answer of another server.
     Stranger,
 }
 
-/// Why a place is not gone to.
+/// The reason for which an address is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Forbidden {
     /// `localhost`, a name without a dot, or one of a domain that is not on the internet.
@@ -30,12 +30,12 @@ pub enum Forbidden {
     /// An address that is not routed globally: loopback, private, link-local and the like.
     #[error("the address is not one of the public internet")]
     Address,
-    /// An address that no host has: unspecified, multicast, broadcast, or a translation prefix of somebody's own.
+    /// An address that no host has: unspecified, multicast, broadcast, or a local translation prefix.
     #[error("the address belongs to no host")]
-    Nobody,
+    NoHost,
 }
 
-/// Which places are gone to.
+/// Decides which addresses the server connects to.
 ///
 /// ```
 /// use grasp_core::outbound::{Forbidden, OutboundPolicy, Provenance};
@@ -48,7 +48,7 @@ pub enum Forbidden {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OutboundPolicy {
-    /// Whether strangers, too, may send us to private places. For test networks. Default: no.
+    /// Allows private addresses in events, for test networks. Default: no.
     pub allow_private: bool,
 }
 
@@ -81,7 +81,7 @@ impl OutboundPolicy {
             Reach::Global => Ok(()),
             Reach::Private if self.allows_private(from) => Ok(()),
             Reach::Private => Err(Forbidden::Address),
-            Reach::Nobody => Err(Forbidden::Nobody),
+            Reach::NoHost => Err(Forbidden::NoHost),
         }
     }
 
@@ -105,12 +105,12 @@ fn is_public_name(name: &str) -> bool {
     }
 }
 
-/// How far an address reaches.
+/// The part of the internet that reaches an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reach {
     Global,
     Private,
-    Nobody,
+    NoHost,
 }
 
 fn reach(address: IpAddr) -> Reach {
@@ -122,7 +122,7 @@ fn reach(address: IpAddr) -> Reach {
 
 fn reach_v4(address: Ipv4Addr) -> Reach {
     let private = match address.octets() {
-        [0, 0, 0, 0] | [224..=239, ..] | [255, 255, 255, 255] => return Reach::Nobody,
+        [0, 0, 0, 0] | [224..=239, ..] | [255, 255, 255, 255] => return Reach::NoHost,
         [0 | 10 | 127, ..] | [240..=255, ..] => true,
         // Shared by carriers for their customers.
         [100, b, ..] => b & 0xc0 == 64,
@@ -141,9 +141,9 @@ fn reach_v6(address: Ipv6Addr) -> Reach {
     let [a, b, c, d, e, f, g, h] = address.segments();
     match [a, b, c, d, e, f] {
         [0, 0, 0, 0, 0, 0xffff] | [0x64, 0xff9b, 0, 0, 0, 0] => reach_v4(embedded(g, h)),
-        // Where a translation prefix of somebody's own leads is theirs to know.
-        [0x64, 0xff9b, 1, ..] | [0xff00..=0xffff, ..] => Reach::Nobody,
-        [0, 0, 0, 0, 0, 0] if (g, h) == (0, 0) => Reach::Nobody,
+        // A local translation prefix leads to addresses that are unknown here.
+        [0x64, 0xff9b, 1, ..] | [0xff00..=0xffff, ..] => Reach::NoHost,
+        [0, 0, 0, 0, 0, 0] if (g, h) == (0, 0) => Reach::NoHost,
         [0x2002, high, low, ..] => reach_v4(embedded(high, low)),
         // Protocols (tunnels among them) and documentation.
         [0x2001, ..=0x1ff, ..] | [0x2001, 0xdb8, ..] | [0x3fff, ..=0xfff, ..] => Reach::Private,
@@ -290,7 +290,7 @@ mod tests {
             ["0.0.0.0", "255.255.255.255", "224.0.0.1", "[::]", "[ff02::1]", "[64:ff9b:1::1]"]
         {
             for (from, allow) in [(Provenance::Operator, true), (Provenance::Stranger, false)] {
-                assert_eq!(judge(from, allow, place), Err(Forbidden::Nobody), "{place}");
+                assert_eq!(judge(from, allow, place), Err(Forbidden::NoHost), "{place}");
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Accounting for everything that input from outside can consume.
 //!
-//! Each resource (git processes, bytes being unpacked, reader time, connections …) is one [`Pool`] with a total. Whoever
-//! consumes it is a [`Claimant`]: a client network, an author, or the server itself. Three rules hold for every pool:
+//! Each resource (git processes, bytes being unpacked, reader time, connections …) is one [`Pool`] with a total. Its
+//! consumer is a [`Claimant`]: a client network, an author, or the server itself. Three rules hold for every pool:
 //!
 //! 1. **Shares.** No client network holds more than half of what would be free without it, at every width: an IPv4 /24
 //!    half of the pool, each /32 in it half of what the /24 may have; IPv6 /48, /56 and /64 likewise. So a newcomer

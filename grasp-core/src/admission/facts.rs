@@ -1,4 +1,4 @@
-//! What the rulebook must be told, and how to find out what that is.
+//! Facts that admission needs, and the lookups that provide them.
 
 use nostr::event::Event;
 use nostr::key::PublicKey;
@@ -9,43 +9,39 @@ use crate::repo::{Identifier, RelayUrl};
 use crate::resources::{Claimant, ClientNetwork};
 use crate::version::Version;
 
-/// Where an event came from.
+/// The source of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// A client on a socket of ours.
+    /// A client of this relay.
     Client {
-        /// Whom it proved to be (NIP-42).
+        /// Keys that the client proved to have (NIP-42).
         authenticated: Vec<PublicKey>,
-        /// The network it came from, if it came from one.
+        /// The client's network; `None` for the operator's own tools.
         network: Option<ClientNetwork>,
     },
-    /// Another relay that we asked.
-    Sync {
-        /// Which.
-        relay: RelayUrl,
-        /// How it came to us.
-        path: SyncPath,
-    },
+    /// Another relay, by sync.
+    #[allow(missing_docs)]
+    Sync { relay: RelayUrl, path: SyncPath },
 }
 
-/// By which way of syncing an event came.
+/// The part of sync that brought an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SyncPath {
-    /// On a live subscription.
+    /// A live subscription.
     Live,
-    /// While catching up after a connection was made.
+    /// The catch-up after a connection was made.
     CatchUp,
-    /// In the daily pass over everything.
+    /// The daily pass.
     Daily,
 }
 
 impl Origin {
-    /// A client that proved nothing.
+    /// Returns a client without proven keys.
     pub const fn anonymous() -> Self {
         Self::Client { authenticated: Vec::new(), network: None }
     }
 
-    /// Returns the party that an event's cost is accounted to. What we asked another relay for is our own doing.
+    /// Returns the claimant that an event's cost is accounted to: for sync, the server itself.
     pub fn claimant(&self) -> Claimant {
         match self {
             Self::Client { network, .. } => Claimant::maybe_at(*network),
@@ -53,34 +49,34 @@ impl Origin {
         }
     }
 
-    /// Whether whoever brings the event has proved to be this author.
+    /// Returns whether the client proved to be this author.
     pub(super) fn is_author(&self, author: &PublicKey) -> bool {
         matches!(self, Self::Client { authenticated, .. } if authenticated.contains(author))
     }
 
-    /// Whether a relay brought it.
+    /// Returns whether sync brought the event.
     pub fn is_sync(&self) -> bool {
         matches!(self, Self::Sync { .. })
     }
 }
 
-/// Coordinates, and ids, that are looked up for one event. Honest events name fewer.
+/// Limits the coordinates, and the ids, that are looked up for one event. Honest events name fewer.
 const MAX_COORDINATES: usize = 64;
 const MAX_IDS: usize = 256;
 
-/// What to look up before an event can be judged.
+/// The lookups that an event needs before it can be judged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Needs {
     /// All announcements and states with this identifier, stored and held.
     pub identifier: Option<Identifier>,
-    /// Whether any of these is stored.
+    /// Events to look up.
     pub references: References,
-    /// Whether some stored event names this one: by its id, or by its coordinate if it has one.
+    /// Stored events that name this one, by its id or its coordinate, are looked up too.
     pub named_by_others: bool,
 }
 
 impl Needs {
-    /// What this event depends on.
+    /// Returns the lookups for an event.
     pub fn of(event: &Event) -> Self {
         let ruled = event.kind == kinds::ANNOUNCEMENT || event.kind == kinds::STATE;
         if ruled {
@@ -95,41 +91,40 @@ impl Needs {
     }
 }
 
-/// What is known about an event and around it. The default knows nothing.
+/// The facts about an event. The default has none.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
-    /// This very event is here already.
+    /// The event itself, if it is here already.
     pub known: Option<Presence>,
-    /// The stored version of the same replaceable or addressable event, or the one that took it out of service.
+    /// The stored version of the same replaceable or addressable event, or the version that took it out of service.
     pub latest: Option<Version>,
     /// Announcements with its identifier, at most one stored and one held per author.
     pub announcements: Vec<KnownAnnouncement>,
     /// Bytes of the stored ones among them.
     pub announcement_bytes: usize,
-    /// Those of the events it names that are stored (first values of `a`, `A`, `e`, `E`, `q`).
+    /// Stored events that it names (first values of `a`, `A`, `e`, `E`, `q`).
     pub named: References,
-    /// Whether it names, or is named by, something stored.
+    /// It names, or is named by, a stored event.
     pub related: bool,
-    /// Whether its author takes part in accepted repositories or threads.
+    /// Its author takes part in stored repositories or threads.
     pub author_known: bool,
-    /// Whether a bound on what may wait here is reached.
+    /// A limit of purgatory is reached for it.
     pub over_quota: bool,
 }
 
-/// Whether an event is served or waits for its git data.
+/// The place where an event is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
     /// Stored and served.
     Stored,
-    /// Acknowledged, and waiting in purgatory.
+    /// Acknowledged and held in purgatory.
     Held,
 }
 
 /// An announcement that is here.
 #[derive(Clone, Debug)]
+#[allow(missing_docs)]
 pub struct KnownAnnouncement {
-    /// The announcement.
     pub announcement: Announcement,
-    /// Whether it is served.
     pub presence: Presence,
 }

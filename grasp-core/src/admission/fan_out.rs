@@ -1,9 +1,9 @@
-//! How much may hang on one root, and come from one author, within a day.
+//! Limits related events per author and per root within a day.
 //!
-//! Whatever names something accepted is accepted, and may be named in turn: without a bound, one note lets in any
-//! chain from anybody. So every related event is charged to its author and to the roots that it is accepted for; what
-//! was accepted lately hands its root on to what names it. Confirmed maintainers are charged for themselves alone:
-//! strangers who fill a thread do not lock them out of it.
+//! An event that names a stored one is stored, and may be named in turn: without a limit, one note admits chains of any
+//! length from any author. Each related event is therefore charged to its author and to the roots that it is accepted
+//! for; an event accepted recently passes its root on to the events that name it. Confirmed maintainers are charged as
+//! authors only, so that strangers who fill a thread do not lock them out of it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -16,24 +16,23 @@ use crate::kinds;
 use crate::nip34::References;
 use crate::time::Mono;
 
-/// What one author, and one root, may bring within the window. The defaults are far above what the busiest known
-/// repositories have in all; they bound what a flood costs.
+/// Limits for one author and for one root within the window. The defaults are far above what the busiest known
+/// repositories have in total.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FanOutLimits {
-    /// How long everything is counted before counting begins anew.
+    /// Time after which counting begins anew.
     pub window: Duration,
-    /// What one author may bring.
+    /// Limit of one author.
     pub author: Share,
-    /// What may hang on one root: a repository, or whatever else a thread begins with.
+    /// Limit of one root: a repository, or the first event of a thread.
     pub root: Share,
 }
 
-/// A number of events and their size together.
+/// A number of events and their total size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub struct Share {
-    /// How many.
     pub count: usize,
-    /// How large in all.
     pub bytes: u64,
 }
 
@@ -58,21 +57,21 @@ impl Share {
     }
 }
 
-/// Accounts that are kept; beyond it, those no heavier than the median are forgotten.
-const MOST_ACCOUNTS: usize = 1 << 16;
+/// Accounts that are kept; beyond it, those no heavier than the median are dropped.
+const MAX_ACCOUNTS: usize = 1 << 16;
 
 /// Events whose root is remembered.
-const MOST_THREADS: usize = 1 << 16;
+const MAX_THREADS: usize = 1 << 16;
 
 /// Roots of one event that are charged, of those that are here.
-const MOST_ROOTS: usize = 8;
+const MAX_ROOTS: usize = 8;
 
-/// What a thread begins with, as a number: nothing is looked up by it, and a coordinate may be long.
+/// The hash of a root's id or coordinate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Root(u64);
 
 impl Root {
-    /// What is welcome because something else names it hangs on nothing that it names itself.
+    /// The common root of events that are accepted because stored events name them.
     const NAMED_BY_OTHERS: Self = Self(0);
 
     fn of(what: &impl Hash) -> Self {
@@ -82,12 +81,12 @@ impl Root {
     }
 }
 
-/// The account that has no room.
+/// The account that is used up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Crowding {
-    /// The author has brought too much.
+pub enum ExceededLimit {
+    /// The author's account.
     Author,
-    /// Too much hangs on what the event names. A confirmed maintainer may [go on](FanOut::admit_maintainer).
+    /// The account of a root, which does not bind [maintainers](FanOut::admit_maintainer).
     Root,
 }
 
@@ -120,34 +119,39 @@ pub struct FanOut {
 }
 
 impl FanOut {
-    /// Accounts with nothing on them.
+    /// Creates empty accounts.
     pub fn new(limits: FanOutLimits) -> Self {
         Self { limits, ..Self::default() }
     }
 
-    /// Charges a related event to its author, and to those of the events it names that are here, if all of them have
-    /// room for it.
-    pub fn admit(&mut self, now: Mono, event: &Event, named: &References) -> Result<(), Crowding> {
+    /// Charges a related event to its author and to the roots of the stored events that it names, if all of them are
+    /// within their limits.
+    pub fn admit(
+        &mut self,
+        now: Mono,
+        event: &Event,
+        named: &References,
+    ) -> Result<(), ExceededLimit> {
         let roots = self.roots_of(event, named);
         self.charge(now, event, &roots)?;
-        self.hand_on(event.id, roots.first().copied());
+        self.remember_root(event.id, roots.first().copied());
         Ok(())
     }
 
-    /// Charges an event of a confirmed maintainer of what it belongs to, to its author alone.
+    /// Charges an event of a confirmed maintainer to its author alone.
     pub fn admit_maintainer(
         &mut self,
         now: Mono,
         event: &Event,
         named: &References,
-    ) -> Result<(), Crowding> {
+    ) -> Result<(), ExceededLimit> {
         self.charge(now, event, &[])?;
-        // What others write below it hangs on what it hangs on.
-        self.hand_on(event.id, self.roots_of(event, named).first().copied());
+        // Replies of others are charged to its root.
+        self.remember_root(event.id, self.roots_of(event, named).first().copied());
         Ok(())
     }
 
-    fn charge(&mut self, now: Mono, event: &Event, roots: &[Root]) -> Result<(), Crowding> {
+    fn charge(&mut self, now: Mono, event: &Event, roots: &[Root]) -> Result<(), ExceededLimit> {
         if now - self.began >= self.limits.window {
             self.began = now;
             self.authors.clear();
@@ -160,10 +164,10 @@ impl FanOut {
             .map(|root| (*root, self.roots.get(root).copied().unwrap_or_default().plus(bytes)))
             .collect();
         if !author.is_within(self.limits.author) {
-            return Err(Crowding::Author);
+            return Err(ExceededLimit::Author);
         }
         if !charged.iter().all(|(_, share)| share.is_within(self.limits.root)) {
-            return Err(Crowding::Root);
+            return Err(ExceededLimit::Root);
         }
         self.authors.insert(event.pubkey, author);
         self.roots.extend(charged);
@@ -172,7 +176,7 @@ impl FanOut {
         Ok(())
     }
 
-    /// Coordinates first: a repository is the root of whatever belongs to it.
+    /// Returns the roots of an event, coordinates first: a repository is the root of its threads.
     fn roots_of(&self, event: &Event, named: &References) -> Vec<Root> {
         if needs_no_root(event.kind) {
             return Vec::new();
@@ -182,34 +186,34 @@ impl FanOut {
         let mut roots = Vec::new();
         let named = coordinates.iter().map(Root::of).chain(ids.iter().map(of_event));
         for root in named {
-            if roots.len() < MOST_ROOTS && !roots.contains(&root) {
+            if roots.len() < MAX_ROOTS && !roots.contains(&root) {
                 roots.push(root);
             }
         }
         if roots.is_empty() { vec![Root::NAMED_BY_OTHERS] } else { roots }
     }
 
-    fn hand_on(&mut self, id: EventId, root: Option<Root>) {
+    fn remember_root(&mut self, id: EventId, root: Option<Root>) {
         let Some(root) = root else { return };
         if self.threads.insert(id, root).is_none() {
             self.order.push_back(id);
         }
-        while self.order.len() > MOST_THREADS {
+        while self.order.len() > MAX_THREADS {
             let oldest = self.order.pop_front();
             oldest.map(|oldest| self.threads.remove(&oldest));
         }
     }
 }
 
-/// What everybody may say about themselves hangs on nothing.
+/// Returns whether the kind belongs to its author alone.
 fn needs_no_root(kind: Kind) -> bool {
     [kinds::DELETION, kinds::VANISH, kinds::GRASP_LIST, Kind::Metadata, Kind::RelayList]
         .contains(&kind)
 }
 
-/// Forgets all accounts that are no heavier than the median when there are too many.
+/// Drops all accounts that are no heavier than the median when there are too many.
 fn shrink<K: Ord>(accounts: &mut BTreeMap<K, Share>) {
-    if accounts.len() <= MOST_ACCOUNTS {
+    if accounts.len() <= MAX_ACCOUNTS {
         return;
     }
     let mut counts: Vec<usize> = accounts.values().map(|share| share.count).collect();
@@ -272,15 +276,18 @@ mod tests {
         let event = |n: u8, by: u8| note(n, by, &[&["a", REPO]]);
         assert_eq!(admitted(&mut fan_out, (0..9).map(|n| event(n, n + 10))), 2);
         let named = References::of(&event(50, 1));
-        assert_eq!(fan_out.admit(Mono::ZERO, &event(50, 1), &named), Err(Crowding::Root));
+        assert_eq!(fan_out.admit(Mono::ZERO, &event(50, 1), &named), Err(ExceededLimit::Root));
         let own = |n: u8| fan_out.admit_maintainer(Mono::ZERO, &event(n, 1), &named);
         assert_eq!(
             (60..64).map(own).collect::<Vec<_>>(),
-            [Ok(()), Ok(()), Ok(()), Err(Crowding::Author)]
+            [Ok(()), Ok(()), Ok(()), Err(ExceededLimit::Author)]
         );
         // Writing below what a maintainer wrote is no way around.
         let below = note(70, 30, &[&["e", &"3c".repeat(32)]]);
-        assert_eq!(fan_out.admit(Mono::ZERO, &below, &References::of(&below)), Err(Crowding::Root));
+        assert_eq!(
+            fan_out.admit(Mono::ZERO, &below, &References::of(&below)),
+            Err(ExceededLimit::Root)
+        );
     }
 
     #[test]
@@ -332,16 +339,16 @@ mod tests {
         assert_eq!(admitted(&mut fan_out, (0..9).map(wordy)), 1);
 
         let mut accounts: BTreeMap<usize, Share> =
-            (0..=MOST_ACCOUNTS).map(|n| (n, Share { count: n % 5, bytes: 0 })).collect();
+            (0..=MAX_ACCOUNTS).map(|n| (n, Share { count: n % 5, bytes: 0 })).collect();
         shrink(&mut accounts);
-        assert!(accounts.len() <= MOST_ACCOUNTS / 2);
+        assert!(accounts.len() <= MAX_ACCOUNTS / 2);
         assert!(accounts.values().all(|share| share.count > 2), "the heavier ones are kept");
         let mut fan_out = FanOut::new(limits(1, 1));
-        (0..2 * MOST_THREADS).for_each(|n| {
+        (0..2 * MAX_THREADS).for_each(|n| {
             let mut id = [0; 32];
             id[..8].copy_from_slice(&n.to_be_bytes());
-            fan_out.hand_on(EventId::from_byte_array(id), Some(Root(7)));
+            fan_out.remember_root(EventId::from_byte_array(id), Some(Root(7)));
         });
-        assert_eq!((fan_out.threads.len(), fan_out.order.len()), (MOST_THREADS, MOST_THREADS));
+        assert_eq!((fan_out.threads.len(), fan_out.order.len()), (MAX_THREADS, MAX_THREADS));
     }
 }

@@ -1,9 +1,8 @@
-//! What the operator decided beforehand.
+//! Settings of admission.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use nostr::event::Event;
 use nostr::key::PublicKey;
 
 use crate::maintainers::MaintainerModel;
@@ -11,28 +10,28 @@ use crate::nip34::{Announcement, Proposal};
 use crate::repo::{Identifier, RepoId};
 use crate::service::ServiceIdentity;
 
-/// The settings of the rulebook.
+/// Settings of admission.
 #[derive(Clone, Debug)]
 pub struct Policy {
     /// The address that announcements must list.
     pub service: ServiceIdentity,
-    /// How maintainers are made.
+    /// The rule that makes maintainer sets.
     pub model: MaintainerModel,
-    /// How far ahead of our clock an event may be dated. Clients may legally run ahead: never below a minute.
+    /// Limits how far in the future an event may be dated. Clocks of clients differ: never below a minute.
     pub max_ahead: Duration,
-    /// The operator's key: what it signs is welcome unless its kind has rules of its own.
+    /// The operator's key. Its events need no relation to what is stored.
     pub operator: Option<PublicKey>,
-    /// Who and what is not welcome.
+    /// Banned authors and repositories.
     pub bans: Bans,
-    /// Repositories that are kept without being asked to (GRASP-05).
+    /// Repositories that are kept although they do not list this service (GRASP-05).
     pub archive: Archive,
     /// Whether contributors may push pull requests to `/prs/` (GRASP-06).
     pub contributor_proposals: bool,
-    /// Repositories that one author may have served here for the asking. The operator may have more.
+    /// Limits the hosted repositories of an author other than the operator.
     pub repositories_per_author: usize,
 }
 
-/// Who and what is not welcome; beats every reason to accept.
+/// Banned authors and repositories; a ban beats every reason to accept.
 #[derive(Clone, Debug, Default)]
 pub struct Bans {
     /// Authors whose events are refused.
@@ -41,36 +40,36 @@ pub struct Bans {
     pub repos: BTreeSet<RepoId>,
 }
 
-/// Which repositories are kept although their announcement does not list us (GRASP-05).
+/// Repositories that are kept although their announcement does not list this service (GRASP-05).
 #[derive(Clone, Debug, Default)]
 pub struct Archive {
-    /// Every one.
+    /// Keeps every repository.
     pub everything: bool,
-    /// All of an owner.
+    /// Owners whose repositories are all kept.
     pub owners: BTreeSet<PublicKey>,
-    /// Single ones.
+    /// Single repositories.
     pub repos: BTreeSet<RepoId>,
-    /// All of a name, whoever owns them.
+    /// Names whose repositories are kept for every owner.
     pub identifiers: BTreeSet<Identifier>,
-    /// All that list another service.
+    /// Services; repositories that list one of them are kept.
     pub services: Vec<ServiceIdentity>,
 }
 
 impl Policy {
-    /// The contributor's places (`/prs/`, GRASP-06) that a pull request names as its own: signed by their owner, for a
-    /// repository of that name, with that very place under `clone`.
+    /// Returns the contributor endpoints (`/prs/`, GRASP-06) of this service that a pull request lists under `clone` and
+    /// whose owner signed it.
     pub fn own_urls<'a>(&'a self, proposal: &'a Proposal) -> impl Iterator<Item = RepoId> + 'a {
-        let places = proposal
+        let endpoints = proposal
             .repos
             .iter()
             .filter(|_| self.contributor_proposals)
             .map(|repo| RepoId::new(proposal.author, repo.identifier.clone()));
-        places.filter(|place| {
-            proposal.clone.iter().any(|url| self.service.serves_proposals(url, place))
+        endpoints.filter(|endpoint| {
+            proposal.clone.iter().any(|url| self.service.serves_proposals(url, endpoint))
         })
     }
 
-    /// The defaults for a service.
+    /// Creates the default policy of a service.
     pub fn new(service: ServiceIdentity) -> Self {
         Self {
             service,
@@ -84,19 +83,19 @@ impl Policy {
         }
     }
 
-    /// Whether the repository of this announcement is hosted here: asked for, or archived.
+    /// Returns whether the repository of this announcement is hosted here: it lists this service, or is archived.
     pub fn hosts(&self, announcement: &Announcement) -> bool {
         !self.bans.repos.contains(&announcement.repo)
             && (announcement.lists(&self.service) || self.archive.takes(announcement))
     }
 
-    /// Whether it is hosted here without having been asked for: a copy that nobody may push to (GRASP-05).
+    /// Returns whether the repository is a read-only copy of one that does not list this service (GRASP-05).
     pub fn archives(&self, announcement: &Announcement) -> bool {
         self.hosts(announcement) && !announcement.lists(&self.service)
     }
 
-    /// Whether an author of these announcements is served as many repositories for the asking as one may be. What is
-    /// kept without having been asked for, or known for discovery alone, does not count.
+    /// Returns whether an author of these announcements has as many hosted repositories as one may have. Archived
+    /// repositories and announcements kept for discovery do not count.
     pub fn repository_quota_reached<'a>(
         &self,
         author: &PublicKey,
@@ -105,11 +104,6 @@ impl Policy {
         let theirs = announcements.into_iter().filter(|a| a.repo.owner == *author);
         let asked_for = theirs.filter(|a| a.lists(&self.service)).count();
         self.operator != Some(*author) && asked_for >= self.repositories_per_author
-    }
-
-    /// Whether the operator signed this event.
-    pub(super) fn is_operators(&self, event: &Event) -> bool {
-        self.operator == Some(event.pubkey)
     }
 }
 

@@ -1,11 +1,13 @@
-//! What becomes of an event.
+//! Verdicts on events, and the OK messages that tell them.
+
+use std::borrow::Cow;
 
 use nostr::key::PublicKey;
 
 use super::facts::Presence;
 use crate::repo::RepoId;
 
-/// What becomes of an event.
+/// The decision about an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Verdict {
@@ -13,13 +15,13 @@ pub enum Verdict {
     Accept(Acceptance),
     /// Acknowledged, and kept in purgatory until its git data is here.
     Hold(Hold),
-    /// Passed on to whoever listens, never stored.
+    /// Sent to live subscriptions, never stored.
     Broadcast,
     /// Nothing to do.
     Known(Known),
-    /// The owner takes the repository from us: it goes out of service.
+    /// The owner no longer lists this service: the repository goes out of service.
     Delist {
-        /// Whether the announcement itself is kept, because another one names its author.
+        /// The announcement itself is kept, because another one lists its author.
         keep: bool,
     },
     /// Refused.
@@ -27,46 +29,46 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Whether the event belongs to something accepted, of which only so many may come.
+    /// Returns whether the event is charged to its author and its roots (see [`FanOut`](super::FanOut)).
     pub const fn counts_for_fan_out(&self) -> bool {
         matches!(self, Self::Accept(Acceptance::Related) | Self::Hold(Hold::Proposal))
     }
 }
 
-/// As what an event is stored.
+/// The reason for which an event is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acceptance {
-    /// An event that belongs to something accepted.
+    /// It is related to something stored.
     Related,
     /// The next version of a hosted repository's announcement.
     Replacement,
-    /// An event that speaks of git data where none is waited for.
+    /// It names git data of a repository for which no data is awaited.
     Promoted,
-    /// An announcement that makes the maintainer graph complete: no view, no authority by itself.
+    /// An announcement that is needed for maintainer sets only: no view, no authority by itself.
     Discovery,
     /// An event that had nothing to wait for in purgatory: it is stored and served already.
     Released,
 }
 
-/// As what an event waits. If all that it waits for is here, it waits for the next survey only.
+/// The reason for which an event is held. If its git data is here, it waits for the next survey only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hold {
     /// A repository that is not served yet; its empty view exists from now on.
     Announcement,
-    /// A state for the views of these repositories.
+    /// A state of these repositories.
     State(Vec<RepoId>),
-    /// A pull request, for its tip.
+    /// A pull request that waits for its tip.
     Proposal,
 }
 
-/// Why there is nothing to do.
+/// The reason for which there is nothing to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Known {
-    /// It is stored.
+    /// The event is stored.
     Stored,
-    /// It is held.
+    /// The event is held.
     Held,
-    /// A version that wins over it is here.
+    /// A newer version of it is here.
     Superseded,
 }
 
@@ -79,15 +81,15 @@ impl From<Presence> for Known {
     }
 }
 
-/// Why an event is refused.
+/// The reason for which an event is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Rejection {
     /// Its id or signature does not verify.
     Forged,
-    /// It cannot be read as what its kind says.
+    /// It is not a valid event of its kind.
     Malformed(String),
-    /// Its time is over.
+    /// Its expiration has passed (NIP-40).
     Expired,
     /// It is dated too far ahead.
     TooFarAhead,
@@ -99,57 +101,53 @@ pub enum Rejection {
     Deleted,
     /// Its author vanished.
     Vanished,
-    /// Its author or repository is not welcome.
+    /// Its author or repository is banned.
     Banned,
-    /// An announcement that does not ask us to host, with the places it names.
-    NotListed {
-        /// Its `clone` values.
-        clone: Vec<String>,
-        /// Its `relays` values.
-        relays: Vec<String>,
-    },
-    /// A state of a repository that nobody announced.
+    /// An announcement that does not list this service.
+    #[allow(missing_docs)]
+    NotListed { clone: Vec<String>, relays: Vec<String> },
+    /// A state of a repository that has no announcement.
     NoAnnouncement,
-    /// A state by somebody who may not sign any.
+    /// A state by an author that is in no maintainer set.
     NotMaintainer(PublicKey),
-    /// It belongs to nothing that is accepted here.
+    /// It is related to nothing that is stored.
     Unrelated,
-    /// A profile or relay list of an author who takes no part in anything that is accepted here.
+    /// A profile or relay list of an author without a part in what is stored.
     UnknownAuthor,
     /// Its kind is never stored.
     NeverStored,
-    /// A deletion request that names somebody else's event.
+    /// A deletion request that names another author's event.
     ForeignDeletion,
     /// A deletion request with too many targets.
     TooManyTargets,
-    /// Too much is waiting already.
+    /// A limit of purgatory or of the announcements of a name is reached.
     Quota,
-    /// Its author has brought too much, or too much hangs on what it belongs to, for one day.
-    Crowded,
-    /// The client's network has had its share of lookups, or everybody together has had theirs.
+    /// Its author, or the thread it belongs to, has had its share of a day.
+    RateLimited,
+    /// The client's network, or all clients together, have used their share of lookups.
     Busy,
-    /// We failed.
+    /// The server failed.
     Internal,
 }
 
-/// For how long a refusal holds for that very event.
+/// The time for which a refusal holds for an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lasting {
-    /// For ever: a syncer need not fetch that id again.
+    /// For ever: sync does not fetch that id again.
     Forever,
-    /// Until something it depends on arrives.
+    /// Until an event that it depends on arrives.
     UntilDependency,
-    /// Until we feel better: try again soon.
+    /// Until the server has capacity again.
     Briefly,
 }
 
 impl Rejection {
-    /// Whether something stored later could turn this refusal.
+    /// Returns whether an event stored later can reverse this refusal.
     pub fn is_reversible(&self) -> bool {
         *self != Self::TooFarAhead && self.lasting() == Lasting::UntilDependency
     }
 
-    /// For how long this refusal holds.
+    /// Returns the time for which this refusal holds.
     pub fn lasting(&self) -> Lasting {
         match self {
             Self::Forged
@@ -163,14 +161,130 @@ impl Rejection {
             | Self::NeverStored
             | Self::ForeignDeletion
             | Self::TooManyTargets => Lasting::Forever,
-            // An announcement that lists somebody else is welcome once its author is invited.
+            // An announcement that lists other services is accepted once another one lists its author.
             Self::NotListed { .. }
             | Self::NoAnnouncement
             | Self::NotMaintainer(_)
             | Self::Unrelated
             | Self::UnknownAuthor
             | Self::TooFarAhead => Lasting::UntilDependency,
-            Self::Quota | Self::Crowded | Self::Busy | Self::Internal => Lasting::Briefly,
+            Self::Quota | Self::RateLimited | Self::Busy | Self::Internal => Lasting::Briefly,
         }
+    }
+}
+
+/// The answer to one event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The event needs no further sending.
+    pub accepted: bool,
+    /// Empty, or a machine-readable prefix and an explanation.
+    pub message: Cow<'static, str>,
+}
+
+impl Answer {
+    const fn yes(message: &'static str) -> Self {
+        Self { accepted: true, message: Cow::Borrowed(message) }
+    }
+
+    const fn no(message: &'static str) -> Self {
+        Self { accepted: false, message: Cow::Borrowed(message) }
+    }
+}
+
+impl Verdict {
+    /// Returns the OK message, to be sent once what it promises is durable.
+    pub fn answer(&self) -> Answer {
+        match self {
+            Self::Accept(_) | Self::Broadcast | Self::Delist { keep: true } => Answer::yes(""),
+            Self::Hold(_) => Answer::yes("purgatory: won't be served until git data arrives"),
+            Self::Known(Known::Stored) => Answer::yes("duplicate: already have this event"),
+            Self::Known(Known::Held) => Answer::yes("duplicate: in purgatory"),
+            Self::Known(Known::Superseded) => {
+                Answer::no("replaced: have a newer version of this event")
+            }
+            Self::Delist { keep: false } => {
+                Answer::no("invalid: this announcement no longer lists this service")
+            }
+            Self::Reject(why) => why.answer(),
+        }
+    }
+}
+
+impl Rejection {
+    /// Returns the OK message for this refusal.
+    pub fn answer(&self) -> Answer {
+        match self {
+            Self::Forged => Answer::no("invalid: the id or the signature does not verify"),
+            Self::Malformed(why) => {
+                Answer { accepted: false, message: format!("invalid: {why}").into() }
+            }
+            Self::Expired => Answer::no("invalid: this event has expired"),
+            Self::TooFarAhead => Answer::no("invalid: created_at is too far in the future"),
+            Self::Protected => {
+                Answer::no("auth-required: this event may only be published by its author")
+            }
+            Self::ProtectedRepost => {
+                Answer::no("invalid: a repost must not contain a protected event (NIP-70)")
+            }
+            Self::Deleted => Answer::no("invalid: this event is deleted"),
+            Self::Vanished => Answer::no("invalid: this pubkey has requested to vanish"),
+            Self::Banned => Answer::no("blocked: this author or repository is not welcome here"),
+            Self::NotListed { clone, relays } => Answer {
+                accepted: false,
+                message: format!(
+                    "invalid: the announcement must list this service under clone and relays; clone: {}; relays: {}",
+                    UrlList(clone),
+                    UrlList(relays)
+                )
+                .into(),
+            },
+            Self::NoAnnouncement => Answer::no("invalid: no announcement exists for this repository"),
+            Self::NotMaintainer(_) => {
+                Answer::no("restricted: author not authorized for this repository")
+            }
+            Self::Unrelated => Answer::no(
+                "restricted: event must reference an accepted repository or accepted event",
+            ),
+            Self::UnknownAuthor => Answer::no(
+                "restricted: profiles and relay lists are kept only of authors who own a repository here or take \
+                 part in its threads",
+            ),
+            Self::NeverStored => Answer::no("invalid: events of this kind are not kept"),
+            Self::ForeignDeletion => {
+                Answer::no("invalid: the deletion request names an event of another author")
+            }
+            Self::TooManyTargets => Answer::no("invalid: the deletion request has too many targets"),
+            Self::Quota => Answer::no("rate-limited: too much is waiting for git data already"),
+            Self::RateLimited => {
+                Answer::no("rate-limited: too many events of this author or thread today")
+            }
+            Self::Busy => Answer::no(
+                "rate-limited: this network uses its share of this relay, try again in a minute",
+            ),
+            Self::Internal => Answer::no("error: the event could not be stored, try again"),
+        }
+    }
+}
+
+/// The first URLs of an announcement, short enough for a message.
+struct UrlList<'a>(&'a [String]);
+
+impl std::fmt::Display for UrlList<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        const MAX_URLS: usize = 3;
+        const MAX_CHARS: usize = 80;
+        if self.0.is_empty() {
+            return f.write_str("none");
+        }
+        for (position, place) in self.0.iter().take(MAX_URLS).enumerate() {
+            let separator = if position == 0 { "" } else { ", " };
+            let shown: String = place.chars().filter(|c| !c.is_control()).take(MAX_CHARS).collect();
+            write!(f, "{separator}{shown}")?;
+        }
+        if self.0.len() > MAX_URLS {
+            write!(f, " and {} more", self.0.len() - MAX_URLS)?;
+        }
+        Ok(())
     }
 }

@@ -40,7 +40,7 @@ pub struct Announcement {
     pub relays: Vec<RelayUrl>,
     /// `relays` values that are no relay's address.
     pub relays_unusable: Vec<String>,
-    /// Whom the author names as fellow keepers.
+    /// The maintainers that the author names.
     pub maintainer_list: MaintainerList,
     /// A human name.
     pub name: Option<String>,

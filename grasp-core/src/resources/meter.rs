@@ -46,7 +46,7 @@ impl Meter {
         Ok(())
     }
 
-    /// Notes what was spent already, whatever is left.
+    /// Books an amount that was spent already, even beyond what is left.
     pub fn charge(&mut self, now: Mono, claimant: &Claimant, amount: u64) {
         self.restore(now);
         let grant = self.pool.force(claimant, amount);

@@ -11,7 +11,7 @@ use super::{ClientNetwork, Prefix};
 /// it are bounded by their networks only.
 const MAX_ACCOUNTS: usize = 1 << 16;
 
-/// Accounts from which on only the widest network of a new client is accounted for: whoever has one /48 has enough of
+/// Accounts from which on only the widest network of a new client is accounted for: a client with one /48 has enough of
 /// the narrower ones to use up all accounts.
 const MAX_NARROW_ACCOUNTS: usize = MAX_ACCOUNTS / 2;
 
@@ -180,7 +180,7 @@ impl Pool {
         Ok(self.book(accounts, amount))
     }
 
-    /// Books an amount that was consumed already, whatever is free.
+    /// Books an amount that was consumed already, even beyond what is free.
     pub fn force(&mut self, claimant: &Claimant, amount: u64) -> Grant {
         let accounts = self.accounts(claimant);
         self.book(accounts, amount)

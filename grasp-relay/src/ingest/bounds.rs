@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::{MutexGuard, PoisonError};
 
-use grasp_core::admission::{Acceptance, Crowding, Facts, FanOut, Origin, Rejection, Verdict};
+use grasp_core::admission::{Acceptance, ExceededLimit, Facts, FanOut, Origin, Rejection, Verdict};
 use grasp_core::maintainers::maintainer_lists;
 use grasp_core::nip34::repo_refs;
 use grasp_core::{RepoId, kinds};
@@ -31,17 +31,18 @@ impl Pipeline {
             && !facts.author_known
             && self.policy.operator != Some(event.pubkey);
         if is_unasked && !self.budgets.pay_unasked(now, event, origin) {
-            return Ok(Verdict::Reject(Rejection::Crowded));
+            return Ok(Verdict::Reject(Rejection::RateLimited));
         }
         if !verdict.counts_for_fan_out() {
             return Ok(verdict);
         }
         let mut admitted = self.fan_out().admit(now, event, &facts.named);
         // Only looked at when it matters: it takes reading.
-        if admitted == Err(Crowding::Root) && self.is_maintainers(event, facts, origin).await? {
+        if admitted == Err(ExceededLimit::Root) && self.is_maintainers(event, facts, origin).await?
+        {
             admitted = self.fan_out().admit_maintainer(now, event, &facts.named);
         }
-        Ok(admitted.map_or(Verdict::Reject(Rejection::Crowded), |()| verdict))
+        Ok(admitted.map_or(Verdict::Reject(Rejection::RateLimited), |()| verdict))
     }
 
     /// Whether an event is signed by a confirmed maintainer of a repository that it belongs to.

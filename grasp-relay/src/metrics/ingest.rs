@@ -102,7 +102,7 @@ fn reason_label(rejection: &Rejection) -> &'static str {
         Rejection::ForeignDeletion => "foreign_deletion",
         Rejection::TooManyTargets => "too_many_targets",
         Rejection::Quota => "quota",
-        Rejection::Crowded => "crowded",
+        Rejection::RateLimited => "rate_limited",
         Rejection::Busy => "busy",
         Rejection::Internal => "internal",
         _ => "other",

@@ -282,7 +282,7 @@ async fn requests_of_unknown_authors_are_bounded_and_those_of_known_ones_are_not
             break;
         }
     }
-    assert_eq!(refused, Some(Verdict::Reject(Rejection::Crowded)));
+    assert_eq!(refused, Some(Verdict::Reject(Rejection::RateLimited)));
     let own = request(&alice, 1_000);
     assert!(server.pipeline.ingest(vec![own], origin()).await[0].answer().accepted);
 }
@@ -325,6 +325,6 @@ async fn strangers_who_fill_a_repository_do_not_lock_its_maintainers_out() {
     for maintainer in [&alice, &bob] {
         assert!(server.take(&[&sign(maintainer, 1, &tags)]).await[0].answer().accepted);
     }
-    let crowded = Verdict::Reject(Rejection::Crowded);
+    let crowded = Verdict::Reject(Rejection::RateLimited);
     assert_eq!(server.take(&[&sign(&eve, 1, &tags)]).await, [crowded]);
 }
