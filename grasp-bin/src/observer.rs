@@ -116,9 +116,10 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use grasp_core::limits::{PeerText, Refusal};
+    use grasp_core::limits::PeerText;
     use grasp_core::{RelayUrl, RepoId};
     use grasp_sync::engine::{Failure, Fault};
+    use grasp_sync::limits::Refusal;
 
     use super::*;
 

@@ -29,11 +29,13 @@ mod crew;
 #[cfg(feature = "driver")]
 mod driver;
 mod io;
+mod permit;
 mod plan;
 mod pull;
 mod queue;
 mod throttle;
 mod visit;
+mod window;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -46,8 +48,10 @@ pub use self::context::SyncContext;
 #[cfg(feature = "driver")]
 pub use self::driver::{HuntFigures, Hunting, hunt};
 pub use self::io::{Errand, Input, Output, Report, Scope, Trouble};
+pub use self::permit::{Enqueued, Entry, Permit, PermitConfig, Permits};
 pub use self::plan::{Advertisement, Fingerprint};
 pub use self::throttle::{HostClass, HostFigures, Position};
+pub use self::window::RateWindow;
 
 use self::case::{Case, Flight};
 use self::crew::Crew;

@@ -26,7 +26,7 @@
 //!    the relay is paged until a page brings nothing new. A job ends when every event received was judged.
 //! 4. The jobs of one batch confirm its repositories and roots together. Confirmed items are caught up with after a
 //!    short absence, and fetched again after a long one and once a day.
-//! 5. Every refusal of a relay has a meaning ([`Refusal`](grasp_core::limits::Refusal)) and a reaction: wait, ask for
+//! 5. Every refusal of a relay has a meaning ([`Refusal`](limits::Refusal)) and a reaction: wait, ask for
 //!    less, ask differently, or suspend the request for a day.
 //!
 //! # The engine in a loop
@@ -94,6 +94,7 @@
 #[cfg(feature = "driver")]
 pub mod driver;
 pub mod engine;
+pub mod limits;
 pub mod local;
 #[cfg(feature = "driver")]
 pub mod sidecar;

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 use clap::ValueEnum;
-use grasp_core::limits::PermitConfig;
 use grasp_core::service::npub;
 use grasp_core::{Host, MaintainerModel};
+use grasp_purgatory::hunt::PermitConfig;
 use nostr::key::PublicKey;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};

@@ -298,8 +298,9 @@ fn source_label(from: &Source) -> &'static str {
 mod tests {
     use std::time::Duration;
 
-    use grasp_core::limits::{PeerText, Refusal};
+    use grasp_core::limits::PeerText;
     use grasp_sync::engine::PeerReliability;
+    use grasp_sync::limits::Refusal;
 
     use super::*;
 

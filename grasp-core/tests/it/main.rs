@@ -3,7 +3,7 @@
 
 mod events;
 mod fuzz_corpus;
-mod prop_limits;
+mod prop_backoff;
 mod prop_maintainers;
 mod prop_parsers;
 mod prop_push;

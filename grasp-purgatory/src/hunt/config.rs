@@ -5,7 +5,9 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use grasp_core::Host;
-use grasp_core::limits::{BackoffPolicy, PermitConfig};
+use grasp_core::limits::BackoffPolicy;
+
+use super::permit::PermitConfig;
 
 /// The settings of the hunter. When a hunt begins is a setting of [purgatory](crate::Config).
 #[derive(Clone, Debug)]

@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use grasp_core::limits::{Admit, Enqueued, Entry, Permit, PermitConfig, Permits, RateWindow};
+use grasp_core::limits::Admit;
 use grasp_core::{Host, Identifier, Mono};
 
 use super::HuntConfig;
+use super::permit::{Enqueued, Entry, Permit, PermitConfig, Permits};
+use super::window::RateWindow;
 
 /// Servers of which nothing needs to be remembered are looked for when there are more than this.
 const MANY: usize = 1_024;

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use grasp_core::limits::PermitConfig;
 use grasp_core::{CloneUrl, Mono, Oid};
 use grasp_purgatory::Want;
+use grasp_purgatory::hunt::PermitConfig;
 use grasp_purgatory::hunt::{HostClass, HuntConfig, Report, Trouble};
 
 use crate::hunt_sim::*;

@@ -6,10 +6,11 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use grasp_core::limits::{PeerText, PermitConfig};
+use grasp_core::limits::PeerText;
 use grasp_core::nip34::Announcement;
 use grasp_core::service::npub;
 use grasp_core::{CloneUrl, Identifier, Mono, Oid};
+use grasp_purgatory::hunt::PermitConfig;
 use grasp_purgatory::hunt::{
     Advertisement, HostClass, HuntConfig, Hunter, Input, Output, Report, Scope, Trouble,
 };

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use grasp_core::Mono;
-use grasp_core::limits::PermitConfig;
+use grasp_purgatory::hunt::PermitConfig;
 use grasp_purgatory::hunt::{HostClass, HuntConfig, Input, Report, Trouble};
 use grasp_purgatory::{Phase, Want};
 

@@ -1,6 +1,6 @@
 //! Invariants of the engine, checked in tests.
 
-use grasp_core::limits::SlotClass;
+use crate::limits::SlotClass;
 
 use super::SyncEngine;
 use super::relay::Link;

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use grasp_core::limits::{
-    BackoffPolicy, CONSOLIDATION_THRESHOLD, DISCOVERY_WINDOW, LedgerConfig, REQUEST_WATCHDOG,
-};
+use crate::limits::{CONSOLIDATION_THRESHOLD, DISCOVERY_WINDOW, LedgerConfig, REQUEST_WATCHDOG};
+use grasp_core::limits::BackoffPolicy;
 use grasp_core::sync::RequestBudget;
 use grasp_core::{RelayUrl, ServiceIdentity};
 

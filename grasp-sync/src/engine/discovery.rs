@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use grasp_core::limits::{Admit, Rate, TokenBucket};
+use crate::limits::{Rate, TokenBucket};
+use grasp_core::limits::Admit;
 use grasp_core::nip34::{Announcement, References, repo_refs};
 use grasp_core::nostr::event::Event;
 use grasp_core::nostr::nips::nip01::Coordinate;

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use grasp_core::limits::{LedgerConfig, PaceConfig, Rate, history_limit};
+use crate::limits::{LedgerConfig, PaceConfig, Rate, history_limit};
 use grasp_core::sync::RequestBudget;
 
 use super::config::Config;

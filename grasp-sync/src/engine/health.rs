@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use grasp_core::limits::{Admit, Backoff, BackoffPolicy, BackoffSnapshot, Health, PARK};
+use crate::limits::PARK;
+use grasp_core::limits::{Admit, Backoff, BackoffPolicy, BackoffSnapshot, Health};
 use grasp_core::nostr::event::EventId;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::{Mono, Now, RepoId};

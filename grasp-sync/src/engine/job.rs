@@ -4,8 +4,9 @@
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
 
+use crate::limits::{Next, Pager, PagerConfig};
 use grasp_core::Mono;
-use grasp_core::limits::{EoseHint, Next, Pager, PagerConfig};
+use grasp_core::limits::EoseHint;
 use grasp_core::nostr::event::EventId;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use grasp_core::limits::{Admit, PARK, REQUEST_WATCHDOG};
+use crate::limits::{PARK, REQUEST_WATCHDOG};
+use grasp_core::limits::Admit;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::FilterHash;
 use grasp_core::{Mono, Now};

@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use crate::limits::{Ending, GapSecond, Next, PageRequest, Pager, PagerConfig};
 use futures_util::{SinkExt as _, StreamExt as _};
 use grasp_core::RelayUrl;
-use grasp_core::limits::{Ending, GapSecond, Next, PageRequest, Pager, PagerConfig};
 use grasp_core::nostr::event::Event;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::outbound::Provenance;

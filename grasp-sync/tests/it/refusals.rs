@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use grasp_core::limits::Refusal;
 use grasp_core::sync::{ConnectionStatus, SyncMethod};
 use grasp_sync::engine::{Frame, Report, Said, SubId};
+use grasp_sync::limits::Refusal;
 
 use crate::sim::script::{Neg, Quirk, Script};
 use crate::sim::world::{relay, repo};

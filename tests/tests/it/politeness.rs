@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use grasp_core::limits::PermitConfig;
+use grasp_purgatory::hunt::PermitConfig;
 use grasp_tests::{GitServer, Instance, Maker, Manner, Workdir};
 use nostr::event::Event;
 

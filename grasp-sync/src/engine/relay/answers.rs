@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use crate::limits::{Heard, Refusal};
 use grasp_core::admission::{Lasting, SyncPath};
-use grasp_core::limits::{EoseHint, Heard, Refusal};
+use grasp_core::limits::EoseHint;
 use grasp_core::nostr::event::EventId;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::sync::FilterHash;

@@ -23,7 +23,7 @@ impl Session {
         for class in CLASSES {
             let (used, limit) = (ledger.in_use_by(class), ledger.class_limit(class));
             // A lowered budget ends no fetch that is under way; live requests are polled at once.
-            let may_exceed = class != grasp_core::limits::SlotClass::Live;
+            let may_exceed = class != crate::limits::SlotClass::Live;
             assert!(used <= limit || may_exceed, "{url}: {used} of {limit} {class:?}");
         }
         self.check_subscriptions(url);

@@ -7,9 +7,9 @@
 
 use std::time::Duration;
 
+use crate::limits::{Action, PARK};
 use grasp_core::Mono;
 use grasp_core::admission::Lasting;
-use grasp_core::limits::{Action, PARK};
 use grasp_core::nip34::repo_refs;
 use grasp_core::nostr::event::Event;
 use grasp_core::nostr::filter::Filter;

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use grasp_core::limits::{LedgerConfig, PARK, Pace, PaceConfig, SlotLedger};
+use crate::limits::{LedgerConfig, PARK, Pace, PaceConfig, SlotLedger};
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::CoverageSet;
 use grasp_core::{Mono, Now, RelayUrl};

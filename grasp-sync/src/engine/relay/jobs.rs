@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::limits::{Ending, Next, PARK};
 use grasp_core::Mono;
-use grasp_core::limits::{Ending, Next, PARK};
 use grasp_core::nostr::event::EventId;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::sync::{BatchProgress, PendingBatch};

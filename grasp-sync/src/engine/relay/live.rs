@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::limits::RETRY_DELAY;
 use grasp_core::Mono;
-use grasp_core::limits::RETRY_DELAY;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::{RETENTION, RequestBudget, live, pack_requests};

@@ -2,7 +2,8 @@
 
 use std::mem::{Discriminant, discriminant};
 
-use grasp_core::limits::{Action, Admit, EoseHint, Next, SlotClass};
+use crate::limits::{Action, Next, SlotClass};
+use grasp_core::limits::{Admit, EoseHint};
 use grasp_core::nostr::filter::Filter;
 
 use super::super::context::RelayContext;

@@ -3,7 +3,8 @@
 
 use std::cell::OnceCell;
 
-use grasp_core::limits::{Admit, SlotClass, SlotLedger};
+use crate::limits::{SlotClass, SlotLedger};
+use grasp_core::limits::Admit;
 
 use super::super::context::{InventoryRequest, RelayContext};
 use super::super::ids::{JobId, LiveId};

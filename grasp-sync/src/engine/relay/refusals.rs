@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use grasp_core::limits::{Action, Heard, PARK, PeerText, Refusal, SlotClass};
+use crate::limits::{Action, Heard, PARK, Refusal, SlotClass};
+use grasp_core::limits::PeerText;
 
 use super::super::context::RelayContext;
 use super::super::ids::{JobId, LiveId, SubId};

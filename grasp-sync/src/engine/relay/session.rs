@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::limits::{Refusal, should_consolidate};
 use grasp_core::Mono;
-use grasp_core::limits::{Admit, PeerText, Refusal, should_consolidate};
+use grasp_core::limits::{Admit, PeerText};
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::{

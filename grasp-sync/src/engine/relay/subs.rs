@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::limits::Slot;
 use grasp_core::Mono;
-use grasp_core::limits::Slot;
 
 use super::super::ids::{JobId, LiveId, SubId};
 use super::gaps::CountAs;

@@ -3,8 +3,8 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use super::Admit;
-use crate::Mono;
+use grasp_core::Mono;
+use grasp_core::limits::Admit;
 
 /// A number of tokens per period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,8 @@ impl Rate {
 /// ```
 /// use std::num::NonZeroU32;
 /// use grasp_core::Mono;
-/// use grasp_core::limits::{Admit, Rate, TokenBucket};
+/// use grasp_core::limits::Admit;
+/// use grasp_sync::limits::{Rate, TokenBucket};
 ///
 /// let two = NonZeroU32::new(2).unwrap();
 /// let mut bucket = TokenBucket::new(two, Rate::per_second(two));

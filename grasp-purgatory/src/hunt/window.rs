@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use super::Admit;
-use crate::Mono;
+use grasp_core::Mono;
+use grasp_core::limits::Admit;
 
 /// An exact sliding window: every period of `length` (its end excluded) holds at most `max` starts.
 ///
@@ -15,7 +15,8 @@ use crate::Mono;
 /// ```
 /// use std::{num::NonZeroUsize, time::Duration};
 /// use grasp_core::Mono;
-/// use grasp_core::limits::{Admit, RateWindow};
+/// use grasp_core::limits::Admit;
+/// use grasp_purgatory::hunt::RateWindow;
 ///
 /// let two = NonZeroUsize::new(2).unwrap();
 /// let mut window = RateWindow::new(two, Duration::from_secs(60));

@@ -3,10 +3,10 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use grasp_core::Mono;
-use grasp_core::limits::{Enqueued, Entry, Permit, PermitConfig, Permits};
+use grasp_purgatory::hunt::{Enqueued, Entry, Permit, PermitConfig, Permits};
 use proptest::prelude::*;
 
-use super::window::max_starts_per;
+use super::hunt_window::max_starts_per;
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
@@ -177,7 +177,7 @@ impl Model {
 }
 
 proptest! {
-    #![proptest_config(crate::config(512))]
+    #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
     fn the_limits_hold_and_every_queued_key_is_served(config in configs(), steps in steps()) {

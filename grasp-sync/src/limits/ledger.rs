@@ -63,7 +63,7 @@ pub struct Slot {
 /// The subscriptions on one connection.
 ///
 /// ```
-/// use grasp_core::limits::{LedgerConfig, SlotClass, SlotLedger};
+/// use grasp_sync::limits::{LedgerConfig, SlotClass, SlotLedger};
 ///
 /// // A relay that allows ten: two stay free, three are for history, so five can be live.
 /// let mut ledger = SlotLedger::new(LedgerConfig::default(), Some(10));

@@ -3,8 +3,10 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use super::{Admit, Rate, TokenBucket};
-use crate::Mono;
+use grasp_core::Mono;
+use grasp_core::limits::Admit;
+
+use super::{Rate, TokenBucket};
 
 /// The rate of background requests to one relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +65,8 @@ impl Default for PaceConfig {
 /// ```
 /// use std::time::Duration;
 /// use grasp_core::Mono;
-/// use grasp_core::limits::{Admit, Pace, PaceConfig};
+/// use grasp_core::limits::Admit;
+/// use grasp_sync::limits::{Pace, PaceConfig};
 ///
 /// let mut pace = Pace::new(PaceConfig::default());
 /// let now = Mono::from_secs(10);

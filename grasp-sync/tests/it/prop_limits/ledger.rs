@@ -1,4 +1,4 @@
-use grasp_core::limits::{LedgerConfig, Slot, SlotClass, SlotLedger};
+use grasp_sync::limits::{LedgerConfig, Slot, SlotClass, SlotLedger};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -88,7 +88,7 @@ impl Model {
 }
 
 proptest! {
-    #![proptest_config(crate::config(512))]
+    #![proptest_config(super::config(512))]
 
     #[test]
     fn the_limits_hold_and_each_slot_is_freed_once(

@@ -35,7 +35,7 @@ pub enum Heard {
 /// Concerns one connection, unless stated otherwise.
 ///
 /// ```
-/// use grasp_core::limits::{Action, Heard, Refusal};
+/// use grasp_sync::limits::{Action, Heard, Refusal};
 ///
 /// let refusal = Refusal::read(Heard::NegErr, "blocked: too many query results: 1000001");
 /// assert_eq!(refusal, Refusal::SetTooLarge);

@@ -1,6 +1,7 @@
 //! Refusals: any bytes from a peer have a meaning, and what is kept of them is harmless.
 
-use grasp_core::limits::{Heard, PeerText, Refusal};
+use grasp_core::limits::PeerText;
+use grasp_sync::limits::{Heard, Refusal};
 
 const EVERYWHERE: [Heard; 4] = [Heard::Closed, Heard::LiveClosed, Heard::NegErr, Heard::Notice];
 

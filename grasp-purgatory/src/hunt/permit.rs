@@ -4,8 +4,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use super::{Admit, RateWindow};
-use crate::Mono;
+use grasp_core::Mono;
+use grasp_core::limits::Admit;
+
+use super::window::RateWindow;
 
 /// Limits for one host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +82,7 @@ pub enum Enqueued<K> {
 /// ```
 /// use std::num::NonZeroUsize;
 /// use grasp_core::Mono;
-/// use grasp_core::limits::{Enqueued, Entry, PermitConfig, Permits};
+/// use grasp_purgatory::hunt::{Enqueued, Entry, PermitConfig, Permits};
 ///
 /// let one = NonZeroUsize::new(1).unwrap();
 /// let mut host = Permits::new(PermitConfig { at_once: one, ..PermitConfig::default() });

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use nostr::event::EventId;
-use nostr::types::Timestamp;
+use grasp_core::limits::EoseHint;
+use grasp_core::nostr::event::EventId;
+use grasp_core::nostr::types::Timestamp;
 
 /// The page size that most relays limit to.
 const COMMON_PAGE_ROWS: usize = 500;
@@ -11,7 +12,7 @@ const COMMON_PAGE_ROWS: usize = 500;
 /// Returns the `limit` for history pages from a relay that advertises this `max_limit`.
 ///
 /// ```
-/// use grasp_core::limits::history_limit;
+/// use grasp_sync::limits::history_limit;
 ///
 /// assert_eq!(history_limit(None), 500);
 /// assert_eq!(history_limit(Some(100)), 100);
@@ -19,30 +20,6 @@ const COMMON_PAGE_ROWS: usize = 500;
 /// ```
 pub fn history_limit(max_limit: Option<usize>) -> usize {
     max_limit.unwrap_or(COMMON_PAGE_ROWS).clamp(1, COMMON_PAGE_ROWS)
-}
-
-/// The completeness hint of an EOSE (NIP-67).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EoseHint {
-    /// All matching events were sent.
-    Finish,
-    /// There may be more events.
-    More,
-}
-
-impl EoseHint {
-    /// Parses a hint; `None` for an unknown one.
-    pub fn read(text: &str) -> Option<Self> {
-        [Self::Finish, Self::More].into_iter().find(|hint| hint.as_str() == text)
-    }
-
-    /// Returns the hint as it is written in the message.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Finish => "finish",
-            Self::More => "more",
-        }
-    }
 }
 
 /// Limits of a [`Pager`].
@@ -139,8 +116,8 @@ pub struct GapSecond {
 /// its oldest second below `smallest_page`.
 ///
 /// ```
-/// use grasp_core::limits::{Ending, Next, Pager, PagerConfig};
-/// use nostr::{event::EventId, types::Timestamp};
+/// use grasp_sync::limits::{Ending, Next, Pager, PagerConfig};
+/// use grasp_core::nostr::{event::EventId, types::Timestamp};
 ///
 /// let row = |at, id| (Timestamp::from_secs(at), EventId::from_byte_array([id; 32]));
 /// let mut pager = Pager::new(PagerConfig::default());

@@ -1,4 +1,5 @@
-use grasp_core::limits::{Heard, PeerText, Refusal};
+use grasp_core::limits::PeerText;
+use grasp_sync::limits::{Heard, Refusal};
 use proptest::prelude::*;
 
 fn heard() -> impl Strategy<Value = Heard> {
@@ -21,7 +22,7 @@ fn phrases() -> impl Strategy<Value = &'static str> {
 }
 
 proptest! {
-    #![proptest_config(crate::config(1_024))]
+    #![proptest_config(super::config(1_024))]
 
     #[test]
     fn any_text_is_classified_and_sanitised(heard in heard(), text in any::<String>()) {

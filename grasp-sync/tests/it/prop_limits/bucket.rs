@@ -2,7 +2,8 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use grasp_core::Mono;
-use grasp_core::limits::{Admit, Pace, PaceConfig, Rate, TokenBucket};
+use grasp_core::limits::Admit;
+use grasp_sync::limits::{Pace, PaceConfig, Rate, TokenBucket};
 use proptest::prelude::*;
 
 fn rates() -> impl Strategy<Value = Rate> {
@@ -29,7 +30,7 @@ fn assert_within(starts: &[Mono], burst: NonZeroU32, rate: Rate) {
 }
 
 proptest! {
-    #![proptest_config(crate::config(256))]
+    #![proptest_config(super::config(256))]
 
     #[test]
     fn no_period_holds_more_than_burst_and_rate_allow(

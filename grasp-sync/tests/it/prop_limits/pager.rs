@@ -1,6 +1,6 @@
 use std::collections::BTreeSet;
 
-use grasp_core::limits::{Ending, Next, PageRequest, Pager, PagerConfig};
+use grasp_sync::limits::{Ending, Next, PageRequest, Pager, PagerConfig};
 use nostr::event::EventId;
 use nostr::types::Timestamp;
 use proptest::prelude::*;
@@ -127,7 +127,7 @@ fn config(smallest_page: usize) -> PagerConfig {
 }
 
 proptest! {
-    #![proptest_config(crate::config(1_024))]
+    #![proptest_config(super::config(1_024))]
 
     #[test]
     fn ties_and_changing_page_lengths_lose_nothing(

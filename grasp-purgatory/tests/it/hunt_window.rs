@@ -2,7 +2,8 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use grasp_core::Mono;
-use grasp_core::limits::{Admit, RateWindow};
+use grasp_core::limits::Admit;
+use grasp_purgatory::hunt::RateWindow;
 use proptest::prelude::*;
 
 /// Returns the largest number of starts in any period of this length.
@@ -13,7 +14,7 @@ pub(super) fn max_starts_per(starts: &[Mono], length: Duration) -> usize {
 }
 
 proptest! {
-    #![proptest_config(crate::config(512))]
+    #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
     fn no_period_exceeds_the_limit_and_no_start_is_refused_needlessly(
