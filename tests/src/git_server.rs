@@ -31,6 +31,8 @@ pub enum Manner {
     Limits(u64),
     /// Advertises refs without end.
     Endless,
+    /// Advertises so many refs, and has no objects.
+    Advertises(u64),
     /// Advertises this object, which it has not.
     Lies(String),
     /// Gives objects that are not what they were.
@@ -199,7 +201,8 @@ async fn serve(
             let retry = format!("Retry-After: {seconds}\r\n");
             stream.write_all(&answer("429 Too Many Requests", &retry, b"")).await
         }
-        Manner::Endless => advertise_for_ever(&mut stream).await,
+        Manner::Endless => advertise(&mut stream, u64::MAX).await,
+        Manner::Advertises(refs) => advertise(&mut stream, refs).await,
         Manner::Lies(oid) if !is_fetch => {
             stream.write_all(&answer("200 OK", ADVERTISES, &lie(&oid))).await
         }
@@ -234,17 +237,22 @@ async fn wait_for_the_end(stream: &mut TcpStream) -> std::io::Result<()> {
     Ok(())
 }
 
-/// An advertisement of the old protocol that never ends.
-async fn advertise_for_ever(stream: &mut TcpStream) -> std::io::Result<()> {
+/// An advertisement of the old protocol with so many refs.
+async fn advertise(stream: &mut TcpStream, refs: u64) -> std::io::Result<()> {
     let head = format!("HTTP/1.1 200 OK\r\n{ADVERTISES}Connection: close\r\n\r\n");
     stream.write_all(head.as_bytes()).await?;
     stream.write_all(b"001e# service=git-upload-pack\n0000").await?;
-    for number in 0_u64.. {
-        let capabilities = if number == 0 { "\0agent=endless" } else { "" };
+    let mut lines = String::new();
+    for number in 0..refs {
+        let capabilities = if number == 0 { "\0agent=long" } else { "" };
         let line = format!("{:040x} refs/heads/{number}{capabilities}\n", number + 1);
-        stream.write_all(packet(&line).as_bytes()).await?;
+        lines += &packet(&line);
+        if number % 1_000 == 0 {
+            stream.write_all(std::mem::take(&mut lines).as_bytes()).await?;
+        }
     }
-    Ok(())
+    stream.write_all(lines.as_bytes()).await?;
+    stream.write_all(b"0000").await
 }
 
 /// An advertisement of the old protocol with one ref.

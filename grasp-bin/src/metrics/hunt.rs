@@ -114,6 +114,7 @@ fn label(trouble: &Trouble) -> &'static str {
         Trouble::Refused(_) => "refused",
         Trouble::Broken(_) => "broken",
         Trouble::TooLarge => "too_large",
+        Trouble::LongList => "long_list",
         Trouble::TooMany { .. } => "too_many",
         Trouble::Stalled => "stalled",
         Trouble::Cancelled => "cancelled",

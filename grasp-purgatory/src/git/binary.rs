@@ -76,6 +76,10 @@ impl Default for Slots {
     }
 }
 
+/// Memory of all processes that read what other servers advertise, in bytes: eight conversations, or two with servers
+/// that have very many refs. What a server advertises costs it nothing, so this is less than for objects.
+const LISTING_MEMORY: u64 = 192 * 1024 * 1024;
+
 /// The pool that a process takes its slot from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pace {
@@ -102,6 +106,7 @@ struct Pools {
     remote_pace: SharedPool,
     unpack_memory: SharedPool,
     remote_memory: SharedPool,
+    listing_memory: SharedPool,
 }
 
 impl Pools {
@@ -120,6 +125,7 @@ impl Pools {
                 ..Bounds::of(unpack_memory)
             }),
             remote_memory: SharedPool::new(Bounds { reserve: 0, ..Bounds::of(remote_memory) }),
+            listing_memory: SharedPool::new(Bounds { reserve: 0, ..Bounds::of(LISTING_MEMORY) }),
         }
     }
 }
@@ -183,6 +189,11 @@ impl Git {
     /// Memory for what other servers send, in bytes.
     pub(super) fn remote_memory(&self) -> &SharedPool {
         &self.pools.remote_memory
+    }
+
+    /// Memory for reading what other servers advertise, in bytes.
+    pub(super) fn listing_memory(&self) -> &SharedPool {
+        &self.pools.listing_memory
     }
 }
 

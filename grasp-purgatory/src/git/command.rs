@@ -15,6 +15,7 @@ use super::binary::{Git, Pace};
 use super::error::GitError;
 use super::limits::{self, ProcessLimits};
 use super::process::{Finished, GitProcess, Heard};
+use crate::resources::Holding;
 
 /// Settings of every git process. Given by environment, so that git's own child processes obey them too.
 const SETTINGS: &[(&str, &str)] = &[
@@ -85,6 +86,7 @@ pub struct GitCommand {
     limit: Option<Duration>,
     keep: Vec<Keep>,
     answered: Option<oneshot::Sender<()>>,
+    until_pack: Option<(ProcessLimits, Holding)>,
 }
 
 /// Something that must outlive the last of the processes.
@@ -106,6 +108,7 @@ impl GitCommand {
             limit: None,
             keep: Vec::new(),
             answered: None,
+            until_pack: None,
         }
     }
 
@@ -213,6 +216,13 @@ impl GitCommand {
         self.env("GIT_TRACE", "2")
     }
 
+    /// Keeps memory until a pack comes, and has these limits from then on. Only a command that has a bound on
+    /// [objects](Self::at_most_objects) notices.
+    pub(super) fn until_pack(mut self, limits: ProcessLimits, memory: Holding) -> Self {
+        self.until_pack = Some((limits, memory));
+        self
+    }
+
     /// Keeps something until the last process of this command is gone.
     pub(super) fn keeping(mut self, keep: Keep) -> Self {
         self.keep.push(keep);
@@ -236,7 +246,8 @@ impl GitCommand {
         if !self.claimant.has_authority {
             limits::give_way(&child);
         }
-        let heard = Heard { most_objects: self.most_objects, answered: self.answered };
+        let (most_objects, answered) = (self.most_objects, self.answered);
+        let heard = Heard { most_objects, answered, until_pack: self.until_pack };
         Ok(GitProcess::new(self.name, child, heard, slot, self.keep))
     }
 

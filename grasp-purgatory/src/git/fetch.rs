@@ -28,6 +28,7 @@ use super::limits::ProcessLimits;
 use super::process::Finished;
 use super::store::{Incoming, RepoStore};
 use crate::hunt::{Advertisement, Trouble};
+use crate::resources::Holding;
 
 use self::trouble::{ours, theirs};
 
@@ -42,13 +43,18 @@ const SLOWEST: &str = "64";
 
 const MIB: u64 = 1024 * 1024;
 
-/// Memory of each process that lists refs, which bounds how long a list may be: some 200,000 refs fit.
-const LISTING_MEMORY: u64 = 64 * MIB;
+/// Memory of each process until a server has told its refs, which bounds how many it may tell: 16 MiB for some 40,000,
+/// and if that is too little once more with 64 MiB for some 200,000. TLS takes 10 MiB of it.
+const LISTING_MEMORY: u64 = 16 * MIB;
+const LONG_LISTING_MEMORY: u64 = 64 * MIB;
+
+/// Stack of each thread of git, which counts as memory.
+const STACK: u64 = 2 * MIB;
 
 /// CPU time of each process that lists refs.
 const LISTING_CPU: Duration = Duration::from_secs(30);
 
-/// Memory of each process that fetches. A fetch for which that is too little is done again with more, of which a few
+/// Memory of each process that fetches, once the server sends objects. A fetch for which that is too little is done again with more, of which a few
 /// run at once: each then counts as this part of all memory for other servers.
 const FETCH_MEMORY: u64 = 96 * MIB;
 const LARGE_FETCHES: u64 = 4;
@@ -162,21 +168,39 @@ impl Fetcher {
         wanted: &BTreeSet<Oid>,
     ) -> Result<Advertisement, Trouble> {
         let pin = self.pin(url).await?;
-        let command = self.store.git().command("ls-remote").args(["--quiet", "--refs"]);
-        let limits = ProcessLimits {
-            memory: Some(LISTING_MEMORY),
-            file: Some(LISTING_MEMORY),
-            cpu: Some(LISTING_CPU),
-        };
-        let command = self.guarded(command, pin, limits).await?;
-        let command = command.limit(self.limits.listing).arg(url.as_str());
-        let finished = command.run(Vec::new()).await.map_err(ours)?;
+        let mut finished = self.run_list(url, pin.clone(), LISTING_MEMORY).await?;
+        if is_short(&finished) {
+            finished = self.run_list(url, pin, LONG_LISTING_MEMORY).await?;
+        }
+        if is_short(&finished) {
+            return Err(Trouble::LongList);
+        }
         let text = accepted(finished)?;
         let refs = text.lines().filter_map(|line| {
             let (oid, name) = line.split_once('\t')?;
             Some((name, oid.parse().ok()?))
         });
         Ok(Advertisement::read(refs, wanted))
+    }
+
+    /// Runs `git ls-remote` with so much memory for each of its processes.
+    async fn run_list(
+        &self,
+        url: &CloneUrl,
+        pin: Option<String>,
+        memory: u64,
+    ) -> Result<Finished, Trouble> {
+        let listing = self.listing_memory(memory).await?;
+        let limits = ProcessLimits {
+            memory: Some(memory),
+            file: Some(memory),
+            cpu: Some(LISTING_CPU),
+            stack: Some(STACK),
+        };
+        let command = self.store.git().command("ls-remote").args(["--quiet", "--refs"]);
+        let command = self.guarded(command, pin).limited(limits).keeping(Arc::new(listing));
+        let command = command.limit(self.limits.listing).arg(url.as_str());
+        command.run(Vec::new()).await.map_err(ours)
     }
 
     /// The same within fewer bytes.
@@ -223,10 +247,11 @@ impl Fetcher {
     ) -> Result<(Fetched, u64), Trouble> {
         let pin = self.pin(url).await?;
         let incoming = self.store.incoming_for(identifier).await.map_err(ours)?;
-        let at_first = (FETCH_MEMORY.min(self.limits.memory), Some(answered));
-        let mut ran = self.run(&incoming, url, pin.clone(), oids, at_first).await?;
-        if let Some(memory) = ran.as_ref().ok().and_then(|it| self.memory_needed(it)) {
-            ran = self.run(&incoming, url, pin, oids, (memory, None)).await?;
+        let mut memory = Memory::AtFirst { listing: LISTING_MEMORY };
+        let mut ran = self.run(&incoming, url, pin.clone(), oids, (memory, Some(answered))).await?;
+        while let Some(more) = ran.as_ref().ok().and_then(|it| self.memory_needed(it, memory)) {
+            memory = more?;
+            ran = self.run(&incoming, url, pin.clone(), oids, (memory, None)).await?;
         }
         let said = ran.map_err(ours).and_then(accepted).err();
         // What a thin pack leans on comes beside each of its objects at most. Counting again makes the bound hold
@@ -244,14 +269,25 @@ impl Fetcher {
         Ok((Fetched { got, trouble }, bytes))
     }
 
-    /// The memory to try a fetch with again that had too little.
-    fn memory_needed(&self, finished: &Finished) -> Option<u64> {
-        let is_short = !finished.status.success() && finished.words.contains("ut of memory");
-        // Without a pack it was the list of refs that was too long.
-        let has_many = finished.claimed_objects? > FETCH_MEMORY_OBJECTS;
-        let most = if has_many { u64::MAX } else { LARGE_OBJECTS_MEMORY };
-        let memory = self.limits.memory.min(most);
-        (is_short && memory > FETCH_MEMORY).then_some(memory)
+    /// Returns the memory to try a fetch with again that had too little, if more may help.
+    fn memory_needed(&self, finished: &Finished, had: Memory) -> Option<Result<Memory, Trouble>> {
+        if !is_short(finished) {
+            return None;
+        }
+        match (finished.claimed_objects, had) {
+            // Without a pack it was the list of refs that was too long.
+            (None, Memory::AtFirst { listing: LISTING_MEMORY }) => {
+                Some(Ok(Memory::AtFirst { listing: LONG_LISTING_MEMORY }))
+            }
+            (None, _) => Some(Err(Trouble::LongList)),
+            (Some(claimed), Memory::AtFirst { .. }) => {
+                let has_many = claimed > FETCH_MEMORY_OBJECTS;
+                let most = if has_many { u64::MAX } else { LARGE_OBJECTS_MEMORY };
+                let memory = self.limits.memory.min(most);
+                (memory > FETCH_MEMORY).then_some(Ok(Memory::Large(memory)))
+            }
+            (Some(_), Memory::Large(_)) => None,
+        }
     }
 
     /// Runs `git fetch` with so much memory for each of its processes.
@@ -261,7 +297,7 @@ impl Fetcher {
         url: &CloneUrl,
         pin: Option<String>,
         oids: &BTreeSet<Oid>,
-        (memory, answered): (u64, Option<oneshot::Sender<()>>),
+        (memory, answered): (Memory, Option<oneshot::Sender<()>>),
     ) -> Result<Result<Finished, GitError>, Trouble> {
         let command = incoming
             .command("fetch")
@@ -271,12 +307,7 @@ impl Fetcher {
             .setting("core.deltaBaseCacheLimit", "8m");
         let flaws = FLAWS.iter().map(|flaw| format!("fetch.fsck.{flaw}"));
         let command = flaws.fold(command, |command, flaw| command.setting(flaw, "ignore"));
-        let limits = ProcessLimits {
-            memory: Some(memory),
-            file: Some(self.limits.bytes),
-            cpu: Some(FETCH_CPU),
-        };
-        let command = self.guarded(command, pin, limits).await?;
+        let command = self.with_memory(self.guarded(command, pin), memory).await?;
         let command = command.limit(self.limits.longest).arg(url.as_str());
         let command = command.at_most_objects(self.limits.objects);
         let command = match answered {
@@ -287,20 +318,49 @@ impl Fetcher {
         Ok(command.run(wants.into_bytes()).await)
     }
 
-    /// The sandbox that every conversation is held in, once its memory is free.
-    async fn guarded(
+    /// Takes the memory of a fetch, and limits its processes to it. Until objects come, that is the memory of a list.
+    async fn with_memory(
         &self,
         command: GitCommand,
-        pin: Option<String>,
-        limits: ProcessLimits,
+        memory: Memory,
     ) -> Result<GitCommand, Trouble> {
         let pool = self.store.git().remote_memory();
         let total = pool.bounds().total;
-        let amount = limits.memory.unwrap_or_default().min(total);
-        let is_large = amount > FETCH_MEMORY;
-        let charged = if is_large { amount.max(total / LARGE_FETCHES) } else { amount };
-        let memory = pool.wait(&Claimant::default(), charged, MEMORY_WAIT).await;
-        let memory = memory.map_err(|shortage| ours(GitError::Busy(shortage)))?;
+        let (fetching, charged) = match memory {
+            Memory::AtFirst { .. } => (FETCH_MEMORY.min(self.limits.memory), FETCH_MEMORY),
+            Memory::Large(memory) => (memory.min(total), memory.max(total / LARGE_FETCHES)),
+        };
+        let holding = pool.wait(&Claimant::default(), charged.min(total), MEMORY_WAIT).await;
+        let holding = holding.map_err(|shortage| ours(GitError::Busy(shortage)))?;
+        let limits = ProcessLimits {
+            memory: Some(fetching),
+            file: Some(self.limits.bytes),
+            cpu: Some(FETCH_CPU),
+            stack: Some(STACK),
+        };
+        let command = command.keeping(Arc::new(holding));
+        match memory {
+            // Where limits cannot be raised later they are as high as they may become.
+            Memory::AtFirst { listing } if cfg!(target_os = "linux") => {
+                let raise = ProcessLimits { memory: Some(fetching), ..Default::default() };
+                let held = self.listing_memory(listing).await?;
+                let limits = ProcessLimits { memory: Some(listing.min(fetching)), ..limits };
+                Ok(command.limited(limits).until_pack(raise, held))
+            }
+            _ => Ok(command.limited(limits)),
+        }
+    }
+
+    /// Takes the memory of the processes that read a list: all for the one that talks to the server, half for the one
+    /// that is handed what the first has read.
+    async fn listing_memory(&self, memory: u64) -> Result<Holding, Trouble> {
+        let pool = self.store.git().listing_memory();
+        let holding = pool.wait(&Claimant::default(), memory / 2 * 3, MEMORY_WAIT).await;
+        holding.map_err(|shortage| ours(GitError::Busy(shortage)))
+    }
+
+    /// The sandbox that every conversation is held in.
+    fn guarded(&self, command: GitCommand, pin: Option<String>) -> GitCommand {
         let command = match pin {
             Some(pin) => command.setting("http.curloptResolve", pin),
             None => command,
@@ -309,16 +369,14 @@ impl Fetcher {
             Some(roots) => command.setting("http.sslCAInfo", roots.to_string_lossy()),
             None => command,
         };
-        Ok(command
+        command
             .network(Network::Http)
-            .limited(ProcessLimits { memory: Some(amount), ..limits })
-            .keeping(Arc::new(memory))
             .claimed_by(Claimant::default())
             .paced_by_remote()
             .telling_headers()
             .setting("protocol.version", "2")
             .setting("http.lowSpeedLimit", SLOWEST)
-            .setting("http.lowSpeedTime", self.limits.silence.as_secs().to_string()))
+            .setting("http.lowSpeedTime", self.limits.silence.as_secs().to_string())
     }
 
     /// Judges where a URL leads, and makes git go there and nowhere else. A literal address needs no pin.
@@ -343,6 +401,21 @@ impl Fetcher {
             addresses.iter().take(MOST_ADDRESSES).map(|address| bracketed(*address)).collect();
         Ok(Some(format!("{name}:{port}:{}", addresses.join(","))))
     }
+}
+
+/// The memory that a fetch is tried with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Memory {
+    /// This much until objects come, and [`FETCH_MEMORY`] after that.
+    AtFirst { listing: u64 },
+    /// This much from the start: the server has sent objects before.
+    Large(u64),
+}
+
+/// Whether a conversation ended because a process had too little memory.
+fn is_short(finished: &Finished) -> bool {
+    let words = ["ut of memory", "unable to create thread"];
+    !finished.status.success() && words.iter().any(|word| finished.words.contains(word))
 }
 
 /// What git wrote, if it was content.

@@ -21,10 +21,11 @@ const LEAST_CPU_WITH_AUTHORITY: Duration = Duration::from_secs(60);
 /// CPU time that a process may use for each MiB of its data. Git unpacks and checks 3 to 10 MiB in a second.
 const CPU_PER_MIB: Duration = Duration::from_secs(2);
 
-/// Sets the limits that are its first three arguments, and becomes the command that the rest is. A system that does
+/// Sets the limits that are its first four arguments, and becomes the command that the rest is. A system that does
 /// not know one of them does without. A process at the limit of a file's size gets an error and no signal, and can say
 /// so. Memory and CPU time are bounded softly: [`ProcessLimits::raise`] can raise them.
-const LIMITED: &str = "trap '' XFSZ; ulimit -S -d \"$0\"; ulimit -f \"$1\"; ulimit -S -t \"$2\"; shift 2; exec \"$@\"";
+const LIMITED: &str = "trap '' XFSZ; ulimit -S -d \"$0\"; ulimit -f \"$1\"; ulimit -S -t \"$2\"; \
+                       [ -z \"$3\" ] || ulimit -S -s \"$3\"; shift 3; exec \"$@\"";
 
 /// Limits of one process, and of each of its children; none where nothing is said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,6 +36,8 @@ pub(super) struct ProcessLimits {
     pub(super) file: Option<u64>,
     /// CPU time.
     pub(super) cpu: Option<Duration>,
+    /// The stack of each thread, in bytes. Memory bounds the stacks of all threads but the first.
+    pub(super) stack: Option<u64>,
 }
 
 impl ProcessLimits {
@@ -58,6 +61,7 @@ impl ProcessLimits {
             .arg(number(self.memory.map(|bytes| bytes / KIB)))
             .arg(number(self.file.map(|bytes| bytes / BLOCK)))
             .arg(number(self.cpu.map(|time| time.as_secs().max(1))))
+            .arg(self.stack.map_or(String::new(), |bytes| (bytes / KIB).to_string()))
             .arg(program);
         command
     }
@@ -65,11 +69,26 @@ impl ProcessLimits {
     /// Raises the limits of memory and CPU time of a process that runs. Only Linux can.
     #[cfg(target_os = "linux")]
     pub(super) fn raise(&self, child: &Child) {
+        if let Some(pid) = pid(child) {
+            self.raise_one(pid);
+        }
+    }
+
+    /// Raises them for a process and all that it has started; what it starts from now on has them, too.
+    #[cfg(target_os = "linux")]
+    pub(super) fn raise_all(&self, pid: Pid) {
+        self.raise_one(pid);
+        // A child that was started before that is found now; one that is started later has its parent's limits.
+        children_of(pid).into_iter().for_each(|child| self.raise_all(child));
+    }
+
+    #[cfg(target_os = "linux")]
+    fn raise_one(&self, pid: Pid) {
         use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
 
         let cpu = self.cpu.map(|time| time.as_secs());
         for (resource, limit) in [(Resource::Data, self.memory), (Resource::Cpu, cpu)] {
-            let (Some(pid), Some(limit)) = (pid(child), limit) else { continue };
+            let Some(limit) = limit else { continue };
             // The child has our own hard limits, which may not be exceeded.
             let maximum = getrlimit(resource).maximum;
             let current = Some(maximum.map_or(limit, |maximum| limit.min(maximum)));
@@ -81,6 +100,23 @@ impl ProcessLimits {
     /// Does nothing: limits are as high as they may become from the start.
     #[cfg(not(target_os = "linux"))]
     pub(super) fn raise(&self, _: &Child) {}
+
+    /// Does nothing, for the same reason.
+    #[cfg(not(target_os = "linux"))]
+    pub(super) fn raise_all(&self, _: Pid) {}
+}
+
+/// Returns the processes that a process has started, whichever of its threads did. Empty if it is gone.
+#[cfg(target_os = "linux")]
+fn children_of(pid: Pid) -> Vec<Pid> {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero()));
+    let lists = tasks.into_iter().flatten().flatten().map(|task| task.path().join("children"));
+    let texts = lists.map(|list| std::fs::read_to_string(list).unwrap_or_default());
+    let pids = |text: String| {
+        let ids = text.split_whitespace().filter_map(|id| id.parse().ok());
+        ids.filter_map(Pid::from_raw).collect::<Vec<_>>()
+    };
+    texts.flat_map(pids).collect()
 }
 
 /// Returns the CPU time that a process may use for so many bytes of data.
@@ -140,7 +176,7 @@ mod tests {
     #[tokio::test]
     async fn the_limits_of_a_running_process_can_be_raised() {
         let (memory, cpu) = (Some(64 << 20), Some(Duration::from_secs(10)));
-        let limits = ProcessLimits { memory, cpu, file: None };
+        let limits = ProcessLimits { memory, cpu, ..Default::default() };
         let mut child = shell(limits, "ulimit -S -d; read go; ulimit -S -d; ulimit -S -t").spawn();
         let child = child.as_mut().unwrap();
         let more =

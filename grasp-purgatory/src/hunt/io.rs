@@ -157,6 +157,9 @@ pub enum Trouble {
     /// It gave more than may be taken.
     #[error("gave too much")]
     TooLarge,
+    /// It advertised more refs than are read.
+    #[error("advertised too many refs")]
+    LongList,
     /// It gave more objects than may be taken.
     #[error("gave more than {limit} objects")]
     TooMany {

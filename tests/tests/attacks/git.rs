@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use grasp_tests::wire::{NOTHING, pkt, push};
-use grasp_tests::{GitServer, Maker, Manner, Workdir};
+use grasp_tests::{GitServer, Maker, Manner, Workdir, eventually};
 use tokio::io::AsyncReadExt as _;
 use tokio::time::sleep;
 
@@ -12,6 +12,7 @@ use crate::attacker::Attacker;
 use crate::attacks;
 use crate::packs::{delta_bomb, delta_chain};
 use crate::scene::{Report, Scene};
+use crate::sync::Hostile;
 
 attacks![delta_chain_upload, delta_bomb_upload, sparse_filter, slow_readers, endless_refs];
 
@@ -153,31 +154,28 @@ async fn slow_readers() -> Report {
     scene.during(32 << 20, attack).await
 }
 
-/// States whose git servers advertise refs without end.
+/// States whose git servers advertise refs without end. A relay brings them: what a client brings is hunted for later.
 async fn endless_refs() -> Report {
     let scene = Scene::start().await;
+    let makers: Vec<Maker> = (0..16).map(|_| Maker::new()).collect();
+    let name = |n: usize| format!("hostile-{n}");
+    let state = |(n, eve): (usize, &Maker)| eve.state(&name(n), &[(MAIN, &format!("{n:040x}"))]);
+    let states = makers.iter().enumerate().map(state);
+    let states = states.map(|state| serde_json::to_string(&state).expect("an event")).collect();
+    let relay = Hostile::start(states, false).await;
     let mut servers = Vec::new();
-    for n in 0..16 {
-        servers.push(GitServer::at(&format!("127.9.9.{}", n + 1), Manner::Endless).await);
+    for (n, eve) in makers.iter().enumerate() {
+        let server = GitServer::at(&format!("127.9.9.{}", n + 1), Manner::Endless).await;
+        let (clone, url) = (server.url(&name(n)), relay.url(9, 9));
+        let tags: [&[&str]; 2] = [&["clone", &clone], &["relays", &url]];
+        let announcement = eve.announce_with(&name(n), &scene.server.service(), &tags);
+        scene.server.outside().send(&[&announcement]).await;
+        servers.push(server);
     }
-    let (outside, service) = (scene.server.outside(), scene.server.service());
-    let mut asked = 0;
+    let is_asked = |server: &GitServer| server.conversations().len() >= 2;
     let attack = async {
-        for (n, server) in servers.iter().enumerate() {
-            let (eve, name) = (Maker::new(), format!("hostile-{n}"));
-            let clone = ["clone", &server.url(&name)];
-            let announcement = eve.announce_with(&name, &service, &[&clone]);
-            let state = eve.state(&name, &[(MAIN, &format!("{n:040x}"))]);
-            let _ = outside.offer(&announcement).await;
-            let _ = outside.offer(&state).await;
-        }
-        // What a user brought is hunted for after three minutes.
-        sleep(Duration::from_secs(3 * 60) + LASTS).await;
-        asked = servers.iter().filter(|server| !server.asked().is_empty()).count();
-        drop(servers);
-        // A list may take a minute; after that nobody is there to be asked.
-        sleep(Duration::from_secs(70)).await;
+        let all_asked = || servers.iter().all(is_asked).then_some(());
+        eventually(all_asked).await;
     };
-    let report = scene.during(16 << 20, attack).await;
-    report.and(asked > 0, "no server was asked")
+    scene.during(16 << 20, attack).await
 }

@@ -5,8 +5,6 @@
 //! cargo test -p grasp-tests --test attacks -- delta filter     # those whose names contain one of these words
 //! ```
 //!
-//! Attacks that take minutes run only if they are named: `endless_refs`.
-//!
 //! Each attack meets a server of its own: the very command that operators run, in a process of its own, with default
 //! settings but for its port, its directory and private targets. While it lasts a maintainer signs and pushes, a reader asks by id
 //! and somebody clones. [`Report`](scene::Report) says what must hold: the 95th percentile of each honest operation,
@@ -37,9 +35,6 @@ pub(crate) struct Attack {
     pub(crate) replay: fn() -> BoxFuture<'static, Report>,
 }
 
-/// Attacks that run only if their name is given whole.
-const SLOW: &[&str] = &["endless_refs"];
-
 /// Makes an [`Attack`] of an async function of the same name.
 macro_rules! attacks {
     ($($name:ident),* $(,)?) => {
@@ -59,9 +54,6 @@ fn main() -> ExitCode {
     let words: Vec<&String> = arguments.iter().filter(|word| !word.starts_with('-')).collect();
     let all = [git::ATTACKS, nostr::ATTACKS, purgatory::ATTACKS, sync::ATTACKS].concat_refs();
     let is_chosen = |attack: &&Attack| {
-        if SLOW.contains(&attack.name) {
-            return words.iter().any(|word| *word == attack.name);
-        }
         words.is_empty() || words.iter().any(|word| attack.name.contains(word.as_str()))
     };
     let chosen: Vec<&Attack> = all.into_iter().filter(is_chosen).collect();

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use futures_util::{SinkExt as _, StreamExt as _};
 use grasp_tests::{Maker, Workdir};
+use nostr::event::Event;
+use nostr::filter::{Filter, MatchEventOptions};
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
@@ -22,7 +24,7 @@ attacks![forged_events, relays_of_one_owner, relays_of_many_owners];
 const FORGED: usize = 500;
 
 /// A relay that follows no rules, on every address of loopback at once.
-struct Hostile {
+pub(crate) struct Hostile {
     port: u16,
     seen: Arc<Seen>,
     accepting: JoinHandle<()>,
@@ -38,9 +40,9 @@ struct Seen {
 }
 
 impl Hostile {
-    /// Starts a relay that answers each request with these texts after the subscription's name, again and again if it
-    /// `floods`, and with EOSE otherwise.
-    async fn start(events: Vec<String>, floods: bool) -> Self {
+    /// Starts a relay that answers each request with all of these events again and again if it `floods`, and otherwise
+    /// with those that match, and EOSE.
+    pub(crate) async fn start(events: Vec<String>, floods: bool) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).await.expect("a port");
         let port = listener.local_addr().expect("an address").port();
         let (seen, events) = (Arc::<Seen>::default(), Arc::new(events));
@@ -65,7 +67,7 @@ impl Hostile {
     }
 
     /// Returns its address by one of its names.
-    fn url(&self, network: u8, host: u8) -> String {
+    pub(crate) fn url(&self, network: u8, host: u8) -> String {
         format!("ws://127.{network}.6.{host}:{}", self.port)
     }
 
@@ -94,7 +96,15 @@ async fn serve(mut socket: WebSocketStream<TcpStream>, events: &[String], floods
                 }
                 return;
             }
-            Some("REQ") => json!(["EOSE", asked[1]]),
+            Some("REQ") => {
+                for event in events.iter().filter(|event| is_asked_for(event, &asked)) {
+                    let text = format!(r#"["EVENT",{},{event}]"#, asked[1]);
+                    if socket.send(Message::text(text)).await.is_err() {
+                        return;
+                    }
+                }
+                json!(["EOSE", asked[1]])
+            }
             Some("NEG-OPEN") => json!(["NEG-ERR", asked[1], "blocked: no"]),
             _ => continue,
         };
@@ -102,6 +112,15 @@ async fn serve(mut socket: WebSocketStream<TcpStream>, events: &[String], floods
             return;
         }
     }
+}
+
+/// Whether an event matches a filter of a request.
+fn is_asked_for(event: &str, request: &Value) -> bool {
+    let event: Event = serde_json::from_str(event).expect("an event");
+    let filters = request.as_array().into_iter().flatten().skip(2);
+    let mut filters =
+        filters.filter_map(|json| serde_json::from_value::<Filter>(json.clone()).ok());
+    filters.any(|filter| filter.match_event(&event, MatchEventOptions::new()))
 }
 
 /// Announcements whose ids are right and whose signatures are not, so that each costs a full check.

@@ -216,7 +216,20 @@ async fn an_advertisement_without_end_has_one_here() {
     let place = Place::open().await;
     let server = GitServer::at("127.0.0.1", Manner::Endless).await;
     let listed = place.list(&server.url("x"), &[]).await;
-    assert_eq!(listed, Err(Trouble::TooLarge));
+    assert_eq!(listed, Err(Trouble::LongList));
+    let fetched = place.fetch(&server.url("x"), &[&"a".repeat(40)]).await;
+    assert_eq!(fetched.trouble, Some(Trouble::LongList));
+}
+
+#[tokio::test]
+async fn a_long_advertisement_is_read_with_more_memory() {
+    let place = Place::open().await;
+    let server = GitServer::at("127.0.0.1", Manner::Advertises(100_000)).await;
+    let last = format!("{:040x}", 100_000);
+    let listed = place.list(&server.url("x"), &[&last]).await;
+    assert_eq!(listed, Ok(set(&[&last])));
+    // The second time with more.
+    assert_eq!(server.asked().len(), 2, "{:?}", server.asked());
 }
 
 #[tokio::test]

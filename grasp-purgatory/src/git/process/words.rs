@@ -8,6 +8,9 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::sync::oneshot;
 
+use super::super::limits::ProcessLimits;
+use crate::resources::Holding;
+
 /// How much of git's last words are kept.
 const MAX_WORDS: usize = 8 * 1024;
 
@@ -35,6 +38,8 @@ pub(in crate::git) struct Heard {
     pub(in crate::git) most_objects: Option<u64>,
     /// Told when another server has begun to answer.
     pub(in crate::git) answered: Option<oneshot::Sender<()>>,
+    /// Limits that the group has once a pack comes, and the memory that it holds until then.
+    pub(in crate::git) until_pack: Option<(ProcessLimits, Holding)>,
 }
 
 /// How git traces a header that it was answered with.
@@ -62,6 +67,9 @@ pub(super) async fn listen(
         }
         let Some(most) = heard_for.most_objects else { continue };
         words.claimed_objects = words.claimed_objects.max(highest_claim(&mut line, heard));
+        if let (Some(_), Some(group)) = (words.claimed_objects, group) {
+            heard_for.until_pack.take().inspect(|(limits, _)| limits.raise_all(group));
+        }
         if !words.too_many && words.claimed_objects.is_some_and(|claimed| claimed > most) {
             words.too_many = true;
             if let Some(group) = group {
@@ -99,7 +107,14 @@ fn claim(line: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::process::Stdio;
+
+    use grasp_core::resources::{Bounds, Claimant};
+    use tokio::io::AsyncWriteExt;
+
     use super::*;
+    use crate::resources::SharedPool;
 
     const LINE: &str = "11:12:15.647642 run-command.c:666       trace: run_command: git index-pack --stdin \
                         --fix-thin '--keep=fetch-pack 25463 on vm' --pack_header=2,4711 --strict";
@@ -135,17 +150,55 @@ mod tests {
             ("05:26:11.8 http.c:872   => Send header: GET /x HTTP/1.1\n", false),
         ] {
             let (answered, mut is_answered) = oneshot::channel();
-            let heard = Heard { most_objects: None, answered: Some(answered) };
+            let heard = Heard { answered: Some(answered), ..Heard::default() };
             let _ = listen(Some(said.as_bytes()), None, heard).await;
             assert_eq!(is_answered.try_recv().is_ok(), is_answer, "{said}");
         }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn a_pack_raises_the_limits_of_the_group_and_gives_back_the_memory_of_the_list() {
+        let limits = |mib: u64| ProcessLimits { memory: Some(mib << 20), ..Default::default() };
+        // The shell starts another, which says that it is there, and in the end what it may use.
+        let script = "/bin/sh -c 'echo; read go; ulimit -S -d'; ulimit -S -d";
+        let mut command = limits(16).command(Path::new("/bin/sh"));
+        command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let (mut stdin, mut stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        stdout.read_exact(&mut [0]).await.unwrap();
+        let group = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+        let pool = SharedPool::new(Bounds { reserve: 0, ..Bounds::of(24) });
+        for said in ["remote: hello\n", &format!("{LINE}\n")] {
+            let held = pool.try_take(&Claimant::default(), 24).unwrap();
+            let until_pack = Some((limits(96), held));
+            let (most_objects, (said_to, words)) = (Some(9_999), tokio::io::duplex(4096));
+            let heard = Heard { most_objects, until_pack, ..Heard::default() };
+            let listening = tokio::spawn(listen(Some(words), group, heard));
+            let mut said_to = said_to;
+            said_to.write_all(said.as_bytes()).await.unwrap();
+            if said.contains(CLAIM) {
+                // It is given back while git still runs.
+                while pool.usage().all > 0 {
+                    tokio::task::yield_now().await;
+                }
+            }
+            drop(said_to);
+            let _ = listening.await.unwrap();
+            assert_eq!(pool.usage().all, 0);
+        }
+        stdin.write_all(b"go\n").await.unwrap();
+        let mut limits = String::new();
+        stdout.read_to_string(&mut limits).await.unwrap();
+        assert_eq!(limits, "98304\n98304\n");
+        child.wait().await.unwrap();
     }
 
     #[tokio::test]
     async fn only_who_claims_more_than_may_come_is_stopped() {
         for (most, too_many) in [(None, false), (Some(4711), false), (Some(4710), true)] {
             let said = format!("{LINE}\nfatal: end");
-            let heard = Heard { most_objects: most, answered: None };
+            let heard = Heard { most_objects: most, ..Heard::default() };
             let words = listen(Some(said.as_bytes()), None, heard).await;
             assert_eq!(words.too_many, too_many, "{most:?}");
             assert!(words.last.ends_with(b"fatal: end"));
