@@ -8,6 +8,7 @@ use serde_json::Value;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
 use tokio_tungstenite::{WebSocketStream, client_async};
 
 /// A hostile client. All attackers share a /24 unless told otherwise; honest clients are in another.
@@ -63,8 +64,17 @@ impl Attacker {
 
     /// Opens a websocket.
     pub(crate) async fn relay(&self) -> Option<Relay> {
+        self.relay_for(None).await
+    }
+
+    /// Opens a websocket as a proxy does, for a client that `X-Forwarded-For` names.
+    pub(crate) async fn relay_for(&self, client: Option<&str>) -> Option<Relay> {
+        let mut request = format!("ws://{}/", self.server).into_client_request().ok()?;
+        if let Some(client) = client {
+            request.headers_mut().insert("x-forwarded-for", client.parse().ok()?);
+        }
         let stream = self.connect().await.ok()?;
-        let (socket, _) = client_async(format!("ws://{}/", self.server), stream).await.ok()?;
+        let (socket, _) = client_async(request, stream).await.ok()?;
         Some(Relay { socket })
     }
 }

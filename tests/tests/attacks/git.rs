@@ -14,7 +14,15 @@ use crate::packs::{delta_bomb, delta_chain};
 use crate::scene::{Report, Scene};
 use crate::sync::Hostile;
 
-attacks![delta_chain_upload, delta_bomb_upload, sparse_filter, slow_readers, endless_refs];
+attacks![
+    delta_chain_upload,
+    delta_bomb_upload,
+    sparse_filter,
+    slow_readers,
+    objects_that_no_ref_reaches,
+    removed_commits,
+    endless_refs,
+];
 
 const MAIN: &str = "refs/heads/main";
 
@@ -152,6 +160,85 @@ async fn slow_readers() -> Report {
         let _ = tokio::time::timeout(LASTS, join_all(readers.iter().map(read))).await;
     };
     scene.during(32 << 20, attack).await
+}
+
+/// Signed pushes that carry much more than what the signed refs reach.
+async fn objects_that_no_ref_reaches() -> Report {
+    const MORE: usize = 8 << 20;
+    let scene = Scene::start().await;
+    let (outside, service) = (scene.server.outside(), scene.server.service());
+    let attacker = scene.attacker(1);
+    let work = Workdir::init().await;
+    let more = work.commit_noise(MORE).await;
+    let list = work.git(&["rev-list", "--objects", "--no-object-names", &more]).await.expect_ok();
+    work.git(&["checkout", "-q", "--orphan", "small"]).await.expect_ok();
+    work.git(&["rm", "-q", "-r", "-f", "."]).await.expect_ok();
+    let tip = work.commit("small").await;
+    let own = work.git(&["rev-list", "--objects", "--no-object-names", &tip]).await.expect_ok();
+    let objects = format!("{list}\n{own}\n");
+    let pack = work.pipe(&["pack-objects", "--stdout", "-q"], objects.as_bytes()).await;
+    assert!(pack.len() > MORE, "{}", pack.len());
+    let mut answers = Vec::new();
+    let attack = async {
+        for n in 0..4 {
+            let (eve, name) = (Maker::new(), format!("hostile-{n}"));
+            let announcement = eve.announce(&name, &service);
+            outside.send(&[&announcement, &eve.state(&name, &[(MAIN, &tip)])]).await;
+            let path = format!("{}/git-receive-pack", service.repo_path(&eve.repo(&name)));
+            let request = push(&[(NOTHING, &tip, MAIN)], &pack);
+            answers.push(attacker.post(&path, &[], &request).await.body);
+        }
+    };
+    let report = scene.during(2 << 20, attack).await;
+    let is_accepted = |answer: &String| answer.contains("ok refs/heads/main");
+    report.and(answers.iter().all(is_accepted), format!("{answers:?}"))
+}
+
+/// Whether a commit can be fetched by its id.
+async fn is_readable(url: &str, commit: &str) -> bool {
+    Workdir::init().await.git(&["fetch", "-q", "--depth", "1", url, commit]).await.ok
+}
+
+/// Fetches of a commit that one owner removed by a forced push, and of one whose owner has vanished, through another
+/// owner of the same name.
+async fn removed_commits() -> Report {
+    let mut scene = Scene::start().await;
+    let (outside, service) = (scene.server.outside(), scene.server.service());
+    let (alice, bob) = (Maker::new().earlier(60), Maker::new().earlier(60));
+    let (hers, his) = (Workdir::init().await, Workdir::init().await);
+    let of_alice = hers.commit_noise(1 << 20).await;
+    let first = his.commit("removed").await;
+    for (owner, work, tip) in [(&alice, &hers, &of_alice), (&bob, &his, &first)] {
+        outside.send(&[&owner.announce("shared", &service)]).await;
+        outside.send(&[&owner.state("shared", &[(MAIN, tip)])]).await;
+        let url = outside.clone_url(&owner.repo("shared"));
+        work.git(&["push", "-q", &url, "main"]).await.expect_ok();
+    }
+    let url = outside.clone_url(&bob.repo("shared"));
+    his.git(&["commit", "-q", "--amend", "-m", "instead"]).await.expect_ok();
+    let second = his.git(&["rev-parse", "main"]).await.expect_ok();
+    outside.send(&[&bob.later(1).state("shared", &[(MAIN, &second)])]).await;
+    his.git(&["push", "-q", "-f", &url, "main"]).await.expect_ok();
+    outside.send(&[&alice.later(1).sign(62, "", &[&["relay", "ALL_RELAYS"]])]).await;
+    let gone = async || outside.refs(&alice.repo("shared")).await.is_none();
+    while !gone().await {
+        sleep(Duration::from_millis(50)).await;
+    }
+    // Maintenance visits every name every few hours, and once after the start.
+    scene.server.restart();
+    let (mut readable, mut served) = (true, false);
+    let attack = async {
+        let end = tokio::time::Instant::now() + LASTS;
+        while readable && tokio::time::Instant::now() < end {
+            sleep(Duration::from_millis(200)).await;
+            readable = is_readable(&url, &of_alice).await || is_readable(&url, &first).await;
+        }
+        served = is_readable(&url, &second).await;
+    };
+    let report = scene.during(2 << 20, attack).await;
+    report
+        .and(!readable, "a removed commit can be read")
+        .and(served, "a commit that is served cannot be read")
 }
 
 /// States whose git servers advertise refs without end. A relay brings them: what a client brings is hunted for later.

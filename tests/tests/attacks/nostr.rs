@@ -16,14 +16,17 @@ use crate::scene::{Report, Scene};
 
 attacks![
     many_connections,
+    forwarded_addresses_with_ports,
     refused_events_with_many_references,
     crowded_name,
+    rosters_in_the_plain_model,
     delisting_undone_by_replay,
     wide_filters,
     unfinished_messages,
     requests_of_fresh_keys,
     negentropy_sessions,
     vanishing_with_many_events,
+    events_that_expire_at_once,
 ];
 
 /// The store's log, which grows to this with any writing and is kept for the next.
@@ -102,6 +105,27 @@ async fn many_connections() -> Report {
     scene.during(STORE_LOG, attack).await
 }
 
+/// One client behind a proxy that names it with its port opens as many connections as it can. The server trusts the
+/// proxy, but for its own connections.
+async fn forwarded_addresses_with_ports() -> Report {
+    let scene = Scene::with(&["--trusted-proxies", "127.6.6.1"]).await;
+    let proxy = scene.attacker(1);
+    let (mut crowd, mut another) = (0, false);
+    let attack = async {
+        let mut open = Vec::new();
+        for port in 0..300 {
+            open.extend(proxy.relay_for(Some(&format!("198.51.100.7:{}", 4_000 + port))).await);
+        }
+        crowd = open.len();
+        another = proxy.relay_for(Some("203.0.113.9:4711")).await.is_some();
+        tokio::time::sleep(HOLD).await;
+    };
+    let report = scene.during(STORE_LOG, attack).await;
+    report
+        .and((1..=128).contains(&crowd), format!("one client has {crowd} connections"))
+        .and(another, "another client of the proxy is not let in")
+}
+
 /// Events that name hundreds of others, none of which is here.
 async fn refused_events_with_many_references() -> Report {
     let scene = Scene::start().await;
@@ -145,6 +169,33 @@ async fn crowded_name() -> Report {
         publish(attacker, states).await;
     };
     scene.during(STORE_LOG + (16 << 20), attack).await
+}
+
+/// Keys that all list each other under the name of an honest repository, where being listed is enough to sign.
+async fn rosters_in_the_plain_model() -> Report {
+    const KEYS: usize = 127;
+    let scene = Scene::with(&["--maintainers", "plain"]).await;
+    let (attacker, eve) = (scene.attacker(1), Maker::new().earlier(60));
+    let crowd: Vec<Maker> = (0..KEYS).map(|_| Maker::new().earlier(60)).collect();
+    let keys: Vec<String> = crowd.iter().map(|maker| maker.key().to_hex()).collect();
+    let listed = ["maintainers"].into_iter().chain(keys.iter().map(String::as_str));
+    let listed: Vec<&str> = listed.collect();
+    let name = scene.honest.name.clone();
+    let first = eve.announce_with(&name, &scene.server.service(), &[&listed]);
+    let announce = |by: &Maker| by.sign(30617, "", &[&["d", &name], &listed]);
+    let batch = |makers: &[Maker]| messages(&makers.iter().map(announce).collect::<Vec<_>>());
+    let (first, batches) = (messages(&[first]), crowd.chunks(32).map(batch).collect());
+    let commit = "a".repeat(40);
+    let state = |by: &Maker| by.later(1).state(&name, &[("refs/heads/main", &commit)]);
+    let states = messages(&crowd.iter().take(40).map(state).collect::<Vec<_>>());
+    let mut accepted = 0;
+    let attack = async {
+        assert_eq!(publish(attacker, first).await, 1);
+        accepted = publish_all(attacker, batches).await;
+        publish(attacker, states).await;
+    };
+    let report = scene.during(STORE_LOG + (16 << 20), attack).await;
+    report.and(accepted == KEYS, format!("{accepted} of {KEYS} announcements were taken"))
 }
 
 /// An owner takes the server off the list; somebody sends the older announcement again.
@@ -282,4 +333,40 @@ async fn vanishing_with_many_events() -> Report {
         assert_eq!(publish(attacker, vanish).await, 1);
     };
     scene.during(STORE_LOG + (64 << 20), attack).await
+}
+
+/// Many events with many tags, all of which end in the same second.
+async fn events_that_expire_at_once() -> Report {
+    const LEAD: u64 = 12;
+    let scene = Scene::start().await;
+    let (attacker, eve, reader) = (scene.attacker(1), Maker::new(), scene.attacker(2));
+    let (repo, author) = (scene.honest.repo().to_string(), eve.key().to_hex());
+    let end = nostr::types::Timestamp::now().as_secs() + LEAD;
+    let comment = |n: usize| {
+        let tag = |m: usize| vec!["t".into(), format!("{n}-{m}")];
+        let names = [
+            vec!["a".into(), repo.clone()],
+            vec!["expiration".into(), end.to_string()],
+        ];
+        let names = names.into_iter().chain((0..900).map(tag));
+        sign(&eve, 1111, &n.to_string(), &names.collect::<Vec<_>>())
+    };
+    let batch = |batch: usize| (0..50).map(|n| comment(batch * 50 + n)).collect::<Vec<_>>();
+    let batches = (0..4).map(|n| messages(&batch(n))).collect();
+    let count = async || {
+        let mut relay = reader.relay().await?;
+        relay.send(&json!(["COUNT", "c", { "authors": [author] }])).await;
+        answer(&mut relay, "COUNT").await?[2]["count"].as_u64()
+    };
+    let (mut accepted, mut left) = (0, None);
+    let attack = async {
+        accepted = publish_all(attacker, batches).await;
+        let now = nostr::types::Timestamp::now().as_secs();
+        tokio::time::sleep(Duration::from_secs(end.saturating_sub(now)) + HOLD).await;
+        left = count().await;
+    };
+    let report = scene.during(STORE_LOG + (64 << 20), attack).await;
+    report
+        .and(accepted == 200, format!("{accepted} events were taken"))
+        .and(left == Some(0), format!("{left:?} events are served after their end"))
 }

@@ -14,27 +14,24 @@ pub(crate) struct Server {
     address: SocketAddr,
     child: Child,
     dir: TempDir,
+    arguments: Vec<String>,
 }
 
 impl Server {
     /// Starts a server; `arguments` come after those that every server here has.
     pub(crate) fn start(arguments: &[&str]) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
-        let log = std::fs::File::create(dir.path().join("log")).expect("a log");
-        let mut child = Command::new(std::env::current_exe().expect("this program"))
-            .args(["serve", "--listen", "127.0.0.1:0", "--allow-private-targets", "--data-dir"])
-            .arg(dir.path().join("data"))
-            .args(arguments)
-            .stdout(Stdio::piped())
-            .stderr(log)
-            .spawn()
-            .expect("a server");
-        let lines = BufReader::new(child.stdout.take().expect("its output")).lines();
-        let address = lines.map_while(Result::ok).find_map(|line| {
-            let word = line.split_whitespace().find_map(|word| word.strip_prefix("ws://"))?;
-            word.trim_end_matches('/').parse().ok()
-        });
-        Self { address: address.expect("a server prints its address"), child, dir }
+        let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
+        let (child, address) = run(dir.path(), "127.0.0.1:0", &arguments);
+        Self { address, child, dir, arguments }
+    }
+
+    /// Kills the server and starts it again at the same address.
+    pub(crate) fn restart(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let listen = self.address.to_string();
+        (self.child, self.address) = run(self.dir.path(), &listen, &self.arguments);
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -95,6 +92,25 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Runs the command below a directory, and reads the address that it prints.
+fn run(dir: &Path, listen: &str, arguments: &[String]) -> (Child, SocketAddr) {
+    let log = std::fs::File::create(dir.join("log")).expect("a log");
+    let mut child = Command::new(std::env::current_exe().expect("this program"))
+        .args(["serve", "--listen", listen, "--allow-private-targets", "--data-dir"])
+        .arg(dir.join("data"))
+        .args(arguments)
+        .stdout(Stdio::piped())
+        .stderr(log)
+        .spawn()
+        .expect("a server");
+    let lines = BufReader::new(child.stdout.take().expect("its output")).lines();
+    let address = lines.map_while(Result::ok).find_map(|line| {
+        let word = line.split_whitespace().find_map(|word| word.strip_prefix("ws://"))?;
+        word.trim_end_matches('/').parse().ok()
+    });
+    (child, address.expect("a server prints its address"))
 }
 
 /// Processes whose parent is `id`, whichever of its threads started them.
