@@ -243,6 +243,20 @@ pub(super) fn sync_tree(path: &Path) -> Result<(), GitError> {
     sync(path)
 }
 
+/// Gives everything below a directory a second name below another one.
+pub(super) fn link_tree(from: &Path, to: &Path) -> Result<(), GitError> {
+    create_dir(to)?;
+    for path in list(from)? {
+        let target = to.join(name(&path));
+        if path.is_dir() {
+            link_tree(&path, &target)?;
+        } else {
+            fs::hard_link(&path, &target).map_err(|source| GitError::io("link", path, source))?;
+        }
+    }
+    Ok(())
+}
+
 /// Removes a file or a whole directory; that it is not there is fine.
 pub(super) fn remove(path: &Path) -> Result<(), GitError> {
     let removed = match fs::symlink_metadata(path) {

@@ -7,7 +7,7 @@ use grasp_core::push::{KnownProposal, PushView, authorise};
 use grasp_purgatory::git::{GitError, StagingLimits};
 use nostr::event::EventId;
 
-use crate::git_fixture::{Work, World, git, name, noise, now, request};
+use crate::git_fixture::{Work, World, git, judged, name, noise, now, request};
 
 fn event(n: u8) -> (EventId, String) {
     let id = EventId::from_byte_array([n; 32]);
@@ -141,4 +141,28 @@ async fn too_many_tips_or_bytes_are_refused_and_nobody_is_pushed_out() {
     assert!(matches!(error, GitError::StagingFull), "{error:?}");
     let guard = world.store.lock(&repo.identifier).await.unwrap();
     assert_eq!(guard.staged(id).await.unwrap(), tips[..2].iter().copied().collect());
+}
+
+#[tokio::test]
+async fn uploads_of_one_tip_for_many_events_are_packed_once_and_before_the_lock() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    let tip = work.commit("contribution");
+    let names: Vec<String> = (1..=32).map(|n| event(n).1).collect();
+    let moves: Vec<_> = names.iter().map(|name| (name.as_str(), Some(tip))).collect();
+    let mut incoming = world.receive(&repo, &work.pack(&[tip])).await.unwrap();
+    let received: Vec<_> = std::fs::read_dir(world.root().join("incoming")).unwrap().collect();
+    let push = judged(&BTreeMap::new(), &moves);
+    incoming.check_all(&BTreeSet::from([tip])).await.unwrap();
+    incoming.prepare(&push).await.unwrap();
+    // Nothing can be packed from here on.
+    received.into_iter().for_each(|dir| std::fs::remove_dir_all(dir.unwrap().path()).unwrap());
+    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+    guard.accept(&repo.owner, &push, Some(incoming), None, now()).await.unwrap();
+    for n in 1..=32 {
+        assert_eq!(guard.staged(event(n).0).await.unwrap(), BTreeSet::from([tip]), "{n}");
+    }
+    assert!(guard.promote_staged(event(1).0, tip).await.unwrap());
+    assert!(guard.promote_staged(event(2).0, tip).await.unwrap());
+    assert!(guard.check(&BTreeSet::from([tip])).await.unwrap().is_complete());
 }

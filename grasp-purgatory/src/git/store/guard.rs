@@ -101,9 +101,7 @@ impl FamilyGuard {
         if let Some(mut incoming) = incoming {
             let tips = tips(push.execute().iter().chain(push.stage()));
             incoming.check(&tips).await?.required()?;
-            for command in push.stage() {
-                self.stage_command(command, &mut incoming).await?;
-            }
+            self.stage(push.stage(), &mut incoming).await?;
             let signed = self::tips(push.execute());
             if !signed.is_empty() {
                 // A pack may bring more; only what was signed for becomes readable.
@@ -112,17 +110,6 @@ impl FamilyGuard {
             }
         }
         self.move_refs(owner, push.execute(), head, now).await
-    }
-
-    async fn stage_command(
-        &mut self,
-        command: &PushCommand,
-        incoming: &mut Incoming,
-    ) -> Result<(), GitError> {
-        match (command.name.event(), command.new) {
-            (Some(event), Some(tip)) => self.stage(event, tip, incoming).await,
-            _ => Ok(()),
-        }
     }
 
     /// Makes what has arrived readable from every view of the family.

@@ -31,8 +31,8 @@ pub struct Incoming {
     objects: Objects,
     quarantine: Quarantine,
     whole: BTreeSet<Oid>,
-    /// What some tips need, taken out before the lock was needed; none where they need everything.
-    parts: BTreeMap<BTreeSet<Oid>, Option<Self>>,
+    /// What some tips need, once for each use, taken out before the lock was needed; none where they need everything.
+    parts: BTreeMap<BTreeSet<Oid>, Vec<Option<Self>>>,
     /// Whether the delta chains of what came were found to be short.
     is_inspected: bool,
     /// What is whole may be so only with objects of the family as it was then.
@@ -174,30 +174,57 @@ impl Incoming {
         Ok(true)
     }
 
-    /// Takes out what each command of a push needs, so that nothing is packed while the family is locked.
+    /// Takes out what each command of a push needs, so that nothing is packed or synced while the family is locked.
     pub async fn prepare(&mut self, push: &AuthorisedPush) -> Result<(), GitError> {
         let limit = self.store.staging_limits().bytes_per_event;
         for tip in push.stage().iter().filter_map(|command| command.new) {
             let tips = BTreeSet::from([tip]);
-            let part = self.extract(&tips, Some(limit)).await?;
-            self.parts.insert(tips, Some(part));
+            let first = self.parts.get(&tips).and_then(|parts| parts.first()?.as_ref());
+            let part = match first {
+                Some(first) => first.duplicate().await?,
+                None => self.extract(&tips, Some(limit)).await?,
+            };
+            part.sync().await?;
+            self.parts.entry(tips).or_default().push(Some(part));
         }
         let signed: BTreeSet<_> = push.execute().iter().filter_map(|command| command.new).collect();
         if !signed.is_empty() {
             let is_needed_whole = self.is_needed_whole(&signed).await?;
             let part =
                 if is_needed_whole { None } else { Some(self.extract(&signed, None).await?) };
-            self.parts.insert(signed, part);
+            self.parts.insert(signed, vec![part]);
         }
         Ok(())
     }
 
-    /// What these tips need and nothing else, as it was prepared.
+    /// What these tips need and nothing else, as it was prepared; on disk.
     pub(super) async fn part(&mut self, tips: &BTreeSet<Oid>) -> Result<Self, GitError> {
-        match self.prepared(tips).flatten() {
-            Some(part) => Ok(part),
-            None => self.extract(tips, None).await,
+        if let Some(part) = self.prepared(tips).flatten() {
+            return Ok(part);
         }
+        let part = self.extract(tips, None).await?;
+        part.sync().await?;
+        Ok(part)
+    }
+
+    async fn sync(&self) -> Result<(), GitError> {
+        let objects = self.quarantine.objects();
+        blocking(move || layout::sync_tree(&objects)).await
+    }
+
+    /// The same objects in a place of their own.
+    async fn duplicate(&self) -> Result<Self, GitError> {
+        let (store, from) = (self.store.clone(), self.quarantine.objects());
+        let (family, claimant) = (self.objects.family.clone(), self.objects.claimant);
+        let mut other = blocking(move || {
+            let other = Self::new(&store, family, claimant)?;
+            layout::link_tree(&from, &other.quarantine.objects())?;
+            Ok(other)
+        })
+        .await?;
+        (other.as_of, other.is_inspected) = (self.as_of, self.is_inspected);
+        other.whole.clone_from(&self.whole);
+        Ok(other)
     }
 
     /// The same, or all of it where that was found to be needed.
@@ -212,7 +239,7 @@ impl Incoming {
     /// What was prepared for these tips, unless the family has lost objects that were left out of it.
     fn prepared(&mut self, tips: &BTreeSet<Oid>) -> Option<Option<Self>> {
         let now = self.store.removals();
-        let part = self.parts.remove(tips)?;
+        let part = self.parts.get_mut(tips)?.pop()?;
         let is_valid = part.as_ref().map_or(self.as_of, |part| part.as_of) == now;
         is_valid.then_some(part)
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
+use grasp_core::push::PushCommand;
 use grasp_core::{Identifier, Oid};
 use nostr::event::EventId;
 
@@ -11,7 +12,7 @@ use super::quarantine::move_objects;
 use super::{FamilyGuard, Incoming, RepoStore};
 use crate::git::blocking;
 use crate::git::error::GitError;
-use crate::git::layout;
+use crate::git::layout::{self, Family};
 
 /// How much may wait for events. Over a limit nothing is thrown out here; the newcomer is refused.
 ///
@@ -45,40 +46,24 @@ impl Default for StagingLimits {
 }
 
 impl FamilyGuard {
-    /// Keeps what this tip needs until its event comes, unless the same tip is kept already.
+    /// Keeps what the tips of a push need until their events come, unless the same tip is kept already.
     pub(super) async fn stage(
         &mut self,
-        event: EventId,
-        tip: Oid,
+        commands: &[PushCommand],
         incoming: &mut Incoming,
     ) -> Result<(), GitError> {
-        let part = incoming.part(&BTreeSet::from([tip])).await?;
+        let mut uploads = Vec::new();
+        for command in commands {
+            if let (Some(event), Some(tip)) = (command.name.event(), command.new) {
+                let part = incoming.part(&BTreeSet::from([tip])).await?;
+                uploads.push(Upload { event, tip, part });
+            }
+        }
+        if uploads.is_empty() {
+            return Ok(());
+        }
         let (family, limits) = (self.family.clone(), self.store.inner.staging);
-        self.blocking(move || {
-            let (place, target) = (family.staged(&event), family.staged_tip(&event, &tip));
-            if target.is_dir() {
-                return Ok(());
-            }
-            layout::create_dir(&place)?;
-            let size = layout::size(&part.quarantine().objects())?;
-            let room = |dir: &Path, limit| -> Result<bool, GitError> {
-                Ok(layout::size(dir)?.saturating_add(size) <= limit)
-            };
-            let fits = layout::list(&place)?.len() < limits.tips_per_event
-                && room(&place, limits.bytes_per_event)?
-                && room(&family.staging(), limits.bytes_per_family.saturating_mul(SLACK))?
-                && room(&family.layout().staging(), limits.bytes_in_all.saturating_mul(SLACK))?;
-            if !fits {
-                prune(&family.layout().staging(), &place);
-                return Err(GitError::StagingFull);
-            }
-            layout::rename(&part.quarantine().objects(), &target)?;
-            layout::sync_tree(&target)?;
-            [place, family.staging(), family.layout().staging()]
-                .iter()
-                .try_for_each(|dir| layout::sync(dir))
-        })
-        .await
+        self.blocking(move || stage_all(&family, &limits, &uploads)).await
     }
 
     /// The tips that wait for this event.
@@ -119,6 +104,59 @@ impl FamilyGuard {
             (self.family.layout().staging(), self.family.staged_tip(&event, &tip));
         self.blocking(move || discard(&staging, &place)).await
     }
+}
+
+/// An upload on its way into staging. What came of it is on disk.
+struct Upload {
+    event: EventId,
+    tip: Oid,
+    part: Incoming,
+}
+
+/// Moves uploads into staging up to the first that does not fit. What waits already is measured once for all of them:
+/// the family is locked meanwhile.
+fn stage_all(family: &Family, limits: &StagingLimits, uploads: &[Upload]) -> Result<(), GitError> {
+    let (of_family, of_all) = (family.staging(), family.layout().staging());
+    layout::create_dir(&of_family)?;
+    let room = |dir: &Path, limit: u64| -> Result<u64, GitError> {
+        Ok(limit.saturating_mul(SLACK).saturating_sub(layout::size(dir)?))
+    };
+    let in_family = room(&of_family, limits.bytes_per_family)?;
+    let mut room = in_family.min(room(&of_all, limits.bytes_in_all)?);
+    let staged = uploads.iter().try_for_each(|upload| {
+        room -= stage(family, limits, upload, room)?;
+        Ok(())
+    });
+    if of_family.is_dir() {
+        layout::sync(&of_family)?;
+    }
+    prune(&of_all, &of_family);
+    layout::sync(&of_all)?;
+    staged
+}
+
+/// Moves one upload into staging, if it fits into this room; how many bytes it takes.
+fn stage(
+    family: &Family,
+    limits: &StagingLimits,
+    Upload { event, tip, part }: &Upload,
+    room: u64,
+) -> Result<u64, GitError> {
+    let (place, target) = (family.staged(event), family.staged_tip(event, tip));
+    if target.is_dir() {
+        return Ok(0);
+    }
+    layout::create_dir(&place)?;
+    let size = layout::size(&part.quarantine().objects())?;
+    let of_event = layout::size(&place)?.saturating_add(size);
+    let tips = layout::list(&place)?.len();
+    if tips >= limits.tips_per_event || of_event > limits.bytes_per_event || size > room {
+        prune(&family.layout().staging(), &place);
+        return Err(GitError::StagingFull);
+    }
+    layout::rename(&part.quarantine().objects(), &target)?;
+    layout::sync(&place)?;
+    Ok(size)
 }
 
 impl RepoStore {
