@@ -344,10 +344,7 @@ async fn events_that_expire_at_once() -> Report {
     let end = nostr::types::Timestamp::now().as_secs() + LEAD;
     let comment = |n: usize| {
         let tag = |m: usize| vec!["t".into(), format!("{n}-{m}")];
-        let names = [
-            vec!["a".into(), repo.clone()],
-            vec!["expiration".into(), end.to_string()],
-        ];
+        let names = [vec!["a".into(), repo.clone()], vec!["expiration".into(), end.to_string()]];
         let names = names.into_iter().chain((0..900).map(tag));
         sign(&eve, 1111, &n.to_string(), &names.collect::<Vec<_>>())
     };

@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use grasp_core::RepoId;
+use grasp_core::push::MAX_UPLOADS;
+use grasp_tests::wire::{NOTHING, push};
 use grasp_tests::{Maker, Outside, Workdir, head};
 use nostr::event::Event;
 use serde_json::{Value, json};
@@ -18,6 +20,7 @@ attacks![
     name_that_never_rests,
     proposals_with_many_names,
     purgatory_filled,
+    staging_filled,
     proposal_to_sixteen_names,
     upload_that_never_ends,
     proposals_for_served_commits,
@@ -180,6 +183,39 @@ async fn purgatory_filled() -> Report {
     };
     let report = scene.during(256 << 20, attack).await;
     report.and(served.into_inner(), "a newcomer is not served")
+}
+
+/// 32 pushes from as many networks, each with as many uploads that nobody has signed for as one may have.
+async fn staging_filled() -> Report {
+    let scene = Scene::start().await;
+    let (outside, server, repo) =
+        (scene.server.outside(), scene.server.address(), scene.honest.repo());
+    let path = format!("{}/git-receive-pack", scene.server.path(&repo));
+    let theirs = Workdir::init().await;
+    let tip = theirs.commit("upload").await;
+    let pack = theirs.pack(&["main"]).await;
+    let (work, newcomer) = (Workdir::init().await, Maker::new());
+    let proposal = newcomer.pull_request(&repo, &work.commit("proposed").await);
+    let name = format!("refs/nostr/{}", proposal.id);
+    let (mut staged, mut served) = (0, false);
+    let attack = async {
+        for network in 0..32 {
+            let name = |n: usize| format!("refs/nostr/{:064x}", usize::from(network) << 8 | n);
+            let names: Vec<String> = (0..MAX_UPLOADS).map(name).collect();
+            let uploads: Vec<_> = names.iter().map(|name| (NOTHING, &*tip, &**name)).collect();
+            let request = push(&uploads, &pack);
+            let answer = Attacker::in_network(server, network).post(&path, &[], &request).await;
+            staged += answer.body.matches("ok refs/nostr/").count();
+        }
+        let url = outside.clone_url(&repo);
+        let pushed = work.git(&["push", "-q", &url, &format!("main:{name}")]).await;
+        served = pushed.ok && matches!(outside.offer(&proposal).await, Some(Ok(())));
+        served &= outside.refs(&repo).await.unwrap_or_default().contains(&name);
+    };
+    let report = scene.during(64 << 20, attack).await;
+    report
+        .and(staged > 100, format!("{staged} uploads were taken"))
+        .and(served, "there is no room for a newcomer's upload")
 }
 
 /// One pull request of a large repository that tags sixteen names.
