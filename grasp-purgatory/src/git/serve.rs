@@ -3,6 +3,7 @@
 use grasp_core::RepoId;
 use grasp_core::resources::Claimant;
 
+use super::command::GitCommand;
 use super::error::GitError;
 use super::limits::ProcessLimits;
 use super::process::GitProcess;
@@ -116,19 +117,25 @@ impl RepoStore {
             Ok((view, bytes))
         })
         .await?;
-        let subcommand = match service {
-            Service::UploadPack => "upload-pack",
-            Service::ReceivePack => "receive-pack",
-        };
-        self.git()
-            .command(subcommand)
-            .args(arguments)
+        self.serving_command((service, protocol), arguments)
             .arg(view)
-            .protocol(protocol.value())
             .limited(ProcessLimits::for_data(&claimant, bytes))
             .claimed_by(claimant)
             .paced_by_client()
             .spawn()
             .await
+    }
+
+    /// Returns the command that serves a client, without the repository.
+    pub(super) fn serving_command(
+        &self,
+        (service, protocol): (Service, Protocol),
+        arguments: &[&str],
+    ) -> GitCommand {
+        let subcommand = match service {
+            Service::UploadPack => "upload-pack",
+            Service::ReceivePack => "receive-pack",
+        };
+        self.git().command(subcommand).args(arguments).protocol(protocol.value())
     }
 }

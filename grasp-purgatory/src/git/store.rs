@@ -30,6 +30,7 @@ pub(super) use quarantine::Quarantine;
 pub use staging::StagingLimits;
 pub use unpacking::Unpacking;
 
+use super::advertise::Capabilities;
 use super::binary::Git;
 use super::error::GitError;
 use super::layout::{self, Family, Layout, VERSION};
@@ -58,6 +59,7 @@ struct Inner {
     arrivals: Arrivals,
     next_scratch: AtomicU64,
     removals: AtomicU64,
+    capabilities: tokio::sync::OnceCell<Capabilities>,
     // Held for as long as anybody works here.
     _lock: File,
 }
@@ -99,9 +101,20 @@ impl RepoStore {
             arrivals: Arrivals::default(),
             next_scratch: AtomicU64::new(0),
             removals: AtomicU64::new(0),
+            capabilities: tokio::sync::OnceCell::new(),
             _lock: lock,
         };
         Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// The capabilities of git, once it was asked for them.
+    pub(super) fn capabilities(&self) -> &tokio::sync::OnceCell<Capabilities> {
+        &self.inner.capabilities
+    }
+
+    /// A repository without refs and objects.
+    pub(super) fn workbench(&self) -> PathBuf {
+        self.inner.layout.workbench()
     }
 
     /// The git that works for this store.

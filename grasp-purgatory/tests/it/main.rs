@@ -1,6 +1,7 @@
 //! Purgatory from outside: its rules in a small scripted world, and its repositories against real git.
 #![allow(clippy::unwrap_used)]
 
+mod git_advertise;
 mod git_collect;
 mod git_cost;
 mod git_fixture;

@@ -1,10 +1,10 @@
-//! `info/refs`: what a repository has, and what can be done with it.
+//! `info/refs`: the refs of a repository, and the capabilities of the server.
 
 use axum::body::{Body, Bytes};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, header};
 use axum::response::{IntoResponse, Response};
-use grasp_purgatory::git::{Protocol, Service};
+use grasp_purgatory::git::{GitError, Protocol, Service};
 
 use super::stream::Output;
 use super::{GitHttp, HttpError, NO_CACHE, Seat};
@@ -30,11 +30,32 @@ impl GitHttp {
             Body::empty()
         } else {
             let service = (service, protocol(&parts.headers));
-            let process = seat.repos.advertise(&seat.repo, service, seat.claimant).await?;
-            let room = self.spool.room(&seat.claimant);
-            Output::of(process, |_| {})?.into_body(Bytes::from_static(prefix), room)
+            let answer = self.advertisement(seat, service).await?;
+            let body =
+                |answer: Vec<u8>| self.spool.body(&seat.claimant, [prefix, &answer].concat());
+            match answer.and_then(body) {
+                Some(body) => body,
+                None => {
+                    let process = seat.repos.advertise(&seat.repo, service, seat.claimant).await?;
+                    let room = self.spool.room(&seat.claimant);
+                    Output::of(process, |_| {})?.into_body(Bytes::from_static(prefix), room)
+                }
+            }
         };
         Ok((NO_CACHE, [(header::CONTENT_TYPE, content_type)], body).into_response())
+    }
+
+    /// Returns an advertisement that needs no git process. Of a repository that lacks objects git leaves out the refs
+    /// that need them, so that a push brings them.
+    async fn advertisement(
+        &self,
+        seat: &Seat,
+        service: (Service, Protocol),
+    ) -> Result<Option<Vec<u8>>, GitError> {
+        match self.keeper.is_damaged(seat.endpoint, &seat.repo) {
+            true => Ok(None),
+            false => seat.repos.advertisement(&seat.repo, service).await,
+        }
     }
 }
 

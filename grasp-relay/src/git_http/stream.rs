@@ -50,6 +50,19 @@ impl Default for Spool {
 }
 
 impl Spool {
+    /// Makes a body of an answer that is in memory already; `None` if it is long and there is no room for it.
+    pub(super) fn body(&self, claimant: &Claimant, answer: Vec<u8>) -> Option<Body> {
+        if answer.len() <= CHUNK {
+            return Some(Body::from(answer));
+        }
+        let room = self.0.try_take(claimant, answer.len() as u64).ok()?;
+        let left = (Bytes::from(answer), room);
+        Some(Body::from_stream(stream::unfold(left, |(mut left, room)| async move {
+            let next = left.split_to(CHUNK.min(left.len()));
+            (!next.is_empty()).then_some((io::Result::Ok(next), (left, room)))
+        })))
+    }
+
     /// Takes room for one answer if there is some.
     pub(super) fn room(&self, claimant: &Claimant) -> Option<Holding> {
         self.0.try_take(claimant, SPOOL).ok()

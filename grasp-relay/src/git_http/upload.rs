@@ -3,6 +3,7 @@
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
+use grasp_purgatory::git::Protocol;
 use tokio::io::AsyncWriteExt;
 use tokio::process::ChildStdin;
 
@@ -25,6 +26,12 @@ impl GitHttp {
         let mut body = GitBody::new(headers, body, most, stall)?;
         // No process for a client that sends nothing, or slowly; most requests are short.
         let first = body.gather(Vec::new(), GATHERED).await?;
+        if protocol(headers) == Protocol::V2 && !self.keeper.is_damaged(seat.endpoint, &seat.repo) {
+            let answer = seat.repos.ls_refs(&seat.repo, &first).await?;
+            if let Some(body) = answer.and_then(|answer| self.spool.body(&seat.claimant, answer)) {
+                return Ok(result(body));
+            }
+        }
         let upload = seat.repos.upload_pack(&seat.repo, protocol(headers), seat.claimant);
         let mut process = upload.await?;
         let input = process.take_stdin();

@@ -114,6 +114,13 @@ impl Keeper {
         self.damage.all()
     }
 
+    /// Returns whether a repository is known to lack objects.
+    pub(crate) fn is_damaged(&self, endpoint: Endpoint, repo: &RepoId) -> bool {
+        let known = self.damage.known();
+        let owners = known.damaged.get(&(endpoint, repo.identifier.clone()));
+        owners.is_some_and(|owners| owners.contains(&repo.owner))
+    }
+
     /// Looks at a repository if what git said while it served a fetch tells of a missing object. One look at a name
     /// is under way at a time, so that clients cannot queue them by asking for objects that never were here.
     pub(crate) fn suspect(&self, endpoint: Endpoint, repo: &RepoId, words: &str) {
