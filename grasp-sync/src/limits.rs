@@ -24,7 +24,7 @@ pub use bucket::{Rate, TokenBucket};
 pub use ledger::{LedgerConfig, Slot, SlotClass, SlotLedger};
 pub use pace::{Pace, PaceConfig};
 pub use pager::{Ending, GapSecond, Next, PageRequest, Pager, PagerConfig, history_limit};
-pub use refusal::{Action, Heard, PARK, REQUEST_WATCHDOG, RETRY_DELAY, Refusal};
+pub use refusal::{Heard, PARK, REQUEST_WATCHDOG, RETRY_DELAY, Refusal};
 
 /// Time for which new repositories and roots are collected before they are requested together.
 pub const DISCOVERY_WINDOW: Duration = Duration::from_secs(5);

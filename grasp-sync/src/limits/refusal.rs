@@ -1,6 +1,4 @@
-//! Refusals of relays as a closed set of meanings, and the action for each.
-
-mod reading;
+//! Refusals of relays as a closed set of meanings, and the reaction to each.
 
 use std::time::Duration;
 
@@ -35,135 +33,71 @@ pub enum Heard {
 /// Concerns one connection, unless stated otherwise.
 ///
 /// ```
-/// use grasp_sync::limits::{Action, Heard, Refusal};
+/// use grasp_sync::limits::{Heard, Refusal};
 ///
 /// let refusal = Refusal::read(Heard::NegErr, "blocked: too many query results: 1000001");
 /// assert_eq!(refusal, Refusal::SetTooLarge);
-/// assert_eq!(refusal.action(), Action::Bisect);
 ///
 /// let refusal = Refusal::read(Heard::Closed, "ERROR: auth-required: who are you?");
-/// assert_eq!(refusal.action(), Action::AuthenticateOnce);
+/// assert_eq!(refusal, Refusal::AuthRequired);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Refusal {
-    /// Too many requests per time.
+    /// Too many requests per time. All requests pause, and are then spaced ([`Pace`](super::Pace)).
     Rate,
-    /// Too many open subscriptions; the message names the refused one.
+    /// Too many open subscriptions; the message names the refused one. The slot limit is lowered to the slots in use,
+    /// and the request sent again when one is freed.
     SlotCount,
-    /// Too many open subscriptions, in a NOTICE: one of the recent requests will not be answered.
+    /// Too many open subscriptions, in a NOTICE: one of the recent requests will not be answered. All unanswered ones
+    /// count as refused, and the slot limit is lowered.
     DroppedStart,
-    /// Too many open NIP-77 sessions.
+    /// Too many open NIP-77 sessions. Opened again when another one ends.
     NegSessions,
-    /// The set to reconcile is too large. Not a rate limit: waiting does not help.
+    /// The set to reconcile is too large. Not a rate limit: waiting does not help. It is split by time, and fetched by
+    /// pages if it cannot be split further.
     SetTooLarge,
-    /// The NIP-77 session is unknown, or was idle for too long.
+    /// The NIP-77 session is unknown, or was idle for too long. Opened once more.
     NegClosed,
-    /// The relay could not parse a NIP-77 message: a bug here, or another protocol version.
+    /// The relay could not parse a NIP-77 message: a bug here, or another protocol version. The filter is fetched by
+    /// pages.
     NegProtocol,
-    /// The relay does not support NIP-77.
+    /// The relay does not support NIP-77. Everything is fetched by pages until the next connection.
     NegUnsupported,
-    /// Too many filters in one REQ.
+    /// Too many filters in one REQ. The number is halved; a single filter is suspended for [`PARK`].
     FilterCount,
     /// The open subscriptions take too many bytes. A setting of the relay's software, so it outlives the
-    /// connection.
+    /// connection. The byte ceiling is lowered, and what no longer fits is polled.
     RetainedBytes {
         /// The stated limit.
         stated: Option<u64>,
     },
-    /// The message itself is invalid; it would be refused again.
+    /// The message itself is invalid; it would be refused again, so it is split and never sent unchanged.
     Malformed,
-    /// The relay does not accept a `limit` of zero.
+    /// The relay does not accept a `limit` of zero. Live subscriptions get a limit of one.
     LimitZero,
-    /// The relay demands authentication.
+    /// The relay demands authentication. Sent once more after authenticating; then it is [`Policy`](Self::Policy).
     AuthRequired,
-    /// The relay does not serve this request, or this client. Outlives the connection.
+    /// The relay does not serve this request, or this client. Outlives the connection: suspended for [`PARK`], then
+    /// tried once.
     Policy,
-    /// The relay dropped live events.
+    /// The relay dropped live events. Subscribed again, and what was missed is fetched.
     LiveOverflow,
-    /// A transient fault of the relay.
+    /// A transient fault of the relay. Sent once more after [`RETRY_DELAY`].
     Transient,
-    /// No answer came within [`REQUEST_WATCHDOG`]. Never parsed from a text.
+    /// No answer came within [`REQUEST_WATCHDOG`]. Never parsed from a text. The subscription is closed, and its
+    /// request backs off.
     Silent,
-    /// A NOTICE in unknown words, perhaps not a refusal.
+    /// A NOTICE in unknown words, perhaps not a refusal. Shown to the operator.
     Remark,
-    /// A refusal in unknown words.
+    /// A refusal in unknown words. Shown to the operator, and suspended for [`PARK`].
     Unknown,
-}
-
-/// The reaction to a [`Refusal`].
-#[must_use]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
-    /// Report it to the relay's [`Pace`](super::Pace), which pauses all requests and then spaces them.
-    PauseStarts,
-    /// Lower the slot limit to the slots in use, and retry when one is freed.
-    LowerSlots,
-    /// Treat unanswered requests as refused, and lower the slot limit.
-    RefuseUnanswered,
-    /// Queue the session until another one ends.
-    WaitForSession,
-    /// Split the range by time, then by kind or author; fetch by pages if it cannot be split further.
-    Bisect,
-    /// Open the session once more.
-    ReopenOnce,
-    /// Fetch this filter by pages, and log the text.
-    PageFilter,
-    /// Fetch by pages until the next connection, which may try NIP-77 again.
-    PageSession,
-    /// Halve the number of filters per REQ; park a single filter that is refused.
-    HalveFilters,
-    /// Lower the byte ceiling, to the stated limit if there is one, and poll the coverage that no longer fits.
-    LowerBytes(Option<u64>),
-    /// Fix or split the message; do not send it again unchanged.
-    NeverResend,
-    /// Subscribe live with a `since` of now and a `limit` of one instead of zero.
-    LiveWithoutLimitZero,
-    /// Authenticate and send the request once more; a second refusal is policy.
-    AuthenticateOnce,
-    /// Do not request this coverage for this long, keep the connection, then try once.
-    Park(Duration),
-    /// Subscribe again from a little before the last event seen.
-    ResubscribeSince,
-    /// Retry once after this long.
-    RetryOnce(Duration),
-    /// Close the subscription, free its slot, and count it as failed.
-    CloseAndFail,
-    /// Show the text to the operator.
-    Surface,
-    /// Show the text to the operator, and do not request this coverage for this long.
-    ParkAndSurface(Duration),
 }
 
 impl Refusal {
     /// Parses the text of a refusal. Total: a text in unknown words is [`Refusal::Unknown`], or milder where it came in
     /// a NOTICE or ended a live subscription.
     pub fn read(heard: Heard, text: &str) -> Self {
-        reading::read(heard, text)
-    }
-
-    /// Returns the reaction to this refusal.
-    pub const fn action(self) -> Action {
-        match self {
-            Self::Rate => Action::PauseStarts,
-            Self::SlotCount => Action::LowerSlots,
-            Self::DroppedStart => Action::RefuseUnanswered,
-            Self::NegSessions => Action::WaitForSession,
-            Self::SetTooLarge => Action::Bisect,
-            Self::NegClosed => Action::ReopenOnce,
-            Self::NegProtocol => Action::PageFilter,
-            Self::NegUnsupported => Action::PageSession,
-            Self::FilterCount => Action::HalveFilters,
-            Self::RetainedBytes { stated } => Action::LowerBytes(stated),
-            Self::Malformed => Action::NeverResend,
-            Self::LimitZero => Action::LiveWithoutLimitZero,
-            Self::AuthRequired => Action::AuthenticateOnce,
-            Self::Policy => Action::Park(PARK),
-            Self::LiveOverflow => Action::ResubscribeSince,
-            Self::Transient => Action::RetryOnce(RETRY_DELAY),
-            Self::Silent => Action::CloseAndFail,
-            Self::Remark => Action::Surface,
-            Self::Unknown => Action::ParkAndSurface(PARK),
-        }
+        read(heard, text)
     }
 
     /// Returns a fixed name for metrics and logs; a relay's own words are never a label.
@@ -190,6 +124,178 @@ impl Refusal {
             Self::Unknown => "unknown",
         }
     }
+}
+
+/// Characters of a text that are parsed; known phrases are at its beginning.
+const MAX_CHARS: usize = 512;
+
+/// The word before the first colon of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TextPrefix {
+    RateLimited,
+    Forbidden,
+    Invalid,
+    Error,
+    AuthRequired,
+    Closed,
+}
+
+fn read(heard: Heard, text: &str) -> Refusal {
+    let start: String = text.trim_start().chars().take(MAX_CHARS).collect();
+    // One common relay puts `ERROR:` before every text, machine-readable prefixes included. Its capitals
+    // distinguish it from the prefix `error:`.
+    let start = start.strip_prefix("ERROR:").unwrap_or(&start).trim();
+    let lower = start.to_ascii_lowercase();
+    let (prefix, rest) = split_prefix(&lower);
+    by_phrase(heard, rest)
+        .or_else(|| by_words(heard, prefix, rest))
+        .or_else(|| by_prefix(heard, prefix))
+        .unwrap_or(match heard {
+            Heard::LiveClosed => Refusal::Transient,
+            Heard::Notice => Refusal::Remark,
+            Heard::Closed | Heard::NegErr => Refusal::Unknown,
+        })
+}
+
+/// Splits off the prefix; if a vague prefix is followed by another one, the second counts.
+fn split_prefix(text: &str) -> (Option<TextPrefix>, &str) {
+    let (outer, rest) = split_one_prefix(text);
+    match outer {
+        Some(TextPrefix::Error | TextPrefix::Invalid) => {
+            let (inner, rest) = split_one_prefix(rest);
+            (inner.or(outer), rest)
+        }
+        _ => (outer, rest),
+    }
+}
+
+fn split_one_prefix(text: &str) -> (Option<TextPrefix>, &str) {
+    let (word, rest) = text.split_once(':').unwrap_or((text, ""));
+    let prefix = match word.trim() {
+        "rate-limited" => TextPrefix::RateLimited,
+        "blocked" | "restricted" | "pow" | "mute" => TextPrefix::Forbidden,
+        "invalid" | "unsupported" | "bad req" | "bad msg" => TextPrefix::Invalid,
+        "error" => TextPrefix::Error,
+        "auth-required" => TextPrefix::AuthRequired,
+        "closed" => TextPrefix::Closed,
+        _ => return (None, text),
+    };
+    (Some(prefix), rest.trim_start())
+}
+
+/// Classifies by the phrase after the prefix.
+fn by_phrase(heard: Heard, rest: &str) -> Option<Refusal> {
+    const TOO_MANY_BYTES: &str = "active subscriptions exceed max size";
+    if let Some(after) = rest.strip_prefix(TOO_MANY_BYTES) {
+        let stated = first_number(after);
+        return Some(Refusal::RetainedBytes { stated });
+    }
+    let concurrent = match heard {
+        Heard::Notice => Refusal::DroppedStart,
+        Heard::NegErr => Refusal::NegSessions,
+        Heard::Closed | Heard::LiveClosed => Refusal::SlotCount,
+    };
+    let phrases = [
+        ("too many queries", Refusal::Rate),
+        ("too many reqs", Refusal::SlotCount),
+        ("too many subscriptions", Refusal::SlotCount),
+        ("maximum concurrent subscription", Refusal::SlotCount),
+        ("too many concurrent reqs", concurrent),
+        ("too many concurrent neg", concurrent),
+        ("too many negentropy subscriptions", Refusal::NegSessions),
+        ("too many negentropy items", Refusal::SetTooLarge),
+        ("too many query results", Refusal::SetTooLarge),
+        ("this query is too big", Refusal::SetTooLarge),
+        ("protocol-error", Refusal::NegProtocol),
+        ("invalid negentropy message", Refusal::NegProtocol),
+        ("negentropy error", Refusal::NegProtocol),
+        ("negentropy disabled", Refusal::NegUnsupported),
+        ("req exceeds max filter count", Refusal::FilterCount),
+        ("invalid number of filters", Refusal::FilterCount),
+        ("arr too big", Refusal::FilterCount),
+        ("filter item too ", Refusal::Malformed),
+        ("total filter items too large", Refusal::Malformed),
+        ("unrecognised filter item", Refusal::Malformed),
+        ("unrecognized filter item", Refusal::Malformed),
+        ("filter 'limit' must be", Refusal::LimitZero),
+        ("live event buffer overflow", Refusal::LiveOverflow),
+    ];
+    let known = phrases.iter().find(|(words, _)| rest.starts_with(words));
+    known.map(|(_, refusal)| *refusal)
+}
+
+/// Classifies by plain words anywhere in the text, if the prefix is not specific.
+fn by_words(heard: Heard, prefix: Option<TextPrefix>, rest: &str) -> Option<Refusal> {
+    let is_vague = matches!(prefix, None | Some(TextPrefix::Error | TextPrefix::Invalid));
+    let may_be_neg = matches!(heard, Heard::NegErr | Heard::Notice);
+    let contains_phrase = |phrase: &[&str]| contains_phrase(rest, phrase);
+
+    if is_vague && may_be_neg && UNSUPPORTED_COMMAND.iter().any(|phrase| contains_phrase(phrase)) {
+        return Some(Refusal::NegUnsupported);
+    }
+    if prefix == Some(TextPrefix::Invalid) && may_be_neg && contains_phrase(&["negentropy"]) {
+        return Some(Refusal::NegUnsupported);
+    }
+    let is_unspecific =
+        prefix.is_none() || (prefix == Some(TextPrefix::Error) && heard == Heard::Notice);
+    if is_unspecific && RATE_LIMITED.iter().any(|phrase| contains_phrase(phrase)) {
+        return Some(Refusal::Rate);
+    }
+    let is_not_member = prefix.is_none() && contains_phrase(&["not", "a", "member"]);
+    is_not_member.then_some(Refusal::Policy)
+}
+
+/// Phrases for an unsupported command: NEG-OPEN is the only command sent that a relay may not know.
+const UNSUPPORTED_COMMAND: [&[&str]; 7] = [
+    &["not", "support"],
+    &["unknown", "cmd"],
+    &["unknown", "command"],
+    &["unknown", "message"],
+    &["unrecognised", "command"],
+    &["unrecognized", "command"],
+    &["not", "parse", "command"],
+];
+
+const RATE_LIMITED: [&[&str]; 4] =
+    [&["slow", "down"], &["throttl"], &["rate", "limit"], &["rate-limited"]];
+
+fn by_prefix(heard: Heard, prefix: Option<TextPrefix>) -> Option<Refusal> {
+    match prefix? {
+        TextPrefix::RateLimited => Some(Refusal::Rate),
+        TextPrefix::Forbidden => Some(Refusal::Policy),
+        TextPrefix::Invalid => Some(Refusal::Malformed),
+        TextPrefix::Error => Some(Refusal::Transient),
+        TextPrefix::AuthRequired => Some(Refusal::AuthRequired),
+        TextPrefix::Closed => (heard == Heard::NegErr).then_some(Refusal::NegClosed),
+    }
+}
+
+/// Returns whether these words follow one another. The last one may be longer, as in "limit" and "limited".
+fn contains_phrase(text: &str, phrase: &[&str]) -> bool {
+    let Some((last, first)) = phrase.split_last() else {
+        return false;
+    };
+    let words: Vec<Option<&str>> = text.split_whitespace().map(plain_word).collect();
+    words.windows(phrase.len()).any(|window| {
+        let mut pairs = window.iter().zip(first);
+        let begins = pairs.all(|(word, expected)| *word == Some(*expected));
+        let ends = window.last().copied().flatten();
+        begins && ends.is_some_and(|word| word.starts_with(last))
+    })
+}
+
+/// Returns a token that is a plain word; names, paths, quotations and numbers are not.
+fn plain_word(token: &str) -> Option<&str> {
+    let word = token.trim_end_matches(['.', ',', ';', ':', '!', '?']);
+    let is_plain = word == "rate-limited" || word.bytes().all(|byte| byte.is_ascii_alphabetic());
+    is_plain.then_some(word)
+}
+
+fn first_number(text: &str) -> Option<u64> {
+    let digits = text.trim_start_matches(|c: char| !c.is_ascii_digit());
+    let end = digits.find(|c: char| !c.is_ascii_digit());
+    let number = end.map_or(Some(digits), |end| digits.get(..end))?;
+    number.parse().ok()
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use crate::limits::{Action, PARK};
+use crate::limits::{PARK, Refusal};
 use grasp_core::Mono;
 use grasp_core::admission::Lasting;
 use grasp_core::nip34::repo_refs;
@@ -183,10 +183,10 @@ impl Session {
     }
 
     /// Returns whether a refusal is about the filter for everything.
-    pub(super) fn is_refusal_of_full_sync(layer: Layer, action: Action) -> bool {
+    pub(super) fn is_refusal_of_full_sync(layer: Layer, refusal: Refusal) -> bool {
         let is_about_the_filter = matches!(
-            action,
-            Action::HalveFilters | Action::NeverResend | Action::ParkAndSurface(_) | Action::Bisect
+            refusal,
+            Refusal::FilterCount | Refusal::Malformed | Refusal::Unknown | Refusal::SetTooLarge
         );
         layer == Layer::All && is_about_the_filter
     }

@@ -2,7 +2,7 @@
 
 use std::mem::{Discriminant, discriminant};
 
-use crate::limits::{Action, Next, SlotClass};
+use crate::limits::{Next, Refusal, SlotClass};
 use grasp_core::limits::{Admit, EoseHint};
 use grasp_core::nostr::filter::Filter;
 
@@ -198,15 +198,15 @@ impl Session {
         &mut self,
         ctx: &mut RelayContext<'_>,
         jobs: &[JobId],
-        action: Action,
+        refusal: Refusal,
     ) {
-        let together = match action {
-            Action::HalveFilters => Some(jobs.len() / 2),
-            Action::NeverResend | Action::Bisect | Action::ParkAndSurface(_) => Some(1),
+        let together = match refusal {
+            Refusal::FilterCount => Some(jobs.len() / 2),
+            Refusal::Malformed | Refusal::SetTooLarge | Refusal::Unknown => Some(1),
             _ => None,
         };
         let Some(fewer) = together.filter(|_| jobs.len() > 1) else {
-            return jobs.iter().for_each(|id| self.page_refused(ctx, *id, action));
+            return jobs.iter().for_each(|id| self.page_refused(ctx, *id, refusal));
         };
         self.pages_per_req = self.pages_per_req.min(fewer.max(1));
         for id in jobs {

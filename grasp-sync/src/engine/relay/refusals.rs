@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::limits::{Action, Heard, PARK, Refusal, SlotClass};
+use crate::limits::{Heard, PARK, RETRY_DELAY, Refusal, SlotClass};
 use grasp_core::limits::PeerText;
 
 use super::super::context::RelayContext;
@@ -40,7 +40,7 @@ impl Session {
         closed_by: ClosedBy,
     ) {
         let Some(open) = self.subs.remove(sub) else { return };
-        let (kind, action) = (open.kind.clone(), refusal.action());
+        let kind = open.kind.clone();
         let lasted = open.lasted(ctx.mono());
         self.report_refusal(ctx, refusal, text);
         if closed_by == ClosedBy::Us && open.is_sent {
@@ -50,26 +50,26 @@ impl Session {
             };
             ctx.send(self.conn, frame);
         }
-        self.release_slot(ctx, open, action);
-        if action == Action::PauseStarts {
+        self.release_slot(ctx, open, refusal);
+        if refusal == Refusal::Rate {
             ctx.pause_starts();
         }
         match kind {
-            SubKind::Live(id) => self.live_refused(ctx, id, action, lasted),
-            SubKind::Pages(jobs) => self.pages_refused(ctx, &jobs, action),
+            SubKind::Live(id) => self.live_refused(ctx, id, refusal, lasted),
+            SubKind::Pages(jobs) => self.pages_refused(ctx, &jobs, refusal),
             SubKind::Neg(id) => {
                 self.forget_inventory(ctx, id);
                 self.neg_refused(ctx, id, refusal, text);
             }
-            SubKind::Ids => self.ids_refused(ctx, sub, action),
+            SubKind::Ids => self.ids_refused(ctx, sub, refusal),
         }
     }
 
-    fn release_slot(&mut self, ctx: &mut RelayContext<'_>, open: OpenSub, action: Action) {
+    fn release_slot(&mut self, ctx: &mut RelayContext<'_>, open: OpenSub, refusal: Refusal) {
         let ledger = &mut ctx.history.ledger;
-        match action {
-            Action::LowerSlots | Action::RefuseUnanswered => ledger.refused_by_count(open.slot),
-            Action::LowerBytes(stated) => {
+        match refusal {
+            Refusal::SlotCount | Refusal::DroppedStart => ledger.refused_by_count(open.slot),
+            Refusal::RetainedBytes { stated } => {
                 ledger.refused_by_bytes(open.slot, stated);
                 ctx.history.retained = Some(ledger.byte_ceiling());
                 ctx.schedule_write();
@@ -98,7 +98,7 @@ impl Session {
         &mut self,
         ctx: &mut RelayContext<'_>,
         id: LiveId,
-        action: Action,
+        refusal: Refusal,
         lasted: Duration,
     ) {
         let now = ctx.mono();
@@ -111,33 +111,33 @@ impl Session {
             request.failures = 0;
         }
         let is_one = request.filters.len() == 1;
-        if Self::is_refusal_of_full_sync(request.layer, action) {
+        if Self::is_refusal_of_full_sync(request.layer, refusal) {
             request.interrupt(LivePhase::Queued);
             return self.fall_back_to_filters(ctx);
         }
-        match action {
-            Action::PauseStarts => request.interrupt(LivePhase::Queued),
-            Action::LowerSlots
-            | Action::RefuseUnanswered
-            | Action::WaitForSession
-            | Action::LowerBytes(_) => request.refused_for_room(now),
-            Action::LiveWithoutLimitZero if request.uses_limit_zero => {
+        match refusal {
+            Refusal::Rate => request.interrupt(LivePhase::Queued),
+            Refusal::SlotCount
+            | Refusal::DroppedStart
+            | Refusal::NegSessions
+            | Refusal::RetainedBytes { .. } => request.refused_for_room(now),
+            Refusal::LimitZero if request.uses_limit_zero => {
                 self.live.refuses_limit_zero = true;
                 request.interrupt(LivePhase::Queued);
             }
-            Action::HalveFilters if !is_one => self.halve_filters(id),
-            Action::NeverResend if !is_one => self.live.halve(&mut ctx.shared.ids, id),
-            Action::HalveFilters | Action::NeverResend | Action::ParkAndSurface(_) => {
+            Refusal::FilterCount if !is_one => self.halve_filters(id),
+            Refusal::Malformed if !is_one => self.live.halve(&mut ctx.shared.ids, id),
+            Refusal::FilterCount | Refusal::Malformed | Refusal::Unknown => {
                 request.interrupt(LivePhase::BackingOff(now + PARK));
             }
-            Action::AuthenticateOnce => self.live_wants_auth(ctx, id),
-            Action::Park(_) => {
+            Refusal::AuthRequired => self.live_wants_auth(ctx, id),
+            Refusal::Policy => {
                 request.interrupt(LivePhase::Queued);
                 let layer = request.layer;
                 self.suspend(ctx, layer, RequestMode::Live);
             }
             // One drop is a gap to be closed; repeated drops mean that the relay cannot keep up.
-            Action::ResubscribeSince => {
+            Refusal::LiveOverflow => {
                 match request.failures {
                     0 => request.interrupt(LivePhase::Queued),
                     _ => request.back_off(now),
@@ -158,35 +158,35 @@ impl Session {
         self.live.needs_rebuild = true;
     }
 
-    pub(super) fn page_refused(&mut self, ctx: &mut RelayContext<'_>, id: JobId, action: Action) {
+    pub(super) fn page_refused(&mut self, ctx: &mut RelayContext<'_>, id: JobId, refusal: Refusal) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let layer = job.layer;
         let next = job.page_failed();
-        if Self::is_refusal_of_full_sync(layer, action) {
+        if Self::is_refusal_of_full_sync(layer, refusal) {
             return self.fall_back_to_filters(ctx);
         }
-        match action {
-            Action::PauseStarts => self.advance_page(ctx, id, next),
-            Action::LowerSlots
-            | Action::RefuseUnanswered
-            | Action::WaitForSession
-            | Action::LowerBytes(_)
+        match refusal {
+            Refusal::Rate => self.advance_page(ctx, id, next),
+            Refusal::SlotCount
+            | Refusal::DroppedStart
+            | Refusal::NegSessions
+            | Refusal::RetainedBytes { .. }
                 if job.may_retry_for_room() =>
             {
                 self.advance_page(ctx, id, next);
             }
-            Action::RetryOnce(wait) if !job.once.retried => {
+            Refusal::Transient if !job.once.retried => {
                 job.once.retried = true;
-                self.delay(ctx, id, wait, Method::Page);
+                self.delay(ctx, id, RETRY_DELAY, Method::Page);
             }
-            Action::AuthenticateOnce => self.job_wants_auth(ctx, id, Method::Page),
-            Action::Park(_) => {
+            Refusal::AuthRequired => self.job_wants_auth(ctx, id, Method::Page),
+            Refusal::Policy => {
                 self.suspend(ctx, layer, RequestMode::History);
                 self.queue(id, Method::Page);
             }
-            Action::NeverResend => self.split_by_content(ctx, id, Method::Page),
-            Action::Bisect => self.split_by_time(ctx, id, Method::Page),
-            Action::HalveFilters | Action::ParkAndSurface(_) => self.give_up_filter(ctx, id),
+            Refusal::Malformed => self.split_by_content(ctx, id, Method::Page),
+            Refusal::SetTooLarge => self.split_by_time(ctx, id, Method::Page),
+            Refusal::FilterCount | Refusal::Unknown => self.give_up_filter(ctx, id),
             _ => self.fail(ctx, id),
         }
     }
@@ -194,31 +194,31 @@ impl Session {
     fn neg_refused(&mut self, ctx: &mut RelayContext<'_>, id: JobId, refusal: Refusal, text: &str) {
         let now = ctx.mono();
         let Some(job) = self.jobs.get_mut(&id) else { return };
-        match refusal.action() {
-            Action::PauseStarts => self.queue(id, Method::Reconcile),
-            Action::LowerSlots | Action::RefuseUnanswered | Action::LowerBytes(_)
+        match refusal {
+            Refusal::Rate => self.queue(id, Method::Reconcile),
+            Refusal::SlotCount | Refusal::DroppedStart | Refusal::RetainedBytes { .. }
                 if job.may_retry_for_room() =>
             {
                 self.queue(id, Method::Reconcile);
             }
-            Action::WaitForSession if job.may_retry_for_room() => {
+            Refusal::NegSessions if job.may_retry_for_room() => {
                 let open = ctx.history.ledger.in_use_by(SlotClass::Reconcile);
                 self.max_neg_sessions = self.max_neg_sessions.min(open.max(1));
                 self.queue(id, Method::Reconcile);
             }
-            Action::Bisect => self.split_by_time(ctx, id, Method::Reconcile),
-            Action::ReopenOnce if !job.once.reopened => {
+            Refusal::SetTooLarge => self.split_by_time(ctx, id, Method::Reconcile),
+            Refusal::NegClosed if !job.once.reopened => {
                 job.once.reopened = true;
                 self.queue(id, Method::Reconcile);
             }
-            Action::AuthenticateOnce => self.job_wants_auth(ctx, id, Method::Reconcile),
-            Action::PageSession => {
+            Refusal::AuthRequired => self.job_wants_auth(ctx, id, Method::Reconcile),
+            Refusal::NegUnsupported => {
                 self.queue(id, Method::Page);
                 self.use_pages_only(ctx);
                 self.report_no_negentropy(ctx, refusal, text);
             }
             // This is about the filter, or about reconciling it; its pages will show.
-            Action::ReopenOnce | Action::PageFilter | Action::NeverResend | Action::Park(_) => {
+            Refusal::NegClosed | Refusal::NegProtocol | Refusal::Malformed | Refusal::Policy => {
                 self.queue(id, Method::Page);
             }
             _ => {
@@ -250,22 +250,22 @@ impl Session {
         }
     }
 
-    fn ids_refused(&mut self, ctx: &mut RelayContext<'_>, sub: SubId, action: Action) {
+    fn ids_refused(&mut self, ctx: &mut RelayContext<'_>, sub: SubId, refusal: Refusal) {
         let now = ctx.mono();
         // With nothing else open, a free slot is not to be expected soon.
         let is_alone = ctx.history.ledger.in_use() == 0;
-        match action {
-            Action::LowerSlots | Action::RefuseUnanswered if is_alone => self.ids_missed(ctx, sub),
-            Action::PauseStarts
-            | Action::LowerSlots
-            | Action::RefuseUnanswered
-            | Action::WaitForSession
-            | Action::LowerBytes(_) => ctx.history.wants.returned(now, sub),
-            Action::NeverResend | Action::Bisect if self.ids_per_fetch > MIN_IDS_PER_FETCH => {
+        match refusal {
+            Refusal::SlotCount | Refusal::DroppedStart if is_alone => self.ids_missed(ctx, sub),
+            Refusal::Rate
+            | Refusal::SlotCount
+            | Refusal::DroppedStart
+            | Refusal::NegSessions
+            | Refusal::RetainedBytes { .. } => ctx.history.wants.returned(now, sub),
+            Refusal::Malformed | Refusal::SetTooLarge if self.ids_per_fetch > MIN_IDS_PER_FETCH => {
                 self.ids_per_fetch = (self.ids_per_fetch / 2).max(MIN_IDS_PER_FETCH);
                 ctx.history.wants.returned(now, sub);
             }
-            Action::AuthenticateOnce => {
+            Refusal::AuthRequired => {
                 let again = std::mem::replace(&mut self.ids_authenticated, true);
                 match self.require_auth(ctx, again) {
                     AuthDecision::Policy => self.ids_missed(ctx, sub),
@@ -290,16 +290,16 @@ impl Session {
         let newest = |is_it: fn(&SubKind) -> bool| {
             unanswered.iter().find(|(_, kind)| is_it(kind)).map(|(sub, _)| *sub)
         };
-        let blamed: Vec<SubId> = match refusal.action() {
-            Action::Surface => return,
-            Action::PauseStarts => return ctx.pause_starts(),
-            Action::RefuseUnanswered => return self.refuse_unanswered(ctx, refusal, text),
-            Action::PageSession
-            | Action::WaitForSession
-            | Action::Bisect
-            | Action::ReopenOnce
-            | Action::PageFilter => newest(|kind| matches!(kind, SubKind::Neg(_))),
-            Action::LiveWithoutLimitZero | Action::ResubscribeSince => {
+        let blamed: Vec<SubId> = match refusal {
+            Refusal::Remark => return,
+            Refusal::Rate => return ctx.pause_starts(),
+            Refusal::DroppedStart => return self.refuse_unanswered(ctx, refusal, text),
+            Refusal::NegUnsupported
+            | Refusal::NegSessions
+            | Refusal::SetTooLarge
+            | Refusal::NegClosed
+            | Refusal::NegProtocol => newest(|kind| matches!(kind, SubKind::Neg(_))),
+            Refusal::LimitZero | Refusal::LiveOverflow => {
                 newest(|kind| matches!(kind, SubKind::Live(_)))
             }
             _ => newest(|_| true),
