@@ -57,6 +57,7 @@ mod binary;
 mod chains;
 mod check;
 mod command;
+mod cpu;
 mod error;
 mod fetch;
 mod layout;

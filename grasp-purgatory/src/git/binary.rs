@@ -6,10 +6,12 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::available_parallelism;
+use std::time::Duration;
 
 use grasp_core::resources::Bounds;
 
 use super::command::GitCommand;
+use super::cpu::{self, CpuMeter};
 use super::error::BinaryError;
 use crate::resources::SharedPool;
 
@@ -57,11 +59,13 @@ pub struct Slots {
     pub unpack_memory: u64,
     /// Memory of all processes that talk to other servers, in bytes.
     pub remote_memory: u64,
+    /// CPU time of all processes for clients in ten minutes. A quarter is kept for maintainers.
+    pub client_cpu: Duration,
 }
 
 impl Default for Slots {
     /// Two processes per processor, sixteen per processor for clients, and as many for other servers; 1.5 GiB for
-    /// pushes and 3 GiB for what other servers send.
+    /// pushes and 3 GiB for what other servers send; all the CPU time that there is.
     fn default() -> Self {
         const MIB: u64 = 1024 * 1024;
         let cpus = available_parallelism().unwrap_or(NonZeroUsize::MIN);
@@ -72,6 +76,7 @@ impl Default for Slots {
             remote_pace: times(16),
             unpack_memory: 1_536 * MIB,
             remote_memory: 3_072 * MIB,
+            client_cpu: cpu::PERIOD.saturating_mul(u32::try_from(cpus.get()).unwrap_or(u32::MAX)),
         }
     }
 }
@@ -107,11 +112,13 @@ struct Pools {
     unpack_memory: SharedPool,
     remote_memory: SharedPool,
     listing_memory: SharedPool,
+    client_cpu: CpuMeter,
 }
 
 impl Pools {
     fn new(slots: Slots) -> Self {
-        let Slots { own_pace, client_pace, remote_pace, unpack_memory, remote_memory } = slots;
+        let Slots { own_pace, client_pace, remote_pace, unpack_memory, remote_memory, client_cpu } =
+            slots;
         let processes = |count: NonZeroUsize| Bounds::of(count.get() as u64);
         let own = processes(own_pace);
         Self {
@@ -126,6 +133,7 @@ impl Pools {
             }),
             remote_memory: SharedPool::new(Bounds { reserve: 0, ..Bounds::of(remote_memory) }),
             listing_memory: SharedPool::new(Bounds { reserve: 0, ..Bounds::of(LISTING_MEMORY) }),
+            client_cpu: CpuMeter::new(client_cpu),
         }
     }
 }
@@ -194,6 +202,11 @@ impl Git {
     /// Memory for reading what other servers advertise, in bytes.
     pub(super) fn listing_memory(&self) -> &SharedPool {
         &self.pools.listing_memory
+    }
+
+    /// CPU time of processes for clients.
+    pub(super) fn client_cpu(&self) -> &CpuMeter {
+        &self.pools.client_cpu
     }
 }
 

@@ -239,6 +239,7 @@ impl GitCommand {
         let slots = self.git.processes(self.pace);
         let slot = slots.wait(&self.claimant, 1, self.longest_wait()).await;
         let slot = slot.map_err(GitError::Busy)?;
+        let cpu = self.git.client_cpu().open(self.claimant).map_err(GitError::Busy)?;
         let child = self
             .to_command()
             .spawn()
@@ -248,7 +249,7 @@ impl GitCommand {
         }
         let (most_objects, answered) = (self.most_objects, self.answered);
         let heard = Heard { most_objects, answered, until_pack: self.until_pack };
-        Ok(GitProcess::new(self.name, child, heard, slot, self.keep))
+        Ok(GitProcess::new(self.name, child, heard, (slot, cpu), self.keep))
     }
 
     fn longest_wait(&self) -> Duration {

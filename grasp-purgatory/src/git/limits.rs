@@ -108,7 +108,7 @@ impl ProcessLimits {
 
 /// Returns the processes that a process has started, whichever of its threads did. Empty if it is gone.
 #[cfg(target_os = "linux")]
-fn children_of(pid: Pid) -> Vec<Pid> {
+pub(super) fn children_of(pid: Pid) -> Vec<Pid> {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero()));
     let lists = tasks.into_iter().flatten().flatten().map(|task| task.path().join("children"));
     let texts = lists.map(|list| std::fs::read_to_string(list).unwrap_or_default());

@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
 use super::command::Keep;
+use super::cpu::CpuAccount;
 use super::error::GitError;
 use super::limits::{self, ProcessLimits};
 use crate::resources::Holding;
@@ -49,6 +50,8 @@ struct Running {
     group: Option<Pid>,
     words: JoinHandle<Words>,
     most_objects: Option<u64>,
+    /// Charged once, before the process is reaped.
+    cpu: Option<CpuAccount>,
     // Dropped last: the slot, and what the processes were working on.
     _slot: Holding,
     _keep: Vec<Keep>,
@@ -72,14 +75,14 @@ impl GitProcess {
         name: &'static str,
         mut child: Child,
         heard: Heard,
-        slot: Holding,
+        (slot, cpu): (Holding, Option<CpuAccount>),
         keep: Vec<Keep>,
     ) -> Self {
         let most_objects = heard.most_objects;
         let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
         let words = tokio::spawn(listen(child.stderr.take(), group, heard));
-        let running = Running { child, group, words, most_objects, _slot: slot, _keep: keep };
+        let running = Running { child, group, words, most_objects, cpu, _slot: slot, _keep: keep };
         Self { name, stdin, stdout, running: Some(running) }
     }
 
@@ -128,6 +131,10 @@ impl GitProcess {
         let Some(running) = self.running.as_mut() else {
             return Err(failed(io::ErrorKind::NotFound.into()));
         };
+        if let (Some(cpu), Some(group)) = (&running.cpu, running.group) {
+            cpu.ended(group).await;
+            running.charge();
+        }
         let status = running.child.wait().await.map_err(failed)?;
         // Nothing that git started outlives it.
         running.signal(Signal::KILL);
@@ -168,12 +175,20 @@ impl Drop for Running {
 impl Running {
     /// Asks nicely first, so that git removes its temporary files; then does not ask.
     async fn stop(mut self) {
+        self.charge();
         self.signal(Signal::TERM);
         _ = timeout(GRACE, self.child.wait()).await;
         self.signal(Signal::KILL);
         _ = self.child.wait().await;
         _ = timeout(LINGER, self.gone()).await;
         self.words.abort();
+    }
+
+    /// Charges the CPU time that was used so far. Children that are killed with git are not in its own sum later.
+    fn charge(&mut self) {
+        if let (Some(cpu), Some(pid), Some(_)) = (self.cpu.take(), self.group, self.child.id()) {
+            cpu.charge(pid);
+        }
     }
 
     fn signal(&self, signal: Signal) {

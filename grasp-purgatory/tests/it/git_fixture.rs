@@ -47,9 +47,12 @@ impl World {
     }
 
     pub(crate) async fn limited(limits: StagingLimits) -> Self {
+        Self::with_git(installed_git(), limits).await
+    }
+
+    pub(crate) async fn with_git(git: Git, limits: StagingLimits) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let store =
-            RepoStore::open(&dir.path().join("git"), installed_git(), limits).await.unwrap();
+        let store = RepoStore::open(&dir.path().join("git"), git, limits).await.unwrap();
         Self { dir, store }
     }
 

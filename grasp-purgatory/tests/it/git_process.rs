@@ -1,12 +1,13 @@
 //! Git processes: alone in their sandbox, and gone when they should be.
 
+use std::net::Ipv4Addr;
 use std::num::NonZeroUsize;
 use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 use std::time::Duration;
 
-use grasp_core::resources::Claimant;
-use grasp_purgatory::git::{Git, GitError, Protocol, Slots};
+use grasp_core::resources::{Claimant, ClientNetwork, Shortage};
+use grasp_purgatory::git::{Git, GitError, Protocol, Service, Slots, StagingLimits};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{sleep, timeout};
 
@@ -87,6 +88,34 @@ async fn only_so_many_run_at_once_and_the_next_waits_its_turn() {
     assert!(timeout(Duration::ZERO, &mut waiting).await.is_err());
     drop(first);
     assert!(waiting.await.is_ok());
+}
+
+#[tokio::test]
+async fn a_client_network_that_used_its_cpu_time_is_told_so_while_others_clone() {
+    let path = std::env::var_os("PATH").unwrap();
+    let slots = Slots { client_cpu: Duration::from_millis(400), ..Slots::default() };
+    let git = Git::find(&path, slots).unwrap();
+    let world = World::with_git(git, StagingLimits::default()).await;
+    let repo = world.repo("x").await;
+    let at = |net| Claimant::at(ClientNetwork::of(Ipv4Addr::new(198, 51, net, 1).into()));
+    let ask = async |claimant| {
+        let service = (Service::UploadPack, Protocol::V2);
+        world.store.advertise(&repo, service, claimant).await?.finish().await.map(drop)
+    };
+    // The shell that limits git and git itself take some time; its start alone counts.
+    let mut asked = 0;
+    let refusal = loop {
+        asked += 1;
+        assert!(asked < 200, "never refused");
+        if let Err(error) = ask(at(1)).await {
+            break error;
+        }
+    };
+    assert!(asked > 1, "{refusal}");
+    assert!(matches!(refusal, GitError::Busy(Shortage::Network(_))), "{refusal:?}");
+    assert_eq!(refusal.to_string(), "the network 198.51.1.1/32 uses its share; try again later");
+    ask(at(2)).await.unwrap();
+    ask(at(1).with_authority()).await.unwrap();
 }
 
 #[tokio::test]
