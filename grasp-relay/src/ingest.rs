@@ -9,6 +9,7 @@
 //! A batch is judged in rounds. What is refused for want of something is judged again when a round stored anything,
 //! so the order inside a batch does not matter.
 
+mod authority;
 mod bounds;
 mod budgets;
 mod git_side;

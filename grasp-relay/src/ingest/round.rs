@@ -41,9 +41,10 @@ impl Pipeline {
     /// Judges a round and keeps what is to be kept; one verdict per event, in order.
     pub(super) async fn judge_and_keep(&self, round: &[Pending], origin: &Origin) -> Vec<Verdict> {
         // Every round looks everything up again, so every round is paid for.
-        let now = self.clock.now().mono;
-        let pays = |pending: &Pending| self.budgets.pay_lookups(now, &pending.event, origin);
-        let paid: Vec<bool> = round.iter().map(pays).collect();
+        let mut paid = Vec::with_capacity(round.len());
+        for pending in round {
+            paid.push(self.pay_lookups(&pending.event, origin).await);
+        }
         let round: Vec<Pending> = round
             .iter()
             .zip(&paid)
@@ -70,7 +71,8 @@ impl Pipeline {
         origin: &Origin,
     ) -> Result<Vec<Verdict>, StoreError> {
         let now = self.clock.now().unix;
-        let Ok(turn) = self.budgets.turn(origin).await else {
+        let has_authority = round.iter().any(|one| self.is_known_authority(&one.event.pubkey));
+        let Ok(turn) = self.budgets.turn(origin, has_authority).await else {
             return Ok(vec![Verdict::Reject(Rejection::Busy); round.len()]);
         };
         let facts = lookup::facts(&*self.store, &*self.git, round, now).await?;
@@ -97,6 +99,7 @@ impl Pipeline {
         self.take_out_of_service(round, &verdicts, now).await?;
         self.tell(round, &verdicts).await;
         self.git.affected(affected).await;
+        self.note_authorities(round, &verdicts).await;
         Ok(verdicts)
     }
 

@@ -9,7 +9,9 @@ use grasp_core::admission::{FanOut, FanOutLimits, Hold, Known, Policy, Rejection
 use grasp_core::resources::ClientNetwork;
 use grasp_core::service::npub;
 use grasp_relay::Clock;
-use grasp_relay::ingest::{GitFacts, GitSide, Ingest, Kept, Origin, Pipeline, RelayOnly, Verdict};
+use grasp_relay::ingest::{
+    Budgets, GitFacts, GitSide, Ingest, Kept, Origin, Pipeline, RelayOnly, Verdict,
+};
 use grasp_relay::nostr::Hub;
 use grasp_relay::nostr::hub::{Capacity, Heard, Listener};
 use grasp_relay::store::StoreError;
@@ -61,7 +63,7 @@ impl Server {
             hub,
             policy: Policy::new("us.example".parse().unwrap()),
             fan_out: std::sync::Mutex::default(),
-            budgets: grasp_relay::ingest::Budgets::default(),
+            budgets: Budgets::default(),
             clock: Clock::new(move || now),
         };
         Self { pipeline, listener }
@@ -327,4 +329,63 @@ async fn strangers_who_fill_a_repository_do_not_lock_its_maintainers_out() {
     }
     let crowded = Verdict::Reject(Rejection::RateLimited);
     assert_eq!(server.take(&[&sign(&eve, 1, &tags)]).await, [crowded]);
+}
+
+/// Sends events of fresh keys until one is not even looked at; whether that came.
+async fn use_up_lookups(server: &Server, address: &str) -> bool {
+    let network = Some(ClientNetwork::of(address.parse().unwrap()));
+    for _ in 0..100 {
+        let origin = Origin::Client { authenticated: Vec::new(), network };
+        let note = sign(&Keys::generate(), 1, &[&["e", &"a".repeat(64)]]);
+        if server.pipeline.ingest(vec![note], origin).await == [Verdict::Reject(Rejection::Busy)] {
+            return true;
+        }
+    }
+    false
+}
+
+#[tokio::test]
+async fn strangers_who_use_up_all_lookups_do_not_lock_maintainers_out() {
+    let mut server = Server::with(Arc::new(RelayOnly)).await;
+    server.pipeline.budgets = Budgets::new(1_000);
+    let (alice, bob) = (Keys::generate(), Keys::generate());
+    let state = |keys: &Keys, at: u64| {
+        sign_at(keys, 30618, at, &[&["d", "x"], &["refs/heads/main", &"a".repeat(40)]])
+    };
+    for event in [announcement(&alice), state(&alice, NOW - 9)] {
+        assert!(server.take(&[&event]).await[0].answer().accepted);
+    }
+    let from = |address: &str, event: Event| {
+        let network = Some(ClientNetwork::of(address.parse().unwrap()));
+        server.pipeline.ingest(vec![event], Origin::Client { authenticated: Vec::new(), network })
+    };
+    // First in her own network, then in all.
+    assert!(use_up_lookups(&server, "198.51.100.1").await);
+    assert!(from("198.51.100.1", state(&alice, NOW - 8)).await[0].answer().accepted);
+    for network in 0..24 {
+        assert!(use_up_lookups(&server, &format!("203.0.{network}.1")).await);
+    }
+    let busy = Verdict::Reject(Rejection::Busy);
+    assert_eq!(from("192.0.2.1", issue(&bob, &alice)).await, [busy]);
+    assert!(from("192.0.2.1", state(&alice, NOW - 7)).await[0].answer().accepted);
+}
+
+#[tokio::test]
+async fn authority_is_found_out_when_it_matters_and_not_given_to_others() {
+    let mut server = Server::with(Arc::new(RelayOnly)).await;
+    let (alice, bob) = (Keys::generate(), Keys::generate());
+    let state = sign_at(&alice, 30618, NOW - 9, &[&["d", "x"]]);
+    for event in [announcement(&alice), state, issue(&bob, &alice)] {
+        assert!(server.take(&[&event]).await[0].answer().accepted);
+    }
+    // As after a restart: nobody is remembered.
+    server.pipeline.budgets = Budgets::new(1_000);
+    assert!(use_up_lookups(&server, "198.51.100.1").await);
+    let network = Some(ClientNetwork::of("198.51.100.1".parse().unwrap()));
+    let origin = || Origin::Client { authenticated: Vec::new(), network };
+    let note =
+        |keys: &Keys| sign(keys, 1621, &[&["a", &format!("30617:{}:x", alice.public_key())]]);
+    assert!(server.pipeline.ingest(vec![note(&alice)], origin()).await[0].answer().accepted);
+    let busy = Verdict::Reject(Rejection::Busy);
+    assert_eq!(server.pipeline.ingest(vec![note(&bob)], origin()).await, [busy]);
 }

@@ -5,6 +5,8 @@
 //! cargo test -p grasp-tests --test attacks -- delta filter     # those whose names contain one of these words
 //! ```
 //!
+//! `docs/explanation/security.md` lists all replays with their figures, and the tests of attacks that are not replayed.
+//!
 //! Each attack meets a server of its own: the very command that operators run, in a process of its own, with default
 //! settings but for its port, its directory and private targets. While it lasts a maintainer signs and pushes, a reader asks by id
 //! and somebody clones. [`Report`](scene::Report) says what must hold: the 95th percentile of each honest operation,
