@@ -14,9 +14,8 @@ use grasp_relay::keeper::{Classify, HuntParts, Keeper, KeeperParts};
 use grasp_relay::metrics::{CountedIngest, Metrics, count_requests};
 use grasp_relay::nostr::{Hub, RelayInfo};
 use grasp_relay::server::{Config, Parts, serve};
-use grasp_relay::store::rules::Rules;
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
-use grasp_relay::store::{EventStore, StoreError};
+use grasp_relay::store::{EventStore, StoreError, StoreRules};
 use grasp_relay::{Clock, git_http};
 use grasp_sync::driver::{self, RecordFile};
 use grasp_sync::{LocalRelay, Syncer};
@@ -175,13 +174,16 @@ pub async fn open_store(settings: &Settings) -> Result<Arc<dyn EventStore>> {
     create_private_dir(dir).with_context(|| {
         format!("could not create {}; choose another directory with --data-dir", dir.display())
     })?;
-    let rules = Rules { service: Some(settings.service.clone()), ..Rules::default() };
+    let rules = StoreRules { service: Some(settings.service.clone()), ..StoreRules::default() };
     open_chosen(settings, rules)
         .await
         .with_context(|| format!("could not open the event store in {}", dir.display()))
 }
 
-async fn open_chosen(settings: &Settings, rules: Rules) -> Result<Arc<dyn EventStore>, StoreError> {
+async fn open_chosen(
+    settings: &Settings,
+    rules: StoreRules,
+) -> Result<Arc<dyn EventStore>, StoreError> {
     let dir = &settings.data_dir;
     Ok(match settings.store {
         Store::Sqlite => {

@@ -8,20 +8,20 @@
 //! ecosystem and from there to us.
 
 pub mod adapter;
-pub mod memory;
-pub mod rules;
 pub mod sqlite;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::TryStreamExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
-use grasp_core::nip34::{Announcement, References};
-use grasp_core::{Identifier, Version, deletion, kinds};
-use nostr::event::{Event, EventId};
-use nostr::filter::Filter;
+use grasp_core::admission::Needs;
+use grasp_core::nip34::{Announcement, Proposal, References};
+use grasp_core::{Identifier, ServiceIdentity, Version, deletion, kinds};
+use nostr::event::{Event, EventId, Kind};
+use nostr::filter::{Filter, SingleLetterTag};
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
 
@@ -125,6 +125,93 @@ pub enum StoreError {
     Closed,
 }
 
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// What an operator decides about deletion, vanishing and rollback.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreRules {
+    /// The address this relay is known by: a request to vanish that names it is obeyed.
+    ///
+    /// Requests for all relays are obeyed without one too.
+    pub service: Option<ServiceIdentity>,
+    /// How many superseded versions of one announcement or state are kept for rollback.
+    pub kept_versions: usize,
+    /// How long a deletion request is served after it was received, or last removed or blocked something.
+    pub deletions_served: Duration,
+    /// How much longer its targets stay refused after it is no longer served.
+    pub deletions_gated: Duration,
+}
+
+impl Default for StoreRules {
+    fn default() -> Self {
+        Self {
+            service: None,
+            kept_versions: 64,
+            deletions_served: 30 * DAY,
+            deletions_gated: 180 * DAY,
+        }
+    }
+}
+
+impl StoreRules {
+    /// A request last useful at this time or earlier is no longer served.
+    pub(crate) fn retired_before(&self, now: Timestamp) -> u64 {
+        ago(now, self.deletions_served)
+    }
+
+    /// A request last useful at this time or earlier no longer refuses anything.
+    pub(crate) fn forgotten_before(&self, now: Timestamp) -> u64 {
+        ago(now, self.deletions_served.saturating_add(self.deletions_gated))
+    }
+}
+
+/// A request that was useful after this time is not noted as useful again: a flood of blocked events stays cheap.
+pub(crate) fn noted_before(now: Timestamp) -> u64 {
+    ago(now, DAY)
+}
+
+fn ago(now: Timestamp, length: Duration) -> u64 {
+    now.as_secs().saturating_sub(length.as_secs())
+}
+
+/// Says whether superseded versions of this kind are kept: repository announcements and states.
+pub(crate) fn keeps_versions(kind: Kind) -> bool {
+    kind == kinds::ANNOUNCEMENT || kind == kinds::STATE
+}
+
+/// The kinds that speak of git data.
+pub(crate) const REPOSITORY_KINDS: [Kind; 4] =
+    [kinds::ANNOUNCEMENT, kinds::STATE, kinds::PULL_REQUEST, kinds::PULL_REQUEST_UPDATE];
+
+/// Returns the names of the repositories whose git data an event speaks of; none for other kinds.
+pub(crate) fn repository_names(event: &Event) -> BTreeSet<Identifier> {
+    if !REPOSITORY_KINDS.contains(&event.kind) {
+        return BTreeSet::new();
+    }
+    let proposal = Proposal::parse(event).ok();
+    let addressed = proposal.into_iter().flat_map(|proposal| proposal.repos);
+    Needs::of(event).identifier.into_iter().chain(addressed.map(|repo| repo.identifier)).collect()
+}
+
+/// Says whether no event can match: a list is empty, its times exclude each other, or it is one we do not answer.
+pub(crate) fn matches_nothing(filter: &Filter) -> bool {
+    filter.ids.as_ref().is_some_and(BTreeSet::is_empty)
+        || filter.authors.as_ref().is_some_and(BTreeSet::is_empty)
+        || filter.kinds.as_ref().is_some_and(BTreeSet::is_empty)
+        || filter.generic_tags.values().any(BTreeSet::is_empty)
+        || filter.search.is_some()
+        || filter.limit == Some(0)
+        || filter.since > filter.until.or(Some(Timestamp::max()))
+}
+
+/// Says whether an event has a tag of this name with one of these values.
+pub(crate) fn has_tag(event: &Event, name: SingleLetterTag, values: &BTreeSet<String>) -> bool {
+    event.tags.iter().any(|tag| {
+        tag.single_letter_tag() == Some(name)
+            && tag.content().is_some_and(|value| values.contains(value))
+    })
+}
+
 /// All that a filter finds, whole.
 pub async fn events(
     store: &dyn EventStore,
@@ -160,9 +247,9 @@ pub async fn announcements(
 }
 
 /// Returns about how many rows of an index storing an event is worth.
-pub(crate) fn rows(event: &Event) -> usize {
+pub(crate) fn write_cost(event: &Event) -> usize {
     /// Rows of an event without tags.
-    const OWN: usize = 4;
+    const BASE_ROWS: usize = 4;
     /// Bytes of text that take as long to write as a row.
     const BYTES_PER_ROW: usize = 256;
     let values = event.tags.iter().flat_map(|tag| tag.as_slice());
@@ -170,11 +257,11 @@ pub(crate) fn rows(event: &Event) -> usize {
     let indexed = event.tags.iter().filter(|tag| tag.single_letter_tag().is_some());
     // Each target of a deletion request is gated, too, in two indexes.
     let rows_per_tag = if event.kind == kinds::DELETION { 3 } else { 1 };
-    OWN + indexed.count() * rows_per_tag + bytes / BYTES_PER_ROW
+    BASE_ROWS + indexed.count() * rows_per_tag + bytes / BYTES_PER_ROW
 }
 
 /// Returns the filter for the event at a coordinate. It also matches one that carries the identifier in a second `d` tag.
-fn at(coordinate: Coordinate) -> Filter {
+fn coordinate_filter(coordinate: Coordinate) -> Filter {
     let filter = Filter::new().kind(coordinate.kind).author(coordinate.public_key);
     let has_tag = coordinate.kind.is_addressable() && !coordinate.identifier.is_empty();
     if has_tag { filter.identifier(coordinate.identifier) } else { filter }
@@ -265,7 +352,8 @@ pub trait EventStore: Send + Sync + 'static {
         now: Timestamp,
     ) -> BoxFuture<'_, Result<Present, StoreError>> {
         Box::pin(async move {
-            let mut filters: Vec<Filter> = named.coordinates.iter().cloned().map(at).collect();
+            let mut filters: Vec<Filter> =
+                named.coordinates.iter().cloned().map(coordinate_filter).collect();
             filters.push(Filter::new().ids(named.ids.iter().copied()));
             let mut present = Present::default();
             let mut found = self.query(filters, now);

@@ -10,7 +10,7 @@ use grasp_purgatory::resources::{Holding, SharedPool};
 use nostr::event::Event;
 
 use super::authority::Remembered;
-use crate::store::rows;
+use crate::store::write_cost;
 
 /// Keys that all clients together may have looked up within a minute: some seconds of one processor. A quarter is
 /// reserved for authors with authority. One address gets a quarter of what others leave of the rest, which is enough for
@@ -90,7 +90,7 @@ impl Budgets {
     /// Pays for keeping an event of an author who is not known here, of a kind that is kept of everybody.
     #[must_use]
     pub(super) fn pay_unasked(&self, now: Mono, event: &Event, origin: &Origin) -> bool {
-        lock(&self.unasked).spend(now, &origin.claimant(), rows(event) as u64).is_ok()
+        lock(&self.unasked).spend(now, &origin.claimant(), write_cost(event) as u64).is_ok()
     }
 
     /// Waits until a round of a client's events may be looked up. What we asked other relays for need not wait.
@@ -146,7 +146,7 @@ mod tests {
         let (eve, alice) = (from("198.51.100.1"), from("192.0.2.1"));
         let long = naming(2_000);
         let paid = (0..1_000).take_while(|_| budgets.pay_unasked(now, &long, &eve)).count();
-        assert_eq!(paid, 250_000 / rows(&long));
+        assert_eq!(paid, 250_000 / write_cost(&long));
         assert!((0..1_000).all(|_| budgets.pay_unasked(now, &naming(1), &alice)));
         assert!(budgets.pay_unasked(now + 2 * DAY, &long, &eve), "it comes back");
     }

@@ -15,8 +15,7 @@ use nostr::filter::Filter;
 
 use super::{Gone, Keeper, Until};
 use crate::ingest::{GitFacts, GitSide, Kept};
-use crate::store::rules::WITH_GIT_DATA;
-use crate::store::{self, StoreError};
+use crate::store::{self, REPOSITORY_KINDS, StoreError};
 
 /// How long the sender of an event waits to hear whether it is served; then it hears what is true until then.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -158,5 +157,5 @@ impl Keeper {
 
 /// Whether an event of this kind may have to wait for git data.
 fn waits_for_git(event: &Event) -> bool {
-    WITH_GIT_DATA.contains(&event.kind)
+    REPOSITORY_KINDS.contains(&event.kind)
 }

@@ -8,19 +8,13 @@
 //! Nothing blocks an async thread, readers and the writer do not wait for each other (write-ahead log), and a save is
 //! answered only after its transaction is on the disk.
 
-mod budget;
-mod delivery;
-mod gather;
-mod health;
-mod inquiry;
-mod keys;
-mod ledger;
-mod log;
-mod plan;
+mod deletions;
 mod readers;
 mod scan;
 mod schema;
 mod search;
+mod tables;
+mod wal;
 mod writer;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -42,37 +36,35 @@ use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
 use rusqlite::Connection;
 
-use self::budget::Budget;
-use self::delivery::Delivery;
-pub use self::health::Integrity;
-use self::inquiry::Inquiry;
-use self::keys::Keys;
-use self::ledger::{Ledger, Verdict};
-use self::log::Log;
-use self::readers::Readers;
-use self::scan::Found;
-use self::search::{Search, Turn};
+use self::readers::{ExistsQuery, QueryCursor, Readers};
+use self::scan::IndexRow;
+use self::schema::Keys;
+use self::search::{ReadBudget, Search, SearchProgress};
+use self::tables::{Tables, Verdict};
+use self::wal::Wal;
 use self::writer::Writer;
-use super::rules::Rules;
-use super::{Commit, EventStore, Inventory, Present, Refusal, StoreError, StoredEvent, rows};
+use super::{
+    Commit, EventStore, Inventory, Present, Refusal, StoreError, StoreRules, StoredEvent,
+    write_cost,
+};
 
 /// Events removed in one transaction, so that saves waiting behind it are not kept for long.
-const REMOVAL: usize = 500;
+const REMOVALS_PER_COMMIT: usize = 500;
 
 /// Rows written by one task, unless a single event has more, so that others need not wait for long.
-const ROWS_PER_TASK: usize = 5_000;
+const MAX_TASK_ROWS: usize = 5_000;
 
 /// Keys that one turn of a reader looks up.
-const KEYS_PER_TURN: usize = 1_000;
+const KEYS_PER_READ: usize = 1_000;
 
 /// How long a connection waits for a lock, which only another process can hold for long.
-const PATIENCE: Duration = Duration::from_secs(10);
+const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How a [`SqliteStore`] uses the machine.
 #[derive(Clone, Debug)]
 pub struct SqliteOptions {
     /// What it does about deletion, vanishing and rollback.
-    pub rules: Rules,
+    pub rules: StoreRules,
     /// How many threads read at the same time; each costs a connection and up to `reader_cache` of memory.
     pub readers: NonZeroUsize,
     /// Bytes of the file that one reader keeps in memory.
@@ -84,12 +76,22 @@ pub struct SqliteOptions {
 impl Default for SqliteOptions {
     fn default() -> Self {
         Self {
-            rules: Rules::default(),
+            rules: StoreRules::default(),
             readers: NonZeroUsize::MIN.saturating_add(3),
             reader_cache: 2 * 1024 * 1024,
             writer_cache: 16 * 1024 * 1024,
         }
     }
+}
+
+/// What an examination of the file found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Integrity {
+    /// Nothing is wrong.
+    Sound,
+    /// What is wrong, in SQLite's words and ours.
+    Damaged(Vec<String>),
 }
 
 /// An [`EventStore`] in one SQLite file.
@@ -128,7 +130,7 @@ pub struct SqliteStore {
 
 struct Shared {
     path: PathBuf,
-    rules: Arc<Rules>,
+    rules: Arc<StoreRules>,
     keys: Arc<Keys>,
     writer: Writer,
     readers: Readers,
@@ -146,9 +148,9 @@ impl SqliteStore {
         let rules = Arc::new(options.rules);
         finish_requests(&mut conn, &keys, &rules).map_err(failure)?;
         let readers = Readers::start(path, options.readers, options.reader_cache)?;
-        let copier = connect(path, 0)?;
-        let writer = Log::watch(path, copier)
-            .and_then(|log| Writer::start(conn, log, keys.clone(), Arc::clone(&rules)))
+        let checkpointer = connect(path, 0)?;
+        let writer = Wal::start(path, checkpointer)
+            .and_then(|wal| Writer::start(conn, wal, keys.clone(), Arc::clone(&rules)))
             .map_err(|error| StoreError::Engine(Box::new(error)))?;
         let shared = Shared {
             path: path.to_owned(),
@@ -163,7 +165,18 @@ impl SqliteStore {
 
     /// Deletes everything: events, kept versions, and all memory of deletion and vanishing.
     pub async fn forget_everything(&self) -> Result<(), StoreError> {
-        self.shared.write(1, |ledger| ledger.forget_everything()).await
+        self.shared.write(1, |tables| tables.forget_everything()).await
+    }
+
+    /// Examines the whole file: its pages, its indexes, and whether they speak of the same events.
+    ///
+    /// Takes as long as reading everything does, while the store goes on working.
+    pub async fn integrity_check(&self) -> Result<Integrity, StoreError> {
+        let faults = self.shared.read(examine).await?;
+        Ok(match faults.is_empty() {
+            true => Integrity::Sound,
+            false => Integrity::Damaged(faults),
+        })
     }
 }
 
@@ -186,12 +199,12 @@ impl EventStore for SqliteStore {
             let mut commit = Commit::default();
             let mut events = events.into_iter().peekable();
             while events.peek().is_some() {
-                let (mut some, mut weight) = (Vec::new(), 0);
-                while let Some(event) = events.next_if(|event| fits(weight, rows(event))) {
-                    weight += rows(&event);
-                    some.push(event);
+                let (mut batch, mut weight) = (Vec::new(), 0);
+                while let Some(event) = events.next_if(|event| fits(weight, write_cost(event))) {
+                    weight += write_cost(&event);
+                    batch.push(event);
                 }
-                let save = move |ledger: &Ledger<'_>| ledger.save(&some, now);
+                let save = move |tables: &Tables<'_>| tables.save(&batch, now);
                 let (Commit { saved, affected }, unfinished) =
                     self.shared.write(weight, save).await?;
                 commit.saved.extend(saved);
@@ -220,16 +233,16 @@ impl EventStore for SqliteStore {
         now: Timestamp,
     ) -> BoxFuture<'_, Result<Vec<Option<Refusal>>, StoreError>> {
         Box::pin(async move {
-            let judge = move |ledger: &Ledger<'_>| {
-                events.iter().map(|event| ledger.judge(event, now)).collect::<Result<Vec<_>, _>>()
+            let judge = move |tables: &Tables<'_>| {
+                events.iter().map(|event| tables.check(event, now)).collect::<Result<Vec<_>, _>>()
             };
             let verdicts = self.shared.read(judge).await?.into_iter();
             let refusal = |verdict| match verdict {
-                Verdict::Welcome | Verdict::Known | Verdict::Superseded => None,
+                Verdict::Accepted | Verdict::Duplicate | Verdict::Superseded => None,
                 Verdict::Refused(refusal) => Some(refusal),
-                Verdict::Deleted(by) => {
-                    let note = move |ledger: &Ledger<'_>| ledger.note_use(by, now);
-                    self.shared.writer.suggest(note);
+                Verdict::DeletedBy(by) => {
+                    let note = move |tables: &Tables<'_>| tables.note_use(by, now);
+                    self.shared.writer.try_perform(note);
                     Some(Refusal::Deleted)
                 }
             };
@@ -243,10 +256,10 @@ impl EventStore for SqliteStore {
         now: Timestamp,
     ) -> BoxStream<'static, Result<Vec<StoredEvent>, StoreError>> {
         let shared = Arc::clone(&self.shared);
-        let delivery = Delivery::new(filters, now);
-        stream::unfold(Some(delivery), move |delivery| {
+        let cursor = QueryCursor::new(filters, now);
+        stream::unfold(Some(cursor), move |cursor| {
             let shared = Arc::clone(&shared);
-            async move { delivery?.next(&shared).await }
+            async move { cursor?.next(&shared).await }
         })
         .boxed()
     }
@@ -260,10 +273,10 @@ impl EventStore for SqliteStore {
             let mut search = Search::new(filters, now);
             let mut count = 0;
             loop {
-                let (found, turn);
-                (search, found, turn) = self.shared.search(search, usize::MAX).await?;
+                let (found, progress);
+                (search, found, progress) = self.shared.search(search, usize::MAX).await?;
                 count += found.len() as u64;
-                if turn == Turn::Finished {
+                if progress == SearchProgress::Finished {
                     return Ok(count);
                 }
             }
@@ -276,18 +289,18 @@ impl EventStore for SqliteStore {
         now: Timestamp,
     ) -> BoxFuture<'_, Result<Vec<bool>, StoreError>> {
         Box::pin(async move {
-            let mut inquiry = Inquiry::new(questions, now);
+            let mut query = ExistsQuery::new(questions, now);
             loop {
-                let turn;
-                (inquiry, turn) = self
+                let progress;
+                (query, progress) = self
                     .shared
-                    .read(move |ledger| {
-                        let turn = inquiry.turn(ledger)?;
-                        Ok((inquiry, turn))
+                    .read(move |tables| {
+                        let progress = query.advance(tables)?;
+                        Ok((query, progress))
                     })
                     .await?;
-                if turn == Turn::Finished {
-                    return Ok(inquiry.into_answers());
+                if progress == SearchProgress::Finished {
+                    return Ok(query.into_answers());
                 }
             }
         })
@@ -302,14 +315,14 @@ impl EventStore for SqliteStore {
             let mut present = Present::default();
             let (ids, coordinates): (Vec<_>, Vec<_>) =
                 (named.ids.into_iter().collect(), named.coordinates.into_iter().collect());
-            for some in ids.chunks(KEYS_PER_TURN) {
-                let some = some.to_vec();
-                let find = move |ledger: &Ledger<'_>| ledger.served_of(&some, now);
+            for batch in ids.chunks(KEYS_PER_READ) {
+                let batch = batch.to_vec();
+                let find = move |tables: &Tables<'_>| tables.served_of(&batch, now);
                 present.ids.extend(self.shared.read(find).await?);
             }
-            for some in coordinates.chunks(KEYS_PER_TURN) {
-                let some = some.to_vec();
-                let find = move |ledger: &Ledger<'_>| ledger.versions_at(some, now);
+            for batch in coordinates.chunks(KEYS_PER_READ) {
+                let batch = batch.to_vec();
+                let find = move |tables: &Tables<'_>| tables.versions_at(batch, now);
                 present.versions.extend(self.shared.read(find).await?);
             }
             Ok(present)
@@ -327,18 +340,18 @@ impl EventStore for SqliteStore {
             let mut items = Vec::new();
             loop {
                 let wanted = (max - items.len()).saturating_add(1);
-                let turn;
-                (search, items, turn) = self
+                let progress;
+                (search, items, progress) = self
                     .shared
-                    .read(move |ledger| {
-                        let turn = search.list(ledger, wanted, &mut items)?;
-                        Ok((search, items, turn))
+                    .read(move |tables| {
+                        let progress = search.list(tables, wanted, &mut items)?;
+                        Ok((search, items, progress))
                     })
                     .await?;
                 if items.len() > max {
                     return Ok(Inventory::TooMany);
                 }
-                if turn == Turn::Finished {
+                if progress == SearchProgress::Finished {
                     return Ok(Inventory::Complete(items));
                 }
             }
@@ -347,7 +360,7 @@ impl EventStore for SqliteStore {
 
     fn superseded(&self, coordinate: Coordinate) -> BoxFuture<'_, Result<Vec<Event>, StoreError>> {
         Box::pin(async move {
-            let kept = self.shared.read(move |ledger| ledger.superseded(&coordinate)).await?;
+            let kept = self.shared.read(move |tables| tables.superseded(&coordinate)).await?;
             let parsed = kept.iter().map(Event::from_json);
             parsed.collect::<Result<_, _>>().map_err(|error| StoreError::Engine(Box::new(error)))
         })
@@ -355,12 +368,12 @@ impl EventStore for SqliteStore {
 
     fn remove(&self, ids: Vec<EventId>) -> BoxFuture<'_, Result<u64, StoreError>> {
         Box::pin(async move {
-            self.shared.open_only()?;
+            self.shared.check_open()?;
             let mut removed = 0;
-            for some in ids.chunks(REMOVAL) {
-                let some = some.to_vec();
-                let remove = move |ledger: &Ledger<'_>| ledger.remove(&some);
-                removed += self.shared.write(REMOVAL, remove).await?;
+            for batch in ids.chunks(REMOVALS_PER_COMMIT) {
+                let batch = batch.to_vec();
+                let remove = move |tables: &Tables<'_>| tables.remove(&batch);
+                removed += self.shared.write(REMOVALS_PER_COMMIT, remove).await?;
             }
             Ok(removed)
         })
@@ -372,17 +385,17 @@ impl EventStore for SqliteStore {
         by: Version,
         _: Timestamp,
     ) -> BoxFuture<'_, Result<u64, StoreError>> {
-        self.shared.write(1, move |ledger| ledger.delist(&coordinate, by))
+        self.shared.write(1, move |tables| tables.delist(&coordinate, by))
     }
 
     fn delisted(
         &self,
         coordinates: Vec<Coordinate>,
     ) -> BoxFuture<'_, Result<BTreeMap<Coordinate, Version>, StoreError>> {
-        Box::pin(self.shared.read(move |ledger| {
+        Box::pin(self.shared.read(move |tables| {
             let mut found = BTreeMap::new();
             for coordinate in coordinates {
-                let by = ledger.delisted_by(&ledger.keys.coordinate(&coordinate))?;
+                let by = tables.delisted_by(&tables.keys.coordinate(&coordinate))?;
                 found.extend(by.map(|by| (coordinate, by.version())));
             }
             Ok(found)
@@ -393,7 +406,7 @@ impl EventStore for SqliteStore {
         Box::pin(async move {
             let mut events = 0;
             loop {
-                let swept = self.shared.write(1, move |ledger| ledger.sweep(now)).await?;
+                let swept = self.shared.write(1, move |tables| tables.sweep(now)).await?;
                 events += swept.events;
                 if !swept.more {
                     return Ok(events);
@@ -417,10 +430,10 @@ impl Shared {
     fn write<T, W>(&self, weight: usize, work: W) -> BoxFuture<'_, Result<T, StoreError>>
     where
         T: Send + 'static,
-        W: FnOnce(&Ledger<'_>) -> rusqlite::Result<T> + Send + 'static,
+        W: FnOnce(&Tables<'_>) -> rusqlite::Result<T> + Send + 'static,
     {
         Box::pin(async move {
-            self.open_only()?;
+            self.check_open()?;
             self.writer.perform(weight, work).await
         })
     }
@@ -430,8 +443,8 @@ impl Shared {
         let mut affected = BTreeSet::new();
         loop {
             let request = Arc::clone(&request);
-            let go_on = move |ledger: &Ledger<'_>| ledger.go_on(&request);
-            let (is_done, names) = self.write(ROWS_PER_TASK, go_on).await?;
+            let continue_request = move |tables: &Tables<'_>| tables.continue_request(&request);
+            let (is_done, names) = self.write(MAX_TASK_ROWS, continue_request).await?;
             affected.extend(names);
             if is_done {
                 return Ok(affected);
@@ -439,29 +452,30 @@ impl Shared {
         }
     }
 
-    async fn read<T, R>(&self, errand: R) -> Result<T, StoreError>
+    async fn read<T, R>(&self, task: R) -> Result<T, StoreError>
     where
         T: Send + 'static,
-        R: FnOnce(&Ledger<'_>) -> rusqlite::Result<T> + Send + 'static,
+        R: FnOnce(&Tables<'_>) -> rusqlite::Result<T> + Send + 'static,
     {
-        self.open_only()?;
-        self.readers.read(&self.keys, &self.rules, errand).await
+        self.check_open()?;
+        self.readers.read(&self.keys, &self.rules, task).await
     }
 
     async fn search(
         &self,
         mut search: Search,
         wanted: usize,
-    ) -> Result<(Search, Vec<Found>, Turn), StoreError> {
-        self.read(move |ledger| {
+    ) -> Result<(Search, Vec<IndexRow>, SearchProgress), StoreError> {
+        self.read(move |tables| {
             let mut found = Vec::new();
-            let turn = search.turn(ledger, wanted, &mut found, &mut Budget::of_turn())?;
-            Ok((search, found, turn))
+            let progress =
+                search.advance(tables, wanted, &mut found, &mut ReadBudget::of_slice())?;
+            Ok((search, found, progress))
         })
         .await
     }
 
-    fn open_only(&self) -> Result<(), StoreError> {
+    fn check_open(&self) -> Result<(), StoreError> {
         match self.closed.load(Ordering::SeqCst) {
             true => Err(StoreError::Closed),
             false => Ok(()),
@@ -470,14 +484,14 @@ impl Shared {
 }
 
 /// Carries out what the last process began to.
-fn finish_requests(conn: &mut Connection, keys: &Keys, rules: &Rules) -> rusqlite::Result<()> {
+fn finish_requests(conn: &mut Connection, keys: &Keys, rules: &StoreRules) -> rusqlite::Result<()> {
     loop {
         let tx = conn.transaction()?;
-        let ledger = Ledger::new(&tx, keys, rules);
-        let Some(request) = ledger.next_unfinished()? else { break };
-        ledger.go_on(&request)?;
-        ledger.finish()?;
-        drop(ledger);
+        let tables = Tables::new(&tx, keys, rules);
+        let Some(request) = tables.next_unfinished()? else { break };
+        tables.continue_request(&request)?;
+        tables.flush()?;
+        drop(tables);
         tx.commit()?;
     }
     Ok(())
@@ -485,26 +499,42 @@ fn finish_requests(conn: &mut Connection, keys: &Keys, rules: &Rules) -> rusqlit
 
 /// Whether more rows fit into a task of these.
 const fn fits(weight: usize, rows: usize) -> bool {
-    weight == 0 || weight + rows <= ROWS_PER_TASK
+    weight == 0 || weight + rows <= MAX_TASK_ROWS
 }
 
 /// Opens a connection the way all of ours are.
 fn connect(path: &Path, cache: usize) -> Result<Connection, StoreError> {
     let conn = Connection::open(path).map_err(failure)?;
     let cache_kib = i64::try_from(cache / 1024).unwrap_or(i64::MAX);
-    let kept_log = i64::try_from(log::KEPT).unwrap_or(i64::MAX);
+    let max_wal = i64::try_from(wal::MAX_WAL_BYTES).unwrap_or(i64::MAX);
     let set = || {
-        conn.busy_timeout(PATIENCE)?;
+        conn.busy_timeout(BUSY_TIMEOUT)?;
         conn.set_prepared_statement_cache_capacity(64);
         conn.pragma_update(None, "journal_mode", "WAL")?;
         conn.pragma_update(None, "synchronous", "FULL")?;
         conn.pragma_update(None, "wal_autocheckpoint", 0)?;
-        conn.pragma_update(None, "journal_size_limit", kept_log)?;
+        conn.pragma_update(None, "journal_size_limit", max_wal)?;
         conn.pragma_update(None, "temp_store", "MEMORY")?;
         conn.pragma_update(None, "cache_size", -cache_kib)
     };
     set().map_err(failure)?;
     Ok(conn)
+}
+
+fn examine(tables: &Tables<'_>) -> rusqlite::Result<Vec<String>> {
+    let report = "PRAGMA integrity_check";
+    let mut faults: Vec<String> =
+        tables.conn.prepare(report)?.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?;
+    faults.retain(|line| line != "ok");
+    for table in ["lists", "heads", "expirations"] {
+        let stray =
+            format!("SELECT count(*) FROM {table} WHERE seq NOT IN (SELECT seq FROM events)");
+        let count: i64 = tables.conn.query_row(&stray, [], |row| row.get(0))?;
+        if count > 0 {
+            faults.push(format!("{count} rows of {table} speak of events that are not there"));
+        }
+    }
+    Ok(faults)
 }
 
 fn failure(error: rusqlite::Error) -> StoreError {

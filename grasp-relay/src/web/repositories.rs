@@ -139,7 +139,7 @@ mod tests {
     use nostr::event::{EventId, Signature, Tag};
 
     use super::*;
-    use crate::store::memory::MemoryStore;
+    use crate::store::sqlite::{SqliteOptions, SqliteStore};
 
     /// Returns an announcement without a valid signature.
     fn announcement(n: usize) -> Arc<Event> {
@@ -154,7 +154,9 @@ mod tests {
     #[tokio::test]
     async fn a_list_that_may_be_incomplete_is_cut() {
         for (count, is_cut) in [(MAX_EVENTS - 1, false), (MAX_EVENTS + 1, true)] {
-            let (store, clock) = (Arc::new(MemoryStore::default()), Clock::system());
+            let dir = tempfile::tempdir().unwrap();
+            let store = SqliteStore::open(&dir.path().join("events.db"), SqliteOptions::default());
+            let (store, clock) = (Arc::new(store.unwrap()), Clock::system());
             let events = (1..=count).map(announcement).collect();
             store.save(events, clock.now().unix).await.unwrap();
             let listing = Listing::new(store, "us.example".parse().unwrap(), clock, |_| true);

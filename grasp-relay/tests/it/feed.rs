@@ -7,12 +7,12 @@ use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
 use grasp_relay::nostr::Hub;
 use grasp_relay::nostr::hub::Capacity;
-use grasp_relay::store::memory::MemoryStore;
 use grasp_relay::store::{EventStore as _, Saved};
 use grasp_relay::{Accepted, Clock, Feed};
 use nostr::event::{Event, EventId, Kind};
 use nostr::types::Timestamp;
 
+use crate::support::memory_store::MemoryStore;
 use crate::support::{in_time, note};
 
 struct World {

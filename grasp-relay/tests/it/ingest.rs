@@ -15,11 +15,12 @@ use grasp_relay::ingest::{
 use grasp_relay::nostr::Hub;
 use grasp_relay::nostr::hub::{Capacity, Heard, Listener};
 use grasp_relay::store::StoreError;
-use grasp_relay::store::memory::MemoryStore;
 use nostr::event::{Event, EventBuilder, EventId, FinalizeEvent, Kind, Tag};
 use nostr::filter::Filter;
 use nostr::key::Keys;
 use nostr::types::Timestamp;
+
+use crate::support::memory_store::MemoryStore;
 
 const NOW: u64 = 1_800_000_000;
 

@@ -14,13 +14,13 @@ use grasp_relay::Clock;
 use grasp_relay::ingest::GitSide;
 use grasp_relay::keeper::{Keeper, KeeperParts};
 use grasp_relay::nostr::Hub;
-use grasp_relay::store::memory::MemoryStore;
 use nostr::event::{Event, EventBuilder, FinalizeEvent as _, Kind, Tag};
 use nostr::key::Keys;
 use nostr::types::Timestamp;
 use tempfile::TempDir;
 
 use crate::support::in_time;
+use crate::support::memory_store::MemoryStore;
 
 fn policy() -> Policy {
     Policy::new("grasp.example".parse().unwrap())

@@ -8,10 +8,10 @@ mod versions;
 mod writing;
 
 use futures_util::future::BoxFuture;
-use grasp_relay::store::EventStore;
-use grasp_relay::store::memory::MemoryStore;
-use grasp_relay::store::rules::Rules;
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
+use grasp_relay::store::{EventStore, StoreRules};
+
+use crate::support::memory_store::MemoryStore;
 
 /// One rule, tried on an empty store under [`rules`].
 pub(crate) type Rule = for<'s> fn(&'s dyn EventStore) -> BoxFuture<'s, ()>;
@@ -19,8 +19,12 @@ pub(crate) type Rule = for<'s> fn(&'s dyn EventStore) -> BoxFuture<'s, ()>;
 pub(crate) const US: &str = "us.example";
 pub(crate) const KEPT_VERSIONS: usize = 3;
 
-pub(crate) fn rules() -> Rules {
-    Rules { service: Some(US.parse().unwrap()), kept_versions: KEPT_VERSIONS, ..Rules::default() }
+pub(crate) fn rules() -> StoreRules {
+    StoreRules {
+        service: Some(US.parse().unwrap()),
+        kept_versions: KEPT_VERSIONS,
+        ..StoreRules::default()
+    }
 }
 
 pub(crate) fn block_on<T>(work: impl Future<Output = T>) -> T {

@@ -4,7 +4,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use grasp_relay::store::EventStore;
-use grasp_relay::store::memory::MemoryStore;
 use grasp_relay::store::sqlite::{Integrity, SqliteOptions, SqliteStore};
 use nostr::event::{Event, Kind};
 use nostr::filter::{Filter, SingleLetterTag};
@@ -16,6 +15,7 @@ use proptest::sample::{select, subsequence};
 
 use crate::store_contract::{block_on, rules};
 use crate::store_events::*;
+use crate::support::memory_store::MemoryStore;
 
 const POOL: usize = 40;
 const AUTHORS: [Author; 3] = [Author(1), Author(2), Author(3)];

@@ -4,6 +4,8 @@
 mod client;
 #[path = "support/ingest.rs"]
 mod ingest;
+#[path = "support/memory_store.rs"]
+pub(crate) mod memory_store;
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -13,7 +15,6 @@ use std::time::Duration;
 use grasp_relay::nostr::{Hub, Limits, RelayInfo};
 use grasp_relay::server::Config;
 use grasp_relay::store::EventStore;
-use grasp_relay::store::memory::MemoryStore;
 use grasp_relay::web::Listing;
 use grasp_relay::{Clock, Parts};
 use nostr::event::{Event, EventBuilder, EventId, FinalizeEvent, Kind, Tag};
@@ -26,6 +27,7 @@ use tokio::task::JoinHandle;
 pub(crate) use self::client::{Client, Farewell};
 
 use self::ingest::Endpoint;
+use self::memory_store::MemoryStore;
 
 /// How long anything may take before a test gives up on it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);

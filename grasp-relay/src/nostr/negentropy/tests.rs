@@ -94,7 +94,10 @@ fn another_version_is_told_ours() {
 #[tokio::test]
 async fn one_network_leaves_items_for_others() {
     use nostr::event::{EventBuilder, FinalizeEvent as _, Kind};
-    let store = crate::store::memory::MemoryStore::default();
+
+    use crate::store::sqlite::{SqliteOptions, SqliteStore};
+    let dir = tempfile::tempdir().unwrap();
+    let store = SqliteStore::open(&dir.path().join("events.db"), SqliteOptions::default()).unwrap();
     let keys = nostr::key::Keys::generate();
     let note = |n: u32| EventBuilder::new(Kind::TextNote, n.to_string()).finalize(&keys).unwrap();
     let notes = (0..10).map(|n| Arc::new(note(n))).collect();

@@ -3,34 +3,38 @@
 //! Every errand is short: long scans are cut into turns and queue again, so that no reader is held by a slow client
 //! and no snapshot lives long enough to keep the log from being emptied.
 
+use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use rusqlite::Connection;
+use nostr::filter::Filter;
+use nostr::types::Timestamp;
+use rusqlite::{Connection, OptionalExtension};
 use tokio::sync::{mpsc, oneshot};
 
-use super::keys::Keys;
-use super::ledger::Ledger;
-use super::{connect, failure};
-use crate::store::StoreError;
-use crate::store::rules::Rules;
+use super::scan::IndexRow;
+use super::schema::Keys;
+use super::search::{ReadBudget, SEEK_ROWS, Search, SearchProgress};
+use super::tables::Tables;
+use super::{Shared, connect, failure};
+use crate::store::{StoreError, StoreRules, StoredEvent};
 
 /// How many errands may wait before callers have to wait for a place to wait.
-const QUEUE: usize = 1_024;
+const QUEUE_CAPACITY: usize = 1_024;
 
 /// The way to the readers' threads.
 pub(super) struct Readers {
-    queue: mpsc::Sender<Order>,
+    queue: mpsc::Sender<ReaderCommand>,
     count: usize,
 }
 
-type Errand = Box<dyn FnOnce(&Connection) + Send>;
+type ReadTask = Box<dyn FnOnce(&Connection) + Send>;
 
-enum Order {
-    Run(Errand),
+enum ReaderCommand {
+    Run(ReadTask),
     Stop(oneshot::Sender<()>),
 }
 
@@ -40,15 +44,15 @@ impl Readers {
         count: NonZeroUsize,
         cache: usize,
     ) -> Result<Self, StoreError> {
-        let (queue, orders) = mpsc::channel(QUEUE);
-        let orders = Arc::new(Mutex::new(orders));
+        let (queue, commands) = mpsc::channel(QUEUE_CAPACITY);
+        let commands = Arc::new(Mutex::new(commands));
         for number in 0..count.get() {
             let conn = connect(path, cache)?;
             conn.pragma_update(None, "query_only", true).map_err(failure)?;
-            let orders = Arc::clone(&orders);
+            let commands = Arc::clone(&commands);
             thread::Builder::new()
                 .name(format!("store-reader-{number}"))
-                .spawn(move || work(conn, &orders))
+                .spawn(move || work(conn, &commands))
                 .map_err(|error| StoreError::Engine(Box::new(error)))?;
         }
         Ok(Self { queue, count: count.get() })
@@ -58,22 +62,22 @@ impl Readers {
     pub(super) async fn read<T, R>(
         &self,
         keys: &Arc<Keys>,
-        rules: &Arc<Rules>,
-        errand: R,
+        rules: &Arc<StoreRules>,
+        task: R,
     ) -> Result<T, StoreError>
     where
         T: Send + 'static,
-        R: FnOnce(&Ledger<'_>) -> rusqlite::Result<T> + Send + 'static,
+        R: FnOnce(&Tables<'_>) -> rusqlite::Result<T> + Send + 'static,
     {
         let (reply, answer) = oneshot::channel();
         let (keys, rules) = (Arc::clone(keys), Arc::clone(rules));
         let run = move |conn: &Connection| {
             if !reply.is_closed() {
-                let read = snapshot(conn, &keys, &rules, errand);
+                let read = snapshot(conn, &keys, &rules, task);
                 let _ = reply.send(read.map_err(failure));
             }
         };
-        let sent = self.queue.send(Order::Run(Box::new(run))).await;
+        let sent = self.queue.send(ReaderCommand::Run(Box::new(run))).await;
         sent.map_err(|_| StoreError::Closed)?;
         answer.await.map_err(|lost| StoreError::Engine(Box::new(lost)))?
     }
@@ -83,7 +87,7 @@ impl Readers {
         let mut ended = Vec::new();
         for _ in 0..self.count {
             let (done, finished) = oneshot::channel();
-            if self.queue.send(Order::Stop(done)).await.is_ok() {
+            if self.queue.send(ReaderCommand::Stop(done)).await.is_ok() {
                 ended.push(finished);
             }
         }
@@ -97,27 +101,161 @@ impl Readers {
 fn snapshot<T>(
     conn: &Connection,
     keys: &Keys,
-    rules: &Rules,
-    errand: impl FnOnce(&Ledger<'_>) -> rusqlite::Result<T>,
+    rules: &StoreRules,
+    task: impl FnOnce(&Tables<'_>) -> rusqlite::Result<T>,
 ) -> rusqlite::Result<T> {
     let tx = conn.unchecked_transaction()?;
-    errand(&Ledger::new(&tx, keys, rules))
+    task(&Tables::new(&tx, keys, rules))
 }
 
-fn work(conn: Connection, orders: &Mutex<mpsc::Receiver<Order>>) {
+fn work(conn: Connection, commands: &Mutex<mpsc::Receiver<ReaderCommand>>) {
     loop {
-        let order = orders.lock().unwrap_or_else(PoisonError::into_inner).blocking_recv();
-        match order {
-            Some(Order::Run(errand)) => {
+        let command = commands.lock().unwrap_or_else(PoisonError::into_inner).blocking_recv();
+        match command {
+            Some(ReaderCommand::Run(task)) => {
                 // A panic is a fault of ours; it costs this errand, whose caller hears of it, and not a reader.
-                let _ = panic::catch_unwind(AssertUnwindSafe(|| errand(&conn)));
+                let _ = panic::catch_unwind(AssertUnwindSafe(|| task(&conn)));
             }
-            Some(Order::Stop(done)) => {
+            Some(ReaderCommand::Stop(done)) => {
                 drop(conn);
                 let _ = done.send(());
                 return;
             }
             None => return,
         }
+    }
+}
+
+/// Events delivered at once by a query, at most.
+const MAX_CHUNK_EVENTS: usize = 500;
+
+/// Bytes of JSON delivered at once by a query, unless a single event is longer.
+const MAX_CHUNK_BYTES: usize = 1024 * 1024;
+
+/// Places found ahead of what is delivered: looking them up is cheap, starting over is not.
+const LOOKAHEAD_ROWS: usize = 2 * MAX_CHUNK_EVENTS;
+
+/// A query between two chunks.
+pub(super) struct QueryCursor {
+    search: Search,
+    found: VecDeque<IndexRow>,
+    finished: bool,
+}
+
+type Delivered = (Result<Vec<StoredEvent>, StoreError>, Option<QueryCursor>);
+
+impl QueryCursor {
+    pub(super) fn new(filters: Vec<Filter>, now: Timestamp) -> Self {
+        Self { search: Search::new(filters, now), found: VecDeque::new(), finished: false }
+    }
+
+    /// Reads until there is something to deliver, or nothing more to find. Nothing follows an error.
+    pub(super) async fn next(mut self, shared: &Shared) -> Option<Delivered> {
+        while !(self.finished && self.found.is_empty()) {
+            let read = move |tables: &Tables<'_>| {
+                let chunk = self.chunk(tables)?;
+                Ok((self, chunk))
+            };
+            let chunk;
+            (self, chunk) = match shared.read(read).await {
+                Ok(read) => read,
+                Err(error) => return Some((Err(error), None)),
+            };
+            if !chunk.is_empty() {
+                return Some((Ok(chunk), Some(self)));
+            }
+        }
+        None
+    }
+
+    fn chunk(&mut self, tables: &Tables<'_>) -> rusqlite::Result<Vec<StoredEvent>> {
+        if self.found.is_empty() && !self.finished {
+            let mut found = Vec::new();
+            let progress = self.search.advance(
+                tables,
+                LOOKAHEAD_ROWS,
+                &mut found,
+                &mut ReadBudget::of_slice(),
+            )?;
+            self.finished = progress == SearchProgress::Finished;
+            self.found = found.into();
+        }
+        let mut chunk = Vec::new();
+        let mut bytes = 0;
+        while chunk.len() < MAX_CHUNK_EVENTS && bytes < MAX_CHUNK_BYTES {
+            let Some(found) = self.found.pop_front() else {
+                break;
+            };
+            if let Some(event) = load(tables, &found)? {
+                bytes += event.json.len();
+                chunk.push(event);
+            }
+        }
+        Ok(chunk)
+    }
+}
+
+/// Loads an event that was found, unless it is gone and its row is another's now.
+fn load(tables: &Tables<'_>, found: &IndexRow) -> rusqlite::Result<Option<StoredEvent>> {
+    let json: Option<Arc<str>> = tables
+        .conn
+        .prepare_cached("SELECT json FROM events WHERE seq = ?1 AND id = ?2")?
+        .query_row((found.seq, found.at.id()), |row| Ok(Arc::from(row.get_ref(0)?.as_str()?)))
+        .optional()?;
+    Ok(json.map(|json| StoredEvent {
+        id: found.at.event_id(),
+        created_at: found.at.created_at(),
+        json,
+    }))
+}
+
+/// Finds out, for each of several questions, whether anything matches.
+pub(super) struct ExistsQuery {
+    /// For each question the filters that were not tried yet. The first that matches is answer enough.
+    questions: Vec<VecDeque<Filter>>,
+    /// What was found out; the next question is the one that is being looked into.
+    answers: Vec<bool>,
+    search: Option<Search>,
+    now: Timestamp,
+}
+
+impl ExistsQuery {
+    pub(super) fn new(questions: Vec<Vec<Filter>>, now: Timestamp) -> Self {
+        let questions = questions.into_iter().map(VecDeque::from).collect();
+        Self { questions, answers: Vec::new(), search: None, now }
+    }
+
+    /// Answers questions until all are answered, or the turn is over.
+    pub(super) fn advance(&mut self, tables: &Tables<'_>) -> rusqlite::Result<SearchProgress> {
+        let mut budget = ReadBudget::of_slice();
+        while let Some(filters) = self.questions.get_mut(self.answers.len()) {
+            if budget.is_spent() {
+                return Ok(SearchProgress::Paused);
+            }
+            budget.spend(SEEK_ROWS);
+            let search = match (self.search.take(), filters.pop_front()) {
+                (Some(search), next) => {
+                    next.into_iter().for_each(|next| filters.push_front(next));
+                    Some(search)
+                }
+                (None, next) => next.map(|filter| Search::new(vec![filter.limit(1)], self.now)),
+            };
+            let Some(mut search) = search else {
+                self.answers.push(false);
+                continue;
+            };
+            let mut found = Vec::new();
+            let progress = search.advance(tables, 1, &mut found, &mut budget)?;
+            if !found.is_empty() {
+                self.answers.push(true);
+            } else if progress == SearchProgress::Paused {
+                self.search = Some(search);
+            }
+        }
+        Ok(SearchProgress::Finished)
+    }
+
+    pub(super) fn into_answers(self) -> Vec<bool> {
+        self.answers
     }
 }

@@ -1,15 +1,17 @@
 //! Reading lists of an index side by side, in serving order, without ever holding more than a handful of rows each.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::collections::binary_heap::PeekMut;
+use std::collections::{BTreeSet, BinaryHeap};
+use std::ops::Bound;
 use std::vec;
 
 use nostr::event::EventId;
 use rusqlite::{Connection, Row, Rows, Statement, params};
 
-use super::keys::{Digest, Position};
-use super::ledger::Ledger;
+use super::schema::{Digest, Position};
+use super::search::{ReadBudget, SEEK_ROWS};
+use super::tables::Tables;
 
 /// The part of serving order that is wanted.
 #[derive(Clone, Copy, Debug)]
@@ -22,7 +24,7 @@ pub(super) struct Bounds {
 
 /// A row of an index: an event without its text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Found {
+pub(super) struct IndexRow {
     pub(super) at: Position,
     pub(super) seq: i64,
     /// Zero if the list does not tell.
@@ -30,7 +32,7 @@ pub(super) struct Found {
 }
 
 /// Rows read from one list at a time, at most. Starts lower, so that a small limit over many lists stays cheap.
-const LONGEST_RUN: usize = 1_024;
+const MAX_RUN_ROWS: usize = 1_024;
 
 /// Several lists as one.
 ///
@@ -41,7 +43,7 @@ pub(super) struct Merge<'c> {
     sql: &'static str,
     cursors: Vec<Cursor<'c>>,
     /// The next row of each list that goes on, with the place of its cursor.
-    heads: BinaryHeap<Reverse<(Found, usize)>>,
+    heads: BinaryHeap<Reverse<(IndexRow, usize)>>,
     oldest: i64,
 }
 
@@ -50,7 +52,7 @@ struct Cursor<'c> {
     /// All events, if it is no list in particular.
     list: Option<&'c Digest>,
     /// Rows that were read ahead.
-    ahead: vec::IntoIter<Found>,
+    ahead: vec::IntoIter<IndexRow>,
     /// How many rows to read next; none if the list has ended.
     run: usize,
 }
@@ -58,12 +60,12 @@ struct Cursor<'c> {
 impl<'c> Merge<'c> {
     /// Opens lists, or everything, expecting that about `wanted` rows will be taken.
     pub(super) fn open(
-        ledger: &Ledger<'c>,
+        tables: &Tables<'c>,
         lists: Option<&'c [Digest]>,
         bounds: Bounds,
         wanted: usize,
     ) -> rusqlite::Result<Self> {
-        let sql = if lists.is_some() { IN_LIST } else { IN_TIME };
+        let sql = if lists.is_some() { LIST_ROWS_SQL } else { ALL_ROWS_SQL };
         let lists: Vec<_> = match lists {
             Some(lists) => lists.iter().map(Some).collect(),
             None => vec![None],
@@ -74,16 +76,16 @@ impl<'c> Merge<'c> {
             count => wanted / count * 2,
         };
         let mut merge = Self {
-            conn: ledger.conn,
+            conn: tables.conn,
             sql,
             cursors: Vec::with_capacity(lists.len()),
             heads: BinaryHeap::with_capacity(lists.len()),
             oldest: bounds.oldest,
         };
-        let mut statement = ledger.conn.prepare_cached(sql)?;
+        let mut statement = tables.conn.prepare_cached(sql)?;
         for (place, list) in lists.into_iter().enumerate() {
             let ahead = Vec::new().into_iter();
-            let mut cursor = Cursor { list, ahead, run: run.clamp(2, LONGEST_RUN) };
+            let mut cursor = Cursor { list, ahead, run: run.clamp(2, MAX_RUN_ROWS) };
             cursor.read_ahead(&mut statement, bounds)?;
             merge.heads.extend(cursor.ahead.next().map(|head| Reverse((head, place))));
             merge.cursors.push(cursor);
@@ -92,7 +94,7 @@ impl<'c> Merge<'c> {
     }
 
     /// The next row in serving order; an event that is in several lists comes several times in a row.
-    pub(super) fn next(&mut self) -> rusqlite::Result<Option<Found>> {
+    pub(super) fn next(&mut self) -> rusqlite::Result<Option<IndexRow>> {
         let Some(mut head) = self.heads.peek_mut() else {
             return Ok(None);
         };
@@ -126,10 +128,10 @@ impl Cursor<'_> {
             let Some(row) = rows.next()? else {
                 break;
             };
-            ahead.push(Found::read(row)?);
+            ahead.push(IndexRow::read(row)?);
         }
         let ended = ahead.len() < self.run;
-        self.run = if ended { 0 } else { (self.run * 2).min(LONGEST_RUN) };
+        self.run = if ended { 0 } else { (self.run * 2).min(MAX_RUN_ROWS) };
         self.ahead = ahead.into_iter();
         Ok(())
     }
@@ -138,9 +140,9 @@ impl Cursor<'_> {
 /// Rows of one list, or of all events, from a place on.
 ///
 /// Without LIMIT, because SQLite compiles a statement again each time its limit is bound. Whoever has enough stops.
-const IN_LIST: &str = "SELECT newest, id, seq, kind FROM lists
+const LIST_ROWS_SQL: &str = "SELECT newest, id, seq, kind FROM lists
     WHERE (newest, id) > (?1, ?2) AND newest <= ?3 AND list = ?4 ORDER BY newest, id";
-const IN_TIME: &str = "SELECT newest, id, seq, 0 FROM events INDEXED BY events_by_time
+const ALL_ROWS_SQL: &str = "SELECT newest, id, seq, 0 FROM events INDEXED BY events_by_time
     WHERE (newest, id) > (?1, ?2) AND newest <= ?3 ORDER BY newest, id";
 
 fn rows<'s>(
@@ -155,7 +157,7 @@ fn rows<'s>(
     }
 }
 
-impl Found {
+impl IndexRow {
     fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
         Ok(Self { at: Position::read(row)?, seq: row.get(2)?, kind: row.get(3)? })
     }
@@ -163,13 +165,13 @@ impl Found {
 
 /// Counts the rows of lists, and each list as a row, giving up at `most`: empty lists cost a search too.
 pub(super) fn count_up_to(
-    ledger: &Ledger<'_>,
+    tables: &Tables<'_>,
     lists: impl Iterator<Item = Digest>,
     bounds: &Bounds,
     most: usize,
 ) -> rusqlite::Result<usize> {
     let mut counted = 0;
-    let mut statement = ledger.conn.prepare_cached(IN_LIST)?;
+    let mut statement = tables.conn.prepare_cached(LIST_ROWS_SQL)?;
     for list in lists {
         let mut rows = rows(&mut statement, Some(&list), *bounds)?;
         counted += 1;
@@ -185,17 +187,17 @@ pub(super) fn count_up_to(
 
 /// Reads one list in serving order for as long as `take` wants more; returns how many rows that took.
 pub(super) fn read_list(
-    ledger: &Ledger<'_>,
+    tables: &Tables<'_>,
     list: &Digest,
     bounds: Bounds,
-    mut take: impl FnMut(Found) -> bool,
+    mut take: impl FnMut(IndexRow) -> bool,
 ) -> rusqlite::Result<usize> {
-    let mut statement = ledger.conn.prepare_cached(IN_LIST)?;
+    let mut statement = tables.conn.prepare_cached(LIST_ROWS_SQL)?;
     let mut rows = rows(&mut statement, Some(list), bounds)?;
     let mut read = 0;
     while let Some(row) = rows.next()? {
         read += 1;
-        if !take(Found::read(row)?) {
+        if !take(IndexRow::read(row)?) {
             break;
         }
     }
@@ -204,15 +206,120 @@ pub(super) fn read_list(
 
 /// Looks up one event by id, if it lies within the bounds.
 pub(super) fn look_up(
-    ledger: &Ledger<'_>,
+    tables: &Tables<'_>,
     id: &EventId,
     bounds: Bounds,
-) -> rusqlite::Result<Option<Found>> {
+) -> rusqlite::Result<Option<IndexRow>> {
     let mut statement =
-        ledger.conn.prepare_cached("SELECT newest, id, seq, kind FROM events WHERE id = ?1")?;
+        tables.conn.prepare_cached("SELECT newest, id, seq, kind FROM events WHERE id = ?1")?;
     let mut rows = statement.query([id.as_bytes()])?;
-    let found = rows.next()?.map(Found::read).transpose()?;
+    let found = rows.next()?.map(IndexRow::read).transpose()?;
     Ok(found.filter(|found| found.at > bounds.after && found.at.newest() <= bounds.oldest))
+}
+
+/// Rows kept, at least and at most, of what many lists hold.
+const MIN_WINDOW: usize = 500;
+const MAX_WINDOW: usize = 50_000;
+
+/// What a filter names by many values, being looked up.
+pub(super) struct ValueLookup {
+    names: Names,
+    /// The next of the names to look up.
+    next: usize,
+    /// The first rows in serving order of what was looked up.
+    first: BTreeSet<IndexRow>,
+    /// Whether rows were left out that come after those.
+    is_cut: bool,
+}
+
+enum Names {
+    Lists(Vec<Digest>),
+    Ids(Vec<EventId>),
+}
+
+impl ValueLookup {
+    pub(super) fn of_lists(lists: Vec<Digest>) -> Self {
+        Self::of(Names::Lists(lists))
+    }
+
+    pub(super) fn of_ids(ids: BTreeSet<EventId>) -> Self {
+        Self::of(Names::Ids(ids.into_iter().collect()))
+    }
+
+    fn of(names: Names) -> Self {
+        Self { names, next: 0, first: BTreeSet::new(), is_cut: false }
+    }
+
+    /// Goes on looking up until everything is, or the budget is spent; says whether it is done.
+    pub(super) fn advance(
+        &mut self,
+        tables: &Tables<'_>,
+        bounds: Bounds,
+        wanted: usize,
+        budget: &mut ReadBudget,
+    ) -> rusqlite::Result<bool> {
+        if self.is_cut && self.is_done() && self.after(bounds.after).next().is_none() {
+            (self.next, self.is_cut) = (0, false);
+            self.first.clear();
+        }
+        let window = wanted.clamp(MIN_WINDOW, MAX_WINDOW);
+        while !self.is_done() && !budget.is_spent() {
+            self.look_up_next(tables, bounds, window, budget)?;
+        }
+        Ok(self.is_done())
+    }
+
+    /// What was gathered of the rows after a place, in serving order.
+    pub(super) fn after(&self, place: Position) -> impl Iterator<Item = &IndexRow> {
+        let place = IndexRow { at: place, seq: i64::MAX, kind: u16::MAX };
+        self.first.range((Bound::Excluded(place), Bound::Unbounded))
+    }
+
+    /// Whether there may be more than was gathered.
+    pub(super) const fn is_cut(&self) -> bool {
+        self.is_cut
+    }
+
+    fn is_done(&self) -> bool {
+        let names = match &self.names {
+            Names::Lists(lists) => lists.len(),
+            Names::Ids(ids) => ids.len(),
+        };
+        self.next >= names
+    }
+
+    fn look_up_next(
+        &mut self,
+        tables: &Tables<'_>,
+        bounds: Bounds,
+        window: usize,
+        budget: &mut ReadBudget,
+    ) -> rusqlite::Result<()> {
+        budget.spend(SEEK_ROWS);
+        match &self.names {
+            Names::Ids(ids) => {
+                let id = ids.get(self.next);
+                let found = id.map(|id| look_up(tables, id, bounds)).transpose()?;
+                self.first.extend(found.flatten());
+            }
+            Names::Lists(lists) => {
+                let Some(list) = lists.get(self.next) else { return Ok(()) };
+                let (first, is_cut) = (&mut self.first, &mut self.is_cut);
+                let rows = read_list(tables, list, bounds, |found| {
+                    let is_wanted = first.len() < window || first.last() > Some(&found);
+                    first.extend(is_wanted.then_some(found));
+                    if first.len() > window {
+                        first.pop_last();
+                    }
+                    *is_cut |= first.len() >= window;
+                    is_wanted
+                })?;
+                budget.spend(rows);
+            }
+        }
+        self.next += 1;
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -220,8 +327,8 @@ mod tests {
     use rusqlite::StatementStatus;
 
     use super::*;
-    use crate::store::rules::Rules;
-    use crate::store::sqlite::keys::Keys;
+    use crate::store::StoreRules;
+    use crate::store::sqlite::schema::Keys;
 
     fn file() -> Connection {
         let conn = Connection::open_in_memory().unwrap();
@@ -233,9 +340,12 @@ mod tests {
     fn every_list_is_read_from_its_own_index_in_order() {
         let conn = file();
         for (sql, index) in [
-            (IN_LIST, "SEARCH lists USING PRIMARY KEY (list=? AND (newest,id)>(?,?) AND newest<?)"),
             (
-                IN_TIME,
+                LIST_ROWS_SQL,
+                "SEARCH lists USING PRIMARY KEY (list=? AND (newest,id)>(?,?) AND newest<?)",
+            ),
+            (
+                ALL_ROWS_SQL,
                 "SEARCH events USING COVERING INDEX events_by_time ((newest,id)>(?,?) AND newest<?)",
             ),
         ] {
@@ -254,21 +364,21 @@ mod tests {
     fn lists_that_are_read_side_by_side_share_one_statement() {
         let conn = file();
         let keys = Keys::load(&conn).unwrap();
-        let rules = Rules::default();
-        let ledger = Ledger::new(&conn, &keys, &rules);
+        let rules = StoreRules::default();
+        let tables = Tables::new(&conn, &keys, &rules);
         let lists = [Digest::default()];
         let bounds = Bounds { after: Position::FIRST, oldest: 0 };
-        let open = |_| Merge::open(&ledger, Some(&lists), bounds, 1).unwrap();
+        let open = |_| Merge::open(&tables, Some(&lists), bounds, 1).unwrap();
         let side_by_side = [0, 1, 2].map(open);
         drop(side_by_side);
-        let statement = conn.prepare_cached(IN_LIST).unwrap();
+        let statement = conn.prepare_cached(LIST_ROWS_SQL).unwrap();
         assert_eq!(statement.get_status(StatementStatus::Run), 3);
     }
 
     #[test]
     fn reading_another_list_does_not_compile_the_statement_again() {
         let conn = file();
-        let mut statement = conn.prepare(IN_LIST).unwrap();
+        let mut statement = conn.prepare(LIST_ROWS_SQL).unwrap();
         for number in 0..10 {
             let bounds = Bounds { after: Position::FIRST, oldest: -number };
             let list = Digest::from([number as u8; 16]);

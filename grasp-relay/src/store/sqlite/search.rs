@@ -4,21 +4,55 @@
 //! and one that examines a million events lets others pass. The price: it is not a snapshot. What is stored meanwhile
 //! may or may not be found, what is removed meanwhile is not.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::vec;
 
 use nostr::event::{Event, EventId};
-use nostr::filter::Filter;
+use nostr::filter::{Filter, SingleLetterTag};
 use nostr::key::PublicKey;
 use nostr::types::Timestamp;
 use rusqlite::OptionalExtension;
 
-use super::budget::Budget;
-use super::keys::{Position, seconds};
-use super::ledger::Ledger;
-use super::plan::{Plan, Rest, Source, plan};
-use super::scan::{Found, Merge};
-use crate::store::rules::has_tag;
+use super::scan::{self, Bounds, IndexRow, Merge, ValueLookup};
+use super::schema::{Digest, Keys, Position, newest, seconds};
+use super::tables::Tables;
+use crate::store::{has_tag, matches_nothing};
+
+/// What it costs to begin to read a list or to look up a key, in rows of an index.
+pub(super) const SEEK_ROWS: usize = 5;
+
+/// What it costs to look at an event itself, in rows of an index.
+const EVENT_READ_ROWS: usize = 10;
+
+/// Bytes of an event's text that cost as much to read as a row of an index.
+const BYTES_PER_ROW: usize = 200;
+
+/// What a turn may still spend, in rows of an index.
+///
+/// A turn is over some ten milliseconds after it began, whatever is asked: whoever asks for more queues again, so that
+/// nobody who asks for little waits for long.
+#[derive(Debug)]
+pub(super) struct ReadBudget(usize);
+
+impl ReadBudget {
+    /// The budget of one turn.
+    pub(super) const fn of_slice() -> Self {
+        Self(20_000)
+    }
+
+    pub(super) fn spend(&mut self, rows: usize) {
+        self.0 = self.0.saturating_sub(rows);
+    }
+
+    /// Pays for an event of which this much text was read.
+    pub(super) fn spend_event(&mut self, bytes: usize) {
+        self.spend(EVENT_READ_ROWS + bytes / BYTES_PER_ROW);
+    }
+
+    pub(super) const fn is_spent(&self) -> bool {
+        self.0 == 0
+    }
+}
 
 /// A search in progress.
 pub(super) struct Search {
@@ -31,7 +65,7 @@ pub(super) struct Search {
 /// How a turn ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub(super) enum Turn {
+pub(super) enum SearchProgress {
     /// There may be more.
     Paused,
     /// Everything was found.
@@ -44,73 +78,73 @@ impl Search {
     }
 
     /// Appends what is found next, until `wanted` events are there or the budget is spent.
-    pub(super) fn turn(
+    pub(super) fn advance(
         &mut self,
-        ledger: &Ledger<'_>,
+        tables: &Tables<'_>,
         wanted: usize,
-        found: &mut Vec<Found>,
-        budget: &mut Budget,
-    ) -> rusqlite::Result<Turn> {
-        if !self.prepare(ledger, wanted, budget)? {
-            return Ok(Turn::Paused);
+        found: &mut Vec<IndexRow>,
+        budget: &mut ReadBudget,
+    ) -> rusqlite::Result<SearchProgress> {
+        if !self.prepare(tables, wanted, budget)? {
+            return Ok(SearchProgress::Paused);
         }
-        let expired = Expired::by(ledger, self.now)?;
+        let expired = Expired::by(tables, self.now)?;
         let share = wanted / self.plans.len().max(1);
         let mut scans = Vec::with_capacity(self.plans.len());
         for plan in &mut self.plans {
-            let mut scan = Scan::open(ledger, plan, share)?;
-            scan.advance(ledger, &expired, budget)?;
+            let mut scan = Scan::open(tables, plan, share)?;
+            scan.advance(tables, &expired, budget)?;
             scans.push(scan);
         }
         while found.len() < wanted && !scans.iter().any(Scan::is_stalled) {
             let Some(next) = scans.iter().filter_map(|scan| scan.head).min() else {
-                return Ok(Turn::Finished);
+                return Ok(SearchProgress::Finished);
             };
             found.push(next);
             for scan in &mut scans {
                 if scan.head.is_some_and(|head| head.at == next.at) {
                     scan.consume();
-                    scan.advance(ledger, &expired, budget)?;
+                    scan.advance(tables, &expired, budget)?;
                 }
             }
         }
-        Ok(Turn::Paused)
+        Ok(SearchProgress::Paused)
     }
 
     /// Appends what is found next as reconciliation wants it, and puts everything in order once nothing is left.
     pub(super) fn list(
         &mut self,
-        ledger: &Ledger<'_>,
+        tables: &Tables<'_>,
         wanted: usize,
         items: &mut Vec<(Timestamp, EventId)>,
-    ) -> rusqlite::Result<Turn> {
+    ) -> rusqlite::Result<SearchProgress> {
         let mut found = Vec::new();
-        let turn = self.turn(ledger, wanted, &mut found, &mut Budget::of_turn())?;
+        let progress = self.advance(tables, wanted, &mut found, &mut ReadBudget::of_slice())?;
         items.extend(found.iter().map(|found| (found.at.created_at(), found.at.event_id())));
-        if turn == Turn::Finished {
+        if progress == SearchProgress::Finished {
             // Nearly the other way round already, which this sort makes use of.
             items.reverse();
             items.sort();
         }
-        Ok(turn)
+        Ok(progress)
     }
 
     /// Plans the filters and looks up what they name by many values; says whether all of that is done.
     fn prepare(
         &mut self,
-        ledger: &Ledger<'_>,
+        tables: &Tables<'_>,
         wanted: usize,
-        budget: &mut Budget,
+        budget: &mut ReadBudget,
     ) -> rusqlite::Result<bool> {
         while !budget.is_spent() {
             let Some(filter) = self.filters.next() else { break };
-            self.plans.extend(plan(ledger, filter, budget)?);
+            self.plans.extend(plan(tables, filter, budget)?);
         }
         let mut is_ready = self.filters.len() == 0;
         for plan in self.plans.iter_mut().filter(|plan| plan.remaining > 0) {
-            if let Source::Gathered(gathering) = &mut plan.source {
+            if let Source::Gathered(lookup) = &mut plan.source {
                 let wanted = wanted.min(plan.remaining);
-                is_ready &= gathering.go_on(ledger, plan.bounds, wanted, budget)?;
+                is_ready &= lookup.advance(tables, plan.bounds, wanted, budget)?;
             }
         }
         Ok(is_ready)
@@ -125,24 +159,24 @@ pub(super) enum Expired {
 }
 
 /// Expired events that are read at the beginning of a turn.
-const FEW: usize = 500;
+const MAX_CACHED_EXPIRED: usize = 500;
 
 impl Expired {
-    pub(super) fn by(ledger: &Ledger<'_>, now: Timestamp) -> rusqlite::Result<Self> {
+    pub(super) fn by(tables: &Tables<'_>, now: Timestamp) -> rusqlite::Result<Self> {
         let now = seconds(now.as_secs());
-        let few: HashSet<i64> = ledger
+        let few: HashSet<i64> = tables
             .conn
             .prepare_cached("SELECT seq FROM expirations WHERE at <= ?1")?
             .query_map([now], |row| row.get(0))?
-            .take(FEW)
+            .take(MAX_CACHED_EXPIRED)
             .collect::<Result<_, _>>()?;
-        Ok(if few.len() < FEW { Self::Few(few) } else { Self::Many(now) })
+        Ok(if few.len() < MAX_CACHED_EXPIRED { Self::Few(few) } else { Self::Many(now) })
     }
 
-    pub(super) fn contains(&self, ledger: &Ledger<'_>, seq: i64) -> rusqlite::Result<bool> {
+    pub(super) fn contains(&self, tables: &Tables<'_>, seq: i64) -> rusqlite::Result<bool> {
         match self {
             Self::Few(few) => Ok(few.contains(&seq)),
-            Self::Many(now) => ledger
+            Self::Many(now) => tables
                 .conn
                 .prepare_cached("SELECT 1 FROM expirations WHERE seq = ?1 AND at <= ?2")?
                 .exists([seq, *now]),
@@ -153,16 +187,16 @@ impl Expired {
 /// One filter within a turn.
 struct Scan<'c> {
     rows: Candidates<'c>,
-    rest: &'c Rest,
+    conditions: &'c Conditions,
     after: &'c mut Position,
     remaining: &'c mut usize,
-    head: Option<Found>,
+    head: Option<IndexRow>,
 }
 
 enum Candidates<'c> {
     Merged(Merge<'c>),
     Gathered {
-        found: Box<dyn Iterator<Item = &'c Found> + 'c>,
+        found: Box<dyn Iterator<Item = &'c IndexRow> + 'c>,
         /// Whether another turn may gather more.
         is_cut: bool,
     },
@@ -170,25 +204,25 @@ enum Candidates<'c> {
 }
 
 impl<'c> Scan<'c> {
-    fn open(ledger: &Ledger<'c>, plan: &'c mut Plan, wanted: usize) -> rusqlite::Result<Self> {
+    fn open(tables: &Tables<'c>, plan: &'c mut Plan, wanted: usize) -> rusqlite::Result<Self> {
         let after = plan.bounds.after;
         let wanted = wanted.min(plan.remaining);
         let rows = match &plan.source {
             _ if plan.remaining == 0 => Candidates::None,
             Source::Everything => {
-                Candidates::Merged(Merge::open(ledger, None, plan.bounds, wanted)?)
+                Candidates::Merged(Merge::open(tables, None, plan.bounds, wanted)?)
             }
             Source::Lists(lists) => {
-                Candidates::Merged(Merge::open(ledger, Some(lists), plan.bounds, wanted)?)
+                Candidates::Merged(Merge::open(tables, Some(lists), plan.bounds, wanted)?)
             }
-            Source::Gathered(gathering) => Candidates::Gathered {
-                found: Box::new(gathering.after(after)),
-                is_cut: gathering.is_cut(),
+            Source::Gathered(lookup) => Candidates::Gathered {
+                found: Box::new(lookup.after(after)),
+                is_cut: lookup.is_cut(),
             },
         };
         Ok(Self {
             rows,
-            rest: &plan.rest,
+            conditions: &plan.conditions,
             after: &mut plan.bounds.after,
             remaining: &mut plan.remaining,
             head: None,
@@ -198,9 +232,9 @@ impl<'c> Scan<'c> {
     /// Finds the next event that matches, unless the budget ends first.
     fn advance(
         &mut self,
-        ledger: &Ledger<'_>,
+        tables: &Tables<'_>,
         expired: &Expired,
-        budget: &mut Budget,
+        budget: &mut ReadBudget,
     ) -> rusqlite::Result<()> {
         while self.head.is_none() && *self.remaining > 0 && !budget.is_spent() {
             let Some(found) = self.rows.next()? else {
@@ -211,8 +245,8 @@ impl<'c> Scan<'c> {
             };
             budget.spend(1);
             let again = found.at == *self.after;
-            let is_over = again || expired.contains(ledger, found.seq)?;
-            if !is_over && self.rest.admits(ledger, &found, budget)? {
+            let is_over = again || expired.contains(tables, found.seq)?;
+            if !is_over && self.conditions.admits(tables, &found, budget)? {
                 self.head = Some(found);
             } else {
                 *self.after = found.at;
@@ -235,7 +269,7 @@ impl<'c> Scan<'c> {
 }
 
 impl Candidates<'_> {
-    fn next(&mut self) -> rusqlite::Result<Option<Found>> {
+    fn next(&mut self) -> rusqlite::Result<Option<IndexRow>> {
         match self {
             Self::Merged(merge) => merge.next(),
             Self::Gathered { found, .. } => Ok(found.next().copied()),
@@ -249,16 +283,88 @@ impl Candidates<'_> {
     }
 }
 
-impl Rest {
+/// A filter, ready to be read from an index.
+pub(super) struct Plan {
+    pub(super) source: Source,
+    pub(super) conditions: Conditions,
+    pub(super) bounds: Bounds,
+    /// How many more events the filter wants.
+    pub(super) remaining: usize,
+}
+
+/// Where candidates come from, in serving order.
+pub(super) enum Source {
+    /// All events.
+    Everything,
+    /// A few lists, merged as they are read.
+    Lists(Vec<Digest>),
+    /// Many lists, or ids: looked up one after the other, over as many turns as that takes.
+    Gathered(ValueLookup),
+}
+
+/// Conditions that the source does not imply.
+#[derive(Default)]
+pub(super) struct Conditions {
+    pub(super) kinds: Option<BTreeSet<u16>>,
+    pub(super) authors: Option<BTreeSet<PublicKey>>,
+    pub(super) tags: Vec<(SingleLetterTag, BTreeSet<String>)>,
+}
+
+/// A way to read a filter that could be chosen.
+enum IndexChoice {
+    Tag(SingleLetterTag),
+    Authors,
+    Kinds,
+}
+
+/// Rows counted, at most, when ways are compared: first few, then more while no way has shown to be short.
+const PROBE_ROWS: [usize; 3] = [64, 512, 2_048];
+
+/// Ways that are compared, those with the fewest values first.
+const MAX_COMPARED_INDEXES: usize = 8;
+
+/// Lists of one filter that are opened anew in each turn; a filter that names more is gathered.
+const MAX_MERGED_LISTS: usize = 32;
+
+/// Plans a filter; `None` if it matches nothing.
+///
+/// An empty list, `limit: 0` and a time window that is closed match nothing. So does a filter with `search`, which no
+/// index here can answer: silence is honest, ignoring the condition would be a wrong answer.
+pub(super) fn plan(
+    tables: &Tables<'_>,
+    filter: Filter,
+    budget: &mut ReadBudget,
+) -> rusqlite::Result<Option<Plan>> {
+    if matches_nothing(&filter) {
+        return Ok(None);
+    }
+    let bounds = Bounds {
+        after: filter.until.map_or(Position::FIRST, Position::start_of),
+        oldest: filter.since.map_or(0, newest),
+    };
+    let remaining = filter.limit.unwrap_or(usize::MAX);
+    let mut conditions = Conditions {
+        kinds: filter.kinds.map(|kinds| kinds.iter().map(|kind| kind.as_u16()).collect()),
+        authors: filter.authors,
+        tags: filter.generic_tags.into_iter().collect(),
+    };
+    let source = match filter.ids {
+        Some(ids) => Source::Gathered(ValueLookup::of_ids(ids)),
+        None => conditions.take_smallest(tables, &bounds, budget)?,
+    };
+    Ok(Some(Plan { source, conditions, bounds, remaining }))
+}
+
+impl Conditions {
     fn needs_event(&self) -> bool {
         self.authors.is_some() || !self.tags.is_empty()
     }
 
     fn admits(
         &self,
-        ledger: &Ledger<'_>,
-        found: &Found,
-        budget: &mut Budget,
+        tables: &Tables<'_>,
+        found: &IndexRow,
+        budget: &mut ReadBudget,
     ) -> rusqlite::Result<bool> {
         if self.kinds.as_ref().is_some_and(|kinds| !kinds.contains(&found.kind)) {
             return Ok(false);
@@ -266,16 +372,16 @@ impl Rest {
         if !self.needs_event() {
             return Ok(true);
         }
-        let admitted = ledger
+        let admitted = tables
             .conn
             .prepare_cached("SELECT pubkey, json FROM events WHERE seq = ?1")?
             .query_row([found.seq], |row| {
-                budget.spend_look(0);
+                budget.spend_event(0);
                 if self.tags.is_empty() || !self.admits_author(row.get(0)?) {
                     return Ok(self.admits_author(row.get(0)?));
                 }
                 let text = row.get_ref(1)?.as_str()?;
-                budget.spend_look(text.len());
+                budget.spend_event(text.len());
                 Ok(self.admits_tags(text))
             })
             .optional()?;
@@ -292,5 +398,92 @@ impl Rest {
             return false;
         };
         self.tags.iter().all(|(name, values)| has_tag(&event, *name, values))
+    }
+
+    /// Takes out the conditions that promise the fewest candidates and turns them into lists.
+    fn take_smallest(
+        &mut self,
+        tables: &Tables<'_>,
+        bounds: &Bounds,
+        budget: &mut ReadBudget,
+    ) -> rusqlite::Result<Source> {
+        let mut choices = self.choices();
+        let chosen = match choices.len() {
+            0 => return Ok(Source::Everything),
+            1 => choices.remove(0),
+            _ => self.smallest(tables, bounds, choices, budget)?,
+        };
+        let lists: Vec<Digest> = self.lists(tables.keys, &chosen).collect();
+        budget.spend(lists.len());
+        match chosen {
+            IndexChoice::Tag(name) => self.tags.retain(|(other, _)| *other != name),
+            IndexChoice::Authors => self.authors = None,
+            IndexChoice::Kinds => self.kinds = None,
+        }
+        Ok(match lists.len() {
+            0..=MAX_MERGED_LISTS => Source::Lists(lists),
+            _ => Source::Gathered(ValueLookup::of_lists(lists)),
+        })
+    }
+
+    /// Every way this filter could be read, the one that is usually best first.
+    ///
+    /// Lists tell the kind of each event but not its author, so kinds lead only where no authors are named.
+    fn choices(&self) -> Vec<IndexChoice> {
+        let mut tags: Vec<_> = self.tags.iter().collect();
+        tags.sort_by_key(|(_, values)| values.len());
+        let tags = tags.into_iter().map(|(name, _)| IndexChoice::Tag(*name));
+        let other = match (&self.authors, &self.kinds) {
+            (Some(_), _) => Some(IndexChoice::Authors),
+            (None, Some(_)) => Some(IndexChoice::Kinds),
+            (None, None) => None,
+        };
+        tags.take(MAX_COMPARED_INDEXES).chain(other).collect()
+    }
+
+    /// Compares ways by counting a few of their rows.
+    fn smallest(
+        &self,
+        tables: &Tables<'_>,
+        bounds: &Bounds,
+        mut choices: Vec<IndexChoice>,
+        budget: &mut ReadBudget,
+    ) -> rusqlite::Result<IndexChoice> {
+        for most in PROBE_ROWS {
+            let mut best = (most, 0);
+            for (number, choice) in choices.iter().enumerate() {
+                let lists = self.lists(tables.keys, choice);
+                let rows = scan::count_up_to(tables, lists, bounds, best.0)?;
+                budget.spend(rows.saturating_add(SEEK_ROWS));
+                if rows < best.0 {
+                    best = (rows, number);
+                }
+            }
+            if best.0 < most {
+                return Ok(choices.swap_remove(best.1));
+            }
+        }
+        Ok(choices.swap_remove(0))
+    }
+
+    fn lists<'a>(
+        &'a self,
+        keys: &'a Keys,
+        choice: &'a IndexChoice,
+    ) -> Box<dyn Iterator<Item = Digest> + 'a> {
+        match choice {
+            IndexChoice::Tag(name) => {
+                let named = self.tags.iter().filter(move |(other, _)| other == name);
+                let values = named.flat_map(|(_, values)| values);
+                Box::new(values.map(|value| keys.tag(*name, value)))
+            }
+            IndexChoice::Kinds => {
+                Box::new(self.kinds.iter().flatten().map(|kind| keys.kind(*kind)))
+            }
+            IndexChoice::Authors => {
+                let authors = self.authors.iter().flatten();
+                Box::new(authors.map(|author| keys.author(author)))
+            }
+        }
     }
 }

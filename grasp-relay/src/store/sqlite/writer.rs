@@ -11,33 +11,32 @@ use std::time::{Duration, Instant};
 use rusqlite::{Connection, TransactionBehavior};
 use tokio::sync::{mpsc, oneshot};
 
-use super::keys::Keys;
-use super::ledger::Ledger;
-use super::log::Log;
-use crate::store::StoreError;
-use crate::store::rules::Rules;
+use super::schema::Keys;
+use super::tables::Tables;
+use super::wal::Wal;
+use crate::store::{StoreError, StoreRules};
 
 /// How many calls may wait before callers have to wait for a place to wait.
-const QUEUE: usize = 1_024;
+const QUEUE_CAPACITY: usize = 1_024;
 
 /// How many rows are gathered for one transaction before it is closed to latecomers: some 5,000 usual events.
-const GROUP_ROWS: usize = 50_000;
+const MAX_COMMIT_ROWS: usize = 50_000;
 
 /// Rows of a task that joins the next transaction: a batch of usual events has fewer. Heavier tasks take turns.
-const LIGHT_ROWS: usize = 2_500;
+const MAX_LIGHT_ROWS: usize = 2_500;
 
 /// Rows of heavier tasks in one transaction, unless a single one has more, so that light ones need not wait for long.
-const HEAVY_ROWS: usize = 5_000;
+const MAX_HEAVY_ROWS: usize = 5_000;
 
 /// How long a group waits for others, at most.
-const LONGEST_PAUSE: Duration = Duration::from_millis(1);
+const MAX_COMMIT_DELAY: Duration = Duration::from_millis(1);
 
 /// The way to the writer's thread.
 pub(super) struct Writer {
-    queue: mpsc::Sender<Order>,
+    queue: mpsc::Sender<WriterCommand>,
 }
 
-enum Order {
+enum WriterCommand {
     Perform(Box<dyn Task>),
     Stop(oneshot::Sender<()>),
 }
@@ -45,8 +44,8 @@ enum Order {
 /// Something to be done within a transaction.
 trait Task: Send {
     /// How many rows it writes, about.
-    fn weight(&self) -> usize;
-    fn perform(&mut self, ledger: &Ledger<'_>) -> rusqlite::Result<()>;
+    fn rows(&self) -> usize;
+    fn perform(&mut self, tables: &Tables<'_>) -> rusqlite::Result<()>;
     /// Tells the one who waits how the transaction ended.
     fn resolve(self: Box<Self>, ended: Result<(), Arc<rusqlite::Error>>);
 }
@@ -54,70 +53,72 @@ trait Task: Send {
 impl Writer {
     pub(super) fn start(
         conn: Connection,
-        log: Log,
+        wal: Wal,
         keys: Keys,
-        rules: Arc<Rules>,
+        rules: Arc<StoreRules>,
     ) -> std::io::Result<Self> {
-        let (queue, orders) = mpsc::channel(QUEUE);
-        let desk = Desk { conn, log, keys, rules, heavy: VecDeque::new() };
-        thread::Builder::new().name("store-writer".to_owned()).spawn(move || desk.work(orders))?;
+        let (queue, commands) = mpsc::channel(QUEUE_CAPACITY);
+        let thread = WriterThread { conn, wal, keys, rules, heavy: VecDeque::new() };
+        thread::Builder::new()
+            .name("store-writer".to_owned())
+            .spawn(move || thread.work(commands))?;
         Ok(Self { queue })
     }
 
     /// Performs work in the next transaction and answers once that is durable.
-    pub(super) async fn perform<T, W>(&self, weight: usize, work: W) -> Result<T, StoreError>
+    pub(super) async fn perform<T, W>(&self, rows: usize, work: W) -> Result<T, StoreError>
     where
         T: Send + 'static,
-        W: FnOnce(&Ledger<'_>) -> rusqlite::Result<T> + Send + 'static,
+        W: FnOnce(&Tables<'_>) -> rusqlite::Result<T> + Send + 'static,
     {
         let (reply, answer) = oneshot::channel();
-        let task = Once { weight, work: Some(work), outcome: None, reply };
-        let order = Order::Perform(Box::new(task));
-        let sent = self.queue.send(order).await;
+        let task = WriteTask { rows, work: Some(work), outcome: None, reply };
+        let command = WriterCommand::Perform(Box::new(task));
+        let sent = self.queue.send(command).await;
         sent.map_err(|_| StoreError::Closed)?;
         answer.await.map_err(|_| StoreError::Closed)?
     }
 
     /// Leaves work to be done when there is room for it, or never.
-    pub(super) fn suggest<W>(&self, work: W)
+    pub(super) fn try_perform<W>(&self, work: W)
     where
-        W: FnOnce(&Ledger<'_>) -> rusqlite::Result<()> + Send + 'static,
+        W: FnOnce(&Tables<'_>) -> rusqlite::Result<()> + Send + 'static,
     {
         let (reply, _) = oneshot::channel();
-        let task = Once { weight: 1, work: Some(work), outcome: None, reply };
+        let task = WriteTask { rows: 1, work: Some(work), outcome: None, reply };
         // A full queue means there are more important things to write.
-        let _ = self.queue.try_send(Order::Perform(Box::new(task)));
+        let _ = self.queue.try_send(WriterCommand::Perform(Box::new(task)));
     }
 
     /// Finishes what is queued, empties the log and ends the thread.
     pub(super) async fn stop(&self) {
         let (done, finished) = oneshot::channel();
-        if self.queue.send(Order::Stop(done)).await.is_ok() {
+        if self.queue.send(WriterCommand::Stop(done)).await.is_ok() {
             // An error means the thread ended without us, which is what was wanted.
             let _ = finished.await;
         }
     }
 }
 
-struct Once<T, W> {
-    weight: usize,
+struct WriteTask<T, W> {
+    rows: usize,
     work: Option<W>,
     outcome: Option<T>,
     reply: oneshot::Sender<Result<T, StoreError>>,
 }
 
-impl<T, W> Task for Once<T, W>
+impl<T, W> Task for WriteTask<T, W>
 where
     T: Send,
-    W: FnOnce(&Ledger<'_>) -> rusqlite::Result<T> + Send,
+    W: FnOnce(&Tables<'_>) -> rusqlite::Result<T> + Send,
 {
-    fn weight(&self) -> usize {
-        self.weight
+    fn rows(&self) -> usize {
+        self.rows
     }
 
-    fn perform(&mut self, ledger: &Ledger<'_>) -> rusqlite::Result<()> {
+    fn perform(&mut self, tables: &Tables<'_>) -> rusqlite::Result<()> {
         if let Some(work) = self.work.take() {
-            self.outcome = Some(work(ledger)?);
+            self.outcome = Some(work(tables)?);
         }
         Ok(())
     }
@@ -134,62 +135,66 @@ where
 }
 
 /// What the thread owns.
-struct Desk {
+struct WriterThread {
     conn: Connection,
-    log: Log,
+    wal: Wal,
     keys: Keys,
-    rules: Arc<Rules>,
+    rules: Arc<StoreRules>,
     /// Heavy tasks that wait for their turn.
     heavy: VecDeque<Box<dyn Task>>,
 }
 
 /// Those who share a transaction.
 #[derive(Default)]
-struct Group {
+struct CommitGroup {
     tasks: Vec<Box<dyn Task>>,
-    weight: usize,
+    rows: usize,
     /// Who asked for an end after this one.
     stopped: Option<oneshot::Sender<()>>,
 }
 
-impl Group {
+impl CommitGroup {
     /// Takes in the light tasks that are waiting, as long as there is room, and puts heavy ones in line.
-    fn gather(&mut self, orders: &mut mpsc::Receiver<Order>, heavy: &mut VecDeque<Box<dyn Task>>) {
-        while self.weight < GROUP_ROWS && heavy.len() < QUEUE {
-            let Ok(order) = orders.try_recv() else {
+    fn gather(
+        &mut self,
+        commands: &mut mpsc::Receiver<WriterCommand>,
+        heavy: &mut VecDeque<Box<dyn Task>>,
+    ) {
+        while self.rows < MAX_COMMIT_ROWS && heavy.len() < QUEUE_CAPACITY {
+            let Ok(command) = commands.try_recv() else {
                 return;
             };
-            self.take(order, orders, heavy);
+            self.take(command, commands, heavy);
         }
     }
 
     /// Takes in heavy tasks whose turn it is.
     fn take_heavy(&mut self, heavy: &mut VecDeque<Box<dyn Task>>) {
-        let mut weight = 0;
-        while weight < HEAVY_ROWS {
+        let mut rows = 0;
+        while rows < MAX_HEAVY_ROWS {
             let Some(task) = heavy.pop_front() else {
                 return;
             };
-            weight += task.weight();
+            rows += task.rows();
             self.tasks.push(task);
         }
     }
 
     fn take(
         &mut self,
-        order: Order,
-        orders: &mut mpsc::Receiver<Order>,
+        command: WriterCommand,
+        commands: &mut mpsc::Receiver<WriterCommand>,
         heavy: &mut VecDeque<Box<dyn Task>>,
     ) {
-        match order {
-            Order::Perform(task) if task.weight() > LIGHT_ROWS => heavy.push_back(task),
-            Order::Perform(task) => {
-                self.weight += task.weight();
+        match command {
+            WriterCommand::Perform(task) if task.rows() > MAX_LIGHT_ROWS => heavy.push_back(task),
+            WriterCommand::Perform(task) => {
+                self.rows += task.rows();
                 self.tasks.push(task);
             }
-            Order::Stop(done) => {
+            WriterCommand::Stop(done) => {
                 // No new orders; those already queued are still received.
-                orders.close();
+                commands.close();
                 self.stopped = Some(done);
             }
         }
@@ -198,45 +203,45 @@ impl Group {
 
 /// What the last transaction tells about the next.
 #[derive(Clone, Copy, Debug, Default)]
-struct Experience {
+struct LastCommit {
     /// How many shared it, and how many were waiting when it ended.
-    crowd: usize,
+    callers: usize,
     took: Duration,
 }
 
-impl Experience {
+impl LastCommit {
     /// How long to wait for those who were answered last to come back with something new.
     ///
     /// Without it a crowd splits in two that take turns, each half as large and each with an fsync of its own.
     fn pause(self, gathered: usize) -> Duration {
-        match gathered < self.crowd {
-            true => (self.took / 8).min(LONGEST_PAUSE),
+        match gathered < self.callers {
+            true => (self.took / 8).min(MAX_COMMIT_DELAY),
             false => Duration::ZERO,
         }
     }
 }
 
-impl Desk {
-    fn work(mut self, mut orders: mpsc::Receiver<Order>) {
-        let mut last = Experience::default();
+impl WriterThread {
+    fn work(mut self, mut commands: mpsc::Receiver<WriterCommand>) {
+        let mut last = LastCommit::default();
         let mut stopped = None;
         loop {
-            let mut group = Group::default();
+            let mut group = CommitGroup::default();
             if self.heavy.is_empty() {
-                let Some(first) = orders.blocking_recv() else { break };
-                group.take(first, &mut orders, &mut self.heavy);
+                let Some(first) = commands.blocking_recv() else { break };
+                group.take(first, &mut commands, &mut self.heavy);
             }
-            group.gather(&mut orders, &mut self.heavy);
+            group.gather(&mut commands, &mut self.heavy);
             let pause = last.pause(group.tasks.len() + self.heavy.len());
             if !pause.is_zero() {
                 thread::sleep(pause);
-                group.gather(&mut orders, &mut self.heavy);
+                group.gather(&mut commands, &mut self.heavy);
             }
             group.take_heavy(&mut self.heavy);
-            last = self.commit(group.tasks, &orders);
+            last = self.commit(group.tasks, &commands);
             stopped = stopped.or(group.stopped);
         }
-        self.leave();
+        self.close();
         if let Some(done) = stopped {
             let _ = done.send(());
         }
@@ -245,38 +250,38 @@ impl Desk {
     fn commit(
         &mut self,
         mut group: Vec<Box<dyn Task>>,
-        orders: &mpsc::Receiver<Order>,
-    ) -> Experience {
+        commands: &mpsc::Receiver<WriterCommand>,
+    ) -> LastCommit {
         let start = Instant::now();
         let ended = self.transact(&mut group).map_err(Arc::new);
         if let Err(error) = &ended {
             tracing::error!(%error, waiting = group.len(), "the event store could not write");
         }
-        let last = Experience {
-            crowd: group.len() + self.heavy.len() + orders.len(),
+        let last = LastCommit {
+            callers: group.len() + self.heavy.len() + commands.len(),
             took: start.elapsed(),
         };
         for task in group {
             task.resolve(ended.clone());
         }
-        self.log.grown(&self.conn);
+        self.wal.committed(&self.conn);
         last
     }
 
     fn transact(&mut self, group: &mut [Box<dyn Task>]) -> rusqlite::Result<()> {
         let tx = self.conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        self.log.make_room();
-        let ledger = Ledger::new(&tx, &self.keys, &self.rules);
+        self.wal.preallocate();
+        let tables = Tables::new(&tx, &self.keys, &self.rules);
         for task in group {
-            task.perform(&ledger)?;
+            task.perform(&tables)?;
         }
-        ledger.finish()?;
-        drop(ledger);
+        tables.flush()?;
+        drop(tables);
         tx.commit()
     }
 
-    fn leave(self) {
-        self.log.empty(&self.conn);
+    fn close(self) {
+        self.wal.close(&self.conn);
         // Closing the last connection removes the log; what is left in it is read at the next start.
         drop(self.conn);
     }
@@ -299,8 +304,8 @@ mod tests {
         conn.execute_batch("CREATE TABLE notes (text)").unwrap();
         prepare(&conn);
         let keys = Keys::load(&conn).unwrap();
-        let log = Log::watch(path, connect(path, 0).unwrap()).unwrap();
-        Writer::start(conn, log, keys, Arc::default()).unwrap()
+        let wal = Wal::start(path, connect(path, 0).unwrap()).unwrap();
+        Writer::start(conn, wal, keys, Arc::default()).unwrap()
     }
 
     fn notes(path: &Path) -> i64 {
@@ -308,18 +313,18 @@ mod tests {
         conn.query_row("SELECT count(*) FROM notes", [], |row| row.get(0)).unwrap()
     }
 
-    fn note(ledger: &Ledger<'_>, length: usize) -> rusqlite::Result<()> {
+    fn note(tables: &Tables<'_>, length: usize) -> rusqlite::Result<()> {
         let text = "x".repeat(length);
-        ledger.conn.execute("INSERT INTO notes VALUES (?1)", [text])?;
+        tables.conn.execute("INSERT INTO notes VALUES (?1)", [text])?;
         Ok(())
     }
 
     /// Keeps the writer busy until told, so that others queue up behind.
     async fn hold(writer: &Writer, started: Sender<()>, go: Receiver<()>) {
-        let held = writer.perform(1, move |ledger| {
+        let held = writer.perform(1, move |tables| {
             started.send(()).unwrap();
             go.recv().unwrap();
-            note(ledger, 1)
+            note(tables, 1)
         });
         held.await.unwrap();
     }
@@ -337,8 +342,8 @@ mod tests {
         let ((started, starts), (go, goes)) = (channel(), channel());
         let seen = (0..10).map(|_| {
             let path = path.clone();
-            writer.perform(1, move |ledger| {
-                note(ledger, 1)?;
+            writer.perform(1, move |tables| {
+                note(tables, 1)?;
                 Ok(notes(&path))
             })
         });
@@ -361,10 +366,10 @@ mod tests {
         let writer = writer(&path, |_| ());
         let ((started, starts), (go, goes)) = (channel(), channel());
         let weights = [4_000, 4_000, 4_000, 4_000, 1];
-        let seen = weights.map(|weight| {
+        let seen = weights.map(|rows| {
             let path = path.clone();
-            writer.perform(weight, move |ledger| {
-                note(ledger, 1)?;
+            writer.perform(rows, move |tables| {
+                note(tables, 1)?;
                 Ok(notes(&path))
             })
         });
@@ -381,12 +386,12 @@ mod tests {
 
     #[test]
     fn a_crowd_is_waited_for_a_moment_and_somebody_alone_is_not_kept() {
-        let crowd = |crowd, millis| Experience { crowd, took: Duration::from_millis(millis) };
-        assert_eq!(Experience::default().pause(1), Duration::ZERO);
-        assert_eq!(crowd(1, 8).pause(1), Duration::ZERO);
-        assert_eq!(crowd(64, 4).pause(32), Duration::from_micros(500));
-        assert_eq!(crowd(64, 4).pause(64), Duration::ZERO);
-        assert_eq!(crowd(64, 400).pause(32), LONGEST_PAUSE);
+        let callers = |callers, millis| LastCommit { callers, took: Duration::from_millis(millis) };
+        assert_eq!(LastCommit::default().pause(1), Duration::ZERO);
+        assert_eq!(callers(1, 8).pause(1), Duration::ZERO);
+        assert_eq!(callers(64, 4).pause(32), Duration::from_micros(500));
+        assert_eq!(callers(64, 4).pause(64), Duration::ZERO);
+        assert_eq!(callers(64, 400).pause(32), MAX_COMMIT_DELAY);
     }
 
     #[test]
@@ -398,7 +403,7 @@ mod tests {
         });
         let ((started, starts), (go, goes)) = (channel(), channel());
         let lengths = [10, 10, 1_000_000, 10];
-        let tasks = lengths.map(|length| writer.perform(1, move |ledger| note(ledger, length)));
+        let tasks = lengths.map(|length| writer.perform(1, move |tables| note(tables, length)));
         let queue = async {
             starts.recv().unwrap();
             tokio::join!(biased; join_all(tasks), async { go.send(()).unwrap() }).0
@@ -409,8 +414,8 @@ mod tests {
             assert!(matches!(answer, Err(StoreError::Engine(_))));
         }
         assert_eq!(notes(&path), 1);
-        // Once there is room again, it goes on.
-        block_on(writer.perform(1, |ledger| note(ledger, 10))).unwrap();
+        // WriteTask there is room again, it goes on.
+        block_on(writer.perform(1, |tables| note(tables, 10))).unwrap();
         assert_eq!(notes(&path), 2);
     }
 
@@ -419,10 +424,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("events.db");
         let writer = writer(&path, |_| ());
-        let queued = (0..5).map(|_| writer.perform(1, |ledger| note(ledger, 1)));
+        let queued = (0..5).map(|_| writer.perform(1, |tables| note(tables, 1)));
         let (done, ()) = block_on(async { tokio::join!(biased; join_all(queued), writer.stop()) });
         assert!(done.iter().all(Result::is_ok));
-        let late = block_on(writer.perform(1, |ledger| note(ledger, 1)));
+        let late = block_on(writer.perform(1, |tables| note(tables, 1)));
         assert!(matches!(late, Err(StoreError::Closed)));
         assert_eq!(notes(&path), 5);
     }

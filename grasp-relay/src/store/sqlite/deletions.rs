@@ -9,16 +9,15 @@ use nostr::event::{Event, Kind};
 use nostr::types::Timestamp;
 use rusqlite::{OptionalExtension, ToSql, params};
 
-use super::Ledger;
-use crate::store::Refusal;
-use crate::store::rules::noted_before;
-use crate::store::sqlite::keys::{Digest, newest, seconds};
+use super::schema::{Digest, newest, seconds};
+use super::tables::Tables;
+use crate::store::{Refusal, noted_before};
 
 /// Events, and copies, of an author who vanishes that are erased in one transaction.
-const FORGOTTEN_PER_STEP: usize = 500;
+const MAX_ERASED_EVENTS: usize = 500;
 
 /// Deletion requests of theirs, each of which may have thousands of targets.
-const REQUESTS_PER_STEP: usize = 10;
+const MAX_ERASED_REQUESTS: usize = 10;
 
 /// What keeps an author's event, or a coordinate, away.
 struct Gate {
@@ -28,16 +27,20 @@ struct Gate {
     newest: i64,
 }
 
-impl Ledger<'_> {
+impl Tables<'_> {
     /// Does what a stored event asks for, if it is a request. What is asked for counts from now on; what must be erased
     /// for it may take more transactions than this one.
-    pub(super) fn obey(&self, event: &Arc<Event>, now: Timestamp) -> rusqlite::Result<()> {
+    pub(super) fn handle_request(
+        &self,
+        event: &Arc<Event>,
+        now: Timestamp,
+    ) -> rusqlite::Result<()> {
         match event.kind {
             Kind::EventDeletion => self.gate_targets(event, now)?,
             Kind::RequestToVanish => self.gate_author(event)?,
             _ => return Ok(()),
         }
-        if !self.carry_out(event)? {
+        if !self.apply_request(event)? {
             self.conn
                 .prepare_cached("INSERT OR IGNORE INTO unfinished (id) VALUES (?1)")?
                 .execute([event.id.as_bytes()])?;
@@ -48,11 +51,11 @@ impl Ledger<'_> {
 
     /// Goes on with a request in a transaction of its own. Returns whether it is carried out, and the names of
     /// repositories of which something was taken away.
-    pub(in crate::store::sqlite) fn go_on(
+    pub(super) fn continue_request(
         &self,
         request: &Event,
     ) -> rusqlite::Result<(bool, BTreeSet<Identifier>)> {
-        let is_done = self.carry_out(request)?;
+        let is_done = self.apply_request(request)?;
         if is_done {
             self.conn
                 .prepare_cached("DELETE FROM unfinished WHERE id = ?1")?
@@ -62,7 +65,7 @@ impl Ledger<'_> {
     }
 
     /// Returns a request that was not carried out to the end, if there is one that is still stored.
-    pub(in crate::store::sqlite) fn next_unfinished(&self) -> rusqlite::Result<Option<Event>> {
+    pub(super) fn next_unfinished(&self) -> rusqlite::Result<Option<Event>> {
         self.conn.execute("DELETE FROM unfinished WHERE id NOT IN (SELECT id FROM events)", [])?;
         let json: Option<String> = self
             .conn
@@ -73,7 +76,7 @@ impl Ledger<'_> {
     }
 
     /// Erases what a request takes away, as much as one transaction should; says whether that was all.
-    fn carry_out(&self, request: &Event) -> rusqlite::Result<bool> {
+    fn apply_request(&self, request: &Event) -> rusqlite::Result<bool> {
         match request.kind {
             Kind::EventDeletion => self.delete_targets(request),
             _ => self.vanish(request),
@@ -108,7 +111,7 @@ impl Ledger<'_> {
     }
 
     /// The request of its author that deletes this event; one gets the credit, however many there are.
-    pub(super) fn blocker(&self, event: &Event) -> rusqlite::Result<Option<i64>> {
+    pub(super) fn blocking_request(&self, event: &Event) -> rusqlite::Result<Option<i64>> {
         if !deletion::is_deletable(event.kind) {
             return Ok(None);
         }
@@ -132,11 +135,7 @@ impl Ledger<'_> {
     }
 
     /// Restarts the clock of a request that has just blocked something.
-    pub(in crate::store::sqlite) fn note_use(
-        &self,
-        request: i64,
-        now: Timestamp,
-    ) -> rusqlite::Result<()> {
+    pub(super) fn note_use(&self, request: i64, now: Timestamp) -> rusqlite::Result<()> {
         self.conn
             .prepare_cached("UPDATE requests SET clock = ?2 WHERE seq = ?1 AND clock <= ?3")?
             .execute([request, seconds(now.as_secs()), seconds(noted_before(now))])?;
@@ -172,7 +171,7 @@ impl Ledger<'_> {
         };
         let number = self.record(event, now)?;
         for id in &request.ids {
-            self.take_over(&self.keys.own_event(&event.pubkey, id), number)?;
+            self.replace_gate(&self.keys.own_event(&event.pubkey, id), number)?;
         }
         for coordinate in &request.coordinates {
             let key = self.keys.coordinate(coordinate);
@@ -185,7 +184,7 @@ impl Ledger<'_> {
                         )?
                         .execute([gate.request, seconds(now.as_secs())])?;
                 }
-                _ => self.take_over(&key, number)?,
+                _ => self.replace_gate(&key, number)?,
             }
         }
         Ok(())
@@ -195,13 +194,13 @@ impl Ledger<'_> {
     fn delete_targets(&self, event: &Event) -> rusqlite::Result<bool> {
         let request = DeletionRequest::parse(event).unwrap_or_default();
         for id in &request.ids {
-            if self.has_erased_enough() {
+            if self.is_erase_budget_spent() {
                 return Ok(false);
             }
             self.delete_id(id.as_bytes(), event)?;
         }
         for coordinate in &request.coordinates {
-            if self.has_erased_enough() {
+            if self.is_erase_budget_spent() {
                 return Ok(false);
             }
             self.delete_versions(&self.keys.coordinate(coordinate), event)?;
@@ -211,7 +210,7 @@ impl Ledger<'_> {
 
     /// Puts a request in the place of whatever gated its target before: a fleet of equal requests is worth no more
     /// than one, and costs no more when the target comes.
-    fn take_over(&self, target: &Digest, request: i64) -> rusqlite::Result<()> {
+    fn replace_gate(&self, target: &Digest, request: i64) -> rusqlite::Result<()> {
         self.conn.prepare_cached("DELETE FROM gates WHERE target = ?1")?.execute([target])?;
         self.conn
             .prepare_cached("INSERT INTO gates (target, request) VALUES (?1, ?2)")?
@@ -247,7 +246,7 @@ impl Ledger<'_> {
             .query_row(params![id, request.pubkey.as_bytes()], |row| row.get(0))
             .optional()?;
         if let Some(seq) = target {
-            self.take_away(seq)?;
+            self.remove_served(seq)?;
         }
         self.conn
             .prepare_cached("DELETE FROM superseded WHERE id = ?1 AND pubkey = ?2")?
@@ -260,7 +259,7 @@ impl Ledger<'_> {
         let until = newest(request.created_at);
         if let Some(head) = self.head(coordinate)? {
             if head.at.newest() >= until {
-                self.take_away(head.seq)?;
+                self.remove_served(head.seq)?;
             }
         }
         self.conn
@@ -271,7 +270,7 @@ impl Ledger<'_> {
 
     /// Writes down that an author is to be forgotten up to the request, if it speaks to us.
     fn gate_author(&self, request: &Event) -> rusqlite::Result<()> {
-        if self.concerns_us(request) {
+        if self.includes_this_service(request) {
             self.conn
                 .prepare_cached(
                     "INSERT INTO vanished (pubkey, newest) VALUES (?1, ?2)
@@ -282,31 +281,31 @@ impl Ledger<'_> {
         Ok(())
     }
 
-    fn concerns_us(&self, request: &Event) -> bool {
+    fn includes_this_service(&self, request: &Event) -> bool {
         VanishScope::parse(request).includes(self.rules.service.as_ref())
     }
 
     /// Erases what an author wrote up to the request, if it speaks to us: events, copies, deletion requests and their
     /// gates. Says whether nothing is left.
     fn vanish(&self, request: &Event) -> rusqlite::Result<bool> {
-        if !self.concerns_us(request) {
+        if !self.includes_this_service(request) {
             return Ok(true);
         }
-        self.finish()?;
+        self.flush()?;
         let (author, until) = (request.pubkey.as_bytes(), newest(request.created_at));
         let list = self.keys.author(&request.pubkey);
         let some = |sql: &str, whose: &dyn ToSql| -> rusqlite::Result<Vec<i64>> {
             let mut statement = self.conn.prepare_cached(sql)?;
             let rows = statement.query_map(params![whose, until], |row| row.get(0))?;
-            rows.take(FORGOTTEN_PER_STEP).collect()
+            rows.take(MAX_ERASED_EVENTS).collect()
         };
         let written = "SELECT seq FROM lists WHERE list = ?1 AND newest >= ?2 AND kind <> 62";
         let written = some(written, &list)?;
         for seq in &written {
-            if self.has_erased_enough() {
+            if self.is_erase_budget_spent() {
                 return Ok(false);
             }
-            self.take_away(*seq)?;
+            self.remove_served(*seq)?;
         }
         let copies = "SELECT seq FROM superseded WHERE pubkey = ?1 AND newest >= ?2";
         let copies = some(copies, author)?;
@@ -315,14 +314,14 @@ impl Ledger<'_> {
         }
         let requests = "SELECT seq FROM requests WHERE pubkey = ?1 AND newest >= ?2";
         let requests = some(requests, author)?;
-        for seq in requests.iter().take(REQUESTS_PER_STEP) {
+        for seq in requests.iter().take(MAX_ERASED_REQUESTS) {
             for forget in
                 ["DELETE FROM gates WHERE request = ?1", "DELETE FROM requests WHERE seq = ?1"]
             {
                 self.conn.prepare_cached(forget)?.execute([seq])?;
             }
         }
-        Ok(written.len().max(copies.len()) < FORGOTTEN_PER_STEP
-            && requests.len() <= REQUESTS_PER_STEP)
+        Ok(written.len().max(copies.len()) < MAX_ERASED_EVENTS
+            && requests.len() <= MAX_ERASED_REQUESTS)
     }
 }

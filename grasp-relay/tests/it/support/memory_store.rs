@@ -1,51 +1,33 @@
-//! Events in memory, for tests: every rule is a plain walk over a list.
+//! An event store in memory, in which every rule is a plain walk over a list.
 //!
-//! Nothing here is fast, durable or shared with the store that is, except the reading of requests in `grasp-core`.
-//! That makes it fit to be the yardstick for other stores.
+//! It shares nothing with the store that is served from, except the reading of requests in `grasp-core`, and so the
+//! model tests can hold that store to it.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::future::{self, BoxFuture};
 use futures_util::stream::{self, BoxStream};
-use grasp_core::admission::is_expired;
+use grasp_core::admission::{Needs, is_expired};
 use grasp_core::deletion::{self, DeletionRequest, VanishScope};
-use grasp_core::{Identifier, Version};
+use grasp_core::nip34::Proposal;
+use grasp_core::{Identifier, Version, kinds};
+use grasp_relay::store::{
+    Commit, EventStore, Inventory, Refusal, Saved, StoreError, StoreRules, StoredEvent,
+};
 use nostr::event::{Event, EventId, Kind};
 use nostr::filter::Filter;
 use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
 
-use super::rules::{Rules, has_tag, keeps_versions, noted_before, repository_names};
-use super::{Commit, EventStore, Inventory, Refusal, Saved, StoreError, StoredEvent};
-
 /// An [`EventStore`] that forgets everything when it is dropped.
-///
-/// ```
-/// use std::sync::Arc;
-///
-/// use grasp_relay::store::memory::MemoryStore;
-/// use grasp_relay::store::{EventStore, Saved};
-/// use nostr::event::{EventBuilder, FinalizeEvent, Kind};
-/// use nostr::filter::Filter;
-/// use nostr::key::Keys;
-/// use nostr::types::Timestamp;
-///
-/// # let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-/// # runtime.block_on(async {
-/// let store = MemoryStore::default();
-/// let note = EventBuilder::new(Kind::TextNote, "hello").finalize(&Keys::generate()).unwrap();
-/// let now = Timestamp::now();
-/// assert_eq!(store.save(vec![Arc::new(note)], now).await.unwrap(), [Saved::Stored]);
-/// assert_eq!(store.count(vec![Filter::new()], now).await.unwrap(), 1);
-/// # });
-/// ```
 #[derive(Debug, Default)]
-pub struct MemoryStore {
-    rules: Rules,
+pub(crate) struct MemoryStore {
+    rules: StoreRules,
     state: Mutex<State>,
 }
 
@@ -72,7 +54,7 @@ struct Request {
 
 impl MemoryStore {
     /// An empty store under these rules.
-    pub fn new(rules: Rules) -> Self {
+    pub(crate) fn new(rules: StoreRules) -> Self {
         Self { rules, state: Mutex::default() }
     }
 
@@ -86,7 +68,7 @@ impl MemoryStore {
 
     fn with<T>(
         &self,
-        work: impl FnOnce(&Rules, &mut State) -> T,
+        work: impl FnOnce(&StoreRules, &mut State) -> T,
     ) -> BoxFuture<'_, Result<T, StoreError>>
     where
         T: Send + 'static,
@@ -218,7 +200,8 @@ impl EventStore for MemoryStore {
     fn sweep(&self, now: Timestamp) -> BoxFuture<'_, Result<u64, StoreError>> {
         self.with(|rules, state| {
             let expired = state.expire(now);
-            let (retired, forgotten) = (rules.retired_before(now), rules.forgotten_before(now));
+            let retired = ago(now, rules.deletions_served);
+            let forgotten = ago(now, rules.deletions_served + rules.deletions_gated);
             let mut due = BTreeSet::new();
             for request in state.requests.iter_mut().filter(|r| !r.retired && r.clock <= retired) {
                 request.retired = true;
@@ -238,7 +221,7 @@ impl EventStore for MemoryStore {
 }
 
 impl State {
-    fn save(&mut self, rules: &Rules, event: Arc<Event>, now: Timestamp) -> Saved {
+    fn save(&mut self, rules: &StoreRules, event: Arc<Event>, now: Timestamp) -> Saved {
         if self.knows(&event) && !is_expired(&event, now) {
             return Saved::Duplicate;
         }
@@ -265,7 +248,12 @@ impl State {
     }
 
     /// Serves the better of a version and the one served so far, and shelves the other.
-    fn save_version(&mut self, rules: &Rules, coordinate: &Coordinate, event: Arc<Event>) -> Saved {
+    fn save_version(
+        &mut self,
+        rules: &StoreRules,
+        coordinate: &Coordinate,
+        event: Arc<Event>,
+    ) -> Saved {
         let head = versions(&self.served, coordinate).next().cloned();
         match head {
             Some(head) if place(&head) < place(&event) => {
@@ -283,7 +271,7 @@ impl State {
         Saved::Stored
     }
 
-    fn shelve(&mut self, rules: &Rules, coordinate: &Coordinate, event: Arc<Event>) {
+    fn shelve(&mut self, rules: &StoreRules, coordinate: &Coordinate, event: Arc<Event>) {
         let known = self.superseded.iter().any(|kept| kept.id == event.id);
         if !keeps_versions(event.kind) || known {
             return;
@@ -333,7 +321,7 @@ impl State {
         let deleting = self.requests.iter_mut().filter(|request| request.deletes(event));
         let named = |request: &&mut Request| request.targets.ids.contains(&event.id);
         if let Some(request) = deleting.max_by_key(named) {
-            if request.clock <= noted_before(now) {
+            if request.clock <= ago(now, DAY) {
                 request.clock = now.as_secs();
             }
         }
@@ -353,7 +341,7 @@ impl State {
         self.requests.push(request);
     }
 
-    fn vanish(&mut self, rules: &Rules, request: &Event) {
+    fn vanish(&mut self, rules: &StoreRules, request: &Event) {
         if VanishScope::parse(request).includes(rules.service.as_ref()) {
             let until = request.created_at;
             let gone =
@@ -431,6 +419,29 @@ impl Request {
     }
 }
 
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+fn ago(now: Timestamp, length: Duration) -> u64 {
+    now.as_secs().saturating_sub(length.as_secs())
+}
+
+/// Returns whether superseded versions of this kind are kept.
+fn keeps_versions(kind: Kind) -> bool {
+    kind == kinds::ANNOUNCEMENT || kind == kinds::STATE
+}
+
+/// Returns the names of the repositories whose git data an event is about.
+fn repository_names(event: &Event) -> BTreeSet<Identifier> {
+    let kinds =
+        [kinds::ANNOUNCEMENT, kinds::STATE, kinds::PULL_REQUEST, kinds::PULL_REQUEST_UPDATE];
+    if !kinds.contains(&event.kind) {
+        return BTreeSet::new();
+    }
+    let repos = Proposal::parse(event).map(|proposal| proposal.repos).unwrap_or_default();
+    let named = repos.into_iter().map(|repo| repo.identifier);
+    Needs::of(event).identifier.into_iter().chain(named).collect()
+}
+
 /// Newest first, ties by lowest id.
 fn place(event: &Arc<Event>) -> (Reverse<Timestamp>, EventId) {
     (Reverse(event.created_at), event.id)
@@ -450,7 +461,11 @@ fn is_vanishable(event: &Event, until: Timestamp) -> bool {
 
 /// NIP-01's matching: an empty list matches nothing, and neither does `search`, which is not supported.
 fn matches(filter: &Filter, event: &Event) -> bool {
-    filter.generic_tags.iter().all(|(name, values)| has_tag(event, *name, values))
+    let has_tag = |name, values: &BTreeSet<String>| {
+        let mut named = event.tags.iter().filter(|tag| tag.single_letter_tag() == Some(name));
+        named.any(|tag| tag.content().is_some_and(|value| values.contains(value)))
+    };
+    filter.generic_tags.iter().all(|(name, values)| has_tag(*name, values))
         && filter.search.is_none()
         && filter.ids.as_ref().is_none_or(|ids| ids.contains(&event.id))
         && filter.authors.as_ref().is_none_or(|authors| authors.contains(&event.pubkey))

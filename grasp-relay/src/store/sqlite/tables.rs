@@ -1,8 +1,5 @@
 //! The rules of NIP-01, 09, 40 and 62 upon the tables. Runs inside a transaction that somebody else ends.
 
-mod erasure;
-mod requests;
-
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,84 +11,96 @@ use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
 use rusqlite::{Connection, OptionalExtension, named_params, params};
 
-use super::keys::{Digest, Keys, Position, seconds};
+use super::schema::{Digest, Keys, Position, seconds};
 use super::search::Expired;
-use crate::store::rules::{Rules, keeps_versions};
-use crate::store::{Commit, Refusal, Saved};
+use crate::store::{
+    Commit, Refusal, Saved, StoreRules, keeps_versions, repository_names, write_cost,
+};
 
 /// Rows that one transaction erases, about, so that others need not wait for long.
-const ROWS_PER_STEP: usize = 5_000;
+const MAX_ERASED_ROWS: usize = 5_000;
+
+/// How many events one turn of a sweep takes out, so that saves waiting behind it are not kept for long.
+const SWEEP_BATCH: usize = 500;
+
+/// What one turn of a sweep did.
+pub(super) struct Swept {
+    /// Events taken out, served ones and kept versions.
+    pub(super) events: u64,
+    /// Whether another turn would find more.
+    pub(super) more: bool,
+}
 
 /// One connection, seen through the rules.
-pub(super) struct Ledger<'a> {
+pub(super) struct Tables<'a> {
     pub(super) conn: &'a Connection,
     pub(super) keys: &'a Keys,
-    pub(super) rules: &'a Rules,
-    pending: RefCell<Vec<Listing>>,
+    pub(super) rules: &'a StoreRules,
+    pending: RefCell<Vec<ListEntry>>,
     /// Up to when expired events were looked for in this transaction.
-    buried: Cell<Option<Timestamp>>,
+    expired_until: Cell<Option<Timestamp>>,
     /// Rows that this transaction may still erase before the rest is left to another.
-    erasable: Cell<usize>,
+    erase_budget: Cell<usize>,
     /// Requests of this transaction that are not carried out to the end.
-    unfinished: RefCell<Vec<Arc<Event>>>,
+    pub(super) unfinished: RefCell<Vec<Arc<Event>>>,
     /// The names of repositories of which something was taken away, until a commit reports them.
-    affected: RefCell<BTreeSet<Identifier>>,
+    pub(super) affected: RefCell<BTreeSet<Identifier>>,
 }
 
 /// An event's place in one of its lists, in the order in which the file has them.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Listing {
+struct ListEntry {
     list: Digest,
-    at: Position,
+    pub(super) at: Position,
     kind: u16,
-    seq: i64,
+    pub(super) seq: i64,
 }
 
 /// What is known of an event before it is stored.
 pub(super) enum Verdict {
     /// Nothing speaks against it.
-    Welcome,
+    Accepted,
     /// It is here, or was a deletion request that is no longer served.
-    Known,
+    Duplicate,
     /// A version that wins over it took its place, and is not served.
     Superseded,
     /// It must not be stored.
     Refused(Refusal),
     /// Its author deleted it, with this request.
-    Deleted(i64),
+    DeletedBy(i64),
 }
 
 /// A served event, without its text.
-struct Served {
-    seq: i64,
-    at: Position,
+pub(super) struct Served {
+    pub(super) seq: i64,
+    pub(super) at: Position,
 }
 
-impl<'a> Ledger<'a> {
-    pub(super) fn new(conn: &'a Connection, keys: &'a Keys, rules: &'a Rules) -> Self {
-        let (pending, buried, affected, unfinished) = Default::default();
-        let erasable = Cell::new(ROWS_PER_STEP);
-        Self { conn, keys, rules, pending, buried, erasable, unfinished, affected }
+impl<'a> Tables<'a> {
+    pub(super) fn new(conn: &'a Connection, keys: &'a Keys, rules: &'a StoreRules) -> Self {
+        let (pending, expired_until, affected, unfinished) = Default::default();
+        let erase_budget = Cell::new(MAX_ERASED_ROWS);
+        Self { conn, keys, rules, pending, expired_until, erase_budget, unfinished, affected }
     }
 
     /// Writes down what was put off; to be called before the transaction is committed.
     ///
     /// An event belongs to several lists, each somewhere else in the file. Entering those of a whole group in the
     /// order of the file touches every page once.
-    pub(super) fn finish(&self) -> rusqlite::Result<()> {
+    pub(super) fn flush(&self) -> rusqlite::Result<()> {
         let mut pending = self.pending.take();
         pending.sort_unstable();
         let mut enter = self.conn.prepare_cached(
             "INSERT OR IGNORE INTO lists (list, newest, id, kind, seq) VALUES (?1, ?2, ?3, ?4, ?5)",
         )?;
-        for Listing { list, at, kind, seq } in pending {
+        for ListEntry { list, at, kind, seq } in pending {
             enter.execute(params![list, at.newest(), at.id(), kind, seq])?;
         }
         Ok(())
     }
 
     /// Saves events in order, after burying some of what has expired by now. Returns the requests among them that must
-    /// be [gone on with](Self::go_on).
+    /// be [gone on with](Self::continue_request).
     pub(super) fn save(
         &self,
         events: &[Arc<Event>],
@@ -104,7 +113,7 @@ impl<'a> Ledger<'a> {
     }
 
     /// Judges one event without touching anything. Expects that nothing expired is left, or is only asked for advice.
-    pub(super) fn judge(&self, event: &Event, now: Timestamp) -> rusqlite::Result<Verdict> {
+    pub(super) fn check(&self, event: &Event, now: Timestamp) -> rusqlite::Result<Verdict> {
         if event.kind.is_ephemeral() {
             return Ok(Verdict::Refused(Refusal::Ephemeral));
         }
@@ -112,19 +121,19 @@ impl<'a> Ledger<'a> {
             return Ok(Verdict::Refused(Refusal::Expired));
         }
         if self.is_known(event)? {
-            return Ok(Verdict::Known);
+            return Ok(Verdict::Duplicate);
         }
         if self.has_vanished(event)? {
             return Ok(Verdict::Refused(Refusal::Vanished));
         }
-        if let Some(blocker) = self.blocker(event)? {
-            return Ok(Verdict::Deleted(blocker));
+        if let Some(blocking_request) = self.blocking_request(event)? {
+            return Ok(Verdict::DeletedBy(blocking_request));
         }
         if self.is_delisted(event)? {
             return Ok(Verdict::Superseded);
         }
         let refusal = self.deletion_refusal(event, now)?;
-        Ok(refusal.map_or(Verdict::Welcome, Verdict::Refused))
+        Ok(refusal.map_or(Verdict::Accepted, Verdict::Refused))
     }
 
     /// Returns those of these events that are served.
@@ -209,35 +218,37 @@ impl<'a> Ledger<'a> {
     }
 
     fn save_one(&self, event: &Arc<Event>, now: Timestamp) -> rusqlite::Result<Saved> {
-        match self.judge(event, now)? {
-            Verdict::Welcome => self.admit(event, now),
-            Verdict::Known => Ok(Saved::Duplicate),
+        match self.check(event, now)? {
+            Verdict::Accepted => self.store(event, now),
+            Verdict::Duplicate => Ok(Saved::Duplicate),
             Verdict::Superseded => Ok(Saved::Superseded),
             Verdict::Refused(refusal) => Ok(Saved::Refused(refusal)),
-            Verdict::Deleted(blocker) => {
-                self.note_use(blocker, now)?;
+            Verdict::DeletedBy(blocking_request) => {
+                self.note_use(blocking_request, now)?;
                 Ok(Saved::Refused(Refusal::Deleted))
             }
         }
     }
 
-    fn admit(&self, event: &Arc<Event>, now: Timestamp) -> rusqlite::Result<Saved> {
+    fn store(&self, event: &Arc<Event>, now: Timestamp) -> rusqlite::Result<Saved> {
         let Some(coordinate) = deletion::coordinate(event) else {
             self.insert(event, None)?;
-            self.obey(event, now)?;
+            self.handle_request(event, now)?;
             return Ok(Saved::Stored);
         };
         let key = self.keys.coordinate(&coordinate);
         match self.head(&key)? {
-            Some(head) if head.at < Position::of(event) && !self.end(&head, now)? => {
-                self.shelve(event, &key)?;
+            Some(head)
+                if head.at < Position::of(event) && !self.remove_if_expired(&head, now)? =>
+            {
+                self.keep_version(event, &key)?;
                 return Ok(Saved::Superseded);
             }
             // It may have been taken away just now.
             Some(head) => self.supersede(&head, &key)?,
             None => {}
         }
-        self.unshelve(event)?;
+        self.drop_kept_version(event)?;
         self.insert(event, Some(&key))?;
         Ok(Saved::Stored)
     }
@@ -258,7 +269,7 @@ impl<'a> Ledger<'a> {
                 event.as_json()
             ])?;
         let lists = self.keys.lists(event);
-        self.pending.borrow_mut().extend(lists.map(|list| Listing { list, at, kind, seq }));
+        self.pending.borrow_mut().extend(lists.map(|list| ListEntry { list, at, kind, seq }));
         if let Some(key) = coordinate {
             self.conn
                 .prepare_cached("INSERT INTO heads (coordinate, seq) VALUES (?1, ?2)")?
@@ -283,7 +294,7 @@ impl<'a> Ledger<'a> {
             .optional()
     }
 
-    fn head(&self, coordinate: &Digest) -> rusqlite::Result<Option<Served>> {
+    pub(super) fn head(&self, coordinate: &Digest) -> rusqlite::Result<Option<Served>> {
         self.conn
             .prepare_cached(
                 "SELECT newest, id, events.seq FROM heads JOIN events USING (seq)
@@ -296,13 +307,13 @@ impl<'a> Ledger<'a> {
     /// Takes a version out of service because a better one is here.
     fn supersede(&self, head: &Served, coordinate: &Digest) -> rusqlite::Result<()> {
         match self.erase(head.seq)? {
-            Some(loser) => self.shelve(&loser, coordinate),
+            Some(loser) => self.keep_version(&loser, coordinate),
             None => Ok(()),
         }
     }
 
     /// Keeps a superseded version for rollback, if its kind deserves that, within the bound per coordinate.
-    fn shelve(&self, event: &Event, coordinate: &Digest) -> rusqlite::Result<()> {
+    fn keep_version(&self, event: &Event, coordinate: &Digest) -> rusqlite::Result<()> {
         if !keeps_versions(event.kind) {
             return Ok(());
         }
@@ -331,13 +342,192 @@ impl<'a> Ledger<'a> {
         Ok(())
     }
 
-    fn unshelve(&self, event: &Event) -> rusqlite::Result<()> {
+    fn drop_kept_version(&self, event: &Event) -> rusqlite::Result<()> {
         if keeps_versions(event.kind) {
             self.conn
                 .prepare_cached("DELETE FROM superseded WHERE id = ?1")?
                 .execute([event.id.as_bytes()])?;
         }
         Ok(())
+    }
+}
+
+impl Tables<'_> {
+    /// Takes events out of service, and out of what is kept for rollback.
+    pub(super) fn remove(&self, ids: &[EventId]) -> rusqlite::Result<u64> {
+        let mut removed = 0;
+        for id in ids {
+            if let Some(served) = self.served(id.as_bytes())? {
+                self.erase(served.seq)?;
+                removed += 1;
+            }
+            removed += self
+                .conn
+                .prepare_cached("DELETE FROM superseded WHERE id = ?1")?
+                .execute([id.as_bytes()])? as u64;
+        }
+        Ok(removed)
+    }
+
+    /// Empties every table but the file's secret.
+    pub(super) fn forget_everything(&self) -> rusqlite::Result<()> {
+        self.pending.take();
+        for table in [
+            "events",
+            "lists",
+            "heads",
+            "expirations",
+            "superseded",
+            "requests",
+            "gates",
+            "vanished",
+            "delisted",
+            "unfinished",
+        ] {
+            self.conn.execute(&format!("DELETE FROM {table}"), [])?;
+        }
+        Ok(())
+    }
+
+    /// Buries some of what has expired, once for all who share the transaction. What is left is not served either.
+    pub(super) fn expire(&self, now: Timestamp) -> rusqlite::Result<()> {
+        if self.expired_until.get().is_none_or(|until| until < now) {
+            self.remove_expired(now)?;
+            self.expired_until.set(Some(now));
+        }
+        Ok(())
+    }
+
+    /// Takes a version away if it has expired and was not expired_until yet; says whether it has.
+    pub(super) fn remove_if_expired(
+        &self,
+        head: &Served,
+        now: Timestamp,
+    ) -> rusqlite::Result<bool> {
+        let has_ended = self
+            .conn
+            .prepare_cached("SELECT 1 FROM expirations WHERE seq = ?1 AND at <= ?2")?
+            .exists([head.seq, seconds(now.as_secs())])?;
+        Ok(has_ended && self.remove_served(head.seq)?)
+    }
+
+    /// Whether this transaction has erased as much as one should.
+    pub(super) fn is_erase_budget_spent(&self) -> bool {
+        self.erase_budget.get() == 0
+    }
+
+    /// Does one turn of reclaiming: the expired, then deletion requests that are past their term.
+    pub(super) fn sweep(&self, now: Timestamp) -> rusqlite::Result<Swept> {
+        let turns =
+            [self.remove_expired(now)?, self.retire_requests(now)?, self.forget_requests(now)?];
+        Ok(Swept {
+            events: turns.iter().map(|turn| turn.events).sum(),
+            more: turns.iter().any(|turn| turn.more),
+        })
+    }
+
+    /// Deletes a served event with everything that points at it.
+    pub(super) fn erase(&self, seq: i64) -> rusqlite::Result<Option<Event>> {
+        // Row numbers grow, so the oldest that was put off tells whether this one was.
+        if self.pending.borrow().first().is_some_and(|first| first.seq <= seq) {
+            self.flush()?;
+        }
+        let json: Option<String> = self
+            .conn
+            .prepare_cached("DELETE FROM events WHERE seq = ?1 RETURNING json")?
+            .query_row([seq], |row| row.get(0))
+            .optional()?;
+        let Some(event) = json.and_then(|json| Event::from_json(json).ok()) else {
+            return Ok(None);
+        };
+        self.erase_budget.set(self.erase_budget.get().saturating_sub(write_cost(&event)));
+        let at = Position::of(&event);
+        let mut delete = self
+            .conn
+            .prepare_cached("DELETE FROM lists WHERE list = ?1 AND newest = ?2 AND id = ?3")?;
+        for list in self.keys.lists(&event) {
+            delete.execute(params![list, at.newest(), at.id()])?;
+        }
+        if let Some(coordinate) = grasp_core::deletion::coordinate(&event) {
+            self.conn
+                .prepare_cached("DELETE FROM heads WHERE coordinate = ?1 AND seq = ?2")?
+                .execute(params![self.keys.coordinate(&coordinate), seq])?;
+        }
+        if let Some(end) = event.tags.expiration() {
+            self.conn
+                .prepare_cached("DELETE FROM expirations WHERE at = ?1 AND seq = ?2")?
+                .execute([seconds(end.as_secs()), seq])?;
+        }
+        Ok(Some(event))
+    }
+
+    /// Deletes a served event that no other version takes the place of, and notes whose git data it was about. Says
+    /// whether it was there.
+    pub(super) fn remove_served(&self, seq: i64) -> rusqlite::Result<bool> {
+        let Some(event) = self.erase(seq)? else { return Ok(false) };
+        self.affected.borrow_mut().extend(repository_names(&event));
+        Ok(true)
+    }
+
+    fn remove_expired(&self, now: Timestamp) -> rusqlite::Result<Swept> {
+        let now = seconds(now.as_secs());
+        let mut removed = 0;
+        let due = self.due("SELECT seq FROM expirations WHERE at <= ?1", now)?;
+        for seq in due.iter().take_while(|_| !self.is_erase_budget_spent()) {
+            self.remove_served(*seq)?;
+            removed += 1;
+        }
+        let copies = self.due("SELECT seq FROM superseded WHERE expires_at <= ?1", now)?;
+        for seq in &copies {
+            self.conn.prepare_cached("DELETE FROM superseded WHERE seq = ?1")?.execute([seq])?;
+        }
+        let more = removed < due.len() || due.len().max(copies.len()) == SWEEP_BATCH;
+        Ok(Swept { events: (removed + copies.len()) as u64, more })
+    }
+
+    /// Stops serving deletion requests that nobody needed for long; their gates stay.
+    fn retire_requests(&self, now: Timestamp) -> rusqlite::Result<Swept> {
+        let due = self.due(
+            "SELECT seq FROM requests WHERE retired = 0 AND clock <= ?1",
+            seconds(self.rules.retired_before(now)),
+        )?;
+        let mut events = 0;
+        for request in &due {
+            let id: [u8; 32] = self
+                .conn
+                .prepare_cached("UPDATE requests SET retired = 1 WHERE seq = ?1 RETURNING id")?
+                .query_row([request], |row| row.get(0))?;
+            if let Some(served) = self.served(&id)? {
+                self.erase(served.seq)?;
+                events += 1;
+            }
+        }
+        Ok(Swept { events, more: due.len() == SWEEP_BATCH })
+    }
+
+    /// Drops requests, with their gates, that blocked nothing for longer than anybody remembers.
+    fn forget_requests(&self, now: Timestamp) -> rusqlite::Result<Swept> {
+        let due = self.due(
+            "SELECT seq FROM requests WHERE retired = 1 AND clock <= ?1",
+            seconds(self.rules.forgotten_before(now)),
+        )?;
+        for request in &due {
+            for forget in
+                ["DELETE FROM gates WHERE request = ?1", "DELETE FROM requests WHERE seq = ?1"]
+            {
+                self.conn.prepare_cached(forget)?.execute([request])?;
+            }
+        }
+        Ok(Swept { events: 0, more: due.len() == SWEEP_BATCH })
+    }
+
+    /// Up to one turn's worth of row numbers that are due.
+    fn due(&self, sql: &str, by: i64) -> rusqlite::Result<Vec<i64>> {
+        self.conn
+            .prepare_cached(sql)?
+            .query_map([by], |row| row.get(0))?
+            .take(SWEEP_BATCH)
+            .collect()
     }
 }
 
