@@ -1,11 +1,11 @@
-//! Where accepted events live: one trait, several houses.
+//! The store of accepted events: the trait [`EventStore`] and what every implementation shares.
 //!
-//! An [`EventStore`] keeps NIP-01, NIP-09, NIP-40 and NIP-62 by itself, atomically with each save, so that no
-//! order of arrival and no crash can leave it in a state those rules forbid. It does not judge whether an event
-//! is *wanted*; that is admission's work.
+//! A store keeps NIP-01, NIP-09, NIP-40 and NIP-62 by itself, atomically with each save, so that no order of arrival
+//! and no crash can leave it in a state those rules forbid. It does not decide whether an event is *wanted*; that is
+//! admission.
 //!
-//! [`sqlite`] is the one to serve from, [`memory`] the one to test with, and [`adapter`] leads to the databases of the
-//! ecosystem and from there to us.
+//! [`sqlite`] is the store to serve from; [`adapter`] connects it with the databases of the `nostr-database`
+//! ecosystem.
 
 pub mod adapter;
 pub mod sqlite;
@@ -25,99 +25,99 @@ use nostr::filter::{Filter, SingleLetterTag};
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
 
-/// What became of one event that was offered to the store.
+/// The outcome of saving one event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Saved {
-    /// Written now, durably, and served from now on.
+    /// Written durably by this call, and served from now on.
     Stored,
-    /// The very same event was stored before.
+    /// The same event was stored before.
     Duplicate,
     /// A version that wins over this one (newer, or as old with a lower id) is served.
     Superseded,
-    /// The store keeps no such event.
+    /// The store does not keep this event.
     Refused(Refusal),
 }
 
 /// The outcome of one [`EventStore::commit`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Commit {
-    /// One answer per event, in their order.
+    /// One outcome per event, in their order.
     pub saved: Vec<Saved>,
-    /// The names of repositories of which announcements, states or pull requests were taken out of service: deleted,
-    /// vanished or expired. What a newer version has replaced does not count.
+    /// The names of repositories of which announcements, states or pull requests were deleted, vanished or expired.
+    /// Versions that a newer one replaced do not count.
     pub affected: BTreeSet<Identifier>,
 }
 
-/// Why the store will not keep an event.
+/// The reason for which the store does not keep an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// Its author asked for its deletion (NIP-09).
     Deleted,
     /// Its author asked to vanish after writing it (NIP-62).
     Vanished,
-    /// Its time is over (NIP-40).
+    /// Its expiration has passed (NIP-40).
     Expired,
-    /// A deletion request that names somebody else's event; none of it is honoured.
+    /// A deletion request that names an event of another author; no part of it is honoured.
     ForeignDeletion,
-    /// A deletion request with more targets than anybody needs.
+    /// A deletion request with more targets than `grasp_core::deletion` allows.
     TooManyTargets,
-    /// Ephemeral kinds are passed on, never kept.
+    /// Ephemeral kinds are forwarded and never kept.
     Ephemeral,
 }
 
 /// One stored event, as text that can be sent as it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredEvent {
-    /// Its id.
+    /// The event's id.
     pub id: EventId,
-    /// When its author says it was made.
+    /// The time that its author gave it.
     pub created_at: Timestamp,
     /// The event as compact JSON.
     pub json: Arc<str>,
 }
 
 impl StoredEvent {
-    /// The event itself.
+    /// Parses the event.
     pub fn event(&self) -> Result<Event, StoreError> {
         Event::from_json(&*self.json).map_err(|error| StoreError::Engine(Box::new(error)))
     }
 }
 
-/// The served events of one filter as set reconciliation wants them: no content, only what orders them.
+/// The served events of one filter as set reconciliation needs them: times and ids only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Inventory {
     /// All of them, oldest first, ties by lowest id.
     Complete(Vec<(Timestamp, EventId)>),
-    /// More than the caller was ready to take.
+    /// More than the caller's limit.
     TooMany,
 }
 
-/// What is served of events that were asked for by their keys.
+/// The events of one lookup by keys that are served.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Present {
-    /// Those of the ids that are served.
+    /// The ids that are served.
     pub ids: BTreeSet<EventId>,
     /// The served version of each coordinate that has one.
     pub versions: BTreeMap<Coordinate, Version>,
 }
 
-/// Why the store could not answer. Always our fault, never the peer's.
+/// A failure of the store, which the operator must look into; never the peer's fault.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// The engine underneath failed.
+    /// The database failed.
     #[error("the event store failed")]
     Engine(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The file was written by a newer release.
     #[error("the event store has schema {found}, this release knows up to {known}")]
     NewerSchema {
-        /// What the file says.
+        /// The schema of the file.
         found: u32,
-        /// What we can read.
+        /// The newest schema that this release reads.
         known: u32,
     },
-    /// Events that wait for git data cannot be written down.
+    /// Events that are held for git data cannot be journaled.
     #[error(transparent)]
     Journal(crate::keeper::Gone),
     /// The store is shutting down.
@@ -127,18 +127,18 @@ pub enum StoreError {
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// What an operator decides about deletion, vanishing and rollback.
+/// The operator's rules for deletion, vanishing and rollback.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreRules {
-    /// The address this relay is known by: a request to vanish that names it is obeyed.
+    /// The address of this relay: a request to vanish that names it is carried out.
     ///
-    /// Requests for all relays are obeyed without one too.
+    /// Requests that name all relays are carried out without one, too.
     pub service: Option<ServiceIdentity>,
-    /// How many superseded versions of one announcement or state are kept for rollback.
+    /// The number of superseded versions of one announcement or state that are kept for rollback.
     pub kept_versions: usize,
-    /// How long a deletion request is served after it was received, or last removed or blocked something.
+    /// The time for which a deletion request is served after it was received, or last removed or blocked something.
     pub deletions_served: Duration,
-    /// How much longer its targets stay refused after it is no longer served.
+    /// The additional time for which its targets stay refused after it is no longer served.
     pub deletions_gated: Duration,
 }
 
@@ -154,18 +154,19 @@ impl Default for StoreRules {
 }
 
 impl StoreRules {
-    /// A request last useful at this time or earlier is no longer served.
+    /// Returns the time of last use up to which a request is no longer served.
     pub(crate) fn retired_before(&self, now: Timestamp) -> u64 {
         ago(now, self.deletions_served)
     }
 
-    /// A request last useful at this time or earlier no longer refuses anything.
+    /// Returns the time of last use up to which a request no longer refuses anything.
     pub(crate) fn forgotten_before(&self, now: Timestamp) -> u64 {
         ago(now, self.deletions_served.saturating_add(self.deletions_gated))
     }
 }
 
-/// A request that was useful after this time is not noted as useful again: a flood of blocked events stays cheap.
+/// Returns the time of last use up to which a new use is recorded: at most one a day, so that a flood of blocked
+/// events stays cheap.
 pub(crate) fn noted_before(now: Timestamp) -> u64 {
     ago(now, DAY)
 }
@@ -174,16 +175,16 @@ fn ago(now: Timestamp, length: Duration) -> u64 {
     now.as_secs().saturating_sub(length.as_secs())
 }
 
-/// Says whether superseded versions of this kind are kept: repository announcements and states.
+/// Returns whether superseded versions of this kind are kept: repository announcements and states.
 pub(crate) fn keeps_versions(kind: Kind) -> bool {
     kind == kinds::ANNOUNCEMENT || kind == kinds::STATE
 }
 
-/// The kinds that speak of git data.
+/// The kinds that describe git data.
 pub(crate) const REPOSITORY_KINDS: [Kind; 4] =
     [kinds::ANNOUNCEMENT, kinds::STATE, kinds::PULL_REQUEST, kinds::PULL_REQUEST_UPDATE];
 
-/// Returns the names of the repositories whose git data an event speaks of; none for other kinds.
+/// Returns the names of the repositories whose git data an event describes; none for other kinds.
 pub(crate) fn repository_names(event: &Event) -> BTreeSet<Identifier> {
     if !REPOSITORY_KINDS.contains(&event.kind) {
         return BTreeSet::new();
@@ -193,7 +194,8 @@ pub(crate) fn repository_names(event: &Event) -> BTreeSet<Identifier> {
     Needs::of(event).identifier.into_iter().chain(addressed.map(|repo| repo.identifier)).collect()
 }
 
-/// Says whether no event can match: a list is empty, its times exclude each other, or it is one we do not answer.
+/// Returns whether no event can match: a list is empty, the times exclude each other, or the filter has a `search`,
+/// which is not supported.
 pub(crate) fn matches_nothing(filter: &Filter) -> bool {
     filter.ids.as_ref().is_some_and(BTreeSet::is_empty)
         || filter.authors.as_ref().is_some_and(BTreeSet::is_empty)
@@ -204,7 +206,7 @@ pub(crate) fn matches_nothing(filter: &Filter) -> bool {
         || filter.since > filter.until.or(Some(Timestamp::max()))
 }
 
-/// Says whether an event has a tag of this name with one of these values.
+/// Returns whether an event has a tag of this name with one of these values.
 pub(crate) fn has_tag(event: &Event, name: SingleLetterTag, values: &BTreeSet<String>) -> bool {
     event.tags.iter().any(|tag| {
         tag.single_letter_tag() == Some(name)
@@ -212,7 +214,7 @@ pub(crate) fn has_tag(event: &Event, name: SingleLetterTag, values: &BTreeSet<St
     })
 }
 
-/// All that a filter finds, whole.
+/// Collects and parses all events that a filter matches.
 pub async fn events(
     store: &dyn EventStore,
     filter: Filter,
@@ -222,9 +224,9 @@ pub async fn events(
     chunks.into_iter().flatten().map(|stored| stored.event()).collect()
 }
 
-/// Reads the announcements of these names one after the other, and says how many bytes that took.
+/// Reads the announcements of these names, each with its size in bytes.
 ///
-/// Anybody may announce under any name: whoever wants to know who maintains what must not hold them all as events.
+/// Every key may announce under any name, so they are parsed one by one and not held as events.
 pub async fn announcements(
     store: &dyn EventStore,
     names: impl IntoIterator<Item = &Identifier>,
@@ -246,7 +248,7 @@ pub async fn announcements(
     Ok(announcements)
 }
 
-/// Returns about how many rows of an index storing an event is worth.
+/// Returns the approximate number of index rows that storing an event costs.
 pub(crate) fn write_cost(event: &Event) -> usize {
     /// Rows of an event without tags.
     const BASE_ROWS: usize = 4;
@@ -255,7 +257,7 @@ pub(crate) fn write_cost(event: &Event) -> usize {
     let values = event.tags.iter().flat_map(|tag| tag.as_slice());
     let bytes = event.content.len() + values.map(String::len).sum::<usize>();
     let indexed = event.tags.iter().filter(|tag| tag.single_letter_tag().is_some());
-    // Each target of a deletion request is gated, too, in two indexes.
+    // Each target of a deletion request is also written to two indexes of gates.
     let rows_per_tag = if event.kind == kinds::DELETION { 3 } else { 1 };
     BASE_ROWS + indexed.count() * rows_per_tag + bytes / BYTES_PER_ROW
 }
@@ -269,8 +271,7 @@ fn coordinate_filter(coordinate: Coordinate) -> Filter {
 
 /// A durable set of events under the rules of NIP-01, 09, 40 and 62.
 pub trait EventStore: Send + Sync + 'static {
-    /// Saves events in order; resolves once every one of them is durable, with one answer each and what that took
-    /// out of service.
+    /// Saves events in order. Resolves once every one of them is durable.
     fn commit(
         &self,
         events: Vec<Arc<Event>>,
@@ -286,9 +287,9 @@ pub trait EventStore: Send + Sync + 'static {
         Box::pin(async move { Ok(self.commit(events, now).await?.saved) })
     }
 
-    /// Says whether [`save`](Self::save) would refuse this event for what is already known.
+    /// Returns the reason for which [`save`](Self::save) would refuse this event, as far as it is known.
     ///
-    /// Changes nothing that is served. If a deletion request is the reason, it counts as useful now and is kept longer.
+    /// Changes nothing that is served. A deletion request that is the reason counts as useful now and is kept longer.
     fn refusal(
         &self,
         event: Arc<Event>,
@@ -310,23 +311,24 @@ pub trait EventStore: Send + Sync + 'static {
         })
     }
 
-    /// Served events that match any of the filters: newest first, ties by lowest id, each once, in chunks.
+    /// Streams the served events that match any of the filters: newest first, ties by lowest id, each once, in
+    /// chunks.
     ///
-    /// Each filter has its own `limit`. Empty lists and filters with `search` match nothing. It is not a snapshot: what is
-    /// stored while the answer is read may or may not be in it. Dropping the stream ends the work.
+    /// Each filter has its own `limit`. Empty lists and filters with `search` match nothing. The stream is not a
+    /// snapshot: events that are stored while it is read may or may not be in it. Dropping the stream ends the work.
     fn query(
         &self,
         filters: Vec<Filter>,
         now: Timestamp,
     ) -> BoxStream<'static, Result<Vec<StoredEvent>, StoreError>>;
 
-    /// How many events [`query`](Self::query) would answer with.
+    /// Counts the events that [`query`](Self::query) would return.
     fn count(&self, filters: Vec<Filter>, now: Timestamp)
     -> BoxFuture<'_, Result<u64, StoreError>>;
 
-    /// For each question, whether any served event matches any of its filters.
+    /// Returns, for each question, whether any served event matches any of its filters.
     ///
-    /// No filters match nothing. One call for many questions costs few turns of a reader.
+    /// No filters match nothing. One call for many questions costs few reads.
     fn exists(
         &self,
         questions: Vec<Vec<Filter>>,
@@ -342,10 +344,10 @@ pub trait EventStore: Send + Sync + 'static {
         })
     }
 
-    /// Finds out which of these events are served.
+    /// Returns which of these events are served.
     ///
-    /// Looks them up by their keys where the engine can: what it costs depends on how many are asked for, not on how
-    /// much is stored.
+    /// Looks them up by their keys where the database can, so that the cost depends on the number of keys and not on
+    /// the size of the store.
     fn present(
         &self,
         named: References,
@@ -370,7 +372,7 @@ pub trait EventStore: Send + Sync + 'static {
         })
     }
 
-    /// What is served for this filter, without loading it; gives up beyond `max` items.
+    /// Lists what is served for this filter without loading it; gives up beyond `max` items.
     fn inventory(
         &self,
         filter: Filter,
@@ -378,18 +380,19 @@ pub trait EventStore: Send + Sync + 'static {
         max: usize,
     ) -> BoxFuture<'_, Result<Inventory, StoreError>>;
 
-    /// Superseded versions of an addressable event that are kept for rollback (kinds 30617 and 30618), winner first.
+    /// Returns the superseded versions of an addressable event that are kept for rollback (kinds 30617 and 30618),
+    /// winner first.
     fn superseded(&self, coordinate: Coordinate) -> BoxFuture<'_, Result<Vec<Event>, StoreError>>;
 
-    /// Takes events out of service without leaving a gate behind: they may come back. Says how many there were.
+    /// Removes events without gating them: they may be stored again. Returns their number.
     ///
-    /// Superseded versions with these ids go too. What deletion requests among them have deleted stays refused.
+    /// Superseded versions with these ids are removed, too. Targets of deletion requests among them stay refused.
     fn remove(&self, ids: Vec<EventId>) -> BoxFuture<'_, Result<u64, StoreError>>;
 
-    /// Takes versions of a coordinate that are older than this one out of service, and keeps them away: their author
-    /// replaced them by a version that is not wanted here. Says how many were served.
+    /// Removes the versions of a coordinate that are older than this one, and refuses them from now on: their author
+    /// replaced them by a version that is not wanted here. Returns the number of served ones.
     ///
-    /// The default keeps nothing away.
+    /// The default implementation does not refuse them later.
     fn delist(
         &self,
         coordinate: Coordinate,
@@ -413,11 +416,11 @@ pub trait EventStore: Send + Sync + 'static {
         Box::pin(std::future::ready(Ok(BTreeMap::new())))
     }
 
-    /// Reclaims what time has made worthless: expired events, unused deletion requests past their term.
+    /// Reclaims space: expired events, and unused deletion requests past their term. Returns the number of events.
     ///
-    /// Says how many events went. It only saves space: what has expired is not served anyway.
+    /// Expired events are not served in any case.
     fn sweep(&self, now: Timestamp) -> BoxFuture<'_, Result<u64, StoreError>>;
 
-    /// Finishes what was promised and stops; later calls answer [`StoreError::Closed`].
+    /// Finishes queued writes and stops; later calls fail with [`StoreError::Closed`].
     fn close(&self) -> BoxFuture<'_, Result<(), StoreError>>;
 }

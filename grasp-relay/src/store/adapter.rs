@@ -1,12 +1,12 @@
-//! Both choices between our stores and the ecosystem's: `nostr-database`'s trait.
+//! Adapters between [`EventStore`] and the trait `NostrDatabase` of the `nostr-database` crate, in both directions.
 //!
 //! [`SqliteStore`](super::sqlite::SqliteStore) implements [`NostrDatabase`], so that other projects can use it.
-//! [`DatabaseStore`] runs this server on any other such database; the features `nostr-sqlite` and `nostr-lmdb` bring
-//! two of them along.
+//! [`DatabaseStore`] runs this server on any other such database; the features `nostr-sqlite` and `nostr-lmdb` add
+//! two of them.
 //!
-//! The trait has no word for batches, streams, kept versions, sweeping or the time of day, and the databases have
-//! views of their own on deletion. What that costs is listed in `tests/it/store_contract/faults.rs`, which the contract
-//! suite holds to be neither more nor less than the truth.
+//! The trait has no batches, streams, kept versions, sweeping or clock, and the databases differ in deletion. The
+//! consequences are listed in `tests/it/store_contract/faults.rs`, which the contract suite compares with what it
+//! finds.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -35,16 +35,16 @@ use super::{
     matches_nothing, repository_names,
 };
 
-/// Events delivered at once by a query.
+/// Events per chunk of a query.
 const CHUNK: usize = 500;
 
-/// Stands for "all": one of the databases takes no limit for a limit of 10,000.
+/// The limit that means "all": one of the databases takes no limit for a limit of 10,000.
 const NO_LIMIT: usize = u32::MAX as usize;
 
-/// An [`EventStore`] upon a database of the ecosystem.
+/// An [`EventStore`] on any [`NostrDatabase`].
 ///
-/// Correct as far as asking before and filtering after can make it. Answers are held in memory whole, and a batch is
-/// saved event by event.
+/// Queries before and filters after each call make it as correct as that allows. Answers are held in memory as a
+/// whole, and a batch is saved event by event.
 #[derive(Debug)]
 pub struct DatabaseStore<D> {
     inner: Arc<Inner<D>>,
@@ -56,13 +56,13 @@ struct Inner<D> {
     closed: AtomicBool,
 }
 
-/// The database gave a reason that belongs to no answer of ours.
+/// The database rejected an event without a reason that [`Saved`] has.
 #[derive(Debug, thiserror::Error)]
 #[error("the database refused an event: {0:?}")]
 struct Unexplained(RejectedReason);
 
 impl<D: NostrDatabase> DatabaseStore<D> {
-    /// Takes a database into service.
+    /// Wraps a database.
     pub fn new(database: D) -> Self {
         let inner = Inner { database, closed: AtomicBool::new(false) };
         Self { inner: Arc::new(inner) }
@@ -78,7 +78,7 @@ impl<D: NostrDatabase> EventStore for DatabaseStore<D> {
         Box::pin(async move {
             let mut commit = Commit::default();
             for event in events {
-                // The databases do not report what a request has deleted; afterwards it is gone.
+                // The databases do not report what a request deleted, and afterwards it is gone.
                 let targets = self.inner.names_behind(&event, now).await?;
                 let saved = self.inner.save(&event, now).await?;
                 if saved == Saved::Stored {
@@ -147,7 +147,7 @@ impl<D: NostrDatabase> EventStore for DatabaseStore<D> {
     fn remove(&self, ids: Vec<EventId>) -> BoxFuture<'_, Result<u64, StoreError>> {
         Box::pin(async move {
             let database = self.inner.open()?;
-            // An empty list would mean everything to them.
+            // The databases would take an empty list for "everything".
             if ids.is_empty() {
                 return Ok(0);
             }
@@ -216,8 +216,8 @@ impl<D: NostrDatabase> Inner<D> {
         Ok(foreign.then_some(Refusal::ForeignDeletion))
     }
 
-    /// The names of repositories whose announcements, states or pull requests a request to delete or to vanish is
-    /// about.
+    /// Returns the names of repositories whose announcements, states or pull requests a request to delete or to
+    /// vanish names.
     async fn names_behind(
         &self,
         request: &Event,
@@ -230,7 +230,7 @@ impl<D: NostrDatabase> Inner<D> {
             let DeletionRequest { ids, coordinates } =
                 DeletionRequest::parse(request).unwrap_or_default();
             let names = coordinates.into_iter().map(|coordinate| coordinate.identifier);
-            // Of names it may be a few too many, which does no harm. An empty list matches nothing.
+            // May return a few names too many, which is harmless. An empty list matches nothing.
             vec![theirs.clone().identifiers(names), theirs.ids(ids)]
         } else {
             return Ok(BTreeSet::new());
@@ -238,7 +238,7 @@ impl<D: NostrDatabase> Inner<D> {
         Ok(self.find(filters, now).await?.iter().flat_map(repository_names).collect())
     }
 
-    /// What the filters match, in serving order, without what should not be there.
+    /// Returns the unexpired events that the filters match, in serving order.
     async fn find(
         &self,
         filters: Vec<Filter>,
@@ -267,13 +267,13 @@ impl<D: NostrDatabase> Inner<D> {
             if whole || found.len() >= wanted || asked >= NO_LIMIT {
                 return Ok(found.into_iter().take(wanted).collect());
             }
-            // Expired events took places that others should have.
+            // Expired events were counted against the limit.
             asked = asked.saturating_mul(2).min(NO_LIMIT);
         }
     }
 }
 
-/// What an event is refused for whatever the database knows.
+/// Returns the reason to refuse an event that does not depend on the database.
 fn refusal_by_itself(event: &Event, now: Timestamp) -> Option<Refusal> {
     if event.kind.is_ephemeral() {
         Some(Refusal::Ephemeral)
@@ -301,7 +301,7 @@ fn failure(error: nostr_database::error::Error) -> StoreError {
     StoreError::Engine(Box::new(error))
 }
 
-/// Opens a `nostr-sqlite` file. It knows our address with `wss` only.
+/// Opens a `nostr-sqlite` file. It knows this service's address with `wss` only.
 #[cfg(feature = "nostr-sqlite")]
 pub async fn open_nostr_sqlite(
     path: &std::path::Path,
@@ -315,7 +315,7 @@ pub async fn open_nostr_sqlite(
     Ok(DatabaseStore::new(database))
 }
 
-/// Opens a `nostr-lmdb` directory. It knows our address with `wss` only.
+/// Opens a `nostr-lmdb` directory. It knows this service's address with `wss` only.
 #[cfg(feature = "nostr-lmdb")]
 pub async fn open_nostr_lmdb(
     dir: &std::path::Path,
@@ -330,17 +330,17 @@ pub async fn open_nostr_lmdb(
 }
 
 #[cfg(any(feature = "nostr-lmdb", feature = "nostr-sqlite"))]
-/// Our address, as the databases spell it.
+/// Returns this service's address in the databases' type.
 fn relay_url(rules: &StoreRules) -> Option<nostr::types::RelayUrl> {
     let ours = rules.service.as_ref()?.relay_url(true).ok()?;
     nostr::types::RelayUrl::parse(ours.as_str()).ok()
 }
 
-/// Our rules, not theirs, where the two differ: an empty list in a filter matches nothing, expired events are not
-/// served, and deletion is as [`EventStore`] has it.
+/// Keeps the rules of [`EventStore`] where the two traits differ: an empty list in a filter matches nothing, expired
+/// events are not served, and deletion is stricter.
 ///
-/// An id whose event is not here is always [`NotExistent`](DatabaseEventStatus::NotExistent), even if a deletion
-/// request names it: only the event itself can tell whether that request was its author's. Saving it tells.
+/// An id whose event is not stored is always [`NotExistent`](DatabaseEventStatus::NotExistent), even if a deletion
+/// request names it: only the event itself shows whether that request was its author's, so only saving it does.
 ///
 /// ```
 /// use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};

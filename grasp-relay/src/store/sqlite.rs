@@ -1,4 +1,4 @@
-//! Events in one SQLite file.
+//! An event store in one SQLite file.
 //!
 //! ```text
 //!  save, remove, sweep ──▶ queue ──▶ one writer thread: everything queued, one transaction, one fsync
@@ -48,28 +48,28 @@ use super::{
     write_cost,
 };
 
-/// Events removed in one transaction, so that saves waiting behind it are not kept for long.
+/// Events removed in one transaction, so that saves queued behind it do not wait long.
 const REMOVALS_PER_COMMIT: usize = 500;
 
-/// Rows written by one task, unless a single event has more, so that others need not wait for long.
+/// Rows written by one task, unless a single event has more, so that other writers do not wait long.
 const MAX_TASK_ROWS: usize = 5_000;
 
-/// Keys that one turn of a reader looks up.
+/// Keys looked up in one read.
 const KEYS_PER_READ: usize = 1_000;
 
-/// How long a connection waits for a lock, which only another process can hold for long.
+/// The time that a connection waits for a lock, which only another process can hold for long.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How a [`SqliteStore`] uses the machine.
+/// The configuration of a [`SqliteStore`].
 #[derive(Clone, Debug)]
 pub struct SqliteOptions {
-    /// What it does about deletion, vanishing and rollback.
+    /// The rules for deletion, vanishing and rollback.
     pub rules: StoreRules,
-    /// How many threads read at the same time; each costs a connection and up to `reader_cache` of memory.
+    /// The number of reader threads; each costs a connection and up to `reader_cache` of memory.
     pub readers: NonZeroUsize,
-    /// Bytes of the file that one reader keeps in memory.
+    /// Bytes of the file that one reader caches.
     pub reader_cache: usize,
-    /// Bytes of the file that the writer keeps in memory; more makes large imports faster.
+    /// Bytes of the file that the writer caches; more makes large imports faster.
     pub writer_cache: usize,
 }
 
@@ -84,13 +84,13 @@ impl Default for SqliteOptions {
     }
 }
 
-/// What an examination of the file found.
+/// The result of [`SqliteStore::integrity_check`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Integrity {
-    /// Nothing is wrong.
+    /// No fault was found.
     Sound,
-    /// What is wrong, in SQLite's words and ours.
+    /// One line per fault.
     Damaged(Vec<String>),
 }
 
@@ -125,10 +125,10 @@ pub enum Integrity {
 /// # });
 /// ```
 pub struct SqliteStore {
-    shared: Arc<Shared>,
+    inner: Arc<StoreInner>,
 }
 
-struct Shared {
+struct StoreInner {
     path: PathBuf,
     rules: Arc<StoreRules>,
     keys: Arc<Keys>,
@@ -138,9 +138,9 @@ struct Shared {
 }
 
 impl SqliteStore {
-    /// Opens a file, which is made or brought up to date as needed; its directory must be there.
+    /// Opens a file, which is created or migrated as needed; its directory must exist.
     ///
-    /// Blocks for as long as that takes.
+    /// Blocks the thread until that is done.
     pub fn open(path: &Path, options: SqliteOptions) -> Result<Self, StoreError> {
         let mut conn = connect(path, options.writer_cache)?;
         schema::migrate(&mut conn)?;
@@ -152,7 +152,7 @@ impl SqliteStore {
         let writer = Wal::start(path, checkpointer)
             .and_then(|wal| Writer::start(conn, wal, keys.clone(), Arc::clone(&rules)))
             .map_err(|error| StoreError::Engine(Box::new(error)))?;
-        let shared = Shared {
+        let inner = StoreInner {
             path: path.to_owned(),
             rules,
             keys: Arc::new(keys),
@@ -160,19 +160,19 @@ impl SqliteStore {
             readers,
             closed: AtomicBool::new(false),
         };
-        Ok(Self { shared: Arc::new(shared) })
+        Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Deletes everything: events, kept versions, and all memory of deletion and vanishing.
+    /// Deletes all events, kept versions, and records of deletion and vanishing.
     pub async fn forget_everything(&self) -> Result<(), StoreError> {
-        self.shared.write(1, |tables| tables.forget_everything()).await
+        self.inner.write(1, |tables| tables.forget_everything()).await
     }
 
-    /// Examines the whole file: its pages, its indexes, and whether they speak of the same events.
+    /// Checks the whole file: its pages, its indexes, and whether they name the same events.
     ///
-    /// Takes as long as reading everything does, while the store goes on working.
+    /// Reads everything, while the store goes on working.
     pub async fn integrity_check(&self) -> Result<Integrity, StoreError> {
-        let faults = self.shared.read(examine).await?;
+        let faults = self.inner.read(examine).await?;
         Ok(match faults.is_empty() {
             true => Integrity::Sound,
             false => Integrity::Damaged(faults),
@@ -183,8 +183,8 @@ impl SqliteStore {
 impl fmt::Debug for SqliteStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SqliteStore")
-            .field("path", &self.shared.path)
-            .field("rules", &self.shared.rules)
+            .field("path", &self.inner.path)
+            .field("rules", &self.inner.rules)
             .finish_non_exhaustive()
     }
 }
@@ -206,11 +206,11 @@ impl EventStore for SqliteStore {
                 }
                 let save = move |tables: &Tables<'_>| tables.save(&batch, now);
                 let (Commit { saved, affected }, unfinished) =
-                    self.shared.write(weight, save).await?;
+                    self.inner.write(weight, save).await?;
                 commit.saved.extend(saved);
                 commit.affected.extend(affected);
                 for request in unfinished {
-                    commit.affected.extend(self.shared.finish(request).await?);
+                    commit.affected.extend(self.inner.finish(request).await?);
                 }
             }
             Ok(commit)
@@ -236,13 +236,13 @@ impl EventStore for SqliteStore {
             let judge = move |tables: &Tables<'_>| {
                 events.iter().map(|event| tables.check(event, now)).collect::<Result<Vec<_>, _>>()
             };
-            let verdicts = self.shared.read(judge).await?.into_iter();
+            let verdicts = self.inner.read(judge).await?.into_iter();
             let refusal = |verdict| match verdict {
                 Verdict::Accepted | Verdict::Duplicate | Verdict::Superseded => None,
                 Verdict::Refused(refusal) => Some(refusal),
                 Verdict::DeletedBy(by) => {
                     let note = move |tables: &Tables<'_>| tables.note_use(by, now);
-                    self.shared.writer.try_perform(note);
+                    self.inner.writer.try_perform(note);
                     Some(Refusal::Deleted)
                 }
             };
@@ -255,11 +255,11 @@ impl EventStore for SqliteStore {
         filters: Vec<Filter>,
         now: Timestamp,
     ) -> BoxStream<'static, Result<Vec<StoredEvent>, StoreError>> {
-        let shared = Arc::clone(&self.shared);
+        let inner = Arc::clone(&self.inner);
         let cursor = QueryCursor::new(filters, now);
         stream::unfold(Some(cursor), move |cursor| {
-            let shared = Arc::clone(&shared);
-            async move { cursor?.next(&shared).await }
+            let inner = Arc::clone(&inner);
+            async move { cursor?.next(&inner).await }
         })
         .boxed()
     }
@@ -274,7 +274,7 @@ impl EventStore for SqliteStore {
             let mut count = 0;
             loop {
                 let (found, progress);
-                (search, found, progress) = self.shared.search(search, usize::MAX).await?;
+                (search, found, progress) = self.inner.search(search, usize::MAX).await?;
                 count += found.len() as u64;
                 if progress == SearchProgress::Finished {
                     return Ok(count);
@@ -293,7 +293,7 @@ impl EventStore for SqliteStore {
             loop {
                 let progress;
                 (query, progress) = self
-                    .shared
+                    .inner
                     .read(move |tables| {
                         let progress = query.advance(tables)?;
                         Ok((query, progress))
@@ -318,12 +318,12 @@ impl EventStore for SqliteStore {
             for batch in ids.chunks(KEYS_PER_READ) {
                 let batch = batch.to_vec();
                 let find = move |tables: &Tables<'_>| tables.served_of(&batch, now);
-                present.ids.extend(self.shared.read(find).await?);
+                present.ids.extend(self.inner.read(find).await?);
             }
             for batch in coordinates.chunks(KEYS_PER_READ) {
                 let batch = batch.to_vec();
                 let find = move |tables: &Tables<'_>| tables.versions_at(batch, now);
-                present.versions.extend(self.shared.read(find).await?);
+                present.versions.extend(self.inner.read(find).await?);
             }
             Ok(present)
         })
@@ -342,7 +342,7 @@ impl EventStore for SqliteStore {
                 let wanted = (max - items.len()).saturating_add(1);
                 let progress;
                 (search, items, progress) = self
-                    .shared
+                    .inner
                     .read(move |tables| {
                         let progress = search.list(tables, wanted, &mut items)?;
                         Ok((search, items, progress))
@@ -360,7 +360,7 @@ impl EventStore for SqliteStore {
 
     fn superseded(&self, coordinate: Coordinate) -> BoxFuture<'_, Result<Vec<Event>, StoreError>> {
         Box::pin(async move {
-            let kept = self.shared.read(move |tables| tables.superseded(&coordinate)).await?;
+            let kept = self.inner.read(move |tables| tables.superseded(&coordinate)).await?;
             let parsed = kept.iter().map(Event::from_json);
             parsed.collect::<Result<_, _>>().map_err(|error| StoreError::Engine(Box::new(error)))
         })
@@ -368,12 +368,12 @@ impl EventStore for SqliteStore {
 
     fn remove(&self, ids: Vec<EventId>) -> BoxFuture<'_, Result<u64, StoreError>> {
         Box::pin(async move {
-            self.shared.check_open()?;
+            self.inner.check_open()?;
             let mut removed = 0;
             for batch in ids.chunks(REMOVALS_PER_COMMIT) {
                 let batch = batch.to_vec();
                 let remove = move |tables: &Tables<'_>| tables.remove(&batch);
-                removed += self.shared.write(REMOVALS_PER_COMMIT, remove).await?;
+                removed += self.inner.write(REMOVALS_PER_COMMIT, remove).await?;
             }
             Ok(removed)
         })
@@ -385,14 +385,14 @@ impl EventStore for SqliteStore {
         by: Version,
         _: Timestamp,
     ) -> BoxFuture<'_, Result<u64, StoreError>> {
-        self.shared.write(1, move |tables| tables.delist(&coordinate, by))
+        self.inner.write(1, move |tables| tables.delist(&coordinate, by))
     }
 
     fn delisted(
         &self,
         coordinates: Vec<Coordinate>,
     ) -> BoxFuture<'_, Result<BTreeMap<Coordinate, Version>, StoreError>> {
-        Box::pin(self.shared.read(move |tables| {
+        Box::pin(self.inner.read(move |tables| {
             let mut found = BTreeMap::new();
             for coordinate in coordinates {
                 let by = tables.delisted_by(&tables.keys.coordinate(&coordinate))?;
@@ -406,7 +406,7 @@ impl EventStore for SqliteStore {
         Box::pin(async move {
             let mut events = 0;
             loop {
-                let swept = self.shared.write(1, move |tables| tables.sweep(now)).await?;
+                let swept = self.inner.write(1, move |tables| tables.sweep(now)).await?;
                 events += swept.events;
                 if !swept.more {
                     return Ok(events);
@@ -417,16 +417,16 @@ impl EventStore for SqliteStore {
 
     fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move {
-            self.shared.closed.store(true, Ordering::SeqCst);
-            // The writer goes last: the last connection to close tidies the log away.
-            self.shared.readers.stop().await;
-            self.shared.writer.stop().await;
+            self.inner.closed.store(true, Ordering::SeqCst);
+            // The writer stops last: closing the last connection removes the write-ahead log.
+            self.inner.readers.stop().await;
+            self.inner.writer.stop().await;
             Ok(())
         })
     }
 }
 
-impl Shared {
+impl StoreInner {
     fn write<T, W>(&self, weight: usize, work: W) -> BoxFuture<'_, Result<T, StoreError>>
     where
         T: Send + 'static,
@@ -438,7 +438,7 @@ impl Shared {
         })
     }
 
-    /// Carries a request out to the end, and lets others write between its steps.
+    /// Applies a request to the end; other writers get in between its steps.
     async fn finish(&self, request: Arc<Event>) -> Result<BTreeSet<Identifier>, StoreError> {
         let mut affected = BTreeSet::new();
         loop {
@@ -483,7 +483,7 @@ impl Shared {
     }
 }
 
-/// Carries out what the last process began to.
+/// Applies the requests that the last process did not finish.
 fn finish_requests(conn: &mut Connection, keys: &Keys, rules: &StoreRules) -> rusqlite::Result<()> {
     loop {
         let tx = conn.transaction()?;
@@ -497,12 +497,12 @@ fn finish_requests(conn: &mut Connection, keys: &Keys, rules: &StoreRules) -> ru
     Ok(())
 }
 
-/// Whether more rows fit into a task of these.
-const fn fits(weight: usize, rows: usize) -> bool {
-    weight == 0 || weight + rows <= MAX_TASK_ROWS
+/// Returns whether more rows fit into a task that has this many.
+const fn fits(rows_so_far: usize, rows: usize) -> bool {
+    rows_so_far == 0 || rows_so_far + rows <= MAX_TASK_ROWS
 }
 
-/// Opens a connection the way all of ours are.
+/// Opens a connection with the settings that all connections share.
 fn connect(path: &Path, cache: usize) -> Result<Connection, StoreError> {
     let conn = Connection::open(path).map_err(failure)?;
     let cache_kib = i64::try_from(cache / 1024).unwrap_or(i64::MAX);
@@ -531,7 +531,7 @@ fn examine(tables: &Tables<'_>) -> rusqlite::Result<Vec<String>> {
             format!("SELECT count(*) FROM {table} WHERE seq NOT IN (SELECT seq FROM events)");
         let count: i64 = tables.conn.query_row(&stray, [], |row| row.get(0))?;
         if count > 0 {
-            faults.push(format!("{count} rows of {table} speak of events that are not there"));
+            faults.push(format!("{count} rows of {table} refer to events that do not exist"));
         }
     }
     Ok(faults)

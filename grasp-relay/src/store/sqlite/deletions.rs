@@ -1,4 +1,4 @@
-//! Deletion requests and requests to vanish: what they gate, what they remove, how long they count.
+//! Deletion requests and requests to vanish: which events they gate, which they remove, and for how long they count.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,23 +13,23 @@ use super::schema::{Digest, newest, seconds};
 use super::tables::Tables;
 use crate::store::{Refusal, noted_before};
 
-/// Events, and copies, of an author who vanishes that are erased in one transaction.
+/// Events and kept versions of a vanishing author that one transaction erases.
 const MAX_ERASED_EVENTS: usize = 500;
 
-/// Deletion requests of theirs, each of which may have thousands of targets.
+/// Deletion requests of a vanishing author that one transaction erases; each may have thousands of targets.
 const MAX_ERASED_REQUESTS: usize = 10;
 
-/// What keeps an author's event, or a coordinate, away.
+/// A record that refuses an author's event, or a coordinate.
 struct Gate {
-    /// The request that does.
+    /// The row of the request.
     request: i64,
     /// Minus the time of the request.
     newest: i64,
 }
 
 impl Tables<'_> {
-    /// Does what a stored event asks for, if it is a request. What is asked for counts from now on; what must be erased
-    /// for it may take more transactions than this one.
+    /// Applies a stored event that is a request. Its gates hold at once; erasing its targets may take further
+    /// transactions.
     pub(super) fn handle_request(
         &self,
         event: &Arc<Event>,
@@ -49,8 +49,8 @@ impl Tables<'_> {
         Ok(())
     }
 
-    /// Goes on with a request in a transaction of its own. Returns whether it is carried out, and the names of
-    /// repositories of which something was taken away.
+    /// Continues a request in a transaction of its own. Returns whether it is done, and the names of repositories of
+    /// which something was removed.
     pub(super) fn continue_request(
         &self,
         request: &Event,
@@ -64,7 +64,7 @@ impl Tables<'_> {
         Ok((is_done, self.affected.take()))
     }
 
-    /// Returns a request that was not carried out to the end, if there is one that is still stored.
+    /// Returns a stored request that is not fully applied, if there is one.
     pub(super) fn next_unfinished(&self) -> rusqlite::Result<Option<Event>> {
         self.conn.execute("DELETE FROM unfinished WHERE id NOT IN (SELECT id FROM events)", [])?;
         let json: Option<String> = self
@@ -75,7 +75,7 @@ impl Tables<'_> {
         Ok(json.and_then(|json| Event::from_json(json).ok()))
     }
 
-    /// Erases what a request takes away, as much as one transaction should; says whether that was all.
+    /// Erases targets of a request within the limit of one transaction; returns whether none is left.
     fn apply_request(&self, request: &Event) -> rusqlite::Result<bool> {
         match request.kind {
             Kind::EventDeletion => self.delete_targets(request),
@@ -83,7 +83,7 @@ impl Tables<'_> {
         }
     }
 
-    /// Why a deletion request cannot be honoured; nothing for other kinds.
+    /// Returns the reason for which a deletion request cannot be honoured; `None` for other kinds.
     pub(super) fn deletion_refusal(
         &self,
         event: &Event,
@@ -110,7 +110,7 @@ impl Tables<'_> {
         Ok(None)
     }
 
-    /// The request of its author that deletes this event; one gets the credit, however many there are.
+    /// Returns the request of its author that deletes this event; one of them, if there are several.
     pub(super) fn blocking_request(&self, event: &Event) -> rusqlite::Result<Option<i64>> {
         if !deletion::is_deletable(event.kind) {
             return Ok(None);
@@ -134,7 +134,7 @@ impl Tables<'_> {
             .optional()
     }
 
-    /// Restarts the clock of a request that has just blocked something.
+    /// Restarts the term of a request that has just blocked an event.
     pub(super) fn note_use(&self, request: i64, now: Timestamp) -> rusqlite::Result<()> {
         self.conn
             .prepare_cached("UPDATE requests SET clock = ?2 WHERE seq = ?1 AND clock <= ?3")?
@@ -142,7 +142,7 @@ impl Tables<'_> {
         Ok(())
     }
 
-    /// Says whether a deletion request was known, and is no longer served because nobody needed it.
+    /// Returns whether a deletion request was stored before and is no longer served.
     pub(super) fn is_retired(&self, event: &Event) -> rusqlite::Result<bool> {
         if event.kind != Kind::EventDeletion {
             return Ok(false);
@@ -152,9 +152,9 @@ impl Tables<'_> {
             .exists(params![event.pubkey.as_bytes(), event.id.as_bytes()])
     }
 
-    /// Says whether the author asked to vanish with all that was written up to a time that includes this event.
+    /// Returns whether the author asked to vanish up to a time that includes this event.
     ///
-    /// Requests to vanish are exempt: they are what proves the author's wish.
+    /// Requests to vanish are exempt: they prove the author's wish.
     pub(super) fn has_vanished(&self, event: &Event) -> rusqlite::Result<bool> {
         if event.kind == Kind::RequestToVanish {
             return Ok(false);
@@ -164,7 +164,7 @@ impl Tables<'_> {
             .exists(params![event.pubkey.as_bytes(), newest(event.created_at)])
     }
 
-    /// Writes down what a deletion request keeps away.
+    /// Records the gates of a deletion request.
     fn gate_targets(&self, event: &Event, now: Timestamp) -> rusqlite::Result<()> {
         let Ok(request) = DeletionRequest::parse(event) else {
             return Ok(());
@@ -177,7 +177,7 @@ impl Tables<'_> {
             let key = self.keys.coordinate(coordinate);
             match self.gate(&key)? {
                 Some(gate) if gate.newest < newest(event.created_at) => {
-                    // It deletes more than this one would. It is wanted still, so it counts from now.
+                    // The gate deletes more than this request would. It is still wanted, so its term restarts.
                     self.conn
                         .prepare_cached(
                             "UPDATE requests SET clock = max(clock, ?2) WHERE seq = ?1",
@@ -190,7 +190,7 @@ impl Tables<'_> {
         Ok(())
     }
 
-    /// Erases targets of a deletion request; says whether none is left.
+    /// Erases targets of a deletion request; returns whether none is left.
     fn delete_targets(&self, event: &Event) -> rusqlite::Result<bool> {
         let request = DeletionRequest::parse(event).unwrap_or_default();
         for id in &request.ids {
@@ -208,8 +208,7 @@ impl Tables<'_> {
         Ok(true)
     }
 
-    /// Puts a request in the place of whatever gated its target before: a fleet of equal requests is worth no more
-    /// than one, and costs no more when the target comes.
+    /// Gates a target by this request instead of an earlier one: equal requests cost no more than one.
     fn replace_gate(&self, target: &Digest, request: i64) -> rusqlite::Result<()> {
         self.conn.prepare_cached("DELETE FROM gates WHERE target = ?1")?.execute([target])?;
         self.conn
@@ -218,7 +217,7 @@ impl Tables<'_> {
         Ok(())
     }
 
-    /// Writes the request down apart from its event, which may go earlier.
+    /// Records the request apart from its event, which may be removed earlier.
     fn record(&self, event: &Event, now: Timestamp) -> rusqlite::Result<i64> {
         self.conn
             .prepare_cached(
@@ -268,7 +267,7 @@ impl Tables<'_> {
         Ok(())
     }
 
-    /// Writes down that an author is to be forgotten up to the request, if it speaks to us.
+    /// Records that an author vanished up to the request, if the request includes this service.
     fn gate_author(&self, request: &Event) -> rusqlite::Result<()> {
         if self.includes_this_service(request) {
             self.conn
@@ -285,8 +284,8 @@ impl Tables<'_> {
         VanishScope::parse(request).includes(self.rules.service.as_ref())
     }
 
-    /// Erases what an author wrote up to the request, if it speaks to us: events, copies, deletion requests and their
-    /// gates. Says whether nothing is left.
+    /// Erases an author's events, kept versions, deletion requests and gates up to the request, if it includes this
+    /// service. Returns whether nothing is left.
     fn vanish(&self, request: &Event) -> rusqlite::Result<bool> {
         if !self.includes_this_service(request) {
             return Ok(true);

@@ -1,7 +1,7 @@
-//! A few threads that read, each with a connection of its own.
+//! Reader threads, each with a connection of its own, and the queries that run on them in slices.
 //!
-//! Every errand is short: long scans are cut into turns and queue again, so that no reader is held by a slow client
-//! and no snapshot lives long enough to keep the log from being emptied.
+//! Every read is short: long scans are cut into slices and queue again, so that no slow client occupies a reader and
+//! no snapshot lives long enough to keep the write-ahead log from restarting.
 
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
@@ -19,13 +19,13 @@ use super::scan::IndexRow;
 use super::schema::Keys;
 use super::search::{ReadBudget, SEEK_ROWS, Search, SearchProgress};
 use super::tables::Tables;
-use super::{Shared, connect, failure};
+use super::{StoreInner, connect, failure};
 use crate::store::{StoreError, StoreRules, StoredEvent};
 
-/// How many errands may wait before callers have to wait for a place to wait.
+/// Reads that may be queued before callers wait for a place in the queue.
 const QUEUE_CAPACITY: usize = 1_024;
 
-/// The way to the readers' threads.
+/// A handle to the reader threads.
 pub(super) struct Readers {
     queue: mpsc::Sender<ReaderCommand>,
     count: usize,
@@ -58,7 +58,7 @@ impl Readers {
         Ok(Self { queue, count: count.get() })
     }
 
-    /// Reads from one snapshot; not at all if the caller has stopped waiting by the time it is its turn.
+    /// Reads from one snapshot; does nothing if the caller has stopped waiting by then.
     pub(super) async fn read<T, R>(
         &self,
         keys: &Arc<Keys>,
@@ -82,7 +82,7 @@ impl Readers {
         answer.await.map_err(|lost| StoreError::Engine(Box::new(lost)))?
     }
 
-    /// Lets the readers finish what is queued, and ends them.
+    /// Finishes queued reads and ends the threads.
     pub(super) async fn stop(&self) {
         let mut ended = Vec::new();
         for _ in 0..self.count {
@@ -92,7 +92,7 @@ impl Readers {
             }
         }
         for finished in ended {
-            // An error means the thread ended without us, which is what was wanted.
+            // An error means that the thread has ended already.
             let _ = finished.await;
         }
     }
@@ -113,7 +113,7 @@ fn work(conn: Connection, commands: &Mutex<mpsc::Receiver<ReaderCommand>>) {
         let command = commands.lock().unwrap_or_else(PoisonError::into_inner).blocking_recv();
         match command {
             Some(ReaderCommand::Run(task)) => {
-                // A panic is a fault of ours; it costs this errand, whose caller hears of it, and not a reader.
+                // A panic is a bug: it fails this read, whose caller gets an error, and the thread goes on.
                 let _ = panic::catch_unwind(AssertUnwindSafe(|| task(&conn)));
             }
             Some(ReaderCommand::Stop(done)) => {
@@ -126,13 +126,13 @@ fn work(conn: Connection, commands: &Mutex<mpsc::Receiver<ReaderCommand>>) {
     }
 }
 
-/// Events delivered at once by a query, at most.
+/// Events per chunk of a query.
 const MAX_CHUNK_EVENTS: usize = 500;
 
-/// Bytes of JSON delivered at once by a query, unless a single event is longer.
+/// Bytes of JSON per chunk of a query, unless a single event is longer.
 const MAX_CHUNK_BYTES: usize = 1024 * 1024;
 
-/// Places found ahead of what is delivered: looking them up is cheap, starting over is not.
+/// Rows found ahead of what is loaded: finding them is cheap, starting the search again is not.
 const LOOKAHEAD_ROWS: usize = 2 * MAX_CHUNK_EVENTS;
 
 /// A query between two chunks.
@@ -149,15 +149,15 @@ impl QueryCursor {
         Self { search: Search::new(filters, now), found: VecDeque::new(), finished: false }
     }
 
-    /// Reads until there is something to deliver, or nothing more to find. Nothing follows an error.
-    pub(super) async fn next(mut self, shared: &Shared) -> Option<Delivered> {
+    /// Reads until there is a chunk, or nothing is left. Ends after an error.
+    pub(super) async fn next(mut self, inner: &StoreInner) -> Option<Delivered> {
         while !(self.finished && self.found.is_empty()) {
             let read = move |tables: &Tables<'_>| {
                 let chunk = self.chunk(tables)?;
                 Ok((self, chunk))
             };
             let chunk;
-            (self, chunk) = match shared.read(read).await {
+            (self, chunk) = match inner.read(read).await {
                 Ok(read) => read,
                 Err(error) => return Some((Err(error), None)),
             };
@@ -195,7 +195,7 @@ impl QueryCursor {
     }
 }
 
-/// Loads an event that was found, unless it is gone and its row is another's now.
+/// Loads an event that was found, unless it was removed since.
 fn load(tables: &Tables<'_>, found: &IndexRow) -> rusqlite::Result<Option<StoredEvent>> {
     let json: Option<Arc<str>> = tables
         .conn
@@ -209,11 +209,11 @@ fn load(tables: &Tables<'_>, found: &IndexRow) -> rusqlite::Result<Option<Stored
     }))
 }
 
-/// Finds out, for each of several questions, whether anything matches.
+/// Finds out, for each of several questions, whether any event matches.
 pub(super) struct ExistsQuery {
-    /// For each question the filters that were not tried yet. The first that matches is answer enough.
+    /// The filters of each question that were not tried yet. The first that matches answers it.
     questions: Vec<VecDeque<Filter>>,
-    /// What was found out; the next question is the one that is being looked into.
+    /// The answers so far; the question after them is in progress.
     answers: Vec<bool>,
     search: Option<Search>,
     now: Timestamp,
@@ -225,7 +225,7 @@ impl ExistsQuery {
         Self { questions, answers: Vec::new(), search: None, now }
     }
 
-    /// Answers questions until all are answered, or the turn is over.
+    /// Answers questions until all are answered, or the slice is over.
     pub(super) fn advance(&mut self, tables: &Tables<'_>) -> rusqlite::Result<SearchProgress> {
         let mut budget = ReadBudget::of_slice();
         while let Some(filters) = self.questions.get_mut(self.answers.len()) {

@@ -1,4 +1,8 @@
-//! Reading lists of an index side by side, in serving order, without ever holding more than a handful of rows each.
+//! Reads the lists of an index in serving order: merged while they are few, value by value while they are many.
+//!
+//! Merging opens every list in each slice, which for ten thousand of them would take most of a second. A
+//! [`ValueLookup`] goes on where the last slice ended and keeps only the first rows in serving order. Once those are
+//! consumed, it reads the lists again from there on.
 
 use std::cmp::Reverse;
 use std::collections::binary_heap::PeekMut;
@@ -13,12 +17,12 @@ use super::schema::{Digest, Position};
 use super::search::{ReadBudget, SEEK_ROWS};
 use super::tables::Tables;
 
-/// The part of serving order that is wanted.
+/// The wanted part of serving order.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
-    /// Everything up to here is out of the question, or was examined before.
+    /// The place up to which everything is excluded or was examined before.
     pub(super) after: Position,
-    /// The oldest time that counts, as `newest` has it.
+    /// The oldest wanted time, as `newest` has it.
     pub(super) oldest: i64,
 }
 
@@ -27,38 +31,37 @@ pub(super) struct Bounds {
 pub(super) struct IndexRow {
     pub(super) at: Position,
     pub(super) seq: i64,
-    /// Zero if the list does not tell.
+    /// Zero if the index does not contain it.
     pub(super) kind: u16,
 }
 
-/// Rows read from one list at a time, at most. Starts lower, so that a small limit over many lists stays cheap.
+/// Rows read from one list at a time. The first read is shorter, so that a small limit over many lists stays cheap.
 const MAX_RUN_ROWS: usize = 1_024;
 
-/// Several lists as one.
+/// Merges several lists into one.
 ///
-/// It takes its statement anew for each run of rows: of several filters that are read side by side each would have to
-/// compile its own, if all kept theirs.
+/// It takes its statement from the cache anew for each run of rows: several filters read side by side share one
+/// compiled statement that way.
 pub(super) struct Merge<'c> {
     conn: &'c Connection,
     sql: &'static str,
     cursors: Vec<Cursor<'c>>,
-    /// The next row of each list that goes on, with the place of its cursor.
+    /// The next row of each list that goes on, with the index of its cursor.
     heads: BinaryHeap<Reverse<(IndexRow, usize)>>,
     oldest: i64,
 }
 
 /// A place in one list.
 struct Cursor<'c> {
-    /// All events, if it is no list in particular.
+    /// `None` stands for all events.
     list: Option<&'c Digest>,
-    /// Rows that were read ahead.
     ahead: vec::IntoIter<IndexRow>,
-    /// How many rows to read next; none if the list has ended.
+    /// Rows to read next; zero if the list has ended.
     run: usize,
 }
 
 impl<'c> Merge<'c> {
-    /// Opens lists, or everything, expecting that about `wanted` rows will be taken.
+    /// Opens lists, or all events, and expects that about `wanted` rows will be taken.
     pub(super) fn open(
         tables: &Tables<'c>,
         lists: Option<&'c [Digest]>,
@@ -70,7 +73,7 @@ impl<'c> Merge<'c> {
             Some(lists) => lists.iter().map(Some).collect(),
             None => vec![None],
         };
-        // Of several lists some give more than their share: twice as much, so that most are read once.
+        // Some lists give more than their share: twice as much, so that most are read once.
         let run = match lists.len() {
             0 | 1 => wanted,
             count => wanted / count * 2,
@@ -93,7 +96,7 @@ impl<'c> Merge<'c> {
         Ok(merge)
     }
 
-    /// The next row in serving order; an event that is in several lists comes several times in a row.
+    /// Returns the next row in serving order; an event of several lists comes several times in a row.
     pub(super) fn next(&mut self) -> rusqlite::Result<Option<IndexRow>> {
         let Some(mut head) = self.heads.peek_mut() else {
             return Ok(None);
@@ -137,9 +140,10 @@ impl Cursor<'_> {
     }
 }
 
-/// Rows of one list, or of all events, from a place on.
+/// Selects the rows of one list, or of all events, from a place on.
 ///
-/// Without LIMIT, because SQLite compiles a statement again each time its limit is bound. Whoever has enough stops.
+/// Without LIMIT, because SQLite compiles a statement again each time its limit is bound; callers stop reading
+/// instead.
 const LIST_ROWS_SQL: &str = "SELECT newest, id, seq, kind FROM lists
     WHERE (newest, id) > (?1, ?2) AND newest <= ?3 AND list = ?4 ORDER BY newest, id";
 const ALL_ROWS_SQL: &str = "SELECT newest, id, seq, 0 FROM events INDEXED BY events_by_time
@@ -163,7 +167,7 @@ impl IndexRow {
     }
 }
 
-/// Counts the rows of lists, and each list as a row, giving up at `most`: empty lists cost a search too.
+/// Counts the rows of lists, and each list as a row, up to `most`: empty lists cost a lookup, too.
 pub(super) fn count_up_to(
     tables: &Tables<'_>,
     lists: impl Iterator<Item = Digest>,
@@ -185,7 +189,7 @@ pub(super) fn count_up_to(
     Ok(counted)
 }
 
-/// Reads one list in serving order for as long as `take` wants more; returns how many rows that took.
+/// Reads one list in serving order while `take` returns true; returns the number of rows read.
 pub(super) fn read_list(
     tables: &Tables<'_>,
     list: &Digest,
@@ -204,7 +208,7 @@ pub(super) fn read_list(
     Ok(read)
 }
 
-/// Looks up one event by id, if it lies within the bounds.
+/// Looks up one event by id within the bounds.
 pub(super) fn look_up(
     tables: &Tables<'_>,
     id: &EventId,
@@ -217,18 +221,17 @@ pub(super) fn look_up(
     Ok(found.filter(|found| found.at > bounds.after && found.at.newest() <= bounds.oldest))
 }
 
-/// Rows kept, at least and at most, of what many lists hold.
+/// Rows that a lookup keeps, at least and at most.
 const MIN_WINDOW: usize = 500;
 const MAX_WINDOW: usize = 50_000;
 
-/// What a filter names by many values, being looked up.
+/// The lookup of a filter's many values, over several slices.
 pub(super) struct ValueLookup {
     names: Names,
-    /// The next of the names to look up.
     next: usize,
     /// The first rows in serving order of what was looked up.
     first: BTreeSet<IndexRow>,
-    /// Whether rows were left out that come after those.
+    /// Rows after those in `first` were left out.
     is_cut: bool,
 }
 
@@ -250,7 +253,7 @@ impl ValueLookup {
         Self { names, next: 0, first: BTreeSet::new(), is_cut: false }
     }
 
-    /// Goes on looking up until everything is, or the budget is spent; says whether it is done.
+    /// Goes on until every value is looked up or the budget is spent; returns whether it is done.
     pub(super) fn advance(
         &mut self,
         tables: &Tables<'_>,
@@ -269,13 +272,13 @@ impl ValueLookup {
         Ok(self.is_done())
     }
 
-    /// What was gathered of the rows after a place, in serving order.
+    /// Returns the rows after a place, in serving order.
     pub(super) fn after(&self, place: Position) -> impl Iterator<Item = &IndexRow> {
         let place = IndexRow { at: place, seq: i64::MAX, kind: u16::MAX };
         self.first.range((Bound::Excluded(place), Bound::Unbounded))
     }
 
-    /// Whether there may be more than was gathered.
+    /// Returns whether rows were left out.
     pub(super) const fn is_cut(&self) -> bool {
         self.is_cut
     }

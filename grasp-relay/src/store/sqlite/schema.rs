@@ -1,4 +1,4 @@
-//! The file's shape, and how an older file grows into it.
+//! The schema of the file, its migrations, and the keys of its indexes.
 
 use bitcoin_hashes::{HashEngine, sha256};
 use grasp_core::Version;
@@ -12,10 +12,10 @@ use rusqlite::{Connection, Row, TransactionBehavior};
 use super::failure;
 use crate::store::StoreError;
 
-/// Each step takes a file from the version that is its index to the next. Steps that were released never change.
+/// The steps from each version, by its index, to the next. Released steps never change.
 const MIGRATIONS: &[&str] = &[include_str!("schema.sql"), include_str!("schema_2.sql")];
 
-/// Marks the file as ours ("grsp"), for `file(1)` and against opening somebody else's database.
+/// Marks the file as an event store ("grsp"), for `file(1)` and against opening the database of another application.
 const APPLICATION_ID: i32 = 0x6772_7370;
 
 /// The file is a database, but not an event store.
@@ -23,7 +23,7 @@ const APPLICATION_ID: i32 = 0x6772_7370;
 #[error("the file is a database of another application")]
 struct NotOurs;
 
-/// Brings the file to the newest version this release knows.
+/// Migrates the file to the newest version that this release knows.
 pub(super) fn migrate(conn: &mut Connection) -> Result<(), StoreError> {
     migrate_with(conn, MIGRATIONS)
 }
@@ -45,7 +45,7 @@ fn migrate_with(conn: &mut Connection, steps: &[&str]) -> Result<(), StoreError>
     Ok(())
 }
 
-/// The version a file says it has; zero for an empty one.
+/// Returns the version of a file; zero for an empty one.
 fn version(conn: &Connection) -> Result<u32, StoreError> {
     let pragma = |name| conn.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
     let owner = pragma("application_id").map_err(failure)?;
@@ -59,10 +59,10 @@ fn version(conn: &Connection) -> Result<u32, StoreError> {
     Ok(u32::try_from(version).unwrap_or(u32::MAX))
 }
 
-/// A hash that names a list of events or stands for a coordinate.
+/// A hash that names a list of events, or a coordinate.
 pub(super) type Digest = [u8; 16];
 
-/// Where an event stands in serving order: newest first, ties by lowest id.
+/// The place of an event in serving order: newest first, ties by lowest id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Position {
     newest: i64,
@@ -70,10 +70,10 @@ pub(super) struct Position {
 }
 
 impl Position {
-    /// Before everything.
+    /// The place before all events.
     pub(super) const FIRST: Self = Self { newest: i64::MIN, id: [0xff; 32] };
 
-    /// The place after everything newer than this time and before everything else.
+    /// Returns the place after everything newer than this time and before everything else.
     pub(super) fn start_of(time: Timestamp) -> Self {
         Self { newest: newest(time).saturating_sub(1), ..Self::FIRST }
     }
@@ -112,21 +112,21 @@ impl Position {
     }
 }
 
-/// A time as the indexes order it. Times beyond what SQLite can hold, 292 billion years from now, count as one.
+/// Returns a time as the indexes order it. Times beyond SQLite's range, 292 billion years from now, count as one.
 pub(super) fn newest(created_at: Timestamp) -> i64 {
     -seconds(created_at.as_secs())
 }
 
-/// Seconds as SQLite can hold them.
+/// Returns seconds within SQLite's range.
 pub(super) fn seconds(secs: u64) -> i64 {
     i64::try_from(secs).unwrap_or(i64::MAX)
 }
 
-/// Names lists and coordinates, whatever they are made of, by keys of one length.
+/// Computes the keys of lists and coordinates, all of one length.
 ///
-/// Keys are 15 or 16 bytes of SHA-256 after a secret block that is drawn when the file is made. Whoever writes events
-/// does not know the secret, so nobody can search for two values with one key; by chance it takes more values than
-/// there will ever be events. That is why a key found is a value found, without reading the event again.
+/// Keys are 15 or 16 bytes of SHA-256 after a secret block that is drawn when the file is created. Authors of events
+/// do not know the secret, so they cannot search for two values with one key, and accidental collisions are out of
+/// reach. Therefore a matching key needs no comparison of the value.
 #[derive(Clone)]
 pub(super) struct Keys {
     salted: sha256::HashEngine,
@@ -140,9 +140,10 @@ impl Keys {
         Ok(Self { salted })
     }
 
-    /// The list of events with this tag.
+    /// Returns the list of events with this tag.
     ///
-    /// The name comes last: events often carry one value under two names (`e` and `E`), and those stay neighbours.
+    /// The tag's name is the last byte: events often carry one value under two names (`e` and `E`), and those rows
+    /// stay neighbours.
     pub(super) fn tag(&self, name: SingleLetterTag, value: &str) -> Digest {
         let mut digest = self.digest(&[b"#", value.as_bytes()]);
         if let Some(last) = digest.last_mut() {
@@ -151,17 +152,17 @@ impl Keys {
         digest
     }
 
-    /// The list of events of this kind.
+    /// Returns the list of events of this kind.
     pub(super) fn kind(&self, kind: u16) -> Digest {
         self.digest(&[b"k", &kind.to_be_bytes()])
     }
 
-    /// The list of events of this author.
+    /// Returns the list of events of this author.
     pub(super) fn author(&self, author: &PublicKey) -> Digest {
         self.digest(&[b"p", author.as_bytes()])
     }
 
-    /// Every list an event belongs to.
+    /// Returns every list that an event belongs to.
     pub(super) fn lists<'a>(&'a self, event: &'a Event) -> impl Iterator<Item = Digest> + 'a {
         let tags = event.tags.iter();
         let tags = tags.filter_map(|tag| Some(self.tag(tag.single_letter_tag()?, tag.content()?)));
@@ -174,7 +175,7 @@ impl Keys {
         self.digest(&[b":", &kind, author, coordinate.identifier.as_bytes()])
     }
 
-    /// An event as its author would delete it by id. Nobody else's request has anything to do with it.
+    /// Returns the key of an author's event for deletion by id. Requests of other authors have other keys.
     pub(super) fn own_event(&self, author: &PublicKey, id: &EventId) -> Digest {
         self.digest(&[b"e", author.as_bytes(), id.as_bytes()])
     }

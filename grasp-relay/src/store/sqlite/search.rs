@@ -1,8 +1,8 @@
-//! A search: several filters read as one, in turns.
+//! The search for events that match several filters, in slices.
 //!
-//! Between two turns nothing is held but a place in serving order, so a search that nobody continues costs nothing,
-//! and one that examines a million events lets others pass. The price: it is not a snapshot. What is stored meanwhile
-//! may or may not be found, what is removed meanwhile is not.
+//! Between two slices a search holds only a place in serving order, so an abandoned search costs nothing, and one
+//! that examines a million events lets other reads pass. In exchange it is not a snapshot: events stored meanwhile
+//! may or may not be found, events removed meanwhile are not.
 
 use std::collections::{BTreeSet, HashSet};
 use std::vec;
@@ -18,24 +18,23 @@ use super::schema::{Digest, Keys, Position, newest, seconds};
 use super::tables::Tables;
 use crate::store::{has_tag, matches_nothing};
 
-/// What it costs to begin to read a list or to look up a key, in rows of an index.
+/// The cost of opening a list or looking up a key, in rows of an index.
 pub(super) const SEEK_ROWS: usize = 5;
 
-/// What it costs to look at an event itself, in rows of an index.
+/// The cost of reading an event itself, in rows of an index.
 const EVENT_READ_ROWS: usize = 10;
 
 /// Bytes of an event's text that cost as much to read as a row of an index.
 const BYTES_PER_ROW: usize = 200;
 
-/// What a turn may still spend, in rows of an index.
+/// The remaining cost that a slice may have, in rows of an index.
 ///
-/// A turn is over some ten milliseconds after it began, whatever is asked: whoever asks for more queues again, so that
-/// nobody who asks for little waits for long.
+/// A slice lasts some ten milliseconds at most; longer reads queue again, so that short ones do not wait for them.
 #[derive(Debug)]
 pub(super) struct ReadBudget(usize);
 
 impl ReadBudget {
-    /// The budget of one turn.
+    /// Returns the budget of one slice.
     pub(super) const fn of_slice() -> Self {
         Self(20_000)
     }
@@ -44,7 +43,7 @@ impl ReadBudget {
         self.0 = self.0.saturating_sub(rows);
     }
 
-    /// Pays for an event of which this much text was read.
+    /// Spends the cost of an event of which this many bytes were read.
     pub(super) fn spend_event(&mut self, bytes: usize) {
         self.spend(EVENT_READ_ROWS + bytes / BYTES_PER_ROW);
     }
@@ -56,13 +55,13 @@ impl ReadBudget {
 
 /// A search in progress.
 pub(super) struct Search {
-    /// What is not planned yet.
+    /// Filters that are not planned yet.
     filters: vec::IntoIter<Filter>,
     plans: Vec<Plan>,
     now: Timestamp,
 }
 
-/// How a turn ended.
+/// The end of a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(super) enum SearchProgress {
@@ -77,7 +76,7 @@ impl Search {
         Self { filters: filters.into_iter(), plans: Vec::new(), now }
     }
 
-    /// Appends what is found next, until `wanted` events are there or the budget is spent.
+    /// Appends the next events, until there are `wanted` or the budget is spent.
     pub(super) fn advance(
         &mut self,
         tables: &Tables<'_>,
@@ -111,7 +110,7 @@ impl Search {
         Ok(SearchProgress::Paused)
     }
 
-    /// Appends what is found next as reconciliation wants it, and puts everything in order once nothing is left.
+    /// Appends the next events as reconciliation needs them, and sorts all of them once nothing is left.
     pub(super) fn list(
         &mut self,
         tables: &Tables<'_>,
@@ -122,14 +121,14 @@ impl Search {
         let progress = self.advance(tables, wanted, &mut found, &mut ReadBudget::of_slice())?;
         items.extend(found.iter().map(|found| (found.at.created_at(), found.at.event_id())));
         if progress == SearchProgress::Finished {
-            // Nearly the other way round already, which this sort makes use of.
+            // The items are nearly in reverse order, which makes this sort fast.
             items.reverse();
             items.sort();
         }
         Ok(progress)
     }
 
-    /// Plans the filters and looks up what they name by many values; says whether all of that is done.
+    /// Plans the filters and looks up those with many values; returns whether all of that is done.
     fn prepare(
         &mut self,
         tables: &Tables<'_>,
@@ -151,14 +150,14 @@ impl Search {
     }
 }
 
-/// Events that have ended and were not swept yet.
+/// Expired events that were not removed yet.
 pub(super) enum Expired {
     Few(HashSet<i64>),
-    /// Too many to be read in every turn.
+    /// Too many to be read in every slice.
     Many(i64),
 }
 
-/// Expired events that are read at the beginning of a turn.
+/// Expired events that are read at the start of a slice.
 const MAX_CACHED_EXPIRED: usize = 500;
 
 impl Expired {
@@ -184,7 +183,7 @@ impl Expired {
     }
 }
 
-/// One filter within a turn.
+/// One filter within a slice.
 struct Scan<'c> {
     rows: Candidates<'c>,
     conditions: &'c Conditions,
@@ -195,11 +194,7 @@ struct Scan<'c> {
 
 enum Candidates<'c> {
     Merged(Merge<'c>),
-    Gathered {
-        found: Box<dyn Iterator<Item = &'c IndexRow> + 'c>,
-        /// Whether another turn may gather more.
-        is_cut: bool,
-    },
+    Gathered { found: Box<dyn Iterator<Item = &'c IndexRow> + 'c>, is_cut: bool },
     None,
 }
 
@@ -262,7 +257,7 @@ impl<'c> Scan<'c> {
         }
     }
 
-    /// Neither at its end nor at an event: what comes next is for another turn to find.
+    /// Returns whether this scan is neither at its end nor at an event, so that another slice must go on.
     fn is_stalled(&self) -> bool {
         self.head.is_none() && *self.remaining > 0
     }
@@ -277,7 +272,7 @@ impl Candidates<'_> {
         }
     }
 
-    /// Whether nothing can come after the last of these.
+    /// Returns whether nothing follows the last of these.
     const fn is_all(&self) -> bool {
         !matches!(self, Self::Gathered { is_cut: true, .. })
     }
@@ -288,17 +283,17 @@ pub(super) struct Plan {
     pub(super) source: Source,
     pub(super) conditions: Conditions,
     pub(super) bounds: Bounds,
-    /// How many more events the filter wants.
+    /// The number of events the filter may still return.
     pub(super) remaining: usize,
 }
 
-/// Where candidates come from, in serving order.
+/// The source of candidates, in serving order.
 pub(super) enum Source {
     /// All events.
     Everything,
     /// A few lists, merged as they are read.
     Lists(Vec<Digest>),
-    /// Many lists, or ids: looked up one after the other, over as many turns as that takes.
+    /// Many lists or ids, looked up one after the other over several slices.
     Gathered(ValueLookup),
 }
 
@@ -310,26 +305,26 @@ pub(super) struct Conditions {
     pub(super) tags: Vec<(SingleLetterTag, BTreeSet<String>)>,
 }
 
-/// A way to read a filter that could be chosen.
+/// An index that could answer a filter.
 enum IndexChoice {
     Tag(SingleLetterTag),
     Authors,
     Kinds,
 }
 
-/// Rows counted, at most, when ways are compared: first few, then more while no way has shown to be short.
+/// Rows counted when indexes are compared: few at first, then more while no index has shown to be short.
 const PROBE_ROWS: [usize; 3] = [64, 512, 2_048];
 
-/// Ways that are compared, those with the fewest values first.
+/// Indexes that are compared, those with the fewest values first.
 const MAX_COMPARED_INDEXES: usize = 8;
 
-/// Lists of one filter that are opened anew in each turn; a filter that names more is gathered.
+/// Lists of one filter that are opened anew in each slice; a filter with more is looked up value by value.
 const MAX_MERGED_LISTS: usize = 32;
 
 /// Plans a filter; `None` if it matches nothing.
 ///
-/// An empty list, `limit: 0` and a time window that is closed match nothing. So does a filter with `search`, which no
-/// index here can answer: silence is honest, ignoring the condition would be a wrong answer.
+/// An empty list, `limit: 0` and an empty time window match nothing. So does a filter with `search`, because ignoring
+/// the condition would give a wrong answer.
 pub(super) fn plan(
     tables: &Tables<'_>,
     filter: Filter,
@@ -400,7 +395,7 @@ impl Conditions {
         self.tags.iter().all(|(name, values)| has_tag(&event, *name, values))
     }
 
-    /// Takes out the conditions that promise the fewest candidates and turns them into lists.
+    /// Removes the condition that promises the fewest candidates and turns it into lists.
     fn take_smallest(
         &mut self,
         tables: &Tables<'_>,
@@ -426,9 +421,9 @@ impl Conditions {
         })
     }
 
-    /// Every way this filter could be read, the one that is usually best first.
+    /// Returns the indexes that could answer this filter, the usually best one first.
     ///
-    /// Lists tell the kind of each event but not its author, so kinds lead only where no authors are named.
+    /// Lists store the kind of each event but not its author, so kinds are considered only without authors.
     fn choices(&self) -> Vec<IndexChoice> {
         let mut tags: Vec<_> = self.tags.iter().collect();
         tags.sort_by_key(|(_, values)| values.len());
@@ -441,7 +436,7 @@ impl Conditions {
         tags.take(MAX_COMPARED_INDEXES).chain(other).collect()
     }
 
-    /// Compares ways by counting a few of their rows.
+    /// Compares indexes by counting a few of their rows.
     fn smallest(
         &self,
         tables: &Tables<'_>,

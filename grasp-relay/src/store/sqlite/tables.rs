@@ -1,4 +1,4 @@
-//! The rules of NIP-01, 09, 40 and 62 upon the tables. Runs inside a transaction that somebody else ends.
+//! The rules of NIP-01, 09, 40 and 62 on the tables, within a transaction that the caller commits.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -17,37 +17,36 @@ use crate::store::{
     Commit, Refusal, Saved, StoreRules, keeps_versions, repository_names, write_cost,
 };
 
-/// Rows that one transaction erases, about, so that others need not wait for long.
+/// Rows that one transaction erases, approximately, so that other writers do not wait long.
 const MAX_ERASED_ROWS: usize = 5_000;
 
-/// How many events one turn of a sweep takes out, so that saves waiting behind it are not kept for long.
+/// Events that one step of a sweep removes, so that saves queued behind it do not wait long.
 const SWEEP_BATCH: usize = 500;
 
-/// What one turn of a sweep did.
+/// The result of one step of a sweep.
 pub(super) struct Swept {
-    /// Events taken out, served ones and kept versions.
+    /// Removed events, served ones and kept versions.
     pub(super) events: u64,
-    /// Whether another turn would find more.
     pub(super) more: bool,
 }
 
-/// One connection, seen through the rules.
+/// The tables of the store within one transaction.
 pub(super) struct Tables<'a> {
     pub(super) conn: &'a Connection,
     pub(super) keys: &'a Keys,
     pub(super) rules: &'a StoreRules,
     pending: RefCell<Vec<ListEntry>>,
-    /// Up to when expired events were looked for in this transaction.
+    /// The time up to which expired events were removed in this transaction.
     expired_until: Cell<Option<Timestamp>>,
-    /// Rows that this transaction may still erase before the rest is left to another.
+    /// Rows that this transaction may still erase; the remainder is left to another.
     erase_budget: Cell<usize>,
-    /// Requests of this transaction that are not carried out to the end.
+    /// Requests of this transaction that are not fully applied.
     pub(super) unfinished: RefCell<Vec<Arc<Event>>>,
-    /// The names of repositories of which something was taken away, until a commit reports them.
+    /// The names of repositories of which something was removed, until a commit reports them.
     pub(super) affected: RefCell<BTreeSet<Identifier>>,
 }
 
-/// An event's place in one of its lists, in the order in which the file has them.
+/// An event's row in one of its lists, ordered as in the file.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct ListEntry {
     list: Digest,
@@ -56,21 +55,19 @@ struct ListEntry {
     pub(super) seq: i64,
 }
 
-/// What is known of an event before it is stored.
+/// The result of checking an event against what is stored.
 pub(super) enum Verdict {
-    /// Nothing speaks against it.
     Accepted,
-    /// It is here, or was a deletion request that is no longer served.
+    /// It is stored, or was a deletion request that is no longer served.
     Duplicate,
-    /// A version that wins over it took its place, and is not served.
+    /// A version that wins over it was delisted.
     Superseded,
-    /// It must not be stored.
     Refused(Refusal),
-    /// Its author deleted it, with this request.
+    /// Its author deleted it, with the request of this row.
     DeletedBy(i64),
 }
 
-/// A served event, without its text.
+/// A served event without its text.
 pub(super) struct Served {
     pub(super) seq: i64,
     pub(super) at: Position,
@@ -83,10 +80,10 @@ impl<'a> Tables<'a> {
         Self { conn, keys, rules, pending, expired_until, erase_budget, unfinished, affected }
     }
 
-    /// Writes down what was put off; to be called before the transaction is committed.
+    /// Writes the deferred list rows; must be called before the transaction is committed.
     ///
-    /// An event belongs to several lists, each somewhere else in the file. Entering those of a whole group in the
-    /// order of the file touches every page once.
+    /// An event belongs to several lists, each elsewhere in the file. Writing those of a whole group in file order
+    /// touches every page once.
     pub(super) fn flush(&self) -> rusqlite::Result<()> {
         let mut pending = self.pending.take();
         pending.sort_unstable();
@@ -99,8 +96,8 @@ impl<'a> Tables<'a> {
         Ok(())
     }
 
-    /// Saves events in order, after burying some of what has expired by now. Returns the requests among them that must
-    /// be [gone on with](Self::continue_request).
+    /// Saves events in order, after removing some expired ones. Returns the requests among them that must be
+    /// [continued](Self::continue_request).
     pub(super) fn save(
         &self,
         events: &[Arc<Event>],
@@ -112,7 +109,7 @@ impl<'a> Tables<'a> {
         Ok((Commit { saved, affected: self.affected.take() }, self.unfinished.take()))
     }
 
-    /// Judges one event without touching anything. Expects that nothing expired is left, or is only asked for advice.
+    /// Checks one event and changes nothing.
     pub(super) fn check(&self, event: &Event, now: Timestamp) -> rusqlite::Result<Verdict> {
         if event.kind.is_ephemeral() {
             return Ok(Verdict::Refused(Refusal::Ephemeral));
@@ -136,7 +133,7 @@ impl<'a> Tables<'a> {
         Ok(refusal.map_or(Verdict::Accepted, Verdict::Refused))
     }
 
-    /// Returns those of these events that are served.
+    /// Returns the ids that are served.
     pub(super) fn served_of(
         &self,
         ids: &[EventId],
@@ -171,7 +168,7 @@ impl<'a> Tables<'a> {
         Ok(found)
     }
 
-    /// Superseded versions of a coordinate, winner first, as JSON.
+    /// Returns the superseded versions of a coordinate, winner first, as JSON.
     pub(super) fn superseded(&self, coordinate: &Coordinate) -> rusqlite::Result<Vec<String>> {
         let key = self.keys.coordinate(coordinate);
         self.conn
@@ -182,7 +179,7 @@ impl<'a> Tables<'a> {
             .collect()
     }
 
-    /// Takes versions that are older than this one out of service, and notes that they stay away.
+    /// Removes versions that are older than this one, and records that they stay away.
     pub(super) fn delist(&self, coordinate: &Coordinate, by: Version) -> rusqlite::Result<u64> {
         let (key, by) = (self.keys.coordinate(coordinate), Position::of_version(by));
         let mut gone = 0;
@@ -200,7 +197,7 @@ impl<'a> Tables<'a> {
         Ok(gone)
     }
 
-    /// The version before which a coordinate was delisted.
+    /// Returns the version before which a coordinate was delisted.
     pub(super) fn delisted_by(&self, coordinate: &Digest) -> rusqlite::Result<Option<Position>> {
         self.conn
             .prepare_cached("SELECT newest, id FROM delisted WHERE coordinate = ?1")?
@@ -244,7 +241,7 @@ impl<'a> Tables<'a> {
                 self.keep_version(event, &key)?;
                 return Ok(Saved::Superseded);
             }
-            // It may have been taken away just now.
+            // The head may have been removed just now.
             Some(head) => self.supersede(&head, &key)?,
             None => {}
         }
@@ -304,7 +301,7 @@ impl<'a> Tables<'a> {
             .optional()
     }
 
-    /// Takes a version out of service because a better one is here.
+    /// Replaces a served version by a better one.
     fn supersede(&self, head: &Served, coordinate: &Digest) -> rusqlite::Result<()> {
         match self.erase(head.seq)? {
             Some(loser) => self.keep_version(&loser, coordinate),
@@ -312,7 +309,7 @@ impl<'a> Tables<'a> {
         }
     }
 
-    /// Keeps a superseded version for rollback, if its kind deserves that, within the bound per coordinate.
+    /// Keeps a superseded version for rollback, if its kind is kept, within the limit per coordinate.
     fn keep_version(&self, event: &Event, coordinate: &Digest) -> rusqlite::Result<()> {
         if !keeps_versions(event.kind) {
             return Ok(());
@@ -353,7 +350,7 @@ impl<'a> Tables<'a> {
 }
 
 impl Tables<'_> {
-    /// Takes events out of service, and out of what is kept for rollback.
+    /// Removes events from the served and from the kept ones.
     pub(super) fn remove(&self, ids: &[EventId]) -> rusqlite::Result<u64> {
         let mut removed = 0;
         for id in ids {
@@ -369,7 +366,7 @@ impl Tables<'_> {
         Ok(removed)
     }
 
-    /// Empties every table but the file's secret.
+    /// Empties every table except the file's secret.
     pub(super) fn forget_everything(&self) -> rusqlite::Result<()> {
         self.pending.take();
         for table in [
@@ -389,7 +386,7 @@ impl Tables<'_> {
         Ok(())
     }
 
-    /// Buries some of what has expired, once for all who share the transaction. What is left is not served either.
+    /// Removes some expired events, once per transaction. Those that are left are not served either.
     pub(super) fn expire(&self, now: Timestamp) -> rusqlite::Result<()> {
         if self.expired_until.get().is_none_or(|until| until < now) {
             self.remove_expired(now)?;
@@ -398,7 +395,7 @@ impl Tables<'_> {
         Ok(())
     }
 
-    /// Takes a version away if it has expired and was not expired_until yet; says whether it has.
+    /// Removes a version that has expired; returns whether it has.
     pub(super) fn remove_if_expired(
         &self,
         head: &Served,
@@ -411,12 +408,12 @@ impl Tables<'_> {
         Ok(has_ended && self.remove_served(head.seq)?)
     }
 
-    /// Whether this transaction has erased as much as one should.
+    /// Returns whether this transaction has erased its share of rows.
     pub(super) fn is_erase_budget_spent(&self) -> bool {
         self.erase_budget.get() == 0
     }
 
-    /// Does one turn of reclaiming: the expired, then deletion requests that are past their term.
+    /// Runs one step of reclaiming space: expired events, then deletion requests past their term.
     pub(super) fn sweep(&self, now: Timestamp) -> rusqlite::Result<Swept> {
         let turns =
             [self.remove_expired(now)?, self.retire_requests(now)?, self.forget_requests(now)?];
@@ -426,9 +423,9 @@ impl Tables<'_> {
         })
     }
 
-    /// Deletes a served event with everything that points at it.
+    /// Deletes a served event with all rows that refer to it.
     pub(super) fn erase(&self, seq: i64) -> rusqlite::Result<Option<Event>> {
-        // Row numbers grow, so the oldest that was put off tells whether this one was.
+        // Row numbers grow, so the first deferred one shows whether this one is deferred, too.
         if self.pending.borrow().first().is_some_and(|first| first.seq <= seq) {
             self.flush()?;
         }
@@ -461,8 +458,8 @@ impl Tables<'_> {
         Ok(Some(event))
     }
 
-    /// Deletes a served event that no other version takes the place of, and notes whose git data it was about. Says
-    /// whether it was there.
+    /// Deletes a served event without replacement, and records the repositories it named. Returns whether it was
+    /// there.
     pub(super) fn remove_served(&self, seq: i64) -> rusqlite::Result<bool> {
         let Some(event) = self.erase(seq)? else { return Ok(false) };
         self.affected.borrow_mut().extend(repository_names(&event));
@@ -485,7 +482,7 @@ impl Tables<'_> {
         Ok(Swept { events: (removed + copies.len()) as u64, more })
     }
 
-    /// Stops serving deletion requests that nobody needed for long; their gates stay.
+    /// Stops serving deletion requests that were not useful for long; their gates stay.
     fn retire_requests(&self, now: Timestamp) -> rusqlite::Result<Swept> {
         let due = self.due(
             "SELECT seq FROM requests WHERE retired = 0 AND clock <= ?1",
@@ -505,7 +502,7 @@ impl Tables<'_> {
         Ok(Swept { events, more: due.len() == SWEEP_BATCH })
     }
 
-    /// Drops requests, with their gates, that blocked nothing for longer than anybody remembers.
+    /// Deletes requests with their gates after their gates were not useful for long, either.
     fn forget_requests(&self, now: Timestamp) -> rusqlite::Result<Swept> {
         let due = self.due(
             "SELECT seq FROM requests WHERE retired = 1 AND clock <= ?1",
@@ -521,7 +518,7 @@ impl Tables<'_> {
         Ok(Swept { events: 0, more: due.len() == SWEEP_BATCH })
     }
 
-    /// Up to one turn's worth of row numbers that are due.
+    /// Returns the row numbers that are due, for one step.
     fn due(&self, sql: &str, by: i64) -> rusqlite::Result<Vec<i64>> {
         self.conn
             .prepare_cached(sql)?

@@ -1,12 +1,12 @@
-//! Keeping the write-ahead log short.
+//! Keeps the write-ahead log short.
 //!
-//! Commits go to the log; checkpointing them into the file is a second, slower write. A thread of its own does most of that
-//! beside the writer. Only when the log has committed long all the same does the writer wait for the conditions, after which
-//! the log begins anew.
+//! Commits go to the log; copying them into the file (a checkpoint) is a second, slower write. A thread of its own
+//! does most of that beside the writer. Only if the log grows long nevertheless does the writer wait for the
+//! checkpoint, after which the log starts again at its beginning.
 //!
-//! A commit that writes over bytes the file has already is durable several times sooner than one that makes the file
-//! longer, which the file system must note in a journal that it shares with everybody. So the file is made longer
-//! ahead of the log, in large steps, and kept when the log begins anew.
+//! A commit that overwrites bytes of the log file is durable several times sooner than one that makes the file
+//! longer, which the file system records in its own journal. So the file is extended ahead of the log, in large
+//! steps, and kept at that length.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -18,50 +18,50 @@ use std::time::Duration;
 
 use rusqlite::Connection;
 
-/// Pages of log that are worth checkpointing: the more of them, the more often one page of the file stands for several.
+/// Pages of log that are worth a checkpoint: with more of them, one page of the file more often stands for several.
 const CHECKPOINT_PAGES: i64 = 16_000;
 
-/// Pages of log after which the writer waits until all is copied.
+/// Pages of log after which the writer waits for a checkpoint.
 const RESTART_PAGES: i64 = 2 * CHECKPOINT_PAGES;
 
-/// How long it waits for readers. Their turns are much shorter, except for an examination of the whole file, and that
-/// is no reason to keep everybody else from writing.
+/// The time that a restart of the log waits for readers. Their reads are much shorter, except for an integrity check,
+/// which must not stop writes.
 const RESTART_BUSY_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Bytes of one page in the log, its header included, and of the log's own header.
+/// Bytes of one page in the log including its header, and of the log's own header.
 const FRAME_BYTES: u64 = 4_096 + 24;
 const HEADER_BYTES: u64 = 32;
 
-/// Bytes by which the log's file is made longer at once, at most.
+/// Bytes by which the log file is extended at once, at most.
 const MAX_GROWTH_BYTES: u64 = 8 * 1024 * 1024;
 
-/// Bytes of the log's file that are kept for reuse: all it ever needs.
+/// Bytes of the log file that are kept for reuse: all that it ever needs.
 pub(super) const MAX_WAL_BYTES: u64 = RESTART_PAGES.unsigned_abs() * FRAME_BYTES;
 
-/// Watches the log on behalf of the writer.
+/// The write-ahead log, from the writer's side.
 pub(super) struct Wal {
     checkpointer: SyncSender<()>,
-    /// Held by whoever copies: two cannot at once, and the second would be turned away.
+    /// Held during a checkpoint, because SQLite refuses a second one at the same time.
     checkpointing: Arc<Mutex<()>>,
     thread: JoinHandle<()>,
     file: File,
-    /// Pages in the log when it was last looked at.
+    /// Pages in the log after the last commit.
     length: u64,
-    /// The length at which the writer waits: more than usual, after it has waited in vain.
+    /// The length at which the writer waits; raised after a wait that failed.
     restart_at: i64,
 }
 
-/// What SQLite says after a checkpoint.
+/// SQLite's report on a checkpoint.
 struct Checkpoint {
-    /// Somebody was in the way.
+    /// Readers or another checkpoint were in the way.
     is_busy: bool,
-    /// Pages of the log, and how many of them are in the file as well.
+    /// Pages of the log, and how many of them are in the file, too.
     length: i64,
     copied: i64,
 }
 
 impl Wal {
-    /// Starts the thread that copies; it ends when this is dropped. The database must be open for writing already.
+    /// Starts the checkpoint thread, which ends when this is dropped. The database must be open for writing.
     pub(super) fn start(path: &Path, conn: Connection) -> io::Result<Self> {
         let mut name = path.as_os_str().to_owned();
         name.push("-wal");
@@ -78,10 +78,10 @@ impl Wal {
         Ok(Self { checkpointer, checkpointing, thread, file, length: 0, restart_at: RESTART_PAGES })
     }
 
-    /// Makes the file longer than the log, if the log is about to reach its end.
+    /// Extends the log file, if the log is about to reach its end.
     ///
-    /// To be called within a transaction that has begun to write and has not written yet: nobody else can add to the
-    /// log then, so what lies beyond the file's end is nobody's. Zeros are no log; SQLite stops reading at them.
+    /// Must be called in a transaction that holds the write lock and has not written yet: no other process can append
+    /// to the log then. SQLite stops reading the log at zeros.
     pub(super) fn preallocate(&self) {
         let end = HEADER_BYTES + self.length * FRAME_BYTES;
         let step = end.min(MAX_GROWTH_BYTES);
@@ -95,13 +95,13 @@ impl Wal {
             Ok::<_, io::Error>(())
         };
         if let Err(error) = longer() {
-            tracing::warn!(%error, "the event store's log could not be made longer");
+            tracing::warn!(%error, "the event store's write-ahead log could not be extended");
         }
     }
 
-    /// To be called after each commit.
+    /// Checkpoints if the log has grown enough; must be called after each commit.
     pub(super) fn committed(&mut self, writer: &Connection) {
-        // NOOP copies nothing and only tells the length.
+        // NOOP copies nothing and only reports the length.
         let Some(log) = log_failure(checkpoint(writer, "NOOP")) else {
             return;
         };
@@ -111,12 +111,12 @@ impl Wal {
             self.restart_at =
                 if is_restarted { RESTART_PAGES } else { log.length + CHECKPOINT_PAGES };
         } else if log.length - log.copied > CHECKPOINT_PAGES {
-            // If the thread is busy it will be called again.
+            // A busy thread is called again after the next commit.
             let _ = self.checkpointer.try_send(());
         }
     }
 
-    /// Copies what is left and begins anew, once neither the thread nor a reader is in the way.
+    /// Copies the remaining pages and restarts the log, once neither the thread nor a reader is in the way.
     fn restart(&self, writer: &Connection) -> rusqlite::Result<Checkpoint> {
         let _copying = self.checkpointing.lock();
         writer.busy_timeout(RESTART_BUSY_TIMEOUT)?;
@@ -140,9 +140,9 @@ fn checkpoint(conn: &Connection, mode: &str) -> rusqlite::Result<Checkpoint> {
     })
 }
 
-/// A log that cannot be copied is no reason to stop writing to it, but somebody should know.
+/// Logs a checkpoint that failed. Writing goes on, with a longer log.
 fn log_failure(done: rusqlite::Result<Checkpoint>) -> Option<Checkpoint> {
-    done.inspect_err(|error| tracing::warn!(%error, "the event store's log stays long")).ok()
+    done.inspect_err(|error| tracing::warn!(%error, "the checkpoint of the event store's write-ahead log failed; the log grows")).ok()
 }
 
 #[cfg(test)]
@@ -153,7 +153,7 @@ mod tests {
     use crate::store::sqlite::connect;
 
     #[test]
-    fn however_much_is_written_the_log_begins_anew() {
+    fn the_log_restarts_under_continuous_writes() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("events.db");
         let writer = connect(&path, 1024 * 1024).unwrap();
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_grows_in_few_large_steps_and_what_lies_ahead_is_not_taken_for_log() {
+    fn the_file_grows_in_few_large_steps_and_preallocated_bytes_are_not_read_as_log() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("events.db");
         let file = |name: &str| dir.path().join(name);
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_look_at_the_file_hinders_nobody_for_long() {
+    fn a_long_read_delays_the_writer_only_briefly() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("events.db");
         let writer = connect(&path, 1024 * 1024).unwrap();

@@ -1,7 +1,7 @@
-//! One thread that writes, and one transaction for everybody who is waiting.
+//! The writer thread, which commits queued writes in groups.
 //!
-//! Whatever has queued up while the last transaction was being written goes into the next one, so the cost of making
-//! it durable is shared by all. Nobody hears anything before the commit; if it fails, everybody hears that.
+//! Everything that was queued while the last transaction was written goes into the next one, so that all share the
+//! cost of making it durable. Callers get their result after the commit; if it fails, all of them get the error.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,37 +16,38 @@ use super::tables::Tables;
 use super::wal::Wal;
 use crate::store::{StoreError, StoreRules};
 
-/// How many calls may wait before callers have to wait for a place to wait.
+/// Writes that may be queued before callers wait for a place in the queue.
 const QUEUE_CAPACITY: usize = 1_024;
 
-/// How many rows are gathered for one transaction before it is closed to latecomers: some 5,000 usual events.
+/// Rows that are collected for one transaction: some 5,000 usual events.
 const MAX_COMMIT_ROWS: usize = 50_000;
 
-/// Rows of a task that joins the next transaction: a batch of usual events has fewer. Heavier tasks take turns.
+/// Rows of a task that joins the next transaction; a batch of usual events has fewer. Heavier tasks are spread over
+/// several transactions.
 const MAX_LIGHT_ROWS: usize = 2_500;
 
-/// Rows of heavier tasks in one transaction, unless a single one has more, so that light ones need not wait for long.
+/// Rows of heavier tasks in one transaction, unless a single one has more, so that light ones do not wait long.
 const MAX_HEAVY_ROWS: usize = 5_000;
 
-/// How long a group waits for others, at most.
+/// The time that a group waits for more tasks, at most.
 const MAX_COMMIT_DELAY: Duration = Duration::from_millis(1);
 
-/// The way to the writer's thread.
+/// A handle to the writer thread.
 pub(super) struct Writer {
     queue: mpsc::Sender<WriterCommand>,
 }
 
 enum WriterCommand {
-    Perform(Box<dyn Task>),
+    Perform(Box<dyn TransactionTask>),
     Stop(oneshot::Sender<()>),
 }
 
-/// Something to be done within a transaction.
-trait Task: Send {
-    /// How many rows it writes, about.
+/// Work for one transaction.
+trait TransactionTask: Send {
+    /// Returns the approximate number of rows it writes.
     fn rows(&self) -> usize;
     fn perform(&mut self, tables: &Tables<'_>) -> rusqlite::Result<()>;
-    /// Tells the one who waits how the transaction ended.
+    /// Sends the result of the transaction to the caller.
     fn resolve(self: Box<Self>, ended: Result<(), Arc<rusqlite::Error>>);
 }
 
@@ -65,7 +66,7 @@ impl Writer {
         Ok(Self { queue })
     }
 
-    /// Performs work in the next transaction and answers once that is durable.
+    /// Performs work in the next transaction and returns its result once that is durable.
     pub(super) async fn perform<T, W>(&self, rows: usize, work: W) -> Result<T, StoreError>
     where
         T: Send + 'static,
@@ -79,22 +80,22 @@ impl Writer {
         answer.await.map_err(|_| StoreError::Closed)?
     }
 
-    /// Leaves work to be done when there is room for it, or never.
+    /// Queues work without waiting for it; drops it if the queue is full.
     pub(super) fn try_perform<W>(&self, work: W)
     where
         W: FnOnce(&Tables<'_>) -> rusqlite::Result<()> + Send + 'static,
     {
         let (reply, _) = oneshot::channel();
         let task = WriteTask { rows: 1, work: Some(work), outcome: None, reply };
-        // A full queue means there are more important things to write.
+        // A full queue means that there are more important things to write.
         let _ = self.queue.try_send(WriterCommand::Perform(Box::new(task)));
     }
 
-    /// Finishes what is queued, empties the log and ends the thread.
+    /// Finishes queued writes, closes the write-ahead log and ends the thread.
     pub(super) async fn stop(&self) {
         let (done, finished) = oneshot::channel();
         if self.queue.send(WriterCommand::Stop(done)).await.is_ok() {
-            // An error means the thread ended without us, which is what was wanted.
+            // An error means that the thread has ended already.
             let _ = finished.await;
         }
     }
@@ -107,7 +108,7 @@ struct WriteTask<T, W> {
     reply: oneshot::Sender<Result<T, StoreError>>,
 }
 
-impl<T, W> Task for WriteTask<T, W>
+impl<T, W> TransactionTask for WriteTask<T, W>
 where
     T: Send,
     W: FnOnce(&Tables<'_>) -> rusqlite::Result<T> + Send,
@@ -129,36 +130,36 @@ where
             (Ok(()), None) => Err(StoreError::Closed),
             (Err(error), _) => Err(StoreError::Engine(Box::new(error))),
         };
-        // Whoever stopped waiting does not want to know.
+        // The caller may have stopped waiting.
         let _ = self.reply.send(answer);
     }
 }
 
-/// What the thread owns.
+/// The state of the writer thread.
 struct WriterThread {
     conn: Connection,
     wal: Wal,
     keys: Keys,
     rules: Arc<StoreRules>,
-    /// Heavy tasks that wait for their turn.
-    heavy: VecDeque<Box<dyn Task>>,
+    /// Heavy tasks for later transactions.
+    heavy: VecDeque<Box<dyn TransactionTask>>,
 }
 
-/// Those who share a transaction.
+/// The tasks that share a transaction.
 #[derive(Default)]
 struct CommitGroup {
-    tasks: Vec<Box<dyn Task>>,
+    tasks: Vec<Box<dyn TransactionTask>>,
     rows: usize,
-    /// Who asked for an end after this one.
+    /// The caller who asked to stop after this group.
     stopped: Option<oneshot::Sender<()>>,
 }
 
 impl CommitGroup {
-    /// Takes in the light tasks that are waiting, as long as there is room, and puts heavy ones in line.
+    /// Takes queued light tasks while there is room, and moves heavy ones to their own queue.
     fn gather(
         &mut self,
         commands: &mut mpsc::Receiver<WriterCommand>,
-        heavy: &mut VecDeque<Box<dyn Task>>,
+        heavy: &mut VecDeque<Box<dyn TransactionTask>>,
     ) {
         while self.rows < MAX_COMMIT_ROWS && heavy.len() < QUEUE_CAPACITY {
             let Ok(command) = commands.try_recv() else {
@@ -168,8 +169,8 @@ impl CommitGroup {
         }
     }
 
-    /// Takes in heavy tasks whose turn it is.
-    fn take_heavy(&mut self, heavy: &mut VecDeque<Box<dyn Task>>) {
+    /// Takes heavy tasks up to their share of a transaction.
+    fn take_heavy(&mut self, heavy: &mut VecDeque<Box<dyn TransactionTask>>) {
         let mut rows = 0;
         while rows < MAX_HEAVY_ROWS {
             let Some(task) = heavy.pop_front() else {
@@ -184,7 +185,7 @@ impl CommitGroup {
         &mut self,
         command: WriterCommand,
         commands: &mut mpsc::Receiver<WriterCommand>,
-        heavy: &mut VecDeque<Box<dyn Task>>,
+        heavy: &mut VecDeque<Box<dyn TransactionTask>>,
     ) {
         match command {
             WriterCommand::Perform(task) if task.rows() > MAX_LIGHT_ROWS => heavy.push_back(task),
@@ -193,7 +194,7 @@ impl CommitGroup {
                 self.tasks.push(task);
             }
             WriterCommand::Stop(done) => {
-                // No new orders; those already queued are still received.
+                // No new commands; those already queued are still received.
                 commands.close();
                 self.stopped = Some(done);
             }
@@ -201,18 +202,19 @@ impl CommitGroup {
     }
 }
 
-/// What the last transaction tells about the next.
+/// Figures of the last transaction, from which the next delay follows.
 #[derive(Clone, Copy, Debug, Default)]
 struct LastCommit {
-    /// How many shared it, and how many were waiting when it ended.
+    /// The number of tasks that shared it or were queued when it ended.
     callers: usize,
     took: Duration,
 }
 
 impl LastCommit {
-    /// How long to wait for those who were answered last to come back with something new.
+    /// Returns the time to wait for callers of the last group to come back with more work.
     ///
-    /// Without it a crowd splits in two that take turns, each half as large and each with an fsync of its own.
+    /// Without it the callers split into two groups that alternate, each half as large and each with an fsync of its
+    /// own.
     fn pause(self, gathered: usize) -> Duration {
         match gathered < self.callers {
             true => (self.took / 8).min(MAX_COMMIT_DELAY),
@@ -249,13 +251,13 @@ impl WriterThread {
 
     fn commit(
         &mut self,
-        mut group: Vec<Box<dyn Task>>,
+        mut group: Vec<Box<dyn TransactionTask>>,
         commands: &mpsc::Receiver<WriterCommand>,
     ) -> LastCommit {
         let start = Instant::now();
         let ended = self.transact(&mut group).map_err(Arc::new);
         if let Err(error) = &ended {
-            tracing::error!(%error, waiting = group.len(), "the event store could not write");
+            tracing::error!(%error, waiting = group.len(), "the event store could not commit");
         }
         let last = LastCommit {
             callers: group.len() + self.heavy.len() + commands.len(),
@@ -268,7 +270,7 @@ impl WriterThread {
         last
     }
 
-    fn transact(&mut self, group: &mut [Box<dyn Task>]) -> rusqlite::Result<()> {
+    fn transact(&mut self, group: &mut [Box<dyn TransactionTask>]) -> rusqlite::Result<()> {
         let tx = self.conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
         self.wal.preallocate();
         let tables = Tables::new(&tx, &self.keys, &self.rules);
@@ -282,7 +284,7 @@ impl WriterThread {
 
     fn close(self) {
         self.wal.close(&self.conn);
-        // Closing the last connection removes the log; what is left in it is read at the next start.
+        // Closing the last connection removes the log; the next start reads what is left in it.
         drop(self.conn);
     }
 }
@@ -335,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_while_one_writes_shares_the_next_transaction() {
+    fn tasks_queued_during_a_write_share_the_next_transaction() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("events.db");
         let writer = writer(&path, |_| ());
@@ -360,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn heavy_tasks_take_turns_and_light_ones_do_not_wait_for_them() {
+    fn heavy_tasks_are_spread_and_light_ones_do_not_wait_for_them() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("events.db");
         let writer = writer(&path, |_| ());
@@ -385,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crowd_is_waited_for_a_moment_and_somebody_alone_is_not_kept() {
+    fn many_callers_are_waited_for_and_a_single_one_is_not_delayed() {
         let callers = |callers, millis| LastCommit { callers, took: Duration::from_millis(millis) };
         assert_eq!(LastCommit::default().pause(1), Duration::ZERO);
         assert_eq!(callers(1, 8).pause(1), Duration::ZERO);
@@ -395,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn when_the_disk_fails_everybody_hears_it_and_nothing_was_kept() {
+    fn when_the_disk_fails_every_caller_gets_the_error_and_nothing_is_stored() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("events.db");
         let writer = writer(&path, |conn| {
