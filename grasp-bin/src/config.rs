@@ -95,11 +95,6 @@ fn check(config: &Config) -> Option<(&'static str, &'static str)> {
             "above the number of TCP connections, which is 8192",
         ),
         (
-            purgatory.wait <= purgatory.longest_wait,
-            "purgatory.wait",
-            "purgatory.wait is above purgatory.longest_wait",
-        ),
-        (
             staging.bytes_per_family <= purgatory.staged.bytes,
             "purgatory.staged_bytes",
             "below what the uploads to one repository may have",

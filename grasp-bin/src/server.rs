@@ -68,6 +68,7 @@ impl Server {
             hub: hub.clone(),
             policy: policy.clone(),
             clock: clock.clone(),
+            repository_bytes: settings.git.repository_bytes,
         };
         let keeper = start_keeper(settings, keeper).await?;
         let ingest = Pipeline {

@@ -47,6 +47,8 @@ use crate::web;
 pub struct GitLimits {
     /// The largest pack that one push may bring.
     pub push_bytes: u64,
+    /// Git data that the repositories of one name may have together, whoever adds it, in bytes.
+    pub repository_bytes: u64,
     /// Memory that unpacking one push may take, which also bounds how many objects can come at once. What a push gets
     /// depends on its size and on its share of [`Slots::unpack_memory`](grasp_purgatory::git::Slots::unpack_memory).
     pub push_memory: u64,
@@ -65,6 +67,7 @@ impl Default for GitLimits {
         const MIB: u64 = 1024 * 1024;
         Self {
             push_bytes: 2_048 * MIB,
+            repository_bytes: 16_384 * MIB,
             push_memory: 768 * MIB,
             fetch_request_bytes: 64 * MIB,
             stall: Duration::from_secs(60),

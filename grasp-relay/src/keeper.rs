@@ -84,6 +84,8 @@ pub struct KeeperParts {
     pub policy: Policy,
     /// The time.
     pub clock: Clock,
+    /// Bytes of git data that the repositories of one name may have together.
+    pub repository_bytes: u64,
     /// With what git data is hunted for; without it, data comes by pushes alone.
     pub hunt: Option<HuntParts>,
 }
@@ -176,7 +178,7 @@ impl Keeper {
         let workers = Workers::default();
         let news = broadcast::Sender::new(NEWS);
         let damage = Damage::default();
-        let disk = DiskBudget::default();
+        let disk = DiskBudget::new(parts.repository_bytes);
         let shared = (workers.clone(), damage.clone(), disk.clone());
         let hands = Hands::new(Arc::clone(&parts), shared, orders.downgrade());
         let hunt = parts.hunt.clone();

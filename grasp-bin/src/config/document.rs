@@ -308,14 +308,6 @@ pub(crate) struct PurgatorySection {
         hide_short_help = true
     )]
     pub(crate) wait: Option<Text<Time>>,
-    /// Time that an event waits at most while git servers have not been asked yet.
-    #[arg(
-        id = "purgatory.longest_wait",
-        long = "purgatory-longest-wait",
-        value_name = "TIME",
-        hide_short_help = true
-    )]
-    pub(crate) longest_wait: Option<Text<Time>>,
     /// Bytes on disk of uploads that wait for their event.
     #[arg(
         id = "purgatory.staged_bytes",
@@ -338,6 +330,14 @@ pub(crate) struct GitSection {
         hide_short_help = true
     )]
     pub(crate) push_bytes: Option<Text<ByteCount>>,
+    /// Git data on disk that the repositories of one name may have together. Pushes beyond it are refused.
+    #[arg(
+        id = "git.repository_bytes",
+        long = "git-repository-bytes",
+        value_name = "BYTES",
+        hide_short_help = true
+    )]
+    pub(crate) repository_bytes: Option<Text<ByteCount>>,
     /// Shows addresses with TLS (`https:`, `wss:`).
     #[arg(id = "git.secure", long = "git-secure", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) secure: Option<bool>,
@@ -443,14 +443,14 @@ macro_rules! each_setting {
         optional::$visit(&mut $document.sidecar.listen, &mut $config.sidecar_listen);
         one::$visit(&mut $document.purgatory.wait, &mut $config.settings.purgatory.wait);
         one::$visit(
-            &mut $document.purgatory.longest_wait,
-            &mut $config.settings.purgatory.longest_wait,
-        );
-        one::$visit(
             &mut $document.purgatory.staged_bytes,
             &mut $config.settings.purgatory.staged.bytes,
         );
         one::$visit(&mut $document.git.push_bytes, &mut $config.settings.git.push_bytes);
+        one::$visit(
+            &mut $document.git.repository_bytes,
+            &mut $config.settings.git.repository_bytes,
+        );
         one::$visit(&mut $document.git.secure, &mut $config.settings.git.secure);
         optional::$visit(&mut $document.git.program, &mut $config.settings.git_program);
         optional::$visit(&mut $document.git.repositories, &mut $config.settings.repositories);

@@ -136,10 +136,11 @@ fn a_bad_value_is_named_with_its_key_and_source() {
 
 #[test]
 fn settings_that_contradict_each_other_are_refused_where_one_was_set() {
-    let complaint = complaint("[purgatory]\n\nwait = '7h'\n");
-    let expected = "grasp.toml:3: purgatory.wait: purgatory.wait is above purgatory.longest_wait";
+    let complaint = complaint("[relay]\n\nevent_bytes = '6MiB'\n");
+    let expected =
+        "grasp.toml:3: relay.event_bytes: an event must fit into a message, which may have 5MiB";
     assert_eq!(complaint, expected);
-    assert!(load("[purgatory]\nwait = '7h'\nlongest_wait = '8h'\n", [], &[]).is_ok());
+    assert!(load("[relay]\nevent_bytes = '4MiB'\n", [], &[]).is_ok());
 }
 
 #[test]

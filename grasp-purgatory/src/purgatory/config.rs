@@ -8,7 +8,7 @@ pub struct Config {
     /// How long an event waits before it counts as expired. Renewed by what shows that somebody is at it.
     pub wait: Duration,
     /// How long an event waits at most while servers that may have its data have not been asked yet, because it is not
-    /// its turn there.
+    /// its turn there; [`wait`](Self::wait) if that is longer.
     pub longest_wait: Duration,
     /// How long an expired announcement is remembered after its view went, so that it is not fetched anew each time
     /// another relay offers it.

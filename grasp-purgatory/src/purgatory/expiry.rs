@@ -52,7 +52,7 @@ impl Purgatory {
 
     /// While servers have not been asked yet, what waits for them does not end before its longest time.
     pub(super) fn on_hunt_in_line(&mut self, out: &mut Turn, identifier: &Identifier) {
-        let longest = self.config.longest_wait;
+        let longest = self.config.longest_wait.max(self.config.wait);
         let waiting = self.ledger.family(identifier).filter(|e| e.phase == Phase::Waiting);
         let ends = waiting.map(|entry| (entry.id(), entry.until, entry.since + longest));
         let longer: Vec<_> = ends.filter(|(_, until, end)| until < end).collect();

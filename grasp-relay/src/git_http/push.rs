@@ -35,6 +35,11 @@ enum Failed {
     ClientGone,
     /// The sender has added as much git data as they may in a day.
     Quota,
+    /// The repository would become larger than it may be.
+    RepositoryFull {
+        /// Bytes that it may have.
+        limit: u64,
+    },
 }
 
 impl Failed {
@@ -51,6 +56,10 @@ impl Failed {
             Self::Quota => {
                 String::from("you have pushed as much as you may in a day, try again tomorrow")
             }
+            Self::RepositoryFull { limit } => format!(
+                "the repository would have more than {limit} bytes of git data, the limit of this server \
+                 (git.repository_bytes)"
+            ),
         }
     }
 }
@@ -63,7 +72,12 @@ impl Failed {
                 tracing::error!(%error, "a push failed");
             }
             Self::Ours(error) => tracing::error!(%error, "a push failed"),
-            Self::Git(_) | Self::Body(_) | Self::Options(_) | Self::ClientGone | Self::Quota => {
+            Self::Git(_)
+            | Self::Body(_)
+            | Self::Options(_)
+            | Self::ClientGone
+            | Self::Quota
+            | Self::RepositoryFull { .. } => {
                 tracing::debug!(reason = self.reason(), "a push was refused");
             }
         }
@@ -221,20 +235,40 @@ impl Push {
         if room == 0 {
             return Err(Failed::Quota);
         }
+        let left = keeper.disk().family_room(&self.seat.repos, name).await?;
+        let full = Failed::RepositoryFull { limit: keeper.disk().repository_bytes() };
+        if left == 0 {
+            return Err(full);
+        }
+        let most = self.max_bytes(push).min(room);
+        let incoming = match self.receive_pack(pack, most.min(left), claimant).await {
+            Err(Failed::Git(GitError::TooLarge { .. })) if left < most => return Err(full),
+            received => received?,
+        };
+        let bytes = incoming.bytes().await?;
+        keeper.disk().charge(now, name, &claimant, (Addition::Pushed, bytes));
+        Ok(Some(incoming))
+    }
+
+    /// Receives a pack of at most so many bytes.
+    async fn receive_pack(
+        &self,
+        pack: &mut Pack,
+        max_bytes: u64,
+        claimant: Claimant,
+    ) -> Result<Incoming, Failed> {
         // A client that sends a small pack slowly keeps no process waiting.
         let rest = std::mem::take(&mut pack.rest);
         let first = pack.body.gather(rest, GATHERED).await?;
         let incoming = self.seat.repos.incoming(&self.seat.repo, claimant).await?;
         let memory = self.git.limits.push_memory;
-        let mut unpacking = incoming.unpack(self.max_bytes(push).min(room), memory).await?;
+        let mut unpacking = incoming.unpack(max_bytes, memory).await?;
         unpacking.feed(&first).await?;
         while let Some(bytes) = pack.body.next().await? {
             unpacking.feed(&bytes).await?;
         }
         unpacking.finish().await?;
-        let bytes = incoming.bytes().await?;
-        keeper.disk().charge(now, name, &claimant, (Addition::Pushed, bytes));
-        Ok(Some(incoming))
+        Ok(incoming)
     }
 
     /// How much a push may bring. What nobody has signed for has to fit where it waits.

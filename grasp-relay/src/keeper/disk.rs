@@ -1,7 +1,8 @@
 //! Bounds on the git data that parties add to the disk in a day.
 //!
 //! What is added stays until nothing refers to it any more, so it is counted when it comes. A repository that is served
-//! grows by what its maintainers sign; everybody else shares less, and less still under one name.
+//! grows by what its maintainers sign; everybody else shares less, and less still under one name. What all of them add
+//! to one family is bounded for good, by its size on disk.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,6 +10,7 @@ use std::time::Duration;
 
 use grasp_core::resources::{Bounds, Claimant, Meter};
 use grasp_core::{Identifier, Mono};
+use grasp_purgatory::git::{GitError, RepoStore};
 
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
@@ -44,9 +46,12 @@ pub(crate) enum Addition {
     Hunted,
 }
 
-/// What was added in the last day. Clones share it.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct DiskBudget(Arc<Mutex<Spent>>);
+/// What was added in the last day, and the size that a family may have. Clones share it.
+#[derive(Clone, Debug)]
+pub(crate) struct DiskBudget {
+    spent: Arc<Mutex<Spent>>,
+    repository_bytes: u64,
+}
 
 #[derive(Debug)]
 struct Spent {
@@ -94,6 +99,26 @@ impl Spent {
 }
 
 impl DiskBudget {
+    /// Creates a budget of which nothing is spent, for families of at most so many bytes.
+    pub(crate) fn new(repository_bytes: u64) -> Self {
+        Self { spent: Arc::default(), repository_bytes }
+    }
+
+    /// Returns the size that a family may have, in bytes.
+    pub(crate) fn repository_bytes(&self) -> u64 {
+        self.repository_bytes
+    }
+
+    /// Returns the bytes that may be added to a family for good, by anybody. Additions at the same time do not see
+    /// each other.
+    pub(crate) async fn family_room(
+        &self,
+        repos: &RepoStore,
+        family: &Identifier,
+    ) -> Result<u64, GitError> {
+        Ok(self.repository_bytes.saturating_sub(repos.family_bytes(family).await?))
+    }
+
     /// Returns the bytes that a claimant may still add to a family today.
     pub(crate) fn room(
         &self,
@@ -130,7 +155,7 @@ impl DiskBudget {
 
     fn lock(&self) -> MutexGuard<'_, Spent> {
         // Every change is complete when the lock is released.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.spent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -147,7 +172,7 @@ mod tests {
     #[test]
     fn strangers_fill_neither_a_family_nor_the_disk_for_maintainers_and_get_it_back_the_day_after()
     {
-        let (budget, now) = (DiskBudget::default(), Mono::from_secs(1));
+        let (budget, now) = (DiskBudget::new(GIB), Mono::from_secs(1));
         let (x, y): (Identifier, Identifier) = ("x".parse().unwrap(), "y".parse().unwrap());
         let room =
             |now, family, claimant: &Claimant| budget.room(now, family, claimant, Addition::Hunted);
@@ -167,7 +192,7 @@ mod tests {
 
     #[test]
     fn what_is_hunted_takes_nothing_from_those_who_push() {
-        let (budget, now) = (DiskBudget::default(), Mono::from_secs(1));
+        let (budget, now) = (DiskBudget::new(GIB), Mono::from_secs(1));
         for n in 0..100 {
             let family: Identifier = n.to_string().parse().unwrap();
             let some = budget.room(now, &family, &author(n), Addition::Hunted);

@@ -228,6 +228,11 @@ impl SyncContext for World {
         };
         let (disk, now) = (&self.hands.disk, self.now().mono);
         let room = disk.room(now, identifier, &claimant, Addition::Hunted);
+        let left = match disk.family_room(&self.hands.parts.repos, identifier).await {
+            Ok(left) => left,
+            Err(error) => return (BTreeSet::new(), Some(Trouble::Ours(error.to_string()))),
+        };
+        let room = room.min(left);
         if room == 0 {
             return (BTreeSet::new(), Some(Trouble::TooLarge));
         }

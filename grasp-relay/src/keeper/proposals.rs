@@ -124,7 +124,9 @@ impl Hands {
             return Ok(false);
         };
         let bytes = incoming.bytes().await?;
-        if bytes > self.disk.room(now, family, &claimant, Addition::Hunted) {
+        let room = self.disk.room(now, family, &claimant, Addition::Hunted);
+        let left = self.disk.family_room(&self.parts.repos, family).await?;
+        if bytes > room.min(left) {
             tracing::debug!(id = %proposal.id, %family, "no room for a pull request from elsewhere");
             self.unrelated.note(family, proposal.tip);
             return Ok(false);

@@ -62,6 +62,7 @@ async fn start(dir: &Path, journal: &Path) -> Keeper {
         hub: Hub::start(),
         policy: policy(),
         clock: Clock::system(),
+        repository_bytes: u64::MAX,
         hunt: None,
     };
     let (journal, records) = Journal::open(journal).unwrap();

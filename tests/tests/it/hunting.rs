@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use grasp_bin::Settings;
 use grasp_core::outbound::OutboundPolicy;
-use grasp_tests::{GitServer, Instance, Maker, Manner, Workdir};
+use grasp_tests::{GitServer, Instance, Maker, Manner, Workdir, eventually};
 use nostr::event::Event;
 
 pub(crate) const MAIN: &str = "refs/heads/main";
@@ -68,6 +68,28 @@ async fn a_state_comes_with_its_data_from_another_server() {
     let clone = Workdir::empty();
     clone.git(&["clone", "-q", &instance.clone_url(&alice.repo("x")), "."]).await.expect_ok();
     assert_eq!(clone.git(&["rev-parse", "HEAD"]).await.expect_ok(), commit);
+}
+
+#[tokio::test]
+async fn more_than_a_repository_may_have_is_not_kept() {
+    let bounded = |settings: &mut Settings| {
+        hurried(settings);
+        settings.git.repository_bytes = 400_000;
+    };
+    let (instance, server) = (Instance::with(bounded).await, GitServer::start().await);
+    let (alice, work) = (Maker::new(), Workdir::init().await);
+    let small = work.commit("small").await;
+    let large = work.commit_noise(600_000).await;
+    server.host("x", &work).await;
+    let announcement = announce(&alice, "x", &instance, &[&server.url("x")]);
+    let state = alice.state("x", &[(MAIN, &large)]);
+    instance.sync(vec![announcement, state.clone()]).await;
+    // It is asked again because the first time brought nothing.
+    eventually(|| (server.conversations().len() >= 3).then_some(())).await;
+    assert!(!instance.serves(&state).await);
+    let state = alice.later(1).state("x", &[(MAIN, &small)]);
+    instance.sync(vec![state.clone()]).await;
+    instance.until_serves(&state).await;
 }
 
 #[tokio::test]

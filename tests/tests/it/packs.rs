@@ -161,6 +161,28 @@ async fn a_pack_that_is_too_large_is_refused_by_its_size() {
     }
 }
 
+#[tokio::test]
+async fn a_repository_does_not_grow_beyond_its_bound() {
+    let git = GitLimits { repository_bytes: 400_000, ..GitLimits::default() };
+    let mut hosted = hosted(Settings { git, ..Settings::default() }).await;
+    let url = hosted.instance.clone_url(&hosted.repo);
+    hosted.tip = hosted.work.commit_noise(300_000).await;
+    hosted.sign(1, &hosted.tip).await;
+    hosted.work.git(&["push", &url, "main"]).await.expect_ok();
+    hosted.refs = hosted.instance.refs(&hosted.repo).await;
+    let next = hosted.work.commit_noise(310_000).await;
+    let state = hosted.sign(2, &next).await;
+    let said = hosted.work.git(&["push", &url, "main"]).await.expect_refused();
+    let reason = "the repository would have more than 400000 bytes of git data";
+    assert!(said.contains(reason), "{said}");
+    hosted.is_untouched(&state, "a pack beyond the bound").await;
+    hosted.work.git(&["reset", "-q", "--hard", &hosted.tip]).await.expect_ok();
+    let small = hosted.work.commit("small").await;
+    let state = hosted.sign(3, &small).await;
+    hosted.work.git(&["push", &url, "main"]).await.expect_ok();
+    assert!(hosted.instance.serves(&state).await);
+}
+
 /// A git that may write files of 64 KiB at most, and is told so instead of being killed.
 fn limited_git(dir: &Path) -> PathBuf {
     let path = dir.join("git");

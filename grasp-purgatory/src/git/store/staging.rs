@@ -160,6 +160,12 @@ fn stage(
 }
 
 impl RepoStore {
+    /// Returns the size of the objects of a family on disk, in bytes. What is staged is not among them.
+    pub async fn family_bytes(&self, identifier: &Identifier) -> Result<u64, GitError> {
+        let objects = self.family(identifier).objects();
+        blocking(move || if objects.is_dir() { layout::size(&objects) } else { Ok(0) }).await
+    }
+
     /// How many bytes one staged tip takes.
     pub async fn staged_bytes(
         &self,
