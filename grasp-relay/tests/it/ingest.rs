@@ -368,7 +368,9 @@ async fn strangers_who_use_up_all_lookups_do_not_lock_maintainers_out() {
     }
     let busy = Verdict::Reject(Rejection::Busy);
     assert_eq!(from("192.0.2.1", issue(&bob, &alice)).await, [busy]);
-    assert!(from("192.0.2.1", state(&alice, NOW - 7)).await[0].answer().accepted);
+    for at in NOW - 7..NOW {
+        assert!(from("192.0.2.1", state(&alice, at)).await[0].answer().accepted);
+    }
 }
 
 #[tokio::test]
