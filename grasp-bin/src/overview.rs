@@ -159,7 +159,7 @@ impl Overview {
     async fn purgatory(&self) -> PurgatoryFigures {
         let soon = self.0.clock.now().unix + EXPIRING_WITHIN;
         let figures = self.0.keeper.ask(move |held: &Purgatory| {
-            let waiting = [Phase::Waiting, Phase::Shelved].map(|phase| held.wanting(phase));
+            let waiting = [Phase::Waiting, Phase::Expired].map(|phase| held.wanting(phase));
             (held.counts(), held.expiring(soon), waiting)
         });
         let (counts, expiring, waiting) = figures.await.unwrap_or_default();
@@ -171,14 +171,22 @@ impl Overview {
         let hunt = self.hunt().await.unwrap_or_default();
         let busy = hunt.hosts.iter().filter(|(_, host)| host.waiting > 0);
         let per_minute: u64 = busy.map(|(_, host)| host.per_minute as u64).sum();
-        let Counts { announcements, states, proposals, shelved, staged, bytes, staged_bytes, owed } =
-            counts;
-        self.set(&table::PENDING_CLEANUP, &[], owed as u64);
+        let Counts {
+            announcements,
+            states,
+            proposals,
+            expired,
+            staged,
+            bytes,
+            staged_bytes,
+            pending_tasks,
+        } = counts;
+        self.set(&table::PENDING_CLEANUP, &[], pending_tasks as u64);
         PurgatoryFigures {
             announcements: announcements as u64,
             states: states as u64,
             proposals: proposals as u64,
-            shelved: shelved as u64,
+            shelved: expired as u64,
             staged: staged as u64,
             bytes,
             staged_bytes,

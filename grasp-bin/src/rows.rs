@@ -87,7 +87,7 @@ pub(crate) fn waiting_rows(
     turns: &BTreeMap<Identifier, Turn>,
 ) -> Vec<WaitingRow> {
     let mut names = purgatory.wanting(Phase::Waiting);
-    names.extend(purgatory.wanting(Phase::Shelved));
+    names.extend(purgatory.wanting(Phase::Expired));
     let names = names.iter().take(MAX_WAITING_NAMES);
     names.map(|name| waiting_row(purgatory, now, name, turns.get(name))).collect()
 }

@@ -8,7 +8,7 @@ use grasp_core::RelayUrl;
 use grasp_core::admission::FanOut;
 use grasp_purgatory::git::{Fetcher, RepoStore};
 use grasp_purgatory::hunt::{HostClass, HuntConfig};
-use grasp_purgatory::journal::sqlite::Journal;
+use grasp_purgatory::journal::Journal;
 use grasp_relay::ingest::{Budgets, Pipeline};
 use grasp_relay::keeper::{Classify, HuntParts, Keeper, KeeperParts};
 use grasp_relay::metrics::{CountedIngest, Metrics, count_requests};

@@ -1,11 +1,11 @@
-//! Holds nostr events until their git data is here, and goes and gets that data.
+//! Holds nostr events until their git data is here, and fetches that data from other servers.
 //!
-//! It knows no sockets of nostr clients and stores no event that is served: those belong to the relay around it.
+//! Connections of nostr clients and the store of served events belong to the relay around it.
 //!
 //! ```text
 //!   relay   ──Held──────▶ ┌───────────┐ ──Store, Publish──▶ relay     events whose refs are set
 //!   git     ──Surveyed──▶ │ Purgatory │ ──Apply───────────▶ git       refs, HEAD, views, staging
-//!   hunter  ──Changed───▶ │           │ ──Hunt────────────▶ hunter    go and get it
+//!   hunter  ──Changed───▶ │           │ ──Hunt────────────▶ hunter    fetch it
 //!   timer   ──Tick──────▶ └───────────┘ ──Journal─────────▶ disk      before any of the others
 //!                 next_deadline() ────────────────────────▶ timer
 //! ```
@@ -19,6 +19,7 @@ pub mod purgatory;
 pub mod resources;
 
 pub use purgatory::{
-    Bound, Chore, Config, Counts, Input, Kept, KeptProposal, Output, Pass, Phase, ProposalRef,
-    Purgatory, PushTarget, Report, Room, Stage, Survey, ViewTarget, Want, Why, some_places,
+    Bound, CleanupTask, Config, Counts, EndReason, HeldProposal, HoldOutcome, Input, Output,
+    PassNumber, Phase, ProposalRef, Purgatory, PushTarget, Report, Stage, Survey, ViewTarget, Want,
+    select_addresses,
 };

@@ -1,75 +1,64 @@
-//! Holds events until their git data is here. Opens nothing, reads no clock.
+//! Holds events until their git data is here: a state machine without input, output or clock.
 //!
 //! ```text
 //!   Held ──▶ journal ──▶ Survey ──▶ Surveyed ──▶ Apply ──▶ Applied ──▶ Store ──▶ Stored ──▶ Publish
-//!             + answer     ▲          │ not complete: waits          refs and HEAD   events      gone from here
+//!             + answer     ▲          │ not complete: waits          refs and HEAD   events      no longer held
 //!   Changed ───────────────┤          ▼
-//!   (push, fetch, store)   │    expired ──▶ shelved ──▶ forgotten
+//!   (push, fetch, store)   │    waiting ──▶ expired ──▶ forgotten
 //!   Started, retry ────────┘              (still released if the data appears)
 //! ```
 //!
-//! Whatever happens under an identifier leads to a survey, and every survey to the same judgement: how things should
-//! be, compared with how they are. One release per identifier runs at a time; git first, then the event store.
+//! Every change under an identifier leads to a survey, and every survey to the same judgement: the wanted state of
+//! store and git, compared with the present one. One release per identifier runs at a time; git first, then the store.
 
-mod books;
-mod config;
-mod desk;
-mod endings;
-mod entry;
-mod expiry;
-mod family;
-mod hold;
-mod input;
+mod cleanup;
+mod held;
+mod io;
 mod judge;
-mod ledger;
-mod output;
-mod places;
 mod query;
 mod release;
-mod removal;
 mod shares;
 mod staging;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
-use grasp_core::admission::Policy;
-use grasp_core::resources::Claimant;
-use grasp_core::{Identifier, Mono, Now};
-use nostr::event::EventId;
+use grasp_core::admission::{Hold, Origin, Policy, Presence};
+use grasp_core::deletion::DeletionRequest;
+use grasp_core::resources::ClientNetwork;
+use grasp_core::{Identifier, Mono, Now, Oid, RepoId, Version, kinds};
+use nostr::event::{Event, EventId};
+use nostr::key::PublicKey;
+use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
 
-pub use self::books::Room;
-pub use self::config::{Bound, Config};
-pub use self::desk::Pass;
-pub use self::entry::{Phase, Why};
-pub use self::input::{Input, Survey};
-pub use self::output::{Chore, Kept, Output, ProposalRef, Report, Stage, ViewTarget};
-pub use self::places::some_places;
-pub use self::query::{Counts, KeptProposal, Want};
+pub use self::cleanup::CleanupTask;
+pub use self::held::{EndReason, Phase};
+pub use self::io::{
+    Bound, Config, HoldOutcome, Input, Output, ProposalRef, Report, Stage, Survey, ViewTarget,
+};
+pub use self::query::{Counts, HeldProposal, Want, select_addresses};
+pub use self::release::PassNumber;
 pub use self::staging::PushTarget;
 
-use self::desk::Desk;
-use self::endings::Endings;
-use self::entry::Entry;
-use self::ledger::Ledger;
-use self::output::{Thing, Turn};
-use self::shares::Shares;
+use self::cleanup::{CleanupTasks, TaskTarget};
+use self::held::{Content, HeldEvent, HeldEvents};
+use self::io::Outputs;
+use self::release::{Batch, Releases};
+use self::staging::{StagedUploads, Staging};
 use crate::journal::Record;
 
-/// Memory that the largest event takes: any network may have that much waiting, while it is free.
-const LARGEST_EVENT: u64 = 5 * 1024 * 1024;
+/// Least time between two sweeps for expired events: those of busy identifiers stay overdue for a while.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How soon after looking for what is overdue that is done again.
-const SWEEP: Duration = Duration::from_secs(1);
-
-/// Everything that waits for git data, and what must happen for it to be served.
+/// The events that wait for git data, and the work that must be done until they are served.
 ///
 /// ```
 /// use std::sync::Arc;
 /// use grasp_core::admission::{Hold, Origin, Policy};
 /// use grasp_core::{Mono, Now};
-/// use grasp_purgatory::{Config, Input, Kept, Output, Purgatory};
+/// use grasp_purgatory::{Config, HoldOutcome, Input, Output, Purgatory};
 /// use nostr::event::{EventBuilder, FinalizeEvent, Kind, Tag};
 /// use nostr::{key::Keys, types::Timestamp};
 ///
@@ -87,186 +76,635 @@ const SWEEP: Duration = Duration::from_secs(1);
 ///     origin: Origin::anonymous(),
 /// };
 /// let outputs = purgatory.handle(now, held);
-/// assert!(matches!(outputs[0], Output::Journal(_)), "written down first");
-/// assert!(outputs.iter().any(|o| matches!(o, Output::Answer { kept: Kept::Held, .. })));
+/// assert!(matches!(outputs[0], Output::Journal(_)), "the journal comes first");
+/// let is_held = |o: &Output| matches!(o, Output::Answer { outcome: HoldOutcome::Held, .. });
+/// assert!(outputs.iter().any(is_held));
 /// assert!(purgatory.holds(&event.id));
 /// ```
 #[derive(Debug)]
 pub struct Purgatory {
     config: Config,
     policy: Policy,
-    ledger: Ledger,
-    /// Who has how much of the memory for waiting events.
-    room: Shares<EventId>,
-    /// Who has how much of the disk for uploads that wait for their event.
-    uploads: Shares<EventId>,
-    desks: BTreeMap<Identifier, Desk>,
-    /// Identifiers of pull requests under which nothing is here.
-    vacant: BTreeSet<Identifier>,
-    /// When served events end by themselves.
-    endings: Endings,
-    /// Passes that were numbered.
-    passes: u64,
-    /// When chores that failed are tried again.
-    chores_again: Option<Mono>,
-    /// When ends were last looked for.
-    swept: Mono,
-    /// The last reading of the clocks, by which deadlines on the calendar become points of the monotonic clock.
+    held: HeldEvents,
+    staging: Staging,
+    tasks: CleanupTasks,
+    releases: Releases,
+    last_sweep: Mono,
+    /// The last reading of the clocks, which maps calendar deadlines to the monotonic clock.
     now: Now,
 }
 
+/// State.
 impl Purgatory {
-    /// Takes up where the records of an earlier run end; without any, begins empty.
+    /// Restores purgatory from the records of an earlier run; without any it is empty.
     ///
-    /// Deadlines are on the calendar, so the time between the runs counts.
+    /// Deadlines are calendar times, so the time between the runs counts.
     pub fn restore(
         config: Config,
         policy: Policy,
         records: impl IntoIterator<Item = Record>,
         now: Now,
     ) -> Self {
-        let mut ledger = Ledger::default();
-        records.into_iter().for_each(|record| ledger.apply(&record));
-        let mut purgatory = Self {
-            room: Shares::new(config.in_all, config.in_all.bytes / 4, LARGEST_EVENT),
-            uploads: Shares::new(config.staged, 0, config.staged.bytes / 8),
-            config,
-            policy,
-            ledger,
-            desks: BTreeMap::new(),
-            vacant: BTreeSet::new(),
-            endings: Endings::default(),
-            passes: 0,
-            chores_again: None,
-            swept: now.mono,
-            now,
-        };
-        purgatory.book_all();
-        purgatory
+        let (mut held, mut staging) = (HeldEvents::new(&config), Staging::new(&config));
+        let mut tasks = CleanupTasks::default();
+        for record in records {
+            held.apply(&record);
+            staging.apply(&record);
+            tasks.apply(&record);
+        }
+        held.account_all();
+        staging.account_all();
+        let (releases, last_sweep) = (Releases::default(), now.mono);
+        Self { config, policy, held, staging, tasks, releases, last_sweep, now }
     }
 
-    /// Books what an earlier run left. Who brought it is not known any more; who signed it is.
-    fn book_all(&mut self) {
-        let entries: Vec<EventId> = self.ledger.entries().map(Entry::id).collect();
-        let uploads: Vec<EventId> = self.ledger.staging().iter().map(|(id, _)| *id).collect();
-        entries.iter().chain(&uploads).for_each(|id| self.follow(id));
-    }
-
-    /// Tells what happened, and learns what to do about it.
-    #[must_use = "what is not done was promised nevertheless"]
+    /// Handles one input and returns the outputs to perform.
+    #[must_use = "outputs that are not performed were promised nevertheless"]
     pub fn handle(&mut self, now: Now, input: Input) -> Vec<Output> {
         self.now = now;
-        let mut turn = Turn::default();
-        let out = &mut turn;
+        let mut outputs = Outputs::default();
+        let (out, retry_at) = (&mut outputs, now.mono + self.config.retry_after);
         match input {
-            Input::Started => self.on_started(out),
-            Input::Held { event, hold, origin } => self.on_held(out, event, &hold, &origin),
-            Input::Changed { identifier } => self.ask(out, &identifier),
-            Input::Surveyed { identifier, survey } => self.on_surveyed(out, &identifier, &survey),
-            Input::SurveyFailed { identifier } => self.on_failed(out, &identifier, Stage::Survey),
-            Input::Applied { identifier } => self.on_applied(out, &identifier),
-            Input::ApplyFailed { identifier } => self.on_failed(out, &identifier, Stage::Apply),
-            Input::Stored { identifier, stored } => self.on_stored(out, &identifier, &stored),
-            Input::StoreFailed { identifier } => self.on_failed(out, &identifier, Stage::Store),
-            Input::PushAuthorised { repo, events } => self.on_push(out, &repo, &events),
-            Input::PushStaged { id, tip, target, bytes, network } => {
-                self.on_staged(out, id, tip, (target, bytes), network);
+            Input::Started => self.start(out),
+            Input::Held { event, hold, origin } => self.hold(out, event, &hold, &origin),
+            Input::Changed { identifier } => self.releases.request(out, &identifier),
+            Input::Surveyed { identifier, survey } => self.surveyed(out, &identifier, &survey),
+            Input::SurveyFailed { identifier } => {
+                self.releases.stage_failed(out, &identifier, Stage::Survey, retry_at);
             }
-            Input::FetchStarted { identifier } => self.on_fetch_started(identifier),
-            Input::FetchEnded { identifier } => self.on_fetch_ended(out, &identifier),
-            Input::HuntInLine { identifier } => self.on_hunt_in_line(out, &identifier),
-            Input::HuntAnswered { identifier } => self.on_hunt_answered(&identifier),
-            Input::HuntEnded { identifier } => self.on_hunt_ended(out, &identifier),
-            Input::Deleted { request } => self.on_deleted(out, &request),
-            Input::Vanished { author, until } => self.on_vanished(out, author, until),
-            Input::Delisted { repo, by } => self.on_delisted(out, &repo, by),
-            Input::Done(chore) => self.settle(out, chore),
-            Input::ChoreFailed(chore) => self.on_chore_failed(out, chore),
-            Input::Tick => self.on_tick(out),
+            Input::Applied { identifier } => self.applied(out, &identifier),
+            Input::ApplyFailed { identifier } => {
+                self.releases.stage_failed(out, &identifier, Stage::Apply, retry_at);
+            }
+            Input::Stored { identifier, stored } => self.stored(out, &identifier, &stored),
+            Input::StoreFailed { identifier } => {
+                self.releases.stage_failed(out, &identifier, Stage::Store, retry_at);
+            }
+            Input::PushAuthorised { repo, events } => self.push_authorised(out, &repo, &events),
+            Input::PushStaged { id, tip, target, bytes, network } => {
+                self.push_staged(out, id, tip, (target, bytes), network);
+            }
+            Input::FetchStarted { identifier } => self.releases.fetch_started(&identifier),
+            Input::FetchEnded { identifier } => self.releases.fetch_ended(out, &identifier),
+            Input::HuntWaiting { identifier } => self.hunt_waiting(out, &identifier),
+            Input::HuntAnswered { identifier } => self.hunt_answered(&identifier),
+            Input::HuntEnded { identifier } => self.hunt_ended(out, &identifier),
+            Input::Deleted { request } => self.deleted(out, &request),
+            Input::Vanished { author, until } => self.vanished(out, author, until),
+            Input::Delisted { repo, by } => self.delisted(out, &repo, by),
+            Input::TaskDone(task) => self.tasks.done(out, task),
+            Input::TaskFailed(task) => self.tasks.failed(out, task, retry_at),
+            Input::Tick => self.tick(out),
         }
-        turn.into_outputs()
+        outputs.into_vec()
     }
 
-    /// When to send the next [`Input::Tick`], if ever. To be asked again after each [`handle`](Self::handle).
+    /// Returns the time of the next [`Input::Tick`]. To be asked again after each [`handle`](Self::handle).
     pub fn next_deadline(&self) -> Option<Mono> {
-        let retries = self.desks.values().filter_map(|desk| desk.retry);
-        // Whatever is overdue and still here waits for somebody who is at it, and is looked at now and then.
-        let ends = self.next_end().map(|end| self.mono(end).max(self.swept + SWEEP));
-        let endings = self.endings.next().map(|end| self.mono(end));
-        retries.chain(self.chores_again).chain(ends).chain(endings).min()
+        let ends = self.next_end().map(|end| self.mono(end).max(self.last_sweep + SWEEP_INTERVAL));
+        let expiration = self.releases.next_expiration().map(|end| self.mono(end));
+        let times = [self.releases.next_retry(), self.tasks.retry_at, ends, expiration];
+        times.into_iter().flatten().min()
     }
 
-    /// The records from which [`restore`](Self::restore) makes this very purgatory: a journal made short.
+    /// Returns the records from which [`restore`](Self::restore) makes the same purgatory: a compacted journal.
     pub fn snapshot(&self) -> Vec<Record> {
-        self.ledger.snapshot()
+        let tasks = self.tasks.iter().map(|task| Record::TaskAdded { task: task.clone() });
+        self.held.snapshot().chain(self.staging.snapshot()).chain(tasks).collect()
     }
 
-    /// After a start everything is looked at, before any of it can expire: what was complete at the time of a crash
-    /// is released however long ago that was.
-    fn on_started(&mut self, out: &mut Turn) {
-        for chore in self.ledger.owed() {
-            out.act(Output::Do(chore.clone()));
-        }
-        let identifiers: Vec<_> = self.ledger.identifiers().cloned().collect();
+    /// Surveys every held event after a start, before any of it can expire: events that were complete at the time of
+    /// a crash are released, however long ago that was.
+    fn start(&mut self, out: &mut Outputs) {
+        self.tasks.run_all(out);
+        let identifiers: Vec<_> = self.held.identifiers().cloned().collect();
         for identifier in identifiers {
-            self.ask(out, &identifier);
+            self.releases.request(out, &identifier);
             self.hunt(out, &identifier, None);
         }
     }
 
-    /// Changes what is kept: the one way to do so.
-    fn record(&mut self, out: &mut Turn, record: Record) {
-        self.ledger.apply(&record);
-        if let Some(id) = record.event() {
-            self.follow(&id);
-        }
-        out.write(record);
-    }
-
-    /// Makes the accounts say what the ledger says of an event and of what was uploaded for it.
-    fn follow(&mut self, id: &EventId) {
-        match self.ledger.entry(id).filter(|entry| entry.phase == Phase::Waiting) {
-            Some(entry) => {
-                let claimant = Claimant::default().signed_by(entry.author());
-                self.room.book(*id, claimant, entry.bytes);
-            }
-            None => self.room.give_back(id),
-        }
-        match self.ledger.staging().of(id) {
-            Some(staged) => self.uploads.book(*id, Claimant::default(), staged.bytes()),
-            None => self.uploads.give_back(id),
-        }
-    }
-
-    /// Takes on a chore, in place of whatever was owed to the same thing before.
-    fn owe(&mut self, out: &mut Turn, chore: Chore) {
-        if !self.ledger.owes(&chore) {
-            self.settle_conflicting(out, &chore.thing());
-            self.record(out, Record::Owed { chore: chore.clone() });
-        }
-        out.act(Output::Do(chore));
-    }
-
-    /// Lets go of what is owed to a thing: it would undo what is done about it now if it were tried again after that.
-    fn settle_conflicting(&mut self, out: &mut Turn, thing: &Thing) {
-        let conflicting = self.ledger.owed_to(thing).cloned();
-        conflicting.into_iter().for_each(|chore| self.settle(out, chore));
-    }
-
-    fn settle(&mut self, out: &mut Turn, chore: Chore) {
-        if self.ledger.owes(&chore) {
-            self.record(out, Record::Settled { chore });
-        }
-    }
-
-    fn on_chore_failed(&mut self, out: &mut Turn, chore: Chore) {
-        self.chores_again = Some(self.now.mono + self.config.retry);
-        out.act(Output::Report(Report::ChoreFailed { chore }));
-    }
-
-    /// A point of the calendar on the monotonic clock. Never early: a second of the calendar has begun earlier.
+    /// Maps a calendar time to the monotonic clock. Never early: the present second of the calendar began earlier.
     fn mono(&self, end: Timestamp) -> Mono {
         let left = end.as_secs().saturating_sub(self.now.unix.as_secs());
         self.now.mono + Duration::from_secs(left)
+    }
+
+    fn hold_until(&self) -> Timestamp {
+        self.now.unix + self.config.hold_for
+    }
+
+    /// Returns the identifiers under which git may have data of a pull request.
+    fn identifiers_of(&self, id: &EventId) -> BTreeSet<Identifier> {
+        let held = self.held.get(id).map(HeldEvent::identifiers).unwrap_or_default();
+        let uploads = self.staging.of(id).into_iter().flat_map(StagedUploads::identifiers);
+        held.into_iter().chain(uploads).cloned().collect()
+    }
+}
+
+/// Holding.
+impl Purgatory {
+    fn hold(&mut self, out: &mut Outputs, event: Arc<Event>, hold: &Hold, origin: &Origin) {
+        let id = event.id;
+        // Repeated offers of other relays do not end an event's expiry.
+        let stays = |held: &HeldEvent| held.is_waiting() || origin.is_sync();
+        let outcome = match HeldEvent::new(event, Phase::Waiting, self.now.unix, self.hold_until())
+        {
+            Some(_) if self.held.get(&id).is_some_and(stays) => HoldOutcome::Held,
+            Some(new) => self.admit(out, &new, hold, origin),
+            None => HoldOutcome::Unreadable,
+        };
+        if outcome == HoldOutcome::Full {
+            out.push(Output::Report(Report::Rejected { id }));
+        }
+        out.push(Output::Answer { id, outcome });
+    }
+
+    fn admit(
+        &mut self,
+        out: &mut Outputs,
+        new: &HeldEvent,
+        hold: &Hold,
+        origin: &Origin,
+    ) -> HoldOutcome {
+        let presence = self.presence_behind(hold);
+        let displaced = match self.held.check(&self.config, new, presence) {
+            Ok(displaced) => displaced,
+            Err(outcome) => return outcome,
+        };
+        let (evicted, has_room) = self.held.reserve(new, new.claimant(presence, origin), displaced);
+        evicted.into_iter().for_each(|id| self.drop_with_view(out, id, EndReason::Evicted));
+        if !has_room {
+            return HoldOutcome::Full;
+        }
+        let had_view = new.announcement().is_some_and(|a| self.held.has_view(&a.repo));
+        if let Some(id) = displaced {
+            self.held.remove(out, id, EndReason::Superseded);
+        }
+        self.held.hold(out, &new.event, new.since, new.until);
+        match &new.content {
+            Content::Announcement(_) if had_view => {}
+            Content::Announcement(announcement) => {
+                let repo = announcement.repo.clone();
+                self.tasks.add(out, CleanupTask::CreateView { repo });
+            }
+            Content::State(_) => self.renew_announcements(out, hold),
+            Content::Proposal(proposal) => self.keep_only(out, new.id(), proposal.tip),
+        }
+        // Data of events from other relays is at other servers too; a user is about to push.
+        let after = (!origin.is_sync()).then_some(self.config.user_delay);
+        for identifier in new.identifiers() {
+            self.releases.request(out, identifier);
+            self.hunt(out, identifier, after);
+        }
+        HoldOutcome::Held
+    }
+
+    /// Returns `Stored` for a state of a served repository: one whose announcement is not held.
+    fn presence_behind(&self, hold: &Hold) -> Presence {
+        match hold {
+            Hold::State(repos) if repos.iter().any(|r| self.held.announcement(r).is_none()) => {
+                Presence::Stored
+            }
+            _ => Presence::Held,
+        }
+    }
+
+    /// Renews the announcements of a new state's repositories: they are in use.
+    fn renew_announcements(&mut self, out: &mut Outputs, hold: &Hold) {
+        if let Hold::State(repos) = hold {
+            repos.iter().for_each(|repo| self.renew_announcement(out, repo));
+        }
+    }
+
+    fn renew_announcement(&mut self, out: &mut Outputs, repo: &RepoId) {
+        let Some(held) = self.held.announcement(repo) else { return };
+        let (id, was_expired) = (held.id(), !held.is_waiting());
+        self.renew(out, id);
+        if was_expired {
+            self.tasks.add(out, CleanupTask::CreateView { repo: repo.clone() });
+        }
+    }
+
+    /// Makes an event wait for its full time again, or for the longer one that it has.
+    fn renew(&mut self, out: &mut Outputs, id: EventId) {
+        let waiting = self.held.get(&id).filter(|held| held.is_waiting());
+        let until = waiting.map_or(self.hold_until(), |held| held.until.max(self.hold_until()));
+        for identifier in waiting.into_iter().flat_map(HeldEvent::identifiers) {
+            self.releases.take_first_answer(identifier);
+        }
+        self.held.set_phase(out, id, Phase::Waiting, until);
+    }
+
+    /// Drops the uploads and refs of a pull request that are not the tip that its author signed.
+    fn keep_only(&mut self, out: &mut Outputs, id: EventId, tip: Oid) {
+        let proposal = self.held.get(&id).and_then(HeldEvent::proposal);
+        let staged = proposal.zip(self.staging.of(&id));
+        let fits =
+            staged.is_some_and(|(p, staged)| staged.targets_of(&self.policy, p).next().is_some());
+        let names = self.identifiers_of(&id);
+        self.staging.remove(out, id, fits.then_some(tip));
+        self.tasks.clear_proposal(out, id, BTreeSet::from([tip]), names);
+    }
+
+    /// Starts a hunt for an identifier if an event there waits for objects.
+    fn hunt(&self, out: &mut Outputs, identifier: &Identifier, after: Option<Duration>) {
+        let waits = |held: &HeldEvent| held.is_waiting() && held.announcement().is_none();
+        if self.held.of(identifier).any(waits) {
+            out.push(Output::Hunt { identifier: identifier.clone(), after });
+        }
+    }
+
+    /// Gives the events of a push time to be pushed.
+    fn push_authorised(&mut self, out: &mut Outputs, repo: &RepoId, events: &BTreeSet<EventId>) {
+        self.renew_announcement(out, repo);
+        for id in events {
+            if self.held.get(id).is_some() {
+                self.renew(out, *id);
+            }
+        }
+    }
+
+    fn push_staged(
+        &mut self,
+        out: &mut Outputs,
+        id: EventId,
+        tip: Oid,
+        (target, bytes): (PushTarget, u64),
+        network: Option<ClientNetwork>,
+    ) {
+        let is_spared = |other: &EventId| self.held.get(other).is_some();
+        let upload = (id, &tip, &target);
+        let (evicted, has_room) =
+            self.staging.reserve(&self.config, upload, bytes, network, is_spared);
+        evicted.into_iter().for_each(|id| self.drop_uploads(out, id));
+        if !has_room {
+            // Uploads under other identifiers have directories of their own.
+            let keep = self.staging.tips_under(&id, target.identifier());
+            let names = BTreeSet::from([target.identifier().clone()]);
+            return self.tasks.clear_proposal(out, id, keep, names);
+        }
+        self.tasks.drop_conflicting(out, &TaskTarget::Proposal(id));
+        let until = self.now.unix + self.config.stage_for;
+        self.staging.stage(out, id, tip, (target, bytes), until);
+        // The event may have been received while the push was under way.
+        let Some(held) = self.held.get(&id) else { return };
+        let Some(wanted) = held.proposal().map(|proposal| proposal.tip) else { return };
+        let identifiers: Vec<_> = held.identifiers().into_iter().cloned().collect();
+        self.keep_only(out, id, wanted);
+        identifiers.iter().for_each(|identifier| self.releases.request(out, identifier));
+    }
+
+    fn drop_uploads(&mut self, out: &mut Outputs, id: EventId) {
+        let names = self.identifiers_of(&id);
+        self.staging.remove(out, id, None);
+        self.tasks.clear_proposal(out, id, BTreeSet::new(), names);
+    }
+}
+
+/// Releasing.
+impl Purgatory {
+    fn surveyed(&mut self, out: &mut Outputs, identifier: &Identifier, survey: &Survey) {
+        if self.releases.stage_ended(identifier, Stage::Survey).is_none() {
+            return self.releases.request(out, identifier);
+        }
+        let has_held = self.held.of(identifier).next().is_some();
+        self.releases.surveyed(identifier, survey, (has_held, self.now.unix));
+        // Usually removed by now; but the hint may have been lost with the earlier run.
+        for id in &survey.refused {
+            self.drop_with_view(out, *id, EndReason::Withdrawn);
+        }
+        let (now, until) = (self.now.unix, self.hold_until());
+        let previous = survey.previous.iter().filter(|event| survey.complete.contains(&event.id));
+        for event in previous {
+            if self.held.get(&event.id).is_none() {
+                self.held.hold(out, event, now, until);
+            }
+        }
+        let plan = judge::plan(&self.policy, (&self.held, &self.staging), identifier, survey);
+        for (id, reason) in &plan.gone {
+            self.drop_event(out, *id, *reason);
+        }
+        for id in &plan.strays {
+            let (keep, names) = (self.staging.tips(id), BTreeSet::from([identifier.clone()]));
+            self.tasks.clear_proposal(out, *id, keep, names);
+        }
+        for repo in plan.orphans {
+            self.tasks.add(out, CleanupTask::RemoveView { repo, at_once: true });
+        }
+        // Held before it is withdrawn: at no time is it lost.
+        for event in &plan.withdraw {
+            self.held.hold(out, event, now, until);
+        }
+        plan.authorised.iter().for_each(|id| self.held.authorise(*id));
+        let withdraw = plan.withdraw.iter().map(|event| event.id).collect();
+        let batch = Batch { events: plan.store, withdraw };
+        self.releases.apply(out, identifier, (plan.views, plan.proposals), batch);
+    }
+
+    fn applied(&mut self, out: &mut Outputs, identifier: &Identifier) {
+        let Some(mut batch) = self.releases.stage_ended(identifier, Stage::Apply) else { return };
+        // Events withdrawn meanwhile are not stored. The survey that this caused corrects the refs.
+        batch.events.retain(|event| self.held.get(&event.id).is_some());
+        self.releases.store(out, identifier, batch);
+    }
+
+    fn stored(&mut self, out: &mut Outputs, identifier: &Identifier, stored: &BTreeSet<EventId>) {
+        let Some(batch) = self.releases.stage_ended(identifier, Stage::Store) else { return };
+        let (served, refused): (Vec<_>, Vec<_>) =
+            batch.events.into_iter().partition(|event| stored.contains(&event.id));
+        // Refs may show a refused state.
+        if !refused.is_empty() {
+            self.releases.repeat(identifier);
+        }
+        for event in &refused {
+            self.drop_event(out, event.id, EndReason::Refused);
+        }
+        for event in &served {
+            self.drop_older(out, event.id);
+            self.drop_event(out, event.id, EndReason::Served);
+        }
+        self.releases.served(identifier, &served, self.now.unix);
+        if !served.is_empty() {
+            out.push(Output::Publish { events: served });
+        }
+        self.releases.end_pass(out, identifier);
+    }
+
+    /// Drops an event and the uploads that wait with it.
+    fn drop_event(&mut self, out: &mut Outputs, id: EventId, reason: EndReason) {
+        let Some(held) = self.held.get(&id) else { return };
+        // Refs of a pull request may have been set before its author or the store refused it.
+        let may_have_refs = held.proposal().is_some()
+            && matches!(reason, EndReason::Withdrawn | EndReason::Refused);
+        let names = self.identifiers_of(&id);
+        self.held.remove(out, id, reason);
+        for name in &names {
+            if self.held.of(name).next().is_none() {
+                self.releases.set_vacant(name, false);
+            }
+        }
+        if self.staging.remove(out, id, None) || may_have_refs {
+            self.tasks.clear_proposal(out, id, BTreeSet::new(), names);
+        }
+    }
+
+    /// Drops an event and the view that only it asks for.
+    fn drop_with_view(&mut self, out: &mut Outputs, id: EventId, reason: EndReason) {
+        let announcement = self.held.get(&id).and_then(HeldEvent::announcement);
+        let repo = announcement.map(|announcement| announcement.repo.clone());
+        self.drop_event(out, id, reason);
+        if let Some(repo) = repo {
+            self.tasks.add(out, CleanupTask::RemoveView { repo, at_once: true });
+        }
+    }
+
+    /// Drops the states that lost to a newer one of their author, which is served now.
+    fn drop_older(&mut self, out: &mut Outputs, served: EventId) {
+        let Some(held) = self.held.get(&served) else { return };
+        let Some(state) = held.state() else { return };
+        let version = held.version();
+        let states = self.held.states_by(&state.repo.identifier, held.author());
+        let older = states.filter(|state| state.version() < version);
+        let older: Vec<_> = older.map(HeldEvent::id).collect();
+        older.into_iter().for_each(|id| self.drop_event(out, id, EndReason::Superseded));
+    }
+}
+
+/// Expiry.
+impl Purgatory {
+    fn tick(&mut self, out: &mut Outputs) {
+        self.last_sweep = self.now.mono;
+        self.releases.retry(out, self.now.mono, self.now.unix);
+        self.tasks.retry(out, self.now.mono);
+        let waited = self.overdue(Phase::Waiting);
+        waited.into_iter().for_each(|id| self.expire(out, id));
+        let expired = self.overdue(Phase::Expired);
+        expired.into_iter().for_each(|id| self.drop_event(out, id, EndReason::Forgotten));
+        let uploads = self
+            .staging
+            .iter()
+            .filter(|(id, staged)| staged.until <= self.now.unix && !self.shares_time_of_event(id));
+        let uploads: Vec<_> = uploads.map(|(id, _)| *id).collect();
+        uploads.into_iter().for_each(|id| self.drop_uploads(out, id));
+    }
+
+    /// Returns the next end of a phase or an upload.
+    fn next_end(&self) -> Option<Timestamp> {
+        let phases = [Phase::Waiting, Phase::Expired].into_iter();
+        let ends = phases.filter_map(|phase| Some(self.held.deadlines(phase).next()?.0));
+        let uploads = self.staging.iter().filter(|(id, _)| !self.shares_time_of_event(id));
+        ends.chain(uploads.map(|(_, staged)| staged.until)).min()
+    }
+
+    /// Returns whether the event of an upload waits itself; then the upload ends with it.
+    fn shares_time_of_event(&self, id: &EventId) -> bool {
+        self.held.get(id).is_some_and(HeldEvent::is_waiting)
+    }
+
+    /// Returns the events whose phase has ended and that no fetch or release under way may concern.
+    fn overdue(&self, phase: Phase) -> Vec<EventId> {
+        let is_busy = |held: &HeldEvent| {
+            held.identifiers().into_iter().any(|identifier| self.releases.is_busy(identifier))
+        };
+        let ends = self.held.deadlines(phase).take_while(|(end, _)| *end <= self.now.unix);
+        ends.filter(|(_, held)| !is_busy(held)).map(|(_, held)| held.id()).collect()
+    }
+
+    /// Extends the time of events while servers that may have their data have not been asked yet.
+    fn hunt_waiting(&mut self, out: &mut Outputs, identifier: &Identifier) {
+        let longest = self.config.hold_at_most.max(self.config.hold_for);
+        let waiting = self.held.of(identifier).filter(|held| held.is_waiting());
+        let extended = waiting.filter(|held| held.until < held.since + longest);
+        let ends: Vec<_> = extended.map(|held| (held.id(), held.since + longest)).collect();
+        for (id, until) in ends {
+            self.held.set_phase(out, id, Phase::Waiting, until);
+        }
+    }
+
+    /// Notes the first answer: from then on, events with extended time have their usual time.
+    fn hunt_answered(&mut self, identifier: &Identifier) {
+        if self.extended(identifier).next().is_some() {
+            self.releases.answered(identifier, self.now.unix);
+        }
+    }
+
+    /// Ends the extended time of events as if they had been received with the first answer: every server was asked.
+    fn hunt_ended(&mut self, out: &mut Outputs, identifier: &Identifier) {
+        let first_answer = self.releases.take_first_answer(identifier);
+        let (now, hold_for) = (self.now.unix, self.config.hold_for);
+        // Events received after the first answer have their own time.
+        let end = |since: Timestamp| first_answer.map_or(now, |at| at.max(since)) + hold_for;
+        let extended = self.extended(identifier);
+        let ends: Vec<_> = extended.map(|held| (held.id(), end(held.since).max(now))).collect();
+        for (id, until) in ends {
+            self.held.set_phase(out, id, Phase::Waiting, until);
+        }
+    }
+
+    /// Returns the events with more than their usual time left.
+    fn extended(&self, identifier: &Identifier) -> impl Iterator<Item = &HeldEvent> {
+        let usual = self.hold_until();
+        self.held.of(identifier).filter(move |held| held.is_waiting() && held.until > usual)
+    }
+
+    /// Ends the time in which an event is hunted for, and keeps the number of expired ones within its limit.
+    fn expire(&mut self, out: &mut Outputs, id: EventId) {
+        let Some(held) = self.held.get(&id) else { return };
+        let repo: Option<RepoId> = held.announcement().map(|a| a.repo.clone());
+        let Config { remember_for, retry_expired_for, expired: limit, .. } = self.config;
+        let term = if repo.is_some() { remember_for } else { retry_expired_for };
+        self.held.set_phase(out, id, Phase::Expired, self.now.unix + term);
+        if let Some(repo) = repo {
+            self.tasks.add(out, CleanupTask::RemoveView { repo, at_once: false });
+        }
+        while !self.held.usage().expired.is_within(limit) {
+            let first = self.held.deadlines(Phase::Expired).next().map(|(_, held)| held.id());
+            let Some(id) = first else { return };
+            self.drop_event(out, id, EndReason::Evicted);
+        }
+    }
+}
+
+/// Withdrawal by authors.
+impl Purgatory {
+    fn deleted(&mut self, out: &mut Outputs, request: &Event) {
+        let Ok(DeletionRequest { ids, coordinates }) = DeletionRequest::parse(request) else {
+            return;
+        };
+        let by_id = ids.iter().filter_map(|id| self.held.get(id));
+        let by_coordinate = coordinates.iter().flat_map(|coordinate| self.versions(coordinate));
+        let targets: BTreeSet<EventId> = by_id
+            .chain(by_coordinate.filter(|held| held.event.created_at <= request.created_at))
+            .filter(|held| held.author() == request.pubkey)
+            .map(HeldEvent::id)
+            .collect();
+        self.withdraw(out, targets);
+    }
+
+    fn vanished(&mut self, out: &mut Outputs, author: PublicKey, until: Timestamp) {
+        let is_covered =
+            |held: &&HeldEvent| held.author() == author && held.event.created_at <= until;
+        let targets: Vec<_> = self.held.iter().filter(is_covered).map(HeldEvent::id).collect();
+        self.withdraw(out, targets);
+    }
+
+    fn delisted(&mut self, out: &mut Outputs, repo: &RepoId, by: Version) {
+        let older = self.held.announcement(repo).filter(|held| held.version() < by);
+        self.withdraw(out, older.map(HeldEvent::id));
+        self.releases.request(out, &repo.identifier);
+    }
+
+    /// Returns the held events of a coordinate.
+    fn versions(&self, coordinate: &Coordinate) -> Vec<&HeldEvent> {
+        let (kind, author) = (coordinate.kind, coordinate.public_key);
+        let is_held = kind == kinds::ANNOUNCEMENT || kind == kinds::STATE;
+        let identifier = Identifier::new(&coordinate.identifier).ok().filter(|_| is_held);
+        let Some(identifier) = identifier else { return Vec::new() };
+        let held = self.held.of(&identifier);
+        held.filter(|held| held.event.kind == kind && held.author() == author).collect()
+    }
+
+    fn withdraw(&mut self, out: &mut Outputs, ids: impl IntoIterator<Item = EventId>) {
+        for id in ids {
+            let identifiers = self.held.get(&id).map(HeldEvent::identifiers).unwrap_or_default();
+            let identifiers: Vec<_> = identifiers.into_iter().cloned().collect();
+            self.drop_with_view(out, id, EndReason::Withdrawn);
+            identifiers.iter().for_each(|identifier| self.releases.request(out, identifier));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nostr::event::{Kind, Signature, Tag};
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// One of a few events: announcements, states and pull requests of few authors under few names.
+    fn event(n: u8) -> Arc<Event> {
+        let author = PublicKey::from_byte_array([n % 3 + 1; 32]);
+        let name = if n.is_multiple_of(2) { "x" } else { "y" };
+        let to = |name| format!("30617:{author}:{name}");
+        let (kind, tags) = match n % 4 {
+            0 | 1 => (30617 + u16::from(n % 8 / 4), vec![vec!["d".to_owned(), name.to_owned()]]),
+            _ => {
+                let tip = vec!["c".to_owned(), "a".repeat(40)];
+                (1618, vec![vec!["a".to_owned(), to("x")], vec!["a".to_owned(), to(name)], tip])
+            }
+        };
+        let id = EventId::from_slice(&[n; 32]).unwrap();
+        let at = Timestamp::from_secs(u64::from(n));
+        let tags = tags.into_iter().map(|tag| Tag::parse(tag).unwrap());
+        let signature = Signature::from_slice(&[0; 64]).unwrap();
+        Arc::new(Event::new(id, author, at, Kind::from_u16(kind), tags, "", signature))
+    }
+
+    fn record() -> impl Strategy<Value = Record> {
+        let id = || (0..16u8).prop_map(|n| event(n).id);
+        let phase = prop_oneof![Just(Phase::Waiting), Just(Phase::Expired)];
+        let until = (0..5u64).prop_map(Timestamp::from_secs);
+        let oid = (0..3u8).prop_map(|n| Oid::Sha1([n; 20]));
+        let repo_of = |n| RepoId::new(PublicKey::from_byte_array([n; 32]), "x".parse().unwrap());
+        let repo = move || repo_of(1);
+        let target = (1..3u8).prop_flat_map(move |n| {
+            prop_oneof![
+                Just(PushTarget::Repository(repo_of(n))),
+                Just(PushTarget::Contributor(repo_of(n)))
+            ]
+        });
+        let task = prop_oneof![
+            Just(CleanupTask::CreateView { repo: repo() }),
+            Just(CleanupTask::RemoveView { repo: repo(), at_once: false }),
+            Just(CleanupTask::RemoveView { repo: repo(), at_once: true }),
+        ];
+        prop_oneof![
+            4 => (0..16u8, phase.clone(), until.clone())
+                .prop_map(|(n, phase, until)| Record::Held {
+                    event: event(n),
+                    phase,
+                    since: until,
+                    until,
+                }),
+            3 => (id(), phase, until.clone())
+                .prop_map(|(id, phase, until)| Record::Moved { id, phase, until }),
+            2 => id().prop_map(|id| Record::Gone { id, reason: EndReason::Served }),
+            2 => (id(), oid.clone(), target, 0..9u64, until).prop_map(
+                |(id, tip, target, bytes, until)| Record::Staged { id, tip, target, bytes, until },
+            ),
+            1 => (id(), proptest::option::of(oid))
+                .prop_map(|(id, keep)| Record::Unstaged { id, keep }),
+            1 => task.clone().prop_map(|task| Record::TaskAdded { task }),
+            1 => task.prop_map(|task| Record::TaskDone { task }),
+        ]
+    }
+
+    fn restore(records: Vec<Record>) -> Purgatory {
+        let now = Now::new(Mono::ZERO, Timestamp::from_secs(0));
+        let policy = Policy::new("grasp.example".parse().unwrap());
+        Purgatory::restore(Config::default(), policy, records, now)
+    }
+
+    proptest! {
+        #[test]
+        fn a_snapshot_restores_the_same_state_with_all_accounts(records in vec(record(), 0..60)) {
+            let purgatory = restore(records);
+            let again = restore(purgatory.snapshot());
+            prop_assert_eq!(format!("{again:?}"), format!("{purgatory:?}"));
+        }
+
+        #[test]
+        fn removing_everything_leaves_nothing(mut records in vec(record(), 0..60)) {
+            let tasks = restore(records.clone()).tasks;
+            for n in 0..16 {
+                let id = event(n).id;
+                records.push(Record::Gone { id, reason: EndReason::Withdrawn });
+                records.push(Record::Unstaged { id, keep: None });
+            }
+            records.extend(tasks.iter().map(|task| Record::TaskDone { task: task.clone() }));
+            prop_assert_eq!(format!("{:?}", restore(records)), format!("{:?}", restore(vec![])));
+        }
     }
 }

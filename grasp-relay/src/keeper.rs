@@ -30,9 +30,9 @@ use grasp_core::admission::{Hold, Origin, Policy};
 use grasp_core::{Identifier, RepoId};
 use grasp_purgatory::git::{GitError, RepoStore};
 use grasp_purgatory::hunt::Hunting;
+use grasp_purgatory::journal::Journal;
 use grasp_purgatory::journal::Record;
-use grasp_purgatory::journal::sqlite::Journal;
-use grasp_purgatory::{Config, Input, Kept, Purgatory};
+use grasp_purgatory::{Config, HoldOutcome, Input, Purgatory};
 use nostr::event::{Event, EventId};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
@@ -125,7 +125,7 @@ enum Order {
         event: Arc<Event>,
         hold: Hold,
         origin: Origin,
-        reply: oneshot::Sender<Kept>,
+        reply: oneshot::Sender<HoldOutcome>,
     },
     Ask(Question),
     Wait {
@@ -363,7 +363,12 @@ impl Keeper {
     }
 
     /// Holds an event; resolves once it is written down and its view exists.
-    async fn hold(&self, event: Arc<Event>, hold: Hold, origin: Origin) -> Result<Kept, Gone> {
+    async fn hold(
+        &self,
+        event: Arc<Event>,
+        hold: Hold,
+        origin: Origin,
+    ) -> Result<HoldOutcome, Gone> {
         let (reply, kept) = oneshot::channel();
         let order = Order::Hold { event, hold, origin, reply };
         self.unless_full(async {

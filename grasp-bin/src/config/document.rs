@@ -302,12 +302,12 @@ pub(crate) struct SidecarSection {
 pub(crate) struct PurgatorySection {
     /// Time that an event waits before it expires.
     #[arg(
-        id = "purgatory.wait",
-        long = "purgatory-wait",
+        id = "purgatory.hold_for",
+        long = "purgatory-hold-for",
         value_name = "TIME",
         hide_short_help = true
     )]
-    pub(crate) wait: Option<Text<Time>>,
+    pub(crate) hold_for: Option<Text<Time>>,
     /// Bytes on disk of uploads that wait for their event.
     #[arg(
         id = "purgatory.staged_bytes",
@@ -441,7 +441,7 @@ macro_rules! each_setting {
             &mut $config.settings.sync.engine.follow_unlisted,
         );
         optional::$visit(&mut $document.sidecar.listen, &mut $config.sidecar_listen);
-        one::$visit(&mut $document.purgatory.wait, &mut $config.settings.purgatory.wait);
+        one::$visit(&mut $document.purgatory.hold_for, &mut $config.settings.purgatory.hold_for);
         one::$visit(
             &mut $document.purgatory.staged_bytes,
             &mut $config.settings.purgatory.staged.bytes,

@@ -59,16 +59,16 @@ fn data_goes_to_the_users_directory_unless_another_is_set() {
 
 #[test]
 fn a_variable_overrides_the_file_and_a_flag_overrides_both() {
-    let file = "[purgatory]\nwait = '5m'\n[relay]\nconnections = 1\n[sync]\nconnections = 2\n";
+    let file = "[purgatory]\nhold_for = '5m'\n[relay]\nconnections = 1\n[sync]\nconnections = 2\n";
     let vars = [("GRASP_RELAY_CONNECTIONS", "10"), ("GRASP_SYNC_CONNECTIONS", "20")];
     let loaded = load(file, vars, &["--relay-connections", "100"]).unwrap();
     let settings = &loaded.config.settings;
     assert_eq!((settings.relay.connections, settings.sync.engine.connections), (100, 20));
-    assert_eq!(settings.purgatory.wait, Duration::from_secs(300));
+    assert_eq!(settings.purgatory.hold_for, Duration::from_secs(300));
     let source = |key: &str| loaded.source(key).to_string();
     assert_eq!(source("relay.connections"), "--relay-connections");
     assert_eq!(source("sync.connections"), "GRASP_SYNC_CONNECTIONS");
-    assert_eq!(source("purgatory.wait"), "grasp.toml:2");
+    assert_eq!(source("purgatory.hold_for"), "grasp.toml:2");
     assert_eq!(source("relay.event_bytes"), "default");
 }
 
@@ -159,14 +159,14 @@ fn an_empty_variable_is_none_and_an_unknown_one_is_only_mentioned() {
 #[test]
 fn what_is_printed_as_in_force_is_read_back_as_the_same() {
     let file = "domain = 'git.example:8443/x'\nbootstrap = ['wss://a.example']\n[hunt]\nhosts = ['github.com:10,60']\n\
-                [about]\ncontact = 'a \"b\"'\n[archive]\nidentifiers = ['x y']\n[purgatory]\nwait = '90s'\n";
+                [about]\ncontact = 'a \"b\"'\n[archive]\nidentifiers = ['x y']\n[purgatory]\nhold_for = '90s'\n";
     let once = load(file, [], &[]).unwrap();
     let printed = reference::in_force(&once);
     let twice = load(&printed, [], &[]).unwrap();
     let all = |loaded: &Loaded| values(&Document::of(&loaded.config));
     assert_eq!(all(&once), all(&twice));
     assert_eq!(all(&twice)["domain"].as_str(), Some("git.example:8443/x"));
-    assert_eq!(all(&twice)["purgatory.wait"].as_str(), Some("1m 30s"));
+    assert_eq!(all(&twice)["purgatory.hold_for"].as_str(), Some("1m 30s"));
 }
 
 #[test]

@@ -188,16 +188,18 @@ fn metrics_can_be_turned_off() {
 fn settings_are_printed_with_who_said_so_and_checked() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("grasp.toml");
-    std::fs::write(&file, "purgatory.wait = '20m'\n[relay]\nnonsense = 1\n").unwrap();
+    std::fs::write(&file, "purgatory.hold_for = '20m'\n[relay]\nnonsense = 1\n").unwrap();
     let file = file.to_str().unwrap();
     let said = grasp(&["config", "check", "--config", file]);
     assert!(!said.ok && said.err.contains("grasp.toml:3: relay.nonsense"), "{said:?}");
-    std::fs::write(file, "purgatory.wait = '20m'\n").unwrap();
+    std::fs::write(file, "purgatory.hold_for = '20m'\n").unwrap();
     assert!(grasp(&["config", "check", "--config", file]).ok);
     let said = grasp(&["config", "print", "--config", file, "--listen", "127.0.0.1:1"]);
     let lines: Vec<_> = said.out.lines().collect();
     assert!(
-        lines.iter().any(|line| line.contains("wait = \"20m\"") && line.contains("grasp.toml:1"))
+        lines
+            .iter()
+            .any(|line| line.contains("hold_for = \"20m\"") && line.contains("grasp.toml:1"))
     );
     assert!(lines.iter().any(|line| line.contains("127.0.0.1:1") && line.ends_with("# --listen")));
 }

@@ -265,7 +265,7 @@ impl Report {
     pub fn for_purgatory(&self) -> Option<purgatory::Input> {
         Some(match self {
             Self::InLine { identifier } => {
-                purgatory::Input::HuntInLine { identifier: identifier.clone() }
+                purgatory::Input::HuntWaiting { identifier: identifier.clone() }
             }
             Self::Failed { trouble: Trouble::Limited { .. }, .. } => return None,
             Self::Failed { identifier, .. } | Self::Fetched { identifier, .. } => {

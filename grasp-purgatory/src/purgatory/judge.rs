@@ -1,85 +1,104 @@
-//! How things should be under one identifier, compared with how they are.
+//! The judgement of one identifier: the wanted state of store and git, compared with the present one.
 //!
-//! Three rules decide everything that purgatory releases:
+//! Three rules decide every release:
 //!
-//! - A view shows the winning state among those signed by whoever may sign for it now, stored or kept, of which all
+//! - A view shows the winning state among those signed by its present maintainers, stored or held, of which all
 //!   objects are here. Without one it shows nothing.
 //! - A hosted announcement is served exactly while its view shows a state.
-//! - A complete state is served exactly while its author may sign for anything here and it is that author's latest;
-//!   whether it moves any ref is the first rule's business.
+//! - A complete state is served exactly while its author is a maintainer of a hosted repository and it is that author's
+//!   latest; whether it moves any ref is decided by the first rule.
 //!
-//! They speak of what is known, not of the order in which it came. So neither does the outcome.
-
-mod proposals;
+//! The rules depend on what is known and not on the order in which it arrived. So does the outcome.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use grasp_core::admission::Policy;
-use grasp_core::admission::Presence;
+use grasp_core::admission::{Policy, Presence};
+use grasp_core::maintainers::{MaintainerSets, maintainer_lists};
 use grasp_core::nip34::{Announcement, Proposal, State};
 use grasp_core::{Identifier, Oid, RefName, RepoId, Version};
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
 
-use super::entry::{Entry, What, Why};
-use super::family::Family;
-use super::input::Survey;
-use super::ledger::Ledger;
-use super::output::{ProposalRef, ViewTarget};
+use super::held::{Content, EndReason, HeldEvent, HeldEvents, MAX_IDENTIFIERS};
+use super::io::{ProposalRef, Survey, ViewTarget};
+use super::staging::{PushTarget, Staging};
 
-/// What has to be done until things are as they should be.
-#[derive(Debug, Default)]
-pub(super) struct Plan {
-    /// Entries with nothing left to wait for.
-    pub(super) gone: Vec<(EventId, Why)>,
-    /// Views of repositories that nobody announces here.
+/// Pull requests of one author in a view.
+const MAX_PROPOSALS_PER_AUTHOR: usize = 200;
+
+/// Pull requests in a view: each is a line of every advertisement.
+const MAX_PROPOSALS_PER_VIEW: usize = 5_000;
+
+/// The changes that lead from the present state to the wanted one.
+#[derive(Debug)]
+pub(super) struct ReleasePlan {
+    /// Held events that are served already or can never be.
+    pub(super) gone: Vec<(EventId, EndReason)>,
+    /// Views of repositories without an announcement.
     pub(super) orphans: Vec<RepoId>,
-    /// Pull requests with refs that are neither kept nor stored.
+    /// Pull requests that have refs and are neither held nor stored: their author withdrew them.
     pub(super) strays: Vec<EventId>,
-    /// Views that must change.
     pub(super) views: Vec<ViewTarget>,
-    /// Pull requests whose refs must be set.
     pub(super) proposals: Vec<ProposalRef>,
-    /// Events to be stored, in order.
+    /// Events to store, in order.
     pub(super) store: Vec<Arc<Event>>,
-    /// Kept states of those who may sign for something served.
+    /// Held states of maintainers of served repositories.
     pub(super) authorised: Vec<EventId>,
-    /// Stored announcements that have lost their state, and states whose author has lost their say.
+    /// Stored announcements without a state, and stored states of authors who are no longer maintainers. They are
+    /// held: what they lack may come back.
     pub(super) withdraw: Vec<Arc<Event>>,
 }
 
-/// Compares what is kept and what was surveyed with the rules.
+/// Compares the held events and the survey with the rules.
 pub(super) fn plan(
     policy: &Policy,
-    ledger: &Ledger,
+    (held, staging): (&HeldEvents, &Staging),
     identifier: &Identifier,
     survey: &Survey,
-) -> Plan {
-    let stored = Stored::read(survey);
-    let scene = Scene::new(policy, ledger, identifier, survey, &stored);
-    let proposals = scene.proposals();
-    Plan {
-        gone: scene.gone(),
-        orphans: scene.orphans(),
-        strays: scene.strays(),
-        views: scene.views(),
-        store: scene.releases(&proposals),
-        withdraw: scene.withdrawals(),
-        authorised: scene.authorised(),
+) -> ReleasePlan {
+    let stored = StoredEvents::parse(survey);
+    let families = families(policy, held, identifier, &stored);
+    let latest = latest(held, identifier, survey, &stored);
+    let repos = families.get(identifier).into_iter().flat_map(|family| &family.repos);
+    let winners = repos.filter_map(|(id, repo)| {
+        let signed = repo.maintainers.iter().filter_map(|key| latest.get(key));
+        Some((id.clone(), *signed.max_by_key(|signed| signed.state.version)?))
+    });
+    let winners = winners.collect();
+    let judgement = Judgement {
+        policy,
+        held,
+        staging,
+        identifier,
+        survey,
+        stored: &stored,
+        latest,
+        winners,
+        families,
+    };
+    let proposals = judgement.proposals();
+    ReleasePlan {
+        gone: judgement.gone(),
+        orphans: judgement.orphans(),
+        strays: survey.strays.iter().filter(|id| held.get(id).is_none()).copied().collect(),
+        views: judgement.views(),
+        store: judgement.releases(&proposals),
+        withdraw: judgement.unfilled().chain(judgement.unauthorised()).collect(),
+        authorised: judgement.authorised(),
         proposals,
     }
 }
 
-/// What is stored, read.
-struct Stored {
+/// The parsed stored events of a survey.
+struct StoredEvents {
     announcements: Vec<(Announcement, Arc<Event>)>,
     states: Vec<State>,
     proposals: Vec<Proposal>,
 }
 
-impl Stored {
-    fn read(survey: &Survey) -> Self {
+impl StoredEvents {
+    fn parse(survey: &Survey) -> Self {
         let announcement =
             |event: &Arc<Event>| Some((Announcement::parse(event).ok()?, event.clone()));
         let proposal = |event: &Arc<Event>| Proposal::parse(event).ok();
@@ -91,210 +110,311 @@ impl Stored {
     }
 }
 
-/// A state that could be shown.
+/// The hosted repositories of one identifier, by the winning announcement of each author. Stored and held announcements
+/// count alike.
+struct HostedRepos {
+    repos: BTreeMap<RepoId, HostedRepo>,
+}
+
+struct HostedRepo {
+    announced_by: EventId,
+    presence: Presence,
+    maintainers: BTreeSet<PublicKey>,
+}
+
+impl HostedRepos {
+    fn new<'a>(
+        policy: &Policy,
+        known: impl IntoIterator<Item = (&'a Announcement, Presence)>,
+    ) -> Self {
+        let winners = winners(known);
+        let lists = maintainer_lists(winners.values().map(|(announcement, _)| *announcement));
+        let sets = MaintainerSets::new(policy.model, &lists);
+        let hosted = winners.values().filter(|(announcement, _)| policy.hosts(announcement));
+        let repos = hosted.map(|(announcement, presence)| {
+            let repo = HostedRepo {
+                announced_by: announcement.version.id,
+                presence: *presence,
+                maintainers: sets.of(&announcement.repo.owner),
+            };
+            (announcement.repo.clone(), repo)
+        });
+        Self { repos: repos.collect() }
+    }
+
+    fn has_maintainer(&self, author: &PublicKey) -> bool {
+        self.repos.values().any(|repo| repo.maintainers.contains(author))
+    }
+
+    /// Returns the repositories whose maintainers a pull request is addressed to.
+    fn addressed_by(
+        &self,
+        identifier: &Identifier,
+        proposal: &Proposal,
+    ) -> impl Iterator<Item = (&RepoId, &HostedRepo)> {
+        let named = proposal.repos.iter().filter(|repo| repo.identifier == *identifier);
+        let named: BTreeSet<_> = named.map(|repo| repo.owner).collect();
+        self.repos.iter().filter(move |(_, repo)| !repo.maintainers.is_disjoint(&named))
+    }
+}
+
+/// Returns each author's winning announcement; one that is both stored and held counts as stored.
+fn winners<'a>(
+    known: impl IntoIterator<Item = (&'a Announcement, Presence)>,
+) -> BTreeMap<PublicKey, (&'a Announcement, Presence)> {
+    let rank = |(announcement, presence): &(&Announcement, Presence)| {
+        (announcement.version, *presence == Presence::Stored)
+    };
+    let mut winners: BTreeMap<PublicKey, (&Announcement, Presence)> = BTreeMap::new();
+    for new in known {
+        let winner = winners.entry(new.0.repo.owner).or_insert(new);
+        if rank(&new) > rank(winner) {
+            *winner = new;
+        }
+    }
+    winners
+}
+
+/// A stored state, or a held one whose objects are here.
 #[derive(Clone, Copy)]
-struct Signed<'a> {
+struct CompleteState<'a> {
     state: &'a State,
     presence: Presence,
 }
 
-/// Everything that bears on one identifier.
-struct Scene<'a> {
+/// Everything that matters for one identifier.
+struct Judgement<'a> {
     policy: &'a Policy,
-    ledger: &'a Ledger,
+    held: &'a HeldEvents,
+    staging: &'a Staging,
     identifier: &'a Identifier,
     survey: &'a Survey,
-    stored: &'a Stored,
-    /// By identifier: this one, and those that pull requests kept here are also addressed to.
-    families: BTreeMap<&'a Identifier, Family>,
-    /// Each author's latest state whose objects are here.
-    latest: BTreeMap<PublicKey, Signed<'a>>,
-    /// What each hosted view should show.
-    winners: BTreeMap<RepoId, Signed<'a>>,
+    stored: &'a StoredEvents,
+    /// This identifier, and those that held pull requests are also addressed to.
+    families: BTreeMap<&'a Identifier, HostedRepos>,
+    /// Each author's latest complete state.
+    latest: BTreeMap<PublicKey, CompleteState<'a>>,
+    /// The state that each hosted view should show.
+    winners: BTreeMap<RepoId, CompleteState<'a>>,
 }
 
-impl<'a> Scene<'a> {
-    fn new(
-        policy: &'a Policy,
-        ledger: &'a Ledger,
-        identifier: &'a Identifier,
-        survey: &'a Survey,
-        stored: &'a Stored,
-    ) -> Self {
-        let families = families(policy, ledger, identifier, stored);
-        let latest = latest(ledger, identifier, survey, stored);
-        let places = families.get(identifier).into_iter().flat_map(|family| &family.places);
-        let winners = places
-            .filter_map(|(repo, place)| {
-                let signed = place.confirmed.iter().filter_map(|key| latest.get(key));
-                let winner = signed.max_by_key(|signed| signed.state.version)?;
-                Some((repo.clone(), *winner))
-            })
-            .collect();
-        Self { policy, ledger, identifier, survey, stored, families, latest, winners }
+impl Judgement<'_> {
+    fn repos(&self) -> impl Iterator<Item = (&RepoId, &HostedRepo)> {
+        self.families.get(self.identifier).into_iter().flat_map(|family| &family.repos)
     }
 
-    fn family(&self) -> Option<&Family> {
-        self.families.get(self.identifier)
+    fn has_maintainer(&self, author: &PublicKey) -> bool {
+        self.families.get(self.identifier).is_some_and(|family| family.has_maintainer(author))
     }
 
-    /// Entries that are served already, or can never be.
-    fn gone(&self) -> Vec<(EventId, Why)> {
-        let settled = |entry: &Entry| Some((entry.id(), self.settles(entry)?));
-        self.ledger.family(self.identifier).filter_map(settled).collect()
+    fn gone(&self) -> Vec<(EventId, EndReason)> {
+        let ended = |held: &HeldEvent| Some((held.id(), self.end_reason(held)?));
+        self.held.of(self.identifier).filter_map(ended).collect()
     }
 
-    fn settles(&self, entry: &Entry) -> Option<Why> {
-        match &entry.what {
-            What::State(state) => {
-                let of_author = self.stored.states.iter().filter(|other| other.repo == state.repo);
-                superseded(entry.version(), of_author.map(|state| state.version))
+    fn end_reason(&self, held: &HeldEvent) -> Option<EndReason> {
+        match &held.content {
+            Content::State(state) => {
+                let own = self.stored.states.iter().filter(|stored| stored.repo == state.repo);
+                superseded(held.version(), own.map(|stored| stored.version))
             }
-            What::Announcement(new) => {
+            Content::Announcement(new) => {
                 let own = self.stored.announcements.iter().map(|(announcement, _)| announcement);
                 let own = own.filter(|stored| stored.repo == new.repo);
-                superseded(entry.version(), own.map(|stored| stored.version))
+                superseded(held.version(), own.map(|stored| stored.version))
             }
-            What::Proposal(_) => {
-                let stored = self.stored.proposals.iter().any(|p| p.id == entry.id());
-                stored.then_some(Why::Served)
+            Content::Proposal(_) => {
+                let is_stored = self.stored.proposals.iter().any(|p| p.id == held.id());
+                is_stored.then_some(EndReason::Served)
             }
         }
     }
 
-    /// Views of this identifier that exist although nobody announces them here.
     fn orphans(&self) -> Vec<RepoId> {
-        let announced = |repo: &RepoId| self.family().is_some_and(|f| f.places.contains_key(repo));
+        let announced: BTreeSet<&RepoId> = self.repos().map(|(id, _)| id).collect();
         let views = self.survey.views.keys().filter(|repo| repo.identifier == *self.identifier);
-        views.filter(|repo| !announced(repo)).cloned().collect()
+        views.filter(|repo| !announced.contains(repo)).cloned().collect()
     }
 
-    /// Pull requests whose refs have stayed although they are gone: their author took them back.
-    fn strays(&self) -> Vec<EventId> {
-        let strays = self.survey.strays.iter();
-        strays.filter(|id| self.ledger.entry(id).is_none()).copied().collect()
-    }
-
-    /// Views that do not show what they should. A state that is about to be served is applied even where its refs
-    /// are in place: HEAD is part of it.
+    /// Returns the views that must change. A state that is about to be served is applied even where its refs are in
+    /// place: HEAD is part of it.
     fn views(&self) -> Vec<ViewTarget> {
-        let places = self.family().into_iter().flat_map(|family| family.places.keys());
-        places
-            .filter_map(|repo| {
-                let refs = self.survey.views.get(repo);
-                let state = match self.winners.get(repo) {
-                    Some(Signed { state, presence: Presence::Held }) => Some((*state).clone()),
-                    Some(Signed { state, .. }) if !refs.is_some_and(|refs| shows(refs, state)) => {
-                        Some((*state).clone())
-                    }
-                    None if refs.is_some_and(|refs| ruled(refs).next().is_some()) => None,
-                    _ => return None,
-                };
-                Some(ViewTarget { repo: repo.clone(), state })
-            })
-            .collect()
+        let target = |repo: &RepoId| {
+            let refs = self.survey.views.get(repo);
+            let state = match self.winners.get(repo) {
+                Some(CompleteState { state, presence: Presence::Held }) => Some((*state).clone()),
+                Some(CompleteState { state, .. })
+                    if !refs.is_some_and(|refs| state.is_realised_by(&branches_and_tags(refs))) =>
+                {
+                    Some((*state).clone())
+                }
+                None if refs.is_some_and(|refs| !branches_and_tags(refs).is_empty()) => None,
+                _ => return None,
+            };
+            Some(ViewTarget { repo: repo.clone(), state })
+        };
+        self.repos().filter_map(|(repo, _)| target(repo)).collect()
     }
 
-    /// Events whose data is here: announcements, states from the oldest, pull requests.
+    /// Returns the held events whose data is here: announcements, states from the oldest, pull requests.
     fn releases(&self, proposals: &[ProposalRef]) -> Vec<Arc<Event>> {
-        let places = self.family().into_iter().flat_map(|family| &family.places);
-        let announcements = places
-            .filter(|(repo, place)| {
-                place.presence == Presence::Held && self.winners.contains_key(repo)
-            })
-            .filter_map(|(_, place)| self.ledger.entry(&place.announced_by));
-        let mut states: Vec<_> =
-            self.latest.values().filter(|signed| self.is_released(signed)).collect();
-        states.sort_by_key(|signed| signed.state.version);
-        let states = states.into_iter().filter_map(|s| self.ledger.entry(&s.state.version.id));
-        // Stored ones are among them where another view must get their ref; those are no entries.
-        let proposals = proposals.iter().filter_map(|proposal| self.ledger.entry(&proposal.id));
-        announcements.chain(states).chain(proposals).map(|entry| entry.event.clone()).collect()
+        let announcements = self
+            .repos()
+            .filter(|(id, repo)| repo.presence == Presence::Held && self.winners.contains_key(id));
+        let announcements = announcements.map(|(_, repo)| repo.announced_by);
+        let is_released = |signed: &&CompleteState<'_>| {
+            signed.presence == Presence::Held && self.has_maintainer(&signed.state.repo.owner)
+        };
+        let states = self.latest.values().filter(is_released);
+        let mut states: Vec<_> = states.map(|signed| signed.state.version).collect();
+        states.sort();
+        // Stored pull requests are among these where another view must get their ref; they are not held.
+        let proposals = proposals.iter().map(|proposal| proposal.id);
+        let ids = announcements.chain(states.into_iter().map(|version| version.id));
+        let held = ids.chain(proposals).filter_map(|id| self.held.get(&id));
+        held.map(|held| held.event.clone()).collect()
     }
 
     fn authorised(&self) -> Vec<EventId> {
-        let places = || self.family().into_iter().flat_map(|family| family.places.values());
-        let rules = |author: PublicKey| {
-            places().any(|p| p.presence == Presence::Stored && p.confirmed.contains(&author))
-        };
-        let states = self.ledger.family(self.identifier).filter(|entry| entry.state().is_some());
-        states.filter(|entry| rules(entry.author())).map(Entry::id).collect()
+        let served = self.repos().filter(|(_, repo)| repo.presence == Presence::Stored);
+        let maintainers: BTreeSet<_> = served.flat_map(|(_, repo)| &repo.maintainers).collect();
+        let states = self.held.of(self.identifier).filter(|held| held.state().is_some());
+        states.filter(|held| maintainers.contains(&held.author())).map(HeldEvent::id).collect()
     }
 
-    fn is_released(&self, signed: &Signed<'_>) -> bool {
-        let author = &signed.state.repo.owner;
-        signed.presence == Presence::Held
-            && self.family().is_some_and(|family| family.is_ruled_by(author))
-    }
-
-    /// Whatever is served and should no longer be. It is kept: what it lacks may come back.
-    fn withdrawals(&self) -> Vec<Arc<Event>> {
-        self.unfilled().chain(self.unruling()).collect()
-    }
-
-    /// States that are served although their author may sign for nothing here.
-    fn unruling(&self) -> impl Iterator<Item = Arc<Event>> {
-        let rules = |author| self.family().is_some_and(|family| family.is_ruled_by(author));
-        let own = |event: &Arc<Event>| {
+    /// Returns the stored states whose author maintains nothing here.
+    fn unauthorised(&self) -> impl Iterator<Item = Arc<Event>> {
+        let is_own = |event: &Arc<Event>| {
             State::parse(event).is_ok_and(|state| state.repo.identifier == *self.identifier)
         };
         let states = self.survey.states.iter();
-        states.filter(move |event| own(event) && !rules(&event.pubkey)).cloned()
+        states.filter(move |event| is_own(event) && !self.has_maintainer(&event.pubkey)).cloned()
     }
 
-    /// Announcements that are served although nobody who may has signed what their view should show.
+    /// Returns the stored announcements whose view has no state to show.
     fn unfilled(&self) -> impl Iterator<Item = Arc<Event>> {
-        let places = self.family().into_iter().flat_map(|family| &family.places);
-        let unfilled: BTreeSet<EventId> = places
-            .filter(|(repo, place)| {
-                place.presence == Presence::Stored && !self.winners.contains_key(repo)
-            })
-            .map(|(_, place)| place.announced_by)
-            .collect();
+        let unfilled = self.repos().filter(|(id, repo)| {
+            repo.presence == Presence::Stored && !self.winners.contains_key(id)
+        });
+        let unfilled: BTreeSet<EventId> = unfilled.map(|(_, repo)| repo.announced_by).collect();
         let stored = self.stored.announcements.iter().map(|(_, event)| event);
         stored.filter(move |event| unfilled.contains(&event.id)).cloned()
     }
 }
 
+/// Pull requests: served once their tip is in a view that they are addressed to, and from there in all of them.
+impl Judgement<'_> {
+    /// Returns the refs to set: for pull requests that can be released, and for stored ones where a view lacks them.
+    fn proposals(&self) -> Vec<ProposalRef> {
+        let held = self.held.of(self.identifier).filter_map(|held| self.release(held));
+        let spread = self.stored.proposals.iter().filter_map(|proposal| self.spread(proposal));
+        let mut authors: BTreeMap<PublicKey, BTreeSet<EventId>> = BTreeMap::new();
+        for proposal in &self.stored.proposals {
+            authors.entry(proposal.author).or_default().insert(proposal.id);
+        }
+        let in_view =
+            |refs: &BTreeMap<RefName, Oid>| refs.keys().filter_map(RefName::event).count();
+        let mut in_view = self.survey.views.values().map(in_view).max().unwrap_or(0);
+        // The pull requests of maintainers are not limited.
+        let mut fits = |proposal: &ProposalRef| {
+            if self.has_maintainer(&proposal.author) {
+                return true;
+            }
+            let of_author = authors.entry(proposal.author).or_default();
+            let is_counted = of_author.contains(&proposal.id);
+            let fits = (is_counted || of_author.len() < MAX_PROPOSALS_PER_AUTHOR)
+                && in_view < MAX_PROPOSALS_PER_VIEW;
+            if fits {
+                of_author.insert(proposal.id);
+                in_view += 1;
+            }
+            fits
+        };
+        held.chain(spread).filter(|proposal| fits(proposal)).collect()
+    }
+
+    fn release(&self, held: &HeldEvent) -> Option<ProposalRef> {
+        let proposal = held.proposal()?;
+        let (id, author, tip) = (proposal.id, proposal.author, proposal.tip);
+        let uploads = self.staging.of(&id).into_iter();
+        let staged = uploads.flat_map(|uploads| uploads.targets_of(self.policy, proposal));
+        let staged: Vec<PushTarget> = staged.cloned().collect();
+        let is_here = !staged.is_empty() || self.survey.complete.contains(&id);
+        if !is_here || self.end_reason(held).is_some() {
+            return None;
+        }
+        let repos = self.served_and_addressed(proposal);
+        // A contributor's repository has only what was pushed to it.
+        let is_contributors = |target: &PushTarget| matches!(target, PushTarget::Contributor(_));
+        let has_place = !repos.is_empty() || staged.iter().any(is_contributors);
+        let families = held.identifiers().into_iter().cloned().collect();
+        has_place.then_some(ProposalRef { id, author, tip, repos, families, staged })
+    }
+
+    /// Returns the refs of a stored pull request in views that have become relevant since.
+    fn spread(&self, proposal: &Proposal) -> Option<ProposalRef> {
+        let (id, author, tip) = (proposal.id, proposal.author, proposal.tip);
+        let mut repos = self.served_and_addressed(proposal);
+        repos.retain(|repo| {
+            let view = self.survey.views.get(repo);
+            repo.identifier == *self.identifier
+                && view.is_none_or(|refs| tip_of(refs, id) != Some(tip))
+        });
+        let named = proposal.repos.iter().map(|repo| &repo.identifier).take(MAX_IDENTIFIERS);
+        let families = named.chain([self.identifier]).cloned().collect();
+        let staged = Vec::new();
+        (!repos.is_empty()).then_some(ProposalRef { id, author, tip, repos, families, staged })
+    }
+
+    /// Returns the repositories that a pull request is addressed to and that are served, or will be with this plan.
+    fn served_and_addressed(&self, proposal: &Proposal) -> BTreeSet<RepoId> {
+        let families = self.families.iter();
+        let addressed = families.flat_map(|(name, family)| family.addressed_by(name, proposal));
+        let served = addressed.filter(|(id, repo)| match id.identifier == *self.identifier {
+            true => self.winners.contains_key(id),
+            false => repo.presence == Presence::Stored,
+        });
+        served.map(|(id, _)| id.clone()).collect()
+    }
+}
+
 fn families<'a>(
     policy: &Policy,
-    ledger: &'a Ledger,
+    held: &'a HeldEvents,
     identifier: &'a Identifier,
-    stored: &'a Stored,
-) -> BTreeMap<&'a Identifier, Family> {
+    stored: &'a StoredEvents,
+) -> BTreeMap<&'a Identifier, HostedRepos> {
     let mut known: BTreeMap<&Identifier, Vec<(&Announcement, Presence)>> = BTreeMap::new();
     for (announcement, _) in &stored.announcements {
         let family = known.entry(&announcement.repo.identifier).or_default();
         family.push((announcement, Presence::Stored));
     }
     known.entry(identifier).or_default();
-    let kept = |identifier| ledger.family(identifier).filter_map(Entry::announcement);
-    known
-        .into_iter()
-        .map(|(identifier, mut known)| {
-            known.extend(kept(identifier).map(|announcement| (announcement, Presence::Held)));
-            (identifier, Family::new(policy, known))
-        })
-        .collect()
+    let held = |identifier| held.of(identifier).filter_map(HeldEvent::announcement);
+    let family = |(identifier, mut known): (&'a Identifier, Vec<_>)| {
+        known.extend(held(identifier).map(|announcement| (announcement, Presence::Held)));
+        (identifier, HostedRepos::new(policy, known))
+    };
+    known.into_iter().map(family).collect()
 }
 
-/// Each author's latest state among the stored ones and the kept ones that are complete.
+/// Returns each author's latest state among the stored ones and the held ones that are complete.
 fn latest<'a>(
-    ledger: &'a Ledger,
+    held: &'a HeldEvents,
     identifier: &'a Identifier,
     survey: &'a Survey,
-    stored: &'a Stored,
-) -> BTreeMap<PublicKey, Signed<'a>> {
+    stored: &'a StoredEvents,
+) -> BTreeMap<PublicKey, CompleteState<'a>> {
     let of_family = stored.states.iter().filter(|state| state.repo.identifier == *identifier);
-    let stored = of_family.map(|state| Signed { state, presence: Presence::Stored });
-    let kept = ledger.family(identifier).filter_map(Entry::state);
-    let complete = kept
+    let stored = of_family.map(|state| CompleteState { state, presence: Presence::Stored });
+    let complete = held
+        .of(identifier)
+        .filter_map(HeldEvent::state)
         .filter(|state| survey.complete.contains(&state.version.id) && state.tips().is_some())
-        .map(|state| Signed { state, presence: Presence::Held });
-    let mut latest: BTreeMap<PublicKey, Signed<'a>> = BTreeMap::new();
+        .map(|state| CompleteState { state, presence: Presence::Held });
+    let mut latest: BTreeMap<PublicKey, CompleteState<'a>> = BTreeMap::new();
     for signed in stored.chain(complete) {
-        let author = signed.state.repo.owner;
-        let best = latest.entry(author).or_insert(signed);
+        let best = latest.entry(signed.state.repo.owner).or_insert(signed);
         if signed.state.version > best.state.version {
             *best = signed;
         }
@@ -302,23 +422,21 @@ fn latest<'a>(
     latest
 }
 
-/// Whether a version is stored, or a better one is.
-fn superseded(version: Version, stored: impl Iterator<Item = Version>) -> Option<Why> {
-    let best = stored.max()?;
-    match best.cmp(&version) {
-        std::cmp::Ordering::Greater => Some(Why::Superseded),
-        std::cmp::Ordering::Equal => Some(Why::Served),
+/// Returns the end of a held version if it or a better one is stored.
+fn superseded(version: Version, stored: impl Iterator<Item = Version>) -> Option<EndReason> {
+    match stored.max()?.cmp(&version) {
+        std::cmp::Ordering::Greater => Some(EndReason::Superseded),
+        std::cmp::Ordering::Equal => Some(EndReason::Served),
         std::cmp::Ordering::Less => None,
     }
 }
 
-/// The refs that states rule.
-fn ruled(refs: &BTreeMap<RefName, Oid>) -> impl Iterator<Item = (&RefName, &Oid)> {
-    refs.iter().filter(|(name, _)| name.is_branch_or_tag())
+/// Returns the refs that states decide about.
+fn branches_and_tags(refs: &BTreeMap<RefName, Oid>) -> BTreeMap<RefName, Oid> {
+    let decided = refs.iter().filter(|(name, _)| name.is_branch_or_tag());
+    decided.map(|(name, oid)| (name.clone(), *oid)).collect()
 }
 
-/// Whether a view shows exactly what a state declares.
-fn shows(refs: &BTreeMap<RefName, Oid>, state: &State) -> bool {
-    let ruled = ruled(refs).map(|(name, oid)| (name.clone(), *oid)).collect();
-    state.is_realised_by(&ruled)
+fn tip_of(refs: &BTreeMap<RefName, Oid>, id: EventId) -> Option<Oid> {
+    refs.iter().find(|(name, _)| name.event() == Some(id)).map(|(_, tip)| *tip)
 }

@@ -1,6 +1,7 @@
-//! What others may ask of purgatory.
+//! Questions that other components ask purgatory.
 
 use std::collections::BTreeSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use grasp_core::admission::{KnownAnnouncement, Presence};
@@ -8,301 +9,371 @@ use grasp_core::maintainers::{MaintainerSets, maintainer_lists};
 use grasp_core::nip34::{Announcement, Proposal, State};
 use grasp_core::push::Candidate;
 use grasp_core::resources::Claimant;
-use grasp_core::{CloneUrl, Identifier, Oid, RepoId};
+use grasp_core::{CloneUrl, Identifier, Oid, RepoId, ServiceIdentity};
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
 use nostr::types::Timestamp;
 
-use super::Purgatory;
-use super::books::Room;
-use super::desk::Pass;
-use super::entry::{Entry, Phase, What};
-use super::hold::Admission;
-use super::places::some_places;
+use super::held::{Content, HeldEvent};
+use super::io::HoldOutcome;
+use super::{PassNumber, Phase, Purgatory};
 
-/// One event in want of objects, and where they may be.
+/// Maintainers whose announcements are read for one event, counted with repetitions; no honest repository has as many.
+const MAX_MAINTAINERS_READ: usize = 4_096;
+
+/// Addresses that one event makes the hunter visit at a time.
+const MAX_ADDRESSES: usize = 32;
+
+/// Addresses at the beginning of a list that are always selected.
+const FIRST_ADDRESSES: usize = MAX_ADDRESSES / 2;
+
+/// Addresses at the beginning of a list that are read. Of longer lists, a window that changes with time is read too.
+const ADDRESSES_READ: usize = 128;
+
+/// One event in want of objects, and the servers that may have them.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
 pub struct Want {
-    /// The event.
     pub id: EventId,
-    /// Whether it is hunted for or only looked for once an hour.
     pub phase: Phase,
-    /// Its tips; for a pull request the one that others have under `refs/nostr/<id>`.
+    /// The event's tips; other servers have that of a pull request under `refs/nostr/<id>`.
     pub tips: Vec<Oid>,
-    /// Git servers that the repository's keepers name: its author's first, each once, never ourselves.
+    /// Git servers that the repository's maintainers name: the author's first, each once, never this one.
     pub trusted: Vec<CloneUrl>,
     /// Git servers that only the author of a pull request names.
     pub untrusted: Vec<CloneUrl>,
 }
 
-/// A pull request that waits for its tip.
+/// A pull request that waits for its tip. It is complete once one of the families has the tip with its whole history.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KeptProposal {
-    /// The pull request.
+#[allow(missing_docs, reason = "the names say it all")]
+pub struct HeldProposal {
     pub id: EventId,
-    /// The tip.
     pub tip: Oid,
-    /// It is complete once the tip is in one of these families, with its whole history.
     pub families: BTreeSet<Identifier>,
 }
 
-/// How much of what is here.
+/// The numbers of held events, uploads and tasks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Announcements that wait.
+    /// Waiting announcements.
     pub announcements: usize,
-    /// States that wait.
+    /// Waiting states.
     pub states: usize,
-    /// Pull requests and updates that wait.
+    /// Waiting pull requests and updates.
     pub proposals: usize,
-    /// Whatever expired and is remembered.
-    pub shelved: usize,
+    /// Expired events.
+    pub expired: usize,
     /// Uploads that wait for their event.
     pub staged: usize,
-    /// What the waiting events take in memory, roughly.
+    /// Approximate memory of the waiting events.
     pub bytes: u64,
-    /// What the uploads take on disk.
+    /// Size of the uploads on disk.
     pub staged_bytes: u64,
-    /// Chores that are owed.
-    pub owed: usize,
+    /// Pending cleanup tasks.
+    pub pending_tasks: usize,
 }
 
-/// For admission.
-/// Whose places are looked at for one event, counted with repetitions; far more than keep any repository together.
-const MOST_FELLOWS: usize = 4_096;
-
+/// Queries of admission.
 impl Purgatory {
-    /// Whether an event is known here, so that it need not be offered again.
-    ///
-    /// States and pull requests on the shelf are not: whoever brings one again has a reason.
+    /// Returns whether an event is known, so that it need not be offered again. Expired states and pull requests are
+    /// not: a client that sends one again has a reason.
     pub fn holds(&self, id: &EventId) -> bool {
-        let known = |entry: &Entry| entry.phase == Phase::Waiting || entry.announcement().is_some();
-        self.ledger.entry(id).is_some_and(known)
+        let is_known = |held: &HeldEvent| held.is_waiting() || held.announcement().is_some();
+        self.held.get(id).is_some_and(is_known)
     }
 
-    /// Whether an event is kept here, in whatever phase.
-    pub fn keeps(&self, id: &EventId) -> bool {
-        self.ledger.entry(id).is_some()
+    /// Returns whether an event is held in any phase.
+    pub fn contains(&self, id: &EventId) -> bool {
+        self.held.get(id).is_some()
     }
 
-    /// The announcements kept under an identifier. Expired ones still count: a new state revives them.
+    /// Returns the held announcements of an identifier. Expired ones count: a new state renews them.
     pub fn announcements(&self, identifier: &Identifier) -> Vec<KnownAnnouncement> {
-        let kept = self.ledger.family(identifier).filter_map(Entry::announcement);
+        let held = self.held.of(identifier).filter_map(HeldEvent::announcement);
         let known = |announcement: &Announcement| KnownAnnouncement {
             announcement: announcement.clone(),
             presence: Presence::Held,
         };
-        kept.map(known).collect()
+        held.map(known).collect()
     }
 
-    /// Whether an event could wait here that is about nothing served yet.
-    pub fn room_for(&self, event: &Arc<Event>) -> Room {
-        let entry = Entry::new(event.clone(), Phase::Waiting, self.now.unix, self.now.unix);
-        let admission = |entry| Admission::of(&self.config, &self.ledger, &entry, Presence::Held);
-        match entry.map(admission) {
-            Some(Admission::Full) => Room::Full,
-            _ => Room::Free,
-        }
+    /// Returns whether an event could be held that is about nothing served yet.
+    pub fn has_room_for(&self, event: &Arc<Event>) -> bool {
+        let new = HeldEvent::new(event.clone(), Phase::Waiting, self.now.unix, self.now.unix);
+        let check = |new| self.held.check(&self.config, &new, Presence::Held);
+        new.map(check) != Some(Err(HoldOutcome::Full))
     }
 }
 
-/// For pushes.
+/// Queries of pushes.
 impl Purgatory {
-    /// The states kept under an identifier, each of which a push may realise and a survey may find complete.
+    /// Returns the held states of an identifier, each of which a push may realise and a survey may find complete.
     pub fn candidates(&self, identifier: &Identifier) -> Vec<Candidate> {
-        let kept = self.ledger.family(identifier).filter_map(Entry::state);
-        let candidate =
-            |state: &_| Candidate { state: Clone::clone(state), presence: Presence::Held };
-        kept.map(candidate).collect()
+        let states = self.held.of(identifier).filter_map(HeldEvent::state).cloned();
+        states.map(|state| Candidate { state, presence: Presence::Held }).collect()
     }
 
-    /// The pull requests kept under an identifier.
-    pub fn proposals(&self, identifier: &Identifier) -> Vec<KeptProposal> {
-        let kept = self.ledger.family(identifier).filter_map(|entry| {
-            let tip = entry.proposal()?.tip;
-            let families = entry.identifiers().into_iter();
-            let families = families.filter(|name| !self.vacant.contains(*name)).cloned().collect();
-            Some(KeptProposal { id: entry.id(), tip, families })
+    /// Returns the held pull requests of an identifier.
+    pub fn proposals(&self, identifier: &Identifier) -> Vec<HeldProposal> {
+        let proposals = self.held.of(identifier).filter_map(|held| {
+            let tip = held.proposal()?.tip;
+            let names = held.identifiers().into_iter();
+            let families = names.filter(|name| !self.releases.is_vacant(name)).cloned().collect();
+            Some(HeldProposal { id: held.id(), tip, families })
         });
-        kept.collect()
+        proposals.collect()
     }
 
-    /// The tips of all states and pull requests that are kept under an identifier.
+    /// Returns the tips of all held states and pull requests of an identifier.
     pub fn wanted_tips(&self, identifier: &Identifier) -> BTreeSet<Oid> {
-        let states = self.ledger.family(identifier).filter_map(Entry::state);
+        let states = self.held.of(identifier).filter_map(HeldEvent::state);
         let states = states.filter_map(State::tips).flatten();
-        let proposals = self.ledger.family(identifier).filter_map(Entry::proposal);
+        let proposals = self.held.of(identifier).filter_map(HeldEvent::proposal);
         states.chain(proposals.map(|proposal| proposal.tip)).collect()
     }
 
-    /// The tip of a pull request that is kept here.
+    /// Returns the tip of a held pull request.
     pub fn tip_of(&self, id: &EventId) -> Option<Oid> {
-        self.ledger.entry(id)?.proposal().map(|proposal| proposal.tip)
+        self.proposal(id).map(|proposal| proposal.tip)
     }
 
-    /// A pull request that is kept here.
+    /// Returns a held pull request.
     pub fn proposal(&self, id: &EventId) -> Option<&Proposal> {
-        self.ledger.entry(id)?.proposal()
+        self.held.get(id)?.proposal()
     }
 
-    /// Whether an event that waits here asks for the view of a repository.
+    /// Returns whether a waiting announcement asks for the view of a repository.
     pub fn has_view(&self, repo: &RepoId) -> bool {
-        self.ledger.announcement(repo).is_some_and(|entry| entry.phase == Phase::Waiting)
+        self.held.has_view(repo)
     }
 
-    /// Whether an upload that was pushed for an event is accounted for: it waits here, or its event does.
+    /// Returns whether an upload is accounted for: it waits in staging, or its event is held.
     pub fn keeps_upload(&self, id: &EventId, tip: &Oid) -> bool {
-        let staged = self.ledger.staging().of(id);
+        let staged = self.staging.of(id);
         staged.is_some_and(|staged| staged.tips.contains_key(tip)) || self.tip_of(id) == Some(*tip)
     }
 
-    /// The passes after which it is clear what becomes of an event for now, each with the identifier that it is about.
-    /// None if it is gone from here, or nothing is going on that could release it.
-    pub fn passes_for(&self, id: &EventId) -> Vec<(Identifier, Pass)> {
-        let names = self.ledger.entry(id).map(Entry::identifiers).unwrap_or_default();
-        names.into_iter().filter_map(|name| Some((name.clone(), self.awaited(name)?))).collect()
+    /// Returns the passes that decide about an event for now, each with its identifier. Empty if the event is not held,
+    /// or nothing is going on that could release it.
+    pub fn passes_for(&self, id: &EventId) -> Vec<(Identifier, PassNumber)> {
+        let names = self.held.get(id).map(HeldEvent::identifiers).unwrap_or_default().into_iter();
+        names.filter_map(|name| Some((name.clone(), self.pending_pass(name)?))).collect()
     }
 
-    /// The pass that sees all that has happened under an identifier so far, if one runs or follows. Once it has ended,
-    /// what a push brought is served, if it can be. Whatever happens later does not delay that.
-    pub fn awaited(&self, identifier: &Identifier) -> Option<Pass> {
-        self.desks.get(identifier)?.awaited()
+    /// Returns the pass that sees everything that has happened under an identifier so far, if one runs or follows.
+    /// Once it has ended, the data of a push is served if it can be. Later changes do not delay that.
+    pub fn pending_pass(&self, identifier: &Identifier) -> Option<PassNumber> {
+        self.releases.pending_pass(identifier)
     }
 
-    /// Whether a pass under an identifier has ended, however it did.
-    pub fn has_ended(&self, identifier: &Identifier, pass: Pass) -> bool {
-        self.desks.get(identifier).is_none_or(|desk| desk.has_ended(pass))
+    /// Returns whether a pass under an identifier has ended, with or without success.
+    pub fn pass_ended(&self, identifier: &Identifier, pass: PassNumber) -> bool {
+        self.releases.pass_ended(identifier, pass)
     }
 }
 
-/// For the driver and the hunter.
+/// Queries of the driver and the hunter.
 impl Purgatory {
-    /// The identifiers whose stored announcements a survey of one must show: those that its pull requests are
-    /// addressed to.
+    /// Returns the identifiers whose stored announcements a survey must contain: its own, and those that its pull
+    /// requests are addressed to.
     pub fn scope(&self, identifier: &Identifier) -> BTreeSet<Identifier> {
-        let proposals = self.ledger.family(identifier).filter(|entry| entry.proposal().is_some());
-        let others = proposals.flat_map(Entry::identifiers);
-        let others = others.filter(|name| !self.vacant.contains(*name)).cloned();
+        let proposals = self.held.of(identifier).filter(|held| held.proposal().is_some());
+        let others = proposals.flat_map(HeldEvent::identifiers);
+        let others = others.filter(|name| !self.releases.is_vacant(name)).cloned();
         others.chain([identifier.clone()]).collect()
     }
 
-    /// Everything that is kept under an identifier, for the store to say what it would refuse.
-    pub fn kept(&self, identifier: &Identifier) -> Vec<Arc<Event>> {
-        self.ledger.family(identifier).map(|entry| entry.event.clone()).collect()
+    /// Returns the held events of an identifier, for the store to check which it would refuse.
+    pub fn held_events(&self, identifier: &Identifier) -> Vec<Arc<Event>> {
+        self.held.of(identifier).map(|held| held.event.clone()).collect()
     }
 
-    /// The announcement of a repository that waits for git data.
+    /// Returns the waiting announcement of a repository.
     pub fn held_announcement(&self, repo: &RepoId) -> Option<Arc<Event>> {
-        let entry = self.ledger.announcement(repo)?;
-        (entry.phase == Phase::Waiting).then(|| entry.event.clone())
+        let held = self.held.announcement(repo).filter(|held| held.is_waiting());
+        held.map(|held| held.event.clone())
     }
 
-    /// Every announcement that waits for git data.
+    /// Returns every waiting announcement.
     pub fn held_announcements(&self) -> Vec<Arc<Event>> {
-        let waiting =
-            |entry: &&Entry| entry.phase == Phase::Waiting && entry.announcement().is_some();
-        self.ledger.entries().filter(waiting).map(|entry| entry.event.clone()).collect()
+        let waiting = |held: &&HeldEvent| held.is_waiting() && held.announcement().is_some();
+        self.held.iter().filter(waiting).map(|held| held.event.clone()).collect()
     }
 
-    /// Every upload that waits for its event. Whatever else is in staging at a start was never accounted for.
+    /// Returns every upload that waits for its event. Other data in staging at a start was never accounted for.
     pub fn staged(&self) -> BTreeSet<(EventId, Oid)> {
-        let staged = self.ledger.staging().iter();
+        let staged = self.staging.iter();
         staged.flat_map(|(id, uploads)| uploads.tips.keys().map(|tip| (*id, *tip))).collect()
     }
 
-    /// For whom some objects are wanted under an identifier, and whether it is a pull request. States come first;
-    /// `None` if nothing that is kept wants them.
+    /// Returns the claimant of objects that an identifier wants, and whether a pull request wants them. States come
+    /// first; `None` if no held event wants them.
     pub fn wanted_for(
         &self,
         identifier: &Identifier,
         oids: &BTreeSet<Oid>,
     ) -> Option<(Claimant, bool)> {
-        let wants = |entry: &&Entry| match &entry.what {
-            What::Announcement(_) => false,
-            What::State(state) => state.tips().is_some_and(|t| t.iter().any(|o| oids.contains(o))),
-            What::Proposal(proposal) => oids.contains(&proposal.tip),
+        let wants = |held: &&HeldEvent| match &held.content {
+            Content::Announcement(_) => false,
+            Content::State(state) => {
+                state.tips().is_some_and(|tips| tips.iter().any(|oid| oids.contains(oid)))
+            }
+            Content::Proposal(proposal) => oids.contains(&proposal.tip),
         };
-        let wanting = self.ledger.family(identifier).filter(wants);
-        let entry = wanting.min_by_key(|entry| entry.proposal().is_some())?;
-        let claimant = Claimant::default().signed_by(entry.author());
-        let has_authority = self.room.has_authority(&entry.id());
+        let wanting = self.held.of(identifier).filter(wants);
+        let held = wanting.min_by_key(|held| held.proposal().is_some())?;
+        let claimant = Claimant::default().signed_by(held.author());
+        let has_authority = self.held.has_authority(&held.id());
         let claimant = if has_authority { claimant.with_authority() } else { claimant };
-        Some((claimant, entry.proposal().is_some()))
+        Some((claimant, held.proposal().is_some()))
     }
 
-    /// Every identifier with something that wants objects in a phase.
+    /// Returns every identifier with an event of a phase that wants objects.
     pub fn wanting(&self, phase: Phase) -> BTreeSet<Identifier> {
-        let wanting = |entry: &&Entry| entry.phase == phase && entry.announcement().is_none();
-        let entries = self.ledger.entries().filter(wanting);
-        entries.flat_map(Entry::identifiers).cloned().collect()
+        let wanting = |held: &&HeldEvent| held.phase == phase && held.announcement().is_none();
+        let events = self.held.iter().filter(wanting);
+        events.flat_map(HeldEvent::identifiers).cloned().collect()
     }
 
-    /// What is wanted under an identifier, and where to look. `stored` are its stored announcements.
+    /// Returns the objects that an identifier wants and the servers that may have them. `stored` are its stored
+    /// announcements.
     pub fn wants(&self, identifier: &Identifier, stored: &[Announcement]) -> Vec<Want> {
-        let kept = self.ledger.family(identifier).filter_map(Entry::announcement);
-        let known: Vec<&Announcement> = stored.iter().chain(kept).collect();
-        let maintainer_lists = maintainer_lists(known.iter().copied());
-        let circles = MaintainerSets::new(self.policy.model, &maintainer_lists);
-        let circles: Vec<_> = maintainer_lists.keys().map(|owner| circles.of(owner)).collect();
-        let entries = self.ledger.family(identifier);
-        entries.filter_map(|entry| self.want(entry, &known, &circles)).collect()
+        let held = self.held.of(identifier).filter_map(HeldEvent::announcement);
+        let known: Vec<&Announcement> = stored.iter().chain(held).collect();
+        let lists = maintainer_lists(known.iter().copied());
+        let sets = MaintainerSets::new(self.policy.model, &lists);
+        let sets: Vec<_> = lists.keys().map(|owner| sets.of(owner)).collect();
+        self.held.of(identifier).filter_map(|held| self.want(held, &known, &sets)).collect()
     }
 
     fn want(
         &self,
-        entry: &Entry,
+        held: &HeldEvent,
         known: &[&Announcement],
-        circles: &[BTreeSet<PublicKey>],
+        sets: &[BTreeSet<PublicKey>],
     ) -> Option<Want> {
-        let (keepers, tips, untrusted) = match &entry.what {
-            What::Announcement(_) => return None,
-            What::State(state) => (BTreeSet::from([entry.author()]), state.tips()?, &[][..]),
-            What::Proposal(proposal) => {
-                let keepers = proposal.repos.iter().map(|repo| repo.owner).collect();
-                (keepers, vec![proposal.tip], &proposal.clone[..])
+        let (owners, tips, untrusted) = match &held.content {
+            Content::Announcement(_) => return None,
+            Content::State(state) => (BTreeSet::from([held.author()]), state.tips()?, &[][..]),
+            Content::Proposal(proposal) => {
+                let owners = proposal.repos.iter().map(|repo| repo.owner).collect();
+                (owners, vec![proposal.tip], &proposal.clone[..])
             }
         };
-        // Where the keepers, and those they keep repositories with, say that the repository is.
-        let shared = circles.iter().filter(|circle| !circle.is_disjoint(&keepers));
-        let fellows: BTreeSet<_> = shared.flatten().take(MOST_FELLOWS).collect();
-        let own = known.iter().filter(|a| keepers.contains(&a.repo.owner));
-        let of_fellows = known.iter().filter(|a| fellows.contains(&a.repo.owner));
+        // The addresses that the owners announce, then those of the other maintainers.
+        let shared = sets.iter().filter(|set| !set.is_disjoint(&owners));
+        let maintainers: BTreeSet<_> = shared.flatten().take(MAX_MAINTAINERS_READ).collect();
+        let own = known.iter().filter(|a| owners.contains(&a.repo.owner));
+        let others = known.iter().filter(|a| maintainers.contains(&a.repo.owner));
         let (service, now) = (&self.policy.service, self.now.unix);
-        let trusted = some_places(own.chain(of_fellows).flat_map(|a| &a.clone), service, now);
-        let mut untrusted = some_places(untrusted.iter(), service, now);
+        let trusted = select_addresses(own.chain(others).flat_map(|a| &a.clone), service, now);
+        let mut untrusted = select_addresses(untrusted.iter(), service, now);
         untrusted.retain(|url| !trusted.contains(url));
-        Some(Want { id: entry.id(), phase: entry.phase, tips, trusted, untrusted })
+        Some(Want { id: held.id(), phase: held.phase, tips, trusted, untrusted })
     }
 
-    /// When the first of what waits under an identifier expires, if anything waits.
+    /// Returns the next time at which a waiting event of an identifier expires.
     pub fn expires(&self, identifier: &Identifier) -> Option<Timestamp> {
-        let waiting = |entry: &&Entry| entry.phase == Phase::Waiting;
-        self.ledger.family(identifier).filter(waiting).map(|entry| entry.until).min()
+        let waiting = self.held.of(identifier).filter(|held| held.is_waiting());
+        waiting.map(|held| held.until).min()
     }
 
-    /// How many of those that wait expire by then.
+    /// Returns the number of waiting events that expire by then.
     pub fn expiring(&self, by: Timestamp) -> usize {
-        self.ledger.deadlines(Phase::Waiting).take_while(|(end, _)| *end <= by).count()
+        self.held.deadlines(Phase::Waiting).take_while(|(end, _)| *end <= by).count()
     }
 
-    /// How much of what is here.
+    /// Returns the numbers of held events, uploads and tasks.
     pub fn counts(&self) -> Counts {
-        let (books, staged) = (self.ledger.books(), self.ledger.staging().usage());
+        let (usage, staged) = (self.held.usage(), self.staging.usage());
         let mut counts = Counts {
-            shelved: books.shelved().count,
-            bytes: books.waiting().bytes,
+            expired: usage.expired.count,
+            bytes: usage.waiting.bytes,
             staged: staged.count,
             staged_bytes: staged.bytes,
-            owed: self.ledger.owed().len(),
+            pending_tasks: self.tasks.iter().len(),
             ..Counts::default()
         };
-        for entry in self.ledger.entries().filter(|entry| entry.phase == Phase::Waiting) {
-            *match entry.what {
-                What::Announcement(_) => &mut counts.announcements,
-                What::State(_) => &mut counts.states,
-                What::Proposal(_) => &mut counts.proposals,
+        for held in self.held.iter().filter(|held| held.is_waiting()) {
+            *match held.content {
+                Content::Announcement(_) => &mut counts.announcements,
+                Content::State(_) => &mut counts.states,
+                Content::Proposal(_) => &mut counts.proposals,
             } += 1;
         }
         counts
+    }
+}
+
+/// Selects addresses of git servers, each once and never this service's own.
+///
+/// Of a list that is longer than the limit, selects its beginning and each time another window of the rest: ten
+/// thousand addresses cost no more than a few, and none of them is left out for ever.
+pub fn select_addresses<'a>(
+    urls: impl Iterator<Item = &'a CloneUrl> + Clone,
+    service: &ServiceIdentity,
+    now: Timestamp,
+) -> Vec<CloneUrl> {
+    let mut seen = BTreeSet::new();
+    let beyond = urls.clone().skip(ADDRESSES_READ).count();
+    let window = urls.clone().skip(ADDRESSES_READ + draw(now, beyond)).take(MAX_ADDRESSES);
+    let mut selected: Vec<_> =
+        urls.take(ADDRESSES_READ).chain(window).filter(|url| seen.insert(*url)).collect();
+    if selected.len() > MAX_ADDRESSES {
+        let mut rest = selected.split_off(FIRST_ADDRESSES);
+        let first = draw(now, rest.len());
+        rest.rotate_left(first);
+        selected.extend(rest.into_iter().take(MAX_ADDRESSES - FIRST_ADDRESSES));
+    }
+    selected.retain(|url| !service.is_own_url(url.as_str()));
+    selected.into_iter().cloned().collect()
+}
+
+/// Returns a number below this one, another every second.
+fn draw(now: Timestamp, below: usize) -> usize {
+    let mut hasher = DefaultHasher::new();
+    (now.as_secs(), below).hash(&mut hasher);
+    let drawn = hasher.finish().checked_rem(below as u64).unwrap_or_default();
+    usize::try_from(drawn).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn service() -> ServiceIdentity {
+        "git.example.com".parse().unwrap()
+    }
+
+    fn urls(count: usize) -> Vec<CloneUrl> {
+        (0..count).map(|n| format!("https://h{n}.example.com/x").parse().unwrap()).collect()
+    }
+
+    fn at(urls: &[CloneUrl], second: u64) -> Vec<CloneUrl> {
+        select_addresses(urls.iter(), &service(), Timestamp::from_secs(second))
+    }
+
+    #[test]
+    fn a_short_list_is_taken_whole_in_its_order_each_once_and_without_ourselves() {
+        let urls = urls(20);
+        let us: CloneUrl = "https://git.example.com/x/y.git".parse().unwrap();
+        let twice: Vec<_> = urls.iter().chain([&us]).chain(&urls).cloned().collect();
+        assert_eq!(at(&twice, 7), urls);
+    }
+
+    #[test]
+    fn a_long_list_costs_no_more_and_nothing_of_it_is_passed_over_for_ever() {
+        for count in [33, 100, 128, 129, 1_000] {
+            let urls = urls(count);
+            let mut seen = BTreeSet::new();
+            for second in 0..2_000 {
+                let places = at(&urls, second * 120);
+                assert_eq!(places.len(), MAX_ADDRESSES);
+                assert_eq!(places[..FIRST_ADDRESSES], urls[..FIRST_ADDRESSES]);
+                seen.extend(places);
+            }
+            assert!(seen.len() * 100 >= count * 95, "{} of {count}", seen.len());
+        }
     }
 }

@@ -1,227 +1,292 @@
-//! The way out: survey, refs, events, and only then is anything gone from here.
+//! The releases under way: one per identifier, in a circle of survey, refs and events. None of it outlives the process.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use grasp_core::Identifier;
+use grasp_core::{Identifier, Mono};
 use nostr::event::{Event, EventId};
+use nostr::types::Timestamp;
 
-use super::Purgatory;
-use super::desk::{Job, Pass, Step};
-use super::entry::{Entry, Phase, What, Why};
-use super::judge::{self, Plan};
-use super::output::{Chore, Output, Report, Stage, Turn};
-use crate::journal::Record;
+use super::io::{Output, Outputs, ProposalRef, Report, Stage, Survey, ViewTarget};
 
-impl Purgatory {
-    /// Has an identifier looked at, now or as soon as the step that runs there has ended.
-    pub(super) fn ask(&mut self, out: &mut Turn, identifier: &Identifier) {
-        let number = self.number_pass();
-        let desk = self.desks.entry(identifier.clone()).or_default();
-        desk.retry = None;
-        match desk.step {
-            Step::Idle => {
-                desk.step = Step::Surveying;
-                desk.pass = desk.next.take().unwrap_or(number);
-                out.asked.insert(identifier.clone());
-                out.act(Output::Survey { identifier: identifier.clone() });
+/// The number of one survey with all that follows from it. Later passes have higher numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PassNumber(u64);
+
+/// The work under one identifier.
+///
+/// A crash loses nothing: events are held until they are served, and the survey after the restart finds the work again.
+#[derive(Debug, Default)]
+struct Release {
+    /// The stage that was requested and has not ended, with the events that it is for.
+    running: Option<(Stage, Batch)>,
+    /// The pass that runs, or ran last.
+    pass: PassNumber,
+    /// The pass that follows, if something changed after the survey of the current one.
+    next: Option<PassNumber>,
+    fetches: usize,
+    retry_at: Option<Mono>,
+    /// Time of the first answer of a git server to the hunt that waits for permits.
+    first_answer: Option<Timestamp>,
+}
+
+/// The events that a release stores and withdraws once git is ready for it.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    pub(super) events: Vec<Arc<Event>>,
+    pub(super) withdraw: Vec<EventId>,
+}
+
+impl Release {
+    fn is_busy(&self) -> bool {
+        self.fetches > 0 || self.running.is_some()
+    }
+
+    fn is_idle(&self) -> bool {
+        !self.is_busy() && self.retry_at.is_none() && self.first_answer.is_none()
+    }
+}
+
+/// All releases under way.
+#[derive(Debug, Default)]
+pub(super) struct Releases {
+    by_identifier: BTreeMap<Identifier, Release>,
+    /// Number of the last pass.
+    passes: u64,
+    /// Identifiers of pull requests under which nothing is announced or stored.
+    vacant: BTreeSet<Identifier>,
+    expirations: Expirations,
+}
+
+impl Releases {
+    /// Requests a survey of an identifier, now or as soon as the running stage has ended.
+    pub(super) fn request(&mut self, out: &mut Outputs, identifier: &Identifier) {
+        let number = self.next_number();
+        let release = self.entry(identifier);
+        release.retry_at = None;
+        match &release.running {
+            None => {
+                release.running = Some((Stage::Survey, Batch::default()));
+                release.pass = release.next.take().unwrap_or(number);
+                out.surveyed.insert(identifier.clone());
+                out.push(Output::Survey { identifier: identifier.clone() });
             }
-            // A survey that was asked for in this very turn will see everything.
-            Step::Surveying if out.asked.contains(identifier) => {}
-            _ => _ = desk.next.get_or_insert(number),
+            // A survey that this very call requested will see everything.
+            Some((Stage::Survey, _)) if out.surveyed.contains(identifier) => {}
+            Some(_) => _ = release.next.get_or_insert(number),
         }
     }
 
-    fn number_pass(&mut self) -> Pass {
+    fn next_number(&mut self) -> PassNumber {
         self.passes += 1;
-        Pass(self.passes)
+        PassNumber(self.passes)
     }
 
-    pub(super) fn on_surveyed(
+    fn entry(&mut self, identifier: &Identifier) -> &mut Release {
+        self.by_identifier.entry(identifier.clone()).or_default()
+    }
+
+    /// Ends a stage if it is the running one, and returns its events.
+    pub(super) fn stage_ended(&mut self, identifier: &Identifier, stage: Stage) -> Option<Batch> {
+        let release = self.by_identifier.get_mut(identifier)?;
+        release.running.take_if(|(running, _)| *running == stage).map(|(_, batch)| batch)
+    }
+
+    /// Ends a stage that failed, to be tried again at this time.
+    pub(super) fn stage_failed(
         &mut self,
-        out: &mut Turn,
+        out: &mut Outputs,
         identifier: &Identifier,
-        survey: &super::Survey,
+        stage: Stage,
+        retry_at: Mono,
     ) {
-        let desk = self.desks.get_mut(identifier);
-        if desk.and_then(|desk| desk.end(Stage::Survey)).is_none() {
-            return self.ask(out, identifier);
-        }
-        match survey.is_vacant && self.ledger.family(identifier).next().is_some() {
-            true => _ = self.vacant.insert(identifier.clone()),
-            false => _ = self.vacant.remove(identifier),
-        }
-        self.endings.surveyed(identifier, survey, self.now.unix);
-        // Usually gone by now; but the hint may have been lost with the earlier run.
-        for id in &survey.refused {
-            self.withdraw(out, *id);
-        }
-        let previous = survey.previous.iter();
-        for event in previous.filter(|event| survey.complete.contains(&event.id)) {
-            self.recall(out, event);
-        }
-        let plan = judge::plan(&self.policy, &self.ledger, identifier, survey);
-        for (id, why) in &plan.gone {
-            self.forget(out, *id, *why);
-        }
-        for id in &plan.strays {
-            let keep = self.staged_tips(id);
-            self.clear(out, *id, keep, BTreeSet::from([identifier.clone()]));
-        }
-        for repo in &plan.orphans {
-            self.owe(out, Chore::RemoveView { repo: repo.clone(), at_once: true });
-        }
-        // Kept before it is withdrawn: at no time is it nowhere.
-        for event in &plan.withdraw {
-            self.record(out, self.held(event));
-        }
-        plan.authorised.iter().for_each(|id| self.room.authorise(*id));
-        self.carry_out(out, identifier, plan);
-    }
-
-    /// Takes up a state that was served before, to be released like any other.
-    fn recall(&mut self, out: &mut Turn, event: &Arc<Event>) {
-        if self.ledger.entry(&event.id).is_none() {
-            self.record(out, self.held(event));
+        if self.stage_ended(identifier, stage).is_some() {
+            self.entry(identifier).retry_at = Some(retry_at);
+            let identifier = identifier.clone();
+            out.push(Output::Report(Report::StageFailed { identifier, stage }));
         }
     }
 
-    /// The record of an event that waits from now on.
-    fn held(&self, event: &Arc<Event>) -> Record {
-        let (since, until) = (self.now.unix, self.end_of_wait());
-        Record::Held { event: event.clone(), phase: Phase::Waiting, since, until }
-    }
-
-    fn carry_out(&mut self, out: &mut Turn, identifier: &Identifier, plan: Plan) {
-        let Plan { views, proposals, store, withdraw, .. } = plan;
-        let withdraw = withdraw.iter().map(|event| event.id).collect();
-        let job = Job { events: store, withdraw };
+    /// Sets refs and stores events afterwards; without refs to set, stores the events at once.
+    pub(super) fn apply(
+        &mut self,
+        out: &mut Outputs,
+        identifier: &Identifier,
+        (views, proposals): (Vec<ViewTarget>, Vec<ProposalRef>),
+        batch: Batch,
+    ) {
         if views.is_empty() && proposals.is_empty() {
-            return self.store(out, identifier, job);
+            return self.store(out, identifier, batch);
         }
-        // What comes out of staging may be what something else here has waited for.
-        let brings_objects = proposals.iter().any(|proposal| !proposal.staged.is_empty());
-        let number = self.number_pass();
-        let desk = self.desks.entry(identifier.clone()).or_default();
-        desk.step = Step::Applying(job);
-        desk.next = desk.next.or(brings_objects.then_some(number));
-        out.act(Output::Apply { identifier: identifier.clone(), views, proposals });
+        // Objects that leave staging may complete other held events.
+        if proposals.iter().any(|proposal| !proposal.staged.is_empty()) {
+            self.repeat(identifier);
+        }
+        self.entry(identifier).running = Some((Stage::Apply, batch));
+        out.push(Output::Apply { identifier: identifier.clone(), views, proposals });
     }
 
-    pub(super) fn on_applied(&mut self, out: &mut Turn, identifier: &Identifier) {
-        let Some(desk) = self.desks.get_mut(identifier) else { return };
-        let Some(job) = desk.end(Stage::Apply) else { return };
-        // What its author took back meanwhile is not stored. The survey that this caused will see to the refs.
-        let kept = |id: &EventId| self.ledger.entry(id).is_some();
-        let events = job.events.into_iter().filter(|event| kept(&event.id)).collect();
-        self.store(out, identifier, Job { events, ..job });
-    }
-
-    fn store(&mut self, out: &mut Turn, identifier: &Identifier, job: Job) {
-        if job.is_empty() {
-            return self.rest(out, identifier);
+    pub(super) fn store(&mut self, out: &mut Outputs, identifier: &Identifier, batch: Batch) {
+        if batch.events.is_empty() && batch.withdraw.is_empty() {
+            return self.end_pass(out, identifier);
         }
-        out.act(Output::Store {
+        out.push(Output::Store {
             identifier: identifier.clone(),
-            events: job.events.clone(),
-            withdraw: job.withdraw.clone(),
+            events: batch.events.clone(),
+            withdraw: batch.withdraw.clone(),
         });
-        self.step(identifier, Step::Storing(job));
+        self.entry(identifier).running = Some((Stage::Store, batch));
     }
 
-    pub(super) fn on_stored(
-        &mut self,
-        out: &mut Turn,
-        identifier: &Identifier,
-        stored: &BTreeSet<EventId>,
-    ) {
-        let number = self.number_pass();
-        let Some(desk) = self.desks.get_mut(identifier) else { return };
-        let Some(job) = desk.end(Stage::Store) else { return };
-        let (served, refused): (Vec<_>, Vec<_>) =
-            job.events.into_iter().partition(|event| stored.contains(&event.id));
-        // Refs may say what a refused state said.
-        desk.next = desk.next.or((!refused.is_empty()).then_some(number));
-        for event in &refused {
-            self.forget(out, event.id, Why::Refused);
-        }
-        for event in &served {
-            self.forget_older(out, event.id);
-            self.forget(out, event.id, Why::Served);
-        }
-        self.endings.served(identifier, &served, self.now.unix);
-        if !served.is_empty() {
-            out.act(Output::Publish { events: served });
-        }
-        self.rest(out, identifier);
-    }
-
-    /// What failed is tried again after a while; what waits for it goes on waiting.
-    pub(super) fn on_failed(&mut self, out: &mut Turn, identifier: &Identifier, at: Stage) {
-        let Some(desk) = self.desks.get_mut(identifier) else { return };
-        if desk.end(at).is_none() {
-            return;
-        }
-        desk.retry = Some(self.now.mono + self.config.retry);
-        out.act(Output::Report(Report::Failed { identifier: identifier.clone(), at }));
-    }
-
-    pub(super) fn on_fetch_started(&mut self, identifier: Identifier) {
-        self.desks.entry(identifier).or_default().fetches += 1;
-    }
-
-    pub(super) fn on_fetch_ended(&mut self, out: &mut Turn, identifier: &Identifier) {
-        if let Some(desk) = self.desks.get_mut(identifier) {
-            desk.fetches = desk.fetches.saturating_sub(1);
-        }
-        self.ask(out, identifier);
-    }
-
-    fn step(&mut self, identifier: &Identifier, step: Step) {
-        self.desks.entry(identifier.clone()).or_default().step = step;
+    /// Makes another pass follow the current one.
+    pub(super) fn repeat(&mut self, identifier: &Identifier) {
+        let number = self.next_number();
+        self.entry(identifier).next.get_or_insert(number);
     }
 
     /// Ends a pass, and begins the next if something has changed since its survey.
-    fn rest(&mut self, out: &mut Turn, identifier: &Identifier) {
-        let Some(desk) = self.desks.get_mut(identifier) else { return };
-        if desk.next.is_some() {
-            return self.ask(out, identifier);
+    pub(super) fn end_pass(&mut self, out: &mut Outputs, identifier: &Identifier) {
+        if self.by_identifier.get(identifier).is_some_and(|release| release.next.is_some()) {
+            self.request(out, identifier);
         }
-        if desk.is_clear() {
-            self.desks.remove(identifier);
+        self.drop_if_idle(identifier);
+    }
+
+    fn drop_if_idle(&mut self, identifier: &Identifier) {
+        if self.by_identifier.get(identifier).is_some_and(Release::is_idle) {
+            self.by_identifier.remove(identifier);
         }
     }
 
-    /// Lets go of an entry, and of the uploads that waited with it.
-    pub(super) fn forget(&mut self, out: &mut Turn, id: EventId, why: Why) {
-        let Some(entry) = self.ledger.entry(&id) else { return };
-        let is_proposal = entry.proposal().is_some();
-        let names = self.names_of(&id);
-        self.record(out, Record::Gone { id, why });
-        for name in &names {
-            if self.ledger.family(name).next().is_none() {
-                self.vacant.remove(name);
+    pub(super) fn fetch_started(&mut self, identifier: &Identifier) {
+        self.entry(identifier).fetches += 1;
+    }
+
+    pub(super) fn fetch_ended(&mut self, out: &mut Outputs, identifier: &Identifier) {
+        let release = self.entry(identifier);
+        release.fetches = release.fetches.saturating_sub(1);
+        self.request(out, identifier);
+    }
+
+    /// Returns whether a fetch or a stage is under way.
+    pub(super) fn is_busy(&self, identifier: &Identifier) -> bool {
+        self.by_identifier.get(identifier).is_some_and(Release::is_busy)
+    }
+
+    /// Requests surveys again after failures, and where a served event expired by its own tag.
+    pub(super) fn retry(&mut self, out: &mut Outputs, now: Mono, unix: Timestamp) {
+        let due = |release: &Release| release.retry_at.is_some_and(|at| at <= now);
+        let releases = self.by_identifier.iter().filter(|(_, release)| due(release));
+        let mut identifiers: Vec<_> = releases.map(|(identifier, _)| identifier.clone()).collect();
+        identifiers.extend(self.expirations.take_due(unix));
+        identifiers.iter().for_each(|identifier| self.request(out, identifier));
+    }
+
+    pub(super) fn next_retry(&self) -> Option<Mono> {
+        self.by_identifier.values().filter_map(|release| release.retry_at).min()
+    }
+
+    pub(super) fn next_expiration(&self) -> Option<Timestamp> {
+        self.expirations.by_time.first().map(|(end, _)| *end)
+    }
+
+    /// Notes the time of a git server's first answer to a hunt that waits for permits.
+    pub(super) fn answered(&mut self, identifier: &Identifier, at: Timestamp) {
+        self.entry(identifier).first_answer.get_or_insert(at);
+    }
+
+    /// Returns the time of the first answer, and forgets it.
+    pub(super) fn take_first_answer(&mut self, identifier: &Identifier) -> Option<Timestamp> {
+        let first_answer = self.by_identifier.get_mut(identifier)?.first_answer.take();
+        self.drop_if_idle(identifier);
+        first_answer
+    }
+
+    /// Notes the results of a survey that outlast it. Only identifiers of held events can be vacant.
+    pub(super) fn surveyed(
+        &mut self,
+        identifier: &Identifier,
+        survey: &Survey,
+        (has_held, now): (bool, Timestamp),
+    ) {
+        self.set_vacant(identifier, survey.is_vacant && has_held);
+        self.expirations.remove(identifier);
+        let served = survey.announcements.iter().chain(&survey.states).chain(&survey.proposals);
+        self.expirations.add(identifier, served, now);
+    }
+
+    pub(super) fn served(
+        &mut self,
+        identifier: &Identifier,
+        events: &[Arc<Event>],
+        now: Timestamp,
+    ) {
+        self.expirations.add(identifier, events, now);
+    }
+
+    pub(super) fn set_vacant(&mut self, identifier: &Identifier, is_vacant: bool) {
+        match is_vacant {
+            true => _ = self.vacant.insert(identifier.clone()),
+            false => _ = self.vacant.remove(identifier),
+        }
+    }
+
+    pub(super) fn is_vacant(&self, identifier: &Identifier) -> bool {
+        self.vacant.contains(identifier)
+    }
+
+    /// Returns the pass that sees everything that has happened so far, if one runs or follows.
+    pub(super) fn pending_pass(&self, identifier: &Identifier) -> Option<PassNumber> {
+        let release = self.by_identifier.get(identifier)?;
+        release.running.as_ref().map(|_| release.next.unwrap_or(release.pass))
+    }
+
+    /// Returns whether a pass has ended: nothing runs, or a later one does.
+    pub(super) fn pass_ended(&self, identifier: &Identifier, pass: PassNumber) -> bool {
+        let release = self.by_identifier.get(identifier);
+        release.is_none_or(|release| release.running.is_none() || release.pass > pass)
+    }
+}
+
+/// The next NIP-40 expiration of a served event under each identifier that has one: then its refs must be removed.
+#[derive(Debug, Default)]
+struct Expirations {
+    by_identifier: BTreeMap<Identifier, Timestamp>,
+    by_time: BTreeSet<(Timestamp, Identifier)>,
+}
+
+impl Expirations {
+    fn remove(&mut self, identifier: &Identifier) {
+        if let Some(end) = self.by_identifier.remove(identifier) {
+            self.by_time.remove(&(end, identifier.clone()));
+        }
+    }
+
+    /// Adds served events. Those that have already expired are skipped.
+    fn add<'a>(
+        &mut self,
+        identifier: &Identifier,
+        events: impl IntoIterator<Item = &'a Arc<Event>>,
+        now: Timestamp,
+    ) {
+        let ends = events.into_iter().filter_map(|event| event.tags.expiration());
+        let Some(end) = ends.filter(|end| *end > now).min() else { return };
+        if self.by_identifier.get(identifier).is_none_or(|before| end < *before) {
+            self.remove(identifier);
+            self.by_identifier.insert(identifier.clone(), end);
+            self.by_time.insert((end, identifier.clone()));
+        }
+    }
+
+    /// Removes and returns the identifiers with an expired event; the survey that follows adds them again.
+    fn take_due(&mut self, now: Timestamp) -> Vec<Identifier> {
+        let mut due = Vec::new();
+        while self.by_time.first().is_some_and(|(end, _)| *end <= now) {
+            if let Some((_, identifier)) = self.by_time.pop_first() {
+                self.by_identifier.remove(&identifier);
+                due.push(identifier);
             }
         }
-        let was_staged = self.ledger.staging().of(&id).is_some();
-        if was_staged {
-            self.record(out, Record::Unstaged { id, keep: None });
-        }
-        // Its refs may have been set when its author or the event store said no.
-        let may_have_refs = is_proposal && matches!(why, Why::Withdrawn | Why::Refused);
-        if was_staged || may_have_refs {
-            self.clear(out, id, BTreeSet::new(), names);
-        }
-    }
-
-    /// States of the same author that have lost to one that is served now.
-    fn forget_older(&mut self, out: &mut Turn, served: EventId) {
-        let Some(entry) = self.ledger.entry(&served) else { return };
-        let What::State(state) = &entry.what else { return };
-        let version = entry.version();
-        let states = self.ledger.states_by(&state.repo.identifier, entry.author());
-        let older: Vec<_> =
-            states.filter(|state| state.version() < version).map(Entry::id).collect();
-        older.into_iter().for_each(|id| self.forget(out, id, Why::Superseded));
+        due
     }
 }

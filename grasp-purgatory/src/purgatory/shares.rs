@@ -1,24 +1,28 @@
-//! Shares of what may wait: memory for events, disk for uploads.
+//! Fair shares of a limited resource: memory for held events, disk for uploads.
 
 use std::collections::BTreeMap;
 
 use grasp_core::resources::{Bounds, Claimant, Grant, Pool, Shortage};
+use nostr::event::EventId;
 
-use super::config::Bound;
+use super::io::Bound;
 
-/// The part of their holdings that claimants with authority are compared by when somebody has to make room.
+/// Divides the shares of claimants with authority when holders are compared for eviction.
 const AUTHORITY_DIVISOR: u64 = 4;
 
-/// Modest amounts that make up a whole pool.
+/// The part of a pool that is never evicted from a holder: one of this many.
 const MODEST_SHARES: u64 = 4_096;
 
-/// Things that wait, each with the part of a [`Pool`] that it takes and the claimant that it was taken for.
+/// Evictions for one newcomer, at most.
+const MAX_EVICTIONS: usize = 16;
+
+/// The events that take a part of a [`Pool`], each with its claimant.
 #[derive(Debug)]
-pub(super) struct Shares<K> {
+pub(super) struct Shares {
     pool: Pool,
-    /// What each thing takes at least, so that a bound on bytes is a bound on numbers too.
+    /// The least amount of one share, so that a limit of bytes is a limit of numbers too.
     least: u64,
-    held: BTreeMap<K, Share>,
+    held: BTreeMap<EventId, Share>,
 }
 
 #[derive(Debug)]
@@ -27,10 +31,10 @@ struct Share {
     grant: Grant,
 }
 
-impl<K: Ord + Copy> Shares<K> {
-    /// Shares of a bound, and of a reserve beyond it for claimants with authority.
+impl Shares {
+    /// Creates shares of a bound, and of a reserve beyond it for claimants with authority.
     pub(super) fn new(bound: Bound, reserve: u64, smallest: u64) -> Self {
-        // Far from what overflows when it is added up.
+        // Far below the amounts that overflow in sums.
         let bytes = bound.bytes.min(u64::MAX / 4);
         let reserve = reserve.min(bytes);
         let count = u64::try_from(bound.count).unwrap_or(u64::MAX);
@@ -40,85 +44,107 @@ impl<K: Ord + Copy> Shares<K> {
         Self { pool: Pool::new(bounds), least, held: BTreeMap::new() }
     }
 
-    /// Takes room for something, in place of what it had before.
-    pub(super) fn take(&mut self, key: K, claimant: Claimant, bytes: u64) -> Result<(), Shortage> {
-        let before = self.held.remove(&key).map(|share| {
-            let had = (share.claimant, share.grant.amount());
+    /// Takes a share in place of the one that the event has, evicting others if the pool is exhausted. Returns the
+    /// evicted events and whether there is room; `holder` is the part of a claimant that holders are compared by.
+    pub(super) fn reserve<H: Ord>(
+        &mut self,
+        id: EventId,
+        claimant: Claimant,
+        bytes: u64,
+        holder: impl Fn(&Claimant) -> H,
+        is_spared: impl Fn(&EventId) -> bool,
+    ) -> (Vec<EventId>, bool) {
+        let mut evicted = Vec::new();
+        for _ in 0..MAX_EVICTIONS {
+            match self.take(id, claimant, bytes) {
+                Ok(()) => return (evicted, true),
+                Err(Shortage::Total) => {}
+                Err(Shortage::Network(_) | Shortage::Author) => break,
+            }
+            let victim = self.to_evict(&claimant, bytes, &holder, &is_spared);
+            let Some(victim) = victim else { break };
+            self.release(&victim);
+            evicted.push(victim);
+        }
+        (evicted, false)
+    }
+
+    fn take(&mut self, id: EventId, claimant: Claimant, bytes: u64) -> Result<(), Shortage> {
+        let before = self.held.remove(&id).map(|share| {
+            let before = (share.claimant, share.grant.amount());
             self.pool.give_back(share.grant);
-            had
+            before
         });
         let taken = self.pool.take(&claimant, bytes.max(self.least));
-        let (claimant, grant, outcome) = match (taken, before) {
+        let (claimant, grant, result) = match (taken, before) {
             (Ok(grant), _) => (claimant, grant, Ok(())),
             (Err(shortage), Some((claimant, amount))) => {
                 (claimant, self.pool.force(&claimant, amount), Err(shortage))
             }
             (Err(shortage), None) => return Err(shortage),
         };
-        self.held.insert(key, Share { claimant, grant });
-        outcome
+        self.held.insert(id, Share { claimant, grant });
+        result
     }
 
-    /// Books something that is here, whatever room there is. It stays as it is if it was booked before.
-    pub(super) fn book(&mut self, key: K, claimant: Claimant, bytes: u64) {
+    /// Adds a share without regard to the limit. A share that exists stays as it is.
+    pub(super) fn add(&mut self, id: EventId, claimant: Claimant, bytes: u64) {
         let (pool, least) = (&mut self.pool, self.least);
         self.held
-            .entry(key)
+            .entry(id)
             .or_insert_with(|| Share { claimant, grant: pool.force(&claimant, bytes.max(least)) });
     }
 
-    /// Books something on the account of those with authority from now on.
-    pub(super) fn authorise(&mut self, key: K) {
-        if self.held.get(&key).is_none_or(|share| share.claimant.has_authority) {
+    /// Moves a share to the account of claimants with authority.
+    pub(super) fn authorise(&mut self, id: EventId) {
+        if self.held.get(&id).is_none_or(|share| share.claimant.has_authority) {
             return;
         }
-        let Some(Share { claimant, grant }) = self.held.remove(&key) else { return };
+        let Some(Share { claimant, grant }) = self.held.remove(&id) else { return };
         let (claimant, amount) = (claimant.with_authority(), grant.amount());
         self.pool.give_back(grant);
         let grant = self.pool.force(&claimant, amount);
-        self.held.insert(key, Share { claimant, grant });
+        self.held.insert(id, Share { claimant, grant });
     }
 
-    /// Whether something is on the account of those with authority.
-    pub(super) fn has_authority(&self, key: &K) -> bool {
-        self.held.get(key).is_some_and(|share| share.claimant.has_authority)
+    pub(super) fn has_authority(&self, id: &EventId) -> bool {
+        self.held.get(id).is_some_and(|share| share.claimant.has_authority)
     }
 
-    /// Returns the room that something took.
-    pub(super) fn give_back(&mut self, key: &K) {
-        if let Some(share) = self.held.remove(key) {
+    pub(super) fn release(&mut self, id: &EventId) {
+        if let Some(share) = self.held.remove(id) {
             self.pool.give_back(share.grant);
         }
     }
 
-    /// The largest thing of the holder who has most, if that is more than a newcomer would have and more than a
-    /// [modest](Self::modest) amount; nothing that is spared.
+    /// Returns the largest share of the holder with most, if that is more than the newcomer would have and more than a
+    /// [modest](Self::modest) amount. Spared events are never returned.
     ///
-    /// Newcomers are not closed out by whoever came first and took much. Whoever took little keeps it.
-    pub(super) fn to_evict<H: Ord>(
+    /// Early holders of much cannot exclude newcomers, and holders of little keep it.
+    fn to_evict<H: Ord>(
         &self,
         newcomer: &Claimant,
         bytes: u64,
         holder: impl Fn(&Claimant) -> H,
-        is_spared: impl Fn(&K) -> bool,
-    ) -> Option<K> {
-        let mut holders: BTreeMap<H, (u64, Option<(u64, K)>)> = BTreeMap::new();
-        for (key, Share { claimant, grant }) in &self.held {
+        is_spared: impl Fn(&EventId) -> bool,
+    ) -> Option<EventId> {
+        let mut holders: BTreeMap<H, (u64, Option<(u64, EventId)>)> = BTreeMap::new();
+        for (id, Share { claimant, grant }) in &self.held {
             let (sum, largest) = holders.entry(holder(claimant)).or_default();
             let divisor = if claimant.has_authority { AUTHORITY_DIVISOR } else { 1 };
             *sum = sum.saturating_add(grant.amount() / divisor);
-            if !is_spared(key) {
-                *largest = (*largest).max(Some((grant.amount(), *key)));
+            if !is_spared(id) {
+                *largest = (*largest).max(Some((grant.amount(), *id)));
             }
         }
         let own = holders.get(&holder(newcomer)).map_or(0, |(sum, _)| *sum);
         let own = own.saturating_add(bytes.max(self.least));
         let evictable = holders.into_values().filter_map(|(sum, largest)| Some((sum, largest?.1)));
-        let (sum, key) = evictable.max_by_key(|(sum, _)| *sum)?;
-        (sum > own.max(self.modest())).then_some(key)
+        let (sum, id) = evictable.max_by_key(|(sum, _)| *sum)?;
+        (sum > own.max(self.modest())).then_some(id)
     }
 
-    /// An amount that nobody has to give up: an announcement and its state have to wait together.
+    /// An amount that is never evicted: an announcement and its state have to wait together.
     fn modest(&self) -> u64 {
         (self.pool.bounds().total / MODEST_SHARES).max(self.least.saturating_mul(2))
     }
@@ -139,42 +165,46 @@ mod tests {
         Claimant::default().signed_by(PublicKey::from_byte_array([n; 32]))
     }
 
-    fn evicts(shares: &Shares<u32>, newcomer: Claimant, bytes: u64) -> Option<u32> {
+    fn id(n: u8) -> EventId {
+        EventId::from_byte_array([n; 32])
+    }
+
+    fn evicts(shares: &Shares, newcomer: Claimant, bytes: u64) -> Option<EventId> {
         shares.to_evict(&newcomer, bytes, |claimant| claimant.author, |_| false)
     }
 
     #[test]
-    fn whoever_has_most_makes_room_for_whoever_has_less() {
+    fn the_holder_with_most_makes_room_for_one_with_less() {
         let mut shares = Shares::new(BOUND, 0, 1);
         for n in 0..9 {
-            shares.take(n, author(1), 100).unwrap();
+            shares.take(id(n), author(1), 100).unwrap();
         }
-        shares.take(9, author(2), 100).unwrap();
-        assert_eq!(shares.take(10, author(3), 50), Err(Shortage::Total));
+        shares.take(id(9), author(2), 100).unwrap();
+        assert_eq!(shares.take(id(10), author(3), 50), Err(Shortage::Total));
         assert_eq!(evicts(&shares, author(1), 50), None, "not for more of their own");
         let victim = evicts(&shares, author(3), 50).unwrap();
-        assert!(victim < 9, "of the one with most");
-        shares.give_back(&victim);
-        shares.take(10, author(3), 50).unwrap();
-        assert_eq!(evicts(&shares, author(4), 900), None, "who would have more than anybody");
+        assert!(victim < id(9), "of the one with most");
+        shares.release(&victim);
+        shares.take(id(10), author(3), 50).unwrap();
+        assert_eq!(evicts(&shares, author(4), 900), None, "the newcomer would have most");
     }
 
     #[test]
     fn many_small_things_take_room_like_few_large_ones() {
         let mut shares = Shares::new(BOUND, 0, 1);
-        let fits = |n: &u32| shares.take(*n, author(1), 1).is_ok();
+        let fits = |n: &u8| shares.take(id(*n), author(1), 1).is_ok();
         assert_eq!((0..200).filter(fits).count(), BOUND.count);
     }
 
     #[test]
-    fn one_network_leaves_room_for_others_and_strangers_leave_the_reserve() {
+    fn one_network_leaves_room_for_others_and_the_reserve_needs_authority() {
         let mut shares = Shares::new(BOUND, 250, 1);
         let at =
             |net: u8| Claimant::at(ClientNetwork::of(IpAddr::V4(Ipv4Addr::new(10, 0, net, 1))));
         let mut n = 0;
-        let mut fill = |shares: &mut Shares<u32>, claimant: Claimant| {
+        let mut fill = |shares: &mut Shares, claimant: Claimant| {
             let mut taken = 0;
-            while shares.take(n, claimant, 10).is_ok() {
+            while shares.take(id(n), claimant, 10).is_ok() {
                 (n, taken) = (n + 1, taken + 10);
             }
             taken
@@ -186,15 +216,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_booked_twice_or_given_back_twice_counts_once() {
+    fn shares_added_or_released_twice_count_once() {
         let mut shares = Shares::new(BOUND, 250, 1);
-        shares.book(1, author(1), 400);
-        shares.book(1, author(1), 400);
+        shares.add(id(1), author(1), 400);
+        shares.add(id(1), author(1), 400);
         assert_eq!(shares.pool.usage().all, 400);
-        shares.authorise(1);
+        shares.authorise(id(1));
         assert_eq!((shares.pool.usage().all, shares.pool.usage().strangers), (400, 0));
-        shares.give_back(&1);
-        shares.give_back(&1);
+        shares.release(&id(1));
+        shares.release(&id(1));
         assert_eq!(shares.pool.usage().all, 0);
     }
 }

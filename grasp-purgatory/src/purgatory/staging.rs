@@ -1,39 +1,41 @@
-//! Uploads that came before the event that names them.
+//! Uploads whose event has not been received yet.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use grasp_core::admission::Policy;
 use grasp_core::nip34::Proposal;
+use grasp_core::resources::{Claimant, ClientNetwork};
 use grasp_core::{Identifier, Oid, RepoId};
 use nostr::event::EventId;
 use nostr::types::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::books::Usage;
-use super::config::Config;
+use super::held::Total;
+use super::io::{Config, Outputs};
+use super::shares::Shares;
+use crate::journal::Record;
 
-/// Where an upload came in.
+/// The repository that an upload was pushed to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PushTarget {
-    /// At a hosted repository.
+    /// A hosted repository.
     Repository(RepoId),
-    /// At a contributor's own place for pull requests, `/prs/<npub>/<identifier>.git` (GRASP-06).
+    /// A contributor's own repository for pull requests, `/prs/<npub>/<identifier>.git` (GRASP-06).
     Contributor(RepoId),
 }
 
 impl PushTarget {
-    /// The name of the repository there.
-    pub(super) fn name(&self) -> &Identifier {
+    pub(super) fn identifier(&self) -> &Identifier {
         match self {
             Self::Repository(repo) | Self::Contributor(repo) => &repo.identifier,
         }
     }
 
-    /// Whether uploads of one tip at both endpoints are the same objects on disk, with the same consequences.
+    /// Returns whether uploads of one tip to both targets are the same objects on disk, with the same consequences.
     ///
-    /// All repositories of a name share their object store. So do the contributors' places, but each of them is served
-    /// only what was brought to it.
+    /// All repositories of an identifier share their object store. So do the contributors' repositories, but each of
+    /// them serves only what was pushed to it.
     fn is_same_upload(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Repository(one), Self::Repository(other)) => one.identifier == other.identifier,
@@ -41,147 +43,207 @@ impl PushTarget {
         }
     }
 
-    /// Whether a pull request may have come in here.
+    /// Returns whether a pull request may have been pushed here.
     ///
-    /// Anybody may push to a repository. A contributor's place takes only what its owner signed, for a repository of
-    /// that name, with that very place under `clone`.
-    pub(super) fn fits(&self, policy: &Policy, proposal: &Proposal) -> bool {
+    /// A repository takes pushes from everyone. A contributor's repository takes only what its owner signed, for a
+    /// repository of that identifier, with this very address under `clone`.
+    fn accepts(&self, policy: &Policy, proposal: &Proposal) -> bool {
         match self {
             Self::Repository(_) => true,
-            Self::Contributor(place) => policy.own_urls(proposal).any(|own| own == *place),
+            Self::Contributor(repo) => policy.own_urls(proposal).any(|own| own == *repo),
         }
     }
 }
 
-/// The uploads that wait for one event. Several, so that nobody can push another's away.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Placeholder {
+/// The uploads of one tip: their sizes in bytes by target. A client may push a pull request to its author's repository
+/// and to the main one before it publishes the event.
+type Uploads = BTreeMap<PushTarget, u64>;
+
+/// The uploads that wait for one event. Several are kept, so that no client can displace another's.
+#[derive(Clone, Debug)]
+pub(super) struct StagedUploads {
     pub(super) tips: BTreeMap<Oid, Uploads>,
     pub(super) until: Timestamp,
 }
 
-/// The uploads of one tip: their sizes in bytes, by where they came in. A client may bring a pull request to its
-/// author's place and to the repository before it publishes the event.
-pub(super) type Uploads = BTreeMap<PushTarget, u64>;
-
-impl Placeholder {
-    /// Where a tip came in, by every way that is right for the author of the pull request.
-    pub(super) fn came_by<'a>(
+impl StagedUploads {
+    /// Returns the targets of the tip of a pull request that are right for its author.
+    pub(super) fn targets_of<'a>(
         &'a self,
         policy: &'a Policy,
         proposal: &'a Proposal,
     ) -> impl Iterator<Item = &'a PushTarget> {
         let uploads = self.tips.get(&proposal.tip).into_iter().flat_map(Uploads::keys);
-        uploads.filter(move |target| target.fits(policy, proposal))
+        uploads.filter(move |target| target.accepts(policy, proposal))
     }
 
-    /// The names of the repositories that anything was uploaded to.
-    pub(super) fn names(&self) -> impl Iterator<Item = &Identifier> {
-        self.tips.values().flat_map(Uploads::keys).map(PushTarget::name)
+    pub(super) fn identifiers(&self) -> impl Iterator<Item = &Identifier> {
+        self.tips.values().flat_map(Uploads::keys).map(PushTarget::identifier)
     }
 
-    /// The tips that were uploaded to repositories of a name.
-    pub(super) fn tips_under(&self, name: &Identifier) -> BTreeSet<Oid> {
-        let is_there = |uploads: &Uploads| uploads.keys().any(|target| target.name() == name);
+    /// Returns the tips that were uploaded to repositories of an identifier.
+    fn tips_under(&self, name: &Identifier) -> BTreeSet<Oid> {
+        let is_there = |uploads: &Uploads| uploads.keys().any(|target| target.identifier() == name);
         self.tips.iter().filter(|(_, uploads)| is_there(uploads)).map(|(tip, _)| *tip).collect()
     }
 
-    /// The bytes of all uploads.
-    pub(super) fn bytes(&self) -> u64 {
+    fn bytes(&self) -> u64 {
         self.tips.values().flat_map(Uploads::values).sum()
     }
-
-    fn uploads(&self) -> usize {
-        self.tips.values().map(Uploads::len).sum()
-    }
 }
 
-/// What an upload is to those that wait for the same event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Uploading {
-    /// The same as one of them.
-    Again,
-    /// One more.
-    New,
-    /// One too many.
-    TooMany,
-}
-
-/// All uploads that wait for their events.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// All uploads that wait for their events. Only journal records change them.
+#[derive(Debug)]
 pub(super) struct Staging {
-    by_event: BTreeMap<EventId, Placeholder>,
-    usage: Usage,
+    by_event: BTreeMap<EventId, StagedUploads>,
+    usage: Total,
+    /// Shares of the disk for uploads.
+    disk: Shares,
 }
 
 impl Staging {
-    pub(super) fn add(
+    pub(super) fn new(config: &Config) -> Self {
+        let disk = Shares::new(config.staged, 0, config.staged.bytes / 8);
+        Self { by_event: BTreeMap::new(), usage: Total::default(), disk }
+    }
+
+    pub(super) fn apply(&mut self, record: &Record) {
+        match record {
+            Record::Staged { id, tip, target, bytes, until } => {
+                self.insert(*id, *tip, target, *bytes, *until);
+            }
+            Record::Unstaged { id, keep } => self.take(id, *keep),
+            _ => {}
+        }
+    }
+
+    fn record(&mut self, out: &mut Outputs, id: &EventId, record: Record) {
+        self.apply(&record);
+        self.account(id);
+        out.write(record);
+    }
+
+    pub(super) fn stage(
         &mut self,
+        out: &mut Outputs,
         id: EventId,
         tip: Oid,
         (target, bytes): (PushTarget, u64),
         until: Timestamp,
     ) {
-        let placeholder =
-            self.by_event.entry(id).or_insert_with(|| Placeholder { tips: BTreeMap::new(), until });
-        placeholder.until = until;
-        let (uploads, usage) = (placeholder.tips.entry(tip).or_default(), &mut self.usage);
-        uploads.retain(|other, before| {
-            let replaced = other.is_same_upload(&target);
-            if replaced {
-                *usage = usage.minus(*before);
-            }
-            !replaced
-        });
-        *usage = usage.plus(bytes);
-        uploads.insert(target, bytes);
+        self.record(out, &id, Record::Staged { id, tip, target, bytes, until });
     }
 
-    /// Drops the uploads for an event but the one to keep.
-    pub(super) fn drop_but(&mut self, id: &EventId, keep: Option<Oid>) {
-        let Some(placeholder) = self.by_event.get_mut(id) else { return };
-        let usage = &mut self.usage;
-        placeholder.tips.retain(|tip, uploads| {
-            let kept = keep == Some(*tip);
-            if !kept {
-                uploads.values().for_each(|bytes| *usage = usage.minus(*bytes));
+    /// Drops the uploads for an event but for the tip to keep. Returns whether there were any.
+    pub(super) fn remove(&mut self, out: &mut Outputs, id: EventId, keep: Option<Oid>) -> bool {
+        let is_staged = self.by_event.contains_key(&id);
+        if is_staged {
+            self.record(out, &id, Record::Unstaged { id, keep });
+        }
+        is_staged
+    }
+
+    /// Makes the disk shares agree with the uploads for an event.
+    fn account(&mut self, id: &EventId) {
+        match self.by_event.get(id) {
+            Some(staged) => self.disk.add(*id, Claimant::default(), staged.bytes()),
+            None => self.disk.release(id),
+        }
+    }
+
+    pub(super) fn account_all(&mut self) {
+        let ids: Vec<EventId> = self.by_event.keys().copied().collect();
+        ids.iter().for_each(|id| self.account(id));
+    }
+
+    pub(super) fn snapshot(&self) -> impl Iterator<Item = Record> {
+        self.by_event.iter().flat_map(|(id, staged)| {
+            let tips = staged.tips.iter();
+            let uploads = tips.flat_map(|(tip, targets)| targets.iter().map(move |one| (tip, one)));
+            uploads.map(|(tip, (target, bytes))| Record::Staged {
+                id: *id,
+                tip: *tip,
+                target: target.clone(),
+                bytes: *bytes,
+                until: staged.until,
+            })
+        })
+    }
+
+    fn insert(&mut self, id: EventId, tip: Oid, target: &PushTarget, bytes: u64, until: Timestamp) {
+        let staged = self
+            .by_event
+            .entry(id)
+            .or_insert_with(|| StagedUploads { tips: BTreeMap::new(), until });
+        staged.until = until;
+        let (uploads, usage) = (staged.tips.entry(tip).or_default(), &mut self.usage);
+        uploads.retain(|other, before| {
+            let is_replaced = other.is_same_upload(target);
+            if is_replaced {
+                usage.subtract(*before);
             }
-            kept
+            !is_replaced
         });
-        if placeholder.tips.is_empty() {
+        usage.add(bytes);
+        uploads.insert(target.clone(), bytes);
+    }
+
+    fn take(&mut self, id: &EventId, keep: Option<Oid>) {
+        let Some(staged) = self.by_event.get_mut(id) else { return };
+        let usage = &mut self.usage;
+        staged.tips.retain(|tip, uploads| {
+            let is_kept = keep == Some(*tip);
+            if !is_kept {
+                uploads.values().for_each(|bytes| usage.subtract(*bytes));
+            }
+            is_kept
+        });
+        if staged.tips.is_empty() {
             self.by_event.remove(id);
         }
     }
 
-    /// Whether this upload waits for an event already, or may be one more for it.
-    pub(super) fn room(
-        &self,
+    /// Reserves disk for an upload. Returns the events whose uploads must be evicted for it, and whether there is room.
+    /// The network with most uploads makes room for one with less; spared events keep theirs.
+    pub(super) fn reserve(
+        &mut self,
         config: &Config,
-        id: &EventId,
-        tip: &Oid,
-        target: &PushTarget,
-    ) -> Uploading {
-        let waiting = self.by_event.get(id);
-        let same = waiting.and_then(|placeholder| placeholder.tips.get(tip));
-        let waits =
-            same.is_some_and(|targets| targets.keys().any(|one| one.is_same_upload(target)));
-        let uploads = waiting.map_or(0, Placeholder::uploads);
-        match waits {
-            true => Uploading::Again,
-            false if uploads < config.tips_per_event => Uploading::New,
-            false => Uploading::TooMany,
+        (id, tip, target): (EventId, &Oid, &PushTarget),
+        bytes: u64,
+        network: Option<ClientNetwork>,
+        is_spared: impl Fn(&EventId) -> bool,
+    ) -> (Vec<EventId>, bool) {
+        let staged = self.by_event.get(&id);
+        let same_tip = staged.and_then(|staged| staged.tips.get(tip));
+        if same_tip.is_some_and(|targets| targets.keys().any(|one| one.is_same_upload(target))) {
+            return (Vec::new(), true);
         }
+        let uploads = staged.map_or(0, |staged| staged.tips.values().map(Uploads::len).sum());
+        if uploads >= config.tips_per_event {
+            return (Vec::new(), false);
+        }
+        let all = staged.map_or(0, StagedUploads::bytes).saturating_add(bytes);
+        let is_spared = |other: &EventId| *other == id || is_spared(other);
+        self.disk.reserve(id, Claimant::maybe_at(network), all, |one| one.network, is_spared)
     }
 
-    pub(super) fn of(&self, id: &EventId) -> Option<&Placeholder> {
+    pub(super) fn of(&self, id: &EventId) -> Option<&StagedUploads> {
         self.by_event.get(id)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&EventId, &Placeholder)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&EventId, &StagedUploads)> {
         self.by_event.iter()
     }
 
-    pub(super) fn usage(&self) -> Usage {
+    pub(super) fn tips(&self, id: &EventId) -> BTreeSet<Oid> {
+        self.of(id).map(|staged| staged.tips.keys().copied().collect()).unwrap_or_default()
+    }
+
+    pub(super) fn tips_under(&self, id: &EventId, identifier: &Identifier) -> BTreeSet<Oid> {
+        self.of(id).map(|staged| staged.tips_under(identifier)).unwrap_or_default()
+    }
+
+    pub(super) fn usage(&self) -> Total {
         self.usage
     }
 }

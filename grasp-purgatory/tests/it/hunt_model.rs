@@ -304,7 +304,7 @@ fn data_that_never_appears_is_given_up_after_half_an_hour() {
     assert_eq!(chase.world.core.counts().states, 1);
     chase.run_for(4 * MINUTE).unwrap();
     let counts = chase.world.core.counts();
-    assert_eq!((counts.announcements, counts.states, counts.shelved), (0, 0, 2));
+    assert_eq!((counts.announcements, counts.states, counts.expired), (0, 0, 2));
     assert_eq!(
         chase.hunter.schedule_at(Mono::ZERO).count(),
         0,

@@ -143,12 +143,12 @@ fn in_trouble(world: &mut World, trouble: Trouble, deed: &Deed) {
         Trouble::None => {}
         Trouble::PowerCut(after) => world.fuse = Some(after),
         Trouble::Failure(stage, times) => world.failing = Some((stage, times)),
-        Trouble::FailingChores(times) => world.failing_chores = times,
+        Trouble::FailingChores(times) => world.failing_tasks = times,
         Trouble::Haste(steps) => world.patience = Some(steps),
     }
     world.insist(deed);
     world.failing = None;
-    world.failing_chores = 0;
+    world.failing_tasks = 0;
     world.patience = None;
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use grasp_core::deletion::{DeletionRequest, coordinate};
 use grasp_core::nip34::{Announcement, DeclaredTarget, Proposal, State};
 use grasp_core::{Identifier, Namespace, Oid, RefName, RepoId, Version, kinds};
-use grasp_purgatory::{Chore, ProposalRef, PushTarget, ViewTarget};
+use grasp_purgatory::{CleanupTask, ProposalRef, PushTarget, ViewTarget};
 use nostr::event::{Event, EventId, Kind};
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
@@ -235,18 +235,22 @@ impl Git {
 }
 
 impl Disk {
-    /// Does a chore, looking again before anything is removed.
-    pub(crate) fn perform(&mut self, chore: &Chore, is_hosted: impl Fn(&Announcement) -> bool) {
-        match chore {
-            Chore::CreateView { repo } => _ = self.git.views.entry(repo.clone()).or_default(),
-            Chore::RemoveView { repo, .. } => {
+    /// Does a task, looking again before anything is removed.
+    pub(crate) fn perform(
+        &mut self,
+        task: &CleanupTask,
+        is_hosted: impl Fn(&Announcement) -> bool,
+    ) {
+        match task {
+            CleanupTask::CreateView { repo } => _ = self.git.views.entry(repo.clone()).or_default(),
+            CleanupTask::RemoveView { repo, .. } => {
                 let stored = self.store.announcements(&BTreeSet::from([repo.identifier.clone()]));
                 let stored = stored.iter().filter_map(|event| Announcement::parse(event).ok());
                 if !stored.into_iter().any(|a| a.repo == *repo && is_hosted(&a)) {
                     self.git.views.remove(repo);
                 }
             }
-            Chore::ClearProposal { id, keep, names } => {
+            CleanupTask::ClearProposal { id, keep, names } => {
                 let served =
                     self.store.events.get(id).and_then(|e| Some(Proposal::parse(e).ok()?.tip));
                 self.git.clear(id, keep, names, served);

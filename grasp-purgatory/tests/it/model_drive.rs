@@ -1,7 +1,7 @@
 //! How the world performs what a purgatory wants done.
 
 use grasp_core::Identifier;
-use grasp_purgatory::{Chore, Input, Kept, Output, Stage};
+use grasp_purgatory::{CleanupTask, HoldOutcome, Input, Output, Stage};
 
 use crate::model_world::{PowerCut, Powered, World};
 
@@ -47,16 +47,17 @@ impl World {
         self.spark()?;
         match effect {
             Output::Journal(_) => unreachable!("records come first"),
-            Output::Do(chore) => {
-                self.chores.push(chore.clone());
-                let end = self.do_chore(chore);
+            Output::RunTask(task) => {
+                self.tasks_run.push(task.clone());
+                let end = self.run_task(task);
                 self.spark()?;
                 self.turn(end)?;
             }
-            Output::Answer { id, kept } => {
-                self.answer = Some(kept);
+            Output::Answer { id, outcome } => {
+                self.answer = Some(outcome);
                 let offered = self.offered.take().filter(|event| event.id == id);
-                self.promised.extend(offered.filter(|_| kept == Kept::Held).map(|e| (id, e)));
+                self.promised
+                    .extend(offered.filter(|_| outcome == HoldOutcome::Held).map(|e| (id, e)));
             }
             Output::Survey { identifier } => self.tasks.push_back(Task::Survey(identifier)),
             Output::Apply { .. } => self.tasks.push_back(Task::Apply(effect)),
@@ -72,20 +73,20 @@ impl World {
         Ok(())
     }
 
-    fn do_chore(&mut self, chore: Chore) -> Input {
-        self.spare_what_is_waited_for(&chore);
-        if self.failing_chores > 0 {
-            self.failing_chores -= 1;
+    fn run_task(&mut self, task: CleanupTask) -> Input {
+        self.spare_what_is_waited_for(&task);
+        if self.failing_tasks > 0 {
+            self.failing_tasks -= 1;
             self.failed = true;
-            return Input::ChoreFailed(chore);
+            return Input::TaskFailed(task);
         }
-        self.disk.perform(&chore, |a| self.policy.hosts(a));
-        Input::Done(chore)
+        self.disk.perform(&task, |a| self.policy.hosts(a));
+        Input::TaskDone(task)
     }
 
     /// Nobody may ask for a view to be removed that an event waits for.
-    fn spare_what_is_waited_for(&self, chore: &Chore) {
-        if let Chore::RemoveView { repo, .. } = chore {
+    fn spare_what_is_waited_for(&self, task: &CleanupTask) {
+        if let CleanupTask::RemoveView { repo, .. } = task {
             assert!(!self.core.has_view(repo), "a view that is waited for would be removed");
         }
     }
@@ -107,7 +108,7 @@ impl World {
             if !self.is_quiet() || !std::mem::take(&mut self.failed) {
                 return Ok(());
             }
-            self.now = self.now.after(self.config.retry);
+            self.now = self.now.after(self.config.retry_after);
             self.turn(Input::Tick)?;
         }
     }

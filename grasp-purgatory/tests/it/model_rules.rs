@@ -88,7 +88,7 @@ impl World {
         let all: BTreeSet<_> = self.hosted(Presence::Stored);
         let all: BTreeSet<_> = all.into_iter().chain(self.hosted(Presence::Held)).collect();
         for identifier in NAMES.map(name) {
-            for kept in self.core.kept(&identifier) {
+            for kept in self.core.held_events(&identifier) {
                 assert!(!self.disk.store.is_deleted(&kept), "kept although its author deleted it");
             }
             for known in self.core.announcements(&identifier) {

@@ -7,7 +7,7 @@ use grasp_core::admission::Presence;
 use grasp_core::admission::{Facts, KnownAnnouncement, Needs};
 use grasp_core::nip34::{Announcement, Proposal, State};
 use grasp_core::{Identifier, Namespace, RepoId, Version};
-use grasp_purgatory::{Room, Survey};
+use grasp_purgatory::Survey;
 use nostr::event::Event;
 use nostr::key::PublicKey;
 
@@ -24,7 +24,7 @@ impl World {
         let proposals = self.core.proposals(identifier).into_iter();
         let arrived =
             proposals.filter(|kept| kept.families.iter().any(|f| git.has_all(f, &[kept.tip])));
-        let kept = self.core.kept(identifier).into_iter();
+        let kept = self.core.held_events(identifier).into_iter();
         let refused = kept.filter(|event| store.is_deleted(event));
         let own = |repo: &RepoId| repo.identifier == *identifier;
         let views = git.views.iter().filter(|(repo, _)| own(repo));
@@ -57,7 +57,7 @@ impl World {
             known,
             latest: store.version_at(event).map(|stored| Version::of(stored)),
             related: self.is_related(event),
-            over_quota: self.core.room_for(event) == Room::Full,
+            over_quota: !self.core.has_room_for(event),
             ..Facts::default()
         };
         if let Some(identifier) = Needs::of(event).identifier {

@@ -10,7 +10,7 @@ use grasp_core::admission::{
 use grasp_core::nip34::Announcement;
 use grasp_core::{Identifier, Mono, Now, Oid, RepoId, Version, kinds};
 use grasp_purgatory::journal::Record;
-use grasp_purgatory::{Chore, Config, Input, Kept, Purgatory, PushTarget, Stage};
+use grasp_purgatory::{CleanupTask, Config, HoldOutcome, Input, Purgatory, PushTarget, Stage};
 use nostr::event::{Event, EventId};
 use nostr::types::Timestamp;
 
@@ -34,13 +34,13 @@ pub(crate) struct World {
     pub(crate) fuse: Option<usize>,
     /// Which stage fails, how often.
     pub(crate) failing: Option<(Stage, usize)>,
-    /// How many chores fail before they succeed.
-    pub(crate) failing_chores: usize,
+    /// How many tasks fail before they succeed.
+    pub(crate) failing_tasks: usize,
     /// What somebody was told is kept.
     pub(crate) promised: BTreeMap<EventId, Arc<Event>>,
     pub(crate) published: Vec<EventId>,
     pub(crate) hunts: Vec<(Identifier, Option<Duration>)>,
-    pub(crate) chores: Vec<Chore>,
+    pub(crate) tasks_run: Vec<CleanupTask>,
     /// Everything the core was told since it began, and what it answered; if anybody asked for it.
     pub(crate) transcript: Option<Vec<(Now, Input, String)>>,
     pub(crate) tasks: VecDeque<Task>,
@@ -49,7 +49,7 @@ pub(crate) struct World {
     /// How many more steps are taken before the world turns to something else.
     pub(crate) patience: Option<usize>,
     pub(crate) failed: bool,
-    pub(crate) answer: Option<Kept>,
+    pub(crate) answer: Option<HoldOutcome>,
     pub(crate) offered: Option<Arc<Event>>,
 }
 
@@ -68,11 +68,11 @@ impl World {
             disk: Disk::default(),
             fuse: None,
             failing: None,
-            failing_chores: 0,
+            failing_tasks: 0,
             promised: BTreeMap::new(),
             published: Vec::new(),
             hunts: Vec::new(),
-            chores: Vec::new(),
+            tasks_run: Vec::new(),
             transcript: None,
             tasks: VecDeque::new(),
             news: VecDeque::new(),
@@ -119,9 +119,9 @@ impl World {
         self.offered = Some(event.clone());
         self.turn(Input::Held { event: event.clone(), hold: hold.clone(), origin })?;
         Ok(match self.answer.take() {
-            Some(Kept::Held) => Verdict::Hold(hold),
-            Some(Kept::Full) => Verdict::Reject(Rejection::Quota),
-            Some(Kept::Superseded) => Verdict::Known(Known::Superseded),
+            Some(HoldOutcome::Held) => Verdict::Hold(hold),
+            Some(HoldOutcome::Full) => Verdict::Reject(Rejection::Quota),
+            Some(HoldOutcome::Superseded) => Verdict::Known(Known::Superseded),
             other => panic!("no answer for {event:?}: {other:?}"),
         })
     }

@@ -65,8 +65,8 @@ fn what_expires_together_takes_no_longer_for_each_the_more_there_is() {
         Purgatory::restore(Config::default(), Policy::new(US.parse().unwrap()), held, now);
     let started = Instant::now();
     let outputs = core.handle(now, Input::Tick);
-    let chores = outputs.iter().filter(|output| matches!(output, Output::Do(_))).count();
-    assert_eq!((chores, core.counts().owed), (MANY as usize, MANY as usize));
+    let tasks = outputs.iter().filter(|output| matches!(output, Output::RunTask(_))).count();
+    assert_eq!((tasks, core.counts().pending_tasks), (MANY as usize, MANY as usize));
     // It takes a fraction of a second, and many times as long if each is compared with all others.
     assert!(started.elapsed() < SECOND * 5, "{:?}", started.elapsed());
 }
@@ -77,7 +77,7 @@ fn data_that_comes_after_the_expiry_still_releases() {
     let waiting = state(ALICE, "x", 2, &[("main", 2)]);
     world.send(&waiting).unwrap();
     wait(&mut world, HOUR * 5);
-    assert_eq!(world.core.wanting(Phase::Shelved), [name("x")].into());
+    assert_eq!(world.core.wanting(Phase::Expired), [name("x")].into());
     assert!(world.core.wanting(Phase::Waiting).is_empty());
     world.fetch("x", &[2]).unwrap();
     assert!(world.serves(&waiting));
@@ -196,14 +196,14 @@ fn expiry_spares_a_repository_that_is_served_by_then() {
 
 #[test]
 fn the_shelf_is_bounded_and_gives_up_what_would_go_first() {
-    let config = Config { shelf: Bound { count: 2, bytes: u64::MAX }, ..Config::default() };
+    let config = Config { expired: Bound { count: 2, bytes: u64::MAX }, ..Config::default() };
     let mut world = World::with(config, Policy::new(US.parse().unwrap()));
     for name in ["a", "b", "c"] {
         world.send(&announcement(ALICE, name, 0, &[])).unwrap();
         wait(&mut world, MINUTE);
     }
     wait(&mut world, HOUR);
-    assert_eq!(world.core.counts().shelved, 2);
+    assert_eq!(world.core.counts().expired, 2);
     assert!(world.core.announcements(&name("a")).is_empty());
     assert!(world.view(&ALICE.repo("a")).is_none());
 }
@@ -248,7 +248,7 @@ fn in_line() -> (World, Arc<Event>) {
     world.sync(&announcement(ALICE, "x", 0, &[])).unwrap();
     let waiting = state(ALICE, "x", 1, &[("main", 1)]);
     world.sync(&waiting).unwrap();
-    world.turn(Input::HuntInLine { identifier: name("x") }).unwrap();
+    world.turn(Input::HuntWaiting { identifier: name("x") }).unwrap();
     (world, waiting)
 }
 
@@ -306,7 +306,7 @@ fn what_comes_or_is_pushed_after_the_first_answer_has_its_own_half_hour() {
     world.wait(2 * HOUR).unwrap();
     let late = state(ALICE, "x", 2, &[("main", 2)]);
     world.sync(&late).unwrap();
-    world.turn(Input::HuntInLine { identifier: name("x") }).unwrap();
+    world.turn(Input::HuntWaiting { identifier: name("x") }).unwrap();
     world.turn(Input::HuntEnded { identifier: name("x") }).unwrap();
     world.wait(29 * MINUTE).unwrap();
     assert!(world.core.holds(&late.id));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use grasp_purgatory::{Chore, Input, Output, Stage};
+use grasp_purgatory::{CleanupTask, Input, Output, Stage};
 use nostr::event::Event;
 
 use crate::model_events::*;
@@ -24,7 +24,7 @@ fn whatever_stage_fails_the_state_stays_and_is_released_by_the_next_try() {
         world.failing = Some((stage, 2));
         world.fetch("x", &[1]).unwrap();
         assert!(world.serves(&signed), "{stage:?}");
-        assert_eq!(world.now.mono.since_start(), world.config.retry * 2, "{stage:?}");
+        assert_eq!(world.now.mono.since_start(), world.config.retry_after * 2, "{stage:?}");
     }
 }
 
@@ -39,9 +39,9 @@ fn a_pass_that_is_waited_for_ends_however_much_changes_after_it_began() {
     _ = world.core.handle(now, changed());
     let second = world.core.handle(now, changed());
     assert!(!asks_for_survey(&second, &x), "the second change waits for the pass that runs");
-    let pass = world.core.awaited(&x).unwrap();
+    let pass = world.core.pending_pass(&x).unwrap();
     let mut passes = 0;
-    while !world.core.has_ended(&x, pass) {
+    while !world.core.pass_ended(&x, pass) {
         _ = world.core.handle(now, changed());
         let next = world.core.handle(now, surveyed());
         assert!(asks_for_survey(&next, &x), "another follows at once");
@@ -49,7 +49,7 @@ fn a_pass_that_is_waited_for_ends_however_much_changes_after_it_began() {
         assert!(passes < 10, "it never ends");
     }
     assert_eq!(passes, 2, "the one that ran, and the one that saw the change");
-    assert!(world.core.awaited(&x).is_some_and(|next| !world.core.has_ended(&x, next)));
+    assert!(world.core.pending_pass(&x).is_some_and(|next| !world.core.pass_ended(&x, next)));
 }
 
 /// Whether a turn asks for a survey.
@@ -79,16 +79,16 @@ fn refs_follow_when_the_store_refuses_a_state_after_all() {
 #[test]
 fn a_failed_chore_is_done_later() {
     let mut world = World::new();
-    world.failing_chores = 1;
+    world.failing_tasks = 1;
     world.turn(Input::Started).unwrap();
     world.patience = Some(0);
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
     world.patience = None;
     assert!(world.view(&ALICE.repo("x")).is_none());
-    assert_eq!(world.core.counts().owed, 1);
+    assert_eq!(world.core.counts().pending_tasks, 1);
     world.run().unwrap();
     assert!(world.view(&ALICE.repo("x")).is_some());
-    assert_eq!(world.core.counts().owed, 0);
+    assert_eq!(world.core.counts().pending_tasks, 0);
 }
 
 #[test]
@@ -108,16 +108,16 @@ fn a_chore_that_came_to_nothing_does_not_undo_what_came_after_it() {
     let announced = announcement(ALICE, "x", 0, &[]);
     world.send(&announced).unwrap();
     // The view could not be removed; then the owner comes back.
-    let remove = Chore::RemoveView { repo: ALICE.repo("x"), at_once: false };
-    world.failing_chores = 1;
+    let remove = CleanupTask::RemoveView { repo: ALICE.repo("x"), at_once: false };
+    world.failing_tasks = 1;
     world.patience = Some(0);
     world.send(&deletion(ALICE, 1, &[&announced])).unwrap();
     world.send(&announcement(ALICE, "x", 2, &[])).unwrap();
     world.patience = None;
-    world.chores.clear();
+    world.tasks_run.clear();
     world.run().unwrap();
     world.wait(Duration::from_secs(60)).unwrap();
-    assert!(!world.chores.contains(&remove));
+    assert!(!world.tasks_run.contains(&remove));
     assert!(world.view(&ALICE.repo("x")).is_some());
 }
 
@@ -127,8 +127,8 @@ fn an_upload_is_not_swept_away_by_a_chore_for_an_earlier_one() {
     world.fetch("x", &[1]).unwrap();
     let request = pull_request(DAVE, 2, &[ALICE.repo("x")], 9);
     world.push_tip(&ALICE.repo("x"), request.id, 7).unwrap();
-    world.failing_chores = 1;
-    world.now = world.now.after(world.config.placeholder);
+    world.failing_tasks = 1;
+    world.now = world.now.after(world.config.stage_for);
     world.turn(Input::Tick).unwrap();
     world.push_tip(&ALICE.repo("x"), request.id, 9).unwrap();
     world.wait(Duration::from_secs(60)).unwrap();
@@ -158,7 +158,7 @@ fn a_late_answer_that_nobody_waits_for_changes_nothing() {
         Input::Stored { identifier: name("x"), stored: [signed.id].into() },
         Input::StoreFailed { identifier: name("x") },
         Input::FetchEnded { identifier: name("nobody's") },
-        Input::Done(Chore::CreateView { repo: BOB.repo("x") }),
+        Input::TaskDone(CleanupTask::CreateView { repo: BOB.repo("x") }),
     ] {
         world.turn(input).unwrap();
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use grasp_core::admission::{Hold, Origin, Policy};
 use grasp_core::resources::ClientNetwork;
-use grasp_purgatory::{Bound, Config, Input, Kept};
+use grasp_purgatory::{Bound, Config, HoldOutcome, Input};
 use nostr::event::Event;
 
 use crate::model_events::*;
@@ -198,7 +198,7 @@ fn an_identifier_may_have_only_so_much_waiting() {
 fn strangers_who_fill_a_name_or_everything_do_not_lock_out_what_is_served_there() {
     let mut world = bounded(|config| {
         config.per_identifier = TWO;
-        config.in_all = Bound { count: 4, bytes: 1 << 20 };
+        config.total = Bound { count: 4, bytes: 1 << 20 };
     });
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
     world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
@@ -214,7 +214,7 @@ fn strangers_who_fill_a_name_or_everything_do_not_lock_out_what_is_served_there(
 
 #[test]
 fn in_all_only_so_much_may_wait_and_what_is_released_makes_room() {
-    let mut world = bounded(|config| config.in_all = TWO);
+    let mut world = bounded(|config| config.total = TWO);
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
     world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
     let late = announcement(BOB, "y", 0, &[]);
@@ -225,7 +225,7 @@ fn in_all_only_so_much_may_wait_and_what_is_released_makes_room() {
 
 #[test]
 fn bytes_are_bounded_like_numbers() {
-    let mut world = bounded(|config| config.in_all = Bound { count: 100, bytes: 2_000 });
+    let mut world = bounded(|config| config.total = Bound { count: 100, bytes: 2_000 });
     assert!(world.send(&announcement(ALICE, "x", 0, &[])).unwrap().accepted);
     let many: Vec<_> = (0..40).map(|_| BOB).collect();
     assert!(!world.send(&announcement(ALICE, "y", 0, &many)).unwrap().accepted);
@@ -233,7 +233,7 @@ fn bytes_are_bounded_like_numbers() {
 
 #[test]
 fn who_comes_too_late_for_the_last_place_is_told_by_the_core_too() {
-    let mut world = bounded(|config| config.in_all = Bound { count: 0, bytes: 0 });
+    let mut world = bounded(|config| config.total = Bound { count: 0, bytes: 0 });
     let event = announcement(ALICE, "x", 0, &[]);
     let held = Input::Held {
         event,
@@ -241,13 +241,13 @@ fn who_comes_too_late_for_the_last_place_is_told_by_the_core_too() {
         origin: grasp_core::admission::Origin::anonymous(),
     };
     world.turn(held).unwrap();
-    assert_eq!(world.answer, Some(Kept::Full));
+    assert_eq!(world.answer, Some(HoldOutcome::Full));
     assert!(world.disk.journal.is_empty());
 }
 
 #[test]
 fn whoever_has_most_waiting_makes_room_for_newcomers() {
-    let mut world = bounded(|config| config.in_all = Bound { count: 4, bytes: 1 << 20 });
+    let mut world = bounded(|config| config.total = Bound { count: 4, bytes: 1 << 20 });
     for identifier in ["a", "b", "c"] {
         world.send(&announcement(ALICE, identifier, 0, &[])).unwrap();
     }
@@ -268,7 +268,7 @@ fn whoever_has_most_waiting_makes_room_for_newcomers() {
 
 #[test]
 fn one_network_leaves_room_in_purgatory_for_every_other() {
-    let mut world = bounded(|config| config.in_all = Bound { count: 40, bytes: 40 << 20 });
+    let mut world = bounded(|config| config.total = Bound { count: 40, bytes: 40 << 20 });
     let at = |address: &str| Origin::Client {
         authenticated: Vec::new(),
         network: Some(ClientNetwork::of(address.parse().unwrap())),
@@ -281,8 +281,8 @@ fn one_network_leaves_room_in_purgatory_for_every_other() {
     };
     let held = (0..100).filter(|n| {
         hold(announcement(Person::numbered(100 + n), &n.to_string(), 0, &[]), at("192.0.2.1"))
-            == Kept::Held
+            == HoldOutcome::Held
     });
     assert_eq!(held.count(), 10, "a quarter");
-    assert_eq!(hold(announcement(ALICE, "x", 0, &[]), at("198.51.100.1")), Kept::Held);
+    assert_eq!(hold(announcement(ALICE, "x", 0, &[]), at("198.51.100.1")), HoldOutcome::Held);
 }

@@ -1,7 +1,7 @@
 //! What is written down, and what a disk may do to it.
 
 use grasp_purgatory::journal::{Record, RecordError};
-use grasp_purgatory::{Chore, Phase, PushTarget, Why};
+use grasp_purgatory::{CleanupTask, EndReason, Phase, PushTarget};
 use nostr::types::Timestamp;
 
 use crate::model_events::*;
@@ -14,7 +14,7 @@ fn held(n: u8) -> Record {
 
 fn records() -> Vec<Record> {
     let (id, until) = (state(ALICE, "x", 1, &[("main", 1)]).id, Timestamp::from_secs(7));
-    let chore = Chore::ClearProposal {
+    let task = CleanupTask::ClearProposal {
         id,
         keep: [oid(1)].into(),
         names: [ALICE.repo("x").identifier].into(),
@@ -22,13 +22,13 @@ fn records() -> Vec<Record> {
     let target = PushTarget::Contributor(ALICE.repo("a:b 🦀"));
     vec![
         held(1),
-        Record::Moved { id, phase: Phase::Shelved, until },
-        Record::Gone { id, why: Why::Served },
+        Record::Moved { id, phase: Phase::Expired, until },
+        Record::Gone { id, reason: EndReason::Served },
         Record::Staged { id, tip: oid(2), target, bytes: u64::MAX, until },
         Record::Unstaged { id, keep: Some(oid(2)) },
-        Record::Owed { chore: chore.clone() },
-        Record::Settled { chore },
-        Record::Owed { chore: Chore::CreateView { repo: ALICE.repo("x") } },
+        Record::TaskAdded { task: task.clone() },
+        Record::TaskDone { task },
+        Record::TaskAdded { task: CleanupTask::CreateView { repo: ALICE.repo("x") } },
     ]
 }
 
@@ -50,6 +50,20 @@ fn an_event_is_kept_to_the_letter() {
 }
 
 #[test]
+fn names_on_disk_stay_as_they_were() {
+    let written: Vec<_> = records().iter().map(|record| record.encode().unwrap()).collect();
+    for (line, name) in [
+        (1, r#"{"moved":{"id""#),
+        (1, r#""phase":"shelved""#),
+        (2, r#""why":"served""#),
+        (5, r#"{"owed":{"chore":{"clear_proposal""#),
+        (6, r#"{"settled":{"chore":"#),
+    ] {
+        assert!(written[line].contains(name), "{name} in {}", written[line]);
+    }
+}
+
+#[test]
 fn a_record_from_the_future_is_refused_by_name() {
     let line = r#"{"v":2,"record":{"something_new":{}}}"#;
     assert!(matches!(Record::decode(line), Err(RecordError::Newer(2))));
@@ -62,7 +76,7 @@ fn a_record_from_the_future_is_refused_by_name() {
 mod on_disk {
     use std::path::Path;
 
-    use grasp_purgatory::journal::sqlite::{Journal, JournalError};
+    use grasp_purgatory::journal::{Journal, JournalError};
 
     use super::*;
 

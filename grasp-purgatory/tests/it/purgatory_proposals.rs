@@ -337,7 +337,7 @@ fn an_event_that_waits_for_nothing_is_not_kept() {
     let held =
         Input::Held { event: note.clone(), hold: Hold::Proposal, origin: Origin::anonymous() };
     world.turn(held).unwrap();
-    assert_eq!(world.answer, Some(grasp_purgatory::Kept::Unreadable));
+    assert_eq!(world.answer, Some(grasp_purgatory::HoldOutcome::Unreadable));
     assert!(!world.core.holds(&note.id));
 }
 

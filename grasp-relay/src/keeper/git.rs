@@ -7,7 +7,7 @@ use grasp_core::nip34::{Announcement, Proposal};
 use grasp_core::push::PushCommand;
 use grasp_core::{Identifier, Oid, RefName, RepoId, kinds};
 use grasp_purgatory::git::{FamilyGuard, GitError, RefTarget, RepoStore};
-use grasp_purgatory::{Chore, ProposalRef, ViewTarget};
+use grasp_purgatory::{CleanupTask, ProposalRef, ViewTarget};
 use nostr::event::EventId;
 use nostr::filter::Filter;
 use nostr::key::PublicKey;
@@ -59,14 +59,14 @@ impl Hands {
         std::iter::once(&self.parts.repos).chain(&self.parts.contributors)
     }
 
-    pub(super) async fn try_chore(&self, chore: &Chore) -> Result<(), KeepError> {
+    pub(super) async fn try_chore(&self, chore: &CleanupTask) -> Result<(), KeepError> {
         match chore {
-            Chore::CreateView { repo } => {
+            CleanupTask::CreateView { repo } => {
                 let mut guard = self.parts.repos.lock(&repo.identifier).await?;
                 guard.create_view(&repo.owner).await?;
             }
-            Chore::RemoveView { repo, at_once } => self.remove_view(repo, *at_once).await?,
-            Chore::ClearProposal { id, keep, names } => {
+            CleanupTask::RemoveView { repo, at_once } => self.remove_view(repo, *at_once).await?,
+            CleanupTask::ClearProposal { id, keep, names } => {
                 self.clear_proposal(*id, keep, names).await?;
             }
         }

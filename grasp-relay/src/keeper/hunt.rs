@@ -12,7 +12,7 @@ use grasp_purgatory::git::Fetcher;
 use grasp_purgatory::hunt::{
     Advertisement, HostClass, HuntConfig, Hunting, Report, Scope, SyncContext, Trouble, hunt,
 };
-use grasp_purgatory::{Input, Phase, Purgatory, Want, some_places};
+use grasp_purgatory::{Input, Phase, Purgatory, Want, select_addresses};
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use nostr::key::PublicKey;
@@ -157,7 +157,7 @@ impl World {
             let others = announcements.iter().filter(|a| !is_keepers(a));
             let trusted = self.places(own.chain(others).flat_map(|a| &a.clone));
             let untrusted = self.places(untrusted.iter().filter(|url| !trusted.contains(url)));
-            Want { id, phase: Phase::Shelved, tips, trusted, untrusted }
+            Want { id, phase: Phase::Expired, tips, trusted, untrusted }
         };
         let events = self.hands.events(named(kinds::STATE, identifier)).await?;
         let states = read(&events, |event| State::parse(event).ok());
@@ -176,12 +176,12 @@ impl World {
 
     /// Some of these git servers.
     fn places<'a>(&self, urls: impl Iterator<Item = &'a CloneUrl> + Clone) -> Vec<CloneUrl> {
-        some_places(urls, &self.hands.parts.policy.service, self.now().unix)
+        select_addresses(urls, &self.hands.parts.policy.service, self.now().unix)
     }
 
     /// Everything with a view, and everything that purgatory has given up and not forgotten.
     async fn try_identifiers(&self) -> Result<BTreeSet<Identifier>, KeepError> {
-        let mut identifiers = self.ask(|purgatory| purgatory.wanting(Phase::Shelved)).await?;
+        let mut identifiers = self.ask(|purgatory| purgatory.wanting(Phase::Expired)).await?;
         let views = self.hands.parts.repos.repositories().await?;
         identifiers.extend(views.into_iter().map(|repo| repo.identifier));
         Ok(identifiers)

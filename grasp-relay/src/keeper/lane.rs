@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use grasp_core::{Identifier, Oid};
-use grasp_purgatory::{Chore, Input, Kept, Output, ProposalRef, ViewTarget};
+use grasp_purgatory::{CleanupTask, HoldOutcome, Input, Output, ProposalRef, ViewTarget};
 use nostr::event::{Event, EventId};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -24,8 +24,8 @@ const READERS: usize = 16;
 
 /// One thing to do.
 pub(super) enum Op {
-    Do(Chore),
-    Answer { reply: oneshot::Sender<Kept>, kept: Kept },
+    Do(CleanupTask),
+    Answer { reply: oneshot::Sender<HoldOutcome>, outcome: HoldOutcome },
     Survey(SurveyRequest),
     Apply { identifier: Identifier, views: Vec<ViewTarget>, proposals: Vec<ProposalRef> },
     Store { identifier: Identifier, events: Vec<Arc<Event>>, withdraw: Vec<EventId> },
@@ -51,10 +51,10 @@ fn identifier_of(output: &Output) -> Option<&Identifier> {
         Output::Survey { identifier }
         | Output::Apply { identifier, .. }
         | Output::Store { identifier, .. } => Some(identifier),
-        Output::Do(Chore::CreateView { repo } | Chore::RemoveView { repo, .. }) => {
-            Some(&repo.identifier)
-        }
-        Output::Do(Chore::ClearProposal { names, .. }) => names.first(),
+        Output::RunTask(
+            CleanupTask::CreateView { repo } | CleanupTask::RemoveView { repo, .. },
+        ) => Some(&repo.identifier),
+        Output::RunTask(CleanupTask::ClearProposal { names, .. }) => names.first(),
         _ => None,
     }
 }
@@ -132,8 +132,8 @@ impl Hands {
     async fn perform(&self, op: Op) -> Option<Order> {
         let input = match op {
             Op::Do(chore) => self.chore(chore).await,
-            Op::Answer { reply, kept } => {
-                let _ = reply.send(kept);
+            Op::Answer { reply, outcome } => {
+                let _ = reply.send(outcome);
                 return None;
             }
             Op::Survey(request) => self.survey(request).await,
@@ -189,12 +189,12 @@ impl Hands {
         Ok(served.map(|(id, _)| id).collect())
     }
 
-    async fn chore(&self, chore: Chore) -> Input {
+    async fn chore(&self, chore: CleanupTask) -> Input {
         match self.try_chore(&chore).await {
-            Ok(()) => Input::Done(chore),
+            Ok(()) => Input::TaskDone(chore),
             Err(error) => {
                 tracing::warn!(%error, ?chore, "a chore must be done later");
-                Input::ChoreFailed(chore)
+                Input::TaskFailed(chore)
             }
         }
     }
@@ -214,17 +214,17 @@ mod tests {
         let id = EventId::from_byte_array([1; 32]);
         let names = BTreeSet::from([name("y"), name("z")]);
         let turn = vec![
-            Output::Do(Chore::CreateView { repo: repo("x") }),
-            Output::Do(Chore::ClearProposal { id, keep: BTreeSet::new(), names }),
-            Output::Answer { id, kept: Kept::Held },
+            Output::RunTask(CleanupTask::CreateView { repo: repo("x") }),
+            Output::RunTask(CleanupTask::ClearProposal { id, keep: BTreeSet::new(), names }),
+            Output::Answer { id, outcome: HoldOutcome::Held },
             Output::Survey { identifier: name("x") },
             Output::Survey { identifier: name("y") },
             Output::Survey { identifier: name("z") },
         ];
         let lanes = by_lane(turn).into_iter().map(|(lane, outputs)| {
             let words = outputs.iter().map(|output| match output {
-                Output::Do(Chore::CreateView { .. }) => "create",
-                Output::Do(_) => "clear",
+                Output::RunTask(CleanupTask::CreateView { .. }) => "create",
+                Output::RunTask(_) => "clear",
                 Output::Answer { .. } => "answer",
                 _ => "survey",
             });

@@ -9,7 +9,7 @@ use grasp_core::admission::{Hold, Needs, Origin};
 use grasp_core::deletion::VanishScope;
 use grasp_core::nip34::Announcement;
 use grasp_core::{Identifier, RepoId, Version, kinds};
-use grasp_purgatory::{Input, Kept as Purgatorial, Room};
+use grasp_purgatory::{HoldOutcome, Input};
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 
@@ -40,7 +40,7 @@ impl GitSide for Keeper {
             let facts = move |purgatory: &grasp_purgatory::Purgatory| GitFacts {
                 is_held: purgatory.holds(&event.id),
                 announcements: identifier.iter().flat_map(|i| purgatory.announcements(i)).collect(),
-                over_quota: repository_quota_reached || purgatory.room_for(&event) == Room::Full,
+                over_quota: repository_quota_reached || !purgatory.has_room_for(&event),
             };
             Ok(self.ask(facts).await?)
         })
@@ -55,11 +55,11 @@ impl GitSide for Keeper {
         Box::pin(async move {
             let (id, waits) = (event.id, !origin.is_sync());
             Ok(match Self::hold(self, event, hold, origin).await? {
-                Purgatorial::Held if waits => self.outcome(id).await?,
-                Purgatorial::Held => Kept::Held,
-                Purgatorial::Superseded => Kept::Superseded,
-                Purgatorial::Full => Kept::Full,
-                Purgatorial::Unreadable => Kept::Servable,
+                HoldOutcome::Held if waits => self.outcome(id).await?,
+                HoldOutcome::Held => Kept::Held,
+                HoldOutcome::Superseded => Kept::Superseded,
+                HoldOutcome::Full => Kept::Full,
+                HoldOutcome::Unreadable => Kept::Servable,
             })
         })
     }

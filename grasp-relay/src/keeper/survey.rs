@@ -6,7 +6,7 @@ use std::sync::Arc;
 use grasp_core::nip34::{Announcement, State};
 use grasp_core::{Identifier, Oid, RefName, RepoId, kinds};
 use grasp_purgatory::git::{Completeness, FamilyGuard};
-use grasp_purgatory::{Input, KeptProposal, Purgatory, Survey};
+use grasp_purgatory::{HeldProposal, Input, Purgatory, Survey};
 use nostr::event::{Event, EventId, Kind};
 use nostr::filter::{Filter, SingleLetterTag};
 use nostr::key::PublicKey;
@@ -41,7 +41,7 @@ pub(super) struct SurveyRequest {
     /// The tips of each state that could be complete.
     states: Wanted,
     /// Pull requests that could be complete, here or in another family.
-    proposals: Vec<KeptProposal>,
+    proposals: Vec<HeldProposal>,
     /// What waits, and might have been deleted meanwhile.
     kept: Vec<Arc<Event>>,
 }
@@ -53,7 +53,7 @@ impl SurveyRequest {
             scope: purgatory.scope(&identifier),
             states: states.filter_map(|candidate| tips(&candidate.state)).collect(),
             proposals: purgatory.proposals(&identifier),
-            kept: purgatory.kept(&identifier),
+            kept: purgatory.held_events(&identifier),
             identifier,
         }
     }
@@ -161,7 +161,7 @@ impl Hands {
     async fn complete_elsewhere(
         &self,
         identifier: &Identifier,
-        mut proposals: Vec<KeptProposal>,
+        mut proposals: Vec<HeldProposal>,
         here: &BTreeSet<EventId>,
     ) -> Result<BTreeSet<EventId>, KeepError> {
         proposals.retain(|proposal| !here.contains(&proposal.id));
@@ -248,7 +248,7 @@ fn tips(state: &State) -> Option<(EventId, BTreeSet<Oid>)> {
 }
 
 fn tips_by_event<'a>(
-    proposals: impl IntoIterator<Item = &'a KeptProposal>,
+    proposals: impl IntoIterator<Item = &'a HeldProposal>,
 ) -> impl Iterator<Item = (EventId, BTreeSet<Oid>)> {
     proposals.into_iter().map(|proposal| (proposal.id, BTreeSet::from([proposal.tip])))
 }

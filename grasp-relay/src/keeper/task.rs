@@ -6,8 +6,8 @@ use std::time::Duration;
 use grasp_core::{Identifier, Mono};
 use grasp_purgatory::hunt::Hunting;
 use grasp_purgatory::journal::Record;
-use grasp_purgatory::journal::sqlite::{Journal, JournalError};
-use grasp_purgatory::{Chore, Input, Kept, Output, Pass, Purgatory};
+use grasp_purgatory::journal::{Journal, JournalError};
+use grasp_purgatory::{CleanupTask, HoldOutcome, Input, Output, PassNumber, Purgatory};
 use nostr::event::EventId;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
@@ -43,7 +43,7 @@ impl Inbox {
 /// What somebody waits for, found out when they began to.
 pub(super) enum Awaited {
     /// The end of these passes, or that this event is gone from purgatory.
-    Passes { event: Option<EventId>, passes: Vec<(Identifier, Pass)> },
+    Passes { event: Option<EventId>, passes: Vec<(Identifier, PassNumber)> },
     /// That no round is under way.
     Rested,
 }
@@ -55,7 +55,7 @@ pub(super) struct Task {
     pub(super) journal: Option<Journal>,
     pub(super) lanes: Lanes,
     pub(super) hunting: Option<Hunting>,
-    pub(super) answers: BTreeMap<EventId, Vec<oneshot::Sender<Kept>>>,
+    pub(super) answers: BTreeMap<EventId, Vec<oneshot::Sender<HoldOutcome>>>,
     pub(super) waiters: Vec<(Awaited, Waiter)>,
     pub(super) rounds: Rounds,
     pub(super) clock: Clock,
@@ -134,7 +134,7 @@ impl Task {
     fn awaited(&self, until: Until) -> Awaited {
         match until {
             Until::Settled(name) => {
-                let pass = self.purgatory.awaited(&name);
+                let pass = self.purgatory.pending_pass(&name);
                 let passes = pass.map(|pass| (name, pass)).into_iter().collect();
                 Awaited::Passes { event: None, passes }
             }
@@ -150,7 +150,7 @@ impl Task {
         match self.rounds.errand(now) {
             Some(Errand::List) => self.lanes.list(),
             Some(Errand::Visit(identifier)) => {
-                let waits = !self.purgatory.kept(&identifier).is_empty();
+                let waits = !self.purgatory.held_events(&identifier).is_empty();
                 let waiting = waits.then(|| self.purgatory.wanted_tips(&identifier));
                 self.lanes.run(Some(identifier.clone()), vec![Op::Tidy { identifier, waiting }]);
             }
@@ -245,10 +245,10 @@ impl Task {
     /// A view comes with its announcement, and goes with it.
     fn news_of(&self, output: &Output) -> Option<News> {
         match output {
-            Output::Do(Chore::CreateView { repo }) => {
+            Output::RunTask(CleanupTask::CreateView { repo }) => {
                 self.purgatory.held_announcement(repo).map(News::Held)
             }
-            Output::Do(Chore::RemoveView { repo, .. }) => Some(News::Gone(repo.clone())),
+            Output::RunTask(CleanupTask::RemoveView { repo, .. }) => Some(News::Gone(repo.clone())),
             _ => None,
         }
     }
@@ -256,10 +256,10 @@ impl Task {
     fn op(&mut self, output: Output) -> Vec<Op> {
         match output {
             Output::Journal(_) => Vec::new(),
-            Output::Do(chore) => vec![Op::Do(chore)],
-            Output::Answer { id, kept } => {
+            Output::RunTask(chore) => vec![Op::Do(chore)],
+            Output::Answer { id, outcome } => {
                 let waiting = self.answers.remove(&id).unwrap_or_default();
-                waiting.into_iter().map(|reply| Op::Answer { reply, kept }).collect()
+                waiting.into_iter().map(|reply| Op::Answer { reply, outcome }).collect()
             }
             Output::Survey { identifier } => {
                 vec![Op::Survey(SurveyRequest::of(&self.purgatory, identifier))]
@@ -305,8 +305,8 @@ impl Task {
     fn is_over(&self, awaited: &Awaited) -> bool {
         match awaited {
             Awaited::Passes { event, passes } => {
-                event.is_some_and(|id| !self.purgatory.keeps(&id))
-                    || passes.iter().all(|(name, pass)| self.purgatory.has_ended(name, *pass))
+                event.is_some_and(|id| !self.purgatory.contains(&id))
+                    || passes.iter().all(|(name, pass)| self.purgatory.pass_ended(name, *pass))
             }
             Awaited::Rested => self.rounds.is_resting(),
         }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use grasp_core::admission::{Hold, Origin, Policy};
 use grasp_core::{Identifier, Mono, Now};
 use grasp_purgatory::git::{Git, RepoStore, Slots, StagingLimits};
+use grasp_purgatory::journal::Journal;
 use grasp_purgatory::journal::Record;
-use grasp_purgatory::journal::sqlite::Journal;
 use grasp_purgatory::{Config, Input, Phase, Purgatory};
 use grasp_relay::Clock;
 use grasp_relay::ingest::GitSide;
@@ -114,7 +114,7 @@ async fn what_is_told_while_the_disk_fills_up_again_and_again_is_lost_at_no_time
     }
     let is_done = async || {
         let counts = keeper.ask(|purgatory| purgatory.counts()).await.unwrap();
-        keeper.can_write() && counts.announcements == 0 && counts.owed == 0
+        keeper.can_write() && counts.announcements == 0 && counts.pending_tasks == 0
     };
     let done = async {
         while !is_done().await {
@@ -134,5 +134,5 @@ async fn what_is_told_while_the_disk_fills_up_again_and_again_is_lost_at_no_time
     let records = in_time(reopened).await;
     let now = Now::new(Mono::ZERO, Timestamp::now());
     let counts = Purgatory::restore(Config::default(), policy(), records, now).counts();
-    assert_eq!((counts.announcements, counts.owed), (0, 0), "and written down");
+    assert_eq!((counts.announcements, counts.pending_tasks), (0, 0), "and written down");
 }

@@ -270,7 +270,7 @@ async fn a_round_removes_objects_once_nothing_waits_that_they_could_be_for() {
     let waiting = name.clone();
     until(async || {
         let name = waiting.clone();
-        keeper.ask(move |purgatory| purgatory.kept(&name).is_empty()).await.unwrap()
+        keeper.ask(move |purgatory| purgatory.held_events(&name).is_empty()).await.unwrap()
     })
     .await;
     keeper.make_round().await.unwrap();

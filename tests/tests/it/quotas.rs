@@ -102,13 +102,13 @@ async fn one_name_fills_only_its_own_share() {
 
 #[tokio::test]
 async fn everybody_together_fills_no_more_than_there_is() {
-    let instance = bounded(|config| config.in_all = Bound { count: 4, bytes: 1 << 20 }).await;
+    let instance = bounded(|config| config.total = Bound { count: 4, bytes: 1 << 20 }).await;
     let us = instance.service();
     for n in 0..4 {
         assert_eq!(answer(&instance, &Maker::new().announce(&n.to_string(), &us)).await, held());
     }
     assert_eq!(answer(&instance, &Maker::new().announce("x", &us)).await, limited());
-    let instance = bounded(|config| config.in_all = Bound { count: 100, bytes: 4_000 }).await;
+    let instance = bounded(|config| config.total = Bound { count: 100, bytes: 4_000 }).await;
     let us = instance.service();
     let mut accepted = 0;
     while answer(&instance, &Maker::new().announce("x", &us)).await == held() {
@@ -120,7 +120,7 @@ async fn everybody_together_fills_no_more_than_there_is() {
 
 #[tokio::test]
 async fn what_is_released_makes_room() {
-    let instance = bounded(|config| config.in_all.count = 2).await;
+    let instance = bounded(|config| config.total.count = 2).await;
     let alice = Maker::new();
     for name in ["a", "b", "c"] {
         instance.host(&alice, name).await;

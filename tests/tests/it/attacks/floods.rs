@@ -47,7 +47,7 @@ async fn one_author_and_one_root_bring_only_so_many_events() {
 async fn strangers_who_fill_purgatory_lock_nobody_out_of_a_served_repository() {
     let mut settings = Settings::default();
     settings.purgatory.per_identifier.count = 3;
-    settings.purgatory.in_all = Bound { count: 8, bytes: 1 << 20 };
+    settings.purgatory.total = Bound { count: 8, bytes: 1 << 20 };
     let scene = Scene::set(settings).await;
     let us = scene.instance.service();
     let mut held = 0;

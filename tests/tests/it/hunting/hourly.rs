@@ -6,7 +6,7 @@ use super::*;
 async fn what_expired_is_found_by_the_hourly_turn() {
     let instance = Instance::with(|settings| {
         hurried(settings);
-        settings.purgatory.wait = Duration::from_secs(1);
+        settings.purgatory.hold_for = Duration::from_secs(1);
         settings.hunt.pull_every = Duration::from_secs(2);
     })
     .await;
@@ -17,7 +17,7 @@ async fn what_expired_is_found_by_the_hourly_turn() {
     let state = alice.state("x", &[(MAIN, &commit)]);
     instance.sync(vec![announcement.clone(), state.clone()]).await;
     let keeper = instance.server().keeper();
-    wait_until_asked(keeper, |purgatory| purgatory.counts().shelved == 2).await;
+    wait_until_asked(keeper, |purgatory| purgatory.counts().expired == 2).await;
     server.host("x", &work).await;
     instance.until_serves(&state).await;
     assert!(instance.serves(&announcement).await);

@@ -129,7 +129,7 @@ pub(super) fn hurried(settings: &mut grasp_bin::Settings) {
     sync.persist_after = Duration::from_millis(50);
     settings.purgatory.user_delay = Duration::from_millis(500);
     settings.hunt.debounce = Duration::from_millis(50);
-    settings.purgatory.retry = Duration::from_millis(500);
+    settings.purgatory.retry_after = Duration::from_millis(500);
     settings.hunt.backoff.first = Duration::from_millis(300);
     settings.hunt.backoff.cap = Duration::from_secs(1);
     settings.hunt.pull_every = Duration::from_secs(5);

@@ -1,0 +1,494 @@
+//! The held events, with their indexes and accounts. Only journal records change them, so replaying the records of a
+//! run gives the held events of that run.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use grasp_core::admission::{Origin, Presence};
+use grasp_core::nip34::{Announcement, Proposal, State};
+use grasp_core::resources::Claimant;
+use grasp_core::{Identifier, RepoId, Version, kinds};
+use nostr::event::{Event, EventId};
+use nostr::key::PublicKey;
+use nostr::types::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::io::{Bound, Config, HoldOutcome, Outputs};
+use super::shares::Shares;
+use crate::journal::Record;
+
+/// Identifiers under which one pull request is looked after; honest ones name one or two.
+pub(super) const MAX_IDENTIFIERS: usize = 16;
+
+/// Memory of the largest event: any network may have that much waiting, while it is free.
+const LARGEST_EVENT: u64 = 5 * 1024 * 1024;
+
+/// The phase of a held event.
+///
+/// An event begins as [`Waiting`](Self::Waiting). Release, deletion or a newer version end it; the end of its time makes
+/// it [`Expired`](Self::Expired). An expired event is released if its data appears, waits again if a user sends it or
+/// a new state is signed for it, and is dropped at the end of its second term.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Acknowledged and hunted for.
+    Waiting,
+    /// Remembered. An announcement has lost its view. A state or pull request is looked for once an hour, and a push
+    /// may still bring its data.
+    #[serde(rename = "shelved")]
+    Expired,
+}
+
+/// The reason why an event is no longer held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EndReason {
+    /// It is stored and served.
+    Served,
+    /// A version that wins over it is held or served.
+    Superseded,
+    /// Its author deleted it, or moved the repository to other servers.
+    Withdrawn,
+    /// The event store refused it.
+    Refused,
+    /// Its second term ended.
+    Forgotten,
+    /// A limit was reached.
+    Evicted,
+}
+
+/// One held event.
+#[derive(Clone, Debug)]
+pub(super) struct HeldEvent {
+    pub(super) event: Arc<Event>,
+    pub(super) content: Content,
+    pub(super) phase: Phase,
+    pub(super) since: Timestamp,
+    /// End of the phase.
+    pub(super) until: Timestamp,
+    /// Approximate memory.
+    pub(super) bytes: u64,
+}
+
+/// The parsed event.
+#[derive(Clone, Debug)]
+pub(super) enum Content {
+    Announcement(Announcement),
+    State(State),
+    Proposal(Proposal),
+}
+
+impl HeldEvent {
+    /// Returns `None` if the event is none that waits for git data.
+    pub(super) fn new(
+        event: Arc<Event>,
+        phase: Phase,
+        since: Timestamp,
+        until: Timestamp,
+    ) -> Option<Self> {
+        let content = match event.kind {
+            kind if kind == kinds::ANNOUNCEMENT => {
+                Content::Announcement(Announcement::parse(&event).ok()?)
+            }
+            kind if kind == kinds::STATE => Content::State(State::parse(&event).ok()?),
+            _ => Content::Proposal(Proposal::parse(&event).ok()?),
+        };
+        let bytes = memory_of(&event);
+        Some(Self { event, content, phase, since, until, bytes })
+    }
+
+    pub(super) fn id(&self) -> EventId {
+        self.event.id
+    }
+
+    pub(super) fn author(&self) -> PublicKey {
+        self.event.pubkey
+    }
+
+    pub(super) fn version(&self) -> Version {
+        Version::of(&self.event)
+    }
+
+    pub(super) fn is_waiting(&self) -> bool {
+        self.phase == Phase::Waiting
+    }
+
+    /// Returns the identifiers under which the event is looked after.
+    pub(super) fn identifiers(&self) -> BTreeSet<&Identifier> {
+        match &self.content {
+            Content::Announcement(announcement) => BTreeSet::from([&announcement.repo.identifier]),
+            Content::State(state) => BTreeSet::from([&state.repo.identifier]),
+            Content::Proposal(proposal) => {
+                let all: BTreeSet<_> = proposal.repos.iter().map(|repo| &repo.identifier).collect();
+                all.into_iter().take(MAX_IDENTIFIERS).collect()
+            }
+        }
+    }
+
+    pub(super) fn announcement(&self) -> Option<&Announcement> {
+        if let Content::Announcement(announcement) = &self.content {
+            Some(announcement)
+        } else {
+            None
+        }
+    }
+
+    pub(super) fn state(&self) -> Option<&State> {
+        if let Content::State(state) = &self.content { Some(state) } else { None }
+    }
+
+    pub(super) fn proposal(&self) -> Option<&Proposal> {
+        if let Content::Proposal(proposal) = &self.content { Some(proposal) } else { None }
+    }
+
+    /// Returns the claimant of the event's memory. Events from other relays are accounted to their author alone.
+    pub(super) fn claimant(&self, presence: Presence, origin: &Origin) -> Claimant {
+        let claimant = Claimant::maybe_at(origin.claimant().network).signed_by(self.author());
+        if presence == Presence::Stored { claimant.with_authority() } else { claimant }
+    }
+}
+
+/// Returns the approximate memory of an event and its parsed form.
+fn memory_of(event: &Event) -> u64 {
+    const FIXED: usize = 512;
+    const PER_VALUE: usize = 48;
+    let values = event.tags.iter().flat_map(|tag| tag.as_slice());
+    let tags: usize = values.map(|value| value.len() + PER_VALUE).sum();
+    (FIXED + event.content.len() + 2 * tags) as u64
+}
+
+/// A number of items and their size.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Total {
+    pub(super) count: usize,
+    pub(super) bytes: u64,
+}
+
+impl Total {
+    pub(super) fn add(&mut self, bytes: u64) {
+        self.count += 1;
+        self.bytes = self.bytes.saturating_add(bytes);
+    }
+
+    pub(super) fn subtract(&mut self, bytes: u64) {
+        self.count = self.count.saturating_sub(1);
+        self.bytes = self.bytes.saturating_sub(bytes);
+    }
+
+    pub(super) fn is_within(self, bound: Bound) -> bool {
+        self.count <= bound.count && self.bytes <= bound.bytes
+    }
+}
+
+/// The waiting events by author, by identifier and in all; and the expired ones.
+#[derive(Debug, Default)]
+pub(super) struct Usage {
+    authors: BTreeMap<PublicKey, Total>,
+    identifiers: BTreeMap<Identifier, Total>,
+    pub(super) waiting: Total,
+    pub(super) expired: Total,
+}
+
+impl Usage {
+    fn add(&mut self, held: &HeldEvent) {
+        if !held.is_waiting() {
+            return self.expired.add(held.bytes);
+        }
+        self.waiting.add(held.bytes);
+        self.authors.entry(held.author()).or_default().add(held.bytes);
+        for identifier in held.identifiers() {
+            self.identifiers.entry(identifier.clone()).or_default().add(held.bytes);
+        }
+    }
+
+    fn remove(&mut self, held: &HeldEvent) {
+        if !held.is_waiting() {
+            return self.expired.subtract(held.bytes);
+        }
+        self.waiting.subtract(held.bytes);
+        subtract(&mut self.authors, &held.author(), held.bytes);
+        for identifier in held.identifiers() {
+            subtract(&mut self.identifiers, identifier, held.bytes);
+        }
+    }
+
+    /// Checks a new event against the limits of its author and identifiers, without the event that it displaces.
+    ///
+    /// Any client can fill an identifier, so states of served repositories are not counted against it.
+    fn has_room(
+        &self,
+        config: &Config,
+        new: &HeldEvent,
+        displaced: Option<&HeldEvent>,
+        presence: Presence,
+    ) -> bool {
+        let freed = displaced.filter(|held| held.is_waiting());
+        let fits = |before: Option<&Total>, bound: Bound| {
+            let mut total = before.copied().unwrap_or_default();
+            if let Some(held) = freed {
+                total.subtract(held.bytes);
+            }
+            total.add(new.bytes);
+            total.is_within(bound)
+        };
+        let fits_name = |name: &Identifier| fits(self.identifiers.get(name), config.per_identifier);
+        (presence == Presence::Stored || new.identifiers().into_iter().all(fits_name))
+            && fits(self.authors.get(&new.author()), config.per_author)
+    }
+}
+
+/// Subtracts one item from an account, and removes the account with its last item.
+fn subtract<K: Ord>(accounts: &mut BTreeMap<K, Total>, key: &K, bytes: u64) {
+    if let Some(total) = accounts.get_mut(key) {
+        total.subtract(bytes);
+        if total.count == 0 {
+            accounts.remove(key);
+        }
+    }
+}
+
+/// All held events.
+#[derive(Debug)]
+pub(super) struct HeldEvents {
+    events: BTreeMap<EventId, HeldEvent>,
+    by_identifier: BTreeMap<Identifier, BTreeSet<EventId>>,
+    /// Events by the end of their phase.
+    deadlines: BTreeMap<Phase, BTreeSet<(Timestamp, EventId)>>,
+    usage: Usage,
+    /// Shares of the memory for waiting events.
+    memory: Shares,
+}
+
+impl HeldEvents {
+    pub(super) fn new(config: &Config) -> Self {
+        Self {
+            events: BTreeMap::new(),
+            by_identifier: BTreeMap::new(),
+            deadlines: BTreeMap::new(),
+            usage: Usage::default(),
+            memory: Shares::new(config.total, config.total.bytes / 4, LARGEST_EVENT),
+        }
+    }
+
+    /// Makes one change. Events that cannot be parsed can never be released, and are skipped.
+    pub(super) fn apply(&mut self, record: &Record) {
+        match record {
+            Record::Held { event, phase, since, until } => {
+                self.take(&event.id);
+                if let Some(held) = HeldEvent::new(event.clone(), *phase, *since, *until) {
+                    self.insert(held);
+                }
+            }
+            Record::Moved { id, phase, until } => {
+                if let Some(held) = self.take(id) {
+                    self.insert(HeldEvent { phase: *phase, until: *until, ..held });
+                }
+            }
+            Record::Gone { id, .. } => _ = self.take(id),
+            _ => {}
+        }
+    }
+
+    fn record(&mut self, out: &mut Outputs, id: &EventId, record: Record) {
+        self.apply(&record);
+        self.account(id);
+        out.write(record);
+    }
+
+    pub(super) fn hold(
+        &mut self,
+        out: &mut Outputs,
+        event: &Arc<Event>,
+        since: Timestamp,
+        until: Timestamp,
+    ) {
+        let record = Record::Held { event: event.clone(), phase: Phase::Waiting, since, until };
+        self.record(out, &event.id, record);
+    }
+
+    pub(super) fn set_phase(
+        &mut self,
+        out: &mut Outputs,
+        id: EventId,
+        phase: Phase,
+        until: Timestamp,
+    ) {
+        self.record(out, &id, Record::Moved { id, phase, until });
+    }
+
+    pub(super) fn remove(&mut self, out: &mut Outputs, id: EventId, reason: EndReason) {
+        self.record(out, &id, Record::Gone { id, reason });
+    }
+
+    /// Makes the memory shares agree with an event.
+    fn account(&mut self, id: &EventId) {
+        match self.events.get(id).filter(|held| held.is_waiting()) {
+            Some(held) => {
+                let claimant = Claimant::default().signed_by(held.author());
+                self.memory.add(*id, claimant, held.bytes);
+            }
+            None => self.memory.release(id),
+        }
+    }
+
+    /// Accounts the events of an earlier run to their authors: the networks that sent them are no longer known.
+    pub(super) fn account_all(&mut self) {
+        let ids: Vec<EventId> = self.events.keys().copied().collect();
+        ids.iter().for_each(|id| self.account(id));
+    }
+
+    /// Returns the records that lead from nothing to here.
+    pub(super) fn snapshot(&self) -> impl Iterator<Item = Record> {
+        self.events.values().map(|held| Record::Held {
+            event: held.event.clone(),
+            phase: held.phase,
+            since: held.since,
+            until: held.until,
+        })
+    }
+
+    pub(super) fn get(&self, id: &EventId) -> Option<&HeldEvent> {
+        self.events.get(id)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &HeldEvent> {
+        self.events.values()
+    }
+
+    /// Returns the events of an identifier.
+    pub(super) fn of(&self, identifier: &Identifier) -> impl Iterator<Item = &HeldEvent> {
+        let ids = self.by_identifier.get(identifier).into_iter().flatten();
+        ids.filter_map(|id| self.events.get(id))
+    }
+
+    pub(super) fn announcement(&self, repo: &RepoId) -> Option<&HeldEvent> {
+        let announces = |held: &&HeldEvent| held.announcement().is_some_and(|a| a.repo == *repo);
+        self.of(&repo.identifier).find(announces)
+    }
+
+    /// Returns whether a waiting announcement asks for the view of a repository.
+    pub(super) fn has_view(&self, repo: &RepoId) -> bool {
+        self.announcement(repo).is_some_and(HeldEvent::is_waiting)
+    }
+
+    pub(super) fn states_by(
+        &self,
+        identifier: &Identifier,
+        author: PublicKey,
+    ) -> impl Iterator<Item = &HeldEvent> {
+        self.of(identifier).filter(move |held| held.author() == author && held.state().is_some())
+    }
+
+    pub(super) fn identifiers(&self) -> impl Iterator<Item = &Identifier> {
+        self.by_identifier.keys()
+    }
+
+    /// Returns the events of a phase with its end, the next to end first.
+    pub(super) fn deadlines(&self, phase: Phase) -> impl Iterator<Item = (Timestamp, &HeldEvent)> {
+        let ends = self.deadlines.get(&phase).into_iter().flatten();
+        ends.filter_map(|(until, id)| Some((*until, self.events.get(id)?)))
+    }
+
+    pub(super) fn usage(&self) -> &Usage {
+        &self.usage
+    }
+
+    /// Returns the event that a new one displaces, or the reason why the new one is not held. Changes nothing.
+    pub(super) fn check(
+        &self,
+        config: &Config,
+        new: &HeldEvent,
+        presence: Presence,
+    ) -> Result<Option<EventId>, HoldOutcome> {
+        let displaced = self.displaced(config, new)?;
+        match self.usage.has_room(config, new, displaced, presence) {
+            true => Ok(displaced.map(HeldEvent::id)),
+            false => Err(HoldOutcome::Full),
+        }
+    }
+
+    fn displaced(
+        &self,
+        config: &Config,
+        new: &HeldEvent,
+    ) -> Result<Option<&HeldEvent>, HoldOutcome> {
+        let others = match &new.content {
+            Content::Announcement(announcement) => {
+                self.announcement(&announcement.repo).into_iter().collect()
+            }
+            Content::State(state) => {
+                let states = self.states_by(&state.repo.identifier, new.author());
+                let others = states.filter(|held| held.is_waiting() && held.id() != new.id());
+                let others: Vec<_> = others.collect();
+                if others.len() < config.states_per_author {
+                    return Ok(None);
+                }
+                others
+            }
+            Content::Proposal(_) => Vec::new(),
+        };
+        match others.into_iter().min_by_key(|held| held.version()) {
+            Some(oldest) if oldest.version() > new.version() => Err(HoldOutcome::Superseded),
+            oldest => Ok(oldest.filter(|held| held.id() != new.id())),
+        }
+    }
+
+    /// Reserves memory for a new event in place of the displaced one. Returns the events that must be evicted, and
+    /// whether there is room.
+    pub(super) fn reserve(
+        &mut self,
+        new: &HeldEvent,
+        claimant: Claimant,
+        displaced: Option<EventId>,
+    ) -> (Vec<EventId>, bool) {
+        if let Some(id) = &displaced {
+            self.memory.release(id);
+        }
+        let is_spared = |id: &EventId| Some(*id) == displaced;
+        let reserved =
+            self.memory.reserve(new.id(), claimant, new.bytes, |one| one.author, is_spared);
+        if let (false, Some(id)) = (reserved.1, displaced) {
+            self.account(&id);
+        }
+        reserved
+    }
+
+    /// Accounts an event to the claimants with authority from now on.
+    pub(super) fn authorise(&mut self, id: EventId) {
+        self.memory.authorise(id);
+    }
+
+    pub(super) fn has_authority(&self, id: &EventId) -> bool {
+        self.memory.has_authority(id)
+    }
+
+    fn insert(&mut self, held: HeldEvent) {
+        let id = held.id();
+        self.usage.add(&held);
+        self.deadlines.entry(held.phase).or_default().insert((held.until, id));
+        for identifier in held.identifiers() {
+            self.by_identifier.entry(identifier.clone()).or_default().insert(id);
+        }
+        self.events.insert(id, held);
+    }
+
+    fn take(&mut self, id: &EventId) -> Option<HeldEvent> {
+        let held = self.events.remove(id)?;
+        self.usage.remove(&held);
+        remove_from(&mut self.deadlines, &held.phase, &(held.until, *id));
+        for identifier in held.identifiers() {
+            remove_from(&mut self.by_identifier, identifier, id);
+        }
+        Some(held)
+    }
+}
+
+/// Removes a value from the set of a key, and the set with its last value.
+fn remove_from<K: Ord, V: Ord>(index: &mut BTreeMap<K, BTreeSet<V>>, key: &K, value: &V) {
+    if let Some(values) = index.get_mut(key) {
+        values.remove(value);
+        if values.is_empty() {
+            index.remove(key);
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! Settings, inputs and outputs of purgatory.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use grasp_core::admission::{Hold, Origin};
+use grasp_core::nip34::State;
+use grasp_core::resources::ClientNetwork;
+use grasp_core::{Identifier, Oid, RefName, RepoId, Version};
+use nostr::event::{Event, EventId};
+use nostr::key::PublicKey;
+use nostr::types::Timestamp;
+
+use super::cleanup::CleanupTask;
+use super::staging::PushTarget;
+use crate::journal::Record;
+
+/// Settings of purgatory. The defaults follow the protocol and experience.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Time until a held event expires. Starts again with every sign of activity, such as a push.
+    pub hold_for: Duration,
+    /// Longest time that an event is held while the hunt still waits for permits of git servers; [`hold_for`](Self::hold_for)
+    /// if that is longer.
+    pub hold_at_most: Duration,
+    /// Time that an expired announcement is remembered after the removal of its view, so that it is not fetched again
+    /// each time that another relay offers it.
+    pub remember_for: Duration,
+    /// Time that an upload waits for the event that names it.
+    pub stage_for: Duration,
+    /// Time that the hourly pull still looks for an expired state or pull request.
+    pub retry_expired_for: Duration,
+    /// Delay of the hunt for an event that a user sent: a push usually follows.
+    pub user_delay: Duration,
+    /// Delay before a step that failed on this server is tried again.
+    pub retry_after: Duration,
+    /// States of one author and identifier that are held; an older one may still be the one being pushed.
+    pub states_per_author: usize,
+    /// Limit of the waiting events of one author.
+    pub per_author: Bound,
+    /// Limit of the waiting events of one identifier.
+    pub per_identifier: Bound,
+    /// Limit of all waiting events; states of served repositories may use a quarter more.
+    pub total: Bound,
+    /// Limit of the expired events; those that would be dropped soonest are dropped first.
+    pub expired: Bound,
+    /// Limit of the uploads that wait for their event, counted by event.
+    pub staged: Bound,
+    /// Different uploads that may wait for one event, so that no client can displace another's upload.
+    pub tips_per_event: usize,
+}
+
+/// A limit of a number and of a size in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it all")]
+pub struct Bound {
+    pub count: usize,
+    pub bytes: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        const MINUTE: Duration = Duration::from_secs(60);
+        const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+        const MIB: u64 = 1024 * 1024;
+        Self {
+            hold_for: MINUTE * 30,
+            hold_at_most: MINUTE * 360,
+            remember_for: DAY,
+            stage_for: MINUTE * 20,
+            retry_expired_for: DAY * 30,
+            user_delay: MINUTE * 3,
+            retry_after: Duration::from_secs(30),
+            states_per_author: 8,
+            // The largest state takes some 4.5 MiB of memory, and eight of one author may wait.
+            per_author: Bound { count: 1_000, bytes: 40 * MIB },
+            per_identifier: Bound { count: 1_000, bytes: 40 * MIB },
+            total: Bound { count: 50_000, bytes: 128 * MIB },
+            expired: Bound { count: 10_000, bytes: 32 * MIB },
+            staged: Bound { count: 1_000, bytes: 2_048 * MIB },
+            tips_per_event: 4,
+        }
+    }
+}
+
+/// Something that happened.
+#[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
+pub enum Input {
+    /// The driver is ready, after a start or a restart. Sent once, before anything else.
+    ///
+    /// Every held event is surveyed then. [`Input::Changed`] for each identifier with a stored announcement should
+    /// follow without haste: the earlier run may have ended between a change in the store and its hint.
+    Started,
+    /// An event was admitted that depends on git data: a hosted announcement, a state or a pull request.
+    ///
+    /// Sent even if the data is already here: refs are set before any event is stored.
+    Held { event: Arc<Event>, hold: Hold, origin: Origin },
+    /// Something that purgatory does not own changed under an identifier: an announcement or a state was stored,
+    /// replaced or removed, or objects arrived by push or fetch.
+    Changed { identifier: Identifier },
+    /// The answer to [`Output::Survey`].
+    Surveyed { identifier: Identifier, survey: Survey },
+    /// The survey could not be made.
+    SurveyFailed { identifier: Identifier },
+    /// [`Output::Apply`] is completely and durably done.
+    Applied { identifier: Identifier },
+    /// [`Output::Apply`] was not finished; parts of it may have been done.
+    ApplyFailed { identifier: Identifier },
+    /// [`Output::Store`] is durably done. `stored` are those of its events that the store contains now.
+    Stored { identifier: Identifier, stored: BTreeSet<EventId> },
+    /// [`Output::Store`] was not finished; parts of it may have been done.
+    StoreFailed { identifier: Identifier },
+    /// A push to a repository was authorised and is about to be executed. `events` are the state that it will realise
+    /// and the pull requests whose tips it brings.
+    PushAuthorised { repo: RepoId, events: BTreeSet<EventId> },
+    /// A push left a tip in staging for an event that has not been received. `bytes` is the size of its objects.
+    PushStaged {
+        id: EventId,
+        tip: Oid,
+        target: PushTarget,
+        bytes: u64,
+        network: Option<ClientNetwork>,
+    },
+    /// The hunt under an identifier waits for permits of servers that it has not asked yet.
+    HuntWaiting { identifier: Identifier },
+    /// A git server has answered the hunt under an identifier.
+    HuntAnswered { identifier: Identifier },
+    /// The hunt under an identifier has asked every listed server, or is over.
+    HuntEnded { identifier: Identifier },
+    /// A fetch for an identifier is running, not merely queued.
+    FetchStarted { identifier: Identifier },
+    /// A fetch for an identifier ended, with or without success.
+    FetchEnded { identifier: Identifier },
+    /// A deletion request (kind 5) was stored.
+    Deleted { request: Arc<Event> },
+    /// A request to vanish (kind 62) was stored: it covers the author's events up to and including this time.
+    Vanished { author: PublicKey, until: Timestamp },
+    /// An owner published an announcement that no longer lists this service. `by` is its version.
+    Delisted { repo: RepoId, by: Version },
+    /// A task is done, or turned out to be unnecessary.
+    TaskDone(CleanupTask),
+    /// A task could not be done now.
+    TaskFailed(CleanupTask),
+    /// The time of [`next_deadline`](super::Purgatory::next_deadline) has come.
+    Tick,
+}
+
+/// The contents of the event store and of git under one identifier.
+///
+/// Read under the lock of the family, which is best kept until [`Input::Applied`]: then no push comes between. Data that
+/// is not part of the survey counts as absent; a survey that could not read everything has failed.
+///
+/// Purgatory keeps no copy of data that other components own. Every survey contains all of it and is compared with the
+/// rules, so a lost hint costs time and nothing else.
+#[derive(Clone, Debug, Default)]
+pub struct Survey {
+    /// Stored announcements of the identifiers that [`Purgatory::scope`](super::Purgatory::scope) names.
+    pub announcements: Vec<Arc<Event>>,
+    /// Stored states of the identifier, one per author.
+    pub states: Vec<Arc<Event>>,
+    /// Superseded states of authors without a stored one: their latest was deleted, and the one before counts again.
+    pub previous: Vec<Arc<Event>>,
+    /// Stored pull requests and updates addressed to repositories of the identifier. Those left out are not copied to
+    /// views that became relevant for them.
+    pub proposals: Vec<Arc<Event>>,
+    /// Existing views of the identifier with all their refs.
+    pub views: BTreeMap<RepoId, BTreeMap<RefName, Oid>>,
+    /// Pull requests that have a ref in one of these views and are not stored.
+    pub strays: BTreeSet<EventId>,
+    /// Those of the [`candidates`](super::Purgatory::candidates) and of the previous states whose objects are all in
+    /// the family, with their whole history; and those of the [`proposals`](super::Purgatory::proposals) for which
+    /// that is so in one of their families.
+    pub complete: BTreeSet<EventId>,
+    /// Nothing is announced or stored in git under the identifier, and nothing else was read. Until the next survey,
+    /// other identifiers leave it out.
+    pub is_vacant: bool,
+    /// Those of the [`held_events`](super::Purgatory::held_events) that the event store would refuse: deleted, vanished
+    /// or past their own expiration.
+    pub refused: BTreeSet<EventId>,
+}
+
+/// Something to be done.
+///
+/// Outputs are performed in order. All records of one call come first; they are written together or not at all, and no
+/// later output may begin before they are on disk. Several calls may share one write if their order is kept. When
+/// records cannot be written, the state machine is ahead of the disk and must be discarded and restored.
+/// `Survey`, `Apply` and `Store` are tasks whose end is an input; every other output is done when the next one begins.
+#[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
+pub enum Output {
+    /// Append a record to the journal.
+    Journal(Record),
+    /// Run an idempotent task, and answer with [`Input::TaskDone`] or [`Input::TaskFailed`].
+    RunTask(CleanupTask),
+    /// Answer the sender of an event. Comes once for each [`Input::Held`].
+    Answer { id: EventId, outcome: HoldOutcome },
+    /// Read store and git, and answer with [`Input::Surveyed`].
+    Survey { identifier: Identifier },
+    /// Set branches, tags and HEAD of views, and the refs of pull requests. Missing views are created. The refs of one
+    /// view move together; of several views some may have moved when it fails, and repeating it finishes it.
+    Apply { identifier: Identifier, views: Vec<ViewTarget>, proposals: Vec<ProposalRef> },
+    /// Store events in this order (announcements, states from the oldest, pull requests), then stop serving those in
+    /// `withdraw`, which are held until they can be served again. Git already agrees. Repeating it finishes it.
+    Store { identifier: Identifier, events: Vec<Arc<Event>>, withdraw: Vec<EventId> },
+    /// Publish events to subscribers, in the order in which they were stored.
+    Publish { events: Vec<Arc<Event>> },
+    /// Hunt for git data of an identifier, without regard to earlier failures: after this time unless a hunt is due
+    /// sooner, or as soon as a burst of events allows.
+    Hunt { identifier: Identifier, after: Option<Duration> },
+    /// Something to count or log that changed nothing. Changes are records.
+    Report(Report),
+}
+
+/// The result of holding an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HoldOutcome {
+    /// It is held durably. A [`Output::Publish`] may follow at once.
+    Held,
+    /// Newer versions of its author are held.
+    Superseded,
+    /// A limit is reached.
+    Full,
+    /// It is no event that waits for git data.
+    Unreadable,
+}
+
+/// The wanted contents of one view. Without a state it has no branches and no tags.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it all")]
+pub struct ViewTarget {
+    pub repo: RepoId,
+    pub state: Option<State>,
+}
+
+/// The wanted refs `refs/nostr/<id>` of a pull request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
+pub struct ProposalRef {
+    pub id: EventId,
+    pub author: PublicKey,
+    pub tip: Oid,
+    /// Views that get the ref.
+    pub repos: BTreeSet<RepoId>,
+    /// Families of which one contains the objects. From there they are copied to the views that lack them and share
+    /// history with the tip. A tip in none of them is skipped; that never holds for an event about to be stored.
+    pub families: BTreeSet<Identifier>,
+    /// Places of the tip in staging. Its objects move from there to the families first, and every contributor's
+    /// repository among them gets the ref too.
+    pub staged: Vec<PushTarget>,
+}
+
+/// An occurrence that changed nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the names say it all")]
+pub enum Report {
+    /// An event was not held because a limit is reached.
+    Rejected { id: EventId },
+    /// A stage of a release failed and will be tried again.
+    StageFailed { identifier: Identifier, stage: Stage },
+    /// A task failed and will be tried again.
+    TaskFailed { task: CleanupTask },
+}
+
+/// One of the three stages of a release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Reading store and git.
+    Survey,
+    /// Setting refs.
+    Apply,
+    /// Storing events.
+    Store,
+}
+
+/// The outputs of one call: records first, then everything else.
+#[derive(Debug, Default)]
+pub(super) struct Outputs {
+    records: Vec<Record>,
+    effects: Vec<Output>,
+    /// Identifiers whose survey was requested by this call.
+    pub(super) surveyed: BTreeSet<Identifier>,
+}
+
+impl Outputs {
+    pub(super) fn write(&mut self, record: Record) {
+        self.records.push(record);
+    }
+
+    pub(super) fn push(&mut self, output: Output) {
+        self.effects.push(output);
+    }
+
+    pub(super) fn into_vec(self) -> Vec<Output> {
+        self.records.into_iter().map(Output::Journal).chain(self.effects).collect()
+    }
+}
