@@ -346,7 +346,7 @@ impl StatusSource for Overview {
 
     async fn status(&self) -> Status {
         let inner = &self.0;
-        let census = inner.hub.census().await;
+        let stats = inner.hub.stats().await;
         let counts = self.counts().await.unwrap_or_default();
         let disk_usage = self.disk_usage().await;
         let intake = intake(&inner.metrics);
@@ -363,9 +363,9 @@ impl StatusSource for Overview {
             git_bytes: disk_usage.git_bytes,
             disk_bytes: disk_usage.disk_bytes,
             damaged: self.damaged(),
-            sockets: census.sockets as u64,
-            listeners: census.listeners as u64,
-            subscriptions: census.subscriptions as u64,
+            sockets: stats.sockets as u64,
+            listeners: stats.listeners as u64,
+            subscriptions: stats.subscriptions as u64,
             intake,
             events_per_minute: 60.0 * self.new_per_second(intake.stored + intake.held),
             purgatory: self.purgatory().await,

@@ -1,4 +1,4 @@
-//! Where the server's time comes from.
+//! The source of time of the server.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Instant;
 use grasp_core::{Mono, Now};
 use nostr::types::Timestamp;
 
-/// Both clocks, read in one place and handed to everything that decides.
+/// The monotonic and the wall clock, read in one place and passed to everything that decides.
 ///
 /// ```
 /// use grasp_core::{Mono, Now};
@@ -21,18 +21,18 @@ use nostr::types::Timestamp;
 pub struct Clock(Arc<dyn Fn() -> Now + Send + Sync>);
 
 impl Clock {
-    /// A clock that asks this function.
+    /// Creates a clock that calls this function.
     pub fn new(now: impl Fn() -> Now + Send + Sync + 'static) -> Self {
         Self(Arc::new(now))
     }
 
-    /// The machine's clocks; the monotonic one counts from now.
+    /// Returns the machine's clocks; the monotonic one counts from now.
     pub fn system() -> Self {
         let start = Instant::now();
         Self::new(move || Now::new(Mono::new(start.elapsed()), Timestamp::now()))
     }
 
-    /// One reading.
+    /// Reads both clocks.
     pub fn now(&self) -> Now {
         (self.0)()
     }

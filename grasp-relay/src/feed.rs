@@ -1,4 +1,4 @@
-//! Everything this server accepts, for those inside it who must know: stored first, then live, without an end.
+//! The feed of accepted events for consumers inside the process: stored ones first, then live ones, without an end.
 //!
 //! ```text
 //!   listen ──▶ read the store ──▶ CaughtUp ──▶ live ─┐
@@ -6,8 +6,8 @@
 //!     └─────────────────────────────────────────────┘
 //! ```
 //!
-//! A consumer that falls behind loses nothing of what is read from the store: what no longer fits its queue is read from
-//! there again. Of what it only listens to, it gets deletion requests so: they say what else is there no more.
+//! A consumer that falls behind loses nothing that is read from the store: events beyond its queue are read from there
+//! again. Of the events that it only subscribes to it gets deletion requests that way, which name what was removed.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -20,29 +20,29 @@ use nostr::filter::Filter;
 
 use crate::clock::Clock;
 use crate::nostr::Hub;
-use crate::nostr::delivery::{Half, half};
-use crate::nostr::hub::{Capacity, Counted, Heard, Listener};
+use crate::nostr::delivery::{IdPrefix, id_prefix};
+use crate::nostr::hub::{Capacity, CountGuard, HubMessage, Listener};
 use crate::store::{EventStore, Inventory, StoreError, StoredEvent};
 
-/// How much may wait for the consumer before the rest is left to the store.
-const QUEUE: Capacity = Capacity { events: 4_096, bytes: 16 * 1024 * 1024 };
-/// How long after reading the store an event of it may still come through the live path.
+/// The queue of one consumer; events beyond it are read from the store again.
+const QUEUE_CAPACITY: Capacity = Capacity { events: 4_096, bytes: 16 * 1024 * 1024 };
+/// The time after reading the store for which its events are recognised when they come again live.
 const SETTLE: Duration = Duration::from_secs(10);
-/// Pause before a failed read is tried again.
-const RETRY: Duration = Duration::from_secs(1);
-/// Ids remembered beyond twice the number of stored events before those of vanished events are forgotten.
+/// The pause after a failed read.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+/// Ids that are kept beyond twice the number of stored events, before ids of removed events are dropped.
 const SPARE_IDS: usize = 10_000;
 
-/// What the feed says.
+/// A message of the feed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Accepted {
     /// An event that is served.
     Event(Arc<Event>),
-    /// Everything that was stored when the feed began has been given. Said once.
+    /// Everything that was stored at the start of the feed has been sent. Sent once.
     CaughtUp,
 }
 
-/// Makes feeds of accepted events.
+/// Creates feeds of accepted events.
 ///
 /// ```no_run
 /// # async fn example(store: std::sync::Arc<dyn grasp_relay::store::EventStore>, hub: grasp_relay::nostr::Hub) {
@@ -66,26 +66,28 @@ pub struct Feed {
 }
 
 impl Feed {
-    /// A feed of what this store holds and this hub publishes.
+    /// Creates feeds of the events that this store holds and this hub publishes.
     pub fn new(store: Arc<dyn EventStore>, hub: Hub, clock: Clock) -> Self {
-        Self { store, hub, clock, queue: QUEUE }
+        Self { store, hub, clock, queue: QUEUE_CAPACITY }
     }
 
-    /// The same with another bound on what may wait for the consumer.
+    /// Sets the capacity of a consumer's queue.
     #[must_use]
     pub fn with_queue(self, queue: Capacity) -> Self {
         Self { queue, ..self }
     }
 
-    /// Accepted events of these kinds: everything stored, newest first, then [`Accepted::CaughtUp`], then
+    /// Streams accepted events of these kinds: everything stored, newest first, then [`Accepted::CaughtUp`], then
     /// everything accepted later. Ends only when the store closes.
     pub fn accepted(&self, kinds: &[Kind]) -> BoxStream<'static, Accepted> {
         let filter = Filter::new().kinds(kinds.iter().copied());
         self.read(filter.clone(), filter.clone(), filter)
     }
 
-    /// The same, but of what is accepted later, all kinds. Whoever falls behind may miss some that are neither of these
-    /// kinds nor requests to delete or to vanish, and hear of older requests.
+    /// Streams stored events of these kinds, then accepted events of all kinds.
+    ///
+    /// A consumer that falls behind may miss events that are neither of these kinds nor requests to delete or to
+    /// vanish, and may receive older requests.
     pub fn accepted_then_all(&self, kinds: &[Kind]) -> BoxStream<'static, Accepted> {
         let stored = Filter::new().kinds(kinds.iter().copied());
         let again = stored.clone().kinds([kinds::DELETION, kinds::VANISH]);
@@ -100,8 +102,8 @@ impl Feed {
             stored,
             again,
             live,
-            round: 0,
-            phase: Phase::Begin,
+            subscription_id: 0,
+            phase: FeedPhase::Begin,
             given: HashSet::new(),
             spare: SPARE_IDS,
             just_read: HashSet::new(),
@@ -118,29 +120,29 @@ impl Feed {
 
 struct Reader {
     feed: Feed,
-    /// What is read from the store first.
+    /// Read from the store at first.
     stored: Filter,
-    /// What is read from it after the queue overflowed; all of the former, and perhaps more.
+    /// Read from the store after the queue overflowed; includes `stored`.
     again: Filter,
-    /// What is listened to; all of both.
+    /// Subscribed to; includes both.
     live: Filter,
     listener: Listener,
-    /// From the first subscription on.
-    counted: Option<Counted>,
-    /// The current subscription; what is queued for an earlier one is in the store.
-    round: u64,
-    phase: Phase,
-    /// Everything given so far, so that reading again gives only what was missed.
-    given: HashSet<Half>,
-    /// How many more may be remembered before those of vanished events are forgotten.
+    /// Set with the first subscription.
+    counted: Option<CountGuard>,
+    /// The current subscription; events that are queued for an earlier one are in the store.
+    subscription_id: u64,
+    phase: FeedPhase,
+    /// The events sent so far, so that reading again sends only what was missed.
+    given: HashSet<IdPrefix>,
+    /// The number of ids at which those of removed events are dropped.
     spare: usize,
-    /// What the last reading saw, until it has settled.
-    just_read: HashSet<Half>,
+    /// The events of the last read, until it has settled.
+    just_read: HashSet<IdPrefix>,
     settled_at: Mono,
     caught_up: bool,
 }
 
-enum Phase {
+enum FeedPhase {
     Begin,
     Reading(Pages, VecDeque<StoredEvent>),
     Live,
@@ -152,19 +154,19 @@ impl Reader {
     async fn next(&mut self) -> Option<Accepted> {
         loop {
             match &mut self.phase {
-                Phase::Begin => self.begin().await,
-                Phase::Reading(_, waiting) => {
+                FeedPhase::Begin => self.begin().await,
+                FeedPhase::Reading(_, waiting) => {
                     if let Some(stored) = waiting.pop_front() {
                         if let Some(event) = self.read(&stored) {
                             return Some(Accepted::Event(event));
                         }
-                    } else if let Some(accepted) = self.turn_page().await? {
+                    } else if let Some(accepted) = self.next_page().await? {
                         return Some(accepted);
                     }
                 }
-                Phase::Live => {
-                    let heard = self.listener.next().await;
-                    if let Some(event) = self.hear(heard).await {
+                FeedPhase::Live => {
+                    let message = self.listener.next().await;
+                    if let Some(event) = self.on_hub_message(message).await {
                         return Some(Accepted::Event(event));
                     }
                 }
@@ -172,21 +174,21 @@ impl Reader {
         }
     }
 
-    /// Listens first and reads then, so that nothing falls between the two.
+    /// Subscribes first and reads then, so that there is no gap.
     async fn begin(&mut self) {
-        self.listener.unsubscribe(self.round).await;
+        self.listener.unsubscribe(self.subscription_id).await;
         self.counted.get_or_insert_with(|| self.feed.hub.feed());
-        self.round += 1;
-        self.listener.subscribe(self.round, vec![self.live.clone()].into()).await;
+        self.subscription_id += 1;
+        self.listener.subscribe(self.subscription_id, vec![self.live.clone()].into()).await;
         let wanted = if self.caught_up { &self.again } else { &self.stored };
         let pages = self.feed.store.query(vec![wanted.clone()], self.feed.clock.now().unix);
         self.just_read.clear();
-        self.phase = Phase::Reading(pages, VecDeque::new());
+        self.phase = FeedPhase::Reading(pages, VecDeque::new());
     }
 
-    /// Takes the next page, or the end. `None` ends the feed with its store.
-    async fn turn_page(&mut self) -> Option<Option<Accepted>> {
-        let Phase::Reading(pages, waiting) = &mut self.phase else {
+    /// Reads the next page, or the end. `None` ends the feed with its store.
+    async fn next_page(&mut self) -> Option<Option<Accepted>> {
+        let FeedPhase::Reading(pages, waiting) = &mut self.phase else {
             return Some(None);
         };
         match pages.next().await {
@@ -194,12 +196,12 @@ impl Reader {
             Some(Err(StoreError::Closed)) => return None,
             Some(Err(error)) => {
                 tracing::error!(%error, "the feed could not read the store, trying again");
-                tokio::time::sleep(RETRY).await;
-                self.phase = Phase::Begin;
+                tokio::time::sleep(RETRY_DELAY).await;
+                self.phase = FeedPhase::Begin;
             }
             None => {
                 self.settled_at = self.feed.clock.now().mono + SETTLE;
-                self.phase = Phase::Live;
+                self.phase = FeedPhase::Live;
                 let first = !std::mem::replace(&mut self.caught_up, true);
                 return Some(first.then_some(Accepted::CaughtUp));
             }
@@ -208,8 +210,8 @@ impl Reader {
     }
 
     fn read(&mut self, stored: &StoredEvent) -> Option<Arc<Event>> {
-        self.just_read.insert(half(&stored.id));
-        if !self.given.insert(half(&stored.id)) {
+        self.just_read.insert(id_prefix(&stored.id));
+        if !self.given.insert(id_prefix(&stored.id)) {
             return None;
         }
         match Event::from_json(stored.json.as_bytes()) {
@@ -221,14 +223,16 @@ impl Reader {
         }
     }
 
-    async fn hear(&mut self, heard: Heard) -> Option<Arc<Event>> {
-        match heard {
-            Heard::Event { subscription, published } if subscription == self.round => {
+    async fn on_hub_message(&mut self, message: HubMessage) -> Option<Arc<Event>> {
+        match message {
+            HubMessage::Event { subscription, published }
+                if subscription == self.subscription_id =>
+            {
                 let event = &published.event;
                 if self.feed.clock.now().mono >= self.settled_at {
                     self.just_read = HashSet::new();
                 }
-                if self.just_read.remove(&half(&event.id)) {
+                if self.just_read.remove(&id_prefix(&event.id)) {
                     return None;
                 }
                 if self.again.kinds.as_ref().is_some_and(|kinds| kinds.contains(&event.kind)) {
@@ -236,24 +240,24 @@ impl Reader {
                 }
                 Some(event.clone())
             }
-            Heard::Overflow { subscription } if subscription == self.round => {
-                self.phase = Phase::Begin;
+            HubMessage::Overflow { subscription } if subscription == self.subscription_id => {
+                self.phase = FeedPhase::Begin;
                 None
             }
             _ => None,
         }
     }
 
-    /// Remembers an id; now and then forgets those of events that are no longer stored.
+    /// Records an id; from time to time drops those of events that are no longer stored.
     async fn remember(&mut self, id: &EventId) {
-        self.given.insert(half(id));
+        self.given.insert(id_prefix(id));
         if self.given.len() <= self.spare {
             return;
         }
         let now = self.feed.clock.now().unix;
         let inventory = self.feed.store.inventory(self.again.clone(), now, usize::MAX).await;
         if let Ok(Inventory::Complete(items)) = inventory {
-            let stored: HashSet<_> = items.iter().map(|(_, id)| half(id)).collect();
+            let stored: HashSet<_> = items.iter().map(|(_, id)| id_prefix(id)).collect();
             self.given.retain(|id| stored.contains(id));
         }
         self.spare = self.given.len().saturating_mul(2).saturating_add(SPARE_IDS);

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!             text frame                          Request
-//!   socket ───────────────▶ codec ──────────────────────────────▶ session (pure: accounts, refuses, orders)
+//!   socket ───────────────▶ codec ──────────────────────────────▶ session (pure: limits, state, outputs)
 //!      ▲                                                              │ Output
 //!      │ EVENT, EOSE, OK …                                            ▼
 //!   delivery ◀── history (store) ──── connection (the only place that waits) ──▶ ingest
@@ -11,20 +11,16 @@
 //! ```
 //!
 //! One socket is one task with one [`session`](self) state; the hub is one task with one index. Nothing of either
-//! is shared or locked, and whatever waits on a peer waits in that peer's own task.
+//! is shared or locked, and waiting for a peer happens in that peer's own task only.
 
 pub(crate) mod auth;
 pub(crate) mod codec;
-mod completeness;
 pub(crate) mod connection;
 pub(crate) mod delivery;
 pub mod hub;
 pub mod limits;
 pub(crate) mod negentropy;
 pub mod nip11;
-pub(crate) mod query;
-pub(crate) mod rate;
-pub(crate) mod reads;
 pub(crate) mod session;
 pub mod subscriptions;
 

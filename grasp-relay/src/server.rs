@@ -1,14 +1,11 @@
-//! One port for everything: the accept loop and the routes.
+//! The HTTP server: the accept loop, the routes, CORS headers and shutdown.
 //!
-//! The relay, its NIP-11 card and its landing page share one address. Whatever else the server offers comes in as
-//! a router of its own ([`Parts::extra`]) and gets the same CORS headers, timeouts and shutdown.
+//! The relay, its NIP-11 document and its landing page share one address. Other routes come in as a router of their
+//! own ([`Parts::extra`]) and get the same CORS headers, timeouts and shutdown.
 
-mod connections;
-mod cors;
-mod patience;
+mod limiter;
 mod root;
-mod shares;
-mod unfinished;
+mod stream;
 
 use std::convert::Infallible;
 use std::io;
@@ -17,7 +14,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::http::Request;
+use axum::http::header::{
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
+    ACCESS_CONTROL_EXPOSE_HEADERS, HeaderName, HeaderValue,
+};
+use axum::http::{Method, Request, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use grasp_core::ServiceIdentity;
 use grasp_core::resources::Bounds;
@@ -31,86 +34,88 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
-pub use self::connections::{AddressRange, AddressRangeError};
-use self::connections::{ConnectionLimiter, ConnectionPermit, RejectionReason};
-use self::patience::Patient;
+pub(crate) use self::limiter::EventRates;
+pub use self::limiter::{AddressRange, AddressRangeError};
+use self::limiter::{ConnectionLimiter, ConnectionPermit, RejectionReason};
 use self::root::Root;
-pub(crate) use self::shares::Shares;
-pub(crate) use self::unfinished::{UnfinishedMessage, UnfinishedMessages};
+use self::stream::WriteTimeoutStream;
+pub(crate) use self::stream::{UnfinishedMessage, UnfinishedMessages};
 use crate::clock::Clock;
 use crate::ingest::Ingest;
-use crate::nostr::connection::Shared;
-use crate::nostr::negentropy::Workshop;
-use crate::nostr::reads::Reads;
-use crate::nostr::session::Rules;
+use crate::nostr::connection::ConnectionContext;
+use crate::nostr::delivery::ReadLimiter;
+use crate::nostr::negentropy::NegentropyPool;
+use crate::nostr::session::SessionConfig;
 use crate::nostr::{Hub, Limits, RelayInfo};
 use crate::store::EventStore;
 use crate::web::Listing;
 
-/// Pause after a failed accept: the usual cause is that the process is out of file descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// The pause after a failed accept, which usually means that the process is out of file descriptors.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Bytes of events that were sent and are not judged yet, of all connections together. One address has a quarter of
-/// what others leave.
+/// Bytes of events that are queued or in ingest, of all connections together. One address has a quarter of what
+/// others leave.
 const INTAKE_BYTES: usize = 256 * 1024 * 1024;
 
-/// Long messages that are read at once, of all connections together. One address has a quarter of what others leave.
-const READINGS_AT_ONCE: usize = 4;
+/// Long messages that are parsed at the same time, of all connections together. One address has a quarter of what
+/// others leave.
+const MAX_LONG_TEXTS: usize = 4;
 
-/// What a server is made of. The caller builds it, so that every piece can be another one.
+/// The parts of a server. The caller builds them, so that each can be replaced.
 #[derive(Clone)]
 pub struct Parts {
-    /// Where accepted events are read from.
+    /// The store that accepted events are read from.
     pub store: Arc<dyn EventStore>,
-    /// Where events of clients go.
+    /// The ingest of clients' events.
     pub ingest: Arc<dyn Ingest>,
-    /// Where accepted events come out, for live subscriptions.
+    /// The fan-out of accepted events to live subscriptions.
     pub hub: Hub,
-    /// The repositories that the page at the root shows.
+    /// The repositories on the landing page.
     pub listing: Listing,
-    /// Everything that can be set.
+    /// The configuration.
     pub config: Config,
-    /// The time.
+    /// The source of time.
     pub clock: Clock,
-    /// More routes below the same mount. They must not overlap with `/`.
+    /// Further routes below the mount path. They must not overlap with `/`.
     pub extra: Router,
 }
 
-/// How the server presents itself and what it allows.
+/// The configuration of the server.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The address that clients reach us at; its mount is where the routes are.
+    /// The public address; its mount path is where the routes are.
     pub service: ServiceIdentity,
-    /// Whether clients reach us through TLS, so that the addresses that pages show begin as they must.
+    /// Shows addresses with TLS.
     pub secure: bool,
-    /// What the NIP-11 document says.
+    /// The content of the NIP-11 document.
     pub info: RelayInfo,
-    /// Every bound.
+    /// The limits.
     pub limits: Limits,
-    /// Proxies whose `X-Forwarded-For` is believed.
+    /// The proxies whose `X-Forwarded-For` is trusted.
     pub trusted_proxies: Vec<AddressRange>,
 }
 
-/// How far the server's end has come.
+/// The progress of a shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Stage {
     Running,
-    /// Nobody new is let in; everybody finishes.
+    /// No new connection is accepted; running ones finish.
     Draining,
     /// The grace period is over.
     Killed,
 }
 
 impl Stage {
-    /// Waits until the server has come this far, or is gone.
+    /// Waits until the server has reached this stage, or has ended.
     pub(crate) async fn reached(self, stage: &mut watch::Receiver<Self>) {
         let _ = stage.wait_for(|stage| *stage >= self).await;
     }
 }
 
-/// Serves until `shutdown` resolves, then lets everybody finish within the grace period.
+/// Serves until `shutdown` resolves, then lets connections finish within the grace period.
 ///
-/// Returns when the last connection is gone, or the grace period is over; whatever was acknowledged is durable.
+/// Returns when the last connection has ended, or the grace period is over; acknowledged events and pushes are
+/// durable.
 pub async fn serve(
     listener: TcpListener,
     parts: Parts,
@@ -119,7 +124,7 @@ pub async fn serve(
     Server::new(parts).run(listener, shutdown).await
 }
 
-/// A server made of its parts, ready to run.
+/// A server that is ready to run.
 pub struct Server {
     router: Router,
     limits: Limits,
@@ -127,41 +132,44 @@ pub struct Server {
     slots: Arc<Semaphore>,
     stage: watch::Sender<Stage>,
     graceful: GracefulShutdown,
-    /// Held by every websocket; when all are gone, the other end knows.
+    /// Closed once every websocket has dropped its sender.
     alive: mpsc::Receiver<Infallible>,
 }
 
 impl Server {
-    /// Puts the parts together. Nothing is listened to yet.
+    /// Builds the server. It does not listen yet.
     pub fn new(parts: Parts) -> Self {
         let Parts { store, ingest, hub, listing, config, clock, extra } = parts;
         let limits = config.limits.clone();
         let (stage, watcher) = watch::channel(Stage::Running);
         let (token, alive) = mpsc::channel(1);
-        let shared = Shared {
+        let context = ConnectionContext {
             store,
             ingest,
             hub,
             clock,
-            workshop: Workshop::new(&limits),
-            filter_room: shared_pool(limits.total_subscription_bytes),
-            reads: Reads::new(),
+            negentropy_pool: NegentropyPool::new(&limits),
+            filter_bytes: shared_pool(limits.total_subscription_bytes),
+            reads: ReadLimiter::new(),
             unfinished: UnfinishedMessages::new(),
-            intake_room: shared_pool(INTAKE_BYTES),
-            readings: shared_pool(READINGS_AT_ONCE),
-            shares: Shares::new(limits.events_per_minute_per_ip),
-            rules: Arc::new(Rules { limits: limits.clone(), service: config.service.clone() }),
+            intake_bytes: shared_pool(INTAKE_BYTES),
+            long_texts: shared_pool(MAX_LONG_TEXTS),
+            event_rates: EventRates::new(limits.events_per_minute_per_ip),
+            config: Arc::new(SessionConfig {
+                limits: limits.clone(),
+                service: config.service.clone(),
+            }),
         };
         let limiter = ConnectionLimiter::new(
             limits.connections_per_ip,
             limits.tcp_connections,
             config.trusted_proxies.clone(),
         );
-        let root = Root::new(Arc::new(shared), &config, listing, limiter.clone(), watcher, token);
+        let root = Root::new(Arc::new(context), &config, listing, limiter.clone(), watcher, token);
         Self {
             router: routes(root, &config.service.mount_path(), extra),
             limiter,
-            slots: bounded(limits.tcp_connections),
+            slots: semaphore(limits.tcp_connections),
             stage,
             graceful: GracefulShutdown::new(),
             alive,
@@ -186,24 +194,24 @@ impl Server {
             tokio::select! {
                 biased;
                 () = &mut shutdown => return,
-                (stream, peer, slot) = accept(listener, &self.slots) => self.welcome(stream, peer, slot),
+                (stream, peer, slot) = next_connection(listener, &self.slots) => self.accept(stream, peer, slot),
             }
         }
     }
 
     /// Serves one TCP connection in a task of its own.
-    fn welcome(&self, stream: TcpStream, address: SocketAddr, slot: Option<OwnedSemaphorePermit>) {
+    fn accept(&self, stream: TcpStream, address: SocketAddr, slot: Option<OwnedSemaphorePermit>) {
         let Some(permit) = self.limiter.admit_peer(address.ip()) else {
-            tokio::spawn(connections::reject(stream, slot, RejectionReason::TooMany));
+            tokio::spawn(limiter::reject(stream, slot, RejectionReason::TooMany));
             return;
         };
-        // Small answers must not wait for the acknowledgement of the one before.
+        // Small responses must not wait for the acknowledgement of the one before.
         let _ = stream.set_nodelay(true);
         let message = UnfinishedMessage::default();
-        let stream = Patient::new(stream, self.limits.write_timeout, message.clone());
+        let stream = WriteTimeoutStream::new(stream, self.limits.write_timeout, message.clone());
         let router = self.router.clone();
-        let place = Arc::new(Place { _permit: permit, _slot: slot, message });
-        let (peer, limiter) = (Peer { address, place }, self.limiter.clone());
+        let resources = Arc::new(ConnectionResources { _permit: permit, _slot: slot, message });
+        let (peer, limiter) = (Peer { address, resources }, self.limiter.clone());
         let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
             let network = limiter.network(address.ip(), request.headers());
             request.extensions_mut().insert(network);
@@ -221,49 +229,49 @@ impl Server {
         });
     }
 
-    /// Lets everybody finish. Whoever comes meanwhile, be it to ask whether all is well, hears what is going on.
+    /// Lets connections finish. New ones, health checks among them, are answered with 503.
     async fn drain(mut self, listener: &TcpListener) {
         self.stage.send_replace(Stage::Draining);
         let slots = self.slots.clone();
-        let newcomers = async {
+        let rejected = async {
             loop {
-                let (stream, _, slot) = accept(listener, &slots).await;
-                tokio::spawn(connections::reject(stream, slot, RejectionReason::Stopping));
+                let (stream, _, slot) = next_connection(listener, &slots).await;
+                tokio::spawn(limiter::reject(stream, slot, RejectionReason::Stopping));
             }
         };
         let finished = async {
-            // The routers hold a token for the websockets to come; there are none to come any more.
+            // The router holds a sender for future websockets, of which there are none.
             drop(self.router);
             self.graceful.shutdown().await;
             let _ = self.alive.recv().await;
         };
         let ended = tokio::select! {
             ended = tokio::time::timeout(self.limits.grace, finished) => ended,
-            never = newcomers => never,
+            never = rejected => never,
         };
         if ended.is_err() {
-            tracing::warn!("the grace period is over, closing what is left");
+            tracing::warn!("the grace period is over; closing the remaining connections");
         }
         self.stage.send_replace(Stage::Killed);
     }
 }
 
-/// Who is at the other end of the TCP connection.
+/// The peer of a TCP connection.
 #[derive(Clone, Debug)]
 struct Peer {
     address: SocketAddr,
-    place: Arc<Place>,
+    resources: Arc<ConnectionResources>,
 }
 
-/// What one TCP connection holds as long as it lives, as a websocket too.
+/// The resources that one TCP connection holds until it ends, as a websocket, too.
 #[derive(Debug)]
-struct Place {
+struct ConnectionResources {
     _permit: ConnectionPermit,
     _slot: Option<OwnedSemaphorePermit>,
     message: UnfinishedMessage,
 }
 
-/// All routes; the mount is either empty or `/a/b`. The relay is at the mount alone.
+/// Returns all routes; the mount path is empty or like `/a/b`. The relay is at the mount path only.
 fn routes(root: Root, mount: &str, extra: Router) -> Router {
     let extra = extra.layer(axum::middleware::from_fn(root::refuse_websocket));
     let at_root = get(root::at_root).with_state(Arc::new(root));
@@ -274,23 +282,23 @@ fn routes(root: Root, mount: &str, extra: Router) -> Router {
             .route(&format!("{mount}/"), at_root)
             .merge(Router::new().nest(mount, extra)),
     };
-    routes.layer(axum::middleware::from_fn(cors::share_with_everybody))
+    routes.layer(axum::middleware::from_fn(add_cors_headers))
 }
 
-/// HTTP/1.1 with a bound on how long and how large a request head may be.
+/// Returns an HTTP/1.1 server with limits for the time and size of a request head.
 fn http(limits: &Limits) -> auto::Builder<TokioExecutor> {
     let mut builder = auto::Builder::new(TokioExecutor::new()).http1_only();
     builder
         .http1()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.header_timeout)
-        // hyper refuses to work with less.
+        // hyper's minimum.
         .max_buf_size(limits.header_bytes.max(8_192));
     builder
 }
 
-/// The next connection, once there is a slot for it.
-async fn accept(
+/// Waits for a slot, then for a connection.
+async fn next_connection(
     listener: &TcpListener,
     slots: &Arc<Semaphore>,
 ) -> (TcpStream, SocketAddr, Option<OwnedSemaphorePermit>) {
@@ -300,7 +308,7 @@ async fn accept(
             Ok((stream, peer)) => return (stream, peer, slot),
             Err(error) => {
                 tracing::warn!(%error, "could not accept a connection");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
             }
         }
     }
@@ -310,6 +318,26 @@ fn shared_pool(total: usize) -> SharedPool {
     SharedPool::new(Bounds { reserve: 0, ..Bounds::of(total as u64) })
 }
 
-fn bounded(permits: usize) -> Arc<Semaphore> {
+fn semaphore(permits: usize) -> Arc<Semaphore> {
     Arc::new(Semaphore::new(permits.min(Semaphore::MAX_PERMITS)))
+}
+
+const CORS_HEADERS: [(HeaderName, &str); 4] = [
+    (ACCESS_CONTROL_ALLOW_ORIGIN, "*"),
+    (ACCESS_CONTROL_ALLOW_METHODS, "GET, POST"),
+    (ACCESS_CONTROL_ALLOW_HEADERS, "Content-Type, Authorization, Git-Protocol"),
+    (ACCESS_CONTROL_EXPOSE_HEADERS, "WWW-Authenticate"),
+];
+
+/// Answers OPTIONS on any path, and adds the CORS headers that GRASP-01 demands to every response.
+async fn add_cors_headers(request: axum::extract::Request, next: Next) -> Response {
+    let mut response = if request.method() == Method::OPTIONS {
+        StatusCode::NO_CONTENT.into_response()
+    } else {
+        next.run(request).await
+    };
+    for (name, value) in CORS_HEADERS {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    response
 }

@@ -99,6 +99,6 @@ async fn a_hundred_thousand_abandoned_subscriptions_leave_nothing_behind() {
     client.req("s", r#"{"kinds":[1]}"#).await;
     relay.accept(&note(1, "still served")).await;
     assert_eq!(client.next().await[0], "EVENT");
-    let census = relay.hub.census().await;
-    assert_eq!(census.subscriptions, 1, "{census:?}");
+    let stats = relay.hub.stats().await;
+    assert_eq!(stats.subscriptions, 1, "{stats:?}");
 }

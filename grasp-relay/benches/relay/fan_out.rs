@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use grasp_relay::nostr::Hub;
-use grasp_relay::nostr::hub::{Capacity, Heard, Listener};
+use grasp_relay::nostr::hub::{Capacity, HubMessage, Listener};
 use nostr::event::Event;
 use nostr::filter::{Filter, SingleLetterTag};
 
@@ -55,7 +55,7 @@ async fn cost(events: &[Arc<Event>], idle: usize) -> Duration {
     }
     let mut listener = hub.listen(Capacity { events: events.len(), bytes: usize::MAX });
     listener.subscribe(1, vec![Filter::new().kind(nostr::event::Kind::GitIssue)].into()).await;
-    hub.census().await;
+    hub.stats().await;
     let start = Instant::now();
     for event in events {
         hub.publish(event.clone()).await;
@@ -66,7 +66,7 @@ async fn cost(events: &[Arc<Event>], idle: usize) -> Duration {
 
 async fn drain(listener: &mut Listener, count: usize) {
     for _ in 0..count {
-        assert!(matches!(listener.next().await, Heard::Event { .. }));
+        assert!(matches!(listener.next().await, HubMessage::Event { .. }));
     }
 }
 

@@ -1,4 +1,4 @@
-//! NIP-42: who is at the other end of this socket?
+//! Authentication of clients (NIP-42).
 
 use std::time::Duration;
 
@@ -7,7 +7,73 @@ use nostr::event::{Event, Kind};
 use nostr::key::PublicKey;
 use nostr::types::Timestamp;
 
-/// What an AUTH is held against.
+use super::codec::Reply;
+use super::session::{CloseReason, Output, SessionConfig};
+
+#[derive(Debug)]
+pub(super) struct Authentication {
+    challenge: String,
+    sent: bool,
+    keys: Vec<PublicKey>,
+    failures: u32,
+}
+
+impl Authentication {
+    pub(super) const fn new(challenge: String) -> Self {
+        Self { challenge, sent: false, keys: Vec::new(), failures: 0 }
+    }
+
+    pub(super) fn keys(&self) -> &[PublicKey] {
+        &self.keys
+    }
+
+    /// Returns the challenge, the first time it is needed.
+    pub(super) fn challenge(&mut self) -> Option<Output> {
+        let first = !std::mem::replace(&mut self.sent, true);
+        first.then(|| Output::Send(Reply::Auth(self.challenge.clone())))
+    }
+
+    /// Checks one AUTH. A connection may authenticate as several keys.
+    pub(super) fn attempt(
+        &mut self,
+        now: Timestamp,
+        event: &Event,
+        config: &SessionConfig,
+    ) -> Vec<Output> {
+        let limits = &config.limits;
+        let expected = Expected {
+            challenge: &self.challenge,
+            service: &config.service,
+            now,
+            window: limits.auth_window,
+        };
+        match expected.prove(event) {
+            Ok(key) if self.keys.contains(&key) => vec![accepted(event)],
+            Ok(_) if self.keys.len() >= limits.auth_keys => {
+                let reason = "rate-limited: too many keys on one connection";
+                vec![Output::Send(Reply::refused(event.id, reason))]
+            }
+            Ok(key) => {
+                self.keys.push(key);
+                vec![accepted(event)]
+            }
+            Err(fault) => {
+                self.failures = self.failures.saturating_add(1);
+                let mut outputs = vec![Output::Send(Reply::refused(event.id, fault.to_string()))];
+                if self.failures >= limits.auth_failures {
+                    outputs.push(Output::Close(CloseReason::TOO_MANY_AUTHS));
+                }
+                outputs
+            }
+        }
+    }
+}
+
+fn accepted(event: &Event) -> Output {
+    Output::Send(Reply::Ok { id: event.id, accepted: true, message: String::new() })
+}
+
+/// The values that an AUTH event must match.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Expected<'a> {
     pub(crate) challenge: &'a str,
@@ -16,7 +82,7 @@ pub(crate) struct Expected<'a> {
     pub(crate) window: Duration,
 }
 
-/// Why an AUTH proves nothing.
+/// The reason for which an AUTH is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AuthFault {
     #[error("invalid: AUTH wants an event of kind 22242")]
@@ -32,7 +98,7 @@ pub(crate) enum AuthFault {
 }
 
 impl Expected<'_> {
-    /// The key that this event proves to be present.
+    /// Returns the key that this event authenticates.
     pub(crate) fn prove(&self, event: &Event) -> Result<PublicKey, AuthFault> {
         if event.kind != Kind::Authentication {
             return Err(AuthFault::Kind);

@@ -1,7 +1,7 @@
-//! Live fan-out: one task owns the index of subscriptions and hands each accepted event to those who want it.
+//! Live fan-out: one task owns the index of subscriptions and sends each accepted event to those that match.
 //!
-//! The hub never waits for a listener. Each has a queue bounded in events and bytes; an event that finds it full
-//! ends the subscription it was meant for, and the listener is told so. Nothing is ever skipped in silence.
+//! The hub never waits for a listener. Each has a queue bounded in events and bytes; an event that finds it full ends
+//! the subscription it is for, and the listener gets [`HubMessage::Overflow`]. No event is skipped silently.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,34 +12,34 @@ use nostr::filter::Filter;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
-use super::subscriptions::{Index, Subscriber};
+use super::subscriptions::{Subscriber, SubscriptionIndex};
 
-/// Commands waiting for the hub; whoever sends one more waits.
-const BACKLOG: usize = 4_096;
+/// Commands that may be queued for the hub before senders wait.
+const COMMAND_QUEUE: usize = 4_096;
 
-/// An accepted event, written out once for everybody.
+/// An accepted event, serialised once for all listeners.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Published {
     /// The event.
     pub event: Arc<Event>,
-    /// The same as compact JSON.
+    /// The event as compact JSON.
     pub json: Arc<str>,
 }
 
 impl Published {
-    /// Writes an event out.
+    /// Serialises an event.
     pub fn new(event: Arc<Event>) -> Self {
         let json = event.as_json().into();
         Self { event, json }
     }
 }
 
-/// The way to everybody who listens. Cheap to clone; the task behind it ends with its last clone and listener.
+/// A handle to the fan-out task. Cheap to clone; the task ends with its last clone and listener.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
 /// use std::sync::Arc;
-/// use grasp_relay::nostr::hub::{Capacity, Heard, Hub};
+/// use grasp_relay::nostr::hub::{Capacity, HubMessage, Hub};
 /// use nostr::event::{EventBuilder, FinalizeEvent, Kind};
 /// use nostr::filter::Filter;
 /// use nostr::key::Keys;
@@ -50,7 +50,7 @@ impl Published {
 ///
 /// let issue = Arc::new(EventBuilder::new(Kind::GitIssue, "broken").finalize(&Keys::generate())?);
 /// hub.publish(issue.clone()).await;
-/// let Heard::Event { subscription: 7, published } = listener.next().await else { panic!() };
+/// let HubMessage::Event { subscription: 7, published } = listener.next().await else { panic!() };
 /// assert_eq!(published.event, issue);
 /// # Ok::<(), Box<dyn std::error::Error>>(()) })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -63,56 +63,56 @@ pub struct Hub {
     feeds: Arc<AtomicUsize>,
 }
 
-/// Somebody who is counted for as long as this exists.
+/// Counts one connection or feed until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Counted(Arc<AtomicUsize>);
+pub(crate) struct CountGuard(Arc<AtomicUsize>);
 
-impl Counted {
+impl CountGuard {
     fn new(among: &Arc<AtomicUsize>) -> Self {
         among.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(among))
     }
 }
 
-impl Drop for Counted {
+impl Drop for CountGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// How much may wait for one listener.
+/// The capacity of one listener's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
-    /// Events.
+    /// The number of events.
     pub events: usize,
-    /// Their bytes as JSON.
+    /// The bytes of their JSON.
     pub bytes: usize,
 }
 
-/// What a listener is told.
+/// A message to a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Heard {
-    /// An event that one of its subscriptions wants.
+pub enum HubMessage {
+    /// An event that matches one of its subscriptions.
     Event {
-        /// Which one.
+        /// The subscription.
         subscription: u64,
         /// The event.
         published: Arc<Published>,
     },
-    /// The queue was full when an event came for this subscription. It has ended; what was queued for it before
-    /// may still arrive.
+    /// The queue was full when an event came for this subscription, which has ended. Events that were queued for it
+    /// before may still arrive.
     Overflow {
-        /// Which one.
+        /// The subscription.
         subscription: u64,
     },
 }
 
-/// Who listens.
+/// The numbers of connections, listeners and subscriptions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Census {
-    /// Websockets that are open.
+pub struct HubStats {
+    /// Open websockets.
     pub sockets: usize,
-    /// Connections and feeds with a subscription, now or before.
+    /// Connections and feeds that have or had a subscription.
     pub listeners: usize,
     /// Subscriptions of connections.
     pub subscriptions: usize,
@@ -122,7 +122,7 @@ pub struct Census {
 #[derive(Debug)]
 pub struct Listener {
     commands: mpsc::Sender<Command>,
-    mailbox: Mailbox,
+    queue: ListenerQueue,
     events: mpsc::Receiver<(u64, Arc<Published>)>,
     /// Bounded by the number of subscriptions: each overflows once.
     overflows: mpsc::UnboundedReceiver<u64>,
@@ -131,60 +131,60 @@ pub struct Listener {
 #[derive(Debug)]
 enum Command {
     Publish(Published),
-    Subscribe(Mailbox, u64, Arc<[Filter]>),
+    Subscribe(ListenerQueue, u64, Arc<[Filter]>),
     Unsubscribe(Subscriber),
-    Leave(u64),
-    Census(oneshot::Sender<Census>),
+    RemoveListener(u64),
+    HubStats(oneshot::Sender<HubStats>),
 }
 
 impl Hub {
     /// Starts the hub's task on the current runtime.
     pub fn start() -> Self {
-        let (commands, orders) = mpsc::channel(BACKLOG);
-        tokio::spawn(Switchboard::default().run(orders));
+        let (commands, received) = mpsc::channel(COMMAND_QUEUE);
+        tokio::spawn(HubState::default().run(received));
         let [sockets, feeds] = [Arc::default(), Arc::default()];
         Self { commands, listeners: Arc::default(), sockets, feeds }
     }
 
-    /// Hands an accepted event to everybody who wants it. Waits only for the hub itself, never for a listener.
+    /// Sends an accepted event to all matching subscriptions. Waits only for the hub itself, never for a listener.
     pub async fn publish(&self, event: Arc<Event>) {
         send(&self.commands, Command::Publish(Published::new(event))).await;
     }
 
-    /// Counts who listens, after everything that was said to the hub before.
-    pub async fn census(&self) -> Census {
-        let (answer, census) = oneshot::channel();
-        send(&self.commands, Command::Census(answer)).await;
+    /// Returns the present numbers, after all commands that were sent before.
+    pub async fn stats(&self) -> HubStats {
+        let (answer, stats) = oneshot::channel();
+        send(&self.commands, Command::HubStats(answer)).await;
         let [sockets, feeds] =
             [&self.sockets, &self.feeds].map(|count| count.load(Ordering::Relaxed));
-        let census = census.await.unwrap_or_default();
-        // A feed listens to one thing, and nobody outside knows of it.
-        let subscriptions = census.subscriptions.saturating_sub(feeds);
-        Census { sockets, subscriptions, ..census }
+        let stats = stats.await.unwrap_or_default();
+        // Each feed has one subscription, which is internal.
+        let subscriptions = stats.subscriptions.saturating_sub(feeds);
+        HubStats { sockets, subscriptions, ..stats }
     }
 
-    /// Counts one more websocket.
-    pub(crate) fn socket(&self) -> Counted {
-        Counted::new(&self.sockets)
+    /// Counts a websocket.
+    pub(crate) fn socket(&self) -> CountGuard {
+        CountGuard::new(&self.sockets)
     }
 
-    /// Counts one more feed, from when it listens.
-    pub(crate) fn feed(&self) -> Counted {
-        Counted::new(&self.feeds)
+    /// Counts a feed.
+    pub(crate) fn feed(&self) -> CountGuard {
+        CountGuard::new(&self.feeds)
     }
 
-    /// A new listener, without subscriptions yet.
+    /// Creates a listener without subscriptions.
     pub fn listen(&self, capacity: Capacity) -> Listener {
         let (events_in, events) = mpsc::channel(capacity.events.max(1));
         let (overflows_in, overflows) = mpsc::unbounded_channel();
         Listener {
             commands: self.commands.clone(),
-            mailbox: Mailbox {
+            queue: ListenerQueue {
                 listener: self.listeners.fetch_add(1, Ordering::Relaxed),
                 events: events_in,
                 overflows: overflows_in,
                 waiting: Arc::default(),
-                most_waiting: capacity.bytes,
+                max_waiting_bytes: capacity.bytes,
             },
             events,
             overflows,
@@ -193,129 +193,129 @@ impl Hub {
 }
 
 impl Listener {
-    /// Asks for everything that matches and is published from now on.
+    /// Subscribes to everything that matches and is published from now on.
     ///
-    /// Once this returns, an event that is published later will be heard: reading history after it leaves no gap.
+    /// Events that are published after this returns will arrive, so reading history afterwards leaves no gap.
     pub async fn subscribe(&self, subscription: u64, filters: Arc<[Filter]>) {
-        let mailbox = self.mailbox.clone();
-        send(&self.commands, Command::Subscribe(mailbox, subscription, filters)).await;
+        let queue = self.queue.clone();
+        send(&self.commands, Command::Subscribe(queue, subscription, filters)).await;
     }
 
-    /// Ends one subscription. What is queued for it may still arrive.
+    /// Ends one subscription. Events that were queued for it may still arrive.
     pub async fn unsubscribe(&self, subscription: u64) {
-        let listener = self.mailbox.listener;
+        let listener = self.queue.listener;
         send(&self.commands, Command::Unsubscribe(Subscriber { listener, subscription })).await;
     }
 
-    /// Waits for the next thing to hear. Loses nothing if it is dropped while waiting.
-    pub async fn next(&mut self) -> Heard {
+    /// Waits for the next message. Cancel-safe.
+    pub async fn next(&mut self) -> HubMessage {
         tokio::select! {
             biased;
-            Some(subscription) = self.overflows.recv() => Heard::Overflow { subscription },
+            Some(subscription) = self.overflows.recv() => HubMessage::Overflow { subscription },
             Some(event) = self.events.recv() => self.received(event),
-            // The listener holds a sender of both, so neither ends before it does.
+            // The listener holds a sender of both queues, so neither ends before it does.
             else => std::future::pending().await,
         }
     }
 
-    /// The next thing to hear, if it is already there.
-    pub fn try_next(&mut self) -> Option<Heard> {
+    /// Returns the next message, if there is one already.
+    pub fn try_next(&mut self) -> Option<HubMessage> {
         if let Ok(subscription) = self.overflows.try_recv() {
-            return Some(Heard::Overflow { subscription });
+            return Some(HubMessage::Overflow { subscription });
         }
         let event = self.events.try_recv().ok()?;
         Some(self.received(event))
     }
 
-    fn received(&self, (subscription, published): (u64, Arc<Published>)) -> Heard {
-        self.mailbox.waiting.fetch_sub(published.json.len(), Ordering::Relaxed);
-        Heard::Event { subscription, published }
+    fn received(&self, (subscription, published): (u64, Arc<Published>)) -> HubMessage {
+        self.queue.waiting.fetch_sub(published.json.len(), Ordering::Relaxed);
+        HubMessage::Event { subscription, published }
     }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        let leave = Command::Leave(self.mailbox.listener);
-        if let Err(TrySendError::Full(leave)) = self.commands.try_send(leave) {
+        let remove = Command::RemoveListener(self.queue.listener);
+        if let Err(TrySendError::Full(remove)) = self.commands.try_send(remove) {
             let commands = self.commands.clone();
-            tokio::spawn(async move { send(&commands, leave).await });
+            tokio::spawn(async move { send(&commands, remove).await });
         }
     }
 }
 
-/// A hub that is gone has nobody left to tell; that is no error of the one who tells it.
+/// Sends a command; a hub that has ended has no listeners left, so that is no error.
 async fn send(commands: &mpsc::Sender<Command>, command: Command) {
     let _ = commands.send(command).await;
 }
 
 /// The hub's end of one listener's queue.
 #[derive(Clone, Debug)]
-struct Mailbox {
+struct ListenerQueue {
     listener: u64,
     events: mpsc::Sender<(u64, Arc<Published>)>,
     overflows: mpsc::UnboundedSender<u64>,
     waiting: Arc<AtomicUsize>,
-    most_waiting: usize,
+    max_waiting_bytes: usize,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Offered {
-    Taken,
+enum Enqueued {
+    Queued,
     Full,
-    Gone,
+    Closed,
 }
 
-impl Mailbox {
-    fn offer(&self, subscription: u64, published: &Arc<Published>) -> Offered {
+impl ListenerQueue {
+    fn enqueue(&self, subscription: u64, published: &Arc<Published>) -> Enqueued {
         let bytes = published.json.len();
-        // Only the hub adds, so what is there can but shrink before the next line.
-        if self.waiting.load(Ordering::Relaxed).saturating_add(bytes) > self.most_waiting {
-            return Offered::Full;
+        // Only the hub adds, so the number can only shrink before the next line.
+        if self.waiting.load(Ordering::Relaxed).saturating_add(bytes) > self.max_waiting_bytes {
+            return Enqueued::Full;
         }
         self.waiting.fetch_add(bytes, Ordering::Relaxed);
         match self.events.try_send((subscription, published.clone())) {
-            Ok(()) => Offered::Taken,
+            Ok(()) => Enqueued::Queued,
             Err(refused) => {
                 self.waiting.fetch_sub(bytes, Ordering::Relaxed);
                 match refused {
-                    TrySendError::Full(_) => Offered::Full,
-                    TrySendError::Closed(_) => Offered::Gone,
+                    TrySendError::Full(_) => Enqueued::Full,
+                    TrySendError::Closed(_) => Enqueued::Closed,
                 }
             }
         }
     }
 }
 
-/// The hub's own state: nobody else sees it.
+/// The state of the hub's task.
 #[derive(Debug, Default)]
-struct Switchboard {
-    index: Index,
-    mailboxes: BTreeMap<u64, Mailbox>,
+struct HubState {
+    index: SubscriptionIndex,
+    queues: BTreeMap<u64, ListenerQueue>,
 }
 
-impl Switchboard {
-    async fn run(mut self, mut orders: mpsc::Receiver<Command>) {
-        while let Some(order) = orders.recv().await {
-            self.obey(order);
+impl HubState {
+    async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
+        while let Some(command) = commands.recv().await {
+            self.handle(command);
         }
     }
 
-    fn obey(&mut self, order: Command) {
-        match order {
+    fn handle(&mut self, command: Command) {
+        match command {
             Command::Publish(published) => self.publish(&Arc::new(published)),
-            Command::Subscribe(mailbox, subscription, filters) => {
-                let listener = mailbox.listener;
-                self.mailboxes.entry(listener).or_insert(mailbox);
+            Command::Subscribe(queue, subscription, filters) => {
+                let listener = queue.listener;
+                self.queues.entry(listener).or_insert(queue);
                 self.index.insert(Subscriber { listener, subscription }, filters);
             }
             Command::Unsubscribe(subscriber) => {
                 self.index.remove(subscriber);
             }
-            Command::Leave(listener) => self.leave(listener),
-            Command::Census(answer) => {
-                let _ = answer.send(Census {
+            Command::RemoveListener(listener) => self.remove_listener(listener),
+            Command::HubStats(answer) => {
+                let _ = answer.send(HubStats {
                     sockets: 0,
-                    listeners: self.mailboxes.len(),
+                    listeners: self.queues.len(),
                     subscriptions: self.index.len(),
                 });
             }
@@ -323,24 +323,24 @@ impl Switchboard {
     }
 
     fn publish(&mut self, published: &Arc<Published>) {
-        for subscriber in self.index.wanting(&published.event) {
-            let Some(mailbox) = self.mailboxes.get(&subscriber.listener) else {
+        for subscriber in self.index.matching(&published.event) {
+            let Some(queue) = self.queues.get(&subscriber.listener) else {
                 continue;
             };
-            match mailbox.offer(subscriber.subscription, published) {
-                Offered::Taken => {}
-                Offered::Full => {
+            match queue.enqueue(subscriber.subscription, published) {
+                Enqueued::Queued => {}
+                Enqueued::Full => {
                     self.index.remove(subscriber);
-                    let _ = mailbox.overflows.send(subscriber.subscription);
+                    let _ = queue.overflows.send(subscriber.subscription);
                 }
-                Offered::Gone => self.leave(subscriber.listener),
+                Enqueued::Closed => self.remove_listener(subscriber.listener),
             }
         }
     }
 
-    fn leave(&mut self, listener: u64) {
+    fn remove_listener(&mut self, listener: u64) {
         self.index.remove_listener(listener);
-        self.mailboxes.remove(&listener);
+        self.queues.remove(&listener);
     }
 }
 
@@ -364,8 +364,10 @@ mod tests {
 
     async fn heard_note(listener: &mut Listener) -> (u64, Arc<Event>) {
         match listener.next().await {
-            Heard::Event { subscription, published } => (subscription, published.event.clone()),
-            Heard::Overflow { subscription } => panic!("overflow of {subscription}"),
+            HubMessage::Event { subscription, published } => {
+                (subscription, published.event.clone())
+            }
+            HubMessage::Overflow { subscription } => panic!("overflow of {subscription}"),
         }
     }
 
@@ -383,7 +385,7 @@ mod tests {
         for note in &notes {
             assert_eq!(heard_note(&mut quick).await, (1, note.clone()));
         }
-        assert_eq!(slow.next().await, Heard::Overflow { subscription: 1 });
+        assert_eq!(slow.next().await, HubMessage::Overflow { subscription: 1 });
         assert_eq!(heard_note(&mut slow).await.1, notes[0]);
         assert_eq!(heard_note(&mut slow).await.1, notes[1]);
         assert_eq!(slow.try_next(), None, "a gap would be filled in silence");
@@ -408,7 +410,7 @@ mod tests {
         hub.publish(note("")).await;
         let mut overflowed = false;
         for _ in 0..2 {
-            overflowed |= listener.next().await == Heard::Overflow { subscription: 1 };
+            overflowed |= listener.next().await == HubMessage::Overflow { subscription: 1 };
         }
         assert!(overflowed);
     }
@@ -432,11 +434,16 @@ mod tests {
     fn a_listener_that_left_leaves_nothing_behind() {
         let (events, _) = mpsc::channel(1);
         let (overflows, _) = mpsc::unbounded_channel();
-        let mailbox =
-            Mailbox { listener: 3, events, overflows, waiting: Arc::default(), most_waiting: 9 };
-        let mut board = Switchboard::default();
-        board.obey(Command::Subscribe(mailbox, 1, everything()));
-        board.obey(Command::Leave(3));
-        assert!(board.index.is_empty() && board.mailboxes.is_empty());
+        let queue = ListenerQueue {
+            listener: 3,
+            events,
+            overflows,
+            waiting: Arc::default(),
+            max_waiting_bytes: 9,
+        };
+        let mut state = HubState::default();
+        state.handle(Command::Subscribe(queue, 1, everything()));
+        state.handle(Command::RemoveListener(3));
+        assert!(state.index.is_empty() && state.queues.is_empty());
     }
 }

@@ -1,12 +1,14 @@
-//! What one peer, and all peers together, may ask of us.
+//! The limits of a connection and of all connections together.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// Every bound of the relay. What NIP-11 has a field for is advertised from here, so that it is always true.
+use grasp_core::Mono;
+
+/// The limits of the relay. Those that NIP-11 has a field for are advertised from here.
 ///
-/// The defaults are wide enough for the busiest known git relay's clients and for a peer that reconciles everything
-/// it has; a limit that is hit is always answered with its reason.
+/// The defaults suit the clients of the busiest known git relay and a peer that reconciles all its events. A request
+/// that exceeds a limit is answered with the reason.
 ///
 /// ```
 /// use grasp_relay::nostr::Limits;
@@ -23,7 +25,7 @@ pub struct Limits {
     pub message_bytes: usize,
     /// Longest subscription id, in characters.
     pub subscription_id_chars: usize,
-    /// Open subscriptions per connection; a COUNT under way takes a slot too.
+    /// Open subscriptions per connection; a running COUNT takes a slot, too.
     pub subscriptions: usize,
     /// Filters in one REQ or COUNT.
     pub filters: usize,
@@ -31,19 +33,19 @@ pub struct Limits {
     pub filter_values: usize,
     /// Bytes of filter text that one connection's open subscriptions may hold.
     pub subscription_bytes: usize,
-    /// Bytes that the filters of all connections' open subscriptions, and of their COUNTs under way, may take: their
-    /// text and 384 for each value. One address has at most a quarter.
+    /// Bytes that the filters of all connections' open subscriptions and running COUNTs may take: their text and 384
+    /// for each value. One address has at most a quarter.
     pub total_subscription_bytes: usize,
-    /// Most events a filter is answered with from history, whatever its `limit` says.
+    /// Events from history per filter, also if its `limit` is higher.
     pub max_limit: usize,
-    /// Events a filter without `limit` is answered with from history.
+    /// Events from history for a filter without `limit`.
     pub default_limit: usize,
 
-    /// Live events waiting for one connection; one more closes the subscription it was meant for.
+    /// Live events queued for one connection; one more closes the subscription it is for.
     pub live_queue_events: usize,
-    /// Bytes of live events waiting for one connection; the same consequence.
+    /// Bytes of live events queued for one connection; more close the subscription they are for.
     pub live_queue_bytes: usize,
-    /// How long after the end of history an event may still come again through the live path, to be told apart.
+    /// The time after the end of history for which its events are recognised when they come again live.
     pub settle: Duration,
 
     /// Open negentropy sessions per connection.
@@ -54,43 +56,44 @@ pub struct Limits {
     pub neg_connection_items: usize,
     /// Items in all negentropy sessions of all connections, at 40 bytes each. One address has at most a quarter.
     pub neg_total_items: usize,
-    /// Bytes of negentropy messages of all connections that may wait for their turn. One address has at most a quarter.
+    /// Bytes of queued negentropy messages of all connections. One address has at most a quarter.
     pub neg_waiting_bytes: usize,
-    /// How long a negentropy session may go unused.
+    /// The idle time after which a negentropy session is closed.
     pub neg_idle: Duration,
     /// Largest negentropy answer in bytes, before hex. Kept within [`Limits::NEG_FRAMES`].
     pub neg_frame_bytes: usize,
-    /// Negentropy sets built or compared at once, on threads of their own. One address has at most a quarter.
+    /// Negentropy sets built or compared at the same time, on threads of their own. One address has at most a
+    /// quarter.
     pub neg_jobs: usize,
 
-    /// Messages of any kind per connection and minute. Those above are refused one by one; as many refused again,
-    /// and the connection is closed.
+    /// Messages of any type per connection and minute. Further ones are refused one by one; after as many refusals
+    /// the connection is closed.
     pub messages_per_minute: u32,
     /// EVENTs per connection and minute.
     pub events_per_minute: u32,
     /// EVENTs per address (IPv4) and minute, over all its connections; half as many per /64 (IPv6). Fewer while other
     /// networks send many: all together may send four times as many.
     pub events_per_minute_per_ip: u32,
-    /// REQ, COUNT and NEG-OPEN per connection and minute; going on with a negentropy session is free.
+    /// REQ, COUNT and NEG-OPEN per connection and minute; NEG-MSG does not count.
     pub queries_per_minute: u32,
     /// Keys that one connection may authenticate as (NIP-42).
     pub auth_keys: usize,
-    /// AUTHs that may fail before the connection is closed.
+    /// Failed AUTHs after which the connection is closed.
     pub auth_failures: u32,
-    /// How far the clock of an authenticating client may be off.
+    /// The difference that the clock of an authenticating client may have.
     pub auth_window: Duration,
 
-    /// Events of one connection handed to ingest at once; as many again may wait, then its socket is not read.
+    /// Events of one connection per batch of ingest; as many again may be queued, then its socket is not read.
     pub ingest_batch: usize,
 
-    /// Websockets at once.
+    /// Open websockets.
     pub connections: usize,
-    /// TCP connections at once, websockets included. Beyond it, new ones wait in the listener's backlog.
+    /// Open TCP connections, websockets included. Further ones wait in the listener's backlog.
     pub tcp_connections: usize,
-    /// Connections at once per address (IPv4) or /64 (IPv6). A trusted proxy's own address is not counted, the
-    /// address it forwards for is.
+    /// Open connections per address (IPv4) or /64 (IPv6). For a trusted proxy, the address that it forwards for
+    /// counts.
     pub connections_per_ip: usize,
-    /// How long a request head may take, and how long an idle keep-alive connection is kept.
+    /// The time that a request head may take, and that an idle keep-alive connection is kept.
     pub header_timeout: Duration,
     /// Largest request head in bytes.
     pub header_bytes: usize,
@@ -98,9 +101,9 @@ pub struct Limits {
     pub ping_after: Duration,
     /// Silence after which a websocket is closed.
     pub idle_timeout: Duration,
-    /// How long one write may be stuck before its connection is given up.
+    /// The time that one write may make no progress before its connection is closed.
     pub write_timeout: Duration,
-    /// How long a shutdown waits for connections to finish.
+    /// The time that a shutdown waits for connections to finish.
     pub grace: Duration,
 }
 
@@ -150,11 +153,85 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Frames of negentropy that every peer can read.
+    /// The range of negentropy frame sizes that every peer can read.
     pub const NEG_FRAMES: RangeInclusive<usize> = 4_096..=500_000;
 
-    /// The frame limit that negentropy is really given.
+    /// Returns the frame limit within [`Limits::NEG_FRAMES`].
     pub(crate) fn neg_frame(&self) -> u64 {
         self.neg_frame_bytes.clamp(*Self::NEG_FRAMES.start(), *Self::NEG_FRAMES.end()) as u64
+    }
+}
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// A rate limit that allows one minute's worth at once and refills steadily.
+///
+/// Each use costs `MINUTE / per_minute` of time, which avoids fractions.
+#[derive(Clone, Debug)]
+pub(crate) struct Allowance {
+    cost: Duration,
+    /// The time at which the full allowance is available again.
+    full_at: Mono,
+}
+
+impl Allowance {
+    pub(crate) fn new(per_minute: u32) -> Self {
+        Self { cost: MINUTE / per_minute.max(1), full_at: Mono::ZERO }
+    }
+
+    /// Takes one, if there is one.
+    #[must_use]
+    pub(crate) fn take(&mut self, now: Mono) -> bool {
+        let after = self.full_at.max(now) + self.cost;
+        let granted = after - now <= MINUTE;
+        if granted {
+            self.full_at = after;
+        }
+        granted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_minutes_worth_may_come_at_once_and_no_more() {
+        let mut allowance = Allowance::new(60);
+        let now = Mono::from_secs(1_000);
+        assert!((0..60).all(|_| allowance.take(now)));
+        assert!(!allowance.take(now));
+    }
+
+    #[test]
+    fn it_fills_up_steadily() {
+        let mut allowance = Allowance::new(60);
+        let now = Mono::from_secs(1_000);
+        while allowance.take(now) {}
+        assert!(!allowance.take(now + Duration::from_millis(999)));
+        assert!(allowance.take(now + Duration::from_secs(1)));
+        assert!(!allowance.take(now + Duration::from_secs(1)));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_minute_grants_more_than_twice_its_worth(
+            per_minute in 1u32..200,
+            steps in proptest::collection::vec(0u64..2_000, 1..400),
+        ) {
+            let mut allowance = Allowance::new(per_minute);
+            let mut now = Mono::from_secs(100);
+            let mut granted = Vec::new();
+            for step in steps {
+                now = now + Duration::from_millis(step);
+                if allowance.take(now) {
+                    granted.push(now);
+                }
+            }
+            for (first, start) in granted.iter().enumerate() {
+                let within = granted.iter().skip(first).take_while(|at| **at - *start < MINUTE).count();
+                proptest::prop_assert!(within <= 2 * per_minute as usize);
+            }
+        }
     }
 }

@@ -1,9 +1,9 @@
-//! Set reconciliation (NIP-77): what we have for one filter, compared with what the peer has.
+//! Set reconciliation (NIP-77) between the events of one filter here and those of the peer.
 //!
-//! The set is read and sorted once per session; each message is then answered from it alone. Both are work for a
-//! thread of its own, and only so many run at once, so that no number of sessions can starve the sockets. The
-//! algorithm checks every count against the bytes that are there before it allocates, visits each item a bounded
-//! number of times per message, and cuts its answer at the frame limit.
+//! The set is read and sorted once per session; each message is answered from it alone. Both run on blocking threads,
+//! of which a limited number works at the same time, so that sessions cannot starve the sockets. The algorithm checks
+//! every count against the bytes of the message before it allocates, visits each item a bounded number of times per
+//! message, and cuts its answer at the frame limit.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,18 +17,18 @@ use nostr::filter::Filter;
 use nostr::types::Timestamp;
 
 use super::limits::Limits;
-use super::session::Reconciled;
+use super::session::NegOutcome;
 use crate::store::{EventStore, Inventory};
 
-/// The first byte of every message of the protocol's version that we speak.
+/// The first byte of every message, the protocol's version.
 const VERSION: u8 = 0x61;
 
-/// How long a message waits for its turn.
+/// The time that a message waits for a thread.
 const JOB_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What all sessions of all connections share.
+/// The threads and memory that the sessions of all connections share.
 #[derive(Clone, Debug)]
-pub(crate) struct Workshop {
+pub(crate) struct NegentropyPool {
     jobs: SharedPool,
     items: SharedPool,
     waiting: SharedPool,
@@ -36,17 +36,17 @@ pub(crate) struct Workshop {
     frame: u64,
 }
 
-/// One session's set, and its share of the memory for all.
+/// The set of one session, and its share of the memory.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     set: SortedSet,
     _share: Holding,
 }
 
-/// What was built for a NEG-OPEN, and what to tell the session.
-pub(crate) type Opened = (Option<Arc<Snapshot>>, Reconciled);
+/// The set for a NEG-OPEN, and the result for the session.
+pub(crate) type Opened = (Option<Arc<Snapshot>>, NegOutcome);
 
-impl Workshop {
+impl NegentropyPool {
     pub(crate) fn new(limits: &Limits) -> Self {
         let pool =
             |total: usize| SharedPool::new(Bounds { reserve: 0, ..Bounds::of(total as u64) });
@@ -68,26 +68,26 @@ impl Workshop {
         now: Timestamp,
         message: Vec<u8>,
     ) -> Opened {
-        let Some(turn) = self.turn(network, message).await else {
-            return (None, Reconciled::NoRoom);
+        let Some(job) = self.start_job(network, message).await else {
+            return (None, NegOutcome::AtCapacity);
         };
         let items = match store.inventory(filter, now, self.most_items).await {
             Ok(Inventory::Complete(items)) => items,
-            Ok(Inventory::TooMany) => return (None, Reconciled::TooBig),
+            Ok(Inventory::TooMany) => return (None, NegOutcome::TooBig),
             Err(error) => {
                 tracing::error!(%error, "no inventory for a negentropy session");
-                return (None, Reconciled::StoreFailed);
+                return (None, NegOutcome::StoreFailed);
             }
         };
         let share = self.items.try_take(&Claimant::at(network), items.len() as u64);
         let Ok(share) = share else {
-            return (None, Reconciled::NoRoom);
+            return (None, NegOutcome::AtCapacity);
         };
         let held = items.len();
         let snapshot = Arc::new(Snapshot { set: SortedSet(items), _share: share });
-        match self.compare(snapshot.clone(), turn).await {
-            Reconciled::Answered(answer) => {
-                (Some(snapshot), Reconciled::Opened { items: held, answer })
+        match self.compare(snapshot.clone(), job).await {
+            NegOutcome::Answered(answer) => {
+                (Some(snapshot), NegOutcome::Opened { items: held, answer })
             }
             other => (None, other),
         }
@@ -99,51 +99,51 @@ impl Workshop {
         network: ClientNetwork,
         snapshot: Arc<Snapshot>,
         message: Vec<u8>,
-    ) -> Reconciled {
-        match self.turn(network, message).await {
-            Some(turn) => self.compare(snapshot, turn).await,
-            None => Reconciled::NoRoom,
+    ) -> NegOutcome {
+        match self.start_job(network, message).await {
+            Some(job) => self.compare(snapshot, job).await,
+            None => NegOutcome::AtCapacity,
         }
     }
 
-    /// Waits for this message's turn, if there is room for it to wait.
-    async fn turn(&self, network: ClientNetwork, message: Vec<u8>) -> Option<Turn> {
+    /// Waits for a thread, if there is memory for the message meanwhile.
+    async fn start_job(&self, network: ClientNetwork, message: Vec<u8>) -> Option<Job> {
         let claimant = Claimant::at(network);
         let waiting = self.waiting.try_take(&claimant, message.len() as u64).ok()?;
         let job = self.jobs.wait(&claimant, 1, JOB_TIMEOUT).await.ok()?;
-        Some(Turn { message, _waiting: waiting, _job: job })
+        Some(Job { message, _waiting: waiting, _job: job })
     }
 
-    /// Compares on a thread that keeps its turn even if nobody waits for the answer any more.
-    async fn compare(&self, snapshot: Arc<Snapshot>, turn: Turn) -> Reconciled {
+    /// Compares on a thread, which is occupied until it has finished even if the session ends.
+    async fn compare(&self, snapshot: Arc<Snapshot>, job: Job) -> NegOutcome {
         let frame = self.frame;
-        let job = tokio::task::spawn_blocking(move || snapshot.set.answer(&turn.message, frame));
+        let job = tokio::task::spawn_blocking(move || snapshot.set.answer(&job.message, frame));
         match job.await {
-            Ok(Some(answer)) => Reconciled::Answered(answer),
-            Ok(None) => Reconciled::Invalid,
+            Ok(Some(answer)) => NegOutcome::Answered(answer),
+            Ok(None) => NegOutcome::Invalid,
             Err(error) => {
                 tracing::error!(%error, "a negentropy job died");
-                Reconciled::Invalid
+                NegOutcome::Invalid
             }
         }
     }
 }
 
-/// A message whose turn has come, with what it holds until it is answered.
-struct Turn {
+/// A message that has its thread, with what it holds until it is answered.
+struct Job {
     message: Vec<u8>,
     _waiting: Holding,
     _job: Holding,
 }
 
-/// Items oldest first, ties by lowest id, as the store's inventory gives them.
+/// Items oldest first, ties by lowest id, as the store's inventory returns them.
 #[derive(Debug)]
 struct SortedSet(Vec<(Timestamp, EventId)>);
 
 impl SortedSet {
-    /// The answer to one message; none if it makes no sense.
+    /// Returns the answer to one message; `None` if it is not well-formed.
     fn answer(&self, message: &[u8], frame: u64) -> Option<Vec<u8>> {
-        // A peer of another version is told ours, and may begin again with it.
+        // A peer of another version gets ours and may start again with it.
         if *message.first()? != VERSION {
             return Some(vec![VERSION]);
         }

@@ -1,4 +1,4 @@
-//! The relay's card: what it is, and what it allows (NIP-11, GRASP-01).
+//! The relay information document (NIP-11, GRASP-01).
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::limits::Limits;
 
-/// What the operator says about the relay. The limits are added from [`Limits`], so they are always true.
+/// The operator's description of the relay. [`RelayInfo::document`] adds the limits from [`Limits`].
 ///
 /// ```
 /// use grasp_relay::nostr::{Limits, RelayInfo};
@@ -19,31 +19,31 @@ use super::limits::Limits;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RelayInfo {
-    /// A short name.
+    /// The display name.
     pub name: String,
-    /// A few sentences.
+    /// The description, a few sentences.
     pub description: String,
     /// The operator's key.
     pub pubkey: Option<PublicKey>,
     /// The key that the service itself signs with.
     pub service_key: Option<PublicKey>,
-    /// Another way to reach the operator.
+    /// Another way to contact the operator.
     pub contact: Option<String>,
-    /// Where a picture is.
+    /// The address of an icon.
     pub icon: Option<String>,
-    /// Name of the software.
+    /// The name of the software.
     pub software: String,
-    /// Its version.
+    /// The version of the software.
     pub version: String,
-    /// What is really honoured.
+    /// The NIPs that are supported.
     pub supported_nips: Vec<u16>,
-    /// What runs now, as `GRASP-01`.
+    /// The GRASP documents that are supported, as `GRASP-01`.
     pub supported_grasps: Vec<String>,
-    /// Which repositories are taken in, in words; never empty.
+    /// The criteria by which repositories are accepted, as text; never empty.
     pub repo_acceptance_criteria: String,
-    /// How events are curated beyond spam control, if they are.
+    /// The curation of events beyond spam control, if there is any.
     pub curation: Option<String>,
-    /// How far ahead of our clock an event may be, where ingest checks it.
+    /// The time by which an event may be ahead of the clock, if ingest checks it.
     pub created_at_ahead: Option<Duration>,
 }
 
@@ -98,14 +98,14 @@ struct Limitation {
     default_limit: usize,
     auth_required: bool,
     payment_required: bool,
-    /// Only what belongs to an accepted repository is taken in.
+    /// Only events that belong to an accepted repository are accepted.
     restricted_writes: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     created_at_upper_limit: Option<u64>,
 }
 
 impl RelayInfo {
-    /// The document as JSON.
+    /// Returns the document as JSON.
     pub fn document(&self, limits: &Limits) -> String {
         let document = Document {
             name: &self.name,

@@ -1,13 +1,12 @@
-//! One socket's accounts: what it may ask, what it has open, when it has been quiet for too long.
+//! The state of one connection: its subscriptions, its rates, its authentication and its idle time.
 //!
-//! A plain state machine. [`Session::handle`] takes what happened and says what to do; it opens nothing, reads no
-//! clock and never sees an event of history. Every REQ, COUNT and NEG-OPEN gets a fresh [`Token`], so that a late
-//! result for something closed or replaced finds nobody.
+//! A state machine without IO or clock: [`Session::handle`] takes an input and returns outputs. Events of history do
+//! not pass through it. Every REQ, COUNT and NEG-OPEN gets a fresh [`Token`], so that a late result for a closed or
+//! replaced one is ignored.
 
-mod authentication;
-mod reconciliations;
-mod subscriptions;
+mod neg_sessions;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use grasp_core::limits::EoseHint;
@@ -16,55 +15,53 @@ use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use nostr::key::PublicKey;
 
-use self::authentication::Authentication;
-use self::reconciliations::Reconciliations;
-use self::subscriptions::Subscriptions;
-use super::codec::{Asked, Reply, Request, SubId};
-use super::limits::Limits;
-use super::rate::Allowance;
+use self::neg_sessions::NegSessions;
+use super::auth::Authentication;
+use super::codec::{QueryFilters, Reply, Request, SubId};
+use super::limits::{Allowance, Limits};
 use crate::ingest::Answer;
 
-/// What a session is held to; the same for all of them.
+/// The configuration that all sessions share.
 #[derive(Clone, Debug)]
-pub(crate) struct Rules {
+pub(crate) struct SessionConfig {
     pub(crate) limits: Limits,
     pub(crate) service: ServiceIdentity,
 }
 
-/// The name of one REQ, COUNT or NEG-OPEN, never used twice on a connection.
+/// The key of one REQ, COUNT or NEG-OPEN, never used twice on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Token(pub(crate) u64);
 
-/// What happened.
+/// An input of the session.
 #[derive(Debug)]
 pub(crate) enum Input<'a> {
     Text(&'a str),
-    /// A long text that was read elsewhere.
+    /// A long text that was read on another thread.
     Read(Result<Request, Reply>),
     Binary,
     /// A ping or pong.
-    Heard,
+    Activity,
     Judged(EventId, Answer),
     CaughtUp(Token, EoseHint),
-    Ended(Token, Ending),
+    Ended(Token, EndReason),
     Counted(Token, u64),
-    Reconciled(Token, Reconciled),
+    NegOutcome(Token, NegOutcome),
     Tick,
 }
 
-/// Why a subscription or COUNT ended without the client asking.
+/// The reason for which a subscription or COUNT ended without the client asking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ending {
+pub(crate) enum EndReason {
     Overflow,
     StoreFailed,
-    NoRoom,
-    /// It got no turn at the store in time.
+    AtCapacity,
+    /// It got no read permit in time.
     Busy,
 }
 
-/// What became of one negentropy message.
+/// The result of one negentropy message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Reconciled {
+pub(crate) enum NegOutcome {
     /// The set was built, and the first message answered.
     Opened {
         items: usize,
@@ -72,62 +69,63 @@ pub(crate) enum Reconciled {
     },
     Answered(Vec<u8>),
     TooBig,
-    NoRoom,
+    AtCapacity,
     Invalid,
     StoreFailed,
 }
 
-/// What to do.
+/// An output of the session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Output {
     Send(Reply),
     Ping,
     Ingest(Box<Event>),
-    Subscribe { token: Token, id: SubId, asked: Asked },
+    Subscribe { token: Token, id: SubId, query: QueryFilters },
     Unsubscribe(Token),
-    Count { token: Token, asked: Asked },
+    Count { token: Token, query: QueryFilters },
     OpenNeg { token: Token, filter: Box<Filter>, message: Vec<u8> },
     AnswerNeg { token: Token, message: Vec<u8> },
     DropNeg(Token),
-    Hangup(Hangup),
+    Close(CloseReason),
 }
 
-/// A close frame.
+/// The code and reason of a close frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Hangup {
+pub(crate) struct CloseReason {
     pub(crate) code: u16,
     pub(crate) reason: &'static str,
 }
 
-impl Hangup {
-    pub(crate) const SHUTDOWN: Self = Self { code: 1001, reason: "the relay is shutting down" };
+impl CloseReason {
+    pub(crate) const SHUTTING_DOWN: Self =
+        Self { code: 1001, reason: "the relay is shutting down" };
     pub(crate) const NOT_UTF8: Self = Self { code: 1007, reason: "invalid: text must be UTF-8" };
     pub(crate) const TOO_BIG: Self = Self { code: 1009, reason: "invalid: message too big" };
     pub(crate) const PROTOCOL: Self =
         Self { code: 1002, reason: "invalid: broken websocket frame" };
-    pub(crate) const NO_ROOM: Self =
+    pub(crate) const AT_CAPACITY: Self =
         Self { code: 1013, reason: "rate-limited: too many unfinished messages of this network" };
     pub(crate) const TOO_SLOW: Self =
         Self { code: 1008, reason: "closed: a message took too long" };
     const IDLE: Self = Self { code: 1001, reason: "closed: idle for too long" };
     const TOO_MANY_MESSAGES: Self = Self { code: 1008, reason: "rate-limited: too many messages" };
-    const TOO_MANY_AUTHS: Self = Self { code: 1008, reason: "rate-limited: too many failed AUTHs" };
+    pub(crate) const TOO_MANY_AUTHS: Self =
+        Self { code: 1008, reason: "rate-limited: too many failed AUTHs" };
 }
 
-/// One socket's state.
 #[derive(Debug)]
 pub(crate) struct Session {
-    rules: Arc<Rules>,
+    config: Arc<SessionConfig>,
     auth: Authentication,
     subscriptions: Subscriptions,
-    reconciliations: Reconciliations,
+    neg_sessions: NegSessions,
     messages: Allowance,
     /// Messages above the allowance that are still answered.
     refusals: Allowance,
     events: Allowance,
     queries: Allowance,
     tokens: u64,
-    heard_at: Mono,
+    active_at: Mono,
     pinged: bool,
 }
 
@@ -136,74 +134,74 @@ const QUERY_RATE: &str = "rate-limited: too many queries";
 const EVENT_RATE: &str = "rate-limited: too many events";
 
 impl Session {
-    /// A session that begins now, with a challenge that nobody could guess.
-    pub(crate) fn new(now: Now, rules: Arc<Rules>, challenge: String) -> Self {
-        let limits = &rules.limits;
+    /// Starts a session with an unguessable challenge.
+    pub(crate) fn new(now: Now, config: Arc<SessionConfig>, challenge: String) -> Self {
+        let limits = &config.limits;
         Self {
             auth: Authentication::new(challenge),
             subscriptions: Subscriptions::default(),
-            reconciliations: Reconciliations::default(),
+            neg_sessions: NegSessions::default(),
             messages: Allowance::new(limits.messages_per_minute),
             refusals: Allowance::new(limits.messages_per_minute),
             events: Allowance::new(limits.events_per_minute),
             queries: Allowance::new(limits.queries_per_minute),
             tokens: 0,
-            heard_at: now.mono,
+            active_at: now.mono,
             pinged: false,
-            rules,
+            config,
         }
     }
 
-    /// Takes what happened; says what to do, in this order.
+    /// Takes an input and returns outputs, to be performed in this order.
     #[must_use]
     pub(crate) fn handle(&mut self, now: Now, input: Input<'_>) -> Vec<Output> {
         match input {
             Input::Text(text) => self.on_text(now, |limits| Request::read(text, limits)),
             Input::Read(request) => self.on_text(now, |_| request),
             Input::Binary => self.on_binary(now),
-            Input::Heard => self.on_heard(now),
+            Input::Activity => self.on_activity(now),
             Input::Judged(id, answer) => self.on_judged(id, answer),
             Input::CaughtUp(token, hint) => self.subscriptions.caught_up(token, hint),
             Input::Ended(token, why) => self.subscriptions.ended(token, why),
             Input::Counted(token, count) => self.subscriptions.counted(token, count),
-            Input::Reconciled(token, what) => {
-                self.reconciliations.reconciled(now.mono, token, what, &self.rules.limits)
+            Input::NegOutcome(token, what) => {
+                self.neg_sessions.reconciled(now.mono, token, what, &self.config.limits)
             }
             Input::Tick => self.on_tick(now),
         }
     }
 
-    /// When to send the next [`Input::Tick`]. Ask again after each `handle`.
+    /// Returns the time of the next [`Input::Tick`], which changes with each `handle`.
     pub(crate) fn next_deadline(&self) -> Mono {
-        let limits = &self.rules.limits;
+        let limits = &self.config.limits;
         let quiet = if self.pinged { limits.idle_timeout } else { limits.ping_after };
-        let quiet = self.heard_at + quiet.min(limits.idle_timeout);
-        match self.reconciliations.next_deadline(limits.neg_idle) {
+        let quiet = self.active_at + quiet.min(limits.idle_timeout);
+        match self.neg_sessions.next_deadline(limits.neg_idle) {
             Some(neg) => neg.min(quiet),
             None => quiet,
         }
     }
 
-    /// The keys that this socket proved to hold.
+    /// Returns the keys that the client authenticated as.
     pub(crate) fn authenticated(&self) -> Vec<PublicKey> {
         self.auth.keys().to_vec()
     }
 
-    /// Whether this negentropy session is still open.
-    pub(crate) fn is_reconciling(&self, token: Token) -> bool {
-        self.reconciliations.is_open(token)
+    /// Returns whether this negentropy session is open.
+    pub(crate) fn has_neg_session(&self, token: Token) -> bool {
+        self.neg_sessions.is_open(token)
     }
 
-    fn on_heard(&mut self, now: Now) -> Vec<Output> {
-        self.heard_at = now.mono;
+    fn on_activity(&mut self, now: Now) -> Vec<Output> {
+        self.active_at = now.mono;
         self.pinged = false;
         Vec::new()
     }
 
     fn on_binary(&mut self, now: Now) -> Vec<Output> {
-        self.on_heard(now);
+        self.on_activity(now);
         match self.charge(now.mono) {
-            Charge::Hangup => vec![Output::Hangup(Hangup::TOO_MANY_MESSAGES)],
+            Charge::Close => vec![Output::Close(CloseReason::TOO_MANY_MESSAGES)],
             Charge::Paid | Charge::Refused => {
                 self.answer(Reply::notice("invalid: binary frames are not understood"))
             }
@@ -215,12 +213,12 @@ impl Session {
         now: Now,
         read: impl FnOnce(&Limits) -> Result<Request, Reply>,
     ) -> Vec<Output> {
-        self.on_heard(now);
+        self.on_activity(now);
         let charge = self.charge(now.mono);
-        if charge == Charge::Hangup {
-            return vec![Output::Hangup(Hangup::TOO_MANY_MESSAGES)];
+        if charge == Charge::Close {
+            return vec![Output::Close(CloseReason::TOO_MANY_MESSAGES)];
         }
-        match read(&self.rules.limits) {
+        match read(&self.config.limits) {
             Err(reply) => self.answer(reply),
             Ok(request) if charge == Charge::Refused => self.refuse(request, MESSAGE_RATE),
             Ok(request) => self.on_request(now, request),
@@ -235,36 +233,36 @@ impl Session {
             {
                 self.refuse(request, QUERY_RATE)
             }
-            _ => self.obey(now, request),
+            _ => self.perform(now, request),
         }
     }
 
-    fn obey(&mut self, now: Now, request: Request) -> Vec<Output> {
-        let limits = &self.rules.limits;
+    fn perform(&mut self, now: Now, request: Request) -> Vec<Output> {
+        let limits = &self.config.limits;
         match request {
             Request::Event(event) => vec![Output::Ingest(event)],
-            Request::Auth(event) => self.auth.attempt(now.unix, &event, &self.rules),
-            Request::Req(id, asked) => {
+            Request::Auth(event) => self.auth.attempt(now.unix, &event, &self.config),
+            Request::Req(id, query) => {
                 let token = next_token(&mut self.tokens);
-                let begun = |id, asked| Output::Subscribe { token, id, asked };
-                self.subscriptions.begin(token, id, asked, limits, begun)
+                let opened = |id, query| Output::Subscribe { token, id, query };
+                self.subscriptions.open(token, id, query, limits, opened)
             }
-            Request::Count(id, asked) => {
+            Request::Count(id, query) => {
                 let token = next_token(&mut self.tokens);
-                let begun = |_, asked| Output::Count { token, asked };
-                self.subscriptions.begin(token, id, asked, limits, begun)
+                let opened = |_, query| Output::Count { token, query };
+                self.subscriptions.open(token, id, query, limits, opened)
             }
             Request::NegOpen(id, filter, message) => {
                 let token = next_token(&mut self.tokens);
-                self.reconciliations.open(token, id, filter, message, limits)
+                self.neg_sessions.open(token, id, filter, message, limits)
             }
-            Request::NegMsg(id, message) => self.reconciliations.go_on(&id, message),
+            Request::NegMsg(id, message) => self.neg_sessions.answer(&id, message),
             Request::Close(id) => self.subscriptions.close(&id),
-            Request::NegClose(id) => self.reconciliations.close(&id),
+            Request::NegClose(id) => self.neg_sessions.close(&id),
         }
     }
 
-    /// Refuses in the form that this kind of request is refused in. Closing is never refused: it only frees.
+    /// Refuses a request in the form of its type. Closing is never refused, because it only frees.
     fn refuse(&mut self, request: Request, reason: &'static str) -> Vec<Output> {
         match request {
             Request::Event(event) | Request::Auth(event) => {
@@ -275,15 +273,15 @@ impl Session {
                 self.answer(Reply::neg_err(&id, reason))
             }
             Request::Close(id) => self.subscriptions.close(&id),
-            Request::NegClose(id) => self.reconciliations.close(&id),
+            Request::NegClose(id) => self.neg_sessions.close(&id),
         }
     }
 
-    /// Sends a reply, and makes it true: what is said to be closed is closed, who must authenticate gets a challenge.
+    /// Sends a reply with its consequences: CLOSED closes the subscription, auth-required sends the challenge.
     fn answer(&mut self, reply: Reply) -> Vec<Output> {
         let mut outputs = match &reply {
             Reply::Closed(id, _) => self.subscriptions.close(id),
-            Reply::NegErr(id, ..) => self.reconciliations.close(id),
+            Reply::NegErr(id, ..) => self.neg_sessions.close(id),
             _ => Vec::new(),
         };
         if reply.wants_auth() {
@@ -299,12 +297,12 @@ impl Session {
     }
 
     fn on_tick(&mut self, now: Now) -> Vec<Output> {
-        let limits = &self.rules.limits;
-        let quiet = now.mono - self.heard_at;
+        let limits = &self.config.limits;
+        let quiet = now.mono - self.active_at;
         if quiet >= limits.idle_timeout {
-            return vec![Output::Hangup(Hangup::IDLE)];
+            return vec![Output::Close(CloseReason::IDLE)];
         }
-        let mut outputs = self.reconciliations.expire(now.mono, limits.neg_idle);
+        let mut outputs = self.neg_sessions.expire(now.mono, limits.neg_idle);
         if quiet >= limits.ping_after && !self.pinged {
             self.pinged = true;
             outputs.push(Output::Ping);
@@ -318,7 +316,7 @@ impl Session {
         } else if self.refusals.take(now) {
             Charge::Refused
         } else {
-            Charge::Hangup
+            Charge::Close
         }
     }
 }
@@ -327,12 +325,116 @@ impl Session {
 enum Charge {
     Paid,
     Refused,
-    Hangup,
+    Close,
 }
 
 fn next_token(tokens: &mut u64) -> Token {
     *tokens += 1;
     Token(*tokens)
+}
+
+#[derive(Debug, Default)]
+struct Subscriptions {
+    open: BTreeMap<SubId, OpenSubscription>,
+    ids: BTreeMap<Token, SubId>,
+    /// Bytes of all open filters.
+    bytes: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct OpenSubscription {
+    token: Token,
+    bytes: usize,
+}
+
+impl Subscriptions {
+    /// Opens a subscription or a COUNT, which holds a slot until it is answered; one of the same id is closed first.
+    fn open(
+        &mut self,
+        token: Token,
+        id: SubId,
+        query: QueryFilters,
+        limits: &Limits,
+        opened: impl FnOnce(SubId, QueryFilters) -> Output,
+    ) -> Vec<Output> {
+        let mut outputs = self.close(&id);
+        outputs.push(match self.admit(token, &id, query.bytes, limits) {
+            Ok(()) => opened(id, query),
+            Err(refusal) => Output::Send(refusal),
+        });
+        outputs
+    }
+
+    /// Closes a subscription, if it is open.
+    fn close(&mut self, id: &SubId) -> Vec<Output> {
+        self.forget(id).map(Output::Unsubscribe).into_iter().collect()
+    }
+
+    fn caught_up(&self, token: Token, hint: EoseHint) -> Vec<Output> {
+        let id = self.ids.get(&token);
+        id.map(|id| Output::Send(Reply::Eose(id.clone(), hint))).into_iter().collect()
+    }
+
+    fn counted(&mut self, token: Token, count: u64) -> Vec<Output> {
+        self.finish(token, |id| Reply::Count(id.clone(), count))
+    }
+
+    fn ended(&mut self, token: Token, why: EndReason) -> Vec<Output> {
+        self.finish(token, |id| Reply::closed(id, reason(why)))
+    }
+
+    fn finish(&mut self, token: Token, reply: impl FnOnce(&SubId) -> Reply) -> Vec<Output> {
+        let Some(id) = self.ids.get(&token).cloned() else {
+            return Vec::new();
+        };
+        let mut outputs = self.close(&id);
+        outputs.push(Output::Send(reply(&id)));
+        outputs
+    }
+
+    fn admit(
+        &mut self,
+        token: Token,
+        id: &SubId,
+        bytes: usize,
+        limits: &Limits,
+    ) -> Result<(), Reply> {
+        if self.open.len() >= limits.subscriptions {
+            let most = limits.subscriptions;
+            let reason = format!("rate-limited: too many REQs: {most} subscriptions may be open");
+            return Err(Reply::closed(id, reason));
+        }
+        let total = self.bytes.saturating_add(bytes);
+        if total > limits.subscription_bytes {
+            let most = limits.subscription_bytes;
+            let reason = format!("rate-limited: active subscriptions exceed max size {most} bytes");
+            return Err(Reply::closed(id, reason));
+        }
+        self.bytes = total;
+        self.open.insert(id.clone(), OpenSubscription { token, bytes });
+        self.ids.insert(token, id.clone());
+        Ok(())
+    }
+
+    fn forget(&mut self, id: &SubId) -> Option<Token> {
+        let open = self.open.remove(id)?;
+        self.bytes = self.bytes.saturating_sub(open.bytes);
+        self.ids.remove(&open.token);
+        Some(open.token)
+    }
+}
+
+const fn reason(why: EndReason) -> &'static str {
+    match why {
+        EndReason::Overflow => {
+            "error: live event buffer overflow, ask again from the last event seen"
+        }
+        EndReason::StoreFailed => "error: the event store failed",
+        EndReason::Busy => {
+            "rate-limited: this network uses its share of this relay, try again later"
+        }
+        EndReason::AtCapacity => "rate-limited: this relay holds as many subscriptions as it can",
+    }
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
-//! Who wants this event? An index over all live filters, so that the answer costs what it finds.
+//! An index of all live filters, so that the cost of a lookup depends on its result only.
 //!
-//! Every filter is filed under the values of its most telling list: ids, then the tags that name an event or a
-//! repository, then authors, then other tags, then kinds. An event is looked up under its own id, author, kind and
-//! tag values, and only the few subscriptions found there are held against it. Ten thousand subscriptions to other
-//! repositories are therefore never looked at.
+//! Every filter is indexed by the values of its most specific list: ids, then tags that name an event or a
+//! repository, then authors, then other tags, then kinds. An event is looked up by its id, author, kind and tag
+//! values, and only the subscriptions found there are compared with it. Ten thousand subscriptions to other
+//! repositories are not visited.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
@@ -13,48 +13,46 @@ use nostr::event::{Event, EventId, Kind};
 use nostr::filter::{Filter, SingleLetterTag};
 use nostr::key::PublicKey;
 
-use super::query::Facts;
-
 /// One subscription of one listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Subscriber {
-    /// The connection, or the feed.
+    /// The connection or feed.
     pub listener: u64,
-    /// Its subscription.
+    /// The subscription of that listener.
     pub subscription: u64,
 }
 
-type Shelf<K> = HashMap<K, BTreeSet<Subscriber>>;
+type KeyIndex<K> = HashMap<K, BTreeSet<Subscriber>>;
 
-/// All live subscriptions, filed under what they want.
+/// All live subscriptions, indexed by their filters.
 ///
 /// ```
-/// use grasp_relay::nostr::subscriptions::{Index, Subscriber};
+/// use grasp_relay::nostr::subscriptions::{SubscriptionIndex, Subscriber};
 /// use nostr::event::{EventBuilder, FinalizeEvent, Kind};
 /// use nostr::filter::Filter;
 /// use nostr::key::Keys;
 ///
-/// let mut index = Index::default();
+/// let mut index = SubscriptionIndex::default();
 /// let alice = Subscriber { listener: 1, subscription: 1 };
 /// index.insert(alice, vec![Filter::new().kind(Kind::GitIssue)].into());
 ///
 /// let issue = EventBuilder::new(Kind::GitIssue, "it is broken").finalize(&Keys::generate())?;
-/// assert_eq!(index.wanting(&issue), [alice]);
+/// assert_eq!(index.matching(&issue), [alice]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, Default)]
-pub struct Index {
+pub struct SubscriptionIndex {
     subscriptions: BTreeMap<Subscriber, Arc<[Filter]>>,
-    ids: Shelf<EventId>,
-    authors: Shelf<PublicKey>,
-    kinds: Shelf<Kind>,
-    tags: HashMap<SingleLetterTag, Shelf<Box<str>>>,
-    /// Those that ask for everything, or for everything of some time.
+    ids: KeyIndex<EventId>,
+    authors: KeyIndex<PublicKey>,
+    kinds: KeyIndex<Kind>,
+    tags: HashMap<SingleLetterTag, KeyIndex<Box<str>>>,
+    /// Subscriptions without any list: to everything, or to everything of some time.
     all: BTreeSet<Subscriber>,
 }
 
-/// The list of a filter that it is filed under.
-enum Heading<'a> {
+/// The list by which a filter is indexed.
+enum IndexedList<'a> {
     Ids(&'a BTreeSet<EventId>),
     Tag(SingleLetterTag, &'a BTreeSet<String>),
     Authors(&'a BTreeSet<PublicKey>),
@@ -62,28 +60,28 @@ enum Heading<'a> {
     All,
 }
 
-impl Index {
-    /// Files a subscription; one of the same name is replaced.
+impl SubscriptionIndex {
+    /// Adds a subscription; one of the same key is replaced.
     pub fn insert(&mut self, subscriber: Subscriber, filters: Arc<[Filter]>) {
         self.remove(subscriber);
         for filter in filters.iter() {
-            self.file(subscriber, filter);
+            self.insert_filter(subscriber, filter);
         }
         self.subscriptions.insert(subscriber, filters);
     }
 
-    /// Takes a subscription out; says whether it was there.
+    /// Removes a subscription; returns whether it was there.
     pub fn remove(&mut self, subscriber: Subscriber) -> bool {
         let Some(filters) = self.subscriptions.remove(&subscriber) else {
             return false;
         };
         for filter in filters.iter() {
-            self.unfile(subscriber, filter);
+            self.remove_filter(subscriber, filter);
         }
         true
     }
 
-    /// Takes all subscriptions of one listener out.
+    /// Removes all subscriptions of one listener.
     pub fn remove_listener(&mut self, listener: u64) {
         let all = Subscriber { listener, subscription: 0 }..=Subscriber {
             listener,
@@ -96,91 +94,92 @@ impl Index {
         }
     }
 
-    /// Everybody who wants this event, each once.
-    pub fn wanting(&self, event: &Event) -> Vec<Subscriber> {
-        let facts = Facts::of(event);
-        let mut found = self.candidates(&facts);
+    /// Returns the subscriptions that match this event, each once.
+    pub fn matching(&self, event: &Event) -> Vec<Subscriber> {
+        let tagged = TaggedEvent::of(event);
+        let mut found = self.candidates(&tagged);
         found.sort_unstable();
         found.dedup();
         found.retain(|subscriber| {
             let filters = self.subscriptions.get(subscriber);
-            filters.is_some_and(|filters| facts.match_any(filters))
+            filters.is_some_and(|filters| tagged.matches_any(filters))
         });
         found
     }
 
-    /// How many subscriptions there are.
+    /// Returns the number of subscriptions.
     pub fn len(&self) -> usize {
         self.subscriptions.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether there are no subscriptions.
     pub fn is_empty(&self) -> bool {
         self.subscriptions.is_empty()
     }
 
-    fn candidates(&self, facts: &Facts<'_>) -> Vec<Subscriber> {
-        let event = facts.event;
-        let shelves = [
+    fn candidates(&self, tagged: &TaggedEvent<'_>) -> Vec<Subscriber> {
+        let event = tagged.event;
+        let lists = [
             self.ids.get(&event.id),
             self.authors.get(&event.pubkey),
             self.kinds.get(&event.kind),
             Some(&self.all),
         ];
-        let by_tag = facts.tags.iter().filter_map(|(name, value)| self.tags.get(name)?.get(*value));
-        shelves.into_iter().flatten().chain(by_tag).flatten().copied().collect()
+        let by_tag =
+            tagged.tags.iter().filter_map(|(name, value)| self.tags.get(name)?.get(*value));
+        lists.into_iter().flatten().chain(by_tag).flatten().copied().collect()
     }
 
-    fn file(&mut self, subscriber: Subscriber, filter: &Filter) {
-        match heading(filter) {
-            Heading::Ids(ids) => put(&mut self.ids, ids.iter().copied(), subscriber),
-            Heading::Authors(keys) => put(&mut self.authors, keys.iter().copied(), subscriber),
-            Heading::Kinds(kinds) => put(&mut self.kinds, kinds.iter().copied(), subscriber),
-            Heading::Tag(name, values) => {
+    fn insert_filter(&mut self, subscriber: Subscriber, filter: &Filter) {
+        match indexed_list(filter) {
+            IndexedList::Ids(ids) => put(&mut self.ids, ids.iter().copied(), subscriber),
+            IndexedList::Authors(keys) => put(&mut self.authors, keys.iter().copied(), subscriber),
+            IndexedList::Kinds(kinds) => put(&mut self.kinds, kinds.iter().copied(), subscriber),
+            IndexedList::Tag(name, values) => {
                 let values = values.iter().map(|value| value.as_str().into());
                 put(self.tags.entry(name).or_default(), values, subscriber);
             }
-            Heading::All => {
+            IndexedList::All => {
                 self.all.insert(subscriber);
             }
         }
     }
 
-    fn unfile(&mut self, subscriber: Subscriber, filter: &Filter) {
-        match heading(filter) {
-            Heading::Ids(ids) => take(&mut self.ids, ids, subscriber),
-            Heading::Authors(keys) => take(&mut self.authors, keys, subscriber),
-            Heading::Kinds(kinds) => take(&mut self.kinds, kinds, subscriber),
-            Heading::Tag(name, values) => {
-                if let Some(shelf) = self.tags.get_mut(&name) {
-                    take(shelf, values.iter().map(String::as_str), subscriber);
+    fn remove_filter(&mut self, subscriber: Subscriber, filter: &Filter) {
+        match indexed_list(filter) {
+            IndexedList::Ids(ids) => take(&mut self.ids, ids, subscriber),
+            IndexedList::Authors(keys) => take(&mut self.authors, keys, subscriber),
+            IndexedList::Kinds(kinds) => take(&mut self.kinds, kinds, subscriber),
+            IndexedList::Tag(name, values) => {
+                if let Some(index) = self.tags.get_mut(&name) {
+                    take(index, values.iter().map(String::as_str), subscriber);
                 }
             }
-            Heading::All => {
+            IndexedList::All => {
                 self.all.remove(&subscriber);
             }
         }
     }
 }
 
-/// Picks the list that is shared by the fewest events. An empty one is filed nowhere: it wants nothing.
-fn heading(filter: &Filter) -> Heading<'_> {
+/// Picks the list that the fewest events share. An empty list is indexed nowhere: it matches nothing.
+fn indexed_list(filter: &Filter) -> IndexedList<'_> {
     let tag = filter
         .generic_tags
         .iter()
-        .min_by_key(|(name, values)| (!names_one_thing(**name), values.len()));
+        .min_by_key(|(name, values)| (!is_specific(**name), values.len()));
     match (&filter.ids, tag, &filter.authors, &filter.kinds) {
-        (Some(ids), ..) => Heading::Ids(ids),
-        (_, Some((name, values)), ..) if names_one_thing(*name) => Heading::Tag(*name, values),
-        (_, _, Some(keys), _) => Heading::Authors(keys),
-        (_, Some((name, values)), ..) => Heading::Tag(*name, values),
-        (_, _, _, Some(kinds)) => Heading::Kinds(kinds),
-        _ => Heading::All,
+        (Some(ids), ..) => IndexedList::Ids(ids),
+        (_, Some((name, values)), ..) if is_specific(*name) => IndexedList::Tag(*name, values),
+        (_, _, Some(keys), _) => IndexedList::Authors(keys),
+        (_, Some((name, values)), ..) => IndexedList::Tag(*name, values),
+        (_, _, _, Some(kinds)) => IndexedList::Kinds(kinds),
+        _ => IndexedList::All,
     }
 }
 
-/// Tags whose value is one event, one repository or one file: few events share it.
-const fn names_one_thing(name: SingleLetterTag) -> bool {
+/// Returns whether a tag's value is one event, one repository or one file, which few events share.
+const fn is_specific(name: SingleLetterTag) -> bool {
     matches!(
         name,
         SingleLetterTag::LOWERCASE_A
@@ -192,14 +191,18 @@ const fn names_one_thing(name: SingleLetterTag) -> bool {
     )
 }
 
-fn put<K: Eq + Hash>(shelf: &mut Shelf<K>, keys: impl Iterator<Item = K>, subscriber: Subscriber) {
+fn put<K: Eq + Hash>(
+    index: &mut KeyIndex<K>,
+    keys: impl Iterator<Item = K>,
+    subscriber: Subscriber,
+) {
     for key in keys {
-        shelf.entry(key).or_default().insert(subscriber);
+        index.entry(key).or_default().insert(subscriber);
     }
 }
 
 fn take<'a, K, Q>(
-    shelf: &mut Shelf<K>,
+    index: &mut KeyIndex<K>,
     keys: impl IntoIterator<Item = &'a Q>,
     subscriber: Subscriber,
 ) where
@@ -207,13 +210,53 @@ fn take<'a, K, Q>(
     Q: Eq + Hash + ?Sized + 'a,
 {
     for key in keys {
-        let Some(subscribers) = shelf.get_mut(key) else {
+        let Some(subscribers) = index.get_mut(key) else {
             continue;
         };
         subscribers.remove(&subscriber);
         if subscribers.is_empty() {
-            shelf.remove(key);
+            index.remove(key);
         }
+    }
+}
+
+/// An event with its tags extracted once, for comparison with many filters.
+#[derive(Clone, Debug)]
+pub(crate) struct TaggedEvent<'a> {
+    pub(crate) event: &'a Event,
+    pub(crate) tags: Vec<(SingleLetterTag, &'a str)>,
+}
+
+impl<'a> TaggedEvent<'a> {
+    pub(crate) fn of(event: &'a Event) -> Self {
+        let tags = event.tags.iter();
+        Self {
+            event,
+            tags: tags.filter_map(|tag| Some((tag.single_letter_tag()?, tag.content()?))).collect(),
+        }
+    }
+
+    /// Returns whether any of the filters matches.
+    pub(crate) fn matches_any(&self, filters: &[Filter]) -> bool {
+        filters.iter().any(|filter| self.matches(filter))
+    }
+
+    /// Returns whether a filter matches by NIP-01: an empty list matches nothing.
+    pub(crate) fn matches(&self, filter: &Filter) -> bool {
+        let event = self.event;
+        filter.ids.as_ref().is_none_or(|ids| ids.contains(&event.id))
+            && filter.authors.as_ref().is_none_or(|keys| keys.contains(&event.pubkey))
+            && filter.kinds.as_ref().is_none_or(|kinds| kinds.contains(&event.kind))
+            && filter.since.is_none_or(|since| event.created_at >= since)
+            && filter.until.is_none_or(|until| event.created_at <= until)
+            && self.matches_tags(filter)
+    }
+
+    fn matches_tags(&self, filter: &Filter) -> bool {
+        filter.generic_tags.iter().all(|(name, values)| {
+            let mut tags = self.tags.iter();
+            tags.any(|(tag, value)| tag == name && values.contains(*value))
+        })
     }
 }
 

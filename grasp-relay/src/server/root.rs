@@ -1,4 +1,4 @@
-//! What `/` is: a websocket, a NIP-11 document or a page, as the request asks.
+//! The route `/`: a websocket, the NIP-11 document or the landing page, by the headers of the request.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -12,33 +12,33 @@ use axum::response::{Html, IntoResponse as _, Response};
 use grasp_core::resources::ClientNetwork;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
-use super::connections::{ConnectionLimiter, ConnectionPermit};
-use super::{Config, Peer, Place, Stage, bounded};
-use crate::nostr::connection::{self, Shared};
+use super::limiter::{ConnectionLimiter, ConnectionPermit};
+use super::{Config, ConnectionResources, Peer, Stage, semaphore};
+use crate::nostr::connection::{self, ConnectionContext};
 use crate::web::{self, LandingPage, Listing};
 
 const NOSTR_JSON: &str = "application/nostr+json";
 
-/// Bytes that a quiet websocket costs for each direction; longer messages take what they need while they last.
+/// Bytes that an idle websocket costs for each direction; longer messages take more while they last.
 const SOCKET_BUFFER: usize = 8 * 1024;
 
-/// Everything behind `/`.
+/// The state of the route.
 pub(super) struct Root {
-    shared: Arc<Shared>,
+    context: Arc<ConnectionContext>,
     document: String,
     name: String,
     description: String,
     secure: bool,
     listing: Listing,
     limiter: ConnectionLimiter,
-    seats: Arc<Semaphore>,
+    websocket_slots: Arc<Semaphore>,
     stage: watch::Receiver<Stage>,
     alive: mpsc::Sender<Infallible>,
 }
 
 impl Root {
     pub(super) fn new(
-        shared: Arc<Shared>,
+        context: Arc<ConnectionContext>,
         config: &Config,
         listing: Listing,
         limiter: ConnectionLimiter,
@@ -46,26 +46,27 @@ impl Root {
         alive: mpsc::Sender<Infallible>,
     ) -> Self {
         Self {
-            shared,
+            context,
             document: config.info.document(&config.limits),
             name: config.info.name.clone(),
             description: config.info.description.clone(),
             secure: config.secure,
             listing,
             limiter,
-            seats: bounded(config.limits.connections),
+            websocket_slots: semaphore(config.limits.connections),
             stage,
             alive,
         }
     }
 
-    /// The page at the root. Without an answer of the store it shows no repositories, which is better than no page.
+    /// Returns the landing page; without repositories if the store fails.
     async fn page(&self) -> Response {
         let rows = self.listing.rows().await.unwrap_or_else(|error| {
             tracing::warn!(%error, "could not list the repositories");
             Arc::default()
         });
-        let (service, now) = (&self.shared.rules.service, self.shared.clock.now().unix.as_secs());
+        let (service, now) =
+            (&self.context.config.service, self.context.clock.now().unix.as_secs());
         let page = LandingPage {
             name: &self.name,
             description: &self.description,
@@ -77,50 +78,53 @@ impl Root {
         Html(web::landing(&page)).into_response()
     }
 
-    /// A seat for one more websocket, or why there is none.
-    fn seat(&self, peer: &Peer, headers: &HeaderMap) -> Result<Seat, Refusal> {
+    /// Returns a permit for one more websocket, or the refusal.
+    fn admit(&self, peer: &Peer, headers: &HeaderMap) -> Result<WebSocketPermit, UpgradeRefusal> {
         if *self.stage.borrow() != Stage::Running {
-            return Err(Refusal::ShuttingDown);
+            return Err(UpgradeRefusal::ShuttingDown);
         }
         let permit = self
             .limiter
             .admit_forwarded(peer.address.ip(), headers)
-            .ok_or(Refusal::TooManyOfYou)?;
-        let seat = self.seats.clone().try_acquire_owned().map_err(|_| Refusal::Full)?;
-        Ok(Seat {
-            place: peer.place.clone(),
+            .ok_or(UpgradeRefusal::TooManyFromAddress)?;
+        let slot =
+            self.websocket_slots.clone().try_acquire_owned().map_err(|_| UpgradeRefusal::Full)?;
+        Ok(WebSocketPermit {
+            resources: peer.resources.clone(),
             _permit: permit,
-            _seat: seat,
+            _slot: slot,
             _alive: self.alive.clone(),
         })
     }
 }
 
-/// What one websocket holds as long as it lives.
-struct Seat {
-    place: Arc<Place>,
+/// The resources that one websocket holds until it ends.
+struct WebSocketPermit {
+    resources: Arc<ConnectionResources>,
     _permit: ConnectionPermit,
-    _seat: OwnedSemaphorePermit,
+    _slot: OwnedSemaphorePermit,
     _alive: mpsc::Sender<Infallible>,
 }
 
-/// Why a websocket is not opened.
-enum Refusal {
+/// The reason for which a websocket is not opened.
+enum UpgradeRefusal {
     ShuttingDown,
     Full,
-    TooManyOfYou,
-    NoEntropy,
+    TooManyFromAddress,
+    NoRandomness,
 }
 
-impl Refusal {
+impl UpgradeRefusal {
     fn into_response(self) -> Response {
         let (status, text) = match self {
             Self::ShuttingDown => (StatusCode::SERVICE_UNAVAILABLE, "stopping\n"),
             Self::Full => (StatusCode::SERVICE_UNAVAILABLE, "too many connections\n"),
-            Self::TooManyOfYou => {
+            Self::TooManyFromAddress => {
                 (StatusCode::TOO_MANY_REQUESTS, "too many connections from this address\n")
             }
-            Self::NoEntropy => (StatusCode::INTERNAL_SERVER_ERROR, "no randomness\n"),
+            Self::NoRandomness => {
+                (StatusCode::INTERNAL_SERVER_ERROR, "no random numbers available\n")
+            }
         };
         (status, [(RETRY_AFTER, "30")], text).into_response()
     }
@@ -143,7 +147,7 @@ pub(super) async fn at_root(
     }
 }
 
-/// Answers a websocket upgrade with 404, and lets every other request pass: a relay has one address (NIP-01).
+/// Answers a websocket upgrade with 404, and passes every other request on: a relay has one address (NIP-01).
 pub(super) async fn refuse_websocket(request: Request, next: Next) -> Response {
     let upgrade = request.headers().get(UPGRADE).map(HeaderValue::as_bytes).unwrap_or_default();
     if upgrade.eq_ignore_ascii_case(b"websocket") {
@@ -159,31 +163,31 @@ fn open(
     headers: &HeaderMap,
     upgrade: WebSocketUpgrade,
 ) -> Response {
-    let (seat, challenge) = match root.seat(peer, headers).and_then(|seat| Ok((seat, challenge()?)))
-    {
-        Ok(admitted) => admitted,
-        Err(refusal) => return refusal.into_response(),
-    };
-    let most = root.shared.rules.limits.message_bytes;
-    let (shared, stage) = (root.shared.clone(), root.stage.clone());
+    let (permit, challenge) =
+        match root.admit(peer, headers).and_then(|permit| Ok((permit, challenge()?))) {
+            Ok(admitted) => admitted,
+            Err(refusal) => return refusal.into_response(),
+        };
+    let most = root.context.config.limits.message_bytes;
+    let (context, stage) = (root.context.clone(), root.stage.clone());
     upgrade
         .max_message_size(most)
         .max_frame_size(most)
         .read_buffer_size(SOCKET_BUFFER)
         .write_buffer_size(SOCKET_BUFFER)
         .on_upgrade(move |socket| async move {
-            // All of it is held until the connection ends.
-            let seat = seat;
-            let message = seat.place.message.clone();
-            connection::run(socket, shared, (network, message), stage, challenge).await;
-            drop(seat);
+            // Held until the connection ends.
+            let permit = permit;
+            let message = permit.resources.message.clone();
+            connection::run(socket, context, (network, message), stage, challenge).await;
+            drop(permit);
         })
 }
 
-/// Sixteen random bytes as hex.
-fn challenge() -> Result<String, Refusal> {
+/// Returns sixteen random bytes as hex.
+fn challenge() -> Result<String, UpgradeRefusal> {
     let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).map_err(|_| Refusal::NoEntropy)?;
+    getrandom::fill(&mut bytes).map_err(|_| UpgradeRefusal::NoRandomness)?;
     Ok(format!("{:032x}", u128::from_be_bytes(bytes)))
 }
 

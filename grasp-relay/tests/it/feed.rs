@@ -55,8 +55,8 @@ async fn is_no_subscription_of_anybodys() {
     let world = World::new();
     let mut feed = world.feed.accepted(&[Kind::from(1)]);
     assert_eq!(next(&mut feed).await, None);
-    let census = world.hub.census().await;
-    assert_eq!((census.listeners, census.subscriptions), (1, 0), "{census:?}");
+    let stats = world.hub.stats().await;
+    assert_eq!((stats.listeners, stats.subscriptions), (1, 0), "{stats:?}");
 }
 
 #[tokio::test]

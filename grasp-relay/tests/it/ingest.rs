@@ -13,7 +13,7 @@ use grasp_relay::ingest::{
     Budgets, GitFacts, GitSide, Ingest, Kept, Origin, Pipeline, RelayOnly, Verdict,
 };
 use grasp_relay::nostr::Hub;
-use grasp_relay::nostr::hub::{Capacity, Heard, Listener};
+use grasp_relay::nostr::hub::{Capacity, HubMessage, Listener};
 use grasp_relay::store::StoreError;
 use nostr::event::{Event, EventBuilder, EventId, FinalizeEvent, Kind, Tag};
 use nostr::filter::Filter;
@@ -87,7 +87,7 @@ impl Server {
         self.pipeline.hub.publish(end.clone()).await;
         let mut ids = Vec::new();
         loop {
-            let Heard::Event { published, .. } = self.listener.next().await else { panic!() };
+            let HubMessage::Event { published, .. } = self.listener.next().await else { panic!() };
             if published.event.id == end.id {
                 return ids;
             }

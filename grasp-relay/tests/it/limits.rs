@@ -55,7 +55,7 @@ async fn a_reader_that_never_reads_is_given_up_on() {
     let mut other = relay.client().await;
     assert_eq!(other.ask(r#"["COUNT","c",{}]"#).await, json!(["COUNT", "c", {"count": 100}]));
     // The relay stops waiting; what it had written arrives, and then nothing.
-    in_time(async { while relay.hub.census().await.listeners > 0 {} }).await;
+    in_time(async { while relay.hub.stats().await.listeners > 0 {} }).await;
     let mut socket = stuck.into_inner();
     let mut frames = 0;
     while let Some(Ok(_)) = in_time(socket.next()).await {
@@ -151,7 +151,7 @@ async fn a_quiet_client_is_pinged_and_one_that_does_not_answer_is_closed() {
     assert!(matches!(client.frame().await, Message::Ping(_)));
     let mut silent = relay.client().await;
     silent.req("s", "{}").await;
-    in_time(async { while relay.hub.census().await.listeners > 0 {} }).await;
+    in_time(async { while relay.hub.stats().await.listeners > 0 {} }).await;
     let end = Farewell { code: 1001, reason: "closed: idle for too long".into() };
     assert_eq!(silent.farewell().await, Some(end));
 }
@@ -176,10 +176,10 @@ async fn a_client_that_vanishes_is_forgotten() {
     let mut client = relay.client().await;
     client.req("a", r#"{"kinds":[1]}"#).await;
     client.req("b", "{}").await;
-    assert_eq!(relay.hub.census().await.subscriptions, 2);
+    assert_eq!(relay.hub.stats().await.subscriptions, 2);
     drop(client);
-    in_time(async { while relay.hub.census().await.listeners > 0 {} }).await;
-    assert_eq!(relay.hub.census().await.subscriptions, 0);
+    in_time(async { while relay.hub.stats().await.listeners > 0 {} }).await;
+    assert_eq!(relay.hub.stats().await.subscriptions, 0);
 }
 
 /// Begins a message of 4 MiB, and leaves it one byte short.

@@ -1,4 +1,4 @@
-//! A NIP-01 filter, read within bounds and without guessing.
+//! Reads NIP-01 filters within limits.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,10 +10,10 @@ use serde::de::{
 };
 use serde_json::value::RawValue;
 
-/// `ids`, `authors`, `kinds`, `since`, `until`, `limit`, `search` and a tag per letter: nobody needs more keys.
-const MOST_KEYS: usize = 64;
+/// Keys of a filter. `ids`, `authors`, `kinds`, `since`, `until`, `limit`, `search` and a tag per letter are fewer.
+const MAX_FILTER_KEYS: usize = 64;
 
-/// Why a filter is not answered. The words name the place, never what stood there.
+/// The reason for which a filter is not answered. The texts name the key and never repeat its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum FilterFault {
     #[error("invalid: a filter must be an object")]
@@ -30,14 +30,14 @@ pub(super) enum FilterFault {
     UnknownKey,
 }
 
-/// Reads one filter with at most `most` values in all its lists together.
-pub(super) fn read(text: &str, most: usize) -> Result<Filter, FilterFault> {
+/// Reads one filter with at most `max` values in all its lists together.
+pub(super) fn read(text: &str, max: usize) -> Result<Filter, FilterFault> {
     let Members(members) = serde_json::from_str(text).map_err(|_| FilterFault::NotAnObject)?;
-    if members.len() >= MOST_KEYS {
+    if members.len() >= MAX_FILTER_KEYS {
         return Err(FilterFault::UnknownKey);
     }
     let mut filter = Filter::new();
-    let mut budget = Budget { most, left: most };
+    let mut budget = ValueBudget { max, remaining: max };
     let mut seen = BTreeSet::new();
     for (key, value) in members {
         member(&mut filter, &key, value.get(), &mut budget)?;
@@ -48,7 +48,7 @@ pub(super) fn read(text: &str, most: usize) -> Result<Filter, FilterFault> {
     Ok(filter)
 }
 
-/// How many values all lists of a filter have together.
+/// Counts the values of all lists of a filter.
 pub(super) fn values(filter: &Filter) -> usize {
     let tags: usize = filter.generic_tags.values().map(BTreeSet::len).sum();
     tags + filter.ids.as_ref().map_or(0, BTreeSet::len)
@@ -60,7 +60,7 @@ fn member(
     filter: &mut Filter,
     key: &str,
     text: &str,
-    budget: &mut Budget,
+    budget: &mut ValueBudget,
 ) -> Result<(), FilterFault> {
     match key {
         "ids" => filter.ids = Some(budget.list("ids", text)?),
@@ -92,27 +92,28 @@ fn scalar<T: for<'de> Deserialize<'de>>(
     serde_json::from_str(text).map_err(|_| FilterFault::Malformed(name))
 }
 
-/// How many values a filter may still have.
-struct Budget {
-    most: usize,
-    left: usize,
+/// The number of values that a filter may still have.
+struct ValueBudget {
+    max: usize,
+    remaining: usize,
 }
 
-impl Budget {
+impl ValueBudget {
     fn list<T>(&mut self, name: &'static str, text: &str) -> Result<BTreeSet<T>, FilterFault>
     where
         T: for<'de> Deserialize<'de> + Ord,
     {
         let mut json = serde_json::Deserializer::from_str(text);
-        let (values, count) = Values(self.left, PhantomData)
+        let (values, count) = Values(self.remaining, PhantomData)
             .deserialize(&mut json)
             .map_err(|_| FilterFault::Malformed(name))?;
-        self.left = self.left.checked_sub(count).ok_or(FilterFault::TooManyValues(self.most))?;
+        self.remaining =
+            self.remaining.checked_sub(count).ok_or(FilterFault::TooManyValues(self.max))?;
         Ok(values)
     }
 }
 
-/// A list of values, of which only so many are ever built.
+/// Builds a list of at most this many values and counts the others.
 struct Values<T>(usize, PhantomData<T>);
 
 impl<'de, T: Deserialize<'de> + Ord> DeserializeSeed<'de> for Values<T> {
@@ -146,7 +147,7 @@ impl<'de, T: Deserialize<'de> + Ord> Visitor<'de> for Values<T> {
     }
 }
 
-/// The members of an object as text, at most [`MOST_KEYS`] of them.
+/// The members of an object as text, at most [`MAX_FILTER_KEYS`] of them.
 struct Members<'a>(Vec<(String, &'a RawValue)>);
 
 impl<'de> Deserialize<'de> for Members<'de> {
@@ -166,7 +167,7 @@ impl<'de> Visitor<'de> for MembersVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut members = Vec::new();
-        while members.len() < MOST_KEYS {
+        while members.len() < MAX_FILTER_KEYS {
             match map.next_entry()? {
                 Some(member) => members.push(member),
                 None => return Ok(Members(members)),

@@ -1,4 +1,4 @@
-//! The events of one connection on their way to ingest: in order, in batches, never half-way.
+//! The events of one connection on their way to ingest, in order and in batches.
 
 use std::sync::Arc;
 
@@ -11,24 +11,24 @@ use tokio::task::JoinHandle;
 use super::super::limits::Limits;
 use crate::ingest::{Answer, Ingest, Origin, Verdict};
 
-/// Bytes of events that may wait, beside the batch that is under way.
-const MOST_WAITING_BYTES: usize = 2 * 1024 * 1024;
+/// Bytes of queued events, beside the running batch.
+const MAX_QUEUED_BYTES: usize = 2 * 1024 * 1024;
 
-/// What ingest said of one event.
+/// The answer to one event.
 pub(super) type Judged = (EventId, Answer);
 
-/// At most one batch is with ingest; what comes meanwhile is the next. One client that sends much thus fills large
-/// batches by itself, and its answers keep their order.
+/// Queues events while at most one batch is in ingest. A client that sends many events thus fills large batches, and
+/// its answers keep their order.
 pub(super) struct Intake {
     waiting: Vec<Event>,
     waiting_bytes: usize,
-    /// Room for those bytes.
+    /// The share of the memory for those bytes.
     held: Option<Holding>,
     running: Option<Batch>,
     most: usize,
 }
 
-/// A batch runs as a task of its own: once begun, it is finished even if the client goes away.
+/// A batch runs in a task of its own: once started, it finishes even if the client disconnects.
 struct Batch {
     ids: Vec<EventId>,
     task: JoinHandle<Vec<Verdict>>,
@@ -45,16 +45,16 @@ impl Intake {
         }
     }
 
-    /// Whether another event may come in.
+    /// Returns whether another event may be queued.
     pub(super) fn has_room(&self) -> bool {
-        self.waiting.len() < self.most && self.waiting_bytes < MOST_WAITING_BYTES
+        self.waiting.len() < self.most && self.waiting_bytes < MAX_QUEUED_BYTES
     }
 
     pub(super) fn is_busy(&self) -> bool {
         self.running.is_some() || !self.waiting.is_empty()
     }
 
-    /// Takes an event in, if there is room for it among what all clients send.
+    /// Queues an event, if its network has memory left.
     pub(super) fn push(
         &mut self,
         event: Event,
@@ -72,7 +72,7 @@ impl Intake {
         Ok(())
     }
 
-    /// Sends the next batch on, if none is under way.
+    /// Starts the next batch, if none is running.
     pub(super) fn start(
         &mut self,
         ingest: &Arc<dyn Ingest>,
@@ -95,7 +95,7 @@ impl Intake {
         self.running = Some(Batch { ids, task });
     }
 
-    /// Waits for the batch under way; for ever, if there is none. Loses nothing if it is dropped while waiting.
+    /// Waits for the running batch; for ever, if there is none. Cancel-safe.
     pub(super) async fn judged(&mut self) -> Vec<Judged> {
         let Some(batch) = &mut self.running else {
             return std::future::pending().await;
@@ -110,7 +110,7 @@ impl Intake {
     }
 }
 
-/// What stands in for an answer that ingest failed to give: whoever sent the event should try again.
+/// Returns the answer for events that ingest failed on, so that the client tries again.
 fn no_answer() -> Answer {
     Answer { accepted: false, message: "error: the event could not be judged".into() }
 }

@@ -104,19 +104,19 @@ async fn one_network_leaves_items_for_others() {
     let now = Timestamp::now();
     assert_eq!(store.save(notes, now).await.unwrap().len(), 10);
     let store: Arc<dyn EventStore> = Arc::new(store);
-    let workshop = Workshop::new(&Limits { neg_total_items: 80, ..Limits::default() });
+    let negentropy_pool = NegentropyPool::new(&Limits { neg_total_items: 80, ..Limits::default() });
     let open = async |address: &str| {
         let network = ClientNetwork::of(address.parse().unwrap());
         let message = vec![VERSION, 0, 0, 2, 0];
-        workshop.clone().open(network, store.clone(), Filter::new(), now, message).await
+        negentropy_pool.clone().open(network, store.clone(), Filter::new(), now, message).await
     };
     let mut held = Vec::new();
     for _ in 0..3 {
         held.push(open("198.51.100.1").await);
     }
-    let opened = |(_, what): &Opened| matches!(what, Reconciled::Opened { items: 10, .. });
+    let opened = |(_, what): &Opened| matches!(what, NegOutcome::Opened { items: 10, .. });
     assert_eq!(held.iter().filter(|held| opened(held)).count(), 2, "a quarter of all");
     assert!(opened(&open("192.0.2.1").await));
     drop(held);
-    assert_eq!(workshop.items.usage().all, 0);
+    assert_eq!(negentropy_pool.items.usage().all, 0);
 }

@@ -11,8 +11,8 @@ use super::*;
 const NOW: Now = Now::new(Mono::from_secs(1_000), Timestamp::from_secs(1_700_000_000));
 
 fn session(limits: Limits) -> Session {
-    let rules = Rules { limits, service: "grasp.example".parse().expect("an address") };
-    Session::new(NOW, Arc::new(rules), "riddle".into())
+    let config = SessionConfig { limits, service: "grasp.example".parse().expect("an address") };
+    Session::new(NOW, Arc::new(config), "riddle".into())
 }
 
 impl Session {
@@ -72,7 +72,7 @@ fn a_subscription_of_the_same_id_gives_way_and_its_late_results_find_nobody() {
         matches!(outputs[..], [Output::Unsubscribe(token), Output::Subscribe { .. }] if token == old)
     );
     assert_eq!(session.handle(NOW, Input::CaughtUp(old, grasp_core::limits::EoseHint::Finish)), []);
-    assert_eq!(session.handle(NOW, Input::Ended(old, Ending::Overflow)), []);
+    assert_eq!(session.handle(NOW, Input::Ended(old, EndReason::Overflow)), []);
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn slots_are_given_back_by_close_overflow_and_an_answered_count() {
     assert_eq!(session.says(r#"["REQ","b",{}]"#), refusal);
     assert!(matches!(session.hears(r#"["CLOSE","a"]"#)[..], [Output::Unsubscribe(_)]));
     let token = session.opens(r#"["REQ","b",{}]"#);
-    let closed = sent(&session.handle(NOW, Input::Ended(token, Ending::Overflow)));
+    let closed = sent(&session.handle(NOW, Input::Ended(token, EndReason::Overflow)));
     assert!(closed[0].starts_with(r#"["CLOSED","b","error: "#) && closed[0].contains("overflow"));
     let token = session.opens(r#"["COUNT","c",{}]"#);
     assert_eq!(session.says(r#"["REQ","b",{}]"#), refusal);
@@ -116,9 +116,9 @@ fn too_many_queries_are_refused_each_in_its_own_form_and_continuations_are_free(
     assert_eq!(session.says(r#"["COUNT","c",{}]"#), format!(r#"["CLOSED","c","{why}"]"#));
     assert_eq!(session.says(r#"["NEG-OPEN","m",{},"61"]"#), format!(r#"["NEG-ERR","m","{why}"]"#));
     for _ in 0..20 {
-        let opened = Reconciled::Answered(vec![0x61]);
+        let opened = NegOutcome::Answered(vec![0x61]);
         assert_eq!(
-            sent(&session.handle(NOW, Input::Reconciled(token, opened))),
+            sent(&session.handle(NOW, Input::NegOutcome(token, opened))),
             [r#"["NEG-MSG","n","61"]"#]
         );
         assert!(matches!(session.hears(r#"["NEG-MSG","n","61"]"#)[..], [Output::AnswerNeg { .. }]));
@@ -156,7 +156,7 @@ fn a_flood_is_answered_once_over_and_then_hung_up_on() {
     // Closing only frees, and is obeyed even now.
     assert_eq!(session.hears(r#"["CLOSE","s"]"#), [Output::Unsubscribe(token)]);
     assert_eq!(session.says("junk"), r#"["NOTICE","invalid: not a JSON array"]"#);
-    assert_eq!(session.hears("junk"), [Output::Hangup(Hangup::TOO_MANY_MESSAGES)]);
+    assert_eq!(session.hears("junk"), [Output::Close(CloseReason::TOO_MANY_MESSAGES)]);
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn failed_auths_are_answered_and_then_hung_up_on() {
     let keys = Keys::generate();
     assert!(session.says(&auth(&keys, "wrong")).contains(r#"false,"invalid: the challenge"#));
     let last = session.hears(&auth(&keys, "wrong"));
-    assert!(matches!(last[..], [Output::Send(_), Output::Hangup(Hangup::TOO_MANY_AUTHS)]));
+    assert!(matches!(last[..], [Output::Send(_), Output::Close(CloseReason::TOO_MANY_AUTHS)]));
     assert!(session.authenticated().is_empty());
 }
 
@@ -199,30 +199,30 @@ fn negentropy_sessions_are_bounded_in_number_and_in_items() {
     let second = session.opens(r#"["NEG-OPEN","b",{},"61"]"#);
     let full = session.says(r#"["NEG-OPEN","c",{},"61"]"#);
     assert_eq!(full, r#"["NEG-ERR","c","rate-limited: too many negentropy subscriptions"]"#);
-    let opened = |items| Reconciled::Opened { items, answer: vec![0x61] };
+    let opened = |items| NegOutcome::Opened { items, answer: vec![0x61] };
     assert_eq!(
-        sent(&session.handle(NOW, Input::Reconciled(first, opened(6)))),
+        sent(&session.handle(NOW, Input::NegOutcome(first, opened(6)))),
         [r#"["NEG-MSG","a","61"]"#]
     );
-    let outputs = session.handle(NOW, Input::Reconciled(second, opened(6)));
+    let outputs = session.handle(NOW, Input::NegOutcome(second, opened(6)));
     assert_eq!(outputs[0], Output::DropNeg(second));
     assert!(sent(&outputs)[0].starts_with(r#"["NEG-ERR","b","rate-limited: "#));
     session.hears(r#"["NEG-CLOSE","a"]"#);
     let third = session.opens(r#"["NEG-OPEN","b",{},"61"]"#);
-    assert_eq!(sent(&session.handle(NOW, Input::Reconciled(third, opened(10)))).len(), 1);
+    assert_eq!(sent(&session.handle(NOW, Input::NegOutcome(third, opened(10)))).len(), 1);
 }
 
 #[test]
 fn a_negentropy_session_ends_with_the_reason_it_ended_for() {
     for (what, reason) in [
-        (Reconciled::TooBig, r#""blocked: this query is too big",500000]"#),
-        (Reconciled::NoRoom, r#""rate-limited: "#),
-        (Reconciled::Invalid, r#""invalid: not a negentropy message"]"#),
-        (Reconciled::StoreFailed, r#""error: the event store failed"]"#),
+        (NegOutcome::TooBig, r#""blocked: this query is too big",500000]"#),
+        (NegOutcome::AtCapacity, r#""rate-limited: "#),
+        (NegOutcome::Invalid, r#""invalid: not a negentropy message"]"#),
+        (NegOutcome::StoreFailed, r#""error: the event store failed"]"#),
     ] {
         let mut session = session(Limits::default());
         let token = session.opens(r#"["NEG-OPEN","n",{},"61"]"#);
-        let outputs = session.handle(NOW, Input::Reconciled(token, what));
+        let outputs = session.handle(NOW, Input::NegOutcome(token, what));
         assert_eq!(outputs[0], Output::DropNeg(token));
         assert!(sent(&outputs)[0].contains(reason), "{outputs:?}");
         let again = session.says(r#"["NEG-MSG","n","61"]"#);
@@ -237,7 +237,7 @@ fn a_client_that_does_not_wait_for_its_answer_loses_the_session() {
     let outputs = session.hears(r#"["NEG-MSG","n","61"]"#);
     assert_eq!(outputs[0], Output::DropNeg(token));
     assert!(sent(&outputs)[0].starts_with(r#"["NEG-ERR","n","invalid: "#));
-    assert!(!session.is_reconciling(token));
+    assert!(!session.has_neg_session(token));
 }
 
 #[test]
@@ -245,7 +245,7 @@ fn an_unused_negentropy_session_is_closed_when_its_time_is_over_and_not_before()
     let idle = Duration::from_secs(20);
     let mut session = session(Limits { neg_idle: idle, ..Limits::default() });
     let token = session.opens(r#"["NEG-OPEN","n",{},"61"]"#);
-    let _ = session.handle(NOW, Input::Reconciled(token, Reconciled::Answered(vec![0x61])));
+    let _ = session.handle(NOW, Input::NegOutcome(token, NegOutcome::Answered(vec![0x61])));
     assert_eq!(session.next_deadline(), NOW.mono + idle);
     assert_eq!(session.handle(after(idle - Duration::from_millis(1)), Input::Tick), []);
     let outputs = session.handle(after(idle), Input::Tick);
@@ -261,9 +261,9 @@ fn a_quiet_client_is_pinged_and_then_hung_up_on_unless_it_answers() {
     assert_eq!(session.handle(after(ping), Input::Tick), [Output::Ping]);
     assert_eq!(session.handle(after(ping), Input::Tick), []);
     assert_eq!(session.next_deadline(), NOW.mono + idle);
-    assert_eq!(session.handle(after(idle), Input::Tick), [Output::Hangup(Hangup::IDLE)]);
+    assert_eq!(session.handle(after(idle), Input::Tick), [Output::Close(CloseReason::IDLE)]);
 
-    let _ = session.handle(after(idle), Input::Heard);
+    let _ = session.handle(after(idle), Input::Activity);
     assert_eq!(session.next_deadline(), NOW.mono + idle + ping);
     assert_eq!(session.handle(after(idle), Input::Tick), []);
 }

@@ -67,24 +67,24 @@ fn some_world() -> impl Strategy<Value = (Vec<Event>, Vec<Vec<Filter>>)> {
 proptest! {
     #[test]
     fn finds_exactly_those_whose_filters_match((events, subscriptions) in some_world(), gone in 0usize..12) {
-        let mut index = Index::default();
+        let mut index = SubscriptionIndex::default();
         for (nth, filters) in subscriptions.iter().enumerate() {
             index.insert(subscriber(nth as u64 % 3, nth as u64), filters.clone().into());
         }
         index.remove(subscriber(gone as u64 % 3, gone as u64));
         for event in &events {
             let mut expected: Vec<_> = subscriptions.iter().enumerate()
-                .filter(|(nth, filters)| *nth != gone && Facts::of(event).match_any(filters))
+                .filter(|(nth, filters)| *nth != gone && TaggedEvent::of(event).matches_any(filters))
                 .map(|(nth, _)| subscriber(nth as u64 % 3, nth as u64))
                 .collect();
             expected.sort();
-            prop_assert_eq!(index.wanting(event), expected);
+            prop_assert_eq!(index.matching(event), expected);
         }
     }
 
     #[test]
     fn nothing_stays_behind_when_all_have_left((_, subscriptions) in some_world()) {
-        let mut index = Index::default();
+        let mut index = SubscriptionIndex::default();
         for (nth, filters) in subscriptions.into_iter().enumerate() {
             index.insert(subscriber(nth as u64 % 3, nth as u64), filters.into());
         }
@@ -97,16 +97,16 @@ proptest! {
 
 #[test]
 fn a_subscription_of_the_same_name_replaces_the_old_one() {
-    let mut index = Index::default();
+    let mut index = SubscriptionIndex::default();
     index.insert(subscriber(1, 1), vec![Filter::new().kind(Kind::from(1))].into());
     index.insert(subscriber(1, 1), vec![Filter::new().kind(Kind::from(2))].into());
-    assert_eq!(index.wanting(&event(0, 1, &[], 0)), []);
-    assert_eq!(index.wanting(&event(0, 2, &[], 0)), [subscriber(1, 1)]);
+    assert_eq!(index.matching(&event(0, 1, &[], 0)), []);
+    assert_eq!(index.matching(&event(0, 2, &[], 0)), [subscriber(1, 1)]);
 }
 
 #[test]
 fn subscriptions_to_other_repositories_are_not_looked_at() {
-    let mut index = Index::default();
+    let mut index = SubscriptionIndex::default();
     for nth in 0..1_000 {
         let filter = Filter::new()
             .kinds([Kind::from(1), Kind::from(2)])
@@ -114,5 +114,44 @@ fn subscriptions_to_other_repositories_are_not_looked_at() {
         index.insert(subscriber(nth, 1), vec![filter].into());
     }
     let event = event(0, 1, &[('a', 1), ('t', 2)], 0);
-    assert_eq!(index.candidates(&Facts::of(&event)), []);
+    assert_eq!(index.candidates(&TaggedEvent::of(&event)), []);
+}
+
+fn tagged_event() -> Event {
+    EventBuilder::new(Kind::from(1), "")
+        .tags([Tag::hashtag("x"), Tag::custom("E", ["root"])])
+        .custom_created_at(Timestamp::from_secs(100))
+        .finalize(&Keys::generate())
+        .expect("signed")
+}
+
+#[test]
+fn every_condition_must_hold_and_one_value_of_each_list() {
+    let event = tagged_event();
+    let tagged = TaggedEvent::of(&event);
+    let at = Timestamp::from_secs;
+    let hit = |filter: Filter| tagged.matches(&filter);
+    assert!(hit(Filter::new()));
+    assert!(hit(Filter::new()
+        .id(event.id)
+        .author(event.pubkey)
+        .kinds([Kind::from(1), Kind::from(2)])));
+    assert!(hit(Filter::new().since(at(100)).until(at(100)).hashtags(["x", "y"])));
+    assert!(hit(Filter::new().custom_tag(SingleLetterTag::UPPERCASE_E, "root")));
+    assert!(!hit(Filter::new().custom_tag(SingleLetterTag::LOWERCASE_E, "root")));
+    assert!(!hit(Filter::new().since(at(101))));
+    assert!(!hit(Filter::new().until(at(99))));
+    assert!(!hit(Filter::new().kind(Kind::from(1)).hashtag("y")));
+    assert!(!hit(Filter::new().author(Keys::generate().public_key())));
+}
+
+#[test]
+fn an_empty_list_wants_nothing() {
+    let event = tagged_event();
+    let tagged = TaggedEvent::of(&event);
+    assert!(!tagged.matches(&Filter::new().ids([])));
+    assert!(!tagged.matches(&Filter::new().authors([])));
+    assert!(!tagged.matches(&Filter::new().kinds([])));
+    assert!(!tagged.matches(&Filter::new().hashtags(Vec::<String>::new())));
+    assert!(!tagged.matches_any(&[]));
 }

@@ -1,21 +1,22 @@
-//! Connections per client network, and which network a client is in.
+//! Limits per client network: open connections, and events per minute.
 
+use axum::http::HeaderMap;
+use grasp_core::Mono;
+use grasp_core::resources::{Bounds, Claimant, ClientNetwork, Meter};
+use grasp_purgatory::resources::{Holding, SharedPool};
+use ipnet::IpNet;
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-
-use axum::http::HeaderMap;
-use grasp_core::resources::{Bounds, Claimant, ClientNetwork};
-use grasp_purgatory::resources::{Holding, SharedPool};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 
-/// How long a client that is rejected may take to leave.
+/// The time that a rejected client may take to close.
 const REJECTION_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A range of addresses, as `10.0.0.0/8` or `::1`.
@@ -28,57 +29,43 @@ const REJECTION_TIMEOUT: Duration = Duration::from_secs(1);
 /// assert!(!range.contains("11.1.2.3".parse().unwrap()));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AddressRange {
-    bits: u128,
-    /// Leading bits that count, of 128.
-    prefix: u8,
-}
+pub struct AddressRange(IpNet);
 
-/// Why a text is no range of addresses.
+/// The error of a text that is no range of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected an address or address/prefix")]
 pub struct AddressRangeError;
 
 impl AddressRange {
-    /// Whether an address lies in the range. IPv4 and its IPv6-mapped form are the same address.
+    /// Returns whether the range contains an address. IPv4 and its IPv6-mapped form are the same address.
     pub fn contains(&self, address: IpAddr) -> bool {
-        masked(bits(address), self.prefix) == masked(self.bits, self.prefix)
+        match (self.0, address.to_canonical()) {
+            (IpNet::V4(range), IpAddr::V4(address)) => range.contains(&address),
+            (IpNet::V4(_), IpAddr::V6(_)) => false,
+            (IpNet::V6(range), IpAddr::V4(address)) => range.contains(&address.to_ipv6_mapped()),
+            (IpNet::V6(range), IpAddr::V6(address)) => range.contains(&address),
+        }
     }
 }
 
 impl FromStr for AddressRange {
     type Err = AddressRangeError;
     fn from_str(text: &str) -> Result<Self, AddressRangeError> {
-        let (address, prefix) = match text.split_once('/') {
-            Some((address, prefix)) => (address, Some(prefix)),
-            None => (text, None),
-        };
-        let address: IpAddr = address.parse().map_err(|_| AddressRangeError)?;
-        let (width, above) = if address.is_ipv4() { (32, 96) } else { (128, 0) };
-        let prefix = match prefix {
-            Some(prefix) => prefix.parse().ok().filter(|prefix| *prefix <= width),
-            None => Some(width),
-        };
-        Ok(Self { bits: bits(address), prefix: above + prefix.ok_or(AddressRangeError)? })
+        let range = text.parse().or_else(|_| text.parse().map(|address: IpAddr| address.into()));
+        range.map(Self).map_err(|_| AddressRangeError)
     }
 }
 
 impl fmt::Display for AddressRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let address = Ipv6Addr::from(self.bits);
-        match (address.to_ipv4_mapped(), self.prefix.checked_sub(96)) {
-            (Some(v4), Some(prefix)) => write!(f, "{v4}/{prefix}"),
-            _ => write!(f, "{address}/{}", self.prefix),
-        }
+        self.0.fmt(f)
     }
 }
 
-/// Connections by address (IPv4) or /64 (IPv6).
+/// Open connections by address (IPv4) or /64 (IPv6).
 type Counts = Arc<Mutex<HashMap<ClientNetwork, usize>>>;
 
-/// Limits connections per client network.
-///
-/// All of them share it; nothing waits while it is locked.
+/// Limits connections per client network. Clones share the counts.
 #[derive(Clone, Debug)]
 pub(super) struct ConnectionLimiter {
     counts: Counts,
@@ -88,7 +75,7 @@ pub(super) struct ConnectionLimiter {
     proxies: Arc<[AddressRange]>,
 }
 
-/// One connection's place in the count, given back when it is dropped.
+/// The permit of one connection, released when dropped.
 #[derive(Debug, Default)]
 pub(super) struct ConnectionPermit {
     counted: Option<(ClientNetwork, Counts)>,
@@ -96,20 +83,21 @@ pub(super) struct ConnectionPermit {
 }
 
 impl ConnectionLimiter {
-    /// Allows one address this many of `total` connections.
+    /// Allows one address `most` of `total` connections.
     pub(super) fn new(most: usize, total: usize, proxies: Vec<AddressRange>) -> Self {
-        // A lone address has a quarter of all.
+        // A single address has a quarter of all.
         let total = total.max(most.saturating_mul(4)) as u64;
         let all = SharedPool::new(Bounds { reserve: 0, ..Bounds::of(total) });
         Self { counts: Arc::default(), most, all, proxies: proxies.into() }
     }
 
-    /// A place for a TCP connection. A trusted proxy speaks for many and is not counted itself.
+    /// Returns a permit for a TCP connection. A trusted proxy connects for many clients and is not counted itself.
     pub(super) fn admit_peer(&self, peer: IpAddr) -> Option<ConnectionPermit> {
         if self.is_trusted(peer) { Some(ConnectionPermit::default()) } else { self.admit(peer) }
     }
 
-    /// A place for whoever a trusted proxy opens a websocket for. Others were counted when they connected.
+    /// Returns a permit for the client that a trusted proxy forwards for. Other clients were counted when they
+    /// connected.
     pub(super) fn admit_forwarded(
         &self,
         peer: IpAddr,
@@ -122,13 +110,13 @@ impl ConnectionLimiter {
         }
     }
 
-    /// Returns the network that a request is from, the one behind a trusted proxy if there is one.
+    /// Returns the network that a request is from; behind a trusted proxy, that of its client.
     pub(super) fn network(&self, peer: IpAddr, headers: &HeaderMap) -> ClientNetwork {
         let client = self.is_trusted(peer).then(|| self.forwarded_for(headers)).flatten();
         ClientNetwork::of(client.unwrap_or(peer))
     }
 
-    /// The last address of `X-Forwarded-For` that is no proxy of ours: all before it is only claimed.
+    /// Returns the last address of `X-Forwarded-For` that is no trusted proxy: those before it may be forged.
     fn forwarded_for(&self, headers: &HeaderMap) -> Option<IpAddr> {
         let hops =
             headers.get_all("x-forwarded-for").iter().filter_map(|value| value.to_str().ok());
@@ -170,12 +158,12 @@ impl Drop for ConnectionPermit {
     }
 }
 
-/// Why a connection is rejected, whatever it is for.
+/// The reason for which a connection is rejected.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum RejectionReason {
     /// Its network has as many connections as it may have.
     TooMany,
-    /// The server is about to end.
+    /// The server is shutting down.
     Stopping,
 }
 
@@ -189,7 +177,7 @@ const STOPPING: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\n\
     Content-Type: text/plain\r\nContent-Length: 9\r\nConnection: close\r\n\r\n\
     stopping\n";
 
-/// Tells a connection why it is rejected, and keeps its slot for the moment that this takes.
+/// Sends the reason to a rejected connection, which holds its slot meanwhile.
 pub(super) async fn reject(
     mut stream: TcpStream,
     _slot: Option<OwnedSemaphorePermit>,
@@ -202,7 +190,7 @@ pub(super) async fn reject(
     let goodbye = async {
         stream.write_all(answer).await?;
         stream.shutdown().await?;
-        // Closing with unread input would take the answer back.
+        // Closing with unread input would reset the connection and discard the response.
         while stream.read(&mut [0; 1_024]).await? > 0 {}
         io::Result::Ok(())
     };
@@ -216,16 +204,31 @@ fn address_of(hop: &str) -> Option<IpAddr> {
     hop.parse().ok().or_else(with_port).or_else(in_brackets)
 }
 
-fn bits(address: IpAddr) -> u128 {
-    match address {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped().into(),
-        IpAddr::V6(v6) => v6.into(),
-    }
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// The divisor of the total for a single IPv4 address: it has half of what its /24 has, which has half of all.
+const SHARE_OF_ONE: u64 = 4;
+
+/// Limits the events per minute that clients send, by network. Clones share the counts.
+#[derive(Clone, Debug)]
+pub(crate) struct EventRates {
+    sent: Arc<Mutex<Meter>>,
 }
 
-fn masked(bits: u128, prefix: u8) -> u128 {
-    let dropped = 128 - u32::from(prefix.min(128));
-    u128::MAX.checked_shl(dropped).map_or(0, |mask| bits & mask)
+impl EventRates {
+    /// Allows one address this many a minute while no other network sends as many.
+    pub(crate) fn new(per_minute: u32) -> Self {
+        let total = u64::from(per_minute).saturating_mul(SHARE_OF_ONE);
+        let bounds = Bounds { reserve: 0, ..Bounds::of(total) };
+        Self { sent: Arc::new(Mutex::new(Meter::new(bounds, MINUTE))) }
+    }
+
+    /// Takes one from a network's share, if there is one.
+    #[must_use]
+    pub(crate) fn take(&self, network: ClientNetwork, now: Mono) -> bool {
+        let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
+        sent.spend(now, &Claimant::at(network), 1).is_ok()
+    }
 }
 
 #[cfg(test)]
@@ -325,5 +328,32 @@ mod tests {
         // Somebody else may write what they like.
         let stranger = ip("8.8.8.8");
         assert!(limiter.admit_forwarded(stranger, &forwarded("1.2.3.4")).is_some());
+    }
+
+    const NOW: Mono = Mono::from_secs(1_000);
+
+    fn network(address: &str) -> ClientNetwork {
+        ClientNetwork::of(address.parse().unwrap())
+    }
+
+    #[test]
+    fn each_address_has_its_own_share() {
+        let rates = EventRates::new(2);
+        let (alice, eve) = (network("192.0.2.1"), network("198.51.100.1"));
+        assert!(rates.take(eve, NOW) && rates.take(eve, NOW) && !rates.take(eve, NOW));
+        assert!(rates.take(alice, NOW));
+        assert!(rates.take(eve, NOW + 2 * MINUTE), "it comes back");
+    }
+
+    #[test]
+    fn neighbours_share_what_their_network_may_have() {
+        let rates = EventRates::new(64);
+        let taken = |address: u8| {
+            let network = network(&format!("198.51.100.{address}"));
+            (0..1_000).take_while(|_| rates.take(network, NOW)).count()
+        };
+        let sum: usize = (0..=255).map(taken).sum();
+        assert!(sum <= 128, "half of all, not {sum}");
+        assert!(rates.take(network("192.0.2.1"), NOW));
     }
 }

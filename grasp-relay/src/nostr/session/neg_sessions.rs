@@ -1,4 +1,4 @@
-//! The negentropy sessions of one socket (NIP-77).
+//! The negentropy sessions of one connection (NIP-77).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,31 +8,31 @@ use nostr::filter::Filter;
 
 use super::super::codec::{Reply, SubId};
 use super::super::limits::Limits;
-use super::{Output, Reconciled, Token};
+use super::{NegOutcome, Output, Token};
 
 /// Open sessions by id. Ids of REQs are another namespace.
 #[derive(Debug, Default)]
-pub(super) struct Reconciliations {
-    open: BTreeMap<SubId, Open>,
+pub(super) struct NegSessions {
+    open: BTreeMap<SubId, NegSession>,
     ids: BTreeMap<Token, SubId>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Open {
+struct NegSession {
     token: Token,
     items: usize,
-    turn: Turn,
+    awaiting: Awaiting,
 }
 
-/// Whose message comes next.
+/// The side whose message comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Turn {
-    Ours,
-    Theirs { since: Mono },
+enum Awaiting {
+    Relay,
+    Client { since: Mono },
 }
 
-impl Reconciliations {
-    /// Opens a session; one of the same id gives way first.
+impl NegSessions {
+    /// Opens a session; one of the same id is closed first.
     pub(super) fn open(
         &mut self,
         token: Token,
@@ -47,27 +47,27 @@ impl Reconciliations {
             outputs.push(Output::Send(Reply::neg_err(&id, reason)));
             return outputs;
         }
-        self.open.insert(id.clone(), Open { token, items: 0, turn: Turn::Ours });
+        self.open.insert(id.clone(), NegSession { token, items: 0, awaiting: Awaiting::Relay });
         self.ids.insert(token, id);
         outputs.push(Output::OpenNeg { token, filter, message });
         outputs
     }
 
-    /// Goes on with an open session.
-    pub(super) fn go_on(&mut self, id: &SubId, message: Vec<u8>) -> Vec<Output> {
+    /// Answers a message of an open session.
+    pub(super) fn answer(&mut self, id: &SubId, message: Vec<u8>) -> Vec<Output> {
         let Some(open) = self.open.get_mut(id) else {
             return vec![Output::Send(Reply::neg_err(id, "closed: no such session"))];
         };
-        match open.turn {
-            Turn::Ours => self.fail(id, Reply::neg_err(id, "invalid: it is not your turn")),
-            Turn::Theirs { .. } => {
-                open.turn = Turn::Ours;
+        match open.awaiting {
+            Awaiting::Relay => self.fail(id, Reply::neg_err(id, "invalid: it is not your turn")),
+            Awaiting::Client { .. } => {
+                open.awaiting = Awaiting::Relay;
                 vec![Output::AnswerNeg { token: open.token, message }]
             }
         }
     }
 
-    /// Ends a session, if it is open. The client gets no answer.
+    /// Closes a session, if it is open, without a reply.
     pub(super) fn close(&mut self, id: &SubId) -> Vec<Output> {
         let closed = self.open.remove(id);
         if let Some(open) = closed {
@@ -80,7 +80,7 @@ impl Reconciliations {
         &mut self,
         now: Mono,
         token: Token,
-        what: Reconciled,
+        what: NegOutcome,
         limits: &Limits,
     ) -> Vec<Output> {
         let Some(id) = self.ids.get(&token).cloned() else {
@@ -88,29 +88,28 @@ impl Reconciliations {
         };
         let full = "rate-limited: negentropy memory is in use, try again later";
         match what {
-            Reconciled::Opened { items, .. } if !self.has_room(items, limits) => {
+            NegOutcome::Opened { items, .. } if !self.has_room(items, limits) => {
                 self.fail(&id, Reply::neg_err(&id, full))
             }
-            Reconciled::Opened { items, answer } => self.answered(now, id, Some(items), answer),
-            Reconciled::Answered(answer) => self.answered(now, id, None, answer),
-            Reconciled::TooBig => {
+            NegOutcome::Opened { items, answer } => self.answered(now, id, Some(items), answer),
+            NegOutcome::Answered(answer) => self.answered(now, id, None, answer),
+            NegOutcome::TooBig => {
                 let reason = "blocked: this query is too big".into();
                 self.fail(&id, Reply::NegErr(id.clone(), reason, Some(limits.neg_items)))
             }
-            Reconciled::NoRoom => self.fail(&id, Reply::neg_err(&id, full)),
-            Reconciled::Invalid => {
+            NegOutcome::AtCapacity => self.fail(&id, Reply::neg_err(&id, full)),
+            NegOutcome::Invalid => {
                 self.fail(&id, Reply::neg_err(&id, "invalid: not a negentropy message"))
             }
-            Reconciled::StoreFailed => {
+            NegOutcome::StoreFailed => {
                 self.fail(&id, Reply::neg_err(&id, "error: the event store failed"))
             }
         }
     }
 
-    /// Ends the sessions that went unused for too long.
+    /// Closes the sessions that were idle for too long.
     pub(super) fn expire(&mut self, now: Mono, idle: Duration) -> Vec<Output> {
-        let stale =
-            |open: &Open| matches!(open.turn, Turn::Theirs { since } if now - since >= idle);
+        let stale = |open: &NegSession| matches!(open.awaiting, Awaiting::Client { since } if now - since >= idle);
         let ids: Vec<_> =
             self.open.iter().filter(|(_, open)| stale(open)).map(|(id, _)| id.clone()).collect();
         ids.iter()
@@ -119,9 +118,9 @@ impl Reconciliations {
     }
 
     pub(super) fn next_deadline(&self, idle: Duration) -> Option<Mono> {
-        let waiting = self.open.values().filter_map(|open| match open.turn {
-            Turn::Theirs { since } => Some(since + idle),
-            Turn::Ours => None,
+        let waiting = self.open.values().filter_map(|open| match open.awaiting {
+            Awaiting::Client { since } => Some(since + idle),
+            Awaiting::Relay => None,
         });
         waiting.min()
     }
@@ -144,7 +143,7 @@ impl Reconciliations {
     ) -> Vec<Output> {
         if let Some(open) = self.open.get_mut(&id) {
             open.items = items.unwrap_or(open.items);
-            open.turn = Turn::Theirs { since: now };
+            open.awaiting = Awaiting::Client { since: now };
         }
         vec![Output::Send(Reply::NegMsg(id, answer))]
     }
