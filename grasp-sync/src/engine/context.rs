@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use grasp_core::limits::Admit;
 use grasp_core::sync::{
     BatchId, PendingBatch, PendingSyncIndex, RelayState, RelaySyncIndex, SyncIndex,
 };
@@ -117,6 +118,31 @@ impl RelayContext<'_> {
     pub(super) fn suspend(&mut self, layer: Layer, mode: RequestMode) {
         self.history.suspended.suspend(self.now.mono, layer, mode);
         self.schedule_write();
+    }
+
+    /// Returns the layers whose history is suspended, and until when.
+    pub(super) fn suspended_layers(&self) -> BTreeMap<Layer, Mono> {
+        let layers = [Layer::Announcements, Layer::Repos, Layer::Roots];
+        let until =
+            |layer| match self.history.suspended.admit(self.mono(), layer, RequestMode::History) {
+                Admit::Go => None,
+                Admit::Wait(until) => Some((layer, until)),
+            };
+        layers.into_iter().filter_map(until).collect()
+    }
+
+    pub(super) fn report_status(&mut self) {
+        let Some(status) = self.state().map(|state| state.connection_status()) else { return };
+        self.report(|relay| Report::Status { relay, status });
+    }
+
+    /// Reports the number of interruptions since the last full pass, if it has changed.
+    pub(super) fn report_interruptions(&mut self) {
+        let times = self.history.interrupted;
+        if std::mem::replace(&mut self.history.interrupted_reported, times) != times {
+            self.report(|relay| Report::Interrupted { relay, times });
+            self.schedule_write();
+        }
     }
 
     /// Schedules the relay's record to be written.

@@ -66,10 +66,6 @@ impl JobId {
     }
 }
 
-/// Jobs that complete together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct GroupId(pub(super) u64);
-
 /// One request of the live set, over all the subscriptions that it is sent as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct LiveId(pub(super) u64);
@@ -98,10 +94,6 @@ impl Ids {
 
     pub(super) fn job(&mut self) -> JobId {
         JobId(self.next())
-    }
-
-    pub(super) fn group(&mut self) -> GroupId {
-        GroupId(self.next())
     }
 
     pub(super) fn live(&mut self) -> LiveId {

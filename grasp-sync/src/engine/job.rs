@@ -1,33 +1,35 @@
-//! Jobs: the history of one filter each, fetched by reconciliation or by pages until it is proven; and groups of jobs
+//! Jobs: the history of one filter each, fetched by reconciliation or by pages until it is proven; and batches of jobs
 //! that complete together.
 
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
+use std::time::Duration;
 
-use crate::limits::{Next, Pager, PagerConfig};
+use crate::limits::{Ending, Next, Pager, PagerConfig, RETRY_DELAY, Refusal};
 use grasp_core::Mono;
 use grasp_core::limits::EoseHint;
 use grasp_core::nostr::event::EventId;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
-use grasp_core::sync::{BatchId, FilterHash, PendingBatch, Proof, Proven};
+use grasp_core::sync::{BatchId, FilterHash, Proof, Proven};
 
 use super::compact_filter::CompactFilter;
-use super::ids::{GroupId, InventoryId, JobId, LiveId, SubId};
+use super::ids::{InventoryId, JobId, LiveId, SubId};
 use super::io::Row;
 use super::layer::Layer;
-use super::reconcile::Reconciliation;
+use super::reconcile::{ReconcileStep, Reconciliation};
 use super::relay::CountAs;
+use super::retry::WantResult;
 
-/// The purpose of a group of jobs.
+/// The purpose of a batch of jobs; queued jobs are sent in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Purpose {
     /// Layer 1, once per connection.
     Announcements,
     /// Confirmed items, from the loss of the connection on.
     CatchUp,
-    /// New repositories and roots; the batch is in the pending index.
-    Batch(BatchId),
+    /// New repositories and roots, which the batch confirms.
+    Items,
     /// Events published while a live request was not open.
     MissedLive(LiveId),
     /// Events of a live request for which there is no room.
@@ -39,16 +41,20 @@ impl Purpose {
     pub(super) fn is_history(self) -> bool {
         !matches!(self, Self::Poll(_))
     }
+
+    /// Returns whether it fetches what a live subscription did not bring.
+    pub(super) fn catches_up(self) -> bool {
+        matches!(self, Self::Announcements | Self::CatchUp | Self::MissedLive(_))
+    }
 }
 
-#[derive(Debug)]
-pub(super) struct Group {
+/// Jobs that complete together. What is outstanding is in the pending index, under the same id.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Batch {
     pub(super) purpose: Purpose,
     pub(super) began: Timestamp,
     /// The way in which its events are counted.
     pub(super) count_as: CountAs,
-    /// What is outstanding; in the pending index for a [`Purpose::Batch`].
-    pub(super) tracker: Option<PendingBatch>,
 }
 
 /// The method of a job.
@@ -73,7 +79,7 @@ pub(super) enum Method {
 /// ```
 #[derive(Debug)]
 pub(super) struct Job {
-    pub(super) group: GroupId,
+    pub(super) batch: BatchId,
     pub(super) layer: Layer,
     /// The filter with its window, without a limit.
     compact: CompactFilter,
@@ -83,46 +89,46 @@ pub(super) struct Job {
     original: Option<FilterHash>,
     /// The time at which it began; younger events come live.
     pub(super) began: Timestamp,
-    pub(super) phase: JobPhase,
+    phase: JobPhase,
     /// The cursor, once pages are requested.
-    pub(super) pager: Option<Box<Pager>>,
+    pager: Option<Box<Pager>>,
     /// Pages received, and rows of the last.
     pages: u32,
     last_page: usize,
     /// Requests with rows that are not judged yet.
-    pub(super) unjudged: BTreeSet<SubId>,
+    unjudged: BTreeSet<SubId>,
     /// Offered events that are neither here nor given up.
-    pub(super) outstanding: usize,
+    outstanding: usize,
     /// Another job for the same filter, which ends this one with it.
-    pub(super) waits_for: Option<JobId>,
+    waits_for: Option<JobId>,
     /// Events offered, and those not delivered on the first request.
-    pub(super) offered: usize,
-    pub(super) missed: usize,
+    offered: usize,
+    missed: usize,
     /// True if something was given up or left to parts: the job ends, but proves nothing.
-    pub(super) is_partial: bool,
-    pub(super) once: Once,
+    is_partial: bool,
+    once: Once,
     /// Failures in a row.
-    pub(super) failures: u32,
+    failures: u32,
     /// Refusals for want of room in a row.
-    pub(super) room_refusals: u32,
+    room_refusals: u32,
     /// Splits by time that led to this part.
-    pub(super) splits: u32,
+    splits: u32,
 }
 
 /// Steps that are taken at most once.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Once {
+struct Once {
     /// Sent again after a temporary fault.
-    pub(super) retried: bool,
+    retried: bool,
     /// Opened again after the relay closed an idle session.
-    pub(super) reopened: bool,
+    reopened: bool,
     /// Sent again after authenticating.
-    pub(super) authenticated: bool,
+    authenticated: bool,
 }
 
 /// The phase of a job.
 #[derive(Debug)]
-pub(super) enum JobPhase {
+enum JobPhase {
     /// Waits for a slot and for the pace.
     Queued(Method),
     /// The local relay is asked for its inventory.
@@ -168,6 +174,11 @@ pub(super) enum NegMessage {
 /// Refusals for want of room in a row after which something backs off. Each refusal lowers our budget, so an honest
 /// relay soon has room.
 pub(super) const MAX_ROOM_REFUSALS: u32 = 4;
+/// Splits by time after which a set that is still too large is paged: each costs two requests, and a relay that
+/// compares so little is paged through quickly.
+const MAX_TIME_SPLITS: u32 = 8;
+/// The longest backoff after refusals and losses.
+const MAX_BACKOFF: Duration = Duration::from_secs(60 * 60);
 /// Rows of one page, as a multiple of its limit, above which a relay is flooding.
 const FLOOD_FACTOR: usize = 8;
 /// Rows of a page that may be full, from a relay that does not advertise its limit.
@@ -175,15 +186,60 @@ const MIN_FULL_PAGE: usize = 50;
 /// Offers below which missing deliveries say nothing about the relay.
 const MIN_TELLING_OFFERS: usize = 20;
 
+/// What happened to the request of a job.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum JobAnswer {
+    /// EOSE ended its page.
+    PageEnded { hint: Option<EoseHint>, limit: usize },
+    /// Its page was not answered, for a reason that is none of its own.
+    PageReturned,
+    /// Its page or session was refused.
+    Refused(Refusal),
+    /// It failed, and will be tried again.
+    Failed,
+}
+
+/// The step that a job takes next; the session takes it within its budgets.
+#[must_use]
+#[derive(Debug)]
+pub(super) enum JobStep {
+    /// End it if nothing is outstanding.
+    Check,
+    Queue(Method),
+    BackOff(Duration, Method),
+    /// Give up for now: a poll ends, any other job backs off.
+    Fail,
+    /// Authenticate, and queue it then.
+    Authenticate(Method),
+    /// Suspend its layer, and queue it.
+    Suspend(Method),
+    /// Queue it as pages: the relay does not reconcile, or fails to.
+    NoNegentropy,
+    /// Continue with pages: the relay offers much and delivers little.
+    SwitchToPages,
+    /// Split its window in two.
+    SplitByTime(Method),
+    /// Split the values of its filter in two.
+    SplitByContent,
+    /// Split its pages into parts that share requests: there are many.
+    SplitPages,
+    /// Suspend its filter, which cannot be split.
+    GiveUpFilter,
+    /// Replace full sync by filters.
+    FallBackToFilters,
+    /// Fetch these seconds in parts, each of which holds more than a page; then the job may be complete.
+    FillGaps(Vec<Timestamp>),
+}
+
 impl Job {
     pub(super) fn new(
-        group: GroupId,
+        batch: BatchId,
         layer: Layer,
         compact: CompactFilter,
         began: Timestamp,
     ) -> Self {
         Self {
-            group,
+            batch,
             layer,
             hash: OnceCell::new(),
             original: None,
@@ -213,7 +269,7 @@ impl Job {
         Self {
             splits: self.splits + 1,
             original,
-            ..Self::new(self.group, layer, compact, self.began)
+            ..Self::new(self.batch, layer, compact, self.began)
         }
     }
 
@@ -235,9 +291,73 @@ impl Job {
         (self.compact.without_ids().since, self.compact.without_ids().until)
     }
 
+    /// Takes the answer to its request, and decides on the next step.
+    pub(super) fn handle(&mut self, answer: JobAnswer) -> JobStep {
+        match answer {
+            JobAnswer::PageEnded { hint, limit } => self.page_ended(hint, limit),
+            JobAnswer::PageReturned => {
+                let next = self.page_failed();
+                self.advance(next)
+            }
+            JobAnswer::Refused(refusal) => match self.phase {
+                JobPhase::Paging { .. } => self.page_refused(refusal),
+                _ => self.session_refused(refusal),
+            },
+            JobAnswer::Failed => self.failed(),
+        }
+    }
+
+    fn page_refused(&mut self, refusal: Refusal) -> JobStep {
+        let next = self.page_failed();
+        if self.layer == Layer::All && refusal.is_about_the_filter() {
+            return JobStep::FallBackToFilters;
+        }
+        match refusal {
+            Refusal::Rate => self.advance(next),
+            _ if refusal.is_for_room() && self.may_retry_for_room() => self.advance(next),
+            Refusal::Transient if !std::mem::replace(&mut self.once.retried, true) => {
+                JobStep::BackOff(RETRY_DELAY, Method::Page)
+            }
+            Refusal::AuthRequired => JobStep::Authenticate(Method::Page),
+            Refusal::Policy => JobStep::Suspend(Method::Page),
+            Refusal::Malformed => JobStep::SplitByContent,
+            Refusal::SetTooLarge => JobStep::SplitByTime(Method::Page),
+            Refusal::FilterCount | Refusal::Unknown => JobStep::GiveUpFilter,
+            _ => JobStep::Fail,
+        }
+    }
+
+    fn session_refused(&mut self, refusal: Refusal) -> JobStep {
+        match refusal {
+            Refusal::Rate => JobStep::Queue(Method::Reconcile),
+            _ if refusal.is_for_room() && self.may_retry_for_room() => {
+                JobStep::Queue(Method::Reconcile)
+            }
+            Refusal::SetTooLarge => JobStep::SplitByTime(Method::Reconcile),
+            Refusal::NegClosed if !std::mem::replace(&mut self.once.reopened, true) => {
+                JobStep::Queue(Method::Reconcile)
+            }
+            Refusal::AuthRequired => JobStep::Authenticate(Method::Reconcile),
+            // This is about the filter, or about reconciling it; its pages will show.
+            Refusal::NegClosed | Refusal::NegProtocol | Refusal::Malformed | Refusal::Policy => {
+                JobStep::Queue(Method::Page)
+            }
+            _ => JobStep::NoNegentropy,
+        }
+    }
+
+    /// Backs off, longer each time. Full sync falls back to filters.
+    fn failed(&mut self) -> JobStep {
+        if self.layer == Layer::All {
+            return JobStep::FallBackToFilters;
+        }
+        self.failures = self.failures.saturating_add(1);
+        let method = if self.pager.is_some() { Method::Page } else { Method::Reconcile };
+        JobStep::BackOff(backoff_after(self.failures), method)
+    }
+
     /// Counts a refusal for want of room; returns whether to retry at once.
-    #[must_use]
-    pub(super) fn may_retry_for_room(&mut self) -> bool {
+    fn may_retry_for_room(&mut self) -> bool {
         self.room_refusals += 1;
         self.room_refusals <= MAX_ROOM_REFUSALS
     }
@@ -248,7 +368,10 @@ impl Job {
         let pager = self.pager.get_or_insert_with(|| {
             Box::new(Pager::new(PagerConfig { limit, since, ..PagerConfig::default() }))
         });
-        let Next::Ask(page) = pager.next() else { return None };
+        let Next::Ask(page) = pager.next() else {
+            self.pager = None;
+            return None;
+        };
         let until = until.into_iter().chain(page.until).min();
         Some(Filter { until, limit: Some(page.limit), ..self.filter() })
     }
@@ -263,37 +386,196 @@ impl Job {
     }
 
     /// Ends a page by EOSE.
-    pub(super) fn page_ended(&mut self, hint: Option<EoseHint>) -> Option<Next> {
-        let JobPhase::Paging { rows, .. } = &mut self.phase else { return None };
+    fn page_ended(&mut self, hint: Option<EoseHint>, limit: usize) -> JobStep {
+        let (JobPhase::Paging { rows, .. }, Some(pager)) = (&mut self.phase, &mut self.pager)
+        else {
+            return self.advance(None);
+        };
         let rows = std::mem::take(rows);
-        let pager = self.pager.as_mut()?;
         self.pages = self.pages.saturating_add(1);
         self.last_page = rows.len();
         (self.failures, self.room_refusals) = (0, 0);
         self.once.retried = false;
-        Some(pager.page_ended_with(rows.into_iter().map(|row| (row.at, row.id)), hint))
+        let next = pager.page_ended_with(rows.into_iter().map(|row| (row.at, row.id)), hint);
+        match next {
+            Next::Ask(_) if self.is_long(limit) => JobStep::SplitPages,
+            _ => self.advance(Some(next)),
+        }
     }
 
     /// Ends a page in any other way.
-    pub(super) fn page_failed(&mut self) -> Option<Next> {
+    fn page_failed(&mut self) -> Option<Next> {
         self.pager.as_mut().map(|pager| pager.page_failed())
     }
 
+    /// Continues after a page: the next page, the end, or a failure.
+    fn advance(&mut self, next: Option<Next>) -> JobStep {
+        match next {
+            Some(Next::Ask(_)) => JobStep::Queue(Method::Page),
+            Some(Next::Done(Ending::Exhausted)) => {
+                let gaps = self.gap_seconds();
+                if self.layer == Layer::All && !gaps.is_empty() {
+                    return JobStep::FallBackToFilters;
+                }
+                self.phase = JobPhase::AwaitingJudgement;
+                self.is_partial |= !gaps.is_empty();
+                JobStep::FillGaps(gaps)
+            }
+            Some(Next::Done(Ending::PageBound | Ending::NoProgress)) | None => {
+                self.pager = None;
+                JobStep::Fail
+            }
+        }
+    }
+
     /// Returns whether pages keep coming full, so that several at a time are worth it.
-    pub(super) fn is_long(&self, limit: usize) -> bool {
+    fn is_long(&self, limit: usize) -> bool {
         let is_full =
             self.last_page >= limit || (self.pages > 2 && self.last_page >= MIN_FULL_PAGE);
         is_full && self.splits == 0 && self.gap_seconds().is_empty()
     }
 
     /// Returns the seconds that held more events than the relay showed.
-    pub(super) fn gap_seconds(&self) -> Vec<Timestamp> {
+    fn gap_seconds(&self) -> Vec<Timestamp> {
         let gaps = self.pager.iter().flat_map(|pager| pager.gaps());
         gaps.map(|gap| gap.at).collect()
     }
 
+    /// Leaves the rest of its pages to parts, which prove it.
+    pub(super) fn leave_to_parts(&mut self) {
+        self.phase = JobPhase::AwaitingJudgement;
+        self.is_partial = true;
+    }
+
+    /// Waits in the queue of a method.
+    pub(super) fn queued(&mut self, method: Method) {
+        self.phase = JobPhase::Queued(method);
+    }
+
+    /// Waits until a backoff ends, and is queued for a method then.
+    pub(super) fn backs_off(&mut self, until: Mono, then: Method) {
+        self.phase = JobPhase::BackingOff { until, then };
+    }
+
+    /// Waits for the answer to our authentication.
+    pub(super) fn awaits_auth(&mut self, method: Method) {
+        self.phase = JobPhase::AwaitingAuth(method);
+    }
+
+    /// Notes that it is sent again after authenticating; returns whether it was before.
+    pub(super) fn authenticates(&mut self) -> bool {
+        std::mem::replace(&mut self.once.authenticated, true)
+    }
+
+    /// Requests a page under a subscription.
+    pub(super) fn page_sent(&mut self, sub: SubId) {
+        self.phase = JobPhase::Paging { sub, rows: Vec::new() };
+    }
+
+    /// Asks the local relay for its inventory; the slot of the session is taken.
+    pub(super) fn lists(&mut self, sub: SubId, request: InventoryId) {
+        self.phase = JobPhase::Listing { sub, request };
+    }
+
+    /// Returns the session that waits for an inventory, and the request for that.
+    pub(super) fn listing(&self) -> Option<(SubId, InventoryId)> {
+        match self.phase {
+            JobPhase::Listing { sub, request } => Some((sub, request)),
+            _ => None,
+        }
+    }
+
+    /// Opens the session that waited for an inventory.
+    pub(super) fn opens(&mut self, reconciliation: Reconciliation, first: Vec<u8>) {
+        if let JobPhase::Listing { sub, .. } = self.phase {
+            let (reconciliation, outgoing) =
+                (Box::new(reconciliation), Some(NegMessage::Open(first)));
+            self.phase = JobPhase::Comparing { sub, reconciliation, outgoing };
+        }
+    }
+
+    /// Reads a message of the session; returns how the session ends, once it does. A message out of turn is ignored.
+    pub(super) fn receive(&mut self, message: &[u8]) -> Option<ReconcileStep> {
+        let JobPhase::Comparing { reconciliation, outgoing: outgoing @ None, .. } = &mut self.phase
+        else {
+            return None;
+        };
+        match reconciliation.receive(message) {
+            ReconcileStep::Reply(reply) => {
+                *outgoing = Some(NegMessage::Reply(reply));
+                None
+            }
+            end => Some(end),
+        }
+    }
+
+    /// Takes the NIP-77 message that is ready to be sent.
+    pub(super) fn take_neg_message(&mut self) -> Option<(SubId, NegMessage)> {
+        let JobPhase::Comparing { sub, outgoing, .. } = &mut self.phase else { return None };
+        Some((*sub, outgoing.take()?))
+    }
+
+    /// Counts the events that a comparison found missing, by the result of wanting each.
+    pub(super) fn wants(&mut self, results: impl Iterator<Item = WantResult>) -> JobStep {
+        self.phase = JobPhase::AwaitingJudgement;
+        for result in results {
+            let is_queued = self.wants_again(result);
+            self.offered += usize::from(is_queued);
+            self.missed += usize::from(result == WantResult::QueuedAfterFailure);
+        }
+        if self.delivers_too_little() { JobStep::SwitchToPages } else { JobStep::Check }
+    }
+
+    /// Waits for an event if it will be requested; returns whether it will.
+    pub(super) fn wants_again(&mut self, result: WantResult) -> bool {
+        let is_queued = matches!(result, WantResult::Queued | WantResult::QueuedAfterFailure);
+        self.outstanding += usize::from(is_queued);
+        self.is_partial |= result == WantResult::GivenUp;
+        is_queued
+    }
+
+    /// Counts an offered event that was not delivered; returns whether pages are better.
+    #[must_use]
+    pub(super) fn missed_one(&mut self) -> bool {
+        self.missed += 1;
+        self.delivers_too_little()
+    }
+
+    /// Notes that an event it waited for is here, or given up.
+    pub(super) fn resolved(&mut self, is_here: bool) {
+        self.outstanding = self.outstanding.saturating_sub(1);
+        self.is_partial |= !is_here;
+    }
+
+    /// Notes that it was brought forged events, so that it proves nothing.
+    pub(super) fn forged(&mut self) {
+        self.is_partial = true;
+    }
+
+    /// Notes that all rows of a page were judged.
+    pub(super) fn judged(&mut self, sub: SubId) {
+        self.unjudged.remove(&sub);
+    }
+
+    /// Forgets what was offered, to be paged.
+    pub(super) fn forget_offers(&mut self) {
+        (self.outstanding, self.offered, self.missed) = (0, 0, 0);
+    }
+
+    /// Ends together with another job for the same filter.
+    pub(super) fn follows(&mut self, leader: JobId) {
+        self.phase = JobPhase::AwaitingJudgement;
+        self.waits_for = Some(leader);
+    }
+
+    /// Stops waiting for another job; returns whether it did wait for it.
+    #[must_use]
+    pub(super) fn leader_ended(&mut self, leader: JobId) -> bool {
+        self.waits_for.take_if(|waits_for| *waits_for == leader).is_some()
+    }
+
     /// Returns whether the relay offers ids and delivers hardly any, so that pages are better.
-    pub(super) fn delivers_too_little(&self) -> bool {
+    fn delivers_too_little(&self) -> bool {
         self.offered >= MIN_TELLING_OFFERS && self.missed * 10 >= self.offered * 9
     }
 
@@ -309,7 +591,7 @@ impl Job {
         if self.is_partial || self.layer == Layer::All {
             return None;
         }
-        let proven = if self.pager.is_some() { Proven::Exhausted } else { Proven::Reconciled };
+        let proven = if self.is_paged() { Proven::Exhausted } else { Proven::Reconciled };
         let (since, until) = self.window();
         Some(Proof {
             filter: self.hash(),
@@ -318,6 +600,68 @@ impl Job {
             proven,
             at: now,
         })
+    }
+
+    /// Returns whether its history comes by pages.
+    pub(super) fn is_paged(&self) -> bool {
+        self.pager.is_some()
+    }
+
+    /// Returns whether it was split by time so often that pages are better.
+    pub(super) fn may_split_by_time(&self) -> bool {
+        self.splits < MAX_TIME_SPLITS
+    }
+
+    /// Returns the method that it is queued for.
+    pub(super) fn queued_for(&self) -> Option<Method> {
+        match self.phase {
+            JobPhase::Queued(method) => Some(method),
+            _ => None,
+        }
+    }
+
+    /// Returns the method that it waits to be authenticated for.
+    pub(super) fn awaits_auth_for(&self) -> Option<Method> {
+        match self.phase {
+            JobPhase::AwaitingAuth(method) => Some(method),
+            _ => None,
+        }
+    }
+
+    /// Returns the end of its backoff, and the method that it is queued for then.
+    pub(super) fn backoff(&self) -> Option<(Mono, Method)> {
+        match self.phase {
+            JobPhase::BackingOff { until, then } => Some((until, then)),
+            _ => None,
+        }
+    }
+
+    /// Returns whether it is a full comparison that waits to start.
+    pub(super) fn is_queued_comparison(&self) -> bool {
+        self.layer == Layer::All && self.queued_for() == Some(Method::Reconcile)
+    }
+
+    /// Returns whether a session is open for it, or about to be.
+    pub(super) fn is_reconciling(&self) -> bool {
+        matches!(self.phase, JobPhase::Listing { .. } | JobPhase::Comparing { .. })
+    }
+
+    /// Returns whether its session waits for us: for the local relay's inventory, or for permission to send.
+    pub(super) fn waits_for_us(&self) -> bool {
+        matches!(self.phase, JobPhase::Listing { .. }) || self.has_neg_message()
+    }
+
+    /// Returns whether it makes progress, rather than waiting for a backoff or a suspension to end.
+    pub(super) fn is_at_work(&self, is_suspended: bool, are_wants_backing_off: bool) -> bool {
+        match self.phase {
+            JobPhase::BackingOff { .. } => false,
+            JobPhase::Queued(_) => !is_suspended,
+            JobPhase::AwaitingJudgement => !self.unjudged.is_empty() || !are_wants_backing_off,
+            JobPhase::Listing { .. }
+            | JobPhase::Comparing { .. }
+            | JobPhase::Paging { .. }
+            | JobPhase::AwaitingAuth(_) => true,
+        }
     }
 
     /// Returns whether a NIP-77 message is ready to be sent.
@@ -344,6 +688,12 @@ impl Job {
     }
 }
 
+/// Returns the backoff after failures in a row: 65 seconds, doubling to an hour.
+pub(super) fn backoff_after(failures: u32) -> Duration {
+    let doublings = 1u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX);
+    RETRY_DELAY.saturating_mul(doublings).min(MAX_BACKOFF)
+}
+
 /// Returns a filter for events by id, with a limit: some relays truncate without one.
 pub(super) fn by_ids(ids: impl IntoIterator<Item = EventId>) -> Filter {
     let filter = Filter::new().ids(ids);
@@ -360,7 +710,7 @@ mod tests {
 
     fn job_for(filter: Filter) -> Job {
         let (layer, compact) = (Layer::of(&filter), CompactFilter::new(filter, None));
-        Job::new(Ids::default().group(), layer, compact, Timestamp::from_secs(900))
+        Job::new(Ids::default().batch(), layer, compact, Timestamp::from_secs(900))
     }
 
     fn job() -> Job {
@@ -371,11 +721,10 @@ mod tests {
         Row { at: Timestamp::from_secs(at), id: EventId::from_byte_array([n; 32]) }
     }
 
-    fn page(job: &mut Job, rows: &[Row]) -> Next {
-        let sub = Ids::default().sub();
-        job.phase = JobPhase::Paging { sub, rows: vec![] };
+    fn page(job: &mut Job, rows: &[Row]) -> JobStep {
+        job.page_sent(Ids::default().sub());
         assert!(job.delivered(rows.iter().copied(), 500));
-        job.page_ended(None).unwrap()
+        job.handle(JobAnswer::PageEnded { hint: None, limit: 500 })
     }
 
     #[test]
@@ -394,9 +743,12 @@ mod tests {
         let mut job = job();
         let _ = job.next_page(100);
         let _ = page(&mut job, &[row(30, 1)]);
-        job.phase = JobPhase::AwaitingJudgement;
+        let sub = Ids::default().sub();
+        job.page_sent(sub);
+        let step = job.handle(JobAnswer::PageEnded { hint: Some(EoseHint::Finish), limit: 500 });
+        assert!(matches!(step, JobStep::FillGaps(gaps) if gaps.is_empty()));
         assert!(!job.is_complete());
-        job.unjudged.clear();
+        job.judged(sub);
         assert!(job.is_complete());
         let proof = job.proof(Timestamp::from_secs(1_000)).unwrap();
         assert_eq!((proof.until, proof.proven), (Timestamp::from_secs(900), Proven::Exhausted));
@@ -405,7 +757,7 @@ mod tests {
     #[test]
     fn a_partial_job_proves_nothing() {
         let mut job = job();
-        job.is_partial = true;
+        job.forged();
         assert_eq!(job.proof(Timestamp::from_secs(1_000)), None);
     }
 
@@ -413,7 +765,7 @@ mod tests {
     fn a_page_without_end_is_a_flood() {
         let mut job = job();
         let _ = job.next_page(100);
-        job.phase = JobPhase::Paging { sub: Ids::default().sub(), rows: vec![] };
+        job.page_sent(Ids::default().sub());
         assert!(job.delivered([row(1, 1); 800].into_iter(), 100));
         assert!(!job.delivered([row(1, 1); 1].into_iter(), 100));
     }

@@ -20,13 +20,9 @@ pub(super) const MAX_NEEDED: usize = 100_000;
 #[derive(Debug)]
 pub(super) struct Reconciliation {
     negentropy: Negentropy<'static, NegentropyStorageVector>,
-    items: usize,
     rounds: u32,
-    lacking: usize,
-    /// Some of the ids that the relay lacks.
-    lacking_ids: BTreeSet<EventId>,
     max_needed: usize,
-    needed: BTreeSet<EventId>,
+    found: Comparison,
 }
 
 /// The next step after a message.
@@ -36,16 +32,24 @@ pub(super) enum ReconcileStep {
     /// Send this and wait.
     Reply(Vec<u8>),
     /// The sets are compared.
-    Done {
-        /// Ids that the relay has and we lack.
-        needed: BTreeSet<EventId>,
-        /// Number of our events that the relay lacks.
-        lacking: usize,
-    },
+    Done(Comparison),
     /// More ids differ than the session may offer.
     TooMuch,
     /// The message cannot be read, or the session does not end.
     Broken,
+}
+
+/// The difference of two sets.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Comparison {
+    /// Ids that the relay has and we lack.
+    pub(super) needed: BTreeSet<EventId>,
+    /// Number of our events that were compared.
+    pub(super) items: usize,
+    /// Number of our events that the relay lacks.
+    pub(super) lacking: usize,
+    /// Ids of some of these.
+    pub(super) lacking_ids: BTreeSet<EventId>,
 }
 
 impl Reconciliation {
@@ -63,27 +67,13 @@ impl Reconciliation {
         let items = negentropy::NegentropyStorageBase::size(&storage).ok()?;
         let mut negentropy = Negentropy::owned(storage, frame).ok()?;
         let first = negentropy.initiate().ok()?;
-        let needed = BTreeSet::new();
-        let session = Self {
-            negentropy,
-            items,
-            rounds: 0,
-            lacking: 0,
-            lacking_ids: BTreeSet::new(),
-            max_needed,
-            needed,
-        };
-        Some((session, first))
+        let found = Comparison { items, ..Comparison::default() };
+        Some((Self { negentropy, rounds: 0, max_needed, found }, first))
     }
 
     /// Returns the number of items that the session holds in memory.
     pub(super) fn items(&self) -> usize {
-        self.items
-    }
-
-    /// Takes some of the ids that the relay lacks.
-    pub(super) fn take_lacking_ids(&mut self) -> BTreeSet<EventId> {
-        std::mem::take(&mut self.lacking_ids)
+        self.found.items
     }
 
     /// Reads a message of the relay.
@@ -97,20 +87,18 @@ impl Reconciliation {
         let Ok(next) = self.negentropy.reconcile_with_ids(message, &mut have, &mut need) else {
             return ReconcileStep::Broken;
         };
-        self.lacking = self.lacking.saturating_add(have.len()).min(self.items);
-        let room = MAX_IDS.saturating_sub(self.lacking_ids.len());
-        let ids = have.iter().take(room).map(|id| EventId::from_byte_array(id.to_bytes()));
-        self.lacking_ids.extend(ids);
-        self.needed.extend(need.iter().map(|id| EventId::from_byte_array(id.to_bytes())));
-        if self.needed.len() > self.max_needed {
+        let found = &mut self.found;
+        found.lacking = found.lacking.saturating_add(have.len()).min(found.items);
+        let room = MAX_IDS.saturating_sub(found.lacking_ids.len());
+        let id = |id: &Id| EventId::from_byte_array(id.to_bytes());
+        found.lacking_ids.extend(have.iter().take(room).map(id));
+        found.needed.extend(need.iter().map(id));
+        if found.needed.len() > self.max_needed {
             return ReconcileStep::TooMuch;
         }
         match next {
             Some(reply) => ReconcileStep::Reply(reply),
-            None => {
-                let needed = std::mem::take(&mut self.needed);
-                ReconcileStep::Done { needed, lacking: self.lacking }
-            }
+            None => ReconcileStep::Done(std::mem::take(found)),
         }
     }
 }
@@ -153,7 +141,7 @@ mod tests {
         for round in 1.. {
             match session.receive(&peer.reconcile(&message).unwrap()) {
                 ReconcileStep::Reply(reply) => message = reply,
-                ReconcileStep::Done { needed, lacking } => return (needed, lacking, round),
+                ReconcileStep::Done(found) => return (found.needed, found.lacking, round),
                 step => panic!("{step:?}"),
             }
         }
@@ -223,7 +211,7 @@ mod tests {
             assert_eq!(session.receive(&nonsense), ReconcileStep::Broken, "{nonsense:?}");
         }
         let (mut session, _) = Reconciliation::open(ours, FRAME, MAX_NEEDED).unwrap();
-        let agrees = ReconcileStep::Done { needed: BTreeSet::new(), lacking: 0 };
+        let agrees = ReconcileStep::Done(Comparison { items: 10, ..Comparison::default() });
         assert_eq!(session.receive(&[0x61, 0, 0, 0]), agrees);
     }
 
@@ -252,7 +240,7 @@ mod tests {
             let (mut session, _) = Reconciliation::open((0..ours).map(row), FRAME, MAX_NEEDED).unwrap();
             match session.receive(&bytes) {
                 ReconcileStep::Reply(reply) => prop_assert!(reply.len() <= FRAME as usize),
-                ReconcileStep::Done { needed, .. } => prop_assert!(needed.len() * 32 <= bytes.len()),
+                ReconcileStep::Done(found) => prop_assert!(found.needed.len() * 32 <= bytes.len()),
                 ReconcileStep::TooMuch | ReconcileStep::Broken => {}
             }
         }

@@ -1,18 +1,12 @@
 //! One relay: dialled, connected, subscribed to, asked, disconnected, dialled again.
 
-mod answers;
 mod auth;
-mod check;
-mod consolidate;
+mod backlog;
+mod fetch;
 mod full_sync;
 mod gaps;
 mod history;
-mod jobs;
 mod live;
-mod pages;
-mod progress;
-mod pump;
-mod refusals;
 mod resume;
 mod session;
 mod subs;
@@ -22,12 +16,11 @@ use grasp_core::resources::Grant;
 use grasp_core::sync::{AddFilters, RelaySyncNeeds};
 use grasp_core::{Mono, RelayUrl};
 
-pub(super) use self::answers::{Arrival, Arrivals};
 pub(super) use self::gaps::CountAs;
 pub(super) use self::history::RelayHistory;
 use self::resume::PassKind;
 pub(super) use self::resume::record;
-pub(super) use self::session::Session;
+pub(super) use self::session::{Arrival, Arrivals, Session};
 use super::context::RelayContext;
 use super::facts::RelayFacts;
 use super::ids::ConnId;
@@ -57,7 +50,7 @@ impl Link {
     /// Returns the session if it is on this connection.
     pub(super) fn session(&mut self, conn: ConnId) -> Option<&mut Session> {
         match self {
-            Self::Up(session) if session.conn == conn => Some(session),
+            Self::Up(session) if session.conn() == conn => Some(session),
             _ => None,
         }
     }
@@ -95,7 +88,7 @@ impl Link {
         ctx.history.connected(now.mono, facts, &ctx.shared.config);
         let how = resume::choose_start(ctx);
         let session = Session::begin(ctx, conn, how);
-        session.report_status(ctx);
+        ctx.report_status();
         *self = Self::Up(Box::new(session));
         ctx.schedule_write();
         self.report_health(ctx);
@@ -143,7 +136,7 @@ impl Link {
     /// Ends the connection in favour of a relay that waits.
     pub(super) fn give_way(&mut self, ctx: &mut RelayContext<'_>) {
         let Self::Up(session) = self else { return };
-        let conn = session.conn;
+        let conn = session.conn();
         ctx.history.health.released(ctx.now.mono);
         self.end(ctx);
         disconnect(ctx, conn);
@@ -155,7 +148,7 @@ impl Link {
         let conn = match self {
             Self::Idle => None,
             Self::Dialing(conn) => Some(*conn),
-            Self::Up(session) => Some(session.conn),
+            Self::Up(session) => Some(session.conn()),
         };
         self.end(ctx);
         if let Some(conn) = conn {

@@ -100,6 +100,19 @@ impl Refusal {
         read(heard, text)
     }
 
+    /// Returns whether the relay has no room for the request, and may have some later.
+    pub const fn is_for_room(self) -> bool {
+        matches!(
+            self,
+            Self::SlotCount | Self::DroppedStart | Self::NegSessions | Self::RetainedBytes { .. }
+        )
+    }
+
+    /// Returns whether the filter itself is refused, rather than its time or number.
+    pub const fn is_about_the_filter(self) -> bool {
+        matches!(self, Self::FilterCount | Self::Malformed | Self::Unknown | Self::SetTooLarge)
+    }
+
     /// Returns a fixed name for metrics and logs; a relay's own words are never a label.
     pub const fn label(self) -> &'static str {
         match self {

@@ -5,13 +5,8 @@ use std::time::Duration;
 use grasp_core::Mono;
 
 use super::super::context::RelayContext;
-use super::super::ids::{JobId, LiveId};
+use super::super::ids::ConnId;
 use super::super::io::Frame;
-use super::super::job::{JobPhase, Method};
-use super::super::layer::Layer;
-use super::super::suspended::RequestMode;
-use super::live::LivePhase;
-use super::session::Session;
 
 /// Time that a relay may take to send a challenge, or to answer our authentication.
 const AUTH_TIMEOUT: Duration = Duration::from_secs(60);
@@ -49,7 +44,7 @@ pub(in crate::engine) enum AuthDecision {
 
 impl Auth {
     /// Handles a refusal; `again` if the request had been sent after authenticating.
-    pub(in crate::engine) fn wanted(&mut self, now: Mono, can: bool, again: bool) -> AuthDecision {
+    fn wanted(&mut self, now: Mono, can: bool, again: bool) -> AuthDecision {
         match *self {
             _ if !can => AuthDecision::Policy,
             Self::Unasked { challenged: true } => {
@@ -64,6 +59,20 @@ impl Auth {
             Self::Done if !again => AuthDecision::Resend,
             Self::Done | Self::Refused => AuthDecision::Policy,
         }
+    }
+
+    /// Handles a refusal, and answers the challenge if that is the reaction.
+    pub(in crate::engine) fn require(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        conn: ConnId,
+        again: bool,
+    ) -> AuthDecision {
+        let decision = self.wanted(ctx.mono(), ctx.shared.config.can_authenticate, again);
+        if decision == AuthDecision::Answer {
+            ctx.send(conn, Frame::Authenticate);
+        }
+        decision
     }
 
     /// Handles a challenge; returns whether to answer it.
@@ -110,85 +119,6 @@ impl Auth {
         match self {
             Self::Wanted(since) | Self::Answered(since) => Some(since + AUTH_TIMEOUT),
             Self::Unasked { .. } | Self::Done | Self::Refused => None,
-        }
-    }
-}
-
-impl Session {
-    pub(super) fn require_auth(&mut self, ctx: &mut RelayContext<'_>, again: bool) -> AuthDecision {
-        let can = ctx.shared.config.can_authenticate;
-        let decision = self.auth.wanted(ctx.mono(), can, again);
-        if decision == AuthDecision::Answer {
-            ctx.send(self.conn, Frame::Authenticate);
-        }
-        decision
-    }
-
-    pub(super) fn job_wants_auth(&mut self, ctx: &mut RelayContext<'_>, id: JobId, method: Method) {
-        let Some(job) = self.jobs.get_mut(&id) else { return };
-        let (again, layer) = (job.once.authenticated, job.layer);
-        let decision = self.require_auth(ctx, again);
-        let Some(job) = self.jobs.get_mut(&id) else { return };
-        job.once.authenticated = true;
-        match decision {
-            AuthDecision::Answer | AuthDecision::Wait => job.phase = JobPhase::AwaitingAuth(method),
-            AuthDecision::Resend => self.queue(id, method),
-            AuthDecision::Policy => {
-                self.suspend(ctx, layer, RequestMode::History);
-                self.queue(id, method);
-            }
-        }
-    }
-
-    pub(super) fn live_wants_auth(&mut self, ctx: &mut RelayContext<'_>, id: LiveId) {
-        let Some(again) = self.live.requests.get(&id).map(|one| one.authenticated) else { return };
-        let decision = self.require_auth(ctx, again);
-        let Some(request) = self.live.requests.get_mut(&id) else { return };
-        request.authenticated = true;
-        match decision {
-            AuthDecision::Answer | AuthDecision::Wait => request.interrupt(LivePhase::AwaitingAuth),
-            AuthDecision::Resend => request.interrupt(LivePhase::Queued),
-            AuthDecision::Policy => {
-                request.interrupt(LivePhase::Queued);
-                let layer = request.layer;
-                self.suspend(ctx, layer, RequestMode::Live);
-            }
-        }
-    }
-
-    pub(super) fn challenged(&mut self, ctx: &mut RelayContext<'_>) {
-        if self.auth.challenged(ctx.mono()) {
-            ctx.send(self.conn, Frame::Authenticate);
-        }
-    }
-
-    pub(super) fn authenticated(&mut self, ctx: &mut RelayContext<'_>, accepted: bool) {
-        if self.auth.answered(accepted) {
-            self.auth_ended(ctx, accepted);
-        }
-    }
-
-    /// Continues the requests that waited for authentication: sent again, or suspended.
-    pub(super) fn auth_ended(&mut self, ctx: &mut RelayContext<'_>, accepted: bool) {
-        let waiting = self.jobs.iter().filter_map(|(id, job)| match job.phase {
-            JobPhase::AwaitingAuth(method) => Some((*id, method, job.layer)),
-            _ => None,
-        });
-        for (id, method, layer) in waiting.collect::<Vec<_>>() {
-            if !accepted {
-                self.suspend(ctx, layer, RequestMode::History);
-            }
-            self.queue(id, method);
-        }
-        let mut refused: Vec<Layer> = Vec::new();
-        for request in self.live.requests.values_mut() {
-            if request.phase == LivePhase::AwaitingAuth {
-                request.phase = LivePhase::Queued;
-                refused.push(request.layer);
-            }
-        }
-        for layer in refused.into_iter().filter(|_| !accepted) {
-            self.suspend(ctx, layer, RequestMode::Live);
         }
     }
 }

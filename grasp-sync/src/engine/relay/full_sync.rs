@@ -7,21 +7,19 @@
 
 use std::time::Duration;
 
-use crate::limits::{PARK, Refusal};
+use crate::limits::PARK;
 use grasp_core::Mono;
 use grasp_core::admission::Lasting;
 use grasp_core::nip34::repo_refs;
 use grasp_core::nostr::event::Event;
 use grasp_core::nostr::filter::Filter;
-use grasp_core::sync::{
-    AddFilters, BatchProgress, FilterHash, PendingItems, build_layer2_and_layer3_filters,
-};
+use grasp_core::sync::{AddFilters, FilterHash, PendingItems, build_layer2_and_layer3_filters};
 
 use super::super::compact_filter::CompactFilter;
 use super::super::context::RelayContext;
-use super::super::ids::{GroupId, JobId};
+use super::super::ids::JobId;
 use super::super::io::{Judged, Outcome};
-use super::super::job::{Job, JobPhase, Method, Purpose};
+use super::super::job::{Job, Method, Purpose};
 use super::super::layer::{Layer, wire_len};
 use super::super::reconcile::MAX_NEEDED;
 use super::super::report::Report;
@@ -74,6 +72,11 @@ impl FullSync {
         self.useless <= self.useful + TOLERATED_USELESS.max(self.filter_bytes / BYTES_PER_EVENT)
     }
 
+    /// Notes the end of a comparison, and how long it took.
+    pub(super) fn compared(&mut self, now: Mono, took: Duration) {
+        self.compare_at = now + took.saturating_mul(COMPARISON_PAUSE_FACTOR);
+    }
+
     /// Returns the number of ids that a comparison may offer.
     fn max_offered(&self) -> usize {
         (self.filter_bytes / BYTES_PER_OFFERED_ID).clamp(MIN_OFFERED, MAX_NEEDED)
@@ -120,7 +123,9 @@ impl Session {
     pub(super) fn covered_by_full_sync(&self, ctx: &RelayContext<'_>, filters: &[Filter]) -> bool {
         let compares =
             self.full_sync.is_some_and(|full_sync| ctx.mono() >= full_sync.filters_until);
-        compares && !self.pages_only && self.exceeds_full_sync_limit(ctx, bytes(filters))
+        compares
+            && !self.backlog.is_pages_only()
+            && self.exceeds_full_sync_limit(ctx, bytes(filters))
     }
 
     /// Fetches the history of items on a connection that uses full sync.
@@ -144,14 +149,15 @@ impl Session {
             }
         };
         let repos = AddFilters { relay: relay.clone(), items: repos };
-        self.fetch_batch(ctx, repos.filters(&self.budget), method, repos.items, count_as);
+        let filters = repos.filters(&self.budget);
+        self.fetch(ctx, Purpose::Items, filters, method, repos.items, count_as);
         let threads = AddFilters { relay, items: threads };
         let filters = threads.filters(&self.budget);
         let (filters, method) = match self.covered_by_full_sync(ctx, &filters) {
             true => (vec![all_events()], Method::Reconcile),
             false => (filters, method),
         };
-        self.fetch_batch(ctx, filters, method, threads.items, count_as);
+        self.fetch(ctx, Purpose::Items, filters, method, threads.items, count_as);
     }
 
     fn exceeds_full_sync_limit(&self, ctx: &RelayContext<'_>, bytes: usize) -> bool {
@@ -182,15 +188,6 @@ impl Session {
         }
     }
 
-    /// Returns whether a refusal is about the filter for everything.
-    pub(super) fn is_refusal_of_full_sync(layer: Layer, refusal: Refusal) -> bool {
-        let is_about_the_filter = matches!(
-            refusal,
-            Refusal::FilterCount | Refusal::Malformed | Refusal::Unknown | Refusal::SetTooLarge
-        );
-        layer == Layer::All && is_about_the_filter
-    }
-
     /// Suspends a layer that the relay refuses; falls back to filters if it refuses full sync.
     pub(super) fn suspend(&mut self, ctx: &mut RelayContext<'_>, layer: Layer, mode: RequestMode) {
         match layer {
@@ -203,21 +200,13 @@ impl Session {
     /// ago.
     pub(super) fn may_start_comparison(&self, ctx: &RelayContext<'_>) -> bool {
         let has_paused = self.full_sync.is_none_or(|full_sync| ctx.mono() >= full_sync.compare_at);
-        has_paused && !self.has_other_work(ctx)
+        has_paused && !self.backlog.has_other_work(ctx)
     }
 
     /// Returns when a queued full comparison may start, if it waits for time.
     pub(super) fn next_comparison(&self) -> Option<Mono> {
-        let queue = self.queues.get(&Method::Reconcile)?;
-        let waits = queue.iter().any(|(_, id)| self.is_full_comparison(*id));
-        self.full_sync.filter(|_| waits).map(|full_sync| full_sync.compare_at)
-    }
-
-    /// Notes the end of a full comparison, and how long it took.
-    pub(super) fn full_comparison_ended(&mut self, now: Mono, took: Duration) {
-        if let Some(full_sync) = &mut self.full_sync {
-            full_sync.compare_at = now + took.saturating_mul(COMPARISON_PAUSE_FACTOR);
-        }
+        let full_sync = self.full_sync.filter(|_| self.backlog.has_queued_comparison());
+        full_sync.map(|full_sync| full_sync.compare_at)
     }
 
     /// Fetches the histories that waited for a full comparison by filters, because too much differs.
@@ -226,52 +215,11 @@ impl Session {
             full_sync.filters_until = ctx.mono() + HISTORY_FALLBACK_FOR;
         }
         let is_comparison = |job: &Job| job.layer == Layer::All && job.window().0.is_none();
-        let compared = self.jobs.iter().filter(|(_, job)| is_comparison(job));
-        let compared: Vec<(JobId, GroupId)> = compared.map(|(id, job)| (*id, job.group)).collect();
-        for (id, group) in compared {
-            match self.groups.get(&group).map(|group| group.purpose) {
-                Some(poll @ Purpose::Poll(_)) => _ = self.drop_group_for(ctx, poll),
+        for id in self.backlog.jobs_where(is_comparison) {
+            match self.backlog.batch_of(id).map(|batch| batch.purpose) {
+                Some(poll @ Purpose::Poll(_)) => _ = self.drop_batch_for(ctx, poll),
                 _ => self.replace_by_filters(ctx, id),
             }
-        }
-    }
-
-    /// Returns whether a job is a queued full comparison.
-    pub(super) fn is_full_comparison(&self, id: JobId) -> bool {
-        let is_comparison = |job: &Job| matches!(job.phase, JobPhase::Queued(Method::Reconcile));
-        self.jobs.get(&id).is_some_and(|job| job.layer == Layer::All && is_comparison(job))
-    }
-
-    /// Returns whether anything but full sync is being fetched.
-    pub(super) fn has_other_work(&self, ctx: &RelayContext<'_>) -> bool {
-        let suspended = self.suspended_layers(ctx);
-        let mut others = self.jobs.values().filter(|job| job.layer != Layer::All);
-        others.any(|job| Self::is_at_work(ctx, job, &suspended))
-    }
-
-    /// Makes other queued full comparisons wait for the one that starts, which serves them too.
-    pub(super) fn serve_other_comparisons(&mut self, leader: JobId) {
-        if self.jobs.get(&leader).is_none_or(|job| job.layer != Layer::All) {
-            return;
-        }
-        let is_queued = |job: &Job| matches!(job.phase, JobPhase::Queued(Method::Reconcile));
-        let queued = self.jobs_where(|job| job.layer == Layer::All && is_queued(job));
-        for id in queued.into_iter().filter(|id| *id != leader) {
-            self.unqueue(id);
-            if let Some(job) = self.jobs.get_mut(&id) {
-                job.phase = JobPhase::AwaitingJudgement;
-                job.waits_for = Some(leader);
-            }
-        }
-    }
-
-    /// Ends the jobs that waited for a full comparison.
-    pub(super) fn comparison_ended(&mut self, ctx: &mut RelayContext<'_>, leader: JobId) {
-        for id in self.jobs_where(|job| job.waits_for == Some(leader)) {
-            if let Some(job) = self.jobs.get_mut(&id) {
-                job.waits_for = None;
-            }
-            self.end_if_complete(ctx, id);
         }
     }
 
@@ -282,7 +230,7 @@ impl Session {
         }
         ctx.history.filters_until = ctx.mono() + FALLBACK_FOR;
         self.live.needs_rebuild = true;
-        for id in self.jobs_where(|job| job.layer == Layer::All) {
+        for id in self.backlog.jobs_where(|job| job.layer == Layer::All) {
             self.replace_by_filters(ctx, id);
         }
         ctx.report(|relay| Report::CalledByName { relay });
@@ -290,11 +238,11 @@ impl Session {
 
     /// Replaces a job for everything by jobs for filters. Polls start again with the live set.
     fn replace_by_filters(&mut self, ctx: &mut RelayContext<'_>, id: JobId) {
-        let Some(job) = self.jobs.get(&id) else { return };
-        let (group, began, (since, _)) = (job.group, job.began, job.window());
-        let purpose = self.groups.get(&group).map(|group| group.purpose);
+        let Some(job) = self.backlog.get(id) else { return };
+        let (batch, began, (since, _)) = (job.batch, job.began, job.window());
+        let purpose = self.backlog.batch_of(id).map(|batch| batch.purpose);
         let (items, method) = match purpose {
-            Some(Purpose::Batch(batch)) => {
+            Some(Purpose::Items) => {
                 (ctx.batch(batch).map(|batch| batch.items.clone()), Method::Reconcile)
             }
             Some(Purpose::CatchUp | Purpose::MissedLive(_)) => {
@@ -307,14 +255,11 @@ impl Session {
         for filter in build_layer2_and_layer3_filters(&items, since, &self.budget) {
             let (layer, part) = (Layer::of(&filter), ctx.shared.ids.job());
             let compact = CompactFilter::new(filter, None);
-            let _ = self.tracked(ctx, group, |batch| batch.grow(part.part()));
-            self.enqueue(ctx, part, Job::new(group, layer, compact, began), method);
+            ctx.batch(batch).into_iter().for_each(|batch| batch.grow(part.part()));
+            self.backlog.add(ctx, part, Job::new(batch, layer, compact, began), method);
         }
         self.drop_job(ctx, id);
-        let progress = self.tracked(ctx, group, |batch| batch.ended(id.part()));
-        if progress == Some(BatchProgress::Complete) {
-            self.complete(ctx, group);
-        }
+        self.part_ended(ctx, batch, id, false);
     }
 }
 

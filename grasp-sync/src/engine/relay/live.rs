@@ -7,16 +7,31 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::limits::RETRY_DELAY;
+use crate::limits::{PARK, Refusal, SlotClass};
 use grasp_core::Mono;
+use grasp_core::admission::{Lasting, SyncPath};
+use grasp_core::limits::Admit;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
-use grasp_core::sync::{RETENTION, RequestBudget, live, pack_requests};
+use grasp_core::sync::{
+    FilterHash, PendingItems, RETENTION, RequestBudget, build_layer2_and_layer3_filters, live,
+    pack_requests,
+};
 
 use super::super::compact_filter::{CompactFilter, compact_all};
+use super::super::context::RelayContext;
 use super::super::ids::{Ids, LiveId, SubId};
-use super::super::job::MAX_ROOM_REFUSALS;
+use super::super::io::{Delivered, Frame, Judged, Outcome};
+use super::super::job::{MAX_ROOM_REFUSALS, Method, Purpose, backoff_after};
 use super::super::layer::{Layer, wire_len};
+use super::super::report::Report;
+use super::super::retry::WantResult;
+use super::super::suspended::RequestMode;
+use super::auth::AuthDecision;
+use super::full_sync::all_events;
+use super::gaps::CountAs;
+use super::session::{Session, StartResult, has_room};
+use super::subs::SubKind;
 
 /// One request of the live set.
 #[derive(Clone, Debug)]
@@ -62,8 +77,8 @@ pub(in crate::engine) enum LivePhase {
     },
 }
 
-/// The longest backoff after refusals and losses.
-const MAX_BACKOFF: Duration = Duration::from_secs(60 * 60);
+/// Duration of a live request after which earlier losses are forgotten.
+const STABLE_AFTER: Duration = Duration::from_secs(5 * 60);
 /// Requests for repositories that may be added before these are merged for want of room.
 const MAX_REPO_FRAGMENTS: usize = 3;
 /// Bytes of REQ, subscription id and brackets around the filters.
@@ -243,6 +258,41 @@ impl LiveSet {
         queued.for_each(|one| _ = one.missed_since.get_or_insert(now - RETENTION));
     }
 
+    /// Notes that a polled request was fetched up to a time.
+    pub(in crate::engine) fn polled(&mut self, id: LiveId, until: Timestamp) {
+        let request = self.requests.get_mut(&id);
+        if let Some(LivePhase::Polled { since, .. }) = request.map(|request| &mut request.phase) {
+            *since = until;
+        }
+    }
+
+    /// Polls a request instead of subscribing to it.
+    fn poll(&mut self, ctx: &RelayContext<'_>, id: LiveId) {
+        if let Some(request) = self.requests.get_mut(&id) {
+            request.poll(ctx.now.mono, ctx.shared.config.poll_every);
+        }
+    }
+
+    /// Returns the hash of the filter of a request that has only one.
+    pub(in crate::engine) fn sole_filter(&self, id: LiveId) -> Option<FilterHash> {
+        match self.requests.get(&id)?.filters.as_slice() {
+            [only] => Some(FilterHash::of(&only.filter())),
+            _ => None,
+        }
+    }
+
+    /// Queues the requests that waited for authentication; returns their layers.
+    pub(in crate::engine) fn auth_ended(&mut self) -> Vec<Layer> {
+        let is_waiting = |one: &&mut LiveRequest| one.phase == LivePhase::AwaitingAuth;
+        let waiting = self.requests.values_mut().filter(is_waiting);
+        waiting
+            .map(|request| {
+                request.phase = LivePhase::Queued;
+                request.layer
+            })
+            .collect()
+    }
+
     /// Returns the first request that waits to be sent.
     pub(in crate::engine) fn queued(&self) -> Option<LiveId> {
         let mut requests = self.requests.iter();
@@ -263,10 +313,398 @@ impl LiveSet {
     }
 }
 
-/// Returns the backoff after failures in a row: 65 seconds, doubling to an hour.
-pub(super) fn backoff_after(failures: u32) -> Duration {
-    let doublings = 1u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX);
-    RETRY_DELAY.saturating_mul(doublings).min(MAX_BACKOFF)
+impl Session {
+    pub(super) fn wake_live(&mut self, ctx: &mut RelayContext<'_>, id: LiveId) {
+        let now = ctx.mono();
+        let Some(request) = self.live.requests.get_mut(&id) else { return };
+        match &mut request.phase {
+            LivePhase::BackingOff(until) if *until <= now => request.phase = LivePhase::Queued,
+            LivePhase::Polled { next, since } if *next <= now => {
+                *next = now + ctx.shared.config.poll_every;
+                let since = *since - RETENTION;
+                // A comparison finds events of any date; pages would have to begin from the start each time.
+                let compares = self.backlog.can_compare(ctx);
+                let (filters, method) = match compares {
+                    true => (request.plain_filters(), Method::Reconcile),
+                    false => (request.filters_since(since), Method::Page),
+                };
+                if self.backlog.batch_for(Purpose::Poll(id)).is_none() {
+                    ctx.history.interrupted += usize::from(!compares);
+                    let nothing = PendingItems::default();
+                    let new = CountAs::NEW;
+                    self.fetch(ctx, Purpose::Poll(id), filters, method, nothing, new);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Sends queued live requests. They need a slot but no pace: relays do not limit live subscriptions by the
+    /// minute, and every second without one is a gap. Requests without a slot are polled.
+    pub(super) fn send_live(&mut self, ctx: &mut RelayContext<'_>) {
+        if self.live.needs_rebuild {
+            self.rebuild_live(ctx);
+        }
+        while let Some(id) = self.live.queued() {
+            if self.subscribe_live(ctx, id) == StartResult::Done {
+                continue;
+            }
+            if self.close_one_replaced(ctx)
+                || self.merge_repos(ctx)
+                || self.poll_threads_instead(ctx, id)
+            {
+                continue;
+            }
+            if self.live.is_fragmented() {
+                self.rebuild_live(ctx);
+            } else {
+                self.live.poll(ctx, id);
+            }
+        }
+        self.resubscribe_polled(ctx);
+        self.end_replacement(ctx);
+    }
+
+    /// Makes room for a request for repositories by polling one for known threads instead. Returns `false` if there
+    /// is none, or the request is for threads itself.
+    fn poll_threads_instead(&mut self, ctx: &mut RelayContext<'_>, id: LiveId) -> bool {
+        if self.live.requests.get(&id).is_none_or(|one| one.layer == Layer::Roots) {
+            return false;
+        }
+        let thread = {
+            let mut threads = self.live.items().filter(|(_, one)| one.layer == Layer::Roots);
+            threads.find_map(|(id, one)| Some((id, one.sub()?)))
+        };
+        let Some((thread, sub)) = thread else { return false };
+        self.subs.close(ctx, sub);
+        self.live.poll(ctx, thread);
+        true
+    }
+
+    fn subscribe_live(&mut self, ctx: &mut RelayContext<'_>, id: LiveId) -> StartResult {
+        let now = ctx.mono();
+        let Some(request) = self.live.requests.get_mut(&id) else { return StartResult::Done };
+        if let Admit::Wait(until) =
+            ctx.history.suspended.admit(now, request.layer, RequestMode::Live)
+        {
+            request.phase = LivePhase::BackingOff(until);
+            return StartResult::Done;
+        }
+        let Some(slot) = ctx.history.ledger.take(SlotClass::Live, request.bytes) else {
+            return StartResult::NoSlot;
+        };
+        ctx.history.suspended.sent(now, request.layer, RequestMode::Live);
+        let sub = ctx.shared.ids.sub();
+        let filters = request.wire(self.live.refuses_limit_zero);
+        request.phase = LivePhase::Open(sub);
+        request.delivered_until = ctx.now.unix;
+        self.subs.insert(now, sub, slot, SubKind::Live(id), ctx.shared.config.watchdog);
+        ctx.send(self.subs.conn, Frame::Subscribe { sub, filters, path: SyncPath::Live });
+        StartResult::Done
+    }
+
+    /// Fetches what was published while a live request was not open, now that it is in force.
+    fn fetch_missed(&mut self, ctx: &mut RelayContext<'_>, id: LiveId) {
+        let request = self.live.requests.get_mut(&id);
+        let Some(from) = request.and_then(|request| request.missed_since.take()) else { return };
+        let purpose = Purpose::MissedLive(id);
+        // One that is still under way is started again together with this one.
+        let is_compared = self.backlog.is_comparing_missed(id);
+        let from = self.drop_batch_for(ctx, purpose).map_or(from, |earlier| earlier.min(from));
+        let Some(request) = self.live.requests.get_mut(&id) else { return };
+        let has_dropped = std::mem::take(&mut request.has_dropped) || is_compared;
+        let compares = has_dropped && self.backlog.can_compare(ctx);
+        let (missed, method) = match compares {
+            true => (request.plain_filters(), Method::Reconcile),
+            false => (request.filters_since(from), Method::Page),
+        };
+        ctx.history.interrupted += usize::from(!compares);
+        self.fetch(ctx, purpose, missed, method, PendingItems::default(), CountAs::NEW);
+    }
+
+    /// Finds by comparison what a relay dropped for a live request that is about to be replaced.
+    fn compare_dropped(&mut self, ctx: &mut RelayContext<'_>, id: LiveId, filters: Vec<Filter>) {
+        if self.backlog.can_compare(ctx) && !self.backlog.is_comparing_missed(id) {
+            let (purpose, nothing) = (Purpose::MissedLive(id), PendingItems::default());
+            self.fetch(ctx, purpose, filters, Method::Reconcile, nothing, CountAs::NEW);
+        }
+    }
+
+    /// Subscribes to polled requests as soon as there is room.
+    fn resubscribe_polled(&mut self, ctx: &mut RelayContext<'_>) {
+        let is_polled = |phase| matches!(phase, LivePhase::Polled { .. });
+        let ids: Vec<LiveId> = {
+            let polled = self.live.requests.iter().filter(|(_, one)| is_polled(one.phase));
+            polled.map(|(id, _)| *id).collect()
+        };
+        for id in ids {
+            if !has_room(&ctx.history.ledger, SlotClass::Live) {
+                return;
+            }
+            let Some(request) = self.live.requests.get_mut(&id) else { continue };
+            let LivePhase::Polled { since, .. } = request.phase else { continue };
+            let from = request.missed_since.replace(since - RETENTION);
+            if self.subscribe_live(ctx, id) == StartResult::NoSlot {
+                if let Some(request) = self.live.requests.get_mut(&id) {
+                    request.missed_since = from;
+                }
+                return;
+            }
+        }
+    }
+
+    /// Handles live events: nothing is missing up to the latest of them.
+    pub(super) fn live_delivered(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        id: LiveId,
+        rows: &[Delivered],
+    ) {
+        self.fetch_missed(ctx, id);
+        let latest = rows.iter().map(|one| one.row.at.min(ctx.now.unix)).max();
+        if let Some(request) = self.live.requests.get_mut(&id) {
+            request.delivered_until =
+                request.delivered_until.max(latest.unwrap_or(request.delivered_until));
+        }
+    }
+
+    /// Notes that a live request is in force.
+    pub(super) fn live_established(&mut self, ctx: &mut RelayContext<'_>, sub: SubId, id: LiveId) {
+        self.subs.answered(ctx.mono(), sub, ctx.shared.config.watchdog);
+        let Some(request) = self.live.requests.get_mut(&id) else { return };
+        request.delivered_until = request.delivered_until.max(ctx.now.unix);
+        ctx.history.suspended.answered(request.layer, RequestMode::Live);
+        self.fetch_missed(ctx, id);
+    }
+
+    /// Fetches live events that the local relay could not accept at the time, within their budget: no other request
+    /// brings them.
+    pub(super) fn fetch_failed_live(&mut self, ctx: &mut RelayContext<'_>, judged: &[Judged]) {
+        let now = ctx.mono();
+        let is_brief = |one: &&Judged| {
+            matches!(one.outcome, Outcome::Refused { lasting: Lasting::Briefly, .. })
+        };
+        for one in judged.iter().filter(is_brief) {
+            if ctx.history.wants.want(now, one.row.id, None) != WantResult::GivenUp {
+                let missed = ctx.history.wants.failed(now, one.row.id);
+                self.missed(ctx, vec![missed]);
+            }
+        }
+    }
+
+    /// Polls the newest live requests that exceed a lowered budget.
+    pub(super) fn poll_excess_live(&mut self, ctx: &mut RelayContext<'_>) {
+        while ctx.history.ledger.excess_live() > 0 && self.close_one_replaced(ctx) {}
+        let excess = ctx.history.ledger.excess_live();
+        let open = self.live.requests.iter().filter_map(|(id, one)| Some((*id, one.sub()?)));
+        let mut open: Vec<(LiveId, SubId)> =
+            open.filter(|(_, sub)| self.subs.kind(*sub).is_some()).collect();
+        // Announcements were subscribed to first, and are polled last.
+        let newest = open.split_off(open.len().saturating_sub(excess));
+        for (id, sub) in newest {
+            self.subs.close(ctx, sub);
+            self.live.poll(ctx, id);
+        }
+    }
+
+    pub(super) fn live_refused(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        id: LiveId,
+        refusal: Refusal,
+        lasted: Duration,
+    ) {
+        let now = ctx.mono();
+        let Some(request) = self.live.requests.get_mut(&id) else { return };
+        if request.is_replaced() {
+            self.live.requests.remove(&id);
+            return self.live.mark_missed(ctx.now.unix);
+        }
+        if lasted >= STABLE_AFTER {
+            request.failures = 0;
+        }
+        let is_one = request.filters.len() == 1;
+        if request.layer == Layer::All && refusal.is_about_the_filter() {
+            request.interrupt(LivePhase::Queued);
+            return self.fall_back_to_filters(ctx);
+        }
+        match refusal {
+            Refusal::Rate => request.interrupt(LivePhase::Queued),
+            _ if refusal.is_for_room() => request.refused_for_room(now),
+            Refusal::LimitZero if request.uses_limit_zero => {
+                self.live.refuses_limit_zero = true;
+                request.interrupt(LivePhase::Queued);
+            }
+            Refusal::FilterCount if !is_one => self.halve_filters(id),
+            Refusal::Malformed if !is_one => self.live.halve(&mut ctx.shared.ids, id),
+            Refusal::FilterCount | Refusal::Malformed | Refusal::Unknown => {
+                request.interrupt(LivePhase::BackingOff(now + PARK));
+            }
+            Refusal::AuthRequired => self.live_wants_auth(ctx, id),
+            Refusal::Policy => {
+                request.interrupt(LivePhase::Queued);
+                let layer = request.layer;
+                self.suspend(ctx, layer, RequestMode::Live);
+            }
+            // One drop is a gap to be closed; repeated drops mean that the relay cannot keep up.
+            Refusal::LiveOverflow => {
+                match request.failures {
+                    0 => request.interrupt(LivePhase::Queued),
+                    _ => request.back_off(now),
+                }
+                request.failures = request.failures.max(1);
+                request.has_dropped = true;
+            }
+            _ => request.back_off(now),
+        }
+    }
+
+    /// Lowers the filters per request, because the relay accepts fewer.
+    fn halve_filters(&mut self, id: LiveId) {
+        let Some(request) = self.live.requests.get_mut(&id) else { return };
+        let half = (request.filters.len() / 2).max(1);
+        request.interrupt(LivePhase::Queued);
+        self.budget = self.budget.lowered_to_filters_per_req(half);
+        self.live.needs_rebuild = true;
+    }
+
+    fn live_wants_auth(&mut self, ctx: &mut RelayContext<'_>, id: LiveId) {
+        let Some(again) = self.live.requests.get(&id).map(|one| one.authenticated) else { return };
+        let decision = self.auth.require(ctx, self.subs.conn, again);
+        let Some(request) = self.live.requests.get_mut(&id) else { return };
+        request.authenticated = true;
+        match decision {
+            AuthDecision::Answer | AuthDecision::Wait => request.interrupt(LivePhase::AwaitingAuth),
+            AuthDecision::Resend => request.interrupt(LivePhase::Queued),
+            AuthDecision::Policy => {
+                request.interrupt(LivePhase::Queued);
+                let layer = request.layer;
+                self.suspend(ctx, layer, RequestMode::Live);
+            }
+        }
+    }
+
+    /// Subscribes to everything confirmed and everything pending in as few filters as possible.
+    ///
+    /// Called only when requests may be sent, and followed by sending at once. The old requests stay open until the
+    /// new ones are in force, as far as there is room for both. Pending batches are not touched: they fetch history,
+    /// and their items stay subscribed to. Announcements keep their own subscription.
+    fn rebuild_live(&mut self, ctx: &mut RelayContext<'_>) {
+        self.live.needs_rebuild = false;
+        let before = self.live.filters();
+        let filters = match self.full_sync {
+            Some(_) => vec![all_events()],
+            None => {
+                let items = subscribed_items(ctx);
+                build_layer2_and_layer3_filters(&items, None, &self.budget)
+            }
+        };
+        let after = filters.len();
+        self.replace_with(ctx, |_| true, filters);
+        self.live.filters_at_rebuild = after;
+        self.live.repo_requests_at_rebuild = self.live.requests_for(Layer::Repos);
+        ctx.report(|relay| Report::Consolidated { relay, before, after });
+    }
+
+    /// Rebuilds only the requests for repositories, if there are many: each takes a slot, and a complete rebuild is
+    /// worth it only for many filters. Returns `false` if there are few.
+    fn merge_repos(&mut self, ctx: &mut RelayContext<'_>) -> bool {
+        if !self.live.are_repos_fragmented() || self.full_sync.is_some() {
+            return false;
+        }
+        let confirmed = ctx.state().map(|state| state.confirmed.repos.clone()).unwrap_or_default();
+        let mut items = PendingItems { repos: confirmed, ..PendingItems::default() };
+        for batch in ctx.batches().iter() {
+            let repos = batch.items.repos.clone();
+            items.include(PendingItems { repos, ..PendingItems::default() });
+        }
+        let filters = build_layer2_and_layer3_filters(&items, None, &self.budget);
+        self.replace_with(ctx, |layer| layer == Layer::Repos, filters);
+        self.live.repo_requests_at_rebuild = self.live.requests_for(Layer::Repos);
+        true
+    }
+
+    /// Replaces the requests of some layers by requests for these filters. What was missed before is fetched once
+    /// they are in force.
+    fn replace_with(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        which: impl Fn(Layer) -> bool,
+        filters: Vec<Filter>,
+    ) {
+        let now = ctx.now.unix;
+        let replaced = self.live.items().filter(|(_, one)| which(one.layer));
+        let covered = replaced.map(|(_, one)| one.covered_until(now)).min();
+        let covered = covered.filter(|covered| *covered < now).map(|covered| covered - RETENTION);
+        let under_way = self.replace_live_items(ctx, which);
+        let from = covered.into_iter().chain(under_way).min();
+        self.live.add(&mut ctx.shared.ids, now, filters, from, &self.budget);
+    }
+
+    /// Marks the requests of some layers to be closed once others are in force. Returns the start of what was still
+    /// being fetched for them.
+    pub(super) fn replace_live_items(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        which: impl Fn(Layer) -> bool,
+    ) -> Option<Timestamp> {
+        let items = self.live.items().filter(|(_, one)| which(one.layer));
+        let items: Vec<_> = items.map(|(id, _)| id).collect();
+        let mut under_way = None;
+        for id in items {
+            let Some(request) = self.live.requests.get_mut(&id) else { continue };
+            let dropped = std::mem::take(&mut request.has_dropped).then(|| request.plain_filters());
+            if let LivePhase::Open(sub) = request.phase {
+                request.phase = LivePhase::Replaced(sub);
+            } else {
+                self.live.requests.remove(&id);
+            }
+            self.drop_batch_for(ctx, Purpose::Poll(id));
+            if let Some(filters) = dropped {
+                self.compare_dropped(ctx, id, filters);
+            }
+            // A comparison has no window that could be handed on, and continues by itself.
+            if !self.backlog.is_comparing_missed(id) {
+                let since = self.drop_batch_for(ctx, Purpose::MissedLive(id));
+                under_way = under_way.into_iter().chain(since).min();
+            }
+        }
+        under_way
+    }
+
+    /// Closes one request that is being replaced, for want of room; returns `false` if there is none.
+    fn close_one_replaced(&mut self, ctx: &mut RelayContext<'_>) -> bool {
+        let Some((id, sub)) = self.live.replaced() else { return false };
+        self.subs.close(ctx, sub);
+        self.live.requests.remove(&id);
+        self.live.mark_missed(ctx.now.unix);
+        true
+    }
+
+    /// Closes replaced requests, once all their replacements are answered.
+    fn end_replacement(&mut self, ctx: &mut RelayContext<'_>) {
+        if self.live.replaced().is_none() {
+            return;
+        }
+        let is_on_its_way = |one: &LiveRequest| match one.phase {
+            LivePhase::Queued => true,
+            LivePhase::Open(sub) => !self.subs.is_answered(sub),
+            _ => false,
+        };
+        if self.live.requests.values().any(is_on_its_way) {
+            return;
+        }
+        while self.close_one_replaced(ctx) {}
+    }
+}
+
+/// Returns everything confirmed and everything pending.
+fn subscribed_items(ctx: &mut RelayContext<'_>) -> PendingItems {
+    let mut items = ctx.state().map(|state| state.confirmed.clone()).unwrap_or_default();
+    for batch in ctx.batches().iter() {
+        items.include(batch.items.clone());
+    }
+    items
 }
 
 /// Groups filters by layer. Layers never share a request: a relay may refuse one and accept the other.

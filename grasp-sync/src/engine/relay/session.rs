@@ -1,64 +1,83 @@
 //! One connection to a relay: its live subscriptions, the history that is fetched over it, and the end of that.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cell::OnceCell;
+use std::collections::BTreeSet;
 
-use crate::limits::{Refusal, should_consolidate};
-use grasp_core::Mono;
-use grasp_core::limits::{Admit, PeerText};
+use crate::limits::{Heard, Refusal, SlotClass, SlotLedger, should_consolidate};
+use grasp_core::admission::{Lasting, SyncPath};
+use grasp_core::limits::{Admit, EoseHint, PeerText};
+use grasp_core::nostr::event::EventId;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::{
-    AddFilters, Coverage, FilterHash, History, PendingBatch, PendingItems, RETENTION,
-    RequestBudget, build_announcement_filter, build_layer2_and_layer3_filters, compute_actions,
+    AddFilters, FilterHash, History, PendingItems, RequestBudget, build_announcement_filter,
+    build_layer2_and_layer3_filters, compute_actions,
 };
+use grasp_core::{Mono, RelayUrl};
 
-use super::super::compact_filter::CompactFilter;
+use super::super::check::CLASSES;
 use super::super::context::RelayContext;
-use super::super::ids::{ConnId, GroupId, JobId, SubId};
-use super::super::io::{Frame, Places};
-use super::super::job::{Group, Job, Method, Purpose};
-use super::super::layer::Layer;
+use super::super::ids::{ConnId, JobId, LiveId, SubId};
+use super::super::io::{Delivered, Frame, Judged, Outcome, Places, Said};
+use super::super::job::{Job, Method, Purpose, by_ids};
 use super::super::report::Report;
+use super::super::retry::{IdsEnded, Missed};
 use super::super::suspended::RequestMode;
-use super::auth::Auth;
+use super::auth::{Auth, AuthDecision};
+use super::backlog::Backlog;
 use super::full_sync::{FullSync, all_events};
 use super::gaps::CountAs;
+use super::history::RelayHistory;
 use super::live::LiveSet;
 use super::resume::{PassKind, StartMode};
-use super::subs::{SubKind, Subs};
+use super::subs::{OpenSub, SubKind, Subs, Unjudged};
+
+/// The party that ended a refused subscription.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ClosedBy {
+    /// The relay named the subscription, so it is closed.
+    Relay,
+    /// We concluded it, so we have to close it.
+    Us,
+}
+
+/// The result of an attempt to start something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StartResult {
+    /// It was sent, or became something else.
+    Done,
+    NoSlot,
+    /// The pace does not allow it yet.
+    NotYet,
+}
+
+const MIN_IDS_PER_FETCH: usize = 10;
 
 /// The state of one connection; dropped when the connection ends.
 #[derive(Debug)]
 pub(in crate::engine) struct Session {
-    pub(in crate::engine) conn: ConnId,
     /// The time since which everything wanted is subscribed to; `None` until the history was asked for.
     pub(super) listening_since: Option<Timestamp>,
     pub(super) budget: RequestBudget,
     /// Ids per request; lowered when the relay refuses or truncates.
-    pub(super) ids_per_fetch: usize,
-    pub(super) ids_authenticated: bool,
+    ids_per_fetch: usize,
+    ids_authenticated: bool,
     pub(super) subs: Subs,
     pub(super) live: LiveSet,
     /// Set while the relay is asked for all that it has instead of by filters.
     pub(super) full_sync: Option<FullSync>,
-    pub(super) groups: BTreeMap<GroupId, Group>,
-    pub(super) jobs: BTreeMap<JobId, Job>,
-    /// Queued jobs by method: announcements first, polls last.
-    pub(super) queues: BTreeMap<Method, BTreeSet<(Purpose, JobId)>>,
-    pub(super) backing_off: BTreeSet<(Mono, JobId)>,
+    pub(super) backlog: Backlog,
     pub(super) auth: Auth,
-    /// True if the relay is known not to support NIP-77.
-    pub(super) pages_only: bool,
     /// Pages that share a request; lowered when the relay refuses.
     pub(super) pages_per_req: usize,
     /// Concurrent NIP-77 sessions; lowered when the relay refuses.
     pub(super) max_neg_sessions: usize,
     /// A NOTICE about a dropped request is ignored until then: it is about one that was counted already.
-    pub(super) ignore_drops_until: Mono,
+    ignore_drops_until: Mono,
     /// Meanings of refusals that were reported to the operator.
     reported_refusals: BTreeSet<&'static str>,
     /// The outcome of fetching the history, once it has ended.
-    pub(super) ended: Option<History>,
+    ended: Option<History>,
 }
 
 impl Session {
@@ -70,20 +89,15 @@ impl Session {
     ) -> Self {
         let count_as = ctx.history.pass.count_as();
         let mut session = Self {
-            conn,
             listening_since: None,
             budget: ctx.history.profile.budget,
             ids_per_fetch: ctx.history.profile.ids,
             ids_authenticated: false,
-            subs: Subs::default(),
+            subs: Subs::new(conn),
             live: LiveSet::default(),
             full_sync: None,
-            groups: BTreeMap::new(),
-            jobs: BTreeMap::new(),
-            queues: BTreeMap::new(),
-            backing_off: BTreeSet::new(),
+            backlog: Backlog::default(),
             auth: Auth::Unasked { challenged: false },
-            pages_only: false,
             pages_per_req: Places::MAX,
             max_neg_sessions: usize::MAX,
             ignore_drops_until: Mono::ZERO,
@@ -92,13 +106,14 @@ impl Session {
         };
         session.subscribe(ctx, vec![build_announcement_filter(None)]);
         match how {
-            StartMode::Fresh => session.fetch_announcements(ctx, count_as),
+            StartMode::Fresh => session.fetch_announcements(ctx, None, count_as),
             StartMode::Continue { since } => {
-                session.fetch_announcements(ctx, count_as);
+                session.fetch_announcements(ctx, None, count_as);
                 session.catch_up(ctx, since);
             }
             StartMode::CatchUp { since } => {
-                session.catch_up_with_announcements(ctx, since);
+                let count_as = count_as.with_gaps_until(ctx.now.unix);
+                session.fetch_announcements(ctx, Some(since), count_as);
                 session.catch_up(ctx, since);
             }
         }
@@ -109,12 +124,11 @@ impl Session {
     /// Fetches everything again over the open connection: once a day, or because the local relay lost something. The
     /// live set is rebuilt; the old subscriptions stay open until the new ones are in force.
     pub(in crate::engine) fn start_over(&mut self, ctx: &mut RelayContext<'_>, why: PassKind) {
-        let jobs: Vec<JobId> = self.jobs.keys().copied().collect();
-        for job in jobs {
+        for job in self.backlog.jobs_where(|_| true) {
             self.drop_job(ctx, job);
         }
-        self.close_all(ctx, |kind| *kind == SubKind::Ids);
-        self.groups.clear();
+        self.subs.close_all(ctx, |kind| *kind == SubKind::Ids);
+        self.backlog.batches.clear();
         ctx.batches().clear();
         ctx.history.wants.disconnected();
         let now = ctx.now.unix;
@@ -129,12 +143,12 @@ impl Session {
             PassKind::Fresh | PassKind::Resumed => self.listening_since = None,
         }
         self.ended = None;
-        self.report_status(ctx);
+        ctx.report_status();
         // The fetches that ended here are part of the new pass.
         let _ = self.replace_live_items(ctx, |_| true);
         (self.live.filters_at_rebuild, self.live.repo_requests_at_rebuild) = (0, 0);
         self.full_sync = None;
-        self.fetch_announcements(ctx, count_as);
+        self.fetch_announcements(ctx, None, count_as);
         self.ask_for_new_items(ctx, count_as);
     }
 
@@ -175,34 +189,19 @@ impl Session {
         } else {
             self.subscribe(ctx, filters.clone());
         }
-        self.fetch_batch(ctx, filters, method, action.items, count_as);
+        self.fetch(ctx, Purpose::Items, filters, method, action.items, count_as);
     }
 
-    pub(super) fn fetch_batch(
+    /// Fetches layer 1: completely by comparison, or by pages from `since` on.
+    fn fetch_announcements(
         &mut self,
         ctx: &mut RelayContext<'_>,
-        filters: Vec<Filter>,
-        method: Method,
-        items: PendingItems,
+        since: Option<Timestamp>,
         count_as: CountAs,
     ) {
-        let batch = ctx.shared.ids.batch();
-        self.fetch(ctx, Purpose::Batch(batch), filters, method, items, count_as);
-    }
-
-    /// Fetches layer 1 completely.
-    fn fetch_announcements(&mut self, ctx: &mut RelayContext<'_>, count_as: CountAs) {
-        let filters = vec![build_announcement_filter(None)];
-        let nothing = PendingItems::default();
-        self.fetch(ctx, Purpose::Announcements, filters, Method::Reconcile, nothing, count_as);
-    }
-
-    /// Fetches layer 1 from `since` on.
-    fn catch_up_with_announcements(&mut self, ctx: &mut RelayContext<'_>, since: Timestamp) {
-        let filters = vec![build_announcement_filter(Some(since))];
-        let count_as = ctx.history.pass.count_as().with_gaps_until(ctx.now.unix);
-        let nothing = PendingItems::default();
-        self.fetch(ctx, Purpose::Announcements, filters, Method::Page, nothing, count_as);
+        let method = if since.is_some() { Method::Page } else { Method::Reconcile };
+        let (filters, nothing) = (vec![build_announcement_filter(since)], PendingItems::default());
+        self.fetch(ctx, Purpose::Announcements, filters, method, nothing, count_as);
     }
 
     /// Subscribes to everything confirmed, and fetches it from `since` on.
@@ -228,73 +227,181 @@ impl Session {
         self.live.add(ids, now, filters, None, &self.budget);
     }
 
-    /// Starts a group of jobs, one for each filter.
-    pub(super) fn fetch(
+    /// Sends everything that may be sent now.
+    pub(in crate::engine) fn pump(&mut self, ctx: &mut RelayContext<'_>) {
+        self.backlog.wake(ctx.mono());
+        let live: Vec<LiveId> = self.live.requests.keys().copied().collect();
+        live.into_iter().for_each(|id| self.wake_live(ctx, id));
+        if !ctx.history.pace.is_paused(ctx.mono()) {
+            self.send_live(ctx);
+            self.send_neg_messages(ctx);
+            self.send_fetches(ctx);
+            self.send_jobs(ctx);
+        }
+        self.update_progress(ctx);
+        ctx.report_interruptions();
+    }
+
+    /// Fetches offered events by id.
+    fn send_fetches(&mut self, ctx: &mut RelayContext<'_>) {
+        let now = ctx.mono();
+        while ctx.history.wants.is_due(now) && !self.auth.is_pending() {
+            if ctx.history.pace.reopens_at() > now {
+                return;
+            }
+            // All are this size or smaller; the limit is about what the relay remembers, not what is sent.
+            let bytes = 256 + 67 * self.ids_per_fetch;
+            let Some(slot) = ctx.history.ledger.take(SlotClass::Fetch, bytes) else {
+                return;
+            };
+            if ctx.history.pace.admit(now) != Admit::Go {
+                return ctx.history.ledger.free(slot);
+            }
+            let sub = ctx.shared.ids.sub();
+            let ids = ctx.history.wants.take_due(now, sub, self.ids_per_fetch);
+            self.subs.insert(now, sub, slot, SubKind::Ids, ctx.shared.config.watchdog);
+            let path = ids.first().map_or(CountAs::NEW, |id| self.count_as_of_id(ctx, *id)).path;
+            let filters = vec![by_ids(ids)];
+            ctx.send(self.subs.conn, Frame::Subscribe { sub, filters, path });
+        }
+    }
+
+    /// Starts jobs in queue order, as far as slots and pace allow.
+    fn send_jobs(&mut self, ctx: &mut RelayContext<'_>) {
+        let mut methods = vec![Method::Page, Method::Reconcile];
+        loop {
+            let suspended = ctx.suspended_layers();
+            let may_compare = OnceCell::new();
+            let may_start = |_, job: &Job| {
+                let waits = job.is_queued_comparison()
+                    && !*may_compare.get_or_init(|| self.may_start_comparison(ctx));
+                !suspended.contains_key(&job.layer) && !waits
+            };
+            let heads =
+                methods.iter().filter_map(|method| self.backlog.next_queued(*method, may_start));
+            let Some((entry, method)) = heads.min() else { return };
+            let (.., id) = entry;
+            let start = match method {
+                Method::Page => self.start_pages(ctx, id),
+                Method::Reconcile => self.start_reconciliation(ctx, id),
+            };
+            match start {
+                StartResult::Done => self.backlog.started(method, entry),
+                StartResult::NoSlot => methods.retain(|other| *other != method),
+                StartResult::NotYet => return,
+            }
+        }
+    }
+
+    pub(in crate::engine) fn handle_message(&mut self, ctx: &mut RelayContext<'_>, said: Said) {
+        match said {
+            Said::Delivered { sub, rows } => self.delivered(ctx, sub, &rows),
+            Said::Eose { sub, hint } => self.eose(ctx, sub, hint),
+            Said::Closed { sub, text } => self.closed(ctx, sub, &text),
+            Said::NegMsg { sub, message } => self.neg_msg(ctx, sub, &message),
+            Said::NegErr { sub, text } => {
+                if matches!(self.subs.kind(sub), Some(SubKind::Neg(_))) {
+                    let refusal = Refusal::read(Heard::NegErr, &text);
+                    self.refused(ctx, sub, refusal, &text, ClosedBy::Relay);
+                }
+            }
+            Said::Notice { text } => self.notice(ctx, &text),
+            Said::Challenge => {
+                if self.auth.challenged(ctx.mono()) {
+                    ctx.send(self.subs.conn, Frame::Authenticate);
+                }
+            }
+            Said::Authenticated { accepted } => {
+                if self.auth.answered(accepted) {
+                    self.auth_ended(ctx, accepted);
+                }
+            }
+        }
+    }
+
+    fn delivered(&mut self, ctx: &mut RelayContext<'_>, sub: SubId, rows: &[Delivered]) {
+        let Some(kind) = self.subs.kind(sub) else { return };
+        let count_as = match &kind {
+            SubKind::Live(_) => CountAs::LIVE,
+            SubKind::Pages(jobs) => self.backlog.count_as(jobs),
+            SubKind::Neg(_) | SubKind::Ids => CountAs::NEW,
+        };
+        self.subs.answered(ctx.mono(), sub, ctx.shared.config.watchdog);
+        self.subs.delivered(sub, rows.len(), count_as);
+        match kind {
+            SubKind::Live(id) => self.live_delivered(ctx, id, rows),
+            SubKind::Ids => {
+                rows.iter().for_each(|one| ctx.history.wants.delivered(sub, one.row.id));
+            }
+            SubKind::Pages(jobs) => self.pages_delivered(ctx, sub, &jobs, rows),
+            SubKind::Neg(_) => {}
+        }
+    }
+
+    fn eose(&mut self, ctx: &mut RelayContext<'_>, sub: SubId, hint: Option<EoseHint>) {
+        let Some(kind) = self.subs.kind(sub) else { return };
+        match kind {
+            SubKind::Live(id) => self.live_established(ctx, sub, id),
+            SubKind::Pages(jobs) => self.pages_ended(ctx, sub, &jobs, hint),
+            SubKind::Ids => {
+                self.subs.close(ctx, sub);
+                let IdsEnded { missed, truncated_at } = ctx.history.wants.ended(ctx.now.mono, sub);
+                self.ids_per_fetch = self.ids_per_fetch.min(truncated_at.unwrap_or(usize::MAX));
+                self.missed(ctx, missed);
+            }
+            SubKind::Neg(_) => {}
+        }
+    }
+
+    fn closed(&mut self, ctx: &mut RelayContext<'_>, sub: SubId, text: &str) {
+        let heard = match self.subs.kind(sub) {
+            None | Some(SubKind::Neg(_)) => return,
+            Some(SubKind::Live(_)) => Heard::LiveClosed,
+            Some(SubKind::Pages(_) | SubKind::Ids) => Heard::Closed,
+        };
+        self.refused(ctx, sub, Refusal::read(heard, text), text, ClosedBy::Relay);
+    }
+
+    /// Handles a subscription that was refused, or is taken for refused.
+    pub(super) fn refused(
         &mut self,
         ctx: &mut RelayContext<'_>,
-        purpose: Purpose,
-        filters: Vec<Filter>,
-        method: Method,
-        items: PendingItems,
-        count_as: CountAs,
+        sub: SubId,
+        refusal: Refusal,
+        text: &str,
+        closed_by: ClosedBy,
     ) {
-        if filters.is_empty() {
-            return;
+        let Some(open) = self.subs.remove(sub) else { return };
+        let kind = open.kind.clone();
+        let lasted = open.lasted(ctx.mono());
+        self.report_refusal(ctx, refusal, text);
+        if closed_by == ClosedBy::Us {
+            self.subs.unsubscribe(ctx, sub, &open);
         }
-        let group = ctx.shared.ids.group();
-        let began = ctx.now.unix;
-        let planned: Vec<(Filter, Method)> =
-            filters.into_iter().map(|filter| Self::plan(ctx, purpose, filter, method)).collect();
-        let jobs: Vec<JobId> = planned.iter().map(|_| ctx.shared.ids.job()).collect();
-        let id = match purpose {
-            Purpose::Batch(id) => id,
-            _ => ctx.shared.ids.batch(),
-        };
-        let tracker = PendingBatch::new(id, items, jobs.iter().map(|job| job.part()));
-        let tracker = match purpose {
-            Purpose::Batch(_) => {
-                ctx.batches().push(tracker);
-                None
-            }
-            _ => Some(tracker),
-        };
-        self.groups.insert(group, Group { purpose, began, count_as, tracker });
-        let mut before: Option<CompactFilter> = None;
-        for (job, (filter, method)) in jobs.into_iter().zip(planned) {
-            let layer = Layer::of(&filter);
-            let compact = CompactFilter::new(filter, before.as_ref());
-            self.enqueue(ctx, job, Job::new(group, layer, compact.clone(), began), method);
-            before = Some(compact);
+        self.release_slot(ctx, open, refusal);
+        if refusal == Refusal::Rate {
+            ctx.pause_starts();
+        }
+        match kind {
+            SubKind::Live(id) => self.live_refused(ctx, id, refusal, lasted),
+            SubKind::Pages(jobs) => self.pages_refused(ctx, &jobs, refusal),
+            SubKind::Neg(id) => self.neg_refused(ctx, id, refusal, text),
+            SubKind::Ids => self.ids_refused(ctx, sub, refusal),
         }
     }
 
-    /// Chooses the window and method of a filter. What was proven in this pass is not compared again, only continued.
-    /// Polled filters are always fetched as asked: nothing was received for them in between.
-    fn plan(
-        ctx: &RelayContext<'_>,
-        purpose: Purpose,
-        filter: Filter,
-        method: Method,
-    ) -> (Filter, Method) {
-        let is_rechecked = ctx.shared.config.recheck_announcements
-            && ctx.history.is_resumed()
-            && Layer::of(&filter) == Layer::Announcements;
-        // A proof says nothing about events that the relay dropped since.
-        let is_reach_back = matches!(purpose, Purpose::MissedLive(_));
-        if method == Method::Page || is_rechecked || is_reach_back || !purpose.is_history() {
-            return (filter, method);
-        }
-        match ctx.history.coverage.since(&FilterHash::of(&filter), None) {
-            Coverage::Proven(proof) if proof.at >= ctx.history.pass.began => {
-                (filter.since(proof.until - RETENTION), Method::Page)
+    fn release_slot(&mut self, ctx: &mut RelayContext<'_>, open: OpenSub, refusal: Refusal) {
+        let ledger = &mut ctx.history.ledger;
+        match refusal {
+            Refusal::SlotCount | Refusal::DroppedStart => ledger.refused_by_count(open.slot),
+            Refusal::RetainedBytes { stated } => {
+                ledger.refused_by_bytes(open.slot, stated);
+                ctx.history.retained = Some(ledger.byte_ceiling());
+                ctx.schedule_write();
             }
-            Coverage::Proven(_) | Coverage::Unproven => (filter, method),
+            _ => ledger.free(open.slot),
         }
-    }
-
-    pub(in crate::engine) fn report_status(&self, ctx: &mut RelayContext<'_>) {
-        let Some(status) = ctx.state().map(|state| state.connection_status()) else { return };
-        ctx.report(|relay| Report::Status { relay, status });
+        self.poll_excess_live(ctx);
     }
 
     /// Reports a refusal to the operator, once for each meaning.
@@ -310,40 +417,315 @@ impl Session {
         }
     }
 
+    fn ids_refused(&mut self, ctx: &mut RelayContext<'_>, sub: SubId, refusal: Refusal) {
+        let now = ctx.mono();
+        // With nothing else open, a free slot is not to be expected soon.
+        let is_alone = ctx.history.ledger.in_use() == 0;
+        match refusal {
+            Refusal::SlotCount | Refusal::DroppedStart if is_alone => self.ids_missed(ctx, sub),
+            Refusal::Rate => ctx.history.wants.returned(now, sub),
+            _ if refusal.is_for_room() => ctx.history.wants.returned(now, sub),
+            Refusal::Malformed | Refusal::SetTooLarge if self.ids_per_fetch > MIN_IDS_PER_FETCH => {
+                self.ids_per_fetch = (self.ids_per_fetch / 2).max(MIN_IDS_PER_FETCH);
+                ctx.history.wants.returned(now, sub);
+            }
+            Refusal::AuthRequired => {
+                let again = std::mem::replace(&mut self.ids_authenticated, true);
+                match self.auth.require(ctx, self.subs.conn, again) {
+                    AuthDecision::Policy => self.ids_missed(ctx, sub),
+                    _ => ctx.history.wants.returned(now, sub),
+                }
+            }
+            _ => self.ids_missed(ctx, sub),
+        }
+    }
+
+    fn ids_missed(&mut self, ctx: &mut RelayContext<'_>, sub: SubId) {
+        let missed = ctx.history.wants.refused(ctx.now.mono, sub);
+        self.missed(ctx, missed);
+    }
+
+    /// Handles a NOTICE, which names no subscription. If it can only be about a request that was just sent, the
+    /// newest is refused.
+    pub(super) fn notice(&mut self, ctx: &mut RelayContext<'_>, text: &str) {
+        let refusal = Refusal::read(Heard::Notice, text);
+        self.report_refusal(ctx, refusal, text);
+        let unanswered = self.subs.unanswered();
+        let newest = |is_it: fn(&SubKind) -> bool| {
+            unanswered.iter().find(|(_, kind)| is_it(kind)).map(|(sub, _)| *sub)
+        };
+        let blamed: Vec<SubId> = match refusal {
+            Refusal::Remark => return,
+            Refusal::Rate => return ctx.pause_starts(),
+            Refusal::DroppedStart => return self.refuse_unanswered(ctx, refusal, text),
+            Refusal::NegUnsupported
+            | Refusal::NegSessions
+            | Refusal::SetTooLarge
+            | Refusal::NegClosed
+            | Refusal::NegProtocol => newest(|kind| matches!(kind, SubKind::Neg(_))),
+            Refusal::LimitZero | Refusal::LiveOverflow => {
+                newest(|kind| matches!(kind, SubKind::Live(_)))
+            }
+            _ => newest(|_| true),
+        }
+        .into_iter()
+        .collect();
+        for sub in blamed {
+            self.refused(ctx, sub, refusal, text, ClosedBy::Us);
+        }
+    }
+
+    /// Handles word of a dropped request, which will never be answered. The newest is the likeliest and lowers the
+    /// budget; the other unanswered ones are sent again. Further notices are ignored for as long as the oldest
+    /// request has waited: they are about the same requests.
+    fn refuse_unanswered(&mut self, ctx: &mut RelayContext<'_>, refusal: Refusal, text: &str) {
+        let now = ctx.mono();
+        let Some(oldest) = self.subs.oldest_unanswered().filter(|_| now >= self.ignore_drops_until)
+        else {
+            return;
+        };
+        self.ignore_drops_until = now + (now - oldest);
+        let mut unanswered = self.subs.unanswered().into_iter();
+        if let Some((newest, _)) = unanswered.next() {
+            self.refused(ctx, newest, refusal, text, ClosedBy::Us);
+        }
+        for (sub, _) in unanswered {
+            // Frees the slot and sends it again, without lowering a limit further.
+            self.refused(ctx, sub, Refusal::NegSessions, text, ClosedBy::Us);
+        }
+    }
+
+    /// Refuses requests that are overdue, and ends an authentication that took too long.
+    pub(in crate::engine) fn check_timeouts(&mut self, ctx: &mut RelayContext<'_>) {
+        for sub in self.subs.overdue(ctx.mono()) {
+            // While rows are being judged the socket is not read, so the relay is not silent.
+            if self.subs.extend_deadline(ctx.mono(), sub) {
+                continue;
+            }
+            match self.subs.kind(sub) {
+                // It took too long by our own fault.
+                Some(SubKind::Neg(id)) if self.backlog.get(id).is_some_and(Job::waits_for_us) => {
+                    self.end_session(ctx, id, sub);
+                    self.fail(ctx, id);
+                }
+                _ => self.refused(ctx, sub, Refusal::Silent, "", ClosedBy::Us),
+            }
+        }
+        if self.auth.timed_out(ctx.mono()) {
+            self.auth_ended(ctx, false);
+        }
+    }
+
+    /// Continues the requests that waited for authentication: sent again, or suspended.
+    fn auth_ended(&mut self, ctx: &mut RelayContext<'_>, accepted: bool) {
+        for id in self.backlog.jobs_where(|job| job.awaits_auth_for().is_some()) {
+            let Some(job) = self.backlog.get(id) else { continue };
+            let (layer, method) = (job.layer, job.awaits_auth_for());
+            if !accepted {
+                self.suspend(ctx, layer, RequestMode::History);
+            }
+            method.into_iter().for_each(|method| self.backlog.queue(id, method));
+        }
+        for layer in self.live.auth_ended().into_iter().filter(|_| !accepted) {
+            self.suspend(ctx, layer, RequestMode::Live);
+        }
+    }
+
+    /// Counts offered events that were not delivered; jobs of which hardly any were are paged instead.
+    pub(super) fn missed(&mut self, ctx: &mut RelayContext<'_>, missed: Vec<Missed>) {
+        let mut undelivered: Vec<JobId> = Vec::new();
+        for one in missed {
+            if one.is_given_up {
+                let event = one.event;
+                ctx.report(|relay| Report::GaveUp { relay, event });
+                self.event_resolved(ctx, one.jobs, false);
+                continue;
+            }
+            for id in one.jobs.iter().filter(|_| one.is_first) {
+                if self.backlog.get_mut(*id).is_some_and(Job::missed_one) {
+                    undelivered.push(*id);
+                }
+            }
+        }
+        for id in undelivered {
+            self.switch_to_pages(ctx, id);
+        }
+    }
+
+    /// Returns the way in which each judged row arrived under a subscription.
+    pub(in crate::engine) fn arrivals(
+        &self,
+        ctx: &RelayContext<'_>,
+        sub: SubId,
+        judged: &[Judged],
+    ) -> Option<Arrivals> {
+        let Unjudged { kind, count_as, .. } = self.subs.unjudged(sub)?;
+        let filters = match kind {
+            // The same for all, and expensive.
+            SubKind::Live(id) => vec![self.live.sole_filter(id); judged.len()],
+            _ => judged.iter().map(|one| self.filter_of(ctx, &kind, one.row.id)).collect(),
+        };
+        let arrivals = judged.iter().map(|one| {
+            let by_id = kind == SubKind::Ids;
+            let count_as = if by_id { self.count_as_of_id(ctx, one.row.id) } else { count_as };
+            let is_gap =
+                ctx.history.listening_times.is_gap(count_as, self.listening_since, one.row.at);
+            Arrival { path: count_as.path, is_gap }
+        });
+        Some(Arrivals { arrivals: arrivals.collect(), filters })
+    }
+
+    /// Returns the way in which an event fetched by id is counted.
+    pub(super) fn count_as_of_id(&self, ctx: &RelayContext<'_>, event: EventId) -> CountAs {
+        let job = ctx.history.wants.job_waiting_for(event);
+        self.backlog.count_as(job.as_slice())
+    }
+
+    /// Handles the judgement of rows that arrived under a subscription.
+    pub(in crate::engine) fn judged(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        sub: SubId,
+        judged: &[Judged],
+        filters: &[Option<FilterHash>],
+    ) {
+        self.count_full_sync(ctx, judged, filters);
+        self.give_up_forged(ctx, judged);
+        let Some(Unjudged { kind, rows, .. }) = self.subs.judged(sub, judged.len()) else {
+            return;
+        };
+        match kind {
+            SubKind::Pages(jobs) => {
+                self.retry_failed(ctx, judged, &jobs);
+                if rows == 0 {
+                    jobs.iter().for_each(|id| self.page_judged(ctx, sub, *id));
+                }
+            }
+            SubKind::Ids => self.retry_failed(ctx, judged, &[]),
+            SubKind::Live(_) => self.fetch_failed_live(ctx, judged),
+            SubKind::Neg(_) => {}
+        }
+    }
+
+    /// Gives up events that this relay forged: a relay that has the genuine event will offer it.
+    fn give_up_forged(&mut self, ctx: &mut RelayContext<'_>, judged: &[Judged]) {
+        let now = ctx.mono();
+        for one in judged.iter().filter(|one| matches!(one.outcome, Outcome::Forged)) {
+            let waiting = ctx.history.wants.forged(now, one.row.id);
+            self.event_resolved(ctx, waiting, false);
+        }
+    }
+
+    /// Returns the hash of the filter that brought an event, if it was a single one.
+    fn filter_of(
+        &self,
+        ctx: &RelayContext<'_>,
+        kind: &SubKind,
+        event: EventId,
+    ) -> Option<FilterHash> {
+        let job = match kind {
+            SubKind::Live(_) => None,
+            SubKind::Neg(id) => Some(*id),
+            SubKind::Pages(jobs) => jobs.first().filter(|_| jobs.len() == 1).copied(),
+            SubKind::Ids => ctx.history.wants.job_waiting_for(event),
+        };
+        Some(self.backlog.get(job?)?.original_hash())
+    }
+
+    /// Fetches events again that could not be accepted, within their budget. Any of the jobs may be the one that an
+    /// event belongs to, so all of them wait for it.
+    fn retry_failed(&mut self, ctx: &mut RelayContext<'_>, judged: &[Judged], jobs: &[JobId]) {
+        let now = ctx.mono();
+        if judged.iter().any(|one| matches!(one.outcome, Outcome::Forged)) {
+            let affected = jobs.iter().copied();
+            affected.for_each(|id| _ = self.backlog.get_mut(id).map(Job::forged));
+        }
+        for one in judged.iter().filter(|one| one.outcome.is_worth_retrying()) {
+            let mut is_wanted = jobs.is_empty();
+            for id in jobs {
+                let Some(job) = self.backlog.get_mut(*id) else { continue };
+                is_wanted |= job.wants_again(ctx.history.wants.want(now, one.row.id, Some(*id)));
+            }
+            if is_wanted {
+                let missed = ctx.history.wants.failed(now, one.row.id);
+                self.missed(ctx, vec![missed]);
+            }
+        }
+    }
+
+    /// Ends the wait for an event that is here, from any relay.
+    pub(in crate::engine) fn event_arrived(&mut self, ctx: &mut RelayContext<'_>, event: EventId) {
+        let jobs = ctx.history.wants.resolve(event);
+        self.event_resolved(ctx, jobs, true);
+    }
+
+    /// Updates the progress of history. Changes nothing while a job is at work.
+    pub(super) fn update_progress(&mut self, ctx: &mut RelayContext<'_>) {
+        if self.backlog.jobs.is_empty() && self.ended == Some(History::Complete) {
+            return;
+        }
+        let mut outcome = History::Complete;
+        let suspended = ctx.suspended_layers();
+        let backs_off = ctx.history.wants.is_backing_off(ctx.mono());
+        for job in self.backlog.jobs.values() {
+            let batch = self.backlog.batches.get(&job.batch);
+            let Some(batch) = batch.filter(|batch| batch.purpose.is_history()) else { continue };
+            if job.is_at_work(suspended.contains_key(&job.layer), backs_off) {
+                return;
+            }
+            let has_failed = batch.purpose.catches_up() || outcome == History::CatchUpFailed;
+            outcome = if has_failed { History::CatchUpFailed } else { History::BatchesFailed };
+        }
+        if self.ended == Some(outcome) {
+            return;
+        }
+        self.ended = Some(outcome);
+        self.listening_since.get_or_insert(ctx.now.unix);
+        self.end_pass(ctx, outcome);
+        if let Some(state) = ctx.state() {
+            state.history_ended(outcome);
+        }
+        ctx.report_status();
+        if outcome == History::Complete {
+            ctx.schedule_write();
+        }
+    }
+
+    /// Ends the pass: everything has been requested. Failed jobs have their own retries; repeating the whole pass for
+    /// them would never end if one refusal is permanent.
+    fn end_pass(&mut self, ctx: &mut RelayContext<'_>, outcome: History) {
+        if std::mem::replace(&mut ctx.history.pass.is_over, true) {
+            return;
+        }
+        if outcome == History::Complete {
+            let made_up_for = std::mem::take(&mut ctx.history.pass.interrupted_before);
+            ctx.history.interrupted = ctx.history.interrupted.saturating_sub(made_up_for);
+        }
+        let bounds = ctx.shared.config.full_pass;
+        ctx.history.daily.done(ctx.now, bounds, &mut ctx.shared.rng);
+        if ctx.history.pass.kind == PassKind::Daily {
+            let seen = ctx.history.health.seen(ctx.mono());
+            ctx.report(|relay| Report::Reliability { relay, seen });
+        }
+    }
+
+    /// Returns the time up to which nothing confirmed can be missing, if that is later than the start.
+    pub(super) fn heard_until(&self, now: Timestamp) -> Option<Timestamp> {
+        let mut batches = self.backlog.batches.values();
+        if self.ended.is_none() || batches.any(|batch| batch.purpose.catches_up()) {
+            return None;
+        }
+        self.live.requests.values().map(|one| one.covered_until(now)).min()
+    }
+
     /// Releases the inventories that this connection's sessions hold in memory.
     pub(in crate::engine) fn forget_inventories(&self, ctx: &mut RelayContext<'_>) {
-        self.jobs.keys().for_each(|id| self.forget_inventory(ctx, *id));
+        self.backlog.jobs.keys().for_each(|id| self.backlog.forget_inventory(ctx, *id));
     }
 
     /// Returns whether all history was fetched, or given up for now.
     pub(in crate::engine) fn has_ended(&self) -> bool {
         self.ended.is_some()
-    }
-
-    /// Closes every subscription that matches.
-    pub(super) fn close_all(
-        &mut self,
-        ctx: &mut RelayContext<'_>,
-        which: impl Fn(&SubKind) -> bool,
-    ) {
-        let subs: Vec<_> =
-            self.subs.iter().filter(|(_, open)| which(&open.kind)).map(|(sub, _)| sub).collect();
-        for sub in subs {
-            self.close(ctx, sub);
-        }
-    }
-
-    /// Closes a subscription from our side, and frees its slot.
-    pub(super) fn close(&mut self, ctx: &mut RelayContext<'_>, sub: SubId) {
-        let Some(open) = self.subs.remove(sub) else { return };
-        if open.is_sent {
-            let frame = match open.kind {
-                SubKind::Neg(_) => Frame::NegClose { sub },
-                SubKind::Live(_) | SubKind::Pages(_) | SubKind::Ids => Frame::Unsubscribe { sub },
-            };
-            ctx.send(self.conn, frame);
-        }
-        ctx.history.ledger.free(open.slot);
     }
 
     /// Returns when this connection next needs to run.
@@ -352,10 +734,10 @@ impl Session {
         let now = ctx.mono();
         let paced = self.wants_to_send(ctx).then(|| history.pace.reopens_at());
         let daily = self.has_ended().then(|| history.daily.due());
-        let suspended = self.suspended_layers(ctx).into_values().min();
+        let suspended = ctx.suspended_layers().into_values().min();
         [
             self.subs.deadline(),
-            self.backing_off.first().map(|(at, _)| *at),
+            self.backlog.deadline(),
             self.live.deadline(),
             self.auth.deadline(),
             history.wants.deadline().filter(|at| *at > now),
@@ -371,21 +753,83 @@ impl Session {
     }
 
     fn wants_to_send(&self, ctx: &RelayContext<'_>) -> bool {
-        self.queues.values().any(|queue| !queue.is_empty())
+        self.backlog.wants_to_send()
             || ctx.history.wants.is_due(ctx.mono())
             || self.live.needs_rebuild
             || self.live.queued().is_some()
-            || self.jobs.values().any(Job::has_neg_message)
     }
 
-    /// Returns the layers that are suspended, and until when.
-    pub(super) fn suspended_layers(&self, ctx: &RelayContext<'_>) -> BTreeMap<Layer, Mono> {
-        let layers = [Layer::Announcements, Layer::Repos, Layer::Roots];
-        let until =
-            |layer| match ctx.history.suspended.admit(ctx.mono(), layer, RequestMode::History) {
-                Admit::Go => None,
-                Admit::Wait(until) => Some((layer, until)),
+    pub(in crate::engine) fn conn(&self) -> ConnId {
+        self.subs.conn
+    }
+
+    pub(in crate::engine) fn has_job(&self, id: JobId) -> bool {
+        self.backlog.jobs.contains_key(&id)
+    }
+
+    pub(in crate::engine) fn check(&self, url: &RelayUrl, history: &RelayHistory, batches: usize) {
+        let ledger = &history.ledger;
+        assert_eq!(ledger.in_use(), self.subs.len(), "{url}: each slot has its subscription");
+        assert!(ledger.in_use() <= ledger.total(), "{url}: more subscriptions than allowed");
+        for class in CLASSES {
+            let (used, limit) = (ledger.in_use_by(class), ledger.class_limit(class));
+            // A lowered budget ends no fetch that is under way; live requests are polled at once.
+            let may_exceed = class != SlotClass::Live;
+            assert!(used <= limit || may_exceed, "{url}: {used} of {limit} {class:?}");
+        }
+        self.check_subscriptions(url);
+        self.backlog.check(url, batches);
+    }
+
+    /// Checks that every subscription is known to its user, and has a timeout.
+    fn check_subscriptions(&self, url: &RelayUrl) {
+        for (sub, open) in self.subs.iter() {
+            let is_known = match &open.kind {
+                SubKind::Live(id) => {
+                    self.live.requests.get(id).is_some_and(|one| one.sub() == Some(sub))
+                }
+                SubKind::Pages(jobs) => jobs.iter().any(|id| self.backlog.is_open_for(sub, *id)),
+                SubKind::Neg(id) => self.backlog.is_open_for(sub, *id),
+                SubKind::Ids => true,
             };
-        layers.into_iter().filter_map(until).collect()
+            assert!(is_known, "{url}: {sub} is unused");
+            let is_live = matches!(open.kind, SubKind::Live(_)) && open.is_answered;
+            assert!(is_live || open.is_watched(), "{url}: {sub} may never end");
+        }
+        let open: BTreeSet<_> = self.subs.iter().map(|(sub, _)| sub).collect();
+        let jobs = self.backlog.jobs.values().filter_map(|job| job.sub());
+        let live = self.live.requests.values().filter_map(|one| one.sub());
+        assert!(jobs.chain(live).all(|sub| open.contains(&sub)), "{url}: a subscription is lost");
+    }
+}
+
+/// Returns whether a class has a free slot; checked before anything is built that needs one.
+pub(super) fn has_room(ledger: &SlotLedger, class: SlotClass) -> bool {
+    ledger.in_use_by(class) < ledger.class_limit(class)
+}
+
+/// The way in which judged events arrived.
+#[derive(Clone, Debug)]
+pub(in crate::engine) struct Arrivals {
+    pub(in crate::engine) arrivals: Vec<Arrival>,
+    /// The filter that brought each, if it was a single one.
+    pub(in crate::engine) filters: Vec<Option<FilterHash>>,
+}
+
+/// The way in which one event arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::engine) struct Arrival {
+    pub(in crate::engine) path: SyncPath,
+    /// True if a live subscription should have brought it before.
+    pub(in crate::engine) is_gap: bool,
+}
+
+impl Outcome {
+    /// Returns whether fetching the event again may help.
+    pub(in crate::engine) fn is_worth_retrying(&self) -> bool {
+        match self {
+            Self::Refused { lasting: Lasting::Briefly, .. } => true,
+            Self::Stored | Self::Held | Self::Known | Self::Forged | Self::Refused { .. } => false,
+        }
     }
 }

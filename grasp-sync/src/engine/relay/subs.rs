@@ -7,7 +7,9 @@ use std::time::Duration;
 use crate::limits::Slot;
 use grasp_core::Mono;
 
-use super::super::ids::{JobId, LiveId, SubId};
+use super::super::context::RelayContext;
+use super::super::ids::{ConnId, JobId, LiveId, SubId};
+use super::super::io::Frame;
 use super::gaps::CountAs;
 
 /// The use of a subscription.
@@ -65,14 +67,61 @@ pub(in crate::engine) struct Unjudged {
 }
 
 /// The subscriptions of one connection, by id.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(in crate::engine) struct Subs {
+    pub(in crate::engine) conn: ConnId,
     open: BTreeMap<SubId, OpenSub>,
     /// Rows delivered and not judged yet, of open and of closed subscriptions.
     unjudged: BTreeMap<SubId, Unjudged>,
 }
 
 impl Subs {
+    pub(in crate::engine) fn new(conn: ConnId) -> Self {
+        Self { conn, open: BTreeMap::new(), unjudged: BTreeMap::new() }
+    }
+
+    /// Closes every subscription that matches.
+    pub(in crate::engine) fn close_all(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        which: impl Fn(&SubKind) -> bool,
+    ) {
+        let subs: Vec<_> =
+            self.iter().filter(|(_, open)| which(&open.kind)).map(|(sub, _)| sub).collect();
+        subs.into_iter().for_each(|sub| self.close(ctx, sub));
+    }
+
+    /// Closes a subscription from our side, and frees its slot.
+    pub(in crate::engine) fn close(&mut self, ctx: &mut RelayContext<'_>, sub: SubId) {
+        let Some(open) = self.open.remove(&sub) else { return };
+        self.unsubscribe(ctx, sub, &open);
+        ctx.history.ledger.free(open.slot);
+    }
+
+    /// Tells the relay that a subscription has ended, if it knows of it.
+    pub(in crate::engine) fn unsubscribe(
+        &self,
+        ctx: &mut RelayContext<'_>,
+        sub: SubId,
+        open: &OpenSub,
+    ) {
+        if open.is_sent {
+            let frame = match open.kind {
+                SubKind::Neg(_) => Frame::NegClose { sub },
+                SubKind::Live(_) | SubKind::Pages(_) | SubKind::Ids => Frame::Unsubscribe { sub },
+            };
+            ctx.send(self.conn, frame);
+        }
+    }
+
+    /// Returns the jobs that share a request.
+    pub(in crate::engine) fn jobs_of(&self, sub: SubId) -> Vec<JobId> {
+        match self.open.get(&sub).map(|open| &open.kind) {
+            Some(SubKind::Pages(jobs)) => jobs.to_vec(),
+            _ => Vec::new(),
+        }
+    }
+
     pub(in crate::engine) fn insert(
         &mut self,
         now: Mono,

@@ -1,0 +1,272 @@
+//! The history that one connection still has to fetch.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem::discriminant;
+use std::time::Duration;
+
+use grasp_core::Mono;
+use grasp_core::nostr::filter::Filter;
+use grasp_core::nostr::types::Timestamp;
+use grasp_core::sync::BatchId;
+
+use super::super::context::RelayContext;
+use super::super::ids::{JobId, LiveId, SubId};
+use super::super::job::{Batch, Job, Method, Purpose};
+use super::super::layer::Layer;
+use super::gaps::CountAs;
+
+/// Queued pages that are considered for sharing a request.
+const LOOK_AHEAD: usize = 100;
+
+/// The batches of jobs of one connection, and the queues that jobs wait in.
+#[derive(Debug, Default)]
+pub(in crate::engine) struct Backlog {
+    pub(super) batches: BTreeMap<BatchId, Batch>,
+    pub(super) jobs: BTreeMap<JobId, Job>,
+    /// Queued jobs by method: announcements first, polls last.
+    queues: BTreeMap<Method, BTreeSet<(Purpose, BatchId, JobId)>>,
+    backing_off: BTreeSet<(Mono, JobId)>,
+    /// True if the relay is known not to support NIP-77.
+    pages_only: bool,
+}
+
+impl Backlog {
+    pub(super) fn get(&self, id: JobId) -> Option<&Job> {
+        self.jobs.get(&id)
+    }
+
+    pub(super) fn get_mut(&mut self, id: JobId) -> Option<&mut Job> {
+        self.jobs.get_mut(&id)
+    }
+
+    /// Returns the batch of a job.
+    pub(super) fn batch_of(&self, id: JobId) -> Option<&Batch> {
+        self.batches.get(&self.jobs.get(&id)?.batch)
+    }
+
+    /// Adds a job to its queue, or makes it wait if the relay refused this very filter.
+    pub(super) fn add(&mut self, ctx: &RelayContext<'_>, id: JobId, job: Job, method: Method) {
+        let refused = ctx.history.suspended.filter_suspended_for(ctx.mono(), || job.hash());
+        self.jobs.insert(id, job);
+        match refused {
+            Some(wait) => self.delay(ctx.mono(), id, wait, method),
+            None => self.queue(id, method),
+        }
+    }
+
+    /// Puts a job into the queue of a method.
+    pub(super) fn queue(&mut self, id: JobId, method: Method) {
+        let method = if self.pages_only { Method::Page } else { method };
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        let Some(batch) = self.batches.get(&job.batch) else { return };
+        job.queued(method);
+        self.queues.entry(method).or_default().insert((batch.purpose, job.batch, id));
+    }
+
+    /// Makes a job wait before it is queued again.
+    pub(super) fn delay(&mut self, now: Mono, id: JobId, wait: Duration, then: Method) {
+        if let Some(job) = self.jobs.get_mut(&id) {
+            job.backs_off(now + wait, then);
+            self.backing_off.insert((now + wait, id));
+        }
+    }
+
+    /// Queues the jobs whose backoff has ended.
+    pub(super) fn wake(&mut self, now: Mono) {
+        while let Some((_, id)) = self.backing_off.first().copied().filter(|(at, _)| *at <= now) {
+            self.backing_off.pop_first();
+            if let Some((_, then)) = self.jobs.get(&id).and_then(Job::backoff) {
+                self.queue(id, then);
+            }
+        }
+    }
+
+    pub(super) fn unqueue(&mut self, id: JobId) {
+        for queue in self.queues.values_mut() {
+            queue.retain(|(.., waiting)| *waiting != id);
+        }
+    }
+
+    /// Takes a job that has started out of the queue that it started from.
+    pub(super) fn started(&mut self, method: Method, entry: (Purpose, BatchId, JobId)) {
+        if let Some(queue) = self.queues.get_mut(&method) {
+            queue.remove(&entry);
+        }
+    }
+
+    /// Returns the first job in the queue of a method that may start.
+    pub(super) fn next_queued(
+        &self,
+        method: Method,
+        may_start: impl Fn(JobId, &Job) -> bool,
+    ) -> Option<((Purpose, BatchId, JobId), Method)> {
+        let may_start = |id: &JobId| self.jobs.get(id).is_none_or(|job| may_start(*id, job));
+        let entry = self.queues.get(&method)?.iter().find(|(.., id)| may_start(id))?;
+        Some((*entry, method))
+    }
+
+    /// Returns the first queued page, and those behind it that may share a request with it: of the same layer, since
+    /// relays refuse whole layers, and for the same purpose.
+    pub(super) fn compatible_pages(&self, first: JobId) -> Vec<JobId> {
+        let key = |id: JobId| {
+            let (job, batch) = (self.jobs.get(&id)?, self.batch_of(id)?);
+            Some((job.layer, discriminant(&batch.purpose), batch.count_as))
+        };
+        let wanted = key(first);
+        let queue = self.queues.get(&Method::Page).into_iter().flatten().map(|(.., id)| *id);
+        let behind = queue.skip_while(|id| *id != first).take(LOOK_AHEAD);
+        behind.filter(|id| key(*id) == wanted).collect()
+    }
+
+    pub(super) fn jobs_where(&self, is_it: impl Fn(&Job) -> bool) -> Vec<JobId> {
+        self.jobs.iter().filter(|(_, job)| is_it(job)).map(|(id, _)| *id).collect()
+    }
+
+    /// Removes a job; returns the subscription that is open for it and no other.
+    pub(super) fn remove(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        id: JobId,
+        shares: impl FnOnce(SubId) -> Vec<JobId>,
+    ) -> Option<SubId> {
+        self.forget_inventory(ctx, id);
+        let job = self.jobs.remove(&id)?;
+        self.unqueue(id);
+        self.backing_off.retain(|(_, backing_off)| *backing_off != id);
+        ctx.history.wants.abandon(id);
+        job.sub().filter(|sub| !shares(*sub).iter().any(|id| self.is_open_for(*sub, *id)))
+    }
+
+    /// Releases the inventory of a job, and forgets the request for it.
+    pub(super) fn forget_inventory(&self, ctx: &mut RelayContext<'_>, id: JobId) {
+        ctx.shared.held_items.remove(&id);
+        if let Some((_, request)) = self.jobs.get(&id).and_then(Job::listing) {
+            ctx.shared.inventories.remove(&request);
+        }
+    }
+
+    /// Fetches everything by pages from now on; returns the jobs that were about to be compared.
+    pub(super) fn use_pages_only(&mut self, ctx: &mut RelayContext<'_>) {
+        self.pages_only = true;
+        let waiting = self.queues.remove(&Method::Reconcile).unwrap_or_default();
+        waiting.into_iter().for_each(|(.., id)| self.queue(id, Method::Page));
+        for id in self.jobs_where(Job::is_reconciling) {
+            self.forget_inventory(ctx, id);
+            self.queue(id, Method::Page);
+        }
+    }
+
+    /// Returns whether sets can be compared with the relay: it supports NIP-77 and no backoff of it is in force.
+    pub(super) fn can_compare(&self, ctx: &RelayContext<'_>) -> bool {
+        !self.pages_only && ctx.history.neg.is_over(ctx.mono())
+    }
+
+    pub(super) fn is_pages_only(&self) -> bool {
+        self.pages_only
+    }
+
+    /// Adds jobs for parts of a job to its batch.
+    pub(super) fn add_parts(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        job: &Job,
+        parts: impl IntoIterator<Item = Filter>,
+        method: Method,
+    ) {
+        for filter in parts {
+            let id = ctx.shared.ids.job();
+            if let Some(batch) = ctx.batch(job.batch) {
+                batch.grow(id.part());
+            }
+            self.add(ctx, id, job.part(filter), method);
+        }
+    }
+
+    /// Makes other queued full comparisons wait for the one that starts, which serves them too.
+    pub(super) fn serve_other_comparisons(&mut self, leader: JobId) {
+        if self.jobs.get(&leader).is_none_or(|job| job.layer != Layer::All) {
+            return;
+        }
+        let queued = self.jobs_where(Job::is_queued_comparison);
+        for id in queued.into_iter().filter(|id| *id != leader) {
+            self.unqueue(id);
+            self.jobs.get_mut(&id).into_iter().for_each(|job| job.follows(leader));
+        }
+    }
+
+    /// Returns the running batch of a purpose.
+    pub(super) fn batch_for(&self, purpose: Purpose) -> Option<BatchId> {
+        self.batches.iter().find(|(_, batch)| batch.purpose == purpose).map(|(id, _)| *id)
+    }
+
+    pub(super) fn jobs_of(&self, batch: BatchId) -> impl Iterator<Item = (JobId, &Job)> {
+        let jobs = self.jobs.iter().filter(move |(_, job)| job.batch == batch);
+        jobs.map(|(id, job)| (*id, job))
+    }
+
+    /// Returns the start of the window of a batch, if its jobs have any.
+    pub(super) fn window_of(&self, batch: BatchId) -> Option<Timestamp> {
+        self.jobs_of(batch).filter_map(|(_, job)| job.window().0).min()
+    }
+
+    /// Returns whether a comparison, which has no window, is finding what a live request missed.
+    pub(super) fn is_comparing_missed(&self, id: LiveId) -> bool {
+        let batch = self.batch_for(Purpose::MissedLive(id));
+        batch.is_some_and(|batch| self.jobs_of(batch).any(|(_, job)| job.window().0.is_none()))
+    }
+
+    /// Returns the way in which events of these jobs are counted.
+    pub(super) fn count_as(&self, jobs: &[JobId]) -> CountAs {
+        let batch = jobs.iter().find_map(|id| self.batch_of(*id));
+        batch.map_or(CountAs::NEW, |batch| batch.count_as)
+    }
+
+    pub(super) fn is_open_for(&self, sub: SubId, id: JobId) -> bool {
+        self.jobs.get(&id).is_some_and(|job| job.sub() == Some(sub))
+    }
+
+    /// Returns whether anything but full sync is being fetched.
+    pub(super) fn has_other_work(&self, ctx: &RelayContext<'_>) -> bool {
+        let suspended = ctx.suspended_layers();
+        let backs_off = ctx.history.wants.is_backing_off(ctx.mono());
+        let mut others = self.jobs.values().filter(|job| job.layer != Layer::All);
+        others.any(|job| job.is_at_work(suspended.contains_key(&job.layer), backs_off))
+    }
+
+    /// Returns the end of the next backoff.
+    pub(super) fn deadline(&self) -> Option<Mono> {
+        self.backing_off.first().map(|(at, _)| *at)
+    }
+
+    /// Returns whether a job waits to be sent, or a message of its session.
+    pub(super) fn wants_to_send(&self) -> bool {
+        self.queues.values().any(|queue| !queue.is_empty())
+            || self.jobs.values().any(Job::has_neg_message)
+    }
+
+    /// Returns whether a full comparison waits to start.
+    pub(super) fn has_queued_comparison(&self) -> bool {
+        let mut queue = self.queues.get(&Method::Reconcile).into_iter().flatten();
+        queue.any(|(.., id)| self.jobs.get(id).is_some_and(Job::is_queued_comparison))
+    }
+
+    /// Panics unless every job is where its phase says, and belongs to a batch.
+    pub(super) fn check(&self, url: &grasp_core::RelayUrl, pending: usize) {
+        assert_eq!(self.batches.len(), pending, "{url}: each batch is pending");
+        for (id, job) in &self.jobs {
+            assert!(self.batches.contains_key(&job.batch), "{url}: a job without a batch");
+            let is_queued = |method| {
+                let mut queue = self.queues.get(&method).into_iter().flatten();
+                queue.any(|(.., waiting)| waiting == id)
+            };
+            assert!(job.queued_for().is_none_or(is_queued), "{url}: a job in no queue");
+            let waits = |(until, _)| self.backing_off.contains(&(until, *id));
+            assert!(job.backoff().is_none_or(waits), "{url}: a job that is never woken");
+            assert!(!job.is_complete(), "{url}: a job that has not ended");
+        }
+        for (method, queue) in &self.queues {
+            let is_right = |id| self.jobs.get(id).and_then(Job::queued_for) == Some(*method);
+            assert!(queue.iter().all(|(.., id)| is_right(id)), "{url}: a queued job is not queued");
+        }
+    }
+}

@@ -1,0 +1,675 @@
+//! Fetches history: batches of jobs are started, sent as pages or sessions, split, retried and ended.
+
+use crate::limits::{PARK, Refusal, SlotClass};
+use grasp_core::limits::{Admit, EoseHint, PeerText};
+use grasp_core::nostr::filter::Filter;
+use grasp_core::nostr::types::Timestamp;
+use grasp_core::sync::{
+    BatchId, BatchProgress, Coverage, FilterHash, PendingBatch, PendingItems, RETENTION,
+};
+
+use super::super::compact_filter::CompactFilter;
+use super::super::context::{InventoryRequest, RelayContext};
+use super::super::ids::{InventoryId, JobId, SubId};
+use super::super::io::{Delivered, Frame, InventoryFailed, Output, Row};
+use super::super::job::{Batch, Job, JobAnswer, JobStep, Method, NegMessage, Purpose};
+use super::super::layer::{self, Layer, bisect, split, split_by_kind, wire_len};
+use super::super::missing;
+use super::super::reconcile::{Comparison, MAX_NEEDED, ReconcileStep, Reconciliation};
+use super::super::report::Report;
+use super::super::suspended::RequestMode;
+use super::auth::AuthDecision;
+use super::full_sync::max_offered;
+use super::gaps::CountAs;
+use super::live::REQ_BYTES;
+use super::session::{ClosedBy, Session, StartResult, has_room};
+use super::subs::{NEG_IDLE_TIMEOUT, NEG_OPEN_TIMEOUT, SubKind};
+
+/// Jobs of one connection above which full seconds are no longer split: a relay can make them up.
+const MAX_JOBS: usize = 20_000;
+/// Ids offered by all relays and not fetched yet above which histories are paged instead of compared.
+const MAX_WANTED_TOTAL: usize = 1_000_000;
+
+/// Pages that share a request.
+#[derive(Debug, Default)]
+struct PagesRequest {
+    jobs: Vec<JobId>,
+    filters: Vec<Filter>,
+    bytes: usize,
+}
+
+impl Session {
+    /// Starts a batch of jobs, one for each filter.
+    pub(super) fn fetch(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        purpose: Purpose,
+        filters: Vec<Filter>,
+        method: Method,
+        items: PendingItems,
+        count_as: CountAs,
+    ) {
+        if filters.is_empty() {
+            return;
+        }
+        let (id, began) = (ctx.shared.ids.batch(), ctx.now.unix);
+        let planned: Vec<(Filter, Method)> =
+            filters.into_iter().map(|filter| plan(ctx, purpose, filter, method)).collect();
+        let jobs: Vec<JobId> = planned.iter().map(|_| ctx.shared.ids.job()).collect();
+        let parts = jobs.iter().map(|job| job.part());
+        ctx.batches().push(PendingBatch::new(id, items, parts));
+        self.backlog.batches.insert(id, Batch { purpose, began, count_as });
+        let mut before: Option<CompactFilter> = None;
+        for (job, (filter, method)) in jobs.into_iter().zip(planned) {
+            let layer = Layer::of(&filter);
+            let compact = CompactFilter::new(filter, before.as_ref());
+            self.backlog.add(ctx, job, Job::new(id, layer, compact.clone(), began), method);
+            before = Some(compact);
+        }
+    }
+
+    /// Hands an answer to a job, and takes the step that follows.
+    fn answer(&mut self, ctx: &mut RelayContext<'_>, id: JobId, answer: JobAnswer) {
+        if let Some(step) = self.backlog.get_mut(id).map(|job| job.handle(answer)) {
+            self.take_step(ctx, id, step);
+        }
+    }
+
+    fn take_step(&mut self, ctx: &mut RelayContext<'_>, id: JobId, step: JobStep) {
+        match step {
+            JobStep::Check => self.end_if_complete(ctx, id),
+            JobStep::Queue(method) => self.backlog.queue(id, method),
+            JobStep::NoNegentropy => self.backlog.queue(id, Method::Page),
+            JobStep::BackOff(wait, method) => self.backlog.delay(ctx.mono(), id, wait, method),
+            JobStep::Fail => self.fail(ctx, id),
+            JobStep::Authenticate(method) => self.job_wants_auth(ctx, id, method),
+            JobStep::Suspend(method) => {
+                let layer = self.backlog.get(id).map(|job| job.layer);
+                layer.into_iter().for_each(|one| self.suspend(ctx, one, RequestMode::History));
+                self.backlog.queue(id, method);
+            }
+            JobStep::SwitchToPages => self.switch_to_pages(ctx, id),
+            JobStep::SplitByTime(method) => self.split_by_time(ctx, id, method),
+            JobStep::SplitByContent => match self.backlog.get(id).map(|job| split(&job.filter())) {
+                Some(Some(parts)) => self.replace(ctx, id, parts, Method::Page),
+                _ => self.give_up_filter(ctx, id),
+            },
+            JobStep::SplitPages => self.split_pages(ctx, id),
+            JobStep::GiveUpFilter => self.give_up_filter(ctx, id),
+            JobStep::FallBackToFilters => self.fall_back_to_filters(ctx),
+            JobStep::FillGaps(gaps) => self.fill_gaps(ctx, id, gaps),
+        }
+    }
+
+    /// Handles a failed job: a poll ends with it, any other job is tried again later, less and less often.
+    pub(super) fn fail(&mut self, ctx: &mut RelayContext<'_>, id: JobId) {
+        let Some(job) = self.backlog.get(id) else { return };
+        let batch = job.batch;
+        if self.backlog.batch_of(id).is_none_or(|one| !one.purpose.is_history()) {
+            return self.drop_batch(ctx, batch);
+        }
+        self.answer(ctx, id, JobAnswer::Failed);
+    }
+
+    /// Gives up a filter that the relay refuses and that cannot be split: it is not sent again for a day.
+    fn give_up_filter(&mut self, ctx: &mut RelayContext<'_>, id: JobId) {
+        let Some(job) = self.backlog.get(id) else { return };
+        ctx.history.suspended.suspend_filter(ctx.now.mono, job.hash());
+        self.backlog.delay(ctx.mono(), id, PARK, Method::Page);
+    }
+
+    /// Continues a job with pages.
+    pub(super) fn switch_to_pages(&mut self, ctx: &mut RelayContext<'_>, id: JobId) {
+        let Some(job) = self.backlog.get_mut(id) else { return };
+        job.forget_offers();
+        ctx.history.wants.abandon(id);
+        self.backlog.queue(id, Method::Page);
+    }
+
+    /// Splits a job by time; continues with pages if that is no longer possible.
+    fn split_by_time(&mut self, ctx: &mut RelayContext<'_>, id: JobId, method: Method) {
+        if self.backlog.get(id).is_some_and(|job| job.layer == Layer::All) {
+            return self.fetch_histories_by_filters(ctx);
+        }
+        let job = self.backlog.get(id).filter(|job| job.may_split_by_time());
+        match job.and_then(|job| bisect(&job.filter(), ctx.now.unix)) {
+            Some(parts) => self.replace(ctx, id, parts, method),
+            None if method == Method::Reconcile => self.switch_to_pages(ctx, id),
+            None => self.fail(ctx, id),
+        }
+    }
+
+    fn replace(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        id: JobId,
+        parts: [Filter; 2],
+        method: Method,
+    ) {
+        let Some(job) = self.backlog.jobs.remove(&id) else { return };
+        self.backlog.unqueue(id);
+        self.backlog.add_parts(ctx, &job, parts, method);
+        // The parts are tracked by now, so this completes nothing.
+        let _ = ctx.batch(job.batch).map(|batch| batch.ended(id.part()));
+    }
+
+    /// Splits a job that keeps getting full pages into parts that share requests.
+    fn split_pages(&mut self, ctx: &mut RelayContext<'_>, id: JobId) {
+        let limit = ctx.history.profile.page;
+        let max_pages = self.budget.filters_per_req().min(self.pages_per_req);
+        let page = self.backlog.get_mut(id).and_then(|job| job.next_page(limit));
+        let Some(rest) = page.map(|page| Filter { limit: None, ..page }) else { return };
+        let parts = layer::split_into(&rest, max_pages);
+        if parts.len() < 2 {
+            return self.backlog.queue(id, Method::Page);
+        }
+        let Some(mut job) = self.backlog.jobs.remove(&id) else { return };
+        job.leave_to_parts();
+        self.backlog.add_parts(ctx, &job, parts, Method::Page);
+        self.backlog.jobs.insert(id, job);
+        self.end_if_complete(ctx, id);
+    }
+
+    /// Fetches seconds in parts that held more than a page, then ends the job if that was all.
+    fn fill_gaps(&mut self, ctx: &mut RelayContext<'_>, id: JobId, gaps: Vec<Timestamp>) {
+        let Some(job) = self.backlog.jobs.remove(&id) else { return };
+        for at in gaps {
+            let parts: Vec<Filter> = match split(&job.filter()) {
+                _ if self.backlog.jobs.len() >= MAX_JOBS => {
+                    ctx.report(|relay| Report::GapSecond { relay, at });
+                    continue;
+                }
+                Some(parts) => parts.into(),
+                None => {
+                    ctx.report(|relay| Report::GapSecond { relay, at });
+                    // Brings most of the events; the rest stays a gap.
+                    split_by_kind(&job.filter()).into_iter().flatten().collect()
+                }
+            };
+            let parts = parts.into_iter().map(|part| part.since(at).until(at));
+            self.backlog.add_parts(ctx, &job, parts, Method::Page);
+        }
+        self.backlog.jobs.insert(id, job);
+        self.end_if_complete(ctx, id);
+    }
+
+    /// Tells jobs that an event they waited for is here, or given up.
+    pub(super) fn event_resolved(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        jobs: impl IntoIterator<Item = JobId>,
+        is_here: bool,
+    ) {
+        for id in jobs {
+            let Some(job) = self.backlog.get_mut(id) else { continue };
+            job.resolved(is_here);
+            self.end_if_complete(ctx, id);
+        }
+    }
+
+    /// Ends a job if nothing is outstanding.
+    pub(super) fn end_if_complete(&mut self, ctx: &mut RelayContext<'_>, id: JobId) {
+        if !self.backlog.get(id).is_some_and(Job::is_complete) {
+            return;
+        }
+        let Some(job) = self.backlog.jobs.remove(&id) else { return };
+        if let Some(proof) = job.proof(ctx.now.unix) {
+            ctx.history.coverage.add(proof);
+        }
+        self.part_ended(ctx, job.batch, id, job.is_paged());
+        if job.layer != Layer::All {
+            return;
+        }
+        // Jobs that waited for this comparison end with it.
+        let jobs: Vec<JobId> = self.backlog.jobs.keys().copied().collect();
+        for other in jobs {
+            if self.backlog.get_mut(other).is_some_and(|job| job.leader_ended(id)) {
+                self.end_if_complete(ctx, other);
+            }
+        }
+    }
+
+    /// Notes the end of a part of a batch, and ends the batch if that was its last.
+    pub(super) fn part_ended(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        id: BatchId,
+        part: JobId,
+        is_paged: bool,
+    ) {
+        let progress = ctx.batch(id).map(|batch| {
+            if is_paged {
+                batch.paged();
+            }
+            batch.ended(part.part())
+        });
+        let is_complete = progress == Some(BatchProgress::Complete);
+        let Some(batch) = self.backlog.batches.get(&id).copied().filter(|_| is_complete) else {
+            return;
+        };
+        self.backlog.batches.remove(&id);
+        ctx.schedule_write();
+        let Some(pending) = ctx.take_batch(id) else { return };
+        match batch.purpose {
+            Purpose::Items => confirm(ctx, pending),
+            Purpose::Poll(live) => self.live.polled(live, batch.began),
+            Purpose::Announcements | Purpose::CatchUp | Purpose::MissedLive(_) => {}
+        }
+    }
+
+    /// Removes a job, and closes its subscription unless others share it.
+    pub(super) fn drop_job(&mut self, ctx: &mut RelayContext<'_>, id: JobId) {
+        let sub = self.backlog.remove(ctx, id, |sub| self.subs.jobs_of(sub));
+        sub.into_iter().for_each(|sub| self.subs.close(ctx, sub));
+    }
+
+    /// Removes a batch and its jobs.
+    fn drop_batch(&mut self, ctx: &mut RelayContext<'_>, id: BatchId) {
+        for id in self.backlog.jobs_where(|job| job.batch == id) {
+            self.drop_job(ctx, id);
+        }
+        self.backlog.batches.remove(&id);
+        let _ = ctx.take_batch(id);
+    }
+
+    /// Removes the batch of a purpose; returns the start of its window, if it has any.
+    pub(super) fn drop_batch_for(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        purpose: Purpose,
+    ) -> Option<Timestamp> {
+        let batch = self.backlog.batch_for(purpose)?;
+        let since = self.backlog.window_of(batch);
+        self.drop_batch(ctx, batch);
+        since
+    }
+
+    /// Sends the first queued page, with other queued pages that fit the same request: relays truncate their answer
+    /// to each filter separately, and count requests.
+    pub(super) fn start_pages(&mut self, ctx: &mut RelayContext<'_>, first: JobId) -> StartResult {
+        let now = ctx.mono();
+        if ctx.history.pace.reopens_at() > now {
+            return StartResult::NotYet;
+        }
+        if !has_room(&ctx.history.ledger, SlotClass::Fetch) {
+            return StartResult::NoSlot;
+        }
+        let Some(job) = self.backlog.get(first) else { return StartResult::Done };
+        let layer = job.layer;
+        // Full sync compares; it pages only what came lately.
+        if layer == Layer::All && job.window().0.is_none() {
+            self.fall_back_to_filters(ctx);
+            return StartResult::Done;
+        }
+        let PagesRequest { jobs, filters, bytes } = self.collect_pages(ctx, first);
+        if jobs.is_empty() {
+            return StartResult::Done;
+        }
+        let Some(slot) = ctx.history.ledger.take(SlotClass::Fetch, bytes) else {
+            return StartResult::NoSlot;
+        };
+        if ctx.history.pace.admit(now) != Admit::Go {
+            ctx.history.ledger.free(slot);
+            return StartResult::NotYet;
+        }
+        let sub = ctx.shared.ids.sub();
+        for id in &jobs {
+            self.backlog.unqueue(*id);
+            self.backlog.get_mut(*id).into_iter().for_each(|job| job.page_sent(sub));
+        }
+        let path = self.backlog.count_as(&jobs).path;
+        ctx.history.suspended.sent(now, layer, RequestMode::History);
+        self.subs.insert(now, sub, slot, SubKind::Pages(jobs.into()), ctx.shared.config.watchdog);
+        ctx.send(self.subs.conn, Frame::Subscribe { sub, filters, path });
+        StartResult::Done
+    }
+
+    /// Collects the first queued page and others that fit. Empty if the first job is at its end.
+    fn collect_pages(&mut self, ctx: &mut RelayContext<'_>, first: JobId) -> PagesRequest {
+        let mut request = PagesRequest { bytes: REQ_BYTES, ..PagesRequest::default() };
+        let max_pages = self.budget.filters_per_req().min(self.pages_per_req);
+        for id in self.backlog.compatible_pages(first) {
+            let Some(job) = self.backlog.get_mut(id) else { continue };
+            let Some(page) = job.next_page(ctx.history.profile.page) else {
+                self.backlog.unqueue(id);
+                self.fail(ctx, id);
+                continue;
+            };
+            let bytes = page.as_json().len() + 1;
+            let is_full = request.bytes + bytes > self.budget.message_bytes();
+            if !request.jobs.is_empty() && is_full {
+                break;
+            }
+            request.bytes += bytes;
+            request.jobs.push(id);
+            request.filters.push(page);
+            if request.jobs.len() >= max_pages {
+                break;
+            }
+        }
+        request
+    }
+
+    pub(super) fn pages_delivered(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        sub: SubId,
+        jobs: &[JobId],
+        rows: &[Delivered],
+    ) {
+        let limit = ctx.history.profile.page;
+        let mut is_flood = false;
+        for (place, id) in jobs.iter().enumerate() {
+            let Some(job) = self.backlog.get_mut(*id) else { continue };
+            let its = rows.iter().filter(|one| one.places.has(place)).map(|one| one.row);
+            is_flood |= !job.delivered(its, limit);
+        }
+        if is_flood {
+            self.subs.close(ctx, sub);
+            jobs.iter().for_each(|id| self.fail(ctx, *id));
+        }
+    }
+
+    pub(super) fn pages_ended(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        sub: SubId,
+        jobs: &[JobId],
+        hint: Option<EoseHint>,
+    ) {
+        self.subs.close(ctx, sub);
+        // A hint that there is more may be about any of them; that there is no more is about all.
+        let hint = hint.filter(|hint| *hint == EoseHint::Finish || jobs.len() == 1);
+        let limit = ctx.history.profile.page;
+        for id in jobs {
+            let Some(job) = self.backlog.get(*id) else { continue };
+            ctx.history.suspended.answered(job.layer, RequestMode::History);
+            self.answer(ctx, *id, JobAnswer::PageEnded { hint, limit });
+        }
+    }
+
+    /// Notes that all rows of a page were judged.
+    pub(super) fn page_judged(&mut self, ctx: &mut RelayContext<'_>, sub: SubId, id: JobId) {
+        if let Some(job) = self.backlog.get_mut(id) {
+            job.judged(sub);
+            self.end_if_complete(ctx, id);
+        }
+    }
+
+    /// Handles a refused request. If it may be about one filter only, the pages are sent one by one from now on.
+    pub(super) fn pages_refused(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        jobs: &[JobId],
+        refusal: Refusal,
+    ) {
+        let together = match refusal {
+            Refusal::FilterCount => Some(jobs.len() / 2),
+            Refusal::Malformed | Refusal::SetTooLarge | Refusal::Unknown => Some(1),
+            _ => None,
+        };
+        let fewer = together.filter(|_| jobs.len() > 1);
+        if let Some(fewer) = fewer {
+            self.pages_per_req = self.pages_per_req.min(fewer.max(1));
+        }
+        for id in jobs {
+            let answer = match fewer {
+                Some(_) => JobAnswer::PageReturned,
+                None => JobAnswer::Refused(refusal),
+            };
+            self.answer(ctx, *id, answer);
+        }
+    }
+
+    /// Starts a reconciliation by asking the local relay for its inventory.
+    pub(super) fn start_reconciliation(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        id: JobId,
+    ) -> StartResult {
+        let now = ctx.mono();
+        if ctx.history.pace.reopens_at() > now {
+            return StartResult::NotYet;
+        }
+        let is_memory_full = ctx.shared.held_items() >= ctx.shared.config.inventory_items
+            || ctx.shared.wanted >= MAX_WANTED_TOTAL;
+        if !ctx.history.neg.is_over(now) || is_memory_full {
+            self.backlog.queue(id, Method::Page);
+            return StartResult::Done;
+        }
+        let ledger = &ctx.history.ledger;
+        let is_full = ledger.in_use_by(SlotClass::Reconcile) >= self.max_neg_sessions;
+        // What one comparison found is fetched before the next finds more.
+        let is_behind = ctx.history.wants.len() >= MAX_NEEDED;
+        if is_full || is_behind || !has_room(ledger, SlotClass::Reconcile) {
+            return StartResult::NoSlot;
+        }
+        let Some(filter) = self.backlog.get(id).map(Job::filter) else {
+            return StartResult::Done;
+        };
+        let bytes = wire_len(&filter) + 80;
+        let Some(slot) = ctx.history.ledger.take(SlotClass::Reconcile, bytes) else {
+            return StartResult::NoSlot;
+        };
+        let sub = ctx.shared.ids.sub();
+        let Some(job) = self.backlog.get_mut(id) else { return StartResult::Done };
+        let request = ctx.shared.ids.inventory();
+        job.lists(sub, request);
+        ctx.history.suspended.sent(now, job.layer, RequestMode::History);
+        ctx.shared.inventories.insert(request, InventoryRequest::Job(ctx.relay.clone(), id));
+        self.subs.insert(now, sub, slot, SubKind::Neg(id), ctx.shared.config.watchdog);
+        self.subs.not_sent_yet(sub);
+        ctx.out.push(Output::FetchInventory { request, filter: Box::new(filter) });
+        self.backlog.serve_other_comparisons(id);
+        StartResult::Done
+    }
+
+    /// Starts a comparison with the inventory of the local relay.
+    pub(in crate::engine) fn inventory(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        id: JobId,
+        answered: InventoryId,
+        items: Result<Vec<Row>, InventoryFailed>,
+    ) {
+        let full_sync = self.full_sync;
+        let Some(job) = self.backlog.get_mut(id) else { return };
+        let listing = job.listing().filter(|(_, request)| *request == answered);
+        let Some((sub, _)) = listing else { return };
+        // With nothing to compare, pages bring more for each request, and requests are limited here.
+        if ctx.history.profile.counts_frames && items.as_ref().is_ok_and(Vec::is_empty) {
+            self.subs.close(ctx, sub);
+            return self.backlog.queue(id, Method::Page);
+        }
+        let (since, until) = job.window();
+        let is_within = |row: &Row| {
+            since.is_none_or(|since| row.at >= since) && until.is_none_or(|until| row.at <= until)
+        };
+        let (original, layer) = (job.original_hash(), job.layer);
+        let refused = ctx.shared.rejected.rows(&original).filter(is_within);
+        let frame = ctx.history.profile.neg_frame;
+        let (max_ids, max_items) =
+            (max_offered(full_sync, layer), ctx.shared.config.inventory_items);
+        let opened =
+            items.ok().filter(|items| layer != Layer::All || items.len() <= max_items).and_then(
+                |items| Reconciliation::open(items.into_iter().chain(refused), frame, max_ids),
+            );
+        let Some((reconciliation, first)) = opened else {
+            self.subs.close(ctx, sub);
+            return self.fail(ctx, id);
+        };
+        ctx.shared.held_items.insert(id, reconciliation.items());
+        job.opens(reconciliation, first);
+    }
+
+    pub(super) fn neg_msg(&mut self, ctx: &mut RelayContext<'_>, sub: SubId, message: &[u8]) {
+        let Some(SubKind::Neg(id)) = self.subs.kind(sub) else { return };
+        self.subs.answered(ctx.mono(), sub, NEG_IDLE_TIMEOUT);
+        match self.backlog.get_mut(id).and_then(|job| job.receive(message)) {
+            None | Some(ReconcileStep::Reply(_)) => {}
+            Some(ReconcileStep::Done(found)) => self.compared(ctx, id, sub, found),
+            Some(ReconcileStep::TooMuch) => {
+                self.end_session(ctx, id, sub);
+                self.split_by_time(ctx, id, Method::Reconcile);
+            }
+            Some(ReconcileStep::Broken) => {
+                self.refused(ctx, sub, Refusal::NegProtocol, "", ClosedBy::Us);
+            }
+        }
+    }
+
+    /// Ends a session whose sets are compared, and wants the events that are missing here.
+    fn compared(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        id: JobId,
+        sub: SubId,
+        mut found: Comparison,
+    ) {
+        let Some(job) = self.backlog.get(id) else { return };
+        let layer = job.layer;
+        ctx.history.suspended.answered(layer, RequestMode::History);
+        ctx.history.neg.worked();
+        if std::mem::take(&mut ctx.history.no_negentropy_reported) {
+            ctx.report(|relay| Report::Negentropy { relay });
+        }
+        let needed = std::mem::take(&mut found.needed);
+        // Polls compare every few minutes, and would dominate the count.
+        if self.backlog.batch_of(id).is_some_and(|batch| batch.purpose.is_history()) {
+            note_lacking(ctx, layer, &job.filter(), found);
+        }
+        if layer == Layer::All {
+            let (now, took) = (ctx.mono(), self.subs.lasted(ctx.mono(), sub));
+            self.full_sync.iter_mut().for_each(|full_sync| full_sync.compared(now, took));
+        }
+        self.end_session(ctx, id, sub);
+        let (now, wants) = (ctx.mono(), &mut ctx.history.wants);
+        let results = needed.into_iter().map(|event| wants.want(now, event, Some(id)));
+        if let Some(step) = self.backlog.get_mut(id).map(|job| job.wants(results)) {
+            self.take_step(ctx, id, step);
+        }
+    }
+
+    /// Closes the session of a job, and releases its inventory.
+    pub(super) fn end_session(&mut self, ctx: &mut RelayContext<'_>, id: JobId, sub: SubId) {
+        self.subs.close(ctx, sub);
+        self.backlog.forget_inventory(ctx, id);
+    }
+
+    pub(super) fn neg_refused(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        id: JobId,
+        refusal: Refusal,
+        text: &str,
+    ) {
+        self.backlog.forget_inventory(ctx, id);
+        let Some(job) = self.backlog.get_mut(id) else { return };
+        let step = job.handle(JobAnswer::Refused(refusal));
+        match (&step, refusal) {
+            (JobStep::NoNegentropy, _) => {
+                if refusal == Refusal::NegUnsupported {
+                    self.backlog.use_pages_only(ctx);
+                    self.subs.close_all(ctx, |kind| matches!(kind, SubKind::Neg(_)));
+                } else {
+                    ctx.history.neg.failed(ctx.now.mono);
+                }
+                if !std::mem::replace(&mut ctx.history.no_negentropy_reported, true) {
+                    let text = PeerText::new(text);
+                    ctx.report(|relay| Report::NoNegentropy { relay, refusal, text });
+                }
+            }
+            (JobStep::Queue(Method::Reconcile), Refusal::NegSessions) => {
+                let open = ctx.history.ledger.in_use_by(SlotClass::Reconcile);
+                self.max_neg_sessions = self.max_neg_sessions.min(open.max(1));
+            }
+            _ => {}
+        }
+        self.take_step(ctx, id, step);
+    }
+
+    /// Sends the next messages of the NIP-77 sessions under way.
+    pub(super) fn send_neg_messages(&mut self, ctx: &mut RelayContext<'_>) {
+        let now = ctx.mono();
+        for id in self.backlog.jobs_where(Job::has_neg_message) {
+            let Some(job) = self.backlog.get_mut(id) else { continue };
+            let is_paced = job.is_opening() || ctx.history.profile.counts_frames;
+            if is_paced && ctx.history.pace.admit(now) != Admit::Go {
+                return;
+            }
+            let Some((sub, message)) = job.take_neg_message() else { continue };
+            let (frame, wait) = match message {
+                NegMessage::Open(message) => {
+                    let filter = Box::new(job.filter());
+                    (Frame::NegOpen { sub, filter, message }, NEG_OPEN_TIMEOUT)
+                }
+                NegMessage::Reply(message) => (Frame::NegMsg { sub, message }, NEG_IDLE_TIMEOUT),
+            };
+            self.subs.sent(now, sub, wait);
+            ctx.send(self.subs.conn, frame);
+        }
+    }
+
+    fn job_wants_auth(&mut self, ctx: &mut RelayContext<'_>, id: JobId, method: Method) {
+        let Some(job) = self.backlog.get_mut(id) else { return };
+        let (again, layer) = (job.authenticates(), job.layer);
+        match self.auth.require(ctx, self.subs.conn, again) {
+            AuthDecision::Answer | AuthDecision::Wait => job.awaits_auth(method),
+            AuthDecision::Resend => self.backlog.queue(id, method),
+            AuthDecision::Policy => {
+                self.suspend(ctx, layer, RequestMode::History);
+                self.backlog.queue(id, method);
+            }
+        }
+    }
+}
+
+/// Chooses the window and method of a filter. What was proven in this pass is not compared again, only continued.
+/// Polled filters are always fetched as asked: nothing was received for them in between.
+fn plan(
+    ctx: &RelayContext<'_>,
+    purpose: Purpose,
+    filter: Filter,
+    method: Method,
+) -> (Filter, Method) {
+    let is_rechecked = ctx.shared.config.recheck_announcements
+        && ctx.history.is_resumed()
+        && Layer::of(&filter) == Layer::Announcements;
+    // A proof says nothing about events that the relay dropped since.
+    let is_reach_back = matches!(purpose, Purpose::MissedLive(_));
+    if method == Method::Page || is_rechecked || is_reach_back || !purpose.is_history() {
+        return (filter, method);
+    }
+    match ctx.history.coverage.since(&FilterHash::of(&filter), None) {
+        Coverage::Proven(proof) if proof.at >= ctx.history.pass.began => {
+            (filter.since(proof.until - RETENTION), Method::Page)
+        }
+        Coverage::Proven(_) | Coverage::Unproven => (filter, method),
+    }
+}
+
+/// Confirms the items of a batch that is complete.
+fn confirm(ctx: &mut RelayContext<'_>, pending: PendingBatch) {
+    let (batch, method) = (pending.batch_id, pending.sync_method);
+    let (repos, roots) = (pending.items.repos.len(), pending.items.root_events.len());
+    if let Some(state) = ctx.state() {
+        state.confirm(pending.items);
+    }
+    ctx.report(|relay| Report::BatchConfirmed { relay, batch, repos, roots, method });
+}
+
+/// Notes our events that a relay lacks. In full sync it need not have all of them: those of its own repositories
+/// count once they are attributed to one.
+fn note_lacking(ctx: &mut RelayContext<'_>, layer: Layer, filter: &Filter, found: Comparison) {
+    let Comparison { items, lacking, lacking_ids, .. } = found;
+    let health = &mut ctx.history.health;
+    match layer {
+        Layer::All => health.compared(items.saturating_sub(lacking), 0),
+        Layer::Announcements | Layer::Repos | Layer::Roots => health.compared(items, lacking),
+    }
+    ctx.schedule_write();
+    if !lacking_ids.is_empty() {
+        let asked = missing::questions(&ctx.shared.index, ctx.relay, layer, filter, lacking_ids);
+        missing::ask(ctx.shared, ctx.out, asked);
+    }
+}
