@@ -139,6 +139,17 @@ async fn a_repository_that_was_taken_from_us_does_not_come_back_with_an_older_an
 }
 
 #[tokio::test]
+async fn a_repository_that_left_before_its_data_came_does_not_come_back_either() {
+    let scene = Scene::new().await;
+    let old = scene.eve.announce("waiting", &scene.instance.service());
+    assert!(scene.send(&old).await.0);
+    let tags: &[&[&str]] = &[&["d", "waiting"], &["clone", "https://b.example/x.git"]];
+    scene.send(&scene.eve.later(10).sign(30617, "", tags)).await;
+    scene.instance.settle("waiting").await;
+    assert!(!scene.send(&old).await.0);
+}
+
+#[tokio::test]
 async fn whoever_vanishes_takes_the_repository_along_at_once_and_it_stays_away() {
     let scene = Scene::new().await;
     let (alice, us) = (&scene.alice, scene.instance.service());
