@@ -269,46 +269,34 @@ fn coordinate_filter(coordinate: Coordinate) -> Filter {
     if has_tag { filter.identifier(coordinate.identifier) } else { filter }
 }
 
+/// A call of an [`EventStore`].
+pub type StoreFuture<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
+
+/// The answer to a query, in chunks.
+pub type EventChunks = BoxStream<'static, Result<Vec<StoredEvent>, StoreError>>;
+
 /// A durable set of events under the rules of NIP-01, 09, 40 and 62.
 pub trait EventStore: Send + Sync + 'static {
     /// Saves events in order. Resolves once every one of them is durable.
-    fn commit(
-        &self,
-        events: Vec<Arc<Event>>,
-        now: Timestamp,
-    ) -> BoxFuture<'_, Result<Commit, StoreError>>;
+    fn commit(&self, events: Vec<Arc<Event>>, now: Timestamp) -> StoreFuture<'_, Commit>;
 
     /// Saves events as [`commit`](Self::commit) does, for callers who keep no git data.
-    fn save(
-        &self,
-        events: Vec<Arc<Event>>,
-        now: Timestamp,
-    ) -> BoxFuture<'_, Result<Vec<Saved>, StoreError>> {
+    fn save(&self, events: Vec<Arc<Event>>, now: Timestamp) -> StoreFuture<'_, Vec<Saved>> {
         Box::pin(async move { Ok(self.commit(events, now).await?.saved) })
     }
 
-    /// Returns the reason for which [`save`](Self::save) would refuse this event, as far as it is known.
+    /// Returns, for each event, the reason for which [`save`](Self::save) would refuse it, as far as it is known.
     ///
     /// Changes nothing that is served. A deletion request that is the reason counts as useful now and is kept longer.
-    fn refusal(
-        &self,
-        event: Arc<Event>,
-        now: Timestamp,
-    ) -> BoxFuture<'_, Result<Option<Refusal>, StoreError>>;
-
-    /// Answers [`refusal`](Self::refusal) for several events, in their order.
     fn refusals(
         &self,
         events: Vec<Arc<Event>>,
         now: Timestamp,
-    ) -> BoxFuture<'_, Result<Vec<Option<Refusal>>, StoreError>> {
-        Box::pin(async move {
-            let mut refusals = Vec::with_capacity(events.len());
-            for event in events {
-                refusals.push(self.refusal(event, now).await?);
-            }
-            Ok(refusals)
-        })
+    ) -> StoreFuture<'_, Vec<Option<Refusal>>>;
+
+    /// Returns [`refusals`](Self::refusals) for one event.
+    fn refusal(&self, event: Arc<Event>, now: Timestamp) -> StoreFuture<'_, Option<Refusal>> {
+        Box::pin(async move { Ok(self.refusals(vec![event], now).await?.pop().flatten()) })
     }
 
     /// Streams the served events that match any of the filters: newest first, ties by lowest id, each once, in
@@ -316,24 +304,15 @@ pub trait EventStore: Send + Sync + 'static {
     ///
     /// Each filter has its own `limit`. Empty lists and filters with `search` match nothing. The stream is not a
     /// snapshot: events that are stored while it is read may or may not be in it. Dropping the stream ends the work.
-    fn query(
-        &self,
-        filters: Vec<Filter>,
-        now: Timestamp,
-    ) -> BoxStream<'static, Result<Vec<StoredEvent>, StoreError>>;
+    fn query(&self, filters: Vec<Filter>, now: Timestamp) -> EventChunks;
 
     /// Counts the events that [`query`](Self::query) would return.
-    fn count(&self, filters: Vec<Filter>, now: Timestamp)
-    -> BoxFuture<'_, Result<u64, StoreError>>;
+    fn count(&self, filters: Vec<Filter>, now: Timestamp) -> StoreFuture<'_, u64>;
 
     /// Returns, for each question, whether any served event matches any of its filters.
     ///
     /// No filters match nothing. One call for many questions costs few reads.
-    fn exists(
-        &self,
-        questions: Vec<Vec<Filter>>,
-        now: Timestamp,
-    ) -> BoxFuture<'_, Result<Vec<bool>, StoreError>> {
+    fn exists(&self, questions: Vec<Vec<Filter>>, now: Timestamp) -> StoreFuture<'_, Vec<bool>> {
         Box::pin(async move {
             let mut answers = Vec::with_capacity(questions.len());
             for filters in questions {
@@ -348,11 +327,7 @@ pub trait EventStore: Send + Sync + 'static {
     ///
     /// Looks them up by their keys where the database can, so that the cost depends on the number of keys and not on
     /// the size of the store.
-    fn present(
-        &self,
-        named: References,
-        now: Timestamp,
-    ) -> BoxFuture<'_, Result<Present, StoreError>> {
+    fn present(&self, named: References, now: Timestamp) -> StoreFuture<'_, Present> {
         Box::pin(async move {
             let mut filters: Vec<Filter> =
                 named.coordinates.iter().cloned().map(coordinate_filter).collect();
@@ -373,32 +348,22 @@ pub trait EventStore: Send + Sync + 'static {
     }
 
     /// Lists what is served for this filter without loading it; gives up beyond `max` items.
-    fn inventory(
-        &self,
-        filter: Filter,
-        now: Timestamp,
-        max: usize,
-    ) -> BoxFuture<'_, Result<Inventory, StoreError>>;
+    fn inventory(&self, filter: Filter, now: Timestamp, max: usize) -> StoreFuture<'_, Inventory>;
 
     /// Returns the superseded versions of an addressable event that are kept for rollback (kinds 30617 and 30618),
     /// winner first.
-    fn superseded(&self, coordinate: Coordinate) -> BoxFuture<'_, Result<Vec<Event>, StoreError>>;
+    fn superseded(&self, coordinate: Coordinate) -> StoreFuture<'_, Vec<Event>>;
 
     /// Removes events without gating them: they may be stored again. Returns their number.
     ///
     /// Superseded versions with these ids are removed, too. Targets of deletion requests among them stay refused.
-    fn remove(&self, ids: Vec<EventId>) -> BoxFuture<'_, Result<u64, StoreError>>;
+    fn remove(&self, ids: Vec<EventId>) -> StoreFuture<'_, u64>;
 
     /// Removes the versions of a coordinate that are older than this one, and refuses them from now on: their author
     /// replaced them by a version that is not wanted here. Returns the number of served ones.
     ///
     /// The default implementation does not refuse them later.
-    fn delist(
-        &self,
-        coordinate: Coordinate,
-        by: Version,
-        now: Timestamp,
-    ) -> BoxFuture<'_, Result<u64, StoreError>> {
+    fn delist(&self, coordinate: Coordinate, by: Version, now: Timestamp) -> StoreFuture<'_, u64> {
         Box::pin(async move {
             let coordinates = BTreeSet::from([coordinate]);
             let named = References { coordinates, ..References::default() };
@@ -409,18 +374,15 @@ pub trait EventStore: Send + Sync + 'static {
     }
 
     /// Returns the versions before which these coordinates were [delisted](Self::delist).
-    fn delisted(
-        &self,
-        _: Vec<Coordinate>,
-    ) -> BoxFuture<'_, Result<BTreeMap<Coordinate, Version>, StoreError>> {
+    fn delisted(&self, _: Vec<Coordinate>) -> StoreFuture<'_, BTreeMap<Coordinate, Version>> {
         Box::pin(std::future::ready(Ok(BTreeMap::new())))
     }
 
     /// Reclaims space: expired events, and unused deletion requests past their term. Returns the number of events.
     ///
     /// Expired events are not served in any case.
-    fn sweep(&self, now: Timestamp) -> BoxFuture<'_, Result<u64, StoreError>>;
+    fn sweep(&self, now: Timestamp) -> StoreFuture<'_, u64>;
 
     /// Finishes queued writes and stops; later calls fail with [`StoreError::Closed`].
-    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>>;
+    fn close(&self) -> StoreFuture<'_, ()>;
 }

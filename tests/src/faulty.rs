@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use futures_util::future::BoxFuture;
-use futures_util::stream::BoxStream;
-use grasp_relay::store::{Commit, EventStore, Inventory, Refusal, StoreError, StoredEvent};
+use grasp_relay::store::{
+    Commit, EventChunks, EventStore, Inventory, Refusal, StoreError, StoreFuture,
+};
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use nostr::nips::nip01::Coordinate;
@@ -44,11 +44,7 @@ struct Faulty {
 }
 
 impl EventStore for Faulty {
-    fn commit(
-        &self,
-        events: Vec<Arc<Event>>,
-        now: Timestamp,
-    ) -> BoxFuture<'_, Result<Commit, StoreError>> {
+    fn commit(&self, events: Vec<Arc<Event>>, now: Timestamp) -> StoreFuture<'_, Commit> {
         let state = events.iter().any(|event| event.kind == grasp_core::kinds::STATE);
         if state && self.fault.on.load(Ordering::SeqCst) {
             let error = std::io::Error::from(std::io::ErrorKind::StorageFull);
@@ -57,53 +53,40 @@ impl EventStore for Faulty {
         self.store.commit(events, now)
     }
 
-    fn refusal(
+    fn refusals(
         &self,
-        event: Arc<Event>,
+        events: Vec<Arc<Event>>,
         now: Timestamp,
-    ) -> BoxFuture<'_, Result<Option<Refusal>, StoreError>> {
-        self.store.refusal(event, now)
+    ) -> StoreFuture<'_, Vec<Option<Refusal>>> {
+        self.store.refusals(events, now)
     }
 
-    fn query(
-        &self,
-        filters: Vec<Filter>,
-        now: Timestamp,
-    ) -> BoxStream<'static, Result<Vec<StoredEvent>, StoreError>> {
+    fn query(&self, filters: Vec<Filter>, now: Timestamp) -> EventChunks {
         self.fault.queries.fetch_add(1, Ordering::SeqCst);
         self.store.query(filters, now)
     }
 
-    fn count(
-        &self,
-        filters: Vec<Filter>,
-        now: Timestamp,
-    ) -> BoxFuture<'_, Result<u64, StoreError>> {
+    fn count(&self, filters: Vec<Filter>, now: Timestamp) -> StoreFuture<'_, u64> {
         self.store.count(filters, now)
     }
 
-    fn inventory(
-        &self,
-        filter: Filter,
-        now: Timestamp,
-        max: usize,
-    ) -> BoxFuture<'_, Result<Inventory, StoreError>> {
+    fn inventory(&self, filter: Filter, now: Timestamp, max: usize) -> StoreFuture<'_, Inventory> {
         self.store.inventory(filter, now, max)
     }
 
-    fn superseded(&self, coordinate: Coordinate) -> BoxFuture<'_, Result<Vec<Event>, StoreError>> {
+    fn superseded(&self, coordinate: Coordinate) -> StoreFuture<'_, Vec<Event>> {
         self.store.superseded(coordinate)
     }
 
-    fn remove(&self, ids: Vec<EventId>) -> BoxFuture<'_, Result<u64, StoreError>> {
+    fn remove(&self, ids: Vec<EventId>) -> StoreFuture<'_, u64> {
         self.store.remove(ids)
     }
 
-    fn sweep(&self, now: Timestamp) -> BoxFuture<'_, Result<u64, StoreError>> {
+    fn sweep(&self, now: Timestamp) -> StoreFuture<'_, u64> {
         self.store.sweep(now)
     }
 
-    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn close(&self) -> StoreFuture<'_, ()> {
         self.store.close()
     }
 }

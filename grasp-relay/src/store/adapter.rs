@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
-use futures_util::stream::{self, BoxStream};
+use futures_util::stream;
 use grasp_core::admission::is_expired;
 use grasp_core::deletion::DeletionRequest;
 use grasp_core::{Identifier, kinds};
@@ -31,8 +31,8 @@ use nostr_database::{
 use super::StoreRules;
 use super::sqlite::SqliteStore;
 use super::{
-    Commit, EventStore, Inventory, REPOSITORY_KINDS, Refusal, Saved, StoreError, StoredEvent,
-    matches_nothing, repository_names,
+    Commit, EventChunks, EventStore, Inventory, REPOSITORY_KINDS, Refusal, Saved, StoreError,
+    StoreFuture, StoredEvent, matches_nothing, repository_names,
 };
 
 /// Events per chunk of a query.
@@ -70,11 +70,7 @@ impl<D: NostrDatabase> DatabaseStore<D> {
 }
 
 impl<D: NostrDatabase> EventStore for DatabaseStore<D> {
-    fn commit(
-        &self,
-        events: Vec<Arc<Event>>,
-        now: Timestamp,
-    ) -> BoxFuture<'_, Result<Commit, StoreError>> {
+    fn commit(&self, events: Vec<Arc<Event>>, now: Timestamp) -> StoreFuture<'_, Commit> {
         Box::pin(async move {
             let mut commit = Commit::default();
             for event in events {
@@ -90,19 +86,21 @@ impl<D: NostrDatabase> EventStore for DatabaseStore<D> {
         })
     }
 
-    fn refusal(
+    fn refusals(
         &self,
-        event: Arc<Event>,
+        events: Vec<Arc<Event>>,
         now: Timestamp,
-    ) -> BoxFuture<'_, Result<Option<Refusal>, StoreError>> {
-        Box::pin(async move { self.inner.refusal(&event, now).await })
+    ) -> StoreFuture<'_, Vec<Option<Refusal>>> {
+        Box::pin(async move {
+            let mut refusals = Vec::with_capacity(events.len());
+            for event in events {
+                refusals.push(self.inner.refusal(&event, now).await?);
+            }
+            Ok(refusals)
+        })
     }
 
-    fn query(
-        &self,
-        filters: Vec<Filter>,
-        now: Timestamp,
-    ) -> BoxStream<'static, Result<Vec<StoredEvent>, StoreError>> {
+    fn query(&self, filters: Vec<Filter>, now: Timestamp) -> EventChunks {
         let inner = Arc::clone(&self.inner);
         let found = async move { inner.find(filters, now).await };
         stream::once(found)
@@ -116,20 +114,11 @@ impl<D: NostrDatabase> EventStore for DatabaseStore<D> {
             .boxed()
     }
 
-    fn count(
-        &self,
-        filters: Vec<Filter>,
-        now: Timestamp,
-    ) -> BoxFuture<'_, Result<u64, StoreError>> {
+    fn count(&self, filters: Vec<Filter>, now: Timestamp) -> StoreFuture<'_, u64> {
         Box::pin(async move { Ok(self.inner.find(filters, now).await?.len() as u64) })
     }
 
-    fn inventory(
-        &self,
-        filter: Filter,
-        now: Timestamp,
-        max: usize,
-    ) -> BoxFuture<'_, Result<Inventory, StoreError>> {
+    fn inventory(&self, filter: Filter, now: Timestamp, max: usize) -> StoreFuture<'_, Inventory> {
         Box::pin(async move {
             let found = self.inner.find(vec![filter], now).await?;
             if found.len() > max {
@@ -140,11 +129,11 @@ impl<D: NostrDatabase> EventStore for DatabaseStore<D> {
         })
     }
 
-    fn superseded(&self, _: Coordinate) -> BoxFuture<'_, Result<Vec<Event>, StoreError>> {
+    fn superseded(&self, _: Coordinate) -> StoreFuture<'_, Vec<Event>> {
         Box::pin(async { self.inner.open().map(|_| Vec::new()) })
     }
 
-    fn remove(&self, ids: Vec<EventId>) -> BoxFuture<'_, Result<u64, StoreError>> {
+    fn remove(&self, ids: Vec<EventId>) -> StoreFuture<'_, u64> {
         Box::pin(async move {
             let database = self.inner.open()?;
             // The databases would take an empty list for "everything".
@@ -158,11 +147,11 @@ impl<D: NostrDatabase> EventStore for DatabaseStore<D> {
         })
     }
 
-    fn sweep(&self, _: Timestamp) -> BoxFuture<'_, Result<u64, StoreError>> {
+    fn sweep(&self, _: Timestamp) -> StoreFuture<'_, u64> {
         Box::pin(async { self.inner.open().map(|_| 0) })
     }
 
-    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn close(&self) -> StoreFuture<'_, ()> {
         self.inner.closed.store(true, Ordering::SeqCst);
         Box::pin(std::future::ready(Ok(())))
     }

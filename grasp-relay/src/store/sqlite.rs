@@ -26,8 +26,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use futures_util::future::BoxFuture;
-use futures_util::stream::{self, BoxStream};
+use futures_util::stream;
 use grasp_core::nip34::References;
 use grasp_core::{Identifier, Version};
 use nostr::event::{Event, EventId};
@@ -44,8 +43,8 @@ use self::tables::{Tables, Verdict};
 use self::wal::Wal;
 use self::writer::Writer;
 use super::{
-    Commit, EventStore, Inventory, Present, Refusal, StoreError, StoreRules, StoredEvent,
-    write_cost,
+    Commit, EventChunks, EventStore, Inventory, Present, Refusal, StoreError, StoreFuture,
+    StoreRules, write_cost,
 };
 
 /// Events removed in one transaction, so that saves queued behind it do not wait long.
@@ -190,11 +189,7 @@ impl fmt::Debug for SqliteStore {
 }
 
 impl EventStore for SqliteStore {
-    fn commit(
-        &self,
-        events: Vec<Arc<Event>>,
-        now: Timestamp,
-    ) -> BoxFuture<'_, Result<Commit, StoreError>> {
+    fn commit(&self, events: Vec<Arc<Event>>, now: Timestamp) -> StoreFuture<'_, Commit> {
         Box::pin(async move {
             let mut commit = Commit::default();
             let mut events = events.into_iter().peekable();
@@ -217,21 +212,11 @@ impl EventStore for SqliteStore {
         })
     }
 
-    fn refusal(
-        &self,
-        event: Arc<Event>,
-        now: Timestamp,
-    ) -> BoxFuture<'_, Result<Option<Refusal>, StoreError>> {
-        Box::pin(
-            async move { Ok(self.refusals(vec![event], now).await?.into_iter().next().flatten()) },
-        )
-    }
-
     fn refusals(
         &self,
         events: Vec<Arc<Event>>,
         now: Timestamp,
-    ) -> BoxFuture<'_, Result<Vec<Option<Refusal>>, StoreError>> {
+    ) -> StoreFuture<'_, Vec<Option<Refusal>>> {
         Box::pin(async move {
             let judge = move |tables: &Tables<'_>| {
                 events.iter().map(|event| tables.check(event, now)).collect::<Result<Vec<_>, _>>()
@@ -250,11 +235,7 @@ impl EventStore for SqliteStore {
         })
     }
 
-    fn query(
-        &self,
-        filters: Vec<Filter>,
-        now: Timestamp,
-    ) -> BoxStream<'static, Result<Vec<StoredEvent>, StoreError>> {
+    fn query(&self, filters: Vec<Filter>, now: Timestamp) -> EventChunks {
         let inner = Arc::clone(&self.inner);
         let cursor = QueryCursor::new(filters, now);
         stream::unfold(Some(cursor), move |cursor| {
@@ -264,11 +245,7 @@ impl EventStore for SqliteStore {
         .boxed()
     }
 
-    fn count(
-        &self,
-        filters: Vec<Filter>,
-        now: Timestamp,
-    ) -> BoxFuture<'_, Result<u64, StoreError>> {
+    fn count(&self, filters: Vec<Filter>, now: Timestamp) -> StoreFuture<'_, u64> {
         Box::pin(async move {
             let mut search = Search::new(filters, now);
             let mut count = 0;
@@ -283,11 +260,7 @@ impl EventStore for SqliteStore {
         })
     }
 
-    fn exists(
-        &self,
-        questions: Vec<Vec<Filter>>,
-        now: Timestamp,
-    ) -> BoxFuture<'_, Result<Vec<bool>, StoreError>> {
+    fn exists(&self, questions: Vec<Vec<Filter>>, now: Timestamp) -> StoreFuture<'_, Vec<bool>> {
         Box::pin(async move {
             let mut query = ExistsQuery::new(questions, now);
             loop {
@@ -306,11 +279,7 @@ impl EventStore for SqliteStore {
         })
     }
 
-    fn present(
-        &self,
-        named: References,
-        now: Timestamp,
-    ) -> BoxFuture<'_, Result<Present, StoreError>> {
+    fn present(&self, named: References, now: Timestamp) -> StoreFuture<'_, Present> {
         Box::pin(async move {
             let mut present = Present::default();
             let (ids, coordinates): (Vec<_>, Vec<_>) =
@@ -329,12 +298,7 @@ impl EventStore for SqliteStore {
         })
     }
 
-    fn inventory(
-        &self,
-        filter: Filter,
-        now: Timestamp,
-        max: usize,
-    ) -> BoxFuture<'_, Result<Inventory, StoreError>> {
+    fn inventory(&self, filter: Filter, now: Timestamp, max: usize) -> StoreFuture<'_, Inventory> {
         Box::pin(async move {
             let mut search = Search::new(vec![filter], now);
             let mut items = Vec::new();
@@ -358,7 +322,7 @@ impl EventStore for SqliteStore {
         })
     }
 
-    fn superseded(&self, coordinate: Coordinate) -> BoxFuture<'_, Result<Vec<Event>, StoreError>> {
+    fn superseded(&self, coordinate: Coordinate) -> StoreFuture<'_, Vec<Event>> {
         Box::pin(async move {
             let kept = self.inner.read(move |tables| tables.superseded(&coordinate)).await?;
             let parsed = kept.iter().map(Event::from_json);
@@ -366,7 +330,7 @@ impl EventStore for SqliteStore {
         })
     }
 
-    fn remove(&self, ids: Vec<EventId>) -> BoxFuture<'_, Result<u64, StoreError>> {
+    fn remove(&self, ids: Vec<EventId>) -> StoreFuture<'_, u64> {
         Box::pin(async move {
             self.inner.check_open()?;
             let mut removed = 0;
@@ -379,19 +343,14 @@ impl EventStore for SqliteStore {
         })
     }
 
-    fn delist(
-        &self,
-        coordinate: Coordinate,
-        by: Version,
-        _: Timestamp,
-    ) -> BoxFuture<'_, Result<u64, StoreError>> {
+    fn delist(&self, coordinate: Coordinate, by: Version, _: Timestamp) -> StoreFuture<'_, u64> {
         self.inner.write(1, move |tables| tables.delist(&coordinate, by))
     }
 
     fn delisted(
         &self,
         coordinates: Vec<Coordinate>,
-    ) -> BoxFuture<'_, Result<BTreeMap<Coordinate, Version>, StoreError>> {
+    ) -> StoreFuture<'_, BTreeMap<Coordinate, Version>> {
         Box::pin(self.inner.read(move |tables| {
             let mut found = BTreeMap::new();
             for coordinate in coordinates {
@@ -402,7 +361,7 @@ impl EventStore for SqliteStore {
         }))
     }
 
-    fn sweep(&self, now: Timestamp) -> BoxFuture<'_, Result<u64, StoreError>> {
+    fn sweep(&self, now: Timestamp) -> StoreFuture<'_, u64> {
         Box::pin(async move {
             let mut events = 0;
             loop {
@@ -415,7 +374,7 @@ impl EventStore for SqliteStore {
         })
     }
 
-    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn close(&self) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             self.inner.closed.store(true, Ordering::SeqCst);
             // The writer stops last: closing the last connection removes the write-ahead log.
@@ -427,7 +386,7 @@ impl EventStore for SqliteStore {
 }
 
 impl StoreInner {
-    fn write<T, W>(&self, weight: usize, work: W) -> BoxFuture<'_, Result<T, StoreError>>
+    fn write<T, W>(&self, weight: usize, work: W) -> StoreFuture<'_, T>
     where
         T: Send + 'static,
         W: FnOnce(&Tables<'_>) -> rusqlite::Result<T> + Send + 'static,

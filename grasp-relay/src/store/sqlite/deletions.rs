@@ -7,7 +7,7 @@ use grasp_core::Identifier;
 use grasp_core::deletion::{self, DeletionRequest, VanishScope};
 use nostr::event::{Event, Kind};
 use nostr::types::Timestamp;
-use rusqlite::{OptionalExtension, ToSql, params};
+use rusqlite::{ToSql, params};
 
 use super::schema::{Digest, newest, seconds};
 use super::tables::Tables;
@@ -41,9 +41,10 @@ impl Tables<'_> {
             _ => return Ok(()),
         }
         if !self.apply_request(event)? {
-            self.conn
-                .prepare_cached("INSERT OR IGNORE INTO unfinished (id) VALUES (?1)")?
-                .execute([event.id.as_bytes()])?;
+            self.execute(
+                "INSERT OR IGNORE INTO unfinished (id) VALUES (?1)",
+                [event.id.as_bytes()],
+            )?;
             self.unfinished.borrow_mut().push(Arc::clone(event));
         }
         Ok(())
@@ -57,9 +58,7 @@ impl Tables<'_> {
     ) -> rusqlite::Result<(bool, BTreeSet<Identifier>)> {
         let is_done = self.apply_request(request)?;
         if is_done {
-            self.conn
-                .prepare_cached("DELETE FROM unfinished WHERE id = ?1")?
-                .execute([request.id.as_bytes()])?;
+            self.execute("DELETE FROM unfinished WHERE id = ?1", [request.id.as_bytes()])?;
         }
         Ok((is_done, self.affected.take()))
     }
@@ -67,11 +66,10 @@ impl Tables<'_> {
     /// Returns a stored request that is not fully applied, if there is one.
     pub(super) fn next_unfinished(&self) -> rusqlite::Result<Option<Event>> {
         self.conn.execute("DELETE FROM unfinished WHERE id NOT IN (SELECT id FROM events)", [])?;
-        let json: Option<String> = self
-            .conn
-            .prepare_cached("SELECT json FROM events JOIN unfinished USING (id) LIMIT 1")?
-            .query_row([], |row| row.get(0))
-            .optional()?;
+        let json: Option<String> =
+            self.find("SELECT json FROM events JOIN unfinished USING (id) LIMIT 1", [], |row| {
+                row.get(0)
+            })?;
         Ok(json.and_then(|json| Event::from_json(json).ok()))
     }
 
@@ -125,20 +123,20 @@ impl Tables<'_> {
     }
 
     fn gate(&self, target: &Digest) -> rusqlite::Result<Option<Gate>> {
-        self.conn
-            .prepare_cached(
-                "SELECT requests.seq, newest FROM gates JOIN requests ON requests.seq = gates.request
+        self.find(
+            "SELECT requests.seq, newest FROM gates JOIN requests ON requests.seq = gates.request
                  WHERE target = ?1",
-            )?
-            .query_row([target], |row| Ok(Gate { request: row.get(0)?, newest: row.get(1)? }))
-            .optional()
+            [target],
+            |row| Ok(Gate { request: row.get(0)?, newest: row.get(1)? }),
+        )
     }
 
     /// Restarts the term of a request that has just blocked an event.
     pub(super) fn note_use(&self, request: i64, now: Timestamp) -> rusqlite::Result<()> {
-        self.conn
-            .prepare_cached("UPDATE requests SET clock = ?2 WHERE seq = ?1 AND clock <= ?3")?
-            .execute([request, seconds(now.as_secs()), seconds(noted_before(now))])?;
+        self.execute(
+            "UPDATE requests SET clock = ?2 WHERE seq = ?1 AND clock <= ?3",
+            [request, seconds(now.as_secs()), seconds(noted_before(now))],
+        )?;
         Ok(())
     }
 
@@ -147,9 +145,10 @@ impl Tables<'_> {
         if event.kind != Kind::EventDeletion {
             return Ok(false);
         }
-        self.conn
-            .prepare_cached("SELECT 1 FROM requests WHERE pubkey = ?1 AND id = ?2 AND retired = 1")?
-            .exists(params![event.pubkey.as_bytes(), event.id.as_bytes()])
+        self.exists(
+            "SELECT 1 FROM requests WHERE pubkey = ?1 AND id = ?2 AND retired = 1",
+            params![event.pubkey.as_bytes(), event.id.as_bytes()],
+        )
     }
 
     /// Returns whether the author asked to vanish up to a time that includes this event.
@@ -159,9 +158,10 @@ impl Tables<'_> {
         if event.kind == Kind::RequestToVanish {
             return Ok(false);
         }
-        self.conn
-            .prepare_cached("SELECT 1 FROM vanished WHERE pubkey = ?1 AND newest <= ?2")?
-            .exists(params![event.pubkey.as_bytes(), newest(event.created_at)])
+        self.exists(
+            "SELECT 1 FROM vanished WHERE pubkey = ?1 AND newest <= ?2",
+            params![event.pubkey.as_bytes(), newest(event.created_at)],
+        )
     }
 
     /// Records the gates of a deletion request.
@@ -178,11 +178,10 @@ impl Tables<'_> {
             match self.gate(&key)? {
                 Some(gate) if gate.newest < newest(event.created_at) => {
                     // The gate deletes more than this request would. It is still wanted, so its term restarts.
-                    self.conn
-                        .prepare_cached(
-                            "UPDATE requests SET clock = max(clock, ?2) WHERE seq = ?1",
-                        )?
-                        .execute([gate.request, seconds(now.as_secs())])?;
+                    self.execute(
+                        "UPDATE requests SET clock = max(clock, ?2) WHERE seq = ?1",
+                        [gate.request, seconds(now.as_secs())],
+                    )?;
                 }
                 _ => self.replace_gate(&key, number)?,
             }
@@ -210,10 +209,11 @@ impl Tables<'_> {
 
     /// Gates a target by this request instead of an earlier one: equal requests cost no more than one.
     fn replace_gate(&self, target: &Digest, request: i64) -> rusqlite::Result<()> {
-        self.conn.prepare_cached("DELETE FROM gates WHERE target = ?1")?.execute([target])?;
-        self.conn
-            .prepare_cached("INSERT INTO gates (target, request) VALUES (?1, ?2)")?
-            .execute(params![target, request])?;
+        self.execute("DELETE FROM gates WHERE target = ?1", [target])?;
+        self.execute(
+            "INSERT INTO gates (target, request) VALUES (?1, ?2)",
+            params![target, request],
+        )?;
         Ok(())
     }
 
@@ -237,19 +237,18 @@ impl Tables<'_> {
     }
 
     fn delete_id(&self, id: &[u8; 32], request: &Event) -> rusqlite::Result<()> {
-        let target: Option<i64> = self
-            .conn
-            .prepare_cached(
-                "SELECT seq FROM events WHERE id = ?1 AND pubkey = ?2 AND kind NOT IN (5, 62)",
-            )?
-            .query_row(params![id, request.pubkey.as_bytes()], |row| row.get(0))
-            .optional()?;
+        let target: Option<i64> = self.find(
+            "SELECT seq FROM events WHERE id = ?1 AND pubkey = ?2 AND kind NOT IN (5, 62)",
+            params![id, request.pubkey.as_bytes()],
+            |row| row.get(0),
+        )?;
         if let Some(seq) = target {
             self.remove_served(seq)?;
         }
-        self.conn
-            .prepare_cached("DELETE FROM superseded WHERE id = ?1 AND pubkey = ?2")?
-            .execute(params![id, request.pubkey.as_bytes()])?;
+        self.execute(
+            "DELETE FROM superseded WHERE id = ?1 AND pubkey = ?2",
+            params![id, request.pubkey.as_bytes()],
+        )?;
         Ok(())
     }
 
@@ -261,21 +260,21 @@ impl Tables<'_> {
                 self.remove_served(head.seq)?;
             }
         }
-        self.conn
-            .prepare_cached("DELETE FROM superseded WHERE coordinate = ?1 AND newest >= ?2")?
-            .execute(params![coordinate, until])?;
+        self.execute(
+            "DELETE FROM superseded WHERE coordinate = ?1 AND newest >= ?2",
+            params![coordinate, until],
+        )?;
         Ok(())
     }
 
     /// Records that an author vanished up to the request, if the request includes this service.
     fn gate_author(&self, request: &Event) -> rusqlite::Result<()> {
         if self.includes_this_service(request) {
-            self.conn
-                .prepare_cached(
-                    "INSERT INTO vanished (pubkey, newest) VALUES (?1, ?2)
+            self.execute(
+                "INSERT INTO vanished (pubkey, newest) VALUES (?1, ?2)
                      ON CONFLICT (pubkey) DO UPDATE SET newest = min(newest, excluded.newest)",
-                )?
-                .execute(params![request.pubkey.as_bytes(), newest(request.created_at)])?;
+                params![request.pubkey.as_bytes(), newest(request.created_at)],
+            )?;
         }
         Ok(())
     }
@@ -309,7 +308,7 @@ impl Tables<'_> {
         let copies = "SELECT seq FROM superseded WHERE pubkey = ?1 AND newest >= ?2";
         let copies = some(copies, author)?;
         for seq in &copies {
-            self.conn.prepare_cached("DELETE FROM superseded WHERE seq = ?1")?.execute([seq])?;
+            self.execute("DELETE FROM superseded WHERE seq = ?1", [seq])?;
         }
         let requests = "SELECT seq FROM requests WHERE pubkey = ?1 AND newest >= ?2";
         let requests = some(requests, author)?;
@@ -317,7 +316,7 @@ impl Tables<'_> {
             for forget in
                 ["DELETE FROM gates WHERE request = ?1", "DELETE FROM requests WHERE seq = ?1"]
             {
-                self.conn.prepare_cached(forget)?.execute([seq])?;
+                self.execute(forget, [seq])?;
             }
         }
         Ok(written.len().max(copies.len()) < MAX_ERASED_EVENTS

@@ -9,7 +9,7 @@ use grasp_core::{Identifier, Version, deletion};
 use nostr::event::{Event, EventId};
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
-use rusqlite::{Connection, OptionalExtension, named_params, params};
+use rusqlite::{Connection, OptionalExtension, Params, Row, named_params, params};
 
 use super::schema::{Digest, Keys, Position, seconds};
 use super::search::Expired;
@@ -78,6 +78,26 @@ impl<'a> Tables<'a> {
         let (pending, expired_until, affected, unfinished) = Default::default();
         let erase_budget = Cell::new(MAX_ERASED_ROWS);
         Self { conn, keys, rules, pending, expired_until, erase_budget, unfinished, affected }
+    }
+
+    /// Executes a cached statement; returns the number of changed rows.
+    pub(super) fn execute(&self, sql: &str, params: impl Params) -> rusqlite::Result<usize> {
+        self.conn.prepare_cached(sql)?.execute(params)
+    }
+
+    /// Returns whether a cached statement finds a row.
+    pub(super) fn exists(&self, sql: &str, params: impl Params) -> rusqlite::Result<bool> {
+        self.conn.prepare_cached(sql)?.exists(params)
+    }
+
+    /// Reads the first row of a cached statement, if there is one.
+    pub(super) fn find<T>(
+        &self,
+        sql: &str,
+        params: impl Params,
+        read: impl FnOnce(&Row<'_>) -> rusqlite::Result<T>,
+    ) -> rusqlite::Result<Option<T>> {
+        self.conn.prepare_cached(sql)?.query_row(params, read).optional()
     }
 
     /// Writes the deferred list rows; must be called before the transaction is committed.
@@ -188,21 +208,21 @@ impl<'a> Tables<'a> {
             gone += 1;
         }
         if self.delisted_by(&key)?.is_none_or(|known| by < known) {
-            self.conn
-                .prepare_cached(
-                    "INSERT OR REPLACE INTO delisted (coordinate, newest, id) VALUES (?1, ?2, ?3)",
-                )?
-                .execute(params![key, by.newest(), by.id()])?;
+            self.execute(
+                "INSERT OR REPLACE INTO delisted (coordinate, newest, id) VALUES (?1, ?2, ?3)",
+                params![key, by.newest(), by.id()],
+            )?;
         }
         Ok(gone)
     }
 
     /// Returns the version before which a coordinate was delisted.
     pub(super) fn delisted_by(&self, coordinate: &Digest) -> rusqlite::Result<Option<Position>> {
-        self.conn
-            .prepare_cached("SELECT newest, id FROM delisted WHERE coordinate = ?1")?
-            .query_row([coordinate], Position::read)
-            .optional()
+        self.find(
+            "SELECT newest, id FROM delisted WHERE coordinate = ?1",
+            [coordinate],
+            Position::read,
+        )
     }
 
     fn is_delisted(&self, event: &Event) -> rusqlite::Result<bool> {
@@ -268,14 +288,13 @@ impl<'a> Tables<'a> {
         let lists = self.keys.lists(event);
         self.pending.borrow_mut().extend(lists.map(|list| ListEntry { list, at, kind, seq }));
         if let Some(key) = coordinate {
-            self.conn
-                .prepare_cached("INSERT INTO heads (coordinate, seq) VALUES (?1, ?2)")?
-                .execute(params![key, seq])?;
+            self.execute("INSERT INTO heads (coordinate, seq) VALUES (?1, ?2)", params![key, seq])?;
         }
         if let Some(end) = event.tags.expiration() {
-            self.conn
-                .prepare_cached("INSERT INTO expirations (at, seq) VALUES (?1, ?2)")?
-                .execute([seconds(end.as_secs()), seq])?;
+            self.execute(
+                "INSERT INTO expirations (at, seq) VALUES (?1, ?2)",
+                [seconds(end.as_secs()), seq],
+            )?;
         }
         Ok(())
     }
@@ -285,20 +304,16 @@ impl<'a> Tables<'a> {
     }
 
     fn served(&self, id: &[u8; 32]) -> rusqlite::Result<Option<Served>> {
-        self.conn
-            .prepare_cached("SELECT newest, id, seq FROM events WHERE id = ?1")?
-            .query_row([id], Served::read)
-            .optional()
+        self.find("SELECT newest, id, seq FROM events WHERE id = ?1", [id], Served::read)
     }
 
     pub(super) fn head(&self, coordinate: &Digest) -> rusqlite::Result<Option<Served>> {
-        self.conn
-            .prepare_cached(
-                "SELECT newest, id, events.seq FROM heads JOIN events USING (seq)
+        self.find(
+            "SELECT newest, id, events.seq FROM heads JOIN events USING (seq)
                  WHERE coordinate = ?1",
-            )?
-            .query_row([coordinate], Served::read)
-            .optional()
+            [coordinate],
+            Served::read,
+        )
     }
 
     /// Replaces a served version by a better one.
@@ -316,34 +331,30 @@ impl<'a> Tables<'a> {
         }
         let at = Position::of(event);
         let end = event.tags.expiration().map(|end| seconds(end.as_secs()));
-        self.conn
-            .prepare_cached(
-                "INSERT OR IGNORE INTO superseded (coordinate, newest, id, pubkey, expires_at, json)
+        self.execute(
+            "INSERT OR IGNORE INTO superseded (coordinate, newest, id, pubkey, expires_at, json)
                  VALUES (:coordinate, :newest, :id, :pubkey, :end, :json)",
-            )?
-            .execute(named_params! {
+            named_params! {
                 ":coordinate": coordinate,
                 ":newest": at.newest(),
                 ":id": at.id(),
                 ":pubkey": event.pubkey.as_bytes(),
                 ":end": end,
                 ":json": event.as_json(),
-            })?;
+            },
+        )?;
         let kept = i64::try_from(self.rules.kept_versions).unwrap_or(i64::MAX);
-        self.conn
-            .prepare_cached(
-                "DELETE FROM superseded WHERE seq IN (SELECT seq FROM superseded
+        self.execute(
+            "DELETE FROM superseded WHERE seq IN (SELECT seq FROM superseded
                  WHERE coordinate = ?1 ORDER BY newest, id LIMIT -1 OFFSET ?2)",
-            )?
-            .execute(params![coordinate, kept])?;
+            params![coordinate, kept],
+        )?;
         Ok(())
     }
 
     fn drop_kept_version(&self, event: &Event) -> rusqlite::Result<()> {
         if keeps_versions(event.kind) {
-            self.conn
-                .prepare_cached("DELETE FROM superseded WHERE id = ?1")?
-                .execute([event.id.as_bytes()])?;
+            self.execute("DELETE FROM superseded WHERE id = ?1", [event.id.as_bytes()])?;
         }
         Ok(())
     }
@@ -358,10 +369,8 @@ impl Tables<'_> {
                 self.erase(served.seq)?;
                 removed += 1;
             }
-            removed += self
-                .conn
-                .prepare_cached("DELETE FROM superseded WHERE id = ?1")?
-                .execute([id.as_bytes()])? as u64;
+            removed +=
+                self.execute("DELETE FROM superseded WHERE id = ?1", [id.as_bytes()])? as u64;
         }
         Ok(removed)
     }
@@ -401,10 +410,10 @@ impl Tables<'_> {
         head: &Served,
         now: Timestamp,
     ) -> rusqlite::Result<bool> {
-        let has_ended = self
-            .conn
-            .prepare_cached("SELECT 1 FROM expirations WHERE seq = ?1 AND at <= ?2")?
-            .exists([head.seq, seconds(now.as_secs())])?;
+        let has_ended = self.exists(
+            "SELECT 1 FROM expirations WHERE seq = ?1 AND at <= ?2",
+            [head.seq, seconds(now.as_secs())],
+        )?;
         Ok(has_ended && self.remove_served(head.seq)?)
     }
 
@@ -429,11 +438,8 @@ impl Tables<'_> {
         if self.pending.borrow().first().is_some_and(|first| first.seq <= seq) {
             self.flush()?;
         }
-        let json: Option<String> = self
-            .conn
-            .prepare_cached("DELETE FROM events WHERE seq = ?1 RETURNING json")?
-            .query_row([seq], |row| row.get(0))
-            .optional()?;
+        let json: Option<String> =
+            self.find("DELETE FROM events WHERE seq = ?1 RETURNING json", [seq], |row| row.get(0))?;
         let Some(event) = json.and_then(|json| Event::from_json(json).ok()) else {
             return Ok(None);
         };
@@ -446,14 +452,16 @@ impl Tables<'_> {
             delete.execute(params![list, at.newest(), at.id()])?;
         }
         if let Some(coordinate) = grasp_core::deletion::coordinate(&event) {
-            self.conn
-                .prepare_cached("DELETE FROM heads WHERE coordinate = ?1 AND seq = ?2")?
-                .execute(params![self.keys.coordinate(&coordinate), seq])?;
+            self.execute(
+                "DELETE FROM heads WHERE coordinate = ?1 AND seq = ?2",
+                params![self.keys.coordinate(&coordinate), seq],
+            )?;
         }
         if let Some(end) = event.tags.expiration() {
-            self.conn
-                .prepare_cached("DELETE FROM expirations WHERE at = ?1 AND seq = ?2")?
-                .execute([seconds(end.as_secs()), seq])?;
+            self.execute(
+                "DELETE FROM expirations WHERE at = ?1 AND seq = ?2",
+                [seconds(end.as_secs()), seq],
+            )?;
         }
         Ok(Some(event))
     }
@@ -476,7 +484,7 @@ impl Tables<'_> {
         }
         let copies = self.due("SELECT seq FROM superseded WHERE expires_at <= ?1", now)?;
         for seq in &copies {
-            self.conn.prepare_cached("DELETE FROM superseded WHERE seq = ?1")?.execute([seq])?;
+            self.execute("DELETE FROM superseded WHERE seq = ?1", [seq])?;
         }
         let more = removed < due.len() || due.len().max(copies.len()) == SWEEP_BATCH;
         Ok(Swept { events: (removed + copies.len()) as u64, more })
@@ -512,7 +520,7 @@ impl Tables<'_> {
             for forget in
                 ["DELETE FROM gates WHERE request = ?1", "DELETE FROM requests WHERE seq = ?1"]
             {
-                self.conn.prepare_cached(forget)?.execute([request])?;
+                self.execute(forget, [request])?;
             }
         }
         Ok(Swept { events: 0, more: due.len() == SWEEP_BATCH })

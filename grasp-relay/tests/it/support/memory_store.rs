@@ -9,14 +9,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use futures_util::future::{self, BoxFuture};
-use futures_util::stream::{self, BoxStream};
+use futures_util::future;
+use futures_util::stream;
 use grasp_core::admission::{Needs, is_expired};
 use grasp_core::deletion::{self, DeletionRequest, VanishScope};
 use grasp_core::nip34::Proposal;
 use grasp_core::{Identifier, Version, kinds};
 use grasp_relay::store::{
-    Commit, EventStore, Inventory, Refusal, Saved, StoreError, StoreRules, StoredEvent,
+    Commit, EventChunks, EventStore, Inventory, Refusal, Saved, StoreError, StoreFuture,
+    StoreRules, StoredEvent,
 };
 use nostr::event::{Event, EventId, Kind};
 use nostr::filter::Filter;
@@ -66,10 +67,7 @@ impl MemoryStore {
         }
     }
 
-    fn with<T>(
-        &self,
-        work: impl FnOnce(&StoreRules, &mut State) -> T,
-    ) -> BoxFuture<'_, Result<T, StoreError>>
+    fn with<T>(&self, work: impl FnOnce(&StoreRules, &mut State) -> T) -> StoreFuture<'_, T>
     where
         T: Send + 'static,
     {
@@ -79,11 +77,7 @@ impl MemoryStore {
 }
 
 impl EventStore for MemoryStore {
-    fn commit(
-        &self,
-        events: Vec<Arc<Event>>,
-        now: Timestamp,
-    ) -> BoxFuture<'_, Result<Commit, StoreError>> {
+    fn commit(&self, events: Vec<Arc<Event>>, now: Timestamp) -> StoreFuture<'_, Commit> {
         self.with(|rules, state| {
             state.expire(now);
             let saved = events.into_iter().map(|event| state.save(rules, event, now)).collect();
@@ -91,28 +85,17 @@ impl EventStore for MemoryStore {
         })
     }
 
-    fn refusal(
+    fn refusals(
         &self,
-        event: Arc<Event>,
+        events: Vec<Arc<Event>>,
         now: Timestamp,
-    ) -> BoxFuture<'_, Result<Option<Refusal>, StoreError>> {
+    ) -> StoreFuture<'_, Vec<Option<Refusal>>> {
         self.with(|_, state| {
-            if state.knows(&event) && !is_expired(&event, now) {
-                return None;
-            }
-            let refusal = state.refusal(&event, now);
-            if refusal == Some(Refusal::Deleted) {
-                state.note_use(&event, now);
-            }
-            refusal
+            events.iter().map(|event| state.known_refusal(event, now)).collect::<Vec<_>>()
         })
     }
 
-    fn query(
-        &self,
-        filters: Vec<Filter>,
-        now: Timestamp,
-    ) -> BoxStream<'static, Result<Vec<StoredEvent>, StoreError>> {
+    fn query(&self, filters: Vec<Filter>, now: Timestamp) -> EventChunks {
         let found = self.open().map(|state| state.find(&filters, now));
         let stored = |event: &Arc<Event>| StoredEvent {
             id: event.id,
@@ -128,20 +111,11 @@ impl EventStore for MemoryStore {
         stream::iter(chunks).boxed()
     }
 
-    fn count(
-        &self,
-        filters: Vec<Filter>,
-        now: Timestamp,
-    ) -> BoxFuture<'_, Result<u64, StoreError>> {
+    fn count(&self, filters: Vec<Filter>, now: Timestamp) -> StoreFuture<'_, u64> {
         self.with(|_, state| state.find(&filters, now).len() as u64)
     }
 
-    fn inventory(
-        &self,
-        filter: Filter,
-        now: Timestamp,
-        max: usize,
-    ) -> BoxFuture<'_, Result<Inventory, StoreError>> {
+    fn inventory(&self, filter: Filter, now: Timestamp, max: usize) -> StoreFuture<'_, Inventory> {
         self.with(|_, state| {
             let found = state.find(&[filter], now);
             if found.len() > max {
@@ -154,7 +128,7 @@ impl EventStore for MemoryStore {
         })
     }
 
-    fn superseded(&self, coordinate: Coordinate) -> BoxFuture<'_, Result<Vec<Event>, StoreError>> {
+    fn superseded(&self, coordinate: Coordinate) -> StoreFuture<'_, Vec<Event>> {
         self.with(|_, state| {
             let mut kept: Vec<_> = versions(&state.superseded, &coordinate).collect();
             kept.sort_by_key(|event| place(event));
@@ -162,19 +136,14 @@ impl EventStore for MemoryStore {
         })
     }
 
-    fn remove(&self, ids: Vec<EventId>) -> BoxFuture<'_, Result<u64, StoreError>> {
+    fn remove(&self, ids: Vec<EventId>) -> StoreFuture<'_, u64> {
         self.with(|_, state| {
             let ids: BTreeSet<EventId> = ids.into_iter().collect();
             state.erase(|event| ids.contains(&event.id))
         })
     }
 
-    fn delist(
-        &self,
-        coordinate: Coordinate,
-        by: Version,
-        _: Timestamp,
-    ) -> BoxFuture<'_, Result<u64, StoreError>> {
+    fn delist(&self, coordinate: Coordinate, by: Version, _: Timestamp) -> StoreFuture<'_, u64> {
         self.with(|_, state| {
             let older: Vec<_> = versions(&state.served, &coordinate)
                 .filter(|served| Version::of(served) < by)
@@ -190,14 +159,14 @@ impl EventStore for MemoryStore {
     fn delisted(
         &self,
         coordinates: Vec<Coordinate>,
-    ) -> BoxFuture<'_, Result<BTreeMap<Coordinate, Version>, StoreError>> {
+    ) -> StoreFuture<'_, BTreeMap<Coordinate, Version>> {
         self.with(|_, state| {
             let by = |at: Coordinate| Some((at.clone(), *state.delisted.get(&at)?));
             coordinates.into_iter().filter_map(by).collect()
         })
     }
 
-    fn sweep(&self, now: Timestamp) -> BoxFuture<'_, Result<u64, StoreError>> {
+    fn sweep(&self, now: Timestamp) -> StoreFuture<'_, u64> {
         self.with(|rules, state| {
             let expired = state.expire(now);
             let retired = ago(now, rules.deletions_served);
@@ -212,7 +181,7 @@ impl EventStore for MemoryStore {
         })
     }
 
-    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn close(&self) -> StoreFuture<'_, ()> {
         if let Ok(mut state) = self.open() {
             state.closed = true;
         }
@@ -282,6 +251,17 @@ impl State {
         for (_, id) in kept.into_iter().skip(rules.kept_versions) {
             self.superseded.retain(|kept| kept.id != id);
         }
+    }
+
+    fn known_refusal(&mut self, event: &Event, now: Timestamp) -> Option<Refusal> {
+        if self.knows(event) && !is_expired(event, now) {
+            return None;
+        }
+        let refusal = self.refusal(event, now);
+        if refusal == Some(Refusal::Deleted) {
+            self.note_use(event, now);
+        }
+        refusal
     }
 
     fn refusal(&self, event: &Event, now: Timestamp) -> Option<Refusal> {
