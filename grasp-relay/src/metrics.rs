@@ -13,17 +13,15 @@
 //! assert!(metrics.render(&[&SEEN]).ends_with("grasp_seen_total{colour=\"red\"} 2\n"));
 //! ```
 
-mod http;
-mod ingest;
+mod counting;
 pub mod table;
-mod text;
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-pub use self::http::count_requests;
-pub use self::ingest::CountedIngest;
+pub use self::counting::{CountedIngest, count_requests};
 
 /// Limits the series of one metric; further ones share the label [`OTHER_LABEL`].
 ///
@@ -158,7 +156,7 @@ impl Metrics {
         let families = self.families();
         let mut text = String::new();
         for metric in metrics {
-            text::write(&mut text, metric, families.get(metric.name));
+            write_metric(&mut text, metric, families.get(metric.name));
         }
         text
     }
@@ -204,6 +202,64 @@ impl Histogram {
             *bucket += u64::from(seconds <= bound);
         }
     }
+}
+
+/// Writes one metric with its header lines. A metric without labels is written even before its first update.
+fn write_metric(text: &mut String, metric: &Metric, family: Option<&SeriesMap>) {
+    let (name, help) = (metric.name, metric.help);
+    let kind = match metric.kind {
+        Kind::Counter => "counter",
+        Kind::Gauge => "gauge",
+        Kind::Histogram => "histogram",
+    };
+    let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    let initial = match metric.kind {
+        Kind::Histogram => Value::Histogram(Histogram::default()),
+        _ => Value::Number(0.0),
+    };
+    match family {
+        None if metric.labels.is_empty() => write_series(text, metric, &[], &initial),
+        None => {}
+        Some(family) => {
+            for (labels, value) in family {
+                write_series(text, metric, labels, value);
+            }
+        }
+    }
+}
+
+fn write_series(text: &mut String, metric: &Metric, labels: &[Box<str>], value: &Value) {
+    let name = metric.name;
+    let labels = label_pairs(metric, labels);
+    match value {
+        Value::Number(number) => write_line(text, name, &labels, *number),
+        Value::Histogram(histogram) => {
+            let name = |part: &str| format!("{name}_{part}");
+            let bounds = BUCKET_BOUNDS.iter().map(f64::to_string).chain(["+Inf".to_owned()]);
+            for (bound, count) in bounds.zip(histogram.buckets.iter().chain([&histogram.count])) {
+                let labels = [&labels[..], &[format!("le=\"{bound}\"")]].concat();
+                write_line(text, &name("bucket"), &labels, *count as f64);
+            }
+            write_line(text, &name("sum"), &labels, histogram.seconds);
+            write_line(text, &name("count"), &labels, histogram.count as f64);
+        }
+    }
+}
+
+fn label_pairs(metric: &Metric, labels: &[Box<str>]) -> Vec<String> {
+    let pairs = metric.labels.iter().zip(labels);
+    pairs.map(|(name, value)| format!("{name}=\"{}\"", escape(value))).collect()
+}
+
+fn write_line(text: &mut String, name: &str, labels: &[String], value: f64) {
+    let _ = match labels {
+        [] => writeln!(text, "{name} {value}"),
+        labels => writeln!(text, "{name}{{{}}} {value}", labels.join(",")),
+    };
+}
+
+fn escape(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 #[cfg(test)]

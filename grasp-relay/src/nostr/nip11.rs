@@ -17,19 +17,23 @@ use super::limits::Limits;
 /// assert!(card.contains(r#""supported_grasps":["GRASP-01"]"#));
 /// assert!(card.contains(r#""max_limit":5000"#));
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RelayInfo {
     /// The display name.
     pub name: String,
     /// The description, a few sentences.
     pub description: String,
     /// The operator's key.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub pubkey: Option<PublicKey>,
     /// The key that the service itself signs with.
+    #[serde(rename = "self", skip_serializing_if = "Option::is_none")]
     pub service_key: Option<PublicKey>,
     /// Another way to contact the operator.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub contact: Option<String>,
     /// The address of an icon.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub icon: Option<String>,
     /// The name of the software.
     pub software: String,
@@ -42,8 +46,10 @@ pub struct RelayInfo {
     /// The criteria by which repositories are accepted, as text; never empty.
     pub repo_acceptance_criteria: String,
     /// The curation of events beyond spam control, if there is any.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub curation: Option<String>,
     /// The time by which an event may be ahead of the clock, if ingest checks it.
+    #[serde(skip)]
     pub created_at_ahead: Option<Duration>,
 }
 
@@ -69,23 +75,8 @@ impl Default for RelayInfo {
 
 #[derive(Serialize)]
 struct Document<'a> {
-    name: &'a str,
-    description: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pubkey: Option<&'a PublicKey>,
-    #[serde(rename = "self", skip_serializing_if = "Option::is_none")]
-    service_key: Option<&'a PublicKey>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    contact: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    icon: Option<&'a str>,
-    software: &'a str,
-    version: &'a str,
-    supported_nips: &'a [u16],
-    supported_grasps: &'a [String],
-    repo_acceptance_criteria: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    curation: Option<&'a str>,
+    #[serde(flatten)]
+    info: &'a RelayInfo,
     limitation: Limitation,
 }
 
@@ -107,21 +98,7 @@ struct Limitation {
 impl RelayInfo {
     /// Returns the document as JSON.
     pub fn document(&self, limits: &Limits) -> String {
-        let document = Document {
-            name: &self.name,
-            description: &self.description,
-            pubkey: self.pubkey.as_ref(),
-            service_key: self.service_key.as_ref(),
-            contact: self.contact.as_deref(),
-            icon: self.icon.as_deref(),
-            software: &self.software,
-            version: &self.version,
-            supported_nips: &self.supported_nips,
-            supported_grasps: &self.supported_grasps,
-            repo_acceptance_criteria: &self.repo_acceptance_criteria,
-            curation: self.curation.as_deref(),
-            limitation: self.limitation(limits),
-        };
+        let document = Document { info: self, limitation: self.limitation(limits) };
         serde_json::to_string(&document).expect("strings and numbers always have a JSON form")
     }
 

@@ -325,7 +325,7 @@ mod tests {
         let _client = limiter.admit_forwarded(proxy, &forwarded("6.6.6.6, 1.2.3.4, 10.0.0.2"));
         assert!(limiter.admit_forwarded(proxy, &forwarded("7.7.7.7, 1.2.3.4")).is_none());
         assert!(limiter.admit_forwarded(proxy, &forwarded("1.2.3.4, 7.7.7.7")).is_some());
-        // Somebody else may write what they like.
+        // The header of any other peer is ignored.
         let stranger = ip("8.8.8.8");
         assert!(limiter.admit_forwarded(stranger, &forwarded("1.2.3.4")).is_some());
     }

@@ -1,0 +1,233 @@
+//! Counts HTTP requests, and received events by verdict.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::Response;
+use futures_util::future::BoxFuture;
+use grasp_core::Verified;
+use grasp_core::admission::{Hold, Known, Origin, Rejection, SyncPath, Verdict};
+use nostr::event::Event;
+
+use super::Metrics;
+use super::table::{EVENTS, INGEST, REJECTIONS, REQUEST_TIME, REQUESTS, REQUESTS_OPEN};
+use crate::ingest::Ingest;
+
+/// Counts the requests to these routes.
+pub fn count_requests(routes: Router, metrics: Metrics) -> Router {
+    routes.layer(from_fn_with_state(metrics, count))
+}
+
+async fn count(State(metrics): State<Metrics>, request: Request, next: Next) -> Response {
+    let what = path_label(request.uri().path(), request.uri().query().unwrap_or_default());
+    let began = Instant::now();
+    let open = OpenRequest::new(metrics, what);
+    let response = next.run(request).await;
+    open.metrics.observe(&REQUEST_TIME, &[what], began.elapsed());
+    open.metrics.add(&REQUESTS, &[what, status_class(response.status().as_u16())], 1);
+    response
+}
+
+/// Counts a request as open until it is dropped, as when its client disconnects.
+struct OpenRequest {
+    metrics: Metrics,
+    what: &'static str,
+}
+
+impl OpenRequest {
+    fn new(metrics: Metrics, what: &'static str) -> Self {
+        metrics.change(&REQUESTS_OPEN, &[what], |open| *open += 1.0);
+        Self { metrics, what }
+    }
+}
+
+impl Drop for OpenRequest {
+    fn drop(&mut self) {
+        self.metrics.change(&REQUESTS_OPEN, &[self.what], |open| *open -= 1.0);
+    }
+}
+
+/// Returns the label of a path, one of a few for any request.
+fn path_label(path: &str, query: &str) -> &'static str {
+    match path.rsplit('/').next().unwrap_or_default() {
+        "git-upload-pack" => "fetch",
+        "git-receive-pack" => "push",
+        "refs" if query.contains("git-receive-pack") => "push_refs",
+        "refs" => "fetch_refs",
+        "health" => "health",
+        "metrics" => "metrics",
+        "status" | "status.json" => "status",
+        _ => "page",
+    }
+}
+
+fn status_class(status: u16) -> &'static str {
+    match status {
+        100..=199 => "1xx",
+        200..=299 => "2xx",
+        300..=399 => "3xx",
+        400..=499 => "4xx",
+        _ => "5xx",
+    }
+}
+
+/// Counts the verdicts of another [`Ingest`].
+pub struct CountedIngest<I> {
+    inner: I,
+    metrics: Metrics,
+}
+
+impl<I> CountedIngest<I> {
+    /// Wraps an [`Ingest`].
+    pub fn new(inner: I, metrics: Metrics) -> Self {
+        Self { inner, metrics }
+    }
+
+    fn count(&self, source: &str, verdicts: &[Verdict]) {
+        for verdict in verdicts {
+            self.metrics.add(&EVENTS, &[source, outcome_label(verdict)], 1);
+            if let Verdict::Reject(rejection) = verdict {
+                self.metrics.add(&REJECTIONS, &[reason_label(rejection)], 1);
+            }
+        }
+    }
+}
+
+impl<I: Ingest> Ingest for CountedIngest<I> {
+    fn ingest_verified(
+        &self,
+        events: Vec<Verified<Arc<Event>>>,
+        origin: Origin,
+    ) -> BoxFuture<'_, Vec<Verdict>> {
+        Box::pin(async move {
+            let (source, began) = (source_label(&origin), Instant::now());
+            let verdicts = self.inner.ingest_verified(events, origin).await;
+            self.metrics.observe(&INGEST, &[], began.elapsed());
+            self.count(source, &verdicts);
+            verdicts
+        })
+    }
+
+    /// Delegates to the inner method, because `ingest_verified` is not given forged events, which count too.
+    fn ingest(&self, events: Vec<Event>, origin: Origin) -> BoxFuture<'_, Vec<Verdict>> {
+        Box::pin(async move {
+            let (source, began) = (source_label(&origin), Instant::now());
+            let verdicts = self.inner.ingest(events, origin).await;
+            self.metrics.observe(&INGEST, &[], began.elapsed());
+            self.count(source, &verdicts);
+            verdicts
+        })
+    }
+}
+
+fn source_label(origin: &Origin) -> &'static str {
+    match origin {
+        Origin::Client { .. } => "client",
+        Origin::Sync { path: SyncPath::Live, .. } => "live",
+        Origin::Sync { path: SyncPath::CatchUp, .. } => "catch_up",
+        Origin::Sync { path: SyncPath::Daily, .. } => "daily",
+    }
+}
+
+fn outcome_label(verdict: &Verdict) -> &'static str {
+    match verdict {
+        Verdict::Accept(_) => "stored",
+        Verdict::Hold(Hold::Announcement | Hold::State(_) | Hold::Proposal) => "held",
+        Verdict::Broadcast => "broadcast",
+        Verdict::Known(Known::Superseded) => "superseded",
+        Verdict::Known(_) => "known",
+        Verdict::Delist { .. } => "delisted",
+        Verdict::Reject(_) => "rejected",
+    }
+}
+
+fn reason_label(rejection: &Rejection) -> &'static str {
+    match rejection {
+        Rejection::Forged => "forged",
+        Rejection::Malformed(_) => "malformed",
+        Rejection::Expired => "expired",
+        Rejection::TooFarAhead => "too_far_ahead",
+        Rejection::Protected => "protected",
+        Rejection::ProtectedRepost => "protected_repost",
+        Rejection::Deleted => "deleted",
+        Rejection::Vanished => "vanished",
+        Rejection::Banned => "banned",
+        Rejection::NotListed { .. } => "not_listed",
+        Rejection::NoAnnouncement => "no_announcement",
+        Rejection::NotMaintainer(_) => "not_maintainer",
+        Rejection::Unrelated => "unrelated",
+        Rejection::UnknownAuthor => "unknown_author",
+        Rejection::NeverStored => "never_stored",
+        Rejection::ForeignDeletion => "foreign_deletion",
+        Rejection::TooManyTargets => "too_many_targets",
+        Rejection::Quota => "quota",
+        Rejection::RateLimited => "rate_limited",
+        Rejection::Busy => "busy",
+        Rejection::Internal => "internal",
+        _ => "other",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_have_one_of_a_few_labels() {
+        for (path, query, label) in [
+            ("/npub1x/y.git/info/refs", "service=git-upload-pack", "fetch_refs"),
+            ("/npub1x/y.git/info/refs", "service=git-receive-pack", "push_refs"),
+            ("/npub1x/y.git/git-upload-pack", "", "fetch"),
+            ("/npub1x/y.git/git-receive-pack", "", "push"),
+            ("/anything/else", "a=b", "page"),
+            ("/health", "", "health"),
+        ] {
+            assert_eq!(path_label(path, query), label, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_request_that_ends_early_is_no_longer_open() {
+        let metrics = Metrics::default();
+        let open = OpenRequest::new(metrics.clone(), "push");
+        assert_eq!(metrics.value(&REQUESTS_OPEN, &["push"]), Some(1.0));
+        drop(open);
+        assert_eq!(metrics.value(&REQUESTS_OPEN, &["push"]), Some(0.0));
+    }
+
+    struct Always(Verdict);
+
+    impl Ingest for Always {
+        fn ingest_verified(
+            &self,
+            events: Vec<Verified<Arc<Event>>>,
+            _: Origin,
+        ) -> BoxFuture<'_, Vec<Verdict>> {
+            Box::pin(async move { vec![self.0.clone(); events.len()] })
+        }
+    }
+
+    fn note(text: &str) -> Verified<Arc<Event>> {
+        use nostr::event::{EventBuilder, FinalizeEvent, Kind};
+        let keys = nostr::key::Keys::generate();
+        let event = EventBuilder::new(Kind::from_u16(1), text).finalize(&keys).unwrap();
+        Verified::check(event).unwrap().share()
+    }
+
+    #[tokio::test]
+    async fn verdicts_are_counted_by_source() {
+        let metrics = Metrics::default();
+        let ingest =
+            CountedIngest::new(Always(Verdict::Reject(Rejection::Banned)), metrics.clone());
+        let _ = ingest.ingest_verified(vec![note("a"), note("b")], Origin::anonymous()).await;
+        let relay = "wss://relay.example.com".parse().unwrap();
+        let origin = Origin::Sync { relay, path: SyncPath::Daily };
+        let _ = ingest.ingest_verified(vec![note("c")], origin).await;
+        assert_eq!(metrics.value(&EVENTS, &["client", "rejected"]), Some(2.0));
+        assert_eq!(metrics.value(&EVENTS, &["daily", "rejected"]), Some(1.0));
+        assert_eq!(metrics.value(&REJECTIONS, &["banned"]), Some(3.0));
+    }
+}
