@@ -1,64 +1,59 @@
 //! Git over HTTP: the smart protocol for every repository that is held or served here.
 //!
 //! ```text
-//!  GET  …/info/refs?service=…   advertise ──▶ git
-//!  POST …/git-upload-pack       upload    ──▶ git, both directions at once
-//!  POST …/git-receive-pack      receive   ──▶ judge ─▶ unpack ─▶ lock, judge again, move refs ─▶ settle ─▶ report
-//!  GET  ….git                   a page
+//!  GET  …/info/refs?service=…   fetch ──▶ refs from memory, or git
+//!  POST …/git-upload-pack       fetch ──▶ git, both directions at once
+//!  POST …/git-receive-pack      push  ──▶ judge ─▶ unpack ─▶ lock, judge again, move refs ─▶ settle ─▶ report
+//!  GET  ….git                   the page of the repository
 //! ```
 //!
-//! Below `/prs/` contributors have places of their own, if the operator lets them: every one exists, empty until its
-//! owner brings a pull request there (GRASP-06).
+//! Below `/prs/` are the repositories of contributors, if the operator enables them: each exists, empty until its
+//! owner pushes a pull request there (GRASP-06).
 //!
-//! A push is judged by `grasp_core::push`. Git only unpacks; refs are moved by us, exactly those that were judged.
+//! `grasp_core::push` judges a push. Git only unpacks; this module moves refs, exactly those that were judged.
 
-mod advertise;
 mod body;
-mod judge;
-mod outcome;
-mod page;
-mod progress;
+mod fetch;
 mod push;
-mod receive;
-mod route;
-mod stream;
-mod upload;
+mod push_facts;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{Html, IntoResponse, Response};
-use grasp_core::RepoId;
+use grasp_core::nip34::Announcement;
 use grasp_core::resources::{Claimant, ClientNetwork};
-use grasp_core::service::Endpoint;
-use grasp_purgatory::git::{GitError, RepoStore};
+use grasp_core::service::{Endpoint, GitPath};
+use grasp_core::{Namespace, RefName, RepoId, kinds};
+use grasp_purgatory::git::{GitError, RepoStore, Service};
+use nostr::event::Event;
+use nostr::filter::Filter;
 
-use self::body::BodyError;
-use self::route::Action;
-use self::stream::Spool;
+use self::body::{BodyError, ResponseBuffers};
 use crate::keeper::Keeper;
-use crate::web;
+use crate::store;
+use crate::web::{self, RepositoryPage};
 
-/// What git clients may send.
+/// Limits of requests of git clients.
 #[derive(Clone, Debug)]
 pub struct GitLimits {
-    /// The largest pack that one push may bring.
+    /// Largest pack of one push, in bytes.
     pub push_bytes: u64,
-    /// Git data that the repositories of one name may have together, whoever adds it, in bytes.
+    /// Git data that the repositories of one name may have together, in bytes.
     pub repository_bytes: u64,
-    /// Memory that unpacking one push may take, which also bounds how many objects can come at once. What a push gets
-    /// depends on its size and on its share of [`Slots::unpack_memory`](grasp_purgatory::git::Slots::unpack_memory).
+    /// Memory for unpacking one push, which also bounds the number of its objects. A push gets memory by its size and
+    /// its share of [`Slots::unpack_memory`](grasp_purgatory::git::Slots::unpack_memory).
     pub push_memory: u64,
-    /// The largest request for a fetch; it holds only names of objects.
+    /// Largest request of a fetch, in bytes; it contains only names of objects.
     pub fetch_request_bytes: u64,
-    /// How long a client may send next to nothing in the middle of a request.
+    /// Time that a client may send next to nothing in the middle of a request.
     pub stall: Duration,
-    /// How often a client that waits for its push hears that we are at it: some give up on a silent server.
+    /// Interval of progress messages to a client that waits for its push: some give up on a silent server.
     pub sign_of_life: Duration,
-    /// Whether others reach us over TLS, for the addresses that pages show.
+    /// Pages show `https` addresses, because clients connect over TLS.
     pub secure: bool,
 }
 
@@ -77,16 +72,15 @@ impl Default for GitLimits {
     }
 }
 
-/// Everything the routes need.
 struct GitHttp {
     keeper: Keeper,
     limits: GitLimits,
-    spool: Spool,
+    buffers: ResponseBuffers,
 }
 
-/// A repository that is there, and the store that it is in.
+/// The repository that a request is for, and the store that it is in.
 #[derive(Clone)]
-struct Seat {
+struct RepoRequest {
     repos: RepoStore,
     repo: RepoId,
     endpoint: Endpoint,
@@ -95,24 +89,24 @@ struct Seat {
 }
 
 impl GitHttp {
-    /// Finds a repository. At a contributor's endpoint every one exists, if there is such a endpoint at all.
-    async fn seat(
+    /// Finds a repository. At the endpoint of contributors every repository exists, if that endpoint is enabled.
+    async fn find(
         &self,
         repo: RepoId,
         endpoint: Endpoint,
         network: Option<ClientNetwork>,
-    ) -> Result<Option<Seat>, GitError> {
+    ) -> Result<Option<RepoRequest>, GitError> {
         let repos = match endpoint {
             Endpoint::Repository => Some(self.keeper.repos()),
             Endpoint::PullRequests => self.keeper.contributors(),
         };
         let Some(repos) = repos.cloned() else { return Ok(None) };
-        let is_there = endpoint == Endpoint::PullRequests || repos.has_view(&repo).await?;
+        let exists = endpoint == Endpoint::PullRequests || repos.has_view(&repo).await?;
         let claimant = Claimant::maybe_at(network);
-        Ok(is_there.then_some(Seat { repos, repo, endpoint, claimant }))
+        Ok(exists.then_some(RepoRequest { repos, repo, endpoint, claimant }))
     }
 
-    /// A page for people; git shows plain text to whoever runs it.
+    /// Answers 404: with a page, or with plain text, which git shows to its user.
     fn not_found(&self, is_git: bool) -> Response {
         if is_git {
             return (StatusCode::NOT_FOUND, NO_CACHE, NOT_ANNOUNCED).into_response();
@@ -120,37 +114,66 @@ impl GitHttp {
         let page = web::not_found(&self.keeper.policy().service);
         (StatusCode::NOT_FOUND, Html(page)).into_response()
     }
+
+    /// Renders the page of a repository.
+    async fn page(&self, repo: &RepoId) -> Result<Response, HttpError> {
+        let repos = self.keeper.repos();
+        let refs = repos.refs(repo).await?;
+        let head = repos.head(repo).await?.filter(|head| refs.contains_key(head));
+        let count = |is: fn(Namespace<'_>) -> bool| {
+            refs.keys().filter(|name| is(RefName::namespace(name))).count()
+        };
+        let served = Filter::new()
+            .kind(kinds::ANNOUNCEMENT)
+            .author(repo.owner)
+            .identifier(repo.identifier.as_str())
+            .limit(1);
+        let served = self.events(served).await?;
+        let announcement = served.first().and_then(|event| Announcement::parse(event).ok());
+        let page = RepositoryPage {
+            repo,
+            announcement: announcement.as_ref(),
+            head: head.as_ref(),
+            branches: count(|namespace| matches!(namespace, Namespace::Branch(_))),
+            tags: count(|namespace| matches!(namespace, Namespace::Tag(_))),
+        };
+        let service = &self.keeper.policy().service;
+        Ok(Html(web::repository(service, &page, self.limits.secure)).into_response())
+    }
+
+    /// Reads stored events.
+    async fn events(&self, filter: Filter) -> Result<Vec<Event>, HttpError> {
+        let now = self.keeper.clock().now().unix;
+        Ok(store::events(&**self.keeper.store(), filter, now).await?)
+    }
 }
 
-/// The routes of all repositories, to be merged below the mount. Whatever names none is not found.
+/// Returns the routes of all repositories, to be merged below the mount. A path that names no repository is not found.
 pub fn routes(keeper: Keeper, limits: GitLimits) -> Router {
-    Router::new().fallback(serve).with_state(Arc::new(GitHttp {
-        keeper,
-        limits,
-        spool: Spool::default(),
-    }))
+    let buffers = ResponseBuffers::default();
+    Router::new().fallback(serve).with_state(Arc::new(GitHttp { keeper, limits, buffers }))
 }
 
 async fn serve(State(git): State<Arc<GitHttp>>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let is_git = parts.uri.path().ends_with("/info/refs");
-    let Some((repo, endpoint, action)) = route::route(&parts.method, &parts.uri) else {
+    let Some((repo, endpoint, action)) = route(&parts.method, &parts.uri) else {
         return git.not_found(is_git);
     };
     let network = parts.extensions.get().copied();
-    let seat = match git.seat(repo, endpoint, network).await {
-        Ok(Some(seat)) => seat,
+    let request = match git.find(repo, endpoint, network).await {
+        Ok(Some(request)) => request,
         Ok(None) => return git.not_found(is_git),
-        Err(error) => return failed(&error),
+        Err(error) => return git_failed(&error),
     };
     let answered = match action {
-        Action::Page if seat.endpoint == Endpoint::PullRequests => Ok(git.not_found(false)),
-        Action::Page => git.page(&seat.repo).await,
-        Action::Advertise(service) => git.advertise(&seat, service, &parts).await,
-        Action::Upload => git.upload(&seat, &parts.headers, body).await,
-        Action::Receive => git.receive(seat, &parts.headers, body).await,
-        Action::Dumb => Ok(dumb()),
-        Action::Refuse { allow } => Ok(method_not_allowed(allow)),
+        Action::Page if request.endpoint == Endpoint::PullRequests => Ok(git.not_found(false)),
+        Action::Page => git.page(&request.repo).await,
+        Action::Advertise(service) => git.advertise(&request, service, &parts).await,
+        Action::Upload => git.upload(&request, &parts.headers, body).await,
+        Action::Receive => git.receive(request, &parts.headers, body).await,
+        Action::Dumb => Ok((StatusCode::FORBIDDEN, NO_CACHE, DUMB_PROTOCOL).into_response()),
+        Action::WrongMethod { allow } => Ok(method_not_allowed(allow)),
         Action::NotFound => Ok(git.not_found(false)),
     };
     answered.unwrap_or_else(|error| match error {
@@ -159,7 +182,57 @@ async fn serve(State(git): State<Arc<GitHttp>>, request: Request) -> Response {
     })
 }
 
-/// Why a request has no git answer.
+/// The part of a repository that a request is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Action {
+    /// Show the page.
+    Page,
+    /// Advertise refs and capabilities of a service.
+    Advertise(Service),
+    /// Send objects (`git-upload-pack`).
+    Upload,
+    /// Receive objects (`git-receive-pack`).
+    Receive,
+    /// The dumb protocol, which is not supported.
+    Dumb,
+    /// The path exists for other methods.
+    WrongMethod {
+        /// The methods that are allowed.
+        allow: &'static str,
+    },
+    /// A path that no repository has.
+    NotFound,
+}
+
+/// Returns the repository, its endpoint and the action of a request; `None` if the path names no repository.
+fn route(method: &Method, uri: &Uri) -> Option<(RepoId, Endpoint, Action)> {
+    let GitPath { repo, endpoint, rest } = GitPath::parse(uri.path())?;
+    Some((repo, endpoint, action(method, &rest, uri.query().unwrap_or_default())))
+}
+
+fn action(method: &Method, rest: &str, query: &str) -> Action {
+    let reads = *method == Method::GET || *method == Method::HEAD;
+    let posts = *method == Method::POST;
+    match rest {
+        "" if reads => Action::Page,
+        "info/refs" if reads => service(query).map_or(Action::Dumb, Action::Advertise),
+        "git-upload-pack" if posts => Action::Upload,
+        "git-receive-pack" if posts => Action::Receive,
+        "" | "info/refs" => Action::WrongMethod { allow: "GET, HEAD" },
+        "git-upload-pack" | "git-receive-pack" => Action::WrongMethod { allow: "POST" },
+        "HEAD" => Action::Dumb,
+        _ if rest.starts_with("objects/") => Action::Dumb,
+        _ => Action::NotFound,
+    }
+}
+
+/// Returns the service that a query names; other parameters are ignored.
+fn service(query: &str) -> Option<Service> {
+    let pairs = url::form_urlencoded::parse(query.as_bytes());
+    pairs.filter(|(key, _)| key == "service").find_map(|(_, value)| Service::parse(&value))
+}
+
+/// A failure before git has answered.
 #[derive(Debug, thiserror::Error)]
 enum HttpError {
     #[error(transparent)]
@@ -177,7 +250,7 @@ enum HttpError {
 impl HttpError {
     fn into_response(self) -> Response {
         let status = match &self {
-            Self::Git(error) => return failed(error),
+            Self::Git(error) => return git_failed(error),
             Self::Body(BodyError::TooLarge) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Body(BodyError::Encoding) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::Body(BodyError::Stalled(_)) => StatusCode::REQUEST_TIMEOUT,
@@ -187,7 +260,8 @@ impl HttpError {
                 StatusCode::INTERNAL_SERVER_ERROR
             }
         };
-        let text = if status.is_server_error() { OUR_FAULT.into() } else { format!("{self}\n") };
+        let text =
+            if status.is_server_error() { SERVER_FAILED.into() } else { format!("{self}\n") };
         (status, NO_CACHE, text).into_response()
     }
 }
@@ -198,27 +272,62 @@ const NO_CACHE: [(header::HeaderName, HeaderValue); 1] =
 const NOT_ANNOUNCED: &str = "no repository is announced under this address; one is <server>/<npub>/<name>.git, and \
                              `grasp push` or another client for git on nostr announces it\n";
 
-const OUR_FAULT: &str = "the server failed, try again\n";
+const DUMB_PROTOCOL: &str = "the dumb HTTP protocol is not supported; use git 1.6.6 or later\n";
 
-/// When a client that was told that the server is busy may try again, in seconds.
-const RETRY_AFTER: &str = "10";
+const SERVER_FAILED: &str = "the server failed, try again\n";
 
-fn failed(error: &GitError) -> Response {
+/// Value of `Retry-After` for a client that was refused because the server is busy.
+const RETRY_AFTER_SECONDS: &str = "10";
+
+fn git_failed(error: &GitError) -> Response {
     if let GitError::Busy(_) | GitError::TooExpensive { .. } = error {
-        tracing::debug!(%error, "a git request was given up");
-        let headers = [(header::RETRY_AFTER, RETRY_AFTER)];
+        tracing::debug!(%error, "a git request was refused");
+        let headers = [(header::RETRY_AFTER, RETRY_AFTER_SECONDS)];
         let text = format!("{error}\n");
         return (StatusCode::SERVICE_UNAVAILABLE, NO_CACHE, headers, text).into_response();
     }
     tracing::error!(%error, "a git request failed");
-    (StatusCode::INTERNAL_SERVER_ERROR, NO_CACHE, OUR_FAULT).into_response()
-}
-
-fn dumb() -> Response {
-    let text = "only the smart protocol is spoken here; use a git that is not older than 1.6.6\n";
-    (StatusCode::FORBIDDEN, NO_CACHE, text).into_response()
+    (StatusCode::INTERNAL_SERVER_ERROR, NO_CACHE, SERVER_FAILED).into_response()
 }
 
 fn method_not_allowed(allow: &'static str) -> Response {
-    (StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, allow)], "not this way\n").into_response()
+    (StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, allow)], "method not allowed\n")
+        .into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_path_has_its_methods() {
+        let cases = [
+            (Method::GET, "", "", Action::Page),
+            (
+                Method::HEAD,
+                "info/refs",
+                "service=git-upload-pack",
+                Action::Advertise(Service::UploadPack),
+            ),
+            (
+                Method::GET,
+                "info/refs",
+                "x=y&service=git-receive-pack&z",
+                Action::Advertise(Service::ReceivePack),
+            ),
+            (Method::GET, "info/refs", "", Action::Dumb),
+            (Method::GET, "info/refs", "service=git-upload-archive", Action::Dumb),
+            (Method::GET, "info/refs", "xservice=git-upload-pack", Action::Dumb),
+            (Method::GET, "HEAD", "", Action::Dumb),
+            (Method::GET, "objects/info/packs", "", Action::Dumb),
+            (Method::POST, "git-upload-pack", "", Action::Upload),
+            (Method::POST, "git-receive-pack", "", Action::Receive),
+            (Method::GET, "git-receive-pack", "", Action::WrongMethod { allow: "POST" }),
+            (Method::PUT, "", "", Action::WrongMethod { allow: "GET, HEAD" }),
+            (Method::GET, "config", "", Action::NotFound),
+        ];
+        for (method, rest, query, expected) in cases {
+            assert_eq!(action(&method, rest, query), expected, "{method} {rest}?{query}");
+        }
+    }
 }

@@ -1,162 +1,210 @@
-//! A push that was understood, from its first judgement to the report.
+//! Pushes (`git-receive-pack`), from the commands to the report.
+//!
+//! Refs move first, then events are stored and uploads recorded. The report tells what of that did not happen, so that a
+//! ref is reported as `ok` only if it is served.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use axum::body::Bytes;
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderMap, header};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream;
 use grasp_core::RefName;
 use grasp_core::push::{
-    AuthorisedPush, OptionsReader, PushRequest, PushVerdict, RefReport, RefVerdict,
-    encode_progress, encode_report,
+    AuthorisedPush, Capabilities, CommandReader, OptionsReader, Progress, PushCommand, PushRequest,
+    PushVerdict, RefReport, RefVerdict, encode_error, encode_progress, encode_report,
 };
 use grasp_core::resources::Claimant;
 use grasp_core::service::Endpoint;
 use grasp_purgatory::git::{Blame, GitError, Incoming};
 use grasp_purgatory::{Input, PushTarget};
 use nostr::event::EventId;
+use nostr::filter::Filter;
 use tokio::sync::mpsc;
 
-use super::body::{BodyError, GitBody};
-use super::judge::Grounds;
-use super::{GitHttp, HttpError, Seat};
+use super::body::{BodyError, RequestBody};
+use super::push_facts::PushFacts;
+use super::{GitHttp, HttpError, NO_CACHE, RepoRequest};
 use crate::keeper::Addition;
 
-/// Why a push that was understood did not happen.
-enum Failed {
-    /// The connection is gone, or what came is not what it should be.
-    Body(BodyError),
-    /// Git or the disk.
-    Git(GitError),
-    /// Our other parts.
-    Ours(HttpError),
-    /// Push options that could not be read.
+/// Bytes of a pack that are awaited before git is started.
+const GATHERED_BYTES: usize = 256 * 1024;
+
+/// Parts of a report that are queued for a client.
+const REPORT_PARTS: usize = 4;
+
+const STATE_NOT_STORED: &str = "the server could not store the state event yet, and keeps trying";
+const STATE_REPLACED: &str = "the state event was replaced or deleted meanwhile";
+const UPLOAD_NOT_KEPT: &str = "the upload could not be kept until its event comes";
+
+/// The sender of a push's report. It is closed when the client is gone.
+type Report = mpsc::Sender<Vec<u8>>;
+
+/// A failure of a push whose commands were read; the text is reported to the client.
+#[derive(Debug, thiserror::Error)]
+enum PushError {
+    #[error(transparent)]
+    Body(#[from] BodyError),
+    #[error(transparent)]
+    Git(#[from] GitError),
+    #[error(transparent)]
+    Server(#[from] HttpError),
+    #[error("{0}")]
     Options(String),
-    /// The client went away, and nobody has signed for what it sent.
+    #[error("the client closed the connection")]
     ClientGone,
-    /// The sender has added as much git data as they may in a day.
+    #[error("you have pushed as much as you may in a day, try again tomorrow")]
     Quota,
-    /// The repository would become larger than it may be.
+    #[error(
+        "the repository would have more than {limit} bytes of git data, the limit of this server \
+         (git.repository_bytes)"
+    )]
     RepositoryFull {
         /// Bytes that it may have.
         limit: u64,
     },
 }
 
-impl Failed {
-    /// What the person who pushed reads.
-    fn reason(&self) -> String {
-        match self {
-            Self::Body(error) => error.to_string(),
-            Self::Git(error) if error.blame() != Blame::Us || error.is_disk_full() => {
-                error.to_string()
-            }
-            Self::Git(_) | Self::Ours(_) => String::from("the server failed, try again"),
-            Self::Options(why) => why.clone(),
-            Self::ClientGone => String::from("the client closed the connection"),
-            Self::Quota => {
-                String::from("you have pushed as much as you may in a day, try again tomorrow")
-            }
-            Self::RepositoryFull { limit } => format!(
-                "the repository would have more than {limit} bytes of git data, the limit of this server \
-                 (git.repository_bytes)"
-            ),
+impl PushError {
+    /// Logs the failure, and returns the text for the client.
+    fn report(&self) -> String {
+        let (is_ours, is_disk_full) = match self {
+            Self::Git(error) => (error.blame() == Blame::Us, error.is_disk_full()),
+            Self::Server(_) => (true, false),
+            _ => (false, false),
+        };
+        match is_ours {
+            true => tracing::error!(error = %self, "a push failed"),
+            false => tracing::debug!(reason = %self, "a push was refused"),
+        }
+        match is_ours && !is_disk_full {
+            true => String::from("the server failed, try again"),
+            false => self.to_string(),
         }
     }
 }
 
-impl Failed {
-    /// Tells the operator, as loudly as it concerns them.
-    fn log(&self) {
-        match self {
-            Self::Git(error) if error.blame() == Blame::Us => {
-                tracing::error!(%error, "a push failed");
+impl GitHttp {
+    pub(super) async fn receive(
+        self: &Arc<Self>,
+        target: RepoRequest,
+        headers: &HeaderMap,
+        body: Body,
+    ) -> Result<Response, HttpError> {
+        let (max_bytes, stall) = (self.limits.push_bytes, self.limits.stall);
+        let mut body = RequestBody::new(headers, body, max_bytes, stall)?;
+        match read_commands(&mut body).await? {
+            Commands::Probe => Ok(receive_pack_result(Body::empty())),
+            Commands::Unreadable { why, capabilities } => {
+                body.drain().await;
+                Ok(receive_pack_result(encode_error(&why, capabilities).into()))
             }
-            Self::Ours(error) => tracing::error!(%error, "a push failed"),
-            Self::Git(_)
-            | Self::Body(_)
-            | Self::Options(_)
-            | Self::ClientGone
-            | Self::Quota
-            | Self::RepositoryFull { .. } => {
-                tracing::debug!(reason = self.reason(), "a push was refused");
+            Commands::Push { request, rest } => {
+                let (report, parts) = mpsc::channel(REPORT_PARTS);
+                let push = Push { git: Arc::clone(self), target, request };
+                tokio::spawn(push.run(Pack { body, rest }, report));
+                let parts = stream::unfold(parts, |mut parts| async move {
+                    let part: Vec<u8> = parts.recv().await?;
+                    Some((Ok::<_, std::convert::Infallible>(Bytes::from(part)), parts))
+                });
+                Ok(receive_pack_result(Body::from_stream(parts)))
             }
         }
     }
 }
 
-impl From<GitError> for Failed {
-    fn from(error: GitError) -> Self {
-        Self::Git(error)
+fn receive_pack_result(body: Body) -> Response {
+    let content_type = "application/x-git-receive-pack-result";
+    (NO_CACHE, [(header::CONTENT_TYPE, content_type)], body).into_response()
+}
+
+/// The beginning of a request to push.
+enum Commands {
+    /// An empty request by which git asks whether it may send a large one. It authorises nothing.
+    Probe,
+    Unreadable {
+        why: String,
+        capabilities: Capabilities,
+    },
+    /// The commands, and the first bytes of what follows them.
+    Push {
+        request: PushRequest,
+        rest: Vec<u8>,
+    },
+}
+
+async fn read_commands(body: &mut RequestBody) -> Result<Commands, BodyError> {
+    let mut reader = CommandReader::default();
+    while let Some(bytes) = body.next_or_drain().await? {
+        match reader.feed(&bytes) {
+            Ok(Progress::More) => {}
+            Ok(Progress::Probe) => return Ok(Commands::Probe),
+            Ok(Progress::Complete { request, rest }) => {
+                return Ok(Commands::Push { request, rest });
+            }
+            Err(why) => {
+                let capabilities = reader.capabilities();
+                return Ok(Commands::Unreadable { why: why.to_string(), capabilities });
+            }
+        }
     }
+    let why = String::from("the list of refs is incomplete");
+    Ok(Commands::Unreadable { why, capabilities: reader.capabilities() })
 }
 
-impl From<BodyError> for Failed {
-    fn from(error: BodyError) -> Self {
-        Self::Body(error)
-    }
+struct Push {
+    git: Arc<GitHttp>,
+    target: RepoRequest,
+    request: PushRequest,
 }
 
-impl From<HttpError> for Failed {
-    fn from(error: HttpError) -> Self {
-        Self::Ours(error)
-    }
-}
-
-/// Bytes of a pack that are awaited before git is started.
-const GATHERED: usize = 256 * 1024;
-
-/// Where the report of a push goes. It is closed when the client is gone.
-type Answer = mpsc::Sender<Vec<u8>>;
-
-/// One push.
-pub(super) struct Push {
-    pub(super) git: Arc<GitHttp>,
-    pub(super) seat: Seat,
-    pub(super) request: PushRequest,
-}
-
-/// What follows the commands.
-pub(super) struct Pack {
-    pub(super) body: GitBody,
-    pub(super) rest: Vec<u8>,
+/// The part of a request that follows the commands.
+struct Pack {
+    body: RequestBody,
+    /// Bytes that were received together with the commands.
+    rest: Vec<u8>,
 }
 
 impl Push {
-    /// Does it and reports, with a sign of life now and then.
-    pub(super) async fn run(self, pack: Pack, answer: Answer) {
+    /// Executes the push and reports; sends progress messages meanwhile.
+    async fn run(self, pack: Pack, report: Report) {
         let capabilities = self.request.capabilities();
         let refs: Vec<_> = self.request.commands().iter().map(|c| c.name.clone()).collect();
-        let work = self.work(pack, &answer);
+        let work = self.execute_and_drain(pack, &report);
         tokio::pin!(work);
-        let mut signs = tokio::time::interval(self.git.limits.sign_of_life);
-        signs.tick().await;
+        let mut messages = tokio::time::interval(self.git.limits.sign_of_life);
+        messages.tick().await;
         let reports = loop {
             tokio::select! {
                 reports = &mut work => break reports,
-                _ = signs.tick() => {
-                    let sign = encode_progress("still working", capabilities);
-                    // Whoever does not read has enough signs waiting; the work goes on.
-                    if !sign.is_empty() {
-                        let _ = answer.try_send(sign);
+                _ = messages.tick() => {
+                    let message = encode_progress("still working", capabilities);
+                    // A client that does not read has enough messages queued; the push goes on.
+                    if !message.is_empty() {
+                        let _ = report.try_send(message);
                     }
                 }
             }
         };
-        let reports = reports.unwrap_or_else(|failed| {
-            let refusal = Some(failed.reason());
-            failed.log();
+        let reports = reports.unwrap_or_else(|error| {
+            let refusal = Some(error.report());
             refs.into_iter().map(|name| RefReport { name, refusal: refusal.clone() }).collect()
         });
-        let _ = answer.send(encode_report(&reports, capabilities)).await;
+        let _ = report.send(encode_report(&reports, capabilities)).await;
     }
 
-    /// A client that still sends reads no answer: whatever the end is, the request is taken to its own.
-    async fn work(&self, mut pack: Pack, answer: &Answer) -> Result<Vec<RefReport>, Failed> {
-        let reports = self.judge_and_execute(&mut pack, answer).await;
-        if self.seat.endpoint == Endpoint::PullRequests {
-            // A place was made for what was to come. It goes if nothing came; a round finds it if not now.
-            if let Err(error) = self.git.keeper.vacate(&self.seat.repo).await {
-                tracing::warn!(%error, "could not remove an empty place");
+    /// Executes the push and receives the request to its end in any case: a client that still sends reads no report.
+    async fn execute_and_drain(
+        &self,
+        mut pack: Pack,
+        report: &Report,
+    ) -> Result<Vec<RefReport>, PushError> {
+        let reports = self.judge_and_execute(&mut pack, report).await;
+        if self.target.endpoint == Endpoint::PullRequests {
+            // A repository was created for the push. If nothing came it is removed, now or by maintenance.
+            if let Err(error) = self.git.keeper.vacate(&self.target.repo).await {
+                tracing::warn!(%error, "could not remove the empty repository of a contributor");
             }
         }
         pack.body.drain().await;
@@ -166,26 +214,26 @@ impl Push {
     async fn judge_and_execute(
         &self,
         pack: &mut Pack,
-        answer: &Answer,
-    ) -> Result<Vec<RefReport>, Failed> {
+        report: &Report,
+    ) -> Result<Vec<RefReport>, PushError> {
         if self.request.capabilities().push_options {
-            pack.pass_over_options().await?;
+            pack.skip_options().await?;
         }
-        let Seat { repos, repo, endpoint, .. } = &self.seat;
+        let RepoRequest { repos, repo, endpoint, .. } = &self.target;
         let refs = repos.refs(repo).await?;
-        let grounds = self.git.grounds(&self.seat, &self.request).await?;
-        let early = grounds.judge(&self.request, &refs);
+        let facts = self.git.facts(&self.target, &self.request).await?;
+        let early = facts.judge(&self.request, &refs);
         let Some(push) = &early.authorised else { return Ok(reports(&early)) };
         let _at_work = self.git.keeper.at_work(repo);
         if *endpoint == Endpoint::PullRequests {
             repos.lock(&repo.identifier).await?.create_view(&repo.owner).await?;
         }
-        let claimant = self.claimant(&grounds, &early, !refs.is_empty());
+        let claimant = self.claimant(&facts, &early, !refs.is_empty());
         let received = self.receive(pack, push, claimant);
         let incoming = if push.execute().is_empty() {
             tokio::select! {
                 received = received => received?,
-                () = answer.closed() => return Err(Failed::ClientGone),
+                () = report.closed() => return Err(PushError::ClientGone),
             }
         } else {
             received.await?
@@ -193,23 +241,24 @@ impl Push {
         self.execute(incoming).await
     }
 
-    /// The party that git works for: whoever signed the state, with authority if their repository is served already.
-    fn claimant(&self, grounds: &Grounds, verdict: &PushVerdict, is_served: bool) -> Claimant {
-        match grounds.author_of(verdict.realises) {
-            Some(author) if is_served => self.seat.claimant.signed_by(author).with_authority(),
-            Some(author) => self.seat.claimant.signed_by(author),
-            None => self.seat.claimant,
+    /// Returns the party that git works for: the author of the state, with authority if the repository is served
+    /// already.
+    fn claimant(&self, facts: &PushFacts, verdict: &PushVerdict, is_served: bool) -> Claimant {
+        match facts.author_of(verdict.realises) {
+            Some(author) if is_served => self.target.claimant.signed_by(author).with_authority(),
+            Some(author) => self.target.claimant.signed_by(author),
+            None => self.target.claimant,
         }
     }
 
     /// Receives the pack, checks that everything is there and takes out what is needed, before the lock is taken: a
-    /// long history is walked while nobody has to wait for it.
+    /// long history is walked while no other push has to wait.
     async fn receive(
         &self,
         pack: &mut Pack,
         push: &AuthorisedPush,
         claimant: Claimant,
-    ) -> Result<Option<Incoming>, Failed> {
+    ) -> Result<Option<Incoming>, PushError> {
         let mut incoming = self.unpack(pack, push, claimant).await?;
         if let Some(incoming) = &mut incoming {
             let tips = push.execute().iter().chain(push.stage());
@@ -225,24 +274,24 @@ impl Push {
         pack: &mut Pack,
         push: &AuthorisedPush,
         claimant: Claimant,
-    ) -> Result<Option<Incoming>, Failed> {
+    ) -> Result<Option<Incoming>, PushError> {
         if self.request.commands().iter().all(|command| command.new.is_none()) {
             return Ok(None);
         }
-        let (keeper, name) = (&self.git.keeper, &self.seat.repo.identifier);
+        let (keeper, name) = (&self.git.keeper, &self.target.repo.identifier);
         let now = keeper.clock().now().mono;
         let room = keeper.disk().room(now, name, &claimant, Addition::Pushed);
         if room == 0 {
-            return Err(Failed::Quota);
+            return Err(PushError::Quota);
         }
-        let left = keeper.disk().family_room(&self.seat.repos, name).await?;
-        let full = Failed::RepositoryFull { limit: keeper.disk().repository_bytes() };
+        let left = keeper.disk().family_room(&self.target.repos, name).await?;
+        let full = PushError::RepositoryFull { limit: keeper.disk().repository_bytes() };
         if left == 0 {
             return Err(full);
         }
-        let most = self.max_bytes(push).min(room);
-        let incoming = match self.receive_pack(pack, most.min(left), claimant).await {
-            Err(Failed::Git(GitError::TooLarge { .. })) if left < most => return Err(full),
+        let max_bytes = self.max_bytes(push).min(room);
+        let incoming = match self.receive_pack(pack, max_bytes.min(left), claimant).await {
+            Err(PushError::Git(GitError::TooLarge { .. })) if left < max_bytes => return Err(full),
             received => received?,
         };
         let bytes = incoming.bytes().await?;
@@ -250,17 +299,17 @@ impl Push {
         Ok(Some(incoming))
     }
 
-    /// Receives a pack of at most so many bytes.
+    /// Receives a pack of at most `max_bytes`.
     async fn receive_pack(
         &self,
         pack: &mut Pack,
         max_bytes: u64,
         claimant: Claimant,
-    ) -> Result<Incoming, Failed> {
-        // A client that sends a small pack slowly keeps no process waiting.
+    ) -> Result<Incoming, PushError> {
+        // Git is not started for a client that sends a small pack slowly.
         let rest = std::mem::take(&mut pack.rest);
-        let first = pack.body.gather(rest, GATHERED).await?;
-        let incoming = self.seat.repos.incoming(&self.seat.repo, claimant).await?;
+        let first = pack.body.gather(rest, GATHERED_BYTES).await?;
+        let incoming = self.target.repos.incoming(&self.target.repo, claimant).await?;
         let memory = self.git.limits.push_memory;
         let mut unpacking = incoming.unpack(max_bytes, memory).await?;
         unpacking.feed(&first).await?;
@@ -271,32 +320,32 @@ impl Push {
         Ok(incoming)
     }
 
-    /// How much a push may bring. What nobody has signed for has to fit where it waits.
+    /// Returns the largest pack of a push, in bytes. Objects without a signed event have to fit into staging.
     fn max_bytes(&self, push: &AuthorisedPush) -> u64 {
-        let most = self.git.limits.push_bytes;
+        let max_bytes = self.git.limits.push_bytes;
         if !push.execute().is_empty() {
-            return most;
+            return max_bytes;
         }
-        most.min(self.seat.repos.staging_limits().bytes_per_event)
+        max_bytes.min(self.target.repos.staging_limits().bytes_per_event)
     }
 
-    /// Judges again under the lock, moves refs, and waits until what follows from it is served.
-    async fn execute(&self, incoming: Option<Incoming>) -> Result<Vec<RefReport>, Failed> {
-        let (keeper, Seat { repos, repo, .. }) = (&self.git.keeper, &self.seat);
+    /// Judges again under the lock, moves refs, and waits until the events of the push are served.
+    async fn execute(&self, incoming: Option<Incoming>) -> Result<Vec<RefReport>, PushError> {
+        let (keeper, RepoRequest { repos, repo, .. }) = (&self.git.keeper, &self.target);
         let mut guard = repos.lock(&repo.identifier).await?;
         let refs = guard.refs(&repo.owner).await?;
-        let grounds = self.git.grounds(&self.seat, &self.request).await?;
-        let verdict = grounds.judge(&self.request, &refs);
+        let facts = self.git.facts(&self.target, &self.request).await?;
+        let verdict = facts.judge(&self.request, &refs);
         let Some(push) = &verdict.authorised else { return Ok(reports(&verdict)) };
-        if self.seat.endpoint == Endpoint::Repository {
+        if self.target.endpoint == Endpoint::Repository {
             let events = self.events(&verdict, push);
             keeper.tell(Input::PushAuthorised { repo: repo.clone(), events }).await;
         }
-        let head = grounds.head_of(verdict.realises);
+        let head = facts.head_of(verdict.realises);
         let now = keeper.clock().now().unix;
         let accepted = guard.accept(&repo.owner, push, incoming, head, now).await;
         drop(guard);
-        // Also after a failure: what was staged before it is there, and must be accounted for.
+        // Also after a failure: uploads that were staged before it are on disk and have to be counted.
         self.tell_staged(push).await;
         accepted?;
         keeper.settle(&repo.identifier).await.map_err(HttpError::from)?;
@@ -305,7 +354,7 @@ impl Push {
         Ok(reports)
     }
 
-    /// The state and the pull requests that a push brings data for.
+    /// Returns the state and the pull requests whose git data a push brings.
     fn events(&self, verdict: &PushVerdict, push: &AuthorisedPush) -> BTreeSet<EventId> {
         let proposals = push.execute().iter().filter_map(|command| command.name.event());
         proposals.chain(verdict.realises).collect()
@@ -314,32 +363,78 @@ impl Push {
     async fn tell_staged(&self, push: &AuthorisedPush) {
         for command in push.stage() {
             let (Some(id), Some(tip)) = (command.name.event(), command.new) else { continue };
-            let Seat { repos, repo, endpoint, .. } = &self.seat;
+            let RepoRequest { repos, repo, endpoint, .. } = &self.target;
             let target = match endpoint {
                 Endpoint::Repository => PushTarget::Repository(repo.clone()),
                 Endpoint::PullRequests => PushTarget::Contributor(repo.clone()),
             };
             if let Ok(bytes) = repos.staged_bytes(&repo.identifier, id, tip).await {
-                let network = self.seat.claimant.network;
+                let network = self.target.claimant.network;
                 self.git.keeper.tell(Input::PushStaged { id, tip, target, bytes, network }).await;
             }
         }
     }
+
+    /// Corrects the reports of a verdict by what is served now.
+    async fn correct(
+        &self,
+        reports: &mut [RefReport],
+        verdict: &PushVerdict,
+        push: &AuthorisedPush,
+    ) -> Result<(), HttpError> {
+        let refs = self.target.repos.refs(&self.target.repo).await?;
+        let is_current = |command: &PushCommand| refs.get(&command.name).copied() == command.new;
+        let (is_held, is_stored) = match verdict.realises {
+            Some(id) => self.find_state(id).await?,
+            None => (false, true),
+        };
+        for command in push.execute().iter().filter(|command| command.name.is_branch_or_tag()) {
+            if is_held {
+                refuse(reports, &command.name, STATE_NOT_STORED);
+            } else if !is_stored && !is_current(command) {
+                refuse(reports, &command.name, STATE_REPLACED);
+            }
+        }
+        for command in push.stage() {
+            if !is_current(command) && !self.is_staged(command).await? {
+                refuse(reports, &command.name, UPLOAD_NOT_KEPT);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns whether a state is held, and whether it is stored.
+    async fn find_state(&self, id: EventId) -> Result<(bool, bool), HttpError> {
+        if self.git.keeper.ask(move |purgatory| purgatory.holds(&id)).await? {
+            return Ok((true, false));
+        }
+        let (store, now) = (self.git.keeper.store(), self.git.keeper.clock().now().unix);
+        let found = store.exists(vec![vec![Filter::new().id(id)]], now).await?;
+        Ok((false, found.contains(&true)))
+    }
+
+    /// Returns whether purgatory keeps an upload until its event comes.
+    async fn is_staged(&self, command: &PushCommand) -> Result<bool, HttpError> {
+        let (Some(id), Some(tip)) = (command.name.event(), command.new) else {
+            return Ok(false);
+        };
+        Ok(self.git.keeper.ask(move |purgatory| purgatory.keeps_upload(&id, &tip)).await?)
+    }
 }
 
 impl Pack {
-    async fn pass_over_options(&mut self) -> Result<(), Failed> {
+    async fn skip_options(&mut self) -> Result<(), PushError> {
         let mut options = OptionsReader::default();
         let mut bytes = Bytes::from(std::mem::take(&mut self.rest));
         loop {
-            match options.feed(&bytes).map_err(|why| Failed::Options(why.to_string()))? {
+            match options.feed(&bytes).map_err(|why| PushError::Options(why.to_string()))? {
                 Some(rest) => {
                     self.rest = rest;
                     return Ok(());
                 }
                 None => {
                     let cut_off =
-                        || Failed::Options(String::from("the push options are incomplete"));
+                        || PushError::Options(String::from("the push options are incomplete"));
                     bytes = self.body.next().await?.ok_or_else(cut_off)?;
                 }
             }
@@ -356,4 +451,10 @@ fn reports(verdict: &PushVerdict) -> Vec<RefReport> {
         },
     };
     verdict.refs.iter().map(report).collect()
+}
+
+fn refuse(reports: &mut [RefReport], name: &RefName, why: &str) {
+    for report in reports.iter_mut().filter(|report| report.name == *name) {
+        report.refusal = Some(String::from(why));
+    }
 }

@@ -1,4 +1,4 @@
-//! What must be known of a repository before a push to it can be judged, and the judgement.
+//! The facts that a push is judged by, and the judgement.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,27 +16,27 @@ use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use nostr::key::PublicKey;
 
-use super::{GitHttp, HttpError, Seat};
+use super::{GitHttp, HttpError, RepoRequest};
 use crate::store;
 
-/// Events that are looked for with one question to the store.
-const IDS_AT_ONCE: usize = 500;
+/// Events that are read from the store at once.
+const IDS_PER_QUERY: usize = 500;
 
-/// Everything that a judgement rests on but the refs, which are read under the lock.
-pub(super) enum Grounds {
-    /// At a hosted repository.
+/// Everything that a judgement depends on but the refs, which are read under the lock.
+pub(super) enum PushFacts {
+    /// Of a hosted repository.
     Hosted {
         maintainers: BTreeSet<PublicKey>,
         candidates: Vec<Candidate>,
         proposals: BTreeMap<EventId, KnownProposal>,
     },
-    /// At a copy that nobody asked us for.
+    /// Of an archived repository, which takes no pushes.
     Archived,
-    /// At a contributor's place.
+    /// Of a contributor's repository.
     Contributor(BTreeMap<EventId, Contribution>),
 }
 
-impl Grounds {
+impl PushFacts {
     pub(super) fn judge(
         &self,
         request: &PushRequest,
@@ -51,12 +51,11 @@ impl Grounds {
         }
     }
 
-    /// The branch that a state wants HEAD at.
+    /// Returns the branch that a state sets HEAD to.
     pub(super) fn head_of(&self, state: Option<EventId>) -> Option<&RefName> {
         self.state(state)?.head.as_ref()
     }
 
-    /// The author of a state.
     pub(super) fn author_of(&self, state: Option<EventId>) -> Option<PublicKey> {
         Some(self.state(state)?.repo.owner)
     }
@@ -69,25 +68,25 @@ impl Grounds {
 }
 
 impl GitHttp {
-    /// Gathers what is stored and what is held.
-    pub(super) async fn grounds(
+    /// Reads the facts about a push from purgatory and the store.
+    pub(super) async fn facts(
         &self,
-        seat: &Seat,
+        target: &RepoRequest,
         request: &PushRequest,
-    ) -> Result<Grounds, HttpError> {
-        match seat.endpoint {
-            Endpoint::Repository => self.hosted_grounds(&seat.repo, request).await,
+    ) -> Result<PushFacts, HttpError> {
+        match target.endpoint {
+            Endpoint::Repository => self.hosted_facts(&target.repo, request).await,
             Endpoint::PullRequests => {
-                Ok(Grounds::Contributor(self.contributions(seat, request).await))
+                Ok(PushFacts::Contributor(self.contributions(target, request).await))
             }
         }
     }
 
-    async fn hosted_grounds(
+    async fn hosted_facts(
         &self,
         repo: &RepoId,
         request: &PushRequest,
-    ) -> Result<Grounds, HttpError> {
+    ) -> Result<PushFacts, HttpError> {
         let identifier = repo.identifier.clone();
         let (held_announcements, held_candidates) = self
             .keeper
@@ -103,10 +102,10 @@ impl GitHttp {
         let policy = self.keeper.policy();
         let own = announcements.iter().filter(|one| one.repo == *repo).max_by_key(|a| a.version);
         if own.is_some_and(|own| policy.archives(own)) {
-            return Ok(Grounds::Archived);
+            return Ok(PushFacts::Archived);
         }
         let maintainers = policy.model.maintainers(&repo.owner, &maintainer_lists(&announcements));
-        // Others who announced the name may have states of a megabyte each.
+        // States of authors who are no maintainers are not read: each may have a megabyte.
         let states = Filter::new()
             .kind(kinds::STATE)
             .authors(maintainers.iter().copied())
@@ -116,10 +115,10 @@ impl GitHttp {
         let served = served.map(|state| Candidate { state, presence: Presence::Stored });
         let candidates = served.chain(held_candidates).collect();
         let proposals = self.known_proposals(request).await;
-        Ok(Grounds::Hosted { maintainers, candidates, proposals })
+        Ok(PushFacts::Hosted { maintainers, candidates, proposals })
     }
 
-    /// What is known of each event that the push names. Failing to find out is no permission.
+    /// Looks up each event that a push names. A failed lookup permits nothing.
     async fn known_proposals(&self, request: &PushRequest) -> BTreeMap<EventId, KnownProposal> {
         let ids = events_of(request);
         let Some((held, stored)) = self.look_up(&ids, Purgatory::tip_of).await else {
@@ -136,10 +135,10 @@ impl GitHttp {
         ids.into_iter().map(|id| (id, known(id))).collect()
     }
 
-    /// The same at a contributor's place.
+    /// Looks up each event that a push to a contributor's repository names.
     async fn contributions(
         &self,
-        seat: &Seat,
+        target: &RepoRequest,
         request: &PushRequest,
     ) -> BTreeMap<EventId, Contribution> {
         let ids = events_of(request);
@@ -154,15 +153,17 @@ impl GitHttp {
                 (None, Some(stored)) => (Presence::Stored, Proposal::parse(stored).ok()),
                 (None, None) => return Contribution::Unknown,
             };
-            let ours = |proposal: &Proposal| policy.own_urls(proposal).any(|own| own == seat.repo);
+            let ours =
+                |proposal: &Proposal| policy.own_urls(proposal).any(|own| own == target.repo);
             let known = |proposal: Proposal| Contribution::Ours(presence, proposal.tip);
             proposal.filter(ours).map_or(Contribution::Foreign, known)
         };
         ids.into_iter().map(|id| (id, known(id))).collect()
     }
 
-    /// What waits of these events, as `held` tells it, and what is stored; `None` if that cannot be found out. A push
-    /// may name thousands, which take one question to purgatory and a few to the store.
+    /// Returns what `held` returns for those of these events that purgatory has, and the other ones that are stored;
+    /// `None` if the lookup fails. A push may name thousands, which take one question to purgatory and a few queries of
+    /// the store.
     async fn look_up<T: Send + 'static>(
         &self,
         ids: &BTreeSet<EventId>,
@@ -187,24 +188,19 @@ impl GitHttp {
             let found = all.into_iter().filter_map(|id| Some((id, held(purgatory, &id)?)));
             found.collect::<BTreeMap<_, _>>()
         };
-        // First what waits: what is released meanwhile is found among what is stored.
+        // Purgatory first: an event that is released meanwhile is found in the store.
         let held = self.keeper.ask(waits).await?;
         let rest: Vec<EventId> = ids.iter().filter(|id| !held.contains_key(id)).copied().collect();
         let mut stored = BTreeMap::new();
-        for some in rest.chunks(IDS_AT_ONCE) {
+        for some in rest.chunks(IDS_PER_QUERY) {
             let events = self.events(Filter::new().ids(some.iter().copied())).await?;
             stored.extend(events.into_iter().map(|event| (event.id, event)));
         }
         Ok((held, stored))
     }
-
-    pub(super) async fn events(&self, filter: Filter) -> Result<Vec<Event>, HttpError> {
-        let now = self.keeper.clock().now().unix;
-        Ok(store::events(&**self.keeper.store(), filter, now).await?)
-    }
 }
 
-/// The events that the refs of a push belong to.
+/// Returns the events that the refs of a push belong to.
 fn events_of(request: &PushRequest) -> BTreeSet<EventId> {
     request.commands().iter().filter_map(|command| command.name.event()).collect()
 }
