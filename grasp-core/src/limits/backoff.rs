@@ -46,6 +46,12 @@ impl BackoffPolicy {
         settle: Duration::ZERO,
     };
 
+    /// Returns the pause after this many failures in a row, for retries that keep only their number.
+    pub fn delay_after(&self, failures: u32) -> Duration {
+        let factor = 1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX);
+        self.first.saturating_mul(factor).min(self.cap)
+    }
+
     /// Returns the pause after one of `delay`; never below `first`, even with a smaller `cap`.
     fn next_delay(&self, delay: Duration) -> Duration {
         delay.saturating_mul(2).clamp(self.first, self.cap.max(self.first))
@@ -302,6 +308,19 @@ mod tests {
         }
         let expected = [5, 10, 20, 40, 80, 160, 320, 640, 1280, 2560, 3600, 3600];
         assert_eq!(delays, expected);
+    }
+
+    #[test]
+    fn a_number_of_failures_gives_the_same_pause_as_their_record() {
+        let mut backoff = Backoff::new(BackoffPolicy::RELAY);
+        let mut at = Mono::ZERO;
+        for failures in 1..=12 {
+            backoff.failed(at);
+            let next = backoff.retry_at().unwrap();
+            assert_eq!(BackoffPolicy::RELAY.delay_after(failures), next - at);
+            at = next;
+        }
+        assert_eq!(BackoffPolicy::RELAY.delay_after(u32::MAX), BackoffPolicy::RELAY.cap);
     }
 
     #[test]

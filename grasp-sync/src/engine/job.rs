@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::limits::{Ending, Next, Pager, PagerConfig, RETRY_DELAY, Refusal};
 use grasp_core::Mono;
-use grasp_core::limits::EoseHint;
+use grasp_core::limits::{BackoffPolicy, EoseHint};
 use grasp_core::nostr::event::EventId;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
@@ -177,8 +177,9 @@ pub(super) const MAX_ROOM_REFUSALS: u32 = 4;
 /// Splits by time after which a set that is still too large is paged: each costs two requests, and a relay that
 /// compares so little is paged through quickly.
 const MAX_TIME_SPLITS: u32 = 8;
-/// The longest backoff after refusals and losses.
-const MAX_BACKOFF: Duration = Duration::from_secs(60 * 60);
+/// The backoff of jobs and live requests after refusals and losses: 65 seconds, doubling to an hour.
+pub(super) const REQUEST_BACKOFF: BackoffPolicy =
+    BackoffPolicy { first: RETRY_DELAY, ..BackoffPolicy::RELAY };
 /// Rows of one page, as a multiple of its limit, above which a relay is flooding.
 const FLOOD_FACTOR: usize = 8;
 /// Rows of a page that may be full, from a relay that does not advertise its limit.
@@ -353,7 +354,7 @@ impl Job {
         }
         self.failures = self.failures.saturating_add(1);
         let method = if self.pager.is_some() { Method::Page } else { Method::Reconcile };
-        JobStep::BackOff(backoff_after(self.failures), method)
+        JobStep::BackOff(REQUEST_BACKOFF.delay_after(self.failures), method)
     }
 
     /// Counts a refusal for want of room; returns whether to retry at once.
@@ -686,12 +687,6 @@ impl Job {
             | JobPhase::BackingOff { .. } => None,
         }
     }
-}
-
-/// Returns the backoff after failures in a row: 65 seconds, doubling to an hour.
-pub(super) fn backoff_after(failures: u32) -> Duration {
-    let doublings = 1u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX);
-    RETRY_DELAY.saturating_mul(doublings).min(MAX_BACKOFF)
 }
 
 /// Returns a filter for events by id, with a limit: some relays truncate without one.

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use grasp_core::Mono;
+use grasp_core::limits::BackoffPolicy;
 use grasp_core::nostr::event::EventId;
 
 use super::ids::{JobId, SubId};
@@ -11,9 +12,12 @@ use super::reconcile::MAX_NEEDED;
 
 /// Requests to one relay for one event.
 const MAX_TRIES: u32 = 12;
-/// Backoff after the first failed request; each further one doubles it.
-const FIRST_BACKOFF: Duration = Duration::from_secs(30);
-const MAX_BACKOFF: Duration = Duration::from_secs(15 * 60);
+/// The backoff of one event after failed requests: 30 seconds, doubling to 15 minutes.
+const EVENT_BACKOFF: BackoffPolicy = BackoffPolicy {
+    first: Duration::from_secs(30),
+    cap: Duration::from_secs(15 * 60),
+    ..BackoffPolicy::RELAY
+};
 /// Fewest events to which a relay is assumed to truncate an answer; half of the smallest limit known.
 const MIN_TRUNCATED: usize = 50;
 /// Time that a failure is remembered: longer than between full passes, or each would start again.
@@ -181,8 +185,7 @@ impl Wants {
     /// Counts a failed attempt to get an event.
     pub(super) fn failed(&mut self, now: Mono, event: EventId) -> Missed {
         let times = self.tried.get(&event).map_or(0, |tried| tried.times) + 1;
-        let doublings = 1u32.checked_shl(times - 1).unwrap_or(u32::MAX);
-        let not_before = now + FIRST_BACKOFF.saturating_mul(doublings).min(MAX_BACKOFF);
+        let not_before = now + EVENT_BACKOFF.delay_after(times);
         self.remember(event, Tried { times, not_before, forget_at: now + FAILURE_MEMORY });
         let is_given_up = times >= MAX_TRIES;
         let jobs = if is_given_up {

@@ -22,7 +22,7 @@ use super::super::compact_filter::{CompactFilter, compact_all};
 use super::super::context::RelayContext;
 use super::super::ids::{Ids, LiveId, SubId};
 use super::super::io::{Delivered, Frame, Judged, Outcome};
-use super::super::job::{MAX_ROOM_REFUSALS, Method, Purpose, backoff_after};
+use super::super::job::{MAX_ROOM_REFUSALS, Method, Purpose, REQUEST_BACKOFF};
 use super::super::layer::{Layer, wire_len};
 use super::super::report::Report;
 use super::super::retry::WantResult;
@@ -128,7 +128,7 @@ impl LiveRequest {
     /// Backs off after another loss, longer each time.
     pub(in crate::engine) fn back_off(&mut self, now: Mono) {
         self.failures = self.failures.saturating_add(1);
-        self.interrupt(LivePhase::BackingOff(now + backoff_after(self.failures)));
+        self.interrupt(LivePhase::BackingOff(now + REQUEST_BACKOFF.delay_after(self.failures)));
     }
 
     /// Switches to polling.

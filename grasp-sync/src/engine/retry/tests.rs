@@ -66,7 +66,7 @@ fn reconnecting_or_new_offers_renew_no_budget() {
     assert_eq!(wants.want(T0, id(1), None), WantResult::QueuedAfterFailure);
     assert_eq!(wants.want(T0, id(2), None), WantResult::Queued);
     assert_eq!(wants.take_due(T0, ids.sub(), 9), [id(2)].into());
-    assert_eq!(wants.deadline(), Some(T0 + FIRST_BACKOFF));
+    assert_eq!(wants.deadline(), Some(T0 + EVENT_BACKOFF.first));
 }
 
 #[test]
