@@ -29,7 +29,7 @@ use grasp_core::{RelayUrl, Verified};
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
 
 use self::client::{Client, Lost, Remote};
-use self::publisher::Batch;
+use self::publisher::Publication;
 use crate::driver::outbound::Outbound;
 use crate::driver::task::Task;
 use crate::driver::{Limits, Roots};
@@ -57,7 +57,7 @@ const BATCH_QUEUE: usize = 4;
 /// ```
 pub struct Sidecar {
     remote: Arc<Remote>,
-    batches: mpsc::Sender<Batch>,
+    batches: mpsc::Sender<Publication>,
     /// A connection that the last inventory left open.
     spare: Mutex<Option<Client>>,
     /// Where the publisher sends held announcements: to the latest feed.
@@ -134,7 +134,7 @@ impl LocalRelay for Sidecar {
         Box::pin(async move {
             let failed = vec![Taken::Refused(Lasting::Briefly); events.len()];
             let (reply, taken) = oneshot::channel();
-            let _ = self.batches.send(Batch { events, reply }).await;
+            let _ = self.batches.send(Publication { events, reply }).await;
             taken.await.unwrap_or(failed)
         })
     }

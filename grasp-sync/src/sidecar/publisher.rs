@@ -18,19 +18,19 @@ use crate::local::Taken;
 const MAX_UNANSWERED: usize = 64;
 
 /// Events to be published, and the receiver of the answers.
-pub(super) struct Batch {
+pub(super) struct Publication {
     pub(super) events: Vec<Verified<Arc<Event>>>,
     pub(super) reply: oneshot::Sender<Vec<Taken>>,
 }
 
 pub(super) async fn publish(
     remote: Arc<Remote>,
-    mut batches: mpsc::Receiver<Batch>,
+    mut batches: mpsc::Receiver<Publication>,
     held: watch::Receiver<Option<mpsc::Sender<Arc<Event>>>>,
 ) {
     let mut client: Option<Client> = None;
     let mut logged = LoggedRefusals::default();
-    while let Some(Batch { events, reply }) = batches.recv().await {
+    while let Some(Publication { events, reply }) = batches.recv().await {
         if client.is_none() {
             client = Client::connect(&remote).await.ok();
         }
