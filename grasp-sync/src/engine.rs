@@ -24,7 +24,6 @@ mod relay;
 mod relays;
 mod report;
 mod retry;
-mod rng;
 mod schedule;
 mod suspended;
 
@@ -54,7 +53,7 @@ pub use self::record::RelayRecord;
 use self::rejected::Rejected;
 use self::relay::Relay;
 pub use self::report::{Failure, PeerReliability, Report, Request, Source};
-use self::rng::Rng;
+use self::schedule::Rng;
 pub use self::suspended::Parked;
 
 /// Keeps one relay complete.

@@ -11,11 +11,11 @@
 //! the socket is not read, and the relay has to wait.
 
 mod dial;
-mod receive_buffer;
 mod writer;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::stream::{SplitStream, StreamExt as _};
@@ -30,14 +30,12 @@ use tokio::time::{Instant, sleep_until};
 use tokio_tungstenite::tungstenite::{Error as WsError, Message};
 
 pub(crate) use self::dial::{Opened, Socket, open};
-use self::receive_buffer::ReceiveBuffer;
 use self::writer::Writer;
 use super::codec::{self, RelayMessage};
-use super::intake::{Intake, IntakeQueue, Item};
-use super::limits::Limits;
+use super::intake::{Intake, IntakeQueue, Item, MAX_BATCH_EVENTS};
 use super::outbound::Outbound;
 use super::task::Task;
-use crate::engine::{ConnId, Fault, Frame, Input, Places, Said, SubId};
+use crate::engine::{ConnId, Delivered, Fault, Frame, Input, Places, Row, Said, SubId};
 
 /// Frames that may wait for the socket; the engine's budget stays far below.
 const FRAME_QUEUE: usize = 1_024;
@@ -329,5 +327,71 @@ impl IdleTimer {
     async fn elapsed(&self, limits: &Limits) {
         let wait = if self.is_pinged { limits.idle_timeout } else { limits.ping_after };
         sleep_until(self.since + wait).await;
+    }
+}
+
+/// Limits of one connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// The longest message that is read, in bytes; a longer one ends the connection. Default: 2 MiB.
+    ///
+    /// Events are far smaller; messages of set reconciliation may reach one megabyte.
+    pub message_bytes: usize,
+    /// Time for making a connection, from the name to the websocket. Default: 20 seconds.
+    pub handshake_timeout: Duration,
+    /// Silence after which a ping is sent. Default: 45 seconds.
+    pub ping_after: Duration,
+    /// Silence after which the connection is lost; no message may take longer to arrive. Default: 2 minutes.
+    pub idle_timeout: Duration,
+    /// Time for which the relay may not read what it is sent. Default: 30 seconds.
+    pub write_timeout: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            message_bytes: 2 * 1024 * 1024,
+            handshake_timeout: Duration::from_secs(20),
+            ping_after: Duration::from_secs(45),
+            idle_timeout: Duration::from_secs(120),
+            write_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Bytes after which received events are handed over.
+const MAX_BUFFERED_BYTES: usize = 512 * 1024;
+
+/// Received events that were not handed over yet, and those that were not reported to the engine.
+#[derive(Default)]
+struct ReceiveBuffer {
+    rows: Vec<(SubId, Vec<Delivered>)>,
+    items: Vec<Item>,
+    bytes: usize,
+}
+
+impl ReceiveBuffer {
+    fn add(&mut self, item: Item, places: Places, bytes: usize) {
+        let row = Delivered { row: Row::of(&item.event), places };
+        match self.rows.last_mut() {
+            Some((sub, rows)) if *sub == item.sub => rows.push(row),
+            _ => self.rows.push((item.sub, vec![row])),
+        }
+        self.items.push(item);
+        self.bytes = self.bytes.saturating_add(bytes);
+    }
+
+    fn is_full(&self) -> bool {
+        self.items.len() >= MAX_BATCH_EVENTS || self.bytes >= MAX_BUFFERED_BYTES
+    }
+
+    /// Takes the rows to report, in the order in which they came.
+    fn take_rows(&mut self) -> Vec<(SubId, Vec<Delivered>)> {
+        std::mem::take(&mut self.rows)
+    }
+
+    /// Takes the events to hand over, and their bytes.
+    fn take_items(&mut self) -> (Vec<Item>, usize) {
+        (std::mem::take(&mut self.items), std::mem::take(&mut self.bytes))
     }
 }

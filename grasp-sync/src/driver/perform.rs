@@ -19,7 +19,7 @@ use super::feed::Following;
 use super::intake::Intake;
 use super::observer::Observer;
 use super::outbound::Outbound;
-use super::record_writer::RecordWriter;
+use super::records::RecordWriter;
 use super::status::Status;
 use super::task::Task;
 use super::{Command, Settings, feed};

@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use grasp_core::RelayUrl;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::engine::RelayRecord;
 
@@ -145,6 +147,57 @@ fn lines<'a>(records: impl IntoIterator<Item = &'a RelayRecord>) -> io::Result<V
 fn sync_dir(path: &Path) {
     if let Some(Ok(dir)) = path.parent().map(File::open) {
         let _ = dir.sync_all();
+    }
+}
+
+/// Records that may wait; one that does not fit is written with the next change of the same relay.
+const RECORD_QUEUE: usize = 1_024;
+
+/// Writes records on a thread of its own, because disks may be slow.
+pub(crate) struct RecordWriter {
+    queue: mpsc::Sender<Vec<RelayRecord>>,
+    done: oneshot::Receiver<()>,
+}
+
+impl RecordWriter {
+    /// Loads the records, and starts the thread.
+    pub(crate) async fn start(
+        mut store: Box<dyn RecordStore>,
+    ) -> io::Result<(Self, Vec<RelayRecord>)> {
+        let (read, loaded) = oneshot::channel();
+        let (queue, waiting) = mpsc::channel(RECORD_QUEUE);
+        let (ending, done) = oneshot::channel();
+        thread::Builder::new().name("grasp-sync-records".into()).spawn(move || {
+            let _ = read.send(store.load());
+            write_all(&mut *store, waiting);
+            let _ = ending.send(());
+        })?;
+        let records = loaded.await.map_err(io::Error::other)??;
+        Ok((Self { queue, done }, records))
+    }
+
+    pub(crate) fn write(&self, record: RelayRecord) {
+        if self.queue.try_send(vec![record]).is_err() {
+            tracing::warn!("record queue is full: a relay's record was not written");
+        }
+    }
+
+    /// Writes these and all earlier records, and ends.
+    pub(crate) async fn finish(self, records: Vec<RelayRecord>) {
+        let _ = self.queue.send(records).await;
+        drop(self.queue);
+        let _ = self.done.await;
+    }
+}
+
+fn write_all(store: &mut dyn RecordStore, mut waiting: mpsc::Receiver<Vec<RelayRecord>>) {
+    while let Some(mut records) = waiting.blocking_recv() {
+        while let Ok(mut more) = waiting.try_recv() {
+            records.append(&mut more);
+        }
+        if let Err(error) = store.save(&records) {
+            tracing::error!(%error, "cannot write relay records; a restart may repeat requests");
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use super::provenance::Provenance;
 use super::rejected::Rejected;
 use super::relay::RelayHistory;
 use super::report::Report;
-use super::rng::Rng;
+use super::schedule::Rng;
 use super::suspended::RequestMode;
 
 /// The purpose of a request for the local relay's inventory.

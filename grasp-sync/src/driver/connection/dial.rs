@@ -12,7 +12,7 @@ use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use tokio_tungstenite::tungstenite::{self, Error};
 use tokio_tungstenite::{WebSocketStream, client_async_with_config};
 
-use crate::driver::limits::Limits;
+use super::Limits;
 use crate::driver::nip11;
 use crate::driver::outbound::{Outbound, Route, Wire};
 use crate::engine::{Fault, RelayFacts};
