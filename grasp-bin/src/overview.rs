@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, Mono, kinds};
-use grasp_purgatory::hunt::{HuntFigures, Turn};
+use grasp_purgatory::hunt::{HuntFigures, HuntSchedule};
 use grasp_purgatory::{Counts, Phase, Purgatory};
 use grasp_relay::Clock;
 use grasp_relay::keeper::{DamagedRepo, Keeper};
@@ -149,7 +149,7 @@ impl Overview {
     }
 
     /// Returns the next attempt for each name that is hunted for.
-    async fn turns(&self) -> BTreeMap<Identifier, Turn> {
+    async fn turns(&self) -> BTreeMap<Identifier, HuntSchedule> {
         match self.0.keeper.hunting() {
             Some(hunting) => hunting.schedule().await,
             None => BTreeMap::new(),

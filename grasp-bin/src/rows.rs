@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use grasp_core::limits::Health;
 use grasp_core::sync::ConnectionStatus;
 use grasp_core::{Identifier, RelayUrl, RepoId};
-use grasp_purgatory::hunt::Turn;
+use grasp_purgatory::hunt::HuntSchedule;
 use grasp_purgatory::{Phase, Purgatory};
 use grasp_relay::web::figures::{MissingRow, RelayHealth, RelayRow, RelayState, WaitingRow};
 use grasp_sync::driver::RelayStatus;
@@ -84,7 +84,7 @@ pub(crate) fn fault_text(fault: Fault) -> &'static str {
 pub(crate) fn waiting_rows(
     purgatory: &Purgatory,
     now: u64,
-    turns: &BTreeMap<Identifier, Turn>,
+    turns: &BTreeMap<Identifier, HuntSchedule>,
 ) -> Vec<WaitingRow> {
     let mut names = purgatory.wanting(Phase::Waiting);
     names.extend(purgatory.wanting(Phase::Expired));
@@ -97,7 +97,7 @@ fn waiting_row(
     purgatory: &Purgatory,
     now: u64,
     identifier: &Identifier,
-    turn: Option<&Turn>,
+    turn: Option<&HuntSchedule>,
 ) -> WaitingRow {
     let wants = purgatory.wants(identifier, &[]);
     let hunted = wants.iter().filter(|want| want.phase == Phase::Waiting).count();

@@ -21,44 +21,31 @@
 //! twice on one path; nothing asked for that is here.
 
 mod attempt;
-mod case;
-mod config;
-#[cfg(feature = "driver")]
-mod context;
-mod crew;
 #[cfg(feature = "driver")]
 mod driver;
 mod io;
 mod permit;
 mod plan;
-mod pull;
 mod queue;
 mod throttle;
 mod visit;
-mod window;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use grasp_core::{Host, Identifier, Mono, Now};
 
-pub use self::config::HuntConfig;
 #[cfg(feature = "driver")]
-pub use self::context::SyncContext;
-#[cfg(feature = "driver")]
-pub use self::driver::{HuntFigures, Hunting, hunt};
-pub use self::io::{Errand, Input, Output, Report, Scope, Trouble};
-pub use self::permit::{Enqueued, Entry, Permit, PermitConfig, Permits};
+pub use self::driver::{HuntFigures, HuntHandle, SyncContext, hunt};
+pub use self::io::{HuntConfig, HuntReport, Input, Output, RequestId, Scope, Trouble};
+pub use self::permit::{Admission, Enqueued, Permit, PermitConfig, Permits, RateWindow};
 pub use self::plan::{Advertisement, Fingerprint};
 pub use self::throttle::{HostClass, HostFigures, Position};
-pub use self::window::RateWindow;
 
-use self::case::{Case, Flight};
-use self::crew::Crew;
+use self::attempt::{IdentifierHunt, Request};
 use self::plan::Memory;
-use self::pull::Pull;
-use self::queue::Queue;
-use self::throttle::Throttle;
+use self::queue::{HourlyPull, Queue};
+use self::throttle::{FetchSlots, Throttle};
 
 /// Everything that is hunted for, and everybody who is asked for it.
 ///
@@ -83,16 +70,16 @@ pub struct Hunter {
     config: HuntConfig,
     queue: Queue,
     throttle: Throttle,
-    crew: Crew,
+    slots: FetchSlots,
     memory: Memory,
-    pull: Pull,
+    pull: HourlyPull,
     /// What is wanted and who is visited for it, by identifier.
-    cases: BTreeMap<Identifier, Case>,
+    hunts: BTreeMap<Identifier, IdentifierHunt>,
     /// Conversations under way.
-    flights: BTreeMap<Errand, Flight>,
+    requests: BTreeMap<RequestId, Request>,
     /// When conversations of attempts become late.
-    late: BTreeSet<(Mono, Errand)>,
-    next_errand: u64,
+    late: BTreeSet<(Mono, RequestId)>,
+    next_request: u64,
     /// Identifiers that were hunted for to the end since there was last nothing to hunt for.
     done: u64,
     now: Now,
@@ -100,7 +87,7 @@ pub struct Hunter {
 
 /// When an identifier is looked for next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Turn {
+pub struct HuntSchedule {
     /// Attempts that left something wanted since the last fresh start.
     pub attempts: u32,
     /// How long until the next; `None` while one is under way.
@@ -115,13 +102,13 @@ impl Hunter {
         Self {
             queue: Queue::new(&config),
             throttle: Throttle::new(&config),
-            crew: Crew::new(config.at_once),
+            slots: FetchSlots::new(config.at_once),
             memory: Memory::new(&config),
-            pull: Pull::new(config.pull_every, now),
-            cases: BTreeMap::new(),
-            flights: BTreeMap::new(),
+            pull: HourlyPull::new(config.pull_every, now),
+            hunts: BTreeMap::new(),
+            requests: BTreeMap::new(),
             late: BTreeSet::new(),
-            next_errand: 0,
+            next_request: 0,
             done: 0,
             config,
             now,
@@ -139,22 +126,22 @@ impl Hunter {
                     self.done = 0;
                 }
                 if self.queue.enqueue(now.mono, &identifier, after) {
-                    out.push(Output::Report(Report::Queued { identifier, after }));
+                    out.push(Output::Report(HuntReport::Queued { identifier, after }));
                 }
             }
             Input::Briefed { identifier, wants } => self.on_briefed(&mut out, &identifier, wants),
-            Input::Answered { errand } => self.on_answered(errand),
+            Input::Answered { request_id } => self.on_answered(request_id),
             Input::Classified { host, class } => self.on_classified(&mut out, host, class),
-            Input::Listed { errand, result } => self.on_listed(&mut out, errand, result),
-            Input::Fetched { errand, got, trouble } => {
-                self.on_fetched(&mut out, errand, &got, trouble);
+            Input::Listed { request_id, result } => self.on_listed(&mut out, request_id, result),
+            Input::Fetched { request_id, got, trouble } => {
+                self.on_fetched(&mut out, request_id, &got, trouble);
             }
             Input::Counted { identifiers } => self.pull.counted(identifiers),
             Input::Tick => {}
         }
         self.advance(&mut out);
         // It looks at everything, which would take the square of very many.
-        debug_assert!(self.cases.len() > 1_000 || self.is_sound());
+        debug_assert!(self.hunts.len() > 1_000 || self.is_sound());
         out
     }
 
@@ -171,7 +158,7 @@ impl Hunter {
 
     /// How many conversations are under way.
     pub fn in_flight(&self) -> usize {
-        self.flights.len()
+        self.requests.len()
     }
 
     /// How many identifiers were hunted for to the end since there was last nothing to hunt for.
@@ -180,11 +167,11 @@ impl Hunter {
     }
 
     /// When each identifier that is hunted for is looked for next, counted from now.
-    pub fn schedule_at(&self, now: Mono) -> impl Iterator<Item = (&Identifier, Turn)> {
+    pub fn schedule_at(&self, now: Mono) -> impl Iterator<Item = (&Identifier, HuntSchedule)> {
         let positions = self.throttle.positions();
         self.queue.schedule().map(move |(identifier, attempts, next)| {
             let in_line = positions.get(identifier).copied();
-            (identifier, Turn { attempts, next_in: next.map(|at| at - now), in_line })
+            (identifier, HuntSchedule { attempts, next_in: next.map(|at| at - now), in_line })
         })
     }
 
@@ -204,30 +191,30 @@ impl Hunter {
         }
         for start in self.queue.start(now) {
             let (identifier, attempt) = (start.identifier.clone(), start.attempt);
-            out.push(Output::Report(Report::Started { identifier, attempt }));
+            out.push(Output::Report(HuntReport::Started { identifier, attempt }));
             out.push(Output::Brief { identifier: start.identifier, scope: start.scope });
         }
         let passes = self.throttle.due(now);
         self.grant(out, passes);
         while self.late.first().is_some_and(|(at, _)| *at <= now) {
-            let Some((_, errand)) = self.late.pop_first() else { break };
-            self.on_late(out, errand);
+            let Some((_, request_id)) = self.late.pop_first() else { break };
+            self.on_late(out, request_id);
         }
-        self.set_out(out);
+        self.start_ready(out);
         self.give_way(out);
     }
 
     /// What must be true between any two turns.
     fn is_sound(&self) -> bool {
-        let flying = self.cases.values().flat_map(Case::errands);
-        let all_fly = flying.into_iter().all(|errand| self.flights.contains_key(&errand));
-        let main_only_in_attempts = self
-            .cases
+        let flying = self.hunts.values().flat_map(IdentifierHunt::request_ids);
+        let all_fly = flying.into_iter().all(|request_id| self.requests.contains_key(&request_id));
+        let awaited_only_in_attempts = self
+            .hunts
             .iter()
-            .all(|(identifier, case)| !case.has_main() || self.queue.is_running(identifier));
-        let needed = self.cases.values().all(|case| !case.needs.is_empty());
-        let hands = self.crew.busy() == self.flights.len()
-            && self.flights.len() <= self.config.at_once.get();
-        all_fly && main_only_in_attempts && needed && hands
+            .all(|(identifier, hunt)| !hunt.awaits_visit() || self.queue.is_running(identifier));
+        let needed = self.hunts.values().all(|hunt| !hunt.needs.is_empty());
+        let hands = self.slots.busy() == self.requests.len()
+            && self.requests.len() <= self.config.at_once.get();
+        all_fly && awaited_only_in_attempts && needed && hands
     }
 }

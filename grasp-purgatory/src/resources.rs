@@ -13,11 +13,11 @@ const MAX_WAITING: u64 = 4_096;
 /// A [`Line`] that tasks share. Clones are the same pool; nothing waits while its lock is held.
 #[derive(Clone, Debug)]
 pub struct SharedPool {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<PoolState>>,
 }
 
 #[derive(Debug)]
-struct State {
+struct PoolState {
     line: Line<u64>,
     last_key: u64,
     waiting: BTreeMap<u64, oneshot::Sender<Holding>>,
@@ -41,7 +41,7 @@ impl SharedPool {
     /// Creates a pool of which nothing is taken.
     pub fn new(bounds: Bounds) -> Self {
         let line = Line::new(bounds, MAX_WAITING);
-        let state = State { line, last_key: 0, waiting: BTreeMap::new() };
+        let state = PoolState { line, last_key: 0, waiting: BTreeMap::new() };
         Self { state: Arc::new(Mutex::new(state)) }
     }
 
@@ -111,13 +111,13 @@ impl SharedPool {
         Holding { pool: self.clone(), grant: Some(grant) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PoolState> {
         // Every change is complete when the lock is released.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Hands out what has become free.
-    fn grant_next(&self, mut state: MutexGuard<'_, State>) {
+    fn grant_next(&self, mut state: MutexGuard<'_, PoolState>) {
         let mut granted = Vec::new();
         while let Some((key, grant)) = state.line.grant_next() {
             let holding = self.holding(grant);

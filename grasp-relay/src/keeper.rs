@@ -29,7 +29,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use grasp_core::admission::{Hold, Origin, Policy};
 use grasp_core::{Identifier, RepoId};
 use grasp_purgatory::git::{GitError, RepoStore};
-use grasp_purgatory::hunt::Hunting;
+use grasp_purgatory::hunt::HuntHandle;
 use grasp_purgatory::journal::Journal;
 use grasp_purgatory::journal::Record;
 use grasp_purgatory::{Config, HoldOutcome, Input, Purgatory};
@@ -101,7 +101,7 @@ pub struct Keeper {
     news: broadcast::Sender<News>,
     damage: Damage,
     disk: DiskBudget,
-    hunting: Option<Hunting>,
+    hunting: Option<HuntHandle>,
     /// Whether the journal took what it was last given.
     writes: watch::Receiver<bool>,
 }
@@ -236,7 +236,7 @@ impl Keeper {
     }
 
     /// The hunt for git data, if there is one.
-    pub fn hunting(&self) -> Option<&Hunting> {
+    pub fn hunting(&self) -> Option<&HuntHandle> {
         self.hunting.as_ref()
     }
 

@@ -1,6 +1,6 @@
 //! Metrics of the hunt for git data.
 
-use grasp_purgatory::hunt::{HostFigures, HuntFigures, Report, Trouble};
+use grasp_purgatory::hunt::{HostFigures, HuntFigures, HuntReport, Trouble};
 use grasp_relay::metrics::{Metric, Metrics, OTHER_LABEL};
 
 /// Hosts with series of their own, the busiest ones; the others share one.
@@ -63,14 +63,14 @@ pub(crate) const ALL: &[&Metric] = &[
 ];
 
 /// Counts one report.
-pub(crate) fn record(metrics: &Metrics, report: &Report) {
+pub(crate) fn record(metrics: &Metrics, report: &HuntReport) {
     match report {
-        Report::Complete { .. } => metrics.add(&ATTEMPTS, &["complete"], 1),
-        Report::Needless { .. } => metrics.add(&ATTEMPTS, &["needless"], 1),
-        Report::Incomplete { .. } => metrics.add(&ATTEMPTS, &["incomplete"], 1),
-        Report::Fetched { oids, .. } => metrics.add(&FETCHED, &[], *oids as u64),
-        Report::Failed { trouble, .. } => metrics.add(&FAILURES, &[label(trouble)], 1),
-        Report::Paused { host, .. } => metrics.add(&HOST_PAUSES, &[host.as_str()], 1),
+        HuntReport::Complete { .. } => metrics.add(&ATTEMPTS, &["complete"], 1),
+        HuntReport::Needless { .. } => metrics.add(&ATTEMPTS, &["needless"], 1),
+        HuntReport::Incomplete { .. } => metrics.add(&ATTEMPTS, &["incomplete"], 1),
+        HuntReport::Fetched { oids, .. } => metrics.add(&FETCHED, &[], *oids as u64),
+        HuntReport::Failed { trouble, .. } => metrics.add(&FAILURES, &[label(trouble)], 1),
+        HuntReport::Paused { host, .. } => metrics.add(&HOST_PAUSES, &[host.as_str()], 1),
         _ => {}
     }
 }
@@ -134,13 +134,13 @@ mod tests {
         let metrics = Metrics::default();
         let identifier: grasp_core::Identifier = "x".parse().unwrap();
         let url: grasp_core::CloneUrl = "https://git.example.com/x.git".parse().unwrap();
-        record(&metrics, &Report::Complete { identifier: identifier.clone() });
+        record(&metrics, &HuntReport::Complete { identifier: identifier.clone() });
         record(
             &metrics,
-            &Report::Fetched { identifier: identifier.clone(), url: url.clone(), oids: 3 },
+            &HuntReport::Fetched { identifier: identifier.clone(), url: url.clone(), oids: 3 },
         );
         let trouble = Trouble::Ours("words".into());
-        record(&metrics, &Report::Failed { identifier, url, trouble });
+        record(&metrics, &HuntReport::Failed { identifier, url, trouble });
         assert_eq!(metrics.value(&ATTEMPTS, &["complete"]), Some(1.0));
         assert_eq!(metrics.value(&FETCHED, &[]), Some(3.0));
         assert_eq!(metrics.value(&FAILURES, &["ours"]), Some(1.0));

@@ -1,13 +1,14 @@
 //! One attempt for one identifier: who is asked next, and when it is over.
 
-use grasp_core::service::relay_of_clone_url;
-use grasp_core::{CloneUrl, Host, Identifier, Mono, RelayUrl};
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::case::{Case, Path, State, Visit};
-use super::plan::{Needs, next_place};
+use grasp_core::service::relay_of_clone_url;
+use grasp_core::{CloneUrl, Host, Identifier, Mono, Oid, RelayUrl};
+
+use super::plan::{Advertisement, Needs, next_place};
 use super::queue::{End, Follows};
-use super::throttle::Throttle;
-use super::{Errand, HostClass, Hunter, Output, Report};
+use super::throttle::{HostPermit, Throttle};
+use super::{HostClass, HuntConfig, HuntReport, Hunter, Output, RequestId};
 use crate::purgatory::Want;
 
 impl Hunter {
@@ -29,23 +30,23 @@ impl Hunter {
             return self.satisfy(out, identifier, end);
         }
         let places = needs.places(&self.memory, self.config.places_per_attempt, self.now.mono);
-        let case = self.cases.entry(identifier.clone()).or_default();
-        (case.needs, case.places) = (needs, places);
-        case.tried.clear();
-        self.go_on(out, identifier);
+        let hunt = self.hunts.entry(identifier.clone()).or_default();
+        (hunt.needs, hunt.places) = (needs, places);
+        hunt.tried.clear();
+        self.ask_next(out, identifier);
     }
 
     /// Asks the next server that may be asked now. Without one it stands in line with those that may be asked later,
     /// and is over once these were asked; those that are late it leaves to themselves.
-    pub(super) fn go_on(&mut self, out: &mut Vec<Output>, identifier: &Identifier) {
-        let Some(case) = self.cases.get_mut(identifier) else { return };
-        if case.has_main() || !self.queue.is_running(identifier) {
+    pub(super) fn ask_next(&mut self, out: &mut Vec<Output>, identifier: &Identifier) {
+        let Some(hunt) = self.hunts.get_mut(identifier) else { return };
+        if hunt.awaits_visit() || !self.queue.is_running(identifier) {
             return;
         }
-        let mut leave_out = case.busy_hosts();
-        while let Some(url) = next_place(&case.places, &case.tried, &leave_out).cloned() {
-            if case.needs.of(&url).is_empty() {
-                case.tried.insert(url);
+        let mut leave_out = hunt.busy_hosts();
+        while let Some(url) = next_place(&hunt.places, &hunt.tried, &leave_out).cloned() {
+            if hunt.needs.of(&url).is_empty() {
+                hunt.tried.insert(url);
                 continue;
             }
             classify(&mut self.throttle, self.now.mono, out, &url);
@@ -53,15 +54,15 @@ impl Hunter {
                 leave_out.insert(url.host());
                 continue;
             };
-            case.tried.insert(url.clone());
-            case.visits.insert(url.clone(), Visit::new(Path::Main, &self.config));
-            return self.fly(out, identifier, &url, pass);
+            hunt.tried.insert(url.clone());
+            hunt.visits.insert(url.clone(), Visit::new(Role::Primary, &self.config));
+            return self.start(out, identifier, &url, pass);
         }
-        self.stand_in_lines(out, identifier);
-        if let Some(case) = self.cases.get(identifier).filter(|case| case.is_in_line()) {
-            let were_asked = case.tried.iter().any(|url| !case.visits.contains_key(url));
+        self.enqueue_with_hosts(out, identifier);
+        if let Some(hunt) = self.hunts.get(identifier).filter(|hunt| hunt.is_in_line()) {
+            let were_asked = hunt.tried.iter().any(|url| !hunt.visits.contains_key(url));
             self.queue.in_line(self.now.mono, identifier, were_asked);
-            out.push(Output::Report(Report::InLine { identifier: identifier.clone() }));
+            out.push(Output::Report(HuntReport::InLine { identifier: identifier.clone() }));
         } else {
             self.give_up_attempt(out, identifier);
         }
@@ -69,13 +70,13 @@ impl Hunter {
 
     /// Ends an attempt for which every server was asked and something is left.
     fn give_up_attempt(&mut self, out: &mut Vec<Output>, identifier: &Identifier) {
-        let is_pressing = self.cases.get(identifier).is_none_or(|case| case.needs.is_pressing());
+        let is_pressing = self.hunts.get(identifier).is_none_or(|hunt| hunt.needs.is_pressing());
         self.end_attempt(out, identifier, if is_pressing { End::Wanting } else { End::Later });
     }
 
     /// Ends an attempt that was in line once its last turn is over.
-    pub(super) fn end_if_out_of_line(&mut self, out: &mut Vec<Output>, identifier: &Identifier) {
-        let is_in_line = self.cases.get(identifier).is_some_and(Case::is_in_line);
+    pub(super) fn end_if_all_asked(&mut self, out: &mut Vec<Output>, identifier: &Identifier) {
+        let is_in_line = self.hunts.get(identifier).is_some_and(IdentifierHunt::is_in_line);
         if self.queue.is_in_line(identifier) && !is_in_line {
             self.give_up_attempt(out, identifier);
         }
@@ -83,87 +84,87 @@ impl Hunter {
     }
 
     /// Takes a turn with every server that could not be asked.
-    fn stand_in_lines(&mut self, out: &mut Vec<Output>, identifier: &Identifier) {
-        let Some(case) = self.cases.get(identifier) else { return };
-        let untried = case.places.iter().filter(|url| !case.tried.contains(*url));
+    fn enqueue_with_hosts(&mut self, out: &mut Vec<Output>, identifier: &Identifier) {
+        let Some(hunt) = self.hunts.get(identifier) else { return };
+        let untried = hunt.places.iter().filter(|url| !hunt.tried.contains(*url));
         let hosts: Vec<Host> = untried.map(CloneUrl::host).collect();
         for host in hosts {
-            self.stand_in_line(out, identifier, &host);
+            self.enqueue_with_host(out, identifier, &host);
         }
     }
 
     /// Takes a turn with a server for the next address there, unless it is being visited for us already.
-    pub(super) fn stand_in_line(
+    pub(super) fn enqueue_with_host(
         &mut self,
         out: &mut Vec<Output>,
         identifier: &Identifier,
         host: &Host,
     ) {
-        let Some(case) = self.cases.get_mut(identifier) else { return };
-        if case.busy_hosts().contains(host) {
+        let Some(hunt) = self.hunts.get_mut(identifier) else { return };
+        if hunt.busy_hosts().contains(host) {
             return;
         }
-        let tried = case.lines.entry(host.clone()).or_default();
+        let tried = hunt.lines.entry(host.clone()).or_default();
         // What the attempt has tried is not tried again here, nor is the reverse true: the next attempt begins anew.
-        let mut here = case.places.iter().filter(|url| url.host() == *host);
+        let mut here = hunt.places.iter().filter(|url| url.host() == *host);
         let next = here.find(|url| {
-            !tried.contains(*url) && !case.tried.contains(*url) && !case.needs.of(url).is_empty()
+            !tried.contains(*url) && !hunt.tried.contains(*url) && !hunt.needs.of(url).is_empty()
         });
         let Some(url) = next.cloned() else {
-            case.lines.remove(host);
+            hunt.lines.remove(host);
             return;
         };
         tried.insert(url.clone());
-        case.visits.insert(url.clone(), Visit::new(Path::Line, &self.config));
+        hunt.visits.insert(url.clone(), Visit::new(Role::Queued, &self.config));
         classify(&mut self.throttle, self.now.mono, out, &url);
         match self.throttle.enqueue(self.now.mono, host, identifier) {
             Some(passes) => self.grant(out, passes),
             None => {
-                case.visits.remove(&url);
-                case.lines.remove(host);
+                hunt.visits.remove(&url);
+                hunt.lines.remove(host);
             }
         }
     }
 
     /// A visit takes long. One whose turn had come in line is waited for no longer: every server was asked.
-    pub(super) fn on_late(&mut self, out: &mut Vec<Output>, errand: Errand) {
-        let Some(flight) = self.flights.get_mut(&errand) else { return };
-        let limit = flight.began + self.config.answer_limit;
-        flight.late_at = (!flight.has_answered && self.now.mono < limit).then_some(limit);
-        self.late.extend(flight.late_at.map(|at| (at, errand)));
-        if !flight.has_answered && flight.late_at.is_none() {
-            flight.gives_way_at = None;
-            return out.push(Output::Cancel { errand });
+    pub(super) fn on_late(&mut self, out: &mut Vec<Output>, request_id: RequestId) {
+        let Some(request) = self.requests.get_mut(&request_id) else { return };
+        let limit = request.began + self.config.answer_limit;
+        request.late_at = (!request.has_answered && self.now.mono < limit).then_some(limit);
+        self.late.extend(request.late_at.map(|at| (at, request_id)));
+        if !request.has_answered && request.late_at.is_none() {
+            request.gives_way_at = None;
+            return out.push(Output::Cancel { request_id });
         }
-        let (identifier, url) = (flight.identifier.clone(), flight.url.clone());
-        let Some(case) = self.cases.get_mut(&identifier) else { return };
-        let Some(visit) = case.visits.get_mut(&url) else { return };
-        match visit.path {
-            Path::Main => {
-                visit.path = Path::Overdue;
-                self.move_on(out, &identifier);
+        let (identifier, url) = (request.identifier.clone(), request.url.clone());
+        let Some(hunt) = self.hunts.get_mut(&identifier) else { return };
+        let Some(visit) = hunt.visits.get_mut(&url) else { return };
+        match visit.role {
+            Role::Primary => {
+                visit.role = Role::Slow;
+                self.ask_another(out, &identifier);
             }
-            Path::Line => {
-                visit.path = Path::Late;
-                case.lines.remove(&url.host());
-                self.end_if_out_of_line(out, &identifier);
+            Role::Queued => {
+                visit.role = Role::Hedge;
+                hunt.lines.remove(&url.host());
+                self.end_if_all_asked(out, &identifier);
             }
-            Path::Overdue | Path::Late => {}
+            Role::Slow | Role::Hedge => {}
         }
     }
 
     /// Asks somebody else beside a visit that takes long, if there may be one more of those.
-    pub(super) fn move_on(&mut self, out: &mut Vec<Output>, identifier: &Identifier) {
+    pub(super) fn ask_another(&mut self, out: &mut Vec<Output>, identifier: &Identifier) {
         let most = self.config.late_visits;
-        if self.cases.get_mut(identifier).is_some_and(|case| case.let_go(most)) {
-            self.go_on(out, identifier);
+        if self.hunts.get_mut(identifier).is_some_and(|hunt| hunt.stop_waiting(most)) {
+            self.ask_next(out, identifier);
         }
     }
 
     /// Everything is here that was wanted: nobody needs to be asked any more.
     pub(super) fn satisfy(&mut self, out: &mut Vec<Output>, identifier: &Identifier, end: End) {
-        if let Some(case) = self.cases.remove(identifier) {
-            self.call_off(out, identifier, &case);
+        if let Some(hunt) = self.hunts.remove(identifier) {
+            self.cancel_all(out, identifier, &hunt);
         }
         if self.queue.is_running(identifier) || self.queue.is_in_line(identifier) {
             self.end_attempt(out, identifier, end);
@@ -173,25 +174,30 @@ impl Hunter {
         }
     }
 
-    fn call_off(&mut self, out: &mut Vec<Output>, identifier: &Identifier, case: &Case) {
-        for (url, visit) in &case.visits {
+    fn cancel_all(
+        &mut self,
+        out: &mut Vec<Output>,
+        identifier: &Identifier,
+        hunt: &IdentifierHunt,
+    ) {
+        for (url, visit) in &hunt.visits {
             match visit.state {
-                State::Parked => {
+                VisitState::Queued => {
                     let passes = self.throttle.withdraw(self.now.mono, &url.host(), identifier);
                     self.grant(out, passes);
                 }
-                State::Ready => {}
-                State::Flying(errand) => {
+                VisitState::Ready => {}
+                VisitState::Running(request_id) => {
                     // The one that brought the last object has landed.
-                    let Some(flight) = self.flights.get_mut(&errand) else { continue };
-                    if let Some(at) = flight.late_at.take() {
-                        self.late.remove(&(at, errand));
+                    let Some(request) = self.requests.get_mut(&request_id) else { continue };
+                    if let Some(at) = request.late_at.take() {
+                        self.late.remove(&(at, request_id));
                     }
-                    out.push(Output::Cancel { errand });
+                    out.push(Output::Cancel { request_id });
                 }
             }
         }
-        for pass in self.crew.withdraw(identifier) {
+        for pass in self.slots.withdraw(identifier) {
             let passes = self.throttle.release(self.now.mono, pass);
             self.grant(out, passes);
         }
@@ -204,24 +210,24 @@ impl Hunter {
         let next = match (end, follows) {
             (End::Satisfied, Follows::Nothing) => {
                 self.done += 1;
-                return out.push(Output::Report(Report::Complete { identifier }));
+                return out.push(Output::Report(HuntReport::Complete { identifier }));
             }
             (End::Needless, Follows::Nothing) => {
                 self.done += 1;
-                return out.push(Output::Report(Report::Needless { identifier }));
+                return out.push(Output::Report(HuntReport::Needless { identifier }));
             }
             (_, Follows::Nothing) => None,
             (_, Follows::Attempt(next)) => Some(next - self.now.mono),
         };
         let attempts = self.queue.attempts(&identifier);
-        out.push(Output::Report(Report::Incomplete { identifier, attempts, next }));
+        out.push(Output::Report(HuntReport::Incomplete { identifier, attempts, next }));
     }
 
     /// Drops a case that nobody works on; the next attempt makes a new one.
     pub(super) fn forget_if_idle(&mut self, identifier: &Identifier) {
-        let is_idle = self.cases.get(identifier).is_some_and(|case| case.visits.is_empty());
+        let is_idle = self.hunts.get(identifier).is_some_and(|hunt| hunt.visits.is_empty());
         if is_idle && !self.queue.is_running(identifier) {
-            self.cases.remove(identifier);
+            self.hunts.remove(identifier);
         }
     }
 
@@ -233,7 +239,7 @@ impl Hunter {
     ) {
         let Some(class) = class else { return };
         let passes = self.throttle.classified(self.now.mono, &host, class);
-        out.push(Output::Report(Report::Classified { host, class }));
+        out.push(Output::Report(HuntReport::Classified { host, class }));
         self.grant(out, passes);
     }
 }
@@ -246,5 +252,164 @@ fn classify(throttle: &mut Throttle, now: Mono, out: &mut Vec<Output>, url: &Clo
     let Some(relay) = relay_of_clone_url(url).filter(is_root) else { return };
     if throttle.must_classify(now, &url.host()) {
         out.push(Output::Classify { host: url.host(), relay });
+    }
+}
+
+/// The hunt for one identifier. Outlives an attempt for as long as somebody is visited or stood in line for.
+#[derive(Debug, Default)]
+pub(super) struct IdentifierHunt {
+    pub(super) needs: Needs,
+    /// Where the present attempt looks, in order.
+    pub(super) places: Vec<CloneUrl>,
+    /// Which of them it has tried.
+    pub(super) tried: BTreeSet<CloneUrl>,
+    /// The servers in whose lines we stand, and the addresses tried there.
+    pub(super) lines: BTreeMap<Host, BTreeSet<CloneUrl>>,
+    pub(super) visits: BTreeMap<CloneUrl, Visit>,
+}
+
+/// One address being asked: for the wanted objects, and if it refuses those, for its advertisement and what that shows.
+#[derive(Debug)]
+pub(super) struct Visit {
+    pub(super) role: Role,
+    pub(super) step: VisitStep,
+    pub(super) state: VisitState,
+    pub(super) advertised: Option<Advertisement>,
+    /// The objects that asking for them directly did not bring, until the advertisement says more about them.
+    pub(super) failed: Option<DirectFailure>,
+    /// Whether the advertised objects were asked for together.
+    pub(super) batched: bool,
+    pub(super) guesses_left: usize,
+}
+
+/// Objects that were asked for without an advertisement and did not come.
+#[derive(Debug)]
+pub(super) struct DirectFailure {
+    pub(super) asked: BTreeSet<Oid>,
+    pub(super) lacking: BTreeSet<Oid>,
+    /// Whether the server refused them, rather than giving something broken.
+    pub(super) is_refusal: bool,
+}
+
+/// How a visit came about, and so what follows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// The attempt makes it and waits for its end.
+    Primary,
+    /// So it does, although it takes long: too many others are late.
+    Slow,
+    /// The attempt made it and waits no longer.
+    Hedge,
+    /// The server's line had come to us.
+    Queued,
+}
+
+/// What a visit asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum VisitStep {
+    /// Not decided before the turn comes.
+    Open,
+    /// All that is wanted, without asking what the server has.
+    Direct(BTreeSet<Oid>),
+    List,
+    Batch(BTreeSet<Oid>),
+    Guess(Oid),
+}
+
+/// Whether it is being asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum VisitState {
+    /// Waits for its turn in the server's line.
+    Queued,
+    /// The server may be asked; waits for a hand to ask it with.
+    Ready,
+    Running(RequestId),
+}
+
+/// A conversation under way.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) identifier: Identifier,
+    pub(super) url: CloneUrl,
+    /// What was asked for, if it was objects.
+    pub(super) asked: BTreeSet<Oid>,
+    pub(super) pass: HostPermit,
+    pub(super) began: Mono,
+    /// Whether the server has begun to answer.
+    pub(super) has_answered: bool,
+    /// When it is next looked at because it takes long.
+    pub(super) late_at: Option<Mono>,
+    /// When it gives way to others who wait; `None` once it was told to.
+    pub(super) gives_way_at: Option<Mono>,
+}
+
+impl IdentifierHunt {
+    /// Whether an attempt waits for a visit.
+    pub(super) fn awaits_visit(&self) -> bool {
+        self.visits.values().any(|visit| matches!(visit.role, Role::Primary | Role::Slow))
+    }
+
+    /// Stops waiting for a visit that takes long, unless too many are late. Says whether there is one to wait for no
+    /// longer.
+    pub(super) fn stop_waiting(&mut self, most_late: usize) -> bool {
+        if self.late() >= most_late {
+            return false;
+        }
+        let overdue = self.visits.values_mut().find(|visit| visit.role == Role::Slow);
+        overdue.map(|visit| visit.role = Role::Hedge).is_some()
+    }
+
+    /// Whether a turn with a server has not ended, or not even begun.
+    pub(super) fn is_in_line(&self) -> bool {
+        self.visits.values().any(|visit| visit.role == Role::Queued)
+    }
+
+    /// How many visits are late.
+    pub(super) fn late(&self) -> usize {
+        self.visits.values().filter(|visit| visit.role == Role::Hedge).count()
+    }
+
+    /// The servers being visited or waited for.
+    pub(super) fn busy_hosts(&self) -> BTreeSet<Host> {
+        self.visits.keys().map(CloneUrl::host).collect()
+    }
+
+    /// The visit that waits for its turn with a server.
+    pub(super) fn queued_at(&self, host: &Host) -> Option<&CloneUrl> {
+        let queued = self.visits.iter().filter(|(_, visit)| visit.state == VisitState::Queued);
+        queued.map(|(url, _)| url).find(|url| url.host() == *host)
+    }
+
+    /// The conversations under way.
+    pub(super) fn request_ids(&self) -> impl Iterator<Item = RequestId> + '_ {
+        self.visits.values().filter_map(|visit| match visit.state {
+            VisitState::Running(request_id) => Some(request_id),
+            VisitState::Queued | VisitState::Ready => None,
+        })
+    }
+}
+
+impl Visit {
+    pub(super) fn new(role: Role, config: &HuntConfig) -> Self {
+        Self {
+            role,
+            step: VisitStep::Open,
+            state: VisitState::Queued,
+            advertised: None,
+            failed: None,
+            batched: false,
+            guesses_left: config.guesses_per_visit,
+        }
+    }
+}
+
+impl VisitStep {
+    /// The objects that are asked for.
+    pub(super) fn oids(&self) -> BTreeSet<Oid> {
+        match self {
+            Self::Open | Self::List => BTreeSet::new(),
+            Self::Direct(oids) | Self::Batch(oids) => oids.clone(),
+            Self::Guess(oid) => BTreeSet::from([*oid]),
+        }
     }
 }

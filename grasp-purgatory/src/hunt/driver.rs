@@ -1,27 +1,32 @@
 //! The hunter at work: the only place here that waits.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use grasp_core::{Host, Identifier, Mono};
+use grasp_core::{CloneUrl, Host, Identifier, Mono, Now, Oid, RelayUrl};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
-use super::{Errand, HostFigures, HuntConfig, Hunter, Input, Output, SyncContext, Trouble, Turn};
+use super::{
+    Advertisement, HostClass, HostFigures, HuntConfig, HuntReport, HuntSchedule, Hunter, Input,
+    Output, RequestId, Scope, Trouble,
+};
+use crate::purgatory::Want;
 
 /// Identifiers that are looked at in our own store at the same time.
-const BRIEFS: usize = 8;
+const MAX_BRIEFS: usize = 8;
 
 /// Hosts that are asked at the same time what kind of server they are.
-const CLASSIFICATIONS: usize = 8;
+const MAX_CLASSIFICATIONS: usize = 8;
 
 /// The way to a hunter at work. Cheap to clone; the hunt ends with the last clone.
 #[derive(Clone, Debug)]
-pub struct Hunting {
+pub struct HuntHandle {
     // Without bound, for the hunter never waits between two orders: whatever takes time is a task of its own.
-    orders: mpsc::UnboundedSender<Order>,
+    commands: mpsc::UnboundedSender<Command>,
 }
 
 /// The hunt in numbers.
@@ -36,90 +41,90 @@ pub struct HuntFigures {
 }
 
 #[derive(Debug)]
-enum Order {
+enum Command {
     Hunt { identifier: Identifier, after: Option<Duration> },
     Figures(oneshot::Sender<HuntFigures>),
-    Schedule(oneshot::Sender<BTreeMap<Identifier, Turn>>),
+    Schedule(oneshot::Sender<BTreeMap<Identifier, HuntSchedule>>),
 }
 
-impl Hunting {
+impl HuntHandle {
     /// Has an identifier hunted for, with a fresh start: after this time, or as soon as a burst of events allows.
     pub fn want(&self, identifier: Identifier, after: Option<Duration>) {
-        let _ = self.orders.send(Order::Hunt { identifier, after });
+        let _ = self.commands.send(Command::Hunt { identifier, after });
     }
 
     /// The hunt in numbers. `None` if it is over.
     pub async fn figures(&self) -> Option<HuntFigures> {
         let (reply, figures) = oneshot::channel();
-        self.orders.send(Order::Figures(reply)).ok()?;
+        self.commands.send(Command::Figures(reply)).ok()?;
         figures.await.ok()
     }
 
     /// When each identifier that is hunted for is looked for next. Empty if the hunt is over.
-    pub async fn schedule(&self) -> BTreeMap<Identifier, Turn> {
+    pub async fn schedule(&self) -> BTreeMap<Identifier, HuntSchedule> {
         let (reply, schedule) = oneshot::channel();
-        let _ = self.orders.send(Order::Schedule(reply));
+        let _ = self.commands.send(Command::Schedule(reply));
         schedule.await.unwrap_or_default()
     }
 }
 
 /// Starts to hunt in this world.
-pub fn hunt<C: SyncContext>(config: HuntConfig, context: Arc<C>) -> Hunting {
-    let (orders, inbox) = mpsc::unbounded_channel();
+pub fn hunt<C: SyncContext>(config: HuntConfig, context: Arc<C>) -> HuntHandle {
+    let (commands, inbox) = mpsc::unbounded_channel();
     // At most one message for each conversation.
     let (answers, answered) = mpsc::unbounded_channel();
-    let work = Work {
+    let work = HuntDriver {
         answers,
         answered,
         hunter: Hunter::new(config, context.now()),
         context,
         tasks: JoinSet::new(),
-        doing: BTreeMap::new(),
-        errands: BTreeMap::new(),
-        briefs: Arc::new(Semaphore::new(BRIEFS)),
-        classifications: Arc::new(Semaphore::new(CLASSIFICATIONS)),
+        kinds: BTreeMap::new(),
+        request_ids: BTreeMap::new(),
+        brief_slots: Arc::new(Semaphore::new(MAX_BRIEFS)),
+        classify_slots: Arc::new(Semaphore::new(MAX_CLASSIFICATIONS)),
     };
     tokio::spawn(work.run(inbox));
-    Hunting { orders }
+    HuntHandle { commands }
 }
 
 /// The one owner of the machine.
-struct Work<C> {
+struct HuntDriver<C> {
     hunter: Hunter,
     context: Arc<C>,
     tasks: JoinSet<Input>,
     /// What each task is for, so that one which is given up or breaks has an end too.
-    doing: BTreeMap<Id, Doing>,
-    errands: BTreeMap<Errand, AbortHandle>,
-    briefs: Arc<Semaphore>,
-    classifications: Arc<Semaphore>,
+    kinds: BTreeMap<Id, TaskKind>,
+    request_ids: BTreeMap<RequestId, AbortHandle>,
+    brief_slots: Arc<Semaphore>,
+    classify_slots: Arc<Semaphore>,
     /// Where conversations say that their server has begun to answer.
-    answers: mpsc::UnboundedSender<Errand>,
-    answered: mpsc::UnboundedReceiver<Errand>,
+    answers: mpsc::UnboundedSender<RequestId>,
+    answered: mpsc::UnboundedReceiver<RequestId>,
 }
 
-enum Doing {
+enum TaskKind {
     Brief(Identifier),
-    List(Errand),
-    Fetch(Errand),
+    List(RequestId),
+    Fetch(RequestId),
     Classify(Host),
     Count,
 }
 
-impl<C: SyncContext> Work<C> {
-    async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Order>) {
+impl<C: SyncContext> HuntDriver<C> {
+    async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Command>) {
         // The first turn finds out what is to be looked after.
         self.turn(Input::Tick);
         loop {
             let deadline = self.hunter.next_deadline();
             let input = tokio::select! {
-                order = inbox.recv() => match order {
-                    Some(Order::Hunt { identifier, after }) => Input::Wanted { identifier, after },
-                    Some(Order::Figures(reply)) => {
+                command = inbox.recv() => match command {
+                    Some(Command::Hunt { identifier, after }) => Input::Wanted { identifier, after },
+                    Some(Command::Figures(reply)) => {
                         let _ = reply.send(self.figures());
                         continue;
                     }
-                    Some(Order::Schedule(reply)) => {
+                    Some(Command::Schedule(reply)) => {
                         let _ = reply.send(self.schedule());
                         continue;
                     }
@@ -129,7 +134,7 @@ impl<C: SyncContext> Work<C> {
                     Some(input) => input,
                     None => continue,
                 },
-                Some(errand) = self.answered.recv() => Input::Answered { errand },
+                Some(request_id) = self.answered.recv() => Input::Answered { request_id },
                 () = until(&*self.context, deadline) => Input::Tick,
             };
             self.turn(input);
@@ -147,47 +152,48 @@ impl<C: SyncContext> Work<C> {
         let context = Arc::clone(&self.context);
         match output {
             Output::Brief { identifier, scope } => {
-                let (doing, briefs) = (Doing::Brief(identifier.clone()), self.briefs.clone());
-                self.start(doing, async move {
-                    let _turn = briefs.acquire_owned().await;
+                let (kinds, brief_slots) =
+                    (TaskKind::Brief(identifier.clone()), self.brief_slots.clone());
+                self.start(kinds, async move {
+                    let _turn = brief_slots.acquire_owned().await;
                     let wants = context.brief(&identifier, scope).await;
                     Input::Briefed { identifier, wants }
                 });
             }
-            Output::List { errand, url, wanted, .. } => {
-                self.start(Doing::List(errand), async move {
+            Output::List { request_id, url, wanted, .. } => {
+                self.start(TaskKind::List(request_id), async move {
                     let result = context.list(&url, &wanted).await;
-                    Input::Listed { errand, result }
+                    Input::Listed { request_id, result }
                 });
             }
-            Output::Fetch { errand, identifier, url, oids } => {
+            Output::Fetch { request_id, identifier, url, oids } => {
                 let answers = self.answers.clone();
-                self.start(Doing::Fetch(errand), async move {
+                self.start(TaskKind::Fetch(request_id), async move {
                     let (answered, mut heard) = oneshot::channel();
                     let mut fetch = pin!(context.fetch(&identifier, &url, &oids, answered));
                     let (got, trouble) = tokio::select! {
                         fetched = &mut fetch => fetched,
                         Ok(()) = &mut heard => {
-                            let _ = answers.send(errand);
+                            let _ = answers.send(request_id);
                             fetch.await
                         }
                     };
-                    Input::Fetched { errand, got, trouble }
+                    Input::Fetched { request_id, got, trouble }
                 });
             }
             Output::Classify { host, relay } => {
-                let turns = self.classifications.clone();
-                self.start(Doing::Classify(host.clone()), async move {
+                let turns = self.classify_slots.clone();
+                self.start(TaskKind::Classify(host.clone()), async move {
                     let _turn = turns.acquire_owned().await;
                     let class = context.classify(&relay).await;
                     Input::Classified { host, class }
                 });
             }
-            Output::Count => self.start(Doing::Count, async move {
+            Output::Count => self.start(TaskKind::Count, async move {
                 Input::Counted { identifiers: context.identifiers().await }
             }),
-            Output::Cancel { errand } => {
-                if let Some(task) = self.errands.get(&errand) {
+            Output::Cancel { request_id } => {
+                if let Some(task) = self.request_ids.get(&request_id) {
                     task.abort();
                 }
             }
@@ -195,13 +201,13 @@ impl<C: SyncContext> Work<C> {
         }
     }
 
-    fn start(&mut self, doing: Doing, work: impl Future<Output = Input> + Send + 'static) {
+    fn start(&mut self, kinds: TaskKind, work: impl Future<Output = Input> + Send + 'static) {
         let task = self.tasks.spawn(work);
         let id = task.id();
-        if let Doing::List(errand) | Doing::Fetch(errand) = &doing {
-            self.errands.insert(*errand, task);
+        if let TaskKind::List(request_id) | TaskKind::Fetch(request_id) = &kinds {
+            self.request_ids.insert(*request_id, task);
         }
-        self.doing.insert(id, doing);
+        self.kinds.insert(id, kinds);
     }
 
     /// What the end of a task means, however it came.
@@ -211,28 +217,30 @@ impl<C: SyncContext> Work<C> {
             Err(error) if error.is_cancelled() => (error.id(), Err(Trouble::Cancelled)),
             Err(error) => (error.id(), Err(Trouble::Ours(error.to_string()))),
         };
-        let doing = self.doing.remove(&id)?;
-        if let Doing::List(errand) | Doing::Fetch(errand) = &doing {
-            self.errands.remove(errand);
+        let kinds = self.kinds.remove(&id)?;
+        if let TaskKind::List(request_id) | TaskKind::Fetch(request_id) = &kinds {
+            self.request_ids.remove(request_id);
         }
-        match (outcome, doing) {
+        match (outcome, kinds) {
             (Ok(input), _) => Some(input),
-            (Err(_), Doing::Brief(identifier)) => Some(Input::Briefed { identifier, wants: None }),
-            (Err(trouble), Doing::List(errand)) => {
-                Some(Input::Listed { errand, result: Err(trouble) })
+            (Err(_), TaskKind::Brief(identifier)) => {
+                Some(Input::Briefed { identifier, wants: None })
             }
-            (Err(trouble), Doing::Fetch(errand)) => {
+            (Err(trouble), TaskKind::List(request_id)) => {
+                Some(Input::Listed { request_id, result: Err(trouble) })
+            }
+            (Err(trouble), TaskKind::Fetch(request_id)) => {
                 let (got, trouble) = (BTreeSet::new(), Some(trouble));
-                Some(Input::Fetched { errand, got, trouble })
+                Some(Input::Fetched { request_id, got, trouble })
             }
-            (Err(_), Doing::Classify(host)) => Some(Input::Classified { host, class: None }),
+            (Err(_), TaskKind::Classify(host)) => Some(Input::Classified { host, class: None }),
             // The next hour counts again.
-            (Err(_), Doing::Count) => None,
+            (Err(_), TaskKind::Count) => None,
         }
     }
 
     /// As of now, though the machine last looked at the clock a while ago.
-    fn schedule(&self) -> BTreeMap<Identifier, Turn> {
+    fn schedule(&self) -> BTreeMap<Identifier, HuntSchedule> {
         let turns = self.hunter.schedule_at(self.context.now().mono);
         turns.map(|(identifier, turn)| (identifier.clone(), turn)).collect()
     }
@@ -253,4 +261,46 @@ async fn until(context: &impl SyncContext, deadline: Option<Mono>) {
         Some(deadline) => tokio::time::sleep(deadline - context.now().mono).await,
         None => std::future::pending().await,
     }
+}
+
+/// The world around a hunter: events, repositories and other servers.
+///
+/// The server implements it with its keeper and the sandboxed git; tests implement it with a script.
+pub trait SyncContext: Send + Sync + 'static {
+    /// The time.
+    fn now(&self) -> Now;
+
+    /// What is wanted under an identifier and not here, and where it may be. `None` if that cannot be learned now.
+    fn brief(
+        &self,
+        identifier: &Identifier,
+        scope: Scope,
+    ) -> impl Future<Output = Option<Vec<Want>>> + Send;
+
+    /// What a server has of this.
+    fn list(
+        &self,
+        url: &CloneUrl,
+        wanted: &BTreeSet<Oid>,
+    ) -> impl Future<Output = Result<Advertisement, Trouble>> + Send;
+
+    /// The kind of git server that has this relay; `None` if it does not say.
+    fn classify(&self, relay: &RelayUrl) -> impl Future<Output = Option<HostClass>> + Send;
+
+    /// Gets objects with their whole history, and tells whoever waits for them. Says on `answered` that the server
+    /// has begun to answer; returns which objects are here now, and what went wrong with the others. Dropped when it
+    /// is given up.
+    fn fetch(
+        &self,
+        identifier: &Identifier,
+        url: &CloneUrl,
+        oids: &BTreeSet<Oid>,
+        answered: oneshot::Sender<()>,
+    ) -> impl Future<Output = (BTreeSet<Oid>, Option<Trouble>)> + Send;
+
+    /// Every identifier that is to be looked after every hour.
+    fn identifiers(&self) -> impl Future<Output = BTreeSet<Identifier>> + Send;
+
+    /// Hears what is worth counting or logging.
+    fn report(&self, report: &HuntReport);
 }

@@ -7,8 +7,6 @@ use std::time::Duration;
 use grasp_core::Mono;
 use grasp_core::limits::Admit;
 
-use super::window::RateWindow;
-
 /// Limits for one host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PermitConfig {
@@ -50,7 +48,7 @@ impl<K> Permit<K> {
 /// The result of [`Permits::admit`].
 #[must_use]
 #[derive(Debug, PartialEq, Eq)]
-pub enum Entry<K> {
+pub enum Admission<K> {
     /// Start now.
     Go(Permit<K>),
     /// The rate limit is reached or the host is paused; not before this time.
@@ -82,13 +80,13 @@ pub enum Enqueued<K> {
 /// ```
 /// use std::num::NonZeroUsize;
 /// use grasp_core::Mono;
-/// use grasp_purgatory::hunt::{Enqueued, Entry, PermitConfig, Permits};
+/// use grasp_purgatory::hunt::{Enqueued, Admission, PermitConfig, Permits};
 ///
 /// let one = NonZeroUsize::new(1).unwrap();
 /// let mut host = Permits::new(PermitConfig { at_once: one, ..PermitConfig::default() });
 /// let now = Mono::from_secs(1);
 ///
-/// let Entry::Go(first) = host.admit(now, "alpha") else { panic!("the host is idle") };
+/// let Admission::Go(first) = host.admit(now, "alpha") else { panic!("the host is idle") };
 /// assert_eq!(host.enqueue(now, "beta"), Enqueued::InLine(vec![]));
 ///
 /// let started = host.release(now, first);
@@ -147,14 +145,14 @@ impl<K: Ord + Clone> Permits<K> {
     }
 
     /// Takes a permit if one is free and no key is queued.
-    pub fn admit(&mut self, now: Mono, key: K) -> Entry<K> {
+    pub fn admit(&mut self, now: Mono, key: K) -> Admission<K> {
         if self.is_saturated() {
-            return Entry::Full;
+            return Admission::Full;
         }
         match self.window.check(now) {
-            Admit::Wait(until) => Entry::Wait(until),
-            Admit::Go if self.waiting > 0 || !self.continuing.is_empty() => Entry::Full,
-            Admit::Go => self.start(now, key).map_or(Entry::Full, Entry::Go),
+            Admit::Wait(until) => Admission::Wait(until),
+            Admit::Go if self.waiting > 0 || !self.continuing.is_empty() => Admission::Full,
+            Admit::Go => self.start(now, key).map_or(Admission::Full, Admission::Go),
         }
     }
 
@@ -278,6 +276,89 @@ impl<K: Ord + Clone> Permits<K> {
     }
 }
 
+/// An exact sliding window: every period of `length` (its end excluded) holds at most `max` starts.
+///
+/// Keeps the starts of the current period only. The limit can be [changed](Self::set_max); earlier
+/// starts still count.
+///
+/// ```
+/// use std::{num::NonZeroUsize, time::Duration};
+/// use grasp_core::Mono;
+/// use grasp_core::limits::Admit;
+/// use grasp_purgatory::hunt::RateWindow;
+///
+/// let two = NonZeroUsize::new(2).unwrap();
+/// let mut window = RateWindow::new(two, Duration::from_secs(60));
+/// assert_eq!(window.admit(Mono::from_secs(0)), Admit::Go);
+/// assert_eq!(window.admit(Mono::from_secs(9)), Admit::Go);
+/// assert_eq!(window.admit(Mono::from_secs(10)), Admit::Wait(Mono::from_secs(60)));
+/// assert_eq!(window.admit(Mono::from_secs(60)), Admit::Go);
+/// ```
+#[derive(Clone, Debug)]
+pub struct RateWindow {
+    max: NonZeroUsize,
+    length: Duration,
+    /// The starts that may still count, oldest first.
+    starts: VecDeque<Mono>,
+    paused_until: Mono,
+}
+
+impl RateWindow {
+    /// Returns a window without starts.
+    pub const fn new(max: NonZeroUsize, length: Duration) -> Self {
+        Self { max, length, starts: VecDeque::new(), paused_until: Mono::ZERO }
+    }
+
+    /// Counts one start if the limit allows it.
+    pub fn admit(&mut self, now: Mono) -> Admit {
+        let verdict = self.check(now);
+        if verdict == Admit::Go {
+            while self.starts.front().is_some_and(|at| *at + self.length <= now) {
+                self.starts.pop_front();
+            }
+            self.starts.push_back(now);
+        }
+        verdict
+    }
+
+    /// Moves a start to a later time, because the other side may have seen it that late.
+    pub fn postpone(&mut self, start: Mono, to: Mono) {
+        if let Ok(position) = self.starts.binary_search(&start) {
+            self.starts.remove(position);
+            let after = self.starts.partition_point(|at| *at <= to);
+            self.starts.insert(after, to);
+        }
+    }
+
+    /// Changes the maximum number of starts.
+    pub fn set_max(&mut self, max: NonZeroUsize) {
+        self.max = max;
+    }
+
+    /// Returns the maximum number of starts.
+    pub const fn max(&self) -> NonZeroUsize {
+        self.max
+    }
+
+    /// Prevents starts before `until`, for example for a `Retry-After`. The later of two pauses counts.
+    pub fn pause_until(&mut self, until: Mono) {
+        self.paused_until = self.paused_until.max(until);
+    }
+
+    /// Returns what [`admit`](Self::admit) would, without counting a start.
+    pub fn check(&self, now: Mono) -> Admit {
+        Admit::not_before(self.reopens_at(), now)
+    }
+
+    /// Returns the earliest time of the next start; it may be in the past.
+    pub fn reopens_at(&self) -> Mono {
+        let blocking = self.starts.len().checked_sub(self.max.get());
+        let blocking_start = blocking.and_then(|index| self.starts.get(index));
+        let freed = blocking_start.map_or(Mono::ZERO, |at| *at + self.length);
+        freed.max(self.paused_until)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -296,20 +377,23 @@ mod tests {
 
     fn go(host: &mut Permits<&'static str>, now: Mono, key: &'static str) -> Permit<&'static str> {
         match host.admit(now, key) {
-            Entry::Go(permit) => permit,
+            Admission::Go(permit) => permit,
             other => panic!("expected a permit, got {other:?}"),
         }
     }
 
     /// Uses the host one start at a time until the queue is empty, and returns the order of the keys.
-    fn order(host: &mut Permits<&'static str>, running: Permit<&'static str>) -> Vec<&'static str> {
-        let mut order = Vec::new();
+    fn command(
+        host: &mut Permits<&'static str>,
+        running: Permit<&'static str>,
+    ) -> Vec<&'static str> {
+        let mut command = Vec::new();
         let mut running = vec![running];
         while let Some(permit) = running.pop() {
             running.extend(host.release(Mono::ZERO, permit));
-            order.extend(running.iter().map(|permit| *permit.key()));
+            command.extend(running.iter().map(|permit| *permit.key()));
         }
-        order
+        command
     }
 
     #[test]
@@ -317,7 +401,7 @@ mod tests {
         let mut host = host(2, 100);
         let first = go(&mut host, Mono::ZERO, "a");
         let _second = go(&mut host, Mono::ZERO, "a");
-        assert_eq!(host.admit(Mono::ZERO, "a"), Entry::Full);
+        assert_eq!(host.admit(Mono::ZERO, "a"), Admission::Full);
         assert_eq!(host.release(Mono::ZERO, first), vec![]);
         let _third = go(&mut host, Mono::ZERO, "a");
     }
@@ -328,7 +412,7 @@ mod tests {
         let permit = go(&mut host, Mono::ZERO, "a");
         assert_eq!(host.release(Mono::ZERO, permit), vec![]);
         let reopens = Mono::from_secs(60);
-        assert_eq!(host.admit(Mono::from_secs(1), "a"), Entry::Wait(reopens));
+        assert_eq!(host.admit(Mono::from_secs(1), "a"), Admission::Wait(reopens));
         let _permit = go(&mut host, reopens, "a");
     }
 
@@ -347,7 +431,7 @@ mod tests {
         for key in ["a", "a", "a", "b", "c", "c"] {
             enqueue(&mut host, Mono::ZERO, key);
         }
-        assert_eq!(order(&mut host, running), ["a", "b", "c", "a", "c", "a"]);
+        assert_eq!(command(&mut host, running), ["a", "b", "c", "a", "c", "a"]);
     }
 
     #[test]
@@ -356,7 +440,7 @@ mod tests {
         let _first = go(&mut host, Mono::ZERO, "a");
         enqueue(&mut host, Mono::ZERO, "b");
         // The rate limit allows a start again, and "b" was first.
-        assert_eq!(host.admit(Mono::from_secs(60), "c"), Entry::Full);
+        assert_eq!(host.admit(Mono::from_secs(60), "c"), Admission::Full);
         assert_eq!(host.due(Mono::from_secs(60)), vec![Permit { key: "b" }]);
     }
 
@@ -392,7 +476,7 @@ mod tests {
         }
         assert_eq!(host.withdraw(Mono::ZERO, &"a"), vec![]);
         assert_eq!(host.waiting(), 1);
-        assert_eq!(order(&mut host, running), ["b"]);
+        assert_eq!(command(&mut host, running), ["b"]);
     }
 
     #[test]
@@ -429,7 +513,7 @@ mod tests {
         host.set_limits(NonZeroUsize::new(2).unwrap(), NonZeroUsize::new(3).unwrap());
         assert_eq!(host.due(Mono::ZERO), vec![Permit { key: "b" }]);
         host.set_limits(NonZeroUsize::new(1).unwrap(), NonZeroUsize::new(1).unwrap());
-        assert_eq!(host.admit(Mono::from_secs(60), "c"), Entry::Full);
+        assert_eq!(host.admit(Mono::from_secs(60), "c"), Admission::Full);
     }
 
     #[test]
@@ -439,5 +523,79 @@ mod tests {
         assert_eq!(host.enqueue(Mono::ZERO, "a"), Enqueued::InLine(vec![]));
         assert_eq!(host.enqueue(Mono::ZERO, "b"), Enqueued::Full);
         assert_eq!(host.waiting(), 1);
+    }
+}
+
+#[cfg(test)]
+mod window_tests {
+    use super::*;
+
+    fn window(max: usize, secs: u64) -> RateWindow {
+        RateWindow::new(NonZeroUsize::new(max).unwrap(), Duration::from_secs(secs))
+    }
+
+    #[test]
+    fn a_postponed_start_counts_for_longer() {
+        let mut window = window(2, 60);
+        assert_eq!(window.admit(Mono::from_secs(0)), Admit::Go);
+        assert_eq!(window.admit(Mono::from_secs(1)), Admit::Go);
+        window.postpone(Mono::from_secs(0), Mono::from_secs(5));
+        assert_eq!(window.check(Mono::from_secs(60)), Admit::Wait(Mono::from_secs(61)));
+        assert_eq!(window.admit(Mono::from_secs(61)), Admit::Go);
+        assert_eq!(window.check(Mono::from_secs(61)), Admit::Wait(Mono::from_secs(65)));
+    }
+
+    #[test]
+    fn a_changed_limit_counts_earlier_starts() {
+        let mut window = window(4, 60);
+        for second in 0..4 {
+            assert_eq!(window.admit(Mono::from_secs(second)), Admit::Go);
+        }
+        window.set_max(NonZeroUsize::new(2).unwrap());
+        assert_eq!(window.check(Mono::from_secs(61)), Admit::Wait(Mono::from_secs(62)));
+        window.set_max(NonZeroUsize::new(5).unwrap());
+        assert_eq!(window.admit(Mono::from_secs(4)), Admit::Go);
+        assert_eq!(window.check(Mono::from_secs(5)), Admit::Wait(Mono::from_secs(60)));
+    }
+
+    #[test]
+    fn the_next_start_waits_until_the_oldest_no_longer_counts() {
+        let mut window = window(30, 60);
+        for second in 0..30 {
+            assert_eq!(window.admit(Mono::from_secs(second)), Admit::Go);
+        }
+        let reopens = Mono::from_secs(60);
+        assert_eq!(window.admit(Mono::from_secs(31)), Admit::Wait(reopens));
+        assert_eq!(window.admit(reopens), Admit::Go);
+        assert_eq!(window.admit(reopens), Admit::Wait(Mono::from_secs(61)));
+    }
+
+    #[test]
+    fn refused_starts_do_not_count() {
+        let mut window = window(1, 10);
+        assert_eq!(window.admit(Mono::ZERO), Admit::Go);
+        for second in 1..10 {
+            let waiting = Admit::Wait(Mono::from_secs(10));
+            assert_eq!(window.admit(Mono::from_secs(second)), waiting);
+        }
+        assert_eq!(window.admit(Mono::from_secs(10)), Admit::Go);
+    }
+
+    #[test]
+    fn a_pause_applies_to_an_empty_window() {
+        let mut window = window(5, 60);
+        window.pause_until(Mono::from_secs(90));
+        window.pause_until(Mono::from_secs(30));
+        assert_eq!(window.admit(Mono::from_secs(89)), Admit::Wait(Mono::from_secs(90)));
+        assert_eq!(window.admit(Mono::from_secs(90)), Admit::Go);
+    }
+
+    #[test]
+    fn memory_is_bounded_by_the_limit() {
+        let mut window = window(3, 1);
+        for second in 0..1_000 {
+            assert_eq!(window.admit(Mono::from_secs(second)), Admit::Go);
+        }
+        assert!(window.starts.len() <= 3);
     }
 }

@@ -10,10 +10,10 @@ use super::HuntConfig;
 use crate::purgatory::{Phase, Want};
 
 /// Objects remembered for one address. What is over it is asked for again, within the budget for that.
-const MOST_REMEMBERED: usize = 4_096;
+const MAX_OIDS_PER_ADDRESS: usize = 4_096;
 
 /// How often an address has its time doubled, at most.
-const MOST_DOUBLINGS: u32 = 6;
+const MAX_DOUBLINGS: u32 = 6;
 
 /// Two advertisements with the same mark are the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,7 +134,7 @@ pub(super) fn next_place<'a>(
 
 /// What to ask a server for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Plan {
+pub(super) struct FetchPlan {
     /// All at once.
     pub batch: BTreeSet<Oid>,
     /// One by one, for one that the server does not have makes it refuse all others with it.
@@ -239,9 +239,9 @@ impl Memory {
     }
 
     /// How many times the usual time a transfer has.
-    pub(super) fn patience(&self, url: &CloneUrl) -> u32 {
+    pub(super) fn time_factor(&self, url: &CloneUrl) -> u32 {
         let gave_way = self.addresses.get(url).map_or(0, |remembered| remembered.gave_way);
-        1 << gave_way.min(MOST_DOUBLINGS)
+        1 << gave_way.min(MAX_DOUBLINGS)
     }
 
     /// What to ask a server for that was just [listed](Self::listed).
@@ -250,8 +250,8 @@ impl Memory {
         url: &CloneUrl,
         wanted: &BTreeSet<Oid>,
         advertised: &Advertisement,
-    ) -> Plan {
-        let mut plan = Plan::default();
+    ) -> FetchPlan {
+        let mut plan = FetchPlan::default();
         let remembered = self.addresses.get(url);
         for oid in wanted {
             let is_missed = remembered.is_some_and(|remembered| remembered.missed.contains(oid));
@@ -279,7 +279,7 @@ impl Memory {
 }
 
 fn insert_bounded(set: &mut BTreeSet<Oid>, oids: impl IntoIterator<Item = Oid>) {
-    let room = MOST_REMEMBERED.saturating_sub(set.len());
+    let room = MAX_OIDS_PER_ADDRESS.saturating_sub(set.len());
     set.extend(oids.into_iter().take(room));
 }
 
@@ -416,7 +416,7 @@ mod tests {
         let advertised = Advertisement::read(refs, &wanted);
         assert_eq!(advertised.has, oids(&[1, 3]));
         let plan = memory().plan(&url(A), &wanted, &advertised);
-        assert_eq!(plan, Plan { batch: oids(&[1, 3]), guesses: vec![oid(2)] });
+        assert_eq!(plan, FetchPlan { batch: oids(&[1, 3]), guesses: vec![oid(2)] });
     }
 
     #[test]
@@ -428,7 +428,7 @@ mod tests {
         list(&mut memory, 0, A, before.fingerprint);
         memory.missed(&url(A), oid(1));
         list(&mut memory, 60, A, before.fingerprint);
-        assert_eq!(memory.plan(&url(A), &wanted, &before), Plan::default());
+        assert_eq!(memory.plan(&url(A), &wanted, &before), FetchPlan::default());
         assert_eq!(memory.plan(&url(B), &wanted, &before).guesses, [oid(1)], "elsewhere it may be");
         list(&mut memory, 61, A, after.fingerprint);
         assert_eq!(memory.plan(&url(A), &wanted, &after).guesses, [oid(1)]);
@@ -453,7 +453,7 @@ mod tests {
         list(&mut memory, 0, A, advertised.fingerprint);
         memory.doubted(&url(A), wanted.clone());
         let plan = memory.plan(&url(A), &wanted, &advertised);
-        assert_eq!(plan, Plan { batch: oids(&[]), guesses: vec![oid(1), oid(2)] });
+        assert_eq!(plan, FetchPlan { batch: oids(&[]), guesses: vec![oid(1), oid(2)] });
         memory.missed(&url(A), oid(1));
         assert_eq!(memory.plan(&url(A), &wanted, &advertised).guesses, [oid(2)]);
     }

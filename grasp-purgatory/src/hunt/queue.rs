@@ -1,10 +1,11 @@
 //! When which identifier is hunted for next.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use grasp_core::limits::{Backoff, BackoffPolicy};
-use grasp_core::{Identifier, Mono};
+use grasp_core::{Identifier, Mono, Now};
 
 use super::{HuntConfig, Scope};
 
@@ -30,14 +31,14 @@ pub(super) struct Queue {
     /// When attempts last began that a burst could follow, and the same in their order.
     recent: BTreeMap<Identifier, Mono>,
     starts: VecDeque<(Mono, Identifier)>,
-    entries: BTreeMap<Identifier, Entry>,
+    entries: BTreeMap<Identifier, QueuedHunt>,
     /// The entries that wait, by their time.
     times: BTreeSet<(Mono, Identifier)>,
 }
 
 #[derive(Debug)]
-struct Entry {
-    stage: Stage,
+struct QueuedHunt {
+    state: AttemptState,
     /// What the next attempt looks for.
     scope: Scope,
     /// Attempts that left something wanted since the last fresh start.
@@ -48,7 +49,7 @@ struct Entry {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Stage {
+enum AttemptState {
     /// For its time to come.
     Waiting(Mono),
     /// An attempt is under way; something new has come since that is to be hunted for then.
@@ -144,21 +145,23 @@ impl Queue {
     /// Moves the next attempt, if there is one to come, to a point that is sooner.
     pub(super) fn hasten(&mut self, identifier: &Identifier, at: Mono) {
         let Some(entry) = self.entries.get_mut(identifier) else { return };
-        match &mut entry.stage {
-            Stage::Running { again } => *again = Some(again.map_or(at, |other| other.min(at))),
-            Stage::InLine { again } if again.is_none_or(|when| at < when) => {
+        match &mut entry.state {
+            AttemptState::Running { again } => {
+                *again = Some(again.map_or(at, |other| other.min(at)))
+            }
+            AttemptState::InLine { again } if again.is_none_or(|when| at < when) => {
                 if let Some(when) = again.replace(at) {
                     self.times.remove(&(when, identifier.clone()));
                 }
                 self.times.insert((at, identifier.clone()));
             }
-            Stage::InLine { .. } => {}
-            Stage::Waiting(when) if at < *when => {
+            AttemptState::InLine { .. } => {}
+            AttemptState::Waiting(when) if at < *when => {
                 self.times.remove(&(*when, identifier.clone()));
                 *when = at;
                 self.times.insert((at, identifier.clone()));
             }
-            Stage::Waiting(_) => {}
+            AttemptState::Waiting(_) => {}
         }
     }
 
@@ -178,7 +181,7 @@ impl Queue {
         while self.times.first().is_some_and(|(when, _)| *when <= now) {
             let Some((_, identifier)) = self.times.pop_first() else { break };
             let Some(entry) = self.entries.get_mut(&identifier) else { continue };
-            entry.stage = Stage::Running { again: None };
+            entry.state = AttemptState::Running { again: None };
             let scope = std::mem::take(&mut entry.scope);
             let attempt = entry.attempts.saturating_add(1);
             self.recent.insert(identifier.clone(), now);
@@ -201,32 +204,32 @@ impl Queue {
     /// have it are asked again after a backoff, without counting: they may have it by then.
     pub(super) fn in_line(&mut self, now: Mono, identifier: &Identifier, were_asked: bool) {
         let Some(entry) = self.entries.get_mut(identifier) else { return };
-        let Stage::Running { again } = entry.stage else { return };
+        let AttemptState::Running { again } = entry.state else { return };
         let retry = were_asked.then(|| {
             entry.backoff.failed(now);
             entry.backoff.retry_at().unwrap_or(now)
         });
         let again = again.into_iter().chain(retry).min();
-        entry.stage = Stage::InLine { again };
+        entry.state = AttemptState::InLine { again };
         self.times.extend(again.map(|when| (when, identifier.clone())));
     }
 
     /// Whether what is left of an attempt waits for its turn with servers.
     pub(super) fn is_in_line(&self, identifier: &Identifier) -> bool {
         let entry = self.entries.get(identifier);
-        entry.is_some_and(|entry| matches!(entry.stage, Stage::InLine { .. }))
+        entry.is_some_and(|entry| matches!(entry.state, AttemptState::InLine { .. }))
     }
 
     /// Ends an attempt. Changes nothing if none is under way or in line.
     pub(super) fn ended(&mut self, now: Mono, identifier: &Identifier, end: End) -> Follows {
         let Some(entry) = self.entries.get_mut(identifier) else { return Follows::Nothing };
-        let again = match entry.stage {
-            Stage::Running { again } => again,
-            Stage::InLine { again } => {
+        let again = match entry.state {
+            AttemptState::Running { again } => again,
+            AttemptState::InLine { again } => {
                 again.map(|when| self.times.remove(&(when, identifier.clone())));
                 again
             }
-            Stage::Waiting(_) => return Follows::Nothing,
+            AttemptState::Waiting(_) => return Follows::Nothing,
         };
         let next = match (end, again) {
             (_, Some(again)) => Some(again.max(now)),
@@ -240,7 +243,7 @@ impl Queue {
         entry.settled = false;
         match next {
             Some(when) => {
-                entry.stage = Stage::Waiting(when);
+                entry.state = AttemptState::Waiting(when);
                 self.times.insert((when, identifier.clone()));
                 Follows::Attempt(when)
             }
@@ -264,7 +267,7 @@ impl Queue {
     /// Whether an attempt is under way.
     pub(super) fn is_running(&self, identifier: &Identifier) -> bool {
         let entry = self.entries.get(identifier);
-        entry.is_some_and(|entry| matches!(entry.stage, Stage::Running { .. }))
+        entry.is_some_and(|entry| matches!(entry.state, AttemptState::Running { .. }))
     }
 
     /// How an attempt ends that finds nothing to look for.
@@ -280,18 +283,20 @@ impl Queue {
 
     /// Each identifier that is hunted for: failed attempts, and when the next is, unless one is under way or in line.
     pub(super) fn schedule(&self) -> impl Iterator<Item = (&Identifier, u32, Option<Mono>)> {
-        self.entries.iter().map(|(identifier, entry)| match entry.stage {
-            Stage::Waiting(when) => (identifier, entry.attempts, Some(when)),
-            Stage::Running { .. } | Stage::InLine { .. } => (identifier, entry.attempts, None),
+        self.entries.iter().map(|(identifier, entry)| match entry.state {
+            AttemptState::Waiting(when) => (identifier, entry.attempts, Some(when)),
+            AttemptState::Running { .. } | AttemptState::InLine { .. } => {
+                (identifier, entry.attempts, None)
+            }
         })
     }
 
-    fn entry(&mut self, identifier: &Identifier, when: Mono) -> &mut Entry {
+    fn entry(&mut self, identifier: &Identifier, when: Mono) -> &mut QueuedHunt {
         let (policy, times) = (self.policy, &mut self.times);
         self.entries.entry(identifier.clone()).or_insert_with(|| {
             times.insert((when, identifier.clone()));
-            Entry {
-                stage: Stage::Waiting(when),
+            QueuedHunt {
+                state: AttemptState::Waiting(when),
                 scope: Scope::Waiting,
                 attempts: 0,
                 backoff: Backoff::new(policy),
@@ -299,6 +304,82 @@ impl Queue {
             }
         })
     }
+}
+
+/// Every identifier has its place in the hour, given by its name: the same in every hour and after every start, and
+/// all of them spread evenly.
+#[derive(Debug)]
+pub(super) struct HourlyPull {
+    /// The length of an hour, in seconds of the calendar.
+    every: u64,
+    /// Identifiers by their second of the hour.
+    places: BTreeMap<u64, BTreeSet<Identifier>>,
+    /// The second of the calendar up to which turns were given.
+    done: u64,
+    /// When the identifiers are counted again.
+    count: Mono,
+}
+
+impl HourlyPull {
+    /// Begins now: turns that were due before are those of the next hour.
+    pub(super) fn new(every: Duration, now: Now) -> Self {
+        Self {
+            every: every.as_secs().max(1),
+            places: BTreeMap::new(),
+            done: now.unix.as_secs(),
+            count: now.mono,
+        }
+    }
+
+    /// Whether it is time to count the identifiers; from then on it is not for another hour.
+    pub(super) fn must_count(&mut self, now: Mono) -> bool {
+        let is_due = self.count <= now;
+        if is_due {
+            self.count = now + Duration::from_secs(self.every);
+        }
+        is_due
+    }
+
+    /// Looks after these from now on.
+    pub(super) fn counted(&mut self, identifiers: BTreeSet<Identifier>) {
+        self.places.clear();
+        for identifier in identifiers {
+            let place = place(&identifier, self.every);
+            self.places.entry(place).or_default().insert(identifier);
+        }
+    }
+
+    /// Those whose turn has come since the last time of asking, each once.
+    ///
+    /// A calendar that is set forward gives everybody one turn; set back, it gives nobody one until it has caught up.
+    pub(super) fn due(&mut self, now: Now) -> Vec<Identifier> {
+        let unix = now.unix.as_secs();
+        let passed = unix.saturating_sub(self.done).min(self.every);
+        self.done = self.done.max(unix);
+        if passed == 0 {
+            return Vec::new();
+        }
+        let first = (unix - passed + 1) % self.every;
+        let last = first + passed - 1;
+        let this_hour = self.places.range(first..=last);
+        let next_hour = self.places.range(..(last + 1).saturating_sub(self.every));
+        this_hour.chain(next_hour).flat_map(|(_, identifiers)| identifiers).cloned().collect()
+    }
+
+    /// When to ask again.
+    pub(super) fn next_deadline(&self, now: Now) -> Mono {
+        let passed = now.unix.as_secs() % self.every;
+        let this_hour = self.places.range(passed + 1..).next().map(|(place, _)| *place);
+        let next_hour = self.places.keys().next().map(|place| place + self.every);
+        let turn = this_hour.or(next_hour).map(|place| Duration::from_secs(place - passed));
+        turn.map_or(self.count, |wait| self.count.min(now.mono + wait))
+    }
+}
+
+fn place(identifier: &Identifier, every: u64) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    identifier.as_str().hash(&mut hasher);
+    hasher.finish() % every
 }
 
 #[cfg(test)]
@@ -504,7 +585,7 @@ mod tests {
     #[derive(Clone, Debug)]
     enum Act {
         Enqueue(u8, u64),
-        Pull(u8),
+        HourlyPull(u8),
         Start,
         End(u8, u8),
         Pass(u64),
@@ -513,7 +594,7 @@ mod tests {
     fn act() -> impl Strategy<Value = Act> {
         prop_oneof![
             3 => (0..4u8, 0..200_000u64).prop_map(|(n, after)| Act::Enqueue(n, after)),
-            1 => (0..4u8).prop_map(Act::Pull),
+            1 => (0..4u8).prop_map(Act::HourlyPull),
             3 => Just(Act::Start),
             3 => (0..4u8, 0..3u8).prop_map(|(n, end)| Act::End(n, end)),
             3 => (0..200_000u64).prop_map(Act::Pass),
@@ -536,7 +617,7 @@ mod tests {
                         let at = promised.get(&name).map_or(now + after, |p| (*p).min(now + after));
                         promised.insert(name, at);
                     }
-                    Act::Pull(n) => {
+                    Act::HourlyPull(n) => {
                         queue.pull(now, &id(&n.to_string()));
                         promised.insert(id(&n.to_string()), now);
                     }
@@ -564,6 +645,89 @@ mod tests {
                     Act::Pass(millis) => now = now + Duration::from_millis(millis),
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod pull_tests {
+    use nostr::types::Timestamp;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3_600);
+
+    fn at(unix: u64) -> Now {
+        Now::new(Mono::from_secs(unix), Timestamp::from_secs(unix))
+    }
+
+    fn names(count: usize) -> BTreeSet<Identifier> {
+        (0..count).map(|n| n.to_string().parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn turns_are_spread_over_the_hour() {
+        let mut pull = HourlyPull::new(HOUR, at(0));
+        pull.counted(names(6_000));
+        let per_minute: Vec<_> = (1..=60).map(|minute| pull.due(at(minute * 60)).len()).collect();
+        assert_eq!(per_minute.iter().sum::<usize>(), 6_000);
+        assert!(per_minute.iter().all(|count| (50..=160).contains(count)), "{per_minute:?}");
+    }
+
+    #[test]
+    fn a_restart_does_not_move_anybodys_turn() {
+        let turn = |started: u64| {
+            let mut pull = HourlyPull::new(HOUR, at(started));
+            pull.counted(names(1));
+            (started + 1..).find(|second| !pull.due(at(*second)).is_empty()).unwrap()
+        };
+        assert_eq!(turn(7_200), turn(7_190 - 3_600) + 3_600);
+    }
+
+    #[test]
+    fn identifiers_are_counted_at_the_start_and_every_hour() {
+        let mut pull = HourlyPull::new(HOUR, at(50));
+        assert!(pull.must_count(Mono::from_secs(50)));
+        assert!(!pull.must_count(Mono::from_secs(3_649)));
+        assert_eq!(pull.next_deadline(at(60)), Mono::from_secs(3_650));
+        assert!(pull.must_count(Mono::from_secs(3_650)));
+    }
+
+    proptest! {
+        #[test]
+        fn everybody_has_one_turn_in_every_hour_however_often_one_asks(
+            pauses in vec(0..5_000_u64, 1..60),
+        ) {
+            let mut pull = HourlyPull::new(HOUR, at(1_000));
+            pull.counted(names(20));
+            let (mut now, mut given): (u64, BTreeMap<Identifier, u64>) = (1_000, BTreeMap::new());
+            let mut hours = 0;
+            for pause in pauses {
+                now += pause;
+                hours += u64::from(pause >= 3_600);
+                for identifier in pull.due(at(now)) {
+                    *given.entry(identifier).or_default() += 1;
+                }
+            }
+            // Who sleeps for longer than an hour makes up for one turn, not for all.
+            let least = ((now - 1_000) / 3_600).saturating_sub(hours);
+            for identifier in names(20) {
+                let turns = given.get(&identifier).copied().unwrap_or_default();
+                prop_assert!((least..=least + hours + 1).contains(&turns), "{turns} {least}");
+            }
+        }
+
+        #[test]
+        fn a_deadline_is_kept_by_asking_then(start in 0..9_999_u64) {
+            let mut pull = HourlyPull::new(HOUR, at(start));
+            pull.counted(names(5));
+            pull.must_count(Mono::from_secs(start));
+            let deadline = pull.next_deadline(at(start)).since_start().as_secs();
+            prop_assert!(deadline > start && deadline <= start + 3_600);
+            prop_assert!(pull.due(at(deadline - 1)).is_empty());
+            prop_assert!(!pull.due(at(deadline)).is_empty());
         }
     }
 }

@@ -1,27 +1,27 @@
 //! Limits for each git server, and the line of those who wait for it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use grasp_core::limits::Admit;
-use grasp_core::{Host, Identifier, Mono};
+use grasp_core::{CloneUrl, Host, Identifier, Mono};
 
 use super::HuntConfig;
-use super::permit::{Enqueued, Entry, Permit, PermitConfig, Permits};
-use super::window::RateWindow;
+use super::permit::RateWindow;
+use super::permit::{Admission, Enqueued, Permit, PermitConfig, Permits};
 
 /// Servers of which nothing needs to be remembered are looked for when there are more than this.
-const MANY: usize = 1_024;
+const MAX_HOSTS_KEPT: usize = 1_024;
 
 /// The stretch over which guesses are counted, and after which a server that asked for less is asked a little more.
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// How long it is believed what a server says it is.
-const CLASS_LASTS: Duration = Duration::from_secs(24 * 60 * 60);
+const CLASS_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// When a server that did not say what it is may be asked again.
-const CLASSIFY_AGAIN: Duration = MINUTE;
+const CLASSIFY_RETRY: Duration = MINUTE;
 
 /// A host has all of its limits at this many shares, and never fewer than one.
 const ALL_SHARES: usize = 8;
@@ -29,12 +29,12 @@ const ALL_SHARES: usize = 8;
 /// The right to have one conversation with a server, for one identifier. Handed back to [`Throttle::release`].
 #[must_use = "a pass that is not released stays taken"]
 #[derive(Debug)]
-pub(super) struct Pass {
+pub(super) struct HostPermit {
     host: Host,
     permit: Permit<Identifier>,
 }
 
-impl Pass {
+impl HostPermit {
     /// With whom.
     pub(super) fn host(&self) -> &Host {
         &self.host
@@ -84,13 +84,13 @@ pub(super) struct Throttle {
     grasp: PermitConfig,
     overrides: BTreeMap<Host, PermitConfig>,
     guesses: NonZeroUsize,
-    lines: BTreeMap<Host, Line>,
+    hosts: BTreeMap<Host, HostLimits>,
     /// How many servers there are when it is next worth looking for some to forget.
     crowded: usize,
 }
 
 #[derive(Debug)]
-struct Line {
+struct HostLimits {
     permits: Permits<Identifier>,
     /// The limits while nothing is held back.
     full: PermitConfig,
@@ -115,8 +115,8 @@ impl Throttle {
             grasp: config.per_grasp_host,
             overrides: config.hosts.clone(),
             guesses: config.guesses_per_minute,
-            lines: BTreeMap::new(),
-            crowded: MANY,
+            hosts: BTreeMap::new(),
+            crowded: MAX_HOSTS_KEPT,
         }
     }
 
@@ -126,11 +126,11 @@ impl Throttle {
         now: Mono,
         host: &Host,
         identifier: &Identifier,
-    ) -> Option<Pass> {
+    ) -> Option<HostPermit> {
         let line = self.line(now, host);
         match line.permits.admit(now, identifier.clone()) {
-            Entry::Go(permit) => Some(line.begin(now, host, permit)),
-            Entry::Wait(_) | Entry::Full => None,
+            Admission::Go(permit) => Some(line.begin(now, host, permit)),
+            Admission::Wait(_) | Admission::Full => None,
         }
     }
 
@@ -140,7 +140,7 @@ impl Throttle {
         now: Mono,
         host: &Host,
         identifier: &Identifier,
-    ) -> Option<Vec<Pass>> {
+    ) -> Option<Vec<HostPermit>> {
         let line = self.line(now, host);
         match line.permits.enqueue(now, identifier.clone()) {
             Enqueued::InLine(permits) => Some(line.begin_all(now, host, permits)),
@@ -150,8 +150,8 @@ impl Throttle {
 
     /// Counts one more conversation of a visit that is under way; it goes on before anything in line begins.
     #[must_use = "these may start now"]
-    pub(super) fn continue_with(&mut self, now: Mono, pass: Pass) -> Vec<Pass> {
-        let Pass { host, permit } = pass;
+    pub(super) fn continue_with(&mut self, now: Mono, pass: HostPermit) -> Vec<HostPermit> {
+        let HostPermit { host, permit } = pass;
         let line = self.line(now, &host);
         let permits = line.permits.continue_with(now, permit);
         line.begin_all(now, &host, permits)
@@ -159,8 +159,8 @@ impl Throttle {
 
     /// Ends a conversation, and names those whose turn it is now.
     #[must_use = "these may start now"]
-    pub(super) fn release(&mut self, now: Mono, pass: Pass) -> Vec<Pass> {
-        let Pass { host, permit } = pass;
+    pub(super) fn release(&mut self, now: Mono, pass: HostPermit) -> Vec<HostPermit> {
+        let HostPermit { host, permit } = pass;
         let line = self.line(now, &host);
         let permits = line.permits.release(now, permit);
         line.begin_all(now, &host, permits)
@@ -173,8 +173,8 @@ impl Throttle {
         now: Mono,
         host: &Host,
         identifier: &Identifier,
-    ) -> Vec<Pass> {
-        let Some(line) = self.lines.get_mut(host) else { return Vec::new() };
+    ) -> Vec<HostPermit> {
+        let Some(line) = self.hosts.get_mut(host) else { return Vec::new() };
         let permits = line.permits.withdraw(now, identifier);
         line.begin_all(now, host, permits)
     }
@@ -196,23 +196,28 @@ impl Throttle {
         let line = self.line(now, host);
         let is_due = line.classify_at.is_some_and(|at| at <= now);
         if is_due {
-            line.classify_at = Some(now + CLASSIFY_AGAIN);
+            line.classify_at = Some(now + CLASSIFY_RETRY);
         }
         is_due
     }
 
     /// A host has said what it is. Those whose turn it is now are named.
     #[must_use = "these may start now"]
-    pub(super) fn classified(&mut self, now: Mono, host: &Host, class: HostClass) -> Vec<Pass> {
+    pub(super) fn classified(
+        &mut self,
+        now: Mono,
+        host: &Host,
+        class: HostClass,
+    ) -> Vec<HostPermit> {
         let full = match class {
             HostClass::Unknown => self.per_host,
             HostClass::Grasp => self.grasp,
         };
-        let Some(line) = self.lines.get_mut(host) else { return Vec::new() };
+        let Some(line) = self.hosts.get_mut(host) else { return Vec::new() };
         if line.classify_at.is_none() {
             return Vec::new();
         }
-        line.classify_at = Some(now + CLASS_LASTS);
+        line.classify_at = Some(now + CLASS_LIFETIME);
         (line.class, line.full) = (class, full);
         line.set_shares(line.shares, line.shares_since);
         let permits = line.permits.due(now);
@@ -228,9 +233,9 @@ impl Throttle {
 
     /// Those whose turn time has brought.
     #[must_use = "these may start now"]
-    pub(super) fn due(&mut self, now: Mono) -> Vec<Pass> {
+    pub(super) fn due(&mut self, now: Mono) -> Vec<HostPermit> {
         let mut passes = Vec::new();
-        for (host, line) in &mut self.lines {
+        for (host, line) in &mut self.hosts {
             line.recover(now);
             if line.permits.waiting() > 0 || line.permits.next_deadline().is_some() {
                 let permits = line.permits.due(now);
@@ -242,7 +247,7 @@ impl Throttle {
 
     /// When to ask for those [`due`](Self::due), if time alone brings a turn.
     pub(super) fn next_deadline(&self) -> Option<Mono> {
-        self.lines
+        self.hosts
             .values()
             .flat_map(|line| [line.permits.next_deadline(), line.recovers_at()])
             .flatten()
@@ -251,7 +256,7 @@ impl Throttle {
 
     /// Limits and use of each server that is remembered.
     pub(super) fn figures(&self) -> impl Iterator<Item = (&Host, HostFigures)> {
-        self.lines.iter().map(|(host, line)| {
+        self.hosts.iter().map(|(host, line)| {
             let figures = HostFigures {
                 class: line.class,
                 in_flight: line.permits.in_use(),
@@ -267,7 +272,7 @@ impl Throttle {
     /// every conversation takes no time.
     pub(super) fn positions(&self) -> BTreeMap<&Identifier, Position> {
         let mut positions: BTreeMap<&Identifier, Position> = BTreeMap::new();
-        for line in self.lines.values() {
+        for line in self.hosts.values() {
             let per_minute = line.per_minute().max(1);
             for (index, identifier) in line.permits.line().enumerate() {
                 let minutes = u32::try_from(index / per_minute).unwrap_or(u32::MAX);
@@ -279,15 +284,15 @@ impl Throttle {
         positions
     }
 
-    fn line(&mut self, now: Mono, host: &Host) -> &mut Line {
-        if self.lines.len() > self.crowded {
-            self.lines.retain(|other, line| other == host || !line.is_forgettable(now));
-            self.crowded = MANY.max(self.lines.len() * 2);
+    fn line(&mut self, now: Mono, host: &Host) -> &mut HostLimits {
+        if self.hosts.len() > self.crowded {
+            self.hosts.retain(|other, line| other == host || !line.is_forgettable(now));
+            self.crowded = MAX_HOSTS_KEPT.max(self.hosts.len() * 2);
         }
         let chosen = self.overrides.get(host).copied();
         let full = chosen.unwrap_or(self.per_host);
         let guesses = self.guesses;
-        let line = self.lines.entry(host.clone()).or_insert_with(|| Line {
+        let line = self.hosts.entry(host.clone()).or_insert_with(|| HostLimits {
             permits: Permits::new(full),
             full,
             class: HostClass::Unknown,
@@ -312,14 +317,19 @@ pub struct Position {
     pub position: usize,
 }
 
-impl Line {
-    fn begin(&mut self, now: Mono, host: &Host, permit: Permit<Identifier>) -> Pass {
+impl HostLimits {
+    fn begin(&mut self, now: Mono, host: &Host, permit: Permit<Identifier>) -> HostPermit {
         self.requests = self.requests.saturating_add(1);
         self.forgettable = self.forgettable.max(now + self.full.per);
-        Pass { host: host.clone(), permit }
+        HostPermit { host: host.clone(), permit }
     }
 
-    fn begin_all(&mut self, now: Mono, host: &Host, permits: Vec<Permit<Identifier>>) -> Vec<Pass> {
+    fn begin_all(
+        &mut self,
+        now: Mono,
+        host: &Host,
+        permits: Vec<Permit<Identifier>>,
+    ) -> Vec<HostPermit> {
         permits.into_iter().map(|permit| self.begin(now, host, permit)).collect()
     }
 
@@ -357,6 +367,85 @@ impl Line {
     }
 }
 
+/// Hands for so many conversations. Who finds none free waits; identifiers take turns.
+///
+/// A server that may be asked is not yet asked: its pass waits here for a hand, so that the clock of a conversation
+/// starts when the conversation does.
+#[derive(Debug)]
+pub(super) struct FetchSlots {
+    most: NonZeroUsize,
+    busy: usize,
+    /// Each identifier that waits, once, in the order in which they come up.
+    round: VecDeque<Identifier>,
+    waiting: BTreeMap<Identifier, VecDeque<(CloneUrl, HostPermit)>>,
+}
+
+impl FetchSlots {
+    /// All hands are free.
+    pub(super) fn new(most: NonZeroUsize) -> Self {
+        Self { most, busy: 0, round: VecDeque::new(), waiting: BTreeMap::new() }
+    }
+
+    /// Waits for a free hand to visit an address with.
+    pub(super) fn enqueue(&mut self, url: CloneUrl, pass: HostPermit) {
+        let identifier = pass.identifier().clone();
+        let line = self.waiting.entry(identifier.clone()).or_default();
+        if line.is_empty() {
+            self.round.push_back(identifier);
+        }
+        line.push_back((url, pass));
+    }
+
+    /// The same for a visit that has begun: it goes on before others begin.
+    pub(super) fn enqueue_first(&mut self, url: CloneUrl, pass: HostPermit) {
+        let identifier = pass.identifier().clone();
+        self.round.retain(|other| *other != identifier);
+        self.round.push_front(identifier.clone());
+        self.waiting.entry(identifier).or_default().push_front((url, pass));
+    }
+
+    /// Whose turn it is, if a hand is free; it is busy until [`back`](Self::back).
+    #[must_use = "a hand that is not used stays busy"]
+    pub(super) fn next(&mut self) -> Option<(CloneUrl, HostPermit)> {
+        if self.busy >= self.most.get() {
+            return None;
+        }
+        let identifier = self.round.pop_front()?;
+        let line = self.waiting.get_mut(&identifier)?;
+        let next = line.pop_front()?;
+        if line.is_empty() {
+            self.waiting.remove(&identifier);
+        } else {
+            self.round.push_back(identifier);
+        }
+        self.busy += 1;
+        Some(next)
+    }
+
+    /// A hand is free again.
+    pub(super) fn release(&mut self) {
+        self.busy = self.busy.saturating_sub(1);
+    }
+
+    /// An identifier waits for nothing any more; its passes are to be released.
+    #[must_use = "a pass that is not released stays taken"]
+    pub(super) fn withdraw(&mut self, identifier: &Identifier) -> Vec<HostPermit> {
+        let Some(line) = self.waiting.remove(identifier) else { return Vec::new() };
+        self.round.retain(|other| other != identifier);
+        line.into_iter().map(|(_, pass)| pass).collect()
+    }
+
+    /// How many identifiers wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.round.len()
+    }
+
+    /// How many hands are busy.
+    pub(super) fn busy(&self) -> usize {
+        self.busy
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::collection::vec;
@@ -384,7 +473,7 @@ mod tests {
         name.parse().unwrap()
     }
 
-    fn names(passes: &[Pass]) -> Vec<&str> {
+    fn names(passes: &[HostPermit]) -> Vec<&str> {
         passes.iter().map(|pass| pass.identifier().as_str()).collect()
     }
 
@@ -423,12 +512,12 @@ mod tests {
         for name in ["a", "a", "a", "b", "c"] {
             assert!(throttle.enqueue(now, &git, &id(name)).unwrap().is_empty());
         }
-        let mut order = Vec::new();
+        let mut command = Vec::new();
         while let Some(current) = pass.take() {
-            order.push(current.identifier().to_string());
+            command.push(current.identifier().to_string());
             pass = throttle.release(now, current).pop();
         }
-        assert_eq!(order, ["first", "a", "b", "c", "a", "a"]);
+        assert_eq!(command, ["first", "a", "b", "c", "a", "a"]);
     }
 
     #[test]
@@ -495,11 +584,11 @@ mod tests {
         assert_eq!(names(&throttle.classified(now, &git, HostClass::Grasp)), ["b", "c"]);
         let figures: Vec<_> = throttle.figures().map(|(_, figures)| figures).collect();
         assert_eq!((figures[0].class, figures[0].per_minute), (HostClass::Grasp, 600));
-        assert!(!throttle.must_classify(now + CLASS_LASTS - MINUTE, &git));
-        assert!(throttle.must_classify(now + CLASS_LASTS, &git));
+        assert!(!throttle.must_classify(now + CLASS_LIFETIME - MINUTE, &git));
+        assert!(throttle.must_classify(now + CLASS_LIFETIME, &git));
         // It is something else by then.
-        let _ = throttle.classified(now + CLASS_LASTS, &git, HostClass::Unknown);
-        assert!(throttle.admit(now + CLASS_LASTS, &git, &id("d")).is_none());
+        let _ = throttle.classified(now + CLASS_LIFETIME, &git, HostClass::Unknown);
+        assert!(throttle.admit(now + CLASS_LIFETIME, &git, &id("d")).is_none());
     }
 
     #[test]
@@ -575,7 +664,7 @@ mod tests {
             let pass = throttle.admit(now, &host(&format!("h{n}.example.com")), &id("x")).unwrap();
             let _ = throttle.release(now, pass);
         }
-        assert!(throttle.lines.len() <= MANY + 1, "{}", throttle.lines.len());
+        assert!(throttle.hosts.len() <= MAX_HOSTS_KEPT + 1, "{}", throttle.hosts.len());
     }
 
     #[derive(Clone, Debug)]
@@ -607,7 +696,7 @@ mod tests {
             let mut throttle = throttle(at_once, starts);
             let git = host("git.example.com");
             let (mut now, mut paused) = (Mono::ZERO, Mono::ZERO);
-            let (mut held, mut begun): (Vec<Pass>, Vec<Mono>) = (Vec::new(), Vec::new());
+            let (mut held, mut begun): (Vec<HostPermit>, Vec<Mono>) = (Vec::new(), Vec::new());
             let mut waiting = 0_usize;
             for act in acts {
                 let new = match act {
@@ -645,7 +734,7 @@ mod tests {
             }
             // Whatever still waits is served once time passes and passes come back.
             for _ in 0..500 {
-                let mut new: Vec<Pass> = Vec::new();
+                let mut new: Vec<HostPermit> = Vec::new();
                 for pass in held.drain(..) {
                     new.extend(throttle.release(now, pass));
                 }
@@ -655,6 +744,103 @@ mod tests {
                 held = new;
             }
             prop_assert_eq!(waiting, 0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod slot_tests {
+    use grasp_core::Mono;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::super::HuntConfig;
+    use super::super::throttle::Throttle;
+    use super::*;
+
+    fn pass(name: &str, n: usize) -> (CloneUrl, HostPermit) {
+        let url: CloneUrl = format!("https://h{n}.example.com/x.git").parse().unwrap();
+        let mut throttle = Throttle::new(&HuntConfig::default());
+        let pass = throttle.admit(Mono::ZERO, &url.host(), &name.parse().unwrap());
+        (url, pass.expect("nobody was asked yet"))
+    }
+
+    fn slots(most: usize) -> FetchSlots {
+        FetchSlots::new(NonZeroUsize::new(most).unwrap())
+    }
+
+    #[test]
+    fn identifiers_take_turns_however_much_one_of_them_wants() {
+        let mut slots = slots(9);
+        for (n, name) in ["a", "a", "a", "b", "c"].into_iter().enumerate() {
+            let (url, pass) = pass(name, n);
+            slots.enqueue(url, pass);
+        }
+        let next = std::iter::from_fn(|| slots.next());
+        let command: Vec<_> = next.map(|(_, pass)| pass.identifier().to_string()).collect();
+        assert_eq!(command, ["a", "b", "c", "a", "a"]);
+    }
+
+    #[test]
+    fn a_visit_that_has_begun_goes_on_before_others_begin() {
+        let mut slots = slots(9);
+        for (n, name) in ["a", "b", "b"].into_iter().enumerate() {
+            let (url, pass) = pass(name, n);
+            slots.enqueue(url, pass);
+        }
+        let (url, pass) = pass("b", 7);
+        slots.enqueue_first(url.clone(), pass);
+        assert_eq!(slots.next().unwrap().0, url);
+        let next = std::iter::from_fn(|| slots.next());
+        let command: Vec<_> = next.map(|(_, pass)| pass.identifier().to_string()).collect();
+        assert_eq!(command, ["a", "b", "b"]);
+    }
+
+    #[test]
+    fn whoever_gives_up_gets_its_passes_back_and_no_turn() {
+        let mut slots = slots(9);
+        for (n, name) in ["a", "b", "a"].into_iter().enumerate() {
+            let (url, pass) = pass(name, n);
+            slots.enqueue(url, pass);
+        }
+        assert_eq!(slots.withdraw(&"a".parse().unwrap()).len(), 2);
+        assert_eq!(slots.next().unwrap().1.identifier().as_str(), "b");
+        assert!(slots.next().is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn never_more_hands_than_there_are_and_nobody_waits_for_ever(
+            acts in vec((0..4u8, 0..3u8), 0..80),
+            most in 1..4usize,
+        ) {
+            let mut slots = slots(most);
+            let (mut busy, mut enqueued, mut served) = (0_usize, 0_usize, 0_usize);
+            for (n, (name, act)) in acts.into_iter().enumerate() {
+                match act {
+                    0 => {
+                        let (url, pass) = pass(&name.to_string(), n);
+                        slots.enqueue(url, pass);
+                        enqueued += 1;
+                    }
+                    1 if busy > 0 => {
+                        slots.release();
+                        busy -= 1;
+                    }
+                    _ => {
+                        let begun = usize::from(slots.next().is_some());
+                        (busy, served) = (busy + begun, served + begun);
+                    }
+                }
+                prop_assert!(busy <= most && slots.busy() == busy);
+            }
+            (0..busy).for_each(|_| slots.release());
+            while slots.next().is_some() {
+                served += 1;
+                slots.release();
+            }
+            prop_assert_eq!(served, enqueued);
+            prop_assert_eq!(slots.waiting(), 0);
         }
     }
 }

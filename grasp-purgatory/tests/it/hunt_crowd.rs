@@ -7,7 +7,7 @@ use std::time::Duration;
 use grasp_core::{CloneUrl, Mono, Oid};
 use grasp_purgatory::Want;
 use grasp_purgatory::hunt::PermitConfig;
-use grasp_purgatory::hunt::{HostClass, HuntConfig, Report, Trouble};
+use grasp_purgatory::hunt::{HostClass, HuntConfig, HuntReport, Trouble};
 
 use crate::hunt_sim::*;
 use crate::model_events::{ALICE, announcement, state};
@@ -25,7 +25,7 @@ fn hands(at_once: usize) -> HuntConfig {
 fn completed(sim: &Sim, identifier: &str) -> Option<Mono> {
     let mut reports = sim.reports.iter();
     reports.find_map(|(at, report)| match report {
-        Report::Complete { identifier: one } if one.as_str() == identifier => Some(*at),
+        HuntReport::Complete { identifier: one } if one.as_str() == identifier => Some(*at),
         _ => None,
     })
 }
@@ -57,7 +57,8 @@ fn silent_servers_cannot_take_every_hand() {
     sim.run_for(3 * MINUTE);
     let took = completed(&sim, "honest").expect("it is found") - Mono::from_secs(1);
     assert!(took <= 60 * SECOND, "each silent server has 5 seconds, four at a time: {took:?}");
-    let stalled = |r: &Report| matches!(r, Report::Failed { trouble: Trouble::Stalled, .. });
+    let stalled =
+        |r: &HuntReport| matches!(r, HuntReport::Failed { trouble: Trouble::Stalled, .. });
     assert!(sim.reports.iter().any(|(_, report)| stalled(report)), "and that is told");
 }
 
@@ -219,7 +220,7 @@ fn busiest_minute(sim: &Sim) -> usize {
 }
 
 fn incomplete(sim: &Sim) -> usize {
-    sim.reports.iter().filter(|(_, r)| matches!(r, Report::Incomplete { .. })).count()
+    sim.reports.iter().filter(|(_, r)| matches!(r, HuntReport::Incomplete { .. })).count()
 }
 
 #[test]
@@ -283,7 +284,7 @@ fn a_server_that_limits_every_third_request_is_obeyed_and_gives_everything() {
     assert_eq!(sim.here.len(), 200);
     assert_eq!(incomplete(&sim), 0, "being asked to wait is not failing");
     let pauses = sim.reports.iter().filter_map(|(at, report)| match report {
-        Report::Paused { .. } => Some(*at),
+        HuntReport::Paused { .. } => Some(*at),
         _ => None,
     });
     for began in pauses {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use grasp_purgatory::hunt::{HuntConfig, Hunting, Report, Trouble, hunt};
+use grasp_purgatory::hunt::{HuntConfig, HuntHandle, HuntReport, Trouble, hunt};
 
 use crate::hunt_script::{Act, Script};
 use crate::hunt_sim::{name, oids, url, want};
@@ -11,7 +11,7 @@ use crate::hunt_sim::{name, oids, url, want};
 const SOON: Duration = Duration::from_millis(5);
 
 /// A hunter in a hurry, told of these names.
-fn begin(script: Script, names: &[&str]) -> (Arc<Script>, Hunting) {
+fn begin(script: Script, names: &[&str]) -> (Arc<Script>, HuntHandle) {
     let mut config = HuntConfig {
         answer_is_late: Duration::from_millis(30),
         fetch_is_late: Duration::from_millis(30),
@@ -26,7 +26,7 @@ fn begin(script: Script, names: &[&str]) -> (Arc<Script>, Hunting) {
 }
 
 fn is_complete(script: &Script) -> bool {
-    script.seen(|seen| seen.reports.iter().any(|r| matches!(r, Report::Complete { .. })))
+    script.seen(|seen| seen.reports.iter().any(|r| matches!(r, HuntReport::Complete { .. })))
 }
 
 #[tokio::test]
@@ -49,16 +49,16 @@ async fn a_successful_fetch_is_told_of_and_a_failed_one_as_failed() {
     script.until(is_complete).await;
     script.seen(|seen| {
         let by = |place: &str| {
-            let of = move |r: &&Report| match r {
-                Report::Failed { url: at, .. } | Report::Fetched { url: at, .. } => {
+            let of = move |r: &&HuntReport| match r {
+                HuntReport::Failed { url: at, .. } | HuntReport::Fetched { url: at, .. } => {
                     *at == url(place)
                 }
                 _ => false,
             };
             seen.reports.iter().find(of).cloned()
         };
-        assert!(matches!(by("a.com"), Some(Report::Failed { .. })));
-        assert!(matches!(by("b.com"), Some(Report::Fetched { oids: 1, .. })));
+        assert!(matches!(by("a.com"), Some(HuntReport::Failed { .. })));
+        assert!(matches!(by("b.com"), Some(HuntReport::Fetched { oids: 1, .. })));
         assert_eq!(seen.here, oids(&[1]));
     });
 }
@@ -79,7 +79,7 @@ async fn a_task_that_breaks_is_an_end_like_any_other() {
     let script = Script::new().wants("r", wants).does("a.com", Act::Breaks).has("b.com", &[1]);
     let (script, _hunting) = begin(script, &["r"]);
     script.until(is_complete).await;
-    let ours = |r: &Report| matches!(r, Report::Failed { trouble: Trouble::Ours(_), .. });
+    let ours = |r: &HuntReport| matches!(r, HuntReport::Failed { trouble: Trouble::Ours(_), .. });
     assert!(script.seen(|seen| seen.reports.iter().any(ours)));
 }
 
@@ -123,7 +123,7 @@ async fn a_thousand_names_are_looked_up_a_few_at_a_time() {
 #[tokio::test]
 async fn nothing_wanted_is_nothing_achieved() {
     let (script, _hunting) = begin(Script::new(), &["r"]);
-    let needless = |r: &Report| matches!(r, Report::Needless { .. });
+    let needless = |r: &HuntReport| matches!(r, HuntReport::Needless { .. });
     script.until(|script| script.seen(|seen| seen.reports.iter().any(needless))).await;
     assert!(!is_complete(&script));
 }

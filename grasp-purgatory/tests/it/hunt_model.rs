@@ -12,7 +12,7 @@ use grasp_core::service::npub;
 use grasp_core::{CloneUrl, Identifier, Mono, Oid};
 use grasp_purgatory::hunt::PermitConfig;
 use grasp_purgatory::hunt::{
-    Advertisement, HostClass, HuntConfig, Hunter, Input, Output, Report, Scope, Trouble,
+    Advertisement, HostClass, HuntConfig, HuntReport, Hunter, Input, Output, Scope, Trouble,
 };
 use grasp_purgatory::{Phase, Want};
 use nostr::event::Event;
@@ -123,7 +123,7 @@ impl Chase {
     }
 
     /// What the hunter reports is told to purgatory.
-    fn pass_back(&mut self, report: &Report) {
+    fn pass_back(&mut self, report: &HuntReport) {
         if let Some(input) = report.for_purgatory() {
             let _ = self.world.turn(input);
         }
@@ -167,7 +167,7 @@ impl Chase {
                 wants.retain(|want| scope == Scope::Everything || want.phase == Phase::Waiting);
                 self.later(Duration::ZERO, Input::Briefed { identifier, wants: Some(wants) });
             }
-            Output::List { errand, url, wanted, .. } => {
+            Output::List { request_id, url, wanted, .. } => {
                 let mirror = &self.mirrors[&url];
                 let refs = mirror.objects.iter().map(|oid| ("refs/heads/x", *oid));
                 let (after, result) = match mirror.mood {
@@ -176,9 +176,9 @@ impl Chase {
                     Mood::Gone => (LATENCY, Err(Trouble::Unreachable(PeerText::new("gone")))),
                     Mood::Silent => (MINUTE, Err(Trouble::Stalled)),
                 };
-                self.later(after, Input::Listed { errand, result });
+                self.later(after, Input::Listed { request_id, result });
             }
-            Output::Fetch { errand, identifier, url, oids } => {
+            Output::Fetch { request_id, identifier, url, oids } => {
                 let mirror = &self.mirrors[&url];
                 let has_all = oids.is_subset(&mirror.objects);
                 let (after, got, trouble) = match mirror.mood {
@@ -189,7 +189,7 @@ impl Chase {
                         (LATENCY, BTreeSet::new(), Some(refused))
                     }
                 };
-                let fetched = Input::Fetched { errand, got: got.clone(), trouble };
+                let fetched = Input::Fetched { request_id, got: got.clone(), trouble };
                 let number = self.later(after, fetched);
                 self.fetching.insert(number, (identifier, got));
             }
@@ -201,9 +201,9 @@ impl Chase {
                 let identifiers = NAMES.map(name).into();
                 self.later(Duration::ZERO, Input::Counted { identifiers });
             }
-            Output::Report(report @ Report::Complete { .. }) => {
+            Output::Report(report @ HuntReport::Complete { .. }) => {
                 self.pass_back(&report);
-                let Report::Complete { identifier } = report else { unreachable!() };
+                let HuntReport::Complete { identifier } = report else { unreachable!() };
                 let mut wants = self.wants(&identifier);
                 wants.retain(|want| want.phase == Phase::Waiting);
                 assert!(wants.is_empty() || !self.world.hunts.is_empty(), "{wants:?}");

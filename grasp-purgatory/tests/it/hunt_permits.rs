@@ -3,7 +3,7 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use grasp_core::Mono;
-use grasp_purgatory::hunt::{Enqueued, Entry, Permit, PermitConfig, Permits};
+use grasp_purgatory::hunt::{Admission, Enqueued, Permit, PermitConfig, Permits};
 use proptest::prelude::*;
 
 use super::hunt_window::max_starts_per;
@@ -95,7 +95,7 @@ impl Model {
     }
 
     fn admit(&mut self, key: u8) {
-        if let Entry::Go(permit) = self.permits.admit(self.now, key) {
+        if let Admission::Go(permit) = self.permits.admit(self.now, key) {
             assert_eq!(self.permits.waiting(), 0, "a queued key was overtaken");
             *self.enqueued.entry(key).or_default() += 1;
             self.started(vec![permit]);

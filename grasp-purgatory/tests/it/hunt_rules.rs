@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use grasp_core::Mono;
 use grasp_purgatory::hunt::PermitConfig;
-use grasp_purgatory::hunt::{HostClass, HuntConfig, Input, Report, Trouble};
+use grasp_purgatory::hunt::{HostClass, HuntConfig, HuntReport, Input, Trouble};
 use grasp_purgatory::{Phase, Want};
 
 use crate::hunt_sim::*;
@@ -18,7 +18,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 fn complete(sim: &Sim) -> Vec<(Mono, String)> {
     let reports = sim.reports.iter();
     let complete = reports.filter_map(|(at, report)| match report {
-        Report::Complete { identifier } => Some((*at, identifier.to_string())),
+        HuntReport::Complete { identifier } => Some((*at, identifier.to_string())),
         _ => None,
     });
     complete.collect()
@@ -26,7 +26,7 @@ fn complete(sim: &Sim) -> Vec<(Mono, String)> {
 
 fn starts(sim: &Sim) -> Vec<Mono> {
     let reports = sim.reports.iter();
-    reports.filter(|(_, r)| matches!(r, Report::Started { .. })).map(|(at, _)| *at).collect()
+    reports.filter(|(_, r)| matches!(r, HuntReport::Started { .. })).map(|(at, _)| *at).collect()
 }
 
 #[test]
@@ -71,9 +71,10 @@ fn a_failed_fetch_brings_nothing_and_is_told() {
     sim.wanted("r", vec![want(&[1], &["a.com"])], SYNC);
     sim.run_for(2 * SECOND);
     assert!(sim.here.is_empty());
-    let failed = |r: &Report| matches!(r, Report::Failed { trouble: Trouble::Refused(_), .. });
+    let failed =
+        |r: &HuntReport| matches!(r, HuntReport::Failed { trouble: Trouble::Refused(_), .. });
     assert!(sim.reports.iter().any(|(_, report)| failed(report)));
-    assert!(!sim.reports.iter().any(|(_, report)| matches!(report, Report::Fetched { .. })));
+    assert!(!sim.reports.iter().any(|(_, report)| matches!(report, HuntReport::Fetched { .. })));
 }
 
 #[test]
@@ -370,7 +371,7 @@ fn what_cannot_be_learned_is_asked_for_again() {
     let mut sim = Sim::new();
     sim.tell(Input::Wanted { identifier: name("r"), after: Some(Duration::ZERO) });
     sim.tell(Input::Briefed { identifier: name("r"), wants: None });
-    let incomplete = |r: &Report| matches!(r, Report::Incomplete { next: Some(_), .. });
+    let incomplete = |r: &HuntReport| matches!(r, HuntReport::Incomplete { next: Some(_), .. });
     assert!(sim.reports.iter().any(|(_, report)| incomplete(report)));
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use grasp_core::limits::PeerText;
 use grasp_core::{CloneUrl, Identifier, Mono, Now, Oid, RelayUrl};
 use grasp_purgatory::Want;
-use grasp_purgatory::hunt::{Advertisement, HostClass, Report, Scope, SyncContext, Trouble};
+use grasp_purgatory::hunt::{Advertisement, HostClass, HuntReport, Scope, SyncContext, Trouble};
 use nostr::types::Timestamp;
 use tokio::sync::oneshot;
 
@@ -44,7 +44,7 @@ pub(crate) struct Seen {
     pub(crate) here: BTreeSet<Oid>,
     /// Whom was asked, and for which objects, if for any.
     pub(crate) asked: Vec<(CloneUrl, Option<BTreeSet<Oid>>)>,
-    pub(crate) reports: Vec<Report>,
+    pub(crate) reports: Vec<HuntReport>,
     pub(crate) briefs: usize,
     pub(crate) most_briefs: usize,
     open_briefs: usize,
@@ -197,7 +197,7 @@ impl SyncContext for Script {
         BTreeSet::new()
     }
 
-    fn report(&self, report: &Report) {
+    fn report(&self, report: &HuntReport) {
         self.seen.lock().unwrap().reports.push(report.clone());
     }
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 use grasp_core::limits::PeerText;
 use grasp_core::{CloneUrl, Host, Identifier, Mono, Now, Oid};
 use grasp_purgatory::hunt::{
-    Advertisement, Errand, HostClass, HuntConfig, Hunter, Input, Output, Report, Scope, Trouble,
+    Advertisement, HostClass, HuntConfig, HuntReport, Hunter, Input, Output, RequestId, Scope,
+    Trouble,
 };
 use grasp_purgatory::{Phase, Want};
 use nostr::event::EventId;
@@ -67,14 +68,14 @@ pub(crate) struct Sim {
     /// Objects that are here.
     pub(crate) here: BTreeSet<Oid>,
     pub(crate) asked: Vec<Asked>,
-    pub(crate) reports: Vec<(Mono, Report)>,
-    pub(crate) cancelled: BTreeSet<Errand>,
+    pub(crate) reports: Vec<(Mono, HuntReport)>,
+    pub(crate) cancelled: BTreeSet<RequestId>,
     /// Conversations under way, by host, and the most there were at once.
     pub(crate) most_at_once: BTreeMap<String, usize>,
     pub(crate) most_in_all: usize,
     /// What hosts say they are.
     pub(crate) classes: BTreeMap<Host, HostClass>,
-    under_way: BTreeMap<Errand, String>,
+    under_way: BTreeMap<RequestId, String>,
     ends: BTreeMap<(Mono, u64), Input>,
     next_end: u64,
 }
@@ -204,8 +205,8 @@ impl Sim {
     }
 
     fn land(&mut self, input: &Input) {
-        if let Input::Listed { errand, .. } | Input::Fetched { errand, .. } = input {
-            self.under_way.remove(errand);
+        if let Input::Listed { request_id, .. } | Input::Fetched { request_id, .. } = input {
+            self.under_way.remove(request_id);
         }
         if let Input::Fetched { got, .. } = input {
             self.here.extend(got);
@@ -224,25 +225,25 @@ impl Sim {
                 wants.retain(|want| scope == Scope::Everything || want.phase == Phase::Waiting);
                 self.later(Duration::ZERO, Input::Briefed { identifier, wants: Some(wants) });
             }
-            Output::List { errand, url, wanted, .. } => {
-                self.ask(errand, &url, None);
+            Output::List { request_id, url, wanted, .. } => {
+                self.ask(request_id, &url, None);
                 let (after, result) = self.list(&url, &wanted);
-                self.later(after, Input::Listed { errand, result });
+                self.later(after, Input::Listed { request_id, result });
             }
-            Output::Fetch { errand, url, oids, .. } => {
+            Output::Fetch { request_id, url, oids, .. } => {
                 assert!(oids.is_disjoint(&self.here), "what is here is not asked for");
-                self.ask(errand, &url, Some(oids.clone()));
+                self.ask(request_id, &url, Some(oids.clone()));
                 if self.answers(&url) {
-                    self.later(LATENCY / 2, Input::Answered { errand });
+                    self.later(LATENCY / 2, Input::Answered { request_id });
                 }
                 let (after, got, trouble) = self.fetch(&url, &oids);
-                self.later(after, Input::Fetched { errand, got, trouble });
+                self.later(after, Input::Fetched { request_id, got, trouble });
             }
             Output::Classify { host, .. } => {
                 let class = self.classes.get(&host).copied();
                 self.later(LATENCY, Input::Classified { host, class });
             }
-            Output::Cancel { errand } => self.cancel(errand),
+            Output::Cancel { request_id } => self.cancel(request_id),
             Output::Count => {
                 let identifiers = self.wants.keys().cloned().collect();
                 self.later(Duration::ZERO, Input::Counted { identifiers });
@@ -251,10 +252,10 @@ impl Sim {
         }
     }
 
-    fn ask(&mut self, errand: Errand, url: &CloneUrl, oids: Option<BTreeSet<Oid>>) {
+    fn ask(&mut self, request_id: RequestId, url: &CloneUrl, oids: Option<BTreeSet<Oid>>) {
         self.asked.push(Asked { at: self.now.mono, url: url.clone(), oids });
         let host = url.host().to_string();
-        self.under_way.insert(errand, host.clone());
+        self.under_way.insert(request_id, host.clone());
         self.most_in_all = self.most_in_all.max(self.under_way.len());
         let now = self.under_way.values().filter(|other| **other == host).count();
         let most = self.most_at_once.entry(host).or_default();
@@ -262,20 +263,22 @@ impl Sim {
     }
 
     /// A conversation that is given up ends at once.
-    fn cancel(&mut self, given_up: Errand) {
+    fn cancel(&mut self, given_up: RequestId) {
         self.cancelled.insert(given_up);
         let of_it = |input: &Input| match input {
-            Input::Listed { errand, .. } | Input::Fetched { errand, .. } => *errand == given_up,
+            Input::Listed { request_id, .. } | Input::Fetched { request_id, .. } => {
+                *request_id == given_up
+            }
             _ => false,
         };
         let key = self.ends.iter().find(|(_, input)| of_it(input)).map(|(key, _)| *key);
         let end = match key.and_then(|key| self.ends.remove(&key)) {
-            Some(Input::Listed { errand, .. }) => {
-                Input::Listed { errand, result: Err(Trouble::Cancelled) }
+            Some(Input::Listed { request_id, .. }) => {
+                Input::Listed { request_id, result: Err(Trouble::Cancelled) }
             }
-            Some(Input::Fetched { errand, .. }) => {
+            Some(Input::Fetched { request_id, .. }) => {
                 let trouble = Some(Trouble::Cancelled);
-                Input::Fetched { errand, got: BTreeSet::new(), trouble }
+                Input::Fetched { request_id, got: BTreeSet::new(), trouble }
             }
             _ => panic!("nothing to give up"),
         };

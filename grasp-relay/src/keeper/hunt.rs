@@ -10,7 +10,7 @@ use grasp_core::nip34::{Announcement, Proposal, State};
 use grasp_core::{CloneUrl, Identifier, Now, Oid, RelayUrl, kinds};
 use grasp_purgatory::git::Fetcher;
 use grasp_purgatory::hunt::{
-    Advertisement, HostClass, HuntConfig, Hunting, Report, Scope, SyncContext, Trouble, hunt,
+    Advertisement, HostClass, HuntConfig, HuntHandle, HuntReport, Scope, SyncContext, Trouble, hunt,
 };
 use grasp_purgatory::{Input, Phase, Purgatory, Want, select_addresses};
 use nostr::event::{Event, EventId};
@@ -42,7 +42,7 @@ pub type Classify =
     Arc<dyn Fn(RelayUrl) -> Pin<Box<dyn Future<Output = Option<HostClass>> + Send>> + Send + Sync>;
 
 /// Hears what is worth counting.
-pub type HuntObserver = Arc<dyn Fn(&Report) + Send + Sync>;
+pub type HuntObserver = Arc<dyn Fn(&HuntReport) + Send + Sync>;
 
 /// The keeper's side of the hunt. Does not keep the keeper alive: the hunt ends with it.
 pub(super) struct World {
@@ -56,7 +56,11 @@ pub(super) struct World {
 }
 
 impl World {
-    pub(super) fn hunt(parts: HuntParts, hands: Hands, orders: mpsc::WeakSender<Order>) -> Hunting {
+    pub(super) fn hunt(
+        parts: HuntParts,
+        hands: Hands,
+        orders: mpsc::WeakSender<Order>,
+    ) -> HuntHandle {
         let HuntParts { config, fetcher, observer, classify } = parts;
         log::begin(&config);
         let (reports, inbox) = mpsc::unbounded_channel();
@@ -250,7 +254,7 @@ impl SyncContext for World {
             .unwrap_or_default()
     }
 
-    fn report(&self, report: &Report) {
+    fn report(&self, report: &HuntReport) {
         log::tell(report);
         (self.observer)(report);
         if let Some(input) = report.for_purgatory() {

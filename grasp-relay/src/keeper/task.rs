@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use grasp_core::{Identifier, Mono};
-use grasp_purgatory::hunt::Hunting;
+use grasp_purgatory::hunt::HuntHandle;
 use grasp_purgatory::journal::Record;
 use grasp_purgatory::journal::{Journal, JournalError};
 use grasp_purgatory::{CleanupTask, HoldOutcome, Input, Output, PassNumber, Purgatory};
@@ -54,7 +54,7 @@ pub(super) struct Task {
     /// Away while it is written to.
     pub(super) journal: Option<Journal>,
     pub(super) lanes: Lanes,
-    pub(super) hunting: Option<Hunting>,
+    pub(super) hunting: Option<HuntHandle>,
     pub(super) answers: BTreeMap<EventId, Vec<oneshot::Sender<HoldOutcome>>>,
     pub(super) waiters: Vec<(Awaited, Waiter)>,
     pub(super) rounds: Rounds,

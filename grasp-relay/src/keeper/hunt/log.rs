@@ -1,6 +1,6 @@
 //! What the hunt tells people: `info` what was achieved, `warn` who failed us, `debug` everything on the way.
 
-use grasp_purgatory::hunt::{HuntConfig, Report};
+use grasp_purgatory::hunt::{HuntConfig, HuntReport};
 
 /// Says that the hunt begins, and how much each server will be asked for.
 pub(super) fn begin(config: &HuntConfig) {
@@ -16,36 +16,36 @@ pub(super) fn begin(config: &HuntConfig) {
 }
 
 /// Says what is worth saying. Words of strangers are bounded and without control characters.
-pub(super) fn tell(report: &Report) {
+pub(super) fn tell(report: &HuntReport) {
     match report {
-        Report::Queued { identifier, after } => {
+        HuntReport::Queued { identifier, after } => {
             tracing::debug!(%identifier, ?after, "git data will be hunted for");
         }
-        Report::Started { identifier, attempt } => {
+        HuntReport::Started { identifier, attempt } => {
             tracing::debug!(%identifier, attempt, "hunting for git data");
         }
-        Report::Complete { identifier } => {
+        HuntReport::Complete { identifier } => {
             tracing::info!(%identifier, "all git data that was wanted is here");
         }
-        Report::Needless { identifier } => {
+        HuntReport::Needless { identifier } => {
             tracing::debug!(%identifier, "no git data is wanted");
         }
-        Report::InLine { identifier } => {
+        HuntReport::InLine { identifier } => {
             tracing::debug!(%identifier, "git servers are busy; waiting for a turn");
         }
-        Report::Classified { host, class } => {
+        HuntReport::Classified { host, class } => {
             tracing::debug!(%host, ?class, "found out what a git server is");
         }
-        Report::Incomplete { identifier, attempts, next } => {
+        HuntReport::Incomplete { identifier, attempts, next } => {
             tracing::debug!(%identifier, attempts, ?next, "git data is still wanted");
         }
-        Report::Fetched { identifier, url, oids } => {
+        HuntReport::Fetched { identifier, url, oids } => {
             tracing::debug!(%identifier, %url, oids, "fetched git data");
         }
-        Report::Failed { identifier, url, trouble } => {
+        HuntReport::Failed { identifier, url, trouble } => {
             tracing::warn!(%identifier, %url, %trouble, "a git server gave less than it was asked for");
         }
-        Report::Paused { host, length } => {
+        HuntReport::Paused { host, length } => {
             tracing::info!(%host, ?length, "a git server asks for less and is left alone");
         }
         other => tracing::debug!(report = ?other, "hunting"),
@@ -114,25 +114,29 @@ mod tests {
         let cases = [
             (
                 Level::DEBUG,
-                Report::Queued { identifier: one.clone(), after: Some(minute) },
+                HuntReport::Queued { identifier: one.clone(), after: Some(minute) },
                 "after=Some(60s)",
             ),
-            (Level::DEBUG, Report::Started { identifier: one.clone(), attempt: 2 }, "attempt=2"),
-            (Level::INFO, Report::Complete { identifier: one.clone() }, "is here"),
-            (Level::DEBUG, Report::Needless { identifier: one.clone() }, "no git data"),
             (
                 Level::DEBUG,
-                Report::Incomplete { identifier: one.clone(), attempts: 2, next: Some(minute) },
+                HuntReport::Started { identifier: one.clone(), attempt: 2 },
+                "attempt=2",
+            ),
+            (Level::INFO, HuntReport::Complete { identifier: one.clone() }, "is here"),
+            (Level::DEBUG, HuntReport::Needless { identifier: one.clone() }, "no git data"),
+            (
+                Level::DEBUG,
+                HuntReport::Incomplete { identifier: one.clone(), attempts: 2, next: Some(minute) },
                 "attempts=2 next=Some(60s)",
             ),
             (
                 Level::DEBUG,
-                Report::Fetched { identifier: one.clone(), url: url.clone(), oids: 3 },
+                HuntReport::Fetched { identifier: one.clone(), url: url.clone(), oids: 3 },
                 "url=https://git.example.com/x.git oids=3",
             ),
             (
                 Level::WARN,
-                Report::Failed { identifier: one, url, trouble },
+                HuntReport::Failed { identifier: one, url, trouble },
                 "url=https://git.example.com/x.git trouble=went silent",
             ),
         ];
@@ -141,7 +145,7 @@ mod tests {
             assert_eq!(said_at, level, "{line}");
             assert!(line.contains("identifier=grasp") && line.contains(part), "{line}");
         }
-        let (level, line) = said(|| tell(&Report::Paused { host, length: minute }));
+        let (level, line) = said(|| tell(&HuntReport::Paused { host, length: minute }));
         assert!(level == Level::INFO && line.contains("host=git.example.com"), "{line}");
         let (level, line) = said(|| begin(&HuntConfig::default()));
         assert!(
@@ -155,7 +159,7 @@ mod tests {
         let trouble = Trouble::Refused(PeerText::new("no\nERROR forged \u{1b}[31m line"));
         let url = "https://git.example.com/x.git".parse().unwrap();
         let identifier = "x".parse().unwrap();
-        let (_, line) = said(|| tell(&Report::Failed { identifier, url, trouble }));
+        let (_, line) = said(|| tell(&HuntReport::Failed { identifier, url, trouble }));
         assert!(!line.contains(['\n', '\u{1b}']), "{line}");
     }
 }
