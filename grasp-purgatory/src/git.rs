@@ -1,6 +1,6 @@
 //! Git on disk: repositories that share their objects, and refs that move all or none.
 //!
-//! It knows nothing of events: who may do what was judged before, by [`grasp_core::push`] and whoever holds events.
+//! It knows nothing of events: permissions were judged before, by [`grasp_core::push`] and purgatory.
 //!
 //! ```text
 //!                     ┌── family (one per identifier) ────────────────┐
@@ -13,7 +13,7 @@
 //! - A **view** is what is served at one address: refs and HEAD. A **family** is all views of one identifier; they
 //!   share one object store. Any object of a family can be asked for by id from any of its views, as protocol v2
 //!   has it, so what must not be read yet lies elsewhere.
-//! - **Incoming** objects lie apart until they are whole. Receiving holds no lock: a slow sender delays nobody.
+//! - **Incoming** objects are kept apart until they are complete. Receiving holds no lock: a slow sender delays no one.
 //! - Refs of a view move **all or none**, for readers and across crashes, and only to tips whose whole history is here.
 //! - Git's own programs do what touches packs, in a sandbox ([`GitCommand`]); libgit2 reads refs and looks for objects.
 //!
@@ -80,7 +80,7 @@ pub use refs::{RETENTION, RefTarget};
 pub use serve::{Protocol, Service};
 pub use store::{FamilyGuard, Incoming, RepoStore, StagingLimits, Unpacking};
 
-/// Runs work that waits for the disk where waiting disturbs nobody.
+/// Runs blocking disk work on a thread for it.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, GitError> + Send + 'static,
 ) -> Result<T, GitError> {

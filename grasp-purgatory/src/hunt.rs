@@ -1,4 +1,4 @@
-//! Goes and gets git data that events wait for. Opens nothing, reads no clock.
+//! Fetches git data that events wait for: a state machine without input, output or clock.
 //!
 //! ```text
 //!   purgatory ──Wanted───▶ ┌────────┐ ──Brief──▶ what is wanted here, and not here?
@@ -43,11 +43,11 @@ pub use self::plan::{Advertisement, Fingerprint};
 pub use self::throttle::{HostClass, HostFigures, Position};
 
 use self::attempt::{IdentifierHunt, Request};
-use self::plan::Memory;
+use self::plan::AddressMemory;
 use self::queue::{HourlyPull, Queue};
 use self::throttle::{FetchSlots, Throttle};
 
-/// Everything that is hunted for, and everybody who is asked for it.
+/// The state machine of the hunt: the wanted objects, and the requests for them.
 ///
 /// ```
 /// use std::time::Duration;
@@ -71,13 +71,13 @@ pub struct Hunter {
     queue: Queue,
     throttle: Throttle,
     slots: FetchSlots,
-    memory: Memory,
+    memory: AddressMemory,
     pull: HourlyPull,
-    /// What is wanted and who is visited for it, by identifier.
+    /// Wanted objects and visits by identifier.
     hunts: BTreeMap<Identifier, IdentifierHunt>,
     /// Conversations under way.
     requests: BTreeMap<RequestId, Request>,
-    /// When conversations of attempts become late.
+    /// Times at which requests become slow.
     late: BTreeSet<(Mono, RequestId)>,
     next_request: u64,
     /// Identifiers that were hunted for to the end since there was last nothing to hunt for.
@@ -85,25 +85,25 @@ pub struct Hunter {
     now: Now,
 }
 
-/// When an identifier is looked for next.
+/// The next attempt of an identifier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HuntSchedule {
-    /// Attempts that left something wanted since the last fresh start.
+    /// Unsuccessful attempts since the last reset.
     pub attempts: u32,
-    /// How long until the next; `None` while one is under way.
+    /// Time until the next; `None` while one is under way.
     pub next_in: Option<Duration>,
     /// The shortest way to a turn in the line of a server, while one is waited for.
     pub in_line: Option<Position>,
 }
 
 impl Hunter {
-    /// Hunts for nothing yet. What waited before a restart is to be said anew.
+    /// Creates a hunter without work. Held events are to be announced again after a restart.
     pub fn new(config: HuntConfig, now: Now) -> Self {
         Self {
             queue: Queue::new(&config),
             throttle: Throttle::new(&config),
             slots: FetchSlots::new(config.at_once),
-            memory: Memory::new(&config),
+            memory: AddressMemory::new(&config),
             pull: HourlyPull::new(config.pull_every, now),
             hunts: BTreeMap::new(),
             requests: BTreeMap::new(),
@@ -115,7 +115,7 @@ impl Hunter {
         }
     }
 
-    /// Tells what happened, and learns what to do about it.
+    /// Handles one input and returns the outputs to perform.
     #[must_use = "a task that is not begun never ends"]
     pub fn handle(&mut self, now: Now, input: Input) -> Vec<Output> {
         self.now = now;
@@ -145,7 +145,7 @@ impl Hunter {
         out
     }
 
-    /// When to send the next [`Input::Tick`]. To be asked again after each [`handle`](Self::handle).
+    /// Returns the time of the next [`Input::Tick`]. To be asked again after each [`handle`](Self::handle).
     pub fn next_deadline(&self) -> Option<Mono> {
         let late = self.late.first().map(|(at, _)| *at);
         let pull = Some(self.pull.next_deadline(self.now));
@@ -156,17 +156,17 @@ impl Hunter {
             .min()
     }
 
-    /// How many conversations are under way.
+    /// Returns the number of requests under way.
     pub fn in_flight(&self) -> usize {
         self.requests.len()
     }
 
-    /// How many identifiers were hunted for to the end since there was last nothing to hunt for.
+    /// Returns the number of finished hunts since there was last nothing to hunt for.
     pub fn done(&self) -> u64 {
         self.done
     }
 
-    /// When each identifier that is hunted for is looked for next, counted from now.
+    /// Returns the next attempt of each identifier, counted from now.
     pub fn schedule_at(&self, now: Mono) -> impl Iterator<Item = (&Identifier, HuntSchedule)> {
         let positions = self.throttle.positions();
         self.queue.schedule().map(move |(identifier, attempts, next)| {
@@ -175,12 +175,12 @@ impl Hunter {
         })
     }
 
-    /// How things stand with each server that was asked lately.
+    /// Returns limits and use of each server that was asked lately.
     pub fn hosts(&self) -> impl Iterator<Item = (&Host, HostFigures)> {
         self.throttle.figures()
     }
 
-    /// Does what time has brought.
+    /// Starts everything that is due.
     fn advance(&mut self, out: &mut Vec<Output>) {
         let now = self.now.mono;
         if self.pull.must_count(now) {
@@ -204,7 +204,7 @@ impl Hunter {
         self.give_way(out);
     }
 
-    /// What must be true between any two turns.
+    /// Checks the invariants between two inputs.
     fn is_sound(&self) -> bool {
         let flying = self.hunts.values().flat_map(IdentifierHunt::request_ids);
         let all_fly = flying.into_iter().all(|request_id| self.requests.contains_key(&request_id));

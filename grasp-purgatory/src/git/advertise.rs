@@ -29,7 +29,7 @@ const MAX_PREFIXES: usize = 1024;
 
 const FLUSH: &[u8] = b"0000";
 
-/// What git says of itself in advertisements, independent of a repository.
+/// Capabilities of the installed git in advertisements, independent of a repository.
 #[derive(Debug)]
 pub(super) struct Capabilities {
     /// The list of `upload-pack` in versions 0 and 1, without a symref.

@@ -44,7 +44,7 @@ impl fmt::Display for GitVersion {
     }
 }
 
-/// How many git processes may run at once, and how much memory they may take for what others send. Claims beyond it
+/// Limits of concurrent git processes, and of their memory for data that others send. Claims beyond it
 /// wait; [`grasp_core::resources`] says how it is shared.
 #[derive(Clone, Copy, Debug)]
 pub struct Slots {
@@ -167,7 +167,7 @@ impl Git {
         Ok(Self { program: program.into(), version, pools: Arc::new(Pools::new(slots)) })
     }
 
-    /// Which git this is.
+    /// The installed git.
     pub fn version(&self) -> GitVersion {
         self.version
     }

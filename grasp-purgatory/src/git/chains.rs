@@ -1,4 +1,4 @@
-//! How long the delta chains of a pack are, found without unpacking an object.
+//! The length of a pack's delta chains, computed without unpacking an object.
 //!
 //! To read an object at the end of a chain git applies every delta before it. A pack of two megabytes can hold a
 //! chain of twenty thousand large trees, and walking through those takes git half an hour. So a pack that was sent
@@ -22,10 +22,10 @@ const LONGEST_HEAD: usize = 32;
 /// Bytes of an object's id.
 const ID: usize = 20;
 
-/// Where the ids begin in the index of a pack (version 2): after eight bytes and 256 counts.
+/// Offset of the ids in the index of a pack (version 2): after eight bytes and 256 counts.
 const IDS: u64 = 8 + 256 * 4;
 
-/// Whether no delta chain of a pack is longer than [`MAX_CHAIN`].
+/// Returns whether no delta chain of a pack is longer than [`MAX_CHAIN`].
 pub(super) fn are_short(pack: &Path, index: &Path) -> io::Result<bool> {
     let index = Index::open(index)?;
     let mut starts = index.starts.clone();
@@ -44,7 +44,7 @@ pub(super) fn are_short(pack: &Path, index: &Path) -> io::Result<bool> {
     Ok(are_at_most(MAX_CHAIN, &bases))
 }
 
-/// Whether no chain has more deltas than this. Each entry names the position of its base.
+/// Returns whether no chain has more deltas than this. Each entry names the position of its base.
 fn are_at_most(most: u16, bases: &[Option<u32>]) -> bool {
     let mut depths: Vec<Option<u16>> = vec![None; bases.len()];
     let mut chain = Vec::new();
@@ -146,7 +146,7 @@ impl Index {
         Ok(Self { file, starts, ids: OnceCell::new() })
     }
 
-    /// Where the entry of this object begins, if the pack has it.
+    /// Returns the offset of an object's entry, if the pack has it.
     fn start_of(&self, id: &[u8; ID]) -> io::Result<Option<u64>> {
         if self.ids.get().is_none() {
             let ids = read_at(&self.file, IDS, (self.starts.len() * ID) as u64)?;

@@ -20,13 +20,13 @@ use super::store::{Quarantine, RepoStore};
 
 pub(super) use proofs::Proofs;
 
-/// How long one walk through a history may take.
+/// Timeout of one walk through a history.
 const MAX_WALK: Duration = Duration::from_secs(30 * 60);
 
-/// How many walks may be spent on finding out which of several tips are broken.
+/// Walks that may be spent on finding the broken ones of several tips.
 const MAX_WALKS: usize = 32;
 
-/// Whether the histories of some tips are here.
+/// The result of a connectivity check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Completeness {
@@ -42,12 +42,12 @@ pub enum Completeness {
 }
 
 impl Completeness {
-    /// Whether nothing is lacking.
+    /// Returns whether nothing is lacking.
     pub fn is_complete(&self) -> bool {
         *self == Self::Complete
     }
 
-    /// Lack as an error of whoever should have sent everything.
+    /// Returns the lack as an error of the sender.
     pub(super) fn required(self) -> Result<(), GitError> {
         match self {
             Self::Complete => Ok(()),
@@ -68,7 +68,7 @@ pub(super) struct Objects {
     pub(super) claimant: Claimant,
 }
 
-/// What was found out about some tips.
+/// Findings about some tips.
 #[derive(Debug)]
 pub(super) struct Findings {
     pub(super) whole: BTreeSet<Oid>,
@@ -161,7 +161,7 @@ impl Objects {
         Ok(broken)
     }
 
-    /// Whether everything behind these tips is here, apart from what is proven.
+    /// Returns whether everything behind these tips is here, apart from what is proven.
     async fn is_connected(&self, tips: &[Oid]) -> Result<bool, GitError> {
         self.walk(tips, &["--not", "--all"]).await
     }
@@ -181,19 +181,19 @@ impl Objects {
         Ok(roots.lines().filter_map(|line| line.parse().ok()).collect())
     }
 
-    /// Whether everything behind these tips is here, whatever was proven before.
+    /// Returns whether everything behind these tips is here, without regard to earlier proofs.
     pub(super) async fn is_whole(&self, tips: &[Oid]) -> Result<bool, GitError> {
         self.walk(tips, &[]).await
     }
 
-    /// What a process that reads what is new here may use: what was received, or else the family.
+    /// The stores that a process may read for new objects: the received ones, or else the family.
     pub(super) async fn limits(&self) -> Result<ProcessLimits, GitError> {
         let new = self.incoming.as_ref().map_or(self.family.objects(), Quarantine::objects);
         let bytes = blocking(move || layout::size(&new)).await?;
         Ok(ProcessLimits::for_data(&self.claimant, bytes))
     }
 
-    /// How many objects these tips need beyond what is proven.
+    /// Returns the number of objects that these tips need beyond what is proven.
     pub(super) async fn count_new(&self, tips: &BTreeSet<Oid>) -> Result<u64, GitError> {
         const COMMAND: &str = "rev-list";
         let input: String = tips.iter().map(|tip| format!("{tip}\n")).collect();
@@ -228,7 +228,7 @@ impl Objects {
     }
 }
 
-/// Whether git's last words are about an object that is not there.
+/// Returns whether git's error output is about a missing object.
 fn says_lack(words: &str) -> bool {
     const WORDS: &[&str] =
         &["bad object", "bad tree object", "missing", "ould not read", "Failed to traverse"];

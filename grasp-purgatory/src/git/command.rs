@@ -28,12 +28,12 @@ const SETTINGS: &[(&str, &str)] = &[
     ("maintenance.auto", "false"),
     ("credential.helper", ""),
     ("http.followRedirects", "false"),
-    // The directories are ours, whoever runs this server; only commands that name one find it.
+    // The directories are trusted under any user; only commands that name one find it.
     ("safe.directory", "*"),
     ("safe.bareRepository", "explicit"),
     ("transfer.fsckObjects", "true"),
     ("transfer.hideRefs", "refs/grasp"),
-    // Whatever is fetched comes as a pack, which moves in one piece.
+    // Fetched objects arrive as a pack, which moves in one piece.
     ("transfer.unpackLimit", "1"),
     ("uploadpack.allowTipSHA1InWant", "true"),
     ("uploadpack.allowReachableSHA1InWant", "true"),
@@ -53,16 +53,16 @@ const SETTINGS: &[(&str, &str)] = &[
 /// Flaws of old but harmless commits and trees that famous histories contain; all others are refused.
 pub(super) const FLAWS: [&str; 3] = ["badTimezone", "missingSpaceBeforeDate", "zeroPaddedFilemode"];
 
-/// How long a client may wait for a slot before it hears that the server is busy.
+/// Time that a client may wait for a slot before it is told that the server is busy.
 const CLIENT_WAIT: Duration = Duration::from_secs(60);
 
-/// How long work without a waiting client may wait for a slot.
+/// Time that work without a waiting client may wait for a slot.
 const BACKGROUND_WAIT: Duration = Duration::from_secs(15 * 60);
 
-/// Whom a git process may talk to.
+/// The peers that a git process may connect to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Network {
-    /// Nobody.
+    /// None.
     None,
     /// Servers by HTTP and HTTPS.
     Http,

@@ -105,7 +105,7 @@ fn used_by(_: Pid) -> Duration {
 /// Reads the CPU time of a process and of its children that have ended from `/proc/PID/stat`.
 #[cfg(target_os = "linux")]
 fn used(stat: &str) -> Duration {
-    // Linux tells programs of 100 ticks a second, whatever it counts itself.
+    // Linux reports 100 ticks a second to programs, independent of its own clock.
     const TICK: Duration = Duration::from_millis(10);
     // The name, in parentheses, may contain anything. After it come the state, ten fields that do not matter here, and
     // the time in user and kernel mode: its own, and that of its children.

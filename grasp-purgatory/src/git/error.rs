@@ -1,4 +1,4 @@
-//! What can go wrong, by who must act on it.
+//! Errors of git, by the party that must act.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,18 +9,18 @@ use grasp_core::resources::Shortage;
 
 use super::binary::GitVersion;
 
-/// Who can do something about an error.
+/// The party that must act on an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blame {
     /// This server or its operator.
     Us,
-    /// Whoever sent the data or asked the question.
+    /// The sender of the data or the request.
     Peer,
-    /// Nobody in particular: the same request may work later.
+    /// No one: the same request may succeed later.
     Transient,
 }
 
-/// Why the installed git cannot be used. Each is for the operator, at start.
+/// The reason why the installed git cannot be used. Each is for the operator, at start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BinaryError {
@@ -30,16 +30,16 @@ pub enum BinaryError {
     /// It is there but could not be run.
     #[error("could not run {program}")]
     Run {
-        /// What was run.
+        /// The command.
         program: PathBuf,
-        /// Why it did not run.
+        /// The cause.
         #[source]
         source: io::Error,
     },
     /// It ran, and did not answer like git.
     #[error("{program} did not tell its version: {said:?}")]
     NotGit {
-        /// What was run.
+        /// The command.
         program: PathBuf,
         /// The beginning of what it said.
         said: String,
@@ -50,23 +50,23 @@ pub enum BinaryError {
         min = GitVersion::OLDEST
     )]
     TooOld {
-        /// What is installed.
+        /// The installed version.
         found: GitVersion,
     },
 }
 
-/// Why something with a repository did not work.
+/// The reason why an operation on a repository failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GitError {
     /// A file or directory could not be read or written.
     #[error("could not {doing} {path}")]
     Io {
-        /// What was tried, as a verb.
+        /// The operation, as a verb.
         doing: &'static str,
         /// With what.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -81,7 +81,7 @@ pub enum GitError {
     Spawn {
         /// The subcommand.
         command: &'static str,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -101,9 +101,9 @@ pub enum GitError {
     Layout {
         /// The directory.
         path: PathBuf,
-        /// What it says of itself.
+        /// The version that it declares.
         found: String,
-        /// What is known.
+        /// The known version.
         known: &'static str,
     },
     /// There is no such repository here.
@@ -121,22 +121,22 @@ pub enum GitError {
     /// The objects came, but some that they need did not.
     #[error("the history of {count} tips is incomplete")]
     Incomplete {
-        /// How many tips lack something.
+        /// The number of incomplete tips.
         count: usize,
     },
-    /// What was sent is no pack, or contains what git's own checks refuse.
+    /// The data is no pack, or contains objects that git's own checks refuse.
     #[error("the pack was refused: {0}")]
     BadPack(String),
     /// More was sent than may be.
     #[error("the pack is larger than {limit} bytes")]
     TooLarge {
-        /// How much may be sent.
+        /// The limit in bytes.
         limit: u64,
     },
     /// More objects were sent than may be.
     #[error("the pack has more than {limit} objects")]
     TooMany {
-        /// How many may be sent.
+        /// The limit.
         limit: u64,
     },
     /// A chain of deltas is longer than git makes any.
@@ -144,7 +144,7 @@ pub enum GitError {
         "the pack has a chain of more than {limit} deltas; repack with `git repack -adF` and push again"
     )]
     LongChain {
-        /// How many deltas a chain may have.
+        /// The limit of deltas in a chain.
         limit: u16,
     },
     /// The data took more CPU time than data of its size may.
@@ -158,7 +158,7 @@ pub enum GitError {
     /// No slot or memory became free in time.
     #[error("{0}; try again later")]
     Busy(Shortage),
-    /// As much is staged as may be until somebody signs for it.
+    /// The limit of staged uploads is reached.
     #[error("too much is waiting for its events")]
     StagingFull,
     /// The work took longer than it may.
@@ -166,7 +166,7 @@ pub enum GitError {
     Timeout {
         /// The subcommand.
         command: &'static str,
-        /// How long it ran.
+        /// The time that it ran.
         after: Duration,
     },
     /// The work was given up because the server ends.
@@ -175,7 +175,7 @@ pub enum GitError {
 }
 
 impl GitError {
-    /// Who can do something about it.
+    /// Returns the party that must act.
     pub fn blame(&self) -> Blame {
         match self {
             Self::Io { .. }
@@ -202,7 +202,7 @@ impl GitError {
         }
     }
 
-    /// Whether the operator must make room.
+    /// Returns whether the operator must free disk space.
     pub fn is_disk_full(&self) -> bool {
         matches!(self, Self::DiskFull)
     }
@@ -226,7 +226,7 @@ impl GitError {
     }
 }
 
-/// Whether git's last words are those of a full disk.
+/// Returns whether git's error output is that of a full disk.
 pub(super) fn says_disk_full(said: &str) -> bool {
     const WORDS: [&str; 3] = ["No space left on device", "Disk quota exceeded", "File too large"];
     WORDS.iter().any(|words| said.contains(words))

@@ -32,7 +32,7 @@ use crate::resources::Holding;
 
 use self::trouble::{ours, theirs};
 
-/// How long looking up a name may take.
+/// Timeout of a name lookup.
 const LOOKUP: Duration = Duration::from_secs(10);
 
 /// Addresses of one name that are given to git.
@@ -68,10 +68,10 @@ const FETCH_MEMORY_OBJECTS: u64 = 100_000;
 /// CPU time of each process that fetches. Git indexes some 25,000 objects in a second.
 const FETCH_CPU: Duration = Duration::from_secs(10 * 60);
 
-/// How long a conversation may wait for memory that others use.
+/// Time that a fetch may wait for memory that others use.
 const MEMORY_WAIT: Duration = Duration::from_secs(15 * 60);
 
-/// What a conversation with another server may cost.
+/// Limits of a fetch from another server.
 #[derive(Clone, Copy, Debug)]
 pub struct FetchLimits {
     /// Bytes of one fetch on disk. Default: 2 GiB.
@@ -80,11 +80,11 @@ pub struct FetchLimits {
     pub objects: u64,
     /// Memory of one git process that fetches many objects. Default: 768 MiB.
     pub memory: u64,
-    /// How long an advertisement may take. Default: 1 minute.
+    /// Timeout of an advertisement. Default: 1 minute.
     pub listing: Duration,
-    /// How long a transfer may be silent; servers think for minutes. Default: 5 minutes.
+    /// Time without data after which a transfer is cancelled; servers compute for minutes. Default: 5 minutes.
     pub silence: Duration,
-    /// How long a transfer may take in all. Default: 6 hours.
+    /// Timeout of a transfer. Default: 6 hours.
     pub longest: Duration,
 }
 
@@ -102,7 +102,7 @@ impl Default for FetchLimits {
     }
 }
 
-/// Where the addresses of a name come from.
+/// The source of a name's addresses.
 pub trait Resolve: Send + Sync {
     /// All addresses of a name.
     fn resolve<'a>(&'a self, name: &'a str) -> Resolving<'a>;
@@ -134,12 +134,12 @@ pub struct Fetcher {
     roots: Option<PathBuf>,
 }
 
-/// What came of a fetch.
+/// The result of a fetch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fetched {
-    /// What is here now, with its whole history.
+    /// Objects that are here now, with their whole history.
     pub got: BTreeSet<Oid>,
-    /// Why that is not everything.
+    /// The reason why that is not everything.
     pub trouble: Option<Trouble>,
 }
 
@@ -255,14 +255,14 @@ impl Fetcher {
         }
         let said = ran.map_err(ours).and_then(accepted).err();
         // What a thin pack leans on comes beside each of its objects at most. Counting again makes the bound hold
-        // whatever git says of its own doing.
+        // in spite of git's own status messages.
         let limit = self.limits.objects;
         if incoming.count().await.map_err(ours)? > limit.saturating_mul(2) {
             self.store.take_in(identifier, incoming, &BTreeSet::new()).await.map_err(ours)?;
             return Err(Trouble::TooMany { limit });
         }
         let bytes = incoming.bytes().await.map_err(ours)?;
-        // Whatever git says of it, what counts is what is whole. A server that breaks one history may give others.
+        // Complete histories count in spite of errors: a server that breaks one history may send others.
         let got = self.store.take_in(identifier, incoming, oids).await.map_err(ours)?;
         let lacks = got.len() < oids.len();
         let trouble = lacks.then(|| said.unwrap_or_else(trouble::incomplete));
@@ -412,13 +412,13 @@ enum Memory {
     Large(u64),
 }
 
-/// Whether a conversation ended because a process had too little memory.
+/// Returns whether a fetch ended because a process had too little memory.
 fn is_short(finished: &Finished) -> bool {
     let words = ["ut of memory", "unable to create thread"];
     !finished.status.success() && words.iter().any(|word| finished.words.contains(word))
 }
 
-/// What git wrote, if it was content.
+/// The output of git, if it was content.
 fn accepted(finished: Finished) -> Result<String, Trouble> {
     if !finished.status.success() {
         return Err(theirs(&finished.words));

@@ -1,4 +1,4 @@
-//! Where things lie on disk. No name given by a stranger is part of a path.
+//! The layout on disk. No name that a client chose is part of a path.
 //!
 //! ```text
 //! <root>/version                                 which layout this is
@@ -11,7 +11,7 @@
 //!     retired/<public key>.<unix time>/          a view out of service, until it is forgotten
 //!     attic/                                     objects of retired views and tips, which no view reads; their tips
 //!     garbage                                    there may be objects that no view shows
-//! <root>/staging/<64 hex>/<event id>/<tip>/      objects that nobody has signed for
+//! <root>/staging/<64 hex>/<event id>/<tip>/      objects whose event has not been received
 //! <root>/incoming/<n>/                           what is being received or removed; emptied at start
 //! <root>/workbench/                              an empty repository; made anew at start
 //! <root>/journal/<64 hex>.<public key>/          ref transactions that were decided and not yet finished
@@ -30,7 +30,7 @@ use nostr::key::PublicKey;
 
 use super::error::GitError;
 
-/// What `<root>/version` says.
+/// Contents of `<root>/version`.
 pub(super) const VERSION: &str = "grasp repositories 1\n";
 
 /// The config of every repository of ours. Precious: `git gc` by hand must not delete what views share.
@@ -289,7 +289,7 @@ pub(super) fn name(path: &Path) -> &str {
     path.file_name().and_then(OsStr::to_str).unwrap_or_default()
 }
 
-/// How many bytes the files below a directory have. Files that are removed meanwhile have none.
+/// Returns the size of the files below a directory. Files that are removed meanwhile have none.
 pub(super) fn size(path: &Path) -> Result<u64, GitError> {
     let mut total = 0_u64;
     let mut waiting = vec![path.to_owned()];

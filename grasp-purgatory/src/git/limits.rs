@@ -1,4 +1,4 @@
-//! What one git process may use. The kernel sees to it.
+//! Limits of one git process, enforced by the kernel.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -12,7 +12,7 @@ use tokio::process::{Child, Command};
 /// The priority of work for strangers, in steps below that of the server (`nice`).
 const STRANGERS_PRIORITY: i32 = 10;
 
-/// CPU time that a process may use for strangers whatever the size of its data.
+/// CPU time that a process may use for clients without authority, independent of the size of its data.
 const LEAST_CPU: Duration = Duration::from_secs(10);
 
 /// The same for maintainers and the server itself.
@@ -130,12 +130,12 @@ fn cpu_for(claimant: &Claimant, bytes: u64) -> Duration {
 /// Lowers the priority of a process and all that it starts.
 pub(super) fn give_way(child: &Child) {
     if let Some(pid) = pid(child) {
-        // A process that is gone is in nobody's way.
+        // A process that has ended is no failure.
         _ = setpriority_process(Some(pid), STRANGERS_PRIORITY);
     }
 }
 
-/// Whether a process, or a child that it told of, met its limit of CPU time.
+/// Returns whether a process or a child that it reported reached its limit of CPU time.
 pub(super) fn is_cpu_exhausted(status: ExitStatus, words: &[u8]) -> bool {
     let signal = Signal::XCPU.as_raw();
     let told = format!("died of signal {signal}");

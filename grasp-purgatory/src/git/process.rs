@@ -21,16 +21,16 @@ use crate::resources::Holding;
 pub(super) use self::words::Heard;
 use self::words::{Words, listen};
 
-/// How much output of a command that is run to its end is kept; more is an error.
+/// Limit of the output of a command that runs to its end; more is an error.
 const MAX_OUTPUT: usize = 16 * 1024 * 1024;
 
-/// How long git may take to put its things away when told to stop.
+/// Time for git to clean up after a request to stop.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// How long the children of a killed git may take to be gone.
+/// Time for the children of a killed git to end.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// How often they are looked for.
+/// Interval of checks for them.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
 /// A running git process and the group of everything it started.
@@ -57,12 +57,12 @@ struct Running {
     _keep: Vec<Keep>,
 }
 
-/// How a process ended.
+/// The end of a process.
 #[derive(Debug)]
 pub struct Finished {
-    /// How it ended.
+    /// Its exit status.
     pub status: ExitStatus,
-    /// What it wrote; empty if somebody else has read it.
+    /// Its output; empty if it was read elsewhere.
     pub stdout: Vec<u8>,
     /// The end of what it said to people.
     pub words: String,
@@ -103,7 +103,7 @@ impl GitProcess {
         }
     }
 
-    /// Waits for the end. Whatever was not taken is closed first.
+    /// Waits for the end. Streams that were not taken are closed first.
     pub async fn finish(mut self) -> Result<Finished, GitError> {
         self.stdin = None;
         self.stdout = None;

@@ -13,7 +13,7 @@ use super::refs::{Snapshot, Target};
 /// The size of a tag at most.
 const MAX_TAG: usize = 1024 * 1024;
 
-/// How many tags may stand upon each other.
+/// Limit of tags that point to tags.
 const MAX_TAGS: usize = 16;
 
 /// Opens a view, or says that there is none.
@@ -27,7 +27,7 @@ fn open(view: &Path) -> Result<Repository, GitError> {
 /// All refs of a view and its HEAD. Symbolic refs other than HEAD, and names that GRASP cannot say, are passed over.
 pub(super) fn snapshot(view: &Path) -> Result<Snapshot, GitError> {
     let repository = open(view)?;
-    // Only packed refs tell what is behind a tag; by hand somebody may have made others.
+    // Only packed refs tell the object behind a tag; an operator may have made others by hand.
     let all_packed = layout::list(&view.join("refs"))?.is_empty();
     let mut refs = BTreeMap::new();
     for reference in repository.references()? {
@@ -55,7 +55,7 @@ fn head(repository: &Repository) -> Result<Option<RefName>, GitError> {
     Ok(target.and_then(|name| RefName::new(name).ok()))
 }
 
-/// What lies behind those of these objects that are tags; an error if one of them is to be a branch and no commit.
+/// Returns the objects behind tags among these; an error if one is to be a branch and is no commit.
 pub(super) fn behind_tags(
     view: &Path,
     tips: &BTreeMap<RefName, Oid>,
@@ -75,7 +75,7 @@ pub(super) fn behind_tags(
     Ok(behind)
 }
 
-/// What lies behind a tag, and behind tags upon tags; `None` if it is no tag.
+/// Returns the object behind a tag, or behind tags of tags; `None` if it is no tag.
 ///
 /// A tag is read as a whole, and a few bytes of a pack can be a tag of any size.
 fn peel(repository: &Repository, oid: git2::Oid) -> Result<Option<git2::Oid>, GitError> {
@@ -94,7 +94,7 @@ fn peel(repository: &Repository, oid: git2::Oid) -> Result<Option<git2::Oid>, Gi
     Err(GitError::BadPack(String::from("too many tags upon tags")))
 }
 
-/// Which of these objects are in none of the stores. Misses are expected, so nothing is looked for twice.
+/// Returns the objects that are in none of the stores. Misses are expected, so nothing is looked up twice.
 pub(super) fn missing(
     stores: &[impl AsRef<Path>],
     wanted: &BTreeSet<Oid>,

@@ -40,7 +40,7 @@ pub struct RefTarget {
 }
 
 impl RefTarget {
-    /// What a signed state asks for; `None` if it can never be true.
+    /// Returns the refs that a state declares; `None` if they can never be set.
     pub fn of(state: &State) -> Option<Self> {
         let refs = state.refs.iter().map(|(name, declared)| match declared {
             DeclaredTarget::Oid(oid) => Some((name.clone(), *oid)),
@@ -49,7 +49,7 @@ impl RefTarget {
         Some(Self { refs: refs.collect::<Option<_>>()?, head: state.head.clone() })
     }
 
-    /// What must change in these refs. Only branches and tags are looked at.
+    /// Returns the changes of these refs. Only branches and tags are compared.
     pub fn changes(&self, current: &BTreeMap<RefName, Oid>) -> Vec<PushCommand> {
         let gone = current
             .iter()

@@ -10,7 +10,7 @@ use super::process::GitProcess;
 use super::store::RepoStore;
 use super::{blocking, layout};
 
-/// What a client wants to do.
+/// The operation of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Service {
     /// Fetch or clone.

@@ -37,7 +37,7 @@ use super::layout::{self, Family, Layout, VERSION};
 use super::refs::{Pending, Snapshot};
 use super::{blocking, never_stops, read};
 
-/// More locks than this are looked through for ones that nobody holds.
+/// Number of locks from which on unused ones are dropped.
 const MANY_LOCKS: usize = 1024;
 
 /// All repositories of a server: families of shared objects, views with refs, and what waits outside.
@@ -53,14 +53,14 @@ struct Inner {
     layout: Layout,
     git: Git,
     staging: StagingLimits,
-    /// Whether what was never made is an empty repository rather than none.
+    /// Repositories that were never created are empty rather than absent.
     all_exist: bool,
     locks: Mutex<BTreeMap<String, Weak<tokio::sync::Mutex<()>>>>,
     arrivals: Arrivals,
     next_scratch: AtomicU64,
     removals: AtomicU64,
     capabilities: tokio::sync::OnceCell<Capabilities>,
-    // Held for as long as anybody works here.
+    // Held while the store is in use.
     _lock: File,
 }
 
@@ -131,7 +131,7 @@ impl RepoStore {
         FamilyGuard::new(self.clone(), identifier.clone(), family, held).await
     }
 
-    /// How much may wait for events.
+    /// Returns the limits of staging.
     pub fn staging_limits(&self) -> StagingLimits {
         self.inner.staging
     }
@@ -161,7 +161,7 @@ impl RepoStore {
         Ok(is_related.then_some(incoming))
     }
 
-    /// Whether there is such a view.
+    /// Returns whether a view exists.
     pub async fn has_view(&self, repo: &RepoId) -> Result<bool, GitError> {
         let view = self.view(repo);
         blocking(move || Ok(view.is_dir())).await
@@ -207,7 +207,7 @@ impl RepoStore {
         blocking(move || read::snapshot(&store.seat(&repo))).await
     }
 
-    /// Where a repository is read: its view, or the empty one where all exist. Looks at the disk.
+    /// Returns the directory that a repository is read from: its view, or the empty one where all exist. Reads the disk.
     pub(super) fn seat(&self, repo: &RepoId) -> PathBuf {
         let view = self.view(repo);
         let is_vacant = self.inner.all_exist && !view.is_dir();
@@ -243,7 +243,7 @@ impl RepoStore {
         }
     }
 
-    /// How many families were removed. What was found out before the last removal may be true no more.
+    /// Returns the number of removed families. Findings from before the last removal may be outdated.
     fn removals(&self) -> Removals {
         Removals(self.inner.removals.load(Ordering::SeqCst))
     }
@@ -335,7 +335,7 @@ fn families(layout: &Layout) -> Result<Vec<Family>, GitError> {
     Ok(found)
 }
 
-/// What the family says it is called, if that is where it lies.
+/// Returns the identifier that a family's directory records, if it is the right directory.
 fn identifier_of(family: &Family) -> Option<Identifier> {
     let text = fs::read_to_string(family.identifier()).ok()?;
     let identifier = Identifier::new(&text).ok()?;

@@ -1,4 +1,4 @@
-//! One attempt for one identifier: who is asked next, and when it is over.
+//! One attempt for one identifier: the next server to ask, and the end.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -74,7 +74,7 @@ impl Hunter {
         self.end_attempt(out, identifier, if is_pressing { End::Wanting } else { End::Later });
     }
 
-    /// Ends an attempt that was in line once its last turn is over.
+    /// Ends an attempt whose queued visits are over.
     pub(super) fn end_if_all_asked(&mut self, out: &mut Vec<Output>, identifier: &Identifier) {
         let is_in_line = self.hunts.get(identifier).is_some_and(IdentifierHunt::is_in_line);
         if self.queue.is_in_line(identifier) && !is_in_line {
@@ -83,7 +83,7 @@ impl Hunter {
         self.forget_if_idle(identifier);
     }
 
-    /// Takes a turn with every server that could not be asked.
+    /// Queues a visit with every host that could not be asked.
     fn enqueue_with_hosts(&mut self, out: &mut Vec<Output>, identifier: &Identifier) {
         let Some(hunt) = self.hunts.get(identifier) else { return };
         let untried = hunt.places.iter().filter(|url| !hunt.tried.contains(*url));
@@ -93,7 +93,7 @@ impl Hunter {
         }
     }
 
-    /// Takes a turn with a server for the next address there, unless it is being visited for us already.
+    /// Queues a visit to the next address of a host, unless one is under way there.
     pub(super) fn enqueue_with_host(
         &mut self,
         out: &mut Vec<Output>,
@@ -153,7 +153,7 @@ impl Hunter {
         }
     }
 
-    /// Asks somebody else beside a visit that takes long, if there may be one more of those.
+    /// Asks another server beside a slow visit, unless too many are slow.
     pub(super) fn ask_another(&mut self, out: &mut Vec<Output>, identifier: &Identifier) {
         let most = self.config.late_visits;
         if self.hunts.get_mut(identifier).is_some_and(|hunt| hunt.stop_waiting(most)) {
@@ -161,7 +161,7 @@ impl Hunter {
         }
     }
 
-    /// Everything is here that was wanted: nobody needs to be asked any more.
+    /// Cancels the remaining requests: every wanted object is here.
     pub(super) fn satisfy(&mut self, out: &mut Vec<Output>, identifier: &Identifier, end: End) {
         if let Some(hunt) = self.hunts.remove(identifier) {
             self.cancel_all(out, identifier, &hunt);
@@ -223,7 +223,7 @@ impl Hunter {
         out.push(Output::Report(HuntReport::Incomplete { identifier, attempts, next }));
     }
 
-    /// Drops a case that nobody works on; the next attempt makes a new one.
+    /// Drops the state of an identifier without visits; the next attempt makes a new one.
     pub(super) fn forget_if_idle(&mut self, identifier: &Identifier) {
         let is_idle = self.hunts.get(identifier).is_some_and(|hunt| hunt.visits.is_empty());
         if is_idle && !self.queue.is_running(identifier) {
@@ -255,15 +255,15 @@ fn classify(throttle: &mut Throttle, now: Mono, out: &mut Vec<Output>, url: &Clo
     }
 }
 
-/// The hunt for one identifier. Outlives an attempt for as long as somebody is visited or stood in line for.
+/// The hunt for one identifier. Outlives an attempt while a visit runs or is queued.
 #[derive(Debug, Default)]
 pub(super) struct IdentifierHunt {
     pub(super) needs: Needs,
-    /// Where the present attempt looks, in order.
+    /// Addresses of the present attempt, in order.
     pub(super) places: Vec<CloneUrl>,
-    /// Which of them it has tried.
+    /// Addresses that the present attempt has tried.
     pub(super) tried: BTreeSet<CloneUrl>,
-    /// The servers in whose lines we stand, and the addresses tried there.
+    /// Hosts with a queued visit, and the addresses tried there.
     pub(super) lines: BTreeMap<Host, BTreeSet<CloneUrl>>,
     pub(super) visits: BTreeMap<CloneUrl, Visit>,
 }
@@ -277,7 +277,7 @@ pub(super) struct Visit {
     pub(super) advertised: Option<Advertisement>,
     /// The objects that asking for them directly did not bring, until the advertisement says more about them.
     pub(super) failed: Option<DirectFailure>,
-    /// Whether the advertised objects were asked for together.
+    /// The advertised objects were requested together.
     pub(super) batched: bool,
     pub(super) guesses_left: usize,
 }
@@ -287,27 +287,27 @@ pub(super) struct Visit {
 pub(super) struct DirectFailure {
     pub(super) asked: BTreeSet<Oid>,
     pub(super) lacking: BTreeSet<Oid>,
-    /// Whether the server refused them, rather than giving something broken.
+    /// The server refused them, rather than sending broken ones.
     pub(super) is_refusal: bool,
 }
 
-/// How a visit came about, and so what follows it.
+/// The role of a visit in its attempt, which decides what follows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// The attempt makes it and waits for its end.
+    /// The attempt waits for its end.
     Primary,
-    /// So it does, although it takes long: too many others are late.
+    /// The attempt still waits for it although it is slow: too many others are.
     Slow,
-    /// The attempt made it and waits no longer.
+    /// Slow; the attempt asks other servers beside it.
     Hedge,
-    /// The server's line had come to us.
+    /// Began in the queue of its host.
     Queued,
 }
 
-/// What a visit asks for.
+/// The request that a visit makes next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum VisitStep {
-    /// Not decided before the turn comes.
+    /// Not decided before a permit is granted.
     Open,
     /// All that is wanted, without asking what the server has.
     Direct(BTreeSet<Oid>),
@@ -316,35 +316,35 @@ pub(super) enum VisitStep {
     Guess(Oid),
 }
 
-/// Whether it is being asked.
+/// The state of a visit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum VisitState {
-    /// Waits for its turn in the server's line.
+    /// Waits for a permit of its host.
     Queued,
-    /// The server may be asked; waits for a hand to ask it with.
+    /// Has a permit and waits for a fetch slot.
     Ready,
     Running(RequestId),
 }
 
-/// A conversation under way.
+/// A request under way.
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) identifier: Identifier,
     pub(super) url: CloneUrl,
-    /// What was asked for, if it was objects.
+    /// The requested objects; empty for an advertisement.
     pub(super) asked: BTreeSet<Oid>,
     pub(super) pass: HostPermit,
     pub(super) began: Mono,
-    /// Whether the server has begun to answer.
+    /// The server has begun to answer.
     pub(super) has_answered: bool,
-    /// When it is next looked at because it takes long.
+    /// Time of the next check for slowness.
     pub(super) late_at: Option<Mono>,
-    /// When it gives way to others who wait; `None` once it was told to.
+    /// Time from which it is cancelled for waiting requests; `None` once it was.
     pub(super) gives_way_at: Option<Mono>,
 }
 
 impl IdentifierHunt {
-    /// Whether an attempt waits for a visit.
+    /// Returns whether an attempt waits for a visit.
     pub(super) fn awaits_visit(&self) -> bool {
         self.visits.values().any(|visit| matches!(visit.role, Role::Primary | Role::Slow))
     }
@@ -359,28 +359,28 @@ impl IdentifierHunt {
         overdue.map(|visit| visit.role = Role::Hedge).is_some()
     }
 
-    /// Whether a turn with a server has not ended, or not even begun.
+    /// Returns whether a queued visit has not ended.
     pub(super) fn is_in_line(&self) -> bool {
         self.visits.values().any(|visit| visit.role == Role::Queued)
     }
 
-    /// How many visits are late.
+    /// Returns the number of slow visits that are not waited for.
     pub(super) fn late(&self) -> usize {
         self.visits.values().filter(|visit| visit.role == Role::Hedge).count()
     }
 
-    /// The servers being visited or waited for.
+    /// Returns the hosts with a visit.
     pub(super) fn busy_hosts(&self) -> BTreeSet<Host> {
         self.visits.keys().map(CloneUrl::host).collect()
     }
 
-    /// The visit that waits for its turn with a server.
+    /// Returns the visit that waits for a permit of a host.
     pub(super) fn queued_at(&self, host: &Host) -> Option<&CloneUrl> {
         let queued = self.visits.iter().filter(|(_, visit)| visit.state == VisitState::Queued);
         queued.map(|(url, _)| url).find(|url| url.host() == *host)
     }
 
-    /// The conversations under way.
+    /// Returns the requests under way.
     pub(super) fn request_ids(&self) -> impl Iterator<Item = RequestId> + '_ {
         self.visits.values().filter_map(|visit| match visit.state {
             VisitState::Running(request_id) => Some(request_id),

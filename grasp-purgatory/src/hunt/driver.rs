@@ -1,4 +1,4 @@
-//! The hunter at work: the only place here that waits.
+//! The driver of the hunter: tasks, timers and commands.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -22,10 +22,10 @@ const MAX_BRIEFS: usize = 8;
 /// Hosts that are asked at the same time what kind of server they are.
 const MAX_CLASSIFICATIONS: usize = 8;
 
-/// The way to a hunter at work. Cheap to clone; the hunt ends with the last clone.
+/// A handle of a running hunter. Cheap to clone; the hunt ends with the last clone.
 #[derive(Clone, Debug)]
 pub struct HuntHandle {
-    // Without bound, for the hunter never waits between two orders: whatever takes time is a task of its own.
+    // Unbounded: the driver never waits between two commands, because slow work runs in tasks.
     commands: mpsc::UnboundedSender<Command>,
 }
 
@@ -48,19 +48,19 @@ enum Command {
 }
 
 impl HuntHandle {
-    /// Has an identifier hunted for, with a fresh start: after this time, or as soon as a burst of events allows.
+    /// Hunts for an identifier without regard to earlier failures: after this time, or as soon as a burst of events allows.
     pub fn want(&self, identifier: Identifier, after: Option<Duration>) {
         let _ = self.commands.send(Command::Hunt { identifier, after });
     }
 
-    /// The hunt in numbers. `None` if it is over.
+    /// Returns the figures of the hunt; `None` if it is over.
     pub async fn figures(&self) -> Option<HuntFigures> {
         let (reply, figures) = oneshot::channel();
         self.commands.send(Command::Figures(reply)).ok()?;
         figures.await.ok()
     }
 
-    /// When each identifier that is hunted for is looked for next. Empty if the hunt is over.
+    /// Returns the next attempt of each identifier. Empty if the hunt is over.
     pub async fn schedule(&self) -> BTreeMap<Identifier, HuntSchedule> {
         let (reply, schedule) = oneshot::channel();
         let _ = self.commands.send(Command::Schedule(reply));
@@ -93,12 +93,12 @@ struct HuntDriver<C> {
     hunter: Hunter,
     context: Arc<C>,
     tasks: JoinSet<Input>,
-    /// What each task is for, so that one which is given up or breaks has an end too.
+    /// The kind of each task, so that cancelled and failed tasks have an end too.
     kinds: BTreeMap<Id, TaskKind>,
     request_ids: BTreeMap<RequestId, AbortHandle>,
     brief_slots: Arc<Semaphore>,
     classify_slots: Arc<Semaphore>,
-    /// Where conversations say that their server has begun to answer.
+    /// Requests whose server has begun to answer.
     answers: mpsc::UnboundedSender<RequestId>,
     answered: mpsc::UnboundedReceiver<RequestId>,
 }
@@ -210,7 +210,7 @@ impl<C: SyncContext> HuntDriver<C> {
         self.kinds.insert(id, kinds);
     }
 
-    /// What the end of a task means, however it came.
+    /// Returns the input for the end of a task, also of a failed one.
     fn ended(&mut self, ended: Result<(Id, Input), JoinError>) -> Option<Input> {
         let (id, outcome) = match ended {
             Ok((id, input)) => (id, Ok(input)),
@@ -263,21 +263,21 @@ async fn until(context: &impl SyncContext, deadline: Option<Mono>) {
     }
 }
 
-/// The world around a hunter: events, repositories and other servers.
+/// The surroundings of a hunter: events, repositories and other servers.
 ///
-/// The server implements it with its keeper and the sandboxed git; tests implement it with a script.
+/// The relay implements it with its purgatory driver and sandboxed git; tests implement it with a script.
 pub trait SyncContext: Send + Sync + 'static {
     /// The time.
     fn now(&self) -> Now;
 
-    /// What is wanted under an identifier and not here, and where it may be. `None` if that cannot be learned now.
+    /// Returns the missing objects of an identifier and the servers that may have them; `None` if they cannot be read now.
     fn brief(
         &self,
         identifier: &Identifier,
         scope: Scope,
     ) -> impl Future<Output = Option<Vec<Want>>> + Send;
 
-    /// What a server has of this.
+    /// Returns which of these objects a server advertises.
     fn list(
         &self,
         url: &CloneUrl,
@@ -287,7 +287,7 @@ pub trait SyncContext: Send + Sync + 'static {
     /// The kind of git server that has this relay; `None` if it does not say.
     fn classify(&self, relay: &RelayUrl) -> impl Future<Output = Option<HostClass>> + Send;
 
-    /// Gets objects with their whole history, and tells whoever waits for them. Says on `answered` that the server
+    /// Fetches objects with their whole history, and publishes them to purgatory. Reports on `answered` that the server
     /// has begun to answer; returns which objects are here now, and what went wrong with the others. Dropped when it
     /// is given up.
     fn fetch(

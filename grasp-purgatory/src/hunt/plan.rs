@@ -1,4 +1,4 @@
-//! Which objects to ask which server for.
+//! The choice of servers, and of objects to request from each.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -12,14 +12,14 @@ use crate::purgatory::{Phase, Want};
 /// Objects remembered for one address. What is over it is asked for again, within the budget for that.
 const MAX_OIDS_PER_ADDRESS: usize = 4_096;
 
-/// How often an address has its time doubled, at most.
+/// Doublings of the time of one address.
 const MAX_DOUBLINGS: u32 = 6;
 
 /// Two advertisements with the same mark are the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fingerprint(u64);
 
-/// What a server says it has, as far as it matters.
+/// The relevant part of a server's advertisement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Advertisement {
     /// Those of the wanted objects that a ref points at: a branch, a tag or `refs/nostr/<id>`.
@@ -46,48 +46,48 @@ impl Advertisement {
     }
 }
 
-/// What is wanted under one identifier, and from where it may be had.
+/// The wanted objects of one identifier, and the servers that may have them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Needs {
     wants: Vec<Want>,
 }
 
 impl Needs {
-    /// What these events want.
+    /// Creates the needs of these events.
     pub(super) fn new(wants: Vec<Want>) -> Self {
         let mut needs = Self { wants };
         needs.wants.retain(|want| !want.tips.is_empty());
         needs
     }
 
-    /// These are here now.
+    /// Removes objects that have arrived.
     pub(super) fn got(&mut self, oids: &BTreeSet<Oid>) {
         self.wants.iter_mut().for_each(|want| want.tips.retain(|tip| !oids.contains(tip)));
         self.wants.retain(|want| !want.tips.is_empty());
     }
 
-    /// Whether nothing is wanted.
+    /// Returns whether nothing is wanted.
     pub(super) fn is_empty(&self) -> bool {
         self.wants.is_empty()
     }
 
-    /// Whether something waits, rather than being looked for once an hour.
+    /// Returns whether an event waits, rather than being looked for once an hour.
     pub(super) fn is_pressing(&self) -> bool {
         self.wants.iter().any(|want| want.phase == Phase::Waiting)
     }
 
-    /// What may be had from an address: the tips of those events that name it, or whose repository does.
+    /// Returns the objects to request from an address: the tips of events that name it, or whose repository does.
     pub(super) fn of(&self, url: &CloneUrl) -> BTreeSet<Oid> {
         let names = |want: &&Want| want.trusted.contains(url) || want.untrusted.contains(url);
         self.wants.iter().filter(names).flat_map(|want| want.tips.iter().copied()).collect()
     }
 
-    /// Where to look, in this order: where the keepers of the repository say it is, then what only the authors of
+    /// Returns the addresses of an attempt: those of the maintainers, then those that only the authors of
     /// pull requests say, those not visited for the longest time first.
     ///
     /// If that is too much for one attempt, it is the first of the keepers' and some of the others, so that many of
     /// them cannot keep us from any.
-    pub(super) fn places(&self, memory: &Memory, most: usize, now: Mono) -> Vec<CloneUrl> {
+    pub(super) fn places(&self, memory: &AddressMemory, most: usize, now: Mono) -> Vec<CloneUrl> {
         let mut seen = BTreeSet::new();
         let trusted = self.wants.iter().flat_map(|want| &want.trusted);
         let mut places: Vec<_> = trusted.filter(|url| seen.insert(*url)).collect();
@@ -108,7 +108,7 @@ impl Needs {
 fn some<'a>(
     urls: Vec<&'a CloneUrl>,
     count: usize,
-    memory: &Memory,
+    memory: &AddressMemory,
     now: Mono,
 ) -> impl Iterator<Item = &'a CloneUrl> {
     let draw = |url: &CloneUrl| {
@@ -132,7 +132,7 @@ pub(super) fn next_place<'a>(
     places.iter().find(|url| !tried.contains(*url) && !leave_out.contains(&url.host()))
 }
 
-/// What to ask a server for.
+/// The objects to request from a server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct FetchPlan {
     /// All at once.
@@ -141,9 +141,9 @@ pub(super) struct FetchPlan {
     pub guesses: Vec<Oid>,
 }
 
-/// What servers did not have, as long as they advertise the same.
+/// The objects that servers did not have, while their advertisements stay the same.
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(super) struct AddressMemory {
     length: Duration,
     most: usize,
     addresses: BTreeMap<CloneUrl, Remembered>,
@@ -151,9 +151,9 @@ pub(super) struct Memory {
 
 #[derive(Debug)]
 struct Remembered {
-    /// When somebody last set out for it.
+    /// Time of the last visit.
     visited: Mono,
-    /// What it advertised, and since when that is known.
+    /// The last advertisement, and the time since which it is known.
     advertised: Option<(Fingerprint, Mono)>,
     /// Asked for alone, in vain.
     missed: BTreeSet<Oid>,
@@ -161,17 +161,17 @@ struct Remembered {
     doubted: BTreeSet<Oid>,
     /// Refused when asked for without an advertisement, as long as it advertises the same.
     refused: BTreeSet<Oid>,
-    /// How often a transfer from here gave way to others.
+    /// Transfers that were cancelled for waiting requests.
     gave_way: u32,
 }
 
-impl Memory {
+impl AddressMemory {
     /// Remembers nothing yet.
     pub(super) fn new(config: &HuntConfig) -> Self {
         Self { length: config.memory, most: config.remembered, addresses: BTreeMap::new() }
     }
 
-    /// Somebody sets out for a server.
+    /// Notes the beginning of a visit.
     pub(super) fn visited(&mut self, now: Mono, url: &CloneUrl) {
         if !self.addresses.contains_key(url) {
             self.make_room();
@@ -207,7 +207,7 @@ impl Memory {
         }
     }
 
-    /// Whether a server may be asked for all of these without asking first what it has: it has failed at none so far.
+    /// Returns whether objects may be requested without an advertisement: the server has failed at none so far.
     pub(super) fn may_ask_directly(&self, url: &CloneUrl, wanted: &BTreeSet<Oid>) -> bool {
         self.addresses.get(url).is_none_or(|known| {
             [&known.missed, &known.doubted, &known.refused]
@@ -238,13 +238,13 @@ impl Memory {
         }
     }
 
-    /// How many times the usual time a transfer has.
+    /// Returns the factor of the time of a transfer.
     pub(super) fn time_factor(&self, url: &CloneUrl) -> u32 {
         let gave_way = self.addresses.get(url).map_or(0, |remembered| remembered.gave_way);
         1 << gave_way.min(MAX_DOUBLINGS)
     }
 
-    /// What to ask a server for that was just [listed](Self::listed).
+    /// Returns the objects to request from a server that was just [listed](Self::listed).
     pub(super) fn plan(
         &self,
         url: &CloneUrl,
@@ -315,11 +315,11 @@ mod tests {
         }
     }
 
-    fn memory() -> Memory {
-        Memory::new(&HuntConfig::default())
+    fn memory() -> AddressMemory {
+        AddressMemory::new(&HuntConfig::default())
     }
 
-    fn list(memory: &mut Memory, second: u64, address: &str, fingerprint: Fingerprint) {
+    fn list(memory: &mut AddressMemory, second: u64, address: &str, fingerprint: Fingerprint) {
         memory.visited(Mono::from_secs(second), &url(address));
         memory.listed(Mono::from_secs(second), &url(address), fingerprint);
     }
@@ -364,7 +364,7 @@ mod tests {
     }
 
     /// The addresses that so many attempts come to.
-    fn come_to(needs: &Needs, memory: &mut Memory, attempts: u64) -> BTreeSet<CloneUrl> {
+    fn come_to(needs: &Needs, memory: &mut AddressMemory, attempts: u64) -> BTreeSet<CloneUrl> {
         let mut seen = BTreeSet::new();
         for attempt in 0..attempts {
             let now = Mono::from_secs(attempt * 120);
@@ -391,7 +391,8 @@ mod tests {
     fn more_addresses_than_are_remembered_are_come_to_as_well() {
         let many = addresses(300);
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
-        let mut memory = Memory::new(&HuntConfig { remembered: 100, ..HuntConfig::default() });
+        let mut memory =
+            AddressMemory::new(&HuntConfig { remembered: 100, ..HuntConfig::default() });
         let needs = Needs::new(vec![want(&[1], &[], &many)]);
         assert_eq!(come_to(&needs, &mut memory, 60).len(), 300);
     }
@@ -460,7 +461,7 @@ mod tests {
 
     #[test]
     fn memory_is_bounded_and_forgets_the_oldest() {
-        let mut memory = Memory::new(&HuntConfig { remembered: 2, ..HuntConfig::default() });
+        let mut memory = AddressMemory::new(&HuntConfig { remembered: 2, ..HuntConfig::default() });
         for (second, text) in [A, B, C].iter().enumerate() {
             list(&mut memory, second as u64, text, Fingerprint(0));
         }

@@ -1,4 +1,4 @@
-//! When which identifier is hunted for next.
+//! The schedule of attempts, and the hourly pull.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -28,7 +28,7 @@ pub(super) struct Queue {
     policy: BackoffPolicy,
     leading_edge: Duration,
     debounce: Duration,
-    /// When attempts last began that a burst could follow, and the same in their order.
+    /// Recent starts of attempts, which a burst could follow; and the same in their order.
     recent: BTreeMap<Identifier, Mono>,
     starts: VecDeque<(Mono, Identifier)>,
     entries: BTreeMap<Identifier, QueuedHunt>,
@@ -39,9 +39,9 @@ pub(super) struct Queue {
 #[derive(Debug)]
 struct QueuedHunt {
     state: AttemptState,
-    /// What the next attempt looks for.
+    /// The scope of the next attempt.
     scope: Scope,
-    /// Attempts that left something wanted since the last fresh start.
+    /// Unsuccessful attempts since the last reset.
     attempts: u32,
     backoff: Backoff,
     /// Everything that the last attempt left came in its absence.
@@ -54,22 +54,22 @@ enum AttemptState {
     Waiting(Mono),
     /// An attempt is under way; something new has come since that is to be hunted for then.
     Running { again: Option<Mono> },
-    /// What is left of the attempt waits for its turn with servers; the next attempt begins then.
+    /// The attempt waits for permits of hosts; the next attempt begins then.
     InLine { again: Option<Mono> },
 }
 
 /// An attempt that begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Start {
-    /// For what.
+    /// Returns the identifier.
     pub identifier: Identifier,
-    /// What is looked for.
+    /// The scope.
     pub scope: Scope,
-    /// Which attempt it is since the last fresh start, from 1.
+    /// The number since the last reset, from 1.
     pub attempt: u32,
 }
 
-/// How an attempt ended.
+/// The end of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// Nothing is left to look for.
@@ -82,7 +82,7 @@ pub(super) enum End {
     Later,
 }
 
-/// What follows an attempt.
+/// The consequence of the end of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Follows {
     /// Another, then.
@@ -125,7 +125,7 @@ impl Queue {
         is_new
     }
 
-    /// When an attempt begins that one event of a burst causes: the first at once, those that follow together.
+    /// Returns the start of an attempt for one event of a burst: the first at once, those that follow together.
     fn debounced(&self, now: Mono, identifier: &Identifier) -> Mono {
         if self.is_running(identifier) {
             return now + self.debounce;
@@ -200,7 +200,7 @@ impl Queue {
         }
     }
 
-    /// What is left of an attempt that is under way waits for its turn with servers. Those that were asked and did not
+    /// Makes a running attempt wait for permits of hosts. Servers that were asked and did not
     /// have it are asked again after a backoff, without counting: they may have it by then.
     pub(super) fn in_line(&mut self, now: Mono, identifier: &Identifier, were_asked: bool) {
         let Some(entry) = self.entries.get_mut(identifier) else { return };
@@ -214,7 +214,7 @@ impl Queue {
         self.times.extend(again.map(|when| (when, identifier.clone())));
     }
 
-    /// Whether what is left of an attempt waits for its turn with servers.
+    /// Returns whether an attempt waits for permits of hosts.
     pub(super) fn is_in_line(&self, identifier: &Identifier) -> bool {
         let entry = self.entries.get(identifier);
         entry.is_some_and(|entry| matches!(entry.state, AttemptState::InLine { .. }))
@@ -254,29 +254,29 @@ impl Queue {
         }
     }
 
-    /// Whether nothing is hunted for.
+    /// Returns whether nothing is hunted for.
     pub(super) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// When the next attempt is to begin.
+    /// Returns the start of the next attempt.
     pub(super) fn next_deadline(&self) -> Option<Mono> {
         self.times.first().map(|(when, _)| *when)
     }
 
-    /// Whether an attempt is under way.
+    /// Returns whether an attempt is running.
     pub(super) fn is_running(&self, identifier: &Identifier) -> bool {
         let entry = self.entries.get(identifier);
         entry.is_some_and(|entry| matches!(entry.state, AttemptState::Running { .. }))
     }
 
-    /// How an attempt ends that finds nothing to look for.
+    /// Returns the end of an attempt that found nothing to look for.
     pub(super) fn needless(&self, identifier: &Identifier) -> End {
         let is_settled = self.entries.get(identifier).is_some_and(|entry| entry.settled);
         if is_settled { End::Satisfied } else { End::Needless }
     }
 
-    /// How many attempts have left something wanted since the last fresh start.
+    /// Returns the number of unsuccessful attempts since the last reset.
     pub(super) fn attempts(&self, identifier: &Identifier) -> u32 {
         self.entries.get(identifier).map_or(0, |entry| entry.attempts)
     }
@@ -316,7 +316,7 @@ pub(super) struct HourlyPull {
     places: BTreeMap<u64, BTreeSet<Identifier>>,
     /// The second of the calendar up to which turns were given.
     done: u64,
-    /// When the identifiers are counted again.
+    /// Time of the next listing of identifiers.
     count: Mono,
 }
 
@@ -331,7 +331,7 @@ impl HourlyPull {
         }
     }
 
-    /// Whether it is time to count the identifiers; from then on it is not for another hour.
+    /// Returns whether it is time to list the identifiers; then it is not for another interval.
     pub(super) fn must_count(&mut self, now: Mono) -> bool {
         let is_due = self.count <= now;
         if is_due {
@@ -351,7 +351,7 @@ impl HourlyPull {
 
     /// Those whose turn has come since the last time of asking, each once.
     ///
-    /// A calendar that is set forward gives everybody one turn; set back, it gives nobody one until it has caught up.
+    /// A calendar that is set forward makes each identifier due once; set back, none until it has caught up.
     pub(super) fn due(&mut self, now: Now) -> Vec<Identifier> {
         let unix = now.unix.as_secs();
         let passed = unix.saturating_sub(self.done).min(self.every);
@@ -366,7 +366,7 @@ impl HourlyPull {
         this_hour.chain(next_hour).flat_map(|(_, identifiers)| identifiers).cloned().collect()
     }
 
-    /// When to ask again.
+    /// Returns the time of the next due identifier or listing.
     pub(super) fn next_deadline(&self, now: Now) -> Mono {
         let passed = now.unix.as_secs() % self.every;
         let this_hour = self.places.range(passed + 1..).next().map(|(place, _)| *place);

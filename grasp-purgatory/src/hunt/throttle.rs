@@ -1,4 +1,4 @@
-//! Limits for each git server, and the line of those who wait for it.
+//! Limits of each git server, queues of identifiers for it, and the slots for requests.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroUsize;
@@ -17,10 +17,10 @@ const MAX_HOSTS_KEPT: usize = 1_024;
 /// The stretch over which guesses are counted, and after which a server that asked for less is asked a little more.
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// How long it is believed what a server says it is.
+/// Validity of a server's class.
 const CLASS_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// When a server that did not say what it is may be asked again.
+/// Delay before a server without an answer is classified again.
 const CLASSIFY_RETRY: Duration = MINUTE;
 
 /// A host has all of its limits at this many shares, and never fewer than one.
@@ -35,12 +35,12 @@ pub(super) struct HostPermit {
 }
 
 impl HostPermit {
-    /// With whom.
+    /// Returns the host.
     pub(super) fn host(&self) -> &Host {
         &self.host
     }
 
-    /// For what.
+    /// Returns the identifier.
     pub(super) fn identifier(&self) -> &Identifier {
         self.permit.key()
     }
@@ -85,7 +85,7 @@ pub(super) struct Throttle {
     overrides: BTreeMap<Host, PermitConfig>,
     guesses: NonZeroUsize,
     hosts: BTreeMap<Host, HostLimits>,
-    /// How many servers there are when it is next worth looking for some to forget.
+    /// Number of servers from which on idle ones are dropped.
     crowded: usize,
 }
 
@@ -95,14 +95,14 @@ struct HostLimits {
     /// The limits while nothing is held back.
     full: PermitConfig,
     class: HostClass,
-    /// When the server may be asked what it is; `None` if the operator has said how much it is asked for.
+    /// Time of the next classification; `None` if the operator has set the limits.
     classify_at: Option<Mono>,
     /// The part of its limits that the server has, of [`ALL_SHARES`].
     shares: usize,
-    /// When that last changed.
+    /// Time of the last change of `shares`.
     shares_since: Mono,
     guesses: RateWindow,
-    /// When everything that was counted here no longer counts.
+    /// Time from which nothing that was counted matters.
     forgettable: Mono,
     requests: u64,
 }
@@ -191,7 +191,7 @@ impl Throttle {
         }
     }
 
-    /// Whether it is time to find out what kind of server a host is. From then on it is not for a while.
+    /// Returns whether it is time to classify a host; then it is not for a while.
     pub(super) fn must_classify(&mut self, now: Mono, host: &Host) -> bool {
         let line = self.line(now, host);
         let is_due = line.classify_at.is_some_and(|at| at <= now);
@@ -224,7 +224,7 @@ impl Throttle {
         line.begin_all(now, host, permits)
     }
 
-    /// Whether a server may be asked for something that it does not advertise; counts it if so.
+    /// Returns whether a server may be asked for an object that it does not advertise, and counts it if so.
     pub(super) fn may_guess(&mut self, now: Mono, host: &Host) -> bool {
         let line = self.line(now, host);
         line.forgettable = line.forgettable.max(now + MINUTE);
@@ -245,7 +245,7 @@ impl Throttle {
         passes
     }
 
-    /// When to ask for those [`due`](Self::due), if time alone brings a turn.
+    /// Returns the time to call [`due`](Self::due), if time alone grants a permit.
     pub(super) fn next_deadline(&self) -> Option<Mono> {
         self.hosts
             .values()
@@ -337,7 +337,7 @@ impl HostLimits {
         self.forgettable <= now && self.permits.in_use() == 0 && self.permits.waiting() == 0
     }
 
-    /// When more may be asked of the server, if that helps those in line.
+    /// Returns the time of the next raise of the limits, if an identifier is queued.
     fn recovers_at(&self) -> Option<Mono> {
         let helps = self.permits.waiting() > 0 && self.shares < ALL_SHARES;
         helps.then(|| self.shares_since + MINUTE)
@@ -367,10 +367,10 @@ impl HostLimits {
     }
 }
 
-/// Hands for so many conversations. Who finds none free waits; identifiers take turns.
+/// A limited number of slots for requests, granted to identifiers in turn.
 ///
-/// A server that may be asked is not yet asked: its pass waits here for a hand, so that the clock of a conversation
-/// starts when the conversation does.
+/// A permit of a host waits here for a slot, so that the clock of a request
+/// starts when the request does.
 #[derive(Debug)]
 pub(super) struct FetchSlots {
     most: NonZeroUsize,
@@ -381,12 +381,12 @@ pub(super) struct FetchSlots {
 }
 
 impl FetchSlots {
-    /// All hands are free.
+    /// Creates free slots.
     pub(super) fn new(most: NonZeroUsize) -> Self {
         Self { most, busy: 0, round: VecDeque::new(), waiting: BTreeMap::new() }
     }
 
-    /// Waits for a free hand to visit an address with.
+    /// Queues a request for a slot.
     pub(super) fn enqueue(&mut self, url: CloneUrl, pass: HostPermit) {
         let identifier = pass.identifier().clone();
         let line = self.waiting.entry(identifier.clone()).or_default();
@@ -396,7 +396,7 @@ impl FetchSlots {
         line.push_back((url, pass));
     }
 
-    /// The same for a visit that has begun: it goes on before others begin.
+    /// Queues the next request of a visit that has begun, before those of others.
     pub(super) fn enqueue_first(&mut self, url: CloneUrl, pass: HostPermit) {
         let identifier = pass.identifier().clone();
         self.round.retain(|other| *other != identifier);
@@ -404,7 +404,7 @@ impl FetchSlots {
         self.waiting.entry(identifier).or_default().push_front((url, pass));
     }
 
-    /// Whose turn it is, if a hand is free; it is busy until [`back`](Self::back).
+    /// Takes a free slot for the next request; it is busy until [`release`](Self::release).
     #[must_use = "a hand that is not used stays busy"]
     pub(super) fn next(&mut self) -> Option<(CloneUrl, HostPermit)> {
         if self.busy >= self.most.get() {
@@ -422,7 +422,7 @@ impl FetchSlots {
         Some(next)
     }
 
-    /// A hand is free again.
+    /// Frees a slot.
     pub(super) fn release(&mut self) {
         self.busy = self.busy.saturating_sub(1);
     }
@@ -435,12 +435,12 @@ impl FetchSlots {
         line.into_iter().map(|(_, pass)| pass).collect()
     }
 
-    /// How many identifiers wait.
+    /// Returns the number of waiting identifiers.
     pub(super) fn waiting(&self) -> usize {
         self.round.len()
     }
 
-    /// How many hands are busy.
+    /// Returns the number of busy slots.
     pub(super) fn busy(&self) -> usize {
         self.busy
     }

@@ -11,7 +11,7 @@ use super::throttle::HostPermit;
 use super::{Advertisement, HuntReport, Hunter, Output, RequestId, Trouble};
 
 impl Hunter {
-    /// Lets those begin whose turn it is.
+    /// Starts the visits that these permits are for.
     pub(super) fn grant(&mut self, out: &mut Vec<Output>, passes: Vec<HostPermit>) {
         let mut passes = VecDeque::from(passes);
         while let Some(pass) = passes.pop_front() {
@@ -25,7 +25,7 @@ impl Hunter {
         }
     }
 
-    /// The server of a visit may be asked: somebody does so, now or when a hand is free.
+    /// Starts the request of a visit that has a permit, now or when a slot is free.
     pub(super) fn start(
         &mut self,
         out: &mut Vec<Output>,
@@ -46,7 +46,7 @@ impl Hunter {
         self.start_ready(out);
     }
 
-    /// Begins conversations for as long as a hand is free.
+    /// Starts requests while a slot is free.
     pub(super) fn start_ready(&mut self, out: &mut Vec<Output>) {
         while let Some((url, pass)) = self.slots.next() {
             let identifier = pass.identifier().clone();
@@ -129,17 +129,17 @@ impl Hunter {
         }
     }
 
-    /// When a conversation gives way, if somebody waits for a hand.
+    /// Returns the next request to cancel for a waiting one.
     pub(super) fn next_to_give_way(&self) -> Option<(Mono, RequestId)> {
         let told = self.requests.values().filter(|request| request.gives_way_at.is_none()).count();
         let requests = self.requests.iter();
         let times =
             requests.filter_map(|(request_id, request)| Some((request.gives_way_at?, *request_id)));
-        // Whoever was told to give way makes room for one of those who wait.
+        // Each cancelled request makes room for one waiting request.
         if self.slots.waiting() > told { times.min() } else { None }
     }
 
-    /// Those who have had their time give way to those who wait.
+    /// Cancels requests that have had their time for those that wait.
     pub(super) fn give_way(&mut self, out: &mut Vec<Output>) {
         while let Some((at, request_id)) = self.next_to_give_way() {
             let Some(request) = self.requests.get_mut(&request_id).filter(|_| at <= self.now.mono)
@@ -206,7 +206,7 @@ impl Hunter {
             out.push(Output::Report(HuntReport::Fetched { identifier, url, oids: got.len() }));
         }
         let lacking: BTreeSet<Oid> = asked.difference(got).copied().collect();
-        // Whoever says that all is well and leaves something out has refused it.
+        // A server that reports success and leaves objects out has refused them.
         let is_about_objects = trouble.as_ref().is_none_or(Trouble::is_about_the_objects);
         let is_refusal = matches!(trouble, None | Some(Trouble::Refused(_)));
         if is_about_objects {
@@ -407,7 +407,7 @@ struct FinishedRequest {
 }
 
 impl FinishedRequest {
-    /// Who had to give way was too slow.
+    /// Reads the cancellation of a request for a waiting one as slowness.
     fn judge(&self, trouble: Trouble) -> Trouble {
         if self.gave_way && trouble == Trouble::Cancelled { Trouble::Stalled } else { trouble }
     }

@@ -14,7 +14,7 @@ use grasp_core::Oid;
 use crate::git::error::GitError;
 use crate::git::layout::{self, Family};
 
-/// How many tips are remembered, the latest. A forgotten one costs a walk to the next that is not.
+/// Number of remembered tips, the latest. A forgotten one costs a walk to the next that is not.
 const MAX_PROOFS: usize = 1024;
 
 /// The remembered tips in the order in which they were proven.

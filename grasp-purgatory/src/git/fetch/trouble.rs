@@ -1,4 +1,4 @@
-//! What git's last words say about the other side.
+//! The cause of a failed fetch, read from git's error output.
 
 use std::io;
 use std::time::Duration;
@@ -36,10 +36,10 @@ pub(super) fn unresolved(error: &io::Error) -> Trouble {
     Trouble::Unreachable(PeerText::new(&format!("no address: {error}")))
 }
 
-/// What git says when it meets the bound of a file's size.
+/// Message of git at the limit of a file's size.
 const FILE_BOUND: &str = "File too large";
 
-/// What the complaint that some words are found in is about.
+/// The subject of an error message.
 type Meaning = fn(PeerText) -> Trouble;
 
 /// Words, and what they are about. The first that is found decides.
@@ -61,9 +61,9 @@ const WORDS: &[(&[&str], Meaning)] = &[
     ),
 ];
 
-/// What went wrong, by the words that git ended with.
+/// Returns the failure that git's error output tells.
 pub(super) fn theirs(words: &str) -> Trouble {
-    // A conversation has a bound of its own for files; whoever meets it is too large, however empty the disk is.
+    // A fetch has a file size limit of its own; data above it is too large, however empty the disk is.
     if says_disk_full(words) && !words.contains(FILE_BOUND) {
         return Trouble::Ours(String::from("no space left on disk"));
     }
@@ -85,7 +85,7 @@ fn asks_for_less(words: &str) -> bool {
     said.into_iter().any(|line| phrases.iter().any(|phrase| line.contains(phrase)))
 }
 
-/// Whether git tells of its own doing, such as of headers, rather than of trouble. Words of a server never begin like
+/// Returns whether a line is a status message of git, such as a header, and no error. Lines of a server never begin like
 /// this: git puts `remote:` before them.
 fn is_trace(line: &str) -> bool {
     let mut parts = line.split_whitespace();
@@ -93,7 +93,7 @@ fn is_trace(line: &str) -> bool {
     time.starts_with(|c: char| c.is_ascii_digit()) && time.contains(':') && place.contains(".c:")
 }
 
-/// How long the server wants to be left alone, in seconds or until a date by its own clock.
+/// Returns the pause that a server asks for, in seconds or until a date by its own clock.
 ///
 /// It may have been asked more than once, and the last answer counts.
 fn retry_after(words: &str) -> Option<Duration> {

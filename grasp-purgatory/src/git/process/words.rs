@@ -1,7 +1,7 @@
-//! What a running git says, which is more than its last words.
+//! The error output of a running git.
 //!
-//! Before git unpacks anything it says, to whoever asked it to trace, how many objects the pack claims to have. The
-//! number is a promise: with more or with fewer behind it git finds the pack broken. So whoever claims too many is
+//! Before git unpacks anything, its trace says how many objects the pack claims to have. The
+//! number is a promise: with more or with fewer behind it git finds the pack broken. So a sender that claims too many is
 //! stopped before the first of them is looked at.
 
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -11,27 +11,27 @@ use tokio::sync::oneshot;
 use super::super::limits::ProcessLimits;
 use crate::resources::Holding;
 
-/// How much of git's last words are kept.
+/// Bytes of git's error output that are kept.
 const MAX_WORDS: usize = 8 * 1024;
 
-/// How much of a line is looked at.
+/// Bytes of a line that are read.
 const MAX_LINE: usize = 1024;
 
-/// What stands before the version and the number of objects of a pack.
+/// Text before the version and the number of objects of a pack.
 const CLAIM: &str = "--pack_header=";
 
-/// What was said in all.
+/// The collected output.
 #[derive(Debug, Default)]
 pub(super) struct Words {
     /// The end of it.
     pub(super) last: Vec<u8>,
-    /// Whether a pack claimed more objects than may come.
+    /// A pack claimed more objects than the limit.
     pub(super) too_many: bool,
     /// The most objects that a pack claimed, if that was listened for.
     pub(super) claimed_objects: Option<u64>,
 }
 
-/// What is listened for.
+/// The lines to collect.
 #[derive(Debug, Default)]
 pub(in crate::git) struct Heard {
     /// A pack with more objects than these ends the group.
@@ -42,7 +42,7 @@ pub(in crate::git) struct Heard {
     pub(in crate::git) until_pack: Option<(ProcessLimits, Holding)>,
 }
 
-/// How git traces a header that it was answered with.
+/// Prefix of a traced response header.
 const HEADER: &[u8] = b"<= Recv header";
 
 /// Listens to the end.
@@ -97,7 +97,7 @@ fn highest_claim(line: &mut Vec<u8>, heard: &[u8]) -> Option<u64> {
     highest
 }
 
-/// How many objects a pack claims to have, if this line says so.
+/// Returns the number of objects that a pack claims to have, if this line says so.
 fn claim(line: &str) -> Option<u64> {
     let (_, header) = line.split_once(CLAIM)?;
     let (_version, number) = header.split_once(',')?;

@@ -1,4 +1,4 @@
-//! Which branch HEAD names.
+//! The branch of HEAD.
 
 use std::collections::BTreeMap;
 

@@ -10,7 +10,7 @@ use crate::git::layout::{self, Family, Layout};
 /// The steps of a transaction, in order. A crash after [`Step::Decided`] ends in the new refs, before it in the old.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::git) enum Step {
-    /// Everything that will be written is on disk, under a name that nobody looks at.
+    /// Everything that will be written is on disk, under a name that is never read.
     Prepared,
     /// The transaction has its name in the journal.
     Decided,
@@ -46,7 +46,7 @@ impl Pending {
         Ok(found.collect())
     }
 
-    /// Whether it belongs to a view of this family.
+    /// Returns whether it belongs to a view of this family.
     pub(in crate::git) fn is_of(&self, family: &Family) -> bool {
         self.view.starts_with(family.path())
     }

@@ -11,10 +11,10 @@ use grasp_core::{Namespace, Oid, RefName};
 use super::head;
 use crate::git::error::GitError;
 
-/// How long a tip that no ref names any more can be brought back.
+/// Time that a tip without a ref can be restored.
 pub const RETENTION: Duration = Duration::from_secs(90 * 24 * 60 * 60);
 
-/// Where such tips are kept, out of sight of every client.
+/// Namespace of such tips, hidden from every client.
 const RETAINED: &str = "refs/grasp/retained/";
 
 /// All refs of a view and its HEAD.
@@ -24,14 +24,14 @@ pub(in crate::git) struct Snapshot {
     pub(in crate::git) head: Option<RefName>,
 }
 
-/// Where a ref points, and what lies behind it if that is a tag object.
+/// The object of a ref, and the one behind it if it is a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::git) struct Target {
     pub(in crate::git) oid: Oid,
     pub(in crate::git) peeled: Option<Oid>,
 }
 
-/// What shall become of the refs of a view.
+/// The changes of a view's refs.
 #[derive(Clone, Debug)]
 pub(in crate::git) struct Wish<'a> {
     /// Refs to move, each from where it is believed to be.
@@ -122,7 +122,7 @@ impl Snapshot {
     }
 }
 
-/// When a tip was retained, if this is the name of one.
+/// Returns the time at which a tip was retained, if this is the name of one.
 fn retained_since(name: &RefName) -> Option<u64> {
     name.as_str().strip_prefix(RETAINED)?.split('/').next()?.parse().ok()
 }

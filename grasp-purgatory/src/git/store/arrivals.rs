@@ -1,11 +1,11 @@
-//! Which families something is on its way to, so that none is taken away below it.
+//! The families that a push or fetch is under way to, so that none is removed meanwhile.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::git::layout::Family;
 
-/// More entries than this are looked through for ones that nobody waits for.
+/// Number of entries from which on unused ones are dropped.
 const MANY: usize = 1024;
 
 /// The families that something is on its way to.

@@ -33,10 +33,10 @@ use crate::git::{blocking, never_stops, read};
 
 const PACK: &str = "pack-objects";
 
-/// How long git may take to tell what is reachable, or to pack it.
+/// Timeout of a git process that lists or packs reachable objects.
 const LONGEST: Duration = Duration::from_secs(30 * 60);
 
-/// Why a family may have objects that no view shows.
+/// The reason why a family may have objects that no view shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Mark {
     /// A branch or tag was moved or deleted. Usually what it showed is part of what it shows now.
@@ -72,14 +72,14 @@ fn path(family: &Family) -> PathBuf {
     family.path().join("garbage")
 }
 
-/// What a family has to keep.
+/// The objects that a family keeps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Roots {
     /// Shown by a view, or wanted.
     shown: BTreeSet<Oid>,
     /// Retired tips and whose they were, by when that was.
     retired: BTreeMap<(Oid, PublicKey), u64>,
-    /// Where uploads lie that may lean on the family, and their tips.
+    /// Uploads that may depend on the family, and their tips.
     staged: BTreeMap<Oid, PathBuf>,
 }
 
@@ -100,7 +100,7 @@ impl RepoStore {
     /// Removes from a family what no view shows, nothing wants and no upload leans on, if anything was taken away
     /// since the last time. What was retired lately stays on disk, where no view reads it. Says whether it repacked.
     ///
-    /// Packing takes no lock, so that nobody waits for it, unless refs moved meanwhile.
+    /// Packing takes no lock, so that no request waits for it, unless refs moved meanwhile.
     pub async fn collect(
         &self,
         identifier: &Identifier,
@@ -168,7 +168,7 @@ impl FamilyGuard {
 }
 
 impl Objects {
-    /// Whether a retired tip is not part of what is shown.
+    /// Returns whether a retired tip is not reachable from a view.
     async fn has_unreachable(&self, roots: &Roots) -> Result<bool, GitError> {
         const COMMAND: &str = "rev-list";
         let here = present(vec![self.family.objects()], roots.retired_tips()).await?;
@@ -242,7 +242,7 @@ fn revisions<'a>(
     from.chain(up_to).collect::<String>().into_bytes()
 }
 
-/// What there is to keep, if anything may be there to collect.
+/// Returns the objects to keep, if there may be something to collect.
 fn roots(
     family: &Family,
     wanted: BTreeSet<Oid>,

@@ -37,7 +37,7 @@ impl FamilyGuard {
 }
 
 impl RepoStore {
-    /// The owners of views with a history that lacks objects. Walks through all of it, whatever was proven before.
+    /// Returns the owners of views whose history lacks objects. Walks through all of it, without regard to earlier proofs.
     pub async fn broken_views(
         &self,
         identifier: &Identifier,

@@ -1,4 +1,4 @@
-//! A family that nobody else changes.
+//! A family under its exclusive lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -56,7 +56,7 @@ impl FamilyGuard {
         .await
     }
 
-    /// Whose views there are.
+    /// Returns the owners of the family's views.
     pub async fn owners(&self) -> Result<Vec<PublicKey>, GitError> {
         let family = self.family.clone();
         self.blocking(move || super::owners(&family)).await
@@ -67,7 +67,7 @@ impl FamilyGuard {
         self.snapshot(owner).await.map(|snapshot| snapshot.visible())
     }
 
-    /// Whether the histories of these tips are whole. What is found to be so is remembered.
+    /// Checks the histories of these tips. Complete ones are remembered.
     pub async fn check(&mut self, tips: &BTreeSet<Oid>) -> Result<Completeness, GitError> {
         let objects = Objects::of(&self.store, self.family.clone());
         let findings = objects.examine(tips).await?;
@@ -87,7 +87,7 @@ impl FamilyGuard {
         self.move_from(owner, snapshot, changes, target.head.clone(), now).await
     }
 
-    /// Does what was judged: takes the objects in, moves the refs of the view, stages what nobody has signed for.
+    /// Executes a judged push: takes the objects in, moves the refs of the view, stages tips without an event.
     ///
     /// The judgement must have been made on refs read under this guard. No ref moves unless all do.
     pub async fn accept(
@@ -190,7 +190,7 @@ impl FamilyGuard {
         Ok(true)
     }
 
-    /// All refs of a view, after whatever was decided about them.
+    /// Returns all refs of a view, after every change decided about them.
     async fn snapshot(&self, owner: &PublicKey) -> Result<Snapshot, GitError> {
         self.recover().await?;
         self.store.snapshot(&self.repo(owner)).await
@@ -235,7 +235,7 @@ fn count_packs(dir: &Path) -> Result<usize, GitError> {
     Ok(files.iter().filter(|file| layout::name(file).ends_with(".pack")).count())
 }
 
-/// Whether these changes may leave objects that no view shows.
+/// Returns whether these changes may leave objects that no view shows.
 fn mark(changes: &[PushCommand]) -> Option<Mark> {
     let takes = |change: &&PushCommand| change.old.is_some() && change.old != change.new;
     let marks = changes.iter().filter(takes).map(|change| match change.name.event() {

@@ -11,7 +11,7 @@ use crate::git::error::GitError;
 use crate::git::layout;
 
 impl RepoStore {
-    /// Which of these are not here with their whole history.
+    /// Returns the objects that are not here with their whole history.
     pub async fn lacking(
         &self,
         identifier: &Identifier,
@@ -34,7 +34,7 @@ impl RepoStore {
         guard
             .blocking(move || {
                 family.create(&name, &store.scratch())?;
-                // Nobody with authority asked for it: a stranger's event says where to get it.
+                // The fetch has no authority: any client's event may name the server.
                 Incoming::new(&store, family, Claimant::default())
             })
             .await
@@ -42,7 +42,7 @@ impl RepoStore {
 
     /// Takes exactly what these tips need of what has arrived, if it is whole; says which of them are here now.
     ///
-    /// Whoever sent it may have sent more than was asked for. None of that is kept: it could be read by its id.
+    /// The server may have sent more than was requested. None of that is kept: it could be read by its id.
     pub async fn take_in(
         &self,
         identifier: &Identifier,

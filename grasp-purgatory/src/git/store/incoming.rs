@@ -31,11 +31,11 @@ pub struct Incoming {
     objects: Objects,
     quarantine: Quarantine,
     whole: BTreeSet<Oid>,
-    /// What some tips need, once for each use, taken out before the lock was needed; none where they need everything.
+    /// The objects that some tips need, extracted for each use before the lock was taken; none where they need everything.
     parts: BTreeMap<BTreeSet<Oid>, Vec<Option<Self>>>,
-    /// Whether the delta chains of what came were found to be short.
+    /// The delta chains of the received packs were found to be short.
     is_inspected: bool,
-    /// What is whole may be so only with objects of the family as it was then.
+    /// Complete histories may depend on objects of the family as it was then.
     as_of: Removals,
     _expected: Expected,
 }
@@ -72,7 +72,7 @@ impl Incoming {
         self.objects.command(subcommand)
     }
 
-    /// Whether the histories of these tips are whole, with what the family has.
+    /// Checks the histories of these tips, together with the family's objects.
     pub async fn check(&mut self, tips: &BTreeSet<Oid>) -> Result<Completeness, GitError> {
         self.inspect().await?;
         self.forget_if_outdated();
@@ -107,7 +107,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// How many objects have arrived in packs.
+    /// Returns the number of received objects in packs.
     pub(in crate::git) async fn count(&self) -> Result<u64, GitError> {
         let quarantine = self.quarantine.objects();
         blocking(move || indexes(&quarantine)?.iter().map(|index| objects_in(index)).sum()).await
@@ -131,7 +131,7 @@ impl Incoming {
         &self.quarantine
     }
 
-    /// How many bytes have arrived.
+    /// Returns the number of received bytes.
     pub async fn bytes(&self) -> Result<u64, GitError> {
         let place = self.quarantine.objects();
         blocking(move || layout::size(&place)).await
@@ -197,7 +197,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// What these tips need and nothing else, as it was prepared; on disk.
+    /// Returns the prepared directory with the objects that these tips need and nothing else.
     pub(super) async fn part(&mut self, tips: &BTreeSet<Oid>) -> Result<Self, GitError> {
         if let Some(part) = self.prepared(tips).flatten() {
             return Ok(part);
@@ -236,7 +236,7 @@ impl Incoming {
         }
     }
 
-    /// What was prepared for these tips, unless the family has lost objects that were left out of it.
+    /// Returns the objects prepared for these tips, unless the family has lost objects that were left out.
     fn prepared(&mut self, tips: &BTreeSet<Oid>) -> Option<Option<Self>> {
         let now = self.store.removals();
         let part = self.parts.get_mut(tips)?.pop()?;
@@ -244,7 +244,7 @@ impl Incoming {
         is_valid.then_some(part)
     }
 
-    /// Whether these tips need as many objects as came. Only a large upload is worth counting: it is not written twice.
+    /// Returns whether these tips need as many objects as were received. Only large uploads are counted: they are not written twice.
     async fn is_needed_whole(&self, tips: &BTreeSet<Oid>) -> Result<bool, GitError> {
         let quarantine = self.quarantine.objects();
         if blocking(move || layout::size(&quarantine)).await? < LARGE {
@@ -253,7 +253,7 @@ impl Incoming {
         Ok(self.objects.count_new(tips).await? == self.count().await?)
     }
 
-    /// What these tips need beyond what the family has proven, and nothing else that was sent, in a place of its own of
+    /// Extracts the received objects that these tips need beyond what the family has proven, to a directory of
     /// at most so many bytes.
     pub(super) async fn extract(
         &self,
@@ -299,7 +299,7 @@ fn indexes(objects: &Path) -> Result<Vec<PathBuf>, GitError> {
     Ok(files)
 }
 
-/// How many objects a pack's index lists: the last entry of its first table.
+/// Returns the number of objects in a pack's index: the last entry of its first table.
 fn objects_in(index: &Path) -> Result<u64, GitError> {
     const LAST: u64 = 8 + 255 * 4;
     let mut number = [0; 4];

@@ -69,7 +69,7 @@ pub(super) fn move_objects(from: &Path, to: &Path) -> Result<(), GitError> {
     layout::sync(to)
 }
 
-/// Whether this file belongs to a pack without objects: a header and a checksum.
+/// Returns whether this file belongs to a pack without objects: a header and a checksum.
 fn is_of_empty_pack(file: &Path) -> bool {
     const EMPTY: u64 = 12 + 20;
     let pack = file.with_extension("pack");

@@ -52,7 +52,7 @@ impl FamilyGuard {
         .await
     }
 
-    /// Whose views are retired.
+    /// Returns the owners of retired views.
     pub async fn retired_owners(&self) -> Result<BTreeSet<PublicKey>, GitError> {
         let family = self.family.clone();
         self.blocking(move || {
@@ -139,7 +139,7 @@ fn retired(family: &Family, owner: &PublicKey) -> Result<Vec<PathBuf>, GitError>
     Ok(all)
 }
 
-/// Whose view was retired, and when, by the name of its directory.
+/// Returns the owner of a retired view and the time, by the name of its directory.
 pub(super) fn parse(name: &str) -> Option<(PublicKey, u64)> {
     let (owner, since) = name.split_once('.')?;
     Some((PublicKey::from_hex(owner).ok()?, since.parse().ok()?))

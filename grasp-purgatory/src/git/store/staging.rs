@@ -1,4 +1,4 @@
-//! Uploads that nobody has signed for yet: kept, and kept out of sight.
+//! Uploads whose event has not been received: kept, and hidden from clients.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,13 +14,13 @@ use crate::git::blocking;
 use crate::git::error::GitError;
 use crate::git::layout::{self, Family};
 
-/// How much may wait for events. Over a limit nothing is thrown out here; the newcomer is refused.
+/// Limits of uploads that wait for events. Above a limit new uploads are refused; none is evicted here.
 ///
 /// Purgatory shares the room for all of it among client networks, and makes room for newcomers after they were taken
 /// in. So the limits of a family and of all families are enforced here only at twice their size.
 #[derive(Clone, Copy, Debug)]
 pub struct StagingLimits {
-    /// Competing tips for one event: whoever uploads a false one must not push out the true one.
+    /// Competing tips for one event: a wrong upload must not displace the right one.
     pub tips_per_event: usize,
     /// Bytes of all tips for one event.
     pub bytes_per_event: u64,
@@ -166,7 +166,7 @@ impl RepoStore {
         blocking(move || if objects.is_dir() { layout::size(&objects) } else { Ok(0) }).await
     }
 
-    /// How many bytes one staged tip takes.
+    /// Returns the size of one staged tip.
     pub async fn staged_bytes(
         &self,
         identifier: &Identifier,
@@ -177,9 +177,9 @@ impl RepoStore {
         blocking(move || layout::size(&place)).await
     }
 
-    /// Drops whatever is in staging and not among these; says how many places that were.
+    /// Drops staged uploads that are not among these, and returns their number.
     ///
-    /// For the start, before anybody pushes: a run that ended between taking an upload in and writing it down has
+    /// For the start, before any push: a run that ended between receiving an upload and journaling it has
     /// promised nothing for it.
     pub async fn forget_staged_but(
         &self,

@@ -22,13 +22,13 @@ use crate::resources::{Holding, SharedPool};
 
 const MIB: u64 = 1024 * 1024;
 
-/// Files that git may write whatever the limit on what is sent.
+/// Files that git may write independent of the limit of received data.
 const LEAST_FILE: u64 = 64 * MIB;
 
 /// Memory for receiving a stranger's pack: git needs some for itself, and for one object at a time.
 const RECEIVING_MEMORY: u64 = 24 * MIB;
 
-/// Memory for resolving the deltas of a stranger's pack whatever its size: two objects of the largest size that git
+/// Memory for resolving the deltas of a pack of any size without authority: two objects of the largest size that git
 /// deltifies for us, and what git needs for itself.
 const LEAST_MEMORY: u64 = 64 * MIB;
 
@@ -45,7 +45,7 @@ const PIECE: usize = 256 * 1024;
 /// Bytes of the checksum at the end of a pack.
 const CHECKSUM: usize = 20;
 
-/// How long a push may wait until others have given memory back.
+/// Time that a push may wait for memory that others use.
 const MEMORY_WAIT: Duration = Duration::from_secs(60);
 
 /// A pack being unpacked. Dropping it stops git, and forgets what came.
@@ -59,7 +59,7 @@ pub struct Unpacking {
     budget: Budget,
 }
 
-/// What git may use for what was sent so far.
+/// Returns git's limits for the data received so far.
 #[derive(Debug)]
 struct Budget {
     claimant: Claimant,
@@ -175,7 +175,7 @@ impl Unpacking {
             .paced_by_client()
             .spawn()
             .await?;
-        // A process first, then memory: whoever waits for the one holds nothing of the other.
+        // A process slot first, then memory: a push that waits for one holds none of the other.
         budget.take(receiving).await?;
         let pack = process.take_stdin();
         Ok(Self { pack, process: Some(process), tail: Vec::new(), max_bytes, budget })
@@ -234,7 +234,7 @@ impl Unpacking {
         Err(self.refusal(&finished.words))
     }
 
-    /// Why git did not take the pack.
+    /// Returns the reason why git refused the pack.
     fn refusal(&self, words: &str) -> GitError {
         if says_disk_full(words) {
             return GitError::DiskFull;
