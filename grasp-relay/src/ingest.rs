@@ -1,49 +1,57 @@
-//! The one way in: verify, judge, store or hold or refuse, and only then acknowledge and publish.
+//! Ingest, the only way into the store: verify, look up, judge, store or hold or refuse, then acknowledge and publish.
 //!
 //! ```text
-//! events ─▶ verify ─▶ look up what the rulebook asks for ─▶ judge ─┬▶ store (one transaction) ─▶ hub
-//!          off the async threads      one read per round           ├▶ hold (git side)
-//!                                                                  └▶ refuse
+//! events ─▶ verify ─▶ look up the facts of admission ─▶ judge ─┬▶ store (one transaction) ─▶ hub
+//!        blocking threads     one read per round               ├▶ hold (GitBackend)
+//!                                                              └▶ refuse
 //! ```
 //!
-//! A batch is judged in rounds. What is refused for want of something is judged again when a round stored anything,
-//! so the order inside a batch does not matter.
+//! A batch is judged in rounds. Events that were refused because something is missing are judged again when a round
+//! stored anything, so the order inside a batch does not matter.
 
-mod authority;
-mod bounds;
-mod budgets;
-mod git_side;
+mod limits;
 mod lookup;
-mod round;
 
+use std::collections::BTreeSet;
+use std::error::Error;
 use std::sync::{Arc, Mutex};
 
 use futures_util::future::BoxFuture;
-use grasp_core::Verified;
+use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
+use grasp_core::admission::{
+    Acceptance, FanOut, Hold, Known, KnownAnnouncement, Needs, Policy, Rejection, judge,
+};
 pub use grasp_core::admission::{Answer, Origin, Verdict};
-use grasp_core::admission::{FanOut, Policy, Rejection};
+use grasp_core::deletion::coordinate;
+use grasp_core::nip34::Announcement;
+use grasp_core::{Identifier, RepoId, Verified, Version};
 use nostr::event::Event;
+use nostr::types::Timestamp;
 
-pub use self::budgets::Budgets;
-pub use self::git_side::{GitFacts, GitSide, Kept, RelayOnly};
-use self::round::{Pending, next_round};
+pub use self::limits::Budgets;
 use crate::clock::Clock;
 use crate::nostr::Hub;
-use crate::store::EventStore;
+use crate::store::{Commit, EventStore, Refusal, Saved, StoreError};
 
-/// Takes events into this server, whoever brings them.
+/// Events that are verified by one thread at once: some milliseconds of work.
+const VERIFY_BATCH: usize = 64;
+
+/// Events that are handed to [`GitBackend::hold`] at the same time.
+const MAX_CONCURRENT_HOLDS: usize = 16;
+
+/// Judges and stores events of clients and of sync.
 pub trait Ingest: Send + Sync + 'static {
-    /// Judges and keeps events in order; one verdict each, given only once what it promises is durable.
+    /// Judges and stores events in order. Returns one verdict each, once what it promises is durable.
     fn ingest_verified(
         &self,
         events: Vec<Verified<Arc<Event>>>,
         origin: Origin,
     ) -> BoxFuture<'_, Vec<Verdict>>;
 
-    /// The same for events that nobody has checked yet.
+    /// Verifies events, then judges and stores them.
     fn ingest(&self, events: Vec<Event>, origin: Origin) -> BoxFuture<'_, Vec<Verdict>> {
         Box::pin(async move {
-            let checked = check_all(events).await;
+            let checked = verify_all(events).await;
             let genuine: Vec<bool> = checked.iter().map(Option::is_some).collect();
             let checked = checked.into_iter().flatten().collect();
             let mut verdicts = self.ingest_verified(checked, origin).await.into_iter();
@@ -57,15 +65,12 @@ pub trait Ingest: Send + Sync + 'static {
     }
 }
 
-/// Events checked by one thread in one go: some milliseconds of work.
-const SHARE: usize = 64;
-
-/// Checks ids and signatures on threads that may be busy for long; `None` for what is forged.
-async fn check_all(events: Vec<Event>) -> Vec<Option<Verified<Arc<Event>>>> {
+/// Verifies ids and signatures on blocking threads; `None` for a forged event.
+async fn verify_all(events: Vec<Event>) -> Vec<Option<Verified<Arc<Event>>>> {
     let mut checks = Vec::new();
     let mut events = events.into_iter();
     while events.len() > 0 {
-        let share: Vec<Event> = events.by_ref().take(SHARE).collect();
+        let share: Vec<Event> = events.by_ref().take(VERIFY_BATCH).collect();
         let count = share.len();
         let check = |event| Verified::check(event).ok().map(Verified::share);
         let check = move || share.into_iter().map(check).collect();
@@ -78,21 +83,21 @@ async fn check_all(events: Vec<Event>) -> Vec<Option<Verified<Arc<Event>>>> {
     checked
 }
 
-/// The server's own way in.
+/// The ingest of this server.
 pub struct Pipeline {
-    /// Where accepted events are kept.
+    /// The store of served events.
     pub store: Arc<dyn EventStore>,
-    /// Where git data is, and where events wait for it.
-    pub git: Arc<dyn GitSide>,
-    /// Where accepted events are told to whoever listens.
+    /// Holds events until their git data is here.
+    pub git: Arc<dyn GitBackend>,
+    /// Publishes accepted events to subscriptions.
     pub hub: Hub,
-    /// The settings of the rulebook.
+    /// The settings of admission.
     pub policy: Policy,
-    /// Who has brought how much, and what hangs on what.
+    /// Counts events by author, root and repository.
     pub fan_out: Mutex<FanOut>,
-    /// What clients may make it do.
+    /// Limits the work that clients cause.
     pub budgets: Budgets,
-    /// The time.
+    /// The clock of the server.
     pub clock: Clock,
 }
 
@@ -111,14 +116,15 @@ impl Ingest for Pipeline {
                 .collect();
             while !pending.is_empty() {
                 let (round, mut later) = next_round(pending);
-                let judged = self.judge_and_keep(&round, &origin).await;
+                let judged = self.judge_and_store(&round, &origin).await;
                 let progress = judged.iter().any(|verdict| matches!(verdict, Verdict::Accept(_)));
                 for (pending, verdict) in round.into_iter().zip(judged) {
-                    let turns = matches!(&verdict, Verdict::Reject(why) if why.is_reversible());
+                    let is_reversible =
+                        matches!(&verdict, Verdict::Reject(why) if why.is_reversible());
                     if let Some(place) = verdicts.get_mut(pending.position) {
                         *place = verdict;
                     }
-                    if progress && turns {
+                    if progress && is_reversible {
                         later.push(pending);
                     }
                 }
@@ -126,5 +132,254 @@ impl Ingest for Pipeline {
             }
             verdicts
         })
+    }
+}
+
+/// An event of a batch that has no final verdict yet.
+#[derive(Clone)]
+struct Pending {
+    /// Index of its verdict.
+    position: usize,
+    event: Verified<Arc<Event>>,
+}
+
+/// Splits off the events that can be judged together: at most one announcement or state per identifier, since each may
+/// change the facts that the next one is judged by.
+fn next_round(pending: Vec<Pending>) -> (Vec<Pending>, Vec<Pending>) {
+    let mut names: BTreeSet<Identifier> = BTreeSet::new();
+    pending.into_iter().partition(|pending| match Needs::of(&pending.event).identifier {
+        Some(identifier) => names.insert(identifier),
+        None => true,
+    })
+}
+
+impl Pipeline {
+    /// Judges a round and stores or holds its events. Returns one verdict per event, in order.
+    async fn judge_and_store(&self, round: &[Pending], origin: &Origin) -> Vec<Verdict> {
+        // Every round looks everything up again, so every round is paid for.
+        let mut paid = Vec::with_capacity(round.len());
+        for pending in round {
+            paid.push(self.pay_lookups(&pending.event, origin).await);
+        }
+        let round: Vec<Pending> = round
+            .iter()
+            .zip(&paid)
+            .filter(|(_, paid)| **paid)
+            .map(|(event, _)| event.clone())
+            .collect();
+        let mut judged = match self.try_round(&round, origin).await {
+            Ok(verdicts) => verdicts.into_iter(),
+            Err(error) => {
+                tracing::error!(%error, cause = ?error.source(), "events could not be judged or stored");
+                Vec::new().into_iter()
+            }
+        };
+        let verdict = |paid: bool| match paid {
+            true => judged.next().unwrap_or(Verdict::Reject(Rejection::Internal)),
+            false => Verdict::Reject(Rejection::Busy),
+        };
+        paid.into_iter().map(verdict).collect()
+    }
+
+    async fn try_round(
+        &self,
+        round: &[Pending],
+        origin: &Origin,
+    ) -> Result<Vec<Verdict>, StoreError> {
+        let now = self.clock.now().unix;
+        let has_authority = round.iter().any(|one| self.is_known_authority(&one.event.pubkey));
+        let Ok(slot) = self.budgets.round_slot(origin, has_authority).await else {
+            return Ok(vec![Verdict::Reject(Rejection::Busy); round.len()]);
+        };
+        let facts = lookup::facts(&*self.store, &*self.git, round, now).await?;
+        drop(slot);
+        let read = facts.iter().map(|facts| facts.announcement_bytes).sum();
+        self.budgets.charge_reading(self.clock.now().mono, read, origin);
+        let mut judged = Vec::with_capacity(round.len());
+        for (pending, facts) in round.iter().zip(&facts) {
+            let verdict = judge(&self.policy, now, origin, pending.event.as_ref(), facts);
+            judged
+                .push((pending, self.check_limits(&pending.event, facts, origin, verdict).await?));
+        }
+        // No event of a round changes the facts of another, so they may be held concurrently.
+        let kept = judged.into_iter().map(|(pending, verdict)| async move {
+            match verdict {
+                Verdict::Hold(hold) => self.hold(pending, hold, origin, now).await,
+                other => Ok(other),
+            }
+        });
+        let kept: Vec<_> = kept.collect();
+        let kept = stream::iter(kept).buffered(MAX_CONCURRENT_HOLDS);
+        let mut verdicts: Vec<Verdict> = kept.try_collect().await?;
+        let affected = self.save(round, &mut verdicts, now).await?;
+        self.take_out_of_service(round, &verdicts, now).await?;
+        self.publish(round, &verdicts).await;
+        self.git.affected(affected).await;
+        self.note_authorities(round, &verdicts).await;
+        Ok(verdicts)
+    }
+
+    /// Holds an event until its git data is here, unless the store would refuse it.
+    async fn hold(
+        &self,
+        pending: &Pending,
+        hold: Hold,
+        origin: &Origin,
+        now: Timestamp,
+    ) -> Result<Verdict, StoreError> {
+        let event = Arc::clone(&pending.event);
+        if let Some(refusal) = self.store.refusal(Arc::clone(&event), now).await? {
+            return Ok(Verdict::Reject(refusal.into()));
+        }
+        self.git.hold(event, hold, origin.clone()).await
+    }
+
+    /// Stores the accepted events in one transaction, and corrects verdicts by what the store answers. Returns the
+    /// identifiers of repositories of which that took events out of service.
+    async fn save(
+        &self,
+        round: &[Pending],
+        verdicts: &mut [Verdict],
+        now: Timestamp,
+    ) -> Result<BTreeSet<Identifier>, StoreError> {
+        let mut chosen: Vec<(&Pending, &mut Verdict)> =
+            round.iter().zip(verdicts).filter(|(_, verdict)| is_stored(verdict)).collect();
+        if chosen.is_empty() {
+            return Ok(BTreeSet::new());
+        }
+        let events = chosen.iter().map(|(pending, _)| Arc::clone(&pending.event)).collect();
+        let Commit { saved, affected } = self.store.commit(events, now).await?;
+        for ((_, verdict), saved) in chosen.iter_mut().zip(saved) {
+            match saved {
+                Saved::Stored => {}
+                Saved::Duplicate => **verdict = Verdict::Known(Known::Stored),
+                Saved::Superseded => **verdict = Verdict::Known(Known::Superseded),
+                Saved::Refused(refusal) => **verdict = Verdict::Reject(refusal.into()),
+            }
+        }
+        Ok(affected)
+    }
+
+    /// Takes repositories out of service whose owner no longer lists this server. An older announcement that is sent
+    /// again must not bring the repository back, nor the maintainers that it named.
+    async fn take_out_of_service(
+        &self,
+        round: &[Pending],
+        verdicts: &[Verdict],
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        let delisting = |verdict: &Verdict| matches!(verdict, Verdict::Delist { .. });
+        for (pending, verdict) in round.iter().zip(verdicts) {
+            if let Some(at) = coordinate(&pending.event).filter(|_| delisting(verdict)) {
+                self.store.delist(at, Version::of(&pending.event), now).await?;
+            }
+        }
+        // Reported once all are delisted, since the backend reads the store at once.
+        for (pending, verdict) in round.iter().zip(verdicts) {
+            if delisting(verdict) {
+                self.delist(&pending.event).await;
+            }
+        }
+        Ok(())
+    }
+
+    async fn delist(&self, event: &Event) {
+        if let Ok(announcement) = Announcement::parse(event) {
+            self.git.delisted(announcement.repo, announcement.version).await;
+        }
+    }
+
+    /// Publishes stored and ephemeral events, once everything is durable.
+    async fn publish(&self, round: &[Pending], verdicts: &[Verdict]) {
+        for (pending, verdict) in round.iter().zip(verdicts) {
+            if is_stored(verdict) {
+                self.git.stored(Arc::clone(&pending.event)).await;
+            }
+            if is_stored(verdict) || *verdict == Verdict::Broadcast {
+                self.hub.publish(Arc::clone(&pending.event)).await;
+            }
+        }
+    }
+}
+
+/// Returns whether a verdict says that ingest stores and publishes the event.
+fn is_stored(verdict: &Verdict) -> bool {
+    match verdict {
+        Verdict::Accept(acceptance) => *acceptance != Acceptance::Released,
+        Verdict::Delist { keep } => *keep,
+        _ => false,
+    }
+}
+
+impl From<Refusal> for Rejection {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Deleted => Self::Deleted,
+            Refusal::Vanished => Self::Vanished,
+            Refusal::Expired => Self::Expired,
+            Refusal::ForeignDeletion => Self::ForeignDeletion,
+            Refusal::TooManyTargets => Self::TooManyTargets,
+            Refusal::Ephemeral => Self::NeverStored,
+        }
+    }
+}
+
+/// Facts of admission that the git backend knows about an event.
+#[derive(Clone, Debug, Default)]
+pub struct GitFacts {
+    /// The event is held already.
+    pub is_held: bool,
+    /// Held announcements with its identifier.
+    pub announcements: Vec<KnownAnnouncement>,
+    /// A limit of held events or of repositories is reached.
+    pub over_quota: bool,
+}
+
+/// Holds events until their git data is here.
+pub trait GitBackend: Send + Sync + 'static {
+    /// Returns the facts about an event.
+    fn facts(&self, event: Arc<Event>) -> BoxFuture<'_, Result<GitFacts, StoreError>>;
+
+    /// Holds an event until its git data is here; resolves once that is durable. The verdict is [`Verdict::Hold`] unless
+    /// the event turned out to be superseded, over quota, servable without git data, or released meanwhile.
+    fn hold(
+        &self,
+        event: Arc<Event>,
+        hold: Hold,
+        origin: Origin,
+    ) -> BoxFuture<'_, Result<Verdict, StoreError>>;
+
+    /// Called after an event was stored.
+    fn stored(&self, _event: Arc<Event>) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
+    /// Called after events were taken out of service, with the identifiers of their repositories.
+    fn affected(&self, _names: BTreeSet<Identifier>) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
+    /// Called after an owner has stopped listing this server in the announcement of a repository.
+    fn delisted(&self, _repo: RepoId, _by: Version) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
+}
+
+/// The backend of a relay that hosts no git: no event is held for data that can never come.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RelayOnly;
+
+impl GitBackend for RelayOnly {
+    fn facts(&self, _: Arc<Event>) -> BoxFuture<'_, Result<GitFacts, StoreError>> {
+        Box::pin(std::future::ready(Ok(GitFacts::default())))
+    }
+
+    fn hold(
+        &self,
+        _: Arc<Event>,
+        _: Hold,
+        _: Origin,
+    ) -> BoxFuture<'_, Result<Verdict, StoreError>> {
+        Box::pin(std::future::ready(Ok(Verdict::Accept(Acceptance::Promoted))))
     }
 }

@@ -1,10 +1,9 @@
-//! What the rulebook asks for, read from the store: a few questions for a whole round.
+//! The facts of admission, read from the store with a few queries for a whole round.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use grasp_core::admission::Presence;
-use grasp_core::admission::{Facts, KnownAnnouncement, Needs};
+use grasp_core::admission::{Facts, KnownAnnouncement, Needs, Presence};
 use grasp_core::deletion::coordinate;
 use grasp_core::nip34::References;
 use grasp_core::{Identifier, Version, kinds};
@@ -13,29 +12,28 @@ use nostr::filter::{Filter, SingleLetterTag};
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
 
-use super::git_side::GitSide;
-use super::round::Pending;
+use super::{GitBackend, Pending};
 use crate::store::{self, EventStore, Present, StoreError};
 
-/// Everything the rulebook wants to know for each event of a round.
+/// Returns the facts about each event of a round.
 pub(super) async fn facts(
     store: &dyn EventStore,
-    git: &dyn GitSide,
+    git: &dyn GitBackend,
     round: &[Pending],
     now: Timestamp,
 ) -> Result<Vec<Facts>, StoreError> {
     let present = store.present(named(round), now).await?;
     let mut announced = announced(store, round, now).await?;
     let delisted = delisted(store, round).await?;
-    let questions = round.iter().flat_map(|pending| questions(&pending.event, &present)).collect();
-    let answers = store.exists(questions, now).await?;
+    let queries = round.iter().flat_map(|pending| queries(&pending.event, &present)).collect();
+    let answers = store.exists(queries, now).await?;
     let mut facts = Vec::with_capacity(round.len());
-    for (pending, answers) in round.iter().zip(answers.chunks_exact(QUESTIONS)) {
+    for (pending, answers) in round.iter().zip(answers.chunks_exact(QUERIES_PER_EVENT)) {
         let event = &pending.event;
         let needs = Needs::of(event);
         let git = git.facts(Arc::clone(event)).await?;
-        // No other event of the round is about that name.
-        let named = those_present(needs.references, &present);
+        // No other event of the round has that identifier.
+        let named = retain_present(needs.references, &present);
         let announced = needs.identifier.and_then(|name| announced.remove(&name));
         let Announced { known: mut announcements, bytes } = announced.unwrap_or_default();
         announcements.extend(git.announcements);
@@ -62,7 +60,7 @@ fn presence(is_stored: bool, is_held: bool) -> Option<Presence> {
     }
 }
 
-/// The versions by which repositories that a round announces were taken from us before.
+/// Returns the versions by which repositories that a round announces were delisted before.
 async fn delisted(
     store: &dyn EventStore,
     round: &[Pending],
@@ -73,7 +71,7 @@ async fn delisted(
     if announced.is_empty() { Ok(BTreeMap::new()) } else { store.delisted(announced).await }
 }
 
-/// The events of a round, and all that they name.
+/// Returns the events of a round, and all that they name.
 fn named(round: &[Pending]) -> References {
     let mut named = References::default();
     for Pending { event, .. } in round {
@@ -84,20 +82,21 @@ fn named(round: &[Pending]) -> References {
     named
 }
 
-/// Those of the events that an event names that are stored.
-fn those_present(mut named: References, present: &Present) -> References {
+/// Retains the references to stored events.
+fn retain_present(mut named: References, present: &Present) -> References {
     named.ids.retain(|id| present.ids.contains(id));
     named.coordinates.retain(|at| present.versions.contains_key(at));
     named
 }
 
-const QUESTIONS: usize = 2;
+const QUERIES_PER_EVENT: usize = 2;
 
-/// Is an event that names nothing stored named by something stored? Is its author known?
-fn questions(event: &Event, present: &Present) -> [Vec<Filter>; QUESTIONS] {
+/// Returns two queries about an event: for stored events that name it, if it names no stored one itself; and for
+/// participation of its author. A query without filters matches nothing.
+fn queries(event: &Event, present: &Present) -> [Vec<Filter>; QUERIES_PER_EVENT] {
     let needs = Needs::of(event);
     let mut naming = Vec::new();
-    let names_nothing = those_present(needs.references, present) == References::default();
+    let names_nothing = retain_present(needs.references, present) == References::default();
     if needs.named_by_others && names_nothing {
         naming = naming_by_id(event);
         naming.extend(coordinate(event).into_iter().flat_map(naming_by_coordinate));
@@ -110,7 +109,7 @@ fn questions(event: &Event, present: &Present) -> [Vec<Filter>; QUESTIONS] {
     [naming, author]
 }
 
-/// Filters for events that name an event by its id.
+/// Returns filters for events that name an event by its id.
 fn naming_by_id(event: &Event) -> Vec<Filter> {
     let id = event.id.to_hex();
     [SingleLetterTag::LOWERCASE_E, SingleLetterTag::UPPERCASE_E, SingleLetterTag::LOWERCASE_Q]
@@ -118,7 +117,7 @@ fn naming_by_id(event: &Event) -> Vec<Filter> {
         .into()
 }
 
-/// Filters for events that name a coordinate. Plain replaceable ones are written with and without the last colon.
+/// Returns filters for events that name a coordinate. Replaceable ones are written with and without the last colon.
 fn naming_by_coordinate(coordinate: Coordinate) -> Vec<Filter> {
     let full =
         format!("{}:{}:{}", coordinate.kind.as_u16(), coordinate.public_key, coordinate.identifier);
@@ -132,14 +131,14 @@ fn naming_by_coordinate(coordinate: Coordinate) -> Vec<Filter> {
         .collect()
 }
 
-/// The stored announcements of one name.
+/// The stored announcements of one identifier.
 #[derive(Default)]
 struct Announced {
     known: Vec<KnownAnnouncement>,
     bytes: usize,
 }
 
-/// Reads the stored announcements of the names that a round is about.
+/// Reads the stored announcements of the identifiers of a round.
 async fn announced(
     store: &dyn EventStore,
     round: &[Pending],

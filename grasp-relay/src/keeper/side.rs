@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use grasp_core::admission::{Hold, Needs, Origin};
+use grasp_core::admission::{Acceptance, Hold, Known, Needs, Origin, Rejection, Verdict};
 use grasp_core::deletion::VanishScope;
 use grasp_core::nip34::Announcement;
 use grasp_core::{Identifier, RepoId, Version, kinds};
@@ -14,7 +14,7 @@ use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 
 use super::{Gone, Keeper, Until};
-use crate::ingest::{GitFacts, GitSide, Kept};
+use crate::ingest::{GitBackend, GitFacts};
 use crate::store::{self, REPOSITORY_KINDS, StoreError};
 
 /// How long the sender of an event waits to hear whether it is served; then it hears what is true until then.
@@ -29,7 +29,7 @@ impl From<Gone> for StoreError {
     }
 }
 
-impl GitSide for Keeper {
+impl GitBackend for Keeper {
     fn facts(&self, event: Arc<Event>) -> BoxFuture<'_, Result<GitFacts, StoreError>> {
         Box::pin(async move {
             if !waits_for_git(&event) {
@@ -51,15 +51,15 @@ impl GitSide for Keeper {
         event: Arc<Event>,
         hold: Hold,
         origin: Origin,
-    ) -> BoxFuture<'_, Result<Kept, StoreError>> {
+    ) -> BoxFuture<'_, Result<Verdict, StoreError>> {
         Box::pin(async move {
             let (id, waits) = (event.id, !origin.is_sync());
-            Ok(match Self::hold(self, event, hold, origin).await? {
-                HoldOutcome::Held if waits => self.outcome(id).await?,
-                HoldOutcome::Held => Kept::Held,
-                HoldOutcome::Superseded => Kept::Superseded,
-                HoldOutcome::Full => Kept::Full,
-                HoldOutcome::Unreadable => Kept::Servable,
+            Ok(match Self::hold(self, event, hold.clone(), origin).await? {
+                HoldOutcome::Held if waits => self.outcome(id, hold).await?,
+                HoldOutcome::Held => Verdict::Hold(hold),
+                HoldOutcome::Superseded => Verdict::Known(Known::Superseded),
+                HoldOutcome::Full => Verdict::Reject(Rejection::Quota),
+                HoldOutcome::Unreadable => Verdict::Accept(Acceptance::Promoted),
             })
         })
     }
@@ -103,18 +103,21 @@ impl Keeper {
 
     /// What has become of an event that was taken in just now. If its data was here, it is served by the time that
     /// its sender hears of it.
-    async fn outcome(&self, id: EventId) -> Result<Kept, StoreError> {
+    async fn outcome(&self, id: EventId, hold: Hold) -> Result<Verdict, StoreError> {
         if tokio::time::timeout(PATIENCE, self.wait(Until::Decided(id))).await.is_err() {
-            return Ok(Kept::Held);
+            return Ok(Verdict::Hold(hold));
         }
         let is_held = self.ask(move |purgatory| purgatory.holds(&id)).await?;
         if is_held {
-            return Ok(Kept::Held);
+            return Ok(Verdict::Hold(hold));
         }
         let now = self.clock().now().unix;
         let stored = self.store().exists(vec![vec![Filter::new().id(id)]], now).await?;
         // What is neither here nor there lost to a newer version, or its author took it back.
-        Ok(if stored.contains(&true) { Kept::Released } else { Kept::Superseded })
+        Ok(match stored.contains(&true) {
+            true => Verdict::Accept(Acceptance::Released),
+            false => Verdict::Known(Known::Superseded),
+        })
     }
 
     /// Whether somebody who announces a repository here is served as many as one may be.

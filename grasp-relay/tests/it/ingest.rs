@@ -10,7 +10,7 @@ use grasp_core::resources::ClientNetwork;
 use grasp_core::service::npub;
 use grasp_relay::Clock;
 use grasp_relay::ingest::{
-    Budgets, GitFacts, GitSide, Ingest, Kept, Origin, Pipeline, RelayOnly, Verdict,
+    Budgets, GitBackend, GitFacts, Ingest, Origin, Pipeline, RelayOnly, Verdict,
 };
 use grasp_relay::nostr::Hub;
 use grasp_relay::nostr::hub::{Capacity, HubMessage, Listener};
@@ -30,7 +30,7 @@ struct ScriptedGit {
     held: Mutex<Vec<(EventId, Hold)>>,
 }
 
-impl GitSide for ScriptedGit {
+impl GitBackend for ScriptedGit {
     fn facts(&self, event: Arc<Event>) -> BoxFuture<'_, Result<GitFacts, StoreError>> {
         let is_held = self.held.lock().unwrap().iter().any(|(id, _)| *id == event.id);
         Box::pin(std::future::ready(Ok(GitFacts { is_held, ..GitFacts::default() })))
@@ -41,9 +41,9 @@ impl GitSide for ScriptedGit {
         event: Arc<Event>,
         hold: Hold,
         _: Origin,
-    ) -> BoxFuture<'_, Result<Kept, StoreError>> {
-        self.held.lock().unwrap().push((event.id, hold));
-        Box::pin(std::future::ready(Ok(Kept::Held)))
+    ) -> BoxFuture<'_, Result<Verdict, StoreError>> {
+        self.held.lock().unwrap().push((event.id, hold.clone()));
+        Box::pin(std::future::ready(Ok(Verdict::Hold(hold))))
     }
 }
 
@@ -53,7 +53,7 @@ struct Server {
 }
 
 impl Server {
-    async fn with(git: Arc<dyn GitSide>) -> Self {
+    async fn with(git: Arc<dyn GitBackend>) -> Self {
         let hub = Hub::start();
         let listener = hub.listen(Capacity { events: 1_000, bytes: 10_000_000 });
         listener.subscribe(1, vec![Filter::new()].into()).await;

@@ -11,7 +11,7 @@ use grasp_purgatory::journal::Journal;
 use grasp_purgatory::journal::Record;
 use grasp_purgatory::{Config, Input, Phase, Purgatory};
 use grasp_relay::Clock;
-use grasp_relay::ingest::GitSide;
+use grasp_relay::ingest::GitBackend;
 use grasp_relay::keeper::{Keeper, KeeperParts};
 use grasp_relay::nostr::Hub;
 use nostr::event::{Event, EventBuilder, FinalizeEvent as _, Kind, Tag};
@@ -86,7 +86,7 @@ async fn questions_are_answered_however_much_waits_for_a_full_disk() {
     let keeper = start(dir.path(), &journal(dir.path(), &[], "0")).await;
     let event = announcement(&Keys::generate(), "x");
     let identifier = "x".parse().unwrap();
-    let hold = || GitSide::hold(&keeper, event.clone(), Hold::Announcement, Origin::anonymous());
+    let hold = || GitBackend::hold(&keeper, event.clone(), Hold::Announcement, Origin::anonymous());
     let why = in_time(hold()).await.unwrap_err();
     assert!(why.to_string().contains("journal of purgatory cannot be written"), "{why}");
     tell_all_there_is_room_for(&keeper, &identifier).await;
