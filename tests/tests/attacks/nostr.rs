@@ -18,6 +18,7 @@ attacks![
     many_connections,
     forwarded_addresses_with_ports,
     refused_events_with_many_references,
+    events_with_many_tags,
     crowded_name,
     rosters_in_the_plain_model,
     delisting_undone_by_replay,
@@ -142,6 +143,29 @@ async fn refused_events_with_many_references() -> Report {
         assert_eq!(publish_all(attacker, batches).await, 0);
     };
     scene.during(STORE_LOG, attack).await
+}
+
+/// Events about an honest repository with as many tags as fit into an event, each a row of the index if it were stored.
+async fn events_with_many_tags() -> Report {
+    let scene = Scene::start().await;
+    let (attacker, eve) = (scene.attacker(1), Maker::new());
+    let repo = scene.honest.repo().to_string();
+    let event = |n: usize, tags: usize| {
+        let words = (0..tags).map(|m| vec!["t".into(), format!("{n}-{m}")]);
+        let tags: Vec<Vec<String>> =
+            [vec!["a".to_owned(), repo.clone()]].into_iter().chain(words).collect();
+        sign(&eve, 1, &n.to_string(), &tags)
+    };
+    let batch = |batch: usize, tags| {
+        messages(&(0..40).map(|n| event(batch * 40 + n, tags)).collect::<Vec<_>>())
+    };
+    let refused = (0..8).map(|n| batch(n, 8_000)).collect();
+    let accepted = batch(8, 1_900);
+    let attack = async {
+        assert_eq!(publish_all(attacker, refused).await, 0);
+        assert!(publish(attacker, accepted).await <= 40);
+    };
+    scene.during(STORE_LOG + (40 * 1_900 * 256), attack).await
 }
 
 /// Long announcements under the name of an honest repository, by as many keys as one of them names.
