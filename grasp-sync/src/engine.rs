@@ -1,5 +1,6 @@
 //! The decisions of sync: which relay to ask for what, and when. No I/O, no clock, no lock.
 
+#[cfg(any(test, feature = "test-util"))]
 mod check;
 mod compact_filter;
 mod config;

@@ -6,16 +6,15 @@ use super::SyncEngine;
 use super::relay::Link;
 
 impl SyncEngine {
-    /// Panics if an invariant is broken. For tests; visits the whole state.
-    #[doc(hidden)]
+    /// Panics if an invariant is broken. Visits the whole state.
     pub fn check_invariants(&self) {
-        assert!(self.dialer.count() <= self.dialer.max_handshakes(), "too many handshakes");
+        self.dialer.check();
         for (url, relay) in &self.relays {
             let batches = self.shared.pending.get(url).map_or(0, Vec::len);
             match &relay.link {
                 Link::Idle | Link::Dialing(_) => {
                     assert_eq!(batches, 0, "{url}: a batch without a connection");
-                    assert!(relay.history.wants.is_empty(), "{url}: wants without a connection");
+                    assert!(relay.history.wants.len() == 0, "{url}: wants without a connection");
                 }
                 Link::Up(session) => {
                     session.check(url, &relay.history, batches);
@@ -45,7 +44,6 @@ impl SyncEngine {
     }
 
     /// Returns the open subscriptions of a relay, and their limit.
-    #[doc(hidden)]
     pub fn slots(&self, relay: &grasp_core::RelayUrl) -> Option<(usize, usize)> {
         let ledger = &self.relays.get(relay)?.history.ledger;
         Some((ledger.in_use(), ledger.total()))

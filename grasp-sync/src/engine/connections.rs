@@ -221,11 +221,13 @@ impl Connections {
         self.next_turn
     }
 
+    #[cfg(any(test, feature = "test-util"))]
     /// Returns whether the connection of a relay is counted.
     pub(super) fn is_held(&self, relay: &RelayUrl) -> bool {
         self.held.contains_key(relay)
     }
 
+    #[cfg(any(test, feature = "test-util"))]
     /// Panics unless every connection is accounted for once.
     pub(super) fn check(&self) {
         assert_eq!(self.pool.usage().all, self.held.len() as u64, "connections are miscounted");

@@ -84,12 +84,10 @@ impl Dialer {
         overdue.into_iter().chain(start).min()
     }
 
-    pub(super) fn count(&self) -> usize {
-        self.under_way.len()
-    }
-
-    pub(super) fn max_handshakes(&self) -> usize {
-        self.max_handshakes
+    #[cfg(any(test, feature = "test-util"))]
+    /// Panics if there are too many handshakes.
+    pub(super) fn check(&self) {
+        assert!(self.under_way.len() <= self.max_handshakes, "too many handshakes");
     }
 }
 

@@ -2,6 +2,8 @@
 
 mod auth;
 mod backlog;
+#[cfg(any(test, feature = "test-util"))]
+mod check;
 mod fetch;
 mod full_sync;
 mod gaps;

@@ -238,10 +238,6 @@ impl Wants {
         self.wanted.get(&event)?.jobs.first().copied()
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.wanted.is_empty()
-    }
-
     /// Returns whether an event may be requested now.
     pub(super) fn is_due(&self, now: Mono) -> bool {
         self.due.first().is_some_and(|(at, _)| *at <= now)
@@ -295,6 +291,7 @@ impl Wants {
         }
     }
 
+    #[cfg(any(test, feature = "test-util"))]
     pub(super) fn check(&self) {
         let due =
             self.wanted.values().filter(|want| matches!(want.phase, WantPhase::Due(_))).count();

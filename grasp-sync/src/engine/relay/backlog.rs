@@ -24,8 +24,8 @@ pub(in crate::engine) struct Backlog {
     pub(super) batches: BTreeMap<BatchId, Batch>,
     pub(super) jobs: BTreeMap<JobId, Job>,
     /// Queued jobs by method: announcements first, polls last.
-    queues: BTreeMap<Method, BTreeSet<(Purpose, BatchId, JobId)>>,
-    backing_off: BTreeSet<(Mono, JobId)>,
+    pub(super) queues: BTreeMap<Method, BTreeSet<(Purpose, BatchId, JobId)>>,
+    pub(super) backing_off: BTreeSet<(Mono, JobId)>,
     /// True if the relay is known not to support NIP-77.
     pages_only: bool,
 }
@@ -248,25 +248,5 @@ impl Backlog {
     pub(super) fn has_queued_comparison(&self) -> bool {
         let mut queue = self.queues.get(&Method::Reconcile).into_iter().flatten();
         queue.any(|(.., id)| self.jobs.get(id).is_some_and(Job::is_queued_comparison))
-    }
-
-    /// Panics unless every job is where its phase says, and belongs to a batch.
-    pub(super) fn check(&self, url: &grasp_core::RelayUrl, pending: usize) {
-        assert_eq!(self.batches.len(), pending, "{url}: each batch is pending");
-        for (id, job) in &self.jobs {
-            assert!(self.batches.contains_key(&job.batch), "{url}: a job without a batch");
-            let is_queued = |method| {
-                let mut queue = self.queues.get(&method).into_iter().flatten();
-                queue.any(|(.., waiting)| waiting == id)
-            };
-            assert!(job.queued_for().is_none_or(is_queued), "{url}: a job in no queue");
-            let waits = |(until, _)| self.backing_off.contains(&(until, *id));
-            assert!(job.backoff().is_none_or(waits), "{url}: a job that is never woken");
-            assert!(!job.is_complete(), "{url}: a job that has not ended");
-        }
-        for (method, queue) in &self.queues {
-            let is_right = |id| self.jobs.get(id).and_then(Job::queued_for) == Some(*method);
-            assert!(queue.iter().all(|(.., id)| is_right(id)), "{url}: a queued job is not queued");
-        }
     }
 }

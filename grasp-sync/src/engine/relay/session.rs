@@ -4,6 +4,7 @@ use std::cell::OnceCell;
 use std::collections::BTreeSet;
 
 use crate::limits::{Heard, Refusal, SlotClass, SlotLedger, should_consolidate};
+use grasp_core::Mono;
 use grasp_core::admission::{Lasting, SyncPath};
 use grasp_core::limits::{Admit, EoseHint, PeerText};
 use grasp_core::nostr::event::EventId;
@@ -13,9 +14,7 @@ use grasp_core::sync::{
     AddFilters, FilterHash, History, PendingItems, RequestBudget, build_announcement_filter,
     build_layer2_and_layer3_filters, compute_actions,
 };
-use grasp_core::{Mono, RelayUrl};
 
-use super::super::check::CLASSES;
 use super::super::context::RelayContext;
 use super::super::ids::{ConnId, JobId, LiveId, SubId};
 use super::super::io::{Delivered, Frame, Judged, Outcome, Places, Said};
@@ -27,7 +26,6 @@ use super::auth::{Auth, AuthDecision};
 use super::backlog::Backlog;
 use super::full_sync::{FullSync, all_events};
 use super::gaps::CountAs;
-use super::history::RelayHistory;
 use super::live::LiveSet;
 use super::resume::{PassKind, StartMode};
 use super::subs::{OpenSub, SubKind, Subs, Unjudged};
@@ -761,45 +759,6 @@ impl Session {
 
     pub(in crate::engine) fn conn(&self) -> ConnId {
         self.subs.conn
-    }
-
-    pub(in crate::engine) fn has_job(&self, id: JobId) -> bool {
-        self.backlog.jobs.contains_key(&id)
-    }
-
-    pub(in crate::engine) fn check(&self, url: &RelayUrl, history: &RelayHistory, batches: usize) {
-        let ledger = &history.ledger;
-        assert_eq!(ledger.in_use(), self.subs.len(), "{url}: each slot has its subscription");
-        assert!(ledger.in_use() <= ledger.total(), "{url}: more subscriptions than allowed");
-        for class in CLASSES {
-            let (used, limit) = (ledger.in_use_by(class), ledger.class_limit(class));
-            // A lowered budget ends no fetch that is under way; live requests are polled at once.
-            let may_exceed = class != SlotClass::Live;
-            assert!(used <= limit || may_exceed, "{url}: {used} of {limit} {class:?}");
-        }
-        self.check_subscriptions(url);
-        self.backlog.check(url, batches);
-    }
-
-    /// Checks that every subscription is known to its user, and has a timeout.
-    fn check_subscriptions(&self, url: &RelayUrl) {
-        for (sub, open) in self.subs.iter() {
-            let is_known = match &open.kind {
-                SubKind::Live(id) => {
-                    self.live.requests.get(id).is_some_and(|one| one.sub() == Some(sub))
-                }
-                SubKind::Pages(jobs) => jobs.iter().any(|id| self.backlog.is_open_for(sub, *id)),
-                SubKind::Neg(id) => self.backlog.is_open_for(sub, *id),
-                SubKind::Ids => true,
-            };
-            assert!(is_known, "{url}: {sub} is unused");
-            let is_live = matches!(open.kind, SubKind::Live(_)) && open.is_answered;
-            assert!(is_live || open.is_watched(), "{url}: {sub} may never end");
-        }
-        let open: BTreeSet<_> = self.subs.iter().map(|(sub, _)| sub).collect();
-        let jobs = self.backlog.jobs.values().filter_map(|job| job.sub());
-        let live = self.live.requests.values().filter_map(|one| one.sub());
-        assert!(jobs.chain(live).all(|sub| open.contains(&sub)), "{url}: a subscription is lost");
     }
 }
 

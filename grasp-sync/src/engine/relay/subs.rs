@@ -45,6 +45,7 @@ impl OpenSub {
         now - self.opened
     }
 
+    #[cfg(any(test, feature = "test-util"))]
     /// Returns whether it has a timeout.
     pub(in crate::engine) fn is_watched(&self) -> bool {
         self.due.is_some()
@@ -235,9 +236,5 @@ impl Subs {
 
     pub(in crate::engine) fn iter(&self) -> impl Iterator<Item = (SubId, &OpenSub)> {
         self.open.iter().map(|(sub, open)| (*sub, open))
-    }
-
-    pub(in crate::engine) fn len(&self) -> usize {
-        self.open.len()
     }
 }
