@@ -5,7 +5,6 @@
 //! branch `a` can become `a/b` in one step, and ten thousand refs cost one write. HEAD is a second file; that both
 //! change or neither is what the journal is for.
 
-mod head;
 mod journal;
 mod snapshot;
 

@@ -1,12 +1,8 @@
 //! All repositories of a server on one disk.
 
-mod arrivals;
 mod collect;
-mod damage;
 mod guard;
-mod hunted;
 mod incoming;
-mod quarantine;
 mod retired;
 mod staging;
 mod unpacking;
@@ -23,11 +19,11 @@ use grasp_core::{Identifier, Oid, RefName, RepoId};
 use nostr::key::PublicKey;
 use rustix::fs::{FlockOperation, flock};
 
-use arrivals::Arrivals;
 pub use guard::FamilyGuard;
+use incoming::Arrivals;
 pub use incoming::Incoming;
-pub(super) use quarantine::Quarantine;
 pub use staging::StagingLimits;
+pub(super) use unpacking::Quarantine;
 pub use unpacking::Unpacking;
 
 use super::advertise::Capabilities;

@@ -8,7 +8,6 @@ use grasp_core::nostr::types::Timestamp;
 use grasp_core::push::PushCommand;
 use grasp_core::{Namespace, Oid, RefName};
 
-use super::head;
 use crate::git::error::GitError;
 
 /// Time that a tip without a ref can be restored.
@@ -86,7 +85,7 @@ impl Snapshot {
         }
         check_conflicts(&refs)?;
         self.retain(&mut refs, &replaced, wish.now);
-        let head = head::choose(wish.head, self.head.as_ref(), &refs);
+        let head = choose_head(wish.head, self.head.as_ref(), &refs);
         Ok(Self { refs, head })
     }
 
@@ -141,6 +140,26 @@ fn check_conflicts(refs: &BTreeMap<RefName, Target>) -> Result<(), GitError> {
         }
     }
     Ok(())
+}
+
+/// Chooses among the branches there are: the wish, the present one, `main`, `master`, the first by name.
+///
+/// Without branches the present HEAD stays, for a clone of an empty repository shows it too.
+pub(super) fn choose_head<T>(
+    wish: Option<&RefName>,
+    present: Option<&RefName>,
+    refs: &BTreeMap<RefName, T>,
+) -> Option<RefName> {
+    let usual = ["refs/heads/main", "refs/heads/master"].map(RefName::new);
+    let usual = usual.iter().filter_map(|name| name.as_ref().ok());
+    let branches = || refs.keys().filter(|n| matches!(n.namespace(), Namespace::Branch(_)));
+    let candidates = wish.into_iter().chain(present).chain(usual);
+    candidates
+        .filter(|name| refs.contains_key(*name))
+        .find(|name| matches!(name.namespace(), Namespace::Branch(_)))
+        .or_else(|| branches().next())
+        .or(present)
+        .cloned()
 }
 
 #[cfg(test)]
@@ -225,5 +244,47 @@ mod tests {
             text.lines().skip(1).map(|line| line.split(' ').next_back().unwrap()).collect();
         let peeled = format!("^{}", oid(2));
         assert_eq!(lines, ["refs/heads/a", "refs/heads/b", "refs/tags/v1", peeled.as_str()]);
+    }
+}
+
+#[cfg(test)]
+mod head_tests {
+    use super::*;
+
+    fn name(branch: &str) -> RefName {
+        RefName::new(&format!("refs/heads/{branch}")).unwrap()
+    }
+
+    fn chosen(wish: Option<&str>, present: Option<&str>, branches: &[&str]) -> Option<String> {
+        let refs = branches.iter().map(|branch| (name(branch), ())).collect();
+        let (wish, present) = (wish.map(name), present.map(name));
+        choose_head(wish.as_ref(), present.as_ref(), &refs).map(|name| name.to_string())
+    }
+
+    type Case<'a> = (Option<&'a str>, Option<&'a str>, &'a [&'a str], Option<&'a str>);
+
+    #[test]
+    fn head_follows_the_rules_in_their_order() {
+        let cases: [Case<'_>; 8] = [
+            (Some("dev"), Some("main"), &["dev", "main"], Some("refs/heads/dev")),
+            (Some("dev"), Some("old"), &["main", "old"], Some("refs/heads/old")),
+            (None, Some("gone"), &["a", "main", "master"], Some("refs/heads/main")),
+            (None, Some("gone"), &["a", "master"], Some("refs/heads/master")),
+            (None, Some("gone"), &["b", "a"], Some("refs/heads/a")),
+            (Some("dev"), Some("main"), &[], Some("refs/heads/main")),
+            (None, None, &["z"], Some("refs/heads/z")),
+            (None, None, &[], None),
+        ];
+        for (wish, present, branches, expected) in cases {
+            let found = chosen(wish, present, branches);
+            assert_eq!(found.as_deref(), expected, "{wish:?} {present:?} {branches:?}");
+        }
+    }
+
+    #[test]
+    fn head_names_no_tag() {
+        let tag: RefName = "refs/tags/v1".parse().unwrap();
+        let refs = BTreeMap::from([(tag.clone(), ()), (name("a"), ())]);
+        assert_eq!(choose_head(Some(&tag), None, &refs), Some(name("a")));
     }
 }

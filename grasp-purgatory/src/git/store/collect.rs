@@ -22,7 +22,7 @@ use grasp_core::nostr::types::Timestamp;
 use grasp_core::{Identifier, Oid};
 use nostr::key::PublicKey;
 
-use super::quarantine::{Quarantine, move_objects};
+use super::unpacking::{Quarantine, move_objects};
 use super::{FamilyGuard, RepoStore, retired};
 use crate::git::check::{Objects, Proofs};
 use crate::git::command::GitCommand;

@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use grasp_core::Oid;
 use grasp_core::push::AuthorisedPush;
 use grasp_core::resources::Claimant;
+use grasp_core::{Identifier, Oid};
 
-use super::arrivals::Expected;
 use super::unpacking::Unpacking;
 use super::{Quarantine, Removals, RepoStore};
 use crate::git::check::{Completeness, Objects, Proofs};
@@ -306,4 +306,98 @@ fn objects_in(index: &Path) -> Result<u64, GitError> {
     let read = File::open(index).and_then(|file| file.read_exact_at(&mut number, LAST));
     read.map_err(|source| GitError::io("read", index, source))?;
     Ok(u32::from_be_bytes(number).into())
+}
+
+impl RepoStore {
+    /// Returns the objects that are not here with their whole history.
+    pub async fn lacking(
+        &self,
+        identifier: &Identifier,
+        tips: &BTreeSet<Oid>,
+    ) -> Result<BTreeSet<Oid>, GitError> {
+        if tips.is_empty() || !self.family(identifier).objects().is_dir() {
+            return Ok(tips.clone());
+        }
+        Ok(match self.lock(identifier).await?.check(tips).await? {
+            Completeness::Complete => BTreeSet::new(),
+            Completeness::Incomplete { missing, broken } => &missing | &broken,
+        })
+    }
+
+    /// A place for objects that are about to come for an identifier. Nothing needs to be served under it yet: the
+    /// objects may be what it takes.
+    pub async fn incoming_for(&self, identifier: &Identifier) -> Result<Incoming, GitError> {
+        let guard = self.lock(identifier).await?;
+        let (store, family, name) = (self.clone(), guard.family.clone(), identifier.clone());
+        guard
+            .blocking(move || {
+                family.create(&name, &store.scratch())?;
+                // The fetch has no authority: any client's event may name the server.
+                Incoming::new(&store, family, Claimant::default())
+            })
+            .await
+    }
+
+    /// Takes exactly what these tips need of what has arrived, if it is whole; says which of them are here now.
+    ///
+    /// The server may have sent more than was requested. None of that is kept: it could be read by its id.
+    pub async fn take_in(
+        &self,
+        identifier: &Identifier,
+        mut incoming: Incoming,
+        tips: &BTreeSet<Oid>,
+    ) -> Result<BTreeSet<Oid>, GitError> {
+        let whole = match incoming.check(tips).await? {
+            Completeness::Complete => tips.clone(),
+            Completeness::Incomplete { missing, broken } => &(tips - &missing) - &broken,
+        };
+        if whole.is_empty() {
+            drop(incoming);
+            self.leave(identifier).await?;
+            return Ok(whole);
+        }
+        let part = incoming.extract(&whole, None).await?;
+        let mut guard = self.lock(identifier).await?;
+        guard.promote(part).await?;
+        guard.compact().await?;
+        Ok(whole)
+    }
+
+    /// Removes the family again if it was made in vain.
+    async fn leave(&self, identifier: &Identifier) -> Result<(), GitError> {
+        let mut guard = self.lock(identifier).await?;
+        let objects = guard.family.objects();
+        let is_empty = guard.blocking(move || Ok(layout::list(&objects)?.is_empty())).await?;
+        if is_empty { guard.remove_if_deserted().await } else { Ok(()) }
+    }
+}
+
+/// Number of entries from which on unused ones are dropped.
+const MANY: usize = 1024;
+
+/// The families that something is on its way to.
+#[derive(Debug, Default)]
+pub(super) struct Arrivals(Mutex<BTreeMap<String, Weak<()>>>);
+
+/// Something on its way to a family, until the last copy of this is dropped.
+#[derive(Clone, Debug)]
+pub(super) struct Expected(#[expect(dead_code, reason = "that it exists says it all")] Arc<()>);
+
+impl Arrivals {
+    pub(super) fn expect(&self, family: &Family) -> Expected {
+        // Nothing below can panic, and the map is whole at any time.
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() > MANY {
+            all.retain(|_, expected| expected.strong_count() > 0);
+        }
+        let known = all.get(family.key()).and_then(Weak::upgrade);
+        let expected = known.unwrap_or_default();
+        all.insert(family.key().to_owned(), Arc::downgrade(&expected));
+        Expected(expected)
+    }
+
+    pub(super) fn any_for(&self, family: &Family) -> bool {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get(family.key()).is_some_and(|expected| expected.strong_count() > 0)
+    }
 }

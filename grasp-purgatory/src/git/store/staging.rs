@@ -8,7 +8,7 @@ use grasp_core::push::PushCommand;
 use grasp_core::{Identifier, Oid};
 use nostr::event::EventId;
 
-use super::quarantine::move_objects;
+use super::unpacking::move_objects;
 use super::{FamilyGuard, Incoming, RepoStore};
 use crate::git::blocking;
 use crate::git::error::GitError;
