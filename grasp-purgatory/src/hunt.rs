@@ -10,15 +10,15 @@
 //!
 //! One attempt for an identifier asks servers one after the other, those that the repository's maintainers name first.
 //! A visit asks for the wanted objects by their ids, and for the server's advertisement only if it refuses them; all
-//! of that is one turn with the server. Two paths lead to a server. An attempt takes those that may be asked right
-//! now; for the others it stands in line, and it is over once each of them was asked: waiting is not failing. A
-//! server that is late is no longer waited for: another one is asked beside it. The number of conversations is
-//! bounded; when others wait for one to end, those that are late give way.
+//! of that uses one permit of the host. An attempt visits the servers that may be asked right
+//! now, queues visits to the others, and is over once each of them was asked: waiting is not failing. A
+//! slow server is no longer waited for: another one is asked beside it. The number of requests is
+//! limited; when others wait, slow ones are cancelled.
 //!
 //! How much a server is asked for depends on what it is: its NIP-11 document shows whether it is a GRASP server.
 //!
 //! Invariants: one attempt per identifier; no server over its limits or asked during its pause; no address tried
-//! twice on one path; nothing asked for that is here.
+//! twice in one attempt; no object requested that is here.
 
 mod attempt;
 #[cfg(feature = "driver")]
@@ -92,7 +92,7 @@ pub struct HuntSchedule {
     pub attempts: u32,
     /// Time until the next; `None` while one is under way.
     pub next_in: Option<Duration>,
-    /// The shortest way to a turn in the line of a server, while one is waited for.
+    /// The best position in the queue of a host, while the attempt waits for one.
     pub in_line: Option<Position>,
 }
 
@@ -194,8 +194,8 @@ impl Hunter {
             out.push(Output::Report(HuntReport::Started { identifier, attempt }));
             out.push(Output::Brief { identifier: start.identifier, scope: start.scope });
         }
-        let passes = self.throttle.due(now);
-        self.grant(out, passes);
+        let permits = self.throttle.due(now);
+        self.grant(out, permits);
         while self.late.first().is_some_and(|(at, _)| *at <= now) {
             let Some((_, request_id)) = self.late.pop_first() else { break };
             self.on_late(out, request_id);

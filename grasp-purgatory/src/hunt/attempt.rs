@@ -6,9 +6,9 @@ use grasp_core::service::relay_of_clone_url;
 use grasp_core::{CloneUrl, Host, Identifier, Mono, Oid, RelayUrl};
 
 use super::plan::{Advertisement, Needs, next_place};
-use super::queue::{End, Follows};
+use super::queue::End;
 use super::throttle::{HostPermit, Throttle};
-use super::{HostClass, HuntConfig, HuntReport, Hunter, Output, RequestId};
+use super::{HostClass, HuntConfig, HuntReport, Hunter, Output, RequestId, Trouble};
 use crate::purgatory::Want;
 
 impl Hunter {
@@ -36,7 +36,7 @@ impl Hunter {
         self.ask_next(out, identifier);
     }
 
-    /// Asks the next server that may be asked now. Without one it stands in line with those that may be asked later,
+    /// Asks the next server that may be asked now. Without one it queues visits with those that may be asked later,
     /// and is over once these were asked; those that are late it leaves to themselves.
     pub(super) fn ask_next(&mut self, out: &mut Vec<Output>, identifier: &Identifier) {
         let Some(hunt) = self.hunts.get_mut(identifier) else { return };
@@ -50,13 +50,13 @@ impl Hunter {
                 continue;
             }
             classify(&mut self.throttle, self.now.mono, out, &url);
-            let Some(pass) = self.throttle.admit(self.now.mono, &url.host(), identifier) else {
+            let Some(permit) = self.throttle.admit(self.now.mono, &url.host(), identifier) else {
                 leave_out.insert(url.host());
                 continue;
             };
             hunt.tried.insert(url.clone());
             hunt.visits.insert(url.clone(), Visit::new(Role::Primary, &self.config));
-            return self.start(out, identifier, &url, pass);
+            return self.start(out, identifier, &url, permit);
         }
         self.enqueue_with_hosts(out, identifier);
         if let Some(hunt) = self.hunts.get(identifier).filter(|hunt| hunt.is_in_line()) {
@@ -118,7 +118,7 @@ impl Hunter {
         hunt.visits.insert(url.clone(), Visit::new(Role::Queued, &self.config));
         classify(&mut self.throttle, self.now.mono, out, &url);
         match self.throttle.enqueue(self.now.mono, host, identifier) {
-            Some(passes) => self.grant(out, passes),
+            Some(permits) => self.grant(out, permits),
             None => {
                 hunt.visits.remove(&url);
                 hunt.lines.remove(host);
@@ -126,7 +126,7 @@ impl Hunter {
         }
     }
 
-    /// A visit takes long. One whose turn had come in line is waited for no longer: every server was asked.
+    /// Handles a slow visit. One that began in the queue of its host is waited for no longer: every server was asked.
     pub(super) fn on_late(&mut self, out: &mut Vec<Output>, request_id: RequestId) {
         let Some(request) = self.requests.get_mut(&request_id) else { return };
         let limit = request.began + self.config.answer_limit;
@@ -183,8 +183,8 @@ impl Hunter {
         for (url, visit) in &hunt.visits {
             match visit.state {
                 VisitState::Queued => {
-                    let passes = self.throttle.withdraw(self.now.mono, &url.host(), identifier);
-                    self.grant(out, passes);
+                    let permits = self.throttle.withdraw(self.now.mono, &url.host(), identifier);
+                    self.grant(out, permits);
                 }
                 VisitState::Ready => {}
                 VisitState::Running(request_id) => {
@@ -197,9 +197,9 @@ impl Hunter {
                 }
             }
         }
-        for pass in self.slots.withdraw(identifier) {
-            let passes = self.throttle.release(self.now.mono, pass);
-            self.grant(out, passes);
+        for permit in self.slots.withdraw(identifier) {
+            let permits = self.throttle.release(self.now.mono, permit);
+            self.grant(out, permits);
         }
     }
 
@@ -208,16 +208,16 @@ impl Hunter {
         self.forget_if_idle(identifier);
         let identifier = identifier.clone();
         let next = match (end, follows) {
-            (End::Satisfied, Follows::Nothing) => {
+            (End::Satisfied, None) => {
                 self.done += 1;
                 return out.push(Output::Report(HuntReport::Complete { identifier }));
             }
-            (End::Needless, Follows::Nothing) => {
+            (End::Needless, None) => {
                 self.done += 1;
                 return out.push(Output::Report(HuntReport::Needless { identifier }));
             }
-            (_, Follows::Nothing) => None,
-            (_, Follows::Attempt(next)) => Some(next - self.now.mono),
+            (_, None) => None,
+            (_, Some(next)) => Some(next - self.now.mono),
         };
         let attempts = self.queue.attempts(&identifier);
         out.push(Output::Report(HuntReport::Incomplete { identifier, attempts, next }));
@@ -238,15 +238,15 @@ impl Hunter {
         class: Option<HostClass>,
     ) {
         let Some(class) = class else { return };
-        let passes = self.throttle.classified(self.now.mono, &host, class);
+        let permits = self.throttle.classified(self.now.mono, &host, class);
         out.push(Output::Report(HuntReport::Classified { host, class }));
-        self.grant(out, passes);
+        self.grant(out, permits);
     }
 }
 
-/// Asks what kind of server a host is, if its address is one that GRASP servers have and the answer is not known.
+/// Classifies a host, if its address is one that GRASP servers have and its class is unknown.
 ///
-/// Only the root of a host is believed: below it, hosts serve documents that strangers wrote.
+/// Only the root of a host is trusted: below it, hosts serve documents of their users.
 fn classify(throttle: &mut Throttle, now: Mono, out: &mut Vec<Output>, url: &CloneUrl) {
     let is_root = |relay: &RelayUrl| relay.as_str().matches('/').count() == 2;
     let Some(relay) = relay_of_clone_url(url).filter(is_root) else { return };
@@ -329,11 +329,12 @@ pub(super) enum VisitState {
 /// A request under way.
 #[derive(Debug)]
 pub(super) struct Request {
+    pub(super) id: RequestId,
     pub(super) identifier: Identifier,
     pub(super) url: CloneUrl,
     /// The requested objects; empty for an advertisement.
     pub(super) asked: BTreeSet<Oid>,
-    pub(super) pass: HostPermit,
+    pub(super) permit: HostPermit,
     pub(super) began: Mono,
     /// The server has begun to answer.
     pub(super) has_answered: bool,
@@ -341,6 +342,22 @@ pub(super) struct Request {
     pub(super) late_at: Option<Mono>,
     /// Time from which it is cancelled for waiting requests; `None` once it was.
     pub(super) gives_way_at: Option<Mono>,
+}
+
+impl Request {
+    /// Returns whether it was cancelled for a waiting request.
+    pub(super) fn was_cancelled(&self) -> bool {
+        self.gives_way_at.is_none()
+    }
+
+    /// Reads the cancellation for a waiting request as slowness.
+    pub(super) fn read(&self, trouble: Trouble) -> Trouble {
+        if self.was_cancelled() && trouble == Trouble::Cancelled {
+            Trouble::Stalled
+        } else {
+            trouble
+        }
+    }
 }
 
 impl IdentifierHunt {

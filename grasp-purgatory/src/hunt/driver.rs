@@ -29,7 +29,7 @@ pub struct HuntHandle {
     commands: mpsc::UnboundedSender<Command>,
 }
 
-/// The hunt in numbers.
+/// Figures of the hunt.
 #[derive(Clone, Debug, Default)]
 pub struct HuntFigures {
     /// Conversations under way.
@@ -68,10 +68,10 @@ impl HuntHandle {
     }
 }
 
-/// Starts to hunt in this world.
+/// Spawns the driver of a hunter.
 pub fn hunt<C: SyncContext>(config: HuntConfig, context: Arc<C>) -> HuntHandle {
     let (commands, inbox) = mpsc::unbounded_channel();
-    // At most one message for each conversation.
+    // At most one message for each request.
     let (answers, answered) = mpsc::unbounded_channel();
     let work = HuntDriver {
         answers,
@@ -88,7 +88,7 @@ pub fn hunt<C: SyncContext>(config: HuntConfig, context: Arc<C>) -> HuntHandle {
     HuntHandle { commands }
 }
 
-/// The one owner of the machine.
+/// The owner of the state machine.
 struct HuntDriver<C> {
     hunter: Hunter,
     context: Arc<C>,
@@ -113,7 +113,7 @@ enum TaskKind {
 
 impl<C: SyncContext> HuntDriver<C> {
     async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Command>) {
-        // The first turn finds out what is to be looked after.
+        // The first tick lists the identifiers of the hourly pull.
         self.turn(Input::Tick);
         loop {
             let deadline = self.hunter.next_deadline();

@@ -155,7 +155,7 @@ pub enum HuntReport {
     Complete { identifier: Identifier },
     /// Nothing was wanted when an attempt began: it came by itself, was given up, or all is well.
     Needless { identifier: Identifier },
-    /// A listed server has not been asked yet, because it is not this identifier's turn there.
+    /// A listed server has not been asked yet: the attempt waits for a permit of its host.
     InLine { identifier: Identifier },
     /// A host has said what kind of git server it is.
     Classified { host: Host, class: HostClass },
@@ -203,7 +203,7 @@ pub struct HuntConfig {
     pub backoff: BackoffPolicy,
     /// Conversations in all at the same time; each is a process or two. Default: 32.
     pub at_once: NonZeroUsize,
-    /// Limits for a git server that has not said what it is; one conversation of git is one start. Default: 5 at once,
+    /// Limits for a git server of unknown class; one request is one start. Default: 5 at once,
     /// 30 per minute.
     pub per_host: PermitConfig,
     /// Limits for a GRASP server. Default: 8 at once, 600 per minute.

@@ -20,8 +20,8 @@ use super::{HuntConfig, Scope};
 ///                       └───────────────────────┘ once the attempt has ended
 /// ```
 ///
-/// An attempt that has asked every server that could be asked at once, and waits for its turn with others, is
-/// *in line*. It has not failed: nothing is counted until those servers were asked. Something new begins another
+/// An attempt that has asked every server that could be asked at once, and waits for permits of others, is
+/// *waiting for hosts*. It has not failed: nothing is counted until those servers were asked. Something new begins another
 /// attempt beside it, and so does the backoff if servers were asked without success.
 #[derive(Debug)]
 pub(super) struct Queue {
@@ -82,15 +82,6 @@ pub(super) enum End {
     Later,
 }
 
-/// The consequence of the end of an attempt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Follows {
-    /// Another, then.
-    Attempt(Mono),
-    /// None.
-    Nothing,
-}
-
 impl Queue {
     /// An empty queue.
     pub(super) fn new(config: &HuntConfig) -> Self {
@@ -136,7 +127,7 @@ impl Queue {
         began.map_or(first, |began| first.max(*began + self.debounce))
     }
 
-    /// The hourly turn of an identifier: everything is looked for, soon. Failures are not forgotten.
+    /// Starts the hourly pull of an identifier soon, with everything in its scope. Failures are not forgotten.
     pub(super) fn pull(&mut self, now: Mono, identifier: &Identifier) {
         self.entry(identifier, now).scope = Scope::Everything;
         self.hasten(identifier, now);
@@ -220,16 +211,16 @@ impl Queue {
         entry.is_some_and(|entry| matches!(entry.state, AttemptState::InLine { .. }))
     }
 
-    /// Ends an attempt. Changes nothing if none is under way or in line.
-    pub(super) fn ended(&mut self, now: Mono, identifier: &Identifier, end: End) -> Follows {
-        let Some(entry) = self.entries.get_mut(identifier) else { return Follows::Nothing };
+    /// Ends an attempt. Changes nothing if none is running or waiting for hosts.
+    pub(super) fn ended(&mut self, now: Mono, identifier: &Identifier, end: End) -> Option<Mono> {
+        let Some(entry) = self.entries.get_mut(identifier) else { return None };
         let again = match entry.state {
             AttemptState::Running { again } => again,
             AttemptState::InLine { again } => {
                 again.map(|when| self.times.remove(&(when, identifier.clone())));
                 again
             }
-            AttemptState::Waiting(_) => return Follows::Nothing,
+            AttemptState::Waiting(_) => return None,
         };
         let next = match (end, again) {
             (_, Some(again)) => Some(again.max(now)),
@@ -245,11 +236,11 @@ impl Queue {
             Some(when) => {
                 entry.state = AttemptState::Waiting(when);
                 self.times.insert((when, identifier.clone()));
-                Follows::Attempt(when)
+                Some(when)
             }
             None => {
                 self.entries.remove(identifier);
-                Follows::Nothing
+                None
             }
         }
     }
@@ -281,7 +272,7 @@ impl Queue {
         self.entries.get(identifier).map_or(0, |entry| entry.attempts)
     }
 
-    /// Each identifier that is hunted for: failed attempts, and when the next is, unless one is under way or in line.
+    /// Returns each identifier with its failed attempts, and the next one unless one is running or waiting for hosts.
     pub(super) fn schedule(&self) -> impl Iterator<Item = (&Identifier, u32, Option<Mono>)> {
         self.entries.iter().map(|(identifier, entry)| match entry.state {
             AttemptState::Waiting(when) => (identifier, entry.attempts, Some(when)),
@@ -349,7 +340,7 @@ impl HourlyPull {
         }
     }
 
-    /// Those whose turn has come since the last time of asking, each once.
+    /// Returns the identifiers that became due since the last call, each once.
     ///
     /// A calendar that is set forward makes each identifier due once; set back, none until it has caught up.
     pub(super) fn due(&mut self, now: Now) -> Vec<Identifier> {
@@ -425,7 +416,7 @@ mod tests {
         assert_eq!(queue.schedule().collect::<Vec<_>>(), [(&x, 0, Some(Mono::from_secs(180)))]);
         let _ = queue.start(Mono::from_secs(180));
         assert_eq!(queue.schedule().next(), Some((&x, 0, None)));
-        let Follows::Attempt(next) = queue.ended(Mono::from_secs(181), &x, End::Wanting) else {
+        let Some(next) = queue.ended(Mono::from_secs(181), &x, End::Wanting) else {
             panic!("it goes on")
         };
         assert_eq!(queue.schedule().next(), Some((&x, 1, Some(next))));
@@ -441,7 +432,7 @@ mod tests {
             queue.enqueue(Mono::from_millis(millis), &id("x"), None);
         }
         let ended = queue.ended(Mono::from_millis(500), &id("x"), End::Satisfied);
-        assert_eq!(ended, Follows::Attempt(Mono::from_millis(530)));
+        assert_eq!(ended, Some(Mono::from_millis(530)));
         assert_eq!(names(&queue.start(Mono::from_millis(530))), ["x"]);
         assert_eq!(queue.next_deadline(), None);
     }
@@ -452,7 +443,7 @@ mod tests {
         queue.enqueue(Mono::ZERO, &id("x"), None);
         let began = Mono::ZERO + EDGE;
         assert_eq!(queue.start(began).len(), 1);
-        assert_eq!(queue.ended(began, &id("x"), End::Satisfied), Follows::Nothing);
+        assert_eq!(queue.ended(began, &id("x"), End::Satisfied), None);
         let second = Mono::from_millis(100);
         queue.enqueue(second, &id("x"), None);
         assert_eq!(queue.next_deadline(), Some(second + EDGE), "nothing was queued");
@@ -489,7 +480,7 @@ mod tests {
         assert_eq!(queue.start(hour + EDGE)[0].attempt, 1);
         queue.in_line(Mono::ZERO, &id("x"), false);
         let follows = queue.ended(hour, &id("x"), End::Wanting);
-        assert_eq!(follows, Follows::Attempt(hour + Duration::from_secs(20)));
+        assert_eq!(follows, Some(hour + Duration::from_secs(20)));
         assert_eq!(queue.attempts(&id("x")), 1);
     }
 
@@ -512,7 +503,7 @@ mod tests {
         for rest in [20, 40, 80, 120, 120] {
             assert_eq!(queue.start(now).len(), 1);
             let next = now + Duration::from_secs(rest);
-            assert_eq!(queue.ended(now, &id("x"), End::Wanting), Follows::Attempt(next));
+            assert_eq!(queue.ended(now, &id("x"), End::Wanting), Some(next));
             now = next;
         }
         assert_eq!(queue.start(now)[0].attempt, 6);
@@ -527,7 +518,7 @@ mod tests {
             let _ = queue.start(now);
             assert_eq!(
                 queue.ended(now, &id("x"), End::Wanting),
-                Follows::Attempt(now + Duration::from_secs(rest))
+                Some(now + Duration::from_secs(rest))
             );
             now = now + Duration::from_secs(rest);
         }
@@ -542,7 +533,7 @@ mod tests {
         let started = queue.start(now + EDGE);
         assert_eq!(started[0].attempt, 1);
         let follows = queue.ended(now + EDGE, &id("x"), End::Wanting);
-        assert_eq!(follows, Follows::Attempt(now + EDGE + Duration::from_secs(20)));
+        assert_eq!(follows, Some(now + EDGE + Duration::from_secs(20)));
     }
 
     #[test]
@@ -553,7 +544,7 @@ mod tests {
             let _ = queue.start(Mono::ZERO);
             queue.enqueue(Mono::from_secs(1), &id("x"), None);
             let follows = queue.ended(Mono::from_secs(9), &id("x"), end);
-            assert_eq!(follows, Follows::Attempt(Mono::from_secs(9)), "{end:?}");
+            assert_eq!(follows, Some(Mono::from_secs(9)), "{end:?}");
         }
     }
 
@@ -562,7 +553,7 @@ mod tests {
         let mut queue = queue();
         queue.enqueue(Mono::ZERO, &id("x"), AT_ONCE);
         let _ = queue.start(Mono::ZERO);
-        assert_eq!(queue.ended(Mono::ZERO, &id("x"), End::Satisfied), Follows::Nothing);
+        assert_eq!(queue.ended(Mono::ZERO, &id("x"), End::Satisfied), None);
         assert_eq!(queue.schedule().count(), 0);
         assert_eq!(queue.next_deadline(), None);
     }
@@ -573,7 +564,7 @@ mod tests {
         queue.pull(Mono::ZERO, &id("x"));
         let started = queue.start(Mono::ZERO);
         assert_eq!(started[0].scope, Scope::Everything);
-        assert_eq!(queue.ended(Mono::ZERO, &id("x"), End::Later), Follows::Nothing);
+        assert_eq!(queue.ended(Mono::ZERO, &id("x"), End::Later), None);
 
         queue.enqueue(Mono::ZERO, &id("x"), Some(USER));
         queue.pull(Mono::ZERO, &id("x"));
@@ -636,8 +627,8 @@ mod tests {
                         if running.remove(&name) {
                             let follows = queue.ended(now, &name, end);
                             let left = promised.contains_key(&name) || end == End::Wanting;
-                            prop_assert_eq!(matches!(follows, Follows::Attempt(_)), left);
-                            if let Follows::Attempt(at) = follows {
+                            prop_assert_eq!(follows.is_some(), left);
+                            if let Some(at) = follows {
                                 prop_assert!(at >= now);
                             }
                         }

@@ -26,7 +26,7 @@ const CLASSIFY_RETRY: Duration = MINUTE;
 /// A host has all of its limits at this many shares, and never fewer than one.
 const ALL_SHARES: usize = 8;
 
-/// The right to have one conversation with a server, for one identifier. Handed back to [`Throttle::release`].
+/// The permission for one request to a host, for one identifier. Given back to [`Throttle::release`].
 #[must_use = "a pass that is not released stays taken"]
 #[derive(Debug)]
 pub(super) struct HostPermit {
@@ -46,7 +46,7 @@ impl HostPermit {
     }
 }
 
-/// The kind of git server that a host is, which decides how much it is asked for.
+/// The kind of a git server, which decides its limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HostClass {
     /// A forge, or a server that has not said what it is.
@@ -63,7 +63,7 @@ pub struct HostFigures {
     pub class: HostClass,
     /// Conversations under way.
     pub in_flight: usize,
-    /// Turns in line.
+    /// Queued visits.
     pub waiting: usize,
     /// Conversations ever begun, as long as the server is remembered.
     pub requests: u64,
@@ -71,10 +71,10 @@ pub struct HostFigures {
     pub per_minute: usize,
 }
 
-/// A line for each server: limited conversations at once and per minute, identifiers taking turns.
+/// Limits and a queue for each host: requests at once and per minute, identifiers served in turn.
 ///
 /// Nothing polls. [`enqueue`](Self::enqueue), [`release`](Self::release) and, at
-/// [`next_deadline`](Self::next_deadline), [`due`](Self::due) name those whose turn it is.
+/// [`next_deadline`](Self::next_deadline), [`due`](Self::due) return the permits that were granted.
 ///
 /// A server that asks for less has its limits halved, down to an eighth; each minute without such an answer gives an
 /// eighth back.
@@ -120,7 +120,7 @@ impl Throttle {
         }
     }
 
-    /// Lets one conversation begin now, or says that the server is throttled; nothing in line is overtaken.
+    /// Grants a permit now, or returns `None` if the host is throttled; queued visits are not overtaken.
     pub(super) fn admit(
         &mut self,
         now: Mono,
@@ -134,7 +134,7 @@ impl Throttle {
         }
     }
 
-    /// Takes one more turn in the line of a server; `None` if the line is full. Those whose turn it is now are named.
+    /// Queues one more visit to a host; `None` if the queue is full. Returns the permits granted now.
     pub(super) fn enqueue(
         &mut self,
         now: Mono,
@@ -148,7 +148,7 @@ impl Throttle {
         }
     }
 
-    /// Counts one more conversation of a visit that is under way; it goes on before anything in line begins.
+    /// Counts one more request of a visit under way, ahead of the queue.
     #[must_use = "these may start now"]
     pub(super) fn continue_with(&mut self, now: Mono, pass: HostPermit) -> Vec<HostPermit> {
         let HostPermit { host, permit } = pass;
@@ -157,7 +157,7 @@ impl Throttle {
         line.begin_all(now, &host, permits)
     }
 
-    /// Ends a conversation, and names those whose turn it is now.
+    /// Gives back a permit, and returns those granted in its place.
     #[must_use = "these may start now"]
     pub(super) fn release(&mut self, now: Mono, pass: HostPermit) -> Vec<HostPermit> {
         let HostPermit { host, permit } = pass;
@@ -166,7 +166,7 @@ impl Throttle {
         line.begin_all(now, &host, permits)
     }
 
-    /// Gives up every turn that an identifier has in the line of a server, and names those whose turn it is now.
+    /// Removes the queued visits of an identifier to a host, and returns the permits granted now.
     #[must_use = "these may start now"]
     pub(super) fn withdraw(
         &mut self,
@@ -179,7 +179,7 @@ impl Throttle {
         line.begin_all(now, host, permits)
     }
 
-    /// Leaves a server alone until then, and asks it for less from then on. `began` is when the conversation began in
+    /// Pauses a host until then, and lowers its limits. `began` is the start of the request in
     /// which it said so: several answers to the same burst halve its limits once.
     pub(super) fn limited(&mut self, now: Mono, host: &Host, began: Mono, until: Mono) {
         let line = self.line(now, host);
@@ -201,7 +201,7 @@ impl Throttle {
         is_due
     }
 
-    /// A host has said what it is. Those whose turn it is now are named.
+    /// Sets the class of a host, and returns the permits granted now.
     #[must_use = "these may start now"]
     pub(super) fn classified(
         &mut self,
@@ -231,18 +231,18 @@ impl Throttle {
         line.guesses.admit(now) == Admit::Go
     }
 
-    /// Those whose turn time has brought.
+    /// Returns the permits that time has granted.
     #[must_use = "these may start now"]
     pub(super) fn due(&mut self, now: Mono) -> Vec<HostPermit> {
-        let mut passes = Vec::new();
+        let mut due = Vec::new();
         for (host, line) in &mut self.hosts {
             line.recover(now);
             if line.permits.waiting() > 0 || line.permits.next_deadline().is_some() {
                 let permits = line.permits.due(now);
-                passes.extend(line.begin_all(now, host, permits));
+                due.extend(line.begin_all(now, host, permits));
             }
         }
-        passes
+        due
     }
 
     /// Returns the time to call [`due`](Self::due), if time alone grants a permit.
@@ -268,8 +268,8 @@ impl Throttle {
         })
     }
 
-    /// The shortest way to a turn for each identifier in line: its position there, from 1, and how long that takes if
-    /// every conversation takes no time.
+    /// Returns the best position of each queued identifier, from 1, and the time until its permit if
+    /// every request takes no time.
     pub(super) fn positions(&self) -> BTreeMap<&Identifier, Position> {
         let mut positions: BTreeMap<&Identifier, Position> = BTreeMap::new();
         for line in self.hosts.values() {
@@ -311,9 +311,9 @@ impl Throttle {
 /// A place in the line of a git server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
-    /// The least time until the turn comes.
+    /// The least time until the permit.
     pub wait: Duration,
-    /// The place in line, from 1.
+    /// The position in the queue, from 1.
     pub position: usize,
 }
 
@@ -427,7 +427,7 @@ impl FetchSlots {
         self.busy = self.busy.saturating_sub(1);
     }
 
-    /// An identifier waits for nothing any more; its passes are to be released.
+    /// An identifier waits for nothing any more; its permits are to be released.
     #[must_use = "a pass that is not released stays taken"]
     pub(super) fn withdraw(&mut self, identifier: &Identifier) -> Vec<HostPermit> {
         let Some(line) = self.waiting.remove(identifier) else { return Vec::new() };
@@ -473,19 +473,19 @@ mod tests {
         name.parse().unwrap()
     }
 
-    fn names(passes: &[HostPermit]) -> Vec<&str> {
-        passes.iter().map(|pass| pass.identifier().as_str()).collect()
+    fn names(permits: &[HostPermit]) -> Vec<&str> {
+        permits.iter().map(|pass| pass.identifier().as_str()).collect()
     }
 
     #[test]
     fn no_more_than_five_at_once() {
         let mut throttle = Throttle::new(&HuntConfig::default());
         let (now, git) = (Mono::ZERO, host("git.example.com"));
-        let mut passes: Vec<_> = (0..5).map(|_| throttle.admit(now, &git, &id("x"))).collect();
-        assert!(passes.iter().all(Option::is_some));
+        let mut permits: Vec<_> = (0..5).map(|_| throttle.admit(now, &git, &id("x"))).collect();
+        assert!(permits.iter().all(Option::is_some));
         assert!(throttle.admit(now, &git, &id("x")).is_none());
         assert!(throttle.admit(now, &host("other.example.com"), &id("x")).is_some());
-        let _ = throttle.release(now, passes.pop().unwrap().unwrap());
+        let _ = throttle.release(now, permits.pop().unwrap().unwrap());
         assert!(throttle.admit(now, &git, &id("x")).is_some());
     }
 
@@ -732,7 +732,7 @@ mod tests {
                 let in_window = begun.iter().filter(|at| **at + MINUTE > now).count();
                 prop_assert!(in_window <= starts);
             }
-            // Whatever still waits is served once time passes and passes come back.
+            // Whatever still waits is served once time passes and permits come back.
             for _ in 0..500 {
                 let mut new: Vec<HostPermit> = Vec::new();
                 for pass in held.drain(..) {

@@ -1,5 +1,5 @@
 //! One visit to one address: the wanted objects by id; if it refuses those, its advertisement, what that shows, and a
-//! guess or two. All of it is one turn with the server.
+//! guess or two. All of it uses one permit of the host.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -12,15 +12,15 @@ use super::{Advertisement, HuntReport, Hunter, Output, RequestId, Trouble};
 
 impl Hunter {
     /// Starts the visits that these permits are for.
-    pub(super) fn grant(&mut self, out: &mut Vec<Output>, passes: Vec<HostPermit>) {
-        let mut passes = VecDeque::from(passes);
-        while let Some(pass) = passes.pop_front() {
-            let identifier = pass.identifier().clone();
+    pub(super) fn grant(&mut self, out: &mut Vec<Output>, permits: Vec<HostPermit>) {
+        let mut permits = VecDeque::from(permits);
+        while let Some(permit) = permits.pop_front() {
+            let identifier = permit.identifier().clone();
             let hunt = self.hunts.get(&identifier);
-            let queued = hunt.and_then(|hunt| hunt.queued_at(pass.host())).cloned();
+            let queued = hunt.and_then(|hunt| hunt.queued_at(permit.host())).cloned();
             match queued {
-                Some(url) => self.start(out, &identifier, &url, pass),
-                None => passes.extend(self.throttle.release(self.now.mono, pass)),
+                Some(url) => self.start(out, &identifier, &url, permit),
+                None => permits.extend(self.throttle.release(self.now.mono, permit)),
             }
         }
     }
@@ -31,7 +31,7 @@ impl Hunter {
         out: &mut Vec<Output>,
         identifier: &Identifier,
         url: &CloneUrl,
-        pass: HostPermit,
+        permit: HostPermit,
     ) {
         let hunt = self.hunts.get_mut(identifier);
         let visit = hunt.and_then(|hunt| hunt.visits.get_mut(url));
@@ -40,24 +40,24 @@ impl Hunter {
             visit.step != VisitStep::Open
         });
         match has_begun {
-            true => self.slots.enqueue_first(url.clone(), pass),
-            false => self.slots.enqueue(url.clone(), pass),
+            true => self.slots.enqueue_first(url.clone(), permit),
+            false => self.slots.enqueue(url.clone(), permit),
         }
         self.start_ready(out);
     }
 
     /// Starts requests while a slot is free.
     pub(super) fn start_ready(&mut self, out: &mut Vec<Output>) {
-        while let Some((url, pass)) = self.slots.next() {
-            let identifier = pass.identifier().clone();
+        while let Some((url, permit)) = self.slots.next() {
+            let identifier = permit.identifier().clone();
             if self.trim(&identifier, &url) {
-                self.begin(out, identifier, url, pass);
+                self.begin(out, identifier, url, permit);
                 continue;
             }
             self.slots.release();
-            let passes = self.throttle.release(self.now.mono, pass);
+            let permits = self.throttle.release(self.now.mono, permit);
             self.leave(out, &identifier, &url);
-            self.grant(out, passes);
+            self.grant(out, permits);
         }
     }
 
@@ -76,13 +76,13 @@ impl Hunter {
         }
     }
 
-    /// Begins the conversation that a visit waits for.
+    /// Begins the request of a visit that has a slot.
     fn begin(
         &mut self,
         out: &mut Vec<Output>,
         identifier: Identifier,
         url: CloneUrl,
-        pass: HostPermit,
+        permit: HostPermit,
     ) {
         let request_id = RequestId(self.next_request);
         self.next_request += 1;
@@ -109,8 +109,18 @@ impl Hunter {
         let late_at = Some(began + self.config.answer_is_late);
         self.late.extend(late_at.map(|at| (at, request_id)));
         let (gives_way_at, has_answered) = (late_at, false);
-        let request =
-            Request { identifier, url, asked, pass, began, has_answered, late_at, gives_way_at };
+        let id = request_id;
+        let request = Request {
+            id,
+            identifier,
+            url,
+            asked,
+            permit,
+            began,
+            has_answered,
+            late_at,
+            gives_way_at,
+        };
         self.requests.insert(request_id, request);
     }
 
@@ -158,7 +168,7 @@ impl Hunter {
         result: Result<Advertisement, Trouble>,
     ) {
         let Some(finished) = self.finish(request_id) else { return };
-        match result.map_err(|trouble| finished.judge(trouble)) {
+        match result.map_err(|trouble| finished.read(trouble)) {
             Ok(advertised) => {
                 self.learn(&finished, advertised);
                 self.continue_visit(out, finished);
@@ -171,8 +181,8 @@ impl Hunter {
     }
 
     /// Remembers an advertisement, and what it says about objects that the server did not give before.
-    fn learn(&mut self, finished: &FinishedRequest, advertised: Advertisement) {
-        let FinishedRequest { identifier, url, .. } = finished;
+    fn learn(&mut self, finished: &Request, advertised: Advertisement) {
+        let Request { identifier, url, .. } = finished;
         self.memory.listed(self.now.mono, url, advertised.fingerprint);
         let hunt = self.hunts.get_mut(identifier);
         let Some(visit) = hunt.and_then(|hunt| hunt.visits.get_mut(url)) else { return };
@@ -200,7 +210,7 @@ impl Hunter {
         trouble: Option<Trouble>,
     ) {
         let Some(finished) = self.finish(request_id) else { return };
-        let FinishedRequest { identifier, url, asked, .. } = &finished;
+        let Request { identifier, url, asked, .. } = &finished;
         if !got.is_empty() {
             let (identifier, url) = (identifier.clone(), url.clone());
             out.push(Output::Report(HuntReport::Fetched { identifier, url, oids: got.len() }));
@@ -213,10 +223,10 @@ impl Hunter {
             let failed = DirectFailure { asked: asked.clone(), lacking, is_refusal };
             self.note_lacking(identifier, url, failed);
         }
-        if finished.gave_way && finished.has_answered {
+        if finished.was_cancelled() && finished.has_answered {
             self.memory.gave_way(url);
         }
-        let trouble = trouble.map(|trouble| finished.judge(trouble));
+        let trouble = trouble.map(|trouble| finished.read(trouble));
         if let Some(trouble) = &trouble {
             self.note(out, &finished, trouble);
         }
@@ -228,7 +238,7 @@ impl Hunter {
         match trouble {
             _ if is_enough => {
                 self.satisfy(out, identifier, End::Satisfied);
-                self.release(out, finished.pass);
+                self.release(out, finished.permit);
             }
             Some(trouble) if !is_about_objects => self.fail_visit(out, finished, &trouble),
             _ => self.continue_visit(out, finished),
@@ -253,50 +263,38 @@ impl Hunter {
         }
     }
 
-    /// Ends a conversation. The turn with the server goes on until its pass is released.
-    fn finish(&mut self, request_id: RequestId) -> Option<FinishedRequest> {
+    /// Ends a request. Its permit stays taken until it is released.
+    fn finish(&mut self, request_id: RequestId) -> Option<Request> {
         let request = self.requests.remove(&request_id)?;
-        let Request { identifier, url, asked, pass, began, has_answered, late_at, gives_way_at } =
-            request;
         self.slots.release();
-        if let Some(at) = late_at {
+        if let Some(at) = request.late_at {
             self.late.remove(&(at, request_id));
         }
-        let gave_way = gives_way_at.is_none();
-        Some(FinishedRequest {
-            request_id,
-            identifier,
-            url,
-            asked,
-            pass,
-            began,
-            has_answered,
-            gave_way,
-        })
+        Some(request)
     }
 
-    /// Ends a turn with a server; those whose turn it is now begin.
-    fn release(&mut self, out: &mut Vec<Output>, pass: HostPermit) {
-        let passes = self.throttle.release(self.now.mono, pass);
-        self.grant(out, passes);
+    /// Releases a permit, and starts the visits that get one in its place.
+    fn release(&mut self, out: &mut Vec<Output>, permit: HostPermit) {
+        let permits = self.throttle.release(self.now.mono, permit);
+        self.grant(out, permits);
     }
 
-    /// Takes the next step of a visit within the same turn, or ends it.
-    fn continue_visit(&mut self, out: &mut Vec<Output>, finished: FinishedRequest) {
+    /// Takes the next step of a visit with the same permit, or ends it.
+    fn continue_visit(&mut self, out: &mut Vec<Output>, finished: Request) {
         let Some(step) = self.next_step(&finished) else { return self.end_visit(out, finished) };
-        let FinishedRequest { identifier, url, pass, .. } = finished;
+        let Request { identifier, url, permit, .. } = finished;
         let hunt = self.hunts.get_mut(&identifier);
         if let Some(visit) = hunt.and_then(|hunt| hunt.visits.get_mut(&url)) {
             (visit.step, visit.state) = (step, VisitState::Queued);
         }
-        let passes = self.throttle.continue_with(self.now.mono, pass);
-        self.grant(out, passes);
+        let permits = self.throttle.continue_with(self.now.mono, permit);
+        self.grant(out, permits);
         self.leave_queued(out, &identifier, &url);
     }
 
     /// The next step of a visit, if there is one.
-    fn next_step(&mut self, finished: &FinishedRequest) -> Option<VisitStep> {
-        let FinishedRequest { request_id, identifier, url, .. } = finished;
+    fn next_step(&mut self, finished: &Request) -> Option<VisitStep> {
+        let Request { id: request_id, identifier, url, .. } = finished;
         let hunt = self.hunts.get_mut(identifier)?;
         let wanted = hunt.needs.of(url);
         let visit = hunt.visits.get_mut(url)?;
@@ -319,25 +317,25 @@ impl Hunter {
 
     /// Ends a visit that met trouble. A server that asked for less has not been asked yet: the visit waits for its
     /// turn again.
-    fn fail_visit(&mut self, out: &mut Vec<Output>, finished: FinishedRequest, trouble: &Trouble) {
+    fn fail_visit(&mut self, out: &mut Vec<Output>, finished: Request, trouble: &Trouble) {
         if !matches!(trouble, Trouble::Limited { .. }) {
             return self.end_visit(out, finished);
         }
-        let FinishedRequest { request_id, identifier, url, pass, .. } = finished;
+        let Request { id: request_id, identifier, url, permit, .. } = finished;
         let hunt = self.hunts.get_mut(&identifier);
         let visit = hunt.and_then(|hunt| hunt.visits.get_mut(&url));
         let Some(visit) = visit.filter(|visit| visit.state == VisitState::Running(request_id))
         else {
-            return self.release(out, pass);
+            return self.release(out, permit);
         };
         *visit = Visit::new(visit.role, &self.config);
         if visit.role == Role::Hedge {
             visit.role = Role::Queued;
         }
-        self.release(out, pass);
+        self.release(out, permit);
         match self.throttle.enqueue(self.now.mono, &url.host(), &identifier) {
-            Some(passes) => {
-                self.grant(out, passes);
+            Some(permits) => {
+                self.grant(out, permits);
                 self.leave_queued(out, &identifier, &url);
             }
             None => self.leave(out, &identifier, &url),
@@ -357,9 +355,9 @@ impl Hunter {
     }
 
     /// Ends a visit, unless it has ended or begun anew since.
-    fn end_visit(&mut self, out: &mut Vec<Output>, finished: FinishedRequest) {
-        let FinishedRequest { request_id, identifier, url, pass, .. } = finished;
-        self.release(out, pass);
+    fn end_visit(&mut self, out: &mut Vec<Output>, finished: Request) {
+        let Request { id: request_id, identifier, url, permit, .. } = finished;
+        self.release(out, permit);
         let visit = self.hunts.get(&identifier).and_then(|hunt| hunt.visits.get(&url));
         if visit.is_some_and(|visit| visit.state == VisitState::Running(request_id)) {
             self.leave(out, &identifier, &url);
@@ -379,7 +377,7 @@ impl Hunter {
     }
 
     /// Draws the consequences of trouble with a server.
-    fn note(&mut self, out: &mut Vec<Output>, finished: &FinishedRequest, trouble: &Trouble) {
+    fn note(&mut self, out: &mut Vec<Output>, finished: &Request, trouble: &Trouble) {
         if *trouble == Trouble::Cancelled {
             return;
         }
@@ -391,24 +389,5 @@ impl Hunter {
         }
         let (identifier, url) = (finished.identifier.clone(), finished.url.clone());
         out.push(Output::Report(HuntReport::Failed { identifier, url, trouble: trouble.clone() }));
-    }
-}
-
-/// A conversation that has ended.
-struct FinishedRequest {
-    request_id: RequestId,
-    identifier: Identifier,
-    url: CloneUrl,
-    asked: BTreeSet<Oid>,
-    pass: HostPermit,
-    began: Mono,
-    has_answered: bool,
-    gave_way: bool,
-}
-
-impl FinishedRequest {
-    /// Reads the cancellation of a request for a waiting one as slowness.
-    fn judge(&self, trouble: Trouble) -> Trouble {
-        if self.gave_way && trouble == Trouble::Cancelled { Trouble::Stalled } else { trouble }
     }
 }
