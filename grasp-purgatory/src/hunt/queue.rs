@@ -213,7 +213,7 @@ impl Queue {
 
     /// Ends an attempt. Changes nothing if none is running or waiting for hosts.
     pub(super) fn ended(&mut self, now: Mono, identifier: &Identifier, end: End) -> Option<Mono> {
-        let Some(entry) = self.entries.get_mut(identifier) else { return None };
+        let entry = self.entries.get_mut(identifier)?;
         let again = match entry.state {
             AttemptState::Running { again } => again,
             AttemptState::InLine { again } => {
