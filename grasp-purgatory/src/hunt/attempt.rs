@@ -59,9 +59,9 @@ impl Hunter {
             return self.start(out, identifier, &url, permit);
         }
         self.enqueue_with_hosts(out, identifier);
-        if let Some(hunt) = self.hunts.get(identifier).filter(|hunt| hunt.is_in_line()) {
+        if let Some(hunt) = self.hunts.get(identifier).filter(|hunt| hunt.has_queued_visit()) {
             let were_asked = hunt.tried.iter().any(|url| !hunt.visits.contains_key(url));
-            self.queue.in_line(self.now.mono, identifier, were_asked);
+            self.queue.wait_for_hosts(self.now.mono, identifier, were_asked);
             out.push(Output::Report(HuntReport::InLine { identifier: identifier.clone() }));
         } else {
             self.give_up_attempt(out, identifier);
@@ -76,8 +76,9 @@ impl Hunter {
 
     /// Ends an attempt whose queued visits are over.
     pub(super) fn end_if_all_asked(&mut self, out: &mut Vec<Output>, identifier: &Identifier) {
-        let is_in_line = self.hunts.get(identifier).is_some_and(IdentifierHunt::is_in_line);
-        if self.queue.is_in_line(identifier) && !is_in_line {
+        let has_queued_visit =
+            self.hunts.get(identifier).is_some_and(IdentifierHunt::has_queued_visit);
+        if self.queue.waits_for_hosts(identifier) && !has_queued_visit {
             self.give_up_attempt(out, identifier);
         }
         self.forget_if_idle(identifier);
@@ -166,7 +167,7 @@ impl Hunter {
         if let Some(hunt) = self.hunts.remove(identifier) {
             self.cancel_all(out, identifier, &hunt);
         }
-        if self.queue.is_running(identifier) || self.queue.is_in_line(identifier) {
+        if self.queue.is_running(identifier) || self.queue.waits_for_hosts(identifier) {
             self.end_attempt(out, identifier, end);
         } else {
             // Between two attempts something may have come to be wanted that this hunt never knew of.
@@ -377,7 +378,7 @@ impl IdentifierHunt {
     }
 
     /// Returns whether a queued visit has not ended.
-    pub(super) fn is_in_line(&self) -> bool {
+    pub(super) fn has_queued_visit(&self) -> bool {
         self.visits.values().any(|visit| visit.role == Role::Queued)
     }
 

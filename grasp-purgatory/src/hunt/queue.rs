@@ -55,7 +55,7 @@ enum AttemptState {
     /// An attempt is under way; something new has come since that is to be hunted for then.
     Running { again: Option<Mono> },
     /// The attempt waits for permits of hosts; the next attempt begins then.
-    InLine { again: Option<Mono> },
+    WaitingForHosts { again: Option<Mono> },
 }
 
 /// An attempt that begins.
@@ -140,13 +140,13 @@ impl Queue {
             AttemptState::Running { again } => {
                 *again = Some(again.map_or(at, |other| other.min(at)))
             }
-            AttemptState::InLine { again } if again.is_none_or(|when| at < when) => {
+            AttemptState::WaitingForHosts { again } if again.is_none_or(|when| at < when) => {
                 if let Some(when) = again.replace(at) {
                     self.times.remove(&(when, identifier.clone()));
                 }
                 self.times.insert((at, identifier.clone()));
             }
-            AttemptState::InLine { .. } => {}
+            AttemptState::WaitingForHosts { .. } => {}
             AttemptState::Waiting(when) if at < *when => {
                 self.times.remove(&(*when, identifier.clone()));
                 *when = at;
@@ -193,7 +193,7 @@ impl Queue {
 
     /// Makes a running attempt wait for permits of hosts. Servers that were asked and did not
     /// have it are asked again after a backoff, without counting: they may have it by then.
-    pub(super) fn in_line(&mut self, now: Mono, identifier: &Identifier, were_asked: bool) {
+    pub(super) fn wait_for_hosts(&mut self, now: Mono, identifier: &Identifier, were_asked: bool) {
         let Some(entry) = self.entries.get_mut(identifier) else { return };
         let AttemptState::Running { again } = entry.state else { return };
         let retry = were_asked.then(|| {
@@ -201,14 +201,14 @@ impl Queue {
             entry.backoff.retry_at().unwrap_or(now)
         });
         let again = again.into_iter().chain(retry).min();
-        entry.state = AttemptState::InLine { again };
+        entry.state = AttemptState::WaitingForHosts { again };
         self.times.extend(again.map(|when| (when, identifier.clone())));
     }
 
     /// Returns whether an attempt waits for permits of hosts.
-    pub(super) fn is_in_line(&self, identifier: &Identifier) -> bool {
+    pub(super) fn waits_for_hosts(&self, identifier: &Identifier) -> bool {
         let entry = self.entries.get(identifier);
-        entry.is_some_and(|entry| matches!(entry.state, AttemptState::InLine { .. }))
+        entry.is_some_and(|entry| matches!(entry.state, AttemptState::WaitingForHosts { .. }))
     }
 
     /// Ends an attempt. Changes nothing if none is running or waiting for hosts.
@@ -216,7 +216,7 @@ impl Queue {
         let entry = self.entries.get_mut(identifier)?;
         let again = match entry.state {
             AttemptState::Running { again } => again,
-            AttemptState::InLine { again } => {
+            AttemptState::WaitingForHosts { again } => {
                 again.map(|when| self.times.remove(&(when, identifier.clone())));
                 again
             }
@@ -236,13 +236,10 @@ impl Queue {
             Some(when) => {
                 entry.state = AttemptState::Waiting(when);
                 self.times.insert((when, identifier.clone()));
-                Some(when)
             }
-            None => {
-                self.entries.remove(identifier);
-                None
-            }
+            None => _ = self.entries.remove(identifier),
         }
+        next
     }
 
     /// Returns whether nothing is hunted for.
@@ -276,7 +273,7 @@ impl Queue {
     pub(super) fn schedule(&self) -> impl Iterator<Item = (&Identifier, u32, Option<Mono>)> {
         self.entries.iter().map(|(identifier, entry)| match entry.state {
             AttemptState::Waiting(when) => (identifier, entry.attempts, Some(when)),
-            AttemptState::Running { .. } | AttemptState::InLine { .. } => {
+            AttemptState::Running { .. } | AttemptState::WaitingForHosts { .. } => {
                 (identifier, entry.attempts, None)
             }
         })
@@ -459,8 +456,8 @@ mod tests {
         let mut queue = queue();
         queue.enqueue(Mono::ZERO, &id("x"), AT_ONCE);
         let _ = queue.start(Mono::ZERO);
-        queue.in_line(Mono::ZERO, &id("x"), false);
-        assert!(queue.is_in_line(&id("x")) && !queue.is_running(&id("x")));
+        queue.wait_for_hosts(Mono::ZERO, &id("x"), false);
+        assert!(queue.waits_for_hosts(&id("x")) && !queue.is_running(&id("x")));
         assert_eq!(queue.next_deadline(), None, "only its turn or something new helps");
         assert!(queue.start(Mono::from_secs(3_600)).is_empty());
         assert_eq!(queue.attempts(&id("x")), 0);
@@ -468,7 +465,7 @@ mod tests {
         let mut other = self::queue();
         other.enqueue(Mono::ZERO, &id("x"), AT_ONCE);
         let _ = other.start(Mono::ZERO);
-        other.in_line(Mono::ZERO, &id("x"), true);
+        other.wait_for_hosts(Mono::ZERO, &id("x"), true);
         assert_eq!(
             other.next_deadline(),
             Some(Mono::from_secs(20)),
@@ -478,7 +475,7 @@ mod tests {
         let hour = Mono::from_secs(3_600);
         assert!(!queue.enqueue(hour, &id("x"), None));
         assert_eq!(queue.start(hour + EDGE)[0].attempt, 1);
-        queue.in_line(Mono::ZERO, &id("x"), false);
+        queue.wait_for_hosts(Mono::ZERO, &id("x"), false);
         let follows = queue.ended(hour, &id("x"), End::Wanting);
         assert_eq!(follows, Some(hour + Duration::from_secs(20)));
         assert_eq!(queue.attempts(&id("x")), 1);
