@@ -10,9 +10,9 @@ use grasp_core::{Identifier, Mono, kinds};
 use grasp_purgatory::hunt::{HuntFigures, HuntSchedule};
 use grasp_purgatory::{Counts, Phase, Purgatory};
 use grasp_relay::Clock;
-use grasp_relay::keeper::{DamagedRepo, Keeper};
 use grasp_relay::metrics::{Metric, Metrics, table};
 use grasp_relay::nostr::Hub;
+use grasp_relay::purgatory::{DamagedRepo, PurgatoryDriver};
 use grasp_relay::store::{EventStore, StoreError};
 use grasp_relay::web::figures::{IntakeFigures, PurgatoryFigures, RelayRow, Status, WaitingRow};
 use grasp_relay::web::{Listing, RepositoryList};
@@ -55,7 +55,7 @@ struct Inner {
     repositories: PathBuf,
     store: Arc<dyn EventStore>,
     hub: Hub,
-    keeper: Keeper,
+    purgatory: PurgatoryDriver,
     clock: Clock,
     metrics: Metrics,
     listing: Listing,
@@ -83,9 +83,14 @@ struct DiskUsage {
 }
 
 impl Overview {
-    pub(crate) fn new(settings: &Settings, keeper: &Keeper, hub: &Hub, metrics: Metrics) -> Self {
-        let (store, clock) = (Arc::clone(keeper.store()), keeper.clock().clone());
-        let policy = keeper.policy().clone();
+    pub(crate) fn new(
+        settings: &Settings,
+        purgatory: &PurgatoryDriver,
+        hub: &Hub,
+        metrics: Metrics,
+    ) -> Self {
+        let (store, clock) = (Arc::clone(purgatory.store()), purgatory.clock().clone());
+        let policy = purgatory.policy().clone();
         let service = settings.service.clone();
         let listing =
             Listing::new(Arc::clone(&store), service, clock.clone(), move |a| policy.hosts(a));
@@ -99,7 +104,7 @@ impl Overview {
             rate: std::sync::Mutex::new(Rate::new(clock.now().mono)),
             store,
             hub: hub.clone(),
-            keeper: keeper.clone(),
+            purgatory: purgatory.clone(),
             clock,
             metrics,
             listing,
@@ -144,13 +149,13 @@ impl Overview {
     pub(crate) async fn waiting(&self) -> Vec<WaitingRow> {
         let (turns, now) = (self.turns().await, self.0.clock.now().unix.as_secs());
         let rows =
-            self.0.keeper.ask(move |purgatory| rows::waiting_rows(purgatory, now, &turns)).await;
+            self.0.purgatory.ask(move |purgatory| rows::waiting_rows(purgatory, now, &turns)).await;
         rows.unwrap_or_default()
     }
 
     /// Returns the next attempt for each name that is hunted for.
     async fn turns(&self) -> BTreeMap<Identifier, HuntSchedule> {
-        match self.0.keeper.hunting() {
+        match self.0.purgatory.hunting() {
             Some(hunting) => hunting.schedule().await,
             None => BTreeMap::new(),
         }
@@ -158,7 +163,7 @@ impl Overview {
 
     async fn purgatory(&self) -> PurgatoryFigures {
         let soon = self.0.clock.now().unix + EXPIRING_WITHIN;
-        let figures = self.0.keeper.ask(move |held: &Purgatory| {
+        let figures = self.0.purgatory.ask(move |held: &Purgatory| {
             let waiting = [Phase::Waiting, Phase::Expired].map(|phase| held.wanting(phase));
             (held.counts(), held.expiring(soon), waiting)
         });
@@ -202,7 +207,7 @@ impl Overview {
 
     /// Returns the figures of the hunt, in total and by host.
     async fn hunt(&self) -> Option<HuntFigures> {
-        self.0.keeper.hunting()?.figures().await
+        self.0.purgatory.hunting()?.figures().await
     }
 
     /// Counts all events and repositories, or returns the last counts while they are fresh.
@@ -320,7 +325,7 @@ impl StatusSource for Overview {
     async fn is_ready(&self) -> bool {
         let empty = vec![Filter::new().ids([])];
         let store = self.0.store.count(empty, self.0.clock.now().unix).await.is_ok();
-        let purgatory = self.0.keeper.can_write() && self.0.keeper.ask(|_| ()).await.is_ok();
+        let purgatory = self.0.purgatory.can_write() && self.0.purgatory.ask(|_| ()).await.is_ok();
         self.set(&table::STORE_UP, &[], u64::from(store));
         self.set(&table::PURGATORY_UP, &[], u64::from(purgatory));
         store && purgatory
@@ -328,9 +333,9 @@ impl StatusSource for Overview {
 
     /// Returns the addresses of damaged repositories, some of them if there are many.
     fn damaged(&self) -> Vec<String> {
-        let damaged = self.0.keeper.damaged();
+        let damaged = self.0.purgatory.damaged();
         self.set(&table::DAMAGED, &[], damaged.len() as u64);
-        let service = &self.0.keeper.policy().service;
+        let service = &self.0.purgatory.policy().service;
         let address = |DamagedRepo { endpoint, repo }: DamagedRepo| {
             let path = service.repo_path(&repo);
             let mount = service.mount_path();

@@ -13,7 +13,7 @@ use grasp_core::admission::Origin;
 use grasp_core::deletion::DeletionRequest;
 use grasp_core::nip34::Announcement;
 use grasp_core::{RepoId, Verified, kinds};
-use grasp_relay::keeper::{self, Keeper};
+use grasp_relay::purgatory::{self, PurgatoryDriver};
 use grasp_relay::server::Parts;
 use grasp_relay::store::Inventory;
 use grasp_relay::{Accepted, Feed};
@@ -32,13 +32,13 @@ use self::threads::Threads;
 #[derive(Clone)]
 pub struct OwnRelay {
     parts: Parts,
-    keeper: Keeper,
+    purgatory: PurgatoryDriver,
 }
 
 impl OwnRelay {
     /// The relay that these parts are.
-    pub fn new(parts: Parts, keeper: Keeper) -> Self {
-        Self { parts, keeper }
+    pub fn new(parts: Parts, purgatory: PurgatoryDriver) -> Self {
+        Self { parts, purgatory }
     }
 
     /// Waits until a moment of the calendar; for ever without one.
@@ -67,7 +67,7 @@ impl LocalRelay for OwnRelay {
         let reader = Reader {
             relay: self.clone(),
             feed: feed.accepted_then_all(kinds),
-            keeper: self.keeper.news(),
+            purgatory: self.purgatory.news(),
             told: BTreeSet::new(),
             served: BTreeSet::new(),
             waiting: VecDeque::new(),
@@ -113,7 +113,7 @@ impl LocalRelay for OwnRelay {
 struct Reader {
     relay: OwnRelay,
     feed: BoxStream<'static, Accepted>,
-    keeper: broadcast::Receiver<keeper::News>,
+    purgatory: broadcast::Receiver<purgatory::RepoChange>,
     /// Repositories that were told of and not taken back.
     told: BTreeSet<RepoId>,
     /// Those of them that are served.
@@ -137,9 +137,9 @@ impl Reader {
                     Accepted::Event(event) => self.stored(event).await,
                     Accepted::CaughtUp => self.waiting.push_back(News::CaughtUp),
                 },
-                news = self.keeper.recv() => match news {
-                    Ok(keeper::News::Held(event)) => self.held(event),
-                    Ok(keeper::News::Gone(repo)) => self.look_for_gone([repo].into()).await,
+                news = self.purgatory.recv() => match news {
+                    Ok(purgatory::RepoChange::Held(event)) => self.held(event),
+                    Ok(purgatory::RepoChange::Removed(repo)) => self.look_for_gone([repo].into()).await,
                     Err(RecvError::Lagged(_)) => {
                         self.look_for_gone(self.told.clone()).await;
                         self.look_for_held().await;
@@ -185,7 +185,7 @@ impl Reader {
     }
 
     async fn look_for_held(&mut self) {
-        let held = self.relay.keeper.ask(grasp_purgatory::Purgatory::held_announcements).await;
+        let held = self.relay.purgatory.ask(grasp_purgatory::Purgatory::held_announcements).await;
         for event in held.unwrap_or_default() {
             self.held(event);
         }
@@ -200,7 +200,7 @@ impl Reader {
         let unserved = self.relay.unserved(repos.iter().map(announced).collect()).await;
         for (repo, is_unserved) in repos.into_iter().zip(unserved) {
             let asked = repo.clone();
-            let held = self.relay.keeper.ask(move |purgatory| purgatory.has_view(&asked)).await;
+            let held = self.relay.purgatory.ask(move |purgatory| purgatory.has_view(&asked)).await;
             if is_unserved && held == Ok(false) && self.told.remove(&repo) {
                 self.served.remove(&repo);
                 self.waiting.push_back(News::Retired(repo));

@@ -10,9 +10,9 @@ use grasp_purgatory::git::{Fetcher, RepoStore};
 use grasp_purgatory::hunt::{HostClass, HuntConfig};
 use grasp_purgatory::journal::Journal;
 use grasp_relay::ingest::{Budgets, Pipeline};
-use grasp_relay::keeper::{Classify, HuntParts, Keeper, KeeperParts};
 use grasp_relay::metrics::{CountedIngest, Metrics, count_requests};
 use grasp_relay::nostr::{Hub, RelayInfo};
+use grasp_relay::purgatory::{Classify, HuntParts, PurgatoryDriver, PurgatoryParts};
 use grasp_relay::server::{Config, Parts, serve};
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use grasp_relay::store::{EventStore, StoreError, StoreRules};
@@ -39,7 +39,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 /// A server whose parts run; [`Server::serve`] accepts connections.
 pub struct Server {
     parts: Parts,
-    keeper: Keeper,
+    purgatory: PurgatoryDriver,
     syncer: Option<Arc<Syncer>>,
     overview: Overview,
     sweeper: JoinHandle<()>,
@@ -60,7 +60,7 @@ impl Server {
     ) -> Result<Self> {
         let (hub, metrics, policy) = (Hub::start(), Metrics::default(), settings.policy());
         let repos = open_repos(settings).await?;
-        let keeper = KeeperParts {
+        let purgatory = PurgatoryParts {
             hunt: Some(hunt_parts(settings, &repos, metrics.clone())?),
             contributors: open_contributors(settings, &repos).await?,
             repos,
@@ -70,10 +70,10 @@ impl Server {
             clock: clock.clone(),
             repository_bytes: settings.git.repository_bytes,
         };
-        let keeper = start_keeper(settings, keeper).await?;
+        let purgatory = start_keeper(settings, purgatory).await?;
         let ingest = Pipeline {
             store: Arc::clone(&store),
-            git: Arc::new(keeper.clone()),
+            git: Arc::new(purgatory.clone()),
             hub: hub.clone(),
             policy,
             fan_out: Mutex::new(FanOut::new(settings.fan_out)),
@@ -82,21 +82,21 @@ impl Server {
         };
         let sweeper = tokio::spawn(sweep(Arc::clone(&store), clock.clone()));
         let keys = key::load_or_create(&settings.service_key())?;
-        let overview = Overview::new(settings, &keeper, &hub, metrics.clone());
+        let overview = Overview::new(settings, &purgatory, &hub, metrics.clone());
         let extra = http::routes(overview.clone(), settings.metrics)
-            .merge(git_http::routes(keeper.clone(), settings.git.clone()));
+            .merge(git_http::routes(purgatory.clone(), settings.git.clone()));
         let extra = count_requests(extra, metrics.clone());
         let ingest = Arc::new(CountedIngest::new(ingest, metrics.clone()));
         let config = relay_config(settings, &keys);
         let listing = overview.listing();
         let parts = Parts { store, ingest, hub, listing, config, clock, extra };
-        let own = Arc::new(OwnRelay::new(parts.clone(), keeper.clone()));
+        let own = Arc::new(OwnRelay::new(parts.clone(), purgatory.clone()));
         let clock = parts.clock.clone();
         let clock = driver::Clock::new(move || clock.now());
         // Unlisted repositories are followed too: admission decides what is stored, and an archive stores some of them.
         let syncer = start_sync(settings, own, clock, keys, metrics, true).await?;
         overview.set_syncer(syncer.clone());
-        Ok(Self { parts, keeper, syncer, overview, sweeper })
+        Ok(Self { parts, purgatory, syncer, overview, sweeper })
     }
 
     /// Returns the parts that serve requests.
@@ -110,8 +110,8 @@ impl Server {
     }
 
     /// Returns the driver of purgatory.
-    pub fn keeper(&self) -> &Keeper {
-        &self.keeper
+    pub fn purgatory(&self) -> &PurgatoryDriver {
+        &self.purgatory
     }
 
     /// Returns the driver of sync, if sync is enabled.
@@ -204,11 +204,11 @@ async fn open_chosen(
     })
 }
 
-async fn start_keeper(settings: &Settings, parts: KeeperParts) -> Result<Keeper> {
+async fn start_keeper(settings: &Settings, parts: PurgatoryParts) -> Result<PurgatoryDriver> {
     let file = settings.data_dir.join("purgatory.db");
     let (journal, records) =
         Journal::open(&file).with_context(|| format!("could not open {}", file.display()))?;
-    Ok(Keeper::start(parts, settings.purgatory.clone(), journal, records).await)
+    Ok(PurgatoryDriver::start(parts, settings.purgatory.clone(), journal, records).await)
 }
 
 /// Starts sync with other relays, if it is enabled.

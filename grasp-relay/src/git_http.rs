@@ -33,7 +33,7 @@ use nostr::event::Event;
 use nostr::filter::Filter;
 
 use self::body::{BodyError, ResponseBuffers};
-use crate::keeper::Keeper;
+use crate::purgatory::PurgatoryDriver;
 use crate::store;
 use crate::web::{self, RepositoryPage};
 
@@ -73,7 +73,7 @@ impl Default for GitLimits {
 }
 
 struct GitHttp {
-    keeper: Keeper,
+    purgatory: PurgatoryDriver,
     limits: GitLimits,
     buffers: ResponseBuffers,
 }
@@ -97,8 +97,8 @@ impl GitHttp {
         network: Option<ClientNetwork>,
     ) -> Result<Option<RepoRequest>, GitError> {
         let repos = match endpoint {
-            Endpoint::Repository => Some(self.keeper.repos()),
-            Endpoint::PullRequests => self.keeper.contributors(),
+            Endpoint::Repository => Some(self.purgatory.repos()),
+            Endpoint::PullRequests => self.purgatory.contributors(),
         };
         let Some(repos) = repos.cloned() else { return Ok(None) };
         let exists = endpoint == Endpoint::PullRequests || repos.has_view(&repo).await?;
@@ -111,13 +111,13 @@ impl GitHttp {
         if is_git {
             return (StatusCode::NOT_FOUND, NO_CACHE, NOT_ANNOUNCED).into_response();
         }
-        let page = web::not_found(&self.keeper.policy().service);
+        let page = web::not_found(&self.purgatory.policy().service);
         (StatusCode::NOT_FOUND, Html(page)).into_response()
     }
 
     /// Renders the page of a repository.
     async fn page(&self, repo: &RepoId) -> Result<Response, HttpError> {
-        let repos = self.keeper.repos();
+        let repos = self.purgatory.repos();
         let refs = repos.refs(repo).await?;
         let head = repos.head(repo).await?.filter(|head| refs.contains_key(head));
         let count = |is: fn(Namespace<'_>) -> bool| {
@@ -137,21 +137,21 @@ impl GitHttp {
             branches: count(|namespace| matches!(namespace, Namespace::Branch(_))),
             tags: count(|namespace| matches!(namespace, Namespace::Tag(_))),
         };
-        let service = &self.keeper.policy().service;
+        let service = &self.purgatory.policy().service;
         Ok(Html(web::repository(service, &page, self.limits.secure)).into_response())
     }
 
     /// Reads stored events.
     async fn events(&self, filter: Filter) -> Result<Vec<Event>, HttpError> {
-        let now = self.keeper.clock().now().unix;
-        Ok(store::events(&**self.keeper.store(), filter, now).await?)
+        let now = self.purgatory.clock().now().unix;
+        Ok(store::events(&**self.purgatory.store(), filter, now).await?)
     }
 }
 
 /// Returns the routes of all repositories, to be merged below the mount. A path that names no repository is not found.
-pub fn routes(keeper: Keeper, limits: GitLimits) -> Router {
+pub fn routes(purgatory: PurgatoryDriver, limits: GitLimits) -> Router {
     let buffers = ResponseBuffers::default();
-    Router::new().fallback(serve).with_state(Arc::new(GitHttp { keeper, limits, buffers }))
+    Router::new().fallback(serve).with_state(Arc::new(GitHttp { purgatory, limits, buffers }))
 }
 
 async fn serve(State(git): State<Arc<GitHttp>>, request: Request) -> Response {
@@ -244,7 +244,7 @@ enum HttpError {
     #[error(transparent)]
     Store(#[from] crate::store::StoreError),
     #[error(transparent)]
-    Gone(#[from] crate::keeper::Gone),
+    Unavailable(#[from] crate::purgatory::Unavailable),
 }
 
 impl HttpError {
@@ -255,7 +255,7 @@ impl HttpError {
             Self::Body(BodyError::Encoding) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::Body(BodyError::Stalled(_)) => StatusCode::REQUEST_TIMEOUT,
             Self::Body(_) => StatusCode::BAD_REQUEST,
-            Self::Output(_) | Self::Store(_) | Self::Gone(_) => {
+            Self::Output(_) | Self::Store(_) | Self::Unavailable(_) => {
                 tracing::error!(error = %self, "a git request failed");
                 StatusCode::INTERNAL_SERVER_ERROR
             }

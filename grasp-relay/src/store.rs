@@ -119,7 +119,7 @@ pub enum StoreError {
     },
     /// Events that are held for git data cannot be journaled.
     #[error(transparent)]
-    Journal(crate::keeper::Gone),
+    Journal(crate::purgatory::Unavailable),
     /// The store is shutting down.
     #[error("the event store is closed")]
     Closed,

@@ -10,7 +10,7 @@ use grasp_bin::Server;
 use grasp_core::admission::SyncPath;
 use grasp_core::{MaintainerModel, RepoId, ServiceIdentity};
 use grasp_relay::ingest::{Origin, Verdict};
-use grasp_relay::keeper::Keeper;
+use grasp_relay::purgatory::PurgatoryDriver;
 use grasp_relay::server::{Parts, serve};
 use grasp_relay::{Accepted, Feed};
 use nostr::event::{Event, EventId};
@@ -179,8 +179,8 @@ impl Instance {
     }
 
     /// What keeps events and git data in step.
-    pub fn keeper(&self) -> &Keeper {
-        self.server.keeper()
+    pub fn purgatory(&self) -> &PurgatoryDriver {
+        self.server.purgatory()
     }
 
     /// Where an owner's repository is below the root of the service.
@@ -285,7 +285,7 @@ impl Instance {
     /// Waits until everything that was told about a repository name has had its consequences.
     pub async fn settle(&self, name: &str) {
         let name = name.parse().expect("a legal name");
-        self.keeper().settle(&name).await.expect("a keeper");
+        self.purgatory().settle(&name).await.expect("a purgatory");
     }
 
     /// Whether an event is served.

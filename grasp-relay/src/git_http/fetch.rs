@@ -57,7 +57,7 @@ impl GitHttp {
         request: &RepoRequest,
         service: (Service, Protocol),
     ) -> Result<Option<Vec<u8>>, GitError> {
-        match self.keeper.is_damaged(request.endpoint, &request.repo) {
+        match self.purgatory.is_damaged(request.endpoint, &request.repo) {
             true => Ok(None),
             false => request.repos.advertisement(&request.repo, service).await,
         }
@@ -74,7 +74,7 @@ impl GitHttp {
         let mut body = RequestBody::new(headers, body, max_bytes, stall)?;
         // No process for a client that sends nothing, or slowly; most requests are short.
         let first = body.gather(Vec::new(), GATHERED_BYTES).await?;
-        if protocol(headers) == Protocol::V2 && !self.keeper.is_damaged(*endpoint, repo) {
+        if protocol(headers) == Protocol::V2 && !self.purgatory.is_damaged(*endpoint, repo) {
             let answer = repos.ls_refs(repo, &first).await?;
             if let Some(body) = answer.and_then(|answer| self.buffers.body(claimant, answer)) {
                 return Ok(upload_pack_result(body));
@@ -82,8 +82,8 @@ impl GitHttp {
         }
         let mut process = repos.upload_pack(repo, protocol(headers), *claimant).await?;
         let input = process.take_stdin();
-        let (keeper, endpoint, repo) = (self.keeper.clone(), *endpoint, repo.clone());
-        let suspect = move |words: &str| keeper.suspect(endpoint, &repo, words);
+        let (purgatory, endpoint, repo) = (self.purgatory.clone(), *endpoint, repo.clone());
+        let suspect = move |words: &str| purgatory.suspect(endpoint, &repo, words);
         let mut output = GitOutput::new(process, suspect)?;
         let mut feeding = tokio::spawn(feed(input, first, body));
         // Git writes once it has read the request. Until then a broken request can have its own status.

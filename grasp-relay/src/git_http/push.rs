@@ -26,7 +26,7 @@ use tokio::sync::mpsc;
 use super::body::{BodyError, RequestBody};
 use super::push_facts::PushFacts;
 use super::{GitHttp, HttpError, NO_CACHE, RepoRequest};
-use crate::keeper::Addition;
+use crate::purgatory::Addition;
 
 /// Bytes of a pack that are awaited before git is started.
 const GATHERED_BYTES: usize = 256 * 1024;
@@ -203,7 +203,7 @@ impl Push {
         let reports = self.judge_and_execute(&mut pack, report).await;
         if self.target.endpoint == Endpoint::PullRequests {
             // A repository was created for the push. If nothing came it is removed, now or by maintenance.
-            if let Err(error) = self.git.keeper.vacate(&self.target.repo).await {
+            if let Err(error) = self.git.purgatory.remove_empty(&self.target.repo).await {
                 tracing::warn!(%error, "could not remove the empty repository of a contributor");
             }
         }
@@ -224,7 +224,7 @@ impl Push {
         let facts = self.git.facts(&self.target, &self.request).await?;
         let early = facts.judge(&self.request, &refs);
         let Some(push) = &early.authorised else { return Ok(reports(&early)) };
-        let _at_work = self.git.keeper.at_work(repo);
+        let _at_work = self.git.purgatory.begin_work(repo);
         if *endpoint == Endpoint::PullRequests {
             repos.lock(&repo.identifier).await?.create_view(&repo.owner).await?;
         }
@@ -278,14 +278,14 @@ impl Push {
         if self.request.commands().iter().all(|command| command.new.is_none()) {
             return Ok(None);
         }
-        let (keeper, name) = (&self.git.keeper, &self.target.repo.identifier);
-        let now = keeper.clock().now().mono;
-        let room = keeper.disk().room(now, name, &claimant, Addition::Pushed);
+        let (purgatory, name) = (&self.git.purgatory, &self.target.repo.identifier);
+        let now = purgatory.clock().now().mono;
+        let room = purgatory.disk().room(now, name, &claimant, Addition::Pushed);
         if room == 0 {
             return Err(PushError::Quota);
         }
-        let left = keeper.disk().family_room(&self.target.repos, name).await?;
-        let full = PushError::RepositoryFull { limit: keeper.disk().repository_bytes() };
+        let left = purgatory.disk().family_room(&self.target.repos, name).await?;
+        let full = PushError::RepositoryFull { limit: purgatory.disk().repository_bytes() };
         if left == 0 {
             return Err(full);
         }
@@ -295,7 +295,7 @@ impl Push {
             received => received?,
         };
         let bytes = incoming.bytes().await?;
-        keeper.disk().charge(now, name, &claimant, (Addition::Pushed, bytes));
+        purgatory.disk().charge(now, name, &claimant, (Addition::Pushed, bytes));
         Ok(Some(incoming))
     }
 
@@ -331,7 +331,7 @@ impl Push {
 
     /// Judges again under the lock, moves refs, and waits until the events of the push are served.
     async fn execute(&self, incoming: Option<Incoming>) -> Result<Vec<RefReport>, PushError> {
-        let (keeper, RepoRequest { repos, repo, .. }) = (&self.git.keeper, &self.target);
+        let (purgatory, RepoRequest { repos, repo, .. }) = (&self.git.purgatory, &self.target);
         let mut guard = repos.lock(&repo.identifier).await?;
         let refs = guard.refs(&repo.owner).await?;
         let facts = self.git.facts(&self.target, &self.request).await?;
@@ -339,16 +339,16 @@ impl Push {
         let Some(push) = &verdict.authorised else { return Ok(reports(&verdict)) };
         if self.target.endpoint == Endpoint::Repository {
             let events = self.events(&verdict, push);
-            keeper.tell(Input::PushAuthorised { repo: repo.clone(), events }).await;
+            purgatory.tell(Input::PushAuthorised { repo: repo.clone(), events }).await;
         }
         let head = facts.head_of(verdict.realises);
-        let now = keeper.clock().now().unix;
+        let now = purgatory.clock().now().unix;
         let accepted = guard.accept(&repo.owner, push, incoming, head, now).await;
         drop(guard);
         // Also after a failure: uploads that were staged before it are on disk and have to be counted.
         self.tell_staged(push).await;
         accepted?;
-        keeper.settle(&repo.identifier).await.map_err(HttpError::from)?;
+        purgatory.settle(&repo.identifier).await.map_err(HttpError::from)?;
         let mut reports = reports(&verdict);
         self.correct(&mut reports, &verdict, push).await?;
         Ok(reports)
@@ -370,7 +370,10 @@ impl Push {
             };
             if let Ok(bytes) = repos.staged_bytes(&repo.identifier, id, tip).await {
                 let network = self.target.claimant.network;
-                self.git.keeper.tell(Input::PushStaged { id, tip, target, bytes, network }).await;
+                self.git
+                    .purgatory
+                    .tell(Input::PushStaged { id, tip, target, bytes, network })
+                    .await;
             }
         }
     }
@@ -405,10 +408,10 @@ impl Push {
 
     /// Returns whether a state is held, and whether it is stored.
     async fn find_state(&self, id: EventId) -> Result<(bool, bool), HttpError> {
-        if self.git.keeper.ask(move |purgatory| purgatory.holds(&id)).await? {
+        if self.git.purgatory.ask(move |purgatory| purgatory.holds(&id)).await? {
             return Ok((true, false));
         }
-        let (store, now) = (self.git.keeper.store(), self.git.keeper.clock().now().unix);
+        let (store, now) = (self.git.purgatory.store(), self.git.purgatory.clock().now().unix);
         let found = store.exists(vec![vec![Filter::new().id(id)]], now).await?;
         Ok((false, found.contains(&true)))
     }
@@ -418,7 +421,7 @@ impl Push {
         let (Some(id), Some(tip)) = (command.name.event(), command.new) else {
             return Ok(false);
         };
-        Ok(self.git.keeper.ask(move |purgatory| purgatory.keeps_upload(&id, &tip)).await?)
+        Ok(self.git.purgatory.ask(move |purgatory| purgatory.keeps_upload(&id, &tip)).await?)
     }
 }
 

@@ -89,17 +89,18 @@ impl GitHttp {
     ) -> Result<PushFacts, HttpError> {
         let identifier = repo.identifier.clone();
         let (held_announcements, held_candidates) = self
-            .keeper
+            .purgatory
             .ask(move |p| (p.announcements(&identifier), p.candidates(&identifier)))
             .await?;
-        let now = self.keeper.clock().now().unix;
-        let stored = store::announcements(&**self.keeper.store(), [&repo.identifier], now).await?;
+        let now = self.purgatory.clock().now().unix;
+        let stored =
+            store::announcements(&**self.purgatory.store(), [&repo.identifier], now).await?;
         let announcements: Vec<Announcement> = stored
             .into_iter()
             .map(|(announcement, _)| announcement)
             .chain(held_announcements.into_iter().map(|known| known.announcement))
             .collect();
-        let policy = self.keeper.policy();
+        let policy = self.purgatory.policy();
         let own = announcements.iter().filter(|one| one.repo == *repo).max_by_key(|a| a.version);
         if own.is_some_and(|own| policy.archives(own)) {
             return Ok(PushFacts::Archived);
@@ -146,7 +147,7 @@ impl GitHttp {
         let Some((held, stored)) = self.look_up(&ids, held).await else {
             return ids.into_iter().map(|id| (id, Contribution::Unavailable)).collect();
         };
-        let policy = self.keeper.policy();
+        let policy = self.purgatory.policy();
         let known = |id| {
             let (presence, proposal) = match (held.get(&id), stored.get(&id)) {
                 (Some(held), _) => (Presence::Held, Some(held.clone())),
@@ -189,7 +190,7 @@ impl GitHttp {
             found.collect::<BTreeMap<_, _>>()
         };
         // Purgatory first: an event that is released meanwhile is found in the store.
-        let held = self.keeper.ask(waits).await?;
+        let held = self.purgatory.ask(waits).await?;
         let rest: Vec<EventId> = ids.iter().filter(|id| !held.contains_key(id)).copied().collect();
         let mut stored = BTreeMap::new();
         for some in rest.chunks(IDS_PER_QUERY) {

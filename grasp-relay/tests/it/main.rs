@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod ingest;
-mod keeper;
+mod purgatory;
 mod store_adapter;
 mod store_contract;
 mod store_events;

@@ -55,7 +55,7 @@ impl Scene {
     pub(crate) async fn announcement_id(&self) -> String {
         let filter = nostr::filter::Filter::new().kind(grasp_core::kinds::ANNOUNCEMENT);
         let now = nostr::types::Timestamp::now();
-        let store = self.instance.keeper().store();
+        let store = self.instance.purgatory().store();
         let found = grasp_relay::store::events(&**store, filter.author(self.alice.key()), now);
         found.await.unwrap()[0].id.to_hex()
     }

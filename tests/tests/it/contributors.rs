@@ -109,7 +109,7 @@ async fn a_request_for_an_unknown_repository_waits_for_what_its_author_brings() 
     // It is there already, and stays so after a restart.
     work.git(&["push", &url, &format!("{tip}:{name}")]).await.expect_ok();
     let instance = instance.restart().await;
-    instance.keeper().make_round().await.unwrap();
+    instance.purgatory().run_maintenance().await.unwrap();
     assert_eq!(listed(&url).await, format!("{tip}\t{name}"));
     assert_eq!(instance.quiet().await, Litter::default());
 }

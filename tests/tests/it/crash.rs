@@ -184,7 +184,7 @@ async fn live_through(at: Death) {
     victim.kill();
 
     assert!(victim.start(Death::Never), "it starts after dying {at:?}");
-    victim.make_round();
+    victim.run_maintenance();
     let sight = story.look(&mut victim).await;
     story.check_that_refs_are_those_of_the_served_state(&sight, at);
     story.check_that_nothing_held_is_served(&sight, at);
@@ -196,7 +196,7 @@ async fn live_through(at: Death) {
         // If the last thing did happen, its state may have lost to a later one: of that only the end counts.
         assert!(done || position == kept, "deed {position} after dying {at:?}");
     }
-    victim.make_round();
+    victim.run_maintenance();
     let sight = story.look(&mut victim).await;
     assert_eq!(sight.served, BTreeSet::from(["announcement", "first", "request"]), "after {at:?}");
     story.check_that_refs_are_those_of_the_served_state(&sight, at);

@@ -65,7 +65,7 @@ async fn a_lost_pack_is_told_of_when_a_fetch_fails_and_after_a_restart() {
     instance.host(&alice, "x").await;
     let of_x = packs(&instance);
     instance.host(&alice, "y").await;
-    instance.keeper().make_round().await.unwrap();
+    instance.purgatory().run_maintenance().await.unwrap();
     assert_eq!(health(&instance).await, "ok\n");
     assert_eq!(counted(&instance).await, "grasp_repositories_damaged 0");
 
@@ -81,10 +81,10 @@ async fn a_lost_pack_is_told_of_when_a_fetch_fails_and_after_a_restart() {
     assert_eq!(counted(&instance).await, "grasp_repositories_damaged 1");
 
     let instance = instance.restart().await;
-    instance.keeper().make_round().await.unwrap();
+    instance.purgatory().run_maintenance().await.unwrap();
     assert_eq!(health(&instance).await, expected, "nobody has fetched since the start");
     lost.restore();
-    instance.keeper().make_round().await.unwrap();
+    instance.purgatory().run_maintenance().await.unwrap();
     assert_eq!(health(&instance).await, "ok\n");
 }
 
@@ -98,6 +98,6 @@ async fn an_old_pack_is_missed_although_the_tips_are_in_a_newer_one() {
     work.git(&["push", &instance.clone_url(&alice.repo("x")), "main"]).await.expect_ok();
     assert!(packs(&instance).len() > first.len());
     Lost::lose(first);
-    instance.keeper().make_round().await.unwrap();
+    instance.purgatory().run_maintenance().await.unwrap();
     assert!(health(&instance).await.starts_with("degraded: "));
 }

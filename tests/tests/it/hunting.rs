@@ -322,11 +322,11 @@ pub(crate) async fn wait_until(mut is_so: impl FnMut() -> bool) {
 }
 
 async fn wait_until_asked(
-    keeper: &grasp_relay::keeper::Keeper,
+    purgatory: &grasp_relay::purgatory::PurgatoryDriver,
     is_so: impl Fn(&grasp_purgatory::Purgatory) -> bool + Copy + Send + 'static,
 ) {
     for _ in 0..2_000 {
-        if keeper.ask(is_so).await.unwrap() {
+        if purgatory.ask(is_so).await.unwrap() {
             return;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;

@@ -208,7 +208,7 @@ async fn a_round_after_the_start_brings_refs_back_in_step() {
             std::fs::write(refs, text.replace("refs/heads/main", "refs/heads/elsewhere")).unwrap();
         })
         .await;
-    instance.keeper().make_round().await.unwrap();
+    instance.purgatory().run_maintenance().await.unwrap();
     let refs = instance.refs(&alice.repo("x")).await;
     assert!(refs.contains(&format!("{tip}\t{MAIN}")) && !refs.contains("elsewhere"), "{refs}");
 }
@@ -243,10 +243,10 @@ async fn old_tips_and_retired_views_go_after_ninety_days_and_not_before() {
     };
     eventually(|| (retired() == 1).then_some(())).await;
     time.forward(89 * DAY);
-    instance.keeper().make_round().await.unwrap();
+    instance.purgatory().run_maintenance().await.unwrap();
     assert_eq!((retained(), retired()), (1, 1), "{first} can still be brought back");
     time.forward(2 * DAY);
-    instance.keeper().make_round().await.unwrap();
+    instance.purgatory().run_maintenance().await.unwrap();
     assert_eq!((retained(), retired()), (0, 0));
     assert!(instance.refs(&alice.repo("x")).await.contains(&second));
 }
@@ -255,26 +255,26 @@ async fn old_tips_and_retired_views_go_after_ninety_days_and_not_before() {
 async fn a_round_removes_objects_once_nothing_waits_that_they_could_be_for() {
     let time = TimeMachine::default();
     let instance = Instance::set(Settings { clock: time.clock(), ..Settings::default() }).await;
-    let (alice, keeper) = (Maker::new(), instance.keeper());
+    let (alice, purgatory) = (Maker::new(), instance.purgatory());
     let name = alice.repo("x").identifier;
     message(&instance, &alice.announce("x", &instance.service())).await;
-    assert_eq!(keeper.repos().identifiers().await.unwrap(), std::slice::from_ref(&name));
+    assert_eq!(purgatory.repos().identifiers().await.unwrap(), std::slice::from_ref(&name));
     time.forward(60 * 60);
     instance.settle("x").await;
-    until(async || keeper.repos().identifiers().await.unwrap().is_empty()).await;
+    until(async || purgatory.repos().identifiers().await.unwrap().is_empty()).await;
     // It has expired and may yet be revived. So a fetch that was under way is not thrown away.
-    drop(keeper.repos().incoming_for(&name).await.unwrap());
-    keeper.make_round().await.unwrap();
-    assert_eq!(keeper.repos().identifiers().await.unwrap(), std::slice::from_ref(&name));
+    drop(purgatory.repos().incoming_for(&name).await.unwrap());
+    purgatory.run_maintenance().await.unwrap();
+    assert_eq!(purgatory.repos().identifiers().await.unwrap(), std::slice::from_ref(&name));
     time.forward(2 * DAY);
     let waiting = name.clone();
     until(async || {
         let name = waiting.clone();
-        keeper.ask(move |purgatory| purgatory.held_events(&name).is_empty()).await.unwrap()
+        purgatory.ask(move |purgatory| purgatory.held_events(&name).is_empty()).await.unwrap()
     })
     .await;
-    keeper.make_round().await.unwrap();
-    assert!(keeper.repos().identifiers().await.unwrap().is_empty());
+    purgatory.run_maintenance().await.unwrap();
+    assert!(purgatory.repos().identifiers().await.unwrap().is_empty());
 }
 
 /// Asks until it is so.
@@ -290,7 +290,7 @@ async fn until(is_so: impl AsyncFn() -> bool) {
 #[tokio::test]
 async fn what_follows_for_many_names_at_once_waits_for_none_of_them() {
     let instance = Instance::start().await;
-    let (alice, repos) = (Maker::new(), instance.keeper().repos());
+    let (alice, repos) = (Maker::new(), instance.purgatory().repos());
     let [a, b] = ["a", "b"].map(|name| alice.repo(name));
     for repo in [&a, &b] {
         message(&instance, &alice.announce(repo.identifier.as_str(), &instance.service())).await;
@@ -320,7 +320,7 @@ async fn a_round_makes_few_packs_of_many() {
         work.pipe(&args, &blob).await;
     }
     assert_eq!(packs(), 41);
-    instance.keeper().make_round().await.unwrap();
+    instance.purgatory().run_maintenance().await.unwrap();
     assert!(packs() < 32, "{}", packs());
     let clone = Workdir::empty();
     let url = instance.clone_url(&alice.repo("x"));
@@ -385,7 +385,7 @@ async fn deleting_the_announcement_takes_the_repository_out_of_service() {
     let deletion = alice.later(1).sign(5, "", &[&["e", &announcement.id.to_hex()]]);
     message(&instance, &deletion).await;
     instance.settle("x").await;
-    instance.keeper().make_round().await.unwrap();
+    instance.purgatory().run_maintenance().await.unwrap();
     assert_eq!(instance.get(&instance.path(&alice.repo("x")), &[]).await.status, 404);
     assert_eq!(instance.get(&instance.path(&bob.repo("x")), &[]).await.status, 200);
 
@@ -477,7 +477,7 @@ async fn whoever_vanishes_takes_repositories_and_pull_requests_along_for_good() 
     eventually_gone(&instance, &instance.path(&alice.repo("x"))).await;
     eventually_without(&instance, &bob.repo("x"), "refs/nostr/").await;
     assert!(instance.refs(&bob.repo("x")).await.contains(MAIN));
-    instance.keeper().make_round().await.unwrap();
+    instance.purgatory().run_maintenance().await.unwrap();
     let families = instance.repositories().join("families");
     let hers = alice.key().to_hex();
     let left = files(&families);

@@ -6,7 +6,7 @@ use futures_util::StreamExt;
 use grasp_bin::OwnRelay;
 use grasp_core::kinds;
 use grasp_core::nostr::types::Timestamp;
-use grasp_relay::keeper;
+use grasp_relay::purgatory;
 use grasp_sync::local::{LocalRelay, News};
 use grasp_tests::{Instance, Maker, Workdir};
 
@@ -14,17 +14,17 @@ use grasp_tests::{Instance, Maker, Workdir};
 async fn a_repository_is_news_when_it_waits_and_when_it_is_gone() {
     let instance = Instance::start().await;
     let alice = Maker::new();
-    let keep = instance.server().keeper();
+    let keep = instance.server().purgatory();
     let mut news = keep.news();
     let announcement = alice.announce("x", &instance.service());
     instance.take(vec![announcement.clone()]).await;
-    assert_eq!(news.recv().await, Ok(keeper::News::Held(announcement.clone().into())));
+    assert_eq!(news.recv().await, Ok(purgatory::RepoChange::Held(announcement.clone().into())));
     let held = keep.ask(|purgatory| purgatory.held_announcements()).await.unwrap();
     assert_eq!(held, [announcement.into()]);
 
     let elsewhere = "elsewhere.example".parse().unwrap();
     instance.take(vec![alice.later(1).announce("x", &elsewhere)]).await;
-    assert_eq!(news.recv().await, Ok(keeper::News::Gone(alice.repo("x"))));
+    assert_eq!(news.recv().await, Ok(purgatory::RepoChange::Removed(alice.repo("x"))));
     let held = keep.ask(|purgatory| purgatory.held_announcements()).await.unwrap();
     assert!(held.is_empty());
 }
@@ -34,15 +34,15 @@ async fn a_served_repository_that_is_delisted_is_news() {
     let instance = Instance::start().await;
     let alice = Maker::new();
     instance.host(&alice, "x").await;
-    let mut news = instance.server().keeper().news();
+    let mut news = instance.server().purgatory().news();
 
     let elsewhere = "elsewhere.example".parse().unwrap();
     instance.take(vec![alice.later(1).announce("x", &elsewhere)]).await;
-    assert_eq!(news.recv().await, Ok(keeper::News::Gone(alice.repo("x"))));
+    assert_eq!(news.recv().await, Ok(purgatory::RepoChange::Removed(alice.repo("x"))));
 }
 
 fn own_relay(instance: &Instance) -> OwnRelay {
-    OwnRelay::new(instance.server().parts().clone(), instance.server().keeper().clone())
+    OwnRelay::new(instance.server().parts().clone(), instance.server().purgatory().clone())
 }
 
 #[tokio::test]

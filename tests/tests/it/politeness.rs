@@ -111,7 +111,7 @@ async fn a_restart_with_a_thousand_names_waiting_asks_for_no_more_than_any_other
 
 /// How many names are hunted for.
 async fn queued(instance: &Instance) -> usize {
-    instance.keeper().hunting().unwrap().schedule().await.len()
+    instance.purgatory().hunting().unwrap().schedule().await.len()
 }
 
 #[tokio::test]

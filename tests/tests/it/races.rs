@@ -100,7 +100,7 @@ async fn a_push_that_has_begun_is_not_overtaken_by_expiry() {
     let answer = answer(&mut stream).await;
     assert!(answer.body.contains(&format!("ok {MAIN}")), "{answer:?}");
     assert!(instance.serves(&announcement).await && instance.serves(&state).await);
-    instance.keeper().make_round().await.unwrap();
+    instance.purgatory().run_maintenance().await.unwrap();
     assert!(instance.refs(&alice.repo("x")).await.contains(&commit));
 }
 

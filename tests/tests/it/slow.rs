@@ -196,7 +196,7 @@ async fn an_upload_that_nobody_signed_for_ends_with_its_client() {
     let pack = hosted.work.pack(&["main"]).await;
     let request = push(&[(NOTHING, &tip, &format!("refs/nostr/{:064x}", 1))], &pack);
     // All processes are busy, so that the upload is not checked before its client is gone.
-    let git = hosted.instance.keeper().repos().git();
+    let git = hosted.instance.purgatory().repos().git();
     let spawn = |_| git.command("cat-file").arg("--batch").spawn();
     let busy = join_all((0..Slots::default().own_pace.get()).map(spawn)).await;
     assert!(busy.iter().all(Result::is_ok));

@@ -25,7 +25,7 @@ async fn refused_deletion_requests_keep_no_later_one_from_the_repository() {
 #[tokio::test]
 async fn a_push_that_takes_its_time_keeps_no_deleted_repository_in_service() {
     let scene = Scene::new().await;
-    let _push = scene.instance.keeper().at_work(&scene.repo);
+    let _push = scene.instance.purgatory().begin_work(&scene.repo);
     let all = format!("30617:{}:x", scene.alice.key());
     assert!(scene.send(&scene.alice.later(1).sign(5, "", &[&["a", &all]])).await.0);
     scene.is_gone().await;

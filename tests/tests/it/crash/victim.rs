@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use grasp_core::{RepoId, ServiceIdentity};
 use grasp_relay::Clock;
-use grasp_relay::keeper::JOURNAL;
+use grasp_relay::purgatory::JOURNAL;
 use grasp_tests::{Instance, Settings};
 use nostr::event::{Event, EventId};
 use rustix::process::{Signal, getpid, kill_process};
@@ -107,7 +107,7 @@ impl Victim {
         (served.parse().unwrap(), held.parse().unwrap())
     }
 
-    pub(super) fn make_round(&mut self) {
+    pub(super) fn run_maintenance(&mut self) {
         self.say("round").unwrap();
         self.hear().unwrap();
     }
@@ -161,7 +161,7 @@ fn serves_until_it_dies() {
         answer(String::from("ready"));
         for line in std::io::stdin().lines().map_while(Result::ok) {
             answer(match line.as_str() {
-                "round" => instance.keeper().make_round().await.is_ok().to_string(),
+                "round" => instance.purgatory().run_maintenance().await.is_ok().to_string(),
                 "points" => format!("{} {}", readings.count(), steps.count()),
                 line => about(&instance, line).await,
             });
@@ -177,7 +177,7 @@ async fn about(instance: &Instance, line: &str) -> String {
         return answer.accepted.to_string();
     }
     let id = EventId::from_hex(line).unwrap();
-    let held = instance.keeper().ask(move |purgatory| purgatory.holds(&id)).await.unwrap();
+    let held = instance.purgatory().ask(move |purgatory| purgatory.holds(&id)).await.unwrap();
     format!("{} {held}", instance.serves_id(id).await)
 }
 

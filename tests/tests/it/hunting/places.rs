@@ -70,6 +70,6 @@ async fn of_fifteen_hundred_places_few_are_asked_and_the_good_one_is_found() {
     let (asked, at_once) = (everywhere.conversations().len(), everywhere.most_open());
     assert!((1..=32).contains(&asked), "{asked} were asked");
     assert!(at_once <= AT_ONCE, "{at_once} at once");
-    let figures = instance.keeper().hunting().unwrap().figures().await.unwrap();
+    let figures = instance.purgatory().hunting().unwrap().figures().await.unwrap();
     assert!(figures.hosts.len() <= 32, "{} are remembered", figures.hosts.len());
 }

@@ -12,15 +12,15 @@ use nostr::event::EventId;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use super::lane::{self, Lanes, Op};
-use super::rounds::{Errand, Rounds};
+use super::maintenance::{MaintenanceSchedule, Step};
 use super::survey::SurveyRequest;
-use super::{JOURNAL, News, Order, QUEUE, Question, Until, Waiter};
+use super::{JOURNAL, ORDER_QUEUE, Order, Question, RepoChange, Until, Waiter};
 use crate::clock::Clock;
 
 /// Turns that share one write of the journal, at most.
-const TURNS: usize = 64;
+const MAX_TURNS_PER_WRITE: usize = 64;
 /// How long a journal that refused a write is left alone.
-const WRITE_AGAIN: Duration = Duration::from_secs(1);
+const WRITE_RETRY: Duration = Duration::from_secs(1);
 
 /// Where all that is told and asked arrives.
 pub(super) struct Inbox {
@@ -45,7 +45,7 @@ pub(super) enum Awaited {
     /// The end of these passes, or that this event is gone from purgatory.
     Passes { event: Option<EventId>, passes: Vec<(Identifier, PassNumber)> },
     /// That no round is under way.
-    Rested,
+    MaintenanceIdle,
 }
 
 /// The one owner of the core.
@@ -57,9 +57,9 @@ pub(super) struct Task {
     pub(super) hunting: Option<HuntHandle>,
     pub(super) answers: BTreeMap<EventId, Vec<oneshot::Sender<HoldOutcome>>>,
     pub(super) waiters: Vec<(Awaited, Waiter)>,
-    pub(super) rounds: Rounds,
+    pub(super) maintenance: MaintenanceSchedule,
     pub(super) clock: Clock,
-    pub(super) news: broadcast::Sender<News>,
+    pub(super) news: broadcast::Sender<RepoChange>,
     /// Whether the journal took what it was last given.
     pub(super) writes: watch::Sender<bool>,
 }
@@ -75,7 +75,7 @@ impl Task {
             };
             let Some(order) = order else { return };
             let mut turns = vec![self.take(order)];
-            while turns.len() < TURNS {
+            while turns.len() < MAX_TURNS_PER_WRITE {
                 let next = late.pop_front().or_else(|| inbox.orders.try_recv().ok());
                 let Some(order) = next else { break };
                 turns.push(self.take(order));
@@ -112,20 +112,20 @@ impl Task {
                 self.waiters.push((self.awaited(until), Waiter::Caller(reply)));
                 Vec::new()
             }
-            Order::Round => {
-                self.rounds.hurry(now.mono);
-                self.walk(now.mono)
+            Order::StartMaintenance => {
+                self.maintenance.start_now(now.mono);
+                self.continue_maintenance(now.mono)
             }
-            Order::Walk => self.walk(now.mono),
+            Order::MaintenanceDue => self.continue_maintenance(now.mono),
             Order::Listed(names) => {
-                self.rounds.listed(now.mono, names);
+                self.maintenance.listed(now.mono, names);
                 Vec::new()
             }
-            Order::Tidied(identifier) => {
+            Order::Maintained(identifier) => {
                 let changed = Input::Changed { identifier: identifier.clone() };
                 let outputs = self.purgatory.handle(now, changed);
                 let settled = self.awaited(Until::Settled(identifier.clone()));
-                self.waiters.push((settled, Waiter::Round(identifier)));
+                self.waiters.push((settled, Waiter::Maintenance(identifier)));
                 outputs
             }
         }
@@ -141,15 +141,15 @@ impl Task {
             Until::Decided(id) => {
                 Awaited::Passes { event: Some(id), passes: self.purgatory.passes_for(&id) }
             }
-            Until::Rested => Awaited::Rested,
+            Until::MaintenanceIdle => Awaited::MaintenanceIdle,
         }
     }
 
     /// Goes on with the round, if it is time.
-    fn walk(&mut self, now: Mono) -> Vec<Output> {
-        match self.rounds.errand(now) {
-            Some(Errand::List) => self.lanes.list(),
-            Some(Errand::Visit(identifier)) => {
+    fn continue_maintenance(&mut self, now: Mono) -> Vec<Output> {
+        match self.maintenance.next_step(now) {
+            Some(Step::List) => self.lanes.list(),
+            Some(Step::Maintain(identifier)) => {
                 let waits = !self.purgatory.held_events(&identifier).is_empty();
                 let waiting = waits.then(|| self.purgatory.wanted_tips(&identifier));
                 self.lanes.run(Some(identifier.clone()), vec![Op::Tidy { identifier, waiting }]);
@@ -164,7 +164,7 @@ impl Task {
         tokio::select! {
             order = inbox.next(true) => order,
             () = until(&self.clock, self.purgatory.next_deadline()) => Some(Order::Tell(Input::Tick)),
-            () = until(&self.clock, self.rounds.deadline()) => Some(Order::Walk),
+            () = until(&self.clock, self.maintenance.deadline()) => Some(Order::MaintenanceDue),
         }
     }
 
@@ -205,8 +205,8 @@ impl Task {
     ) -> bool {
         self.writes.send_replace(false);
         self.answers.clear();
-        self.waiters.retain(|(_, waiter)| matches!(waiter, Waiter::Round(_)));
-        let mut again = self.clock.now().mono + WRITE_AGAIN;
+        self.waiters.retain(|(_, waiter)| matches!(waiter, Waiter::Maintenance(_)));
+        let mut again = self.clock.now().mono + WRITE_RETRY;
         loop {
             let order = tokio::select! {
                 () = until(&self.clock, Some(again)) => {
@@ -214,10 +214,10 @@ impl Task {
                         self.writes.send_replace(true);
                         return true;
                     }
-                    again = self.clock.now().mono + WRITE_AGAIN;
+                    again = self.clock.now().mono + WRITE_RETRY;
                     continue;
                 }
-                order = inbox.next(late.len() < QUEUE) => order,
+                order = inbox.next(late.len() < ORDER_QUEUE) => order,
             };
             match order {
                 None => return false,
@@ -228,7 +228,7 @@ impl Task {
         }
     }
 
-    /// Hands the outputs of one turn to the lanes they belong to.
+    /// LaneExecutor the outputs of one turn to the lanes they belong to.
     fn perform(&mut self, turn: Vec<Output>) {
         for news in turn.iter().filter_map(|output| self.news_of(output)) {
             // That nobody listens is no failure.
@@ -243,12 +243,14 @@ impl Task {
     }
 
     /// A view comes with its announcement, and goes with it.
-    fn news_of(&self, output: &Output) -> Option<News> {
+    fn news_of(&self, output: &Output) -> Option<RepoChange> {
         match output {
             Output::RunTask(CleanupTask::CreateView { repo }) => {
-                self.purgatory.held_announcement(repo).map(News::Held)
+                self.purgatory.held_announcement(repo).map(RepoChange::Held)
             }
-            Output::RunTask(CleanupTask::RemoveView { repo, .. }) => Some(News::Gone(repo.clone())),
+            Output::RunTask(CleanupTask::RemoveView { repo, .. }) => {
+                Some(RepoChange::Removed(repo.clone()))
+            }
             _ => None,
         }
     }
@@ -256,7 +258,7 @@ impl Task {
     fn op(&mut self, output: Output) -> Vec<Op> {
         match output {
             Output::Journal(_) => Vec::new(),
-            Output::RunTask(chore) => vec![Op::Do(chore)],
+            Output::RunTask(task) => vec![Op::Do(task)],
             Output::Answer { id, outcome } => {
                 let waiting = self.answers.remove(&id).unwrap_or_default();
                 waiting.into_iter().map(|reply| Op::Answer { reply, outcome }).collect()
@@ -293,8 +295,8 @@ impl Task {
                     Waiter::Caller(reply) if reply.is_closed() => {}
                     waiter if !self.is_over(&awaited) => self.waiters.push((awaited, waiter)),
                     Waiter::Caller(reply) => _ = reply.send(()),
-                    Waiter::Round(name) => {
-                        self.rounds.visited(self.clock.now().mono, &name);
+                    Waiter::Maintenance(name) => {
+                        self.maintenance.maintained(self.clock.now().mono, &name);
                         goes_on = true;
                     }
                 }
@@ -308,7 +310,7 @@ impl Task {
                 event.is_some_and(|id| !self.purgatory.contains(&id))
                     || passes.iter().all(|(name, pass)| self.purgatory.pass_ended(name, *pass))
             }
-            Awaited::Rested => self.rounds.is_resting(),
+            Awaited::MaintenanceIdle => self.maintenance.is_idle(),
         }
     }
 }

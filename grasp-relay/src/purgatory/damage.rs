@@ -12,7 +12,7 @@ use grasp_core::{Identifier, RepoId};
 use grasp_purgatory::git::{GitError, RepoStore};
 use nostr::key::PublicKey;
 
-use super::Keeper;
+use super::PurgatoryDriver;
 
 /// The repositories of one name, in one of the two stores.
 type Place = (Endpoint, Identifier);
@@ -108,7 +108,7 @@ impl Suspicion {
     }
 }
 
-impl Keeper {
+impl PurgatoryDriver {
     /// The repositories that are known to lack objects.
     pub fn damaged(&self) -> Vec<DamagedRepo> {
         self.damage.all()

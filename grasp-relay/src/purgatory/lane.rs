@@ -9,18 +9,17 @@ use nostr::event::{Event, EventId};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-use super::at_work::Workers;
 use super::damage::Damage;
-use super::proposals::Unrelated;
+use super::refs::{ActiveWork, Unrelated};
 use super::survey::SurveyRequest;
-use super::{DiskBudget, KeeperParts, Order};
+use super::{DiskBudget, Order, PurgatoryParts};
 use crate::store::{Commit, Saved, StoreError};
 
 /// Ended lanes are looked for when there are more than this.
-const MANY: usize = 1_024;
+const MAX_KNOWN_LANES: usize = 1_024;
 
 /// Surveys that read store and refs at the same time: after a start all names are surveyed at once.
-const READERS: usize = 16;
+const MAX_CONCURRENT_SURVEYS: usize = 16;
 
 /// One thing to do.
 pub(super) enum Op {
@@ -61,28 +60,28 @@ fn identifier_of(output: &Output) -> Option<&Identifier> {
 
 /// The lanes: each new task of a lane waits for the one before it.
 pub(super) struct Lanes {
-    hands: Hands,
+    executor: LaneExecutor,
     tails: BTreeMap<Option<Identifier>, JoinHandle<()>>,
 }
 
 impl Lanes {
-    pub(super) fn new(hands: Hands) -> Self {
-        Self { hands, tails: BTreeMap::new() }
+    pub(super) fn new(executor: LaneExecutor) -> Self {
+        Self { executor, tails: BTreeMap::new() }
     }
 
     pub(super) fn run(&mut self, lane: Option<Identifier>, ops: Vec<Op>) {
-        if self.tails.len() > MANY {
+        if self.tails.len() > MAX_KNOWN_LANES {
             self.tails.retain(|_, tail| !tail.is_finished());
         }
         let before = self.tails.remove(&lane);
-        let hands = self.hands.clone();
+        let executor = self.executor.clone();
         let tail = tokio::spawn(async move {
             if let Some(before) = before {
                 let _ = before.await;
             }
             for op in ops {
-                if let Some(order) = hands.perform(op).await {
-                    hands.tell(order).await;
+                if let Some(order) = executor.perform(op).await {
+                    executor.tell(order).await;
                 }
             }
         });
@@ -91,19 +90,19 @@ impl Lanes {
 
     /// Finds out all names, beside all lanes.
     pub(super) fn list(&self) {
-        let hands = self.hands.clone();
+        let executor = self.executor.clone();
         tokio::spawn(async move {
-            let names = hands.names().await;
-            hands.tell(Order::Listed(names)).await;
+            let names = executor.names().await;
+            executor.tell(Order::Listed(names)).await;
         });
     }
 }
 
 /// Those who work in the lanes.
 #[derive(Clone)]
-pub(super) struct Hands {
-    pub(super) parts: Arc<KeeperParts>,
-    pub(super) workers: Workers,
+pub(super) struct LaneExecutor {
+    pub(super) parts: Arc<PurgatoryParts>,
+    pub(super) active_work: ActiveWork,
     pub(super) damage: Damage,
     pub(super) disk: DiskBudget,
     pub(super) unrelated: Unrelated,
@@ -112,14 +111,15 @@ pub(super) struct Hands {
     orders: mpsc::WeakSender<Order>,
 }
 
-impl Hands {
+impl LaneExecutor {
     pub(super) fn new(
-        parts: Arc<KeeperParts>,
-        (workers, damage, disk): (Workers, Damage, DiskBudget),
+        parts: Arc<PurgatoryParts>,
+        (active_work, damage, disk): (ActiveWork, Damage, DiskBudget),
         orders: mpsc::WeakSender<Order>,
     ) -> Self {
-        let (readers, unrelated) = (Arc::new(Semaphore::new(READERS)), Unrelated::default());
-        Self { parts, workers, damage, disk, unrelated, readers, orders }
+        let (readers, unrelated) =
+            (Arc::new(Semaphore::new(MAX_CONCURRENT_SURVEYS)), Unrelated::default());
+        Self { parts, active_work, damage, disk, unrelated, readers, orders }
     }
 
     async fn tell(&self, order: Order) {
@@ -131,7 +131,7 @@ impl Hands {
     /// Does one thing; what there is to tell about its end.
     async fn perform(&self, op: Op) -> Option<Order> {
         let input = match op {
-            Op::Do(chore) => self.chore(chore).await,
+            Op::Do(task) => self.task(task).await,
             Op::Answer { reply, outcome } => {
                 let _ = reply.send(outcome);
                 return None;
@@ -162,8 +162,8 @@ impl Hands {
                 return None;
             }
             Op::Tidy { identifier, waiting } => {
-                self.tidy(&identifier, waiting).await;
-                return Some(Order::Tidied(identifier));
+                self.maintain(&identifier, waiting).await;
+                return Some(Order::Maintained(identifier));
             }
         };
         Some(Order::Tell(input))
@@ -189,12 +189,12 @@ impl Hands {
         Ok(served.map(|(id, _)| id).collect())
     }
 
-    async fn chore(&self, chore: CleanupTask) -> Input {
-        match self.try_chore(&chore).await {
-            Ok(()) => Input::TaskDone(chore),
+    async fn task(&self, task: CleanupTask) -> Input {
+        match self.try_task(&task).await {
+            Ok(()) => Input::TaskDone(task),
             Err(error) => {
-                tracing::warn!(%error, ?chore, "a chore must be done later");
-                Input::TaskFailed(chore)
+                tracing::warn!(%error, ?task, "a task must be done later");
+                Input::TaskFailed(task)
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The hunt for git data, as the keeper has it done.
+//! The hunt for git data, as the driver has it done.
 
 mod log;
 
@@ -20,11 +20,11 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::Order;
 use super::disk::{Addition, MAX_PROPOSAL_FETCH};
-use super::git::KeepError;
-use super::lane::Hands;
+use super::lane::LaneExecutor;
+use super::refs::DriverError;
 use super::survey::{MAX_OTHER_FAMILIES, addressed_to};
 
-/// With what the keeper hunts.
+/// With what the driver hunts.
 #[derive(Clone)]
 pub struct HuntParts {
     /// How.
@@ -44,9 +44,9 @@ pub type Classify =
 /// Hears what is worth counting.
 pub type HuntObserver = Arc<dyn Fn(&HuntReport) + Send + Sync>;
 
-/// The keeper's side of the hunt. Does not keep the keeper alive: the hunt ends with it.
-pub(super) struct World {
-    hands: Hands,
+/// The driver's side of the hunt. Does not keep the driver alive: the hunt ends with it.
+pub(super) struct HuntContext {
+    executor: LaneExecutor,
     orders: mpsc::WeakSender<Order>,
     fetcher: Fetcher,
     observer: HuntObserver,
@@ -55,25 +55,25 @@ pub(super) struct World {
     reports: mpsc::UnboundedSender<Input>,
 }
 
-impl World {
+impl HuntContext {
     pub(super) fn hunt(
         parts: HuntParts,
-        hands: Hands,
+        executor: LaneExecutor,
         orders: mpsc::WeakSender<Order>,
     ) -> HuntHandle {
         let HuntParts { config, fetcher, observer, classify } = parts;
         log::begin(&config);
         let (reports, inbox) = mpsc::unbounded_channel();
         tokio::spawn(forward(inbox, orders.clone()));
-        hunt(config, Arc::new(Self { hands, orders, fetcher, observer, classify, reports }))
+        hunt(config, Arc::new(Self { executor, orders, fetcher, observer, classify, reports }))
     }
 
     async fn try_brief(
         &self,
         identifier: &Identifier,
         scope: Scope,
-    ) -> Result<Vec<Want>, KeepError> {
-        let events = self.hands.events(named(kinds::ANNOUNCEMENT, identifier)).await?;
+    ) -> Result<Vec<Want>, DriverError> {
+        let events = self.executor.events(named(kinds::ANNOUNCEMENT, identifier)).await?;
         let stored: Vec<_> = read(&events, |event| Announcement::parse(event).ok());
         let (mut wants, families) = self.kept(identifier, stored.clone()).await?;
         match scope {
@@ -81,7 +81,7 @@ impl World {
             Scope::Everything => wants.extend(self.served(identifier, &stored).await?),
         }
         let tips = wants.iter().flat_map(|want| want.tips.iter().copied()).collect();
-        let lacking = self.hands.parts.repos.lacking(identifier, &tips).await?;
+        let lacking = self.executor.parts.repos.lacking(identifier, &tips).await?;
         wants.iter_mut().for_each(|want| want.tips.retain(|tip| lacking.contains(tip)));
         self.look_elsewhere(&mut wants, &families).await?;
         let is_here = |want: &Want| want.phase == Phase::Waiting && want.tips.is_empty();
@@ -99,7 +99,7 @@ impl World {
         &self,
         identifier: &Identifier,
         stored: Vec<Announcement>,
-    ) -> Result<(Vec<Want>, BTreeMap<EventId, BTreeSet<Identifier>>), KeepError> {
+    ) -> Result<(Vec<Want>, BTreeMap<EventId, BTreeSet<Identifier>>), DriverError> {
         let name = identifier.clone();
         let question = move |purgatory: &Purgatory| {
             let proposals = purgatory.proposals(&name).into_iter();
@@ -112,16 +112,16 @@ impl World {
     async fn ask<T: Send + 'static>(
         &self,
         question: impl FnOnce(&Purgatory) -> T + Send + 'static,
-    ) -> Result<T, KeepError> {
+    ) -> Result<T, DriverError> {
         let (reply, answer) = oneshot::channel();
         let question = move |purgatory: &Purgatory| _ = reply.send(question(purgatory));
         self.order(Order::Ask(Box::new(question))).await?;
-        answer.await.map_err(|_| KeepError::Gone)
+        answer.await.map_err(|_| DriverError::Gone)
     }
 
-    async fn order(&self, order: Order) -> Result<(), KeepError> {
-        let orders = self.orders.upgrade().ok_or(KeepError::Gone)?;
-        orders.send(order).await.map_err(|_| KeepError::Gone)
+    async fn order(&self, order: Order) -> Result<(), DriverError> {
+        let orders = self.orders.upgrade().ok_or(DriverError::Gone)?;
+        orders.send(order).await.map_err(|_| DriverError::Gone)
     }
 
     /// Pull requests may be complete in another family that they are addressed to. Each family is looked into once,
@@ -130,17 +130,17 @@ impl World {
         &self,
         wants: &mut [Want],
         families: &BTreeMap<EventId, BTreeSet<Identifier>>,
-    ) -> Result<(), KeepError> {
+    ) -> Result<(), DriverError> {
         let names = |want: &Want, family: &Identifier| {
             !want.tips.is_empty() && families.get(&want.id).is_some_and(|all| all.contains(family))
         };
         let open = wants.iter().filter(|want| !want.tips.is_empty());
         let named = open.filter_map(|want| families.get(&want.id)).flatten().cloned().collect();
-        let named = self.hands.parts.repos.existing(named).await?;
+        let named = self.executor.parts.repos.existing(named).await?;
         for family in named.into_iter().take(MAX_OTHER_FAMILIES) {
             let there = wants.iter().filter(|want| names(want, &family));
             let tips = there.flat_map(|want| want.tips.iter().copied()).collect();
-            let lacking = self.hands.parts.repos.lacking(&family, &tips).await?;
+            let lacking = self.executor.parts.repos.lacking(&family, &tips).await?;
             for want in wants.iter_mut().filter(|want| names(want, &family)) {
                 want.tips.retain(|tip| lacking.contains(tip));
             }
@@ -153,48 +153,48 @@ impl World {
         &self,
         identifier: &Identifier,
         announcements: &[Announcement],
-    ) -> Result<Vec<Want>, KeepError> {
-        let want = |id, tips, keepers: &[PublicKey], untrusted: &[CloneUrl]| {
+    ) -> Result<Vec<Want>, DriverError> {
+        let want = |id, tips, owners: &[PublicKey], untrusted: &[CloneUrl]| {
             // Those that it is about come first: anybody may announce the same name and list thousands of places.
-            let is_keepers = |a: &&Announcement| keepers.contains(&a.repo.owner);
-            let own = announcements.iter().filter(is_keepers);
-            let others = announcements.iter().filter(|a| !is_keepers(a));
+            let is_owners = |a: &&Announcement| owners.contains(&a.repo.owner);
+            let own = announcements.iter().filter(is_owners);
+            let others = announcements.iter().filter(|a| !is_owners(a));
             let trusted = self.places(own.chain(others).flat_map(|a| &a.clone));
             let untrusted = self.places(untrusted.iter().filter(|url| !trusted.contains(url)));
             Want { id, phase: Phase::Expired, tips, trusted, untrusted }
         };
-        let events = self.hands.events(named(kinds::STATE, identifier)).await?;
+        let events = self.executor.events(named(kinds::STATE, identifier)).await?;
         let states = read(&events, |event| State::parse(event).ok());
         let states = states.iter().filter_map(|state| {
             Some(want(state.version.id, state.tips()?, &[state.repo.owner], &[]))
         });
         let repos = announcements.iter().map(|announcement| announcement.repo.clone());
-        let events = self.hands.events(addressed_to(repos)).await?;
+        let events = self.executor.events(addressed_to(repos)).await?;
         let proposals = read(&events, |event| Proposal::parse(event).ok());
         let proposals = proposals.iter().map(|p| {
-            let keepers: Vec<_> = p.repos.iter().map(|repo| repo.owner).collect();
-            want(p.id, vec![p.tip], &keepers, &p.clone)
+            let owners: Vec<_> = p.repos.iter().map(|repo| repo.owner).collect();
+            want(p.id, vec![p.tip], &owners, &p.clone)
         });
         Ok(states.chain(proposals).collect())
     }
 
     /// Some of these git servers.
     fn places<'a>(&self, urls: impl Iterator<Item = &'a CloneUrl> + Clone) -> Vec<CloneUrl> {
-        select_addresses(urls, &self.hands.parts.policy.service, self.now().unix)
+        select_addresses(urls, &self.executor.parts.policy.service, self.now().unix)
     }
 
     /// Everything with a view, and everything that purgatory has given up and not forgotten.
-    async fn try_identifiers(&self) -> Result<BTreeSet<Identifier>, KeepError> {
+    async fn try_identifiers(&self) -> Result<BTreeSet<Identifier>, DriverError> {
         let mut identifiers = self.ask(|purgatory| purgatory.wanting(Phase::Expired)).await?;
-        let views = self.hands.parts.repos.repositories().await?;
+        let views = self.executor.parts.repos.repositories().await?;
         identifiers.extend(views.into_iter().map(|repo| repo.identifier));
         Ok(identifiers)
     }
 }
 
-impl SyncContext for World {
+impl SyncContext for HuntContext {
     fn now(&self) -> Now {
-        self.hands.parts.clock.now()
+        self.executor.parts.clock.now()
     }
 
     async fn brief(&self, identifier: &Identifier, scope: Scope) -> Option<Vec<Want>> {
@@ -230,9 +230,9 @@ impl SyncContext for World {
             let fetched = self.fetcher.fetch(identifier, url, oids, answered).await;
             return (fetched.got, fetched.trouble);
         };
-        let (disk, now) = (&self.hands.disk, self.now().mono);
+        let (disk, now) = (&self.executor.disk, self.now().mono);
         let room = disk.room(now, identifier, &claimant, Addition::Hunted);
-        let left = match disk.family_room(&self.hands.parts.repos, identifier).await {
+        let left = match disk.family_room(&self.executor.parts.repos, identifier).await {
             Ok(left) => left,
             Err(error) => return (BTreeSet::new(), Some(Trouble::Ours(error.to_string()))),
         };

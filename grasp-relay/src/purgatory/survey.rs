@@ -12,16 +12,16 @@ use nostr::filter::{Filter, SingleLetterTag};
 use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 
-use super::git::KeepError;
-use super::lane::Hands;
+use super::lane::LaneExecutor;
+use super::refs::DriverError;
 use crate::store;
 
 /// Served pull requests of one identifier that are carried to new views and looked after, the latest; older ones
 /// stay where they are.
-const MOST_PROPOSALS: usize = 1_000;
+const MAX_PROPOSALS: usize = 1_000;
 
 /// Authors who have no state stored and may have had one before, looked up in one survey.
-const MOST_AUTHORS: usize = 64;
+const MAX_AUTHORS: usize = 64;
 
 /// Other families that pull requests are looked for in, in one survey. Each of them has surveys of its own, which find
 /// whatever is complete there.
@@ -59,7 +59,7 @@ impl SurveyRequest {
     }
 }
 
-impl Hands {
+impl LaneExecutor {
     pub(super) async fn survey(&self, request: SurveyRequest) -> Input {
         let identifier = request.identifier.clone();
         match self.try_survey(request).await {
@@ -73,7 +73,7 @@ impl Hands {
 
     /// Whether nothing can be released or served under a name: it has no git data, and only pull requests wait for
     /// some. They name other repositories too, and are looked after there. One event may name many such.
-    async fn is_vacant(&self, request: &SurveyRequest) -> Result<bool, KeepError> {
+    async fn is_vacant(&self, request: &SurveyRequest) -> Result<bool, DriverError> {
         let is_ruled =
             |event: &Arc<Event>| [kinds::ANNOUNCEMENT, kinds::STATE].contains(&event.kind);
         if request.kept.is_empty() || request.kept.iter().any(is_ruled) {
@@ -90,7 +90,7 @@ impl Hands {
         Ok(!self.parts.store.exists(vec![announced], now).await?.contains(&true))
     }
 
-    async fn try_survey(&self, request: SurveyRequest) -> Result<Survey, KeepError> {
+    async fn try_survey(&self, request: SurveyRequest) -> Result<Survey, DriverError> {
         if self.is_vacant(&request).await? {
             return Ok(Survey { is_vacant: true, ..Survey::default() });
         }
@@ -140,7 +140,7 @@ impl Hands {
         identifier: &Identifier,
         views: &BTreeMap<RepoId, BTreeMap<RefName, Oid>>,
         found: &[Arc<Event>],
-    ) -> Result<BTreeSet<EventId>, KeepError> {
+    ) -> Result<BTreeSet<EventId>, DriverError> {
         let mut shown = self.contributions(identifier).await?;
         shown.extend(views.values().flat_map(BTreeMap::keys).filter_map(RefName::event));
         found.iter().for_each(|event| _ = shown.remove(&event.id));
@@ -148,7 +148,7 @@ impl Hands {
     }
 
     /// Those of these events that are not stored.
-    async fn unstored(&self, ids: BTreeSet<EventId>) -> Result<BTreeSet<EventId>, KeepError> {
+    async fn unstored(&self, ids: BTreeSet<EventId>) -> Result<BTreeSet<EventId>, DriverError> {
         if ids.is_empty() {
             return Ok(ids);
         }
@@ -163,7 +163,7 @@ impl Hands {
         identifier: &Identifier,
         mut proposals: Vec<HeldProposal>,
         here: &BTreeSet<EventId>,
-    ) -> Result<BTreeSet<EventId>, KeepError> {
+    ) -> Result<BTreeSet<EventId>, DriverError> {
         proposals.retain(|proposal| !here.contains(&proposal.id));
         let families = proposals.iter().flat_map(|proposal| &proposal.families);
         let others = families.filter(|family| *family != identifier).cloned().collect();
@@ -178,7 +178,7 @@ impl Hands {
     }
 
     /// Those of the waiting events that the event store would not take any more.
-    async fn refused(&self, kept: Vec<Arc<Event>>) -> Result<BTreeSet<EventId>, KeepError> {
+    async fn refused(&self, kept: Vec<Arc<Event>>) -> Result<BTreeSet<EventId>, DriverError> {
         let now = self.parts.clock.now().unix;
         let mut refused = BTreeSet::new();
         for some in kept.chunks(EVENTS_AT_ONCE) {
@@ -195,7 +195,7 @@ impl Hands {
         identifier: &Identifier,
         announcements: &[Arc<Event>],
         stored: &[Arc<Event>],
-    ) -> Result<Vec<Arc<Event>>, KeepError> {
+    ) -> Result<Vec<Arc<Event>>, DriverError> {
         let announcements = announcements.iter().filter_map(|e| Announcement::parse(e).ok());
         let of_name = announcements.filter(|a| a.repo.identifier == *identifier);
         let mut authors: BTreeSet<PublicKey> = BTreeSet::new();
@@ -204,7 +204,7 @@ impl Hands {
         });
         stored.iter().for_each(|state| _ = authors.remove(&state.pubkey));
         let mut previous = Vec::new();
-        for author in authors.into_iter().take(MOST_AUTHORS) {
+        for author in authors.into_iter().take(MAX_AUTHORS) {
             let coordinate = Coordinate::new(kinds::STATE, author).identifier(identifier.as_str());
             let versions = self.parts.store.superseded(coordinate).await?;
             previous.extend(versions.into_iter().next().map(Arc::new));
@@ -217,12 +217,12 @@ impl Hands {
         &self,
         identifier: &Identifier,
         announcements: &[Arc<Event>],
-    ) -> Result<Vec<Arc<Event>>, KeepError> {
+    ) -> Result<Vec<Arc<Event>>, DriverError> {
         let repo = |event: &Arc<Event>| RepoId::new(event.pubkey, identifier.clone());
         self.events(addressed_to(announcements.iter().map(repo))).await
     }
 
-    pub(super) async fn events(&self, filter: Filter) -> Result<Vec<Arc<Event>>, KeepError> {
+    pub(super) async fn events(&self, filter: Filter) -> Result<Vec<Arc<Event>>, DriverError> {
         let now = self.parts.clock.now().unix;
         let found = store::events(&*self.parts.store, filter, now).await?;
         Ok(found.into_iter().map(Arc::new).collect())
@@ -239,7 +239,7 @@ pub(super) fn addressed_to(repos: impl Iterator<Item = RepoId>) -> Filter {
     Filter::new()
         .kinds([kinds::PULL_REQUEST, kinds::PULL_REQUEST_UPDATE])
         .custom_tags(SingleLetterTag::LOWERCASE_A, repos.map(|repo| repo.to_string()))
-        .limit(MOST_PROPOSALS)
+        .limit(MAX_PROPOSALS)
 }
 
 /// What a state needs, if it can ever be true.
@@ -257,7 +257,7 @@ fn tips_by_event<'a>(
 async fn complete(
     guard: &mut FamilyGuard,
     wanted: &Wanted,
-) -> Result<BTreeSet<EventId>, KeepError> {
+) -> Result<BTreeSet<EventId>, DriverError> {
     let all: BTreeSet<Oid> = wanted.values().flatten().copied().collect();
     if all.is_empty() {
         // A state may declare nothing, which is always here.

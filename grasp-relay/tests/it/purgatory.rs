@@ -1,4 +1,4 @@
-//! A keeper whose journal cannot be written for a while.
+//! A purgatory whose journal cannot be written for a while.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use grasp_purgatory::journal::Record;
 use grasp_purgatory::{Config, Input, Phase, Purgatory};
 use grasp_relay::Clock;
 use grasp_relay::ingest::GitBackend;
-use grasp_relay::keeper::{Keeper, KeeperParts};
 use grasp_relay::nostr::Hub;
+use grasp_relay::purgatory::{PurgatoryDriver, PurgatoryParts};
 use nostr::event::{Event, EventBuilder, FinalizeEvent as _, Kind, Tag};
 use nostr::key::Keys;
 use nostr::types::Timestamp;
@@ -52,10 +52,10 @@ fn journal(dir: &Path, waiting: &[Arc<Event>], most: &str) -> PathBuf {
     path
 }
 
-async fn start(dir: &Path, journal: &Path) -> Keeper {
+async fn start(dir: &Path, journal: &Path) -> PurgatoryDriver {
     let git = Git::find(&std::env::var_os("PATH").unwrap(), Slots::default()).unwrap();
     let repos = RepoStore::open(&dir.join("git"), git, StagingLimits::default()).await.unwrap();
-    let parts = KeeperParts {
+    let parts = PurgatoryParts {
         repos,
         contributors: None,
         store: Arc::new(MemoryStore::default()),
@@ -66,13 +66,13 @@ async fn start(dir: &Path, journal: &Path) -> Keeper {
         hunt: None,
     };
     let (journal, records) = Journal::open(journal).unwrap();
-    Keeper::start(parts, Config::default(), journal, records).await
+    PurgatoryDriver::start(parts, Config::default(), journal, records).await
 }
 
 /// Tells until there is no room for more.
-async fn tell_all_there_is_room_for(keeper: &Keeper, identifier: &Identifier) {
+async fn tell_all_there_is_room_for(purgatory: &PurgatoryDriver, identifier: &Identifier) {
     for _ in 0..10_000 {
-        let told = keeper.tell(Input::Changed { identifier: identifier.clone() });
+        let told = purgatory.tell(Input::Changed { identifier: identifier.clone() });
         if tokio::time::timeout(Duration::from_millis(500), told).await.is_err() {
             return;
         }
@@ -83,17 +83,18 @@ async fn tell_all_there_is_room_for(keeper: &Keeper, identifier: &Identifier) {
 #[tokio::test]
 async fn questions_are_answered_however_much_waits_for_a_full_disk() {
     let dir = TempDir::new().unwrap();
-    let keeper = start(dir.path(), &journal(dir.path(), &[], "0")).await;
+    let purgatory = start(dir.path(), &journal(dir.path(), &[], "0")).await;
     let event = announcement(&Keys::generate(), "x");
     let identifier = "x".parse().unwrap();
-    let hold = || GitBackend::hold(&keeper, event.clone(), Hold::Announcement, Origin::anonymous());
+    let hold =
+        || GitBackend::hold(&purgatory, event.clone(), Hold::Announcement, Origin::anonymous());
     let why = in_time(hold()).await.unwrap_err();
     assert!(why.to_string().contains("journal of purgatory cannot be written"), "{why}");
-    tell_all_there_is_room_for(&keeper, &identifier).await;
-    assert!(!keeper.can_write());
-    in_time(keeper.ask(|purgatory| purgatory.counts())).await.unwrap();
+    tell_all_there_is_room_for(&purgatory, &identifier).await;
+    assert!(!purgatory.can_write());
+    in_time(purgatory.ask(|purgatory| purgatory.counts())).await.unwrap();
     assert!(in_time(hold()).await.is_err(), "whoever brings something is turned away at once");
-    let waited = tokio::time::timeout(Duration::from_secs(20), keeper.make_round()).await;
+    let waited = tokio::time::timeout(Duration::from_secs(20), purgatory.run_maintenance()).await;
     assert!(waited.unwrap().is_err(), "and so is whoever waits");
 }
 
@@ -106,15 +107,15 @@ async fn what_is_told_while_the_disk_fills_up_again_and_again_is_lost_at_no_time
     let begin = Timestamp::now();
     let most = format!("{MANY} + 100 * max(0, unixepoch() - {begin} - 1)");
     let path = journal(dir.path(), &waiting, &most);
-    let keeper = start(dir.path(), &path).await;
+    let purgatory = start(dir.path(), &path).await;
     for event in &waiting {
         let request = EventBuilder::new(Kind::EventDeletion, "").tag(Tag::event(event.id));
         let request = Arc::new(request.finalize(&keys).unwrap());
-        keeper.tell(Input::Deleted { request }).await;
+        purgatory.tell(Input::Deleted { request }).await;
     }
     let is_done = async || {
-        let counts = keeper.ask(|purgatory| purgatory.counts()).await.unwrap();
-        keeper.can_write() && counts.announcements == 0 && counts.pending_tasks == 0
+        let counts = purgatory.ask(|purgatory| purgatory.counts()).await.unwrap();
+        purgatory.can_write() && counts.announcements == 0 && counts.pending_tasks == 0
     };
     let done = async {
         while !is_done().await {
@@ -122,7 +123,7 @@ async fn what_is_told_while_the_disk_fills_up_again_and_again_is_lost_at_no_time
         }
     };
     tokio::time::timeout(Duration::from_secs(60), done).await.expect("all of it is done");
-    drop(keeper);
+    drop(purgatory);
     let reopened = async {
         loop {
             match Journal::open(&path) {

@@ -1,0 +1,424 @@
+//! Refs and views on disk, changed as purgatory decides: views of repositories, refs of pull requests, and the
+//! repositories of contributors (GRASP-06), which contain nothing but their pull requests.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use grasp_core::deletion::VanishScope;
+use grasp_core::nip34::{Announcement, Proposal};
+use grasp_core::push::PushCommand;
+use grasp_core::resources::Claimant;
+use grasp_core::{Identifier, Oid, RefName, RepoId, kinds};
+use grasp_purgatory::git::{FamilyGuard, GitError, RefTarget, RepoStore};
+use grasp_purgatory::{CleanupTask, ProposalRef, PushTarget, ViewTarget};
+use nostr::event::EventId;
+use nostr::filter::Filter;
+use nostr::key::PublicKey;
+
+use super::disk::Addition;
+use super::lane::LaneExecutor;
+use crate::store::StoreError;
+
+/// Tips that are remembered as having nothing in common with a family.
+const MAX_UNRELATED: usize = 10_000;
+
+/// Why something could not be made so. It is tried again.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum DriverError {
+    #[error(transparent)]
+    Git(#[from] GitError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("a state names no objects")]
+    NoObjects,
+    #[error("a view is in use")]
+    Busy,
+    #[error("purgatory is closed")]
+    Gone,
+}
+
+impl LaneExecutor {
+    /// Sets branches, tags and HEAD of views, and the refs of pull requests. Doing it again changes nothing, so what
+    /// an error or a crash leaves half done is finished by the next attempt.
+    pub(super) async fn apply(
+        &self,
+        identifier: &Identifier,
+        views: Vec<ViewTarget>,
+        proposals: Vec<ProposalRef>,
+    ) -> Result<(), DriverError> {
+        let now = self.parts.clock.now().unix;
+        let mut guard = self.parts.repos.lock(identifier).await?;
+        for ViewTarget { repo, state } in views {
+            guard.create_view(&repo.owner).await?;
+            let target = match &state {
+                Some(state) => RefTarget::of(state).ok_or(DriverError::NoObjects)?,
+                None => RefTarget::default(),
+            };
+            guard.apply(&repo.owner, &target, now).await?;
+        }
+        drop(guard);
+        self.place_proposals(proposals).await
+    }
+
+    /// All stores of repositories.
+    pub(super) fn stores(&self) -> impl Iterator<Item = &RepoStore> {
+        std::iter::once(&self.parts.repos).chain(&self.parts.contributors)
+    }
+
+    pub(super) async fn try_task(&self, task: &CleanupTask) -> Result<(), DriverError> {
+        match task {
+            CleanupTask::CreateView { repo } => {
+                let mut guard = self.parts.repos.lock(&repo.identifier).await?;
+                guard.create_view(&repo.owner).await?;
+            }
+            CleanupTask::RemoveView { repo, at_once } => self.remove_view(repo, *at_once).await?,
+            CleanupTask::ClearProposal { id, keep, names } => {
+                self.clear_proposal(*id, keep, names).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a view out of service, unless a stored announcement still asks us to host it. A push that is under way is
+    /// waited for unless it is to go at once: a sender who takes their time must not keep it in service.
+    async fn remove_view(&self, repo: &RepoId, at_once: bool) -> Result<(), DriverError> {
+        let mut guard = self.parts.repos.lock(&repo.identifier).await?;
+        let filter = Filter::new()
+            .kind(kinds::ANNOUNCEMENT)
+            .author(repo.owner)
+            .identifier(repo.identifier.as_str());
+        let stored = self.events(filter).await?;
+        let announced = stored.iter().filter_map(|event| Announcement::parse(event).ok());
+        if announced.into_iter().any(|announcement| self.parts.policy.hosts(&announcement)) {
+            return Ok(());
+        }
+        if !at_once && self.active_work.is_active(repo) {
+            return Err(DriverError::Busy);
+        }
+        match self.has_vanished(&repo.owner).await? {
+            true => Ok(guard.destroy_view(&repo.owner).await?),
+            false => Ok(guard.retire_view(&repo.owner, self.parts.clock.now().unix).await?),
+        }
+    }
+
+    /// Whether somebody has asked us to forget them: then nothing of theirs is kept for later.
+    pub(super) async fn has_vanished(&self, author: &PublicKey) -> Result<bool, DriverError> {
+        let requests = self.events(Filter::new().kind(kinds::VANISH).author(*author)).await?;
+        let us = Some(&self.parts.policy.service);
+        Ok(requests.iter().any(|request| VanishScope::parse(request).includes(us)))
+    }
+
+    /// Drops uploads and refs of a pull request, but for the tips to keep. What is served has its ref.
+    async fn clear_proposal(
+        &self,
+        id: EventId,
+        keep: &BTreeSet<Oid>,
+        names: &BTreeSet<Identifier>,
+    ) -> Result<(), DriverError> {
+        let served = self.events(Filter::new().id(id)).await?.into_iter();
+        let served = served.filter_map(|event| Some(Proposal::parse(&event).ok()?.tip));
+        let stay: BTreeSet<Oid> = keep.iter().copied().chain(served).collect();
+        for store in self.stores() {
+            for name in names {
+                let mut guard = store.lock(name).await?;
+                for tip in guard.staged(id).await?.difference(keep) {
+                    guard.discard_staged_tip(id, *tip).await?;
+                }
+                self.clear_refs(&mut guard, id, &stay).await?;
+            }
+        }
+        if let Some(repos) = &self.parts.contributors {
+            for name in names {
+                remove_empty(repos, &self.active_work, name).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes `refs/nostr/<id>` from the views of a family where it points at anything else.
+    async fn clear_refs(
+        &self,
+        guard: &mut FamilyGuard,
+        id: EventId,
+        stay: &BTreeSet<Oid>,
+    ) -> Result<(), DriverError> {
+        let (name, now) = (RefName::nostr(id), self.parts.clock.now().unix);
+        for owner in guard.owners().await? {
+            let tip = guard.refs(&owner).await?.get(&name).copied();
+            if tip.is_none_or(|tip| stay.contains(&tip)) {
+                continue;
+            }
+            let change = PushCommand { old: tip, new: None, name: name.clone() };
+            guard.move_refs(&owner, &[change], None, now).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Tips of pull requests that have no history in common with a family that they are addressed to, so that they are
+/// not compared at every survey. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Unrelated(Arc<Mutex<BTreeSet<(Identifier, Oid)>>>);
+
+impl Unrelated {
+    fn note(&self, family: &Identifier, tip: Oid) {
+        let mut known = self.lock();
+        if known.len() >= MAX_UNRELATED {
+            known.clear();
+        }
+        known.insert((family.clone(), tip));
+    }
+
+    fn contains(&self, family: &Identifier, tip: Oid) -> bool {
+        self.lock().contains(&(family.clone(), tip))
+    }
+
+    /// Has the tips of a family compared again: it may have got more history.
+    pub(super) fn forget(&self, family: &Identifier) {
+        self.lock().retain(|(known, _)| known != family);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<(Identifier, Oid)>> {
+        // A set is whole at any time.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl LaneExecutor {
+    /// Points `refs/nostr/<id>` at the tips in every view that shall have them, wherever the tips are now.
+    ///
+    /// The refs of one view are written once, however many there are. One lock at a time: whoever carries something
+    /// the other way may be waiting.
+    pub(super) async fn place_proposals(
+        &self,
+        proposals: Vec<ProposalRef>,
+    ) -> Result<(), DriverError> {
+        let mut by_view: BTreeMap<RepoId, BTreeMap<EventId, Oid>> = BTreeMap::new();
+        for proposal in &proposals {
+            self.promote(proposal).await?;
+            for repo in self.bring(proposal).await? {
+                by_view.entry(repo).or_default().insert(proposal.id, proposal.tip);
+            }
+        }
+        for (repo, tips) in by_view {
+            let mut guard = self.parts.repos.lock(&repo.identifier).await?;
+            self.set_proposals(&mut guard, &repo, &tips).await?;
+        }
+        Ok(())
+    }
+
+    /// Takes what waits in staging into its families.
+    async fn promote(&self, proposal: &ProposalRef) -> Result<(), DriverError> {
+        for came in &proposal.staged {
+            match came {
+                PushTarget::Repository(from) => {
+                    let mut guard = self.parts.repos.lock(&from.identifier).await?;
+                    guard.promote_staged(proposal.id, proposal.tip).await?;
+                }
+                PushTarget::Contributor(place) => {
+                    self.place_contribution(place, proposal.id, proposal.tip).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings the objects of a pull request to the families that lack them and have history in common with it. Returns
+    /// the views whose family has them now.
+    async fn bring(&self, proposal: &ProposalRef) -> Result<Vec<RepoId>, DriverError> {
+        let tip = proposal.tip;
+        let mut repos: Vec<&RepoId> = proposal.repos.iter().collect();
+        repos.retain(|repo| !self.unrelated.contains(&repo.identifier, tip));
+        if repos.is_empty() {
+            return Ok(Vec::new());
+        }
+        let Some((store, source)) = self.family_with(&proposal.families, tip).await? else {
+            tracing::debug!(id = %proposal.id, "the tip of a pull request is in none of its families");
+            return Ok(Vec::new());
+        };
+        let mut ready = Vec::new();
+        for repo in repos {
+            let mut guard = self.parts.repos.lock(&repo.identifier).await?;
+            let is_here = guard.check(&BTreeSet::from([tip])).await?.is_complete();
+            if is_here || self.copy(&mut guard, (store, source), repo, proposal).await? {
+                ready.push(repo.clone());
+            }
+        }
+        Ok(ready)
+    }
+
+    /// Copies what a pull request needs to a family, if they have history in common and its author may add so much.
+    async fn copy(
+        &self,
+        guard: &mut FamilyGuard,
+        from: (&RepoStore, &Identifier),
+        to: &RepoId,
+        proposal: &ProposalRef,
+    ) -> Result<bool, DriverError> {
+        let (family, now) = (&to.identifier, self.parts.clock.now().mono);
+        let claimant = Claimant::default().signed_by(proposal.author);
+        let Some(incoming) = self.parts.repos.copy(from, to, proposal.tip).await? else {
+            self.unrelated.note(family, proposal.tip);
+            return Ok(false);
+        };
+        let bytes = incoming.bytes().await?;
+        let room = self.disk.room(now, family, &claimant, Addition::Hunted);
+        let left = self.disk.family_room(&self.parts.repos, family).await?;
+        if bytes > room.min(left) {
+            tracing::debug!(id = %proposal.id, %family, "no room for a pull request from elsewhere");
+            self.unrelated.note(family, proposal.tip);
+            return Ok(false);
+        }
+        guard.promote(incoming).await?;
+        self.disk.charge(now, family, &claimant, (Addition::Hunted, bytes));
+        Ok(true)
+    }
+
+    /// A family that has a tip with its whole history.
+    async fn family_with<'a>(
+        &'a self,
+        families: &'a BTreeSet<Identifier>,
+        tip: Oid,
+    ) -> Result<Option<(&'a RepoStore, &'a Identifier)>, DriverError> {
+        for store in self.stores() {
+            for identifier in families {
+                if store.lacking(identifier, &BTreeSet::from([tip])).await?.is_empty() {
+                    return Ok(Some((store, identifier)));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Points `refs/nostr/<id>` of a view at these tips, in one step.
+    pub(super) async fn set_proposals(
+        &self,
+        guard: &mut FamilyGuard,
+        repo: &RepoId,
+        tips: &BTreeMap<EventId, Oid>,
+    ) -> Result<(), DriverError> {
+        let refs = guard.refs(&repo.owner).await?;
+        let changes = tips.iter().filter_map(|(id, tip)| {
+            let name = RefName::nostr(*id);
+            let old = refs.get(&name).copied();
+            (old != Some(*tip)).then_some(PushCommand { old, new: Some(*tip), name })
+        });
+        let changes: Vec<PushCommand> = changes.collect();
+        if !changes.is_empty() {
+            guard.move_refs(&repo.owner, &changes, None, self.parts.clock.now().unix).await?;
+        }
+        Ok(())
+    }
+}
+
+impl LaneExecutor {
+    /// Points `refs/nostr/<id>` of a contributor's place at the tip that they brought there.
+    pub(super) async fn place_contribution(
+        &self,
+        place: &RepoId,
+        id: EventId,
+        tip: Oid,
+    ) -> Result<(), DriverError> {
+        let Some(repos) = &self.parts.contributors else { return Ok(()) };
+        let mut guard = repos.lock(&place.identifier).await?;
+        guard.create_view(&place.owner).await?;
+        guard.promote_staged(id, tip).await?;
+        if guard.check(&BTreeSet::from([tip])).await?.is_complete() {
+            self.set_proposals(&mut guard, place, &BTreeMap::from([(id, tip)])).await?;
+        }
+        Ok(())
+    }
+
+    /// The pull requests that have a ref at a contributor's place of this name.
+    pub(super) async fn contributions(
+        &self,
+        identifier: &Identifier,
+    ) -> Result<BTreeSet<EventId>, DriverError> {
+        let mut found = BTreeSet::new();
+        let Some(repos) = &self.parts.contributors else { return Ok(found) };
+        let guard = repos.lock(identifier).await?;
+        for owner in guard.owners().await? {
+            found.extend(guard.refs(&owner).await?.keys().filter_map(RefName::event));
+        }
+        Ok(found)
+    }
+}
+
+/// Removes the places of a name that have no refs, and everything of that name with the last of them. While somebody
+/// pushes there, nothing is removed: whoever comes last looks again.
+pub(super) async fn remove_empty(
+    repos: &RepoStore,
+    active_work: &ActiveWork,
+    name: &Identifier,
+) -> Result<(), GitError> {
+    let mut guard = repos.lock(name).await?;
+    if active_work.is_active_under(name) {
+        return Ok(());
+    }
+    for owner in guard.owners().await? {
+        if guard.refs(&owner).await?.is_empty() {
+            guard.destroy_view(&owner).await?;
+        }
+    }
+    guard.remove_if_deserted().await
+}
+
+/// How many are at work on each repository.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ActiveWork(Arc<Mutex<BTreeMap<RepoId, usize>>>);
+
+/// Somebody at work, until this is dropped.
+#[derive(Debug)]
+pub struct WorkGuard {
+    active_work: ActiveWork,
+    repo: RepoId,
+}
+
+impl ActiveWork {
+    pub(super) fn begin(&self, repo: &RepoId) -> WorkGuard {
+        *self.count().entry(repo.clone()).or_default() += 1;
+        WorkGuard { active_work: self.clone(), repo: repo.clone() }
+    }
+
+    pub(super) fn is_active(&self, repo: &RepoId) -> bool {
+        self.count().contains_key(repo)
+    }
+
+    /// Whether anybody is at work on a repository of this name.
+    pub(super) fn is_active_under(&self, name: &Identifier) -> bool {
+        self.count().keys().any(|repo| repo.identifier == *name)
+    }
+
+    fn count(&self) -> MutexGuard<'_, BTreeMap<RepoId, usize>> {
+        // Counting cannot panic half-way.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for WorkGuard {
+    fn drop(&mut self) {
+        let mut count = self.active_work.count();
+        match count.get_mut(&self.repo) {
+            Some(active_work) if *active_work > 1 => *active_work -= 1,
+            _ => _ = count.remove(&self.repo),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nostr::key::PublicKey;
+
+    use super::*;
+
+    #[test]
+    fn the_last_to_leave_ends_the_work() {
+        let active_work = ActiveWork::default();
+        let repo = RepoId::new(PublicKey::from_byte_array([1; 32]), "x".parse().unwrap());
+        let (one, two) = (active_work.begin(&repo), active_work.begin(&repo));
+        drop(one);
+        assert!(active_work.is_active(&repo) && active_work.is_active_under(&repo.identifier));
+        drop(two);
+        assert!(!active_work.is_active(&repo) && !active_work.is_active_under(&repo.identifier));
+    }
+}
