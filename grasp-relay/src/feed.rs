@@ -195,7 +195,7 @@ impl Reader {
             Some(Ok(page)) => waiting.extend(page),
             Some(Err(StoreError::Closed)) => return None,
             Some(Err(error)) => {
-                tracing::error!(%error, "the feed could not read the store, trying again");
+                tracing::error!(%error, "the feed could not read the event store; trying again");
                 tokio::time::sleep(RETRY_DELAY).await;
                 self.phase = FeedPhase::Begin;
             }
@@ -217,7 +217,7 @@ impl Reader {
         match Event::from_json(stored.json.as_bytes()) {
             Ok(event) => Some(Arc::new(event)),
             Err(error) => {
-                tracing::error!(%error, id = %stored.id, "a stored event cannot be read");
+                tracing::error!(%error, id = %stored.id, "a stored event cannot be parsed; the feed skips it");
                 None
             }
         }

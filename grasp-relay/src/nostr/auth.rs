@@ -85,9 +85,9 @@ pub(crate) struct Expected<'a> {
 /// The reason for which an AUTH is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AuthFault {
-    #[error("invalid: AUTH wants an event of kind 22242")]
+    #[error("invalid: AUTH needs an event of kind 22242")]
     Kind,
-    #[error("invalid: the challenge is not this connection's")]
+    #[error("invalid: the challenge is not that of this connection")]
     Challenge,
     #[error("invalid: the relay tag does not name this relay")]
     Relay,

@@ -263,7 +263,7 @@ impl Connection {
         match read.await {
             Ok(request) => self.handle_input(now, Input::Read(request)).await,
             Err(error) => {
-                tracing::error!(%error, "a message could not be read");
+                tracing::error!(%error, "parsing a message panicked; closing its connection");
                 Err(Stop::Disconnected)
             }
         }
@@ -309,7 +309,7 @@ impl Connection {
             }
             Page::Busy(token) => self.handle_input(now, Input::Ended(token, EndReason::Busy)).await,
             Page::Failed(token, error) => {
-                tracing::error!(%error, "a history could not be read");
+                tracing::error!(%error, "the event store failed to read the history of a subscription");
                 self.handle_input(now, Input::Ended(token, EndReason::StoreFailed)).await
             }
             Page::End(token) => self.catch_up(now, token).await,
@@ -323,7 +323,7 @@ impl Connection {
                 Input::Ended(token, EndReason::Busy)
             }
             JobResult::Counted(token, Err(ReadFailure::Store(error))) => {
-                tracing::error!(%error, "a count failed");
+                tracing::error!(%error, "the event store failed to count");
                 Input::Ended(token, EndReason::StoreFailed)
             }
             JobResult::NegOpened(token, (snapshot, what)) => {

@@ -75,7 +75,7 @@ impl NegentropyPool {
             Ok(Inventory::Complete(items)) => items,
             Ok(Inventory::TooMany) => return (None, NegOutcome::TooBig),
             Err(error) => {
-                tracing::error!(%error, "no inventory for a negentropy session");
+                tracing::error!(%error, "the event store failed to list the items of a negentropy session");
                 return (None, NegOutcome::StoreFailed);
             }
         };
@@ -122,7 +122,7 @@ impl NegentropyPool {
             Ok(Some(answer)) => NegOutcome::Answered(answer),
             Ok(None) => NegOutcome::Invalid,
             Err(error) => {
-                tracing::error!(%error, "a negentropy job died");
+                tracing::error!(%error, "a negentropy comparison panicked");
                 NegOutcome::Invalid
             }
         }

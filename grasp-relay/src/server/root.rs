@@ -62,7 +62,7 @@ impl Root {
     /// Returns the landing page; without repositories if the store fails.
     async fn page(&self) -> Response {
         let rows = self.listing.rows().await.unwrap_or_else(|error| {
-            tracing::warn!(%error, "could not list the repositories");
+            tracing::warn!(%error, "the event store failed to list repositories; the landing page shows none");
             Arc::default()
         });
         let (service, now) =

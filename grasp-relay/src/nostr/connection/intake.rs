@@ -101,7 +101,7 @@ impl Intake {
             return std::future::pending().await;
         };
         let answers = (&mut batch.task).await.unwrap_or_else(|error| {
-            tracing::error!(%error, "ingest died");
+            tracing::error!(%error, "ingest panicked; its events are answered with an error");
             Vec::new()
         });
         let ids = self.running.take().map(|batch| batch.ids).unwrap_or_default();

@@ -59,7 +59,8 @@ impl NegSessions {
             return vec![Output::Send(Reply::neg_err(id, "closed: no such session"))];
         };
         match open.awaiting {
-            Awaiting::Relay => self.fail(id, Reply::neg_err(id, "invalid: it is not your turn")),
+            Awaiting::Relay => self
+                .fail(id, Reply::neg_err(id, "invalid: NEG-MSG before the answer to the last one")),
             Awaiting::Client { .. } => {
                 open.awaiting = Awaiting::Relay;
                 vec![Output::AnswerNeg { token: open.token, message }]

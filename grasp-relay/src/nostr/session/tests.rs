@@ -64,7 +64,7 @@ fn auth(keys: &Keys, challenge: &str) -> String {
 }
 
 #[test]
-fn a_subscription_of_the_same_id_gives_way_and_its_late_results_find_nobody() {
+fn a_subscription_of_the_same_id_is_replaced_and_its_late_results_are_ignored() {
     let mut session = session(Limits::default());
     let old = session.opens(r#"["REQ","s",{}]"#);
     let outputs = session.hears(r#"["REQ","s",{"kinds":[1]}]"#);
@@ -144,7 +144,7 @@ fn too_many_events_are_refused_by_their_ok() {
 }
 
 #[test]
-fn a_flood_is_answered_once_over_and_then_hung_up_on() {
+fn a_flood_is_refused_and_then_disconnected() {
     let mut session = session(Limits { messages_per_minute: 3, ..Limits::default() });
     let token = session.opens(r#"["REQ","s",{}]"#);
     session.opens(r#"["REQ","t",{}]"#);
@@ -182,7 +182,7 @@ fn several_keys_may_be_proved_up_to_a_number() {
 }
 
 #[test]
-fn failed_auths_are_answered_and_then_hung_up_on() {
+fn failed_auths_are_answered_and_then_disconnected() {
     let mut session = session(Limits { auth_failures: 2, ..Limits::default() });
     let keys = Keys::generate();
     assert!(session.says(&auth(&keys, "wrong")).contains(r#"false,"invalid: the challenge"#));
@@ -253,7 +253,7 @@ fn an_unused_negentropy_session_is_closed_when_its_time_is_over_and_not_before()
 }
 
 #[test]
-fn a_quiet_client_is_pinged_and_then_hung_up_on_unless_it_answers() {
+fn an_idle_client_is_pinged_and_disconnected_unless_it_answers() {
     let limits = Limits::default();
     let (ping, idle) = (limits.ping_after, limits.idle_timeout);
     let mut session = session(limits);
