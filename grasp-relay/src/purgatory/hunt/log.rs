@@ -137,7 +137,7 @@ mod tests {
             (
                 Level::WARN,
                 HuntReport::Failed { identifier: one, url, trouble },
-                "url=https://git.example.com/x.git trouble=went silent",
+                "url=https://git.example.com/x.git trouble=stopped sending",
             ),
         ];
         for (level, report, part) in cases {
