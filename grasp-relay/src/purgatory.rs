@@ -1,13 +1,13 @@
-//! Keeps events and git data in step: the driver of purgatory.
+//! The driver of purgatory, which serves events and their git data together.
 //!
 //! ```text
 //!  ingest, pushes ──Order──▶ ┌───────────────┐ ──records──▶ journal (one write for many turns)
 //!  ends of work   ──Input──▶ │ loop: Purgatory│
-//!                            └───────┬───────┘ ──Op──▶ a lane per repository name: git, event store, hub
+//!                            └───────┬───────┘ ──Output──▶ a lane per identifier: git, store, hub
 //! ```
 //!
-//! One task owns the core. What it wants done runs in lanes, one per identifier: in order within a lane, at the same
-//! time across lanes, so that a slow repository keeps nobody waiting but itself.
+//! One task owns the core. Its outputs are executed in lanes, one per identifier: in order within a lane, concurrently
+//! across lanes, so that a slow repository delays no other.
 
 mod damage;
 mod disk;
@@ -54,51 +54,51 @@ use crate::store::{self, EventStore, REPOSITORY_KINDS, StoreError};
 /// Time that the sender of an event waits to hear whether it is served; then it hears that the event is held.
 const DECISION_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Orders that may wait before callers have to.
+/// Orders that are queued before senders have to wait.
 const ORDER_QUEUE: usize = 1_024;
 
-/// What the steps of the journal are traced as: before changes are written down, and after, before anything else is
-/// done about them. Whoever wants to see a crash at each of them listens here.
+/// Target of the trace events of the journal: before records are written, and after, before their outputs are executed.
+/// Crash tests end the process there.
 pub const JOURNAL: &str = "grasp::journal";
 
-/// RepoChange that may wait for a listener before it has to look for itself.
+/// Changes that are queued for a subscriber before it misses some.
 const CHANGE_QUEUE: usize = 1_024;
 
-/// What is about to change about the repositories that we keep, beyond what stored events say.
+/// A change of the hosted repositories that no stored event shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RepoChange {
-    /// A repository was announced, and waits for its git data.
+    /// The announcement of a repository is held until its git data is here.
     Held(Arc<Event>),
-    /// A repository has lost its announcement: it expired, was deleted, or no longer lists us.
+    /// A repository has lost its announcement: it expired, was deleted, or no longer lists this server.
     Removed(RepoId),
 }
 
-/// What a driver works with.
+/// The parts of the server that the driver uses.
 #[derive(Clone)]
 pub struct PurgatoryParts {
     /// Repositories on disk.
     pub repos: RepoStore,
-    /// The places of contributors for their pull requests, if they may have some (GRASP-06).
+    /// Repositories of contributors for their pull requests, if enabled (GRASP-06).
     pub contributors: Option<RepoStore>,
     /// Served events.
     pub store: Arc<dyn EventStore>,
-    /// Where news are told.
+    /// Publishes released events.
     pub hub: Hub,
-    /// The settings of the rulebook.
+    /// The settings of admission.
     pub policy: Policy,
-    /// The time.
+    /// The clock of the server.
     pub clock: Clock,
     /// Bytes of git data that the repositories of one name may have together.
     pub repository_bytes: u64,
-    /// With what git data is hunted for; without it, data comes by pushes alone.
+    /// The parts of the hunt; without them, git data comes by pushes alone.
     pub hunt: Option<HuntParts>,
 }
 
-/// The way to the driver. Cheap to clone; its task ends with the last clone.
+/// The handle of the driver's task. Cheap to clone; the task ends with the last clone.
 #[derive(Clone)]
 pub struct PurgatoryDriver {
     orders: mpsc::Sender<Order>,
-    /// The way for questions while orders may have to wait for the disk.
+    /// Questions that are answered while orders wait for the disk.
     questions: mpsc::Sender<Question>,
     parts: Arc<PurgatoryParts>,
     active_work: ActiveWork,
@@ -106,17 +106,17 @@ pub struct PurgatoryDriver {
     damage: Damage,
     disk: DiskBudget,
     hunting: Option<HuntHandle>,
-    /// Whether the journal took what it was last given.
+    /// `false` while the journal cannot be written.
     writes: watch::Receiver<bool>,
 }
 
-/// Why the driver does not do something.
+/// The driver takes no orders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unavailable {
     /// The server is stopping.
     #[error("purgatory is closed")]
     Stopping,
-    /// Its journal cannot be written at the moment, so that nothing new can be promised.
+    /// The journal cannot be written, so that nothing new can be promised.
     #[error("the journal of purgatory cannot be written; is the disk full?")]
     CannotWrite,
 }
@@ -136,35 +136,34 @@ enum Order {
         until: Until,
         reply: oneshot::Sender<()>,
     },
-    /// Begins a round, unless one is under way.
+    /// Starts maintenance now, unless it is running.
     StartMaintenance,
-    /// The time has come for the next errand of the round.
+    /// The next step of maintenance is due.
     MaintenanceDue,
-    /// All names, if they could be told.
+    /// All identifiers; `None` if they could not be read.
     Listed(Option<VecDeque<Identifier>>),
-    /// A repository name was tidied up.
+    /// The maintenance of an identifier has ended.
     Maintained(Identifier),
 }
 
-/// What can be waited for.
+/// A condition that callers wait for.
 enum Until {
-    /// All that has happened under an identifier until now has had its consequences.
+    /// All changes under an identifier until now have been handled.
     Settled(Identifier),
-    /// It is clear what becomes of an event for now.
+    /// An event was released, removed, or is held for now.
     Decided(EventId),
-    /// No round is under way.
+    /// Maintenance is not running.
     MaintenanceIdle,
 }
 
-/// Who waits.
 enum Waiter {
     Caller(oneshot::Sender<()>),
-    /// The visit of a maintenance round to a repository name.
+    /// The maintenance of an identifier.
     Maintenance(Identifier),
 }
 
 impl PurgatoryDriver {
-    /// Takes up where the records of the journal end, and starts to work.
+    /// Restores purgatory from the records of its journal, and starts the task.
     pub async fn start(
         parts: PurgatoryParts,
         config: Config,
@@ -174,7 +173,7 @@ impl PurgatoryDriver {
         let now = parts.clock.now();
         let purgatory = Purgatory::restore(config, parts.policy.clone(), records, now);
         for repos in std::iter::once(&parts.repos).chain(&parts.contributors) {
-            forget_strays(repos, &purgatory).await;
+            remove_unrecorded_uploads(repos, &purgatory).await;
         }
         let parts = Arc::new(parts);
         let (orders, inbox) = mpsc::channel(ORDER_QUEUE);
@@ -217,17 +216,17 @@ impl PurgatoryDriver {
         driver
     }
 
-    /// Repositories on disk.
+    /// Returns the repositories on disk.
     pub fn repos(&self) -> &RepoStore {
         &self.parts.repos
     }
 
-    /// The places of contributors for their pull requests, if they may have some.
+    /// Returns the repositories of contributors, if enabled.
     pub fn contributors(&self) -> Option<&RepoStore> {
         self.parts.contributors.as_ref()
     }
 
-    /// Removes a contributor's place that nothing is at, unless somebody is at work there.
+    /// Removes a contributor's repository without refs, unless work on it is in progress.
     pub(crate) async fn remove_empty(&self, place: &RepoId) -> Result<(), GitError> {
         match &self.parts.contributors {
             Some(repos) => refs::remove_empty(repos, &self.active_work, &place.identifier).await,
@@ -235,52 +234,53 @@ impl PurgatoryDriver {
         }
     }
 
-    /// Served events.
+    /// Returns the store of served events.
     pub fn store(&self) -> &Arc<dyn EventStore> {
         &self.parts.store
     }
 
-    /// The hunt for git data, if there is one.
+    /// Returns the handle of the hunt, if it is enabled.
     pub fn hunting(&self) -> Option<&HuntHandle> {
         self.hunting.as_ref()
     }
 
-    /// The settings of the rulebook.
+    /// The settings of admission.
     pub fn policy(&self) -> &Policy {
         &self.parts.policy
     }
 
-    /// Bounds on the git data that parties add in a day.
+    /// Returns the limits of git data that parties add.
     pub(crate) fn disk(&self) -> &DiskBudget {
         &self.disk
     }
 
-    /// The time.
+    /// The clock of the server.
     pub fn clock(&self) -> &Clock {
         &self.parts.clock
     }
 
-    /// Says that somebody is at work on a repository: its view stays as long as the answer is kept.
+    /// Keeps the view of a repository until the guard is dropped.
     pub fn begin_work(&self, repo: &RepoId) -> WorkGuard {
         self.active_work.begin(repo)
     }
 
-    /// Tells purgatory what happened.
+    /// Sends an input to purgatory.
     pub async fn tell(&self, input: Input) {
         let _ = self.orders.send(Order::Tell(input)).await;
     }
 
-    /// RepoChange from now on. Who falls behind, or begins, asks for [`Purgatory::held_announcements`] after that.
+    /// Subscribes to changes from now on. A subscriber that begins or missed some reads
+    /// [`Purgatory::held_announcements`] after that.
     pub fn news(&self) -> broadcast::Receiver<RepoChange> {
         self.news.subscribe()
     }
 
-    /// Whether what is brought can be written down; not as long as the disk is full.
+    /// Returns whether the journal can be written; not while the disk is full.
     pub fn can_write(&self) -> bool {
         *self.writes.borrow()
     }
 
-    /// Turns away who would have to wait for the disk, at the endpoint or as soon as it is full.
+    /// Fails instead of waiting for the disk, at once or as soon as it is full.
     async fn unless_full<T>(
         &self,
         work: impl Future<Output = Result<T, Unavailable>>,
@@ -301,17 +301,17 @@ impl PurgatoryDriver {
         while writes.changed().await.is_ok() {}
     }
 
-    /// Waits until the journal cannot be written, or nobody is left who would.
+    /// Waits until the journal cannot be written, or the task has ended.
     async fn full(&self) {
         _ = self.writes.clone().wait_for(|writes| !writes).await;
     }
 
-    /// Tells apart a journal that cannot be written from one that nobody writes any more.
+    /// Tells a journal that cannot be written from a task that has ended.
     fn why_full(&self) -> Unavailable {
         if self.can_write() { Unavailable::Stopping } else { Unavailable::CannotWrite }
     }
 
-    /// Asks purgatory something, between two turns.
+    /// Calls a function with the state of purgatory, between two turns.
     pub async fn ask<T: Send + 'static>(
         &self,
         question: impl FnOnce(&Purgatory) -> T + Send + 'static,
@@ -325,7 +325,7 @@ impl PurgatoryDriver {
                 let _ = asked.map(|(question, reply)| reply.send(question(purgatory)));
             })
         };
-        // After all that was said before it; but not behind what has to wait for the disk.
+        // After all orders before it, but not after those that wait for the disk.
         let in_turn = async {
             self.orders.send(Order::Ask(ask())).await.map_err(|_| Unavailable::Stopping)?;
             std::future::pending().await
@@ -344,17 +344,15 @@ impl PurgatoryDriver {
         }
     }
 
-    /// Says that something changed under an identifier, and waits until everything that follows from it is done. What
-    /// changes there later does not prolong that.
+    /// Reports a change under an identifier, and waits until its outputs were executed. Later changes do not prolong that.
     pub async fn settle(&self, identifier: &Identifier) -> Result<(), Unavailable> {
         self.tell(Input::Changed { identifier: identifier.clone() }).await;
         self.wait(Until::Settled(identifier.clone())).await
     }
 
-    /// Looks after every repository name now, and waits until that is done. It is done now and then in any case.
+    /// Runs maintenance of every identifier now, and waits for its end. It also runs by schedule.
     ///
-    /// Views and refs are compared with what is stored, what was kept for long enough is forgotten, and many packs
-    /// become few.
+    /// Views and refs are compared with the store, retired data whose time is over is removed, and packs are repacked.
     pub async fn run_maintenance(&self) -> Result<(), Unavailable> {
         self.wait(Until::MaintenanceIdle).await?;
         self.orders.send(Order::StartMaintenance).await.map_err(|_| Unavailable::Stopping)?;
@@ -373,7 +371,7 @@ impl PurgatoryDriver {
         .await
     }
 
-    /// Holds an event; resolves once it is written down and its view exists.
+    /// Holds an event; resolves once its record is written and its view exists.
     async fn hold(
         &self,
         event: Arc<Event>,
@@ -436,7 +434,7 @@ impl GitBackend for PurgatoryDriver {
 
     fn stored(&self, event: Arc<Event>) -> BoxFuture<'_, ()> {
         Box::pin(async move {
-            if let Some(input) = self.consequence(event) {
+            if let Some(input) = self.input_of_stored(event) {
                 self.tell(input).await;
             }
         })
@@ -456,14 +454,14 @@ impl GitBackend for PurgatoryDriver {
 }
 
 impl PurgatoryDriver {
-    /// Those of these names that there is git data of. An event may name hundreds that nobody ever announced.
+    /// Retains the identifiers with git data. An event may name hundreds that were never announced.
     async fn with_git_data(&self, names: BTreeSet<Identifier>) -> BTreeSet<Identifier> {
         let mut found = BTreeSet::new();
         for store in std::iter::once(self.repos()).chain(self.contributors()) {
             match store.existing(names.clone()).await {
                 Ok(some) => found.extend(some),
                 Err(error) => {
-                    tracing::warn!(%error, "could not tell which repositories exist");
+                    tracing::warn!(%error, "could not read which repositories exist");
                     return names;
                 }
             }
@@ -471,8 +469,8 @@ impl PurgatoryDriver {
         found
     }
 
-    /// What has become of an event that was taken in just now. If its data was here, it is served by the time that
-    /// its sender hears of it.
+    /// Returns the verdict about an event that was held just now. If its data was here, it is served before its sender
+    /// gets the answer.
     async fn outcome(&self, id: EventId, hold: Hold) -> Result<Verdict, StoreError> {
         if tokio::time::timeout(DECISION_TIMEOUT, self.wait(Until::Decided(id))).await.is_err() {
             return Ok(Verdict::Hold(hold));
@@ -483,14 +481,14 @@ impl PurgatoryDriver {
         }
         let now = self.clock().now().unix;
         let stored = self.store().exists(vec![vec![Filter::new().id(id)]], now).await?;
-        // What is neither here nor there lost to a newer version, or its author took it back.
+        // Neither held nor stored: replaced by a newer version, or deleted by its author.
         Ok(match stored.contains(&true) {
             true => Verdict::Accept(Acceptance::Released),
             false => Verdict::Known(Known::Superseded),
         })
     }
 
-    /// Whether somebody who announces a repository here is served as many as one may be.
+    /// Returns whether the author of an announcement has as many repositories here as allowed.
     async fn repository_quota_reached(&self, event: &Event) -> Result<bool, StoreError> {
         let (policy, now) = (self.policy(), self.clock().now().unix);
         let asks = event.kind == kinds::ANNOUNCEMENT
@@ -508,8 +506,8 @@ impl PurgatoryDriver {
         Ok(policy.repository_quota_reached(&event.pubkey, &announcements))
     }
 
-    /// What a stored event means for what waits.
-    fn consequence(&self, event: Arc<Event>) -> Option<Input> {
+    /// Returns the input for purgatory that follows from a stored event.
+    fn input_of_stored(&self, event: Arc<Event>) -> Option<Input> {
         if event.kind == kinds::ANNOUNCEMENT {
             let identifier: Identifier = Announcement::parse(&event).ok()?.repo.identifier;
             return Some(Input::Changed { identifier });
@@ -521,23 +519,23 @@ impl PurgatoryDriver {
         vanishes.then(|| Input::Vanished { author: event.pubkey, until: event.created_at })
     }
 
-    /// Whether its author asks us to forget them.
+    /// Returns whether an event is a request to vanish from this server (NIP-62).
     fn is_vanish_request(&self, event: &Event) -> bool {
         let us = Some(&self.policy().service);
         event.kind == kinds::VANISH && VanishScope::parse(event).includes(us)
     }
 }
 
-/// Whether an event of this kind may have to wait for git data.
+/// Returns whether events of this kind may be held for git data.
 fn waits_for_git(event: &Event) -> bool {
     REPOSITORY_KINDS.contains(&event.kind)
 }
 
-/// Drops uploads that an earlier run took in and did not live to write down.
-async fn forget_strays(repos: &RepoStore, purgatory: &Purgatory) {
+/// Removes uploads of an earlier run that have no record in the journal.
+async fn remove_unrecorded_uploads(repos: &RepoStore, purgatory: &Purgatory) {
     match repos.forget_staged_but(purgatory.staged()).await {
         Ok(0) => {}
-        Ok(gone) => tracing::info!(gone, "dropped uploads that were never accounted for"),
-        Err(error) => tracing::warn!(%error, "could not look through staging"),
+        Ok(gone) => tracing::info!(gone, "removed uploads that the journal does not record"),
+        Err(error) => tracing::warn!(%error, "could not read staged uploads"),
     }
 }

@@ -1,8 +1,7 @@
 //! Repositories that lack objects which their refs need, because files were lost on disk.
 //!
-//! Each visit of the maintenance round looks for the tips of a name, from the start on; a fetch that git cannot serve
-//! has its repository looked at too. What is found is reported by `/health`, the status and a metric. Nothing is
-//! repaired here.
+//! Maintenance checks the tips of every identifier; a fetch that git cannot serve causes a check too. `/health`, the
+//! status and a metric report what is found. Nothing is repaired here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,32 +13,32 @@ use nostr::key::PublicKey;
 
 use super::PurgatoryDriver;
 
-/// The repositories of one name, in one of the two stores.
+/// The repositories of one identifier, in one of the two stores.
 type Place = (Endpoint, Identifier);
 
 /// A repository that lacks objects which its refs need.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DamagedRepo {
-    /// Where it is served.
+    /// The endpoint that it is served at.
     pub endpoint: Endpoint,
-    /// Which it is; at [`Endpoint::PullRequests`] the owner is the contributor.
+    /// Its id; at [`Endpoint::PullRequests`] the owner is the contributor.
     pub repo: RepoId,
 }
 
 /// The damage that is known. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Damage(Arc<Mutex<Known>>);
+pub(super) struct Damage(Arc<Mutex<DamageState>>);
 
 #[derive(Debug, Default)]
-struct Known {
+struct DamageState {
     damaged: BTreeMap<Place, BTreeSet<PublicKey>>,
-    /// Names that are being looked at because a fetch failed.
+    /// Identifiers that are being checked because a fetch failed.
     suspected: BTreeSet<Place>,
 }
 
 impl Damage {
-    /// Looks whether the objects of a name are all there. Histories are walked through only if that is asked for, or
-    /// if damage is known that looking for tips alone may not show.
+    /// Checks that the objects of an identifier are there. Histories are walked only if `walk`, or if damage is known that
+    /// a check of the tips may not show.
     pub(super) async fn inspect(
         &self,
         (endpoint, store): (Endpoint, &RepoStore),
@@ -83,13 +82,13 @@ impl Damage {
         repos.collect()
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
-        // Nothing below a lock panics half-way.
+    fn known(&self) -> MutexGuard<'_, DamageState> {
+        // Every change is complete when the lock is released.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What git says of a fetch that it cannot serve for want of an object.
+/// An object that git reports as missing while it serves a fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Suspicion {
     /// A tip may be gone, or a client asked for what was never there.
@@ -109,7 +108,7 @@ impl Suspicion {
 }
 
 impl PurgatoryDriver {
-    /// The repositories that are known to lack objects.
+    /// Returns the repositories that are known to lack objects.
     pub fn damaged(&self) -> Vec<DamagedRepo> {
         self.damage.all()
     }
@@ -121,8 +120,8 @@ impl PurgatoryDriver {
         owners.is_some_and(|owners| owners.contains(&repo.owner))
     }
 
-    /// Looks at a repository if what git said while it served a fetch tells of a missing object. One look at a name
-    /// is under way at a time, so that clients cannot queue them by asking for objects that never were here.
+    /// Checks a repository if git reported a missing object while it served a fetch. One check of an identifier runs at a
+    /// time, so that clients cannot queue them by asking for objects that never were here.
     pub(crate) fn suspect(&self, endpoint: Endpoint, repo: &RepoId, words: &str) {
         let store = match endpoint {
             Endpoint::Repository => Some(self.repos()),
@@ -139,7 +138,7 @@ impl PurgatoryDriver {
         tokio::spawn(async move {
             let walk = suspicion == Suspicion::History;
             if let Err(error) = damage.inspect((endpoint, &store), &place.1, walk).await {
-                tracing::warn!(%error, identifier = %place.1, "could not look for missing objects");
+                tracing::warn!(%error, identifier = %place.1, "could not check a repository for missing objects");
             }
             damage.known().suspected.remove(&place);
         });

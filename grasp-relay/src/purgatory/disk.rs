@@ -1,8 +1,7 @@
-//! Bounds on the git data that parties add to the disk in a day.
+//! Limits of the git data that parties add to the disk in a day, and of the size of a family.
 //!
-//! What is added stays until nothing refers to it any more, so it is counted when it comes. A repository that is served
-//! grows by what its maintainers sign; everybody else shares less, and less still under one name. What all of them add
-//! to one family is bounded for good, by its size on disk.
+//! Git data stays until nothing refers to it, so it is counted when it comes. Maintainers of a served repository may add
+//! most; all others share less, and less still for one family. The size of a family on disk is limited for good.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,37 +15,37 @@ const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Bytes that one pull request makes us fetch, at most.
+/// Bytes that are fetched for one pull request.
 pub(super) const MAX_PROPOSAL_FETCH: u64 = 256 * MIB;
 
-/// What one maintainer pushes to repositories that are served.
+/// Pushes of maintainers to served repositories.
 const MAINTAINERS: Bounds =
     Bounds { total: 1 << 50, reserve: 0, per_author: 64 * GIB, smallest: 4 * GIB };
 
-/// What others push: new repositories, and pull requests.
-const STRANGERS: Bounds =
+/// Pushes of others: new repositories, and pull requests.
+const OTHERS: Bounds =
     Bounds { total: 32 * GIB, reserve: 0, per_author: 8 * GIB, smallest: 4 * GIB };
 
-/// What is fetched or copied because of events by others.
+/// Fetches and copies because of events of others.
 const HUNTED: Bounds = Bounds { total: 32 * GIB, reserve: 0, per_author: 4 * GIB, smallest: GIB };
 
-/// What others add under one name.
+/// Additions of others to one family.
 const FAMILY: Bounds =
     Bounds { total: 8 * GIB, reserve: 0, per_author: 4 * GIB, smallest: 2 * GIB };
 
 /// Families that are counted one by one. Those beyond are bounded with all others.
 const MAX_FAMILIES: usize = 10_000;
 
-/// The way in which git data comes.
+/// The way on which git data comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Addition {
     /// A client sends it.
     Pushed,
-    /// We fetch or copy it, because an event says so.
+    /// The server fetches or copies it because of an event.
     Hunted,
 }
 
-/// What was added in the last day, and the size that a family may have. Clones share it.
+/// Bytes that were added in the last day, and the size that a family may have. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct DiskBudget {
     spent: Arc<Mutex<Spent>>,
@@ -56,7 +55,7 @@ pub(crate) struct DiskBudget {
 #[derive(Debug)]
 struct Spent {
     maintainers: Meter,
-    strangers: Meter,
+    others: Meter,
     hunted: Meter,
     families: BTreeMap<Identifier, Meter>,
 }
@@ -66,7 +65,7 @@ impl Default for Spent {
         let meter = |bounds| Meter::new(bounds, DAY);
         Self {
             maintainers: meter(MAINTAINERS),
-            strangers: meter(STRANGERS),
+            others: meter(OTHERS),
             hunted: meter(HUNTED),
             families: BTreeMap::new(),
         }
@@ -74,16 +73,16 @@ impl Default for Spent {
 }
 
 impl Spent {
-    /// The account of a claimant among all families.
+    /// Returns the meter of a claimant for all families.
     fn meter(&mut self, claimant: &Claimant, addition: Addition) -> &mut Meter {
         match (claimant.has_authority, addition) {
             (true, _) => &mut self.maintainers,
-            (false, Addition::Pushed) => &mut self.strangers,
+            (false, Addition::Pushed) => &mut self.others,
             (false, Addition::Hunted) => &mut self.hunted,
         }
     }
 
-    /// The account of all without authority in one family.
+    /// Returns the meter of one family for claimants without authority; `None` if too many are counted.
     fn family(&mut self, now: Mono, family: &Identifier) -> Option<&mut Meter> {
         if !self.families.contains_key(family) {
             if self.families.len() >= MAX_FAMILIES {
@@ -99,7 +98,7 @@ impl Spent {
 }
 
 impl DiskBudget {
-    /// Creates a budget of which nothing is spent, for families of at most so many bytes.
+    /// Creates an unspent budget, for families of at most `repository_bytes`.
     pub(crate) fn new(repository_bytes: u64) -> Self {
         Self { spent: Arc::default(), repository_bytes }
     }
@@ -109,8 +108,7 @@ impl DiskBudget {
         self.repository_bytes
     }
 
-    /// Returns the bytes that may be added to a family for good, by anybody. Additions at the same time do not see
-    /// each other.
+    /// Returns the bytes by which a family may still grow. Concurrent additions do not see each other.
     pub(crate) async fn family_room(
         &self,
         repos: &RepoStore,
@@ -136,7 +134,7 @@ impl DiskBudget {
         room.min(here)
     }
 
-    /// Notes what a claimant has added to a family.
+    /// Counts the bytes that a claimant has added to a family.
     pub(crate) fn charge(
         &self,
         now: Mono,

@@ -1,4 +1,5 @@
-//! The hunt for git data, as the driver has it done.
+//! The context of the hunt: reads what is missing from purgatory and the store, fetches it within the limits, and reports
+//! to purgatory.
 
 mod log;
 
@@ -24,34 +25,34 @@ use super::lane::LaneExecutor;
 use super::refs::DriverError;
 use super::survey::{MAX_OTHER_FAMILIES, addressed_to};
 
-/// With what the driver hunts.
+/// The parts of the hunt.
 #[derive(Clone)]
 pub struct HuntParts {
-    /// How.
+    /// Limits and times of the hunt.
     pub config: HuntConfig,
-    /// Who goes and gets it.
+    /// Fetches from git servers.
     pub fetcher: Fetcher,
-    /// Who hears of it, besides the log. Must not wait for anything.
+    /// Called with every report. Must not block.
     pub observer: HuntObserver,
-    /// Finds out what kind of git server has a relay.
+    /// Returns the class of the git server of a relay.
     pub classify: Classify,
 }
 
-/// Returns the kind of git server that has this relay, if it says so.
+/// Returns the class of the git server of this relay, if its relay information tells.
 pub type Classify =
     Arc<dyn Fn(RelayUrl) -> Pin<Box<dyn Future<Output = Option<HostClass>> + Send>> + Send + Sync>;
 
-/// Hears what is worth counting.
+/// Counts reports of the hunt.
 pub type HuntObserver = Arc<dyn Fn(&HuntReport) + Send + Sync>;
 
-/// The driver's side of the hunt. Does not keep the driver alive: the hunt ends with it.
+/// Implements [`SyncContext`] for the hunt. Does not keep the driver alive: the hunt ends with it.
 pub(super) struct HuntContext {
     executor: LaneExecutor,
     orders: mpsc::WeakSender<Order>,
     fetcher: Fetcher,
     observer: HuntObserver,
     classify: Classify,
-    /// What purgatory is told of the hunt, in its order.
+    /// Reports to purgatory, in their order.
     reports: mpsc::UnboundedSender<Input>,
 }
 
@@ -86,7 +87,7 @@ impl HuntContext {
         self.look_elsewhere(&mut wants, &families).await?;
         let is_here = |want: &Want| want.phase == Phase::Waiting && want.tips.is_empty();
         if wants.iter().any(is_here) {
-            // Whoever brought the last of it should have had it looked at. In case nobody did:
+            // The fetch or push of the last object causes a survey. In case it did not:
             let changed = Input::Changed { identifier: identifier.clone() };
             self.order(Order::Tell(changed)).await?;
         }
@@ -94,7 +95,7 @@ impl HuntContext {
         Ok(wants)
     }
 
-    /// What purgatory keeps, and in which families each of its pull requests may be complete.
+    /// Returns what purgatory wants, and the families in which each of its pull requests may be complete.
     async fn kept(
         &self,
         identifier: &Identifier,
@@ -124,8 +125,8 @@ impl HuntContext {
         orders.send(order).await.map_err(|_| DriverError::Gone)
     }
 
-    /// Pull requests may be complete in another family that they are addressed to. Each family is looked into once,
-    /// for all of them.
+    /// Removes the tips of pull requests that are complete in another family that they are addressed to. Each family is
+    /// read once for all of them.
     async fn look_elsewhere(
         &self,
         wants: &mut [Want],
@@ -148,14 +149,14 @@ impl HuntContext {
         Ok(())
     }
 
-    /// What served events name. All of it should be here; what a damaged disk has lost comes back.
+    /// Returns the tips of served events, which restores objects that were lost on disk.
     async fn served(
         &self,
         identifier: &Identifier,
         announcements: &[Announcement],
     ) -> Result<Vec<Want>, DriverError> {
         let want = |id, tips, owners: &[PublicKey], untrusted: &[CloneUrl]| {
-            // Those that it is about come first: anybody may announce the same name and list thousands of places.
+            // Servers of its own owners come first: other announcements of the name may list thousands.
             let is_owners = |a: &&Announcement| owners.contains(&a.repo.owner);
             let own = announcements.iter().filter(is_owners);
             let others = announcements.iter().filter(|a| !is_owners(a));
@@ -178,12 +179,12 @@ impl HuntContext {
         Ok(states.chain(proposals).collect())
     }
 
-    /// Some of these git servers.
+    /// Selects addresses of git servers.
     fn places<'a>(&self, urls: impl Iterator<Item = &'a CloneUrl> + Clone) -> Vec<CloneUrl> {
         select_addresses(urls, &self.executor.parts.policy.service, self.now().unix)
     }
 
-    /// Everything with a view, and everything that purgatory has given up and not forgotten.
+    /// Returns the identifiers with a view, and those of expired events.
     async fn try_identifiers(&self) -> Result<BTreeSet<Identifier>, DriverError> {
         let mut identifiers = self.ask(|purgatory| purgatory.wanting(Phase::Expired)).await?;
         let views = self.executor.parts.repos.repositories().await?;
@@ -199,7 +200,11 @@ impl SyncContext for HuntContext {
 
     async fn brief(&self, identifier: &Identifier, scope: Scope) -> Option<Vec<Want>> {
         let wants = self.try_brief(identifier, scope).await;
-        wants.inspect_err(|error| tracing::warn!(%error, %identifier, "cannot hunt now")).ok()
+        wants
+            .inspect_err(
+                |error| tracing::warn!(%error, %identifier, "could not read what to hunt for"),
+            )
+            .ok()
     }
 
     async fn list(&self, url: &CloneUrl, wanted: &BTreeSet<Oid>) -> Result<Advertisement, Trouble> {
@@ -226,7 +231,7 @@ impl SyncContext for HuntContext {
             return (BTreeSet::new(), Some(Trouble::Cancelled));
         };
         let Some((claimant, is_proposal)) = wanted_for else {
-            // What is served was lost, and comes back.
+            // Objects of served events that were lost are fetched without a limit.
             let fetched = self.fetcher.fetch(identifier, url, oids, answered).await;
             return (fetched.got, fetched.trouble);
         };
@@ -250,7 +255,9 @@ impl SyncContext for HuntContext {
     async fn identifiers(&self) -> BTreeSet<Identifier> {
         let identifiers = self.try_identifiers().await;
         identifiers
-            .inspect_err(|error| tracing::warn!(%error, "cannot tell what to look after"))
+            .inspect_err(
+                |error| tracing::warn!(%error, "could not list the repositories to hunt for"),
+            )
             .unwrap_or_default()
     }
 
@@ -263,7 +270,7 @@ impl SyncContext for HuntContext {
     }
 }
 
-/// Passes reports on in their order; the hunt waits for none of them.
+/// Forwards reports in their order; the hunt does not wait for that.
 async fn forward(mut inbox: mpsc::UnboundedReceiver<Input>, orders: mpsc::WeakSender<Order>) {
     while let Some(input) = inbox.recv().await {
         let Some(orders) = orders.upgrade() else { return };
@@ -271,16 +278,16 @@ async fn forward(mut inbox: mpsc::UnboundedReceiver<Input>, orders: mpsc::WeakSe
     }
 }
 
-/// Tells purgatory something without waiting for it.
+/// Sends an input without waiting.
 fn send(orders: &mpsc::WeakSender<Order>, input: Input) {
     let Some(orders) = orders.upgrade() else { return };
-    // There is nearly always room; if not, what makes it must not be waited for here.
+    // The queue is rarely full; if it is, a task waits for it.
     if let Err(mpsc::error::TrySendError::Full(order)) = orders.try_send(Order::Tell(input)) {
         tokio::spawn(async move { drop(orders.send(order).await) });
     }
 }
 
-/// A fetch that purgatory knows of, until this is dropped: however it ends, purgatory hears of it and looks again.
+/// A fetch in progress that was reported to purgatory. Its end is reported when this is dropped, which causes a survey.
 struct UnderWay {
     orders: mpsc::WeakSender<Order>,
     identifier: Identifier,

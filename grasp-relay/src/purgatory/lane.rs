@@ -1,10 +1,10 @@
-//! What purgatory wants done, done: in order for one repository name, at the same time for different ones.
+//! Executes the outputs of purgatory: in order for one identifier, concurrently for different ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use grasp_core::{Identifier, Oid};
-use grasp_purgatory::{CleanupTask, HoldOutcome, Input, Output, ProposalRef, ViewTarget};
+use grasp_purgatory::{CleanupTask, HoldOutcome, Input, Output};
 use nostr::event::{Event, EventId};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -15,36 +15,40 @@ use super::survey::SurveyRequest;
 use super::{DiskBudget, Order, PurgatoryParts};
 use crate::store::{Commit, Saved, StoreError};
 
-/// Ended lanes are looked for when there are more than this.
+/// Lanes beyond which ended ones are removed.
 const MAX_KNOWN_LANES: usize = 1_024;
 
-/// Surveys that read store and refs at the same time: after a start all names are surveyed at once.
+/// Surveys that read store and refs at the same time: after a start all identifiers are surveyed.
 const MAX_CONCURRENT_SURVEYS: usize = 16;
 
-/// One thing to do.
-pub(super) enum Op {
-    Do(CleanupTask),
-    Answer { reply: oneshot::Sender<HoldOutcome>, outcome: HoldOutcome },
+/// One unit of work in a lane.
+pub(super) enum Work {
+    /// An output that needs nothing of the task's state.
+    Output(Output),
+    Answer {
+        reply: oneshot::Sender<HoldOutcome>,
+        outcome: HoldOutcome,
+    },
     Survey(SurveyRequest),
-    Apply { identifier: Identifier, views: Vec<ViewTarget>, proposals: Vec<ProposalRef> },
-    Store { identifier: Identifier, events: Vec<Arc<Event>>, withdraw: Vec<EventId> },
-    Publish(Vec<Arc<Event>>),
-    Tidy { identifier: Identifier, waiting: Option<BTreeSet<Oid>> },
+    Maintain {
+        identifier: Identifier,
+        waiting: Option<BTreeSet<Oid>>,
+    },
 }
 
-/// The outputs of one turn by the lane they belong to, in their order. What says nothing of a lane goes where the turn
-/// is at home: with the first that does.
+/// Groups the outputs of one turn by lane, in their order. An output without an identifier goes to the lane of the first
+/// that has one.
 pub(super) fn by_lane(turn: Vec<Output>) -> BTreeMap<Option<Identifier>, Vec<Output>> {
-    let home = turn.iter().find_map(identifier_of).cloned();
+    let default = turn.iter().find_map(identifier_of).cloned();
     let mut lanes: BTreeMap<_, Vec<_>> = BTreeMap::new();
     for output in turn {
-        let lane = identifier_of(&output).or(home.as_ref()).cloned();
+        let lane = identifier_of(&output).or(default.as_ref()).cloned();
         lanes.entry(lane).or_default().push(output);
     }
     lanes
 }
 
-/// Which lane an output belongs to, if it says.
+/// Returns the identifier of an output's lane, if it has one.
 fn identifier_of(output: &Output) -> Option<&Identifier> {
     match output {
         Output::Survey { identifier }
@@ -58,7 +62,7 @@ fn identifier_of(output: &Output) -> Option<&Identifier> {
     }
 }
 
-/// The lanes: each new task of a lane waits for the one before it.
+/// The lanes: each new tokio task of a lane waits for the one before it.
 pub(super) struct Lanes {
     executor: LaneExecutor,
     tails: BTreeMap<Option<Identifier>, JoinHandle<()>>,
@@ -69,7 +73,7 @@ impl Lanes {
         Self { executor, tails: BTreeMap::new() }
     }
 
-    pub(super) fn run(&mut self, lane: Option<Identifier>, ops: Vec<Op>) {
+    pub(super) fn run(&mut self, lane: Option<Identifier>, work: Vec<Work>) {
         if self.tails.len() > MAX_KNOWN_LANES {
             self.tails.retain(|_, tail| !tail.is_finished());
         }
@@ -79,8 +83,8 @@ impl Lanes {
             if let Some(before) = before {
                 let _ = before.await;
             }
-            for op in ops {
-                if let Some(order) = executor.perform(op).await {
+            for work in work {
+                if let Some(order) = executor.perform(work).await {
                     executor.tell(order).await;
                 }
             }
@@ -88,7 +92,7 @@ impl Lanes {
         self.tails.insert(lane, tail);
     }
 
-    /// Finds out all names, beside all lanes.
+    /// Reads all identifiers, outside of the lanes.
     pub(super) fn list(&self) {
         let executor = self.executor.clone();
         tokio::spawn(async move {
@@ -98,7 +102,7 @@ impl Lanes {
     }
 }
 
-/// Those who work in the lanes.
+/// Performs the work of the lanes.
 #[derive(Clone)]
 pub(super) struct LaneExecutor {
     pub(super) parts: Arc<PurgatoryParts>,
@@ -106,7 +110,7 @@ pub(super) struct LaneExecutor {
     pub(super) damage: Damage,
     pub(super) disk: DiskBudget,
     pub(super) unrelated: Unrelated,
-    /// Surveys that may read at once.
+    /// Permits of surveys to read.
     pub(super) readers: Arc<Semaphore>,
     orders: mpsc::WeakSender<Order>,
 }
@@ -128,16 +132,28 @@ impl LaneExecutor {
         }
     }
 
-    /// Does one thing; what there is to tell about its end.
-    async fn perform(&self, op: Op) -> Option<Order> {
-        let input = match op {
-            Op::Do(task) => self.task(task).await,
-            Op::Answer { reply, outcome } => {
+    /// Performs one unit of work; returns the order that reports its end.
+    async fn perform(&self, work: Work) -> Option<Order> {
+        let input = match work {
+            Work::Output(output) => self.perform_output(output).await?,
+            Work::Answer { reply, outcome } => {
                 let _ = reply.send(outcome);
                 return None;
             }
-            Op::Survey(request) => self.survey(request).await,
-            Op::Apply { identifier, views, proposals } => {
+            Work::Survey(request) => self.survey(request).await,
+            Work::Maintain { identifier, waiting } => {
+                self.maintain(&identifier, waiting).await;
+                return Some(Order::Maintained(identifier));
+            }
+        };
+        Some(Order::Tell(input))
+    }
+
+    /// Performs an output; returns the input that reports its end.
+    async fn perform_output(&self, output: Output) -> Option<Input> {
+        Some(match output {
+            Output::RunTask(task) => self.task(task).await,
+            Output::Apply { identifier, views, proposals } => {
                 match self.apply(&identifier, views, proposals).await {
                     Ok(()) => Input::Applied { identifier },
                     Err(error) => {
@@ -146,7 +162,7 @@ impl LaneExecutor {
                     }
                 }
             }
-            Op::Store { identifier, events, withdraw } => {
+            Output::Store { identifier, events, withdraw } => {
                 match self.store(events, withdraw).await {
                     Ok(stored) => Input::Stored { identifier, stored },
                     Err(error) => {
@@ -155,21 +171,22 @@ impl LaneExecutor {
                     }
                 }
             }
-            Op::Publish(events) => {
+            Output::Publish { events } => {
                 for event in events {
                     self.parts.hub.publish(event).await;
                 }
                 return None;
             }
-            Op::Tidy { identifier, waiting } => {
-                self.maintain(&identifier, waiting).await;
-                return Some(Order::Maintained(identifier));
-            }
-        };
-        Some(Order::Tell(input))
+            // The task handles these itself.
+            Output::Journal(_)
+            | Output::Answer { .. }
+            | Output::Survey { .. }
+            | Output::Hunt { .. }
+            | Output::Report(_) => return None,
+        })
     }
 
-    /// Stores what is to be served and withdraws what is not; which of them are served now.
+    /// Stores events and withdraws others; returns the events that are served now.
     async fn store(
         &self,
         events: Vec<Arc<Event>>,
@@ -193,7 +210,7 @@ impl LaneExecutor {
         match self.try_task(&task).await {
             Ok(()) => Input::TaskDone(task),
             Err(error) => {
-                tracing::warn!(%error, ?task, "a task must be done later");
+                tracing::warn!(%error, ?task, "a cleanup task failed and is retried");
                 Input::TaskFailed(task)
             }
         }
@@ -208,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_turn_wants_is_in_order_for_one_name_and_apart_for_different_ones() {
+    fn outputs_are_in_order_for_one_identifier_and_separate_for_others() {
         let name = |text: &str| text.parse::<Identifier>().unwrap();
         let repo = |text| RepoId::new(PublicKey::from_byte_array([1; 32]), name(text));
         let id = EventId::from_byte_array([1; 32]);
@@ -235,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_no_name_has_a_lane_of_its_own() {
+    fn outputs_without_identifier_have_a_lane_of_their_own() {
         let lanes = by_lane(vec![Output::Publish { events: Vec::new() }]);
         assert_eq!(lanes.into_keys().collect::<Vec<_>>(), [None]);
     }

@@ -1,16 +1,15 @@
-//! When each repository name is looked after, one at a time.
+//! Maintenance of all identifiers, one at a time: the schedule, and the work for each.
 //!
 //! ```text
-//!   Resting ──time──▶ Listing ──names──▶ Between ──time──▶ Visiting
-//!      ▲                 │ failed           ▲ │ none left      │
-//!      └─────────────────┴──────────────────┼─┘                │
-//!                                           └─ visited, late ──┘
+//!   Idle ──time──▶ Listing ──names──▶ Pausing ──time──▶ Maintaining
+//!     ▲               │ failed           ▲ │ none left      │
+//!     └───────────────┴──────────────────┼─┘                │
+//!                                        └─ done, timeout ──┘
 //! ```
 //!
-//! The first round begins at the start: what an earlier run left between a change in the store and its consequence
-//! in git is found by it. A visit begins only after the one before has ended, so a server with many repositories is
-//! rarely busy with more than one of them on this account. One that takes too long goes on beside the next: a single
-//! repository does not keep the others from being looked after.
+//! It runs when the server starts, which finds what an earlier run left between a change in the store and its effect in
+//! git. The maintenance of an identifier begins after that of the one before has ended, so that a server with many
+//! repositories is rarely busy with more than one of them. One that takes too long goes on beside the next.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
@@ -25,54 +24,54 @@ use nostr::filter::Filter;
 use super::lane::LaneExecutor;
 use super::refs::DriverError;
 
-/// From the end of a round to the beginning of the next.
+/// Time from the end of maintenance to its next start.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(6 * 60 * 60);
 
-/// Until names are asked for again that could not be told.
+/// Time after which identifiers are listed again if that failed.
 const LIST_RETRY: Duration = Duration::from_secs(60);
 
-/// From the end of a visit to the beginning of the next, for the disk to do other things.
+/// Time between two identifiers, for the disk to do other things.
 const PAUSE_BETWEEN_REPOSITORIES: Duration = Duration::from_millis(20);
 
-/// How long one visit is waited for.
+/// Time that the maintenance of one identifier is waited for.
 const REPOSITORY_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
-/// Where the round is.
+/// The phase of maintenance.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum MaintenanceSchedule {
-    /// None is under way.
+    /// Not running.
     Idle { until: Mono },
-    /// The names are being found out.
+    /// The identifiers are being read.
     Listing,
-    /// The next name has its turn at this time.
+    /// The next identifier follows at this time.
     Pausing { left: VecDeque<Identifier>, next: Mono },
-    /// One is being visited, and waited for until then.
+    /// An identifier is being maintained, and waited for until then.
     Maintaining { name: Identifier, left: VecDeque<Identifier>, until: Mono },
 }
 
-/// What to do now.
+/// A step that is due.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Find out all names.
+    /// Read all identifiers.
     List,
-    /// Look after this one.
+    /// Maintain this identifier.
     Maintain(Identifier),
 }
 
 impl MaintenanceSchedule {
-    /// Begins with a round.
+    /// Creates a schedule that starts at once.
     pub(super) fn new(now: Mono) -> Self {
         Self::Idle { until: now }
     }
 
-    /// Ends the rest, if there is one.
+    /// Makes the start due now, if maintenance is not running.
     pub(super) fn start_now(&mut self, now: Mono) {
         if let Self::Idle { until } = self {
             *until = now;
         }
     }
 
-    /// When there is something to do, if time is what it takes.
+    /// Returns the time of the next step, unless it waits for the list of identifiers.
     pub(super) fn deadline(&self) -> Option<Mono> {
         match self {
             Self::Idle { until } => Some(*until),
@@ -82,7 +81,7 @@ impl MaintenanceSchedule {
         }
     }
 
-    /// What is to be done now.
+    /// Returns the step that is due.
     pub(super) fn next_step(&mut self, now: Mono) -> Option<Step> {
         if self.deadline().is_none_or(|deadline| deadline > now) {
             return None;
@@ -103,7 +102,7 @@ impl MaintenanceSchedule {
         }
     }
 
-    /// The names are found, or could not be.
+    /// Continues with these identifiers; without them the list is read again later.
     pub(super) fn listed(&mut self, now: Mono, names: Option<VecDeque<Identifier>>) {
         *self = match names {
             Some(left) => Self::next_or_idle(now, left),
@@ -111,17 +110,17 @@ impl MaintenanceSchedule {
         };
     }
 
-    /// A visit has ended, however it did. One that was not waited for any longer changes nothing.
-    pub(super) fn maintained(&mut self, now: Mono, visited: &Identifier) {
+    /// Continues after the maintenance of an identifier has ended; ignored if it was no longer waited for.
+    pub(super) fn maintained(&mut self, now: Mono, ended: &Identifier) {
         match self {
-            Self::Maintaining { name, left, .. } if name == visited => {
+            Self::Maintaining { name, left, .. } if name == ended => {
                 *self = Self::next_or_idle(now, std::mem::take(left));
             }
             _ => {}
         }
     }
 
-    /// Whether no round is under way.
+    /// Returns whether maintenance is not running.
     pub(super) fn is_idle(&self) -> bool {
         matches!(self, Self::Idle { .. })
     }
@@ -135,12 +134,12 @@ impl MaintenanceSchedule {
 }
 
 impl LaneExecutor {
-    /// Every name that something is hosted under, on disk or by a stored announcement.
+    /// Returns every identifier that is hosted, on disk or by a stored announcement.
     pub(super) async fn names(&self) -> Option<VecDeque<Identifier>> {
         match self.try_names().await {
             Ok(names) => Some(names.into_iter().collect()),
             Err(error) => {
-                tracing::warn!(%error, "could not find out what is hosted here");
+                tracing::warn!(%error, "could not list the hosted repositories");
                 None
             }
         }
@@ -163,11 +162,11 @@ impl LaneExecutor {
         Ok(names)
     }
 
-    /// Forgets what was kept for long enough, and makes few packs of many. Objects that no view needs go, unless they
-    /// are for something that is `waiting`, if anything is.
+    /// Removes retired data whose time is over, and repacks. Objects that no view needs are removed, but for the tips that
+    /// held events are `waiting` for, if there are any.
     pub(super) async fn maintain(&self, identifier: &Identifier, waiting: Option<BTreeSet<Oid>>) {
         if let Err(error) = self.try_maintain(identifier, waiting).await {
-            tracing::warn!(%error, %identifier, "could not maintain up");
+            tracing::warn!(%error, %identifier, "maintenance of a repository failed");
         }
     }
 
@@ -182,7 +181,7 @@ impl LaneExecutor {
             [Endpoint::Repository, Endpoint::PullRequests].into_iter().zip(self.stores())
         {
             if let Err(error) = self.damage.inspect((endpoint, store), identifier, false).await {
-                tracing::warn!(%error, %identifier, "could not look for damage");
+                tracing::warn!(%error, %identifier, "could not check a repository for missing objects");
             }
             let mut guard = store.lock(identifier).await?;
             guard.forget_old_tips(now).await?;
@@ -192,7 +191,7 @@ impl LaneExecutor {
                 guard.remove_if_deserted().await?;
             }
             if guard.compact().await? {
-                tracing::debug!(%identifier, "made few packs of many");
+                tracing::debug!(%identifier, "repacked a repository");
             }
             drop(guard);
             if store.collect(identifier, &waiting.clone().unwrap_or_default(), now).await? {
@@ -202,7 +201,7 @@ impl LaneExecutor {
         Ok(())
     }
 
-    /// Forgets what was retired by those who have vanished since.
+    /// Removes retired views of owners who have vanished since (NIP-62).
     async fn forget_vanished(&self, guard: &mut FamilyGuard) -> Result<(), DriverError> {
         for owner in guard.retired_owners().await? {
             if self.has_vanished(&owner).await? {
@@ -225,12 +224,12 @@ mod tests {
         text.parse().unwrap()
     }
 
-    fn visit(name: &str) -> Option<Step> {
+    fn maintain(name: &str) -> Option<Step> {
         Some(Step::Maintain(name.parse().unwrap()))
     }
 
     #[test]
-    fn one_name_at_a_time_and_then_a_rest() {
+    fn maintains_one_identifier_at_a_time() {
         let mut now = Mono::ZERO;
         let mut maintenance = MaintenanceSchedule::new(now);
         assert_eq!(maintenance.next_step(now), Some(Step::List));
@@ -238,11 +237,11 @@ mod tests {
         maintenance.listed(now, names(&["a", "b"]));
         assert_eq!(maintenance.next_step(now), None, "not without a pause");
         now = now + PAUSE_BETWEEN_REPOSITORIES;
-        assert_eq!(maintenance.next_step(now), visit("a"));
+        assert_eq!(maintenance.next_step(now), maintain("a"));
         assert_eq!(maintenance.next_step(now), None, "a is not done");
         maintenance.maintained(now, &name("a"));
         now = now + PAUSE_BETWEEN_REPOSITORIES;
-        assert_eq!(maintenance.next_step(now), visit("b"));
+        assert_eq!(maintenance.next_step(now), maintain("b"));
         maintenance.maintained(now, &name("b"));
         assert!(maintenance.is_idle());
         assert_eq!(maintenance.deadline(), Some(now + MAINTENANCE_INTERVAL));
@@ -250,25 +249,25 @@ mod tests {
     }
 
     #[test]
-    fn a_visit_that_takes_too_long_keeps_no_other_name_waiting() {
+    fn continues_after_a_timeout() {
         let mut maintenance = MaintenanceSchedule::new(Mono::ZERO);
         assert_eq!(maintenance.next_step(Mono::ZERO), Some(Step::List));
         maintenance.listed(Mono::ZERO, names(&["a", "b"]));
         let mut now = Mono::ZERO + PAUSE_BETWEEN_REPOSITORIES;
-        assert_eq!(maintenance.next_step(now), visit("a"));
+        assert_eq!(maintenance.next_step(now), maintain("a"));
         now = now + REPOSITORY_TIMEOUT;
         assert_eq!(maintenance.deadline(), Some(now));
         assert_eq!(maintenance.next_step(now), None);
         now = now + PAUSE_BETWEEN_REPOSITORIES;
-        assert_eq!(maintenance.next_step(now), visit("b"));
+        assert_eq!(maintenance.next_step(now), maintain("b"));
         maintenance.maintained(now, &name("a"));
-        assert!(!maintenance.is_idle(), "b is still visited");
+        assert!(!maintenance.is_idle(), "b is still running");
         maintenance.maintained(now, &name("b"));
         assert!(maintenance.is_idle());
     }
 
     #[test]
-    fn names_that_could_not_be_listed_are_asked_for_again_soon() {
+    fn lists_again_after_a_failure() {
         let mut maintenance = MaintenanceSchedule::new(Mono::ZERO);
         assert_eq!(maintenance.next_step(Mono::ZERO), Some(Step::List));
         maintenance.listed(Mono::ZERO, None);
@@ -277,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_cannot_wait_shortens_the_rest_and_nothing_else() {
+    fn starts_early_on_request_only_when_idle() {
         let mut maintenance = MaintenanceSchedule::new(Mono::ZERO);
         maintenance.start_now(Mono::ZERO);
         assert_eq!(maintenance.next_step(Mono::ZERO), Some(Step::List));

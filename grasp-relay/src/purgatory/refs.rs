@@ -19,10 +19,10 @@ use super::disk::Addition;
 use super::lane::LaneExecutor;
 use crate::store::StoreError;
 
-/// Tips that are remembered as having nothing in common with a family.
+/// Tips that are remembered as unrelated to a family.
 const MAX_UNRELATED: usize = 10_000;
 
-/// Why something could not be made so. It is tried again.
+/// A failure of the driver's work, which is retried.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DriverError {
     #[error(transparent)]
@@ -38,8 +38,8 @@ pub(super) enum DriverError {
 }
 
 impl LaneExecutor {
-    /// Sets branches, tags and HEAD of views, and the refs of pull requests. Doing it again changes nothing, so what
-    /// an error or a crash leaves half done is finished by the next attempt.
+    /// Sets branches, tags and HEAD of views, and the refs of pull requests. Idempotent: the next attempt finishes what an
+    /// error or a crash left half done.
     pub(super) async fn apply(
         &self,
         identifier: &Identifier,
@@ -60,7 +60,7 @@ impl LaneExecutor {
         self.place_proposals(proposals).await
     }
 
-    /// All stores of repositories.
+    /// Returns the stores of both endpoints.
     pub(super) fn stores(&self) -> impl Iterator<Item = &RepoStore> {
         std::iter::once(&self.parts.repos).chain(&self.parts.contributors)
     }
@@ -79,8 +79,8 @@ impl LaneExecutor {
         Ok(())
     }
 
-    /// Takes a view out of service, unless a stored announcement still asks us to host it. A push that is under way is
-    /// waited for unless it is to go at once: a sender who takes their time must not keep it in service.
+    /// Takes a view out of service, unless a stored announcement still lists this server. Work in progress is waited for
+    /// unless `at_once`: a slow push must not keep the view in service.
     async fn remove_view(&self, repo: &RepoId, at_once: bool) -> Result<(), DriverError> {
         let mut guard = self.parts.repos.lock(&repo.identifier).await?;
         let filter = Filter::new()
@@ -101,14 +101,14 @@ impl LaneExecutor {
         }
     }
 
-    /// Whether somebody has asked us to forget them: then nothing of theirs is kept for later.
+    /// Returns whether an author has requested to vanish, so that none of their data is retired.
     pub(super) async fn has_vanished(&self, author: &PublicKey) -> Result<bool, DriverError> {
         let requests = self.events(Filter::new().kind(kinds::VANISH).author(*author)).await?;
         let us = Some(&self.parts.policy.service);
         Ok(requests.iter().any(|request| VanishScope::parse(request).includes(us)))
     }
 
-    /// Drops uploads and refs of a pull request, but for the tips to keep. What is served has its ref.
+    /// Removes uploads and refs of a pull request, but for the tips to keep and the ref of a served event.
     async fn clear_proposal(
         &self,
         id: EventId,
@@ -135,7 +135,7 @@ impl LaneExecutor {
         Ok(())
     }
 
-    /// Deletes `refs/nostr/<id>` from the views of a family where it points at anything else.
+    /// Deletes `refs/nostr/<id>` from the views of a family where it points at another tip.
     async fn clear_refs(
         &self,
         guard: &mut FamilyGuard,
@@ -173,22 +173,21 @@ impl Unrelated {
         self.lock().contains(&(family.clone(), tip))
     }
 
-    /// Has the tips of a family compared again: it may have got more history.
+    /// Forgets the tips of a family, which may have got more history.
     pub(super) fn forget(&self, family: &Identifier) {
         self.lock().retain(|(known, _)| known != family);
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeSet<(Identifier, Oid)>> {
-        // A set is whole at any time.
+        // Every change is complete when the lock is released.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl LaneExecutor {
-    /// Points `refs/nostr/<id>` at the tips in every view that shall have them, wherever the tips are now.
+    /// Points `refs/nostr/<id>` at the tips in every view that they belong to, from whichever family has them.
     ///
-    /// The refs of one view are written once, however many there are. One lock at a time: whoever carries something
-    /// the other way may be waiting.
+    /// The refs of one view are written once. Only one lock is held at a time, since another lane may hold the other.
     pub(super) async fn place_proposals(
         &self,
         proposals: Vec<ProposalRef>,
@@ -196,7 +195,7 @@ impl LaneExecutor {
         let mut by_view: BTreeMap<RepoId, BTreeMap<EventId, Oid>> = BTreeMap::new();
         for proposal in &proposals {
             self.promote(proposal).await?;
-            for repo in self.bring(proposal).await? {
+            for repo in self.copy_to_families(proposal).await? {
                 by_view.entry(repo).or_default().insert(proposal.id, proposal.tip);
             }
         }
@@ -207,7 +206,7 @@ impl LaneExecutor {
         Ok(())
     }
 
-    /// Takes what waits in staging into its families.
+    /// Moves staged uploads into their families.
     async fn promote(&self, proposal: &ProposalRef) -> Result<(), DriverError> {
         for came in &proposal.staged {
             match came {
@@ -223,9 +222,9 @@ impl LaneExecutor {
         Ok(())
     }
 
-    /// Brings the objects of a pull request to the families that lack them and have history in common with it. Returns
-    /// the views whose family has them now.
-    async fn bring(&self, proposal: &ProposalRef) -> Result<Vec<RepoId>, DriverError> {
+    /// Copies the objects of a pull request to the families that lack them and have history in common with it. Returns the
+    /// views whose family has them now.
+    async fn copy_to_families(&self, proposal: &ProposalRef) -> Result<Vec<RepoId>, DriverError> {
         let tip = proposal.tip;
         let mut repos: Vec<&RepoId> = proposal.repos.iter().collect();
         repos.retain(|repo| !self.unrelated.contains(&repo.identifier, tip));
@@ -247,7 +246,7 @@ impl LaneExecutor {
         Ok(ready)
     }
 
-    /// Copies what a pull request needs to a family, if they have history in common and its author may add so much.
+    /// Copies the objects of a pull request to a family, if they have history in common and its author's limit allows it.
     async fn copy(
         &self,
         guard: &mut FamilyGuard,
@@ -274,7 +273,7 @@ impl LaneExecutor {
         Ok(true)
     }
 
-    /// A family that has a tip with its whole history.
+    /// Returns a family that has a tip with its whole history.
     async fn family_with<'a>(
         &'a self,
         families: &'a BTreeSet<Identifier>,
@@ -312,7 +311,7 @@ impl LaneExecutor {
 }
 
 impl LaneExecutor {
-    /// Points `refs/nostr/<id>` of a contributor's place at the tip that they brought there.
+    /// Points `refs/nostr/<id>` of a contributor's repository at the tip that was pushed there.
     pub(super) async fn place_contribution(
         &self,
         place: &RepoId,
@@ -329,7 +328,7 @@ impl LaneExecutor {
         Ok(())
     }
 
-    /// The pull requests that have a ref at a contributor's place of this name.
+    /// Returns the pull requests that have a ref in a contributor's repository of this identifier.
     pub(super) async fn contributions(
         &self,
         identifier: &Identifier,
@@ -344,8 +343,8 @@ impl LaneExecutor {
     }
 }
 
-/// Removes the places of a name that have no refs, and everything of that name with the last of them. While somebody
-/// pushes there, nothing is removed: whoever comes last looks again.
+/// Removes the contributors' repositories of an identifier that have no refs, and the family with the last of them.
+/// Nothing is removed while a push is in progress; the last push calls this again.
 pub(super) async fn remove_empty(
     repos: &RepoStore,
     active_work: &ActiveWork,
@@ -363,11 +362,11 @@ pub(super) async fn remove_empty(
     guard.remove_if_deserted().await
 }
 
-/// How many are at work on each repository.
+/// Counts the work in progress on each repository.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ActiveWork(Arc<Mutex<BTreeMap<RepoId, usize>>>);
 
-/// Somebody at work, until this is dropped.
+/// Work in progress on a repository, until dropped.
 #[derive(Debug)]
 pub struct WorkGuard {
     active_work: ActiveWork,
@@ -384,13 +383,13 @@ impl ActiveWork {
         self.count().contains_key(repo)
     }
 
-    /// Whether anybody is at work on a repository of this name.
+    /// Returns whether work on a repository of this identifier is in progress.
     pub(super) fn is_active_under(&self, name: &Identifier) -> bool {
         self.count().keys().any(|repo| repo.identifier == *name)
     }
 
     fn count(&self) -> MutexGuard<'_, BTreeMap<RepoId, usize>> {
-        // Counting cannot panic half-way.
+        // Every change is complete when the lock is released.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -412,7 +411,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_to_leave_ends_the_work() {
+    fn work_ends_with_the_last_guard() {
         let active_work = ActiveWork::default();
         let repo = RepoId::new(PublicKey::from_byte_array([1; 32]), "x".parse().unwrap());
         let (one, two) = (active_work.begin(&repo), active_work.begin(&repo));

@@ -1,4 +1,4 @@
-//! How things stand under one identifier, read under the lock of its family.
+//! Surveys: a reading of store and git about one identifier, under the lock of its family.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,24 +16,23 @@ use super::lane::LaneExecutor;
 use super::refs::DriverError;
 use crate::store;
 
-/// Served pull requests of one identifier that are carried to new views and looked after, the latest; older ones
-/// stay where they are.
+/// Served pull requests of one identifier, the latest, that are copied to new views; older ones stay where they are.
 const MAX_PROPOSALS: usize = 1_000;
 
 /// Authors who have no state stored and may have had one before, looked up in one survey.
 const MAX_AUTHORS: usize = 64;
 
-/// Other families that pull requests are looked for in, in one survey. Each of them has surveys of its own, which find
-/// whatever is complete there.
+/// Other families that one survey checks for the tips of pull requests. Each has surveys of its own, which find what is
+/// complete there.
 pub(super) const MAX_OTHER_FAMILIES: usize = 16;
 
-/// Events that the store is asked about at once.
+/// Events per query of the store.
 const EVENTS_AT_ONCE: usize = 100;
 
 /// Events and the tips that each needs.
 type Wanted = BTreeMap<EventId, BTreeSet<Oid>>;
 
-/// What purgatory wants to see.
+/// The parts of purgatory's state that a survey needs.
 pub(super) struct SurveyRequest {
     identifier: Identifier,
     /// Identifiers whose announcements matter.
@@ -42,7 +41,7 @@ pub(super) struct SurveyRequest {
     states: Wanted,
     /// Pull requests that could be complete, here or in another family.
     proposals: Vec<HeldProposal>,
-    /// What waits, and might have been deleted meanwhile.
+    /// Held events, which might have been deleted meanwhile.
     kept: Vec<Arc<Event>>,
 }
 
@@ -65,14 +64,14 @@ impl LaneExecutor {
         match self.try_survey(request).await {
             Ok(survey) => Input::Surveyed { identifier, survey },
             Err(error) => {
-                tracing::error!(%error, %identifier, "could not look at store and git");
+                tracing::error!(%error, %identifier, "could not survey store and git");
                 Input::SurveyFailed { identifier }
             }
         }
     }
 
-    /// Whether nothing can be released or served under a name: it has no git data, and only pull requests wait for
-    /// some. They name other repositories too, and are looked after there. One event may name many such.
+    /// Returns whether nothing can be released or served under an identifier: it has no git data, and only pull requests
+    /// are held for it. They name other repositories too, and are surveyed there. One event may name many such.
     async fn is_vacant(&self, request: &SurveyRequest) -> Result<bool, DriverError> {
         let is_ruled =
             |event: &Arc<Event>| [kinds::ANNOUNCEMENT, kinds::STATE].contains(&event.kind);
@@ -96,11 +95,11 @@ impl LaneExecutor {
         }
         let SurveyRequest { identifier, scope, mut states, proposals: kept_proposals, kept } =
             request;
-        // Whoever names thousands of repositories that are not here costs a look at the disk for each.
+        // An event may name thousands of repositories that are not here; only existing ones are read.
         let mut scope = self.parts.repos.existing(scope).await?;
         scope.insert(identifier.clone());
         let mut guard = self.parts.repos.lock(&identifier).await?;
-        // Only while reading: whoever waits for a lock or walks through a history must not keep others from it.
+        // Only while reading: a survey that waits for a lock or walks a history must not delay others.
         let reading = self.readers.acquire().await;
         let announcements = self.events(of_kind(kinds::ANNOUNCEMENT, &scope)).await?;
         let stored = self.events(of_kind(kinds::STATE, [&identifier])).await?;
@@ -115,7 +114,7 @@ impl LaneExecutor {
         states.extend(tips_by_event(&kept_proposals));
         drop(reading);
         let mut complete = complete(&mut guard, &states).await?;
-        // One lock at a time: whoever surveys the other family may be waiting for this one.
+        // One lock at a time: the survey of the other family may wait for this one.
         drop(guard);
         complete.extend(self.complete_elsewhere(&identifier, kept_proposals, &complete).await?);
         let strays = self.strays(&identifier, &views, &proposals).await?;
@@ -133,8 +132,8 @@ impl LaneExecutor {
         })
     }
 
-    /// Pull requests that have a ref in a view or at a contributor's place and are not stored. Those that were found
-    /// already are not asked for.
+    /// Returns the pull requests that have a ref in a view or a contributor's repository and are not stored; those of
+    /// `found` are known to be.
     async fn strays(
         &self,
         identifier: &Identifier,
@@ -147,7 +146,7 @@ impl LaneExecutor {
         self.unstored(shown).await
     }
 
-    /// Those of these events that are not stored.
+    /// Retains the events that are not stored.
     async fn unstored(&self, ids: BTreeSet<EventId>) -> Result<BTreeSet<EventId>, DriverError> {
         if ids.is_empty() {
             return Ok(ids);
@@ -157,7 +156,7 @@ impl LaneExecutor {
         Ok(ids.into_iter().zip(stored).filter(|(_, stored)| !stored).map(|(id, _)| id).collect())
     }
 
-    /// Pull requests that are also addressed to repositories of another name, and whose tip is there.
+    /// Returns the pull requests that are complete in the family of another identifier that they are addressed to.
     async fn complete_elsewhere(
         &self,
         identifier: &Identifier,
@@ -177,7 +176,7 @@ impl LaneExecutor {
         Ok(found)
     }
 
-    /// Those of the waiting events that the event store would not take any more.
+    /// Returns the held events that the store would refuse now.
     async fn refused(&self, kept: Vec<Arc<Event>>) -> Result<BTreeSet<EventId>, DriverError> {
         let now = self.parts.clock.now().unix;
         let mut refused = BTreeSet::new();
@@ -189,7 +188,7 @@ impl LaneExecutor {
         Ok(refused)
     }
 
-    /// The states that were served before ones that their authors have deleted.
+    /// Returns the states that were served before ones that their authors have deleted.
     async fn previous(
         &self,
         identifier: &Identifier,
@@ -212,7 +211,7 @@ impl LaneExecutor {
         Ok(previous)
     }
 
-    /// Stored pull requests that are addressed to a repository of this name.
+    /// Returns the stored pull requests that are addressed to a repository of this identifier.
     async fn proposals(
         &self,
         identifier: &Identifier,
@@ -234,7 +233,7 @@ fn of_kind<'a>(kind: Kind, identifiers: impl IntoIterator<Item = &'a Identifier>
     Filter::new().kind(kind).identifiers(identifiers)
 }
 
-/// The latest pull requests that are addressed to one of these repositories.
+/// Returns a filter for the latest pull requests that are addressed to one of these repositories.
 pub(super) fn addressed_to(repos: impl Iterator<Item = RepoId>) -> Filter {
     Filter::new()
         .kinds([kinds::PULL_REQUEST, kinds::PULL_REQUEST_UPDATE])
@@ -242,7 +241,7 @@ pub(super) fn addressed_to(repos: impl Iterator<Item = RepoId>) -> Filter {
         .limit(MAX_PROPOSALS)
 }
 
-/// What a state needs, if it can ever be true.
+/// Returns the tips that a state needs; `None` if it can never be complete.
 fn tips(state: &State) -> Option<(EventId, BTreeSet<Oid>)> {
     Some((state.version.id, state.tips()?.into_iter().collect()))
 }
@@ -253,14 +252,14 @@ fn tips_by_event<'a>(
     proposals.into_iter().map(|proposal| (proposal.id, BTreeSet::from([proposal.tip])))
 }
 
-/// Those events whose objects are all here, with their whole history.
+/// Returns the events whose objects are all here, with their whole history.
 async fn complete(
     guard: &mut FamilyGuard,
     wanted: &Wanted,
 ) -> Result<BTreeSet<EventId>, DriverError> {
     let all: BTreeSet<Oid> = wanted.values().flatten().copied().collect();
     if all.is_empty() {
-        // A state may declare nothing, which is always here.
+        // A state without refs is always complete.
         return Ok(wanted.keys().copied().collect());
     }
     let (missing, broken) = match guard.check(&all).await? {
@@ -269,7 +268,7 @@ async fn complete(
     };
     let mut complete = BTreeSet::new();
     for (id, tips) in wanted.iter().filter(|(_, tips)| tips.is_disjoint(&missing)) {
-        // Among many, a broken one is not searched for to the end; by itself it is.
+        // A check of many tips stops at the first broken one; a check of this event alone is exact.
         if tips.is_disjoint(&broken) || guard.check(tips).await?.is_complete() {
             complete.insert(*id);
         }

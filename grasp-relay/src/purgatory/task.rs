@@ -1,4 +1,4 @@
-//! The task that owns the core: one order after another, each written down before anything is done about it.
+//! The task that owns the core: handles one order after another, and writes its records before it executes its outputs.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -11,26 +11,26 @@ use grasp_purgatory::{CleanupTask, HoldOutcome, Input, Output, PassNumber, Purga
 use nostr::event::EventId;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
-use super::lane::{self, Lanes, Op};
+use super::lane::{self, Lanes, Work};
 use super::maintenance::{MaintenanceSchedule, Step};
 use super::survey::SurveyRequest;
 use super::{JOURNAL, ORDER_QUEUE, Order, Question, RepoChange, Until, Waiter};
 use crate::clock::Clock;
 
-/// Turns that share one write of the journal, at most.
+/// Turns that share one write of the journal.
 const MAX_TURNS_PER_WRITE: usize = 64;
-/// How long a journal that refused a write is left alone.
+
+/// Time between attempts to write a journal that failed.
 const WRITE_RETRY: Duration = Duration::from_secs(1);
 
-/// Where all that is told and asked arrives.
 pub(super) struct Inbox {
     pub(super) orders: mpsc::Receiver<Order>,
-    /// Asked while orders may have to wait.
+    /// Questions that are answered while orders wait.
     pub(super) questions: mpsc::Receiver<Question>,
 }
 
 impl Inbox {
-    /// The next of either, or the next question if orders have to wait; `None` once nobody can want anything any more.
+    /// Returns the next order or question, or only the next question if orders wait; `None` once all handles are dropped.
     async fn next(&mut self, takes_orders: bool) -> Option<Order> {
         tokio::select! {
             order = self.orders.recv(), if takes_orders => order,
@@ -40,18 +40,18 @@ impl Inbox {
     }
 }
 
-/// What somebody waits for, found out when they began to.
+/// The condition of a waiter, resolved when it began to wait.
 pub(super) enum Awaited {
-    /// The end of these passes, or that this event is gone from purgatory.
+    /// These passes have ended, or this event is no longer in purgatory.
     Passes { event: Option<EventId>, passes: Vec<(Identifier, PassNumber)> },
-    /// That no round is under way.
+    /// Maintenance is not running.
     MaintenanceIdle,
 }
 
-/// The one owner of the core.
+/// The state of the task.
 pub(super) struct Task {
     pub(super) purgatory: Purgatory,
-    /// Away while it is written to.
+    /// `None` while it is being written.
     pub(super) journal: Option<Journal>,
     pub(super) lanes: Lanes,
     pub(super) hunting: Option<HuntHandle>,
@@ -60,13 +60,13 @@ pub(super) struct Task {
     pub(super) maintenance: MaintenanceSchedule,
     pub(super) clock: Clock,
     pub(super) news: broadcast::Sender<RepoChange>,
-    /// Whether the journal took what it was last given.
+    /// `false` while the journal cannot be written.
     pub(super) writes: watch::Sender<bool>,
 }
 
 impl Task {
     pub(super) async fn run(mut self, mut inbox: Inbox) {
-        // What happened while the journal could not be written.
+        // Orders from while the journal could not be written.
         let mut late: VecDeque<Order> = VecDeque::new();
         loop {
             let order = match late.pop_front() {
@@ -74,19 +74,19 @@ impl Task {
                 None => self.next_order(&mut inbox).await,
             };
             let Some(order) = order else { return };
-            let mut turns = vec![self.take(order)];
+            let mut turns = vec![self.handle(order)];
             while turns.len() < MAX_TURNS_PER_WRITE {
                 let next = late.pop_front().or_else(|| inbox.orders.try_recv().ok());
                 let Some(order) = next else { break };
-                turns.push(self.take(order));
+                turns.push(self.handle(order));
             }
             let records = records_of(&mut turns);
             if let Err(error) = self.write(&records).await {
-                tracing::error!(%error, "the journal cannot be written; nothing more is taken until it can");
+                tracing::error!(%error, "the journal of purgatory cannot be written; pushes and events are refused until it can (is the disk full?)");
                 if !self.write_later(&records, &mut late, &mut inbox).await {
                     return;
                 }
-                tracing::info!("the journal can be written again");
+                tracing::info!("the journal of purgatory can be written again");
             }
             for turn in turns {
                 self.perform(turn);
@@ -95,8 +95,8 @@ impl Task {
         }
     }
 
-    /// Lets the core handle one order.
-    fn take(&mut self, order: Order) -> Vec<Output> {
+    /// Handles one order and returns its outputs.
+    fn handle(&mut self, order: Order) -> Vec<Output> {
         let now = self.clock.now();
         match order {
             Order::Tell(input) => self.purgatory.handle(now, input),
@@ -145,21 +145,22 @@ impl Task {
         }
     }
 
-    /// Goes on with the round, if it is time.
+    /// Starts the next step of maintenance, if it is due.
     fn continue_maintenance(&mut self, now: Mono) -> Vec<Output> {
         match self.maintenance.next_step(now) {
             Some(Step::List) => self.lanes.list(),
             Some(Step::Maintain(identifier)) => {
                 let waits = !self.purgatory.held_events(&identifier).is_empty();
                 let waiting = waits.then(|| self.purgatory.wanted_tips(&identifier));
-                self.lanes.run(Some(identifier.clone()), vec![Op::Tidy { identifier, waiting }]);
+                self.lanes
+                    .run(Some(identifier.clone()), vec![Work::Maintain { identifier, waiting }]);
             }
             None => {}
         }
         Vec::new()
     }
 
-    /// What is to be done next; `None` once nobody can want anything any more.
+    /// Returns the next order; `None` once all handles are dropped.
     async fn next_order(&mut self, inbox: &mut Inbox) -> Option<Order> {
         tokio::select! {
             order = inbox.next(true) => order,
@@ -168,7 +169,7 @@ impl Task {
         }
     }
 
-    /// Writes records at once, before anything else of their turns is done.
+    /// Writes records, before the outputs of their turns are executed.
     async fn write(&mut self, records: &[Record]) -> Result<(), JournalError> {
         let Some(mut journal) = self.journal.take() else { return Ok(()) };
         if records.is_empty() {
@@ -179,7 +180,7 @@ impl Task {
         let snapshot = journal.is_long().then(|| self.purgatory.snapshot());
         let records = records.to_vec();
         let write = tokio::task::spawn_blocking(move || {
-            // A snapshot is of the core as it is now: it says what the new records say, and more shortly.
+            // A snapshot of the core contains the new records.
             let written = match snapshot {
                 Some(snapshot) => journal.compact(&snapshot),
                 None => journal.append(&records),
@@ -192,11 +193,10 @@ impl Task {
         written
     }
 
-    /// Tries until the journal takes what it refused: a full disk may have room again. What happens meanwhile waits
-    /// behind what waits already; `false` if nobody is left who could want anything.
+    /// Retries a failed write until it succeeds, and queues orders meanwhile; `false` if all handles were dropped.
     ///
-    /// The core knows more than the disk now, so nothing is done about it. Questions are answered; whoever brings an
-    /// event, has brought one, or waits for something to be done, is turned away and may try again.
+    /// The core is ahead of the disk, so no outputs are executed. Questions are answered; callers who hold an event or
+    /// wait for a condition get an error and may retry.
     async fn write_later(
         &mut self,
         records: &[Record],
@@ -228,22 +228,23 @@ impl Task {
         }
     }
 
-    /// LaneExecutor the outputs of one turn to the lanes they belong to.
+    /// Passes the outputs of one turn to their lanes.
     fn perform(&mut self, turn: Vec<Output>) {
-        for news in turn.iter().filter_map(|output| self.news_of(output)) {
-            // That nobody listens is no failure.
+        for news in turn.iter().filter_map(|output| self.change_of(output)) {
+            // Without subscribers sending fails, which is fine.
             let _ = self.news.send(news);
         }
         for (lane, outputs) in lane::by_lane(turn) {
-            let ops: Vec<Op> = outputs.into_iter().flat_map(|output| self.op(output)).collect();
-            if !ops.is_empty() {
-                self.lanes.run(lane, ops);
+            let work: Vec<Work> =
+                outputs.into_iter().flat_map(|output| self.work(output)).collect();
+            if !work.is_empty() {
+                self.lanes.run(lane, work);
             }
         }
     }
 
-    /// A view comes with its announcement, and goes with it.
-    fn news_of(&self, output: &Output) -> Option<RepoChange> {
+    /// Returns the change that an output is: a view is created and removed with its announcement.
+    fn change_of(&self, output: &Output) -> Option<RepoChange> {
         match output {
             Output::RunTask(CleanupTask::CreateView { repo }) => {
                 self.purgatory.held_announcement(repo).map(RepoChange::Held)
@@ -255,24 +256,16 @@ impl Task {
         }
     }
 
-    fn op(&mut self, output: Output) -> Vec<Op> {
+    /// Adds to an output what its execution needs of the task's state.
+    fn work(&mut self, output: Output) -> Vec<Work> {
         match output {
-            Output::Journal(_) => Vec::new(),
-            Output::RunTask(task) => vec![Op::Do(task)],
             Output::Answer { id, outcome } => {
                 let waiting = self.answers.remove(&id).unwrap_or_default();
-                waiting.into_iter().map(|reply| Op::Answer { reply, outcome }).collect()
+                waiting.into_iter().map(|reply| Work::Answer { reply, outcome }).collect()
             }
             Output::Survey { identifier } => {
-                vec![Op::Survey(SurveyRequest::of(&self.purgatory, identifier))]
+                vec![Work::Survey(SurveyRequest::of(&self.purgatory, identifier))]
             }
-            Output::Apply { identifier, views, proposals } => {
-                vec![Op::Apply { identifier, views, proposals }]
-            }
-            Output::Store { identifier, events, withdraw } => {
-                vec![Op::Store { identifier, events, withdraw }]
-            }
-            Output::Publish { events } => vec![Op::Publish(events)],
             Output::Hunt { identifier, after } => {
                 if let Some(hunting) = &self.hunting {
                     hunting.want(identifier, after);
@@ -283,10 +276,11 @@ impl Task {
                 tracing::warn!(?report, "purgatory");
                 Vec::new()
             }
+            output => vec![Work::Output(output)],
         }
     }
 
-    /// Tells those whose waiting is over. The end of a visit may be what somebody else waits for.
+    /// Wakes waiters whose condition holds. The end of a step of maintenance may be the condition of another.
     fn wake(&mut self) {
         let mut goes_on = true;
         while std::mem::take(&mut goes_on) {
@@ -315,7 +309,7 @@ impl Task {
     }
 }
 
-/// Takes the records out of what is to be done.
+/// Takes the records out of the outputs.
 fn records_of(turns: &mut [Vec<Output>]) -> Vec<Record> {
     let mut records = Vec::new();
     for turn in turns {
@@ -330,7 +324,7 @@ fn records_of(turns: &mut [Vec<Output>]) -> Vec<Record> {
     records
 }
 
-/// Sleeps until a point of the clock; for ever without one.
+/// Sleeps until a deadline; for ever without one.
 async fn until(clock: &Clock, deadline: Option<Mono>) {
     match deadline {
         Some(deadline) => tokio::time::sleep(deadline - clock.now().mono).await,
