@@ -251,8 +251,10 @@ async fn advertise(stream: &mut TcpStream, refs: u64) -> std::io::Result<()> {
             stream.write_all(std::mem::take(&mut lines).as_bytes()).await?;
         }
         // A list without end repeats itself: making it must not take the processor from the server under test.
-        while refs == u64::MAX && number == 999 {
-            stream.write_all(lines.as_bytes()).await?;
+        if refs == u64::MAX && number == 999 {
+            loop {
+                stream.write_all(lines.as_bytes()).await?;
+            }
         }
     }
     stream.write_all(lines.as_bytes()).await?;
