@@ -191,7 +191,7 @@ impl Overview {
             announcements: announcements as u64,
             states: states as u64,
             proposals: proposals as u64,
-            shelved: expired as u64,
+            expired: expired as u64,
             staged: staged as u64,
             bytes,
             staged_bytes,
@@ -266,7 +266,7 @@ impl Overview {
         self.set(&table::HELD, &["state"], held.states);
         self.set(&table::HELD, &["proposal"], held.proposals);
         self.set(&table::HELD_BYTES, &[], held.bytes);
-        self.set(&table::SHELVED, &[], held.shelved);
+        self.set(&table::EXPIRED, &[], held.expired);
         self.set(&table::STAGED, &[], held.staged);
         self.set(&table::STAGED_BYTES, &[], held.staged_bytes);
         self.set(&hunt::QUEUE, &[], held.hunting);

@@ -79,7 +79,7 @@ fn server_lines(status: &Status) -> Vec<Line> {
                 format_count(held.states, "state", "states"),
                 format_count(held.proposals, "pull request", "pull requests"),
                 format_count(held.expiring, "expires", "expire"),
-                held.shelved,
+                held.expired,
             ),
         ),
         ("hunting", hunting(held)),

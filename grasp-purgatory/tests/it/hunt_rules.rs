@@ -173,8 +173,8 @@ fn what_nobody_wants_any_more_is_hunted_for_no_longer() {
 #[test]
 fn what_was_given_up_is_looked_for_once_an_hour() {
     let mut sim = Sim::new().server("a.com", Mood::Fine, &[]);
-    let shelved = Want { phase: Phase::Expired, ..want(&[1], &["a.com"]) };
-    sim.wants.insert(name("r"), vec![shelved]);
+    let expired = Want { phase: Phase::Expired, ..want(&[1], &["a.com"]) };
+    sim.wants.insert(name("r"), vec![expired]);
     sim.tell(Input::Tick);
     sim.run_for(5 * 60 * MINUTE);
     let listed = sim.asked.iter().filter(|asked| asked.oids.is_none()).count();

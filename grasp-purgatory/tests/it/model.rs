@@ -122,7 +122,7 @@ enum Trouble {
     None,
     PowerCut(usize),
     Failure(Stage, usize),
-    FailingChores(usize),
+    FailingTasks(usize),
     /// The next thing happens before this one is dealt with.
     Haste(usize),
 }
@@ -132,7 +132,7 @@ fn trouble() -> impl Strategy<Value = Trouble> {
     prop_oneof![
         3 => Just(Trouble::None),
         3 => (0..6usize).prop_map(Trouble::Haste),
-        1 => (1..4usize).prop_map(Trouble::FailingChores),
+        1 => (1..4usize).prop_map(Trouble::FailingTasks),
         2 => (0..40usize).prop_map(Trouble::PowerCut),
         1 => (stages, 1..3usize).prop_map(|(stage, times)| Trouble::Failure(stage, times)),
     ]
@@ -143,7 +143,7 @@ fn in_trouble(world: &mut World, trouble: Trouble, deed: &Deed) {
         Trouble::None => {}
         Trouble::PowerCut(after) => world.fuse = Some(after),
         Trouble::Failure(stage, times) => world.failing = Some((stage, times)),
-        Trouble::FailingChores(times) => world.failing_tasks = times,
+        Trouble::FailingTasks(times) => world.failing_tasks = times,
         Trouble::Haste(steps) => world.patience = Some(steps),
     }
     world.insist(deed);

@@ -77,7 +77,7 @@ fn refs_follow_when_the_store_refuses_a_state_after_all() {
 }
 
 #[test]
-fn a_failed_chore_is_done_later() {
+fn a_failed_cleanup_task_is_done_later() {
     let mut world = World::new();
     world.failing_tasks = 1;
     world.turn(Input::Started).unwrap();
@@ -92,7 +92,7 @@ fn a_failed_chore_is_done_later() {
 }
 
 #[test]
-fn a_chore_that_was_owed_at_a_crash_is_done_after_it() {
+fn a_cleanup_task_that_was_pending_at_a_crash_is_done_after_it() {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
     world.fuse = Some(1);
@@ -103,7 +103,7 @@ fn a_chore_that_was_owed_at_a_crash_is_done_after_it() {
 }
 
 #[test]
-fn a_chore_that_came_to_nothing_does_not_undo_what_came_after_it() {
+fn a_cleanup_task_without_effect_does_not_undo_what_came_after_it() {
     let mut world = World::new();
     let announced = announcement(ALICE, "x", 0, &[]);
     world.send(&announced).unwrap();
@@ -122,7 +122,7 @@ fn a_chore_that_came_to_nothing_does_not_undo_what_came_after_it() {
 }
 
 #[test]
-fn an_upload_is_not_swept_away_by_a_chore_for_an_earlier_one() {
+fn an_upload_is_not_removed_by_a_cleanup_task_for_an_earlier_one() {
     let (mut world, _) = waiting();
     world.fetch("x", &[1]).unwrap();
     let request = pull_request(DAVE, 2, &[ALICE.repo("x")], 9);

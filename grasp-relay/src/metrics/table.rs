@@ -99,8 +99,8 @@ pub const HELD_BYTES: Metric = Metric::gauge(
     &[],
 );
 
-pub const SHELVED: Metric = Metric::gauge(
-    "grasp_purgatory_shelved",
+pub const EXPIRED: Metric = Metric::gauge(
+    "grasp_purgatory_expired",
     "Events that expired without their git data and are remembered.",
     &[],
 );
@@ -115,7 +115,7 @@ pub const STAGED_BYTES: Metric = Metric::gauge(
 );
 
 pub const PENDING_CLEANUP: Metric = Metric::gauge(
-    "grasp_purgatory_chores_owed",
+    "grasp_purgatory_cleanup_tasks",
     "Cleanup tasks: data on disk that is still to be created or removed.",
     &[],
 );
@@ -165,7 +165,7 @@ pub const ALL: &[&Metric] = &[
     &STORE_UP,
     &HELD,
     &HELD_BYTES,
-    &SHELVED,
+    &EXPIRED,
     &STAGED,
     &STAGED_BYTES,
     &PENDING_CLEANUP,

@@ -76,7 +76,7 @@ pub struct PurgatoryFigures {
     /// Pull requests and updates held.
     pub proposals: u64,
     /// Expired events that are remembered.
-    pub shelved: u64,
+    pub expired: u64,
     /// Uploads that wait for their event.
     pub staged: u64,
     /// Bytes of held events in memory.

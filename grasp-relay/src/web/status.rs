@@ -69,7 +69,7 @@ fn purgatory(status: &Status) -> Markup {
             ("Events waiting", "waiting", held.announcements + held.states + held.proposals),
             ("Names hunted for", "hunting", held.hunting),
             ("Expire within an hour", "expiring", held.expiring),
-            ("Expired, remembered", "shelved", held.shelved),
+            ("Expired, remembered", "expired", held.expired),
             ("Uploads waiting", "staged_bytes", held.staged_bytes),
         ]))
         p id="hunt" hidden[held.hunting == 0] {
