@@ -76,7 +76,7 @@ impl UrlParts {
             return Err(UrlError::Credentials);
         }
         let host = url.host_str().ok_or(UrlError::NoHost)?;
-        let host = host.strip_suffix('.').unwrap_or(host).to_owned();
+        let host = host.trim_end_matches('.').to_owned();
         if host.is_empty() {
             return Err(UrlError::NoHost);
         }
@@ -224,6 +224,7 @@ mod tests {
             "wss://r.example/",
             "wss://R.EXAMPLE:443",
             "wss://r.example.//",
+            "wss://r.example..",
             " wss://r.example#x ",
         ] {
             assert_eq!(relay(text), relay("wss://r.example"), "{text}");
