@@ -4,9 +4,12 @@
 //! number is a promise: with more or with fewer behind it git finds the pack broken. So a sender that claims too many is
 //! stopped before the first of them is looked at.
 
+use std::time::Duration;
+
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout_at};
 
 use super::super::limits::ProcessLimits;
 use crate::resources::Holding;
@@ -42,6 +45,9 @@ pub(in crate::git) struct Heard {
     pub(in crate::git) until_pack: Option<(ProcessLimits, Holding)>,
 }
 
+/// Time within which another server must begin to send a pack. Large repositories without bitmaps take minutes.
+const PACK_TIMEOUT: Duration = Duration::from_secs(10 * 60);
+
 /// Prefix of a traced response header.
 const HEADER: &[u8] = b"<= Recv header";
 
@@ -56,7 +62,19 @@ pub(super) async fn listen(
         return words;
     };
     let mut buffer = [0; 4096];
-    while let Ok(count @ 1..) = stderr.read(&mut buffer).await {
+    let deadline = Instant::now() + PACK_TIMEOUT;
+    loop {
+        let read = match heard_for.until_pack {
+            Some(_) => timeout_at(deadline, stderr.read(&mut buffer)).await,
+            None => Ok(stderr.read(&mut buffer).await),
+        };
+        let Ok(read) = read else {
+            // The memory that is held until a pack comes is for others, too.
+            heard_for.until_pack = None;
+            group.map(|group| kill_process_group(group, Signal::TERM));
+            continue;
+        };
+        let Ok(count @ 1..) = read else { break };
         let heard = buffer.get(..count).unwrap_or_default();
         words.last.extend(heard);
         let excess = words.last.len().saturating_sub(MAX_WORDS);
@@ -97,8 +115,13 @@ fn highest_claim(line: &mut Vec<u8>, heard: &[u8]) -> Option<u64> {
     highest
 }
 
-/// Returns the number of objects that a pack claims to have, if this line says so.
+/// Returns the number of objects that a pack claims to have, if this line is git's own trace of the command that reads the
+/// pack. The same text in a header or a message of the other server is in lines that begin differently.
 fn claim(line: &str) -> Option<u64> {
+    let mut words = line.split_whitespace();
+    let is_time = words.next()?.starts_with(|c: char| c.is_ascii_digit());
+    let is_command = words.next()?.starts_with("run-command.c:");
+    (is_time && is_command).then_some(())?;
     let (_, header) = line.split_once(CLAIM)?;
     let (_version, number) = header.split_once(',')?;
     let end = number.find(|c: char| !c.is_ascii_digit()).unwrap_or(number.len());
@@ -122,7 +145,12 @@ mod tests {
     #[test]
     fn the_claim_is_found_in_whatever_pieces_it_comes() {
         assert_eq!(claim(LINE), Some(4711));
-        for nothing in ["", "--pack_header=", "--pack_header=2", "--pack_header=2,x", "remote: 9"] {
+        let header =
+            "11:12:15.647642 http.c:845 <= Recv header: X: run-command.c:1 --pack_header=2,9";
+        let message = "remote: run-command.c:666 --pack_header=2,9";
+        for nothing in
+            ["", "--pack_header=2", "1 run-command.c:1 --pack_header=2,x", header, message]
+        {
             assert_eq!(claim(nothing), None, "{nothing}");
         }
         let text = format!("remote: hello\n{LINE}\nremote: --pack_header=2,3\n");

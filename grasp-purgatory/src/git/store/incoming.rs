@@ -192,7 +192,8 @@ impl Incoming {
             let is_needed_whole = self.is_needed_whole(&signed).await?;
             let part =
                 if is_needed_whole { None } else { Some(self.extract(&signed, None).await?) };
-            self.parts.insert(signed, vec![part]);
+            // Uploads of the same tip take theirs from the end.
+            self.parts.entry(signed).or_default().insert(0, part);
         }
         Ok(())
     }
