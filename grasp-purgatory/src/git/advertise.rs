@@ -4,7 +4,7 @@
 //! are those of `git upload-pack` and `git receive-pack`, byte for byte. Requests that this module does not know are
 //! left to git.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
@@ -18,14 +18,14 @@ use super::error::GitError;
 use super::refs::{Snapshot, Target};
 use super::serve::{Protocol, Service};
 use super::store::RepoStore;
-use super::{blocking, layout};
+use super::{blocking, layout, read};
 
 /// Size of `packed-refs` up to which it is read here: some 3,500 refs. Git reads larger ones, of which only so many at the
 /// same time are served.
 const MAX_PACKED_REFS_BYTES: u64 = 256 * 1024;
 
 /// The most `ref-prefix` arguments of an `ls-refs` that is answered here.
-const MAX_PREFIXES: usize = 1024;
+const MAX_PREFIXES: usize = 64;
 
 const FLUSH: &[u8] = b"0000";
 
@@ -87,8 +87,11 @@ impl RepoStore {
         repo: &RepoId,
         (service, protocol): (Service, Protocol),
     ) -> Result<Option<Vec<u8>>, GitError> {
-        let Some(refs) = self.read_packed(repo).await? else { return Ok(None) };
         let capabilities = self.capabilities().get_or_try_init(|| Capabilities::read(self)).await?;
+        let Some(refs) = self.read_packed(repo).await? else { return Ok(None) };
+        if service == Service::ReceivePack && !self.has_tips(repo, &refs).await? {
+            return Ok(None);
+        }
         Ok(Some(match (service, protocol) {
             (Service::UploadPack, Protocol::V2) => capabilities.version_2.clone(),
             (Service::UploadPack, protocol) => {
@@ -108,8 +111,15 @@ impl RepoStore {
         request: &[u8],
     ) -> Result<Option<Vec<u8>>, GitError> {
         let Some(request) = LsRefs::parse(request) else { return Ok(None) };
-        let refs = self.read_packed(repo).await?;
-        Ok(refs.map(|refs| request.answer(&refs)))
+        let Some(refs) = self.read_packed(repo).await? else { return Ok(None) };
+        blocking(move || Ok(Some(request.answer(&refs)))).await
+    }
+
+    /// Returns whether the objects that refs name are here. Git leaves out refs that lack theirs, so that a push brings them.
+    async fn has_tips(&self, repo: &RepoId, refs: &Snapshot) -> Result<bool, GitError> {
+        let objects = self.family(&repo.identifier).objects();
+        let tips: BTreeSet<Oid> = visible(refs).map(|(_, target)| target.oid).collect();
+        blocking(move || Ok(read::missing(&[objects], &tips)?.is_empty())).await
     }
 
     /// Reads the refs of a view; `None` if there are too many, or some are not in `packed-refs`, which is not this server's
@@ -129,14 +139,14 @@ impl RepoStore {
                 return Ok(None);
             }
             // HEAD first: a branch that it names later on is then among the refs that are read after it.
-            let head = read(&view.join("HEAD"))?;
-            Ok(decode(&read(&packed)?, &head))
+            let head = read_text(&view.join("HEAD"))?;
+            Ok(decode(&read_text(&packed)?, &head))
         })
         .await
     }
 }
 
-fn read(path: &Path) -> Result<String, GitError> {
+fn read_text(path: &Path) -> Result<String, GitError> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(text),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(String::new()),
