@@ -187,7 +187,7 @@ impl Pipeline {
         origin: &Origin,
     ) -> Result<Vec<Verdict>, StoreError> {
         let now = self.clock.now().unix;
-        let has_authority = round.iter().any(|one| self.is_known_authority(&one.event.pubkey));
+        let has_authority = round.iter().all(|one| self.is_known_authority(&one.event.pubkey));
         let Ok(slot) = self.budgets.round_slot(origin, has_authority).await else {
             return Ok(vec![Verdict::Reject(Rejection::Busy); round.len()]);
         };

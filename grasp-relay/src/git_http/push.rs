@@ -284,8 +284,8 @@ impl Push {
         if room == 0 {
             return Err(PushError::Quota);
         }
-        let left = purgatory.disk().family_room(&self.target.repos, name).await?;
-        let full = PushError::RepositoryFull { limit: purgatory.disk().repository_bytes() };
+        let left = purgatory.disk().family_room(&self.target.repos, name, &claimant).await?;
+        let full = PushError::RepositoryFull { limit: purgatory.disk().family_limit(&claimant) };
         if left == 0 {
             return Err(full);
         }

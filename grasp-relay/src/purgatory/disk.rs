@@ -103,18 +103,22 @@ impl DiskBudget {
         Self { spent: Arc::default(), repository_bytes }
     }
 
-    /// Returns the size that a family may have, in bytes.
-    pub(crate) fn repository_bytes(&self) -> u64 {
-        self.repository_bytes
+    /// Returns the bytes that a family may have when this claimant adds to it. A quarter is reserved for authority.
+    pub(crate) fn family_limit(&self, claimant: &Claimant) -> u64 {
+        match claimant.has_authority {
+            true => self.repository_bytes,
+            false => self.repository_bytes - self.repository_bytes / 4,
+        }
     }
 
-    /// Returns the bytes by which a family may still grow. Concurrent additions do not see each other.
+    /// Returns the bytes by which a claimant may still grow a family. Concurrent additions do not see each other.
     pub(crate) async fn family_room(
         &self,
         repos: &RepoStore,
         family: &Identifier,
+        claimant: &Claimant,
     ) -> Result<u64, GitError> {
-        Ok(self.repository_bytes.saturating_sub(repos.family_bytes(family).await?))
+        Ok(self.family_limit(claimant).saturating_sub(repos.family_bytes(family).await?))
     }
 
     /// Returns the bytes that a claimant may still add to a family today.

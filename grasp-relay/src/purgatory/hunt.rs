@@ -237,7 +237,7 @@ impl SyncContext for HuntContext {
         };
         let (disk, now) = (&self.executor.disk, self.now().mono);
         let room = disk.room(now, identifier, &claimant, Addition::Hunted);
-        let left = match disk.family_room(&self.executor.parts.repos, identifier).await {
+        let left = match disk.family_room(&self.executor.parts.repos, identifier, &claimant).await {
             Ok(left) => left,
             Err(error) => return (BTreeSet::new(), Some(Trouble::Ours(error.to_string()))),
         };

@@ -262,7 +262,7 @@ impl LaneExecutor {
         };
         let bytes = incoming.bytes().await?;
         let room = self.disk.room(now, family, &claimant, Addition::Hunted);
-        let left = self.disk.family_room(&self.parts.repos, family).await?;
+        let left = self.disk.family_room(&self.parts.repos, family, &claimant).await?;
         if bytes > room.min(left) {
             tracing::debug!(id = %proposal.id, %family, "no room for a pull request from elsewhere");
             self.unrelated.note(family, proposal.tip);
