@@ -19,4 +19,4 @@ strangers:
 
 # Needs cargo-fuzz and a nightly compiler; the corpus is replayed by `just test` without either.
 fuzz target seconds="60":
-    cd grasp-core && cargo +nightly fuzz run {{target}} -- -max_total_time={{seconds}}
+    cd $(dirname $(ls -d */fuzz/fuzz_targets/{{target}}.rs))/../.. && cargo +nightly fuzz run {{target}} -- -max_total_time={{seconds}}

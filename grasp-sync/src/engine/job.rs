@@ -608,7 +608,7 @@ impl Job {
         self.pager.is_some()
     }
 
-    /// Returns whether it was split by time so often that pages are better.
+    /// Returns whether it may be split by time once more; beyond that pages are better.
     pub(super) fn may_split_by_time(&self) -> bool {
         self.splits < MAX_TIME_SPLITS
     }

@@ -145,7 +145,7 @@ impl Backlog {
         }
     }
 
-    /// Fetches everything by pages from now on; returns the jobs that were about to be compared.
+    /// Fetches everything by pages from now on. The caller closes the open NIP-77 sessions.
     pub(super) fn use_pages_only(&mut self, ctx: &mut RelayContext<'_>) {
         self.pages_only = true;
         let waiting = self.queues.remove(&Method::Reconcile).unwrap_or_default();
