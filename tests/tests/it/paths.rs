@@ -57,7 +57,7 @@ async fn no_spelling_of_a_path_leads_out_of_a_repository() {
             let answer = exchange(&address, request.as_bytes()).await;
             // Below the repository itself the dumb protocol is refused by its name.
             let refused = [400, 404].contains(&answer.status)
-                || (answer.status == 403 && answer.body.contains("smart protocol"));
+                || (answer.status == 403 && answer.body.contains("dumb HTTP protocol"));
             assert!(refused, "{path}: {answer:?}");
             assert!(!answer.body.contains("refs/heads/main"), "{path}: {answer:?}");
         }
