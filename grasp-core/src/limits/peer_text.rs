@@ -7,8 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Text from a peer that is safe in a log line or on a status page.
 ///
 /// At most [`PeerText::MAX_CHARS`] characters; control characters, line breaks and characters that
-/// change the writing direction are replaced. It is never a metric label, and no decision depends on
-/// it: see [`Refusal`](super::Refusal) for that.
+/// change the writing direction are replaced. It is never a metric label, and no decision depends on it.
 ///
 /// ```
 /// use grasp_core::limits::PeerText;

@@ -1,6 +1,6 @@
 //! Adapters between [`EventStore`] and the trait `NostrDatabase` of the `nostr-database` crate, in both directions.
 //!
-//! [`SqliteStore`](super::sqlite::SqliteStore) implements [`NostrDatabase`], so that other projects can use it.
+//! [`SqliteStore`] implements [`NostrDatabase`], so that other projects can use it.
 //! [`DatabaseStore`] runs this server on any other such database; the features `nostr-sqlite` and `nostr-lmdb` add
 //! two of them.
 //!
