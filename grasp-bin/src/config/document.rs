@@ -330,7 +330,8 @@ pub(crate) struct GitSection {
         hide_short_help = true
     )]
     pub(crate) push_bytes: Option<Text<ByteCount>>,
-    /// Git data on disk that the repositories of one name may have together. Pushes beyond it are refused.
+    /// Git data on disk that the repositories of one name may have together, a quarter of it for maintainers of served
+    /// ones. Pushes beyond it are refused.
     #[arg(
         id = "git.repository_bytes",
         long = "git-repository-bytes",

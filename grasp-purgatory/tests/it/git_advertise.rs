@@ -6,7 +6,7 @@ use grasp_core::resources::Claimant;
 use grasp_purgatory::git::{GitProcess, Protocol, Service};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::git_fixture::{Work, World};
+use crate::git_fixture::{Work, World, files_below};
 
 const PROTOCOLS: [Protocol; 3] = [Protocol::V0, Protocol::V1, Protocol::V2];
 
@@ -111,6 +111,20 @@ async fn a_head_without_its_branch_is_advertised_as_by_git() {
     std::fs::write(world.view(&repo).join("HEAD"), "ref: refs/heads/unborn\n").unwrap();
     assert_advertised_as_by_git(&world, &repo).await;
     assert_listed_as_by_git(&world, &repo).await;
+}
+
+#[tokio::test]
+async fn refs_without_objects_are_left_to_git_for_a_client_that_pushes() {
+    let world = World::new().await;
+    let repo = repository(&world).await;
+    let packs = files_below(&world.root()).into_iter();
+    let packs = packs.filter(|path| path.extension().is_some_and(|e| e == "pack" || e == "idx"));
+    packs.for_each(|pack| std::fs::remove_file(pack).unwrap());
+    let service = (Service::ReceivePack, Protocol::V0);
+    assert_eq!(world.store.advertisement(&repo, service).await.unwrap(), None);
+    // A client that fetches is told of them: its fetch fails, instead of bringing an empty repository.
+    let service = (Service::UploadPack, Protocol::V0);
+    assert!(world.store.advertisement(&repo, service).await.unwrap().is_some());
 }
 
 #[tokio::test]

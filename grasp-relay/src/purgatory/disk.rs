@@ -172,6 +172,13 @@ mod tests {
     }
 
     #[test]
+    fn strangers_leave_a_quarter_of_a_family_to_its_maintainers() {
+        let budget = DiskBudget::new(400);
+        assert_eq!(budget.family_limit(&author(1)), 300);
+        assert_eq!(budget.family_limit(&author(1).with_authority()), 400);
+    }
+
+    #[test]
     fn strangers_fill_neither_a_family_nor_the_disk_for_maintainers_and_get_it_back_the_day_after()
     {
         let (budget, now) = (DiskBudget::new(GIB), Mono::from_secs(1));

@@ -184,6 +184,24 @@ mod tests {
         }
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn memory_of_a_list_is_given_back_if_no_pack_comes() {
+        let pool = SharedPool::new(Bounds { reserve: 0, ..Bounds::of(24) });
+        let held = pool.try_take(&Claimant::default(), 24).unwrap();
+        let until_pack = Some((ProcessLimits::default(), held));
+        let (said_to, words) = tokio::io::duplex(64);
+        let listening =
+            tokio::spawn(listen(Some(words), None, Heard { until_pack, ..Heard::default() }));
+        tokio::time::advance(PACK_TIMEOUT / 2).await;
+        tokio::task::yield_now().await;
+        assert_eq!(pool.usage().all, 24);
+        tokio::time::advance(PACK_TIMEOUT).await;
+        tokio::task::yield_now().await;
+        assert_eq!(pool.usage().all, 0);
+        drop(said_to);
+        let _ = listening.await.unwrap();
+    }
+
     #[cfg(target_os = "linux")]
     #[tokio::test]
     async fn a_pack_raises_the_limits_of_the_group_and_gives_back_the_memory_of_the_list() {
