@@ -26,6 +26,7 @@ use crate::http::StatusSource;
 use crate::metrics::{self, hunt};
 use crate::rate::Rate;
 use crate::rows;
+use crate::server::DATABASE;
 use crate::settings::Settings;
 
 /// Limits the age of a count of all events, which scans an index.
@@ -297,9 +298,9 @@ fn intake(metrics: &Metrics) -> IntakeFigures {
     }
 }
 
-/// Returns the bytes of the event store's files, for any kind of store.
+/// Returns the bytes of the database's files.
 fn store_bytes(data_dir: &std::path::Path) -> u64 {
-    let files = ["events.db", "events.db-wal", "nostr-sqlite.db", "nostr-lmdb/data.mdb"];
+    let files = [DATABASE.to_owned(), format!("{DATABASE}-wal")];
     let sizes = files.iter().filter_map(|file| data_dir.join(file).metadata().ok());
     sizes.map(|file| file.len()).sum()
 }

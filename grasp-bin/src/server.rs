@@ -1,21 +1,23 @@
 //! A server, built from its parts.
 
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use grasp_core::RelayUrl;
 use grasp_core::admission::FanOut;
+use grasp_core::service::Endpoint;
+use grasp_purgatory::database::Database;
 use grasp_purgatory::git::{Fetcher, RepoStore};
 use grasp_purgatory::hunt::{HostClass, HuntConfig};
-use grasp_purgatory::journal::Journal;
 use grasp_relay::ingest::{Budgets, Pipeline};
 use grasp_relay::metrics::{CountedIngest, Metrics, count_requests};
 use grasp_relay::nostr::{Hub, RelayInfo};
 use grasp_relay::purgatory::{Classify, HuntParts, PurgatoryDriver, PurgatoryParts};
 use grasp_relay::server::{Config, Parts, serve};
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
-use grasp_relay::store::{EventStore, StoreError, StoreRules};
+use grasp_relay::store::{EventStore, Store, StoreRules};
 use grasp_relay::{Clock, git_http};
 use grasp_sync::driver::{self, RecordFile};
 use grasp_sync::{LocalRelay, Syncer};
@@ -30,8 +32,11 @@ use crate::metrics;
 use crate::observer::SyncObserver;
 use crate::overview::Overview;
 use crate::own_relay::OwnRelay;
-use crate::settings::{Settings, Store, Sync};
+use crate::settings::{Settings, Sync};
 use crate::trusted_roots;
+
+/// File of the database in the data directory.
+pub(crate) const DATABASE: &str = "grasp.db";
 
 /// Interval between deletions of expired events.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
@@ -52,14 +57,12 @@ impl Server {
         Self::open_on(settings, store, clock).await
     }
 
-    /// Opens all parts of a server on the caller's event store.
-    pub async fn open_on(
-        settings: &Settings,
-        store: Arc<dyn EventStore>,
-        clock: Clock,
-    ) -> Result<Self> {
+    /// Opens all parts of a server on the caller's database.
+    pub async fn open_on(settings: &Settings, store: Arc<dyn Store>, clock: Clock) -> Result<Self> {
         let (hub, metrics, policy) = (Hub::start(), Metrics::default(), settings.policy());
-        let repos = open_repos(settings).await?;
+        let records = store.records().await.context("could not read the database")?;
+        let repos = open_repos(settings, store.clone()).await?;
+        let store: Arc<dyn EventStore> = store;
         let purgatory = PurgatoryParts {
             hunt: Some(hunt_parts(settings, &repos, metrics.clone())?),
             contributors: open_contributors(settings, &repos).await?,
@@ -70,7 +73,8 @@ impl Server {
             clock: clock.clone(),
             repository_bytes: settings.git.repository_bytes,
         };
-        let purgatory = start_keeper(settings, purgatory).await?;
+        let config = settings.purgatory.clone();
+        let purgatory = PurgatoryDriver::start(purgatory, config, records).await;
         let ingest = Pipeline {
             store: Arc::clone(&store),
             git: Arc::new(purgatory.clone()),
@@ -169,46 +173,31 @@ fn relay_config(settings: &Settings, keys: &Keys) -> Config {
     }
 }
 
-/// Opens the chosen event store.
-pub async fn open_store(settings: &Settings) -> Result<Arc<dyn EventStore>> {
+/// Opens the database, and creates its directory if there is none.
+pub async fn open_store(settings: &Settings) -> Result<Arc<dyn Store>> {
     let dir = &settings.data_dir;
     create_private_dir(dir).with_context(|| {
         format!("could not create {}; choose another directory with --data-dir", dir.display())
     })?;
+    refuse_old_layout(dir)?;
     let rules = StoreRules { service: Some(settings.service.clone()), ..StoreRules::default() };
-    open_chosen(settings, rules)
-        .await
-        .with_context(|| format!("could not open the event store in {}", dir.display()))
+    let options = SqliteOptions { rules, ..settings.sqlite.clone() };
+    let file = dir.join(DATABASE);
+    let store = SqliteStore::open(&file, options);
+    Ok(Arc::new(store.with_context(|| format!("could not open {}", file.display()))?))
 }
 
-async fn open_chosen(
-    settings: &Settings,
-    rules: StoreRules,
-) -> Result<Arc<dyn EventStore>, StoreError> {
-    let dir = &settings.data_dir;
-    Ok(match settings.store {
-        Store::Sqlite => {
-            let options = SqliteOptions { rules, ..settings.sqlite.clone() };
-            Arc::new(SqliteStore::open(&dir.join("events.db"), options)?)
-        }
-        #[cfg(feature = "nostr-sqlite")]
-        Store::NostrSqlite => {
-            let file = dir.join("nostr-sqlite.db");
-            Arc::new(grasp_relay::store::adapter::open_nostr_sqlite(&file, &rules).await?)
-        }
-        #[cfg(feature = "nostr-lmdb")]
-        Store::NostrLmdb => {
-            let path = dir.join("nostr-lmdb");
-            Arc::new(grasp_relay::store::adapter::open_nostr_lmdb(&path, &rules).await?)
-        }
-    })
-}
-
-async fn start_keeper(settings: &Settings, parts: PurgatoryParts) -> Result<PurgatoryDriver> {
-    let file = settings.data_dir.join("purgatory.db");
-    let (journal, records) =
-        Journal::open(&file).with_context(|| format!("could not open {}", file.display()))?;
-    Ok(PurgatoryDriver::start(parts, settings.purgatory.clone(), journal, records).await)
+/// Refuses the data of versions before 0.2, which kept events and refs apart.
+fn refuse_old_layout(dir: &Path) -> Result<()> {
+    let old = ["events.db", "purgatory.db"].map(|file| dir.join(file));
+    if let Some(old) = old.iter().find(|file| file.exists()) {
+        bail!(
+            "{} is of a version before 0.2, whose data cannot be read; choose a new directory with --data-dir: other \
+             servers bring back what they have, and the rest can be pushed again",
+            old.display()
+        );
+    }
+    Ok(())
 }
 
 /// Starts sync with other relays, if it is enabled.
@@ -241,11 +230,11 @@ pub(crate) async fn start_sync(
 }
 
 /// Opens the repositories on disk, with the git program.
-async fn open_repos(settings: &Settings) -> Result<RepoStore> {
+async fn open_repos(settings: &Settings, database: Arc<dyn Database>) -> Result<RepoStore> {
     let git = settings.git().context("could not find a usable git")?;
     tracing::info!(version = %git.version(), "found git");
     let dir = settings.repositories();
-    RepoStore::open(&dir, git, settings.staging())
+    RepoStore::open(&dir, Endpoint::Repository, git, settings.staging(), database)
         .await
         .with_context(|| format!("could not open {}", dir.display()))
 }
@@ -256,7 +245,8 @@ async fn open_contributors(settings: &Settings, repos: &RepoStore) -> Result<Opt
         return Ok(None);
     }
     let dir = settings.repositories().join("prs");
-    RepoStore::open_to_all(&dir, repos.git().clone(), settings.staging())
+    let (git, database) = (repos.git().clone(), Arc::clone(repos.database()));
+    RepoStore::open(&dir, Endpoint::PullRequests, git, settings.staging(), database)
         .await
         .map(Some)
         .with_context(|| format!("could not open {}", dir.display()))

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::ValueEnum;
 use grasp_core::admission::{Archive, Bans, FanOutLimits, Policy};
 use grasp_core::outbound::OutboundPolicy;
 use grasp_core::{MaintainerModel, ServiceIdentity};
@@ -15,7 +14,6 @@ use grasp_relay::server::AddressRange;
 use grasp_relay::store::sqlite::SqliteOptions;
 use grasp_sync::{driver, engine};
 use nostr::key::PublicKey;
-use serde::{Deserialize, Serialize};
 
 /// The settings of a [`Server`](crate::Server).
 #[derive(Clone, Debug)]
@@ -24,9 +22,7 @@ pub struct Settings {
     pub service: ServiceIdentity,
     /// The directory of all data.
     pub data_dir: PathBuf,
-    /// The database for events.
-    pub store: Store,
-    /// Options of the store [`Store::Sqlite`].
+    /// Options of the database.
     pub sqlite: SqliteOptions,
     /// The file with the key that the service signs with; `None` for `service.key` in the data directory.
     pub service_key: Option<PathBuf>,
@@ -120,7 +116,6 @@ impl Settings {
             sync: Sync { enabled: true, engine, limits },
             service,
             data_dir: data_dir.into(),
-            store: Store::Sqlite,
             sqlite: SqliteOptions::default(),
             service_key: None,
             about: About::default(),
@@ -249,18 +244,4 @@ impl Default for About {
             curation: info.curation,
         }
     }
-}
-
-/// The database for events: grasp's own, or one of the ecosystem if this build has it as a feature.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Store {
-    /// The schema of grasp in one SQLite file.
-    Sqlite,
-    /// The ecosystem's SQLite database.
-    #[cfg(feature = "nostr-sqlite")]
-    NostrSqlite,
-    /// The ecosystem's LMDB database.
-    #[cfg(feature = "nostr-lmdb")]
-    NostrLmdb,
 }

@@ -68,17 +68,16 @@ mod refs;
 mod serve;
 mod store;
 
-use std::ops::ControlFlow;
-
+pub use advertise::RefList;
 pub use binary::{Git, GitVersion, Slots};
 pub use check::Completeness;
 pub use command::{GitCommand, Network};
 pub use error::{BinaryError, Blame, GitError};
 pub use fetch::{FetchLimits, Fetched, Fetcher, Resolve, Resolving, SystemResolver};
 pub use process::{Finished, GitProcess};
-pub use refs::{RETENTION, RefTarget};
+pub use refs::{RETENTION, RefTarget, Refs, Target};
 pub use serve::{Protocol, Service};
-pub use store::{FamilyGuard, Incoming, RepoStore, StagingLimits, Unpacking};
+pub use store::{FamilyGuard, Incoming, RepoStore, StagingLimits, Unpacking, WantedRefs};
 
 /// Runs blocking disk work on a thread for it.
 async fn blocking<T: Send + 'static>(
@@ -89,9 +88,4 @@ async fn blocking<T: Send + 'static>(
         Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
         Err(_) => Err(GitError::Stopping),
     }
-}
-
-/// Lets a ref transaction run to its end.
-fn never_stops(_: refs::Step) -> ControlFlow<()> {
-    ControlFlow::Continue(())
 }

@@ -3,13 +3,15 @@
 //! Connections of nostr clients and the store of served events belong to the relay around it.
 //!
 //! ```text
-//!   relay   ──Held──────▶ ┌───────────┐ ──Store, Publish──▶ relay     events whose refs are set
-//!   git     ──Surveyed──▶ │ Purgatory │ ──Apply───────────▶ git       refs, HEAD, views, staging
+//!   relay   ──Held──────▶ ┌───────────┐ ──Publish─────────▶ relay     events whose refs are set
+//!   git     ──Surveyed──▶ │ Purgatory │ ──Release─────────▶ database  refs, HEAD and events together
 //!   hunter  ──Changed───▶ │           │ ──Hunt────────────▶ hunter    fetch it
-//!   timer   ──Tick──────▶ └───────────┘ ──Journal─────────▶ disk      before any of the others
+//!   timer   ──Tick──────▶ └───────────┘ ──Journal─────────▶ database  before any of the others
 //!                 next_deadline() ────────────────────────▶ timer
 //! ```
 
+#[cfg(feature = "driver")]
+pub mod database;
 #[cfg(feature = "driver")]
 pub mod git;
 pub mod hunt;

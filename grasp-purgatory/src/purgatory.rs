@@ -1,15 +1,15 @@
 //! Holds events until their git data is here: a state machine without input, output or clock.
 //!
 //! ```text
-//!   Held ──▶ journal ──▶ Survey ──▶ Surveyed ──▶ Apply ──▶ Applied ──▶ Store ──▶ Stored ──▶ Publish
-//!             + answer     ▲          │ not complete: waits          refs and HEAD   events      no longer held
+//!   Held ──▶ journal ──▶ Survey ──▶ Surveyed ──▶ Release ──▶ Released ──▶ Publish
+//!             + answer     ▲          │ not complete: waits        refs, HEAD, events
 //!   Changed ───────────────┤          ▼
 //!   (push, fetch, store)   │    waiting ──▶ expired ──▶ forgotten
 //!   Started, retry ────────┘              (still released if the data appears)
 //! ```
 //!
 //! Every change under an identifier leads to a survey, and every survey to the same judgement: the wanted state of
-//! store and git, compared with the present one. One release per identifier runs at a time; git first, then the store.
+//! store and git, compared with the present one. One release per identifier runs at a time.
 
 mod cleanup;
 mod held;
@@ -45,7 +45,7 @@ pub use self::staging::PushTarget;
 use self::cleanup::{CleanupTasks, TaskTarget};
 use self::held::{Content, HeldEvent, HeldEvents};
 use self::io::Outputs;
-use self::release::{Batch, Releases};
+use self::release::Releases;
 use self::staging::{StagedUploads, Staging};
 use crate::journal::Record;
 
@@ -132,13 +132,9 @@ impl Purgatory {
             Input::SurveyFailed { identifier } => {
                 self.releases.stage_failed(out, &identifier, Stage::Survey, retry_at);
             }
-            Input::Applied { identifier } => self.applied(out, &identifier),
-            Input::ApplyFailed { identifier } => {
-                self.releases.stage_failed(out, &identifier, Stage::Apply, retry_at);
-            }
-            Input::Stored { identifier, stored } => self.stored(out, &identifier, &stored),
-            Input::StoreFailed { identifier } => {
-                self.releases.stage_failed(out, &identifier, Stage::Store, retry_at);
+            Input::Released { identifier, refused } => self.released(out, &identifier, &refused),
+            Input::ReleaseFailed { identifier } => {
+                self.releases.stage_failed(out, &identifier, Stage::Release, retry_at);
             }
             Input::PushAuthorised { repo, events } => self.push_authorised(out, &repo, &events),
             Input::PushStaged { id, tip, target, bytes, network } => {
@@ -398,35 +394,34 @@ impl Purgatory {
         }
         plan.authorised.iter().for_each(|id| self.held.authorise(*id));
         let withdraw = plan.withdraw.iter().map(|event| event.id).collect();
-        let batch = Batch { events: plan.store, withdraw };
-        self.releases.apply(out, identifier, (plan.views, plan.proposals), batch);
+        let (refs, events) = ((plan.views, plan.proposals), (plan.store, withdraw));
+        self.releases.release(out, identifier, refs, events);
     }
 
-    fn applied(&mut self, out: &mut Outputs, identifier: &Identifier) {
-        let Some(mut batch) = self.releases.stage_ended(identifier, Stage::Apply) else { return };
-        // Events withdrawn meanwhile are not stored. The survey that this caused corrects the refs.
-        batch.events.retain(|event| self.held.get(&event.id).is_some());
-        self.releases.store(out, identifier, batch);
-    }
-
-    fn stored(&mut self, out: &mut Outputs, identifier: &Identifier, stored: &BTreeSet<EventId>) {
-        let Some(batch) = self.releases.stage_ended(identifier, Stage::Store) else { return };
-        let (served, refused): (Vec<_>, Vec<_>) =
-            batch.events.into_iter().partition(|event| stored.contains(&event.id));
-        // Refs may show a refused state.
+    fn released(
+        &mut self,
+        out: &mut Outputs,
+        identifier: &Identifier,
+        refused: &BTreeSet<EventId>,
+    ) {
+        let Some(events) = self.releases.stage_ended(identifier, Stage::Release) else { return };
         if !refused.is_empty() {
+            for id in refused {
+                self.drop_event(out, *id, EndReason::Refused);
+            }
             self.releases.repeat(identifier);
+            return self.releases.end_pass(out, identifier);
         }
-        for event in &refused {
-            self.drop_event(out, event.id, EndReason::Refused);
-        }
-        for event in &served {
+        for event in &events {
             self.drop_older(out, event.id);
-            self.drop_event(out, event.id, EndReason::Served);
+            let names = self.identifiers_of(&event.id);
+            // Its record was removed together with its release.
+            self.held.released(event.id);
+            self.event_ended(out, event.id, names, false);
         }
-        self.releases.served(identifier, &served, self.now.unix);
-        if !served.is_empty() {
-            out.push(Output::Publish { events: served });
+        self.releases.served(identifier, &events, self.now.unix);
+        if !events.is_empty() {
+            out.push(Output::Publish { events });
         }
         self.releases.end_pass(out, identifier);
     }
@@ -434,11 +429,22 @@ impl Purgatory {
     /// Drops an event and the uploads that wait with it.
     fn drop_event(&mut self, out: &mut Outputs, id: EventId, reason: EndReason) {
         let Some(held) = self.held.get(&id) else { return };
-        // Refs of a pull request may have been set before its author or the store refused it.
+        // Refs of a pull request may have been set by a push before its author or the store refused it.
         let may_have_refs = held.proposal().is_some()
             && matches!(reason, EndReason::Withdrawn | EndReason::Refused);
         let names = self.identifiers_of(&id);
         self.held.remove(out, id, reason);
+        self.event_ended(out, id, names, may_have_refs);
+    }
+
+    /// Drops the uploads of an event that is no longer held.
+    fn event_ended(
+        &mut self,
+        out: &mut Outputs,
+        id: EventId,
+        names: BTreeSet<Identifier>,
+        may_have_refs: bool,
+    ) {
         for name in &names {
             if self.held.of(name).next().is_none() {
                 self.releases.set_vacant(name, false);

@@ -1,16 +1,16 @@
 //! Git over HTTP: the smart protocol for every repository that is held or served here.
 //!
 //! ```text
-//!  GET  …/info/refs?service=…   fetch ──▶ refs from memory, or git
+//!  GET  …/info/refs?service=…   fetch ──▶ refs from the database
 //!  POST …/git-upload-pack       fetch ──▶ git, both directions at once
-//!  POST …/git-receive-pack      push  ──▶ judge ─▶ unpack ─▶ lock, judge again, move refs ─▶ settle ─▶ report
+//!  POST …/git-receive-pack      push  ──▶ judge ─▶ unpack ─▶ lock, judge again, take in ─▶ settle ─▶ report
 //!  GET  ….git                   the page of the repository
 //! ```
 //!
 //! Below `/prs/` are the repositories of contributors, if the operator enables them: each exists, empty until its
 //! owner pushes a pull request there (GRASP-06).
 //!
-//! `grasp_core::push` judges a push. Git only unpacks; this module moves refs, exactly those that were judged.
+//! `grasp_core::push` judges a push. Git only unpacks; purgatory moves the refs, with the events that sign them.
 
 mod body;
 mod fetch;
@@ -119,7 +119,7 @@ impl GitHttp {
     async fn page(&self, repo: &RepoId) -> Result<Response, HttpError> {
         let repos = self.purgatory.repos();
         let refs = repos.refs(repo).await?;
-        let head = repos.head(repo).await?.filter(|head| refs.contains_key(head));
+        let head = Some(repos.head(repo).await?).filter(|head| refs.contains_key(head));
         let count = |is: fn(Namespace<'_>) -> bool| {
             refs.keys().filter(|name| is(RefName::namespace(name))).count()
         };

@@ -31,7 +31,7 @@ use nostr::types::Timestamp;
 pub use self::limits::Budgets;
 use crate::clock::Clock;
 use crate::nostr::Hub;
-use crate::store::{Commit, EventStore, Refusal, Saved, StoreError};
+use crate::store::{EventStore, Refusal, SaveReport, Saved, StoreError};
 
 /// Events that are verified by one thread at once: some milliseconds of work.
 const VERIFY_BATCH: usize = 64;
@@ -248,7 +248,7 @@ impl Pipeline {
             return Ok(BTreeSet::new());
         }
         let events = chosen.iter().map(|(pending, _)| Arc::clone(&pending.event)).collect();
-        let Commit { saved, affected } = self.store.commit(events, now).await?;
+        let SaveReport { saved, affected } = self.store.save_events(events, now).await?;
         for ((_, verdict), saved) in chosen.iter_mut().zip(saved) {
             match saved {
                 Saved::Stored => {}

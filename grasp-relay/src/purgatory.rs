@@ -1,9 +1,9 @@
 //! The driver of purgatory, which serves events and their git data together.
 //!
 //! ```text
-//!  ingest, pushes ──Order──▶ ┌───────────────┐ ──records──▶ journal (one write for many turns)
+//!  ingest, pushes ──Order──▶ ┌───────────────┐ ──records──▶ database (one write for many turns)
 //!  ends of work   ──Input──▶ │ loop: Purgatory│
-//!                            └───────┬───────┘ ──Output──▶ a lane per identifier: git, store, hub
+//!                            └───────┬───────┘ ──Output──▶ a lane per identifier: git, database, hub
 //! ```
 //!
 //! One task owns the core. Its outputs are executed in lanes, one per identifier: in order within a lane, concurrently
@@ -29,7 +29,6 @@ use grasp_core::nip34::Announcement;
 use grasp_core::{Identifier, RepoId, Version, kinds};
 use grasp_purgatory::git::{GitError, RepoStore};
 use grasp_purgatory::hunt::HuntHandle;
-use grasp_purgatory::journal::Journal;
 use grasp_purgatory::journal::Record;
 use grasp_purgatory::{Config, HoldOutcome, Input, Purgatory};
 use nostr::event::{Event, EventId};
@@ -57,8 +56,7 @@ const DECISION_TIMEOUT: Duration = Duration::from_secs(5);
 /// Orders that are queued before senders have to wait.
 const ORDER_QUEUE: usize = 1_024;
 
-/// Target of the trace events of the journal: before records are written, and after, before their outputs are executed.
-/// Crash tests end the process there.
+/// Target of trace events before records and releases are written, and after. Crash tests end the process there.
 pub const JOURNAL: &str = "grasp::journal";
 
 /// Changes that are queued for a subscriber before it misses some.
@@ -106,7 +104,7 @@ pub struct PurgatoryDriver {
     damage: Damage,
     disk: DiskBudget,
     hunting: Option<HuntHandle>,
-    /// `false` while the journal cannot be written.
+    /// `false` while records cannot be written.
     writes: watch::Receiver<bool>,
 }
 
@@ -116,8 +114,8 @@ pub enum Unavailable {
     /// The server is stopping.
     #[error("purgatory is closed")]
     Stopping,
-    /// The journal cannot be written, so that nothing new can be promised.
-    #[error("the journal of purgatory cannot be written; is the disk full?")]
+    /// The database cannot be written, so that nothing new can be promised.
+    #[error("the database cannot be written; is the disk full?")]
     CannotWrite,
 }
 
@@ -163,13 +161,8 @@ enum Waiter {
 }
 
 impl PurgatoryDriver {
-    /// Restores purgatory from the records of its journal, and starts the task.
-    pub async fn start(
-        parts: PurgatoryParts,
-        config: Config,
-        journal: Journal,
-        records: Vec<Record>,
-    ) -> Self {
+    /// Restores purgatory from the records of an earlier run, and starts the task.
+    pub async fn start(parts: PurgatoryParts, config: Config, records: Vec<Record>) -> Self {
         let now = parts.clock.now();
         let purgatory = Purgatory::restore(config, parts.policy.clone(), records, now);
         for repos in std::iter::once(&parts.repos).chain(&parts.contributors) {
@@ -201,7 +194,7 @@ impl PurgatoryDriver {
         };
         let task = Task {
             purgatory,
-            journal: Some(journal),
+            database: Arc::clone(parts.repos.database()),
             lanes: Lanes::new(executor),
             hunting,
             answers: BTreeMap::new(),
@@ -275,7 +268,7 @@ impl PurgatoryDriver {
         self.news.subscribe()
     }
 
-    /// Returns whether the journal can be written; not while the disk is full.
+    /// Returns whether records can be written; not while the disk is full.
     pub fn can_write(&self) -> bool {
         *self.writes.borrow()
     }
@@ -301,12 +294,12 @@ impl PurgatoryDriver {
         while writes.changed().await.is_ok() {}
     }
 
-    /// Waits until the journal cannot be written, or the task has ended.
+    /// Waits until records cannot be written, or the task has ended.
     async fn full(&self) {
         _ = self.writes.clone().wait_for(|writes| !writes).await;
     }
 
-    /// Tells a journal that cannot be written from a task that has ended.
+    /// Tells a database that cannot be written from a task that has ended.
     fn why_full(&self) -> Unavailable {
         if self.can_write() { Unavailable::Stopping } else { Unavailable::CannotWrite }
     }
@@ -531,11 +524,11 @@ fn waits_for_git(event: &Event) -> bool {
     REPOSITORY_KINDS.contains(&event.kind)
 }
 
-/// Removes uploads of an earlier run that have no record in the journal.
+/// Removes uploads of an earlier run that have no record.
 async fn remove_unrecorded_uploads(repos: &RepoStore, purgatory: &Purgatory) {
     match repos.forget_staged_but(purgatory.staged()).await {
         Ok(0) => {}
-        Ok(gone) => tracing::info!(gone, "removed uploads that the journal does not record"),
+        Ok(gone) => tracing::info!(gone, "removed uploads without a record"),
         Err(error) => tracing::warn!(%error, "could not read staged uploads"),
     }
 }

@@ -4,10 +4,9 @@
 //! and no crash can leave it in a state those rules forbid. It does not decide whether an event is *wanted*; that is
 //! admission.
 //!
-//! [`sqlite`] is the store to serve from; [`adapter`] connects it with the databases of the `nostr-database`
-//! ecosystem.
+//! [`sqlite`] is also the [`Database`](grasp_purgatory::database::Database) of git data and purgatory, so that events and
+//! refs change together.
 
-pub mod adapter;
 pub mod sqlite;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,6 +19,7 @@ use futures_util::stream::BoxStream;
 use grasp_core::admission::Needs;
 use grasp_core::nip34::{Announcement, Proposal, References};
 use grasp_core::{Identifier, ServiceIdentity, Version, deletion, kinds};
+use grasp_purgatory::database::{Database, DatabaseError};
 use nostr::event::{Event, EventId, Kind};
 use nostr::filter::{Filter, SingleLetterTag};
 use nostr::nips::nip01::Coordinate;
@@ -39,9 +39,9 @@ pub enum Saved {
     Refused(Refusal),
 }
 
-/// The outcome of one [`EventStore::commit`].
+/// The outcome of one [`EventStore::save_events`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Commit {
+pub struct SaveReport {
     /// One outcome per event, in their order.
     pub saved: Vec<Saved>,
     /// The names of repositories of which announcements, states or pull requests were deleted, vanished or expired.
@@ -123,6 +123,24 @@ pub enum StoreError {
     /// The store is shutting down.
     #[error("the event store is closed")]
     Closed,
+}
+
+impl From<StoreError> for DatabaseError {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Closed => Self::Closed,
+            error => Self::Failed(Box::new(error)),
+        }
+    }
+}
+
+impl From<DatabaseError> for StoreError {
+    fn from(error: DatabaseError) -> Self {
+        match error {
+            DatabaseError::Closed => Self::Closed,
+            error => Self::Engine(Box::new(error)),
+        }
+    }
 }
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -275,14 +293,19 @@ pub type StoreFuture<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
 /// The answer to a query, in chunks.
 pub type EventChunks = BoxStream<'static, Result<Vec<StoredEvent>, StoreError>>;
 
+/// A store of events that is also the database of git data and purgatory.
+pub trait Store: EventStore + Database {}
+
+impl<S: EventStore + Database> Store for S {}
+
 /// A durable set of events under the rules of NIP-01, 09, 40 and 62.
 pub trait EventStore: Send + Sync + 'static {
     /// Saves events in order. Resolves once every one of them is durable.
-    fn commit(&self, events: Vec<Arc<Event>>, now: Timestamp) -> StoreFuture<'_, Commit>;
+    fn save_events(&self, events: Vec<Arc<Event>>, now: Timestamp) -> StoreFuture<'_, SaveReport>;
 
-    /// Saves events as [`commit`](Self::commit) does, for callers who keep no git data.
+    /// Saves events as [`save_events`](Self::save_events) does, for callers who keep no git data.
     fn save(&self, events: Vec<Arc<Event>>, now: Timestamp) -> StoreFuture<'_, Vec<Saved>> {
-        Box::pin(async move { Ok(self.commit(events, now).await?.saved) })
+        Box::pin(async move { Ok(self.save_events(events, now).await?.saved) })
     }
 
     /// Returns, for each event, the reason for which [`save`](Self::save) would refuse it, as far as it is known.

@@ -1,10 +1,17 @@
 //! An event store that fails when it is told to, and counts what it is asked.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use grasp_core::service::Endpoint;
+use grasp_core::{Identifier, RepoId};
+use grasp_purgatory::database::{
+    Commit, Committed, Database, DatabaseError, DatabaseFuture, FamilyRow, Pack, View,
+};
+use grasp_purgatory::journal::Record;
 use grasp_relay::store::{
-    Commit, EventChunks, EventStore, Inventory, Refusal, StoreError, StoreFuture,
+    EventChunks, EventStore, Inventory, Refusal, SaveReport, Store, StoreFuture,
 };
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
@@ -39,18 +46,59 @@ impl Fault {
 }
 
 struct Faulty {
-    store: Arc<dyn EventStore>,
+    store: Arc<dyn Store>,
     fault: Fault,
 }
 
-impl EventStore for Faulty {
-    fn commit(&self, events: Vec<Arc<Event>>, now: Timestamp) -> StoreFuture<'_, Commit> {
-        let state = events.iter().any(|event| event.kind == grasp_core::kinds::STATE);
+impl Database for Faulty {
+    fn commit(&self, commit: Commit) -> DatabaseFuture<'_, Committed> {
+        let state = commit.save.iter().any(|event| event.kind == grasp_core::kinds::STATE);
         if state && self.fault.on.load(Ordering::SeqCst) {
             let error = std::io::Error::from(std::io::ErrorKind::StorageFull);
-            return Box::pin(std::future::ready(Err(StoreError::Engine(Box::new(error)))));
+            return Box::pin(std::future::ready(Err(DatabaseError::Failed(Box::new(error)))));
         }
-        self.store.commit(events, now)
+        self.store.commit(commit)
+    }
+
+    fn view(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Option<View>> {
+        self.store.view(endpoint, repo)
+    }
+
+    fn family(&self, endpoint: Endpoint, identifier: Identifier) -> DatabaseFuture<'_, FamilyRow> {
+        self.store.family(endpoint, identifier)
+    }
+
+    fn packs(
+        &self,
+        endpoint: Endpoint,
+    ) -> DatabaseFuture<'_, BTreeMap<Identifier, BTreeSet<Pack>>> {
+        self.store.packs(endpoint)
+    }
+
+    fn repositories(&self, endpoint: Endpoint) -> DatabaseFuture<'_, Vec<RepoId>> {
+        self.store.repositories(endpoint)
+    }
+
+    fn identifiers(&self, endpoint: Endpoint) -> DatabaseFuture<'_, BTreeSet<Identifier>> {
+        self.store.identifiers(endpoint)
+    }
+
+    fn existing(
+        &self,
+        endpoint: Endpoint,
+        identifiers: BTreeSet<Identifier>,
+    ) -> DatabaseFuture<'_, BTreeSet<Identifier>> {
+        self.store.existing(endpoint, identifiers)
+    }
+
+    fn records(&self) -> DatabaseFuture<'_, Vec<Record>> {
+        self.store.records()
+    }
+}
+
+impl EventStore for Faulty {
+    fn save_events(&self, events: Vec<Arc<Event>>, now: Timestamp) -> StoreFuture<'_, SaveReport> {
+        self.store.save_events(events, now)
     }
 
     fn refusals(

@@ -11,10 +11,10 @@ use grasp_purgatory::git::StagingLimits;
 use grasp_relay::Clock;
 use grasp_relay::git_http::GitLimits;
 use grasp_relay::nostr::Limits;
-use grasp_relay::store::EventStore;
+use grasp_relay::store::Store;
 
 /// What is put around a store.
-pub type Wrapping = Arc<dyn Fn(Arc<dyn EventStore>) -> Arc<dyn EventStore> + Send + Sync>;
+pub type Wrapping = Arc<dyn Fn(Arc<dyn Store>) -> Arc<dyn Store> + Send + Sync>;
 
 /// The settings of an instance.
 #[derive(Clone)]

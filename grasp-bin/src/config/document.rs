@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 
 use super::value::{ByteCount, HostLimit, LogFilter, Model, Npub, Text, Time, list, one, optional};
 use super::{Config, LogFormat};
-use crate::settings::Store;
 
 /// Settings as they are given, each of them optional. The id of a flag is the key in the file.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, Args)]
@@ -35,9 +34,6 @@ pub(crate) struct Document {
     /// directory.
     #[arg(id = "service_key", long = "service-key", value_name = "PATH", hide_short_help = true)]
     pub(crate) service_key: Option<PathBuf>,
-    /// Store of events: `sqlite`, or a database of the ecosystem that this build has as a feature.
-    #[arg(id = "store", long = "store", value_enum, hide_short_help = true)]
-    pub(crate) store: Option<Store>,
     /// Relays to sync from, whether a repository names them or not.
     #[arg(id = "bootstrap", long = "bootstrap", value_name = "URL")]
     pub(crate) bootstrap: Option<Vec<Text<RelayUrl>>>,
@@ -385,7 +381,6 @@ macro_rules! each_setting {
         one::$visit(&mut $document.data_dir, &mut $config.settings.data_dir);
         optional::$visit(&mut $document.admin_socket, &mut $config.admin_socket);
         optional::$visit(&mut $document.service_key, &mut $config.settings.service_key);
-        one::$visit(&mut $document.store, &mut $config.settings.store);
         list::$visit(&mut $document.bootstrap, &mut $config.settings.sync.engine.bootstrap);
         one::$visit(&mut $document.maintainers, &mut $config.settings.maintainers);
         one::$visit(

@@ -149,30 +149,6 @@ async fn what_was_acknowledged_survives_a_kill() {
     assert_eq!(ids.difference(&found).count(), 0, "of {} acknowledged", ids.len());
 }
 
-#[cfg(any(feature = "nostr-sqlite", feature = "nostr-lmdb"))]
-#[tokio::test]
-async fn a_database_of_the_ecosystem_can_be_chosen() {
-    let stores = [
-        #[cfg(feature = "nostr-sqlite")]
-        ("nostr-sqlite", "nostr-sqlite.db"),
-        #[cfg(feature = "nostr-lmdb")]
-        ("nostr-lmdb", "nostr-lmdb"),
-    ];
-    for (store, file) in stores {
-        let dir = tempfile::tempdir().unwrap();
-        let settings = ["--listen", "127.0.0.1:0", "--store", store];
-        let server = Server::start_with(&settings, dir.path());
-        let work = tempfile::tempdir().unwrap();
-        let announced = host_repository(&server, &Keys::generate(), work.path()).await;
-        drop(server);
-        assert!(dir.path().join(file).exists() && !dir.path().join("events.db").exists());
-
-        let again = Server::start_with(&settings, dir.path());
-        let ids = BTreeSet::from([announced.id.to_hex()]);
-        assert_eq!(again.connect().await.stored(&ids).await, ids, "{store}");
-    }
-}
-
 #[cfg(unix)]
 #[tokio::test]
 async fn told_to_stop_it_says_goodbye_and_ends_well() {

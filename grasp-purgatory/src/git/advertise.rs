@@ -1,13 +1,11 @@
 //! Ref advertisements, answered without starting git.
 //!
-//! Refs come from `packed-refs` and HEAD of a view. Capabilities come from git itself, which is asked once: the answers
-//! are those of `git upload-pack` and `git receive-pack`, byte for byte. Requests that this module does not know are
-//! left to git.
+//! Refs come from the database. Capabilities come from git itself, which is asked once: the answers are those of
+//! `git upload-pack` and `git receive-pack`, byte for byte. Requests that this module does not know are left to git.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::io::ErrorKind;
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::ops::Bound;
+use std::sync::Arc;
 
 use grasp_core::push::{Pkt, encode_pkt, read_pkt};
 use grasp_core::resources::Claimant;
@@ -15,17 +13,13 @@ use grasp_core::{Oid, RefName, RepoId};
 use tokio::io::AsyncReadExt as _;
 
 use super::error::GitError;
-use super::refs::{Snapshot, Target};
+use super::refs::{Refs, Target};
 use super::serve::{Protocol, Service};
 use super::store::RepoStore;
-use super::{blocking, layout, read};
+use super::{blocking, read};
 
-/// Size of `packed-refs` up to which it is read here: some 3,500 refs. Git reads larger ones, of which only so many at the
-/// same time are served.
-const MAX_PACKED_REFS_BYTES: u64 = 256 * 1024;
-
-/// The most `ref-prefix` arguments of an `ls-refs` that is answered here.
-const MAX_PREFIXES: usize = 64;
+/// Bytes of a list that are encoded at once.
+const CHUNK: usize = 32 * 1024;
 
 const FLUSH: &[u8] = b"0000";
 
@@ -81,114 +75,190 @@ fn list_of(advertisement: &[u8]) -> Result<String, GitError> {
 }
 
 impl RepoStore {
-    /// Returns the answer to `info/refs`, without the line that HTTP puts before it; `None` if git must answer.
+    /// Returns the answer to `info/refs`, without the line that HTTP puts before it.
+    ///
+    /// Of a repository that is `damaged`, refs without their object are left out for a client that pushes, so that the
+    /// push brings it.
     pub async fn advertisement(
         &self,
         repo: &RepoId,
         (service, protocol): (Service, Protocol),
-    ) -> Result<Option<Vec<u8>>, GitError> {
+        is_damaged: bool,
+    ) -> Result<RefList, GitError> {
         let capabilities = self.capabilities().get_or_try_init(|| Capabilities::read(self)).await?;
-        let Some(refs) = self.read_packed(repo).await? else { return Ok(None) };
-        if service == Service::ReceivePack && !self.has_tips(repo, &refs).await? {
-            return Ok(None);
+        let refs = self.view(repo).await?.refs;
+        if (service, protocol) == (Service::UploadPack, Protocol::V2) {
+            return Ok(RefList::of(refs, Form::Text(capabilities.version_2.clone())));
         }
-        Ok(Some(match (service, protocol) {
-            (Service::UploadPack, Protocol::V2) => capabilities.version_2.clone(),
-            (Service::UploadPack, protocol) => {
-                version_0(protocol, upload_lines(&refs), &upload_list(capabilities, &refs))
+        let mut list = match service {
+            Service::UploadPack => {
+                let capabilities = upload_list(capabilities, &refs);
+                RefList::of(refs, Form::Fetch { capabilities: Some(capabilities) })
             }
-            (Service::ReceivePack, protocol) => {
-                let lines = visible(&refs).map(|(name, target)| (target.oid, name.to_string()));
-                version_0(protocol, lines.collect(), &capabilities.receive)
+            Service::ReceivePack => {
+                let capabilities = Some(capabilities.receive.clone());
+                let lost =
+                    if is_damaged { self.lost_tips(repo, &refs).await? } else { BTreeSet::new() };
+                RefList::of(refs, Form::Push { capabilities, lost })
             }
-        }))
+        };
+        // Version 2 has no pushes; git answers them in version 0.
+        if protocol == Protocol::V1 {
+            let mut start = Vec::new();
+            encode_pkt(b"version 1\n", &mut start);
+            start.append(&mut list.start);
+            list.start = start;
+        }
+        Ok(list)
     }
 
-    /// Answers an `ls-refs` of version 2; `None` if the request is another one, or git must answer.
+    /// Answers an `ls-refs` of version 2; `None` if the request is another one.
     pub async fn ls_refs(
         &self,
         repo: &RepoId,
         request: &[u8],
-    ) -> Result<Option<Vec<u8>>, GitError> {
+    ) -> Result<Option<RefList>, GitError> {
         let Some(request) = LsRefs::parse(request) else { return Ok(None) };
-        let Some(refs) = self.read_packed(repo).await? else { return Ok(None) };
-        blocking(move || Ok(Some(request.answer(&refs)))).await
+        Ok(Some(RefList::of(self.view(repo).await?.refs, Form::Listed(request))))
     }
 
-    /// Returns whether the objects that refs name are here. Git leaves out refs that lack theirs, so that a push brings them.
-    async fn has_tips(&self, repo: &RepoId, refs: &Snapshot) -> Result<bool, GitError> {
+    /// Returns the tips of refs that are not here.
+    async fn lost_tips(&self, repo: &RepoId, refs: &Refs) -> Result<BTreeSet<Oid>, GitError> {
         let objects = self.family(&repo.identifier).objects();
-        let tips: BTreeSet<Oid> = visible(refs).map(|(_, target)| target.oid).collect();
-        blocking(move || Ok(read::missing(&[objects], &tips)?.is_empty())).await
-    }
-
-    /// Reads the refs of a view; `None` if there are too many, or some are not in `packed-refs`, which is not this server's
-    /// doing.
-    async fn read_packed(&self, repo: &RepoId) -> Result<Option<Snapshot>, GitError> {
-        let (store, repo) = (self.clone(), repo.clone());
-        blocking(move || {
-            let view = store.seat(&repo);
-            if !view.is_dir() {
-                return Err(GitError::NoView);
-            }
-            if !layout::list(&view.join("refs"))?.is_empty() {
-                return Ok(None);
-            }
-            let packed = view.join("packed-refs");
-            if fs::metadata(&packed).is_ok_and(|file| file.len() > MAX_PACKED_REFS_BYTES) {
-                return Ok(None);
-            }
-            // HEAD first: a branch that it names later on is then among the refs that are read after it.
-            let head = read_text(&view.join("HEAD"))?;
-            Ok(decode(&read_text(&packed)?, &head))
-        })
-        .await
+        let tips: BTreeSet<Oid> = refs.refs.values().map(|target| target.oid).collect();
+        blocking(move || read::missing(&[objects], &tips)).await
     }
 }
 
-fn read_text(path: &Path) -> Result<String, GitError> {
-    match fs::read_to_string(path) {
-        Ok(text) => Ok(text),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(String::new()),
-        Err(source) => Err(GitError::Io { doing: "read", path: path.to_owned(), source }),
-    }
+/// A list of refs for a client, encoded piece by piece while it is sent.
+#[derive(Debug)]
+pub struct RefList {
+    refs: Arc<Refs>,
+    form: Form,
+    /// The beginning, which is sent with the first piece.
+    start: Vec<u8>,
+    /// The last ref that was encoded.
+    last: Option<RefName>,
+    is_finished: bool,
 }
 
-/// Parses `packed-refs` and HEAD; `None` for anything that this server does not write.
-fn decode(packed: &str, head: &str) -> Option<Snapshot> {
-    let mut refs: BTreeMap<RefName, Target> = BTreeMap::new();
-    let mut last = None;
-    for line in packed.lines() {
-        if line.starts_with('#') {
-            continue;
+/// The form of a list, and what each line of it depends on.
+#[derive(Debug)]
+enum Form {
+    /// A text without refs.
+    Text(Vec<u8>),
+    /// For a client that fetches, in versions 0 and 1. The capabilities go into the first line.
+    Fetch { capabilities: Option<String> },
+    /// For a client that pushes, without these tips.
+    Push { capabilities: Option<String>, lost: BTreeSet<Oid> },
+    /// For a client that fetches in version 2.
+    Listed(LsRefs),
+}
+
+impl RefList {
+    fn of(refs: Arc<Refs>, form: Form) -> Self {
+        let mut list = Self { refs, form, start: Vec::new(), last: None, is_finished: false };
+        match &mut list.form {
+            Form::Text(text) => {
+                (list.start, list.is_finished) = (std::mem::take(text), true);
+            }
+            Form::Push { .. } => {}
+            Form::Fetch { capabilities } => {
+                if let Some((_, target)) = head(&list.refs) {
+                    let line = (&target.oid, "HEAD");
+                    encode_advertised(line, capabilities.take(), &mut list.start);
+                }
+            }
+            Form::Listed(request) => {
+                if let Some((name, target)) = head(&list.refs).filter(|_| request.wants("HEAD")) {
+                    let symref = match request.symrefs {
+                        true => format!(" symref-target:{name}"),
+                        false => String::new(),
+                    };
+                    let line = format!("{} HEAD{symref}\n", target.oid);
+                    encode_pkt(line.as_bytes(), &mut list.start);
+                }
+            }
         }
-        if let Some(peeled) = line.strip_prefix('^') {
-            let target: &mut Target = refs.get_mut(last.as_ref()?)?;
-            target.peeled = Some(peeled.parse().ok()?);
-            continue;
-        }
-        let (oid, name) = line.split_once(' ')?;
-        let name: RefName = name.parse().ok()?;
-        refs.insert(name.clone(), Target { oid: oid.parse().ok()?, peeled: None });
-        last = Some(name);
+        list
     }
-    let head = head.strip_prefix("ref: ")?.trim_end().parse().ok()?;
-    Some(Snapshot { refs, head: Some(head) })
 }
 
-/// Returns the refs that clients may see.
-fn visible(refs: &Snapshot) -> impl Iterator<Item = (&RefName, &Target)> {
-    refs.refs.iter().filter(|(name, _)| !name.as_str().starts_with("refs/grasp/"))
+impl Form {
+    /// Encodes one ref, unless the list is without it.
+    fn encode(&mut self, name: &RefName, target: &Target, to: &mut Vec<u8>) {
+        match self {
+            Self::Text(_) => {}
+            Self::Fetch { capabilities } => {
+                encode_advertised((&target.oid, name.as_str()), capabilities.take(), to);
+                if let Some(peeled) = &target.peeled {
+                    encode_advertised((peeled, &format!("{name}^{{}}")), None, to);
+                }
+            }
+            Self::Push { capabilities, lost } => {
+                if !lost.contains(&target.oid) {
+                    encode_advertised((&target.oid, name.as_str()), capabilities.take(), to);
+                }
+            }
+            Self::Listed(request) => {
+                if request.wants(name.as_str()) {
+                    let peeled = target.peeled.filter(|_| request.peel);
+                    let peeled = peeled.map(|oid| format!(" peeled:{oid}")).unwrap_or_default();
+                    encode_pkt(format!("{} {name}{peeled}\n", target.oid).as_bytes(), to);
+                }
+            }
+        }
+    }
+
+    /// Encodes the end. A list without refs has its capabilities there.
+    fn finish(&mut self, to: &mut Vec<u8>) {
+        if let Self::Fetch { capabilities } | Self::Push { capabilities, .. } = self
+            && let Some(capabilities) = capabilities.take()
+        {
+            encode_advertised((&Oid::ZERO, "capabilities^{}"), Some(capabilities), to);
+        }
+        to.extend(FLUSH);
+    }
+}
+
+impl Iterator for RefList {
+    type Item = Vec<u8>;
+
+    fn next(&mut self) -> Option<Vec<u8>> {
+        let mut chunk = std::mem::take(&mut self.start);
+        if self.is_finished {
+            return (!chunk.is_empty()).then_some(chunk);
+        }
+        let from = self.last.take().map_or(Bound::Unbounded, Bound::Excluded);
+        for (name, target) in self.refs.refs.range((from, Bound::Unbounded)) {
+            self.form.encode(name, target, &mut chunk);
+            if chunk.len() >= CHUNK {
+                self.last = Some(name.clone());
+                return Some(chunk);
+            }
+        }
+        self.is_finished = true;
+        self.form.finish(&mut chunk);
+        Some(chunk)
+    }
+}
+
+/// Encodes a line of an advertisement of version 0 or 1.
+fn encode_advertised((oid, name): (&Oid, &str), capabilities: Option<String>, to: &mut Vec<u8>) {
+    let line = match capabilities {
+        Some(capabilities) => format!("{oid} {name}\0{capabilities}\n"),
+        None => format!("{oid} {name}\n"),
+    };
+    encode_pkt(line.as_bytes(), to);
 }
 
 /// Returns HEAD and the commit that it leads to, unless its branch does not exist.
-fn head(refs: &Snapshot) -> Option<(&RefName, &Target)> {
-    let name = refs.head.as_ref()?;
-    refs.refs.get(name).map(|target| (name, target))
+fn head(refs: &Refs) -> Option<(&RefName, &Target)> {
+    refs.refs.get_key_value(&refs.head)
 }
 
 /// Returns the capabilities of `upload-pack`, among which one says what HEAD is.
-fn upload_list(capabilities: &Capabilities, refs: &Snapshot) -> String {
+fn upload_list(capabilities: &Capabilities, refs: &Refs) -> String {
     let list = &capabilities.upload;
     let Some((name, _)) = head(refs) else { return list.clone() };
     let after_symref = [" filter", " session-id=", " object-format="];
@@ -197,39 +267,13 @@ fn upload_list(capabilities: &Capabilities, refs: &Snapshot) -> String {
     format!("{before} symref=HEAD:{name}{after}")
 }
 
-fn upload_lines(refs: &Snapshot) -> Vec<(Oid, String)> {
-    let head = head(refs).map(|(_, target)| (target.oid, "HEAD".to_owned()));
-    let lines = visible(refs).flat_map(|(name, target)| {
-        let peeled = target.peeled.map(|oid| (oid, format!("{name}^{{}}")));
-        [Some((target.oid, name.to_string())), peeled].into_iter().flatten()
-    });
-    head.into_iter().chain(lines).collect()
-}
-
-/// Writes an advertisement of version 0 or 1. Version 2 has no pushes; git answers them in version 0.
-fn version_0(protocol: Protocol, lines: Vec<(Oid, String)>, capabilities: &str) -> Vec<u8> {
-    let mut answer = Vec::new();
-    if protocol == Protocol::V1 {
-        encode_pkt(b"version 1\n", &mut answer);
-    }
-    let nothing = lines.is_empty().then(|| (Oid::ZERO, "capabilities^{}".to_owned()));
-    for (number, (oid, name)) in nothing.into_iter().chain(lines).enumerate() {
-        let line = match number {
-            0 => format!("{oid} {name}\0{capabilities}\n"),
-            _ => format!("{oid} {name}\n"),
-        };
-        encode_pkt(line.as_bytes(), &mut answer);
-    }
-    answer.extend(FLUSH);
-    answer
-}
-
 /// A request for refs in version 2.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct LsRefs {
     peel: bool,
     symrefs: bool,
-    prefixes: Vec<String>,
+    /// Prefixes of which none is a prefix of another; without any, everything is wanted.
+    prefixes: BTreeSet<String>,
 }
 
 impl LsRefs {
@@ -267,32 +311,20 @@ impl LsRefs {
             // An unborn HEAD is never told.
             "unborn" => {}
             _ => {
-                let prefix = line.strip_prefix("ref-prefix ")?;
-                (self.prefixes.len() < MAX_PREFIXES).then_some(())?;
-                self.prefixes.push(prefix.to_owned());
+                let prefix = line.strip_prefix("ref-prefix ")?.to_owned();
+                if self.prefixes.is_empty() || !self.wants(&prefix) {
+                    self.prefixes.retain(|longer| !longer.starts_with(&prefix));
+                    self.prefixes.insert(prefix);
+                }
             }
         }
         Some(())
     }
 
-    fn answer(&self, refs: &Snapshot) -> Vec<u8> {
-        let is_wanted = |name: &str| {
-            self.prefixes.is_empty() || self.prefixes.iter().any(|prefix| name.starts_with(prefix))
-        };
-        let mut answer = Vec::new();
-        if let Some((name, target)) = head(refs).filter(|_| is_wanted("HEAD")) {
-            let symref = match self.symrefs {
-                true => format!(" symref-target:{name}"),
-                false => String::new(),
-            };
-            encode_pkt(format!("{} HEAD{symref}\n", target.oid).as_bytes(), &mut answer);
-        }
-        for (name, target) in visible(refs).filter(|(name, _)| is_wanted(name.as_str())) {
-            let peeled = target.peeled.filter(|_| self.peel);
-            let peeled = peeled.map(|oid| format!(" peeled:{oid}")).unwrap_or_default();
-            encode_pkt(format!("{} {name}{peeled}\n", target.oid).as_bytes(), &mut answer);
-        }
-        answer.extend(FLUSH);
-        answer
+    /// Returns whether a ref of this name is wanted. Only the prefix that comes right before it can be one of it.
+    fn wants(&self, name: &str) -> bool {
+        let mut before = self.prefixes.range::<str, _>((Bound::Unbounded, Bound::Included(name)));
+        self.prefixes.is_empty()
+            || before.next_back().is_some_and(|prefix| name.starts_with(prefix.as_str()))
     }
 }

@@ -276,9 +276,7 @@ impl Proofs {
         while proofs.by_age.len() > MAX_PROOFS {
             proofs.by_age.pop_first();
         }
-        layout::write_synced(scratch, proofs.encode().as_bytes())?;
-        layout::rename(scratch, &family.proofs())?;
-        layout::sync(family.path())
+        proofs.write(family, scratch)
     }
 
     /// Forgets all tips but these; the caller holds the family's lock.
@@ -289,9 +287,18 @@ impl Proofs {
     ) -> Result<(), GitError> {
         let mut proofs = Self::load(family)?;
         proofs.by_age.retain(|_, tip| tips.contains(tip));
-        layout::write_synced(scratch, proofs.encode().as_bytes())?;
-        layout::rename(scratch, &family.proofs())?;
-        layout::sync(family.path())
+        proofs.write(family, scratch)
+    }
+
+    /// Forgets all tips: objects that they depend on may be gone.
+    pub(in crate::git) fn forget(family: &Family) -> Result<(), GitError> {
+        layout::remove(&family.proofs())
+    }
+
+    /// Replaces the file. It is a cache: a crash may leave the old one or none.
+    fn write(&self, family: &Family, scratch: &Path) -> Result<(), GitError> {
+        layout::write(scratch, self.encode().as_bytes())?;
+        layout::rename(scratch, &family.proofs())
     }
 
     fn parse(text: &str) -> Self {

@@ -8,6 +8,7 @@ use grasp_core::RefName;
 use grasp_core::resources::Shortage;
 
 use super::binary::GitVersion;
+use crate::database::DatabaseError;
 
 /// The party that must act on an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,6 +113,12 @@ pub enum GitError {
     /// The ref has moved since the caller looked.
     #[error("{0} has moved meanwhile")]
     Moved(RefName),
+    /// The repository has changed since the caller looked.
+    #[error("the repository has changed meanwhile")]
+    Outdated,
+    /// The database failed.
+    #[error(transparent)]
+    Database(#[from] DatabaseError),
     /// Two refs that cannot both exist, one being a directory of the other.
     #[error("{0} and {1} cannot both exist")]
     Conflict(RefName, RefName),
@@ -184,6 +191,7 @@ impl GitError {
             | Self::Spawn { .. }
             | Self::Failed { .. }
             | Self::InUse(_)
+            | Self::Database(_)
             | Self::Layout { .. } => Blame::Us,
             Self::NoView
             | Self::Conflict(..)
@@ -196,6 +204,7 @@ impl GitError {
             | Self::TooExpensive { .. } => Blame::Peer,
             Self::Busy(_)
             | Self::Moved(_)
+            | Self::Outdated
             | Self::StagingFull
             | Self::Timeout { .. }
             | Self::Stopping => Blame::Transient,

@@ -7,31 +7,34 @@
 //!     identifier                                 the identifier, for people
 //!     objects/                                   what all its views share
 //!     packed-refs                                refs/proven/…: tips whose whole history is here
-//!     views/<public key>/                        a bare repository: refs, HEAD, no objects of its own
-//!     retired/<public key>.<unix time>/          a view out of service, until it is forgotten
-//!     attic/                                     objects of retired views and tips, which no view reads; their tips
-//!     garbage                                    there may be objects that no view shows
+//!     attic/                                     objects of retired refs, which no view reads
 //! <root>/staging/<64 hex>/<event id>/<tip>/      objects whose event has not been received
-//! <root>/incoming/<n>/                           what is being received or removed; emptied at start
-//! <root>/workbench/                              an empty repository; made anew at start
-//! <root>/journal/<64 hex>.<public key>/          ref transactions that were decided and not yet finished
+//! <root>/views/<64 hex>/<public key>.<number>/   a bare repository for git to read: the refs of a view at a generation
+//! <root>/incoming/<n>/                           what is being received or removed
+//! <root>/workbench/                              an empty repository
 //! ```
+//!
+//! Packs are named by the database, all else is a cache of it or being received: `views`, `incoming` and `workbench` are
+//! made anew at start.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bitcoin_hashes::sha256;
-use grasp_core::{Identifier, Oid, RepoId};
+use grasp_core::{Identifier, Oid};
 use nostr::event::EventId;
 use nostr::key::PublicKey;
 
 use super::error::GitError;
+use super::refs::Refs;
+use crate::database::Generation;
 
 /// Contents of `<root>/version`.
-pub(super) const VERSION: &str = "grasp repositories 1\n";
+pub(super) const VERSION: &str = "grasp repositories 2\n";
 
 /// The config of every repository of ours. Precious: `git gc` by hand must not delete what views share.
 const CONFIG: &str = "\
@@ -46,7 +49,10 @@ const CONFIG: &str = "\
 \tauto = 0
 ";
 
-/// HEAD of a view in which nothing was pushed yet.
+/// Age up to which the directory of an earlier generation may have been given to a process that has not read it yet.
+const VIEW_IN_USE: Duration = Duration::from_secs(15 * 60);
+
+/// HEAD of a repository without refs.
 const FIRST_HEAD: &str = "ref: refs/heads/main\n";
 
 /// The root directory and what is at its top.
@@ -80,8 +86,8 @@ impl Layout {
         self.root.join("incoming")
     }
 
-    pub(super) fn journal(&self) -> PathBuf {
-        self.root.join("journal")
+    pub(super) fn views(&self) -> PathBuf {
+        self.root.join("views")
     }
 
     /// A repository without refs and objects, for work on the objects of others that precious ones do not allow.
@@ -138,20 +144,13 @@ impl Family {
         self.path.join("packed-refs")
     }
 
-    pub(super) fn identifier(&self) -> PathBuf {
-        self.path.join("identifier")
-    }
-
+    /// The directories of views for git to read.
     pub(super) fn views(&self) -> PathBuf {
-        self.path.join("views")
+        self.layout.views().join(&*self.key)
     }
 
-    pub(super) fn view(&self, owner: &PublicKey) -> PathBuf {
-        self.views().join(owner.to_hex())
-    }
-
-    pub(super) fn retired(&self) -> PathBuf {
-        self.path.join("retired")
+    fn view(&self, owner: &PublicKey, generation: Generation) -> PathBuf {
+        self.views().join(format!("{}.{}", owner.to_hex(), generation.0))
     }
 
     pub(super) fn attic(&self) -> PathBuf {
@@ -170,42 +169,79 @@ impl Family {
         self.staged(event).join(tip.to_string())
     }
 
-    pub(super) fn journal(&self, owner: &PublicKey) -> PathBuf {
-        self.layout.journal().join(format!("{}.{}", self.key, owner.to_hex()))
-    }
-
-    /// Makes the family unless it is there. `scratch` must not exist and lie on the same disk.
+    /// Makes the family, or the parts of it that are not there. `scratch` must not exist and lie on the same disk.
     pub(super) fn create(&self, identifier: &Identifier, scratch: &Path) -> Result<(), GitError> {
         if self.path.is_dir() {
-            return Ok(());
+            return create_repository(&self.path);
         }
         create_repository(scratch)?;
-        create_dir(&scratch.join("views"))?;
         write(&scratch.join("identifier"), identifier.as_str().as_bytes())?;
         create_dir(self.path.parent().unwrap_or(&self.layout.root))?;
-        rename(scratch, &self.path)
+        match rename(scratch, &self.path) {
+            // Another request was faster.
+            Err(_) if self.path.is_dir() => return remove(scratch),
+            renamed => renamed?,
+        }
+        // Packs are put into it that must not be lost with a name on the way to them.
+        self.path.ancestors().take(3).try_for_each(sync)
     }
 
-    /// Makes an empty view unless it is there. No process, no sync: its first refs bring both.
-    pub(super) fn create_view(&self, repo: &RepoId, scratch: &Path) -> Result<(), GitError> {
-        let path = self.view(&repo.owner);
+    /// Returns a directory in which git reads the refs of a view, made unless it is there. Old directories of earlier
+    /// generations are removed.
+    pub(super) fn cached_view(
+        &self,
+        owner: &PublicKey,
+        (refs, generation): (&Refs, Generation),
+        scratch: &Path,
+    ) -> Result<PathBuf, GitError> {
+        let path = self.view(owner, generation);
         if path.is_dir() {
-            return Ok(());
+            return Ok(path);
         }
-        create_repository(scratch)?;
-        write(&scratch.join("description"), repo.to_string().as_bytes())?;
+        create_dir(&scratch.join("refs"))?;
+        write(&scratch.join("HEAD"), format!("ref: {}\n", refs.head).as_bytes())?;
+        write(&scratch.join("packed-refs"), refs.encode().as_bytes())?;
         create_dir(&scratch.join("objects/info"))?;
-        write(&scratch.join("objects/info/alternates"), b"../../../objects\n")?;
-        rename(scratch, &path)
+        let objects = format!("../../../../families/{}/objects\n", self.key_path());
+        write(&scratch.join("objects/info/alternates"), objects.as_bytes())?;
+        create_dir(&self.views())?;
+        self.remove_earlier_views(owner, generation)?;
+        match rename(scratch, &path) {
+            Err(_) if path.is_dir() => remove(scratch)?,
+            renamed => renamed?,
+        }
+        Ok(path)
+    }
+
+    fn remove_earlier_views(&self, owner: &PublicKey, now: Generation) -> Result<(), GitError> {
+        let is_unused = |path: &PathBuf| {
+            let (of, generation) = name(path).split_once('.')?;
+            let generation: u64 = generation.parse().ok()?;
+            let age = fs::metadata(path).and_then(|it| it.modified()).ok()?.elapsed().ok()?;
+            (of == owner.to_hex() && generation < now.0 && age > VIEW_IN_USE).then_some(())
+        };
+        let views = list(&self.views())?;
+        views.iter().filter(|path| is_unused(path).is_some()).try_for_each(|path| remove(path))
+    }
+
+    /// Returns the path below the directory of all families.
+    fn key_path(&self) -> String {
+        let (shard, rest) = self.key.split_at_checked(2).unwrap_or((&self.key, ""));
+        format!("{shard}/{rest}")
     }
 }
 
+/// Makes a bare repository, or the parts of it that are not there.
 fn create_repository(path: &Path) -> Result<(), GitError> {
     for dir in ["refs", "objects"] {
         create_dir(&path.join(dir))?;
     }
-    write(&path.join("HEAD"), FIRST_HEAD.as_bytes())?;
-    write(&path.join("config"), CONFIG.as_bytes())
+    for (file, content) in [("HEAD", FIRST_HEAD), ("config", CONFIG)] {
+        if !path.join(file).exists() {
+            write(&path.join(file), content.as_bytes())?;
+        }
+    }
+    Ok(())
 }
 
 pub(super) fn create_dir(path: &Path) -> Result<(), GitError> {

@@ -1,22 +1,131 @@
-//! Moving the refs of a view, all or none.
+//! The refs of a view, and their changes.
 //!
-//! All refs of a view lie in its `packed-refs`, and nobody but this module writes there. So a transaction is the
-//! renaming of one file: a client that clones meanwhile sees the old refs or the new ones and nothing between, a
-//! branch `a` can become `a/b` in one step, and ten thousand refs cost one write. HEAD is a second file; that both
-//! change or neither is what the journal is for.
-
-mod journal;
-mod snapshot;
+//! All refs of a view are one value, which the database replaces in one transaction: a client that clones meanwhile sees
+//! the old refs or the new ones and nothing between, a branch `a` can become `a/b` in one step, and ten thousand refs
+//! cost one write.
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::time::Duration;
 
 use grasp_core::nip34::{DeclaredTarget, State};
 use grasp_core::push::PushCommand;
-use grasp_core::{Oid, RefName};
+use grasp_core::{Namespace, Oid, RefName};
 
-pub(super) use journal::{Pending, Step};
-pub use snapshot::RETENTION;
-pub(super) use snapshot::{Snapshot, Target, Wish};
+use super::error::GitError;
+
+/// Time that the objects of a retired ref are kept.
+pub const RETENTION: Duration = Duration::from_secs(90 * 24 * 60 * 60);
+
+/// All refs of a view and its HEAD.
+///
+/// ```
+/// use grasp_purgatory::git::Refs;
+///
+/// let text = format!("{} refs/heads/main\n", "a".repeat(40));
+/// let refs = Refs::decode(&text, "refs/heads/main").unwrap();
+/// assert_eq!(refs.encode().lines().last(), text.lines().last());
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refs {
+    /// The refs, each with its object.
+    pub refs: BTreeMap<RefName, Target>,
+    /// The branch that HEAD names, whether it exists or not.
+    pub head: RefName,
+}
+
+/// The object of a ref, and the one behind it if it is a tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it all")]
+pub struct Target {
+    pub oid: Oid,
+    pub peeled: Option<Oid>,
+}
+
+impl Default for Refs {
+    /// Returns the refs of a view to which nothing was pushed yet.
+    fn default() -> Self {
+        let head = RefName::new("refs/heads/main").expect("a valid name");
+        Self { refs: BTreeMap::new(), head }
+    }
+}
+
+impl Refs {
+    /// Returns the refs without the objects behind tags.
+    pub fn tips(&self) -> BTreeMap<RefName, Oid> {
+        self.refs.iter().map(|(name, target)| (name.clone(), target.oid)).collect()
+    }
+
+    /// Returns the refs that result if each changing ref is where the command says. `peeled` has the objects behind tags.
+    pub(super) fn after(
+        &self,
+        changes: &[PushCommand],
+        head: Option<&RefName>,
+        peeled: &BTreeMap<Oid, Oid>,
+    ) -> Result<Self, GitError> {
+        let mut refs = self.refs.clone();
+        for PushCommand { old, new, name } in changes {
+            if refs.get(name).map(|target| target.oid) != *old {
+                return Err(GitError::Moved(name.clone()));
+            }
+            match new {
+                Some(oid) => {
+                    let target = Target { oid: *oid, peeled: peeled.get(oid).copied() };
+                    refs.insert(name.clone(), target);
+                }
+                None => _ = refs.remove(name),
+            }
+        }
+        check_conflicts(&refs)?;
+        let head = choose_head(head, &self.head, &refs);
+        Ok(Self { refs, head })
+    }
+
+    /// Returns the tips of branches and tags that these refs have and `next` does not.
+    ///
+    /// A pull request is its author's to take back, and can be brought again.
+    pub(super) fn retired_by(&self, next: &Self) -> BTreeMap<Oid, RefName> {
+        let is_kept = |(name, target): &(&RefName, &Target)| {
+            !name.is_branch_or_tag()
+                || next.refs.get(*name).is_some_and(|next| next.oid == target.oid)
+        };
+        let retired = self.refs.iter().filter(|it| !is_kept(it));
+        retired.map(|(name, target)| (target.oid, name.clone())).collect()
+    }
+
+    /// Encodes the refs as the content of a `packed-refs` file.
+    pub fn encode(&self) -> String {
+        let mut text = String::from("# pack-refs with: peeled fully-peeled sorted \n");
+        for (name, Target { oid, peeled }) in &self.refs {
+            _ = writeln!(text, "{oid} {name}");
+            if let Some(peeled) = peeled {
+                _ = writeln!(text, "^{peeled}");
+            }
+        }
+        text
+    }
+
+    /// Decodes what [`encode`](Self::encode) wrote; `None` for anything else.
+    pub fn decode(packed: &str, head: &str) -> Option<Self> {
+        let mut refs: BTreeMap<RefName, Target> = BTreeMap::new();
+        let mut last = None;
+        for line in packed.lines() {
+            if line.starts_with('#') {
+                continue;
+            }
+            if let Some(peeled) = line.strip_prefix('^') {
+                let target: &mut Target = refs.get_mut(last.as_ref()?)?;
+                target.peeled = Some(peeled.parse().ok()?);
+                continue;
+            }
+            let (oid, name) = line.split_once(' ')?;
+            let name: RefName = name.parse().ok()?;
+            refs.insert(name.clone(), Target { oid: oid.parse().ok()?, peeled: None });
+            last = Some(name);
+        }
+        Some(Self { refs, head: head.parse().ok()? })
+    }
+}
 
 /// The branches and tags that a view shall have, exactly.
 ///
@@ -65,13 +174,151 @@ impl RefTarget {
     }
 }
 
+/// Finds a ref that would have to be a directory of another.
+fn check_conflicts(refs: &BTreeMap<RefName, Target>) -> Result<(), GitError> {
+    for name in refs.keys() {
+        for (at, _) in name.as_str().match_indices('/').skip(2) {
+            let parent = name.as_str().get(..at).map(RefName::new);
+            match parent {
+                Some(Ok(parent)) if refs.contains_key(&parent) => {
+                    return Err(GitError::Conflict(parent, name.clone()));
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Chooses among the branches there are: the wish, the present one, `main`, `master`, the first by name.
+///
+/// Without branches the present HEAD stays, for a clone of an empty repository shows it too.
+fn choose_head<T>(
+    wish: Option<&RefName>,
+    present: &RefName,
+    refs: &BTreeMap<RefName, T>,
+) -> RefName {
+    let usual = ["refs/heads/main", "refs/heads/master"].map(RefName::new);
+    let usual = usual.iter().filter_map(|name| name.as_ref().ok());
+    let branches = || refs.keys().filter(|n| matches!(n.namespace(), Namespace::Branch(_)));
+    let candidates = wish.into_iter().chain([present]).chain(usual);
+    candidates
+        .filter(|name| refs.contains_key(*name))
+        .find(|name| matches!(name.namespace(), Namespace::Branch(_)))
+        .or_else(|| branches().next())
+        .unwrap_or(present)
+        .clone()
+}
+
 #[cfg(test)]
 mod tests {
-    use grasp_core::nostr::types::Timestamp;
     use proptest::collection::btree_map;
     use proptest::prelude::{Strategy, prop_assert_eq, proptest};
 
     use super::*;
+
+    fn oid(n: u8) -> Oid {
+        Oid::Sha1([n; 20])
+    }
+
+    fn name(text: &str) -> RefName {
+        text.parse().unwrap()
+    }
+
+    fn change(text: &str, old: Option<u8>, new: Option<u8>) -> PushCommand {
+        PushCommand { old: old.map(oid), new: new.map(oid), name: name(text) }
+    }
+
+    fn after(refs: &Refs, changes: &[PushCommand]) -> Result<Refs, GitError> {
+        refs.after(changes, None, &BTreeMap::new())
+    }
+
+    fn with(refs: &[(&str, u8)]) -> Refs {
+        let changes: Vec<_> = refs.iter().map(|(n, o)| change(n, None, Some(*o))).collect();
+        after(&Refs::default(), &changes).unwrap()
+    }
+
+    #[test]
+    fn a_ref_that_moved_meanwhile_stops_everything() {
+        let refs = with(&[("refs/heads/a", 1)]);
+        let error = after(&refs, &[change("refs/heads/a", Some(2), Some(3))]).unwrap_err();
+        assert!(matches!(error, GitError::Moved(moved) if moved == name("refs/heads/a")));
+        assert!(after(&refs, &[change("refs/heads/a", None, Some(3))]).is_err());
+        assert!(after(&refs, &[change("refs/heads/b", Some(1), None)]).is_err());
+    }
+
+    #[test]
+    fn a_branch_may_become_a_directory_in_one_step() {
+        let refs = with(&[("refs/heads/a", 1)]);
+        let changes =
+            [change("refs/heads/a/b", None, Some(1)), change("refs/heads/a", Some(1), None)];
+        let names: Vec<_> = after(&refs, &changes).unwrap().refs.into_keys().collect();
+        assert_eq!(names, [name("refs/heads/a/b")]);
+        let error = after(&refs, &changes[..1]).unwrap_err();
+        assert!(matches!(error, GitError::Conflict(..)), "{error}");
+    }
+
+    #[test]
+    fn replaced_and_deleted_branches_are_retired_and_pull_requests_are_not() {
+        let nostr = format!("refs/nostr/{}", "e".repeat(64));
+        let refs = with(&[("refs/heads/a", 1), ("refs/heads/b", 2), (&nostr, 4)]);
+        let changes = [
+            change("refs/heads/a", Some(1), Some(3)),
+            change("refs/heads/b", Some(2), None),
+            change(&nostr, Some(4), None),
+        ];
+        let next = after(&refs, &changes).unwrap();
+        let retired =
+            BTreeMap::from([(oid(1), name("refs/heads/a")), (oid(2), name("refs/heads/b"))]);
+        assert_eq!(refs.retired_by(&next), retired);
+        assert!(next.retired_by(&next).is_empty());
+    }
+
+    #[test]
+    fn the_text_is_sorted_by_name_tells_what_is_behind_tags_and_can_be_read_again() {
+        let mut refs = with(&[("refs/tags/v1", 1), ("refs/heads/b", 2), ("refs/heads/a", 3)]);
+        refs.refs.get_mut(&name("refs/tags/v1")).unwrap().peeled = Some(oid(2));
+        let text = refs.encode();
+        let lines: Vec<_> =
+            text.lines().skip(1).map(|line| line.split(' ').next_back().unwrap()).collect();
+        let peeled = format!("^{}", oid(2));
+        assert_eq!(lines, ["refs/heads/a", "refs/heads/b", "refs/tags/v1", peeled.as_str()]);
+        assert_eq!(Refs::decode(&text, refs.head.as_str()), Some(refs));
+        assert_eq!(Refs::decode("no refs", "refs/heads/main"), None);
+    }
+
+    fn chosen(wish: Option<&str>, present: &str, branches: &[&str]) -> String {
+        let branch = |branch: &str| RefName::new(&format!("refs/heads/{branch}")).unwrap();
+        let refs = branches.iter().map(|name| (branch(name), ())).collect();
+        choose_head(wish.map(branch).as_ref(), &branch(present), &refs).to_string()
+    }
+
+    #[test]
+    fn head_follows_the_rules_in_their_order() {
+        type Case<'a> = (Option<&'a str>, &'a str, &'a [&'a str], &'a str);
+        let cases: [Case<'_>; 6] = [
+            (Some("dev"), "main", &["dev", "main"], "refs/heads/dev"),
+            (Some("dev"), "old", &["main", "old"], "refs/heads/old"),
+            (None, "gone", &["a", "main", "master"], "refs/heads/main"),
+            (None, "gone", &["a", "master"], "refs/heads/master"),
+            (None, "gone", &["b", "a"], "refs/heads/a"),
+            (Some("dev"), "main", &[], "refs/heads/main"),
+        ];
+        for (wish, present, branches, expected) in cases {
+            assert_eq!(
+                chosen(wish, present, branches),
+                expected,
+                "{wish:?} {present} {branches:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn head_names_no_tag() {
+        let tag = name("refs/tags/v1");
+        let refs = BTreeMap::from([(tag.clone(), ()), (name("refs/heads/a"), ())]);
+        assert_eq!(choose_head(Some(&tag), &name("refs/heads/x"), &refs), name("refs/heads/a"));
+    }
 
     /// Some refs that can exist side by side; another such set may need some of them as directories.
     fn refs(names: &'static str) -> impl Strategy<Value = BTreeMap<RefName, Oid>> {
@@ -87,10 +334,10 @@ mod tests {
         })
     }
 
-    fn snapshot(refs: &BTreeMap<RefName, Oid>) -> Snapshot {
+    fn refs_at(tips: &BTreeMap<RefName, Oid>) -> Refs {
         let plain = |oid: &Oid| Target { oid: *oid, peeled: None };
-        let refs = refs.iter().map(|(name, oid)| (name.clone(), plain(oid))).collect();
-        Snapshot { refs, head: None }
+        let refs = tips.iter().map(|(name, oid)| (name.clone(), plain(oid))).collect();
+        Refs { refs, ..Refs::default() }
     }
 
     proptest! {
@@ -101,8 +348,7 @@ mod tests {
         ) {
             let target = RefTarget { refs: wanted.clone(), head: None };
             let changes = target.changes(&current);
-            let wish = Wish { changes: &changes, head: None, now: Timestamp::from_secs(1) };
-            let after = snapshot(&current).after(&wish, &BTreeMap::new()).unwrap().visible();
+            let after = after(&refs_at(&current), &changes).unwrap().tips();
             let others = current.into_iter().filter(|(name, _)| !name.is_branch_or_tag());
             let expected: BTreeMap<_, _> = others.chain(wanted).collect();
             prop_assert_eq!(&after, &expected);

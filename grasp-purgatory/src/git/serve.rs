@@ -8,7 +8,6 @@ use super::error::GitError;
 use super::limits::ProcessLimits;
 use super::process::GitProcess;
 use super::store::RepoStore;
-use super::{blocking, layout};
 
 /// The operation of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,17 +105,8 @@ impl RepoStore {
         claimant: Claimant,
         arguments: &[&str],
     ) -> Result<GitProcess, GitError> {
-        let (store, looked_for) = (self.clone(), repo.clone());
-        let (view, bytes) = blocking(move || {
-            let view = store.seat(&looked_for);
-            if !view.is_dir() {
-                return Err(GitError::NoView);
-            }
-            let objects = store.family(&looked_for.identifier).objects();
-            let bytes = if objects.is_dir() { layout::size(&objects)? } else { 0 };
-            Ok((view, bytes))
-        })
-        .await?;
+        let view = self.readable(repo).await?;
+        let bytes = self.family_bytes(&repo.identifier).await?;
         self.serving_command((service, protocol), arguments)
             .arg(view)
             .limited(ProcessLimits::for_data(&claimant, bytes))

@@ -1,9 +1,8 @@
-//! All repositories of a server on one disk.
+//! All repositories of a server on one disk, as the database names them.
 
 mod collect;
 mod guard;
 mod incoming;
-mod retired;
 mod staging;
 mod unpacking;
 
@@ -15,11 +14,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use grasp_core::resources::Claimant;
+use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, Oid, RefName, RepoId};
-use nostr::key::PublicKey;
 use rustix::fs::{FlockOperation, flock};
+use tokio::sync::OwnedMutexGuard;
 
-pub use guard::FamilyGuard;
+pub use guard::{FamilyGuard, WantedRefs};
 use incoming::Arrivals;
 pub use incoming::Incoming;
 pub use staging::StagingLimits;
@@ -28,29 +28,30 @@ pub use unpacking::Unpacking;
 
 use super::advertise::Capabilities;
 use super::binary::Git;
+use super::blocking;
+use super::check::Proofs;
 use super::error::GitError;
 use super::layout::{self, Family, Layout, VERSION};
-use super::refs::{Pending, Snapshot};
-use super::{blocking, never_stops, read};
+use crate::database::{Database, FamilyRow, Pack, View};
 
 /// Number of locks from which on unused ones are dropped.
 const MANY_LOCKS: usize = 1024;
 
-/// All repositories of a server: families of shared objects, views with refs, and what waits outside.
+/// All repositories of a server at one endpoint: families of shared objects, views with refs, and what waits outside.
 ///
-/// Clones share everything. Reading takes no lock; changing goes through [`RepoStore::lock`].
-#[derive(Clone, Debug)]
+/// The database says which views and packs there are. Clones share everything. Reading takes no lock; changing goes
+/// through [`RepoStore::lock`].
+#[derive(Clone)]
 pub struct RepoStore {
     inner: Arc<Inner>,
 }
 
-#[derive(Debug)]
 struct Inner {
     layout: Layout,
+    endpoint: Endpoint,
+    database: Arc<dyn Database>,
     git: Git,
     staging: StagingLimits,
-    /// Repositories that were never created are empty rather than absent.
-    all_exist: bool,
     locks: Mutex<BTreeMap<String, Weak<tokio::sync::Mutex<()>>>>,
     arrivals: Arrivals,
     next_scratch: AtomicU64,
@@ -60,39 +61,36 @@ struct Inner {
     _lock: File,
 }
 
-/// A count of removed families.
+impl std::fmt::Debug for RepoStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RepoStore").field("layout", &self.inner.layout).finish_non_exhaustive()
+    }
+}
+
+/// A count of removed packs and families.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Removals(u64);
 
 impl RepoStore {
-    /// Opens the directory, makes it if need be, and finishes what a crash has left unfinished.
-    pub async fn open(root: &Path, git: Git, staging: StagingLimits) -> Result<Self, GitError> {
-        Self::open_as(root, git, staging, false).await
-    }
-
-    /// Opens a directory in which every repository exists for its readers, empty until something is put there.
-    /// Reading makes nothing.
-    pub async fn open_to_all(
+    /// Opens the directory of an endpoint, makes it if need be, and removes what the database does not name.
+    ///
+    /// At [`Endpoint::PullRequests`] every repository exists for its readers, empty until something is put there.
+    pub async fn open(
         root: &Path,
+        endpoint: Endpoint,
         git: Git,
         staging: StagingLimits,
+        database: Arc<dyn Database>,
     ) -> Result<Self, GitError> {
-        Self::open_as(root, git, staging, true).await
-    }
-
-    async fn open_as(
-        root: &Path,
-        git: Git,
-        staging: StagingLimits,
-        all_exist: bool,
-    ) -> Result<Self, GitError> {
+        let named = database.packs(endpoint).await?;
         let root = root.to_owned();
-        let (layout, lock) = blocking(move || prepare(&root)).await?;
+        let (layout, lock) = blocking(move || prepare(&root, &named)).await?;
         let inner = Inner {
             layout,
+            endpoint,
+            database,
             git,
             staging,
-            all_exist,
             locks: Mutex::default(),
             arrivals: Arrivals::default(),
             next_scratch: AtomicU64::new(0),
@@ -118,13 +116,29 @@ impl RepoStore {
         &self.inner.git
     }
 
+    /// Returns the endpoint that these repositories are served at.
+    pub fn endpoint(&self) -> Endpoint {
+        self.inner.endpoint
+    }
+
+    /// Returns the database that names these repositories.
+    pub fn database(&self) -> &Arc<dyn Database> {
+        &self.inner.database
+    }
+
     /// Waits for its turn to change anything in the family of this identifier.
     ///
     /// Turns come in the order of asking. Other families are not affected.
     pub async fn lock(&self, identifier: &Identifier) -> Result<FamilyGuard, GitError> {
         let family = self.family(identifier);
         let held = self.lock_of(family.key()).lock_owned().await;
-        FamilyGuard::new(self.clone(), identifier.clone(), family, held).await
+        Ok(FamilyGuard::new(self.clone(), identifier.clone(), family, held))
+    }
+
+    /// Waits for its turn to push to a repository. One push is judged and carried out at a time.
+    pub async fn lock_pushes(&self, repo: &RepoId) -> OwnedMutexGuard<()> {
+        let key = format!("{}.{}", self.family(&repo.identifier).key(), repo.owner.to_hex());
+        self.lock_of(&key).lock_owned().await
     }
 
     /// Returns the limits of staging.
@@ -134,88 +148,103 @@ impl RepoStore {
 
     /// A place for objects that are about to come for this repository, from this claimant.
     pub async fn incoming(&self, repo: &RepoId, claimant: Claimant) -> Result<Incoming, GitError> {
-        let (store, family, owner) = (self.clone(), self.family(&repo.identifier), repo.owner);
-        blocking(move || {
-            if !family.view(&owner).is_dir() {
-                return Err(GitError::NoView);
-            }
-            Incoming::new(&store, family, claimant)
-        })
-        .await
+        if self.committed(repo).await?.is_none() {
+            return Err(GitError::NoView);
+        }
+        let (store, family, name) =
+            (self.clone(), self.family(&repo.identifier), repo.identifier.clone());
+        blocking(move || Incoming::new(&store, family, &name, claimant)).await
+    }
+
+    /// A place for objects that are about to come for an identifier. Nothing needs to be served under it yet: the
+    /// objects may be what it takes.
+    pub async fn incoming_for(&self, identifier: &Identifier) -> Result<Incoming, GitError> {
+        // A removal of the family that is under way ends first.
+        let guard = self.lock(identifier).await?;
+        // The fetch has no authority: any client's event may name the server.
+        guard.incoming(Claimant::default()).await
     }
 
     /// Takes a tip with its whole history from another family, of this store or another, for a repository that lacks
-    /// it; `None` if they have no history in common.
+    /// it; `None` if they have no history in common. The caller holds the lock of the family that it is for.
     pub async fn copy(
         &self,
         (store, from): (&Self, &Identifier),
-        to: &RepoId,
+        to: &FamilyGuard,
         tip: Oid,
     ) -> Result<Option<Incoming>, GitError> {
-        let mut incoming = self.incoming(to, Claimant::default()).await?;
+        let mut incoming = to.incoming(Claimant::default()).await?;
         let is_related = incoming.fill_from(store, store.family(from), tip).await?;
         Ok(is_related.then_some(incoming))
     }
 
     /// Returns whether a view exists.
     pub async fn has_view(&self, repo: &RepoId) -> Result<bool, GitError> {
-        let view = self.view(repo);
-        blocking(move || Ok(view.is_dir())).await
+        Ok(self.committed(repo).await?.is_some())
     }
 
-    /// The refs that clients see.
+    /// Returns the refs of a repository.
     pub async fn refs(&self, repo: &RepoId) -> Result<BTreeMap<RefName, Oid>, GitError> {
-        self.snapshot(repo).await.map(|snapshot| snapshot.visible())
+        Ok(self.view(repo).await?.refs.tips())
     }
 
-    /// The branch that HEAD names, whether it exists or not.
-    pub async fn head(&self, repo: &RepoId) -> Result<Option<RefName>, GitError> {
-        self.snapshot(repo).await.map(|snapshot| snapshot.head)
+    /// Returns the branch that HEAD names, whether it exists or not.
+    pub async fn head(&self, repo: &RepoId) -> Result<RefName, GitError> {
+        Ok(self.view(repo).await?.refs.head.clone())
     }
 
-    /// All views there are, in no particular order.
+    /// Returns a view; an empty one where all repositories exist.
+    pub async fn view(&self, repo: &RepoId) -> Result<View, GitError> {
+        let empty = || View { refs: Arc::default(), generation: Default::default() };
+        match self.committed(repo).await? {
+            Some(view) => Ok(view),
+            None if self.inner.endpoint == Endpoint::PullRequests => Ok(empty()),
+            None => Err(GitError::NoView),
+        }
+    }
+
+    async fn committed(&self, repo: &RepoId) -> Result<Option<View>, GitError> {
+        Ok(self.inner.database.view(self.inner.endpoint, repo.clone()).await?)
+    }
+
+    /// Returns all that is committed about a family.
+    pub async fn family_row(&self, identifier: &Identifier) -> Result<FamilyRow, GitError> {
+        Ok(self.inner.database.family(self.inner.endpoint, identifier.clone()).await?)
+    }
+
+    /// Returns all views, in no particular order.
     pub async fn repositories(&self) -> Result<Vec<RepoId>, GitError> {
-        let layout = self.inner.layout.clone();
-        blocking(move || repositories(&layout)).await
+        Ok(self.inner.database.repositories(self.inner.endpoint).await?)
     }
 
-    /// The identifiers of all families there are, whether they have a view or not.
-    pub async fn identifiers(&self) -> Result<Vec<Identifier>, GitError> {
-        let layout = self.inner.layout.clone();
-        blocking(move || Ok(families(&layout)?.iter().filter_map(identifier_of).collect())).await
+    /// Returns the identifiers of all families, whether they have a view or not.
+    pub async fn identifiers(&self) -> Result<BTreeSet<Identifier>, GitError> {
+        Ok(self.inner.database.identifiers(self.inner.endpoint).await?)
     }
 
-    /// Returns those of these identifiers that there is a family of.
+    /// Returns those of these identifiers that have a family.
     pub async fn existing(
         &self,
-        mut identifiers: BTreeSet<Identifier>,
+        identifiers: BTreeSet<Identifier>,
     ) -> Result<BTreeSet<Identifier>, GitError> {
-        let layout = self.inner.layout.clone();
+        Ok(self.inner.database.existing(self.inner.endpoint, identifiers).await?)
+    }
+
+    /// Returns a directory in which git reads a repository as it is committed now.
+    pub(super) async fn readable(&self, repo: &RepoId) -> Result<PathBuf, GitError> {
+        let view = self.view(repo).await?;
+        let (store, family, owner) = (self.clone(), self.family(&repo.identifier), repo.owner);
         blocking(move || {
-            identifiers.retain(|identifier| layout.family(identifier).path().is_dir());
-            Ok(identifiers)
+            if !family.objects().is_dir() {
+                return Ok(store.workbench());
+            }
+            family.cached_view(&owner, (&view.refs, view.generation), &store.scratch())
         })
         .await
     }
 
-    async fn snapshot(&self, repo: &RepoId) -> Result<Snapshot, GitError> {
-        let (store, repo) = (self.clone(), repo.clone());
-        blocking(move || read::snapshot(&store.seat(&repo))).await
-    }
-
-    /// Returns the directory that a repository is read from: its view, or the empty one where all exist. Reads the disk.
-    pub(super) fn seat(&self, repo: &RepoId) -> PathBuf {
-        let view = self.view(repo);
-        let is_vacant = self.inner.all_exist && !view.is_dir();
-        if is_vacant { self.inner.layout.workbench() } else { view }
-    }
-
     pub(super) fn family(&self, identifier: &Identifier) -> Family {
         self.inner.layout.family(identifier)
-    }
-
-    pub(super) fn view(&self, repo: &RepoId) -> PathBuf {
-        self.family(&repo.identifier).view(&repo.owner)
     }
 
     fn layout(&self) -> &Layout {
@@ -239,7 +268,7 @@ impl RepoStore {
         }
     }
 
-    /// Returns the number of removed families. Findings from before the last removal may be outdated.
+    /// Returns the number of removals. Findings from before the last one may be outdated.
     fn removals(&self) -> Removals {
         Removals(self.inner.removals.load(Ordering::SeqCst))
     }
@@ -263,21 +292,25 @@ impl RepoStore {
     }
 }
 
-/// Makes the top of the layout, claims it, clears what was being received and finishes what was decided.
-fn prepare(root: &Path) -> Result<(Layout, File), GitError> {
+/// Makes the top of the layout, claims it, and removes what was being received and what the database does not name.
+fn prepare(
+    root: &Path,
+    named: &BTreeMap<Identifier, BTreeSet<Pack>>,
+) -> Result<(Layout, File), GitError> {
     layout::create_dir(root)?;
     let root = fs::canonicalize(root).map_err(|source| GitError::io("find", root, source))?;
     let layout = Layout::new(&root);
     let lock = claim(&root, &layout)?;
     check_version(&root, &layout)?;
-    layout::remove(&layout.incoming())?;
-    for dir in [layout.families(), layout.staging(), layout.incoming(), layout.journal()] {
+    for dir in [layout.incoming(), layout.views()] {
+        layout::remove(&dir)?;
+        layout::create_dir(&dir)?;
+    }
+    for dir in [layout.families(), layout.staging()] {
         layout::create_dir(&dir)?;
     }
     layout.create_workbench()?;
-    for pending in Pending::left_behind(&layout)? {
-        pending.roll_forward(never_stops)?;
-    }
+    remove_unnamed(&layout, named)?;
     Ok((layout, lock))
 }
 
@@ -304,36 +337,49 @@ fn check_version(root: &Path, layout: &Layout) -> Result<(), GitError> {
     Ok(())
 }
 
-fn repositories(layout: &Layout) -> Result<Vec<RepoId>, GitError> {
-    let mut found = Vec::new();
-    for family in families(layout)? {
-        let Some(identifier) = identifier_of(&family) else {
-            continue;
-        };
-        let owners = owners(&family)?.into_iter();
-        found.extend(owners.map(|owner| RepoId::new(owner, identifier.clone())));
-    }
-    Ok(found)
-}
-
-fn owners(family: &Family) -> Result<Vec<PublicKey>, GitError> {
-    let views = layout::list(&family.views())?.into_iter();
-    Ok(views.filter_map(|view| PublicKey::from_hex(layout::name(&view)).ok()).collect())
-}
-
-fn families(layout: &Layout) -> Result<Vec<Family>, GitError> {
-    let mut found = Vec::new();
+/// Removes the packs that no commit names, and families without a named pack.
+fn remove_unnamed(
+    layout: &Layout,
+    named: &BTreeMap<Identifier, BTreeSet<Pack>>,
+) -> Result<(), GitError> {
+    let named: BTreeMap<String, &BTreeSet<Pack>> = named
+        .iter()
+        .map(|(identifier, packs)| (layout.family(identifier).key().to_owned(), packs))
+        .collect();
     for shard in layout::list(&layout.families())? {
-        let rests = layout::list(&shard)?.into_iter();
-        let keys = rests.map(|rest| format!("{}{}", layout::name(&shard), layout::name(&rest)));
-        found.extend(keys.map(|key| layout.family_of_key(key)));
+        for rest in layout::list(&shard)? {
+            let key = format!("{}{}", layout::name(&shard), layout::name(&rest));
+            match named.get(&key) {
+                Some(packs) => remove_garbage(&layout.family_of_key(key), packs)?,
+                None => layout::remove(&rest)?,
+            }
+        }
     }
-    Ok(found)
+    Ok(())
 }
 
-/// Returns the identifier that a family's directory records, if it is the right directory.
-fn identifier_of(family: &Family) -> Option<Identifier> {
-    let text = fs::read_to_string(family.identifier()).ok()?;
-    let identifier = Identifier::new(&text).ok()?;
-    (family.layout().family(&identifier).key() == family.key()).then_some(identifier)
+/// Removes the packs of a family that a crash has left. Proofs may depend on what they contain.
+fn remove_garbage(family: &Family, named: &BTreeSet<Pack>) -> Result<(), GitError> {
+    let unnamed = unnamed_files(family, named)?;
+    if unnamed.is_empty() {
+        return Ok(());
+    }
+    Proofs::forget(family)?;
+    unnamed.iter().try_for_each(|file| layout::remove(file))
+}
+
+/// Returns the files of packs of a family that are not among these.
+fn unnamed_files(family: &Family, named: &BTreeSet<Pack>) -> Result<Vec<PathBuf>, GitError> {
+    let mut unnamed = Vec::new();
+    for (objects, is_attic) in [(family.objects(), false), (family.attic(), true)] {
+        let of_place = named.iter().filter(|pack| pack.is_attic == is_attic);
+        let names: BTreeSet<&str> = of_place.map(|pack| pack.name.as_str()).collect();
+        let mut files = layout::list(&objects.join("pack"))?;
+        files.retain(|file| {
+            let stem = file.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+            !names.contains(stem)
+        });
+        unnamed.extend(files);
+    }
+    Ok(unnamed)
 }

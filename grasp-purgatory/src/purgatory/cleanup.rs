@@ -44,6 +44,14 @@ pub(super) enum TaskTarget {
 }
 
 impl CleanupTask {
+    /// Returns the key of what the task is about. A task takes the place of the pending one with its key.
+    pub fn key(&self) -> String {
+        match self.target() {
+            TaskTarget::View(repo) => format!("view {repo}"),
+            TaskTarget::Proposal(id) => format!("proposal {id}"),
+        }
+    }
+
     fn target(&self) -> TaskTarget {
         match self {
             Self::CreateView { repo } | Self::RemoveView { repo, .. } => {

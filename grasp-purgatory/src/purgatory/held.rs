@@ -11,7 +11,6 @@ use grasp_core::{Identifier, RepoId, Version, kinds};
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
 use nostr::types::Timestamp;
-use serde::{Deserialize, Serialize};
 
 use super::io::{Bound, Config, HoldOutcome, Outputs};
 use super::shares::Shares;
@@ -28,20 +27,17 @@ const LARGEST_EVENT: u64 = 5 * 1024 * 1024;
 /// An event begins as [`Waiting`](Self::Waiting). Release, deletion or a newer version end it; the end of its time makes
 /// it [`Expired`](Self::Expired). An expired event is released if its data appears, waits again if a user sends it or
 /// a new state is signed for it, and is dropped at the end of its second term.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// Acknowledged and hunted for.
     Waiting,
     /// Remembered. An announcement has lost its view. A state or pull request is looked for once an hour, and a push
     /// may still bring its data.
-    #[serde(rename = "shelved")]
     Expired,
 }
 
 /// The reason why an event is no longer held.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndReason {
     /// It is stored and served.
     Served,
@@ -314,6 +310,12 @@ impl HeldEvents {
         until: Timestamp,
     ) {
         self.record(out, &id, Record::Moved { id, phase, until });
+    }
+
+    /// Ends an event whose record is gone already.
+    pub(super) fn released(&mut self, id: EventId) {
+        self.apply(&Record::Gone { id, reason: EndReason::Served });
+        self.account(&id);
     }
 
     pub(super) fn remove(&mut self, out: &mut Outputs, id: EventId, reason: EndReason) {

@@ -104,14 +104,10 @@ pub enum Input {
     Surveyed { identifier: Identifier, survey: Survey },
     /// The survey could not be made.
     SurveyFailed { identifier: Identifier },
-    /// [`Output::Apply`] is completely and durably done.
-    Applied { identifier: Identifier },
-    /// [`Output::Apply`] was not finished; parts of it may have been done.
-    ApplyFailed { identifier: Identifier },
-    /// [`Output::Store`] is durably done. `stored` are those of its events that the store contains now.
-    Stored { identifier: Identifier, stored: BTreeSet<EventId> },
-    /// [`Output::Store`] was not finished; parts of it may have been done.
-    StoreFailed { identifier: Identifier },
+    /// [`Output::Release`] is completely and durably done, or, if the store refuses some of its events, not at all.
+    Released { identifier: Identifier, refused: BTreeSet<EventId> },
+    /// [`Output::Release`] failed. No ref has moved and no event was stored.
+    ReleaseFailed { identifier: Identifier },
     /// A push to a repository was authorised and is about to be executed. `events` are the state that it will realise
     /// and the pull requests whose tips it brings.
     PushAuthorised { repo: RepoId, events: BTreeSet<EventId> },
@@ -149,8 +145,7 @@ pub enum Input {
 
 /// The contents of the event store and of git under one identifier.
 ///
-/// Read under the lock of the family, which is best kept until [`Input::Applied`]: then no push comes between. Data that
-/// is not part of the survey counts as absent; a survey that could not read everything has failed.
+/// Data that is not part of the survey counts as absent; a survey that could not read everything has failed.
 ///
 /// Purgatory keeps no copy of data that other components own. Every survey contains all of it and is compared with the
 /// rules, so a lost hint costs time and nothing else.
@@ -186,7 +181,7 @@ pub struct Survey {
 /// Outputs are performed in order. All records of one call come first; they are written together or not at all, and no
 /// later output may begin before they are on disk. Several calls may share one write if their order is kept. When
 /// records cannot be written, the state machine is ahead of the disk and must be discarded and restored.
-/// `Survey`, `Apply` and `Store` are tasks whose end is an input; every other output is done when the next one begins.
+/// `Survey` and `Release` are tasks whose end is an input; every other output is done when the next one begins.
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
 pub enum Output {
@@ -198,12 +193,16 @@ pub enum Output {
     Answer { id: EventId, outcome: HoldOutcome },
     /// Read store and git, and answer with [`Input::Surveyed`].
     Survey { identifier: Identifier },
-    /// Set branches, tags and HEAD of views, and the refs of pull requests. Missing views are created. The refs of one
-    /// view move together; of several views some may have moved when it fails, and repeating it finishes it.
-    Apply { identifier: Identifier, views: Vec<ViewTarget>, proposals: Vec<ProposalRef> },
-    /// Store events in this order (announcements, states from the oldest, pull requests), then stop serving those in
-    /// `withdraw`, which are held until they can be served again. Git already agrees. Repeating it finishes it.
-    Store { identifier: Identifier, events: Vec<Arc<Event>>, withdraw: Vec<EventId> },
+    /// In one transaction: set branches, tags and HEAD of views, and the refs of pull requests; store events in this order
+    /// (announcements, states from the oldest, pull requests), and end the records of those; stop serving the events in
+    /// `withdraw`, which are held until they can be served again. Missing views are created.
+    Release {
+        identifier: Identifier,
+        views: Vec<ViewTarget>,
+        proposals: Vec<ProposalRef>,
+        events: Vec<Arc<Event>>,
+        withdraw: Vec<EventId>,
+    },
     /// Publish events to subscribers, in the order in which they were stored.
     Publish { events: Vec<Arc<Event>> },
     /// Hunt for git data of an identifier, without regard to earlier failures: after this time unless a hunt is due
@@ -264,15 +263,13 @@ pub enum Report {
     TaskFailed { task: CleanupTask },
 }
 
-/// One of the three stages of a release.
+/// One of the two stages of a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// Reading store and git.
     Survey,
-    /// Setting refs.
-    Apply,
-    /// Storing events.
-    Store,
+    /// Setting refs and storing events.
+    Release,
 }
 
 /// The outputs of one call: records first, then everything else.

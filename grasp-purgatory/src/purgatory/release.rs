@@ -1,4 +1,4 @@
-//! The releases under way: one per identifier, in a circle of survey, refs and events. None of it outlives the process.
+//! The releases under way: one per identifier, in a circle of survey and release. None of it outlives the process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,8 +18,8 @@ pub struct PassNumber(u64);
 /// A crash loses nothing: events are held until they are served, and the survey after the restart finds the work again.
 #[derive(Debug, Default)]
 struct Release {
-    /// The stage that was requested and has not ended, with the events that it is for.
-    running: Option<(Stage, Batch)>,
+    /// The stage that was requested and has not ended, with the events that it stores.
+    running: Option<(Stage, Vec<Arc<Event>>)>,
     /// The pass that runs, or ran last.
     pass: PassNumber,
     /// The pass that follows, if something changed after the survey of the current one.
@@ -28,13 +28,6 @@ struct Release {
     retry_at: Option<Mono>,
     /// Time of the first answer of a git server to the hunt that waits for permits.
     first_answer: Option<Timestamp>,
-}
-
-/// The events that a release stores and withdraws once git is ready for it.
-#[derive(Debug, Default)]
-pub(super) struct Batch {
-    pub(super) events: Vec<Arc<Event>>,
-    pub(super) withdraw: Vec<EventId>,
 }
 
 impl Release {
@@ -66,7 +59,7 @@ impl Releases {
         release.retry_at = None;
         match &release.running {
             None => {
-                release.running = Some((Stage::Survey, Batch::default()));
+                release.running = Some((Stage::Survey, Vec::new()));
                 release.pass = release.next.take().unwrap_or(number);
                 out.surveyed.insert(identifier.clone());
                 out.push(Output::Survey { identifier: identifier.clone() });
@@ -87,9 +80,13 @@ impl Releases {
     }
 
     /// Ends a stage if it is the running one, and returns its events.
-    pub(super) fn stage_ended(&mut self, identifier: &Identifier, stage: Stage) -> Option<Batch> {
+    pub(super) fn stage_ended(
+        &mut self,
+        identifier: &Identifier,
+        stage: Stage,
+    ) -> Option<Vec<Arc<Event>>> {
         let release = self.by_identifier.get_mut(identifier)?;
-        release.running.take_if(|(running, _)| *running == stage).map(|(_, batch)| batch)
+        release.running.take_if(|(running, _)| *running == stage).map(|(_, events)| events)
     }
 
     /// Ends a stage that failed, to be tried again at this time.
@@ -107,35 +104,25 @@ impl Releases {
         }
     }
 
-    /// Sets refs and stores events afterwards; without refs to set, stores the events at once.
-    pub(super) fn apply(
+    /// Sets refs and stores events, or ends the pass if there is nothing to do.
+    pub(super) fn release(
         &mut self,
         out: &mut Outputs,
         identifier: &Identifier,
         (views, proposals): (Vec<ViewTarget>, Vec<ProposalRef>),
-        batch: Batch,
+        (events, withdraw): (Vec<Arc<Event>>, Vec<EventId>),
     ) {
-        if views.is_empty() && proposals.is_empty() {
-            return self.store(out, identifier, batch);
+        let changes_events = !events.is_empty() || !withdraw.is_empty();
+        if views.is_empty() && proposals.is_empty() && !changes_events {
+            return self.end_pass(out, identifier);
         }
         // Objects that leave staging may complete other held events.
         if proposals.iter().any(|proposal| !proposal.staged.is_empty()) {
             self.repeat(identifier);
         }
-        self.entry(identifier).running = Some((Stage::Apply, batch));
-        out.push(Output::Apply { identifier: identifier.clone(), views, proposals });
-    }
-
-    pub(super) fn store(&mut self, out: &mut Outputs, identifier: &Identifier, batch: Batch) {
-        if batch.events.is_empty() && batch.withdraw.is_empty() {
-            return self.end_pass(out, identifier);
-        }
-        out.push(Output::Store {
-            identifier: identifier.clone(),
-            events: batch.events.clone(),
-            withdraw: batch.withdraw.clone(),
-        });
-        self.entry(identifier).running = Some((Stage::Store, batch));
+        self.entry(identifier).running = Some((Stage::Release, events.clone()));
+        let identifier = identifier.clone();
+        out.push(Output::Release { identifier, views, proposals, events, withdraw });
     }
 
     /// Makes another pass follow the current one.

@@ -32,14 +32,15 @@ impl PushTarget {
         }
     }
 
-    /// Returns whether uploads of one tip to both targets are the same objects on disk, with the same consequences.
+    /// Returns the key of an upload. Uploads of one tip with one key are the same objects on disk, with the same
+    /// consequences.
     ///
     /// All repositories of an identifier share their object store. So do the contributors' repositories, but each of
     /// them serves only what was pushed to it.
-    fn is_same_upload(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Repository(one), Self::Repository(other)) => one.identifier == other.identifier,
-            (one, other) => one == other,
+    pub fn upload_key(&self) -> String {
+        match self {
+            Self::Repository(repo) => format!("repository {}", repo.identifier),
+            Self::Contributor(repo) => format!("contributor {repo}"),
         }
     }
 
@@ -178,7 +179,7 @@ impl Staging {
         staged.until = until;
         let (uploads, usage) = (staged.tips.entry(tip).or_default(), &mut self.usage);
         uploads.retain(|other, before| {
-            let is_replaced = other.is_same_upload(target);
+            let is_replaced = other.upload_key() == target.upload_key();
             if is_replaced {
                 usage.subtract(*before);
             }
@@ -215,7 +216,9 @@ impl Staging {
     ) -> (Vec<EventId>, bool) {
         let staged = self.by_event.get(&id);
         let same_tip = staged.and_then(|staged| staged.tips.get(tip));
-        if same_tip.is_some_and(|targets| targets.keys().any(|one| one.is_same_upload(target))) {
+        if same_tip.is_some_and(|targets| {
+            targets.keys().any(|one| one.upload_key() == target.upload_key())
+        }) {
             return (Vec::new(), true);
         }
         let uploads = staged.map_or(0, |staged| staged.tips.values().map(Uploads::len).sum());

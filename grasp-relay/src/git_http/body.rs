@@ -253,19 +253,6 @@ impl Default for ResponseBuffers {
 }
 
 impl ResponseBuffers {
-    /// Makes a body of an answer that is in memory already; `None` if it is long and there is no buffer for it.
-    pub(super) fn body(&self, claimant: &Claimant, answer: Vec<u8>) -> Option<Body> {
-        if answer.len() <= READ_CHUNK {
-            return Some(Body::from(answer));
-        }
-        let buffer = self.0.try_take(claimant, answer.len() as u64).ok()?;
-        let left = (Bytes::from(answer), buffer);
-        Some(Body::from_stream(stream::unfold(left, |(mut left, buffer)| async move {
-            let next = left.split_to(READ_CHUNK.min(left.len()));
-            (!next.is_empty()).then_some((io::Result::Ok(next), (left, buffer)))
-        })))
-    }
-
     /// Takes a buffer for one response if one is free.
     pub(super) fn try_take(&self, claimant: &Claimant) -> Option<Holding> {
         self.0.try_take(claimant, RESPONSE_BUFFER).ok()

@@ -4,7 +4,8 @@ use axum::body::{Body, Bytes};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, header};
 use axum::response::{IntoResponse, Response};
-use grasp_purgatory::git::{GitError, Protocol, Service};
+use futures_util::stream;
+use grasp_purgatory::git::{Protocol, RefList, Service};
 use tokio::io::AsyncWriteExt;
 use tokio::process::ChildStdin;
 
@@ -21,7 +22,7 @@ impl GitHttp {
         service: Service,
         parts: &Parts,
     ) -> Result<Response, HttpError> {
-        let RepoRequest { repos, repo, claimant, .. } = request;
+        let RepoRequest { repos, repo, endpoint, .. } = request;
         let (prefix, content_type): (&'static [u8], _) = match service {
             Service::UploadPack => (
                 b"001e# service=git-upload-pack\n0000",
@@ -36,31 +37,10 @@ impl GitHttp {
             Body::empty()
         } else {
             let service = (service, protocol(&parts.headers));
-            let answer = self.advertisement(request, service).await?;
-            let body = |answer: Vec<u8>| self.buffers.body(claimant, [prefix, &answer].concat());
-            match answer.and_then(body) {
-                Some(body) => body,
-                None => {
-                    let process = repos.advertise(repo, service, *claimant).await?;
-                    let buffer = self.buffers.try_take(claimant);
-                    GitOutput::new(process, |_| {})?.into_body(Bytes::from_static(prefix), buffer)
-                }
-            }
+            let is_damaged = self.purgatory.is_damaged(*endpoint, repo);
+            ref_list(prefix, repos.advertisement(repo, service, is_damaged).await?)
         };
         Ok((NO_CACHE, [(header::CONTENT_TYPE, content_type)], body).into_response())
-    }
-
-    /// Returns an advertisement that needs no git process; `None` for a repository that lacks objects, of which git
-    /// leaves out the refs that need them, so that a push brings them.
-    async fn advertisement(
-        &self,
-        request: &RepoRequest,
-        service: (Service, Protocol),
-    ) -> Result<Option<Vec<u8>>, GitError> {
-        match self.purgatory.is_damaged(request.endpoint, &request.repo) {
-            true => Ok(None),
-            false => request.repos.advertisement(&request.repo, service).await,
-        }
     }
 
     pub(super) async fn upload(
@@ -74,11 +54,10 @@ impl GitHttp {
         let mut body = RequestBody::new(headers, body, max_bytes, stall)?;
         // No process for a client that sends nothing, or slowly; most requests are short.
         let first = body.gather(Vec::new(), GATHERED_BYTES).await?;
-        if protocol(headers) == Protocol::V2 && !self.purgatory.is_damaged(*endpoint, repo) {
-            let answer = repos.ls_refs(repo, &first).await?;
-            if let Some(body) = answer.and_then(|answer| self.buffers.body(claimant, answer)) {
-                return Ok(upload_pack_result(body));
-            }
+        if protocol(headers) == Protocol::V2
+            && let Some(list) = repos.ls_refs(repo, &first).await?
+        {
+            return Ok(upload_pack_result(ref_list(b"", list)));
         }
         let mut process = repos.upload_pack(repo, protocol(headers), *claimant).await?;
         let input = process.take_stdin();
@@ -106,6 +85,13 @@ impl GitHttp {
 fn upload_pack_result(body: Body) -> Response {
     let content_type = "application/x-git-upload-pack-result";
     (NO_CACHE, [(header::CONTENT_TYPE, content_type)], body).into_response()
+}
+
+/// Makes a body of a list of refs, which is encoded while it is sent.
+fn ref_list(prefix: &'static [u8], list: RefList) -> Body {
+    let prefix = (!prefix.is_empty()).then_some(Bytes::from_static(prefix));
+    let pieces = prefix.into_iter().chain(list.map(Bytes::from));
+    Body::from_stream(stream::iter(pieces.map(Ok::<_, std::convert::Infallible>)))
 }
 
 /// Returns the protocol version that a client asks for.

@@ -1,7 +1,7 @@
 //! Pushes (`git-receive-pack`), from the commands to the report.
 //!
-//! Refs move first, then events are stored and uploads recorded. The report tells what of that did not happen, so that a
-//! ref is reported as `ok` only if it is served.
+//! A push brings objects. Purgatory moves the refs together with the events that sign them, in one transaction. The
+//! report tells what of that did not happen, so that a ref is reported as `ok` only if it is served.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -36,6 +36,7 @@ const REPORT_PARTS: usize = 4;
 
 const STATE_NOT_STORED: &str = "the server could not store the state event yet, and keeps trying";
 const STATE_REPLACED: &str = "the state event was replaced or deleted meanwhile";
+const NOT_SERVED: &str = "the server could not set the ref yet, and keeps trying";
 const UPLOAD_NOT_KEPT: &str = "the upload could not be kept until its event comes";
 
 /// The sender of a push's report. It is closed when the client is gone.
@@ -329,9 +330,11 @@ impl Push {
         max_bytes.min(self.target.repos.staging_limits().bytes_per_event)
     }
 
-    /// Judges again under the lock, moves refs, and waits until the events of the push are served.
+    /// Judges again under the lock, takes the objects in, and waits until the events of the push are served.
     async fn execute(&self, incoming: Option<Incoming>) -> Result<Vec<RefReport>, PushError> {
         let (purgatory, RepoRequest { repos, repo, .. }) = (&self.git.purgatory, &self.target);
+        // Until this push is served or refused: the next one is judged on the refs that it leaves.
+        let _turn = repos.lock_pushes(repo).await;
         let mut guard = repos.lock(&repo.identifier).await?;
         let refs = guard.refs(&repo.owner).await?;
         let facts = self.git.facts(&self.target, &self.request).await?;
@@ -341,17 +344,39 @@ impl Push {
             let events = self.events(&verdict, push);
             purgatory.tell(Input::PushAuthorised { repo: repo.clone(), events }).await;
         }
-        let head = facts.head_of(verdict.realises);
-        let now = purgatory.clock().now().unix;
-        let accepted = guard.accept(&repo.owner, push, incoming, head, now).await;
+        let taken = match incoming {
+            Some(incoming) => guard.take_push(push, incoming).await,
+            None => Ok(()),
+        };
         drop(guard);
         // Also after a failure: uploads that were staged before it are on disk and have to be counted.
         self.tell_staged(push).await;
-        accepted?;
+        taken?;
         purgatory.settle(&repo.identifier).await.map_err(HttpError::from)?;
+        self.set_proposals(push).await?;
         let mut reports = reports(&verdict);
         self.correct(&mut reports, &verdict, push).await?;
         Ok(reports)
+    }
+
+    /// Sets the refs of stored pull requests that no release has set: those of a contributor's own repository, and those
+    /// that are too many to be compared at each release.
+    async fn set_proposals(&self, push: &AuthorisedPush) -> Result<(), PushError> {
+        let RepoRequest { repos, repo, endpoint, .. } = &self.target;
+        let refs = repos.refs(repo).await?;
+        let mut missing: Vec<PushCommand> = push.execute().to_vec();
+        missing.retain(|it| it.name.event().is_some() && refs.get(&it.name).copied() != it.new);
+        if missing.is_empty() {
+            return Ok(());
+        }
+        if *endpoint == Endpoint::Repository {
+            let ids = missing.iter().filter_map(|command| command.name.event()).collect();
+            let stored = self.git.stored(&ids).await?;
+            missing.retain(|it| it.name.event().is_some_and(|id| stored.contains(&id)));
+        }
+        let now = self.git.purgatory.clock().now().unix;
+        let mut guard = repos.lock(&repo.identifier).await?;
+        Ok(guard.move_refs(&repo.owner, &missing, None, now).await?)
     }
 
     /// Returns the state and the pull requests whose git data a push brings.
@@ -391,11 +416,17 @@ impl Push {
             Some(id) => self.find_state(id).await?,
             None => (false, true),
         };
-        for command in push.execute().iter().filter(|command| command.name.is_branch_or_tag()) {
-            if is_held {
+        for command in push.execute().iter().filter(|command| !is_current(command)) {
+            if command.name.event().is_some() {
+                if !self.is_staged(command).await? {
+                    refuse(reports, &command.name, NOT_SERVED);
+                }
+            } else if is_held {
                 refuse(reports, &command.name, STATE_NOT_STORED);
-            } else if !is_stored && !is_current(command) {
+            } else if !is_stored {
                 refuse(reports, &command.name, STATE_REPLACED);
+            } else {
+                refuse(reports, &command.name, NOT_SERVED);
             }
         }
         for command in push.stage() {
@@ -416,7 +447,7 @@ impl Push {
         Ok((false, found.contains(&true)))
     }
 
-    /// Returns whether purgatory keeps an upload until its event comes.
+    /// Returns whether purgatory keeps an upload until its event can be served.
     async fn is_staged(&self, command: &PushCommand) -> Result<bool, HttpError> {
         let (Some(id), Some(tip)) = (command.name.event(), command.new) else {
             return Ok(false);

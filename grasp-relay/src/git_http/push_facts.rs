@@ -51,19 +51,11 @@ impl PushFacts {
         }
     }
 
-    /// Returns the branch that a state sets HEAD to.
-    pub(super) fn head_of(&self, state: Option<EventId>) -> Option<&RefName> {
-        self.state(state)?.head.as_ref()
-    }
-
+    /// Returns the author of a state.
     pub(super) fn author_of(&self, state: Option<EventId>) -> Option<PublicKey> {
-        Some(self.state(state)?.repo.owner)
-    }
-
-    fn state(&self, id: Option<EventId>) -> Option<&State> {
         let Self::Hosted { candidates, .. } = self else { return None };
-        let found = candidates.iter().find(|candidate| Some(candidate.state.version.id) == id);
-        found.map(|candidate| &candidate.state)
+        let found = candidates.iter().find(|candidate| Some(candidate.state.version.id) == state);
+        found.map(|candidate| candidate.state.repo.owner)
     }
 }
 
@@ -117,6 +109,15 @@ impl GitHttp {
         let candidates = served.chain(held_candidates).collect();
         let proposals = self.known_proposals(request).await;
         Ok(PushFacts::Hosted { maintainers, candidates, proposals })
+    }
+
+    /// Returns those of these events that are stored.
+    pub(super) async fn stored(
+        &self,
+        ids: &BTreeSet<EventId>,
+    ) -> Result<BTreeSet<EventId>, HttpError> {
+        let (_, stored) = self.try_look_up(ids, Purgatory::tip_of).await?;
+        Ok(stored.into_keys().collect())
     }
 
     /// Looks up each event that a push names. A failed lookup permits nothing.

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use grasp_core::{Identifier, Oid};
 use grasp_purgatory::{CleanupTask, HoldOutcome, Input, Output};
-use nostr::event::{Event, EventId};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
@@ -13,7 +12,6 @@ use super::damage::Damage;
 use super::refs::{ActiveWork, Unrelated};
 use super::survey::SurveyRequest;
 use super::{DiskBudget, Order, PurgatoryParts};
-use crate::store::{Commit, Saved, StoreError};
 
 /// Lanes beyond which ended ones are removed.
 const MAX_KNOWN_LANES: usize = 1_024;
@@ -51,9 +49,7 @@ pub(super) fn by_lane(turn: Vec<Output>) -> BTreeMap<Option<Identifier>, Vec<Out
 /// Returns the identifier of an output's lane, if it has one.
 fn identifier_of(output: &Output) -> Option<&Identifier> {
     match output {
-        Output::Survey { identifier }
-        | Output::Apply { identifier, .. }
-        | Output::Store { identifier, .. } => Some(identifier),
+        Output::Survey { identifier } | Output::Release { identifier, .. } => Some(identifier),
         Output::RunTask(
             CleanupTask::CreateView { repo } | CleanupTask::RemoveView { repo, .. },
         ) => Some(&repo.identifier),
@@ -126,7 +122,7 @@ impl LaneExecutor {
         Self { parts, active_work, damage, disk, unrelated, readers, orders }
     }
 
-    async fn tell(&self, order: Order) {
+    pub(super) async fn tell(&self, order: Order) {
         if let Some(orders) = self.orders.upgrade() {
             let _ = orders.send(order).await;
         }
@@ -153,21 +149,12 @@ impl LaneExecutor {
     async fn perform_output(&self, output: Output) -> Option<Input> {
         Some(match output {
             Output::RunTask(task) => self.task(task).await,
-            Output::Apply { identifier, views, proposals } => {
-                match self.apply(&identifier, views, proposals).await {
-                    Ok(()) => Input::Applied { identifier },
+            Output::Release { identifier, views, proposals, events, withdraw } => {
+                match self.release((views, proposals), (events, withdraw)).await {
+                    Ok(refused) => Input::Released { identifier, refused },
                     Err(error) => {
-                        tracing::error!(%error, %identifier, "refs could not be set");
-                        Input::ApplyFailed { identifier }
-                    }
-                }
-            }
-            Output::Store { identifier, events, withdraw } => {
-                match self.store(events, withdraw).await {
-                    Ok(stored) => Input::Stored { identifier, stored },
-                    Err(error) => {
-                        tracing::error!(%error, %identifier, "events could not be stored");
-                        Input::StoreFailed { identifier }
+                        tracing::error!(%error, %identifier, "refs could not be set and events not be stored");
+                        Input::ReleaseFailed { identifier }
                     }
                 }
             }
@@ -186,26 +173,6 @@ impl LaneExecutor {
         })
     }
 
-    /// Stores events and withdraws others; returns the events that are served now.
-    async fn store(
-        &self,
-        events: Vec<Arc<Event>>,
-        withdraw: Vec<EventId>,
-    ) -> Result<BTreeSet<EventId>, StoreError> {
-        let now = self.parts.clock.now().unix;
-        let ids: Vec<_> = events.iter().map(|event| event.id).collect();
-        if !withdraw.is_empty() {
-            self.parts.store.remove(withdraw).await?;
-        }
-        let Commit { saved, affected } = self.parts.store.commit(events, now).await?;
-        for identifier in affected {
-            self.tell(Order::Tell(Input::Changed { identifier })).await;
-        }
-        let served = ids.into_iter().zip(saved);
-        let served = served.filter(|(_, saved)| matches!(saved, Saved::Stored | Saved::Duplicate));
-        Ok(served.map(|(id, _)| id).collect())
-    }
-
     async fn task(&self, task: CleanupTask) -> Input {
         match self.try_task(&task).await {
             Ok(()) => Input::TaskDone(task),
@@ -220,6 +187,7 @@ impl LaneExecutor {
 #[cfg(test)]
 mod tests {
     use grasp_core::RepoId;
+    use nostr::event::EventId;
     use nostr::key::PublicKey;
 
     use super::*;

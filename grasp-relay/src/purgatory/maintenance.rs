@@ -184,9 +184,7 @@ impl LaneExecutor {
                 tracing::warn!(%error, %identifier, "could not check a repository for missing objects");
             }
             let mut guard = store.lock(identifier).await?;
-            guard.forget_old_tips(now).await?;
             self.forget_vanished(&mut guard).await?;
-            guard.forget_retired(now).await?;
             if waiting.is_none() {
                 guard.remove_if_deserted().await?;
             }

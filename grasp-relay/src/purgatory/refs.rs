@@ -8,19 +8,26 @@ use grasp_core::deletion::VanishScope;
 use grasp_core::nip34::{Announcement, Proposal};
 use grasp_core::push::PushCommand;
 use grasp_core::resources::Claimant;
+use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, Oid, RefName, RepoId, kinds};
-use grasp_purgatory::git::{FamilyGuard, GitError, RefTarget, RepoStore};
-use grasp_purgatory::{CleanupTask, ProposalRef, PushTarget, ViewTarget};
-use nostr::event::EventId;
+use grasp_purgatory::database::{Commit, Committed, Conflict, DatabaseError, FamilyChange};
+use grasp_purgatory::git::{FamilyGuard, GitError, RefTarget, RepoStore, WantedRefs};
+use grasp_purgatory::journal::Record;
+use grasp_purgatory::{CleanupTask, EndReason, Input, ProposalRef, PushTarget, ViewTarget};
+use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use nostr::key::PublicKey;
 
 use super::disk::Addition;
 use super::lane::LaneExecutor;
+use super::{JOURNAL, Order};
 use crate::store::StoreError;
 
 /// Tips that are remembered as unrelated to a family.
 const MAX_UNRELATED: usize = 10_000;
+
+/// Attempts to commit a release while other releases change the same views.
+const MAX_ATTEMPTS: usize = 8;
 
 /// A failure of the driver's work, which is retried.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +36,8 @@ pub(super) enum DriverError {
     Git(#[from] GitError),
     #[error(transparent)]
     Store(#[from] StoreError),
+    #[error(transparent)]
+    Database(#[from] DatabaseError),
     #[error("a state names no objects")]
     NoObjects,
     #[error("a view is in use")]
@@ -38,26 +47,79 @@ pub(super) enum DriverError {
 }
 
 impl LaneExecutor {
-    /// Sets branches, tags and HEAD of views, and the refs of pull requests. Idempotent: the next attempt finishes what an
-    /// error or a crash left half done.
-    pub(super) async fn apply(
+    /// Sets refs, and stores and withdraws events, in one transaction. Returns the events that the store refuses; then
+    /// nothing has changed.
+    pub(super) async fn release(
         &self,
-        identifier: &Identifier,
-        views: Vec<ViewTarget>,
-        proposals: Vec<ProposalRef>,
-    ) -> Result<(), DriverError> {
-        let now = self.parts.clock.now().unix;
-        let mut guard = self.parts.repos.lock(identifier).await?;
+        (views, proposals): (Vec<ViewTarget>, Vec<ProposalRef>),
+        (events, withdraw): (Vec<Arc<Event>>, Vec<EventId>),
+    ) -> Result<BTreeSet<EventId>, DriverError> {
+        let mut wanted: BTreeMap<(Endpoint, RepoId), WantedRefs> = BTreeMap::new();
         for ViewTarget { repo, state } in views {
-            guard.create_view(&repo.owner).await?;
             let target = match &state {
                 Some(state) => RefTarget::of(state).ok_or(DriverError::NoObjects)?,
                 None => RefTarget::default(),
             };
-            guard.apply(&repo.owner, &target, now).await?;
+            wanted.entry((Endpoint::Repository, repo)).or_default().target = Some(target);
         }
-        drop(guard);
-        self.place_proposals(proposals).await
+        for proposal in &proposals {
+            for view in self.bring_proposal(proposal).await? {
+                wanted.entry(view).or_default().proposals.insert(proposal.id, proposal.tip);
+            }
+        }
+        let gone = |event: &Arc<Event>| Record::Gone { id: event.id, reason: EndReason::Served };
+        let records: Vec<Record> = events.iter().map(gone).collect();
+        for _ in 0..MAX_ATTEMPTS {
+            let now = self.parts.clock.now().unix;
+            let commit = Commit {
+                save: events.clone(),
+                withdraw: withdraw.clone(),
+                families: self.plan(&wanted).await?,
+                records: records.clone(),
+                now,
+            };
+            tracing::trace!(target: JOURNAL, records = commit.records.len(), "writing");
+            let committed = self.parts.repos.database().commit(commit).await?;
+            tracing::trace!(target: JOURNAL, "written");
+            match committed {
+                Committed::Done { affected } => {
+                    for identifier in affected {
+                        self.tell(Order::Tell(Input::Changed { identifier })).await;
+                    }
+                    return Ok(BTreeSet::new());
+                }
+                Committed::Conflict(Conflict::Refused(refused)) => return Ok(refused),
+                // Another release has set the ref of a pull request meanwhile.
+                Committed::Conflict(Conflict::Moved(..)) => {}
+            }
+        }
+        Err(DriverError::Busy)
+    }
+
+    /// Returns the changes that lead to these refs.
+    async fn plan(
+        &self,
+        wanted: &BTreeMap<(Endpoint, RepoId), WantedRefs>,
+    ) -> Result<Vec<FamilyChange>, DriverError> {
+        let now = self.parts.clock.now().unix;
+        let mut families: BTreeMap<(Endpoint, &Identifier), FamilyChange> = BTreeMap::new();
+        for ((endpoint, repo), wanted) in wanted {
+            let Some(store) = self.store_of(*endpoint) else { continue };
+            let mut guard = store.lock(&repo.identifier).await?;
+            let key = (*endpoint, &repo.identifier);
+            let family = families.entry(key).or_insert_with(|| guard.change());
+            if let Some(change) = guard.plan(&repo.owner, wanted, now).await? {
+                family.push(change);
+            }
+        }
+        Ok(families.into_values().filter(|family| !family.is_empty()).collect())
+    }
+
+    fn store_of(&self, endpoint: Endpoint) -> Option<&RepoStore> {
+        match endpoint {
+            Endpoint::Repository => Some(&self.parts.repos),
+            Endpoint::PullRequests => self.parts.contributors.as_ref(),
+        }
     }
 
     /// Returns the stores of both endpoints.
@@ -185,41 +247,33 @@ impl Unrelated {
 }
 
 impl LaneExecutor {
-    /// Points `refs/nostr/<id>` at the tips in every view that they belong to, from whichever family has them.
+    /// Brings the objects of a pull request to every family that it belongs to. Returns the views that get its ref.
     ///
-    /// The refs of one view are written once. Only one lock is held at a time, since another lane may hold the other.
-    pub(super) async fn place_proposals(
+    /// Only one lock is held at a time, since another lane may hold the other.
+    async fn bring_proposal(
         &self,
-        proposals: Vec<ProposalRef>,
-    ) -> Result<(), DriverError> {
-        let mut by_view: BTreeMap<RepoId, BTreeMap<EventId, Oid>> = BTreeMap::new();
-        for proposal in &proposals {
-            self.promote(proposal).await?;
-            for repo in self.copy_to_families(proposal).await? {
-                by_view.entry(repo).or_default().insert(proposal.id, proposal.tip);
+        proposal: &ProposalRef,
+    ) -> Result<Vec<(Endpoint, RepoId)>, DriverError> {
+        let (id, tip) = (proposal.id, proposal.tip);
+        let mut views = Vec::new();
+        for target in &proposal.staged {
+            let (endpoint, repo) = match target {
+                PushTarget::Repository(repo) => (Endpoint::Repository, repo),
+                PushTarget::Contributor(place) => (Endpoint::PullRequests, place),
+            };
+            let Some(store) = self.store_of(endpoint) else { continue };
+            let mut guard = store.lock(&repo.identifier).await?;
+            guard.promote_staged(id, tip).await?;
+            // A contributor's repository has only what was pushed to it.
+            if endpoint == Endpoint::PullRequests
+                && guard.check(&BTreeSet::from([tip])).await?.is_complete()
+            {
+                views.push((endpoint, repo.clone()));
             }
         }
-        for (repo, tips) in by_view {
-            let mut guard = self.parts.repos.lock(&repo.identifier).await?;
-            self.set_proposals(&mut guard, &repo, &tips).await?;
-        }
-        Ok(())
-    }
-
-    /// Moves staged uploads into their families.
-    async fn promote(&self, proposal: &ProposalRef) -> Result<(), DriverError> {
-        for came in &proposal.staged {
-            match came {
-                PushTarget::Repository(from) => {
-                    let mut guard = self.parts.repos.lock(&from.identifier).await?;
-                    guard.promote_staged(proposal.id, proposal.tip).await?;
-                }
-                PushTarget::Contributor(place) => {
-                    self.place_contribution(place, proposal.id, proposal.tip).await?;
-                }
-            }
-        }
-        Ok(())
+        let copied = self.copy_to_families(proposal).await?.into_iter();
+        views.extend(copied.map(|repo| (Endpoint::Repository, repo)));
+        Ok(views)
     }
 
     /// Copies the objects of a pull request to the families that lack them and have history in common with it. Returns the
@@ -256,7 +310,7 @@ impl LaneExecutor {
     ) -> Result<bool, DriverError> {
         let (family, now) = (&to.identifier, self.parts.clock.now().mono);
         let claimant = Claimant::default().signed_by(proposal.author);
-        let Some(incoming) = self.parts.repos.copy(from, to, proposal.tip).await? else {
+        let Some(incoming) = self.parts.repos.copy(from, guard, proposal.tip).await? else {
             self.unrelated.note(family, proposal.tip);
             return Ok(false);
         };
@@ -287,45 +341,6 @@ impl LaneExecutor {
             }
         }
         Ok(None)
-    }
-
-    /// Points `refs/nostr/<id>` of a view at these tips, in one step.
-    pub(super) async fn set_proposals(
-        &self,
-        guard: &mut FamilyGuard,
-        repo: &RepoId,
-        tips: &BTreeMap<EventId, Oid>,
-    ) -> Result<(), DriverError> {
-        let refs = guard.refs(&repo.owner).await?;
-        let changes = tips.iter().filter_map(|(id, tip)| {
-            let name = RefName::nostr(*id);
-            let old = refs.get(&name).copied();
-            (old != Some(*tip)).then_some(PushCommand { old, new: Some(*tip), name })
-        });
-        let changes: Vec<PushCommand> = changes.collect();
-        if !changes.is_empty() {
-            guard.move_refs(&repo.owner, &changes, None, self.parts.clock.now().unix).await?;
-        }
-        Ok(())
-    }
-}
-
-impl LaneExecutor {
-    /// Points `refs/nostr/<id>` of a contributor's repository at the tip that was pushed there.
-    pub(super) async fn place_contribution(
-        &self,
-        place: &RepoId,
-        id: EventId,
-        tip: Oid,
-    ) -> Result<(), DriverError> {
-        let Some(repos) = &self.parts.contributors else { return Ok(()) };
-        let mut guard = repos.lock(&place.identifier).await?;
-        guard.create_view(&place.owner).await?;
-        guard.promote_staged(id, tip).await?;
-        if guard.check(&BTreeSet::from([tip])).await?.is_complete() {
-            self.set_proposals(&mut guard, place, &BTreeMap::from([(id, tip)])).await?;
-        }
-        Ok(())
     }
 
     /// Returns the pull requests that have a ref in a contributor's repository of this identifier.

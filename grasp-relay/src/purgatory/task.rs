@@ -1,12 +1,13 @@
 //! The task that owns the core: handles one order after another, and writes its records before it executes its outputs.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use grasp_core::{Identifier, Mono};
+use grasp_purgatory::database::{Commit, Database, DatabaseError};
 use grasp_purgatory::hunt::HuntHandle;
 use grasp_purgatory::journal::Record;
-use grasp_purgatory::journal::{Journal, JournalError};
 use grasp_purgatory::{CleanupTask, HoldOutcome, Input, Output, PassNumber, Purgatory};
 use nostr::event::EventId;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
@@ -17,10 +18,10 @@ use super::survey::SurveyRequest;
 use super::{JOURNAL, ORDER_QUEUE, Order, Question, RepoChange, Until, Waiter};
 use crate::clock::Clock;
 
-/// Turns that share one write of the journal.
+/// Turns that share one write of their records.
 const MAX_TURNS_PER_WRITE: usize = 64;
 
-/// Time between attempts to write a journal that failed.
+/// Time between attempts to write records.
 const WRITE_RETRY: Duration = Duration::from_secs(1);
 
 pub(super) struct Inbox {
@@ -51,8 +52,7 @@ pub(super) enum Awaited {
 /// The state of the task.
 pub(super) struct Task {
     pub(super) purgatory: Purgatory,
-    /// `None` while it is being written.
-    pub(super) journal: Option<Journal>,
+    pub(super) database: Arc<dyn Database>,
     pub(super) lanes: Lanes,
     pub(super) hunting: Option<HuntHandle>,
     pub(super) answers: BTreeMap<EventId, Vec<oneshot::Sender<HoldOutcome>>>,
@@ -60,13 +60,13 @@ pub(super) struct Task {
     pub(super) maintenance: MaintenanceSchedule,
     pub(super) clock: Clock,
     pub(super) news: broadcast::Sender<RepoChange>,
-    /// `false` while the journal cannot be written.
+    /// `false` while records cannot be written.
     pub(super) writes: watch::Sender<bool>,
 }
 
 impl Task {
     pub(super) async fn run(mut self, mut inbox: Inbox) {
-        // Orders from while the journal could not be written.
+        // Orders from while records could not be written.
         let mut late: VecDeque<Order> = VecDeque::new();
         loop {
             let order = match late.pop_front() {
@@ -82,11 +82,11 @@ impl Task {
             }
             let records = records_of(&mut turns);
             if let Err(error) = self.write(&records).await {
-                tracing::error!(%error, "the journal of purgatory cannot be written; pushes and events are refused until it can (is the disk full?)");
+                tracing::error!(%error, "the database cannot be written; pushes and events are refused until it can (is the disk full?)");
                 if !self.write_later(&records, &mut late, &mut inbox).await {
                     return;
                 }
-                tracing::info!("the journal of purgatory can be written again");
+                tracing::info!("the database can be written again");
             }
             for turn in turns {
                 self.perform(turn);
@@ -170,27 +170,16 @@ impl Task {
     }
 
     /// Writes records, before the outputs of their turns are executed.
-    async fn write(&mut self, records: &[Record]) -> Result<(), JournalError> {
-        let Some(mut journal) = self.journal.take() else { return Ok(()) };
+    async fn write(&self, records: &[Record]) -> Result<(), DatabaseError> {
         if records.is_empty() {
-            self.journal = Some(journal);
             return Ok(());
         }
         tracing::trace!(target: JOURNAL, records = records.len(), "writing");
-        let snapshot = journal.is_long().then(|| self.purgatory.snapshot());
-        let records = records.to_vec();
-        let write = tokio::task::spawn_blocking(move || {
-            // A snapshot of the core contains the new records.
-            let written = match snapshot {
-                Some(snapshot) => journal.compact(&snapshot),
-                None => journal.append(&records),
-            };
-            (journal, written)
-        });
-        let (journal, written) = write.await.expect("writing the journal does not panic");
-        self.journal = Some(journal);
+        let commit = Commit { records: records.to_vec(), ..Commit::default() };
+        // Records alone are in conflict with nothing.
+        let _ = self.database.commit(commit).await?;
         tracing::trace!(target: JOURNAL, "written");
-        written
+        Ok(())
     }
 
     /// Retries a failed write until it succeeds, and queues orders meanwhile; `false` if all handles were dropped.

@@ -1,7 +1,7 @@
-//! An event store in one SQLite file.
+//! The database of a server in one SQLite file: events, refs, packs and the records of purgatory.
 //!
 //! ```text
-//!  save, remove, sweep ──▶ queue ──▶ one writer thread: everything queued, one transaction, one fsync
+//!  commit, save, sweep ──▶ queue ──▶ one writer thread: everything queued, one transaction, one fsync
 //!  query, count, …     ──▶ queue ──▶ a few reader threads, each its own snapshot, in short turns
 //! ```
 //!
@@ -9,6 +9,7 @@
 //! answered only after its transaction is on the disk.
 
 mod deletions;
+mod git;
 mod readers;
 mod scan;
 mod schema;
@@ -28,7 +29,12 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::stream;
 use grasp_core::nip34::References;
-use grasp_core::{Identifier, Version};
+use grasp_core::service::Endpoint;
+use grasp_core::{Identifier, RepoId, Version};
+use grasp_purgatory::database::{
+    Commit, Committed, Database, DatabaseFuture, FamilyRow, Pack, View,
+};
+use grasp_purgatory::journal::Record;
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use nostr::nips::nip01::Coordinate;
@@ -43,7 +49,7 @@ use self::tables::{Tables, Verdict};
 use self::wal::Wal;
 use self::writer::Writer;
 use super::{
-    Commit, EventChunks, EventStore, Inventory, Present, Refusal, StoreError, StoreFuture,
+    EventChunks, EventStore, Inventory, Present, Refusal, SaveReport, StoreError, StoreFuture,
     StoreRules, write_cost,
 };
 
@@ -109,7 +115,7 @@ pub enum Integrity {
 /// # let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
 /// # runtime.block_on(async {
 /// let dir = tempfile::tempdir().unwrap();
-/// let store = SqliteStore::open(&dir.path().join("events.db"), SqliteOptions::default()).unwrap();
+/// let store = SqliteStore::open(&dir.path().join("grasp.db"), SqliteOptions::default()).unwrap();
 ///
 /// let issue = EventBuilder::new(Kind::from_u16(1621), "it does not build")
 ///     .finalize(&Keys::generate())
@@ -189,9 +195,9 @@ impl fmt::Debug for SqliteStore {
 }
 
 impl EventStore for SqliteStore {
-    fn commit(&self, events: Vec<Arc<Event>>, now: Timestamp) -> StoreFuture<'_, Commit> {
+    fn save_events(&self, events: Vec<Arc<Event>>, now: Timestamp) -> StoreFuture<'_, SaveReport> {
         Box::pin(async move {
-            let mut commit = Commit::default();
+            let mut report = SaveReport::default();
             let mut events = events.into_iter().peekable();
             while events.peek().is_some() {
                 let (mut batch, mut weight) = (Vec::new(), 0);
@@ -200,15 +206,15 @@ impl EventStore for SqliteStore {
                     batch.push(event);
                 }
                 let save = move |tables: &Tables<'_>| tables.save(&batch, now);
-                let (Commit { saved, affected }, unfinished) =
+                let (SaveReport { saved, affected }, unfinished) =
                     self.inner.write(weight, save).await?;
-                commit.saved.extend(saved);
-                commit.affected.extend(affected);
+                report.saved.extend(saved);
+                report.affected.extend(affected);
                 for request in unfinished {
-                    commit.affected.extend(self.inner.finish(request).await?);
+                    report.affected.extend(self.inner.finish(request).await?);
                 }
             }
-            Ok(commit)
+            Ok(report)
         })
     }
 
@@ -385,7 +391,65 @@ impl EventStore for SqliteStore {
     }
 }
 
+/// Bytes of refs that take as long to write as a row.
+const BYTES_PER_ROW: usize = 256;
+
+impl Database for SqliteStore {
+    fn commit(&self, commit: Commit) -> DatabaseFuture<'_, Committed> {
+        let views = commit.families.iter().flat_map(|family| &family.views);
+        let refs = views.filter_map(|view| Some(view.to.as_ref()?.refs.len() * 64));
+        let events: usize = commit.save.iter().map(|event| write_cost(event)).sum();
+        let rows = events + refs.sum::<usize>() / BYTES_PER_ROW + commit.records.len() + 1;
+        let written = self.inner.write(rows, move |tables| tables.commit(&commit));
+        Box::pin(async move { Ok(written.await?) })
+    }
+
+    fn view(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Option<View>> {
+        self.inner.look_up(move |tables| tables.view(endpoint, &repo))
+    }
+
+    fn family(&self, endpoint: Endpoint, identifier: Identifier) -> DatabaseFuture<'_, FamilyRow> {
+        self.inner.look_up(move |tables| tables.family(endpoint, &identifier))
+    }
+
+    fn packs(
+        &self,
+        endpoint: Endpoint,
+    ) -> DatabaseFuture<'_, BTreeMap<Identifier, BTreeSet<Pack>>> {
+        self.inner.look_up(move |tables| tables.packs(endpoint))
+    }
+
+    fn repositories(&self, endpoint: Endpoint) -> DatabaseFuture<'_, Vec<RepoId>> {
+        self.inner.look_up(move |tables| tables.repositories(endpoint))
+    }
+
+    fn identifiers(&self, endpoint: Endpoint) -> DatabaseFuture<'_, BTreeSet<Identifier>> {
+        self.inner.look_up(move |tables| tables.identifiers(endpoint))
+    }
+
+    fn existing(
+        &self,
+        endpoint: Endpoint,
+        identifiers: BTreeSet<Identifier>,
+    ) -> DatabaseFuture<'_, BTreeSet<Identifier>> {
+        self.inner.look_up(move |tables| tables.existing(endpoint, identifiers))
+    }
+
+    fn records(&self) -> DatabaseFuture<'_, Vec<Record>> {
+        self.inner.look_up(|tables| tables.records())
+    }
+}
+
 impl StoreInner {
+    /// Reads for a [`Database`].
+    fn look_up<T, R>(&self, read: R) -> DatabaseFuture<'_, T>
+    where
+        T: Send + 'static,
+        R: FnOnce(&Tables<'_>) -> rusqlite::Result<T> + Send + 'static,
+    {
+        Box::pin(async move { Ok(self.read(read).await?) })
+    }
+
     fn write<T, W>(&self, weight: usize, work: W) -> StoreFuture<'_, T>
     where
         T: Send + 'static,

@@ -3,7 +3,6 @@
 
 mod ingest;
 mod purgatory;
-mod store_adapter;
 mod store_contract;
 mod store_events;
 mod store_kill;

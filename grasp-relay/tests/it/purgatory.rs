@@ -1,26 +1,28 @@
-//! A purgatory whose journal cannot be written for a while.
+//! A purgatory whose records cannot be written for a while.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use grasp_core::admission::{Hold, Origin, Policy};
+use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, Mono, Now};
+use grasp_purgatory::database::{Commit, Database as _};
 use grasp_purgatory::git::{Git, RepoStore, Slots, StagingLimits};
-use grasp_purgatory::journal::Journal;
 use grasp_purgatory::journal::Record;
 use grasp_purgatory::{Config, Input, Phase, Purgatory};
 use grasp_relay::Clock;
 use grasp_relay::ingest::GitBackend;
 use grasp_relay::nostr::Hub;
 use grasp_relay::purgatory::{PurgatoryDriver, PurgatoryParts};
+use grasp_relay::store::EventStore as _;
+use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use nostr::event::{Event, EventBuilder, FinalizeEvent as _, Kind, Tag};
 use nostr::key::Keys;
 use nostr::types::Timestamp;
 use tempfile::TempDir;
 
 use crate::support::in_time;
-use crate::support::memory_store::MemoryStore;
 
 fn policy() -> Policy {
     Policy::new("grasp.example".parse().unwrap())
@@ -31,10 +33,14 @@ fn announcement(keys: &Keys, name: &str) -> Arc<Event> {
     Arc::new(event.finalize(keys).unwrap())
 }
 
-/// A journal in which these wait already, and which then takes no more records than a sum of SQL says.
-fn journal(dir: &Path, waiting: &[Arc<Event>], most: &str) -> PathBuf {
-    let path = dir.join("purgatory.db");
-    let (mut journal, _) = Journal::open(&path).unwrap();
+fn open(dir: &Path) -> SqliteStore {
+    SqliteStore::open(&dir.join("grasp.db"), SqliteOptions::default()).unwrap()
+}
+
+/// A database in which these wait already, and which then takes no more pending tasks and held events than a sum of SQL
+/// says.
+async fn database(dir: &Path, waiting: &[Arc<Event>], most: &str) {
+    let store = open(dir);
     let until = Timestamp::now() + Duration::from_secs(3_600);
     let held = |event: &Arc<Event>| Record::Held {
         event: event.clone(),
@@ -42,31 +48,37 @@ fn journal(dir: &Path, waiting: &[Arc<Event>], most: &str) -> PathBuf {
         since: until,
         until,
     };
-    journal.append(&waiting.iter().map(held).collect::<Vec<_>>()).unwrap();
-    drop(journal);
-    let full = format!(
-        "CREATE TRIGGER full BEFORE INSERT ON record WHEN (SELECT count(*) FROM record) >= {most} \
-         BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"
-    );
-    rusqlite::Connection::open(&path).unwrap().execute_batch(&full).unwrap();
-    path
+    let commit = Commit { records: waiting.iter().map(held).collect(), ..Commit::default() };
+    let _ = store.commit(commit).await.unwrap();
+    store.close().await.unwrap();
+    let full = ["held", "tasks"].map(|table| {
+        format!(
+            "CREATE TRIGGER full_{table} BEFORE INSERT ON {table}
+                 WHEN (SELECT count(*) FROM held) + (SELECT count(*) FROM tasks) >= {most}
+                 BEGIN SELECT RAISE(ABORT, 'the disk is full'); END;"
+        )
+    });
+    let connection = rusqlite::Connection::open(dir.join("grasp.db")).unwrap();
+    connection.execute_batch(&full.concat()).unwrap();
 }
 
-async fn start(dir: &Path, journal: &Path) -> PurgatoryDriver {
+async fn start(dir: &Path) -> PurgatoryDriver {
     let git = Git::find(&std::env::var_os("PATH").unwrap(), Slots::default()).unwrap();
-    let repos = RepoStore::open(&dir.join("git"), git, StagingLimits::default()).await.unwrap();
+    let store = Arc::new(open(dir));
+    let (limits, records) = (StagingLimits::default(), store.records().await.unwrap());
+    let root = dir.join("git");
+    let repos = RepoStore::open(&root, Endpoint::Repository, git, limits, store.clone());
     let parts = PurgatoryParts {
-        repos,
+        repos: repos.await.unwrap(),
         contributors: None,
-        store: Arc::new(MemoryStore::default()),
+        store,
         hub: Hub::start(),
         policy: policy(),
         clock: Clock::system(),
         repository_bytes: u64::MAX,
         hunt: None,
     };
-    let (journal, records) = Journal::open(journal).unwrap();
-    PurgatoryDriver::start(parts, Config::default(), journal, records).await
+    PurgatoryDriver::start(parts, Config::default(), records).await
 }
 
 /// Tells until there is no room for more.
@@ -83,13 +95,14 @@ async fn tell_all_there_is_room_for(purgatory: &PurgatoryDriver, identifier: &Id
 #[tokio::test]
 async fn questions_are_answered_however_much_waits_for_a_full_disk() {
     let dir = TempDir::new().unwrap();
-    let purgatory = start(dir.path(), &journal(dir.path(), &[], "0")).await;
+    database(dir.path(), &[], "0").await;
+    let purgatory = start(dir.path()).await;
     let event = announcement(&Keys::generate(), "x");
     let identifier = "x".parse().unwrap();
     let hold =
         || GitBackend::hold(&purgatory, event.clone(), Hold::Announcement, Origin::anonymous());
     let why = in_time(hold()).await.unwrap_err();
-    assert!(why.to_string().contains("journal of purgatory cannot be written"), "{why}");
+    assert!(why.to_string().contains("the database cannot be written"), "{why}");
     tell_all_there_is_room_for(&purgatory, &identifier).await;
     assert!(!purgatory.can_write());
     in_time(purgatory.ask(|purgatory| purgatory.counts())).await.unwrap();
@@ -106,8 +119,8 @@ async fn what_is_told_while_the_disk_fills_up_again_and_again_is_lost_at_no_time
     // As if somebody made room for a hundred records in every second.
     let begin = Timestamp::now();
     let most = format!("{MANY} + 100 * max(0, unixepoch() - {begin} - 1)");
-    let path = journal(dir.path(), &waiting, &most);
-    let purgatory = start(dir.path(), &path).await;
+    database(dir.path(), &waiting, &most).await;
+    let purgatory = start(dir.path()).await;
     for event in &waiting {
         let request = EventBuilder::new(Kind::EventDeletion, "").tag(Tag::event(event.id));
         let request = Arc::new(request.finalize(&keys).unwrap());
@@ -123,16 +136,7 @@ async fn what_is_told_while_the_disk_fills_up_again_and_again_is_lost_at_no_time
         }
     };
     tokio::time::timeout(Duration::from_secs(60), done).await.expect("all of it is done");
-    drop(purgatory);
-    let reopened = async {
-        loop {
-            match Journal::open(&path) {
-                Ok((_, records)) => break records,
-                Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
-            }
-        }
-    };
-    let records = in_time(reopened).await;
+    let records = purgatory.repos().database().records().await.unwrap();
     let now = Now::new(Mono::ZERO, Timestamp::now());
     let counts = Purgatory::restore(Config::default(), policy(), records, now).counts();
     assert_eq!((counts.announcements, counts.pending_tasks), (0, 0), "and written down");

@@ -1,7 +1,6 @@
 //! What every store must do, run over every store there is.
 
 mod deletion;
-pub(crate) mod faults;
 mod filters;
 mod retention;
 mod versions;
@@ -32,15 +31,9 @@ pub(crate) fn block_on<T>(work: impl Future<Output = T>) -> T {
     runtime.block_on(work)
 }
 
-/// Names every rule once: as a table for stores with known faults, and as one test each for those without.
+/// Makes one test of each rule for each store.
 macro_rules! contract {
     ($($chapter:ident { $($rule:ident)* })*) => {
-        /// Every rule by name.
-        #[allow(dead_code, reason = "read by the adapters' tests, which are behind features")]
-        pub(crate) const RULES: &[(&str, Rule)] = &[
-            $($((stringify!($rule), |store| Box::pin($chapter::$rule(store))),)*)*
-        ];
-
         mod sqlite {
             $($(
                 #[test]

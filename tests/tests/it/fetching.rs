@@ -4,15 +4,18 @@ mod many;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use grasp_core::outbound::{Forbidden, OutboundPolicy};
+use grasp_core::service::Endpoint;
 use grasp_core::{CloneUrl, Identifier, Oid};
 use grasp_purgatory::git::{
     FetchLimits, Fetched, Fetcher, Git, RepoStore, Resolve, Resolving, Slots, StagingLimits,
 };
 use grasp_purgatory::hunt::Trouble;
+use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use grasp_tests::{GitServer, Manner, Workdir};
 use tempfile::TempDir;
 
@@ -37,7 +40,12 @@ impl Place {
 
     async fn with_git(git: Git, policy: OutboundPolicy, limits: FetchLimits) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let store = RepoStore::open(dir.path(), git, StagingLimits::default()).await.unwrap();
+        let file = dir.path().join("grasp.db");
+        let database = Arc::new(SqliteStore::open(&file, SqliteOptions::default()).unwrap());
+        let (root, limits_of_staging) = (dir.path().join("git"), StagingLimits::default());
+        let endpoint = Endpoint::Repository;
+        let store = RepoStore::open(&root, endpoint, git, limits_of_staging, database).await;
+        let store = store.unwrap();
         Self { fetcher: Fetcher::new(store.clone(), policy, limits), store, dir }
     }
 
@@ -64,7 +72,7 @@ impl Place {
             let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
             entries.map(|e| if e.path().is_dir() { count(&e.path()) } else { 1 }).sum()
         }
-        count(&self.dir.path().join("families")) + count(&self.dir.path().join("incoming"))
+        count(&self.dir.path().join("git/families")) + count(&self.dir.path().join("git/incoming"))
     }
 }
 

@@ -1,23 +1,28 @@
 //! A family under its exclusive lock.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::sync::Arc;
 
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::push::{AuthorisedPush, PushCommand};
+use grasp_core::resources::Claimant;
 use grasp_core::{Identifier, Oid, RefName, RepoId};
+use nostr::event::EventId;
 use nostr::key::PublicKey;
 use tokio::sync::OwnedMutexGuard;
 
-use super::collect::Mark;
-use super::unpacking::move_objects;
+use super::collect::pack;
+use super::unpacking::{Quarantine, move_packs};
 use super::{Incoming, RepoStore};
+use crate::database::{
+    Commit, Committed, Conflict, FamilyChange, FamilyRow, Forget, Garbage, Pack, RetiredRef, View,
+    ViewChange,
+};
 use crate::git::check::{Completeness, Objects, Proofs};
 use crate::git::error::GitError;
 use crate::git::layout::{self, Family};
-use crate::git::refs::{Pending, RefTarget, Snapshot, Wish};
-use crate::git::{blocking, never_stops, read};
+use crate::git::refs::{RefTarget, Refs};
+use crate::git::{blocking, read};
 
 /// As many packs as are worth the work of putting them together.
 const MANY_PACKS: usize = 32;
@@ -33,38 +38,45 @@ pub struct FamilyGuard {
     held: Arc<OwnedMutexGuard<()>>,
 }
 
+/// The refs that a view shall have.
+#[derive(Clone, Debug, Default)]
+pub struct WantedRefs {
+    /// Branches and tags, exactly; `None` leaves them as they are.
+    pub target: Option<RefTarget>,
+    /// Pull requests whose ref shall point at this tip.
+    pub proposals: BTreeMap<EventId, Oid>,
+}
+
 impl FamilyGuard {
-    pub(super) async fn new(
+    pub(super) fn new(
         store: RepoStore,
         identifier: Identifier,
         family: Family,
         held: OwnedMutexGuard<()>,
-    ) -> Result<Self, GitError> {
-        let guard = Self { store, identifier, family, held: Arc::new(held) };
-        guard.recover().await?;
-        Ok(guard)
+    ) -> Self {
+        Self { store, identifier, family, held: Arc::new(held) }
     }
 
-    /// Makes an empty view unless there is one.
-    pub async fn create_view(&mut self, owner: &PublicKey) -> Result<(), GitError> {
-        let repo = self.repo(owner);
-        let (store, family) = (self.store.clone(), self.family.clone());
-        self.blocking(move || {
-            family.create(&repo.identifier, &store.scratch())?;
-            family.create_view(&repo, &store.scratch())
-        })
-        .await
+    /// Returns all that is committed about the family.
+    pub async fn row(&self) -> Result<FamilyRow, GitError> {
+        self.store.family_row(&self.identifier).await
     }
 
     /// Returns the owners of the family's views.
     pub async fn owners(&self) -> Result<Vec<PublicKey>, GitError> {
-        let family = self.family.clone();
-        self.blocking(move || super::owners(&family)).await
+        Ok(self.row().await?.views.into_keys().collect())
     }
 
-    /// The refs that clients see.
+    /// Returns the refs of a view.
     pub async fn refs(&self, owner: &PublicKey) -> Result<BTreeMap<RefName, Oid>, GitError> {
-        self.snapshot(owner).await.map(|snapshot| snapshot.visible())
+        self.store.refs(&self.repo(owner)).await
+    }
+
+    /// A place for objects that are about to come.
+    pub(super) async fn incoming(&self, claimant: Claimant) -> Result<Incoming, GitError> {
+        let (store, family, name) =
+            (self.store.clone(), self.family.clone(), self.identifier.clone());
+        self.blocking(move || Incoming::new(&store, family, &name, claimant)).await
     }
 
     /// Checks the histories of these tips. Complete ones are remembered.
@@ -75,6 +87,62 @@ impl FamilyGuard {
         Ok(findings.completeness())
     }
 
+    /// Takes in the objects of a judged push: those that were signed for become readable, tips without an event are staged.
+    pub async fn take_push(
+        &mut self,
+        push: &AuthorisedPush,
+        mut incoming: Incoming,
+    ) -> Result<(), GitError> {
+        let tips = tips(push.execute().iter().chain(push.stage()));
+        incoming.check(&tips).await?.required()?;
+        self.stage(push.stage(), &mut incoming).await?;
+        let signed = self::tips(push.execute());
+        if signed.is_empty() {
+            return Ok(());
+        }
+        // A pack may bring more; only what was signed for becomes readable.
+        let signed = incoming.into_part(&signed).await?;
+        self.promote(signed).await
+    }
+
+    /// Makes what has arrived readable from every view of the family.
+    pub async fn promote(&mut self, incoming: Incoming) -> Result<(), GitError> {
+        let from = incoming.quarantine().objects();
+        self.add_packs(move |family| move_packs(&from, &family.objects(), false)).await?;
+        self.remember(incoming.into_whole()).await
+    }
+
+    /// Moves packs into the family, and names them.
+    pub(super) async fn add_packs(
+        &self,
+        work: impl FnOnce(&Family) -> Result<Vec<Pack>, GitError> + Send + 'static,
+    ) -> Result<(), GitError> {
+        let (store, family) = (self.store.clone(), self.family.clone());
+        let name = self.identifier.clone();
+        let moved = self.blocking(move || {
+            family.create(&name, &store.scratch())?;
+            work(&family)
+        });
+        let mut change = self.change();
+        change.add_packs = moved.await?;
+        self.commit(change).await
+    }
+}
+
+/// Refs and views.
+impl FamilyGuard {
+    /// Makes an empty view unless there is one.
+    pub async fn create_view(&mut self, owner: &PublicKey) -> Result<(), GitError> {
+        let mut change = self.change();
+        let to = Some(Arc::new(Refs::default()));
+        let retired = Vec::new();
+        change.views.push(ViewChange { owner: *owner, from: None, to, retired });
+        match self.commit(change).await {
+            Err(GitError::Outdated) => Ok(()),
+            created => created,
+        }
+    }
+
     /// Makes the branches and tags of a view exactly these, if everything behind them is here.
     pub async fn apply(
         &mut self,
@@ -82,45 +150,10 @@ impl FamilyGuard {
         target: &RefTarget,
         now: Timestamp,
     ) -> Result<(), GitError> {
-        let snapshot = self.snapshot(owner).await?;
-        let changes = target.changes(&snapshot.visible());
-        self.move_from(owner, snapshot, changes, target.head.clone(), now).await
-    }
-
-    /// Executes a judged push: takes the objects in, moves the refs of the view, stages tips without an event.
-    ///
-    /// The judgement must have been made on refs read under this guard. No ref moves unless all do.
-    pub async fn accept(
-        &mut self,
-        owner: &PublicKey,
-        push: &AuthorisedPush,
-        incoming: Option<Incoming>,
-        head: Option<&RefName>,
-        now: Timestamp,
-    ) -> Result<(), GitError> {
-        if let Some(mut incoming) = incoming {
-            let tips = tips(push.execute().iter().chain(push.stage()));
-            incoming.check(&tips).await?.required()?;
-            self.stage(push.stage(), &mut incoming).await?;
-            let signed = self::tips(push.execute());
-            if !signed.is_empty() {
-                // A pack may bring more; only what was signed for becomes readable.
-                let signed = incoming.into_part(&signed).await?;
-                self.promote(signed).await?;
-            }
-        }
-        self.move_refs(owner, push.execute(), head, now).await
-    }
-
-    /// Makes what has arrived readable from every view of the family.
-    pub async fn promote(&mut self, incoming: Incoming) -> Result<(), GitError> {
-        let (from, to) = (incoming.quarantine().objects(), self.family.objects());
-        self.blocking(move || {
-            // The family may have been removed while its objects were on their way.
-            if to.is_dir() { move_objects(&from, &to) } else { Err(GitError::NoView) }
-        })
-        .await?;
-        self.remember(incoming.into_whole()).await
+        let wanted = WantedRefs { target: Some(target.clone()), ..WantedRefs::default() };
+        let mut change = self.change();
+        self.plan(owner, &wanted, now).await?.into_iter().for_each(|view| change.push(view));
+        self.commit(change).await
     }
 
     /// Moves refs of a view, all or none, each from where the caller believes it to be.
@@ -133,75 +166,195 @@ impl FamilyGuard {
         head: Option<&RefName>,
         now: Timestamp,
     ) -> Result<(), GitError> {
-        let snapshot = self.snapshot(owner).await?;
-        self.move_from(owner, snapshot, changes.to_vec(), head.cloned(), now).await
+        let view = self.store.view(&self.repo(owner)).await?;
+        let mut change = self.change();
+        let planned =
+            self.plan_from(owner, Some(view), (changes.to_vec(), head.cloned()), now).await?;
+        planned.into_iter().for_each(|view| change.push(view));
+        self.commit(change).await
     }
 
-    async fn move_from(
+    /// Returns the change that leads to these refs, if everything behind them is here, and the garbage that it may leave;
+    /// `None` if the view has them. A view that does not exist is made.
+    pub async fn plan(
         &mut self,
         owner: &PublicKey,
-        snapshot: Snapshot,
-        changes: Vec<PushCommand>,
-        head: Option<RefName>,
+        wanted: &WantedRefs,
         now: Timestamp,
-    ) -> Result<(), GitError> {
+    ) -> Result<Option<(ViewChange, Option<Garbage>)>, GitError> {
+        let (database, endpoint) = (self.store.database(), self.store.endpoint());
+        let view = database.view(endpoint, self.repo(owner)).await?;
+        let current = view.as_ref().map(|view| view.refs.tips()).unwrap_or_default();
+        let target = wanted.target.as_ref();
+        let mut changes = target.map(|target| target.changes(&current)).unwrap_or_default();
+        changes.extend(wanted.proposals.iter().filter_map(|(id, tip)| {
+            let name = RefName::nostr(*id);
+            let old = current.get(&name).copied();
+            (old != Some(*tip)).then_some(PushCommand { old, new: Some(*tip), name })
+        }));
+        let head = target.and_then(|target| target.head.clone());
+        self.plan_from(owner, view, (changes, head), now).await
+    }
+
+    async fn plan_from(
+        &mut self,
+        owner: &PublicKey,
+        view: Option<View>,
+        (changes, head): (Vec<PushCommand>, Option<RefName>),
+        now: Timestamp,
+    ) -> Result<Option<(ViewChange, Option<Garbage>)>, GitError> {
+        let from = view.as_ref().map(|view| view.generation);
+        let refs = view.map(|view| view.refs).unwrap_or_default();
         // What a view serves was whole when it came to be served.
-        let served: BTreeSet<_> = snapshot.visible().into_values().collect();
-        let new = tips(&changes).difference(&served).copied().collect();
+        let served: BTreeSet<_> = refs.refs.values().map(|target| target.oid).collect();
+        let new: BTreeSet<_> = tips(&changes).difference(&served).copied().collect();
         self.check(&new).await?.required()?;
-        let (store, family, owner) = (self.store.clone(), self.family.clone(), *owner);
+        let (objects, named) = (self.family.objects(), named_tips(&changes));
+        let peeled = match named.is_empty() {
+            true => BTreeMap::new(),
+            false => self.blocking(move || read::behind_tags(&objects, &named)).await?,
+        };
+        let next = refs.after(&changes, head.as_ref(), &peeled)?;
+        if from.is_some() && next == *refs {
+            return Ok(None);
+        }
+        let retired = retired(owner, refs.retired_by(&next), now);
+        let view = ViewChange { owner: *owner, from, to: Some(Arc::new(next)), retired };
+        Ok(Some((view, garbage_of(&changes))))
+    }
+
+    /// Takes a view out of service. Its refs are retired. That there is no view is fine.
+    pub async fn retire_view(&mut self, owner: &PublicKey, now: Timestamp) -> Result<(), GitError> {
+        let Some(view) = self.row().await?.views.remove(owner) else { return Ok(()) };
+        let from = Some(view.generation);
+        let retired = retired(owner, view.refs.retired_by(&Refs::default()), now);
+        let garbage = (!view.refs.refs.is_empty()).then_some(Garbage::Removed);
+        let mut change = self.change();
+        change.push((ViewChange { owner: *owner, from, to: None, retired }, garbage));
+        self.commit(change).await?;
+        self.remove_if_deserted().await
+    }
+
+    /// Removes a view for good, with all its retired refs: its owner has asked to vanish.
+    ///
+    /// Objects that other views share stay; without any other view the whole family goes.
+    pub async fn destroy_view(&mut self, owner: &PublicKey) -> Result<(), GitError> {
+        let view = self.row().await?.views.remove(owner);
+        let mut change = self.change();
+        change.views.extend(view.map(|view| ViewChange {
+            owner: *owner,
+            from: Some(view.generation),
+            to: None,
+            retired: Vec::new(),
+        }));
+        (change.forget, change.garbage) = (Forget::Of(*owner), Some(Garbage::Removed));
+        self.commit(change).await?;
+        self.remove_if_deserted().await
+    }
+
+    /// Returns the owners of retired refs.
+    pub async fn retired_owners(&self) -> Result<BTreeSet<PublicKey>, GitError> {
+        Ok(self.row().await?.retired.iter().map(|retired| retired.owner).collect())
+    }
+
+    /// Forgets the retired refs of an owner. A view in service stays.
+    pub async fn forget_retired_of(&mut self, owner: &PublicKey) -> Result<(), GitError> {
+        let mut change = self.change();
+        (change.forget, change.garbage) = (Forget::Of(*owner), Some(Garbage::Removed));
+        self.commit(change).await?;
+        self.remove_if_deserted().await
+    }
+
+    /// Removes the family if nothing refers to it any more and nothing is on its way to it: no view, no retired ref,
+    /// nothing staged, nothing being received.
+    pub async fn remove_if_deserted(&mut self) -> Result<(), GitError> {
+        let row = self.row().await?;
+        if !row.views.is_empty() || !row.retired.is_empty() {
+            return Ok(());
+        }
+        let (store, family) = (self.store.clone(), self.family.clone());
+        let is_used = self.blocking(move || {
+            let is_staged = !layout::list(&family.staging())?.is_empty();
+            Ok(is_staged || store.inner.arrivals.any_for(&family))
+        });
+        if is_used.await? {
+            return Ok(());
+        }
+        let mut change = self.change();
+        change.remove_packs = row.packs.into_iter().collect();
+        change.is_collected = true;
+        self.commit(change).await?;
+        let (store, family) = (self.store.clone(), self.family.clone());
         self.blocking(move || {
-            let view = family.view(&owner);
-            let behind = read::behind_tags(&view, &named_tips(&changes))?;
-            let wish = Wish { changes: &changes, head: head.as_ref(), now };
-            let next = snapshot.after(&wish, &behind)?;
-            if let Some(mark) = mark(&changes) {
-                mark.leave(&family)?;
-            }
-            if next != snapshot {
-                let pending = Pending::of(family.journal(&owner), view);
-                pending.commit(&next, &store.scratch(), never_stops)?;
-            }
-            Ok(())
+            store.count_removal();
+            layout::remove(&family.views())?;
+            store.remove_whole(family.path())
         })
         .await
     }
 
+    /// Returns a change of this family.
+    pub fn change(&self) -> FamilyChange {
+        FamilyChange::new(self.store.endpoint(), self.identifier.clone())
+    }
+
+    /// Commits a change, if it is one.
+    pub(super) async fn commit(&self, change: FamilyChange) -> Result<(), GitError> {
+        if change.is_empty() {
+            return Ok(());
+        }
+        let commit = Commit { families: vec![change], ..Commit::default() };
+        match self.store.database().commit(commit).await? {
+            Committed::Done { .. } => Ok(()),
+            Committed::Conflict(Conflict::Moved(..) | Conflict::Refused(_)) => {
+                Err(GitError::Outdated)
+            }
+        }
+    }
+}
+
+/// Packs.
+impl FamilyGuard {
     /// Makes few packs of many, if there are many; says whether there were. Nothing is thrown away.
     ///
     /// Each push brings a pack, and looking for an object may mean looking into every one.
     pub async fn compact(&mut self) -> Result<bool, GitError> {
-        const COMMAND: &str = "repack";
-        let packs = self.family.objects().join("pack");
-        let count = self.blocking(move || count_packs(&packs)).await?;
-        if count < MANY_PACKS {
+        let packs = self.row().await?.packs.into_iter().filter(|pack| !pack.is_attic).collect();
+        let small = packs_to_join(packs);
+        if small.is_empty() {
             return Ok(false);
         }
-        self.store
-            .git()
-            .command(COMMAND)
-            .args(["--geometric=2", "-d", "-q"])
-            .repository(&self.store.layout().workbench())
-            .writing_objects(&self.family.objects())
-            .keeping(self.held.clone())
-            .run(Vec::new())
-            .await?
-            .success(COMMAND)?;
+        let input: String = small.iter().map(|pack| format!("{}.pack\n", pack.name)).collect();
+        let command = Objects::of(&self.store, self.family.clone()).command("pack-objects");
+        let command = command.arg("--stdin-packs").keeping(self.held.clone());
+        let joined = pack(&self.store, command, input.into_bytes()).await?;
+        self.replace_packs(vec![(joined, false)], small, self.change()).await?;
         Ok(true)
     }
 
-    /// Returns all refs of a view, after every change decided about them.
-    async fn snapshot(&self, owner: &PublicKey) -> Result<Snapshot, GitError> {
-        self.recover().await?;
-        self.store.snapshot(&self.repo(owner)).await
-    }
-
-    /// Finishes transactions that were decided. An error of the disk may have left one without a crash.
-    async fn recover(&self) -> Result<(), GitError> {
+    /// Puts packs in the place of others, of the attic where that is said, together with another change.
+    pub(super) async fn replace_packs(
+        &self,
+        new: Vec<(Quarantine, bool)>,
+        old: BTreeSet<Pack>,
+        mut change: FamilyChange,
+    ) -> Result<(), GitError> {
         let family = self.family.clone();
+        let added = self.blocking(move || {
+            let mut added = Vec::new();
+            for (from, is_attic) in new {
+                let to = if is_attic { family.attic() } else { family.objects() };
+                added.extend(move_packs(&from.objects(), &to, is_attic)?);
+            }
+            Ok(added)
+        });
+        let added = added.await?;
+        change.remove_packs = old.into_iter().filter(|pack| !added.contains(pack)).collect();
+        change.add_packs = added;
+        self.commit(change).await?;
+        let (family, named) = (self.family.clone(), self.row().await?.packs);
         self.blocking(move || {
-            let left = Pending::left_behind(family.layout())?.into_iter();
-            left.filter(|it| it.is_of(&family)).try_for_each(|it| it.roll_forward(never_stops))
+            super::unnamed_files(&family, &named)?.iter().try_for_each(|file| layout::remove(file))
         })
         .await
     }
@@ -230,19 +383,38 @@ impl FamilyGuard {
     }
 }
 
-fn count_packs(dir: &Path) -> Result<usize, GitError> {
-    let files = layout::list(dir)?;
-    Ok(files.iter().filter(|file| layout::name(file).ends_with(".pack")).count())
+/// Returns the packs to put together so that of all that are left each has twice the size of all smaller ones together;
+/// none if there are few.
+fn packs_to_join(packs: BTreeSet<Pack>) -> BTreeSet<Pack> {
+    if packs.len() < MANY_PACKS {
+        return BTreeSet::new();
+    }
+    let mut packs: Vec<Pack> = packs.into_iter().collect();
+    packs.sort_by_key(|pack| pack.bytes);
+    let (mut smaller, mut joined) = (0_u64, 0);
+    for (number, pack) in packs.iter().enumerate() {
+        if number > 0 && pack.bytes < smaller.saturating_mul(2) {
+            joined = number + 1;
+        }
+        smaller = smaller.saturating_add(pack.bytes);
+    }
+    packs.into_iter().take(joined).collect()
 }
 
-/// Returns whether these changes may leave objects that no view shows.
-fn mark(changes: &[PushCommand]) -> Option<Mark> {
+/// Returns the retired refs of an owner.
+fn retired(owner: &PublicKey, tips: BTreeMap<Oid, RefName>, since: Timestamp) -> Vec<RetiredRef> {
+    let retired = |(tip, name)| RetiredRef { owner: *owner, tip, name, since };
+    tips.into_iter().map(retired).collect()
+}
+
+/// Returns the garbage that these changes may leave.
+fn garbage_of(changes: &[PushCommand]) -> Option<Garbage> {
     let takes = |change: &&PushCommand| change.old.is_some() && change.old != change.new;
-    let marks = changes.iter().filter(takes).map(|change| match change.name.event() {
-        Some(_) => Mark::Removed,
-        None => Mark::Moved,
+    let garbage = changes.iter().filter(takes).map(|change| match change.name.event() {
+        Some(_) => Garbage::Removed,
+        None => Garbage::Moved,
     });
-    marks.max()
+    garbage.max()
 }
 
 /// The objects that these commands move refs to.
@@ -262,10 +434,10 @@ impl FamilyGuard {
     /// pack that it brought, so the loss of a pack shows even if newer tips are elsewhere; which views need that pack
     /// is then not known, and all are named.
     pub async fn damaged_views(&self) -> Result<BTreeSet<PublicKey>, GitError> {
-        let mut tips: BTreeMap<PublicKey, BTreeSet<Oid>> = BTreeMap::new();
-        for owner in self.owners().await? {
-            tips.insert(owner, self.refs(&owner).await?.into_values().collect());
-        }
+        let views = self.row().await?.views.into_iter();
+        let mut tips: BTreeMap<PublicKey, BTreeSet<Oid>> = views
+            .map(|(owner, view)| (owner, view.refs.refs.values().map(|it| it.oid).collect()))
+            .collect();
         let family = self.family.clone();
         self.blocking(move || {
             let proofs = Proofs::load(&family)?;
@@ -287,16 +459,40 @@ impl RepoStore {
         &self,
         identifier: &Identifier,
     ) -> Result<BTreeSet<PublicKey>, GitError> {
-        let family = self.family(identifier);
-        let objects = Objects::of(self, family.clone());
+        let objects = Objects::of(self, self.family(identifier));
         let mut broken = BTreeSet::new();
-        for owner in blocking(move || super::owners(&family)).await? {
-            let repo = grasp_core::RepoId::new(owner, identifier.clone());
-            let tips: Vec<_> = self.refs(&repo).await?.into_values().collect();
+        for (owner, view) in self.family_row(identifier).await?.views {
+            let tips: Vec<_> = view.refs.refs.values().map(|target| target.oid).collect();
             if !tips.is_empty() && !objects.is_whole(&tips).await? {
                 broken.insert(owner);
             }
         }
         Ok(broken)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn joined(sizes: &[u64]) -> Vec<u64> {
+        let pack = |(n, bytes): (usize, &u64)| Pack {
+            name: format!("pack-{n:04}"),
+            bytes: *bytes,
+            is_attic: false,
+        };
+        let joined = packs_to_join(sizes.iter().enumerate().map(pack).collect());
+        let mut sizes: Vec<_> = joined.into_iter().map(|pack| pack.bytes).collect();
+        sizes.sort_unstable();
+        sizes
+    }
+
+    #[test]
+    fn joins_small_packs_and_leaves_large_ones() {
+        assert!(joined(&[1; 31]).is_empty());
+        assert_eq!(joined(&[1; 32]).len(), 32);
+        let mut sizes = vec![1; 31];
+        sizes.extend([1_000, 5_000]);
+        assert_eq!(joined(&sizes), [1; 31]);
     }
 }

@@ -28,6 +28,7 @@ const LARGE: u64 = 64 * 1024 * 1024;
 #[derive(Debug)]
 pub struct Incoming {
     store: RepoStore,
+    identifier: Identifier,
     objects: Objects,
     quarantine: Quarantine,
     whole: BTreeSet<Oid>,
@@ -41,16 +42,20 @@ pub struct Incoming {
 }
 
 impl Incoming {
+    /// Makes the family if need be, and keeps it until what is received was taken in or dropped.
     pub(super) fn new(
         store: &RepoStore,
         family: Family,
+        identifier: &Identifier,
         claimant: Claimant,
     ) -> Result<Self, GitError> {
-        let quarantine = Quarantine::create(store.scratch())?;
         let expected = store.inner.arrivals.expect(&family);
+        family.create(identifier, &store.scratch())?;
+        let quarantine = Quarantine::create(store.scratch())?;
         let incoming = Some(quarantine.clone());
         Ok(Self {
             store: store.clone(),
+            identifier: identifier.clone(),
             objects: Objects { git: store.git().clone(), family, incoming, claimant },
             quarantine,
             whole: BTreeSet::new(),
@@ -217,8 +222,9 @@ impl Incoming {
     async fn duplicate(&self) -> Result<Self, GitError> {
         let (store, from) = (self.store.clone(), self.quarantine.objects());
         let (family, claimant) = (self.objects.family.clone(), self.objects.claimant);
+        let name = self.identifier.clone();
         let mut other = blocking(move || {
-            let other = Self::new(&store, family, claimant)?;
+            let other = Self::new(&store, family, &name, claimant)?;
             layout::link_tree(&from, &other.quarantine.objects())?;
             Ok(other)
         })
@@ -263,10 +269,10 @@ impl Incoming {
     ) -> Result<Self, GitError> {
         const COMMAND: &str = "pack-objects";
         let (store, family) = (self.store.clone(), self.objects.family.clone());
-        let (claimant, as_of) = (self.objects.claimant, self.as_of);
+        let (claimant, as_of, name) = (self.objects.claimant, self.as_of, self.identifier.clone());
         let (mut part, proofs) = blocking(move || {
             let proofs = Proofs::load(&family)?;
-            Ok((Self::new(&store, family, claimant)?, proofs))
+            Ok((Self::new(&store, family, &name, claimant)?, proofs))
         })
         .await?;
         part.as_of = as_of;
@@ -316,27 +322,14 @@ impl RepoStore {
         identifier: &Identifier,
         tips: &BTreeSet<Oid>,
     ) -> Result<BTreeSet<Oid>, GitError> {
-        if tips.is_empty() || !self.family(identifier).objects().is_dir() {
+        let family = self.family(identifier);
+        if tips.is_empty() || !blocking(move || Ok(family.objects().is_dir())).await? {
             return Ok(tips.clone());
         }
         Ok(match self.lock(identifier).await?.check(tips).await? {
             Completeness::Complete => BTreeSet::new(),
             Completeness::Incomplete { missing, broken } => &missing | &broken,
         })
-    }
-
-    /// A place for objects that are about to come for an identifier. Nothing needs to be served under it yet: the
-    /// objects may be what it takes.
-    pub async fn incoming_for(&self, identifier: &Identifier) -> Result<Incoming, GitError> {
-        let guard = self.lock(identifier).await?;
-        let (store, family, name) = (self.clone(), guard.family.clone(), identifier.clone());
-        guard
-            .blocking(move || {
-                family.create(&name, &store.scratch())?;
-                // The fetch has no authority: any client's event may name the server.
-                Incoming::new(&store, family, Claimant::default())
-            })
-            .await
     }
 
     /// Takes exactly what these tips need of what has arrived, if it is whole; says which of them are here now.
@@ -367,8 +360,7 @@ impl RepoStore {
     /// Removes the family again if it was made in vain.
     async fn leave(&self, identifier: &Identifier) -> Result<(), GitError> {
         let mut guard = self.lock(identifier).await?;
-        let objects = guard.family.objects();
-        let is_empty = guard.blocking(move || Ok(layout::list(&objects)?.is_empty())).await?;
+        let is_empty = guard.row().await?.packs.is_empty();
         if is_empty { guard.remove_if_deserted().await } else { Ok(()) }
     }
 }

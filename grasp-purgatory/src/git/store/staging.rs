@@ -8,7 +8,7 @@ use grasp_core::push::PushCommand;
 use grasp_core::{Identifier, Oid};
 use nostr::event::EventId;
 
-use super::unpacking::move_objects;
+use super::unpacking::move_packs;
 use super::{FamilyGuard, Incoming, RepoStore};
 use crate::git::blocking;
 use crate::git::error::GitError;
@@ -80,22 +80,17 @@ impl FamilyGuard {
     ///
     /// The tip can be read by its id from then on; a ref to it is made by [`FamilyGuard::move_refs`].
     pub async fn promote_staged(&mut self, event: EventId, tip: Oid) -> Result<bool, GitError> {
-        let (family, from) = (self.family.clone(), self.family.staged_tip(&event, &tip));
-        let there = self
-            .blocking(move || {
-                if !from.is_dir() {
-                    return Ok(false);
-                }
-                move_objects(&from, &family.objects())?;
-                discard(&family.layout().staging(), &from)?;
-                Ok(true)
-            })
-            .await?;
-        if there {
-            // The family may have lost nothing since the upload was checked, but looking costs little.
-            _ = self.check(&BTreeSet::from([tip])).await?;
+        let from = self.family.staged_tip(&event, &tip);
+        let there = from.clone();
+        if !self.blocking(move || Ok(there.is_dir())).await? {
+            return Ok(false);
         }
-        Ok(there)
+        let packs = from.clone();
+        self.add_packs(move |family| move_packs(&packs, &family.objects(), false)).await?;
+        self.discard_staged_tip(event, tip).await?;
+        // The family may have lost nothing since the upload was checked, but looking costs little.
+        _ = self.check(&BTreeSet::from([tip])).await?;
+        Ok(true)
     }
 
     /// Forgets one of the tips that wait for this event.

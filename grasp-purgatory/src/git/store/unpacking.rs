@@ -14,6 +14,7 @@ use grasp_core::resources::{Claimant, Shortage};
 use tokio::io::AsyncWriteExt;
 use tokio::process::ChildStdin;
 
+use crate::database::Pack;
 use crate::git::check::Objects;
 use crate::git::command::{FLAWS, Keep};
 use crate::git::error::{GitError, says_disk_full};
@@ -297,27 +298,31 @@ impl Drop for Dir {
     }
 }
 
-/// Moves all objects from one object directory to another, which may be read meanwhile.
+/// Moves all packs from one object directory to another, which may be read meanwhile, and returns them. They are on disk
+/// when this returns.
 ///
 /// An index is moved after its pack, for git takes a pack to be there when its index is.
-pub(super) fn move_objects(from: &Path, to: &Path) -> Result<(), GitError> {
-    let mut directories = layout::list(from)?;
-    directories.retain(|path| path.is_dir() && layout::name(path) != "info");
-    for directory in directories {
-        let target = to.join(layout::name(&directory));
-        layout::create_dir(&target)?;
-        let mut files = layout::list(&directory)?;
-        files.retain(|path| !layout::name(path).starts_with("tmp_"));
-        files.sort_by_key(|path| path.extension().is_some_and(|kind| kind == "idx"));
-        for file in files.iter().filter(|file| !is_of_empty_pack(file)) {
-            let target = target.join(layout::name(file));
-            if !target.exists() {
-                layout::rename(file, &target)?;
-            }
+pub(super) fn move_packs(from: &Path, to: &Path, is_attic: bool) -> Result<Vec<Pack>, GitError> {
+    let target = to.join("pack");
+    layout::create_dir(&target)?;
+    let mut files = layout::list(&from.join("pack"))?;
+    files.retain(|path| !layout::name(path).starts_with("tmp_") && !is_of_empty_pack(path));
+    files.sort_by_key(|path| path.extension().is_some_and(|kind| kind == "idx"));
+    let mut packs = Vec::new();
+    for file in &files {
+        if file.extension().is_some_and(|kind| kind == "pack") {
+            let stem = file.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+            let bytes = layout::size(file)?;
+            packs.push(Pack { name: stem.to_owned(), bytes, is_attic });
         }
-        layout::sync(&target)?;
     }
-    layout::sync(to)
+    for file in &files {
+        // One of the same name has the same objects. It may be there without its index, or damaged.
+        layout::rename(file, &target.join(layout::name(file)))?;
+    }
+    layout::sync(&target)?;
+    layout::sync(to)?;
+    Ok(packs)
 }
 
 /// Returns whether this file belongs to a pack without objects: a header and a checksum.

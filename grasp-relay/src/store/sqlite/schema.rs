@@ -13,7 +13,7 @@ use super::failure;
 use crate::store::StoreError;
 
 /// The steps from each version, by its index, to the next. Released steps never change.
-const MIGRATIONS: &[&str] = &[include_str!("schema.sql"), include_str!("schema_2.sql")];
+const MIGRATIONS: &[&str] = &[include_str!("schema.sql")];
 
 /// Marks the file as an event store ("grsp"), for `file(1)` and against opening the database of another application.
 const APPLICATION_ID: i32 = 0x6772_7370;
@@ -224,7 +224,7 @@ mod tests {
         migrate(&mut conn).unwrap();
         conn.pragma_update(None, "user_version", 7).unwrap();
         let refused = migrate(&mut conn);
-        assert!(matches!(refused, Err(StoreError::NewerSchema { found: 7, known: 2 })));
+        assert!(matches!(refused, Err(StoreError::NewerSchema { found: 7, known: 1 })));
     }
 
     #[test]

@@ -79,3 +79,88 @@ CREATE TABLE vanished (
     pubkey BLOB    PRIMARY KEY NOT NULL,
     newest INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
+-- Versions of announcements that took a repository from us, and are not served themselves: older ones stay away.
+CREATE TABLE delisted (
+    coordinate BLOB    PRIMARY KEY NOT NULL,
+    newest     INTEGER NOT NULL,
+    id         BLOB    NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- Requests to delete or to vanish that are stored and not carried out to the end, by id. What they take away is taken
+-- away in steps, each in a transaction of its own.
+CREATE TABLE unfinished (id BLOB PRIMARY KEY NOT NULL) STRICT, WITHOUT ROWID;
+
+-- Whether one event has ended, however many have.
+CREATE INDEX expirations_by_event ON expirations (seq, at);
+
+-- The refs of each served repository, as a `packed-refs` file has them. Endpoint 0 is that of hosted repositories, 1 that
+-- of contributors. Each change gives a view another generation.
+CREATE TABLE views (
+    number     INTEGER PRIMARY KEY,
+    endpoint   INTEGER NOT NULL,
+    identifier TEXT    NOT NULL,
+    owner      BLOB    NOT NULL,
+    generation INTEGER NOT NULL,
+    head       TEXT    NOT NULL,
+    refs       TEXT    NOT NULL,
+    UNIQUE (endpoint, identifier, owner)
+) STRICT;
+
+-- The last generation that a view was given. None has one twice, also if it was removed and comes back.
+CREATE TABLE generations (last INTEGER NOT NULL) STRICT;
+INSERT INTO generations (last) VALUES (0);
+
+-- The packs of each family. Files that are not named here are garbage. No view reads those of the attic.
+CREATE TABLE packs (
+    endpoint   INTEGER NOT NULL,
+    identifier TEXT    NOT NULL,
+    name       TEXT    NOT NULL,
+    is_attic   INTEGER NOT NULL,
+    bytes      INTEGER NOT NULL,
+    PRIMARY KEY (endpoint, identifier, name, is_attic)
+) STRICT, WITHOUT ROWID;
+
+-- Branches and tags that were moved or removed, for as long as their objects are kept.
+CREATE TABLE retired_refs (
+    endpoint   INTEGER NOT NULL,
+    identifier TEXT    NOT NULL,
+    owner      BLOB    NOT NULL,
+    tip        TEXT    NOT NULL,
+    name       TEXT    NOT NULL,
+    since      INTEGER NOT NULL,
+    PRIMARY KEY (endpoint, identifier, owner, tip)
+) STRICT, WITHOUT ROWID;
+
+-- Families that may have objects that no view shows: 1 if refs were moved, 2 if something was removed for good.
+CREATE TABLE garbage (
+    endpoint   INTEGER NOT NULL,
+    identifier TEXT    NOT NULL,
+    mark       INTEGER NOT NULL,
+    PRIMARY KEY (endpoint, identifier)
+) STRICT, WITHOUT ROWID;
+
+-- Events that wait for git data: phase 0 is waiting, 1 is expired.
+CREATE TABLE held (
+    id    BLOB    PRIMARY KEY NOT NULL,
+    phase INTEGER NOT NULL,
+    since INTEGER NOT NULL,
+    until INTEGER NOT NULL,
+    event TEXT    NOT NULL
+) STRICT;
+
+-- Uploads that wait for their events.
+CREATE TABLE staged (
+    id     BLOB    NOT NULL,
+    tip    TEXT    NOT NULL,
+    place  TEXT    NOT NULL,
+    target TEXT    NOT NULL,
+    bytes  INTEGER NOT NULL,
+    until  INTEGER NOT NULL,
+    PRIMARY KEY (id, tip, place)
+) STRICT, WITHOUT ROWID;
+
+-- Cleanup tasks that are pending.
+CREATE TABLE tasks (
+    key  TEXT PRIMARY KEY NOT NULL,
+    task TEXT NOT NULL
+) STRICT, WITHOUT ROWID;

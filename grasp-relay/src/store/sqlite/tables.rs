@@ -14,7 +14,7 @@ use rusqlite::{Connection, OptionalExtension, Params, Row, named_params, params}
 use super::schema::{Digest, Keys, Position, seconds};
 use super::search::Expired;
 use crate::store::{
-    Commit, Refusal, Saved, StoreRules, keeps_versions, repository_names, write_cost,
+    Refusal, SaveReport, Saved, StoreRules, keeps_versions, repository_names, write_cost,
 };
 
 /// Rows that one transaction erases, approximately, so that other writers do not wait long.
@@ -122,11 +122,11 @@ impl<'a> Tables<'a> {
         &self,
         events: &[Arc<Event>],
         now: Timestamp,
-    ) -> rusqlite::Result<(Commit, Vec<Arc<Event>>)> {
+    ) -> rusqlite::Result<(SaveReport, Vec<Arc<Event>>)> {
         self.expire(now)?;
         let saved = events.iter().map(|event| self.save_one(event, now));
         let saved = saved.collect::<rusqlite::Result<_>>()?;
-        Ok((Commit { saved, affected: self.affected.take() }, self.unfinished.take()))
+        Ok((SaveReport { saved, affected: self.affected.take() }, self.unfinished.take()))
     }
 
     /// Checks one event and changes nothing.

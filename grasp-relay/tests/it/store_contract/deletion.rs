@@ -270,7 +270,7 @@ pub(super) async fn a_request_reports_the_repositories_that_lost_events(store: &
         stored(store, event).await;
     }
     let affected = async |request: Arc<Event>| {
-        let commit = store.commit(vec![request], time(NOW)).await.unwrap();
+        let commit = store.save_events(vec![request], time(NOW)).await.unwrap();
         assert_eq!(commit.saved, [Saved::Stored]);
         commit.affected.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
     };

@@ -16,7 +16,7 @@ use grasp_core::deletion::{self, DeletionRequest, VanishScope};
 use grasp_core::nip34::Proposal;
 use grasp_core::{Identifier, Version, kinds};
 use grasp_relay::store::{
-    Commit, EventChunks, EventStore, Inventory, Refusal, Saved, StoreError, StoreFuture,
+    EventChunks, EventStore, Inventory, Refusal, SaveReport, Saved, StoreError, StoreFuture,
     StoreRules, StoredEvent,
 };
 use nostr::event::{Event, EventId, Kind};
@@ -77,11 +77,11 @@ impl MemoryStore {
 }
 
 impl EventStore for MemoryStore {
-    fn commit(&self, events: Vec<Arc<Event>>, now: Timestamp) -> StoreFuture<'_, Commit> {
+    fn save_events(&self, events: Vec<Arc<Event>>, now: Timestamp) -> StoreFuture<'_, SaveReport> {
         self.with(|rules, state| {
             state.expire(now);
             let saved = events.into_iter().map(|event| state.save(rules, event, now)).collect();
-            Commit { saved, affected: std::mem::take(&mut state.affected) }
+            SaveReport { saved, affected: std::mem::take(&mut state.affected) }
         })
     }
 

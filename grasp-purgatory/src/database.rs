@@ -1,0 +1,233 @@
+//! The database that events, refs, packs and the records of purgatory are committed to.
+//!
+//! A [`Commit`] is one transaction: all of it is durable when it returns, or none of it has happened. Files below the
+//! directory of the repositories are packs, which are written before the commit that names them, and caches of what is
+//! in the database. So there is nothing to finish after a crash: what no commit names is garbage.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use grasp_core::service::Endpoint;
+use grasp_core::{Identifier, Oid, RefName, RepoId};
+use nostr::event::{Event, EventId};
+use nostr::key::PublicKey;
+use nostr::types::Timestamp;
+
+use crate::git::Refs;
+use crate::journal::Record;
+
+/// The version of a view's refs. Each change gives it a higher one, which no view had before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Generation(pub u64);
+
+/// The refs of a repository as they were committed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it all")]
+pub struct View {
+    pub refs: Arc<Refs>,
+    pub generation: Generation,
+}
+
+/// A pack of a family. Its name is the hash of its content.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Pack {
+    /// The file name without extension, such as `pack-0123…`.
+    pub name: String,
+    /// Size of the pack, without its index.
+    pub bytes: u64,
+    /// No view reads it: it contains what only retired refs need.
+    pub is_attic: bool,
+}
+
+/// A branch or tag that was moved or removed. Its objects are kept for a while, where no view reads them.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs, reason = "the names say it all")]
+pub struct RetiredRef {
+    pub owner: PublicKey,
+    pub tip: Oid,
+    pub name: RefName,
+    pub since: Timestamp,
+}
+
+/// The reason why a family may have objects that no view shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Garbage {
+    /// A branch or tag was moved or deleted. Usually its old history is part of the new one.
+    Moved,
+    /// Something was removed for good.
+    Removed,
+}
+
+/// The committed state of a family: all views of one identifier and the packs that they share.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
+pub struct FamilyRow {
+    pub views: BTreeMap<PublicKey, View>,
+    pub packs: BTreeSet<Pack>,
+    pub retired: Vec<RetiredRef>,
+    /// Set by changes that may leave garbage, cleared by its collection.
+    pub garbage: Option<Garbage>,
+}
+
+/// Changes of one family.
+#[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
+pub struct FamilyChange {
+    pub endpoint: Endpoint,
+    pub identifier: Identifier,
+    pub views: Vec<ViewChange>,
+    pub add_packs: Vec<Pack>,
+    pub remove_packs: Vec<Pack>,
+    /// Raises the mark of the family.
+    pub garbage: Option<Garbage>,
+    /// Clears the mark of the family, before it is raised.
+    pub is_collected: bool,
+    /// Retired refs to forget.
+    pub forget: Forget,
+}
+
+/// A choice of retired refs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Forget {
+    /// None of them.
+    #[default]
+    Nothing,
+    /// Those of an owner.
+    Of(PublicKey),
+    /// Those that were retired before this time.
+    Before(Timestamp),
+    /// Those with these tips.
+    Tips(BTreeSet<Oid>),
+}
+
+impl FamilyChange {
+    /// Returns a change of a family that changes nothing yet.
+    pub fn new(endpoint: Endpoint, identifier: Identifier) -> Self {
+        Self {
+            endpoint,
+            identifier,
+            views: Vec::new(),
+            add_packs: Vec::new(),
+            remove_packs: Vec::new(),
+            garbage: None,
+            is_collected: false,
+            forget: Forget::Nothing,
+        }
+    }
+
+    /// Adds the change of a view, and the garbage that it may leave.
+    pub fn push(&mut self, (view, garbage): (ViewChange, Option<Garbage>)) {
+        self.views.push(view);
+        self.garbage = self.garbage.max(garbage);
+    }
+
+    /// Returns whether it changes nothing.
+    pub fn is_empty(&self) -> bool {
+        self.views.is_empty()
+            && self.add_packs.is_empty()
+            && self.remove_packs.is_empty()
+            && self.garbage.is_none()
+            && !self.is_collected
+            && self.forget == Forget::Nothing
+    }
+}
+
+/// The change of one view.
+#[derive(Clone, Debug)]
+pub struct ViewChange {
+    /// The owner of the view.
+    pub owner: PublicKey,
+    /// The generation that the change is based on; `None` for a view that does not exist.
+    pub from: Option<Generation>,
+    /// The new refs; `None` removes the view.
+    pub to: Option<Arc<Refs>>,
+    /// Branches and tags that are retired by it.
+    pub retired: Vec<RetiredRef>,
+}
+
+/// Changes that happen together or not at all.
+#[derive(Clone, Debug, Default)]
+pub struct Commit {
+    /// Events to save, all of them. Those that are stored already are left as they are.
+    pub save: Vec<Arc<Event>>,
+    /// Events to remove; they may be stored again.
+    pub withdraw: Vec<EventId>,
+    /// Changes of git data, at most one for each family.
+    pub families: Vec<FamilyChange>,
+    /// Changes of purgatory.
+    pub records: Vec<Record>,
+    /// The time at which events are saved.
+    pub now: Timestamp,
+}
+
+/// The outcome of a commit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Committed {
+    /// Everything is durable. `affected` are other identifiers whose events were removed by it.
+    Done {
+        /// The identifiers.
+        affected: BTreeSet<Identifier>,
+    },
+    /// Nothing has happened, because of the present state.
+    Conflict(Conflict),
+}
+
+/// The reason why nothing of a commit has happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Conflict {
+    /// The view of a repository has another generation.
+    Moved(Endpoint, RepoId),
+    /// The store refuses these events: they were deleted, expired or lost to other versions.
+    Refused(BTreeSet<EventId>),
+}
+
+/// A failure of the database, which the operator must look into.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DatabaseError {
+    /// It could not be read or written.
+    #[error("the database failed")]
+    Failed(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// It is shutting down.
+    #[error("the database is closed")]
+    Closed,
+}
+
+/// A call of a [`Database`].
+pub type DatabaseFuture<'a, T> =
+    Pin<Box<dyn Future<Output = Result<T, DatabaseError>> + Send + 'a>>;
+
+/// The commit point of a server.
+pub trait Database: Send + Sync + 'static {
+    /// Performs all changes in one transaction. Resolves once they are durable.
+    fn commit(&self, commit: Commit) -> DatabaseFuture<'_, Committed>;
+
+    /// Returns the view of a repository.
+    fn view(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Option<View>>;
+
+    /// Returns all that is committed about a family.
+    fn family(&self, endpoint: Endpoint, identifier: Identifier) -> DatabaseFuture<'_, FamilyRow>;
+
+    /// Returns the packs of all families.
+    fn packs(&self, endpoint: Endpoint)
+    -> DatabaseFuture<'_, BTreeMap<Identifier, BTreeSet<Pack>>>;
+
+    /// Returns all views, in no particular order.
+    fn repositories(&self, endpoint: Endpoint) -> DatabaseFuture<'_, Vec<RepoId>>;
+
+    /// Returns the identifiers of all families that have a view, a pack or a retired ref.
+    fn identifiers(&self, endpoint: Endpoint) -> DatabaseFuture<'_, BTreeSet<Identifier>>;
+
+    /// Returns those of these identifiers that have a family.
+    fn existing(
+        &self,
+        endpoint: Endpoint,
+        identifiers: BTreeSet<Identifier>,
+    ) -> DatabaseFuture<'_, BTreeSet<Identifier>>;
+
+    /// Returns the records from which purgatory is restored.
+    fn records(&self) -> DatabaseFuture<'_, Vec<Record>>;
+}
