@@ -67,6 +67,8 @@ pub struct FamilyRow {
     pub views: BTreeMap<PublicKey, View>,
     pub packs: BTreeSet<Pack>,
     pub retired: Vec<RetiredRef>,
+    /// The time at which each pack was last read as a whole, by name.
+    pub verified: BTreeMap<String, Timestamp>,
     /// Set by changes that may leave garbage, cleared by its collection.
     pub garbage: Option<Garbage>,
 }
@@ -80,6 +82,8 @@ pub struct FamilyChange {
     pub views: Vec<ViewChange>,
     pub add_packs: Vec<Pack>,
     pub remove_packs: Vec<Pack>,
+    /// A pack that was read as a whole at this time.
+    pub verified: Option<(String, Timestamp)>,
     /// Raises the mark of the family.
     pub garbage: Option<Garbage>,
     /// Clears the mark of the family, before it is raised.
@@ -111,6 +115,7 @@ impl FamilyChange {
             views: Vec::new(),
             add_packs: Vec::new(),
             remove_packs: Vec::new(),
+            verified: None,
             garbage: None,
             is_collected: false,
             forget: Forget::Nothing,
@@ -128,6 +133,7 @@ impl FamilyChange {
         self.views.is_empty()
             && self.add_packs.is_empty()
             && self.remove_packs.is_empty()
+            && self.verified.is_none()
             && self.garbage.is_none()
             && !self.is_collected
             && self.forget == Forget::Nothing

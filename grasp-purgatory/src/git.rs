@@ -77,7 +77,9 @@ pub use fetch::{FetchLimits, Fetched, Fetcher, Resolve, Resolving, SystemResolve
 pub use process::{Finished, GitProcess};
 pub use refs::{RETENTION, RefTarget, Refs, Target};
 pub use serve::{Protocol, Service};
-pub use store::{FamilyGuard, Incoming, RepoStore, StagingLimits, Unpacking, WantedRefs};
+pub use store::{
+    FamilyGuard, Incoming, Inspection, RepoStore, StagingLimits, Unpacking, WantedRefs,
+};
 
 /// Runs blocking disk work on a thread for it.
 async fn blocking<T: Send + 'static>(

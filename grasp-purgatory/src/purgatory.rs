@@ -145,6 +145,9 @@ impl Purgatory {
             Input::HuntWaiting { identifier } => self.hunt_waiting(out, &identifier),
             Input::HuntAnswered { identifier } => self.hunt_answered(&identifier),
             Input::HuntEnded { identifier } => self.hunt_ended(out, &identifier),
+            Input::Damaged { identifier } => {
+                out.push(Output::Hunt { identifier, after: Some(Duration::ZERO) });
+            }
             Input::Deleted { request } => self.deleted(out, &request),
             Input::Vanished { author, until } => self.vanished(out, author, until),
             Input::Delisted { repo, by } => self.delisted(out, &repo, by),

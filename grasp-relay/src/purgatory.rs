@@ -37,6 +37,7 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use self::damage::Damage;
 pub use self::damage::DamagedRepo;
+pub(crate) use self::damage::lacks_objects;
 pub(crate) use self::disk::{Addition, DiskBudget};
 use self::hunt::HuntContext;
 pub use self::hunt::{Classify, HuntObserver, HuntParts};

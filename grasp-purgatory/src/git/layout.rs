@@ -102,6 +102,14 @@ impl Layout {
         write(&path.join("config"), b"[core]\n\trepositoryformatversion = 0\n\tbare = true\n")
     }
 
+    /// Makes the workbench anew if it is not whole.
+    pub(super) fn restore_workbench(&self) -> Result<(), GitError> {
+        let path = self.workbench();
+        let is_whole =
+            ["HEAD", "config", "refs", "objects"].iter().all(|it| path.join(it).exists());
+        if is_whole { Ok(()) } else { self.create_workbench() }
+    }
+
     pub(super) fn family(&self, identifier: &Identifier) -> Family {
         let key = sha256::Hash::hash(identifier.as_str().as_bytes()).to_string();
         self.family_of_key(key)
@@ -211,6 +219,14 @@ impl Family {
             renamed => renamed?,
         }
         Ok(path)
+    }
+
+    /// Removes the directories of views that are not whole.
+    pub(super) fn remove_broken_views(&self) -> Result<(), GitError> {
+        const PARTS: [&str; 4] = ["HEAD", "packed-refs", "refs", "objects/info/alternates"];
+        let is_broken = |view: &PathBuf| !PARTS.iter().all(|part| view.join(part).exists());
+        let views = list(&self.views())?;
+        views.iter().filter(|view| is_broken(view)).try_for_each(|view| remove(view))
     }
 
     fn remove_earlier_views(&self, owner: &PublicKey, now: Generation) -> Result<(), GitError> {

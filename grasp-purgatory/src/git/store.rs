@@ -3,6 +3,7 @@
 mod collect;
 mod guard;
 mod incoming;
+mod repair;
 mod staging;
 mod unpacking;
 
@@ -22,6 +23,7 @@ use tokio::sync::OwnedMutexGuard;
 pub use guard::{FamilyGuard, WantedRefs};
 use incoming::Arrivals;
 pub use incoming::Incoming;
+pub use repair::Inspection;
 pub use staging::StagingLimits;
 pub(super) use unpacking::Quarantine;
 pub use unpacking::Unpacking;

@@ -129,6 +129,8 @@ pub enum Input {
     FetchStarted { identifier: Identifier },
     /// A fetch for an identifier ended, with or without success.
     FetchEnded { identifier: Identifier },
+    /// Objects that served refs need are missing on disk.
+    Damaged { identifier: Identifier },
     /// A deletion request (kind 5) was stored.
     Deleted { request: Arc<Event> },
     /// A request to vanish (kind 62) was stored: it covers the author's events up to and including this time.

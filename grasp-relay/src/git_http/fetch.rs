@@ -11,6 +11,7 @@ use tokio::process::ChildStdin;
 
 use super::body::{BodyError, GitOutput, RequestBody};
 use super::{GitHttp, HttpError, NO_CACHE, RepoRequest};
+use crate::purgatory::lacks_objects;
 
 /// Bytes of a request that are awaited before git is started.
 const GATHERED_BYTES: usize = 64 * 1024;
@@ -62,6 +63,7 @@ impl GitHttp {
         let mut process = repos.upload_pack(repo, protocol(headers), *claimant).await?;
         let input = process.take_stdin();
         let (purgatory, endpoint, repo) = (self.purgatory.clone(), *endpoint, repo.clone());
+        let damaged = repo.clone();
         let suspect = move |words: &str| purgatory.suspect(endpoint, &repo, words);
         let mut output = GitOutput::new(process, suspect)?;
         let mut feeding = tokio::spawn(feed(input, first, body));
@@ -76,11 +78,18 @@ impl GitHttp {
         };
         let first = first.map_err(HttpError::Output)?;
         if first.is_empty() {
-            return Ok(upload_pack_result(Body::from(error_packet(&output.end().await?.words))));
+            let words = output.end().await?.words;
+            let is_damaged = lacks_objects(&words) || self.purgatory.is_damaged(endpoint, &damaged);
+            let text = if is_damaged { REPAIRING } else { words.as_str() };
+            return Ok(upload_pack_result(Body::from(error_packet(text))));
         }
         Ok(upload_pack_result(output.into_body(first, self.buffers.try_take(claimant))))
     }
 }
+
+/// The answer to a fetch of objects that are missing on disk.
+const REPAIRING: &str =
+    "the server lacks objects of this repository and is repairing it; try again in a minute";
 
 fn upload_pack_result(body: Body) -> Response {
     let content_type = "application/x-git-upload-pack-result";

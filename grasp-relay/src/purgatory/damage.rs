@@ -1,13 +1,15 @@
 //! Repositories that lack objects which their refs need, because files were lost on disk.
 //!
-//! Maintenance checks the tips of every identifier; a fetch that git cannot serve causes a check too. `/health`, the
-//! status and a metric report what is found. Nothing is repaired here.
+//! Maintenance checks the packs and tips of every identifier, at start and every six hours; a fetch that git cannot serve
+//! causes a check too. `/health`, the status and a metric report what is found, and the hunt fetches what is missing from
+//! the other servers of the repository. Each survey checks again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, RepoId};
+use grasp_purgatory::Input;
 use grasp_purgatory::git::{GitError, RepoStore};
 use nostr::key::PublicKey;
 
@@ -37,21 +39,25 @@ struct DamageState {
 }
 
 impl Damage {
-    /// Checks that the objects of an identifier are there. Histories are walked only if `walk`, or if damage is known that
-    /// a check of the tips may not show.
+    /// Checks that the objects of an identifier are there, and returns whether some are not. Histories are walked only if
+    /// `walk`, if a pack is lost, or if damage is known that a check of the tips may not show.
     pub(super) async fn inspect(
         &self,
         (endpoint, store): (Endpoint, &RepoStore),
         identifier: &Identifier,
         walk: bool,
-    ) -> Result<(), GitError> {
+    ) -> Result<bool, GitError> {
         let place = (endpoint, identifier.clone());
-        let mut owners = store.lock(identifier).await?.damaged_views().await?;
-        if owners.is_empty() && (walk || self.known().damaged.contains_key(&place)) {
-            owners = store.broken_views(identifier).await?;
-        }
-        self.found(place, owners);
-        Ok(())
+        let is_known = self.known().damaged.contains_key(&place);
+        let inspection = store.inspect(identifier, walk || is_known).await?;
+        let is_damaged = !inspection.broken.is_empty();
+        self.found(place, inspection.broken);
+        Ok(is_damaged)
+    }
+
+    /// Returns whether repositories of an identifier are known to lack objects.
+    pub(super) fn is_damaged(&self, identifier: &Identifier) -> bool {
+        self.known().damaged.keys().any(|(_, damaged)| damaged == identifier)
     }
 
     fn found(&self, place: Place, owners: BTreeSet<PublicKey>) {
@@ -67,7 +73,7 @@ impl Damage {
             let owners: Vec<_> = owners.iter().map(PublicKey::to_hex).collect();
             tracing::error!(
                 %identifier, ?owners,
-                "git objects of a repository are missing on disk; restore its packs from a backup"
+                "git objects of a repository are missing on disk; they are fetched from its other servers"
             );
         }
         known.damaged.insert(place, owners);
@@ -99,12 +105,24 @@ enum Suspicion {
 
 impl Suspicion {
     fn read(words: &str) -> Option<Self> {
-        const TIP: [&str; 3] = ["not our ref", "broken ref", "does not point to a valid object"];
+        const TIP: [&str; 6] = [
+            "not our ref",
+            "broken ref",
+            "does not point to a valid object",
+            "not a git repository",
+            "does not appear to be a git repository",
+            "bad object",
+        ];
         if words.contains("possible repository corruption") {
             return Some(Self::History);
         }
         TIP.iter().any(|text| words.contains(text)).then_some(Self::Tip)
     }
+}
+
+/// Returns whether git's error output is about a history that is not all here.
+pub(crate) fn lacks_objects(words: &str) -> bool {
+    Suspicion::read(words) == Some(Suspicion::History)
 }
 
 impl PurgatoryDriver {
@@ -131,14 +149,19 @@ impl PurgatoryDriver {
             return;
         };
         let place = (endpoint, repo.identifier.clone());
-        let damage = self.damage.clone();
+        let (damage, driver) = (self.damage.clone(), self.clone());
         if !damage.known().suspected.insert(place.clone()) {
             return;
         }
         tokio::spawn(async move {
             let walk = suspicion == Suspicion::History;
-            if let Err(error) = damage.inspect((endpoint, &store), &place.1, walk).await {
-                tracing::warn!(%error, identifier = %place.1, "could not check a repository for missing objects");
+            let identifier = place.1.clone();
+            match damage.inspect((endpoint, &store), &identifier, walk).await {
+                Ok(true) => driver.tell(Input::Damaged { identifier }).await,
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::warn!(%error, %identifier, "could not check a repository for missing objects");
+                }
             }
             damage.known().suspected.remove(&place);
         });

@@ -74,6 +74,8 @@ impl HuntContext {
         identifier: &Identifier,
         scope: Scope,
     ) -> Result<Vec<Want>, DriverError> {
+        let is_damaged = self.executor.damage.is_damaged(identifier);
+        let scope = if is_damaged { Scope::Everything } else { scope };
         let events = self.executor.events(named(kinds::ANNOUNCEMENT, identifier)).await?;
         let stored: Vec<_> = read(&events, |event| Announcement::parse(event).ok());
         let (mut wants, families) = self.kept(identifier, stored.clone()).await?;

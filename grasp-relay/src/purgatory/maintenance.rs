@@ -18,14 +18,20 @@ use futures_util::TryStreamExt;
 use grasp_core::nip34::Announcement;
 use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, Mono, Oid, kinds};
-use grasp_purgatory::git::FamilyGuard;
+use grasp_purgatory::Input;
+use grasp_purgatory::git::{FamilyGuard, RepoStore};
 use nostr::filter::Filter;
+use nostr::types::Timestamp;
 
+use super::Order;
 use super::lane::LaneExecutor;
 use super::refs::DriverError;
 
 /// Time from the end of maintenance to its next start.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(6 * 60 * 60);
+
+/// Time after which a pack is read as a whole again, to find damage.
+const VERIFY_INTERVAL: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
 /// Time after which identifiers are listed again if that failed.
 const LIST_RETRY: Duration = Duration::from_secs(60);
@@ -180,9 +186,8 @@ impl LaneExecutor {
         for (endpoint, store) in
             [Endpoint::Repository, Endpoint::PullRequests].into_iter().zip(self.stores())
         {
-            if let Err(error) = self.damage.inspect((endpoint, store), identifier, false).await {
-                tracing::warn!(%error, %identifier, "could not check a repository for missing objects");
-            }
+            self.inspect((endpoint, store), identifier).await;
+            self.verify((endpoint, store), identifier, now).await;
             let mut guard = store.lock(identifier).await?;
             self.forget_vanished(&mut guard).await?;
             if waiting.is_none() {
@@ -197,6 +202,39 @@ impl LaneExecutor {
             }
         }
         Ok(())
+    }
+
+    /// Checks that the objects of an identifier are there, and hunts for those that are not.
+    pub(super) async fn inspect(&self, store: (Endpoint, &RepoStore), identifier: &Identifier) {
+        match self.damage.inspect(store, identifier, false).await {
+            Ok(true) => {
+                let damaged = Input::Damaged { identifier: identifier.clone() };
+                self.tell(Order::Tell(damaged)).await;
+            }
+            Ok(false) => {}
+            Err(error) => {
+                tracing::warn!(%error, %identifier, "could not check a repository for missing objects");
+            }
+        }
+    }
+
+    /// Reads the packs of an identifier that were not read for a month.
+    async fn verify(
+        &self,
+        (endpoint, store): (Endpoint, &RepoStore),
+        identifier: &Identifier,
+        now: Timestamp,
+    ) {
+        match store.verify(identifier, now - VERIFY_INTERVAL, now).await {
+            Ok(damaged) if damaged.is_empty() => {}
+            Ok(damaged) => {
+                tracing::error!(%identifier, ?damaged, "packs are damaged; what is unreadable is fetched from other servers");
+                self.inspect((endpoint, store), identifier).await;
+            }
+            Err(error) => {
+                tracing::warn!(%error, %identifier, "could not read the packs of a repository")
+            }
+        }
     }
 
     /// Removes retired views of owners who have vanished since (NIP-62).

@@ -61,6 +61,16 @@ impl SurveyRequest {
 impl LaneExecutor {
     pub(super) async fn survey(&self, request: SurveyRequest) -> Input {
         let identifier = request.identifier.clone();
+        if self.damage.is_damaged(&identifier) {
+            // A push or a fetch may have brought what is missing.
+            for store in self.stores() {
+                let endpoint = store.endpoint();
+                let checked = self.damage.inspect((endpoint, store), &identifier, true).await;
+                if let Err(error) = checked {
+                    tracing::warn!(%error, %identifier, "could not check a repository for missing objects");
+                }
+            }
+        }
         match self.try_survey(request).await {
             Ok(survey) => Input::Surveyed { identifier, survey },
             Err(error) => {

@@ -106,6 +106,12 @@ impl Tables<'_> {
                 params![key.0, key.1, pack.name, pack.is_attic, seconds(pack.bytes)],
             )?;
         }
+        if let Some((name, time)) = &family.verified {
+            self.execute(
+                "UPDATE packs SET verified = ?4 WHERE endpoint = ?1 AND identifier = ?2 AND name = ?3",
+                params![key.0, key.1, name, seconds(time.as_secs())],
+            )?;
+        }
         self.forget(key, &family.forget)?;
         if family.is_collected {
             self.execute("DELETE FROM garbage WHERE endpoint = ?1 AND identifier = ?2", key)?;
@@ -255,10 +261,12 @@ impl Tables<'_> {
             |row| Ok((read_key(row, 0)?, read_view(row, 1)?)),
         )?;
         let packs = self.rows(
-            "SELECT name, is_attic, bytes FROM packs WHERE endpoint = ?1 AND identifier = ?2",
+            "SELECT name, is_attic, bytes, verified FROM packs
+                 WHERE endpoint = ?1 AND identifier = ?2",
             key,
-            |row| read_pack(row, 0),
+            |row| Ok((read_pack(row, 0)?, Timestamp::from_secs(unsigned(row, 3)?))),
         )?;
+        let verified = packs.iter().map(|(pack, at)| (pack.name.clone(), *at)).collect();
         let retired = self.rows(
             "SELECT owner, tip, name, since FROM retired_refs
                  WHERE endpoint = ?1 AND identifier = ?2",
@@ -283,7 +291,8 @@ impl Tables<'_> {
         });
         Ok(FamilyRow {
             views: views.into_iter().collect(),
-            packs: packs.into_iter().collect(),
+            packs: packs.into_iter().map(|(pack, _)| pack).collect(),
+            verified,
             retired,
             garbage,
         })

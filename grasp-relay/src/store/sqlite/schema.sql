@@ -117,6 +117,8 @@ CREATE TABLE packs (
     name       TEXT    NOT NULL,
     is_attic   INTEGER NOT NULL,
     bytes      INTEGER NOT NULL,
+    -- When it was last read as a whole.
+    verified   INTEGER NOT NULL DEFAULT (unixepoch()),
     PRIMARY KEY (endpoint, identifier, name, is_attic)
 ) STRICT, WITHOUT ROWID;
 

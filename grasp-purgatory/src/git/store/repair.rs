@@ -1,0 +1,204 @@
+//! Packs that are lost or damaged: found by comparing the disk with the database, and by reading them.
+//!
+//! A pack whose file is gone or has another size is *lost*. A pack with unreadable objects becomes one, after the others
+//! were packed anew. Its row stays until every view is whole again without it, so that a restart does not forget that
+//! something is missing. The hunt brings the missing objects as it brings those of a new state.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use git2::{Odb, OdbLookupFlags};
+use grasp_core::nostr::types::Timestamp;
+use grasp_core::{Identifier, Oid};
+use nostr::key::PublicKey;
+
+use super::collect::pack;
+use super::unpacking::move_packs;
+use super::{FamilyGuard, RepoStore, layout};
+use crate::database::Pack;
+use crate::git::blocking;
+use crate::git::check::{Objects, Proofs};
+use crate::git::error::GitError;
+use crate::git::layout::Family;
+
+/// Timeout of reading one pack.
+const LONGEST: Duration = Duration::from_secs(60 * 60);
+
+/// Objects that are read as a whole to find the damaged ones. Larger ones are fetched again with them.
+const MAX_OBJECT_BYTES: usize = 256 * 1024 * 1024;
+
+/// The state of a family's objects on disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Inspection {
+    /// Owners of views that lack objects.
+    pub broken: BTreeSet<PublicKey>,
+    /// Names of packs that are not on disk as they were committed.
+    pub lost: BTreeSet<String>,
+}
+
+impl RepoStore {
+    /// Looks for objects that are missing on disk, and makes caches of the family anew. Histories are walked if `walk`, and
+    /// if a pack is lost.
+    pub async fn inspect(
+        &self,
+        identifier: &Identifier,
+        walk: bool,
+    ) -> Result<Inspection, GitError> {
+        let mut guard = self.lock(identifier).await?;
+        let lost = guard.restore_files().await?;
+        if lost.is_empty() && !walk {
+            let broken = guard.damaged_views().await?;
+            return Ok(Inspection { broken, lost: BTreeSet::new() });
+        }
+        drop(guard);
+        let broken = self.broken_views(identifier).await?;
+        if broken.is_empty() && !lost.is_empty() {
+            let guard = self.lock(identifier).await?;
+            let mut change = guard.change();
+            change.remove_packs = lost.into_iter().collect();
+            guard.commit(change).await?;
+            return Ok(Inspection::default());
+        }
+        Ok(Inspection { broken, lost: lost.into_iter().map(|pack| pack.name).collect() })
+    }
+
+    /// Reads all packs of a family that were not read since this time. Objects of a damaged pack that can be read are packed
+    /// anew, and the pack is removed. Returns the names of damaged packs.
+    pub async fn verify(
+        &self,
+        identifier: &Identifier,
+        before: Timestamp,
+        now: Timestamp,
+    ) -> Result<BTreeSet<String>, GitError> {
+        let row = self.family_row(identifier).await?;
+        let mut damaged = BTreeSet::new();
+        for pack in row.packs {
+            if row.verified.get(&pack.name).is_some_and(|at| *at >= before) {
+                continue;
+            }
+            if !self.is_sound(identifier, &pack).await? {
+                self.salvage(identifier, &pack).await?;
+                damaged.insert(pack.name);
+                continue;
+            }
+            let guard = self.lock(identifier).await?;
+            let mut change = guard.change();
+            change.verified = Some((pack.name, now));
+            guard.commit(change).await?;
+        }
+        Ok(damaged)
+    }
+
+    /// Reads a pack as a whole. One that is lost is not damaged.
+    async fn is_sound(&self, identifier: &Identifier, pack: &Pack) -> Result<bool, GitError> {
+        const COMMAND: &str = "index-pack";
+        let family = self.family(identifier);
+        let file = file_of(&family, pack);
+        if !is_as_committed(&file, pack) {
+            return Ok(true);
+        }
+        let command = Objects::of(self, family).command(COMMAND).arg("--verify").arg(&file);
+        let finished = command.limit(LONGEST).run(Vec::new()).await?;
+        Ok(finished.status.success())
+    }
+
+    /// Packs the readable objects of a damaged pack anew, and removes it from the disk.
+    async fn salvage(&self, identifier: &Identifier, damaged: &Pack) -> Result<(), GitError> {
+        let family = self.family(identifier);
+        let (file, objects) = (file_of(&family, damaged), objects_of(&family, damaged));
+        let (index, place) = (file.with_extension("idx"), objects.clone());
+        let readable = blocking(move || readable_objects(&index, &place)).await?;
+        let input: String = readable.iter().map(|oid| format!("{oid}\n")).collect();
+        let command = Objects::of(self, family).command("pack-objects").reading_all(&[&objects]);
+        let saved = pack(self, command, input.into_bytes()).await?;
+        let (from, is_attic) = (saved.objects(), damaged.is_attic);
+        let guard = self.lock(identifier).await?;
+        guard
+            .add_packs(move |family| {
+                let to = if is_attic { family.attic() } else { family.objects() };
+                let packs = move_packs(&from, &to, is_attic)?;
+                remove_pack(&file)?;
+                Ok(packs)
+            })
+            .await
+    }
+}
+
+impl FamilyGuard {
+    /// Makes missing files of the family that can be made, and returns the packs that are lost.
+    async fn restore_files(&mut self) -> Result<BTreeSet<Pack>, GitError> {
+        let packs = self.row().await?.packs;
+        let (store, family) = (self.store.clone(), self.family.clone());
+        let (name, named) = (self.identifier.clone(), packs.clone());
+        let (lost, unindexed) = self
+            .blocking(move || {
+                if !named.is_empty() {
+                    family.create(&name, &store.scratch())?;
+                }
+                family.remove_broken_views()?;
+                store.layout().restore_workbench()?;
+                let is_lost = |pack: &&Pack| !is_as_committed(&file_of(&family, pack), pack);
+                let lost: BTreeSet<Pack> = named.iter().filter(is_lost).cloned().collect();
+                if !lost.is_empty() {
+                    // Proofs may depend on what they contained.
+                    Proofs::forget(&family)?;
+                    store.count_removal();
+                }
+                let found = named.difference(&lost).map(|pack| file_of(&family, pack));
+                let unindexed: Vec<_> =
+                    found.filter(|file| !file.with_extension("idx").exists()).collect();
+                Ok((lost, unindexed))
+            })
+            .await?;
+        for file in unindexed {
+            const COMMAND: &str = "index-pack";
+            let command = Objects::of(&self.store, self.family.clone()).command(COMMAND).arg(file);
+            command.limit(LONGEST).run(Vec::new()).await?.success(COMMAND)?;
+        }
+        Ok(lost)
+    }
+}
+
+fn objects_of(family: &Family, pack: &Pack) -> PathBuf {
+    if pack.is_attic { family.attic() } else { family.objects() }
+}
+
+fn file_of(family: &Family, pack: &Pack) -> PathBuf {
+    objects_of(family, pack).join("pack").join(format!("{}.pack", pack.name))
+}
+
+fn is_as_committed(file: &Path, pack: &Pack) -> bool {
+    file.metadata().is_ok_and(|metadata| metadata.len() == pack.bytes)
+}
+
+/// Returns the objects of a pack that can be read, from it or from another one.
+fn readable_objects(index: &Path, objects: &Path) -> Result<Vec<Oid>, GitError> {
+    let odb = Odb::new()?;
+    odb.add_disk_alternate(&objects.to_string_lossy())?;
+    let mut readable = Vec::new();
+    for oid in ids_in(index)? {
+        let Ok(id) = git2::Oid::from_bytes(&oid) else { continue };
+        let is_small = odb.read_header(id).is_ok_and(|(size, _)| size <= MAX_OBJECT_BYTES);
+        if is_small && odb.exists_ext(id, OdbLookupFlags::NO_REFRESH) && odb.read(id).is_ok() {
+            readable.push(Oid::Sha1(oid));
+        }
+    }
+    Ok(readable)
+}
+
+/// Returns the ids in the index of a pack (version 2): after eight bytes and 256 counts, of which the last is of all.
+fn ids_in(index: &Path) -> Result<Vec<[u8; 20]>, GitError> {
+    const IDS: usize = 8 + 256 * 4;
+    let bytes = fs::read(index).map_err(|source| GitError::io("read", index, source))?;
+    let count = bytes.get(IDS - 4..IDS).and_then(|count| count.first_chunk());
+    let count = count.map_or(0, |count| u32::from_be_bytes(*count) as usize);
+    let ids = bytes.get(IDS..).unwrap_or_default().chunks_exact(20).take(count);
+    Ok(ids.filter_map(|id| id.first_chunk().copied()).collect())
+}
+
+/// Removes the files of a pack, its index first: git takes a pack to be there when its index is.
+fn remove_pack(file: &Path) -> Result<(), GitError> {
+    ["idx", "rev", "pack"].iter().try_for_each(|kind| layout::remove(&file.with_extension(kind)))
+}
