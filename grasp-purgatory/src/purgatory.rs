@@ -206,7 +206,10 @@ impl Purgatory {
     fn hold(&mut self, out: &mut Outputs, event: Arc<Event>, hold: &Hold, origin: &Origin) {
         let id = event.id;
         // Repeated offers of other relays do not end an event's expiry.
-        let stays = |held: &HeldEvent| held.is_waiting() || origin.is_sync();
+        let stays = |held: &HeldEvent| {
+            // The record of an event that is being released may be gone already.
+            held.is_waiting() || origin.is_sync() || self.releases.is_releasing(&id)
+        };
         let outcome = match HeldEvent::new(event, Phase::Waiting, self.now.unix, self.hold_until())
         {
             Some(_) if self.held.get(&id).is_some_and(stays) => HoldOutcome::Held,

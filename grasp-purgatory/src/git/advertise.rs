@@ -77,13 +77,11 @@ fn list_of(advertisement: &[u8]) -> Result<String, GitError> {
 impl RepoStore {
     /// Returns the answer to `info/refs`, without the line that HTTP puts before it.
     ///
-    /// Of a repository that is `damaged`, refs without their object are left out for a client that pushes, so that the
-    /// push brings it.
+    /// For a client that pushes, refs without their object are left out, so that the push brings it.
     pub async fn advertisement(
         &self,
         repo: &RepoId,
         (service, protocol): (Service, Protocol),
-        is_damaged: bool,
     ) -> Result<RefList, GitError> {
         let capabilities = self.capabilities().get_or_try_init(|| Capabilities::read(self)).await?;
         let refs = self.view(repo).await?.refs;
@@ -97,8 +95,7 @@ impl RepoStore {
             }
             Service::ReceivePack => {
                 let capabilities = Some(capabilities.receive.clone());
-                let lost =
-                    if is_damaged { self.lost_tips(repo, &refs).await? } else { BTreeSet::new() };
+                let lost = self.lost_tips(repo, &refs).await?;
                 RefList::of(refs, Form::Push { capabilities, lost })
             }
         };

@@ -229,6 +229,16 @@ impl Family {
         views.iter().filter(|view| is_broken(view)).try_for_each(|view| remove(view))
     }
 
+    /// Removes all directories in which git read the refs of a view.
+    pub(super) fn remove_cached_views(&self, owner: &PublicKey) -> Result<(), GitError> {
+        let prefix = format!("{}.", owner.to_hex());
+        let views = list(&self.views())?;
+        views
+            .iter()
+            .filter(|path| name(path).starts_with(&prefix))
+            .try_for_each(|path| remove(path))
+    }
+
     fn remove_earlier_views(&self, owner: &PublicKey, now: Generation) -> Result<(), GitError> {
         let is_unused = |path: &PathBuf| {
             let (of, generation) = name(path).split_once('.')?;

@@ -12,7 +12,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use grasp_core::resources::Claimant;
 use grasp_core::service::Endpoint;
@@ -56,6 +56,8 @@ struct Inner {
     staging: StagingLimits,
     locks: Mutex<BTreeMap<String, Weak<tokio::sync::Mutex<()>>>>,
     arrivals: Arrivals,
+    /// Keys of families whose packs on disk may be others than the named ones.
+    unsettled: Mutex<BTreeSet<String>>,
     next_scratch: AtomicU64,
     removals: AtomicU64,
     capabilities: tokio::sync::OnceCell<Capabilities>,
@@ -66,6 +68,20 @@ struct Inner {
 impl std::fmt::Debug for RepoStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("RepoStore").field("layout", &self.inner.layout).finish_non_exhaustive()
+    }
+}
+
+/// A change of packs that is not finished. If it never is, who locks the family next removes what is left of it.
+#[must_use]
+struct Unsettled {
+    store: RepoStore,
+    key: String,
+}
+
+impl Unsettled {
+    /// Notes that the packs on disk are those that are named.
+    fn settle(self) {
+        self.store.unsettled().remove(&self.key);
     }
 }
 
@@ -95,6 +111,7 @@ impl RepoStore {
             staging,
             locks: Mutex::default(),
             arrivals: Arrivals::default(),
+            unsettled: Mutex::default(),
             next_scratch: AtomicU64::new(0),
             removals: AtomicU64::new(0),
             capabilities: tokio::sync::OnceCell::new(),
@@ -134,7 +151,14 @@ impl RepoStore {
     pub async fn lock(&self, identifier: &Identifier) -> Result<FamilyGuard, GitError> {
         let family = self.family(identifier);
         let held = self.lock_of(family.key()).lock_owned().await;
-        Ok(FamilyGuard::new(self.clone(), identifier.clone(), family, held))
+        let is_unsettled = self.unsettled().contains(family.key());
+        let unsettled = is_unsettled.then(|| self.unsettle(&family));
+        let guard = FamilyGuard::new(self.clone(), identifier.clone(), family, held);
+        if let Some(unsettled) = unsettled {
+            guard.settle().await?;
+            unsettled.settle();
+        }
+        Ok(guard)
     }
 
     /// Waits for its turn to push to a repository. One push is judged and carried out at a time.
@@ -273,6 +297,17 @@ impl RepoStore {
     /// Returns the number of removals. Findings from before the last one may be outdated.
     fn removals(&self) -> Removals {
         Removals(self.inner.removals.load(Ordering::SeqCst))
+    }
+
+    /// Notes that packs of a family are about to change. The caller holds its lock.
+    fn unsettle(&self, family: &Family) -> Unsettled {
+        self.unsettled().insert(family.key().to_owned());
+        Unsettled { store: self.clone(), key: family.key().to_owned() }
+    }
+
+    fn unsettled(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        // Every change is complete when the lock is released.
+        self.inner.unsettled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn count_removal(&self) {

@@ -79,6 +79,12 @@ impl Releases {
         self.by_identifier.entry(identifier.clone()).or_default()
     }
 
+    /// Returns whether an event is part of a release that is under way.
+    pub(super) fn is_releasing(&self, id: &EventId) -> bool {
+        let running = self.by_identifier.values().filter_map(|release| release.running.as_ref());
+        running.flat_map(|(_, events)| events).any(|event| event.id == *id)
+    }
+
     /// Ends a stage if it is the running one, and returns its events.
     pub(super) fn stage_ended(
         &mut self,

@@ -23,7 +23,7 @@ impl GitHttp {
         service: Service,
         parts: &Parts,
     ) -> Result<Response, HttpError> {
-        let RepoRequest { repos, repo, endpoint, .. } = request;
+        let RepoRequest { repos, repo, .. } = request;
         let (prefix, content_type): (&'static [u8], _) = match service {
             Service::UploadPack => (
                 b"001e# service=git-upload-pack\n0000",
@@ -38,8 +38,7 @@ impl GitHttp {
             Body::empty()
         } else {
             let service = (service, protocol(&parts.headers));
-            let is_damaged = self.purgatory.is_damaged(*endpoint, repo);
-            ref_list(prefix, repos.advertisement(repo, service, is_damaged).await?)
+            ref_list(prefix, repos.advertisement(repo, service).await?)
         };
         Ok((NO_CACHE, [(header::CONTENT_TYPE, content_type)], body).into_response())
     }

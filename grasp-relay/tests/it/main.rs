@@ -13,6 +13,7 @@ mod support;
 
 mod auth;
 mod bad_input;
+mod database_contract;
 mod feed;
 mod http;
 mod limits;

@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use grasp_core::RepoId;
-use grasp_tests::{Fault, Instance, Maker, Settings, TimeMachine, Workdir, eventually, files};
+use grasp_core::{Identifier, RepoId};
+use grasp_purgatory::git::{Incoming, RepoStore};
+use grasp_tests::{Fault, Instance, Maker, Settings, TimeMachine, Workdir, files};
 use nostr::event::Event;
 
 const MAIN: &str = "refs/heads/main";
@@ -194,26 +195,6 @@ async fn a_start_drops_uploads_that_were_never_written_down_and_keeps_the_others
 }
 
 #[tokio::test]
-async fn a_round_after_the_start_brings_refs_back_in_step() {
-    let instance = Instance::start().await;
-    let alice = Maker::new();
-    let work = instance.host(&alice, "x").await;
-    let tip = work.git(&["rev-parse", "main"]).await.expect_ok();
-    let instance = instance
-        .restart_after(|dir| {
-            let all = files(&dir.join("git/families"));
-            let mut refs = all.iter().filter(|file| file.ends_with("packed-refs"));
-            let refs = refs.find(|file| file.to_string_lossy().contains("/views/")).unwrap();
-            let text = std::fs::read_to_string(refs).unwrap();
-            std::fs::write(refs, text.replace("refs/heads/main", "refs/heads/elsewhere")).unwrap();
-        })
-        .await;
-    instance.purgatory().run_maintenance().await.unwrap();
-    let refs = instance.refs(&alice.repo("x")).await;
-    assert!(refs.contains(&format!("{tip}\t{MAIN}")) && !refs.contains("elsewhere"), "{refs}");
-}
-
-#[tokio::test]
 async fn old_tips_and_retired_views_go_after_ninety_days_and_not_before() {
     let time = TimeMachine::default();
     let instance = Instance::set(Settings { clock: time.clock(), ..Settings::default() }).await;
@@ -221,33 +202,32 @@ async fn old_tips_and_retired_views_go_after_ninety_days_and_not_before() {
     let work = instance.host(&alice, "x").await;
     instance.host(&bob, "y").await;
     let first = work.git(&["rev-parse", "main"]).await.expect_ok();
+    work.git(&["checkout", "-q", "--orphan", "anew"]).await.expect_ok();
     let second = work.commit("second").await;
     message(&instance, &alice.later(1).state("x", &[(MAIN, &second)])).await;
-    work.git(&["push", "-q", &instance.clone_url(&alice.repo("x")), "main"]).await.expect_ok();
+    let url = instance.clone_url(&alice.repo("x"));
+    work.git(&["push", "-q", "--force", &url, "anew:main"]).await.expect_ok();
     // Bob takes his repository elsewhere.
     let away: [&[&str]; 3] =
         [&["d", "y"], &["clone", "https://a.example/y.git"], &["relays", "wss://a.example"]];
     instance.take(vec![bob.later(1).sign(30617, "", &away)]).await;
     instance.settle("y").await;
 
-    let families = instance.repositories().join("families");
-    let retained = || {
-        let refs = files(&families).into_iter().filter(|file| file.ends_with("packed-refs"));
-        let texts = refs.map(|file| std::fs::read_to_string(file).unwrap());
-        texts.filter(|text| text.contains("refs/grasp/retained/")).count()
+    let retired = async || {
+        let repos = instance.purgatory().repos();
+        let mut counts = Vec::new();
+        for repo in [alice.repo("x"), bob.repo("y")] {
+            counts.push(repos.family_row(&repo.identifier).await.unwrap().retired.len());
+        }
+        counts
     };
-    let retired = || {
-        let all = files(&families);
-        let places = all.iter().filter_map(|file| file.to_str()?.split_once("/retired/"));
-        places.map(|(family, _)| family.to_owned()).collect::<BTreeSet<_>>().len()
-    };
-    eventually(|| (retired() == 1).then_some(())).await;
+    until(async || retired().await == [1, 1]).await;
     time.forward(89 * DAY);
     instance.purgatory().run_maintenance().await.unwrap();
-    assert_eq!((retained(), retired()), (1, 1), "{first} can still be brought back");
+    assert_eq!(retired().await, [1, 1], "{first} can still be brought back");
     time.forward(2 * DAY);
     instance.purgatory().run_maintenance().await.unwrap();
-    assert_eq!((retained(), retired()), (0, 0));
+    assert_eq!(retired().await, [0, 0]);
     assert!(instance.refs(&alice.repo("x")).await.contains(&second));
 }
 
@@ -262,8 +242,12 @@ async fn a_round_removes_objects_once_nothing_waits_that_they_could_be_for() {
     time.forward(60 * 60);
     instance.settle("x").await;
     until(async || purgatory.repos().identifiers().await.unwrap().is_empty()).await;
-    // It has expired and may yet be revived. So a fetch that was under way is not thrown away.
-    drop(purgatory.repos().incoming_for(&name).await.unwrap());
+    // It has expired and may yet be revived. So what a fetch brings is not thrown away.
+    let work = Workdir::init().await;
+    let tip = work.commit("fetched").await;
+    let incoming = receive(purgatory.repos(), &name, &work, &tip).await;
+    let tips = BTreeSet::from([tip.parse().unwrap()]);
+    purgatory.repos().take_in(&name, incoming, &tips).await.unwrap();
     purgatory.run_maintenance().await.unwrap();
     assert_eq!(purgatory.repos().identifiers().await.unwrap(), BTreeSet::from([name.clone()]));
     time.forward(2 * DAY);
@@ -275,6 +259,16 @@ async fn a_round_removes_objects_once_nothing_waits_that_they_could_be_for() {
     .await;
     purgatory.run_maintenance().await.unwrap();
     assert!(purgatory.repos().identifiers().await.unwrap().is_empty());
+}
+
+/// Receives a pack with one commit and what it needs.
+async fn receive(repos: &RepoStore, name: &Identifier, work: &Workdir, tip: &str) -> Incoming {
+    let pack = work.pipe(&["pack-objects", "--revs", "--stdout", "-q"], tip.as_bytes()).await;
+    let incoming = repos.incoming_for(name).await.unwrap();
+    let mut unpacking = incoming.unpack(1 << 30, 1 << 30).await.unwrap();
+    unpacking.feed(&pack).await.unwrap();
+    unpacking.finish().await.unwrap();
+    incoming
 }
 
 /// Asks until it is so.
@@ -311,13 +305,11 @@ async fn a_round_makes_few_packs_of_many() {
     let families = instance.repositories().join("families");
     let packs =
         || files(&families).iter().filter(|f| f.to_string_lossy().ends_with(".pack")).count();
-    let dir = files(&families).into_iter().find(|file| file.to_string_lossy().ends_with(".pack"));
-    let prefix = dir.unwrap().with_file_name("pack");
+    let (repos, name) = (instance.purgatory().repos(), alice.repo("x").identifier);
     for n in 0..40 {
-        let text = format!("content {n}");
-        let blob = work.pipe(&["hash-object", "-w", "--stdin"], text.as_bytes()).await;
-        let args = ["pack-objects", "-q", prefix.to_str().unwrap()];
-        work.pipe(&args, &blob).await;
+        let tip = work.commit(&format!("content {n}")).await;
+        let incoming = receive(repos, &name, &work, &tip).await;
+        repos.lock(&name).await.unwrap().promote(incoming).await.unwrap();
     }
     assert_eq!(packs(), 41);
     instance.purgatory().run_maintenance().await.unwrap();

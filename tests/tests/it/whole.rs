@@ -2,6 +2,7 @@
 
 mod away;
 mod emptied;
+mod healed;
 mod killed;
 mod late;
 mod life;

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::{Identifier, Oid};
+use nostr::key::PublicKey;
 
 use super::{FamilyGuard, Quarantine, RepoStore};
 use crate::database::{FamilyRow, Forget, Garbage};
@@ -42,6 +43,16 @@ struct Roots {
     retired: BTreeSet<Oid>,
     /// Uploads that may depend on the family, and their tips.
     staged: BTreeMap<Oid, PathBuf>,
+    /// The same by owner, for owners of retired refs.
+    owners: BTreeMap<PublicKey, OwnTips>,
+}
+
+/// The tips of an owner.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct OwnTips {
+    /// Branches and tags of the view.
+    shown: BTreeSet<Oid>,
+    retired: BTreeSet<Oid>,
 }
 
 /// The packs that take the place of all others.
@@ -66,12 +77,14 @@ impl RepoStore {
         let Some((garbage, mut roots)) = guard.roots(wanted, now).await? else { return Ok(false) };
         drop(guard);
         let reader = Objects::of(self, self.family(identifier));
-        if garbage == Garbage::Moved && !reader.has_unreachable(&roots).await? {
+        let is_moved = garbage == Garbage::Moved;
+        if is_moved && !reader.has_unreachable(&roots.retired, &roots.shown).await? {
+            let contained = reader.contained(&roots).await?;
             let guard = self.lock(identifier).await?;
-            if guard.roots(wanted, now).await? == Some((garbage, roots.clone())) {
+            if guard.roots(wanted, now).await? == Some((garbage, roots)) {
                 let mut change = guard.change();
-                // Histories that are shown contain them. Once those are retired, so are these with them.
-                change.forget = Forget::Tips(roots.retired);
+                // Branches and tags of their owners contain them. Once those are retired, so are these with them.
+                change.forget = Forget::Tips(contained);
                 change.is_collected = true;
                 guard.commit(change).await?;
             }
@@ -130,12 +143,34 @@ impl FamilyGuard {
 }
 
 impl Objects {
-    /// Returns whether a retired tip is not reachable from a view.
-    async fn has_unreachable(&self, roots: &Roots) -> Result<bool, GitError> {
+    /// Returns those of the retired tips that branches and tags of all their owners contain. Those of the attic are not
+    /// among them: nothing else keeps them.
+    async fn contained(&self, roots: &Roots) -> Result<BTreeSet<Oid>, GitError> {
+        let (mut contained, mut kept) = (BTreeSet::new(), BTreeSet::new());
+        for own in roots.owners.values() {
+            let here = present(vec![self.family.objects()], own.retired.clone()).await?;
+            kept.extend(&own.retired - &here);
+            match self.has_unreachable(&here, &own.shown).await? {
+                true => kept.extend(here),
+                false => contained.extend(here),
+            }
+        }
+        Ok(&contained - &kept)
+    }
+
+    /// Returns whether one of these tips is here and not reachable from what is shown.
+    async fn has_unreachable(
+        &self,
+        tips: &BTreeSet<Oid>,
+        shown: &BTreeSet<Oid>,
+    ) -> Result<bool, GitError> {
         const COMMAND: &str = "rev-list";
-        let here = present(vec![self.family.objects()], roots.retired.clone()).await?;
+        let here = present(vec![self.family.objects()], tips.clone()).await?;
+        if here.is_empty() {
+            return Ok(false);
+        }
         let command = self.command(COMMAND).args(["--max-count=1", "--stdin"]);
-        let input = revisions(&here, &roots.shown);
+        let input = revisions(&here, shown);
         let found = command.limit(LONGEST).run(input).await?.success(COMMAND)?;
         Ok(!found.is_empty())
     }
@@ -201,11 +236,20 @@ fn roots(
 ) -> Result<Roots, GitError> {
     let refs = row.views.values().flat_map(|view| view.refs.refs.values());
     let mut shown: BTreeSet<Oid> = refs.map(|target| target.oid).collect();
+    let mut owners: BTreeMap<PublicKey, OwnTips> = BTreeMap::new();
+    for retired in &row.retired {
+        owners.entry(retired.owner).or_default().retired.insert(retired.tip);
+    }
+    for (owner, own) in &mut owners {
+        let refs = row.views.get(owner).into_iter().flat_map(|view| &view.refs.refs);
+        let ruled = refs.filter(|(name, _)| name.is_branch_or_tag());
+        own.shown.extend(ruled.map(|(_, target)| target.oid));
+    }
     let retired = row.retired.iter().filter(|retired| retired.since >= oldest);
     let retired = retired.map(|retired| retired.tip).filter(|tip| !shown.contains(tip)).collect();
     let missing = read::missing(&[family.objects()], wanted)?;
     shown.extend(wanted.difference(&missing));
-    Ok(Roots { shown, retired, staged: staged(family)? })
+    Ok(Roots { shown, retired, staged: staged(family)?, owners })
 }
 
 fn staged(family: &Family) -> Result<BTreeMap<Oid, PathBuf>, GitError> {

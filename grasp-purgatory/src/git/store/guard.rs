@@ -119,13 +119,30 @@ impl FamilyGuard {
     ) -> Result<(), GitError> {
         let (store, family) = (self.store.clone(), self.family.clone());
         let name = self.identifier.clone();
+        let unsettled = self.store.unsettle(&self.family);
         let moved = self.blocking(move || {
             family.create(&name, &store.scratch())?;
             work(&family)
         });
         let mut change = self.change();
         change.add_packs = moved.await?;
-        self.commit(change).await
+        self.commit(change).await?;
+        unsettled.settle();
+        Ok(())
+    }
+
+    /// Removes the packs that no commit names, which a change that was not finished has left.
+    ///
+    /// They must not be taken for objects of the family: the next start would remove them under the refs to them.
+    pub(super) async fn settle(&self) -> Result<(), GitError> {
+        let (store, family, named) =
+            (self.store.clone(), self.family.clone(), self.row().await?.packs);
+        self.blocking(move || {
+            // What was found to be whole with objects that go now is looked at again.
+            store.count_removal();
+            super::remove_garbage(&family, &named)
+        })
+        .await
     }
 }
 
@@ -232,6 +249,7 @@ impl FamilyGuard {
         let mut change = self.change();
         change.push((ViewChange { owner: *owner, from, to: None, retired }, garbage));
         self.commit(change).await?;
+        self.remove_cached_views(*owner).await?;
         self.remove_if_deserted().await
     }
 
@@ -249,7 +267,14 @@ impl FamilyGuard {
         }));
         (change.forget, change.garbage) = (Forget::Of(*owner), Some(Garbage::Removed));
         self.commit(change).await?;
+        self.remove_cached_views(*owner).await?;
         self.remove_if_deserted().await
+    }
+
+    /// Removes what git read of a view that is no longer served.
+    async fn remove_cached_views(&self, owner: PublicKey) -> Result<(), GitError> {
+        let family = self.family.clone();
+        self.blocking(move || family.remove_cached_views(&owner)).await
     }
 
     /// Returns the owners of retired refs.
@@ -283,6 +308,7 @@ impl FamilyGuard {
         let mut change = self.change();
         change.remove_packs = row.packs.into_iter().collect();
         change.is_collected = true;
+        let unsettled = self.store.unsettle(&self.family);
         self.commit(change).await?;
         let (store, family) = (self.store.clone(), self.family.clone());
         self.blocking(move || {
@@ -290,7 +316,9 @@ impl FamilyGuard {
             layout::remove(&family.views())?;
             store.remove_whole(family.path())
         })
-        .await
+        .await?;
+        unsettled.settle();
+        Ok(())
     }
 
     /// Returns a change of this family.
@@ -340,6 +368,7 @@ impl FamilyGuard {
         mut change: FamilyChange,
     ) -> Result<(), GitError> {
         let family = self.family.clone();
+        let unsettled = self.store.unsettle(&self.family);
         let added = self.blocking(move || {
             let mut added = Vec::new();
             for (from, is_attic) in new {
@@ -356,7 +385,9 @@ impl FamilyGuard {
         self.blocking(move || {
             super::unnamed_files(&family, &named)?.iter().try_for_each(|file| layout::remove(file))
         })
-        .await
+        .await?;
+        unsettled.settle();
+        Ok(())
     }
 
     pub(super) fn repo(&self, owner: &PublicKey) -> RepoId {

@@ -59,7 +59,7 @@ async fn a_server_without_anything_rejoins() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_without_its_events_rejoins_although_it_remembers_having_fetched_them() {
-    come_back_after(|dir| remove(dir, &["events.db"])).await;
+    come_back_after(|dir| remove(dir, &["grasp.db"])).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

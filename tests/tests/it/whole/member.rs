@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use grasp_relay::Clock;
+use grasp_relay::purgatory::PurgatoryDriver;
 use grasp_sync::driver::RelayStatus;
 use grasp_tests::{Instance, Outside, Settings};
 use rustix::process::{Signal, getpid, kill_process};
@@ -72,6 +73,14 @@ impl Member {
     pub(super) async fn stop(&mut self) {
         if let Running::Here(instance) = std::mem::replace(&mut self.running, Running::Nothing) {
             instance.stop().await;
+        }
+    }
+
+    /// What keeps its events and git data in step, if it runs in this process.
+    pub(super) fn purgatory(&self) -> &PurgatoryDriver {
+        match &self.running {
+            Running::Here(instance) => instance.purgatory(),
+            _ => panic!("it does not run here"),
         }
     }
 

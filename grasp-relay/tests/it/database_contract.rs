@@ -1,0 +1,357 @@
+//! What a database of refs, packs and records must do, run over every database there is.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use futures_util::future::{BoxFuture, join_all};
+use grasp_core::admission::Policy;
+use grasp_core::service::Endpoint;
+use grasp_core::{Identifier, Mono, Now, Oid, RefName, RepoId};
+use grasp_purgatory::database::{
+    Commit, Committed, Conflict, FamilyChange, Forget, Garbage, Generation, Pack, RetiredRef,
+    ViewChange,
+};
+use grasp_purgatory::git::{Refs, Target};
+use grasp_purgatory::journal::Record;
+use grasp_purgatory::{CleanupTask, Config, EndReason, Phase, Purgatory, PushTarget};
+use grasp_relay::store::Store;
+use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
+use nostr::event::{Event, EventBuilder, EventId, FinalizeEvent as _, Kind, Tag};
+use nostr::filter::Filter;
+use nostr::key::{Keys, PublicKey};
+use nostr::types::Timestamp;
+
+use crate::store_contract::{block_on, rules};
+
+/// One rule, tried on an empty database.
+type Rule = for<'s> fn(&'s dyn Store) -> BoxFuture<'s, ()>;
+
+const NOW: u64 = 1_800_000_000;
+const REPOS: Endpoint = Endpoint::Repository;
+
+macro_rules! contract {
+    ($($rule:ident)*) => {
+        mod sqlite {
+            $(
+                #[test]
+                fn $rule() {
+                    super::on_sqlite(|store| Box::pin(super::$rule(store)));
+                }
+            )*
+        }
+    };
+}
+
+fn on_sqlite(rule: Rule) {
+    let dir = tempfile::tempdir().unwrap();
+    let options = SqliteOptions { rules: rules(), ..SqliteOptions::default() };
+    let store = SqliteStore::open(&dir.path().join("grasp.db"), options).unwrap();
+    block_on(rule(&store));
+}
+
+contract! {
+    a_release_is_all_or_nothing
+    a_commit_on_an_outdated_view_changes_nothing
+    events_that_the_store_refuses_stop_the_whole_commit
+    events_that_are_stored_already_are_no_obstacle
+    one_of_many_concurrent_changes_wins
+    no_generation_is_given_twice
+    refs_are_read_as_they_were_written
+    packs_are_added_replaced_and_listed
+    retired_refs_are_kept_until_they_are_forgotten
+    the_graver_mark_stays_until_the_collection
+    endpoints_are_apart
+    rows_of_purgatory_restore_what_the_records_say
+}
+
+fn time(secs: u64) -> Timestamp {
+    Timestamp::from_secs(secs)
+}
+
+fn name(text: &str) -> Identifier {
+    text.parse().unwrap()
+}
+
+fn owner(n: u8) -> PublicKey {
+    PublicKey::from_byte_array([n; 32])
+}
+
+fn oid(n: u8) -> Oid {
+    Oid::Sha1([n; 20])
+}
+
+fn refs(tips: &[(&str, u8)]) -> Arc<Refs> {
+    let target = |n: &u8| Target { oid: oid(*n), peeled: None };
+    let refs = tips.iter().map(|(name, n)| (name.parse().unwrap(), target(n))).collect();
+    Arc::new(Refs { refs, ..Refs::default() })
+}
+
+fn change(owner: PublicKey, from: Option<Generation>, to: Option<Arc<Refs>>) -> ViewChange {
+    ViewChange { owner, from, to, retired: Vec::new() }
+}
+
+fn family(views: Vec<ViewChange>) -> FamilyChange {
+    let mut family = FamilyChange::new(REPOS, name("x"));
+    family.views = views;
+    family
+}
+
+fn commit(family: FamilyChange) -> Commit {
+    Commit { families: vec![family], now: time(NOW), ..Commit::default() }
+}
+
+async fn done(store: &dyn Store, commit: Commit) {
+    let committed = store.commit(commit).await.unwrap();
+    assert!(matches!(committed, Committed::Done { .. }), "{committed:?}");
+}
+
+async fn generation(store: &dyn Store, owner: PublicKey) -> Option<Generation> {
+    let view = store.view(REPOS, RepoId::new(owner, name("x"))).await.unwrap();
+    view.map(|view| view.generation)
+}
+
+fn state(keys: &Keys, at: u64) -> Arc<Event> {
+    let event = EventBuilder::new(Kind::from_u16(30618), "").tag(Tag::identifier("x"));
+    Arc::new(event.custom_created_at(time(at)).finalize(keys).unwrap())
+}
+
+fn held(event: &Arc<Event>) -> Record {
+    let (since, until) = (time(NOW), time(NOW + 60));
+    Record::Held { event: event.clone(), phase: Phase::Waiting, since, until }
+}
+
+async fn is_served(store: &dyn Store, event: &Event) -> bool {
+    store.count(vec![Filter::new().id(event.id)], time(NOW)).await.unwrap() == 1
+}
+
+async fn a_release_is_all_or_nothing(store: &dyn Store) {
+    let (keys, main) = (Keys::generate(), refs(&[("refs/heads/main", 1)]));
+    let event = state(&keys, NOW);
+    done(store, Commit { records: vec![held(&event)], ..Commit::default() }).await;
+    let mut release = commit(family(vec![change(owner(1), None, Some(main.clone()))]));
+    release.save = vec![event.clone()];
+    release.records = vec![Record::Gone { id: event.id, reason: EndReason::Served }];
+    done(store, release).await;
+    assert!(is_served(store, &event).await && store.records().await.unwrap().is_empty());
+    let view = store.view(REPOS, RepoId::new(owner(1), name("x"))).await.unwrap().unwrap();
+    assert_eq!(view.refs, main);
+    // And back: the event is withdrawn, held again, and the view is gone.
+    let mut back = commit(family(vec![change(owner(1), Some(view.generation), None)]));
+    (back.withdraw, back.records) = (vec![event.id], vec![held(&event)]);
+    done(store, back).await;
+    assert!(!is_served(store, &event).await);
+    assert_eq!(store.records().await.unwrap(), [held(&event)]);
+    assert_eq!(generation(store, owner(1)).await, None);
+}
+
+async fn a_commit_on_an_outdated_view_changes_nothing(store: &dyn Store) {
+    let event = state(&Keys::generate(), NOW);
+    let main = Some(refs(&[("refs/heads/main", 1)]));
+    done(store, commit(family(vec![change(owner(1), None, main.clone())]))).await;
+    let before = generation(store, owner(1)).await;
+    for (from, to) in [(None, main.clone()), (Some(Generation(99)), main.clone()), (None, None)] {
+        let views = vec![change(owner(2), None, main.clone()), change(owner(1), from, to)];
+        let mut outdated = commit(family(views));
+        outdated.save = vec![event.clone()];
+        outdated.records = vec![held(&event)];
+        let moved = Conflict::Moved(REPOS, RepoId::new(owner(1), name("x")));
+        assert_eq!(store.commit(outdated).await.unwrap(), Committed::Conflict(moved));
+    }
+    assert!(!is_served(store, &event).await && store.records().await.unwrap().is_empty());
+    assert_eq!(generation(store, owner(1)).await, before);
+    assert_eq!(generation(store, owner(2)).await, None);
+}
+
+async fn events_that_the_store_refuses_stop_the_whole_commit(store: &dyn Store) {
+    let keys = Keys::generate();
+    let (older, newer, deleted) = (state(&keys, NOW), state(&keys, NOW + 1), {
+        let other = Keys::generate();
+        let event = state(&other, NOW);
+        let request = EventBuilder::new(Kind::EventDeletion, "").tag(Tag::event(event.id));
+        let request = request.custom_created_at(time(NOW)).finalize(&other).unwrap();
+        store.save_events(vec![Arc::new(request)], time(NOW)).await.unwrap();
+        event
+    });
+    store.save_events(vec![newer.clone()], time(NOW)).await.unwrap();
+    let fine = state(&Keys::generate(), NOW);
+    let main = Some(refs(&[("refs/heads/main", 1)]));
+    let mut release = commit(family(vec![change(owner(1), None, main)]));
+    release.save = vec![fine.clone(), older.clone(), deleted.clone()];
+    let refused = Conflict::Refused(BTreeSet::from([older.id, deleted.id]));
+    assert_eq!(store.commit(release).await.unwrap(), Committed::Conflict(refused));
+    assert!(!is_served(store, &fine).await && generation(store, owner(1)).await.is_none());
+}
+
+async fn events_that_are_stored_already_are_no_obstacle(store: &dyn Store) {
+    let event = state(&Keys::generate(), NOW);
+    for _ in 0..2 {
+        let save = vec![event.clone()];
+        done(store, Commit { save, now: time(NOW), ..Commit::default() }).await;
+    }
+    assert!(is_served(store, &event).await);
+}
+
+async fn one_of_many_concurrent_changes_wins(store: &dyn Store) {
+    done(store, commit(family(vec![change(owner(1), None, Some(refs(&[])))]))).await;
+    for round in 0..4 {
+        let from = generation(store, owner(1)).await;
+        let changes = (0..16).map(|n| {
+            let to = refs(&[("refs/heads/main", 16 * round + n)]);
+            store.commit(commit(family(vec![change(owner(1), from, Some(to))])))
+        });
+        let ended = join_all(changes).await.into_iter().map(Result::unwrap);
+        assert_eq!(ended.filter(|it| matches!(it, Committed::Done { .. })).count(), 1);
+    }
+}
+
+async fn no_generation_is_given_twice(store: &dyn Store) {
+    let mut seen = BTreeSet::new();
+    for _ in 0..3 {
+        for key in [owner(1), owner(2)] {
+            let from = generation(store, key).await;
+            done(store, commit(family(vec![change(key, from, Some(refs(&[])))]))).await;
+            assert!(seen.insert(generation(store, key).await));
+        }
+        let from = generation(store, owner(1)).await;
+        done(store, commit(family(vec![change(owner(1), from, None)]))).await;
+    }
+}
+
+async fn refs_are_read_as_they_were_written(store: &dyn Store) {
+    let mut written = Refs::clone(&refs(&[("refs/heads/a/ü", 1), ("refs/tags/v1", 2)]));
+    let tag: RefName = "refs/tags/v1".parse().unwrap();
+    written.refs.get_mut(&tag).unwrap().peeled = Some(oid(1));
+    written.head = "refs/heads/a/ü".parse().unwrap();
+    let change = change(owner(1), None, Some(Arc::new(written.clone())));
+    done(store, commit(family(vec![change]))).await;
+    let row = store.family(REPOS, name("x")).await.unwrap();
+    assert_eq!(*row.views[&owner(1)].refs, written);
+}
+
+fn pack(n: u8, is_attic: bool) -> Pack {
+    Pack { name: format!("pack-{n}"), bytes: 1 << 40, is_attic }
+}
+
+async fn packs_are_added_replaced_and_listed(store: &dyn Store) {
+    let mut add = family(vec![]);
+    add.add_packs = vec![pack(1, false), pack(2, false), pack(2, true)];
+    done(store, commit(add)).await;
+    let mut replace = family(vec![]);
+    replace.add_packs = vec![pack(3, false)];
+    replace.remove_packs = vec![pack(1, false), pack(2, true)];
+    replace.verified = Some((pack(2, false).name, time(7)));
+    done(store, commit(replace)).await;
+    let row = store.family(REPOS, name("x")).await.unwrap();
+    assert_eq!(row.packs, BTreeSet::from([pack(2, false), pack(3, false)]));
+    assert_eq!(row.verified["pack-2"], time(7));
+    let all = store.packs(REPOS).await.unwrap();
+    assert_eq!(all, BTreeMap::from([(name("x"), row.packs)]));
+    let asked = BTreeSet::from([name("x"), name("y")]);
+    assert_eq!(store.existing(REPOS, asked).await.unwrap(), BTreeSet::from([name("x")]));
+    assert!(store.repositories(REPOS).await.unwrap().is_empty());
+}
+
+async fn retired_refs_are_kept_until_they_are_forgotten(store: &dyn Store) {
+    let retired = |n: u8, since| RetiredRef {
+        owner: owner(n),
+        tip: oid(n),
+        name: "refs/heads/main".parse().unwrap(),
+        since: time(since),
+    };
+    let all = [retired(1, 10), retired(2, 20), retired(3, 30)];
+    let mut retire = change(owner(9), None, None);
+    retire.retired = all.to_vec();
+    done(store, commit(family(vec![retire]))).await;
+    let rest = async || store.family(REPOS, name("x")).await.unwrap().retired;
+    assert_eq!(rest().await, all);
+    let forgotten = [
+        (Forget::Before(time(20)), &all[1..]),
+        (Forget::Of(owner(2)), &all[2..]),
+        (Forget::Tips(BTreeSet::from([oid(3)])), &[][..]),
+    ];
+    for (forget, left) in forgotten {
+        let mut change = family(vec![]);
+        change.forget = forget;
+        done(store, commit(change)).await;
+        assert_eq!(rest().await, left);
+    }
+    assert!(store.identifiers(REPOS).await.unwrap().is_empty());
+}
+
+async fn the_graver_mark_stays_until_the_collection(store: &dyn Store) {
+    let marked = async || store.family(REPOS, name("x")).await.unwrap().garbage;
+    for (garbage, is_collected, left) in [
+        (Some(Garbage::Moved), false, Some(Garbage::Moved)),
+        (Some(Garbage::Removed), false, Some(Garbage::Removed)),
+        (Some(Garbage::Moved), false, Some(Garbage::Removed)),
+        (None, true, None),
+    ] {
+        let mut change = family(vec![]);
+        (change.garbage, change.is_collected) = (garbage, is_collected);
+        done(store, commit(change)).await;
+        assert_eq!(marked().await, left);
+    }
+}
+
+async fn endpoints_are_apart(store: &dyn Store) {
+    let mut other = FamilyChange::new(Endpoint::PullRequests, name("x"));
+    other.views = vec![change(owner(1), None, Some(refs(&[])))];
+    other.add_packs = vec![pack(1, false)];
+    done(store, commit(other)).await;
+    assert_eq!(generation(store, owner(1)).await, None);
+    assert!(store.identifiers(REPOS).await.unwrap().is_empty());
+    assert!(store.packs(REPOS).await.unwrap().is_empty());
+    let there = store.repositories(Endpoint::PullRequests).await.unwrap();
+    assert_eq!(there, [RepoId::new(owner(1), name("x"))]);
+}
+
+async fn rows_of_purgatory_restore_what_the_records_say(store: &dyn Store) {
+    let keys = Keys::generate();
+    let [one, two] = [state(&keys, NOW), state(&keys, NOW + 1)];
+    let id = EventId::from_byte_array([7; 32]);
+    let repo = |n| RepoId::new(owner(n), name("x"));
+    let staged = |n, tip, until| Record::Staged {
+        id,
+        tip: oid(tip),
+        target: PushTarget::Repository(repo(n)),
+        bytes: u64::from(n),
+        until: time(until),
+    };
+    let (create, remove) = (
+        CleanupTask::CreateView { repo: repo(1) },
+        CleanupTask::RemoveView { repo: repo(1), at_once: true },
+    );
+    let contributor = Record::Staged {
+        id,
+        tip: oid(1),
+        target: PushTarget::Contributor(repo(1)),
+        bytes: 5,
+        until: time(4),
+    };
+    let records = vec![
+        held(&one),
+        held(&two),
+        Record::Moved { id: one.id, phase: Phase::Expired, until: time(NOW + 99) },
+        Record::Moved { id, phase: Phase::Expired, until: time(1) },
+        Record::Gone { id: two.id, reason: EndReason::Evicted },
+        staged(1, 1, 1),
+        staged(2, 1, 2),
+        staged(1, 2, 3),
+        contributor,
+        Record::Unstaged { id, keep: Some(oid(1)) },
+        Record::TaskAdded { task: create.clone() },
+        Record::TaskAdded { task: remove.clone() },
+        Record::TaskDone { task: create },
+        Record::TaskAdded { task: CleanupTask::CreateView { repo: repo(2) } },
+        Record::TaskDone { task: CleanupTask::CreateView { repo: repo(2) } },
+    ];
+    for record in &records {
+        done(store, Commit { records: vec![record.clone()], ..Commit::default() }).await;
+    }
+    let restored = |records: Vec<Record>| {
+        let now = Now::new(Mono::ZERO, time(NOW));
+        let policy = Policy::new("grasp.example".parse().unwrap());
+        format!("{:?}", Purgatory::restore(Config::default(), policy, records, now))
+    };
+    assert_eq!(restored(store.records().await.unwrap()), restored(records));
+}

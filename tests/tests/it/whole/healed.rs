@@ -1,0 +1,89 @@
+//! Files that are lost or damaged on disk come back from another server.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use grasp_tests::{Maker, Workdir, files};
+
+use super::net::{Hosted, MAIN, Net};
+
+/// Time within which a repository is served again.
+const HEALED_WITHIN: Duration = Duration::from_secs(60);
+
+/// Two servers with a repository of three pushes, each in a pack of its own.
+async fn two_with_a_history() -> (Net, Hosted) {
+    let (net, alice) = (Net::of(2).await, Maker::new().earlier(5_000));
+    let hosted = net.host(0, &alice, "x").await;
+    for n in 1..3 {
+        let tip = hosted.work.commit(&format!("next {n}")).await;
+        let state = alice.later(n).state("x", &[(MAIN, &tip)]);
+        net.at(0).send(&[&state]).await;
+        hosted.push(&net.at(0), &["main"]).await;
+        net.equal().serving([&state]).with_refs(&hosted.repo, &[(MAIN, &tip)]).wait().await;
+    }
+    (net, hosted)
+}
+
+fn git_dir(net: &Net) -> PathBuf {
+    net.members[1].dir().join("git")
+}
+
+/// Clones from the second server until that works, and checks the clone.
+async fn clone_until_whole(net: &Net, hosted: &Hosted, lost: &Path) {
+    let (url, begin) = (net.at(1).clone_url(&hosted.repo), Instant::now());
+    loop {
+        let clone = Workdir::empty();
+        let cloned = clone.git(&["clone", "-q", &url, "."]).await;
+        if cloned.ok {
+            clone.git(&["fsck", "--full", "--strict"]).await.expect_ok();
+            let tip = hosted.work.git(&["rev-parse", "main"]).await.expect_ok();
+            assert_eq!(clone.git(&["rev-parse", "HEAD"]).await.expect_ok(), tip);
+            return;
+        }
+        assert!(begin.elapsed() < HEALED_WITHIN, "{}: {}", lost.display(), cloned.err);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_single_file_that_is_deleted_comes_back() {
+    let (net, hosted) = two_with_a_history().await;
+    clone_until_whole(&net, &hosted, Path::new("nothing")).await;
+    let mut lost = files(&git_dir(&net));
+    lost.retain(|file| !file.ends_with("lock"));
+    assert!(lost.iter().filter(|file| file.extension().is_some_and(|it| it == "pack")).count() > 1);
+    for file in lost {
+        // Earlier repairs may have replaced it.
+        if std::fs::remove_file(&file).is_ok() {
+            clone_until_whole(&net, &hosted, &file).await;
+        }
+    }
+    let health = net.at(1).get("/health").await;
+    assert!(health.ends_with("ok\n"), "{health}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flipped_byte_is_found_and_mended() {
+    let (net, hosted) = two_with_a_history().await;
+    let all = files(&git_dir(&net));
+    let packs: Vec<_> =
+        all.iter().filter(|it| it.extension().is_some_and(|it| it == "pack")).collect();
+    for pack in packs {
+        let mut bytes = std::fs::read(pack).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 0x10;
+        let mut permissions = std::fs::metadata(pack).unwrap().permissions();
+        #[allow(clippy::permissions_set_readonly_false, reason = "a file of the test")]
+        permissions.set_readonly(false);
+        std::fs::set_permissions(pack, permissions).unwrap();
+        std::fs::write(pack, bytes).unwrap();
+    }
+    let purgatory = net.members[1].purgatory();
+    let (repos, now) = (purgatory.repos(), purgatory.clock().now().unix);
+    let damaged = repos.verify(&hosted.repo.identifier, now + 1, now).await.unwrap();
+    assert!(damaged.len() > 1, "{damaged:?}");
+    purgatory.run_maintenance().await.unwrap();
+    clone_until_whole(&net, &hosted, Path::new("a byte")).await;
+    let damaged = repos.verify(&hosted.repo.identifier, now + 1, now).await.unwrap();
+    assert!(damaged.is_empty(), "{damaged:?}");
+}
