@@ -122,7 +122,7 @@ pub const PENDING_CLEANUP: Metric = Metric::gauge(
 
 pub const PURGATORY_UP: Metric = Metric::gauge(
     "grasp_purgatory_up",
-    "1 if purgatory works, 0 while its journal cannot be written.",
+    "1 if purgatory works, 0 while its records cannot be written.",
     &[],
 );
 
