@@ -24,9 +24,11 @@ pub struct Generation(pub u64);
 
 /// The refs of a repository as they were committed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it all")]
+#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
 pub struct View {
     pub refs: Arc<Refs>,
+    /// The state event whose branches and tags these are.
+    pub state: Option<EventId>,
     pub generation: Generation,
 }
 
@@ -149,6 +151,8 @@ pub struct ViewChange {
     pub from: Option<Generation>,
     /// The new refs; `None` removes the view.
     pub to: Option<Arc<Refs>>,
+    /// The state event whose branches and tags they are. With it they go, in the transaction that removes it.
+    pub state: Option<EventId>,
     /// Branches and tags that are retired by it.
     pub retired: Vec<RetiredRef>,
 }
@@ -207,6 +211,9 @@ pub type DatabaseFuture<'a, T> =
     Pin<Box<dyn Future<Output = Result<T, DatabaseError>> + Send + 'a>>;
 
 /// The commit point of a server.
+///
+/// Whatever removes an event from it removes the refs that the event signed for in the same transaction: the view of a
+/// deleted announcement, the branches and tags of a deleted state, the refs of a deleted pull request.
 pub trait Database: Send + Sync + 'static {
     /// Performs all changes in one transaction. Resolves once they are durable.
     fn commit(&self, commit: Commit) -> DatabaseFuture<'_, Committed>;

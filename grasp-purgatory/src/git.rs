@@ -6,7 +6,7 @@
 //!                     ┌── family (one per identifier) ────────────────┐
 //!  pack ─▶ Incoming ──┼─promote─▶ objects ◀── read by ── views (refs) ─┼─▶ upload_pack ─▶ client
 //!            │        └──────▲─────────────────────────────▲──────────┘
-//!            └─stage─▶ staging                              apply, accept, move_refs
+//!            └─stage─▶ staging                              plan, apply, move_refs
 //!                             └──promote_staged
 //! ```
 //!
@@ -18,38 +18,43 @@
 //! - Git's own programs do what touches packs, in a sandbox ([`GitCommand`]); libgit2 reads refs and looks for objects.
 //!
 //! A push is `incoming` → `unpack` → `check`, all without a lock; then `lock`, judge on [`FamilyGuard::refs`] and
-//! [`FamilyGuard::accept`]. `git receive-pack` is asked for its advertisement only: it cannot turn a branch `a` into
-//! `a/b` in one transaction, would hold the lock for as long as the client sends, and could not keep apart what one
-//! pack brings for a signed branch and for an unsigned pull request.
+//! [`FamilyGuard::take_push`]; refs move with the events that sign them. `git receive-pack` is asked for its
+//! advertisement only: it cannot turn a branch `a` into `a/b` in one transaction, would hold the lock for as long as the
+//! client sends, and could not keep apart what one pack brings for a signed branch and for an unsigned pull request.
 //!
 //! ```
+//! use std::error::Error;
+//! use std::path::Path;
+//! use std::sync::Arc;
+//!
 //! use grasp_core::RepoId;
 //! use grasp_core::resources::Claimant;
+//! use grasp_core::service::Endpoint;
+//! use grasp_purgatory::database::Database;
 //! use grasp_purgatory::git::{Git, Protocol, RepoStore, Service, Slots, StagingLimits};
 //! use tokio::io::AsyncReadExt;
 //!
-//! # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-//! # runtime.block_on(async {
-//! # let dir = tempfile::tempdir()?;
-//! # let root = dir.path();
-//! let path = std::env::var_os("PATH").unwrap_or_default();
-//! let git = Git::find(&path, Slots::default())?;
-//! let store = RepoStore::open(root, git, StagingLimits::default()).await?;
+//! async fn serve(root: &Path, database: Arc<dyn Database>) -> Result<(), Box<dyn Error>> {
+//!     let path = std::env::var_os("PATH").unwrap_or_default();
+//!     let git = Git::find(&path, Slots::default())?;
+//!     let (endpoint, limits) = (Endpoint::Repository, StagingLimits::default());
+//!     let store = RepoStore::open(root, endpoint, git, limits, database).await?;
 //!
-//! let owner = "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798";
-//! let repo: RepoId = format!("30617:{owner}:my repo 🦀").parse()?;
-//! store.lock(&repo.identifier).await?.create_view(&repo.owner).await?;
-//! assert!(store.refs(&repo).await?.is_empty());
+//!     let owner = "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798";
+//!     let repo: RepoId = format!("30617:{owner}:my repo 🦀").parse()?;
+//!     store.lock(&repo.identifier).await?.create_view(&repo.owner).await?;
+//!     assert!(store.refs(&repo).await?.is_empty());
 //!
-//! let service = (Service::UploadPack, Protocol::V0);
-//! let mut process = store.advertise(&repo, service, Claimant::default()).await?;
-//! let mut answer = String::new();
-//! process.take_stdout().unwrap().read_to_string(&mut answer).await?;
-//! assert!(answer.contains("capabilities^{}"));
-//! assert!(process.finish().await?.status.success());
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! # })?;
-//! # Ok::<(), Box<dyn std::error::Error>>(())
+//!     let service = (Service::UploadPack, Protocol::V0);
+//!     let mut process = store.advertise(&repo, service, Claimant::default()).await?;
+//!     let mut answer = String::new();
+//!     if let Some(mut output) = process.take_stdout() {
+//!         output.read_to_string(&mut answer).await?;
+//!     }
+//!     assert!(answer.contains("capabilities^{}"));
+//!     assert!(process.finish().await?.status.success());
+//!     Ok(())
+//! }
 //! ```
 
 mod advertise;

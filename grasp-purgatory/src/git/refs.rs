@@ -11,6 +11,7 @@ use std::time::Duration;
 use grasp_core::nip34::{DeclaredTarget, State};
 use grasp_core::push::PushCommand;
 use grasp_core::{Namespace, Oid, RefName};
+use nostr::event::EventId;
 
 use super::error::GitError;
 
@@ -84,7 +85,7 @@ impl Refs {
     /// Returns the tips of branches and tags that these refs have and `next` does not.
     ///
     /// A pull request is its author's to take back, and can be brought again.
-    pub(super) fn retired_by(&self, next: &Self) -> BTreeMap<Oid, RefName> {
+    pub fn retired_by(&self, next: &Self) -> BTreeMap<Oid, RefName> {
         let is_kept = |(name, target): &(&RefName, &Target)| {
             !name.is_branch_or_tag()
                 || next.refs.get(*name).is_some_and(|next| next.oid == target.oid)
@@ -135,7 +136,8 @@ impl Refs {
 ///
 /// let main: grasp_core::RefName = "refs/heads/main".parse().unwrap();
 /// let tip: grasp_core::Oid = "a".repeat(40).parse().unwrap();
-/// let target = RefTarget { refs: BTreeMap::from([(main.clone(), tip)]), head: Some(main) };
+/// let refs = BTreeMap::from([(main.clone(), tip)]);
+/// let target = RefTarget { refs, head: Some(main), state: None };
 /// assert_eq!(target.changes(&BTreeMap::new()).len(), 1);
 /// assert!(target.changes(&target.refs).is_empty());
 /// ```
@@ -145,6 +147,8 @@ pub struct RefTarget {
     pub refs: BTreeMap<RefName, Oid>,
     /// The branch that HEAD should name.
     pub head: Option<RefName>,
+    /// The state event that declares them.
+    pub state: Option<EventId>,
 }
 
 impl RefTarget {
@@ -154,7 +158,11 @@ impl RefTarget {
             DeclaredTarget::Oid(oid) => Some((name.clone(), *oid)),
             DeclaredTarget::Invalid => None,
         });
-        Some(Self { refs: refs.collect::<Option<_>>()?, head: state.head.clone() })
+        Some(Self {
+            refs: refs.collect::<Option<_>>()?,
+            head: state.head.clone(),
+            state: Some(state.version.id),
+        })
     }
 
     /// Returns the changes of these refs. Only branches and tags are compared.
@@ -346,7 +354,7 @@ mod tests {
             current in refs("refs/(heads|tags|nostr)/[ab](/[ab])?"),
             wanted in refs("refs/(heads|tags)/[ab](/[ab])?"),
         ) {
-            let target = RefTarget { refs: wanted.clone(), head: None };
+            let target = RefTarget { refs: wanted.clone(), ..RefTarget::default() };
             let changes = target.changes(&current);
             let after = after(&refs_at(&current), &changes).unwrap().tips();
             let others = current.into_iter().filter(|(name, _)| !name.is_branch_or_tag());

@@ -34,7 +34,7 @@ use super::blocking;
 use super::check::Proofs;
 use super::error::GitError;
 use super::layout::{self, Family, Layout, VERSION};
-use crate::database::{Database, FamilyRow, Pack, View};
+use crate::database::{Database, FamilyRow, Generation, Pack, View};
 
 /// Number of locks from which on unused ones are dropped.
 const MANY_LOCKS: usize = 1024;
@@ -221,7 +221,8 @@ impl RepoStore {
 
     /// Returns a view; an empty one where all repositories exist.
     pub async fn view(&self, repo: &RepoId) -> Result<View, GitError> {
-        let empty = || View { refs: Arc::default(), generation: Default::default() };
+        let empty =
+            || View { refs: Arc::default(), state: None, generation: Generation::default() };
         match self.committed(repo).await? {
             Some(view) => Ok(view),
             None if self.inner.endpoint == Endpoint::PullRequests => Ok(empty()),

@@ -348,13 +348,14 @@ impl LaneExecutor {
         &self,
         identifier: &Identifier,
     ) -> Result<BTreeSet<EventId>, DriverError> {
-        let mut found = BTreeSet::new();
-        let Some(repos) = &self.parts.contributors else { return Ok(found) };
-        let guard = repos.lock(identifier).await?;
-        for owner in guard.owners().await? {
-            found.extend(guard.refs(&owner).await?.keys().filter_map(RefName::event));
+        let Some(repos) = &self.parts.contributors else { return Ok(BTreeSet::new()) };
+        let views = repos.family_row(identifier).await?.views;
+        // The last pull request of a repository may have been deleted.
+        if views.values().any(|view| view.refs.refs.is_empty()) {
+            remove_empty(repos, &self.active_work, identifier).await?;
         }
-        Ok(found)
+        let names = views.values().flat_map(|view| view.refs.refs.keys());
+        Ok(names.filter_map(RefName::event).collect())
     }
 }
 

@@ -61,6 +61,7 @@ contract! {
     retired_refs_are_kept_until_they_are_forgotten
     the_graver_mark_stays_until_the_collection
     endpoints_are_apart
+    refs_go_with_the_event_that_signed_for_them
     rows_of_purgatory_restore_what_the_records_say
 }
 
@@ -87,7 +88,7 @@ fn refs(tips: &[(&str, u8)]) -> Arc<Refs> {
 }
 
 fn change(owner: PublicKey, from: Option<Generation>, to: Option<Arc<Refs>>) -> ViewChange {
-    ViewChange { owner, from, to, retired: Vec::new() }
+    ViewChange { owner, from, to, state: None, retired: Vec::new() }
 }
 
 fn family(views: Vec<ViewChange>) -> FamilyChange {
@@ -291,6 +292,53 @@ async fn the_graver_mark_stays_until_the_collection(store: &dyn Store) {
         done(store, commit(change)).await;
         assert_eq!(marked().await, left);
     }
+}
+
+/// Deletes an event as its author would.
+async fn delete(store: &dyn Store, keys: &Keys, event: &Event) {
+    let request = EventBuilder::new(Kind::EventDeletion, "").tag(Tag::event(event.id));
+    let request = request.custom_created_at(time(NOW)).finalize(keys).unwrap();
+    store.save_events(vec![Arc::new(request)], time(NOW)).await.unwrap();
+}
+
+async fn refs_go_with_the_event_that_signed_for_them(store: &dyn Store) {
+    let (alice, bob) = (Keys::generate(), Keys::generate());
+    let repo = RepoId::new(alice.public_key(), name("x"));
+    let sign = |keys: &Keys, kind, tags: Vec<Tag>| {
+        let event = EventBuilder::new(Kind::from_u16(kind), "").tags(tags);
+        Arc::new(event.custom_created_at(time(NOW)).finalize(keys).unwrap())
+    };
+    let announcement = sign(&alice, 30617, vec![Tag::identifier("x")]);
+    let state = state(&alice, NOW);
+    let tip = oid(2).to_string();
+    let tags = [["a", &repo.to_string()], ["c", &tip]].map(|tag| Tag::parse(tag).unwrap());
+    let proposal = sign(&bob, 1618, tags.to_vec());
+    let proposed = RefName::nostr(proposal.id);
+    let shown = refs(&[("refs/heads/main", 1), (proposed.as_str(), 2)]);
+    let mut view = change(repo.owner, None, Some(shown));
+    view.state = Some(state.id);
+    let other = change(bob.public_key(), None, Some(refs(&[("refs/heads/main", 3)])));
+    let mut release = commit(family(vec![view, other]));
+    release.save = vec![announcement.clone(), state.clone(), proposal.clone()];
+    done(store, release).await;
+    let names = async || {
+        let view = store.view(REPOS, repo.clone()).await.unwrap()?;
+        Some(view.refs.refs.keys().cloned().collect::<Vec<_>>())
+    };
+    let main: RefName = "refs/heads/main".parse().unwrap();
+    assert_eq!(names().await, Some(vec![main.clone(), proposed.clone()]));
+    let before = generation(store, repo.owner).await;
+    delete(store, &bob, &proposal).await;
+    assert_eq!(names().await, Some(vec![main]));
+    assert!(generation(store, repo.owner).await > before);
+    delete(store, &alice, &state).await;
+    assert_eq!(names().await, Some(vec![]));
+    delete(store, &alice, &announcement).await;
+    assert_eq!(names().await, None);
+    let row = store.family(REPOS, name("x")).await.unwrap();
+    assert_eq!(row.views.len(), 1, "other views of the name stay");
+    assert_eq!(row.retired.iter().map(|it| it.tip).collect::<Vec<_>>(), [oid(1)]);
+    assert_eq!(row.garbage, Some(Garbage::Removed));
 }
 
 async fn endpoints_are_apart(store: &dyn Store) {

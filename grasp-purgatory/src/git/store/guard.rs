@@ -6,6 +6,7 @@ use std::sync::Arc;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::push::{AuthorisedPush, PushCommand};
 use grasp_core::resources::Claimant;
+use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, Oid, RefName, RepoId};
 use nostr::event::EventId;
 use nostr::key::PublicKey;
@@ -153,7 +154,7 @@ impl FamilyGuard {
         let mut change = self.change();
         let to = Some(Arc::new(Refs::default()));
         let retired = Vec::new();
-        change.views.push(ViewChange { owner: *owner, from: None, to, retired });
+        change.views.push(ViewChange { owner: *owner, from: None, to, state: None, retired });
         match self.commit(change).await {
             Err(GitError::Outdated) => Ok(()),
             created => created,
@@ -185,8 +186,8 @@ impl FamilyGuard {
     ) -> Result<(), GitError> {
         let view = self.store.view(&self.repo(owner)).await?;
         let mut change = self.change();
-        let planned =
-            self.plan_from(owner, Some(view), (changes.to_vec(), head.cloned()), now).await?;
+        let wanted = (changes.to_vec(), head.cloned(), view.state);
+        let planned = self.plan_from(owner, Some(view), wanted, now).await?;
         planned.into_iter().for_each(|view| change.push(view));
         self.commit(change).await
     }
@@ -209,18 +210,27 @@ impl FamilyGuard {
             let old = current.get(&name).copied();
             (old != Some(*tip)).then_some(PushCommand { old, new: Some(*tip), name })
         }));
+        // The ref of a pull request makes no repository.
+        if view.is_none() && target.is_none() && endpoint == Endpoint::Repository {
+            return Ok(None);
+        }
+        let state = match target {
+            Some(target) => target.state,
+            None => view.as_ref().and_then(|view| view.state),
+        };
         let head = target.and_then(|target| target.head.clone());
-        self.plan_from(owner, view, (changes, head), now).await
+        self.plan_from(owner, view, (changes, head, state), now).await
     }
 
     async fn plan_from(
         &mut self,
         owner: &PublicKey,
         view: Option<View>,
-        (changes, head): (Vec<PushCommand>, Option<RefName>),
+        (changes, head, state): (Vec<PushCommand>, Option<RefName>, Option<EventId>),
         now: Timestamp,
     ) -> Result<Option<(ViewChange, Option<Garbage>)>, GitError> {
         let from = view.as_ref().map(|view| view.generation);
+        let is_same_state = view.as_ref().is_some_and(|view| view.state == state);
         let refs = view.map(|view| view.refs).unwrap_or_default();
         // What a view serves was whole when it came to be served.
         let served: BTreeSet<_> = refs.refs.values().map(|target| target.oid).collect();
@@ -232,11 +242,11 @@ impl FamilyGuard {
             false => self.blocking(move || read::behind_tags(&objects, &named)).await?,
         };
         let next = refs.after(&changes, head.as_ref(), &peeled)?;
-        if from.is_some() && next == *refs {
+        if is_same_state && next == *refs {
             return Ok(None);
         }
         let retired = retired(owner, refs.retired_by(&next), now);
-        let view = ViewChange { owner: *owner, from, to: Some(Arc::new(next)), retired };
+        let view = ViewChange { owner: *owner, from, to: Some(Arc::new(next)), state, retired };
         Ok(Some((view, garbage_of(&changes))))
     }
 
@@ -247,7 +257,7 @@ impl FamilyGuard {
         let retired = retired(owner, view.refs.retired_by(&Refs::default()), now);
         let garbage = (!view.refs.refs.is_empty()).then_some(Garbage::Removed);
         let mut change = self.change();
-        change.push((ViewChange { owner: *owner, from, to: None, retired }, garbage));
+        change.push((ViewChange { owner: *owner, from, to: None, state: None, retired }, garbage));
         self.commit(change).await?;
         self.remove_cached_views(*owner).await?;
         self.remove_if_deserted().await
@@ -263,6 +273,7 @@ impl FamilyGuard {
             owner: *owner,
             from: Some(view.generation),
             to: None,
+            state: None,
             retired: Vec::new(),
         }));
         (change.forget, change.garbage) = (Forget::Of(*owner), Some(Garbage::Removed));

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use grasp_core::service::Endpoint;
-use grasp_core::{Identifier, RepoId};
+use grasp_core::{Identifier, RefName, RepoId, kinds};
 use grasp_purgatory::Phase;
 use grasp_purgatory::database::{
     Commit, Committed, Conflict, FamilyChange, FamilyRow, Forget, Garbage, Generation, Pack,
@@ -21,6 +21,7 @@ use serde::de::DeserializeOwned;
 
 use super::schema::{Position, seconds};
 use super::tables::{Tables, Verdict};
+use crate::store::repository_names;
 
 /// Committing.
 impl Tables<'_> {
@@ -29,6 +30,8 @@ impl Tables<'_> {
         if let Some(conflict) = self.conflict(commit)? {
             return Ok(Committed::Conflict(conflict));
         }
+        // Views first: a state that another one replaces is then the state of no view.
+        commit.families.iter().try_for_each(|family| self.change_family(family))?;
         if !commit.withdraw.is_empty() {
             self.remove(&commit.withdraw)?;
         }
@@ -38,7 +41,6 @@ impl Tables<'_> {
             let (report, _) = self.save(&commit.save, commit.now)?;
             affected.extend(report.affected);
         }
-        commit.families.iter().try_for_each(|family| self.change_family(family))?;
         commit.records.iter().try_for_each(|record| self.apply(record))?;
         Ok(Committed::Done { affected })
     }
@@ -151,12 +153,46 @@ impl Tables<'_> {
         };
         self.execute("UPDATE generations SET last = last + 1", [])?;
         self.execute(
-            "INSERT INTO views (endpoint, identifier, owner, generation, head, refs)
-                 VALUES (?1, ?2, ?3, (SELECT last FROM generations), ?4, ?5)
+            "INSERT INTO views (endpoint, identifier, owner, generation, head, refs, state)
+                 VALUES (?1, ?2, ?3, (SELECT last FROM generations), ?4, ?5, ?6)
                  ON CONFLICT DO UPDATE SET generation = excluded.generation, head = excluded.head,
-                     refs = excluded.refs",
-            params![key.0, key.1, owner, refs.head.as_str(), refs.encode()],
+                     refs = excluded.refs, state = excluded.state",
+            params![
+                key.0,
+                key.1,
+                owner,
+                refs.head.as_str(),
+                refs.encode(),
+                view.state.as_ref().map(EventId::as_bytes)
+            ],
         )?;
+        Ok(())
+    }
+
+    /// Removes the refs that an event signed for, which is being removed.
+    pub(super) fn remove_refs_of(&self, event: &Event) -> rusqlite::Result<()> {
+        for identifier in repository_names(event) {
+            for endpoint in [Endpoint::Repository, Endpoint::PullRequests] {
+                let mut change = FamilyChange::new(endpoint, identifier.clone());
+                for (owner, view) in self.views((number(endpoint), identifier.as_str()))? {
+                    let is_own = endpoint == Endpoint::Repository && owner == event.pubkey;
+                    if event.kind == kinds::ANNOUNCEMENT && is_own {
+                        change.push(removal(owner, &view, None));
+                        continue;
+                    }
+                    let is_gone = |name: &RefName| match event.kind == kinds::STATE {
+                        true => view.state == Some(event.id) && name.is_branch_or_tag(),
+                        false => name.event() == Some(event.id),
+                    };
+                    if view.refs.refs.keys().any(is_gone) {
+                        let mut left = Refs::clone(&view.refs);
+                        left.refs.retain(|name, _| !is_gone(name));
+                        change.push(removal(owner, &view, Some(left)));
+                    }
+                }
+                self.change_family(&change)?;
+            }
+        }
         Ok(())
     }
 
@@ -241,7 +277,7 @@ impl Tables<'_> {
 impl Tables<'_> {
     pub(super) fn view(&self, endpoint: Endpoint, repo: &RepoId) -> rusqlite::Result<Option<View>> {
         self.find(
-            "SELECT generation, head, refs FROM views
+            "SELECT generation, head, refs, state FROM views
                  WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3",
             params![number(endpoint), repo.identifier.as_str(), repo.owner.as_bytes()],
             |row| read_view(row, 0),
@@ -254,12 +290,7 @@ impl Tables<'_> {
         identifier: &Identifier,
     ) -> rusqlite::Result<FamilyRow> {
         let key = (number(endpoint), identifier.as_str());
-        let views = self.rows(
-            "SELECT owner, generation, head, refs FROM views
-                 WHERE endpoint = ?1 AND identifier = ?2",
-            key,
-            |row| Ok((read_key(row, 0)?, read_view(row, 1)?)),
-        )?;
+        let views = self.views(key)?;
         let packs = self.rows(
             "SELECT name, is_attic, bytes, verified FROM packs
                  WHERE endpoint = ?1 AND identifier = ?2",
@@ -296,6 +327,15 @@ impl Tables<'_> {
             retired,
             garbage,
         })
+    }
+
+    fn views(&self, key: (i64, &str)) -> rusqlite::Result<Vec<(PublicKey, View)>> {
+        self.rows(
+            "SELECT owner, generation, head, refs, state FROM views
+                 WHERE endpoint = ?1 AND identifier = ?2",
+            key,
+            |row| Ok((read_key(row, 0)?, read_view(row, 1)?)),
+        )
     }
 
     pub(super) fn packs(
@@ -390,6 +430,18 @@ impl Tables<'_> {
     }
 }
 
+/// Returns the change of a view that loses refs, or goes as a whole.
+fn removal(owner: PublicKey, view: &View, to: Option<Refs>) -> (ViewChange, Option<Garbage>) {
+    let left = to.clone().unwrap_or_default();
+    let since = Timestamp::now();
+    let retired = view.refs.retired_by(&left).into_iter();
+    let retired = retired.map(|(tip, name)| RetiredRef { owner, tip, name, since }).collect();
+    let keeps_state = left.refs.keys().any(RefName::is_branch_or_tag);
+    let state = view.state.filter(|_| keeps_state);
+    let (from, to) = (Some(view.generation), to.map(Arc::new));
+    (ViewChange { owner, from, to, state, retired }, Some(Garbage::Removed))
+}
+
 fn number(endpoint: Endpoint) -> i64 {
     match endpoint {
         Endpoint::Repository => 0,
@@ -411,11 +463,16 @@ fn phase_number(phase: Phase) -> i64 {
     }
 }
 
-/// Reads the columns `generation, head, refs`.
+/// Reads the columns `generation, head, refs, state`.
 fn read_view(row: &Row<'_>, first: usize) -> rusqlite::Result<View> {
     let (head, refs): (String, String) = (row.get(first + 1)?, row.get(first + 2)?);
     let refs = Refs::decode(&refs, &head).ok_or_else(|| unreadable(first, "refs of a view"))?;
-    Ok(View { refs: Arc::new(refs), generation: Generation(unsigned(row, first)?) })
+    let state: Option<[u8; 32]> = row.get(first + 3)?;
+    Ok(View {
+        refs: Arc::new(refs),
+        state: state.map(EventId::from_byte_array),
+        generation: Generation(unsigned(row, first)?),
+    })
 }
 
 /// Reads the columns `name, is_attic, bytes`.

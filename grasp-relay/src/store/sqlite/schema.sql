@@ -103,8 +103,11 @@ CREATE TABLE views (
     generation INTEGER NOT NULL,
     head       TEXT    NOT NULL,
     refs       TEXT    NOT NULL,
+    -- The id of the state event that branches and tags are of.
+    state      BLOB,
     UNIQUE (endpoint, identifier, owner)
 ) STRICT;
+CREATE INDEX views_by_state ON views (state);
 
 -- The last generation that a view was given. None has one twice, also if it was removed and comes back.
 CREATE TABLE generations (last INTEGER NOT NULL) STRICT;

@@ -204,7 +204,7 @@ impl<'a> Tables<'a> {
         let (key, by) = (self.keys.coordinate(coordinate), Position::of_version(by));
         let mut gone = 0;
         if let Some(head) = self.head(&key)?.filter(|head| head.at > by) {
-            self.erase(head.seq)?;
+            self.remove_served(head.seq)?;
             gone += 1;
         }
         if self.delisted_by(&key)?.is_none_or(|known| by < known) {
@@ -466,10 +466,11 @@ impl Tables<'_> {
         Ok(Some(event))
     }
 
-    /// Deletes a served event without replacement, and records the repositories it named. Returns whether it was
+    /// Deletes a served event without replacement, with the refs that it signed for, and records the repositories it named. Returns whether it was
     /// there.
     pub(super) fn remove_served(&self, seq: i64) -> rusqlite::Result<bool> {
         let Some(event) = self.erase(seq)? else { return Ok(false) };
+        self.remove_refs_of(&event)?;
         self.affected.borrow_mut().extend(repository_names(&event));
         Ok(true)
     }

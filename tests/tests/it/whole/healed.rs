@@ -12,7 +12,11 @@ const HEALED_WITHIN: Duration = Duration::from_secs(60);
 
 /// Two servers with a repository of three pushes, each in a pack of its own.
 async fn two_with_a_history() -> (Net, Hosted) {
-    let (net, alice) = (Net::of(2).await, Maker::new().earlier(5_000));
+    with_a_history(Net::of(2).await).await
+}
+
+async fn with_a_history(net: Net) -> (Net, Hosted) {
+    let alice = Maker::new().earlier(5_000);
     let hosted = net.host(0, &alice, "x").await;
     for n in 1..3 {
         let tip = hosted.work.commit(&format!("next {n}")).await;
@@ -86,4 +90,21 @@ async fn a_flipped_byte_is_found_and_mended() {
     clone_until_whole(&net, &hosted, Path::new("a byte")).await;
     let damaged = repos.verify(&hosted.repo.identifier, now + 1, now).await.unwrap();
     assert!(damaged.is_empty(), "{damaged:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_killed_while_it_repairs_goes_on_after_its_start() {
+    let (mut net, hosted) = with_a_history(Net::of_processes(2)).await;
+    for delay in [0, 100, 300] {
+        let all = files(&git_dir(&net).join("families"));
+        let packs = all.iter().filter(|file| file.extension().is_some_and(|it| it == "pack"));
+        packs.for_each(|pack| std::fs::remove_file(pack).unwrap());
+        let url = net.at(1).clone_url(&hosted.repo);
+        let noticed = hosted.work.git(&["clone", "-q", &url, "lost"]).await;
+        assert!(!noticed.ok);
+        tokio::time::sleep(Duration::from_millis(delay)).await;
+        net.members[1].kill();
+        net.members[1].spawn();
+        clone_until_whole(&net, &hosted, Path::new("all packs")).await;
+    }
 }
