@@ -3,10 +3,13 @@
 use grasp_core::RepoId;
 use grasp_core::push::encode_pkt;
 use grasp_core::resources::Claimant;
-use grasp_purgatory::git::{GitProcess, Protocol, Service};
+use grasp_purgatory::git::{GitProcess, Protocol, RefList, Refs, Service, Target};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::git_fixture::{Work, World, files_below};
+use crate::git_fixture::{Work, World, name};
+
+/// More than any piece of a list has.
+const MAX_CHUNK: usize = 40 * 1024;
 
 const PROTOCOLS: [Protocol; 3] = [Protocol::V0, Protocol::V1, Protocol::V2];
 
@@ -17,13 +20,20 @@ async fn output_of(mut process: GitProcess) -> String {
     answer
 }
 
+/// Returns the whole text of a list.
+fn text_of(list: RefList) -> String {
+    let chunks: Vec<Vec<u8>> = list.collect();
+    assert!(chunks.iter().all(|chunk| !chunk.is_empty() && chunk.len() < MAX_CHUNK));
+    String::from_utf8(chunks.concat()).unwrap()
+}
+
 async fn assert_advertised_as_by_git(world: &World, repo: &RepoId) {
     for service in [Service::UploadPack, Service::ReceivePack] {
         for protocol in PROTOCOLS {
             let service = (service, protocol);
-            let own = world.store.advertisement(repo, service).await.unwrap().expect("an answer");
+            let own = world.store.advertisement(repo, service).await.unwrap();
             let git = world.store.advertise(repo, service, Claimant::default()).await.unwrap();
-            assert_eq!(String::from_utf8(own).unwrap(), output_of(git).await, "{service:?}");
+            assert_eq!(text_of(own), output_of(git).await, "{service:?}");
         }
     }
 }
@@ -39,15 +49,29 @@ fn ls_refs(capabilities: &[&str], arguments: &[&str]) -> Vec<u8> {
 }
 
 async fn assert_listed_as_by_git(world: &World, repo: &RepoId) {
-    let arguments: [&[&str]; 8] = [
+    let many: Vec<String> = (0..3_000).map(|n| format!("ref-prefix refs/heads/{n}\n")).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    let arguments: [&[&str]; 13] = [
         &[],
         &["peel\n", "symrefs\n"],
         &["peel", "symrefs", "unborn", "ref-prefix HEAD", "ref-prefix refs/heads/"],
         &["symrefs\n", "ref-prefix refs/tags/\n", "ref-prefix HEA\n"],
         &["peel\n", "ref-prefix refs/heads/ma\n", "ref-prefix refs/heads/main\n"],
+        &["peel\n", "ref-prefix refs/heads/main\n", "ref-prefix refs/heads/ma\n"],
+        &["ref-prefix refs/heads/main\n"; 3],
+        &[
+            "ref-prefix refs/tags/v1-\n",
+            "ref-prefix refs/tags/v1\n",
+            "ref-prefix refs/heads/ma/\n",
+            "ref-prefix refs/tags/v\n",
+            "ref-prefix refs/tags/v1\n",
+            "ref-prefix refs/heads/zzz\n",
+        ],
         &["ref-prefix refs/nostr/\n", "ref-prefix refs/grasp/\n"],
         &["ref-prefix nothing\n"],
         &["ref-prefix \n"],
+        &["ref-prefix refs/heads/main\n", "ref-prefix \n", "ref-prefix refs/tags/\n"],
+        &many,
     ];
     for arguments in arguments {
         let request = ls_refs(&["agent=git/2.40", "object-format=sha1"], arguments);
@@ -57,7 +81,8 @@ async fn assert_listed_as_by_git(world: &World, repo: &RepoId) {
         let mut input = git.take_stdin().unwrap();
         input.write_all(&request).await.unwrap();
         drop(input);
-        assert_eq!(String::from_utf8(own).unwrap(), output_of(git).await, "{arguments:?}");
+        let shown = &arguments[..arguments.len().min(8)];
+        assert!(text_of(own) == output_of(git).await, "{shown:?}");
     }
 }
 
@@ -108,34 +133,66 @@ async fn refs_peeled_tags_and_head_are_advertised_as_by_git() {
 async fn a_head_without_its_branch_is_advertised_as_by_git() {
     let world = World::new().await;
     let repo = repository(&world).await;
-    std::fs::write(world.view(&repo).join("HEAD"), "ref: refs/heads/unborn\n").unwrap();
+    let refs = Refs::clone(&world.store.view(&repo).await.unwrap().refs);
+    world.database.set_refs(&repo, Refs { head: name("refs/heads/unborn"), ..refs });
+    let text = world.advertised(&repo, Service::UploadPack, Protocol::V0).await;
+    assert!(!text.contains("HEAD"), "{text}");
     assert_advertised_as_by_git(&world, &repo).await;
     assert_listed_as_by_git(&world, &repo).await;
 }
 
 #[tokio::test]
-async fn refs_without_objects_are_left_to_git_for_a_client_that_pushes() {
+async fn lists_of_many_pieces_are_those_of_git() {
     let world = World::new().await;
     let repo = repository(&world).await;
-    let packs = files_below(&world.root()).into_iter();
-    let packs = packs.filter(|path| path.extension().is_some_and(|e| e == "pack" || e == "idx"));
-    packs.for_each(|pack| std::fs::remove_file(pack).unwrap());
-    let service = (Service::ReceivePack, Protocol::V0);
-    assert_eq!(world.store.advertisement(&repo, service).await.unwrap(), None);
-    // A client that fetches is told of them: its fetch fails, instead of bringing an empty repository.
+    let mut refs = Refs::clone(&world.store.view(&repo).await.unwrap().refs);
+    let targets: Vec<_> = refs.refs.values().copied().collect();
+    for (n, target) in targets.iter().cycle().take(5_000).enumerate() {
+        // Only tags may point at tags.
+        let namespace = if target.peeled.is_some() { "tags" } else { "heads" };
+        refs.refs.insert(name(&format!("refs/{namespace}/{n}")), *target);
+    }
+    world.database.set_refs(&repo, refs);
     let service = (Service::UploadPack, Protocol::V0);
-    assert!(world.store.advertisement(&repo, service).await.unwrap().is_some());
+    let pieces = world.store.advertisement(&repo, service).await.unwrap().count();
+    assert!(pieces > 5, "{pieces}");
+    assert_advertised_as_by_git(&world, &repo).await;
+    assert_listed_as_by_git(&world, &repo).await;
 }
 
 #[tokio::test]
-async fn other_requests_and_refs_made_by_hand_are_left_to_git() {
+async fn refs_without_objects_are_left_out_for_a_client_that_pushes() {
+    let world = World::new().await;
+    let repo = repository(&world).await;
+    let here = world.store.refs(&repo).await.unwrap();
+    let mut refs = Refs::clone(&world.store.view(&repo).await.unwrap().refs);
+    let lost = Target { oid: "cd".repeat(20).parse().unwrap(), peeled: None };
+    for text in ["refs/heads/a", "refs/heads/z", "refs/tags/lost"] {
+        refs.refs.insert(name(text), lost);
+    }
+    world.database.set_refs(&repo, refs);
+    for protocol in PROTOCOLS {
+        let service = (Service::ReceivePack, protocol);
+        let own = text_of(world.store.advertisement(&repo, service).await.unwrap());
+        assert_eq!(own.matches(" refs/").count(), here.len(), "{own}");
+        assert!(!own.contains(&lost.oid.to_string()), "{own}");
+    }
+    // A client that fetches is told of them: its fetch fails, instead of bringing less than there was.
+    for protocol in [Protocol::V0, Protocol::V1] {
+        let service = (Service::UploadPack, protocol);
+        let text = text_of(world.store.advertisement(&repo, service).await.unwrap());
+        assert!(text.contains(&format!("{} refs/heads/a\n", lost.oid)), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn other_requests_are_left_to_git() {
     let world = World::new().await;
     let repo = repository(&world).await;
     let mut fetch = Vec::new();
     encode_pkt(b"command=fetch", &mut fetch);
     fetch.extend_from_slice(b"00010000");
     let listed = ls_refs(&[], &["peel"]);
-    let too_many = vec!["ref-prefix a"; 2_000];
     for request in [
         fetch.as_slice(),
         &listed[..listed.len() - 1],
@@ -143,14 +200,8 @@ async fn other_requests_and_refs_made_by_hand_are_left_to_git() {
         b"",
         &ls_refs(&[], &["surprise"]),
         &ls_refs(&["object-format=sha256"], &["peel"]),
-        &ls_refs(&[], &too_many),
     ] {
-        assert_eq!(world.store.ls_refs(&repo, request).await.unwrap(), None, "{request:?}");
+        assert!(world.store.ls_refs(&repo, request).await.unwrap().is_none(), "{request:?}");
     }
     assert!(world.store.ls_refs(&repo, &listed).await.unwrap().is_some());
-    let view = world.view(&repo);
-    crate::git_fixture::git(&view, &["update-ref", "refs/heads/hand", "main"], b"").unwrap();
-    assert_eq!(world.store.ls_refs(&repo, &listed).await.unwrap(), None);
-    let service = (Service::UploadPack, Protocol::V0);
-    assert_eq!(world.store.advertisement(&repo, service).await.unwrap(), None);
 }

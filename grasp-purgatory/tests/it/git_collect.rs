@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use grasp_core::{Oid, RepoId};
+use grasp_purgatory::database::Garbage;
 use grasp_purgatory::git::RETENTION;
 use nostr::event::EventId;
 use nostr::types::Timestamp;
@@ -40,14 +41,18 @@ async fn what_a_force_push_removed_is_unreadable_and_kept_for_its_time() {
 
     assert!(collect(&world, &repo, now()).await);
     assert!(!is_readable(&world, &repo, removed).await && is_readable(&world, &repo, stays).await);
-    git(&world.view(&repo), &["fsck", "--full"], b"").unwrap();
+    git(&world.view(&repo).await, &["fsck", "--full"], b"").unwrap();
     let bytes = pack_bytes(&world.root());
     assert!(bytes > 100_000, "an operator still finds it: {bytes}");
+    let retired = world.store.family_row(&repo.identifier).await.unwrap().retired;
+    let tips: Vec<_> = retired.iter().map(|retired| (retired.tip, retired.owner)).collect();
+    assert_eq!(tips, [(removed, repo.owner)]);
     assert!(!collect(&world, &repo, now()).await, "once is enough");
 
     let later = Timestamp::from_secs(now().as_secs() + RETENTION.as_secs() + 1);
     assert!(collect(&world, &repo, later).await);
     assert!(pack_bytes(&world.root()) < 10_000);
+    assert!(world.store.family_row(&repo.identifier).await.unwrap().retired.is_empty());
     assert!(is_readable(&world, &repo, stays).await);
     // It can be brought again.
     world.push(&repo, &work, &[("refs/heads/again", Some(removed))]).await.unwrap();
@@ -63,11 +68,61 @@ async fn ordinary_pushes_are_not_repacked() {
         world.push(&repo, &work, &[(MAIN, Some(tip))]).await.unwrap();
     }
     let before = files_below(&world.root().join("families"));
+    let row = world.store.family_row(&repo.identifier).await.unwrap();
+    assert_eq!((row.retired.len(), row.garbage), (2, Some(Garbage::Moved)));
     assert!(!collect(&world, &repo, now()).await);
     let packs = |files: &[std::path::PathBuf]| {
         files.iter().filter(|f| f.extension().is_some_and(|e| e == "pack")).count()
     };
     assert_eq!(packs(&files_below(&world.root().join("families"))), packs(&before));
+    // What is shown contains what was moved away from, so there is nothing to keep for later.
+    let row = world.store.family_row(&repo.identifier).await.unwrap();
+    assert_eq!((row.retired, row.garbage), (vec![], None));
+}
+
+#[tokio::test]
+async fn ordinary_pushes_do_not_shorten_the_time_of_what_was_removed_before() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    work.write("noise", &noise(100_000));
+    let removed = work.commit("removed");
+    world.push(&repo, &work, &[(MAIN, Some(removed))]).await.unwrap();
+    work.git(&["rm", "-q", "noise"]);
+    let first = unrelated(&work, "first");
+    world.push(&repo, &work, &[(MAIN, Some(first))]).await.unwrap();
+    assert!(collect(&world, &repo, now()).await);
+    let second = work.commit("second");
+    world.push(&repo, &work, &[(MAIN, Some(second))]).await.unwrap();
+    assert!(!collect(&world, &repo, now()).await);
+    let row = world.store.family_row(&repo.identifier).await.unwrap();
+    let tips: Vec<_> = row.retired.iter().map(|retired| retired.tip).collect();
+    assert_eq!((tips, row.garbage), (vec![removed], None));
+    // Whatever is removed for good later, this stays.
+    let other = unrelated(&work, "other");
+    world.push(&repo, &work, &[(MAIN, Some(other))]).await.unwrap();
+    assert!(collect(&world, &repo, now()).await);
+    assert!(pack_bytes(&world.root()) > 100_000);
+}
+
+#[tokio::test]
+async fn what_was_removed_is_kept_for_its_time_though_another_owner_showed_it_and_vanished() {
+    let (world, work) = (World::new().await, Work::new());
+    let (alice, bob) = (world.repo("x").await, world.repo("x").await);
+    work.write("noise", &noise(100_000));
+    let removed = work.commit("removed");
+    for repo in [&alice, &bob] {
+        world.push(repo, &work, &[(MAIN, Some(removed))]).await.unwrap();
+    }
+    work.git(&["rm", "-q", "noise"]);
+    let stays = unrelated(&work, "stays");
+    world.push(&alice, &work, &[(MAIN, Some(stays))]).await.unwrap();
+    assert!(!collect(&world, &alice, now()).await);
+    let mut guard = world.store.lock(&bob.identifier).await.unwrap();
+    guard.destroy_view(&bob.owner).await.unwrap();
+    drop(guard);
+    assert!(collect(&world, &alice, now()).await);
+    assert!(!is_readable(&world, &alice, removed).await);
+    assert!(pack_bytes(&world.root()) > 100_000, "an operator still finds it");
 }
 
 #[tokio::test]
@@ -91,7 +146,7 @@ async fn what_a_vanished_owner_had_is_not_readable_through_others_and_gone_from_
     assert!(collect(&world, &bob, now()).await);
     assert!(!is_readable(&world, &bob, earlier).await && is_readable(&world, &bob, his).await);
     assert!(pack_bytes(&world.root()) < 10_000, "nothing of hers is kept for later");
-    git(&world.view(&bob), &["fsck", "--full"], b"").unwrap();
+    git(&world.view(&bob).await, &["fsck", "--full"], b"").unwrap();
 }
 
 #[tokio::test]
@@ -150,11 +205,65 @@ async fn a_pull_request_is_copied_only_where_history_is_shared_and_only_what_is_
     world.push(&other, &work, &[(MAIN, Some(unrelated))]).await.unwrap();
 
     let from = (&world.store, &x.identifier);
-    assert!(world.store.copy(from, &other, tip).await.unwrap().is_none());
-    let copied = world.store.copy(from, &fork, tip).await.unwrap().expect("it is a fork");
+    let guard = world.store.lock(&other.identifier).await.unwrap();
+    assert!(world.store.copy(from, &guard, tip).await.unwrap().is_none());
+    let mut guard = world.store.lock(&fork.identifier).await.unwrap();
+    let copied = world.store.copy(from, &guard, tip).await.unwrap().expect("it is a fork");
     let bytes = copied.bytes().await.unwrap();
     assert!(bytes < 10_000, "without the base: {bytes}");
-    let mut guard = world.store.lock(&fork.identifier).await.unwrap();
     guard.promote(copied).await.unwrap();
     assert!(guard.check(&BTreeSet::from([tip])).await.unwrap().is_complete());
+}
+
+#[tokio::test]
+async fn what_a_pull_request_contains_is_kept_for_its_time_once_a_branch_had_it() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    work.write("noise", &noise(100_000));
+    let removed = work.commit("removed");
+    world.push(&repo, &work, &[(MAIN, Some(removed))]).await.unwrap();
+    let name = grasp_core::RefName::nostr(EventId::from_byte_array([1; 32]));
+    let set = |old, new| grasp_core::push::PushCommand { old, new, name: name.clone() };
+    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+    guard.move_refs(&repo.owner, &[set(None, Some(removed))], None, now()).await.unwrap();
+    drop(guard);
+    work.git(&["rm", "-q", "noise"]);
+    let stays = unrelated(&work, "stays");
+    world.push(&repo, &work, &[(MAIN, Some(stays))]).await.unwrap();
+    collect(&world, &repo, now()).await;
+    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
+    guard.move_refs(&repo.owner, &[set(Some(removed), None)], None, now()).await.unwrap();
+    drop(guard);
+    assert!(collect(&world, &repo, now()).await);
+    assert!(!is_readable(&world, &repo, removed).await);
+    assert!(pack_bytes(&world.root()) > 100_000, "an operator still finds it");
+}
+
+#[tokio::test]
+async fn a_crash_while_collecting_leaves_everything_as_it_was_or_collected() {
+    let (world, work) = (World::new().await, Work::new());
+    let repo = world.repo("x").await;
+    let removed = work.commit("removed");
+    world.push(&repo, &work, &[(MAIN, Some(removed))]).await.unwrap();
+    let stays = unrelated(&work, "stays");
+    world.push(&repo, &work, &[(MAIN, Some(stays))]).await.unwrap();
+    let before = world.store.family_row(&repo.identifier).await.unwrap();
+    world.database.fail_once();
+    world.store.collect(&repo.identifier, &BTreeSet::new(), now()).await.unwrap_err();
+    assert_eq!(world.store.family_row(&repo.identifier).await.unwrap(), before);
+    let world = world.restart().await;
+    assert_eq!(packs_on_disk(&world), before.packs.iter().map(|pack| pack.name.clone()).collect());
+    assert!(is_readable(&world, &repo, removed).await && is_readable(&world, &repo, stays).await);
+    git(&world.view(&repo).await, &["fsck", "--full"], b"").unwrap();
+    assert!(collect(&world, &repo, now()).await, "the mark was kept");
+    assert!(!is_readable(&world, &repo, removed).await && is_readable(&world, &repo, stays).await);
+    let row = world.store.family_row(&repo.identifier).await.unwrap();
+    assert_eq!(packs_on_disk(&world), row.packs.into_iter().map(|pack| pack.name).collect());
+}
+
+/// The names of all packs of families.
+fn packs_on_disk(world: &World) -> BTreeSet<String> {
+    let files = files_below(&world.root().join("families")).into_iter();
+    let packs = files.filter(|file| file.extension().is_some_and(|kind| kind == "pack"));
+    packs.map(|file| file.file_stem().unwrap().to_str().unwrap().to_owned()).collect()
 }

@@ -2,15 +2,16 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
+use std::sync::Arc;
 use std::time::Duration;
 
 use grasp_core::Oid;
 use grasp_core::resources::Claimant;
-use grasp_purgatory::git::{Git, GitError, Incoming, Protocol, RepoStore, Slots, StagingLimits};
+use grasp_purgatory::git::{Git, GitError, Incoming, Protocol, Slots, StagingLimits};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
-use crate::git_fixture::{PLENTY, Work, World, git};
+use crate::git_fixture::{PLENTY, Work, World, git, open};
 
 /// A commit whose tree holds so many versions of a file, stored as one chain of deltas.
 fn chain(work: &Work, length: usize) -> (Oid, Vec<u8>) {
@@ -119,7 +120,7 @@ async fn all_pushes_share_one_budget_of_memory() {
     let path = std::env::var_os("PATH").unwrap();
     // A quarter of it is for strangers: room for receiving one pack.
     let git = Git::find(&path, Slots { unpack_memory: 96 << 20, ..Slots::default() }).unwrap();
-    let store = RepoStore::open(dir.path(), git, StagingLimits::default()).await.unwrap();
+    let store = open(dir.path(), git, StagingLimits::default(), &Arc::default()).await.unwrap();
     let name = "x".parse().unwrap();
     let incoming = store.incoming_for(&name).await.unwrap();
     let first = incoming.unpack(PLENTY, PLENTY).await.unwrap();
@@ -136,7 +137,7 @@ async fn slow_senders_leave_memory_for_those_who_have_sent_everything() {
     let path = std::env::var_os("PATH").unwrap();
     // A quarter of it is for strangers: room for resolving the deltas of one pack while others are received.
     let git = Git::find(&path, Slots { unpack_memory: 600 << 20, ..Slots::default() }).unwrap();
-    let store = RepoStore::open(dir.path(), git, StagingLimits::default()).await.unwrap();
+    let store = open(dir.path(), git, StagingLimits::default(), &Arc::default()).await.unwrap();
     let incoming = store.incoming_for(&"x".parse().unwrap()).await.unwrap();
     let work = Work::new();
     let pack = work.pack(&[work.commit("1")]);
@@ -158,7 +159,7 @@ async fn pushes_that_are_complete_do_not_wait_for_each_other() {
     let path = std::env::var_os("PATH").unwrap();
     // Room for receiving three packs of strangers, and for resolving the deltas of one.
     let git = Git::find(&path, Slots { unpack_memory: 352 << 20, ..Slots::default() }).unwrap();
-    let store = RepoStore::open(dir.path(), git, StagingLimits::default()).await.unwrap();
+    let store = open(dir.path(), git, StagingLimits::default(), &Arc::default()).await.unwrap();
     let incoming = store.incoming_for(&"x".parse().unwrap()).await.unwrap();
     let work = Work::new();
     let pack = work.pack(&[work.commit("1")]);

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
 use grasp_core::admission::Presence;
 use grasp_core::nip34::State;
@@ -12,13 +13,18 @@ use grasp_core::push::{
     authorise, encode_pkt,
 };
 use grasp_core::resources::Claimant;
+use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, Oid, RefName, RepoId};
-use grasp_purgatory::git::{Git, GitError, Incoming, Protocol, RepoStore, Slots, StagingLimits};
+use grasp_purgatory::git::{
+    FamilyGuard, Git, GitError, Incoming, Protocol, RepoStore, Service, Slots, StagingLimits,
+};
 use nostr::event::{EventBuilder, EventId, FinalizeEvent, Kind, Tag};
-use nostr::key::Keys;
+use nostr::key::{Keys, PublicKey};
 use nostr::types::Timestamp;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::memory_database::MemoryDatabase;
 
 /// A pack larger than any test makes.
 pub(crate) const PLENTY: u64 = 1 << 30;
@@ -35,9 +41,20 @@ pub(crate) fn installed_git() -> Git {
     Git::find(&std::env::var_os("PATH").unwrap(), Slots::default()).unwrap()
 }
 
-/// A store in a directory that goes with it.
+/// Opens the store of hosted repositories.
+pub(crate) async fn open(
+    root: &Path,
+    git: Git,
+    limits: StagingLimits,
+    database: &Arc<MemoryDatabase>,
+) -> Result<RepoStore, GitError> {
+    RepoStore::open(root, Endpoint::Repository, git, limits, database.clone()).await
+}
+
+/// A store in a directory that goes with it, and the database that names what is in it.
 pub(crate) struct World {
     pub(crate) dir: TempDir,
+    pub(crate) database: Arc<MemoryDatabase>,
     pub(crate) store: RepoStore,
 }
 
@@ -52,18 +69,18 @@ impl World {
 
     pub(crate) async fn with_git(git: Git, limits: StagingLimits) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let store = RepoStore::open(&dir.path().join("git"), git, limits).await.unwrap();
-        Self { dir, store }
+        let database = Arc::default();
+        let store = open(&dir.path().join("git"), git, limits, &database).await.unwrap();
+        Self { dir, database, store }
     }
 
     /// Ends the server and starts it again.
     pub(crate) async fn restart(self) -> Self {
-        let Self { dir, store } = self;
+        let Self { dir, database, store } = self;
         drop(store);
-        let root = dir.path().join("git");
-        let store =
-            RepoStore::open(&root, installed_git(), StagingLimits::default()).await.unwrap();
-        Self { dir, store }
+        let (root, limits) = (dir.path().join("git"), StagingLimits::default());
+        let store = open(&root, installed_git(), limits, &database).await.unwrap();
+        Self { dir, database, store }
     }
 
     pub(crate) fn root(&self) -> PathBuf {
@@ -83,14 +100,38 @@ impl World {
         guard.create_view(&repo.owner).await.unwrap();
     }
 
-    /// Where a view lies, found as an operator would find it.
-    pub(crate) fn view(&self, repo: &RepoId) -> PathBuf {
-        let description = repo.to_string();
-        let views = files_below(&self.root()).into_iter().filter(|path| {
-            path.ends_with("description") && std::fs::read_to_string(path).unwrap() == description
+    /// Returns the directory in which git reads a view as it is committed now, made by a request for it.
+    pub(crate) async fn view(&self, repo: &RepoId) -> PathBuf {
+        self.advertised(repo, Service::UploadPack, Protocol::V0).await;
+        let generation = self.store.view(repo).await.unwrap().generation;
+        let name = format!("{}.{}", repo.owner.to_hex(), generation.0);
+        let families = std::fs::read_dir(self.root().join("views")).unwrap();
+        let mut views = families.map(|family| family.unwrap().path().join(&name));
+        views.find(|view| view.is_dir()).expect("git reads the view somewhere")
+    }
+
+    /// Returns the directory of a family, found as an operator would find it.
+    pub(crate) fn family(&self, identifier: &Identifier) -> PathBuf {
+        let mut names = files_below(&self.root().join("families")).into_iter().filter(|path| {
+            path.ends_with("identifier")
+                && std::fs::read_to_string(path).unwrap() == identifier.as_str()
         });
-        let view = views.into_iter().next().expect("the view describes itself");
-        view.parent().unwrap().to_owned()
+        names.next().expect("the family says its name").parent().unwrap().to_owned()
+    }
+
+    /// Returns what git itself advertises.
+    pub(crate) async fn advertised(
+        &self,
+        repo: &RepoId,
+        service: Service,
+        protocol: Protocol,
+    ) -> String {
+        let claimant = Claimant::default();
+        let mut process = self.store.advertise(repo, (service, protocol), claimant).await.unwrap();
+        let mut answer = Vec::new();
+        process.take_stdout().unwrap().read_to_end(&mut answer).await.unwrap();
+        assert!(process.finish().await.unwrap().status.success());
+        String::from_utf8(answer).unwrap()
     }
 
     /// Receives what these tips need.
@@ -102,7 +143,7 @@ impl World {
         Ok(incoming)
     }
 
-    /// Pushes as the relay would: receive, lock, judge, accept.
+    /// Pushes as the relay would: receive, lock, judge, take objects in, move refs.
     pub(crate) async fn push(
         &self,
         repo: &RepoId,
@@ -116,7 +157,7 @@ impl World {
         };
         let mut guard = self.store.lock(&repo.identifier).await?;
         let push = judged(&guard.refs(&repo.owner).await?, moves);
-        guard.accept(&repo.owner, &push, incoming, None, now()).await
+        execute(&mut guard, &repo.owner, &push, incoming).await
     }
 
     /// What git answers to one request for objects.
@@ -140,6 +181,19 @@ impl World {
         process.finish().await.unwrap();
         answer
     }
+}
+
+/// Executes a judged push: takes its objects in, and moves refs as the release that follows does.
+pub(crate) async fn execute(
+    guard: &mut FamilyGuard,
+    owner: &PublicKey,
+    push: &AuthorisedPush,
+    incoming: Option<Incoming>,
+) -> Result<(), GitError> {
+    if let Some(incoming) = incoming {
+        guard.take_push(push, incoming).await?;
+    }
+    guard.move_refs(owner, push.execute(), None, now()).await
 }
 
 /// What a push amounts to when a maintainer has signed exactly what would result.

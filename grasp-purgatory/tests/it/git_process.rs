@@ -44,6 +44,8 @@ async fn eventually(mut holds: impl FnMut() -> bool) {
 async fn a_client_that_vanishes_mid_push_leaves_no_process_and_no_file() {
     let (world, work) = (World::new().await, Work::new());
     let repo = world.repo("x").await;
+    // The first to come makes the place for objects of this identifier.
+    drop(world.store.incoming(&repo, Claimant::default()).await.unwrap());
     let before = files_below(&world.root());
     let pack = work.pack(&[work.commit("1")]);
     let incoming = world.store.incoming(&repo, Claimant::default()).await.unwrap();
@@ -150,14 +152,23 @@ async fn hooks_in_a_view_are_not_run() {
 
     let (world, work) = (World::new().await, Work::new());
     let repo = world.repo("x").await;
-    let (hooks, trace) = (world.view(&repo).join("hooks"), world.dir.path().join("ran"));
-    std::fs::create_dir(&hooks).unwrap();
-    for hook in ["pre-receive", "update", "post-update", "reference-transaction", "post-receive"] {
-        let path = hooks.join(hook);
-        std::fs::write(&path, format!("#!/bin/sh\necho x >> {}\n", trace.display())).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-    }
     let tip = work.commit("1");
+    world.push(&repo, &work, &[("refs/heads/first", Some(tip))]).await.unwrap();
+    let trace = world.dir.path().join("ran");
+    let workbench = world.root().join("workbench");
+    for dir in [world.view(&repo).await, world.family(&repo.identifier), workbench] {
+        let hooks = dir.join("hooks");
+        std::fs::create_dir(&hooks).unwrap();
+        for hook in
+            ["pre-receive", "update", "post-update", "reference-transaction", "post-receive"]
+        {
+            let path = hooks.join(hook);
+            std::fs::write(&path, format!("#!/bin/sh\necho x >> {}\n", trace.display())).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        }
+    }
+    world.fetch_v2(&repo, &[tip]).await;
+    let tip = work.commit("2");
     world.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
     assert_eq!(world.store.refs(&repo).await.unwrap()[&name("refs/heads/main")], tip);
     assert!(!trace.exists());

@@ -6,7 +6,7 @@ use grasp_core::Oid;
 use grasp_core::resources::Claimant;
 use grasp_purgatory::git::{Blame, Completeness, GitError, StagingLimits};
 
-use crate::git_fixture::{PLENTY, Work, World, files_below, git, judged, name, noise, now};
+use crate::git_fixture::{PLENTY, Work, World, execute, files_below, git, judged, name, noise};
 
 #[tokio::test]
 async fn a_plain_clone_of_the_view_gets_what_was_pushed() {
@@ -17,10 +17,10 @@ async fn a_plain_clone_of_the_view_gets_what_was_pushed() {
     let tip = work.commit("2");
     let moves = [("refs/heads/main", Some(tip)), ("refs/tags/v1", Some(work.rev("v1")))];
     world.push(&repo, &work, &moves).await.unwrap();
-    assert_eq!(world.store.head(&repo).await.unwrap(), Some(name("refs/heads/main")));
+    assert_eq!(world.store.head(&repo).await.unwrap(), name("refs/heads/main"));
 
     let clone = world.dir.path().join("clone");
-    let view = world.view(&repo);
+    let view = world.view(&repo).await;
     git(world.dir.path(), &["clone", "-q", view.to_str().unwrap(), "clone"], b"").unwrap();
     assert_eq!(git(&clone, &["rev-parse", "HEAD"], b"").unwrap(), tip.to_string());
     assert_eq!(git(&clone, &["rev-parse", "v1^{}"], b"").unwrap(), first.to_string());
@@ -41,7 +41,7 @@ async fn a_tag_is_followed_to_what_it_names_unless_that_takes_too_much() {
         work.git(&["tag", "-a", "-m", "upon a tag", &n.to_string(), &(n - 1).to_string()]);
     }
     world.push(&repo, &work, &[("refs/tags/16", Some(work.rev("16")))]).await.unwrap();
-    let peeled = git(&world.view(&repo), &["show-ref", "-d", "16"], b"").unwrap();
+    let peeled = git(&world.view(&repo).await, &["show-ref", "-d", "16"], b"").unwrap();
     assert!(peeled.contains(&format!("{tip} refs/tags/16^{{}}")), "{peeled}");
     work.write("words", &b"many words\n".repeat(200_000));
     work.git(&["tag", "-a", "-F", "words", "large"]);
@@ -72,8 +72,8 @@ async fn a_thin_pack_is_completed_with_what_the_family_has() {
     let incoming = world.receive(&repo, &thin).await.unwrap();
     let mut guard = world.store.lock(&repo.identifier).await.unwrap();
     let push = judged(&guard.refs(&repo.owner).await.unwrap(), &[("refs/heads/main", Some(two))]);
-    guard.accept(&repo.owner, &push, Some(incoming), None, now()).await.unwrap();
-    git(&world.view(&repo), &["fsck", "--full", "--strict"], b"").unwrap();
+    execute(&mut guard, &repo.owner, &push, Some(incoming)).await.unwrap();
+    git(&world.view(&repo).await, &["fsck", "--full", "--strict"], b"").unwrap();
 }
 
 #[tokio::test]
@@ -93,7 +93,7 @@ async fn refs_are_created_updated_forced_and_deleted() {
     world.push(&repo, &work, &[("refs/heads/main", None)]).await.unwrap();
     let refs = world.store.refs(&repo).await.unwrap();
     assert_eq!(refs.into_iter().collect::<Vec<_>>(), [(name("refs/heads/dev"), one)]);
-    assert_eq!(world.store.head(&repo).await.unwrap(), Some(name("refs/heads/dev")));
+    assert_eq!(world.store.head(&repo).await.unwrap(), name("refs/heads/dev"));
 }
 
 #[tokio::test]
@@ -121,7 +121,7 @@ async fn a_push_judged_on_other_refs_moves_nothing() {
     let incoming = world.receive(&repo, &work.pack(&[one])).await.unwrap();
     let stale = judged(&Default::default(), &[("refs/heads/main", Some(one))]);
     let mut guard = world.store.lock(&repo.identifier).await.unwrap();
-    let error = guard.accept(&repo.owner, &stale, Some(incoming), None, now()).await.unwrap_err();
+    let error = execute(&mut guard, &repo.owner, &stale, Some(incoming)).await.unwrap_err();
     assert!(matches!(&error, GitError::Moved(moved) if *moved == name("refs/heads/main")));
     assert_eq!(error.blame(), Blame::Transient);
     assert_eq!(guard.refs(&repo.owner).await.unwrap().into_values().collect::<Vec<_>>(), [two]);
@@ -141,7 +141,7 @@ async fn tips_without_their_history_are_refused_and_leave_nothing() {
             Ok(incoming) => {
                 let push = judged(&Default::default(), &[("refs/heads/main", Some(two))]);
                 let mut guard = world.store.lock(&repo.identifier).await.unwrap();
-                guard.accept(&repo.owner, &push, Some(incoming), None, now()).await.unwrap_err()
+                execute(&mut guard, &repo.owner, &push, Some(incoming)).await.unwrap_err()
             }
         };
         assert_eq!(error.blame(), Blame::Peer, "{error}");
@@ -196,7 +196,7 @@ async fn what_was_proven_once_is_not_walked_again() {
     work.commit("1");
     let tip = work.commit("2");
     world.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
-    let family = world.view(&repo).join("../..");
+    let family = world.family(&repo.identifier);
     let proven = git(&family, &["for-each-ref", "--format=%(objectname)"], b"").unwrap();
     assert_eq!(proven, tip.to_string());
     // Without its objects only memory can say that the tip is whole; it does so after a restart too.
@@ -294,7 +294,7 @@ async fn pushes_to_one_family_take_turns_and_all_arrive() {
         pushed.unwrap();
     }
     assert_eq!(world.store.refs(&repo).await.unwrap().len(), 1 + moves.len());
-    git(&world.view(&repo), &["fsck", "--full"], b"").unwrap();
+    git(&world.view(&repo).await, &["fsck", "--full"], b"").unwrap();
 }
 
 #[tokio::test]
@@ -309,7 +309,7 @@ async fn the_same_objects_may_come_twice() {
     let mut guard = world.store.lock(&repo.identifier).await.unwrap();
     let refs = guard.refs(&repo.owner).await.unwrap();
     let push = judged(&refs, &[("refs/heads/c", Some(tip))]);
-    guard.accept(&repo.owner, &push, Some(incoming), None, now()).await.unwrap();
+    execute(&mut guard, &repo.owner, &push, Some(incoming)).await.unwrap();
     let packs = files_below(&world.root())
         .into_iter()
         .filter(|f| f.extension().is_some_and(|e| e == "pack"));
@@ -333,8 +333,8 @@ async fn objects_that_no_ref_of_the_push_reaches_are_not_taken_in() {
             incoming.check_all(&BTreeSet::from([tip])).await.unwrap();
             incoming.prepare(&push).await.unwrap();
         }
-        guard.accept(&repo.owner, &push, Some(incoming), None, now()).await.unwrap();
-        let view = world.view(&repo);
+        execute(&mut guard, &repo.owner, &push, Some(incoming)).await.unwrap();
+        let view = world.view(&repo).await;
         git(&view, &["fsck", "--full", "--strict"], b"").unwrap();
         let found = git(&view, &["cat-file", "-e", &stowaway.to_string()], b"");
         assert!(found.is_err(), "it is readable");
@@ -390,7 +390,7 @@ async fn what_was_prepared_is_staged_without_packing_under_the_lock() {
         // Whoever packed again would need them.
         received.iter().for_each(|pack| std::fs::remove_file(pack).unwrap());
         let mut guard = world.store.lock(&repo.identifier).await.unwrap();
-        guard.accept(&repo.owner, &push, Some(incoming), None, now()).await.unwrap();
+        execute(&mut guard, &repo.owner, &push, Some(incoming)).await.unwrap();
         let event = upload.strip_prefix("refs/nostr/").unwrap();
         let staged = guard.staged(nostr::event::EventId::from_hex(event).unwrap()).await.unwrap();
         assert_eq!(staged, BTreeSet::from([tip]));

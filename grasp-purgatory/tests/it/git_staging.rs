@@ -7,7 +7,7 @@ use grasp_core::push::{KnownProposal, PushView, authorise};
 use grasp_purgatory::git::{GitError, StagingLimits};
 use nostr::event::EventId;
 
-use crate::git_fixture::{Work, World, git, judged, name, noise, now, request};
+use crate::git_fixture::{Work, World, execute, git, judged, name, noise, now, request};
 
 fn event(n: u8) -> (EventId, String) {
     let id = EventId::from_byte_array([n; 32]);
@@ -57,7 +57,7 @@ async fn one_push_may_bring_signed_and_unsigned_work_and_only_the_signed_is_read
     assert!(contains(&world.fetch_v2(&repo, &[unsigned]).await, "not our ref"));
     let guard = world.store.lock(&repo.identifier).await.unwrap();
     assert_eq!(guard.staged(id).await.unwrap(), BTreeSet::from([unsigned]));
-    git(&world.view(&repo), &["fsck", "--full"], b"").unwrap();
+    git(&world.view(&repo).await, &["fsck", "--full"], b"").unwrap();
 }
 
 #[tokio::test]
@@ -77,7 +77,7 @@ async fn what_came_for_a_ref_that_is_refused_is_not_readable() {
         proposals: &BTreeMap::from([(id, KnownProposal::Tip(signed))]),
     };
     let push = authorise(&request(&refs, &moves), &view).authorised.unwrap();
-    guard.accept(&repo.owner, &push, Some(incoming), None, now()).await.unwrap();
+    execute(&mut guard, &repo.owner, &push, Some(incoming)).await.unwrap();
     assert!(contains(&world.fetch_v2(&repo, &[signed]).await, "packfile"));
     assert!(contains(&world.fetch_v2(&repo, &[unsigned]).await, "not our ref"));
 }
@@ -158,7 +158,7 @@ async fn uploads_of_one_tip_for_many_events_are_packed_once_and_before_the_lock(
     // Nothing can be packed from here on.
     received.into_iter().for_each(|dir| std::fs::remove_dir_all(dir.unwrap().path()).unwrap());
     let mut guard = world.store.lock(&repo.identifier).await.unwrap();
-    guard.accept(&repo.owner, &push, Some(incoming), None, now()).await.unwrap();
+    execute(&mut guard, &repo.owner, &push, Some(incoming)).await.unwrap();
     for n in 1..=32 {
         assert_eq!(guard.staged(event(n).0).await.unwrap(), BTreeSet::from([tip]), "{n}");
     }

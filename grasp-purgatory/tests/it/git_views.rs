@@ -8,30 +8,19 @@ use std::time::Instant;
 
 use grasp_core::resources::Claimant;
 use grasp_core::{Identifier, RepoId};
-use grasp_purgatory::git::{
-    GitError, Protocol, RETENTION, RefTarget, RepoStore, Service, StagingLimits,
-};
+use grasp_purgatory::database::FamilyRow;
+use grasp_purgatory::git::{GitError, Protocol, RETENTION, RefTarget, Service, StagingLimits};
 use nostr::types::Timestamp;
-use tokio::io::AsyncReadExt;
 
 use crate::git_fixture::{
-    PLENTY, Work, World, files_below, git, installed_git, name, noise, now, pack_bytes,
+    PLENTY, Work, World, files_below, git, installed_git, name, noise, now, open, pack_bytes,
 };
-
-async fn advertised(world: &World, repo: &RepoId, service: Service, protocol: Protocol) -> String {
-    let mut process =
-        world.store.advertise(repo, (service, protocol), Claimant::default()).await.unwrap();
-    let mut answer = Vec::new();
-    process.take_stdout().unwrap().read_to_end(&mut answer).await.unwrap();
-    assert!(process.finish().await.unwrap().status.success());
-    String::from_utf8(answer).unwrap()
-}
 
 #[tokio::test]
 async fn an_empty_view_advertises_what_it_can_do() {
     let world = World::new().await;
     let repo = world.repo("x").await;
-    let fetch = advertised(&world, &repo, Service::UploadPack, Protocol::V0).await;
+    let fetch = world.advertised(&repo, Service::UploadPack, Protocol::V0).await;
     for word in [
         "capabilities^{}",
         "allow-tip-sha1-in-want",
@@ -46,7 +35,7 @@ async fn an_empty_view_advertises_what_it_can_do() {
     ] {
         assert!(fetch.contains(word), "{word} in {fetch}");
     }
-    let push = advertised(&world, &repo, Service::ReceivePack, Protocol::V0).await;
+    let push = world.advertised(&repo, Service::ReceivePack, Protocol::V0).await;
     for word in [
         "capabilities^{}",
         "report-status",
@@ -62,7 +51,7 @@ async fn an_empty_view_advertises_what_it_can_do() {
         assert!(push.contains(word), "{word} in {push}");
     }
     assert!(!push.contains("push-cert"));
-    let v2 = advertised(&world, &repo, Service::UploadPack, Protocol::V2).await;
+    let v2 = world.advertised(&repo, Service::UploadPack, Protocol::V2).await;
     assert!(v2.lines().any(|line| line.contains("fetch=") && line.contains("filter")), "{v2}");
     assert!(v2.contains("version 2") && v2.contains("fetch=shallow"), "{v2}");
 }
@@ -75,11 +64,11 @@ async fn the_advertisement_names_head_and_hides_what_is_internal() {
     world.push(&repo, &work, &[("refs/heads/dev", Some(one))]).await.unwrap();
     world.push(&repo, &work, &[("refs/heads/dev", Some(two))]).await.unwrap();
     for service in [Service::UploadPack, Service::ReceivePack] {
-        let text = advertised(&world, &repo, service, Protocol::V0).await;
+        let text = world.advertised(&repo, service, Protocol::V0).await;
         assert!(text.contains(&format!("{two} refs/heads/dev")), "{text}");
         assert!(!text.contains("refs/grasp") && !text.contains("refs/proven"), "{text}");
     }
-    let text = advertised(&world, &repo, Service::UploadPack, Protocol::V0).await;
+    let text = world.advertised(&repo, Service::UploadPack, Protocol::V0).await;
     assert!(text.contains("symref=HEAD:refs/heads/dev"), "{text}");
 }
 
@@ -92,10 +81,11 @@ async fn views_of_a_family_store_history_once() {
     world.push(&alice, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
     let before = pack_bytes(&world.root());
     let mut guard = world.store.lock(&bob.identifier).await.unwrap();
-    let target = RefTarget { refs: guard.refs(&alice.owner).await.unwrap(), head: None };
+    let refs = guard.refs(&alice.owner).await.unwrap();
+    let target = RefTarget { refs, ..RefTarget::default() };
     guard.apply(&bob.owner, &target, now()).await.unwrap();
     assert_eq!(pack_bytes(&world.root()), before);
-    let view = world.view(&bob);
+    let view = world.view(&bob).await;
     git(world.dir.path(), &["clone", "-q", view.to_str().unwrap(), "bob"], b"").unwrap();
     git(&world.dir.path().join("bob"), &["fsck", "--full"], b"").unwrap();
 }
@@ -106,10 +96,10 @@ async fn who_pushes_to_an_empty_view_is_told_what_the_family_has() {
     let (alice, bob) = (world.repo("x").await, world.repo("x").await);
     let tip = work.commit("1");
     world.push(&alice, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
-    let text = advertised(&world, &bob, Service::ReceivePack, Protocol::V0).await;
+    let text = world.advertised(&bob, Service::ReceivePack, Protocol::V0).await;
     assert!(text.contains(&format!("{tip} .have")), "{text}");
     let other = world.repo("y").await;
-    let text = advertised(&world, &other, Service::ReceivePack, Protocol::V0).await;
+    let text = world.advertised(&other, Service::ReceivePack, Protocol::V0).await;
     assert!(!text.contains(".have"), "{text}");
 }
 
@@ -176,13 +166,21 @@ async fn a_retired_view_is_kept_out_of_service_until_it_is_forgotten() {
         .await;
     assert!(matches!(served.unwrap_err(), GitError::NoView));
     let families = world.store.identifiers().await.unwrap();
-    assert_eq!(families, std::slice::from_ref(&repo.identifier));
-    guard.forget_retired(now()).await.unwrap();
+    assert_eq!(families, [repo.identifier.clone()].into());
+    drop(guard);
+    let collect = async |now| {
+        world.store.collect(&repo.identifier, &BTreeSet::new(), now).await.unwrap();
+        world.store.lock(&repo.identifier).await.unwrap()
+    };
+    let guard = collect(now()).await;
     assert_eq!(guard.retired_owners().await.unwrap(), [repo.owner].into());
+    drop(guard);
 
     let later = Timestamp::from_secs(now().as_secs() + RETENTION.as_secs() + 1);
-    guard.forget_retired(later).await.unwrap();
+    let mut guard = collect(later).await;
     assert!(guard.retired_owners().await.unwrap().is_empty());
+    guard.remove_if_deserted().await.unwrap();
+    assert!(files_below(&world.root().join("families")).is_empty());
     guard.create_view(&repo.owner).await.unwrap();
     assert!(guard.refs(&repo.owner).await.unwrap().is_empty());
 }
@@ -195,10 +193,15 @@ async fn who_vanishes_leaves_nothing_and_takes_nothing_from_others() {
     for repo in [&alice, &bob] {
         world.push(repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
     }
+    world.view(&alice).await;
     let mut guard = world.store.lock(&alice.identifier).await.unwrap();
     guard.retire_view(&alice.owner, now()).await.unwrap();
     guard.destroy_view(&alice.owner).await.unwrap();
-    git(&world.view(&bob), &["fsck", "--full"], b"").unwrap();
+    let hers = files_below(&world.root()).into_iter();
+    let mut hers = hers.filter(|file| file.to_str().unwrap().contains(&alice.owner.to_hex()));
+    assert_eq!(hers.next(), None);
+    assert!(guard.row().await.unwrap().retired.is_empty());
+    git(&world.view(&bob).await, &["fsck", "--full"], b"").unwrap();
     guard.destroy_view(&bob.owner).await.unwrap();
     drop(guard);
     assert!(files_below(&world.root().join("families")).is_empty());
@@ -220,29 +223,31 @@ fn went_piece_by_piece(dir: &Path, is_gone: &AtomicBool) -> bool {
 }
 
 #[tokio::test]
-async fn views_and_families_go_as_a_whole_or_not_at_all() {
+async fn a_family_goes_as_a_whole_or_not_at_all() {
     let (world, work) = (World::new().await, Work::new());
     let (alice, bob) = (world.repo("x").await, world.repo("x").await);
     let tip = work.commit("1");
     for repo in [&alice, &bob] {
         world.push(repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
     }
-    let views = [world.view(&alice), world.view(&bob)];
-    let family = views[0].ancestors().nth(2).unwrap().to_owned();
+    let family = world.family(&alice.identifier);
     let mut guard = world.store.lock(&alice.identifier).await.unwrap();
-    for (dir, owner) in [(views[0].clone(), alice.owner), (family, bob.owner)] {
-        for n in 0..5_000 {
-            std::fs::write(dir.join(format!("objects/{n}")), "").unwrap();
-        }
-        let is_gone = Arc::new(AtomicBool::new(false));
-        let watched = is_gone.clone();
-        let watcher = std::thread::spawn(move || went_piece_by_piece(&dir, &watched));
-        guard.destroy_view(&owner).await.unwrap();
-        is_gone.store(true, Ordering::SeqCst);
-        assert!(!watcher.join().unwrap());
+    guard.destroy_view(&alice.owner).await.unwrap();
+    assert!(matches!(world.store.refs(&alice).await.unwrap_err(), GitError::NoView));
+    assert!(family.join("objects").is_dir(), "it is needed");
+    for n in 0..5_000 {
+        std::fs::write(family.join(format!("objects/{n}")), "").unwrap();
     }
-    assert!(files_below(&world.root().join("families")).is_empty());
-    assert!(files_below(&world.root().join("incoming")).is_empty());
+    let is_gone = Arc::new(AtomicBool::new(false));
+    let (watched, dir) = (is_gone.clone(), family.clone());
+    let watcher = std::thread::spawn(move || went_piece_by_piece(&dir, &watched));
+    guard.destroy_view(&bob.owner).await.unwrap();
+    is_gone.store(true, Ordering::SeqCst);
+    assert!(!watcher.join().unwrap());
+    assert_eq!(world.store.family_row(&bob.identifier).await.unwrap(), FamilyRow::default());
+    for dir in ["families", "incoming", "views"] {
+        assert!(files_below(&world.root().join(dir)).is_empty(), "{dir}");
+    }
 }
 
 #[tokio::test]
@@ -259,13 +264,13 @@ async fn a_family_without_a_view_is_known_and_goes_once_nothing_is_on_its_way_to
     world.store.take_in(&name, in_vain, &BTreeSet::from([tip])).await.unwrap();
     let got = world.store.take_in(&name, incoming, &BTreeSet::from([tip])).await.unwrap();
     assert_eq!(got, BTreeSet::from([tip]), "the place was kept for it");
-    assert_eq!(world.store.identifiers().await.unwrap(), std::slice::from_ref(&name));
+    assert_eq!(world.store.identifiers().await.unwrap(), [name.clone()].into());
     world.store.lock(&name).await.unwrap().remove_if_deserted().await.unwrap();
     assert!(files_below(&world.root().join("families")).is_empty());
 }
 
 #[tokio::test]
-async fn what_was_whole_with_a_family_that_is_gone_is_looked_at_again() {
+async fn what_was_whole_with_objects_that_are_gone_is_looked_at_again() {
     let (world, work) = (World::new().await, Work::new());
     let repo = world.repo("x").await;
     let base = work.commit("base");
@@ -278,8 +283,12 @@ async fn what_was_whole_with_a_family_that_is_gone_is_looked_at_again() {
     let mut guard = world.store.lock(&repo.identifier).await.unwrap();
     guard.destroy_view(&repo.owner).await.unwrap();
     guard.create_view(&repo.owner).await.unwrap();
+    drop(guard);
+    // Something is on its way to the family, so it stays; what was in it does not.
+    assert!(world.store.collect(&repo.identifier, &BTreeSet::new(), now()).await.unwrap());
+    let mut guard = world.store.lock(&repo.identifier).await.unwrap();
     guard.promote(incoming).await.unwrap();
-    assert!(!guard.check(&tips).await.unwrap().is_complete(), "its parent went with the family");
+    assert!(!guard.check(&tips).await.unwrap().is_complete(), "its parent is gone");
 }
 
 #[tokio::test]
@@ -295,7 +304,8 @@ async fn an_unfilled_view_leaves_nothing_when_it_expires() {
 #[tokio::test]
 async fn one_directory_serves_one_server() {
     let world = World::new().await;
-    let second = RepoStore::open(&world.root(), installed_git(), StagingLimits::default()).await;
+    let second =
+        open(&world.root(), installed_git(), StagingLimits::default(), &world.database).await;
     assert!(matches!(second.unwrap_err(), GitError::InUse(_)));
 }
 
@@ -305,7 +315,7 @@ async fn a_directory_of_another_layout_is_left_alone() {
     let root = world.root();
     std::fs::write(root.join("version"), "grasp repositories 99\n").unwrap();
     drop(world.store);
-    let again = RepoStore::open(&root, installed_git(), StagingLimits::default()).await;
+    let again = open(&root, installed_git(), StagingLimits::default(), &world.database).await;
     assert!(matches!(again.unwrap_err(), GitError::Layout { .. }));
 }
 
@@ -315,8 +325,8 @@ async fn collecting_garbage_by_hand_takes_nothing_from_a_view() {
     let repo = world.repo("x").await;
     let tip = work.commit("1");
     world.push(&repo, &work, &[("refs/heads/main", Some(tip))]).await.unwrap();
-    let view = world.view(&repo);
-    for dir in [view.join("../.."), view.clone()] {
+    let view = world.view(&repo).await;
+    for dir in [world.family(&repo.identifier), view.clone()] {
         _ = git(&dir, &["gc", "-q", "--prune=now"], b"");
         _ = git(&dir, &["repack", "-a", "-d", "-q"], b"");
     }

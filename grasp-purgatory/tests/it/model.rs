@@ -128,7 +128,7 @@ enum Trouble {
 }
 
 fn trouble() -> impl Strategy<Value = Trouble> {
-    let stages = select(vec![Stage::Survey, Stage::Apply, Stage::Store]);
+    let stages = select(vec![Stage::Survey, Stage::Release]);
     prop_oneof![
         3 => Just(Trouble::None),
         3 => (0..6usize).prop_map(Trouble::Haste),

@@ -1,4 +1,5 @@
-//! What survives a crash in the model: an event store, a git that knows objects by name only, and the journal.
+//! What survives a crash in the model: an event store, a git that knows objects by name only, and the records of
+//! purgatory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -6,7 +7,8 @@ use std::sync::Arc;
 use grasp_core::deletion::{DeletionRequest, coordinate};
 use grasp_core::nip34::{Announcement, DeclaredTarget, Proposal, State};
 use grasp_core::{Identifier, Namespace, Oid, RefName, RepoId, Version, kinds};
-use grasp_purgatory::{CleanupTask, ProposalRef, PushTarget, ViewTarget};
+use grasp_purgatory::journal::Record;
+use grasp_purgatory::{CleanupTask, EndReason, ProposalRef, PushTarget, ViewTarget};
 use nostr::event::{Event, EventId, Kind};
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
@@ -15,8 +17,7 @@ pub(crate) type Refs = BTreeMap<RefName, Oid>;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Disk {
-    /// Encoded, as on a real disk.
-    pub(crate) journal: Vec<String>,
+    pub(crate) journal: Vec<Record>,
     pub(crate) store: Store,
     pub(crate) git: Git,
 }
@@ -147,6 +148,8 @@ pub(crate) struct Git {
     pub(crate) objects: BTreeMap<Identifier, BTreeSet<Oid>>,
     pub(crate) staging: BTreeMap<EventId, BTreeMap<Oid, PushTarget>>,
     pub(crate) views: BTreeMap<RepoId, Refs>,
+    /// The states that the branches and tags of views are of.
+    states: BTreeMap<RepoId, EventId>,
 }
 
 impl Git {
@@ -174,9 +177,28 @@ impl Git {
             let view = self.views.entry(target.repo.clone()).or_default();
             view.retain(|name, _| !name.is_branch_or_tag());
             view.extend(declared.unwrap_or_default());
+            self.states.remove(&target.repo);
+            let id = target.state.as_ref().map(|state| (target.repo.clone(), state.version.id));
+            self.states.extend(id);
         }
         for proposal in proposals {
             self.set_proposal(identifier, proposal);
+        }
+    }
+
+    /// Removes the refs that an event signed for.
+    fn remove_refs_of(&mut self, event: &Event) {
+        if event.kind == kinds::ANNOUNCEMENT {
+            let repo = RepoId::new(event.pubkey, identifier(event).parse().unwrap());
+            self.states.remove(&repo);
+            self.views.remove(&repo);
+        }
+        for (repo, view) in &mut self.views {
+            view.retain(|name, _| name.event() != Some(event.id));
+            if self.states.get(repo) == Some(&event.id) {
+                self.states.remove(repo);
+                view.retain(|name, _| !name.is_branch_or_tag());
+            }
         }
     }
 
@@ -235,6 +257,42 @@ impl Git {
 }
 
 impl Disk {
+    /// Sets refs, stores and withdraws events and ends their records, in one step; or does nothing and returns the
+    /// events that the store refuses.
+    pub(crate) fn release(
+        &mut self,
+        identifier: &Identifier,
+        (views, proposals): (&[ViewTarget], &[ProposalRef]),
+        (events, withdraw): (&[Arc<Event>], &[EventId]),
+    ) -> BTreeSet<EventId> {
+        let mut after = self.clone();
+        let refused = events.iter().filter(|event| !after.store.save(event));
+        let refused: BTreeSet<_> = refused.map(|event| event.id).collect();
+        if !refused.is_empty() {
+            return refused;
+        }
+        withdraw.iter().for_each(|id| _ = after.store.remove(id));
+        after.git.apply(identifier, views, proposals);
+        let gone = |event: &Arc<Event>| Record::Gone { id: event.id, reason: EndReason::Served };
+        after.journal.extend(events.iter().map(gone));
+        *self = after;
+        refused
+    }
+
+    /// Takes back what a request names, with the refs that it signed for.
+    pub(crate) fn delete(&mut self, request: &Event) {
+        let before = self.store.events.clone();
+        self.store.delete(request);
+        let gone = before.values().filter(|event| !self.store.contains(&event.id));
+        gone.for_each(|event| self.git.remove_refs_of(event));
+    }
+
+    /// Stops serving an event, with the refs that it signed for.
+    pub(crate) fn remove(&mut self, id: &EventId) {
+        let removed = self.store.remove(id);
+        removed.iter().for_each(|event| self.git.remove_refs_of(event));
+    }
+
     /// Does a task, looking again before anything is removed.
     pub(crate) fn perform(
         &mut self,

@@ -8,13 +8,13 @@ use crate::model_world::{PowerCut, Powered, World};
 /// Something that takes a while and comes back.
 pub(crate) enum Task {
     Survey(Identifier),
-    Apply(Output),
-    Store(Output),
+    Release(Output),
 }
 
 impl World {
     /// One thing happens; the power may go just before it.
     pub(crate) fn spark(&mut self) -> Powered {
+        self.check_moment();
         match &mut self.fuse {
             Some(0) => Err(PowerCut),
             Some(left) => {
@@ -38,7 +38,7 @@ impl World {
         }
         for record in records {
             let Output::Journal(record) = record else { unreachable!() };
-            self.disk.journal.push(record.encode().unwrap());
+            self.disk.journal.push(record);
         }
         effects.into_iter().try_for_each(|effect| self.perform(effect))
     }
@@ -60,8 +60,7 @@ impl World {
                     .extend(offered.filter(|_| outcome == HoldOutcome::Held).map(|e| (id, e)));
             }
             Output::Survey { identifier } => self.tasks.push_back(Task::Survey(identifier)),
-            Output::Apply { .. } => self.tasks.push_back(Task::Apply(effect)),
-            Output::Store { .. } => self.tasks.push_back(Task::Store(effect)),
+            Output::Release { .. } => self.tasks.push_back(Task::Release(effect)),
             Output::Publish { events } => {
                 let store = &self.disk.store;
                 assert!(events.iter().all(|event| store.has_ever_had(&event.id)), "stored first");
@@ -106,6 +105,7 @@ impl World {
                 }
             }
             if !self.is_quiet() || !std::mem::take(&mut self.failed) {
+                self.is_settled |= self.is_quiet();
                 return Ok(());
             }
             self.now = self.now.after(self.config.retry_after);
@@ -138,26 +138,18 @@ impl World {
             Task::Survey(identifier) => {
                 Input::Surveyed { survey: self.survey(&identifier), identifier }
             }
-            Task::Apply(Output::Apply { identifier, views, proposals }) => {
-                let failed = self.fails(Stage::Apply) || !self.disk.git.can_apply(&proposals);
+            Task::Release(Output::Release { identifier, views, proposals, events, withdraw }) => {
+                let failed = self.fails(Stage::Release) || !self.disk.git.can_apply(&proposals);
                 self.failed |= failed;
                 if failed {
-                    Input::ApplyFailed { identifier }
+                    Input::ReleaseFailed { identifier }
                 } else {
-                    self.disk.git.apply(&identifier, &views, &proposals);
-                    Input::Applied { identifier }
+                    let (refs, events) = ((&*views, &*proposals), (&*events, &*withdraw));
+                    let refused = self.disk.release(&identifier, refs, events);
+                    Input::Released { identifier, refused }
                 }
             }
-            Task::Store(Output::Store { identifier, events, withdraw }) => {
-                if self.fails(Stage::Store) {
-                    Input::StoreFailed { identifier }
-                } else {
-                    withdraw.iter().for_each(|id| _ = self.disk.store.remove(id));
-                    let saved = events.iter().filter(|event| self.disk.store.save(event));
-                    Input::Stored { identifier, stored: saved.map(|event| event.id).collect() }
-                }
-            }
-            Task::Apply(_) | Task::Store(_) => unreachable!(),
+            Task::Release(_) => unreachable!(),
         };
         self.spark()?;
         Ok(input)

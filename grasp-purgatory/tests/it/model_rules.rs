@@ -1,4 +1,4 @@
-//! What must be true of the world whenever nothing is under way.
+//! What must be true of the world: at any moment, and whenever nothing is under way.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,6 +7,7 @@ use grasp_core::nip34::{Announcement, Proposal, State};
 use grasp_core::{Oid, RefName, RepoId, Version};
 use nostr::event::{Event, EventId};
 
+use crate::memory_database::Rows;
 use crate::model_disk::{Refs, declared, proposal_ref};
 use crate::model_events::name;
 use crate::model_world::World;
@@ -33,6 +34,29 @@ impl World {
         self.check_nothing_is_served_twice_or_late();
         self.check_promises();
         self.check_staging();
+    }
+
+    /// Asserts everything that holds at any moment, such as right after a power cut.
+    pub(crate) fn check_moment(&self) {
+        for (repo, refs) in &self.disk.git.views {
+            self.check_signed(repo, refs);
+        }
+        if self.is_settled {
+            for repo in self.hosted(Presence::Stored) {
+                self.check_served(&repo);
+            }
+        }
+    }
+
+    /// No ref is shown without the event that signs it, nor without its objects.
+    fn check_signed(&self, repo: &RepoId, refs: &Refs) {
+        let (store, tips) = (&self.disk.store, refs.values().copied().collect::<Vec<_>>());
+        assert!(self.disk.git.has_all(&repo.identifier, &tips), "objects of {repo}");
+        let (shown, states) = (ruled(refs), store.states(&repo.identifier));
+        let mut signed = states.iter().map(|event| declared(&State::parse(event).unwrap()));
+        assert!(shown.is_empty() || signed.any(|signed| signed == shown), "{repo} {shown:?}");
+        let mut proposed = refs.keys().filter_map(RefName::event);
+        assert!(proposed.all(|id| store.contains(&id)), "{repo} shows an unsigned tip");
     }
 
     /// The repositories with a winning announcement of that presence that asks us to host them.
@@ -163,14 +187,17 @@ impl World {
         assert_eq!(staged, self.core.staged(), "staging is accounted for");
     }
 
-    /// The journal amounts to what is known, and so does its shortened form.
+    /// The records amount to what is known, and so do the rows that are left of them.
     pub(crate) fn check_journal(&self) {
-        let replayed = self.replayed();
-        assert_eq!(replayed.snapshot(), self.core.snapshot());
-        assert_eq!(replayed.counts(), self.core.counts());
-        for identifier in NAMES.map(name) {
-            let wants = |core: &grasp_purgatory::Purgatory| core.wants(&identifier, &[]);
-            assert_eq!(wants(&replayed), wants(&self.core));
+        let mut rows = Rows::default();
+        self.disk.journal.iter().for_each(|record| rows.apply(record));
+        for replayed in [self.replayed(), self.restored(rows.records())] {
+            assert_eq!(replayed.snapshot(), self.core.snapshot());
+            assert_eq!(replayed.counts(), self.core.counts());
+            for identifier in NAMES.map(name) {
+                let wants = |core: &grasp_purgatory::Purgatory| core.wants(&identifier, &[]);
+                assert_eq!(wants(&replayed), wants(&self.core));
+            }
         }
     }
 

@@ -14,7 +14,7 @@ use grasp_purgatory::{CleanupTask, Config, HoldOutcome, Input, Purgatory, PushTa
 use nostr::event::{Event, EventId};
 use nostr::types::Timestamp;
 
-use crate::model_disk::{Disk, declared};
+use crate::model_disk::Disk;
 use crate::model_drive::Task;
 use crate::model_events::{START, US, name, oid, verified};
 
@@ -49,6 +49,8 @@ pub(crate) struct World {
     /// How many more steps are taken before the world turns to something else.
     pub(crate) patience: Option<usize>,
     pub(crate) failed: bool,
+    /// Nothing but releases has changed what is to be shown since nothing was under way.
+    pub(crate) is_settled: bool,
     pub(crate) answer: Option<HoldOutcome>,
     pub(crate) offered: Option<Arc<Event>>,
 }
@@ -78,6 +80,7 @@ impl World {
             news: VecDeque::new(),
             patience: None,
             failed: false,
+            is_settled: true,
             answer: None,
             offered: None,
         }
@@ -116,6 +119,7 @@ impl World {
 
     fn hold(&mut self, event: &Arc<Event>, hold: Hold, origin: Origin) -> Powered<Verdict> {
         self.answer = None;
+        self.is_settled &= event.kind != kinds::ANNOUNCEMENT;
         self.offered = Some(event.clone());
         self.turn(Input::Held { event: event.clone(), hold: hold.clone(), origin })?;
         Ok(match self.answer.take() {
@@ -129,8 +133,9 @@ impl World {
     /// What the relay does without purgatory: replacements, announcements for discovery, deletions.
     fn store_directly(&mut self, event: &Arc<Event>, verdict: Verdict) -> Powered<Verdict> {
         self.spark()?;
+        self.is_settled = false;
         if event.kind == kinds::DELETION {
-            self.disk.store.delete(event);
+            self.disk.delete(event);
             self.spark()?;
             self.turn(Input::Deleted { request: event.clone() })?;
             // The relay says so of every repository that a deletion touched; here it is any.
@@ -148,12 +153,13 @@ impl World {
     }
 
     fn delist(&mut self, event: &Arc<Event>, keep: bool) -> Powered<Verdict> {
+        self.is_settled = false;
         let repo = Announcement::parse(event).unwrap().repo;
         let before = self.disk.store.version_at(event).map(|stored| stored.id);
         if keep {
             self.disk.store.save(event);
         } else if let Some(id) = before {
-            self.disk.store.remove(&id);
+            self.disk.remove(&id);
         }
         self.spark()?;
         self.turn(Input::Delisted { repo, by: Version::of(event) })?;
@@ -180,10 +186,6 @@ impl World {
         let events = BTreeSet::from([event.id]);
         self.turn(Input::PushAuthorised { repo: repo.clone(), events })?;
         self.receive(&repo.identifier, state.tips().unwrap())?;
-        let view = self.disk.git.views.get_mut(repo).unwrap();
-        view.retain(|name, _| !name.is_branch_or_tag());
-        view.extend(declared(&state));
-        self.spark()?;
         self.turn(Input::Changed { identifier: repo.identifier.clone() })?;
         self.run()?;
         Ok(true)
@@ -222,6 +224,8 @@ impl World {
         let end = self.now.after(length);
         while let Some(due) = self.core.next_deadline().filter(|due| *due <= end.mono) {
             self.now = self.now.after(due - self.now.mono);
+            // Announcements expire.
+            self.is_settled = false;
             self.turn(Input::Tick)?;
             self.run()?;
         }
@@ -237,6 +241,7 @@ impl World {
         self.tasks.clear();
         self.news.clear();
         self.core = self.replayed();
+        self.check_moment();
         self.disk.git.keep_staged(&self.core.staged());
         self.turn(Input::Started).unwrap();
         let served = self.disk.store.announcements(&["x", "y"].map(name).into());
@@ -249,7 +254,11 @@ impl World {
 
     /// The purgatory that the journal amounts to.
     pub(crate) fn replayed(&self) -> Purgatory {
-        let records = self.disk.journal.iter().map(|line| Record::decode(line).unwrap());
+        self.restored(self.disk.journal.clone())
+    }
+
+    /// The purgatory that records amount to.
+    pub(crate) fn restored(&self, records: Vec<Record>) -> Purgatory {
         Purgatory::restore(self.config.clone(), self.policy.clone(), records, self.now)
     }
 }

@@ -324,7 +324,8 @@ fn what_comes_or_is_pushed_after_the_first_answer_has_its_own_half_hour() {
 #[test]
 fn the_refs_of_a_state_end_with_its_own_expiration() {
     let mut world = World::new();
-    world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
+    let announced = announcement(ALICE, "x", 0, &[]);
+    world.send(&announced).unwrap();
     let tags = [["d", "x"], ["refs/heads/main", &oid(1).to_string()], ["expiration", "1800000100"]];
     let tags = tags.map(|tag| tag.map(str::to_owned).to_vec()).to_vec();
     let ends = ALICE.signs(30618, 1, tags);
@@ -333,8 +334,11 @@ fn the_refs_of_a_state_end_with_its_own_expiration() {
     assert!(world.serves(&ends));
     world.wait(Duration::from_secs(99)).unwrap();
     assert_eq!(world.view(&ALICE.repo("x")).unwrap().len(), 1);
-    // The store shows it no longer, and tells nobody.
-    world.disk.store.remove(&ends.id).unwrap();
+    // The store removes it with its refs, and tells nobody.
+    world.disk.remove(&ends.id);
+    world.is_settled = false;
+    assert!(world.view(&ALICE.repo("x")).unwrap().is_empty() && world.serves(&announced));
     world.wait(Duration::from_secs(1)).unwrap();
+    assert!(!world.serves(&announced) && world.core.holds(&announced.id));
     assert!(world.view(&ALICE.repo("x")).unwrap().is_empty());
 }

@@ -116,16 +116,6 @@ fn an_upload_that_the_event_does_not_name_goes_and_the_event_waits() {
 }
 
 #[test]
-fn a_ref_that_says_otherwise_goes_when_the_event_comes() {
-    let mut world = served();
-    let request = pull_request(DAVE, 2, &[ALICE.repo("x")], 9);
-    let view = world.disk.git.views.get_mut(&ALICE.repo("x")).unwrap();
-    view.insert(proposal_ref(&request.id), oid(7));
-    world.send(&request).unwrap();
-    assert_eq!(tip_in(&world, &ALICE.repo("x"), &request), None);
-}
-
-#[test]
 fn an_upload_that_arrives_while_its_event_is_being_held_is_not_lost() {
     let mut world = served();
     let request = pull_request(DAVE, 2, &[ALICE.repo("x")], 9);

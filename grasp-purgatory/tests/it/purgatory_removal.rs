@@ -139,8 +139,8 @@ fn whoever_vanishes_leaves_nothing_waiting_but_what_came_later() {
     assert!(world.core.holds(&stays.id) && world.core.holds(&later.id));
 }
 
-/// Lets git be done with what is under way, and the store not asked yet.
-fn stop_before_the_store(world: &mut World, deed: impl FnOnce(&mut World)) {
+/// Lets a release be done, and nobody have heard of it.
+fn stop_after_the_release(world: &mut World, deed: impl FnOnce(&mut World)) {
     world.patience = Some(3);
     deed(world);
     world.patience = None;
@@ -148,14 +148,14 @@ fn stop_before_the_store(world: &mut World, deed: impl FnOnce(&mut World)) {
 }
 
 #[test]
-fn a_pull_request_taken_back_while_its_refs_are_being_set_leaves_none() {
+fn a_pull_request_taken_back_before_its_release_is_heard_of_leaves_none() {
     let mut world = World::new();
     world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
     world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
     world.fetch("x", &[1]).unwrap();
     let request = pull_request(DAVE, 2, &[ALICE.repo("x")], 9);
     world.send(&request).unwrap();
-    stop_before_the_store(&mut world, |world| world.fetch("x", &[9]).unwrap());
+    stop_after_the_release(&mut world, |world| world.fetch("x", &[9]).unwrap());
     let main_and_tip = 2;
     assert_eq!(world.view(&ALICE.repo("x")).unwrap().len(), main_and_tip);
     world.send(&deletion(DAVE, 3, &[&request])).unwrap();
@@ -169,20 +169,20 @@ fn an_owner_who_leaves_while_the_repository_is_being_filled_is_not_served() {
     let announced = announcement(ALICE, "x", 0, &[]);
     world.send(&announced).unwrap();
     world.send(&state(ALICE, "x", 1, &[("main", 1)])).unwrap();
-    stop_before_the_store(&mut world, |world| world.fetch("x", &[1]).unwrap());
+    stop_after_the_release(&mut world, |world| world.fetch("x", &[1]).unwrap());
     world.send(&elsewhere(ALICE, "x", 2, &[])).unwrap();
     assert!(!world.serves(&announced));
     assert!(world.view(&ALICE.repo("x")).is_none());
 }
 
 #[test]
-fn a_state_taken_back_while_its_refs_are_being_set_is_not_served() {
+fn a_state_taken_back_before_its_release_is_heard_of_is_not_served() {
     let mut world = World::new();
     let announced = announcement(ALICE, "x", 0, &[]);
     let signed = state(ALICE, "x", 1, &[("main", 1)]);
     world.send(&announced).unwrap();
     world.send(&signed).unwrap();
-    stop_before_the_store(&mut world, |world| world.fetch("x", &[1]).unwrap());
+    stop_after_the_release(&mut world, |world| world.fetch("x", &[1]).unwrap());
     assert!(!world.view(&ALICE.repo("x")).unwrap().is_empty());
     world.send(&deletion(ALICE, 2, &[&signed])).unwrap();
     assert!(!world.serves(&signed) && !world.serves(&announced));

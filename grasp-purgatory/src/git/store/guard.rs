@@ -279,7 +279,7 @@ impl FamilyGuard {
         (change.forget, change.garbage) = (Forget::Of(*owner), Some(Garbage::Removed));
         self.commit(change).await?;
         self.remove_cached_views(*owner).await?;
-        self.remove_if_deserted().await
+        self.remove_unless_referred_to(true).await
     }
 
     /// Removes what git read of a view that is no longer served.
@@ -298,12 +298,17 @@ impl FamilyGuard {
         let mut change = self.change();
         (change.forget, change.garbage) = (Forget::Of(*owner), Some(Garbage::Removed));
         self.commit(change).await?;
-        self.remove_if_deserted().await
+        self.remove_unless_referred_to(true).await
     }
 
     /// Removes the family if nothing refers to it any more and nothing is on its way to it: no view, no retired ref,
     /// nothing staged, nothing being received.
     pub async fn remove_if_deserted(&mut self) -> Result<(), GitError> {
+        self.remove_unless_referred_to(false).await
+    }
+
+    /// The same; what is being received does not count if it is `removed`: it would keep what was just taken away.
+    async fn remove_unless_referred_to(&mut self, removed: bool) -> Result<(), GitError> {
         let row = self.row().await?;
         if !row.views.is_empty() || !row.retired.is_empty() {
             return Ok(());
@@ -311,7 +316,7 @@ impl FamilyGuard {
         let (store, family) = (self.store.clone(), self.family.clone());
         let is_used = self.blocking(move || {
             let is_staged = !layout::list(&family.staging())?.is_empty();
-            Ok(is_staged || store.inner.arrivals.any_for(&family))
+            Ok(is_staged || (!removed && store.inner.arrivals.any_for(&family)))
         });
         if is_used.await? {
             return Ok(());
