@@ -173,7 +173,7 @@ impl Overview {
         // The hunt keeps the turn of a name whose git data came by a push.
         turns.retain(|name, _| waiting.iter().any(|names| names.contains(name)));
         let next = turns.values().filter_map(|turn| turn.next_in).min();
-        let queued = turns.values().filter(|turn| turn.in_line.is_some()).count() as u64;
+        let queued = turns.values().filter(|turn| turn.position.is_some()).count() as u64;
         let hunt = self.hunt().await.unwrap_or_default();
         let busy = hunt.hosts.iter().filter(|(_, host)| host.waiting > 0);
         let per_minute: u64 = busy.map(|(_, host)| host.per_minute as u64).sum();

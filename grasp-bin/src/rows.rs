@@ -112,8 +112,8 @@ fn waiting_row(
         tips: wants.iter().map(|want| want.tips.len() as u64).sum(),
         attempts: turn.map_or(0, |turn| turn.attempts.into()),
         next_in: turn.and_then(|turn| turn.next_in).map(|next| next.as_secs()),
-        position: turn.and_then(|turn| turn.in_line).map(|line| line.position as u64),
-        turn_in: turn.and_then(|turn| turn.in_line).map(|line| line.wait.as_secs()),
+        position: turn.and_then(|turn| turn.position).map(|queue| queue.position as u64),
+        turn_in: turn.and_then(|turn| turn.position).map(|queue| queue.wait.as_secs()),
         expires_in: purgatory.expires(identifier).map(|end| end.as_secs().saturating_sub(now)),
         places,
     }

@@ -1,11 +1,11 @@
 //! Fetches git data that events wait for: a state machine without input, output or clock.
 //!
 //! ```text
-//!   purgatory ──Wanted───▶ ┌────────┐ ──Brief──▶ what is wanted here, and not here?
-//!   world     ──Briefed──▶ │ Hunter │ ──List───▶ what does that server have?
-//!   servers   ──Fetched──▶ │        │ ──Fetch──▶ get these from there
-//!   timer     ──Tick─────▶ └────────┘ ──Report─▶ log, metrics
-//!                 next_deadline() ─────────────▶ timer
+//!   purgatory ──Wanted─────▶ ┌────────┐ ──ReadWants──▶ what is wanted here, and not here?
+//!   context   ──WantsRead──▶ │ Hunter │ ──List───────▶ what does that server have?
+//!   servers   ──Ended──────▶ │        │ ──Fetch──────▶ get these from there
+//!   timer     ──Tick───────▶ └────────┘ ──Report─────▶ log, metrics
+//!                   next_deadline() ─────────────────▶ timer
 //! ```
 //!
 //! One attempt for an identifier asks servers one after the other, those that the repository's maintainers name first.
@@ -23,29 +23,28 @@
 mod attempt;
 #[cfg(feature = "driver")]
 mod driver;
+mod hosts;
 mod io;
-mod permit;
 mod plan;
-mod queue;
-mod throttle;
+mod schedule;
 mod visit;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use grasp_core::{Host, Identifier, Mono, Now};
 
 #[cfg(feature = "driver")]
 pub use self::driver::{HuntFigures, HuntHandle, SyncContext, hunt};
-pub use self::io::{HuntConfig, HuntReport, Input, Output, RequestId, Scope, Trouble};
-pub use self::permit::{Admission, Enqueued, Permit, PermitConfig, Permits, RateWindow};
+pub use self::hosts::{HostClass, HostFigures, HostLimits, QueuePosition};
+pub use self::io::{FetchError, HuntConfig, HuntReport, Input, Output, RequestId, Scope};
 pub use self::plan::{Advertisement, Fingerprint};
-pub use self::throttle::{HostClass, HostFigures, Position};
 
-use self::attempt::{IdentifierHunt, Request};
+use self::attempt::Hunt;
+use self::hosts::{Hosts, ReadyVisits};
 use self::plan::AddressMemory;
-use self::queue::{HourlyPull, Queue};
-use self::throttle::{FetchSlots, Throttle};
+use self::schedule::{HourlyPull, Schedule, Start};
+use self::visit::{Request, VisitState};
 
 /// The state machine of the hunt: the wanted objects, and the requests for them.
 ///
@@ -63,26 +62,26 @@ use self::throttle::{FetchSlots, Throttle};
 /// assert_eq!(hunter.next_deadline(), Some(Mono::from_millis(20)));
 ///
 /// let outputs = hunter.handle(now.after(Duration::from_millis(20)), Input::Tick);
-/// assert!(outputs.iter().any(|output| matches!(output, Output::Brief { .. })));
+/// assert!(outputs.iter().any(|output| matches!(output, Output::ReadWants { .. })));
 /// ```
 #[derive(Debug)]
 pub struct Hunter {
     config: HuntConfig,
-    queue: Queue,
-    throttle: Throttle,
-    slots: FetchSlots,
-    memory: AddressMemory,
+    schedule: Schedule,
     pull: HourlyPull,
+    hosts: Hosts,
+    memory: AddressMemory,
     /// Wanted objects and visits by identifier.
-    hunts: BTreeMap<Identifier, IdentifierHunt>,
-    /// Conversations under way.
+    hunts: BTreeMap<Identifier, Hunt>,
+    /// Visits with a permit that wait because all slots are in use.
+    ready: ReadyVisits,
+    /// Requests under way, at most [`HuntConfig::at_once`].
     requests: BTreeMap<RequestId, Request>,
-    /// Times at which requests become slow.
-    late: BTreeSet<(Mono, RequestId)>,
     next_request: u64,
     /// Identifiers that were hunted for to the end since there was last nothing to hunt for.
     done: u64,
     now: Now,
+    outputs: Vec<Output>,
 }
 
 /// The next attempt of an identifier.
@@ -92,26 +91,26 @@ pub struct HuntSchedule {
     pub attempts: u32,
     /// Time until the next; `None` while one is under way.
     pub next_in: Option<Duration>,
-    /// The best position in the queue of a host, while the attempt waits for one.
-    pub in_line: Option<Position>,
+    /// The best position in the queue of a host, while the attempt waits for a permit.
+    pub position: Option<QueuePosition>,
 }
 
 impl Hunter {
     /// Creates a hunter without work. Held events are to be announced again after a restart.
     pub fn new(config: HuntConfig, now: Now) -> Self {
         Self {
-            queue: Queue::new(&config),
-            throttle: Throttle::new(&config),
-            slots: FetchSlots::new(config.at_once),
+            schedule: Schedule::new(&config),
+            pull: HourlyPull::new(config.pull_every, now.mono),
+            hosts: Hosts::new(&config),
             memory: AddressMemory::new(&config),
-            pull: HourlyPull::new(config.pull_every, now),
             hunts: BTreeMap::new(),
+            ready: ReadyVisits::default(),
             requests: BTreeMap::new(),
-            late: BTreeSet::new(),
             next_request: 0,
             done: 0,
             config,
             now,
+            outputs: Vec::new(),
         }
     }
 
@@ -119,38 +118,35 @@ impl Hunter {
     #[must_use = "a task that is not begun never ends"]
     pub fn handle(&mut self, now: Now, input: Input) -> Vec<Output> {
         self.now = now;
-        let mut out = Vec::new();
         match input {
             Input::Wanted { identifier, after } => {
-                if self.queue.is_empty() {
+                if self.schedule.is_empty() {
                     self.done = 0;
                 }
-                if self.queue.enqueue(now.mono, &identifier, after) {
-                    out.push(Output::Report(HuntReport::Queued { identifier, after }));
+                if self.schedule.enqueue(now.mono, &identifier, after) {
+                    self.report(HuntReport::Queued { identifier, after });
                 }
             }
-            Input::Briefed { identifier, wants } => self.on_briefed(&mut out, &identifier, wants),
+            Input::WantsRead { identifier, wants } => self.on_wants_read(&identifier, wants),
             Input::Answered { request_id } => self.on_answered(request_id),
-            Input::Classified { host, class } => self.on_classified(&mut out, host, class),
-            Input::Listed { request_id, result } => self.on_listed(&mut out, request_id, result),
-            Input::Fetched { request_id, got, trouble } => {
-                self.on_fetched(&mut out, request_id, &got, trouble);
-            }
-            Input::Counted { identifiers } => self.pull.counted(identifiers),
+            Input::Classified { host, class } => self.on_classified(host, class),
+            Input::Listed { request_id, advertised } => self.on_listed(request_id, advertised),
+            Input::Ended { request_id, got, error } => self.on_ended(request_id, &got, error),
+            Input::IdentifiersListed { identifiers } => self.pull.listed(now, identifiers),
             Input::Tick => {}
         }
-        self.advance(&mut out);
+        self.advance();
         // It looks at everything, which would take the square of very many.
         debug_assert!(self.hunts.len() > 1_000 || self.is_sound());
-        out
+        std::mem::take(&mut self.outputs)
     }
 
     /// Returns the time of the next [`Input::Tick`]. To be asked again after each [`handle`](Self::handle).
     pub fn next_deadline(&self) -> Option<Mono> {
-        let late = self.late.first().map(|(at, _)| *at);
-        let pull = Some(self.pull.next_deadline(self.now));
+        let late = self.next_late().map(|(at, _)| at);
         let gives_way = self.next_to_give_way().map(|(at, _)| at);
-        [self.queue.next_deadline(), self.throttle.next_deadline(), late, gives_way, pull]
+        let pull = Some(self.pull.next_deadline());
+        [self.schedule.next_deadline(), self.hosts.next_deadline(), late, gives_way, pull]
             .into_iter()
             .flatten()
             .min()
@@ -168,53 +164,62 @@ impl Hunter {
 
     /// Returns the next attempt of each identifier, counted from now.
     pub fn schedule_at(&self, now: Mono) -> impl Iterator<Item = (&Identifier, HuntSchedule)> {
-        let positions = self.throttle.positions();
-        self.queue.schedule().map(move |(identifier, attempts, next)| {
-            let in_line = positions.get(identifier).copied();
-            (identifier, HuntSchedule { attempts, next_in: next.map(|at| at - now), in_line })
+        let positions = self.hosts.positions();
+        self.schedule.iter().map(move |(identifier, attempts, next)| {
+            let position = positions.get(identifier).copied();
+            (identifier, HuntSchedule { attempts, next_in: next.map(|at| at - now), position })
         })
     }
 
     /// Returns limits and use of each server that was asked lately.
     pub fn hosts(&self) -> impl Iterator<Item = (&Host, HostFigures)> {
-        self.throttle.figures()
+        self.hosts.figures()
     }
 
     /// Starts everything that is due.
-    fn advance(&mut self, out: &mut Vec<Output>) {
+    fn advance(&mut self) {
         let now = self.now.mono;
-        if self.pull.must_count(now) {
-            out.push(Output::Count);
+        if self.pull.must_list(now) {
+            self.outputs.push(Output::ListIdentifiers);
         }
-        for identifier in self.pull.due(self.now) {
-            self.queue.pull(now, &identifier);
+        for identifier in self.pull.due(now) {
+            self.schedule.pull(now, &identifier);
         }
-        for start in self.queue.start(now) {
+        for start in self.schedule.start(now) {
             let (identifier, attempt) = (start.identifier.clone(), start.attempt);
-            out.push(Output::Report(HuntReport::Started { identifier, attempt }));
-            out.push(Output::Brief { identifier: start.identifier, scope: start.scope });
+            self.report(HuntReport::Started { identifier, attempt });
+            let Start { identifier, scope, .. } = start;
+            self.outputs.push(Output::ReadWants { identifier, scope });
         }
-        let permits = self.throttle.due(now);
-        self.grant(out, permits);
-        while self.late.first().is_some_and(|(at, _)| *at <= now) {
-            let Some((_, request_id)) = self.late.pop_first() else { break };
-            self.on_late(out, request_id);
+        let permits = self.hosts.due(now);
+        self.grant(permits);
+        while let Some((_, request_id)) = self.next_late().filter(|(at, _)| *at <= now) {
+            self.on_late(request_id);
         }
-        self.start_ready(out);
-        self.give_way(out);
+        self.start_ready();
+        self.give_way();
+    }
+
+    fn report(&mut self, report: HuntReport) {
+        self.outputs.push(Output::Report(report));
     }
 
     /// Checks the invariants between two inputs.
     fn is_sound(&self) -> bool {
-        let flying = self.hunts.values().flat_map(IdentifierHunt::request_ids);
-        let all_fly = flying.into_iter().all(|request_id| self.requests.contains_key(&request_id));
+        let visits = self.hunts.values().flat_map(|hunt| hunt.visits.values());
+        let mut states = visits.map(|visit| visit.state);
+        let all_run = states.all(|state| match state {
+            VisitState::Running(request_id) => self.requests.contains_key(&request_id),
+            VisitState::Queued | VisitState::Ready => true,
+        });
         let awaited_only_in_attempts = self
             .hunts
             .iter()
-            .all(|(identifier, hunt)| !hunt.awaits_visit() || self.queue.is_running(identifier));
+            .all(|(identifier, hunt)| !hunt.awaits_visit() || self.schedule.is_running(identifier));
         let needed = self.hunts.values().all(|hunt| !hunt.needs.is_empty());
-        let hands = self.slots.busy() == self.requests.len()
-            && self.requests.len() <= self.config.at_once.get();
-        all_fly && awaited_only_in_attempts && needed && hands
+        all_run
+            && awaited_only_in_attempts
+            && needed
+            && self.requests.len() <= self.config.at_once.get()
     }
 }

@@ -9,7 +9,7 @@ use bytesize::ByteSize;
 use clap::ValueEnum;
 use grasp_core::service::npub;
 use grasp_core::{Host, MaintainerModel};
-use grasp_purgatory::hunt::PermitConfig;
+use grasp_purgatory::hunt::HostLimits;
 use nostr::key::PublicKey;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -120,7 +120,7 @@ impl Display for LogFilter {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HostLimit {
     pub(crate) host: Host,
-    pub(crate) limit: PermitConfig,
+    pub(crate) limit: HostLimits,
 }
 
 impl FromStr for HostLimit {
@@ -130,7 +130,7 @@ impl FromStr for HostLimit {
             let (host, limit) = text.rsplit_once(':')?;
             let (at_once, starts) = limit.split_once(',')?;
             let (at_once, starts) = (at_once.trim().parse().ok()?, starts.trim().parse().ok()?);
-            let limit = PermitConfig { at_once, starts, ..PermitConfig::default() };
+            let limit = HostLimits { at_once, starts, ..HostLimits::default() };
             Some(Self { host: host.parse().ok()?, limit })
         };
         read()
@@ -186,7 +186,7 @@ convert! {
         |count| usize::try_from(count.get()).unwrap_or(usize::MAX);
     NonZeroU64 => NonZeroUsize, |count| NonZeroU64::new(count.get() as u64).unwrap_or(NonZeroU64::MIN),
         |count| NonZeroUsize::try_from(count).unwrap_or(NonZeroUsize::MAX);
-    Text<HostLimit> => (Host, PermitConfig),
+    Text<HostLimit> => (Host, HostLimits),
         |entry| Text(HostLimit { host: entry.0.clone(), limit: entry.1 }), |entry| (entry.0.host, entry.0.limit);
     Model => MaintainerModel,
         |model| match model { MaintainerModel::Reciprocal => Model::Reciprocal, MaintainerModel::Plain => Model::Plain },

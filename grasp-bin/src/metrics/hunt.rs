@@ -1,6 +1,6 @@
 //! Metrics of the hunt for git data.
 
-use grasp_purgatory::hunt::{HostFigures, HuntFigures, HuntReport, Trouble};
+use grasp_purgatory::hunt::{FetchError, HostFigures, HuntFigures, HuntReport};
 use grasp_relay::metrics::{Metric, Metrics, OTHER_LABEL};
 
 /// Hosts with series of their own, the busiest ones; the others share one.
@@ -69,7 +69,7 @@ pub(crate) fn record(metrics: &Metrics, report: &HuntReport) {
         HuntReport::Needless { .. } => metrics.add(&ATTEMPTS, &["needless"], 1),
         HuntReport::Incomplete { .. } => metrics.add(&ATTEMPTS, &["incomplete"], 1),
         HuntReport::Fetched { oids, .. } => metrics.add(&FETCHED, &[], *oids as u64),
-        HuntReport::Failed { trouble, .. } => metrics.add(&FAILURES, &[label(trouble)], 1),
+        HuntReport::Failed { error, .. } => metrics.add(&FAILURES, &[label(error)], 1),
         HuntReport::Paused { host, .. } => metrics.add(&HOST_PAUSES, &[host.as_str()], 1),
         _ => {}
     }
@@ -105,20 +105,20 @@ fn set_host_gauges(metrics: &Metrics, host: &str, figures: &HostFigures) {
     metrics.set(&HOST_REQUESTS, &[host], figures.requests as f64);
 }
 
-fn label(trouble: &Trouble) -> &'static str {
-    match trouble {
-        Trouble::Forbidden(_) => "forbidden",
-        Trouble::Unreachable(_) => "unreachable",
-        Trouble::Limited { .. } => "limited",
-        Trouble::Answered(_) => "answered",
-        Trouble::Refused(_) => "refused",
-        Trouble::Broken(_) => "broken",
-        Trouble::TooLarge => "too_large",
-        Trouble::LongList => "long_list",
-        Trouble::TooMany { .. } => "too_many",
-        Trouble::Stalled => "stalled",
-        Trouble::Cancelled => "cancelled",
-        Trouble::Ours(_) => "ours",
+fn label(error: &FetchError) -> &'static str {
+    match error {
+        FetchError::Forbidden(_) => "forbidden",
+        FetchError::Unreachable(_) => "unreachable",
+        FetchError::RateLimited { .. } => "limited",
+        FetchError::Answered(_) => "answered",
+        FetchError::Refused(_) => "refused",
+        FetchError::Broken(_) => "broken",
+        FetchError::TooLarge => "too_large",
+        FetchError::TooManyRefs => "long_list",
+        FetchError::TooManyObjects { .. } => "too_many",
+        FetchError::Stalled => "stalled",
+        FetchError::Cancelled => "cancelled",
+        FetchError::Internal(_) => "ours",
         _ => "other",
     }
 }
@@ -139,8 +139,8 @@ mod tests {
             &metrics,
             &HuntReport::Fetched { identifier: identifier.clone(), url: url.clone(), oids: 3 },
         );
-        let trouble = Trouble::Ours("words".into());
-        record(&metrics, &HuntReport::Failed { identifier, url, trouble });
+        let error = FetchError::Internal("words".into());
+        record(&metrics, &HuntReport::Failed { identifier, url, error });
         assert_eq!(metrics.value(&ATTEMPTS, &["complete"]), Some(1.0));
         assert_eq!(metrics.value(&FETCHED, &[]), Some(3.0));
         assert_eq!(metrics.value(&FAILURES, &["ours"]), Some(1.0));

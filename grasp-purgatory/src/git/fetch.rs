@@ -5,7 +5,7 @@
 //! redirect, has no credentials to give away and nobody to ask for some, runs within bounds of memory, disk and time,
 //! and what it brings lies apart until it was seen to be whole.
 
-mod trouble;
+mod error;
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -27,10 +27,10 @@ use super::error::GitError;
 use super::limits::ProcessLimits;
 use super::process::Finished;
 use super::store::{Incoming, RepoStore};
-use crate::hunt::{Advertisement, Trouble};
+use crate::hunt::{Advertisement, FetchError};
 use crate::resources::Holding;
 
-use self::trouble::{ours, theirs};
+use self::error::{ours, theirs};
 
 /// Timeout of a name lookup.
 const LOOKUP: Duration = Duration::from_secs(10);
@@ -140,7 +140,16 @@ pub struct Fetched {
     /// Objects that are here now, with their whole history.
     pub got: BTreeSet<Oid>,
     /// The reason why that is not everything.
-    pub trouble: Option<Trouble>,
+    pub error: Option<FetchError>,
+    /// The number of bytes that came.
+    pub bytes: u64,
+}
+
+impl Fetched {
+    /// Returns the result of a fetch that brought nothing.
+    pub fn nothing(error: FetchError) -> Self {
+        Self { got: BTreeSet::new(), error: Some(error), bytes: 0 }
+    }
 }
 
 impl Fetcher {
@@ -166,14 +175,14 @@ impl Fetcher {
         &self,
         url: &CloneUrl,
         wanted: &BTreeSet<Oid>,
-    ) -> Result<Advertisement, Trouble> {
+    ) -> Result<Advertisement, FetchError> {
         let pin = self.pin(url).await?;
         let mut finished = self.run_list(url, pin.clone(), LISTING_MEMORY).await?;
         if is_short(&finished) {
             finished = self.run_list(url, pin, LONG_LISTING_MEMORY).await?;
         }
         if is_short(&finished) {
-            return Err(Trouble::LongList);
+            return Err(FetchError::TooManyRefs);
         }
         let text = accepted(finished)?;
         let refs = text.lines().filter_map(|line| {
@@ -189,7 +198,7 @@ impl Fetcher {
         url: &CloneUrl,
         pin: Option<String>,
         memory: u64,
-    ) -> Result<Finished, Trouble> {
+    ) -> Result<Finished, FetchError> {
         let listing = self.listing_memory(memory).await?;
         let limits = ProcessLimits {
             memory: Some(memory),
@@ -221,21 +230,7 @@ impl Fetcher {
         oids: &BTreeSet<Oid>,
         answered: oneshot::Sender<()>,
     ) -> Fetched {
-        self.fetch_counted(identifier, url, oids, answered).await.0
-    }
-
-    /// The same, with the number of bytes that came.
-    pub async fn fetch_counted(
-        &self,
-        identifier: &Identifier,
-        url: &CloneUrl,
-        oids: &BTreeSet<Oid>,
-        answered: oneshot::Sender<()>,
-    ) -> (Fetched, u64) {
-        match self.try_fetch(identifier, url, oids, answered).await {
-            Ok(fetched) => fetched,
-            Err(trouble) => (Fetched { got: BTreeSet::new(), trouble: Some(trouble) }, 0),
-        }
+        self.try_fetch(identifier, url, oids, answered).await.unwrap_or_else(Fetched::nothing)
     }
 
     async fn try_fetch(
@@ -244,7 +239,7 @@ impl Fetcher {
         url: &CloneUrl,
         oids: &BTreeSet<Oid>,
         answered: oneshot::Sender<()>,
-    ) -> Result<(Fetched, u64), Trouble> {
+    ) -> Result<Fetched, FetchError> {
         let pin = self.pin(url).await?;
         let incoming = self.store.incoming_for(identifier).await.map_err(ours)?;
         let mut memory = Memory::AtFirst { listing: LISTING_MEMORY };
@@ -259,18 +254,22 @@ impl Fetcher {
         let limit = self.limits.objects;
         if incoming.count().await.map_err(ours)? > limit.saturating_mul(2) {
             self.store.take_in(identifier, incoming, &BTreeSet::new()).await.map_err(ours)?;
-            return Err(Trouble::TooMany { limit });
+            return Err(FetchError::TooManyObjects { limit });
         }
         let bytes = incoming.bytes().await.map_err(ours)?;
         // Complete histories count in spite of errors: a server that breaks one history may send others.
         let got = self.store.take_in(identifier, incoming, oids).await.map_err(ours)?;
         let lacks = got.len() < oids.len();
-        let trouble = lacks.then(|| said.unwrap_or_else(trouble::incomplete));
-        Ok((Fetched { got, trouble }, bytes))
+        let error = lacks.then(|| said.unwrap_or_else(error::incomplete));
+        Ok(Fetched { got, error, bytes })
     }
 
     /// Returns the memory to try a fetch with again that had too little, if more may help.
-    fn memory_needed(&self, finished: &Finished, had: Memory) -> Option<Result<Memory, Trouble>> {
+    fn memory_needed(
+        &self,
+        finished: &Finished,
+        had: Memory,
+    ) -> Option<Result<Memory, FetchError>> {
         if !is_short(finished) {
             return None;
         }
@@ -279,7 +278,7 @@ impl Fetcher {
             (None, Memory::AtFirst { listing: LISTING_MEMORY }) => {
                 Some(Ok(Memory::AtFirst { listing: LONG_LISTING_MEMORY }))
             }
-            (None, _) => Some(Err(Trouble::LongList)),
+            (None, _) => Some(Err(FetchError::TooManyRefs)),
             (Some(claimed), Memory::AtFirst { .. }) => {
                 let has_many = claimed > FETCH_MEMORY_OBJECTS;
                 let most = if has_many { u64::MAX } else { LARGE_OBJECTS_MEMORY };
@@ -298,7 +297,7 @@ impl Fetcher {
         pin: Option<String>,
         oids: &BTreeSet<Oid>,
         (memory, answered): (Memory, Option<oneshot::Sender<()>>),
-    ) -> Result<Result<Finished, GitError>, Trouble> {
+    ) -> Result<Result<Finished, GitError>, FetchError> {
         let command = incoming
             .command("fetch")
             .args(["--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance"])
@@ -323,7 +322,7 @@ impl Fetcher {
         &self,
         command: GitCommand,
         memory: Memory,
-    ) -> Result<GitCommand, Trouble> {
+    ) -> Result<GitCommand, FetchError> {
         let pool = self.store.git().remote_memory();
         let total = pool.bounds().total;
         let (fetching, charged) = match memory {
@@ -353,7 +352,7 @@ impl Fetcher {
 
     /// Takes the memory of the processes that read a list: all for the one that talks to the server, half for the one
     /// that is handed what the first has read.
-    async fn listing_memory(&self, memory: u64) -> Result<Holding, Trouble> {
+    async fn listing_memory(&self, memory: u64) -> Result<Holding, FetchError> {
         let pool = self.store.git().listing_memory();
         let holding = pool.wait(&Claimant::default(), memory / 2 * 3, MEMORY_WAIT).await;
         holding.map_err(|shortage| ours(GitError::Busy(shortage)))
@@ -380,7 +379,7 @@ impl Fetcher {
     }
 
     /// Judges where a URL leads, and makes git go there and nowhere else. A literal address needs no pin.
-    async fn pin(&self, url: &CloneUrl) -> Result<Option<String>, Trouble> {
+    async fn pin(&self, url: &CloneUrl) -> Result<Option<String>, FetchError> {
         let (host, from) = (url.host(), Provenance::Stranger);
         self.policy.judge_host(from, &host)?;
         let name = host.name();
@@ -390,8 +389,8 @@ impl Fetcher {
         let found = timeout(LOOKUP, self.resolver.resolve(name)).await;
         let addresses = match found {
             Ok(Ok(addresses)) if !addresses.is_empty() => addresses,
-            Ok(Err(error)) => return Err(trouble::unresolved(&error)),
-            Ok(Ok(_)) | Err(_) => return Err(trouble::unresolved(&io::ErrorKind::NotFound.into())),
+            Ok(Err(error)) => return Err(error::unresolved(&error)),
+            Ok(Ok(_)) | Err(_) => return Err(error::unresolved(&io::ErrorKind::NotFound.into())),
         };
         for address in &addresses {
             self.policy.judge_address(from, *address)?;
@@ -419,7 +418,7 @@ fn is_short(finished: &Finished) -> bool {
 }
 
 /// The output of git, if it was content.
-fn accepted(finished: Finished) -> Result<String, Trouble> {
+fn accepted(finished: Finished) -> Result<String, FetchError> {
     if !finished.status.success() {
         return Err(theirs(&finished.words));
     }

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,13 +10,14 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
 use super::{
-    Advertisement, HostClass, HostFigures, HuntConfig, HuntReport, HuntSchedule, Hunter, Input,
-    Output, RequestId, Scope, Trouble,
+    Advertisement, FetchError, HostClass, HostFigures, HuntConfig, HuntReport, HuntSchedule,
+    Hunter, Input, Output, RequestId, Scope,
 };
+use crate::git::Fetched;
 use crate::purgatory::Want;
 
 /// Identifiers that are looked at in our own store at the same time.
-const MAX_BRIEFS: usize = 8;
+const MAX_CONCURRENT_READS: usize = 8;
 
 /// Hosts that are asked at the same time what kind of server they are.
 const MAX_CLASSIFICATIONS: usize = 8;
@@ -40,51 +40,62 @@ pub struct HuntFigures {
     pub hosts: Vec<(Host, HostFigures)>,
 }
 
-#[derive(Debug)]
 enum Command {
-    Hunt { identifier: Identifier, after: Option<Duration> },
-    Figures(oneshot::Sender<HuntFigures>),
-    Schedule(oneshot::Sender<BTreeMap<Identifier, HuntSchedule>>),
+    Tell(Input),
+    /// Calls a function with the state of the hunt and the time, though the machine last looked at the clock a while ago.
+    Ask(Box<dyn FnOnce(&Hunter, Mono) + Send>),
 }
 
 impl HuntHandle {
     /// Hunts for an identifier without regard to earlier failures: after this time, or as soon as a burst of events allows.
     pub fn want(&self, identifier: Identifier, after: Option<Duration>) {
-        let _ = self.commands.send(Command::Hunt { identifier, after });
+        let _ = self.commands.send(Command::Tell(Input::Wanted { identifier, after }));
     }
 
     /// Returns the figures of the hunt; `None` if it is over.
     pub async fn figures(&self) -> Option<HuntFigures> {
-        let (reply, figures) = oneshot::channel();
-        self.commands.send(Command::Figures(reply)).ok()?;
-        figures.await.ok()
+        self.ask(|hunter, _| HuntFigures {
+            in_flight: hunter.in_flight(),
+            done: hunter.done(),
+            hosts: hunter.hosts().map(|(host, figures)| (host.clone(), figures)).collect(),
+        })
+        .await
     }
 
     /// Returns the next attempt of each identifier. Empty if the hunt is over.
     pub async fn schedule(&self) -> BTreeMap<Identifier, HuntSchedule> {
-        let (reply, schedule) = oneshot::channel();
-        let _ = self.commands.send(Command::Schedule(reply));
+        let schedule = self.ask(|hunter, now| {
+            let schedule = hunter.schedule_at(now);
+            schedule.map(|(identifier, next)| (identifier.clone(), next)).collect()
+        });
         schedule.await.unwrap_or_default()
+    }
+
+    async fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&Hunter, Mono) -> T + Send + 'static,
+    ) -> Option<T> {
+        let (reply, answer) = oneshot::channel();
+        let ask = move |hunter: &Hunter, now| _ = reply.send(question(hunter, now));
+        self.commands.send(Command::Ask(Box::new(ask))).ok()?;
+        answer.await.ok()
     }
 }
 
 /// Spawns the driver of a hunter.
 pub fn hunt<C: SyncContext>(config: HuntConfig, context: Arc<C>) -> HuntHandle {
     let (commands, inbox) = mpsc::unbounded_channel();
-    // At most one message for each request.
-    let (answers, answered) = mpsc::unbounded_channel();
-    let work = HuntDriver {
-        answers,
-        answered,
+    let driver = HuntDriver {
         hunter: Hunter::new(config, context.now()),
         context,
         tasks: JoinSet::new(),
-        kinds: BTreeMap::new(),
-        request_ids: BTreeMap::new(),
-        brief_slots: Arc::new(Semaphore::new(MAX_BRIEFS)),
+        failures: BTreeMap::new(),
+        requests: BTreeMap::new(),
+        read_slots: Arc::new(Semaphore::new(MAX_CONCURRENT_READS)),
         classify_slots: Arc::new(Semaphore::new(MAX_CLASSIFICATIONS)),
+        commands: commands.downgrade(),
     };
-    tokio::spawn(work.run(inbox));
+    tokio::spawn(driver.run(inbox));
     HuntHandle { commands }
 }
 
@@ -93,55 +104,37 @@ struct HuntDriver<C> {
     hunter: Hunter,
     context: Arc<C>,
     tasks: JoinSet<Input>,
-    /// The kind of each task, so that cancelled and failed tasks have an end too.
-    kinds: BTreeMap<Id, TaskKind>,
-    request_ids: BTreeMap<RequestId, AbortHandle>,
-    brief_slots: Arc<Semaphore>,
+    /// The input for the end of each task that panics or is cancelled.
+    failures: BTreeMap<Id, Input>,
+    requests: BTreeMap<RequestId, AbortHandle>,
+    read_slots: Arc<Semaphore>,
     classify_slots: Arc<Semaphore>,
-    /// Requests whose server has begun to answer.
-    answers: mpsc::UnboundedSender<RequestId>,
-    answered: mpsc::UnboundedReceiver<RequestId>,
-}
-
-enum TaskKind {
-    Brief(Identifier),
-    List(RequestId),
-    Fetch(RequestId),
-    Classify(Host),
-    Count,
+    commands: mpsc::WeakUnboundedSender<Command>,
 }
 
 impl<C: SyncContext> HuntDriver<C> {
     async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Command>) {
         // The first tick lists the identifiers of the hourly pull.
-        self.turn(Input::Tick);
+        self.handle(Input::Tick);
         loop {
             let deadline = self.hunter.next_deadline();
             let input = tokio::select! {
                 command = inbox.recv() => match command {
-                    Some(Command::Hunt { identifier, after }) => Input::Wanted { identifier, after },
-                    Some(Command::Figures(reply)) => {
-                        let _ = reply.send(self.figures());
-                        continue;
-                    }
-                    Some(Command::Schedule(reply)) => {
-                        let _ = reply.send(self.schedule());
+                    Some(Command::Tell(input)) => input,
+                    Some(Command::Ask(question)) => {
+                        question(&self.hunter, self.context.now().mono);
                         continue;
                     }
                     None => return,
                 },
-                Some(ended) = self.tasks.join_next_with_id() => match self.ended(ended) {
-                    Some(input) => input,
-                    None => continue,
-                },
-                Some(request_id) = self.answered.recv() => Input::Answered { request_id },
+                Some(ended) = self.tasks.join_next_with_id() => self.ended(ended),
                 () = until(&*self.context, deadline) => Input::Tick,
             };
-            self.turn(input);
+            self.handle(input);
         }
     }
 
-    fn turn(&mut self, input: Input) {
+    fn handle(&mut self, input: Input) {
         for output in self.hunter.handle(self.context.now(), input) {
             self.perform(output);
         }
@@ -151,49 +144,52 @@ impl<C: SyncContext> HuntDriver<C> {
     fn perform(&mut self, output: Output) {
         let context = Arc::clone(&self.context);
         match output {
-            Output::Brief { identifier, scope } => {
-                let (kinds, brief_slots) =
-                    (TaskKind::Brief(identifier.clone()), self.brief_slots.clone());
-                self.start(kinds, async move {
-                    let _turn = brief_slots.acquire_owned().await;
-                    let wants = context.brief(&identifier, scope).await;
-                    Input::Briefed { identifier, wants }
+            Output::ReadWants { identifier, scope } => {
+                let slots = self.read_slots.clone();
+                let failure = Input::WantsRead { identifier: identifier.clone(), wants: None };
+                self.start(failure, async move {
+                    let _slot = slots.acquire_owned().await;
+                    let wants = context.wants(&identifier, scope).await;
+                    Input::WantsRead { identifier, wants }
                 });
             }
             Output::List { request_id, url, wanted, .. } => {
-                self.start(TaskKind::List(request_id), async move {
-                    let result = context.list(&url, &wanted).await;
-                    Input::Listed { request_id, result }
+                self.start(ended(request_id, FetchError::Cancelled), async move {
+                    match context.list(&url, &wanted).await {
+                        Ok(advertised) => Input::Listed { request_id, advertised },
+                        Err(error) => ended(request_id, error),
+                    }
                 });
             }
             Output::Fetch { request_id, identifier, url, oids } => {
-                let answers = self.answers.clone();
-                self.start(TaskKind::Fetch(request_id), async move {
-                    let (answered, mut heard) = oneshot::channel();
-                    let mut fetch = pin!(context.fetch(&identifier, &url, &oids, answered));
-                    let (got, trouble) = tokio::select! {
-                        fetched = &mut fetch => fetched,
-                        Ok(()) = &mut heard => {
-                            let _ = answers.send(request_id);
-                            fetch.await
+                let commands = self.commands.clone();
+                self.start(ended(request_id, FetchError::Cancelled), async move {
+                    let (answered, answer) = oneshot::channel();
+                    let note = async {
+                        if let (Ok(()), Some(commands)) = (answer.await, commands.upgrade()) {
+                            let _ = commands.send(Command::Tell(Input::Answered { request_id }));
                         }
                     };
-                    Input::Fetched { request_id, got, trouble }
+                    let fetch = context.fetch(&identifier, &url, &oids, answered);
+                    let (Fetched { got, error, .. }, ()) = tokio::join!(fetch, note);
+                    Input::Ended { request_id, got, error }
                 });
             }
             Output::Classify { host, relay } => {
-                let turns = self.classify_slots.clone();
-                self.start(TaskKind::Classify(host.clone()), async move {
-                    let _turn = turns.acquire_owned().await;
+                let slots = self.classify_slots.clone();
+                let failure = Input::Classified { host: host.clone(), class: None };
+                self.start(failure, async move {
+                    let _slot = slots.acquire_owned().await;
                     let class = context.classify(&relay).await;
                     Input::Classified { host, class }
                 });
             }
-            Output::Count => self.start(TaskKind::Count, async move {
-                Input::Counted { identifiers: context.identifiers().await }
+            // After a failure the next hour lists again.
+            Output::ListIdentifiers => self.start(Input::Tick, async move {
+                Input::IdentifiersListed { identifiers: context.identifiers().await }
             }),
             Output::Cancel { request_id } => {
-                if let Some(task) = self.request_ids.get(&request_id) {
+                if let Some(task) = self.requests.get(&request_id) {
                     task.abort();
                 }
             }
@@ -201,58 +197,34 @@ impl<C: SyncContext> HuntDriver<C> {
         }
     }
 
-    fn start(&mut self, kinds: TaskKind, work: impl Future<Output = Input> + Send + 'static) {
+    fn start(&mut self, failure: Input, work: impl Future<Output = Input> + Send + 'static) {
         let task = self.tasks.spawn(work);
         let id = task.id();
-        if let TaskKind::List(request_id) | TaskKind::Fetch(request_id) = &kinds {
-            self.request_ids.insert(*request_id, task);
+        if let Input::Ended { request_id, .. } = &failure {
+            self.requests.insert(*request_id, task);
         }
-        self.kinds.insert(id, kinds);
+        self.failures.insert(id, failure);
     }
 
     /// Returns the input for the end of a task, also of a failed one.
-    fn ended(&mut self, ended: Result<(Id, Input), JoinError>) -> Option<Input> {
-        let (id, outcome) = match ended {
-            Ok((id, input)) => (id, Ok(input)),
-            Err(error) if error.is_cancelled() => (error.id(), Err(Trouble::Cancelled)),
-            Err(error) => (error.id(), Err(Trouble::Ours(error.to_string()))),
-        };
-        let kinds = self.kinds.remove(&id)?;
-        if let TaskKind::List(request_id) | TaskKind::Fetch(request_id) = &kinds {
-            self.request_ids.remove(request_id);
+    fn ended(&mut self, task: Result<(Id, Input), JoinError>) -> Input {
+        let id = task.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
+        let failure = self.failures.remove(&id);
+        if let Some(Input::Ended { request_id, .. }) = &failure {
+            self.requests.remove(request_id);
         }
-        match (outcome, kinds) {
-            (Ok(input), _) => Some(input),
-            (Err(_), TaskKind::Brief(identifier)) => {
-                Some(Input::Briefed { identifier, wants: None })
+        match (task, failure) {
+            (Ok((_, input)), _) => input,
+            (Err(error), Some(Input::Ended { request_id, .. })) if error.is_panic() => {
+                ended(request_id, FetchError::Internal(error.to_string()))
             }
-            (Err(trouble), TaskKind::List(request_id)) => {
-                Some(Input::Listed { request_id, result: Err(trouble) })
-            }
-            (Err(trouble), TaskKind::Fetch(request_id)) => {
-                let (got, trouble) = (BTreeSet::new(), Some(trouble));
-                Some(Input::Fetched { request_id, got, trouble })
-            }
-            (Err(_), TaskKind::Classify(host)) => Some(Input::Classified { host, class: None }),
-            // The next hour counts again.
-            (Err(_), TaskKind::Count) => None,
+            (Err(_), failure) => failure.unwrap_or(Input::Tick),
         }
     }
+}
 
-    /// As of now, though the machine last looked at the clock a while ago.
-    fn schedule(&self) -> BTreeMap<Identifier, HuntSchedule> {
-        let turns = self.hunter.schedule_at(self.context.now().mono);
-        turns.map(|(identifier, turn)| (identifier.clone(), turn)).collect()
-    }
-
-    fn figures(&self) -> HuntFigures {
-        let hosts = self.hunter.hosts().map(|(host, figures)| (host.clone(), figures));
-        HuntFigures {
-            in_flight: self.hunter.in_flight(),
-            done: self.hunter.done(),
-            hosts: hosts.collect(),
-        }
-    }
+fn ended(request_id: RequestId, error: FetchError) -> Input {
+    Input::Ended { request_id, got: BTreeSet::new(), error: Some(error) }
 }
 
 /// Sleeps until a point of the clock; for ever without one.
@@ -271,7 +243,7 @@ pub trait SyncContext: Send + Sync + 'static {
     fn now(&self) -> Now;
 
     /// Returns the missing objects of an identifier and the servers that may have them; `None` if they cannot be read now.
-    fn brief(
+    fn wants(
         &self,
         identifier: &Identifier,
         scope: Scope,
@@ -282,21 +254,20 @@ pub trait SyncContext: Send + Sync + 'static {
         &self,
         url: &CloneUrl,
         wanted: &BTreeSet<Oid>,
-    ) -> impl Future<Output = Result<Advertisement, Trouble>> + Send;
+    ) -> impl Future<Output = Result<Advertisement, FetchError>> + Send;
 
     /// The kind of git server that has this relay; `None` if it does not say.
     fn classify(&self, relay: &RelayUrl) -> impl Future<Output = Option<HostClass>> + Send;
 
     /// Fetches objects with their whole history, and publishes them to purgatory. Reports on `answered` that the server
-    /// has begun to answer; returns which objects are here now, and what went wrong with the others. Dropped when it
-    /// is given up.
+    /// has begun to answer. Dropped when it is cancelled.
     fn fetch(
         &self,
         identifier: &Identifier,
         url: &CloneUrl,
         oids: &BTreeSet<Oid>,
         answered: oneshot::Sender<()>,
-    ) -> impl Future<Output = (BTreeSet<Oid>, Option<Trouble>)> + Send;
+    ) -> impl Future<Output = Fetched> + Send;
 
     /// Every identifier that is to be looked after every hour.
     fn identifiers(&self) -> impl Future<Output = BTreeSet<Identifier>> + Send;

@@ -8,8 +8,7 @@ use grasp_core::limits::{BackoffPolicy, PeerText};
 use grasp_core::outbound::Forbidden;
 use grasp_core::{CloneUrl, Host, Identifier, Oid, RelayUrl};
 
-use super::HostClass;
-use super::permit::PermitConfig;
+use super::hosts::{HostClass, HostLimits};
 use super::plan::Advertisement;
 use crate::purgatory::{self, Want};
 
@@ -37,22 +36,22 @@ pub enum Input {
         /// Delay, unless a hunt is due sooner. `None`: as soon as a burst of events allows.
         after: Option<Duration>,
     },
-    /// [`Output::Brief`] is answered: what is wanted and not here. `None` if that could not be learned.
-    Briefed {
+    /// [`Output::ReadWants`] is done: what is wanted and not here. `None` if that could not be read.
+    WantsRead {
         identifier: Identifier,
         /// Only tips that are not here with their whole history.
         wants: Option<Vec<Want>>,
     },
-    /// [`Output::List`] is done.
-    Listed { request_id: RequestId, result: Result<Advertisement, Trouble> },
+    /// [`Output::List`] succeeded.
+    Listed { request_id: RequestId, advertised: Advertisement },
     /// The server of an [`Output::Fetch`] has begun to answer.
     Answered { request_id: RequestId },
-    /// [`Output::Classify`] is answered. `None` if the host did not say what it is.
+    /// [`Output::Fetch`] is done, or [`Output::List`] failed.
+    Ended { request_id: RequestId, got: BTreeSet<Oid>, error: Option<FetchError> },
+    /// [`Output::Classify`] is done. `None` if the host did not say what it is.
     Classified { host: Host, class: Option<HostClass> },
-    /// [`Output::Fetch`] is done.
-    Fetched { request_id: RequestId, got: BTreeSet<Oid>, trouble: Option<Trouble> },
-    /// [`Output::Count`] is answered: every identifier that is to be looked after.
-    Counted { identifiers: BTreeSet<Identifier> },
+    /// [`Output::ListIdentifiers`] is done: every identifier that is to be looked after.
+    IdentifiersListed { identifiers: BTreeSet<Identifier> },
     /// The time of [`next_deadline`](super::Hunter::next_deadline) has come.
     Tick,
 }
@@ -62,7 +61,7 @@ pub enum Input {
 #[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
 pub enum Output {
     /// Find out what is wanted under an identifier and not here.
-    Brief { identifier: Identifier, scope: Scope },
+    ReadWants { identifier: Identifier, scope: Scope },
     /// Ask a server what it has.
     List { request_id: RequestId, identifier: Identifier, url: CloneUrl, wanted: BTreeSet<Oid> },
     /// Get objects with their whole history.
@@ -76,7 +75,7 @@ pub enum Output {
     /// Cancel a request; its end is still an input.
     Cancel { request_id: RequestId },
     /// Find out which identifiers are to be looked after every hour.
-    Count,
+    ListIdentifiers,
     /// Something worth counting or logging.
     Report(HuntReport),
 }
@@ -84,8 +83,7 @@ pub enum Output {
 /// The reason why a server gave less than it was asked for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
-pub enum Trouble {
+pub enum FetchError {
     /// Its address is not allowed.
     #[error("address not allowed: {0}")]
     Forbidden(#[from] Forbidden),
@@ -94,11 +92,11 @@ pub enum Trouble {
     Unreachable(PeerText),
     /// It asks for fewer requests.
     #[error("asked to slow down")]
-    Limited {
+    RateLimited {
         /// The pause that it asks for.
         retry_after: Option<Duration>,
     },
-    /// It has no such repository, or is in trouble itself.
+    /// It has no such repository, or an error of its own.
     #[error("answered: {0}")]
     Answered(PeerText),
     /// It does not give what it was asked for.
@@ -112,10 +110,13 @@ pub enum Trouble {
     TooLarge,
     /// It advertised more refs than are read.
     #[error("advertised too many refs")]
-    LongList,
+    TooManyRefs,
     /// It gave more objects than may be taken.
     #[error("gave more than {limit} objects")]
-    TooMany { limit: u64 },
+    TooManyObjects {
+        /// The limit.
+        limit: u64,
+    },
     /// It stopped sending.
     #[error("stopped sending")]
     Stalled,
@@ -124,13 +125,16 @@ pub enum Trouble {
     Cancelled,
     /// This server failed.
     #[error("failure on this server: {0}")]
-    Ours(String),
+    Internal(String),
 }
 
-impl Trouble {
+impl FetchError {
     /// Returns whether the requested objects are the cause, so that a request for others may succeed.
     pub fn is_about_the_objects(&self) -> bool {
-        matches!(self, Self::Refused(_) | Self::Broken(_) | Self::TooLarge | Self::TooMany { .. })
+        matches!(
+            self,
+            Self::Refused(_) | Self::Broken(_) | Self::TooLarge | Self::TooManyObjects { .. }
+        )
     }
 }
 
@@ -156,7 +160,7 @@ pub enum HuntReport {
     /// Nothing was wanted when an attempt began: it came by itself, was given up, or all is well.
     Needless { identifier: Identifier },
     /// A listed server has not been asked yet: the attempt waits for a permit of its host.
-    InLine { identifier: Identifier },
+    WaitingForHosts { identifier: Identifier },
     /// A host has said what kind of git server it is.
     Classified { host: Host, class: HostClass },
     /// An attempt ended and left something wanted, or something new is wanted since.
@@ -169,7 +173,7 @@ pub enum HuntReport {
     /// Objects came.
     Fetched { identifier: Identifier, url: CloneUrl, oids: usize },
     /// A server gave less than it was asked for.
-    Failed { identifier: Identifier, url: CloneUrl, trouble: Trouble },
+    Failed { identifier: Identifier, url: CloneUrl, error: FetchError },
     /// A server is left alone.
     Paused { host: Host, length: Duration },
 }
@@ -177,21 +181,21 @@ pub enum HuntReport {
 impl HuntReport {
     /// Returns the input for purgatory: the time of held events depends on whether servers were asked.
     pub fn for_purgatory(&self) -> Option<purgatory::Input> {
-        Some(match self {
-            Self::InLine { identifier } => {
-                purgatory::Input::HuntWaiting { identifier: identifier.clone() }
+        match self {
+            Self::WaitingForHosts { identifier } => {
+                Some(purgatory::Input::HuntWaiting { identifier: identifier.clone() })
             }
-            Self::Failed { trouble: Trouble::Limited { .. }, .. } => return None,
+            Self::Failed { error: FetchError::RateLimited { .. }, .. } => None,
             Self::Failed { identifier, .. } | Self::Fetched { identifier, .. } => {
-                purgatory::Input::HuntAnswered { identifier: identifier.clone() }
+                Some(purgatory::Input::HuntAnswered { identifier: identifier.clone() })
             }
             Self::Complete { identifier }
             | Self::Needless { identifier }
             | Self::Incomplete { identifier, .. } => {
-                purgatory::Input::HuntEnded { identifier: identifier.clone() }
+                Some(purgatory::Input::HuntEnded { identifier: identifier.clone() })
             }
-            _ => return None,
-        })
+            _ => None,
+        }
     }
 }
 
@@ -205,11 +209,11 @@ pub struct HuntConfig {
     pub at_once: NonZeroUsize,
     /// Limits for a git server of unknown class; one request is one start. Default: 5 at once,
     /// 30 per minute.
-    pub per_host: PermitConfig,
+    pub per_host: HostLimits,
     /// Limits for a GRASP server. Default: 8 at once, 600 per minute.
-    pub per_grasp_host: PermitConfig,
+    pub per_grasp_host: HostLimits,
     /// Limits for certain servers, of any kind. Default: none.
-    pub hosts: BTreeMap<Host, PermitConfig>,
+    pub hosts: BTreeMap<Host, HostLimits>,
     /// Pause of a server that asks for fewer requests and does not say for how long. Default: 1 minute.
     pub pause: Duration,
     /// The longest that a server can have itself left alone. Default: 1 hour.
@@ -255,11 +259,11 @@ impl Default for HuntConfig {
         Self {
             backoff: BackoffPolicy::GIT_HUNT,
             at_once: AT_ONCE,
-            per_host: PermitConfig::default(),
-            per_grasp_host: PermitConfig {
+            per_host: HostLimits::default(),
+            per_grasp_host: HostLimits {
                 at_once: GRASP_AT_ONCE,
                 starts: GRASP_STARTS,
-                ..PermitConfig::default()
+                ..HostLimits::default()
             },
             hosts: BTreeMap::new(),
             pause: MINUTE,

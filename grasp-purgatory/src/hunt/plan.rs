@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
-use grasp_core::{CloneUrl, Host, Mono, Oid};
+use grasp_core::{CloneUrl, Mono, Oid};
 
 use super::HuntConfig;
 use crate::purgatory::{Phase, Want};
@@ -78,8 +78,13 @@ impl Needs {
 
     /// Returns the objects to request from an address: the tips of events that name it, or whose repository does.
     pub(super) fn of(&self, url: &CloneUrl) -> BTreeSet<Oid> {
-        let names = |want: &&Want| want.trusted.contains(url) || want.untrusted.contains(url);
-        self.wants.iter().filter(names).flat_map(|want| want.tips.iter().copied()).collect()
+        let wants = self.wants.iter().filter(|want| is_named(want, url));
+        wants.flat_map(|want| want.tips.iter().copied()).collect()
+    }
+
+    /// Returns whether an address may have a wanted object.
+    pub(super) fn has_any(&self, url: &CloneUrl) -> bool {
+        self.wants.iter().any(|want| is_named(want, url))
     }
 
     /// Returns the addresses of an attempt: those of the maintainers, then those that only the authors of
@@ -123,13 +128,8 @@ fn some<'a>(
     ranked.into_iter().map(|(_, url)| url)
 }
 
-/// The first place that is neither tried nor on a host that is to be left out.
-pub(super) fn next_place<'a>(
-    places: &'a [CloneUrl],
-    tried: &BTreeSet<CloneUrl>,
-    leave_out: &BTreeSet<Host>,
-) -> Option<&'a CloneUrl> {
-    places.iter().find(|url| !tried.contains(*url) && !leave_out.contains(&url.host()))
+fn is_named(want: &Want, url: &CloneUrl) -> bool {
+    want.trusted.contains(url) || want.untrusted.contains(url)
 }
 
 /// The objects to request from a server.
@@ -141,6 +141,17 @@ pub(super) struct FetchPlan {
     pub guesses: Vec<Oid>,
 }
 
+/// The reason why an object is not requested from a server in the same way again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Failure {
+    /// Refused when it was requested without an advertisement.
+    Refused,
+    /// Requested with others without success; any of them may have been the cause.
+    Doubted,
+    /// Requested alone without success.
+    Missed,
+}
+
 /// The objects that servers did not have, while their advertisements stay the same.
 #[derive(Debug)]
 pub(super) struct AddressMemory {
@@ -149,24 +160,18 @@ pub(super) struct AddressMemory {
     addresses: BTreeMap<CloneUrl, Remembered>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Remembered {
     /// Time of the last visit.
     visited: Mono,
     /// The last advertisement, and the time since which it is known.
     advertised: Option<(Fingerprint, Mono)>,
-    /// Asked for alone, in vain.
-    missed: BTreeSet<Oid>,
-    /// Asked for with others, in vain; any of them may have been the cause.
-    doubted: BTreeSet<Oid>,
-    /// Refused when asked for without an advertisement, as long as it advertises the same.
-    refused: BTreeSet<Oid>,
+    failures: BTreeMap<Oid, Failure>,
     /// Transfers that were cancelled for waiting requests.
     gave_way: u32,
 }
 
 impl AddressMemory {
-    /// Remembers nothing yet.
     pub(super) fn new(config: &HuntConfig) -> Self {
         Self { length: config.memory, most: config.remembered, addresses: BTreeMap::new() }
     }
@@ -176,15 +181,7 @@ impl AddressMemory {
         if !self.addresses.contains_key(url) {
             self.make_room();
         }
-        let remembered = self.addresses.entry(url.clone()).or_insert_with(|| Remembered {
-            visited: now,
-            advertised: None,
-            missed: BTreeSet::new(),
-            doubted: BTreeSet::new(),
-            refused: BTreeSet::new(),
-            gave_way: 0,
-        });
-        remembered.visited = now;
+        self.addresses.entry(url.clone()).or_default().visited = now;
     }
 
     /// A server was listed. What is remembered of another advertisement is worth nothing now.
@@ -194,41 +191,30 @@ impl AddressMemory {
             |(known, since): (Fingerprint, Mono)| known == fingerprint && now - since < self.length;
         if !remembered.advertised.is_some_and(holds) {
             remembered.advertised = Some((fingerprint, now));
-            remembered.missed.clear();
-            remembered.doubted.clear();
-            remembered.refused.clear();
+            remembered.failures.clear();
         }
     }
 
-    /// A server refused objects that it was asked for without an advertisement.
-    pub(super) fn refused(&mut self, url: &CloneUrl, oids: impl IntoIterator<Item = Oid>) {
-        if let Some(remembered) = self.addresses.get_mut(url) {
-            insert_bounded(&mut remembered.refused, oids);
+    /// A server did not give objects that it was asked for. The graver of two reasons counts.
+    pub(super) fn failed(
+        &mut self,
+        url: &CloneUrl,
+        oids: impl IntoIterator<Item = Oid>,
+        failure: Failure,
+    ) {
+        let Some(Remembered { failures, .. }) = self.addresses.get_mut(url) else { return };
+        for oid in oids {
+            if failures.len() < MAX_OIDS_PER_ADDRESS || failures.contains_key(&oid) {
+                let known = failures.entry(oid).or_insert(failure);
+                *known = failure.max(*known);
+            }
         }
     }
 
     /// Returns whether objects may be requested without an advertisement: the server has failed at none so far.
     pub(super) fn may_ask_directly(&self, url: &CloneUrl, wanted: &BTreeSet<Oid>) -> bool {
-        self.addresses.get(url).is_none_or(|known| {
-            [&known.missed, &known.doubted, &known.refused]
-                .iter()
-                .all(|set| set.is_disjoint(wanted))
-        })
-    }
-
-    /// A server did not give an object that it was asked for alone.
-    pub(super) fn missed(&mut self, url: &CloneUrl, oid: Oid) {
-        if let Some(remembered) = self.addresses.get_mut(url) {
-            remembered.doubted.remove(&oid);
-            insert_bounded(&mut remembered.missed, [oid]);
-        }
-    }
-
-    /// A server did not give objects that it was asked for together.
-    pub(super) fn doubted(&mut self, url: &CloneUrl, oids: impl IntoIterator<Item = Oid>) {
-        if let Some(remembered) = self.addresses.get_mut(url) {
-            insert_bounded(&mut remembered.doubted, oids);
-        }
+        let known = self.addresses.get(url);
+        known.is_none_or(|known| !wanted.iter().any(|oid| known.failures.contains_key(oid)))
     }
 
     /// A transfer gave way to others. It may have been a large one, so it has twice the time from now on.
@@ -254,12 +240,12 @@ impl AddressMemory {
         let mut plan = FetchPlan::default();
         let remembered = self.addresses.get(url);
         for oid in wanted {
-            let is_missed = remembered.is_some_and(|remembered| remembered.missed.contains(oid));
-            let is_doubted = remembered.is_some_and(|remembered| remembered.doubted.contains(oid));
-            if advertised.has.contains(oid) && !is_missed && !is_doubted {
-                plan.batch.insert(*oid);
-            } else if !is_missed {
-                plan.guesses.push(*oid);
+            match remembered.and_then(|remembered| remembered.failures.get(oid)) {
+                Some(Failure::Missed) => {}
+                None | Some(Failure::Refused) if advertised.has.contains(oid) => {
+                    plan.batch.insert(*oid);
+                }
+                _ => plan.guesses.push(*oid),
             }
         }
         plan
@@ -276,11 +262,6 @@ impl AddressMemory {
             self.addresses.remove(&oldest);
         }
     }
-}
-
-fn insert_bounded(set: &mut BTreeSet<Oid>, oids: impl IntoIterator<Item = Oid>) {
-    let room = MAX_OIDS_PER_ADDRESS.saturating_sub(set.len());
-    set.extend(oids.into_iter().take(room));
 }
 
 #[cfg(test)]
@@ -327,24 +308,6 @@ mod tests {
     const A: &str = "https://a.example.com/x.git";
     const B: &str = "https://b.example.com/x.git";
     const C: &str = "https://c.example.com/x.git";
-
-    #[test]
-    fn throttled_hosts_are_left_out() {
-        let leave_out = BTreeSet::from([url(A).host()]);
-        assert_eq!(next_place(&urls(&[A, B]), &BTreeSet::new(), &leave_out), Some(&url(B)));
-    }
-
-    #[test]
-    fn tried_addresses_are_left_out() {
-        let tried = BTreeSet::from([url(A)]);
-        assert_eq!(next_place(&urls(&[A, B]), &tried, &BTreeSet::new()), Some(&url(B)));
-    }
-
-    #[test]
-    fn there_is_an_end_of_addresses() {
-        let (tried, leave_out) = (BTreeSet::from([url(A)]), BTreeSet::from([url(B).host()]));
-        assert_eq!(next_place(&urls(&[A, B]), &tried, &leave_out), None);
-    }
 
     #[test]
     fn what_the_keepers_name_comes_first_and_contributors_places_last() {
@@ -427,7 +390,7 @@ mod tests {
         let before = Advertisement::read([("refs/heads/main", oid(7))], &wanted);
         let after = Advertisement::read([("refs/heads/main", oid(8))], &wanted);
         list(&mut memory, 0, A, before.fingerprint);
-        memory.missed(&url(A), oid(1));
+        memory.failed(&url(A), [oid(1)], Failure::Missed);
         list(&mut memory, 60, A, before.fingerprint);
         assert_eq!(memory.plan(&url(A), &wanted, &before), FetchPlan::default());
         assert_eq!(memory.plan(&url(B), &wanted, &before).guesses, [oid(1)], "elsewhere it may be");
@@ -441,7 +404,7 @@ mod tests {
         let wanted = oids(&[1]);
         let advertised = Advertisement::read([("refs/heads/main", oid(7))], &wanted);
         list(&mut memory, 0, A, advertised.fingerprint);
-        memory.missed(&url(A), oid(1));
+        memory.failed(&url(A), [oid(1)], Failure::Missed);
         list(&mut memory, 30 * 60, A, advertised.fingerprint);
         assert_eq!(memory.plan(&url(A), &wanted, &advertised).guesses, [oid(1)]);
     }
@@ -452,10 +415,10 @@ mod tests {
         let wanted = oids(&[1, 2]);
         let advertised = Advertisement::read([("a", oid(1)), ("b", oid(2))], &wanted);
         list(&mut memory, 0, A, advertised.fingerprint);
-        memory.doubted(&url(A), wanted.clone());
+        memory.failed(&url(A), wanted.clone(), Failure::Doubted);
         let plan = memory.plan(&url(A), &wanted, &advertised);
         assert_eq!(plan, FetchPlan { batch: oids(&[]), guesses: vec![oid(1), oid(2)] });
-        memory.missed(&url(A), oid(1));
+        memory.failed(&url(A), [oid(1)], Failure::Missed);
         assert_eq!(memory.plan(&url(A), &wanted, &advertised).guesses, [oid(2)]);
     }
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use grasp_core::{CloneUrl, Mono, Oid};
 use grasp_purgatory::Want;
-use grasp_purgatory::hunt::PermitConfig;
-use grasp_purgatory::hunt::{HostClass, HuntConfig, HuntReport, Trouble};
+use grasp_purgatory::hunt::HostLimits;
+use grasp_purgatory::hunt::{FetchError, HostClass, HuntConfig, HuntReport};
 
 use crate::hunt_sim::*;
 use crate::model_events::{ALICE, announcement, state};
@@ -58,7 +58,7 @@ fn silent_servers_cannot_take_every_hand() {
     let took = completed(&sim, "honest").expect("it is found") - Mono::from_secs(1);
     assert!(took <= 60 * SECOND, "each silent server has 5 seconds, four at a time: {took:?}");
     let stalled =
-        |r: &HuntReport| matches!(r, HuntReport::Failed { trouble: Trouble::Stalled, .. });
+        |r: &HuntReport| matches!(r, HuntReport::Failed { error: FetchError::Stalled, .. });
     assert!(sim.reports.iter().any(|(_, report)| stalled(report)), "and that is told");
 }
 
@@ -118,7 +118,7 @@ fn waiting_for_a_hand_makes_nobody_late() {
 #[test]
 fn what_others_brought_meanwhile_is_not_asked_for() {
     // The sim sees to it that nothing is asked for that is here.
-    let one = PermitConfig { starts: 2.try_into().unwrap(), ..PermitConfig::default() };
+    let one = HostLimits { starts: 2.try_into().unwrap(), ..HostLimits::default() };
     let hosts = [("slow.com".parse().unwrap(), one)].into();
     let mut sim = Sim::with(HuntConfig { hosts, ..HuntConfig::default() })
         .server("https://slow.com/1", Mood::Fine, &[9])
@@ -227,7 +227,7 @@ fn incomplete(sim: &Sim) -> usize {
 fn a_thousand_names_at_one_unknown_host_take_what_its_rate_allows() {
     let mut sim = thousand_names(Mood::Fine, 1_000);
     sim.run_for(SECOND);
-    let waiting = sim.hunter.schedule_at(sim.now.mono).filter(|(_, turn)| turn.in_line.is_some());
+    let waiting = sim.hunter.schedule_at(sim.now.mono).filter(|(_, turn)| turn.position.is_some());
     assert!(waiting.count() > 900, "each knows its place in line");
     sim.run_for(33 * MINUTE + 10 * SECOND);
     assert_eq!(sim.here.len(), 1_000, "a thousand at thirty per minute");

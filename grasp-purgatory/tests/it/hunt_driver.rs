@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use grasp_purgatory::hunt::{HuntConfig, HuntHandle, HuntReport, Trouble, hunt};
+use grasp_purgatory::hunt::{FetchError, HuntConfig, HuntHandle, HuntReport, hunt};
 
 use crate::hunt_script::{Act, Script};
 use crate::hunt_sim::{name, oids, url, want};
@@ -79,7 +79,8 @@ async fn a_task_that_breaks_is_an_end_like_any_other() {
     let script = Script::new().wants("r", wants).does("a.com", Act::Breaks).has("b.com", &[1]);
     let (script, _hunting) = begin(script, &["r"]);
     script.until(is_complete).await;
-    let ours = |r: &HuntReport| matches!(r, HuntReport::Failed { trouble: Trouble::Ours(_), .. });
+    let ours =
+        |r: &HuntReport| matches!(r, HuntReport::Failed { error: FetchError::Internal(_), .. });
     assert!(script.seen(|seen| seen.reports.iter().any(ours)));
 }
 

@@ -10,15 +10,16 @@ use grasp_core::limits::PeerText;
 use grasp_core::nip34::Announcement;
 use grasp_core::service::npub;
 use grasp_core::{CloneUrl, Identifier, Mono, Oid};
-use grasp_purgatory::hunt::PermitConfig;
+use grasp_purgatory::hunt::HostLimits;
 use grasp_purgatory::hunt::{
-    Advertisement, HostClass, HuntConfig, HuntReport, Hunter, Input, Output, Scope, Trouble,
+    Advertisement, FetchError, HostClass, HuntConfig, HuntReport, Hunter, Input, Output, Scope,
 };
 use grasp_purgatory::{Phase, Want};
 use nostr::event::Event;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
+use crate::hunt_sim::listed;
 use crate::model_events::*;
 use crate::model_world::{Powered, World};
 
@@ -162,10 +163,10 @@ impl Chase {
 
     fn perform(&mut self, output: Output) {
         match output {
-            Output::Brief { identifier, scope } => {
+            Output::ReadWants { identifier, scope } => {
                 let mut wants = self.wants(&identifier);
                 wants.retain(|want| scope == Scope::Everything || want.phase == Phase::Waiting);
-                self.later(Duration::ZERO, Input::Briefed { identifier, wants: Some(wants) });
+                self.later(Duration::ZERO, Input::WantsRead { identifier, wants: Some(wants) });
             }
             Output::List { request_id, url, wanted, .. } => {
                 let mirror = &self.mirrors[&url];
@@ -173,23 +174,23 @@ impl Chase {
                 let (after, result) = match mirror.mood {
                     Mood::Fine => (LATENCY, Ok(Advertisement::read(refs, &wanted))),
                     Mood::Hides => (LATENCY, Ok(Advertisement::read([], &wanted))),
-                    Mood::Gone => (LATENCY, Err(Trouble::Unreachable(PeerText::new("gone")))),
-                    Mood::Silent => (MINUTE, Err(Trouble::Stalled)),
+                    Mood::Gone => (LATENCY, Err(FetchError::Unreachable(PeerText::new("gone")))),
+                    Mood::Silent => (MINUTE, Err(FetchError::Stalled)),
                 };
-                self.later(after, Input::Listed { request_id, result });
+                self.later(after, listed(request_id, result));
             }
             Output::Fetch { request_id, identifier, url, oids } => {
                 let mirror = &self.mirrors[&url];
                 let has_all = oids.is_subset(&mirror.objects);
-                let (after, got, trouble) = match mirror.mood {
+                let (after, got, error) = match mirror.mood {
                     Mood::Fine | Mood::Hides if has_all => (LATENCY, oids, None),
-                    Mood::Silent => (5 * MINUTE, BTreeSet::new(), Some(Trouble::Stalled)),
+                    Mood::Silent => (5 * MINUTE, BTreeSet::new(), Some(FetchError::Stalled)),
                     _ => {
-                        let refused = Trouble::Refused(PeerText::new("not our ref"));
+                        let refused = FetchError::Refused(PeerText::new("not our ref"));
                         (LATENCY, BTreeSet::new(), Some(refused))
                     }
                 };
-                let fetched = Input::Fetched { request_id, got: got.clone(), trouble };
+                let fetched = Input::Ended { request_id, got: got.clone(), error };
                 let number = self.later(after, fetched);
                 self.fetching.insert(number, (identifier, got));
             }
@@ -197,9 +198,9 @@ impl Chase {
                 self.later(LATENCY, Input::Classified { host, class: Some(HostClass::Grasp) });
             }
             Output::Cancel { .. } => {} // Its end comes in its own time.
-            Output::Count => {
+            Output::ListIdentifiers => {
                 let identifiers = NAMES.map(name).into();
-                self.later(Duration::ZERO, Input::Counted { identifiers });
+                self.later(Duration::ZERO, Input::IdentifiersListed { identifiers });
             }
             Output::Report(report @ HuntReport::Complete { .. }) => {
                 self.pass_back(&report);
@@ -326,8 +327,7 @@ fn a_restart_in_the_middle_of_a_hunt_loses_nothing() {
 
 #[test]
 fn what_waits_for_its_turn_for_longer_than_its_time_is_released_nevertheless() {
-    let slow =
-        PermitConfig { starts: NonZeroUsize::MIN, per: 45 * MINUTE, ..PermitConfig::default() };
+    let slow = HostLimits { starts: NonZeroUsize::MIN, per: 45 * MINUTE, ..HostLimits::default() };
     let config = HuntConfig { per_host: slow, per_grasp_host: slow, ..HuntConfig::default() };
     let mut chase = Chase::with(config);
     (0..3).for_each(|place| chase.perform_deed(&Deed::Appear(place, 1)).unwrap());

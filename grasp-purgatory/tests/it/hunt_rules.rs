@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use grasp_core::Mono;
-use grasp_purgatory::hunt::PermitConfig;
-use grasp_purgatory::hunt::{HostClass, HuntConfig, HuntReport, Input, Trouble};
+use grasp_purgatory::hunt::HostLimits;
+use grasp_purgatory::hunt::{FetchError, HostClass, HuntConfig, HuntReport, Input};
 use grasp_purgatory::{Phase, Want};
 
 use crate::hunt_sim::*;
@@ -72,7 +72,7 @@ fn a_failed_fetch_brings_nothing_and_is_told() {
     sim.run_for(2 * SECOND);
     assert!(sim.here.is_empty());
     let failed =
-        |r: &HuntReport| matches!(r, HuntReport::Failed { trouble: Trouble::Refused(_), .. });
+        |r: &HuntReport| matches!(r, HuntReport::Failed { error: FetchError::Refused(_), .. });
     assert!(sim.reports.iter().any(|(_, report)| failed(report)));
     assert!(!sim.reports.iter().any(|(_, report)| matches!(report, HuntReport::Fetched { .. })));
 }
@@ -186,7 +186,7 @@ fn what_was_given_up_is_looked_for_once_an_hour() {
 
 #[test]
 fn a_throttled_server_is_left_to_its_line_and_others_are_asked_at_once() {
-    let one = PermitConfig { at_once: 1.try_into().unwrap(), ..PermitConfig::default() };
+    let one = HostLimits { at_once: 1.try_into().unwrap(), ..HostLimits::default() };
     let config = HuntConfig {
         hosts: BTreeMap::from([("a.com".parse().unwrap(), one)]),
         ..HuntConfig::default()
@@ -207,7 +207,7 @@ fn a_throttled_server_is_left_to_its_line_and_others_are_asked_at_once() {
 #[test]
 fn what_could_not_be_asked_is_asked_when_the_line_comes_to_it() {
     let config = HuntConfig {
-        per_host: PermitConfig { starts: 2.try_into().unwrap(), ..PermitConfig::default() },
+        per_host: HostLimits { starts: 2.try_into().unwrap(), ..HostLimits::default() },
         ..HuntConfig::default()
     };
     let mut sim = Sim::with(config);
@@ -239,7 +239,7 @@ fn an_attempt_does_not_wait_for_a_server_that_becomes_throttled_half_way() {
 #[test]
 fn repositories_take_turns_at_a_throttled_server() {
     let config = HuntConfig {
-        per_host: PermitConfig { at_once: 1.try_into().unwrap(), ..PermitConfig::default() },
+        per_host: HostLimits { at_once: 1.try_into().unwrap(), ..HostLimits::default() },
         ..HuntConfig::default()
     };
     let mut sim = Sim::with(config);
@@ -370,7 +370,7 @@ fn hunting_never_exceeds_what_a_host_is_asked_for() {
 fn what_cannot_be_learned_is_asked_for_again() {
     let mut sim = Sim::new();
     sim.tell(Input::Wanted { identifier: name("r"), after: Some(Duration::ZERO) });
-    sim.tell(Input::Briefed { identifier: name("r"), wants: None });
+    sim.tell(Input::WantsRead { identifier: name("r"), wants: None });
     let incomplete = |r: &HuntReport| matches!(r, HuntReport::Incomplete { next: Some(_), .. });
     assert!(sim.reports.iter().any(|(_, report)| incomplete(report)));
 }
@@ -378,7 +378,7 @@ fn what_cannot_be_learned_is_asked_for_again() {
 #[test]
 fn answers_to_questions_that_nobody_asked_change_nothing() {
     let mut sim = Sim::new().server("a.com", Mood::Fine, &[1]);
-    sim.tell(Input::Briefed { identifier: name("r"), wants: Some(vec![want(&[1], &["a.com"])]) });
+    sim.tell(Input::WantsRead { identifier: name("r"), wants: Some(vec![want(&[1], &["a.com"])]) });
     assert!(sim.asked.is_empty());
 }
 

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use grasp_core::limits::PeerText;
 use grasp_core::{CloneUrl, Identifier, Mono, Now, Oid, RelayUrl};
 use grasp_purgatory::Want;
-use grasp_purgatory::hunt::{Advertisement, HostClass, HuntReport, Scope, SyncContext, Trouble};
+use grasp_purgatory::git::Fetched;
+use grasp_purgatory::hunt::{Advertisement, FetchError, HostClass, HuntReport, Scope, SyncContext};
 use nostr::types::Timestamp;
 use tokio::sync::oneshot;
 
@@ -149,7 +150,7 @@ impl SyncContext for Script {
         Now::new(Mono::ZERO + passed, unix)
     }
 
-    async fn brief(&self, identifier: &Identifier, _: Scope) -> Option<Vec<Want>> {
+    async fn wants(&self, identifier: &Identifier, _: Scope) -> Option<Vec<Want>> {
         {
             let mut seen = self.seen.lock().unwrap();
             seen.briefs += 1;
@@ -168,9 +169,13 @@ impl SyncContext for Script {
         Some(self.lacking(identifier))
     }
 
-    async fn list(&self, url: &CloneUrl, wanted: &BTreeSet<Oid>) -> Result<Advertisement, Trouble> {
+    async fn list(
+        &self,
+        url: &CloneUrl,
+        wanted: &BTreeSet<Oid>,
+    ) -> Result<Advertisement, FetchError> {
         let has = self.ask(url, None).await;
-        let has = has.ok_or_else(|| Trouble::Answered(PeerText::new("404")))?;
+        let has = has.ok_or_else(|| FetchError::Answered(PeerText::new("404")))?;
         Ok(Advertisement::read(has.iter().map(|oid| ("refs/heads/x", *oid)), wanted))
     }
 
@@ -184,13 +189,13 @@ impl SyncContext for Script {
         url: &CloneUrl,
         oids: &BTreeSet<Oid>,
         _: oneshot::Sender<()>,
-    ) -> (BTreeSet<Oid>, Option<Trouble>) {
+    ) -> Fetched {
         let has = self.ask(url, Some(oids.clone())).await.unwrap_or_default();
         let got: BTreeSet<Oid> = oids.intersection(&has).copied().collect();
         self.seen.lock().unwrap().here.extend(&got);
-        let refused = || Trouble::Refused(PeerText::new("not our ref"));
-        let trouble = (got.len() < oids.len()).then(refused);
-        (got, trouble)
+        let refused = || FetchError::Refused(PeerText::new("not our ref"));
+        let error = (got.len() < oids.len()).then(refused);
+        Fetched { got, error, bytes: 0 }
     }
 
     async fn identifiers(&self) -> BTreeSet<Identifier> {

@@ -6,8 +6,8 @@ use std::time::Duration;
 use grasp_core::limits::PeerText;
 use grasp_core::{CloneUrl, Host, Identifier, Mono, Now, Oid};
 use grasp_purgatory::hunt::{
-    Advertisement, HostClass, HuntConfig, HuntReport, Hunter, Input, Output, RequestId, Scope,
-    Trouble,
+    Advertisement, FetchError, HostClass, HuntConfig, HuntReport, Hunter, Input, Output, RequestId,
+    Scope,
 };
 use grasp_purgatory::{Phase, Want};
 use nostr::event::EventId;
@@ -108,6 +108,14 @@ pub(crate) fn want(tips: &[u8], places: &[&str]) -> Want {
     }
 }
 
+/// The end of a request for an advertisement.
+pub(crate) fn listed(request_id: RequestId, result: Result<Advertisement, FetchError>) -> Input {
+    match result {
+        Ok(advertised) => Input::Listed { request_id, advertised },
+        Err(error) => Input::Ended { request_id, got: BTreeSet::new(), error: Some(error) },
+    }
+}
+
 impl Sim {
     pub(crate) fn new() -> Self {
         Self::with(HuntConfig::default())
@@ -205,10 +213,10 @@ impl Sim {
     }
 
     fn land(&mut self, input: &Input) {
-        if let Input::Listed { request_id, .. } | Input::Fetched { request_id, .. } = input {
+        if let Input::Listed { request_id, .. } | Input::Ended { request_id, .. } = input {
             self.under_way.remove(request_id);
         }
-        if let Input::Fetched { got, .. } = input {
+        if let Input::Ended { got, .. } = input {
             self.here.extend(got);
         }
     }
@@ -220,15 +228,15 @@ impl Sim {
 
     fn perform(&mut self, output: Output) {
         match output {
-            Output::Brief { identifier, scope } => {
+            Output::ReadWants { identifier, scope } => {
                 let mut wants = self.brief(&identifier);
                 wants.retain(|want| scope == Scope::Everything || want.phase == Phase::Waiting);
-                self.later(Duration::ZERO, Input::Briefed { identifier, wants: Some(wants) });
+                self.later(Duration::ZERO, Input::WantsRead { identifier, wants: Some(wants) });
             }
             Output::List { request_id, url, wanted, .. } => {
                 self.ask(request_id, &url, None);
                 let (after, result) = self.list(&url, &wanted);
-                self.later(after, Input::Listed { request_id, result });
+                self.later(after, listed(request_id, result));
             }
             Output::Fetch { request_id, url, oids, .. } => {
                 assert!(oids.is_disjoint(&self.here), "what is here is not asked for");
@@ -236,17 +244,17 @@ impl Sim {
                 if self.answers(&url) {
                     self.later(LATENCY / 2, Input::Answered { request_id });
                 }
-                let (after, got, trouble) = self.fetch(&url, &oids);
-                self.later(after, Input::Fetched { request_id, got, trouble });
+                let (after, got, error) = self.fetch(&url, &oids);
+                self.later(after, Input::Ended { request_id, got, error });
             }
             Output::Classify { host, .. } => {
                 let class = self.classes.get(&host).copied();
                 self.later(LATENCY, Input::Classified { host, class });
             }
             Output::Cancel { request_id } => self.cancel(request_id),
-            Output::Count => {
+            Output::ListIdentifiers => {
                 let identifiers = self.wants.keys().cloned().collect();
-                self.later(Duration::ZERO, Input::Counted { identifiers });
+                self.later(Duration::ZERO, Input::IdentifiersListed { identifiers });
             }
             Output::Report(report) => self.reports.push((self.now.mono, report)),
         }
@@ -266,19 +274,15 @@ impl Sim {
     fn cancel(&mut self, given_up: RequestId) {
         self.cancelled.insert(given_up);
         let of_it = |input: &Input| match input {
-            Input::Listed { request_id, .. } | Input::Fetched { request_id, .. } => {
+            Input::Listed { request_id, .. } | Input::Ended { request_id, .. } => {
                 *request_id == given_up
             }
             _ => false,
         };
         let key = self.ends.iter().find(|(_, input)| of_it(input)).map(|(key, _)| *key);
         let end = match key.and_then(|key| self.ends.remove(&key)) {
-            Some(Input::Listed { request_id, .. }) => {
-                Input::Listed { request_id, result: Err(Trouble::Cancelled) }
-            }
-            Some(Input::Fetched { request_id, .. }) => {
-                let trouble = Some(Trouble::Cancelled);
-                Input::Fetched { request_id, got: BTreeSet::new(), trouble }
+            Some(Input::Listed { request_id, .. } | Input::Ended { request_id, .. }) => {
+                listed(request_id, Err(FetchError::Cancelled))
             }
             _ => panic!("nothing to give up"),
         };
@@ -295,9 +299,9 @@ impl Sim {
         &self,
         url: &CloneUrl,
         wanted: &BTreeSet<Oid>,
-    ) -> (Duration, Result<Advertisement, Trouble>) {
+    ) -> (Duration, Result<Advertisement, FetchError>) {
         let Some(server) = self.servers.get(url) else {
-            return (LATENCY, Err(Trouble::Answered(PeerText::new("404"))));
+            return (LATENCY, Err(FetchError::Answered(PeerText::new("404"))));
         };
         let refs = server.advertises.iter().chain(&server.pretends);
         let refs = refs.map(|oid| ("refs/heads/x", *oid));
@@ -305,11 +309,11 @@ impl Sim {
             Mood::Fine | Mood::Lies | Mood::Slow(_) | Mood::SilentWithObjects => {
                 (LATENCY, Ok(Advertisement::read(refs, wanted)))
             }
-            Mood::Silent => (LISTING_LIMIT, Err(Trouble::Stalled)),
-            Mood::Gone => (LATENCY, Err(Trouble::Unreachable(PeerText::new("no route")))),
-            Mood::Limits(retry_after) => (LATENCY, Err(Trouble::Limited { retry_after })),
+            Mood::Silent => (LISTING_LIMIT, Err(FetchError::Stalled)),
+            Mood::Gone => (LATENCY, Err(FetchError::Unreachable(PeerText::new("no route")))),
+            Mood::Limits(retry_after) => (LATENCY, Err(FetchError::RateLimited { retry_after })),
             Mood::LimitsEveryThird(length) if self.asked.len().is_multiple_of(3) => {
-                (LATENCY, Err(Trouble::Limited { retry_after: Some(length) }))
+                (LATENCY, Err(FetchError::RateLimited { retry_after: Some(length) }))
             }
             Mood::LimitsEveryThird(_) => (LATENCY, Ok(Advertisement::read(refs, wanted))),
         }
@@ -319,26 +323,28 @@ impl Sim {
         &self,
         url: &CloneUrl,
         oids: &BTreeSet<Oid>,
-    ) -> (Duration, BTreeSet<Oid>, Option<Trouble>) {
+    ) -> (Duration, BTreeSet<Oid>, Option<FetchError>) {
         let Some(server) = self.servers.get(url) else {
-            let trouble = Trouble::Answered(PeerText::new("404"));
-            return (LATENCY, BTreeSet::new(), Some(trouble));
+            let error = FetchError::Answered(PeerText::new("404"));
+            return (LATENCY, BTreeSet::new(), Some(error));
         };
-        let refused = || Some(Trouble::Refused(PeerText::new("not our ref")));
+        let refused = || Some(FetchError::Refused(PeerText::new("not our ref")));
         let has = |oid: &&Oid| server.advertises.contains(*oid) || server.hides.contains(*oid);
         let got: BTreeSet<Oid> = oids.iter().filter(has).copied().collect();
         match server.mood {
-            Mood::Silent => (FETCH_LIMIT, BTreeSet::new(), Some(Trouble::Stalled)),
+            Mood::Silent => (FETCH_LIMIT, BTreeSet::new(), Some(FetchError::Stalled)),
             Mood::Gone => {
-                (LATENCY, BTreeSet::new(), Some(Trouble::Unreachable(PeerText::new("no route"))))
+                (LATENCY, BTreeSet::new(), Some(FetchError::Unreachable(PeerText::new("no route"))))
             }
             Mood::Limits(retry_after) => {
-                (LATENCY, BTreeSet::new(), Some(Trouble::Limited { retry_after }))
+                (LATENCY, BTreeSet::new(), Some(FetchError::RateLimited { retry_after }))
             }
-            Mood::LimitsEveryThird(length) if self.asked.len().is_multiple_of(3) => {
-                (LATENCY, BTreeSet::new(), Some(Trouble::Limited { retry_after: Some(length) }))
-            }
-            Mood::SilentWithObjects => (FETCH_LIMIT, BTreeSet::new(), Some(Trouble::Stalled)),
+            Mood::LimitsEveryThird(length) if self.asked.len().is_multiple_of(3) => (
+                LATENCY,
+                BTreeSet::new(),
+                Some(FetchError::RateLimited { retry_after: Some(length) }),
+            ),
+            Mood::SilentWithObjects => (FETCH_LIMIT, BTreeSet::new(), Some(FetchError::Stalled)),
             _ if got.len() < oids.len() => (LATENCY, BTreeSet::new(), refused()),
             Mood::Slow(length) => (length, got, None),
             _ => (LATENCY, got, None),

@@ -9,9 +9,10 @@ use std::sync::Arc;
 
 use grasp_core::nip34::{Announcement, Proposal, State};
 use grasp_core::{CloneUrl, Identifier, Now, Oid, RelayUrl, kinds};
-use grasp_purgatory::git::Fetcher;
+use grasp_purgatory::git::{Fetched, Fetcher};
 use grasp_purgatory::hunt::{
-    Advertisement, HostClass, HuntConfig, HuntHandle, HuntReport, Scope, SyncContext, Trouble, hunt,
+    Advertisement, FetchError, HostClass, HuntConfig, HuntHandle, HuntReport, Scope, SyncContext,
+    hunt,
 };
 use grasp_purgatory::{Input, Phase, Purgatory, Want, select_addresses};
 use nostr::event::{Event, EventId};
@@ -69,7 +70,7 @@ impl HuntContext {
         hunt(config, Arc::new(Self { executor, orders, fetcher, observer, classify, reports }))
     }
 
-    async fn try_brief(
+    async fn try_wants(
         &self,
         identifier: &Identifier,
         scope: Scope,
@@ -200,8 +201,8 @@ impl SyncContext for HuntContext {
         self.executor.parts.clock.now()
     }
 
-    async fn brief(&self, identifier: &Identifier, scope: Scope) -> Option<Vec<Want>> {
-        let wants = self.try_brief(identifier, scope).await;
+    async fn wants(&self, identifier: &Identifier, scope: Scope) -> Option<Vec<Want>> {
+        let wants = self.try_wants(identifier, scope).await;
         wants
             .inspect_err(
                 |error| tracing::warn!(%error, %identifier, "could not read what to hunt for"),
@@ -209,7 +210,11 @@ impl SyncContext for HuntContext {
             .ok()
     }
 
-    async fn list(&self, url: &CloneUrl, wanted: &BTreeSet<Oid>) -> Result<Advertisement, Trouble> {
+    async fn list(
+        &self,
+        url: &CloneUrl,
+        wanted: &BTreeSet<Oid>,
+    ) -> Result<Advertisement, FetchError> {
         self.fetcher.list(url, wanted).await
     }
 
@@ -223,35 +228,34 @@ impl SyncContext for HuntContext {
         url: &CloneUrl,
         oids: &BTreeSet<Oid>,
         answered: oneshot::Sender<()>,
-    ) -> (BTreeSet<Oid>, Option<Trouble>) {
+    ) -> Fetched {
         let Some(_under_way) = UnderWay::begin(&self.orders, identifier).await else {
-            return (BTreeSet::new(), Some(Trouble::Cancelled));
+            return Fetched::nothing(FetchError::Cancelled);
         };
         let (name, wanted) = (identifier.clone(), oids.clone());
         let question = move |purgatory: &Purgatory| purgatory.wanted_for(&name, &wanted);
         let Ok(wanted_for) = self.ask(question).await else {
-            return (BTreeSet::new(), Some(Trouble::Cancelled));
+            return Fetched::nothing(FetchError::Cancelled);
         };
         let Some((claimant, is_proposal)) = wanted_for else {
             // Objects of served events that were lost are fetched without a limit.
-            let fetched = self.fetcher.fetch(identifier, url, oids, answered).await;
-            return (fetched.got, fetched.trouble);
+            return self.fetcher.fetch(identifier, url, oids, answered).await;
         };
         let (disk, now) = (&self.executor.disk, self.now().mono);
         let room = disk.room(now, identifier, &claimant, Addition::Hunted);
         let left = match disk.family_room(&self.executor.parts.repos, identifier, &claimant).await {
             Ok(left) => left,
-            Err(error) => return (BTreeSet::new(), Some(Trouble::Ours(error.to_string()))),
+            Err(error) => return Fetched::nothing(FetchError::Internal(error.to_string())),
         };
         let room = room.min(left);
         if room == 0 {
-            return (BTreeSet::new(), Some(Trouble::TooLarge));
+            return Fetched::nothing(FetchError::TooLarge);
         }
         let most = if is_proposal { room.min(MAX_PROPOSAL_FETCH) } else { room };
         let fetcher = self.fetcher.clone().within(most);
-        let (fetched, bytes) = fetcher.fetch_counted(identifier, url, oids, answered).await;
-        disk.charge(now, identifier, &claimant, (Addition::Hunted, bytes));
-        (fetched.got, fetched.trouble)
+        let fetched = fetcher.fetch(identifier, url, oids, answered).await;
+        disk.charge(now, identifier, &claimant, (Addition::Hunted, fetched.bytes));
+        fetched
     }
 
     async fn identifiers(&self) -> BTreeSet<Identifier> {

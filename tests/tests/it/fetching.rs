@@ -14,7 +14,7 @@ use grasp_core::{CloneUrl, Identifier, Oid};
 use grasp_purgatory::git::{
     FetchLimits, Fetched, Fetcher, Git, RepoStore, Resolve, Resolving, Slots, StagingLimits,
 };
-use grasp_purgatory::hunt::Trouble;
+use grasp_purgatory::hunt::FetchError;
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use grasp_tests::{GitServer, Manner, Workdir};
 use tempfile::TempDir;
@@ -57,7 +57,7 @@ impl Place {
         fetch(&self.fetcher, &url.parse().unwrap(), &set(oids)).await
     }
 
-    async fn list(&self, url: &str, oids: &[&str]) -> Result<BTreeSet<Oid>, Trouble> {
+    async fn list(&self, url: &str, oids: &[&str]) -> Result<BTreeSet<Oid>, FetchError> {
         let listed = self.fetcher.list(&url.parse().unwrap(), &set(oids)).await;
         listed.map(|advertised| advertised.has)
     }
@@ -103,7 +103,7 @@ async fn what_is_advertised_is_listed_and_fetched_whole() {
     let listed = place.list(&server.url("x"), &[&first, &second]).await.unwrap();
     assert_eq!(listed, set(&[&second]), "an older commit is not advertised");
     let fetched = place.fetch(&server.url("x"), &[&second]).await;
-    assert_eq!(fetched, Fetched { got: set(&[&second]), trouble: None });
+    assert_eq!((fetched.got, fetched.error), (set(&[&second]), None));
     assert!(!place.lacks(&second).await && !place.lacks(&first).await);
 }
 
@@ -146,7 +146,7 @@ async fn one_object_that_is_missing_fails_the_whole_batch_as_git_does() {
     let (server, place) = (GitServer::start().await, Place::open().await);
     let (_work, _, second) = served(&server).await;
     let fetched = place.fetch(&server.url("x"), &[&second, &"d".repeat(40)]).await;
-    assert!(matches!(fetched.trouble, Some(Trouble::Refused(_))), "{fetched:?}");
+    assert!(matches!(fetched.error, Some(FetchError::Refused(_))), "{fetched:?}");
     assert!(fetched.got.is_empty());
     until(|| place.files() == 0).await;
 }
@@ -162,7 +162,7 @@ async fn shallow_history_does_not_enter() {
         .expect_ok();
     let fetched = place.fetch(&server.url("shallow"), &[&second]).await;
     assert!(fetched.got.is_empty());
-    assert!(matches!(fetched.trouble, Some(Trouble::Broken(_))), "{fetched:?}");
+    assert!(matches!(fetched.error, Some(FetchError::Broken(_))), "{fetched:?}");
     assert!(place.lacks(&second).await);
     let whole = place.fetch(&server.url("x"), &[&second]).await;
     assert_eq!(whole.got, set(&[&second]), "another source is not harmed by it");
@@ -175,7 +175,7 @@ async fn damaged_packs_do_not_enter() {
     server.behave(Manner::Corrupts);
     let fetched = place.fetch(&server.url("x"), &[&second]).await;
     assert!(fetched.got.is_empty());
-    assert!(matches!(fetched.trouble, Some(Trouble::Broken(_))), "{fetched:?}");
+    assert!(matches!(fetched.error, Some(FetchError::Broken(_))), "{fetched:?}");
     until(|| place.files() == 0).await;
 }
 
@@ -197,7 +197,7 @@ async fn more_than_may_come_does_not_come() {
     let commit = work.commit("large").await;
     server.host("x", &work).await;
     let fetched = place.fetch(&server.url("x"), &[&commit]).await;
-    assert_eq!(fetched.trouble, Some(Trouble::TooLarge));
+    assert_eq!(fetched.error, Some(FetchError::TooLarge));
     assert!(place.lacks(&commit).await);
 }
 
@@ -215,7 +215,7 @@ async fn a_small_pack_of_something_huge_cannot_fill_memory() {
     let start = Instant::now();
     let fetched = place.fetch(&server.url("x"), &[&commit]).await;
     // Either is fine: it is taken piece by piece, or refused.
-    assert!(fetched.got.len() + usize::from(fetched.trouble.is_some()) == 1, "{fetched:?}");
+    assert!(fetched.got.len() + usize::from(fetched.error.is_some()) == 1, "{fetched:?}");
     assert!(start.elapsed() < Duration::from_secs(60));
 }
 
@@ -224,9 +224,9 @@ async fn an_advertisement_without_end_has_one_here() {
     let place = Place::open().await;
     let server = GitServer::at("127.0.0.1", Manner::Endless).await;
     let listed = place.list(&server.url("x"), &[]).await;
-    assert_eq!(listed, Err(Trouble::LongList));
+    assert_eq!(listed, Err(FetchError::TooManyRefs));
     let fetched = place.fetch(&server.url("x"), &[&"a".repeat(40)]).await;
-    assert_eq!(fetched.trouble, Some(Trouble::LongList));
+    assert_eq!(fetched.error, Some(FetchError::TooManyRefs));
 }
 
 #[tokio::test]
@@ -249,12 +249,12 @@ async fn who_says_nothing_is_given_up() {
     };
     let place = Place::new(LOOPBACK, limits).await;
     let server = GitServer::at("127.0.0.1", Manner::Silent).await;
-    assert_eq!(place.list(&server.url("x"), &[]).await, Err(Trouble::Stalled));
+    assert_eq!(place.list(&server.url("x"), &[]).await, Err(FetchError::Stalled));
     let fetched = place.fetch(&server.url("x"), &[&"a".repeat(40)]).await;
-    assert_eq!(fetched.trouble, Some(Trouble::Stalled));
+    assert_eq!(fetched.error, Some(FetchError::Stalled));
     server.behave(Manner::Drips);
     let fetched = place.fetch(&server.url("x"), &[&"a".repeat(40)]).await;
-    assert_eq!(fetched.trouble, Some(Trouble::Stalled), "ten bytes a second are silence");
+    assert_eq!(fetched.error, Some(FetchError::Stalled), "ten bytes a second are silence");
 }
 
 #[tokio::test]
@@ -262,7 +262,10 @@ async fn who_asks_for_less_says_for_how_long() {
     let place = Place::open().await;
     let server = GitServer::at("127.0.0.1", Manner::Limits(77)).await;
     let retry_after = Some(Duration::from_secs(77));
-    assert_eq!(place.list(&server.url("x"), &[]).await, Err(Trouble::Limited { retry_after }));
+    assert_eq!(
+        place.list(&server.url("x"), &[]).await,
+        Err(FetchError::RateLimited { retry_after })
+    );
 }
 
 #[tokio::test]
@@ -272,7 +275,7 @@ async fn a_redirect_leads_nowhere() {
     let to = format!("http://{}", other.address());
     let server = GitServer::at("127.0.0.1", Manner::Redirects(to)).await;
     let listed = place.list(&server.url("x"), &[&second]).await;
-    assert!(matches!(listed, Err(Trouble::Answered(_))), "{listed:?}");
+    assert!(matches!(listed, Err(FetchError::Answered(_))), "{listed:?}");
     let fetched = place.fetch(&server.url("x"), &[&second]).await;
     assert!(fetched.got.is_empty());
     assert!(other.asked().is_empty(), "{:?}", other.asked());
@@ -285,7 +288,7 @@ async fn strangers_cannot_send_us_to_private_places() {
     let port = server.address().port();
     for host in ["127.0.0.1", "localhost", "2130706433", "[::ffff:127.0.0.1]", "0x7f.1"] {
         let listed = place.list(&format!("http://{host}:{port}/x.git"), &[]).await;
-        assert!(matches!(listed, Err(Trouble::Forbidden(_))), "{host}: {listed:?}");
+        assert!(matches!(listed, Err(FetchError::Forbidden(_))), "{host}: {listed:?}");
     }
     assert!(server.asked().is_empty());
 }
@@ -321,7 +324,7 @@ async fn a_name_that_leads_to_a_private_place_is_not_gone_to() {
         let fetcher = place.fetcher.resolving(Everywhere(addresses));
         let at = url(&format!("http://git.example.com:{port}/x.git"));
         let listed = fetcher.list(&at, &BTreeSet::new()).await;
-        assert!(matches!(listed, Err(Trouble::Forbidden(_))), "{listed:?}");
+        assert!(matches!(listed, Err(FetchError::Forbidden(_))), "{listed:?}");
     }
     assert!(server.asked().is_empty());
 }
@@ -354,7 +357,7 @@ async fn a_name_that_has_moved_to_a_private_place_is_judged_anew() {
     let fetcher = place.fetcher.resolving(Rebinding(AtomicBool::new(true)));
     let at = url("http://git.example.com/x.git");
     let listed = fetcher.list(&at, &BTreeSet::new()).await;
-    assert_eq!(listed, Err(Trouble::Forbidden(Forbidden::Address)));
+    assert_eq!(listed, Err(FetchError::Forbidden(Forbidden::Address)));
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use grasp_purgatory::hunt::PermitConfig;
+use grasp_purgatory::hunt::HostLimits;
 use grasp_tests::{GitServer, Instance, Maker, Manner, Workdir};
 use nostr::event::Event;
 
@@ -13,11 +13,11 @@ use crate::hunting::{MAIN, announce, hosted_at, hurried, instance, wait_until};
 async fn no_server_is_asked_for_more_than_its_limits() {
     const REPOS: usize = 24;
     let per = Duration::from_millis(1_500);
-    let limits = PermitConfig {
+    let limits = HostLimits {
         at_once: three(),
         starts: NonZeroUsize::new(12).unwrap(),
         per,
-        ..PermitConfig::default()
+        ..HostLimits::default()
     };
     let instance = Instance::with(|settings| {
         hurried(settings);
@@ -118,10 +118,10 @@ async fn queued(instance: &Instance) -> usize {
 async fn a_restart_with_many_names_waiting_is_no_stampede() {
     const REPOS: usize = 24;
     let (server, alice) = (GitServer::start().await, Maker::new());
-    let limits = PermitConfig {
+    let limits = HostLimits {
         at_once: three(),
         starts: NonZeroUsize::new(1_000).unwrap(),
-        ..PermitConfig::default()
+        ..HostLimits::default()
     };
     let instance = Instance::with(|settings| {
         hurried(settings);

@@ -30,7 +30,7 @@ pub(super) fn tell(report: &HuntReport) {
         HuntReport::Needless { identifier } => {
             tracing::debug!(%identifier, "no git data is wanted");
         }
-        HuntReport::InLine { identifier } => {
+        HuntReport::WaitingForHosts { identifier } => {
             tracing::debug!(%identifier, "git servers are busy; waiting for a turn");
         }
         HuntReport::Classified { host, class } => {
@@ -42,8 +42,8 @@ pub(super) fn tell(report: &HuntReport) {
         HuntReport::Fetched { identifier, url, oids } => {
             tracing::debug!(%identifier, %url, oids, "fetched git data");
         }
-        HuntReport::Failed { identifier, url, trouble } => {
-            tracing::warn!(%identifier, %url, %trouble, "a git server gave less than it was asked for");
+        HuntReport::Failed { identifier, url, error } => {
+            tracing::warn!(%identifier, %url, %error, "a git server gave less than it was asked for");
         }
         HuntReport::Paused { host, length } => {
             tracing::info!(%host, ?length, "a git server asks for less and is left alone");
@@ -60,7 +60,7 @@ mod tests {
 
     use grasp_core::limits::PeerText;
     use grasp_core::{CloneUrl, Identifier};
-    use grasp_purgatory::hunt::Trouble;
+    use grasp_purgatory::hunt::FetchError;
     use tracing::field::{Field, Visit};
     use tracing::span::{Attributes, Id, Record};
     use tracing::{Event, Level, Metadata, Subscriber};
@@ -110,7 +110,7 @@ mod tests {
         let identifier: Identifier = "grasp".parse().unwrap();
         let url: CloneUrl = "https://git.example.com/x.git".parse().unwrap();
         let (one, host) = (identifier.clone(), url.host());
-        let (minute, trouble) = (Duration::from_secs(60), Trouble::Stalled);
+        let (minute, error) = (Duration::from_secs(60), FetchError::Stalled);
         let cases = [
             (
                 Level::DEBUG,
@@ -136,8 +136,8 @@ mod tests {
             ),
             (
                 Level::WARN,
-                HuntReport::Failed { identifier: one, url, trouble },
-                "url=https://git.example.com/x.git trouble=stopped sending",
+                HuntReport::Failed { identifier: one, url, error },
+                "url=https://git.example.com/x.git error=stopped sending",
             ),
         ];
         for (level, report, part) in cases {
@@ -156,10 +156,10 @@ mod tests {
 
     #[test]
     fn a_strangers_words_make_no_lines_of_their_own() {
-        let trouble = Trouble::Refused(PeerText::new("no\nERROR forged \u{1b}[31m line"));
+        let error = FetchError::Refused(PeerText::new("no\nERROR forged \u{1b}[31m line"));
         let url = "https://git.example.com/x.git".parse().unwrap();
         let identifier = "x".parse().unwrap();
-        let (_, line) = said(|| tell(&HuntReport::Failed { identifier, url, trouble }));
+        let (_, line) = said(|| tell(&HuntReport::Failed { identifier, url, error }));
         assert!(!line.contains(['\n', '\u{1b}']), "{line}");
     }
 }

@@ -23,7 +23,7 @@ async fn commit_of(files: usize, work: &Workdir, text: &str) -> String {
 }
 
 fn too_many() -> Fetched {
-    Fetched { got: BTreeSet::new(), trouble: Some(Trouble::TooMany { limit: MOST }) }
+    Fetched::nothing(FetchError::TooManyObjects { limit: MOST })
 }
 
 #[tokio::test]
@@ -61,7 +61,7 @@ async fn who_says_that_there_are_fewer_than_come_brings_nothing() {
     server.host("x", &work).await;
     server.behave(Manner::Claims(1));
     let fetched = place.fetch(&server.url("x"), &[&many]).await;
-    assert!(matches!(fetched.trouble, Some(Trouble::Broken(_))), "{fetched:?}");
+    assert!(matches!(fetched.error, Some(FetchError::Broken(_))), "{fetched:?}");
     assert!(fetched.got.is_empty());
     until(|| place.files() == 0).await;
 }

@@ -1,6 +1,6 @@
 //! The schedule of attempts, and the hourly pull.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::{HuntConfig, Scope};
 ///
 /// ```text
 ///            enqueue                 start                    ended: left something that waits
-///   (absent) ────────▶ Waiting(when) ──────▶ Running ─────────────────────────▶ Waiting(later)
+///   (absent) ────────▶ Waiting       ──────▶ Running ─────────────────────────▶ Waiting, for longer
 ///                       ▲  │ enqueue: sooner    │ │ ended: satisfied, nothing waits
 ///                       └──┘ and a fresh start  │ └────────────────────────────▶ (absent)
 ///                       ▲                       │ enqueue
@@ -24,46 +24,42 @@ use super::{HuntConfig, Scope};
 /// *waiting for hosts*. It has not failed: nothing is counted until those servers were asked. Something new begins another
 /// attempt beside it, and so does the backoff if servers were asked without success.
 #[derive(Debug)]
-pub(super) struct Queue {
+pub(super) struct Schedule {
     policy: BackoffPolicy,
     leading_edge: Duration,
     debounce: Duration,
-    /// Recent starts of attempts, which a burst could follow; and the same in their order.
-    recent: BTreeMap<Identifier, Mono>,
-    starts: VecDeque<(Mono, Identifier)>,
-    entries: BTreeMap<Identifier, QueuedHunt>,
-    /// The entries that wait, by their time.
+    entries: BTreeMap<Identifier, ScheduledHunt>,
+    /// The next attempts of all entries that are not running.
     times: BTreeSet<(Mono, Identifier)>,
 }
 
 #[derive(Debug)]
-struct QueuedHunt {
-    state: AttemptState,
+struct ScheduledHunt {
+    phase: AttemptPhase,
+    /// The next attempt. Something new that came during one is hunted for then.
+    next: Option<Mono>,
+    /// The start of the last attempt.
+    began: Option<Mono>,
     /// The scope of the next attempt.
     scope: Scope,
     /// Unsuccessful attempts since the last reset.
     attempts: u32,
     backoff: Backoff,
     /// Everything that the last attempt left came in its absence.
-    settled: bool,
+    is_satisfied: bool,
 }
 
-#[derive(Debug, PartialEq, Eq)]
-enum AttemptState {
-    /// For its time to come.
-    Waiting(Mono),
-    /// An attempt is under way; something new has come since that is to be hunted for then.
-    Running { again: Option<Mono> },
-    /// The attempt waits for permits of hosts; the next attempt begins then.
-    WaitingForHosts { again: Option<Mono> },
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AttemptPhase {
+    Waiting,
+    Running,
+    WaitingForHosts,
 }
 
 /// An attempt that begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Start {
-    /// Returns the identifier.
     pub identifier: Identifier,
-    /// The scope.
     pub scope: Scope,
     /// The number since the last reset, from 1.
     pub attempt: u32,
@@ -82,15 +78,12 @@ pub(super) enum End {
     Later,
 }
 
-impl Queue {
-    /// An empty queue.
+impl Schedule {
     pub(super) fn new(config: &HuntConfig) -> Self {
         Self {
             policy: config.backoff,
             leading_edge: config.leading_edge,
             debounce: config.debounce,
-            recent: BTreeMap::new(),
-            starts: VecDeque::new(),
             entries: BTreeMap::new(),
             times: BTreeSet::new(),
         }
@@ -105,141 +98,82 @@ impl Queue {
         after: Option<Duration>,
     ) -> bool {
         let is_new = !self.entries.contains_key(identifier);
-        let when = match after {
-            Some(after) => now + after,
-            None => self.debounced(now, identifier),
-        };
-        let entry = self.entry(identifier, when);
+        let (leading_edge, debounce) = (self.leading_edge, self.debounce);
+        let entry = self.entry(identifier);
         entry.attempts = 0;
         entry.backoff.fresh_start();
+        // The first event of a burst is hunted for at once, those that follow together.
+        let when = match (after, entry.phase, entry.began) {
+            (Some(after), ..) => now + after,
+            (None, AttemptPhase::Running, _) => now + debounce,
+            (None, _, Some(began)) => (now + leading_edge).max(began + debounce),
+            (None, _, None) => now + leading_edge,
+        };
         self.hasten(identifier, when);
         is_new
     }
 
-    /// Returns the start of an attempt for one event of a burst: the first at once, those that follow together.
-    fn debounced(&self, now: Mono, identifier: &Identifier) -> Mono {
-        if self.is_running(identifier) {
-            return now + self.debounce;
-        }
-        let first = now + self.leading_edge;
-        let is_queued = self.entries.contains_key(identifier);
-        let began = self.recent.get(identifier).filter(|_| is_queued);
-        began.map_or(first, |began| first.max(*began + self.debounce))
-    }
-
     /// Starts the hourly pull of an identifier soon, with everything in its scope. Failures are not forgotten.
     pub(super) fn pull(&mut self, now: Mono, identifier: &Identifier) {
-        self.entry(identifier, now).scope = Scope::Everything;
+        self.entry(identifier).scope = Scope::Everything;
         self.hasten(identifier, now);
-    }
-
-    /// Moves the next attempt, if there is one to come, to a point that is sooner.
-    pub(super) fn hasten(&mut self, identifier: &Identifier, at: Mono) {
-        let Some(entry) = self.entries.get_mut(identifier) else { return };
-        match &mut entry.state {
-            AttemptState::Running { again } => {
-                *again = Some(again.map_or(at, |other| other.min(at)))
-            }
-            AttemptState::WaitingForHosts { again } if again.is_none_or(|when| at < when) => {
-                if let Some(when) = again.replace(at) {
-                    self.times.remove(&(when, identifier.clone()));
-                }
-                self.times.insert((at, identifier.clone()));
-            }
-            AttemptState::WaitingForHosts { .. } => {}
-            AttemptState::Waiting(when) if at < *when => {
-                self.times.remove(&(*when, identifier.clone()));
-                *when = at;
-                self.times.insert((at, identifier.clone()));
-            }
-            AttemptState::Waiting(_) => {}
-        }
     }
 
     /// Everything that was wanted came between two attempts. The next sees whether more is wanted since.
-    pub(super) fn settle(&mut self, now: Mono, identifier: &Identifier) {
+    pub(super) fn satisfied(&mut self, now: Mono, identifier: &Identifier) {
         if let Some(entry) = self.entries.get_mut(identifier) {
-            entry.settled = true;
+            entry.is_satisfied = true;
+            self.hasten(identifier, now);
         }
-        self.hasten(identifier, now);
     }
 
     /// Begins every attempt whose time has come.
     #[must_use = "an attempt that begins must end"]
     pub(super) fn start(&mut self, now: Mono) -> Vec<Start> {
         let mut started = Vec::new();
-        self.forget_old_starts(now);
         while self.times.first().is_some_and(|(when, _)| *when <= now) {
             let Some((_, identifier)) = self.times.pop_first() else { break };
             let Some(entry) = self.entries.get_mut(&identifier) else { continue };
-            entry.state = AttemptState::Running { again: None };
+            (entry.phase, entry.next, entry.began) = (AttemptPhase::Running, None, Some(now));
             let scope = std::mem::take(&mut entry.scope);
-            let attempt = entry.attempts.saturating_add(1);
-            self.recent.insert(identifier.clone(), now);
-            self.starts.push_back((now, identifier.clone()));
-            started.push(Start { identifier, scope, attempt });
+            started.push(Start { identifier, scope, attempt: entry.attempts.saturating_add(1) });
         }
         started
-    }
-
-    fn forget_old_starts(&mut self, now: Mono) {
-        while self.starts.front().is_some_and(|(began, _)| *began + self.debounce <= now) {
-            let Some((began, identifier)) = self.starts.pop_front() else { break };
-            if self.recent.get(&identifier) == Some(&began) {
-                self.recent.remove(&identifier);
-            }
-        }
     }
 
     /// Makes a running attempt wait for permits of hosts. Servers that were asked and did not
     /// have it are asked again after a backoff, without counting: they may have it by then.
     pub(super) fn wait_for_hosts(&mut self, now: Mono, identifier: &Identifier, were_asked: bool) {
         let Some(entry) = self.entries.get_mut(identifier) else { return };
-        let AttemptState::Running { again } = entry.state else { return };
-        let retry = were_asked.then(|| {
-            entry.backoff.failed(now);
-            entry.backoff.retry_at().unwrap_or(now)
-        });
-        let again = again.into_iter().chain(retry).min();
-        entry.state = AttemptState::WaitingForHosts { again };
-        self.times.extend(again.map(|when| (when, identifier.clone())));
+        entry.phase = AttemptPhase::WaitingForHosts;
+        let retry = were_asked.then(|| entry.retry_at(now));
+        entry.next = entry.next.into_iter().chain(retry).min();
+        self.times.extend(entry.next.map(|when| (when, identifier.clone())));
     }
 
-    /// Returns whether an attempt waits for permits of hosts.
-    pub(super) fn waits_for_hosts(&self, identifier: &Identifier) -> bool {
-        let entry = self.entries.get(identifier);
-        entry.is_some_and(|entry| matches!(entry.state, AttemptState::WaitingForHosts { .. }))
-    }
-
-    /// Ends an attempt. Changes nothing if none is running or waiting for hosts.
+    /// Ends an attempt, and returns the time of the next. Changes nothing if none is running or waiting for hosts.
     pub(super) fn ended(&mut self, now: Mono, identifier: &Identifier, end: End) -> Option<Mono> {
         let entry = self.entries.get_mut(identifier)?;
-        let again = match entry.state {
-            AttemptState::Running { again } => again,
-            AttemptState::WaitingForHosts { again } => {
-                again.map(|when| self.times.remove(&(when, identifier.clone())));
-                again
-            }
-            AttemptState::Waiting(_) => return None,
-        };
-        let next = match (end, again) {
-            (_, Some(again)) => Some(again.max(now)),
-            (End::Wanting, None) => {
-                entry.attempts = entry.attempts.saturating_add(1);
-                entry.backoff.failed(now);
-                Some(entry.backoff.retry_at().unwrap_or(now))
-            }
-            (End::Satisfied | End::Needless | End::Later, None) => None,
-        };
-        entry.settled = false;
-        match next {
-            Some(when) => {
-                entry.state = AttemptState::Waiting(when);
-                self.times.insert((when, identifier.clone()));
-            }
-            None => _ = self.entries.remove(identifier),
+        if entry.phase == AttemptPhase::Waiting {
+            return None;
         }
-        next
+        if let Some(next) = entry.next {
+            self.times.remove(&(next, identifier.clone()));
+        }
+        entry.next = match (entry.next, end) {
+            (Some(next), _) => Some(next.max(now)),
+            (None, End::Wanting) => {
+                entry.attempts = entry.attempts.saturating_add(1);
+                Some(entry.retry_at(now))
+            }
+            (None, End::Satisfied | End::Needless | End::Later) => {
+                self.entries.remove(identifier);
+                return None;
+            }
+        };
+        (entry.phase, entry.is_satisfied) = (AttemptPhase::Waiting, false);
+        self.times.extend(entry.next.map(|when| (when, identifier.clone())));
+        entry.next
     }
 
     /// Returns whether nothing is hunted for.
@@ -254,14 +188,22 @@ impl Queue {
 
     /// Returns whether an attempt is running.
     pub(super) fn is_running(&self, identifier: &Identifier) -> bool {
-        let entry = self.entries.get(identifier);
-        entry.is_some_and(|entry| matches!(entry.state, AttemptState::Running { .. }))
+        self.phase(identifier) == Some(AttemptPhase::Running)
+    }
+
+    /// Returns whether an attempt waits for permits of hosts.
+    pub(super) fn waits_for_hosts(&self, identifier: &Identifier) -> bool {
+        self.phase(identifier) == Some(AttemptPhase::WaitingForHosts)
+    }
+
+    fn phase(&self, identifier: &Identifier) -> Option<AttemptPhase> {
+        self.entries.get(identifier).map(|entry| entry.phase)
     }
 
     /// Returns the end of an attempt that found nothing to look for.
     pub(super) fn needless(&self, identifier: &Identifier) -> End {
-        let is_settled = self.entries.get(identifier).is_some_and(|entry| entry.settled);
-        if is_settled { End::Satisfied } else { End::Needless }
+        let is_satisfied = self.entries.get(identifier).is_some_and(|entry| entry.is_satisfied);
+        if is_satisfied { End::Satisfied } else { End::Needless }
     }
 
     /// Returns the number of unsuccessful attempts since the last reset.
@@ -270,104 +212,104 @@ impl Queue {
     }
 
     /// Returns each identifier with its failed attempts, and the next one unless one is running or waiting for hosts.
-    pub(super) fn schedule(&self) -> impl Iterator<Item = (&Identifier, u32, Option<Mono>)> {
-        self.entries.iter().map(|(identifier, entry)| match entry.state {
-            AttemptState::Waiting(when) => (identifier, entry.attempts, Some(when)),
-            AttemptState::Running { .. } | AttemptState::WaitingForHosts { .. } => {
-                (identifier, entry.attempts, None)
-            }
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&Identifier, u32, Option<Mono>)> {
+        self.entries.iter().map(|(identifier, entry)| {
+            let next = entry.next.filter(|_| entry.phase == AttemptPhase::Waiting);
+            (identifier, entry.attempts, next)
         })
     }
 
-    fn entry(&mut self, identifier: &Identifier, when: Mono) -> &mut QueuedHunt {
-        let (policy, times) = (self.policy, &mut self.times);
-        self.entries.entry(identifier.clone()).or_insert_with(|| {
-            times.insert((when, identifier.clone()));
-            QueuedHunt {
-                state: AttemptState::Waiting(when),
-                scope: Scope::Waiting,
-                attempts: 0,
-                backoff: Backoff::new(policy),
-                settled: false,
-            }
-        })
-    }
-}
-
-/// Every identifier has its place in the hour, given by its name: the same in every hour and after every start, and
-/// all of them spread evenly.
-#[derive(Debug)]
-pub(super) struct HourlyPull {
-    /// The length of an hour, in seconds of the calendar.
-    every: u64,
-    /// Identifiers by their second of the hour.
-    places: BTreeMap<u64, BTreeSet<Identifier>>,
-    /// The second of the calendar up to which turns were given.
-    done: u64,
-    /// Time of the next listing of identifiers.
-    count: Mono,
-}
-
-impl HourlyPull {
-    /// Begins now: turns that were due before are those of the next hour.
-    pub(super) fn new(every: Duration, now: Now) -> Self {
-        Self {
-            every: every.as_secs().max(1),
-            places: BTreeMap::new(),
-            done: now.unix.as_secs(),
-            count: now.mono,
+    /// Moves the next attempt to a point that is sooner.
+    fn hasten(&mut self, identifier: &Identifier, at: Mono) {
+        let Some(entry) = self.entries.get_mut(identifier) else { return };
+        if entry.next.is_some_and(|next| next <= at) {
+            return;
+        }
+        let before = entry.next.replace(at);
+        if entry.phase != AttemptPhase::Running {
+            before.map(|before| self.times.remove(&(before, identifier.clone())));
+            self.times.insert((at, identifier.clone()));
         }
     }
 
+    fn entry(&mut self, identifier: &Identifier) -> &mut ScheduledHunt {
+        let policy = self.policy;
+        self.entries.entry(identifier.clone()).or_insert_with(|| ScheduledHunt {
+            phase: AttemptPhase::Waiting,
+            next: None,
+            began: None,
+            scope: Scope::Waiting,
+            attempts: 0,
+            backoff: Backoff::new(policy),
+            is_satisfied: false,
+        })
+    }
+}
+
+impl ScheduledHunt {
+    /// Records a failure, and returns when to try again.
+    fn retry_at(&mut self, now: Mono) -> Mono {
+        self.backoff.failed(now);
+        self.backoff.retry_at().unwrap_or(now)
+    }
+}
+
+/// Every identifier has its second in the hour, given by its name: the same in every hour and after every start, and
+/// all of them spread evenly.
+#[derive(Debug)]
+pub(super) struct HourlyPull {
+    every: Duration,
+    /// The next pull of each identifier.
+    times: BTreeSet<(Mono, Identifier)>,
+    /// Time of the next listing of identifiers.
+    list_at: Mono,
+}
+
+impl HourlyPull {
+    pub(super) fn new(every: Duration, now: Mono) -> Self {
+        Self { every: every.max(Duration::from_secs(1)), times: BTreeSet::new(), list_at: now }
+    }
+
     /// Returns whether it is time to list the identifiers; then it is not for another interval.
-    pub(super) fn must_count(&mut self, now: Mono) -> bool {
-        let is_due = self.count <= now;
+    pub(super) fn must_list(&mut self, now: Mono) -> bool {
+        let is_due = self.list_at <= now;
         if is_due {
-            self.count = now + Duration::from_secs(self.every);
+            self.list_at = now + self.every;
         }
         is_due
     }
 
-    /// Looks after these from now on.
-    pub(super) fn counted(&mut self, identifiers: BTreeSet<Identifier>) {
-        self.places.clear();
-        for identifier in identifiers {
-            let place = place(&identifier, self.every);
-            self.places.entry(place).or_default().insert(identifier);
-        }
+    /// Pulls these from now on.
+    pub(super) fn listed(&mut self, now: Now, identifiers: BTreeSet<Identifier>) {
+        let every = self.every.as_secs();
+        let time = |identifier: &Identifier| {
+            let mut hasher = DefaultHasher::new();
+            identifier.as_str().hash(&mut hasher);
+            let second = (hasher.finish() % every + every - now.unix.as_secs() % every) % every;
+            now.mono + Duration::from_secs(if second == 0 { every } else { second })
+        };
+        self.times =
+            identifiers.into_iter().map(|identifier| (time(&identifier), identifier)).collect();
     }
 
-    /// Returns the identifiers that became due since the last call, each once.
-    ///
-    /// A calendar that is set forward makes each identifier due once; set back, none until it has caught up.
-    pub(super) fn due(&mut self, now: Now) -> Vec<Identifier> {
-        let unix = now.unix.as_secs();
-        let passed = unix.saturating_sub(self.done).min(self.every);
-        self.done = self.done.max(unix);
-        if passed == 0 {
-            return Vec::new();
+    /// Returns the identifiers that became due since the last call, each once however long ago that was.
+    pub(super) fn due(&mut self, now: Mono) -> Vec<Identifier> {
+        let mut due = Vec::new();
+        while self.times.first().is_some_and(|(at, _)| *at <= now) {
+            let Some((mut at, identifier)) = self.times.pop_first() else { break };
+            while at <= now {
+                at = at + self.every;
+            }
+            self.times.insert((at, identifier.clone()));
+            due.push(identifier);
         }
-        let first = (unix - passed + 1) % self.every;
-        let last = first + passed - 1;
-        let this_hour = self.places.range(first..=last);
-        let next_hour = self.places.range(..(last + 1).saturating_sub(self.every));
-        this_hour.chain(next_hour).flat_map(|(_, identifiers)| identifiers).cloned().collect()
+        due
     }
 
     /// Returns the time of the next due identifier or listing.
-    pub(super) fn next_deadline(&self, now: Now) -> Mono {
-        let passed = now.unix.as_secs() % self.every;
-        let this_hour = self.places.range(passed + 1..).next().map(|(place, _)| *place);
-        let next_hour = self.places.keys().next().map(|place| place + self.every);
-        let turn = this_hour.or(next_hour).map(|place| Duration::from_secs(place - passed));
-        turn.map_or(self.count, |wait| self.count.min(now.mono + wait))
+    pub(super) fn next_deadline(&self) -> Mono {
+        self.times.first().map_or(self.list_at, |(at, _)| self.list_at.min(*at))
     }
-}
-
-fn place(identifier: &Identifier, every: u64) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    identifier.as_str().hash(&mut hasher);
-    hasher.finish() % every
 }
 
 #[cfg(test)]
@@ -382,8 +324,8 @@ mod tests {
     const EDGE: Duration = Duration::from_millis(20);
     const AT_ONCE: Option<Duration> = Some(Duration::ZERO);
 
-    fn queue() -> Queue {
-        Queue::new(&HuntConfig::default())
+    fn queue() -> Schedule {
+        Schedule::new(&HuntConfig::default())
     }
 
     fn id(name: &str) -> Identifier {
@@ -410,13 +352,13 @@ mod tests {
         let mut queue = queue();
         queue.enqueue(Mono::ZERO, &id("x"), Some(USER));
         let x = id("x");
-        assert_eq!(queue.schedule().collect::<Vec<_>>(), [(&x, 0, Some(Mono::from_secs(180)))]);
+        assert_eq!(queue.iter().collect::<Vec<_>>(), [(&x, 0, Some(Mono::from_secs(180)))]);
         let _ = queue.start(Mono::from_secs(180));
-        assert_eq!(queue.schedule().next(), Some((&x, 0, None)));
+        assert_eq!(queue.iter().next(), Some((&x, 0, None)));
         let Some(next) = queue.ended(Mono::from_secs(181), &x, End::Wanting) else {
             panic!("it goes on")
         };
-        assert_eq!(queue.schedule().next(), Some((&x, 1, Some(next))));
+        assert_eq!(queue.iter().next(), Some((&x, 1, Some(next))));
     }
 
     #[test]
@@ -551,7 +493,7 @@ mod tests {
         queue.enqueue(Mono::ZERO, &id("x"), AT_ONCE);
         let _ = queue.start(Mono::ZERO);
         assert_eq!(queue.ended(Mono::ZERO, &id("x"), End::Satisfied), None);
-        assert_eq!(queue.schedule().count(), 0);
+        assert_eq!(queue.iter().count(), 0);
         assert_eq!(queue.next_deadline(), None);
     }
 
@@ -657,9 +599,10 @@ mod pull_tests {
 
     #[test]
     fn turns_are_spread_over_the_hour() {
-        let mut pull = HourlyPull::new(HOUR, at(0));
-        pull.counted(names(6_000));
-        let per_minute: Vec<_> = (1..=60).map(|minute| pull.due(at(minute * 60)).len()).collect();
+        let mut pull = HourlyPull::new(HOUR, Mono::ZERO);
+        pull.listed(at(0), names(6_000));
+        let per_minute: Vec<_> =
+            (1..=60).map(|minute| pull.due(Mono::from_secs(minute * 60)).len()).collect();
         assert_eq!(per_minute.iter().sum::<usize>(), 6_000);
         assert!(per_minute.iter().all(|count| (50..=160).contains(count)), "{per_minute:?}");
     }
@@ -667,20 +610,20 @@ mod pull_tests {
     #[test]
     fn a_restart_does_not_move_anybodys_turn() {
         let turn = |started: u64| {
-            let mut pull = HourlyPull::new(HOUR, at(started));
-            pull.counted(names(1));
-            (started + 1..).find(|second| !pull.due(at(*second)).is_empty()).unwrap()
+            let mut pull = HourlyPull::new(HOUR, Mono::from_secs(started));
+            pull.listed(at(started), names(1));
+            (started + 1..).find(|second| !pull.due(Mono::from_secs(*second)).is_empty()).unwrap()
         };
         assert_eq!(turn(7_200), turn(7_190 - 3_600) + 3_600);
     }
 
     #[test]
-    fn identifiers_are_counted_at_the_start_and_every_hour() {
-        let mut pull = HourlyPull::new(HOUR, at(50));
-        assert!(pull.must_count(Mono::from_secs(50)));
-        assert!(!pull.must_count(Mono::from_secs(3_649)));
-        assert_eq!(pull.next_deadline(at(60)), Mono::from_secs(3_650));
-        assert!(pull.must_count(Mono::from_secs(3_650)));
+    fn identifiers_are_listed_at_the_start_and_every_hour() {
+        let mut pull = HourlyPull::new(HOUR, Mono::from_secs(50));
+        assert!(pull.must_list(Mono::from_secs(50)));
+        assert!(!pull.must_list(Mono::from_secs(3_649)));
+        assert_eq!(pull.next_deadline(), Mono::from_secs(3_650));
+        assert!(pull.must_list(Mono::from_secs(3_650)));
     }
 
     proptest! {
@@ -688,14 +631,14 @@ mod pull_tests {
         fn everybody_has_one_turn_in_every_hour_however_often_one_asks(
             pauses in vec(0..5_000_u64, 1..60),
         ) {
-            let mut pull = HourlyPull::new(HOUR, at(1_000));
-            pull.counted(names(20));
+            let mut pull = HourlyPull::new(HOUR, Mono::from_secs(1_000));
+            pull.listed(at(1_000), names(20));
             let (mut now, mut given): (u64, BTreeMap<Identifier, u64>) = (1_000, BTreeMap::new());
             let mut hours = 0;
             for pause in pauses {
                 now += pause;
                 hours += u64::from(pause >= 3_600);
-                for identifier in pull.due(at(now)) {
+                for identifier in pull.due(Mono::from_secs(now)) {
                     *given.entry(identifier).or_default() += 1;
                 }
             }
@@ -709,13 +652,13 @@ mod pull_tests {
 
         #[test]
         fn a_deadline_is_kept_by_asking_then(start in 0..9_999_u64) {
-            let mut pull = HourlyPull::new(HOUR, at(start));
-            pull.counted(names(5));
-            pull.must_count(Mono::from_secs(start));
-            let deadline = pull.next_deadline(at(start)).since_start().as_secs();
+            let mut pull = HourlyPull::new(HOUR, Mono::from_secs(start));
+            pull.listed(at(start), names(5));
+            pull.must_list(Mono::from_secs(start));
+            let deadline = pull.next_deadline().since_start().as_secs();
             prop_assert!(deadline > start && deadline <= start + 3_600);
-            prop_assert!(pull.due(at(deadline - 1)).is_empty());
-            prop_assert!(!pull.due(at(deadline)).is_empty());
+            prop_assert!(pull.due(Mono::from_secs(deadline - 1)).is_empty());
+            prop_assert!(!pull.due(Mono::from_secs(deadline)).is_empty());
         }
     }
 }

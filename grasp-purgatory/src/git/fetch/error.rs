@@ -6,69 +6,69 @@ use std::time::Duration;
 use grasp_core::limits::PeerText;
 
 use crate::git::error::{GitError, says_disk_full};
-use crate::hunt::Trouble;
+use crate::hunt::FetchError;
 
-/// Trouble that shows on our side; much of it is the other's doing nevertheless.
-pub(super) fn ours(error: GitError) -> Trouble {
+/// FetchError that shows on our side; much of it is the other's doing nevertheless.
+pub(super) fn ours(error: GitError) -> FetchError {
     match error {
-        GitError::Timeout { .. } => Trouble::Stalled,
-        GitError::TooLarge { .. } => Trouble::TooLarge,
-        GitError::TooMany { limit } => Trouble::TooMany { limit },
+        GitError::Timeout { .. } => FetchError::Stalled,
+        GitError::TooLarge { .. } => FetchError::TooLarge,
+        GitError::TooMany { limit } => FetchError::TooManyObjects { limit },
         GitError::Spawn { source, .. } if source.kind() == io::ErrorKind::FileTooLarge => {
-            Trouble::TooLarge
+            FetchError::TooLarge
         }
-        GitError::BadPack(said) => Trouble::Broken(PeerText::new(&said)),
+        GitError::BadPack(said) => FetchError::Broken(PeerText::new(&said)),
         error @ (GitError::LongChain { .. } | GitError::TooExpensive { .. }) => {
-            Trouble::Broken(PeerText::new(&error.to_string()))
+            FetchError::Broken(PeerText::new(&error.to_string()))
         }
         GitError::Incomplete { .. } => incomplete(),
-        other => Trouble::Ours(other.to_string()),
+        other => FetchError::Internal(other.to_string()),
     }
 }
 
 /// The server says that all is well, and it is not.
-pub(super) fn incomplete() -> Trouble {
-    Trouble::Broken(PeerText::new("history is missing"))
+pub(super) fn incomplete() -> FetchError {
+    FetchError::Broken(PeerText::new("history is missing"))
 }
 
 /// A name that leads nowhere.
-pub(super) fn unresolved(error: &io::Error) -> Trouble {
-    Trouble::Unreachable(PeerText::new(&format!("no address: {error}")))
+pub(super) fn unresolved(error: &io::Error) -> FetchError {
+    FetchError::Unreachable(PeerText::new(&format!("no address: {error}")))
 }
 
 /// Message of git at the limit of a file's size.
 const FILE_BOUND: &str = "File too large";
 
 /// The subject of an error message.
-type Meaning = fn(PeerText) -> Trouble;
+type Meaning = fn(PeerText) -> FetchError;
 
 /// Words, and what they are about. The first that is found decides.
 const WORDS: &[(&[&str], Meaning)] = &[
-    (&[FILE_BOUND, "signal 25", "ut of memory", "exceeds maximum"], |_| Trouble::TooLarge),
-    (&["too slow", "Operation timed out"], |_| Trouble::Stalled),
-    (&["not our ref", "unadvertised object", "find remote ref"], Trouble::Refused),
+    (&[FILE_BOUND, "signal 25", "ut of memory", "exceeds maximum"], |_| FetchError::TooLarge),
+    (&["too slow", "Operation timed out"], |_| FetchError::Stalled),
+    (&["not our ref", "unadvertised object", "find remote ref"], FetchError::Refused),
     (
         &["Could not resolve", "connect to", "Connection", "SSL", "certificate", "TLS"],
-        Trouble::Unreachable,
+        FetchError::Unreachable,
     ),
     (
         &["returned error", "not found", "not valid", "Authentication", "Username"],
-        Trouble::Answered,
+        FetchError::Answered,
     ),
     (
         &["index-pack", "fsck", "early EOF", "disconnect", "corrupt", "bad object", "necessary"],
-        Trouble::Broken,
+        FetchError::Broken,
     ),
 ];
 
 /// Returns the failure that git's error output tells.
-pub(super) fn theirs(words: &str) -> Trouble {
+pub(super) fn theirs(words: &str) -> FetchError {
     // A fetch has a file size limit of its own; data above it is too large, however empty the disk is.
     if says_disk_full(words) && !words.contains(FILE_BOUND) {
-        return Trouble::Ours(String::from("no space left on disk"));
+        return FetchError::Internal(String::from("no space left on disk"));
     }
     if asks_for_less(words) {
-        return Trouble::Limited { retry_after: retry_after(words) };
+        return FetchError::RateLimited { retry_after: retry_after(words) };
     }
     let said = words.lines().filter(|line| !is_trace(line));
     let complaint = |line: &&str| line.starts_with("fatal:") || line.starts_with("error:");
@@ -76,7 +76,7 @@ pub(super) fn theirs(words: &str) -> Trouble {
     let found = WORDS
         .iter()
         .find(|(words, _)| said.clone().any(|line| words.iter().any(|word| line.contains(word))));
-    found.map_or(Trouble::Answered(text.clone()), |(_, trouble)| trouble(text.clone()))
+    found.map_or(FetchError::Answered(text.clone()), |(_, error)| error(text.clone()))
 }
 
 fn asks_for_less(words: &str) -> bool {
@@ -123,14 +123,14 @@ mod tests {
 
     fn kind(words: &str) -> &'static str {
         match theirs(words) {
-            Trouble::Limited { .. } => "limited",
-            Trouble::Refused(_) => "refused",
-            Trouble::Unreachable(_) => "unreachable",
-            Trouble::Answered(_) => "answered",
-            Trouble::Broken(_) => "broken",
-            Trouble::TooLarge => "too large",
-            Trouble::Stalled => "stalled",
-            Trouble::Ours(_) => "ours",
+            FetchError::RateLimited { .. } => "limited",
+            FetchError::Refused(_) => "refused",
+            FetchError::Unreachable(_) => "unreachable",
+            FetchError::Answered(_) => "answered",
+            FetchError::Broken(_) => "broken",
+            FetchError::TooLarge => "too large",
+            FetchError::Stalled => "stalled",
+            FetchError::Internal(_) => "ours",
             _ => "other",
         }
     }
@@ -187,7 +187,7 @@ mod tests {
         let trace = "05:26:11.840370 http.c:872   <= Recv header: Retry-After: 77\n";
         let fatal = "fatal: unable to access 'x': The requested URL returned error: 429";
         let pause = |words: &str| match theirs(words) {
-            Trouble::Limited { retry_after } => retry_after,
+            FetchError::RateLimited { retry_after } => retry_after,
             other => panic!("{other}"),
         };
         assert_eq!(pause(&format!("{trace}{fatal}")), Some(Duration::from_secs(77)));
