@@ -22,9 +22,13 @@
 
 mod attempt;
 #[cfg(feature = "driver")]
+mod context;
+#[cfg(feature = "driver")]
 mod driver;
 mod hosts;
 mod io;
+#[cfg(feature = "driver")]
+mod log;
 mod plan;
 mod schedule;
 mod visit;
@@ -34,6 +38,8 @@ use std::time::Duration;
 
 use grasp_core::{Host, Identifier, Mono, Now};
 
+#[cfg(feature = "driver")]
+pub use self::context::{Classify, HuntObserver, HuntParts, LocalServer};
 #[cfg(feature = "driver")]
 pub use self::driver::{HuntFigures, HuntHandle, SyncContext, hunt};
 pub use self::hosts::{HostClass, HostFigures, HostLimits, QueuePosition};

@@ -28,7 +28,7 @@ use grasp_core::deletion::VanishScope;
 use grasp_core::nip34::Announcement;
 use grasp_core::{Identifier, RepoId, Version, kinds};
 use grasp_purgatory::git::{GitError, RepoStore};
-use grasp_purgatory::hunt::HuntHandle;
+use grasp_purgatory::hunt::{HuntHandle, HuntParts};
 use grasp_purgatory::journal::Record;
 use grasp_purgatory::{Config, HoldOutcome, Input, Purgatory};
 use nostr::event::{Event, EventId};
@@ -39,8 +39,7 @@ use self::damage::Damage;
 pub use self::damage::DamagedRepo;
 pub(crate) use self::damage::lacks_objects;
 pub(crate) use self::disk::{Addition, DiskBudget};
-use self::hunt::HuntContext;
-pub use self::hunt::{Classify, HuntObserver, HuntParts};
+use self::hunt::HuntServer;
 use self::lane::{LaneExecutor, Lanes};
 use self::maintenance::MaintenanceSchedule;
 use self::refs::ActiveWork;
@@ -179,8 +178,8 @@ impl PurgatoryDriver {
         let shared = (active_work.clone(), damage.clone(), disk.clone());
         let executor = LaneExecutor::new(Arc::clone(&parts), shared, orders.downgrade());
         let hunt = parts.hunt.clone();
-        let hunting =
-            hunt.map(|hunt| HuntContext::hunt(hunt, executor.clone(), orders.downgrade()));
+        let server = || HuntServer::new(executor.clone(), orders.downgrade());
+        let hunting = hunt.map(|hunt| hunt.start(server()));
         let (written, writes) = watch::channel(true);
         let driver = Self {
             orders,

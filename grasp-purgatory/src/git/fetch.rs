@@ -170,6 +170,11 @@ impl Fetcher {
         Self { roots, ..self }
     }
 
+    /// Returns the store that is fetched into.
+    pub(crate) fn store(&self) -> &RepoStore {
+        &self.store
+    }
+
     /// Asks a server what it has; which of the wanted objects are among it is what matters.
     pub async fn list(
         &self,

@@ -12,11 +12,7 @@ use grasp_core::{Identifier, Mono};
 use grasp_purgatory::git::{GitError, RepoStore};
 
 const GIB: u64 = 1 << 30;
-const MIB: u64 = 1 << 20;
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-
-/// Bytes that are fetched for one pull request.
-pub(super) const MAX_PROPOSAL_FETCH: u64 = 256 * MIB;
 
 /// Pushes of maintainers to served repositories.
 const MAINTAINERS: Bounds =

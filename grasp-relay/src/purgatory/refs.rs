@@ -42,8 +42,6 @@ pub(super) enum DriverError {
     NoObjects,
     #[error("a view is in use")]
     Busy,
-    #[error("purgatory is closed")]
-    Gone,
 }
 
 impl LaneExecutor {

@@ -1,6 +1,6 @@
 //! What the hunt tells people: `info` what was achieved, `warn` who failed us, `debug` everything on the way.
 
-use grasp_purgatory::hunt::{HuntConfig, HuntReport};
+use super::{HuntConfig, HuntReport};
 
 /// Says that the hunt begins, and how much each server will be asked for.
 pub(super) fn begin(config: &HuntConfig) {
@@ -48,7 +48,6 @@ pub(super) fn tell(report: &HuntReport) {
         HuntReport::Paused { host, length } => {
             tracing::info!(%host, ?length, "a git server asks for less and is left alone");
         }
-        other => tracing::debug!(report = ?other, "hunting"),
     }
 }
 
@@ -60,12 +59,12 @@ mod tests {
 
     use grasp_core::limits::PeerText;
     use grasp_core::{CloneUrl, Identifier};
-    use grasp_purgatory::hunt::FetchError;
     use tracing::field::{Field, Visit};
     use tracing::span::{Attributes, Id, Record};
     use tracing::{Event, Level, Metadata, Subscriber};
 
     use super::*;
+    use crate::hunt::FetchError;
 
     /// Keeps every line with its level.
     #[derive(Clone, Default)]

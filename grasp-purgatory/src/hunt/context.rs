@@ -1,0 +1,302 @@
+//! The context of a hunt on a server: reads what is missing from purgatory and the store, fetches it within the limits,
+//! and reports to purgatory.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use grasp_core::nip34::{Announcement, Proposal, State};
+use grasp_core::resources::Claimant;
+use grasp_core::{CloneUrl, Identifier, Now, Oid, RelayUrl, RepoId, ServiceIdentity, kinds};
+use nostr::event::{Event, EventId, Kind};
+use nostr::filter::Filter;
+use nostr::key::PublicKey;
+use tokio::sync::oneshot;
+
+use super::{
+    Advertisement, FetchError, HostClass, HuntConfig, HuntHandle, HuntReport, Scope, SyncContext,
+    hunt, log,
+};
+use crate::git::{Fetched, Fetcher, GitError};
+use crate::purgatory::{HeldProposal, Input, Phase, Purgatory, Want, select_addresses};
+
+/// Bytes that are fetched for one pull request.
+const MAX_PROPOSAL_FETCH: u64 = 256 << 20;
+
+/// Other families that one attempt checks for the tips of pull requests.
+const MAX_OTHER_FAMILIES: usize = 16;
+
+type ReadError = Box<dyn Error + Send + Sync>;
+
+/// The parts of a hunt.
+#[derive(Clone)]
+pub struct HuntParts {
+    /// Limits and times of the hunt.
+    pub config: HuntConfig,
+    /// Fetches from git servers.
+    pub fetcher: Fetcher,
+    /// Called with every report. Must not block.
+    pub observer: HuntObserver,
+    /// Returns the class of the git server of a relay.
+    pub classify: Classify,
+}
+
+/// Returns the class of the git server of this relay, if its relay information tells.
+pub type Classify =
+    Arc<dyn Fn(RelayUrl) -> Pin<Box<dyn Future<Output = Option<HostClass>> + Send>> + Send + Sync>;
+
+/// Counts reports of the hunt.
+pub type HuntObserver = Arc<dyn Fn(&HuntReport) + Send + Sync>;
+
+/// The server that a hunt fetches git data for: its time, its served events, its purgatory and its limits.
+pub trait LocalServer: Send + Sync + 'static {
+    /// The time.
+    fn now(&self) -> Now;
+
+    /// The server as others address it, which is never asked.
+    fn service(&self) -> &ServiceIdentity;
+
+    /// Returns served events.
+    fn events(
+        &self,
+        filter: Filter,
+    ) -> impl Future<Output = Result<Vec<Arc<Event>>, ReadError>> + Send;
+
+    /// Returns the latest served pull requests to these repositories.
+    fn proposals(
+        &self,
+        repos: Vec<RepoId>,
+    ) -> impl Future<Output = Result<Vec<Arc<Event>>, ReadError>> + Send;
+
+    /// Calls a function with the state of purgatory; `None` if the server is stopping.
+    fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&Purgatory) -> T + Send + 'static,
+    ) -> impl Future<Output = Option<T>> + Send;
+
+    /// Sends an input to purgatory, after those before it. Does not wait.
+    fn tell(&self, input: Input);
+
+    /// Returns the bytes that may be fetched on the account of a claimant.
+    fn room(
+        &self,
+        identifier: &Identifier,
+        claimant: &Claimant,
+    ) -> impl Future<Output = Result<u64, GitError>> + Send;
+
+    /// Counts bytes that were fetched on the account of a claimant.
+    fn charge(&self, identifier: &Identifier, claimant: &Claimant, bytes: u64);
+}
+
+impl HuntParts {
+    /// Starts the hunt for a server.
+    pub fn start(self, server: impl LocalServer) -> HuntHandle {
+        log::begin(&self.config);
+        let config = self.config.clone();
+        hunt(config, Arc::new(ServerContext { server, parts: self }))
+    }
+}
+
+struct ServerContext<S> {
+    server: S,
+    parts: HuntParts,
+}
+
+impl<S: LocalServer> ServerContext<S> {
+    async fn read_wants(
+        &self,
+        identifier: &Identifier,
+        scope: Scope,
+    ) -> Result<Vec<Want>, ReadError> {
+        let stored: Vec<_> = self.stored(kinds::ANNOUNCEMENT, identifier).await?;
+        let stored: Vec<_> = stored.iter().flat_map(|event| Announcement::parse(event)).collect();
+        let (name, known) = (identifier.clone(), stored.clone());
+        let question = move |purgatory: &Purgatory| {
+            (purgatory.wants(&name, &known), purgatory.proposals(&name))
+        };
+        let (mut wants, proposals) =
+            self.server.ask(question).await.ok_or("purgatory is closed")?;
+        match scope {
+            Scope::Waiting => wants.retain(|want| want.phase == Phase::Waiting),
+            Scope::Everything => wants.extend(self.served(identifier, &stored).await?),
+        }
+        self.remove_present(identifier, &mut wants, |_| true).await?;
+        self.look_elsewhere(&mut wants, proposals).await?;
+        let is_here = |want: &Want| want.phase == Phase::Waiting && want.tips.is_empty();
+        if wants.iter().any(is_here) {
+            // The fetch or push of the last object causes a survey. In case it did not:
+            self.server.tell(Input::Changed { identifier: identifier.clone() });
+        }
+        wants.retain(|want| !want.tips.is_empty());
+        Ok(wants)
+    }
+
+    /// Returns the served events of a kind under an identifier.
+    async fn stored(
+        &self,
+        kind: Kind,
+        identifier: &Identifier,
+    ) -> Result<Vec<Arc<Event>>, ReadError> {
+        self.server.events(Filter::new().kind(kind).identifier(identifier.as_str())).await
+    }
+
+    /// Removes tips that are complete in a family from those of the wants that may be there.
+    async fn remove_present(
+        &self,
+        family: &Identifier,
+        wants: &mut [Want],
+        may_be_there: impl Fn(&Want) -> bool,
+    ) -> Result<(), GitError> {
+        let there = wants.iter().filter(|want| may_be_there(want));
+        let tips = there.flat_map(|want| want.tips.iter().copied()).collect();
+        let lacking = self.parts.fetcher.store().lacking(family, &tips).await?;
+        for want in wants.iter_mut().filter(|want| may_be_there(want)) {
+            want.tips.retain(|tip| lacking.contains(tip));
+        }
+        Ok(())
+    }
+
+    /// Removes the tips of pull requests that are complete in another family that they are addressed to. Each family is
+    /// read once for all of them.
+    async fn look_elsewhere(
+        &self,
+        wants: &mut [Want],
+        proposals: Vec<HeldProposal>,
+    ) -> Result<(), GitError> {
+        let families: BTreeMap<EventId, BTreeSet<Identifier>> =
+            proposals.into_iter().map(|proposal| (proposal.id, proposal.families)).collect();
+        let open = wants.iter().filter(|want| !want.tips.is_empty());
+        let named = open.filter_map(|want| families.get(&want.id)).flatten().cloned().collect();
+        let named = self.parts.fetcher.store().existing(named).await?;
+        for family in named.into_iter().take(MAX_OTHER_FAMILIES) {
+            let names = |want: &Want| families.get(&want.id).is_some_and(|it| it.contains(&family));
+            self.remove_present(&family, wants, names).await?;
+        }
+        Ok(())
+    }
+
+    /// Returns the tips of served events, which restores objects that were lost on disk.
+    async fn served(
+        &self,
+        identifier: &Identifier,
+        announcements: &[Announcement],
+    ) -> Result<Vec<Want>, ReadError> {
+        let want = |id, tips, owners: &[PublicKey], untrusted: &[CloneUrl]| {
+            // Servers of its own owners come first: other announcements of the name may list thousands.
+            let is_owners = |a: &&Announcement| owners.contains(&a.repo.owner);
+            let own = announcements.iter().filter(is_owners);
+            let others = announcements.iter().filter(|a| !is_owners(a));
+            let trusted = self.places(own.chain(others).flat_map(|a| &a.clone));
+            let untrusted = self.places(untrusted.iter().filter(|url| !trusted.contains(url)));
+            Want { id, phase: Phase::Expired, tips, trusted, untrusted }
+        };
+        let states = self.stored(kinds::STATE, identifier).await?;
+        let states = states.iter().flat_map(|event| State::parse(event)).filter_map(|state| {
+            Some(want(state.version.id, state.tips()?, &[state.repo.owner], &[]))
+        });
+        let repos = announcements.iter().map(|announcement| announcement.repo.clone()).collect();
+        let proposals = self.server.proposals(repos).await?;
+        let proposals = proposals.iter().flat_map(|event| Proposal::parse(event)).map(|proposal| {
+            let owners: Vec<_> = proposal.repos.iter().map(|repo| repo.owner).collect();
+            want(proposal.id, vec![proposal.tip], &owners, &proposal.clone)
+        });
+        Ok(states.chain(proposals).collect())
+    }
+
+    /// Selects addresses of git servers.
+    fn places<'a>(&self, urls: impl Iterator<Item = &'a CloneUrl> + Clone) -> Vec<CloneUrl> {
+        select_addresses(urls, self.server.service(), self.server.now().unix)
+    }
+}
+
+impl<S: LocalServer> SyncContext for ServerContext<S> {
+    fn now(&self) -> Now {
+        self.server.now()
+    }
+
+    async fn wants(&self, identifier: &Identifier, scope: Scope) -> Option<Vec<Want>> {
+        let wants = self.read_wants(identifier, scope).await;
+        let warn =
+            |error: &_| tracing::warn!(%error, %identifier, "could not read what to hunt for");
+        wants.inspect_err(warn).ok()
+    }
+
+    async fn list(
+        &self,
+        url: &CloneUrl,
+        wanted: &BTreeSet<Oid>,
+    ) -> Result<Advertisement, FetchError> {
+        self.parts.fetcher.list(url, wanted).await
+    }
+
+    async fn classify(&self, relay: &RelayUrl) -> Option<HostClass> {
+        (self.parts.classify)(relay.clone()).await
+    }
+
+    async fn fetch(
+        &self,
+        identifier: &Identifier,
+        url: &CloneUrl,
+        oids: &BTreeSet<Oid>,
+        answered: oneshot::Sender<()>,
+    ) -> Fetched {
+        let fetcher = &self.parts.fetcher;
+        let _report = FetchInProgress::report(&self.server, identifier);
+        let (name, wanted) = (identifier.clone(), oids.clone());
+        let question = move |purgatory: &Purgatory| purgatory.wanted_for(&name, &wanted);
+        let (claimant, is_proposal) = match self.server.ask(question).await {
+            None => return Fetched::nothing(FetchError::Cancelled),
+            // Objects of served events that were lost are fetched without a limit.
+            Some(None) => return fetcher.fetch(identifier, url, oids, answered).await,
+            Some(Some(wanted_for)) => wanted_for,
+        };
+        let room = match self.server.room(identifier, &claimant).await {
+            Ok(0) => return Fetched::nothing(FetchError::TooLarge),
+            Ok(room) if is_proposal => room.min(MAX_PROPOSAL_FETCH),
+            Ok(room) => room,
+            Err(error) => return Fetched::nothing(FetchError::Internal(error.to_string())),
+        };
+        let fetched = fetcher.clone().within(room).fetch(identifier, url, oids, answered).await;
+        self.server.charge(identifier, &claimant, fetched.bytes);
+        fetched
+    }
+
+    /// Returns the identifiers with a view, and those of expired events.
+    async fn identifiers(&self) -> BTreeSet<Identifier> {
+        let expired = self.server.ask(|purgatory| purgatory.wanting(Phase::Expired)).await;
+        let mut identifiers = expired.unwrap_or_default();
+        match self.parts.fetcher.store().repositories().await {
+            Ok(views) => identifiers.extend(views.into_iter().map(|repo| repo.identifier)),
+            Err(error) => tracing::warn!(%error, "could not list the repositories to hunt for"),
+        }
+        identifiers
+    }
+
+    fn report(&self, report: &HuntReport) {
+        log::tell(report);
+        (self.parts.observer)(report);
+        if let Some(input) = report.for_purgatory() {
+            self.server.tell(input);
+        }
+    }
+}
+
+/// A fetch that was reported to purgatory. Its end is reported when this is dropped, which causes a survey.
+struct FetchInProgress<'a, S: LocalServer> {
+    server: &'a S,
+    identifier: Identifier,
+}
+
+impl<'a, S: LocalServer> FetchInProgress<'a, S> {
+    fn report(server: &'a S, identifier: &Identifier) -> Self {
+        server.tell(Input::FetchStarted { identifier: identifier.clone() });
+        Self { server, identifier: identifier.clone() }
+    }
+}
+
+impl<S: LocalServer> Drop for FetchInProgress<'_, S> {
+    fn drop(&mut self) {
+        self.server.tell(Input::FetchEnded { identifier: self.identifier.clone() });
+    }
+}
