@@ -7,11 +7,12 @@
 //! | [`PeerText`] | the part of a peer's text that may enter a log |
 
 mod backoff;
-mod peer_text;
 
-pub use backoff::{Backoff, BackoffPolicy, BackoffSnapshot, Health};
-pub use peer_text::PeerText;
+use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
+pub use self::backoff::{Backoff, BackoffPolicy, BackoffSnapshot, Health};
 use crate::Mono;
 
 /// The answer of a limit that only time can lift.
@@ -52,5 +53,97 @@ impl EoseHint {
             Self::Finish => "finish",
             Self::More => "more",
         }
+    }
+}
+
+/// Text from a peer that is safe in a log line or on a status page.
+///
+/// At most [`PeerText::MAX_CHARS`] characters; control characters, line breaks and characters that
+/// change the writing direction are replaced. It is never a metric label, and no decision depends on it.
+///
+/// ```
+/// use grasp_core::limits::PeerText;
+///
+/// let text = PeerText::new("blocked:\n\u{1b}[31mno");
+/// assert_eq!(text.as_str(), "blocked:\u{fffd}\u{fffd}[31mno");
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(from = "String")]
+pub struct PeerText(String);
+
+impl PeerText {
+    /// Maximum length in characters.
+    pub const MAX_CHARS: usize = 200;
+
+    /// Shortens and sanitises a text; a shortened text ends in an ellipsis.
+    pub fn new(text: &str) -> Self {
+        let mut chars = text.chars();
+        let mut kept: String = chars.by_ref().take(Self::MAX_CHARS).map(sanitised).collect();
+        if chars.next().is_some() {
+            kept.pop();
+            kept.push('…');
+        }
+        Self(kept)
+    }
+
+    /// Returns the sanitised text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Sanitises again, because a stored text may have been edited.
+impl From<String> for PeerText {
+    fn from(text: String) -> Self {
+        Self::new(&text)
+    }
+}
+
+impl fmt::Display for PeerText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+fn sanitised(c: char) -> char {
+    let is_invisible = matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
+        || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}');
+    if c.is_control() || is_invisible { char::REPLACEMENT_CHARACTER } else { c }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keeps_ordinary_text_of_any_script() {
+        let text = "restricted: nur für Mitglieder 会员 🦀";
+        assert_eq!(PeerText::new(text).as_str(), text);
+    }
+
+    #[test]
+    fn shortens_a_long_text_with_an_ellipsis() {
+        let text = PeerText::new(&"é".repeat(10_000));
+        assert_eq!(text.as_str().chars().count(), PeerText::MAX_CHARS);
+        assert!(text.as_str().ends_with("é…"));
+    }
+
+    #[test]
+    fn keeps_a_text_of_the_maximum_length() {
+        let text = "x".repeat(PeerText::MAX_CHARS);
+        assert_eq!(PeerText::new(&text).as_str(), text);
+    }
+
+    #[test]
+    fn replaces_line_breaks_and_direction_marks() {
+        for bad in ["\r", "\n", "\0", "\u{7f}", "\u{85}", "\u{2028}", "\u{202e}"] {
+            assert_eq!(PeerText::new(bad).as_str(), "\u{fffd}", "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn sanitises_again_when_deserialised() {
+        let text: PeerText = serde_json::from_str(r#""a\nb""#).unwrap();
+        assert_eq!(text, PeerText::new("a\nb"));
     }
 }

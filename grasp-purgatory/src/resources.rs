@@ -1,27 +1,17 @@
 //! Accounting pools that tasks share.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use grasp_core::resources::{Asked, Bounds, Claimant, Grant, Line, Shortage, Usage};
+use grasp_core::resources::{Bounds, Claimant, Grant, QueuedPool, Shortage, Usage};
 use tokio::sync::oneshot;
 
 /// Claims that may wait for one pool.
 const MAX_WAITING: u64 = 4_096;
 
-/// A [`Line`] that tasks share. Clones are the same pool; nothing waits while its lock is held.
+/// A [`QueuedPool`] that tasks share. Clones are the same pool; nothing waits while its lock is held.
 #[derive(Clone, Debug)]
-pub struct SharedPool {
-    state: Arc<Mutex<PoolState>>,
-}
-
-#[derive(Debug)]
-struct PoolState {
-    line: Line<u64>,
-    last_key: u64,
-    waiting: BTreeMap<u64, oneshot::Sender<Holding>>,
-}
+pub struct SharedPool(Arc<Mutex<QueuedPool<oneshot::Sender<Holding>>>>);
 
 /// An amount of a [`SharedPool`], given back when it is dropped.
 #[must_use]
@@ -34,21 +24,18 @@ pub struct Holding {
 /// A claim in the queue, removed when it is dropped.
 struct Claim<'a> {
     pool: &'a SharedPool,
-    key: u64,
+    number: u64,
 }
 
 impl SharedPool {
     /// Creates a pool of which nothing is taken.
     pub fn new(bounds: Bounds) -> Self {
-        let line = Line::new(bounds, MAX_WAITING);
-        let state = PoolState { line, last_key: 0, waiting: BTreeMap::new() };
-        Self { state: Arc::new(Mutex::new(state)) }
+        Self(Arc::new(Mutex::new(QueuedPool::new(bounds, MAX_WAITING))))
     }
 
     /// Takes an amount if it is free.
     pub fn try_take(&self, claimant: &Claimant, amount: u64) -> Result<Holding, Shortage> {
-        let taken = self.lock().line.take(claimant, amount);
-        taken.map(|grant| self.holding(grant))
+        self.lock().pool.take(claimant, amount).map(|grant| self.holding(grant))
     }
 
     /// Takes an amount, waiting for it if need be. Dropping the future leaves the queue.
@@ -58,11 +45,15 @@ impl SharedPool {
         amount: u64,
         timeout: Duration,
     ) -> Result<Holding, Shortage> {
-        let (key, granted) = match self.ask(claimant, amount)? {
-            Ok(holding) => return Ok(holding),
-            Err(queued) => queued,
+        let (sender, granted) = oneshot::channel();
+        let number = {
+            let mut pool = self.lock();
+            match pool.pool.take(claimant, amount) {
+                Ok(grant) => return Ok(self.holding(grant)),
+                Err(shortage) => pool.enqueue(*claimant, amount, sender).ok_or(shortage)?,
+            }
         };
-        let _claim = Claim { pool: self, key };
+        let _claim = Claim { pool: self, number };
         match tokio::time::timeout(timeout, granted).await {
             Ok(Ok(holding)) => Ok(holding),
             _ => Err(Shortage::Total),
@@ -71,64 +62,35 @@ impl SharedPool {
 
     /// Returns what is taken.
     pub fn usage(&self) -> Usage {
-        self.lock().line.usage()
+        self.lock().pool.usage()
     }
 
     /// Returns the bounds.
     pub fn bounds(&self) -> Bounds {
-        self.lock().line.bounds()
+        self.lock().pool.bounds()
     }
 
     /// Returns the number of claims that wait.
     pub fn queued(&self) -> usize {
-        self.lock().line.queued()
-    }
-
-    #[allow(
-        clippy::type_complexity,
-        reason = "taken at once, or a key and the way in which it is granted"
-    )]
-    fn ask(
-        &self,
-        claimant: &Claimant,
-        amount: u64,
-    ) -> Result<Result<Holding, (u64, oneshot::Receiver<Holding>)>, Shortage> {
-        let mut state = self.lock();
-        state.last_key += 1;
-        let key = state.last_key;
-        match state.line.ask(key, *claimant, amount) {
-            Asked::Granted(grant) => Ok(Ok(self.holding(grant))),
-            Asked::Queued => {
-                let (sender, receiver) = oneshot::channel();
-                state.waiting.insert(key, sender);
-                Ok(Err((key, receiver)))
-            }
-            Asked::Refused(shortage) => Err(shortage),
-        }
+        self.lock().queued()
     }
 
     fn holding(&self, grant: Grant) -> Holding {
         Holding { pool: self.clone(), grant: Some(grant) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, PoolState> {
+    fn lock(&self) -> MutexGuard<'_, QueuedPool<oneshot::Sender<Holding>>> {
         // Every change is complete when the lock is released.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Hands out what has become free.
-    fn grant_next(&self, mut state: MutexGuard<'_, PoolState>) {
-        let mut granted = Vec::new();
-        while let Some((key, grant)) = state.line.grant_next() {
-            let holding = self.holding(grant);
-            granted.push((state.waiting.remove(&key), holding));
-        }
-        drop(state);
-        for (sender, holding) in granted {
+    fn grant_next(&self, mut pool: MutexGuard<'_, QueuedPool<oneshot::Sender<Holding>>>) {
+        let granted: Vec<_> = std::iter::from_fn(|| pool.grant_next()).collect();
+        drop(pool);
+        for (sender, grant) in granted {
             // A receiver that is gone drops the holding, which gives it back.
-            if let Some(sender) = sender {
-                drop(sender.send(holding));
-            }
+            drop(sender.send(self.holding(grant)));
         }
     }
 }
@@ -142,9 +104,9 @@ impl Holding {
     /// Changes the amount. It stays as it was if there is no room to grow.
     pub fn resize(&mut self, amount: u64) -> Result<(), Shortage> {
         let Some(grant) = self.grant.as_mut() else { return Ok(()) };
-        let mut state = self.pool.lock();
-        state.line.resize(grant, amount)?;
-        self.pool.grant_next(state);
+        let mut pool = self.pool.lock();
+        pool.pool.resize(grant, amount)?;
+        self.pool.grant_next(pool);
         Ok(())
     }
 }
@@ -152,20 +114,16 @@ impl Holding {
 impl Drop for Holding {
     fn drop(&mut self) {
         if let Some(grant) = self.grant.take() {
-            let mut state = self.pool.lock();
-            state.line.give_back(grant);
-            self.pool.grant_next(state);
+            let mut pool = self.pool.lock();
+            pool.pool.give_back(grant);
+            self.pool.grant_next(pool);
         }
     }
 }
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        let mut state = self.pool.lock();
-        state.line.cancel(&self.key);
-        let sender = state.waiting.remove(&self.key);
-        drop(state);
-        drop(sender);
+        self.pool.lock().cancel(self.number);
     }
 }
 

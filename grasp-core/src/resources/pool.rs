@@ -1,11 +1,13 @@
-//! A resource with a total, shares and a reserve.
+//! A resource with a total, shares and a reserve; with a queue in front of it, or coming back with time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
+use std::time::Duration;
 
 use nostr::key::PublicKey;
 
 use super::{ClientNetwork, Prefix};
+use crate::Mono;
 
 /// Networks, and authors, that one pool accounts for one by one. Networks beyond it share one account; authors beyond
 /// it are bounded by their networks only.
@@ -109,24 +111,11 @@ impl Grant {
     pub const fn amount(&self) -> u64 {
         self.amount
     }
-
-    pub(super) const fn of(accounts: Accounts, amount: u64) -> Self {
-        Self { amount, accounts }
-    }
-
-    pub(super) const fn accounts(&self) -> Accounts {
-        self.accounts
-    }
-
-    /// Adds another grant of the same accounts.
-    pub(super) fn absorb(&mut self, other: Self) {
-        self.amount = self.amount.saturating_add(other.amount);
-    }
 }
 
 /// The accounts that a grant is booked on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Accounts {
+struct Accounts {
     /// Widest first.
     networks: [Option<Prefix>; 3],
     author: Option<PublicKey>,
@@ -208,8 +197,7 @@ impl Pool {
             if more > room {
                 return Err(shortage);
             }
-            let added = self.book(grant.accounts, more);
-            grant.absorb(added);
+            grant.amount += self.book(grant.accounts, more).amount;
         } else {
             let surplus = Grant { amount: grant.amount - amount, accounts: grant.accounts };
             grant.amount = amount;
@@ -240,11 +228,6 @@ impl Pool {
         let by_network = narrowest.map(|prefix| self.held(accounts.has_authority, prefix));
         let by_author = || accounts.author.and_then(|author| self.authors.get(&author).copied());
         by_network.or_else(by_author).unwrap_or(0)
-    }
-
-    /// Returns the author that holds most, and how much.
-    pub fn largest_author(&self) -> Option<(PublicKey, u64)> {
-        self.authors.iter().map(|(author, amount)| (*author, *amount)).max_by_key(|(_, most)| *most)
     }
 
     fn accounts(&self, claimant: &Claimant) -> Accounts {
@@ -331,6 +314,155 @@ fn subtract<K: Ord>(accounts: &mut BTreeMap<K, u64>, key: &K, amount: u64) {
         *held = held.saturating_sub(amount);
         if *held == 0 {
             accounts.remove(key);
+        }
+    }
+}
+
+/// A [`Pool`] with a queue for claimants that can wait, each with an item that its grant is handed out with.
+///
+/// Claimants with authority come first, then those that hold least, then those that came first. The queue is a pool,
+/// too: no network takes more than half of its free places.
+#[derive(Debug)]
+pub struct QueuedPool<T> {
+    /// The pool. After something was given back, call [`QueuedPool::grant_next`] until it returns nothing.
+    pub pool: Pool,
+    places: Pool,
+    /// Claims by their number, in the order in which they came.
+    waiting: BTreeMap<u64, Waiting<T>>,
+    last_number: u64,
+}
+
+#[derive(Debug)]
+struct Waiting<T> {
+    claimant: Claimant,
+    amount: u64,
+    place: Grant,
+    item: T,
+}
+
+impl<T> QueuedPool<T> {
+    /// Creates a queue of this many places in front of a pool with these bounds.
+    pub const fn new(bounds: Bounds, places: u64) -> Self {
+        Self {
+            pool: Pool::new(bounds),
+            places: Pool::new(Bounds::of(places)),
+            waiting: BTreeMap::new(),
+            last_number: 0,
+        }
+    }
+
+    /// Queues a claim and returns its number; `None` if the queue is full, or the claimant has its share of it.
+    pub fn enqueue(&mut self, claimant: Claimant, amount: u64, item: T) -> Option<u64> {
+        let place = self.places.take(&claimant, 1).ok()?;
+        self.last_number += 1;
+        self.waiting.insert(self.last_number, Waiting { claimant, amount, place, item });
+        Some(self.last_number)
+    }
+
+    /// Removes a claim from the queue, if it is still there.
+    pub fn cancel(&mut self, number: u64) {
+        if let Some(waiting) = self.waiting.remove(&number) {
+            self.places.give_back(waiting.place);
+        }
+    }
+
+    /// Grants the next claim in the queue that fits.
+    pub fn grant_next(&mut self) -> Option<(T, Grant)> {
+        let fits = |waiting: &Waiting<T>| waiting.amount <= self.pool.room(&waiting.claimant);
+        let order = |number: u64, Waiting { claimant, .. }: &Waiting<T>| {
+            (!claimant.has_authority, self.pool.held_by(claimant), number)
+        };
+        let next = self.waiting.iter().filter(|(_, waiting)| fits(waiting));
+        let (number, _) = next.min_by_key(|(number, waiting)| order(**number, waiting))?;
+        let number = *number;
+        let Waiting { claimant, amount, place, item } = self.waiting.remove(&number)?;
+        self.places.give_back(place);
+        let grant = self.pool.take(&claimant, amount).ok()?;
+        Some((item, grant))
+    }
+
+    /// Returns the number of claims in the queue.
+    pub fn queued(&self) -> usize {
+        self.waiting.len()
+    }
+}
+
+/// Parts of a period that are given back one by one.
+const STEPS: u32 = 8;
+
+/// A [`Pool`] per period: what is spent comes back when the period is over.
+///
+/// ```
+/// use std::time::Duration;
+/// use grasp_core::Mono;
+/// use grasp_core::resources::{Bounds, Claimant, ClientNetwork, Meter};
+///
+/// let minute = Duration::from_secs(60);
+/// let mut events = Meter::new(Bounds { reserve: 0, ..Bounds::of(80) }, minute);
+/// let (now, eve) = (Mono::from_secs(1), Claimant::at(ClientNetwork::of("192.0.2.1".parse().unwrap())));
+/// assert!(events.spend(now, &eve, 20).is_ok());
+/// assert!(events.spend(now, &eve, 1).is_err());
+/// assert!(events.spend(now + minute * 2, &eve, 20).is_ok());
+/// ```
+#[derive(Clone, Debug)]
+pub struct Meter {
+    pool: Pool,
+    period: Duration,
+    /// What was spent since a point in time, oldest first.
+    spent: VecDeque<(Mono, BTreeMap<Accounts, u64>)>,
+}
+
+impl Meter {
+    /// Creates a meter of which nothing is spent.
+    pub const fn new(bounds: Bounds, period: Duration) -> Self {
+        Self { pool: Pool::new(bounds), period, spent: VecDeque::new() }
+    }
+
+    /// Spends an amount, or nothing.
+    pub fn spend(&mut self, now: Mono, claimant: &Claimant, amount: u64) -> Result<(), Shortage> {
+        self.restore(now);
+        let grant = self.pool.take(claimant, amount)?;
+        self.note(now, grant);
+        Ok(())
+    }
+
+    /// Books an amount that was spent already, even beyond what is left.
+    pub fn charge(&mut self, now: Mono, claimant: &Claimant, amount: u64) {
+        self.restore(now);
+        let grant = self.pool.force(claimant, amount);
+        self.note(now, grant);
+    }
+
+    /// Returns the amount that a claimant could spend now.
+    pub fn room(&mut self, now: Mono, claimant: &Claimant) -> u64 {
+        self.restore(now);
+        self.pool.room(claimant)
+    }
+
+    /// Returns what was spent within the last period.
+    pub fn usage(&mut self, now: Mono) -> Usage {
+        self.restore(now);
+        self.pool.usage()
+    }
+
+    fn note(&mut self, now: Mono, grant: Grant) {
+        let step = self.period / STEPS;
+        if self.spent.back().is_none_or(|(since, _)| now - *since >= step) {
+            self.spent.push_back((now, BTreeMap::new()));
+        }
+        if let Some((_, spent)) = self.spent.back_mut() {
+            let sum = spent.entry(grant.accounts).or_default();
+            *sum = sum.saturating_add(grant.amount);
+        }
+    }
+
+    fn restore(&mut self, now: Mono) {
+        let step = self.period / STEPS;
+        while self.spent.front().is_some_and(|(since, _)| now - *since >= self.period + step) {
+            let spent = self.spent.pop_front().map(|(_, spent)| spent).unwrap_or_default();
+            for (accounts, amount) in spent {
+                self.pool.give_back(Grant { amount, accounts });
+            }
         }
     }
 }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use grasp_core::Mono;
-use grasp_core::resources::{Asked, Bounds, Claimant, ClientNetwork, Grant, Line, Meter, Pool};
+use grasp_core::resources::{Bounds, Claimant, ClientNetwork, Grant, Meter, Pool, QueuedPool};
 use nostr::key::PublicKey;
 use proptest::prelude::*;
 
@@ -165,49 +165,52 @@ proptest! {
         claims in prop::collection::vec((claimants(), 1..6_u64, any::<bool>()), 1..60),
         bounds in bounds(),
     ) {
-        let mut line = Line::new(bounds, 1_000);
+        let mut queue = QueuedPool::new(bounds, 1_000);
         let (mut granted, mut queued) = (BTreeMap::new(), BTreeMap::new());
         for (key, (claimant, amount, cancels)) in claims.into_iter().enumerate() {
-            match line.ask(key, claimant, amount) {
-                Asked::Granted(grant) => { granted.insert(key, grant); }
-                Asked::Queued if cancels => line.cancel(&key),
-                Asked::Queued => { queued.insert(key, amount); }
-                Asked::Refused(_) => {}
+            if let Ok(grant) = queue.pool.take(&claimant, amount) {
+                granted.insert(key, grant);
+            } else if let Some(number) = queue.enqueue(claimant, amount, key) {
+                if cancels {
+                    queue.cancel(number);
+                } else {
+                    queued.insert(key, amount);
+                }
             }
-            prop_assert!(line.usage().all <= bounds.total);
+            prop_assert!(queue.pool.usage().all <= bounds.total);
         }
         while let Some((_, grant)) = granted.pop_first() {
-            line.give_back(grant);
-            while let Some((key, grant)) = line.grant_next() {
+            queue.pool.give_back(grant);
+            while let Some((key, grant)) = queue.grant_next() {
                 prop_assert_eq!(queued.remove(&key), Some(grant.amount()));
                 granted.insert(key, grant);
             }
-            prop_assert!(line.usage().all <= bounds.total);
+            prop_assert!(queue.pool.usage().all <= bounds.total);
         }
-        prop_assert_eq!(line.usage().all, 0);
-        prop_assert_eq!(line.queued(), queued.len());
+        prop_assert_eq!(queue.pool.usage().all, 0);
+        prop_assert_eq!(queue.queued(), queued.len());
         // Only claims that fit into no empty pool remain.
-        prop_assert!(line.grant_next().is_none());
+        prop_assert!(queue.grant_next().is_none());
     }
 }
 
 #[test]
 fn authority_is_granted_first_then_the_smallest_holder() {
     let network = |net: u8| ClientNetwork::of(Ipv4Addr::new(198, 51, net, 1).into());
-    let mut line = Line::new(Bounds { reserve: 0, ..Bounds::of(8) }, 100);
+    let mut queue = QueuedPool::new(Bounds { reserve: 0, ..Bounds::of(8) }, 100);
     let mut held = Vec::new();
     for net in [1, 1, 2, 3, 4] {
-        let Asked::Granted(grant) = line.ask(0, Claimant::at(network(net)), 1) else {
-            panic!("there is room")
-        };
-        held.push(grant);
+        held.push(queue.pool.take(&Claimant::at(network(net)), 1).expect("there is room"));
     }
-    let Asked::Granted(own) = line.ask(0, Claimant::server(), 3) else { panic!("there is room") };
-    assert_eq!(line.ask(1, Claimant::at(network(1)), 1), Asked::Queued);
-    assert_eq!(line.ask(2, Claimant::at(network(5)), 1), Asked::Queued);
-    assert_eq!(line.ask(3, Claimant::at(network(6)).with_authority(), 1), Asked::Queued);
-    line.give_back(own);
-    let order: Vec<_> = std::iter::from_fn(|| line.grant_next())
+    let own = queue.pool.take(&Claimant::server(), 3).expect("there is room");
+    let strangers = [network(1), network(5)].map(Claimant::at);
+    let claimants = [strangers[0], strangers[1], Claimant::at(network(6)).with_authority()];
+    for (key, claimant) in (1..).zip(claimants) {
+        assert!(queue.pool.take(&claimant, 1).is_err());
+        assert!(queue.enqueue(claimant, 1, key).is_some());
+    }
+    queue.pool.give_back(own);
+    let order: Vec<_> = std::iter::from_fn(|| queue.grant_next())
         .map(|(key, grant)| (key, grant.amount()))
         .collect();
     assert_eq!(
