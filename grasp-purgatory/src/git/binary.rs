@@ -11,36 +11,29 @@ use std::time::Duration;
 use grasp_core::resources::Bounds;
 
 use super::command::GitCommand;
-use super::cpu::{self, CpuMeter};
 use super::error::BinaryError;
+use super::limits::{CPU_PERIOD, CpuMeter};
 use crate::resources::SharedPool;
 
-/// A release of git.
+/// A release of git: its first two numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct GitVersion {
-    /// The first number.
-    pub major: u32,
-    /// The second.
-    pub minor: u32,
-}
+pub struct GitVersion(u32, u32);
 
 impl GitVersion {
     /// The oldest with everything needed: it connects to addresses that it is given instead of looking them up
     /// (`http.curloptResolve`).
-    pub const OLDEST: Self = Self { major: 2, minor: 37 };
+    pub const OLDEST: Self = Self(2, 37);
 
     /// Reads the answer of `git --version`.
     fn parse(said: &str) -> Option<Self> {
         let mut numbers = said.strip_prefix("git version ")?.split('.');
-        let major = numbers.next()?.parse().ok()?;
-        let minor = numbers.next()?.trim().parse().ok()?;
-        Some(Self { major, minor })
+        Some(Self(numbers.next()?.parse().ok()?, numbers.next()?.trim().parse().ok()?))
     }
 }
 
 impl fmt::Display for GitVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.major, self.minor)
+        write!(f, "{}.{}", self.0, self.1)
     }
 }
 
@@ -76,7 +69,7 @@ impl Default for Slots {
             remote_pace: times(16),
             unpack_memory: 1_536 * MIB,
             remote_memory: 3_072 * MIB,
-            client_cpu: cpu::PERIOD.saturating_mul(u32::try_from(cpus.get()).unwrap_or(u32::MAX)),
+            client_cpu: CPU_PERIOD.saturating_mul(u32::try_from(cpus.get()).unwrap_or(u32::MAX)),
         }
     }
 }
@@ -101,18 +94,23 @@ pub(super) enum Pace {
 pub struct Git {
     program: Arc<Path>,
     version: GitVersion,
-    pools: Arc<Pools>,
+    pub(super) pools: Arc<Pools>,
 }
 
+/// The resources of git processes.
 #[derive(Debug)]
-struct Pools {
+pub(super) struct Pools {
     own_pace: SharedPool,
     client_pace: SharedPool,
     remote_pace: SharedPool,
-    unpack_memory: SharedPool,
-    remote_memory: SharedPool,
-    listing_memory: SharedPool,
-    client_cpu: CpuMeter,
+    /// Memory for unpacking pushes, in bytes.
+    pub(super) unpack_memory: SharedPool,
+    /// Memory for what other servers send, in bytes.
+    pub(super) remote_memory: SharedPool,
+    /// Memory for reading what other servers advertise, in bytes.
+    pub(super) listing_memory: SharedPool,
+    /// CPU time of processes for clients.
+    pub(super) client_cpu: CpuMeter,
 }
 
 impl Pools {
@@ -158,11 +156,10 @@ impl Git {
             .map_err(|source| BinaryError::Run { program: program.clone(), source })?;
         let said = String::from_utf8_lossy(&output.stdout);
         let Some(version) = GitVersion::parse(&said) else {
-            let said = said.chars().take(80).collect();
-            return Err(BinaryError::NotGit { program, said });
+            return Err(BinaryError::NotGit { program, said: said.chars().take(80).collect() });
         };
         if version < GitVersion::OLDEST {
-            return Err(BinaryError::TooOld { found: version });
+            return Err(BinaryError::TooOld(version));
         }
         Ok(Self { program: program.into(), version, pools: Arc::new(Pools::new(slots)) })
     }
@@ -187,26 +184,6 @@ impl Git {
             Pace::Client => &self.pools.client_pace,
             Pace::Remote => &self.pools.remote_pace,
         }
-    }
-
-    /// Memory for unpacking pushes, in bytes.
-    pub(super) fn unpack_memory(&self) -> &SharedPool {
-        &self.pools.unpack_memory
-    }
-
-    /// Memory for what other servers send, in bytes.
-    pub(super) fn remote_memory(&self) -> &SharedPool {
-        &self.pools.remote_memory
-    }
-
-    /// Memory for reading what other servers advertise, in bytes.
-    pub(super) fn listing_memory(&self) -> &SharedPool {
-        &self.pools.listing_memory
-    }
-
-    /// CPU time of processes for clients.
-    pub(super) fn client_cpu(&self) -> &CpuMeter {
-        &self.pools.client_cpu
     }
 }
 
@@ -236,8 +213,8 @@ mod tests {
             ("hg 6.0", None),
         ];
         for (said, expected) in cases {
-            let found = GitVersion::parse(said).map(|version| (version.major, version.minor));
-            assert_eq!(found, expected, "{said}");
+            let expected = expected.map(|(major, minor)| GitVersion(major, minor));
+            assert_eq!(GitVersion::parse(said), expected, "{said}");
         }
     }
 

@@ -6,7 +6,7 @@
 
 use std::cell::OnceCell;
 use std::fs::File;
-use std::io;
+use std::io::{self, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -30,10 +30,12 @@ pub(super) fn are_short(pack: &Path, index: &Path) -> io::Result<bool> {
     let index = Index::open(index)?;
     let mut starts = index.starts.clone();
     starts.sort_unstable();
-    let mut pack = Window::over(File::open(pack)?);
+    let mut pack = BufReader::with_capacity(WINDOW, File::open(pack)?);
+    let mut position = 0;
     let mut bases = Vec::with_capacity(starts.len());
     for start in &starts {
-        let base = match base(pack.at(*start)?).ok_or_else(malformed)? {
+        let head = head_at(&mut pack, &mut position, *start)?;
+        let base = match base(&head).ok_or_else(malformed)? {
             Base::None => None,
             Base::Distance(distance) => start.checked_sub(distance),
             Base::Id(id) => index.start_of(&id)?,
@@ -163,35 +165,14 @@ impl Index {
     }
 }
 
-/// A file that is read from its beginning to its end, in large pieces.
-struct Window {
-    file: File,
-    start: u64,
-    bytes: Vec<u8>,
-}
-
-impl Window {
-    fn over(file: File) -> Self {
-        Self { file, start: 0, bytes: Vec::new() }
-    }
-
-    /// The bytes from this position on, at most as many as the beginning of an entry has.
-    fn at(&mut self, position: u64) -> io::Result<&[u8]> {
-        let is_here = |offset: usize| offset + LONGEST_HEAD <= self.bytes.len();
-        let offset = position.checked_sub(self.start).and_then(|it| usize::try_from(it).ok());
-        let offset = match offset.filter(|offset| is_here(*offset)) {
-            Some(offset) => offset,
-            None => {
-                self.bytes.resize(WINDOW, 0);
-                let read = self.file.read_at(&mut self.bytes, position)?;
-                self.bytes.truncate(read);
-                self.start = position;
-                0
-            }
-        };
-        let end = self.bytes.len().min(offset + LONGEST_HEAD);
-        self.bytes.get(offset..end).ok_or_else(malformed)
-    }
+/// Reads the beginning of the entry at `start`. The pack is read in large pieces, up to `position` so far.
+fn head_at(pack: &mut BufReader<File>, position: &mut i64, start: u64) -> io::Result<Vec<u8>> {
+    let start = i64::try_from(start).map_err(|_| malformed())?;
+    pack.seek_relative(start - *position)?;
+    let mut head = Vec::with_capacity(LONGEST_HEAD);
+    pack.take(LONGEST_HEAD as u64).read_to_end(&mut head)?;
+    *position = start + head.len() as i64;
+    Ok(head)
 }
 
 fn read_at(file: &File, position: u64, length: u64) -> io::Result<Vec<u8>> {

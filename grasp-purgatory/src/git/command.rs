@@ -9,13 +9,11 @@ use std::time::Duration;
 
 use grasp_core::resources::Claimant;
 use tokio::process::Command;
-use tokio::sync::oneshot;
 
 use super::binary::{Git, Pace};
 use super::error::GitError;
 use super::limits::{self, ProcessLimits};
-use super::process::{Finished, GitProcess, Heard};
-use crate::resources::Holding;
+use super::process::{Finished, GitProcess, OutputWatch};
 
 /// Settings of every git process. Given by environment, so that git's own child processes obey them too.
 const SETTINGS: &[(&str, &str)] = &[
@@ -59,17 +57,8 @@ const CLIENT_WAIT: Duration = Duration::from_secs(60);
 /// Time that work without a waiting client may wait for a slot.
 const BACKGROUND_WAIT: Duration = Duration::from_secs(15 * 60);
 
-/// The peers that a git process may connect to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Network {
-    /// None.
-    None,
-    /// Servers by HTTP and HTTPS.
-    Http,
-}
-
 /// A git command line that will run with no hooks, no configuration of the machine or a user, no prompts, a cleared
-/// environment, no network unless asked for, and in a process group of its own.
+/// environment, no network unless it talks to other servers, and in a process group of its own.
 #[must_use]
 #[derive(Debug)]
 pub struct GitCommand {
@@ -80,13 +69,10 @@ pub struct GitCommand {
     arguments: Vec<OsString>,
     environment: Vec<(&'static str, OsString)>,
     settings: Vec<(String, String)>,
-    network: Network,
     limits: ProcessLimits,
-    most_objects: Option<u64>,
+    watch: OutputWatch,
     limit: Option<Duration>,
     keep: Vec<Keep>,
-    answered: Option<oneshot::Sender<()>>,
-    until_pack: Option<(ProcessLimits, Holding)>,
 }
 
 /// Something that must outlive the last of the processes.
@@ -102,13 +88,10 @@ impl GitCommand {
             arguments: Vec::new(),
             environment: Vec::new(),
             settings: Vec::new(),
-            network: Network::None,
             limits: ProcessLimits::default(),
-            most_objects: None,
+            watch: OutputWatch::default(),
             limit: None,
             keep: Vec::new(),
-            answered: None,
-            until_pack: None,
         }
     }
 
@@ -125,14 +108,16 @@ impl GitCommand {
     }
 
     /// Adds a setting.
-    pub fn setting(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
-        self.settings.push((key.into(), value.into()));
-        self
+    pub fn setting(self, key: &str, value: &str) -> Self {
+        self.settings([(key, value)])
     }
 
-    /// Lets it talk to others.
-    pub fn network(mut self, network: Network) -> Self {
-        self.network = network;
+    /// Adds settings.
+    pub(super) fn settings<K: Into<String>, V: Into<String>>(
+        mut self,
+        settings: impl IntoIterator<Item = (K, V)>,
+    ) -> Self {
+        self.settings.extend(settings.into_iter().map(|(key, value)| (key.into(), value.into())));
         self
     }
 
@@ -186,10 +171,10 @@ impl GitCommand {
         self
     }
 
-    /// Runs as fast as another server answers, and takes one of those slots.
-    pub(super) fn paced_by_remote(mut self) -> Self {
+    /// Talks to other servers by HTTP, and takes one of the slots for that. Its error output has the headers of answers.
+    pub(super) fn talking_to_servers(mut self) -> Self {
         self.pace = Pace::Remote;
-        self
+        self.env("GIT_TRACE_CURL", "2").env("GIT_TRACE_CURL_NO_DATA", "1")
     }
 
     /// Each of its processes uses no more than this.
@@ -198,29 +183,10 @@ impl GitCommand {
         self
     }
 
-    /// Says what headers it is answered with, among its last words.
-    pub(super) fn telling_headers(self) -> Self {
-        self.env("GIT_TRACE_CURL", "2").env("GIT_TRACE_CURL_NO_DATA", "1")
-    }
-
-    /// Says here that another server has begun to answer it. Only a command that is [telling
-    /// headers](Self::telling_headers) notices.
-    pub(super) fn answered(mut self, answered: oneshot::Sender<()>) -> Self {
-        self.answered = Some(answered);
-        self
-    }
-
-    /// Is stopped before it unpacks more objects than these, which is an error.
-    pub(super) fn at_most_objects(mut self, most: u64) -> Self {
-        self.most_objects = Some(most);
+    /// Watches its error output for answers of servers, and for packs.
+    pub(super) fn watched(mut self, watch: OutputWatch) -> Self {
+        self.watch = watch;
         self.env("GIT_TRACE", "2")
-    }
-
-    /// Keeps memory until a pack comes, and has these limits from then on. Only a command that has a bound on
-    /// [objects](Self::at_most_objects) notices.
-    pub(super) fn until_pack(mut self, limits: ProcessLimits, memory: Holding) -> Self {
-        self.until_pack = Some((limits, memory));
-        self
     }
 
     /// Keeps something until the last process of this command is gone.
@@ -236,27 +202,19 @@ impl GitCommand {
 
     /// Waits for a slot, then starts.
     pub async fn spawn(self) -> Result<GitProcess, GitError> {
+        let longest_wait = match self.pace {
+            Pace::Client => CLIENT_WAIT,
+            Pace::Own | Pace::Remote => BACKGROUND_WAIT,
+        };
         let slots = self.git.processes(self.pace);
-        let slot = slots.wait(&self.claimant, 1, self.longest_wait()).await;
-        let slot = slot.map_err(GitError::Busy)?;
-        let cpu = self.git.client_cpu().open(self.claimant).map_err(GitError::Busy)?;
-        let child = self
-            .to_command()
-            .spawn()
-            .map_err(|source| GitError::Spawn { command: self.name, source })?;
+        let slot = slots.wait(&self.claimant, 1, longest_wait).await.map_err(GitError::Busy)?;
+        let cpu = self.git.pools.client_cpu.open(self.claimant).map_err(GitError::Busy)?;
+        let spawned = self.to_command().spawn();
+        let child = spawned.map_err(|source| GitError::Spawn { command: self.name, source })?;
         if !self.claimant.has_authority {
             limits::give_way(&child);
         }
-        let (most_objects, answered) = (self.most_objects, self.answered);
-        let heard = Heard { most_objects, answered, until_pack: self.until_pack };
-        Ok(GitProcess::new(self.name, child, heard, (slot, cpu), self.keep))
-    }
-
-    fn longest_wait(&self) -> Duration {
-        match self.pace {
-            Pace::Client => CLIENT_WAIT,
-            Pace::Own | Pace::Remote => BACKGROUND_WAIT,
-        }
+        Ok(GitProcess::new(self.name, child, self.watch, (slot, cpu), self.keep))
     }
 
     /// Runs to the end with this input, and returns a bounded part of the output.
@@ -285,13 +243,7 @@ impl GitCommand {
             .env("GIT_CONFIG_GLOBAL", "/dev/null")
             .env("GIT_ATTR_NOSYSTEM", "1")
             .env("GIT_TERMINAL_PROMPT", "0")
-            .env(
-                "GIT_ALLOW_PROTOCOL",
-                match self.network {
-                    Network::None => "",
-                    Network::Http => "http:https",
-                },
-            )
+            .env("GIT_ALLOW_PROTOCOL", if self.pace == Pace::Remote { "http:https" } else { "" })
             .envs(self.environment.iter().map(|(key, value)| (*key, value)))
             .current_dir("/")
             .stdin(Stdio::piped())

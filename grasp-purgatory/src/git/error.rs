@@ -1,4 +1,4 @@
-//! Errors of git, by the party that must act.
+//! Errors of git.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,17 +9,6 @@ use grasp_core::resources::Shortage;
 
 use super::binary::GitVersion;
 use crate::database::DatabaseError;
-
-/// The party that must act on an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Blame {
-    /// This server or its operator.
-    Us,
-    /// The sender of the data or the request.
-    Peer,
-    /// No one: the same request may succeed later.
-    Transient,
-}
 
 /// The reason why the installed git cannot be used. Each is for the operator, at start.
 #[derive(Debug, thiserror::Error)]
@@ -46,14 +35,8 @@ pub enum BinaryError {
         said: String,
     },
     /// A git without what is needed here.
-    #[error(
-        "git {found} is too old; install git {min} or newer, or name it with git.program",
-        min = GitVersion::OLDEST
-    )]
-    TooOld {
-        /// The installed version.
-        found: GitVersion,
-    },
+    #[error("git {0} is too old; install git {min} or newer, or name it with git.program", min = GitVersion::OLDEST)]
+    TooOld(GitVersion),
 }
 
 /// The reason why an operation on a repository failed.
@@ -182,33 +165,19 @@ pub enum GitError {
 }
 
 impl GitError {
-    /// Returns the party that must act.
-    pub fn blame(&self) -> Blame {
-        match self {
+    /// Returns whether this server or its operator must act, rather than the sender of the data or the request.
+    pub fn is_ours(&self) -> bool {
+        matches!(
+            self,
             Self::Io { .. }
-            | Self::DiskFull
-            | Self::Read(_)
-            | Self::Spawn { .. }
-            | Self::Failed { .. }
-            | Self::InUse(_)
-            | Self::Database(_)
-            | Self::Layout { .. } => Blame::Us,
-            Self::NoView
-            | Self::Conflict(..)
-            | Self::NotACommit(_)
-            | Self::Incomplete { .. }
-            | Self::BadPack(_)
-            | Self::TooLarge { .. }
-            | Self::TooMany { .. }
-            | Self::LongChain { .. }
-            | Self::TooExpensive { .. } => Blame::Peer,
-            Self::Busy(_)
-            | Self::Moved(_)
-            | Self::Outdated
-            | Self::StagingFull
-            | Self::Timeout { .. }
-            | Self::Stopping => Blame::Transient,
-        }
+                | Self::DiskFull
+                | Self::Read(_)
+                | Self::Spawn { .. }
+                | Self::Failed { .. }
+                | Self::InUse(_)
+                | Self::Database(_)
+                | Self::Layout { .. }
+        )
     }
 
     /// Returns whether the operator must free disk space.
@@ -257,8 +226,8 @@ mod tests {
 
     #[test]
     fn a_peer_is_blamed_for_its_pack_and_not_for_our_disk() {
-        assert_eq!(GitError::BadPack(String::new()).blame(), Blame::Peer);
-        assert_eq!(GitError::DiskFull.blame(), Blame::Us);
-        assert_eq!(GitError::Moved("refs/heads/x".parse().unwrap()).blame(), Blame::Transient);
+        assert!(GitError::DiskFull.is_ours());
+        assert!(!GitError::BadPack(String::new()).is_ours());
+        assert!(!GitError::Moved("refs/heads/x".parse().unwrap()).is_ours());
     }
 }

@@ -8,11 +8,9 @@
 mod error;
 
 use std::collections::BTreeSet;
-use std::future::Future;
 use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,13 +20,13 @@ use grasp_core::{CloneUrl, Identifier, Oid};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::command::{FLAWS, GitCommand, Network};
+use super::command::{FLAWS, GitCommand};
 use super::error::GitError;
 use super::limits::ProcessLimits;
-use super::process::Finished;
-use super::store::{Incoming, RepoStore};
+use super::process::{Finished, OutputWatch};
+use super::store::RepoStore;
 use crate::hunt::{Advertisement, FetchError};
-use crate::resources::Holding;
+use crate::resources::{Holding, SharedPool};
 
 use self::error::{ours, theirs};
 
@@ -102,27 +100,8 @@ impl Default for FetchLimits {
     }
 }
 
-/// The source of a name's addresses.
-pub trait Resolve: Send + Sync {
-    /// All addresses of a name.
-    fn resolve<'a>(&'a self, name: &'a str) -> Resolving<'a>;
-}
-
-/// A name being looked up.
-pub type Resolving<'a> = Pin<Box<dyn Future<Output = io::Result<Vec<IpAddr>>> + Send + 'a>>;
-
-/// The machine's own way to look up names.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct SystemResolver;
-
-impl Resolve for SystemResolver {
-    fn resolve<'a>(&'a self, name: &'a str) -> Resolving<'a> {
-        Box::pin(async move {
-            let addresses = tokio::net::lookup_host((name, 0)).await?;
-            Ok(addresses.map(|address| address.ip()).collect())
-        })
-    }
-}
+/// Returns all addresses of a name.
+type LookUp = Arc<dyn Fn(&str) -> Vec<IpAddr> + Send + Sync>;
 
 /// Gets objects from other servers into a store.
 #[derive(Clone)]
@@ -130,7 +109,8 @@ pub struct Fetcher {
     store: RepoStore,
     policy: OutboundPolicy,
     limits: FetchLimits,
-    resolver: Arc<dyn Resolve>,
+    /// Used instead of the machine's own way to look up names.
+    look_up: Option<LookUp>,
     roots: Option<PathBuf>,
 }
 
@@ -155,13 +135,13 @@ impl Fetched {
 impl Fetcher {
     /// Fetches into this store, from where the policy lets us go.
     pub fn new(store: RepoStore, policy: OutboundPolicy, limits: FetchLimits) -> Self {
-        Self { store, policy, limits, resolver: Arc::new(SystemResolver), roots: None }
+        Self { store, policy, limits, look_up: None, roots: None }
     }
 
     /// Looks up names in another way.
     #[must_use]
-    pub fn resolving(self, resolver: impl Resolve + 'static) -> Self {
-        Self { resolver: Arc::new(resolver), ..self }
+    pub fn resolving(self, look_up: impl Fn(&str) -> Vec<IpAddr> + Send + Sync + 'static) -> Self {
+        Self { look_up: Some(Arc::new(look_up)), ..self }
     }
 
     /// Believes the certificates that this PEM file leads to, and no others; without one those that git believes.
@@ -248,12 +228,16 @@ impl Fetcher {
         let pin = self.pin(url).await?;
         let incoming = self.store.incoming_for(identifier).await.map_err(ours)?;
         let mut memory = Memory::AtFirst { listing: LISTING_MEMORY };
-        let mut ran = self.run(&incoming, url, pin.clone(), oids, (memory, Some(answered))).await?;
-        while let Some(more) = ran.as_ref().ok().and_then(|it| self.memory_needed(it, memory)) {
-            memory = more?;
-            ran = self.run(&incoming, url, pin.clone(), oids, (memory, None)).await?;
-        }
-        let said = ran.map_err(ours).and_then(accepted).err();
+        let mut answered = Some(answered);
+        let ran = loop {
+            let command = self.guarded(incoming.command("fetch"), pin.clone());
+            let ran = self.run(command, url, oids, (memory, answered.take())).await;
+            match ran.as_ref().ok().and_then(|finished| self.memory_needed(finished, memory)) {
+                Some(more) => memory = more?,
+                None => break ran,
+            }
+        };
+        let said = ran.and_then(accepted).err();
         // What a thin pack leans on comes beside each of its objects at most. Counting again makes the bound hold
         // in spite of git's own status messages.
         let limit = self.limits.objects;
@@ -297,45 +281,41 @@ impl Fetcher {
     /// Runs `git fetch` with so much memory for each of its processes.
     async fn run(
         &self,
-        incoming: &Incoming,
+        command: GitCommand,
         url: &CloneUrl,
-        pin: Option<String>,
         oids: &BTreeSet<Oid>,
         (memory, answered): (Memory, Option<oneshot::Sender<()>>),
-    ) -> Result<Result<Finished, GitError>, FetchError> {
-        let command = incoming
-            .command("fetch")
+    ) -> Result<Finished, FetchError> {
+        let (command, until_pack) = self.with_memory(command, memory).await?;
+        let most_objects = Some(self.limits.objects);
+        let wants: String = oids.iter().map(|oid| format!("{oid}\n")).collect();
+        command
             .args(["--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance"])
             .args(["--no-recurse-submodules", "--no-show-forced-updates", "--stdin"])
-            .setting("pack.threads", "2")
-            .setting("core.deltaBaseCacheLimit", "8m");
-        let flaws = FLAWS.iter().map(|flaw| format!("fetch.fsck.{flaw}"));
-        let command = flaws.fold(command, |command, flaw| command.setting(flaw, "ignore"));
-        let command = self.with_memory(self.guarded(command, pin), memory).await?;
-        let command = command.limit(self.limits.longest).arg(url.as_str());
-        let command = command.at_most_objects(self.limits.objects);
-        let command = match answered {
-            Some(answered) => command.answered(answered),
-            None => command,
-        };
-        let wants: String = oids.iter().map(|oid| format!("{oid}\n")).collect();
-        Ok(command.run(wants.into_bytes()).await)
+            .arg(url.as_str())
+            .settings([("pack.threads", "2"), ("core.deltaBaseCacheLimit", "8m")])
+            .settings(FLAWS.map(|flaw| (format!("fetch.fsck.{flaw}"), "ignore")))
+            .limit(self.limits.longest)
+            .watched(OutputWatch { most_objects, answered, until_pack })
+            .run(wants.into_bytes())
+            .await
+            .map_err(ours)
     }
 
-    /// Takes the memory of a fetch, and limits its processes to it. Until objects come, that is the memory of a list.
+    /// Takes the memory of a fetch, and limits its processes to it. Until objects come, that is the memory of a list:
+    /// returns the limits from then on, and what is held until then.
     async fn with_memory(
         &self,
         command: GitCommand,
         memory: Memory,
-    ) -> Result<GitCommand, FetchError> {
-        let pool = self.store.git().remote_memory();
+    ) -> Result<(GitCommand, Option<(ProcessLimits, Holding)>), FetchError> {
+        let pool = &self.store.git().pools.remote_memory;
         let total = pool.bounds().total;
         let (fetching, charged) = match memory {
             Memory::AtFirst { .. } => (FETCH_MEMORY.min(self.limits.memory), FETCH_MEMORY),
             Memory::Large(memory) => (memory.min(total), memory.max(total / LARGE_FETCHES)),
         };
-        let holding = pool.wait(&Claimant::default(), charged.min(total), MEMORY_WAIT).await;
-        let holding = holding.map_err(|shortage| ours(GitError::Busy(shortage)))?;
+        let holding = hold(pool, charged.min(total)).await?;
         let limits = ProcessLimits {
             memory: Some(fetching),
             file: Some(self.limits.bytes),
@@ -349,38 +329,29 @@ impl Fetcher {
                 let raise = ProcessLimits { memory: Some(fetching), ..Default::default() };
                 let held = self.listing_memory(listing).await?;
                 let limits = ProcessLimits { memory: Some(listing.min(fetching)), ..limits };
-                Ok(command.limited(limits).until_pack(raise, held))
+                Ok((command.limited(limits), Some((raise, held))))
             }
-            _ => Ok(command.limited(limits)),
+            _ => Ok((command.limited(limits), None)),
         }
     }
 
     /// Takes the memory of the processes that read a list: all for the one that talks to the server, half for the one
     /// that is handed what the first has read.
     async fn listing_memory(&self, memory: u64) -> Result<Holding, FetchError> {
-        let pool = self.store.git().listing_memory();
-        let holding = pool.wait(&Claimant::default(), memory / 2 * 3, MEMORY_WAIT).await;
-        holding.map_err(|shortage| ours(GitError::Busy(shortage)))
+        hold(&self.store.git().pools.listing_memory, memory / 2 * 3).await
     }
 
     /// The sandbox that every conversation is held in.
     fn guarded(&self, command: GitCommand, pin: Option<String>) -> GitCommand {
-        let command = match pin {
-            Some(pin) => command.setting("http.curloptResolve", pin),
-            None => command,
-        };
-        let command = match &self.roots {
-            Some(roots) => command.setting("http.sslCAInfo", roots.to_string_lossy()),
-            None => command,
-        };
+        let roots = self.roots.as_ref().map(|roots| roots.to_string_lossy().into_owned());
+        let silence = self.limits.silence.as_secs().to_string();
         command
-            .network(Network::Http)
+            .talking_to_servers()
             .claimed_by(Claimant::default())
-            .paced_by_remote()
-            .telling_headers()
-            .setting("protocol.version", "2")
-            .setting("http.lowSpeedLimit", SLOWEST)
-            .setting("http.lowSpeedTime", self.limits.silence.as_secs().to_string())
+            .settings(pin.map(|pin| ("http.curloptResolve", pin)))
+            .settings(roots.map(|roots| ("http.sslCAInfo", roots)))
+            .settings([("protocol.version", "2"), ("http.lowSpeedLimit", SLOWEST)])
+            .settings([("http.lowSpeedTime", silence)])
     }
 
     /// Judges where a URL leads, and makes git go there and nowhere else. A literal address needs no pin.
@@ -391,19 +362,23 @@ impl Fetcher {
         if name.parse::<IpAddr>().is_ok() {
             return Ok(None);
         }
-        let found = timeout(LOOKUP, self.resolver.resolve(name)).await;
-        let addresses = match found {
-            Ok(Ok(addresses)) if !addresses.is_empty() => addresses,
-            Ok(Err(error)) => return Err(error::unresolved(&error)),
-            Ok(Ok(_)) | Err(_) => return Err(error::unresolved(&io::ErrorKind::NotFound.into())),
+        let addresses = match &self.look_up {
+            Some(look_up) => Ok(look_up(name)),
+            None => look_up_by_system(name).await,
         };
+        let addresses = addresses.map_err(|error| error::unresolved(&error))?;
+        if addresses.is_empty() {
+            return Err(error::unresolved(&io::ErrorKind::NotFound.into()));
+        }
         for address in &addresses {
             self.policy.judge_address(from, *address)?;
         }
-        let port = port(url);
-        let addresses: Vec<_> =
-            addresses.iter().take(MOST_ADDRESSES).map(|address| bracketed(*address)).collect();
-        Ok(Some(format!("{name}:{port}:{}", addresses.join(","))))
+        let addresses = addresses.iter().take(MOST_ADDRESSES).map(|address| match address {
+            IpAddr::V4(address) => address.to_string(),
+            IpAddr::V6(address) => format!("[{address}]"),
+        });
+        let addresses: Vec<_> = addresses.collect();
+        Ok(Some(format!("{name}:{}:{}", port(url), addresses.join(","))))
     }
 }
 
@@ -414,6 +389,12 @@ enum Memory {
     AtFirst { listing: u64 },
     /// This much from the start: the server has sent objects before.
     Large(u64),
+}
+
+/// Waits for memory.
+async fn hold(pool: &SharedPool, bytes: u64) -> Result<Holding, FetchError> {
+    let holding = pool.wait(&Claimant::default(), bytes, MEMORY_WAIT).await;
+    holding.map_err(|shortage| ours(GitError::Busy(shortage)))
 }
 
 /// Returns whether a fetch ended because a process had too little memory.
@@ -437,9 +418,7 @@ fn port(url: &CloneUrl) -> u16 {
     after.parse().unwrap_or(default)
 }
 
-fn bracketed(address: IpAddr) -> String {
-    match address {
-        IpAddr::V4(address) => address.to_string(),
-        IpAddr::V6(address) => format!("[{address}]"),
-    }
+async fn look_up_by_system(name: &str) -> io::Result<Vec<IpAddr>> {
+    let addresses = timeout(LOOKUP, tokio::net::lookup_host((name, 0))).await??;
+    Ok(addresses.map(|address| address.ip()).collect())
 }

@@ -1,13 +1,16 @@
-//! Limits of one git process, enforced by the kernel.
+//! Limits of one git process, enforced by the kernel, and CPU time that git uses for clients, counted by their networks.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::ExitStatus;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use grasp_core::resources::Claimant;
-use rustix::process::{Pid, Signal, setpriority_process};
+use grasp_core::Mono;
+use grasp_core::resources::{Bounds, Claimant, Meter, Shortage};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, setpriority_process, waitid};
 use tokio::process::{Child, Command};
+use tokio::signal::unix::{SignalKind, signal};
 
 /// The priority of work for strangers, in steps below that of the server (`nice`).
 const STRANGERS_PRIORITY: i32 = 10;
@@ -66,24 +69,9 @@ impl ProcessLimits {
         command
     }
 
-    /// Raises the limits of memory and CPU time of a process that runs. Only Linux can.
+    /// Raises the limits of memory and CPU time of a process that runs.
     #[cfg(target_os = "linux")]
-    pub(super) fn raise(&self, child: &Child) {
-        if let Some(pid) = pid(child) {
-            self.raise_one(pid);
-        }
-    }
-
-    /// Raises them for a process and all that it has started; what it starts from now on has them, too.
-    #[cfg(target_os = "linux")]
-    pub(super) fn raise_all(&self, pid: Pid) {
-        self.raise_one(pid);
-        // A child that was started before that is found now; one that is started later has its parent's limits.
-        children_of(pid).into_iter().for_each(|child| self.raise_all(child));
-    }
-
-    #[cfg(target_os = "linux")]
-    fn raise_one(&self, pid: Pid) {
+    pub(super) fn raise(&self, pid: Pid) {
         use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
 
         let cpu = self.cpu.map(|time| time.as_secs());
@@ -97,17 +85,19 @@ impl ProcessLimits {
         }
     }
 
-    /// Does nothing: limits are as high as they may become from the start.
+    /// Does nothing: where limits cannot be raised they are as high as they may become from the start.
     #[cfg(not(target_os = "linux"))]
-    pub(super) fn raise(&self, _: &Child) {}
+    pub(super) fn raise(&self, _: Pid) {}
 
-    /// Does nothing, for the same reason.
-    #[cfg(not(target_os = "linux"))]
-    pub(super) fn raise_all(&self, _: Pid) {}
+    /// Raises them for a process and all that it has started; what it starts from now on has them, too.
+    pub(super) fn raise_all(&self, pid: Pid) {
+        self.raise(pid);
+        // A child that was started before that is found now; one that is started later has its parent's limits.
+        children_of(pid).into_iter().for_each(|child| self.raise_all(child));
+    }
 }
 
-/// Returns the processes that a process has started, whichever of its threads did. Empty if it is gone.
-#[cfg(target_os = "linux")]
+/// Returns the processes that a process has started, whichever of its threads did. Empty if it is gone; only Linux tells.
 pub(super) fn children_of(pid: Pid) -> Vec<Pid> {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero()));
     let lists = tasks.into_iter().flatten().flatten().map(|task| task.path().join("children"));
@@ -142,8 +132,107 @@ pub(super) fn is_cpu_exhausted(status: ExitStatus, words: &[u8]) -> bool {
     status.signal() == Some(signal) || words.windows(told.len()).any(|w| w == told.as_bytes())
 }
 
-fn pid(child: &Child) -> Option<Pid> {
+/// Returns the id of a process that was not reaped.
+pub(super) fn pid(child: &Child) -> Option<Pid> {
     child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw)
+}
+
+/// The time after which CPU time that was used comes back.
+pub(super) const CPU_PERIOD: Duration = Duration::from_secs(10 * 60);
+
+/// CPU time that counts for each process beside what the kernel says, which counts in steps of 10 ms.
+const CPU_PER_START: Duration = Duration::from_millis(2);
+
+/// CPU time that a network may use while it is free, however small its share.
+const SMALLEST_CPU_SHARE: Duration = Duration::from_secs(60);
+
+/// Counts the CPU time of git by client networks. Clones share it.
+///
+/// Limits of a process bound what one request costs; this bounds what a client network costs with one request after
+/// the other. A process is charged when it ends, so a network can overdraw its share by what runs at once, which slots
+/// and limits bound.
+#[derive(Clone, Debug)]
+pub(super) struct CpuMeter {
+    milliseconds: Arc<Mutex<Meter>>,
+    began: Instant,
+}
+
+/// The account that the processes of one command are charged to.
+#[derive(Debug)]
+pub(super) struct CpuAccount {
+    meter: CpuMeter,
+    claimant: Claimant,
+}
+
+impl CpuMeter {
+    /// Creates a meter with this much CPU time for all clients in each [`CPU_PERIOD`].
+    pub(super) fn new(total: Duration) -> Self {
+        let total = milliseconds(total);
+        let smallest = milliseconds(SMALLEST_CPU_SHARE).min(total / 8);
+        let meter = Meter::new(Bounds { smallest, ..Bounds::of(total) }, CPU_PERIOD);
+        Self { milliseconds: Arc::new(Mutex::new(meter)), began: Instant::now() }
+    }
+
+    /// Opens the account of a process that is about to start, unless its claimant has used up its share. The server's
+    /// own work is not counted, and what it does because of other servers is bounded by limits per host.
+    pub(super) fn open(&self, claimant: Claimant) -> Result<Option<CpuAccount>, Shortage> {
+        if claimant.network.is_none() {
+            return Ok(None);
+        }
+        self.lock().spend(self.now(), &claimant, milliseconds(CPU_PER_START))?;
+        Ok(Some(CpuAccount { meter: self.clone(), claimant }))
+    }
+
+    fn now(&self) -> Mono {
+        Mono::new(self.began.elapsed())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Meter> {
+        // Every change is complete when the lock is released.
+        self.milliseconds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl CpuAccount {
+    /// Charges what a process that has not been reaped, and all that it started, have used.
+    pub(super) fn charge(&self, pid: Pid) {
+        let used = milliseconds(used_by(pid));
+        self.meter.lock().charge(self.meter.now(), &self.claimant, used);
+    }
+
+    /// Waits until a child has ended, without reaping it.
+    pub(super) async fn ended(&self, pid: Pid) {
+        // Told of every child that ends from here on, so that none ends between a look and the wait.
+        let Ok(mut ends) = signal(SignalKind::child()) else { return };
+        let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        while let Ok(None) = waitid(WaitId::Pid(pid), look) {
+            if ends.recv().await.is_none() {
+                return;
+            }
+        }
+    }
+}
+
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Returns the CPU time of a process, of its children that have ended, and of those that run. Only Linux tells.
+fn used_by(pid: Pid) -> Duration {
+    let path = format!("/proc/{}/stat", pid.as_raw_nonzero());
+    let own = std::fs::read_to_string(path).map_or(Duration::ZERO, |stat| used(&stat));
+    children_of(pid).into_iter().fold(own, |sum, child| sum + used_by(child))
+}
+
+/// Reads the CPU time of a process and of its children that have ended from `/proc/PID/stat`.
+fn used(stat: &str) -> Duration {
+    // Linux reports 100 ticks a second to programs, independent of its own clock.
+    const TICK: Duration = Duration::from_millis(10);
+    // The name, in parentheses, may contain anything. After it come the state, ten fields that do not matter here, and
+    // the time in user and kernel mode: its own, and that of its children.
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
+    let ticks = fields.skip(11).take(4).filter_map(|field| field.parse::<u32>().ok());
+    TICK.saturating_mul(ticks.fold(0, u32::saturating_add))
 }
 
 #[cfg(test)]
@@ -184,7 +273,7 @@ mod tests {
         let mut stdout = child.stdout.take().unwrap();
         let mut first = [0; 6];
         stdout.read_exact(&mut first).await.unwrap();
-        more.raise(child);
+        more.raise(pid(child).unwrap());
         child.stdin.take().unwrap().write_all(b"go\n").await.unwrap();
         let mut rest = String::new();
         stdout.read_to_string(&mut rest).await.unwrap();
@@ -199,5 +288,76 @@ mod tests {
         assert_eq!([0, 1, 100].map(|mib| seconds(&stranger, mib)), [10, 12, 210]);
         assert_eq!(seconds(&maintainer, 1), 62);
         assert_eq!(cpu_for(&stranger, u64::MAX).as_secs(), 10 + 2 * u64::from(u32::MAX));
+    }
+}
+
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod cpu_tests {
+    use std::fs;
+    use std::net::Ipv4Addr;
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
+
+    use grasp_core::resources::ClientNetwork;
+    use tokio::io::AsyncReadExt;
+
+    use super::*;
+    use crate::git::{Git, GitError, Slots};
+
+    fn at(net: u8) -> Claimant {
+        Claimant::at(ClientNetwork::of(Ipv4Addr::new(198, 51, net, 1).into()))
+    }
+
+    #[test]
+    fn the_time_of_a_process_and_its_children_is_read() {
+        let stat = "7 (git) x (y)) S 1 7 7 0 -1 4194304 107 0 0 0 3 4 50 60 20 0 1 0 99 1 2";
+        assert_eq!(used(stat), Duration::from_millis(1_170));
+        assert_eq!(used(""), Duration::ZERO);
+    }
+
+    /// A program that is taken for git. Its child uses a second of CPU time; then it says so, and waits for its input
+    /// to end.
+    fn burning(dir: &Path) -> Git {
+        let path = dir.join("git");
+        let script = "[ \"$1\" = --version ] && echo git version 2.47.0 && exit\n\
+                      /bin/sh -c 'ulimit -t 1; while :; do :; done' 2>/dev/null\necho; read end\n";
+        fs::write(&path, format!("#!/bin/sh\n{script}")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        Git::at(path, Slots { client_cpu: Duration::from_secs(4), ..Slots::default() }).unwrap()
+    }
+
+    fn used_in_all(git: &Git) -> u64 {
+        let meter = &git.pools.client_cpu;
+        meter.lock().usage(meter.now()).all
+    }
+
+    #[tokio::test]
+    async fn a_network_that_used_its_share_is_refused_while_others_and_maintainers_go_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let git = burning(dir.path());
+        git.command("x").claimed_by(at(1)).run(Vec::new()).await.unwrap();
+        let used = used_in_all(&git);
+        assert!((900..1_900).contains(&used), "{used} ms");
+        let refused = git.command("x").claimed_by(at(1)).run(Vec::new()).await;
+        assert!(matches!(refused, Err(GitError::Busy(Shortage::Network(_)))), "{refused:?}");
+        for allowed in [at(2), at(1).with_authority(), Claimant::server()] {
+            drop(git.command("x").claimed_by(allowed).spawn().await.unwrap());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_process_whose_client_has_gone_is_charged_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let git = burning(dir.path());
+        let mut process = git.command("x").claimed_by(at(1)).spawn().await.unwrap();
+        let stdin = process.take_stdin();
+        process.take_stdout().unwrap().read_exact(&mut [0]).await.unwrap();
+        assert!(used_in_all(&git) < 100);
+        drop(process);
+        while used_in_all(&git) < 900 {
+            tokio::task::yield_now().await;
+        }
+        drop(stdin);
     }
 }

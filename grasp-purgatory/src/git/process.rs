@@ -1,6 +1,6 @@
 //! A running git, with everything it started.
 
-mod words;
+mod output;
 
 use std::io;
 use std::process::ExitStatus;
@@ -13,13 +13,12 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
 use super::command::Keep;
-use super::cpu::CpuAccount;
 use super::error::GitError;
-use super::limits::{self, ProcessLimits};
+use super::limits::{self, CpuAccount, ProcessLimits};
 use crate::resources::Holding;
 
-pub(super) use self::words::Heard;
-use self::words::{Words, listen};
+use self::output::Output;
+pub(super) use self::output::OutputWatch;
 
 /// Limit of the output of a command that runs to its end; more is an error.
 const MAX_OUTPUT: usize = 16 * 1024 * 1024;
@@ -48,7 +47,7 @@ pub struct GitProcess {
 struct Running {
     child: Child,
     group: Option<Pid>,
-    words: JoinHandle<Words>,
+    output: JoinHandle<Output>,
     most_objects: Option<u64>,
     /// Charged once, before the process is reaped.
     cpu: Option<CpuAccount>,
@@ -74,15 +73,15 @@ impl GitProcess {
     pub(super) fn new(
         name: &'static str,
         mut child: Child,
-        heard: Heard,
+        watch: OutputWatch,
         (slot, cpu): (Holding, Option<CpuAccount>),
         keep: Vec<Keep>,
     ) -> Self {
-        let most_objects = heard.most_objects;
-        let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        let most_objects = watch.most_objects;
+        let group = limits::pid(&child);
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
-        let words = tokio::spawn(listen(child.stderr.take(), group, heard));
-        let running = Running { child, group, words, most_objects, cpu, _slot: slot, _keep: keep };
+        let output = tokio::spawn(output::read(child.stderr.take(), group, watch));
+        let running = Running { child, group, output, most_objects, cpu, _slot: slot, _keep: keep };
         Self { name, stdin, stdout, running: Some(running) }
     }
 
@@ -98,8 +97,8 @@ impl GitProcess {
 
     /// Lets the process use more than it was started with. Its children keep what they have.
     pub(super) fn raise(&self, limits: &ProcessLimits) {
-        if let Some(running) = &self.running {
-            limits.raise(&running.child);
+        if let Some(group) = self.running.as_ref().and_then(|running| running.group) {
+            limits.raise(group);
         }
     }
 
@@ -138,16 +137,19 @@ impl GitProcess {
         let status = running.child.wait().await.map_err(failed)?;
         // Nothing that git started outlives it.
         running.signal(Signal::KILL);
-        let (words, limit) = (running.words().await, running.most_objects.unwrap_or(u64::MAX));
+        // A child that outlives git could keep the pipe open.
+        let output = timeout(LINGER, &mut running.output).await;
+        let Output { last, too_many, claimed_objects } =
+            output.ok().and_then(Result::ok).unwrap_or_default();
+        let limit = running.most_objects.unwrap_or(u64::MAX);
         self.running = None;
-        if words.too_many {
+        if too_many {
             return Err(GitError::TooMany { limit });
         }
-        if limits::is_cpu_exhausted(status, &words.last) {
+        if limits::is_cpu_exhausted(status, &last) {
             return Err(GitError::TooExpensive { command: name });
         }
-        let claimed_objects = words.claimed_objects;
-        let words = String::from_utf8_lossy(&words.last).trim().to_owned();
+        let words = String::from_utf8_lossy(&last).trim().to_owned();
         Ok(Finished { status, stdout: Vec::new(), words, claimed_objects })
     }
 }
@@ -181,7 +183,7 @@ impl Running {
         self.signal(Signal::KILL);
         _ = self.child.wait().await;
         _ = timeout(LINGER, self.gone()).await;
-        self.words.abort();
+        self.output.abort();
     }
 
     /// Charges the CPU time that was used so far. Children that are killed with git are not in its own sum later.
@@ -201,14 +203,6 @@ impl Running {
     async fn gone(&self) {
         while self.group.is_some_and(|group| test_kill_process_group(group).is_ok()) {
             sleep(LOOK_AGAIN).await;
-        }
-    }
-
-    async fn words(&mut self) -> Words {
-        // A child that outlives git could keep the pipe open.
-        match timeout(LINGER, &mut self.words).await {
-            Ok(Ok(words)) => words,
-            _ => Words::default(),
         }
     }
 }

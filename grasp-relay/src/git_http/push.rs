@@ -17,7 +17,7 @@ use grasp_core::push::{
 };
 use grasp_core::resources::Claimant;
 use grasp_core::service::Endpoint;
-use grasp_purgatory::git::{Blame, GitError, Incoming};
+use grasp_purgatory::git::{GitError, Incoming};
 use grasp_purgatory::{Input, PushTarget};
 use nostr::event::EventId;
 use nostr::filter::Filter;
@@ -71,7 +71,7 @@ impl PushError {
     /// Logs the failure, and returns the text for the client.
     fn report(&self) -> String {
         let (is_ours, is_disk_full) = match self {
-            Self::Git(error) => (error.blame() == Blame::Us, error.is_disk_full()),
+            Self::Git(error) => (error.is_ours(), error.is_disk_full()),
             Self::Server(_) => (true, false),
             _ => (false, false),
         };

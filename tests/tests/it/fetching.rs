@@ -11,9 +11,7 @@ use std::time::{Duration, Instant};
 use grasp_core::outbound::{Forbidden, OutboundPolicy};
 use grasp_core::service::Endpoint;
 use grasp_core::{CloneUrl, Identifier, Oid};
-use grasp_purgatory::git::{
-    FetchLimits, Fetched, Fetcher, Git, RepoStore, Resolve, Resolving, Slots, StagingLimits,
-};
+use grasp_purgatory::git::{FetchLimits, Fetched, Fetcher, Git, RepoStore, Slots, StagingLimits};
 use grasp_purgatory::hunt::FetchError;
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use grasp_tests::{GitServer, Manner, Workdir};
@@ -294,12 +292,8 @@ async fn strangers_cannot_send_us_to_private_places() {
 }
 
 /// Says that every name is at these addresses.
-struct Everywhere(Vec<IpAddr>);
-
-impl Resolve for Everywhere {
-    fn resolve<'a>(&'a self, _: &'a str) -> Resolving<'a> {
-        Box::pin(async { Ok(self.0.clone()) })
-    }
+fn everywhere(addresses: Vec<IpAddr>) -> impl Fn(&str) -> Vec<IpAddr> {
+    move |_| addresses.clone()
 }
 
 #[tokio::test]
@@ -321,7 +315,7 @@ async fn a_name_that_leads_to_a_private_place_is_not_gone_to() {
     for addresses in private {
         let place = Place::new(OutboundPolicy::default(), FetchLimits::default()).await;
         let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
-        let fetcher = place.fetcher.resolving(Everywhere(addresses));
+        let fetcher = place.fetcher.resolving(everywhere(addresses));
         let at = url(&format!("http://git.example.com:{port}/x.git"));
         let listed = fetcher.list(&at, &BTreeSet::new()).await;
         assert!(matches!(listed, Err(FetchError::Forbidden(_))), "{listed:?}");
@@ -329,13 +323,12 @@ async fn a_name_that_leads_to_a_private_place_is_not_gone_to() {
     assert!(server.asked().is_empty());
 }
 
-/// Says where the server is once, and somewhere private from then on.
-struct Rebinding(AtomicBool);
-
-impl Resolve for Rebinding {
-    fn resolve<'a>(&'a self, _: &'a str) -> Resolving<'a> {
-        let address = if self.0.swap(true, Ordering::SeqCst) { "10.0.0.1" } else { "127.0.0.1" };
-        Box::pin(async move { Ok(vec![address.parse().unwrap()]) })
+/// Says where the server is unless it has moved, and somewhere private from then on.
+fn rebinding(has_moved: bool) -> impl Fn(&str) -> Vec<IpAddr> {
+    let has_moved = AtomicBool::new(has_moved);
+    move |_| {
+        let moved = has_moved.swap(true, Ordering::SeqCst);
+        vec![if moved { "10.0.0.1" } else { "127.0.0.1" }.parse().unwrap()]
     }
 }
 
@@ -343,7 +336,7 @@ impl Resolve for Rebinding {
 async fn a_name_is_looked_up_once_for_a_conversation_so_nobody_can_move_it_meanwhile() {
     let (server, place) = (GitServer::start().await, Place::open().await);
     let (_work, _, second) = served(&server).await;
-    let fetcher = place.fetcher.resolving(Rebinding(AtomicBool::new(false)));
+    let fetcher = place.fetcher.resolving(rebinding(false));
     let at = url(&format!("http://git.invalid:{}/x.git", server.address().port()));
     // Git asks more than once in a fetch, and each time at the address that was judged.
     let fetched = fetch(&fetcher, &at, &set(&[&second])).await;
@@ -354,7 +347,7 @@ async fn a_name_is_looked_up_once_for_a_conversation_so_nobody_can_move_it_meanw
 #[tokio::test]
 async fn a_name_that_has_moved_to_a_private_place_is_judged_anew() {
     let place = Place::new(OutboundPolicy::default(), FetchLimits::default()).await;
-    let fetcher = place.fetcher.resolving(Rebinding(AtomicBool::new(true)));
+    let fetcher = place.fetcher.resolving(rebinding(true));
     let at = url("http://git.example.com/x.git");
     let listed = fetcher.list(&at, &BTreeSet::new()).await;
     assert_eq!(listed, Err(FetchError::Forbidden(Forbidden::Address)));
@@ -364,7 +357,7 @@ async fn a_name_that_has_moved_to_a_private_place_is_judged_anew() {
 async fn git_connects_to_the_address_that_was_judged_and_looks_up_nothing() {
     let (server, place) = (GitServer::start().await, Place::open().await);
     let (_work, _, second) = served(&server).await;
-    let fetcher = place.fetcher.resolving(Everywhere(vec!["127.0.0.1".parse().unwrap()]));
+    let fetcher = place.fetcher.resolving(everywhere(vec!["127.0.0.1".parse().unwrap()]));
     // Nobody but our own lookup knows this name.
     let at = url(&format!("http://git.invalid:{}/x.git", server.address().port()));
     let listed = fetcher.list(&at, &set(&[&second])).await.unwrap();

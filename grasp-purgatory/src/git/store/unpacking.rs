@@ -152,7 +152,7 @@ impl Unpacking {
         max_memory: u64,
     ) -> Result<Self, GitError> {
         let claimant = objects.claimant;
-        let pool = objects.git.unpack_memory().clone();
+        let pool = objects.git.pools.unpack_memory.clone();
         let receiving = receiving_memory(&claimant).min(max_memory);
         let memory = Arc::default();
         let budget = Budget { claimant, sent: 0, max_memory, pool, memory, shortage: None };

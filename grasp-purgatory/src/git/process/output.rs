@@ -15,7 +15,7 @@ use super::super::limits::ProcessLimits;
 use crate::resources::Holding;
 
 /// Bytes of git's error output that are kept.
-const MAX_WORDS: usize = 8 * 1024;
+const MAX_KEPT: usize = 8 * 1024;
 
 /// Bytes of a line that are read.
 const MAX_LINE: usize = 1024;
@@ -23,9 +23,9 @@ const MAX_LINE: usize = 1024;
 /// Text before the version and the number of objects of a pack.
 const CLAIM: &str = "--pack_header=";
 
-/// The collected output.
+/// The error output.
 #[derive(Debug, Default)]
-pub(super) struct Words {
+pub(super) struct Output {
     /// The end of it.
     pub(super) last: Vec<u8>,
     /// A pack claimed more objects than the limit.
@@ -34,9 +34,9 @@ pub(super) struct Words {
     pub(super) claimed_objects: Option<u64>,
 }
 
-/// The lines to collect.
+/// What the error output is watched for.
 #[derive(Debug, Default)]
-pub(in crate::git) struct Heard {
+pub(in crate::git) struct OutputWatch {
     /// A pack with more objects than these ends the group.
     pub(in crate::git) most_objects: Option<u64>,
     /// Told when another server has begun to answer.
@@ -51,52 +51,52 @@ const PACK_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 /// Prefix of a traced response header.
 const HEADER: &[u8] = b"<= Recv header";
 
-/// Listens to the end.
-pub(super) async fn listen(
+/// Reads the error output to its end.
+pub(super) async fn read(
     stderr: Option<impl AsyncRead + Unpin>,
     group: Option<Pid>,
-    mut heard_for: Heard,
-) -> Words {
-    let (mut words, mut line) = (Words::default(), Vec::new());
+    mut watch: OutputWatch,
+) -> Output {
+    let (mut output, mut line) = (Output::default(), Vec::new());
     let Some(mut stderr) = stderr else {
-        return words;
+        return output;
     };
     let mut buffer = [0; 4096];
     let deadline = Instant::now() + PACK_TIMEOUT;
     loop {
-        let read = match heard_for.until_pack {
+        let read = match watch.until_pack {
             Some(_) => timeout_at(deadline, stderr.read(&mut buffer)).await,
             None => Ok(stderr.read(&mut buffer).await),
         };
         let Ok(read) = read else {
             // The memory that is held until a pack comes is for others, too.
-            heard_for.until_pack = None;
+            watch.until_pack = None;
             group.map(|group| kill_process_group(group, Signal::TERM));
             continue;
         };
         let Ok(count @ 1..) = read else { break };
-        let heard = buffer.get(..count).unwrap_or_default();
-        words.last.extend(heard);
-        let excess = words.last.len().saturating_sub(MAX_WORDS);
-        words.last.drain(..excess);
+        let new = buffer.get(..count).unwrap_or_default();
+        output.last.extend(new);
+        let excess = output.last.len().saturating_sub(MAX_KEPT);
+        output.last.drain(..excess);
         // A header cut in two by the buffer is one of several.
-        if heard.windows(HEADER.len()).any(|window| window == HEADER) {
-            heard_for.answered.take().map(|answered| answered.send(()));
+        if new.windows(HEADER.len()).any(|window| window == HEADER) {
+            watch.answered.take().map(|answered| answered.send(()));
         }
-        let Some(most) = heard_for.most_objects else { continue };
-        words.claimed_objects = words.claimed_objects.max(highest_claim(&mut line, heard));
-        if let (Some(_), Some(group)) = (words.claimed_objects, group) {
-            heard_for.until_pack.take().inspect(|(limits, _)| limits.raise_all(group));
+        let Some(most) = watch.most_objects else { continue };
+        output.claimed_objects = output.claimed_objects.max(highest_claim(&mut line, new));
+        if let (Some(_), Some(group)) = (output.claimed_objects, group) {
+            watch.until_pack.take().inspect(|(limits, _)| limits.raise_all(group));
         }
-        if !words.too_many && words.claimed_objects.is_some_and(|claimed| claimed > most) {
-            words.too_many = true;
+        if !output.too_many && output.claimed_objects.is_some_and(|claimed| claimed > most) {
+            output.too_many = true;
             if let Some(group) = group {
                 // It may be gone already, which is what is wanted.
                 _ = kill_process_group(group, Signal::TERM);
             }
         }
     }
-    words
+    output
 }
 
 /// The most objects that any line which ends here claims. What follows the last end is kept for the next time.
@@ -178,8 +178,8 @@ mod tests {
             ("05:26:11.8 http.c:872   => Send header: GET /x HTTP/1.1\n", false),
         ] {
             let (answered, mut is_answered) = oneshot::channel();
-            let heard = Heard { answered: Some(answered), ..Heard::default() };
-            let _ = listen(Some(said.as_bytes()), None, heard).await;
+            let watch = OutputWatch { answered: Some(answered), ..OutputWatch::default() };
+            let _ = read(Some(said.as_bytes()), None, watch).await;
             assert_eq!(is_answered.try_recv().is_ok(), is_answer, "{said}");
         }
     }
@@ -190,8 +190,11 @@ mod tests {
         let held = pool.try_take(&Claimant::default(), 24).unwrap();
         let until_pack = Some((ProcessLimits::default(), held));
         let (said_to, words) = tokio::io::duplex(64);
-        let listening =
-            tokio::spawn(listen(Some(words), None, Heard { until_pack, ..Heard::default() }));
+        let listening = tokio::spawn(read(
+            Some(words),
+            None,
+            OutputWatch { until_pack, ..OutputWatch::default() },
+        ));
         tokio::time::advance(PACK_TIMEOUT / 2).await;
         tokio::task::yield_now().await;
         assert_eq!(pool.usage().all, 24);
@@ -219,8 +222,8 @@ mod tests {
             let held = pool.try_take(&Claimant::default(), 24).unwrap();
             let until_pack = Some((limits(96), held));
             let (most_objects, (said_to, words)) = (Some(9_999), tokio::io::duplex(4096));
-            let heard = Heard { most_objects, until_pack, ..Heard::default() };
-            let listening = tokio::spawn(listen(Some(words), group, heard));
+            let watch = OutputWatch { most_objects, until_pack, ..OutputWatch::default() };
+            let listening = tokio::spawn(read(Some(words), group, watch));
             let mut said_to = said_to;
             said_to.write_all(said.as_bytes()).await.unwrap();
             if said.contains(CLAIM) {
@@ -244,10 +247,10 @@ mod tests {
     async fn only_who_claims_more_than_may_come_is_stopped() {
         for (most, too_many) in [(None, false), (Some(4711), false), (Some(4710), true)] {
             let said = format!("{LINE}\nfatal: end");
-            let heard = Heard { most_objects: most, ..Heard::default() };
-            let words = listen(Some(said.as_bytes()), None, heard).await;
-            assert_eq!(words.too_many, too_many, "{most:?}");
-            assert!(words.last.ends_with(b"fatal: end"));
+            let watch = OutputWatch { most_objects: most, ..OutputWatch::default() };
+            let output = read(Some(said.as_bytes()), None, watch).await;
+            assert_eq!(output.too_many, too_many, "{most:?}");
+            assert!(output.last.ends_with(b"fatal: end"));
         }
     }
 }
