@@ -9,9 +9,9 @@
 //! ```
 //!
 //! One attempt for an identifier asks servers one after the other, those that the repository's maintainers name first.
-//! A visit asks for the wanted objects by their ids, and for the server's advertisement only if it refuses them; all
-//! of that uses one permit of the host. An attempt visits the servers that may be asked right
-//! now, queues visits to the others, and is over once each of them was asked: waiting is not failing. A
+//! A visit asks for the wanted objects by their ids, and for the server's advertisement only if it refuses them; its
+//! requests come one after the other, before those of visits that wait. An attempt visits the servers that may be asked
+//! right now, queues visits to the others, and is over once each of them was asked: waiting is not failing. A
 //! slow server is no longer waited for: another one is asked beside it. The number of requests is
 //! limited; when others wait, slow ones are cancelled.
 //!
@@ -27,8 +27,6 @@ mod context;
 mod driver;
 mod hosts;
 mod io;
-#[cfg(feature = "driver")]
-mod log;
 mod plan;
 mod schedule;
 mod visit;
@@ -51,6 +49,9 @@ use self::hosts::{Hosts, ReadyVisits};
 use self::plan::AddressMemory;
 use self::schedule::{HourlyPull, Schedule, Start};
 use self::visit::{Request, VisitState};
+
+/// Addresses of which it is remembered what they did not have.
+const MAX_ADDRESSES: usize = 4_096;
 
 /// The state machine of the hunt: the wanted objects, and the requests for them.
 ///
@@ -108,7 +109,7 @@ impl Hunter {
             schedule: Schedule::new(&config),
             pull: HourlyPull::new(config.pull_every, now.mono),
             hosts: Hosts::new(&config),
-            memory: AddressMemory::new(&config),
+            memory: AddressMemory::new(MAX_ADDRESSES),
             hunts: BTreeMap::new(),
             ready: ReadyVisits::default(),
             requests: BTreeMap::new(),
@@ -129,9 +130,7 @@ impl Hunter {
                 if self.schedule.is_empty() {
                     self.done = 0;
                 }
-                if self.schedule.enqueue(now.mono, &identifier, after) {
-                    self.report(HuntReport::Queued { identifier, after });
-                }
+                self.schedule.enqueue(now.mono, &identifier, after);
             }
             Input::WantsRead { identifier, wants } => self.on_wants_read(&identifier, wants),
             Input::Answered { request_id } => self.on_answered(request_id),

@@ -1,6 +1,7 @@
 //! One attempt for one identifier: the next server to ask, and the end.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use grasp_core::service::relay_of_clone_url;
 use grasp_core::{CloneUrl, Host, Identifier, RelayUrl};
@@ -11,6 +12,15 @@ use super::visit::{Role, Visit, VisitState};
 use super::{HostClass, HuntReport, Hunter, Output, RequestId};
 use crate::purgatory::Want;
 
+/// Addresses tried in one attempt; the next attempt goes on with those tried longest ago.
+const PLACES_PER_ATTEMPT: usize = 64;
+
+/// Slow servers that an attempt leaves behind before it waits for one of them.
+const MAX_LATE_VISITS: usize = 3;
+
+/// Time without an answer after which a request is cancelled.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// The hunt for one identifier. Outlives an attempt while a visit runs or is queued.
 #[derive(Debug, Default)]
 pub(super) struct Hunt {
@@ -19,7 +29,8 @@ pub(super) struct Hunt {
     places: Vec<CloneUrl>,
     /// Addresses that the present attempt has tried or queued; those with a visit of an earlier attempt are among them.
     tried: BTreeSet<CloneUrl>,
-    pub(super) visits: BTreeMap<CloneUrl, Visit>,
+    /// At most one for each host.
+    pub(super) visits: BTreeMap<Host, Visit>,
 }
 
 impl Hunter {
@@ -33,9 +44,9 @@ impl Hunter {
             let end = self.schedule.needless(identifier);
             return self.satisfy(identifier, end);
         }
-        let places = needs.places(&self.memory, self.config.places_per_attempt, self.now.mono);
+        let places = needs.places(&self.memory, PLACES_PER_ATTEMPT, self.now.mono);
         let hunt = self.hunts.entry(identifier.clone()).or_default();
-        hunt.tried = hunt.visits.keys().cloned().collect();
+        hunt.tried = hunt.visits.values().map(|visit| visit.url.clone()).collect();
         (hunt.needs, hunt.places) = (needs, places);
         self.ask_next(identifier);
     }
@@ -47,19 +58,20 @@ impl Hunter {
         if hunt.awaits_visit() || !self.schedule.is_running(identifier) {
             return;
         }
-        let mut leave_out = hunt.busy_hosts();
-        while let Some(url) = self.next_place(identifier, |host| !leave_out.contains(host)) {
+        let mut throttled = BTreeSet::new();
+        while let Some(url) = self.next_place(identifier, |host| !throttled.contains(host)) {
             let host = url.host();
             if let Some(permit) = self.hosts.admit(self.now.mono, &host, identifier) {
                 self.add_visit(identifier, url, Role::Awaited);
                 return self.grant(vec![permit]);
             }
-            leave_out.insert(host);
+            throttled.insert(host);
         }
         self.enqueue_with_hosts(identifier);
         let Some(hunt) = self.hunts.get(identifier) else { return };
         if hunt.has_queued_visit() {
-            let were_asked = hunt.tried.iter().any(|url| !hunt.visits.contains_key(url));
+            // Each visit is to an address that counts as tried.
+            let were_asked = hunt.tried.len() > hunt.visits.len();
             self.schedule.wait_for_hosts(self.now.mono, identifier, were_asked);
             self.report(HuntReport::WaitingForHosts { identifier: identifier.clone() });
         } else {
@@ -81,7 +93,7 @@ impl Hunter {
     fn add_visit(&mut self, identifier: &Identifier, url: CloneUrl, role: Role) {
         if let Some(hunt) = self.hunts.get_mut(identifier) {
             hunt.tried.insert(url.clone());
-            hunt.visits.insert(url, Visit::new(role, &self.config));
+            hunt.visits.insert(url.host(), Visit::new(url, role));
         }
     }
 
@@ -112,9 +124,6 @@ impl Hunter {
 
     /// Queues a visit to the next address of a host, unless one is under way there or the queue is full.
     pub(super) fn enqueue_with_host(&mut self, identifier: &Identifier, host: &Host) {
-        if self.hunts.get(identifier).is_none_or(|hunt| hunt.busy_hosts().contains(host)) {
-            return;
-        }
         let Some(url) = self.next_place(identifier, |other| other == host) else { return };
         if let Some(permits) = self.hosts.enqueue(self.now.mono, host, identifier) {
             self.add_visit(identifier, url, Role::Queued);
@@ -125,7 +134,7 @@ impl Hunter {
     /// Handles a slow visit. One that began in the queue of its host is waited for no longer: every server was asked.
     pub(super) fn on_late(&mut self, request_id: RequestId) {
         let Some(request) = self.requests.get_mut(&request_id) else { return };
-        let limit = request.began + self.config.answer_limit;
+        let limit = request.began + ANSWER_TIMEOUT;
         request.late_at = (!request.has_answered && self.now.mono < limit).then_some(limit);
         if !request.has_answered && request.late_at.is_none() {
             request.gives_way_at = None;
@@ -133,7 +142,9 @@ impl Hunter {
         }
         let identifier = request.permit.identifier.clone();
         let hunt = self.hunts.get_mut(&identifier);
-        let Some(visit) = hunt.and_then(|hunt| hunt.visits.get_mut(&request.url)) else { return };
+        let visit = hunt.and_then(|hunt| hunt.visits.get_mut(&request.permit.host));
+        let is_present = |visit: &&mut Visit| visit.state == VisitState::Running(request_id);
+        let Some(visit) = visit.filter(is_present) else { return };
         match visit.role {
             Role::Awaited => {
                 visit.role = Role::Slow;
@@ -151,7 +162,7 @@ impl Hunter {
     pub(super) fn ask_another(&mut self, identifier: &Identifier) {
         let Some(hunt) = self.hunts.get_mut(identifier) else { return };
         let late = hunt.visits.values().filter(|visit| visit.role == Role::Late).count();
-        let mut visits = hunt.visits.values_mut().filter(|_| late < self.config.late_visits);
+        let mut visits = hunt.visits.values_mut().filter(|_| late < MAX_LATE_VISITS);
         if let Some(visit) = visits.find(|visit| visit.role == Role::Slow) {
             visit.role = Role::Late;
             self.ask_next(identifier);
@@ -172,9 +183,9 @@ impl Hunter {
     }
 
     fn cancel_visits(&mut self, identifier: &Identifier, hunt: &Hunt) {
-        for (url, visit) in &hunt.visits {
+        for (host, visit) in &hunt.visits {
             match visit.state {
-                VisitState::Queued => self.hosts.withdraw(&url.host(), identifier),
+                VisitState::Queued => self.hosts.withdraw(host, identifier),
                 VisitState::Ready => {}
                 VisitState::Running(request_id) => {
                     // The one that brought the last object has ended.
@@ -234,11 +245,12 @@ impl Hunter {
 }
 
 impl Hunt {
-    /// Returns the first address that was not tried, on a host that may be asked, and may have a wanted object.
+    /// Returns the first address that was not tried, on a host without a visit that may be asked, and may have a wanted
+    /// object.
     fn next_place(&self, may_ask: impl Fn(&Host) -> bool) -> Option<&CloneUrl> {
+        let is_open = |host: Host| !self.visits.contains_key(&host) && may_ask(&host);
         let untried = self.places.iter().filter(|url| !self.tried.contains(*url));
-        let mut open = untried.filter(|url| may_ask(&url.host()));
-        open.find(|url| self.needs.has_any(url))
+        untried.filter(|url| is_open(url.host())).find(|url| self.needs.has_any(url))
     }
 
     /// Returns whether an attempt waits for a visit.
@@ -249,17 +261,6 @@ impl Hunt {
     /// Returns whether a queued visit has not ended.
     fn has_queued_visit(&self) -> bool {
         self.visits.values().any(|visit| visit.role == Role::Queued)
-    }
-
-    /// Returns the hosts with a visit.
-    fn busy_hosts(&self) -> BTreeSet<Host> {
-        self.visits.keys().map(CloneUrl::host).collect()
-    }
-
-    /// Returns the visit that waits for a permit of a host.
-    pub(super) fn queued_at(&mut self, host: &Host) -> Option<(&CloneUrl, &mut Visit)> {
-        let mut visits = self.visits.iter_mut();
-        visits.find(|(url, visit)| visit.state == VisitState::Queued && url.host() == *host)
     }
 }
 

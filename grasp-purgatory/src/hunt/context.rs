@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 
 use super::{
     Advertisement, FetchError, HostClass, HuntConfig, HuntHandle, HuntReport, Scope, SyncContext,
-    hunt, log,
+    hunt,
 };
 use crate::git::{Fetched, Fetcher, GitError};
 use crate::purgatory::{HeldProposal, Input, Phase, Purgatory, Want, select_addresses};
@@ -92,7 +92,7 @@ pub trait LocalServer: Send + Sync + 'static {
 impl HuntParts {
     /// Starts the hunt for a server.
     pub fn start(self, server: impl LocalServer) -> HuntHandle {
-        log::begin(&self.config);
+        log_start(&self.config);
         let config = self.config.clone();
         hunt(config, Arc::new(ServerContext { server, parts: self }))
     }
@@ -274,7 +274,7 @@ impl<S: LocalServer> SyncContext for ServerContext<S> {
     }
 
     fn report(&self, report: &HuntReport) {
-        log::tell(report);
+        log(report);
         (self.parts.observer)(report);
         if let Some(input) = report.for_purgatory() {
             self.server.tell(input);
@@ -298,5 +298,157 @@ impl<'a, S: LocalServer> FetchInProgress<'a, S> {
 impl<S: LocalServer> Drop for FetchInProgress<'_, S> {
     fn drop(&mut self) {
         self.server.tell(Input::FetchEnded { identifier: self.identifier.clone() });
+    }
+}
+
+/// Logs that the hunt begins, and how much each server will be asked for.
+fn log_start(config: &HuntConfig) {
+    let (at_once, per_minute) = (config.per_host.at_once, config.per_host.starts);
+    let (grasp, grasp_per_minute) = (config.per_grasp_host.at_once, config.per_grasp_host.starts);
+    tracing::info!(
+        at_once,
+        per_minute,
+        grasp_at_once = grasp,
+        grasp_per_minute,
+        "hunting for git data that events wait for"
+    );
+}
+
+/// Logs a report: `info` what was achieved, `warn` who failed us, `debug` everything on the way. Texts of servers are
+/// bounded and without control characters.
+fn log(report: &HuntReport) {
+    match report {
+        HuntReport::Started { identifier, attempt } => {
+            tracing::debug!(%identifier, attempt, "hunting for git data");
+        }
+        HuntReport::Complete { identifier } => {
+            tracing::info!(%identifier, "all git data that was wanted is here");
+        }
+        HuntReport::Needless { identifier } => {
+            tracing::debug!(%identifier, "no git data is wanted");
+        }
+        HuntReport::WaitingForHosts { identifier } => {
+            tracing::debug!(%identifier, "git servers are busy; waiting for a turn");
+        }
+        HuntReport::Classified { host, class } => {
+            tracing::debug!(%host, ?class, "found out what a git server is");
+        }
+        HuntReport::Incomplete { identifier, attempts, next } => {
+            tracing::debug!(%identifier, attempts, ?next, "git data is still wanted");
+        }
+        HuntReport::Fetched { identifier, url, oids } => {
+            tracing::debug!(%identifier, %url, oids, "fetched git data");
+        }
+        HuntReport::Failed { identifier, url, error } => {
+            tracing::warn!(%identifier, %url, %error, "a git server gave less than it was asked for");
+        }
+        HuntReport::Paused { host, length } => {
+            tracing::info!(%host, ?length, "a git server asks for less and is left alone");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::{Debug, Write};
+    use std::sync::Mutex;
+    use std::time::Duration;
+
+    use grasp_core::limits::PeerText;
+    use tracing::field::{Field, Visit};
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Level, Metadata, Subscriber};
+
+    use super::*;
+
+    /// Keeps every line with its level.
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<(Level, String)>>>);
+
+    struct Text(String);
+
+    impl Visit for Text {
+        fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+            write!(self.0, "{}={value:?} ", field.name()).unwrap();
+        }
+    }
+
+    impl Subscriber for Lines {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn event(&self, event: &tracing::Event<'_>) {
+            let mut text = Text(String::new());
+            event.record(&mut text);
+            self.0.lock().unwrap().push((*event.metadata().level(), text.0));
+        }
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    fn said(say: impl FnOnce()) -> (Level, String) {
+        let lines = Lines::default();
+        tracing::subscriber::with_default(lines.clone(), say);
+        let mut lines = lines.0.lock().unwrap();
+        assert_eq!(lines.len(), 1);
+        lines.remove(0)
+    }
+
+    #[test]
+    fn each_report_has_its_level_and_names_what_it_is_about() {
+        let identifier: Identifier = "grasp".parse().unwrap();
+        let url: CloneUrl = "https://git.example.com/x.git".parse().unwrap();
+        let (one, host) = (identifier.clone(), url.host());
+        let (minute, error) = (Duration::from_secs(60), FetchError::Stalled);
+        let cases = [
+            (
+                Level::DEBUG,
+                HuntReport::Started { identifier: one.clone(), attempt: 2 },
+                "attempt=2",
+            ),
+            (Level::INFO, HuntReport::Complete { identifier: one.clone() }, "is here"),
+            (Level::DEBUG, HuntReport::Needless { identifier: one.clone() }, "no git data"),
+            (
+                Level::DEBUG,
+                HuntReport::Incomplete { identifier: one.clone(), attempts: 2, next: Some(minute) },
+                "attempts=2 next=Some(60s)",
+            ),
+            (
+                Level::DEBUG,
+                HuntReport::Fetched { identifier: one.clone(), url: url.clone(), oids: 3 },
+                "url=https://git.example.com/x.git oids=3",
+            ),
+            (
+                Level::WARN,
+                HuntReport::Failed { identifier: one, url, error },
+                "url=https://git.example.com/x.git error=stopped sending",
+            ),
+        ];
+        for (level, report, part) in cases {
+            let (said_at, line) = said(|| log(&report));
+            assert_eq!(said_at, level, "{line}");
+            assert!(line.contains("identifier=grasp") && line.contains(part), "{line}");
+        }
+        let (level, line) = said(|| log(&HuntReport::Paused { host, length: minute }));
+        assert!(level == Level::INFO && line.contains("host=git.example.com"), "{line}");
+        let (level, line) = said(|| log_start(&HuntConfig::default()));
+        assert!(
+            level == Level::INFO && line.contains("at_once=5 per_minute=30 grasp_at_once=8"),
+            "{line}"
+        );
+    }
+
+    #[test]
+    fn a_strangers_words_make_no_lines_of_their_own() {
+        let error = FetchError::Refused(PeerText::new("no\nERROR forged \u{1b}[31m line"));
+        let url = "https://git.example.com/x.git".parse().unwrap();
+        let identifier = "x".parse().unwrap();
+        let (_, line) = said(|| log(&HuntReport::Failed { identifier, url, error }));
+        assert!(!line.contains(['\n', '\u{1b}']), "{line}");
     }
 }

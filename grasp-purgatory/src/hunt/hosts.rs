@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use grasp_core::{CloneUrl, Host, Identifier, Mono};
+use grasp_core::{Host, Identifier, Mono};
 
 use super::HuntConfig;
 
@@ -430,35 +430,34 @@ impl RateWindow {
     }
 }
 
-/// Visits with a permit that wait for a request slot; identifiers come up in turn.
+/// Permits of visits that wait for a request slot; identifiers come up in turn.
 ///
 /// The clock of a request starts when the request does, not when its permit is granted.
 #[derive(Debug, Default)]
 pub(super) struct ReadyVisits {
     /// Each identifier that waits, once, in the order in which they come up.
     round: VecDeque<Identifier>,
-    waiting: BTreeMap<Identifier, VecDeque<(CloneUrl, Permit)>>,
+    waiting: BTreeMap<Identifier, VecDeque<Permit>>,
 }
 
 impl ReadyVisits {
-    /// Queues the first request of a visit.
-    pub(super) fn push(&mut self, url: CloneUrl, permit: Permit) {
+    /// Queues a request. The next one of a visit that has begun comes before those of others.
+    pub(super) fn push(&mut self, permit: Permit, has_begun: bool) {
         let waiting = self.waiting.entry(permit.identifier.clone()).or_default();
-        if waiting.is_empty() {
-            self.round.push_back(permit.identifier.clone());
+        if has_begun {
+            self.round.retain(|other| *other != permit.identifier);
+            self.round.push_front(permit.identifier.clone());
+            waiting.push_front(permit);
+        } else {
+            if waiting.is_empty() {
+                self.round.push_back(permit.identifier.clone());
+            }
+            waiting.push_back(permit);
         }
-        waiting.push_back((url, permit));
     }
 
-    /// Queues the next request of a visit that has begun, before those of others.
-    pub(super) fn push_first(&mut self, url: CloneUrl, permit: Permit) {
-        self.round.retain(|other| *other != permit.identifier);
-        self.round.push_front(permit.identifier.clone());
-        self.waiting.entry(permit.identifier.clone()).or_default().push_front((url, permit));
-    }
-
-    /// Takes the next visit.
-    pub(super) fn pop(&mut self) -> Option<(CloneUrl, Permit)> {
+    /// Takes the next request.
+    pub(super) fn pop(&mut self) -> Option<Permit> {
         let identifier = self.round.pop_front()?;
         let waiting = self.waiting.get_mut(&identifier)?;
         let next = waiting.pop_front()?;
@@ -472,10 +471,9 @@ impl ReadyVisits {
 
     /// Removes the visits of an identifier, and returns their permits.
     #[must_use = "a permit that is not released stays taken"]
-    pub(super) fn withdraw(&mut self, identifier: &Identifier) -> Vec<Permit> {
+    pub(super) fn withdraw(&mut self, identifier: &Identifier) -> VecDeque<Permit> {
         self.round.retain(|other| other != identifier);
-        let waiting = self.waiting.remove(identifier).unwrap_or_default();
-        waiting.into_iter().map(|(_, permit)| permit).collect()
+        self.waiting.remove(identifier).unwrap_or_default()
     }
 
     /// Returns the number of waiting identifiers.

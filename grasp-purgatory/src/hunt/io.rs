@@ -143,12 +143,6 @@ impl FetchError {
 #[non_exhaustive]
 #[allow(missing_docs, reason = "fields are documented where the name does not say it all")]
 pub enum HuntReport {
-    /// An identifier is hunted for from now on.
-    Queued {
-        identifier: Identifier,
-        /// Delay of the first attempt; `None` for at once.
-        after: Option<Duration>,
-    },
     /// An attempt begins.
     Started {
         identifier: Identifier,
@@ -214,32 +208,12 @@ pub struct HuntConfig {
     pub per_grasp_host: HostLimits,
     /// Limits for certain servers, of any kind. Default: none.
     pub hosts: BTreeMap<Host, HostLimits>,
-    /// Pause of a server that asks for fewer requests and does not say for how long. Default: 1 minute.
-    pub pause: Duration,
-    /// The longest that a server can have itself left alone. Default: 1 hour.
-    pub longest_pause: Duration,
-    /// Objects asked for in one visit although the server does not advertise them. Default: 2.
-    pub guesses_per_visit: usize,
     /// Such questions to one server within a minute. Default: 6.
     pub guesses_per_minute: NonZeroUsize,
-    /// Time that missing objects of a server are remembered, while its advertisement stays the same. Default: 30 minutes.
-    pub memory: Duration,
-    /// For how many addresses that is remembered. Default: 4,096.
-    pub remembered: usize,
-    /// Addresses tried in one attempt; the next attempt goes on with those tried longest ago. Default: 64.
-    pub places_per_attempt: usize,
     /// Time without an answer after which another server is asked as well. Default: 5 seconds.
     pub answer_is_late: Duration,
-    /// Time without an answer after which a request is cancelled. Default: 1 minute.
-    pub answer_limit: Duration,
     /// Time after its first answer at which a transfer counts as slow. Default: 30 seconds.
     pub fetch_is_late: Duration,
-    /// Time of a transfer after which it is cancelled if other requests wait because all [`at_once`](Self::at_once) are busy.
-    /// Doubled each time that an address has given way, for what is large must come some day. One that
-    /// has not answered gives way as soon as it is late. Default: 5 minutes.
-    pub fetch_gives_way: Duration,
-    /// Slow servers that an attempt leaves behind before it waits for one of them. Default: 3.
-    pub late_visits: usize,
     /// Interval of the pull of every served or expired repository. Default: 1 hour.
     pub pull_every: Duration,
     /// Delay of the first event under an identifier that is not hunted for, for others that may come with it.
@@ -266,18 +240,9 @@ impl Default for HuntConfig {
                 ..HostLimits::default()
             },
             hosts: BTreeMap::new(),
-            pause: MINUTE,
-            longest_pause: MINUTE * 60,
-            guesses_per_visit: 2,
             guesses_per_minute: GUESSES,
-            memory: MINUTE * 30,
-            remembered: 4_096,
-            places_per_attempt: 64,
             answer_is_late: Duration::from_secs(5),
-            answer_limit: MINUTE,
             fetch_is_late: Duration::from_secs(30),
-            fetch_gives_way: MINUTE * 5,
-            late_visits: 3,
             pull_every: MINUTE * 60,
             leading_edge: Duration::from_millis(20),
             debounce: Duration::from_millis(500),

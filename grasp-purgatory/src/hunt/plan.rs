@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use grasp_core::{CloneUrl, Mono, Oid};
 
-use super::HuntConfig;
 use crate::purgatory::{Phase, Want};
 
 /// Objects remembered for one address. What is over it is asked for again, within the budget for that.
 const MAX_OIDS_PER_ADDRESS: usize = 4_096;
+
+/// Time that missing objects of a server are remembered, while its advertisement stays the same.
+const MEMORY: Duration = Duration::from_secs(30 * 60);
 
 /// Doublings of the time of one address.
 const MAX_DOUBLINGS: u32 = 6;
@@ -155,7 +157,6 @@ pub(super) enum Failure {
 /// The objects that servers did not have, while their advertisements stay the same.
 #[derive(Debug)]
 pub(super) struct AddressMemory {
-    length: Duration,
     most: usize,
     addresses: BTreeMap<CloneUrl, Remembered>,
 }
@@ -172,8 +173,9 @@ struct Remembered {
 }
 
 impl AddressMemory {
-    pub(super) fn new(config: &HuntConfig) -> Self {
-        Self { length: config.memory, most: config.remembered, addresses: BTreeMap::new() }
+    /// Remembers nothing yet, and at most so many addresses.
+    pub(super) fn new(most: usize) -> Self {
+        Self { most, addresses: BTreeMap::new() }
     }
 
     /// Notes the beginning of a visit.
@@ -188,7 +190,7 @@ impl AddressMemory {
     pub(super) fn listed(&mut self, now: Mono, url: &CloneUrl, fingerprint: Fingerprint) {
         let Some(remembered) = self.addresses.get_mut(url) else { return };
         let holds =
-            |(known, since): (Fingerprint, Mono)| known == fingerprint && now - since < self.length;
+            |(known, since): (Fingerprint, Mono)| known == fingerprint && now - since < MEMORY;
         if !remembered.advertised.is_some_and(holds) {
             remembered.advertised = Some((fingerprint, now));
             remembered.failures.clear();
@@ -297,7 +299,7 @@ mod tests {
     }
 
     fn memory() -> AddressMemory {
-        AddressMemory::new(&HuntConfig::default())
+        AddressMemory::new(4_096)
     }
 
     fn list(memory: &mut AddressMemory, second: u64, address: &str, fingerprint: Fingerprint) {
@@ -354,8 +356,7 @@ mod tests {
     fn more_addresses_than_are_remembered_are_come_to_as_well() {
         let many = addresses(300);
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
-        let mut memory =
-            AddressMemory::new(&HuntConfig { remembered: 100, ..HuntConfig::default() });
+        let mut memory = AddressMemory::new(100);
         let needs = Needs::new(vec![want(&[1], &[], &many)]);
         assert_eq!(come_to(&needs, &mut memory, 60).len(), 300);
     }
@@ -424,7 +425,7 @@ mod tests {
 
     #[test]
     fn memory_is_bounded_and_forgets_the_oldest() {
-        let mut memory = AddressMemory::new(&HuntConfig { remembered: 2, ..HuntConfig::default() });
+        let mut memory = AddressMemory::new(2);
         for (second, text) in [A, B, C].iter().enumerate() {
             list(&mut memory, second as u64, text, Fingerprint(0));
         }

@@ -90,14 +90,8 @@ impl Schedule {
     }
 
     /// Something new is wanted: earlier failures are forgotten, and the next attempt comes when the new thing wants it
-    /// or when one was due anyway, whichever is sooner. Returns whether the identifier is new here.
-    pub(super) fn enqueue(
-        &mut self,
-        now: Mono,
-        identifier: &Identifier,
-        after: Option<Duration>,
-    ) -> bool {
-        let is_new = !self.entries.contains_key(identifier);
+    /// or when one was due anyway, whichever is sooner.
+    pub(super) fn enqueue(&mut self, now: Mono, identifier: &Identifier, after: Option<Duration>) {
         let (leading_edge, debounce) = (self.leading_edge, self.debounce);
         let entry = self.entry(identifier);
         entry.attempts = 0;
@@ -110,7 +104,6 @@ impl Schedule {
             (None, _, None) => now + leading_edge,
         };
         self.hasten(identifier, when);
-        is_new
     }
 
     /// Starts the hourly pull of an identifier soon, with everything in its scope. Failures are not forgotten.
@@ -339,7 +332,7 @@ mod tests {
     #[test]
     fn an_identifier_is_ready_at_its_time_and_not_before_nor_twice() {
         let mut queue = queue();
-        assert!(queue.enqueue(Mono::ZERO, &id("x"), Some(USER)));
+        queue.enqueue(Mono::ZERO, &id("x"), Some(USER));
         assert_eq!(queue.next_deadline(), Some(Mono::from_secs(180)));
         assert!(queue.start(Mono::from_millis(179_999)).is_empty());
         assert_eq!(names(&queue.start(Mono::from_secs(180))), ["x"]);
@@ -415,7 +408,7 @@ mod tests {
         );
 
         let hour = Mono::from_secs(3_600);
-        assert!(!queue.enqueue(hour, &id("x"), None));
+        queue.enqueue(hour, &id("x"), None);
         assert_eq!(queue.start(hour + EDGE)[0].attempt, 1);
         queue.wait_for_hosts(Mono::ZERO, &id("x"), false);
         let follows = queue.ended(hour, &id("x"), End::Wanting);

@@ -1,18 +1,34 @@
 //! One visit to one address: the wanted objects by id; if it refuses those, its advertisement, what that shows, and a
-//! guess or two. All of it uses one permit of the host at a time.
+//! guess or two. Its requests come one after the other, each with a permit of the host.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::time::Duration;
 
-use grasp_core::{CloneUrl, Identifier, Mono, Oid};
+use grasp_core::{CloneUrl, Host, Identifier, Mono, Oid};
 
 use super::hosts::Permit;
 use super::plan::Failure;
 use super::schedule::End;
-use super::{Advertisement, FetchError, HuntConfig, HuntReport, Hunter, Output, RequestId};
+use super::{Advertisement, FetchError, HuntReport, Hunter, Output, RequestId};
+
+/// Objects asked for in one visit although the server does not advertise them.
+const GUESSES_PER_VISIT: usize = 2;
+
+/// Pause of a server that asks for fewer requests and does not say for how long.
+const DEFAULT_PAUSE: Duration = Duration::from_secs(60);
+
+/// The longest that a server can have itself left alone.
+const MAX_PAUSE: Duration = Duration::from_secs(60 * 60);
+
+/// Time of a transfer after which it is cancelled if other requests wait because all slots are in use. Doubled each
+/// time that an address has given way, for what is large must come some day. A server that has not answered gives way
+/// as soon as it is late.
+const FETCH_GIVES_WAY: Duration = Duration::from_secs(5 * 60);
 
 /// One address being asked.
 #[derive(Debug)]
 pub(super) struct Visit {
+    pub(super) url: CloneUrl,
     pub(super) role: Role,
     pub(super) state: VisitState,
     next: NextRequest,
@@ -85,15 +101,16 @@ impl Lacking {
 }
 
 impl Visit {
-    pub(super) fn new(role: Role, config: &HuntConfig) -> Self {
+    pub(super) fn new(url: CloneUrl, role: Role) -> Self {
         Self {
+            url,
             role,
             state: VisitState::Queued,
             next: NextRequest::Undecided,
             advertised: None,
             lacking: None,
             batched: false,
-            guesses_left: config.guesses_per_visit,
+            guesses_left: GUESSES_PER_VISIT,
         }
     }
 }
@@ -116,13 +133,13 @@ pub(super) struct Request {
 }
 
 impl Hunter {
-    fn visit(&mut self, identifier: &Identifier, url: &CloneUrl) -> Option<&mut Visit> {
-        self.hunts.get_mut(identifier)?.visits.get_mut(url)
+    fn visit(&mut self, identifier: &Identifier, host: &Host) -> Option<&mut Visit> {
+        self.hunts.get_mut(identifier)?.visits.get_mut(host)
     }
 
     /// Returns the visit that a request belongs to, unless it has ended or begun anew since.
     fn visit_of(&mut self, request: &Request) -> Option<&mut Visit> {
-        let visit = self.visit(&request.permit.identifier, &request.url);
+        let visit = self.visit(&request.permit.identifier, &request.permit.host);
         visit.filter(|visit| visit.state == VisitState::Running(request.id))
     }
 
@@ -130,15 +147,14 @@ impl Hunter {
     pub(super) fn grant(&mut self, permits: Vec<Permit>) {
         let mut permits = VecDeque::from(permits);
         while let Some(permit) = permits.pop_front() {
-            let hunt = self.hunts.get_mut(&permit.identifier);
-            let Some((url, visit)) = hunt.and_then(|hunt| hunt.queued_at(&permit.host)) else {
-                permits.extend(self.hosts.release(self.now.mono, permit));
-                continue;
-            };
-            visit.state = VisitState::Ready;
-            match visit.next {
-                NextRequest::Undecided => self.ready.push(url.clone(), permit),
-                _ => self.ready.push_first(url.clone(), permit),
+            let visit = self.visit(&permit.identifier, &permit.host);
+            match visit.filter(|visit| visit.state == VisitState::Queued) {
+                Some(visit) => {
+                    visit.state = VisitState::Ready;
+                    let has_begun = visit.next != NextRequest::Undecided;
+                    self.ready.push(permit, has_begun);
+                }
+                None => permits.extend(self.hosts.release(self.now.mono, permit)),
             }
         }
     }
@@ -152,25 +168,25 @@ impl Hunter {
     /// Starts the requests of ready visits while a slot is free.
     pub(super) fn start_ready(&mut self) {
         while self.requests.len() < self.config.at_once.get() {
-            let Some((url, permit)) = self.ready.pop() else { return };
-            let identifier = permit.identifier.clone();
-            if let Err(permit) = self.begin(&url, permit) {
-                self.release(permit);
-                self.leave(&identifier, &url);
+            let Some(permit) = self.ready.pop() else { return };
+            if let Err(permit) = self.begin(permit) {
+                self.leave(permit);
             }
         }
     }
 
     /// Begins the request of a visit. Returns the permit if others have brought what it was to ask for.
-    fn begin(&mut self, url: &CloneUrl, permit: Permit) -> Result<(), Permit> {
+    fn begin(&mut self, permit: Permit) -> Result<(), Permit> {
         let identifier = permit.identifier.clone();
         let Some(hunt) = self.hunts.get_mut(&identifier) else { return Err(permit) };
-        let wanted = hunt.needs.of(url);
-        let visit = hunt.visits.get_mut(url).filter(|_| !wanted.is_empty());
-        let Some(visit) = visit else { return Err(permit) };
+        let Some(visit) = hunt.visits.get_mut(&permit.host) else { return Err(permit) };
+        let (url, wanted) = (visit.url.clone(), hunt.needs.of(&visit.url));
+        if wanted.is_empty() {
+            return Err(permit);
+        }
         if visit.next == NextRequest::Undecided {
-            self.memory.visited(self.now.mono, url);
-            visit.next = match self.memory.may_ask_directly(url, &wanted) {
+            self.memory.visited(self.now.mono, &url);
+            visit.next = match self.memory.may_ask_directly(&url, &wanted) {
                 true => NextRequest::Fetch(wanted.clone()),
                 false => NextRequest::List,
             };
@@ -183,7 +199,7 @@ impl Hunter {
         if asked.is_empty() && !is_list {
             return Err(permit);
         }
-        let (id, began, url) = (RequestId(self.next_request), self.now.mono, url.clone());
+        let (id, began) = (RequestId(self.next_request), self.now.mono);
         self.next_request += 1;
         visit.state = VisitState::Running(id);
         let (request_id, to, oids) = (id, url.clone(), asked.clone());
@@ -207,7 +223,7 @@ impl Hunter {
         request.has_answered = true;
         request.late_at = Some(now + self.config.fetch_is_late);
         if let Some(at) = request.gives_way_at.as_mut() {
-            *at = now + self.config.fetch_gives_way * self.memory.time_factor(&request.url);
+            *at = now + FETCH_GIVES_WAY * self.memory.time_factor(&request.url);
         }
     }
 
@@ -239,8 +255,7 @@ impl Hunter {
     pub(super) fn on_listed(&mut self, request_id: RequestId, advertised: Advertisement) {
         let Some(request) = self.requests.remove(&request_id) else { return };
         self.memory.listed(self.now.mono, &request.url, advertised.fingerprint);
-        let visit = self.visit(&request.permit.identifier, &request.url);
-        let lacking = visit.and_then(|visit| {
+        let lacking = self.visit_of(&request).and_then(|visit| {
             let lacking = visit.lacking.take();
             let has = &visit.advertised.insert(advertised).has;
             lacking.map(|lacking| (lacking.failure(has), lacking.oids))
@@ -298,14 +313,14 @@ impl Hunter {
 
     /// Keeps in mind what a server did not give: until its advertisement tells why, or for longer.
     fn note_lacking(&mut self, request: &Request, got: &BTreeSet<Oid>, is_refusal: bool) {
-        let Request { url, asked, permit, .. } = request;
-        let oids = asked.difference(got).copied().collect();
-        let lacking = Lacking { oids, was_alone: asked.len() == 1, is_refusal };
-        match self.visit(&permit.identifier, url) {
-            Some(visit) if visit.advertised.is_none() => visit.lacking = Some(lacking),
-            _ => {
+        let oids = request.asked.difference(got).copied().collect();
+        let lacking = Lacking { oids, was_alone: request.asked.len() == 1, is_refusal };
+        match self.visit_of(request).filter(|visit| visit.advertised.is_none()) {
+            Some(visit) => visit.lacking = Some(lacking),
+            None => {
                 let failure = Lacking { is_refusal: false, ..lacking };
-                self.memory.failed(url, failure.oids.clone(), failure.failure(&BTreeSet::new()));
+                let reason = failure.failure(&BTreeSet::new());
+                self.memory.failed(&request.url, failure.oids, reason);
             }
         }
     }
@@ -313,15 +328,14 @@ impl Hunter {
     /// Takes the next step of a visit, ahead of others at its host, or ends it.
     fn continue_visit(&mut self, request: Request) {
         let Some(next) = self.next_request(&request) else { return self.end_visit(request) };
-        let Request { url, permit, .. } = request;
-        let identifier = permit.identifier.clone();
-        if let Some(visit) = self.visit(&identifier, &url) {
+        let (identifier, host) = (request.permit.identifier.clone(), request.permit.host.clone());
+        if let Some(visit) = self.visit_of(&request) {
             (visit.next, visit.state) = (next, VisitState::Queued);
         }
-        let permits = self.hosts.continue_with(self.now.mono, permit);
+        let permits = self.hosts.continue_with(self.now.mono, request.permit);
         self.grant(permits);
         // An attempt does not wait for a server that has become throttled half-way.
-        let Some(visit) = self.visit(&identifier, &url) else { return };
+        let Some(visit) = self.visit(&identifier, &host) else { return };
         if visit.state == VisitState::Queued && visit.role.is_awaited() {
             visit.role = Role::Queued;
             self.ask_next(&identifier);
@@ -333,7 +347,7 @@ impl Hunter {
         let Request { id, url, permit, .. } = request;
         let hunt = self.hunts.get_mut(&permit.identifier)?;
         let wanted = hunt.needs.of(url);
-        let visit = hunt.visits.get_mut(url)?;
+        let visit = hunt.visits.get_mut(&permit.host)?;
         if visit.state != VisitState::Running(*id) || wanted.is_empty() {
             return None;
         }
@@ -353,38 +367,40 @@ impl Hunter {
 
     /// Queues a visit again: a server that asked for fewer requests has not been asked yet.
     fn retry_visit(&mut self, request: Request) {
-        let new = Visit::new(Role::Queued, &self.config);
         let Some(visit) = self.visit_of(&request) else { return self.release(request.permit) };
-        *visit = new;
-        let Request { url, permit, .. } = request;
-        let (host, identifier) = (permit.host.clone(), permit.identifier.clone());
-        self.release(permit);
+        *visit = Visit::new(request.url, Role::Queued);
+        let (host, identifier) = (request.permit.host.clone(), request.permit.identifier.clone());
+        self.release(request.permit);
         match self.hosts.enqueue(self.now.mono, &host, &identifier) {
             Some(permits) => self.grant(permits),
-            None => self.leave(&identifier, &url),
+            None => self.remove_visit(&identifier, &host),
         }
         self.ask_next(&identifier);
     }
 
     /// Ends a visit, unless it has ended or begun anew since.
     fn end_visit(&mut self, request: Request) {
-        let is_present = self.visit_of(&request).is_some();
-        let Request { url, permit, .. } = request;
-        let identifier = permit.identifier.clone();
-        self.release(permit);
-        if is_present {
-            self.leave(&identifier, &url);
+        match self.visit_of(&request).is_some() {
+            true => self.leave(request.permit),
+            false => self.release(request.permit),
         }
     }
 
+    /// Ends a visit that has a permit.
+    fn leave(&mut self, permit: Permit) {
+        let (identifier, host) = (permit.identifier.clone(), permit.host.clone());
+        self.release(permit);
+        self.remove_visit(&identifier, &host);
+    }
+
     /// Ends a visit: the attempt goes on with another address, or the queue of the host with the next there.
-    fn leave(&mut self, identifier: &Identifier, url: &CloneUrl) {
+    fn remove_visit(&mut self, identifier: &Identifier, host: &Host) {
         let Some(hunt) = self.hunts.get_mut(identifier) else { return };
-        let Some(visit) = hunt.visits.remove(url) else { return };
+        let Some(visit) = hunt.visits.remove(host) else { return };
         match visit.role {
             Role::Awaited | Role::Slow => self.ask_next(identifier),
             Role::Late => self.ask_another(identifier),
-            Role::Queued => self.enqueue_with_host(identifier, &url.host()),
+            Role::Queued => self.enqueue_with_host(identifier, host),
         }
         self.end_if_all_asked(identifier);
     }
@@ -395,7 +411,7 @@ impl Hunter {
             return;
         }
         if let FetchError::RateLimited { retry_after } = error {
-            let length = retry_after.unwrap_or(self.config.pause).min(self.config.longest_pause);
+            let length = retry_after.unwrap_or(DEFAULT_PAUSE).min(MAX_PAUSE);
             let (host, now) = (request.permit.host.clone(), self.now.mono);
             self.hosts.limited(now, &host, request.began, now + length);
             self.report(HuntReport::Paused { host, length });

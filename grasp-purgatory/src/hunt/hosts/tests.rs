@@ -764,50 +764,42 @@ proptest! {
     }
 }
 
-fn ready(name: &str, n: usize) -> (CloneUrl, Permit) {
-    let url: CloneUrl = format!("https://h{n}.example.com/x.git").parse().unwrap();
+fn ready(name: &str, n: usize) -> Permit {
     let mut hosts = Hosts::new(&HuntConfig::default());
-    let permit = hosts.admit(Mono::ZERO, &url.host(), &name.parse().unwrap());
-    (url, permit.expect("nobody was asked yet"))
+    let permit = hosts.admit(Mono::ZERO, &host(&format!("h{n}.example.com")), &id(name));
+    permit.expect("nobody was asked yet")
+}
+
+fn visits(names: &[&str]) -> ReadyVisits {
+    let mut visits = ReadyVisits::default();
+    for (n, name) in names.iter().enumerate() {
+        visits.push(ready(name, n), false);
+    }
+    visits
+}
+
+fn order(mut visits: ReadyVisits) -> Vec<String> {
+    std::iter::from_fn(|| visits.pop()).map(|permit| permit.identifier.to_string()).collect()
 }
 
 #[test]
 fn identifiers_take_turns_however_much_one_of_them_wants() {
-    let mut visits = ReadyVisits::default();
-    for (n, name) in ["a", "a", "a", "b", "c"].into_iter().enumerate() {
-        let (url, permit) = ready(name, n);
-        visits.push(url, permit);
-    }
-    let next = std::iter::from_fn(|| visits.pop());
-    let order: Vec<_> = next.map(|(_, permit)| permit.identifier.to_string()).collect();
-    assert_eq!(order, ["a", "b", "c", "a", "a"]);
+    assert_eq!(order(visits(&["a", "a", "a", "b", "c"])), ["a", "b", "c", "a", "a"]);
 }
 
 #[test]
 fn a_visit_that_has_begun_goes_on_before_others_begin() {
-    let mut visits = ReadyVisits::default();
-    for (n, name) in ["a", "b", "b"].into_iter().enumerate() {
-        let (url, permit) = ready(name, n);
-        visits.push(url, permit);
-    }
-    let (url, permit) = ready("b", 7);
-    visits.push_first(url.clone(), permit);
-    assert_eq!(visits.pop().unwrap().0, url);
-    let next = std::iter::from_fn(|| visits.pop());
-    let order: Vec<_> = next.map(|(_, permit)| permit.identifier.to_string()).collect();
-    assert_eq!(order, ["a", "b", "b"]);
+    let mut visits = visits(&["a", "b", "b"]);
+    visits.push(ready("b", 7), true);
+    assert_eq!(visits.pop().unwrap().host, host("h7.example.com"));
+    assert_eq!(order(visits), ["a", "b", "b"]);
 }
 
 #[test]
-fn whoever_gives_up_gets_its_readyes_back_and_no_turn() {
-    let mut visits = ReadyVisits::default();
-    for (n, name) in ["a", "b", "a"].into_iter().enumerate() {
-        let (url, permit) = ready(name, n);
-        visits.push(url, permit);
-    }
-    assert_eq!(visits.withdraw(&"a".parse().unwrap()).len(), 2);
-    assert_eq!(visits.pop().unwrap().1.identifier.as_str(), "b");
-    assert!(visits.pop().is_none());
+fn whoever_gives_up_gets_its_permits_back_and_no_turn() {
+    let mut visits = visits(&["a", "b", "a"]);
+    assert_eq!(visits.withdraw(&id("a")).len(), 2);
+    assert_eq!(order(visits), ["b"]);
 }
 
 proptest! {
@@ -817,8 +809,7 @@ proptest! {
         let (mut pushed, mut popped) = (0_usize, 0_usize);
         for (n, (name, is_push)) in acts.into_iter().enumerate() {
             if is_push {
-                let (url, permit) = ready(&name.to_string(), n);
-                visits.push(url, permit);
+                visits.push(ready(&name.to_string(), n), false);
                 pushed += 1;
             } else {
                 popped += usize::from(visits.pop().is_some());
