@@ -58,12 +58,6 @@ impl BackoffPolicy {
     }
 }
 
-impl Default for BackoffPolicy {
-    fn default() -> Self {
-        Self::RELAY
-    }
-}
-
 /// The state of a peer, by its recent failures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -93,7 +87,7 @@ pub enum Health {
 /// use grasp_core::Mono;
 /// use grasp_core::limits::{Admit, Backoff, BackoffPolicy, Health};
 ///
-/// let mut relay = Backoff::new(BackoffPolicy::default());
+/// let mut relay = Backoff::new(BackoffPolicy::RELAY);
 /// relay.failed(Mono::from_secs(10));
 /// assert_eq!(relay.admit(Mono::from_secs(11)), Admit::Wait(Mono::from_secs(15)));
 /// relay.failed(Mono::from_secs(15));
@@ -149,12 +143,12 @@ impl Backoff {
         Self { policy, phase }
     }
 
-    /// Records that the peer could not be reached, or was lost.
+    /// Records that the peer could not be reached, or was lost. Returns the end of the pause.
     ///
     /// Ignored during a pause, so that a second report of the same failure does not count.
-    pub fn failed(&mut self, now: Mono) {
+    pub fn failed(&mut self, now: Mono) -> Mono {
         let (delay, failing_for) = match self.phase {
-            Phase::Waiting { retry_at, .. } if now < retry_at => return,
+            Phase::Waiting { retry_at, .. } if now < retry_at => return retry_at,
             Phase::Waiting { delay, failing_for, failed_at, .. } => {
                 (self.policy.next_delay(delay), failing_for.saturating_add(now - failed_at))
             }
@@ -165,7 +159,9 @@ impl Backoff {
         };
         let pause =
             if failing_for >= self.policy.dead_after { self.policy.dead_retry } else { delay };
-        self.phase = Phase::Waiting { delay, failing_for, failed_at: now, retry_at: now + pause };
+        let retry_at = now + pause;
+        self.phase = Phase::Waiting { delay, failing_for, failed_at: now, retry_at };
+        retry_at
     }
 
     /// Records that the peer answered.

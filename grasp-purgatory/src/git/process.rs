@@ -48,7 +48,6 @@ struct Running {
     child: Child,
     group: Option<Pid>,
     output: JoinHandle<Output>,
-    most_objects: Option<u64>,
     /// Charged once, before the process is reaped.
     cpu: Option<CpuAccount>,
     // Dropped last: the slot, and what the processes were working on.
@@ -77,11 +76,10 @@ impl GitProcess {
         (slot, cpu): (Holding, Option<CpuAccount>),
         keep: Vec<Keep>,
     ) -> Self {
-        let most_objects = watch.most_objects;
         let group = limits::pid(&child);
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
         let output = tokio::spawn(output::read(child.stderr.take(), group, watch));
-        let running = Running { child, group, output, most_objects, cpu, _slot: slot, _keep: keep };
+        let running = Running { child, group, output, cpu, _slot: slot, _keep: keep };
         Self { name, stdin, stdout, running: Some(running) }
     }
 
@@ -141,9 +139,8 @@ impl GitProcess {
         let output = timeout(LINGER, &mut running.output).await;
         let Output { last, too_many, claimed_objects } =
             output.ok().and_then(Result::ok).unwrap_or_default();
-        let limit = running.most_objects.unwrap_or(u64::MAX);
         self.running = None;
-        if too_many {
+        if let Some(limit) = too_many {
             return Err(GitError::TooMany { limit });
         }
         if limits::is_cpu_exhausted(status, &last) {

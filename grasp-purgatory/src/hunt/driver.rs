@@ -40,10 +40,12 @@ pub struct HuntFigures {
     pub hosts: Vec<(Host, HostFigures)>,
 }
 
+type Question = Box<dyn FnOnce(&Hunter, Mono) + Send>;
+
 enum Command {
     Tell(Input),
     /// Calls a function with the state of the hunt and the time, though the machine last looked at the clock a while ago.
-    Ask(Box<dyn FnOnce(&Hunter, Mono) + Send>),
+    Ask(Question),
 }
 
 impl HuntHandle {
@@ -89,8 +91,7 @@ pub fn hunt<C: SyncContext>(config: HuntConfig, context: Arc<C>) -> HuntHandle {
         hunter: Hunter::new(config, context.now()),
         context,
         tasks: JoinSet::new(),
-        failures: BTreeMap::new(),
-        requests: BTreeMap::new(),
+        running: BTreeMap::new(),
         read_slots: Arc::new(Semaphore::new(MAX_CONCURRENT_READS)),
         classify_slots: Arc::new(Semaphore::new(MAX_CLASSIFICATIONS)),
         commands: commands.downgrade(),
@@ -104,9 +105,8 @@ struct HuntDriver<C> {
     hunter: Hunter,
     context: Arc<C>,
     tasks: JoinSet<Input>,
-    /// The input for the end of each task that panics or is cancelled.
-    failures: BTreeMap<Id, Input>,
-    requests: BTreeMap<RequestId, AbortHandle>,
+    /// The input for the end of each task, if it panics or is cancelled.
+    running: BTreeMap<Id, (AbortHandle, Input)>,
     read_slots: Arc<Semaphore>,
     classify_slots: Arc<Semaphore>,
     commands: mpsc::WeakUnboundedSender<Command>,
@@ -188,8 +188,10 @@ impl<C: SyncContext> HuntDriver<C> {
             Output::ListIdentifiers => self.start(Input::Tick, async move {
                 Input::IdentifiersListed { identifiers: context.identifiers().await }
             }),
-            Output::Cancel { request_id } => {
-                if let Some(task) = self.requests.get(&request_id) {
+            Output::Cancel { request_id: cancelled } => {
+                let is_cancelled = |failure: &Input| matches!(failure, Input::Ended { request_id, .. } if *request_id == cancelled);
+                let mut tasks = self.running.values();
+                if let Some((task, _)) = tasks.find(|(_, failure)| is_cancelled(failure)) {
                     task.abort();
                 }
             }
@@ -199,20 +201,13 @@ impl<C: SyncContext> HuntDriver<C> {
 
     fn start(&mut self, failure: Input, work: impl Future<Output = Input> + Send + 'static) {
         let task = self.tasks.spawn(work);
-        let id = task.id();
-        if let Input::Ended { request_id, .. } = &failure {
-            self.requests.insert(*request_id, task);
-        }
-        self.failures.insert(id, failure);
+        self.running.insert(task.id(), (task, failure));
     }
 
     /// Returns the input for the end of a task, also of a failed one.
     fn ended(&mut self, task: Result<(Id, Input), JoinError>) -> Input {
         let id = task.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
-        let failure = self.failures.remove(&id);
-        if let Some(Input::Ended { request_id, .. }) = &failure {
-            self.requests.remove(request_id);
-        }
+        let failure = self.running.remove(&id).map(|(_, failure)| failure);
         match (task, failure) {
             (Ok((_, input)), _) => input,
             (Err(error), Some(Input::Ended { request_id, .. })) if error.is_panic() => {

@@ -8,8 +8,11 @@ use grasp_core::{Host, Identifier, Mono};
 
 use super::HuntConfig;
 
-/// Servers of which nothing needs to be remembered are looked for when there are more than this.
+/// Servers of which nothing needs to be remembered are forgotten when there are more than this.
 const MAX_HOSTS_KEPT: usize = 1_024;
+
+/// Identifiers that wait for one host.
+const MAX_QUEUED: usize = 10_000;
 
 /// The stretch over which guesses are counted, and after which a server that asked for less is asked a little more.
 const MINUTE: Duration = Duration::from_secs(60);
@@ -32,15 +35,13 @@ pub struct HostLimits {
     pub starts: NonZeroUsize,
     /// The period that `starts` is counted over. Default: 1 minute.
     pub per: Duration,
-    /// Maximum length of the queue. Default: 10,000.
-    pub max_waiting: usize,
 }
 
 impl Default for HostLimits {
     fn default() -> Self {
         const AT_ONCE: NonZeroUsize = NonZeroUsize::new(5).expect("five is not zero");
         const STARTS: NonZeroUsize = NonZeroUsize::new(30).expect("thirty is not zero");
-        Self { at_once: AT_ONCE, starts: STARTS, per: MINUTE, max_waiting: 10_000 }
+        Self { at_once: AT_ONCE, starts: STARTS, per: MINUTE }
     }
 }
 
@@ -104,8 +105,6 @@ pub(super) struct Hosts {
     overrides: BTreeMap<Host, HostLimits>,
     guesses: NonZeroUsize,
     hosts: BTreeMap<Host, HostState>,
-    /// Number of servers from which on idle ones are dropped.
-    crowded: usize,
 }
 
 #[derive(Debug)]
@@ -136,7 +135,6 @@ impl Hosts {
             overrides: config.hosts.clone(),
             guesses: config.guesses_per_minute,
             hosts: BTreeMap::new(),
-            crowded: MAX_HOSTS_KEPT,
         }
     }
 
@@ -163,7 +161,7 @@ impl Hosts {
         identifier: &Identifier,
     ) -> Option<Vec<Permit>> {
         let state = self.state(now, host);
-        if state.queue.len() >= state.full.max_waiting {
+        if state.queue.len() >= MAX_QUEUED {
             return None;
         }
         state.queue.push_back(identifier.clone());
@@ -238,9 +236,12 @@ impl Hosts {
         self.state(now, host).guesses.admit(now, most)
     }
 
-    /// Returns the permits that time has granted.
+    /// Returns the permits that time has granted, and forgets idle servers if there are many.
     #[must_use = "these may start now"]
     pub(super) fn due(&mut self, now: Mono) -> Vec<Permit> {
+        if self.hosts.len() > MAX_HOSTS_KEPT {
+            self.hosts.retain(|_, state| !state.is_forgettable(now));
+        }
         let granted = self.hosts.iter_mut().flat_map(|(host, state)| {
             state.recover(now);
             state.grant(now, host)
@@ -285,10 +286,6 @@ impl Hosts {
     }
 
     fn state(&mut self, now: Mono, host: &Host) -> &mut HostState {
-        if self.hosts.len() > self.crowded {
-            self.hosts.retain(|other, state| other == host || !state.is_forgettable(now));
-            self.crowded = MAX_HOSTS_KEPT.max(self.hosts.len() * 2);
-        }
         let chosen = self.overrides.get(host).copied();
         let full = chosen.unwrap_or(self.per_host);
         let state = self.hosts.entry(host.clone()).or_insert_with(|| HostState {

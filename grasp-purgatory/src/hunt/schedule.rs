@@ -139,7 +139,7 @@ impl Schedule {
     pub(super) fn wait_for_hosts(&mut self, now: Mono, identifier: &Identifier, were_asked: bool) {
         let Some(entry) = self.entries.get_mut(identifier) else { return };
         entry.phase = AttemptPhase::WaitingForHosts;
-        let retry = were_asked.then(|| entry.retry_at(now));
+        let retry = were_asked.then(|| entry.backoff.failed(now));
         entry.next = entry.next.into_iter().chain(retry).min();
         self.times.extend(entry.next.map(|when| (when, identifier.clone())));
     }
@@ -157,7 +157,7 @@ impl Schedule {
             (Some(next), _) => Some(next.max(now)),
             (None, End::Wanting) => {
                 entry.attempts = entry.attempts.saturating_add(1);
-                Some(entry.retry_at(now))
+                Some(entry.backoff.failed(now))
             }
             (None, End::Satisfied | End::Needless | End::Later) => {
                 self.entries.remove(identifier);
@@ -236,14 +236,6 @@ impl Schedule {
             backoff: Backoff::new(policy),
             is_satisfied: false,
         })
-    }
-}
-
-impl ScheduledHunt {
-    /// Records a failure, and returns when to try again.
-    fn retry_at(&mut self, now: Mono) -> Mono {
-        self.backoff.failed(now);
-        self.backoff.retry_at().unwrap_or(now)
     }
 }
 

@@ -13,12 +13,8 @@ use crate::hunting::{MAIN, announce, hosted_at, hurried, instance, wait_until};
 async fn no_server_is_asked_for_more_than_its_limits() {
     const REPOS: usize = 24;
     let per = Duration::from_millis(1_500);
-    let limits = HostLimits {
-        at_once: three(),
-        starts: NonZeroUsize::new(12).unwrap(),
-        per,
-        ..HostLimits::default()
-    };
+    let starts = NonZeroUsize::new(12).unwrap();
+    let limits = HostLimits { at_once: three(), starts, per };
     let instance = Instance::with(|settings| {
         hurried(settings);
         settings.hunt.per_host = limits;

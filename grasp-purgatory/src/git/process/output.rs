@@ -28,8 +28,8 @@ const CLAIM: &str = "--pack_header=";
 pub(super) struct Output {
     /// The end of it.
     pub(super) last: Vec<u8>,
-    /// A pack claimed more objects than the limit.
-    pub(super) too_many: bool,
+    /// The limit of objects, if a pack claimed more.
+    pub(super) too_many: Option<u64>,
     /// The most objects that a pack claimed, if that was listened for.
     pub(super) claimed_objects: Option<u64>,
 }
@@ -88,12 +88,10 @@ pub(super) async fn read(
         if let (Some(_), Some(group)) = (output.claimed_objects, group) {
             watch.until_pack.take().inspect(|(limits, _)| limits.raise_all(group));
         }
-        if !output.too_many && output.claimed_objects.is_some_and(|claimed| claimed > most) {
-            output.too_many = true;
-            if let Some(group) = group {
-                // It may be gone already, which is what is wanted.
-                _ = kill_process_group(group, Signal::TERM);
-            }
+        let is_too_many = output.claimed_objects.is_some_and(|claimed| claimed > most);
+        if is_too_many && output.too_many.replace(most).is_none() {
+            // It may be gone already, which is what is wanted.
+            group.map(|group| kill_process_group(group, Signal::TERM));
         }
     }
     output
@@ -249,7 +247,7 @@ mod tests {
             let said = format!("{LINE}\nfatal: end");
             let watch = OutputWatch { most_objects: most, ..OutputWatch::default() };
             let output = read(Some(said.as_bytes()), None, watch).await;
-            assert_eq!(output.too_many, too_many, "{most:?}");
+            assert_eq!(output.too_many.is_some(), too_many, "{most:?}");
             assert!(output.last.ends_with(b"fatal: end"));
         }
     }

@@ -220,6 +220,7 @@ fn ten_thousand_servers_are_not_all_remembered() {
         let now = Mono::from_secs(n);
         let permit = hosts.admit(now, &host(&format!("h{n}.example.com")), &id("x")).unwrap();
         let _ = hosts.release(now, permit);
+        let _ = hosts.due(now);
     }
     assert!(hosts.hosts.len() <= MAX_HOSTS_KEPT + 1, "{}", hosts.hosts.len());
 }
@@ -438,11 +439,11 @@ fn withdrawing_a_visit_that_waits_to_continue_lets_the_queue_go_on() {
 
 #[test]
 fn a_full_queue_takes_no_further_identifier() {
-    let mut one = OneHost::new(HostLimits { max_waiting: 1, ..HostLimits::default() });
+    let mut one = OneHost::new(HostLimits::default());
     one.pause_until(Mono::from_secs(1));
-    one.enqueue(Mono::ZERO, "a");
+    (0..MAX_QUEUED).for_each(|n| one.enqueue(Mono::ZERO, &n.to_string()));
     assert_eq!(one.hosts.enqueue(Mono::ZERO, &host(GIT), &id("b")), None);
-    assert_eq!(one.figures().waiting, 1);
+    assert_eq!(one.figures().waiting, MAX_QUEUED);
 }
 
 /// Returns the largest number of starts in any period of this length.
@@ -479,7 +480,6 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 fn configs() -> impl Strategy<Value = HostLimits> {
     (1..5_usize, 1..6_usize, 1..5_000_u64).prop_map(|(at_once, starts, per)| HostLimits {
         per: Duration::from_millis(per),
-        max_waiting: 40,
         ..limits(at_once, starts)
     })
 }
