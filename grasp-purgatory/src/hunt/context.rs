@@ -69,6 +69,9 @@ pub trait LocalServer: Send + Sync + 'static {
         repos: Vec<RepoId>,
     ) -> impl Future<Output = Result<Vec<Arc<Event>>, ReadError>> + Send;
 
+    /// Returns whether served repositories of an identifier are known to lack objects.
+    fn is_damaged(&self, identifier: &Identifier) -> bool;
+
     /// Calls a function with the state of purgatory; `None` if the server is stopping.
     fn ask<T: Send + 'static>(
         &self,
@@ -109,6 +112,8 @@ impl<S: LocalServer> ServerContext<S> {
         identifier: &Identifier,
         scope: Scope,
     ) -> Result<Vec<Want>, ReadError> {
+        let is_damaged = self.server.is_damaged(identifier);
+        let scope = if is_damaged { Scope::Everything } else { scope };
         let stored: Vec<_> = self.stored(kinds::ANNOUNCEMENT, identifier).await?;
         let stored: Vec<_> = stored.iter().flat_map(|event| Announcement::parse(event)).collect();
         let (name, known) = (identifier.clone(), stored.clone());

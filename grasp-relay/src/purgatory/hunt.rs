@@ -56,6 +56,10 @@ impl LocalServer for HuntServer {
         self.events(addressed_to(repos.into_iter())).await
     }
 
+    fn is_damaged(&self, identifier: &Identifier) -> bool {
+        self.executor.damage.is_damaged(identifier)
+    }
+
     async fn ask<T: Send + 'static>(
         &self,
         question: impl FnOnce(&Purgatory) -> T + Send + 'static,
