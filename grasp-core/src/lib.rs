@@ -46,7 +46,7 @@ pub mod neg;
 pub mod nip34;
 pub mod outbound;
 pub mod push;
-pub mod repo;
+mod repo;
 pub mod resources;
 pub mod service;
 pub mod sync;
@@ -61,10 +61,10 @@ pub use nostr;
 
 pub use maintainers::MaintainerModel;
 pub use repo::{
-    CloneUrl, CoordinateError, Host, Identifier, IdentifierError, Namespace, Oid, OidError,
-    RefName, RefNameError, RelayUrl, RepoId, UrlError, parse_coordinate,
+    CloneUrl, Host, Identifier, Namespace, Oid, RefName, RelayUrl, RepoId, parse_coordinate,
 };
 pub use service::ServiceIdentity;
+pub use text::ParseError;
 pub use time::{Mono, Now};
 pub use verified::{VerificationError, Verified};
 pub use version::Version;

@@ -49,11 +49,13 @@ impl MaintainerModel {
     ///
     /// ```
     /// use std::collections::BTreeSet;
-    /// use grasp_core::{MaintainerModel, maintainers::MaintainerLists, nip34::MaintainerList};
+    /// use grasp_core::maintainers::{MaintainerLists, MaintainerModel};
+    /// use grasp_core::nip34::MaintainerList;
     /// use nostr::key::PublicKey;
     ///
     /// let [alice, bob] = [1, 2].map(|n| PublicKey::from_byte_array([n; 32]));
-    /// let mut maintainer_lists = MaintainerLists::from([(alice, MaintainerList::Listed(BTreeSet::from([bob])))]);
+    /// let naming = |key| MaintainerList { listed: BTreeSet::from([key]), ..MaintainerList::default() };
+    /// let mut maintainer_lists = MaintainerLists::from([(alice, naming(bob))]);
     ///
     /// // Alice invites bob. By that alone he can sign for her only in the plain model.
     /// let say = MaintainerModel::Reciprocal.maintainers(&alice, &maintainer_lists);
@@ -62,7 +64,7 @@ impl MaintainerModel {
     /// assert_eq!(say, BTreeSet::from([alice, bob]));
     ///
     /// // Bob accepts by listing her back.
-    /// maintainer_lists.insert(bob, MaintainerList::Listed(BTreeSet::from([alice])));
+    /// maintainer_lists.insert(bob, naming(alice));
     /// let say = MaintainerModel::Reciprocal.maintainers(&alice, &maintainer_lists);
     /// assert_eq!(say, BTreeSet::from([alice, bob]));
     /// ```
@@ -111,17 +113,16 @@ fn plain(selected: &PublicKey, maintainer_lists: &MaintainerLists) -> BTreeSet<P
         return BTreeSet::new();
     }
     while let Some(key) = open.pop_front() {
-        let maintainer_list = maintainer_lists.get(&key);
-        let active =
-            maintainer_list.is_none_or(|maintainer_list| maintainer_list.author_is_active(&key));
+        let list = maintainer_lists.get(&key);
+        let active = list.is_none_or(|list| !list.author_left);
         if active {
             confirmed.insert(key);
         }
         // The selected author's list counts even after that author left: it names the successors.
         if active || key == *selected {
-            let listed = maintainer_list.map(MaintainerList::listed).unwrap_or_default();
+            let listed = list.into_iter().flat_map(|list| &list.listed).copied();
             let room = MAX_MAINTAINERS.saturating_sub(seen.len());
-            open.extend(listed.into_iter().filter(|key| seen.insert(*key)).take(room));
+            open.extend(listed.filter(|key| seen.insert(*key)).take(room));
         }
     }
     confirmed
@@ -138,16 +139,12 @@ struct Listings {
 impl Listings {
     fn of(maintainer_lists: &MaintainerLists) -> Self {
         let authors: Vec<PublicKey> = maintainer_lists.keys().copied().collect();
-        let places = |maintainer_list: &MaintainerList| {
-            let listed = maintainer_list.listed();
-            listed.iter().filter_map(|key| authors.binary_search(key).ok()).collect()
+        let places = |list: &MaintainerList| {
+            list.listed.iter().filter_map(|key| authors.binary_search(key).ok()).collect()
         };
         Self {
             listed: maintainer_lists.values().map(places).collect(),
-            is_active: maintainer_lists
-                .iter()
-                .map(|(key, maintainer_list)| maintainer_list.author_is_active(key))
-                .collect(),
+            is_active: maintainer_lists.values().map(|list| !list.author_left).collect(),
             authors,
         }
     }
@@ -196,13 +193,10 @@ fn root(selected: &PublicKey, maintainer_lists: &MaintainerLists) -> Option<Publ
     let mut at = *selected;
     let mut seen = BTreeSet::new();
     while seen.insert(at) {
-        let maintainer_list = maintainer_lists.get(&at)?;
-        let leads = maintainer_list.leads();
-        let mut leads = leads.iter();
+        let list = maintainer_lists.get(&at)?;
+        let mut leads = list.leads.iter();
         match (leads.next(), leads.next()) {
-            (None, _) if at == *selected && maintainer_list.author_is_active(&at) => {
-                return Some(at);
-            }
+            (None, _) if at == *selected && !list.author_left => return Some(at),
             (Some(lead), None) if *lead == at => return Some(at),
             (Some(lead), None) => at = *lead,
             _ => return None,
@@ -214,7 +208,6 @@ fn root(selected: &PublicKey, maintainer_lists: &MaintainerLists) -> Option<Publ
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nip34::{Role, RoleRecord, Tenure};
     use crate::testing::key;
 
     const ALICE: u8 = 1;
@@ -223,20 +216,20 @@ mod tests {
     const EVE: u8 = 9;
 
     fn listed(keys: &[u8]) -> MaintainerList {
-        MaintainerList::Listed(keys.iter().map(|n| key(*n)).collect())
+        let listed = keys.iter().map(|n| key(*n)).collect();
+        MaintainerList { listed, ..MaintainerList::default() }
     }
 
-    fn roles(records: &[(Role, u8, Tenure)]) -> MaintainerList {
-        let record = |&(role, n, tenure)| RoleRecord { role, key: key(n), tenure };
-        MaintainerList::Roles(records.iter().map(record).collect())
+    /// Returns the list of an announcement with role tags for leads and for other maintainers.
+    fn roles(leads: &[u8], maintainers: &[u8]) -> MaintainerList {
+        let leads = leads.iter().map(|n| key(*n)).collect();
+        let mut list = MaintainerList { leads, ..listed(maintainers) };
+        list.listed.extend(&list.leads);
+        list
     }
 
-    fn lead(n: u8) -> (Role, u8, Tenure) {
-        (Role::Lead, n, Tenure::Active)
-    }
-
-    fn maintainer(n: u8) -> (Role, u8, Tenure) {
-        (Role::Maintainer, n, Tenure::Active)
+    fn by_one_who_left(list: MaintainerList) -> MaintainerList {
+        MaintainerList { author_left: true, ..list }
     }
 
     fn confirmed(
@@ -291,19 +284,19 @@ mod tests {
     #[test]
     fn the_lead_is_found_by_following_m() {
         let maintainer_lists = [
-            (ALICE, roles(&[lead(BOB)])),
-            (BOB, roles(&[lead(BOB), maintainer(CAROL)])),
-            (CAROL, roles(&[lead(BOB), maintainer(CAROL)])),
+            (ALICE, roles(&[BOB], &[])),
+            (BOB, roles(&[BOB], &[CAROL])),
+            (CAROL, roles(&[BOB], &[CAROL])),
         ];
         assert_eq!(confirmed(Reciprocal, ALICE, &maintainer_lists), [BOB, CAROL]);
     }
 
     #[test]
     fn an_unclear_lead_means_nobody() {
-        let two = [(ALICE, roles(&[lead(ALICE), lead(BOB)])), (BOB, roles(&[lead(BOB)]))];
-        let missing = [(ALICE, roles(&[lead(BOB)]))];
-        let cycle = [(ALICE, roles(&[lead(BOB)])), (BOB, roles(&[lead(ALICE)]))];
-        let no_self_lead = [(ALICE, roles(&[lead(BOB)])), (BOB, listed(&[ALICE]))];
+        let two = [(ALICE, roles(&[ALICE, BOB], &[])), (BOB, roles(&[BOB], &[]))];
+        let missing = [(ALICE, roles(&[BOB], &[]))];
+        let cycle = [(ALICE, roles(&[BOB], &[])), (BOB, roles(&[ALICE], &[]))];
+        let no_self_lead = [(ALICE, roles(&[BOB], &[])), (BOB, listed(&[ALICE]))];
         for maintainer_lists in [&two[..], &missing, &cycle, &no_self_lead, &[]] {
             assert_eq!(
                 confirmed(Reciprocal, ALICE, maintainer_lists),
@@ -316,13 +309,11 @@ mod tests {
 
     #[test]
     fn whoever_left_has_no_say_whoever_lists_them() {
-        for gone in [Tenure::Ended, Tenure::Deferred, Tenure::Void] {
-            let left = roles(&[(Role::Maintainer, BOB, gone), maintainer(ALICE)]);
-            let maintainer_lists = [(ALICE, listed(&[BOB])), (BOB, left)];
-            assert_eq!(confirmed(Reciprocal, ALICE, &maintainer_lists), [ALICE]);
-            assert_eq!(confirmed(Plain, ALICE, &maintainer_lists), [ALICE]);
-        }
-        let alone = [(ALICE, roles(&[(Role::Lead, ALICE, Tenure::Ended)]))];
+        let left = by_one_who_left(roles(&[], &[ALICE]));
+        let maintainer_lists = [(ALICE, listed(&[BOB])), (BOB, left)];
+        assert_eq!(confirmed(Reciprocal, ALICE, &maintainer_lists), [ALICE]);
+        assert_eq!(confirmed(Plain, ALICE, &maintainer_lists), [ALICE]);
+        let alone = [(ALICE, by_one_who_left(roles(&[], &[])))];
         assert_eq!(confirmed(Reciprocal, ALICE, &alone), [0u8; 0]);
         assert_eq!(confirmed(Plain, ALICE, &alone), [0u8; 0]);
     }
@@ -354,9 +345,8 @@ mod tests {
         // A thousand authors; each lists the next one and a hundred that never announce.
         let lists = |n: usize| {
             let silent = (0..100).map(move |m| person(10_000 + n * 100 + m));
-            let maintainer_list =
-                silent.chain([person(n + 1), person(n.saturating_sub(1))]).collect();
-            (person(n), MaintainerList::Listed(maintainer_list))
+            let listed = silent.chain([person(n + 1), person(n.saturating_sub(1))]).collect();
+            (person(n), MaintainerList { listed, ..MaintainerList::default() })
         };
         let maintainer_lists: MaintainerLists = (0..1_000).map(lists).collect();
         let sets = MaintainerSets::new(Plain, &maintainer_lists);
@@ -376,10 +366,13 @@ mod tests {
             bytes[..8].copy_from_slice(&n.to_be_bytes());
             PublicKey::from_byte_array(bytes)
         };
-        let around = |n: usize| (0..=20).map(|m| person((n + 290 + m) % 300)).collect();
+        let around = |n: usize| {
+            let listed = (0..=20).map(|m| person((n + 290 + m) % 300)).collect();
+            MaintainerList { listed, ..MaintainerList::default() }
+        };
         let mut maintainer_lists: MaintainerLists =
-            (0..300).map(|n| (person(n), MaintainerList::Listed(around(n)))).collect();
-        maintainer_lists.insert(person(5), MaintainerList::Listed(BTreeSet::new()));
+            (0..300).map(|n| (person(n), around(n))).collect();
+        maintainer_lists.insert(person(5), MaintainerList::default());
         let circles = MaintainerSets::new(MaintainerModel::Reciprocal, &maintainer_lists);
         let all_but_one: BTreeSet<_> = (0..300).filter(|n| *n != 5).map(person).collect();
         for n in 0..300 {

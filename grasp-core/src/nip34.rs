@@ -7,8 +7,8 @@ mod references;
 mod state;
 mod tags;
 
-pub use announcement::{Announcement, AnnouncementError};
-pub use maintainer_list::{MaintainerList, Role, RoleRecord, Tenure};
-pub use proposal::{Proposal, ProposalError};
+pub use announcement::Announcement;
+pub use maintainer_list::MaintainerList;
+pub use proposal::Proposal;
 pub use references::{References, repo_refs};
-pub use state::{DeclaredTarget, State, StateError};
+pub use state::State;

@@ -11,18 +11,14 @@
 
 mod authorise;
 mod command;
-mod contributor;
-mod options;
 mod pktline;
 mod report;
 mod verdict;
 
-pub use authorise::{Candidate, KnownProposal, MAX_UPLOADS, PushView, authorise};
-pub use command::{
-    Capabilities, CommandReader, MAX_COMMANDS, Progress, PushCommand, PushParseError, PushRequest,
+pub use authorise::{
+    Candidate, KnownProposal, MAX_UPLOADS, PushView, authorise, authorise_contribution,
 };
-pub use contributor::{Contribution, authorise_contribution};
-pub use options::OptionsReader;
-pub use pktline::{MAX_PKT_DATA, Pkt, PktError, encode_pkt, read_pkt};
+pub use command::{Capabilities, CommandReader, MAX_COMMANDS, Progress, PushCommand, PushRequest};
+pub use pktline::{Pkt, encode_pkt, read_pkt};
 pub use report::{RefReport, encode_error, encode_progress, encode_report};
 pub use verdict::{AuthorisedPush, PushVerdict, RefRefusal, RefVerdict};

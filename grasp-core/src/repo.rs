@@ -6,10 +6,9 @@ mod oid;
 mod refname;
 mod url;
 
-pub(crate) use coordinate::parse_pubkey;
-pub use coordinate::{CoordinateError, RepoId, parse_coordinate};
-pub use identifier::{Identifier, IdentifierError};
-pub use oid::{Oid, OidError};
-pub use refname::{Namespace, RefName, RefNameError};
+pub use coordinate::{RepoId, parse_coordinate};
+pub use identifier::Identifier;
+pub use oid::Oid;
+pub use refname::{Namespace, RefName};
 pub(crate) use url::UrlParts;
-pub use url::{CloneUrl, Host, RelayUrl, UrlError};
+pub use url::{CloneUrl, Host, RelayUrl};

@@ -10,7 +10,8 @@ use nostr::nips::nip19::ToBech32;
 
 pub use self::path::{Endpoint, GitPath};
 use crate::repo::UrlParts;
-use crate::repo::{CloneUrl, Identifier, RelayUrl, RepoId, UrlError};
+use crate::repo::{CloneUrl, Identifier, RelayUrl, RepoId};
+use crate::text::{ParseError, hex_bytes, invalid};
 
 /// The address of this service: `host[:port][/mount]`.
 ///
@@ -80,7 +81,7 @@ impl ServiceIdentity {
     }
 
     /// Returns the relay address of this service.
-    pub fn relay_url(&self, secure: bool) -> Result<RelayUrl, UrlError> {
+    pub fn relay_url(&self, secure: bool) -> Result<RelayUrl, ParseError> {
         let scheme = if secure { "wss" } else { "ws" };
         format!("{scheme}://{self}").parse()
     }
@@ -166,7 +167,7 @@ fn decode(text: &str) -> Option<String> {
         }
         let (digits, tail) = tail.split_at_checked(2)?;
         let digits = std::str::from_utf8(digits).ok()?;
-        let [byte] = crate::text::hex_bytes::<1>(digits)?;
+        let [byte] = hex_bytes::<1>(digits)?;
         bytes.push(byte);
         rest = tail;
     }
@@ -174,11 +175,11 @@ fn decode(text: &str) -> Option<String> {
 }
 
 impl FromStr for ServiceIdentity {
-    type Err = UrlError;
-    fn from_str(text: &str) -> Result<Self, UrlError> {
+    type Err = ParseError;
+    fn from_str(text: &str) -> Result<Self, ParseError> {
         let parts = UrlParts::parse(&format!("https://{text}"), &SCHEMES)?;
         if parts.url.query().is_some() || parts.url.fragment().is_some() {
-            return Err(UrlError::Malformed);
+            return invalid("not host[:port][/mount]");
         }
         // `host:443` means that port only, but the URL parser drops it as the default.
         let authority = text.split('/').next().unwrap_or(text);

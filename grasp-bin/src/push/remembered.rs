@@ -10,11 +10,10 @@ use std::io::Write as _;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
-use grasp_core::nip34::{Announcement, MaintainerList, Tenure};
+use grasp_core::nip34::Announcement;
 use grasp_core::service::npub;
 use grasp_core::{RepoId, Version};
 use nostr::event::Event;
-use nostr::key::PublicKey;
 use nostr::types::Timestamp;
 use serde_json::Value;
 
@@ -50,14 +49,8 @@ pub(super) fn choose(
 /// The maintainers and relays of an announcement, in words.
 fn names(event: &Event) -> BTreeSet<String> {
     let Ok(read) = Announcement::parse(event) else { return BTreeSet::new() };
-    let maintainers: BTreeSet<PublicKey> = match read.maintainer_list {
-        MaintainerList::Listed(keys) => keys,
-        MaintainerList::Roles(records) => {
-            let active = records.into_iter().filter(|one| one.tenure == Tenure::Active);
-            active.map(|one| one.key).collect()
-        }
-    };
-    let maintainers = maintainers.iter().map(|key| format!("maintainer {}", npub(key)));
+    let maintainers = read.maintainer_list.listed.union(&read.maintainer_list.moderators);
+    let maintainers = maintainers.map(|key| format!("maintainer {}", npub(key)));
     maintainers.chain(read.relays.iter().map(|relay| format!("relay {relay}"))).collect()
 }
 
@@ -101,7 +94,7 @@ impl Remembered {
 mod tests {
     use grasp_core::kinds;
     use nostr::event::{EventBuilder, FinalizeEvent as _, Tag};
-    use nostr::key::Keys;
+    use nostr::key::{Keys, PublicKey};
 
     use super::*;
 

@@ -6,8 +6,9 @@ use nostr::event::Event;
 
 use super::{MaintainerList, tags};
 use crate::kinds;
-use crate::repo::{CloneUrl, Identifier, IdentifierError, RelayUrl, RepoId};
+use crate::repo::{CloneUrl, Identifier, RelayUrl, RepoId};
 use crate::service::ServiceIdentity;
+use crate::text::{ParseError, invalid};
 use crate::version::Version;
 
 /// A repository announcement.
@@ -48,30 +49,18 @@ pub struct Announcement {
     pub description: Option<String>,
 }
 
-/// Why an event is no repository announcement.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AnnouncementError {
-    /// Another kind.
-    #[error("not a repository announcement")]
-    Kind,
-    /// No `d` tag.
-    #[error("the announcement has no d tag")]
-    NoIdentifier,
-    /// A `d` tag that can name no repository.
-    #[error(transparent)]
-    Identifier(#[from] IdentifierError),
-}
-
 impl Announcement {
     /// Bytes of the largest announcement that is taken: some 900 maintainers. Honest ones have a few thousand.
     pub const MAX_EVENT_BYTES: usize = 64 * 1024;
 
     /// Reads an announcement; several `clone`, `relays` or `maintainers` tags mean what one long tag would.
-    pub fn parse(event: &Event) -> Result<Self, AnnouncementError> {
+    pub fn parse(event: &Event) -> Result<Self, ParseError> {
         if event.kind != kinds::ANNOUNCEMENT {
-            return Err(AnnouncementError::Kind);
+            return invalid("not a repository announcement");
         }
-        let identifier = tags::first(event, "d").ok_or(AnnouncementError::NoIdentifier)?;
+        let Some(identifier) = tags::first(event, "d") else {
+            return invalid("the announcement has no d tag");
+        };
         let (clone, clone_unusable) = usable(tags::all_values(event, "clone"));
         let (relays, relays_unusable) = usable(tags::all_values(event, "relays"));
         Ok(Self {
@@ -115,7 +104,7 @@ mod tests {
     use crate::service::npub;
     use crate::testing::{Unsigned, key};
 
-    fn parse(tags: &[&[&str]]) -> Result<Announcement, AnnouncementError> {
+    fn parse(tags: &[&[&str]]) -> Result<Announcement, ParseError> {
         Announcement::parse(&Unsigned::kind(30617).tags(tags).by(key(1)))
     }
 
@@ -138,12 +127,12 @@ mod tests {
 
     #[test]
     fn without_a_usable_identifier_there_is_no_announcement() {
-        assert_eq!(parse(&[]), Err(AnnouncementError::NoIdentifier));
-        assert_eq!(parse(&[&["d"]]), Err(AnnouncementError::NoIdentifier));
-        assert_eq!(parse(&[&["d", ""]]), Err(IdentifierError::Empty.into()));
-        assert_eq!(parse(&[&["d", "a/b"]]), Err(IdentifierError::Separator.into()));
+        assert_eq!(parse(&[]), invalid("the announcement has no d tag"));
+        assert_eq!(parse(&[&["d"]]), invalid("the announcement has no d tag"));
+        assert_eq!(parse(&[&["d", ""]]), invalid("the identifier is empty"));
+        assert_eq!(parse(&[&["d", "a/b"]]), invalid("the identifier contains a path separator"));
         let issue = Unsigned::kind(1621).tags(&[&["d", "x"]]).by(key(1));
-        assert_eq!(Announcement::parse(&issue), Err(AnnouncementError::Kind));
+        assert_eq!(Announcement::parse(&issue), invalid("not a repository announcement"));
     }
 
     #[test]

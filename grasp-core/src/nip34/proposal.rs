@@ -8,6 +8,7 @@ use nostr::key::PublicKey;
 use super::{repo_refs, tags};
 use crate::kinds;
 use crate::repo::{CloneUrl, Oid, RepoId};
+use crate::text::{ParseError, invalid};
 
 /// A pull request, or an update with a new tip.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,28 +24,19 @@ pub struct Proposal {
     pub clone: Vec<CloneUrl>,
 }
 
-/// The reason for which an event is not a pull request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ProposalError {
-    /// An event of another kind.
-    #[error("not a pull request")]
-    Kind,
-    /// No `c` tag with a commit id.
-    #[error("the pull request has no c tag with a commit id")]
-    NoTip,
-}
-
 impl Proposal {
     /// Parses a pull request or an update.
-    pub fn parse(event: &Event) -> Result<Self, ProposalError> {
+    pub fn parse(event: &Event) -> Result<Self, ParseError> {
         if event.kind != kinds::PULL_REQUEST && event.kind != kinds::PULL_REQUEST_UPDATE {
-            return Err(ProposalError::Kind);
+            return invalid("not a pull request");
         }
-        let tip = tags::first(event, "c").and_then(|value| value.parse().ok());
+        let Some(tip) = tags::first(event, "c").and_then(|value| value.parse().ok()) else {
+            return invalid("the pull request has no c tag with a commit id");
+        };
         Ok(Self {
             id: event.id,
             author: event.pubkey,
-            tip: tip.ok_or(ProposalError::NoTip)?,
+            tip,
             repos: repo_refs(event),
             clone: tags::all_values(event, "clone").filter_map(|url| url.parse().ok()).collect(),
         })
@@ -63,16 +55,17 @@ mod tests {
         };
         assert!(matches!(with(&"a".repeat(40)), Ok(Oid::Sha1(_))));
         assert!(matches!(with(&"a".repeat(64)), Ok(Oid::Sha256(_))));
-        assert_eq!(with("abc"), Err(ProposalError::NoTip));
-        assert_eq!(Proposal::parse(&Unsigned::kind(1618).by(key(1))), Err(ProposalError::NoTip));
-        assert_eq!(Proposal::parse(&Unsigned::kind(1619).by(key(1))), Err(ProposalError::NoTip));
+        let tipless = "the pull request has no c tag with a commit id";
+        assert_eq!(with("abc"), invalid(tipless));
+        assert_eq!(Proposal::parse(&Unsigned::kind(1618).by(key(1))), invalid(tipless));
+        assert_eq!(Proposal::parse(&Unsigned::kind(1619).by(key(1))), invalid(tipless));
     }
 
     #[test]
     fn refuses_issues_and_patches() {
         for kind in [1, 1617, 1621] {
             let event = Unsigned::kind(kind).tags(&[&["c", &"a".repeat(40)]]).by(key(1));
-            assert_eq!(Proposal::parse(&event), Err(ProposalError::Kind));
+            assert_eq!(Proposal::parse(&event), invalid("not a pull request"));
         }
     }
 

@@ -7,7 +7,7 @@ use nostr::nips::nip01::Coordinate;
 
 use super::tags;
 use crate::repo::{RepoId, parse_coordinate};
-use crate::text::is_lower_hex;
+use crate::text::parse_event_id;
 
 /// The events that an event refers to by the first value of its `a`, `A`, `e`, `E` and `q` tags.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,11 +31,6 @@ impl References {
         }
         references
     }
-}
-
-/// Parses an event id in lower-case hex, the spelling that relays index.
-fn parse_event_id(text: &str) -> Option<EventId> {
-    if is_lower_hex(text) { EventId::from_hex(text).ok() } else { None }
 }
 
 /// Returns every repository that an event is addressed to by its `a` tags.

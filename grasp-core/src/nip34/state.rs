@@ -7,7 +7,8 @@ use nostr::event::{Event, Tag};
 
 use super::tags;
 use crate::kinds;
-use crate::repo::{Identifier, IdentifierError, Namespace, Oid, RefName, RefNameError, RepoId};
+use crate::repo::{Identifier, Namespace, Oid, RefName, RepoId};
+use crate::text::{ParseError, invalid};
 use crate::version::Version;
 
 /// A repository state: the complete set of branches and tags that its author signed.
@@ -17,42 +18,11 @@ pub struct State {
     pub repo: RepoId,
     /// Date and id of the event.
     pub version: Version,
-    /// Branches and tags with their targets.
-    pub refs: BTreeMap<RefName, DeclaredTarget>,
+    /// Branches and tags with their targets; `None` for a value that is not an object id. A state with such a ref can
+    /// never be realised.
+    pub refs: BTreeMap<RefName, Option<Oid>>,
     /// The branch for HEAD.
     pub head: Option<RefName>,
-}
-
-/// The target of a ref in a state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeclaredTarget {
-    /// An object id.
-    Oid(Oid),
-    /// Anything but an object id; such a state can never be realised.
-    Invalid,
-}
-
-/// The reason for which an event is not a repository state.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum StateError {
-    /// An event of another kind.
-    #[error("not a repository state")]
-    Kind,
-    /// No `d` tag.
-    #[error("the state has no d tag")]
-    NoIdentifier,
-    /// The `d` tag is not a valid identifier.
-    #[error(transparent)]
-    Identifier(#[from] IdentifierError),
-    /// A ref name that git refuses.
-    #[error("a ref name {0}")]
-    RefName(#[from] RefNameError),
-    /// A ref with two targets.
-    #[error("{0} has two values")]
-    TwoValues(RefName),
-    /// Two refs that cannot both exist, because one is a directory of the other.
-    #[error("{0} and {1} cannot both exist")]
-    Conflict(RefName, RefName),
 }
 
 impl State {
@@ -60,11 +30,13 @@ impl State {
     pub const MAX_EVENT_BYTES: usize = 1024 * 1024;
 
     /// Parses a state. Ignores peeled refs (`…^{}`), symbolic values and other namespaces.
-    pub fn parse(event: &Event) -> Result<Self, StateError> {
+    pub fn parse(event: &Event) -> Result<Self, ParseError> {
         if event.kind != kinds::STATE {
-            return Err(StateError::Kind);
+            return invalid("not a repository state");
         }
-        let identifier = tags::first(event, "d").ok_or(StateError::NoIdentifier)?;
+        let Some(identifier) = tags::first(event, "d") else {
+            return invalid("the state has no d tag");
+        };
         let mut refs = BTreeMap::new();
         for tag in event.tags.iter() {
             let Some((name, declared)) = parse_ref_tag(tag)? else {
@@ -73,7 +45,9 @@ impl State {
             match refs.entry(name) {
                 Entry::Vacant(entry) => _ = entry.insert(declared),
                 Entry::Occupied(entry) if *entry.get() == declared => {}
-                Entry::Occupied(entry) => return Err(StateError::TwoValues(entry.key().clone())),
+                Entry::Occupied(entry) => {
+                    return invalid(format!("{} has two values", entry.key()));
+                }
             }
         }
         check_conflicts(&refs)?;
@@ -87,34 +61,29 @@ impl State {
 
     /// Returns the objects that are needed to realise the state, or `None` if it can never be realised.
     pub fn tips(&self) -> Option<Vec<Oid>> {
-        self.refs
-            .values()
-            .map(|declared| match declared {
-                DeclaredTarget::Oid(oid) => Some(*oid),
-                DeclaredTarget::Invalid => None,
-            })
-            .collect()
+        self.refs.values().copied().collect()
     }
 
     /// Returns whether these refs are exactly those of the state.
     pub fn is_realised_by(&self, refs: &BTreeMap<RefName, Oid>) -> bool {
         self.refs.len() == refs.len()
-            && self.refs.iter().zip(refs).all(|((want, declared), (have, oid))| {
-                want == have && *declared == DeclaredTarget::Oid(*oid)
-            })
+            && self
+                .refs
+                .iter()
+                .zip(refs)
+                .all(|((want, declared), (have, oid))| want == have && *declared == Some(*oid))
     }
 }
 
 /// Parses a tag that declares a ref; `None` for other tags.
-fn parse_ref_tag(tag: &Tag) -> Result<Option<(RefName, DeclaredTarget)>, StateError> {
+fn parse_ref_tag(tag: &Tag) -> Result<Option<(RefName, Option<Oid>)>, ParseError> {
     let name = tag.kind();
     let value = tag.content().unwrap_or_default();
     let is_branch_or_tag = name.starts_with("refs/heads/") || name.starts_with("refs/tags/");
     if !is_branch_or_tag || name.ends_with("^{}") || value.starts_with("ref: ") {
         return Ok(None);
     }
-    let declared = value.parse().map_or(DeclaredTarget::Invalid, DeclaredTarget::Oid);
-    Ok(Some((RefName::new(name)?, declared)))
+    Ok(Some((RefName::new(name)?, value.parse().ok())))
 }
 
 /// Parses the branch in a HEAD value, with or without `ref: `.
@@ -127,7 +96,7 @@ fn parse_head(value: &str) -> Option<RefName> {
 ///
 /// Names such as `a-b` sort between `a` and `a/b`, so each name is compared with its own parents instead of its
 /// neighbours.
-fn check_conflicts(refs: &BTreeMap<RefName, DeclaredTarget>) -> Result<(), StateError> {
+fn check_conflicts(refs: &BTreeMap<RefName, Option<Oid>>) -> Result<(), ParseError> {
     for name in refs.keys() {
         let slashes = name.as_str().match_indices('/').map(|(at, _)| at).skip(2);
         for at in slashes {
@@ -135,7 +104,7 @@ fn check_conflicts(refs: &BTreeMap<RefName, DeclaredTarget>) -> Result<(), State
                 continue;
             };
             if refs.contains_key(&parent) {
-                return Err(StateError::Conflict(parent, name.clone()));
+                return invalid(format!("{parent} and {name} cannot both exist"));
             }
         }
     }
@@ -150,7 +119,7 @@ mod tests {
     const A: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
     const B: &str = "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb";
 
-    fn parse(tags: &[&[&str]]) -> Result<State, StateError> {
+    fn parse(tags: &[&[&str]]) -> Result<State, ParseError> {
         State::parse(&Unsigned::kind(30618).tags(&[&["d", "x"]]).tags(tags).by(key(1)))
     }
 
@@ -189,7 +158,7 @@ mod tests {
     #[test]
     fn a_state_with_a_malformed_object_id_is_never_realised() {
         let state = parse(&[&["refs/heads/main", "abc123"], &["refs/heads/dev"]]).unwrap();
-        assert_eq!(state.refs[&name("refs/heads/main")], DeclaredTarget::Invalid);
+        assert_eq!(state.refs[&name("refs/heads/main")], None);
         assert_eq!(state.tips(), None);
         assert!(!state.is_realised_by(&BTreeMap::new()));
     }
@@ -199,24 +168,22 @@ mod tests {
         assert!(parse(&[&["refs/heads/main", A], &["refs/heads/main", A]]).is_ok());
         assert_eq!(
             parse(&[&["refs/heads/main", A], &["refs/heads/main", B]]),
-            Err(StateError::TwoValues(name("refs/heads/main")))
+            invalid("refs/heads/main has two values")
         );
     }
 
     #[test]
     fn refuses_ref_names_that_git_refuses() {
-        assert_eq!(parse(&[&["refs/heads/a..b", A]]), Err(RefNameError::Dot.into()));
-        assert_eq!(parse(&[&["refs/heads/", A]]), Err(RefNameError::EmptyComponent.into()));
+        let refused = |name: &str| parse(&[&[name, A]]).unwrap_err().to_string();
+        assert_eq!(refused("refs/heads/a..b"), "a ref name has a dot where git allows none");
+        assert_eq!(refused("refs/heads/"), "a ref name has an empty component");
     }
 
     #[test]
     fn refuses_a_branch_that_is_a_directory() {
         let refs: &[&[&str]] =
             &[&["refs/heads/a", A], &["refs/heads/a-b", A], &["refs/heads/a/b", A]];
-        assert_eq!(
-            parse(refs),
-            Err(StateError::Conflict(name("refs/heads/a"), name("refs/heads/a/b")))
-        );
+        assert_eq!(parse(refs), invalid("refs/heads/a and refs/heads/a/b cannot both exist"));
     }
 
     #[test]

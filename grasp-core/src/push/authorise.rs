@@ -8,7 +8,7 @@ use nostr::key::PublicKey;
 use super::command::{PushCommand, PushRequest};
 use super::verdict::{AuthorisedPush, PushVerdict, RefRefusal, RefVerdict};
 use crate::admission::Presence;
-use crate::nip34::{DeclaredTarget, State};
+use crate::nip34::State;
 use crate::repo::{Namespace, Oid, RefName};
 
 /// Maximum number of refs in one push whose events have not been received yet. Each is unpacked and stored separately
@@ -39,8 +39,10 @@ pub struct Candidate {
 /// The event of a `refs/nostr/` ref.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KnownProposal {
-    /// A stored or held event that names this commit.
-    Tip(Oid),
+    /// A pull request for this repository or endpoint, which names this commit.
+    Tip(Presence, Oid),
+    /// An event that is not a pull request for this repository, or not by this contributor.
+    Foreign,
     /// An event that has not been received yet.
     Unknown,
     /// The lookup failed.
@@ -71,55 +73,84 @@ pub enum KnownProposal {
 /// assert!(verdict.authorised.is_none());
 /// ```
 pub fn authorise(request: &PushRequest, view: &PushView<'_>) -> PushVerdict {
-    let commands = request.commands();
-    let branches_and_tags: Vec<_> = commands.iter().filter(|c| c.name.is_branch_or_tag()).collect();
+    let commands = request.commands().iter();
+    let branches_and_tags: Vec<_> = commands.filter(|c| c.name.is_branch_or_tag()).collect();
     let judgement = judge_branches_and_tags(&branches_and_tags, view);
-    let mut refs: Vec<_> = commands
-        .iter()
-        .map(|command| (command.name.clone(), judge(command, view, &judgement)))
-        .collect();
-    refuse_by_whole_push(request, &mut refs);
-    let authorised = AuthorisedPush::new(commands, &refs);
-    let mut moved = authorised.iter().flat_map(AuthorisedPush::execute);
+    let verdict = PushVerdict::new(request, |command| judge(command, view, &judgement));
+    let mut moved = verdict.authorised.iter().flat_map(AuthorisedPush::execute);
     let moves_branch_or_tag = moved.any(|command| command.name.is_branch_or_tag());
     let realises = match judgement {
         Judgement::Realises(id) if moves_branch_or_tag => Some(id),
         _ => None,
     };
-    PushVerdict { refs, realises, authorised }
+    PushVerdict { realises, ..verdict }
+}
+
+/// Judges a push to a contributor's endpoint below `/prs/` (GRASP-06). Each command is judged by itself.
+///
+/// The commit of a held event is staged like that of an unknown one; purgatory takes it from staging and releases
+/// event and commit together.
+///
+/// ```
+/// use std::collections::BTreeMap;
+/// use grasp_core::push::{
+///     CommandReader, KnownProposal, Progress, RefRefusal, RefVerdict, authorise_contribution,
+/// };
+///
+/// let id = "b".repeat(64);
+/// let lines = ["refs/heads/main".to_owned(), format!("refs/nostr/{id}")]
+///     .map(|name| format!("{} {} {name}", "0".repeat(40), "a".repeat(40)))
+///     .map(|line| format!("{:04x}{line}", line.len() + 4));
+/// let bytes = lines.concat() + "0000";
+/// let Ok(Progress::Complete { request, .. }) = CommandReader::default().feed(bytes.as_bytes()) else { panic!() };
+///
+/// let known = BTreeMap::from([(id.parse().unwrap(), KnownProposal::Unknown)]);
+/// let verdict = authorise_contribution(&request, &BTreeMap::new(), &known);
+/// assert_eq!(verdict.refs[0].1, RefVerdict::Refused(RefRefusal::ProposalsOnly));
+/// assert_eq!(verdict.refs[1].1, RefVerdict::Stage);
+/// ```
+pub fn authorise_contribution(
+    request: &PushRequest,
+    refs: &BTreeMap<RefName, Oid>,
+    proposals: &BTreeMap<EventId, KnownProposal>,
+) -> PushVerdict {
+    PushVerdict::new(request, |command| match command.name.namespace() {
+        Namespace::Nostr(id) => judge_proposal(command, refs, proposals.get(&id), true),
+        Namespace::NostrIllegal => RefVerdict::Refused(RefRefusal::NotAnEventId),
+        _ => RefVerdict::Refused(RefRefusal::ProposalsOnly),
+    })
 }
 
 /// The judgement on the branches and tags of a push together.
-enum Judgement {
+enum Judgement<'a> {
     /// They become exactly those of this state.
     Realises(EventId),
     /// They differ from the newest state.
-    Differs { newest: State },
+    Differs { newest: &'a State },
     /// They become those of a state, but a ref has changed since the client read it.
     ChangedMeanwhile,
     /// There is no state to compare with.
     NoCandidate(RefRefusal),
 }
 
-fn judge_branches_and_tags(branches_and_tags: &[&PushCommand], view: &PushView<'_>) -> Judgement {
+fn judge_branches_and_tags<'a>(
+    branches_and_tags: &[&PushCommand],
+    view: &PushView<'a>,
+) -> Judgement<'a> {
     if view.maintainers.is_empty() {
         return Judgement::NoCandidate(RefRefusal::NoMaintainers);
     }
     let candidates = eligible_states(view);
     let resulting_refs = resulting_refs(branches_and_tags, view.refs);
     let matching = candidates.iter().filter(|state| state.is_realised_by(&resulting_refs));
-    if let Some(state) = matching.max_by_key(|state| state.version) {
-        let has_changed = branches_and_tags.iter().any(|command| has_moved(command, view));
-        return if has_changed {
-            Judgement::ChangedMeanwhile
-        } else {
-            Judgement::Realises(state.version.id)
-        };
-    }
+    let has_changed = || branches_and_tags.iter().any(|command| has_moved(command, view.refs));
     // The newest state is the one that the person who pushes has probably just signed.
-    match candidates.into_iter().max_by_key(|state| state.version) {
-        Some(state) => Judgement::Differs { newest: state.clone() },
-        None => Judgement::NoCandidate(RefRefusal::NoState),
+    let newest = || candidates.iter().max_by_key(|state| state.version);
+    match (matching.max_by_key(|state| state.version), newest()) {
+        (Some(_), _) if has_changed() => Judgement::ChangedMeanwhile,
+        (Some(state), _) => Judgement::Realises(state.version.id),
+        (None, Some(newest)) => Judgement::Differs { newest },
+        (None, None) => Judgement::NoCandidate(RefRefusal::NoState),
     }
 }
 
@@ -161,48 +192,42 @@ fn resulting_refs(
     result
 }
 
-fn judge(command: &PushCommand, view: &PushView<'_>, judgement: &Judgement) -> RefVerdict {
+fn judge(command: &PushCommand, view: &PushView<'_>, judgement: &Judgement<'_>) -> RefVerdict {
     match command.name.namespace() {
-        Namespace::Nostr(event) => judge_proposal(command, view, event),
+        Namespace::Nostr(id) => judge_proposal(command, view.refs, view.proposals.get(&id), false),
         Namespace::NostrIllegal => RefVerdict::Refused(RefRefusal::NotAnEventId),
         Namespace::Other => RefVerdict::Refused(RefRefusal::Namespace),
-        Namespace::Branch(_) | Namespace::Tag(_) if is_satisfied(command, view) => {
-            RefVerdict::Satisfied
-        }
-        Namespace::Branch(_) | Namespace::Tag(_) if has_moved(command, view) => {
-            RefVerdict::Refused(RefRefusal::Moved)
-        }
+        _ if is_satisfied(command, view.refs) => RefVerdict::Satisfied,
+        _ if has_moved(command, view.refs) => RefVerdict::Refused(RefRefusal::Moved),
         Namespace::Branch(_) | Namespace::Tag(_) => judge_branch_or_tag(command, judgement),
     }
 }
 
 /// Returns whether a ref has changed since the client read it.
-fn has_moved(command: &PushCommand, view: &PushView<'_>) -> bool {
-    !is_satisfied(command, view) && command.old != view.refs.get(&command.name).copied()
+fn has_moved(command: &PushCommand, refs: &BTreeMap<RefName, Oid>) -> bool {
+    !is_satisfied(command, refs) && command.old != refs.get(&command.name).copied()
 }
 
 /// Returns whether the ref already has the wanted target, for example because the state came from another relay.
-fn is_satisfied(command: &PushCommand, view: &PushView<'_>) -> bool {
-    command.new == view.refs.get(&command.name).copied()
+fn is_satisfied(command: &PushCommand, refs: &BTreeMap<RefName, Oid>) -> bool {
+    command.new == refs.get(&command.name).copied()
 }
 
-fn judge_branch_or_tag(command: &PushCommand, judgement: &Judgement) -> RefVerdict {
-    let newest = match judgement {
+fn judge_branch_or_tag(command: &PushCommand, judgement: &Judgement<'_>) -> RefVerdict {
+    let why = match judgement {
         Judgement::Realises(_) => return RefVerdict::Execute,
         // A state is realised as a whole or not at all.
-        Judgement::ChangedMeanwhile => return RefVerdict::Refused(RefRefusal::OthersMoved),
-        Judgement::NoCandidate(why) => {
-            return RefVerdict::Refused(pull_request_hint(command, why.clone()));
-        }
-        Judgement::Differs { newest } => newest,
-    };
-    let why = match (command.new, newest.refs.get(&command.name)) {
-        (Some(_), None) => RefRefusal::NotDeclared,
-        (None, Some(_)) => RefRefusal::StillDeclared,
-        (Some(would_be), Some(declared)) if *declared != DeclaredTarget::Oid(would_be) => {
-            RefRefusal::Elsewhere { would_be, declared: *declared }
-        }
-        _ => RefRefusal::OthersDiffer,
+        Judgement::ChangedMeanwhile => RefRefusal::OthersMoved,
+        Judgement::NoCandidate(why) => why.clone(),
+        Judgement::Differs { newest } => match (command.new, newest.refs.get(&command.name)) {
+            (Some(_), None) => RefRefusal::NotDeclared,
+            (None, Some(_)) => RefRefusal::StillDeclared,
+            (Some(would_be), Some(None)) => RefRefusal::NoObject { would_be },
+            (Some(would_be), Some(Some(declared))) if *declared != would_be => {
+                RefRefusal::Elsewhere { would_be, declared: *declared }
+            }
+            _ => RefRefusal::OthersDiffer,
+        },
     };
     RefVerdict::Refused(pull_request_hint(command, why))
 }
@@ -219,43 +244,52 @@ fn pull_request_hint(command: &PushCommand, why: RefRefusal) -> RefRefusal {
     }
 }
 
-fn judge_proposal(command: &PushCommand, view: &PushView<'_>, event: EventId) -> RefVerdict {
+/// Judges a command for the tip of a pull request. At a contributor's endpoint the tip of a held event is staged.
+fn judge_proposal(
+    command: &PushCommand,
+    refs: &BTreeMap<RefName, Oid>,
+    known: Option<&KnownProposal>,
+    stages_held: bool,
+) -> RefVerdict {
     let Some(new) = command.new else {
         return RefVerdict::Refused(RefRefusal::PullRequestDelete);
     };
-    match view.proposals.get(&event) {
-        Some(KnownProposal::Tip(tip)) if *tip != new => {
+    match known {
+        Some(KnownProposal::Tip(_, tip)) if *tip != new => {
             RefVerdict::Refused(RefRefusal::WrongTip { wanted: *tip })
         }
-        Some(KnownProposal::Tip(_)) if is_satisfied(command, view) => RefVerdict::Satisfied,
-        Some(KnownProposal::Tip(_)) if has_moved(command, view) => {
+        Some(KnownProposal::Tip(..)) if is_satisfied(command, refs) => RefVerdict::Satisfied,
+        Some(KnownProposal::Tip(Presence::Held, _)) if stages_held => RefVerdict::Stage,
+        Some(KnownProposal::Tip(..)) if has_moved(command, refs) => {
             RefVerdict::Refused(RefRefusal::Moved)
         }
-        Some(KnownProposal::Tip(_)) => RefVerdict::Execute,
+        Some(KnownProposal::Tip(..)) => RefVerdict::Execute,
+        Some(KnownProposal::Foreign) => RefVerdict::Refused(RefRefusal::ForeignProposal),
         Some(KnownProposal::Unknown) => RefVerdict::Stage,
         Some(KnownProposal::Unavailable) | None => RefVerdict::Refused(RefRefusal::Unknowable),
     }
 }
 
-/// Refuses refs for reasons that concern the whole push: too many uploads, or a refused ref of an atomic push.
-pub(super) fn refuse_by_whole_push(request: &PushRequest, refs: &mut [(RefName, RefVerdict)]) {
-    let uploads = refs.iter_mut().filter(|(_, verdict)| *verdict == RefVerdict::Stage);
-    for (_, verdict) in uploads.skip(MAX_UPLOADS) {
-        *verdict = RefVerdict::Refused(RefRefusal::TooManyUploads);
-    }
-    if request.capabilities().atomic {
-        refuse_all_if_any(refs);
-    }
-}
-
-fn refuse_all_if_any(refs: &mut [(RefName, RefVerdict)]) {
-    if !refs.iter().any(|(_, verdict)| matches!(verdict, RefVerdict::Refused(_))) {
-        return;
-    }
-    for (_, verdict) in refs {
-        if matches!(verdict, RefVerdict::Execute | RefVerdict::Stage) {
-            *verdict = RefVerdict::Refused(RefRefusal::Atomic);
+impl PushVerdict {
+    /// Judges each command, then the push as a whole: it may not have too many uploads, and an atomic one is refused
+    /// with any of its refs.
+    fn new(request: &PushRequest, judge: impl Fn(&PushCommand) -> RefVerdict) -> Self {
+        let commands = request.commands();
+        let mut refs: Vec<_> = commands.iter().map(|c| (c.name.clone(), judge(c))).collect();
+        let uploads = refs.iter_mut().filter(|(_, verdict)| *verdict == RefVerdict::Stage);
+        for (_, verdict) in uploads.skip(MAX_UPLOADS) {
+            *verdict = RefVerdict::Refused(RefRefusal::TooManyUploads);
         }
+        let is_refused = |(_, verdict): &(_, _)| matches!(verdict, RefVerdict::Refused(_));
+        if request.capabilities().atomic && refs.iter().any(is_refused) {
+            let accepted =
+                |verdict: &RefVerdict| matches!(verdict, RefVerdict::Execute | RefVerdict::Stage);
+            for (_, verdict) in refs.iter_mut().filter(|(_, verdict)| accepted(verdict)) {
+                *verdict = RefVerdict::Refused(RefRefusal::Atomic);
+            }
+        }
+        let authorised = AuthorisedPush::new(commands, &refs);
+        Self { refs, realises: None, authorised }
     }
 }
 

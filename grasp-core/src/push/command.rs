@@ -2,11 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use super::pktline::{Pkt, PktError, read_pkt};
-use crate::repo::{Oid, RefName, RefNameError};
+use super::pktline::{Pkt, read_pkt};
+use crate::repo::{Oid, RefName};
+use crate::text::{ParseError, invalid};
 
 /// Maximum number of refs in one push.
 pub const MAX_COMMANDS: usize = 20_000;
+
+/// Maximum size of the push options.
+const MAX_OPTION_BYTES: usize = 64 * 1024;
 
 /// A change of one ref.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,45 +41,8 @@ pub struct Capabilities {
     pub side_band_64k: bool,
     /// Either all refs change or none.
     pub atomic: bool,
-    /// The client wants no progress text.
-    pub quiet: bool,
     /// Push options follow the command list.
     pub push_options: bool,
-}
-
-/// The reason for which a command list is invalid.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PushParseError {
-    /// Malformed packets.
-    #[error(transparent)]
-    Framing(#[from] PktError),
-    /// A packet that does not belong in a command list.
-    #[error("unexpected packet in the command list")]
-    UnexpectedPacket,
-    /// A command that is not `old new ref`.
-    #[error("a command is not of the form <old id> <new id> <ref>")]
-    Shape,
-    /// A ref name that git refuses.
-    #[error("a ref name {0}")]
-    RefName(#[from] RefNameError),
-    /// The same ref twice.
-    #[error("{0} is pushed twice")]
-    Duplicate(RefName),
-    /// More than [`MAX_COMMANDS`].
-    #[error("more than {MAX_COMMANDS} refs in one push")]
-    TooMany,
-    /// A push from a shallow clone; its history cannot be checked.
-    #[error("pushing from a shallow clone is not supported")]
-    Shallow,
-    /// A signed push, which the signed state makes unnecessary.
-    #[error("push certificates are not supported")]
-    Certificate,
-    /// Too many bytes of push options.
-    #[error("too many push options")]
-    TooManyOptions,
-    /// Another hash than that of the repository.
-    #[error("object format {0} is not supported")]
-    ObjectFormat(String),
 }
 
 /// The result of [`CommandReader::feed`].
@@ -89,14 +56,15 @@ pub enum Progress {
     Complete {
         /// The parsed commands.
         request: PushRequest,
-        /// The bytes after the list: push options or the pack.
+        /// The bytes after the list and its push options: the pack.
         rest: Vec<u8>,
     },
 }
 
 /// Reads a command list from chunks as they arrive.
 ///
-/// Memory is bounded by [`MAX_COMMANDS`] and the longest packet.
+/// Memory is bounded by [`MAX_COMMANDS`] and the longest packet. Push options after the list are skipped: clients pass on
+/// their `-o` values and abort if a server does not accept options, but no option has a meaning here.
 ///
 /// ```
 /// use grasp_core::push::{CommandReader, Progress};
@@ -114,6 +82,9 @@ pub struct CommandReader {
     commands: Vec<PushCommand>,
     names: BTreeSet<RefName>,
     capabilities: Capabilities,
+    /// The list has ended, and push options follow.
+    in_options: bool,
+    option_bytes: usize,
 }
 
 impl CommandReader {
@@ -123,20 +94,30 @@ impl CommandReader {
     }
 
     /// Parses the next bytes of the request.
-    pub fn feed(&mut self, bytes: &[u8]) -> Result<Progress, PushParseError> {
+    pub fn feed(&mut self, bytes: &[u8]) -> Result<Progress, ParseError> {
         self.buffer.extend_from_slice(bytes);
         let buffer = std::mem::take(&mut self.buffer);
         let mut rest = buffer.as_slice();
         while let Some((pkt, after)) = read_pkt(rest)? {
             rest = after;
+            let has_options = self.capabilities.push_options && !self.commands.is_empty();
             match pkt {
+                Pkt::Data(option) if self.in_options => self.skip_option(option)?,
                 Pkt::Data(line) => self.parse_line(line)?,
+                Pkt::Flush if has_options && !self.in_options => self.in_options = true,
                 Pkt::Flush => return Ok(self.finish(rest)),
-                Pkt::Delimiter | Pkt::ResponseEnd => return Err(PushParseError::UnexpectedPacket),
+                Pkt::Delimiter | Pkt::ResponseEnd => {
+                    return invalid("unexpected packet in the command list");
+                }
             }
         }
         self.buffer = rest.to_vec();
         Ok(Progress::More)
+    }
+
+    fn skip_option(&mut self, option: &[u8]) -> Result<(), ParseError> {
+        self.option_bytes += option.len() + 4;
+        if self.option_bytes > MAX_OPTION_BYTES { invalid("too many push options") } else { Ok(()) }
     }
 
     fn finish(&mut self, rest: &[u8]) -> Progress {
@@ -148,51 +129,57 @@ impl CommandReader {
         Progress::Complete { request, rest: rest.to_vec() }
     }
 
-    fn parse_line(&mut self, line: &[u8]) -> Result<(), PushParseError> {
+    fn parse_line(&mut self, line: &[u8]) -> Result<(), ParseError> {
         if line.starts_with(b"shallow ") {
-            return Err(PushParseError::Shallow);
+            return invalid("pushing from a shallow clone is not supported");
         }
         if line.starts_with(b"push-cert") {
-            return Err(PushParseError::Certificate);
+            return invalid(CERTIFICATE);
         }
         if self.commands.len() == MAX_COMMANDS {
-            return Err(PushParseError::TooMany);
+            return invalid(format!("more than {MAX_COMMANDS} refs in one push"));
         }
-        let line = std::str::from_utf8(line).map_err(|_| PushParseError::Shape)?;
+        let Ok(line) = std::str::from_utf8(line) else {
+            return invalid(SHAPE);
+        };
         let line = line.strip_suffix('\n').unwrap_or(line);
         let command = match line.split_once('\0') {
             Some((command, capabilities)) if self.commands.is_empty() => {
                 self.capabilities = Capabilities::parse(capabilities)?;
                 command
             }
-            Some(_) => return Err(PushParseError::Shape),
+            Some(_) => return invalid(SHAPE),
             None => line,
         };
         let command = PushCommand::parse(command)?;
         if !self.names.insert(command.name.clone()) {
-            return Err(PushParseError::Duplicate(command.name));
+            return invalid(format!("{} is pushed twice", command.name));
         }
         self.commands.push(command);
         Ok(())
     }
 }
 
+const SHAPE: &str = "a command is not of the form <old id> <new id> <ref>";
+/// The signed state makes a signed push unnecessary.
+const CERTIFICATE: &str = "push certificates are not supported";
+
 impl PushCommand {
     /// Parses `<40 hex> <40 hex> <ref>`.
-    fn parse(line: &str) -> Result<Self, PushParseError> {
+    fn parse(line: &str) -> Result<Self, ParseError> {
         let mut parts = line.splitn(3, ' ');
         let (Some(old), Some(new), Some(name)) = (parts.next(), parts.next(), parts.next()) else {
-            return Err(PushParseError::Shape);
+            return invalid(SHAPE);
         };
         Ok(Self { old: parse_object(old)?, new: parse_object(new)?, name: RefName::new(name)? })
     }
 }
 
 /// Parses a SHA-1 object id; `None` for zero.
-fn parse_object(text: &str) -> Result<Option<Oid>, PushParseError> {
+fn parse_object(text: &str) -> Result<Option<Oid>, ParseError> {
     match text.parse() {
         Ok(oid @ Oid::Sha1(_)) => Ok((!oid.is_zero()).then_some(oid)),
-        _ => Err(PushParseError::Shape),
+        _ => invalid(SHAPE),
     }
 }
 
@@ -209,7 +196,7 @@ impl PushRequest {
 }
 
 impl Capabilities {
-    fn parse(text: &str) -> Result<Self, PushParseError> {
+    fn parse(text: &str) -> Result<Self, ParseError> {
         let mut capabilities = Self::default();
         for token in text.split_ascii_whitespace() {
             match token {
@@ -217,16 +204,12 @@ impl Capabilities {
                 "report-status-v2" => capabilities.report_status_v2 = true,
                 "side-band-64k" => capabilities.side_band_64k = true,
                 "atomic" => capabilities.atomic = true,
-                "quiet" => capabilities.quiet = true,
                 "push-options" => capabilities.push_options = true,
-                "object-format=sha1" => {}
-                _ if token.starts_with("push-cert") => return Err(PushParseError::Certificate),
-                _ => {
-                    if let Some(format) = token.strip_prefix("object-format=") {
-                        let format = format.chars().take(16).collect();
-                        return Err(PushParseError::ObjectFormat(format));
-                    }
+                _ if token.starts_with("push-cert") => return invalid(CERTIFICATE),
+                _ if token.starts_with("object-format=") && token != "object-format=sha1" => {
+                    return invalid("only object format sha1 is supported");
                 }
+                _ => {}
             }
         }
         Ok(capabilities)
@@ -248,7 +231,7 @@ mod tests {
         bytes
     }
 
-    fn parse(lines: &[String]) -> Result<PushRequest, PushParseError> {
+    fn parse(lines: &[String]) -> Result<PushRequest, ParseError> {
         match CommandReader::default().feed(&list(lines))? {
             Progress::Complete { request, .. } => Ok(request),
             other => panic!("{other:?}"),
@@ -267,7 +250,7 @@ mod tests {
         assert_eq!((a.old, a.new), (None, Some(A.parse().unwrap())));
         assert_eq!((b.old, b.new), (Some(A.parse().unwrap()), None));
         let capabilities = request.capabilities();
-        assert!(capabilities.atomic && capabilities.report_status && !capabilities.quiet);
+        assert!(capabilities.atomic && capabilities.report_status && !capabilities.side_band_64k);
     }
 
     #[test]
@@ -291,32 +274,54 @@ mod tests {
     fn refuses_malformed_lists() {
         let good = create("refs/heads/a");
         let cases = [
-            (vec![String::new()], PushParseError::Shape),
-            (vec![format!("{A} {A}")], PushParseError::Shape),
-            (vec![format!("{A}  {A} refs/heads/a")], PushParseError::Shape),
-            (vec![format!("{A} {} refs/heads/a", "a".repeat(64))], PushParseError::Shape),
+            (vec![String::new()], SHAPE),
+            (vec![format!("{A} {A}")], SHAPE),
+            (vec![format!("{A}  {A} refs/heads/a")], SHAPE),
+            (vec![format!("{A} {} refs/heads/a", "a".repeat(64))], SHAPE),
+            (vec![good.clone(), format!("{}\0atomic", create("refs/heads/b"))], SHAPE),
+            (vec![create("main")], "a ref name does not begin with refs/"),
             (
-                vec![good.clone(), format!("{}\0atomic", create("refs/heads/b"))],
-                PushParseError::Shape,
+                vec![create("refs/heads/a b")],
+                "a ref name contains a character that git allows in no ref",
             ),
-            (vec![create("main")], RefNameError::NotARef.into()),
-            (vec![create("refs/heads/a b")], RefNameError::Character.into()),
-            (
-                vec![good.clone(), good.clone()],
-                PushParseError::Duplicate("refs/heads/a".parse().unwrap()),
-            ),
-            (vec![format!("shallow {A}")], PushParseError::Shallow),
-            (vec![String::from("push-cert\0x")], PushParseError::Certificate),
-            (vec![format!("{good}\0push-cert=x")], PushParseError::Certificate),
-            (
-                vec![format!("{good}\0object-format=sha256")],
-                PushParseError::ObjectFormat("sha256".into()),
-            ),
+            (vec![good.clone(), good.clone()], "refs/heads/a is pushed twice"),
+            (vec![format!("shallow {A}")], "pushing from a shallow clone is not supported"),
+            (vec![String::from("push-cert\0x")], CERTIFICATE),
+            (vec![format!("{good}\0push-cert=x")], CERTIFICATE),
+            (vec![format!("{good}\0object-format=sha256")], "only object format sha1 is supported"),
         ];
         for (lines, why) in cases {
-            assert_eq!(parse(&lines), Err(why), "{lines:?}");
+            assert_eq!(parse(&lines), invalid(why), "{lines:?}");
         }
-        assert_eq!(CommandReader::default().feed(b"0001"), Err(PushParseError::UnexpectedPacket));
+        let unexpected = invalid("unexpected packet in the command list");
+        assert_eq!(CommandReader::default().feed(b"0001"), unexpected);
+    }
+
+    #[test]
+    fn skips_options_in_any_pieces() {
+        let mut bytes = list(&[format!("{}\0push-options", create("refs/heads/a"))]);
+        encode_pkt(b"ci.skip", &mut bytes);
+        encode_pkt(b"x=y", &mut bytes);
+        bytes.extend_from_slice(b"0000PACK");
+        let whole = CommandReader::default().feed(&bytes);
+        assert!(matches!(&whole, Ok(Progress::Complete { rest, .. }) if rest == b"PACK"));
+        for at in 0..bytes.len() - 4 {
+            let (first, second) = bytes.split_at(at);
+            let mut reader = CommandReader::default();
+            assert_eq!(reader.feed(first), Ok(Progress::More));
+            assert_eq!(reader.feed(second), whole, "{at}");
+        }
+    }
+
+    #[test]
+    fn refuses_too_many_options() {
+        let bytes = list(&[format!("{}\0push-options", create("refs/heads/a"))]);
+        let mut reader = CommandReader::default();
+        assert_eq!(reader.feed(&bytes), Ok(Progress::More));
+        let mut packet = Vec::new();
+        encode_pkt(&[b'x'; 60_000], &mut packet);
+        assert_eq!(reader.feed(&packet), Ok(Progress::More));
+        assert_eq!(reader.feed(&packet), invalid("too many push options"));
     }
 
     #[test]
@@ -324,6 +329,6 @@ mod tests {
         let lines: Vec<_> =
             (0..=MAX_COMMANDS).map(|n| create(&format!("refs/heads/{n}"))).collect();
         assert_eq!(parse(&lines[..MAX_COMMANDS]).unwrap().commands().len(), MAX_COMMANDS);
-        assert_eq!(parse(&lines), Err(PushParseError::TooMany));
+        assert_eq!(parse(&lines), invalid("more than 20000 refs in one push"));
     }
 }

@@ -1,7 +1,12 @@
 //! Git's pkt-line framing: four hex digits of length, then the data.
 
+use crate::text::{ParseError, hex_bytes, invalid};
+
 /// Maximum length of a packet's data.
-pub const MAX_PKT_DATA: usize = 65_516;
+pub(super) const MAX_PKT_DATA: usize = 65_516;
+
+/// Maximum length of a packet.
+const MAX_PKT: usize = MAX_PKT_DATA + 4;
 
 /// One packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,38 +21,26 @@ pub enum Pkt<'a> {
     ResponseEnd,
 }
 
-/// The reason for which bytes are not a packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PktError {
-    /// A length that is not four hex digits.
-    #[error("a packet length is not four hex digits")]
-    Length,
-    /// A length of 3, or one above the maximum.
-    #[error("a packet of impossible length")]
-    Impossible,
-}
-
 /// Reads the first packet and returns it with the bytes after it; `None` if it is incomplete.
-pub fn read_pkt(bytes: &[u8]) -> Result<Option<(Pkt<'_>, &[u8])>, PktError> {
-    let Some((head, rest)) = bytes.split_at_checked(4) else {
+pub fn read_pkt(bytes: &[u8]) -> Result<Option<(Pkt<'_>, &[u8])>, ParseError> {
+    let Some((digits, rest)) = bytes.split_at_checked(4) else {
         return Ok(None);
     };
-    let length = std::str::from_utf8(head)
-        .ok()
-        .filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()))
-        .and_then(|digits| usize::from_str_radix(digits, 16).ok())
-        .ok_or(PktError::Length)?;
-    match length {
+    let Some(length) = std::str::from_utf8(digits).ok().and_then(hex_bytes) else {
+        return invalid("a packet length is not four hex digits");
+    };
+    match usize::from(u16::from_be_bytes(length)) {
         0 => Ok(Some((Pkt::Flush, rest))),
         1 => Ok(Some((Pkt::Delimiter, rest))),
         2 => Ok(Some((Pkt::ResponseEnd, rest))),
-        3 => Err(PktError::Impossible),
-        _ if length - 4 > MAX_PKT_DATA => Err(PktError::Impossible),
-        _ => Ok(rest.split_at_checked(length - 4).map(|(data, rest)| (Pkt::Data(data), rest))),
+        length @ 4..=MAX_PKT => {
+            Ok(rest.split_at_checked(length - 4).map(|(data, rest)| (Pkt::Data(data), rest)))
+        }
+        _ => invalid("a packet of impossible length"),
     }
 }
 
-/// Appends one data packet of at most [`MAX_PKT_DATA`] bytes.
+/// Appends one data packet of at most 65,516 bytes.
 pub fn encode_pkt(data: &[u8], out: &mut Vec<u8>) {
     debug_assert!(data.len() <= MAX_PKT_DATA, "one packet at a time");
     out.extend_from_slice(format!("{:04x}", data.len() + 4).as_bytes());
@@ -74,10 +67,18 @@ mod tests {
             assert_eq!(read_pkt(waiting.as_bytes()), Ok(None), "{waiting}");
         }
         for broken in ["00 4", "+004", "xxxx", "é00"] {
-            assert_eq!(read_pkt(broken.as_bytes()), Err(PktError::Length), "{broken}");
+            assert_eq!(
+                read_pkt(broken.as_bytes()),
+                invalid("a packet length is not four hex digits"),
+                "{broken}"
+            );
         }
         for broken in ["0003", "ffff"] {
-            assert_eq!(read_pkt(broken.as_bytes()), Err(PktError::Impossible), "{broken}");
+            assert_eq!(
+                read_pkt(broken.as_bytes()),
+                invalid("a packet of impossible length"),
+                "{broken}"
+            );
         }
     }
 }

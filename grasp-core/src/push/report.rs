@@ -119,7 +119,6 @@ mod tests {
         report_status_v2: false,
         side_band_64k: false,
         atomic: false,
-        quiet: false,
         push_options: false,
     };
 

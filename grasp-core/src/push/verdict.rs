@@ -1,12 +1,9 @@
 //! Verdicts on the refs of a push, with reasons.
 
-use std::fmt;
-
 use nostr::event::EventId;
 
 use super::authorise::MAX_UPLOADS;
 use super::command::{PushCommand, PushRequest};
-use crate::nip34::DeclaredTarget;
 use crate::repo::{Oid, RefName};
 
 /// The verdict on a push: one per command, in order.
@@ -31,7 +28,7 @@ impl PushVerdict {
 
     /// Returns whether no ref was refused.
     pub fn is_accepted(&self) -> bool {
-        self.refs.iter().all(|(_, verdict)| !verdict.is_refused())
+        !self.refs.iter().any(|(_, verdict)| matches!(verdict, RefVerdict::Refused(_)))
     }
 }
 
@@ -46,12 +43,6 @@ pub enum RefVerdict {
     Stage,
     /// The ref stays unchanged.
     Refused(RefRefusal),
-}
-
-impl RefVerdict {
-    fn is_refused(&self) -> bool {
-        matches!(self, Self::Refused(_))
-    }
 }
 
 /// Commands that were judged and accepted. Made by [`authorise`](super::authorise) and
@@ -89,110 +80,61 @@ impl AuthorisedPush {
     }
 }
 
+/// The advice for a push that is ahead of the signed state.
+const SIGN_FIRST: &str = "a maintainer must sign that first";
+
 /// The reason for which a ref may not change. `git push` shows its text.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the texts say it")]
 pub enum RefRefusal {
     /// The repository is a copy of one that does not list this service (GRASP-05).
+    #[error("this is a read-only copy: push to a server that the repository lists")]
     Archived,
-    /// Neither a branch, nor a tag, nor a pull request.
+    #[error("only branches, tags and refs/nostr/<event-id> can be pushed")]
     Namespace,
-    /// `refs/nostr/` followed by anything but an event id.
+    #[error("refs/nostr/ must be followed by an event id of 64 lower-case hex digits")]
     NotAnEventId,
     /// A branch below `pr/`, which is not how pull requests are made here.
+    #[error("push pull requests to refs/nostr/<event-id>")]
     PullRequestBranch,
-    /// The repository has no confirmed maintainer.
+    #[error("this repository has no confirmed maintainer")]
     NoMaintainers,
-    /// No state of a maintainer is waiting to be realised.
+    #[error("no state event from a maintainer is waiting for this push")]
     NoState,
     /// The newest signed state has another target for this ref.
-    Elsewhere {
-        /// The target that the push would set.
-        would_be: Oid,
-        /// The target in the state.
-        declared: DeclaredTarget,
-    },
-    /// The newest signed state does not have this ref.
+    #[error("would be at {would_be:.8} but the signed state says {declared:.8}; {SIGN_FIRST}")]
+    Elsewhere { would_be: Oid, declared: Oid },
+    /// The newest signed state has a value for this ref that is not an object id.
+    #[error("would be at {would_be:.8} but the signed state names no object")]
+    NoObject { would_be: Oid },
+    #[error("is not in the signed state; {SIGN_FIRST}")]
     NotDeclared,
-    /// The newest signed state still has this ref.
+    #[error("is still in the signed state; {SIGN_FIRST}")]
     StillDeclared,
     /// This ref agrees with the state, but others do not.
+    #[error("other refs differ from the signed state")]
     OthersDiffer,
-    /// The event with that id names another commit.
-    WrongTip {
-        /// The commit in the event.
-        wanted: Oid,
-    },
-    /// The event with that id is by another author, or for another endpoint.
+    #[error("its event names commit {wanted:.8}")]
+    WrongTip { wanted: Oid },
+    #[error("its event is not a pull request for this URL, or not by this contributor")]
     ForeignProposal,
     /// A contributor's endpoint accepts pull requests only.
+    #[error("only refs/nostr/<event-id> can be pushed here")]
     ProposalsOnly,
-    /// The tip of a pull request is removed by deleting its event, not by pushing.
+    #[error("pull requests are removed by deleting their event")]
     PullRequestDelete,
-    /// The lookup of the event failed, so the push is refused.
+    #[error("could not look up its event, try again")]
     Unknowable,
     /// The ref has changed since the client read it.
+    #[error("has moved meanwhile, fetch first")]
     Moved,
     /// Another ref of the same state has changed since the client read it.
+    #[error("other refs have moved meanwhile, fetch first")]
     OthersMoved,
-    /// More than [`MAX_UPLOADS`] refs for events that have not been received yet.
+    #[error("one push may bring {MAX_UPLOADS} uploads for events that are not here yet")]
     TooManyUploads,
     /// Another ref of an atomic push was refused.
+    #[error("atomic push failed")]
     Atomic,
-}
-
-/// The advice for a push that is ahead of the signed state.
-const SIGN_FIRST: &str = "; a maintainer must sign that first";
-
-impl fmt::Display for RefRefusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Archived => {
-                f.write_str("this is a read-only copy: push to a server that the repository lists")
-            }
-            Self::Namespace => {
-                f.write_str("only branches, tags and refs/nostr/<event-id> can be pushed")
-            }
-            Self::NotAnEventId => f.write_str(
-                "refs/nostr/ must be followed by an event id of 64 lower-case hex digits",
-            ),
-            Self::PullRequestBranch => f.write_str("push pull requests to refs/nostr/<event-id>"),
-            Self::NoMaintainers => f.write_str("this repository has no confirmed maintainer"),
-            Self::NoState => {
-                f.write_str("no state event from a maintainer is waiting for this push")
-            }
-            Self::Elsewhere { would_be, declared: DeclaredTarget::Oid(oid) } => {
-                write!(
-                    f,
-                    "would be at {} but the signed state says {}{SIGN_FIRST}",
-                    would_be.short(),
-                    oid.short()
-                )
-            }
-            Self::Elsewhere { would_be, declared: DeclaredTarget::Invalid } => {
-                write!(f, "would be at {} but the signed state names no object", would_be.short())
-            }
-            Self::NotDeclared => write!(f, "is not in the signed state{SIGN_FIRST}"),
-            Self::StillDeclared => write!(f, "is still in the signed state{SIGN_FIRST}"),
-            Self::OthersDiffer => f.write_str("other refs differ from the signed state"),
-            Self::WrongTip { wanted } => write!(f, "its event names commit {}", wanted.short()),
-            Self::ForeignProposal => {
-                f.write_str("its event is not by this contributor, or not for this URL")
-            }
-            Self::ProposalsOnly => f.write_str("only refs/nostr/<event-id> can be pushed here"),
-            Self::PullRequestDelete => {
-                f.write_str("pull requests are removed by deleting their event")
-            }
-            Self::Unknowable => f.write_str("could not look up its event, try again"),
-            Self::Moved => f.write_str("has moved meanwhile, fetch first"),
-            Self::OthersMoved => f.write_str("other refs have moved meanwhile, fetch first"),
-            Self::TooManyUploads => {
-                write!(
-                    f,
-                    "one push may bring {MAX_UPLOADS} uploads for events that are not here yet"
-                )
-            }
-            Self::Atomic => f.write_str("atomic push failed"),
-        }
-    }
 }

@@ -7,9 +7,9 @@ use nostr::event::Kind;
 use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 
-use super::{Identifier, IdentifierError};
+use super::Identifier;
 use crate::kinds;
-use crate::text::{is_lower_hex, serde_as_text};
+use crate::text::{ParseError, invalid, parse_pubkey, serde_as_text};
 
 /// The coordinate of a repository: `30617:<owner>:<identifier>`.
 ///
@@ -23,7 +23,7 @@ use crate::text::{is_lower_hex, serde_as_text};
 /// assert_eq!(repo.identifier.as_str(), "a:b");
 /// assert_eq!(repo.to_string(), format!("30617:{owner}:a:b"));
 /// ```
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RepoId {
     /// Author of the announcement.
     pub owner: PublicKey,
@@ -31,56 +31,33 @@ pub struct RepoId {
     pub identifier: Identifier,
 }
 
-/// The reason for which a text is not a coordinate, or not that of a repository.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CoordinateError {
-    /// Not `kind:pubkey` or `kind:pubkey:identifier`.
-    #[error("not of the form kind:pubkey:identifier")]
-    Shape,
-    /// The first part is not a replaceable or addressable kind.
-    #[error("not a replaceable or addressable kind")]
-    Kind,
-    /// The second part is not 64 lower-case hex digits.
-    #[error("not a public key in lower-case hex")]
-    Author,
-    /// The coordinate of another kind of event.
-    #[error("not a repository announcement")]
-    NotARepository,
-    /// The third part is not a valid identifier.
-    #[error(transparent)]
-    Identifier(#[from] IdentifierError),
-}
-
 /// Parses `kind:pubkey:identifier`, and `kind:pubkey` for replaceable kinds.
 ///
 /// Only the canonical spelling is accepted, so that equal coordinates are equal keys: a kind without leading zero or
 /// sign, and a key in lower-case hex, as relays index them.
-pub fn parse_coordinate(text: &str) -> Result<Coordinate, CoordinateError> {
+pub fn parse_coordinate(text: &str) -> Result<Coordinate, ParseError> {
     let mut parts = text.splitn(3, ':');
-    let (Some(kind), Some(author)) = (parts.next(), parts.next()) else {
-        return Err(CoordinateError::Shape);
+    let (kind, author, identifier) = (parts.next(), parts.next(), parts.next());
+    let Some(kind) = kind.and_then(parse_kind) else {
+        return invalid("not a coordinate of a replaceable or addressable kind");
     };
-    let identifier = parts.next();
-    let kind = parse_kind(kind).ok_or(CoordinateError::Kind)?;
-    let public_key = parse_pubkey(author).ok_or(CoordinateError::Author)?;
+    let Some(public_key) = author.and_then(parse_pubkey) else {
+        return invalid("not a coordinate with a public key in lower-case hex");
+    };
     match identifier {
         Some(identifier) if kind.is_addressable() => {
             Ok(Coordinate { kind, public_key, identifier: identifier.to_owned() })
         }
         None | Some("") if kinds::is_replaceable(kind) => Ok(Coordinate::new(kind, public_key)),
-        _ if kind.is_addressable() || kinds::is_replaceable(kind) => Err(CoordinateError::Shape),
-        _ => Err(CoordinateError::Kind),
+        _ => invalid("not a coordinate of the form kind:pubkey:identifier"),
     }
 }
 
+/// Parses a replaceable or addressable kind.
 fn parse_kind(text: &str) -> Option<Kind> {
     let is_canonical = text == "0" || !text.starts_with(['0', '+']);
-    if is_canonical { text.parse().ok().map(Kind::from_u16) } else { None }
-}
-
-/// Parses a public key in lower-case hex, the spelling that tags and filters use.
-pub(crate) fn parse_pubkey(text: &str) -> Option<PublicKey> {
-    if is_lower_hex(text) { PublicKey::from_hex(text).ok() } else { None }
+    let kind = text.parse().ok().filter(|_| is_canonical).map(Kind::from_u16)?;
+    (kind.is_addressable() || kinds::is_replaceable(kind)).then_some(kind)
 }
 
 impl RepoId {
@@ -100,10 +77,10 @@ impl RepoId {
 }
 
 impl TryFrom<&Coordinate> for RepoId {
-    type Error = CoordinateError;
-    fn try_from(coordinate: &Coordinate) -> Result<Self, CoordinateError> {
+    type Error = ParseError;
+    fn try_from(coordinate: &Coordinate) -> Result<Self, ParseError> {
         if coordinate.kind != kinds::ANNOUNCEMENT {
-            return Err(CoordinateError::NotARepository);
+            return invalid("not the coordinate of a repository");
         }
         let identifier = Identifier::new(&coordinate.identifier)?;
         Ok(Self { owner: coordinate.public_key, identifier })
@@ -111,8 +88,8 @@ impl TryFrom<&Coordinate> for RepoId {
 }
 
 impl FromStr for RepoId {
-    type Err = CoordinateError;
-    fn from_str(text: &str) -> Result<Self, CoordinateError> {
+    type Err = ParseError;
+    fn from_str(text: &str) -> Result<Self, ParseError> {
         Self::try_from(&parse_coordinate(text)?)
     }
 }
@@ -120,12 +97,6 @@ impl FromStr for RepoId {
 impl fmt::Display for RepoId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "30617:{}:{}", self.owner, self.identifier)
-    }
-}
-
-impl fmt::Debug for RepoId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RepoId({self})")
     }
 }
 
@@ -147,7 +118,7 @@ mod tests {
     fn replaceable_kinds_may_omit_the_last_colon() {
         let short = parse_coordinate(&format!("10317:{KEY}")).unwrap();
         assert_eq!(short, parse_coordinate(&format!("10317:{KEY}:")).unwrap());
-        assert_eq!(parse_coordinate(&format!("10317:{KEY}:x")), Err(CoordinateError::Shape));
+        assert!(parse_coordinate(&format!("10317:{KEY}:x")).is_err());
     }
 
     #[test]
@@ -169,6 +140,6 @@ mod tests {
     #[test]
     fn a_state_is_not_a_repository() {
         let text = format!("30618:{KEY}:x");
-        assert_eq!(text.parse::<RepoId>(), Err(CoordinateError::NotARepository));
+        assert_eq!(text.parse::<RepoId>(), invalid("not the coordinate of a repository"));
     }
 }

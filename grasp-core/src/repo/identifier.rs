@@ -1,101 +1,50 @@
 //! The identifier of a repository.
 
 use std::borrow::Borrow;
-use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::text::serde_as_text;
+use crate::text::{ParseError, invalid, validated_text};
 
 /// The `d` tag of a repository announcement: any text that cannot be a path.
 ///
 /// Spaces, emoji, colons and a trailing `.git` are valid. It is never used as a file name.
 ///
 /// ```
-/// use grasp_core::{Identifier, IdentifierError};
+/// use grasp_core::Identifier;
 ///
 /// assert!("my repo: the 2nd 🦀.git".parse::<Identifier>().is_ok());
-/// assert_eq!("../etc".parse::<Identifier>(), Err(IdentifierError::Separator));
+/// assert!("../etc".parse::<Identifier>().is_err());
 /// ```
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Identifier(Arc<str>);
-
-/// The reason for which a text is not a valid identifier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum IdentifierError {
-    /// An empty text.
-    #[error("the identifier is empty")]
-    Empty,
-    /// `.` or `..`, which are directories.
-    #[error("the identifier is a relative path")]
-    Dots,
-    /// A slash or backslash.
-    #[error("the identifier contains a path separator")]
-    Separator,
-    /// A NUL, which ends a string in C.
-    #[error("the identifier contains a NUL")]
-    Nul,
-    /// Longer than [`Identifier::MAX_BYTES`].
-    #[error("the identifier is longer than {} bytes", Identifier::MAX_BYTES)]
-    TooLong,
-}
 
 impl Identifier {
     /// Maximum length; percent-encoded it still fits into a URL.
     pub const MAX_BYTES: usize = 1024;
 
     /// Validates a text.
-    pub fn new(text: &str) -> Result<Self, IdentifierError> {
-        if text.is_empty() {
-            return Err(IdentifierError::Empty);
+    pub fn new(text: &str) -> Result<Self, ParseError> {
+        match text {
+            "" => invalid("the identifier is empty"),
+            "." | ".." => invalid("the identifier is a relative path"),
+            _ if text.len() > Self::MAX_BYTES => {
+                invalid(format!("the identifier is longer than {} bytes", Self::MAX_BYTES))
+            }
+            _ if text.contains(['/', '\\']) => invalid("the identifier contains a path separator"),
+            // It ends a string in C.
+            _ if text.contains('\0') => invalid("the identifier contains a NUL"),
+            _ => Ok(Self(text.into())),
         }
-        if text.len() > Self::MAX_BYTES {
-            return Err(IdentifierError::TooLong);
-        }
-        if matches!(text, "." | "..") {
-            return Err(IdentifierError::Dots);
-        }
-        if text.contains(['/', '\\']) {
-            return Err(IdentifierError::Separator);
-        }
-        if text.contains('\0') {
-            return Err(IdentifierError::Nul);
-        }
-        Ok(Self(text.into()))
-    }
-
-    /// Returns the identifier as text.
-    pub fn as_str(&self) -> &str {
-        &self.0
     }
 }
 
-impl FromStr for Identifier {
-    type Err = IdentifierError;
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Self::new(text)
-    }
-}
+validated_text!(Identifier);
 
 impl Borrow<str> for Identifier {
     fn borrow(&self) -> &str {
         &self.0
     }
 }
-
-impl fmt::Display for Identifier {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for Identifier {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
-    }
-}
-
-serde_as_text!(Identifier);
 
 #[cfg(test)]
 mod tests {
@@ -111,15 +60,16 @@ mod tests {
     #[test]
     fn refuses_paths() {
         let cases = [
-            ("", IdentifierError::Empty),
-            (".", IdentifierError::Dots),
-            ("..", IdentifierError::Dots),
-            ("a/b", IdentifierError::Separator),
-            ("a\\b", IdentifierError::Separator),
-            ("a\0b", IdentifierError::Nul),
+            ("", "is empty"),
+            (".", "is a relative path"),
+            ("..", "is a relative path"),
+            ("a/b", "contains a path separator"),
+            ("a\\b", "contains a path separator"),
+            ("a\0b", "contains a NUL"),
         ];
         for (text, why) in cases {
-            assert_eq!(Identifier::new(text), Err(why), "{text:?}");
+            let error = Identifier::new(text).unwrap_err();
+            assert_eq!(error.to_string(), format!("the identifier {why}"), "{text:?}");
         }
     }
 
@@ -127,6 +77,7 @@ mod tests {
     fn length_is_bounded() {
         assert!(Identifier::new(&"x".repeat(Identifier::MAX_BYTES)).is_ok());
         let over = "x".repeat(Identifier::MAX_BYTES + 1);
-        assert_eq!(Identifier::new(&over), Err(IdentifierError::TooLong));
+        let error = Identifier::new(&over).unwrap_err();
+        assert_eq!(error.to_string(), "the identifier is longer than 1024 bytes");
     }
 }

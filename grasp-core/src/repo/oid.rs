@@ -3,11 +3,11 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::text::{hex_bytes, serde_as_text};
+use crate::text::{ParseError, hex_bytes, invalid, serde_as_text};
 
 /// The id of a git object: 40 hex digits (SHA-1) or 64 (SHA-256).
 ///
-/// Upper-case digits are accepted and written in lower case, as git does.
+/// Upper-case digits are accepted and written in lower case, as git does. `{:.8}` writes the first eight digits.
 ///
 /// ```
 /// use grasp_core::Oid;
@@ -23,11 +23,6 @@ pub enum Oid {
     /// An object of a SHA-256 repository.
     Sha256([u8; 32]),
 }
-
-/// The text is not an object id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not an object id of 40 or 64 hex digits")]
-pub struct OidError;
 
 impl Oid {
     /// The id that git writes for "no object".
@@ -45,26 +40,19 @@ impl Oid {
             Self::Sha256(bytes) => bytes,
         }
     }
-
-    /// Returns the first eight digits.
-    pub fn short(&self) -> String {
-        self.to_string().chars().take(8).collect()
-    }
 }
 
 impl FromStr for Oid {
-    type Err = OidError;
-    fn from_str(text: &str) -> Result<Self, OidError> {
-        hex_bytes(text)
-            .map(Self::Sha1)
-            .or_else(|| hex_bytes(text).map(Self::Sha256))
-            .ok_or(OidError)
+    type Err = ParseError;
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        let oid = hex_bytes(text).map(Self::Sha1).or_else(|| hex_bytes(text).map(Self::Sha256));
+        oid.map_or_else(|| invalid("not an object id of 40 or 64 hex digits"), Ok)
     }
 }
 
 impl fmt::Display for Oid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.as_bytes().iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        f.pad(&faster_hex::hex_string(self.as_bytes()))
     }
 }
 
@@ -85,8 +73,14 @@ mod tests {
         assert!(matches!("0".repeat(40).parse(), Ok(Oid::Sha1(_))));
         assert!(matches!("f".repeat(64).parse(), Ok(Oid::Sha256(_))));
         for text in ["", "abc123", &"0".repeat(41), &"g".repeat(40), &"é".repeat(20)] {
-            assert_eq!(text.parse::<Oid>(), Err(OidError), "{text:?}");
+            assert!(text.parse::<Oid>().is_err(), "{text:?}");
         }
+    }
+
+    #[test]
+    fn the_first_digits_are_written_by_precision() {
+        let oid: Oid = "0123456789abcdef0123456789abcdef01234567".parse().unwrap();
+        assert_eq!(format!("{oid:.8}"), "01234567");
     }
 
     #[test]

@@ -1,12 +1,10 @@
 //! Names of refs, by git's rules.
 
-use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 
 use nostr::event::EventId;
 
-use crate::text::{is_lower_hex, serde_as_text};
+use crate::text::{ParseError, invalid, parse_event_id, validated_text};
 
 /// A full ref name such as `refs/heads/main`, valid for git and as a path.
 ///
@@ -17,7 +15,7 @@ use crate::text::{is_lower_hex, serde_as_text};
 /// assert_eq!(main.namespace(), Namespace::Branch("main"));
 /// assert!("refs/heads/../../config".parse::<RefName>().is_err());
 /// ```
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RefName(Arc<str>);
 
 /// The namespace of a ref.
@@ -35,32 +33,6 @@ pub enum Namespace<'a> {
     Other,
 }
 
-/// The reason for which git refuses a ref name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RefNameError {
-    /// Not below `refs/`.
-    #[error("does not begin with refs/")]
-    NotARef,
-    /// Longer than [`RefName::MAX_BYTES`], or one component longer than [`RefName::MAX_COMPONENT_BYTES`].
-    #[error("is too long")]
-    TooLong,
-    /// An empty component: `//`, or a slash at the end.
-    #[error("has an empty component")]
-    EmptyComponent,
-    /// A component that begins with a dot, or `..` anywhere, or a dot at the end.
-    #[error("has a dot where git allows none")]
-    Dot,
-    /// A component that ends in `.lock`.
-    #[error("has a component that ends in .lock")]
-    Lock,
-    /// A space, a control character or one of `~^:?*[\`.
-    #[error("contains a character that git allows in no ref")]
-    Character,
-    /// `@{`, which git reads as a reflog lookup.
-    #[error("contains @{{")]
-    AtBrace,
-}
-
 impl RefName {
     /// Maximum length of the name.
     pub const MAX_BYTES: usize = 1024;
@@ -68,27 +40,28 @@ impl RefName {
     pub const MAX_COMPONENT_BYTES: usize = 250;
 
     /// Validates a name by the rules of `git check-ref-format`.
-    pub fn new(name: &str) -> Result<Self, RefNameError> {
-        let rest = name.strip_prefix("refs/").ok_or(RefNameError::NotARef)?;
-        if name.len() > Self::MAX_BYTES {
-            return Err(RefNameError::TooLong);
+    pub fn new(name: &str) -> Result<Self, ParseError> {
+        let Some(rest) = name.strip_prefix("refs/") else {
+            return invalid("a ref name does not begin with refs/");
+        };
+        let is_long = |component: &str| component.len() > Self::MAX_COMPONENT_BYTES;
+        let components = || rest.split('/');
+        if name.len() > Self::MAX_BYTES || components().any(is_long) {
+            invalid("a ref name is too long")
+        } else if components().any(str::is_empty) {
+            invalid("a ref name has an empty component")
+        } else if name.contains("/.") || name.contains("..") || name.ends_with('.') {
+            invalid("a ref name has a dot where git allows none")
+        } else if components().any(|component| component.ends_with(".lock")) {
+            invalid("a ref name has a component that ends in .lock")
+        } else if name.contains("@{") {
+            // Git reads it as a reflog lookup.
+            invalid("a ref name contains @{")
+        } else if name.chars().any(is_forbidden) {
+            invalid("a ref name contains a character that git allows in no ref")
+        } else {
+            Ok(Self(name.into()))
         }
-        if name.contains("..") || name.ends_with('.') {
-            return Err(RefNameError::Dot);
-        }
-        if name.contains("@{") {
-            return Err(RefNameError::AtBrace);
-        }
-        if name.chars().any(is_forbidden) {
-            return Err(RefNameError::Character);
-        }
-        rest.split('/').try_for_each(check_component)?;
-        Ok(Self(name.into()))
-    }
-
-    /// Returns the name as text.
-    pub fn as_str(&self) -> &str {
-        &self.0
     }
 
     /// Returns the namespace that the ref is in.
@@ -102,10 +75,7 @@ impl RefName {
         let Some(id) = self.0.strip_prefix("refs/nostr/") else {
             return Namespace::Other;
         };
-        match EventId::from_hex(id) {
-            Ok(event) if is_lower_hex(id) => Namespace::Nostr(event),
-            _ => Namespace::NostrIllegal,
-        }
+        parse_event_id(id).map_or(Namespace::NostrIllegal, Namespace::Nostr)
     }
 
     /// Returns whether the ref is controlled by signed states.
@@ -139,42 +109,7 @@ fn is_forbidden(c: char) -> bool {
     c.is_ascii_control() || matches!(c, ' ' | '~' | '^' | ':' | '?' | '*' | '[' | '\\')
 }
 
-fn check_component(component: &str) -> Result<(), RefNameError> {
-    if component.is_empty() {
-        return Err(RefNameError::EmptyComponent);
-    }
-    if component.len() > RefName::MAX_COMPONENT_BYTES {
-        return Err(RefNameError::TooLong);
-    }
-    if component.starts_with('.') {
-        return Err(RefNameError::Dot);
-    }
-    if component.ends_with(".lock") {
-        return Err(RefNameError::Lock);
-    }
-    Ok(())
-}
-
-impl FromStr for RefName {
-    type Err = RefNameError;
-    fn from_str(name: &str) -> Result<Self, RefNameError> {
-        Self::new(name)
-    }
-}
-
-impl fmt::Display for RefName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for RefName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
-    }
-}
-
-serde_as_text!(RefName);
+validated_text!(RefName);
 
 #[cfg(test)]
 mod tests {
@@ -196,24 +131,24 @@ mod tests {
     #[test]
     fn refuses_names_that_git_refuses() {
         let cases = [
-            ("main", RefNameError::NotARef),
-            ("HEAD", RefNameError::NotARef),
-            ("refs/", RefNameError::EmptyComponent),
-            ("refs//main", RefNameError::EmptyComponent),
-            ("refs/heads/", RefNameError::EmptyComponent),
-            ("refs/heads/.a", RefNameError::Dot),
-            ("refs/heads/a.", RefNameError::Dot),
-            ("refs/heads/a..b", RefNameError::Dot),
-            ("refs/heads/a.lock", RefNameError::Lock),
-            ("refs/heads/a.lock/b", RefNameError::Lock),
-            ("refs/heads/a b", RefNameError::Character),
-            ("refs/heads/a\tb", RefNameError::Character),
-            ("refs/heads/a\u{7f}", RefNameError::Character),
-            ("refs/tags/v1^{}", RefNameError::Character),
-            ("refs/heads/a@{1}", RefNameError::AtBrace),
+            ("main", "does not begin with refs/"),
+            ("HEAD", "does not begin with refs/"),
+            ("refs/", "has an empty component"),
+            ("refs//main", "has an empty component"),
+            ("refs/heads/", "has an empty component"),
+            ("refs/heads/.a", "has a dot where git allows none"),
+            ("refs/heads/a.", "has a dot where git allows none"),
+            ("refs/heads/a..b", "has a dot where git allows none"),
+            ("refs/heads/a.lock", "has a component that ends in .lock"),
+            ("refs/heads/a.lock/b", "has a component that ends in .lock"),
+            ("refs/heads/a b", "contains a character that git allows in no ref"),
+            ("refs/heads/a\tb", "contains a character that git allows in no ref"),
+            ("refs/heads/a\u{7f}", "contains a character that git allows in no ref"),
+            ("refs/tags/v1^{}", "contains a character that git allows in no ref"),
+            ("refs/heads/a@{1}", "contains @{"),
         ];
         for (name, why) in cases {
-            assert_eq!(RefName::new(name), Err(why), "{name}");
+            assert_eq!(RefName::new(name), invalid(format!("a ref name {why}")), "{name}");
         }
     }
 
@@ -221,7 +156,7 @@ mod tests {
     fn a_component_leaves_room_for_the_lock_file() {
         let longest = format!("refs/heads/{}", "x".repeat(RefName::MAX_COMPONENT_BYTES));
         assert!(RefName::new(&longest).is_ok());
-        assert_eq!(RefName::new(&format!("{longest}x")), Err(RefNameError::TooLong));
+        assert_eq!(RefName::new(&format!("{longest}x")), invalid("a ref name is too long"));
     }
 
     #[test]

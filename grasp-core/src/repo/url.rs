@@ -1,32 +1,10 @@
 //! Addresses of relays and git servers, and the hosts that limits apply to.
 
-use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 
 use ::url::Url;
 
-use crate::text::serde_as_text;
-
-/// The reason for which a URL is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum UrlError {
-    /// Not a URL at all.
-    #[error("not a URL")]
-    Malformed,
-    /// Another scheme than the listed ones.
-    #[error("expected {}://", .0.join(":// or "))]
-    Scheme(&'static [&'static str]),
-    /// A URL without a host.
-    #[error("no host")]
-    NoHost,
-    /// A user name or password, which do not belong in public events.
-    #[error("credentials in the URL")]
-    Credentials,
-    /// Longer than the maximum.
-    #[error("longer than {MAX_URL_BYTES} bytes")]
-    TooLong,
-}
+use crate::text::{ParseError, invalid, validated_text};
 
 /// Maximum length of a URL.
 const MAX_URL_BYTES: usize = 2048;
@@ -43,14 +21,14 @@ const MAX_URL_BYTES: usize = 2048;
 /// let two: RelayUrl = "wss://relay.example.com/sub".parse().unwrap();
 /// assert_eq!(one, two);
 /// ```
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RelayUrl(Arc<str>);
 
 /// The address of a git repository over http or https, without credentials.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CloneUrl(Arc<str>);
 
-/// A server that limits apply to: name and port, independent of path and scheme.
+/// A server that limits apply to: its name, and the port if it is not the default; independent of path and scheme.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Host(Arc<str>);
 
@@ -64,23 +42,24 @@ pub(crate) struct UrlParts {
 
 impl UrlParts {
     /// Parses a URL with one of the schemes.
-    pub(crate) fn parse(text: &str, schemes: &'static [&'static str]) -> Result<Self, UrlError> {
+    pub(crate) fn parse(text: &str, schemes: &[&str]) -> Result<Self, ParseError> {
         if text.len() > MAX_URL_BYTES {
-            return Err(UrlError::TooLong);
+            return invalid(format!("longer than {MAX_URL_BYTES} bytes"));
         }
-        let url = Url::parse(text.trim()).map_err(|_| UrlError::Malformed)?;
+        let Ok(url) = Url::parse(text.trim()) else {
+            return invalid("not a URL");
+        };
         if !schemes.contains(&url.scheme()) {
-            return Err(UrlError::Scheme(schemes));
+            return invalid(format!("expected {}://", schemes.join(":// or ")));
         }
+        // They do not belong in public events.
         if !url.username().is_empty() || url.password().is_some() {
-            return Err(UrlError::Credentials);
+            return invalid("credentials in the URL");
         }
-        let host = url.host_str().ok_or(UrlError::NoHost)?;
-        let host = host.trim_end_matches('.').to_owned();
-        if host.is_empty() {
-            return Err(UrlError::NoHost);
-        }
-        let port = url.port_or_known_default().ok_or(UrlError::NoHost)?;
+        let host = url.host_str().unwrap_or_default().trim_end_matches('.').to_owned();
+        let (false, Some(port)) = (host.is_empty(), url.port_or_known_default()) else {
+            return invalid("no host");
+        };
         let segments = url.path().split('/').filter(|s| !s.is_empty()).map(str::to_owned).collect();
         Ok(Self { url, host, port, segments })
     }
@@ -109,10 +88,11 @@ impl UrlParts {
 const RELAY_SCHEMES: [&str; 2] = ["ws", "wss"];
 const CLONE_SCHEMES: [&str; 2] = ["http", "https"];
 
+validated_text!(RelayUrl, CloneUrl, Host);
+
 impl RelayUrl {
-    /// Returns the canonical text.
-    pub fn as_str(&self) -> &str {
-        &self.0
+    fn new(text: &str) -> Result<Self, ParseError> {
+        Ok(Self(UrlParts::parse(text, &RELAY_SCHEMES)?.canonical().into()))
     }
 
     /// Returns the host that limits apply to.
@@ -127,9 +107,8 @@ impl RelayUrl {
 }
 
 impl CloneUrl {
-    /// Returns the URL as it is passed to git.
-    pub fn as_str(&self) -> &str {
-        &self.0
+    fn new(text: &str) -> Result<Self, ParseError> {
+        Ok(Self(UrlParts::parse(text, &CLONE_SCHEMES)?.canonical().into()))
     }
 
     /// Returns the host that limits apply to.
@@ -139,9 +118,13 @@ impl CloneUrl {
 }
 
 impl Host {
-    /// Returns the name, with the port if it is not the default.
-    pub fn as_str(&self) -> &str {
-        &self.0
+    /// Parses `name` or `name:port`, as in settings.
+    fn new(text: &str) -> Result<Self, ParseError> {
+        let parts = UrlParts::parse(&format!("https://{text}"), &CLONE_SCHEMES)?;
+        if !parts.segments.is_empty() || parts.url.query().is_some() {
+            return invalid("not a host");
+        }
+        Ok(Self(parts.authority().into()))
     }
 
     /// Returns the name without port; an IPv6 address without brackets.
@@ -159,55 +142,6 @@ impl Host {
         Self(rest[..end].into())
     }
 }
-
-impl FromStr for RelayUrl {
-    type Err = UrlError;
-    fn from_str(text: &str) -> Result<Self, UrlError> {
-        Ok(Self(UrlParts::parse(text, &RELAY_SCHEMES)?.canonical().into()))
-    }
-}
-
-impl FromStr for CloneUrl {
-    type Err = UrlError;
-    fn from_str(text: &str) -> Result<Self, UrlError> {
-        Ok(Self(UrlParts::parse(text, &CLONE_SCHEMES)?.canonical().into()))
-    }
-}
-
-impl FromStr for Host {
-    type Err = UrlError;
-    /// Parses `name` or `name:port`, as in settings.
-    fn from_str(text: &str) -> Result<Self, UrlError> {
-        let parts = UrlParts::parse(&format!("https://{text}"), &CLONE_SCHEMES)?;
-        if !parts.segments.is_empty() || parts.url.query().is_some() {
-            return Err(UrlError::Malformed);
-        }
-        Ok(Self(parts.authority().into()))
-    }
-}
-
-macro_rules! impl_display_and_serde {
-    ($($type:ident),*) => {$(
-        impl fmt::Display for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(&self.0)
-            }
-        }
-        serde_as_text!($type);
-    )*};
-}
-impl_display_and_serde!(RelayUrl, CloneUrl, Host);
-
-macro_rules! impl_debug {
-    ($($type:ident),*) => {$(
-        impl fmt::Debug for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                fmt::Debug::fmt(&self.0, f)
-            }
-        }
-    )*};
-}
-impl_debug!(RelayUrl, CloneUrl);
 
 #[cfg(test)]
 mod tests {
@@ -259,25 +193,23 @@ mod tests {
     #[test]
     fn refuses_other_schemes_and_credentials() {
         let cases = [
-            ("https://r.example", UrlError::Scheme(&RELAY_SCHEMES)),
-            ("r.example", UrlError::Malformed),
-            ("wss://", UrlError::Malformed),
-            ("wss://.", UrlError::NoHost),
-            ("wss://user:pw@r.example", UrlError::Credentials),
-            ("wss://user@r.example", UrlError::Credentials),
+            ("https://r.example", "expected ws:// or wss://"),
+            ("r.example", "not a URL"),
+            ("wss://", "not a URL"),
+            ("wss://.", "no host"),
+            ("wss://user:pw@r.example", "credentials in the URL"),
+            ("wss://user@r.example", "credentials in the URL"),
         ];
         for (text, why) in cases {
-            assert_eq!(text.parse::<RelayUrl>(), Err(why), "{text}");
+            assert_eq!(text.parse::<RelayUrl>(), invalid(why), "{text}");
         }
-        let said = UrlError::Scheme(&RELAY_SCHEMES).to_string();
-        assert_eq!(said, "expected ws:// or wss://");
         for text in
             ["ext::sh -c x", "file:///etc", "ssh://git@h/x", "git://h/x", "/x", "-oProxyCommand=x"]
         {
             assert!(text.parse::<CloneUrl>().is_err(), "{text}");
         }
         let long = format!("https://h/{}", "x".repeat(MAX_URL_BYTES));
-        assert_eq!(long.parse::<CloneUrl>(), Err(UrlError::TooLong));
+        assert_eq!(long.parse::<CloneUrl>(), invalid("longer than 2048 bytes"));
     }
 
     #[test]

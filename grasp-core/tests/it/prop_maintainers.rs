@@ -2,42 +2,56 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use grasp_core::MaintainerModel::{Plain, Reciprocal};
 use grasp_core::maintainers::MaintainerLists;
-use grasp_core::nip34::{MaintainerList, Role, RoleRecord, Tenure};
+use grasp_core::maintainers::MaintainerModel::{Plain, Reciprocal};
+use grasp_core::nip34::{Announcement, MaintainerList};
 use nostr::key::PublicKey;
 use proptest::prelude::*;
 
-use crate::events::key;
+use crate::events::{event, key};
 
 fn any_key() -> impl Strategy<Value = PublicKey> {
     (0u8..6).prop_map(key)
 }
 
-fn listed() -> impl Strategy<Value = MaintainerList> {
-    prop::collection::btree_set(any_key(), 0..4).prop_map(MaintainerList::Listed)
+type Tags = Vec<Vec<String>>;
+
+fn listed() -> impl Strategy<Value = Tags> {
+    let tag = |key: PublicKey| vec!["maintainers".to_owned(), key.to_string()];
+    prop::collection::vec(any_key().prop_map(tag), 0..4)
 }
 
-fn roles() -> impl Strategy<Value = MaintainerList> {
-    let role = prop::sample::select(vec![Role::Lead, Role::Maintainer, Role::Moderator]);
-    let tenure = prop::sample::select(vec![
-        Tenure::Active,
-        Tenure::Active,
-        Tenure::Ended,
-        Tenure::Deferred,
-        Tenure::Void,
-    ]);
-    let record =
-        (role, any_key(), tenure).prop_map(|(role, key, tenure)| RoleRecord { role, key, tenure });
-    prop::collection::vec(record, 1..4).prop_map(MaintainerList::Roles)
+fn roles() -> impl Strategy<Value = Tags> {
+    let role = prop::sample::select(vec!["M", "m", "o"]);
+    let times = prop::sample::select(vec!["", "", "0 5", "0 defer", "nonsense"]);
+    let tag = (role, any_key(), times).prop_map(|(role, key, times)| {
+        let times = times.split_whitespace().map(str::to_owned);
+        [role.to_owned(), key.to_string()].into_iter().chain(times).collect()
+    });
+    prop::collection::vec(tag, 1..4)
+}
+
+/// Returns the maintainer lists of announcements with these tags.
+fn parsed(tags: impl Strategy<Value = Tags>) -> impl Strategy<Value = MaintainerLists> {
+    let list = |(author, mut tags): (u8, Tags)| {
+        tags.push(vec!["d".to_owned(), "x".to_owned()]);
+        let announcement = Announcement::parse(&event(30617, author, 1, 1, &tags)).unwrap();
+        (key(author), announcement.maintainer_list)
+    };
+    prop::collection::btree_map(0u8..6, tags, 0..6)
+        .prop_map(move |all| all.into_iter().map(list).collect())
 }
 
 fn maintainer_lists() -> impl Strategy<Value = MaintainerLists> {
-    prop::collection::btree_map(any_key(), prop_oneof![listed(), roles()], 0..6)
+    parsed(prop_oneof![listed(), roles()])
 }
 
 fn plain_rosters() -> impl Strategy<Value = MaintainerLists> {
-    prop::collection::btree_map(any_key(), listed(), 0..6)
+    parsed(listed())
+}
+
+fn list_of(listed: BTreeSet<PublicKey>) -> MaintainerList {
+    MaintainerList { listed, ..MaintainerList::default() }
 }
 
 /// Returns the keys that listings lead to from one key.
@@ -47,7 +61,7 @@ fn reachable(from: PublicKey, maintainer_lists: &MaintainerLists) -> BTreeSet<Pu
         let more: Vec<_> = seen
             .iter()
             .filter_map(|key| maintainer_lists.get(key))
-            .flat_map(MaintainerList::listed)
+            .flat_map(|list| list.listed.clone())
             .collect();
         let before = seen.len();
         seen.extend(more);
@@ -62,8 +76,8 @@ fn root(selected: PublicKey, maintainer_lists: &MaintainerLists) -> Option<Publi
     let mut at = selected;
     for _ in 0..=maintainer_lists.len() {
         let maintainer_list = maintainer_lists.get(&at)?;
-        match Vec::from_iter(maintainer_list.leads())[..] {
-            [] if at == selected && maintainer_list.author_is_active(&at) => return Some(at),
+        match Vec::from_iter(maintainer_list.leads.clone())[..] {
+            [] if at == selected && !maintainer_list.author_left => return Some(at),
             [lead] if lead == at => return Some(at),
             [lead] => at = lead,
             _ => return None,
@@ -77,7 +91,7 @@ fn by_repetition(selected: PublicKey, maintainer_lists: &MaintainerLists) -> BTr
     let mut confirmed = BTreeSet::from_iter(root(selected, maintainer_lists));
     loop {
         let joins = |(key, maintainer_list): &(&PublicKey, &MaintainerList)| {
-            maintainer_list.author_is_active(key)
+            !maintainer_list.author_left
                 && confirmed.iter().any(|member| maintainer_list.lists(member))
                 && confirmed.iter().any(|m| maintainer_lists.get(m).is_some_and(|r| r.lists(key)))
         };
@@ -100,10 +114,8 @@ fn a_long_chain_of_listings_takes_linear_time() {
     };
     const KEYS: u32 = 20_000;
     let all_keys = (1..KEYS).map(numbered).collect();
-    let mut maintainer_lists =
-        MaintainerLists::from([(numbered(0), MaintainerList::Listed(all_keys))]);
-    maintainer_lists
-        .extend((1..KEYS).map(|n| (numbered(n), MaintainerList::Listed([numbered(n - 1)].into()))));
+    let mut maintainer_lists = MaintainerLists::from([(numbered(0), list_of(all_keys))]);
+    maintainer_lists.extend((1..KEYS).map(|n| (numbered(n), list_of([numbered(n - 1)].into()))));
     let maintainers = Reciprocal.maintainers(&numbered(0), &maintainer_lists);
     assert_eq!(maintainers.len(), KEYS as usize);
 }
@@ -127,7 +139,7 @@ proptest! {
     fn a_key_that_left_is_not_a_maintainer(selected in any_key(), maintainer_lists in maintainer_lists()) {
         for model in [Plain, Reciprocal] {
             for member in model.maintainers(&selected, &maintainer_lists) {
-                prop_assert!(maintainer_lists.get(&member).is_none_or(|maintainer_list| maintainer_list.author_is_active(&member)));
+                prop_assert!(maintainer_lists.get(&member).is_none_or(|maintainer_list| !maintainer_list.author_left));
             }
         }
     }
@@ -158,8 +170,8 @@ proptest! {
     #[test]
     fn one_more_listing_removes_no_maintainer(selected in any_key(), maintainer_lists in plain_rosters(), by in any_key(), listed_key in any_key()) {
         let mut more: BTreeMap<_, _> = maintainer_lists.clone();
-        if let Some(MaintainerList::Listed(keys)) = more.get_mut(&by) {
-            keys.insert(listed_key);
+        if let Some(list) = more.get_mut(&by) {
+            list.listed.insert(listed_key);
         }
         for model in [Plain, Reciprocal] {
             let before = model.maintainers(&selected, &maintainer_lists);
@@ -177,8 +189,8 @@ proptest! {
     #[test]
     fn a_listed_key_is_no_maintainer_until_it_lists_back(selected in any_key(), maintainer_lists in plain_rosters(), invited in any_key()) {
         let mut inviting = maintainer_lists.clone();
-        let Some(MaintainerList::Listed(keys)) = inviting.get_mut(&selected) else { return Ok(()) };
-        keys.insert(invited);
+        let Some(list) = inviting.get_mut(&selected) else { return Ok(()) };
+        list.listed.insert(invited);
         let before = Reciprocal.maintainers(&selected, &maintainer_lists);
         let after = Reciprocal.maintainers(&selected, &inviting);
         let accepts = maintainer_lists.get(&invited).is_some_and(|own| before.iter().any(|member| own.lists(member)));

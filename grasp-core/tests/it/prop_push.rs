@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use grasp_core::admission::Presence;
-use grasp_core::nip34::{DeclaredTarget, State};
+use grasp_core::nip34::State;
 use grasp_core::push::{
     Candidate, CommandReader, KnownProposal, Progress, PushRequest, PushView, RefVerdict,
     authorise, encode_pkt,
@@ -64,7 +64,8 @@ fn candidate() -> impl Strategy<Value = Candidate> {
 fn repository() -> impl Strategy<Value = Repository> {
     let refs = prop::collection::btree_map(name(0..4), oid(), 0..4);
     let known = prop_oneof![
-        oid().prop_map(|tip| KnownProposal::Tip(tip.parse().unwrap())),
+        oid().prop_map(|tip| KnownProposal::Tip(Presence::Held, tip.parse().unwrap())),
+        Just(KnownProposal::Foreign),
         Just(KnownProposal::Unknown),
         Just(KnownProposal::Unavailable),
     ];
@@ -142,9 +143,9 @@ fn is_signed(repository: &Repository, refs: &BTreeMap<String, String>) -> bool {
             .state
             .refs
             .iter()
-            .map(|(name, declared)| match declared {
-                DeclaredTarget::Oid(oid) => (name.to_string(), oid.to_string()),
-                DeclaredTarget::Invalid => (name.to_string(), "nonsense".to_owned()),
+            .map(|(name, declared)| {
+                let declared = declared.map_or("nonsense".to_owned(), |oid| oid.to_string());
+                (name.to_string(), declared)
             })
             .collect();
         declared == *refs

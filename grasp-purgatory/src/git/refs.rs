@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Duration;
 
-use grasp_core::nip34::{DeclaredTarget, State};
+use grasp_core::nip34::State;
 use grasp_core::push::PushCommand;
 use grasp_core::{Namespace, Oid, RefName};
 use nostr::event::EventId;
@@ -154,10 +154,7 @@ pub struct RefTarget {
 impl RefTarget {
     /// Returns the refs that a state declares; `None` if they can never be set.
     pub fn of(state: &State) -> Option<Self> {
-        let refs = state.refs.iter().map(|(name, declared)| match declared {
-            DeclaredTarget::Oid(oid) => Some((name.clone(), *oid)),
-            DeclaredTarget::Invalid => None,
-        });
+        let refs = state.refs.iter().map(|(name, declared)| Some((name.clone(), (*declared)?)));
         Some(Self {
             refs: refs.collect::<Option<_>>()?,
             head: state.head.clone(),

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use grasp_core::Oid;
+use grasp_core::admission::Presence;
 use grasp_core::push::{KnownProposal, PushView, authorise};
 use grasp_purgatory::git::{GitError, StagingLimits};
 use nostr::event::EventId;
@@ -74,7 +75,7 @@ async fn what_came_for_a_ref_that_is_refused_is_not_readable() {
         refs: &refs,
         maintainers: &BTreeSet::new(),
         candidates: &[],
-        proposals: &BTreeMap::from([(id, KnownProposal::Tip(signed))]),
+        proposals: &BTreeMap::from([(id, KnownProposal::Tip(Presence::Held, signed))]),
     };
     let push = authorise(&request(&refs, &moves), &view).authorised.unwrap();
     execute(&mut guard, &repo.owner, &push, Some(incoming)).await.unwrap();

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use grasp_core::deletion::{DeletionRequest, coordinate};
-use grasp_core::nip34::{Announcement, DeclaredTarget, Proposal, State};
+use grasp_core::nip34::{Announcement, Proposal, State};
 use grasp_core::{Identifier, Namespace, Oid, RefName, RepoId, Version, kinds};
 use grasp_purgatory::journal::Record;
 use grasp_purgatory::{CleanupTask, EndReason, ProposalRef, PushTarget, ViewTarget};
@@ -319,11 +319,7 @@ impl Disk {
 
 /// The refs that a state declares.
 pub(crate) fn declared(state: &State) -> Refs {
-    let oid = |declared: &DeclaredTarget| match declared {
-        DeclaredTarget::Oid(oid) => Some(*oid),
-        DeclaredTarget::Invalid => None,
-    };
-    state.refs.iter().filter_map(|(name, at)| Some((name.clone(), oid(at)?))).collect()
+    state.refs.iter().filter_map(|(name, at)| Some((name.clone(), (*at)?))).collect()
 }
 
 pub(crate) fn proposal_ref(id: &EventId) -> RefName {

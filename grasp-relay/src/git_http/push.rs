@@ -12,8 +12,8 @@ use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use grasp_core::RefName;
 use grasp_core::push::{
-    AuthorisedPush, Capabilities, CommandReader, OptionsReader, Progress, PushCommand, PushRequest,
-    PushVerdict, RefReport, RefVerdict, encode_error, encode_progress, encode_report,
+    AuthorisedPush, Capabilities, CommandReader, Progress, PushCommand, PushRequest, PushVerdict,
+    RefReport, RefVerdict, encode_error, encode_progress, encode_report,
 };
 use grasp_core::resources::Claimant;
 use grasp_core::service::Endpoint;
@@ -51,8 +51,6 @@ enum PushError {
     Git(#[from] GitError),
     #[error(transparent)]
     Server(#[from] HttpError),
-    #[error("{0}")]
-    Options(String),
     #[error("the client closed the connection")]
     ClientGone,
     #[error("you have pushed as much as you may in a day, try again tomorrow")]
@@ -217,9 +215,6 @@ impl Push {
         pack: &mut Pack,
         report: &Report,
     ) -> Result<Vec<RefReport>, PushError> {
-        if self.request.capabilities().push_options {
-            pack.skip_options().await?;
-        }
         let RepoRequest { repos, repo, endpoint, .. } = &self.target;
         let refs = repos.refs(repo).await?;
         let facts = self.git.facts(&self.target, &self.request).await?;
@@ -453,26 +448,6 @@ impl Push {
             return Ok(false);
         };
         Ok(self.git.purgatory.ask(move |purgatory| purgatory.keeps_upload(&id, &tip)).await?)
-    }
-}
-
-impl Pack {
-    async fn skip_options(&mut self) -> Result<(), PushError> {
-        let mut options = OptionsReader::default();
-        let mut bytes = Bytes::from(std::mem::take(&mut self.rest));
-        loop {
-            match options.feed(&bytes).map_err(|why| PushError::Options(why.to_string()))? {
-                Some(rest) => {
-                    self.rest = rest;
-                    return Ok(());
-                }
-                None => {
-                    let cut_off =
-                        || PushError::Options(String::from("the push options are incomplete"));
-                    bytes = self.body.next().await?.ok_or_else(cut_off)?;
-                }
-            }
-        }
     }
 }
 

@@ -6,8 +6,8 @@ use grasp_core::admission::Presence;
 use grasp_core::maintainers::maintainer_lists;
 use grasp_core::nip34::{Announcement, Proposal, State};
 use grasp_core::push::{
-    Candidate, Contribution, KnownProposal, PushRequest, PushVerdict, PushView, RefRefusal,
-    authorise, authorise_contribution,
+    Candidate, KnownProposal, PushRequest, PushVerdict, PushView, RefRefusal, authorise,
+    authorise_contribution,
 };
 use grasp_core::service::Endpoint;
 use grasp_core::{Oid, RefName, RepoId, kinds};
@@ -33,7 +33,7 @@ pub(super) enum PushFacts {
     /// Of an archived repository, which takes no pushes.
     Archived,
     /// Of a contributor's repository.
-    Contributor(BTreeMap<EventId, Contribution>),
+    Contributor(BTreeMap<EventId, KnownProposal>),
 }
 
 impl PushFacts {
@@ -69,7 +69,10 @@ impl GitHttp {
         match target.endpoint {
             Endpoint::Repository => self.hosted_facts(&target.repo, request).await,
             Endpoint::PullRequests => {
-                Ok(PushFacts::Contributor(self.contributions(target, request).await))
+                let policy = self.purgatory.policy();
+                let is_ours =
+                    |proposal: &Proposal| policy.own_urls(proposal).any(|own| own == target.repo);
+                Ok(PushFacts::Contributor(self.known_proposals(request, is_ours).await))
             }
         }
     }
@@ -107,7 +110,7 @@ impl GitHttp {
         let served = served.iter().filter_map(|event| State::parse(event).ok());
         let served = served.map(|state| Candidate { state, presence: Presence::Stored });
         let candidates = served.chain(held_candidates).collect();
-        let proposals = self.known_proposals(request).await;
+        let proposals = self.known_proposals(request, |_| true).await;
         Ok(PushFacts::Hosted { maintainers, candidates, proposals })
     }
 
@@ -116,79 +119,51 @@ impl GitHttp {
         &self,
         ids: &BTreeSet<EventId>,
     ) -> Result<BTreeSet<EventId>, HttpError> {
-        let (_, stored) = self.try_look_up(ids, Purgatory::tip_of).await?;
+        let (_, stored) = self.look_up(ids).await?;
         Ok(stored.into_keys().collect())
     }
 
-    /// Looks up each event that a push names. A failed lookup permits nothing.
-    async fn known_proposals(&self, request: &PushRequest) -> BTreeMap<EventId, KnownProposal> {
+    /// Looks up each event that a push names; events that are no pull requests of this kind are foreign. A failed lookup
+    /// permits nothing.
+    async fn known_proposals(
+        &self,
+        request: &PushRequest,
+        is_ours: impl Fn(&Proposal) -> bool,
+    ) -> BTreeMap<EventId, KnownProposal> {
         let ids = events_of(request);
-        let Some((held, stored)) = self.look_up(&ids, Purgatory::tip_of).await else {
+        let found = self
+            .look_up(&ids)
+            .await
+            .inspect_err(|error| tracing::error!(%error, "could not look up the events of a push"));
+        let Ok((held, stored)) = found else {
             return ids.into_iter().map(|id| (id, KnownProposal::Unavailable)).collect();
         };
-        let known = |id| match (held.get(&id), stored.get(&id)) {
-            (Some(tip), _) => KnownProposal::Tip(*tip),
-            // An event that is no pull request names no commit: nothing equals it.
-            (None, Some(event)) => KnownProposal::Tip(
-                Proposal::parse(event).map_or(Oid::ZERO, |proposal| proposal.tip),
-            ),
-            (None, None) => KnownProposal::Unknown,
-        };
-        ids.into_iter().map(|id| (id, known(id))).collect()
-    }
-
-    /// Looks up each event that a push to a contributor's repository names.
-    async fn contributions(
-        &self,
-        target: &RepoRequest,
-        request: &PushRequest,
-    ) -> BTreeMap<EventId, Contribution> {
-        let ids = events_of(request);
-        let held = |purgatory: &Purgatory, id: &EventId| purgatory.proposal(id).cloned();
-        let Some((held, stored)) = self.look_up(&ids, held).await else {
-            return ids.into_iter().map(|id| (id, Contribution::Unavailable)).collect();
-        };
-        let policy = self.purgatory.policy();
         let known = |id| {
             let (presence, proposal) = match (held.get(&id), stored.get(&id)) {
                 (Some(held), _) => (Presence::Held, Some(held.clone())),
                 (None, Some(stored)) => (Presence::Stored, Proposal::parse(stored).ok()),
-                (None, None) => return Contribution::Unknown,
+                (None, None) => return KnownProposal::Unknown,
             };
-            let ours =
-                |proposal: &Proposal| policy.own_urls(proposal).any(|own| own == target.repo);
-            let known = |proposal: Proposal| Contribution::Ours(presence, proposal.tip);
-            proposal.filter(ours).map_or(Contribution::Foreign, known)
+            let tip = |proposal: Proposal| KnownProposal::Tip(presence, proposal.tip);
+            proposal.filter(&is_ours).map_or(KnownProposal::Foreign, tip)
         };
         ids.into_iter().map(|id| (id, known(id))).collect()
     }
 
-    /// Returns what `held` returns for those of these events that purgatory has, and the other ones that are stored;
-    /// `None` if the lookup fails. A push may name thousands, which take one question to purgatory and a few queries of
-    /// the store.
-    async fn look_up<T: Send + 'static>(
+    /// Returns those of these events that purgatory holds as pull requests, and the other ones that are stored. A push
+    /// may name thousands, which take one question to purgatory and a few queries of the store.
+    async fn look_up(
         &self,
         ids: &BTreeSet<EventId>,
-        held: impl Fn(&Purgatory, &EventId) -> Option<T> + Send + 'static,
-    ) -> Option<(BTreeMap<EventId, T>, BTreeMap<EventId, Event>)> {
-        let found = self.try_look_up(ids, held).await;
-        found
-            .inspect_err(|error| tracing::error!(%error, "could not look up the events of a push"))
-            .ok()
-    }
-
-    async fn try_look_up<T: Send + 'static>(
-        &self,
-        ids: &BTreeSet<EventId>,
-        held: impl Fn(&Purgatory, &EventId) -> Option<T> + Send + 'static,
-    ) -> Result<(BTreeMap<EventId, T>, BTreeMap<EventId, Event>), HttpError> {
+    ) -> Result<(BTreeMap<EventId, Proposal>, BTreeMap<EventId, Event>), HttpError> {
         if ids.is_empty() {
             return Ok((BTreeMap::new(), BTreeMap::new()));
         }
         let all = ids.clone();
         let waits = move |purgatory: &Purgatory| {
-            let found = all.into_iter().filter_map(|id| Some((id, held(purgatory, &id)?)));
-            found.collect::<BTreeMap<_, _>>()
+            let held =
+                all.into_iter().filter_map(|id| Some((id, purgatory.proposal(&id)?.clone())));
+            held.collect::<BTreeMap<_, _>>()
         };
         // Purgatory first: an event that is released meanwhile is found in the store.
         let held = self.purgatory.ask(waits).await?;

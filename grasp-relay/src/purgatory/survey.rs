@@ -209,7 +209,7 @@ impl LaneExecutor {
         let of_name = announcements.filter(|a| a.repo.identifier == *identifier);
         let mut authors: BTreeSet<PublicKey> = BTreeSet::new();
         of_name.for_each(|a| {
-            authors.extend(a.maintainer_list.listed().into_iter().chain([a.repo.owner]))
+            authors.extend(a.maintainer_list.listed.iter().copied().chain([a.repo.owner]))
         });
         stored.iter().for_each(|state| _ = authors.remove(&state.pubkey));
         let mut previous = Vec::new();

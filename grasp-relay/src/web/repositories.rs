@@ -129,7 +129,7 @@ impl LatestStates {
     fn newest(&self, announcement: &Announcement) -> Option<(u64, u64)> {
         let authors = self.0.get(&announcement.repo.identifier)?;
         let keys =
-            announcement.maintainer_list.listed().into_iter().chain([announcement.repo.owner]);
+            announcement.maintainer_list.listed.iter().copied().chain([announcement.repo.owner]);
         keys.filter_map(|key| authors.get(&key).copied()).max()
     }
 }

@@ -210,7 +210,7 @@ fn a_pull_request_tip_must_match_its_event() {
         repo.proposals = BTreeMap::from([(event, known)]);
         repo.texts(&request("", &[(old, new, &name)])).remove(0)
     };
-    let tip = KnownProposal::Tip(A.parse().unwrap());
+    let tip = KnownProposal::Tip(Presence::Held, A.parse().unwrap());
     assert_eq!(text(tip, NONE, A), "Execute");
     assert_eq!(text(tip, NONE, B), "its event names commit aaaaaaaa");
     assert_eq!(text(tip, A, NONE), "pull requests are removed by deleting their event");
@@ -225,4 +225,51 @@ fn refused_commands_are_not_executed() {
     let executed = verdict.authorised.unwrap();
     assert_eq!(executed.execute().len(), 1);
     assert_eq!(executed.execute()[0].name.as_str(), MAIN);
+}
+
+fn oid(digit: &str) -> Oid {
+    digit.repeat(40).parse().unwrap()
+}
+
+fn id() -> EventId {
+    "b".repeat(64).parse().unwrap()
+}
+
+/// Returns the verdict on one command at a contributor's endpoint.
+fn judged(old: &str, new: &str, name: &str, known: KnownProposal) -> RefVerdict {
+    let request = request("", &[(&old.repeat(40), &new.repeat(40), name)]);
+    let known = BTreeMap::from([(id(), known)]);
+    authorise_contribution(&request, &BTreeMap::new(), &known).refs[0].1.clone()
+}
+
+#[test]
+fn accepts_only_commits_that_the_contributor_signed() {
+    let name = format!("refs/nostr/{}", id());
+    let ours = |presence| KnownProposal::Tip(presence, oid("a"));
+    let refused = RefVerdict::Refused;
+    let cases = [
+        ("a", ours(Presence::Held), RefVerdict::Stage),
+        ("a", ours(Presence::Stored), RefVerdict::Execute),
+        ("c", ours(Presence::Held), refused(RefRefusal::WrongTip { wanted: oid("a") })),
+        ("c", ours(Presence::Stored), refused(RefRefusal::WrongTip { wanted: oid("a") })),
+        ("a", KnownProposal::Unknown, RefVerdict::Stage),
+        ("a", KnownProposal::Foreign, refused(RefRefusal::ForeignProposal)),
+        ("a", KnownProposal::Unavailable, refused(RefRefusal::Unknowable)),
+        ("0", ours(Presence::Stored), refused(RefRefusal::PullRequestDelete)),
+    ];
+    for (new, known, expected) in cases {
+        let old = if new == "0" { "a" } else { "0" };
+        assert_eq!(judged(old, new, &name, known), expected, "{new} {known:?}");
+    }
+}
+
+#[test]
+fn refuses_other_refs_without_sounding_like_a_missing_repository() {
+    for name in ["refs/heads/main", "refs/tags/v1", "refs/other/x", "refs/nostr/not-an-id"] {
+        let RefVerdict::Refused(why) = judged("0", "a", name, KnownProposal::Unknown) else {
+            panic!("{name}");
+        };
+        let said = why.to_string();
+        assert!(!said.contains("not found") && !said.contains("404"), "{said}");
+    }
 }
