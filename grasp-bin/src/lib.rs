@@ -138,3 +138,7 @@ fn print_check_result(loaded: &Loaded) {
         None => println!("no problems; there is no settings file"),
     }
 }
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

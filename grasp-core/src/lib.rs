@@ -68,3 +68,7 @@ pub use text::ParseError;
 pub use time::{Mono, Now};
 pub use verified::{VerificationError, Verified};
 pub use version::Version;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -25,3 +25,7 @@ pub use purgatory::{
     PassNumber, Phase, ProposalRef, Purgatory, PushTarget, Report, Stage, Survey, ViewTarget, Want,
     select_addresses,
 };
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -14,3 +14,7 @@ pub mod web;
 pub use clock::Clock;
 pub use feed::{Accepted, Feed};
 pub use server::{Config, Parts, Server, serve};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

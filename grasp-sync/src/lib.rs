@@ -104,3 +104,7 @@ pub use driver::{Roots, Settings, Syncer};
 pub use local::LocalRelay;
 #[cfg(feature = "driver")]
 pub use sidecar::Sidecar;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
