@@ -87,8 +87,8 @@ impl LocalRelay for OwnRelay {
         origin: Origin,
     ) -> BoxFuture<'_, Vec<Taken>> {
         Box::pin(async move {
-            let verdicts = self.parts.ingest.ingest_verified(events, origin).await;
-            verdicts.iter().map(Taken::from).collect()
+            let outcomes = self.parts.ingest.ingest_verified(events, origin).await;
+            outcomes.into_iter().map(Taken::from).collect()
         })
     }
 

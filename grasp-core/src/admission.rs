@@ -1,7 +1,7 @@
 //! Decides whether an event is stored, held or refused, for events of clients and of sync alike.
 //!
 //! ```text
-//! event ─▶ Needs::of ─▶ the caller looks things up ─▶ Facts ─▶ judge ─▶ Verdict ─▶ Answer (the OK message)
+//! event ─▶ Needs::of ─▶ the caller looks things up ─▶ Facts ─▶ judge ─▶ Verdict ─▶ Outcome ─▶ Answer (the OK message)
 //! ```
 //!
 //! [`judge`] is a pure function of the event, the time and the facts.
@@ -15,7 +15,7 @@ mod verdict;
 pub use facts::{Facts, KnownAnnouncement, Needs, Origin, Presence, SyncPath};
 pub use fan_out::{ExceededLimit, FanOut, FanOutLimits, Share};
 pub use policy::{Archive, Bans, Policy};
-pub use verdict::{Acceptance, Answer, Hold, Known, Lasting, Rejection, Verdict};
+pub use verdict::{Answer, Hold, Outcome, Rejection, Retry, Verdict};
 
 use nostr::event::{Event, Kind, Tag};
 use nostr::types::Timestamp;
@@ -36,8 +36,8 @@ use crate::verified::Verified;
 /// let note = Verified::check(note).unwrap();
 /// let policy = Policy::new("grasp.example".parse().unwrap());
 /// let verdict = judge(&policy, now, &Origin::anonymous(), note.as_ref(), &Facts::default());
-/// assert_eq!(verdict, Verdict::Reject(Rejection::Unrelated));
-/// assert!(verdict.answer().message.starts_with("restricted: "));
+/// assert_eq!(verdict, Verdict::from(Rejection::Unrelated));
+/// assert!(verdict.outcome().answer().message.starts_with("restricted: "));
 /// ```
 pub fn judge(
     policy: &Policy,
@@ -46,39 +46,34 @@ pub fn judge(
     event: Verified<&Event>,
     facts: &Facts,
 ) -> Verdict {
-    match before_dispatch(policy, now, origin, &event, facts) {
-        Some(verdict) => verdict,
-        None => dispatch(policy, origin, &event, facts),
-    }
+    let verdict = check_any_kind(policy, now, origin, &event).and_then(|()| match facts.known {
+        Some(presence) => Ok(Verdict::Done(Outcome::Duplicate(presence))),
+        None => judge_kind(policy, origin, &event, facts),
+    });
+    verdict.unwrap_or_else(Verdict::from)
 }
 
 /// The checks that every kind goes through, in their order.
-fn before_dispatch(
+fn check_any_kind(
     policy: &Policy,
     now: Timestamp,
     origin: &Origin,
     event: &Event,
-    facts: &Facts,
-) -> Option<Verdict> {
-    let rejected = if policy.bans.authors.contains(&event.pubkey) {
-        Some(Rejection::Banned)
+) -> Result<(), Rejection> {
+    if policy.bans.authors.contains(&event.pubkey) {
+        Err(Rejection::Banned)
     } else if is_expired(event, now) {
-        Some(Rejection::Expired)
+        Err(Rejection::Expired)
     } else if event.created_at > now + policy.max_ahead {
-        Some(Rejection::TooFarAhead)
+        Err(Rejection::TooFarAhead)
     } else if event.is_protected() && !origin.is_author(&event.pubkey) {
-        Some(Rejection::Protected)
+        Err(Rejection::Protected)
     } else if embeds_protected(event) {
-        Some(Rejection::ProtectedRepost)
+        Err(Rejection::ProtectedRepost)
     } else if has_too_many_tags(event) {
-        Some(Rejection::Malformed(format!("it has more than {MAX_TAGS} tags")))
+        Err(Rejection::Malformed(format!("it has more than {MAX_TAGS} tags")))
     } else {
-        None
-    };
-    match (rejected, facts.known) {
-        (Some(why), _) => Some(Verdict::Reject(why)),
-        (None, Some(presence)) => Some(Verdict::Known(presence.into())),
-        (None, None) => None,
+        Ok(())
     }
 }
 
@@ -101,18 +96,20 @@ pub fn is_expired(event: &Event, now: Timestamp) -> bool {
     event.tags.expiration().is_some_and(|end| end <= now)
 }
 
-fn dispatch(policy: &Policy, origin: &Origin, event: &Event, facts: &Facts) -> Verdict {
-    let kind = event.kind;
-    if kinds::NEVER_STORED_KINDS.contains(&kind) {
-        Verdict::Reject(Rejection::NeverStored)
-    } else if kind == kinds::ANNOUNCEMENT {
-        rules::judge_announcement(policy, event, facts)
-    } else if kind == kinds::STATE {
-        rules::judge_state(policy, event, facts)
-    } else if kind == kinds::PULL_REQUEST || kind == kinds::PULL_REQUEST_UPDATE {
-        rules::judge_proposal(policy, event, facts)
-    } else {
-        rules::judge_other(policy, origin, event, facts)
+fn judge_kind(
+    policy: &Policy,
+    origin: &Origin,
+    event: &Event,
+    facts: &Facts,
+) -> Result<Verdict, Rejection> {
+    match event.kind {
+        kind if kinds::NEVER_STORED_KINDS.contains(&kind) => Err(Rejection::NeverStored),
+        Kind::GitRepoAnnouncement => rules::judge_announcement(policy, event, facts),
+        Kind::RepoState => rules::judge_state(policy, event, facts),
+        Kind::GitPullRequest | Kind::GitPullRequestUpdate => {
+            rules::judge_proposal(policy, event, facts)
+        }
+        _ => rules::judge_other(policy, origin, event, facts),
     }
 }
 

@@ -18,10 +18,10 @@ use std::sync::{Arc, Mutex};
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
+pub use grasp_core::admission::{Answer, Origin, Outcome};
 use grasp_core::admission::{
-    Acceptance, FanOut, Hold, Known, KnownAnnouncement, Needs, Policy, Rejection, judge,
+    FanOut, Hold, KnownAnnouncement, Needs, Policy, Presence, Rejection, Verdict, judge,
 };
-pub use grasp_core::admission::{Answer, Origin, Verdict};
 use grasp_core::deletion::coordinate;
 use grasp_core::nip34::Announcement;
 use grasp_core::{Identifier, RepoId, Verified, Version};
@@ -41,26 +41,26 @@ const MAX_CONCURRENT_HOLDS: usize = 16;
 
 /// Judges and stores events of clients and of sync.
 pub trait Ingest: Send + Sync + 'static {
-    /// Judges and stores events in order. Returns one verdict each, once what it promises is durable.
+    /// Judges and stores events in order. Returns one outcome each, once what it promises is durable.
     fn ingest_verified(
         &self,
         events: Vec<Verified<Arc<Event>>>,
         origin: Origin,
-    ) -> BoxFuture<'_, Vec<Verdict>>;
+    ) -> BoxFuture<'_, Vec<Outcome>>;
 
     /// Verifies events, then judges and stores them.
-    fn ingest(&self, events: Vec<Event>, origin: Origin) -> BoxFuture<'_, Vec<Verdict>> {
+    fn ingest(&self, events: Vec<Event>, origin: Origin) -> BoxFuture<'_, Vec<Outcome>> {
         Box::pin(async move {
             let checked = verify_all(events).await;
             let genuine: Vec<bool> = checked.iter().map(Option::is_some).collect();
             let checked = checked.into_iter().flatten().collect();
-            let mut verdicts = self.ingest_verified(checked, origin).await.into_iter();
-            let mut judged = || verdicts.next().unwrap_or(Verdict::Reject(Rejection::Internal));
-            let answer = |genuine| match genuine {
+            let mut outcomes = self.ingest_verified(checked, origin).await.into_iter();
+            let mut judged = || outcomes.next().unwrap_or(Rejection::Internal.into());
+            let outcome = |genuine| match genuine {
                 true => judged(),
-                false => Verdict::Reject(Rejection::Forged),
+                false => Rejection::Forged.into(),
             };
-            genuine.into_iter().map(answer).collect()
+            genuine.into_iter().map(outcome).collect()
         })
     }
 }
@@ -106,9 +106,9 @@ impl Ingest for Pipeline {
         &self,
         events: Vec<Verified<Arc<Event>>>,
         origin: Origin,
-    ) -> BoxFuture<'_, Vec<Verdict>> {
+    ) -> BoxFuture<'_, Vec<Outcome>> {
         Box::pin(async move {
-            let mut verdicts = vec![Verdict::Reject(Rejection::Internal); events.len()];
+            let mut outcomes = vec![Outcome::from(Rejection::Internal); events.len()];
             let mut pending: Vec<Pending> = events
                 .into_iter()
                 .enumerate()
@@ -117,12 +117,13 @@ impl Ingest for Pipeline {
             while !pending.is_empty() {
                 let (round, mut later) = next_round(pending);
                 let judged = self.judge_and_store(&round, &origin).await;
-                let progress = judged.iter().any(|verdict| matches!(verdict, Verdict::Accept(_)));
-                for (pending, verdict) in round.into_iter().zip(judged) {
-                    let is_reversible =
-                        matches!(&verdict, Verdict::Reject(why) if why.is_reversible());
-                    if let Some(place) = verdicts.get_mut(pending.position) {
-                        *place = verdict;
+                let progress = judged.contains(&Outcome::Stored);
+                for (pending, outcome) in round.into_iter().zip(judged) {
+                    let is_reversible = matches!(
+                        &outcome, Outcome::Refused { reason, .. } if reason.is_reversible()
+                    );
+                    if let Some(place) = outcomes.get_mut(pending.position) {
+                        *place = outcome;
                     }
                     if progress && is_reversible {
                         later.push(pending);
@@ -130,7 +131,7 @@ impl Ingest for Pipeline {
                 }
                 pending = later;
             }
-            verdicts
+            outcomes
         })
     }
 }
@@ -154,8 +155,8 @@ fn next_round(pending: Vec<Pending>) -> (Vec<Pending>, Vec<Pending>) {
 }
 
 impl Pipeline {
-    /// Judges a round and stores or holds its events. Returns one verdict per event, in order.
-    async fn judge_and_store(&self, round: &[Pending], origin: &Origin) -> Vec<Verdict> {
+    /// Judges a round and stores or holds its events. Returns one outcome per event, in order.
+    async fn judge_and_store(&self, round: &[Pending], origin: &Origin) -> Vec<Outcome> {
         // Every round looks everything up again, so every round is paid for.
         let mut paid = Vec::with_capacity(round.len());
         for pending in round {
@@ -168,28 +169,28 @@ impl Pipeline {
             .map(|(event, _)| event.clone())
             .collect();
         let mut judged = match self.try_round(&round, origin).await {
-            Ok(verdicts) => verdicts.into_iter(),
+            Ok(outcomes) => outcomes.into_iter(),
             Err(error) => {
                 tracing::error!(%error, cause = ?error.source(), "events could not be judged or stored");
                 Vec::new().into_iter()
             }
         };
-        let verdict = |paid: bool| match paid {
-            true => judged.next().unwrap_or(Verdict::Reject(Rejection::Internal)),
-            false => Verdict::Reject(Rejection::Busy),
+        let outcome = |paid: bool| match paid {
+            true => judged.next().unwrap_or(Rejection::Internal.into()),
+            false => Rejection::Busy.into(),
         };
-        paid.into_iter().map(verdict).collect()
+        paid.into_iter().map(outcome).collect()
     }
 
     async fn try_round(
         &self,
         round: &[Pending],
         origin: &Origin,
-    ) -> Result<Vec<Verdict>, StoreError> {
+    ) -> Result<Vec<Outcome>, StoreError> {
         let now = self.clock.now().unix;
         let has_authority = round.iter().all(|one| self.is_known_authority(&one.event.pubkey));
         let Ok(slot) = self.budgets.round_slot(origin, has_authority).await else {
-            return Ok(vec![Verdict::Reject(Rejection::Busy); round.len()]);
+            return Ok(vec![Rejection::Busy.into(); round.len()]);
         };
         let facts = lookup::facts(&*self.store, &*self.git, round, now).await?;
         drop(slot);
@@ -215,8 +216,9 @@ impl Pipeline {
         self.take_out_of_service(round, &verdicts, now).await?;
         self.publish(round, &verdicts).await;
         self.git.affected(affected).await;
-        self.note_authorities(round, &verdicts).await;
-        Ok(verdicts)
+        let outcomes: Vec<_> = verdicts.into_iter().map(Verdict::outcome).collect();
+        self.note_authorities(round, &outcomes).await;
+        Ok(outcomes)
     }
 
     /// Holds an event until its git data is here, unless the store would refuse it.
@@ -229,7 +231,7 @@ impl Pipeline {
     ) -> Result<Verdict, StoreError> {
         let event = Arc::clone(&pending.event);
         if let Some(refusal) = self.store.refusal(Arc::clone(&event), now).await? {
-            return Ok(Verdict::Reject(refusal.into()));
+            return Ok(Rejection::from(refusal).into());
         }
         self.git.hold(event, hold, origin.clone()).await
     }
@@ -250,11 +252,11 @@ impl Pipeline {
         let events = chosen.iter().map(|(pending, _)| Arc::clone(&pending.event)).collect();
         let SaveReport { saved, affected } = self.store.save_events(events, now).await?;
         for ((_, verdict), saved) in chosen.iter_mut().zip(saved) {
-            match saved {
-                Saved::Stored => {}
-                Saved::Duplicate => **verdict = Verdict::Known(Known::Stored),
-                Saved::Superseded => **verdict = Verdict::Known(Known::Superseded),
-                Saved::Refused(refusal) => **verdict = Verdict::Reject(refusal.into()),
+            **verdict = match saved {
+                Saved::Stored => continue,
+                Saved::Duplicate => Verdict::Done(Outcome::Duplicate(Presence::Stored)),
+                Saved::Superseded => Verdict::Done(Outcome::Superseded),
+                Saved::Refused(refusal) => Rejection::from(refusal).into(),
             }
         }
         Ok(affected)
@@ -304,11 +306,7 @@ impl Pipeline {
 
 /// Returns whether a verdict says that ingest stores and publishes the event.
 fn is_stored(verdict: &Verdict) -> bool {
-    match verdict {
-        Verdict::Accept(acceptance) => *acceptance != Acceptance::Released,
-        Verdict::Delist { keep } => *keep,
-        _ => false,
-    }
+    matches!(verdict, Verdict::Store { .. } | Verdict::Delist { keep: true })
 }
 
 impl From<Refusal> for Rejection {
@@ -340,8 +338,9 @@ pub trait GitBackend: Send + Sync + 'static {
     /// Returns the facts about an event.
     fn facts(&self, event: Arc<Event>) -> BoxFuture<'_, Result<GitFacts, StoreError>>;
 
-    /// Holds an event until its git data is here; resolves once that is durable. The verdict is [`Verdict::Hold`] unless
-    /// the event turned out to be superseded, over quota, servable without git data, or released meanwhile.
+    /// Holds an event until its git data is here; resolves once that is durable. The outcome is [`Outcome::Held`] unless
+    /// the event turned out to be superseded, over quota or released meanwhile; [`Verdict::Store`] means that it does not
+    /// wait for git data.
     fn hold(
         &self,
         event: Arc<Event>,
@@ -380,6 +379,6 @@ impl GitBackend for RelayOnly {
         _: Hold,
         _: Origin,
     ) -> BoxFuture<'_, Result<Verdict, StoreError>> {
-        Box::pin(std::future::ready(Ok(Verdict::Accept(Acceptance::Promoted))))
+        Box::pin(std::future::ready(Ok(Verdict::Store { is_related: false })))
     }
 }

@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use grasp_core::admission::{Acceptance, Hold, Known, Needs, Origin, Policy, Rejection, Verdict};
+use grasp_core::admission::{Hold, Needs, Origin, Outcome, Policy, Rejection, Verdict};
 use grasp_core::deletion::VanishScope;
 use grasp_core::nip34::Announcement;
 use grasp_core::{Identifier, RepoId, Version, kinds};
@@ -415,12 +415,12 @@ impl GitBackend for PurgatoryDriver {
     ) -> BoxFuture<'_, Result<Verdict, StoreError>> {
         Box::pin(async move {
             let (id, waits) = (event.id, !origin.is_sync());
-            Ok(match Self::hold(self, event, hold.clone(), origin).await? {
-                HoldOutcome::Held if waits => self.outcome(id, hold).await?,
-                HoldOutcome::Held => Verdict::Hold(hold),
-                HoldOutcome::Superseded => Verdict::Known(Known::Superseded),
-                HoldOutcome::Full => Verdict::Reject(Rejection::Quota),
-                HoldOutcome::Unreadable => Verdict::Accept(Acceptance::Promoted),
+            Ok(match Self::hold(self, event, hold, origin).await? {
+                HoldOutcome::Held if waits => Verdict::Done(self.outcome(id).await?),
+                HoldOutcome::Held => Verdict::Done(Outcome::Held),
+                HoldOutcome::Superseded => Verdict::Done(Outcome::Superseded),
+                HoldOutcome::Full => Rejection::Quota.into(),
+                HoldOutcome::Unreadable => Verdict::Store { is_related: false },
             })
         })
     }
@@ -462,22 +462,22 @@ impl PurgatoryDriver {
         found
     }
 
-    /// Returns the verdict about an event that was held just now. If its data was here, it is served before its sender
-    /// gets the answer.
-    async fn outcome(&self, id: EventId, hold: Hold) -> Result<Verdict, StoreError> {
+    /// Returns what became of an event that was held just now. If its data was here, it is served before its sender gets
+    /// the answer.
+    async fn outcome(&self, id: EventId) -> Result<Outcome, StoreError> {
         if tokio::time::timeout(DECISION_TIMEOUT, self.wait(Until::Decided(id))).await.is_err() {
-            return Ok(Verdict::Hold(hold));
+            return Ok(Outcome::Held);
         }
         let is_held = self.ask(move |purgatory| purgatory.holds(&id)).await?;
         if is_held {
-            return Ok(Verdict::Hold(hold));
+            return Ok(Outcome::Held);
         }
         let now = self.clock().now().unix;
         let stored = self.store().exists(vec![vec![Filter::new().id(id)]], now).await?;
         // Neither held nor stored: replaced by a newer version, or deleted by its author.
         Ok(match stored.contains(&true) {
-            true => Verdict::Accept(Acceptance::Released),
-            false => Verdict::Known(Known::Superseded),
+            true => Outcome::Stored,
+            false => Outcome::Superseded,
         })
     }
 

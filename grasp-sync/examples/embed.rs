@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex};
 use futures_util::{SinkExt as _, StreamExt as _, future, stream};
 use grasp_core::nostr::filter::MatchEventOptions;
 use grasp_sync::local::{
-    BoxFuture, BoxStream, Event, EventId, Filter, InventoryFailed, Kind, Lasting, LocalRelay, News,
-    Origin, Row, Taken, Verified,
+    BoxFuture, BoxStream, Event, EventId, Filter, InventoryFailed, Kind, LocalRelay, News, Origin,
+    Retry, Row, Taken, Verified,
 };
 use grasp_sync::{Settings, Syncer};
 use serde_json::{Value, json};
@@ -29,7 +29,7 @@ impl Relay {
     /// Accepts an event from a client or from sync. This relay wants git events, and comments on them.
     fn take(&self, event: &Verified<Arc<Event>>) -> Taken {
         if !matches!(event.kind.as_u16(), 5 | 1111 | 1617..=1633 | 30617 | 30618) {
-            return Taken::Refused(Lasting::Forever);
+            return Taken::Refused(Retry::Never);
         }
         let mut events = self.events.lock().expect("no holder of the lock panics");
         if events.insert(event.id, Arc::clone(event)).is_some() {

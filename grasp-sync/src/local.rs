@@ -8,9 +8,9 @@ use std::sync::Arc;
 pub use futures_core::future::BoxFuture;
 #[doc(no_inline)]
 pub use futures_core::stream::BoxStream;
-use grasp_core::admission::{Known, Rejection, Verdict};
+use grasp_core::admission;
 #[doc(no_inline)]
-pub use grasp_core::admission::{Lasting, Origin};
+pub use grasp_core::admission::{Origin, Retry};
 #[doc(no_inline)]
 pub use grasp_core::nostr::event::{Event, EventId, Kind};
 #[doc(no_inline)]
@@ -85,8 +85,8 @@ pub enum Taken {
     Held,
     /// It was here already, or a version that wins over it.
     Known,
-    /// It was refused, for this long.
-    Refused(Lasting),
+    /// It was refused, until then.
+    Refused(Retry),
 }
 
 impl Taken {
@@ -96,9 +96,9 @@ impl Taken {
             Self::Stored => Outcome::Stored,
             Self::Held => Outcome::Held,
             Self::Known => Outcome::Known,
-            Self::Refused(lasting) => {
-                let wanting = lasting == Lasting::UntilDependency;
-                Outcome::Refused { lasting, event: wanting.then(|| Arc::clone(event)) }
+            Self::Refused(retry) => {
+                let wanting = retry == Retry::AfterDependency;
+                Outcome::Refused { retry, event: wanting.then(|| Arc::clone(event)) }
             }
         };
         Judged { row: Row::of(event), outcome }
@@ -113,24 +113,16 @@ impl Row {
 }
 
 /// For relays that use the admission rules of this project.
-impl From<&Verdict> for Taken {
-    fn from(verdict: &Verdict) -> Self {
-        match verdict {
-            Verdict::Accept(_) | Verdict::Delist { keep: true } => Self::Stored,
-            Verdict::Hold(_) => Self::Held,
-            Verdict::Known(Known::Stored | Known::Held | Known::Superseded) => Self::Known,
+impl From<admission::Outcome> for Taken {
+    fn from(outcome: admission::Outcome) -> Self {
+        match outcome {
+            admission::Outcome::Stored => Self::Stored,
+            admission::Outcome::Held => Self::Held,
+            admission::Outcome::Duplicate(_) | admission::Outcome::Superseded => Self::Known,
             // Nothing of it is kept, and it need not be fetched again.
-            Verdict::Broadcast => Self::Refused(Lasting::Forever),
-            // Another owner may still list its author as a maintainer.
-            Verdict::Delist { keep: false } => Self::Refused(Lasting::UntilDependency),
-            Verdict::Reject(why) => Self::from(why),
+            admission::Outcome::Broadcast => Self::Refused(Retry::Never),
+            admission::Outcome::Refused { retry, .. } => Self::Refused(retry),
         }
-    }
-}
-
-impl From<&Rejection> for Taken {
-    fn from(why: &Rejection) -> Self {
-        Self::Refused(why.lasting())
     }
 }
 
@@ -145,20 +137,18 @@ mod tests {
     fn keeps_only_events_that_may_be_accepted_later() {
         let event = EventBuilder::new(Kind::GitIssue, "").finalize(&Keys::generate()).unwrap();
         let event = Arc::new(event);
-        for (lasting, whole) in
-            [(Lasting::Forever, false), (Lasting::Briefly, false), (Lasting::UntilDependency, true)]
+        for (retry, whole) in
+            [(Retry::Never, false), (Retry::Soon, false), (Retry::AfterDependency, true)]
         {
-            let judged = Taken::Refused(lasting).judged(&event);
+            let judged = Taken::Refused(retry).judged(&event);
             let Outcome::Refused { event: kept, .. } = judged.outcome else { panic!() };
-            assert_eq!((kept.is_some(), judged.row.id), (whole, event.id), "{lasting:?}");
+            assert_eq!((kept.is_some(), judged.row.id), (whole, event.id), "{retry:?}");
         }
     }
 
     #[test]
     fn a_delisted_announcement_may_be_accepted_later() {
-        let gone = Verdict::Delist { keep: false };
-        assert_eq!(Taken::from(&gone), Taken::Refused(Lasting::UntilDependency));
-        let full = Verdict::Reject(Rejection::Quota);
-        assert_eq!(Taken::from(&full), Taken::Refused(Lasting::Briefly));
+        let gone = admission::Verdict::Delist { keep: false };
+        assert_eq!(Taken::from(gone.outcome()), Taken::Refused(Retry::AfterDependency));
     }
 }

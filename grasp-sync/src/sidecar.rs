@@ -20,7 +20,7 @@ use futures_core::future::BoxFuture;
 use futures_core::stream::BoxStream;
 use futures_util::StreamExt as _;
 use futures_util::stream;
-use grasp_core::admission::{Lasting, Origin};
+use grasp_core::admission::{Origin, Retry};
 use grasp_core::kinds::REPLY_KINDS;
 use grasp_core::nostr::event::{Event, Kind};
 use grasp_core::nostr::filter::Filter;
@@ -132,7 +132,7 @@ impl LocalRelay for Sidecar {
 
     fn ingest(&self, events: Vec<Verified<Arc<Event>>>, _: Origin) -> BoxFuture<'_, Vec<Taken>> {
         Box::pin(async move {
-            let failed = vec![Taken::Refused(Lasting::Briefly); events.len()];
+            let failed = vec![Taken::Refused(Retry::Soon); events.len()];
             let (reply, taken) = oneshot::channel();
             let _ = self.batches.send(Publication { events, reply }).await;
             taken.await.unwrap_or(failed)

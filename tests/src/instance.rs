@@ -9,7 +9,7 @@ use futures_util::StreamExt;
 use grasp_bin::Server;
 use grasp_core::admission::SyncPath;
 use grasp_core::{MaintainerModel, RepoId, ServiceIdentity};
-use grasp_relay::ingest::{Origin, Verdict};
+use grasp_relay::ingest::{Origin, Outcome};
 use grasp_relay::purgatory::PurgatoryDriver;
 use grasp_relay::server::{Parts, serve};
 use grasp_relay::{Accepted, Feed};
@@ -252,12 +252,12 @@ impl Instance {
     }
 
     /// Gives events to the server without a socket.
-    pub async fn take(&self, events: Vec<Event>) -> Vec<Verdict> {
+    pub async fn take(&self, events: Vec<Event>) -> Vec<Outcome> {
         self.parts().ingest.ingest(events, Origin::anonymous()).await
     }
 
     /// Gives events to the server as if another relay had brought them.
-    pub async fn sync(&self, events: Vec<Event>) -> Vec<Verdict> {
+    pub async fn sync(&self, events: Vec<Event>) -> Vec<Outcome> {
         let relay = "wss://relay.example.com".parse().expect("a relay");
         self.parts().ingest.ingest(events, Origin::Sync { relay, path: SyncPath::Live }).await
     }

@@ -51,6 +51,10 @@ fn knowing(announcements: Vec<KnownAnnouncement>) -> Facts {
     Facts { announcements, ..Facts::default() }
 }
 
+fn is_malformed(verdict: &Verdict) -> bool {
+    matches!(verdict, Verdict::Done(Outcome::Refused { reason: Rejection::Malformed(_), .. }))
+}
+
 fn state() -> Unsigned {
     Unsigned::kind(30618).tags(&[&["d", "x"], &["refs/heads/main", OID]])
 }
@@ -63,24 +67,24 @@ fn repo(owner: u8) -> crate::RepoId {
 fn a_new_repository_that_lists_us_is_held() {
     let verdict = say(&policy(), listing(ALICE), ALICE, &Facts::default());
     assert_eq!(verdict, Verdict::Hold(Hold::Announcement));
-    let answer = verdict.answer();
+    let answer = verdict.outcome().answer();
     assert!(answer.accepted && answer.message.starts_with("purgatory: "));
 }
 
 #[test]
 fn one_that_lists_others_is_refused_with_the_places_it_named() {
-    let answer = say(&policy(), elsewhere(), ALICE, &Facts::default()).answer();
+    let answer = say(&policy(), elsewhere(), ALICE, &Facts::default()).outcome().answer();
     assert!(!answer.accepted && answer.message.starts_with("invalid: "));
     assert!(answer.message.contains("https://them.example/x.git"));
     let theirs = listing(BOB); // bob's path under alice's signature
-    assert!(!say(&policy(), theirs, ALICE, &Facts::default()).answer().accepted);
+    assert!(!say(&policy(), theirs, ALICE, &Facts::default()).outcome().answer().accepted);
 }
 
 #[test]
 fn a_served_repository_gets_its_next_announcement_at_once_and_a_held_one_does_not() {
     let served = knowing(vec![known(listing(ALICE), ALICE, Presence::Stored)]);
     let next = || listing(ALICE).at(2_000).id(2);
-    assert_eq!(say(&policy(), next(), ALICE, &served), Verdict::Accept(Acceptance::Replacement));
+    assert_eq!(say(&policy(), next(), ALICE, &served), Verdict::Store { is_related: false });
     let held = knowing(vec![known(listing(ALICE), ALICE, Presence::Held)]);
     assert_eq!(say(&policy(), next(), ALICE, &held), Verdict::Hold(Hold::Announcement));
 }
@@ -100,8 +104,8 @@ fn an_older_version_changes_nothing() {
     let facts = knowing(vec![known(listing(ALICE).at(2_000), ALICE, Presence::Stored)]);
     for old in [listing(ALICE).at(1_999).id(2), elsewhere().at(1_999).id(2)] {
         let verdict = say(&policy(), old, ALICE, &facts);
-        assert_eq!(verdict, Verdict::Known(Known::Superseded));
-        let answer = verdict.answer();
+        assert_eq!(verdict, Verdict::Done(Outcome::Superseded));
+        let answer = verdict.outcome().answer();
         assert!(!answer.accepted && answer.message.starts_with("replaced: "), "{answer:?}");
     }
 }
@@ -110,20 +114,17 @@ fn an_older_version_changes_nothing() {
 fn within_one_second_the_lower_id_wins() {
     let facts = knowing(vec![known(listing(ALICE).id(5), ALICE, Presence::Stored)]);
     let lower = say(&policy(), listing(ALICE).id(4), ALICE, &facts);
-    assert_eq!(lower, Verdict::Accept(Acceptance::Replacement));
+    assert_eq!(lower, Verdict::Store { is_related: false });
     let higher = say(&policy(), listing(ALICE).id(6), ALICE, &facts);
-    assert_eq!(higher, Verdict::Known(Known::Superseded));
+    assert_eq!(higher, Verdict::Done(Outcome::Superseded));
 }
 
 #[test]
 fn whoever_is_named_by_another_may_announce_for_discovery() {
     for presence in [Presence::Stored, Presence::Held] {
         let facts = knowing(vec![known(naming(listing(ALICE), BOB), ALICE, presence)]);
-        assert_eq!(
-            say(&policy(), elsewhere(), BOB, &facts),
-            Verdict::Accept(Acceptance::Discovery)
-        );
-        assert!(!say(&policy(), elsewhere(), EVE, &facts).answer().accepted);
+        assert_eq!(say(&policy(), elsewhere(), BOB, &facts), Verdict::Store { is_related: false });
+        assert!(!say(&policy(), elsewhere(), EVE, &facts).outcome().answer().accepted);
     }
 }
 
@@ -132,14 +133,14 @@ fn taking_us_off_the_list_takes_the_repository_out_of_service() {
     let alone = knowing(vec![known(listing(ALICE), ALICE, Presence::Stored)]);
     let gone = say(&policy(), elsewhere().at(2_000).id(2), ALICE, &alone);
     assert_eq!(gone, Verdict::Delist { keep: false });
-    assert!(!gone.answer().accepted);
+    assert!(!gone.outcome().answer().accepted);
     let named = knowing(vec![
         known(listing(ALICE), ALICE, Presence::Held),
         known(naming(listing(BOB), ALICE), BOB, Presence::Stored),
     ]);
     let kept = say(&policy(), elsewhere().at(2_000).id(2), ALICE, &named);
     assert_eq!(kept, Verdict::Delist { keep: true });
-    assert!(kept.answer().accepted);
+    assert!(kept.outcome().answer().accepted);
 }
 
 #[test]
@@ -150,18 +151,18 @@ fn an_archive_hosts_what_does_not_list_it() {
     assert_eq!(verdict, Verdict::Hold(Hold::Announcement));
     policy.bans.repos = BTreeSet::from([repo(ALICE)]);
     let banned = say(&policy, elsewhere(), ALICE, &Facts::default());
-    assert_eq!(banned, Verdict::Reject(Rejection::Banned));
+    assert_eq!(banned, Verdict::from(Rejection::Banned));
 }
 
 #[test]
 fn a_state_needs_an_announcement_and_an_author_who_may_sign() {
     let none = say(&policy(), state(), ALICE, &Facts::default());
-    assert_eq!(none, Verdict::Reject(Rejection::NoAnnouncement));
-    assert_eq!(Rejection::NoAnnouncement.lasting(), Lasting::UntilDependency);
+    assert_eq!(none, Verdict::from(Rejection::NoAnnouncement));
+    assert_eq!(Rejection::NoAnnouncement.retry(), Retry::AfterDependency);
     let facts = knowing(vec![known(listing(ALICE), ALICE, Presence::Held)]);
     let stranger = say(&policy(), state(), EVE, &facts);
-    assert_eq!(stranger, Verdict::Reject(Rejection::NotMaintainer(key(EVE))));
-    assert!(stranger.answer().message.starts_with("restricted: "));
+    assert_eq!(stranger, Verdict::from(Rejection::NotMaintainer(key(EVE))));
+    assert!(stranger.outcome().answer().message.starts_with("restricted: "));
     let owner = say(&policy(), state(), ALICE, &facts);
     assert_eq!(owner, Verdict::Hold(Hold::State(vec![repo(ALICE)])));
 }
@@ -170,7 +171,7 @@ fn a_state_needs_an_announcement_and_an_author_who_may_sign() {
 fn an_invited_key_may_sign_only_in_the_plain_model() {
     let facts = knowing(vec![known(naming(listing(ALICE), BOB), ALICE, Presence::Stored)]);
     let reciprocal = say(&policy(), state(), BOB, &facts);
-    assert_eq!(reciprocal, Verdict::Reject(Rejection::NotMaintainer(key(BOB))));
+    assert_eq!(reciprocal, Verdict::from(Rejection::NotMaintainer(key(BOB))));
     let plain = Policy { model: MaintainerModel::Plain, ..policy() };
     assert_eq!(say(&plain, state(), BOB, &facts), Verdict::Hold(Hold::State(vec![repo(ALICE)])));
 }
@@ -182,7 +183,7 @@ fn discovery_only_announcements_are_nothing_to_sign_for() {
         known(elsewhere(), BOB, Presence::Stored),
     ]);
     let verdict = say(&policy(), state(), BOB, &facts);
-    assert_eq!(verdict, Verdict::Reject(Rejection::NotMaintainer(key(BOB))));
+    assert_eq!(verdict, Verdict::from(Rejection::NotMaintainer(key(BOB))));
 }
 
 #[test]
@@ -191,9 +192,9 @@ fn pull_requests_wait_for_their_tip() {
     let facts = Facts { related: true, ..Facts::default() };
     assert_eq!(say(&policy(), request(), EVE, &facts), Verdict::Hold(Hold::Proposal));
     let unrelated = say(&policy(), request(), EVE, &Facts::default());
-    assert_eq!(unrelated, Verdict::Reject(Rejection::Unrelated));
+    assert_eq!(unrelated, Verdict::from(Rejection::Unrelated));
     let tipless = say(&policy(), Unsigned::kind(1618), EVE, &facts);
-    assert!(tipless.answer().message.starts_with("invalid: "));
+    assert!(tipless.outcome().answer().message.starts_with("invalid: "));
 }
 
 #[test]
@@ -209,7 +210,7 @@ fn a_pull_request_through_our_own_door_needs_no_accepted_repository() {
     for other in
         [at("them.example", EVE, "x"), at("us.example", BOB, "x"), at("us.example", EVE, "y")]
     {
-        assert_eq!(say(other), Verdict::Reject(Rejection::Unrelated));
+        assert_eq!(say(other), Verdict::from(Rejection::Unrelated));
     }
 }
 
@@ -218,17 +219,20 @@ fn everything_else_must_belong_to_something_accepted() {
     let related = Facts { related: true, ..Facts::default() };
     for kind in [1, 1111, 1621, 1617, 1985, 9842] {
         let event = || Unsigned::kind(kind);
-        assert_eq!(say(&policy(), event(), EVE, &related), Verdict::Accept(Acceptance::Related));
+        assert_eq!(say(&policy(), event(), EVE, &related), Verdict::Store { is_related: true });
         let verdict = say(&policy(), event(), EVE, &Facts::default());
-        assert_eq!(verdict, Verdict::Reject(Rejection::Unrelated));
+        assert_eq!(verdict, Verdict::from(Rejection::Unrelated));
     }
     for kind in [5, 62, 10317] {
         let event = Unsigned::kind(kind).tags(&[&["relay", "ALL_RELAYS"]]);
         let verdict = say(&policy(), event, EVE, &Facts::default());
-        assert_eq!(verdict, Verdict::Accept(Acceptance::Related));
+        assert_eq!(verdict, Verdict::Store { is_related: true });
     }
     let verdict = say(&policy(), Unsigned::kind(62), EVE, &Facts::default());
-    assert!(verdict.answer().message.starts_with("invalid: "), "whom shall it be gone from?");
+    assert!(
+        verdict.outcome().answer().message.starts_with("invalid: "),
+        "whom shall it be gone from?"
+    );
 }
 
 #[test]
@@ -237,10 +241,10 @@ fn profiles_are_kept_of_known_people_only() {
     let known = Facts { author_known: true, ..Facts::default() };
     for kind in [0, 10002] {
         let verdict = say(&policy(), Unsigned::kind(kind), EVE, &related);
-        assert_eq!(verdict, Verdict::Reject(Rejection::UnknownAuthor));
-        let message = verdict.answer().message;
+        assert_eq!(verdict, Verdict::from(Rejection::UnknownAuthor));
+        let message = verdict.outcome().answer().message;
         assert!(message.contains("only of authors who own a repository here"), "{message}");
-        assert!(say(&policy(), Unsigned::kind(kind), EVE, &known).answer().accepted);
+        assert!(say(&policy(), Unsigned::kind(kind), EVE, &known).outcome().answer().accepted);
     }
 }
 
@@ -253,7 +257,7 @@ fn ephemeral_events_are_passed_on_and_never_taken_from_relays() {
         Origin::Sync { relay: "wss://them.example".parse().unwrap(), path: SyncPath::Live };
     let event = Verified::pretend(event().by(key(EVE)));
     let verdict = judge(&policy(), NOW, &origin, event.as_ref(), &related);
-    assert_eq!(verdict, Verdict::Reject(Rejection::NeverStored));
+    assert_eq!(verdict, Verdict::from(Rejection::NeverStored));
 }
 
 #[test]
@@ -261,7 +265,7 @@ fn the_operators_ephemeral_events_are_passed_on() {
     let operator = Policy { operator: Some(key(ALICE)), ..policy() };
     let say = |by| say(&operator, Unsigned::kind(29846), by, &Facts::default());
     assert_eq!(say(ALICE), Verdict::Broadcast);
-    assert_eq!(say(EVE), Verdict::Reject(Rejection::Unrelated));
+    assert_eq!(say(EVE), Verdict::from(Rejection::Unrelated));
 }
 
 #[test]
@@ -275,13 +279,13 @@ fn a_repost_of_a_protected_event_is_refused_whoever_brings_it() {
     };
     for kind in [6, 16] {
         let protected = repost(kind, &inner(&[&["t", "x"], &["-"]]));
-        assert_eq!(protected, Verdict::Reject(Rejection::ProtectedRepost));
+        assert_eq!(protected, Verdict::from(Rejection::ProtectedRepost));
         for content in [&inner(&[&["t", "-"]]), "", "{"] {
-            assert_eq!(repost(kind, content), Verdict::Accept(Acceptance::Related), "{content}");
+            assert_eq!(repost(kind, content), Verdict::Store { is_related: true }, "{content}");
         }
     }
     let quote = repost(1, &inner(&[&["-"]]));
-    assert_eq!(quote, Verdict::Accept(Acceptance::Related), "not a repost");
+    assert_eq!(quote, Verdict::Store { is_related: true }, "not a repost");
 }
 
 #[test]
@@ -289,23 +293,23 @@ fn proofs_for_one_moment_are_never_stored() {
     let operator = Policy { operator: Some(key(ALICE)), ..policy() };
     for kind in [22242, 27235] {
         let verdict = say(&operator, Unsigned::kind(kind), ALICE, &Facts::default());
-        assert_eq!(verdict, Verdict::Reject(Rejection::NeverStored));
+        assert_eq!(verdict, Verdict::from(Rejection::NeverStored));
     }
     let note = say(&operator, Unsigned::kind(1), ALICE, &Facts::default());
-    assert_eq!(note, Verdict::Accept(Acceptance::Related));
+    assert_eq!(note, Verdict::Store { is_related: true });
 }
 
 #[test]
 fn the_clock_bounds_what_is_taken() {
     let related = Facts { related: true, ..Facts::default() };
     let at = |seconds| say(&policy(), Unsigned::kind(1).at(seconds), EVE, &related);
-    assert_eq!(at(10_901), Verdict::Reject(Rejection::TooFarAhead));
-    assert_eq!(at(10_900), Verdict::Accept(Acceptance::Related));
+    assert_eq!(at(10_901), Verdict::from(Rejection::TooFarAhead));
+    assert_eq!(at(10_900), Verdict::Store { is_related: true });
     let ending = |seconds: &str| {
         say(&policy(), Unsigned::kind(1).tags(&[&["expiration", seconds]]), EVE, &related)
     };
-    assert_eq!(ending("10000"), Verdict::Reject(Rejection::Expired));
-    assert_eq!(ending("10001"), Verdict::Accept(Acceptance::Related));
+    assert_eq!(ending("10000"), Verdict::from(Rejection::Expired));
+    assert_eq!(ending("10001"), Verdict::Store { is_related: true });
 }
 
 #[test]
@@ -313,14 +317,14 @@ fn a_protected_event_comes_from_its_author_or_not_at_all() {
     let related = Facts { related: true, ..Facts::default() };
     let event = Verified::pretend(Unsigned::kind(1).tags(&[&["-"]]).by(key(ALICE)));
     let from = |origin: Origin| judge(&policy(), NOW, &origin, event.as_ref(), &related);
-    let answer = from(Origin::anonymous()).answer();
+    let answer = from(Origin::anonymous()).outcome().answer();
     assert!(!answer.accepted && answer.message.starts_with("auth-required: "));
     let other = proved(&[EVE]);
-    assert_eq!(from(other), Verdict::Reject(Rejection::Protected));
+    assert_eq!(from(other), Verdict::from(Rejection::Protected));
     let author = proved(&[EVE, ALICE]);
-    assert_eq!(from(author), Verdict::Accept(Acceptance::Related));
+    assert_eq!(from(author), Verdict::Store { is_related: true });
     let relay = Origin::Sync { relay: "wss://x.example".parse().unwrap(), path: SyncPath::Daily };
-    assert_eq!(from(relay), Verdict::Reject(Rejection::Protected));
+    assert_eq!(from(relay), Verdict::from(Rejection::Protected));
 }
 
 #[test]
@@ -329,7 +333,7 @@ fn what_was_taken_back_is_refused_with_the_reason() {
         (Rejection::Deleted, "invalid: this event is deleted"),
         (Rejection::Vanished, "invalid: this pubkey has requested to vanish"),
     ] {
-        let answer = why.answer();
+        let answer = Outcome::from(why).answer();
         assert_eq!((answer.accepted, answer.message.as_ref()), (false, text));
     }
 }
@@ -341,7 +345,7 @@ fn what_is_here_is_a_duplicate() {
         (Presence::Held, "duplicate: in purgatory"),
     ] {
         let facts = Facts { known: Some(presence), ..Facts::default() };
-        let answer = say(&policy(), Unsigned::kind(1), EVE, &facts).answer();
+        let answer = say(&policy(), Unsigned::kind(1), EVE, &facts).outcome().answer();
         assert_eq!((answer.accepted, answer.message.as_ref()), (true, text));
     }
 }
@@ -351,7 +355,7 @@ fn bans_beat_everything() {
     let mut policy = policy();
     policy.bans.authors = BTreeSet::from([key(EVE)]);
     let facts = Facts { related: true, known: Some(Presence::Stored), ..Facts::default() };
-    let answer = say(&policy, Unsigned::kind(1), EVE, &facts).answer();
+    let answer = say(&policy, Unsigned::kind(1), EVE, &facts).outcome().answer();
     assert!(!answer.accepted && answer.message.starts_with("blocked: "));
 }
 
@@ -372,7 +376,7 @@ fn only_what_was_asked_for_counts_for_the_quota_and_the_operator_has_none() {
 fn a_full_purgatory_says_so_and_what_is_served_is_not_locked_out() {
     let mut facts = knowing(vec![known(listing(ALICE), ALICE, Presence::Held)]);
     facts.over_quota = true;
-    let answer = say(&policy(), state(), ALICE, &facts).answer();
+    let answer = say(&policy(), state(), ALICE, &facts).outcome().answer();
     assert!(!answer.accepted && answer.message.starts_with("rate-limited: "));
     let mut facts = knowing(vec![known(listing(ALICE), ALICE, Presence::Stored)]);
     facts.over_quota = true;
@@ -380,7 +384,7 @@ fn a_full_purgatory_says_so_and_what_is_served_is_not_locked_out() {
     assert!(matches!(verdict, Verdict::Hold(Hold::State(_))));
     let request = Unsigned::kind(1618).tags(&[&["c", OID]]);
     let facts = Facts { related: true, over_quota: true, ..Facts::default() };
-    assert_eq!(say(&policy(), request, EVE, &facts), Verdict::Reject(Rejection::Quota));
+    assert_eq!(say(&policy(), request, EVE, &facts), Verdict::from(Rejection::Quota));
 }
 
 #[test]
@@ -388,7 +392,7 @@ fn messages_about_places_stay_short_and_clean() {
     let many: Vec<String> =
         (0..100).map(|n| format!("htree://{}\u{1b}\n{n}", "x".repeat(500))).collect();
     let why = Rejection::NotListed { clone: many.clone(), relays: Vec::new() };
-    let message = why.answer().message;
+    let message = Outcome::from(why).answer().message;
     assert!(message.len() < 500 && !message.chars().any(char::is_control), "{message}");
     assert!(message.ends_with("and 97 more; relays: none"));
 }
@@ -407,8 +411,8 @@ fn crowd(count: usize) -> Vec<KnownAnnouncement> {
 
 #[test]
 fn a_crowded_name_has_room_for_those_whom_its_repositories_invite() {
-    let full = || Verdict::Reject(Rejection::Quota);
-    let accepted = || Verdict::Accept(Acceptance::Discovery);
+    let full = || Verdict::from(Rejection::Quota);
+    let accepted = || Verdict::Store { is_related: false };
     // Bob is named by all of the crowd, by which he would be welcome.
     let say = |facts: &Facts| say(&policy(), elsewhere(), BOB, facts);
     assert_eq!(say(&knowing(crowd(1_535))), accepted());
@@ -432,11 +436,11 @@ fn announcements_of_one_name_take_only_so_many_bytes() {
     assert_eq!(say(&policy(), long(60_000), ALICE, &with(MIB)), held);
     assert_eq!(
         say(&policy(), long(60_000), ALICE, &with(MIB + MIB / 2)),
-        Verdict::Reject(Rejection::Quota)
+        Verdict::from(Rejection::Quota)
     );
     assert_eq!(say(&policy(), long(1_000), ALICE, &with(3 * MIB)), held);
     let verdict = say(&policy(), long(64 * 1024), ALICE, &with(0));
-    assert!(matches!(verdict, Verdict::Reject(Rejection::Malformed(_))));
+    assert!(is_malformed(&verdict));
 }
 
 #[test]
@@ -449,9 +453,7 @@ fn an_event_has_only_so_many_tags_but_a_state_as_many_refs_as_it_likes() {
         let tags: Vec<&[&str]> = tags.iter().map(Vec::as_slice).collect();
         say(&policy(), Unsigned::kind(kind).tags(&tags), ALICE, &related)
     };
-    let is_malformed =
-        |verdict: &Verdict| matches!(verdict, Verdict::Reject(Rejection::Malformed(_)));
-    assert_eq!(tagged(1, "t", 2_000), Verdict::Accept(Acceptance::Related));
+    assert_eq!(tagged(1, "t", 2_000), Verdict::Store { is_related: true });
     for (kind, name) in [(1, "t"), (1, "name"), (5, "e"), (30618, "t")] {
         assert!(is_malformed(&tagged(kind, name, 2_001)), "{kind} {name}");
     }

@@ -1,53 +1,34 @@
-//! Verdicts on events, and the OK messages that tell them.
+//! Verdicts on events, what became of them, and the OK messages that tell it.
 
 use std::borrow::Cow;
+use std::fmt;
 
 use nostr::key::PublicKey;
 
 use super::facts::Presence;
 use crate::repo::RepoId;
+use crate::text::ParseError;
 
-/// The decision about an event.
+/// The decision about an event: what is to be done with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Verdict {
-    /// Stored and served.
-    Accept(Acceptance),
-    /// Acknowledged, and kept in purgatory until its git data is here.
+    /// Store and serve it.
+    Store {
+        /// It is stored because it is related to something stored.
+        is_related: bool,
+    },
+    /// Acknowledge it, and keep it in purgatory until its git data is here.
     Hold(Hold),
-    /// Sent to live subscriptions, never stored.
+    /// Send it to live subscriptions, and never store it.
     Broadcast,
-    /// Nothing to do.
-    Known(Known),
-    /// The owner no longer lists this service: the repository goes out of service.
+    /// The owner no longer lists this service: take the repository out of service.
     Delist {
-        /// The announcement itself is kept, because another one lists its author.
+        /// Keep the announcement itself, because another one lists its author.
         keep: bool,
     },
-    /// Refused.
-    Reject(Rejection),
-}
-
-impl Verdict {
-    /// Returns whether the event is charged to its author and its roots (see [`FanOut`](super::FanOut)).
-    pub const fn counts_for_fan_out(&self) -> bool {
-        matches!(self, Self::Accept(Acceptance::Related) | Self::Hold(Hold::Proposal))
-    }
-}
-
-/// The reason for which an event is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Acceptance {
-    /// It is related to something stored.
-    Related,
-    /// The next version of a hosted repository's announcement.
-    Replacement,
-    /// It names git data of a repository for which no data is awaited.
-    Promoted,
-    /// An announcement that is needed for maintainer sets only: no view, no authority by itself.
-    Discovery,
-    /// An event that had nothing to wait for in purgatory: it is stored and served already.
-    Released,
+    /// Do nothing.
+    Done(Outcome),
 }
 
 /// The reason for which an event is held. If its git data is here, it waits for the next survey only.
@@ -61,94 +42,147 @@ pub enum Hold {
     Proposal,
 }
 
-/// The reason for which there is nothing to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Known {
-    /// The event is stored.
-    Stored,
-    /// The event is held.
-    Held,
-    /// A newer version of it is here.
-    Superseded,
-}
+impl Verdict {
+    /// Returns whether the event is charged to its author and its roots (see [`FanOut`](super::FanOut)).
+    pub const fn counts_for_fan_out(&self) -> bool {
+        matches!(self, Self::Store { is_related: true } | Self::Hold(Hold::Proposal))
+    }
 
-impl From<Presence> for Known {
-    fn from(presence: Presence) -> Self {
-        match presence {
-            Presence::Stored => Self::Stored,
-            Presence::Held => Self::Held,
+    /// Returns what becomes of the event once this verdict is carried out.
+    pub fn outcome(self) -> Outcome {
+        match self {
+            Self::Store { .. } | Self::Delist { keep: true } => Outcome::Stored,
+            Self::Hold(_) => Outcome::Held,
+            Self::Broadcast => Outcome::Broadcast,
+            Self::Delist { keep: false } => Rejection::Delisted.into(),
+            Self::Done(outcome) => outcome,
         }
     }
 }
 
-/// The reason for which an event is refused.
+/// What became of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Outcome {
+    /// It is stored and served, and was not before.
+    Stored,
+    /// It is held in purgatory until its git data is here.
+    Held,
+    /// It was sent to live subscriptions, and is not kept.
+    Broadcast,
+    /// It was here already.
+    Duplicate(Presence),
+    /// A newer version of it is here.
+    Superseded,
+    /// It was refused.
+    #[allow(missing_docs)]
+    Refused { reason: Rejection, retry: Retry },
+}
+
+/// The time after which a refused event may be offered again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retry {
+    /// Never: sync does not fetch that id again.
+    Never,
+    /// Once an event that it depends on has arrived.
+    AfterDependency,
+    /// Once the server has capacity again.
+    Soon,
+}
+
+impl From<Rejection> for Outcome {
+    fn from(reason: Rejection) -> Self {
+        Self::Refused { retry: reason.retry(), reason }
+    }
+}
+
+impl From<Rejection> for Verdict {
+    fn from(reason: Rejection) -> Self {
+        Self::Done(reason.into())
+    }
+}
+
+/// The reason for which an event is refused. Its text is the OK message.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the texts say it")]
 pub enum Rejection {
-    /// Its id or signature does not verify.
+    #[error("invalid: the id or the signature does not verify")]
     Forged,
     /// It is not a valid event of its kind.
+    #[error("invalid: {0}")]
     Malformed(String),
     /// Its expiration has passed (NIP-40).
+    #[error("invalid: this event has expired")]
     Expired,
-    /// It is dated too far ahead.
+    #[error("invalid: created_at is too far in the future")]
     TooFarAhead,
     /// Only its author may publish it (NIP-70).
+    #[error("auth-required: this event may only be published by its author")]
     Protected,
-    /// A repost with a protected event in it (NIP-70).
+    #[error("invalid: a repost must not contain a protected event (NIP-70)")]
     ProtectedRepost,
-    /// Its author deleted it.
+    #[error("invalid: this event is deleted")]
     Deleted,
-    /// Its author vanished.
+    #[error("invalid: this pubkey has requested to vanish")]
     Vanished,
-    /// Its author or repository is banned.
+    #[error("blocked: this author or repository is not welcome here")]
     Banned,
-    /// An announcement that does not list this service.
-    #[allow(missing_docs)]
+    #[error(
+        "invalid: the announcement must list this service under clone and relays; clone: {}; relays: {}",
+        UrlList(clone),
+        UrlList(relays)
+    )]
     NotListed { clone: Vec<String>, relays: Vec<String> },
+    /// The next version of a hosted repository's announcement, by which its owner takes it out of service.
+    #[error("invalid: this announcement no longer lists this service")]
+    Delisted,
     /// A state of a repository that has no announcement.
+    #[error("invalid: no announcement exists for this repository")]
     NoAnnouncement,
     /// A state by an author that is in no maintainer set.
+    #[error("restricted: author not authorized for this repository")]
     NotMaintainer(PublicKey),
-    /// It is related to nothing that is stored.
+    #[error("restricted: event must reference an accepted repository or accepted event")]
     Unrelated,
-    /// A profile or relay list of an author without a part in what is stored.
+    #[error(
+        "restricted: profiles and relay lists are kept only of authors who own a repository here or take part in its \
+         threads"
+    )]
     UnknownAuthor,
-    /// Its kind is never stored.
+    #[error("invalid: events of this kind are not kept")]
     NeverStored,
-    /// A deletion request that names another author's event.
+    #[error("invalid: the deletion request names an event of another author")]
     ForeignDeletion,
-    /// A deletion request with too many targets.
+    #[error("invalid: the deletion request has too many targets")]
     TooManyTargets,
     /// A limit of purgatory or of the announcements of a name is reached.
+    #[error("rate-limited: too much is waiting for git data already")]
     Quota,
-    /// Its author, or the thread it belongs to, has had its share of a day.
+    #[error("rate-limited: too many events of this author or thread today")]
     RateLimited,
     /// The client's network, or all clients together, have used their share of lookups.
+    #[error("rate-limited: this network uses its share of this relay, try again in a minute")]
     Busy,
-    /// The server failed.
+    #[error("error: the event could not be stored, try again")]
     Internal,
 }
 
-/// The time for which a refusal holds for an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lasting {
-    /// For ever: sync does not fetch that id again.
-    Forever,
-    /// Until an event that it depends on arrives.
-    UntilDependency,
-    /// Until the server has capacity again.
-    Briefly,
+impl From<ParseError> for Rejection {
+    fn from(why: ParseError) -> Self {
+        Self::Malformed(why.to_string())
+    }
 }
 
 impl Rejection {
     /// Returns whether an event stored later can reverse this refusal.
     pub fn is_reversible(&self) -> bool {
-        *self != Self::TooFarAhead && self.lasting() == Lasting::UntilDependency
+        self.retry() == Retry::AfterDependency
+            && !matches!(self, Self::TooFarAhead | Self::Delisted)
     }
 
-    /// Returns the time for which this refusal holds.
-    pub fn lasting(&self) -> Lasting {
+    /// Returns the time after which the event may be offered again.
+    pub fn retry(&self) -> Retry {
         match self {
             Self::Forged
             | Self::Malformed(_)
@@ -160,15 +194,16 @@ impl Rejection {
             | Self::Banned
             | Self::NeverStored
             | Self::ForeignDeletion
-            | Self::TooManyTargets => Lasting::Forever,
+            | Self::TooManyTargets => Retry::Never,
             // An announcement that lists other services is accepted once another one lists its author.
             Self::NotListed { .. }
+            | Self::Delisted
             | Self::NoAnnouncement
             | Self::NotMaintainer(_)
             | Self::Unrelated
             | Self::UnknownAuthor
-            | Self::TooFarAhead => Lasting::UntilDependency,
-            Self::Quota | Self::RateLimited | Self::Busy | Self::Internal => Lasting::Briefly,
+            | Self::TooFarAhead => Retry::AfterDependency,
+            Self::Quota | Self::RateLimited | Self::Busy | Self::Internal => Retry::Soon,
         }
     }
 }
@@ -182,96 +217,28 @@ pub struct Answer {
     pub message: Cow<'static, str>,
 }
 
-impl Answer {
-    const fn yes(message: &'static str) -> Self {
-        Self { accepted: true, message: Cow::Borrowed(message) }
-    }
-
-    const fn no(message: &'static str) -> Self {
-        Self { accepted: false, message: Cow::Borrowed(message) }
-    }
-}
-
-impl Verdict {
+impl Outcome {
     /// Returns the OK message, to be sent once what it promises is durable.
     pub fn answer(&self) -> Answer {
-        match self {
-            Self::Accept(_) | Self::Broadcast | Self::Delist { keep: true } => Answer::yes(""),
-            Self::Hold(_) => Answer::yes("purgatory: won't be served until git data arrives"),
-            Self::Known(Known::Stored) => Answer::yes("duplicate: already have this event"),
-            Self::Known(Known::Held) => Answer::yes("duplicate: in purgatory"),
-            Self::Known(Known::Superseded) => {
-                Answer::no("replaced: have a newer version of this event")
+        let (accepted, message) = match self {
+            Self::Stored | Self::Broadcast => (true, ""),
+            Self::Held => (true, "purgatory: won't be served until git data arrives"),
+            Self::Duplicate(Presence::Stored) => (true, "duplicate: already have this event"),
+            Self::Duplicate(Presence::Held) => (true, "duplicate: in purgatory"),
+            Self::Superseded => (false, "replaced: have a newer version of this event"),
+            Self::Refused { reason, .. } => {
+                return Answer { accepted: false, message: reason.to_string().into() };
             }
-            Self::Delist { keep: false } => {
-                Answer::no("invalid: this announcement no longer lists this service")
-            }
-            Self::Reject(why) => why.answer(),
-        }
-    }
-}
-
-impl Rejection {
-    /// Returns the OK message for this refusal.
-    pub fn answer(&self) -> Answer {
-        match self {
-            Self::Forged => Answer::no("invalid: the id or the signature does not verify"),
-            Self::Malformed(why) => {
-                Answer { accepted: false, message: format!("invalid: {why}").into() }
-            }
-            Self::Expired => Answer::no("invalid: this event has expired"),
-            Self::TooFarAhead => Answer::no("invalid: created_at is too far in the future"),
-            Self::Protected => {
-                Answer::no("auth-required: this event may only be published by its author")
-            }
-            Self::ProtectedRepost => {
-                Answer::no("invalid: a repost must not contain a protected event (NIP-70)")
-            }
-            Self::Deleted => Answer::no("invalid: this event is deleted"),
-            Self::Vanished => Answer::no("invalid: this pubkey has requested to vanish"),
-            Self::Banned => Answer::no("blocked: this author or repository is not welcome here"),
-            Self::NotListed { clone, relays } => Answer {
-                accepted: false,
-                message: format!(
-                    "invalid: the announcement must list this service under clone and relays; clone: {}; relays: {}",
-                    UrlList(clone),
-                    UrlList(relays)
-                )
-                .into(),
-            },
-            Self::NoAnnouncement => Answer::no("invalid: no announcement exists for this repository"),
-            Self::NotMaintainer(_) => {
-                Answer::no("restricted: author not authorized for this repository")
-            }
-            Self::Unrelated => Answer::no(
-                "restricted: event must reference an accepted repository or accepted event",
-            ),
-            Self::UnknownAuthor => Answer::no(
-                "restricted: profiles and relay lists are kept only of authors who own a repository here or take \
-                 part in its threads",
-            ),
-            Self::NeverStored => Answer::no("invalid: events of this kind are not kept"),
-            Self::ForeignDeletion => {
-                Answer::no("invalid: the deletion request names an event of another author")
-            }
-            Self::TooManyTargets => Answer::no("invalid: the deletion request has too many targets"),
-            Self::Quota => Answer::no("rate-limited: too much is waiting for git data already"),
-            Self::RateLimited => {
-                Answer::no("rate-limited: too many events of this author or thread today")
-            }
-            Self::Busy => Answer::no(
-                "rate-limited: this network uses its share of this relay, try again in a minute",
-            ),
-            Self::Internal => Answer::no("error: the event could not be stored, try again"),
-        }
+        };
+        Answer { accepted, message: message.into() }
     }
 }
 
 /// The first URLs of an announcement, short enough for a message.
 struct UrlList<'a>(&'a [String]);
 
-impl std::fmt::Display for UrlList<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for UrlList<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const MAX_URLS: usize = 3;
         const MAX_CHARS: usize = 80;
         if self.0.is_empty() {

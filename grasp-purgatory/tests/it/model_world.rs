@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use grasp_core::admission::{
-    Answer, Hold, Known, Needs, Origin, Policy, Rejection, SyncPath, Verdict, judge,
+    Answer, Hold, Needs, Origin, Outcome, Policy, Rejection, SyncPath, Verdict, judge,
 };
 use grasp_core::nip34::Announcement;
 use grasp_core::{Identifier, Mono, Now, Oid, RepoId, Version, kinds};
@@ -103,35 +103,35 @@ impl World {
         let facts = self.facts(event);
         let checked = verified(event);
         let verdict = judge(&self.policy, self.now.unix, &origin, checked.as_ref(), &facts);
-        let verdict = match verdict {
+        let outcome = match verdict {
             // The store itself is the gate for what was taken back, and holding asks it first.
-            Verdict::Hold(_) | Verdict::Accept(_) if self.disk.store.is_deleted(event) => {
-                Verdict::Reject(Rejection::Deleted)
+            Verdict::Hold(_) | Verdict::Store { .. } if self.disk.store.is_deleted(event) => {
+                Rejection::Deleted.into()
             }
             Verdict::Hold(hold) => self.hold(event, hold, origin)?,
-            Verdict::Accept(_) => self.store_directly(event, verdict)?,
+            Verdict::Store { .. } => self.store_directly(event)?,
             Verdict::Delist { keep } => self.delist(event, keep)?,
-            other => other,
+            other => other.outcome(),
         };
         self.run()?;
-        Ok(verdict.answer())
+        Ok(outcome.answer())
     }
 
-    fn hold(&mut self, event: &Arc<Event>, hold: Hold, origin: Origin) -> Powered<Verdict> {
+    fn hold(&mut self, event: &Arc<Event>, hold: Hold, origin: Origin) -> Powered<Outcome> {
         self.answer = None;
         self.is_settled &= event.kind != kinds::ANNOUNCEMENT;
         self.offered = Some(event.clone());
-        self.turn(Input::Held { event: event.clone(), hold: hold.clone(), origin })?;
+        self.turn(Input::Held { event: event.clone(), hold, origin })?;
         Ok(match self.answer.take() {
-            Some(HoldOutcome::Held) => Verdict::Hold(hold),
-            Some(HoldOutcome::Full) => Verdict::Reject(Rejection::Quota),
-            Some(HoldOutcome::Superseded) => Verdict::Known(Known::Superseded),
+            Some(HoldOutcome::Held) => Outcome::Held,
+            Some(HoldOutcome::Full) => Rejection::Quota.into(),
+            Some(HoldOutcome::Superseded) => Outcome::Superseded,
             other => panic!("no answer for {event:?}: {other:?}"),
         })
     }
 
     /// What the relay does without purgatory: replacements, announcements for discovery, deletions.
-    fn store_directly(&mut self, event: &Arc<Event>, verdict: Verdict) -> Powered<Verdict> {
+    fn store_directly(&mut self, event: &Arc<Event>) -> Powered<Outcome> {
         self.spark()?;
         self.is_settled = false;
         if event.kind == kinds::DELETION {
@@ -142,17 +142,17 @@ impl World {
             for identifier in ["x", "y"] {
                 self.turn(Input::Changed { identifier: name(identifier) })?;
             }
-            return Ok(verdict);
+            return Ok(Outcome::Stored);
         }
         self.disk.store.save(event);
         self.spark()?;
         if let Some(identifier) = Needs::of(event).identifier {
             self.turn(Input::Changed { identifier })?;
         }
-        Ok(verdict)
+        Ok(Outcome::Stored)
     }
 
-    fn delist(&mut self, event: &Arc<Event>, keep: bool) -> Powered<Verdict> {
+    fn delist(&mut self, event: &Arc<Event>, keep: bool) -> Powered<Outcome> {
         self.is_settled = false;
         let repo = Announcement::parse(event).unwrap().repo;
         let before = self.disk.store.version_at(event).map(|stored| stored.id);
@@ -163,7 +163,7 @@ impl World {
         }
         self.spark()?;
         self.turn(Input::Delisted { repo, by: Version::of(event) })?;
-        Ok(Verdict::Delist { keep })
+        Ok(Verdict::Delist { keep }.outcome())
     }
 
     /// Objects come in by a fetch.

@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use grasp_core::admission::{
-    Acceptance, ExceededLimit, Facts, FanOut, Needs, Origin, Rejection, Verdict,
+    ExceededLimit, Facts, FanOut, Needs, Origin, Outcome, Rejection, Verdict,
 };
 use grasp_core::maintainers::maintainer_lists;
 use grasp_core::nip34::repo_refs;
@@ -190,9 +190,9 @@ impl Pipeline {
     }
 
     /// Looks up whether the authors of accepted states have authority, so that it is known once a budget is spent.
-    pub(super) async fn note_authorities(&self, round: &[Pending], verdicts: &[Verdict]) {
-        for (pending, verdict) in round.iter().zip(verdicts) {
-            let is_taken = matches!(verdict, Verdict::Accept(_) | Verdict::Hold(_));
+    pub(super) async fn note_authorities(&self, round: &[Pending], outcomes: &[Outcome]) {
+        for (pending, outcome) in round.iter().zip(outcomes) {
+            let is_taken = matches!(outcome, Outcome::Stored | Outcome::Held);
             let (kind, author) = (pending.event.kind, pending.event.pubkey);
             if is_taken && kind == kinds::STATE && !self.is_known_authority(&author) {
                 self.look_up_authority(author).await;
@@ -221,11 +221,11 @@ impl Pipeline {
     ) -> Result<Verdict, StoreError> {
         let now = self.clock.now().mono;
         let is_unknown_author = kinds::UNCONDITIONAL_KINDS.contains(&event.kind)
-            && verdict == Verdict::Accept(Acceptance::Related)
+            && verdict == Verdict::Store { is_related: true }
             && !facts.author_known
             && self.policy.operator != Some(event.pubkey);
         if is_unknown_author && !self.budgets.pay_unknown_author(now, event, origin) {
-            return Ok(Verdict::Reject(Rejection::RateLimited));
+            return Ok(Rejection::RateLimited.into());
         }
         if !verdict.counts_for_fan_out() {
             return Ok(verdict);
@@ -237,7 +237,7 @@ impl Pipeline {
         {
             admitted = self.fan_out().admit_maintainer(now, event, &facts.named);
         }
-        Ok(admitted.map_or(Verdict::Reject(Rejection::RateLimited), |()| verdict))
+        Ok(admitted.map_or(Rejection::RateLimited.into(), |()| verdict))
     }
 
     /// Returns whether an event is signed by a confirmed maintainer of a repository that it belongs to.

@@ -9,7 +9,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use futures_util::future::BoxFuture;
 use grasp_core::Verified;
-use grasp_core::admission::{Hold, Known, Origin, Rejection, SyncPath, Verdict};
+use grasp_core::admission::{Origin, Outcome, Rejection, SyncPath};
 use nostr::event::Event;
 
 use super::Metrics;
@@ -74,7 +74,7 @@ fn status_class(status: u16) -> &'static str {
     }
 }
 
-/// Counts the verdicts of another [`Ingest`].
+/// Counts the outcomes of another [`Ingest`].
 pub struct CountedIngest<I> {
     inner: I,
     metrics: Metrics,
@@ -86,11 +86,11 @@ impl<I> CountedIngest<I> {
         Self { inner, metrics }
     }
 
-    fn count(&self, source: &str, verdicts: &[Verdict]) {
-        for verdict in verdicts {
-            self.metrics.add(&EVENTS, &[source, outcome_label(verdict)], 1);
-            if let Verdict::Reject(rejection) = verdict {
-                self.metrics.add(&REJECTIONS, &[reason_label(rejection)], 1);
+    fn count(&self, source: &str, outcomes: &[Outcome]) {
+        for outcome in outcomes {
+            self.metrics.add(&EVENTS, &[source, outcome_label(outcome)], 1);
+            if let Outcome::Refused { reason, .. } = outcome {
+                self.metrics.add(&REJECTIONS, &[reason_label(reason)], 1);
             }
         }
     }
@@ -101,24 +101,24 @@ impl<I: Ingest> Ingest for CountedIngest<I> {
         &self,
         events: Vec<Verified<Arc<Event>>>,
         origin: Origin,
-    ) -> BoxFuture<'_, Vec<Verdict>> {
+    ) -> BoxFuture<'_, Vec<Outcome>> {
         Box::pin(async move {
             let (source, began) = (source_label(&origin), Instant::now());
-            let verdicts = self.inner.ingest_verified(events, origin).await;
+            let outcomes = self.inner.ingest_verified(events, origin).await;
             self.metrics.observe(&INGEST, &[], began.elapsed());
-            self.count(source, &verdicts);
-            verdicts
+            self.count(source, &outcomes);
+            outcomes
         })
     }
 
     /// Delegates to the inner method, because `ingest_verified` is not given forged events, which count too.
-    fn ingest(&self, events: Vec<Event>, origin: Origin) -> BoxFuture<'_, Vec<Verdict>> {
+    fn ingest(&self, events: Vec<Event>, origin: Origin) -> BoxFuture<'_, Vec<Outcome>> {
         Box::pin(async move {
             let (source, began) = (source_label(&origin), Instant::now());
-            let verdicts = self.inner.ingest(events, origin).await;
+            let outcomes = self.inner.ingest(events, origin).await;
             self.metrics.observe(&INGEST, &[], began.elapsed());
-            self.count(source, &verdicts);
-            verdicts
+            self.count(source, &outcomes);
+            outcomes
         })
     }
 }
@@ -132,15 +132,14 @@ fn source_label(origin: &Origin) -> &'static str {
     }
 }
 
-fn outcome_label(verdict: &Verdict) -> &'static str {
-    match verdict {
-        Verdict::Accept(_) => "stored",
-        Verdict::Hold(Hold::Announcement | Hold::State(_) | Hold::Proposal) => "held",
-        Verdict::Broadcast => "broadcast",
-        Verdict::Known(Known::Superseded) => "superseded",
-        Verdict::Known(_) => "known",
-        Verdict::Delist { .. } => "delisted",
-        Verdict::Reject(_) => "rejected",
+fn outcome_label(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Stored => "stored",
+        Outcome::Held => "held",
+        Outcome::Broadcast => "broadcast",
+        Outcome::Superseded => "superseded",
+        Outcome::Duplicate(_) => "known",
+        Outcome::Refused { .. } => "rejected",
     }
 }
 
@@ -156,6 +155,7 @@ fn reason_label(rejection: &Rejection) -> &'static str {
         Rejection::Vanished => "vanished",
         Rejection::Banned => "banned",
         Rejection::NotListed { .. } => "not_listed",
+        Rejection::Delisted => "delisted",
         Rejection::NoAnnouncement => "no_announcement",
         Rejection::NotMaintainer(_) => "not_maintainer",
         Rejection::Unrelated => "unrelated",
@@ -198,14 +198,14 @@ mod tests {
         assert_eq!(metrics.value(&REQUESTS_OPEN, &["push"]), Some(0.0));
     }
 
-    struct Always(Verdict);
+    struct Always(Outcome);
 
     impl Ingest for Always {
         fn ingest_verified(
             &self,
             events: Vec<Verified<Arc<Event>>>,
             _: Origin,
-        ) -> BoxFuture<'_, Vec<Verdict>> {
+        ) -> BoxFuture<'_, Vec<Outcome>> {
             Box::pin(async move { vec![self.0.clone(); events.len()] })
         }
     }
@@ -218,10 +218,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn verdicts_are_counted_by_source() {
+    async fn outcomes_are_counted_by_source() {
         let metrics = Metrics::default();
-        let ingest =
-            CountedIngest::new(Always(Verdict::Reject(Rejection::Banned)), metrics.clone());
+        let ingest = CountedIngest::new(Always(Rejection::Banned.into()), metrics.clone());
         let _ = ingest.ingest_verified(vec![note("a"), note("b")], Origin::anonymous()).await;
         let relay = "wss://relay.example.com".parse().unwrap();
         let origin = Origin::Sync { relay, path: SyncPath::Daily };

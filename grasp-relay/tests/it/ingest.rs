@@ -5,12 +5,14 @@ use std::sync::{Arc, Mutex};
 
 use futures_util::future::BoxFuture;
 use grasp_core::Now;
-use grasp_core::admission::{FanOut, FanOutLimits, Hold, Known, Policy, Rejection, Share};
+use grasp_core::admission::{
+    FanOut, FanOutLimits, Hold, Policy, Presence, Rejection, Share, Verdict,
+};
 use grasp_core::resources::ClientNetwork;
 use grasp_core::service::npub;
 use grasp_relay::Clock;
 use grasp_relay::ingest::{
-    Budgets, GitBackend, GitFacts, Ingest, Origin, Pipeline, RelayOnly, Verdict,
+    Budgets, GitBackend, GitFacts, Ingest, Origin, Outcome, Pipeline, RelayOnly,
 };
 use grasp_relay::nostr::Hub;
 use grasp_relay::nostr::hub::{Capacity, HubMessage, Listener};
@@ -43,7 +45,7 @@ impl GitBackend for ScriptedGit {
         _: Origin,
     ) -> BoxFuture<'_, Result<Verdict, StoreError>> {
         self.held.lock().unwrap().push((event.id, hold.clone()));
-        Box::pin(std::future::ready(Ok(Verdict::Hold(hold))))
+        Box::pin(std::future::ready(Ok(Verdict::Done(Outcome::Held))))
     }
 }
 
@@ -70,7 +72,7 @@ impl Server {
         Self { pipeline, listener }
     }
 
-    async fn take(&self, events: &[&Event]) -> Vec<Verdict> {
+    async fn take(&self, events: &[&Event]) -> Vec<Outcome> {
         let events = events.iter().map(|event| (*event).clone()).collect();
         self.pipeline.ingest(events, Origin::anonymous()).await
     }
@@ -158,7 +160,7 @@ async fn forged_copies_are_refused_and_spoil_nothing() {
     let mut resigned = genuine.clone();
     resigned.sig = announcement(&bob).sig;
     let verdicts = server.take(&[&tampered, &resigned, &genuine, &tampered]).await;
-    let forged = Verdict::Reject(Rejection::Forged);
+    let forged = Outcome::from(Rejection::Forged);
     assert_eq!((&verdicts[0], &verdicts[1], &verdicts[3]), (&forged, &forged, &forged));
     assert!(verdicts[2].answer().accepted && server.is_served(&genuine).await);
 }
@@ -170,12 +172,12 @@ async fn what_waits_for_git_data_is_neither_served_nor_told() {
     let alice = Keys::generate();
     let announcement = announcement(&alice);
     let verdicts = server.take(&[&announcement]).await;
-    assert_eq!(verdicts, [Verdict::Hold(Hold::Announcement)]);
+    assert_eq!(verdicts, [Outcome::Held]);
     assert_eq!(*git.held.lock().unwrap(), [(announcement.id, Hold::Announcement)]);
     assert!(!server.is_served(&announcement).await);
     let issue = issue(&alice, &alice);
     assert!(!server.take(&[&issue]).await[0].answer().accepted, "held announcements admit nothing");
-    assert_eq!(server.take(&[&announcement]).await, [Verdict::Known(Known::Held)]);
+    assert_eq!(server.take(&[&announcement]).await, [Outcome::Duplicate(Presence::Held)]);
     assert_eq!(server.heard().await, []);
 }
 
@@ -187,7 +189,7 @@ async fn what_was_deleted_before_it_came_is_not_even_held() {
     let announcement = announcement(&alice);
     let deletion = sign(&alice, 5, &[&["e", &announcement.id.to_hex()]]);
     assert!(server.take(&[&deletion]).await[0].answer().accepted);
-    assert_eq!(server.take(&[&announcement]).await, [Verdict::Reject(Rejection::Deleted)]);
+    assert_eq!(server.take(&[&announcement]).await, [Outcome::from(Rejection::Deleted)]);
     assert!(git.held.lock().unwrap().is_empty());
 }
 
@@ -199,10 +201,10 @@ async fn a_repository_that_leaves_us_is_no_longer_served() {
     let gone =
         sign_at(&alice, 30617, NOW + 1, &[&["d", "x"], &["clone", "https://them.example/x"]]);
     assert!(server.take(&[&here]).await[0].answer().accepted);
-    assert_eq!(server.take(&[&gone]).await, [Verdict::Delist { keep: false }]);
+    assert_eq!(server.take(&[&gone]).await, [Outcome::from(Rejection::Delisted)]);
     assert!(!server.is_served(&here).await && !server.is_served(&gone).await);
     // Anybody can send the older version again.
-    assert_eq!(server.take(&[&here]).await, [Verdict::Known(Known::Superseded)]);
+    assert_eq!(server.take(&[&here]).await, [Outcome::Superseded]);
     assert!(!server.is_served(&here).await);
     let clone = format!("https://us.example/{}/x.git", npub(&alice.public_key()));
     let tags: &[&[&str]] = &[&["d", "x"], &["clone", &clone], &["relays", "wss://us.example"]];
@@ -225,7 +227,7 @@ async fn versions_of_one_announcement_in_one_batch_end_with_the_winner() {
     };
     let versions = [version(NOW - 2), version(NOW), version(NOW - 1)];
     let verdicts = server.take(&versions.each_ref()).await;
-    assert_eq!(verdicts[2], Verdict::Known(Known::Superseded));
+    assert_eq!(verdicts[2], Outcome::Superseded);
     assert!(server.is_served(&versions[1]).await && !server.is_served(&versions[0]).await);
 }
 
@@ -236,10 +238,10 @@ async fn a_state_is_judged_by_the_stored_announcements_of_its_name() {
     let state =
         |keys: &Keys| sign(keys, 30618, &[&["d", "x"], &["refs/heads/main", &"a".repeat(40)]]);
     let (ours, theirs) = (state(&alice), state(&eve));
-    assert_eq!(server.take(&[&ours]).await, [Verdict::Reject(Rejection::NoAnnouncement)]);
+    assert_eq!(server.take(&[&ours]).await, [Outcome::from(Rejection::NoAnnouncement)]);
     server.take(&[&announcement(&alice)]).await;
     assert!(server.take(&[&ours]).await[0].answer().accepted);
-    let refused = Verdict::Reject(Rejection::NotMaintainer(eve.public_key()));
+    let refused = Outcome::from(Rejection::NotMaintainer(eve.public_key()));
     assert_eq!(server.take(&[&theirs]).await, [refused]);
 }
 
@@ -261,7 +263,7 @@ async fn foreign_deletions_are_refused_whole() {
     let announcement = announcement(&alice);
     server.take(&[&announcement]).await;
     let deletion = sign(&eve, 5, &[&["e", &announcement.id.to_hex()]]);
-    assert_eq!(server.take(&[&deletion]).await, [Verdict::Reject(Rejection::ForeignDeletion)]);
+    assert_eq!(server.take(&[&deletion]).await, [Outcome::from(Rejection::ForeignDeletion)]);
     assert!(server.is_served(&announcement).await && !server.is_served(&deletion).await);
 }
 
@@ -285,7 +287,7 @@ async fn requests_of_unknown_authors_are_bounded_and_those_of_known_ones_are_not
             break;
         }
     }
-    assert_eq!(refused, Some(Verdict::Reject(Rejection::RateLimited)));
+    assert_eq!(refused, Some(Outcome::from(Rejection::RateLimited)));
     let own = request(&alice, 1_000);
     assert!(server.pipeline.ingest(vec![own], origin()).await[0].answer().accepted);
 }
@@ -328,7 +330,7 @@ async fn strangers_who_fill_a_repository_do_not_lock_its_maintainers_out() {
     for maintainer in [&alice, &bob] {
         assert!(server.take(&[&sign(maintainer, 1, &tags)]).await[0].answer().accepted);
     }
-    let crowded = Verdict::Reject(Rejection::RateLimited);
+    let crowded = Outcome::from(Rejection::RateLimited);
     assert_eq!(server.take(&[&sign(&eve, 1, &tags)]).await, [crowded]);
 }
 
@@ -338,7 +340,7 @@ async fn use_up_lookups(server: &Server, address: &str) -> bool {
     for _ in 0..100 {
         let origin = Origin::Client { authenticated: Vec::new(), network };
         let note = sign(&Keys::generate(), 1, &[&["e", &"a".repeat(64)]]);
-        if server.pipeline.ingest(vec![note], origin).await == [Verdict::Reject(Rejection::Busy)] {
+        if server.pipeline.ingest(vec![note], origin).await == [Outcome::from(Rejection::Busy)] {
             return true;
         }
     }
@@ -366,7 +368,7 @@ async fn strangers_who_use_up_all_lookups_do_not_lock_maintainers_out() {
     for network in 0..24 {
         assert!(use_up_lookups(&server, &format!("203.0.{network}.1")).await);
     }
-    let busy = Verdict::Reject(Rejection::Busy);
+    let busy = Outcome::from(Rejection::Busy);
     assert_eq!(from("192.0.2.1", issue(&bob, &alice)).await, [busy]);
     for at in NOW - 7..NOW {
         assert!(from("192.0.2.1", state(&alice, at)).await[0].answer().accepted);
@@ -389,6 +391,6 @@ async fn authority_is_found_out_when_it_matters_and_not_given_to_others() {
     let note =
         |keys: &Keys| sign(keys, 1621, &[&["a", &format!("30617:{}:x", alice.public_key())]]);
     assert!(server.pipeline.ingest(vec![note(&alice)], origin()).await[0].answer().accepted);
-    let busy = Verdict::Reject(Rejection::Busy);
+    let busy = Outcome::from(Rejection::Busy);
     assert_eq!(server.pipeline.ingest(vec![note(&bob)], origin()).await, [busy]);
 }

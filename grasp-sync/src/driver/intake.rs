@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::stream::{self, StreamExt as _};
-use grasp_core::admission::{Lasting, Origin, SyncPath};
+use grasp_core::admission::{Origin, Retry, SyncPath};
 use grasp_core::nostr::event::Event;
 use grasp_core::{RelayUrl, Verified};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -164,7 +164,7 @@ impl Intake {
             tracing::error!(%error, "the local relay failed to take events in");
             Vec::new()
         });
-        taken.resize(ids.len(), Taken::Refused(Lasting::Briefly));
+        taken.resize(ids.len(), Taken::Refused(Retry::Soon));
         let now = self.clock.now().mono;
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         for (id, taken) in ids.into_iter().zip(&taken) {
@@ -220,7 +220,7 @@ impl Item {
         let result = match recalled {
             Recalled::Checked(event) => CheckResult::Verified(event),
             Recalled::Judged(KnownOutcome::Rejected) => {
-                CheckResult::Decided(Outcome::Refused { lasting: Lasting::Forever, event: None })
+                CheckResult::Decided(Outcome::Refused { retry: Retry::Never, event: None })
             }
             Recalled::Judged(_) => CheckResult::Decided(Outcome::Known),
             Recalled::Unknown => match Verified::check(Arc::new(self.event)) {
@@ -234,7 +234,7 @@ impl Item {
 
 impl Checked {
     fn failed((sub, path, row): (SubId, SyncPath, Row)) -> Self {
-        let outcome = Outcome::Refused { lasting: Lasting::Briefly, event: None };
+        let outcome = Outcome::Refused { retry: Retry::Soon, event: None };
         Self { sub, path, row, result: CheckResult::Decided(outcome) }
     }
 }
@@ -244,7 +244,7 @@ fn lasting_outcome(taken: Taken) -> Option<KnownOutcome> {
     match taken {
         Taken::Stored | Taken::Known => Some(KnownOutcome::Present),
         Taken::Held => Some(KnownOutcome::Held),
-        Taken::Refused(Lasting::Forever) => Some(KnownOutcome::Rejected),
-        Taken::Refused(Lasting::UntilDependency | Lasting::Briefly) => None,
+        Taken::Refused(Retry::Never) => Some(KnownOutcome::Rejected),
+        Taken::Refused(Retry::AfterDependency | Retry::Soon) => None,
     }
 }

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use grasp_core::admission::{Lasting, Origin, SyncPath};
+use grasp_core::admission::{Origin, Retry, SyncPath};
 use grasp_core::nostr::event::Event;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::outbound::Provenance;
@@ -208,7 +208,7 @@ async fn offer_again(intake: &Intake, events: Vec<Arc<Event>>, origin: Origin) -
     let judged: BTreeMap<_, _> =
         verified.iter().zip(taken).map(|(event, taken)| (event.id, taken.judged(event))).collect();
     let missing = |row: Row| {
-        let outcome = Outcome::Refused { lasting: Lasting::Briefly, event: None };
+        let outcome = Outcome::Refused { retry: Retry::Soon, event: None };
         Judged { row, outcome }
     };
     rows.into_iter()

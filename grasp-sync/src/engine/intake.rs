@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use grasp_core::admission::Lasting;
+use grasp_core::admission::Retry;
 use grasp_core::nostr::event::{Event, EventId};
 use grasp_core::sync::{FilterHash, IndexChange};
 use grasp_core::{Now, RelayUrl};
@@ -179,10 +179,10 @@ impl SyncEngine {
         let mut again: Vec<Arc<Event>> = Vec::new();
         for (one, filter) in judged.iter().zip(filters) {
             match &one.outcome {
-                Outcome::Refused { lasting: Lasting::Forever, .. } => {
+                Outcome::Refused { retry: Retry::Never, .. } => {
                     let _ = self.shared.rejected.refused(now.mono, relay, filter, one.row, None);
                 }
-                Outcome::Refused { lasting: Lasting::UntilDependency, event } => {
+                Outcome::Refused { retry: Retry::AfterDependency, event } => {
                     let event = event.clone();
                     let rejected = &mut self.shared.rejected;
                     again.extend(rejected.refused(now.mono, relay, filter, one.row, event));
@@ -190,7 +190,7 @@ impl SyncEngine {
                 Outcome::Stored | Outcome::Held | Outcome::Known => {
                     self.shared.rejected.accepted(one.row.id);
                 }
-                Outcome::Forged | Outcome::Refused { lasting: Lasting::Briefly, .. } => {}
+                Outcome::Forged | Outcome::Refused { retry: Retry::Soon, .. } => {}
             }
         }
         if !again.is_empty() {

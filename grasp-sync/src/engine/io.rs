@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use grasp_core::admission::{Lasting, SyncPath};
+use grasp_core::admission::{Retry, SyncPath};
 use grasp_core::limits::EoseHint;
 use grasp_core::sync::IndexChange;
 use grasp_core::{RelayUrl, nostr};
@@ -180,7 +180,7 @@ pub enum Outcome {
     /// It was refused.
     Refused {
         /// The time after which another offer may succeed.
-        lasting: Lasting,
+        retry: Retry,
         /// The event, if it was refused for want of a dependency: it is offered again when that arrives.
         event: Option<Arc<Event>>,
     },

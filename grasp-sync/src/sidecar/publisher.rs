@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use grasp_core::Verified;
-use grasp_core::admission::Lasting;
+use grasp_core::admission::Retry;
 use grasp_core::kinds;
 use grasp_core::limits::PeerText;
 use grasp_core::nostr::event::{Event, EventId};
@@ -41,7 +41,7 @@ pub(super) async fn publish(
             }
         }
         let taken = |event: &Verified<Arc<Event>>| {
-            answers.get(&event.id).map_or(Taken::Refused(Lasting::Briefly), |one| one.taken)
+            answers.get(&event.id).map_or(Taken::Refused(Retry::Soon), |one| one.taken)
         };
         let _ = reply.send(events.iter().map(taken).collect());
         // The feed brings what the relay serves, but not what it holds.
@@ -130,9 +130,9 @@ fn read(accepted: bool, text: &str) -> Answer {
         (_, "duplicate" | "replaced") => Taken::Known,
         (true, "purgatory") => Taken::Held,
         (true, _) => Taken::Stored,
-        (false, "rate-limited" | "error") => Taken::Refused(Lasting::Briefly),
-        (false, "pow" | "deleted") => Taken::Refused(Lasting::Forever),
-        (false, _) => Taken::Refused(Lasting::UntilDependency),
+        (false, "rate-limited" | "error") => Taken::Refused(Retry::Soon),
+        (false, "pow" | "deleted") => Taken::Refused(Retry::Never),
+        (false, _) => Taken::Refused(Retry::AfterDependency),
     };
     Answer { taken, is_held: accepted && (is_held || taken == Taken::Held) }
 }
@@ -149,12 +149,12 @@ mod tests {
             (true, "purgatory: won't be served until git data arrives", Taken::Held),
             (false, "duplicate: have this event", Taken::Known),
             (false, "replaced: have newer event", Taken::Known),
-            (false, "deleted: user requested deletion", Taken::Refused(Lasting::Forever)),
-            (false, "rate-limited: slow down", Taken::Refused(Lasting::Briefly)),
-            (false, "error: could not connect to the database", Taken::Refused(Lasting::Briefly)),
-            (false, "blocked: not on the list", Taken::Refused(Lasting::UntilDependency)),
-            (false, "invalid: no announcement", Taken::Refused(Lasting::UntilDependency)),
-            (false, "no", Taken::Refused(Lasting::UntilDependency)),
+            (false, "deleted: user requested deletion", Taken::Refused(Retry::Never)),
+            (false, "rate-limited: slow down", Taken::Refused(Retry::Soon)),
+            (false, "error: could not connect to the database", Taken::Refused(Retry::Soon)),
+            (false, "blocked: not on the list", Taken::Refused(Retry::AfterDependency)),
+            (false, "invalid: no announcement", Taken::Refused(Retry::AfterDependency)),
+            (false, "no", Taken::Refused(Retry::AfterDependency)),
         ] {
             assert_eq!(read(accepted, text).taken, taken, "{accepted} {text:?}");
         }

@@ -8,7 +8,7 @@ use futures_core::future::BoxFuture;
 use futures_core::stream::BoxStream;
 use futures_util::StreamExt as _;
 use futures_util::stream;
-use grasp_core::admission::{Lasting, Origin};
+use grasp_core::admission::{Origin, Retry};
 use grasp_core::nip34::{Announcement, References};
 use grasp_core::nostr::event::{Event, EventId, Kind};
 use grasp_core::nostr::filter::{Filter, MatchEventOptions};
@@ -98,7 +98,7 @@ impl Local {
                 return false;
             }
             if !is_welcome(event, stored) {
-                taken = Taken::Refused(Lasting::UntilDependency);
+                taken = Taken::Refused(Retry::AfterDependency);
                 return false;
             }
             stored.push(event.clone());

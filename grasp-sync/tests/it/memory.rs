@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use grasp_core::admission::{Lasting, SyncPath};
+use grasp_core::admission::{Retry, SyncPath};
 use grasp_core::nostr::event::Event;
 use grasp_core::{Mono, RepoId};
 use grasp_sync::engine::{
@@ -303,8 +303,8 @@ fn what_is_offered_again_counts_by_the_path_on_which_it_came() {
     let (early, late) = (stage.chance_issue_dated(0), stage.chance_issue_dated(0));
     for event in [&early, &late] {
         let waiting = Some(Arc::new(event.clone()));
-        let lasting = Lasting::UntilDependency;
-        delivered_live(&mut stage, event, Outcome::Refused { lasting, event: waiting });
+        let retry = Retry::AfterDependency;
+        delivered_live(&mut stage, event, Outcome::Refused { retry, event: waiting });
     }
     stage.forget();
     let judged = |event, outcome| vec![Judged { row: crate::sim::row(event), outcome }];

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use grasp_core::admission::Lasting;
+use grasp_core::admission::Retry;
 use grasp_core::limits::EoseHint;
 use grasp_core::nostr::event::{EventId, Kind};
 use grasp_core::nostr::key::PublicKey;
@@ -376,7 +376,7 @@ fn judged(rows: Vec<Row>, which: usize, outcome: u8) -> Vec<Judged> {
         0 | 1 => Outcome::Stored,
         2 => Outcome::Known,
         3 => Outcome::Forged,
-        4 => Outcome::Refused { lasting: Lasting::Briefly, event: None },
+        4 => Outcome::Refused { retry: Retry::Soon, event: None },
         5 => Outcome::Held,
         // The event need not be the one that was judged.
         _ => {
@@ -387,7 +387,7 @@ fn judged(rows: Vec<Row>, which: usize, outcome: u8) -> Vec<Judged> {
                 "E",
             );
             let event = Some(Arc::new(event));
-            Outcome::Refused { lasting: Lasting::UntilDependency, event }
+            Outcome::Refused { retry: Retry::AfterDependency, event }
         }
     };
     rows.into_iter().map(|row| Judged { row, outcome: outcome.clone() }).collect()

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use grasp_core::admission::Lasting;
+use grasp_core::admission::Retry;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::{ConnectionStatus, IndexChange, SyncLevel};
@@ -193,7 +193,7 @@ impl World {
             }
             Item::Root(n) => {
                 let event = Some(Arc::new(self.facts.issue(n)));
-                Outcome::Refused { lasting: Lasting::UntilDependency, event }
+                Outcome::Refused { retry: Retry::AfterDependency, event }
             }
         }
     }

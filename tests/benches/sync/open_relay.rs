@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use futures_util::future::BoxFuture;
-use grasp_core::admission::{Acceptance, Known, Origin, Rejection, Verdict};
+use grasp_core::admission::{Origin, Outcome, Presence, Rejection};
 use grasp_core::{RelayUrl, ServiceIdentity, Verified};
 use grasp_relay::Clock;
 use grasp_relay::ingest::Ingest;
@@ -97,19 +97,19 @@ impl Ingest for TakesAll {
         &self,
         events: Vec<Verified<Arc<Event>>>,
         _: Origin,
-    ) -> BoxFuture<'_, Vec<Verdict>> {
+    ) -> BoxFuture<'_, Vec<Outcome>> {
         Box::pin(async move {
             let events: Vec<_> = events.into_iter().map(Verified::into_inner).collect();
             let saved = self.store.save(events.clone(), self.clock.now().unix).await.unwrap();
             for event in events {
                 self.hub.publish(event).await;
             }
-            let verdict = |saved| match saved {
-                Saved::Stored => Verdict::Accept(Acceptance::Related),
-                Saved::Duplicate | Saved::Superseded => Verdict::Known(Known::Stored),
-                Saved::Refused(_) => Verdict::Reject(Rejection::Internal),
+            let outcome = |saved| match saved {
+                Saved::Stored => Outcome::Stored,
+                Saved::Duplicate | Saved::Superseded => Outcome::Duplicate(Presence::Stored),
+                Saved::Refused(_) => Rejection::Internal.into(),
             };
-            saved.into_iter().map(verdict).collect()
+            saved.into_iter().map(outcome).collect()
         })
     }
 }

@@ -9,7 +9,7 @@ use nostr::key::PublicKey;
 use tokio::task::JoinHandle;
 
 use super::super::limits::Limits;
-use crate::ingest::{Answer, Ingest, Origin, Verdict};
+use crate::ingest::{Answer, Ingest, Origin, Outcome};
 
 /// Bytes of queued events, beside the running batch.
 const MAX_QUEUED_BYTES: usize = 2 * 1024 * 1024;
@@ -31,7 +31,7 @@ pub(super) struct Intake {
 /// A batch runs in a task of its own: once started, it finishes even if the client disconnects.
 struct Batch {
     ids: Vec<EventId>,
-    task: JoinHandle<Vec<Verdict>>,
+    task: JoinHandle<Vec<Outcome>>,
 }
 
 impl Intake {
@@ -105,7 +105,7 @@ impl Intake {
             Vec::new()
         });
         let ids = self.running.take().map(|batch| batch.ids).unwrap_or_default();
-        let answers = answers.iter().map(Verdict::answer).chain(std::iter::repeat_with(no_answer));
+        let answers = answers.iter().map(Outcome::answer).chain(std::iter::repeat_with(no_answer));
         ids.into_iter().zip(answers).collect()
     }
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use grasp_core::Verified;
-use grasp_core::admission::{Acceptance, Known, Rejection};
-use grasp_relay::ingest::{Ingest, Origin, Verdict};
+use grasp_core::admission::{Presence, Rejection};
+use grasp_relay::ingest::{Ingest, Origin, Outcome};
 use grasp_relay::nostr::Hub;
 use grasp_relay::store::{EventStore, Saved};
 use nostr::event::Event;
@@ -66,13 +66,13 @@ fn objection(event: &Event, origin: &Origin) -> Option<Rejection> {
     }
 }
 
-fn verdict(objection: Option<Rejection>, saved: Option<Saved>) -> Verdict {
+fn outcome(objection: Option<Rejection>, saved: Option<Saved>) -> Outcome {
     match (objection, saved) {
-        (Some(why), _) => Verdict::Reject(why),
-        (None, Some(Saved::Stored)) => Verdict::Accept(Acceptance::Related),
-        (None, Some(Saved::Duplicate)) => Verdict::Known(Known::Stored),
-        (None, Some(Saved::Superseded)) => Verdict::Known(Known::Superseded),
-        (None, Some(Saved::Refused(_)) | None) => Verdict::Reject(Rejection::Internal),
+        (Some(why), _) => why.into(),
+        (None, Some(Saved::Stored)) => Outcome::Stored,
+        (None, Some(Saved::Duplicate)) => Outcome::Duplicate(Presence::Stored),
+        (None, Some(Saved::Superseded)) => Outcome::Superseded,
+        (None, Some(Saved::Refused(_)) | None) => Rejection::Internal.into(),
     }
 }
 
@@ -81,7 +81,7 @@ impl Ingest for Endpoint {
         &self,
         events: Vec<Verified<Arc<Event>>>,
         origin: Origin,
-    ) -> BoxFuture<'_, Vec<Verdict>> {
+    ) -> BoxFuture<'_, Vec<Outcome>> {
         Box::pin(async move {
             self.knocks.add_permits(1);
             let _pass = self.open.acquire().await.expect("never closed");
@@ -91,7 +91,7 @@ impl Ingest for Endpoint {
             let mut saved = self.admit(good).await.into_iter();
             let judge = |no: Option<Rejection>| {
                 let saved = if no.is_none() { saved.next() } else { None };
-                verdict(no, saved)
+                outcome(no, saved)
             };
             objections.into_iter().map(judge).collect()
         })

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::limits::PARK;
 use grasp_core::Mono;
-use grasp_core::admission::Lasting;
+use grasp_core::admission::Retry;
 use grasp_core::nip34::repo_refs;
 use grasp_core::nostr::event::Event;
 use grasp_core::nostr::filter::Filter;
@@ -177,7 +177,7 @@ impl Session {
             match &one.outcome {
                 Outcome::Stored | Outcome::Held | Outcome::Known => full_sync.useful += 1,
                 // That the local relay is busy says nothing about the event.
-                Outcome::Refused { lasting: Lasting::Briefly, .. } => {}
+                Outcome::Refused { retry: Retry::Soon, .. } => {}
                 // It will be wanted as soon as its repository is served.
                 Outcome::Refused { event: Some(event), .. } if names_our_repo(ctx, event) => {}
                 Outcome::Refused { .. } | Outcome::Forged => full_sync.useless += 1,

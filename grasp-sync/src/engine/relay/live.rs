@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::limits::{PARK, Refusal, SlotClass};
 use grasp_core::Mono;
-use grasp_core::admission::{Lasting, SyncPath};
+use grasp_core::admission::{Retry, SyncPath};
 use grasp_core::limits::Admit;
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
@@ -481,9 +481,8 @@ impl Session {
     /// brings them.
     pub(super) fn fetch_failed_live(&mut self, ctx: &mut RelayContext<'_>, judged: &[Judged]) {
         let now = ctx.mono();
-        let is_brief = |one: &&Judged| {
-            matches!(one.outcome, Outcome::Refused { lasting: Lasting::Briefly, .. })
-        };
+        let is_brief =
+            |one: &&Judged| matches!(one.outcome, Outcome::Refused { retry: Retry::Soon, .. });
         for one in judged.iter().filter(is_brief) {
             if ctx.history.wants.want(now, one.row.id, None) != WantResult::GivenUp {
                 let missed = ctx.history.wants.failed(now, one.row.id);

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use crate::limits::{Heard, Refusal, SlotClass, SlotLedger, should_consolidate};
 use grasp_core::Mono;
-use grasp_core::admission::{Lasting, SyncPath};
+use grasp_core::admission::{Retry, SyncPath};
 use grasp_core::limits::{Admit, EoseHint, PeerText};
 use grasp_core::nostr::event::EventId;
 use grasp_core::nostr::filter::Filter;
@@ -787,7 +787,7 @@ impl Outcome {
     /// Returns whether fetching the event again may help.
     pub(in crate::engine) fn is_worth_retrying(&self) -> bool {
         match self {
-            Self::Refused { lasting: Lasting::Briefly, .. } => true,
+            Self::Refused { retry: Retry::Soon, .. } => true,
             Self::Stored | Self::Held | Self::Known | Self::Forged | Self::Refused { .. } => false,
         }
     }

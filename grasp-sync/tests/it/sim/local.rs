@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use grasp_core::admission::Lasting;
+use grasp_core::admission::Retry;
 use grasp_core::nip34::{Announcement, References};
 use grasp_core::nostr::event::{Event, EventId};
 use grasp_core::nostr::filter::{Filter, SingleLetterTag};
@@ -57,11 +57,11 @@ impl Local {
             return Outcome::Known;
         }
         if self.is_busy {
-            return Outcome::Refused { lasting: Lasting::Briefly, event: None };
+            return Outcome::Refused { retry: Retry::Soon, event: None };
         }
         if !self.is_welcome(event) {
             let event = Some(Arc::new(event.clone()));
-            return Outcome::Refused { lasting: Lasting::UntilDependency, event };
+            return Outcome::Refused { retry: Retry::AfterDependency, event };
         }
         if let Some(key) = address(event) {
             let newest = self.newest.get(&key).and_then(|id| self.stored.get(id));
